@@ -1,0 +1,166 @@
+//! The table of algorithms: a new one is one file here and one line in `Algorithm::entry`.
+
+mod log;
+mod mesh;
+mod publish;
+mod recursive;
+mod ring;
+mod rounds;
+mod tree;
+
+use crate::ir::{Ask, Channel, Collective, Lane, Program, Span, Step, Timed};
+
+/// `publish`: everybody writes all it has once, each reader takes what it needs (small messages).
+/// `mesh`: every pair exchanges directly, one hop, in rotated order.
+/// `ring`: every rank talks to its two neighbours, blocks go round.
+/// `tree`: two binary trees, each with half of the blocks.
+/// `recursive`: halving and doubling, in its form for any number of ranks.
+/// `log`: Bruck's algorithms and dissemination, fewest messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Algorithm {
+    Publish = 0,
+    Mesh = 1,
+    Ring = 2,
+    Tree = 3,
+    Recursive = 4,
+    Log = 5,
+}
+
+/// Plans one rank of a group of at least two; `None` where the algorithm does not do it.
+type Planner = fn(&Ask) -> Option<Program>;
+
+impl Algorithm {
+    pub const ALL: [Self; 6] = [
+        Self::Publish,
+        Self::Mesh,
+        Self::Ring,
+        Self::Tree,
+        Self::Recursive,
+        Self::Log,
+    ];
+
+    /// As settings and logs write it.
+    pub const fn name(self) -> &'static str {
+        self.entry().0
+    }
+
+    /// The algorithm of that name, letter by letter.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|a| a.name() == name)
+    }
+
+    const fn planner(self) -> Planner {
+        self.entry().1
+    }
+
+    const fn entry(self) -> (&'static str, Planner) {
+        match self {
+            Self::Publish => ("publish", publish::plan),
+            Self::Mesh => ("mesh", mesh::plan),
+            Self::Ring => ("ring", ring::plan),
+            Self::Tree => ("tree", tree::plan),
+            Self::Recursive => ("recursive", recursive::plan),
+            Self::Log => ("log", log::plan),
+        }
+    }
+
+    /// Fewest cells a channel needs for the plan not to deadlock, when the largest block has `segments`
+    /// segments. One is enough only where a rank need not write a second segment before it reads the first.
+    pub const fn least_depth(self, segments: usize) -> usize {
+        if segments <= 1 && matches!(self, Self::Publish | Self::Mesh) {
+            1
+        } else {
+            2
+        }
+    }
+
+    /// Whether a partial result travels in the element type, so that 16-bit floats round at every hop.
+    pub const fn rounds_per_hop(self) -> bool {
+        matches!(self, Self::Ring | Self::Tree | Self::Recursive)
+    }
+}
+
+/// The program of `ask.rank`, or `None` where the algorithm does not do this collective (or this shape), or
+/// the question makes no sense (a rank outside the group).
+///
+/// Of every program, whatever the algorithm:
+/// - the steps of a lane ascend by lag, so that with a single segment all lags can be dropped;
+/// - it cannot deadlock with [`Algorithm::least_depth`] cells a channel;
+/// - it is right when In and Out are the same memory, block by block.
+pub fn plan(algorithm: Algorithm, ask: &Ask) -> Option<Program> {
+    if ask.rank >= ask.size || ask.root >= ask.size {
+        return None;
+    }
+    if ask.size == 1 {
+        Some(alone(ask.collective))
+    } else {
+        (algorithm.planner())(ask)
+    }
+}
+
+/// A group of one: what comes in goes out.
+fn alone(collective: Collective) -> Program {
+    let copy = Step::Copy {
+        source: Span::input(0),
+        to: Span::output(0),
+        finish: collective.reduces(),
+    };
+    match collective {
+        Collective::Barrier => Program::default(),
+        _ => Program::lane(Vec::new(), vec![Timed { lag: 0, step: copy }]),
+    }
+}
+
+/// A program of one lane while it is written.
+#[derive(Default)]
+struct Draft {
+    channels: Vec<Channel>,
+    lane: Lane,
+    scratch_blocks: usize,
+}
+
+impl Draft {
+    /// A new channel of mine; returns its number.
+    fn channel(&mut self, readers: Vec<usize>) -> usize {
+        self.channels.push(Channel { readers });
+        self.channels.len() - 1
+    }
+
+    fn step(&mut self, lag: usize, step: Step) {
+        self.lane.push(Timed { lag, step });
+    }
+
+    fn send(&mut self, lag: usize, channel: usize, source: Span, tee: Option<Span>) {
+        self.step(lag, Step::Send { channel, source, tee });
+    }
+
+    /// My own block, from In to Out.
+    fn keep(&mut self, lag: usize, me: usize) {
+        self.step(
+            lag,
+            Step::Copy {
+                source: Span::input(me),
+                to: Span::output(me),
+                finish: false,
+            },
+        );
+    }
+
+    fn done(self) -> Program {
+        Program {
+            scratch_blocks: self.scratch_blocks,
+            ..Program::lane(self.channels, self.lane)
+        }
+    }
+}
+
+/// Everybody but `me`, ascending.
+fn others(me: usize, size: usize) -> impl Iterator<Item = usize> {
+    (0..size).filter(move |&r| r != me)
+}
+
+/// Everybody but `me`, from my right neighbour on, so that no two ranks look at the same peer at once.
+fn rotated(me: usize, size: usize) -> impl Iterator<Item = usize> {
+    (1..size).map(move |k| (me + k) % size)
+}

@@ -1,0 +1,123 @@
+//! Everybody who has something writes it once, as one message to all; each reader takes the blocks it needs.
+//!
+//! ```text
+//!          rank 0        rank 1        rank 2
+//! write    [ In 0 ]      [ In 1 ]      [ In 2 ]      one cell each, one message
+//!              \  \_______/  |  \_______/  /
+//! read      1, 2          2, 0          0, 1         straight from the writers' cells
+//! ```
+//!
+//! One hop and one message a rank: the least latency there is in shared memory, at the price that each reader
+//! of an all_reduce reads everything. The form is MPI's "double-buffered slot" small-message collective (for
+//! example Graham and Shipman, "MPI Support for Multi-core Architectures: Optimized Shared Memory Collectives",
+//! 2008).
+//!
+//! Reductions happen at each reader, over all contributions in rank order, so all ranks get the same bits.
+//! In place: the whole In is in the cell (`Send`) before the `Reduce` of that segment writes Out.
+
+use super::{Draft, others, rotated};
+use crate::ir::{Ask, Buffer, Collective, Program, Source, Span, Step, reader_of_all};
+
+/// What `writer` publishes; `None` where it only reads.
+fn message(ask: &Ask, writer: usize) -> Option<Span> {
+    let whole = Span::new(Buffer::In, 0, ask.size);
+    match ask.collective {
+        Collective::AllGather => Some(Span::input(writer)),
+        Collective::ReduceScatter | Collective::AllReduce | Collective::AllToAll => Some(whole),
+        Collective::Broadcast | Collective::Scatter => (writer == ask.root).then_some(whole),
+        Collective::Reduce => (writer != ask.root).then_some(whole),
+        Collective::Gather => (writer != ask.root).then_some(Span::input(writer)),
+        Collective::Barrier => Some(Span::TOKEN),
+    }
+}
+
+pub(super) fn plan(ask: &Ask) -> Option<Program> {
+    use Collective::*;
+    let Ask {
+        collective,
+        rank: me,
+        size,
+        root,
+        uneven_pairs,
+    } = *ask;
+    if uneven_pairs {
+        return None;
+    }
+    let to_root = matches!(collective, Gather | Reduce);
+    let all_out = Span::new(Buffer::Out, 0, size);
+
+    let mut draft = Draft::default();
+    if let Some(source) = message(ask, me) {
+        let channel = draft.channel(if to_root {
+            vec![root]
+        } else {
+            others(me, size).collect()
+        });
+        let tee = match collective {
+            AllGather => Some(Span::output(me)),
+            Broadcast => Some(all_out),
+            _ => None,
+        };
+        draft.send(0, channel, source, tee);
+    }
+    let own_block_stays = match collective {
+        AllToAll => true,
+        Gather | Scatter => me == root,
+        _ => false,
+    };
+    if own_block_stays {
+        draft.keep(0, me);
+    }
+    if to_root && me != root {
+        return Some(draft.done());
+    }
+
+    let source = |from: usize, take: (usize, usize)| {
+        let reader = if to_root { 0 } else { reader_of_all(from, me) };
+        message(ask, from).map(|message| Source {
+            rank: from,
+            channel: 0,
+            reader,
+            message,
+            take,
+        })
+    };
+    if collective.reduces() {
+        let (take, to) = if collective == ReduceScatter {
+            ((me, 1), Span::output(me))
+        } else {
+            ((0, size), all_out)
+        };
+        draft.step(
+            1,
+            Step::Reduce {
+                from: others(me, size).filter_map(|p| source(p, take)).collect(),
+                own: Some((me, Span::new(Buffer::In, take.0, take.1))),
+                to: Some(to),
+                send: None,
+                finish: true,
+            },
+        );
+        return Some(draft.done());
+    }
+    for peer in rotated(me, size) {
+        let (take, to) = match collective {
+            AllToAll => ((me, 1), Span::output(peer)),
+            Scatter => ((me, 1), Span::output(me)),
+            Broadcast => ((0, size), all_out),
+            Barrier => ((0, 0), Span::TOKEN),
+            _ => ((0, 1), Span::output(peer)),
+        };
+        if let Some(from) = source(peer, take) {
+            draft.step(
+                1,
+                Step::Receive {
+                    from,
+                    to,
+                    forward: None,
+                },
+            );
+        }
+    }
+    Some(draft.done())
+}

@@ -1,0 +1,92 @@
+//! The proof: replays the programs of all ranks symbolically and refuses what is wrong.
+//!
+//! Of every operation it proves, for the sizes, depth and aliasing given, that
+//! - each segment of each output block has exactly the right contributors, each once, and a reduction went
+//!   through exactly one `finish`; that all ranks of an all_reduce combine in the same order (so have the same
+//!   bits); that nobody leaves a barrier before all have come;
+//! - nothing is read before it is written, nor overwritten while another lane may still use it, nor, in place,
+//!   while its input is still needed;
+//! - what a reader expects of a message is what the writer sent, and every message is read;
+//! - `depth` cells a channel cannot deadlock, in a sequence of operations that share their cells, nor with
+//!   another sequence running at the same time.
+
+mod clock;
+mod error;
+mod memory;
+mod replay;
+mod results;
+mod rules;
+mod shape;
+mod value;
+
+pub use error::{Element, Error, Place};
+pub use shape::{Operation, Sizes};
+
+use crate::algorithms::{Algorithm, plan};
+use crate::ir::{Ask, Collective, Program};
+use replay::Replay;
+
+/// The programs of all `size` ranks, or `None` where the algorithm does not do it.
+pub fn programs(
+    algorithm: Algorithm,
+    collective: Collective,
+    size: usize,
+    root: usize,
+    uneven_pairs: bool,
+) -> Option<Vec<Program>> {
+    (0..size)
+        .map(|rank| {
+            plan(
+                algorithm,
+                &Ask {
+                    collective,
+                    rank,
+                    size,
+                    root,
+                    uneven_pairs,
+                },
+            )
+        })
+        .collect()
+}
+
+/// Checks one operation with `depth` cells a channel.
+pub fn check(operation: &Operation<'_>, depth: usize) -> Result<(), Error> {
+    check_sequence(std::slice::from_ref(operation), depth)
+}
+
+/// Checks operations of one group, one after the other, in the same cells.
+pub fn check_sequence(operations: &[Operation<'_>], depth: usize) -> Result<(), Error> {
+    check_concurrent(&[operations], depth)
+}
+
+/// Checks sequences that run at the same time, each in cells of its own: the reserve that every started
+/// operation holds.
+pub fn check_concurrent(sequences: &[&[Operation<'_>]], depth: usize) -> Result<(), Error> {
+    let mut operation = 0;
+    for sequence in sequences {
+        for op in *sequence {
+            if depth == 0 || op.size() != sequence[0].size() {
+                let at = Place {
+                    operation,
+                    ..Place::default()
+                };
+                return Err(Error::Malformed {
+                    at,
+                    what: "no cells, or groups of different size in a sequence",
+                });
+            }
+            rules::check(op, operation)?;
+            operation += 1;
+        }
+    }
+    let mut replay = Replay::new(sequences, depth);
+    replay.run()?;
+    for (operation, op, memory, began, ended) in replay.results() {
+        results::check(op, operation, memory, &replay.values)?;
+        if op.collective == Collective::Barrier {
+            results::barrier(operation, began, ended)?;
+        }
+    }
+    Ok(())
+}

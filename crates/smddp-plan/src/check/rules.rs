@@ -1,0 +1,185 @@
+//! What can be seen without running a program.
+
+use super::error::{Error, Place};
+use super::shape::{Operation, Sizes};
+use crate::ir::{Buffer, Collective, Program, Source, Span, Step};
+
+/// Holds all programs of an operation against the rules of the IR.
+pub(super) fn check(op: &Operation<'_>, operation: usize) -> Result<(), Error> {
+    let size = op.size();
+    let sizes_fit = match op.sizes {
+        Sizes::Blocks(blocks) => {
+            blocks.len() == size
+                && (op.collective != Collective::AllToAll || blocks.windows(2).all(|w| w[0] == w[1]))
+        }
+        Sizes::Pairs(pairs) => {
+            op.collective == Collective::AllToAll
+                && pairs.len() == size
+                && pairs.iter().all(|row| row.len() == size)
+        }
+    };
+    if !sizes_fit || op.root >= size.max(1) {
+        return Err(Error::Malformed {
+            at: Place {
+                operation,
+                ..Place::default()
+            },
+            what: "sizes or root do not fit the group",
+        });
+    }
+    for (rank, program) in op.programs.iter().enumerate() {
+        let place = Place {
+            operation,
+            rank,
+            ..Place::default()
+        };
+        channels(op, program, place)?;
+        let mut writers: Vec<Option<(usize, usize)>> = vec![None; program.channels.len()];
+        let mut readers: Vec<((usize, usize), usize)> = Vec::new();
+        for (lane, steps) in program.lanes.iter().enumerate() {
+            for (step, timed) in steps.iter().enumerate() {
+                let at = Place { lane, step, ..place };
+                let refuse = |what| Err(Error::Malformed { at, what });
+                spans(op, program, at, &timed.step)?;
+                if let Some((channel, _)) = timed.step.published() {
+                    let Some(writer) = writers.get_mut(channel) else {
+                        return refuse("writes a channel that it does not have");
+                    };
+                    match *writer.get_or_insert((lane, timed.lag)) {
+                        (l, _) if l != lane => return refuse("two lanes write one channel"),
+                        (_, lag) if lag != timed.lag => {
+                            return refuse("flows of different lag on one channel");
+                        }
+                        _ => {}
+                    }
+                }
+                for (i, from) in timed.step.sources().iter().enumerate() {
+                    source(op, at, from)?;
+                    let flow = (from.rank, from.channel);
+                    if timed.step.sources()[..i]
+                        .iter()
+                        .any(|f| (f.rank, f.channel) == flow)
+                    {
+                        return refuse("reads one channel twice in a step");
+                    }
+                    if readers.iter().any(|&(f, l)| f == flow && l != lane) {
+                        return refuse("two lanes read one channel");
+                    }
+                    readers.push((flow, lane));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn channels(op: &Operation<'_>, program: &Program, at: Place) -> Result<(), Error> {
+    for channel in &program.channels {
+        let readers = &channel.readers;
+        if !readers.windows(2).all(|w| w[0] < w[1])
+            || readers.iter().any(|&r| r >= op.size() || r == at.rank)
+            || readers.is_empty()
+        {
+            return Err(Error::Malformed {
+                at,
+                what: "readers are not other ranks, ascending",
+            });
+        }
+    }
+    Ok(())
+}
+
+fn source(op: &Operation<'_>, at: Place, from: &Source) -> Result<(), Error> {
+    let refuse = |what| Err(Error::Malformed { at, what });
+    let Some(channel) = op
+        .programs
+        .get(from.rank)
+        .and_then(|p| p.channels.get(from.channel))
+    else {
+        return refuse("reads a channel that does not exist");
+    };
+    if channel.readers.get(from.reader) != Some(&at.rank) {
+        return refuse("is not that reader of the channel");
+    }
+    if from.take.0 + from.take.1 > from.message.blocks {
+        return refuse("takes blocks that the message does not have");
+    }
+    exists(
+        op,
+        Place {
+            rank: from.rank,
+            ..at
+        },
+        from.message,
+    )
+    .or_else(|_| refuse("names a message of blocks that its writer does not have"))
+}
+
+fn exists(op: &Operation<'_>, at: Place, span: Span) -> Result<(), Error> {
+    match (span.block..span.block + span.blocks).all(|b| op.exists(at.rank, span.buffer, b)) {
+        true => Ok(()),
+        false => Err(Error::Malformed {
+            at,
+            what: "names blocks that the rank does not have",
+        }),
+    }
+}
+
+/// Spans exist, are as long as each other, and nobody writes In.
+fn spans(op: &Operation<'_>, program: &Program, at: Place, step: &Step) -> Result<(), Error> {
+    let refuse = |what| Err(Error::Malformed { at, what });
+    let (reads, writes) = match step {
+        Step::Send { source, tee, .. } => (vec![*source], *tee),
+        Step::Receive { from, to, .. } => (
+            vec![Span {
+                blocks: from.take.1,
+                ..*to
+            }],
+            Some(*to),
+        ),
+        Step::Reduce {
+            from, own, to, send, ..
+        } => {
+            if to.is_none() && send.is_none() {
+                return refuse("reduces to nowhere");
+            }
+            if own.is_some_and(|(position, _)| position > from.len()) {
+                return refuse("its own position is behind the last input");
+            }
+            let Some(blocks) = own.map(|(_, o)| o.blocks).or(from.first().map(|f| f.take.1)) else {
+                return refuse("reduces nothing");
+            };
+            if from.iter().any(|f| f.take.1 != blocks) || to.is_some_and(|t| t.blocks != blocks) {
+                return refuse("spans of different lengths");
+            }
+            (own.iter().map(|o| o.1).collect(), *to)
+        }
+        Step::Copy { source, to, .. } => (vec![*source], Some(*to)),
+        Step::Signal { semaphore, of } | Step::Wait { semaphore, of } => {
+            if *semaphore >= program.semaphores {
+                return refuse("names a semaphore that does not exist");
+            }
+            (vec![*of], None)
+        }
+    };
+    for span in reads.iter().chain(&writes) {
+        exists(op, at, *span)?;
+    }
+    if let (Some(read), Some(write)) = (reads.first(), writes)
+        && read.blocks != write.blocks
+    {
+        return refuse("spans of different lengths");
+    }
+    let overlap = |r: &Span, w: Span| {
+        r.buffer == w.buffer && *r != w && r.block < w.block + w.blocks && w.block < r.block + r.blocks
+    };
+    if let (Some(read), Some(write), false) = (reads.first(), writes, matches!(step, Step::Receive { .. }))
+        && overlap(read, write)
+    {
+        return refuse("reads and writes spans that overlap and are not the same");
+    }
+    if writes.is_some_and(|w| w.buffer == Buffer::In && w.blocks > 0) {
+        return refuse("writes the input");
+    }
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! Segment size and number of cells.
+
+use super::{Choice, Shape};
+use crate::algorithms::Algorithm;
+use crate::ir::Collective;
+
+/// Segments are whole cache lines.
+const LINE: usize = 64;
+/// Largest piece: below it the cost per message shows, above it two pieces leave the second-level cache.
+const LARGEST: usize = 128 << 10;
+/// Smallest piece, unless staging is shorter than that: below it messages cost more than their bytes.
+const SMALLEST: usize = 4 << 10;
+/// A block is not cut in two pieces smaller than this.
+const WORTH_CUTTING: usize = 16 << 10;
+/// What more than four ranks together should have in cells, so that it stays in a socket's last-level cache.
+const STAGED: usize = 2 << 20;
+
+/// Pieces and cells for an algorithm that does the collective.
+///
+/// Half a block, so that two pieces overlap, up to 128 KiB; two ranks have four cells a channel, more have two;
+/// from five ranks on pieces shrink so that all cells together stay in cache; and cells take no more than a
+/// quarter of the staging, for which first cells and then bytes are given up.
+pub(super) fn cut(algorithm: Algorithm, shape: &Shape) -> Choice {
+    let Shape {
+        collective,
+        size,
+        block,
+        ..
+    } = *shape;
+    let whole = block.max(1).next_multiple_of(LINE);
+    if size == 1 || (algorithm == Algorithm::Publish && shape.fits_slot()) {
+        return Choice {
+            algorithm,
+            segment: whole,
+            depth: 1,
+        };
+    }
+    let (message, staged) = cells(algorithm, collective, size);
+    let mut depth = if size == 2 { 4 } else { 2 };
+
+    let mut most = LARGEST / message;
+    if size > 4 {
+        most = most.min(STAGED / (size * staged * depth));
+    }
+    let half = if block >= 2 * WORTH_CUTTING {
+        block.div_ceil(2).next_multiple_of(LINE)
+    } else {
+        whole
+    };
+    let mut segment = half.min(down(most).max(SMALLEST));
+
+    let budget = shape.staging / 4 / staged;
+    if depth * segment > budget {
+        depth = 2;
+        segment = segment.min(down(budget / depth));
+    }
+    if segment >= whole && one_message_a_segment(algorithm, collective) {
+        depth = algorithm.least_depth(1);
+    }
+    Choice {
+        algorithm,
+        segment,
+        depth,
+    }
+}
+
+/// Down to whole lines, at least one.
+fn down(bytes: usize) -> usize {
+    (bytes / LINE * LINE).max(LINE)
+}
+
+/// Whether a channel carries no more than one message of each segment.
+fn one_message_a_segment(algorithm: Algorithm, collective: Collective) -> bool {
+    match algorithm {
+        Algorithm::Mesh => collective != Collective::Broadcast,
+        Algorithm::Ring => !matches!(collective, Collective::Broadcast | Collective::Reduce),
+        _ => true,
+    }
+}
+
+/// Blocks in the largest message, and blocks in one cell of each channel of a rank together, or a little more;
+/// at least 1 each.
+pub(super) fn cells(algorithm: Algorithm, collective: Collective, n: usize) -> (usize, usize) {
+    use Collective::*;
+    let (message, staged) = match (algorithm, collective) {
+        (_, Barrier) | (Algorithm::Publish, AllGather | Gather) => (1, 1),
+        (Algorithm::Publish, _) => (n, n),
+        (Algorithm::Mesh, ReduceScatter | Scatter | AllToAll) => (1, n - 1),
+        (Algorithm::Mesh, AllReduce | Reduce) => (1, n),
+        (Algorithm::Ring, AllReduce) => (1, 2 * n - 2),
+        (Algorithm::Ring, AllGather | ReduceScatter) => (1, n - 1),
+        (Algorithm::Mesh | Algorithm::Ring, _) => (1, 1),
+        // Both halves up, and one of them down where a rank has children.
+        (Algorithm::Tree, AllReduce) if n > 2 => (n.div_ceil(2), n + n.div_ceil(2)),
+        (Algorithm::Tree, _) => (n.div_ceil(2), n),
+        (Algorithm::Recursive, AllReduce) => (n / 2, 2 * n - 2),
+        (Algorithm::Log, AllToAll) => (n / 2, n / 2 * n.next_power_of_two().ilog2() as usize),
+        (Algorithm::Recursive | Algorithm::Log, _) => (n / 2, n - 1),
+    };
+    (message.max(1), staged.max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::programs;
+    use std::collections::HashMap;
+
+    #[test]
+    fn cells_are_no_fewer_and_no_smaller_than_the_plans_need() {
+        for algorithm in Algorithm::ALL {
+            for collective in Collective::ALL {
+                for n in 2..20 {
+                    let Some(programs) = programs(algorithm, collective, n, 0, false) else {
+                        continue;
+                    };
+                    let (mut message, mut staged) = (1, 1);
+                    for program in &programs {
+                        let mut channels = HashMap::new();
+                        for timed in program.lanes.iter().flatten() {
+                            if let Some((channel, span)) = timed.step.published() {
+                                let blocks = channels.entry(channel).or_insert(0);
+                                *blocks = span.blocks.max(*blocks);
+                            }
+                        }
+                        message = channels.values().copied().max().unwrap_or(0).max(message);
+                        staged = channels.values().sum::<usize>().max(staged);
+                    }
+                    let table = cells(algorithm, collective, n);
+                    let close = |table: usize, plan: usize| (plan..=2 * plan).contains(&table);
+                    assert!(
+                        close(table.0, message) && close(table.1, staged),
+                        "{algorithm:?} {collective:?} {n}: {table:?}, but {message} and {staged}"
+                    );
+                }
+            }
+        }
+    }
+}

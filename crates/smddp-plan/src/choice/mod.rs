@@ -1,0 +1,95 @@
+//! Which algorithm and segment size, by a cost model with fixed constants.
+//!
+//! Nothing here is measured while the program runs: the same shape gives the same choice on every rank, today
+//! and tomorrow, so that a reduction has the same bits.
+
+mod cost;
+mod cut;
+
+pub use cost::cost;
+
+use crate::algorithms::{Algorithm, plan};
+use crate::ir::{Ask, Collective};
+
+/// What was chosen. Every rank of the group must come to the same.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Choice {
+    pub algorithm: Algorithm,
+    /// Bytes of a block that move as one piece; a multiple of 64.
+    pub segment: usize,
+    /// Cells a channel should have (at least 2, or 1 where every channel carries one message).
+    pub depth: usize,
+}
+
+/// The shape of a call, as far as the choice may depend on it (never on timing).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    pub collective: Collective,
+    pub size: usize,
+    /// Bytes of the whole buffer, as nccl-tests counts (for all_gather the gathered output, ...).
+    pub bytes: usize,
+    /// Bytes of the largest block.
+    pub block: usize,
+    /// Blocks differ in size between pairs (all_to_all).
+    pub uneven_pairs: bool,
+    /// Reductions of 16-bit floats round once only: no algorithm that rounds at every hop.
+    pub rounds_per_hop_forbidden: bool,
+    /// Greatest payload a slot holds (publish needs the whole message to fit).
+    pub slot: usize,
+    /// Staging this process may use for one operation.
+    pub staging: usize,
+}
+
+impl Shape {
+    /// Bytes of the one message of `publish`, at the rank that has most.
+    fn whole_message(&self) -> usize {
+        match self.collective {
+            Collective::AllGather | Collective::Gather => self.block,
+            Collective::Barrier => 0,
+            _ => self.bytes,
+        }
+    }
+
+    fn fits_slot(&self) -> bool {
+        !self.uneven_pairs && self.whole_message() <= self.slot
+    }
+}
+
+/// Picks algorithm, segment and depth for ranks that share memory: `publish` or `mesh`, whichever costs less.
+///
+/// `publish` is a candidate where its whole message fits a slot; with slots up to 8 KiB it then always wins. The
+/// other algorithms are never quicker where one write reaches all readers in one hop; [`choose_named`] has them.
+pub fn choose(shape: &Shape) -> Choice {
+    let publish_wins = shape.fits_slot() && cost(Algorithm::Publish, shape) <= cost(Algorithm::Mesh, shape);
+    let algorithm = if publish_wins {
+        Algorithm::Publish
+    } else {
+        Algorithm::Mesh
+    };
+    cut::cut(algorithm, shape)
+}
+
+/// Segment and depth for an algorithm that the user asks for; `None` where it does not do the collective, or
+/// would round a 16-bit reduction more than once although that is forbidden.
+pub fn choose_named(algorithm: Algorithm, shape: &Shape) -> Option<Choice> {
+    let Shape {
+        collective,
+        size,
+        uneven_pairs,
+        ..
+    } = *shape;
+    if shape.rounds_per_hop_forbidden && collective.reduces() && algorithm.rounds_per_hop() {
+        return None;
+    }
+    plan(
+        algorithm,
+        &Ask {
+            collective,
+            rank: 0,
+            size,
+            root: 0,
+            uneven_pairs,
+        },
+    )?;
+    Some(cut::cut(algorithm, shape))
+}

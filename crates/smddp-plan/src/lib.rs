@@ -1,0 +1,17 @@
+//! What moves, as data: one rank's part of a collective, proven before a byte moves.
+//!
+//! A planner is a pure function from a question ([`Ask`]) to one rank's [`Program`]. It knows neither
+//! memory nor wires nor sizes in bytes; those come when the program is bound. [`check`] builds the programs
+//! of all ranks and replays them symbolically.
+#![forbid(unsafe_code)]
+
+pub mod algorithms;
+pub mod check;
+pub mod choice;
+pub mod ir;
+pub mod topology;
+
+pub use algorithms::{Algorithm, plan};
+pub use choice::{Choice, Shape, choose, choose_named};
+pub use ir::{Ask, Buffer, Channel, Collective, Lane, Program, Source, Span, Step, Timed};
+pub use topology::Topology;

@@ -1,0 +1,125 @@
+//! Every algorithm, every collective, 1 to 16 ranks, several shapes, depths, in place and not.
+
+use smddp_plan::check::{Operation, Sizes, check, programs};
+use smddp_plan::{Algorithm, Collective};
+
+/// Segment counts: one each, several each, uneven with gaps, all zero but one.
+fn shapes(size: usize) -> Vec<Vec<usize>> {
+    vec![
+        vec![1; size],
+        vec![4; size],
+        (0..size).map(|b| [2, 0, 5, 1, 3][b % 5]).collect(),
+        (0..size).map(|b| if b == size / 2 { 3 } else { 0 }).collect(),
+        vec![0; size],
+    ]
+}
+
+fn sizes_of(collective: Collective, size: usize) -> Vec<Sizes> {
+    if collective == Collective::AllToAll {
+        return [1, 4, 0].map(|s| Sizes::Blocks(vec![s; size])).to_vec();
+    }
+    shapes(size).into_iter().map(Sizes::Blocks).collect()
+}
+
+fn roots(collective: Collective, size: usize) -> Vec<usize> {
+    let mut roots = if collective.has_root() {
+        vec![0, size / 2, size - 1]
+    } else {
+        vec![0]
+    };
+    roots.dedup();
+    roots
+}
+
+fn sweep(algorithm: Algorithm) -> usize {
+    let mut cases = 0;
+    for collective in Collective::ALL {
+        for size in 1..=16 {
+            for root in roots(collective, size) {
+                let Some(programs) = programs(algorithm, collective, size, root, false) else {
+                    continue;
+                };
+                for sizes in sizes_of(collective, size) {
+                    let Sizes::Blocks(blocks) = &sizes else { continue };
+                    let most = blocks.iter().max().copied().unwrap_or(0);
+                    for in_place in [false, true] {
+                        for depth in [1, 2, 4] {
+                            if depth < algorithm.least_depth(most) {
+                                continue;
+                            }
+                            let op = Operation {
+                                collective,
+                                root,
+                                programs: &programs,
+                                sizes: &sizes,
+                                in_place,
+                            };
+                            if let Err(error) = check(&op, depth) {
+                                panic!(
+                                    "{algorithm:?} {collective:?} N={size} root={root} {sizes:?} \
+                                     in_place={in_place} depth={depth}: {error}"
+                                );
+                            }
+                            cases += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    cases
+}
+
+#[test]
+fn publish_is_right() {
+    assert!(sweep(Algorithm::Publish) > 0);
+}
+
+#[test]
+fn mesh_is_right() {
+    assert!(sweep(Algorithm::Mesh) > 0);
+}
+
+#[test]
+fn ring_is_right() {
+    assert!(sweep(Algorithm::Ring) > 0);
+}
+
+#[test]
+fn tree_is_right() {
+    assert!(sweep(Algorithm::Tree) > 0);
+}
+
+#[test]
+fn recursive_is_right() {
+    assert!(sweep(Algorithm::Recursive) > 0);
+}
+
+#[test]
+fn log_is_right() {
+    assert!(sweep(Algorithm::Log) > 0);
+}
+
+#[test]
+fn each_algorithm_does_what_the_table_says() {
+    use Collective::*;
+    let does = |algorithm, uneven| -> Vec<Collective> {
+        let all = Collective::ALL.into_iter();
+        all.filter(|&c| programs(algorithm, c, 5, 0, uneven && c == AllToAll).is_some())
+            .collect()
+    };
+    assert_eq!(does(Algorithm::Publish, false), Collective::ALL);
+    assert_eq!(does(Algorithm::Mesh, true), Collective::ALL);
+    assert_eq!(
+        does(Algorithm::Ring, false),
+        [AllGather, ReduceScatter, AllReduce, Broadcast, Reduce]
+    );
+    assert_eq!(does(Algorithm::Tree, false), [AllReduce, Broadcast, Reduce]);
+    assert_eq!(
+        does(Algorithm::Recursive, false),
+        [AllGather, ReduceScatter, AllReduce]
+    );
+    assert_eq!(does(Algorithm::Log, false), [AllGather, AllToAll, Barrier]);
+    assert!(!does(Algorithm::Publish, true).contains(&AllToAll));
+    assert!(!does(Algorithm::Log, true).contains(&AllToAll));
+}

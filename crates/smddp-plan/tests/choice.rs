@@ -1,0 +1,191 @@
+//! What is chosen, for shapes that were measured and for shapes at the edges.
+
+use smddp_plan::choice::cost;
+use smddp_plan::{Algorithm, Choice, Collective, Shape, choose, choose_named};
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+
+/// A call as nccl-tests counts, equal blocks.
+fn shape(collective: Collective, size: usize, bytes: usize) -> Shape {
+    Shape {
+        collective,
+        size,
+        bytes,
+        block: bytes / size,
+        uneven_pairs: false,
+        rounds_per_hop_forbidden: false,
+        slot: 8 * KIB,
+        staging: 64 * MIB,
+    }
+}
+
+#[test]
+fn publish_while_the_message_fits_a_slot() {
+    for collective in Collective::ALL {
+        for size in 2..=64 {
+            for bytes in [0, 64, KIB, 8 * KIB] {
+                let shape = shape(collective, size, bytes);
+                let choice = choose(&shape);
+                assert_eq!(choice.algorithm, Algorithm::Publish, "{shape:?}");
+                assert!(
+                    choice.segment >= shape.block && choice.depth == 1,
+                    "{shape:?} {choice:?}"
+                );
+            }
+        }
+    }
+    // The message of an all_gather is one block.
+    assert_eq!(
+        choose(&shape(Collective::AllGather, 4, 32 * KIB)).algorithm,
+        Algorithm::Publish
+    );
+    assert_eq!(
+        choose(&shape(Collective::AllReduce, 4, 32 * KIB)).algorithm,
+        Algorithm::Mesh
+    );
+}
+
+#[test]
+fn uneven_pairs_go_by_mesh() {
+    let shape = Shape {
+        uneven_pairs: true,
+        ..shape(Collective::AllToAll, 4, 64)
+    };
+    assert_eq!(choose(&shape).algorithm, Algorithm::Mesh);
+    assert_eq!(choose_named(Algorithm::Publish, &shape), None);
+    assert_eq!(choose_named(Algorithm::Log, &shape), None);
+}
+
+#[test]
+fn pieces_are_those_that_measured_best() {
+    let large = |size, bytes| {
+        let Choice { segment, depth, .. } = choose(&shape(Collective::AllGather, size, bytes));
+        (segment, depth)
+    };
+    assert_eq!(large(2, 256 * KIB), (64 * KIB, 4));
+    assert_eq!(large(2, MIB), (128 * KIB, 4));
+    assert_eq!(large(2, 256 * MIB), (128 * KIB, 4));
+    assert_eq!(large(4, 4 * MIB), (128 * KIB, 2));
+    assert_eq!(large(4, 256 * MIB), (128 * KIB, 2));
+}
+
+#[test]
+fn cells_of_many_ranks_stay_in_cache_together() {
+    for collective in [
+        Collective::AllGather,
+        Collective::ReduceScatter,
+        Collective::AllReduce,
+    ] {
+        for size in 5..=16 {
+            let channels = match collective {
+                Collective::AllGather => 1,
+                Collective::ReduceScatter => size - 1,
+                _ => size,
+            };
+            let choice = choose(&shape(collective, size, 64 * MIB));
+            let staged = size * channels * choice.depth * choice.segment;
+            assert!(staged <= 2 * MIB, "{collective:?} {size} {choice:?} {staged}");
+            assert!(choice.segment >= 4 * KIB, "{collective:?} {size} {choice:?}");
+        }
+    }
+}
+
+#[test]
+fn cells_take_no_more_than_a_quarter_of_the_staging() {
+    for algorithm in Algorithm::ALL {
+        for collective in Collective::ALL {
+            for size in [2, 3, 4, 7, 16, 100] {
+                for staging in [MIB, 8 * MIB, 64 * MIB] {
+                    for bytes in [MIB, 100 * MIB + 4] {
+                        let shape = Shape {
+                            staging,
+                            ..shape(collective, size, bytes)
+                        };
+                        let Some(choice) = choose_named(algorithm, &shape) else {
+                            continue;
+                        };
+                        assert_eq!(choice.segment % 64, 0);
+                        assert!(choice.segment > 0 && choice.depth > 0);
+                        if collective == Collective::ReduceScatter {
+                            let cells = size - 1;
+                            assert!(
+                                cells * choice.depth * choice.segment <= staging / 4,
+                                "{algorithm:?} {shape:?} {choice:?}"
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn short_staging_gives_up_cells_before_bytes() {
+    let two = |staging| {
+        let choice = choose(&Shape {
+            staging,
+            ..shape(Collective::AllGather, 2, 64 * MIB)
+        });
+        (choice.segment, choice.depth)
+    };
+    assert_eq!(two(2 * MIB), (128 * KIB, 4));
+    assert_eq!(two(MIB), (128 * KIB, 2));
+    assert_eq!(two(512 * KIB), (64 * KIB, 2));
+    assert_eq!(two(1), (64, 2));
+}
+
+#[test]
+fn half_precision_rounds_once() {
+    for collective in [
+        Collective::ReduceScatter,
+        Collective::AllReduce,
+        Collective::Reduce,
+    ] {
+        let shape = Shape {
+            rounds_per_hop_forbidden: true,
+            ..shape(collective, 8, 64 * MIB)
+        };
+        for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::Recursive] {
+            assert_eq!(choose_named(algorithm, &shape), None);
+        }
+        assert!(choose_named(Algorithm::Mesh, &shape).is_some());
+        assert!(choose_named(Algorithm::Publish, &shape).is_some());
+    }
+    let moves = Shape {
+        rounds_per_hop_forbidden: true,
+        ..shape(Collective::AllGather, 8, MIB)
+    };
+    assert!(choose_named(Algorithm::Ring, &moves).is_some());
+}
+
+#[test]
+fn a_forced_algorithm_has_the_depth_that_it_needs() {
+    for algorithm in Algorithm::ALL {
+        for collective in Collective::ALL {
+            for size in [2, 3, 8] {
+                for bytes in [0, 64, KIB, 100 * KIB, 16 * MIB] {
+                    let shape = shape(collective, size, bytes);
+                    let Some(choice) = choose_named(algorithm, &shape) else {
+                        continue;
+                    };
+                    let segments = shape.block.div_ceil(choice.segment);
+                    assert!(
+                        choice.depth >= algorithm.least_depth(segments),
+                        "{shape:?} {choice:?}"
+                    );
+                    assert!(cost(algorithm, &shape).is_some(), "{shape:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn names_are_read_back() {
+    for algorithm in Algorithm::ALL {
+        assert_eq!(Algorithm::from_name(algorithm.name()), Some(algorithm));
+    }
+    assert_eq!(Algorithm::from_name("Ring"), None);
+}

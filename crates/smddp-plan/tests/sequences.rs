@@ -1,0 +1,176 @@
+//! Operations one after the other in the same cells, and two groups at once.
+
+use smddp_plan::check::{Operation, Sizes, check, check_concurrent, check_sequence, programs};
+use smddp_plan::{Algorithm, Collective, Program};
+
+/// Every algorithm and collective for `size` ranks; root 1 where there is one.
+fn all(size: usize) -> Vec<(Algorithm, Collective, usize, Vec<Program>)> {
+    let mut all = Vec::new();
+    for algorithm in Algorithm::ALL {
+        for collective in Collective::ALL {
+            let root = usize::from(collective.has_root() && size > 1);
+            if let Some(programs) = programs(algorithm, collective, size, root, false) {
+                all.push((algorithm, collective, root, programs));
+            }
+        }
+    }
+    all
+}
+
+fn operations<'a>(
+    plans: &'a [(Algorithm, Collective, usize, Vec<Program>)],
+    sizes: &'a Sizes,
+    in_place: bool,
+) -> Vec<Operation<'a>> {
+    plans
+        .iter()
+        .map(|(_, collective, root, programs)| Operation {
+            collective: *collective,
+            root: *root,
+            programs,
+            sizes,
+            in_place,
+        })
+        .collect()
+}
+
+#[test]
+fn any_operation_may_follow_any_other_in_the_same_cells() {
+    for size in [2, 3, 5] {
+        let plans = all(size);
+        let sizes = Sizes::Blocks(vec![3; size]);
+        let operations = operations(&plans, &sizes, true);
+        for first in &operations {
+            for second in &operations {
+                check_sequence(&[*first, *second, *first], 2)
+                    .unwrap_or_else(|e| panic!("{:?} then {:?}: {e}", first.collective, second.collective));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_long_sequence_of_single_messages_needs_one_cell() {
+    for size in 2..=6 {
+        let plans: Vec<_> = all(size)
+            .into_iter()
+            .filter(|(a, ..)| a.least_depth(1) == 1)
+            .collect();
+        let sizes = Sizes::Blocks(vec![1; size]);
+        check_sequence(&operations(&plans, &sizes, false), 1).unwrap();
+    }
+}
+
+#[test]
+fn two_operations_at_once_need_no_more_than_their_reserve() {
+    for size in [2, 3, 4, 6] {
+        let plans = all(size);
+        let sizes = Sizes::Blocks(vec![4; size]);
+        let forth = operations(&plans, &sizes, true);
+        let back: Vec<_> = forth.iter().rev().copied().collect();
+        for (a, b) in forth.iter().zip(&back) {
+            check_concurrent(&[&[*a], &[*b]], 2).unwrap();
+        }
+        check_concurrent(&[&forth, &back], 2).unwrap();
+    }
+}
+
+#[test]
+fn groups_of_different_size_run_at_once() {
+    let (three, five) = (all(3), all(5));
+    let sizes = [Sizes::Blocks(vec![3; 3]), Sizes::Blocks(vec![2; 5])];
+    check_concurrent(
+        &[
+            &operations(&three, &sizes[0], false),
+            &operations(&five, &sizes[1], false),
+        ],
+        2,
+    )
+    .unwrap();
+}
+
+/// With one segment `bind` drops all lags; steps then run in the order in which they stand.
+#[test]
+fn a_single_segment_needs_no_lags() {
+    for size in 1..=16 {
+        for (algorithm, collective, root, mut programs) in all(size) {
+            for timed in programs.iter_mut().flat_map(|p| &mut p.lanes).flatten() {
+                timed.lag = 0;
+            }
+            let gaps = (0..size).map(|b| b % 3 % 2).collect();
+            for sizes in [vec![1; size], gaps] {
+                if collective == Collective::AllToAll && sizes.iter().any(|&s| s != sizes[0]) {
+                    continue;
+                }
+                let sizes = Sizes::Blocks(sizes);
+                for in_place in [false, true] {
+                    let op = Operation {
+                        collective,
+                        root,
+                        programs: &programs,
+                        sizes: &sizes,
+                        in_place,
+                    };
+                    for depth in algorithm.least_depth(1)..=2 {
+                        check(&op, depth)
+                            .unwrap_or_else(|e| panic!("{algorithm:?} {collective:?} N={size}: {e}"));
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn steps_ascend_by_lag() {
+    for size in 1..=16 {
+        for (algorithm, collective, _, programs) in all(size) {
+            for lane in programs.iter().flat_map(|p| &p.lanes) {
+                assert!(
+                    lane.is_sorted_by_key(|t| t.lag),
+                    "{algorithm:?} {collective:?} N={size}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn programs_grow_with_the_group_and_no_faster() {
+    for size in [2, 64, 1000] {
+        for algorithm in Algorithm::ALL {
+            for collective in Collective::ALL {
+                let ask = smddp_plan::Ask {
+                    collective,
+                    rank: size / 2,
+                    size,
+                    root: 0,
+                    uneven_pairs: false,
+                };
+                let Some(program) = smddp_plan::plan(algorithm, &ask) else {
+                    continue;
+                };
+                let steps: usize = program.lanes.iter().map(Vec::len).sum();
+                assert!(
+                    steps <= 4 * size + 4,
+                    "{algorithm:?} {collective:?} N={size}: {steps}"
+                );
+                assert!(
+                    program.channels.len() <= 2 * size,
+                    "{algorithm:?} {collective:?} N={size}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_group_of_one_copies() {
+    for algorithm in Algorithm::ALL {
+        for collective in Collective::ALL {
+            let programs = programs(algorithm, collective, 1, 0, true).unwrap();
+            let steps: usize = programs[0].lanes.iter().map(Vec::len).sum();
+            assert_eq!(steps, usize::from(collective != Collective::Barrier));
+        }
+    }
+}
