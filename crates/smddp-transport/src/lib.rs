@@ -1,0 +1,147 @@
+//! How bytes move between the ranks of one group.
+//!
+//! A [`Link`] is one rank's end of one communicator's wires. It *lends cells*: a writer fills its next cell of
+//! a channel and publishes it, a reader looks at it where it lies and releases it. Nothing here blocks; what
+//! cannot be done yet is `None` or `false`, never an error.
+
+pub mod loopback;
+pub mod shm;
+
+use std::time::Duration;
+
+/// What a call is, as far as all its ranks must agree; the meaning of the bits is the core's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Head {
+    pub what: u64,
+    pub count: u64,
+}
+
+/// One channel that this rank writes in an operation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outlet {
+    /// Ranks that read it, ascending.
+    pub readers: Vec<usize>,
+    /// Bytes of the largest message.
+    pub cell: usize,
+    /// Messages in the whole operation.
+    pub messages: u64,
+    /// Payload in the whole operation, held against what each reader expects.
+    pub bytes: u64,
+}
+
+/// One channel that this rank reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inlet {
+    pub rank: usize,
+    pub channel: usize,
+    /// My index among its readers.
+    pub reader: usize,
+    pub messages: u64,
+    pub bytes: u64,
+    /// The writer's `Head::count` that I expect; `None` where only the channel's bytes are held against mine.
+    pub count: Option<u64>,
+}
+
+/// The channels of one operation at one rank.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wiring {
+    pub outlets: Vec<Outlet>,
+    pub inlets: Vec<Inlet>,
+    /// Every channel carries one message that fits a slot: payload travels with the header.
+    pub inline: bool,
+    /// Cells per channel wanted, and the fewest that work.
+    pub depth: (usize, usize),
+}
+
+/// Two ranks made different calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    pub rank: usize,
+    pub theirs: Head,
+    /// Bytes on the channel: expected here, offered there (only where the heads agree).
+    pub bytes: Option<(u64, u64)>,
+}
+
+/// Why a rank will not come any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The process is gone without having left the group.
+    Lost { rank: usize },
+    /// The rank left the group (closed it or exited in good order).
+    Left { rank: usize },
+    /// The rank declared the group unusable, and says why.
+    Poisoned { rank: usize, why: String },
+}
+
+/// A message between two ranks, outside the collectives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mail {
+    pub tag: u64,
+    pub what: u64,
+    pub bytes: u64,
+}
+
+/// Where a message of P2P stands: the sender's or the receiver's half.
+pub type Stream = u64;
+
+/// One rank's end of a communicator. One owner at a time; `&self` methods are safe from any thread.
+pub trait Link: Send {
+    fn rank(&self) -> usize;
+    fn size(&self) -> usize;
+    /// Payload that fits a slot.
+    fn slot_bytes(&self) -> usize;
+
+    /// Opens operation `seq`: takes what memory it needs and tells the others what it is. `false`: not yet.
+    fn begin(&mut self, seq: u64, head: Head, wiring: &Wiring) -> bool;
+    /// My next free cell of outlet `channel`.
+    fn cell(&mut self, channel: usize) -> Option<*mut u8>;
+    /// The cell filled last is a message now.
+    fn publish(&mut self, channel: usize);
+    /// The next unread message of inlet `inlet`, where it lies.
+    fn message(&mut self, inlet: usize) -> Result<Option<*const u8>, Mismatch>;
+    /// That message is read.
+    fn release(&mut self, inlet: usize);
+    /// The operation is over at this rank; its memory is reused when its readers are done.
+    fn end(&mut self);
+    /// Whether `rank` has begun operation `seq` (or a later one).
+    fn arrived(&self, rank: usize, seq: u64) -> bool;
+    /// What `rank` says operation `seq` is, if it begun it and has not gone on far.
+    fn head_of(&self, rank: usize, seq: u64) -> Option<Head>;
+
+    /// Starts sending a message; `None`: not yet.
+    fn mail_open(&mut self, to: usize, mail: Mail) -> Option<Stream>;
+    /// Next free cell of an outgoing message: address and room in bytes.
+    fn mail_cell(&mut self, stream: Stream) -> Option<(*mut u8, usize)>;
+    fn mail_publish(&mut self, stream: Stream);
+    /// Everything is written; memory comes back when the receiver is done.
+    fn mail_close(&mut self, stream: Stream);
+    /// Next message that `from` announced and that was not yet taken from the wire.
+    fn mail_next(&mut self, from: usize) -> Option<(Mail, Stream)>;
+    /// Next piece of an incoming message.
+    fn mail_piece(&mut self, from: usize, stream: Stream) -> Option<(*const u8, usize)>;
+    fn mail_release(&mut self, from: usize, stream: Stream);
+
+    /// Anybody who is gone, left or declared the group dead.
+    fn faults(&self) -> Vec<Fault>;
+    /// Tells the others that this group is dead and why.
+    fn poison(&self, why: &str);
+    /// Leaves in good order.
+    fn leave(&mut self);
+    /// "rank 3 (host h1, pid 812)".
+    fn describe(&self, rank: usize) -> String;
+
+    /// A bell's count; taken before the last look at the wires.
+    fn bell(&self) -> u32;
+    /// Sleeps until the bell rings after `ticket` was taken, or the time is up.
+    fn sleep(&self, ticket: u32, at_most: Duration);
+    /// A handle to the same bell, for any thread.
+    fn sleeper(&self) -> Box<dyn Sleeper>;
+}
+
+/// The bell on which the threads of this process sleep while nothing moves.
+pub trait Sleeper: Send + Sync {
+    /// Wakes all who sleep.
+    fn ring(&self);
+    /// As [`Link::sleep`].
+    fn sleep(&self, ticket: u32, at_most: Duration);
+}

@@ -1,0 +1,55 @@
+//! The heap of control blocks inside a process's shared memory.
+//!
+//! A block that is given back may still be read by slower peers, so it is used again only when its
+//! [`Release`] says that they are done.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::layout::{CONTROL, CONTROL_BYTES, PAGE};
+use super::memory::Memory;
+use super::pool::Release;
+
+#[derive(Default)]
+struct State {
+    /// Free blocks by size.
+    free: BTreeMap<usize, Vec<usize>>,
+    /// (offset, bytes, when)
+    leaving: Vec<(usize, usize, Arc<dyn Release>)>,
+    next: usize,
+}
+
+#[derive(Default)]
+pub(crate) struct Control {
+    state: Mutex<State>,
+}
+
+impl Control {
+    /// A zeroed block. `None` when a quarter of a gigabyte of groups is live at once.
+    pub(crate) fn take(&self, memory: &Memory, bytes: usize) -> Option<usize> {
+        let bytes = bytes.next_multiple_of(PAGE);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = &mut *state;
+        state.leaving.retain(|(offset, bytes, release)| {
+            let keep = !release.released();
+            if !keep {
+                state.free.entry(*bytes).or_default().push(*offset);
+            }
+            keep
+        });
+        if let Some(offset) = state.free.get_mut(&bytes).and_then(Vec::pop) {
+            memory.discard(offset, bytes);
+            return Some(offset);
+        }
+        if state.next + bytes > CONTROL_BYTES {
+            return None;
+        }
+        state.next += bytes;
+        Some(CONTROL + state.next - bytes)
+    }
+
+    pub(crate) fn give(&self, offset: usize, bytes: usize, when: Arc<dyn Release>) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.leaving.push((offset, bytes.next_multiple_of(PAGE), when));
+    }
+}

@@ -1,0 +1,229 @@
+//! This process as its peers see it: its memory, its name, its bell, and whom it knows.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
+use std::time::Duration;
+
+use super::card::{Card, Id};
+use super::control::Control;
+use super::handshake;
+use super::layout::{BELL_SLEEPERS, BELL_WORD, STAGING};
+use super::memory::Memory;
+use super::pool::Pool;
+use super::service::Service;
+
+/// Another process on this node, its memory mapped.
+pub(crate) struct Peer {
+    pub(crate) memory: Memory,
+    pub(crate) pid: u32,
+    /// Set by the service thread when the process is gone.
+    pub(crate) gone: Arc<AtomicBool>,
+}
+
+pub struct Endpoint {
+    pub(crate) id: Id,
+    socket: Vec<u8>,
+    pub(crate) memory: Arc<Memory>,
+    bytes: usize,
+    pub(crate) control: Control,
+    pub(crate) pool: Pool,
+    service: Service,
+    peers: Mutex<HashMap<Id, Weak<Peer>>>,
+}
+
+/// Counts forks: what was made before one is dead in the child.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+/// This process's endpoint, as a leaked cell, so that a fork's child can forget it with one store.
+static CURRENT: AtomicPtr<Mutex<Weak<Endpoint>>> = AtomicPtr::new(std::ptr::null_mut());
+
+extern "C" fn forked() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    CURRENT.store(std::ptr::null_mut(), Ordering::Release);
+}
+
+/// How often this process forked away from an ancestor since the library was first used.
+pub fn fork_generation() -> u32 {
+    FORKS.load(Ordering::Relaxed)
+}
+
+fn current() -> &'static Mutex<Weak<Endpoint>> {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        // SAFETY: `forked` only stores to atomics, which is allowed between fork and exec; registered once.
+        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+    });
+    let found = CURRENT.load(Ordering::Acquire);
+    let cell = if found.is_null() {
+        let fresh = Box::into_raw(Box::new(Mutex::new(Weak::new())));
+        match CURRENT.compare_exchange(std::ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => fresh,
+            Err(other) => {
+                // SAFETY: `fresh` came from `Box::into_raw` above and nobody else has seen it.
+                drop(unsafe { Box::from_raw(fresh) });
+                other
+            }
+        }
+    } else {
+        found
+    };
+    // SAFETY: only leaked boxes are ever stored in CURRENT, so the cell lives as long as the process.
+    unsafe { &*cell }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// 16 bytes from the system's generator.
+pub(crate) fn random() -> Id {
+    let mut id = Id::default();
+    let _ = rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty());
+    id
+}
+
+impl Endpoint {
+    /// The process's endpoint, made on first use. `cap`: bytes of the staging pool.
+    pub fn get(cap: usize) -> io::Result<Arc<Self>> {
+        let mut cell = lock(current());
+        if let Some(endpoint) = cell.upgrade() {
+            return Ok(endpoint);
+        }
+        let endpoint = Arc::new(Self::new(cap)?);
+        *cell = Arc::downgrade(&endpoint);
+        Ok(endpoint)
+    }
+
+    /// The endpoint if there is one.
+    pub fn existing() -> Option<Arc<Self>> {
+        lock(current()).upgrade()
+    }
+
+    fn new(cap: usize) -> io::Result<Self> {
+        let bytes = STAGING + Pool::span(cap);
+        let (memory, fd) = Memory::create(bytes)?;
+        let memory = Arc::new(memory);
+        let id = random();
+        let socket: Vec<u8> = [b"smddp-", format!("{}-", std::process::id()).as_bytes(), hex(&id[..8]).as_bytes()].concat();
+        let listener = handshake::listen(&socket)?;
+        let service = Service::start(listener, id, fd, Bell(memory.clone()))?;
+        Ok(Self {
+            id,
+            socket,
+            memory,
+            bytes,
+            control: Control::default(),
+            pool: Pool::new(cap),
+            service,
+            peers: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn card(&self, rank: usize, size: usize, settings: Vec<(String, String)>, block: u64, nonce: u64) -> Card {
+        Card::new(rank, size, settings, self.id, self.socket.clone(), self.bytes as u64, block, nonce)
+    }
+
+    /// The process of a card, its memory mapped; known ones are found again.
+    pub(crate) fn reach(&self, card: &Card) -> io::Result<Arc<Peer>> {
+        if let Some(peer) = lock(&self.peers).get(&card.endpoint).and_then(Weak::upgrade) {
+            return Ok(peer);
+        }
+        let (fd, pid, mut stream) = handshake::call(&card.socket, &self.id, &card.endpoint)?;
+        let gone = Arc::new(AtomicBool::new(false));
+        // Its pid may mean nothing here (another pid namespace): then the open stream tells of its end.
+        let watch: OwnedFd = match rustix::process::Pid::from_raw(pid.cast_signed())
+            .map(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()))
+        {
+            Some(Ok(pidfd)) => {
+                drop(stream);
+                pidfd
+            }
+            _ => {
+                stream.write_all(b"k")?;
+                stream.into()
+            }
+        };
+        let memory = Memory::open(fd.as_fd(), usize::try_from(card.memory).map_err(io::Error::other)?)?;
+        self.service.watch(watch, gone.clone());
+        let peer = Arc::new(Peer { memory, pid, gone });
+        let mut peers = lock(&self.peers);
+        peers.retain(|_, known| known.strong_count() > 0);
+        peers.insert(card.endpoint, Arc::downgrade(&peer));
+        Ok(peer)
+    }
+
+    /// (cap, resident, reserve in use) of the staging pool, bytes.
+    pub fn staging(&self) -> (usize, usize, usize) {
+        self.pool.usage()
+    }
+
+    pub(crate) fn bell(&self) -> Bell {
+        Bell(self.memory.clone())
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// A process's bell: whoever publishes something rings it if anybody sleeps there.
+#[derive(Clone)]
+pub(crate) struct Bell(pub(crate) Arc<Memory>);
+
+impl Bell {
+    #[inline]
+    pub(crate) fn count(&self) -> u32 {
+        self.0.word32(BELL_WORD).load(Ordering::Acquire)
+    }
+
+    pub(crate) fn sleep(&self, ticket: u32, at_most: Duration) {
+        let word = self.0.word32(BELL_WORD);
+        // SeqCst pairs with the fence in `ring_at`: either the ringer sees this sleeper, or this sleeper's last
+        // look (before which the ticket was taken) saw what the ringer published.
+        self.0.word32(BELL_SLEEPERS).fetch_add(1, Ordering::SeqCst);
+        wait(word, ticket, at_most);
+        self.0.word32(BELL_SLEEPERS).fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Rings whether or not somebody sleeps.
+    pub(crate) fn ring(&self) {
+        ring_loud(&self.0);
+    }
+}
+
+fn ring_loud(memory: &Memory) {
+    let word = memory.word32(BELL_WORD);
+    word.fetch_add(1, Ordering::Release);
+    // SAFETY: a futex wake on a mapped word; touches no memory of ours.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+}
+
+/// Rings the bell of the process that owns `memory` if somebody sleeps there. The caller has published and then
+/// passed a SeqCst fence.
+#[inline]
+pub(crate) fn ring_at(memory: &Memory) {
+    if memory.word32(BELL_SLEEPERS).load(Ordering::Relaxed) != 0 {
+        ring_loud(memory);
+    }
+}
+
+fn wait(word: &AtomicU32, expected: u32, at_most: Duration) {
+    let time = libc::timespec {
+        tv_sec: at_most.as_secs().cast_signed(),
+        tv_nsec: i64::from(at_most.subsec_nanos()),
+    };
+    // SAFETY: the word lives in a mapping that the caller holds; the kernel only reads it. Any outcome (woken,
+    // changed, timed out, interrupted) sends the caller back to look again.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &raw const time) };
+}
+
+/// Numbers that differ between any two control blocks of any process.
+pub(crate) fn nonce() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let id = random();
+    let mut bytes = [0; 8];
+    bytes.copy_from_slice(&id[..8]);
+    (u64::from_le_bytes(bytes) ^ NEXT.fetch_add(1, Ordering::Relaxed)) | 1
+}

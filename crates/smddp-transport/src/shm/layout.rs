@@ -1,0 +1,72 @@
+//! Where things lie in a process's shared memory.
+//!
+//! ```text
+//! page 0        endpoint: magic, bell
+//! CONTROL..     control blocks, one per communicator, and mail rings
+//! STAGING..     the staging pool: `cap` bytes, then room for reserves beyond the cap
+//!
+//! control block of one rank in one communicator
+//!   line 0   nonce, state                 line 1  done (operations finished)
+//!   WHY      length and text of the reason, where the state has POISONED
+//!   MAIL     one offset per rank: my mail ring to it (0: none yet)
+//!   slots    SLOTS x SLOT_STRIDE: header, then payload of small operations
+//!
+//! slot       tag (seq + 1, written last), what, count, stage (offset of the operation's region, 0: none), payload
+//! region     one ENTRY per channel, then per channel a line `published` and a line per reader `read`,
+//!            then the cells
+//! ```
+
+pub(crate) const LINE: usize = 64;
+pub(crate) const PAGE: usize = 4096;
+
+pub(crate) const BELL_WORD: usize = 64;
+pub(crate) const BELL_SLEEPERS: usize = 68;
+
+pub(crate) const CONTROL: usize = PAGE;
+pub(crate) const CONTROL_BYTES: usize = 256 << 20;
+pub(crate) const STAGING: usize = CONTROL + CONTROL_BYTES;
+/// Address space (not memory) past the cap, for the reserves of started operations.
+pub(crate) const RESERVE_BYTES: usize = 1 << 30;
+
+pub(crate) const NONCE: usize = 0;
+pub(crate) const STATE: usize = 8;
+pub(crate) const DONE: usize = LINE;
+pub(crate) const WHY: usize = 2 * LINE;
+pub(crate) const WHY_BYTES: usize = 1024 - 8;
+pub(crate) const MAIL: usize = WHY + 1024;
+
+/// Bits of the state: a poisoned group is still to be left.
+pub(crate) const OPEN: u32 = 1;
+pub(crate) const CLOSED: u32 = 2;
+pub(crate) const POISONED: u32 = 4;
+
+/// Operations whose headers are kept; also how far a rank may run ahead of another.
+pub(crate) const SLOTS: u64 = 4;
+pub(crate) const SLOT_HEADER: usize = 32;
+pub(crate) const SLOT_BYTES: usize = 8192;
+pub(crate) const SLOT_STRIDE: usize = SLOT_HEADER + SLOT_BYTES + 32;
+
+pub(crate) const TAG: usize = 0;
+pub(crate) const WHAT: usize = 8;
+pub(crate) const COUNT: usize = 16;
+pub(crate) const STAGE: usize = 24;
+
+/// Channel entry: offset of its lines, offset of its cells, cell bytes, depth, payload bytes (u64 each, padded).
+pub(crate) const ENTRY: usize = 64;
+
+pub(crate) const RING_ENTRIES: u64 = 16;
+pub(crate) const RING_BYTES: usize = LINE * (1 + RING_ENTRIES as usize);
+
+pub(crate) const fn slots_at(size: usize) -> usize {
+    (MAIL + 8 * size).next_multiple_of(LINE)
+}
+
+pub(crate) const fn slot_at(size: usize, seq: u64) -> usize {
+    slots_at(size) + (seq % SLOTS) as usize * SLOT_STRIDE
+}
+
+pub(crate) const fn block_bytes(size: usize) -> usize {
+    (slots_at(size) + SLOTS as usize * SLOT_STRIDE).next_multiple_of(PAGE)
+}
+
+const _: () = assert!(SLOT_STRIDE.is_multiple_of(LINE) && (SLOT_HEADER + SLOT_BYTES) <= SLOT_STRIDE);

@@ -1,0 +1,639 @@
+//! The shared-memory link: one rank's end of one communicator whose ranks all share this node.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::time::Duration;
+
+use super::card::Card;
+use super::endpoint::{Bell, Endpoint, Peer, nonce, ring_at};
+use super::layout::*;
+use super::mail::Mailbox;
+use super::memory::Memory;
+use super::pool::{Region, Release};
+use crate::{Fault, Head, Inlet, Link, Mail, Mismatch, Sleeper, Stream, Wiring};
+
+/// One rank of the group as this process reaches it: its memory and its control block in there.
+pub(super) struct Remote {
+    peer: Option<Arc<Peer>>,
+    memory: Arc<Memory>,
+    pub(super) block: usize,
+    nonce: u64,
+    card: Card,
+}
+
+impl Remote {
+    pub(super) fn memory(&self) -> &Memory {
+        self.peer.as_ref().map_or(&self.memory, |p| &p.memory)
+    }
+    fn word(&self, at: usize) -> &AtomicU64 {
+        self.memory().word64(self.block + at)
+    }
+    /// Whether the block is still this group's and not closed.
+    fn open(&self) -> bool {
+        self.word(NONCE).load(Ordering::Acquire) == self.nonce && self.state() & CLOSED == 0
+    }
+    fn state(&self) -> u32 {
+        self.memory().word32(self.block + STATE).load(Ordering::Acquire)
+    }
+    fn gone(&self) -> bool {
+        self.peer.as_ref().is_some_and(|p| p.gone.load(Ordering::Acquire))
+    }
+    /// No more reads will come from this rank in this group.
+    pub(super) fn finished(&self) -> bool {
+        self.gone() || !self.open()
+    }
+}
+
+/// The ranks of the group; kept alive by whatever still waits for their reads.
+pub(super) struct Ranks {
+    pub(super) remotes: Vec<Remote>,
+    pub(super) me: usize,
+}
+
+/// "All other ranks have finished `operations` operations of this group."
+struct AllDone {
+    ranks: Arc<Ranks>,
+    operations: u64,
+}
+
+impl Release for AllDone {
+    fn released(&self) -> bool {
+        self.ranks.remotes.iter().enumerate().all(|(rank, remote)| {
+            rank == self.ranks.me || remote.word(DONE).load(Ordering::Acquire) >= self.operations || remote.finished()
+        })
+    }
+}
+
+/// A channel I write, in the operation under way.
+struct Out {
+    lines: usize,
+    cells: usize,
+    cell: usize,
+    depth: u64,
+    sent: u64,
+    /// Fewest messages that all readers are known to have read.
+    read: u64,
+    readers: usize,
+    messages: u64,
+}
+
+/// A channel I read, in the operation under way; resolved when its writer's header is seen.
+#[derive(Clone, Copy, Default)]
+struct In {
+    resolved: bool,
+    lines: usize,
+    cells: usize,
+    cell: usize,
+    depth: u64,
+    taken: u64,
+    /// Messages that are known to be published.
+    there: u64,
+    ack: bool,
+}
+
+/// What is left of the first half of making a link.
+pub struct Prepared {
+    endpoint: Option<Arc<Endpoint>>,
+    block: usize,
+    nonce: u64,
+    card: Card,
+}
+
+/// Ranks that cannot be reached through shared memory.
+#[derive(Debug, thiserror::Error)]
+#[error("rank {rank} ({host}, pid {pid}) cannot share memory with this process: {why}")]
+pub struct Unreachable {
+    pub rank: usize,
+    pub host: String,
+    pub pid: u32,
+    pub why: String,
+}
+
+impl Prepared {
+    /// Takes a control block. A group of one rank needs none.
+    pub fn new(rank: usize, size: usize, staging_cap: usize, settings: Vec<(String, String)>) -> io::Result<Self> {
+        if size <= 1 {
+            let card = Card::new(rank, size, settings, [0; 16], Vec::new(), 0, 0, 0);
+            return Ok(Self { endpoint: None, block: 0, nonce: 0, card });
+        }
+        let endpoint = Endpoint::get(staging_cap)?;
+        let block = endpoint
+            .control
+            .take(&endpoint.memory, block_bytes(size))
+            .ok_or_else(|| io::Error::other("the control blocks of the live groups fill 256 MiB: destroy some groups"))?;
+        let nonce = nonce();
+        endpoint.memory.word64(block + NONCE).store(nonce, Ordering::Relaxed);
+        endpoint.memory.word32(block + STATE).store(OPEN, Ordering::Release);
+        let card = endpoint.card(rank, size, settings, block as u64, nonce);
+        Ok(Self { endpoint: Some(endpoint), block, nonce, card })
+    }
+
+    pub fn card(&self) -> &Card {
+        &self.card
+    }
+
+    /// Maps the others' memory. `cards` in rank order, mine included.
+    pub fn connect(self, cards: Vec<Card>) -> Result<ShmLink, Unreachable> {
+        let (me, size) = (self.card.rank as usize, self.card.size as usize);
+        let Some(endpoint) = &self.endpoint else {
+            return Ok(ShmLink::new(self, Ranks { remotes: Vec::new(), me }, size));
+        };
+        let mut remotes = Vec::with_capacity(size);
+        for (rank, card) in cards.into_iter().enumerate() {
+            // Several ranks of one process (threads) share its memory as it is.
+            let peer = if card.endpoint == endpoint.id { None } else { Some(reach(endpoint, &self.card, rank, &card)?) };
+            remotes.push(Remote {
+                peer,
+                memory: endpoint.memory.clone(),
+                block: card.block as usize,
+                nonce: card.nonce,
+                card,
+            });
+        }
+        Ok(ShmLink::new(self, Ranks { remotes, me }, size))
+    }
+}
+
+fn reach(endpoint: &Endpoint, mine: &Card, rank: usize, card: &Card) -> Result<Arc<Peer>, Unreachable> {
+    let fail = |why: String| Unreachable { rank, host: card.host.clone(), pid: card.pid, why };
+    if card.boot != mine.boot {
+        return Err(fail(format!("it runs on another host ({} here, {} there)", mine.host, card.host)));
+    }
+    endpoint.reach(card).map_err(|error| {
+        fail(if card.netns != mine.netns {
+            format!("its network namespace differs, so its unix socket is out of reach ({error})")
+        } else if card.uid != mine.uid {
+            format!("it runs as user {}, this process as user {} ({error})", card.uid, mine.uid)
+        } else {
+            format!("its unix socket does not answer ({error})")
+        })
+    })
+}
+
+pub struct ShmLink {
+    endpoint: Option<Arc<Endpoint>>,
+    bell: Option<Bell>,
+    pub(super) ranks: Arc<Ranks>,
+    me: usize,
+    size: usize,
+    block: usize,
+    nonce: u64,
+    /// Per rank: operations it is known to have begun.
+    begun: Vec<u64>,
+    seq: u64,
+    head: Head,
+    inline: bool,
+    region: Option<Region>,
+    outs: Vec<Out>,
+    ins: Vec<In>,
+    inlets: Vec<Inlet>,
+    mailbox: Mailbox,
+    left: bool,
+}
+
+impl ShmLink {
+    fn new(prepared: Prepared, ranks: Ranks, size: usize) -> Self {
+        let me = prepared.card.rank as usize;
+        Self {
+            bell: prepared.endpoint.as_ref().map(|e| e.bell()),
+            endpoint: prepared.endpoint,
+            ranks: Arc::new(ranks),
+            me,
+            size,
+            block: prepared.block,
+            nonce: prepared.nonce,
+            begun: vec![0; size],
+            seq: 0,
+            head: Head::default(),
+            inline: false,
+            region: None,
+            outs: Vec::new(),
+            ins: Vec::new(),
+            inlets: Vec::new(),
+            mailbox: Mailbox::new(size),
+            left: false,
+        }
+    }
+
+    fn slot(&self, seq: u64) -> usize {
+        self.block + slot_at(self.size, seq)
+    }
+
+    /// Rings every other rank that sleeps. The caller has just published something.
+    fn ring_all(&self) {
+        // Pairs with the sleepers' SeqCst increment: see `Bell::sleep`.
+        fence(Ordering::SeqCst);
+        for (rank, remote) in self.ranks.remotes.iter().enumerate() {
+            if rank != self.me {
+                ring_at(remote.memory());
+            }
+        }
+    }
+
+    fn ring_one(&self, rank: usize) {
+        fence(Ordering::SeqCst);
+        ring_at(self.ranks.remotes[rank].memory());
+    }
+
+    /// Whether everybody has finished with the operation whose slot `seq` takes over.
+    fn slot_free(&mut self, seq: u64) -> bool {
+        let Some(before) = (seq + 1).checked_sub(SLOTS) else { return true };
+        for rank in 0..self.size {
+            if rank == self.me || self.begun[rank] > before {
+                continue;
+            }
+            let remote = &self.ranks.remotes[rank];
+            let tag = remote.word(slot_at(self.size, before) + TAG).load(Ordering::Acquire);
+            if tag > before {
+                self.begun[rank] = tag;
+            } else if remote.word(DONE).load(Ordering::Acquire) < before && !remote.finished() {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn open_region(&mut self, wiring: &Wiring) -> Option<Region> {
+        let endpoint = self.endpoint.as_ref()?;
+        let lines: usize = wiring.outlets.iter().map(|o| LINE * (1 + o.readers.len())).sum();
+        let fixed = wiring.outlets.len() * ENTRY + lines;
+        let cells: usize = wiring.outlets.iter().map(|o| o.cell.next_multiple_of(LINE)).sum();
+        let bytes = |depth: usize| fixed.next_multiple_of(PAGE) + cells * depth;
+        let (want, least) = wiring.depth;
+        let region = endpoint.pool.acquire(&endpoint.memory, self.nonce, bytes(want), bytes(least))?;
+        let depth = if region.bytes >= bytes(want) {
+            want
+        } else {
+            (region.bytes - fixed.next_multiple_of(PAGE)).checked_div(cells).unwrap_or(want).max(least)
+        };
+        let memory = &endpoint.memory;
+        let mut line = wiring.outlets.len() * ENTRY;
+        let mut cell = fixed.next_multiple_of(PAGE);
+        self.outs.clear();
+        for (channel, outlet) in wiring.outlets.iter().enumerate() {
+            let cell_bytes = outlet.cell.next_multiple_of(LINE);
+            let entry = region.offset + channel * ENTRY;
+            for (i, value) in [line, cell, cell_bytes, depth, outlet.bytes as usize].into_iter().enumerate() {
+                memory.word64(entry + 8 * i).store(value as u64, Ordering::Relaxed);
+            }
+            for reader in 0..=outlet.readers.len() {
+                memory.word64(region.offset + line + LINE * reader).store(0, Ordering::Relaxed);
+            }
+            self.outs.push(Out {
+                lines: region.offset + line,
+                cells: region.offset + cell,
+                cell: cell_bytes,
+                depth: depth as u64,
+                sent: 0,
+                read: 0,
+                readers: outlet.readers.len(),
+                messages: outlet.messages,
+            });
+            line += LINE * (1 + outlet.readers.len());
+            cell += cell_bytes * depth;
+        }
+        Some(region)
+    }
+
+    /// Looks for the writer's header and finds the channel's place.
+    fn resolve(&mut self, inlet: usize) -> Result<bool, Mismatch> {
+        let want = self.inlets[inlet];
+        let remote = &self.ranks.remotes[want.rank];
+        let slot = slot_at(self.size, self.seq);
+        if remote.word(slot + TAG).load(Ordering::Acquire) != self.seq + 1 {
+            return Ok(false);
+        }
+        self.begun[want.rank] = self.seq + 1;
+        let theirs = Head {
+            what: remote.word(slot + WHAT).load(Ordering::Relaxed),
+            count: remote.word(slot + COUNT).load(Ordering::Relaxed),
+        };
+        if theirs.what != self.head.what || want.count.is_some_and(|count| count != theirs.count) {
+            return Err(Mismatch { rank: want.rank, theirs, bytes: None });
+        }
+        let found = &mut self.ins[inlet];
+        if self.inline {
+            found.cells = remote.block + slot + SLOT_HEADER;
+            found.cell = SLOT_BYTES;
+            found.depth = 1;
+            found.there = 1;
+        } else {
+            let memory = remote.memory();
+            let region = remote.word(slot + STAGE).load(Ordering::Relaxed) as usize;
+            let entry = region + want.channel * ENTRY;
+            let field = |i: usize| memory.word64(entry + 8 * i).load(Ordering::Relaxed) as usize;
+            let bytes = field(4) as u64;
+            if bytes != want.bytes {
+                return Err(Mismatch { rank: want.rank, theirs, bytes: Some((want.bytes, bytes)) });
+            }
+            found.lines = region + field(0);
+            found.cells = region + field(1);
+            found.cell = field(2);
+            found.depth = (field(3) as u64).max(1);
+            found.ack = want.messages > found.depth;
+        }
+        found.resolved = true;
+        Ok(true)
+    }
+}
+
+impl Link for ShmLink {
+    fn rank(&self) -> usize {
+        self.me
+    }
+
+    fn size(&self) -> usize {
+        self.size
+    }
+
+    fn slot_bytes(&self) -> usize {
+        SLOT_BYTES
+    }
+
+    fn begin(&mut self, seq: u64, head: Head, wiring: &Wiring) -> bool {
+        if !self.slot_free(seq) {
+            return false;
+        }
+        let Some(endpoint) = self.endpoint.clone() else { return true };
+        self.seq = seq;
+        self.inline = wiring.inline;
+        let slot = self.slot(seq);
+        self.outs.clear();
+        let mut stage = 0;
+        if !wiring.inline && !wiring.outlets.is_empty() {
+            let Some(region) = self.open_region(wiring) else { return false };
+            stage = region.offset as u64;
+            self.region = Some(region);
+        }
+        self.head = head;
+        self.inlets.clone_from(&wiring.inlets);
+        self.ins.clear();
+        self.ins.resize(wiring.inlets.len(), In::default());
+        let memory = &endpoint.memory;
+        memory.word64(slot + WHAT).store(head.what, Ordering::Relaxed);
+        memory.word64(slot + COUNT).store(head.count, Ordering::Relaxed);
+        memory.word64(slot + STAGE).store(stage, Ordering::Relaxed);
+        if wiring.inline && !wiring.outlets.is_empty() {
+            // The header is published together with the payload.
+            self.outs.push(Out {
+                lines: 0,
+                cells: slot + SLOT_HEADER,
+                cell: SLOT_BYTES,
+                depth: 1,
+                sent: 0,
+                read: 0,
+                readers: 0,
+                messages: 1,
+            });
+        } else {
+            // Release: whoever sees the tag sees the header and the region's table.
+            memory.word64(slot + TAG).store(seq + 1, Ordering::Release);
+            self.ring_all();
+        }
+        true
+    }
+
+    fn cell(&mut self, channel: usize) -> Option<*mut u8> {
+        let memory = &self.endpoint.as_ref()?.memory;
+        let out = &mut self.outs[channel];
+        if out.sent - out.read >= out.depth {
+            let mut least = u64::MAX;
+            for reader in 1..=out.readers {
+                // Acquire: the readers' loads of the cell happened before.
+                least = least.min(memory.word64(out.lines + LINE * reader).load(Ordering::Acquire));
+            }
+            out.read = least;
+            if out.sent - out.read >= out.depth {
+                return None;
+            }
+        }
+        Some(memory.at(out.cells + (out.sent % out.depth) as usize * out.cell, out.cell))
+    }
+
+    fn publish(&mut self, channel: usize) {
+        let Some(endpoint) = &self.endpoint else { return };
+        let out = &mut self.outs[channel];
+        debug_assert!(out.sent < out.messages);
+        out.sent += 1;
+        let (word, value) = if self.inline {
+            (self.block + slot_at(self.size, self.seq) + TAG, self.seq + 1)
+        } else {
+            (out.lines, out.sent)
+        };
+        // Release: whoever sees the count sees the payload.
+        endpoint.memory.word64(word).store(value, Ordering::Release);
+        self.ring_all();
+    }
+
+    fn message(&mut self, inlet: usize) -> Result<Option<*const u8>, Mismatch> {
+        if !self.ins[inlet].resolved && !self.resolve(inlet)? {
+            return Ok(None);
+        }
+        let memory = self.ranks.remotes[self.inlets[inlet].rank].memory();
+        let found = &mut self.ins[inlet];
+        if found.taken >= found.there {
+            // Acquire: pairs with the writer's publish.
+            found.there = memory.word64(found.lines).load(Ordering::Acquire);
+            if found.taken >= found.there {
+                return Ok(None);
+            }
+        }
+        Ok(Some(memory.at(found.cells + (found.taken % found.depth) as usize * found.cell, found.cell)))
+    }
+
+    fn release(&mut self, inlet: usize) {
+        let want = self.inlets[inlet];
+        let found = &mut self.ins[inlet];
+        found.taken += 1;
+        if found.ack {
+            // Release: my loads of the cell happened before the writer may fill it again.
+            let memory = self.ranks.remotes[want.rank].memory();
+            memory.word64(found.lines + LINE * (1 + want.reader)).store(found.taken, Ordering::Release);
+            self.ring_one(want.rank);
+        }
+    }
+
+    fn end(&mut self) {
+        let Some(endpoint) = &self.endpoint else { return };
+        endpoint.memory.word64(self.block + DONE).store(self.seq + 1, Ordering::Release);
+        if !self.inline {
+            self.ring_all();
+        }
+        if let Some(region) = self.region.take() {
+            let release = AllDone { ranks: self.ranks.clone(), operations: self.seq + 1 };
+            endpoint.pool.retire(&endpoint.memory, self.nonce, region, Arc::new(release));
+        }
+    }
+
+    fn arrived(&self, rank: usize, seq: u64) -> bool {
+        self.endpoint.is_none() || rank == self.me || {
+            let remote = &self.ranks.remotes[rank];
+            remote.word(DONE).load(Ordering::Acquire) > seq
+                || (seq..seq + SLOTS).any(|s| remote.word(slot_at(self.size, s) + TAG).load(Ordering::Acquire) == s + 1)
+        }
+    }
+
+    fn head_of(&self, rank: usize, seq: u64) -> Option<Head> {
+        let remote = self.ranks.remotes.get(rank)?;
+        let slot = slot_at(self.size, seq);
+        (remote.word(slot + TAG).load(Ordering::Acquire) == seq + 1).then(|| Head {
+            what: remote.word(slot + WHAT).load(Ordering::Relaxed),
+            count: remote.word(slot + COUNT).load(Ordering::Relaxed),
+        })
+    }
+
+    fn mail_open(&mut self, to: usize, mail: Mail) -> Option<Stream> {
+        let endpoint = self.endpoint.as_ref()?;
+        let stream = self.mailbox.open(endpoint, self.nonce, self.block, to, mail)?;
+        self.ring_one(to);
+        Some(stream)
+    }
+
+    fn mail_cell(&mut self, stream: Stream) -> Option<(*mut u8, usize)> {
+        self.mailbox.cell(self.endpoint.as_ref()?, stream)
+    }
+
+    fn mail_publish(&mut self, stream: Stream) {
+        if let Some(endpoint) = &self.endpoint
+            && let Some(to) = self.mailbox.publish(endpoint, stream)
+        {
+            self.ring_one(to);
+        }
+    }
+
+    fn mail_close(&mut self, stream: Stream) {
+        if let Some(endpoint) = &self.endpoint {
+            self.mailbox.close(endpoint, self.nonce, &self.ranks, stream);
+        }
+    }
+
+    fn mail_next(&mut self, from: usize) -> Option<(Mail, Stream)> {
+        let found = self.mailbox.next(&self.ranks, from)?;
+        self.ring_one(from);
+        Some(found)
+    }
+
+    fn mail_piece(&mut self, from: usize, stream: Stream) -> Option<(*const u8, usize)> {
+        self.mailbox.piece(&self.ranks, from, stream)
+    }
+
+    fn mail_release(&mut self, from: usize, stream: Stream) {
+        self.mailbox.release(&self.ranks, from, stream);
+        self.ring_one(from);
+    }
+
+    fn faults(&self) -> Vec<Fault> {
+        let mut faults = Vec::new();
+        for (rank, remote) in self.ranks.remotes.iter().enumerate() {
+            if rank == self.me {
+                continue;
+            }
+            // `gone` before the state: a rank that left in good order and then exited has only left.
+            let gone = remote.gone();
+            let same = remote.word(NONCE).load(Ordering::Acquire) == remote.nonce;
+            if same && remote.state() & POISONED != 0 {
+                faults.push(Fault::Poisoned { rank, why: read_why(remote) });
+            } else if !remote.open() {
+                faults.push(Fault::Left { rank });
+            } else if gone {
+                faults.push(Fault::Lost { rank });
+            }
+        }
+        faults
+    }
+
+    fn poison(&self, why: &str) {
+        let Some(endpoint) = &self.endpoint else { return };
+        let state = endpoint.memory.word32(self.block + STATE);
+        if state.load(Ordering::Relaxed) & POISONED != 0 {
+            return;
+        }
+        let text = why.as_bytes();
+        let mut padded = text[..text.len().min(WHY_BYTES)].to_vec();
+        let length = padded.len();
+        padded.resize(length.next_multiple_of(8), 0);
+        for (i, chunk) in padded.chunks_exact(8).enumerate() {
+            let mut word = [0; 8];
+            word.copy_from_slice(chunk);
+            endpoint.memory.word64(self.block + WHY + 8 + 8 * i).store(u64::from_le_bytes(word), Ordering::Relaxed);
+        }
+        endpoint.memory.word64(self.block + WHY).store(length as u64, Ordering::Relaxed);
+        state.fetch_or(POISONED, Ordering::Release);
+        self.ring_all();
+    }
+
+    fn leave(&mut self) {
+        if std::mem::replace(&mut self.left, true) {
+            return;
+        }
+        let Some(endpoint) = &self.endpoint else { return };
+        let state = endpoint.memory.word32(self.block + STATE);
+        state.fetch_or(CLOSED, Ordering::Release);
+        self.ring_all();
+    }
+
+    fn describe(&self, rank: usize) -> String {
+        match self.ranks.remotes.get(rank) {
+            Some(remote) => {
+                let pid = remote.peer.as_ref().map_or(remote.card.pid, |p| p.pid);
+                format!("rank {rank} (host {}, pid {pid})", remote.card.host)
+            }
+            None => format!("rank {rank}"),
+        }
+    }
+
+    fn bell(&self) -> u32 {
+        self.bell.as_ref().map_or(0, Bell::count)
+    }
+
+    fn sleep(&self, ticket: u32, at_most: Duration) {
+        if let Some(bell) = &self.bell {
+            bell.sleep(ticket, at_most);
+        }
+    }
+
+    fn sleeper(&self) -> Box<dyn Sleeper> {
+        Box::new(OwnBell(self.bell.clone()))
+    }
+}
+
+struct OwnBell(Option<Bell>);
+
+impl Sleeper for OwnBell {
+    fn ring(&self) {
+        if let Some(bell) = &self.0 {
+            bell.ring();
+        }
+    }
+
+    fn sleep(&self, ticket: u32, at_most: Duration) {
+        if let Some(bell) = &self.0 {
+            bell.sleep(ticket, at_most);
+        }
+    }
+}
+
+fn read_why(remote: &Remote) -> String {
+    let length = (remote.word(WHY).load(Ordering::Relaxed) as usize).min(WHY_BYTES);
+    let bytes: Vec<u8> = (0..length.div_ceil(8))
+        .flat_map(|i| remote.word(WHY + 8 + 8 * i).load(Ordering::Relaxed).to_le_bytes())
+        .collect();
+    String::from_utf8_lossy(&bytes[..length]).into_owned()
+}
+
+impl Drop for ShmLink {
+    fn drop(&mut self) {
+        self.leave();
+        let Some(endpoint) = self.endpoint.take() else { return };
+        if let Some(region) = self.region.take() {
+            let release = AllDone { ranks: self.ranks.clone(), operations: u64::MAX };
+            endpoint.pool.retire(&endpoint.memory, self.nonce, region, Arc::new(release));
+        }
+        self.mailbox.drain(&endpoint, self.nonce, &self.ranks);
+        endpoint.pool.disown(&endpoint.memory, self.nonce);
+        // The block may be read until every other rank has left, too: they look at its state and last slots.
+        let release = AllDone { ranks: self.ranks.clone(), operations: u64::MAX };
+        endpoint.control.give(self.block, block_bytes(self.size), Arc::new(release));
+    }
+}

@@ -1,0 +1,242 @@
+//! Messages between two ranks, outside the collectives.
+//!
+//! A sender announces each message in its ring to that receiver: tag, size and where the pieces will lie. The
+//! receiver takes announcements off the ring as it looks, so that messages may be received in any order of tags.
+//! Short messages are written whole and need nobody to be there; long ones go through a few cells.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::endpoint::Endpoint;
+use super::layout::*;
+use super::link::Ranks;
+use super::memory::Memory;
+use super::pool::{Region, Release};
+use crate::{Mail, Stream};
+
+/// Messages up to this many bytes are written whole.
+const EAGER: usize = 64 << 10;
+const PIECE: usize = 128 << 10;
+const PIECES: usize = 4;
+/// What a message is moved with when the pool is used up.
+const LEAST_PIECE: usize = 16 << 10;
+
+/// Region of a message: line `published`, line `read`, cells from the second page on.
+const CELLS: usize = PAGE;
+
+struct Outgoing {
+    to: usize,
+    region: Option<Region>,
+    cell: usize,
+    depth: u64,
+    pieces: u64,
+    sent: u64,
+}
+
+#[derive(Clone, Copy)]
+struct Incoming {
+    region: usize,
+    cell: usize,
+    depth: u64,
+    bytes: usize,
+    taken: u64,
+}
+
+/// "The receiver has read all pieces", or it is gone.
+struct AllRead {
+    memory: Arc<Memory>,
+    ranks: Arc<Ranks>,
+    region: usize,
+    pieces: u64,
+    to: usize,
+}
+
+impl Release for AllRead {
+    fn released(&self) -> bool {
+        self.memory.word64(self.region + LINE).load(Ordering::Acquire) >= self.pieces
+            || self.ranks.remotes[self.to].finished()
+    }
+}
+
+pub(super) struct Mailbox {
+    next: Stream,
+    /// My rings, by receiver: (offset, messages announced).
+    rings: HashMap<usize, (usize, u64)>,
+    /// Others' rings to me, by sender: (offset in its memory, messages taken).
+    inbound: Vec<(usize, u64)>,
+    outgoing: HashMap<Stream, Outgoing>,
+    incoming: HashMap<Stream, Incoming>,
+}
+
+fn entry(ring: usize, message: u64) -> usize {
+    ring + LINE * (1 + (message % RING_ENTRIES) as usize)
+}
+
+impl Mailbox {
+    pub(super) fn new(size: usize) -> Self {
+        Self {
+            next: 0,
+            rings: HashMap::new(),
+            inbound: vec![(0, 0); size],
+            outgoing: HashMap::new(),
+            incoming: HashMap::new(),
+        }
+    }
+
+    pub(super) fn open(&mut self, endpoint: &Endpoint, owner: u64, block: usize, to: usize, mail: Mail) -> Option<Stream> {
+        let memory = &endpoint.memory;
+        let (ring, announced) = match self.rings.get(&to) {
+            Some(&ring) => ring,
+            None => {
+                let ring = endpoint.control.take(memory, RING_BYTES)?;
+                memory.word64(block + MAIL + 8 * to).store(ring as u64, Ordering::Release);
+                (ring, 0)
+            }
+        };
+        self.rings.insert(to, (ring, announced));
+        // Acquire: the receiver has copied the entry that this one takes over.
+        if announced - memory.word64(ring).load(Ordering::Acquire) >= RING_ENTRIES {
+            return None;
+        }
+        let bytes = usize::try_from(mail.bytes).ok()?;
+        let (region, cell) = self.region(endpoint, owner, bytes)?;
+        let depth = region.map_or(1, |r| ((r.bytes - CELLS) / cell.next_multiple_of(LINE).max(1)).max(1)) as u64;
+        let at = entry(ring, announced);
+        let stage = region.map_or(0, |r| r.offset);
+        if region.is_some() {
+            memory.word64(stage).store(0, Ordering::Relaxed);
+            memory.word64(stage + LINE).store(0, Ordering::Relaxed);
+        }
+        for (i, value) in [mail.tag, mail.what, mail.bytes, stage as u64, cell as u64, depth].into_iter().enumerate() {
+            memory.word64(at + 8 + 8 * i).store(value, Ordering::Relaxed);
+        }
+        // Release: whoever sees the number sees the announcement.
+        memory.word64(at).store(announced + 1, Ordering::Release);
+        self.rings.insert(to, (ring, announced + 1));
+        self.next += 1;
+        let pieces = bytes.div_ceil(cell.max(1)) as u64;
+        self.outgoing.insert(self.next, Outgoing { to, region, cell, depth, pieces, sent: 0 });
+        Some(self.next)
+    }
+
+    /// Memory for a message of `bytes` and the size of its pieces.
+    fn region(&self, endpoint: &Endpoint, owner: u64, bytes: usize) -> Option<(Option<Region>, usize)> {
+        if bytes == 0 {
+            return Some((None, 0));
+        }
+        let cell = if bytes <= EAGER { bytes } else { PIECE.min(bytes) };
+        let want = CELLS + cell.next_multiple_of(LINE) * if bytes <= EAGER { 1 } else { PIECES };
+        // One message may always go on, in small pieces; further ones wait until memory comes back.
+        let alone = self.outgoing.is_empty();
+        let least = if alone { CELLS + 2 * LEAST_PIECE } else { want };
+        let region = endpoint.pool.acquire_mail(&endpoint.memory, owner, want, least, alone)?;
+        let cell = if region.bytes < want { LEAST_PIECE.min(bytes) } else { cell };
+        Some((Some(region), cell))
+    }
+
+    pub(super) fn cell(&mut self, endpoint: &Endpoint, stream: Stream) -> Option<(*mut u8, usize)> {
+        let out = self.outgoing.get(&stream)?;
+        let region = out.region?;
+        let read = endpoint.memory.word64(region.offset + LINE).load(Ordering::Acquire);
+        if out.sent - read >= out.depth {
+            return None;
+        }
+        let at = region.offset + CELLS + (out.sent % out.depth) as usize * out.cell.next_multiple_of(LINE);
+        Some((endpoint.memory.at(at, out.cell), out.cell))
+    }
+
+    pub(super) fn publish(&mut self, endpoint: &Endpoint, stream: Stream) -> Option<usize> {
+        let out = self.outgoing.get_mut(&stream)?;
+        out.sent += 1;
+        endpoint.memory.word64(out.region?.offset).store(out.sent, Ordering::Release);
+        Some(out.to)
+    }
+
+    pub(super) fn close(&mut self, endpoint: &Endpoint, owner: u64, ranks: &Arc<Ranks>, stream: Stream) {
+        if let Some(out) = self.outgoing.remove(&stream)
+            && let Some(region) = out.region
+        {
+            let release = AllRead {
+                memory: endpoint.memory.clone(),
+                ranks: ranks.clone(),
+                region: region.offset,
+                pieces: out.pieces,
+                to: out.to,
+            };
+            endpoint.pool.retire(&endpoint.memory, owner ^ MAIL_OWNER, region, Arc::new(release));
+        }
+    }
+
+    pub(super) fn next(&mut self, ranks: &Ranks, from: usize) -> Option<(Mail, Stream)> {
+        let remote = &ranks.remotes[from];
+        let (ring, taken) = &mut self.inbound[from];
+        if *ring == 0 {
+            *ring = remote.memory().word64(remote.block + MAIL + 8 * ranks.me).load(Ordering::Acquire) as usize;
+            if *ring == 0 {
+                return None;
+            }
+        }
+        let at = entry(*ring, *taken);
+        if remote.memory().word64(at).load(Ordering::Acquire) != *taken + 1 {
+            return None;
+        }
+        let field = |i: usize| remote.memory().word64(at + 8 + 8 * i).load(Ordering::Relaxed);
+        let mail = Mail { tag: field(0), what: field(1), bytes: field(2) };
+        let message = Incoming {
+            region: field(3) as usize,
+            cell: field(4) as usize,
+            depth: field(5).max(1),
+            bytes: mail.bytes as usize,
+            taken: 0,
+        };
+        *taken += 1;
+        remote.memory().word64(*ring).store(*taken, Ordering::Release);
+        self.next += 1;
+        self.incoming.insert(self.next, message);
+        Some((mail, self.next))
+    }
+
+    pub(super) fn piece(&mut self, ranks: &Ranks, from: usize, stream: Stream) -> Option<(*const u8, usize)> {
+        let message = self.incoming.get(&stream)?;
+        let left = message.bytes - message.taken as usize * message.cell;
+        if left == 0 {
+            return None;
+        }
+        let memory = ranks.remotes[from].memory();
+        if memory.word64(message.region).load(Ordering::Acquire) <= message.taken {
+            return None;
+        }
+        let cell = message.cell.next_multiple_of(LINE);
+        let at = message.region + CELLS + (message.taken % message.depth) as usize * cell;
+        let bytes = left.min(message.cell);
+        Some((memory.at(at, bytes), bytes))
+    }
+
+    pub(super) fn release(&mut self, ranks: &Ranks, from: usize, stream: Stream) {
+        if let Some(message) = self.incoming.get_mut(&stream) {
+            message.taken += 1;
+            let read: &AtomicU64 = ranks.remotes[from].memory().word64(message.region + LINE);
+            read.store(message.taken, Ordering::Release);
+            if message.taken as usize * message.cell >= message.bytes {
+                self.incoming.remove(&stream);
+            }
+        }
+    }
+
+    /// The group is over: everything goes back when its readers are gone.
+    pub(super) fn drain(&mut self, endpoint: &Endpoint, owner: u64, ranks: &Arc<Ranks>) {
+        for stream in self.outgoing.keys().copied().collect::<Vec<_>>() {
+            self.close(endpoint, owner, ranks, stream);
+        }
+        endpoint.pool.disown(&endpoint.memory, owner ^ MAIL_OWNER);
+        for (&to, &(ring, _)) in &self.rings {
+            let release = AllRead { memory: endpoint.memory.clone(), ranks: ranks.clone(), region: ring, pieces: u64::MAX, to };
+            endpoint.control.give(ring, RING_BYTES, Arc::new(release));
+        }
+        self.rings.clear();
+    }
+}
+
+/// Regions of messages are not those of collectives: they are released by other rules.
+const MAIL_OWNER: u64 = 1 << 63;

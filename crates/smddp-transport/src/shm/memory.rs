@@ -1,0 +1,104 @@
+//! Memory that several processes map: a sealed memfd and typed, bounds-checked windows into it.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::mm::{Advice, MapFlags, ProtFlags};
+
+/// A shared mapping. Everything in it is reached as atomics or by raw pointer, never as plain references, so
+/// that another process may write at any time.
+#[derive(Debug)]
+pub(crate) struct Memory {
+    base: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the mapping lives until `drop`, belongs to no thread, and is only reached through atomics or through
+// raw pointers whose users say who may write when (link.rs, mail.rs).
+unsafe impl Send for Memory {}
+// SAFETY: as above; shared references hand out atomics and raw pointers only.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// New anonymous memory of `len` bytes whose size nobody can change. Pages appear when first touched.
+    pub(crate) fn create(len: usize) -> io::Result<(Self, OwnedFd)> {
+        let fd = rustix::fs::memfd_create("smddp", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&fd, len as u64)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok((Self::map(&fd, len)?, fd))
+    }
+
+    /// Maps another process's memory. A descriptor that could shrink under us is refused: it would be SIGBUS.
+    pub(crate) fn open(fd: impl AsFd, len: usize) -> io::Result<Self> {
+        let seals = rustix::fs::fcntl_get_seals(fd.as_fd())?;
+        let size = rustix::fs::fstat(fd.as_fd())?.st_size;
+        if !seals.contains(SealFlags::SHRINK) || u64::try_from(size).ok() != Some(len as u64) {
+            return Err(io::Error::other(format!("shared memory of {size} bytes is not sealed or not of {len} bytes")));
+        }
+        Self::map(fd, len)
+    }
+
+    fn map(fd: impl AsFd, len: usize) -> io::Result<Self> {
+        // SAFETY: a fresh mapping at an address the kernel picks; owned by the value returned; any thread.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                fd,
+                0,
+            )?
+        };
+        Ok(Self { base: base.cast(), len })
+    }
+
+    /// Address of `bytes` bytes at `offset`. Offsets come from other processes: out of range is a bug or an
+    /// attack, and stops here.
+    #[inline]
+    pub(crate) fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
+        assert!(offset <= self.len && bytes <= self.len - offset, "offset {offset}+{bytes} outside shared memory");
+        self.base.wrapping_add(offset)
+    }
+
+    #[inline]
+    pub(crate) fn word64(&self, offset: usize) -> &AtomicU64 {
+        let at = self.at(offset, 8);
+        assert!(offset.is_multiple_of(8));
+        // SAFETY: in range and aligned (checked above; the base is page aligned); lives as long as `self`; all
+        // processes use this place as an atomic only.
+        unsafe { AtomicU64::from_ptr(at.cast()) }
+    }
+
+    #[inline]
+    pub(crate) fn word32(&self, offset: usize) -> &AtomicU32 {
+        let at = self.at(offset, 4);
+        assert!(offset.is_multiple_of(4));
+        // SAFETY: as in `word64`.
+        unsafe { AtomicU32::from_ptr(at.cast()) }
+    }
+
+    /// Touches pages ahead of use, so that the first operation does not pay for them. Best effort.
+    pub(crate) fn populate(&self, offset: usize, bytes: usize, write: bool) {
+        let start = offset & !4095;
+        let end = (offset + bytes).next_multiple_of(4096).min(self.len);
+        let advice = if write { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
+        // SAFETY: the range lies inside this mapping (checked by `at`); populating changes no bytes.
+        let _ = unsafe { rustix::mm::madvise(self.at(start, end - start).cast(), end - start, advice) };
+    }
+
+    /// Gives the pages back to the system; they read as zero afterwards. `offset` and `bytes` are page multiples.
+    pub(crate) fn discard(&self, offset: usize, bytes: usize) {
+        // SAFETY: in range (checked by `at`); the caller's allocator owns the range and nobody reads it any more.
+        let _ = unsafe { libc::madvise(self.at(offset, bytes).cast(), bytes, libc::MADV_REMOVE) };
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: mapped by `map` with this length, unmapped once; whoever uses pointers into it holds an Arc.
+        let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
+    }
+}

@@ -1,0 +1,20 @@
+//! Shared memory between the processes of one node.
+//!
+//! Each process owns one sealed memfd: control blocks (headers, small payload, states) and a staging pool. It is
+//! handed to peers over an abstract unix socket; nothing has a name in a file system and nothing outlives the
+//! processes.
+
+mod card;
+mod control;
+mod endpoint;
+mod handshake;
+mod layout;
+mod link;
+mod mail;
+mod memory;
+mod pool;
+mod service;
+
+pub use card::{Card, CardError, PROTOCOL};
+pub use endpoint::{Endpoint, fork_generation};
+pub use link::{Prepared, ShmLink, Unreachable};

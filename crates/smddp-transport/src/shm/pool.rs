@@ -1,0 +1,302 @@
+//! The staging pool: one per process, shared by all its communicators, grown on use up to a cap.
+//!
+//! An operation takes one region and hands it back when it ends; the region is free for the next one when its
+//! readers are done with it, which the region's [`Release`] tells. Every started operation can have the least
+//! memory it works with, if need be from the reserve past the cap: groups that are used in different orders on
+//! different ranks therefore never wait for each other's memory.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::layout::{PAGE, RESERVE_BYTES, STAGING};
+use super::memory::Memory;
+
+/// Tells when the readers of a region are done with it.
+pub(crate) trait Release: Send + Sync {
+    fn released(&self) -> bool;
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Region {
+    pub(crate) offset: usize,
+    pub(crate) bytes: usize,
+}
+
+struct Idle {
+    region: Region,
+    owner: u64,
+    release: Option<Arc<dyn Release>>,
+    /// Ascending age: the largest was handed back last.
+    turn: u64,
+}
+
+impl Idle {
+    fn released(&mut self) -> bool {
+        if self.release.as_ref().is_some_and(|r| r.released()) {
+            self.release = None;
+        }
+        self.release.is_none()
+    }
+}
+
+#[derive(Default)]
+struct State {
+    /// Free ranges under the cap, by offset.
+    free: BTreeMap<usize, usize>,
+    reserve: BTreeMap<usize, usize>,
+    idle: Vec<Idle>,
+    turn: u64,
+}
+
+pub(crate) struct Pool {
+    state: Mutex<State>,
+    cap: usize,
+    /// Bytes ever handed out below the cap and still resident, and bytes in use of the reserve.
+    resident: AtomicUsize,
+    reserve_used: AtomicUsize,
+}
+
+/// Regions of up to this many bytes together are rotated by one communicator, so that an operation need not
+/// wait for the last reader of the one before; larger ones are used again at once, which keeps them in cache.
+const ROTATE: usize = 2 << 20;
+const GRAIN: usize = 16 * PAGE;
+
+fn take(free: &mut BTreeMap<usize, usize>, bytes: usize) -> Option<usize> {
+    let (&offset, &len) = free.iter().find(|&(_, &len)| len >= bytes)?;
+    free.remove(&offset);
+    if len > bytes {
+        free.insert(offset + bytes, len - bytes);
+    }
+    Some(offset)
+}
+
+fn give(free: &mut BTreeMap<usize, usize>, mut offset: usize, mut bytes: usize) {
+    if let Some((&before, &len)) = free.range(..offset).next_back()
+        && before + len == offset
+    {
+        free.remove(&before);
+        offset = before;
+        bytes += len;
+    }
+    if let Some(after) = free.remove(&(offset + bytes)) {
+        bytes += after;
+    }
+    free.insert(offset, bytes);
+}
+
+impl Pool {
+    /// A pool that may grow to `cap` bytes (rounded up to its grain).
+    pub(crate) fn new(cap: usize) -> Self {
+        let cap = cap.next_multiple_of(GRAIN);
+        let mut state = State::default();
+        if cap > 0 {
+            state.free.insert(STAGING, cap);
+        }
+        state.reserve.insert(STAGING + cap, RESERVE_BYTES);
+        Self { state: Mutex::new(state), cap, resident: AtomicUsize::new(0), reserve_used: AtomicUsize::new(0) }
+    }
+
+    /// Bytes of address space behind `STAGING`.
+    pub(crate) fn span(cap: usize) -> usize {
+        cap.next_multiple_of(GRAIN) + RESERVE_BYTES
+    }
+
+    /// (cap, resident under the cap, in use of the reserve), bytes.
+    pub(crate) fn usage(&self) -> (usize, usize, usize) {
+        (self.cap, self.resident.load(Ordering::Relaxed), self.reserve_used.load(Ordering::Relaxed))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// `want` bytes for `owner`, or at least `least`; `None` while the owner should rather wait for its own
+    /// regions to come back, or while even the reserve is used up.
+    pub(crate) fn acquire(&self, memory: &Memory, owner: u64, want: usize, least: usize) -> Option<Region> {
+        let (want, least) = (want.next_multiple_of(GRAIN), least.next_multiple_of(PAGE));
+        let mut state = self.lock();
+        let state = &mut *state;
+
+        let mut mine: Option<usize> = None;
+        let mut waiting = 0;
+        for i in 0..state.idle.len() {
+            if state.idle[i].owner != owner || state.idle[i].region.bytes < want {
+                continue;
+            }
+            if !state.idle[i].released() {
+                waiting += state.idle[i].region.bytes;
+            } else if mine.is_none_or(|m| {
+                let (a, b) = (&state.idle[i], &state.idle[m]);
+                if want * 2 <= ROTATE { a.turn < b.turn } else { a.turn > b.turn }
+            }) {
+                mine = Some(i);
+            }
+        }
+        if let Some(i) = mine {
+            return Some(state.idle.swap_remove(i).region);
+        }
+        if waiting > 0 && waiting + want > ROTATE {
+            return None;
+        }
+        if let Some(region) = self.carve(state, memory, want) {
+            return Some(region);
+        }
+        self.evict(state, None);
+        if let Some(region) = self.carve(state, memory, want).or_else(|| self.carve(state, memory, least)) {
+            return Some(region);
+        }
+        let offset = take(&mut state.reserve, least)?;
+        self.reserve_used.fetch_add(least, Ordering::Relaxed);
+        Some(Region { offset, bytes: least })
+    }
+
+    /// Memory of one message: as `acquire`, but from the reserve only where `reserve` allows, and never by waiting
+    /// for one's own: messages are read in any order.
+    pub(crate) fn acquire_mail(&self, memory: &Memory, owner: u64, want: usize, least: usize, reserve: bool) -> Option<Region> {
+        let (want, least) = (want.next_multiple_of(PAGE), least.next_multiple_of(PAGE));
+        let owner = owner ^ (1 << 63);
+        let mut state = self.lock();
+        let state = &mut *state;
+        let fits = |i: &Idle| i.owner == owner && i.region.bytes >= want && i.region.bytes <= 2 * want;
+        for i in 0..state.idle.len() {
+            if fits(&state.idle[i]) && state.idle[i].released() {
+                return Some(state.idle.swap_remove(i).region);
+            }
+        }
+        if let Some(region) = self.carve(state, memory, want) {
+            return Some(region);
+        }
+        self.evict(state, None);
+        if let Some(region) = self.carve(state, memory, want) {
+            return Some(region);
+        }
+        if !reserve {
+            return None;
+        }
+        let offset = take(&mut state.reserve, least)?;
+        self.reserve_used.fetch_add(least, Ordering::Relaxed);
+        Some(Region { offset, bytes: least })
+    }
+
+    fn carve(&self, state: &mut State, memory: &Memory, bytes: usize) -> Option<Region> {
+        let offset = take(&mut state.free, bytes)?;
+        memory.populate(offset, bytes, true);
+        self.resident.fetch_max(offset + bytes - STAGING, Ordering::Relaxed);
+        Some(Region { offset, bytes })
+    }
+
+    /// Puts idle regions under the cap that nobody reads any more back into the free ranges: everybody's, or one
+    /// owner's.
+    fn evict(&self, state: &mut State, of: Option<u64>) {
+        let mut i = 0;
+        while i < state.idle.len() {
+            let idle = &mut state.idle[i];
+            let below_cap = idle.region.offset < STAGING + self.cap;
+            if below_cap && of.is_none_or(|owner| owner == idle.owner) && idle.released() {
+                let region = state.idle.swap_remove(i).region;
+                give(&mut state.free, region.offset, region.bytes);
+            } else {
+                i += 1;
+            }
+        }
+    }
+
+    /// Hands a region back; it is used again when `release` says so.
+    pub(crate) fn retire(&self, memory: &Memory, owner: u64, region: Region, release: Arc<dyn Release>) {
+        let mut state = self.lock();
+        state.turn += 1;
+        let turn = state.turn;
+        state.idle.push(Idle { region, owner, release: Some(release), turn });
+        self.sweep_reserve(&mut state, memory);
+    }
+
+    /// Memory past the cap goes back to the system as soon as it can.
+    fn sweep_reserve(&self, state: &mut State, memory: &Memory) {
+        let mut i = 0;
+        while i < state.idle.len() {
+            if state.idle[i].region.offset >= STAGING + self.cap && state.idle[i].released() {
+                let region = state.idle.swap_remove(i).region;
+                memory.discard(region.offset, region.bytes);
+                self.reserve_used.fetch_sub(region.bytes, Ordering::Relaxed);
+                give(&mut state.reserve, region.offset, region.bytes);
+            } else {
+                i += 1;
+            }
+        }
+    }
+
+    /// Forgets which regions were `owner`'s: the group is gone, any other may have them when they are released.
+    pub(crate) fn disown(&self, memory: &Memory, owner: u64) {
+        let mut state = self.lock();
+        for idle in &mut state.idle {
+            if idle.owner == owner {
+                idle.owner = 0;
+            }
+        }
+        self.evict(&mut state, Some(0));
+        self.sweep_reserve(&mut state, memory);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+
+    struct Flag(AtomicBool);
+    impl Release for Flag {
+        fn released(&self) -> bool {
+            self.0.load(Ordering::Relaxed)
+        }
+    }
+
+    fn memory(cap: usize) -> Memory {
+        Memory::create(STAGING + Pool::span(cap)).unwrap().0
+    }
+
+    #[test]
+    fn every_started_operation_gets_its_least_memory_when_the_cap_is_used_up() {
+        let memory = memory(1 << 20);
+        let pool = Pool::new(1 << 20);
+        let regions: Vec<_> = (1..40).map(|owner| pool.acquire(&memory, owner, 256 << 10, 32 << 10).unwrap()).collect();
+        for (i, a) in regions.iter().enumerate() {
+            for b in &regions[i + 1..] {
+                assert!(a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset);
+            }
+        }
+        assert_eq!(pool.usage().0, 1 << 20);
+        assert!(pool.usage().2 > 0);
+        for (owner, region) in (1..40).zip(regions) {
+            pool.retire(&memory, owner, region, Arc::new(Flag(AtomicBool::new(true))));
+        }
+        assert_eq!(pool.usage().2, 0, "the reserve goes back to the system");
+    }
+
+    #[test]
+    fn a_region_is_not_used_again_before_its_readers_are_done() {
+        let memory = memory(8 << 20);
+        let pool = Pool::new(8 << 20);
+        let first = pool.acquire(&memory, 1, 3 << 20, 4096).unwrap();
+        let flag = Arc::new(Flag(AtomicBool::new(false)));
+        pool.retire(&memory, 1, first, flag.clone());
+        assert_eq!(pool.acquire(&memory, 1, 3 << 20, 4096), None);
+        flag.0.store(true, Ordering::Relaxed);
+        assert_eq!(pool.acquire(&memory, 1, 3 << 20, 4096), Some(first));
+    }
+
+    #[test]
+    fn freed_ranges_join_again() {
+        let mut free = BTreeMap::from([(0, 100)]);
+        let a = take(&mut free, 30).unwrap();
+        let b = take(&mut free, 30).unwrap();
+        let c = take(&mut free, 40).unwrap();
+        assert!(take(&mut free, 1).is_none());
+        give(&mut free, a, 30);
+        give(&mut free, c, 40);
+        give(&mut free, b, 30);
+        assert_eq!(free, BTreeMap::from([(0, 100)]));
+    }
+}
