@@ -1,0 +1,422 @@
+//! A program meets sizes: offsets, segments, cells, wiring. The result is kept and used again.
+
+use std::sync::Arc;
+
+use smddp_plan::choice::{Shape, choose, choose_named};
+use smddp_plan::{Ask, Buffer, Choice, Collective, Program, Source, Span, Step, plan};
+use smddp_transport::{Inlet, Outlet, Wiring};
+
+use crate::call::{Counts, name_of, reduces, rooted};
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::types::DType;
+
+/// What a binding depends on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) collective: Collective,
+    pub(crate) dtype: DType,
+    pub(crate) root: usize,
+    pub(crate) counts: Counts,
+}
+
+/// Blocks of one buffer, ready to be walked: numbers into the tables of [`Bound`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) buffer: Buffer,
+    pub(crate) block: usize,
+    pub(crate) blocks: usize,
+    /// Segments of the longest block; 1 for a token.
+    pub(crate) segments: usize,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct From {
+    pub(crate) inlet: usize,
+    /// The message as its writer laid it out (block numbers of the tables), and which blocks of it are taken.
+    pub(crate) message: Run,
+    pub(crate) skip: usize,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Act {
+    Send { channel: usize, source: Run, tee: Option<Run> },
+    Receive { from: From, to: Run, forward: Option<usize> },
+    Reduce { from: Vec<From>, own: Option<(usize, Run)>, result: Run, to: bool, send: Option<usize>, finish: bool },
+    Copy { source: Run, to: Run, finish: bool },
+    Signal { semaphore: usize, of: Run },
+    Wait { semaphore: usize, of: Run },
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Bound {
+    pub(crate) choice: Choice,
+    pub(crate) lanes: Vec<Vec<(usize, Act)>>,
+    /// Turns of each lane's loop.
+    pub(crate) turns: Vec<usize>,
+    pub(crate) wiring: Wiring,
+    pub(crate) semaphores: usize,
+    /// Offsets in bytes of the blocks of In, Out, Scratch when each is one flat buffer.
+    pub(crate) offsets: [Vec<usize>; 3],
+    /// Bytes of the blocks of In, Out, Scratch.
+    pub(crate) lengths: [Vec<usize>; 3],
+    pub(crate) scratch: usize,
+    /// Travels in the header: operation, dtype, root, plan.
+    pub(crate) what: u64,
+    pub(crate) count: u64,
+    /// Whole buffer, as nccl-tests counts it.
+    pub(crate) bytes: usize,
+}
+
+const fn index(buffer: Buffer) -> usize {
+    match buffer {
+        Buffer::In => 0,
+        Buffer::Out => 1,
+        Buffer::Scratch => 2,
+    }
+}
+
+impl Bound {
+    pub(crate) fn segment(&self, length: usize, segment: usize) -> usize {
+        let start = (segment * self.choice.segment).min(length);
+        self.choice.segment.min(length - start)
+    }
+
+    pub(crate) fn length(&self, buffer: Buffer, block: usize) -> usize {
+        self.lengths[index(buffer)][block]
+    }
+
+    pub(crate) fn table(buffer: Buffer) -> usize {
+        index(buffer)
+    }
+}
+
+/// Elements of each of the N blocks of a buffer of `count`: cut on cache lines, so the last ones may be empty.
+fn cut(count: usize, n: usize, element: usize) -> Vec<usize> {
+    let grain = (64 / element).max(1);
+    let each = count.div_ceil(n).next_multiple_of(grain);
+    (0..n).map(|b| count.saturating_sub(b * each).min(each)).collect()
+}
+
+fn running(lengths: &[usize]) -> Vec<usize> {
+    let mut at = 0;
+    lengths
+        .iter()
+        .map(|length| {
+            at += length;
+            at - length
+        })
+        .collect()
+}
+
+struct Sizes {
+    tables: [Vec<usize>; 3],
+    offsets: [Vec<usize>; 3],
+    /// Bytes of the whole buffer; elements in the header; longest block.
+    bytes: usize,
+    count: u64,
+    longest: usize,
+}
+
+fn sizes(key: &Key, rank: usize, n: usize) -> Sizes {
+    let element = key.dtype.size();
+    let blocks: Vec<usize> = match &key.counts {
+        Counts::Even(c) => vec![*c; n],
+        Counts::Whole(c) => cut(*c, n, element),
+        Counts::Uneven(list) => list.clone(),
+        Counts::Pairs(send, _) => send.clone(),
+    };
+    let lengths: Vec<usize> = blocks.iter().map(|c| c * element).collect();
+    let output: Vec<usize> = match &key.counts {
+        Counts::Pairs(_, receive) => receive.iter().map(|c| c * element).collect(),
+        _ => lengths.clone(),
+    };
+    // A buffer that holds only this rank's block has it at its beginning.
+    let alone = || vec![0; n];
+    let (own_in, own_out) = match key.collective {
+        Collective::AllGather | Collective::Gather => (true, false),
+        Collective::ReduceScatter | Collective::Scatter => (false, true),
+        _ => (false, false),
+    };
+    let count = match key.collective {
+        Collective::AllGather | Collective::Gather => blocks[rank],
+        Collective::Scatter => blocks[0],
+        Collective::AllToAll if matches!(key.counts, Counts::Pairs(..)) => 0,
+        Collective::AllToAll => blocks[0],
+        _ => blocks.iter().sum(),
+    };
+    Sizes {
+        bytes: lengths.iter().sum(),
+        count: count as u64,
+        longest: lengths.iter().chain(&output).copied().max().unwrap_or(0),
+        offsets: [
+            if own_in { alone() } else { running(&lengths) },
+            if own_out { alone() } else { running(&output) },
+            Vec::new(),
+        ],
+        tables: [lengths, output, Vec::new()],
+    }
+}
+
+pub(crate) fn pick(key: &Key, rank: usize, n: usize, slot: usize, config: &Config) -> Result<Choice> {
+    let s = sizes(key, rank, n);
+    let uneven_pairs = matches!(key.counts, Counts::Pairs(..));
+    let shape = Shape {
+        collective: key.collective,
+        size: n,
+        // Pairs are known to two ranks only, so the choice must not depend on them.
+        bytes: if uneven_pairs { n << 20 } else { s.bytes },
+        block: if uneven_pairs { 1 << 20 } else { s.longest },
+        uneven_pairs,
+        rounds_per_hop_forbidden: key.dtype.is_half() && reduces(key.collective),
+        slot,
+        staging: config.staging,
+    };
+    let mut choice = match config.algorithm.and_then(|a| choose_named(a, &shape)) {
+        Some(choice) => choice,
+        None => choose(&shape),
+    };
+    if let Some(segment) = config.segment {
+        choice.segment = segment;
+    }
+    // A segment is whole elements.
+    choice.segment = choice.segment.max(64).next_multiple_of(64);
+    Ok(choice)
+}
+
+pub(crate) fn bind(key: &Key, rank: usize, n: usize, slot: usize, config: &Config) -> Result<Bound> {
+    let choice = pick(key, rank, n, slot, config)?;
+    let ask = Ask {
+        collective: key.collective,
+        rank,
+        size: n,
+        root: if rooted(key.collective) { key.root } else { 0 },
+        uneven_pairs: matches!(key.counts, Counts::Pairs(..)),
+    };
+    let program = plan(choice.algorithm, &ask).ok_or_else(|| {
+        Error::Invalid(format!(
+            "{}: algorithm {} does not do this collective on {n} ranks (SMDDP_ALGO?)",
+            name_of(key.collective),
+            choice.algorithm.name()
+        ))
+    })?;
+    Ok(Binder::new(key, rank, n, slot, choice, &program).finish(program))
+}
+
+struct Binder {
+    bound: Bound,
+    counts: Vec<Option<u64>>,
+    inlets: Vec<Inlet>,
+    uneven_pairs: bool,
+    /// Every rank's whole message fits a slot.
+    fits: bool,
+}
+
+impl Binder {
+    fn new(key: &Key, rank: usize, n: usize, slot: usize, choice: Choice, program: &Program) -> Self {
+        let mut s = sizes(key, rank, n);
+        let scratch: Vec<usize> = (0..program.scratch_blocks).map(|b| s.tables[0][b % n]).collect();
+        s.offsets[2] = running(&scratch.iter().map(|l| l.next_multiple_of(64)).collect::<Vec<_>>());
+        let total = scratch.iter().map(|l| l.next_multiple_of(64)).sum();
+        s.tables[2] = scratch;
+        let element = key.dtype.size();
+        let uneven_pairs = matches!(key.counts, Counts::Pairs(..));
+        // What each writer's header should count, where it is known here.
+        let counts = (0..n)
+            .map(|r| match (key.collective, &key.counts) {
+                (_, Counts::Pairs(..)) => None,
+                (Collective::AllGather | Collective::Gather, _) => Some((s.tables[0][r] / element) as u64),
+                _ => Some(s.count),
+            })
+            .collect();
+        let what = u64::from(key.collective as u8)
+            | u64::from(key.dtype as u8) << 8
+            | (if rooted(key.collective) { key.root as u64 & 0xffff } else { 0xffff }) << 24
+            | (choice.algorithm as u64) << 40
+            | ((choice.segment as u64 >> 6) & 0xffff) << 44
+            | u64::from(uneven_pairs) << 60;
+        let largest = match key.collective {
+            Collective::AllGather | Collective::Gather => s.longest,
+            _ => s.bytes,
+        };
+        let fits = largest <= slot && s.longest <= choice.segment && !uneven_pairs;
+        let bound = Bound {
+            choice,
+            lanes: Vec::new(),
+            turns: Vec::new(),
+            wiring: Wiring::default(),
+            semaphores: program.semaphores,
+            offsets: s.offsets,
+            lengths: s.tables,
+            scratch: total,
+            what,
+            count: s.count,
+            bytes: s.bytes,
+        };
+        Self { bound, counts, inlets: Vec::new(), uneven_pairs, fits }
+    }
+
+    fn segments(&self, lengths: impl Iterator<Item = usize>, blocks: usize) -> usize {
+        if blocks == 0 {
+            return 1;
+        }
+        lengths.map(|l| l.div_ceil(self.bound.choice.segment)).max().unwrap_or(0)
+    }
+
+    fn run(&self, span: Span) -> Run {
+        let table = &self.bound.lengths[index(span.buffer)];
+        let lengths = (span.block..span.block + span.blocks).map(|b| table[b]);
+        Run { buffer: span.buffer, block: span.block, blocks: span.blocks, segments: self.segments(lengths, span.blocks) }
+    }
+
+    fn bytes(&self, run: Run) -> u64 {
+        (run.block..run.block + run.blocks).map(|b| self.bound.lengths[index(run.buffer)][b] as u64).sum()
+    }
+
+    /// `to`: the span that takes it, which alone tells the size where only the pair knows it.
+    fn from(&mut self, source: &Source, to: Option<Span>) -> From {
+        let message = if self.uneven_pairs {
+            to.map_or(Run { buffer: Buffer::In, block: 0, blocks: 0, segments: 1 }, |to| self.run(to))
+        } else {
+            self.run(source.message)
+        };
+        let bytes = self.bytes(message);
+        let messages = message.segments as u64;
+        let known = self.inlets.iter().position(|i| i.rank == source.rank && i.channel == source.channel);
+        let inlet = known.unwrap_or_else(|| {
+            self.inlets.push(Inlet {
+                rank: source.rank,
+                channel: source.channel,
+                reader: source.reader,
+                messages: 0,
+                bytes: 0,
+                count: self.counts[source.rank],
+            });
+            self.inlets.len() - 1
+        });
+        self.inlets[inlet].messages += messages;
+        self.inlets[inlet].bytes += bytes;
+        From { inlet, message, skip: source.take.0 }
+    }
+
+    fn act(&mut self, step: &Step) -> (Act, usize) {
+        match step {
+            Step::Send { channel, source, tee } => {
+                let source = self.run(*source);
+                (Act::Send { channel: *channel, source, tee: tee.map(|t| self.run(t)) }, source.segments)
+            }
+            Step::Receive { from, to, forward } => {
+                let from = self.from(from, Some(*to));
+                let act = Act::Receive { from, to: self.run(*to), forward: *forward };
+                (act, from.message.segments)
+            }
+            Step::Reduce { from, own, to, send, finish } => {
+                let result = match (to, own, from.first()) {
+                    (Some(to), ..) => *to,
+                    (None, Some((_, own)), _) => *own,
+                    (None, None, Some(f)) => Span::new(f.message.buffer, f.message.block + f.take.0, f.take.1),
+                    (None, None, None) => Span::TOKEN,
+                };
+                let result = self.run(result);
+                let from: Vec<From> = from.iter().map(|f| self.from(f, None)).collect();
+                let segments = from.iter().map(|f| f.message.segments).chain([result.segments]).max().unwrap_or(0);
+                let own = own.map(|(at, span)| (at, self.run(span)));
+                (Act::Reduce { from, own, result, to: to.is_some(), send: *send, finish: *finish }, segments)
+            }
+            Step::Copy { source, to, finish } => {
+                let (source, to) = (self.run(*source), self.run(*to));
+                (Act::Copy { source, to, finish: *finish }, source.segments)
+            }
+            Step::Signal { semaphore, of } => {
+                let of = self.run(*of);
+                (Act::Signal { semaphore: *semaphore, of }, of.segments)
+            }
+            Step::Wait { semaphore, of } => {
+                let of = self.run(*of);
+                (Act::Wait { semaphore: *semaphore, of }, of.segments)
+            }
+        }
+    }
+
+    fn finish(mut self, program: Program) -> Bound {
+        let mut outlets: Vec<Outlet> = program
+            .channels
+            .into_iter()
+            .map(|c| Outlet { readers: c.readers, cell: 0, messages: 0, bytes: 0 })
+            .collect();
+        for lane in &program.lanes {
+            let mut acts: Vec<(usize, Act, usize)> = lane
+                .iter()
+                .map(|timed| {
+                    let (act, segments) = self.act(&timed.step);
+                    (timed.lag, act, segments)
+                })
+                .filter(|(_, _, segments)| *segments > 0)
+                .collect();
+            // One segment only: a straight line, in the order of the lags.
+            if acts.iter().all(|(_, _, segments)| *segments <= 1) {
+                acts.sort_by_key(|(lag, ..)| *lag);
+                acts.iter_mut().for_each(|(lag, ..)| *lag = 0);
+            }
+            for (_, act, _) in &acts {
+                let (channel, run) = match act {
+                    Act::Send { channel, source, .. } => (*channel, *source),
+                    Act::Receive { forward: Some(channel), to, .. } => (*channel, *to),
+                    Act::Reduce { send: Some(channel), result, .. } => (*channel, *result),
+                    _ => continue,
+                };
+                let largest: usize = (run.block..run.block + run.blocks)
+                    .map(|b| self.bound.segment(self.bound.length(run.buffer, b), 0))
+                    .sum();
+                let outlet = &mut outlets[channel];
+                outlet.cell = outlet.cell.max(largest);
+                outlet.messages += run.segments as u64;
+                outlet.bytes += self.bytes(run);
+            }
+            self.bound.turns.push(acts.iter().map(|(lag, _, segments)| lag + segments).max().unwrap_or(0));
+            self.bound.lanes.push(acts.into_iter().map(|(lag, act, _)| (lag, act)).collect());
+        }
+        // A slot carries one message. Only plans that promise it on every rank may use it: the ranks must agree.
+        let inline = matches!(self.bound.choice.algorithm, smddp_plan::Algorithm::Publish)
+            && self.fits;
+        // A channel whose blocks are all empty carries nothing, but its header is still to be told.
+        if outlets.iter().all(|o| o.messages == 0) {
+            outlets.clear();
+        }
+        let most = outlets.iter().map(|o| o.messages).max().unwrap_or(0) as usize;
+        let want = self.bound.choice.depth.max(1).min(most.max(1));
+        let least = if most <= 1 { 1 } else { 2.min(want) };
+        self.bound.wiring = Wiring { outlets, inlets: self.inlets, inline, depth: (want.max(least), least) };
+        self.bound
+    }
+}
+
+/// Recently used bindings of one communicator, the last used first.
+pub(crate) struct Cache {
+    kept: Vec<(Key, Arc<Bound>)>,
+}
+
+const KEPT: usize = 64;
+
+impl Cache {
+    pub(crate) fn new() -> Self {
+        Self { kept: Vec::new() }
+    }
+
+    pub(crate) fn get(&mut self, key: &Key) -> Option<Arc<Bound>> {
+        let found = self.kept.iter().position(|(k, _)| k == key)?;
+        if found > 0 {
+            // Halfway to the front: two calls in turns do not push each other around.
+            self.kept.swap(found, found / 2);
+            return Some(self.kept[found / 2].1.clone());
+        }
+        Some(self.kept[0].1.clone())
+    }
+
+    pub(crate) fn put(&mut self, key: Key, bound: Arc<Bound>) {
+        if self.kept.len() >= KEPT {
+            self.kept.pop();
+        }
+        self.kept.insert(0, (key, bound));
+    }
+}

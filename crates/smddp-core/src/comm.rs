@@ -1,0 +1,734 @@
+//! A communicator: one group's ranks with their own sequence numbers.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
+use std::time::{Duration, Instant};
+
+use smddp_plan::Collective;
+use smddp_transport::shm::{Card, Prepared, fork_generation};
+use smddp_transport::{Link, Sleeper};
+
+use crate::bind::{self, Key, bind};
+use crate::call::{self, Blocks, Call, Counts, reduces};
+use crate::config::{Config, Level};
+use crate::describe::redop_bits;
+use crate::driver::{Driver, Inbox, Item};
+use crate::error::{Error, Result};
+use crate::exec::{Cursor, Op};
+use crate::log;
+use crate::p2p::{Direction, Post};
+use crate::progress;
+use crate::reduce::{self, Kernel};
+use crate::types::{DType, RedOp};
+use crate::wait::{self, Patience};
+use crate::work::{Keep, Shared, interrupted};
+
+/// How a call deviates from its group's habits.
+#[derive(Default)]
+pub struct Options {
+    /// Deadline of this call; `None`: the group's.
+    pub timeout: Option<Duration>,
+    /// Held until the call is over.
+    pub keep: Option<Keep>,
+}
+
+/// First half of making a communicator. No rank waits here.
+pub struct Pending {
+    name: String,
+    rank: usize,
+    size: usize,
+    timeout: Duration,
+    prepared: Prepared,
+}
+
+impl Pending {
+    /// `timeout`: the deadline of every call that has none of its own.
+    pub fn new(name: &str, rank: usize, size: usize, timeout: Duration) -> Result<Self> {
+        if rank >= size {
+            return Err(Error::Invalid(format!("rank {rank} is not in a group of {size}")));
+        }
+        let config = Config::get()?;
+        let prepared = Prepared::new(rank, size, config.staging, config.shared()).map_err(|error| Error::System {
+            what: format!("group `{name}`: no shared memory"),
+            why: error.to_string(),
+        })?;
+        Ok(Self { name: name.to_owned(), rank, size, timeout, prepared })
+    }
+
+    /// What all other ranks of the group must get, by whatever store.
+    pub fn card(&self) -> Vec<u8> {
+        self.prepared.card().to_bytes()
+    }
+
+    /// Second half, with the cards of all ranks in rank order, mine included.
+    pub fn connect(self, cards: &[Vec<u8>]) -> Result<Communicator> {
+        let cards = self.checked(cards)?;
+        let link = self.prepared.connect(cards).map_err(|e| {
+            Error::Topology(format!(
+                "group `{}`: {e}. Ranks that do not share memory are other nodes; this version connects the ranks of \
+                 one node only",
+                self.name
+            ))
+        })?;
+        wait::note_group(self.size);
+        Ok(Communicator::over(Box::new(link), &self.name, self.timeout))
+    }
+
+    fn checked(&self, cards: &[Vec<u8>]) -> Result<Vec<Card>> {
+        let name = &self.name;
+        if cards.len() != self.size {
+            return Err(Error::Invalid(format!("group `{name}`: {} cards for {} ranks", cards.len(), self.size)));
+        }
+        let mine = self.prepared.card();
+        let mut checked = Vec::with_capacity(cards.len());
+        for (rank, bytes) in cards.iter().enumerate() {
+            let card = Card::from_bytes(bytes)
+                .map_err(|e| Error::Topology(format!("group `{name}`: rank {rank} sent a card that is {e}")))?;
+            let differ = |what: &str, here: &str, there: &str| {
+                Err(Error::Topology(format!(
+                    "group `{name}`: {what} differs: {here} on rank {}, {there} on rank {rank} (host {}, pid {})",
+                    self.rank, card.host, card.pid
+                )))
+            };
+            if (card.protocol, &card.version) != (mine.protocol, &mine.version) {
+                return differ("the version of smddp", &mine.version, &card.version);
+            }
+            if (card.rank as usize, card.size as usize) != (rank, self.size) {
+                return differ(
+                    "rank and size",
+                    &format!("{rank} of {}", self.size),
+                    &format!("{} of {}", card.rank, card.size),
+                );
+            }
+            for ((setting, here), (_, there)) in mine.settings.iter().zip(&card.settings) {
+                if here != there {
+                    return differ(setting, &format!("{here:?}"), &format!("{there:?}"));
+                }
+            }
+            checked.push(card);
+        }
+        Ok(checked)
+    }
+}
+
+pub(crate) struct Inner {
+    pub(crate) driver: Mutex<Driver>,
+    inbox: Mutex<Inbox>,
+    /// The inbox is not empty.
+    mail: AtomicBool,
+    pub(crate) sleeper: Box<dyn Sleeper>,
+    poison: OnceLock<Error>,
+    timeout: AtomicU64,
+    closed: AtomicBool,
+    rank: usize,
+    size: usize,
+    slot: usize,
+    name: String,
+    forks: u32,
+    config: &'static Config,
+}
+
+/// One group's ranks. Cheap to clone; any thread may call.
+#[derive(Clone)]
+pub struct Communicator(Arc<Inner>);
+
+/// A call under way.
+#[derive(Clone)]
+pub struct Work {
+    shared: Arc<Shared>,
+    comm: Option<Arc<Inner>>,
+}
+
+enum Target<'a> {
+    Number(u64),
+    Work(&'a Shared),
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Inner {
+    /// Takes up what was submitted and moves things on; failures end the group. Whether anything moved.
+    pub(crate) fn turn(&self, driver: &mut Driver) -> bool {
+        if self.mail.load(Ordering::Acquire) {
+            let mut inbox = lock(&self.inbox);
+            self.mail.store(false, Ordering::Relaxed);
+            for item in inbox.items.drain(..) {
+                driver.take_up(item);
+            }
+        }
+        if let Some(error) = self.poison.get() {
+            let had = driver.pending();
+            if had {
+                driver.fail(error);
+            }
+            return had;
+        }
+        match driver.poll() {
+            Ok(moved) => moved,
+            Err(error) => {
+                self.die(driver, error);
+                true
+            }
+        }
+    }
+
+    pub(crate) fn has_mail(&self) -> bool {
+        self.mail.load(Ordering::Acquire)
+    }
+
+    /// Looks for reasons why nothing moves.
+    pub(crate) fn examine(&self, driver: &mut Driver) {
+        if let Err(error) = driver.examine(Instant::now()) {
+            self.die(driver, error);
+        }
+    }
+
+    fn die(&self, driver: &mut Driver, error: Error) {
+        let _ = self.poison.set(error);
+        if let Some(first) = self.poison.get() {
+            log::say(Level::Info, &format!("group `{}` failed: {first}", self.name));
+            driver.fail(first);
+        }
+    }
+
+    fn usable(&self) -> Result<()> {
+        if self.forks != fork_generation() {
+            return Err(Error::Forked { group: self.name.clone() });
+        }
+        match self.poison.get() {
+            Some(error) => Err(error.clone()),
+            None => Ok(()),
+        }
+    }
+
+    fn patience(&self) -> Patience {
+        Patience::new(self.config.spin)
+    }
+
+    fn reached(&self, driver: &Driver, target: &Target<'_>) -> Option<Result<()>> {
+        match target {
+            Target::Number(number) if driver.finished > *number => Some(Ok(())),
+            Target::Number(_) => self.poison.get().map(|error| Err(error.clone())),
+            Target::Work(work) => work.is_done().then(|| work.outcome()),
+        }
+    }
+
+    /// The caller owns the driver and drives until `target` is reached, a signal waits, or `until` passes.
+    fn drive(&self, driver: &mut Driver, target: &Target<'_>, until: Option<Instant>) -> Option<Result<()>> {
+        let mut patience = self.patience();
+        let mut asked = None;
+        loop {
+            if self.turn(driver) {
+                patience.reset();
+            }
+            if let Some(outcome) = self.reached(driver, target) {
+                return Some(outcome);
+            }
+            if !patience.wait() {
+                continue;
+            }
+            let ticket = driver.link.bell();
+            if self.turn(driver) {
+                patience.reset();
+                continue;
+            }
+            self.examine(driver);
+            if let Some(outcome) = self.reached(driver, target) {
+                return Some(outcome);
+            }
+            let now = Instant::now();
+            if until.is_some_and(|until| now >= until) {
+                return None;
+            }
+            if now.duration_since(*asked.get_or_insert(now)) > Duration::from_millis(100) {
+                asked = Some(now);
+                if interrupted() {
+                    return Some(Err(Error::Interrupted));
+                }
+            }
+            let nap = until.map_or(Duration::MAX, |until| until - now);
+            patience.nap(&*driver.link, ticket, nap);
+        }
+    }
+
+    /// What is left behind is the progress thread's.
+    fn leave(self: &Arc<Self>, driver: MutexGuard<'_, Driver>) {
+        let pending = driver.pending() || self.has_mail();
+        drop(driver);
+        if pending || self.has_mail() {
+            progress::register(self);
+        }
+    }
+}
+
+impl Communicator {
+    /// A communicator over any link.
+    pub fn over(link: Box<dyn Link>, name: &str, timeout: Duration) -> Self {
+        let (rank, size, slot) = (link.rank(), link.size(), link.slot_bytes());
+        let sleeper = link.sleeper();
+        let config = Config::get().unwrap_or_else(|_| {
+            static FALLBACK: OnceLock<Config> = OnceLock::new();
+            FALLBACK.get_or_init(Config::default)
+        });
+        let comm = Self(Arc::new(Inner {
+            driver: Mutex::new(Driver::new(link, name.to_owned())),
+            inbox: Mutex::default(),
+            mail: AtomicBool::new(false),
+            sleeper,
+            poison: OnceLock::new(),
+            timeout: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            rank,
+            size,
+            slot,
+            name: name.to_owned(),
+            forks: fork_generation(),
+            config,
+        }));
+        comm.set_timeout(timeout);
+        let mut live = lock(&LIVE);
+        live.retain(|known| known.strong_count() > 0);
+        live.push(Arc::downgrade(&comm.0));
+        comm
+    }
+
+    pub fn rank(&self) -> usize {
+        self.0.rank
+    }
+
+    pub fn size(&self) -> usize {
+        self.0.size
+    }
+
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// Deadline of calls that have none of their own.
+    pub fn set_timeout(&self, timeout: Duration) {
+        let nanos = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        self.0.timeout.store(nanos, Ordering::Relaxed);
+    }
+
+    fn timeout(&self, options: &Options) -> Duration {
+        options.timeout.unwrap_or_else(|| Duration::from_nanos(self.0.timeout.load(Ordering::Relaxed)))
+    }
+
+    /// Collectives started so far.
+    pub fn sequence(&self) -> u64 {
+        lock(&self.0.inbox).next
+    }
+
+    /// Why the group is dead, if it is.
+    pub fn error(&self) -> Option<Error> {
+        self.0.poison.get().cloned()
+    }
+
+    /// Ranks known to have begun the newest collective that was started here.
+    pub fn arrived(&self) -> Vec<usize> {
+        let next = self.sequence();
+        let driver = lock(&self.0.driver);
+        (0..self.0.size).filter(|&r| next == 0 || r == self.0.rank || driver.link.arrived(r, next - 1)).collect()
+    }
+
+    /// The way a collective on a whole buffer of `bytes` takes, in words.
+    pub fn path(&self, collective: Collective, dtype: DType, bytes: usize) -> String {
+        if self.0.size == 1 {
+            return "one rank: a copy at most".to_owned();
+        }
+        let elements = bytes / dtype.size();
+        let counts = match collective {
+            Collective::AllReduce | Collective::Broadcast | Collective::Reduce => Counts::Whole(elements),
+            _ => Counts::Even(elements / self.0.size),
+        };
+        let key = Key { collective, dtype, root: 0, counts };
+        match bind::pick(&key, self.0.rank, self.0.size, self.0.slot, self.0.config) {
+            Ok(choice) if choice.algorithm == smddp_plan::Algorithm::Publish => "shm publish, one message".to_owned(),
+            Ok(choice) => format!(
+                "shm {}, segments of {} KiB, {} cells",
+                choice.algorithm.name(),
+                choice.segment.div_ceil(1024),
+                choice.depth
+            ),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    /// Makes `call` with the calling thread driving; returns when it is over.
+    ///
+    /// On `Interrupted` the call goes on by itself and `options.keep` is held until it is over.
+    ///
+    /// # Safety
+    /// The buffers of `call` are valid, and written by nobody else, until this returns anything but
+    /// `Interrupted`; in that case until the call is over.
+    pub unsafe fn run(&self, call: &Call<'_>, options: Options) -> Result<()> {
+        let inner = &self.0;
+        inner.usable()?;
+        let counts = call::check(call, inner.rank, inner.size)?;
+        let timeout = self.timeout(&options);
+        let driver = match inner.driver.try_lock() {
+            Ok(driver) => Some(driver),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        if let Some(mut driver) = driver {
+            let mut op = inner.prepare(&mut driver, call, counts, timeout)?;
+            let mut inbox = lock(&inner.inbox);
+            for item in inbox.items.drain(..) {
+                driver.take_up(item);
+            }
+            inner.mail.store(false, Ordering::Relaxed);
+            op.seq = inbox.next;
+            inbox.next += 1;
+            drop(inbox);
+            let number = op.seq;
+            driver.queue.push_back(op);
+            let outcome = inner.drive(&mut driver, &Target::Number(number), None).unwrap_or(Ok(()));
+            if outcome == Err(Error::Interrupted)
+                && let Some(op) = driver.queue.iter_mut().find(|op| op.seq == number)
+            {
+                op.work = Some(Arc::new(Shared::new(options.keep)));
+            }
+            if driver.pending() {
+                inner.leave(driver);
+            }
+            return outcome;
+        }
+        // SAFETY: the caller's promise; `wait` returns when the work is over, or the work holds `keep`.
+        unsafe { self.start(call, options) }?.wait(None)
+    }
+
+    /// Starts `call`; it goes on by itself.
+    ///
+    /// # Safety
+    /// The buffers of `call` are valid, and written by nobody else, until the work is done. `options.keep` is the
+    /// way to see to that.
+    pub unsafe fn start(&self, call: &Call<'_>, options: Options) -> Result<Work> {
+        let inner = &self.0;
+        inner.usable()?;
+        let counts = call::check(call, inner.rank, inner.size)?;
+        let timeout = self.timeout(&options);
+        let shared = Arc::new(Shared::new(options.keep));
+        let mut op = {
+            // Binding needs the driver's cache; where another thread drives, a cache of one's own does.
+            match inner.driver.try_lock() {
+                Ok(mut driver) => inner.prepare(&mut driver, call, counts, timeout)?,
+                Err(_) => inner.prepare_apart(call, counts, timeout)?,
+            }
+        };
+        op.work = Some(shared.clone());
+        op.submitted = Some(Instant::now());
+        {
+            let mut inbox = lock(&inner.inbox);
+            op.seq = inbox.next;
+            inbox.next += 1;
+            inbox.items.push_back(Item::Collective(op));
+            inner.mail.store(true, Ordering::Release);
+        }
+        self.submitted();
+        Ok(Work { shared, comm: Some(inner.clone()) })
+    }
+
+    /// Gets a submitted item going, here if nobody drives.
+    fn submitted(&self) {
+        match self.0.driver.try_lock() {
+            Ok(mut driver) => {
+                self.0.turn(&mut driver);
+                self.0.leave(driver);
+            }
+            Err(_) => {
+                // The one who drives sleeps perhaps; and if it leaves now, the progress thread takes over.
+                progress::register(&self.0);
+                self.0.sleeper.ring();
+            }
+        }
+    }
+
+    /// Sends `count` elements to `dst`.
+    ///
+    /// # Safety
+    /// As for [`Communicator::start`].
+    pub unsafe fn send(&self, ptr: *const u8, count: usize, dtype: DType, dst: usize, tag: u64, options: Options) -> Result<Work> {
+        self.post(Direction::To(dst), ptr as usize, count, dtype, tag, options)
+    }
+
+    /// Receives `count` elements from `src`, or from any rank.
+    ///
+    /// # Safety
+    /// As for [`Communicator::start`].
+    pub unsafe fn recv(
+        &self,
+        ptr: *mut u8,
+        count: usize,
+        dtype: DType,
+        src: Option<usize>,
+        tag: u64,
+        options: Options,
+    ) -> Result<Work> {
+        self.post(src.map_or(Direction::FromAny, Direction::From), ptr as usize, count, dtype, tag, options)
+    }
+
+    fn post(&self, direction: Direction, ptr: usize, count: usize, dtype: DType, tag: u64, options: Options) -> Result<Work> {
+        let inner = &self.0;
+        inner.usable()?;
+        match direction {
+            Direction::To(rank) | Direction::From(rank) if rank >= inner.size => {
+                return Err(Error::Invalid(format!("rank {rank} is not in this group of {}", inner.size)));
+            }
+            Direction::To(rank) | Direction::From(rank) if rank == inner.rank => {
+                return Err(Error::Invalid(format!("rank {rank} cannot send to or receive from itself")));
+            }
+            _ => {}
+        }
+        let timeout = self.timeout(&options);
+        let shared = Arc::new(Shared::new(options.keep));
+        let post = Post { direction, ptr, count, dtype, tag, timeout, submitted: Instant::now(), work: shared.clone() };
+        {
+            let mut inbox = lock(&inner.inbox);
+            inbox.items.push_back(Item::Post(post));
+            inner.mail.store(true, Ordering::Release);
+        }
+        self.submitted();
+        Ok(Work { shared, comm: Some(inner.clone()) })
+    }
+
+    /// All waiters, here and at the peers, raise. Never blocks.
+    pub fn abort(&self, reason: &str) {
+        let inner = &self.0;
+        if inner.forks != fork_generation() {
+            return;
+        }
+        let _ = inner.poison.set(Error::Closed { group: inner.name.clone(), why: format!("aborted: {reason}") });
+        match inner.driver.try_lock() {
+            Ok(mut driver) => {
+                inner.turn(&mut driver);
+                if let Some(error) = inner.poison.get() {
+                    driver.fail(error);
+                }
+            }
+            // Whoever drives sees it at its next look.
+            Err(_) => progress::register(inner),
+        }
+        inner.sleeper.ring();
+    }
+
+    /// Leaves in good order: pending calls end with an error, later ones raise. Idempotent.
+    pub fn close(&self) {
+        let inner = &self.0;
+        if inner.forks != fork_generation() || inner.closed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let error = Error::Closed { group: inner.name.clone(), why: "it was destroyed".to_owned() };
+        // A group that is already dead stays dead for its first reason.
+        let fresh = inner.poison.set(error).is_ok();
+        inner.sleeper.ring();
+        let mut driver = lock(&inner.driver);
+        if let Some(error) = inner.poison.get()
+            && (driver.pending() || inner.has_mail())
+        {
+            inner.turn(&mut driver);
+            if !fresh {
+                driver.fail(error);
+            }
+        }
+        driver.link.leave();
+    }
+}
+
+impl Inner {
+    fn prepare(&self, driver: &mut Driver, call: &Call<'_>, counts: Counts, timeout: Duration) -> Result<Box<Op>> {
+        let key = Key { collective: call.collective, dtype: call.dtype, root: call.root, counts };
+        let bound = match driver.cache.get(&key) {
+            Some(bound) => bound,
+            None => {
+                let bound = Arc::new(bind(&key, self.rank, self.size, self.slot, self.config)?);
+                driver.cache.put(key, bound.clone());
+                bound
+            }
+        };
+        let spare = driver.spare_op();
+        Ok(self.fill(spare, bound, call, timeout))
+    }
+
+    fn prepare_apart(&self, call: &Call<'_>, counts: Counts, timeout: Duration) -> Result<Box<Op>> {
+        let key = Key { collective: call.collective, dtype: call.dtype, root: call.root, counts };
+        let bound = Arc::new(bind(&key, self.rank, self.size, self.slot, self.config)?);
+        Ok(self.fill(None, bound, call, timeout))
+    }
+
+    fn fill(&self, spare: Option<Box<Op>>, bound: Arc<bind::Bound>, call: &Call<'_>, timeout: Duration) -> Box<Op> {
+        let reducing = reduces(call.collective);
+        let kernel = if reducing { Kernel::new(call.dtype, call.redop) } else { None };
+        let scale = (reducing && call.redop == RedOp::Avg).then_some(self.size as u32);
+        let (in_base, in_list) = place(&call.input);
+        let (out_base, out_list) = place(&call.output);
+        let stream = bound.bytes >= self.config.stream && !(in_base == out_base && self.size == 2);
+        let mut op = spare.unwrap_or_else(|| {
+            Box::new(Op {
+                collective: call.collective,
+                dtype: call.dtype,
+                seq: 0,
+                bound: bound.clone(),
+                kernel,
+                scale,
+                what: 0,
+                bases: [0; 3],
+                lists: [None, None],
+                scratch: Vec::new(),
+                scaled: Vec::new(),
+                stream,
+                begun: false,
+                lanes: Vec::new(),
+                semaphores: Vec::new(),
+                timeout,
+                submitted: None,
+                work: None,
+            })
+        });
+        op.collective = call.collective;
+        op.dtype = call.dtype;
+        op.kernel = kernel;
+        op.scale = scale;
+        op.what = redop_bits(if reducing { call.redop } else { RedOp::Sum });
+        op.scratch.clear();
+        op.scratch.resize(bound.scratch.div_ceil(16), 0);
+        op.bases = [in_base, out_base, op.scratch.as_ptr() as usize];
+        op.lists = [in_list, out_list];
+        op.stream = stream;
+        op.begun = false;
+        op.lanes.clear();
+        op.lanes.resize(bound.lanes.len(), Cursor::default());
+        op.semaphores.clear();
+        op.semaphores.resize(bound.semaphores, 0);
+        op.timeout = timeout;
+        op.submitted = None;
+        op.bound = bound;
+        if let RedOp::PremulSum(factor) = call.redop
+            && reducing
+        {
+            premultiply(&mut op, factor);
+        }
+        op
+    }
+}
+
+/// Base address, and the blocks' addresses where they do not lie in a row.
+fn place(blocks: &Blocks<'_>) -> (usize, Option<Vec<usize>>) {
+    match blocks {
+        Blocks::None => (0, None),
+        Blocks::Flat { ptr, .. } | Blocks::Cut { ptr, .. } => (*ptr as usize, None),
+        Blocks::List { parts } => (0, Some(parts.iter().map(|p| p.0 as usize).collect())),
+    }
+}
+
+/// The input times the caller's factor, in memory of the operation's own.
+fn premultiply(op: &mut Op, factor: f64) {
+    let bound = op.bound.clone();
+    let total: usize = bound.lengths[0].iter().sum();
+    op.scaled.clear();
+    op.scaled.resize(total.div_ceil(16), 0);
+    let base = op.scaled.as_mut_ptr() as usize;
+    for (block, (&offset, &length)) in bound.offsets[0].iter().zip(&bound.lengths[0]).enumerate() {
+        let from = op.bases[0] + op.lists[0].as_ref().map_or(offset, |list| list[block]);
+        // SAFETY: the input block is valid (the caller's promise); `scaled` has room for all blocks in a row.
+        unsafe {
+            reduce::premultiply(op.dtype, (base + offset) as *mut u8, from as *const u8, length / op.dtype.size(), factor);
+        }
+    }
+    op.bases[0] = base;
+    op.lists[0] = None;
+}
+
+impl Work {
+    /// A call that is over already.
+    pub fn finished() -> Self {
+        let shared = Shared::new(None);
+        shared.finish(Ok(()));
+        Self { shared: Arc::new(shared), comm: None }
+    }
+
+    /// Drives the call until it is over. `timeout`: give up waiting after that; the call itself goes on.
+    pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
+        if self.shared.is_done() {
+            return self.shared.outcome();
+        }
+        let Some(comm) = &self.comm else { return Ok(()) };
+        if comm.forks != fork_generation() {
+            return Err(Error::Forked { group: comm.name.clone() });
+        }
+        let begun = Instant::now();
+        let until = timeout.map(|t| begun + t);
+        let mut asked = begun;
+        let mut nap = Duration::from_micros(50);
+        while !self.shared.is_done() {
+            if let Ok(mut driver) = comm.driver.try_lock() {
+                let outcome = comm.drive(&mut driver, &Target::Work(&self.shared), until);
+                if driver.pending() {
+                    comm.leave(driver);
+                }
+                match outcome {
+                    Some(Err(Error::Interrupted)) => return Err(Error::Interrupted),
+                    Some(_) => break,
+                    None => {}
+                }
+            } else {
+                self.shared.sleep(nap);
+                nap = (nap * 2).min(Duration::from_millis(5));
+            }
+            let now = Instant::now();
+            if until.is_some_and(|until| now >= until) && !self.shared.is_done() {
+                return Err(Error::Timeout {
+                    what: "wait".to_owned(),
+                    group: comm.name.clone(),
+                    after: timeout.unwrap_or_default(),
+                    missing: Vec::new(),
+                    detail: "the call goes on; wait again, or look at what the other ranks do".to_owned(),
+                });
+            }
+            if now.duration_since(asked) > Duration::from_millis(100) {
+                asked = now;
+                if interrupted() {
+                    return Err(Error::Interrupted);
+                }
+            }
+        }
+        self.shared.outcome()
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.shared.is_done()
+    }
+
+    /// The error it ended with.
+    pub fn error(&self) -> Option<Error> {
+        if self.shared.is_done() { self.shared.outcome().err() } else { None }
+    }
+
+    /// The rank that a receive was matched with.
+    pub fn source(&self) -> Option<usize> {
+        self.shared.source()
+    }
+
+    /// Calls back once when done, from whatever thread ends the call; at once if it is over already.
+    pub fn on_done(&self, callback: Box<dyn FnOnce() + Send>) {
+        self.shared.on_done(callback);
+    }
+}
+
+impl std::fmt::Debug for Work {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Work").field("done", &self.is_done()).finish()
+    }
+}
+
+static LIVE: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+
+/// Leaves all groups of this process in good order: the exit hook, so that an exit is no death to the peers.
+pub fn shutdown() {
+    let live: Vec<_> = lock(&LIVE).drain(..).filter_map(|known| known.upgrade()).collect();
+    for comm in live {
+        Communicator(comm).close();
+    }
+}

@@ -1,0 +1,246 @@
+//! All settings, in one table; the only reader of the environment.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use smddp_plan::Algorithm;
+
+use crate::error::{Error, Result};
+
+/// One row: what `smddp info` and docs/settings.md print.
+pub struct Setting {
+    pub name: &'static str,
+    pub default: &'static str,
+    pub what: &'static str,
+    /// All ranks of a group must have the same value.
+    pub shared: bool,
+}
+
+pub const SETTINGS: &[Setting] = &[
+    Setting {
+        name: "SMDDP_STAGING_BYTES",
+        default: "64M",
+        what: "cap of the process's staging memory (K, M, G allowed); grown on use, shared by all groups",
+        shared: true,
+    },
+    Setting {
+        name: "SMDDP_ALGO",
+        default: "",
+        what: "use this algorithm wherever it does the collective: publish, mesh, ring, tree, recursive, log",
+        shared: true,
+    },
+    Setting {
+        name: "SMDDP_SEGMENT_BYTES",
+        default: "",
+        what: "size of a pipelined piece; empty: chosen by size and number of ranks",
+        shared: true,
+    },
+    Setting {
+        name: "SMDDP_STREAM_BYTES",
+        default: "16M",
+        what: "outputs of this size and more are written past the caches",
+        shared: false,
+    },
+    Setting {
+        name: "SMDDP_SPIN_US",
+        default: "",
+        what: "microseconds a waiting rank spins before it yields and sleeps; empty: 50, or 0 where ranks outnumber cores",
+        shared: false,
+    },
+    Setting {
+        name: "SMDDP_TRANSPORT",
+        default: "auto",
+        what: "auto or shm; shm makes ranks that cannot share memory an error (in this version auto does, too)",
+        shared: true,
+    },
+    Setting {
+        name: "SMDDP_DEBUG",
+        default: "WARN",
+        what: "VERSION, WARN, INFO or TRACE: what is told on standard error",
+        shared: false,
+    },
+    Setting {
+        name: "SMDDP_DEBUG_FILE",
+        default: "",
+        what: "write it to this file instead; %h is the host, %p the process",
+        shared: false,
+    },
+];
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    pub staging: usize,
+    pub algorithm: Option<Algorithm>,
+    pub segment: Option<usize>,
+    pub stream: usize,
+    pub spin: Option<Duration>,
+    pub debug: Level,
+    pub debug_file: Option<String>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            staging: 64 << 20,
+            algorithm: None,
+            segment: None,
+            stream: 16 << 20,
+            spin: None,
+            debug: Level::Warn,
+            debug_file: None,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    None,
+    Version,
+    Warn,
+    Info,
+    Trace,
+}
+
+/// "64M", "4096", "1g".
+pub fn parse_bytes(text: &str) -> Option<usize> {
+    let text = text.trim();
+    let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let shift = match unit.trim().to_ascii_lowercase().trim_end_matches(['b', 'i']) {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        _ => return None,
+    };
+    digits.parse::<usize>().ok()?.checked_mul(1 << shift)
+}
+
+fn bad(name: &str, value: &str, want: &str) -> Error {
+    Error::Config(format!("{name}={value:?} is not valid: {want}; `smddp info` lists all settings"))
+}
+
+impl Config {
+    /// The process's settings, read once.
+    pub fn get() -> Result<&'static Config> {
+        static CONFIG: OnceLock<Result<Config>> = OnceLock::new();
+        CONFIG
+            .get_or_init(|| {
+                let config = Config::read(|name| std::env::var(name).ok())?;
+                if config.debug >= Level::Warn {
+                    for warning in unknown_names(std::env::vars().map(|(name, _)| name)) {
+                        crate::log::line(&config, Level::Warn, &warning);
+                    }
+                }
+                Ok(config)
+            })
+            .as_ref()
+            .map_err(Clone::clone)
+    }
+
+    /// Settings from any source; an empty value counts as not set.
+    pub fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Config> {
+        let get = |name: &str| lookup(name).filter(|v| !v.trim().is_empty());
+        let bytes = |name: &'static str, least: usize| {
+            get(name)
+                .map(|v| parse_bytes(&v).filter(|&n| n >= least).ok_or_else(|| bad(name, &v, &format!("a size of at least {least} bytes, like 65536 or 64M"))))
+                .transpose()
+        };
+        let algorithm = get("SMDDP_ALGO")
+            .map(|v| {
+                Algorithm::from_name(&v.trim().to_ascii_lowercase())
+                    .ok_or_else(|| bad("SMDDP_ALGO", &v, "one of publish, mesh, ring, tree, recursive, log"))
+            })
+            .transpose()?;
+        if let Some(v) = get("SMDDP_TRANSPORT")
+            && !matches!(v.trim(), "auto" | "shm")
+        {
+            return Err(bad("SMDDP_TRANSPORT", &v, "auto or shm"));
+        }
+        let spin = get("SMDDP_SPIN_US")
+            .map(|v| v.trim().parse().map(Duration::from_micros).map_err(|_| bad("SMDDP_SPIN_US", &v, "whole microseconds")))
+            .transpose()?;
+        let debug = match get("SMDDP_DEBUG").unwrap_or_default().trim().to_ascii_uppercase().as_str() {
+            "" | "WARN" => Level::Warn,
+            "NONE" | "0" => Level::None,
+            "VERSION" => Level::Version,
+            "INFO" => Level::Info,
+            "TRACE" => Level::Trace,
+            other => return Err(bad("SMDDP_DEBUG", other, "VERSION, WARN, INFO or TRACE")),
+        };
+        Ok(Config {
+            staging: bytes("SMDDP_STAGING_BYTES", 64 << 10)?.unwrap_or(64 << 20),
+            algorithm,
+            segment: bytes("SMDDP_SEGMENT_BYTES", 64)?.map(|n| n & !63),
+            stream: bytes("SMDDP_STREAM_BYTES", 0)?.unwrap_or(16 << 20),
+            spin,
+            debug,
+            debug_file: get("SMDDP_DEBUG_FILE"),
+        })
+    }
+
+    /// What all ranks of a group must agree on.
+    pub(crate) fn shared(&self) -> Vec<(String, String)> {
+        SETTINGS
+            .iter()
+            .filter(|s| s.shared)
+            .map(|s| (s.name.to_owned(), std::env::var(s.name).ok().filter(|v| !v.is_empty()).unwrap_or(s.default.to_owned())))
+            .collect()
+    }
+}
+
+/// A warning for every `SMDDP_*` name that no setting has, with the nearest that exists.
+fn unknown_names(names: impl Iterator<Item = String>) -> Vec<String> {
+    names
+        .filter(|name| name.starts_with("SMDDP_") && !SETTINGS.iter().any(|s| s.name == name))
+        // The tests' and the historic library's own names are nobody's typo.
+        .filter(|name| !name.starts_with("SMDDP_TEST_") && !name.starts_with("SMDDP_AG_"))
+        .filter_map(|name| {
+            let nearest = SETTINGS.iter().min_by_key(|s| distance(s.name, &name))?;
+            Some(format!("{name} is not a setting and is ignored; did you mean {}?", nearest.name))
+        })
+        .collect()
+}
+
+/// Levenshtein's distance.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.bytes().enumerate() {
+            let next = (diagonal + usize::from(x != y)).min(row[j] + 1).min(row[j + 1] + 1);
+            diagonal = std::mem::replace(&mut row[j + 1], next);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(pairs: &[(&str, &str)]) -> Result<Config> {
+        Config::read(|name| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned()))
+    }
+
+    #[test]
+    fn sizes_take_units() {
+        assert_eq!(with(&[("SMDDP_STAGING_BYTES", "2M")]).unwrap().staging, 2 << 20);
+        assert_eq!(with(&[("SMDDP_STAGING_BYTES", "1g")]).unwrap().staging, 1 << 30);
+        assert_eq!(with(&[]).unwrap().staging, 64 << 20);
+    }
+
+    #[test]
+    fn a_bad_value_names_the_setting_and_what_it_takes() {
+        for (name, value) in [("SMDDP_STAGING_BYTES", "lots"), ("SMDDP_ALGO", "rign"), ("SMDDP_DEBUG", "loud")] {
+            let text = with(&[(name, value)]).unwrap_err().to_string();
+            assert!(text.contains(name) && text.to_lowercase().contains(value), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_misspelt_name_is_told_with_the_nearest_one() {
+        let told = unknown_names(["SMDDP_STAGING_BYTE".to_owned(), "SMDDP_DEBUG".to_owned()].into_iter());
+        assert_eq!(told.len(), 1);
+        assert!(told[0].contains("did you mean SMDDP_STAGING_BYTES"), "{}", told[0]);
+    }
+}

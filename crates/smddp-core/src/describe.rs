@@ -1,0 +1,136 @@
+//! Errors in words: both calls of a mismatch, who is missing, who died.
+
+use smddp_plan::Collective;
+use smddp_transport::{Head, Link, Mismatch};
+
+use crate::call::{name_of, rooted};
+use crate::error::Error;
+use crate::exec::Op;
+use crate::types::{DType, RedOp};
+
+const COLLECTIVES: [Collective; 9] = [
+    Collective::AllGather,
+    Collective::ReduceScatter,
+    Collective::AllReduce,
+    Collective::Broadcast,
+    Collective::Reduce,
+    Collective::Gather,
+    Collective::Scatter,
+    Collective::AllToAll,
+    Collective::Barrier,
+];
+
+/// Bits 16..24 of a header's `what`: the reduction (see `bind.rs` for the rest).
+pub(crate) fn redop_bits(redop: RedOp) -> u64 {
+    u64::from(redop.code()) << 16
+}
+
+/// A header as the call it stands for.
+pub(crate) fn call(head: Head) -> String {
+    let Some(&collective) = COLLECTIVES.get((head.what & 0xff) as usize) else {
+        return format!("an unknown call ({:#x})", head.what);
+    };
+    let dtype = DType::from_u8((head.what >> 8) as u8).map_or("?", DType::name);
+    let mut text = format!("{}({} elements of {dtype}", name_of(collective), head.count);
+    if crate::call::reduces(collective)
+        && let Some(redop) = RedOp::from_code((head.what >> 16) as u8, 1.0)
+    {
+        text += &format!(", {}", redop.name());
+    }
+    if rooted(collective) {
+        text += &format!(", root {}", (head.what >> 24) & 0xffff);
+    }
+    text + ")"
+}
+
+pub(crate) fn mismatch(
+    link: &dyn Link,
+    group: &str,
+    collective: Collective,
+    seq: u64,
+    mine: Head,
+    found: Mismatch,
+) -> Error {
+    let who = link.describe(found.rank);
+    let me = link.rank();
+    let detail = match found.bytes {
+        Some((expected, offered)) => format!(
+            "rank {me} expects {expected} bytes from {who}, which sends {offered}; check the split sizes of both ranks"
+        ),
+        None => format!(
+            "rank {me} calls {}, {who} calls {}; all ranks of a group must make the same calls in the same order{}",
+            call(mine),
+            call(found.theirs),
+            if call(mine) == call(found.theirs) { " with the same SMDDP_* settings" } else { "" },
+        ),
+    };
+    Error::Mismatch { what: format!("{} #{seq}", name_of(collective)), group: group.to_owned(), rank: found.rank, detail }
+}
+
+pub(crate) fn timeout(link: &dyn Link, group: &str, op: &Op) -> Error {
+    let missing: Vec<usize> =
+        (0..link.size()).filter(|&r| r != link.rank() && !link.arrived(r, op.seq)).collect();
+    let size = link.size();
+    let detail = if missing.is_empty() {
+        format!("all {size} ranks arrived, but the operation did not end; a rank is stopped or starved of time")
+    } else {
+        let names: Vec<String> = missing.iter().map(|&r| link.describe(r)).collect();
+        format!(
+            "{} of {size} ranks arrived, missing: {}; look at what those are doing (py-spy dump --pid), or give the group \
+             a longer timeout",
+            size - missing.len(),
+            names.join(", ")
+        )
+    };
+    let what = format!("{} #{}", name_of(op.collective), op.seq);
+    Error::Timeout { what, group: group.to_owned(), after: op.timeout, missing, detail }
+}
+
+pub(crate) fn lost(link: &dyn Link, group: &str, what: String, rank: usize, how: &str) -> Error {
+    Error::PeerLost {
+        what,
+        group: group.to_owned(),
+        rank,
+        who: link.describe(rank),
+        how: how.to_owned(),
+        advice: "its own log says why; destroy the group and make a new one without it to go on",
+    }
+}
+
+/// What a poisoned group tells its other ranks: a kind, the rank it is about, the text.
+pub(crate) fn report(error: &Error) -> String {
+    let (kind, rank) = match error {
+        Error::Timeout { missing, .. } => ('T', missing.first().copied()),
+        Error::Mismatch { rank, .. } => ('M', Some(*rank)),
+        Error::PeerLost { rank, .. } => ('L', Some(*rank)),
+        _ => ('C', None),
+    };
+    format!("{kind}{}\n{error}", rank.map_or(String::new(), |r| r.to_string()))
+}
+
+/// Another rank's report, as an error of the same kind here.
+pub(crate) fn reported(link: &dyn Link, group: &str, what: String, from: usize, why: &str) -> Error {
+    let (head, text) = why.split_once('\n').unwrap_or((why, why));
+    let about = head.get(1..).and_then(|r| r.parse().ok());
+    let group = group.to_owned();
+    let detail = format!("{} reports: {text}", link.describe(from));
+    match head.chars().next() {
+        Some('T') => Error::Timeout {
+            what,
+            group,
+            after: std::time::Duration::ZERO,
+            missing: about.into_iter().collect(),
+            detail,
+        },
+        Some('M') => Error::Mismatch { what, group, rank: from, detail },
+        Some('L') => Error::PeerLost {
+            what,
+            group,
+            rank: about.unwrap_or(from),
+            who: about.map_or_else(|| link.describe(from), |r: usize| link.describe(r.min(link.size() - 1))),
+            how: format!("is lost ({detail})"),
+            advice: "destroy the group and make a new one without it to go on",
+        },
+        _ => Error::Closed { group, why: format!("{what}: {detail}") },
+    }
+}

@@ -1,0 +1,157 @@
+//! What one thread at a time does for a communicator: start operations in order, move them on, end them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use smddp_transport::{Fault, Head, Link};
+
+use crate::bind::Cache;
+use crate::call::name_of;
+use crate::describe;
+use crate::error::Error;
+use crate::exec::{Op, Progress};
+use crate::p2p::{Mailroom, Post};
+
+/// What waits to be taken up by the driver.
+pub(crate) enum Item {
+    Collective(Box<Op>),
+    Post(Post),
+}
+
+pub(crate) struct Driver {
+    pub(crate) link: Box<dyn Link>,
+    pub(crate) cache: Cache,
+    /// Collectives in their order; the first one runs.
+    pub(crate) queue: VecDeque<Box<Op>>,
+    pub(crate) mail: Mailroom,
+    /// Collectives that are over.
+    pub(crate) finished: u64,
+    pub(crate) group: String,
+    /// A finished operation, to be filled again.
+    pub(crate) spare: Option<Box<Op>>,
+}
+
+impl Driver {
+    pub(crate) fn new(link: Box<dyn Link>, group: String) -> Self {
+        let mail = Mailroom::new(link.size());
+        Self { link, cache: Cache::new(), queue: VecDeque::new(), mail, finished: 0, group, spare: None }
+    }
+
+    pub(crate) fn take_up(&mut self, item: Item) {
+        match item {
+            Item::Collective(op) => self.queue.push_back(op),
+            Item::Post(post) => self.mail.post(post),
+        }
+    }
+
+    pub(crate) fn pending(&self) -> bool {
+        !self.queue.is_empty() || self.mail.pending()
+    }
+
+    /// Moves on whatever can be moved; whether anything did.
+    pub(crate) fn poll(&mut self) -> Result<bool, Error> {
+        let mut moved = false;
+        while let Some(op) = self.queue.front_mut() {
+            match op.advance(&mut *self.link) {
+                Ok(Progress::Done) => {
+                    moved = true;
+                    self.finished = op.seq + 1;
+                    if let Some(mut op) = self.queue.pop_front() {
+                        if let Some(work) = op.work.take() {
+                            work.finish(Ok(()));
+                        }
+                        self.spare = Some(op);
+                    }
+                }
+                Ok(Progress::Moved) => {
+                    moved = true;
+                    break;
+                }
+                Ok(Progress::Blocked) => break,
+                Err(mismatch) => {
+                    let mine = Head { what: op.bound.what | op.what, count: op.bound.count };
+                    let (collective, seq) = (op.collective, op.seq);
+                    return Err(describe::mismatch(&*self.link, &self.group, collective, seq, mine, mismatch));
+                }
+            }
+        }
+        if self.mail.pending() {
+            moved |= self.mail.poll(&mut *self.link, &self.group)?;
+        }
+        Ok(moved)
+    }
+
+    /// Looks for reasons why nothing moves: the dead, the gone, and passed deadlines. Called when blocked.
+    pub(crate) fn examine(&mut self, now: Instant) -> Result<(), Error> {
+        let faults = self.link.faults();
+        if !faults.is_empty() {
+            // Whoever left may have published what we wait for just before.
+            if self.poll()? || !self.pending() {
+                return Ok(());
+            }
+            self.judge(&faults)?;
+        }
+        if let Some(op) = self.queue.front_mut() {
+            let since = *op.submitted.get_or_insert(now);
+            if now.duration_since(since) >= op.timeout {
+                return Err(describe::timeout(&*self.link, &self.group, op));
+            }
+        }
+        self.mail.expire(&mut *self.link, &self.group, now)
+    }
+
+    fn judge(&mut self, faults: &[Fault]) -> Result<(), Error> {
+        let what = match self.queue.front() {
+            Some(op) => format!("{} #{}", name_of(op.collective), op.seq),
+            None => "send or recv".to_owned(),
+        };
+        // The dead first: they are the cause, what others report is the consequence.
+        for fault in faults {
+            if let Fault::Lost { rank } = fault {
+                return Err(describe::lost(&*self.link, &self.group, what, *rank, "died"));
+            }
+        }
+        for fault in faults {
+            match fault {
+                Fault::Poisoned { rank, why } => {
+                    return Err(describe::reported(&*self.link, &self.group, what, *rank, why));
+                }
+                Fault::Left { rank } => {
+                    let needed = self.queue.front().is_some_and(|op| !self.link.arrived(*rank, op.seq));
+                    if needed || self.mail.needs(*rank) {
+                        let how = "left the group (destroyed it or exited) before this operation";
+                        return Err(describe::lost(&*self.link, &self.group, what, *rank, how));
+                    }
+                }
+                Fault::Lost { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// The group is over: everything that waits ends with `error`, and the others are told.
+    pub(crate) fn fail(&mut self, error: &Error) {
+        self.link.poison(&describe::report(error));
+        for mut op in self.queue.drain(..) {
+            if let Some(work) = op.work.take() {
+                work.finish(Err(error.clone()));
+            }
+        }
+        self.mail.fail(error);
+    }
+
+    /// Drops what ended operations hold.
+    pub(crate) fn spare_op(&mut self) -> Option<Box<Op>> {
+        self.spare.take()
+    }
+}
+
+/// Shared by all that submit: what the driver has not yet seen, and the next number.
+#[derive(Default)]
+pub(crate) struct Inbox {
+    pub(crate) items: VecDeque<Item>,
+    pub(crate) next: u64,
+}
+
+pub(crate) type SharedWork = Arc<crate::work::Shared>;

@@ -1,0 +1,321 @@
+//! The executor: it follows a bound program, one lane after the other, until every lane is done or blocked.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use smddp_plan::{Buffer, Collective};
+use smddp_transport::{Head, Link, Mismatch};
+
+use crate::bind::{Act, Bound, From, Run};
+use crate::reduce::{self, Kernel};
+use crate::types::DType;
+use crate::work::Shared;
+
+/// One operation under way. Buffers are addresses here; they are valid until the operation is over, which is the
+/// promise of whoever started it (see `Communicator::start`).
+pub(crate) struct Op {
+    pub(crate) collective: Collective,
+    pub(crate) dtype: DType,
+    pub(crate) seq: u64,
+    pub(crate) bound: Arc<Bound>,
+    pub(crate) kernel: Option<Kernel>,
+    /// What a finishing reduction divides by.
+    pub(crate) scale: Option<u32>,
+    /// Goes into the header: the reduction and what else all ranks must agree on.
+    pub(crate) what: u64,
+    /// Address of each flat buffer; 0 where `lists` has the blocks' addresses.
+    pub(crate) bases: [usize; 3],
+    pub(crate) lists: [Option<Vec<usize>>; 2],
+    /// The program's Scratch and the premultiplied input; aligned for every element type.
+    pub(crate) scratch: Vec<u128>,
+    pub(crate) scaled: Vec<u128>,
+    /// Outputs go past the caches.
+    pub(crate) stream: bool,
+    pub(crate) begun: bool,
+    pub(crate) lanes: Vec<Cursor>,
+    pub(crate) semaphores: Vec<usize>,
+    pub(crate) timeout: Duration,
+    pub(crate) submitted: Option<Instant>,
+    pub(crate) work: Option<Arc<Shared>>,
+}
+
+/// Where a lane stands.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Cursor {
+    turn: usize,
+    index: usize,
+}
+
+/// What a call of [`Op::advance`] came to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    Done,
+    /// Something moved, more is to come.
+    Moved,
+    Blocked,
+}
+
+/// A cell or message: where a step reads or writes for one segment.
+type Place = *mut u8;
+
+impl Op {
+    fn address(&self, buffer: Buffer, block: usize, segment: usize) -> usize {
+        let table = Bound::table(buffer);
+        let offset = match self.lists.get(table) {
+            Some(Some(list)) => list[block],
+            _ => self.bound.offsets[table][block],
+        };
+        self.bases[table] + offset + segment * self.bound.choice.segment
+    }
+
+    /// Runs until done or blocked.
+    pub(crate) fn advance(&mut self, link: &mut dyn Link) -> Result<Progress, Mismatch> {
+        let mut moved = false;
+        if !self.begun {
+            let head = Head { what: self.bound.what | self.what, count: self.bound.count };
+            let bound = self.bound.clone();
+            if !link.begin(self.seq, head, &bound.wiring) {
+                return Ok(Progress::Blocked);
+            }
+            self.begun = true;
+            moved = true;
+        }
+        let bound = self.bound.clone();
+        let mut done = true;
+        for (lane, acts) in bound.lanes.iter().enumerate() {
+            let mut at = self.lanes[lane];
+            'lane: while at.turn < bound.turns[lane] {
+                while at.index < acts.len() {
+                    let (lag, act) = &acts[at.index];
+                    if let Some(segment) = at.turn.checked_sub(*lag)
+                        && !self.act(link, act, segment)?
+                    {
+                        break 'lane;
+                    }
+                    moved = true;
+                    at.index += 1;
+                }
+                at.index = 0;
+                at.turn += 1;
+            }
+            self.lanes[lane] = at;
+            done &= at.turn >= bound.turns[lane];
+        }
+        if done {
+            link.end();
+            return Ok(Progress::Done);
+        }
+        Ok(if moved { Progress::Moved } else { Progress::Blocked })
+    }
+
+    /// One step on one segment; false where it has to wait. Whatever it needs is there before anything is moved.
+    fn act(&mut self, link: &mut dyn Link, act: &Act, segment: usize) -> Result<bool, Mismatch> {
+        match act {
+            Act::Send { channel, source, tee } => {
+                if segment >= source.segments {
+                    return Ok(true);
+                }
+                let Some(cell) = link.cell(*channel) else { return Ok(false) };
+                self.pack(cell, *source, *tee, segment);
+                link.publish(*channel);
+            }
+            Act::Receive { from, to, forward } => {
+                if segment >= from.message.segments {
+                    return Ok(true);
+                }
+                let Some(message) = link.message(from.inlet)? else { return Ok(false) };
+                let forwarded = forward.filter(|_| segment < to.segments);
+                let cell = match forwarded {
+                    Some(channel) => match link.cell(channel) {
+                        Some(cell) => Some(cell),
+                        None => return Ok(false),
+                    },
+                    None => None,
+                };
+                self.unpack(message, from, *to, cell, segment);
+                link.release(from.inlet);
+                if let Some(channel) = forwarded {
+                    link.publish(channel);
+                }
+            }
+            Act::Reduce { from, own, result, to, send, finish } => {
+                let mut messages: [*const u8; FEW] = [std::ptr::null(); FEW];
+                let mut many = Vec::new();
+                let places = if from.len() <= FEW {
+                    &mut messages[..from.len()]
+                } else {
+                    many.resize(from.len(), std::ptr::null());
+                    &mut many[..]
+                };
+                for (place, f) in places.iter_mut().zip(from) {
+                    if segment < f.message.segments {
+                        match link.message(f.inlet)? {
+                            Some(message) => *place = message,
+                            None => return Ok(false),
+                        }
+                    }
+                }
+                let sending = send.filter(|_| segment < result.segments);
+                let cell = match sending {
+                    Some(channel) => match link.cell(channel) {
+                        Some(cell) => cell,
+                        None => return Ok(false),
+                    },
+                    None => std::ptr::null_mut(),
+                };
+                if segment < result.segments {
+                    self.reduce(places, from, *own, *result, *to, cell, *finish, segment);
+                }
+                for f in from {
+                    if segment < f.message.segments {
+                        link.release(f.inlet);
+                    }
+                }
+                if let Some(channel) = sending {
+                    link.publish(channel);
+                }
+            }
+            Act::Copy { source, to, finish } => self.copy(*source, *to, *finish, segment),
+            Act::Signal { semaphore, of } => {
+                if segment < of.segments {
+                    self.semaphores[*semaphore] += 1;
+                }
+            }
+            Act::Wait { semaphore, of } => {
+                if segment < of.segments && self.semaphores[*semaphore] <= segment {
+                    return Ok(false);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn pack(&self, cell: Place, source: Run, tee: Option<Run>, segment: usize) {
+        let mut at = 0;
+        for i in 0..source.blocks {
+            let bytes = self.bound.segment(self.bound.length(source.buffer, source.block + i), segment);
+            let from = self.address(source.buffer, source.block + i, segment);
+            let kept = tee.map_or(from, |t| self.address(t.buffer, t.block + i, segment));
+            let cell = cell.wrapping_add(at);
+            // SAFETY: the cell is ours and holds the message (bind sized it); `from` and `kept` lie in the call's
+            // buffers, valid and exclusively ours until the operation is over. This thread owns the operation.
+            unsafe {
+                if kept == from {
+                    reduce::copy(cell, from as *const u8, bytes, false);
+                } else {
+                    reduce::copy_tee(cell, kept as *mut u8, from as *const u8, bytes, self.stream);
+                }
+            }
+            at += bytes;
+        }
+    }
+
+    /// Where the blocks that a source takes begin in its message.
+    fn skipped(&self, from: &From, segment: usize) -> usize {
+        (0..from.skip)
+            .map(|i| self.bound.segment(self.bound.length(from.message.buffer, from.message.block + i), segment))
+            .sum()
+    }
+
+    fn unpack(&self, message: *const u8, from: &From, to: Run, cell: Option<Place>, segment: usize) {
+        let mut at = if to.blocks == 0 { 0 } else { self.skipped(from, segment) };
+        let mut forwarded = 0;
+        for i in 0..to.blocks {
+            let bytes = self.bound.segment(self.bound.length(to.buffer, to.block + i), segment);
+            let kept = self.address(to.buffer, to.block + i, segment) as *mut u8;
+            let piece = message.wrapping_add(at);
+            // SAFETY: the message stays where it is until it is released and holds these bytes (the writer's and
+            // our sizes were held against each other); `kept` lies in the call's buffers; the cell is ours.
+            unsafe {
+                match cell {
+                    Some(cell) => reduce::copy_tee(cell.wrapping_add(forwarded), kept, piece, bytes, self.stream),
+                    None => reduce::copy(kept, piece, bytes, self.stream),
+                }
+            }
+            at += bytes;
+            forwarded += bytes;
+        }
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the parts of one step")]
+    fn reduce(
+        &self,
+        messages: &[*const u8],
+        from: &[From],
+        own: Option<(usize, Run)>,
+        result: Run,
+        to: bool,
+        cell: Place,
+        finish: bool,
+        segment: usize,
+    ) {
+        let Some(kernel) = self.kernel else { return };
+        let element = self.dtype.size();
+        let mut few = [std::ptr::null(); FEW + 1];
+        let mut many = Vec::new();
+        let count = messages.len() + usize::from(own.is_some());
+        let sources = if count <= few.len() {
+            &mut few[..count]
+        } else {
+            many.resize(count, std::ptr::null());
+            &mut many[..]
+        };
+        let mut offsets: [usize; FEW] = [0; FEW];
+        let mut more = Vec::new();
+        let skips = if messages.len() <= FEW {
+            &mut offsets[..messages.len()]
+        } else {
+            more.resize(messages.len(), 0);
+            &mut more[..]
+        };
+        for (skip, f) in skips.iter_mut().zip(from) {
+            *skip = self.skipped(f, segment);
+        }
+        let mut packed = 0;
+        for i in 0..result.blocks {
+            let bytes = self.bound.segment(self.bound.length(result.buffer, result.block + i), segment);
+            let mut next = 0;
+            for (position, source) in sources.iter_mut().enumerate() {
+                *source = match own {
+                    Some((at, run)) if at == position => self.address(run.buffer, run.block + i, segment) as *const u8,
+                    _ => {
+                        next += 1;
+                        messages[next - 1].wrapping_add(skips[next - 1])
+                    }
+                };
+            }
+            let out = self.address(result.buffer, result.block + i, segment) as *mut u8;
+            let sent = if cell.is_null() { cell } else { cell.wrapping_add(packed) };
+            let scale = if finish { self.scale } else { None };
+            let (first, second) = if to { (out, sent) } else { (sent, std::ptr::null_mut()) };
+            // SAFETY: every source holds `bytes` bytes (messages until they are released, own blocks in the call's
+            // buffers); the destinations are the call's output and our cell. A destination may be one of the
+            // sources exactly (in place), never overlap it otherwise.
+            unsafe { kernel.run(first, second, sources, bytes / element, scale, self.stream && to) };
+            for skip in skips.iter_mut() {
+                *skip += bytes;
+            }
+            packed += bytes;
+        }
+    }
+
+    fn copy(&self, source: Run, to: Run, finish: bool, segment: usize) {
+        for i in 0..source.blocks {
+            let bytes = self.bound.segment(self.bound.length(source.buffer, source.block + i), segment);
+            let from = self.address(source.buffer, source.block + i, segment) as *const u8;
+            let kept = self.address(to.buffer, to.block + i, segment) as *mut u8;
+            match self.kernel {
+                // SAFETY: both lie in the call's buffers; they may be the same, never overlap otherwise.
+                Some(kernel) if finish && self.scale.is_some_and(|n| n > 1) => unsafe {
+                    kernel.run(kept, std::ptr::null_mut(), &[from], bytes / self.dtype.size(), self.scale, false);
+                },
+                _ if kept.cast_const() == from => {}
+                // SAFETY: as above.
+                _ => unsafe { reduce::copy(kept, from, bytes, self.stream) },
+            }
+        }
+    }
+}
+
+/// Sources of a reduction that need no allocation.
+const FEW: usize = 16;

@@ -1,0 +1,35 @@
+//! The engine: communicators, the executor of bound plans, progress, reductions.
+//!
+//! Buffers are raw addresses, since they belong to torch; whoever starts a call promises that they live until it
+//! is over. The executor and the kernels are the only places that touch them.
+
+mod bind;
+mod call;
+mod comm;
+pub mod config;
+mod describe;
+mod driver;
+mod error;
+mod exec;
+pub mod log;
+mod p2p;
+mod progress;
+mod reduce;
+pub mod types;
+mod wait;
+mod work;
+
+pub use call::{Blocks, Call, name_of};
+pub use comm::{Communicator, Options, Pending, Work, shutdown};
+pub use config::Config;
+pub use error::{Error, Result};
+pub use reduce::simd_level;
+pub use smddp_plan::{Algorithm, Collective};
+pub use smddp_transport::shm::Endpoint;
+pub use types::{DType, RedOp};
+pub use work::{Keep, set_interrupt};
+
+/// Cores of this machine, as the waiting policy counts them.
+pub fn cores() -> usize {
+    wait::cores()
+}

@@ -1,0 +1,152 @@
+//! The progress thread: it drives the communicators that have work under way and nobody waiting.
+//!
+//! It is made when the first asynchronous call needs it, and only then. A thread that waits for a work drives that
+//! communicator itself; this thread then finds it taken and leaves it alone.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Duration;
+
+use crate::comm::Inner;
+use crate::wait::Patience;
+
+#[derive(Default)]
+struct State {
+    incoming: Vec<Arc<Inner>>,
+    running: bool,
+    kicks: u64,
+    stop: bool,
+    generation: u32,
+}
+
+static STATE: Mutex<Option<State>> = Mutex::new(None);
+static CHANGED: Condvar = Condvar::new();
+
+fn lock() -> MutexGuard<'static, Option<State>> {
+    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Has the progress thread look after `comm` until nothing is pending there.
+pub(crate) fn register(comm: &Arc<Inner>) {
+    let mut guard = lock();
+    let generation = smddp_transport::shm::fork_generation();
+    let state = guard.get_or_insert_with(State::default);
+    if state.generation != generation {
+        *state = State { generation, ..State::default() };
+    }
+    state.kicks += 1;
+    if !state.incoming.iter().any(|c| Arc::ptr_eq(c, comm)) {
+        state.incoming.push(comm.clone());
+    }
+    if !state.running && !state.stop {
+        let spawned = std::thread::Builder::new().name("smddp-progress".to_owned()).spawn(run);
+        // Without a thread, whoever waits still drives.
+        state.running = spawned.is_ok();
+    }
+    CHANGED.notify_all();
+}
+
+/// Has the thread look again: a driver left something behind.
+pub(crate) fn kick() {
+    if let Some(state) = lock().as_mut() {
+        state.kicks += 1;
+    }
+    CHANGED.notify_all();
+}
+
+fn run() {
+    let mut comms: Vec<Arc<Inner>> = Vec::new();
+    loop {
+        {
+            let mut guard = lock();
+            loop {
+                let Some(state) = guard.as_mut() else { return };
+                comms.append(&mut state.incoming);
+                if !comms.is_empty() {
+                    break;
+                }
+                // Idle for a while: go; the next asynchronous call makes a new thread.
+                let kicks = state.kicks;
+                let (next, timeout) =
+                    CHANGED.wait_timeout(guard, Duration::from_secs(5)).unwrap_or_else(PoisonError::into_inner);
+                guard = next;
+                if let Some(state) = guard.as_mut()
+                    && timeout.timed_out()
+                    && state.kicks == kicks
+                    && state.incoming.is_empty()
+                {
+                    state.running = false;
+                    return;
+                }
+            }
+        }
+        drive(&mut comms);
+    }
+}
+
+/// Drives until nothing is pending anywhere, or something new comes in.
+fn drive(comms: &mut Vec<Arc<Inner>>) {
+    let mut patience = Patience::new(Some(Duration::ZERO));
+    let mut i = 0;
+    while i < comms.len() {
+        if comms[..i].iter().any(|c| Arc::ptr_eq(c, &comms[i])) {
+            comms.swap_remove(i);
+        } else {
+            i += 1;
+        }
+    }
+    while !comms.is_empty() {
+        let mut moved = false;
+        let mut owned = false;
+        let mut ticket = None;
+        comms.retain(|comm| match comm.driver.try_lock() {
+            Ok(mut driver) => {
+                ticket.get_or_insert_with(|| driver.link.bell());
+                moved |= comm.turn(&mut driver);
+                let pending = driver.pending() || comm.has_mail();
+                owned |= pending;
+                pending
+            }
+            Err(TryLockError::WouldBlock) => true,
+            Err(TryLockError::Poisoned(_)) => false,
+        });
+        if moved {
+            patience.reset();
+            continue;
+        }
+        {
+            let mut guard = lock();
+            let Some(state) = guard.as_mut() else { return };
+            if !state.incoming.is_empty() {
+                return;
+            }
+            if !owned {
+                // All taken by waiters: they kick when they leave.
+                drop(CHANGED.wait_timeout(guard, Duration::from_millis(2)));
+                continue;
+            }
+        }
+        if patience.wait()
+            && let Some(ticket) = ticket
+        {
+            nap(comms, &mut patience, ticket);
+        }
+    }
+}
+
+/// The last look before sleeping, and the sleep. All links of a process share one bell.
+fn nap(comms: &[Arc<Inner>], patience: &mut Patience, ticket: u32) {
+    for comm in comms {
+        if let Ok(mut driver) = comm.driver.try_lock()
+            && driver.pending()
+        {
+            if comm.turn(&mut driver) {
+                return;
+            }
+            comm.examine(&mut driver);
+        }
+    }
+    if let Some(comm) = comms.first() {
+        comm.sleeper.sleep(ticket, Duration::from_millis(20));
+        patience.reset();
+    }
+}

@@ -1,0 +1,378 @@
+//! What the kernels know of an element: how it is read into its accumulator, combined, finished and rounded.
+//!
+//! All of it is branch-free where a loop over it should vectorise.
+
+use ::half::{bf16, f16};
+
+use super::half::{narrow_bf16, widen_bf16};
+use super::level::Isa;
+
+/// The last step of a reduction, applied once to each accumulator before rounding.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Finish {
+    /// The reduction is the result.
+    Keep,
+    /// Divide by the number of ranks, at least 1.
+    Divide(u32),
+    /// Multiply by the caller's factor.
+    Times(f64),
+}
+
+/// An element type: `Self` lies in memory, `Acc` is what accumulates.
+pub(super) trait Element: Copy {
+    type Acc: Copy;
+    /// Fills accumulators and results before they are written.
+    const BLANK: (Self, Self::Acc);
+
+    fn widen(self) -> Self::Acc;
+    fn narrow(acc: Self::Acc) -> Self;
+
+    /// Applies `finish` to a column. Called for sums only.
+    fn finish<const W: usize>(column: &mut [Self::Acc; W], finish: Finish);
+
+    /// Reads `W` elements into accumulators, in an order of their own that `round` knows.
+    ///
+    /// # Safety
+    /// `src` is readable for `W` elements, no alignment needed; runs inside a function compiled for `I`.
+    #[inline(always)]
+    unsafe fn read<I: Isa, const W: usize>(src: *const u8, out: &mut [Self::Acc; W]) {
+        for (k, acc) in out.iter_mut().enumerate() {
+            // SAFETY: k < W elements are readable; the read is unaligned. Every bit pattern is an element.
+            *acc = unsafe { src.cast::<Self>().add(k).read_unaligned() }.widen();
+        }
+    }
+
+    /// Rounds `W` accumulators to elements, in the order of memory again.
+    ///
+    /// # Safety
+    /// Runs inside a function compiled for `I`.
+    #[inline(always)]
+    unsafe fn round<I: Isa, const W: usize>(acc: &[Self::Acc; W], out: &mut [Self; W]) {
+        for (narrow, wide) in out.iter_mut().zip(acc) {
+            *narrow = Self::narrow(*wide);
+        }
+    }
+}
+
+/// `column[k] / n`, each correctly rounded. A power of two has an exact reciprocal, and multiplying by it
+/// rounds the same real number: the same bits, without the divider.
+macro_rules! finish_float {
+    ($float:ty) => {
+        #[inline(always)]
+        fn finish<const W: usize>(column: &mut [$float; W], finish: Finish) {
+            match finish {
+                Finish::Keep => {}
+                Finish::Divide(n) if n.is_power_of_two() => {
+                    let reciprocal = 1.0 / n as $float;
+                    column.iter_mut().for_each(|acc| *acc *= reciprocal);
+                }
+                Finish::Divide(n) => {
+                    let n = n as $float;
+                    column.iter_mut().for_each(|acc| *acc /= n);
+                }
+                Finish::Times(factor) => {
+                    let factor = factor as $float;
+                    column.iter_mut().for_each(|acc| *acc *= factor);
+                }
+            }
+        }
+    };
+}
+
+macro_rules! float_element {
+    ($float:ty) => {
+        impl Element for $float {
+            type Acc = $float;
+            const BLANK: ($float, $float) = (0.0, 0.0);
+
+            #[inline(always)]
+            fn widen(self) -> $float {
+                self
+            }
+
+            #[inline(always)]
+            fn narrow(acc: $float) -> $float {
+                acc
+            }
+
+            finish_float!($float);
+        }
+    };
+}
+
+float_element!(f32);
+float_element!(f64);
+
+impl Element for bf16 {
+    type Acc = f32;
+    const BLANK: (bf16, f32) = (bf16::ZERO, 0.0);
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        widen_bf16(self)
+    }
+
+    #[inline(always)]
+    fn narrow(acc: f32) -> bf16 {
+        narrow_bf16(acc)
+    }
+
+    finish_float!(f32);
+
+    #[inline(always)]
+    unsafe fn read<I: Isa, const W: usize>(src: *const u8, out: &mut [f32; W]) {
+        // SAFETY: the caller's contract.
+        unsafe { I::widen_bf16(src, out) }
+    }
+
+    #[inline(always)]
+    unsafe fn round<I: Isa, const W: usize>(acc: &[f32; W], out: &mut [bf16; W]) {
+        // SAFETY: the caller's contract.
+        unsafe { I::narrow_bf16(acc, out) }
+    }
+}
+
+impl Element for f16 {
+    type Acc = f32;
+    const BLANK: (f16, f32) = (f16::ZERO, 0.0);
+
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32_const()
+    }
+
+    #[inline(always)]
+    fn narrow(acc: f32) -> f16 {
+        f16::from_f32_const(acc)
+    }
+
+    finish_float!(f32);
+
+    #[inline(always)]
+    unsafe fn read<I: Isa, const W: usize>(src: *const u8, out: &mut [f32; W]) {
+        // SAFETY: the caller's contract.
+        unsafe { I::widen_f16(src, out) }
+    }
+
+    #[inline(always)]
+    unsafe fn round<I: Isa, const W: usize>(acc: &[f32; W], out: &mut [f16; W]) {
+        // SAFETY: the caller's contract.
+        unsafe { I::narrow_f16(acc, out) }
+    }
+}
+
+/// Integers divide exactly, truncating, and multiply in f64, truncating towards zero and saturating. Both
+/// work on a copy and out of line: they are rare, long, and would keep the column from the registers.
+macro_rules! int_element {
+    ($($int:ty: $wide:ty),*) => {$(
+        impl Element for $int {
+            type Acc = $int;
+            const BLANK: ($int, $int) = (0, 0);
+
+            #[inline(always)]
+            fn widen(self) -> $int {
+                self
+            }
+
+            #[inline(always)]
+            fn narrow(acc: $int) -> $int {
+                acc
+            }
+
+            #[inline(always)]
+            fn finish<const W: usize>(column: &mut [$int; W], finish: Finish) {
+                #[inline(never)]
+                fn rarely(column: &mut [$int], finish: Finish) {
+                    match finish {
+                        Finish::Keep => {}
+                        // `$wide` holds every value exactly, with enough bits left that a quotient which is
+                        // not whole cannot round up to the next whole number. (f32 rounds a divisor above
+                        // 2^24, but then the quotient of 16 bits is 0 either way.)
+                        Finish::Divide(n) => {
+                            let n = n as $wide;
+                            column.iter_mut().for_each(|acc| *acc = (*acc as $wide / n) as $int);
+                        }
+                        Finish::Times(factor) => {
+                            column.iter_mut().for_each(|acc| *acc = (*acc as f64 * factor) as $int);
+                        }
+                    }
+                }
+                let mut copy = *column;
+                rarely(&mut copy, finish);
+                *column = copy;
+            }
+        }
+    )*};
+}
+
+int_element!(i8: f32, i16: f32, i32: f64, i64: i64, u8: f32, u16: f32, u32: f64, u64: u64);
+
+/// torch's bool: a byte, true if not 0; results are 0 or 1.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(super) struct Truth(u8);
+
+impl Element for Truth {
+    type Acc = u8;
+    const BLANK: (Truth, u8) = (Truth(0), 0);
+
+    #[inline(always)]
+    fn widen(self) -> u8 {
+        u8::from(self.0 != 0)
+    }
+
+    #[inline(always)]
+    fn narrow(acc: u8) -> Truth {
+        Truth(acc)
+    }
+
+    #[inline(always)]
+    fn finish<const W: usize>(_: &mut [u8; W], _: Finish) {}
+}
+
+/// Real and imaginary part. Sums of complex numbers run as sums of their parts; this is for products.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct Complex<T> {
+    re: T,
+    im: T,
+}
+
+macro_rules! complex_element {
+    ($float:ty) => {
+        impl Element for Complex<$float> {
+            type Acc = Self;
+            const BLANK: (Self, Self) = (Self { re: 0.0, im: 0.0 }, Self { re: 0.0, im: 0.0 });
+
+            #[inline(always)]
+            fn widen(self) -> Self {
+                self
+            }
+
+            #[inline(always)]
+            fn narrow(acc: Self) -> Self {
+                acc
+            }
+
+            #[inline(always)]
+            fn finish<const W: usize>(_: &mut [Self; W], _: Finish) {}
+        }
+
+        impl Combine<Complex<$float>> for Prod {
+            #[inline(always)]
+            fn combine(a: Complex<$float>, b: Complex<$float>) -> Complex<$float> {
+                Complex {
+                    re: a.re * b.re - a.im * b.im,
+                    im: a.re * b.im + a.im * b.re,
+                }
+            }
+        }
+    };
+}
+
+complex_element!(f32);
+complex_element!(f64);
+
+/// A reduction of two accumulators.
+pub(super) trait Combine<A> {
+    /// Whether results of this reduction can be finished by anything but [`Finish::Keep`].
+    const FINISHES: bool = false;
+
+    fn combine(a: A, b: A) -> A;
+}
+
+pub(super) struct Sum;
+pub(super) struct Prod;
+pub(super) struct Min;
+pub(super) struct Max;
+pub(super) struct And;
+pub(super) struct Or;
+pub(super) struct Xor;
+
+macro_rules! combine_floats {
+    ($($float:ty),*) => {$(
+        impl Combine<$float> for Sum {
+            const FINISHES: bool = true;
+
+            #[inline(always)]
+            fn combine(a: $float, b: $float) -> $float {
+                a + b
+            }
+        }
+
+        impl Combine<$float> for Prod {
+            #[inline(always)]
+            fn combine(a: $float, b: $float) -> $float {
+                a * b
+            }
+        }
+
+        /// A NaN on either side is the result, and the earlier of two equal values (0.0 and -0.0), as in torch.
+        impl Combine<$float> for Min {
+            #[inline(always)]
+            fn combine(a: $float, b: $float) -> $float {
+                if (b < a) | b.is_nan() { b } else { a }
+            }
+        }
+
+        /// See `Min`.
+        impl Combine<$float> for Max {
+            #[inline(always)]
+            fn combine(a: $float, b: $float) -> $float {
+                if (b > a) | b.is_nan() { b } else { a }
+            }
+        }
+    )*};
+}
+
+combine_floats!(f32, f64);
+
+macro_rules! combine_ints {
+    ($($int:ty),*) => {$(
+        impl Combine<$int> for Sum {
+            const FINISHES: bool = true;
+
+            #[inline(always)]
+            fn combine(a: $int, b: $int) -> $int {
+                a.wrapping_add(b)
+            }
+        }
+
+        impl Combine<$int> for Prod {
+            #[inline(always)]
+            fn combine(a: $int, b: $int) -> $int {
+                a.wrapping_mul(b)
+            }
+        }
+
+        impl Combine<$int> for Min {
+            #[inline(always)]
+            fn combine(a: $int, b: $int) -> $int {
+                a.min(b)
+            }
+        }
+
+        impl Combine<$int> for Max {
+            #[inline(always)]
+            fn combine(a: $int, b: $int) -> $int {
+                a.max(b)
+            }
+        }
+    )*};
+}
+
+combine_ints!(i8, i16, i32, i64, u8, u16, u32, u64);
+
+/// Bits are combined by bytes whatever the integer is, and bools (0 or 1) by the same operations.
+macro_rules! combine_bits {
+    ($($op:ident: $sign:tt),*) => {$(
+        impl Combine<u8> for $op {
+            #[inline(always)]
+            fn combine(a: u8, b: u8) -> u8 {
+                a $sign b
+            }
+        }
+    )*};
+}
+
+combine_bits!(And: &, Or: |, Xor: ^);

@@ -1,0 +1,278 @@
+//! The instruction sets the kernels are compiled for, and the one this machine runs.
+//!
+//! Every kernel is one generic body, instantiated once per [`Isa`]. What an instruction set changes is the
+//! width of a register and how a streaming store is spelled, never the arithmetic: fused multiply-add is not
+//! enabled at any level, so all levels give the same bits.
+
+use std::sync::OnceLock;
+
+use ::half::{bf16, f16};
+
+/// Which instantiation of the kernels runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Level {
+    /// What the target guarantees (SSE2 on x86-64). Streaming stores are ordinary stores here.
+    Scalar,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+}
+
+impl Level {
+    /// The levels this machine can run, the best last. Only these may be handed to a kernel.
+    pub(super) fn available() -> &'static [Level] {
+        #[cfg(target_arch = "x86_64")]
+        {
+            use std::arch::is_x86_feature_detected as has;
+            if has!("avx2") && has!("f16c") {
+                // VL and DQ are in every server part that has BW; asking for all keeps one wide variant.
+                if has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl") {
+                    return &[Level::Scalar, Level::Avx2, Level::Avx512];
+                }
+                return &[Level::Scalar, Level::Avx2];
+            }
+        }
+        &[Level::Scalar]
+    }
+
+    /// The best level of this machine, detected once.
+    pub(super) fn best() -> Level {
+        static BEST: OnceLock<Level> = OnceLock::new();
+        *BEST.get_or_init(|| Level::available().last().copied().unwrap_or(Level::Scalar))
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Level::Scalar => "scalar",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx2 => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Level::Avx512 => "avx512",
+        }
+    }
+}
+
+/// One instruction set: a register of bytes and what moves it.
+///
+/// # Safety
+/// The methods may only run on a machine that has the instruction set, inside a function compiled for it
+/// (they are inlined there). Pointers must be valid for the bytes touched; only `stream` needs alignment.
+pub(super) trait Isa {
+    /// A register's content.
+    type Register: Copy;
+    /// Bytes in a register, and the alignment `stream` needs.
+    const BYTES: usize;
+
+    /// # Safety
+    /// `src` is readable for `BYTES` bytes; no alignment needed. See the trait.
+    unsafe fn load(src: *const u8) -> Self::Register;
+    /// # Safety
+    /// `dst` is writable for `BYTES` bytes; no alignment needed. See the trait.
+    unsafe fn store(dst: *mut u8, value: Self::Register);
+    /// Non-temporal store: around the caches, weakly ordered until `fence`.
+    /// # Safety
+    /// `dst` is writable for `BYTES` bytes and aligned to `BYTES`. See the trait.
+    unsafe fn stream(dst: *mut u8, value: Self::Register);
+    /// Orders earlier `stream` stores before every later store of this thread.
+    /// # Safety
+    /// See the trait.
+    unsafe fn fence();
+
+    /// `out[k] = src[k]` widened, exactly; NaNs become quiet and keep sign and payload.
+    /// # Safety
+    /// `src` is readable for `W` halves; no alignment needed. See the trait.
+    unsafe fn widen_f16<const W: usize>(src: *const u8, out: &mut [f32; W]);
+    /// `out[k] = acc[k]` rounded to nearest even; NaNs become quiet and keep sign and upper payload.
+    /// # Safety
+    /// See the trait.
+    unsafe fn narrow_f16<const W: usize>(acc: &[f32; W], out: &mut [f16; W]);
+
+    /// Widens `W` bf16 exactly. The order in `out` is that of the instruction set's pairs.
+    /// # Safety
+    /// `src` is readable for `W` halves; no alignment needed. See the trait.
+    unsafe fn widen_bf16<const W: usize>(src: *const u8, out: &mut [f32; W]);
+    /// Undoes the order of `widen_bf16`, and rounds as `narrow_f16` does.
+    /// # Safety
+    /// See the trait.
+    unsafe fn narrow_bf16<const W: usize>(acc: &[f32; W], out: &mut [bf16; W]);
+}
+
+/// The portable instruction set.
+pub(super) struct Scalar;
+
+impl Isa for Scalar {
+    type Register = u128;
+    const BYTES: usize = 16;
+
+    #[inline(always)]
+    unsafe fn load(src: *const u8) -> u128 {
+        // SAFETY: readable for 16 bytes by the trait's contract; the read is unaligned.
+        unsafe { src.cast::<u128>().read_unaligned() }
+    }
+
+    #[inline(always)]
+    unsafe fn store(dst: *mut u8, value: u128) {
+        // SAFETY: writable for 16 bytes by the trait's contract; the write is unaligned.
+        unsafe { dst.cast::<u128>().write_unaligned(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn stream(dst: *mut u8, value: u128) {
+        // SAFETY: the same contract as `store`, and stricter.
+        unsafe { Self::store(dst, value) }
+    }
+
+    #[inline(always)]
+    unsafe fn fence() {}
+
+    #[inline(always)]
+    unsafe fn widen_f16<const W: usize>(src: *const u8, out: &mut [f32; W]) {
+        // SAFETY: readable for W halves by the trait's contract.
+        unsafe { super::half::widen_portable(src, out) }
+    }
+
+    #[inline(always)]
+    unsafe fn narrow_f16<const W: usize>(acc: &[f32; W], out: &mut [f16; W]) {
+        super::half::narrow_portable(acc, out);
+    }
+
+    #[inline(always)]
+    unsafe fn widen_bf16<const W: usize>(src: *const u8, out: &mut [f32; W]) {
+        // SAFETY: readable for W halves by the trait's contract.
+        unsafe { super::half::widen_bf16_portable(src, out) }
+    }
+
+    #[inline(always)]
+    unsafe fn narrow_bf16<const W: usize>(acc: &[f32; W], out: &mut [bf16; W]) {
+        super::half::narrow_bf16_portable(acc, out);
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(super) use x86::{Avx2, Avx512};
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::arch::x86_64::{
+        __m256i, __m512i, _mm_sfence, _mm256_loadu_si256, _mm256_storeu_si256, _mm256_stream_si256,
+        _mm512_loadu_si512, _mm512_storeu_si512, _mm512_stream_si512,
+    };
+
+    use ::half::{bf16, f16};
+
+    use super::Isa;
+    use crate::reduce::half;
+
+    /// AVX2 with F16C.
+    pub(in crate::reduce) struct Avx2;
+
+    impl Isa for Avx2 {
+        type Register = __m256i;
+        const BYTES: usize = 32;
+
+        #[inline(always)]
+        unsafe fn load(src: *const u8) -> __m256i {
+            // SAFETY: readable for 32 bytes, on a machine with AVX2, by the trait's contract; unaligned load.
+            unsafe { _mm256_loadu_si256(src.cast()) }
+        }
+
+        #[inline(always)]
+        unsafe fn store(dst: *mut u8, value: __m256i) {
+            // SAFETY: writable for 32 bytes, on a machine with AVX2, by the trait's contract; unaligned store.
+            unsafe { _mm256_storeu_si256(dst.cast(), value) }
+        }
+
+        #[inline(always)]
+        unsafe fn stream(dst: *mut u8, value: __m256i) {
+            // SAFETY: as `store`, and aligned to 32 by the trait's contract; `fence` follows in the kernel.
+            unsafe { _mm256_stream_si256(dst.cast(), value) }
+        }
+
+        #[inline(always)]
+        unsafe fn fence() {
+            // SAFETY: SSE is part of x86-64; no memory is touched.
+            unsafe { _mm_sfence() }
+        }
+
+        #[inline(always)]
+        unsafe fn widen_f16<const W: usize>(src: *const u8, out: &mut [f32; W]) {
+            // SAFETY: readable for W halves, on a machine with F16C, by the trait's contract.
+            unsafe { half::widen_f16c(src, out) }
+        }
+
+        #[inline(always)]
+        unsafe fn narrow_f16<const W: usize>(acc: &[f32; W], out: &mut [f16; W]) {
+            // SAFETY: on a machine with F16C by the trait's contract.
+            unsafe { half::narrow_f16c(acc, out) }
+        }
+
+        #[inline(always)]
+        unsafe fn widen_bf16<const W: usize>(src: *const u8, out: &mut [f32; W]) {
+            // SAFETY: readable for W halves, on a machine with AVX2, by the trait's contract.
+            unsafe { half::widen_bf16_avx2(src, out) }
+        }
+
+        #[inline(always)]
+        unsafe fn narrow_bf16<const W: usize>(acc: &[f32; W], out: &mut [bf16; W]) {
+            // SAFETY: on a machine with AVX2 by the trait's contract.
+            unsafe { half::narrow_bf16_avx2(acc, out) }
+        }
+    }
+
+    /// AVX-512 F, BW, DQ and VL, with what [`Avx2`] has.
+    pub(in crate::reduce) struct Avx512;
+
+    impl Isa for Avx512 {
+        type Register = __m512i;
+        const BYTES: usize = 64;
+
+        #[inline(always)]
+        unsafe fn load(src: *const u8) -> __m512i {
+            // SAFETY: readable for 64 bytes, on a machine with AVX-512, by the trait's contract; unaligned load.
+            unsafe { _mm512_loadu_si512(src.cast()) }
+        }
+
+        #[inline(always)]
+        unsafe fn store(dst: *mut u8, value: __m512i) {
+            // SAFETY: writable for 64 bytes, on a machine with AVX-512, by the trait's contract; unaligned store.
+            unsafe { _mm512_storeu_si512(dst.cast(), value) }
+        }
+
+        #[inline(always)]
+        unsafe fn stream(dst: *mut u8, value: __m512i) {
+            // SAFETY: as `store`, and aligned to 64 by the trait's contract; `fence` follows in the kernel.
+            unsafe { _mm512_stream_si512(dst.cast(), value) }
+        }
+
+        #[inline(always)]
+        unsafe fn fence() {
+            // SAFETY: SSE is part of x86-64; no memory is touched.
+            unsafe { _mm_sfence() }
+        }
+
+        #[inline(always)]
+        unsafe fn widen_f16<const W: usize>(src: *const u8, out: &mut [f32; W]) {
+            // SAFETY: readable for W halves, on a machine with AVX-512, by the trait's contract.
+            unsafe { half::widen_avx512(src, out) }
+        }
+
+        #[inline(always)]
+        unsafe fn narrow_f16<const W: usize>(acc: &[f32; W], out: &mut [f16; W]) {
+            // SAFETY: on a machine with AVX-512 by the trait's contract.
+            unsafe { half::narrow_avx512(acc, out) }
+        }
+
+        #[inline(always)]
+        unsafe fn widen_bf16<const W: usize>(src: *const u8, out: &mut [f32; W]) {
+            // SAFETY: readable for W halves, on a machine with AVX-512, by the trait's contract.
+            unsafe { half::widen_bf16_avx512(src, out) }
+        }
+
+        #[inline(always)]
+        unsafe fn narrow_bf16<const W: usize>(acc: &[f32; W], out: &mut [bf16; W]) {
+            // SAFETY: on a machine with AVX-512 by the trait's contract.
+            unsafe { half::narrow_bf16_avx512(acc, out) }
+        }
+    }
+}

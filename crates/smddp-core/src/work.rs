@@ -1,0 +1,105 @@
+//! The handle of a call under way.
+
+use std::any::Any;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+
+/// What a caller wants held until its call is over.
+pub type Keep = Box<dyn Any + Send + Sync>;
+type Callback = Box<dyn FnOnce() + Send>;
+
+/// The part of a work that the driver and the waiters share.
+#[derive(Default)]
+pub(crate) struct Shared {
+    done: AtomicBool,
+    error: OnceLock<Error>,
+    source: AtomicI64,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    keep: Option<Keep>,
+    callbacks: Vec<Callback>,
+}
+
+impl Shared {
+    pub(crate) fn new(keep: Option<Keep>) -> Self {
+        Self { source: AtomicI64::new(-1), state: Mutex::new(State { keep, callbacks: Vec::new() }), ..Self::default() }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_source(&self, rank: usize) {
+        self.source.store(rank as i64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn finish(&self, outcome: Result<()>) {
+        if let Err(error) = outcome {
+            let _ = self.error.set(error);
+        }
+        let mut state = self.lock();
+        // Release: whoever sees it done sees the output.
+        self.done.store(true, Ordering::Release);
+        let callbacks = std::mem::take(&mut state.callbacks);
+        // Dropped outside the lock: it may run foreign code.
+        let keep = state.keep.take();
+        self.changed.notify_all();
+        drop(state);
+        for callback in callbacks {
+            callback();
+        }
+        drop(keep);
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.done.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn outcome(&self) -> Result<()> {
+        self.error.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    pub(crate) fn source(&self) -> Option<usize> {
+        usize::try_from(self.source.load(Ordering::Relaxed)).ok()
+    }
+
+    /// Sleeps until done, or the time is up.
+    pub(crate) fn sleep(&self, at_most: Duration) {
+        let state = self.lock();
+        if !self.is_done() {
+            drop(self.changed.wait_timeout(state, at_most));
+        }
+    }
+
+    /// Calls back once when done; at once if it is done already.
+    pub(crate) fn on_done(&self, callback: Callback) {
+        let mut state = self.lock();
+        if self.is_done() {
+            drop(state);
+            callback();
+        } else {
+            state.callbacks.push(callback);
+        }
+    }
+}
+
+/// Whether a signal waits to be handled (Ctrl-C); asked by waiting threads a few times a second.
+pub type Interrupt = fn() -> bool;
+
+static INTERRUPT: OnceLock<Interrupt> = OnceLock::new();
+
+/// Sets the check that lets waiting calls give way to a signal. The first one set stays.
+pub fn set_interrupt(check: Interrupt) {
+    let _ = INTERRUPT.set(check);
+}
+
+pub(crate) fn interrupted() -> bool {
+    INTERRUPT.get().is_some_and(|check| check())
+}

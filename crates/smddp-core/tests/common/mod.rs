@@ -1,0 +1,154 @@
+//! N ranks as threads, and what every collective should come to.
+
+use std::time::Duration;
+
+use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp, Result};
+use smddp_transport::loopback::{Script, group};
+use smddp_transport::{Link, shm};
+
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Runs `body` on `size` ranks over loopback; panics of ranks are the test's.
+pub fn ranks<T: Send>(size: usize, script: Script, body: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
+    let links = group(size, script).into_iter().map(|l| Box::new(l) as Box<dyn Link>).collect();
+    over(links, PATIENCE, body)
+}
+
+/// The same over shared memory: all ranks in this process, each with its own control block.
+pub fn shm_ranks<T: Send>(size: usize, body: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
+    let prepared: Vec<_> = (0..size).map(|r| shm::Prepared::new(r, size, 64 << 20, Vec::new()).unwrap()).collect();
+    let cards: Vec<_> = prepared.iter().map(|p| p.card().clone()).collect();
+    let links = prepared.into_iter().map(|p| Box::new(p.connect(cards.clone()).unwrap()) as Box<dyn Link>).collect();
+    over(links, PATIENCE, body)
+}
+
+pub fn over<T: Send>(
+    links: Vec<Box<dyn Link>>,
+    timeout: Duration,
+    body: impl Fn(&Communicator) -> T + Sync,
+) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = links
+            .into_iter()
+            .map(|link| {
+                let body = &body;
+                scope.spawn(move || body(&Communicator::over(link, "test", timeout)))
+            })
+            .collect();
+        handles.into_iter().map(|h| h.join().unwrap()).collect()
+    })
+}
+
+/// What rank `r` has at place `i`: small whole numbers, exact in every sum.
+pub fn value(r: usize, i: usize) -> f32 {
+    ((i * 7 + r * 13) % 31) as f32
+}
+
+fn flat(data: &mut [f32]) -> Blocks<'static> {
+    Blocks::Flat { ptr: data.as_mut_ptr().cast(), count: data.len() }
+}
+
+/// Makes `collective` with `count` elements per block (whole buffer for all_reduce, broadcast, reduce) and checks
+/// every element.
+pub fn try_one(comm: &Communicator, collective: Collective, count: usize, root: usize, in_place: bool) -> Result<()> {
+    let (me, n) = (comm.rank(), comm.size());
+    let data = |r: usize, len: usize| (0..len).map(|i| value(r, i)).collect::<Vec<f32>>();
+    let sum = |i: usize| (0..n).map(|r| value(r, i)).sum::<f32>();
+    let nan = |len: usize| vec![f32::NAN; len];
+    let at_root = me == root;
+    let mut input = Vec::new();
+    let mut output = Vec::new();
+    let want: Vec<f32>;
+    match collective {
+        Collective::AllGather => {
+            input = data(me, count);
+            output = nan(n * count);
+            want = (0..n).flat_map(|r| data(r, count)).collect();
+        }
+        Collective::ReduceScatter => {
+            input = data(me, n * count);
+            output = nan(count);
+            want = (0..count).map(|i| sum(me * count + i)).collect();
+        }
+        Collective::AllReduce => {
+            input = data(me, count);
+            output = nan(count);
+            want = (0..count).map(sum).collect();
+        }
+        Collective::Broadcast => {
+            if at_root {
+                input = data(root, count);
+            }
+            output = nan(count);
+            want = data(root, count);
+        }
+        Collective::Reduce => {
+            input = data(me, count);
+            if at_root {
+                output = nan(count);
+                want = (0..count).map(sum).collect();
+            } else {
+                want = Vec::new();
+            }
+        }
+        Collective::Gather => {
+            input = data(me, count);
+            if at_root {
+                output = nan(n * count);
+                want = (0..n).flat_map(|r| data(r, count)).collect();
+            } else {
+                want = Vec::new();
+            }
+        }
+        Collective::Scatter => {
+            if at_root {
+                input = data(root, n * count);
+            }
+            output = nan(count);
+            want = (0..count).map(|i| value(root, me * count + i)).collect();
+        }
+        Collective::AllToAll => {
+            input = data(me, n * count);
+            output = nan(n * count);
+            want = (0..n).flat_map(|r| (0..count).map(move |i| value(r, me * count + i))).collect();
+        }
+        Collective::Barrier => want = Vec::new(),
+    }
+    if in_place && matches!(collective, Collective::AllReduce | Collective::Broadcast | Collective::Reduce) {
+        if !input.is_empty() && !output.is_empty() {
+            output.copy_from_slice(&input);
+            let place = flat(&mut output);
+            run(comm, collective, root, place, place)?;
+            assert_eq!(output, want, "{collective:?} in place, rank {me} of {n}, {count}");
+            return Ok(());
+        }
+    }
+    let none = |data: &mut Vec<f32>, absent: bool| if absent { Blocks::None } else { flat(data) };
+    let no_input = collective == Collective::Barrier
+        || !at_root && matches!(collective, Collective::Broadcast | Collective::Scatter);
+    let no_output =
+        collective == Collective::Barrier || !at_root && matches!(collective, Collective::Reduce | Collective::Gather);
+    let given = none(&mut input, no_input);
+    let taken = none(&mut output, no_output);
+    run(comm, collective, root, given, taken)?;
+    assert_eq!(output, want, "{collective:?}, rank {me} of {n}, {count} elements, root {root}");
+    Ok(())
+}
+
+fn run(comm: &Communicator, collective: Collective, root: usize, input: Blocks<'_>, output: Blocks<'_>) -> Result<()> {
+    let call = Call { collective, dtype: DType::F32, redop: RedOp::Sum, root, input, output };
+    // SAFETY: the vectors outlive the call, which is synchronous.
+    unsafe { comm.run(&call, Options::default()) }
+}
+
+pub const ALL: [Collective; 9] = [
+    Collective::AllGather,
+    Collective::ReduceScatter,
+    Collective::AllReduce,
+    Collective::Broadcast,
+    Collective::Reduce,
+    Collective::Gather,
+    Collective::Scatter,
+    Collective::AllToAll,
+    Collective::Barrier,
+];
