@@ -1,0 +1,238 @@
+//! Calls of the engine on borrowed memory: the only place that hands it pointers.
+
+use std::marker::PhantomData;
+use std::time::{Duration, Instant};
+
+use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp};
+
+use crate::buffers::Buffer;
+use crate::error::Result;
+use crate::op::Op;
+
+/// Tag of the messages of `sendrecv`.
+const TAG: u64 = 0;
+
+/// All the ranks, and what a benchmark needs of them.
+pub(crate) struct Team {
+    comm: Communicator,
+}
+
+/// Where the two sides of a call lie, as (first byte, elements). `None`: this rank has no such side.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sides {
+    pub input: Option<(usize, usize)>,
+    pub output: Option<(usize, usize)>,
+}
+
+/// What is called.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Case {
+    pub op: Op,
+    pub dtype: DType,
+    pub redop: RedOp,
+    pub root: usize,
+}
+
+enum Target {
+    Collective(Call<'static>),
+    Neighbours {
+        input: (*mut u8, usize),
+        output: (*mut u8, usize),
+        dtype: DType,
+    },
+}
+
+/// A call bound to buffers, which stay borrowed for as long as it can be run.
+pub(crate) struct Bound<'a> {
+    team: &'a Team,
+    target: Target,
+    buffers: PhantomData<&'a mut Buffer>,
+}
+
+impl Team {
+    pub(crate) fn new(comm: Communicator) -> Team {
+        Team { comm }
+    }
+
+    pub(crate) fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    pub(crate) fn size(&self) -> usize {
+        self.comm.size()
+    }
+
+    pub(crate) fn comm(&self) -> &Communicator {
+        &self.comm
+    }
+
+    /// Binds `case` to an input and an output buffer.
+    pub(crate) fn bind<'a>(
+        &'a self,
+        case: Case,
+        sides: Sides,
+        input: &'a mut Buffer,
+        output: &'a mut Buffer,
+    ) -> Bound<'a> {
+        let from = side(case.dtype, sides.input, input);
+        let to = side(case.dtype, sides.output, output);
+        self.bound(case, from, to)
+    }
+
+    /// Binds `case` to one buffer that holds both sides.
+    pub(crate) fn bind_in_place<'a>(&'a self, case: Case, sides: Sides, both: &'a mut Buffer) -> Bound<'a> {
+        let from = side(case.dtype, sides.input, both);
+        let to = side(case.dtype, sides.output, both);
+        self.bound(case, from, to)
+    }
+
+    fn bound(&self, case: Case, from: Option<(*mut u8, usize)>, to: Option<(*mut u8, usize)>) -> Bound<'_> {
+        let blocks = |side| match side {
+            Some((ptr, count)) => Blocks::Flat { ptr, count },
+            None => Blocks::None,
+        };
+        let target = match case.op.collective() {
+            Some(collective) => Target::Collective(Call {
+                collective,
+                dtype: case.dtype,
+                redop: case.redop,
+                root: case.root,
+                input: blocks(from),
+                output: blocks(to),
+            }),
+            None => {
+                let nowhere = (std::ptr::NonNull::dangling().as_ptr(), 0);
+                let (input, output) = (from.unwrap_or(nowhere), to.unwrap_or(nowhere));
+                Target::Neighbours {
+                    input,
+                    output,
+                    dtype: case.dtype,
+                }
+            }
+        };
+        Bound {
+            team: self,
+            target,
+            buffers: PhantomData,
+        }
+    }
+
+    pub(crate) fn barrier(&self) -> Result<()> {
+        self.run(&Call {
+            collective: Collective::Barrier,
+            dtype: DType::U8,
+            redop: RedOp::Sum,
+            root: 0,
+            input: Blocks::None,
+            output: Blocks::None,
+        })
+    }
+
+    /// The sum (or minimum, maximum) of every rank's `value`.
+    pub(crate) fn reduce_f64(&self, value: f64, redop: RedOp) -> Result<f64> {
+        let mut bytes = value.to_ne_bytes();
+        self.reduce_one(&mut bytes, DType::F64, redop)?;
+        Ok(f64::from_ne_bytes(bytes))
+    }
+
+    pub(crate) fn sum_u64(&self, value: u64) -> Result<u64> {
+        let mut bytes = value.to_ne_bytes();
+        self.reduce_one(&mut bytes, DType::U64, RedOp::Sum)?;
+        Ok(u64::from_ne_bytes(bytes))
+    }
+
+    fn reduce_one(&self, bytes: &mut [u8; 8], dtype: DType, redop: RedOp) -> Result<()> {
+        let both = Blocks::Flat {
+            ptr: bytes.as_mut_ptr(),
+            count: 1,
+        };
+        self.run(&Call {
+            collective: Collective::AllReduce,
+            dtype,
+            redop,
+            root: 0,
+            input: both,
+            output: both,
+        })
+    }
+
+    /// Every rank's `mine`, all of the same length, in rank order.
+    pub(crate) fn gather_bytes(&self, mine: &mut [u8]) -> Result<Vec<u8>> {
+        let mut all = vec![0; mine.len() * self.size()];
+        self.run(&Call {
+            collective: Collective::AllGather,
+            dtype: DType::U8,
+            redop: RedOp::Sum,
+            root: 0,
+            input: Blocks::Flat {
+                ptr: mine.as_mut_ptr(),
+                count: mine.len(),
+            },
+            output: Blocks::Flat {
+                ptr: all.as_mut_ptr(),
+                count: all.len(),
+            },
+        })?;
+        Ok(all)
+    }
+
+    /// The blocks of `call` point into memory that the caller borrows mutably.
+    fn run(&self, call: &Call<'_>) -> Result<()> {
+        // SAFETY: all callers are in this module and pass pointers into memory that they hold borrowed, of the
+        // lengths given, until this returns. When it fails, `given_up` aborts the communicator, after which
+        // nobody touches that memory.
+        let done = unsafe { self.comm.run(call, smddp_core::Options::default()) };
+        self.given_up(done)
+    }
+
+    /// After a failed call the engine may still own the buffers: an abort gives them back.
+    fn given_up<T>(&self, done: smddp_core::Result<T>) -> Result<T> {
+        done.map_err(|error| {
+            self.comm.abort(&error.to_string());
+            error.into()
+        })
+    }
+
+    fn exchange(&self, input: (*mut u8, usize), output: (*mut u8, usize), dtype: DType) -> Result<()> {
+        let (rank, size) = (self.rank(), self.size());
+        let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
+        // SAFETY: as for `run`; both works are waited for before this returns, or the communicator is aborted.
+        let works = unsafe {
+            let comm = &self.comm;
+            comm.recv(output.0, output.1, dtype, Some(previous), TAG, Options::default())
+                .and_then(|receive| {
+                    let send = comm.send(input.0, input.1, dtype, next, TAG, Options::default())?;
+                    send.wait(None)?;
+                    receive.wait(None)
+                })
+        };
+        self.given_up(works)
+    }
+}
+
+impl Bound<'_> {
+    pub(crate) fn run(&mut self) -> Result<()> {
+        match &self.target {
+            Target::Collective(call) => self.team.run(call),
+            Target::Neighbours { input, output, dtype } => self.team.exchange(*input, *output, *dtype),
+        }
+    }
+
+    /// The time of `iters` calls in a row, this rank's own.
+    pub(crate) fn time(&mut self, iters: usize) -> Result<Duration> {
+        let begun = Instant::now();
+        for _ in 0..iters {
+            self.run()?;
+        }
+        Ok(begun.elapsed())
+    }
+}
+
+fn side(dtype: DType, side: Option<(usize, usize)>, buffer: &mut Buffer) -> Option<(*mut u8, usize)> {
+    side.map(|(first, count)| {
+        (
+            buffer.bytes()[first..first + count * dtype.size()].as_mut_ptr(),
+            count,
+        )
+    })
+}

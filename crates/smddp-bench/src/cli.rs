@@ -1,0 +1,240 @@
+//! The command line: nccl-tests' options in their short spelling, with long forms.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use clap::{ArgAction, Parser};
+use smddp_core::{DType, RedOp};
+
+use crate::error::{Error, Result};
+use crate::op::Op;
+use crate::sizes::parse_size;
+use crate::types::{Choice, parse_dtype, parse_redop};
+
+/// What to do: the positional argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Task {
+    Measure(Op),
+    Worker,
+    /// List the engine's settings.
+    Info,
+}
+
+impl FromStr for Task {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Task, String> {
+        match text {
+            "worker" => Ok(Task::Worker),
+            "info" => Ok(Task::Info),
+            _ => text.parse().map(Task::Measure),
+        }
+    }
+}
+
+const AFTER_HELP: &str = "\
+COLLECTIVE: all_gather, reduce_scatter, all_reduce, broadcast, reduce, gather, scatter, all_to_all, barrier,
+sendrecv; hyphens and nccl-tests' names (all_gather_perf, alltoall) are understood too. 'worker' instead obeys
+a coordinator of side-by-side measurements over the unix socket in PEERS_SOCK, 'info' lists the settings.
+
+Ranks: --nproc N starts N of them here. Otherwise this process is one rank of those that torchrun, mpirun
+(Open MPI, MPICH) or srun started: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or OMPI_COMM_WORLD_*, PMI_*,
+SLURM_*. Without either it is the only rank.
+
+A size is the whole gathered, reduced or exchanged buffer; K, M, G are powers of 1024. Time is the average of
+the iterations, the same buffers every time; every element of a separate call is checked.
+
+Exit status: 0 right, 1 wrong data or a failure, 2 a command line that makes no sense.";
+
+#[derive(Clone, Debug, Parser)]
+#[command(
+    name = "smddp-bench",
+    version,
+    about = "Measures and checks smddp's collectives; the output is that of nccl-tests",
+    after_help = AFTER_HELP,
+    args_override_self = true
+)]
+pub(crate) struct Cli {
+    /// What to measure; or 'worker', 'info'
+    #[arg(value_name = "COLLECTIVE")]
+    pub task: Task,
+    /// Smallest size
+    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", default_value = "32M", value_parser = parse_size)]
+    pub min_bytes: usize,
+    /// Largest size
+    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", default_value = "32M", value_parser = parse_size)]
+    pub max_bytes: usize,
+    /// Multiply the size by this from row to row (1: add --stepbytes instead)
+    #[arg(short = 'f', long = "stepfactor", value_name = "FACTOR", default_value_t = 1)]
+    pub step_factor: usize,
+    /// Add this to the size from row to row
+    #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", default_value = "1M", value_parser = parse_size)]
+    pub step_bytes: usize,
+    /// Timed calls per row
+    #[arg(short = 'n', long = "iters", value_name = "N", default_value_t = 20)]
+    pub iters: usize,
+    /// Calls before the timed ones, for every row
+    #[arg(
+        short = 'w',
+        long = "warmup_iters",
+        alias = "warmup-iters",
+        value_name = "N",
+        default_value_t = 5
+    )]
+    pub warmup_iters: usize,
+    /// int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, or all
+    #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "float", value_parser = parse_dtype)]
+    pub dtype: Choice<DType>,
+    /// sum, prod, max, min, avg, band, bor, bxor (the last three for integers), or all
+    #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum", value_parser = parse_redop)]
+    pub redop: Choice<RedOp>,
+    /// Root rank; -1 measures every root in turn
+    #[arg(
+        short = 'r',
+        long = "root",
+        value_name = "RANK",
+        default_value_t = 0,
+        allow_negative_numbers = true
+    )]
+    pub root: i64,
+    /// Checked calls per row; 0 checks nothing
+    #[arg(short = 'c', long = "check", value_name = "N", default_value_t = 1)]
+    pub check: usize,
+    /// What of the ranks' times is shown: 0 rank 0's, 1 average, 2 minimum, 3 maximum
+    #[arg(short = 'a', long = "average", value_name = "0..3", default_value_t = 1,
+          value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub average: u8,
+    /// Write the figures to this file as JSON, too
+    #[arg(short = 'J', long = "json", value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Start this many ranks on this machine
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub nproc: Option<u32>,
+    /// Give up when a call, or the meeting of the ranks, takes longer
+    #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 120.0)]
+    pub timeout: f64,
+    /// Keep rank r on the r-th of the allowed cores
+    #[arg(long, action = ArgAction::SetTrue)]
+    pub pin: bool,
+    /// Port on which the ranks meet (default: MASTER_PORT, one above it under torchrun)
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub port: Option<u16>,
+    /// Threads per process: always 1 here
+    #[arg(short = 't', long = "nthreads", hide = true, default_value_t = 1)]
+    pub threads: usize,
+    /// Devices per thread: always 1 here
+    #[arg(short = 'g', long = "ngpus", hide = true, default_value_t = 1)]
+    pub devices: usize,
+    /// Set by the parent for the ranks that it starts: its store
+    #[arg(long, hide = true, value_name = "HOST:PORT")]
+    pub store: Option<String>,
+}
+
+impl Cli {
+    /// What clap cannot check.
+    pub(crate) fn validate(&self) -> Result<()> {
+        let usage = |text: String| Err(Error::Usage(text));
+        if self.min_bytes > self.max_bytes {
+            return usage(format!(
+                "--minbytes {} is above --maxbytes {}",
+                self.min_bytes, self.max_bytes
+            ));
+        }
+        if self.iters == 0 {
+            return usage("--iters is 0, so there is nothing to measure".into());
+        }
+        if self.threads != 1 || self.devices != 1 {
+            return usage("one process is one rank: use --nproc N, and leave -t and -g at 1".into());
+        }
+        if Duration::try_from_secs_f64(self.timeout).is_err() || self.timeout <= 0.0 {
+            return usage(format!("--timeout {} is not a time in seconds", self.timeout));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::try_from_secs_f64(self.timeout).unwrap_or(Duration::MAX)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> std::result::Result<Cli, String> {
+        let cli = Cli::try_parse_from(line.split_whitespace()).map_err(|e| e.to_string())?;
+        cli.validate().map_err(|e| e.to_string())?;
+        Ok(cli)
+    }
+
+    #[test]
+    fn the_short_spelling_is_nccl_tests() {
+        let cli = parse(
+            "smddp-bench all_gather_perf -b 8 -e 256M -f 8 -i 4K -n 7 -w 3 -d half -o max -r -1 -c 0 -J x.json -g 1",
+        )
+        .unwrap();
+        assert_eq!(cli.task, Task::Measure(Op::AllGather));
+        assert_eq!(
+            (cli.min_bytes, cli.max_bytes, cli.step_factor, cli.step_bytes),
+            (8, 256 << 20, 8, 4096)
+        );
+        assert_eq!((cli.iters, cli.warmup_iters, cli.root, cli.check), (7, 3, -1, 0));
+        assert_eq!(
+            (cli.dtype, cli.redop),
+            (Choice::One(DType::F16), Choice::One(RedOp::Max))
+        );
+        assert_eq!(cli.json, Some("x.json".into()));
+    }
+
+    #[test]
+    fn the_long_spelling_is_nccl_tests() {
+        let cli = parse(
+            "smddp-bench sendrecv --minbytes 1 --maxbytes=2 --stepfactor 2 --stepbytes 1 --iters 1 --warmup_iters 0 \
+             --datatype all --op all --root 2 --check 1 --json j --nproc 4 --timeout 2.5",
+        )
+        .unwrap();
+        assert_eq!(
+            (cli.dtype, cli.redop, cli.nproc),
+            (Choice::All, Choice::All, Some(4))
+        );
+        assert_eq!(cli.timeout(), Duration::from_millis(2500));
+    }
+
+    #[test]
+    fn defaults_are_nccl_tests() {
+        let cli = parse("smddp-bench barrier").unwrap();
+        assert_eq!(
+            (cli.min_bytes, cli.max_bytes, cli.step_factor),
+            (32 << 20, 32 << 20, 1)
+        );
+        assert_eq!(
+            (cli.iters, cli.warmup_iters, cli.check, cli.root, cli.average),
+            (20, 5, 1, 0, 1)
+        );
+    }
+
+    #[test]
+    fn the_last_of_a_repeated_option_counts() {
+        assert_eq!(parse("smddp-bench reduce -n 3 -n 4").unwrap().iters, 4);
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_the_choices() {
+        for (line, says) in [
+            ("smddp-bench all_gathers", "reduce_scatter"),
+            ("smddp-bench all_gather -d float16", "bfloat16"),
+            ("smddp-bench all_gather -o mean", "avg"),
+            ("smddp-bench all_gather -b 8T", "64K"),
+            ("smddp-bench all_gather -b 9 -e 8", "--minbytes 9"),
+            ("smddp-bench all_gather -n 0", "--iters"),
+            ("smddp-bench all_gather -g 2", "--nproc"),
+            ("smddp-bench all_gather -T nan", "--timeout"),
+            ("smddp-bench all_gather --nproc 0", "nproc"),
+            ("smddp-bench", "COLLECTIVE"),
+        ] {
+            let error = parse(line).unwrap_err();
+            assert!(error.contains(says), "{line}: {error}");
+        }
+    }
+}

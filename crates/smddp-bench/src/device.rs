@@ -1,0 +1,91 @@
+//! What rank 0 prints about every rank.
+
+use serde::{Deserialize, Serialize};
+
+use crate::calls::Team;
+use crate::error::{Error, Result};
+
+/// Bytes of one rank's record on its way to rank 0.
+const RECORD: usize = 512;
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Device {
+    pub rank: usize,
+    pub group: usize,
+    pub pid: u32,
+    pub hostname: String,
+    /// The local rank: there is no device other than the host's processor.
+    pub device: usize,
+    pub device_hex: String,
+    pub device_info: String,
+    /// The same for ranks that read the same clock.
+    #[serde(skip_serializing_if = "String::is_empty", default)]
+    boot: String,
+}
+
+impl Device {
+    fn mine(rank: usize, local_rank: usize) -> Device {
+        let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+        let model = read("/proc/cpuinfo").lines().find_map(|line| {
+            line.strip_prefix("model name")?
+                .split_once(':')
+                .map(|(_, name)| name.trim().to_owned())
+        });
+        Device {
+            rank,
+            group: 0,
+            pid: std::process::id(),
+            hostname: hostname(),
+            device: local_rank,
+            device_hex: "0000:00:00".into(),
+            device_info: short(&model.unwrap_or_else(|| "CPU".into()), 100),
+            boot: short(read("/proc/sys/kernel/random/boot_id").trim(), 64),
+        }
+    }
+
+    /// The line of the table's head.
+    pub(crate) fn line(&self) -> String {
+        let Device {
+            rank,
+            group,
+            pid,
+            hostname,
+            device,
+            device_hex,
+            device_info,
+            ..
+        } = self;
+        format!(
+            "#  Rank {rank:2} Group {group:2} Pid {pid:6} on {hostname:>10} device {device:2} [{device_hex}] {device_info}"
+        )
+    }
+}
+
+pub(crate) fn hostname() -> String {
+    short(&rustix::system::uname().nodename().to_string_lossy(), 64)
+}
+
+/// All ranks' devices in rank order, and whether all are on one host.
+pub(crate) fn gather(team: &Team, local_rank: usize) -> Result<(Vec<Device>, bool)> {
+    let mine = Device::mine(team.rank(), local_rank);
+    let broken = |e: serde_json::Error| Error::Io {
+        what: "describing this rank".into(),
+        source: e.into(),
+    };
+    let mut record = serde_json::to_vec(&mine).map_err(broken)?;
+    record.resize(RECORD, b' ');
+    let all = team.gather_bytes(&mut record)?;
+    let parsed: std::result::Result<Vec<Device>, _> =
+        all.chunks(RECORD).map(serde_json::from_slice).collect();
+    let mut devices = parsed.map_err(broken)?;
+    let one_host = devices.iter().all(|d| d.boot == mine.boot);
+    devices.iter_mut().for_each(|d| d.boot.clear());
+    Ok((devices, one_host))
+}
+
+fn short(text: &str, most: usize) -> String {
+    text.chars()
+        .filter(|c| c.is_ascii_graphic() || *c == ' ')
+        .take(most)
+        .collect()
+}

@@ -1,0 +1,33 @@
+//! What can go wrong, each as one sentence for stderr.
+
+use std::io;
+
+pub(crate) type Result<T> = std::result::Result<T, Error>;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// The command line or the environment does not make sense.
+    #[error("{0}")]
+    Usage(String),
+    /// The engine's own message.
+    #[error(transparent)]
+    Core(#[from] smddp_core::Error),
+    /// An operating-system call failed; `what` says during what.
+    #[error("{what}: {source}")]
+    Io { what: String, source: io::Error },
+    /// The ranks did not find each other.
+    #[error("{0}")]
+    Rendezvous(String),
+    #[error("cannot allocate a buffer of {0} bytes")]
+    Allocation(usize),
+    /// The table is complete, and the data was wrong.
+    #[error("{0} of the checks failed (wrong elements, or bytes written outside a buffer)")]
+    WrongData(u64),
+}
+
+impl Error {
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
+        let what = what.into();
+        move |source| Error::Io { what, source }
+    }
+}

@@ -1,0 +1,19 @@
+//! `smddp-bench info`: the engine's settings.
+
+use std::io::{Write, stdout};
+
+use smddp_core::Config;
+use smddp_core::config::SETTINGS;
+
+use crate::error::{Error, Result};
+
+/// Prints name, default and meaning of every setting; an invalid value in the environment is an error.
+pub(crate) fn print() -> Result<()> {
+    Config::get()?;
+    let mut out = stdout().lock();
+    for setting in SETTINGS {
+        let default = if setting.default.is_empty() { "-" } else { setting.default };
+        writeln!(out, "{:<22} {default:<6} {}", setting.name, setting.what).map_err(Error::io("writing"))?;
+    }
+    Ok(())
+}

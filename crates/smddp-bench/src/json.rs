@@ -1,0 +1,239 @@
+//! The same figures as JSON, under nccl-tests' keys.
+
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+
+use crate::cli::Cli;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::op::Op;
+use crate::sweep::{Measure, Row, Summary};
+
+#[derive(Serialize)]
+struct Document {
+    version: u32,
+    start_time: String,
+    args: Vec<String>,
+    smddp_version: &'static str,
+    collective: &'static str,
+    ranks: usize,
+    config: Config,
+    results: Vec<Line>,
+    out_of_bounds: OutOfBounds,
+    average_bus_bandwidth: Bandwidth,
+    end_time: String,
+}
+
+#[derive(Serialize)]
+struct Config {
+    nthreads: usize,
+    ngpus: usize,
+    minimum_bytes: usize,
+    maximum_bytes: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step_factor: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    step_bytes: Option<usize>,
+    warmup_iters: usize,
+    iterations: usize,
+    aggregated_iterations: usize,
+    validation: usize,
+    graph: usize,
+    average: u8,
+    /// Whether `in_place` was measured in place, or repeats `out_of_place`.
+    has_in_place: bool,
+    devices: Vec<Device>,
+}
+
+#[derive(Serialize)]
+struct Line {
+    size: usize,
+    count: usize,
+    #[serde(rename = "type")]
+    dtype: &'static str,
+    redop: &'static str,
+    root: i64,
+    out_of_place: Half,
+    in_place: Half,
+    path: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Half {
+    /// Microseconds.
+    time: f64,
+    /// GB/s.
+    alg_bw: f64,
+    bus_bw: f64,
+    nwrong: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct OutOfBounds {
+    count: u64,
+    okay: bool,
+}
+
+#[derive(Serialize)]
+struct Bandwidth {
+    bandwidth: f64,
+}
+
+/// A file opened before anything is measured, so that a wrong path costs no measurement.
+pub(crate) struct Report {
+    path: PathBuf,
+    file: File,
+    document: Document,
+}
+
+impl Report {
+    pub(crate) fn create(
+        path: &Path,
+        op: Op,
+        cli: &Cli,
+        args: &[String],
+        devices: &[Device],
+    ) -> Result<Report> {
+        let file = File::create(path).map_err(Error::io(format!("creating {}", path.display())))?;
+        let by_factor = cli.step_factor > 1;
+        let config = Config {
+            nthreads: 1,
+            ngpus: 1,
+            minimum_bytes: cli.min_bytes,
+            maximum_bytes: cli.max_bytes,
+            step_factor: by_factor.then_some(cli.step_factor),
+            step_bytes: (!by_factor).then_some(cli.step_bytes),
+            warmup_iters: cli.warmup_iters,
+            iterations: cli.iters,
+            aggregated_iterations: 1,
+            validation: cli.check,
+            graph: 0,
+            average: cli.average,
+            has_in_place: op.has_in_place(),
+            devices: devices.to_vec(),
+        };
+        let document = Document {
+            version: 2,
+            start_time: now(),
+            args: args.to_vec(),
+            smddp_version: env!("CARGO_PKG_VERSION"),
+            collective: op.name(),
+            ranks: devices.len(),
+            config,
+            results: Vec::new(),
+            out_of_bounds: OutOfBounds { count: 0, okay: true },
+            average_bus_bandwidth: Bandwidth { bandwidth: 0.0 },
+            end_time: String::new(),
+        };
+        Ok(Report {
+            path: path.into(),
+            file,
+            document,
+        })
+    }
+
+    pub(crate) fn row(&mut self, row: &Row) {
+        self.document.results.push(Line {
+            size: row.bytes,
+            count: row.count,
+            dtype: row.dtype,
+            redop: row.redop,
+            root: row.root,
+            out_of_place: half(&row.out_of_place),
+            in_place: half(&row.in_place),
+            path: row.path.clone(),
+        });
+    }
+
+    pub(crate) fn end(mut self, summary: &Summary) -> Result<()> {
+        self.document.out_of_bounds = OutOfBounds {
+            count: summary.failed,
+            okay: summary.failed == 0,
+        };
+        self.document.average_bus_bandwidth = Bandwidth {
+            bandwidth: summary.busbw,
+        };
+        self.document.end_time = now();
+        let mut text = serde_json::to_string_pretty(&self.document).map_err(|e| Error::Io {
+            what: "writing JSON".into(),
+            source: e.into(),
+        })?;
+        text.push('\n');
+        self.file
+            .write_all(text.as_bytes())
+            .map_err(Error::io(format!("writing {}", self.path.display())))
+    }
+}
+
+fn half(m: &Measure) -> Half {
+    Half {
+        time: m.seconds * 1e6,
+        alg_bw: m.algbw,
+        bus_bw: m.busbw,
+        nwrong: m.wrong,
+    }
+}
+
+/// The time in UTC, as `2026-11-21T09:08:07Z`.
+fn now() -> String {
+    let seconds = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |d| d.as_secs());
+    let (year, month, day) = date(seconds / 86_400);
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// Year, month and day of a number of days since 1970 began.
+fn date(mut days: u64) -> (u64, u64, u64) {
+    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
+    let mut year = 1970;
+    while days >= 365 + u64::from(leap(year)) {
+        days -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let mut month = 1;
+    for length in [
+        31,
+        28 + u64::from(leap(year)),
+        31,
+        30,
+        31,
+        30,
+        31,
+        31,
+        30,
+        31,
+        30,
+        31,
+    ] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    (year, month, days + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn days_become_dates() {
+        for (days, want) in [
+            (0, (1970, 1, 1)),
+            (58, (1970, 2, 28)),
+            (59, (1970, 3, 1)),
+            (11_016, (2000, 2, 29)),
+            (20_778, (2026, 11, 21)),
+        ] {
+            assert_eq!(date(days), want);
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! `--nproc N`: starts the ranks on this machine and watches them.
+//!
+//! The parent serves the store and waits on the ranks' process descriptors. The first rank that fails ends the
+//! run: the others get a moment to say what they saw, then they are killed. A parent that dies in any way takes
+//! its ranks along ([`follow_parent`]), so the default reaction to Ctrl-C is all that is needed.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
+
+use crate::error::{Error, Result};
+use crate::store::Server;
+
+/// How long the other ranks may go on after one failed: they notice it themselves within a second.
+const GRACE: Duration = Duration::from_secs(3);
+
+struct Rank {
+    index: u32,
+    child: Child,
+    exit: OwnedFd,
+}
+
+/// The ranks that still run; those are killed when this goes away.
+struct Ranks(Vec<Rank>);
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for rank in &mut self.0 {
+            let _ = rank.child.kill();
+        }
+        for rank in &mut self.0 {
+            let _ = rank.child.wait();
+        }
+    }
+}
+
+/// Starts `count` ranks by the command `spawn` followed by `args`, and waits for them; the exit status for all.
+pub(crate) fn launch(count: u32, spawn: &[String], args: &[String]) -> Result<i32> {
+    let Some((program, first)) = spawn.split_first() else {
+        return Err(Error::Usage("there is no command that starts a rank".into()));
+    };
+    let server = Server::bind("127.0.0.1:0").map_err(Error::io("listening for the ranks"))?;
+    let mut ranks = Ranks(Vec::new());
+    for index in 0..count {
+        let mut command = Command::new(program);
+        command
+            .args(first)
+            .args(args)
+            .arg("--store")
+            .arg(server.addr().to_string())
+            .stdin(Stdio::null());
+        for (name, value) in [
+            ("RANK", index),
+            ("LOCAL_RANK", index),
+            ("WORLD_SIZE", count),
+            ("LOCAL_WORLD_SIZE", count),
+        ] {
+            command.env(name, value.to_string());
+        }
+        command
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", server.addr().port().to_string());
+        let mut child = command
+            .spawn()
+            .map_err(Error::io(format!("starting rank {index} ({program})")))?;
+        match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
+            Ok(exit) => ranks.0.push(Rank { index, child, exit }),
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(Error::Io {
+                    what: format!("watching rank {index}"),
+                    source: error.into(),
+                });
+            }
+        }
+    }
+    watch(&mut ranks)
+}
+
+/// In a rank: die when the parent dies.
+pub(crate) fn follow_parent() -> Result<()> {
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|e| Error::Io {
+        what: "asking to follow the parent".into(),
+        source: e.into(),
+    })
+}
+
+fn watch(ranks: &mut Ranks) -> Result<i32> {
+    let mut until: Option<Instant> = None;
+    while !ranks.0.is_empty() {
+        let timeout = until.map(|t| {
+            let left = t.saturating_duration_since(Instant::now());
+            Timespec {
+                tv_sec: left.as_secs() as i64,
+                tv_nsec: i64::from(left.subsec_nanos()),
+            }
+        });
+        let mut fds: Vec<_> = ranks
+            .0
+            .iter()
+            .map(|r| PollFd::new(&r.exit, PollFlags::IN))
+            .collect();
+        let ready = match poll(&mut fds, timeout.as_ref()) {
+            Ok(0) => break, // The grace is over.
+            Ok(_) => fds.iter().position(|fd| !fd.revents().is_empty()),
+            Err(rustix::io::Errno::INTR) => None,
+            Err(e) => {
+                return Err(Error::Io {
+                    what: "waiting for the ranks".into(),
+                    source: e.into(),
+                });
+            }
+        };
+        let Some(at) = ready else { continue };
+        let mut rank = ranks.0.swap_remove(at);
+        let pid = rank.child.id();
+        let status = rank
+            .child
+            .wait()
+            .map_err(Error::io(format!("waiting for rank {}", rank.index)))?;
+        if !status.success() && until.is_none() {
+            until = Some(Instant::now() + GRACE);
+            let others = if ranks.0.is_empty() {
+                ""
+            } else {
+                "; stopping the others"
+            };
+            eprintln!(
+                "smddp-bench: rank {} (pid {pid}) {}{others}",
+                rank.index,
+                fate(status)
+            );
+        }
+    }
+    Ok(i32::from(until.is_some()))
+}
+
+fn fate(status: ExitStatus) -> String {
+    match (status.signal(), status.code()) {
+        (Some(signal), _) => format!("was killed by signal {signal}"),
+        (None, Some(code)) => format!("ended with exit status {code}"),
+        (None, None) => format!("ended: {status}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Vec<String> {
+        vec!["sh".into(), "-c".into(), script.into()]
+    }
+
+    #[test]
+    fn ranks_that_succeed_give_zero() {
+        assert_eq!(
+            launch(3, &shell("test $WORLD_SIZE = 3 && test -n \"$MASTER_PORT\""), &[]).unwrap(),
+            0
+        );
+    }
+
+    #[test]
+    fn a_rank_that_fails_stops_the_others() {
+        // Rank 1 fails; the others would never end.
+        let begun = Instant::now();
+        let status = launch(
+            3,
+            &shell("if [ $RANK = 1 ]; then exit 7; else exec sleep 1000; fi"),
+            &[],
+        )
+        .unwrap();
+        assert_eq!(status, 1);
+        assert!(begun.elapsed() < Duration::from_secs(60));
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_named() {
+        let error = launch(2, &["/no/such/program".into()], &[])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("rank 0") && error.contains("/no/such/program"),
+            "{error}"
+        );
+    }
+}

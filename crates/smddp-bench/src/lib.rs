@@ -1,0 +1,126 @@
+//! Measures and checks smddp's collectives; the table is that of nccl-tests.
+//!
+//! `smddp-bench all_gather --nproc 2 -b 8 -e 256M -f 8` starts two ranks on this machine; without `--nproc` the
+//! process is one rank of those that torchrun, mpirun or srun started. Rank 0 prints.
+
+#![deny(unsafe_code)]
+
+#[allow(unsafe_code)] // The only owner of raw memory.
+mod buffers;
+#[allow(unsafe_code)] // The only caller of the engine with pointers.
+mod calls;
+mod cli;
+mod device;
+mod error;
+mod format;
+mod info;
+mod json;
+mod launch;
+mod op;
+mod pattern;
+mod pin;
+mod place;
+mod rendezvous;
+mod sizes;
+mod store;
+mod sweep;
+mod table;
+mod types;
+mod worker;
+
+use std::io::stdout;
+
+use clap::Parser;
+
+use cli::{Cli, Task};
+use error::{Error, Result};
+use json::Report;
+use op::Op;
+use place::Place;
+use table::Table;
+
+/// Runs the program; the result is the exit status: 0 right, 1 wrong data or a failure, 2 a command line that
+/// makes no sense.
+///
+/// `args` are the arguments without the program's name. `spawn` is the command that starts one rank of
+/// `--nproc N`, to which `args` are appended: the executable itself, or `[python, "-m", "smddp.cli", "bench"]`.
+/// The calling process should have the default reaction to SIGINT (Python replaces it): the ranks follow their
+/// parent into death.
+pub fn main_from(args: Vec<String>, spawn: &[String]) -> i32 {
+    let cli = match Cli::try_parse_from(std::iter::once("smddp-bench").chain(args.iter().map(String::as_str)))
+    {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return error.exit_code();
+        }
+    };
+    let mut rank = None;
+    match dispatch(&cli, &args, spawn, &mut rank) {
+        Ok(status) => status,
+        Err(error) => {
+            match rank {
+                Some(rank) => eprintln!("smddp-bench: rank {rank}: {error}"),
+                None => eprintln!("smddp-bench: {error}"),
+            }
+            if matches!(error, Error::Usage(_)) { 2 } else { 1 }
+        }
+    }
+}
+
+/// `rank` is set as soon as it is known.
+fn dispatch(cli: &Cli, args: &[String], spawn: &[String], rank: &mut Option<usize>) -> Result<i32> {
+    cli.validate()?;
+    if cli.task == Task::Info {
+        return info::print().map(|()| 0);
+    }
+    if let (Some(count), None) = (cli.nproc, &cli.store) {
+        return launch::launch(count, spawn, args);
+    }
+    if cli.store.is_some() {
+        launch::follow_parent()?;
+    }
+    let get = |name: &str| std::env::var(name).ok();
+    let place = Place::detect(&get, cli.port, std::os::unix::process::parent_id())?;
+    *rank = Some(place.rank);
+    match cli.task {
+        Task::Info => Ok(0),
+        Task::Worker => worker::run(cli, &place).map(|()| 0),
+        Task::Measure(op) => measure(cli, args, op, &place).map(|()| 0),
+    }
+}
+
+fn measure(cli: &Cli, args: &[String], op: Op, place: &Place) -> Result<()> {
+    if cli.pin {
+        pin::pin(place.local_rank)?;
+    }
+    let team = rendezvous::join(place, cli.store.as_deref(), cli.timeout())?;
+    let (devices, one_host) = device::gather(&team, place.local_rank)?;
+    let prints = team.rank() == 0;
+    let mut table = Table::new(stdout());
+    let mut report = match &cli.json {
+        Some(path) if prints => Some(Report::create(path, op, cli, args, &devices)?),
+        _ => None,
+    };
+    if prints {
+        table.begin(op, cli, &devices)?;
+    }
+    let summary = sweep::measure(&team, op, cli, one_host, &mut |row| {
+        if let Some(report) = &mut report {
+            report.row(row);
+        }
+        if prints { table.row(row) } else { Ok(()) }
+    })?;
+    if prints {
+        table.end(op, &summary)?;
+    }
+    if let Some(report) = report {
+        report.end(&summary)?;
+    }
+    team.comm().close();
+    if summary.failed == 0 {
+        Ok(())
+    } else {
+        Err(Error::WrongData(summary.failed))
+    }
+}

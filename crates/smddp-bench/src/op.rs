@@ -1,0 +1,272 @@
+//! The collectives by name, and what nccl-tests makes of a size for each.
+
+use std::str::FromStr;
+
+use smddp_core::Collective;
+
+/// What can be measured: the collectives, and an exchange with the neighbours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Op {
+    AllGather,
+    ReduceScatter,
+    AllReduce,
+    Broadcast,
+    Reduce,
+    Gather,
+    Scatter,
+    AllToAll,
+    Barrier,
+    /// Every rank sends to the next and receives from the one before.
+    SendRecv,
+}
+
+/// Elements of one case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// The count of the call (nccl-tests' column `count`).
+    pub count: usize,
+    /// Elements that a sending rank holds.
+    pub send: usize,
+    /// Elements that a receiving rank gets.
+    pub receive: usize,
+}
+
+impl Op {
+    pub(crate) const ALL: [Op; 10] = [
+        Op::AllGather,
+        Op::ReduceScatter,
+        Op::AllReduce,
+        Op::Broadcast,
+        Op::Reduce,
+        Op::Gather,
+        Op::Scatter,
+        Op::AllToAll,
+        Op::Barrier,
+        Op::SendRecv,
+    ];
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Op::AllGather => "all_gather",
+            Op::ReduceScatter => "reduce_scatter",
+            Op::AllReduce => "all_reduce",
+            Op::Broadcast => "broadcast",
+            Op::Reduce => "reduce",
+            Op::Gather => "gather",
+            Op::Scatter => "scatter",
+            Op::AllToAll => "all_to_all",
+            Op::Barrier => "barrier",
+            Op::SendRecv => "sendrecv",
+        }
+    }
+
+    /// The program of nccl-tests that measures the same (barrier: the name it would have).
+    pub(crate) const fn program(self) -> &'static str {
+        match self {
+            Op::AllGather => "all_gather_perf",
+            Op::ReduceScatter => "reduce_scatter_perf",
+            Op::AllReduce => "all_reduce_perf",
+            Op::Broadcast => "broadcast_perf",
+            Op::Reduce => "reduce_perf",
+            Op::Gather => "gather_perf",
+            Op::Scatter => "scatter_perf",
+            Op::AllToAll => "alltoall_perf",
+            Op::Barrier => "barrier_perf",
+            Op::SendRecv => "sendrecv_perf",
+        }
+    }
+
+    pub(crate) const fn collective(self) -> Option<Collective> {
+        Some(match self {
+            Op::AllGather => Collective::AllGather,
+            Op::ReduceScatter => Collective::ReduceScatter,
+            Op::AllReduce => Collective::AllReduce,
+            Op::Broadcast => Collective::Broadcast,
+            Op::Reduce => Collective::Reduce,
+            Op::Gather => Collective::Gather,
+            Op::Scatter => Collective::Scatter,
+            Op::AllToAll => Collective::AllToAll,
+            Op::Barrier => Collective::Barrier,
+            Op::SendRecv => return None,
+        })
+    }
+
+    pub(crate) const fn reduces(self) -> bool {
+        matches!(self, Op::ReduceScatter | Op::AllReduce | Op::Reduce)
+    }
+
+    pub(crate) const fn has_root(self) -> bool {
+        matches!(self, Op::Broadcast | Op::Reduce | Op::Gather | Op::Scatter)
+    }
+
+    /// Whether input and output may share memory. Where not, the second half of a row repeats the first.
+    pub(crate) const fn has_in_place(self) -> bool {
+        !matches!(self, Op::AllToAll | Op::SendRecv | Op::Barrier)
+    }
+
+    /// The input of `rank` is part of the call.
+    pub(crate) const fn sends(self, rank: usize, root: usize) -> bool {
+        match self {
+            Op::Broadcast | Op::Scatter => rank == root,
+            Op::Barrier => false,
+            _ => true,
+        }
+    }
+
+    /// The output of `rank` is part of the call.
+    pub(crate) const fn receives(self, rank: usize, root: usize) -> bool {
+        match self {
+            Op::Reduce | Op::Gather => rank == root,
+            Op::Barrier => false,
+            _ => true,
+        }
+    }
+
+    /// Cuts `elements`, the whole gathered, reduced or exchanged buffer, for `ranks` ranks. Blocks are not
+    /// rounded to 16 bytes as the newest nccl-tests does, so that the smallest sizes can be measured.
+    pub(crate) const fn shape(self, elements: usize, ranks: usize) -> Shape {
+        let block = elements / ranks;
+        match self {
+            Op::AllGather | Op::Gather => Shape {
+                count: block,
+                send: block,
+                receive: block * ranks,
+            },
+            Op::ReduceScatter | Op::Scatter => Shape {
+                count: block,
+                send: block * ranks,
+                receive: block,
+            },
+            Op::AllToAll => Shape {
+                count: block,
+                send: block * ranks,
+                receive: block * ranks,
+            },
+            Op::AllReduce | Op::Broadcast | Op::Reduce | Op::SendRecv => Shape {
+                count: elements,
+                send: elements,
+                receive: elements,
+            },
+            Op::Barrier => Shape {
+                count: 0,
+                send: 0,
+                receive: 0,
+            },
+        }
+    }
+
+    /// busbw / algbw.
+    pub(crate) fn bus_factor(self, ranks: usize) -> f64 {
+        let n = ranks as f64;
+        match self {
+            Op::AllReduce => 2.0 * (n - 1.0) / n,
+            Op::AllGather | Op::ReduceScatter | Op::Gather | Op::Scatter | Op::AllToAll => (n - 1.0) / n,
+            Op::Broadcast | Op::Reduce | Op::SendRecv | Op::Barrier => 1.0,
+        }
+    }
+
+    /// (algbw, busbw) in GB/s of a call that took `seconds`.
+    pub(crate) fn bandwidth(self, shape: Shape, element: usize, ranks: usize, seconds: f64) -> (f64, f64) {
+        let bytes = (shape.send.max(shape.receive) * element) as f64;
+        let algbw = if bytes == 0.0 { 0.0 } else { bytes / 1e9 / seconds };
+        (algbw, algbw * self.bus_factor(ranks))
+    }
+}
+
+impl FromStr for Op {
+    type Err = String;
+
+    /// Our names, with hyphens or none, and those of nccl-tests' programs.
+    fn from_str(text: &str) -> Result<Op, String> {
+        let plain = |s: &str| s.to_ascii_lowercase().replace(['_', '-'], "");
+        let wanted = plain(text);
+        let wanted = wanted.strip_suffix("perf").unwrap_or(&wanted);
+        Op::ALL
+            .into_iter()
+            .find(|op| plain(op.name()) == wanted)
+            .ok_or_else(|| {
+                format!(
+                    "there is no collective '{text}'; there are {}",
+                    Op::ALL.map(Op::name).join(", ")
+                )
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_spelling_is_understood() {
+        for (text, op) in [
+            ("all_gather", Op::AllGather),
+            ("all-gather", Op::AllGather),
+            ("allgather", Op::AllGather),
+            ("all_gather_perf", Op::AllGather),
+            ("alltoall_perf", Op::AllToAll),
+            ("alltoall", Op::AllToAll),
+            ("sendrecv_perf", Op::SendRecv),
+            ("send_recv", Op::SendRecv),
+            ("Reduce-Scatter", Op::ReduceScatter),
+        ] {
+            assert_eq!(text.parse(), Ok(op));
+        }
+        assert!("all_gathers".parse::<Op>().is_err());
+    }
+
+    #[test]
+    fn size_is_the_whole_buffer() {
+        assert_eq!(
+            Op::AllGather.shape(17, 3),
+            Shape {
+                count: 5,
+                send: 5,
+                receive: 15
+            }
+        );
+        assert_eq!(
+            Op::ReduceScatter.shape(17, 3),
+            Shape {
+                count: 5,
+                send: 15,
+                receive: 5
+            }
+        );
+        assert_eq!(
+            Op::AllReduce.shape(17, 3),
+            Shape {
+                count: 17,
+                send: 17,
+                receive: 17
+            }
+        );
+        assert_eq!(
+            Op::AllToAll.shape(2, 3),
+            Shape {
+                count: 0,
+                send: 0,
+                receive: 0
+            }
+        );
+    }
+
+    #[test]
+    fn bandwidth_follows_nccl_tests() {
+        let of = |op: Op| {
+            let (alg, bus) = op.bandwidth(op.shape(4000, 4), 4, 4, 1e-6);
+            ((alg * 100.0).round() / 100.0, (bus * 100.0).round() / 100.0)
+        };
+        assert_eq!(of(Op::AllGather), (16.0, 12.0));
+        assert_eq!(of(Op::ReduceScatter), (16.0, 12.0));
+        assert_eq!(of(Op::AllReduce), (16.0, 24.0));
+        assert_eq!(of(Op::AllToAll), (16.0, 12.0));
+        assert_eq!(of(Op::Gather), (16.0, 12.0));
+        assert_eq!(of(Op::Broadcast), (16.0, 16.0));
+        assert_eq!(of(Op::SendRecv), (16.0, 16.0));
+        assert_eq!(
+            Op::Barrier.bandwidth(Op::Barrier.shape(0, 4), 4, 4, 1e-6),
+            (0.0, 0.0)
+        );
+    }
+}

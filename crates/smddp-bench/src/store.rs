@@ -1,0 +1,333 @@
+//! A small key-value store over TCP, for the ranks to find each other.
+//!
+//! One process serves; every rank sets its keys once and waits for the others' keys until a deadline. A
+//! connection begins with a fixed greeting in both directions, so that a stranger on the port (torch's own
+//! store, say) is recognised and named. A request is `op, key length, number, key, value`, where the number is
+//! the value's length (set) or the milliseconds to wait (get); the answer to a get is `found, length, value`.
+//! All numbers are little-endian.
+
+use std::collections::HashMap;
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::error::{Error, Result};
+
+const GREETING: &[u8; 16] = b"smddp-bench kv 1";
+const SET: u8 = 1;
+const GET: u8 = 2;
+const MAX_KEY: usize = 256;
+const MAX_VALUE: usize = 64 << 10;
+/// How long a server waits for the greeting, a client for an answer beyond the time it asked to wait.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Between two attempts to connect to a server that may not be up yet.
+const RETRY: Duration = Duration::from_millis(20);
+
+#[derive(Default)]
+struct Shared {
+    values: Mutex<HashMap<Vec<u8>, Vec<u8>>>,
+    changed: Condvar,
+    closing: AtomicBool,
+}
+
+impl Shared {
+    /// No code panics with the lock held, so what it protects is whole.
+    fn values(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Vec<u8>>> {
+        self.values.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set(&self, key: Vec<u8>, value: Vec<u8>) {
+        self.values().insert(key, value);
+        self.changed.notify_all();
+    }
+
+    fn get(&self, key: &[u8], wait: Duration) -> Option<Vec<u8>> {
+        let missing = |values: &mut HashMap<Vec<u8>, Vec<u8>>| !values.contains_key(key);
+        let (values, _) = self
+            .changed
+            .wait_timeout_while(self.values(), wait, missing)
+            .unwrap_or_else(PoisonError::into_inner);
+        values.get(key).cloned()
+    }
+}
+
+/// The serving side; it stops taking connections when dropped.
+pub(crate) struct Server {
+    shared: Arc<Shared>,
+    addr: SocketAddr,
+}
+
+impl Server {
+    pub(crate) fn bind(addr: impl ToSocketAddrs) -> io::Result<Server> {
+        let listener = TcpListener::bind(addr)?;
+        let addr = listener.local_addr()?;
+        let shared = Arc::new(Shared::default());
+        let state = Arc::clone(&shared);
+        thread::Builder::new().name("bench-store".into()).spawn(move || {
+            for stream in listener.incoming() {
+                if state.closing.load(Ordering::Acquire) {
+                    break;
+                }
+                let Ok(stream) = stream else { continue };
+                let state = Arc::clone(&state);
+                // A client that misbehaves or is gone ends its own thread, nothing else.
+                let _ = thread::Builder::new().spawn(move || drop(serve(stream, &state)));
+            }
+        })?;
+        Ok(Server { shared, addr })
+    }
+
+    pub(crate) fn addr(&self) -> SocketAddr {
+        self.addr
+    }
+
+    /// Waits in the serving process itself.
+    pub(crate) fn get(&self, key: &str, wait: Duration) -> Option<Vec<u8>> {
+        self.shared.get(key.as_bytes(), wait)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shared.closing.store(true, Ordering::Release);
+        // A connection wakes the accepting thread, which then sees that it shall end.
+        let _ = TcpStream::connect_timeout(&self.addr, PATIENCE);
+    }
+}
+
+fn serve(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut greeting = [0; GREETING.len()];
+    stream.read_exact(&mut greeting)?;
+    if greeting != *GREETING {
+        return Ok(());
+    }
+    stream.write_all(GREETING)?;
+    stream.set_read_timeout(None)?;
+    loop {
+        let mut head = [0; 7];
+        stream.read_exact(&mut head)?;
+        let key_len = usize::from(u16::from_le_bytes([head[1], head[2]]));
+        let number = u32::from_le_bytes([head[3], head[4], head[5], head[6]]);
+        if key_len > MAX_KEY {
+            return Ok(());
+        }
+        let mut key = vec![0; key_len];
+        stream.read_exact(&mut key)?;
+        match head[0] {
+            SET if number as usize <= MAX_VALUE => {
+                let mut value = vec![0; number as usize];
+                stream.read_exact(&mut value)?;
+                shared.set(key, value);
+            }
+            GET => {
+                let found = shared.get(&key, Duration::from_millis(number.into()));
+                let value = found.as_deref().unwrap_or_default();
+                let mut answer = vec![u8::from(found.is_some())];
+                answer.extend_from_slice(&(value.len() as u32).to_le_bytes());
+                answer.extend_from_slice(value);
+                stream.write_all(&answer)?;
+            }
+            _ => return Ok(()),
+        }
+    }
+}
+
+/// One rank's connection.
+pub(crate) struct Client {
+    stream: TcpStream,
+    addr: String,
+}
+
+impl Client {
+    /// Connects to `host:port`, again and again until `deadline`, for the server may start after us.
+    pub(crate) fn connect(addr: &str, deadline: Instant) -> Result<Client> {
+        loop {
+            match Self::attempt(addr) {
+                Ok(client) => return Ok(client),
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+                    return Err(Error::Rendezvous(format!("no rendezvous at {addr}: {error}")));
+                }
+                Err(error) if Instant::now() + RETRY >= deadline => {
+                    return Err(Error::Rendezvous(format!(
+                        "rank 0 does not answer at {addr} ({error}); is it running, and is the address right?"
+                    )));
+                }
+                Err(_) => thread::sleep(RETRY),
+            }
+        }
+    }
+
+    fn attempt(addr: &str) -> io::Result<Client> {
+        let mut stream = TcpStream::connect(addr)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(GREETING)?;
+        let stranger = || {
+            let text =
+                "another program listens there, not smddp-bench of this version (choose a port with --port)";
+            io::Error::new(io::ErrorKind::InvalidData, text)
+        };
+        let mut greeting = [0; GREETING.len()];
+        match stream.read_exact(&mut greeting) {
+            Ok(()) if greeting == *GREETING => Ok(Client {
+                stream,
+                addr: addr.into(),
+            }),
+            Ok(()) => Err(stranger()),
+            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::UnexpectedEof) => {
+                Err(stranger())
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    pub(crate) fn set(&mut self, key: &str, value: &[u8]) -> Result<()> {
+        if key.len() > MAX_KEY || value.len() > MAX_VALUE {
+            return Err(Error::Rendezvous(format!(
+                "{key}: {} bytes are too many for the store",
+                value.len()
+            )));
+        }
+        let mut message = request(SET, key, value.len() as u32);
+        message.extend_from_slice(value);
+        let sent = self.stream.write_all(&message);
+        sent.map_err(|e| self.lost(e))
+    }
+
+    /// The value of `key`, or `None` when nobody set it before `deadline`.
+    pub(crate) fn get(&mut self, key: &str, deadline: Instant) -> Result<Option<Vec<u8>>> {
+        let wait = deadline.saturating_duration_since(Instant::now());
+        let millis = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
+        self.ask(key, millis).map_err(|e| self.lost(e))
+    }
+
+    fn ask(&mut self, key: &str, millis: u32) -> io::Result<Option<Vec<u8>>> {
+        self.stream
+            .set_read_timeout(Some(Duration::from_millis(millis.into()) + PATIENCE))?;
+        self.stream.write_all(&request(GET, key, millis))?;
+        let mut head = [0; 5];
+        self.stream.read_exact(&mut head)?;
+        let len = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
+        if len > MAX_VALUE {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "an answer of impossible length",
+            ));
+        }
+        let mut value = vec![0; len];
+        self.stream.read_exact(&mut value)?;
+        Ok((head[0] == 1).then_some(value))
+    }
+
+    fn lost(&self, error: io::Error) -> Error {
+        Error::Rendezvous(format!("lost the rendezvous at {}: {error}", self.addr))
+    }
+}
+
+fn request(op: u8, key: &str, number: u32) -> Vec<u8> {
+    let mut message = vec![op];
+    message.extend_from_slice(&(key.len() as u16).to_le_bytes());
+    message.extend_from_slice(&number.to_le_bytes());
+    message.extend_from_slice(key.as_bytes());
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(20)
+    }
+
+    #[test]
+    fn a_get_waits_for_the_set() {
+        let server = Server::bind("127.0.0.1:0").unwrap();
+        let addr = server.addr().to_string();
+        let other = addr.clone();
+        let waiting = thread::spawn(move || {
+            Client::connect(&other, soon())
+                .unwrap()
+                .get("card/1", soon())
+                .unwrap()
+        });
+        let mut client = Client::connect(&addr, soon()).unwrap();
+        client.set("card/0", b"").unwrap();
+        client.set("card/1", b"hello").unwrap();
+        assert_eq!(waiting.join().unwrap().as_deref(), Some(&b"hello"[..]));
+        assert_eq!(client.get("card/0", soon()).unwrap().as_deref(), Some(&b""[..]));
+        assert_eq!(
+            server.get("card/1", Duration::ZERO).as_deref(),
+            Some(&b"hello"[..])
+        );
+    }
+
+    #[test]
+    fn a_get_ends_at_its_deadline() {
+        let server = Server::bind("127.0.0.1:0").unwrap();
+        let mut client = Client::connect(&server.addr().to_string(), soon()).unwrap();
+        assert_eq!(
+            client
+                .get("card/7", Instant::now() + Duration::from_millis(30))
+                .unwrap(),
+            None
+        );
+        client.set("card/7", b"late").unwrap();
+        assert_eq!(
+            client.get("card/7", soon()).unwrap().as_deref(),
+            Some(&b"late"[..])
+        );
+    }
+
+    #[test]
+    fn a_client_may_start_before_the_server() {
+        // A port that was free a moment ago: nobody listens there yet.
+        let addr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let early = thread::spawn(move || Client::connect(&addr.to_string(), soon()));
+        let _server = Server::bind(addr).unwrap();
+        assert!(early.join().unwrap().is_ok());
+    }
+
+    #[test]
+    fn a_stranger_on_the_port_is_named() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addr = listener.local_addr().unwrap().to_string();
+        let stranger = thread::spawn(move || {
+            listener
+                .accept()
+                .unwrap()
+                .0
+                .write_all(b"HTTP/1.1 400 Bad Request")
+        });
+        let error = Client::connect(&addr, soon()).err().unwrap().to_string();
+        assert!(
+            error.contains("another program") && error.contains(&addr),
+            "{error}"
+        );
+        stranger.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn nobody_there_is_an_error_at_the_deadline() {
+        let addr = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .to_string();
+        let error = Client::connect(&addr, Instant::now()).err().unwrap().to_string();
+        assert!(error.contains(&addr), "{error}");
+    }
+
+    #[test]
+    fn values_have_a_limit() {
+        let server = Server::bind("127.0.0.1:0").unwrap();
+        let mut client = Client::connect(&server.addr().to_string(), soon()).unwrap();
+        assert!(client.set("card/0", &vec![0; MAX_VALUE + 1]).is_err());
+        assert!(client.set("card/0", &vec![0; MAX_VALUE]).is_ok());
+    }
+}

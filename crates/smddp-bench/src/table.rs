@@ -1,0 +1,228 @@
+//! The table, as nccl-tests prints it.
+
+use std::io::Write;
+
+use crate::cli::Cli;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::format::{figure, general};
+use crate::op::Op;
+use crate::sweep::{Measure, Row, Summary};
+
+/// Writes lines to `out`, each as soon as it is known.
+pub(crate) struct Table<W: Write> {
+    out: W,
+}
+
+impl<W: Write> Table<W> {
+    pub(crate) fn new(out: W) -> Table<W> {
+        Table { out }
+    }
+
+    fn put(&mut self, text: &str) -> Result<()> {
+        writeln!(self.out, "{text}")
+            .and_then(|()| self.out.flush())
+            .map_err(Error::io("writing the table"))
+    }
+
+    pub(crate) fn begin(&mut self, op: Op, cli: &Cli, devices: &[Device]) -> Result<()> {
+        let (step, kind) = match cli.step_factor {
+            0 | 1 => (cli.step_bytes, "bytes"),
+            factor => (factor, "factor"),
+        };
+        self.put(&format!("# smddp-bench version {}", env!("CARGO_PKG_VERSION")))?;
+        self.put(&format!("# Collective test starting: {}", op.program()))?;
+        self.put(&format!(
+            "# nThread 1 nGpus 1 minBytes {} maxBytes {} step: {step}({kind}) warmup iters: {} iters: {} agg iters: 1 \
+             validation: {} graph: 0",
+            cli.min_bytes, cli.max_bytes, cli.warmup_iters, cli.iters, cli.check
+        ))?;
+        if !op.has_in_place() {
+            self.put(&format!(
+                "# {} has no in-place form: the second half repeats the first, unchecked",
+                op.name()
+            ))?;
+        }
+        self.put("#")?;
+        self.put("# Using devices")?;
+        for device in devices {
+            self.put(&device.line())?;
+        }
+        self.put("#")?;
+        let half = |time, alg, bus, wrong| format!("  {time:>7}  {alg:>6}  {bus:>6}  {wrong:>6}");
+        let left = |size, count, kind, redop, root| {
+            format!("# {size:>10}  {count:>12}  {kind:>8}  {redop:>6}  {root:>6}")
+        };
+        let names = half("time", "algbw", "busbw", "#wrong");
+        let units = half("(us)", "(GB/s)", "(GB/s)", "");
+        // The blanks at the ends are nccl-tests' own.
+        self.put(&format!(
+            "{}           out-of-place                       in-place          ",
+            left("", "", "", "", "")
+        ))?;
+        self.put(&format!(
+            "{}{names}{names} ",
+            left("size", "count", "type", "redop", "root")
+        ))?;
+        self.put(&format!(
+            "{}{units}{units} ",
+            left("(B)", "(elements)", "", "", "")
+        ))
+    }
+
+    pub(crate) fn row(&mut self, row: &Row) -> Result<()> {
+        let Row {
+            bytes,
+            count,
+            dtype,
+            redop,
+            root,
+            ..
+        } = row;
+        let left = format!("{bytes:>12}  {count:>12}  {dtype:>8}  {redop:>6}  {root:>6}");
+        self.put(&format!(
+            "{left}{}{}",
+            half(&row.out_of_place),
+            half(&row.in_place)
+        ))
+    }
+
+    pub(crate) fn end(&mut self, op: Op, summary: &Summary) -> Result<()> {
+        let verdict = if summary.failed == 0 { "OK" } else { "FAILED" };
+        self.put(&format!("# Out of bounds values : {} {verdict}", summary.failed))?;
+        self.put(&format!("# Avg bus bandwidth    : {} ", general(summary.busbw)))?;
+        self.put("#")?;
+        self.put(&format!("# Collective test concluded: {}", op.program()))
+    }
+}
+
+fn half(m: &Measure) -> String {
+    let wrong = m.wrong.map_or("N/A".into(), |n| general(n as f64));
+    format!(
+        "  {}  {}  {}  {wrong:>6}",
+        figure(m.seconds * 1e6, 7),
+        figure(m.algbw, 6),
+        figure(m.busbw, 6)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    fn text(f: impl FnOnce(&mut Table<&mut Vec<u8>>) -> Result<()>) -> String {
+        let mut out = Vec::new();
+        f(&mut Table::new(&mut out)).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    fn row(
+        bytes: usize,
+        count: usize,
+        dtype: &'static str,
+        halves: [(f64, f64, f64, Option<u64>); 2],
+    ) -> Row {
+        let [out_of_place, in_place] = halves.map(|(us, algbw, busbw, wrong)| Measure {
+            seconds: us / 1e6,
+            algbw,
+            busbw,
+            wrong,
+        });
+        Row {
+            bytes,
+            count,
+            dtype,
+            redop: "none",
+            root: -1,
+            out_of_place,
+            in_place,
+            path: None,
+        }
+    }
+
+    #[test]
+    fn rows_are_byte_for_byte_nccl_tests() {
+        // The figures of lines that nccl-tests printed on other machines.
+        let cases = [
+            (
+                row(
+                    134217728,
+                    2097152,
+                    "float",
+                    [(1877.8, 71.48, 67.01, Some(0)), (1628.0, 82.44, 77.29, Some(0))],
+                ),
+                "   134217728       2097152     float    none      -1  1877.80   71.48   67.01       0  1628.00   82.44   77.29       0\n",
+            ),
+            (
+                row(
+                    134217728,
+                    2097152,
+                    "float",
+                    [(87119.5, 1.54, 1.44, Some(0)), (100641.0, 1.33, 1.25, None)],
+                ),
+                "   134217728       2097152     float    none      -1  87119.5    1.54    1.44       0   100641    1.33    1.25     N/A\n",
+            ),
+            (
+                row(
+                    0,
+                    0,
+                    "bfloat16",
+                    [(0.066, 0.0, 0.0, Some(0)), (12345678.0, 0.0, 0.0, Some(1234567))],
+                ),
+                "           0             0  bfloat16    none      -1     0.07    0.00    0.00       0  1.2e+07    0.00    0.00  1.23457e+06\n",
+            ),
+        ];
+        for (row, want) in cases {
+            assert_eq!(text(|t| t.row(&row)), want);
+        }
+    }
+
+    #[test]
+    fn the_head_is_byte_for_byte_nccl_tests() {
+        let cli = Cli::try_parse_from("x all_reduce -b 8 -e 8G -f 2".split(' ')).unwrap();
+        let head = text(|t| t.begin(Op::AllReduce, &cli, &[]));
+        let want = [
+            concat!("# smddp-bench version ", env!("CARGO_PKG_VERSION")),
+            "# Collective test starting: all_reduce_perf",
+            "# nThread 1 nGpus 1 minBytes 8 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0",
+            "#",
+            "# Using devices",
+            "#",
+            "#                                                              out-of-place                       in-place          ",
+            "#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong ",
+            "#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)         ",
+        ];
+        assert_eq!(head.lines().collect::<Vec<_>>(), want);
+    }
+
+    #[test]
+    fn the_end_is_byte_for_byte_nccl_tests() {
+        let end = |failed| {
+            text(|t| {
+                t.end(
+                    Op::AllToAll,
+                    &Summary {
+                        failed,
+                        busbw: 9.04853,
+                    },
+                )
+            })
+        };
+        let want = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 9.04853 \n#\n\
+                    # Collective test concluded: alltoall_perf\n";
+        assert_eq!(end(0), want);
+        assert!(end(3).starts_with("# Out of bounds values : 3 FAILED\n"));
+    }
+
+    #[test]
+    fn a_device_line_is_nccl_tests() {
+        let device = serde_json::from_str::<Device>(
+            r#"{"rank":1,"group":0,"pid":6899,"hostname":"h","device":1,"device_hex":"0000:00:00","device_info":"Some CPU"}"#,
+        );
+        assert_eq!(
+            device.unwrap().line(),
+            "#  Rank  1 Group  0 Pid   6899 on          h device  1 [0000:00:00] Some CPU"
+        );
+    }
+}

@@ -1,0 +1,264 @@
+//! The program as a user starts it: real ranks on this machine, the table parsed as a tool would.
+
+#![allow(clippy::unwrap_used)] // A test stops at the first surprise, in its helpers too.
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+
+const COLLECTIVES: [&str; 10] = [
+    "all_gather",
+    "reduce_scatter",
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "gather",
+    "scatter",
+    "all_to_all",
+    "barrier",
+    "sendrecv",
+];
+
+/// Collectives whose second half is measured in place, and so checked.
+fn has_in_place(collective: &str) -> bool {
+    !matches!(collective, "all_to_all" | "barrier" | "sendrecv")
+}
+
+fn bench(args: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_smddp-bench"));
+    for name in [
+        "RANK",
+        "WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "PMI_RANK",
+        "SLURM_PROCID",
+    ] {
+        command.env_remove(name);
+    }
+    command.args(args.split_whitespace()).output().unwrap()
+}
+
+/// The rows of a run that succeeded: 13 columns each.
+fn rows(args: &str) -> Vec<Vec<String>> {
+    let output = bench(args);
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.success(),
+        "{args}: {}\n{stdout}\n{stderr}",
+        output.status
+    );
+    assert!(
+        stdout.contains("\n# Out of bounds values : 0 OK\n"),
+        "{args}\n{stdout}"
+    );
+    let rows: Vec<Vec<String>> = stdout
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| line.split_whitespace().map(str::to_owned).collect())
+        .collect();
+    assert!(rows.iter().all(|row| row.len() == 13), "{args}\n{stdout}");
+    rows
+}
+
+fn nothing_wrong(collective: &str, args: &str) -> usize {
+    let rows = rows(&format!("{collective} {args}"));
+    for row in &rows {
+        let second = if has_in_place(collective) { "0" } else { "N/A" };
+        assert_eq!(
+            (row[8].as_str(), row[12].as_str()),
+            ("0", second),
+            "{collective} {args}: {row:?}"
+        );
+        for figure in [5, 6, 7, 9, 10, 11] {
+            assert!(
+                row[figure].parse::<f64>().is_ok_and(|v| v >= 0.0),
+                "{collective} {args}: {row:?}"
+            );
+        }
+    }
+    rows.len()
+}
+
+#[test]
+fn every_collective_is_right_with_two_ranks() {
+    for collective in COLLECTIVES {
+        let count = nothing_wrong(collective, "--nproc 2 -b 8 -e 300K -f 8 -n 2 -w 1 --timeout 60");
+        assert_eq!(count, if collective == "barrier" { 1 } else { 6 }, "{collective}");
+    }
+}
+
+#[test]
+fn every_collective_is_right_with_three_ranks() {
+    for collective in COLLECTIVES {
+        // From nothing to a size that three ranks cannot share evenly.
+        nothing_wrong(collective, "--nproc 3 -b 0 -e 200K -f 11 -n 2 -w 1 --timeout 60");
+    }
+}
+
+#[test]
+fn one_rank_alone_is_right() {
+    for collective in COLLECTIVES {
+        nothing_wrong(collective, "-b 0 -e 10K -f 50 -n 2 -w 1");
+    }
+}
+
+#[test]
+fn every_root_type_and_op_is_right() {
+    assert_eq!(
+        nothing_wrong("broadcast", "--nproc 3 -b 1K -e 1K -n 1 -w 0 -r -1 --timeout 60"),
+        3
+    );
+    assert_eq!(
+        nothing_wrong("reduce", "--nproc 3 -b 1K -e 1K -n 1 -w 0 -r -1 --timeout 60"),
+        3
+    );
+    // 6 integer types with 8 ops, 4 floats with 5.
+    assert_eq!(
+        nothing_wrong(
+            "all_reduce",
+            "--nproc 3 -b 1001 -e 1001 -n 1 -w 0 -d all -o all --timeout 60"
+        ),
+        68
+    );
+    assert_eq!(
+        nothing_wrong(
+            "reduce_scatter",
+            "--nproc 2 -b 9K -e 9K -n 1 -w 0 -d all -o all --timeout 60"
+        ),
+        68
+    );
+    assert_eq!(
+        nothing_wrong(
+            "all_gather",
+            "--nproc 2 -b 1K -e 1K -n 1 -w 0 -d all --timeout 60"
+        ),
+        10
+    );
+}
+
+#[test]
+fn sizes_and_counts_are_those_of_the_whole_buffer() {
+    let size = |args: &str| {
+        rows(args)
+            .into_iter()
+            .map(|r| (r[0].clone(), r[1].clone()))
+            .collect::<Vec<_>>()
+    };
+    let pair = |size: &str, count: &str| (size.to_owned(), count.to_owned());
+    let run = "--nproc 3 -b 8 -e 64 -f 8 -n 1 -w 0 --timeout 60";
+    assert_eq!(
+        size(&format!("all_gather {run}")),
+        [pair("0", "0"), pair("60", "5")]
+    );
+    assert_eq!(
+        size(&format!("all_reduce {run}")),
+        [pair("8", "2"), pair("64", "16")]
+    );
+}
+
+#[test]
+fn json_has_the_figures_of_the_table() {
+    let path = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-{}.json", std::process::id()));
+    let rows = rows(&format!(
+        "all_reduce_perf --nproc 2 -b 1K -e 4K -f 2 -n 1 -w 0 -J {} --timeout 60",
+        path.display()
+    ));
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let results = json["results"].as_array().unwrap();
+    assert_eq!(results.len(), rows.len());
+    for (result, row) in results.iter().zip(&rows) {
+        assert_eq!(result["size"].to_string(), row[0]);
+        assert_eq!(result["count"].to_string(), row[1]);
+        assert_eq!(result["type"], row[2].as_str());
+        assert_eq!(result["redop"], row[3].as_str());
+        assert_eq!(result["root"].to_string(), row[4]);
+        for half in ["out_of_place", "in_place"] {
+            assert!(result[half]["time"].as_f64().is_some_and(|t| t > 0.0));
+            assert!(result[half]["alg_bw"].is_f64() && result[half]["bus_bw"].is_f64());
+            assert_eq!(result[half]["nwrong"], 0);
+        }
+    }
+    assert_eq!(json["config"]["devices"].as_array().map(Vec::len), Some(2));
+    assert_eq!(json["out_of_bounds"]["okay"], true);
+}
+
+#[test]
+fn what_cannot_run_is_an_error() {
+    for (args, status, says) in [
+        ("all_gathers", 2, "reduce_scatter"),
+        ("broadcast -r 5", 2, "--root 5"),
+        ("all_reduce -o band", 2, "band"),
+        ("worker", 2, "PEERS_SOCK"),
+        ("broadcast --nproc 2 -r 5 --timeout 60", 1, "--root 5"),
+        (
+            "all_gather -b 64 -e 64 -J /no/such/folder/x.json",
+            1,
+            "/no/such/folder/x.json",
+        ),
+    ] {
+        let output = bench(args);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(status), "{args}: {stderr}");
+        assert!(stderr.contains(says), "{args}: {stderr}");
+    }
+}
+
+#[test]
+fn unchecked_is_not_called_right() {
+    let rows = rows("all_gather --nproc 2 -b 1K -e 1K -n 1 -w 0 -c 0 --timeout 60");
+    assert_eq!((rows[0][8].as_str(), rows[0][12].as_str()), ("N/A", "N/A"));
+}
+
+/// Two ranks started as torchrun starts them, meeting at `port`; their outputs.
+fn started_by_torchrun(port: u16) -> Vec<Output> {
+    let rank = |rank: usize| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_smddp-bench"));
+        command.args("all_reduce -b 1K -e 1K -n 1 -w 0 --timeout 60".split(' '));
+        command
+            .env("RANK", rank.to_string())
+            .env("LOCAL_RANK", rank.to_string());
+        command.env("WORLD_SIZE", "2").env("LOCAL_WORLD_SIZE", "2");
+        command
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", (port - 1).to_string());
+        command.env("TORCHELASTIC_USE_AGENT_STORE", "True");
+        command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let mut ranks = vec![rank(0), rank(1)];
+    let mut outputs = vec![ranks.remove(0).wait_with_output().unwrap()];
+    let mut other = ranks.remove(0);
+    if !outputs[0].status.success() {
+        other.kill().unwrap();
+    }
+    outputs.push(other.wait_with_output().unwrap());
+    outputs
+}
+
+#[test]
+fn torchruns_environment_is_enough() {
+    // The port is free when asked for; should another program take it first, another one is tried.
+    for _ in 0..5 {
+        let port = TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
+        let outputs = started_by_torchrun(port);
+        let stderr = String::from_utf8_lossy(&outputs[0].stderr);
+        if stderr.contains("choose another port") {
+            continue;
+        }
+        assert!(outputs.iter().all(|o| o.status.success()), "{stderr}");
+        assert!(String::from_utf8_lossy(&outputs[0].stdout).contains("# Out of bounds values : 0 OK"));
+        assert!(outputs[1].stdout.is_empty(), "only rank 0 prints");
+        return;
+    }
+    panic!("no port stayed free long enough");
+}

@@ -1,0 +1,174 @@
+//! `PendingComm` and `Comm`.
+
+use std::sync::Mutex;
+use std::sync::PoisonError;
+
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use smddp_core::{Call, Collective, Communicator, DType, Options, Pending, RedOp};
+
+use crate::blocks::parse;
+use crate::errors::raise;
+use crate::work::{Work, seconds};
+
+/// First half of making a group.
+#[pyclass(frozen)]
+pub(crate) struct PendingComm(Mutex<Option<Pending>>);
+
+#[pymethods]
+impl PendingComm {
+    #[new]
+    fn new(py: Python<'_>, name: &str, rank: usize, size: usize, timeout: f64) -> PyResult<Self> {
+        let pending =
+            py.detach(|| Pending::new(name, rank, size, seconds(timeout))).map_err(|error| raise(py, error))?;
+        Ok(Self(Mutex::new(Some(pending))))
+    }
+
+    fn card<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let pending = guard.as_ref().ok_or_else(|| PyRuntimeError::new_err("this group is connected already"))?;
+        Ok(PyBytes::new(py, &pending.card()))
+    }
+
+    fn connect(&self, py: Python<'_>, cards: Vec<Vec<u8>>) -> PyResult<Comm> {
+        let pending = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let pending = pending.ok_or_else(|| PyRuntimeError::new_err("this group is connected already"))?;
+        let comm = py.detach(|| pending.connect(&cards)).map_err(|error| raise(py, error))?;
+        Ok(Comm { rank: comm.rank(), size: comm.size(), name: comm.name().to_owned(), comm })
+    }
+}
+
+/// One group's ranks.
+#[pyclass(frozen)]
+pub(crate) struct Comm {
+    #[pyo3(get)]
+    rank: usize,
+    #[pyo3(get)]
+    size: usize,
+    #[pyo3(get)]
+    name: String,
+    comm: Communicator,
+}
+
+fn collective_of(code: u8) -> PyResult<Collective> {
+    const ALL: [Collective; 9] = [
+        Collective::AllGather,
+        Collective::ReduceScatter,
+        Collective::AllReduce,
+        Collective::Broadcast,
+        Collective::Reduce,
+        Collective::Gather,
+        Collective::Scatter,
+        Collective::AllToAll,
+        Collective::Barrier,
+    ];
+    ALL.get(code as usize).copied().ok_or_else(|| PyValueError::new_err(format!("no collective has number {code}")))
+}
+
+fn dtype_of(code: u8) -> PyResult<DType> {
+    DType::from_u8(code).ok_or_else(|| PyValueError::new_err(format!("no element type has number {code}")))
+}
+
+fn options(keep: Py<PyAny>, timeout: f64) -> Options {
+    Options { timeout: (timeout > 0.0).then(|| seconds(timeout)), keep: Some(Box::new(keep)) }
+}
+
+#[pymethods]
+impl Comm {
+    #[expect(clippy::too_many_arguments, reason = "the call as Python makes it, documented in _core.pyi")]
+    fn collective(
+        &self,
+        py: Python<'_>,
+        collective: u8,
+        dtype: u8,
+        redop: u8,
+        factor: f64,
+        root: usize,
+        input: &Bound<'_, PyAny>,
+        output: &Bound<'_, PyAny>,
+        keep: Py<PyAny>,
+        timeout: f64,
+        asynchronous: bool,
+    ) -> PyResult<Option<Work>> {
+        let (input, output) = (parse(input)?, parse(output)?);
+        let redop = RedOp::from_code(redop, factor)
+            .ok_or_else(|| PyValueError::new_err(format!("no reduction has number {redop}")))?;
+        let call = Call {
+            collective: collective_of(collective)?,
+            dtype: dtype_of(dtype)?,
+            redop,
+            root,
+            input: input.borrow(),
+            output: output.borrow(),
+        };
+        let options = options(keep, timeout);
+        let call = Sendable(&call);
+        if asynchronous {
+            // SAFETY: `keep` holds the tensors until the call is over; Python owns them, the core only borrows.
+            let work = unsafe { self.comm.start(call.get(), options) }.map_err(|error| raise(py, error))?;
+            return Ok(Some(Work(work)));
+        }
+        // SAFETY: the caller's frame and `keep` hold the tensors until the call is over.
+        let done = py.detach(|| unsafe { self.comm.run(call.get(), options) });
+        done.map(|()| None).map_err(|error| raise(py, error))
+    }
+
+    fn send(&self, py: Python<'_>, buffer: (usize, usize), dtype: u8, dst: usize, tag: u64, keep: Py<PyAny>, timeout: f64) -> PyResult<Work> {
+        let (ptr, count) = buffer;
+        // SAFETY: `keep` holds the tensor until the call is over.
+        let work = unsafe { self.comm.send(ptr as *const u8, count, dtype_of(dtype)?, dst, tag, options(keep, timeout)) };
+        work.map(Work).map_err(|error| raise(py, error))
+    }
+
+    fn recv(&self, py: Python<'_>, buffer: (usize, usize), dtype: u8, src: i64, tag: u64, keep: Py<PyAny>, timeout: f64) -> PyResult<Work> {
+        let (ptr, count) = buffer;
+        let src = usize::try_from(src).ok();
+        // SAFETY: `keep` holds the tensor until the call is over.
+        let work = unsafe { self.comm.recv(ptr as *mut u8, count, dtype_of(dtype)?, src, tag, options(keep, timeout)) };
+        work.map(Work).map_err(|error| raise(py, error))
+    }
+
+    fn set_timeout(&self, timeout: f64) {
+        self.comm.set_timeout(seconds(timeout));
+    }
+
+    fn abort(&self, py: Python<'_>, reason: &str) {
+        py.detach(|| self.comm.abort(reason));
+    }
+
+    fn close(&self, py: Python<'_>) {
+        py.detach(|| self.comm.close());
+    }
+
+    fn error(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.comm.error().map(|error| raise(py, error).into_value(py).into_any())
+    }
+
+    fn sequence(&self) -> u64 {
+        self.comm.sequence()
+    }
+
+    fn path(&self, collective: u8, dtype: u8, nbytes: usize) -> PyResult<String> {
+        Ok(self.comm.path(collective_of(collective)?, dtype_of(dtype)?, nbytes))
+    }
+
+    fn arrived(&self, py: Python<'_>) -> Vec<usize> {
+        py.detach(|| self.comm.arrived())
+    }
+}
+
+/// A call on its way through `detach`, which asks that nothing of one thread's Python goes along: these are plain
+/// addresses.
+struct Sendable<'a>(&'a Call<'a>);
+
+impl<'a> Sendable<'a> {
+    fn get(&self) -> &'a Call<'a> {
+        self.0
+    }
+}
+
+// SAFETY: addresses and counts; whoever follows them has the caller's promise (see `Communicator::run`).
+unsafe impl Send for Sendable<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Sendable<'_> {}

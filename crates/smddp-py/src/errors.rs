@@ -1,0 +1,46 @@
+//! The core's errors as Python exceptions.
+
+use pyo3::create_exception;
+use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+
+create_exception!(_core, Error, PyRuntimeError, "An operation or a group failed.");
+create_exception!(_core, CollectiveTimeoutError, Error, "A deadline passed; the text names who is missing.");
+create_exception!(_core, MismatchError, Error, "Two ranks made different calls; the text names both.");
+create_exception!(_core, PeerLostError, Error, "A rank died or left while it was needed.");
+create_exception!(_core, ClosedError, Error, "The group was aborted or destroyed.");
+create_exception!(_core, TopologyError, Error, "Ranks cannot reach each other, or differ in version or settings.");
+create_exception!(_core, ConfigError, PyValueError, "A setting is not valid.");
+
+pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let py = module.py();
+    module.add("Error", py.get_type::<Error>())?;
+    module.add("CollectiveTimeoutError", py.get_type::<CollectiveTimeoutError>())?;
+    module.add("MismatchError", py.get_type::<MismatchError>())?;
+    module.add("PeerLostError", py.get_type::<PeerLostError>())?;
+    module.add("ClosedError", py.get_type::<ClosedError>())?;
+    module.add("TopologyError", py.get_type::<TopologyError>())?;
+    module.add("ConfigError", py.get_type::<ConfigError>())
+}
+
+/// The exception of a core error, with the ranks it is about as attributes.
+pub(crate) fn raise(py: Python<'_>, error: smddp_core::Error) -> PyErr {
+    use smddp_core::Error as E;
+    let text = error.to_string();
+    let (exception, ranks) = match &error {
+        E::Invalid(_) => return PyValueError::new_err(text),
+        E::Config(_) => return ConfigError::new_err(text),
+        E::Interrupted => {
+            // The signal's own exception waits on this thread.
+            return PyErr::take(py).unwrap_or_else(|| PyKeyboardInterrupt::new_err(()));
+        }
+        E::Timeout { missing, .. } => (CollectiveTimeoutError::new_err(text), missing.clone()),
+        E::Mismatch { rank, .. } => (MismatchError::new_err(text), vec![*rank]),
+        E::PeerLost { rank, .. } => (PeerLostError::new_err(text), vec![*rank]),
+        E::Closed { .. } | E::Forked { .. } => (ClosedError::new_err(text), Vec::new()),
+        E::Topology(_) => (TopologyError::new_err(text), Vec::new()),
+        _ => (Error::new_err(text), Vec::new()),
+    };
+    let _ = exception.value(py).setattr("ranks", ranks);
+    exception
+}

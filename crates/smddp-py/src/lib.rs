@@ -1,0 +1,36 @@
+//! The Python module `smddp._core`: conversions only.
+
+mod blocks;
+mod comm;
+mod errors;
+mod info;
+mod work;
+
+use pyo3::prelude::*;
+
+/// Whether a signal handler wants to run: asked by threads that wait in the core.
+fn signal_waits() -> bool {
+    Python::attach(|py| match py.check_signals() {
+        Ok(()) => false,
+        Err(error) => {
+            // Raised again by whoever gets `Interrupted` from the core.
+            error.restore(py);
+            true
+        }
+    })
+}
+
+#[pymodule(gil_used = false)]
+fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    smddp_core::set_interrupt(work::signal_waits_on_this_thread);
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    errors::add(module)?;
+    module.add_class::<comm::PendingComm>()?;
+    module.add_class::<comm::Comm>()?;
+    module.add_class::<work::Work>()?;
+    module.add_function(wrap_pyfunction!(info::settings, module)?)?;
+    module.add_function(wrap_pyfunction!(info::info, module)?)?;
+    module.add_function(wrap_pyfunction!(info::shutdown, module)?)?;
+    module.add_function(wrap_pyfunction!(info::bench_main, module)?)?;
+    Ok(())
+}

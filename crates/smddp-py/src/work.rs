@@ -1,0 +1,83 @@
+//! `Work`, and how waits give way to Ctrl-C and to other Python threads.
+
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use pyo3::prelude::*;
+
+use crate::errors::raise;
+
+/// Asked a few times a second by threads that wait without the GIL. Only the main thread runs signal handlers.
+pub(crate) fn signal_waits_on_this_thread() -> bool {
+    crate::signal_waits()
+}
+
+/// One call under way. Thread-safe; dropping it does not cancel the call.
+#[pyclass(frozen)]
+pub(crate) struct Work(pub(crate) smddp_core::Work);
+
+#[pymethods]
+impl Work {
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        if self.0.is_done() && self.0.error().is_none() {
+            return Ok(());
+        }
+        let timeout = timeout.map(seconds);
+        py.detach(|| self.0.wait(timeout)).map_err(|error| raise(py, error))
+    }
+
+    fn is_done(&self) -> bool {
+        self.0.is_done()
+    }
+
+    fn error(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.0.error().map(|error| raise(py, error).into_value(py).into_any())
+    }
+
+    fn source(&self) -> i64 {
+        self.0.source().map_or(-1, |rank| rank as i64)
+    }
+
+    fn on_done(&self, callback: Py<PyAny>) {
+        self.0.on_done(Box::new(move || enqueue(callback)));
+    }
+}
+
+/// Seconds of a deadline; what is no time at all is none.
+pub(crate) fn seconds(value: f64) -> Duration {
+    Duration::try_from_secs_f64(value.max(0.0)).unwrap_or(Duration::MAX)
+}
+
+static CALLBACKS: Mutex<Option<(u32, Sender<Py<PyAny>>)>> = Mutex::new(None);
+
+/// Hands a callback to the one thread that runs them: the thread that ends a call may hold locks that Python code
+/// must not meet.
+fn enqueue(callback: Py<PyAny>) {
+    let mut guard = CALLBACKS.lock().unwrap_or_else(PoisonError::into_inner);
+    let process = std::process::id();
+    if guard.as_ref().is_none_or(|(owner, _)| *owner != process) {
+        let (sender, receiver) = channel::<Py<PyAny>>();
+        let spawned = std::thread::Builder::new().name("smddp-callbacks".to_owned()).spawn(move || {
+            for callback in receiver {
+                let ran = Python::try_attach(|py| {
+                    if let Err(error) = callback.call0(py) {
+                        error.write_unraisable(py, None);
+                    }
+                    drop(callback);
+                });
+                if ran.is_none() {
+                    return;
+                }
+            }
+        });
+        if spawned.is_err() {
+            return;
+        }
+        *guard = Some((process, sender));
+    }
+    if let Some((_, sender)) = guard.as_ref() {
+        let _ = sender.send(callback);
+    }
+}
