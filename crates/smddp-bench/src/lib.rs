@@ -91,6 +91,11 @@ fn dispatch(cli: &Cli, args: &[String], spawn: &[String], rank: &mut Option<usiz
 }
 
 fn measure(cli: &Cli, args: &[String], op: Op, place: &Place) -> Result<()> {
+    if op == Op::SendRecv && place.size == 1 {
+        return Err(Error::Usage(
+            "sendrecv needs two ranks or more (--nproc N)".into(),
+        ));
+    }
     if cli.pin {
         pin::pin(place.local_rank)?;
     }

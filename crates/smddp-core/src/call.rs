@@ -57,11 +57,11 @@ pub const fn name_of(collective: Collective) -> &'static str {
     }
 }
 
-pub const fn reduces(collective: Collective) -> bool {
+pub(crate) const fn reduces(collective: Collective) -> bool {
     matches!(collective, Collective::ReduceScatter | Collective::AllReduce | Collective::Reduce)
 }
 
-pub const fn rooted(collective: Collective) -> bool {
+pub(crate) const fn rooted(collective: Collective) -> bool {
     matches!(collective, Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter)
 }
 
@@ -79,15 +79,6 @@ pub(crate) enum Counts {
 }
 
 impl Blocks<'_> {
-    pub(crate) fn total(&self) -> usize {
-        match self {
-            Blocks::None => 0,
-            Blocks::Flat { count, .. } => *count,
-            Blocks::Cut { counts, .. } => counts.iter().sum(),
-            Blocks::List { parts } => parts.iter().map(|p| p.1).sum(),
-        }
-    }
-
     /// Elements per block, for a buffer of `n` blocks.
     fn counts(&self, n: usize, what: &str) -> Result<Counts> {
         let list: Vec<usize> = match self {

@@ -20,7 +20,7 @@ use crate::p2p::{Direction, Post};
 use crate::progress;
 use crate::reduce::{self, Kernel};
 use crate::types::{DType, RedOp};
-use crate::wait::{self, Patience};
+use crate::wait::{self, Habit, Patience};
 use crate::work::{Keep, Shared, interrupted};
 
 /// How a call deviates from its group's habits.
@@ -125,6 +125,7 @@ pub(crate) struct Inner {
     slot: usize,
     name: String,
     forks: u32,
+    habit: Habit,
     config: &'static Config,
 }
 
@@ -203,10 +204,6 @@ impl Inner {
         }
     }
 
-    fn patience(&self) -> Patience {
-        Patience::new(self.config.spin)
-    }
-
     fn reached(&self, driver: &Driver, target: &Target<'_>) -> Option<Result<()>> {
         match target {
             Target::Number(number) if driver.finished > *number => Some(Ok(())),
@@ -217,7 +214,7 @@ impl Inner {
 
     /// The caller owns the driver and drives until `target` is reached, a signal waits, or `until` passes.
     fn drive(&self, driver: &mut Driver, target: &Target<'_>, until: Option<Instant>) -> Option<Result<()>> {
-        let mut patience = self.patience();
+        let mut patience = Patience::new(&self.habit);
         let mut asked = None;
         loop {
             if self.turn(driver) {
@@ -285,6 +282,7 @@ impl Communicator {
             slot,
             name: name.to_owned(),
             forks: fork_generation(),
+            habit: Habit::new(config.spin),
             config,
         }));
         comm.set_timeout(timeout);

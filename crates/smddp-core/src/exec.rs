@@ -71,16 +71,15 @@ impl Op {
     /// Runs until done or blocked.
     pub(crate) fn advance(&mut self, link: &mut dyn Link) -> Result<Progress, Mismatch> {
         let mut moved = false;
+        let bound = self.bound.clone();
         if !self.begun {
-            let head = Head { what: self.bound.what | self.what, count: self.bound.count };
-            let bound = self.bound.clone();
+            let head = Head { what: bound.what | self.what, count: bound.count };
             if !link.begin(self.seq, head, &bound.wiring) {
                 return Ok(Progress::Blocked);
             }
             self.begun = true;
             moved = true;
         }
-        let bound = self.bound.clone();
         let mut done = true;
         for (lane, acts) in bound.lanes.iter().enumerate() {
             let mut at = self.lanes[lane];

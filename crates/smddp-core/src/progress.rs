@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
 
 use crate::comm::Inner;
-use crate::wait::Patience;
+use crate::wait::{Habit, Patience};
 
 #[derive(Default)]
 struct State {
@@ -45,14 +45,6 @@ pub(crate) fn register(comm: &Arc<Inner>) {
     CHANGED.notify_all();
 }
 
-/// Has the thread look again: a driver left something behind.
-pub(crate) fn kick() {
-    if let Some(state) = lock().as_mut() {
-        state.kicks += 1;
-    }
-    CHANGED.notify_all();
-}
-
 fn run() {
     let mut comms: Vec<Arc<Inner>> = Vec::new();
     loop {
@@ -85,7 +77,9 @@ fn run() {
 
 /// Drives until nothing is pending anywhere, or something new comes in.
 fn drive(comms: &mut Vec<Arc<Inner>>) {
-    let mut patience = Patience::new(Some(Duration::ZERO));
+    // In the background: no spinning beside the threads that compute.
+    let habit = Habit::new(Some(Duration::ZERO));
+    let mut patience = Patience::new(&habit);
     let mut i = 0;
     while i < comms.len() {
         if comms[..i].iter().any(|c| Arc::ptr_eq(c, &comms[i])) {
@@ -120,7 +114,7 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
                 return;
             }
             if !owned {
-                // All taken by waiters: they kick when they leave.
+                // All taken by waiters, who register what they leave behind.
                 drop(CHANGED.wait_timeout(guard, Duration::from_millis(2)));
                 continue;
             }
@@ -134,7 +128,7 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
 }
 
 /// The last look before sleeping, and the sleep. All links of a process share one bell.
-fn nap(comms: &[Arc<Inner>], patience: &mut Patience, ticket: u32) {
+fn nap(comms: &[Arc<Inner>], patience: &mut Patience<'_>, ticket: u32) {
     for comm in comms {
         if let Ok(mut driver) = comm.driver.try_lock()
             && driver.pending()

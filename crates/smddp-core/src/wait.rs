@@ -1,6 +1,7 @@
 //! How a thread waits: spin briefly, yield, then sleep on the bell. One policy, one place.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use smddp_transport::Link;
@@ -31,46 +32,87 @@ const NAP: Duration = Duration::from_millis(20);
 const YIELDS: u32 = 50;
 /// Looks without asking the clock.
 const FREE_LOOKS: u32 = 128;
+/// The spin budget moves between these, in microseconds: doubled when spinning was enough, halved when it was not,
+/// so that ranks whose cores are taken by others soon stop burning their turns.
+const LONGEST_SPIN: u32 = 50;
+const SHORTEST_SPIN: u32 = 1;
 
-pub(crate) struct Patience {
+/// How long the threads of one communicator spin.
+pub(crate) struct Habit {
+    fixed: Option<Duration>,
+    budget: AtomicU32,
+}
+
+impl Habit {
+    /// `setting`: a fixed time, where the user gave one.
+    pub(crate) fn new(setting: Option<Duration>) -> Self {
+        Self { fixed: setting, budget: AtomicU32::new(LONGEST_SPIN) }
+    }
+
+    fn spin(&self) -> Duration {
+        self.fixed.unwrap_or_else(|| {
+            static CORES: OnceLock<usize> = OnceLock::new();
+            if CROWD.load(Ordering::Relaxed) <= *CORES.get_or_init(cores) {
+                Duration::from_micros(u64::from(self.budget.load(Ordering::Relaxed)))
+            } else {
+                Duration::ZERO
+            }
+        })
+    }
+
+    fn learn(&self, enough: bool) {
+        let budget = self.budget.load(Ordering::Relaxed);
+        let next = if enough { budget * 2 } else { budget / 2 };
+        self.budget.store(next.clamp(SHORTEST_SPIN, LONGEST_SPIN), Ordering::Relaxed);
+    }
+}
+
+/// One wait, from the first look in vain to the end.
+pub(crate) struct Patience<'a> {
+    habit: &'a Habit,
     spin: Duration,
     looks: u32,
     yields: u32,
     since: Option<Instant>,
 }
 
-impl Patience {
-    /// `spin`: the setting; without one, ranks that have a core each spin.
-    pub(crate) fn new(spin: Option<Duration>) -> Self {
-        let spin = spin.unwrap_or_else(|| {
-            static CORES: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
-            let cores = *CORES.get_or_init(cores);
-            if CROWD.load(Ordering::Relaxed) <= cores { Duration::from_micros(50) } else { Duration::ZERO }
-        });
-        Self { spin, looks: 0, yields: 0, since: None }
+impl<'a> Patience<'a> {
+    pub(crate) fn new(habit: &'a Habit) -> Self {
+        Self { habit, spin: habit.spin(), looks: 0, yields: 0, since: None }
     }
 
     /// Something moved: start anew.
+    #[inline]
     pub(crate) fn reset(&mut self) {
+        if self.since.is_some() {
+            if self.yields == 0 {
+                self.habit.learn(true);
+            }
+            self.spin = self.habit.spin();
+            self.since = None;
+        }
         self.looks = 0;
         self.yields = 0;
-        self.since = None;
     }
 
     /// One wait after a look in vain. `true`: the caller should look once more and then call [`Patience::nap`].
+    #[inline]
     pub(crate) fn wait(&mut self) -> bool {
         if !self.spin.is_zero() {
-            if self.looks < FREE_LOOKS {
+            // Where spinning has not been enough lately, the other rank may well need this core.
+            let free = if self.spin <= Duration::from_micros(2) { FREE_LOOKS / 8 } else { FREE_LOOKS };
+            if self.looks < free {
                 self.looks += 1;
                 std::hint::spin_loop();
                 return false;
             }
             let since = *self.since.get_or_insert_with(Instant::now);
-            if since.elapsed() < self.spin {
-                for _ in 0..8 {
-                    std::hint::spin_loop();
+            if self.yields == 0 {
+                if since.elapsed() < self.spin {
+                    (0..8).for_each(|_| std::hint::spin_loop());
+                    return false;
                 }
-                return false;
+                self.habit.learn(false);
             }
         }
         if self.yields < YIELDS {

@@ -91,12 +91,10 @@ impl Shared {
 }
 
 /// Whether a signal waits to be handled (Ctrl-C); asked by waiting threads a few times a second.
-pub type Interrupt = fn() -> bool;
-
-static INTERRUPT: OnceLock<Interrupt> = OnceLock::new();
+static INTERRUPT: OnceLock<fn() -> bool> = OnceLock::new();
 
 /// Sets the check that lets waiting calls give way to a signal. The first one set stays.
-pub fn set_interrupt(check: Interrupt) {
+pub fn set_interrupt(check: fn() -> bool) {
     let _ = INTERRUPT.set(check);
 }
 

@@ -6,7 +6,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use super::level::{Avx2, Avx512};
-use super::level::{Isa, Level, Scalar};
+use super::level::{Isa, LINE, Level, Scalar};
 
 /// Bytes from which the register loop runs. It needs at least two registers of the widest set.
 const OWN_LOOP: usize = 256;
@@ -106,77 +106,117 @@ unsafe fn move_bytes<I: Isa, const TEE: bool>(
     n: usize,
     stream: bool,
 ) {
-    // SAFETY: every access is at `at..at + k * BYTES <= n` of a buffer the caller made valid for n bytes.
-    // Streamed addresses are multiples of BYTES: `at` starts at the first such address of dst (the register
-    // before it is written unaligned and overlaps) and moves by whole registers.
+    // SAFETY: the caller's contract.
     unsafe {
-        let first = I::load(src);
-        I::store(dst, first);
-        if TEE {
-            I::store(cell, first);
-        }
-        let mut at = I::BYTES - (dst as usize) % I::BYTES;
         if stream {
-            at = turns::<I, TEE, true>(dst, cell, src, n, at);
+            move_around_caches::<I, TEE>(dst, cell, src, n);
         } else {
-            at = turns::<I, TEE, false>(dst, cell, src, n, at);
-        }
-        while at + I::BYTES <= n {
-            let value = I::load(src.add(at));
-            I::store(dst.add(at), value);
-            if TEE {
-                I::store(cell.add(at), value);
-            }
-            at += I::BYTES;
-        }
-        if at < n {
-            let at = n - I::BYTES;
-            let last = I::load(src.add(at));
-            I::store(dst.add(at), last);
-            if TEE {
-                I::store(cell.add(at), last);
-            }
-        }
-        if stream {
-            I::fence();
+            move_through_caches::<I, TEE>(dst, cell, src, n);
         }
     }
 }
 
-/// The whole turns from `at` on; returns where they end.
+/// Ordinary stores. The first and the last register are unaligned and overlap those between.
 ///
 /// # Safety
-/// As [`move_bytes`]; with `STREAM`, `dst + at` is aligned to a register.
+/// As [`move_bytes`].
 #[inline(always)]
-unsafe fn turns<I: Isa, const TEE: bool, const STREAM: bool>(
+unsafe fn move_through_caches<I: Isa, const TEE: bool>(
     dst: *mut u8,
     cell: *mut u8,
     src: *const u8,
     n: usize,
-    mut at: usize,
-) -> usize {
-    // SAFETY: `at + TURN * BYTES <= n` inside the loop; alignment by the caller's contract.
+) {
+    // SAFETY: every register lies at `at..at + BYTES <= n` of buffers that the caller made valid for n bytes.
     unsafe {
+        registers::<I, TEE, false, 1>(dst, cell, src, 0);
+        let mut at = I::BYTES - (dst as usize) % I::BYTES;
         while at + TURN * I::BYTES <= n {
-            let mut held = [I::load(src.add(at)); TURN];
-            for (k, register) in held.iter_mut().enumerate().skip(1) {
-                *register = I::load(src.add(at + k * I::BYTES));
-            }
-            for (k, register) in held.iter().enumerate() {
-                let to = dst.add(at + k * I::BYTES);
-                if STREAM {
-                    I::stream(to, *register);
-                } else {
-                    I::store(to, *register);
-                }
-            }
-            if TEE {
-                for (k, register) in held.iter().enumerate() {
-                    I::store(cell.add(at + k * I::BYTES), *register);
-                }
-            }
+            registers::<I, TEE, false, TURN>(dst, cell, src, at);
             at += TURN * I::BYTES;
         }
+        while at + I::BYTES <= n {
+            registers::<I, TEE, false, 1>(dst, cell, src, at);
+            at += I::BYTES;
+        }
+        if at < n {
+            registers::<I, TEE, false, 1>(dst, cell, src, n - I::BYTES);
+        }
     }
-    at
+}
+
+/// Streaming stores to `dst`, of whole cache lines only: a line written half by an ordinary store and half by
+/// streaming ones is sent out in pieces.
+///
+/// # Safety
+/// As [`move_bytes`].
+#[inline(always)]
+unsafe fn move_around_caches<I: Isa, const TEE: bool>(dst: *mut u8, cell: *mut u8, src: *const u8, n: usize) {
+    let head = (LINE - dst as usize % LINE) % LINE;
+    // SAFETY: head < LINE < n. Every access lies in 0..n of buffers that the caller made valid for n bytes;
+    // streamed registers start at multiples of their size from an address aligned to a line.
+    unsafe {
+        edge::<TEE>(dst, cell, src, 0, head);
+        let mut at = head;
+        while at + TURN * I::BYTES <= n {
+            registers::<I, TEE, true, TURN>(dst, cell, src, at);
+            at += TURN * I::BYTES;
+        }
+        let lines_end = n - (n - head) % LINE;
+        while at < lines_end {
+            registers::<I, TEE, true, 1>(dst, cell, src, at);
+            at += I::BYTES;
+        }
+        edge::<TEE>(dst, cell, src, at, n - at);
+        I::fence();
+    }
+}
+
+/// Moves `K` registers at `at`.
+///
+/// # Safety
+/// The registers lie inside all buffers; with `STREAM`, `dst + at` is aligned to a register; runs inside a
+/// function compiled for `I`.
+#[inline(always)]
+unsafe fn registers<I: Isa, const TEE: bool, const STREAM: bool, const K: usize>(
+    dst: *mut u8,
+    cell: *mut u8,
+    src: *const u8,
+    at: usize,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut held = [I::load(src.add(at)); K];
+        for (k, register) in held.iter_mut().enumerate().skip(1) {
+            *register = I::load(src.add(at + k * I::BYTES));
+        }
+        for (k, register) in held.iter().enumerate() {
+            let to = dst.add(at + k * I::BYTES);
+            if STREAM {
+                I::stream(to, *register);
+            } else {
+                I::store(to, *register);
+            }
+        }
+        if TEE {
+            for (k, register) in held.iter().enumerate() {
+                I::store(cell.add(at + k * I::BYTES), *register);
+            }
+        }
+    }
+}
+
+/// Moves the less than a line before or after the streamed ones.
+///
+/// # Safety
+/// `at..at + n` lies inside all buffers, which do not overlap.
+#[inline(always)]
+unsafe fn edge<const TEE: bool>(dst: *mut u8, cell: *mut u8, src: *const u8, at: usize, n: usize) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        std::ptr::copy_nonoverlapping(src.add(at), dst.add(at), n);
+        if TEE {
+            std::ptr::copy_nonoverlapping(src.add(at), cell.add(at), n);
+        }
+    }
 }

@@ -8,7 +8,7 @@
 use super::element::{And, Combine, Complex, Element, Finish, Max, Min, Or, Prod, Sum, Truth, Xor};
 #[cfg(target_arch = "x86_64")]
 use super::level::{Avx2, Avx512};
-use super::level::{Isa, Level, Scalar};
+use super::level::{Isa, LINE, Level, Scalar};
 use crate::types::{DType, RedOp};
 use ::half::{bf16, f16};
 
@@ -137,37 +137,34 @@ unsafe fn avx512<E: Element, O: Combine<E::Acc>, const W: usize, const V: usize>
     unsafe { reduce::<Avx512, E, O, W, V>(call) }
 }
 
-/// Wide columns, then narrow ones (`V` elements), then single elements.
+/// Wide columns first, then narrow ones (`V` elements) and single elements at the ends.
 ///
 /// # Safety
 /// As [`Loop`]; runs inside a function compiled for `I`.
 #[inline(always)]
 unsafe fn reduce<I: Isa, E: Element, O: Combine<E::Acc>, const W: usize, const V: usize>(call: &Call<'_>) {
     let size = size_of::<E>();
-    // Elements before the first streamable address of dst; one that no whole element reaches cannot stream.
-    let head = (I::BYTES - call.dst as usize % I::BYTES) % I::BYTES;
-    let stream = call.stream && head % size == 0 && (W * size) % I::BYTES == 0;
-    let mut at = 0;
-    // SAFETY: every column lies in 0..n; streamed ones start at a multiple of BYTES and are whole registers.
+    // Bytes before the first whole line of dst; where no whole element reaches it, nothing can stream.
+    let head = (LINE - call.dst as usize % LINE) % LINE;
+    let stream = call.stream && head.is_multiple_of(size) && (W * size).is_multiple_of(LINE);
+    let head = if stream { (head / size).min(call.n) } else { 0 };
+    let mut at = head;
+    // SAFETY: every column lies in 0..n; streamed ones start at a line and are whole lines.
     unsafe {
-        if stream {
-            let head = (head / size).min(call.n);
-            while at < head {
-                column::<I, E, O, 1>(call, at, false);
-                at += 1;
-            }
-        }
         while call.n - at >= W {
             column::<I, E, O, W>(call, at, stream);
             at += W;
         }
-        while call.n - at >= V {
-            column::<I, E, O, V>(call, at, false);
-            at += V;
-        }
-        while at < call.n {
-            column::<I, E, O, 1>(call, at, false);
-            at += 1;
+        // Elements do not depend on each other, so one loop can do both ends.
+        for (mut at, end) in [(0, head), (at, call.n)] {
+            while end - at >= V {
+                column::<I, E, O, V>(call, at, false);
+                at += V;
+            }
+            while at < end {
+                column::<I, E, O, 1>(call, at, false);
+                at += 1;
+            }
         }
         if stream {
             I::fence();
@@ -233,7 +230,7 @@ unsafe fn write<I: Isa, E: Element, const W: usize, const STREAM: bool>(dst: *mu
     let bytes = W * size_of::<E>();
     // SAFETY: the loops stay inside both the W elements of `out` and those of `dst`.
     unsafe {
-        if bytes % I::BYTES == 0 {
+        if bytes.is_multiple_of(I::BYTES) {
             for k in (0..bytes).step_by(I::BYTES) {
                 let register = I::load(from.add(k));
                 if STREAM {

@@ -8,6 +8,9 @@ use std::sync::OnceLock;
 
 use ::half::{bf16, f16};
 
+/// Bytes of a cache line, which streaming stores should fill. A multiple of every register.
+pub(super) const LINE: usize = 64;
+
 /// Which instantiation of the kernels runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {

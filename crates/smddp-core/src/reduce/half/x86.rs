@@ -33,7 +33,7 @@ const QUIET: i32 = 0x0040_0000;
 /// `src` is readable for `W` halves; the machine has AVX and F16C.
 #[inline(always)]
 pub(in crate::reduce) unsafe fn widen_f16c<const W: usize>(src: *const u8, out: &mut [f32; W]) {
-    if W % 8 != 0 {
+    if !W.is_multiple_of(8) {
         // SAFETY: the caller's contract.
         return unsafe { portable::widen_portable(src, out) };
     }
@@ -50,7 +50,7 @@ pub(in crate::reduce) unsafe fn widen_f16c<const W: usize>(src: *const u8, out: 
 /// The machine has AVX and F16C.
 #[inline(always)]
 pub(in crate::reduce) unsafe fn narrow_f16c<const W: usize>(acc: &[f32; W], out: &mut [f16; W]) {
-    if W % 8 != 0 {
+    if !W.is_multiple_of(8) {
         return portable::narrow_portable(acc, out);
     }
     for (narrow, wide) in out.chunks_exact_mut(8).zip(acc.chunks_exact(8)) {
@@ -66,7 +66,7 @@ pub(in crate::reduce) unsafe fn narrow_f16c<const W: usize>(acc: &[f32; W], out:
 /// `src` is readable for `W` halves; the machine has AVX-512 F, AVX and F16C.
 #[inline(always)]
 pub(in crate::reduce) unsafe fn widen_avx512<const W: usize>(src: *const u8, out: &mut [f32; W]) {
-    if W % 16 != 0 {
+    if !W.is_multiple_of(16) {
         // SAFETY: the caller's contract.
         return unsafe { widen_f16c(src, out) };
     }
@@ -83,7 +83,7 @@ pub(in crate::reduce) unsafe fn widen_avx512<const W: usize>(src: *const u8, out
 /// The machine has AVX-512 F, AVX and F16C.
 #[inline(always)]
 pub(in crate::reduce) unsafe fn narrow_avx512<const W: usize>(acc: &[f32; W], out: &mut [f16; W]) {
-    if W % 16 != 0 {
+    if !W.is_multiple_of(16) {
         // SAFETY: the caller's contract.
         return unsafe { narrow_f16c(acc, out) };
     }
@@ -100,7 +100,7 @@ pub(in crate::reduce) unsafe fn narrow_avx512<const W: usize>(acc: &[f32; W], ou
 /// `src` is readable for `W` halves; the machine has AVX2.
 #[inline(always)]
 pub(in crate::reduce) unsafe fn widen_bf16_avx2<const W: usize>(src: *const u8, out: &mut [f32; W]) {
-    if W % 8 != 0 {
+    if !W.is_multiple_of(8) {
         // SAFETY: the caller's contract.
         return unsafe { portable::widen_bf16_portable(src, out) };
     }
@@ -130,7 +130,7 @@ pub(in crate::reduce) unsafe fn widen_bf16_avx2<const W: usize>(src: *const u8, 
 /// The machine has AVX2.
 #[inline(always)]
 pub(in crate::reduce) unsafe fn narrow_bf16_avx2<const W: usize>(acc: &[f32; W], out: &mut [bf16; W]) {
-    if W % 8 != 0 {
+    if !W.is_multiple_of(8) {
         return portable::narrow_bf16_portable(acc, out);
     }
     let from = acc.as_ptr();
@@ -156,7 +156,7 @@ pub(in crate::reduce) unsafe fn narrow_bf16_avx2<const W: usize>(acc: &[f32; W],
 /// `src` is readable for `W` halves; the machine has AVX2 and AVX-512 F.
 #[inline(always)]
 pub(in crate::reduce) unsafe fn widen_bf16_avx512<const W: usize>(src: *const u8, out: &mut [f32; W]) {
-    if W % 32 != 0 {
+    if !W.is_multiple_of(32) {
         // SAFETY: the caller's contract.
         return unsafe { widen_bf16_avx2(src, out) };
     }
@@ -176,7 +176,7 @@ pub(in crate::reduce) unsafe fn widen_bf16_avx512<const W: usize>(src: *const u8
 /// The machine has AVX2 and AVX-512 F and BW.
 #[inline(always)]
 pub(in crate::reduce) unsafe fn narrow_bf16_avx512<const W: usize>(acc: &[f32; W], out: &mut [bf16; W]) {
-    if W % 32 != 0 {
+    if !W.is_multiple_of(32) {
         // SAFETY: the caller's contract.
         return unsafe { narrow_bf16_avx2(acc, out) };
     }

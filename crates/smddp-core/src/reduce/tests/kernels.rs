@@ -355,8 +355,8 @@ fn premultiplied(dtype: DType, input: &[u8], factor: f64) -> Option<Vec<u8>> {
 fn premultiply_works_in_each_dtypes_arithmetic() {
     macro_rules! product {
         ($dtype:ident, $value:expr, $factor:expr, $result:expr) => {
-            let input = $value.to_ne_bytes().repeat(77);
-            let expected = $result.to_ne_bytes().repeat(77);
+            let input = $value.to_ne_bytes().repeat(78);
+            let expected = $result.to_ne_bytes().repeat(78);
             assert_eq!(
                 premultiplied(DType::$dtype, &input, $factor),
                 Some(expected)

@@ -71,7 +71,9 @@ pub(super) fn reduce(dtype: DType, redop: RedOp, srcs: &[Vec<u8>], scale: Option
                 let same = |value: $float| value;
                 let finish = |sum: $float| scale.map_or(sum, |ranks| sum / ranks as $float);
                 return match redop {
-                    RedOp::Sum | RedOp::Avg => fold!($float, same, |a: $float, b: $float| a + b, finish),
+                    RedOp::Sum | RedOp::Avg | RedOp::PremulSum(_) => {
+                        fold!($float, same, |a: $float, b: $float| a + b, finish)
+                    }
                     _ => None,
                 };
             }
