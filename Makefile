@@ -1,0 +1,144 @@
+# All targets share one virtual environment, .venv, and set it up themselves.
+# Settings: PYTHON=python3.12 (which Python makes .venv), PYTEST_ARGS="-k ring" (instead of -m "not slow"),
+#           TORCHES="2.5.* 2.7.* newest" (for test-torches).
+
+SHELL       := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+# No directory lines either: the output of `make test` ends in pytest's closing line.
+MAKEFLAGS   += --no-builtin-rules --no-print-directory
+
+PYTHON      ?= python3
+TORCHES     ?= 2.5.* 2.7.* newest
+PYTEST_ARGS ?= -m "not slow"
+NPROC       ?= 4
+
+VENV   := .venv
+BIN    := $(CURDIR)/$(VENV)/bin
+STAMPS := $(VENV)/.stamps
+
+# rustup's directory last, for shells that have not been started anew since it was installed.
+export PATH := $(PATH):$(HOME)/.cargo/bin
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# What goes into the wheel. Directories are listed too: a deleted file changes its directory's date.
+WHEEL_SOURCES := pyproject.toml Cargo.toml $(wildcard Cargo.lock) README.md LICENSE \
+    $(shell find crates python -name __pycache__ -prune -o \( -type d -o -type f \) ! -name '*.so' ! -name '*.pyc' -print)
+
+TEST_TOOLS := pytest pytest-timeout pytest-xdist hypothesis expecttest numpy
+LINT_TOOLS := ruff mypy
+
+# nextest runs each test in its own process and stops one that hangs (.config/nextest.toml); it leaves
+# out the doc tests. Cargo's own runner serves where nextest is absent.
+# smddp-py is Python's extension module: it links only into a Python process, and pytest tests it there.
+RUST_TESTS := --workspace --exclude smddp-py
+
+.PHONY: help
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
+
+# ---- set-up: each step leaves a stamp in .venv, so removing .venv starts afresh ----
+
+.PHONY: prerequisites
+prerequisites:
+	@PYTHON=$(PYTHON) sh scripts/prerequisites.sh
+
+$(STAMPS)/venv: | prerequisites
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	mkdir -p $(STAMPS)
+	touch $@
+
+$(STAMPS)/maturin: $(STAMPS)/venv
+	$(BIN)/python -m pip install --quiet 'maturin>=1.9,<2'
+	touch $@
+
+$(STAMPS)/torch: $(STAMPS)/venv
+	@echo "installing the newest torch that this Python takes (about 4 GB, once)"
+	$(BIN)/python -m pip install torch numpy
+	touch $@
+
+$(STAMPS)/test-tools: $(STAMPS)/torch
+	$(BIN)/python -m pip install --quiet $(TEST_TOOLS)
+	touch $@
+
+$(STAMPS)/lint-tools: $(STAMPS)/venv
+	$(BIN)/python -m pip install --quiet $(LINT_TOOLS)
+	touch $@
+
+dist/.wheel: $(WHEEL_SOURCES) $(STAMPS)/maturin
+	rm -rf dist/smddp-*.whl
+	$(BIN)/maturin build --release --out dist --interpreter $(BIN)/python
+	touch $@
+
+$(STAMPS)/wheel: dist/.wheel $(STAMPS)/venv
+	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps dist/smddp-*.whl
+	touch $@
+
+# ---- what people call ----
+
+.PHONY: demo
+demo: $(STAMPS)/wheel $(STAMPS)/torch ## ten seconds of smddp-bench, then train a small GPT with FSDP2 on 4 processes
+	$(BIN)/smddp-bench all_gather --nproc 2 -b 8 -e 64M -f 8
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(NPROC) examples/fsdp2.py --backend smddp
+
+# One after the other under -j too.
+.PHONY: test
+test: ## every test: cargo's, then pytest's
+	$(MAKE) test-rust
+	$(MAKE) test-python
+
+.PHONY: test-rust
+test-rust: | prerequisites ## the Rust tests alone
+	if cargo nextest --version >/dev/null 2>&1; then \
+	    cargo nextest run $(RUST_TESTS); \
+	    cargo test --quiet --doc $(RUST_TESTS); \
+	else \
+	    cargo test $(RUST_TESTS); \
+	fi
+
+.PHONY: test-python
+test-python: $(STAMPS)/wheel $(STAMPS)/test-tools ## the Python tests alone
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+.PHONY: test-slow
+test-slow: $(STAMPS)/wheel $(STAMPS)/test-tools ## the Python tests that `make test` leaves out for their length
+	$(BIN)/python -m pytest -m slow
+
+.PHONY: check
+check: $(STAMPS)/lint-tools ## what a change must pass: format, clippy, ruff, stubs, all tests
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	$(BIN)/ruff check .
+	$(MAKE) stubtest
+	$(MAKE) test
+
+.PHONY: stubtest
+stubtest: $(STAMPS)/wheel $(STAMPS)/lint-tools ## hold smddp/_core.pyi against the built module
+	cd $(VENV) && $(BIN)/python -m mypy.stubtest smddp._core
+
+.PHONY: wheel
+wheel: dist/.wheel ## build the wheel into dist/
+	@ls -l dist/smddp-*.whl
+
+.PHONY: test-torches
+test-torches: dist/.wheel ## the same wheel file against several torch versions, each in a venv of its own under .venvs/
+	PYTHON=$(PYTHON) bash scripts/test-torches.sh "$(TORCHES)"
+
+.PHONY: bench-peers
+bench-peers: $(STAMPS)/wheel $(STAMPS)/torch ## measure against gloo, Open MPI, MPICH and Intel MPI (root; takes the machine for minutes)
+	bash bench/peers.sh
+
+.PHONY: docs
+docs: $(STAMPS)/wheel ## regenerate the pages that are made from code
+	$(BIN)/python scripts/settings_page.py docs/settings.md
+
+.PHONY: clean
+clean: ## remove build products (keeps .venv)
+	rm -rf target dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	find python tests examples bench scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: distclean
+distclean: clean ## remove the environments too
+	rm -rf $(VENV) .venvs .peers
