@@ -1,0 +1,30 @@
+"""FSDP2: parameters, gradients and optimizer state sharded over all ranks (all_gather and reduce_scatter).
+
+  torchrun --nproc-per-node 4 examples/fsdp2.py --backend smddp
+"""
+
+import common
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+
+try:
+    from torch.distributed.fsdp import fully_shard
+except ImportError:
+    raise SystemExit("this example needs torch 2.6 or later: FSDP2 of torch 2.5 works on GPUs alone") from None
+
+
+def main():
+    o = common.arguments(__doc__)
+    common.start(o)
+    twin = common.make(o)
+    model = common.make(o)
+    model.load_state_dict(twin.state_dict())
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    common.train(o, "FSDP2", model, twin)
+
+
+if __name__ == "__main__":
+    main()
