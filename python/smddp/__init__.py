@@ -1,0 +1,44 @@
+"""smddp: collective communication for training, as a torch.distributed backend and as a library.
+
+Importing this package needs neither torch nor the native core; both are loaded when first used.
+
+    >>> import torch.distributed as dist
+    >>> dist.init_process_group("smddp")
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# The errors and the version come from the native core; `__getattr__` fetches them on first use.
+_FROM_CORE = (
+    "Error",
+    "CollectiveTimeoutError",
+    "MismatchError",
+    "PeerLostError",
+    "ClosedError",
+    "TopologyError",
+    "ConfigError",
+    "__version__",
+)
+
+__all__ = ["info", *_FROM_CORE]
+
+
+def info() -> dict[str, Any]:
+    """What was found on this machine, the settings in force, and the paths of all open groups.
+
+    `smddp info` on the command line prints the same.
+    """
+    from smddp._info import collect
+
+    return collect()
+
+
+def __getattr__(name: str) -> Any:
+    if name in _FROM_CORE:
+        from smddp._native import core
+
+        value = globals()[name] = getattr(core(), name)
+        return value
+    raise AttributeError(f"module 'smddp' has no attribute {name!r}")

@@ -1,0 +1,95 @@
+"""The native core: conversions only; the behaviour is documented where it lives, in the Rust crates."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+__version__: str
+
+# (address, elements): a flat buffer; a list of them: blocks that lie anywhere;
+# (address, [elements, ...]): one buffer cut in uneven blocks; None: nothing on this rank.
+_Blocks = tuple[int, int] | tuple[int, Sequence[int]] | Sequence[tuple[int, int]] | None
+
+class Error(RuntimeError): ...
+class CollectiveTimeoutError(Error): ...
+class MismatchError(Error): ...
+class PeerLostError(Error): ...
+class ClosedError(Error): ...
+class TopologyError(Error): ...
+class ConfigError(ValueError): ...
+
+@final
+class Work:
+    """One call under way. Thread-safe; dropping it does not cancel the call."""
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Drive the call until it is done. Releases the GIL; Ctrl-C gets through within half a second.
+
+        Raises the call's error; CollectiveTimeoutError after `timeout` seconds (None: the call's own deadline).
+        """
+    def is_done(self) -> bool: ...
+    def error(self) -> BaseException | None:
+        """The exception a wait would raise now, without raising it."""
+    def source(self) -> int:
+        """The rank a receive got its message from; -1 before that and for all other calls."""
+    def on_done(self, callback: Callable[[], Any]) -> None:
+        """Call back once from a helper thread when done (well or not); at once if it is done already."""
+
+@final
+class PendingComm:
+    def __new__(cls, name: str, rank: int, size: int, timeout: float) -> PendingComm: ...
+    def card(self) -> bytes:
+        """What all other ranks of the group must get, by any store."""
+    def connect(self, cards: Sequence[bytes]) -> Comm:
+        """With the cards of all ranks in rank order. Raises TopologyError where ranks cannot share memory."""
+
+@final
+class Comm:
+    rank: int
+    size: int
+    name: str
+    def collective(
+        self,
+        collective: int,
+        dtype: int,
+        redop: int,
+        factor: float,
+        root: int,
+        input: _Blocks,
+        output: _Blocks,
+        keep: object,
+        timeout: float,
+        asynchronous: bool,
+    ) -> Work | None:
+        """Collective numbers as in smddp_plan::Collective, dtype and redop as in smddp_core::types.
+
+        Synchronous (returns None): the calling thread drives, with the GIL released. `keep` is held until the
+        call is done. timeout in seconds, 0 = the group's. Raises ValueError for bad arguments before anything moves.
+        """
+    def send(self, buffer: tuple[int, int], dtype: int, dst: int, tag: int, keep: object, timeout: float) -> Work: ...
+    def recv(self, buffer: tuple[int, int], dtype: int, src: int, tag: int, keep: object, timeout: float) -> Work:
+        """src -1: from any rank."""
+    def set_timeout(self, seconds: float) -> None: ...
+    def abort(self, reason: str) -> None:
+        """All waiters, here and at the peers, raise. Never blocks."""
+    def close(self) -> None:
+        """Leave in good order. Never blocks for long; idempotent."""
+    def error(self) -> BaseException | None:
+        """Why this communicator is poisoned, or None."""
+    def sequence(self) -> int:
+        """Number of collectives started so far."""
+    def path(self, collective: int, dtype: int, nbytes: int) -> str:
+        """The way a call of that size takes, in words."""
+    def arrived(self) -> list[int]:
+        """Ranks that are known to have started the newest collective that this rank started."""
+
+def settings() -> list[tuple[str, str, str, str, str]]:
+    """(name, value, default, where the value came from, what it does) of every SMDDP_* setting."""
+
+def info() -> dict[str, Any]:
+    """What was found on this machine: host, cores, SIMD level, shared-memory and single-copy probes, staging in use."""
+
+def shutdown() -> None:
+    """Leave all groups in good order and stop the helper threads (the interpreter's exit hook)."""
+
+def bench_main(argv: Sequence[str]) -> int:
+    """The smddp-bench program. Returns its exit status."""

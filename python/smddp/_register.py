@@ -1,0 +1,46 @@
+"""Makes the name "smddp" known to torch.distributed.
+
+torch calls this from two entry points: `torch.backends` at the end of `import torch`, where any exception
+would break that import, and, from torch 2.14 on, `torch.distributed.backends` when the name is first used.
+Both stay light: the backend and the native core are imported when a group is made.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smddp.process_group import SmddpProcessGroup
+
+NAME = "smddp"
+
+
+def _create(options: Any, backend_options: Any) -> SmddpProcessGroup:
+    """torch's creator for one group (extended form). Raises ImportError if the core cannot be loaded."""
+    from smddp.process_group import create
+
+    return create(options, backend_options)
+
+
+def register() -> None:
+    """Register the backend with torch.distributed. Idempotent; does nothing in a torch without it."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
+        return
+    # Naming the devices keeps torch's default backends: it fills only devices that have none.
+    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def autoload() -> None:
+    """The hook that `import torch` runs: registers, and never raises."""
+    try:
+        register()
+    except Exception as error:
+        warnings.warn(
+            f"smddp could not register its torch.distributed backend ({type(error).__name__}: {error}); "
+            "`import smdistributed.dataparallel.torch.torch_smddp` shows the whole error.",
+            RuntimeWarning,
+            stacklevel=2,
+        )

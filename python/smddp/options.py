@@ -1,0 +1,49 @@
+"""torch's option objects.
+
+Every c10d method takes either an options object or that object's fields one by one, in an order that
+differs from method to method; their types tell them apart.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from torch.distributed import ReduceOp
+
+Options = TypeVar("Options")
+
+_ZERO = timedelta(0)
+
+
+def gather_options(cls: type[Options], *values: Any) -> Options:
+    """The options object among `values`, or a new one with those fields: int is the root, timedelta the timeout."""
+    for value in values:
+        if isinstance(value, cls):
+            return value
+    made: Any = cls()
+    for value in values:
+        if value is None:
+            continue
+        if isinstance(value, timedelta):
+            made.timeout = value
+        elif isinstance(value, (ReduceOp, ReduceOp.RedOpType)):
+            made.reduceOp = value
+        elif type(value) is int:
+            made.rootRank = value
+        else:
+            # Coalesced and plain options are interchangeable here.
+            if hasattr(value, "reduceOp") and hasattr(made, "reduceOp"):
+                made.reduceOp = value.reduceOp
+            if hasattr(value, "asyncOp") and hasattr(made, "asyncOp"):
+                made.asyncOp = value.asyncOp
+            if not hasattr(value, "timeout"):
+                raise TypeError(f"expected {cls.__name__}, an int, a timedelta or a ReduceOp, got {value!r}")
+            made.timeout = value.timeout
+    return made
+
+
+def seconds(options: Any) -> float:
+    """The timeout of one call in seconds; 0: the group's own."""
+    timeout = options.timeout
+    return timeout.total_seconds() if timeout > _ZERO else 0.0

@@ -1,0 +1,333 @@
+"""The process group that torch gets for backend="smddp"."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import MutableMapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+from torch.distributed import PrefixStore, ProcessGroup
+from torch.distributed import distributed_c10d as dist_c10d
+
+from smddp._native import core, shut_down_at_exit
+from smddp._register import NAME
+from smddp.collectives import SmddpCollectives
+from smddp.devices import Request, current_request, device_backend, others
+from smddp.options import gather_options, seconds
+from smddp.rendezvous import MonitoredBarrier, connect
+from smddp.selfsend import Mailbox
+
+# Groups that are open in this process. torch's C++ side may hold a group longer than Python does; the Python
+# half must not go first. Dropped in shutdown and abort. torch 2.5 never calls shutdown but drops the group, so
+# there only the group's own end can close it.
+_open: MutableMapping[int, SmddpProcessGroup] = (
+    {} if hasattr(ProcessGroup, "shutdown") else weakref.WeakValueDictionary()
+)
+_all: weakref.WeakSet[SmddpProcessGroup] = weakref.WeakSet()
+_fork_hook = False
+
+
+def create(options: Any, backend_options: Any) -> SmddpProcessGroup:
+    """torch's creator: one group, connected when it returns."""
+    if backend_options is not None:
+        warnings.warn(f"smddp has no group options; {type(backend_options).__name__} is ignored", stacklevel=2)
+    if getattr(options, "enable_reconfigure", False):
+        raise RuntimeError("smddp groups cannot be reconfigured; make a new group instead")
+    request = current_request()
+    store = options.store
+    # torch puts the device's prefix on the store of the one device it asked us for.
+    group_store = getattr(store, "underlying_store", store)
+    return SmddpProcessGroup(
+        store=store,
+        group_store=group_store,
+        rank=options.group_rank,
+        size=options.group_size,
+        timeout=options.timeout,
+        name=str(options.group_id),
+        global_ranks=list(options.global_ranks_in_group),
+        request=request,
+    )
+
+
+class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  # torch types each overload
+    """One group: the collectives of the mixin, and torch's questions about a group.
+
+    store: for this group's keys. group_store: the same without a device's prefix.
+    global_ranks: empty for the group of all ranks, as torch has it.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Any,
+        group_store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        name: str,
+        global_ranks: list[int],
+        request: Request,
+    ) -> None:
+        if hasattr(ProcessGroup, "Options"):  # torch 2.5
+            ProcessGroup.__init__(self, group_store, rank, size, ProcessGroup.Options(NAME, timeout))
+        else:
+            ProcessGroup.__init__(self, group_store, rank, size)
+        self._rank = rank
+        self._size = size
+        self._ranks = global_ranks if global_ranks not in ([], list(range(size))) else None
+        self._all_ranks: Sequence[int] = global_ranks or range(size)
+        self._store = store
+        self._group_store = group_store
+        self._timeout = timeout
+        self._request = request
+        self._serves_cpu = request.backends.get("cpu") == NAME
+        _watch_forks()
+        shut_down_at_exit()
+        self._others = others(request, group_store, rank, size, timeout, name, list(self._all_ranks))
+        self._comm = connect(store, name, rank, size, timeout.total_seconds(), self._ranks)
+        self._mailbox = Mailbox(rank)
+        self._monitored = MonitoredBarrier(store, rank, size, self._ranks)
+        self._device = device_backend(self, timeout)
+        self._register_devices()
+        _open[id(self)] = self
+        weakref.finalize(self, _close, self._comm, os.getpid()).atexit = False
+        _all.add(self)
+        _say_paths(self)
+
+    def _register_devices(self) -> None:
+        custom = ProcessGroup.BackendType.CUSTOM
+        if hasattr(self, "_set_default_backend"):  # torch 2.5 takes it from its options
+            self._set_default_backend(custom)
+        for device, backend in self._request.backends.items():
+            if backend == NAME:
+                self._register_backend(torch.device(device), custom, self._device)
+        for device, other in self._others.items():
+            kind = dist_c10d.Backend.backend_type_map.get(self._request.backends[device], custom)
+            self._register_backend(torch.device(device), kind, other)
+        if self._request.device_id is not None:
+            self.bound_device_id = self._request.device_id
+
+    # Who and how many
+
+    def getBackendName(self) -> str:
+        return NAME
+
+    name = getBackendName
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    getRank = rank
+    getSize = size
+
+    @property
+    def communicator(self) -> Any:
+        """The native communicator (smddp._core.Comm)."""
+        return self._comm
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self._comm.sequence()
+
+    def _set_sequence_number_for_group(self) -> None:
+        """The core numbers operations from the group's first on."""
+
+    def get_error(self) -> Any:
+        """As torch's backends report it: a member of ErrorType."""
+        error = self._comm.error()
+        native = core()
+        if error is None:
+            return c10d.ErrorType.SUCCESS
+        if isinstance(error, native.CollectiveTimeoutError):
+            return c10d.ErrorType.TIMEOUT
+        if isinstance(error, native.PeerLostError):
+            return c10d.ErrorType.REMOTE_ERROR
+        return c10d.ErrorType.COMM_ERROR
+
+    # Timeouts
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """The deadline of calls from now on."""
+        self._timeout = timeout
+        self._comm.set_timeout(timeout.total_seconds())
+        for other in self._unique_others():
+            set_default = getattr(other, "set_timeout", None) or getattr(other, "_set_default_timeout", None)
+            if set_default is not None:
+                set_default(timeout)
+
+    setTimeout = _set_default_timeout = set_timeout
+
+    def _add_ephemeral_timeout(self, timeout: timedelta) -> None:
+        """torch lets backends leave this out; a call's own timeout and `set_timeout` are exact."""
+
+    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False, *, opts: Any = None) -> None:
+        """A barrier that names the ranks that do not come. timeout: timedelta; None: the group's."""
+        options = gather_options(c10d.BarrierOptions, timeout if timeout is not None else opts)
+        if isinstance(timeout, timedelta) and timeout <= timedelta(0):
+            limit = 0.0
+        else:
+            limit = seconds(options) or self._timeout.total_seconds()
+        self._monitored(limit, wait_all_ranks)
+
+    # Leaving
+
+    def shutdown(self) -> None:
+        """Leave in good order. Idempotent."""
+        first = self._forget()
+        self._comm.close()
+        self._mailbox.close()
+        for other in self._unique_others() if first else ():
+            shutdown = getattr(other, "shutdown", None)
+            if shutdown is not None:
+                shutdown()
+
+    def abort(self) -> None:
+        """Make all waiters raise, here and at the peers. Never blocks."""
+        self._forget()
+        self._mailbox.close()
+        self._comm.abort(f"the group was aborted by rank {self._all_ranks[self._rank]}")
+        for other in self._unique_others():
+            abort = getattr(other, "abort", None)
+            if abort is not None:
+                abort()
+
+    def _forget(self) -> bool:
+        return _open.pop(id(self), None) is not None
+
+    def _unique_others(self) -> list[Any]:
+        return list({id(other): other for other in self._others.values()}.values())
+
+    def _forget_coalescing(self) -> None:
+        dist_c10d._world.pg_coalesce_state.pop(self, None)
+
+    # New groups from this one
+
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Sequence[torch.device] | None = None,
+    ) -> SmddpProcessGroup | None:
+        """The group of `new_ranks` (ranks in this group) in that order, or None on all others."""
+        if opts is not None:
+            warnings.warn(f"smddp has no group options; {type(opts).__name__} is ignored", stacklevel=2)
+        ranks = list(new_ranks)
+        if not ranks or len(set(ranks)) != len(ranks) or not all(0 <= rank < self._size for rank in ranks):
+            raise ValueError(f"split_group: {ranks} are not different ranks of a group of {self._size}")
+        if self._rank not in ranks:
+            return None
+        name = group_name or f"{self.group_name}:split:{'_'.join(map(str, ranks))}:{self._comm.sequence()}"
+        wanted = {device.type for device in device_types} if device_types is not None else None
+        backends = {
+            device: backend for device, backend in self._request.backends.items() if not wanted or device in wanted
+        }
+        if NAME not in backends.values():
+            raise ValueError(f"split_group: none of {sorted(backends)} is served by smddp; use new_group")
+        store = PrefixStore(f"{name}/", self._group_store)
+        group = SmddpProcessGroup(
+            store=store,
+            group_store=store,
+            rank=ranks.index(self._rank),
+            size=len(ranks),
+            timeout=timeout or self._timeout,
+            name=name,
+            global_ranks=[self._all_ranks[rank] for rank in ranks],
+            request=Request(backends, None, None),
+        )
+        group._set_group_name(name)  # type: ignore[arg-type]  # torch: a NewType of str
+        group._set_group_desc(group_desc or f"{self.group_desc}:split")
+        return group
+
+    splitGroup = split_group
+
+    def merge_remote_group(self, *args: Any, **kwargs: Any) -> ProcessGroup:
+        raise NotImplementedError("smddp groups cannot be merged; make a new group of all ranks with new_group")
+
+    mergeRemoteGroup = merge_remote_group
+
+
+def _close(comm: Any, owner: int) -> None:
+    if os.getpid() == owner:
+        comm.close()
+
+
+class _Inherited:
+    """Stands for the communicator in a forked child, which has the parent's memory but is not a rank."""
+
+    def __init__(self, comm: Any, group: str) -> None:
+        # Never dropped: its end would tell the peers that this rank leaves.
+        self._comm = comm
+        self._group = group
+        self._owner = os.getppid()
+
+    def close(self) -> None:
+        pass
+
+    def abort(self, reason: str) -> None:
+        pass
+
+    def error(self) -> None:
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(
+            f"smddp group {self._group!r} was made in process {self._owner}, from which this one ({os.getpid()}) "
+            "was forked later; only the process that made a group is a rank of it. Do collectives in the parent, "
+            "or start the child by spawn and call init_process_group in it."
+        )
+
+
+def _in_child() -> None:
+    for group in list(_all):
+        if not isinstance(group._comm, _Inherited):
+            group._comm = _Inherited(group._comm, str(group._request and group.group_name))
+            _kept.append(group._comm)
+    _open.clear()
+
+
+_kept: list[_Inherited] = []
+
+
+def _watch_forks() -> None:
+    global _fork_hook
+    if not _fork_hook:
+        _fork_hook = True
+        os.register_at_fork(after_in_child=_in_child)
+
+
+def _say_paths(group: SmddpProcessGroup) -> None:
+    """One line by the group's first rank, with SMDDP_DEBUG=INFO: the paths, and which collectives take them."""
+    if group._rank != 0 or group._size == 1:
+        return
+    settings = {name: value for name, value, *_ in core().settings()}
+    if settings.get("SMDDP_DEBUG", "").upper() not in ("INFO", "TRACE"):
+        return
+    from smddp._info import paths
+
+    takers: dict[str, list[str]] = {}
+    for name, small, large in paths(group._comm):
+        takers.setdefault(f"{small} at 4 KiB, {large} at 64 MiB", []).append(name)
+    shown = "; ".join(f"{', '.join(names)}: {way}" for way, names in takers.items())
+    line = f"smddp: group {group._comm.name} of {group._size} ranks: {shown}\n"
+    file = settings.get("SMDDP_DEBUG_FILE")
+    if file:
+        with open(file.replace("%h", os.uname().nodename).replace("%p", str(os.getpid())), "a") as log:
+            log.write(line)
+    else:
+        sys.stderr.write(line)
+
+
+def open_groups() -> list[SmddpProcessGroup]:
+    """The groups that are open in this process."""
+    return list(_open.values())

@@ -1,0 +1,124 @@
+"""From tensors to what the core wants: addresses and element counts, and back.
+
+The core reads and writes plain memory. A tensor that is not one row of elements in order (strided,
+conjugated, negated) is read through a copy and written through one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+Block = tuple[int, int]
+Item = TypeVar("Item")
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether the elements lie in memory in order, as they are."""
+    return tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+
+
+def readable(tensor: Tensor) -> Tensor:
+    """The tensor itself, or a plain copy."""
+    if is_plain(tensor):
+        return tensor
+    return tensor.detach().resolve_conj().resolve_neg().contiguous()
+
+
+def block(tensor: Tensor) -> Block:
+    """(address, elements) of a plain tensor."""
+    return tensor.data_ptr(), tensor.numel()
+
+
+class CopyBack:
+    """Brings results from a plain buffer to the caller's tensor, when the call is done."""
+
+    __slots__ = ("_buffer", "_tensor")
+
+    def __init__(self, tensor: Tensor, buffer: Tensor) -> None:
+        self._tensor = tensor
+        self._buffer = buffer
+
+    def __call__(self) -> None:
+        # May run on a helper thread, where grad mode is on; and inference tensors only change in inference mode.
+        with torch.inference_mode(self._tensor.is_inference()), torch.no_grad():
+            self._tensor.detach().copy_(self._buffer)
+
+
+def check_writable(tensor: Tensor) -> None:
+    """Raises ValueError for a tensor that has several elements in one place."""
+    # 1: certainly overlapping (expanded); partial overlaps cannot be told cheaply.
+    if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == 1:
+        raise ValueError(
+            f"the output of shape {tuple(tensor.shape)} and strides {tensor.stride()} has several elements in one place"
+        )
+
+
+def landing(tensor: Tensor, after: list[Callable[[], None]], *, keep_values: bool = False) -> Tensor:
+    """Where the core may write what is meant for `tensor`; a CopyBack is added to `after` if that is elsewhere.
+
+    keep_values: the buffer starts as a copy of the tensor (calls that work in place).
+    Raises ValueError as check_writable.
+    """
+    if is_plain(tensor):
+        return tensor
+    check_writable(tensor)
+    plain = tensor.detach()
+    buffer = readable(plain) if keep_values else torch.empty(plain.shape, dtype=plain.dtype, device=plain.device)
+    after.append(CopyBack(tensor, buffer))
+    return buffer
+
+
+def describe(tensor: Tensor) -> str:
+    """Shape and dtype, for messages."""
+    return f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def one(tensors: Sequence[Item], what: str) -> Item:
+    """The only entry of a list. Raises ValueError otherwise."""
+    if len(tensors) != 1:
+        raise ValueError(f"{what}: one tensor a call is needed, got {len(tensors)}")
+    return tensors[0]
+
+
+def check_dtype(what: str, first: Tensor, others: Sequence[Tensor]) -> None:
+    """Raises TypeError unless all have the same dtype."""
+    dtype = first.dtype
+    for index, other in enumerate(others):
+        if other.dtype != dtype:
+            raise TypeError(f"{what}: all tensors must have one dtype, got {dtype} and {other.dtype} (tensor {index})")
+
+
+def check_length(what: str, tensors: Sequence[object], size: int) -> None:
+    """Raises ValueError unless there is one entry for each rank."""
+    if len(tensors) != size:
+        raise ValueError(f"{what} must have one entry for each of the {size} ranks, got {len(tensors)}")
+
+
+def split_counts(what: str, tensor: Tensor, splits: Sequence[int], size: int) -> list[int] | None:
+    """Elements for each rank of a tensor that is cut along its first dimension; None: all equal.
+
+    Raises ValueError where the split sizes do not fit.
+    """
+    if tensor.dim() == 0:
+        raise ValueError(f"{what}: a tensor without dimensions cannot be split between {size} ranks")
+    rows = tensor.shape[0]
+    if not splits:
+        if rows % size:
+            raise ValueError(
+                f"{what}: Tensor's dim 0 does not divide equally across group size ({rows} rows, {size} ranks)"
+            )
+        return None
+    if len(splits) != size:
+        raise ValueError(f"{what}: Number of tensor splits not equal to group size ({len(splits)}, {size} ranks)")
+    if any(split < 0 for split in splits):
+        raise ValueError(f"{what}: split sizes must not be negative, got {list(splits)}")
+    if sum(splits) != rows:
+        raise ValueError(
+            f"{what}: Split sizes doesn't match total dim 0 size ({list(splits)} sum to {sum(splits)}, not {rows})"
+        )
+    width = tensor.numel() // rows if rows else 0
+    return [split * width for split in splits]

@@ -1,0 +1,5 @@
+"""torch's DistributedDataParallel: the reduction is the process group's business."""
+
+from torch.nn.parallel import DistributedDataParallel
+
+__all__ = ["DistributedDataParallel"]
