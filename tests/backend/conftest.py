@@ -1,0 +1,15 @@
+"""Fixtures of the torch backend's tests."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from backend.ranks import Pools
+
+
+@pytest.fixture(scope="session")
+def pools() -> Iterator[Pools]:
+    """The rank processes, one pool for each group size."""
+    made = Pools()
+    yield made
+    made.close()

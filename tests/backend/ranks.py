@@ -1,0 +1,190 @@
+"""Rank processes that are started once and run many cases.
+
+A case is a function that every rank runs, with a group of all ranks already made. `on_ranks` makes a pytest
+test of it, one for each group size. A case that raises fails its test with every rank's traceback; ranks
+that hang are asked for their stacks, and the pool is started anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import faulthandler
+import importlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# The longest that a group waits for its own ranks; below the limit of a case, so that it can tell why.
+GROUP_SECONDS = 30.0
+CASE_SECONDS = 60.0
+# How long ranks may go on after one of them failed.
+_AFTER_FAILURE = 15.0
+
+Case = Callable[[], None]
+
+
+def on_ranks(*sizes: int, seconds: float = CASE_SECONDS) -> Callable[[Case], Any]:
+    """Decorator: run the function on each rank of a group, for each of the sizes."""
+
+    def wrap(case: Case) -> Any:
+        @pytest.mark.parametrize("size", sizes)
+        def test(size: int, pools: Pools) -> None:
+            pools.of(size).run(case.__module__, case.__name__, seconds)
+
+        test.__name__ = case.__name__
+        test.__doc__ = case.__doc__
+        test.case = case
+        return test
+
+    return wrap
+
+
+class Pools:
+    """One pool of ranks for each size, started when first needed."""
+
+    def __init__(self) -> None:
+        self._pools: dict[int, Pool] = {}
+
+    def of(self, size: int) -> Pool:
+        pool = self._pools.get(size)
+        if pool is None or not pool.alive:
+            pool = self._pools[size] = Pool(size)
+        return pool
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.close()
+
+
+class Pool:
+    """`size` processes with a group of backend smddp."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.alive = True
+        self._directory = Path(tempfile.mkdtemp(prefix="smddp-ranks-"))
+        context = multiprocessing.get_context("spawn")
+        self._pipes = []
+        self._processes = []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_rank_main, args=(rank, size, str(self._directory), theirs), daemon=False)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+    def run(self, module: str, name: str, seconds: float) -> None:
+        """Run one case. Raises AssertionError with what the ranks said; skips if all ranks did."""
+        with contextlib.suppress(BrokenPipeError):
+            for pipe in self._pipes:
+                pipe.send((module, name))
+        said: dict[int, str] = {}
+        skipped: list[str] = []
+        waiting = dict(zip(self._pipes, range(self.size), strict=True))
+        deadline = time.monotonic() + seconds
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for pipe in multiprocessing.connection.wait(list(waiting), left):
+                rank = waiting.pop(pipe)
+                try:
+                    error, reason = pipe.recv()
+                    if reason is not None:
+                        skipped.append(reason)
+                except EOFError:
+                    self._processes[rank].join(5)
+                    error = f"ended with status {self._processes[rank].exitcode}\n{self._log(rank)}"
+                if error:
+                    said[rank] = error
+                    deadline = min(deadline, time.monotonic() + _AFTER_FAILURE)
+        for rank in waiting.values():
+            said[rank] = f"does not answer; its stacks:\n{self._stacks(rank)}"
+        if said:
+            self.close()
+            raise AssertionError("\n".join(f"--- rank {rank} of {self.size}\n{said[rank]}" for rank in sorted(said)))
+        if skipped:
+            assert len(skipped) == self.size, f"only {len(skipped)} of {self.size} ranks skipped: {skipped}"
+            pytest.skip(skipped[0])
+
+    def _stacks(self, rank: int) -> str:
+        log = self._directory / f"rank{rank}.log"
+        before = log.stat().st_size
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._processes[rank].pid, signal.SIGUSR1)
+        # faulthandler does not say when it is done, so wait for the file to grow.
+        deadline = time.monotonic() + 2
+        while log.stat().st_size == before and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return self._log(rank)
+
+    def _log(self, rank: int) -> str:
+        return (self._directory / f"rank{rank}.log").read_text(errors="replace")[-6000:]
+
+    def close(self) -> None:
+        """End the ranks, by closing their pipes first."""
+        self.alive = False
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _rank_main(rank: int, size: int, directory: str, pipe: Any) -> None:
+    log = os.open(f"{directory}/rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    faulthandler.enable(log)
+    faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
+    import torch
+
+    torch.set_num_threads(1)
+    init(f"{directory}/store", rank, size)
+    while True:
+        try:
+            module, name = pipe.recv()
+        except EOFError:
+            return
+        error = skipped = None
+        try:
+            torch.manual_seed(0)
+            getattr(importlib.import_module(module), name).case()
+        except pytest.skip.Exception as reason:
+            skipped = str(reason)
+        except BaseException:
+            error = traceback.format_exc()
+        pipe.send((error, skipped))
+
+
+def init(store: str, rank: int, size: int, **options: Any) -> None:
+    """Make the default group over a file store."""
+    import torch.distributed as dist
+    from smddp._register import register
+
+    register()
+    options.setdefault("backend", "smddp")
+    options.setdefault("timeout", datetime.timedelta(seconds=GROUP_SECONDS))
+    dist.init_process_group(init_method=f"file://{store}", rank=rank, world_size=size, **options)
+
+
+def again(**options: Any) -> None:
+    """Destroy the default group and make it again, as `options` say."""
+    import torch.distributed as dist
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    name: list[Any] = [tempfile.mktemp(prefix="smddp-store-")]
+    dist.broadcast_object_list(name, src=0)
+    dist.destroy_process_group()
+    init(name[0], rank, size, **options)

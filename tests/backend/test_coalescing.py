@@ -1,0 +1,83 @@
+"""Several calls behind one handle."""
+
+import torch
+import torch.distributed as dist
+
+from backend.oracle import contribution, same
+from backend.ranks import on_ranks
+
+
+def everyone(count: int, salt: int = 0) -> list[torch.Tensor]:
+    return [contribution(r, count, torch.float32, salt) for r in range(dist.get_world_size())]
+
+
+@on_ranks(2, 3)
+def test_coalesced_calls_do_all_their_tensors():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    world = dist.group.WORLD
+    tensors = [contribution(rank, n, torch.float32, salt=n) for n in (3, 0, 70)]
+    world.allreduce_coalesced(tensors).wait()
+    for n, tensor in zip((3, 0, 70), tensors, strict=True):
+        same(tensor, sum(everyone(n, n)))
+    outputs = [torch.empty(size * n) for n in (2, 5)]
+    work = world.allgather_into_tensor_coalesced(outputs, [contribution(rank, n, torch.float32, n) for n in (2, 5)])
+    assert work.wait()
+    for n, output in zip((2, 5), outputs, strict=True):
+        same(output, torch.cat(everyone(n, n)))
+    outputs = [torch.empty(n) for n in (2, 5)]
+    world.reduce_scatter_tensor_coalesced(
+        outputs, [contribution(rank, size * n, torch.float32, n) for n in (2, 5)]
+    ).wait()
+    for n, output in zip((2, 5), outputs, strict=True):
+        same(output, sum(everyone(size * n, n))[rank * n : rank * n + n])
+    lists = [[torch.empty(n) for n in (2, 0, 5)] for _ in range(size)]
+    world.allgather_coalesced(lists, [contribution(rank, n, torch.float32, n) for n in (2, 0, 5)]).wait()
+    for r in range(size):
+        for n, output in zip((2, 0, 5), lists[r], strict=True):
+            same(output, contribution(r, n, torch.float32, n))
+
+
+@on_ranks(2)
+def test_torchs_coalescing_manager_takes_its_fast_path():
+    rank = dist.get_rank()
+    for async_ops in (False, True):
+        tensors = [contribution(rank, n, torch.float32, n) for n in (3, 4)]
+        with dist._coalescing_manager(async_ops=async_ops) as manager:
+            for tensor in tensors:
+                dist.all_reduce(tensor)
+        if async_ops:
+            manager.wait()
+        for n, tensor in zip((3, 4), tensors, strict=True):
+            same(tensor, sum(everyone(n, n)))
+
+
+@on_ranks(2, 3)
+def test_a_block_for_a_device_gives_one_handle_for_all():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    tensors = [torch.full((4,), float(rank)) for _ in range(size)]
+    with dist._coalescing_manager(dist.group.WORLD, torch.device("cpu"), async_ops=True) as manager:
+        for root, tensor in enumerate(tensors):
+            dist.broadcast(tensor, root, async_op=True)
+    assert len(manager.works) == 1
+    manager.wait()
+    assert manager.works[0].is_completed()
+    for root, tensor in enumerate(tensors):
+        same(tensor, torch.full((4,), float(root)))
+
+
+@on_ranks(2)
+def test_an_empty_block_is_done_at_once():
+    with dist._coalescing_manager(dist.group.WORLD, torch.device("cpu"), async_ops=True) as manager:
+        pass
+    manager.wait()
+
+
+@on_ranks(2)
+def test_both_spellings_of_the_block_are_there():
+    world = dist.group.WORLD
+    for start, end in (("start_coalescing", "end_coalescing"), ("_start_coalescing", "_end_coalescing")):
+        getattr(world, start)(torch.device("cpu"))
+        tensor = torch.ones(2)
+        world.allreduce([tensor])
+        assert getattr(world, end)(torch.device("cpu")).wait()
+        same(tensor, torch.full((2,), 2.0))

@@ -1,0 +1,374 @@
+"""Groups: many, overlapping, made and destroyed, used from threads, inherited by forked children."""
+
+import datetime
+import os
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from backend.oracle import same
+from backend.ranks import again, on_ranks
+
+
+def ranks_sum(group=None) -> float:
+    tensor = torch.tensor([float(dist.get_rank())])
+    dist.all_reduce(tensor, group=group)
+    return float(tensor)
+
+
+@on_ranks(3)
+def test_overlapping_groups_work_side_by_side():
+    rank = dist.get_rank()
+    lists = [[0, 1], [1, 2], [2, 0], [0, 1, 2], [1]]
+    groups = [dist.new_group(ranks) for ranks in lists]
+    for _ in range(3):
+        for ranks, group in zip(lists, groups, strict=True):
+            if rank in ranks:
+                assert ranks_sum(group) == sum(ranks)
+    for ranks, group in zip(lists, groups, strict=True):
+        if rank in ranks:
+            dist.destroy_process_group(group)
+    assert ranks_sum() == 3
+
+
+@on_ranks(3)
+def test_ranks_of_a_group_are_in_the_order_of_its_list():
+    rank = dist.get_rank()
+    group = dist.new_group([2, 0], use_local_synchronization=False)
+    if rank in (0, 2):
+        assert dist.get_group_rank(group, 2) == group.size() - 1  # torch sorts the list
+        tensor = torch.full((2,), float(rank))
+        dist.broadcast(tensor, src=2, group=group)
+        same(tensor, torch.full((2,), 2.0))
+    dist.barrier()
+
+
+@on_ranks(3)
+def test_split_group_makes_groups_in_the_order_given():
+    if not hasattr(dist, "split_group"):
+        pytest.skip("this torch has no split_group")
+    rank = dist.get_rank()
+    try:
+        group = dist.split_group(split_ranks=[[2, 0]])
+    except RuntimeError as error:
+        pytest.skip(f"this torch splits only groups that are bound to a device: {error}")
+    if rank == 1:
+        assert group == dist.GroupMember.NON_GROUP_MEMBER
+    else:
+        assert (group.rank(), group.size()) == ({2: 0, 0: 1}[rank], 2)
+        assert ranks_sum(group) == 2
+        gathered = [None, None]
+        dist.all_gather_object(gathered, rank, group=group)
+        assert gathered == [2, 0]
+    dist.barrier()
+
+
+@on_ranks(3)
+def test_the_groups_own_split_group_leaves_the_others_out():
+    rank = dist.get_rank()
+    group = dist.group.WORLD.split_group([0, 2], group_name="mine", timeout=datetime.timedelta(seconds=20))
+    if rank == 1:
+        assert group is None
+    else:
+        tensor = torch.tensor([float(rank)])
+        group.allreduce([tensor]).wait()
+        assert float(tensor) == 2.0
+        assert group.group_name == "mine"
+        group.shutdown()
+    with pytest.raises(ValueError, match="not different ranks"):
+        dist.group.WORLD.split_group([0, 0])
+    dist.barrier()
+
+
+@on_ranks(2)
+def test_the_default_group_can_be_made_again_in_the_same_process():
+    for _ in range(3):
+        again()
+        assert ranks_sum() == 1
+
+
+@on_ranks(2)
+def test_a_group_can_be_made_again_over_the_same_store():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    name = [f"/tmp/smddp-same-store-{os.getpid()}"]
+    dist.broadcast_object_list(name, src=0)
+    store = dist.FileStore(name[0], size)
+    for _ in range(3):
+        dist.destroy_process_group()
+        dist.init_process_group(
+            "smddp", store=store, rank=rank, world_size=size, timeout=datetime.timedelta(seconds=30)
+        )
+        assert ranks_sum() == 1
+    again()
+
+
+@on_ranks(2)
+def test_destroyed_groups_are_collected():
+    import gc
+    import weakref
+
+    group = dist.new_group([0, 1])
+    dist.all_reduce(torch.ones(1), group=group)
+    watched = weakref.ref(group)
+    dist.barrier()
+    dist.destroy_process_group(group)
+    del group
+    gc.collect()
+    assert watched() is None
+
+
+@on_ranks(2)
+def test_threads_may_share_a_group_and_have_their_own():
+    """Threads that share a group must agree on an order between ranks, so each has a group of its own here,
+    and messages between a pair are kept apart by tags on the shared one."""
+    rank = dist.get_rank()
+    groups = [dist.new_group([0, 1]) for _ in range(4)]
+    errors: list[BaseException] = []
+
+    def work(index: int) -> None:
+        try:
+            for step in range(20):
+                tensor = torch.full((100,), float(rank + index + step))
+                dist.all_reduce(tensor, group=groups[index])
+                same(tensor, torch.full((100,), float(1 + 2 * (index + step))))
+                if rank == 0:
+                    dist.send(tensor, 1, tag=index)
+                else:
+                    dist.recv(got := torch.empty(100), 0, tag=index)
+                    same(got, tensor)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors, errors
+    for group in groups:
+        dist.destroy_process_group(group)
+
+
+@on_ranks(2)
+def test_a_collective_in_a_forked_child_raises_and_leaves_the_parent_alone():
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = b"nothing"
+        try:
+            dist.all_reduce(torch.ones(1))
+        except RuntimeError as error:
+            said = str(error).encode()
+        dist.destroy_process_group()
+        os.write(write, said)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        said = pipe.read().decode()
+    os.waitpid(child, 0)
+    assert "forked" in said and str(os.getpid()) in said, said
+    assert ranks_sum() == 1
+
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return index * index
+
+
+@on_ranks(2)
+def test_dataloader_workers_may_be_forked_after_init():
+    loader = torch.utils.data.DataLoader(Squares(), batch_size=4, num_workers=2, multiprocessing_context="fork")
+    assert torch.cat(list(loader)).tolist() == [i * i for i in range(8)]
+    assert ranks_sum() == 1
+
+
+@on_ranks(2)
+def test_a_missing_rank_ends_the_call_at_the_deadline():
+    group = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=1))
+    if dist.get_rank() == 0:
+        start = time.monotonic()
+        # torch's own tests look for one of these words, with a space on either side
+        with pytest.raises(RuntimeError, match=r" (Timed out|closed|timeout) "):
+            dist.barrier(group)
+        assert 0.9 < time.monotonic() - start < 5
+    dist.barrier()
+    dist.destroy_process_group(group)
+    assert ranks_sum() == 1
+
+
+@on_ranks(3)
+def test_the_ranks_that_did_not_come_are_named():
+    import smddp
+
+    group = dist.new_group([0, 2], timeout=datetime.timedelta(seconds=0.5))
+    if dist.get_rank() == 2:
+        with pytest.raises(smddp.CollectiveTimeoutError) as caught:
+            dist.all_reduce(torch.ones(1), group=group)
+        assert caught.value.ranks == [0]
+        assert "0=0, 1=2" in str(caught.value)
+    dist.barrier()
+
+
+@on_ranks(2)
+def test_a_rank_that_never_makes_the_group_is_named():
+    from smddp.rendezvous import connect
+
+    if dist.get_rank() == 0:
+        store = dist.HashStore()
+        with pytest.raises(RuntimeError, match=r"no card from ranks 5, 7 within the timeout of 0\.2 s"):
+            connect(store, "lonely", 1, 3, 0.2, [5, 6, 7])
+        assert not store.check(["smddp/card/1"])
+    dist.barrier()
+
+
+@on_ranks(2)
+def test_timeouts_can_be_set_and_given_by_call():
+    group = dist.new_group([0, 1])
+    group.set_timeout(datetime.timedelta(seconds=0.3))
+    if dist.get_rank() == 0:
+        start = time.monotonic()
+        with pytest.raises(RuntimeError):
+            group.allreduce([torch.ones(1)]).wait()
+        assert time.monotonic() - start < 5
+    dist.barrier()
+    group = dist.new_group([0, 1])
+    if dist.get_rank() == 0:
+        work = group.recv([torch.empty(1)], 1, 0)
+        start = time.monotonic()
+        with pytest.raises(RuntimeError):
+            work.wait(datetime.timedelta(seconds=0.3))
+        assert time.monotonic() - start < 5
+    dist.barrier()
+
+
+@on_ranks(2)
+def test_aborting_a_group_wakes_its_waiters_and_leaves_other_groups_alone():
+    group = dist.new_group([0, 1])
+    dist.barrier()
+    if dist.get_rank() == 0:
+        work = group.recv([torch.empty(1)], 1, 0)
+        threading.Timer(0.2, group.abort).start()
+        with pytest.raises(RuntimeError):
+            work.wait()
+    dist.barrier()
+    assert ranks_sum() == 1
+
+
+@on_ranks(3)
+def test_monitored_barrier_names_who_is_missing_in_torchs_words():
+    rank = dist.get_rank()
+    group = dist.group.WORLD
+    short = datetime.timedelta(seconds=0.5)
+    group.monitored_barrier()
+    group.monitored_barrier(short, wait_all_ranks=True)
+    if rank == 0:
+        with pytest.raises(RuntimeError, match=r"Ranks 1, 2 failed to pass monitoredBarrier in 500 ms"):
+            group.monitored_barrier(short, wait_all_ranks=True)
+    dist.barrier()
+    subgroup = dist.new_group([0, 1, 2])
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="Rank 1 failed to pass monitoredBarrier"):
+            subgroup.monitored_barrier(short)
+    elif rank == 2:
+        with pytest.raises(RuntimeError, match="Rank 2 successfully reached monitoredBarrier, but received errors"):
+            subgroup.monitored_barrier(short)
+    dist.barrier()
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="Rank 0 timed out in monitoredBarrier"):
+            subgroup.monitored_barrier(datetime.timedelta(0))
+    assert ranks_sum() == 3
+
+
+@on_ranks(2)
+def test_detail_debug_mode_is_served():
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    try:
+        again()
+        group = dist.new_group([0, 1])
+        assert ranks_sum(group) == 1
+        assert ranks_sum() == 1
+    finally:
+        dist.set_debug_level(dist.DebugLevel.OFF)
+        again()
+
+
+@on_ranks(2)
+def test_a_device_given_to_another_backend_is_served_by_it():
+    again(backend="cpu:gloo,meta:smddp")
+    world = dist.group.WORLD
+    assert ranks_sum() == 1
+    # making the group counts as one
+    assert world.communicator.sequence() <= 1, "the core moved what gloo should have moved"
+    with pytest.raises(RuntimeError):
+        dist.all_reduce(torch.ones(1, device="meta"))
+    group = dist.new_group([0, 1])
+    assert ranks_sum(group) == 1
+    gathered = [None, None]
+    dist.all_gather_object(gathered, dist.get_rank())
+    assert gathered == [0, 1]
+    again(backend="cpu:smddp")
+    assert ranks_sum() == 1
+    assert [device.type for device in dist.group.WORLD._device_types] == ["cpu"]
+    again()
+
+
+@on_ranks(2)
+def test_a_device_whose_backend_cannot_be_made_is_named():
+    if torch.cuda.is_available():
+        pytest.skip("nccl can be made here")
+    from smddp.devices import Request, others
+
+    with pytest.raises(RuntimeError, match=r"could not make 'nccl' for 'cuda'"):
+        others(
+            Request({"cpu": "smddp", "cuda": "nccl"}),
+            dist.HashStore(),
+            0,
+            1,
+            datetime.timedelta(seconds=5),
+            "mixed",
+            [0],
+        )
+
+
+@on_ranks(2)
+def test_a_group_tells_who_it_is():
+    world = dist.group.WORLD
+    assert dist.get_backend() == "smddp"
+    assert dist.is_backend_available("smddp")
+    assert world._get_backend_name() == world.name() == "smddp"
+    assert world.rank() == dist.get_rank() and world.size() == 2
+    assert torch.device("cpu") in world._device_types
+    before = world._get_sequence_number_for_group()
+    dist.barrier()
+    assert world._get_sequence_number_for_group() == before + 1
+    assert dist.get_process_group_ranks(world) == [0, 1]
+
+
+@on_ranks(2)
+def test_the_profiler_sees_every_kind_of_call():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        dist.all_reduce(torch.ones(2))
+        dist.all_gather_into_tensor(torch.empty(4), torch.ones(2))
+        dist.reduce_scatter_tensor(torch.empty(1), torch.ones(2))
+        dist.broadcast(torch.ones(2), 0)
+        dist.barrier()
+        sent = dist.isend(torch.ones(1), (rank + 1) % size)
+        dist.recv(torch.empty(1), (rank - 1) % size)
+        sent.wait()
+    names = {event.key for event in profile.key_averages()}
+    assert names >= {
+        "smddp:all_reduce",
+        "smddp:all_gather_single",
+        "smddp:reduce_scatter_single",
+        "smddp:broadcast",
+        "smddp:barrier",
+        "smddp:send",
+        "smddp:recv",
+    }, names

@@ -1,0 +1,167 @@
+"""Importing, registering, the historic names, and the console command. No groups, so no rank processes."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
+    )
+
+
+def succeeds(code: str, **environment: str) -> str:
+    done = python(code, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_the_package_imports_without_torch():
+    assert succeeds("import sys, smddp; print('torch' in sys.modules, 'smddp._core' in sys.modules)") == "False False"
+
+
+def test_registering_makes_no_thread_and_opens_no_file():
+    code = """
+import os, threading, torch, torch.distributed
+before = set(os.listdir('/proc/self/fd')), len(os.listdir('/proc/self/task'))
+import smdistributed.dataparallel.torch.torch_smddp
+assert torch.distributed.is_backend_available('smddp')
+print((set(os.listdir('/proc/self/fd')), len(os.listdir('/proc/self/task'))) == before, threading.active_count())
+"""
+    assert succeeds(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "True 1"
+
+
+def test_the_historic_import_registers_once_and_takes_no_default_away():
+    code = """
+import torch.distributed as dist
+before = dict(dist.Backend.default_device_backend_map)
+import smdistributed.dataparallel.torch.torch_smddp
+from smddp._register import register, autoload
+register(); autoload()
+print(dist.is_backend_available('smddp'), dist.Backend('SMDDP'), dist.Backend.default_device_backend_map == before)
+"""
+    assert succeeds(code, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == "True smddp True"
+
+
+BROKEN_CORE = """
+import sys, importlib.abc, warnings
+class Broken(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == 'smddp._core':
+            raise ModuleNotFoundError('libsomething.so is missing')
+sys.meta_path.insert(0, Broken())
+"""
+
+
+def test_a_broken_core_is_an_import_error_with_its_reason():
+    code = (
+        BROKEN_CORE
+        + """
+import torch
+try:
+    import smdistributed.dataparallel.torch.torch_smddp
+except ModuleNotFoundError:
+    print('taken for absent')
+except ImportError as error:
+    print(error)
+"""
+    )
+    said = succeeds(code)
+    assert "libsomething.so is missing" in said and "taken for absent" not in said
+
+
+def test_a_broken_core_does_not_break_import_torch():
+    code = (
+        BROKEN_CORE
+        + """
+import torch
+from smddp._register import autoload
+autoload()
+import torch.distributed as dist
+print(dist.is_backend_available('smddp'))
+"""
+    )
+    assert succeeds(code) == "True"
+
+
+def test_the_hook_of_import_torch_never_raises():
+    code = """
+import warnings, torch.distributed as dist
+from smddp import _register
+def fails(*args, **kwargs):
+    raise RuntimeError('no room')
+dist.Backend.register_backend = fails
+dist.Backend._plugins.pop('SMDDP', None)
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter('always')
+    _register.autoload()
+print(len(caught), 'no room' in str(caught[0].message))
+"""
+    assert succeeds(code) == "1 True"
+
+
+def test_smdistributed_is_a_package_that_can_be_found():
+    assert importlib.util.find_spec("smdistributed") is not None
+    assert importlib.util.find_spec("smdistributed.dataparallel.torch.torch_smddp") is not None
+
+
+def test_the_older_module_names_are_torchs():
+    code = """
+import torch
+import smdistributed.dataparallel.torch.distributed as dist
+from smdistributed.dataparallel.torch.parallel import DistributedDataParallel as first
+from smdistributed.dataparallel.torch.parallel.distributed import DistributedDataParallel as second
+from smdistributed.dataparallel import exceptions
+import os, tempfile
+dist.init_process_group(init_method='file://' + tempfile.mktemp(), rank=0, world_size=1)
+tensor = torch.ones(2)
+dist.all_reduce(tensor)
+dist.barrier()
+assert issubclass(exceptions.PeerLostError, RuntimeError)
+print(first is second is torch.nn.parallel.DistributedDataParallel, dist.get_rank(), dist.get_world_size(),
+      torch.distributed.get_backend(), dist.get_local_rank())
+"""
+    assert succeeds(code, LOCAL_RANK="0") == "True 0 1 smddp 0"
+
+
+def test_the_local_rank_must_come_from_a_launcher():
+    code = """
+import smdistributed.dataparallel.torch.distributed as dist
+try:
+    dist.get_local_rank()
+except RuntimeError as error:
+    print(error)
+"""
+    empty = dict.fromkeys(
+        ("LOCAL_RANK", "SMDATAPARALLEL_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"), ""
+    )
+    assert "torchrun" in succeeds(code, **empty)
+
+
+def test_info_tells_the_path_of_every_collective():
+    done = subprocess.run(
+        [sys.executable, "-m", "smddp.cli", "info", "--json"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert set(found["paths"]) >= {"all_gather", "reduce_scatter", "all_reduce", "barrier"}
+    assert all(found["paths"]["all_gather"].values())
+    assert any(name.startswith("SMDDP_") for name in found["settings"])
+    text = subprocess.run([sys.executable, "-m", "smddp.cli", "info"], capture_output=True, text=True, timeout=60)
+    assert "all_gather" in text.stdout and text.returncode == 0
+
+
+def test_the_function_info_knows_the_open_groups():
+    code = """
+import tempfile, torch, torch.distributed as dist, smddp
+from smddp._register import register
+register()
+dist.init_process_group('smddp', init_method='file://' + tempfile.mktemp(), rank=0, world_size=1)
+print([(group['rank'], group['size'], 'all_gather' in group['paths']) for group in smddp.info()['groups']])
+dist.destroy_process_group()
+print(smddp.info()['groups'])
+"""
+    assert succeeds(code).splitlines() == ["[(0, 1, True)]", "[]"]

@@ -1,0 +1,166 @@
+"""A pool of rank processes that runs many cases, one after another, without starting anew.
+
+Each case gets a fresh default group (so making and destroying groups in one process is exercised all
+the time) and a time limit. When a rank hangs or dies, all ranks' Python stacks go into the error and
+the pool is thrown away; the next case starts a new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import faulthandler
+import importlib
+import multiprocessing
+import multiprocessing.connection
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import traceback
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+BACKEND = os.environ.get("SMDDP_TEST_BACKEND", "smddp")
+# Below the case's limit, so that a stuck collective reports itself before the pool is killed.
+_GROUP_SECONDS = 40
+_STACK_SECONDS = 2.0
+_LOG_TAIL = 6000
+_PR_SET_PDEATHSIG = 1
+
+
+class CaseFailed(AssertionError):
+    """A case failed; the text holds each rank's traceback or the stack it was found in."""
+
+
+def _worker(rank: int, world_size: int, backend: str, log: str, commands) -> None:
+    """One rank: waits for cases on ``commands`` until it closes."""
+    # Not a daemon in multiprocessing's sense, since those may not have data loader workers; this
+    # ends the rank with its parent instead.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    faulthandler.enable(file=fd)
+    faulthandler.register(signal.SIGUSR1, file=fd, all_threads=True)
+    sys.path.insert(0, HERE)
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
+    while True:
+        try:
+            module, function, rendezvous, arguments = commands.recv()
+        except EOFError:
+            return
+        try:
+            case = getattr(importlib.import_module(module), function)
+            dist.set_debug_level(dist.DebugLevel.__members__[getattr(case, "debug_level", "OFF")])
+            dist.init_process_group(
+                backend,
+                init_method=f"file://{rendezvous}",
+                rank=rank,
+                world_size=world_size,
+                timeout=datetime.timedelta(seconds=_GROUP_SECONDS),
+            )
+            torch.manual_seed(0)
+            case(**arguments)
+            dist.destroy_process_group()
+            commands.send(None)
+        except BaseException:
+            commands.send(traceback.format_exc())
+            # The group is in an unknown state: the parent replaces the pool.
+            return
+
+
+def _merge(errors: dict[int, str]) -> str:
+    """One text of all ranks' errors; what several ranks say alike is said once."""
+    by_text: dict[str, list[int]] = {}
+    for rank, error in sorted(errors.items()):
+        by_text.setdefault(error, []).append(rank)
+    return "\n".join(f"--- rank {', '.join(map(str, ranks))}\n{error}" for error, ranks in by_text.items())
+
+
+class Ranks:
+    """``world_size`` rank processes of one backend."""
+
+    def __init__(self, world_size: int = 4, backend: str = BACKEND) -> None:
+        self.world_size = world_size
+        self.backend = backend
+        self._processes: list = []
+        self._pipes: list = []
+        self._directory: str | None = None
+        self._cases = 0
+
+    def _start(self) -> None:
+        self._directory = tempfile.mkdtemp(prefix="ranks-")
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        context = multiprocessing.get_context("spawn")
+        for rank in range(self.world_size):
+            mine, theirs = context.Pipe()
+            arguments = (rank, self.world_size, self.backend, self._log(rank), theirs)
+            process = context.Process(target=_worker, args=arguments)
+            process.start()
+            theirs.close()
+            self._processes.append(process)
+            self._pipes.append(mine)
+
+    def _log(self, rank: int) -> str:
+        return os.path.join(self._directory, f"rank{rank}.log")
+
+    def run(self, module: str, function: str, seconds: float = 60.0, **arguments) -> None:
+        """Runs ``module.function(**arguments)`` on every rank; raises `CaseFailed` unless all return."""
+        if not self._processes:
+            self._start()
+        self._cases += 1
+        rendezvous = os.path.join(self._directory, f"store{self._cases}")
+        for pipe in self._pipes:
+            pipe.send((module, function, rendezvous, arguments))
+        waiting = dict(zip(self._pipes, range(self.world_size)))
+        errors: dict[int, str] = {}
+        deadline = time.monotonic() + seconds
+        while waiting and time.monotonic() < deadline:
+            for pipe in multiprocessing.connection.wait(list(waiting), deadline - time.monotonic()):
+                rank = waiting.pop(pipe)
+                try:
+                    error = pipe.recv()
+                except EOFError:
+                    self._processes[rank].join(_STACK_SECONDS)
+                    error = f"ended with status {self._processes[rank].exitcode}\n{self._tail(rank)}"
+                if error is not None:
+                    errors[rank] = error
+                    # The others may now wait for this rank: give them a moment to say so.
+                    deadline = min(deadline, time.monotonic() + 10.0)
+        for rank in waiting.values():
+            with contextlib.suppress(ProcessLookupError, TypeError):
+                os.kill(self._processes[rank].pid, signal.SIGUSR1)
+        if waiting:
+            time.sleep(0.3)  # faulthandler gives no sign of being done
+        for rank in waiting.values():
+            errors[rank] = f"no answer in time; its stacks:\n{self._tail(rank)}"
+        if errors:
+            self.close(kill=True)
+            raise CaseFailed(f"{module}.{function} on {self.world_size} ranks of {self.backend}:\n{_merge(errors)}")
+
+    def _tail(self, rank: int) -> str:
+        with contextlib.suppress(OSError), open(self._log(rank), errors="replace") as text:
+            return text.read()[-_LOG_TAIL:]
+        return ""
+
+    def close(self, kill: bool = False) -> None:
+        """Ends the ranks: by closing their pipes, or at once."""
+        for pipe in self._pipes:
+            with contextlib.suppress(OSError):
+                pipe.close()
+        for process in self._processes:
+            if not kill:
+                process.join(20)
+            if process.is_alive():
+                process.kill()
+            process.join()
+        self._processes, self._pipes = [], []
+        if self._directory:
+            shutil.rmtree(self._directory, ignore_errors=True)
