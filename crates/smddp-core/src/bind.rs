@@ -9,13 +9,16 @@ use smddp_transport::{Inlet, Outlet, Wiring};
 use crate::call::{Counts, name_of, reduces, rooted};
 use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::types::DType;
+use crate::reduce::Kernel;
+use crate::types::{DType, RedOp};
 
 /// What a binding depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Key {
     pub(crate) collective: Collective,
     pub(crate) dtype: DType,
+    /// Code of the reduction, 0 where there is none.
+    pub(crate) redop: u8,
     pub(crate) root: usize,
     pub(crate) counts: Counts,
 }
@@ -51,6 +54,7 @@ pub(crate) enum Act {
 #[derive(Clone, Debug)]
 pub(crate) struct Bound {
     pub(crate) choice: Choice,
+    pub(crate) kernel: Option<Kernel>,
     pub(crate) lanes: Vec<Vec<(usize, Act)>>,
     /// Turns of each lane's loop.
     pub(crate) turns: Vec<usize>,
@@ -184,7 +188,25 @@ pub(crate) fn pick(key: &Key, rank: usize, n: usize, slot: usize, config: &Confi
     Ok(choice)
 }
 
+/// The kernel of a reducing collective; an error where its dtype cannot be reduced so.
+fn kernel(key: &Key) -> Result<Option<Kernel>> {
+    if !reduces(key.collective) {
+        return Ok(None);
+    }
+    let redop = RedOp::from_code(key.redop, 1.0).unwrap_or(RedOp::Sum);
+    let kernel = Kernel::new(key.dtype, redop).ok_or_else(|| {
+        Error::Invalid(format!(
+            "{}: {} of {} is not defined",
+            name_of(key.collective),
+            redop.name(),
+            key.dtype.name()
+        ))
+    })?;
+    Ok(Some(kernel))
+}
+
 pub(crate) fn bind(key: &Key, rank: usize, n: usize, slot: usize, config: &Config) -> Result<Bound> {
+    let kernel = kernel(key)?;
     let choice = pick(key, rank, n, slot, config)?;
     let ask = Ask {
         collective: key.collective,
@@ -200,7 +222,7 @@ pub(crate) fn bind(key: &Key, rank: usize, n: usize, slot: usize, config: &Confi
             choice.algorithm.name()
         ))
     })?;
-    Ok(Binder::new(key, rank, n, slot, choice, &program).finish(program))
+    Ok(Bound { kernel, ..Binder::new(key, rank, n, slot, choice, &program).finish(program) })
 }
 
 struct Binder {
@@ -231,6 +253,7 @@ impl Binder {
             .collect();
         let what = u64::from(key.collective as u8)
             | u64::from(key.dtype as u8) << 8
+            | u64::from(key.redop) << 16
             | (if rooted(key.collective) { key.root as u64 & 0xffff } else { 0xffff }) << 24
             | (choice.algorithm as u64) << 40
             | ((choice.segment as u64 >> 6) & 0xffff) << 44
@@ -242,6 +265,7 @@ impl Binder {
         let fits = largest <= slot && s.longest <= choice.segment && !uneven_pairs;
         let bound = Bound {
             choice,
+            kernel: None,
             lanes: Vec::new(),
             turns: Vec::new(),
             wiring: Wiring::default(),

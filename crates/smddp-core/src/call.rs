@@ -3,7 +3,6 @@
 use smddp_plan::Collective;
 
 use crate::error::{Error, Result};
-use crate::reduce::Kernel;
 use crate::types::{DType, RedOp};
 
 /// Where a call's elements are. Counts are elements, never bytes.
@@ -80,7 +79,7 @@ pub(crate) enum Counts {
 
 impl Blocks<'_> {
     /// Elements per block, for a buffer of `n` blocks.
-    fn counts(&self, n: usize, what: &str) -> Result<Counts> {
+    fn counts(&self, n: usize, what: &Side) -> Result<Counts> {
         let list: Vec<usize> = match self {
             Blocks::None => return Err(Error::Invalid(format!("{what}: no buffer given"))),
             Blocks::Flat { count, .. } => {
@@ -99,10 +98,22 @@ impl Blocks<'_> {
     }
 }
 
-fn flat(blocks: &Blocks<'_>, what: &str) -> Result<usize> {
+fn flat(blocks: &Blocks<'_>, what: &Side) -> Result<usize> {
     match blocks {
         Blocks::Flat { count, .. } => Ok(*count),
         other => Err(Error::Invalid(format!("{what} must be one flat buffer, not {other:?}"))),
+    }
+}
+
+/// "all_gather: input".
+struct Side {
+    name: &'static str,
+    side: &'static str,
+}
+
+impl std::fmt::Display for Side {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.name, self.side)
     }
 }
 
@@ -112,16 +123,10 @@ pub(crate) fn check(call: &Call<'_>, rank: usize, size: usize) -> Result<Counts>
     if rooted(call.collective) && call.root >= size {
         return Err(Error::Invalid(format!("{name}: root {} is not a rank of this group of {size}", call.root)));
     }
-    if reduces(call.collective) && Kernel::new(call.dtype, call.redop).is_none() {
-        return Err(Error::Invalid(format!(
-            "{name}: {} of {} is not defined",
-            call.redop.name(),
-            call.dtype.name()
-        )));
-    }
-    let input = format!("{name}: input");
-    let output = format!("{name}: output");
-    let same = |have: usize, want: usize, what: &str, of: &str| {
+    // Told only when something is wrong: this runs in every call.
+    let input = Side { name, side: "input" };
+    let output = Side { name, side: "output" };
+    let same = |have: usize, want: usize, what: &Side, of: &str| {
         if have == want {
             Ok(())
         } else {

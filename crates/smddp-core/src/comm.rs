@@ -11,14 +11,13 @@ use smddp_transport::{Link, Sleeper};
 use crate::bind::{self, Key, bind};
 use crate::call::{self, Blocks, Call, Counts, reduces};
 use crate::config::{Config, Level};
-use crate::describe::redop_bits;
-use crate::driver::{Driver, Inbox, Item};
+use crate::driver::{Driver, Item};
 use crate::error::{Error, Result};
-use crate::exec::{Cursor, Op};
+use crate::exec::{Cursor, Op, State};
 use crate::log;
 use crate::p2p::{Direction, Post};
 use crate::progress;
-use crate::reduce::{self, Kernel};
+use crate::reduce;
 use crate::types::{DType, RedOp};
 use crate::wait::{self, Habit, Patience};
 use crate::work::{Keep, Shared, interrupted};
@@ -113,9 +112,12 @@ impl Pending {
 
 pub(crate) struct Inner {
     pub(crate) driver: Mutex<Driver>,
-    inbox: Mutex<Inbox>,
+    /// What the driver has not yet seen.
+    inbox: Mutex<Vec<Item>>,
     /// The inbox is not empty.
     mail: AtomicBool,
+    /// Collectives ever submitted.
+    submitted: AtomicU64,
     pub(crate) sleeper: Box<dyn Sleeper>,
     poison: OnceLock<Error>,
     timeout: AtomicU64,
@@ -152,13 +154,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Inner {
     /// Takes up what was submitted and moves things on; failures end the group. Whether anything moved.
     pub(crate) fn turn(&self, driver: &mut Driver) -> bool {
-        if self.mail.load(Ordering::Acquire) {
-            let mut inbox = lock(&self.inbox);
-            self.mail.store(false, Ordering::Relaxed);
-            for item in inbox.items.drain(..) {
-                driver.take_up(item);
-            }
-        }
+        self.collect(driver);
         if let Some(error) = self.poison.get() {
             let had = driver.pending();
             if had {
@@ -171,6 +167,17 @@ impl Inner {
             Err(error) => {
                 self.die(driver, error);
                 true
+            }
+        }
+    }
+
+    /// Hands what was submitted to the driver, in its order.
+    fn collect(&self, driver: &mut Driver) {
+        if self.mail.load(Ordering::Acquire) {
+            let mut inbox = lock(&self.inbox);
+            self.mail.store(false, Ordering::Relaxed);
+            for item in inbox.drain(..) {
+                driver.take_up(item);
             }
         }
     }
@@ -221,11 +228,13 @@ impl Inner {
                 patience.reset();
             }
             if let Some(outcome) = self.reached(driver, target) {
+                driver.link.flush();
                 return Some(outcome);
             }
             if !patience.wait() {
                 continue;
             }
+            driver.link.flush();
             let ticket = driver.link.bell();
             if self.turn(driver) {
                 patience.reset();
@@ -273,6 +282,7 @@ impl Communicator {
             driver: Mutex::new(Driver::new(link, name.to_owned())),
             inbox: Mutex::default(),
             mail: AtomicBool::new(false),
+            submitted: AtomicU64::new(0),
             sleeper,
             poison: OnceLock::new(),
             timeout: AtomicU64::new(0),
@@ -316,7 +326,7 @@ impl Communicator {
 
     /// Collectives started so far.
     pub fn sequence(&self) -> u64 {
-        lock(&self.0.inbox).next
+        self.0.submitted.load(Ordering::Relaxed)
     }
 
     /// Why the group is dead, if it is.
@@ -324,10 +334,11 @@ impl Communicator {
         self.0.poison.get().cloned()
     }
 
-    /// Ranks known to have begun the newest collective that was started here.
+    /// Ranks known to have begun the newest collective that was started here; only this rank while another thread
+    /// waits in this group.
     pub fn arrived(&self) -> Vec<usize> {
-        let next = self.sequence();
-        let driver = lock(&self.0.driver);
+        let Ok(driver) = self.0.driver.try_lock() else { return vec![self.0.rank] };
+        let next = driver.next;
         (0..self.0.size).filter(|&r| next == 0 || r == self.0.rank || driver.link.arrived(r, next - 1)).collect()
     }
 
@@ -341,7 +352,7 @@ impl Communicator {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce => Counts::Whole(elements),
             _ => Counts::Even(elements / self.0.size),
         };
-        let key = Key { collective, dtype, root: 0, counts };
+        let key = Key { collective, dtype, redop: 0, root: 0, counts };
         match bind::pick(&key, self.0.rank, self.0.size, self.0.slot, self.0.config) {
             Ok(choice) if choice.algorithm == smddp_plan::Algorithm::Publish => "shm publish, one message".to_owned(),
             Ok(choice) => format!(
@@ -372,17 +383,10 @@ impl Communicator {
             Err(TryLockError::WouldBlock) => None,
         };
         if let Some(mut driver) = driver {
-            let mut op = inner.prepare(&mut driver, call, counts, timeout)?;
-            let mut inbox = lock(&inner.inbox);
-            for item in inbox.items.drain(..) {
-                driver.take_up(item);
-            }
-            inner.mail.store(false, Ordering::Relaxed);
-            op.seq = inbox.next;
-            inbox.next += 1;
-            drop(inbox);
-            let number = op.seq;
-            driver.queue.push_back(op);
+            let op = inner.prepare(&mut driver, call, counts, timeout)?;
+            inner.collect(&mut driver);
+            let number = driver.enqueue(op);
+            inner.submitted.fetch_add(1, Ordering::Relaxed);
             let outcome = inner.drive(&mut driver, &Target::Number(number), None).unwrap_or(Ok(()));
             if outcome == Err(Error::Interrupted)
                 && let Some(op) = driver.queue.iter_mut().find(|op| op.seq == number)
@@ -420,9 +424,8 @@ impl Communicator {
         op.submitted = Some(Instant::now());
         {
             let mut inbox = lock(&inner.inbox);
-            op.seq = inbox.next;
-            inbox.next += 1;
-            inbox.items.push_back(Item::Collective(op));
+            inbox.push(Item::Collective(op));
+            inner.submitted.fetch_add(1, Ordering::Relaxed);
             inner.mail.store(true, Ordering::Release);
         }
         self.submitted();
@@ -434,6 +437,7 @@ impl Communicator {
         match self.0.driver.try_lock() {
             Ok(mut driver) => {
                 self.0.turn(&mut driver);
+                driver.link.flush();
                 self.0.leave(driver);
             }
             Err(_) => {
@@ -485,7 +489,7 @@ impl Communicator {
         let post = Post { direction, ptr, count, dtype, tag, timeout, submitted: Instant::now(), work: shared.clone() };
         {
             let mut inbox = lock(&inner.inbox);
-            inbox.items.push_back(Item::Post(post));
+            inbox.push(Item::Post(post));
             inner.mail.store(true, Ordering::Release);
         }
         self.submitted();
@@ -535,9 +539,14 @@ impl Communicator {
     }
 }
 
+fn key_of(call: &Call<'_>, counts: Counts) -> Key {
+    let redop = if reduces(call.collective) { call.redop.code() } else { 0 };
+    Key { collective: call.collective, dtype: call.dtype, redop, root: call.root, counts }
+}
+
 impl Inner {
     fn prepare(&self, driver: &mut Driver, call: &Call<'_>, counts: Counts, timeout: Duration) -> Result<Box<Op>> {
-        let key = Key { collective: call.collective, dtype: call.dtype, root: call.root, counts };
+        let key = key_of(call, counts);
         let bound = match driver.cache.get(&key) {
             Some(bound) => bound,
             None => {
@@ -551,14 +560,13 @@ impl Inner {
     }
 
     fn prepare_apart(&self, call: &Call<'_>, counts: Counts, timeout: Duration) -> Result<Box<Op>> {
-        let key = Key { collective: call.collective, dtype: call.dtype, root: call.root, counts };
+        let key = key_of(call, counts);
         let bound = Arc::new(bind(&key, self.rank, self.size, self.slot, self.config)?);
         Ok(self.fill(None, bound, call, timeout))
     }
 
     fn fill(&self, spare: Option<Box<Op>>, bound: Arc<bind::Bound>, call: &Call<'_>, timeout: Duration) -> Box<Op> {
         let reducing = reduces(call.collective);
-        let kernel = if reducing { Kernel::new(call.dtype, call.redop) } else { None };
         let scale = (reducing && call.redop == RedOp::Avg).then_some(self.size as u32);
         let (in_base, in_list) = place(&call.input);
         let (out_base, out_list) = place(&call.output);
@@ -566,40 +574,39 @@ impl Inner {
         let mut op = spare.unwrap_or_else(|| {
             Box::new(Op {
                 collective: call.collective,
-                dtype: call.dtype,
                 seq: 0,
                 bound: bound.clone(),
-                kernel,
-                scale,
-                what: 0,
-                bases: [0; 3],
-                lists: [None, None],
+                state: State {
+                    dtype: call.dtype,
+                    scale,
+                    bases: [0; 3],
+                    lists: [None, None],
+                    stream,
+                    lanes: Vec::new(),
+                    semaphores: Vec::new(),
+                },
                 scratch: Vec::new(),
                 scaled: Vec::new(),
-                stream,
                 begun: false,
-                lanes: Vec::new(),
-                semaphores: Vec::new(),
                 timeout,
                 submitted: None,
                 work: None,
             })
         });
         op.collective = call.collective;
-        op.dtype = call.dtype;
-        op.kernel = kernel;
-        op.scale = scale;
-        op.what = redop_bits(if reducing { call.redop } else { RedOp::Sum });
         op.scratch.clear();
         op.scratch.resize(bound.scratch.div_ceil(16), 0);
-        op.bases = [in_base, out_base, op.scratch.as_ptr() as usize];
-        op.lists = [in_list, out_list];
-        op.stream = stream;
         op.begun = false;
-        op.lanes.clear();
-        op.lanes.resize(bound.lanes.len(), Cursor::default());
-        op.semaphores.clear();
-        op.semaphores.resize(bound.semaphores, 0);
+        let state = &mut op.state;
+        state.dtype = call.dtype;
+        state.scale = scale;
+        state.bases = [in_base, out_base, op.scratch.as_ptr() as usize];
+        state.lists = [in_list, out_list];
+        state.stream = stream;
+        state.lanes.clear();
+        state.lanes.resize(bound.lanes.len(), Cursor::default());
+        state.semaphores.clear();
+        state.semaphores.resize(bound.semaphores, 0);
         op.timeout = timeout;
         op.submitted = None;
         op.bound = bound;
@@ -629,14 +636,15 @@ fn premultiply(op: &mut Op, factor: f64) {
     op.scaled.resize(total.div_ceil(16), 0);
     let base = op.scaled.as_mut_ptr() as usize;
     for (block, (&offset, &length)) in bound.offsets[0].iter().zip(&bound.lengths[0]).enumerate() {
-        let from = op.bases[0] + op.lists[0].as_ref().map_or(offset, |list| list[block]);
+        let from = op.state.bases[0] + op.state.lists[0].as_ref().map_or(offset, |list| list[block]);
         // SAFETY: the input block is valid (the caller's promise); `scaled` has room for all blocks in a row.
         unsafe {
-            reduce::premultiply(op.dtype, (base + offset) as *mut u8, from as *const u8, length / op.dtype.size(), factor);
+            let dtype = op.state.dtype;
+            reduce::premultiply(dtype, (base + offset) as *mut u8, from as *const u8, length / dtype.size(), factor);
         }
     }
-    op.bases[0] = base;
-    op.lists[0] = None;
+    op.state.bases[0] = base;
+    op.state.lists[0] = None;
 }
 
 impl Work {

@@ -20,9 +20,9 @@ const COLLECTIVES: [Collective; 9] = [
     Collective::Barrier,
 ];
 
-/// Bits 16..24 of a header's `what`: the reduction (see `bind.rs` for the rest).
-pub(crate) fn redop_bits(redop: RedOp) -> u64 {
-    u64::from(redop.code()) << 16
+/// The collective of a header of this rank's own.
+pub(crate) fn collective(head: Head) -> Collective {
+    COLLECTIVES.get((head.what & 0xff) as usize).copied().unwrap_or(Collective::Barrier)
 }
 
 /// A header as the call it stands for.
@@ -97,21 +97,24 @@ pub(crate) fn lost(link: &dyn Link, group: &str, what: String, rank: usize, how:
     }
 }
 
-/// What a poisoned group tells its other ranks: a kind, the rank it is about, the text.
+/// What a poisoned group tells its other ranks: a kind, the ranks it is about, the text.
 pub(crate) fn report(error: &Error) -> String {
-    let (kind, rank) = match error {
-        Error::Timeout { missing, .. } => ('T', missing.first().copied()),
-        Error::Mismatch { rank, .. } => ('M', Some(*rank)),
-        Error::PeerLost { rank, .. } => ('L', Some(*rank)),
-        _ => ('C', None),
+    let (kind, ranks) = match error {
+        Error::Timeout { missing, .. } => ('T', missing.as_slice()),
+        Error::Mismatch { rank, .. } => ('M', std::slice::from_ref(rank)),
+        Error::PeerLost { rank, .. } => ('L', std::slice::from_ref(rank)),
+        _ => ('C', &[][..]),
     };
-    format!("{kind}{}\n{error}", rank.map_or(String::new(), |r| r.to_string()))
+    let ranks: Vec<String> = ranks.iter().map(ToString::to_string).collect();
+    format!("{kind}{}\n{error}", ranks.join(","))
 }
 
 /// Another rank's report, as an error of the same kind here.
 pub(crate) fn reported(link: &dyn Link, group: &str, what: String, from: usize, why: &str) -> Error {
     let (head, text) = why.split_once('\n').unwrap_or((why, why));
-    let about = head.get(1..).and_then(|r| r.parse().ok());
+    let ranks: Vec<usize> =
+        head.get(1..).unwrap_or_default().split(',').filter_map(|r| r.parse().ok()).filter(|&r| r < link.size()).collect();
+    let about = ranks.first().copied();
     let group = group.to_owned();
     let detail = format!("{} reports: {text}", link.describe(from));
     match head.chars().next() {
@@ -119,7 +122,7 @@ pub(crate) fn reported(link: &dyn Link, group: &str, what: String, from: usize, 
             what,
             group,
             after: std::time::Duration::ZERO,
-            missing: about.into_iter().collect(),
+            missing: ranks,
             detail,
         },
         Some('M') => Error::Mismatch { what, group, rank: from, detail },
@@ -127,7 +130,7 @@ pub(crate) fn reported(link: &dyn Link, group: &str, what: String, from: usize, 
             what,
             group,
             rank: about.unwrap_or(from),
-            who: about.map_or_else(|| link.describe(from), |r: usize| link.describe(r.min(link.size() - 1))),
+            who: about.map_or_else(|| link.describe(from), |r: usize| link.describe(r)),
             how: format!("is lost ({detail})"),
             advice: "destroy the group and make a new one without it to go on",
         },

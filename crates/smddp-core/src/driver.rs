@@ -25,6 +25,8 @@ pub(crate) struct Driver {
     /// Collectives in their order; the first one runs.
     pub(crate) queue: VecDeque<Box<Op>>,
     pub(crate) mail: Mailroom,
+    /// Number of the next collective.
+    pub(crate) next: u64,
     /// Collectives that are over.
     pub(crate) finished: u64,
     pub(crate) group: String,
@@ -35,12 +37,22 @@ pub(crate) struct Driver {
 impl Driver {
     pub(crate) fn new(link: Box<dyn Link>, group: String) -> Self {
         let mail = Mailroom::new(link.size());
-        Self { link, cache: Cache::new(), queue: VecDeque::new(), mail, finished: 0, group, spare: None }
+        Self { link, cache: Cache::new(), queue: VecDeque::new(), mail, next: 0, finished: 0, group, spare: None }
+    }
+
+    /// Numbers a collective and puts it behind the others.
+    pub(crate) fn enqueue(&mut self, mut op: Box<Op>) -> u64 {
+        op.seq = self.next;
+        self.next += 1;
+        self.queue.push_back(op);
+        self.next - 1
     }
 
     pub(crate) fn take_up(&mut self, item: Item) {
         match item {
-            Item::Collective(op) => self.queue.push_back(op),
+            Item::Collective(op) => {
+                self.enqueue(op);
+            }
             Item::Post(post) => self.mail.post(post),
         }
     }
@@ -70,7 +82,7 @@ impl Driver {
                 }
                 Ok(Progress::Blocked) => break,
                 Err(mismatch) => {
-                    let mine = Head { what: op.bound.what | op.what, count: op.bound.count };
+                    let mine = Head { what: op.bound.what, count: op.bound.count };
                     let (collective, seq) = (op.collective, op.seq);
                     return Err(describe::mismatch(&*self.link, &self.group, collective, seq, mine, mismatch));
                 }
@@ -106,7 +118,12 @@ impl Driver {
             Some(op) => format!("{} #{}", name_of(op.collective), op.seq),
             None => "send or recv".to_owned(),
         };
-        // The dead first: they are the cause, what others report is the consequence.
+        for fault in faults {
+            if let Fault::Differs { seq, mine, found } = *fault {
+                return Err(describe::mismatch(&*self.link, &self.group, describe::collective(mine), seq, mine, found));
+            }
+        }
+        // Then the dead: they are the cause, what others report is the consequence.
         for fault in faults {
             if let Fault::Lost { rank } = fault {
                 return Err(describe::lost(&*self.link, &self.group, what, *rank, "died"));
@@ -124,7 +141,7 @@ impl Driver {
                         return Err(describe::lost(&*self.link, &self.group, what, *rank, how));
                     }
                 }
-                Fault::Lost { .. } => {}
+                Fault::Lost { .. } | Fault::Differs { .. } => {}
             }
         }
         Ok(())
@@ -145,13 +162,6 @@ impl Driver {
     pub(crate) fn spare_op(&mut self) -> Option<Box<Op>> {
         self.spare.take()
     }
-}
-
-/// Shared by all that submit: what the driver has not yet seen, and the next number.
-#[derive(Default)]
-pub(crate) struct Inbox {
-    pub(crate) items: VecDeque<Item>,
-    pub(crate) next: u64,
 }
 
 pub(crate) type SharedWork = Arc<crate::work::Shared>;

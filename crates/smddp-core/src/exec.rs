@@ -7,36 +7,38 @@ use smddp_plan::{Buffer, Collective};
 use smddp_transport::{Head, Link, Mismatch};
 
 use crate::bind::{Act, Bound, From, Run};
-use crate::reduce::{self, Kernel};
+use crate::reduce;
 use crate::types::DType;
 use crate::work::Shared;
 
-/// One operation under way. Buffers are addresses here; they are valid until the operation is over, which is the
-/// promise of whoever started it (see `Communicator::start`).
+/// One operation under way.
 pub(crate) struct Op {
     pub(crate) collective: Collective,
-    pub(crate) dtype: DType,
     pub(crate) seq: u64,
     pub(crate) bound: Arc<Bound>,
-    pub(crate) kernel: Option<Kernel>,
-    /// What a finishing reduction divides by.
-    pub(crate) scale: Option<u32>,
-    /// Goes into the header: the reduction and what else all ranks must agree on.
-    pub(crate) what: u64,
-    /// Address of each flat buffer; 0 where `lists` has the blocks' addresses.
-    pub(crate) bases: [usize; 3],
-    pub(crate) lists: [Option<Vec<usize>>; 2],
+    pub(crate) state: State,
     /// The program's Scratch and the premultiplied input; aligned for every element type.
     pub(crate) scratch: Vec<u128>,
     pub(crate) scaled: Vec<u128>,
-    /// Outputs go past the caches.
-    pub(crate) stream: bool,
     pub(crate) begun: bool,
-    pub(crate) lanes: Vec<Cursor>,
-    pub(crate) semaphores: Vec<usize>,
     pub(crate) timeout: Duration,
     pub(crate) submitted: Option<Instant>,
     pub(crate) work: Option<Arc<Shared>>,
+}
+
+/// Buffers, and how far each lane is. Buffers are addresses here; they are valid until the operation is over, which
+/// is the promise of whoever started it (see `Communicator::start`).
+pub(crate) struct State {
+    pub(crate) dtype: DType,
+    /// What a finishing reduction divides by.
+    pub(crate) scale: Option<u32>,
+    /// Address of each flat buffer; 0 where `lists` has the blocks' addresses.
+    pub(crate) bases: [usize; 3],
+    pub(crate) lists: [Option<Vec<usize>>; 2],
+    /// Outputs go past the caches.
+    pub(crate) stream: bool,
+    pub(crate) lanes: Vec<Cursor>,
+    pub(crate) semaphores: Vec<usize>,
 }
 
 /// Where a lane stands.
@@ -59,21 +61,12 @@ pub(crate) enum Progress {
 type Place = *mut u8;
 
 impl Op {
-    fn address(&self, buffer: Buffer, block: usize, segment: usize) -> usize {
-        let table = Bound::table(buffer);
-        let offset = match self.lists.get(table) {
-            Some(Some(list)) => list[block],
-            _ => self.bound.offsets[table][block],
-        };
-        self.bases[table] + offset + segment * self.bound.choice.segment
-    }
-
     /// Runs until done or blocked.
     pub(crate) fn advance(&mut self, link: &mut dyn Link) -> Result<Progress, Mismatch> {
         let mut moved = false;
-        let bound = self.bound.clone();
+        let bound = &*self.bound;
         if !self.begun {
-            let head = Head { what: bound.what | self.what, count: bound.count };
+            let head = Head { what: bound.what, count: bound.count };
             if !link.begin(self.seq, head, &bound.wiring) {
                 return Ok(Progress::Blocked);
             }
@@ -82,12 +75,12 @@ impl Op {
         }
         let mut done = true;
         for (lane, acts) in bound.lanes.iter().enumerate() {
-            let mut at = self.lanes[lane];
+            let mut at = self.state.lanes[lane];
             'lane: while at.turn < bound.turns[lane] {
                 while at.index < acts.len() {
                     let (lag, act) = &acts[at.index];
                     if let Some(segment) = at.turn.checked_sub(*lag)
-                        && !self.act(link, act, segment)?
+                        && !self.state.act(bound, link, act, segment)?
                     {
                         break 'lane;
                     }
@@ -97,25 +90,39 @@ impl Op {
                 at.index = 0;
                 at.turn += 1;
             }
-            self.lanes[lane] = at;
+            self.state.lanes[lane] = at;
             done &= at.turn >= bound.turns[lane];
         }
         if done {
+            if !link.settle()? {
+                return Ok(if moved { Progress::Moved } else { Progress::Blocked });
+            }
             link.end();
             return Ok(Progress::Done);
         }
         Ok(if moved { Progress::Moved } else { Progress::Blocked })
     }
+}
+
+impl State {
+    fn address(&self, bound: &Bound, buffer: Buffer, block: usize, segment: usize) -> usize {
+        let table = Bound::table(buffer);
+        let offset = match self.lists.get(table) {
+            Some(Some(list)) => list[block],
+            _ => bound.offsets[table][block],
+        };
+        self.bases[table] + offset + segment * bound.choice.segment
+    }
 
     /// One step on one segment; false where it has to wait. Whatever it needs is there before anything is moved.
-    fn act(&mut self, link: &mut dyn Link, act: &Act, segment: usize) -> Result<bool, Mismatch> {
+    fn act(&mut self, bound: &Bound, link: &mut dyn Link, act: &Act, segment: usize) -> Result<bool, Mismatch> {
         match act {
             Act::Send { channel, source, tee } => {
                 if segment >= source.segments {
                     return Ok(true);
                 }
                 let Some(cell) = link.cell(*channel) else { return Ok(false) };
-                self.pack(cell, *source, *tee, segment);
+                self.pack(bound, cell, *source, *tee, segment);
                 link.publish(*channel);
             }
             Act::Receive { from, to, forward } => {
@@ -131,7 +138,7 @@ impl Op {
                     },
                     None => None,
                 };
-                self.unpack(message, from, *to, cell, segment);
+                self.unpack(bound, message, from, *to, cell, segment);
                 link.release(from.inlet);
                 if let Some(channel) = forwarded {
                     link.publish(channel);
@@ -163,7 +170,7 @@ impl Op {
                     None => std::ptr::null_mut(),
                 };
                 if segment < result.segments {
-                    self.reduce(places, from, *own, *result, *to, cell, *finish, segment);
+                    self.reduce(bound, places, from, *own, *result, *to, cell, *finish, segment);
                 }
                 for f in from {
                     if segment < f.message.segments {
@@ -174,7 +181,7 @@ impl Op {
                     link.publish(channel);
                 }
             }
-            Act::Copy { source, to, finish } => self.copy(*source, *to, *finish, segment),
+            Act::Copy { source, to, finish } => self.copy(bound, *source, *to, *finish, segment),
             Act::Signal { semaphore, of } => {
                 if segment < of.segments {
                     self.semaphores[*semaphore] += 1;
@@ -189,12 +196,12 @@ impl Op {
         Ok(true)
     }
 
-    fn pack(&self, cell: Place, source: Run, tee: Option<Run>, segment: usize) {
+    fn pack(&self, bound: &Bound, cell: Place, source: Run, tee: Option<Run>, segment: usize) {
         let mut at = 0;
         for i in 0..source.blocks {
-            let bytes = self.bound.segment(self.bound.length(source.buffer, source.block + i), segment);
-            let from = self.address(source.buffer, source.block + i, segment);
-            let kept = tee.map_or(from, |t| self.address(t.buffer, t.block + i, segment));
+            let bytes = bound.segment(bound.length(source.buffer, source.block + i), segment);
+            let from = self.address(bound, source.buffer, source.block + i, segment);
+            let kept = tee.map_or(from, |t| self.address(bound, t.buffer, t.block + i, segment));
             let cell = cell.wrapping_add(at);
             // SAFETY: the cell is ours and holds the message (bind sized it); `from` and `kept` lie in the call's
             // buffers, valid and exclusively ours until the operation is over. This thread owns the operation.
@@ -210,18 +217,18 @@ impl Op {
     }
 
     /// Where the blocks that a source takes begin in its message.
-    fn skipped(&self, from: &From, segment: usize) -> usize {
+    fn skipped(bound: &Bound, from: &From, segment: usize) -> usize {
         (0..from.skip)
-            .map(|i| self.bound.segment(self.bound.length(from.message.buffer, from.message.block + i), segment))
+            .map(|i| bound.segment(bound.length(from.message.buffer, from.message.block + i), segment))
             .sum()
     }
 
-    fn unpack(&self, message: *const u8, from: &From, to: Run, cell: Option<Place>, segment: usize) {
-        let mut at = if to.blocks == 0 { 0 } else { self.skipped(from, segment) };
+    fn unpack(&self, bound: &Bound, message: *const u8, from: &From, to: Run, cell: Option<Place>, segment: usize) {
+        let mut at = if to.blocks == 0 { 0 } else { Self::skipped(bound, from, segment) };
         let mut forwarded = 0;
         for i in 0..to.blocks {
-            let bytes = self.bound.segment(self.bound.length(to.buffer, to.block + i), segment);
-            let kept = self.address(to.buffer, to.block + i, segment) as *mut u8;
+            let bytes = bound.segment(bound.length(to.buffer, to.block + i), segment);
+            let kept = self.address(bound, to.buffer, to.block + i, segment) as *mut u8;
             let piece = message.wrapping_add(at);
             // SAFETY: the message stays where it is until it is released and holds these bytes (the writer's and
             // our sizes were held against each other); `kept` lies in the call's buffers; the cell is ours.
@@ -239,6 +246,7 @@ impl Op {
     #[expect(clippy::too_many_arguments, reason = "the parts of one step")]
     fn reduce(
         &self,
+        bound: &Bound,
         messages: &[*const u8],
         from: &[From],
         own: Option<(usize, Run)>,
@@ -248,7 +256,7 @@ impl Op {
         finish: bool,
         segment: usize,
     ) {
-        let Some(kernel) = self.kernel else { return };
+        let Some(kernel) = bound.kernel else { return };
         let element = self.dtype.size();
         let mut few = [std::ptr::null(); FEW + 1];
         let mut many = Vec::new();
@@ -268,22 +276,22 @@ impl Op {
             &mut more[..]
         };
         for (skip, f) in skips.iter_mut().zip(from) {
-            *skip = self.skipped(f, segment);
+            *skip = Self::skipped(bound, f, segment);
         }
         let mut packed = 0;
         for i in 0..result.blocks {
-            let bytes = self.bound.segment(self.bound.length(result.buffer, result.block + i), segment);
+            let bytes = bound.segment(bound.length(result.buffer, result.block + i), segment);
             let mut next = 0;
             for (position, source) in sources.iter_mut().enumerate() {
                 *source = match own {
-                    Some((at, run)) if at == position => self.address(run.buffer, run.block + i, segment) as *const u8,
+                    Some((at, run)) if at == position => self.address(bound, run.buffer, run.block + i, segment) as *const u8,
                     _ => {
                         next += 1;
                         messages[next - 1].wrapping_add(skips[next - 1])
                     }
                 };
             }
-            let out = self.address(result.buffer, result.block + i, segment) as *mut u8;
+            let out = self.address(bound, result.buffer, result.block + i, segment) as *mut u8;
             let sent = if cell.is_null() { cell } else { cell.wrapping_add(packed) };
             let scale = if finish { self.scale } else { None };
             let (first, second) = if to { (out, sent) } else { (sent, std::ptr::null_mut()) };
@@ -298,12 +306,12 @@ impl Op {
         }
     }
 
-    fn copy(&self, source: Run, to: Run, finish: bool, segment: usize) {
+    fn copy(&self, bound: &Bound, source: Run, to: Run, finish: bool, segment: usize) {
         for i in 0..source.blocks {
-            let bytes = self.bound.segment(self.bound.length(source.buffer, source.block + i), segment);
-            let from = self.address(source.buffer, source.block + i, segment) as *const u8;
-            let kept = self.address(to.buffer, to.block + i, segment) as *mut u8;
-            match self.kernel {
+            let bytes = bound.segment(bound.length(source.buffer, source.block + i), segment);
+            let from = self.address(bound, source.buffer, source.block + i, segment) as *const u8;
+            let kept = self.address(bound, to.buffer, to.block + i, segment) as *mut u8;
+            match bound.kernel {
                 // SAFETY: both lie in the call's buffers; they may be the same, never overlap otherwise.
                 Some(kernel) if finish && self.scale.is_some_and(|n| n > 1) => unsafe {
                     kernel.run(kept, std::ptr::null_mut(), &[from], bytes / self.dtype.size(), self.scale, false);

@@ -96,6 +96,7 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
             Ok(mut driver) => {
                 ticket.get_or_insert_with(|| driver.link.bell());
                 moved |= comm.turn(&mut driver);
+                driver.link.flush();
                 let pending = driver.pending() || comm.has_mail();
                 owned |= pending;
                 pending
@@ -134,6 +135,7 @@ fn nap(comms: &[Arc<Inner>], patience: &mut Patience<'_>, ticket: u32) {
             && driver.pending()
         {
             if comm.turn(&mut driver) {
+                driver.link.flush();
                 return;
             }
             comm.examine(&mut driver);

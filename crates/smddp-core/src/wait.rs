@@ -32,6 +32,8 @@ const NAP: Duration = Duration::from_millis(20);
 const YIELDS: u32 = 50;
 /// Looks without asking the clock.
 const FREE_LOOKS: u32 = 128;
+/// Looks without a pause: a rank that is on time comes within them.
+const QUICK_LOOKS: u32 = 32;
 /// The spin budget moves between these, in microseconds: doubled when spinning was enough, halved when it was not,
 /// so that ranks whose cores are taken by others soon stop burning their turns.
 const LONGEST_SPIN: u32 = 50;
@@ -103,7 +105,9 @@ impl<'a> Patience<'a> {
             let free = if self.spin <= Duration::from_micros(2) { FREE_LOOKS / 8 } else { FREE_LOOKS };
             if self.looks < free {
                 self.looks += 1;
-                std::hint::spin_loop();
+                if self.looks > QUICK_LOOKS {
+                    std::hint::spin_loop();
+                }
                 return false;
             }
             let since = *self.since.get_or_insert_with(Instant::now);

@@ -71,6 +71,8 @@ pub enum Fault {
     Left { rank: usize },
     /// The rank declared the group unusable, and says why.
     Poisoned { rank: usize, why: String },
+    /// Operation `seq` is over here, which needed nothing of that rank, and it made another call.
+    Differs { seq: u64, mine: Head, found: Mismatch },
 }
 
 /// A message between two ranks, outside the collectives.
@@ -91,7 +93,8 @@ pub trait Link: Send {
     /// Payload that fits a slot.
     fn slot_bytes(&self) -> usize;
 
-    /// Opens operation `seq`: takes what memory it needs and tells the others what it is. `false`: not yet.
+    /// Opens operation `seq`: takes what memory it needs and tells the others what it is. `false`: not yet, or not
+    /// at all because of a fault (an operation that needs nothing of the others would not notice it otherwise).
     fn begin(&mut self, seq: u64, head: Head, wiring: &Wiring) -> bool;
     /// My next free cell of outlet `channel`.
     fn cell(&mut self, channel: usize) -> Option<*mut u8>;
@@ -101,8 +104,12 @@ pub trait Link: Send {
     fn message(&mut self, inlet: usize) -> Result<Option<*const u8>, Mismatch>;
     /// That message is read.
     fn release(&mut self, inlet: usize);
+    /// Holds the headers of the writers that sent nothing here against mine, too; `false`: not all of them are there.
+    fn settle(&mut self) -> Result<bool, Mismatch>;
     /// The operation is over at this rank; its memory is reused when its readers are done.
     fn end(&mut self);
+    /// Wakes the ranks that sleep and should see what was published; called before this rank turns to other things.
+    fn flush(&mut self);
     /// Whether `rank` has begun operation `seq` (or a later one).
     fn arrived(&self, rank: usize, seq: u64) -> bool;
     /// What `rank` says operation `seq` is, if it begun it and has not gone on far.

@@ -114,6 +114,8 @@ pub fn group(size: usize, script: Script) -> Vec<LoopLink> {
             taken: Vec::new(),
             drafts: HashMap::new(),
             letter: None,
+            unheld: Vec::new(),
+            differs: None,
         })
         .collect()
 }
@@ -132,6 +134,9 @@ pub struct LoopLink {
     taken: Vec<usize>,
     drafts: HashMap<Stream, (usize, Arc<[u64]>)>,
     letter: Option<Arc<[u64]>>,
+    /// Operations over here that read nobody's header: (number, header, rank).
+    unheld: Vec<(u64, Head, usize)>,
+    differs: Option<Fault>,
 }
 
 fn words(bytes: usize) -> Arc<[u64]> {
@@ -159,6 +164,20 @@ impl Link for LoopLink {
         let mut state = self.hub.lock();
         let far = |r: usize| seq >= SLOTS && r != self.rank && state.done[r] < seq + 1 - SLOTS && !state.left[r];
         if self.dead(&state) || (0..self.size).any(far) {
+            return false;
+        }
+        let differs = &mut self.differs;
+        self.unheld.retain(|&(before, mine, rank)| {
+            let theirs = state.heads.get(&(rank, before));
+            if let Some(&theirs) = theirs.filter(|&&theirs| theirs != mine) {
+                let found = Mismatch { rank, theirs, bytes: None };
+                differs.get_or_insert(Fault::Differs { seq: before, mine, found });
+            }
+            theirs.is_none() && state.begun[rank] <= before && !state.left[rank]
+        });
+        let gone = |r: usize| state.poison[r].is_some() || state.dead[r] && state.begun[r] <= seq;
+        let needs_nothing = wiring.inlets.iter().all(|inlet| inlet.messages == 0);
+        if self.differs.is_some() || needs_nothing && (0..self.size).any(|r| r != self.rank && gone(r)) {
             return false;
         }
         state.heads.insert((self.rank, seq), head);
@@ -223,7 +242,12 @@ impl Link for LoopLink {
         if theirs.what != self.head.what || want.count.is_some_and(|count| count != theirs.count) {
             return Err(Mismatch { rank: want.rank, theirs, bytes: None });
         }
-        let Some(flow) = state.flows.get_mut(&(want.rank, self.seq, want.channel)) else { return Ok(None) };
+        let Some(flow) = state.flows.get_mut(&(want.rank, self.seq, want.channel)) else {
+            // It has begun and has no such channel: nothing comes.
+            let differs = !self.wiring.inline && want.bytes != 0;
+            let found = Mismatch { rank: want.rank, theirs, bytes: Some((want.bytes, 0)) };
+            return if differs { Err(found) } else { Ok(None) };
+        };
         if !self.wiring.inline && flow.bytes != want.bytes {
             return Err(Mismatch { rank: want.rank, theirs, bytes: Some((want.bytes, flow.bytes)) });
         }
@@ -253,7 +277,27 @@ impl Link for LoopLink {
         self.hub.ring(&mut state);
     }
 
+    fn settle(&mut self) -> Result<bool, Mismatch> {
+        let state = self.hub.lock();
+        for want in self.wiring.inlets.iter().filter(|inlet| inlet.messages == 0) {
+            let Some(&theirs) = state.heads.get(&(want.rank, self.seq)) else { return Ok(false) };
+            if theirs.what != self.head.what || want.count.is_some_and(|count| count != theirs.count) {
+                return Err(Mismatch { rank: want.rank, theirs, bytes: None });
+            }
+            let offered = state.flows.get(&(want.rank, self.seq, want.channel)).map_or(0, |flow| flow.bytes);
+            if !self.wiring.inline && offered != want.bytes {
+                return Err(Mismatch { rank: want.rank, theirs, bytes: Some((want.bytes, offered)) });
+            }
+        }
+        Ok(true)
+    }
+
     fn end(&mut self) {
+        if self.wiring.inlets.is_empty() {
+            let others = (0..self.size).filter(|&rank| rank != self.rank);
+            let (seq, head) = (self.seq, self.head);
+            self.unheld.extend(others.map(|rank| (seq, head, rank)));
+        }
         let mut state = self.hub.lock();
         state.done[self.rank] = self.seq + 1;
         self.hub.ring(&mut state);
@@ -262,6 +306,8 @@ impl Link for LoopLink {
     fn arrived(&self, rank: usize, seq: u64) -> bool {
         self.hub.lock().begun[rank] > seq
     }
+
+    fn flush(&mut self) {}
 
     fn head_of(&self, rank: usize, seq: u64) -> Option<Head> {
         self.hub.lock().heads.get(&(rank, seq)).copied()
@@ -321,14 +367,14 @@ impl Link for LoopLink {
 
     fn faults(&self) -> Vec<Fault> {
         let state = self.hub.lock();
-        (0..self.size)
+        let others = (0..self.size)
             .filter(|&rank| rank != self.rank)
             .filter_map(|rank| match &state.poison[rank] {
                 Some(why) => Some(Fault::Poisoned { rank, why: why.clone() }),
                 None if state.dead[rank] => Some(Fault::Lost { rank }),
                 None => state.left[rank].then_some(Fault::Left { rank }),
-            })
-            .collect()
+            });
+        self.differs.clone().into_iter().chain(others).collect()
     }
 
     fn poison(&self, why: &str) {

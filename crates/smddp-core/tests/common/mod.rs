@@ -1,25 +1,78 @@
-//! N ranks as threads, and what every collective should come to.
+//! N ranks as threads, and what every collective should come to; ranks as processes are in `procs`.
 
+pub mod group;
+pub mod job;
+pub mod procs;
+
+use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp, Result};
-use smddp_transport::loopback::{Script, group};
+use smddp_transport::loopback::{self, Script};
 use smddp_transport::{Link, shm};
 
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Runs `body` on `size` ranks over loopback; panics of ranks are the test's.
 pub fn ranks<T: Send>(size: usize, script: Script, body: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
-    let links = group(size, script).into_iter().map(|l| Box::new(l) as Box<dyn Link>).collect();
-    over(links, PATIENCE, body)
+    over(Wire::Loop(script).links(size), PATIENCE, body)
 }
 
 /// The same over shared memory: all ranks in this process, each with its own control block.
 pub fn shm_ranks<T: Send>(size: usize, body: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
-    let prepared: Vec<_> = (0..size).map(|r| shm::Prepared::new(r, size, 64 << 20, Vec::new()).unwrap()).collect();
-    let cards: Vec<_> = prepared.iter().map(|p| p.card().clone()).collect();
-    let links = prepared.into_iter().map(|p| Box::new(p.connect(cards.clone()).unwrap()) as Box<dyn Link>).collect();
-    over(links, PATIENCE, body)
+    over(Wire::Shm.links(size), PATIENCE, body)
+}
+
+/// Two wires that share no code.
+#[derive(Clone, Copy, Debug)]
+pub enum Wire {
+    Loop(Script),
+    Shm,
+}
+
+impl Wire {
+    /// Both, the first with delays.
+    pub const BOTH: [Wire; 2] = [Wire::Loop(Script { seed: 7, delay: 3, death: None }), Wire::Shm];
+
+    pub fn links(self, size: usize) -> Vec<Box<dyn Link>> {
+        match self {
+            Wire::Loop(script) => loopback::group(size, script).into_iter().map(|l| Box::new(l) as Box<dyn Link>).collect(),
+            Wire::Shm => {
+                let prepared: Vec<_> =
+                    (0..size).map(|r| shm::Prepared::new(r, size, 64 << 20, Vec::new()).unwrap()).collect();
+                let cards: Vec<_> = prepared.iter().map(|p| p.card().clone()).collect();
+                let connect = |p: shm::Prepared| Box::new(p.connect(cards.clone()).unwrap()) as Box<dyn Link>;
+                prepared.into_iter().map(connect).collect()
+            }
+        }
+    }
+}
+
+/// Where ranks as threads wait for each other outside the library. Unlike the standard library's barrier it does
+/// not wait for ever for a rank that failed.
+pub struct Gate {
+    size: usize,
+    state: Mutex<(usize, usize)>,
+    changed: Condvar,
+}
+
+impl Gate {
+    pub fn new(size: usize) -> Self {
+        Self { size, state: Mutex::default(), changed: Condvar::new() }
+    }
+
+    pub fn wait(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.0 += 1;
+        if state.0 == self.size {
+            *state = (0, state.1 + 1);
+            self.changed.notify_all();
+            return;
+        }
+        let turn = state.1;
+        let (_state, out) = self.changed.wait_timeout_while(state, PATIENCE, |state| state.1 == turn).unwrap();
+        assert!(!out.timed_out(), "a rank did not come to the gate");
+    }
 }
 
 pub fn over<T: Send>(

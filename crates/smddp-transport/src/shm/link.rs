@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use super::card::Card;
-use super::endpoint::{Bell, Endpoint, Peer, nonce, ring_at};
+use super::endpoint::{Bell, Endpoint, Peer, fork_generation, nonce, ring_at};
 use super::layout::*;
 use super::mail::Mailbox;
 use super::memory::Memory;
@@ -91,6 +91,16 @@ struct In {
     there: u64,
     ack: bool,
 }
+
+/// An operation that is over here and read nobody's header: held against the others' when the next one begins.
+/// Whichever of two ranks comes later finds the other's header there.
+struct Unheld {
+    seq: u64,
+    head: Head,
+    rank: usize,
+}
+
+const LOOKS_BEFORE_RINGING: u32 = 8;
 
 /// What is left of the first half of making a link.
 pub struct Prepared {
@@ -188,8 +198,15 @@ pub struct ShmLink {
     outs: Vec<Out>,
     ins: Vec<In>,
     inlets: Vec<Inlet>,
+    unheld: Vec<Unheld>,
+    differs: Option<Fault>,
+    /// Somebody may sleep who should see what was published.
+    owed: bool,
+    /// Looks in vain since.
+    vain: u32,
     mailbox: Mailbox,
     left: bool,
+    forks: u32,
 }
 
 impl ShmLink {
@@ -211,13 +228,33 @@ impl ShmLink {
             outs: Vec::new(),
             ins: Vec::new(),
             inlets: Vec::new(),
+            unheld: Vec::new(),
+            differs: None,
+            owed: false,
+            vain: 0,
             mailbox: Mailbox::new(size),
             left: false,
+            forks: fork_generation(),
         }
     }
 
     fn slot(&self, seq: u64) -> usize {
         self.block + slot_at(self.size, seq)
+    }
+
+    /// Nothing there yet. After a few looks whoever sleeps is woken: waking costs a full barrier, and ranks that are
+    /// on time are all awake.
+    fn look_in_vain(&mut self) {
+        self.vain += 1;
+        if self.owed && self.vain > LOOKS_BEFORE_RINGING {
+            self.flush();
+        }
+    }
+
+    /// Something was published: sleepers are to be woken, though not before this rank has nothing better to do.
+    fn owe(&mut self) {
+        self.owed = true;
+        self.vain = 0;
     }
 
     /// Rings every other rank that sleeps. The caller has just published something.
@@ -252,6 +289,35 @@ impl ShmLink {
             }
         }
         true
+    }
+
+    /// Whether somebody is gone or says that the group is dead.
+    fn troubled(&self, seq: u64) -> bool {
+        self.ranks.remotes.iter().enumerate().any(|(rank, remote)| {
+            rank != self.me && (remote.state() & POISONED != 0 || remote.gone() && !self.arrived(rank, seq))
+        })
+    }
+
+    /// Looks at the headers that nothing was read from; false where one is of another call.
+    fn hold(&mut self) -> bool {
+        let (ranks, size, differs) = (&self.ranks, self.size, &mut self.differs);
+        self.unheld.retain(|unheld| {
+            let remote = &ranks.remotes[unheld.rank];
+            let slot = slot_at(size, unheld.seq);
+            let tag = remote.word(slot + TAG).load(Ordering::Acquire);
+            if tag == unheld.seq + 1 {
+                let theirs = Head {
+                    what: remote.word(slot + WHAT).load(Ordering::Relaxed),
+                    count: remote.word(slot + COUNT).load(Ordering::Relaxed),
+                };
+                if theirs != unheld.head && differs.is_none() {
+                    let found = Mismatch { rank: unheld.rank, theirs, bytes: None };
+                    *differs = Some(Fault::Differs { seq: unheld.seq, mine: unheld.head, found });
+                }
+            }
+            tag <= unheld.seq && !remote.finished()
+        });
+        self.differs.is_none()
     }
 
     fn open_region(&mut self, wiring: &Wiring) -> Option<Region> {
@@ -323,7 +389,8 @@ impl ShmLink {
             let region = remote.word(slot + STAGE).load(Ordering::Relaxed) as usize;
             let entry = region + want.channel * ENTRY;
             let field = |i: usize| memory.word64(entry + 8 * i).load(Ordering::Relaxed) as usize;
-            let bytes = field(4) as u64;
+            // Without a region nothing comes at all.
+            let bytes = if region == 0 { 0 } else { field(4) as u64 };
             if bytes != want.bytes {
                 return Err(Mismatch { rank: want.rank, theirs, bytes: Some((want.bytes, bytes)) });
             }
@@ -352,10 +419,13 @@ impl Link for ShmLink {
     }
 
     fn begin(&mut self, seq: u64, head: Head, wiring: &Wiring) -> bool {
-        if !self.slot_free(seq) {
+        if !self.slot_free(seq) || !self.unheld.is_empty() && !self.hold() || self.differs.is_some() {
             return false;
         }
         let Some(endpoint) = self.endpoint.clone() else { return true };
+        if wiring.inlets.iter().all(|inlet| inlet.messages == 0) && self.troubled(seq) {
+            return false;
+        }
         self.seq = seq;
         self.inline = wiring.inline;
         let slot = self.slot(seq);
@@ -389,7 +459,7 @@ impl Link for ShmLink {
         } else {
             // Release: whoever sees the tag sees the header and the region's table.
             memory.word64(slot + TAG).store(seq + 1, Ordering::Release);
-            self.ring_all();
+            self.owe();
         }
         true
     }
@@ -405,6 +475,7 @@ impl Link for ShmLink {
             }
             out.read = least;
             if out.sent - out.read >= out.depth {
+                self.flush();
                 return None;
             }
         }
@@ -423,11 +494,12 @@ impl Link for ShmLink {
         };
         // Release: whoever sees the count sees the payload.
         endpoint.memory.word64(word).store(value, Ordering::Release);
-        self.ring_all();
+        self.owe();
     }
 
     fn message(&mut self, inlet: usize) -> Result<Option<*const u8>, Mismatch> {
         if !self.ins[inlet].resolved && !self.resolve(inlet)? {
+            self.look_in_vain();
             return Ok(None);
         }
         let memory = self.ranks.remotes[self.inlets[inlet].rank].memory();
@@ -436,6 +508,7 @@ impl Link for ShmLink {
             // Acquire: pairs with the writer's publish.
             found.there = memory.word64(found.lines).load(Ordering::Acquire);
             if found.taken >= found.there {
+                self.look_in_vain();
                 return Ok(None);
             }
         }
@@ -454,11 +527,25 @@ impl Link for ShmLink {
         }
     }
 
+    fn settle(&mut self) -> Result<bool, Mismatch> {
+        for inlet in 0..self.ins.len() {
+            if !self.ins[inlet].resolved && !self.resolve(inlet)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     fn end(&mut self) {
         let Some(endpoint) = &self.endpoint else { return };
+        if self.inlets.is_empty() {
+            let others = (0..self.size).filter(|&rank| rank != self.me);
+            let (seq, head) = (self.seq, self.head);
+            self.unheld.extend(others.map(|rank| Unheld { seq, head, rank }));
+        }
         endpoint.memory.word64(self.block + DONE).store(self.seq + 1, Ordering::Release);
         if !self.inline {
-            self.ring_all();
+            self.owed = true;
         }
         if let Some(region) = self.region.take() {
             let release = AllDone { ranks: self.ranks.clone(), operations: self.seq + 1 };
@@ -471,6 +558,12 @@ impl Link for ShmLink {
             let remote = &self.ranks.remotes[rank];
             remote.word(DONE).load(Ordering::Acquire) > seq
                 || (seq..seq + SLOTS).any(|s| remote.word(slot_at(self.size, s) + TAG).load(Ordering::Acquire) == s + 1)
+        }
+    }
+
+    fn flush(&mut self) {
+        if std::mem::take(&mut self.owed) {
+            self.ring_all();
         }
     }
 
@@ -524,7 +617,7 @@ impl Link for ShmLink {
     }
 
     fn faults(&self) -> Vec<Fault> {
-        let mut faults = Vec::new();
+        let mut faults: Vec<Fault> = self.differs.clone().into_iter().collect();
         for (rank, remote) in self.ranks.remotes.iter().enumerate() {
             if rank == self.me {
                 continue;
@@ -624,6 +717,10 @@ fn read_why(remote: &Remote) -> String {
 
 impl Drop for ShmLink {
     fn drop(&mut self) {
+        // A forked child's copy: the group, its memory and its place in the pool are the parent's.
+        if self.forks != fork_generation() {
+            return;
+        }
         self.leave();
         let Some(endpoint) = self.endpoint.take() else { return };
         if let Some(region) = self.region.take() {

@@ -10,7 +10,7 @@ use std::thread::JoinHandle;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use super::card::Id;
-use super::endpoint::Bell;
+use super::endpoint::{Bell, fork_generation};
 use super::handshake;
 
 struct Watched {
@@ -27,6 +27,7 @@ struct Shared {
 pub(crate) struct Service {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
+    forks: u32,
 }
 
 impl Service {
@@ -40,7 +41,7 @@ impl Service {
         let thread = std::thread::Builder::new()
             .name("smddp-service".to_owned())
             .spawn(move || serve(&theirs, &listener, &me, &memory, &bell))?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { shared, thread: Some(thread), forks: fork_generation() })
     }
 
     /// Sets `gone` and rings when the process or the connection behind `fd` ends; forgets it when nobody else
@@ -59,6 +60,10 @@ impl Service {
 
 impl Drop for Service {
     fn drop(&mut self) {
+        // A forked child has no such thread, and shares the parent's eventfd.
+        if self.forks != fork_generation() {
+            return;
+        }
         self.shared.stop.store(true, Ordering::Release);
         self.wake();
         if let Some(thread) = self.thread.take()

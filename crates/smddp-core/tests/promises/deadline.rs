@@ -1,0 +1,76 @@
+//! A rank that never arrives.
+
+use std::time::{Duration, Instant};
+
+use smddp_core::{Collective, Communicator, Error, Result};
+
+use crate::common::job::Job;
+use crate::common::{Gate, Wire, over};
+
+const DEADLINE: Duration = Duration::from_millis(300);
+
+fn one(comm: &Communicator, collective: Collective, count: usize) -> Result<()> {
+    Job::new(comm.rank(), comm.size(), collective, count, 0, 0).run(comm)
+}
+
+#[test]
+fn a_rank_that_never_arrives_is_named_by_all_who_wait_and_gets_the_error_too() {
+    for wire in Wire::BOTH {
+        for (collective, count) in [
+            (Collective::AllReduce, 10),
+            (Collective::AllGather, 100_000),
+            (Collective::Barrier, 0),
+            (Collective::AllToAll, 50_000),
+            (Collective::ReduceScatter, 3),
+        ] {
+            let failed = Gate::new(4);
+            over(wire.links(4), DEADLINE, |comm| {
+                let late = comm.rank() >= 2;
+                for _ in 0..3 {
+                    one(comm, Collective::AllReduce, 100).unwrap();
+                }
+                if late {
+                    // Rank 2 and 3 do not call while the others wait.
+                    failed.wait();
+                }
+                let begun = Instant::now();
+                // A late rank that finds all it needs may finish; it fails at its next call then.
+                let outcome = one(comm, collective, count);
+                assert!(late || outcome.is_err());
+                let done = u64::from(outcome.is_ok());
+                let error = outcome.and_then(|()| one(comm, collective, count)).unwrap_err();
+                let took = begun.elapsed();
+                let text = error.to_string();
+                let Error::Timeout { what, group, missing, .. } = &error else { panic!("{text}") };
+                assert!(what.ends_with(&format!("#{}", 3 + done)) && what.starts_with(smddp_core::name_of(collective)), "{what}");
+                assert_eq!(group, "test");
+                assert_eq!(*missing, [2, 3], "rank {} over {wire:?}: {text}", comm.rank());
+                assert!(text.contains("rank 2") && text.contains("rank 3"), "{text}");
+                if !late {
+                    assert!(took >= DEADLINE && took < DEADLINE + Duration::from_secs(2), "{took:?}");
+                    failed.wait();
+                }
+                assert_eq!(one(comm, Collective::Barrier, 0), Err(error), "the group stays failed");
+            });
+        }
+    }
+}
+
+#[test]
+fn a_late_root_that_needs_nobody_learns_of_the_timeout_at_its_call() {
+    for wire in Wire::BOTH {
+        for count in [1, 1000, 200_000] {
+            let failed = Gate::new(2);
+            over(wire.links(2), DEADLINE, |comm| {
+                if comm.rank() == 0 {
+                    failed.wait();
+                }
+                let outcome = one(comm, Collective::Broadcast, count);
+                assert!(matches!(outcome, Err(Error::Timeout { .. })), "{outcome:?}");
+                if comm.rank() == 1 {
+                    failed.wait();
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,162 @@
+//! `kill -9` of one rank in the middle of a collective.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use smddp_core::{Collective, Communicator, DType, Error, Options, Result};
+
+use crate::common::ALL;
+use crate::common::group::{group, world};
+use crate::common::job::Job;
+use crate::common::procs::{Me, Ranks, start};
+
+const CASES: usize = 100;
+/// Elements of a block, from nothing to several MiB.
+const COUNTS: [usize; 6] = [0, 1, 700, 20_000, 300_000, 1_000_000];
+
+/// What the ranks do when one of them dies.
+#[derive(Clone, Copy, Debug)]
+enum Deed {
+    Sync(Collective),
+    Async(Collective),
+    Mail,
+}
+
+/// (deed, elements, ranks, victim) of a case.
+fn case(number: usize) -> (Deed, usize, usize, usize) {
+    let size = 2 + number % 3;
+    let victim = (number / 3) % size;
+    let deed = match number % 10 {
+        9 => Deed::Mail,
+        kind if (number / 10) % 2 == 0 => Deed::Sync(ALL[kind]),
+        kind => Deed::Async(ALL[kind]),
+    };
+    (deed, COUNTS[(number / 7) % COUNTS.len()], size, victim)
+}
+
+/// Sends round the ring and receives from the left.
+fn mail(comm: &Communicator, data: &[f32], into: &mut [f32]) -> Result<()> {
+    let (me, n) = (comm.rank(), comm.size());
+    // SAFETY: both buffers outlive both works, which are waited for or over when an error ends the group.
+    unsafe {
+        let send =
+            comm.send(data.as_ptr().cast(), data.len(), DType::F32, (me + 1) % n, 7, Options::default())?;
+        let recv = comm.recv(
+            into.as_mut_ptr().cast(),
+            into.len(),
+            DType::F32,
+            Some((me + n - 1) % n),
+            7,
+            Options::default(),
+        );
+        let got = recv.and_then(|recv| recv.wait(None));
+        send.wait(None).and(got)
+    }
+}
+
+fn act(comm: &Communicator, deed: Deed, count: usize, turn: usize) -> Result<()> {
+    let (me, n) = (comm.rank(), comm.size());
+    match deed {
+        Deed::Sync(collective) => {
+            let mut job = Job::new(me, n, collective, count, turn % n, turn);
+            job.run(comm)?;
+            job.check();
+        }
+        Deed::Async(collective) => {
+            let mut jobs: Vec<Job> = (0..3).map(|i| Job::new(me, n, collective, count, turn % n, turn + i)).collect();
+            // All of them are waited for before any buffer goes.
+            let works: Vec<_> = jobs.iter_mut().map(|job| job.start(comm)).collect();
+            let ends: Vec<_> = works.into_iter().map(|work| work.and_then(|work| work.wait(None))).collect();
+            ends.into_iter().collect::<Result<()>>()?;
+            jobs.iter().for_each(Job::check);
+        }
+        Deed::Mail => mail(comm, &vec![1.0; count], &mut vec![0.0; count])?,
+    }
+    Ok(())
+}
+
+pub fn rank(me: &Me) {
+    let number: usize = std::env::var("SMDDP_TEST_CASE").unwrap().parse().unwrap();
+    let (deed, count, size, victim) = case(number);
+    let comm = world(me, Duration::from_secs(20));
+    act(&comm, deed, count, 0).unwrap();
+    me.say("ready");
+    let error = (1..).find_map(|turn| act(&comm, deed, count, turn).err()).unwrap();
+    me.say("failed");
+    assert!(matches!(error, Error::PeerLost { rank, .. } if rank == victim), "not the loss of {victim}: {error}");
+    // The first cause, at once, whatever is called.
+    let asked = Instant::now();
+    for collective in ALL {
+        assert_eq!(act(&comm, Deed::Sync(collective), 100, 1), Err(error.clone()));
+        assert_eq!(act(&comm, Deed::Async(collective), 100, 1), Err(error.clone()));
+    }
+    assert_eq!(act(&comm, Deed::Mail, 100, 1), Err(error));
+    assert!(asked.elapsed() < Duration::from_millis(500), "later calls took {:?}", asked.elapsed());
+    comm.close();
+    drop(comm);
+    let others: Vec<usize> = (0..size).filter(|&r| r != victim).collect();
+    let again = group(me, "again", &others, Duration::from_secs(20));
+    act(&again, Deed::Sync(Collective::AllReduce), 5000, 0).unwrap();
+    again.close();
+    me.say("done");
+}
+
+/// Everything that this process has open or mapped lies in memory only.
+fn names_nothing(ranks: &Ranks, rank: usize) {
+    let pid = ranks.pid(rank);
+    let bad = |path: &str| path.starts_with("/dev/shm") || path.starts_with("/tmp") && !path.contains("/deps/");
+    for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap() {
+        let target = std::fs::read_link(entry.unwrap().path()).unwrap_or_default();
+        assert!(!bad(&target.to_string_lossy()), "rank {rank} has {} open", target.display());
+    }
+    for line in std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().lines() {
+        let path = line.splitn(6, ' ').nth(5).unwrap_or("").trim();
+        assert!(!bad(path), "rank {rank} has mapped {path}");
+    }
+}
+
+fn no_trace_of(pids: &[u32]) {
+    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+    for pid in pids {
+        assert!(!Path::new(&format!("/proc/{pid}")).exists(), "process {pid} is left");
+        assert!(!sockets.contains(&format!("smddp-{pid}-")), "a socket of process {pid} is left");
+    }
+}
+
+#[test]
+fn a_killed_rank_is_named_by_every_survivor_within_a_second_in_a_hundred_collectives() {
+    let folder = std::env::temp_dir().join(format!("smddp-kill-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let mut slowest = Duration::ZERO;
+    let begun = Instant::now();
+    for number in 0..CASES {
+        let (deed, count, size, victim) = case(number);
+        let environment =
+            [("SMDDP_TEST_CASE", &*number.to_string()), ("TMPDIR", folder.to_str().unwrap())];
+        let mut ranks = start("kill", size, &environment, Duration::from_secs(20));
+        (0..size).for_each(|rank| drop(ranks.hear(rank, "ready")));
+        if number % 10 == 0 {
+            (0..size).for_each(|rank| names_nothing(&ranks, rank));
+        }
+        // Not a wait for anything: it moves the blow to another moment of the collective.
+        std::thread::park_timeout(Duration::from_micros((number as u64 * 613) % 4000));
+        let killed = ranks.kill(victim);
+        let others: Vec<usize> = (0..size).filter(|&r| r != victim).collect();
+        for &rank in &others {
+            let after = ranks.hear(rank, "failed").at.saturating_duration_since(killed);
+            slowest = slowest.max(after);
+            if after > Duration::from_secs(1) {
+                ranks.fail(&format!("case {number} ({deed:?}, {count}): rank {rank} noticed after {after:?}"));
+            }
+        }
+        for &rank in &others {
+            ranks.hear(rank, "done");
+        }
+        let pids: Vec<u32> = (0..size).map(|r| ranks.pid(r)).collect();
+        ranks.finish(others);
+        no_trace_of(&pids);
+    }
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "a file is left in {}", folder.display());
+    std::fs::remove_dir(&folder).unwrap();
+    println!("{CASES} kills in {:?}, the slowest notice {slowest:?}", begun.elapsed());
+}

@@ -1,0 +1,74 @@
+//! A rank that leaves in good order is missed only where it is needed.
+
+use std::time::Duration;
+
+use smddp_core::{Collective, Communicator, DType, Error, Options};
+
+use crate::common::group::world;
+use crate::common::job::Job;
+use crate::common::procs::{Me, start};
+
+fn one(comm: &Communicator, collective: Collective, count: usize, turn: usize) -> smddp_core::Result<()> {
+    let mut job = Job::new(comm.rank(), comm.size(), collective, count, turn % comm.size(), turn);
+    job.run(comm)?;
+    job.check();
+    Ok(())
+}
+
+pub fn rank(me: &Me) {
+    let comm = world(me, Duration::from_secs(10));
+    for turn in 0..50 {
+        one(&comm, crate::common::ALL[turn % 9], 3000, turn).unwrap();
+    }
+    let letter = [7f32; 9];
+    if me.rank == 1 {
+        for to in [0, 2] {
+            // SAFETY: the letter lives until the process ends.
+            let sent = unsafe { comm.send(letter.as_ptr().cast(), 9, DType::F32, to, 5, Options::default()) };
+            sent.unwrap().wait(None).unwrap();
+        }
+    }
+    // The last collective, and the end of the process right behind it.
+    one(&comm, Collective::AllGather, 100_000, 1).unwrap();
+    if me.rank == 1 {
+        smddp_core::shutdown();
+        return;
+    }
+    // What it sent before is still received.
+    let mut got = [0f32; 9];
+    me.get("gone");
+    // SAFETY: the buffer outlives the work, which is waited for.
+    let work = unsafe { comm.recv(got.as_mut_ptr().cast(), 9, DType::F32, Some(1), 5, Options::default()) };
+    work.unwrap().wait(None).unwrap();
+    assert_eq!(got, letter);
+    // Messages between those who are still there go on, whoever has left.
+    let (other, mut into) = (2 - me.rank, vec![0f32; 100_000]);
+    let out = vec![me.rank as f32; 100_000];
+    // SAFETY: both buffers outlive both works, which are waited for.
+    unsafe {
+        let s = comm.send(out.as_ptr().cast(), out.len(), DType::F32, other, 1, Options::default()).unwrap();
+        let r = comm.recv(into.as_mut_ptr().cast(), out.len(), DType::F32, Some(other), 1, Options::default()).unwrap();
+        r.wait(None).unwrap();
+        s.wait(None).unwrap();
+    }
+    assert!(into.iter().all(|&x| x == other as f32));
+    assert_eq!(comm.error(), None, "a rank that left is no error by itself");
+    let error = one(&comm, Collective::AllReduce, 10, 0).unwrap_err();
+    assert!(matches!(&error, Error::PeerLost { rank: 1, how, .. } if how.contains("left")), "{error}");
+    comm.close();
+    me.say("done");
+}
+
+#[test]
+fn an_orderly_exit_after_the_last_collective_is_no_error_until_the_rank_is_needed() {
+    for _ in 0..10 {
+        let mut ranks = start("leaving", 3, &[], Duration::from_secs(20));
+        if !ranks.exit(1).success() {
+            ranks.fail("rank 1 ended badly");
+        }
+        ranks.put("gone", "yes");
+        ranks.hear(0, "done");
+        ranks.hear(2, "done");
+        ranks.finish([0, 1, 2]);
+    }
+}

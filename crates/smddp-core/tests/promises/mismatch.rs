@@ -1,0 +1,232 @@
+//! Two ranks make different calls: an error on both sides that names both calls, never a hang.
+
+use std::time::{Duration, Instant};
+
+use smddp_core::{Blocks, Call, Collective, Communicator, DType, Error, Options, RedOp, Result};
+
+use crate::common::{Gate, Wire, over};
+
+/// One call, small enough to be written in a table.
+#[derive(Clone, Copy, Debug)]
+struct Make {
+    collective: Collective,
+    dtype: DType,
+    redop: RedOp,
+    root: usize,
+    /// Elements per block (whole buffer for all_reduce, broadcast, reduce).
+    count: usize,
+}
+
+const BASE: Make =
+    Make { collective: Collective::AllReduce, dtype: DType::F32, redop: RedOp::Sum, root: 0, count: 100 };
+
+fn run(comm: &Communicator, make: Make) -> Result<()> {
+    let (n, at_root) = (comm.size(), comm.rank() == make.root);
+    let c = make.count;
+    let (given, taken) = match make.collective {
+        Collective::AllGather => (Some(c), Some(n * c)),
+        Collective::ReduceScatter => (Some(n * c), Some(c)),
+        Collective::AllReduce => (Some(c), Some(c)),
+        Collective::Broadcast => (at_root.then_some(c), Some(c)),
+        Collective::Reduce => (Some(c), at_root.then_some(c)),
+        Collective::Gather => (Some(c), at_root.then_some(n * c)),
+        Collective::Scatter => (at_root.then_some(n * c), Some(c)),
+        Collective::AllToAll => (Some(n * c), Some(n * c)),
+        Collective::Barrier => (None, None),
+    };
+    let mut buffers = [given, taken].map(|count| vec![0u128; count.unwrap_or(0).div_ceil(16 / make.dtype.size())]);
+    let [input, output] = &mut buffers;
+    let flat = |data: &mut Vec<u128>, count: Option<usize>| match count {
+        Some(count) => Blocks::Flat { ptr: data.as_mut_ptr().cast(), count },
+        None => Blocks::None,
+    };
+    let call = Call {
+        collective: make.collective,
+        dtype: make.dtype,
+        redop: make.redop,
+        root: make.root,
+        input: flat(input, given),
+        output: flat(output, taken),
+    };
+    // SAFETY: the buffers outlive the call, which is synchronous.
+    unsafe { comm.run(&call, Options::default()) }
+}
+
+fn barrier(comm: &Communicator) -> Result<()> {
+    run(comm, Make { collective: Collective::Barrier, count: 0, ..BASE })
+}
+
+/// Every rank makes its calls; the first error must be there by the end of a barrier that follows, and name what
+/// each side did.
+fn differ(calls: &[&[Make]], names: &[&str]) {
+    for wire in Wire::BOTH {
+        let begun = Instant::now();
+        let over_here = Gate::new(calls.len());
+        over(wire.links(calls.len()), Duration::from_secs(15), |comm| {
+            let mine = calls[comm.rank()];
+            let outcome = mine.iter().try_for_each(|&make| run(comm, make)).and_then(|()| barrier(comm));
+            let error = outcome.expect_err(&format!("{calls:?} over {wire:?}: rank {} noticed nothing", comm.rank()));
+            assert!(matches!(error, Error::Mismatch { .. }), "{calls:?} over {wire:?}: {error}");
+            for name in names {
+                let text = error.to_string();
+                assert!(text.contains(name), "rank {}: `{name}` is not in: {text}", comm.rank());
+            }
+            // Nobody leaves before all have seen it: leaving would be another reason.
+            over_here.wait();
+        });
+        assert!(begun.elapsed() < Duration::from_secs(5), "{calls:?} over {wire:?} took {:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn different_collectives_fail_on_both_sides_naming_both() {
+    for count in [0, 10, 3000, 100_000] {
+        let reduce = Make { count, ..BASE };
+        let gather = Make { collective: Collective::AllGather, ..reduce };
+        differ(&[&[reduce], &[gather]], &["all_reduce", "all_gather"]);
+        differ(&[&[gather], &[gather], &[reduce]], &["all_reduce", "all_gather"]);
+        let send = Make { collective: Collective::Broadcast, ..reduce };
+        differ(&[&[send], &[reduce]], &["all_reduce", "broadcast"]);
+    }
+}
+
+#[test]
+fn different_dtypes_fail_on_both_sides_naming_both() {
+    for count in [10, 3000] {
+        let single = Make { count, ..BASE };
+        let double = Make { dtype: DType::F64, ..single };
+        differ(&[&[single], &[double]], &["float32", "float64"]);
+        let whole = Make { dtype: DType::I32, ..single };
+        differ(&[&[whole], &[single], &[whole]], &["float32", "int32"]);
+    }
+}
+
+#[test]
+fn different_reductions_fail_on_both_sides_naming_both() {
+    let max = Make { redop: RedOp::Max, ..BASE };
+    differ(&[&[BASE], &[max]], &["sum", "max"]);
+    let scaled = Make { redop: RedOp::PremulSum(0.5), ..BASE };
+    differ(&[&[scaled], &[BASE]], &["sum", "premul_sum"]);
+}
+
+#[test]
+fn different_roots_fail_on_both_sides_naming_both_even_if_nobody_reads() {
+    for collective in [Collective::Broadcast, Collective::Reduce, Collective::Gather, Collective::Scatter] {
+        for count in [0, 10, 3000] {
+            let first = Make { collective, count, ..BASE };
+            let second = Make { root: 1, ..first };
+            differ(&[&[first], &[second]], &["root 0", "root 1"]);
+            differ(&[&[first], &[first], &[second]], &["root 0", "root 1"]);
+        }
+    }
+}
+
+#[test]
+fn different_counts_fail_on_both_sides_naming_both() {
+    for collective in [
+        Collective::AllGather,
+        Collective::ReduceScatter,
+        Collective::AllReduce,
+        Collective::Broadcast,
+        Collective::Reduce,
+        Collective::Gather,
+        Collective::Scatter,
+        Collective::AllToAll,
+    ] {
+        for (a, b) in [(10, 12), (100, 40_000), (50_000, 50_001)] {
+            let (a, b) = (Make { collective, count: a, ..BASE }, Make { collective, count: b, ..BASE });
+            differ(&[&[a], &[b]], &["elements"]);
+        }
+    }
+}
+
+#[test]
+fn another_order_of_the_same_calls_fails_on_both_sides() {
+    let gather = Make { collective: Collective::AllGather, ..BASE };
+    differ(&[&[BASE, gather], &[gather, BASE]], &["all_reduce", "all_gather"]);
+    differ(&[&[BASE, BASE, gather], &[BASE, gather, BASE]], &["#1", "all_reduce", "all_gather"]);
+}
+
+/// all_to_all with what each rank sends to and expects from each.
+fn pairs(comm: &Communicator, send: &[usize], receive: &[usize]) -> Result<()> {
+    let (mut a, mut b) = (vec![1f32; send.iter().sum()], vec![0f32; receive.iter().sum()]);
+    let call = Call {
+        collective: Collective::AllToAll,
+        dtype: DType::F32,
+        redop: RedOp::Sum,
+        root: 0,
+        input: Blocks::Cut { ptr: a.as_mut_ptr().cast(), counts: send },
+        output: Blocks::Cut { ptr: b.as_mut_ptr().cast(), counts: receive },
+    };
+    // SAFETY: the buffers outlive the call, which is synchronous.
+    unsafe { comm.run(&call, Options::default()) }
+}
+
+fn uneven(send: [[usize; 2]; 2], receive: [[usize; 2]; 2]) {
+    for wire in Wire::BOTH {
+        let over_here = Gate::new(2);
+        let begun = Instant::now();
+        over(wire.links(2), Duration::from_secs(15), |comm| {
+            let me = comm.rank();
+            let outcome = pairs(comm, &send[me], &receive[me]).and_then(|()| barrier(comm));
+            let error = outcome.expect_err(&format!("{send:?} against {receive:?} over {wire:?}: rank {me} noticed nothing"));
+            let text = error.to_string();
+            assert!(matches!(error, Error::Mismatch { .. }), "{text}");
+            assert!(text.contains("bytes") && text.contains("rank 0") && text.contains("rank 1"), "{text}");
+            over_here.wait();
+        });
+        assert!(begun.elapsed() < Duration::from_secs(5), "{send:?} against {receive:?} over {wire:?}");
+    }
+}
+
+#[test]
+fn uneven_pairs_that_disagree_fail_on_both_sides() {
+    uneven([[1, 5], [7, 2]], [[1, 7], [6, 2]]);
+    uneven([[1, 50_000], [7, 2]], [[1, 7], [60_000, 2]]);
+    uneven([[1, 0], [7, 2]], [[1, 7], [6, 2]]);
+}
+
+#[test]
+fn pairs_of_which_one_side_expects_nothing_fail_on_both_sides() {
+    uneven([[1, 5], [7, 2]], [[1, 7], [0, 2]]);
+    uneven([[1, 500_000], [7, 2]], [[1, 7], [0, 2]]);
+    uneven([[0, 5], [0, 0]], [[0, 0], [0, 0]]);
+}
+
+/// Rank 0 sends, rank 1 receives.
+fn mail(comm: &Communicator, dtype: DType, count: usize) -> Result<()> {
+    let mut data = vec![0u128; (count * dtype.size()).div_ceil(16)];
+    let ptr: *mut u8 = data.as_mut_ptr().cast();
+    // SAFETY: the buffer outlives the work, which is waited for.
+    unsafe {
+        match comm.rank() {
+            0 => comm.send(ptr, count, dtype, 1, 3, Options::default())?.wait(None),
+            _ => comm.recv(ptr, count, dtype, Some(0), 3, Options::default())?.wait(None),
+        }
+    }
+}
+
+#[test]
+fn a_message_of_another_size_or_type_fails_on_both_sides_naming_both() {
+    for wire in Wire::BOTH {
+        for ((a, m), (b, n)) in [
+            ((DType::F32, 10), (DType::F32, 11)),
+            ((DType::F32, 10), (DType::I32, 10)),
+            ((DType::F32, 0), (DType::F32, 1)),
+            ((DType::F32, 1_000_000), (DType::F32, 1_000_001)),
+            ((DType::F64, 1_000_000), (DType::I64, 1_000_000)),
+        ] {
+            let over_here = Gate::new(2);
+            over(wire.links(2), Duration::from_secs(15), |comm| {
+                let (dtype, count) = [(a, m), (b, n)][comm.rank()];
+                let error = mail(comm, dtype, count).and_then(|()| barrier(comm)).unwrap_err();
+                let text = error.to_string();
+                assert!(matches!(error, Error::Mismatch { .. }), "{text}");
+                for (dtype, count) in [(a, m), (b, n)] {
+                    assert!(text.contains(&format!("{count} elements of {}", dtype.name())), "{text}");
+                }
+                over_here.wait();
+            });
+        }
+    }
+}

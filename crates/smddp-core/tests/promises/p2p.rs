@@ -1,0 +1,217 @@
+//! Send and recv: any order, any source, any size, while other things go on.
+
+use std::time::{Duration, Instant};
+
+use smddp_core::{Collective, Communicator, DType, Error, Options, Result, Work};
+
+use crate::common::group::world;
+use crate::common::job::Job;
+use crate::common::procs::{Me, start};
+use crate::common::{Gate, PATIENCE, Wire, over};
+
+/// What a message with this tag from this rank holds.
+fn letter(from: usize, tag: u64, count: usize) -> Vec<f32> {
+    (0..count).map(|i| (from * 1000 + tag as usize * 10 + i % 7) as f32).collect()
+}
+
+fn send(comm: &Communicator, data: &[f32], to: usize, tag: u64) -> Result<Work> {
+    // SAFETY: every caller keeps the data until the work is done.
+    unsafe { comm.send(data.as_ptr().cast(), data.len(), DType::F32, to, tag, Options::default()) }
+}
+
+fn recv(comm: &Communicator, into: &mut [f32], from: Option<usize>, tag: u64) -> Result<Work> {
+    let options = Options { timeout: None, keep: None };
+    // SAFETY: every caller keeps the buffer until the work is done.
+    unsafe { comm.recv(into.as_mut_ptr().cast(), into.len(), DType::F32, from, tag, options) }
+}
+
+#[test]
+fn messages_are_received_in_any_order_of_tags() {
+    for wire in Wire::BOTH {
+        for count in [0, 1, 1000, 20_000, 300_000] {
+            over(wire.links(2), PATIENCE, |comm| {
+                let tags: Vec<u64> = (0..40).collect();
+                if comm.rank() == 0 {
+                    let data: Vec<_> = tags.iter().map(|&tag| letter(0, tag, count)).collect();
+                    let works: Vec<_> = tags.iter().map(|&t| send(comm, &data[t as usize], 1, t).unwrap()).collect();
+                    works.iter().for_each(|work| work.wait(None).unwrap());
+                } else {
+                    for &tag in tags.iter().rev() {
+                        let mut into = vec![f32::NAN; count];
+                        recv(comm, &mut into, Some(0), tag).unwrap().wait(None).unwrap();
+                        assert_eq!(into, letter(0, tag, count), "tag {tag}");
+                    }
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn messages_of_one_tag_keep_their_order() {
+    for wire in Wire::BOTH {
+        over(wire.links(2), PATIENCE, |comm| {
+            for round in 0..200 {
+                let count = [3, 30_000, 0, 500][round % 4];
+                if comm.rank() == 0 {
+                    let data = letter(round, 0, count);
+                    send(comm, &data, 1, 9).unwrap().wait(None).unwrap();
+                } else {
+                    let mut into = vec![f32::NAN; count];
+                    recv(comm, &mut into, Some(0), 9).unwrap().wait(None).unwrap();
+                    assert_eq!(into, letter(round, 0, count));
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn a_recv_from_any_rank_takes_each_message_once_and_names_its_source() {
+    for wire in Wire::BOTH {
+        over(wire.links(4), PATIENCE, |comm| {
+            let me = comm.rank();
+            if me == 0 {
+                let mut seen = vec![0; 4];
+                for _ in 0..60 {
+                    let mut into = vec![f32::NAN; 2000];
+                    let work = recv(comm, &mut into, None, 4).unwrap();
+                    work.wait(None).unwrap();
+                    let from = work.source().unwrap();
+                    assert_eq!(into, letter(from, seen[from], 2000));
+                    seen[from] += 1;
+                }
+                assert_eq!(seen, [0, 20, 20, 20]);
+            } else {
+                for tag in 0..20 {
+                    send(comm, &letter(me, tag, 2000), 0, 4).unwrap().wait(None).unwrap();
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn ranks_that_all_send_first_do_not_wait_for_each_other_below_the_eager_limit() {
+    for wire in Wire::BOTH {
+        over(wire.links(3), PATIENCE, |comm| {
+            let (me, n) = (comm.rank(), comm.size());
+            for round in 0..30 {
+                for to in (0..n).filter(|&r| r != me) {
+                    send(comm, &letter(me, round, 16_000), to, round).unwrap().wait(None).unwrap();
+                }
+                for from in (0..n).filter(|&r| r != me) {
+                    let mut into = vec![f32::NAN; 16_000];
+                    recv(comm, &mut into, Some(from), round).unwrap().wait(None).unwrap();
+                    assert_eq!(into, letter(from, round, 16_000));
+                }
+            }
+        });
+    }
+}
+
+/// Every rank sends large messages to all, all at once, and receives them in another order.
+fn all_at_once(comm: &Communicator, messages: u64, count: usize) {
+    let (me, n) = (comm.rank(), comm.size());
+    let others: Vec<usize> = (0..n).filter(|&r| r != me).collect();
+    let data: Vec<_> = (0..messages).map(|tag| letter(me, tag, count)).collect();
+    let mut works = Vec::new();
+    for (tag, data) in data.iter().enumerate() {
+        works.extend(others.iter().map(|&to| send(comm, data, to, tag as u64).unwrap()));
+    }
+    for tag in (0..messages).rev() {
+        for &from in &others {
+            let mut into = vec![f32::NAN; count];
+            recv(comm, &mut into, Some(from), tag).unwrap().wait(None).unwrap();
+            assert!(into == letter(from, tag, count), "tag {tag} from {from}");
+        }
+    }
+    works.iter().for_each(|work| work.wait(None).unwrap());
+}
+
+#[test]
+fn many_large_messages_interleave() {
+    for wire in Wire::BOTH {
+        over(wire.links(3), PATIENCE, |comm| all_at_once(comm, 12, 200_000));
+    }
+}
+
+pub fn rank(me: &Me) {
+    let comm = world(me, Duration::from_secs(20));
+    all_at_once(&comm, 12, 100_000);
+    all_at_once(&comm, 60, 3_000);
+    all_at_once(&comm, 200, 10);
+    comm.close();
+    me.say("done");
+}
+
+#[test]
+fn messages_in_any_order_need_no_more_than_the_smallest_staging() {
+    let mut ranks = start("p2p", 3, &[("SMDDP_STAGING_BYTES", "65536")], Duration::from_secs(30));
+    (0..3).for_each(|rank| drop(ranks.hear(rank, "done")));
+    ranks.finish(0..3);
+}
+
+#[test]
+fn an_expired_recv_ends_alone_and_leaves_the_group_usable() {
+    for wire in Wire::BOTH {
+        let gate = Gate::new(2);
+        over(wire.links(2), PATIENCE, |comm| {
+            if comm.rank() == 0 {
+                let mut into = vec![0f32; 10];
+                let options = Options { timeout: Some(Duration::from_millis(100)), keep: None };
+                let begun = Instant::now();
+                // SAFETY: the buffer outlives the work, which is waited for.
+                let work =
+                    unsafe { comm.recv(into.as_mut_ptr().cast(), 10, DType::F32, Some(1), 3, options) }.unwrap();
+                let error = work.wait(None).unwrap_err();
+                assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [1]), "{error}");
+                assert!(error.to_string().contains("tag 3"), "{error}");
+                assert!(begun.elapsed() < Duration::from_secs(2));
+                assert_eq!(comm.error(), None);
+            }
+            gate.wait();
+            let mut job = Job::new(comm.rank(), 2, Collective::AllReduce, 5000, 0, 0);
+            job.run(comm).unwrap();
+            job.check();
+            // The same tag, now with a sender.
+            let mut into = vec![0f32; 10];
+            if comm.rank() == 1 {
+                send(comm, &letter(1, 3, 10), 0, 3).unwrap().wait(None).unwrap();
+            } else {
+                recv(comm, &mut into, Some(1), 3).unwrap().wait(None).unwrap();
+                assert_eq!(into, letter(1, 3, 10));
+            }
+        });
+    }
+}
+
+#[test]
+fn messages_move_while_a_collective_waits_for_a_rank() {
+    for wire in Wire::BOTH {
+        over(wire.links(3), PATIENCE, |comm| {
+            let mut job = Job::new(comm.rank(), 3, Collective::AllReduce, 40_000, 0, 0);
+            let (me, count) = (comm.rank(), 100_000);
+            let mut into = vec![f32::NAN; count];
+            let started = (me != 2).then(|| job.start(comm).unwrap());
+            // Rank 2 joins the collective only when the messages of the others have come by way of it.
+            match me {
+                0 => send(comm, &letter(0, 1, count), 1, 1).unwrap().wait(None).unwrap(),
+                1 => {
+                    recv(comm, &mut into, Some(0), 1).unwrap().wait(None).unwrap();
+                    assert!(into == letter(0, 1, count));
+                    send(comm, &into, 2, 2).unwrap().wait(None).unwrap();
+                }
+                _ => {
+                    recv(comm, &mut into, Some(1), 2).unwrap().wait(None).unwrap();
+                    assert!(into == letter(0, 1, count));
+                    job.run(comm).unwrap();
+                }
+            }
+            if let Some(work) = started {
+                work.wait(None).unwrap();
+            }
+            job.check();
+        });
+    }
+}
