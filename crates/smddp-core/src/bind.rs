@@ -31,6 +31,9 @@ pub(crate) struct Run {
     pub(crate) blocks: usize,
     /// Segments of the longest block; 1 for a token.
     pub(crate) segments: usize,
+    /// Offset of the first block, and bytes of all, where they lie in a row and are one segment: then the blocks are
+    /// one piece of memory (unless the caller gave a list).
+    pub(crate) row: Option<(usize, usize)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -39,6 +42,8 @@ pub(crate) struct From {
     /// The message as its writer laid it out (block numbers of the tables), and which blocks of it are taken.
     pub(crate) message: Run,
     pub(crate) skip: usize,
+    /// Bytes of the blocks before, in the first segment.
+    pub(crate) skip_bytes: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -289,8 +294,17 @@ impl Binder {
 
     fn run(&self, span: Span) -> Run {
         let table = &self.bound.lengths[index(span.buffer)];
-        let lengths = (span.block..span.block + span.blocks).map(|b| table[b]);
-        Run { buffer: span.buffer, block: span.block, blocks: span.blocks, segments: self.segments(lengths, span.blocks) }
+        let offsets = &self.bound.offsets[index(span.buffer)];
+        let range = span.block..span.block + span.blocks;
+        let segments = self.segments(range.clone().map(|b| table[b]), span.blocks);
+        let mut next = offsets.get(span.block).copied().unwrap_or(0);
+        let (first, mut in_a_row) = (next, segments <= 1);
+        for block in range {
+            in_a_row &= offsets[block] == next;
+            next += table[block];
+        }
+        let row = in_a_row.then_some((first, next - first));
+        Run { buffer: span.buffer, block: span.block, blocks: span.blocks, segments, row }
     }
 
     fn bytes(&self, run: Run) -> u64 {
@@ -300,7 +314,7 @@ impl Binder {
     /// `to`: the span that takes it, which alone tells the size where only the pair knows it.
     fn from(&mut self, source: &Source, to: Option<Span>) -> From {
         let message = if self.uneven_pairs {
-            to.map_or(Run { buffer: Buffer::In, block: 0, blocks: 0, segments: 1 }, |to| self.run(to))
+            to.map_or(Run { buffer: Buffer::In, block: 0, blocks: 0, segments: 1, row: None }, |to| self.run(to))
         } else {
             self.run(source.message)
         };
@@ -320,7 +334,9 @@ impl Binder {
         });
         self.inlets[inlet].messages += messages;
         self.inlets[inlet].bytes += bytes;
-        From { inlet, message, skip: source.take.0 }
+        let before = (message.block..message.block + source.take.0).map(|b| self.bound.length(message.buffer, b));
+        let skip_bytes = before.map(|length| self.bound.segment(length, 0)).sum();
+        From { inlet, message, skip: source.take.0, skip_bytes }
     }
 
     fn act(&mut self, step: &Step) -> (Act, usize) {

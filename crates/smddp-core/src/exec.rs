@@ -196,40 +196,76 @@ impl State {
         Ok(true)
     }
 
+    /// Where a run lies if it is one piece of memory: address and bytes.
+    fn row(&self, run: Run) -> Option<(usize, usize)> {
+        let (offset, bytes) = run.row?;
+        let table = Bound::table(run.buffer);
+        match self.lists.get(table) {
+            Some(Some(_)) => None,
+            _ => Some((self.bases[table] + offset, bytes)),
+        }
+    }
+
+    /// Calls `each` for the pieces of one segment of a run: (address, bytes).
+    fn pieces(&self, bound: &Bound, run: Run, segment: usize, mut each: impl FnMut(usize, usize)) {
+        if let Some((address, bytes)) = self.row(run) {
+            return each(address, bytes);
+        }
+        for block in run.block..run.block + run.blocks {
+            let bytes = bound.segment(bound.length(run.buffer, block), segment);
+            each(self.address(bound, run.buffer, block, segment), bytes);
+        }
+    }
+
     fn pack(&self, bound: &Bound, cell: Place, source: Run, tee: Option<Run>, segment: usize) {
+        let rows = match tee {
+            None => self.row(source).map(|(from, bytes)| (from, from, bytes)),
+            Some(tee) => self.row(source).zip(self.row(tee)).map(|((from, bytes), (kept, _))| (from, kept, bytes)),
+        };
+        if let Some((from, kept, bytes)) = rows {
+            return self.put(cell, from, kept, bytes);
+        }
         let mut at = 0;
         for i in 0..source.blocks {
             let bytes = bound.segment(bound.length(source.buffer, source.block + i), segment);
             let from = self.address(bound, source.buffer, source.block + i, segment);
             let kept = tee.map_or(from, |t| self.address(bound, t.buffer, t.block + i, segment));
-            let cell = cell.wrapping_add(at);
-            // SAFETY: the cell is ours and holds the message (bind sized it); `from` and `kept` lie in the call's
-            // buffers, valid and exclusively ours until the operation is over. This thread owns the operation.
-            unsafe {
-                if kept == from {
-                    reduce::copy(cell, from as *const u8, bytes, false);
-                } else {
-                    reduce::copy_tee(cell, kept as *mut u8, from as *const u8, bytes, self.stream);
-                }
-            }
+            self.put(cell.wrapping_add(at), from, kept, bytes);
             at += bytes;
+        }
+    }
+
+    /// One piece into a cell, and to where it is kept if that is elsewhere.
+    fn put(&self, cell: Place, from: usize, kept: usize, bytes: usize) {
+        // SAFETY: the cell is ours and holds the message (bind sized it); `from` and `kept` lie in the call's
+        // buffers, valid and exclusively ours until the operation is over. This thread owns the operation.
+        unsafe {
+            if kept == from {
+                reduce::copy(cell, from as *const u8, bytes, false);
+            } else {
+                reduce::copy_tee(cell, kept as *mut u8, from as *const u8, bytes, self.stream);
+            }
         }
     }
 
     /// Where the blocks that a source takes begin in its message.
     fn skipped(bound: &Bound, from: &From, segment: usize) -> usize {
+        if segment == 0 {
+            return from.skip_bytes;
+        }
         (0..from.skip)
             .map(|i| bound.segment(bound.length(from.message.buffer, from.message.block + i), segment))
             .sum()
     }
 
     fn unpack(&self, bound: &Bound, message: *const u8, from: &From, to: Run, cell: Option<Place>, segment: usize) {
-        let mut at = if to.blocks == 0 { 0 } else { Self::skipped(bound, from, segment) };
+        if to.blocks == 0 {
+            return;
+        }
+        let mut at = Self::skipped(bound, from, segment);
         let mut forwarded = 0;
-        for i in 0..to.blocks {
-            let bytes = bound.segment(bound.length(to.buffer, to.block + i), segment);
-            let kept = self.address(bound, to.buffer, to.block + i, segment) as *mut u8;
-            let piece = message.wrapping_add(at);
+        self.pieces(bound, to, segment, |kept, bytes| {
+            let (kept, piece) = (kept as *mut u8, message.wrapping_add(at));
             // SAFETY: the message stays where it is until it is released and holds these bytes (the writer's and
             // our sizes were held against each other); `kept` lies in the call's buffers; the cell is ours.
             unsafe {
@@ -240,7 +276,7 @@ impl State {
             }
             at += bytes;
             forwarded += bytes;
-        }
+        });
     }
 
     #[expect(clippy::too_many_arguments, reason = "the parts of one step")]
@@ -278,20 +314,29 @@ impl State {
         for (skip, f) in skips.iter_mut().zip(from) {
             *skip = Self::skipped(bound, f, segment);
         }
+        // (output, own input, bytes) where the blocks are one piece of memory.
+        let whole = match (self.row(result), own.map(|(_, run)| self.row(run))) {
+            (Some((out, bytes)), None) => Some((out, 0, bytes)),
+            (Some((out, bytes)), Some(Some((mine, _)))) => Some((out, mine, bytes)),
+            _ => None,
+        };
         let mut packed = 0;
-        for i in 0..result.blocks {
-            let bytes = bound.segment(bound.length(result.buffer, result.block + i), segment);
+        for i in 0..if whole.is_some() { 1 } else { result.blocks } {
+            let (out, mine, bytes) = whole.unwrap_or_else(|| {
+                let out = self.address(bound, result.buffer, result.block + i, segment);
+                let mine = own.map_or(0, |(_, run)| self.address(bound, run.buffer, run.block + i, segment));
+                (out, mine, bound.segment(bound.length(result.buffer, result.block + i), segment))
+            });
             let mut next = 0;
             for (position, source) in sources.iter_mut().enumerate() {
-                *source = match own {
-                    Some((at, run)) if at == position => self.address(bound, run.buffer, run.block + i, segment) as *const u8,
-                    _ => {
-                        next += 1;
-                        messages[next - 1].wrapping_add(skips[next - 1])
-                    }
+                *source = if own.is_some_and(|(at, _)| at == position) {
+                    mine as *const u8
+                } else {
+                    next += 1;
+                    messages[next - 1].wrapping_add(skips[next - 1])
                 };
             }
-            let out = self.address(bound, result.buffer, result.block + i, segment) as *mut u8;
+            let out = out as *mut u8;
             let sent = if cell.is_null() { cell } else { cell.wrapping_add(packed) };
             let scale = if finish { self.scale } else { None };
             let (first, second) = if to { (out, sent) } else { (sent, std::ptr::null_mut()) };
