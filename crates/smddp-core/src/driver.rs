@@ -7,6 +7,7 @@ use std::time::Instant;
 use smddp_transport::{Fault, Head, Link};
 
 use crate::bind::Cache;
+use crate::cells::Cells;
 use crate::call::name_of;
 use crate::describe;
 use crate::error::Error;
@@ -22,6 +23,7 @@ pub(crate) enum Item {
 pub(crate) struct Driver {
     pub(crate) link: Box<dyn Link>,
     pub(crate) cache: Cache,
+    pub(crate) cells: Cells,
     /// Collectives in their order; the first one runs.
     pub(crate) queue: VecDeque<Box<Op>>,
     pub(crate) mail: Mailroom,
@@ -37,7 +39,7 @@ pub(crate) struct Driver {
 impl Driver {
     pub(crate) fn new(link: Box<dyn Link>, group: String) -> Self {
         let mail = Mailroom::new(link.size());
-        Self { link, cache: Cache::new(), queue: VecDeque::new(), mail, next: 0, finished: 0, group, spare: None }
+        Self { link, cache: Cache::new(), cells: Cells::default(), queue: VecDeque::new(), mail, next: 0, finished: 0, group, spare: None }
     }
 
     /// Numbers a collective and puts it behind the others.
@@ -65,7 +67,7 @@ impl Driver {
     pub(crate) fn poll(&mut self) -> Result<bool, Error> {
         let mut moved = false;
         while let Some(op) = self.queue.front_mut() {
-            match op.advance(&mut *self.link) {
+            match op.advance(&mut *self.link, &mut self.cells) {
                 Ok(Progress::Done) => {
                     moved = true;
                     self.finished = op.seq + 1;

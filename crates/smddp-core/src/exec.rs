@@ -7,6 +7,7 @@ use smddp_plan::{Buffer, Collective};
 use smddp_transport::{Head, Link, Mismatch};
 
 use crate::bind::{Act, Bound, From, Run};
+use crate::cells::Cells;
 use crate::reduce;
 use crate::types::DType;
 use crate::work::Shared;
@@ -62,7 +63,7 @@ type Place = *mut u8;
 
 impl Op {
     /// Runs until done or blocked.
-    pub(crate) fn advance(&mut self, link: &mut dyn Link) -> Result<Progress, Mismatch> {
+    pub(crate) fn advance(&mut self, link: &mut dyn Link, cells: &mut Cells) -> Result<Progress, Mismatch> {
         let mut moved = false;
         let bound = &*self.bound;
         if !self.begun {
@@ -80,7 +81,7 @@ impl Op {
                 while at.index < acts.len() {
                     let (lag, act) = &acts[at.index];
                     if let Some(segment) = at.turn.checked_sub(*lag)
-                        && !self.state.act(bound, link, act, segment)?
+                        && !self.state.act(bound, link, cells, act, segment)?
                     {
                         break 'lane;
                     }
@@ -115,14 +116,14 @@ impl State {
     }
 
     /// One step on one segment; false where it has to wait. Whatever it needs is there before anything is moved.
-    fn act(&mut self, bound: &Bound, link: &mut dyn Link, act: &Act, segment: usize) -> Result<bool, Mismatch> {
+    fn act(&mut self, bound: &Bound, link: &mut dyn Link, cells: &mut Cells, act: &Act, segment: usize) -> Result<bool, Mismatch> {
         match act {
             Act::Send { channel, source, tee } => {
                 if segment >= source.segments {
                     return Ok(true);
                 }
                 let Some(cell) = link.cell(*channel) else { return Ok(false) };
-                self.pack(bound, cell, *source, *tee, segment);
+                self.pack(bound, cells, cell, *source, *tee, segment);
                 link.publish(*channel);
             }
             Act::Receive { from, to, forward } => {
@@ -170,7 +171,7 @@ impl State {
                     None => std::ptr::null_mut(),
                 };
                 if segment < result.segments {
-                    self.reduce(bound, places, from, *own, *result, *to, cell, *finish, segment);
+                    self.reduce(bound, cells, places, from, *own, *result, *to, cell, *finish, segment);
                 }
                 for f in from {
                     if segment < f.message.segments {
@@ -217,35 +218,39 @@ impl State {
         }
     }
 
-    fn pack(&self, bound: &Bound, cell: Place, source: Run, tee: Option<Run>, segment: usize) {
+    fn pack(&self, bound: &Bound, cells: &mut Cells, cell: Place, source: Run, tee: Option<Run>, segment: usize) {
         let rows = match tee {
             None => self.row(source).map(|(from, bytes)| (from, from, bytes)),
             Some(tee) => self.row(source).zip(self.row(tee)).map(|((from, bytes), (kept, _))| (from, kept, bytes)),
         };
         if let Some((from, kept, bytes)) = rows {
-            return self.put(cell, from, kept, bytes);
+            return self.put(cells, cell, from, kept, bytes);
         }
         let mut at = 0;
         for i in 0..source.blocks {
             let bytes = bound.segment(bound.length(source.buffer, source.block + i), segment);
             let from = self.address(bound, source.buffer, source.block + i, segment);
             let kept = tee.map_or(from, |t| self.address(bound, t.buffer, t.block + i, segment));
-            self.put(cell.wrapping_add(at), from, kept, bytes);
+            self.put(cells, cell.wrapping_add(at), from, kept, bytes);
             at += bytes;
         }
     }
 
     /// One piece into a cell, and to where it is kept if that is elsewhere.
-    fn put(&self, cell: Place, from: usize, kept: usize, bytes: usize) {
+    fn put(&self, cells: &mut Cells, cell: Place, from: usize, kept: usize, bytes: usize) {
+        let (source, out) = (from as *const u8, kept as *mut u8);
         // SAFETY: the cell is ours and holds the message (bind sized it); `from` and `kept` lie in the call's
         // buffers, valid and exclusively ours until the operation is over. This thread owns the operation.
-        unsafe {
-            if kept == from {
-                reduce::copy(cell, from as *const u8, bytes, false);
+        cells.write(bytes, |past_caches| unsafe {
+            if kept == from || past_caches {
+                reduce::copy(cell, source, bytes, past_caches);
+                if kept != from {
+                    reduce::copy(out, source, bytes, self.stream);
+                }
             } else {
-                reduce::copy_tee(cell, kept as *mut u8, from as *const u8, bytes, self.stream);
+                reduce::copy_tee(cell, out, source, bytes, self.stream);
             }
-        }
+        });
     }
 
     /// Where the blocks that a source takes begin in its message.
@@ -283,6 +288,7 @@ impl State {
     fn reduce(
         &self,
         bound: &Bound,
+        cells: &mut Cells,
         messages: &[*const u8],
         from: &[From],
         own: Option<(usize, Run)>,
@@ -339,11 +345,20 @@ impl State {
             let out = out as *mut u8;
             let sent = if cell.is_null() { cell } else { cell.wrapping_add(packed) };
             let scale = if finish { self.scale } else { None };
-            let (first, second) = if to { (out, sent) } else { (sent, std::ptr::null_mut()) };
+            let count = bytes / element;
             // SAFETY: every source holds `bytes` bytes (messages until they are released, own blocks in the call's
             // buffers); the destinations are the call's output and our cell. A destination may be one of the
             // sources exactly (in place), never overlap it otherwise.
-            unsafe { kernel.run(first, second, sources, bytes / element, scale, self.stream && to) };
+            let run = |first, second, stream| unsafe { kernel.run(first, second, sources, count, scale, stream) };
+            if sent.is_null() {
+                run(out, sent, self.stream);
+            } else {
+                let kept = if to { out } else { std::ptr::null_mut() };
+                cells.write(bytes, |past_caches| match (past_caches, kept.is_null()) {
+                    (true, _) | (false, true) => run(sent, kept, past_caches),
+                    (false, false) => run(kept, sent, self.stream),
+                });
+            }
             for skip in skips.iter_mut() {
                 *skip += bytes;
             }

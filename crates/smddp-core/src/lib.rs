@@ -5,6 +5,7 @@
 
 mod bind;
 mod call;
+mod cells;
 mod comm;
 pub mod config;
 mod describe;
