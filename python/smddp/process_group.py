@@ -74,10 +74,15 @@ class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  
         global_ranks: list[int],
         request: Request,
     ) -> None:
-        if hasattr(ProcessGroup, "Options"):  # torch 2.5
-            ProcessGroup.__init__(self, group_store, rank, size, ProcessGroup.Options(NAME, timeout))
-        else:
-            ProcessGroup.__init__(self, group_store, rank, size)
+        options = getattr(ProcessGroup, "Options", None)
+        try:
+            if options is not None:  # torch 2.5
+                ProcessGroup.__init__(self, group_store, rank, size, options(NAME, timeout))  # type: ignore[call-overload]
+            else:
+                ProcessGroup.__init__(self, group_store, rank, size)
+        except TypeError:
+            # Some torch in between (2.7) takes a store only for groups that are not written in Python.
+            ProcessGroup.__init__(self, rank, size)
         self._rank = rank
         self._size = size
         self._ranks = global_ranks if global_ranks not in ([], list(range(size))) else None

@@ -11,7 +11,9 @@ from torch import Tensor
 from torch.distributed import Work
 from torch.futures import Future
 
+from smddp import keeping
 from smddp.errors import CoreError, translate
+from smddp.keeping import last_look
 
 _NO_TIMEOUT = timedelta(0)
 
@@ -29,6 +31,16 @@ class _Handle(Work):
     def __init__(self, outputs: list[Tensor]) -> None:
         super().__init__()
         self._outputs = outputs
+        if keeping.NEEDED:
+            keeping.keep(self)
+
+    def drop_tensors(self) -> None:
+        """Called for a handle that is over and that nobody in Python has: only C++ may still wait for it."""
+        self._outputs = []
+
+    def is_over(self) -> bool:
+        """Whether the call has ended, well or not. Does nothing else."""
+        raise NotImplementedError
 
     def result(self) -> list[Tensor]:
         return self._outputs
@@ -45,6 +57,7 @@ class _Handle(Work):
 
     _source_rank = source_rank
 
+    @last_look
     def get_future(self) -> Future[list[Tensor]]:
         """A future of the outputs, which raises the call's own error.
 
@@ -83,6 +96,7 @@ def _run_callbacks(base: Future[None]) -> None:
 class DoneWork(_Handle):
     """A call that was finished before it returned."""
 
+    @last_look
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         return True
 
@@ -91,6 +105,8 @@ class DoneWork(_Handle):
 
     def is_success(self) -> bool:
         return True
+
+    is_over = is_completed
 
     def exception(self) -> None:
         return None
@@ -123,6 +139,7 @@ class SmddpWork(_Handle):
         if after:
             native.on_done(self._finish_quietly)
 
+    @last_look
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Drive the call to its end. Raises its error, or CollectiveTimeoutError after `timeout`."""
         try:
@@ -138,6 +155,9 @@ class SmddpWork(_Handle):
             return False
         self._finish_quietly()
         return True
+
+    def is_over(self) -> bool:
+        return self._native.is_done()
 
     def is_success(self) -> bool:
         return self._native.is_done() and self._native.error() is None
@@ -186,6 +206,7 @@ class JoinedWork(_Handle):
         super().__init__(outputs)
         self._works = works
 
+    @last_look
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
         """Wait for all; raises the first error."""
         for work in self._works:
@@ -194,6 +215,9 @@ class JoinedWork(_Handle):
 
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._works)
+
+    def is_over(self) -> bool:
+        return all(work.is_over() for work in self._works)
 
     def is_success(self) -> bool:
         return all(work.is_success() for work in self._works)

@@ -58,8 +58,6 @@ def test_sizes_that_do_not_fit_are_named():
 def test_roots_and_peers_outside_the_group_are_refused():
     rank = dist.get_rank()
     world = dist.group.WORLD
-    with refused("2", kind=(ValueError, RuntimeError)):
-        dist.broadcast(torch.ones(1), group_src=2)
     with refused("invalid root rank 7 in a group of 2"):
         world.broadcast(torch.ones(1), 7)
     with refused("invalid root rank -1"):
@@ -113,8 +111,14 @@ def test_a_failure_inside_a_coalescing_block_does_not_swallow_later_calls():
     group_still_works()
 
 
+def skip_where_groups_are_not_told() -> None:
+    if not hasattr(dist.ProcessGroup, "shutdown"):
+        pytest.skip("this torch does not tell a group that it was destroyed")
+
+
 @on_ranks(2)
 def test_a_destroyed_group_refuses_calls():
+    skip_where_groups_are_not_told()
     group = dist.new_group([0, 1])
     dist.all_reduce(torch.ones(1), group=group)
     dist.barrier()
@@ -130,6 +134,7 @@ def test_a_destroyed_group_refuses_calls():
 def test_errors_are_torchs_and_ours():
     import smddp
 
+    skip_where_groups_are_not_told()
     group = dist.new_group([0, 1])
     dist.destroy_process_group(group)
     with pytest.raises(dist.DistBackendError):

@@ -154,6 +154,27 @@ def test_info_tells_the_path_of_every_collective():
     assert "all_gather" in text.stdout and text.returncode == 0
 
 
+def test_the_debug_setting_tells_the_path_of_every_collective_once_for_a_group():
+    code = """
+import os, tempfile, torch.distributed as dist
+from smddp._register import register
+register()
+store = tempfile.mktemp()
+rank = 1 if os.fork() == 0 else 0
+dist.init_process_group('smddp', init_method='file://' + store, rank=rank, world_size=2)
+dist.barrier()
+dist.destroy_process_group()
+if rank == 1:
+    os._exit(0)
+os.wait()
+"""
+    done = python(code, SMDDP_DEBUG="INFO")
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("smddp: group")]
+    assert len(lines) == 1
+    assert "all_gather" in lines[0] and "reduce_scatter" in lines[0]
+
+
 def test_the_function_info_knows_the_open_groups():
     code = """
 import tempfile, torch, torch.distributed as dist, smddp

@@ -424,8 +424,9 @@ impl Binder {
             outlets.clear();
         }
         let most = outlets.iter().map(|o| o.messages).max().unwrap_or(0) as usize;
-        let want = self.bound.choice.depth.max(1).min(most.max(1));
-        let least = if most <= 1 { 1 } else { 2.min(want) };
+        // One cell does for one message; more messages need two, or a writer waits for a reader that waits for it.
+        let least = if most <= 1 { 1 } else { 2 };
+        let want = self.bound.choice.depth.min(most);
         self.bound.wiring = Wiring { outlets, inlets: self.inlets, inline, depth: (want.max(least), least) };
         self.bound
     }

@@ -123,6 +123,10 @@ pub(crate) fn check(call: &Call<'_>, rank: usize, size: usize) -> Result<Counts>
     if rooted(call.collective) && call.root >= size {
         return Err(Error::Invalid(format!("{name}: root {} is not a rank of this group of {size}", call.root)));
     }
+    // True times 0.3 is not a bool.
+    if call.dtype == DType::Bool && matches!(call.redop, RedOp::PremulSum(_)) && reduces(call.collective) {
+        return Err(Error::Invalid(format!("{name}: {} of {} is not defined", call.redop.name(), call.dtype.name())));
+    }
     // Told only when something is wrong: this runs in every call.
     let input = Side { name, side: "input" };
     let output = Side { name, side: "output" };

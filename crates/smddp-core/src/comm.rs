@@ -352,6 +352,7 @@ impl Communicator {
             Collective::AllReduce | Collective::Broadcast | Collective::Reduce => Counts::Whole(elements),
             _ => Counts::Even(elements / self.0.size),
         };
+        let counts = by_pairs(counts, collective, self.0.size, self.0.config);
         let key = Key { collective, dtype, redop: 0, root: 0, counts };
         match bind::pick(&key, self.0.rank, self.0.size, self.0.slot, self.0.config) {
             Ok(choice) if choice.algorithm == smddp_plan::Algorithm::Publish => "shm publish, one message".to_owned(),
@@ -539,6 +540,17 @@ impl Communicator {
     }
 }
 
+/// A rank that gives equal split sizes and one that gives none make the same all_to_all, and neither knows the
+/// other's sizes: so all of them go the way of uneven pairs, unless an algorithm is forced.
+fn by_pairs(counts: Counts, collective: Collective, size: usize, config: &Config) -> Counts {
+    match counts {
+        Counts::Even(c) if collective == Collective::AllToAll && config.algorithm.is_none() => {
+            Counts::Pairs(vec![c; size], vec![c; size])
+        }
+        counts => counts,
+    }
+}
+
 fn key_of(call: &Call<'_>, counts: Counts) -> Key {
     let redop = if reduces(call.collective) { call.redop.code() } else { 0 };
     Key { collective: call.collective, dtype: call.dtype, redop, root: call.root, counts }
@@ -546,7 +558,7 @@ fn key_of(call: &Call<'_>, counts: Counts) -> Key {
 
 impl Inner {
     fn prepare(&self, driver: &mut Driver, call: &Call<'_>, counts: Counts, timeout: Duration) -> Result<Box<Op>> {
-        let key = key_of(call, counts);
+        let key = key_of(call, by_pairs(counts, call.collective, self.size, self.config));
         let bound = match driver.cache.get(&key) {
             Some(bound) => bound,
             None => {
@@ -560,7 +572,7 @@ impl Inner {
     }
 
     fn prepare_apart(&self, call: &Call<'_>, counts: Counts, timeout: Duration) -> Result<Box<Op>> {
-        let key = key_of(call, counts);
+        let key = key_of(call, by_pairs(counts, call.collective, self.size, self.config));
         let bound = Arc::new(bind(&key, self.rank, self.size, self.slot, self.config)?);
         Ok(self.fill(None, bound, call, timeout))
     }

@@ -54,9 +54,15 @@ pub(crate) fn mismatch(
     let who = link.describe(found.rank);
     let me = link.rank();
     let detail = match found.bytes {
-        Some((expected, offered)) => format!(
-            "rank {me} expects {expected} bytes from {who}, which sends {offered}; check the split sizes of both ranks"
-        ),
+        Some((expected, offered)) => {
+            let element = DType::from_u8((mine.what >> 8) as u8).map_or(1, DType::size) as u64;
+            format!(
+                "rank {me} expects {} elements ({expected} bytes) from {who}, which sends {} ({offered} bytes); check the \
+                 sizes that both ranks give",
+                expected / element,
+                offered / element
+            )
+        }
         None => format!(
             "rank {me} calls {}, {who} calls {}; all ranks of a group must make the same calls in the same order{}",
             call(mine),

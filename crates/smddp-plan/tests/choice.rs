@@ -63,9 +63,9 @@ fn pieces_are_those_that_measured_best() {
         let Choice { segment, depth, .. } = choose(&shape(Collective::AllGather, size, bytes));
         (segment, depth)
     };
-    assert_eq!(large(2, 256 * KIB), (64 * KIB, 8));
-    assert_eq!(large(2, MIB), (128 * KIB, 8));
-    assert_eq!(large(2, 256 * MIB), (128 * KIB, 8));
+    assert_eq!(large(2, 256 * KIB), (64 * KIB, 4));
+    assert_eq!(large(2, MIB), (256 * KIB, 4));
+    assert_eq!(large(2, 256 * MIB), (256 * KIB, 4));
     assert_eq!(large(4, 4 * MIB), (128 * KIB, 8));
     assert_eq!(large(4, 256 * MIB), (128 * KIB, 8));
 }
@@ -130,8 +130,8 @@ fn short_staging_gives_up_cells_before_bytes() {
         });
         (choice.segment, choice.depth)
     };
-    assert_eq!(two(4 * MIB), (128 * KIB, 8));
-    assert_eq!(two(2 * MIB), (128 * KIB, 2));
+    assert_eq!(two(4 * MIB), (256 * KIB, 4));
+    assert_eq!(two(2 * MIB), (256 * KIB, 2));
     assert_eq!(two(MIB), (128 * KIB, 2));
     assert_eq!(two(512 * KIB), (64 * KIB, 2));
     assert_eq!(two(1), (64, 2));

@@ -5,7 +5,7 @@
 //! registers, are left to it.
 
 #[cfg(target_arch = "x86_64")]
-use super::level::{Avx2, Avx512};
+use super::level::Avx2;
 use super::level::{Isa, LINE, Level, Scalar};
 
 /// Bytes from which the register loop runs. It needs at least two registers of the widest set.
@@ -25,8 +25,6 @@ pub(super) unsafe fn copy_at(level: Level, dst: *mut u8, src: *const u8, n: usiz
             Level::Scalar => move_bytes::<Scalar, false>(dst, dst, src, n, stream),
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => copy_avx2(dst, src, n, stream),
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => copy_avx512(dst, src, n, stream),
         }
     }
 }
@@ -55,8 +53,6 @@ pub(super) unsafe fn tee_at(
             Level::Scalar => move_bytes::<Scalar, true>(kept, cell, src, n, stream),
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => tee_avx2(cell, kept, src, n, stream),
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => tee_avx512(cell, kept, src, n, stream),
         }
     }
 }
@@ -69,24 +65,10 @@ unsafe fn copy_avx2(dst: *mut u8, src: *const u8, n: usize, stream: bool) {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-unsafe fn copy_avx512(dst: *mut u8, src: *const u8, n: usize, stream: bool) {
-    // SAFETY: the caller's contract; compiled for AVX-512.
-    unsafe { move_bytes::<Avx512, false>(dst, dst, src, n, stream) }
-}
-
-#[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn tee_avx2(cell: *mut u8, kept: *mut u8, src: *const u8, n: usize, stream: bool) {
     // SAFETY: the caller's contract; compiled for AVX2.
     unsafe { move_bytes::<Avx2, true>(kept, cell, src, n, stream) }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-unsafe fn tee_avx512(cell: *mut u8, kept: *mut u8, src: *const u8, n: usize, stream: bool) {
-    // SAFETY: the caller's contract; compiled for AVX-512.
-    unsafe { move_bytes::<Avx512, true>(kept, cell, src, n, stream) }
 }
 
 /// Registers moved per turn: all are read before the first is written, so that a store never has to be

@@ -11,7 +11,4 @@ pub(super) use portable::{
     narrow_bf16, narrow_bf16_portable, narrow_portable, widen_bf16, widen_bf16_portable, widen_portable,
 };
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::{
-    narrow_avx512, narrow_bf16_avx2, narrow_bf16_avx512, narrow_f16c, widen_avx512, widen_bf16_avx2,
-    widen_bf16_avx512, widen_f16c,
-};
+pub(super) use x86::{narrow_bf16_avx2, narrow_f16c, widen_bf16_avx2, widen_f16c};

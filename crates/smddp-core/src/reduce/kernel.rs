@@ -7,7 +7,7 @@
 
 use super::element::{And, Combine, Complex, Element, Finish, Max, Min, Or, Prod, Sum, Truth, Xor};
 #[cfg(target_arch = "x86_64")]
-use super::level::{Avx2, Avx512};
+use super::level::Avx2;
 use super::level::{Isa, LINE, Level, Scalar};
 use crate::types::{DType, RedOp};
 use ::half::{bf16, f16};
@@ -113,8 +113,6 @@ fn at_level<E: Element, O: Combine<E::Acc>, const W: usize, const V: usize>(leve
         Level::Scalar => scalar::<E, O, W, V>,
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => avx2::<E, O, W, V>,
-        #[cfg(target_arch = "x86_64")]
-        Level::Avx512 => avx512::<E, O, W, V>,
     }
 }
 
@@ -128,13 +126,6 @@ unsafe fn scalar<E: Element, O: Combine<E::Acc>, const W: usize, const V: usize>
 unsafe fn avx2<E: Element, O: Combine<E::Acc>, const W: usize, const V: usize>(call: &Call<'_>) {
     // SAFETY: the caller's contract; compiled for AVX2 and F16C.
     unsafe { reduce::<Avx2, E, O, W, V>(call) }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn avx512<E: Element, O: Combine<E::Acc>, const W: usize, const V: usize>(call: &Call<'_>) {
-    // SAFETY: the caller's contract; compiled for AVX-512 and F16C.
-    unsafe { reduce::<Avx512, E, O, W, V>(call) }
 }
 
 /// Wide columns first, then narrow ones (`V` elements) and single elements at the ends.

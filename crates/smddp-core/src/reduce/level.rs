@@ -18,8 +18,6 @@ pub(super) enum Level {
     Scalar,
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    #[cfg(target_arch = "x86_64")]
-    Avx512,
 }
 
 impl Level {
@@ -29,10 +27,6 @@ impl Level {
         {
             use std::arch::is_x86_feature_detected as has;
             if has!("avx2") && has!("f16c") {
-                // VL and DQ are in every server part that has BW; asking for all keeps one wide variant.
-                if has!("avx512f") && has!("avx512bw") && has!("avx512dq") && has!("avx512vl") {
-                    return &[Level::Scalar, Level::Avx2, Level::Avx512];
-                }
                 return &[Level::Scalar, Level::Avx2];
             }
         }
@@ -50,8 +44,6 @@ impl Level {
             Level::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => "avx2",
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx512 => "avx512",
         }
     }
 }
@@ -153,13 +145,12 @@ impl Isa for Scalar {
 }
 
 #[cfg(target_arch = "x86_64")]
-pub(super) use x86::{Avx2, Avx512};
+pub(super) use x86::Avx2;
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::arch::x86_64::{
-        __m256i, __m512i, _mm_sfence, _mm256_loadu_si256, _mm256_storeu_si256, _mm256_stream_si256,
-        _mm512_loadu_si512, _mm512_storeu_si512, _mm512_stream_si512,
+        __m256i, _mm_sfence, _mm256_loadu_si256, _mm256_storeu_si256, _mm256_stream_si256,
     };
 
     use ::half::{bf16, f16};
@@ -220,62 +211,6 @@ mod x86 {
         unsafe fn narrow_bf16<const W: usize>(acc: &[f32; W], out: &mut [bf16; W]) {
             // SAFETY: on a machine with AVX2 by the trait's contract.
             unsafe { half::narrow_bf16_avx2(acc, out) }
-        }
-    }
-
-    /// AVX-512 F, BW, DQ and VL, with what [`Avx2`] has.
-    pub(in crate::reduce) struct Avx512;
-
-    impl Isa for Avx512 {
-        type Register = __m512i;
-        const BYTES: usize = 64;
-
-        #[inline(always)]
-        unsafe fn load(src: *const u8) -> __m512i {
-            // SAFETY: readable for 64 bytes, on a machine with AVX-512, by the trait's contract; unaligned load.
-            unsafe { _mm512_loadu_si512(src.cast()) }
-        }
-
-        #[inline(always)]
-        unsafe fn store(dst: *mut u8, value: __m512i) {
-            // SAFETY: writable for 64 bytes, on a machine with AVX-512, by the trait's contract; unaligned store.
-            unsafe { _mm512_storeu_si512(dst.cast(), value) }
-        }
-
-        #[inline(always)]
-        unsafe fn stream(dst: *mut u8, value: __m512i) {
-            // SAFETY: as `store`, and aligned to 64 by the trait's contract; `fence` follows in the kernel.
-            unsafe { _mm512_stream_si512(dst.cast(), value) }
-        }
-
-        #[inline(always)]
-        unsafe fn fence() {
-            // SAFETY: SSE is part of x86-64; no memory is touched.
-            unsafe { _mm_sfence() }
-        }
-
-        #[inline(always)]
-        unsafe fn widen_f16<const W: usize>(src: *const u8, out: &mut [f32; W]) {
-            // SAFETY: readable for W halves, on a machine with AVX-512, by the trait's contract.
-            unsafe { half::widen_avx512(src, out) }
-        }
-
-        #[inline(always)]
-        unsafe fn narrow_f16<const W: usize>(acc: &[f32; W], out: &mut [f16; W]) {
-            // SAFETY: on a machine with AVX-512 by the trait's contract.
-            unsafe { half::narrow_avx512(acc, out) }
-        }
-
-        #[inline(always)]
-        unsafe fn widen_bf16<const W: usize>(src: *const u8, out: &mut [f32; W]) {
-            // SAFETY: readable for W halves, on a machine with AVX-512, by the trait's contract.
-            unsafe { half::widen_bf16_avx512(src, out) }
-        }
-
-        #[inline(always)]
-        unsafe fn narrow_bf16<const W: usize>(acc: &[f32; W], out: &mut [bf16; W]) {
-            // SAFETY: on a machine with AVX-512 by the trait's contract.
-            unsafe { half::narrow_bf16_avx512(acc, out) }
         }
     }
 }

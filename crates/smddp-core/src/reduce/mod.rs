@@ -17,7 +17,7 @@ use self::kernel::{Call, Loop};
 use self::level::Level;
 use crate::types::{DType, RedOp};
 
-/// The instruction set the kernels run on this machine: `avx512`, `avx2` or `scalar`.
+/// The instruction set the kernels run on this machine: `avx2` or `scalar`.
 pub fn simd_level() -> &'static str {
     Level::best().name()
 }

@@ -1,8 +1,8 @@
 //! N ranks as threads, and what every collective should come to; ranks as processes are in `procs`.
 
-pub mod group;
-pub mod job;
-pub mod procs;
+pub(crate) mod group;
+pub(crate) mod job;
+pub(crate) mod procs;
 
 use std::sync::{Condvar, Mutex};
 use std::time::Duration;
@@ -11,35 +11,50 @@ use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp, 
 use smddp_transport::loopback::{self, Script};
 use smddp_transport::{Link, shm};
 
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Runs `body` on `size` ranks over loopback; panics of ranks are the test's.
-pub fn ranks<T: Send>(size: usize, script: Script, body: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
+pub(crate) fn ranks<T: Send>(
+    size: usize,
+    script: Script,
+    body: impl Fn(&Communicator) -> T + Sync,
+) -> Vec<T> {
     over(Wire::Loop(script).links(size), PATIENCE, body)
 }
 
 /// The same over shared memory: all ranks in this process, each with its own control block.
-pub fn shm_ranks<T: Send>(size: usize, body: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
+pub(crate) fn shm_ranks<T: Send>(size: usize, body: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
     over(Wire::Shm.links(size), PATIENCE, body)
 }
 
 /// Two wires that share no code.
 #[derive(Clone, Copy, Debug)]
-pub enum Wire {
+pub(crate) enum Wire {
     Loop(Script),
     Shm,
 }
 
 impl Wire {
     /// Both, the first with delays.
-    pub const BOTH: [Wire; 2] = [Wire::Loop(Script { seed: 7, delay: 3, death: None }), Wire::Shm];
+    pub(crate) const BOTH: [Wire; 2] = [
+        Wire::Loop(Script {
+            seed: 7,
+            delay: 3,
+            death: None,
+        }),
+        Wire::Shm,
+    ];
 
-    pub fn links(self, size: usize) -> Vec<Box<dyn Link>> {
+    pub(crate) fn links(self, size: usize) -> Vec<Box<dyn Link>> {
         match self {
-            Wire::Loop(script) => loopback::group(size, script).into_iter().map(|l| Box::new(l) as Box<dyn Link>).collect(),
+            Wire::Loop(script) => loopback::group(size, script)
+                .into_iter()
+                .map(|l| Box::new(l) as Box<dyn Link>)
+                .collect(),
             Wire::Shm => {
-                let prepared: Vec<_> =
-                    (0..size).map(|r| shm::Prepared::new(r, size, 64 << 20, Vec::new()).unwrap()).collect();
+                let prepared: Vec<_> = (0..size)
+                    .map(|r| shm::Prepared::new(r, size, 64 << 20, Vec::new()).unwrap())
+                    .collect();
                 let cards: Vec<_> = prepared.iter().map(|p| p.card().clone()).collect();
                 let connect = |p: shm::Prepared| Box::new(p.connect(cards.clone()).unwrap()) as Box<dyn Link>;
                 prepared.into_iter().map(connect).collect()
@@ -50,18 +65,22 @@ impl Wire {
 
 /// Where ranks as threads wait for each other outside the library. Unlike the standard library's barrier it does
 /// not wait for ever for a rank that failed.
-pub struct Gate {
+pub(crate) struct Gate {
     size: usize,
     state: Mutex<(usize, usize)>,
     changed: Condvar,
 }
 
 impl Gate {
-    pub fn new(size: usize) -> Self {
-        Self { size, state: Mutex::default(), changed: Condvar::new() }
+    pub(crate) fn new(size: usize) -> Self {
+        Self {
+            size,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        }
     }
 
-    pub fn wait(&self) {
+    pub(crate) fn wait(&self) {
         let mut state = self.state.lock().unwrap();
         state.0 += 1;
         if state.0 == self.size {
@@ -70,12 +89,15 @@ impl Gate {
             return;
         }
         let turn = state.1;
-        let (_state, out) = self.changed.wait_timeout_while(state, PATIENCE, |state| state.1 == turn).unwrap();
+        let (_state, out) = self
+            .changed
+            .wait_timeout_while(state, PATIENCE, |state| state.1 == turn)
+            .unwrap();
         assert!(!out.timed_out(), "a rank did not come to the gate");
     }
 }
 
-pub fn over<T: Send>(
+pub(crate) fn over<T: Send>(
     links: Vec<Box<dyn Link>>,
     timeout: Duration,
     body: impl Fn(&Communicator) -> T + Sync,
@@ -93,17 +115,26 @@ pub fn over<T: Send>(
 }
 
 /// What rank `r` has at place `i`: small whole numbers, exact in every sum.
-pub fn value(r: usize, i: usize) -> f32 {
+pub(crate) fn value(r: usize, i: usize) -> f32 {
     ((i * 7 + r * 13) % 31) as f32
 }
 
 fn flat(data: &mut [f32]) -> Blocks<'static> {
-    Blocks::Flat { ptr: data.as_mut_ptr().cast(), count: data.len() }
+    Blocks::Flat {
+        ptr: data.as_mut_ptr().cast(),
+        count: data.len(),
+    }
 }
 
 /// Makes `collective` with `count` elements per block (whole buffer for all_reduce, broadcast, reduce) and checks
 /// every element.
-pub fn try_one(comm: &Communicator, collective: Collective, count: usize, root: usize, in_place: bool) -> Result<()> {
+pub(crate) fn try_one(
+    comm: &Communicator,
+    collective: Collective,
+    count: usize,
+    root: usize,
+    in_place: bool,
+) -> Result<()> {
     let (me, n) = (comm.rank(), comm.size());
     let data = |r: usize, len: usize| (0..len).map(|i| value(r, i)).collect::<Vec<f32>>();
     let sum = |i: usize| (0..n).map(|r| value(r, i)).sum::<f32>();
@@ -163,38 +194,58 @@ pub fn try_one(comm: &Communicator, collective: Collective, count: usize, root: 
         Collective::AllToAll => {
             input = data(me, n * count);
             output = nan(n * count);
-            want = (0..n).flat_map(|r| (0..count).map(move |i| value(r, me * count + i))).collect();
+            want = (0..n)
+                .flat_map(|r| (0..count).map(move |i| value(r, me * count + i)))
+                .collect();
         }
         Collective::Barrier => want = Vec::new(),
     }
-    if in_place && matches!(collective, Collective::AllReduce | Collective::Broadcast | Collective::Reduce) {
-        if !input.is_empty() && !output.is_empty() {
-            output.copy_from_slice(&input);
-            let place = flat(&mut output);
-            run(comm, collective, root, place, place)?;
-            assert_eq!(output, want, "{collective:?} in place, rank {me} of {n}, {count}");
-            return Ok(());
-        }
+    let can = matches!(
+        collective,
+        Collective::AllReduce | Collective::Broadcast | Collective::Reduce
+    );
+    if in_place && can && !input.is_empty() && !output.is_empty() {
+        output.copy_from_slice(&input);
+        let place = flat(&mut output);
+        run(comm, collective, root, place, place)?;
+        assert_eq!(output, want, "{collective:?} in place, rank {me} of {n}, {count}");
+        return Ok(());
     }
     let none = |data: &mut Vec<f32>, absent: bool| if absent { Blocks::None } else { flat(data) };
     let no_input = collective == Collective::Barrier
         || !at_root && matches!(collective, Collective::Broadcast | Collective::Scatter);
-    let no_output =
-        collective == Collective::Barrier || !at_root && matches!(collective, Collective::Reduce | Collective::Gather);
+    let no_output = collective == Collective::Barrier
+        || !at_root && matches!(collective, Collective::Reduce | Collective::Gather);
     let given = none(&mut input, no_input);
     let taken = none(&mut output, no_output);
     run(comm, collective, root, given, taken)?;
-    assert_eq!(output, want, "{collective:?}, rank {me} of {n}, {count} elements, root {root}");
+    assert_eq!(
+        output, want,
+        "{collective:?}, rank {me} of {n}, {count} elements, root {root}"
+    );
     Ok(())
 }
 
-fn run(comm: &Communicator, collective: Collective, root: usize, input: Blocks<'_>, output: Blocks<'_>) -> Result<()> {
-    let call = Call { collective, dtype: DType::F32, redop: RedOp::Sum, root, input, output };
+fn run(
+    comm: &Communicator,
+    collective: Collective,
+    root: usize,
+    input: Blocks<'_>,
+    output: Blocks<'_>,
+) -> Result<()> {
+    let call = Call {
+        collective,
+        dtype: DType::F32,
+        redop: RedOp::Sum,
+        root,
+        input,
+        output,
+    };
     // SAFETY: the vectors outlive the call, which is synchronous.
     unsafe { comm.run(&call, Options::default()) }
 }
 
-pub const ALL: [Collective; 9] = [
+pub(crate) const ALL: [Collective; 9] = [
     Collective::AllGather,
     Collective::ReduceScatter,
     Collective::AllReduce,

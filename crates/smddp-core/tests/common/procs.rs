@@ -18,31 +18,35 @@ const RANK: &str = "SMDDP_TEST_RANK";
 const SIZE: &str = "SMDDP_TEST_SIZE";
 
 /// One rank, in its own process.
-pub struct Me {
-    pub role: String,
-    pub rank: usize,
-    pub size: usize,
+pub(crate) struct Me {
+    pub(crate) role: String,
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
 }
 
 impl Me {
     /// This process as a rank; `None` in the test itself.
-    pub fn role() -> Option<Self> {
+    pub(crate) fn role() -> Option<Self> {
         let number = |name: &str| std::env::var(name).unwrap().parse().unwrap();
         let role = std::env::var(ROLE).ok()?;
-        Some(Self { role, rank: number(RANK), size: number(SIZE) })
+        Some(Self {
+            role,
+            rank: number(RANK),
+            size: number(SIZE),
+        })
     }
 
     /// Tells the test.
-    pub fn say(&self, line: &str) {
+    pub(crate) fn say(&self, line: &str) {
         tell(&format!("@say {line}"));
     }
 
-    pub fn put(&self, key: &str, value: &str) {
+    pub(crate) fn put(&self, key: &str, value: &str) {
         tell(&format!("@put {key} {value}"));
     }
 
     /// Waits until `key` is there. One thread of a rank at a time.
-    pub fn get(&self, key: &str) -> String {
+    pub(crate) fn get(&self, key: &str) -> String {
         tell(&format!("@get {key}"));
         let mut line = String::new();
         // No test any more: nobody wants this rank.
@@ -60,12 +64,14 @@ fn tell(line: &str) {
     let _ = out.flush();
 }
 
-pub fn to_hex(bytes: &[u8]) -> String {
+pub(crate) fn to_hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-pub fn from_hex(text: &str) -> Vec<u8> {
-    (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()).collect()
+pub(crate) fn from_hex(text: &str) -> Vec<u8> {
+    (0..text.len() / 2)
+        .map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap())
+        .collect()
 }
 
 #[derive(Default)]
@@ -88,7 +94,9 @@ impl Shared {
         let ready: Vec<usize> = {
             let mut store = self.store.lock().unwrap();
             store.values.insert(key.to_owned(), value.to_owned());
-            let (ready, waiting) = std::mem::take(&mut store.waiting).into_iter().partition(|(k, _)| k == key);
+            let (ready, waiting) = std::mem::take(&mut store.waiting)
+                .into_iter()
+                .partition(|(k, _)| k == key);
             store.waiting = waiting;
             let ready: Vec<(String, usize)> = ready;
             ready.into_iter().map(|(_, rank)| rank).collect()
@@ -133,11 +141,18 @@ impl Shared {
                     self.put(key, value);
                 }
                 _ => {
-                    self.log.lock().unwrap().push((self.begun.elapsed(), rank, line.clone()));
+                    self.log
+                        .lock()
+                        .unwrap()
+                        .push((self.begun.elapsed(), rank, line.clone()));
                     if verb == "@say"
                         && let Some(said) = &said
                     {
-                        let _ = said.send(Said { rank, at: Instant::now(), text: rest.to_owned() });
+                        let _ = said.send(Said {
+                            rank,
+                            at: Instant::now(),
+                            text: rest.to_owned(),
+                        });
                     }
                 }
             }
@@ -147,14 +162,14 @@ impl Shared {
 
 /// A line that a rank told the test.
 #[derive(Clone, Debug)]
-pub struct Said {
-    pub rank: usize,
-    pub at: Instant,
-    pub text: String,
+pub(crate) struct Said {
+    pub(crate) rank: usize,
+    pub(crate) at: Instant,
+    pub(crate) text: String,
 }
 
 /// The ranks as the test sees them. None outlives this value.
-pub struct Ranks {
+pub(crate) struct Ranks {
     children: Vec<Child>,
     shared: Arc<Shared>,
     said: Receiver<Said>,
@@ -164,7 +179,7 @@ pub struct Ranks {
 }
 
 /// Starts `size` ranks in `role`. They have `patience` to finish.
-pub fn start(role: &str, size: usize, environment: &[(&str, &str)], patience: Duration) -> Ranks {
+pub(crate) fn start(role: &str, size: usize, environment: &[(&str, &str)], patience: Duration) -> Ranks {
     let shared = Arc::new(Shared {
         store: Mutex::default(),
         inputs: Mutex::default(),
@@ -193,22 +208,32 @@ pub fn start(role: &str, size: usize, environment: &[(&str, &str)], patience: Du
         std::thread::spawn(move || b.listen(rank, err, None));
         children.push(child);
     }
-    Ranks { children, shared, said, kept: Vec::new(), until: Instant::now() + patience }
+    Ranks {
+        children,
+        shared,
+        said,
+        kept: Vec::new(),
+        until: Instant::now() + patience,
+    }
 }
 
 impl Ranks {
-    pub fn pid(&self, rank: usize) -> u32 {
+    pub(crate) fn pid(&self, rank: usize) -> u32 {
         self.children[rank].id()
     }
 
-    pub fn put(&self, key: &str, value: &str) {
+    pub(crate) fn put(&self, key: &str, value: &str) {
         self.shared.put(key, value);
     }
 
     /// The next line of `rank` that begins with `head`, within the ranks' time.
-    pub fn hear(&mut self, rank: usize, head: &str) -> Said {
+    pub(crate) fn hear(&mut self, rank: usize, head: &str) -> Said {
         loop {
-            if let Some(at) = self.kept.iter().position(|s| s.rank == rank && s.text.starts_with(head)) {
+            if let Some(at) = self
+                .kept
+                .iter()
+                .position(|s| s.rank == rank && s.text.starts_with(head))
+            {
                 return self.kept.remove(at);
             }
             // Asked before the last look at what it said.
@@ -222,7 +247,7 @@ impl Ranks {
     }
 
     /// `kill -9`, reaped.
-    pub fn kill(&mut self, rank: usize) -> Instant {
+    pub(crate) fn kill(&mut self, rank: usize) -> Instant {
         self.children[rank].kill().unwrap();
         let at = Instant::now();
         self.children[rank].wait().unwrap();
@@ -230,7 +255,7 @@ impl Ranks {
     }
 
     /// Waits for `rank`'s exit.
-    pub fn exit(&mut self, rank: usize) -> ExitStatus {
+    pub(crate) fn exit(&mut self, rank: usize) -> ExitStatus {
         loop {
             if let Some(status) = self.children[rank].try_wait().unwrap() {
                 return status;
@@ -243,7 +268,7 @@ impl Ranks {
     }
 
     /// All of `ranks` must end well.
-    pub fn finish(mut self, ranks: impl IntoIterator<Item = usize>) {
+    pub(crate) fn finish(mut self, ranks: impl IntoIterator<Item = usize>) {
         for rank in ranks {
             let status = self.exit(rank);
             if !status.success() {
@@ -253,7 +278,7 @@ impl Ranks {
     }
 
     /// Kills all ranks and fails the test with all they said.
-    pub fn fail(&mut self, why: &str) -> ! {
+    pub(crate) fn fail(&mut self, why: &str) -> ! {
         for child in &mut self.children {
             let _ = child.kill();
             let _ = child.wait();

@@ -32,7 +32,7 @@ fn forked(body: impl FnOnce()) {
     assert_eq!(status, 0, "the forked child failed");
 }
 
-pub fn rank(me: &Me) {
+pub(crate) fn rank(me: &Me) {
     let comm = world(me, Duration::from_secs(10));
     let job = |salt| Job::new(me.rank, me.size, Collective::AllReduce, 5000, 0, salt);
     let good = |salt| {
@@ -46,17 +46,29 @@ pub fn rank(me: &Me) {
     };
     good(1);
     let mut pending = job_async(me, 9);
-    let work = if me.rank == 0 { Some(pending.start(&comm).unwrap()) } else { None };
+    let work = if me.rank == 0 {
+        Some(pending.start(&comm).unwrap())
+    } else {
+        None
+    };
     forked(|| {
         let begun = Instant::now();
         let is_forked = |outcome| matches!(outcome, Err(Error::Forked { .. }));
         assert!(is_forked(job(2).run(&comm)));
         assert!(is_forked(job(2).start(&comm).map(drop)));
         let data = [0f32; 4];
-        // SAFETY: the call is refused.
-        assert!(is_forked(
-            unsafe { comm.send(data.as_ptr().cast(), 4, DType::F32, 1 - me.rank, 0, Options::default()) }.map(drop)
-        ));
+        // SAFETY: the call is refused, so the buffer is not used at all.
+        let sent = unsafe {
+            comm.send(
+                data.as_ptr().cast(),
+                4,
+                DType::F32,
+                1 - me.rank,
+                0,
+                Options::default(),
+            )
+        };
+        assert!(is_forked(sent.map(drop)));
         if let Some(work) = &work {
             assert!(is_forked(work.wait(None)));
         }
@@ -98,7 +110,10 @@ pub fn rank(me: &Me) {
     let until = Instant::now() + Duration::from_secs(5);
     // SAFETY: our own child.
     while unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) } == 0 {
-        assert!(Instant::now() < until, "the child hangs while it drops the parent's group");
+        assert!(
+            Instant::now() < until,
+            "the child hangs while it drops the parent's group"
+        );
         std::thread::park_timeout(Duration::from_millis(1));
     }
     let comm = comm.unwrap();

@@ -2,17 +2,25 @@
 //!
 //! One binary: ranks that must be real processes are this binary started again (see `common/procs.rs`).
 
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[expect(dead_code, reason = "each test binary uses a part of it")]
 #[path = "../common/mod.rs"]
 mod common;
 
+mod algorithms;
+mod bits;
 mod deadline;
 mod death;
 mod fork;
+mod groups;
 mod kill;
 mod leaving;
 mod mismatch;
 mod p2p;
+mod soak;
 mod threads;
+mod types;
 
 use common::procs::Me;
 
@@ -25,6 +33,10 @@ fn rank_process() {
         "fork" => fork::rank(&me),
         "leaving" => leaving::rank(&me),
         "p2p" => p2p::rank(&me),
+        "algorithm" => algorithms::rank(&me),
+        "alone" => groups::alone(&me),
+        "groups" => groups::many(&me),
+        "soak" => soak::rank(&me),
         "kill" => kill::rank(&me),
         other => panic!("no role `{other}`"),
     }

@@ -307,10 +307,12 @@ impl ShmLink {
             let tag = remote.word(slot + TAG).load(Ordering::Acquire);
             if tag == unheld.seq + 1 {
                 let theirs = Head {
-                    what: remote.word(slot + WHAT).load(Ordering::Relaxed),
-                    count: remote.word(slot + COUNT).load(Ordering::Relaxed),
+                    what: remote.word(slot + WHAT).load(Ordering::Acquire),
+                    count: remote.word(slot + COUNT).load(Ordering::Acquire),
                 };
-                if theirs != unheld.head && differs.is_none() {
+                // I am done with that operation, so its slot may be taken over under my eyes: then it tells nothing.
+                let kept = remote.word(DONE).load(Ordering::Relaxed) < unheld.seq + SLOTS;
+                if kept && theirs != unheld.head && differs.is_none() {
                     let found = Mismatch { rank: unheld.rank, theirs, bytes: None };
                     *differs = Some(Fault::Differs { seq: unheld.seq, mine: unheld.head, found });
                 }
@@ -441,6 +443,8 @@ impl Link for ShmLink {
         self.ins.clear();
         self.ins.resize(wiring.inlets.len(), In::default());
         let memory = &endpoint.memory;
+        // Whoever sees this header in place of the one before sees that the operations before it are done (`hold`).
+        fence(Ordering::Release);
         memory.word64(slot + WHAT).store(head.what, Ordering::Relaxed);
         memory.word64(slot + COUNT).store(head.count, Ordering::Relaxed);
         memory.word64(slot + STAGE).store(stage, Ordering::Relaxed);

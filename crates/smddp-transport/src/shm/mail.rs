@@ -127,10 +127,10 @@ impl Mailbox {
         }
         let cell = if bytes <= EAGER { bytes } else { PIECE.min(bytes) };
         let want = CELLS + cell.next_multiple_of(LINE) * if bytes <= EAGER { 1 } else { PIECES };
-        // One message may always go on, in small pieces; further ones wait until memory comes back.
-        let alone = self.outgoing.is_empty();
-        let least = if alone { CELLS + 2 * LEAST_PIECE } else { want };
-        let region = endpoint.pool.acquire_mail(&endpoint.memory, owner, want, least, alone)?;
+        // Every message may go on, if need be in small pieces and past the cap: the receiver may want the last one
+        // announced first.
+        let least = want.min(CELLS + 2 * LEAST_PIECE);
+        let region = endpoint.pool.acquire_mail(&endpoint.memory, owner, want, least)?;
         let cell = if region.bytes < want { LEAST_PIECE.min(bytes) } else { cell };
         Some((Some(region), cell))
     }

@@ -157,9 +157,8 @@ impl Pool {
         Some(Region { offset, bytes: least })
     }
 
-    /// Memory of one message: as `acquire`, but from the reserve only where `reserve` allows, and never by waiting
-    /// for one's own: messages are read in any order.
-    pub(crate) fn acquire_mail(&self, memory: &Memory, owner: u64, want: usize, least: usize, reserve: bool) -> Option<Region> {
+    /// Memory of one message: as `acquire`, but never by waiting for one's own: messages are read in any order.
+    pub(crate) fn acquire_mail(&self, memory: &Memory, owner: u64, want: usize, least: usize) -> Option<Region> {
         let (want, least) = (want.next_multiple_of(PAGE), least.next_multiple_of(PAGE));
         let owner = owner ^ (1 << 63);
         let mut state = self.lock();
@@ -176,9 +175,6 @@ impl Pool {
         self.evict(state, None);
         if let Some(region) = self.carve(state, memory, want) {
             return Some(region);
-        }
-        if !reserve {
-            return None;
         }
         let offset = take(&mut state.reserve, least)?;
         self.reserve_used.fetch_add(least, Ordering::Relaxed);

@@ -4,15 +4,12 @@
 //! accumulators hold the lower halves of its pairs first, then the upper halves.
 
 use std::arch::x86_64::{
-    __m128i, __m256i, __m512i, _CMP_UNORD_Q, _MM_FROUND_NO_EXC, _MM_FROUND_TO_NEAREST_INT, _mm_add_epi32,
-    _mm_and_si128, _mm_blend_epi16, _mm_blendv_epi8, _mm_castps_si128, _mm_cmpunord_ps, _mm_loadu_ps,
-    _mm_loadu_si128, _mm_or_si128, _mm_set1_epi32, _mm_slli_epi32, _mm_srli_epi32, _mm_storeu_si128,
-    _mm256_add_epi32, _mm256_and_si256, _mm256_blend_epi16, _mm256_blendv_epi8, _mm256_castps_si256,
-    _mm256_cmp_ps, _mm256_cvtph_ps, _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_or_si256,
-    _mm256_set1_epi32, _mm256_slli_epi32, _mm256_srli_epi32, _mm256_storeu_ps, _mm256_storeu_si256,
-    _mm512_add_epi32, _mm512_and_si512, _mm512_castps_si512, _mm512_cmp_ps_mask, _mm512_cvtph_ps,
-    _mm512_cvtps_ph, _mm512_loadu_ps, _mm512_loadu_si512, _mm512_mask_blend_epi16, _mm512_mask_or_epi32,
-    _mm512_set1_epi32, _mm512_slli_epi32, _mm512_srli_epi32, _mm512_storeu_ps, _mm512_storeu_si512,
+    __m128i, __m256i, _CMP_UNORD_Q, _MM_FROUND_TO_NEAREST_INT, _mm_add_epi32, _mm_and_si128, _mm_blend_epi16,
+    _mm_blendv_epi8, _mm_castps_si128, _mm_cmpunord_ps, _mm_loadu_ps, _mm_loadu_si128, _mm_or_si128,
+    _mm_set1_epi32, _mm_slli_epi32, _mm_srli_epi32, _mm_storeu_si128, _mm256_add_epi32, _mm256_and_si256,
+    _mm256_blend_epi16, _mm256_blendv_epi8, _mm256_castps_si256, _mm256_cmp_ps, _mm256_cvtph_ps,
+    _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_loadu_si256, _mm256_or_si256, _mm256_set1_epi32,
+    _mm256_slli_epi32, _mm256_srli_epi32, _mm256_storeu_ps, _mm256_storeu_si256,
 };
 
 use ::half::{bf16, f16};
@@ -21,8 +18,6 @@ use super::portable;
 
 /// Rounding to nearest even, whatever the thread's control register says.
 const NEAREST_EVEN: i32 = _MM_FROUND_TO_NEAREST_INT;
-/// The same as the 512-bit form spells it: an explicit rounding comes with exceptions suppressed.
-const NEAREST_EVEN_WIDE: i32 = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
 
 /// Upper half of a 32-bit lane.
 const UPPER: i32 = 0xffff_0000_u32.cast_signed();
@@ -58,40 +53,6 @@ pub(in crate::reduce) unsafe fn narrow_f16c<const W: usize>(acc: &[f32; W], out:
         unsafe {
             let rounded = _mm256_cvtps_ph::<NEAREST_EVEN>(_mm256_loadu_ps(wide.as_ptr()));
             _mm_storeu_si128(narrow.as_mut_ptr().cast(), rounded);
-        }
-    }
-}
-
-/// # Safety
-/// `src` is readable for `W` halves; the machine has AVX-512 F, AVX and F16C.
-#[inline(always)]
-pub(in crate::reduce) unsafe fn widen_avx512<const W: usize>(src: *const u8, out: &mut [f32; W]) {
-    if !W.is_multiple_of(16) {
-        // SAFETY: the caller's contract.
-        return unsafe { widen_f16c(src, out) };
-    }
-    for (k, sixteen) in out.chunks_exact_mut(16).enumerate() {
-        // SAFETY: block k is halves 16k..16k+16 of W readable ones and 16 owned floats; unaligned accesses.
-        unsafe {
-            let narrow = _mm256_loadu_si256(src.add(32 * k).cast());
-            _mm512_storeu_ps(sixteen.as_mut_ptr(), _mm512_cvtph_ps(narrow));
-        }
-    }
-}
-
-/// # Safety
-/// The machine has AVX-512 F, AVX and F16C.
-#[inline(always)]
-pub(in crate::reduce) unsafe fn narrow_avx512<const W: usize>(acc: &[f32; W], out: &mut [f16; W]) {
-    if !W.is_multiple_of(16) {
-        // SAFETY: the caller's contract.
-        return unsafe { narrow_f16c(acc, out) };
-    }
-    for (narrow, wide) in out.chunks_exact_mut(16).zip(acc.chunks_exact(16)) {
-        // SAFETY: both blocks hold sixteen elements; unaligned accesses.
-        unsafe {
-            let rounded = _mm512_cvtps_ph::<NEAREST_EVEN_WIDE>(_mm512_loadu_ps(wide.as_ptr()));
-            _mm256_storeu_si256(narrow.as_mut_ptr().cast(), rounded);
         }
     }
 }
@@ -152,45 +113,6 @@ pub(in crate::reduce) unsafe fn narrow_bf16_avx2<const W: usize>(acc: &[f32; W],
     }
 }
 
-/// # Safety
-/// `src` is readable for `W` halves; the machine has AVX2 and AVX-512 F.
-#[inline(always)]
-pub(in crate::reduce) unsafe fn widen_bf16_avx512<const W: usize>(src: *const u8, out: &mut [f32; W]) {
-    if !W.is_multiple_of(32) {
-        // SAFETY: the caller's contract.
-        return unsafe { widen_bf16_avx2(src, out) };
-    }
-    for (k, block) in out.chunks_exact_mut(32).enumerate() {
-        // SAFETY: block k is halves 32k..32k+32 of W readable ones and 32 owned floats; unaligned accesses.
-        unsafe {
-            let pairs = _mm512_loadu_si512(src.add(64 * k).cast());
-            let (lower, upper) = block.split_at_mut(16);
-            _mm512_storeu_si512(lower.as_mut_ptr().cast(), _mm512_slli_epi32::<16>(pairs));
-            let mask = _mm512_set1_epi32(UPPER);
-            _mm512_storeu_si512(upper.as_mut_ptr().cast(), _mm512_and_si512(pairs, mask));
-        }
-    }
-}
-
-/// # Safety
-/// The machine has AVX2 and AVX-512 F and BW.
-#[inline(always)]
-pub(in crate::reduce) unsafe fn narrow_bf16_avx512<const W: usize>(acc: &[f32; W], out: &mut [bf16; W]) {
-    if !W.is_multiple_of(32) {
-        // SAFETY: the caller's contract.
-        return unsafe { narrow_bf16_avx2(acc, out) };
-    }
-    for (narrow, wide) in out.chunks_exact_mut(32).zip(acc.chunks_exact(32)) {
-        // SAFETY: both blocks hold 32 elements; unaligned accesses.
-        unsafe {
-            let lower = _mm512_srli_epi32::<16>(round_avx512(wide.as_ptr()));
-            let upper = round_avx512(wide.as_ptr().add(16));
-            let pairs = _mm512_mask_blend_epi16(0xaaaa_aaaa, lower, upper);
-            _mm512_storeu_si512(narrow.as_mut_ptr().cast(), pairs);
-        }
-    }
-}
-
 /// Four floats whose upper halves are the rounded bf16; see `portable::narrow_bf16`.
 ///
 /// # Safety
@@ -223,22 +145,5 @@ unsafe fn round_avx2(from: *const f32) -> __m256i {
         let quiet = _mm256_or_si256(bits, _mm256_set1_epi32(QUIET));
         let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(wide, wide));
         _mm256_blendv_epi8(rounded, quiet, nan)
-    }
-}
-
-/// As [`round_sse`], sixteen floats.
-///
-/// # Safety
-/// `from` is readable for sixteen floats; the machine has AVX-512 F.
-#[inline(always)]
-unsafe fn round_avx512(from: *const f32) -> __m512i {
-    // SAFETY: the caller's contract; unaligned load.
-    unsafe {
-        let wide = _mm512_loadu_ps(from);
-        let bits = _mm512_castps_si512(wide);
-        let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-        let rounded = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-        let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(wide, wide);
-        _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(QUIET))
     }
 }

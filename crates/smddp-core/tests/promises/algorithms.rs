@@ -1,0 +1,59 @@
+//! Every algorithm by force, over both wires.
+
+use std::time::Duration;
+
+use smddp_core::{Algorithm, Collective};
+use smddp_transport::loopback::Script;
+
+use crate::common::procs::{Me, start};
+use crate::common::{ALL, PATIENCE, Wire, over, try_one};
+
+const ROOTED: [Collective; 4] = [
+    Collective::Broadcast,
+    Collective::Reduce,
+    Collective::Gather,
+    Collective::Scatter,
+];
+const IN_PLACE: [Collective; 3] = [Collective::AllReduce, Collective::Broadcast, Collective::Reduce];
+
+/// This process has its settings from the environment, and all ranks as threads.
+pub(crate) fn rank(me: &Me) {
+    for n in 2..=9 {
+        let wires = [
+            Wire::Loop(Script {
+                seed: 77 + n as u64,
+                delay: 4,
+                death: None,
+            }),
+            Wire::Shm,
+        ];
+        for wire in wires {
+            over(wire.links(n), PATIENCE, |comm| {
+                for count in [1, 777, if n < 6 { 30_000 } else { 9_000 }] {
+                    for collective in ALL {
+                        try_one(comm, collective, count, 0, false).unwrap();
+                        if ROOTED.contains(&collective) {
+                            try_one(comm, collective, count, n / 2, false).unwrap();
+                        }
+                        if IN_PLACE.contains(&collective) {
+                            try_one(comm, collective, count, n - 1, true).unwrap();
+                        }
+                    }
+                }
+            });
+        }
+    }
+    me.say("done");
+}
+
+#[test]
+fn every_algorithm_does_every_collective_it_is_forced_to_at_2_to_9_ranks() {
+    for algorithm in Algorithm::ALL {
+        for segment in ["", "4096"] {
+            let environment = [("SMDDP_ALGO", algorithm.name()), ("SMDDP_SEGMENT_BYTES", segment)];
+            let mut ranks = start("algorithm", 1, &environment, Duration::from_secs(60));
+            ranks.hear(0, "done");
+            ranks.finish([0]);
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! A reduction has the same bits on all ranks, on every run, and whichever collective asks for it.
+
+use half::bf16;
+use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp};
+use smddp_transport::loopback::Script;
+
+use crate::common::{PATIENCE, Wire, over};
+
+/// Bytes of the whole buffer, around the changes of algorithm and segment; a multiple of 2, 3 and 4 blocks of
+/// whole cache lines where it matters.
+const BYTES: [usize; 8] = [96, 768, 8_064, 8_448, 65_280, 131_328, 786_432, 3_145_728];
+
+fn scramble(mut x: u64) -> u64 {
+    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x ^ (x >> 27)
+}
+
+/// Values of very different sizes: each order of the sum gives other bits.
+fn data(rank: usize, dtype: DType, bytes: usize) -> Vec<u8> {
+    (0..bytes / dtype.size())
+        .flat_map(|i| {
+            let x = scramble((rank * 1_000_003 + i) as u64);
+            let value = ((x >> 40) as f32 - 8_388_608.0) * 2f32.powi((x % 23) as i32 - 30);
+            match dtype {
+                DType::BF16 => bf16::from_f32(value).to_ne_bytes().to_vec(),
+                _ => value.to_ne_bytes().to_vec(),
+            }
+        })
+        .collect()
+}
+
+fn reduce(
+    comm: &Communicator,
+    collective: Collective,
+    dtype: DType,
+    redop: RedOp,
+    bytes: usize,
+    place: bool,
+) -> Vec<u8> {
+    let mut input = data(comm.rank(), dtype, bytes);
+    let count = bytes / dtype.size();
+    let out = if collective == Collective::ReduceScatter {
+        count / comm.size()
+    } else {
+        count
+    };
+    let mut output = vec![0xa5u8; out * dtype.size()];
+    let flat = |data: &mut Vec<u8>| Blocks::Flat {
+        ptr: data.as_mut_ptr(),
+        count: data.len() / dtype.size(),
+    };
+    let given = flat(&mut input);
+    let taken = if place { given } else { flat(&mut output) };
+    let call = Call {
+        collective,
+        dtype,
+        redop,
+        root: 0,
+        input: given,
+        output: taken,
+    };
+    // SAFETY: the buffers outlive the call, which is synchronous.
+    unsafe { comm.run(&call, Options::default()) }.unwrap();
+    if place { input } else { output }
+}
+
+#[test]
+fn a_reduction_has_the_same_bits_on_all_ranks_and_runs_and_in_reduce_scatter() {
+    for n in [2, 3, 4] {
+        for dtype in [DType::F32, DType::BF16] {
+            for redop in [RedOp::Sum, RedOp::Avg] {
+                for bytes in BYTES {
+                    let once = |wire: Wire, place: bool| {
+                        over(wire.links(n), PATIENCE, |comm| {
+                            let all = reduce(comm, Collective::AllReduce, dtype, redop, bytes, place);
+                            (
+                                all,
+                                reduce(comm, Collective::ReduceScatter, dtype, redop, bytes, false),
+                            )
+                        })
+                    };
+                    let first = once(Wire::Shm, false);
+                    for (rank, (all, scattered)) in first.iter().enumerate() {
+                        let what = format!("{} of {} bytes, rank {rank} of {n}", dtype.name(), bytes);
+                        assert!(*all == first[0].0, "{what}: other bits than rank 0");
+                        let block = bytes / n;
+                        assert!(
+                            *scattered == all[rank * block..(rank + 1) * block],
+                            "{what}: reduce_scatter has other bits than all_reduce"
+                        );
+                    }
+                    for seed in 0..3 {
+                        let wire = if seed == 0 {
+                            Wire::Shm
+                        } else {
+                            Wire::Loop(Script {
+                                seed,
+                                delay: 4,
+                                death: None,
+                            })
+                        };
+                        assert!(
+                            once(wire, seed == 2) == first,
+                            "{} bytes over {wire:?}: other bits",
+                            bytes
+                        );
+                    }
+                }
+            }
+        }
+    }
+}

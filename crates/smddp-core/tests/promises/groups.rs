@@ -1,0 +1,145 @@
+//! Many groups, one after the other, and what a group of one rank costs.
+
+use std::time::Duration;
+
+use smddp_core::{Collective, Communicator, Pending};
+
+use crate::common::group::group;
+use crate::common::job::Job;
+use crate::common::procs::{Me, start};
+
+const GROUPS: usize = 1000;
+
+/// What a process holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Footprint {
+    /// Pages in memory.
+    pub(crate) resident: usize,
+    pub(crate) descriptors: usize,
+    pub(crate) threads: usize,
+    /// Mappings of shared memory of ours.
+    pub(crate) mappings: usize,
+}
+
+impl Footprint {
+    pub(crate) fn now() -> Self {
+        let entries = |path: &str| std::fs::read_dir(path).unwrap().count();
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        Self {
+            resident: statm.split(' ').nth(1).unwrap().parse().unwrap(),
+            descriptors: entries("/proc/self/fd"),
+            threads: entries("/proc/self/task"),
+            mappings: maps.lines().filter(|line| line.contains("memfd:smddp")).count(),
+        }
+    }
+}
+
+fn work(comm: &Communicator, turn: usize) {
+    let count = [10, 4000, 60_000][turn % 3];
+    let mut job = Job::new(comm.rank(), comm.size(), Collective::AllReduce, count, 0, turn);
+    job.run(comm).unwrap();
+    job.check();
+    let mut job = Job::new(comm.rank(), comm.size(), Collective::AllGather, count, 0, turn);
+    let work = job.start(comm).unwrap();
+    work.wait(None).unwrap();
+    job.check();
+}
+
+pub(crate) fn many(me: &Me) {
+    let all: Vec<usize> = (0..me.size).collect();
+    let keep_one = std::env::var("SMDDP_TEST_KEEP").is_ok();
+    let kept = keep_one.then(|| group(me, "kept", &all, Duration::from_secs(20)));
+    let mut early = None;
+    let groups = std::env::var("SMDDP_TEST_GROUPS").map_or(GROUPS, |text| text.parse().unwrap());
+    for turn in 0..groups {
+        let comm = group(me, &format!("g{turn}"), &all, Duration::from_secs(20));
+        work(&comm, turn);
+        if turn % 2 == 0 {
+            comm.close();
+        }
+        drop(comm);
+        if turn == groups / 5 {
+            early = Some(Footprint::now());
+        }
+    }
+    let early = early.unwrap();
+    // The progress thread lets go of a group a moment after its last call.
+    let until = std::time::Instant::now() + Duration::from_secs(2);
+    let late = loop {
+        let late = Footprint::now();
+        if late.mappings <= early.mappings || std::time::Instant::now() > until {
+            break late;
+        }
+        std::thread::yield_now();
+    };
+    me.say(&format!("early {early:?}, late {late:?}"));
+    assert!(
+        late.resident < early.resident + 512,
+        "resident pages: {} early, {} late",
+        early.resident,
+        late.resident
+    );
+    assert!(late.descriptors <= early.descriptors + 3, "{early:?} {late:?}");
+    assert!(late.threads <= early.threads + 1, "{early:?} {late:?}");
+    assert!(
+        late.mappings <= early.mappings.max(if keep_one { 2 } else { 0 }),
+        "{early:?} {late:?}"
+    );
+    drop(kept);
+    me.say("done");
+}
+
+#[test]
+fn a_thousand_groups_made_and_destroyed_leave_nothing_behind() {
+    for keep in [true, false] {
+        let environment: &[(&str, &str)] = if keep { &[("SMDDP_TEST_KEEP", "1")] } else { &[] };
+        let mut ranks = start("groups", 2, environment, Duration::from_secs(60));
+        for rank in 0..2 {
+            println!(
+                "rank {rank}, another group alive {keep}: {}",
+                ranks.hear(rank, "early").text
+            );
+            ranks.hear(rank, "done");
+        }
+        ranks.finish(0..2);
+    }
+}
+
+pub(crate) fn alone(me: &Me) {
+    // Whatever reading the settings costs is not the group's.
+    let make = || {
+        let pending = Pending::new("alone", 0, 1, Duration::from_secs(5)).unwrap();
+        let card = pending.card();
+        pending.connect(&[card]).unwrap()
+    };
+    let before = Footprint::now();
+    let comm = make();
+    for turn in 0..10 {
+        for collective in crate::common::ALL {
+            let mut job = Job::new(0, 1, collective, 3000, 0, turn);
+            if turn % 2 == 0 {
+                job.run(&comm).unwrap();
+            } else {
+                job.start(&comm).unwrap().wait(None).unwrap();
+            }
+            job.check();
+        }
+    }
+    let after = Footprint::now();
+    assert_eq!(after.mappings, 0);
+    assert_eq!(
+        (after.threads, after.descriptors),
+        (before.threads, before.descriptors)
+    );
+    assert!(smddp_core::Endpoint::existing().is_none());
+    comm.close();
+    me.say("done");
+}
+
+#[test]
+fn a_group_of_one_rank_has_no_shared_memory_no_thread_and_no_descriptor() {
+    let mut ranks = start("alone", 1, &[], Duration::from_secs(10));
+    ranks.hear(0, "done");
+    ranks.finish([0]);
+}

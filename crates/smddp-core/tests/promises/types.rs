@@ -1,0 +1,388 @@
+//! Every element type and reduction, and every uneven form, against plain arithmetic.
+
+use half::{bf16, f16};
+use smddp_core::{Blocks, Call, Collective, Communicator, DType, Error, Options, RedOp, Result};
+
+use crate::common::{PATIENCE, Wire, over};
+
+const REDOPS: [RedOp; 9] = [
+    RedOp::Sum,
+    RedOp::Avg,
+    RedOp::PremulSum(0.0),
+    RedOp::Min,
+    RedOp::Max,
+    RedOp::Prod,
+    RedOp::Band,
+    RedOp::Bor,
+    RedOp::Bxor,
+];
+
+/// What can be reduced how.
+fn defined(dtype: DType, redop: RedOp) -> bool {
+    use DType::{Bool, C32, C64, C128, Opaque1, Opaque2, Opaque4, Opaque8, Opaque16};
+    let bitwise = matches!(redop, RedOp::Band | RedOp::Bor | RedOp::Bxor);
+    let order = matches!(redop, RedOp::Min | RedOp::Max);
+    match dtype {
+        Opaque1 | Opaque2 | Opaque4 | Opaque8 | Opaque16 | C32 => false,
+        Bool => !matches!(redop, RedOp::PremulSum(_)),
+        C64 | C128 => !bitwise && !order,
+        DType::F32 | DType::F64 | DType::F16 | DType::BF16 => !bitwise,
+        _ => true,
+    }
+}
+
+/// One element: whole numbers, exact in every type; the second part is the imaginary one.
+type Value = (i64, i64);
+
+fn encode(dtype: DType, (re, im): Value) -> Vec<u8> {
+    match dtype {
+        DType::F32 => (re as f32).to_ne_bytes().to_vec(),
+        DType::F64 => (re as f64).to_ne_bytes().to_vec(),
+        DType::F16 => f16::from_f64(re as f64).to_ne_bytes().to_vec(),
+        DType::BF16 => bf16::from_f64(re as f64).to_ne_bytes().to_vec(),
+        DType::C64 => [re as f32, im as f32].map(f32::to_ne_bytes).concat(),
+        DType::C128 => [re as f64, im as f64].map(f64::to_ne_bytes).concat(),
+        DType::Bool => vec![u8::from(re != 0)],
+        _ => re
+            .to_le_bytes()
+            .into_iter()
+            .chain([0; 8])
+            .take(dtype.size())
+            .collect(),
+    }
+}
+
+fn complex(dtype: DType) -> bool {
+    matches!(dtype, DType::C64 | DType::C128)
+}
+
+/// What rank `r` gives: small, positive where the type has no sign, divisible so that an average is whole.
+fn given(r: usize, i: usize, n: usize, redop: RedOp) -> Value {
+    let x = ((i * 5 + r * 3) % 4) as i64;
+    match redop {
+        RedOp::Avg => (x * n as i64, ((i + r) % 3) as i64 * n as i64),
+        _ => (x, ((i + r) % 3) as i64),
+    }
+}
+
+/// Rank `r`'s own factor of a premultiplied sum.
+fn factor(r: usize) -> i64 {
+    r as i64 + 2
+}
+
+fn want(dtype: DType, redop: RedOp, n: usize, i: usize) -> Value {
+    let values = (0..n).map(|r| given(r, i, n, redop));
+    if dtype == DType::Bool {
+        let votes = values.map(|v| v.0 != 0);
+        let yes = votes.filter(|&vote| vote).count();
+        let vote = match redop {
+            RedOp::Prod | RedOp::Min | RedOp::Band => yes == n,
+            RedOp::Bxor => yes % 2 == 1,
+            _ => yes > 0,
+        };
+        return (i64::from(vote), 0);
+    }
+    let fold = |f: fn(i64, i64) -> i64| values.clone().reduce(|a, b| (f(a.0, b.0), f(a.1, b.1))).unwrap();
+    match redop {
+        RedOp::Sum => fold(|a, b| a + b),
+        RedOp::Avg => {
+            let sum = fold(|a, b| a + b);
+            (sum.0 / n as i64, sum.1 / n as i64)
+        }
+        RedOp::PremulSum(_) => (0..n)
+            .map(|r| (given(r, i, n, redop), factor(r)))
+            .fold((0, 0), |s, (v, f)| (s.0 + v.0 * f, s.1 + v.1 * f)),
+        RedOp::Min => fold(i64::min),
+        RedOp::Max => fold(i64::max),
+        RedOp::Prod if complex(dtype) => values
+            .reduce(|a, b| (a.0 * b.0 - a.1 * b.1, a.0 * b.1 + a.1 * b.0))
+            .unwrap(),
+        RedOp::Prod => fold(|a, b| a * b),
+        RedOp::Band => fold(|a, b| a & b),
+        RedOp::Bor => fold(|a, b| a | b),
+        RedOp::Bxor => fold(|a, b| a ^ b),
+    }
+}
+
+fn flat(data: &mut [u8], dtype: DType) -> Blocks<'static> {
+    Blocks::Flat {
+        ptr: data.as_mut_ptr(),
+        count: data.len() / dtype.size(),
+    }
+}
+
+fn reduce(
+    comm: &Communicator,
+    collective: Collective,
+    dtype: DType,
+    redop: RedOp,
+    count: usize,
+) -> Result<()> {
+    let (me, n) = (comm.rank(), comm.size());
+    let total = if collective == Collective::ReduceScatter {
+        n * count
+    } else {
+        count
+    };
+    let mut input: Vec<u8> = (0..total)
+        .flat_map(|i| encode(dtype, given(me, i, n, redop)))
+        .collect();
+    let mut output = vec![0xa5; count * dtype.size()];
+    let mine = if let RedOp::PremulSum(_) = redop {
+        RedOp::PremulSum(factor(me) as f64)
+    } else {
+        redop
+    };
+    let has_output = collective != Collective::Reduce || me == 0;
+    let taken = if has_output {
+        flat(&mut output, dtype)
+    } else {
+        Blocks::None
+    };
+    let before = input.clone();
+    let call = Call {
+        collective,
+        dtype,
+        redop: mine,
+        root: 0,
+        input: flat(&mut input, dtype),
+        output: taken,
+    };
+    // SAFETY: the buffers outlive the call, which is synchronous.
+    unsafe { comm.run(&call, Options::default()) }?;
+    let first = if collective == Collective::ReduceScatter {
+        me * count
+    } else {
+        0
+    };
+    let expected: Vec<u8> = (first..first + count)
+        .flat_map(|i| encode(dtype, want(dtype, redop, n, i)))
+        .collect();
+    let what = format!(
+        "{collective:?}, {} of {}, {count} elements, rank {me} of {n}",
+        redop.name(),
+        dtype.name()
+    );
+    if has_output {
+        assert_eq!(output, expected, "{what}");
+    }
+    assert_eq!(input, before, "{what}: the input was changed");
+    Ok(())
+}
+
+#[test]
+fn every_type_is_reduced_by_every_defined_reduction_and_refused_for_the_others() {
+    for wire in Wire::BOTH {
+        for n in [1, 2, 3] {
+            over(wire.links(n), PATIENCE, |comm| {
+                for dtype in DType::ALL {
+                    for redop in REDOPS {
+                        for collective in [
+                            Collective::AllReduce,
+                            Collective::ReduceScatter,
+                            Collective::Reduce,
+                        ] {
+                            for count in [0, 1, 37, 3000] {
+                                match reduce(comm, collective, dtype, redop, count) {
+                                    Ok(()) => {
+                                        assert!(defined(dtype, redop), "{} of {}", redop.name(), dtype.name())
+                                    }
+                                    Err(Error::Invalid(text)) => {
+                                        assert!(!defined(dtype, redop), "{text}");
+                                        assert!(
+                                            text.contains(redop.name()) && text.contains(dtype.name()),
+                                            "{text}"
+                                        );
+                                    }
+                                    Err(other) => panic!("{other}"),
+                                }
+                            }
+                        }
+                    }
+                }
+            });
+        }
+    }
+}
+
+/// Byte `i` of block `b` of rank `r`.
+fn byte(r: usize, b: usize, i: usize) -> u8 {
+    (r * 89 + b * 31 + i * 7) as u8
+}
+
+fn block(r: usize, b: usize, elements: usize, dtype: DType) -> Vec<u8> {
+    (0..elements * dtype.size()).map(|i| byte(r, b, i)).collect()
+}
+
+/// A buffer of blocks of these counts, in a row or each for itself.
+struct Parts {
+    dtype: DType,
+    counts: Vec<usize>,
+    /// Together when `Cut`, one each when `List`.
+    data: Vec<Vec<u8>>,
+    places: Vec<(*mut u8, usize)>,
+}
+
+impl Parts {
+    fn new(dtype: DType, blocks: Vec<Vec<u8>>, list: bool) -> Self {
+        let counts: Vec<usize> = blocks.iter().map(|b| b.len() / dtype.size()).collect();
+        let mut data = if list { blocks } else { vec![blocks.concat()] };
+        let places = if list {
+            data.iter_mut()
+                .zip(&counts)
+                .map(|(b, &c)| (b.as_mut_ptr(), c))
+                .collect()
+        } else {
+            Vec::new()
+        };
+        Self {
+            dtype,
+            counts,
+            data,
+            places,
+        }
+    }
+
+    fn empty(dtype: DType, counts: &[usize], list: bool) -> Self {
+        Self::new(
+            dtype,
+            counts.iter().map(|c| vec![0xa5; c * dtype.size()]).collect(),
+            list,
+        )
+    }
+
+    fn blocks(&mut self) -> Blocks<'_> {
+        if self.places.is_empty() {
+            Blocks::Cut {
+                ptr: self.data[0].as_mut_ptr(),
+                counts: &self.counts,
+            }
+        } else {
+            Blocks::List { parts: &self.places }
+        }
+    }
+
+    fn check(&self, want: &[Vec<u8>], what: &str) {
+        let _ = self.dtype;
+        assert!(self.data.concat() == want.concat(), "{what}");
+    }
+}
+
+/// Blocks of several shapes for `n` ranks: some empty, one much longer, all empty but one.
+fn shapes(n: usize) -> Vec<Vec<usize>> {
+    vec![
+        (0..n).map(|r| r * 3).collect(),
+        (0..n).map(|r| if r == 1 { 100_000 } else { r }).collect(),
+        (0..n).map(|r| if r == n - 1 { 700 } else { 0 }).collect(),
+        (0..n).map(|r| 4000 + 517 * r).collect(),
+        vec![5; n],
+        vec![0; n],
+    ]
+}
+
+fn call(comm: &Communicator, collective: Collective, dtype: DType, input: Blocks<'_>, output: Blocks<'_>) {
+    let call = Call {
+        collective,
+        dtype,
+        redop: RedOp::Sum,
+        root: 0,
+        input,
+        output,
+    };
+    // SAFETY: the callers' buffers outlive the call, which is synchronous.
+    unsafe { comm.run(&call, Options::default()) }.unwrap();
+}
+
+#[test]
+fn uneven_all_gathers_put_every_block_in_its_place() {
+    for wire in Wire::BOTH {
+        for n in [2, 3, 4] {
+            over(wire.links(n), PATIENCE, |comm| {
+                let me = comm.rank();
+                for dtype in [DType::Opaque1, DType::F64, DType::Opaque16, DType::C32] {
+                    for counts in shapes(n) {
+                        for list in [false, true] {
+                            let mut mine = block(me, 0, counts[me], dtype);
+                            let mut all = Parts::empty(dtype, &counts, list);
+                            call(
+                                comm,
+                                Collective::AllGather,
+                                dtype,
+                                flat(&mut mine, dtype),
+                                all.blocks(),
+                            );
+                            let want: Vec<_> = (0..n).map(|r| block(r, 0, counts[r], dtype)).collect();
+                            all.check(
+                                &want,
+                                &format!("{counts:?} of {}, rank {me}, list {list}", dtype.name()),
+                            );
+                        }
+                    }
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn uneven_reduce_scatters_give_each_rank_the_sum_of_its_block() {
+    for wire in Wire::BOTH {
+        for n in [2, 3, 4] {
+            over(wire.links(n), PATIENCE, |comm| {
+                let me = comm.rank();
+                let number = |r: usize, b: usize, i: usize| ((r * 5 + b * 3 + i) % 17) as i32;
+                let bytes = |r: usize, b: usize, c: usize| -> Vec<u8> {
+                    (0..c).flat_map(|i| number(r, b, i).to_ne_bytes()).collect()
+                };
+                for counts in shapes(n) {
+                    for list in [false, true] {
+                        let blocks = (0..n).map(|b| bytes(me, b, counts[b])).collect();
+                        let mut all = Parts::new(DType::I32, blocks, list);
+                        let mut mine = vec![0xa5; counts[me] * 4];
+                        let taken = flat(&mut mine, DType::I32);
+                        call(comm, Collective::ReduceScatter, DType::I32, all.blocks(), taken);
+                        let want: Vec<u8> = (0..counts[me])
+                            .flat_map(|i| (0..n).map(|r| number(r, me, i)).sum::<i32>().to_ne_bytes())
+                            .collect();
+                        assert!(mine == want, "{counts:?}, rank {me} of {n}, list {list}");
+                    }
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn uneven_all_to_alls_move_each_pairs_own_size() {
+    for wire in Wire::BOTH {
+        for n in [2, 3, 4] {
+            over(wire.links(n), PATIENCE, |comm| {
+                let me = comm.rank();
+                // Elements from rank `a` to rank `b`.
+                let tables: [fn(usize, usize) -> usize; 5] = [
+                    |a, b| a * 7 + b * 3,
+                    |a, b| if a == 0 && b == 1 { 90_000 } else { (a + b) % 2 },
+                    |a, b| if b == 0 { 600 + a } else { 0 },
+                    |_, _| 0,
+                    |_, _| 1234,
+                ];
+                for dtype in [DType::Opaque1, DType::BF16, DType::C128] {
+                    for table in tables {
+                        for list in [false, true] {
+                            let sent = (0..n).map(|b| block(me, b, table(me, b), dtype)).collect();
+                            let mut input = Parts::new(dtype, sent, list);
+                            let counts: Vec<usize> = (0..n).map(|a| table(a, me)).collect();
+                            let mut output = Parts::empty(dtype, &counts, !list);
+                            call(comm, Collective::AllToAll, dtype, input.blocks(), output.blocks());
+                            let want: Vec<_> = (0..n).map(|a| block(a, me, table(a, me), dtype)).collect();
+                            output.check(
+                                &want,
+                                &format!("{counts:?} of {}, rank {me} of {n}", dtype.name()),
+                            );
+                        }
+                    }
+                }
+            });
+        }
+    }
+}

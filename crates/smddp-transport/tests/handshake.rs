@@ -1,0 +1,198 @@
+//! Strangers, other versions and other users at the door.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::io::{Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use smddp_transport::shm::{Card, PROTOCOL, Prepared};
+
+const CAP: usize = 1 << 20;
+
+/// One test at a time: each means the one socket that this process has.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// This process's id in the handshake: its first half is in the socket's name, the whole in every card.
+fn my_id(card: &Card, socket: &str) -> [u8; 16] {
+    let half = from_hex(socket.rsplit('-').next().unwrap());
+    let bytes = card.to_bytes();
+    let at = bytes.windows(8).position(|window| window == half).unwrap();
+    bytes[at..at + 16].try_into().unwrap()
+}
+
+/// The abstract names of this process's sockets, without the leading zero.
+fn my_sockets() -> Vec<String> {
+    let mine = format!("@smddp-{}-", std::process::id());
+    let table = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let names = table.lines().filter_map(|line| line.split_whitespace().last());
+    names
+        .filter(|name| name.starts_with(&mine))
+        .map(|name| name[1..].to_owned())
+        .collect()
+}
+
+fn dial(name: &str) -> UnixStream {
+    let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name).unwrap()).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream
+}
+
+fn hello(magic: &[u8; 8], version: u32, from: [u8; 16], to: [u8; 16]) -> Vec<u8> {
+    [&magic[..], &version.to_le_bytes(), &from, &to].concat()
+}
+
+/// Eight bytes from sixteen digits.
+fn from_hex(text: &str) -> Vec<u8> {
+    (0..8)
+        .map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap())
+        .collect()
+}
+
+fn replace(bytes: &mut [u8], what: &[u8], by: &[u8]) {
+    let at = bytes
+        .windows(what.len())
+        .position(|window| window == what)
+        .unwrap();
+    bytes[at..at + by.len()].copy_from_slice(by);
+}
+
+/// My card as rank 1, and the card of a rank 0 that does not exist: its id and its socket's name differ from mine.
+/// With the name of that socket and its id.
+fn false_peer() -> (Prepared, Vec<Card>, String, [u8; 16]) {
+    let prepared = Prepared::new(1, 2, CAP, Vec::new()).unwrap();
+    let name = my_sockets().pop().unwrap();
+    let digits = name.rsplit('-').next().unwrap().to_owned();
+    let id = from_hex(&digits);
+    let other: Vec<u8> = id.iter().map(|byte| !byte).collect();
+    let other_digits: String = other.iter().map(|byte| format!("{byte:02x}")).collect();
+    let other_name = name.replace(&digits, &other_digits);
+    let mut bytes = Prepared::new(0, 2, CAP, Vec::new()).unwrap().card().to_bytes();
+    let mut whole = my_id(prepared.card(), &name);
+    whole[..8].copy_from_slice(&other);
+    replace(&mut bytes, &id, &other);
+    replace(&mut bytes, name.as_bytes(), other_name.as_bytes());
+    let cards = vec![Card::from_bytes(&bytes).unwrap(), prepared.card().clone()];
+    (prepared, cards, other_name, whole)
+}
+
+#[test]
+fn a_caller_with_another_magic_or_version_gets_nothing_and_harms_nobody() {
+    let _alone = alone();
+    let prepared: Vec<_> = (0..2)
+        .map(|r| Prepared::new(r, 2, CAP, Vec::new()).unwrap())
+        .collect();
+    let name = my_sockets().pop().unwrap();
+    for bytes in [
+        hello(b"not-smdd", PROTOCOL, [1; 16], [2; 16]),
+        hello(b"smddp-in", PROTOCOL + 7, [1; 16], [2; 16]),
+        // The right words for another process.
+        hello(b"smddp-in", PROTOCOL, [1; 16], [2; 16]),
+        b"GET / HTTP/1.1\r\nHost: somebody-else.example\r\n\r\n".to_vec(),
+    ] {
+        let mut stream = dial(&name);
+        stream.write_all(&bytes).unwrap();
+        let mut answer = Vec::new();
+        // A reset says the same as an end: nothing came.
+        let _ = stream.read_to_end(&mut answer);
+        assert!(answer.is_empty(), "a stranger got {answer:?}");
+    }
+    let cards: Vec<Card> = prepared.iter().map(|p| p.card().clone()).collect();
+    for p in prepared {
+        p.connect(cards.clone()).unwrap();
+    }
+}
+
+#[test]
+fn a_listener_of_another_version_is_refused_with_both_versions_shown() {
+    let _alone = alone();
+    let (prepared, cards, name, id) = false_peer();
+    let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+    let other = PROTOCOL + 41;
+    let answering = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.read_exact(&mut [0; 44]).unwrap();
+        stream.write_all(&hello(b"smddp-in", other, id, [0; 16])).unwrap();
+    });
+    let text = prepared.connect(cards).err().unwrap().to_string();
+    answering.join().unwrap();
+    assert!(
+        text.contains(&format!("{PROTOCOL} here")) && text.contains(&format!("{other} there")),
+        "{text}"
+    );
+    assert!(text.contains("rank 0"), "{text}");
+}
+
+#[test]
+fn a_listener_that_speaks_something_else_or_is_gone_is_an_error_naming_the_rank() {
+    let _alone = alone();
+    let (prepared, cards, name, _) = false_peer();
+    let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+    let answering = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.read_exact(&mut [0; 44]).unwrap();
+        stream.write_all(&[b'x'; 44]).unwrap();
+    });
+    let text = prepared.connect(cards).err().unwrap().to_string();
+    answering.join().unwrap();
+    assert!(
+        text.contains("rank 0") && text.contains("does not speak smddp"),
+        "{text}"
+    );
+
+    let (prepared, cards, ..) = false_peer();
+    let text = prepared.connect(cards).err().unwrap().to_string();
+    assert!(
+        text.contains("rank 0") && text.contains("does not answer"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_caller_of_another_user_gets_nothing() {
+    // SAFETY: asks for a number only.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("not tried: only root can become another user");
+        return;
+    }
+    let _alone = alone();
+    let prepared = Prepared::new(0, 2, CAP, Vec::new()).unwrap();
+    let name = my_sockets().pop().unwrap();
+    let bytes = hello(b"smddp-in", PROTOCOL, [1; 16], my_id(prepared.card(), &name));
+    // The same words of this user are answered.
+    let mut stream = dial(&name);
+    stream.write_all(&bytes).unwrap();
+    stream.read_exact(&mut [0; 44]).unwrap();
+    drop(stream);
+    // SAFETY: the child makes system calls and small allocations (glibc's allocator is fork-safe) and leaves by
+    // `_exit`; it does not return into the test.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // SAFETY: changes this child only.
+        let changed = unsafe { libc::setuid(65534) } == 0;
+        let mut stream = dial(&name);
+        let _ = stream.write_all(&bytes);
+        let mut answer = Vec::new();
+        let _ = stream.read_to_end(&mut answer);
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(!changed || !answer.is_empty())) };
+    }
+    let mut status = 0;
+    // SAFETY: our own child.
+    assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+    assert_eq!(status, 0, "a process of another user got an answer");
+}
+
+#[test]
+fn a_card_of_garbage_is_refused() {
+    for bytes in [&b""[..], b"hello", &[0; 300], &[0xff; 300]] {
+        assert!(Card::from_bytes(bytes).is_err());
+    }
+    let good = Prepared::new(0, 1, CAP, Vec::new()).unwrap().card().to_bytes();
+    assert!(Card::from_bytes(&good[..good.len() - 3]).is_err());
+}

@@ -1,0 +1,110 @@
+//! What groups took comes back when they are gone.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use smddp_transport::shm::{Endpoint, Prepared, ShmLink};
+use smddp_transport::{Head, Inlet, Link, Mail, Outlet, Wiring};
+
+const CAP: usize = 4 << 20;
+
+fn pair() -> [ShmLink; 2] {
+    let [a, b] = [0, 1].map(|r| Prepared::new(r, 2, CAP, Vec::new()).unwrap());
+    let cards = vec![a.card().clone(), b.card().clone()];
+    [a, b].map(|p| p.connect(cards.clone()).unwrap())
+}
+
+/// One message each way through cells of `bytes`.
+fn exchange(links: &mut [ShmLink; 2], seq: u64, bytes: usize) {
+    let wiring = |peer: usize| Wiring {
+        outlets: vec![Outlet {
+            readers: vec![peer],
+            cell: bytes,
+            messages: 1,
+            bytes: bytes as u64,
+        }],
+        inlets: vec![Inlet {
+            rank: peer,
+            channel: 0,
+            reader: 0,
+            messages: 1,
+            bytes: bytes as u64,
+            count: Some(1),
+        }],
+        inline: false,
+        depth: (1, 1),
+    };
+    let head = Head { what: 7, count: 1 };
+    for (rank, link) in links.iter_mut().enumerate() {
+        assert!(link.begin(seq, head, &wiring(1 - rank)));
+        let cell = link.cell(0).unwrap();
+        // SAFETY: the cell is this link's and has `bytes` bytes.
+        unsafe { cell.write_bytes(rank as u8 + 1, bytes) };
+        link.publish(0);
+    }
+    for (rank, link) in links.iter_mut().enumerate() {
+        let message = link.message(0).unwrap().unwrap();
+        // SAFETY: the message holds `bytes` bytes until it is released.
+        assert_eq!(
+            unsafe { (message.read(), message.add(bytes - 1).read()) },
+            ((2 - rank) as u8, (2 - rank) as u8)
+        );
+        link.release(0);
+        assert!(link.settle().unwrap());
+    }
+    links.iter_mut().for_each(Link::end);
+}
+
+fn resident() -> usize {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+    text.split(' ').nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn control_blocks_rings_and_regions_come_back_when_groups_are_gone() {
+    let endpoint = Endpoint::get(CAP).unwrap();
+    let mut early = None;
+    for turn in 0..4000 {
+        let mut links = pair();
+        for seq in 0..3 {
+            let large = if turn % 40 == 0 { 2 << 20 } else { 9_000 };
+            exchange(&mut links, seq, [100, 70_000, large][(turn + seq as usize) % 3]);
+        }
+        // A letter that nobody takes, and one that was begun.
+        let open = links[0]
+            .mail_open(
+                1,
+                Mail {
+                    tag: 1,
+                    what: 0,
+                    bytes: 5000,
+                },
+            )
+            .unwrap();
+        links[0].mail_cell(open).unwrap();
+        links[0].mail_publish(open);
+        links[0].mail_close(open);
+        links[1]
+            .mail_open(
+                0,
+                Mail {
+                    tag: 2,
+                    what: 0,
+                    bytes: 1 << 20,
+                },
+            )
+            .unwrap();
+        drop(links);
+        if turn == 1000 {
+            early = Some((endpoint.staging(), resident()));
+        }
+    }
+    // 4,000 pairs of control blocks and rings would not fit their quarter of a gigabyte without coming back.
+    let (staging, pages) = early.unwrap();
+    assert_eq!(endpoint.staging(), staging);
+    assert_eq!(endpoint.staging().2, 0, "the reserve is in use");
+    assert!(
+        resident() < pages + 256,
+        "{pages} pages early, {} late",
+        resident()
+    );
+}
