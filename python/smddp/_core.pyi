@@ -79,6 +79,8 @@ class Comm:
         """Number of collectives started so far."""
     def path(self, collective: int, dtype: int, nbytes: int) -> str:
         """The way a call of that size takes, in words."""
+    def taken(self) -> list[tuple[str, str, int, int]]:
+        """(collective, algorithm, operations, bytes of their whole buffers) of all that is over."""
     def arrived(self) -> list[int]:
         """Ranks that are known to have started the newest collective that this rank started."""
 

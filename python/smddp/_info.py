@@ -71,6 +71,30 @@ def _groups() -> list[dict[str, Any]]:
     ]
 
 
+def taken() -> dict[str, str]:
+    """How the collectives of all open groups went, by name: "shm mesh x 120 (1.2 GiB)"."""
+    groups = sys.modules.get("smddp.process_group")
+    ways: dict[str, dict[str, list[int]]] = {}
+    for group in groups.open_groups() if groups else ():
+        for collective, algorithm, operations, size in group.communicator.taken():
+            way = "one rank" if group.size() == 1 else f"shm {algorithm}"
+            total = ways.setdefault(collective, {}).setdefault(way, [0, 0])
+            total[0] += operations
+            total[1] += size
+    return {
+        collective: ", ".join(f"{way} x {operations} ({_amount(size)})" for way, (operations, size) in found.items())
+        for collective, found in ways.items()
+    }
+
+
+def _amount(size: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
+
+
 def local_paths(ranks: int) -> list[tuple[str, str, str]]:
     """The paths that a group of `ranks` processes on this machine takes.
 

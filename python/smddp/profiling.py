@@ -35,6 +35,21 @@ def collective(name: str) -> Callable[[Method], Method]:
                     raise
                 raise translated from None
 
+        _never_traced(call)
         return call  # type: ignore[return-value]
 
     return wrap
+
+
+def _never_traced(function: Callable[..., Any]) -> None:
+    """Keep torch.compile out of this function and of all that it calls.
+
+    C++ calls our methods while Dynamo is active (DDP's reducer under torch.compile); without this it would trace
+    them and stop at the first object of the native core. The names are private and newer than some torch that
+    is served: where they are missing, so is the problem they solve.
+    """
+    try:
+        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+    except ImportError:
+        return
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))

@@ -50,24 +50,14 @@ impl Buffer {
         }
         // SAFETY: `base` is valid for writes of `layout.size()` bytes, and nobody else knows it yet.
         unsafe { base.as_ptr().write_bytes(0, layout.size()) };
-        let mut buffer = Buffer {
-            base,
-            layout,
-            align,
-            capacity,
-            used: 0,
-        };
+        let mut buffer = Buffer { base, layout, align, capacity, used: 0 };
         buffer.set_used(capacity);
         Ok(buffer)
     }
 
     /// Puts the second guard behind the first `bytes` bytes and renews both.
     pub(crate) fn set_used(&mut self, bytes: usize) {
-        assert!(
-            bytes <= self.capacity,
-            "{bytes} bytes of a buffer of {}",
-            self.capacity
-        );
+        assert!(bytes <= self.capacity, "{bytes} bytes of a buffer of {}", self.capacity);
         self.used = bytes;
         self.before().fill(GUARD_BYTE);
         self.behind().fill(GUARD_BYTE);
@@ -130,17 +120,11 @@ mod tests {
     #[test]
     fn data_is_aligned_for_pages_and_huge_pages() {
         assert_eq!(Buffer::new(100).unwrap().bytes().as_ptr() as usize % PAGE, 0);
-        assert_eq!(
-            Buffer::new(HUGE_FROM).unwrap().bytes().as_ptr() as usize % HUGE_PAGE,
-            0
-        );
+        assert_eq!(Buffer::new(HUGE_FROM).unwrap().bytes().as_ptr() as usize % HUGE_PAGE, 0);
     }
 
     #[test]
     fn absurd_sizes_are_refused() {
-        assert!(matches!(
-            Buffer::new(usize::MAX),
-            Err(Error::Allocation(usize::MAX))
-        ));
+        assert!(matches!(Buffer::new(usize::MAX), Err(Error::Allocation(usize::MAX))));
     }
 }

@@ -35,11 +35,7 @@ pub(crate) struct Case {
 
 enum Target {
     Collective(Call<'static>),
-    Neighbours {
-        input: (*mut u8, usize),
-        output: (*mut u8, usize),
-        dtype: DType,
-    },
+    Neighbours { input: (*mut u8, usize), output: (*mut u8, usize), dtype: DType },
 }
 
 /// A call bound to buffers, which stay borrowed for as long as it can be run.
@@ -103,18 +99,10 @@ impl Team {
             None => {
                 let nowhere = (std::ptr::NonNull::dangling().as_ptr(), 0);
                 let (input, output) = (from.unwrap_or(nowhere), to.unwrap_or(nowhere));
-                Target::Neighbours {
-                    input,
-                    output,
-                    dtype: case.dtype,
-                }
+                Target::Neighbours { input, output, dtype: case.dtype }
             }
         };
-        Bound {
-            team: self,
-            target,
-            buffers: PhantomData,
-        }
+        Bound { team: self, target, buffers: PhantomData }
     }
 
     pub(crate) fn barrier(&self) -> Result<()> {
@@ -142,10 +130,7 @@ impl Team {
     }
 
     fn reduce_one(&self, bytes: &mut [u8; 8], dtype: DType, redop: RedOp) -> Result<()> {
-        let both = Blocks::Flat {
-            ptr: bytes.as_mut_ptr(),
-            count: 1,
-        };
+        let both = Blocks::Flat { ptr: bytes.as_mut_ptr(), count: 1 };
         self.run(&Call {
             collective: Collective::AllReduce,
             dtype,
@@ -164,14 +149,8 @@ impl Team {
             dtype: DType::U8,
             redop: RedOp::Sum,
             root: 0,
-            input: Blocks::Flat {
-                ptr: mine.as_mut_ptr(),
-                count: mine.len(),
-            },
-            output: Blocks::Flat {
-                ptr: all.as_mut_ptr(),
-                count: all.len(),
-            },
+            input: Blocks::Flat { ptr: mine.as_mut_ptr(), count: mine.len() },
+            output: Blocks::Flat { ptr: all.as_mut_ptr(), count: all.len() },
         })?;
         Ok(all)
     }
@@ -199,12 +178,13 @@ impl Team {
         // SAFETY: as for `run`; both works are waited for before this returns, or the communicator is aborted.
         let works = unsafe {
             let comm = &self.comm;
-            comm.recv(output.0, output.1, dtype, Some(previous), TAG, Options::default())
-                .and_then(|receive| {
+            comm.recv(output.0, output.1, dtype, Some(previous), TAG, Options::default()).and_then(
+                |receive| {
                     let send = comm.send(input.0, input.1, dtype, next, TAG, Options::default())?;
                     send.wait(None)?;
                     receive.wait(None)
-                })
+                },
+            )
         };
         self.given_up(works)
     }
@@ -229,10 +209,5 @@ impl Bound<'_> {
 }
 
 fn side(dtype: DType, side: Option<(usize, usize)>, buffer: &mut Buffer) -> Option<(*mut u8, usize)> {
-    side.map(|(first, count)| {
-        (
-            buffer.bytes()[first..first + count * dtype.size()].as_mut_ptr(),
-            count,
-        )
-    })
+    side.map(|(first, count)| (buffer.bytes()[first..first + count * dtype.size()].as_mut_ptr(), count))
 }

@@ -75,13 +75,7 @@ pub(crate) struct Cli {
     #[arg(short = 'n', long = "iters", value_name = "N", default_value_t = 20)]
     pub iters: usize,
     /// Calls before the timed ones, for every row
-    #[arg(
-        short = 'w',
-        long = "warmup_iters",
-        alias = "warmup-iters",
-        value_name = "N",
-        default_value_t = 5
-    )]
+    #[arg(short = 'w', long = "warmup_iters", alias = "warmup-iters", value_name = "N", default_value_t = 5)]
     pub warmup_iters: usize,
     /// int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, or all
     #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "float", value_parser = parse_dtype)]
@@ -136,10 +130,7 @@ impl Cli {
     pub(crate) fn validate(&self) -> Result<()> {
         let usage = |text: String| Err(Error::Usage(text));
         if self.min_bytes > self.max_bytes {
-            return usage(format!(
-                "--minbytes {} is above --maxbytes {}",
-                self.min_bytes, self.max_bytes
-            ));
+            return usage(format!("--minbytes {} is above --maxbytes {}", self.min_bytes, self.max_bytes));
         }
         if self.iters == 0 {
             return usage("--iters is 0, so there is nothing to measure".into());
@@ -175,15 +166,9 @@ mod tests {
         )
         .unwrap();
         assert_eq!(cli.task, Task::Measure(Op::AllGather));
-        assert_eq!(
-            (cli.min_bytes, cli.max_bytes, cli.step_factor, cli.step_bytes),
-            (8, 256 << 20, 8, 4096)
-        );
+        assert_eq!((cli.min_bytes, cli.max_bytes, cli.step_factor, cli.step_bytes), (8, 256 << 20, 8, 4096));
         assert_eq!((cli.iters, cli.warmup_iters, cli.root, cli.check), (7, 3, -1, 0));
-        assert_eq!(
-            (cli.dtype, cli.redop),
-            (Choice::One(DType::F16), Choice::One(RedOp::Max))
-        );
+        assert_eq!((cli.dtype, cli.redop), (Choice::One(DType::F16), Choice::One(RedOp::Max)));
         assert_eq!(cli.json, Some("x.json".into()));
     }
 
@@ -194,24 +179,15 @@ mod tests {
              --datatype all --op all --root 2 --check 1 --json j --nproc 4 --timeout 2.5",
         )
         .unwrap();
-        assert_eq!(
-            (cli.dtype, cli.redop, cli.nproc),
-            (Choice::All, Choice::All, Some(4))
-        );
+        assert_eq!((cli.dtype, cli.redop, cli.nproc), (Choice::All, Choice::All, Some(4)));
         assert_eq!(cli.timeout(), Duration::from_millis(2500));
     }
 
     #[test]
     fn defaults_are_nccl_tests() {
         let cli = parse("smddp-bench barrier").unwrap();
-        assert_eq!(
-            (cli.min_bytes, cli.max_bytes, cli.step_factor),
-            (32 << 20, 32 << 20, 1)
-        );
-        assert_eq!(
-            (cli.iters, cli.warmup_iters, cli.check, cli.root, cli.average),
-            (20, 5, 1, 0, 1)
-        );
+        assert_eq!((cli.min_bytes, cli.max_bytes, cli.step_factor), (32 << 20, 32 << 20, 1));
+        assert_eq!((cli.iters, cli.warmup_iters, cli.check, cli.root, cli.average), (20, 5, 1, 0, 1));
     }
 
     #[test]

@@ -27,9 +27,7 @@ impl Device {
     fn mine(rank: usize, local_rank: usize) -> Device {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let model = read("/proc/cpuinfo").lines().find_map(|line| {
-            line.strip_prefix("model name")?
-                .split_once(':')
-                .map(|(_, name)| name.trim().to_owned())
+            line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim().to_owned())
         });
         Device {
             rank,
@@ -45,16 +43,7 @@ impl Device {
 
     /// The line of the table's head.
     pub(crate) fn line(&self) -> String {
-        let Device {
-            rank,
-            group,
-            pid,
-            hostname,
-            device,
-            device_hex,
-            device_info,
-            ..
-        } = self;
+        let Device { rank, group, pid, hostname, device, device_hex, device_info, .. } = self;
         format!(
             "#  Rank {rank:2} Group {group:2} Pid {pid:6} on {hostname:>10} device {device:2} [{device_hex}] {device_info}"
         )
@@ -68,10 +57,7 @@ pub(crate) fn hostname() -> String {
 /// All ranks' devices in rank order, and whether all are on one host.
 pub(crate) fn gather(team: &Team, local_rank: usize) -> Result<(Vec<Device>, bool)> {
     let mine = Device::mine(team.rank(), local_rank);
-    let broken = |e: serde_json::Error| Error::Io {
-        what: "describing this rank".into(),
-        source: e.into(),
-    };
+    let broken = |e: serde_json::Error| Error::Io { what: "describing this rank".into(), source: e.into() };
     let mut record = serde_json::to_vec(&mine).map_err(broken)?;
     record.resize(RECORD, b' ');
     let all = team.gather_bytes(&mut record)?;
@@ -84,8 +70,5 @@ pub(crate) fn gather(team: &Team, local_rank: usize) -> Result<(Vec<Device>, boo
 }
 
 fn short(text: &str, most: usize) -> String {
-    text.chars()
-        .filter(|c| c.is_ascii_graphic() || *c == ' ')
-        .take(most)
-        .collect()
+    text.chars().filter(|c| c.is_ascii_graphic() || *c == ' ').take(most).collect()
 }

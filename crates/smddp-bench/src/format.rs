@@ -27,18 +27,11 @@ fn exponent(value: f64, decimals: usize) -> String {
 /// C's `%g`: six significant digits, no trailing zeros, an exponent when very large or very small.
 pub(crate) fn general(value: f64) -> String {
     if value == 0.0 || !value.is_finite() {
-        return if value == 0.0 {
-            "0".into()
-        } else {
-            format!("{value}").to_lowercase()
-        };
+        return if value == 0.0 { "0".into() } else { format!("{value}").to_lowercase() };
     }
     // The exponent after rounding to six digits decides the form.
     let rounded = format!("{value:.5e}");
-    let power: i32 = rounded
-        .split_once('e')
-        .and_then(|(_, p)| p.parse().ok())
-        .unwrap_or(0);
+    let power: i32 = rounded.split_once('e').and_then(|(_, p)| p.parse().ok()).unwrap_or(0);
     if !(-4..6).contains(&power) {
         let text = exponent(value, 5);
         return match text.split_once('e') {
@@ -51,11 +44,7 @@ pub(crate) fn general(value: f64) -> String {
 }
 
 fn without_zeros(text: &str) -> &str {
-    if text.contains('.') {
-        text.trim_end_matches('0').trim_end_matches('.')
-    } else {
-        text
-    }
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.') } else { text }
 }
 
 #[cfg(test)]

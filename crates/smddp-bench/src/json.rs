@@ -129,11 +129,7 @@ impl Report {
             average_bus_bandwidth: Bandwidth { bandwidth: 0.0 },
             end_time: String::new(),
         };
-        Ok(Report {
-            path: path.into(),
-            file,
-            document,
-        })
+        Ok(Report { path: path.into(), file, document })
     }
 
     pub(crate) fn row(&mut self, row: &Row) {
@@ -150,39 +146,23 @@ impl Report {
     }
 
     pub(crate) fn end(mut self, summary: &Summary) -> Result<()> {
-        self.document.out_of_bounds = OutOfBounds {
-            count: summary.failed,
-            okay: summary.failed == 0,
-        };
-        self.document.average_bus_bandwidth = Bandwidth {
-            bandwidth: summary.busbw,
-        };
+        self.document.out_of_bounds = OutOfBounds { count: summary.failed, okay: summary.failed == 0 };
+        self.document.average_bus_bandwidth = Bandwidth { bandwidth: summary.busbw };
         self.document.end_time = now();
-        let mut text = serde_json::to_string_pretty(&self.document).map_err(|e| Error::Io {
-            what: "writing JSON".into(),
-            source: e.into(),
-        })?;
+        let mut text = serde_json::to_string_pretty(&self.document)
+            .map_err(|e| Error::Io { what: "writing JSON".into(), source: e.into() })?;
         text.push('\n');
-        self.file
-            .write_all(text.as_bytes())
-            .map_err(Error::io(format!("writing {}", self.path.display())))
+        self.file.write_all(text.as_bytes()).map_err(Error::io(format!("writing {}", self.path.display())))
     }
 }
 
 fn half(m: &Measure) -> Half {
-    Half {
-        time: m.seconds * 1e6,
-        alg_bw: m.algbw,
-        bus_bw: m.busbw,
-        nwrong: m.wrong,
-    }
+    Half { time: m.seconds * 1e6, alg_bw: m.algbw, bus_bw: m.busbw, nwrong: m.wrong }
 }
 
 /// The time in UTC, as `2026-11-21T09:08:07Z`.
 fn now() -> String {
-    let seconds = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |d| d.as_secs());
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
     let (year, month, day) = date(seconds / 86_400);
     let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
@@ -197,20 +177,7 @@ fn date(mut days: u64) -> (u64, u64, u64) {
         year += 1;
     }
     let mut month = 1;
-    for length in [
-        31,
-        28 + u64::from(leap(year)),
-        31,
-        30,
-        31,
-        30,
-        31,
-        31,
-        30,
-        31,
-        30,
-        31,
-    ] {
+    for length in [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
         if days < length {
             break;
         }

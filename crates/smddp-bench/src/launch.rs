@@ -47,35 +47,20 @@ pub(crate) fn launch(count: u32, spawn: &[String], args: &[String]) -> Result<i3
     let mut ranks = Ranks(Vec::new());
     for index in 0..count {
         let mut command = Command::new(program);
-        command
-            .args(first)
-            .args(args)
-            .arg("--store")
-            .arg(server.addr().to_string())
-            .stdin(Stdio::null());
-        for (name, value) in [
-            ("RANK", index),
-            ("LOCAL_RANK", index),
-            ("WORLD_SIZE", count),
-            ("LOCAL_WORLD_SIZE", count),
-        ] {
+        command.args(first).args(args).arg("--store").arg(server.addr().to_string()).stdin(Stdio::null());
+        for (name, value) in
+            [("RANK", index), ("LOCAL_RANK", index), ("WORLD_SIZE", count), ("LOCAL_WORLD_SIZE", count)]
+        {
             command.env(name, value.to_string());
         }
-        command
-            .env("MASTER_ADDR", "127.0.0.1")
-            .env("MASTER_PORT", server.addr().port().to_string());
-        let mut child = command
-            .spawn()
-            .map_err(Error::io(format!("starting rank {index} ({program})")))?;
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", server.addr().port().to_string());
+        let mut child = command.spawn().map_err(Error::io(format!("starting rank {index} ({program})")))?;
         match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {
             Ok(exit) => ranks.0.push(Rank { index, child, exit }),
             Err(error) => {
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(Error::Io {
-                    what: format!("watching rank {index}"),
-                    source: error.into(),
-                });
+                return Err(Error::Io { what: format!("watching rank {index}"), source: error.into() });
             }
         }
     }
@@ -84,10 +69,8 @@ pub(crate) fn launch(count: u32, spawn: &[String], args: &[String]) -> Result<i3
 
 /// In a rank: die when the parent dies.
 pub(crate) fn follow_parent() -> Result<()> {
-    set_parent_process_death_signal(Some(Signal::KILL)).map_err(|e| Error::Io {
-        what: "asking to follow the parent".into(),
-        source: e.into(),
-    })
+    set_parent_process_death_signal(Some(Signal::KILL))
+        .map_err(|e| Error::Io { what: "asking to follow the parent".into(), source: e.into() })
 }
 
 fn watch(ranks: &mut Ranks) -> Result<i32> {
@@ -95,46 +78,25 @@ fn watch(ranks: &mut Ranks) -> Result<i32> {
     while !ranks.0.is_empty() {
         let timeout = until.map(|t| {
             let left = t.saturating_duration_since(Instant::now());
-            Timespec {
-                tv_sec: left.as_secs() as i64,
-                tv_nsec: i64::from(left.subsec_nanos()),
-            }
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: i64::from(left.subsec_nanos()) }
         });
-        let mut fds: Vec<_> = ranks
-            .0
-            .iter()
-            .map(|r| PollFd::new(&r.exit, PollFlags::IN))
-            .collect();
+        let mut fds: Vec<_> = ranks.0.iter().map(|r| PollFd::new(&r.exit, PollFlags::IN)).collect();
         let ready = match poll(&mut fds, timeout.as_ref()) {
             Ok(0) => break, // The grace is over.
             Ok(_) => fds.iter().position(|fd| !fd.revents().is_empty()),
             Err(rustix::io::Errno::INTR) => None,
             Err(e) => {
-                return Err(Error::Io {
-                    what: "waiting for the ranks".into(),
-                    source: e.into(),
-                });
+                return Err(Error::Io { what: "waiting for the ranks".into(), source: e.into() });
             }
         };
         let Some(at) = ready else { continue };
         let mut rank = ranks.0.swap_remove(at);
         let pid = rank.child.id();
-        let status = rank
-            .child
-            .wait()
-            .map_err(Error::io(format!("waiting for rank {}", rank.index)))?;
+        let status = rank.child.wait().map_err(Error::io(format!("waiting for rank {}", rank.index)))?;
         if !status.success() && until.is_none() {
             until = Some(Instant::now() + GRACE);
-            let others = if ranks.0.is_empty() {
-                ""
-            } else {
-                "; stopping the others"
-            };
-            eprintln!(
-                "smddp-bench: rank {} (pid {pid}) {}{others}",
-                rank.index,
-                fate(status)
-            );
+            let others = if ranks.0.is_empty() { "" } else { "; stopping the others" };
+            eprintln!("smddp-bench: rank {} (pid {pid}) {}{others}", rank.index, fate(status));
         }
     }
     Ok(i32::from(until.is_some()))
@@ -158,34 +120,22 @@ mod tests {
 
     #[test]
     fn ranks_that_succeed_give_zero() {
-        assert_eq!(
-            launch(3, &shell("test $WORLD_SIZE = 3 && test -n \"$MASTER_PORT\""), &[]).unwrap(),
-            0
-        );
+        assert_eq!(launch(3, &shell("test $WORLD_SIZE = 3 && test -n \"$MASTER_PORT\""), &[]).unwrap(), 0);
     }
 
     #[test]
     fn a_rank_that_fails_stops_the_others() {
         // Rank 1 fails; the others would never end.
         let begun = Instant::now();
-        let status = launch(
-            3,
-            &shell("if [ $RANK = 1 ]; then exit 7; else exec sleep 1000; fi"),
-            &[],
-        )
-        .unwrap();
+        let status =
+            launch(3, &shell("if [ $RANK = 1 ]; then exit 7; else exec sleep 1000; fi"), &[]).unwrap();
         assert_eq!(status, 1);
         assert!(begun.elapsed() < Duration::from_secs(60));
     }
 
     #[test]
     fn a_program_that_is_not_there_is_named() {
-        let error = launch(2, &["/no/such/program".into()], &[])
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("rank 0") && error.contains("/no/such/program"),
-            "{error}"
-        );
+        let error = launch(2, &["/no/such/program".into()], &[]).unwrap_err().to_string();
+        assert!(error.contains("rank 0") && error.contains("/no/such/program"), "{error}");
     }
 }

@@ -92,9 +92,7 @@ fn dispatch(cli: &Cli, args: &[String], spawn: &[String], rank: &mut Option<usiz
 
 fn measure(cli: &Cli, args: &[String], op: Op, place: &Place) -> Result<()> {
     if op == Op::SendRecv && place.size == 1 {
-        return Err(Error::Usage(
-            "sendrecv needs two ranks or more (--nproc N)".into(),
-        ));
+        return Err(Error::Usage("sendrecv needs two ranks or more (--nproc N)".into()));
     }
     if cli.pin {
         pin::pin(place.local_rank)?;
@@ -123,9 +121,5 @@ fn measure(cli: &Cli, args: &[String], op: Op, place: &Place) -> Result<()> {
         report.end(&summary)?;
     }
     team.comm().close();
-    if summary.failed == 0 {
-        Ok(())
-    } else {
-        Err(Error::WrongData(summary.failed))
-    }
+    if summary.failed == 0 { Ok(()) } else { Err(Error::WrongData(summary.failed)) }
 }

@@ -127,31 +127,13 @@ impl Op {
     pub(crate) const fn shape(self, elements: usize, ranks: usize) -> Shape {
         let block = elements / ranks;
         match self {
-            Op::AllGather | Op::Gather => Shape {
-                count: block,
-                send: block,
-                receive: block * ranks,
-            },
-            Op::ReduceScatter | Op::Scatter => Shape {
-                count: block,
-                send: block * ranks,
-                receive: block,
-            },
-            Op::AllToAll => Shape {
-                count: block,
-                send: block * ranks,
-                receive: block * ranks,
-            },
-            Op::AllReduce | Op::Broadcast | Op::Reduce | Op::SendRecv => Shape {
-                count: elements,
-                send: elements,
-                receive: elements,
-            },
-            Op::Barrier => Shape {
-                count: 0,
-                send: 0,
-                receive: 0,
-            },
+            Op::AllGather | Op::Gather => Shape { count: block, send: block, receive: block * ranks },
+            Op::ReduceScatter | Op::Scatter => Shape { count: block, send: block * ranks, receive: block },
+            Op::AllToAll => Shape { count: block, send: block * ranks, receive: block * ranks },
+            Op::AllReduce | Op::Broadcast | Op::Reduce | Op::SendRecv => {
+                Shape { count: elements, send: elements, receive: elements }
+            }
+            Op::Barrier => Shape { count: 0, send: 0, receive: 0 },
         }
     }
 
@@ -181,15 +163,9 @@ impl FromStr for Op {
         let plain = |s: &str| s.to_ascii_lowercase().replace(['_', '-'], "");
         let wanted = plain(text);
         let wanted = wanted.strip_suffix("perf").unwrap_or(&wanted);
-        Op::ALL
-            .into_iter()
-            .find(|op| plain(op.name()) == wanted)
-            .ok_or_else(|| {
-                format!(
-                    "there is no collective '{text}'; there are {}",
-                    Op::ALL.map(Op::name).join(", ")
-                )
-            })
+        Op::ALL.into_iter().find(|op| plain(op.name()) == wanted).ok_or_else(|| {
+            format!("there is no collective '{text}'; there are {}", Op::ALL.map(Op::name).join(", "))
+        })
     }
 }
 
@@ -217,38 +193,10 @@ mod tests {
 
     #[test]
     fn size_is_the_whole_buffer() {
-        assert_eq!(
-            Op::AllGather.shape(17, 3),
-            Shape {
-                count: 5,
-                send: 5,
-                receive: 15
-            }
-        );
-        assert_eq!(
-            Op::ReduceScatter.shape(17, 3),
-            Shape {
-                count: 5,
-                send: 15,
-                receive: 5
-            }
-        );
-        assert_eq!(
-            Op::AllReduce.shape(17, 3),
-            Shape {
-                count: 17,
-                send: 17,
-                receive: 17
-            }
-        );
-        assert_eq!(
-            Op::AllToAll.shape(2, 3),
-            Shape {
-                count: 0,
-                send: 0,
-                receive: 0
-            }
-        );
+        assert_eq!(Op::AllGather.shape(17, 3), Shape { count: 5, send: 5, receive: 15 });
+        assert_eq!(Op::ReduceScatter.shape(17, 3), Shape { count: 5, send: 15, receive: 5 });
+        assert_eq!(Op::AllReduce.shape(17, 3), Shape { count: 17, send: 17, receive: 17 });
+        assert_eq!(Op::AllToAll.shape(2, 3), Shape { count: 0, send: 0, receive: 0 });
     }
 
     #[test]
@@ -264,9 +212,6 @@ mod tests {
         assert_eq!(of(Op::Gather), (16.0, 12.0));
         assert_eq!(of(Op::Broadcast), (16.0, 16.0));
         assert_eq!(of(Op::SendRecv), (16.0, 16.0));
-        assert_eq!(
-            Op::Barrier.bandwidth(Op::Barrier.shape(0, 4), 4, 4, 1e-6),
-            (0.0, 0.0)
-        );
+        assert_eq!(Op::Barrier.bandwidth(Op::Barrier.shape(0, 4), 4, 4, 1e-6), (0.0, 0.0));
     }
 }

@@ -65,11 +65,7 @@ impl Pattern {
             // At most LARGEST ranks put in something for an element.
             _ => {
                 let stride = n.div_ceil(LARGEST);
-                if (rank + i).is_multiple_of(stride) {
-                    own % ((LARGEST / n).max(1) + 1)
-                } else {
-                    0
-                }
+                if (rank + i).is_multiple_of(stride) { own % ((LARGEST / n).max(1) + 1) } else { 0 }
             }
         }
     }
@@ -122,11 +118,7 @@ impl Run {
         for i in 0..elements.min(period) {
             bytes.extend_from_slice(&bits(i).to_le_bytes()[..element]);
         }
-        Run {
-            bytes,
-            element,
-            len: elements * element,
-        }
+        Run { bytes, element, len: elements * element }
     }
 
     /// Bytes.
@@ -145,10 +137,7 @@ impl Run {
     /// Elements of `found`, which has the run's length, that differ.
     pub(crate) fn wrong(&self, found: &[u8]) -> u64 {
         debug_assert_eq!(found.len(), self.len);
-        found
-            .chunks(self.bytes.len().max(1))
-            .map(|chunk| self.wrong_in(chunk))
-            .sum()
+        found.chunks(self.bytes.len().max(1)).map(|chunk| self.wrong_in(chunk)).sum()
     }
 
     fn wrong_in(&self, chunk: &[u8]) -> u64 {
@@ -192,12 +181,7 @@ mod tests {
     fn results_are_exact_in_eight_bits() {
         for ranks in [1, 2, 3, 4, 7, 8, 16, 63, 64, 126, 127, 300] {
             for (_, redop) in REDOPS.into_iter().filter(|(_, op)| !is_bitwise(*op)) {
-                let p = Pattern {
-                    dtype: DType::I64,
-                    redop: Some(redop),
-                    ranks,
-                    seed: 5,
-                };
+                let p = Pattern { dtype: DType::I64, redop: Some(redop), ranks, seed: 5 };
                 for i in 0..500 {
                     assert!(p.reduced(i) as usize <= LARGEST, "{redop:?} of {ranks}");
                     let each: Vec<u64> = (0..ranks).map(|r| p.input(r, i)).collect();
@@ -213,32 +197,18 @@ mod tests {
     #[test]
     fn ranks_and_elements_differ() {
         for (_, redop) in REDOPS {
-            let p = Pattern {
-                dtype: DType::I32,
-                redop: Some(redop),
-                ranks: 4,
-                seed: 1,
-            };
+            let p = Pattern { dtype: DType::I32, redop: Some(redop), ranks: 4, seed: 1 };
             let of = |rank, start| p.of_input(rank, start, 300).bytes;
             assert_ne!(of(0, 0), of(1, 0), "{redop:?}");
             assert_ne!(of(0, 0), of(0, 1), "{redop:?}");
-            assert_ne!(
-                p.of_reduced(0, 300).bytes,
-                p.of_reduced(1, 300).bytes,
-                "{redop:?}"
-            );
+            assert_ne!(p.of_reduced(0, 300).bytes, p.of_reduced(1, 300).bytes, "{redop:?}");
         }
     }
 
     #[test]
     fn a_run_finds_every_changed_element() {
         for (_, dtype) in DTYPES {
-            let p = Pattern {
-                dtype,
-                redop: None,
-                ranks: 2,
-                seed: 9,
-            };
+            let p = Pattern { dtype, redop: None, ranks: 2, seed: 9 };
             let elements = 2 * PERIOD + 77;
             let run = p.of_input(1, 1234, elements);
             let mut data = vec![0; run.len()];

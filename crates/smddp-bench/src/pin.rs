@@ -6,10 +6,7 @@ use crate::error::{Error, Result};
 
 /// Moves this thread, and the threads that it starts, to the `index`-th of its allowed cores, in turn.
 pub(crate) fn pin(index: usize) -> Result<()> {
-    let failed = |e: rustix::io::Errno| Error::Io {
-        what: "pinning to a core".into(),
-        source: e.into(),
-    };
+    let failed = |e: rustix::io::Errno| Error::Io { what: "pinning to a core".into(), source: e.into() };
     let allowed = sched_getaffinity(None).map_err(failed)?;
     let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| allowed.is_set(*cpu)).collect();
     let Some(core) = cores.get(index % cores.len().max(1)) else {

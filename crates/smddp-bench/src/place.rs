@@ -39,12 +39,7 @@ pub(crate) struct Meet {
 
 impl Place {
     pub(crate) fn alone() -> Place {
-        Place {
-            rank: 0,
-            size: 1,
-            local_rank: 0,
-            meet: None,
-        }
+        Place { rank: 0, size: 1, local_rank: 0, meet: None }
     }
 
     /// Reads the environment through `get`; `port` is the one asked for on the command line, `parent` the
@@ -77,17 +72,8 @@ impl Place {
         }
         let local_rank = env.number(launcher.local_rank)?.unwrap_or(0);
         let local = env.number(launcher.local_size)? == Some(size);
-        let meet = if size == 1 {
-            None
-        } else {
-            Some(meet(&env, launcher, port, parent, local)?)
-        };
-        Ok(Place {
-            rank,
-            size,
-            local_rank,
-            meet,
-        })
+        let meet = if size == 1 { None } else { Some(meet(&env, launcher, port, parent, local)?) };
+        Ok(Place { rank, size, local_rank, meet })
     }
 }
 
@@ -150,9 +136,8 @@ fn meet(env: &Env, launcher: &Launcher, port: Option<u16>, parent: u32, local: b
                 .ok()
                 .filter(|p| *p > 0)
                 .ok_or_else(|| Error::Usage(format!("MASTER_PORT is {master}, which is not a port")))?;
-            let taken = env
-                .text("TORCHELASTIC_USE_AGENT_STORE")
-                .is_some_and(|v| v.eq_ignore_ascii_case("true"));
+            let taken =
+                env.text("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|v| v.eq_ignore_ascii_case("true"));
             match (taken, master) {
                 (false, _) => master,
                 (true, u16::MAX) => master - 1,
@@ -167,18 +152,10 @@ fn meet(env: &Env, launcher: &Launcher, port: Option<u16>, parent: u32, local: b
                     "nothing names the job, so no port can be derived from it",
                 ));
             }
-            derived_port(&if job.is_empty() {
-                parent.to_string()
-            } else {
-                job.join("/")
-            })
+            derived_port(&if job.is_empty() { parent.to_string() } else { job.join("/") })
         }
     };
-    Ok(Meet {
-        host,
-        port,
-        local: local || host_is_loopback(env),
-    })
+    Ok(Meet { host, port, local: local || host_is_loopback(env) })
 }
 
 /// A loopback `MASTER_ADDR` says that all ranks are here.
@@ -188,16 +165,13 @@ fn host_is_loopback(env: &Env) -> bool {
 }
 
 fn missing(name: &str, why: &str) -> Error {
-    Error::Usage(format!(
-        "{name} is not set: {why} (or start local ranks with --nproc N)"
-    ))
+    Error::Usage(format!("{name} is not set: {why} (or start local ranks with --nproc N)"))
 }
 
 fn derived_port(job: &str) -> u16 {
     // FNV-1a: the same on every host and in every build.
-    let hash = job.bytes().fold(0xCBF2_9CE4_8422_2325u64, |h, b| {
-        (h ^ u64::from(b)).wrapping_mul(0x100_0000_01B3)
-    });
+    let hash =
+        job.bytes().fold(0xCBF2_9CE4_8422_2325u64, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01B3));
     DERIVED_FIRST + (hash % DERIVED_COUNT) as u16
 }
 
@@ -209,14 +183,7 @@ fn first_host(list: &str) -> String {
     let (range, rest) = rest.split_once(']').unwrap_or((rest, ""));
     let first = range.split([',', '-']).next().unwrap_or(range);
     let suffix = rest.split(',').next().unwrap_or("");
-    format!(
-        "{prefix}{first}{}",
-        if suffix.contains('[') {
-            first_host(suffix)
-        } else {
-            suffix.into()
-        }
-    )
+    format!("{prefix}{first}{}", if suffix.contains('[') { first_host(suffix) } else { suffix.into() })
 }
 
 struct Env<'a> {
@@ -225,9 +192,7 @@ struct Env<'a> {
 
 impl Env<'_> {
     fn text(&self, name: &str) -> Option<String> {
-        (self.get)(name)
-            .map(|v| v.trim().to_owned())
-            .filter(|v| !v.is_empty())
+        (self.get)(name).map(|v| v.trim().to_owned()).filter(|v| !v.is_empty())
     }
 
     fn has(&self, name: &str) -> bool {
@@ -235,9 +200,7 @@ impl Env<'_> {
     }
 
     fn first<'n>(&self, names: &[&'n str]) -> Option<(&'n str, String)> {
-        names
-            .iter()
-            .find_map(|name| self.text(name).map(|value| (*name, value)))
+        names.iter().find_map(|name| self.text(name).map(|value| (*name, value)))
     }
 
     fn number(&self, names: &[&str]) -> Result<Option<usize>> {
@@ -256,11 +219,7 @@ mod tests {
     use super::*;
 
     fn detect(vars: &[(&str, &str)]) -> Result<Place> {
-        Place::detect(
-            &|name| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).into()),
-            None,
-            77,
-        )
+        Place::detect(&|name| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).into()), None, 77)
     }
 
     fn address(vars: &[(&str, &str)]) -> (String, u16) {
@@ -279,25 +238,13 @@ mod tests {
     #[test]
     fn no_launcher_is_one_rank() {
         assert_eq!(detect(&[]).unwrap(), Place::alone());
-        assert_eq!(
-            detect(&[("MASTER_PORT", "1234"), ("SLURM_NTASKS", "8")]).unwrap(),
-            Place::alone()
-        );
+        assert_eq!(detect(&[("MASTER_PORT", "1234"), ("SLURM_NTASKS", "8")]).unwrap(), Place::alone());
     }
 
     #[test]
     fn torchrun_is_read_whole() {
-        let meet = Meet {
-            host: "10.0.0.5".into(),
-            port: 29500,
-            local: false,
-        };
-        let want = Place {
-            rank: 3,
-            size: 4,
-            local_rank: 1,
-            meet: Some(meet),
-        };
+        let meet = Meet { host: "10.0.0.5".into(), port: 29500, local: false };
+        let want = Place { rank: 3, size: 4, local_rank: 1, meet: Some(meet) };
         assert_eq!(detect(&TORCHRUN).unwrap(), want);
     }
 
@@ -325,12 +272,8 @@ mod tests {
         assert_eq!(host, "127.0.0.1");
         assert!((DERIVED_FIRST..32768).contains(&port));
         // Without a job's name the launcher's process id stands for it.
-        let mpich = [
-            ("PMI_RANK", "0"),
-            ("PMI_SIZE", "2"),
-            ("MPI_LOCALNRANKS", "2"),
-            ("MPI_LOCALRANKID", "0"),
-        ];
+        let mpich =
+            [("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "2"), ("MPI_LOCALRANKID", "0")];
         assert_eq!(address(&mpich), ("127.0.0.1".into(), derived_port("77")));
     }
 
@@ -345,12 +288,8 @@ mod tests {
         ];
         assert_eq!(address(&slurm).0, "node07");
         assert_eq!(detect(&slurm).unwrap().local_rank, 1);
-        for (list, first) in [
-            ("a", "a"),
-            ("a,b[1-2]", "a"),
-            ("a[3,5]-x,b", "a3-x"),
-            ("r[1-2]n[3-4]", "r1n3"),
-        ] {
+        for (list, first) in [("a", "a"), ("a,b[1-2]", "a"), ("a[3,5]-x,b", "a3-x"), ("r[1-2]n[3-4]", "r1n3")]
+        {
             assert_eq!(first_host(list), first);
         }
     }
@@ -364,14 +303,8 @@ mod tests {
         says(&[("WORLD_SIZE", "2")], "RANK is not set");
         says(&[("RANK", "0")], "WORLD_SIZE is not set");
         says(&[("RANK", "0"), ("WORLD_SIZE", "2")], "MASTER_ADDR is not set");
-        says(
-            &[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "h")],
-            "MASTER_PORT is not set",
-        );
-        says(
-            &[("RANK", "2"), ("WORLD_SIZE", "2")],
-            "RANK is 2, but there are 2 ranks",
-        );
+        says(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "h")], "MASTER_PORT is not set");
+        says(&[("RANK", "2"), ("WORLD_SIZE", "2")], "RANK is 2, but there are 2 ranks");
         says(&[("RANK", "x"), ("WORLD_SIZE", "2")], "RANK is 'x'");
         says(&[("PMI_RANK", "0"), ("PMI_SIZE", "2")], "MASTER_ADDR is not set");
         let mut vars = TORCHRUN.to_vec();

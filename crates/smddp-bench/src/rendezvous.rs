@@ -16,12 +16,7 @@ pub(crate) fn join(place: &Place, store: Option<&str>, timeout: Duration) -> Res
     let deadline = Instant::now() + timeout;
     let pending = Pending::new("bench", place.rank, place.size, timeout)?;
     let cards = match (store, &place.meet) {
-        (Some(addr), _) => exchange(
-            &mut Client::connect(addr, deadline)?,
-            place,
-            &pending.card(),
-            deadline,
-        )?,
+        (Some(addr), _) => exchange(&mut Client::connect(addr, deadline)?, place, &pending.card(), deadline)?,
         (None, None) => vec![pending.card()],
         (None, Some(meet)) => {
             let server = if place.rank == 0 { Some(serve(meet)?) } else { None };
@@ -37,9 +32,7 @@ pub(crate) fn join(place: &Place, store: Option<&str>, timeout: Duration) -> Res
                 let wait = || deadline.saturating_duration_since(Instant::now());
                 let slow = (0..place.size).find(|r| server.get(&format!("taken/{r}"), wait()).is_none());
                 if let Some(rank) = slow {
-                    return Err(Error::Rendezvous(format!(
-                        "rank {rank} vanished during the rendezvous"
-                    )));
+                    return Err(Error::Rendezvous(format!("rank {rank} vanished during the rendezvous")));
                 }
             }
             cards
@@ -74,17 +67,10 @@ fn exchange(client: &mut Client, place: &Place, card: &[u8], deadline: Instant) 
 /// address translation).
 fn serve(meet: &Meet) -> Result<Server> {
     let addr = join_host(&meet.host, meet.port);
-    let found = addr
-        .to_socket_addrs()
-        .map_err(Error::io(format!("looking up {}", meet.host)))?
-        .next();
+    let found = addr.to_socket_addrs().map_err(Error::io(format!("looking up {}", meet.host)))?.next();
     let found = found.ok_or_else(|| Error::Rendezvous(format!("{} has no address", meet.host)))?;
     let anywhere = SocketAddr::from(([0, 0, 0, 0], meet.port));
-    let at = if found.ip().is_loopback() && !meet.local {
-        anywhere
-    } else {
-        found
-    };
+    let at = if found.ip().is_loopback() && !meet.local { anywhere } else { found };
     let bound = match Server::bind(at) {
         Err(e) if e.kind() == std::io::ErrorKind::AddrNotAvailable => Server::bind(anywhere),
         bound => bound,
@@ -96,11 +82,7 @@ fn serve(meet: &Meet) -> Result<Server> {
 
 /// How the serving process reaches itself.
 fn local(addr: SocketAddr) -> SocketAddr {
-    if addr.ip().is_unspecified() {
-        SocketAddr::from(([127, 0, 0, 1], addr.port()))
-    } else {
-        addr
-    }
+    if addr.ip().is_unspecified() { SocketAddr::from(([127, 0, 0, 1], addr.port())) } else { addr }
 }
 
 fn join_host(host: &str, port: u16) -> String {
@@ -117,12 +99,7 @@ mod tests {
     use std::thread;
 
     fn place(rank: usize, size: usize) -> Place {
-        Place {
-            rank,
-            size,
-            local_rank: rank,
-            meet: None,
-        }
+        Place { rank, size, local_rank: rank, meet: None }
     }
 
     #[test]
@@ -150,9 +127,7 @@ mod tests {
         let server = Server::bind("127.0.0.1:0").unwrap();
         let deadline = Instant::now() + Duration::from_millis(50);
         let mut client = Client::connect(&server.addr().to_string(), deadline).unwrap();
-        let error = exchange(&mut client, &place(1, 3), b"x", deadline)
-            .unwrap_err()
-            .to_string();
+        let error = exchange(&mut client, &place(1, 3), b"x", deadline).unwrap_err().to_string();
         assert!(error.contains("rank 0, 2 did not arrive"), "{error}");
     }
 
@@ -160,17 +135,7 @@ mod tests {
     fn a_taken_port_is_named() {
         let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = other.local_addr().unwrap().port();
-        let error = serve(&Meet {
-            host: "127.0.0.1".into(),
-            port,
-            local: true,
-        })
-        .err()
-        .unwrap()
-        .to_string();
-        assert!(
-            error.contains(&port.to_string()) && error.contains("--port"),
-            "{error}"
-        );
+        let error = serve(&Meet { host: "127.0.0.1".into(), port, local: true }).err().unwrap().to_string();
+        assert!(error.contains(&port.to_string()) && error.contains("--port"), "{error}");
     }
 }

@@ -174,10 +174,7 @@ impl Client {
         };
         let mut greeting = [0; GREETING.len()];
         match stream.read_exact(&mut greeting) {
-            Ok(()) if greeting == *GREETING => Ok(Client {
-                stream,
-                addr: addr.into(),
-            }),
+            Ok(()) if greeting == *GREETING => Ok(Client { stream, addr: addr.into() }),
             Ok(()) => Err(stranger()),
             Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::UnexpectedEof) => {
                 Err(stranger())
@@ -207,17 +204,13 @@ impl Client {
     }
 
     fn ask(&mut self, key: &str, millis: u32) -> io::Result<Option<Vec<u8>>> {
-        self.stream
-            .set_read_timeout(Some(Duration::from_millis(millis.into()) + PATIENCE))?;
+        self.stream.set_read_timeout(Some(Duration::from_millis(millis.into()) + PATIENCE))?;
         self.stream.write_all(&request(GET, key, millis))?;
         let mut head = [0; 5];
         self.stream.read_exact(&mut head)?;
         let len = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
         if len > MAX_VALUE {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "an answer of impossible length",
-            ));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "an answer of impossible length"));
         }
         let mut value = vec![0; len];
         self.stream.read_exact(&mut value)?;
@@ -250,38 +243,23 @@ mod tests {
         let server = Server::bind("127.0.0.1:0").unwrap();
         let addr = server.addr().to_string();
         let other = addr.clone();
-        let waiting = thread::spawn(move || {
-            Client::connect(&other, soon())
-                .unwrap()
-                .get("card/1", soon())
-                .unwrap()
-        });
+        let waiting =
+            thread::spawn(move || Client::connect(&other, soon()).unwrap().get("card/1", soon()).unwrap());
         let mut client = Client::connect(&addr, soon()).unwrap();
         client.set("card/0", b"").unwrap();
         client.set("card/1", b"hello").unwrap();
         assert_eq!(waiting.join().unwrap().as_deref(), Some(&b"hello"[..]));
         assert_eq!(client.get("card/0", soon()).unwrap().as_deref(), Some(&b""[..]));
-        assert_eq!(
-            server.get("card/1", Duration::ZERO).as_deref(),
-            Some(&b"hello"[..])
-        );
+        assert_eq!(server.get("card/1", Duration::ZERO).as_deref(), Some(&b"hello"[..]));
     }
 
     #[test]
     fn a_get_ends_at_its_deadline() {
         let server = Server::bind("127.0.0.1:0").unwrap();
         let mut client = Client::connect(&server.addr().to_string(), soon()).unwrap();
-        assert_eq!(
-            client
-                .get("card/7", Instant::now() + Duration::from_millis(30))
-                .unwrap(),
-            None
-        );
+        assert_eq!(client.get("card/7", Instant::now() + Duration::from_millis(30)).unwrap(), None);
         client.set("card/7", b"late").unwrap();
-        assert_eq!(
-            client.get("card/7", soon()).unwrap().as_deref(),
-            Some(&b"late"[..])
-        );
+        assert_eq!(client.get("card/7", soon()).unwrap().as_deref(), Some(&b"late"[..]));
     }
 
     #[test]
@@ -297,28 +275,16 @@ mod tests {
     fn a_stranger_on_the_port_is_named() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let addr = listener.local_addr().unwrap().to_string();
-        let stranger = thread::spawn(move || {
-            listener
-                .accept()
-                .unwrap()
-                .0
-                .write_all(b"HTTP/1.1 400 Bad Request")
-        });
+        let stranger =
+            thread::spawn(move || listener.accept().unwrap().0.write_all(b"HTTP/1.1 400 Bad Request"));
         let error = Client::connect(&addr, soon()).err().unwrap().to_string();
-        assert!(
-            error.contains("another program") && error.contains(&addr),
-            "{error}"
-        );
+        assert!(error.contains("another program") && error.contains(&addr), "{error}");
         stranger.join().unwrap().unwrap();
     }
 
     #[test]
     fn nobody_there_is_an_error_at_the_deadline() {
-        let addr = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .to_string();
+        let addr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
         let error = Client::connect(&addr, Instant::now()).err().unwrap().to_string();
         assert!(error.contains(&addr), "{error}");
     }

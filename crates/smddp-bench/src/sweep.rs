@@ -55,42 +55,21 @@ pub(crate) fn measure(
     one_host: bool,
     row: &mut dyn FnMut(&Row) -> Result<()>,
 ) -> Result<Summary> {
-    let mut bench = Bench {
-        team,
-        op,
-        cli,
-        one_host,
-        seed: 0,
-        failed: 0,
-    };
+    let mut bench = Bench { team, op, cli, one_host, seed: 0, failed: 0 };
     let (mut busbw, mut halves) = (0.0, 0);
     for (dtype_name, dtype) in bench.dtypes() {
         let element = dtype.size();
         let sizes = match op {
             Op::Barrier => vec![0],
-            _ => sweep(
-                cli.min_bytes,
-                cli.max_bytes,
-                cli.step_factor,
-                cli.step_bytes,
-                element,
-            ),
+            _ => sweep(cli.min_bytes, cli.max_bytes, cli.step_factor, cli.step_bytes, element),
         };
-        let shapes: Vec<Shape> = sizes
-            .iter()
-            .map(|bytes| op.shape(bytes / element, team.size()))
-            .collect();
+        let shapes: Vec<Shape> = sizes.iter().map(|bytes| op.shape(bytes / element, team.size())).collect();
         let most = |of: fn(&Shape) -> usize| shapes.iter().map(of).max().unwrap_or(0) * element;
         let mut input = Buffer::new(most(|s| s.send))?;
         let mut output = Buffer::new(most(|s| s.send.max(s.receive)))?;
         for (redop_name, redop) in bench.redops(dtype)? {
             for root in bench.roots()? {
-                let case = Case {
-                    op,
-                    dtype,
-                    redop,
-                    root,
-                };
+                let case = Case { op, dtype, redop, root };
                 for shape in &shapes {
                     let out_of_place = bench.half(case, *shape, false, &mut input, &mut output)?;
                     let in_place = bench.half(case, *shape, true, &mut input, &mut output)?;
@@ -105,18 +84,13 @@ pub(crate) fn measure(
                         root: if op.has_root() { root as i64 } else { -1 },
                         out_of_place,
                         in_place,
-                        path: op
-                            .collective()
-                            .map(|collective| team.comm().path(collective, dtype, bytes)),
+                        path: op.collective().map(|collective| team.comm().path(collective, dtype, bytes)),
                     })?;
                 }
             }
         }
     }
-    Ok(Summary {
-        failed: bench.failed,
-        busbw: busbw / f64::from(halves.max(1)),
-    })
+    Ok(Summary { failed: bench.failed, busbw: busbw / f64::from(halves.max(1)) })
 }
 
 struct Bench<'a> {
@@ -130,11 +104,7 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn dtypes(&self) -> Vec<(&'static str, DType)> {
-        if self.op == Op::Barrier {
-            vec![("none", DType::U8)]
-        } else {
-            self.cli.dtype.of(&DTYPES)
-        }
+        if self.op == Op::Barrier { vec![("none", DType::U8)] } else { self.cli.dtype.of(&DTYPES) }
     }
 
     /// The ops for one type; of all ops those that the type has.
@@ -146,10 +116,9 @@ impl Bench<'_> {
         let fits = |(_, op): &(&str, RedOp)| is_integer(dtype) || !is_bitwise(*op);
         let fitting: Vec<_> = asked.iter().copied().filter(fits).collect();
         match (fitting.is_empty(), asked.first()) {
-            (true, Some((name, _))) => Err(Error::Usage(format!(
-                "{name} is defined on integers, and {} is none",
-                dtype.name()
-            ))),
+            (true, Some((name, _))) => {
+                Err(Error::Usage(format!("{name} is defined on integers, and {} is none", dtype.name())))
+            }
             _ => Ok(fitting),
         }
     }
@@ -160,10 +129,7 @@ impl Bench<'_> {
             (false, _) => Ok(vec![0]),
             (true, Ok(root)) if root < ranks => Ok(vec![root]),
             (true, Err(_)) if self.cli.root == -1 => Ok((0..ranks).collect()),
-            _ => Err(Error::Usage(format!(
-                "--root {} is not one of the {ranks} ranks",
-                self.cli.root
-            ))),
+            _ => Err(Error::Usage(format!("--root {} is not one of the {ranks} ranks", self.cli.root))),
         }
     }
 
@@ -182,9 +148,7 @@ impl Bench<'_> {
         setup.prepare(self.next_seed(), a, b);
         let mine = setup.run(self.team, a, b, self.cli.warmup_iters.max(1), self.cli.iters)?;
         let seconds = self.over_ranks(mine.as_secs_f64() / self.cli.iters as f64)?;
-        let (algbw, busbw) = case
-            .op
-            .bandwidth(shape, case.dtype.size(), self.team.size(), seconds);
+        let (algbw, busbw) = case.op.bandwidth(shape, case.dtype.size(), self.team.size(), seconds);
 
         let mut wrong = None;
         if !repeated {
@@ -207,12 +171,7 @@ impl Bench<'_> {
                 }
             }
         }
-        Ok(Measure {
-            seconds,
-            algbw,
-            busbw,
-            wrong,
-        })
+        Ok(Measure { seconds, algbw, busbw, wrong })
     }
 
     fn next_seed(&mut self) -> u64 {
@@ -223,9 +182,7 @@ impl Bench<'_> {
     /// The ranks' times as one, as `-a` says.
     fn over_ranks(&self, seconds: f64) -> Result<f64> {
         match self.cli.average {
-            0 => self
-                .team
-                .reduce_f64(if self.team.rank() == 0 { seconds } else { 0.0 }, RedOp::Sum),
+            0 => self.team.reduce_f64(if self.team.rank() == 0 { seconds } else { 0.0 }, RedOp::Sum),
             2 => self.team.reduce_f64(seconds, RedOp::Min),
             3 => self.team.reduce_f64(seconds, RedOp::Max),
             _ => Ok(self.team.reduce_f64(seconds, RedOp::Sum)? / self.team.size() as f64),
@@ -246,12 +203,7 @@ impl Bench<'_> {
             self.team.barrier()?;
             let left = clock_ns();
             let all = self.team.gather_bytes(&mut entered)?;
-            let last = all
-                .as_chunks()
-                .0
-                .iter()
-                .map(|t: &[u8; 8]| i64::from_ne_bytes(*t))
-                .max();
+            let last = all.as_chunks().0.iter().map(|t: &[u8; 8]| i64::from_ne_bytes(*t)).max();
             early += u64::from(last > Some(left));
         }
         Ok(early)
@@ -284,26 +236,11 @@ impl Setup {
         };
         let sides = Sides {
             input: case.op.sends(rank, case.root).then_some((input_at, shape.send)),
-            output: case
-                .op
-                .receives(rank, case.root)
-                .then_some((output_at, shape.receive)),
+            output: case.op.receives(rank, case.root).then_some((output_at, shape.receive)),
         };
         let redop = case.op.reduces().then_some(case.redop);
-        let pattern = Pattern {
-            dtype: case.dtype,
-            redop,
-            ranks,
-            seed: 0,
-        };
-        Setup {
-            case,
-            shape,
-            rank,
-            pattern,
-            in_place,
-            sides,
-        }
+        let pattern = Pattern { dtype: case.dtype, redop, ranks, seed: 0 };
+        Setup { case, shape, rank, pattern, in_place, sides }
     }
 
     fn element(&self) -> usize {
@@ -352,11 +289,8 @@ impl Setup {
         let output = match self.sides.output {
             Some((at, count)) => self.wrong_output(&b.bytes()[at..at + count * self.element()]),
             None if self.in_place => 0,
-            None => b
-                .bytes()
-                .chunks(self.element())
-                .filter(|e| e.iter().any(|byte| *byte != POISON))
-                .count() as u64,
+            None => b.bytes().chunks(self.element()).filter(|e| e.iter().any(|byte| *byte != POISON)).count()
+                as u64,
         };
         let input = match self.sides.input {
             Some((_, count)) if !self.in_place => self.pattern.of_input(self.rank, 0, count).wrong(a.bytes()),
@@ -366,23 +300,13 @@ impl Setup {
     }
 
     fn wrong_output(&self, found: &[u8]) -> u64 {
-        let Setup {
-            case,
-            shape: Shape { count, receive, .. },
-            rank,
-            ref pattern,
-            ..
-        } = *self;
+        let Setup { case, shape: Shape { count, receive, .. }, rank, ref pattern, .. } = *self;
         let ranks = pattern.ranks;
         // One block from every rank, each beginning at element `start` of that rank's input.
         let blocks = |start: usize| {
             let block = count * self.element();
             (0..ranks)
-                .map(|r| {
-                    pattern
-                        .of_input(r, start, count)
-                        .wrong(&found[r * block..(r + 1) * block])
-                })
+                .map(|r| pattern.of_input(r, start, count).wrong(&found[r * block..(r + 1) * block]))
                 .sum()
         };
         match case.op {
@@ -392,9 +316,7 @@ impl Setup {
             Op::AllReduce | Op::Reduce => pattern.of_reduced(0, receive).wrong(found),
             Op::Broadcast => pattern.of_input(case.root, 0, receive).wrong(found),
             Op::Scatter => pattern.of_input(case.root, rank * count, count).wrong(found),
-            Op::SendRecv => pattern
-                .of_input((rank + ranks - 1) % ranks, 0, receive)
-                .wrong(found),
+            Op::SendRecv => pattern.of_input((rank + ranks - 1) % ranks, 0, receive).wrong(found),
             Op::Barrier => 0,
         }
     }

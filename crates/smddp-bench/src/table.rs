@@ -20,9 +20,7 @@ impl<W: Write> Table<W> {
     }
 
     fn put(&mut self, text: &str) -> Result<()> {
-        writeln!(self.out, "{text}")
-            .and_then(|()| self.out.flush())
-            .map_err(Error::io("writing the table"))
+        writeln!(self.out, "{text}").and_then(|()| self.out.flush()).map_err(Error::io("writing the table"))
     }
 
     pub(crate) fn begin(&mut self, op: Op, cli: &Cli, devices: &[Device]) -> Result<()> {
@@ -60,31 +58,14 @@ impl<W: Write> Table<W> {
             "{}           out-of-place                       in-place          ",
             left("", "", "", "", "")
         ))?;
-        self.put(&format!(
-            "{}{names}{names} ",
-            left("size", "count", "type", "redop", "root")
-        ))?;
-        self.put(&format!(
-            "{}{units}{units} ",
-            left("(B)", "(elements)", "", "", "")
-        ))
+        self.put(&format!("{}{names}{names} ", left("size", "count", "type", "redop", "root")))?;
+        self.put(&format!("{}{units}{units} ", left("(B)", "(elements)", "", "", "")))
     }
 
     pub(crate) fn row(&mut self, row: &Row) -> Result<()> {
-        let Row {
-            bytes,
-            count,
-            dtype,
-            redop,
-            root,
-            ..
-        } = row;
+        let Row { bytes, count, dtype, redop, root, .. } = row;
         let left = format!("{bytes:>12}  {count:>12}  {dtype:>8}  {redop:>6}  {root:>6}");
-        self.put(&format!(
-            "{left}{}{}",
-            half(&row.out_of_place),
-            half(&row.in_place)
-        ))
+        self.put(&format!("{left}{}{}", half(&row.out_of_place), half(&row.in_place)))
     }
 
     pub(crate) fn end(&mut self, op: Op, summary: &Summary) -> Result<()> {
@@ -98,12 +79,7 @@ impl<W: Write> Table<W> {
 
 fn half(m: &Measure) -> String {
     let wrong = m.wrong.map_or("N/A".into(), |n| general(n as f64));
-    format!(
-        "  {}  {}  {}  {wrong:>6}",
-        figure(m.seconds * 1e6, 7),
-        figure(m.algbw, 6),
-        figure(m.busbw, 6)
-    )
+    format!("  {}  {}  {}  {wrong:>6}", figure(m.seconds * 1e6, 7), figure(m.algbw, 6), figure(m.busbw, 6))
 }
 
 #[cfg(test)]
@@ -123,22 +99,9 @@ mod tests {
         dtype: &'static str,
         halves: [(f64, f64, f64, Option<u64>); 2],
     ) -> Row {
-        let [out_of_place, in_place] = halves.map(|(us, algbw, busbw, wrong)| Measure {
-            seconds: us / 1e6,
-            algbw,
-            busbw,
-            wrong,
-        });
-        Row {
-            bytes,
-            count,
-            dtype,
-            redop: "none",
-            root: -1,
-            out_of_place,
-            in_place,
-            path: None,
-        }
+        let [out_of_place, in_place] =
+            halves.map(|(us, algbw, busbw, wrong)| Measure { seconds: us / 1e6, algbw, busbw, wrong });
+        Row { bytes, count, dtype, redop: "none", root: -1, out_of_place, in_place, path: None }
     }
 
     #[test]
@@ -164,12 +127,7 @@ mod tests {
                 "   134217728       2097152     float    none      -1  87119.5    1.54    1.44       0   100641    1.33    1.25     N/A\n",
             ),
             (
-                row(
-                    0,
-                    0,
-                    "bfloat16",
-                    [(0.066, 0.0, 0.0, Some(0)), (12345678.0, 0.0, 0.0, Some(1234567))],
-                ),
+                row(0, 0, "bfloat16", [(0.066, 0.0, 0.0, Some(0)), (12345678.0, 0.0, 0.0, Some(1234567))]),
                 "           0             0  bfloat16    none      -1     0.07    0.00    0.00       0  1.2e+07    0.00    0.00  1.23457e+06\n",
             ),
         ];
@@ -198,17 +156,7 @@ mod tests {
 
     #[test]
     fn the_end_is_byte_for_byte_nccl_tests() {
-        let end = |failed| {
-            text(|t| {
-                t.end(
-                    Op::AllToAll,
-                    &Summary {
-                        failed,
-                        busbw: 9.04853,
-                    },
-                )
-            })
-        };
+        let end = |failed| text(|t| t.end(Op::AllToAll, &Summary { failed, busbw: 9.04853 }));
         let want = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 9.04853 \n#\n\
                     # Collective test concluded: alltoall_perf\n";
         assert_eq!(end(0), want);

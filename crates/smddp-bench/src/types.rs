@@ -57,13 +57,10 @@ fn parse<T: Copy>(text: &str, all: &[(&str, T)], what: &str) -> Result<Choice<T>
     if text == "all" {
         return Ok(Choice::All);
     }
-    all.iter()
-        .find(|(name, _)| *name == text)
-        .map(|(_, x)| Choice::One(*x))
-        .ok_or_else(|| {
-            let names: Vec<_> = all.iter().map(|(name, _)| *name).collect();
-            format!("there is no {what} '{text}'; there are {}, all", names.join(", "))
-        })
+    all.iter().find(|(name, _)| *name == text).map(|(_, x)| Choice::One(*x)).ok_or_else(|| {
+        let names: Vec<_> = all.iter().map(|(name, _)| *name).collect();
+        format!("there is no {what} '{text}'; there are {}, all", names.join(", "))
+    })
 }
 
 pub(crate) const fn is_integer(dtype: DType) -> bool {
@@ -86,9 +83,6 @@ mod tests {
         assert_eq!(parse_dtype("half"), Ok(Choice::One(DType::F16)));
         assert_eq!(parse_dtype("all"), Ok(Choice::All));
         assert!(parse_dtype("float32").is_err_and(|e| e.contains("bfloat16")));
-        assert_eq!(
-            parse_redop("avg").map(|c| c.of(&REDOPS)),
-            Ok(vec![("avg", RedOp::Avg)])
-        );
+        assert_eq!(parse_redop("avg").map(|c| c.of(&REDOPS)), Ok(vec![("avg", RedOp::Avg)]));
     }
 }

@@ -52,22 +52,15 @@ pub(crate) fn run(cli: &Cli, place: &Place) -> Result<()> {
         hostname(),
         env!("CARGO_PKG_VERSION")
     );
-    answers
-        .write_all(hello.as_bytes())
-        .map_err(Error::io(path.clone()))?;
-    let mut worker = Worker {
-        team: &team,
-        job: None,
-    };
+    answers.write_all(hello.as_bytes()).map_err(Error::io(path.clone()))?;
+    let mut worker = Worker { team: &team, job: None };
     for line in BufReader::new(stream).lines() {
         let line = line.map_err(Error::io(path.clone()))?;
         let Some(mut answer) = worker.obey(&line) else {
             break;
         };
         answer.push('\n');
-        answers
-            .write_all(answer.as_bytes())
-            .map_err(Error::io(path.clone()))?;
+        answers.write_all(answer.as_bytes()).map_err(Error::io(path.clone()))?;
     }
     team.comm().close();
     Ok(())
@@ -111,15 +104,11 @@ impl Worker<'_> {
     }
 
     fn job(&mut self) -> Result<&mut Job> {
-        self.job
-            .as_mut()
-            .ok_or_else(|| Error::Usage("nothing is prepared".into()))
+        self.job.as_mut().ok_or_else(|| Error::Usage("nothing is prepared".into()))
     }
 
     fn time(&mut self, iters: &str) -> Result<String> {
-        let iters = iters
-            .parse()
-            .map_err(|_| Error::Usage(format!("time {iters}: not a number")))?;
+        let iters = iters.parse().map_err(|_| Error::Usage(format!("time {iters}: not a number")))?;
         let team = self.team;
         let elapsed = self.job()?.time(team, iters)?;
         Ok(format!("ns {elapsed}"))
@@ -205,10 +194,7 @@ impl Job {
             ranks,
             count,
             part,
-            sides: Sides {
-                input: input_side,
-                output: Some((0, receive)),
-            },
+            sides: Sides { input: input_side, output: Some((0, receive)) },
             input: Buffer::new(send * dtype.size())?,
             output: Buffer::new(receive * dtype.size())?,
         })
@@ -249,12 +235,7 @@ impl Job {
             }
             return Ok(begun.elapsed().as_nanos());
         };
-        let case = Case {
-            op,
-            dtype: self.dtype,
-            redop: RedOp::Sum,
-            root: 0,
-        };
+        let case = Case { op, dtype: self.dtype, redop: RedOp::Sum, root: 0 };
         let mut call = match self.in_place() {
             true => team.bind_in_place(case, self.sides, &mut self.output),
             false => team.bind(case, self.sides, &mut self.input, &mut self.output),

@@ -26,13 +26,7 @@ fn has_in_place(collective: &str) -> bool {
 
 fn bench(args: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_smddp-bench"));
-    for name in [
-        "RANK",
-        "WORLD_SIZE",
-        "OMPI_COMM_WORLD_RANK",
-        "PMI_RANK",
-        "SLURM_PROCID",
-    ] {
+    for name in ["RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"] {
         command.env_remove(name);
     }
     command.args(args.split_whitespace()).output().unwrap()
@@ -43,15 +37,8 @@ fn rows(args: &str) -> Vec<Vec<String>> {
     let output = bench(args);
     let stdout = String::from_utf8(output.stdout).unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        output.status.success(),
-        "{args}: {}\n{stdout}\n{stderr}",
-        output.status
-    );
-    assert!(
-        stdout.contains("\n# Out of bounds values : 0 OK\n"),
-        "{args}\n{stdout}"
-    );
+    assert!(output.status.success(), "{args}: {}\n{stdout}\n{stderr}", output.status);
+    assert!(stdout.contains("\n# Out of bounds values : 0 OK\n"), "{args}\n{stdout}");
     let rows: Vec<Vec<String>> = stdout
         .lines()
         .filter(|line| !line.starts_with('#'))
@@ -65,16 +52,9 @@ fn nothing_wrong(collective: &str, args: &str) -> usize {
     let rows = rows(&format!("{collective} {args}"));
     for row in &rows {
         let second = if has_in_place(collective) { "0" } else { "N/A" };
-        assert_eq!(
-            (row[8].as_str(), row[12].as_str()),
-            ("0", second),
-            "{collective} {args}: {row:?}"
-        );
+        assert_eq!((row[8].as_str(), row[12].as_str()), ("0", second), "{collective} {args}: {row:?}");
         for figure in [5, 6, 7, 9, 10, 11] {
-            assert!(
-                row[figure].parse::<f64>().is_ok_and(|v| v >= 0.0),
-                "{collective} {args}: {row:?}"
-            );
+            assert!(row[figure].parse::<f64>().is_ok_and(|v| v >= 0.0), "{collective} {args}: {row:?}");
         }
     }
     rows.len()
@@ -105,56 +85,27 @@ fn one_rank_alone_is_right() {
 
 #[test]
 fn every_root_type_and_op_is_right() {
-    assert_eq!(
-        nothing_wrong("broadcast", "--nproc 3 -b 1K -e 1K -n 1 -w 0 -r -1 --timeout 60"),
-        3
-    );
-    assert_eq!(
-        nothing_wrong("reduce", "--nproc 3 -b 1K -e 1K -n 1 -w 0 -r -1 --timeout 60"),
-        3
-    );
+    assert_eq!(nothing_wrong("broadcast", "--nproc 3 -b 1K -e 1K -n 1 -w 0 -r -1 --timeout 60"), 3);
+    assert_eq!(nothing_wrong("reduce", "--nproc 3 -b 1K -e 1K -n 1 -w 0 -r -1 --timeout 60"), 3);
     // 6 integer types with 8 ops, 4 floats with 5.
     assert_eq!(
-        nothing_wrong(
-            "all_reduce",
-            "--nproc 3 -b 1001 -e 1001 -n 1 -w 0 -d all -o all --timeout 60"
-        ),
+        nothing_wrong("all_reduce", "--nproc 3 -b 1001 -e 1001 -n 1 -w 0 -d all -o all --timeout 60"),
         68
     );
     assert_eq!(
-        nothing_wrong(
-            "reduce_scatter",
-            "--nproc 2 -b 9K -e 9K -n 1 -w 0 -d all -o all --timeout 60"
-        ),
+        nothing_wrong("reduce_scatter", "--nproc 2 -b 9K -e 9K -n 1 -w 0 -d all -o all --timeout 60"),
         68
     );
-    assert_eq!(
-        nothing_wrong(
-            "all_gather",
-            "--nproc 2 -b 1K -e 1K -n 1 -w 0 -d all --timeout 60"
-        ),
-        10
-    );
+    assert_eq!(nothing_wrong("all_gather", "--nproc 2 -b 1K -e 1K -n 1 -w 0 -d all --timeout 60"), 10);
 }
 
 #[test]
 fn sizes_and_counts_are_those_of_the_whole_buffer() {
-    let size = |args: &str| {
-        rows(args)
-            .into_iter()
-            .map(|r| (r[0].clone(), r[1].clone()))
-            .collect::<Vec<_>>()
-    };
+    let size = |args: &str| rows(args).into_iter().map(|r| (r[0].clone(), r[1].clone())).collect::<Vec<_>>();
     let pair = |size: &str, count: &str| (size.to_owned(), count.to_owned());
     let run = "--nproc 3 -b 8 -e 64 -f 8 -n 1 -w 0 --timeout 60";
-    assert_eq!(
-        size(&format!("all_gather {run}")),
-        [pair("0", "0"), pair("60", "5")]
-    );
-    assert_eq!(
-        size(&format!("all_reduce {run}")),
-        [pair("8", "2"), pair("64", "16")]
-    );
+    assert_eq!(size(&format!("all_gather {run}")), [pair("0", "0"), pair("60", "5")]);
+    assert_eq!(size(&format!("all_reduce {run}")), [pair("8", "2"), pair("64", "16")]);
 }
 
 #[test]
@@ -194,11 +145,7 @@ fn what_cannot_run_is_an_error() {
         ("worker", 2, "PEERS_SOCK"),
         ("sendrecv", 2, "two ranks"),
         ("broadcast --nproc 2 -r 5 --timeout 60", 1, "--root 5"),
-        (
-            "all_gather -b 64 -e 64 -J /no/such/folder/x.json",
-            1,
-            "/no/such/folder/x.json",
-        ),
+        ("all_gather -b 64 -e 64 -J /no/such/folder/x.json", 1, "/no/such/folder/x.json"),
     ] {
         let output = bench(args);
         let stderr = String::from_utf8_lossy(&output.stderr);
@@ -218,19 +165,11 @@ fn started_by_torchrun(port: u16) -> Vec<Output> {
     let rank = |rank: usize| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_smddp-bench"));
         command.args("all_reduce -b 1K -e 1K -n 1 -w 0 --timeout 60".split(' '));
-        command
-            .env("RANK", rank.to_string())
-            .env("LOCAL_RANK", rank.to_string());
+        command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
         command.env("WORLD_SIZE", "2").env("LOCAL_WORLD_SIZE", "2");
-        command
-            .env("MASTER_ADDR", "127.0.0.1")
-            .env("MASTER_PORT", (port - 1).to_string());
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", (port - 1).to_string());
         command.env("TORCHELASTIC_USE_AGENT_STORE", "True");
-        command
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap()
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
     };
     let mut ranks = vec![rank(0), rank(1)];
     let mut outputs = vec![ranks.remove(0).wait_with_output().unwrap()];
@@ -246,11 +185,7 @@ fn started_by_torchrun(port: u16) -> Vec<Output> {
 fn torchruns_environment_is_enough() {
     // The port is free when asked for; should another program take it first, another one is tried.
     for _ in 0..5 {
-        let port = TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let outputs = started_by_torchrun(port);
         let stderr = String::from_utf8_lossy(&outputs[0].stderr);
         if stderr.contains("choose another port") {

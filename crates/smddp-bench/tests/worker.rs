@@ -55,10 +55,7 @@ impl Coordinator {
             .unwrap();
         let mut peers: Vec<Peer> = (0..ranks)
             .map(|_| {
-                let mut peer = Peer {
-                    rank: 0,
-                    lines: BufReader::new(accept(&listener, &mut parent)),
-                };
+                let mut peer = Peer { rank: 0, lines: BufReader::new(accept(&listener, &mut parent)) };
                 let hello = peer.read();
                 let words: Vec<&str> = hello.splitn(6, ' ').collect();
                 assert_eq!(words[..2], ["hello", name], "{hello}");
@@ -69,20 +66,13 @@ impl Coordinator {
             })
             .collect();
         peers.sort_by_key(|p| p.rank);
-        Coordinator {
-            parent,
-            peers,
-            socket,
-        }
+        Coordinator { parent, peers, socket }
     }
 
     /// The same command to every rank; their answers in rank order.
     fn ask(&mut self, command: &str) -> Vec<String> {
         for peer in &mut self.peers {
-            peer.lines
-                .get_mut()
-                .write_all(format!("{command}\n").as_bytes())
-                .unwrap();
+            peer.lines.get_mut().write_all(format!("{command}\n").as_bytes()).unwrap();
         }
         self.peers.iter_mut().map(Peer::read).collect()
     }
@@ -105,21 +95,12 @@ impl Coordinator {
 #[test]
 fn the_worker_obeys_the_labs_protocol() {
     let mut coordinator = Coordinator::start(3, "obey");
-    for op in [
-        "all_gather",
-        "reduce_scatter",
-        "all_reduce",
-        "broadcast",
-        "all_to_all",
-        "copy",
-    ] {
+    for op in ["all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", "copy"] {
         for (dtype, size) in [("f32", 4), ("f64", 8), ("i8", 1), ("bf16", 2), ("f16", 2)] {
             for bytes in [0, 8, 1000, 100_000] {
                 let part = (bytes / size / 3).max(1);
-                coordinator.all_say(
-                    &format!("prep {op} {bytes} {dtype}"),
-                    &format!("ok {}", part * 3 * size),
-                );
+                coordinator
+                    .all_say(&format!("prep {op} {bytes} {dtype}"), &format!("ok {}", part * 3 * size));
                 coordinator.all_say("check", "wrong 0");
                 for said in coordinator.ask("time 3") {
                     let elapsed = said.strip_prefix("ns ").and_then(|n| n.parse::<u64>().ok());

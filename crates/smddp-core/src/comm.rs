@@ -366,6 +366,17 @@ impl Communicator {
         }
     }
 
+    /// What went which way so far: collective, algorithm, operations, bytes of their whole buffers. Waits while
+    /// another thread drives this group.
+    pub fn taken(&self) -> Vec<(Collective, smddp_plan::Algorithm, u64, u64)> {
+        let driver = lock(&self.0.driver);
+        let ways = Collective::ALL.into_iter().flat_map(|c| smddp_plan::Algorithm::ALL.map(|a| (c, a)));
+        ways.map(|(c, a)| (c, a, driver.taken[c as usize][a as usize]))
+            .filter(|(.., (operations, _))| *operations > 0)
+            .map(|(c, a, (operations, bytes))| (c, a, operations, bytes))
+            .collect()
+    }
+
     /// Makes `call` with the calling thread driving; returns when it is over.
     ///
     /// On `Interrupted` the call goes on by itself and `options.keep` is held until it is over.

@@ -20,6 +20,9 @@ pub(crate) enum Item {
     Post(Post),
 }
 
+const COLLECTIVES: usize = smddp_plan::Collective::ALL.len();
+const ALGORITHMS: usize = smddp_plan::Algorithm::ALL.len();
+
 pub(crate) struct Driver {
     pub(crate) link: Box<dyn Link>,
     pub(crate) cache: Cache,
@@ -31,6 +34,8 @@ pub(crate) struct Driver {
     pub(crate) next: u64,
     /// Collectives that are over.
     pub(crate) finished: u64,
+    /// Operations and bytes so far, by collective and algorithm.
+    pub(crate) taken: [[(u64, u64); ALGORITHMS]; COLLECTIVES],
     pub(crate) group: String,
     /// A finished operation, to be filled again.
     pub(crate) spare: Option<Box<Op>>,
@@ -39,7 +44,7 @@ pub(crate) struct Driver {
 impl Driver {
     pub(crate) fn new(link: Box<dyn Link>, group: String) -> Self {
         let mail = Mailroom::new(link.size());
-        Self { link, cache: Cache::new(), cells: Cells::default(), queue: VecDeque::new(), mail, next: 0, finished: 0, group, spare: None }
+        Self { link, cache: Cache::new(), cells: Cells::default(), queue: VecDeque::new(), mail, next: 0, finished: 0, taken: [[(0, 0); ALGORITHMS]; COLLECTIVES], group, spare: None }
     }
 
     /// Numbers a collective and puts it behind the others.
@@ -71,6 +76,8 @@ impl Driver {
                 Ok(Progress::Done) => {
                     moved = true;
                     self.finished = op.seq + 1;
+                    let way = &mut self.taken[op.collective as usize][op.bound.choice.algorithm as usize];
+                    *way = (way.0 + 1, way.1 + op.bound.bytes as u64);
                     if let Some(mut op) = self.queue.pop_front() {
                         if let Some(work) = op.work.take() {
                             work.finish(Ok(()));

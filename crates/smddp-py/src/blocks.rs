@@ -41,7 +41,9 @@ pub(crate) fn parse(object: &Bound<'_, PyAny>) -> PyResult<Given> {
         }
     }
     if let Ok(list) = object.cast::<PyList>() {
-        let parts = list.iter().map(|item| item.extract::<(usize, usize)>().map(|(ptr, count)| (ptr as *mut u8, count)));
+        let parts = list
+            .iter()
+            .map(|item| item.extract::<(usize, usize)>().map(|(ptr, count)| (ptr as *mut u8, count)));
         return Ok(Given::List(parts.collect::<PyResult<_>>()?));
     }
     let parts: Vec<(usize, usize)> = object

@@ -20,14 +20,16 @@ pub(crate) struct PendingComm(Mutex<Option<Pending>>);
 impl PendingComm {
     #[new]
     fn new(py: Python<'_>, name: &str, rank: usize, size: usize, timeout: f64) -> PyResult<Self> {
-        let pending =
-            py.detach(|| Pending::new(name, rank, size, seconds(timeout))).map_err(|error| raise(py, error))?;
+        let pending = py
+            .detach(|| Pending::new(name, rank, size, seconds(timeout)))
+            .map_err(|error| raise(py, error))?;
         Ok(Self(Mutex::new(Some(pending))))
     }
 
     fn card<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let pending = guard.as_ref().ok_or_else(|| PyRuntimeError::new_err("this group is connected already"))?;
+        let pending =
+            guard.as_ref().ok_or_else(|| PyRuntimeError::new_err("this group is connected already"))?;
         Ok(PyBytes::new(py, &pending.card()))
     }
 
@@ -63,7 +65,9 @@ fn collective_of(code: u8) -> PyResult<Collective> {
         Collective::AllToAll,
         Collective::Barrier,
     ];
-    ALL.get(code as usize).copied().ok_or_else(|| PyValueError::new_err(format!("no collective has number {code}")))
+    ALL.get(code as usize)
+        .copied()
+        .ok_or_else(|| PyValueError::new_err(format!("no collective has number {code}")))
 }
 
 fn dtype_of(code: u8) -> PyResult<DType> {
@@ -114,18 +118,42 @@ impl Comm {
         done.map(|()| None).map_err(|error| raise(py, error))
     }
 
-    fn send(&self, py: Python<'_>, buffer: (usize, usize), dtype: u8, dst: usize, tag: u64, keep: Py<PyAny>, timeout: f64) -> PyResult<Work> {
+    #[expect(clippy::too_many_arguments, reason = "the call as Python makes it, documented in _core.pyi")]
+    fn send(
+        &self,
+        py: Python<'_>,
+        buffer: (usize, usize),
+        dtype: u8,
+        dst: usize,
+        tag: u64,
+        keep: Py<PyAny>,
+        timeout: f64,
+    ) -> PyResult<Work> {
         let (ptr, count) = buffer;
         // SAFETY: `keep` holds the tensor until the call is over.
-        let work = unsafe { self.comm.send(ptr as *const u8, count, dtype_of(dtype)?, dst, tag, options(keep, timeout)) };
+        let work = unsafe {
+            self.comm.send(ptr as *const u8, count, dtype_of(dtype)?, dst, tag, options(keep, timeout))
+        };
         work.map(Work).map_err(|error| raise(py, error))
     }
 
-    fn recv(&self, py: Python<'_>, buffer: (usize, usize), dtype: u8, src: i64, tag: u64, keep: Py<PyAny>, timeout: f64) -> PyResult<Work> {
+    #[expect(clippy::too_many_arguments, reason = "the call as Python makes it, documented in _core.pyi")]
+    fn recv(
+        &self,
+        py: Python<'_>,
+        buffer: (usize, usize),
+        dtype: u8,
+        src: i64,
+        tag: u64,
+        keep: Py<PyAny>,
+        timeout: f64,
+    ) -> PyResult<Work> {
         let (ptr, count) = buffer;
         let src = usize::try_from(src).ok();
         // SAFETY: `keep` holds the tensor until the call is over.
-        let work = unsafe { self.comm.recv(ptr as *mut u8, count, dtype_of(dtype)?, src, tag, options(keep, timeout)) };
+        let work = unsafe {
+            self.comm.recv(ptr as *mut u8, count, dtype_of(dtype)?, src, tag, options(keep, timeout))
+        };
         work.map(Work).map_err(|error| raise(py, error))
     }
 
@@ -151,6 +179,11 @@ impl Comm {
 
     fn path(&self, collective: u8, dtype: u8, nbytes: usize) -> PyResult<String> {
         Ok(self.comm.path(collective_of(collective)?, dtype_of(dtype)?, nbytes))
+    }
+
+    fn taken(&self, py: Python<'_>) -> Vec<(&'static str, &'static str, u64, u64)> {
+        let taken = py.detach(|| self.comm.taken());
+        taken.into_iter().map(|(c, a, operations, bytes)| (smddp_core::name_of(c), a.name(), operations, bytes)).collect()
     }
 
     fn arrived(&self, py: Python<'_>) -> Vec<usize> {

@@ -9,7 +9,12 @@ create_exception!(_core, CollectiveTimeoutError, Error, "A deadline passed; the 
 create_exception!(_core, MismatchError, Error, "Two ranks made different calls; the text names both.");
 create_exception!(_core, PeerLostError, Error, "A rank died or left while it was needed.");
 create_exception!(_core, ClosedError, Error, "The group was aborted or destroyed.");
-create_exception!(_core, TopologyError, Error, "Ranks cannot reach each other, or differ in version or settings.");
+create_exception!(
+    _core,
+    TopologyError,
+    Error,
+    "Ranks cannot reach each other, or differ in version or settings."
+);
 create_exception!(_core, ConfigError, PyValueError, "A setting is not valid.");
 
 pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -16,12 +16,7 @@ fn pair() -> [ShmLink; 2] {
 /// One message each way through cells of `bytes`.
 fn exchange(links: &mut [ShmLink; 2], seq: u64, bytes: usize) {
     let wiring = |peer: usize| Wiring {
-        outlets: vec![Outlet {
-            readers: vec![peer],
-            cell: bytes,
-            messages: 1,
-            bytes: bytes as u64,
-        }],
+        outlets: vec![Outlet { readers: vec![peer], cell: bytes, messages: 1, bytes: bytes as u64 }],
         inlets: vec![Inlet {
             rank: peer,
             channel: 0,
@@ -44,10 +39,8 @@ fn exchange(links: &mut [ShmLink; 2], seq: u64, bytes: usize) {
     for (rank, link) in links.iter_mut().enumerate() {
         let message = link.message(0).unwrap().unwrap();
         // SAFETY: the message holds `bytes` bytes until it is released.
-        assert_eq!(
-            unsafe { (message.read(), message.add(bytes - 1).read()) },
-            ((2 - rank) as u8, (2 - rank) as u8)
-        );
+        let ends = unsafe { (message.read(), message.add(bytes - 1).read()) };
+        assert_eq!(ends, ((2 - rank) as u8, (2 - rank) as u8));
         link.release(0);
         assert!(link.settle().unwrap());
     }
@@ -70,29 +63,11 @@ fn control_blocks_rings_and_regions_come_back_when_groups_are_gone() {
             exchange(&mut links, seq, [100, 70_000, large][(turn + seq as usize) % 3]);
         }
         // A letter that nobody takes, and one that was begun.
-        let open = links[0]
-            .mail_open(
-                1,
-                Mail {
-                    tag: 1,
-                    what: 0,
-                    bytes: 5000,
-                },
-            )
-            .unwrap();
+        let open = links[0].mail_open(1, Mail { tag: 1, what: 0, bytes: 5000 }).unwrap();
         links[0].mail_cell(open).unwrap();
         links[0].mail_publish(open);
         links[0].mail_close(open);
-        links[1]
-            .mail_open(
-                0,
-                Mail {
-                    tag: 2,
-                    what: 0,
-                    bytes: 1 << 20,
-                },
-            )
-            .unwrap();
+        links[1].mail_open(0, Mail { tag: 2, what: 0, bytes: 1 << 20 }).unwrap();
         drop(links);
         if turn == 1000 {
             early = Some((endpoint.staging(), resident()));
@@ -102,9 +77,5 @@ fn control_blocks_rings_and_regions_come_back_when_groups_are_gone() {
     let (staging, pages) = early.unwrap();
     assert_eq!(endpoint.staging(), staging);
     assert_eq!(endpoint.staging().2, 0, "the reserve is in use");
-    assert!(
-        resident() < pages + 256,
-        "{pages} pages early, {} late",
-        resident()
-    );
+    assert!(resident() < pages + 256, "{pages} pages early, {} late", resident());
 }

@@ -261,10 +261,7 @@ macro_rules! complex_element {
         impl Combine<Complex<$float>> for Prod {
             #[inline(always)]
             fn combine(a: Complex<$float>, b: Complex<$float>) -> Complex<$float> {
-                Complex {
-                    re: a.re * b.re - a.im * b.im,
-                    im: a.re * b.im + a.im * b.re,
-                }
+                Complex { re: a.re * b.re - a.im * b.im, im: a.re * b.im + a.im * b.re }
             }
         }
     };

@@ -97,16 +97,7 @@ impl Kernel {
             Some(ranks) => Finish::Divide(ranks),
         };
         // SAFETY: the caller's contract; the loop was resolved for a detected level.
-        unsafe {
-            (self.run)(&Call {
-                dst,
-                also,
-                srcs,
-                n: n * self.per,
-                finish,
-                stream,
-            })
-        }
+        unsafe { (self.run)(&Call { dst, also, srcs, n: n * self.per, finish, stream }) }
     }
 }
 
@@ -126,15 +117,6 @@ pub(crate) unsafe fn premultiply(dtype: DType, dst: *mut u8, src: *const u8, n: 
     let finish = Finish::Times(factor);
     let also = std::ptr::null_mut();
     // SAFETY: one source; the caller's contract; the loop was resolved for a detected level.
-    unsafe {
-        run(&Call {
-            dst,
-            also,
-            srcs: &[src],
-            n: n * per,
-            finish,
-            stream: false,
-        })
-    };
+    unsafe { run(&Call { dst, also, srcs: &[src], n: n * per, finish, stream: false }) };
     true
 }

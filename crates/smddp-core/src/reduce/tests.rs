@@ -23,11 +23,7 @@ impl Guarded {
     fn new(len: usize, offset: usize) -> Self {
         let bytes = vec![UNTOUCHED; len + 2 * GUARD + 64 + offset];
         let to_boundary = (64 - (bytes.as_ptr() as usize + GUARD) % 64) % 64;
-        Guarded {
-            start: GUARD + to_boundary + offset,
-            bytes,
-            len,
-        }
+        Guarded { start: GUARD + to_boundary + offset, bytes, len }
     }
 
     fn holding(content: &[u8], offset: usize) -> Self {
@@ -49,10 +45,7 @@ impl Guarded {
     fn content(&self) -> &[u8] {
         let (before, rest) = self.bytes.split_at(self.start);
         let (content, after) = rest.split_at(self.len);
-        assert!(
-            before.iter().chain(after).all(|byte| *byte == UNTOUCHED),
-            "written outside the buffer"
-        );
+        assert!(before.iter().chain(after).all(|byte| *byte == UNTOUCHED), "written outside the buffer");
         content
     }
 }

@@ -11,9 +11,7 @@ pub(crate) fn group(me: &Me, name: &str, members: &[usize], timeout: Duration) -
     let rank = members.iter().position(|&r| r == me.rank).unwrap();
     let pending = Pending::new(name, rank, members.len(), timeout).unwrap();
     me.put(&format!("{name}/{rank}"), &to_hex(&pending.card()));
-    let cards: Vec<Vec<u8>> = (0..members.len())
-        .map(|r| from_hex(&me.get(&format!("{name}/{r}"))))
-        .collect();
+    let cards: Vec<Vec<u8>> = (0..members.len()).map(|r| from_hex(&me.get(&format!("{name}/{r}")))).collect();
     pending.connect(&cards).unwrap()
 }
 

@@ -30,24 +30,18 @@ impl Job {
         let at_root = rank == root;
         let there = |yes: bool, data: Vec<f32>| yes.then_some(data);
         let (input, want) = match collective {
-            Collective::AllGather => (
-                Some(data(rank, count)),
-                Some((0..n).flat_map(|r| data(r, count)).collect::<Vec<f32>>()),
-            ),
-            Collective::ReduceScatter => (
-                Some(data(rank, n * count)),
-                Some((0..count).map(|i| sum(rank * count + i)).collect()),
-            ),
+            Collective::AllGather => {
+                (Some(data(rank, count)), Some((0..n).flat_map(|r| data(r, count)).collect::<Vec<f32>>()))
+            }
+            Collective::ReduceScatter => {
+                (Some(data(rank, n * count)), Some((0..count).map(|i| sum(rank * count + i)).collect()))
+            }
             Collective::AllReduce => (Some(data(rank, count)), Some((0..count).map(sum).collect())),
             Collective::Broadcast => (there(at_root, data(root, count)), Some(data(root, count))),
-            Collective::Reduce => (
-                Some(data(rank, count)),
-                there(at_root, (0..count).map(sum).collect()),
-            ),
-            Collective::Gather => (
-                Some(data(rank, count)),
-                there(at_root, (0..n).flat_map(|r| data(r, count)).collect()),
-            ),
+            Collective::Reduce => (Some(data(rank, count)), there(at_root, (0..count).map(sum).collect())),
+            Collective::Gather => {
+                (Some(data(rank, count)), there(at_root, (0..n).flat_map(|r| data(r, count)).collect()))
+            }
             Collective::Scatter => (
                 there(at_root, data(root, n * count)),
                 Some((0..count).map(|i| one(root, rank * count + i)).collect()),
@@ -55,31 +49,19 @@ impl Job {
             Collective::AllToAll => (
                 Some(data(rank, n * count)),
                 Some(
-                    (0..n)
-                        .flat_map(|r| (0..count).map(move |i| value(r + salt, rank * count + i)))
-                        .collect(),
+                    (0..n).flat_map(|r| (0..count).map(move |i| value(r + salt, rank * count + i))).collect(),
                 ),
             ),
             Collective::Barrier => (None, None),
         };
         let output = want.as_ref().map(|want| vec![f32::NAN; want.len()]);
-        Self {
-            collective,
-            root,
-            rank,
-            input,
-            output,
-            want: want.unwrap_or_default(),
-        }
+        Self { collective, root, rank, input, output, want: want.unwrap_or_default() }
     }
 
     fn call(&mut self) -> Call<'static> {
         fn flat(data: &mut Option<Vec<f32>>) -> Blocks<'static> {
             match data {
-                Some(data) => Blocks::Flat {
-                    ptr: data.as_mut_ptr().cast(),
-                    count: data.len(),
-                },
+                Some(data) => Blocks::Flat { ptr: data.as_mut_ptr().cast(), count: data.len() },
                 None => Blocks::None,
             }
         }

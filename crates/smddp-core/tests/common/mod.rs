@@ -36,25 +36,16 @@ pub(crate) enum Wire {
 
 impl Wire {
     /// Both, the first with delays.
-    pub(crate) const BOTH: [Wire; 2] = [
-        Wire::Loop(Script {
-            seed: 7,
-            delay: 3,
-            death: None,
-        }),
-        Wire::Shm,
-    ];
+    pub(crate) const BOTH: [Wire; 2] = [Wire::Loop(Script { seed: 7, delay: 3, death: None }), Wire::Shm];
 
     pub(crate) fn links(self, size: usize) -> Vec<Box<dyn Link>> {
         match self {
-            Wire::Loop(script) => loopback::group(size, script)
-                .into_iter()
-                .map(|l| Box::new(l) as Box<dyn Link>)
-                .collect(),
+            Wire::Loop(script) => {
+                loopback::group(size, script).into_iter().map(|l| Box::new(l) as Box<dyn Link>).collect()
+            }
             Wire::Shm => {
-                let prepared: Vec<_> = (0..size)
-                    .map(|r| shm::Prepared::new(r, size, 64 << 20, Vec::new()).unwrap())
-                    .collect();
+                let prepared: Vec<_> =
+                    (0..size).map(|r| shm::Prepared::new(r, size, 64 << 20, Vec::new()).unwrap()).collect();
                 let cards: Vec<_> = prepared.iter().map(|p| p.card().clone()).collect();
                 let connect = |p: shm::Prepared| Box::new(p.connect(cards.clone()).unwrap()) as Box<dyn Link>;
                 prepared.into_iter().map(connect).collect()
@@ -73,11 +64,7 @@ pub(crate) struct Gate {
 
 impl Gate {
     pub(crate) fn new(size: usize) -> Self {
-        Self {
-            size,
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        }
+        Self { size, state: Mutex::default(), changed: Condvar::new() }
     }
 
     pub(crate) fn wait(&self) {
@@ -89,10 +76,8 @@ impl Gate {
             return;
         }
         let turn = state.1;
-        let (_state, out) = self
-            .changed
-            .wait_timeout_while(state, PATIENCE, |state| state.1 == turn)
-            .unwrap();
+        let (_state, out) =
+            self.changed.wait_timeout_while(state, PATIENCE, |state| state.1 == turn).unwrap();
         assert!(!out.timed_out(), "a rank did not come to the gate");
     }
 }
@@ -120,10 +105,7 @@ pub(crate) fn value(r: usize, i: usize) -> f32 {
 }
 
 fn flat(data: &mut [f32]) -> Blocks<'static> {
-    Blocks::Flat {
-        ptr: data.as_mut_ptr().cast(),
-        count: data.len(),
-    }
+    Blocks::Flat { ptr: data.as_mut_ptr().cast(), count: data.len() }
 }
 
 /// Makes `collective` with `count` elements per block (whole buffer for all_reduce, broadcast, reduce) and checks
@@ -194,16 +176,11 @@ pub(crate) fn try_one(
         Collective::AllToAll => {
             input = data(me, n * count);
             output = nan(n * count);
-            want = (0..n)
-                .flat_map(|r| (0..count).map(move |i| value(r, me * count + i)))
-                .collect();
+            want = (0..n).flat_map(|r| (0..count).map(move |i| value(r, me * count + i))).collect();
         }
         Collective::Barrier => want = Vec::new(),
     }
-    let can = matches!(
-        collective,
-        Collective::AllReduce | Collective::Broadcast | Collective::Reduce
-    );
+    let can = matches!(collective, Collective::AllReduce | Collective::Broadcast | Collective::Reduce);
     if in_place && can && !input.is_empty() && !output.is_empty() {
         output.copy_from_slice(&input);
         let place = flat(&mut output);
@@ -219,10 +196,7 @@ pub(crate) fn try_one(
     let given = none(&mut input, no_input);
     let taken = none(&mut output, no_output);
     run(comm, collective, root, given, taken)?;
-    assert_eq!(
-        output, want,
-        "{collective:?}, rank {me} of {n}, {count} elements, root {root}"
-    );
+    assert_eq!(output, want, "{collective:?}, rank {me} of {n}, {count} elements, root {root}");
     Ok(())
 }
 
@@ -233,14 +207,7 @@ fn run(
     input: Blocks<'_>,
     output: Blocks<'_>,
 ) -> Result<()> {
-    let call = Call {
-        collective,
-        dtype: DType::F32,
-        redop: RedOp::Sum,
-        root,
-        input,
-        output,
-    };
+    let call = Call { collective, dtype: DType::F32, redop: RedOp::Sum, root, input, output };
     // SAFETY: the vectors outlive the call, which is synchronous.
     unsafe { comm.run(&call, Options::default()) }
 }

@@ -29,11 +29,7 @@ impl Me {
     pub(crate) fn role() -> Option<Self> {
         let number = |name: &str| std::env::var(name).unwrap().parse().unwrap();
         let role = std::env::var(ROLE).ok()?;
-        Some(Self {
-            role,
-            rank: number(RANK),
-            size: number(SIZE),
-        })
+        Some(Self { role, rank: number(RANK), size: number(SIZE) })
     }
 
     /// Tells the test.
@@ -69,9 +65,7 @@ pub(crate) fn to_hex(bytes: &[u8]) -> String {
 }
 
 pub(crate) fn from_hex(text: &str) -> Vec<u8> {
-    (0..text.len() / 2)
-        .map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap())
-        .collect()
+    (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()).collect()
 }
 
 #[derive(Default)]
@@ -94,9 +88,8 @@ impl Shared {
         let ready: Vec<usize> = {
             let mut store = self.store.lock().unwrap();
             store.values.insert(key.to_owned(), value.to_owned());
-            let (ready, waiting) = std::mem::take(&mut store.waiting)
-                .into_iter()
-                .partition(|(k, _)| k == key);
+            let (ready, waiting) =
+                std::mem::take(&mut store.waiting).into_iter().partition(|(k, _)| k == key);
             store.waiting = waiting;
             let ready: Vec<(String, usize)> = ready;
             ready.into_iter().map(|(_, rank)| rank).collect()
@@ -141,18 +134,11 @@ impl Shared {
                     self.put(key, value);
                 }
                 _ => {
-                    self.log
-                        .lock()
-                        .unwrap()
-                        .push((self.begun.elapsed(), rank, line.clone()));
+                    self.log.lock().unwrap().push((self.begun.elapsed(), rank, line.clone()));
                     if verb == "@say"
                         && let Some(said) = &said
                     {
-                        let _ = said.send(Said {
-                            rank,
-                            at: Instant::now(),
-                            text: rest.to_owned(),
-                        });
+                        let _ = said.send(Said { rank, at: Instant::now(), text: rest.to_owned() });
                     }
                 }
             }
@@ -208,13 +194,7 @@ pub(crate) fn start(role: &str, size: usize, environment: &[(&str, &str)], patie
         std::thread::spawn(move || b.listen(rank, err, None));
         children.push(child);
     }
-    Ranks {
-        children,
-        shared,
-        said,
-        kept: Vec::new(),
-        until: Instant::now() + patience,
-    }
+    Ranks { children, shared, said, kept: Vec::new(), until: Instant::now() + patience }
 }
 
 impl Ranks {
@@ -229,11 +209,7 @@ impl Ranks {
     /// The next line of `rank` that begins with `head`, within the ranks' time.
     pub(crate) fn hear(&mut self, rank: usize, head: &str) -> Said {
         loop {
-            if let Some(at) = self
-                .kept
-                .iter()
-                .position(|s| s.rank == rank && s.text.starts_with(head))
-            {
+            if let Some(at) = self.kept.iter().position(|s| s.rank == rank && s.text.starts_with(head)) {
                 return self.kept.remove(at);
             }
             // Asked before the last look at what it said.

@@ -8,25 +8,14 @@ use smddp_transport::loopback::Script;
 use crate::common::procs::{Me, start};
 use crate::common::{ALL, PATIENCE, Wire, over, try_one};
 
-const ROOTED: [Collective; 4] = [
-    Collective::Broadcast,
-    Collective::Reduce,
-    Collective::Gather,
-    Collective::Scatter,
-];
+const ROOTED: [Collective; 4] =
+    [Collective::Broadcast, Collective::Reduce, Collective::Gather, Collective::Scatter];
 const IN_PLACE: [Collective; 3] = [Collective::AllReduce, Collective::Broadcast, Collective::Reduce];
 
 /// This process has its settings from the environment, and all ranks as threads.
 pub(crate) fn rank(me: &Me) {
     for n in 2..=9 {
-        let wires = [
-            Wire::Loop(Script {
-                seed: 77 + n as u64,
-                delay: 4,
-                death: None,
-            }),
-            Wire::Shm,
-        ];
+        let wires = [Wire::Loop(Script { seed: 77 + n as u64, delay: 4, death: None }), Wire::Shm];
         for wire in wires {
             over(wire.links(n), PATIENCE, |comm| {
                 for count in [1, 777, if n < 6 { 30_000 } else { 9_000 }] {

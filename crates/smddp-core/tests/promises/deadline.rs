@@ -41,12 +41,7 @@ fn a_rank_that_never_arrives_is_named_by_all_who_wait_and_gets_the_error_too() {
                 let error = outcome.and_then(|()| one(comm, collective, count)).unwrap_err();
                 let took = begun.elapsed();
                 let text = error.to_string();
-                let Error::Timeout {
-                    what, group, missing, ..
-                } = &error
-                else {
-                    panic!("{text}")
-                };
+                let Error::Timeout { what, group, missing, .. } = &error else { panic!("{text}") };
                 assert!(
                     what.ends_with(&format!("#{}", 3 + done))
                         && what.starts_with(smddp_core::name_of(collective)),
@@ -56,17 +51,10 @@ fn a_rank_that_never_arrives_is_named_by_all_who_wait_and_gets_the_error_too() {
                 assert_eq!(*missing, [2, 3], "rank {} over {wire:?}: {text}", comm.rank());
                 assert!(text.contains("rank 2") && text.contains("rank 3"), "{text}");
                 if !late {
-                    assert!(
-                        took >= DEADLINE && took < DEADLINE + Duration::from_secs(2),
-                        "{took:?}"
-                    );
+                    assert!(took >= DEADLINE && took < DEADLINE + Duration::from_secs(2), "{took:?}");
                     failed.wait();
                 }
-                assert_eq!(
-                    one(comm, Collective::Barrier, 0),
-                    Err(error),
-                    "the group stays failed"
-                );
+                assert_eq!(one(comm, Collective::Barrier, 0), Err(error), "the group stays failed");
             });
         }
     }

@@ -13,41 +13,28 @@ fn survivors_of_a_scripted_death_all_name_it_in_every_collective() {
     for collective in ALL {
         for (size, victim, at, count) in [(2, 0, 1, 10), (3, 1, 2, 5_000), (3, 0, 3, 70_001), (4, 3, 5, 100)]
         {
-            let script = Script {
-                seed: at,
-                delay: 2,
-                death: Some((victim, at)),
-            };
+            let script = Script { seed: at, delay: 2, death: Some((victim, at)) };
             let begun = Instant::now();
-            over(
-                Wire::Loop(script).links(size),
-                Duration::from_secs(20),
-                |comm: &Communicator| {
-                    let root = |turn: usize| turn % size;
-                    let error = (0..)
-                        .find_map(|turn| {
-                            Job::new(comm.rank(), size, collective, count, root(turn), turn)
-                                .run(comm)
-                                .err()
-                        })
-                        .unwrap();
-                    if comm.rank() != victim {
-                        assert!(
-                            matches!(error, Error::PeerLost { rank, .. } if rank == victim),
-                            "{collective:?}, rank {} of {size}, {victim} dead: {error}",
-                            comm.rank()
-                        );
-                        let again = Job::new(comm.rank(), size, collective, count, 0, 0).run(comm);
-                        assert_eq!(again, Err(error), "later calls fail with the first cause");
-                    }
-                    comm.close();
-                },
-            );
+            over(Wire::Loop(script).links(size), Duration::from_secs(20), |comm: &Communicator| {
+                let root = |turn: usize| turn % size;
+                let error = (0..)
+                    .find_map(|turn| {
+                        Job::new(comm.rank(), size, collective, count, root(turn), turn).run(comm).err()
+                    })
+                    .unwrap();
+                if comm.rank() != victim {
+                    assert!(
+                        matches!(error, Error::PeerLost { rank, .. } if rank == victim),
+                        "{collective:?}, rank {} of {size}, {victim} dead: {error}",
+                        comm.rank()
+                    );
+                    let again = Job::new(comm.rank(), size, collective, count, 0, 0).run(comm);
+                    assert_eq!(again, Err(error), "later calls fail with the first cause");
+                }
+                comm.close();
+            });
             let took = begun.elapsed();
-            assert!(
-                took < Duration::from_secs(5),
-                "{collective:?} with {size} ranks took {took:?}"
-            );
+            assert!(took < Duration::from_secs(5), "{collective:?} with {size} ranks took {took:?}");
         }
     }
 }

@@ -46,11 +46,7 @@ pub(crate) fn rank(me: &Me) {
     };
     good(1);
     let mut pending = job_async(me, 9);
-    let work = if me.rank == 0 {
-        Some(pending.start(&comm).unwrap())
-    } else {
-        None
-    };
+    let work = if me.rank == 0 { Some(pending.start(&comm).unwrap()) } else { None };
     forked(|| {
         let begun = Instant::now();
         let is_forked = |outcome| matches!(outcome, Err(Error::Forked { .. }));
@@ -58,16 +54,8 @@ pub(crate) fn rank(me: &Me) {
         assert!(is_forked(job(2).start(&comm).map(drop)));
         let data = [0f32; 4];
         // SAFETY: the call is refused, so the buffer is not used at all.
-        let sent = unsafe {
-            comm.send(
-                data.as_ptr().cast(),
-                4,
-                DType::F32,
-                1 - me.rank,
-                0,
-                Options::default(),
-            )
-        };
+        let sent =
+            unsafe { comm.send(data.as_ptr().cast(), 4, DType::F32, 1 - me.rank, 0, Options::default()) };
         assert!(is_forked(sent.map(drop)));
         if let Some(work) = &work {
             assert!(is_forked(work.wait(None)));
@@ -110,10 +98,7 @@ pub(crate) fn rank(me: &Me) {
     let until = Instant::now() + Duration::from_secs(5);
     // SAFETY: our own child.
     while unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) } == 0 {
-        assert!(
-            Instant::now() < until,
-            "the child hangs while it drops the parent's group"
-        );
+        assert!(Instant::now() < until, "the child hangs while it drops the parent's group");
         std::thread::park_timeout(Duration::from_millis(1));
     }
     let comm = comm.unwrap();

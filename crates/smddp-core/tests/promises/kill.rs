@@ -39,14 +39,8 @@ fn mail(comm: &Communicator, data: &[f32], into: &mut [f32]) -> Result<()> {
     let (me, n) = (comm.rank(), comm.size());
     // SAFETY: both buffers outlive both works, which are waited for or over when an error ends the group.
     unsafe {
-        let send = comm.send(
-            data.as_ptr().cast(),
-            data.len(),
-            DType::F32,
-            (me + 1) % n,
-            7,
-            Options::default(),
-        )?;
+        let send =
+            comm.send(data.as_ptr().cast(), data.len(), DType::F32, (me + 1) % n, 7, Options::default())?;
         let recv = comm.recv(
             into.as_mut_ptr().cast(),
             into.len(),
@@ -69,15 +63,11 @@ fn act(comm: &Communicator, deed: Deed, count: usize, turn: usize) -> Result<()>
             job.check();
         }
         Deed::Async(collective) => {
-            let mut jobs: Vec<Job> = (0..3)
-                .map(|i| Job::new(me, n, collective, count, turn % n, turn + i))
-                .collect();
+            let mut jobs: Vec<Job> =
+                (0..3).map(|i| Job::new(me, n, collective, count, turn % n, turn + i)).collect();
             // All of them are waited for before any buffer goes.
             let works: Vec<_> = jobs.iter_mut().map(|job| job.start(comm)).collect();
-            let ends: Vec<_> = works
-                .into_iter()
-                .map(|work| work.and_then(|work| work.wait(None)))
-                .collect();
+            let ends: Vec<_> = works.into_iter().map(|work| work.and_then(|work| work.wait(None))).collect();
             ends.into_iter().collect::<Result<()>>()?;
             jobs.iter().for_each(Job::check);
         }
@@ -92,9 +82,7 @@ pub(crate) fn rank(me: &Me) {
     let comm = world(me, Duration::from_secs(20));
     act(&comm, deed, count, 0).unwrap();
     me.say("ready");
-    let error = (1..)
-        .find_map(|turn| act(&comm, deed, count, turn).err())
-        .unwrap();
+    let error = (1..).find_map(|turn| act(&comm, deed, count, turn).err()).unwrap();
     me.say("failed");
     assert!(
         matches!(error, Error::PeerLost { rank, .. } if rank == victim),
@@ -107,11 +95,7 @@ pub(crate) fn rank(me: &Me) {
         assert_eq!(act(&comm, Deed::Async(collective), 100, 1), Err(error.clone()));
     }
     assert_eq!(act(&comm, Deed::Mail, 100, 1), Err(error));
-    assert!(
-        asked.elapsed() < Duration::from_millis(500),
-        "later calls took {:?}",
-        asked.elapsed()
-    );
+    assert!(asked.elapsed() < Duration::from_millis(500), "later calls took {:?}", asked.elapsed());
     comm.close();
     drop(comm);
     let others: Vec<usize> = (0..size).filter(|&r| r != victim).collect();
@@ -128,16 +112,9 @@ fn names_nothing(ranks: &Ranks, rank: usize) {
         |path: &str| path.starts_with("/dev/shm") || path.starts_with("/tmp") && !path.contains("/deps/");
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap() {
         let target = std::fs::read_link(entry.unwrap().path()).unwrap_or_default();
-        assert!(
-            !bad(&target.to_string_lossy()),
-            "rank {rank} has {} open",
-            target.display()
-        );
+        assert!(!bad(&target.to_string_lossy()), "rank {rank} has {} open", target.display());
     }
-    for line in std::fs::read_to_string(format!("/proc/{pid}/maps"))
-        .unwrap()
-        .lines()
-    {
+    for line in std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap().lines() {
         let path = line.splitn(6, ' ').nth(5).unwrap_or("").trim();
         assert!(!bad(path), "rank {rank} has mapped {path}");
     }
@@ -146,14 +123,8 @@ fn names_nothing(ranks: &Ranks, rank: usize) {
 fn no_trace_of(pids: &[u32]) {
     let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
     for pid in pids {
-        assert!(
-            !Path::new(&format!("/proc/{pid}")).exists(),
-            "process {pid} is left"
-        );
-        assert!(
-            !sockets.contains(&format!("smddp-{pid}-")),
-            "a socket of process {pid} is left"
-        );
+        assert!(!Path::new(&format!("/proc/{pid}")).exists(), "process {pid} is left");
+        assert!(!sockets.contains(&format!("smddp-{pid}-")), "a socket of process {pid} is left");
     }
 }
 
@@ -165,10 +136,7 @@ fn a_killed_rank_is_named_by_every_survivor_within_a_second_in_a_hundred_collect
     let begun = Instant::now();
     for number in 0..CASES {
         let (deed, count, size, victim) = case(number);
-        let environment = [
-            ("SMDDP_TEST_CASE", &*number.to_string()),
-            ("TMPDIR", folder.to_str().unwrap()),
-        ];
+        let environment = [("SMDDP_TEST_CASE", &*number.to_string()), ("TMPDIR", folder.to_str().unwrap())];
         let mut ranks = start("kill", size, &environment, Duration::from_secs(20));
         (0..size).for_each(|rank| drop(ranks.hear(rank, "ready")));
         if number % 10 == 0 {
@@ -182,9 +150,8 @@ fn a_killed_rank_is_named_by_every_survivor_within_a_second_in_a_hundred_collect
             let after = ranks.hear(rank, "failed").at.saturating_duration_since(killed);
             slowest = slowest.max(after);
             if after > Duration::from_secs(1) {
-                ranks.fail(&format!(
-                    "case {number} ({deed:?}, {count}): rank {rank} noticed after {after:?}"
-                ));
+                ranks
+                    .fail(&format!("case {number} ({deed:?}, {count}): rank {rank} noticed after {after:?}"));
             }
         }
         for &rank in &others {
@@ -194,15 +161,7 @@ fn a_killed_rank_is_named_by_every_survivor_within_a_second_in_a_hundred_collect
         ranks.finish(others);
         no_trace_of(&pids);
     }
-    assert_eq!(
-        std::fs::read_dir(&folder).unwrap().count(),
-        0,
-        "a file is left in {}",
-        folder.display()
-    );
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "a file is left in {}", folder.display());
     std::fs::remove_dir(&folder).unwrap();
-    println!(
-        "{CASES} kills in {:?}, the slowest notice {slowest:?}",
-        begun.elapsed()
-    );
+    println!("{CASES} kills in {:?}, the slowest notice {slowest:?}", begun.elapsed());
 }

@@ -9,14 +9,7 @@ use crate::common::job::Job;
 use crate::common::procs::{Me, start};
 
 fn one(comm: &Communicator, collective: Collective, count: usize, turn: usize) -> smddp_core::Result<()> {
-    let mut job = Job::new(
-        comm.rank(),
-        comm.size(),
-        collective,
-        count,
-        turn % comm.size(),
-        turn,
-    );
+    let mut job = Job::new(comm.rank(), comm.size(), collective, count, turn % comm.size(), turn);
     job.run(comm)?;
     job.check();
     Ok(())
@@ -45,16 +38,7 @@ pub(crate) fn rank(me: &Me) {
     let mut got = [0f32; 9];
     me.get("gone");
     // SAFETY: the buffer outlives the work, which is waited for.
-    let work = unsafe {
-        comm.recv(
-            got.as_mut_ptr().cast(),
-            9,
-            DType::F32,
-            Some(1),
-            5,
-            Options::default(),
-        )
-    };
+    let work = unsafe { comm.recv(got.as_mut_ptr().cast(), 9, DType::F32, Some(1), 5, Options::default()) };
     work.unwrap().wait(None).unwrap();
     assert_eq!(got, letter);
     // Messages between those who are still there go on, whoever has left.
@@ -62,25 +46,9 @@ pub(crate) fn rank(me: &Me) {
     let out = vec![me.rank as f32; 100_000];
     // SAFETY: both buffers outlive both works, which are waited for.
     unsafe {
-        let s = comm
-            .send(
-                out.as_ptr().cast(),
-                out.len(),
-                DType::F32,
-                other,
-                1,
-                Options::default(),
-            )
-            .unwrap();
+        let s = comm.send(out.as_ptr().cast(), out.len(), DType::F32, other, 1, Options::default()).unwrap();
         let r = comm
-            .recv(
-                into.as_mut_ptr().cast(),
-                out.len(),
-                DType::F32,
-                Some(other),
-                1,
-                Options::default(),
-            )
+            .recv(into.as_mut_ptr().cast(), out.len(), DType::F32, Some(other), 1, Options::default())
             .unwrap();
         r.wait(None).unwrap();
         s.wait(None).unwrap();
@@ -88,10 +56,7 @@ pub(crate) fn rank(me: &Me) {
     assert!(into.iter().all(|&x| x == other as f32));
     assert_eq!(comm.error(), None, "a rank that left is no error by itself");
     let error = one(&comm, Collective::AllReduce, 10, 0).unwrap_err();
-    assert!(
-        matches!(&error, Error::PeerLost { rank: 1, how, .. } if how.contains("left")),
-        "{error}"
-    );
+    assert!(matches!(&error, Error::PeerLost { rank: 1, how, .. } if how.contains("left")), "{error}");
     comm.close();
     me.say("done");
 }

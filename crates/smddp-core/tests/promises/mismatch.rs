@@ -17,13 +17,8 @@ struct Make {
     count: usize,
 }
 
-const BASE: Make = Make {
-    collective: Collective::AllReduce,
-    dtype: DType::F32,
-    redop: RedOp::Sum,
-    root: 0,
-    count: 100,
-};
+const BASE: Make =
+    Make { collective: Collective::AllReduce, dtype: DType::F32, redop: RedOp::Sum, root: 0, count: 100 };
 
 fn run(comm: &Communicator, make: Make) -> Result<()> {
     let (n, at_root) = (comm.size(), comm.rank() == make.root);
@@ -43,10 +38,7 @@ fn run(comm: &Communicator, make: Make) -> Result<()> {
         [given, taken].map(|count| vec![0u128; count.unwrap_or(0).div_ceil(16 / make.dtype.size())]);
     let [input, output] = &mut buffers;
     let flat = |data: &mut Vec<u128>, count: Option<usize>| match count {
-        Some(count) => Blocks::Flat {
-            ptr: data.as_mut_ptr().cast(),
-            count,
-        },
+        Some(count) => Blocks::Flat { ptr: data.as_mut_ptr().cast(), count },
         None => Blocks::None,
     };
     let call = Call {
@@ -62,14 +54,7 @@ fn run(comm: &Communicator, make: Make) -> Result<()> {
 }
 
 fn barrier(comm: &Communicator) -> Result<()> {
-    run(
-        comm,
-        Make {
-            collective: Collective::Barrier,
-            count: 0,
-            ..BASE
-        },
-    )
+    run(comm, Make { collective: Collective::Barrier, count: 0, ..BASE })
 }
 
 /// Every rank makes its calls; the first error must be there by the end of a barrier that follows, and name what
@@ -80,25 +65,13 @@ fn differ(calls: &[&[Make]], names: &[&str]) {
         let over_here = Gate::new(calls.len());
         over(wire.links(calls.len()), Duration::from_secs(15), |comm| {
             let mine = calls[comm.rank()];
-            let outcome = mine
-                .iter()
-                .try_for_each(|&make| run(comm, make))
-                .and_then(|()| barrier(comm));
-            let error = outcome.expect_err(&format!(
-                "{calls:?} over {wire:?}: rank {} noticed nothing",
-                comm.rank()
-            ));
-            assert!(
-                matches!(error, Error::Mismatch { .. }),
-                "{calls:?} over {wire:?}: {error}"
-            );
+            let outcome = mine.iter().try_for_each(|&make| run(comm, make)).and_then(|()| barrier(comm));
+            let error =
+                outcome.expect_err(&format!("{calls:?} over {wire:?}: rank {} noticed nothing", comm.rank()));
+            assert!(matches!(error, Error::Mismatch { .. }), "{calls:?} over {wire:?}: {error}");
             for name in names {
                 let text = error.to_string();
-                assert!(
-                    text.contains(name),
-                    "rank {}: `{name}` is not in: {text}",
-                    comm.rank()
-                );
+                assert!(text.contains(name), "rank {}: `{name}` is not in: {text}", comm.rank());
             }
             // Nobody leaves before all have seen it: leaving would be another reason.
             over_here.wait();
@@ -115,16 +88,10 @@ fn differ(calls: &[&[Make]], names: &[&str]) {
 fn different_collectives_fail_on_both_sides_naming_both() {
     for count in [0, 10, 3000, 100_000] {
         let reduce = Make { count, ..BASE };
-        let gather = Make {
-            collective: Collective::AllGather,
-            ..reduce
-        };
+        let gather = Make { collective: Collective::AllGather, ..reduce };
         differ(&[&[reduce], &[gather]], &["all_reduce", "all_gather"]);
         differ(&[&[gather], &[gather], &[reduce]], &["all_reduce", "all_gather"]);
-        let send = Make {
-            collective: Collective::Broadcast,
-            ..reduce
-        };
+        let send = Make { collective: Collective::Broadcast, ..reduce };
         differ(&[&[send], &[reduce]], &["all_reduce", "broadcast"]);
     }
 }
@@ -133,47 +100,26 @@ fn different_collectives_fail_on_both_sides_naming_both() {
 fn different_dtypes_fail_on_both_sides_naming_both() {
     for count in [10, 3000] {
         let single = Make { count, ..BASE };
-        let double = Make {
-            dtype: DType::F64,
-            ..single
-        };
+        let double = Make { dtype: DType::F64, ..single };
         differ(&[&[single], &[double]], &["float32", "float64"]);
-        let whole = Make {
-            dtype: DType::I32,
-            ..single
-        };
+        let whole = Make { dtype: DType::I32, ..single };
         differ(&[&[whole], &[single], &[whole]], &["float32", "int32"]);
     }
 }
 
 #[test]
 fn different_reductions_fail_on_both_sides_naming_both() {
-    let max = Make {
-        redop: RedOp::Max,
-        ..BASE
-    };
+    let max = Make { redop: RedOp::Max, ..BASE };
     differ(&[&[BASE], &[max]], &["sum", "max"]);
-    let scaled = Make {
-        redop: RedOp::PremulSum(0.5),
-        ..BASE
-    };
+    let scaled = Make { redop: RedOp::PremulSum(0.5), ..BASE };
     differ(&[&[scaled], &[BASE]], &["sum", "premul_sum"]);
 }
 
 #[test]
 fn different_roots_fail_on_both_sides_naming_both_even_if_nobody_reads() {
-    for collective in [
-        Collective::Broadcast,
-        Collective::Reduce,
-        Collective::Gather,
-        Collective::Scatter,
-    ] {
+    for collective in [Collective::Broadcast, Collective::Reduce, Collective::Gather, Collective::Scatter] {
         for count in [0, 10, 3000] {
-            let first = Make {
-                collective,
-                count,
-                ..BASE
-            };
+            let first = Make { collective, count, ..BASE };
             let second = Make { root: 1, ..first };
             differ(&[&[first], &[second]], &["root 0", "root 1"]);
             differ(&[&[first], &[first], &[second]], &["root 0", "root 1"]);
@@ -194,18 +140,7 @@ fn different_counts_fail_on_both_sides_naming_both() {
         Collective::AllToAll,
     ] {
         for (a, b) in [(10, 12), (100, 40_000), (50_000, 50_001)] {
-            let (a, b) = (
-                Make {
-                    collective,
-                    count: a,
-                    ..BASE
-                },
-                Make {
-                    collective,
-                    count: b,
-                    ..BASE
-                },
-            );
+            let (a, b) = (Make { collective, count: a, ..BASE }, Make { collective, count: b, ..BASE });
             differ(&[&[a], &[b]], &["elements"]);
         }
     }
@@ -213,15 +148,9 @@ fn different_counts_fail_on_both_sides_naming_both() {
 
 #[test]
 fn another_order_of_the_same_calls_fails_on_both_sides() {
-    let gather = Make {
-        collective: Collective::AllGather,
-        ..BASE
-    };
+    let gather = Make { collective: Collective::AllGather, ..BASE };
     differ(&[&[BASE, gather], &[gather, BASE]], &["all_reduce", "all_gather"]);
-    differ(
-        &[&[BASE, BASE, gather], &[BASE, gather, BASE]],
-        &["#1", "all_reduce", "all_gather"],
-    );
+    differ(&[&[BASE, BASE, gather], &[BASE, gather, BASE]], &["#1", "all_reduce", "all_gather"]);
 }
 
 /// all_to_all with what each rank sends to and expects from each.
@@ -232,14 +161,8 @@ fn pairs(comm: &Communicator, send: &[usize], receive: &[usize]) -> Result<()> {
         dtype: DType::F32,
         redop: RedOp::Sum,
         root: 0,
-        input: Blocks::Cut {
-            ptr: a.as_mut_ptr().cast(),
-            counts: send,
-        },
-        output: Blocks::Cut {
-            ptr: b.as_mut_ptr().cast(),
-            counts: receive,
-        },
+        input: Blocks::Cut { ptr: a.as_mut_ptr().cast(), counts: send },
+        output: Blocks::Cut { ptr: b.as_mut_ptr().cast(), counts: receive },
     };
     // SAFETY: the buffers outlive the call, which is synchronous.
     unsafe { comm.run(&call, Options::default()) }
@@ -257,16 +180,10 @@ fn uneven(send: [[usize; 2]; 2], receive: [[usize; 2]; 2]) {
             ));
             let text = error.to_string();
             assert!(matches!(error, Error::Mismatch { .. }), "{text}");
-            assert!(
-                text.contains("bytes") && text.contains("rank 0") && text.contains("rank 1"),
-                "{text}"
-            );
+            assert!(text.contains("bytes") && text.contains("rank 0") && text.contains("rank 1"), "{text}");
             over_here.wait();
         });
-        assert!(
-            begun.elapsed() < Duration::from_secs(5),
-            "{send:?} against {receive:?} over {wire:?}"
-        );
+        assert!(begun.elapsed() < Duration::from_secs(5), "{send:?} against {receive:?} over {wire:?}");
     }
 }
 
@@ -292,9 +209,7 @@ fn mail(comm: &Communicator, dtype: DType, count: usize) -> Result<()> {
     unsafe {
         match comm.rank() {
             0 => comm.send(ptr, count, dtype, 1, 3, Options::default())?.wait(None),
-            _ => comm
-                .recv(ptr, count, dtype, Some(0), 3, Options::default())?
-                .wait(None),
+            _ => comm.recv(ptr, count, dtype, Some(0), 3, Options::default())?.wait(None),
         }
     }
 }
@@ -316,10 +231,7 @@ fn a_message_of_another_size_or_type_fails_on_both_sides_naming_both() {
                 let text = error.to_string();
                 assert!(matches!(error, Error::Mismatch { .. }), "{text}");
                 for (dtype, count) in [(a, m), (b, n)] {
-                    assert!(
-                        text.contains(&format!("{count} elements of {}", dtype.name())),
-                        "{text}"
-                    );
+                    assert!(text.contains(&format!("{count} elements of {}", dtype.name())), "{text}");
                 }
                 over_here.wait();
             });

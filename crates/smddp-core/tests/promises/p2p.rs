@@ -11,41 +11,18 @@ use crate::common::{Gate, PATIENCE, Wire, over};
 
 /// What a message with this tag from this rank holds.
 fn letter(from: usize, tag: u64, count: usize) -> Vec<f32> {
-    (0..count)
-        .map(|i| (from * 1000 + tag as usize * 10 + i % 7) as f32)
-        .collect()
+    (0..count).map(|i| (from * 1000 + tag as usize * 10 + i % 7) as f32).collect()
 }
 
 fn send(comm: &Communicator, data: &[f32], to: usize, tag: u64) -> Result<Work> {
     // SAFETY: every caller keeps the data until the work is done.
-    unsafe {
-        comm.send(
-            data.as_ptr().cast(),
-            data.len(),
-            DType::F32,
-            to,
-            tag,
-            Options::default(),
-        )
-    }
+    unsafe { comm.send(data.as_ptr().cast(), data.len(), DType::F32, to, tag, Options::default()) }
 }
 
 fn recv(comm: &Communicator, into: &mut [f32], from: Option<usize>, tag: u64) -> Result<Work> {
-    let options = Options {
-        timeout: None,
-        keep: None,
-    };
+    let options = Options { timeout: None, keep: None };
     // SAFETY: every caller keeps the buffer until the work is done.
-    unsafe {
-        comm.recv(
-            into.as_mut_ptr().cast(),
-            into.len(),
-            DType::F32,
-            from,
-            tag,
-            options,
-        )
-    }
+    unsafe { comm.recv(into.as_mut_ptr().cast(), into.len(), DType::F32, from, tag, options) }
 }
 
 #[test]
@@ -56,10 +33,8 @@ fn messages_are_received_in_any_order_of_tags() {
                 let tags: Vec<u64> = (0..40).collect();
                 if comm.rank() == 0 {
                     let data: Vec<_> = tags.iter().map(|&tag| letter(0, tag, count)).collect();
-                    let works: Vec<_> = tags
-                        .iter()
-                        .map(|&t| send(comm, &data[t as usize], 1, t).unwrap())
-                        .collect();
+                    let works: Vec<_> =
+                        tags.iter().map(|&t| send(comm, &data[t as usize], 1, t).unwrap()).collect();
                     works.iter().for_each(|work| work.wait(None).unwrap());
                 } else {
                     for &tag in tags.iter().rev() {
@@ -110,10 +85,7 @@ fn a_recv_from_any_rank_takes_each_message_once_and_names_its_source() {
                 assert_eq!(seen, [0, 20, 20, 20]);
             } else {
                 for tag in 0..20 {
-                    send(comm, &letter(me, tag, 2000), 0, 4)
-                        .unwrap()
-                        .wait(None)
-                        .unwrap();
+                    send(comm, &letter(me, tag, 2000), 0, 4).unwrap().wait(None).unwrap();
                 }
             }
         });
@@ -127,17 +99,11 @@ fn ranks_that_all_send_first_do_not_wait_for_each_other_below_the_eager_limit() 
             let (me, n) = (comm.rank(), comm.size());
             for round in 0..30 {
                 for to in (0..n).filter(|&r| r != me) {
-                    send(comm, &letter(me, round, 16_000), to, round)
-                        .unwrap()
-                        .wait(None)
-                        .unwrap();
+                    send(comm, &letter(me, round, 16_000), to, round).unwrap().wait(None).unwrap();
                 }
                 for from in (0..n).filter(|&r| r != me) {
                     let mut into = vec![f32::NAN; 16_000];
-                    recv(comm, &mut into, Some(from), round)
-                        .unwrap()
-                        .wait(None)
-                        .unwrap();
+                    recv(comm, &mut into, Some(from), round).unwrap().wait(None).unwrap();
                     assert_eq!(into, letter(from, round, 16_000));
                 }
             }
@@ -157,10 +123,7 @@ fn all_at_once(comm: &Communicator, messages: u64, count: usize) {
     for tag in (0..messages).rev() {
         for &from in &others {
             let mut into = vec![f32::NAN; count];
-            recv(comm, &mut into, Some(from), tag)
-                .unwrap()
-                .wait(None)
-                .unwrap();
+            recv(comm, &mut into, Some(from), tag).unwrap().wait(None).unwrap();
             assert!(into == letter(from, tag, count), "tag {tag} from {from}");
         }
     }
@@ -185,12 +148,7 @@ pub(crate) fn rank(me: &Me) {
 
 #[test]
 fn messages_in_any_order_need_no_more_than_the_smallest_staging() {
-    let mut ranks = start(
-        "p2p",
-        3,
-        &[("SMDDP_STAGING_BYTES", "65536")],
-        Duration::from_secs(30),
-    );
+    let mut ranks = start("p2p", 3, &[("SMDDP_STAGING_BYTES", "65536")], Duration::from_secs(30));
     (0..3).for_each(|rank| drop(ranks.hear(rank, "done")));
     ranks.finish(0..3);
 }
@@ -202,20 +160,14 @@ fn an_expired_recv_ends_alone_and_leaves_the_group_usable() {
         over(wire.links(2), PATIENCE, |comm| {
             if comm.rank() == 0 {
                 let mut into = vec![0f32; 10];
-                let options = Options {
-                    timeout: Some(Duration::from_millis(100)),
-                    keep: None,
-                };
+                let options = Options { timeout: Some(Duration::from_millis(100)), keep: None };
                 let begun = Instant::now();
                 // SAFETY: the buffer outlives the work, which is waited for.
                 let work =
                     unsafe { comm.recv(into.as_mut_ptr().cast(), 10, DType::F32, Some(1), 3, options) }
                         .unwrap();
                 let error = work.wait(None).unwrap_err();
-                assert!(
-                    matches!(&error, Error::Timeout { missing, .. } if *missing == [1]),
-                    "{error}"
-                );
+                assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [1]), "{error}");
                 assert!(error.to_string().contains("tag 3"), "{error}");
                 assert!(begun.elapsed() < Duration::from_secs(2));
                 assert_eq!(comm.error(), None);
@@ -246,10 +198,7 @@ fn messages_move_while_a_collective_waits_for_a_rank() {
             let started = (me != 2).then(|| job.start(comm).unwrap());
             // Rank 2 joins the collective only when the messages of the others have come by way of it.
             match me {
-                0 => send(comm, &letter(0, 1, count), 1, 1)
-                    .unwrap()
-                    .wait(None)
-                    .unwrap(),
+                0 => send(comm, &letter(0, 1, count), 1, 1).unwrap().wait(None).unwrap(),
                 1 => {
                     recv(comm, &mut into, Some(0), 1).unwrap().wait(None).unwrap();
                     assert!(into == letter(0, 1, count));

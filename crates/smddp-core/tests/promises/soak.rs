@@ -13,16 +13,8 @@ use crate::groups::Footprint;
 
 const THREADS: usize = 4;
 /// Members of each group, as ranks of a world of 4; those of them that exist are meant.
-const GROUPS: [&[usize]; 8] = [
-    &[0, 1, 2, 3],
-    &[0, 1],
-    &[1, 2],
-    &[0, 2],
-    &[0, 1, 2],
-    &[3, 0, 1],
-    &[2, 3, 1],
-    &[2, 1, 0, 3],
-];
+const GROUPS: [&[usize]; 8] =
+    [&[0, 1, 2, 3], &[0, 1], &[1, 2], &[0, 2], &[0, 1, 2], &[3, 0, 1], &[2, 3, 1], &[2, 1, 0, 3]];
 /// Collectives of each group in a round; all are started before the first is waited for.
 const EACH: usize = 4;
 
@@ -44,14 +36,7 @@ fn job(comm: &Communicator, group: usize, number: u64) -> Job {
         _ => (random >> 16) as usize % 1500,
     };
     let root = (random >> 40) as usize % comm.size();
-    Job::new(
-        comm.rank(),
-        comm.size(),
-        collective,
-        count,
-        root,
-        (random >> 50) as usize,
-    )
+    Job::new(comm.rank(), comm.size(), collective, count, root, (random >> 50) as usize)
 }
 
 struct Group {
@@ -74,10 +59,7 @@ impl Deal {
         if left.0 < round {
             let mut cards: Vec<usize> = (0..groups).flat_map(|g| [g; EACH]).collect();
             for i in (1..cards.len()).rev() {
-                cards.swap(
-                    i,
-                    scramble(round * 4096 + me as u64 * 512 + i as u64) as usize % (i + 1),
-                );
+                cards.swap(i, scramble(round * 4096 + me as u64 * 512 + i as u64) as usize % (i + 1));
             }
             *left = (round, cards);
         }
@@ -131,11 +113,7 @@ pub(crate) fn rank(me: &Me) {
         let members: Vec<usize> = members.iter().copied().filter(|&r| r < me.size).collect();
         if members.contains(&me.rank) {
             let comm = group(me, &format!("soak{name}"), &members, Duration::from_secs(60));
-            groups.push(Group {
-                comm,
-                name,
-                next: Mutex::new(0),
-            });
+            groups.push(Group { comm, name, next: Mutex::new(0) });
         }
     }
     let gate = Gate::new(THREADS);
@@ -154,10 +132,7 @@ pub(crate) fn rank(me: &Me) {
     half(rounds - rounds / 5);
     let late = Footprint::now();
     let calls: u64 = groups.iter().map(|g| *g.next.lock().unwrap()).sum();
-    me.say(&format!(
-        "made {calls} in {:?}, early {early:?}, late {late:?}",
-        begun.elapsed()
-    ));
+    me.say(&format!("made {calls} in {:?}, early {early:?}, late {late:?}", begun.elapsed()));
     assert!(
         late.resident < early.resident + 2048,
         "resident pages: {} early, {} late",
@@ -175,10 +150,7 @@ fn soak(size: usize, collectives: usize, patience: Duration) {
     let collectives =
         std::env::var("SMDDP_TEST_COLLECTIVES").map_or(collectives, |text| text.parse().unwrap());
     let rounds = collectives.div_ceil(alive * EACH);
-    let environment = [
-        ("SMDDP_STAGING_BYTES", "65536"),
-        ("SMDDP_TEST_ROUNDS", &*rounds.to_string()),
-    ];
+    let environment = [("SMDDP_STAGING_BYTES", "65536"), ("SMDDP_TEST_ROUNDS", &*rounds.to_string())];
     let mut ranks = start("soak", size, &environment, patience);
     for rank in 0..size {
         println!("rank {rank} of {size}: {}", ranks.hear(rank, "made").text);

@@ -58,10 +58,7 @@ fn a_work_dropped_without_waiting_still_ends_and_lets_go_of_what_it_held() {
             for _ in 0..50 {
                 let mut held = Box::new(Held(vec![1.0; 20_000], left.clone()));
                 left.fetch_add(1, Ordering::SeqCst);
-                let place = Blocks::Flat {
-                    ptr: held.0.as_mut_ptr().cast(),
-                    count: held.0.len(),
-                };
+                let place = Blocks::Flat { ptr: held.0.as_mut_ptr().cast(), count: held.0.len() };
                 let call = Call {
                     collective: Collective::AllReduce,
                     dtype: DType::F32,
@@ -71,25 +68,12 @@ fn a_work_dropped_without_waiting_still_ends_and_lets_go_of_what_it_held() {
                     output: place,
                 };
                 // SAFETY: the work holds the buffer until it is over.
-                let work = unsafe {
-                    comm.start(
-                        &call,
-                        Options {
-                            timeout: None,
-                            keep: Some(held),
-                        },
-                    )
-                }
-                .unwrap();
+                let work = unsafe { comm.start(&call, Options { timeout: None, keep: Some(held) }) }.unwrap();
                 drop(work);
             }
             let until = Instant::now() + PATIENCE;
             while left.load(Ordering::SeqCst) > 0 {
-                assert!(
-                    Instant::now() < until,
-                    "{} works are left",
-                    left.load(Ordering::SeqCst)
-                );
+                assert!(Instant::now() < until, "{} works are left", left.load(Ordering::SeqCst));
                 std::thread::yield_now();
             }
             // Nobody leaves the others in the middle of it.
@@ -153,22 +137,14 @@ fn an_abort_from_another_thread_ends_the_waiters_here_and_at_the_peers() {
 fn a_close_ends_what_is_pending_and_returns() {
     for wire in Wire::BOTH {
         over(wire.links(2), PATIENCE, |comm| {
-            let mut jobs: Vec<Job> = (0..5)
-                .map(|salt| Job::new(comm.rank(), 2, Collective::AllReduce, 90_000, 0, salt))
-                .collect();
+            let mut jobs: Vec<Job> =
+                (0..5).map(|salt| Job::new(comm.rank(), 2, Collective::AllReduce, 90_000, 0, salt)).collect();
             let mut letter = vec![0f32; 10];
             if comm.rank() == 0 {
                 let works: Vec<_> = jobs.iter_mut().map(|job| job.start(comm).unwrap()).collect();
                 // SAFETY: the buffer outlives the work, which is waited for.
                 let recv = unsafe {
-                    comm.recv(
-                        letter.as_mut_ptr().cast(),
-                        10,
-                        DType::F32,
-                        Some(1),
-                        0,
-                        Options::default(),
-                    )
+                    comm.recv(letter.as_mut_ptr().cast(), 10, DType::F32, Some(1), 0, Options::default())
                 };
                 let begun = Instant::now();
                 comm.close();
@@ -183,15 +159,9 @@ fn a_close_ends_what_is_pending_and_returns() {
             } else {
                 // The first ones may be over before the close, and the one behind them never begins at rank 0.
                 let mut more = Job::new(comm.rank(), 2, Collective::Barrier, 0, 0, 0);
-                let outcome = jobs
-                    .iter_mut()
-                    .chain([&mut more])
-                    .try_for_each(|job| job.run(comm));
+                let outcome = jobs.iter_mut().chain([&mut more]).try_for_each(|job| job.run(comm));
                 assert!(
-                    matches!(
-                        outcome,
-                        Err(Error::Closed { .. } | Error::PeerLost { rank: 0, .. })
-                    ),
+                    matches!(outcome, Err(Error::Closed { .. } | Error::PeerLost { rank: 0, .. })),
                     "{outcome:?}"
                 );
             }

@@ -43,12 +43,7 @@ fn encode(dtype: DType, (re, im): Value) -> Vec<u8> {
         DType::C64 => [re as f32, im as f32].map(f32::to_ne_bytes).concat(),
         DType::C128 => [re as f64, im as f64].map(f64::to_ne_bytes).concat(),
         DType::Bool => vec![u8::from(re != 0)],
-        _ => re
-            .to_le_bytes()
-            .into_iter()
-            .chain([0; 8])
-            .take(dtype.size())
-            .collect(),
+        _ => re.to_le_bytes().into_iter().chain([0; 8]).take(dtype.size()).collect(),
     }
 }
 
@@ -94,9 +89,9 @@ fn want(dtype: DType, redop: RedOp, n: usize, i: usize) -> Value {
             .fold((0, 0), |s, (v, f)| (s.0 + v.0 * f, s.1 + v.1 * f)),
         RedOp::Min => fold(i64::min),
         RedOp::Max => fold(i64::max),
-        RedOp::Prod if complex(dtype) => values
-            .reduce(|a, b| (a.0 * b.0 - a.1 * b.1, a.0 * b.1 + a.1 * b.0))
-            .unwrap(),
+        RedOp::Prod if complex(dtype) => {
+            values.reduce(|a, b| (a.0 * b.0 - a.1 * b.1, a.0 * b.1 + a.1 * b.0)).unwrap()
+        }
         RedOp::Prod => fold(|a, b| a * b),
         RedOp::Band => fold(|a, b| a & b),
         RedOp::Bor => fold(|a, b| a | b),
@@ -105,10 +100,7 @@ fn want(dtype: DType, redop: RedOp, n: usize, i: usize) -> Value {
 }
 
 fn flat(data: &mut [u8], dtype: DType) -> Blocks<'static> {
-    Blocks::Flat {
-        ptr: data.as_mut_ptr(),
-        count: data.len() / dtype.size(),
-    }
+    Blocks::Flat { ptr: data.as_mut_ptr(), count: data.len() / dtype.size() }
 }
 
 fn reduce(
@@ -119,50 +111,22 @@ fn reduce(
     count: usize,
 ) -> Result<()> {
     let (me, n) = (comm.rank(), comm.size());
-    let total = if collective == Collective::ReduceScatter {
-        n * count
-    } else {
-        count
-    };
-    let mut input: Vec<u8> = (0..total)
-        .flat_map(|i| encode(dtype, given(me, i, n, redop)))
-        .collect();
+    let total = if collective == Collective::ReduceScatter { n * count } else { count };
+    let mut input: Vec<u8> = (0..total).flat_map(|i| encode(dtype, given(me, i, n, redop))).collect();
     let mut output = vec![0xa5; count * dtype.size()];
-    let mine = if let RedOp::PremulSum(_) = redop {
-        RedOp::PremulSum(factor(me) as f64)
-    } else {
-        redop
-    };
+    let mine = if let RedOp::PremulSum(_) = redop { RedOp::PremulSum(factor(me) as f64) } else { redop };
     let has_output = collective != Collective::Reduce || me == 0;
-    let taken = if has_output {
-        flat(&mut output, dtype)
-    } else {
-        Blocks::None
-    };
+    let taken = if has_output { flat(&mut output, dtype) } else { Blocks::None };
     let before = input.clone();
-    let call = Call {
-        collective,
-        dtype,
-        redop: mine,
-        root: 0,
-        input: flat(&mut input, dtype),
-        output: taken,
-    };
+    let call =
+        Call { collective, dtype, redop: mine, root: 0, input: flat(&mut input, dtype), output: taken };
     // SAFETY: the buffers outlive the call, which is synchronous.
     unsafe { comm.run(&call, Options::default()) }?;
-    let first = if collective == Collective::ReduceScatter {
-        me * count
-    } else {
-        0
-    };
-    let expected: Vec<u8> = (first..first + count)
-        .flat_map(|i| encode(dtype, want(dtype, redop, n, i)))
-        .collect();
-    let what = format!(
-        "{collective:?}, {} of {}, {count} elements, rank {me} of {n}",
-        redop.name(),
-        dtype.name()
-    );
+    let first = if collective == Collective::ReduceScatter { me * count } else { 0 };
+    let expected: Vec<u8> =
+        (first..first + count).flat_map(|i| encode(dtype, want(dtype, redop, n, i))).collect();
+    let what =
+        format!("{collective:?}, {} of {}, {count} elements, rank {me} of {n}", redop.name(), dtype.name());
     if has_output {
         assert_eq!(output, expected, "{what}");
     }
@@ -177,11 +141,9 @@ fn every_type_is_reduced_by_every_defined_reduction_and_refused_for_the_others()
             over(wire.links(n), PATIENCE, |comm| {
                 for dtype in DType::ALL {
                     for redop in REDOPS {
-                        for collective in [
-                            Collective::AllReduce,
-                            Collective::ReduceScatter,
-                            Collective::Reduce,
-                        ] {
+                        for collective in
+                            [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce]
+                        {
                             for count in [0, 1, 37, 3000] {
                                 match reduce(comm, collective, dtype, redop, count) {
                                     Ok(()) => {
@@ -228,35 +190,20 @@ impl Parts {
         let counts: Vec<usize> = blocks.iter().map(|b| b.len() / dtype.size()).collect();
         let mut data = if list { blocks } else { vec![blocks.concat()] };
         let places = if list {
-            data.iter_mut()
-                .zip(&counts)
-                .map(|(b, &c)| (b.as_mut_ptr(), c))
-                .collect()
+            data.iter_mut().zip(&counts).map(|(b, &c)| (b.as_mut_ptr(), c)).collect()
         } else {
             Vec::new()
         };
-        Self {
-            dtype,
-            counts,
-            data,
-            places,
-        }
+        Self { dtype, counts, data, places }
     }
 
     fn empty(dtype: DType, counts: &[usize], list: bool) -> Self {
-        Self::new(
-            dtype,
-            counts.iter().map(|c| vec![0xa5; c * dtype.size()]).collect(),
-            list,
-        )
+        Self::new(dtype, counts.iter().map(|c| vec![0xa5; c * dtype.size()]).collect(), list)
     }
 
     fn blocks(&mut self) -> Blocks<'_> {
         if self.places.is_empty() {
-            Blocks::Cut {
-                ptr: self.data[0].as_mut_ptr(),
-                counts: &self.counts,
-            }
+            Blocks::Cut { ptr: self.data[0].as_mut_ptr(), counts: &self.counts }
         } else {
             Blocks::List { parts: &self.places }
         }
@@ -281,14 +228,7 @@ fn shapes(n: usize) -> Vec<Vec<usize>> {
 }
 
 fn call(comm: &Communicator, collective: Collective, dtype: DType, input: Blocks<'_>, output: Blocks<'_>) {
-    let call = Call {
-        collective,
-        dtype,
-        redop: RedOp::Sum,
-        root: 0,
-        input,
-        output,
-    };
+    let call = Call { collective, dtype, redop: RedOp::Sum, root: 0, input, output };
     // SAFETY: the callers' buffers outlive the call, which is synchronous.
     unsafe { comm.run(&call, Options::default()) }.unwrap();
 }
@@ -304,13 +244,7 @@ fn uneven_all_gathers_put_every_block_in_its_place() {
                         for list in [false, true] {
                             let mut mine = block(me, 0, counts[me], dtype);
                             let mut all = Parts::empty(dtype, &counts, list);
-                            call(
-                                comm,
-                                Collective::AllGather,
-                                dtype,
-                                flat(&mut mine, dtype),
-                                all.blocks(),
-                            );
+                            call(comm, Collective::AllGather, dtype, flat(&mut mine, dtype), all.blocks());
                             let want: Vec<_> = (0..n).map(|r| block(r, 0, counts[r], dtype)).collect();
                             all.check(
                                 &want,
@@ -375,10 +309,7 @@ fn uneven_all_to_alls_move_each_pairs_own_size() {
                             let mut output = Parts::empty(dtype, &counts, !list);
                             call(comm, Collective::AllToAll, dtype, input.blocks(), output.blocks());
                             let want: Vec<_> = (0..n).map(|a| block(a, me, table(a, me), dtype)).collect();
-                            output.check(
-                                &want,
-                                &format!("{counts:?} of {}, rank {me} of {n}", dtype.name()),
-                            );
+                            output.check(&want, &format!("{counts:?} of {}, rank {me} of {n}", dtype.name()));
                         }
                     }
                 }

@@ -73,10 +73,7 @@ pub(in crate::reduce) unsafe fn widen_bf16_avx2<const W: usize>(src: *const u8, 
         while at + 16 <= W {
             let pairs = _mm256_loadu_si256(src.add(2 * at).cast());
             _mm256_storeu_si256(to.add(at).cast(), _mm256_slli_epi32::<16>(pairs));
-            _mm256_storeu_si256(
-                to.add(at + 8).cast(),
-                _mm256_and_si256(pairs, _mm256_set1_epi32(UPPER)),
-            );
+            _mm256_storeu_si256(to.add(at + 8).cast(), _mm256_and_si256(pairs, _mm256_set1_epi32(UPPER)));
             at += 16;
         }
         if at < W {

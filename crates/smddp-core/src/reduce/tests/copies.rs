@@ -18,10 +18,7 @@ fn copy_moves_exactly_the_bytes_asked_for() {
                     let mut dst = Guarded::new(n, to);
                     // SAFETY: both buffers are owned here and hold n bytes; the level is available.
                     unsafe { copy_at(level, dst.mut_ptr(), src.ptr(), n, stream) };
-                    assert!(
-                        dst.content() == &content[..n],
-                        "{level:?} {n} {to} {from} {stream}"
-                    );
+                    assert!(dst.content() == &content[..n], "{level:?} {n} {to} {from} {stream}");
                 }
             }
         }
@@ -40,14 +37,8 @@ fn tee_gives_both_places_the_same_bytes() {
                     let mut kept = Guarded::new(n, to);
                     // SAFETY: the buffers are owned here and hold n bytes; the level is available.
                     unsafe { tee_at(level, cell.mut_ptr(), kept.mut_ptr(), src.ptr(), n, stream) };
-                    assert!(
-                        cell.content() == &content[..n],
-                        "cell: {level:?} {n} {to} {from} {stream}"
-                    );
-                    assert!(
-                        kept.content() == &content[..n],
-                        "kept: {level:?} {n} {to} {from} {stream}"
-                    );
+                    assert!(cell.content() == &content[..n], "cell: {level:?} {n} {to} {from} {stream}");
+                    assert!(kept.content() == &content[..n], "kept: {level:?} {n} {to} {from} {stream}");
                 }
             }
         }
@@ -58,11 +49,8 @@ fn tee_gives_both_places_the_same_bytes() {
 fn the_public_copies_choose_a_level_themselves() {
     let content = Random(3).bytes(5_000);
     let src = Guarded::holding(&content, 0);
-    let (mut one, mut two, mut three) = (
-        Guarded::new(5_000, 1),
-        Guarded::new(5_000, 2),
-        Guarded::new(5_000, 3),
-    );
+    let (mut one, mut two, mut three) =
+        (Guarded::new(5_000, 1), Guarded::new(5_000, 2), Guarded::new(5_000, 3));
     // SAFETY: all buffers are owned here and hold 5,000 bytes.
     unsafe {
         super::super::copy(one.mut_ptr(), src.ptr(), 5_000, true);

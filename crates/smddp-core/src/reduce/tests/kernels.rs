@@ -40,26 +40,12 @@ struct Case {
 impl Case {
     fn plain(level: Level, dtype: DType, redop: RedOp, inputs: usize, n: usize) -> Case {
         let (to, from, scale, also, stream, in_place) = (0, 0, None, false, false, None);
-        Case {
-            level,
-            dtype,
-            redop,
-            inputs,
-            n,
-            to,
-            from,
-            scale,
-            also,
-            stream,
-            in_place,
-        }
+        Case { level, dtype, redop, inputs, n, to, from, scale, also, stream, in_place }
     }
 
     fn inputs(&self) -> Vec<Vec<u8>> {
         let mut random = Random(0x5eed + self.n as u64);
-        (0..self.inputs)
-            .map(|_| oracle::elements(self.dtype, self.n, &mut random))
-            .collect()
+        (0..self.inputs).map(|_| oracle::elements(self.dtype, self.n, &mut random)).collect()
     }
 
     /// Runs the kernel on `inputs`; None where there is none.
@@ -81,39 +67,24 @@ impl Case {
         let pointers: Vec<_> = srcs
             .iter()
             .enumerate()
-            .map(|(k, src)| {
-                if self.in_place == Some(k) {
-                    dst.cast_const()
-                } else {
-                    src.ptr()
-                }
-            })
+            .map(|(k, src)| if self.in_place == Some(k) { dst.cast_const() } else { src.ptr() })
             .collect();
         // SAFETY: all buffers are owned here and hold n elements; dst is one source or none; the level is available.
         unsafe { kernel.run(dst, second, &pointers, self.n, self.scale, self.stream) };
         for (k, (src, input)) in srcs.iter().zip(inputs).enumerate() {
-            assert!(
-                self.in_place == Some(k) || src.content() == input,
-                "source {k} changed: {self:?}"
-            );
+            assert!(self.in_place == Some(k) || src.content() == input, "source {k} changed: {self:?}");
         }
         let result = match self.in_place {
             Some(k) => srcs[k].content().to_vec(),
             None => out.content().to_vec(),
         };
-        assert!(
-            !self.also || also.content() == result,
-            "the second destination differs: {self:?}"
-        );
+        assert!(!self.also || also.content() == result, "the second destination differs: {self:?}");
         Some(result)
     }
 
     fn check(&self) {
         let inputs = self.inputs();
-        self.check_against(
-            &inputs,
-            oracle::reduce(self.dtype, self.redop, &inputs, self.scale).as_deref(),
-        );
+        self.check_against(&inputs, oracle::reduce(self.dtype, self.redop, &inputs, self.scale).as_deref());
     }
 
     fn check_against(&self, inputs: &[Vec<u8>], expected: Option<&[u8]>) {
@@ -146,13 +117,7 @@ fn every_kernel_gives_the_oracles_bits_at_every_level() {
                 let expected = oracle::reduce(dtype, redop, &content, None);
                 for &level in Level::available() {
                     for (to, from) in [(0, 0), (1, 3), (32, 16)] {
-                        Case {
-                            level,
-                            to,
-                            from,
-                            ..case
-                        }
-                        .check_against(&content, expected.as_deref());
+                        Case { level, to, from, ..case }.check_against(&content, expected.as_deref());
                     }
                 }
             }
@@ -166,31 +131,11 @@ fn streaming_in_place_and_second_destination_change_no_bit() {
         for &level in Level::available() {
             for n in [1, 65, 1000] {
                 for to in [0, 8, 1] {
-                    let case = Case {
-                        to,
-                        ..Case::plain(level, dtype, redop, 3, n)
-                    };
+                    let case = Case { to, ..Case::plain(level, dtype, redop, 3, n) };
                     Case { stream: true, ..case }.check();
-                    Case {
-                        stream: true,
-                        also: true,
-                        from: 5,
-                        ..case
-                    }
-                    .check();
-                    Case {
-                        in_place: Some(0),
-                        ..case
-                    }
-                    .check();
-                    Case {
-                        in_place: Some(2),
-                        also: true,
-                        stream: true,
-                        from: to,
-                        ..case
-                    }
-                    .check();
+                    Case { stream: true, also: true, from: 5, ..case }.check();
+                    Case { in_place: Some(0), ..case }.check();
+                    Case { in_place: Some(2), also: true, stream: true, from: to, ..case }.check();
                 }
             }
         }
@@ -199,18 +144,11 @@ fn streaming_in_place_and_second_destination_change_no_bit() {
 
 #[test]
 fn averages_divide_the_finished_sum_once() {
-    for dtype in DType::ALL
-        .into_iter()
-        .filter(|dtype| Kernel::new(*dtype, RedOp::Avg).is_some())
-    {
+    for dtype in DType::ALL.into_iter().filter(|dtype| Kernel::new(*dtype, RedOp::Avg).is_some()) {
         for &level in Level::available() {
             for ranks in [1, 2, 3, 8, 7, 200, 1000, 70_001] {
                 let case = Case::plain(level, dtype, RedOp::Avg, 3, 1000);
-                Case {
-                    scale: Some(ranks),
-                    ..case
-                }
-                .check();
+                Case { scale: Some(ranks), ..case }.check();
             }
         }
     }
@@ -223,11 +161,8 @@ fn small_integers_average_exactly() {
         for dtype in [DType::I16, DType::U16] {
             let case = Case::plain(Level::best(), dtype, RedOp::Avg, 1, 65_536);
             let expected = oracle::reduce(dtype, RedOp::Avg, std::slice::from_ref(&every), Some(ranks));
-            Case {
-                scale: Some(ranks),
-                ..case
-            }
-            .check_against(std::slice::from_ref(&every), expected.as_deref());
+            Case { scale: Some(ranks), ..case }
+                .check_against(std::slice::from_ref(&every), expected.as_deref());
         }
     }
 }
@@ -280,25 +215,11 @@ fn a_nan_in_any_input_is_the_result_at_every_level() {
                 }
                 let results: Vec<_> = Level::available()
                     .iter()
-                    .map(|level| {
-                        Case {
-                            level: *level,
-                            ..case
-                        }
-                        .run(&inputs)
-                        .unwrap()
-                    })
+                    .map(|level| Case { level: *level, ..case }.run(&inputs).unwrap())
                     .collect();
-                assert!(
-                    results.iter().all(|result| *result == results[0]),
-                    "{dtype:?} {redop:?}"
-                );
+                assert!(results.iter().all(|result| *result == results[0]), "{dtype:?} {redop:?}");
                 for (at, element) in results[0].chunks_exact(size).enumerate() {
-                    assert_eq!(
-                        is_nan(dtype, element),
-                        at % 7 == 0,
-                        "{dtype:?} {redop:?} {holder} {at}"
-                    );
+                    assert_eq!(is_nan(dtype, element), at % 7 == 0, "{dtype:?} {redop:?} {holder} {at}");
                 }
             }
         }
@@ -337,15 +258,7 @@ fn premultiplied(dtype: DType, input: &[u8], factor: f64) -> Option<Vec<u8>> {
     let src = Guarded::holding(input, 3);
     let mut dst = Guarded::new(input.len(), 1);
     // SAFETY: both buffers are owned here and hold the same number of elements.
-    let done = unsafe {
-        premultiply(
-            dtype,
-            dst.mut_ptr(),
-            src.ptr(),
-            input.len() / dtype.size(),
-            factor,
-        )
-    };
+    let done = unsafe { premultiply(dtype, dst.mut_ptr(), src.ptr(), input.len() / dtype.size(), factor) };
     let content = dst.content().to_vec();
     assert!(done || content.iter().all(|byte| *byte == super::UNTOUCHED));
     done.then_some(content)
@@ -357,28 +270,15 @@ fn premultiply_works_in_each_dtypes_arithmetic() {
         ($dtype:ident, $value:expr, $factor:expr, $result:expr) => {
             let input = $value.to_ne_bytes().repeat(78);
             let expected = $result.to_ne_bytes().repeat(78);
-            assert_eq!(
-                premultiplied(DType::$dtype, &input, $factor),
-                Some(expected)
-            );
+            assert_eq!(premultiplied(DType::$dtype, &input, $factor), Some(expected));
         };
     }
     product!(F32, 1.1_f32, 0.3, (1.1_f32 * 0.3_f32));
     product!(F64, 1.1_f64, 0.3, (1.1_f64 * 0.3));
     product!(C64, 1.1_f32, 0.3, (1.1_f32 * 0.3_f32));
     product!(C128, 1.1_f64, 0.3, (1.1_f64 * 0.3));
-    product!(
-        F16,
-        f16::from_f32(1.1),
-        0.3,
-        f16::from_f32(f16::from_f32(1.1).to_f32() * 0.3)
-    );
-    product!(
-        BF16,
-        bf16::from_f32(1.1),
-        0.3,
-        bf16::from_f32(bf16::from_f32(1.1).to_f32() * 0.3)
-    );
+    product!(F16, f16::from_f32(1.1), 0.3, f16::from_f32(f16::from_f32(1.1).to_f32() * 0.3));
+    product!(BF16, bf16::from_f32(1.1), 0.3, bf16::from_f32(bf16::from_f32(1.1).to_f32() * 0.3));
     product!(I8, -7_i8, 0.5, -3_i8);
     product!(U8, 200_u8, 2.0, 255_u8);
     product!(I32, -7_i32, 1.5, -10_i32);

@@ -16,9 +16,7 @@ pub(super) fn reduce(dtype: DType, redop: RedOp, srcs: &[Vec<u8>], scale: Option
             };
             let results = (0..srcs[0].len() / size).flat_map(|at| {
                 let first = read(&srcs[0], at);
-                let all = srcs[1..]
-                    .iter()
-                    .fold(first, |acc, src| $combine(acc, read(src, at)));
+                let all = srcs[1..].iter().fold(first, |acc, src| $combine(acc, read(src, at)));
                 $finish(all).to_ne_bytes()
             });
             Some(results.collect())
@@ -32,18 +30,8 @@ pub(super) fn reduce(dtype: DType, redop: RedOp, srcs: &[Vec<u8>], scale: Option
                     fold!($element, $widen, |a: $acc, b: $acc| a + b, finish)
                 }
                 RedOp::Prod => fold!($element, $widen, |a: $acc, b: $acc| a * b, $narrow),
-                RedOp::Min => fold!(
-                    $element,
-                    $widen,
-                    |a: $acc, b: $acc| if b < a { b } else { a },
-                    $narrow
-                ),
-                RedOp::Max => fold!(
-                    $element,
-                    $widen,
-                    |a: $acc, b: $acc| if b > a { b } else { a },
-                    $narrow
-                ),
+                RedOp::Min => fold!($element, $widen, |a: $acc, b: $acc| if b < a { b } else { a }, $narrow),
+                RedOp::Max => fold!($element, $widen, |a: $acc, b: $acc| if b > a { b } else { a }, $narrow),
                 RedOp::Band | RedOp::Bor | RedOp::Bxor => None,
             }
         }};
@@ -141,10 +129,7 @@ pub(super) fn elements(dtype: DType, n: usize, random: &mut Random) -> Vec<u8> {
         DType::F16 => without_nan!(f16),
         DType::BF16 => without_nan!(bf16),
         // Real bools are 0 or 1; other bytes count as true.
-        DType::Bool => bytes
-            .iter_mut()
-            .filter(|byte| **byte % 4 != 3)
-            .for_each(|byte| *byte %= 2),
+        DType::Bool => bytes.iter_mut().filter(|byte| **byte % 4 != 3).for_each(|byte| *byte %= 2),
         _ => {}
     }
     bytes
