@@ -54,6 +54,10 @@ $(STAMPS)/maturin: $(STAMPS)/venv
 	$(BIN)/python -m pip install --quiet 'maturin>=1.9,<2'
 	touch $@
 
+$(STAMPS)/zig: $(STAMPS)/maturin
+	$(BIN)/python -m pip install --quiet ziglang
+	touch $@
+
 $(STAMPS)/torch: $(STAMPS)/venv
 	@echo "installing the newest torch that this Python takes (about 4 GB, once)"
 	$(BIN)/python -m pip install torch numpy
@@ -121,6 +125,15 @@ stubtest: $(STAMPS)/wheel $(STAMPS)/lint-tools ## hold smddp/_core.pyi against t
 .PHONY: wheel
 wheel: dist/.wheel ## build the wheel into dist/
 	@ls -l dist/smddp-*.whl
+
+# zig links against the symbols of an older glibc than this machine's, as old as that of torch's own wheels. Its
+# linker cannot take debug information alone away, so the standard library's stays in.
+.PHONY: wheel-portable
+wheel-portable: $(STAMPS)/zig ## build the wheel for any Linux from glibc 2.28 on, into dist/portable/
+	rm -rf dist/portable
+	PATH="$(BIN):$$PATH" CARGO_PROFILE_RELEASE_STRIP=none $(BIN)/maturin build --release --zig \
+	    --compatibility manylinux_2_28 --out dist/portable --interpreter $(BIN)/python
+	@ls -l dist/portable/smddp-*.whl
 
 .PHONY: test-torches
 test-torches: dist/.wheel ## the same wheel file against several torch versions, each in a venv of its own under .venvs/

@@ -3,6 +3,24 @@
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
+__all__ = [
+    "ClosedError",
+    "CollectiveTimeoutError",
+    "Comm",
+    "ConfigError",
+    "Error",
+    "MismatchError",
+    "PeerLostError",
+    "PendingComm",
+    "TopologyError",
+    "Work",
+    "__version__",
+    "bench_main",
+    "info",
+    "settings",
+    "shutdown",
+]
+
 __version__: str
 
 # (address, elements): a flat buffer; a list of them: blocks that lie anywhere;
@@ -68,7 +86,7 @@ class Comm:
     def send(self, buffer: tuple[int, int], dtype: int, dst: int, tag: int, keep: object, timeout: float) -> Work: ...
     def recv(self, buffer: tuple[int, int], dtype: int, src: int, tag: int, keep: object, timeout: float) -> Work:
         """src -1: from any rank."""
-    def set_timeout(self, seconds: float) -> None: ...
+    def set_timeout(self, timeout: float) -> None: ...
     def abort(self, reason: str) -> None:
         """All waiters, here and at the peers, raise. Never blocks."""
     def close(self) -> None:

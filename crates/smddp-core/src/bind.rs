@@ -48,12 +48,37 @@ pub(crate) struct From {
 
 #[derive(Clone, Debug)]
 pub(crate) enum Act {
-    Send { channel: usize, source: Run, tee: Option<Run> },
-    Receive { from: From, to: Run, forward: Option<usize> },
-    Reduce { from: Vec<From>, own: Option<(usize, Run)>, result: Run, to: bool, send: Option<usize>, finish: bool },
-    Copy { source: Run, to: Run, finish: bool },
-    Signal { semaphore: usize, of: Run },
-    Wait { semaphore: usize, of: Run },
+    Send {
+        channel: usize,
+        source: Run,
+        tee: Option<Run>,
+    },
+    Receive {
+        from: From,
+        to: Run,
+        forward: Option<usize>,
+    },
+    Reduce {
+        from: Vec<From>,
+        own: Option<(usize, Run)>,
+        result: Run,
+        to: bool,
+        send: Option<usize>,
+        finish: bool,
+    },
+    Copy {
+        source: Run,
+        to: Run,
+        finish: bool,
+    },
+    Signal {
+        semaphore: usize,
+        of: Run,
+    },
+    Wait {
+        semaphore: usize,
+        of: Run,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -314,7 +339,9 @@ impl Binder {
     /// `to`: the span that takes it, which alone tells the size where only the pair knows it.
     fn from(&mut self, source: &Source, to: Option<Span>) -> From {
         let message = if self.uneven_pairs {
-            to.map_or(Run { buffer: Buffer::In, block: 0, blocks: 0, segments: 1, row: None }, |to| self.run(to))
+            to.map_or(Run { buffer: Buffer::In, block: 0, blocks: 0, segments: 1, row: None }, |to| {
+                self.run(to)
+            })
         } else {
             self.run(source.message)
         };
@@ -334,7 +361,8 @@ impl Binder {
         });
         self.inlets[inlet].messages += messages;
         self.inlets[inlet].bytes += bytes;
-        let before = (message.block..message.block + source.take.0).map(|b| self.bound.length(message.buffer, b));
+        let before =
+            (message.block..message.block + source.take.0).map(|b| self.bound.length(message.buffer, b));
         let skip_bytes = before.map(|length| self.bound.segment(length, 0)).sum();
         From { inlet, message, skip: source.take.0, skip_bytes }
     }
@@ -354,12 +382,15 @@ impl Binder {
                 let result = match (to, own, from.first()) {
                     (Some(to), ..) => *to,
                     (None, Some((_, own)), _) => *own,
-                    (None, None, Some(f)) => Span::new(f.message.buffer, f.message.block + f.take.0, f.take.1),
+                    (None, None, Some(f)) => {
+                        Span::new(f.message.buffer, f.message.block + f.take.0, f.take.1)
+                    }
                     (None, None, None) => Span::TOKEN,
                 };
                 let result = self.run(result);
                 let from: Vec<From> = from.iter().map(|f| self.from(f, None)).collect();
-                let segments = from.iter().map(|f| f.message.segments).chain([result.segments]).max().unwrap_or(0);
+                let segments =
+                    from.iter().map(|f| f.message.segments).chain([result.segments]).max().unwrap_or(0);
                 let own = own.map(|(at, span)| (at, self.run(span)));
                 (Act::Reduce { from, own, result, to: to.is_some(), send: *send, finish: *finish }, segments)
             }
@@ -417,8 +448,7 @@ impl Binder {
             self.bound.lanes.push(acts.into_iter().map(|(lag, act, _)| (lag, act)).collect());
         }
         // A slot carries one message. Only plans that promise it on every rank may use it: the ranks must agree.
-        let inline = matches!(self.bound.choice.algorithm, smddp_plan::Algorithm::Publish)
-            && self.fits;
+        let inline = matches!(self.bound.choice.algorithm, smddp_plan::Algorithm::Publish) && self.fits;
         // A channel whose blocks are all empty carries nothing, but its header is still to be told.
         if outlets.iter().all(|o| o.messages == 0) {
             outlets.clear();

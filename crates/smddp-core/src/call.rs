@@ -61,7 +61,10 @@ pub(crate) const fn reduces(collective: Collective) -> bool {
 }
 
 pub(crate) const fn rooted(collective: Collective) -> bool {
-    matches!(collective, Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter)
+    matches!(
+        collective,
+        Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter
+    )
 }
 
 /// Elements of each block; what the plan is bound to.
@@ -84,7 +87,9 @@ impl Blocks<'_> {
             Blocks::None => return Err(Error::Invalid(format!("{what}: no buffer given"))),
             Blocks::Flat { count, .. } => {
                 if count % n != 0 {
-                    return Err(Error::Invalid(format!("{what} has {count} elements, which {n} ranks do not divide")));
+                    return Err(Error::Invalid(format!(
+                        "{what} has {count} elements, which {n} ranks do not divide"
+                    )));
                 }
                 return Ok(Counts::Even(count / n));
             }
@@ -121,11 +126,18 @@ impl std::fmt::Display for Side {
 pub(crate) fn check(call: &Call<'_>, rank: usize, size: usize) -> Result<Counts> {
     let name = name_of(call.collective);
     if rooted(call.collective) && call.root >= size {
-        return Err(Error::Invalid(format!("{name}: root {} is not a rank of this group of {size}", call.root)));
+        return Err(Error::Invalid(format!(
+            "{name}: root {} is not a rank of this group of {size}",
+            call.root
+        )));
     }
     // True times 0.3 is not a bool.
     if call.dtype == DType::Bool && matches!(call.redop, RedOp::PremulSum(_)) && reduces(call.collective) {
-        return Err(Error::Invalid(format!("{name}: {} of {} is not defined", call.redop.name(), call.dtype.name())));
+        return Err(Error::Invalid(format!(
+            "{name}: {} of {} is not defined",
+            call.redop.name(),
+            call.dtype.name()
+        )));
     }
     // Told only when something is wrong: this runs in every call.
     let input = Side { name, side: "input" };
@@ -146,12 +158,22 @@ pub(crate) fn check(call: &Call<'_>, rank: usize, size: usize) -> Result<Counts>
     Ok(match call.collective {
         Collective::AllGather => {
             let counts = call.output.counts(size, &output)?;
-            same(flat(&call.input, &input)?, block(&counts, rank), &input, "this rank's block of the output")?;
+            same(
+                flat(&call.input, &input)?,
+                block(&counts, rank),
+                &input,
+                "this rank's block of the output",
+            )?;
             counts
         }
         Collective::ReduceScatter => {
             let counts = call.input.counts(size, &input)?;
-            same(flat(&call.output, &output)?, block(&counts, rank), &output, "this rank's block of the input")?;
+            same(
+                flat(&call.output, &output)?,
+                block(&counts, rank),
+                &output,
+                "this rank's block of the input",
+            )?;
             counts
         }
         Collective::AllReduce => {
@@ -191,27 +213,35 @@ pub(crate) fn check(call: &Call<'_>, rank: usize, size: usize) -> Result<Counts>
             }
             Counts::Even(count)
         }
-        Collective::AllToAll => match (call.input.counts(size, &input)?, call.output.counts(size, &output)?) {
-            // A cut or a list is uneven by intent: other ranks may have other sizes even where mine are equal.
-            (Counts::Even(a), Counts::Even(b))
-                if a == b && matches!((call.input, call.output), (Blocks::Flat { .. }, Blocks::Flat { .. })) =>
-            {
-                Counts::Even(a)
+        Collective::AllToAll => {
+            match (call.input.counts(size, &input)?, call.output.counts(size, &output)?) {
+                // A cut or a list is uneven by intent: other ranks may have other sizes even where mine are equal.
+                (Counts::Even(a), Counts::Even(b))
+                    if a == b
+                        && matches!(
+                            (call.input, call.output),
+                            (Blocks::Flat { .. }, Blocks::Flat { .. })
+                        ) =>
+                {
+                    Counts::Even(a)
+                }
+                (a, b) => {
+                    let all = |c: &Counts| (0..size).map(|i| block(c, i)).collect::<Vec<_>>();
+                    let (send, receive) = (all(&a), all(&b));
+                    same(send[rank], receive[rank], &input, "this rank's own block of the output")?;
+                    Counts::Pairs(send, receive)
+                }
             }
-            (a, b) => {
-                let all = |c: &Counts| (0..size).map(|i| block(c, i)).collect::<Vec<_>>();
-                let (send, receive) = (all(&a), all(&b));
-                same(send[rank], receive[rank], &input, "this rank's own block of the output")?;
-                Counts::Pairs(send, receive)
-            }
-        },
+        }
         Collective::Barrier => Counts::Even(0),
     })
 }
 
 fn even(counts: &Counts, name: &str) -> Result<()> {
     match counts {
-        Counts::Uneven(list) => Err(Error::Invalid(format!("{name}: all blocks must have the same size, not {list:?} elements"))),
+        Counts::Uneven(list) => {
+            Err(Error::Invalid(format!("{name}: all blocks must have the same size, not {list:?} elements")))
+        }
         _ => Ok(()),
     }
 }

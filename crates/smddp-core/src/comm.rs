@@ -47,9 +47,8 @@ impl Pending {
             return Err(Error::Invalid(format!("rank {rank} is not in a group of {size}")));
         }
         let config = Config::get()?;
-        let prepared = Prepared::new(rank, size, config.staging, config.shared()).map_err(|error| Error::System {
-            what: format!("group `{name}`: no shared memory"),
-            why: error.to_string(),
+        let prepared = Prepared::new(rank, size, config.staging, config.shared()).map_err(|error| {
+            Error::System { what: format!("group `{name}`: no shared memory"), why: error.to_string() }
         })?;
         Ok(Self { name: name.to_owned(), rank, size, timeout, prepared })
     }
@@ -76,13 +75,18 @@ impl Pending {
     fn checked(&self, cards: &[Vec<u8>]) -> Result<Vec<Card>> {
         let name = &self.name;
         if cards.len() != self.size {
-            return Err(Error::Invalid(format!("group `{name}`: {} cards for {} ranks", cards.len(), self.size)));
+            return Err(Error::Invalid(format!(
+                "group `{name}`: {} cards for {} ranks",
+                cards.len(),
+                self.size
+            )));
         }
         let mine = self.prepared.card();
         let mut checked = Vec::with_capacity(cards.len());
         for (rank, bytes) in cards.iter().enumerate() {
-            let card = Card::from_bytes(bytes)
-                .map_err(|e| Error::Topology(format!("group `{name}`: rank {rank} sent a card that is {e}")))?;
+            let card = Card::from_bytes(bytes).map_err(|e| {
+                Error::Topology(format!("group `{name}`: rank {rank} sent a card that is {e}"))
+            })?;
             let differ = |what: &str, here: &str, there: &str| {
                 Err(Error::Topology(format!(
                     "group `{name}`: {what} differs: {here} on rank {}, {there} on rank {rank} (host {}, pid {})",
@@ -339,7 +343,9 @@ impl Communicator {
     pub fn arrived(&self) -> Vec<usize> {
         let Ok(driver) = self.0.driver.try_lock() else { return vec![self.0.rank] };
         let next = driver.next;
-        (0..self.0.size).filter(|&r| next == 0 || r == self.0.rank || driver.link.arrived(r, next - 1)).collect()
+        (0..self.0.size)
+            .filter(|&r| next == 0 || r == self.0.rank || driver.link.arrived(r, next - 1))
+            .collect()
     }
 
     /// The way a collective on a whole buffer of `bytes` takes, in words.
@@ -355,7 +361,9 @@ impl Communicator {
         let counts = by_pairs(counts, collective, self.0.size, self.0.config);
         let key = Key { collective, dtype, redop: 0, root: 0, counts };
         match bind::pick(&key, self.0.rank, self.0.size, self.0.slot, self.0.config) {
-            Ok(choice) if choice.algorithm == smddp_plan::Algorithm::Publish => "shm publish, one message".to_owned(),
+            Ok(choice) if choice.algorithm == smddp_plan::Algorithm::Publish => {
+                "shm publish, one message".to_owned()
+            }
             Ok(choice) => format!(
                 "shm {}, segments of {} KiB, {} cells",
                 choice.algorithm.name(),
@@ -464,7 +472,15 @@ impl Communicator {
     ///
     /// # Safety
     /// As for [`Communicator::start`].
-    pub unsafe fn send(&self, ptr: *const u8, count: usize, dtype: DType, dst: usize, tag: u64, options: Options) -> Result<Work> {
+    pub unsafe fn send(
+        &self,
+        ptr: *const u8,
+        count: usize,
+        dtype: DType,
+        dst: usize,
+        tag: u64,
+        options: Options,
+    ) -> Result<Work> {
         self.post(Direction::To(dst), ptr as usize, count, dtype, tag, options)
     }
 
@@ -484,7 +500,15 @@ impl Communicator {
         self.post(src.map_or(Direction::FromAny, Direction::From), ptr as usize, count, dtype, tag, options)
     }
 
-    fn post(&self, direction: Direction, ptr: usize, count: usize, dtype: DType, tag: u64, options: Options) -> Result<Work> {
+    fn post(
+        &self,
+        direction: Direction,
+        ptr: usize,
+        count: usize,
+        dtype: DType,
+        tag: u64,
+        options: Options,
+    ) -> Result<Work> {
         let inner = &self.0;
         inner.usable()?;
         match direction {
@@ -498,7 +522,16 @@ impl Communicator {
         }
         let timeout = self.timeout(&options);
         let shared = Arc::new(Shared::new(options.keep));
-        let post = Post { direction, ptr, count, dtype, tag, timeout, submitted: Instant::now(), work: shared.clone() };
+        let post = Post {
+            direction,
+            ptr,
+            count,
+            dtype,
+            tag,
+            timeout,
+            submitted: Instant::now(),
+            work: shared.clone(),
+        };
         {
             let mut inbox = lock(&inner.inbox);
             inbox.push(Item::Post(post));
@@ -514,7 +547,8 @@ impl Communicator {
         if inner.forks != fork_generation() {
             return;
         }
-        let _ = inner.poison.set(Error::Closed { group: inner.name.clone(), why: format!("aborted: {reason}") });
+        let _ =
+            inner.poison.set(Error::Closed { group: inner.name.clone(), why: format!("aborted: {reason}") });
         match inner.driver.try_lock() {
             Ok(mut driver) => {
                 inner.turn(&mut driver);
@@ -568,7 +602,13 @@ fn key_of(call: &Call<'_>, counts: Counts) -> Key {
 }
 
 impl Inner {
-    fn prepare(&self, driver: &mut Driver, call: &Call<'_>, counts: Counts, timeout: Duration) -> Result<Box<Op>> {
+    fn prepare(
+        &self,
+        driver: &mut Driver,
+        call: &Call<'_>,
+        counts: Counts,
+        timeout: Duration,
+    ) -> Result<Box<Op>> {
         let key = key_of(call, by_pairs(counts, call.collective, self.size, self.config));
         let bound = match driver.cache.get(&key) {
             Some(bound) => bound,
@@ -588,7 +628,13 @@ impl Inner {
         Ok(self.fill(None, bound, call, timeout))
     }
 
-    fn fill(&self, spare: Option<Box<Op>>, bound: Arc<bind::Bound>, call: &Call<'_>, timeout: Duration) -> Box<Op> {
+    fn fill(
+        &self,
+        spare: Option<Box<Op>>,
+        bound: Arc<bind::Bound>,
+        call: &Call<'_>,
+        timeout: Duration,
+    ) -> Box<Op> {
         let reducing = reduces(call.collective);
         let scale = (reducing && call.redop == RedOp::Avg).then_some(self.size as u32);
         let (in_base, in_list) = place(&call.input);
@@ -663,7 +709,13 @@ fn premultiply(op: &mut Op, factor: f64) {
         // SAFETY: the input block is valid (the caller's promise); `scaled` has room for all blocks in a row.
         unsafe {
             let dtype = op.state.dtype;
-            reduce::premultiply(dtype, (base + offset) as *mut u8, from as *const u8, length / dtype.size(), factor);
+            reduce::premultiply(
+                dtype,
+                (base + offset) as *mut u8,
+                from as *const u8,
+                length / dtype.size(),
+                factor,
+            );
         }
     }
     op.state.bases[0] = base;

@@ -142,7 +142,11 @@ impl Config {
         let get = |name: &str| lookup(name).filter(|v| !v.trim().is_empty());
         let bytes = |name: &'static str, least: usize| {
             get(name)
-                .map(|v| parse_bytes(&v).filter(|&n| n >= least).ok_or_else(|| bad(name, &v, &format!("a size of at least {least} bytes, like 65536 or 64M"))))
+                .map(|v| {
+                    parse_bytes(&v).filter(|&n| n >= least).ok_or_else(|| {
+                        bad(name, &v, &format!("a size of at least {least} bytes, like 65536 or 64M"))
+                    })
+                })
                 .transpose()
         };
         let algorithm = get("SMDDP_ALGO")
@@ -157,7 +161,12 @@ impl Config {
             return Err(bad("SMDDP_TRANSPORT", &v, "auto or shm"));
         }
         let spin = get("SMDDP_SPIN_US")
-            .map(|v| v.trim().parse().map(Duration::from_micros).map_err(|_| bad("SMDDP_SPIN_US", &v, "whole microseconds")))
+            .map(|v| {
+                v.trim()
+                    .parse()
+                    .map(Duration::from_micros)
+                    .map_err(|_| bad("SMDDP_SPIN_US", &v, "whole microseconds"))
+            })
             .transpose()?;
         let debug = match get("SMDDP_DEBUG").unwrap_or_default().trim().to_ascii_uppercase().as_str() {
             "" | "WARN" => Level::Warn,
@@ -183,7 +192,12 @@ impl Config {
         SETTINGS
             .iter()
             .filter(|s| s.shared)
-            .map(|s| (s.name.to_owned(), std::env::var(s.name).ok().filter(|v| !v.is_empty()).unwrap_or(s.default.to_owned())))
+            .map(|s| {
+                (
+                    s.name.to_owned(),
+                    std::env::var(s.name).ok().filter(|v| !v.is_empty()).unwrap_or(s.default.to_owned()),
+                )
+            })
             .collect()
     }
 }
@@ -231,7 +245,9 @@ mod tests {
 
     #[test]
     fn a_bad_value_names_the_setting_and_what_it_takes() {
-        for (name, value) in [("SMDDP_STAGING_BYTES", "lots"), ("SMDDP_ALGO", "rign"), ("SMDDP_DEBUG", "loud")] {
+        for (name, value) in
+            [("SMDDP_STAGING_BYTES", "lots"), ("SMDDP_ALGO", "rign"), ("SMDDP_DEBUG", "loud")]
+        {
             let text = with(&[(name, value)]).unwrap_err().to_string();
             assert!(text.contains(name) && text.to_lowercase().contains(value), "{text}");
         }

@@ -70,7 +70,12 @@ pub(crate) fn mismatch(
             if call(mine) == call(found.theirs) { " with the same SMDDP_* settings" } else { "" },
         ),
     };
-    Error::Mismatch { what: format!("{} #{seq}", name_of(collective)), group: group.to_owned(), rank: found.rank, detail }
+    Error::Mismatch {
+        what: format!("{} #{seq}", name_of(collective)),
+        group: group.to_owned(),
+        rank: found.rank,
+        detail,
+    }
 }
 
 pub(crate) fn timeout(link: &dyn Link, group: &str, op: &Op) -> Error {
@@ -78,7 +83,9 @@ pub(crate) fn timeout(link: &dyn Link, group: &str, op: &Op) -> Error {
         (0..link.size()).filter(|&r| r != link.rank() && !link.arrived(r, op.seq)).collect();
     let size = link.size();
     let detail = if missing.is_empty() {
-        format!("all {size} ranks arrived, but the operation did not end; a rank is stopped or starved of time")
+        format!(
+            "all {size} ranks arrived, but the operation did not end; a rank is stopped or starved of time"
+        )
     } else {
         let names: Vec<String> = missing.iter().map(|&r| link.describe(r)).collect();
         format!(
@@ -118,19 +125,18 @@ pub(crate) fn report(error: &Error) -> String {
 /// Another rank's report, as an error of the same kind here.
 pub(crate) fn reported(link: &dyn Link, group: &str, what: String, from: usize, why: &str) -> Error {
     let (head, text) = why.split_once('\n').unwrap_or((why, why));
-    let ranks: Vec<usize> =
-        head.get(1..).unwrap_or_default().split(',').filter_map(|r| r.parse().ok()).filter(|&r| r < link.size()).collect();
+    let ranks: Vec<usize> = head
+        .get(1..)
+        .unwrap_or_default()
+        .split(',')
+        .filter_map(|r| r.parse().ok())
+        .filter(|&r| r < link.size())
+        .collect();
     let about = ranks.first().copied();
     let group = group.to_owned();
     let detail = format!("{} reports: {text}", link.describe(from));
     match head.chars().next() {
-        Some('T') => Error::Timeout {
-            what,
-            group,
-            after: std::time::Duration::ZERO,
-            missing: ranks,
-            detail,
-        },
+        Some('T') => Error::Timeout { what, group, after: std::time::Duration::ZERO, missing: ranks, detail },
         Some('M') => Error::Mismatch { what, group, rank: from, detail },
         Some('L') => Error::PeerLost {
             what,

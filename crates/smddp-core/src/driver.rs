@@ -7,7 +7,6 @@ use std::time::Instant;
 use smddp_transport::{Fault, Head, Link};
 
 use crate::bind::Cache;
-use crate::cells::Cells;
 use crate::call::name_of;
 use crate::describe;
 use crate::error::Error;
@@ -26,7 +25,6 @@ const ALGORITHMS: usize = smddp_plan::Algorithm::ALL.len();
 pub(crate) struct Driver {
     pub(crate) link: Box<dyn Link>,
     pub(crate) cache: Cache,
-    pub(crate) cells: Cells,
     /// Collectives in their order; the first one runs.
     pub(crate) queue: VecDeque<Box<Op>>,
     pub(crate) mail: Mailroom,
@@ -44,7 +42,17 @@ pub(crate) struct Driver {
 impl Driver {
     pub(crate) fn new(link: Box<dyn Link>, group: String) -> Self {
         let mail = Mailroom::new(link.size());
-        Self { link, cache: Cache::new(), cells: Cells::default(), queue: VecDeque::new(), mail, next: 0, finished: 0, taken: [[(0, 0); ALGORITHMS]; COLLECTIVES], group, spare: None }
+        Self {
+            link,
+            cache: Cache::new(),
+            queue: VecDeque::new(),
+            mail,
+            next: 0,
+            finished: 0,
+            taken: [[(0, 0); ALGORITHMS]; COLLECTIVES],
+            group,
+            spare: None,
+        }
     }
 
     /// Numbers a collective and puts it behind the others.
@@ -72,7 +80,7 @@ impl Driver {
     pub(crate) fn poll(&mut self) -> Result<bool, Error> {
         let mut moved = false;
         while let Some(op) = self.queue.front_mut() {
-            match op.advance(&mut *self.link, &mut self.cells) {
+            match op.advance(&mut *self.link) {
                 Ok(Progress::Done) => {
                     moved = true;
                     self.finished = op.seq + 1;
@@ -93,7 +101,14 @@ impl Driver {
                 Err(mismatch) => {
                     let mine = Head { what: op.bound.what, count: op.bound.count };
                     let (collective, seq) = (op.collective, op.seq);
-                    return Err(describe::mismatch(&*self.link, &self.group, collective, seq, mine, mismatch));
+                    return Err(describe::mismatch(
+                        &*self.link,
+                        &self.group,
+                        collective,
+                        seq,
+                        mine,
+                        mismatch,
+                    ));
                 }
             }
         }
@@ -129,7 +144,14 @@ impl Driver {
         };
         for fault in faults {
             if let Fault::Differs { seq, mine, found } = *fault {
-                return Err(describe::mismatch(&*self.link, &self.group, describe::collective(mine), seq, mine, found));
+                return Err(describe::mismatch(
+                    &*self.link,
+                    &self.group,
+                    describe::collective(mine),
+                    seq,
+                    mine,
+                    found,
+                ));
             }
         }
         // Then the dead: they are the cause, what others report is the consequence.

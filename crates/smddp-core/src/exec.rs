@@ -7,7 +7,6 @@ use smddp_plan::{Buffer, Collective};
 use smddp_transport::{Head, Link, Mismatch};
 
 use crate::bind::{Act, Bound, From, Run};
-use crate::cells::Cells;
 use crate::reduce;
 use crate::types::DType;
 use crate::work::Shared;
@@ -63,7 +62,7 @@ type Place = *mut u8;
 
 impl Op {
     /// Runs until done or blocked.
-    pub(crate) fn advance(&mut self, link: &mut dyn Link, cells: &mut Cells) -> Result<Progress, Mismatch> {
+    pub(crate) fn advance(&mut self, link: &mut dyn Link) -> Result<Progress, Mismatch> {
         let mut moved = false;
         let bound = &*self.bound;
         if !self.begun {
@@ -81,7 +80,7 @@ impl Op {
                 while at.index < acts.len() {
                     let (lag, act) = &acts[at.index];
                     if let Some(segment) = at.turn.checked_sub(*lag)
-                        && !self.state.act(bound, link, cells, act, segment)?
+                        && !self.state.act(bound, link, act, segment)?
                     {
                         break 'lane;
                     }
@@ -116,14 +115,21 @@ impl State {
     }
 
     /// One step on one segment; false where it has to wait. Whatever it needs is there before anything is moved.
-    fn act(&mut self, bound: &Bound, link: &mut dyn Link, cells: &mut Cells, act: &Act, segment: usize) -> Result<bool, Mismatch> {
+    fn act(
+        &mut self,
+        bound: &Bound,
+        link: &mut dyn Link,
+        act: &Act,
+        segment: usize,
+    ) -> Result<bool, Mismatch> {
         match act {
             Act::Send { channel, source, tee } => {
                 if segment >= source.segments {
                     return Ok(true);
                 }
                 let Some(cell) = link.cell(*channel) else { return Ok(false) };
-                self.pack(bound, cells, cell, *source, *tee, segment);
+                let far = link.far();
+                self.pack(bound, far, cell, *source, *tee, segment);
                 link.publish(*channel);
             }
             Act::Receive { from, to, forward } => {
@@ -171,7 +177,8 @@ impl State {
                     None => std::ptr::null_mut(),
                 };
                 if segment < result.segments {
-                    self.reduce(bound, cells, places, from, *own, *result, *to, cell, *finish, segment);
+                    let far = link.far();
+                    self.reduce(bound, far, places, from, *own, *result, *to, cell, *finish, segment);
                 }
                 for f in from {
                     if segment < f.message.segments {
@@ -218,30 +225,33 @@ impl State {
         }
     }
 
-    fn pack(&self, bound: &Bound, cells: &mut Cells, cell: Place, source: Run, tee: Option<Run>, segment: usize) {
+    fn pack(&self, bound: &Bound, far: bool, cell: Place, source: Run, tee: Option<Run>, segment: usize) {
         let rows = match tee {
             None => self.row(source).map(|(from, bytes)| (from, from, bytes)),
-            Some(tee) => self.row(source).zip(self.row(tee)).map(|((from, bytes), (kept, _))| (from, kept, bytes)),
+            Some(tee) => {
+                self.row(source).zip(self.row(tee)).map(|((from, bytes), (kept, _))| (from, kept, bytes))
+            }
         };
         if let Some((from, kept, bytes)) = rows {
-            return self.put(cells, cell, from, kept, bytes);
+            return self.put(far, cell, from, kept, bytes);
         }
         let mut at = 0;
         for i in 0..source.blocks {
             let bytes = bound.segment(bound.length(source.buffer, source.block + i), segment);
             let from = self.address(bound, source.buffer, source.block + i, segment);
             let kept = tee.map_or(from, |t| self.address(bound, t.buffer, t.block + i, segment));
-            self.put(cells, cell.wrapping_add(at), from, kept, bytes);
+            self.put(far, cell.wrapping_add(at), from, kept, bytes);
             at += bytes;
         }
     }
 
     /// One piece into a cell, and to where it is kept if that is elsewhere.
-    fn put(&self, cells: &mut Cells, cell: Place, from: usize, kept: usize, bytes: usize) {
+    fn put(&self, far: bool, cell: Place, from: usize, kept: usize, bytes: usize) {
         let (source, out) = (from as *const u8, kept as *mut u8);
+        let past_caches = far && bytes >= WORTH_STREAMING;
         // SAFETY: the cell is ours and holds the message (bind sized it); `from` and `kept` lie in the call's
         // buffers, valid and exclusively ours until the operation is over. This thread owns the operation.
-        cells.write(bytes, |past_caches| unsafe {
+        unsafe {
             if kept == from || past_caches {
                 reduce::copy(cell, source, bytes, past_caches);
                 if kept != from {
@@ -250,7 +260,7 @@ impl State {
             } else {
                 reduce::copy_tee(cell, out, source, bytes, self.stream);
             }
-        });
+        }
     }
 
     /// Where the blocks that a source takes begin in its message.
@@ -263,7 +273,15 @@ impl State {
             .sum()
     }
 
-    fn unpack(&self, bound: &Bound, message: *const u8, from: &From, to: Run, cell: Option<Place>, segment: usize) {
+    fn unpack(
+        &self,
+        bound: &Bound,
+        message: *const u8,
+        from: &From,
+        to: Run,
+        cell: Option<Place>,
+        segment: usize,
+    ) {
         if to.blocks == 0 {
             return;
         }
@@ -275,7 +293,9 @@ impl State {
             // our sizes were held against each other); `kept` lies in the call's buffers; the cell is ours.
             unsafe {
                 match cell {
-                    Some(cell) => reduce::copy_tee(cell.wrapping_add(forwarded), kept, piece, bytes, self.stream),
+                    Some(cell) => {
+                        reduce::copy_tee(cell.wrapping_add(forwarded), kept, piece, bytes, self.stream)
+                    }
                     None => reduce::copy(kept, piece, bytes, self.stream),
                 }
             }
@@ -288,7 +308,7 @@ impl State {
     fn reduce(
         &self,
         bound: &Bound,
-        cells: &mut Cells,
+        far: bool,
         messages: &[*const u8],
         from: &[From],
         own: Option<(usize, Run)>,
@@ -349,15 +369,18 @@ impl State {
             // SAFETY: every source holds `bytes` bytes (messages until they are released, own blocks in the call's
             // buffers); the destinations are the call's output and our cell. A destination may be one of the
             // sources exactly (in place), never overlap it otherwise.
-            let run = |first, second, stream| unsafe { kernel.run(first, second, sources, count, scale, stream) };
+            let run =
+                |first, second, stream| unsafe { kernel.run(first, second, sources, count, scale, stream) };
             if sent.is_null() {
                 run(out, sent, self.stream);
             } else {
                 let kept = if to { out } else { std::ptr::null_mut() };
-                cells.write(bytes, |past_caches| match (past_caches, kept.is_null()) {
-                    (true, _) | (false, true) => run(sent, kept, past_caches),
-                    (false, false) => run(kept, sent, self.stream),
-                });
+                let past_caches = far && bytes >= WORTH_STREAMING;
+                if past_caches || kept.is_null() {
+                    run(sent, kept, past_caches);
+                } else {
+                    run(kept, sent, self.stream);
+                }
             }
             for skip in skips.iter_mut() {
                 *skip += bytes;
@@ -374,7 +397,14 @@ impl State {
             match bound.kernel {
                 // SAFETY: both lie in the call's buffers; they may be the same, never overlap otherwise.
                 Some(kernel) if finish && self.scale.is_some_and(|n| n > 1) => unsafe {
-                    kernel.run(kept, std::ptr::null_mut(), &[from], bytes / self.dtype.size(), self.scale, false);
+                    kernel.run(
+                        kept,
+                        std::ptr::null_mut(),
+                        &[from],
+                        bytes / self.dtype.size(),
+                        self.scale,
+                        false,
+                    );
                 },
                 _ if kept.cast_const() == from => {}
                 // SAFETY: as above.
@@ -384,5 +414,7 @@ impl State {
     }
 }
 
+/// Pieces of a cell from which it pays to write past the caches, where the readers' caches are far away.
+const WORTH_STREAMING: usize = 8 << 10;
 /// Sources of a reduction that need no allocation.
 const FEW: usize = 16;

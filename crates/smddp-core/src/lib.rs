@@ -5,7 +5,6 @@
 
 mod bind;
 mod call;
-mod cells;
 mod comm;
 pub mod config;
 mod describe;

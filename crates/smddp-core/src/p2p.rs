@@ -145,8 +145,8 @@ impl Mailroom {
         let mut moved = false;
         let any = self.recvs.iter().any(|r| r.stream.is_none() && r.post.direction == Direction::FromAny);
         for from in 0..self.size {
-            let wanted =
-                any || self.recvs.iter().any(|r| r.stream.is_none() && r.post.direction == Direction::From(from));
+            let wanted = any
+                || self.recvs.iter().any(|r| r.stream.is_none() && r.post.direction == Direction::From(from));
             if !wanted || from == link.rank() {
                 continue;
             }

@@ -58,8 +58,9 @@ fn run() {
                 }
                 // Idle for a while: go; the next asynchronous call makes a new thread.
                 let kicks = state.kicks;
-                let (next, timeout) =
-                    CHANGED.wait_timeout(guard, Duration::from_secs(5)).unwrap_or_else(PoisonError::into_inner);
+                let (next, timeout) = CHANGED
+                    .wait_timeout(guard, Duration::from_secs(5))
+                    .unwrap_or_else(PoisonError::into_inner);
                 guard = next;
                 if let Some(state) = guard.as_mut()
                     && timeout.timed_out()

@@ -30,9 +30,27 @@ pub enum DType {
 
 impl DType {
     pub const ALL: [DType; 21] = [
-        DType::F32, DType::F64, DType::F16, DType::BF16, DType::I8, DType::I16, DType::I32, DType::I64, DType::U8,
-        DType::U16, DType::U32, DType::U64, DType::Bool, DType::C64, DType::C128, DType::Opaque1, DType::Opaque2,
-        DType::Opaque4, DType::Opaque8, DType::Opaque16, DType::C32,
+        DType::F32,
+        DType::F64,
+        DType::F16,
+        DType::BF16,
+        DType::I8,
+        DType::I16,
+        DType::I32,
+        DType::I64,
+        DType::U8,
+        DType::U16,
+        DType::U32,
+        DType::U64,
+        DType::Bool,
+        DType::C64,
+        DType::C128,
+        DType::Opaque1,
+        DType::Opaque2,
+        DType::Opaque4,
+        DType::Opaque8,
+        DType::Opaque16,
+        DType::C32,
     ];
 
     pub fn from_u8(code: u8) -> Option<Self> {

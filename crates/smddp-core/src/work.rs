@@ -29,7 +29,11 @@ struct State {
 
 impl Shared {
     pub(crate) fn new(keep: Option<Keep>) -> Self {
-        Self { source: AtomicI64::new(-1), state: Mutex::new(State { keep, callbacks: Vec::new() }), ..Self::default() }
+        Self {
+            source: AtomicI64::new(-1),
+            state: Mutex::new(State { keep, callbacks: Vec::new() }),
+            ..Self::default()
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

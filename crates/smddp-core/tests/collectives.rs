@@ -13,24 +13,16 @@ const COUNTS: [usize; 8] = [0, 1, 5, 33, 1000, 5_000, 70_001, 300_000];
 #[test]
 fn every_collective_is_right_over_loopback_for_all_sizes_and_odd_rank_counts() {
     for n in [1, 2, 3, 4, 5, 7, 8] {
-        ranks(
-            n,
-            Script {
-                seed: n as u64,
-                delay: 3,
-                death: None,
-            },
-            |comm| {
-                for &count in &COUNTS[..if n > 4 { 6 } else { 7 }] {
-                    for collective in ALL {
-                        for root in [0, n - 1] {
-                            try_one(comm, collective, count, root, false).unwrap();
-                            try_one(comm, collective, count, root, true).unwrap();
-                        }
+        ranks(n, Script { seed: n as u64, delay: 3, death: None }, |comm| {
+            for &count in &COUNTS[..if n > 4 { 6 } else { 7 }] {
+                for collective in ALL {
+                    for root in [0, n - 1] {
+                        try_one(comm, collective, count, root, false).unwrap();
+                        try_one(comm, collective, count, root, true).unwrap();
                     }
                 }
-            },
-        );
+            }
+        });
     }
 }
 

@@ -35,10 +35,7 @@ impl Collective {
 
     /// Whether one rank plays a part of its own.
     pub const fn has_root(self) -> bool {
-        matches!(
-            self,
-            Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter
-        )
+        matches!(self, Self::Broadcast | Self::Reduce | Self::Gather | Self::Scatter)
     }
 }
 
@@ -91,11 +88,7 @@ pub struct Span {
 
 impl Span {
     pub const fn new(buffer: Buffer, block: usize, blocks: usize) -> Self {
-        Self {
-            buffer,
-            block,
-            blocks,
-        }
+        Self { buffer, block, blocks }
     }
     pub const fn input(block: usize) -> Self {
         Self::new(Buffer::In, block, 1)
@@ -137,18 +130,10 @@ impl Source {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Step {
     /// Write `source` into my next cell of `channel` and publish it; `tee` keeps it in Out too, in one read.
-    Send {
-        channel: usize,
-        source: Span,
-        tee: Option<Span>,
-    },
+    Send { channel: usize, source: Span, tee: Option<Span> },
     /// Take blocks of a message into `to`; `forward` also writes what was taken into my next cell of that
     /// channel, in one read.
-    Receive {
-        from: Source,
-        to: Span,
-        forward: Option<usize>,
-    },
+    Receive { from: Source, to: Span, forward: Option<usize> },
     /// Reduce what `from` brings and, at position `own.0` of that order, my own span `own.1`, in one pass.
     /// The result goes to `to` and/or into my next cell of `send`. The order of the inputs is rank order
     /// wherever the algorithm has a choice. `finish`: the result has every rank's contribution (this is
@@ -177,13 +162,7 @@ impl Step {
         match *self {
             Step::Send { channel, source, .. } => Some((channel, source)),
             Step::Receive { to, forward, .. } => forward.map(|channel| (channel, to)),
-            Step::Reduce {
-                ref from,
-                own,
-                to,
-                send,
-                ..
-            } => {
+            Step::Reduce { ref from, own, to, send, .. } => {
                 let taken = || from.first().map(Source::taken);
                 let span = to.or(own.map(|(_, span)| span)).or_else(taken)?;
                 send.map(|channel| (channel, span))
@@ -232,12 +211,7 @@ pub struct Program {
 
 impl Program {
     pub fn lane(channels: Vec<Channel>, lane: Lane) -> Self {
-        Self {
-            channels,
-            lanes: vec![lane],
-            scratch_blocks: 0,
-            semaphores: 0,
-        }
+        Self { channels, lanes: vec![lane], scratch_blocks: 0, semaphores: 0 }
     }
 }
 

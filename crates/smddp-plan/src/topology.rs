@@ -10,10 +10,7 @@ pub struct Topology {
 impl Topology {
     /// All ranks on one node.
     pub fn single(size: usize) -> Self {
-        Self {
-            node: vec![0; size],
-            nodes: usize::from(size > 0),
-        }
+        Self { node: vec![0; size], nodes: usize::from(size > 0) }
     }
 
     /// From any labels: equal label, same node.
@@ -28,10 +25,7 @@ impl Topology {
                 }
             })
             .collect();
-        Self {
-            node,
-            nodes: first.len(),
-        }
+        Self { node, nodes: first.len() }
     }
 
     pub fn size(&self) -> usize {
@@ -45,10 +39,6 @@ impl Topology {
     }
     /// Ranks of a node, ascending; the first is its leader.
     pub fn ranks_of(&self, node: usize) -> impl Iterator<Item = usize> + '_ {
-        self.node
-            .iter()
-            .enumerate()
-            .filter(move |&(_, &n)| n == node)
-            .map(|(r, _)| r)
+        self.node.iter().enumerate().filter(move |&(_, &n)| n == node).map(|(r, _)| r)
     }
 }

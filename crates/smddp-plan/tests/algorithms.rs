@@ -22,11 +22,7 @@ fn sizes_of(collective: Collective, size: usize) -> Vec<Sizes> {
 }
 
 fn roots(collective: Collective, size: usize) -> Vec<usize> {
-    let mut roots = if collective.has_root() {
-        vec![0, size / 2, size - 1]
-    } else {
-        vec![0]
-    };
+    let mut roots = if collective.has_root() { vec![0, size / 2, size - 1] } else { vec![0] };
     roots.dedup();
     roots
 }
@@ -47,13 +43,8 @@ fn sweep(algorithm: Algorithm) -> usize {
                             if depth < algorithm.least_depth(most) {
                                 continue;
                             }
-                            let op = Operation {
-                                collective,
-                                root,
-                                programs: &programs,
-                                sizes: &sizes,
-                                in_place,
-                            };
+                            let op =
+                                Operation { collective, root, programs: &programs, sizes: &sizes, in_place };
                             if let Err(error) = check(&op, depth) {
                                 panic!(
                                     "{algorithm:?} {collective:?} N={size} root={root} {sizes:?} \
@@ -105,20 +96,13 @@ fn each_algorithm_does_what_the_table_says() {
     use Collective::*;
     let does = |algorithm, uneven| -> Vec<Collective> {
         let all = Collective::ALL.into_iter();
-        all.filter(|&c| programs(algorithm, c, 5, 0, uneven && c == AllToAll).is_some())
-            .collect()
+        all.filter(|&c| programs(algorithm, c, 5, 0, uneven && c == AllToAll).is_some()).collect()
     };
     assert_eq!(does(Algorithm::Publish, false), Collective::ALL);
     assert_eq!(does(Algorithm::Mesh, true), Collective::ALL);
-    assert_eq!(
-        does(Algorithm::Ring, false),
-        [AllGather, ReduceScatter, AllReduce, Broadcast, Reduce]
-    );
+    assert_eq!(does(Algorithm::Ring, false), [AllGather, ReduceScatter, AllReduce, Broadcast, Reduce]);
     assert_eq!(does(Algorithm::Tree, false), [AllReduce, Broadcast, Reduce]);
-    assert_eq!(
-        does(Algorithm::Recursive, false),
-        [AllGather, ReduceScatter, AllReduce]
-    );
+    assert_eq!(does(Algorithm::Recursive, false), [AllGather, ReduceScatter, AllReduce]);
     assert_eq!(does(Algorithm::Log, false), [AllGather, AllToAll, Barrier]);
     assert!(!does(Algorithm::Publish, true).contains(&AllToAll));
     assert!(!does(Algorithm::Log, true).contains(&AllToAll));

@@ -28,30 +28,18 @@ fn publish_while_the_message_fits_a_slot() {
                 let shape = shape(collective, size, bytes);
                 let choice = choose(&shape);
                 assert_eq!(choice.algorithm, Algorithm::Publish, "{shape:?}");
-                assert!(
-                    choice.segment >= shape.block && choice.depth == 1,
-                    "{shape:?} {choice:?}"
-                );
+                assert!(choice.segment >= shape.block && choice.depth == 1, "{shape:?} {choice:?}");
             }
         }
     }
     // The message of an all_gather is one block.
-    assert_eq!(
-        choose(&shape(Collective::AllGather, 4, 32 * KIB)).algorithm,
-        Algorithm::Publish
-    );
-    assert_eq!(
-        choose(&shape(Collective::AllReduce, 4, 32 * KIB)).algorithm,
-        Algorithm::Mesh
-    );
+    assert_eq!(choose(&shape(Collective::AllGather, 4, 32 * KIB)).algorithm, Algorithm::Publish);
+    assert_eq!(choose(&shape(Collective::AllReduce, 4, 32 * KIB)).algorithm, Algorithm::Mesh);
 }
 
 #[test]
 fn uneven_pairs_go_by_mesh() {
-    let shape = Shape {
-        uneven_pairs: true,
-        ..shape(Collective::AllToAll, 4, 64)
-    };
+    let shape = Shape { uneven_pairs: true, ..shape(Collective::AllToAll, 4, 64) };
     assert_eq!(choose(&shape).algorithm, Algorithm::Mesh);
     assert_eq!(choose_named(Algorithm::Publish, &shape), None);
     assert_eq!(choose_named(Algorithm::Log, &shape), None);
@@ -72,11 +60,7 @@ fn pieces_are_those_that_measured_best() {
 
 #[test]
 fn cells_of_many_ranks_stay_in_cache_together() {
-    for collective in [
-        Collective::AllGather,
-        Collective::ReduceScatter,
-        Collective::AllReduce,
-    ] {
+    for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce] {
         for size in 5..=16 {
             let channels = match collective {
                 Collective::AllGather => 1,
@@ -98,10 +82,7 @@ fn cells_take_no_more_than_a_quarter_of_the_staging() {
             for size in [2, 3, 4, 7, 16, 100] {
                 for staging in [MIB, 8 * MIB, 64 * MIB] {
                     for bytes in [MIB, 100 * MIB + 4] {
-                        let shape = Shape {
-                            staging,
-                            ..shape(collective, size, bytes)
-                        };
+                        let shape = Shape { staging, ..shape(collective, size, bytes) };
                         let Some(choice) = choose_named(algorithm, &shape) else {
                             continue;
                         };
@@ -124,10 +105,7 @@ fn cells_take_no_more_than_a_quarter_of_the_staging() {
 #[test]
 fn short_staging_gives_up_cells_before_bytes() {
     let two = |staging| {
-        let choice = choose(&Shape {
-            staging,
-            ..shape(Collective::AllGather, 2, 64 * MIB)
-        });
+        let choice = choose(&Shape { staging, ..shape(Collective::AllGather, 2, 64 * MIB) });
         (choice.segment, choice.depth)
     };
     assert_eq!(two(4 * MIB), (256 * KIB, 4));
@@ -139,25 +117,15 @@ fn short_staging_gives_up_cells_before_bytes() {
 
 #[test]
 fn half_precision_rounds_once() {
-    for collective in [
-        Collective::ReduceScatter,
-        Collective::AllReduce,
-        Collective::Reduce,
-    ] {
-        let shape = Shape {
-            rounds_per_hop_forbidden: true,
-            ..shape(collective, 8, 64 * MIB)
-        };
+    for collective in [Collective::ReduceScatter, Collective::AllReduce, Collective::Reduce] {
+        let shape = Shape { rounds_per_hop_forbidden: true, ..shape(collective, 8, 64 * MIB) };
         for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::Recursive] {
             assert_eq!(choose_named(algorithm, &shape), None);
         }
         assert!(choose_named(Algorithm::Mesh, &shape).is_some());
         assert!(choose_named(Algorithm::Publish, &shape).is_some());
     }
-    let moves = Shape {
-        rounds_per_hop_forbidden: true,
-        ..shape(Collective::AllGather, 8, MIB)
-    };
+    let moves = Shape { rounds_per_hop_forbidden: true, ..shape(Collective::AllGather, 8, MIB) };
     assert!(choose_named(Algorithm::Ring, &moves).is_some());
 }
 
@@ -172,10 +140,7 @@ fn a_forced_algorithm_has_the_depth_that_it_needs() {
                         continue;
                     };
                     let segments = shape.block.div_ceil(choice.segment);
-                    assert!(
-                        choice.depth >= algorithm.least_depth(segments),
-                        "{shape:?} {choice:?}"
-                    );
+                    assert!(choice.depth >= algorithm.least_depth(segments), "{shape:?} {choice:?}");
                     assert!(cost(algorithm, &shape).is_some(), "{shape:?}");
                 }
             }

@@ -20,18 +20,12 @@ fn survivors(in_place: bool, spoil: impl Fn(&mut Program, usize) -> bool) -> Vec
                         if !spoil(&mut programs[rank], step) {
                             continue;
                         }
-                        let op = Operation {
-                            collective,
-                            root: 0,
-                            programs: &programs,
-                            sizes: &sizes,
-                            in_place,
-                        };
+                        let op =
+                            Operation { collective, root: 0, programs: &programs, sizes: &sizes, in_place };
                         if check(&op, 2).is_ok() {
                             let what = &right[rank].lanes[0][step];
-                            survivors.push(format!(
-                                "{algorithm:?} {collective:?} N={size} rank {rank}: {what:?}"
-                            ));
+                            survivors
+                                .push(format!("{algorithm:?} {collective:?} N={size} rank {rank}: {what:?}"));
                         }
                     }
                 }
@@ -52,11 +46,7 @@ fn no_step_can_be_left_out() {
 
 /// Moves a span by one block, the other way where there is no next.
 fn shift(span: &mut Span) -> bool {
-    span.block = if span.block > 0 {
-        span.block - 1
-    } else {
-        span.block + 1
-    };
+    span.block = if span.block > 0 { span.block - 1 } else { span.block + 1 };
     span.blocks > 0
 }
 
@@ -65,9 +55,7 @@ fn no_step_can_read_another_block() {
     let survivors = survivors(false, |program, step| match &mut program.lanes[0][step].step {
         Step::Send { source, .. } | Step::Copy { source, .. } => shift(source),
         Step::Receive { from, .. } => shift(&mut from.message),
-        Step::Reduce {
-            own: Some((_, own)), ..
-        } => shift(own),
+        Step::Reduce { own: Some((_, own)), .. } => shift(own),
         _ => false,
     });
     assert!(survivors.is_empty(), "{survivors:#?}");

@@ -7,13 +7,7 @@ use smddp_plan::{Algorithm, Collective};
 fn cases() -> impl Strategy<Value = (usize, usize, Vec<usize>, usize, bool)> {
     (1..=40usize).prop_flat_map(|size| {
         let block = prop_oneof![Just(0), 0..=6usize];
-        (
-            Just(size),
-            0..size,
-            prop::collection::vec(block, size),
-            0..=2usize,
-            any::<bool>(),
-        )
+        (Just(size), 0..size, prop::collection::vec(block, size), 0..=2usize, any::<bool>())
     })
 }
 

@@ -27,23 +27,8 @@ impl Case {
     }
 
     fn check(&self) -> Result<(), Error> {
-        let Self {
-            collective,
-            ref programs,
-            ref sizes,
-            in_place,
-            depth,
-        } = *self;
-        check(
-            &Operation {
-                collective,
-                root: 0,
-                programs,
-                sizes,
-                in_place,
-            },
-            depth,
-        )
+        let Self { collective, ref programs, ref sizes, in_place, depth } = *self;
+        check(&Operation { collective, root: 0, programs, sizes, in_place }, depth)
     }
 
     fn refused(&self) -> Error {
@@ -60,29 +45,17 @@ impl Case {
 }
 
 fn place(rank: usize, step: usize, segment: usize) -> Place {
-    Place {
-        rank,
-        step,
-        segment,
-        ..Place::default()
-    }
+    Place { rank, step, segment, ..Place::default() }
 }
 
 fn element(rank: usize, block: usize, segment: usize) -> Element {
-    Element {
-        operation: 0,
-        rank,
-        block,
-        segment,
-    }
+    Element { operation: 0, rank, block, segment }
 }
 
 /// Steps of a mesh reduce_scatter of 3: two Sends, one Reduce.
 fn reduction(case: &mut Case, rank: usize) -> (&mut Vec<Source>, &mut Option<(usize, Span)>, &mut bool) {
     match case.step(rank, 2) {
-        Step::Reduce {
-            from, own, finish, ..
-        } => (from, own, finish),
+        Step::Reduce { from, own, finish, .. } => (from, own, finish),
         other => panic!("{other:?}"),
     }
 }
@@ -98,27 +71,13 @@ fn a_missing_contributor() {
     *own = None;
     *finish = false;
     assert_eq!(from.len(), 2);
-    assert_eq!(
-        case.refused(),
-        Error::MissingContributor {
-            element: element(1, 1, 0),
-            contributor: 1
-        }
-    );
+    assert_eq!(case.refused(), Error::MissingContributor { element: element(1, 1, 0), contributor: 1 });
 }
 
 /// A reduce of two ranks in which the leaf adds to what the root sent it, and the root adds its own again.
 fn echo(finish_at_leaf: bool) -> Case {
     let (input, output) = (Span::input(0), Span::output(0));
-    let from = |rank| {
-        vec![Source {
-            rank,
-            channel: 0,
-            reader: 0,
-            message: input,
-            take: (0, 1),
-        }]
-    };
+    let from = |rank| vec![Source { rank, channel: 0, reader: 0, message: input, take: (0, 1) }];
     let reduce = |rank, position, to, send, finish| Step::Reduce {
         from: from(rank),
         own: Some((position, input)),
@@ -127,28 +86,11 @@ fn echo(finish_at_leaf: bool) -> Case {
         finish,
     };
     let root = vec![
-        Timed {
-            lag: 0,
-            step: Step::Send {
-                channel: 0,
-                source: input,
-                tee: None,
-            },
-        },
-        Timed {
-            lag: 1,
-            step: reduce(1, 0, Some(output), None, true),
-        },
+        Timed { lag: 0, step: Step::Send { channel: 0, source: input, tee: None } },
+        Timed { lag: 1, step: reduce(1, 0, Some(output), None, true) },
     ];
-    let leaf = vec![Timed {
-        lag: 0,
-        step: reduce(0, 1, None, Some(0), finish_at_leaf),
-    }];
-    let to = |reader| {
-        vec![Channel {
-            readers: vec![reader],
-        }]
-    };
+    let leaf = vec![Timed { lag: 0, step: reduce(0, 1, None, Some(0), finish_at_leaf) }];
+    let to = |reader| vec![Channel { readers: vec![reader] }];
     Case {
         collective: Collective::Reduce,
         programs: vec![Program::lane(to(1), root), Program::lane(to(0), leaf)],
@@ -160,13 +102,7 @@ fn echo(finish_at_leaf: bool) -> Case {
 
 #[test]
 fn a_double_contributor() {
-    assert_eq!(
-        echo(false).refused(),
-        Error::DoubleContributor {
-            at: place(0, 1, 0),
-            contributor: 0
-        }
-    );
+    assert_eq!(echo(false).refused(), Error::DoubleContributor { at: place(0, 1, 0), contributor: 0 });
 }
 
 #[test]
@@ -178,14 +114,7 @@ fn a_finished_result_reduced_again() {
 fn mixed_blocks() {
     let mut case = reduce_scatter();
     *reduction(&mut case, 1).1 = Some((1, Span::input(2)));
-    assert_eq!(
-        case.refused(),
-        Error::MixedBlocks {
-            at: place(1, 2, 0),
-            first: 1,
-            second: 2
-        }
-    );
+    assert_eq!(case.refused(), Error::MixedBlocks { at: place(1, 2, 0), first: 1, second: 2 });
 }
 
 #[test]
@@ -193,57 +122,32 @@ fn a_block_in_the_wrong_place() {
     let mut case = Case::new(Algorithm::Mesh, Collective::AllGather, 3, 1);
     // Rank 0 receives from 1, then 2.
     for (step, block) in [(1, 2), (2, 1)] {
-        let Step::Receive { to, .. } = case.step(0, step) else {
-            panic!()
-        };
+        let Step::Receive { to, .. } = case.step(0, step) else { panic!() };
         *to = Span::output(block);
     }
-    assert_eq!(
-        case.refused(),
-        Error::WrongBlock {
-            element: element(0, 1, 0),
-            expected: 1,
-            found: 2
-        }
-    );
+    assert_eq!(case.refused(), Error::WrongBlock { element: element(0, 1, 0), expected: 1, found: 2 });
 }
 
 #[test]
 fn a_block_that_is_never_written() {
     let mut case = Case::new(Algorithm::Mesh, Collective::AllGather, 3, 2);
-    let Step::Send { tee, .. } = case.step(2, 0) else {
-        panic!()
-    };
+    let Step::Send { tee, .. } = case.step(2, 0) else { panic!() };
     *tee = None;
-    assert_eq!(
-        case.refused(),
-        Error::NotWritten {
-            element: element(2, 2, 0)
-        }
-    );
+    assert_eq!(case.refused(), Error::NotWritten { element: element(2, 2, 0) });
 }
 
 #[test]
 fn a_block_meant_for_another_pair() {
     let mut case = Case::new(Algorithm::Mesh, Collective::AllToAll, 3, 1);
     // Rank 0 sends to rank 1 what is for rank 2, and rank 1 takes it for its own.
-    let Step::Send { source, .. } = case.step(0, 0) else {
-        panic!()
-    };
+    let Step::Send { source, .. } = case.step(0, 0) else { panic!() };
     *source = Span::input(2);
     let Some(Step::Receive { from, .. }) = case.lane(1).iter_mut().map(|t| &mut t.step).last() else {
         panic!()
     };
     assert_eq!(from.rank, 0);
     from.message = Span::input(2);
-    assert_eq!(
-        case.refused(),
-        Error::WrongBlock {
-            element: element(1, 0, 0),
-            expected: 1,
-            found: 2
-        }
-    );
+    assert_eq!(case.refused(), Error::WrongBlock { element: element(1, 0, 0), expected: 1, found: 2 });
 }
 
 #[test]
@@ -256,14 +160,7 @@ fn a_read_before_the_write() {
     let at = at.unwrap();
     // The second round's Send before the first round's Reduce.
     case.lane(3).swap(at, at - 1);
-    let Error::ReadBeforeWrite {
-        at: found,
-        buffer: Buffer::Scratch,
-        ..
-    } = case.refused()
-    else {
-        panic!()
-    };
+    let Error::ReadBeforeWrite { at: found, buffer: Buffer::Scratch, .. } = case.refused() else { panic!() };
     assert_eq!(found, place(3, at - 1, 0));
 }
 
@@ -272,37 +169,18 @@ fn two_lanes(ordered: bool) -> Case {
     let span = Span::scratch(0);
     let lag = |step| Timed { lag: 0, step };
     let mut first = vec![
-        lag(Step::Copy {
-            source: Span::input(0),
-            to: span,
-            finish: false,
-        }),
-        lag(Step::Signal {
-            semaphore: 0,
-            of: span,
-        }),
+        lag(Step::Copy { source: Span::input(0), to: span, finish: false }),
+        lag(Step::Signal { semaphore: 0, of: span }),
     ];
     let mut second = vec![
-        lag(Step::Wait {
-            semaphore: 0,
-            of: span,
-        }),
-        lag(Step::Copy {
-            source: span,
-            to: Span::output(0),
-            finish: false,
-        }),
+        lag(Step::Wait { semaphore: 0, of: span }),
+        lag(Step::Copy { source: span, to: Span::output(0), finish: false }),
     ];
     if !ordered {
         first.pop();
         second.remove(0);
     }
-    let program = Program {
-        channels: vec![],
-        lanes: vec![first, second],
-        scratch_blocks: 1,
-        semaphores: 1,
-    };
+    let program = Program { channels: vec![], lanes: vec![first, second], scratch_blocks: 1, semaphores: 1 };
     Case {
         collective: Collective::AllGather,
         programs: vec![program],
@@ -315,54 +193,25 @@ fn two_lanes(ordered: bool) -> Case {
 #[test]
 fn lanes_without_an_order() {
     assert_eq!(two_lanes(true).check(), Ok(()));
-    let at = Place {
-        lane: 1,
-        ..place(0, 0, 0)
-    };
+    let at = Place { lane: 1, ..place(0, 0, 0) };
     assert_eq!(
         two_lanes(false).refused(),
-        Error::Unordered {
-            at,
-            buffer: Buffer::Scratch,
-            block: 0,
-            other: 0
-        }
+        Error::Unordered { at, buffer: Buffer::Scratch, block: 0, other: 0 }
     );
     // The overwrite: lane 0 reuses Scratch without having heard that lane 1 has read it. Which of the two uses
     // comes second is chance, that nothing orders them is not.
     let mut case = two_lanes(true);
-    let copy = Step::Copy {
-        source: Span::input(0),
-        to: Span::scratch(0),
-        finish: false,
-    };
+    let copy = Step::Copy { source: Span::input(0), to: Span::scratch(0), finish: false };
     case.programs[0].lanes[0].push(Timed { lag: 0, step: copy });
-    let Error::Unordered {
-        buffer: Buffer::Scratch,
-        block: 0,
-        ..
-    } = case.refused()
-    else {
-        panic!()
-    };
+    let Error::Unordered { buffer: Buffer::Scratch, block: 0, .. } = case.refused() else { panic!() };
 }
 
 #[test]
 fn a_semaphore_that_counts_something_else() {
     let mut case = two_lanes(true);
-    let Step::Signal { of, .. } = &mut case.programs[0].lanes[0][1].step else {
-        panic!()
-    };
+    let Step::Signal { of, .. } = &mut case.programs[0].lanes[0][1].step else { panic!() };
     *of = Span::input(0);
-    assert_eq!(
-        case.refused(),
-        Error::Semaphore {
-            at: Place {
-                lane: 1,
-                ..place(0, 0, 0)
-            }
-        }
-    );
+    assert_eq!(case.refused(), Error::Semaphore { at: Place { lane: 1, ..place(0, 0, 0) } });
 }
 
 #[test]
@@ -371,41 +220,21 @@ fn an_input_overwritten_before_it_is_sent() {
     let mut case = Case::new(Algorithm::Mesh, Collective::AllReduce, 3, 2);
     for rank in 0..3 {
         let to = Span::output((rank + 1) % 3);
-        let copy = Step::Copy {
-            source: Span::input(rank),
-            to,
-            finish: false,
-        };
+        let copy = Step::Copy { source: Span::input(rank), to, finish: false };
         case.lane(rank).insert(0, Timed { lag: 0, step: copy });
     }
     assert_eq!(case.check(), Ok(()), "out of place nobody minds");
     case.in_place = true;
-    assert_eq!(
-        case.refused(),
-        Error::Clobbered {
-            at: place(0, 1, 0),
-            block: 1
-        }
-    );
+    assert_eq!(case.refused(), Error::Clobbered { at: place(0, 1, 0), block: 1 });
 }
 
 #[test]
 fn a_message_that_is_not_what_the_reader_expects() {
     let mut case = Case::new(Algorithm::Mesh, Collective::Scatter, 3, 2);
-    let Step::Receive { from, .. } = case.step(2, 0) else {
-        panic!()
-    };
+    let Step::Receive { from, .. } = case.step(2, 0) else { panic!() };
     from.message = Span::input(1);
     let (expected, found) = (Span::input(1), Span::input(2));
-    assert_eq!(
-        case.refused(),
-        Error::Message {
-            at: place(2, 0, 0),
-            expected,
-            found,
-            segment: 0
-        }
-    );
+    assert_eq!(case.refused(), Error::Message { at: place(2, 0, 0), expected, found, segment: 0 });
 }
 
 #[test]
@@ -413,15 +242,7 @@ fn messages_read_in_another_order_than_written() {
     let mut case = Case::new(Algorithm::Mesh, Collective::Broadcast, 3, 2);
     case.lane(1).swap(0, 1);
     let (expected, found) = (Span::input(1), Span::input(0));
-    assert_eq!(
-        case.refused(),
-        Error::Message {
-            at: place(1, 0, 0),
-            expected,
-            found,
-            segment: 0
-        }
-    );
+    assert_eq!(case.refused(), Error::Message { at: place(1, 0, 0), expected, found, segment: 0 });
 }
 
 #[test]
@@ -429,38 +250,18 @@ fn a_message_that_nobody_reads() {
     let mut case = Case::new(Algorithm::Mesh, Collective::Broadcast, 3, 1);
     case.depth = 4;
     case.lane(1).truncate(2);
-    assert_eq!(
-        case.refused(),
-        Error::Unread {
-            operation: 0,
-            writer: 0,
-            channel: 0,
-            reader: 1,
-            messages: 1
-        }
-    );
+    assert_eq!(case.refused(), Error::Unread { operation: 0, writer: 0, channel: 0, reader: 1, messages: 1 });
     // Also where the writer cannot go on for it.
     case.lane(1).clear();
     case.depth = 2;
-    assert_eq!(
-        case.refused(),
-        Error::Unread {
-            operation: 0,
-            writer: 0,
-            channel: 0,
-            reader: 1,
-            messages: 2
-        }
-    );
+    assert_eq!(case.refused(), Error::Unread { operation: 0, writer: 0, channel: 0, reader: 1, messages: 2 });
 }
 
 #[test]
 fn a_deadlock_that_more_cells_would_hide() {
     let mut case = Case::new(Algorithm::Mesh, Collective::AllGather, 3, 4);
     case.depth = 1;
-    let Error::Deadlock { depth: 1, waiting } = case.refused() else {
-        panic!()
-    };
+    let Error::Deadlock { depth: 1, waiting } = case.refused() else { panic!() };
     assert_eq!(waiting, [place(0, 0, 1), place(1, 0, 1), place(2, 0, 1)]);
     // Everybody reads before it writes: no depth helps.
     case.depth = 100;
@@ -484,26 +285,15 @@ fn flows_of_different_lag_on_one_channel() {
 fn a_finish_that_is_missing_early_or_twice() {
     let mut case = reduce_scatter();
     *reduction(&mut case, 1).2 = false;
-    assert_eq!(
-        case.refused(),
-        Error::NotFinished {
-            element: element(1, 1, 0)
-        }
-    );
+    assert_eq!(case.refused(), Error::NotFinished { element: element(1, 1, 0) });
 
     let mut case = Case::new(Algorithm::Ring, Collective::ReduceScatter, 3, 1);
-    let Step::Reduce { finish, .. } = case.step(2, 1) else {
-        panic!()
-    };
+    let Step::Reduce { finish, .. } = case.step(2, 1) else { panic!() };
     *finish = true;
     assert_eq!(case.refused(), Error::WrongFinish { at: place(2, 1, 0) });
 
     let mut case = reduce_scatter();
-    let again = Step::Copy {
-        source: Span::output(1),
-        to: Span::output(1),
-        finish: true,
-    };
+    let again = Step::Copy { source: Span::output(1), to: Span::output(1), finish: true };
     case.lane(1).push(Timed { lag: 1, step: again });
     assert_eq!(case.refused(), Error::WrongFinish { at: place(1, 3, 0) });
 }
@@ -511,17 +301,9 @@ fn a_finish_that_is_missing_early_or_twice() {
 #[test]
 fn ranks_that_reduce_in_different_orders() {
     let mut case = Case::new(Algorithm::Publish, Collective::AllReduce, 3, 1);
-    let Step::Reduce { own, .. } = case.step(2, 1) else {
-        panic!()
-    };
+    let Step::Reduce { own, .. } = case.step(2, 1) else { panic!() };
     own.as_mut().unwrap().0 = 0;
-    assert_eq!(
-        case.refused(),
-        Error::OrdersDiffer {
-            element: element(2, 0, 0),
-            other: 0
-        }
-    );
+    assert_eq!(case.refused(), Error::OrdersDiffer { element: element(2, 0, 0), other: 0 });
 }
 
 #[test]
@@ -529,9 +311,7 @@ fn blocks_of_different_sizes() {
     let mut case = Case::new(Algorithm::Mesh, Collective::AllGather, 2, 1);
     case.sizes = Sizes::Blocks(vec![2, 1]);
     assert_eq!(case.check(), Ok(()));
-    let Step::Send { tee, .. } = case.step(0, 0) else {
-        panic!()
-    };
+    let Step::Send { tee, .. } = case.step(0, 0) else { panic!() };
     *tee = Some(Span::output(1));
     assert_eq!(case.refused(), Error::Sizes { at: place(0, 0, 1) });
 }
@@ -544,14 +324,7 @@ fn a_barrier_that_leaks() {
     for rank in 0..4 {
         case.lane(rank).truncate(2);
     }
-    assert_eq!(
-        case.refused(),
-        Error::BarrierLeaks {
-            operation: 0,
-            rank: 0,
-            before: 1
-        }
-    );
+    assert_eq!(case.refused(), Error::BarrierLeaks { operation: 0, rank: 0, before: 1 });
 }
 
 #[test]
@@ -575,15 +348,11 @@ fn malformed_programs() {
     spoil(&|c| c.sizes = Sizes::Blocks(vec![1]));
     spoil(&|c| c.depth = 0);
     spoil(&|c| {
-        let Step::Reduce { to, .. } = c.step(0, 2) else {
-            panic!()
-        };
+        let Step::Reduce { to, .. } = c.step(0, 2) else { panic!() };
         *to = Some(Span::input(0));
     });
     spoil(&|c| {
-        let Step::Send { channel, .. } = c.step(0, 0) else {
-            panic!()
-        };
+        let Step::Send { channel, .. } = c.step(0, 0) else { panic!() };
         *channel = 5;
     });
     spoil(&|c| {

@@ -52,10 +52,7 @@ fn any_operation_may_follow_any_other_in_the_same_cells() {
 #[test]
 fn a_long_sequence_of_single_messages_needs_one_cell() {
     for size in 2..=6 {
-        let plans: Vec<_> = all(size)
-            .into_iter()
-            .filter(|(a, ..)| a.least_depth(1) == 1)
-            .collect();
+        let plans: Vec<_> = all(size).into_iter().filter(|(a, ..)| a.least_depth(1) == 1).collect();
         let sizes = Sizes::Blocks(vec![1; size]);
         check_sequence(&operations(&plans, &sizes, false), 1).unwrap();
     }
@@ -79,14 +76,8 @@ fn two_operations_at_once_need_no_more_than_their_reserve() {
 fn groups_of_different_size_run_at_once() {
     let (three, five) = (all(3), all(5));
     let sizes = [Sizes::Blocks(vec![3; 3]), Sizes::Blocks(vec![2; 5])];
-    check_concurrent(
-        &[
-            &operations(&three, &sizes[0], false),
-            &operations(&five, &sizes[1], false),
-        ],
-        2,
-    )
-    .unwrap();
+    check_concurrent(&[&operations(&three, &sizes[0], false), &operations(&five, &sizes[1], false)], 2)
+        .unwrap();
 }
 
 /// With one segment `bind` drops all lags; steps then run in the order in which they stand.
@@ -104,13 +95,7 @@ fn a_single_segment_needs_no_lags() {
                 }
                 let sizes = Sizes::Blocks(sizes);
                 for in_place in [false, true] {
-                    let op = Operation {
-                        collective,
-                        root,
-                        programs: &programs,
-                        sizes: &sizes,
-                        in_place,
-                    };
+                    let op = Operation { collective, root, programs: &programs, sizes: &sizes, in_place };
                     for depth in algorithm.least_depth(1)..=2 {
                         check(&op, depth)
                             .unwrap_or_else(|e| panic!("{algorithm:?} {collective:?} N={size}: {e}"));
@@ -126,10 +111,7 @@ fn steps_ascend_by_lag() {
     for size in 1..=16 {
         for (algorithm, collective, _, programs) in all(size) {
             for lane in programs.iter().flat_map(|p| &p.lanes) {
-                assert!(
-                    lane.is_sorted_by_key(|t| t.lag),
-                    "{algorithm:?} {collective:?} N={size}"
-                );
+                assert!(lane.is_sorted_by_key(|t| t.lag), "{algorithm:?} {collective:?} N={size}");
             }
         }
     }
@@ -140,25 +122,13 @@ fn programs_grow_with_the_group_and_no_faster() {
     for size in [2, 64, 1000] {
         for algorithm in Algorithm::ALL {
             for collective in Collective::ALL {
-                let ask = smddp_plan::Ask {
-                    collective,
-                    rank: size / 2,
-                    size,
-                    root: 0,
-                    uneven_pairs: false,
-                };
+                let ask = smddp_plan::Ask { collective, rank: size / 2, size, root: 0, uneven_pairs: false };
                 let Some(program) = smddp_plan::plan(algorithm, &ask) else {
                     continue;
                 };
                 let steps: usize = program.lanes.iter().map(Vec::len).sum();
-                assert!(
-                    steps <= 4 * size + 4,
-                    "{algorithm:?} {collective:?} N={size}: {steps}"
-                );
-                assert!(
-                    program.channels.len() <= 2 * size,
-                    "{algorithm:?} {collective:?} N={size}"
-                );
+                assert!(steps <= 4 * size + 4, "{algorithm:?} {collective:?} N={size}: {steps}");
+                assert!(program.channels.len() <= 2 * size, "{algorithm:?} {collective:?} N={size}");
             }
         }
     }

@@ -183,7 +183,10 @@ impl Comm {
 
     fn taken(&self, py: Python<'_>) -> Vec<(&'static str, &'static str, u64, u64)> {
         let taken = py.detach(|| self.comm.taken());
-        taken.into_iter().map(|(c, a, operations, bytes)| (smddp_core::name_of(c), a.name(), operations, bytes)).collect()
+        taken
+            .into_iter()
+            .map(|(c, a, operations, bytes)| (smddp_core::name_of(c), a.name(), operations, bytes))
+            .collect()
     }
 
     fn arrived(&self, py: Python<'_>) -> Vec<usize> {

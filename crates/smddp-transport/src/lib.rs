@@ -108,6 +108,8 @@ pub trait Link: Send {
     fn settle(&mut self) -> Result<bool, Mismatch>;
     /// The operation is over at this rank; its memory is reused when its readers are done.
     fn end(&mut self);
+    /// Whether the readers' caches are far from this rank's: then large cells are better written past the caches.
+    fn far(&self) -> bool;
     /// Wakes the ranks that sleep and should see what was published; called before this rank turns to other things.
     fn flush(&mut self);
     /// Whether `rank` has begun operation `seq` (or a later one).

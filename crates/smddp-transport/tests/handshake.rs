@@ -31,10 +31,7 @@ fn my_sockets() -> Vec<String> {
     let mine = format!("@smddp-{}-", std::process::id());
     let table = std::fs::read_to_string("/proc/net/unix").unwrap();
     let names = table.lines().filter_map(|line| line.split_whitespace().last());
-    names
-        .filter(|name| name.starts_with(&mine))
-        .map(|name| name[1..].to_owned())
-        .collect()
+    names.filter(|name| name.starts_with(&mine)).map(|name| name[1..].to_owned()).collect()
 }
 
 fn dial(name: &str) -> UnixStream {
@@ -49,16 +46,11 @@ fn hello(magic: &[u8; 8], version: u32, from: [u8; 16], to: [u8; 16]) -> Vec<u8>
 
 /// Eight bytes from sixteen digits.
 fn from_hex(text: &str) -> Vec<u8> {
-    (0..8)
-        .map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap())
-        .collect()
+    (0..8).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()).collect()
 }
 
 fn replace(bytes: &mut [u8], what: &[u8], by: &[u8]) {
-    let at = bytes
-        .windows(what.len())
-        .position(|window| window == what)
-        .unwrap();
+    let at = bytes.windows(what.len()).position(|window| window == what).unwrap();
     bytes[at..at + by.len()].copy_from_slice(by);
 }
 
@@ -84,9 +76,7 @@ fn false_peer() -> (Prepared, Vec<Card>, String, [u8; 16]) {
 #[test]
 fn a_caller_with_another_magic_or_version_gets_nothing_and_harms_nobody() {
     let _alone = alone();
-    let prepared: Vec<_> = (0..2)
-        .map(|r| Prepared::new(r, 2, CAP, Vec::new()).unwrap())
-        .collect();
+    let prepared: Vec<_> = (0..2).map(|r| Prepared::new(r, 2, CAP, Vec::new()).unwrap()).collect();
     let name = my_sockets().pop().unwrap();
     for bytes in [
         hello(b"not-smdd", PROTOCOL, [1; 16], [2; 16]),
@@ -121,10 +111,7 @@ fn a_listener_of_another_version_is_refused_with_both_versions_shown() {
     });
     let text = prepared.connect(cards).err().unwrap().to_string();
     answering.join().unwrap();
-    assert!(
-        text.contains(&format!("{PROTOCOL} here")) && text.contains(&format!("{other} there")),
-        "{text}"
-    );
+    assert!(text.contains(&format!("{PROTOCOL} here")) && text.contains(&format!("{other} there")), "{text}");
     assert!(text.contains("rank 0"), "{text}");
 }
 
@@ -140,17 +127,11 @@ fn a_listener_that_speaks_something_else_or_is_gone_is_an_error_naming_the_rank(
     });
     let text = prepared.connect(cards).err().unwrap().to_string();
     answering.join().unwrap();
-    assert!(
-        text.contains("rank 0") && text.contains("does not speak smddp"),
-        "{text}"
-    );
+    assert!(text.contains("rank 0") && text.contains("does not speak smddp"), "{text}");
 
     let (prepared, cards, ..) = false_peer();
     let text = prepared.connect(cards).err().unwrap().to_string();
-    assert!(
-        text.contains("rank 0") && text.contains("does not answer"),
-        "{text}"
-    );
+    assert!(text.contains("rank 0") && text.contains("does not answer"), "{text}");
 }
 
 #[test]

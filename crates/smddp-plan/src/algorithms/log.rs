@@ -57,18 +57,8 @@ fn all_to_all(ask: &Ask) -> Program {
     let (right, left) = (size - 1 - me, me);
     for (from, to, blocks) in [(me + 1, 1, right), (0, 1 + right, left)] {
         if blocks > 0 {
-            let (source, to) = (
-                Span::new(Buffer::In, from, blocks),
-                Span::new(Buffer::Scratch, to, blocks),
-            );
-            draft.step(
-                0,
-                Step::Copy {
-                    source,
-                    to,
-                    finish: false,
-                },
-            );
+            let (source, to) = (Span::new(Buffer::In, from, blocks), Span::new(Buffer::Scratch, to, blocks));
+            draft.step(0, Step::Copy { source, to, finish: false });
         }
     }
     for (k, distance) in distances(size).enumerate() {
@@ -86,83 +76,38 @@ fn all_to_all(ask: &Ask) -> Program {
         for &(first, place, blocks) in &runs {
             let source = Span::new(Buffer::Scratch, first, blocks);
             let to = Span::new(Buffer::Scratch, place, blocks);
-            draft.step(
-                k,
-                Step::Copy {
-                    source,
-                    to,
-                    finish: false,
-                },
-            );
+            draft.step(k, Step::Copy { source, to, finish: false });
         }
         let message = Span::new(Buffer::Scratch, size, packed);
         let channel = draft.channel(vec![(me + distance) % size]);
         draft.send(k, channel, message, None);
         let rank = (me + size - distance) % size;
-        let from = Source {
-            rank,
-            channel,
-            reader: 0,
-            message,
-            take: (0, packed),
-        };
-        draft.step(
-            k + 1,
-            Step::Receive {
-                from,
-                to: message,
-                forward: None,
-            },
-        );
+        let from = Source { rank, channel, reader: 0, message, take: (0, packed) };
+        draft.step(k + 1, Step::Receive { from, to: message, forward: None });
         for &(first, place, blocks) in &runs {
             let source = Span::new(Buffer::Scratch, place, blocks);
             // The last round's blocks have arrived; earlier ones may have to go on.
             let to = Span::new(Buffer::Scratch, first, blocks);
-            draft.step(
-                k + 1,
-                Step::Copy {
-                    source,
-                    to,
-                    finish: false,
-                },
-            );
+            draft.step(k + 1, Step::Copy { source, to, finish: false });
         }
     }
     let last = draft.channels.len();
     for i in 1..size {
         let to = Span::output((me + size - i) % size);
-        draft.step(
-            last,
-            Step::Copy {
-                source: Span::scratch(i),
-                to,
-                finish: false,
-            },
-        );
+        draft.step(last, Step::Copy { source: Span::scratch(i), to, finish: false });
     }
     draft.done()
 }
 
 fn barrier(ask: &Ask) -> Program {
-    let rounds = distances(ask.size).map(|distance| Round {
-        buffer: Buffer::In,
-        first: 0,
-        count: 0,
-        distance,
-    });
+    let rounds =
+        distances(ask.size).map(|distance| Round { buffer: Buffer::In, first: 0, count: 0, distance });
     let rounds = Rounds::new(ask, rounds.collect());
     let mut draft = Draft::default();
     for k in 0..rounds.rounds.len() {
         rounds.send(&mut draft, k, k, None);
         for from in rounds.sources(k) {
-            draft.step(
-                k + 1,
-                Step::Receive {
-                    from,
-                    to: Span::TOKEN,
-                    forward: None,
-                },
-            );
+            draft.step(k + 1, Step::Receive { from, to: Span::TOKEN, forward: None });
         }
     }
     draft.done()

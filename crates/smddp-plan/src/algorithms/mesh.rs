@@ -38,24 +38,12 @@ pub(super) fn plan(ask: &Ask) -> Option<Program> {
 
 /// `writer`'s only channel, which goes to all.
 fn from_all(writer: usize, me: usize, message: Span) -> Source {
-    Source {
-        rank: writer,
-        channel: 0,
-        reader: reader_of_all(writer, me),
-        message,
-        take: (0, message.blocks),
-    }
+    Source { rank: writer, channel: 0, reader: reader_of_all(writer, me), message, take: (0, message.blocks) }
 }
 
 /// `writer`'s channel to me, where it has one for each peer, ascending.
 fn from_pair(writer: usize, me: usize, message: Span) -> Source {
-    Source {
-        rank: writer,
-        channel: reader_of_all(writer, me),
-        reader: 0,
-        message,
-        take: (0, message.blocks),
-    }
+    Source { rank: writer, channel: reader_of_all(writer, me), reader: 0, message, take: (0, message.blocks) }
 }
 
 /// A channel for each peer, ascending (so `reader_of_all` is its number), and In `p` to each `p`.
@@ -74,14 +62,7 @@ fn all_gather(ask: &Ask) -> Program {
     draft.send(0, channel, Span::input(me), Some(Span::output(me)));
     for peer in rotated(me, ask.size) {
         let from = from_all(peer, me, Span::input(peer));
-        draft.step(
-            1,
-            Step::Receive {
-                from,
-                to: Span::output(peer),
-                forward: None,
-            },
-        );
+        draft.step(1, Step::Receive { from, to: Span::output(peer), forward: None });
     }
     draft.done()
 }
@@ -96,9 +77,7 @@ enum Then {
 
 /// Rank `r` reduces block `r`; then it stays, goes to all, or goes to the root.
 fn reduce(ask: &Ask, then: Then) -> Program {
-    let Ask {
-        rank: me, size, root, ..
-    } = *ask;
+    let Ask { rank: me, size, root, .. } = *ask;
     let mut draft = Draft::default();
     pairs(&mut draft, me, size);
     let keeps = then != Then::Root || me == root;
@@ -110,9 +89,7 @@ fn reduce(ask: &Ask, then: Then) -> Program {
     draft.step(
         1,
         Step::Reduce {
-            from: others(me, size)
-                .map(|p| from_pair(p, me, Span::input(me)))
-                .collect(),
+            from: others(me, size).map(|p| from_pair(p, me, Span::input(me))).collect(),
             own: Some((me, Span::input(me))),
             to: keeps.then_some(Span::output(me)),
             send,
@@ -125,21 +102,8 @@ fn reduce(ask: &Ask, then: Then) -> Program {
                 Then::Root => (Span::input(peer), 0),
                 _ => (Span::output(peer), reader_of_all(peer, me)),
             };
-            let from = Source {
-                rank: peer,
-                channel: size - 1,
-                reader,
-                message,
-                take: (0, 1),
-            };
-            draft.step(
-                2,
-                Step::Receive {
-                    from,
-                    to: Span::output(peer),
-                    forward: None,
-                },
-            );
+            let from = Source { rank: peer, channel: size - 1, reader, message, take: (0, 1) };
+            draft.step(2, Step::Receive { from, to: Span::output(peer), forward: None });
         }
     }
     draft.done()
@@ -147,9 +111,7 @@ fn reduce(ask: &Ask, then: Then) -> Program {
 
 /// One writer, all readers; a message carries one block, so that cells stay small and fill early.
 fn broadcast(ask: &Ask) -> Program {
-    let Ask {
-        rank: me, size, root, ..
-    } = *ask;
+    let Ask { rank: me, size, root, .. } = *ask;
     let mut draft = Draft::default();
     if me == root {
         let channel = draft.channel(others(me, size).collect());
@@ -159,23 +121,14 @@ fn broadcast(ask: &Ask) -> Program {
     } else {
         for block in 0..size {
             let from = from_all(root, me, Span::input(block));
-            draft.step(
-                0,
-                Step::Receive {
-                    from,
-                    to: Span::output(block),
-                    forward: None,
-                },
-            );
+            draft.step(0, Step::Receive { from, to: Span::output(block), forward: None });
         }
     }
     draft.done()
 }
 
 fn gather(ask: &Ask) -> Program {
-    let Ask {
-        rank: me, size, root, ..
-    } = *ask;
+    let Ask { rank: me, size, root, .. } = *ask;
     let mut draft = Draft::default();
     if me != root {
         let channel = draft.channel(vec![root]);
@@ -185,43 +138,21 @@ fn gather(ask: &Ask) -> Program {
     draft.keep(0, me);
     for peer in rotated(me, size) {
         let message = Span::input(peer);
-        let from = Source {
-            rank: peer,
-            channel: 0,
-            reader: 0,
-            message,
-            take: (0, 1),
-        };
-        draft.step(
-            0,
-            Step::Receive {
-                from,
-                to: Span::output(peer),
-                forward: None,
-            },
-        );
+        let from = Source { rank: peer, channel: 0, reader: 0, message, take: (0, 1) };
+        draft.step(0, Step::Receive { from, to: Span::output(peer), forward: None });
     }
     draft.done()
 }
 
 fn scatter(ask: &Ask) -> Program {
-    let Ask {
-        rank: me, size, root, ..
-    } = *ask;
+    let Ask { rank: me, size, root, .. } = *ask;
     let mut draft = Draft::default();
     if me == root {
         pairs(&mut draft, me, size);
         draft.keep(0, me);
     } else {
         let from = from_pair(root, me, Span::input(me));
-        draft.step(
-            0,
-            Step::Receive {
-                from,
-                to: Span::output(me),
-                forward: None,
-            },
-        );
+        draft.step(0, Step::Receive { from, to: Span::output(me), forward: None });
     }
     draft.done()
 }
@@ -233,14 +164,7 @@ fn all_to_all(ask: &Ask) -> Program {
     draft.keep(0, me);
     for peer in rotated(me, ask.size) {
         let from = from_pair(peer, me, Span::input(me));
-        draft.step(
-            1,
-            Step::Receive {
-                from,
-                to: Span::output(peer),
-                forward: None,
-            },
-        );
+        draft.step(1, Step::Receive { from, to: Span::output(peer), forward: None });
     }
     draft.done()
 }
@@ -251,14 +175,7 @@ fn barrier(ask: &Ask) -> Program {
     draft.send(0, channel, Span::TOKEN, None);
     for peer in rotated(me, ask.size) {
         let from = from_all(peer, me, Span::TOKEN);
-        draft.step(
-            1,
-            Step::Receive {
-                from,
-                to: Span::TOKEN,
-                forward: None,
-            },
-        );
+        draft.step(1, Step::Receive { from, to: Span::TOKEN, forward: None });
     }
     draft.done()
 }

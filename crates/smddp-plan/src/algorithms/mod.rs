@@ -31,14 +31,8 @@ pub enum Algorithm {
 type Planner = fn(&Ask) -> Option<Program>;
 
 impl Algorithm {
-    pub const ALL: [Self; 6] = [
-        Self::Publish,
-        Self::Mesh,
-        Self::Ring,
-        Self::Tree,
-        Self::Recursive,
-        Self::Log,
-    ];
+    pub const ALL: [Self; 6] =
+        [Self::Publish, Self::Mesh, Self::Ring, Self::Tree, Self::Recursive, Self::Log];
 
     /// As settings and logs write it.
     pub const fn name(self) -> &'static str {
@@ -68,11 +62,7 @@ impl Algorithm {
     /// Fewest cells a channel needs for the plan not to deadlock, when the largest block has `segments`
     /// segments. One is enough only where a rank need not write a second segment before it reads the first.
     pub const fn least_depth(self, segments: usize) -> usize {
-        if segments <= 1 && matches!(self, Self::Publish | Self::Mesh) {
-            1
-        } else {
-            2
-        }
+        if segments <= 1 && matches!(self, Self::Publish | Self::Mesh) { 1 } else { 2 }
     }
 
     /// Whether a partial result travels in the element type, so that 16-bit floats round at every hop.
@@ -92,20 +82,12 @@ pub fn plan(algorithm: Algorithm, ask: &Ask) -> Option<Program> {
     if ask.rank >= ask.size || ask.root >= ask.size {
         return None;
     }
-    if ask.size == 1 {
-        Some(alone(ask.collective))
-    } else {
-        (algorithm.planner())(ask)
-    }
+    if ask.size == 1 { Some(alone(ask.collective)) } else { (algorithm.planner())(ask) }
 }
 
 /// A group of one: what comes in goes out.
 fn alone(collective: Collective) -> Program {
-    let copy = Step::Copy {
-        source: Span::input(0),
-        to: Span::output(0),
-        finish: collective.reduces(),
-    };
+    let copy = Step::Copy { source: Span::input(0), to: Span::output(0), finish: collective.reduces() };
     match collective {
         Collective::Barrier => Program::default(),
         _ => Program::lane(Vec::new(), vec![Timed { lag: 0, step: copy }]),
@@ -137,21 +119,11 @@ impl Draft {
 
     /// My own block, from In to Out.
     fn keep(&mut self, lag: usize, me: usize) {
-        self.step(
-            lag,
-            Step::Copy {
-                source: Span::input(me),
-                to: Span::output(me),
-                finish: false,
-            },
-        );
+        self.step(lag, Step::Copy { source: Span::input(me), to: Span::output(me), finish: false });
     }
 
     fn done(self) -> Program {
-        Program {
-            scratch_blocks: self.scratch_blocks,
-            ..Program::lane(self.channels, self.lane)
-        }
+        Program { scratch_blocks: self.scratch_blocks, ..Program::lane(self.channels, self.lane) }
     }
 }
 

@@ -33,13 +33,7 @@ fn message(ask: &Ask, writer: usize) -> Option<Span> {
 
 pub(super) fn plan(ask: &Ask) -> Option<Program> {
     use Collective::*;
-    let Ask {
-        collective,
-        rank: me,
-        size,
-        root,
-        uneven_pairs,
-    } = *ask;
+    let Ask { collective, rank: me, size, root, uneven_pairs } = *ask;
     if uneven_pairs {
         return None;
     }
@@ -48,11 +42,7 @@ pub(super) fn plan(ask: &Ask) -> Option<Program> {
 
     let mut draft = Draft::default();
     if let Some(source) = message(ask, me) {
-        let channel = draft.channel(if to_root {
-            vec![root]
-        } else {
-            others(me, size).collect()
-        });
+        let channel = draft.channel(if to_root { vec![root] } else { others(me, size).collect() });
         let tee = match collective {
             AllGather => Some(Span::output(me)),
             Broadcast => Some(all_out),
@@ -74,20 +64,11 @@ pub(super) fn plan(ask: &Ask) -> Option<Program> {
 
     let source = |from: usize, take: (usize, usize)| {
         let reader = if to_root { 0 } else { reader_of_all(from, me) };
-        message(ask, from).map(|message| Source {
-            rank: from,
-            channel: 0,
-            reader,
-            message,
-            take,
-        })
+        message(ask, from).map(|message| Source { rank: from, channel: 0, reader, message, take })
     };
     if collective.reduces() {
-        let (take, to) = if collective == ReduceScatter {
-            ((me, 1), Span::output(me))
-        } else {
-            ((0, size), all_out)
-        };
+        let (take, to) =
+            if collective == ReduceScatter { ((me, 1), Span::output(me)) } else { ((0, size), all_out) };
         draft.step(
             1,
             Step::Reduce {
@@ -109,14 +90,7 @@ pub(super) fn plan(ask: &Ask) -> Option<Program> {
             _ => ((0, 1), Span::output(peer)),
         };
         if let Some(from) = source(peer, take) {
-            draft.step(
-                1,
-                Step::Receive {
-                    from,
-                    to,
-                    forward: None,
-                },
-            );
+            draft.step(1, Step::Receive { from, to, forward: None });
         }
     }
     Some(draft.done())

@@ -26,10 +26,9 @@ use crate::ir::{Ask, Buffer, Collective, Program, Span, Step};
 pub(super) fn plan(ask: &Ask) -> Option<Program> {
     let n = ask.size;
     // (positions before, positions after) of each halving.
-    let halvings: Vec<(usize, usize)> = std::iter::successors(Some((n, n.div_ceil(2))), |&(_, h)| {
-        (h > 1).then_some((h, h.div_ceil(2)))
-    })
-    .collect();
+    let halvings: Vec<(usize, usize)> =
+        std::iter::successors(Some((n, n.div_ceil(2))), |&(_, h)| (h > 1).then_some((h, h.div_ceil(2))))
+            .collect();
     let scatter = || {
         halvings.iter().enumerate().map(|(k, &(s, h))| Round {
             buffer: if k == 0 { Buffer::In } else { Buffer::Scratch },
@@ -91,22 +90,11 @@ fn reduce_scatter(rounds: &Rounds, draft: &mut Draft, count: usize) {
                 },
             );
         }
-        let Round {
-            first: half,
-            count: sent,
-            ..
-        } = rounds.rounds[k];
+        let Round { first: half, count: sent, .. } = rounds.rounds[k];
         if k == 0 && sent < half {
             // N is odd: position `half - 1` is neither sent nor added to, and is sent from Scratch later.
             let source = Span::input((me + half - 1) % n);
-            draft.step(
-                1,
-                Step::Copy {
-                    source,
-                    to: Span::scratch(me + half - 1),
-                    finish: false,
-                },
-            );
+            draft.step(1, Step::Copy { source, to: Span::scratch(me + half - 1), finish: false });
         }
     }
 }

@@ -34,13 +34,7 @@ pub(super) fn plan(ask: &Ask) -> Option<Program> {
 /// What my left neighbour writes to its channel `channel`, whole.
 fn from_left(ask: &Ask, channel: usize, message: Span) -> Source {
     let left = (ask.rank + ask.size - 1) % ask.size;
-    Source {
-        rank: left,
-        channel,
-        reader: 0,
-        message,
-        take: (0, message.blocks),
-    }
+    Source { rank: left, channel, reader: 0, message, take: (0, message.blocks) }
 }
 
 fn all_gather(ask: &Ask) -> Program {
@@ -51,21 +45,10 @@ fn all_gather(ask: &Ask) -> Program {
     draft.send(0, channel, Span::input(me), Some(Span::output(me)));
     for hop in 1..size {
         let block = (me + size - hop) % size;
-        let message = if hop == 1 {
-            Span::input(block)
-        } else {
-            Span::output(block)
-        };
+        let message = if hop == 1 { Span::input(block) } else { Span::output(block) };
         let from = from_left(ask, hop - 1, message);
         let forward = (hop + 1 < size).then(|| draft.channel(vec![right]));
-        draft.step(
-            hop,
-            Step::Receive {
-                from,
-                to: Span::output(block),
-                forward,
-            },
-        );
+        draft.step(hop, Step::Receive { from, to: Span::output(block), forward });
     }
     draft.done()
 }
@@ -99,23 +82,14 @@ fn reduce_scatter(ask: &Ask, gather: bool) -> Program {
             let block = block_at(hop);
             let from = from_left(ask, hop - 1, Span::output(block));
             let forward = (hop + 2 < 2 * size).then(|| draft.channel(vec![right]));
-            draft.step(
-                hop,
-                Step::Receive {
-                    from,
-                    to: Span::output(block),
-                    forward,
-                },
-            );
+            draft.step(hop, Step::Receive { from, to: Span::output(block), forward });
         }
     }
     draft.done()
 }
 
 fn broadcast(ask: &Ask) -> Program {
-    let Ask {
-        rank: me, size, root, ..
-    } = *ask;
+    let Ask { rank: me, size, root, .. } = *ask;
     // Links behind the root.
     let place = (me + size - root) % size;
     let mut draft = Draft::default();
@@ -126,14 +100,7 @@ fn broadcast(ask: &Ask) -> Program {
             Some(channel) if place == 0 => draft.send(0, channel, Span::input(block), Some(to)),
             forward => {
                 let message = if place == 1 { Span::input(block) } else { to };
-                draft.step(
-                    0,
-                    Step::Receive {
-                        from: from_left(ask, 0, message),
-                        to,
-                        forward,
-                    },
-                );
+                draft.step(0, Step::Receive { from: from_left(ask, 0, message), to, forward });
             }
         }
     }
@@ -141,9 +108,7 @@ fn broadcast(ask: &Ask) -> Program {
 }
 
 fn reduce(ask: &Ask) -> Program {
-    let Ask {
-        rank: me, size, root, ..
-    } = *ask;
+    let Ask { rank: me, size, root, .. } = *ask;
     // Links behind the first of the chain; the root is the last.
     let place = (me + size - root - 1) % size;
     let mut draft = Draft::default();

@@ -45,19 +45,12 @@ pub(super) struct Rounds {
 
 impl Rounds {
     pub(super) fn new(ask: &Ask, rounds: Vec<Round>) -> Self {
-        Self {
-            me: ask.rank,
-            size: ask.size,
-            rounds,
-        }
+        Self { me: ask.rank, size: ask.size, rounds }
     }
 
     /// Number of the first channel that `writer` uses in round `k`.
     fn channel(&self, writer: usize, k: usize) -> usize {
-        self.rounds[..k]
-            .iter()
-            .map(|round| round.messages(writer, self.size).len())
-            .sum()
+        self.rounds[..k].iter().map(|round| round.messages(writer, self.size).len()).sum()
     }
 
     /// My messages of round `k`, each on a new channel.
@@ -96,18 +89,8 @@ impl Rounds {
             let tee = (self.rounds[k].buffer == Buffer::In).then_some(Span::output(self.me));
             self.send(draft, k, lag, tee);
             for source in self.sources(k) {
-                let to = Span {
-                    buffer: Buffer::Out,
-                    ..source.message
-                };
-                draft.step(
-                    lag + 1,
-                    Step::Receive {
-                        from: source,
-                        to,
-                        forward: None,
-                    },
-                );
+                let to = Span { buffer: Buffer::Out, ..source.message };
+                draft.step(lag + 1, Step::Receive { from: source, to, forward: None });
             }
         }
     }

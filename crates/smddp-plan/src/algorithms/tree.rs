@@ -32,11 +32,7 @@ pub(super) fn plan(ask: &Ask) -> Option<Program> {
         Collective::AllReduce => (true, true),
         _ => return None,
     };
-    let trees = [false, true].map(|second| Tree {
-        size: ask.size,
-        root: ask.root,
-        second,
-    });
+    let trees = [false, true].map(|second| Tree { size: ask.size, root: ask.root, second });
     let mut draft = Draft::default();
     // Both trees' upward steps come first: lags ascend in a lane.
     for tree in trees.iter().filter(|_| up) {
@@ -98,20 +94,13 @@ impl Tree {
     /// This tree's half of the blocks.
     fn half(&self, buffer: Buffer) -> Span {
         let middle = self.size / 2;
-        if self.second {
-            Span::new(buffer, middle, self.size - middle)
-        } else {
-            Span::new(buffer, 0, middle)
-        }
+        if self.second { Span::new(buffer, middle, self.size - middle) } else { Span::new(buffer, 0, middle) }
     }
 
     /// Number of the channel on which `rank` writes upward (`down == false`) or downward, in the order in
     /// which [`plan`] makes them. `others`: whether the program has the other direction too.
     fn channel(&self, rank: usize, down: bool, others: bool) -> usize {
-        let first = Tree {
-            second: false,
-            ..*self
-        };
+        let first = Tree { second: false, ..*self };
         let ups = if rank == self.root { 0 } else { 2 };
         let earlier = usize::from(self.second);
         if !down {
@@ -122,13 +111,7 @@ impl Tree {
     }
 
     fn message(&self, rank: usize, channel: usize, reader: usize, message: Span) -> Source {
-        Source {
-            rank,
-            channel,
-            reader,
-            message,
-            take: (0, message.blocks),
-        }
+        Source { rank, channel, reader, message, take: (0, message.blocks) }
     }
 
     /// Children's sums and mine, in rank order, to the parent; at the root to Out (and down again).
@@ -141,26 +124,11 @@ impl Tree {
         }
         let top = up.is_none();
         let position = children.iter().filter(|&&c| c < me).count();
-        let sums = children
-            .iter()
-            .map(|&c| self.message(c, self.channel(c, false, down), 0, input))
-            .collect();
-        let send = if top && down {
-            Some(draft.channel(children))
-        } else {
-            up
-        };
+        let sums =
+            children.iter().map(|&c| self.message(c, self.channel(c, false, down), 0, input)).collect();
+        let send = if top && down { Some(draft.channel(children)) } else { up };
         let to = top.then(|| self.half(Buffer::Out));
-        draft.step(
-            lag,
-            Step::Reduce {
-                from: sums,
-                own: Some((position, input)),
-                to,
-                send,
-                finish: top,
-            },
-        );
+        draft.step(lag, Step::Reduce { from: sums, own: Some((position, input)), to, send, finish: top });
     }
 
     /// From the parent to Out and on to the children; `reduced`: the root's [`Tree::reduce`] has sent already.
@@ -176,21 +144,10 @@ impl Tree {
         };
         let reader = self.children(parent).iter().position(|&c| c == me).unwrap_or(0);
         let top_sends_input = parent == self.root && !reduced;
-        let message = if top_sends_input {
-            self.half(Buffer::In)
-        } else {
-            output
-        };
+        let message = if top_sends_input { self.half(Buffer::In) } else { output };
         let from = self.message(parent, self.channel(parent, true, reduced), reader, message);
         let forward = (!children.is_empty()).then(|| draft.channel(children));
-        draft.step(
-            lag,
-            Step::Receive {
-                from,
-                to: output,
-                forward,
-            },
-        );
+        draft.step(lag, Step::Receive { from, to: output, forward });
     }
 }
 
@@ -205,10 +162,7 @@ mod tests {
                 let trees = [false, true].map(|second| Tree { size, root, second });
                 for rank in 0..size {
                     for tree in &trees {
-                        assert!(
-                            tree.depth(rank) <= size.ilog2() as usize + 1,
-                            "{size} {root} {rank}"
-                        );
+                        assert!(tree.depth(rank) <= size.ilog2() as usize + 1, "{size} {root} {rank}");
                         assert!(tree.children(rank).len() <= 2);
                         assert_eq!(tree.parent(rank).is_none(), rank == root);
                     }

@@ -24,10 +24,7 @@ impl Clock {
     /// `lane` (whose clock this is) takes a step.
     pub(super) fn tick(&mut self, lane: usize) -> Moment {
         self.0[lane] += 1;
-        Moment {
-            lane,
-            tick: self.0[lane],
-        }
+        Moment { lane, tick: self.0[lane] }
     }
 
     pub(super) fn knows(&self, moment: Moment) -> bool {

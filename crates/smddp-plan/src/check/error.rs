@@ -15,17 +15,8 @@ pub struct Place {
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            operation,
-            rank,
-            lane,
-            step,
-            segment,
-        } = self;
-        write!(
-            f,
-            "operation {operation}, rank {rank}, lane {lane}, step {step}, segment {segment}"
-        )
+        let Self { operation, rank, lane, step, segment } = self;
+        write!(f, "operation {operation}, rank {rank}, lane {lane}, step {step}, segment {segment}")
     }
 }
 
@@ -40,16 +31,8 @@ pub struct Element {
 
 impl fmt::Display for Element {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self {
-            operation,
-            rank,
-            block,
-            segment,
-        } = self;
-        write!(
-            f,
-            "operation {operation}, rank {rank}, output block {block}, segment {segment}"
-        )
+        let Self { operation, rank, block, segment } = self;
+        write!(f, "operation {operation}, rank {rank}, output block {block}, segment {segment}")
     }
 }
 
@@ -67,12 +50,7 @@ pub enum Error {
     Clobbered { at: Place, block: usize },
     /// Another lane uses the block and nothing orders the two.
     #[error("{at}: {buffer:?} block {block} is used by lane {other} without an order between the two")]
-    Unordered {
-        at: Place,
-        buffer: Buffer,
-        block: usize,
-        other: usize,
-    },
+    Unordered { at: Place, buffer: Buffer, block: usize, other: usize },
     #[error("{at}: rank {contributor} contributes twice to a reduction")]
     DoubleContributor { at: Place, contributor: usize },
     #[error("{at}: reduces parts of different blocks ({first} and {second})")]
@@ -81,12 +59,7 @@ pub enum Error {
     #[error("{at}: blocks of different sizes meet")]
     Sizes { at: Place },
     #[error("{at}: expected message {expected:?}, the writer sent segment {segment} of {found:?}")]
-    Message {
-        at: Place,
-        expected: Span,
-        found: Span,
-        segment: usize,
-    },
+    Message { at: Place, expected: Span, found: Span, segment: usize },
     /// `finish` on a partial result or on a finished one, or a finished one reduced again.
     #[error("{at}: finishes what is not complete, or what is finished already")]
     WrongFinish { at: Place },
@@ -95,11 +68,7 @@ pub enum Error {
     #[error("{element}: never written")]
     NotWritten { element: Element },
     #[error("{element}: holds block {found}, not {expected}")]
-    WrongBlock {
-        element: Element,
-        expected: usize,
-        found: usize,
-    },
+    WrongBlock { element: Element, expected: usize, found: usize },
     #[error("{element}: rank {contributor} is missing")]
     MissingContributor { element: Element, contributor: usize },
     #[error("{element}: complete but not finished (or finished and not a reduction)")]
@@ -109,19 +78,9 @@ pub enum Error {
     #[error(
         "operation {operation}: {messages} messages of rank {writer}'s channel {channel} are never read by rank {reader}"
     )]
-    Unread {
-        operation: usize,
-        writer: usize,
-        channel: usize,
-        reader: usize,
-        messages: usize,
-    },
+    Unread { operation: usize, writer: usize, channel: usize, reader: usize, messages: usize },
     #[error("operation {operation}: rank {rank} leaves the barrier before rank {before} has come")]
-    BarrierLeaks {
-        operation: usize,
-        rank: usize,
-        before: usize,
-    },
+    BarrierLeaks { operation: usize, rank: usize, before: usize },
     #[error("deadlock with {depth} cells a channel; first of {} that wait: {}", waiting.len(), waiting[0])]
     Deadlock { depth: usize, waiting: Vec<Place> },
 }

@@ -52,20 +52,11 @@ impl Memory {
                     memory.first[Buffer::In as usize][block]
                 } else {
                     let input = buffer == Buffer::In;
-                    let value = if input {
-                        values.input(rank, op.block_id(rank, block), op.size())
-                    } else {
-                        NOTHING
-                    };
+                    let value =
+                        if input { values.input(rank, op.block_id(rank, block), op.size()) } else { NOTHING };
                     let first = memory.pieces.len();
-                    let piece = Piece {
-                        value,
-                        input,
-                        written: Moment::NEVER,
-                    };
-                    memory
-                        .pieces
-                        .resize(first + op.segments(rank, buffer, block), piece);
+                    let piece = Piece { value, input, written: Moment::NEVER };
+                    memory.pieces.resize(first + op.segments(rank, buffer, block), piece);
                     first
                 };
                 memory.first[buffer as usize].push(first);
@@ -121,11 +112,7 @@ impl Memory {
         if let Some(other) = uses.into_iter().find(|&&used| !clock.knows(used)) {
             return Err(Misuse::Unordered(other.lane));
         }
-        self.pieces[at] = Piece {
-            value,
-            input: false,
-            written: now,
-        };
+        self.pieces[at] = Piece { value, input: false, written: now };
         Ok(())
     }
 

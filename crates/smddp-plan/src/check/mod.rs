@@ -34,20 +34,7 @@ pub fn programs(
     root: usize,
     uneven_pairs: bool,
 ) -> Option<Vec<Program>> {
-    (0..size)
-        .map(|rank| {
-            plan(
-                algorithm,
-                &Ask {
-                    collective,
-                    rank,
-                    size,
-                    root,
-                    uneven_pairs,
-                },
-            )
-        })
-        .collect()
+    (0..size).map(|rank| plan(algorithm, &Ask { collective, rank, size, root, uneven_pairs })).collect()
 }
 
 /// Checks one operation with `depth` cells a channel.
@@ -67,10 +54,7 @@ pub fn check_concurrent(sequences: &[&[Operation<'_>]], depth: usize) -> Result<
     for sequence in sequences {
         for op in *sequence {
             if depth == 0 || op.size() != sequence[0].size() {
-                let at = Place {
-                    operation,
-                    ..Place::default()
-                };
+                let at = Place { operation, ..Place::default() };
                 return Err(Error::Malformed {
                     at,
                     what: "no cells, or groups of different size in a sequence",

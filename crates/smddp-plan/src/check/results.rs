@@ -17,12 +17,7 @@ pub(super) fn check(
     for rank in 0..op.size() {
         for block in (0..op.size()).filter(|&b| op.exists(rank, Buffer::Out, b)) {
             for segment in 0..op.segments(rank, Buffer::Out, block) {
-                let element = Element {
-                    operation,
-                    rank,
-                    block,
-                    segment,
-                };
+                let element = Element { operation, rank, block, segment };
                 let value = memory[rank].result(block, segment);
                 if value == NOTHING {
                     return Err(Error::NotWritten { element });
@@ -33,11 +28,7 @@ pub(super) fn check(
                     _ => block,
                 };
                 if known.block != expected {
-                    return Err(Error::WrongBlock {
-                        element,
-                        expected,
-                        found: known.block,
-                    });
+                    return Err(Error::WrongBlock { element, expected, found: known.block });
                 }
                 // Where nothing is reduced a block has one contributor, who alone has it as input.
                 let reduces = op.collective.reduces();
@@ -61,11 +52,7 @@ pub(super) fn check(
 pub(super) fn barrier(operation: usize, began: &[Moment], ended: &[Clock]) -> Result<(), Error> {
     for (rank, clock) in ended.iter().enumerate() {
         if let Some(before) = began.iter().position(|&moment| !clock.knows(moment)) {
-            return Err(Error::BarrierLeaks {
-                operation,
-                rank,
-                before,
-            });
+            return Err(Error::BarrierLeaks { operation, rank, before });
         }
     }
     Ok(())

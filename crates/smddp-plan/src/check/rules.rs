@@ -20,19 +20,12 @@ pub(super) fn check(op: &Operation<'_>, operation: usize) -> Result<(), Error> {
     };
     if !sizes_fit || op.root >= size.max(1) {
         return Err(Error::Malformed {
-            at: Place {
-                operation,
-                ..Place::default()
-            },
+            at: Place { operation, ..Place::default() },
             what: "sizes or root do not fit the group",
         });
     }
     for (rank, program) in op.programs.iter().enumerate() {
-        let place = Place {
-            operation,
-            rank,
-            ..Place::default()
-        };
+        let place = Place { operation, rank, ..Place::default() };
         channels(op, program, place)?;
         let mut writers: Vec<Option<(usize, usize)>> = vec![None; program.channels.len()];
         let mut readers: Vec<((usize, usize), usize)> = Vec::new();
@@ -56,10 +49,7 @@ pub(super) fn check(op: &Operation<'_>, operation: usize) -> Result<(), Error> {
                 for (i, from) in timed.step.sources().iter().enumerate() {
                     source(op, at, from)?;
                     let flow = (from.rank, from.channel);
-                    if timed.step.sources()[..i]
-                        .iter()
-                        .any(|f| (f.rank, f.channel) == flow)
-                    {
+                    if timed.step.sources()[..i].iter().any(|f| (f.rank, f.channel) == flow) {
                         return refuse("reads one channel twice in a step");
                     }
                     if readers.iter().any(|&(f, l)| f == flow && l != lane) {
@@ -80,10 +70,7 @@ fn channels(op: &Operation<'_>, program: &Program, at: Place) -> Result<(), Erro
             || readers.iter().any(|&r| r >= op.size() || r == at.rank)
             || readers.is_empty()
         {
-            return Err(Error::Malformed {
-                at,
-                what: "readers are not other ranks, ascending",
-            });
+            return Err(Error::Malformed { at, what: "readers are not other ranks, ascending" });
         }
     }
     Ok(())
@@ -91,11 +78,7 @@ fn channels(op: &Operation<'_>, program: &Program, at: Place) -> Result<(), Erro
 
 fn source(op: &Operation<'_>, at: Place, from: &Source) -> Result<(), Error> {
     let refuse = |what| Err(Error::Malformed { at, what });
-    let Some(channel) = op
-        .programs
-        .get(from.rank)
-        .and_then(|p| p.channels.get(from.channel))
-    else {
+    let Some(channel) = op.programs.get(from.rank).and_then(|p| p.channels.get(from.channel)) else {
         return refuse("reads a channel that does not exist");
     };
     if channel.readers.get(from.reader) != Some(&at.rank) {
@@ -104,24 +87,14 @@ fn source(op: &Operation<'_>, at: Place, from: &Source) -> Result<(), Error> {
     if from.take.0 + from.take.1 > from.message.blocks {
         return refuse("takes blocks that the message does not have");
     }
-    exists(
-        op,
-        Place {
-            rank: from.rank,
-            ..at
-        },
-        from.message,
-    )
-    .or_else(|_| refuse("names a message of blocks that its writer does not have"))
+    exists(op, Place { rank: from.rank, ..at }, from.message)
+        .or_else(|_| refuse("names a message of blocks that its writer does not have"))
 }
 
 fn exists(op: &Operation<'_>, at: Place, span: Span) -> Result<(), Error> {
     match (span.block..span.block + span.blocks).all(|b| op.exists(at.rank, span.buffer, b)) {
         true => Ok(()),
-        false => Err(Error::Malformed {
-            at,
-            what: "names blocks that the rank does not have",
-        }),
+        false => Err(Error::Malformed { at, what: "names blocks that the rank does not have" }),
     }
 }
 
@@ -130,16 +103,8 @@ fn spans(op: &Operation<'_>, program: &Program, at: Place, step: &Step) -> Resul
     let refuse = |what| Err(Error::Malformed { at, what });
     let (reads, writes) = match step {
         Step::Send { source, tee, .. } => (vec![*source], *tee),
-        Step::Receive { from, to, .. } => (
-            vec![Span {
-                blocks: from.take.1,
-                ..*to
-            }],
-            Some(*to),
-        ),
-        Step::Reduce {
-            from, own, to, send, ..
-        } => {
+        Step::Receive { from, to, .. } => (vec![Span { blocks: from.take.1, ..*to }], Some(*to)),
+        Step::Reduce { from, own, to, send, .. } => {
             if to.is_none() && send.is_none() {
                 return refuse("reduces to nowhere");
             }

@@ -67,11 +67,7 @@ impl Operation<'_> {
     /// What the contribution in In block `block` of `rank` is a part of: a number for the block, the same at all
     /// ranks.
     pub(super) fn block_id(&self, rank: usize, block: usize) -> usize {
-        if self.collective == Collective::AllToAll {
-            rank * self.size() + block
-        } else {
-            block
-        }
+        if self.collective == Collective::AllToAll { rank * self.size() + block } else { block }
     }
 
     /// Whether block `block` of In and of Out are the same memory at `rank`.

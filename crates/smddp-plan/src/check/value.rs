@@ -83,11 +83,7 @@ impl Values {
         if let Some(&value) = self.inputs.get(&(rank, block, size)) {
             return value;
         }
-        let value = self.add(Known {
-            block,
-            ranks: Ranks::one(rank, size),
-            finished: false,
-        });
+        let value = self.add(Known { block, ranks: Ranks::one(rank, size), finished: false });
         self.inputs.insert((rank, block, size), value);
         value
     }
@@ -111,11 +107,7 @@ impl Values {
                 ranks.add(&known.ranks).map_err(Unfit::Twice)?;
             }
         }
-        let value = self.add(Known {
-            block,
-            ranks,
-            finished: false,
-        });
+        let value = self.add(Known { block, ranks, finished: false });
         self.reduced.insert(inputs.into(), value);
         Ok(value)
     }
@@ -129,11 +121,7 @@ impl Values {
         if known.finished || known.ranks.count() != size {
             return Err(Unfit::Finished);
         }
-        let known = Known {
-            block: known.block,
-            ranks: known.ranks.clone(),
-            finished: true,
-        };
+        let known = Known { block: known.block, ranks: known.ranks.clone(), finished: true };
         let finished = self.add(known);
         self.finished.insert(value, finished);
         Ok(finished)

@@ -80,9 +80,5 @@ fn work(algorithm: Algorithm, collective: Collective, n: f64) -> Option<Work> {
         (Algorithm::Log, Barrier) => (rounds, 2.0 * rounds, 0.0),
         _ => return None,
     };
-    Some(Work {
-        hops,
-        messages,
-        passes,
-    })
+    Some(Work { hops, messages, passes })
 }

@@ -8,7 +8,8 @@ use crate::ir::Collective;
 const LINE: usize = 64;
 /// Largest piece: below it the cost per message shows, above it two pieces leave the second-level cache.
 const LARGEST: usize = 128 << 10;
-/// Largest piece of two ranks (all_gather of 4 MiB: 160 us with 128 KiB, 129 with this, 137 with 512 KiB).
+/// Largest piece of two ranks that have one cell of it each (all_gather of 4 MiB: 160 us with 128 KiB, 129 with
+/// this, 137 with 512 KiB; all_reduce, which has two, 230 with 128 KiB and 420 with this).
 const LARGEST_OF_TWO: usize = 256 << 10;
 /// Smallest piece, unless staging is shorter than that: below it messages cost more than their bytes.
 const SMALLEST: usize = 4 << 10;
@@ -27,34 +28,21 @@ const STAGED: usize = 2 << 20;
 /// from five ranks on pieces shrink so that all cells together stay in cache; and cells take no more than a
 /// quarter of the staging, for which first cells and then bytes are given up.
 pub(super) fn cut(algorithm: Algorithm, shape: &Shape) -> Choice {
-    let Shape {
-        collective,
-        size,
-        block,
-        ..
-    } = *shape;
+    let Shape { collective, size, block, .. } = *shape;
     let whole = block.max(1).next_multiple_of(LINE);
     if size == 1 || (algorithm == Algorithm::Publish && shape.fits_slot()) {
-        return Choice {
-            algorithm,
-            segment: whole,
-            depth: 1,
-        };
+        return Choice { algorithm, segment: whole, depth: 1 };
     }
     let (message, staged) = cells(algorithm, collective, size);
     // Up to four ranks: about DEEP bytes of cells a rank.
-    let largest = if size == 2 { LARGEST_OF_TWO } else { LARGEST };
+    let largest = if size == 2 && staged == 1 { LARGEST_OF_TWO } else { LARGEST };
     let mut depth = if size <= 4 { (DEEP / (staged * largest)).clamp(2, 8) } else { 2 };
 
     let mut most = largest / message;
     if size > 4 {
         most = most.min(STAGED / (size * staged * depth));
     }
-    let half = if block >= 2 * WORTH_CUTTING {
-        block.div_ceil(2).next_multiple_of(LINE)
-    } else {
-        whole
-    };
+    let half = if block >= 2 * WORTH_CUTTING { block.div_ceil(2).next_multiple_of(LINE) } else { whole };
     let mut segment = half.min(down(most).max(SMALLEST));
 
     let budget = shape.staging / 4 / staged;
@@ -65,11 +53,7 @@ pub(super) fn cut(algorithm: Algorithm, shape: &Shape) -> Choice {
     if segment >= whole && one_message_a_segment(algorithm, collective) {
         depth = algorithm.least_depth(1);
     }
-    Choice {
-        algorithm,
-        segment,
-        depth,
-    }
+    Choice { algorithm, segment, depth }
 }
 
 /// Down to whole lines, at least one.

@@ -61,35 +61,17 @@ impl Shape {
 /// other algorithms are never quicker where one write reaches all readers in one hop; [`choose_named`] has them.
 pub fn choose(shape: &Shape) -> Choice {
     let publish_wins = shape.fits_slot() && cost(Algorithm::Publish, shape) <= cost(Algorithm::Mesh, shape);
-    let algorithm = if publish_wins {
-        Algorithm::Publish
-    } else {
-        Algorithm::Mesh
-    };
+    let algorithm = if publish_wins { Algorithm::Publish } else { Algorithm::Mesh };
     cut::cut(algorithm, shape)
 }
 
 /// Segment and depth for an algorithm that the user asks for; `None` where it does not do the collective, or
 /// would round a 16-bit reduction more than once although that is forbidden.
 pub fn choose_named(algorithm: Algorithm, shape: &Shape) -> Option<Choice> {
-    let Shape {
-        collective,
-        size,
-        uneven_pairs,
-        ..
-    } = *shape;
+    let Shape { collective, size, uneven_pairs, .. } = *shape;
     if shape.rounds_per_hop_forbidden && collective.reduces() && algorithm.rounds_per_hop() {
         return None;
     }
-    plan(
-        algorithm,
-        &Ask {
-            collective,
-            rank: 0,
-            size,
-            root: 0,
-            uneven_pairs,
-        },
-    )?;
+    plan(algorithm, &Ask { collective, rank: 0, size, root: 0, uneven_pairs })?;
     Some(cut::cut(algorithm, shape))
 }

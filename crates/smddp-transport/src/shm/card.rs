@@ -58,8 +58,13 @@ impl Card {
             rank: rank as u32,
             size: size as u32,
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            boot: std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned(),
-            netns: std::fs::metadata("/proc/self/ns/net").map(|m| std::os::unix::fs::MetadataExt::ino(&m)).unwrap_or(0),
+            boot: std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+                .unwrap_or_default()
+                .trim()
+                .to_owned(),
+            netns: std::fs::metadata("/proc/self/ns/net")
+                .map(|m| std::os::unix::fs::MetadataExt::ino(&m))
+                .unwrap_or(0),
             pid: std::process::id(),
             uid: rustix::process::geteuid().as_raw(),
             endpoint,

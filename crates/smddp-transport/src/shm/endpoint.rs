@@ -106,7 +106,8 @@ impl Endpoint {
         let (memory, fd) = Memory::create(bytes)?;
         let memory = Arc::new(memory);
         let id = random();
-        let socket: Vec<u8> = [b"smddp-", format!("{}-", std::process::id()).as_bytes(), hex(&id[..8]).as_bytes()].concat();
+        let socket: Vec<u8> =
+            [b"smddp-", format!("{}-", std::process::id()).as_bytes(), hex(&id[..8]).as_bytes()].concat();
         let listener = handshake::listen(&socket)?;
         let service = Service::start(listener, id, fd, Bell(memory.clone()))?;
         Ok(Self {
@@ -121,7 +122,14 @@ impl Endpoint {
         })
     }
 
-    pub(crate) fn card(&self, rank: usize, size: usize, settings: Vec<(String, String)>, block: u64, nonce: u64) -> Card {
+    pub(crate) fn card(
+        &self,
+        rank: usize,
+        size: usize,
+        settings: Vec<(String, String)>,
+        block: u64,
+        nonce: u64,
+    ) -> Card {
         Card::new(rank, size, settings, self.id, self.socket.clone(), self.bytes as u64, block, nonce)
     }
 

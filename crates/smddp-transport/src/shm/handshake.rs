@@ -11,7 +11,8 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::Duration;
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
 };
 
 use super::card::{Id, PROTOCOL};
@@ -64,7 +65,11 @@ pub(super) fn listen(name: &[u8]) -> io::Result<UnixListener> {
 
 /// One caller at the listener. Errors concern this caller only. A caller that cannot watch this process by its
 /// pid asks to keep the connection; its end then tells of this process's end.
-pub(super) fn answer(mut stream: UnixStream, me: &Id, memory: BorrowedFd<'_>) -> io::Result<Option<UnixStream>> {
+pub(super) fn answer(
+    mut stream: UnixStream,
+    me: &Id,
+    memory: BorrowedFd<'_>,
+) -> io::Result<Option<UnixStream>> {
     same_user(credentials(&stream)?.1)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
@@ -103,7 +108,9 @@ pub(super) fn call(name: &[u8], me: &Id, them: &Id) -> io::Result<(OwnedFd, u32,
         RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL,
     )?;
     if got.bytes != HELLO {
-        return Err(io::Error::other("the other end hung up in the handshake (another user or another version?)"));
+        return Err(io::Error::other(
+            "the other end hung up in the handshake (another user or another version?)",
+        ));
     }
     let (from, _) = parse(&bytes)?;
     if from != *them {

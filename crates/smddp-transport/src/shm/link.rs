@@ -3,9 +3,10 @@
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::card::Card;
+use super::distance::Distance;
 use super::endpoint::{Bell, Endpoint, Peer, fork_generation, nonce, ring_at};
 use super::layout::*;
 use super::mail::Mailbox;
@@ -60,7 +61,9 @@ struct AllDone {
 impl Release for AllDone {
     fn released(&self) -> bool {
         self.ranks.remotes.iter().enumerate().all(|(rank, remote)| {
-            rank == self.ranks.me || remote.word(DONE).load(Ordering::Acquire) >= self.operations || remote.finished()
+            rank == self.ranks.me
+                || remote.word(DONE).load(Ordering::Acquire) >= self.operations
+                || remote.finished()
         })
     }
 }
@@ -122,16 +125,20 @@ pub struct Unreachable {
 
 impl Prepared {
     /// Takes a control block. A group of one rank needs none.
-    pub fn new(rank: usize, size: usize, staging_cap: usize, settings: Vec<(String, String)>) -> io::Result<Self> {
+    pub fn new(
+        rank: usize,
+        size: usize,
+        staging_cap: usize,
+        settings: Vec<(String, String)>,
+    ) -> io::Result<Self> {
         if size <= 1 {
             let card = Card::new(rank, size, settings, [0; 16], Vec::new(), 0, 0, 0);
             return Ok(Self { endpoint: None, block: 0, nonce: 0, card });
         }
         let endpoint = Endpoint::get(staging_cap)?;
-        let block = endpoint
-            .control
-            .take(&endpoint.memory, block_bytes(size))
-            .ok_or_else(|| io::Error::other("the control blocks of the live groups fill 256 MiB: destroy some groups"))?;
+        let block = endpoint.control.take(&endpoint.memory, block_bytes(size)).ok_or_else(|| {
+            io::Error::other("the control blocks of the live groups fill 256 MiB: destroy some groups")
+        })?;
         let nonce = nonce();
         endpoint.memory.word64(block + NONCE).store(nonce, Ordering::Relaxed);
         endpoint.memory.word32(block + STATE).store(OPEN, Ordering::Release);
@@ -152,7 +159,11 @@ impl Prepared {
         let mut remotes = Vec::with_capacity(size);
         for (rank, card) in cards.into_iter().enumerate() {
             // Several ranks of one process (threads) share its memory as it is.
-            let peer = if card.endpoint == endpoint.id { None } else { Some(reach(endpoint, &self.card, rank, &card)?) };
+            let peer = if card.endpoint == endpoint.id {
+                None
+            } else {
+                Some(reach(endpoint, &self.card, rank, &card)?)
+            };
             remotes.push(Remote {
                 peer,
                 memory: endpoint.memory.clone(),
@@ -204,6 +215,7 @@ pub struct ShmLink {
     owed: bool,
     /// Looks in vain since.
     vain: u32,
+    distance: Distance,
     mailbox: Mailbox,
     left: bool,
     forks: u32,
@@ -232,6 +244,7 @@ impl ShmLink {
             differs: None,
             owed: false,
             vain: 0,
+            distance: Distance::default(),
             mailbox: Mailbox::new(size),
             left: false,
             forks: fork_generation(),
@@ -462,7 +475,14 @@ impl Link for ShmLink {
             });
         } else {
             // Release: whoever sees the tag sees the header and the region's table.
-            memory.word64(slot + TAG).store(seq + 1, Ordering::Release);
+            if wiring.inline {
+                memory.word64(slot + TAG).store(seq + 1, Ordering::Release);
+            } else {
+                let begun = Instant::now();
+                memory.word64(slot + TAG).store(seq + 1, Ordering::Release);
+                fence(Ordering::SeqCst);
+                self.distance.learn(begun.elapsed());
+            }
             self.owe();
         }
         true
@@ -561,8 +581,13 @@ impl Link for ShmLink {
         self.endpoint.is_none() || rank == self.me || {
             let remote = &self.ranks.remotes[rank];
             remote.word(DONE).load(Ordering::Acquire) > seq
-                || (seq..seq + SLOTS).any(|s| remote.word(slot_at(self.size, s) + TAG).load(Ordering::Acquire) == s + 1)
+                || (seq..seq + SLOTS)
+                    .any(|s| remote.word(slot_at(self.size, s) + TAG).load(Ordering::Acquire) == s + 1)
         }
+    }
+
+    fn far(&self) -> bool {
+        self.distance.far()
     }
 
     fn flush(&mut self) {
@@ -653,7 +678,10 @@ impl Link for ShmLink {
         for (i, chunk) in padded.chunks_exact(8).enumerate() {
             let mut word = [0; 8];
             word.copy_from_slice(chunk);
-            endpoint.memory.word64(self.block + WHY + 8 + 8 * i).store(u64::from_le_bytes(word), Ordering::Relaxed);
+            endpoint
+                .memory
+                .word64(self.block + WHY + 8 + 8 * i)
+                .store(u64::from_le_bytes(word), Ordering::Relaxed);
         }
         endpoint.memory.word64(self.block + WHY).store(length as u64, Ordering::Relaxed);
         state.fetch_or(POISONED, Ordering::Release);

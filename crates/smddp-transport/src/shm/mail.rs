@@ -84,7 +84,14 @@ impl Mailbox {
         }
     }
 
-    pub(super) fn open(&mut self, endpoint: &Endpoint, owner: u64, block: usize, to: usize, mail: Mail) -> Option<Stream> {
+    pub(super) fn open(
+        &mut self,
+        endpoint: &Endpoint,
+        owner: u64,
+        block: usize,
+        to: usize,
+        mail: Mail,
+    ) -> Option<Stream> {
         let memory = &endpoint.memory;
         let (ring, announced) = match self.rings.get(&to) {
             Some(&ring) => ring,
@@ -101,14 +108,17 @@ impl Mailbox {
         }
         let bytes = usize::try_from(mail.bytes).ok()?;
         let (region, cell) = self.region(endpoint, owner, bytes)?;
-        let depth = region.map_or(1, |r| ((r.bytes - CELLS) / cell.next_multiple_of(LINE).max(1)).max(1)) as u64;
+        let depth =
+            region.map_or(1, |r| ((r.bytes - CELLS) / cell.next_multiple_of(LINE).max(1)).max(1)) as u64;
         let at = entry(ring, announced);
         let stage = region.map_or(0, |r| r.offset);
         if region.is_some() {
             memory.word64(stage).store(0, Ordering::Relaxed);
             memory.word64(stage + LINE).store(0, Ordering::Relaxed);
         }
-        for (i, value) in [mail.tag, mail.what, mail.bytes, stage as u64, cell as u64, depth].into_iter().enumerate() {
+        for (i, value) in
+            [mail.tag, mail.what, mail.bytes, stage as u64, cell as u64, depth].into_iter().enumerate()
+        {
             memory.word64(at + 8 + 8 * i).store(value, Ordering::Relaxed);
         }
         // Release: whoever sees the number sees the announcement.
@@ -172,7 +182,8 @@ impl Mailbox {
         let remote = &ranks.remotes[from];
         let (ring, taken) = &mut self.inbound[from];
         if *ring == 0 {
-            *ring = remote.memory().word64(remote.block + MAIL + 8 * ranks.me).load(Ordering::Acquire) as usize;
+            *ring =
+                remote.memory().word64(remote.block + MAIL + 8 * ranks.me).load(Ordering::Acquire) as usize;
             if *ring == 0 {
                 return None;
             }
@@ -231,7 +242,13 @@ impl Mailbox {
         }
         endpoint.pool.disown(&endpoint.memory, owner ^ MAIL_OWNER);
         for (&to, &(ring, _)) in &self.rings {
-            let release = AllRead { memory: endpoint.memory.clone(), ranks: ranks.clone(), region: ring, pieces: u64::MAX, to };
+            let release = AllRead {
+                memory: endpoint.memory.clone(),
+                ranks: ranks.clone(),
+                region: ring,
+                pieces: u64::MAX,
+                to,
+            };
             endpoint.control.give(ring, RING_BYTES, Arc::new(release));
         }
         self.rings.clear();

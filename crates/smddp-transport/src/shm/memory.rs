@@ -35,7 +35,9 @@ impl Memory {
         let seals = rustix::fs::fcntl_get_seals(fd.as_fd())?;
         let size = rustix::fs::fstat(fd.as_fd())?.st_size;
         if !seals.contains(SealFlags::SHRINK) || u64::try_from(size).ok() != Some(len as u64) {
-            return Err(io::Error::other(format!("shared memory of {size} bytes is not sealed or not of {len} bytes")));
+            return Err(io::Error::other(format!(
+                "shared memory of {size} bytes is not sealed or not of {len} bytes"
+            )));
         }
         Self::map(fd, len)
     }
@@ -59,7 +61,10 @@ impl Memory {
     /// attack, and stops here.
     #[inline]
     pub(crate) fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
-        assert!(offset <= self.len && bytes <= self.len - offset, "offset {offset}+{bytes} outside shared memory");
+        assert!(
+            offset <= self.len && bytes <= self.len - offset,
+            "offset {offset}+{bytes} outside shared memory"
+        );
         self.base.wrapping_add(offset)
     }
 

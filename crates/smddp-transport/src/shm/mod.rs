@@ -6,6 +6,7 @@
 
 mod card;
 mod control;
+mod distance;
 mod endpoint;
 mod handshake;
 mod layout;

@@ -96,7 +96,12 @@ impl Pool {
             state.free.insert(STAGING, cap);
         }
         state.reserve.insert(STAGING + cap, RESERVE_BYTES);
-        Self { state: Mutex::new(state), cap, resident: AtomicUsize::new(0), reserve_used: AtomicUsize::new(0) }
+        Self {
+            state: Mutex::new(state),
+            cap,
+            resident: AtomicUsize::new(0),
+            reserve_used: AtomicUsize::new(0),
+        }
     }
 
     /// Bytes of address space behind `STAGING`.
@@ -158,7 +163,13 @@ impl Pool {
     }
 
     /// Memory of one message: as `acquire`, but never by waiting for one's own: messages are read in any order.
-    pub(crate) fn acquire_mail(&self, memory: &Memory, owner: u64, want: usize, least: usize) -> Option<Region> {
+    pub(crate) fn acquire_mail(
+        &self,
+        memory: &Memory,
+        owner: u64,
+        want: usize,
+        least: usize,
+    ) -> Option<Region> {
         let (want, least) = (want.next_multiple_of(PAGE), least.next_multiple_of(PAGE));
         let owner = owner ^ (1 << 63);
         let mut state = self.lock();
@@ -262,7 +273,8 @@ mod tests {
     fn every_started_operation_gets_its_least_memory_when_the_cap_is_used_up() {
         let memory = memory(1 << 20);
         let pool = Pool::new(1 << 20);
-        let regions: Vec<_> = (1..40).map(|owner| pool.acquire(&memory, owner, 256 << 10, 32 << 10).unwrap()).collect();
+        let regions: Vec<_> =
+            (1..40).map(|owner| pool.acquire(&memory, owner, 256 << 10, 32 << 10).unwrap()).collect();
         for (i, a) in regions.iter().enumerate() {
             for b in &regions[i + 1..] {
                 assert!(a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset);

@@ -101,32 +101,17 @@ impl<'a> Replay<'a> {
                     let cells = programs().map(|p| p.channels.len()).max().unwrap_or(0) * depth;
                     let cells = (0..cells).map(|_| Cell::default()).collect();
                     lane += lanes;
-                    Rank {
-                        now: 0,
-                        cursors: Vec::new(),
-                        cells,
-                        lane: lane - lanes,
-                        lanes,
-                    }
+                    Rank { now: 0, cursors: Vec::new(), cells, lane: lane - lanes, lanes }
                 })
                 .collect();
             made.push(Track { first, runs, ranks });
             first += ops.len();
         }
-        for cell in made
-            .iter_mut()
-            .flat_map(|t| &mut t.ranks)
-            .flat_map(|r| &mut r.cells)
-        {
+        for cell in made.iter_mut().flat_map(|t| &mut t.ranks).flat_map(|r| &mut r.cells) {
             cell.written = Clock::new(lane);
             cell.released = Clock::new(lane);
         }
-        Self {
-            depth,
-            values,
-            tracks: made,
-            clocks: vec![Clock::new(lane); lane],
-        }
+        Self { depth, values, tracks: made, clocks: vec![Clock::new(lane); lane] }
     }
 
     /// To the end of everything.
@@ -149,10 +134,7 @@ impl<'a> Replay<'a> {
             }
             if !moved {
                 self.unread()?;
-                return Err(Error::Deadlock {
-                    depth: self.depth,
-                    waiting,
-                });
+                return Err(Error::Deadlock { depth: self.depth, waiting });
             }
         }
     }
@@ -164,13 +146,7 @@ impl<'a> Replay<'a> {
     ) -> impl Iterator<Item = (usize, &Operation<'a>, &[Memory], &[Moment], &[Clock])> {
         self.tracks.iter().flat_map(|track| {
             track.runs.iter().enumerate().map(|(i, run)| {
-                (
-                    track.first + i,
-                    &run.op,
-                    run.memory.as_slice(),
-                    run.began.as_slice(),
-                    run.ended.as_slice(),
-                )
+                (track.first + i, &run.op, run.memory.as_slice(), run.began.as_slice(), run.ended.as_slice())
             })
         })
     }
@@ -178,13 +154,7 @@ impl<'a> Replay<'a> {
     /// Rank `rank` enters its next operation: all its lanes know all that the last one's knew.
     fn begin(&mut self, t: usize, rank: usize) {
         let Track { runs, ranks, .. } = &mut self.tracks[t];
-        let Rank {
-            now,
-            cursors,
-            lane,
-            lanes,
-            ..
-        } = &mut ranks[rank];
+        let Rank { now, cursors, lane, lanes, .. } = &mut ranks[rank];
         let mut clock = self.clocks[*lane].clone();
         for other in &self.clocks[*lane..*lane + *lanes] {
             clock.join(other);
@@ -216,13 +186,7 @@ impl<'a> Replay<'a> {
                     if let Some(Timed { lag, step }) = steps.get(cursor.step) {
                         let segment = cursor.iteration.wrapping_sub(*lag);
                         if segment < segments && active(&op, rank, step, segment) {
-                            let at = Place {
-                                operation,
-                                rank,
-                                lane,
-                                step: cursor.step,
-                                segment,
-                            };
+                            let at = Place { operation, rank, lane, step: cursor.step, segment };
                             if !self.step(t, now, at, step)? {
                                 waiting.push(at);
                                 break;
@@ -257,13 +221,7 @@ impl<'a> Replay<'a> {
                         for (&reader, &read) in readers.iter().zip(&flow.read) {
                             if read < flow.sent && track.ranks[reader].now > i {
                                 let (operation, messages) = (track.first + i, flow.sent - read);
-                                return Err(Error::Unread {
-                                    operation,
-                                    writer,
-                                    channel,
-                                    reader,
-                                    messages,
-                                });
+                                return Err(Error::Unread { operation, writer, channel, reader, messages });
                             }
                         }
                     }
@@ -277,10 +235,7 @@ impl<'a> Replay<'a> {
 impl<'a> Run<'a> {
     fn new(op: &Operation<'a>, values: &mut Values) -> Self {
         let programs = op.programs;
-        let flow = |readers: usize| Flow {
-            sent: 0,
-            read: vec![0; readers],
-        };
+        let flow = |readers: usize| Flow { sent: 0, read: vec![0; readers] };
         Self {
             op: *op,
             segments: op.most_segments(),
@@ -305,8 +260,5 @@ fn active(op: &Operation<'_>, rank: usize, step: &Step, segment: usize) -> bool 
         Step::Receive { .. } => None,
     };
     mine.is_some_and(|span| op.has(rank, span, segment))
-        || step
-            .sources()
-            .iter()
-            .any(|from| op.has(from.rank, from.message, segment))
+        || step.sources().iter().any(|from| op.has(from.rank, from.message, segment))
 }

@@ -11,30 +11,15 @@ use crate::ir::{Buffer, Source, Span, Step};
 impl Replay<'_> {
     /// One segment of one step, or `false` where it must wait.
     pub(super) fn step(&mut self, t: usize, now: usize, at: Place, step: &Step) -> Result<bool, Error> {
-        let Self {
-            depth,
-            values,
-            tracks,
-            clocks,
-        } = self;
+        let Self { depth, values, tracks, clocks } = self;
         let Track { runs, ranks, .. } = &mut tracks[t];
-        let Run {
-            op,
-            memory,
-            flows,
-            signals,
-            ..
-        } = &mut runs[now];
+        let Run { op, memory, flows, signals, .. } = &mut runs[now];
         let (depth, me, segment, op) = (*depth, at.rank, at.segment, *op);
         let base = ranks[me].lane;
         let lane = base + at.lane;
 
         // Is everything there?
-        let sources = || {
-            step.sources()
-                .iter()
-                .filter(|f| op.has(f.rank, f.message, segment))
-        };
+        let sources = || step.sources().iter().filter(|f| op.has(f.rank, f.message, segment));
         let incoming = |from: &Source, flows: &[Vec<Flow>]| {
             let k = flows[from.rank][from.channel].read[from.reader];
             (from.channel * depth + k % depth, k)
@@ -45,10 +30,8 @@ impl Replay<'_> {
                 return Ok(false);
             }
         }
-        let outgoing = step
-            .published()
-            .filter(|&(_, span)| op.has(me, span, segment))
-            .map(|(channel, span)| {
+        let outgoing =
+            step.published().filter(|&(_, span)| op.has(me, span, segment)).map(|(channel, span)| {
                 let k = flows[me][channel].sent;
                 (channel, span, channel * depth + k % depth, k)
             });
@@ -72,12 +55,7 @@ impl Replay<'_> {
             let cell = &ranks[from.rank].cells[incoming(from, flows).0];
             if cell.span != Some(from.message) || cell.segment != segment {
                 let found = cell.span.unwrap_or(Span::TOKEN);
-                return Err(Error::Message {
-                    at,
-                    expected: from.message,
-                    found,
-                    segment: cell.segment,
-                });
+                return Err(Error::Message { at, expected: from.message, found, segment: cell.segment });
             }
             clocks[lane].join(&cell.written);
         }
@@ -90,14 +68,7 @@ impl Replay<'_> {
             true => ranks[from.rank].cells[incoming(from, flows).0].values[from.take.0 + i],
             false => NOTHING,
         };
-        let mut hands = Hands {
-            op: &op,
-            memory: &mut memory[me],
-            at,
-            base,
-            moment,
-            clock,
-        };
+        let mut hands = Hands { op: &op, memory: &mut memory[me], at, base, moment, clock };
         let mut result = Vec::new();
         match step {
             Step::Send { source, tee, .. } => {
@@ -118,13 +89,7 @@ impl Replay<'_> {
                     result.push(value);
                 }
             }
-            Step::Reduce {
-                from,
-                own,
-                to,
-                finish,
-                ..
-            } => {
+            Step::Reduce { from, own, to, finish, .. } => {
                 let blocks = own.map_or_else(|| from[0].take.1, |(_, span)| span.blocks);
                 let mut inputs = Vec::with_capacity(from.len() + 1);
                 for i in 0..blocks {
@@ -210,12 +175,7 @@ impl Hands<'_, '_> {
         match misuse {
             Misuse::Unwritten => Error::ReadBeforeWrite { at, buffer, block },
             Misuse::Clobbered => Error::Clobbered { at, block },
-            Misuse::Unordered(lane) => Error::Unordered {
-                at,
-                buffer,
-                block,
-                other: lane - self.base,
-            },
+            Misuse::Unordered(lane) => Error::Unordered { at, buffer, block, other: lane - self.base },
         }
     }
 
@@ -226,12 +186,7 @@ impl Hands<'_, '_> {
         }
         let (buffer, block) = (span.buffer, span.block + i);
         self.memory
-            .read(
-                (buffer, block, self.at.segment),
-                self.at.lane,
-                self.moment,
-                self.clock,
-            )
+            .read((buffer, block, self.at.segment), self.at.lane, self.moment, self.clock)
             .map_err(|misuse| self.error(misuse, buffer, block))
     }
 
@@ -258,18 +213,12 @@ impl Hands<'_, '_> {
             return Err(Error::Sizes { at });
         }
         let combined = values.reduce(inputs);
-        combined
-            .and_then(|v| {
-                if finish {
-                    values.finish(v, self.op.size())
-                } else {
-                    Ok(v)
-                }
-            })
-            .map_err(|unfit| match unfit {
+        combined.and_then(|v| if finish { values.finish(v, self.op.size()) } else { Ok(v) }).map_err(
+            |unfit| match unfit {
                 Unfit::Twice(contributor) => Error::DoubleContributor { at, contributor },
                 Unfit::Mixed(first, second) => Error::MixedBlocks { at, first, second },
                 Unfit::Finished => Error::WrongFinish { at },
-            })
+            },
+        )
     }
 }
