@@ -5,21 +5,20 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Wea
 use std::time::{Duration, Instant};
 
 use smddp_plan::Collective;
-use smddp_transport::shm::{Card, Prepared, fork_generation};
+use smddp_transport::shm::fork_generation;
 use smddp_transport::{Link, Sleeper};
 
-use crate::bind::{self, Key, bind};
-use crate::call::{self, Blocks, Call, Counts, reduces};
+use crate::bind::{self, Key};
+use crate::call::{self, Call, Counts};
 use crate::config::{Config, Level};
 use crate::driver::{Driver, Item};
 use crate::error::{Error, Result};
-use crate::exec::{Cursor, Op, State};
 use crate::log;
 use crate::p2p::{Direction, Post};
+use crate::prepare::by_pairs;
 use crate::progress;
-use crate::reduce;
-use crate::types::{DType, RedOp};
-use crate::wait::{self, Habit, Patience};
+use crate::types::DType;
+use crate::wait::{Habit, Patience};
 use crate::work::{Keep, Shared, interrupted};
 
 /// How a call deviates from its group's habits.
@@ -29,89 +28,6 @@ pub struct Options {
     pub timeout: Option<Duration>,
     /// Held until the call is over.
     pub keep: Option<Keep>,
-}
-
-/// First half of making a communicator. No rank waits here.
-pub struct Pending {
-    name: String,
-    rank: usize,
-    size: usize,
-    timeout: Duration,
-    prepared: Prepared,
-}
-
-impl Pending {
-    /// `timeout`: the deadline of every call that has none of its own.
-    pub fn new(name: &str, rank: usize, size: usize, timeout: Duration) -> Result<Self> {
-        if rank >= size {
-            return Err(Error::Invalid(format!("rank {rank} is not in a group of {size}")));
-        }
-        let config = Config::get()?;
-        let prepared = Prepared::new(rank, size, config.staging, config.shared()).map_err(|error| {
-            Error::System { what: format!("group `{name}`: no shared memory"), why: error.to_string() }
-        })?;
-        Ok(Self { name: name.to_owned(), rank, size, timeout, prepared })
-    }
-
-    /// What all other ranks of the group must get, by whatever store.
-    pub fn card(&self) -> Vec<u8> {
-        self.prepared.card().to_bytes()
-    }
-
-    /// Second half, with the cards of all ranks in rank order, mine included.
-    pub fn connect(self, cards: &[Vec<u8>]) -> Result<Communicator> {
-        let cards = self.checked(cards)?;
-        let link = self.prepared.connect(cards).map_err(|e| {
-            Error::Topology(format!(
-                "group `{}`: {e}. Ranks that do not share memory are other nodes; this version connects the ranks of \
-                 one node only",
-                self.name
-            ))
-        })?;
-        wait::note_group(self.size);
-        Ok(Communicator::over(Box::new(link), &self.name, self.timeout))
-    }
-
-    fn checked(&self, cards: &[Vec<u8>]) -> Result<Vec<Card>> {
-        let name = &self.name;
-        if cards.len() != self.size {
-            return Err(Error::Invalid(format!(
-                "group `{name}`: {} cards for {} ranks",
-                cards.len(),
-                self.size
-            )));
-        }
-        let mine = self.prepared.card();
-        let mut checked = Vec::with_capacity(cards.len());
-        for (rank, bytes) in cards.iter().enumerate() {
-            let card = Card::from_bytes(bytes).map_err(|e| {
-                Error::Topology(format!("group `{name}`: rank {rank} sent a card that is {e}"))
-            })?;
-            let differ = |what: &str, here: &str, there: &str| {
-                Err(Error::Topology(format!(
-                    "group `{name}`: {what} differs: {here} on rank {}, {there} on rank {rank} (host {}, pid {})",
-                    self.rank, card.host, card.pid
-                )))
-            };
-            if (card.protocol, &card.version) != (mine.protocol, &mine.version) {
-                return differ("the version of smddp", &mine.version, &card.version);
-            }
-            if (card.rank as usize, card.size as usize) != (rank, self.size) {
-                return differ(
-                    "rank and size",
-                    &format!("{rank} of {}", self.size),
-                    &format!("{} of {}", card.rank, card.size),
-                );
-            }
-            for ((setting, here), (_, there)) in mine.settings.iter().zip(&card.settings) {
-                if here != there {
-                    return differ(setting, &format!("{here:?}"), &format!("{there:?}"));
-                }
-            }
-            checked.push(card);
-        }
-        Ok(checked)
-    }
 }
 
 pub(crate) struct Inner {
@@ -126,13 +42,13 @@ pub(crate) struct Inner {
     poison: OnceLock<Error>,
     timeout: AtomicU64,
     closed: AtomicBool,
-    rank: usize,
-    size: usize,
-    slot: usize,
+    pub(crate) rank: usize,
+    pub(crate) size: usize,
+    pub(crate) slot: usize,
     name: String,
     forks: u32,
     habit: Habit,
-    config: &'static Config,
+    pub(crate) config: &'static Config,
 }
 
 /// One group's ranks. Cheap to clone; any thread may call.
@@ -583,143 +499,6 @@ impl Communicator {
         }
         driver.link.leave();
     }
-}
-
-/// A rank that gives equal split sizes and one that gives none make the same all_to_all, and neither knows the
-/// other's sizes: so all of them go the way of uneven pairs, unless an algorithm is forced.
-fn by_pairs(counts: Counts, collective: Collective, size: usize, config: &Config) -> Counts {
-    match counts {
-        Counts::Even(c) if collective == Collective::AllToAll && config.algorithm.is_none() => {
-            Counts::Pairs(vec![c; size], vec![c; size])
-        }
-        counts => counts,
-    }
-}
-
-fn key_of(call: &Call<'_>, counts: Counts) -> Key {
-    let redop = if reduces(call.collective) { call.redop.code() } else { 0 };
-    Key { collective: call.collective, dtype: call.dtype, redop, root: call.root, counts }
-}
-
-impl Inner {
-    fn prepare(
-        &self,
-        driver: &mut Driver,
-        call: &Call<'_>,
-        counts: Counts,
-        timeout: Duration,
-    ) -> Result<Box<Op>> {
-        let key = key_of(call, by_pairs(counts, call.collective, self.size, self.config));
-        let bound = match driver.cache.get(&key) {
-            Some(bound) => bound,
-            None => {
-                let bound = Arc::new(bind(&key, self.rank, self.size, self.slot, self.config)?);
-                driver.cache.put(key, bound.clone());
-                bound
-            }
-        };
-        let spare = driver.spare_op();
-        Ok(self.fill(spare, bound, call, timeout))
-    }
-
-    fn prepare_apart(&self, call: &Call<'_>, counts: Counts, timeout: Duration) -> Result<Box<Op>> {
-        let key = key_of(call, by_pairs(counts, call.collective, self.size, self.config));
-        let bound = Arc::new(bind(&key, self.rank, self.size, self.slot, self.config)?);
-        Ok(self.fill(None, bound, call, timeout))
-    }
-
-    fn fill(
-        &self,
-        spare: Option<Box<Op>>,
-        bound: Arc<bind::Bound>,
-        call: &Call<'_>,
-        timeout: Duration,
-    ) -> Box<Op> {
-        let reducing = reduces(call.collective);
-        let scale = (reducing && call.redop == RedOp::Avg).then_some(self.size as u32);
-        let (in_base, in_list) = place(&call.input);
-        let (out_base, out_list) = place(&call.output);
-        let stream = bound.bytes >= self.config.stream && !(in_base == out_base && self.size == 2);
-        let mut op = spare.unwrap_or_else(|| {
-            Box::new(Op {
-                collective: call.collective,
-                seq: 0,
-                bound: bound.clone(),
-                state: State {
-                    dtype: call.dtype,
-                    scale,
-                    bases: [0; 3],
-                    lists: [None, None],
-                    stream,
-                    lanes: Vec::new(),
-                    semaphores: Vec::new(),
-                },
-                scratch: Vec::new(),
-                scaled: Vec::new(),
-                begun: false,
-                timeout,
-                submitted: None,
-                work: None,
-            })
-        });
-        op.collective = call.collective;
-        op.scratch.clear();
-        op.scratch.resize(bound.scratch.div_ceil(16), 0);
-        op.begun = false;
-        let state = &mut op.state;
-        state.dtype = call.dtype;
-        state.scale = scale;
-        state.bases = [in_base, out_base, op.scratch.as_ptr() as usize];
-        state.lists = [in_list, out_list];
-        state.stream = stream;
-        state.lanes.clear();
-        state.lanes.resize(bound.lanes.len(), Cursor::default());
-        state.semaphores.clear();
-        state.semaphores.resize(bound.semaphores, 0);
-        op.timeout = timeout;
-        op.submitted = None;
-        op.bound = bound;
-        if let RedOp::PremulSum(factor) = call.redop
-            && reducing
-        {
-            premultiply(&mut op, factor);
-        }
-        op
-    }
-}
-
-/// Base address, and the blocks' addresses where they do not lie in a row.
-fn place(blocks: &Blocks<'_>) -> (usize, Option<Vec<usize>>) {
-    match blocks {
-        Blocks::None => (0, None),
-        Blocks::Flat { ptr, .. } | Blocks::Cut { ptr, .. } => (*ptr as usize, None),
-        Blocks::List { parts } => (0, Some(parts.iter().map(|p| p.0 as usize).collect())),
-    }
-}
-
-/// The input times the caller's factor, in memory of the operation's own.
-fn premultiply(op: &mut Op, factor: f64) {
-    let bound = op.bound.clone();
-    let total: usize = bound.lengths[0].iter().sum();
-    op.scaled.clear();
-    op.scaled.resize(total.div_ceil(16), 0);
-    let base = op.scaled.as_mut_ptr() as usize;
-    for (block, (&offset, &length)) in bound.offsets[0].iter().zip(&bound.lengths[0]).enumerate() {
-        let from = op.state.bases[0] + op.state.lists[0].as_ref().map_or(offset, |list| list[block]);
-        // SAFETY: the input block is valid (the caller's promise); `scaled` has room for all blocks in a row.
-        unsafe {
-            let dtype = op.state.dtype;
-            reduce::premultiply(
-                dtype,
-                (base + offset) as *mut u8,
-                from as *const u8,
-                length / dtype.size(),
-                factor,
-            );
-        }
-    }
-    op.state.bases[0] = base;
-    op.state.lists[0] = None;
 }
 
 impl Work {

@@ -8,26 +8,14 @@ use crate::error::Error;
 use crate::exec::Op;
 use crate::types::{DType, RedOp};
 
-const COLLECTIVES: [Collective; 9] = [
-    Collective::AllGather,
-    Collective::ReduceScatter,
-    Collective::AllReduce,
-    Collective::Broadcast,
-    Collective::Reduce,
-    Collective::Gather,
-    Collective::Scatter,
-    Collective::AllToAll,
-    Collective::Barrier,
-];
-
 /// The collective of a header of this rank's own.
 pub(crate) fn collective(head: Head) -> Collective {
-    COLLECTIVES.get((head.what & 0xff) as usize).copied().unwrap_or(Collective::Barrier)
+    Collective::ALL.get((head.what & 0xff) as usize).copied().unwrap_or(Collective::Barrier)
 }
 
 /// A header as the call it stands for.
 pub(crate) fn call(head: Head) -> String {
-    let Some(&collective) = COLLECTIVES.get((head.what & 0xff) as usize) else {
+    let Some(&collective) = Collective::ALL.get((head.what & 0xff) as usize) else {
         return format!("an unknown call ({:#x})", head.what);
     };
     let dtype = DType::from_u8((head.what >> 8) as u8).map_or("?", DType::name);

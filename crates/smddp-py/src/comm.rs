@@ -54,18 +54,8 @@ pub(crate) struct Comm {
 }
 
 fn collective_of(code: u8) -> PyResult<Collective> {
-    const ALL: [Collective; 9] = [
-        Collective::AllGather,
-        Collective::ReduceScatter,
-        Collective::AllReduce,
-        Collective::Broadcast,
-        Collective::Reduce,
-        Collective::Gather,
-        Collective::Scatter,
-        Collective::AllToAll,
-        Collective::Barrier,
-    ];
-    ALL.get(code as usize)
+    Collective::ALL
+        .get(code as usize)
         .copied()
         .ok_or_else(|| PyValueError::new_err(format!("no collective has number {code}")))
 }

@@ -212,14 +212,4 @@ fn run(
     unsafe { comm.run(&call, Options::default()) }
 }
 
-pub(crate) const ALL: [Collective; 9] = [
-    Collective::AllGather,
-    Collective::ReduceScatter,
-    Collective::AllReduce,
-    Collective::Broadcast,
-    Collective::Reduce,
-    Collective::Gather,
-    Collective::Scatter,
-    Collective::AllToAll,
-    Collective::Barrier,
-];
+pub(crate) const ALL: [Collective; 9] = Collective::ALL;

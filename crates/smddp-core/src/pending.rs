@@ -1,0 +1,93 @@
+//! Making a communicator, in two halves with the exchange of cards between them.
+
+use std::time::Duration;
+
+use smddp_transport::shm::{Card, Prepared};
+
+use crate::comm::Communicator;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::wait;
+
+/// First half of making a communicator. No rank waits here.
+pub struct Pending {
+    name: String,
+    rank: usize,
+    size: usize,
+    timeout: Duration,
+    prepared: Prepared,
+}
+
+impl Pending {
+    /// `timeout`: the deadline of every call that has none of its own.
+    pub fn new(name: &str, rank: usize, size: usize, timeout: Duration) -> Result<Self> {
+        if rank >= size {
+            return Err(Error::Invalid(format!("rank {rank} is not in a group of {size}")));
+        }
+        let config = Config::get()?;
+        let prepared = Prepared::new(rank, size, config.staging, config.shared()).map_err(|error| {
+            Error::System { what: format!("group `{name}`: no shared memory"), why: error.to_string() }
+        })?;
+        Ok(Self { name: name.to_owned(), rank, size, timeout, prepared })
+    }
+
+    /// What all other ranks of the group must get, by whatever store.
+    pub fn card(&self) -> Vec<u8> {
+        self.prepared.card().to_bytes()
+    }
+
+    /// Second half, with the cards of all ranks in rank order, mine included.
+    pub fn connect(self, cards: &[Vec<u8>]) -> Result<Communicator> {
+        let cards = self.checked(cards)?;
+        let link = self.prepared.connect(cards).map_err(|e| {
+            Error::Topology(format!(
+                "group `{}`: {e}. Ranks that do not share memory are other nodes; this version connects the ranks of \
+                 one node only",
+                self.name
+            ))
+        })?;
+        wait::note_group(self.size);
+        Ok(Communicator::over(Box::new(link), &self.name, self.timeout))
+    }
+
+    fn checked(&self, cards: &[Vec<u8>]) -> Result<Vec<Card>> {
+        let name = &self.name;
+        if cards.len() != self.size {
+            return Err(Error::Invalid(format!(
+                "group `{name}`: {} cards for {} ranks",
+                cards.len(),
+                self.size
+            )));
+        }
+        let mine = self.prepared.card();
+        let mut checked = Vec::with_capacity(cards.len());
+        for (rank, bytes) in cards.iter().enumerate() {
+            let card = Card::from_bytes(bytes).map_err(|e| {
+                Error::Topology(format!("group `{name}`: rank {rank} sent a card that is {e}"))
+            })?;
+            let differ = |what: &str, here: &str, there: &str| {
+                Err(Error::Topology(format!(
+                    "group `{name}`: {what} differs: {here} on rank {}, {there} on rank {rank} (host {}, pid {})",
+                    self.rank, card.host, card.pid
+                )))
+            };
+            if (card.protocol, &card.version) != (mine.protocol, &mine.version) {
+                return differ("the version of smddp", &mine.version, &card.version);
+            }
+            if (card.rank as usize, card.size as usize) != (rank, self.size) {
+                return differ(
+                    "rank and size",
+                    &format!("{rank} of {}", self.size),
+                    &format!("{} of {}", card.rank, card.size),
+                );
+            }
+            for ((setting, here), (_, there)) in mine.settings.iter().zip(&card.settings) {
+                if here != there {
+                    return differ(setting, &format!("{here:?}"), &format!("{there:?}"));
+                }
+            }
+            checked.push(card);
+        }
+        Ok(checked)
+    }
+}
