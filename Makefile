@@ -36,7 +36,7 @@ RUST_TESTS := --workspace --exclude smddp-py
 
 .PHONY: help
 help: ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-14s %s\n", $$1, $$2 }'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-17s %s\n", $$1, $$2 }'
 
 # ---- set-up: each step leaves a stamp in .venv, so removing .venv starts afresh ----
 
@@ -109,6 +109,15 @@ test-python: $(STAMPS)/wheel $(STAMPS)/test-tools ## the Python tests alone
 .PHONY: test-slow
 test-slow: $(STAMPS)/wheel $(STAMPS)/test-tools ## the Python tests that `make test` leaves out for their length
 	$(BIN)/python -m pytest -m slow
+
+.PHONY: test-torch-suite
+test-torch-suite: $(STAMPS)/wheel $(STAMPS)/test-tools ## torch's own distributed tests, all of them, with 3 and 4 ranks
+	$(BIN)/python -m pytest tests/torch_suite -m ""
+
+.PHONY: test-clients
+test-clients: $(STAMPS)/wheel $(STAMPS)/test-tools ## DeepSpeed, Lightning, Accelerate and Trainer (own environment over .venv)
+	$(BIN)/python tests/clients/third_party/make_venv.py
+	.venvs/clients/bin/python -m pytest tests/clients/third_party -m ""
 
 .PHONY: check
 check: $(STAMPS)/lint-tools ## what a change must pass: format, clippy, ruff, stubs, all tests
