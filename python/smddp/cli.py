@@ -70,9 +70,18 @@ def bench(argv: Sequence[str] | None = None) -> int:
     except ImportError as error:
         print(f"smddp-bench: {error}", file=sys.stderr)
         return 1
+    given = list(sys.argv[1:] if argv is None else argv)
     # It runs without Python's help, and so does its end by Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    return native.bench_main(list(sys.argv[1:] if argv is None else argv))
+    if "--plot" not in given:
+        return native.bench_main(given)
+    at = given.index("--plot")
+    if at + 1 == len(given):
+        print("smddp-bench: --plot takes a file name (.svg or .png)", file=sys.stderr)
+        return 2
+    from smddp._plot import plotted
+
+    return plotted(native.bench_main, given[:at] + given[at + 2 :], given[at + 1])
 
 
 if __name__ == "__main__":

@@ -104,8 +104,8 @@ struct Unheld {
 }
 
 const LOOKS_BEFORE_RINGING: u32 = 8;
-/// Regions from which the distance is measured with every operation.
-const MEASURED_ALWAYS: usize = 512 << 10;
+/// Cells from which the distance is measured.
+const MEASURED: usize = 32 << 10;
 
 /// What is left of the first half of making a link.
 pub struct Prepared {
@@ -460,13 +460,6 @@ impl Link for ShmLink {
         let memory = &endpoint.memory;
         // Whoever sees this header in place of the one before sees that the operations before it are done (`hold`).
         fence(Ordering::Release);
-        // The readers of the operation before last have the slot's line in their caches: how long it takes to take it
-        // back tells how far they are. The barriers around it are a few percent of a small operation, hence not always.
-        let large = self.region.is_some_and(|region| region.bytes >= MEASURED_ALWAYS);
-        let begun = (self.region.is_some() && (large || seq.is_multiple_of(4))).then(|| {
-            fence(Ordering::SeqCst);
-            Instant::now()
-        });
         memory.word64(slot + WHAT).store(head.what, Ordering::Relaxed);
         memory.word64(slot + COUNT).store(head.count, Ordering::Relaxed);
         memory.word64(slot + STAGE).store(stage, Ordering::Relaxed);
@@ -485,10 +478,6 @@ impl Link for ShmLink {
         } else {
             // Release: whoever sees the tag sees the header and the region's table.
             memory.word64(slot + TAG).store(seq + 1, Ordering::Release);
-            if let Some(begun) = begun {
-                fence(Ordering::SeqCst);
-                self.distance.learn(begun.elapsed());
-            }
             self.owe();
         }
         true
@@ -522,8 +511,19 @@ impl Link for ShmLink {
         } else {
             (out.lines, out.sent)
         };
+        // The readers look at this line while they wait, so it is in their caches: how long it takes to take it back
+        // tells how far they are. The barriers cost little beside a large cell.
+        let measured = !self.inline && out.cell >= MEASURED && out.sent % 4 == 2;
+        let begun = measured.then(|| {
+            fence(Ordering::SeqCst);
+            Instant::now()
+        });
         // Release: whoever sees the count sees the payload.
         endpoint.memory.word64(word).store(value, Ordering::Release);
+        if let Some(begun) = begun {
+            fence(Ordering::SeqCst);
+            self.distance.learn(begun.elapsed());
+        }
         self.owe();
     }
 
