@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use smddp_plan::Collective;
+use smddp_plan::{Algorithm, Collective};
 use smddp_transport::shm::fork_generation;
 use smddp_transport::{Link, Sleeper};
 
 use crate::bind::{self, Key};
 use crate::call::{self, Call, Counts};
 use crate::config::{Config, Level};
-use crate::driver::{Driver, Item};
+use crate::driver::{Driver, Item, Tally};
 use crate::error::{Error, Result};
 use crate::log;
 use crate::p2p::{Direction, Post};
@@ -31,7 +31,9 @@ pub struct Options {
 }
 
 pub(crate) struct Inner {
-    pub(crate) driver: Mutex<Driver>,
+    driver: Mutex<Driver>,
+    /// What went which way so far.
+    tally: Arc<Tally>,
     /// What the driver has not yet seen.
     inbox: Mutex<Vec<Item>>,
     /// The inbox is not empty.
@@ -72,6 +74,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Inner {
+    /// The driver, if nobody drives. A driver that panicked left the mutex poisoned; it must still be had, or whoever
+    /// waits would wait for ever.
+    pub(crate) fn try_drive(&self) -> Option<MutexGuard<'_, Driver>> {
+        match self.driver.try_lock() {
+            Ok(driver) => Some(driver),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
     /// Takes up what was submitted and moves things on; failures end the group. Whether anything moved.
     pub(crate) fn turn(&self, driver: &mut Driver) -> bool {
         self.collect(driver);
@@ -198,8 +210,10 @@ impl Communicator {
             static FALLBACK: OnceLock<Config> = OnceLock::new();
             FALLBACK.get_or_init(Config::default)
         });
+        let tally = Arc::new(Tally::default());
         let comm = Self(Arc::new(Inner {
-            driver: Mutex::new(Driver::new(link, name.to_owned())),
+            driver: Mutex::new(Driver::new(link, name.to_owned(), tally.clone())),
+            tally,
             inbox: Mutex::default(),
             mail: AtomicBool::new(false),
             submitted: AtomicU64::new(0),
@@ -257,7 +271,7 @@ impl Communicator {
     /// Ranks known to have begun the newest collective that was started here; only this rank while another thread
     /// waits in this group.
     pub fn arrived(&self) -> Vec<usize> {
-        let Ok(driver) = self.0.driver.try_lock() else { return vec![self.0.rank] };
+        let Some(driver) = self.0.try_drive() else { return vec![self.0.rank] };
         let next = driver.next;
         (0..self.0.size)
             .filter(|&r| next == 0 || r == self.0.rank || driver.link.arrived(r, next - 1))
@@ -277,9 +291,7 @@ impl Communicator {
         let counts = by_pairs(counts, collective, self.0.size, self.0.config);
         let key = Key { collective, dtype, redop: 0, root: 0, counts };
         match bind::pick(&key, self.0.rank, self.0.size, self.0.slot, self.0.config) {
-            Ok(choice) if choice.algorithm == smddp_plan::Algorithm::Publish => {
-                "shm publish, one message".to_owned()
-            }
+            Ok(choice) if choice.algorithm == Algorithm::Publish => "shm publish, one message".to_owned(),
             Ok(choice) => format!(
                 "shm {}, segments of {} KiB, {} cells",
                 choice.algorithm.name(),
@@ -290,12 +302,10 @@ impl Communicator {
         }
     }
 
-    /// What went which way so far: collective, algorithm, operations, bytes of their whole buffers. Waits while
-    /// another thread drives this group.
-    pub fn taken(&self) -> Vec<(Collective, smddp_plan::Algorithm, u64, u64)> {
-        let driver = lock(&self.0.driver);
-        let ways = Collective::ALL.into_iter().flat_map(|c| smddp_plan::Algorithm::ALL.map(|a| (c, a)));
-        ways.map(|(c, a)| (c, a, driver.taken[c as usize][a as usize]))
+    /// What went which way so far: collective, algorithm, operations, bytes of their whole buffers.
+    pub fn taken(&self) -> Vec<(Collective, Algorithm, u64, u64)> {
+        let ways = Collective::ALL.into_iter().flat_map(|c| Algorithm::ALL.map(|a| (c, a)));
+        ways.map(|(c, a)| (c, a, self.0.tally.get(c, a)))
             .filter(|(.., (operations, _))| *operations > 0)
             .map(|(c, a, (operations, bytes))| (c, a, operations, bytes))
             .collect()
@@ -313,12 +323,7 @@ impl Communicator {
         inner.usable()?;
         let counts = call::check(call, inner.rank, inner.size)?;
         let timeout = self.timeout(&options);
-        let driver = match inner.driver.try_lock() {
-            Ok(driver) => Some(driver),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        };
-        if let Some(mut driver) = driver {
+        if let Some(mut driver) = inner.try_drive() {
             let op = inner.prepare(&mut driver, call, counts, timeout)?;
             inner.collect(&mut driver);
             let number = driver.enqueue(op);
@@ -351,9 +356,9 @@ impl Communicator {
         let shared = Arc::new(Shared::new(options.keep));
         let mut op = {
             // Binding needs the driver's cache; where another thread drives, a cache of one's own does.
-            match inner.driver.try_lock() {
-                Ok(mut driver) => inner.prepare(&mut driver, call, counts, timeout)?,
-                Err(_) => inner.prepare_apart(call, counts, timeout)?,
+            match inner.try_drive() {
+                Some(mut driver) => inner.prepare(&mut driver, call, counts, timeout)?,
+                None => inner.prepare_apart(call, counts, timeout)?,
             }
         };
         op.work = Some(shared.clone());
@@ -370,13 +375,13 @@ impl Communicator {
 
     /// Gets a submitted item going, here if nobody drives.
     fn submitted(&self) {
-        match self.0.driver.try_lock() {
-            Ok(mut driver) => {
+        match self.0.try_drive() {
+            Some(mut driver) => {
                 self.0.turn(&mut driver);
                 driver.link.flush();
                 self.0.leave(driver);
             }
-            Err(_) => {
+            None => {
                 // The one who drives sleeps perhaps; and if it leaves now, the progress thread takes over.
                 progress::register(&self.0);
                 self.0.sleeper.ring();
@@ -465,15 +470,15 @@ impl Communicator {
         }
         let _ =
             inner.poison.set(Error::Closed { group: inner.name.clone(), why: format!("aborted: {reason}") });
-        match inner.driver.try_lock() {
-            Ok(mut driver) => {
+        match inner.try_drive() {
+            Some(mut driver) => {
                 inner.turn(&mut driver);
                 if let Some(error) = inner.poison.get() {
                     driver.fail(error);
                 }
             }
             // Whoever drives sees it at its next look.
-            Err(_) => progress::register(inner),
+            None => progress::register(inner),
         }
         inner.sleeper.ring();
     }
@@ -502,13 +507,6 @@ impl Communicator {
 }
 
 impl Work {
-    /// A call that is over already.
-    pub fn finished() -> Self {
-        let shared = Shared::new(None);
-        shared.finish(Ok(()));
-        Self { shared: Arc::new(shared), comm: None }
-    }
-
     /// Drives the call until it is over. `timeout`: give up waiting after that; the call itself goes on.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
         if self.shared.is_done() {
@@ -523,7 +521,7 @@ impl Work {
         let mut asked = begun;
         let mut nap = Duration::from_micros(50);
         while !self.shared.is_done() {
-            if let Ok(mut driver) = comm.driver.try_lock() {
+            if let Some(mut driver) = comm.try_drive() {
                 let outcome = comm.drive(&mut driver, &Target::Work(&self.shared), until);
                 if driver.pending() {
                     comm.leave(driver);

@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use smddp_plan::{Algorithm, Collective};
 use smddp_transport::{Fault, Head, Link};
 
 use crate::bind::Cache;
@@ -19,8 +21,23 @@ pub(crate) enum Item {
     Post(Post),
 }
 
-const COLLECTIVES: usize = smddp_plan::Collective::ALL.len();
-const ALGORITHMS: usize = smddp_plan::Algorithm::ALL.len();
+/// Operations and bytes of their whole buffers, by collective and algorithm. The driver counts, anybody may look.
+#[derive(Default)]
+pub(crate) struct Tally([[(AtomicU64, AtomicU64); Algorithm::ALL.len()]; Collective::ALL.len()]);
+
+impl Tally {
+    /// Only the driver calls this, so a load and a store do.
+    fn add(&self, collective: Collective, algorithm: Algorithm, size: usize) {
+        let (operations, bytes) = &self.0[collective as usize][algorithm as usize];
+        operations.store(operations.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        bytes.store(bytes.load(Ordering::Relaxed) + size as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self, collective: Collective, algorithm: Algorithm) -> (u64, u64) {
+        let (operations, bytes) = &self.0[collective as usize][algorithm as usize];
+        (operations.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed))
+    }
+}
 
 pub(crate) struct Driver {
     pub(crate) link: Box<dyn Link>,
@@ -32,15 +49,14 @@ pub(crate) struct Driver {
     pub(crate) next: u64,
     /// Collectives that are over.
     pub(crate) finished: u64,
-    /// Operations and bytes so far, by collective and algorithm.
-    pub(crate) taken: [[(u64, u64); ALGORITHMS]; COLLECTIVES],
+    tally: Arc<Tally>,
     pub(crate) group: String,
     /// A finished operation, to be filled again.
     pub(crate) spare: Option<Box<Op>>,
 }
 
 impl Driver {
-    pub(crate) fn new(link: Box<dyn Link>, group: String) -> Self {
+    pub(crate) fn new(link: Box<dyn Link>, group: String, tally: Arc<Tally>) -> Self {
         let mail = Mailroom::new(link.size());
         Self {
             link,
@@ -49,7 +65,7 @@ impl Driver {
             mail,
             next: 0,
             finished: 0,
-            taken: [[(0, 0); ALGORITHMS]; COLLECTIVES],
+            tally,
             group,
             spare: None,
         }
@@ -84,8 +100,7 @@ impl Driver {
                 Ok(Progress::Done) => {
                     moved = true;
                     self.finished = op.seq + 1;
-                    let way = &mut self.taken[op.collective as usize][op.bound.choice.algorithm as usize];
-                    *way = (way.0 + 1, way.1 + op.bound.bytes as u64);
+                    self.tally.add(op.collective, op.bound.choice.algorithm, op.bound.bytes);
                     if let Some(mut op) = self.queue.pop_front() {
                         if let Some(work) = op.work.take() {
                             work.finish(Ok(()));
@@ -187,11 +202,6 @@ impl Driver {
             }
         }
         self.mail.fail(error);
-    }
-
-    /// Drops what ended operations hold.
-    pub(crate) fn spare_op(&mut self) -> Option<Box<Op>> {
-        self.spare.take()
     }
 }
 

@@ -42,14 +42,13 @@ impl Active {
     fn bytes(&self) -> usize {
         self.post.count * self.post.dtype.size()
     }
-    fn what(&self, group: &str) -> String {
+    fn what(&self) -> String {
         let (count, dtype, tag) = (self.post.count, self.post.dtype.name(), self.post.tag);
         let peer = match self.post.direction {
             Direction::To(rank) => format!("send to rank {rank}"),
             Direction::From(rank) => format!("recv from rank {rank}"),
             Direction::FromAny => "recv from any rank".to_owned(),
         };
-        let _ = group;
         format!("{peer} ({count} elements of {dtype}, tag {tag})")
     }
 }
@@ -178,7 +177,7 @@ impl Mailroom {
                     |d| format!("{} elements of {}", mail.bytes / d.size() as u64, d.name()),
                 );
                 return Err(Error::Mismatch {
-                    what: recv.what(group),
+                    what: recv.what(),
                     group: group.to_owned(),
                     rank: from,
                     detail: format!("{} sends {sent}, tag {}", link.describe(from), mail.tag),
@@ -241,7 +240,7 @@ impl Mailroom {
                     None => "no rank sent a message with this tag".to_owned(),
                 };
                 let error = Error::Timeout {
-                    what: active.what(group),
+                    what: active.what(),
                     group: group.to_owned(),
                     after: active.post.timeout,
                     missing,

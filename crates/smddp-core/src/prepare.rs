@@ -48,7 +48,7 @@ impl Inner {
                 bound
             }
         };
-        let spare = driver.spare_op();
+        let spare = driver.spare.take();
         Ok(self.fill(spare, bound, call, timeout))
     }
 

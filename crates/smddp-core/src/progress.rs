@@ -3,7 +3,7 @@
 //! It is made when the first asynchronous call needs it, and only then. A thread that waits for a work drives that
 //! communicator itself; this thread then finds it taken and leaves it alone.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::comm::Inner;
@@ -14,7 +14,6 @@ struct State {
     incoming: Vec<Arc<Inner>>,
     running: bool,
     kicks: u64,
-    stop: bool,
     generation: u32,
 }
 
@@ -37,7 +36,7 @@ pub(crate) fn register(comm: &Arc<Inner>) {
     if !state.incoming.iter().any(|c| Arc::ptr_eq(c, comm)) {
         state.incoming.push(comm.clone());
     }
-    if !state.running && !state.stop {
+    if !state.running {
         let spawned = std::thread::Builder::new().name("smddp-progress".to_owned()).spawn(run);
         // Without a thread, whoever waits still drives.
         state.running = spawned.is_ok();
@@ -93,8 +92,8 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
         let mut moved = false;
         let mut owned = false;
         let mut ticket = None;
-        comms.retain(|comm| match comm.driver.try_lock() {
-            Ok(mut driver) => {
+        comms.retain(|comm| match comm.try_drive() {
+            Some(mut driver) => {
                 ticket.get_or_insert_with(|| driver.link.bell());
                 moved |= comm.turn(&mut driver);
                 driver.link.flush();
@@ -102,8 +101,7 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
                 owned |= pending;
                 pending
             }
-            Err(TryLockError::WouldBlock) => true,
-            Err(TryLockError::Poisoned(_)) => false,
+            None => true,
         });
         if moved {
             patience.reset();
@@ -132,7 +130,7 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
 /// The last look before sleeping, and the sleep. All links of a process share one bell.
 fn nap(comms: &[Arc<Inner>], patience: &mut Patience<'_>, ticket: u32) {
     for comm in comms {
-        if let Ok(mut driver) = comm.driver.try_lock()
+        if let Some(mut driver) = comm.try_drive()
             && driver.pending()
         {
             if comm.turn(&mut driver) {

@@ -99,8 +99,10 @@ impl Comm {
         let options = options(keep, timeout);
         let call = Sendable(&call);
         if asynchronous {
+            // Without the GIL: what can be moved at once is moved here.
             // SAFETY: `keep` holds the tensors until the call is over; Python owns them, the core only borrows.
-            let work = unsafe { self.comm.start(call.get(), options) }.map_err(|error| raise(py, error))?;
+            let work = py.detach(|| unsafe { self.comm.start(call.get(), options) });
+            let work = work.map_err(|error| raise(py, error))?;
             return Ok(Some(Work(work)));
         }
         // SAFETY: the caller's frame and `keep` hold the tensors until the call is over.
@@ -120,10 +122,9 @@ impl Comm {
         timeout: f64,
     ) -> PyResult<Work> {
         let (ptr, count) = buffer;
+        let (dtype, options) = (dtype_of(dtype)?, options(keep, timeout));
         // SAFETY: `keep` holds the tensor until the call is over.
-        let work = unsafe {
-            self.comm.send(ptr as *const u8, count, dtype_of(dtype)?, dst, tag, options(keep, timeout))
-        };
+        let work = py.detach(|| unsafe { self.comm.send(ptr as *const u8, count, dtype, dst, tag, options) });
         work.map(Work).map_err(|error| raise(py, error))
     }
 
@@ -140,10 +141,9 @@ impl Comm {
     ) -> PyResult<Work> {
         let (ptr, count) = buffer;
         let src = usize::try_from(src).ok();
+        let (dtype, options) = (dtype_of(dtype)?, options(keep, timeout));
         // SAFETY: `keep` holds the tensor until the call is over.
-        let work = unsafe {
-            self.comm.recv(ptr as *mut u8, count, dtype_of(dtype)?, src, tag, options(keep, timeout))
-        };
+        let work = py.detach(|| unsafe { self.comm.recv(ptr as *mut u8, count, dtype, src, tag, options) });
         work.map(Work).map_err(|error| raise(py, error))
     }
 

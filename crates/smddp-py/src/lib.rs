@@ -22,7 +22,7 @@ fn signal_waits() -> bool {
 
 #[pymodule(gil_used = false)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    smddp_core::set_interrupt(work::signal_waits_on_this_thread);
+    smddp_core::set_interrupt(signal_waits);
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     errors::add(module)?;
     module.add_class::<comm::PendingComm>()?;

@@ -8,11 +8,6 @@ use pyo3::prelude::*;
 
 use crate::errors::raise;
 
-/// Asked a few times a second by threads that wait without the GIL. Only the main thread runs signal handlers.
-pub(crate) fn signal_waits_on_this_thread() -> bool {
-    crate::signal_waits()
-}
-
 /// One call under way. Thread-safe; dropping it does not cancel the call.
 #[pyclass(frozen)]
 pub(crate) struct Work(pub(crate) smddp_core::Work);

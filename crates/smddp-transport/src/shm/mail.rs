@@ -140,7 +140,7 @@ impl Mailbox {
         // Every message may go on, if need be in small pieces and past the cap: the receiver may want the last one
         // announced first.
         let least = want.min(CELLS + 2 * LEAST_PIECE);
-        let region = endpoint.pool.acquire_mail(&endpoint.memory, owner, want, least)?;
+        let region = endpoint.pool.acquire_mail(&endpoint.memory, owner ^ MAIL_OWNER, want, least)?;
         let cell = if region.bytes < want { LEAST_PIECE.min(bytes) } else { cell };
         Some((Some(region), cell))
     }

@@ -171,7 +171,6 @@ impl Pool {
         least: usize,
     ) -> Option<Region> {
         let (want, least) = (want.next_multiple_of(PAGE), least.next_multiple_of(PAGE));
-        let owner = owner ^ (1 << 63);
         let mut state = self.lock();
         let state = &mut *state;
         let fits = |i: &Idle| i.owner == owner && i.region.bytes >= want && i.region.bytes <= 2 * want;
