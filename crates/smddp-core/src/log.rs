@@ -1,4 +1,4 @@
-//! One line a fact, in the shape NCCL's users know: `host:pid:tid [rank] SMDDP LEVEL text`.
+//! One line a fact, in the shape NCCL's users know: `host:pid [rank] SMDDP LEVEL text`.
 
 use std::io::Write;
 
@@ -27,7 +27,10 @@ pub(crate) fn line(config: &Config, level: Level, text: &str) {
     let line = format!("{host}:{pid} [{rank}] SMDDP {name} {text}\n");
     let to_file = config.debug_file.as_ref().and_then(|pattern| {
         let path = pattern.replace("%h", host).replace("%p", &pid.to_string());
-        std::fs::OpenOptions::new().create(true).append(true).open(path).ok()
+        let opened = std::fs::OpenOptions::new().create(true).append(true).open(&path);
+        opened
+            .inspect_err(|error| eprintln!("smddp: SMDDP_DEBUG_FILE {path}: {error}; told here instead"))
+            .ok()
     });
     // Nobody is left to tell if this fails.
     let _ = match to_file {
