@@ -5,6 +5,7 @@
 //! cannot be done yet is `None` or `false`, never an error.
 
 pub mod loopback;
+mod net;
 pub mod shm;
 
 use std::time::Duration;

@@ -1,0 +1,115 @@
+//! The header in front of every payload between nodes: 64 bytes, little endian.
+
+/// Bytes of an encoded header.
+pub(crate) const HEADER: usize = 64;
+
+/// What a frame is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Kind {
+    /// Message `index` of `channel` in operation `seq`; `what`, `count` are the writer's header, `total` the
+    /// channel's bytes in the whole operation.
+    Data = 1,
+    /// `index` messages of my `channel` in operation `seq` are read.
+    Credit = 2,
+    /// Stream `seq` begins: `channel` unused, `what` the element type, `count` the tag, `total` its bytes.
+    Letter = 3,
+    /// The receiver of stream `seq` has room for `index` pieces in all.
+    Ready = 4,
+    /// Piece `index` of stream `seq`.
+    Piece = 5,
+    /// The sender declares the group dead; the payload says why.
+    Poison = 6,
+    /// The sender leaves in good order.
+    Leave = 7,
+}
+
+impl Kind {
+    const ALL: [Self; 7] =
+        [Self::Data, Self::Credit, Self::Letter, Self::Ready, Self::Piece, Self::Poison, Self::Leave];
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Frame {
+    pub(crate) kind: Kind,
+    pub(crate) channel: u32,
+    pub(crate) seq: u64,
+    pub(crate) index: u64,
+    /// Payload that follows.
+    pub(crate) bytes: u64,
+    pub(crate) what: u64,
+    pub(crate) count: u64,
+    pub(crate) total: u64,
+}
+
+/// "smddp" and a version, so that a stream out of step is found at once.
+const MAGIC: u32 = 0x5d0d_0001;
+
+impl Frame {
+    pub(crate) const fn new(kind: Kind, seq: u64) -> Self {
+        Self { kind, channel: 0, seq, index: 0, bytes: 0, what: 0, count: 0, total: 0 }
+    }
+
+    pub(crate) fn encode(&self) -> [u8; HEADER] {
+        let mut out = [0; HEADER];
+        let words = [
+            u64::from(MAGIC) | (self.kind as u64) << 32,
+            u64::from(self.channel),
+            self.seq,
+            self.index,
+            self.bytes,
+            self.what,
+            self.count,
+            self.total,
+        ];
+        for (chunk, word) in out.chunks_exact_mut(8).zip(words) {
+            chunk.copy_from_slice(&word.to_le_bytes());
+        }
+        out
+    }
+
+    /// `None`: this is no frame.
+    pub(crate) fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
+        let mut words = [0; HEADER / 8];
+        for (word, chunk) in words.iter_mut().zip(bytes.chunks_exact(8)) {
+            let mut eight = [0; 8];
+            eight.copy_from_slice(chunk);
+            *word = u64::from_le_bytes(eight);
+        }
+        let [first, channel, seq, index, bytes, what, count, total] = words;
+        let kind = Kind::ALL.into_iter().find(|&k| k as u64 == first >> 32)?;
+        (first as u32 == MAGIC).then_some(Self {
+            kind,
+            channel: u32::try_from(channel).ok()?,
+            seq,
+            index,
+            bytes,
+            what,
+            count,
+            total,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_comes_back_as_it_went() {
+        for kind in Kind::ALL {
+            let frame = Frame {
+                kind,
+                channel: 7,
+                seq: u64::MAX,
+                index: 3,
+                bytes: 1 << 40,
+                what: 5,
+                count: 6,
+                total: 9,
+            };
+            assert_eq!(Frame::decode(&frame.encode()), Some(frame));
+        }
+        assert_eq!(Frame::decode(&[0; HEADER]), None);
+    }
+}

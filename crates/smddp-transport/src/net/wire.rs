@@ -1,0 +1,64 @@
+//! What a wire between nodes does: frames go from this rank to ranks of other nodes, for one communicator.
+
+use std::os::fd::RawFd;
+
+use super::frame::Frame;
+
+/// A sent payload's number, given by the sender; told again when its memory is free.
+pub(crate) type Ticket = u64;
+
+/// Payloads up to this many bytes may lie anywhere and are copied (or gone) when `send` returns; larger ones lie in
+/// the process's staging memory and stay unchanged until their ticket comes back.
+pub(crate) const EAGER: usize = 8 << 10;
+
+/// Where an arriving payload goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// To this address, which has room for all of it. Over [`EAGER`] bytes it lies in the staging memory.
+    Here(*mut u8),
+    /// Nowhere yet: ask again at a later poll. Nothing behind it in that pair's order is delivered meanwhile.
+    Later,
+    /// Nowhere: the payload is dropped, the frame is still delivered.
+    Drop,
+}
+
+/// Whoever owns a wire's ends: takes what arrives.
+pub(crate) trait Sink {
+    fn place(&mut self, peer: usize, frame: &Frame) -> Place;
+    /// The frame is here, its payload where `place` said. Called once for each frame, in the order of the pair.
+    fn arrived(&mut self, peer: usize, frame: &Frame);
+    /// The payload's memory is free again.
+    fn sent(&mut self, ticket: Ticket);
+}
+
+/// A peer that cannot be reached any more, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Broken {
+    pub(crate) peer: usize,
+    pub(crate) why: String,
+}
+
+/// One rank's end of one communicator's frames. Between an ordered pair of ranks frames arrive in the order in which
+/// they were sent, exactly once; whatever has no order (EFA) is put in order inside the wire. One owner at a time.
+/// Nothing blocks.
+pub(crate) trait Wire: Send {
+    /// "tcp eth0 10.77.0.1", "fabric efa (libfabric 2.4), 4 rails": for logs and errors.
+    fn name(&self) -> String;
+    /// Queues a frame and its payload of `frame.bytes`, and sends at once what can be sent at once. Connects when
+    /// first needed. `ticket` comes back through `Sink::sent`, at the earliest in the next `poll`.
+    ///
+    /// # Safety
+    /// `payload` points at `frame.bytes` readable bytes, which keep to the rule of [`EAGER`].
+    unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: *const u8, ticket: Ticket);
+    /// Moves on what can be moved on, and tells the sink; whether anything moved.
+    fn poll(&mut self, sink: &mut dyn Sink) -> bool;
+    /// Makes sure that the death of `peer` will be noticed though nothing is sent to it: this rank waits for it.
+    fn watch(&mut self, peer: usize);
+    /// Peers found broken so far. A peer that ends in good order has sent its `Kind::Leave` frame before.
+    fn broken(&self) -> Vec<Broken>;
+    /// Descriptors whose readiness (`events`: libc::POLLIN, POLLOUT) ends a sleep. `false`: this wire has to be
+    /// polled, nobody may sleep long.
+    fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool;
+    /// Whether all that was sent is out of this process's hands.
+    fn drained(&self) -> bool;
+}
