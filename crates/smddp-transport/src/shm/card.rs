@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) type Id = [u8; 16];
 
 /// Changes with every change of the shared layout or of the handshake.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Card {
