@@ -8,6 +8,8 @@ pub mod loopback;
 mod net;
 pub mod shm;
 
+pub use net::interface;
+
 use std::os::fd::RawFd;
 use std::time::Duration;
 
