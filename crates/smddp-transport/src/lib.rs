@@ -4,6 +4,7 @@
 //! a channel and publishes it, a reader looks at it where it lies and releases it. Nothing here blocks; what
 //! cannot be done yet is `None` or `false`, never an error.
 
+pub mod joint;
 pub mod loopback;
 mod net;
 pub mod shm;
@@ -23,7 +24,7 @@ pub struct Head {
 /// One channel that this rank writes in an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outlet {
-    /// Ranks that read it, ascending.
+    /// Ranks that read it, ascending; [`Outlet::ELSEWHERE`] for one that another wire serves.
     pub readers: Vec<usize>,
     /// Bytes of the largest message.
     pub cell: usize,
@@ -31,6 +32,10 @@ pub struct Outlet {
     pub messages: u64,
     /// Payload in the whole operation, held against what each reader expects.
     pub bytes: u64,
+}
+
+impl Outlet {
+    pub(crate) const ELSEWHERE: usize = usize::MAX;
 }
 
 /// One channel that this rank reads.
@@ -151,7 +156,7 @@ pub trait Link: Send {
     /// are looked after from now on, if they were not before.
     fn faults(&mut self) -> Vec<Fault>;
     /// Tells the others that this group is dead and why.
-    fn poison(&self, why: &str);
+    fn poison(&mut self, why: &str);
     /// Leaves in good order.
     fn leave(&mut self);
     /// "rank 3 (host h1, pid 812)".

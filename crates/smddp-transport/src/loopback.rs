@@ -387,7 +387,7 @@ impl Link for LoopLink {
         self.differs.clone().into_iter().chain(others).collect()
     }
 
-    fn poison(&self, why: &str) {
+    fn poison(&mut self, why: &str) {
         let mut state = self.hub.lock();
         state.poison[self.rank].get_or_insert_with(|| why.to_owned());
         self.hub.ring(&mut state);

@@ -16,6 +16,8 @@ use super::layout::{BELL_POLLERS, BELL_SLEEPERS, BELL_WORD, STAGING};
 use super::memory::Memory;
 use super::pool::Pool;
 use super::service::Service;
+use crate::net::interface::{self, Family, Wanted};
+use crate::net::tcp::TcpEndpoint;
 
 /// Another process on this node, its memory mapped.
 pub(crate) struct Peer {
@@ -36,6 +38,8 @@ pub struct Endpoint {
     pub(crate) pool: Pool,
     service: Service,
     peers: Mutex<HashMap<Id, Weak<Peer>>>,
+    /// Where other nodes reach this process; made when first needed.
+    tcp: Mutex<Weak<TcpEndpoint>>,
 }
 
 /// Counts forks: what was made before one is dead in the child.
@@ -132,6 +136,7 @@ impl Endpoint {
             pool: Pool::new(cap),
             service,
             peers: Mutex::default(),
+            tcp: Mutex::default(),
         })
     }
 
@@ -174,6 +179,21 @@ impl Endpoint {
         peers.retain(|_, known| known.strong_count() > 0);
         peers.insert(card.endpoint, Arc::downgrade(&peer));
         Ok(peer)
+    }
+
+    /// The process's listener on that interface; the first group's settings count.
+    pub(crate) fn tcp(&self, wanted: &Wanted, family: Family) -> Result<Arc<TcpEndpoint>, String> {
+        let mut cell = lock(&self.tcp);
+        if let Some(endpoint) = cell.upgrade() {
+            return Ok(endpoint);
+        }
+        let interface = interface::choose(wanted, family).map_err(|e| e.to_string())?;
+        let name = interface.to_string();
+        let endpoint =
+            TcpEndpoint::new(interface, self.bell()).map_err(|e| format!("cannot listen on {name}: {e}"))?;
+        let endpoint = Arc::new(endpoint);
+        *cell = Arc::downgrade(&endpoint);
+        Ok(endpoint)
     }
 
     /// (cap, resident, reserve in use) of the staging pool, bytes.

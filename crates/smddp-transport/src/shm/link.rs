@@ -13,7 +13,7 @@ use super::layout::*;
 use super::mail::Mailbox;
 use super::memory::Memory;
 use super::pool::{Region, Release};
-use crate::{Fault, Head, Inlet, Link, Mail, Mismatch, Sleeper, Stream, Wiring};
+use crate::{Fault, Head, Inlet, Link, Mail, Mismatch, Outlet, Sleeper, Stream, Wiring};
 
 /// One rank of the group as this process reaches it: its memory and its control block in there.
 pub(super) struct Remote {
@@ -158,6 +158,10 @@ impl Prepared {
         &self.card
     }
 
+    pub(crate) fn card_mut(&mut self) -> &mut Card {
+        &mut self.card
+    }
+
     /// Maps the memory of the ranks of this node: `cards` are theirs, ascending, mine included. The link numbers the
     /// ranks by their places in this list.
     pub fn connect(self, cards: Vec<Card>) -> Result<ShmLink, Unreachable> {
@@ -258,6 +262,22 @@ impl ShmLink {
             mailbox: Mailbox::new(size),
             left: false,
             forks: fork_generation(),
+        }
+    }
+
+    /// The process's endpoint, and this group's number there.
+    pub(crate) fn home(&self) -> Option<(Arc<Endpoint>, u64)> {
+        self.endpoint.clone().map(|endpoint| (endpoint, self.nonce))
+    }
+
+    /// False in a forked child, whose copy this is.
+    pub(crate) fn ours(&self) -> bool {
+        self.forks == fork_generation()
+    }
+
+    pub(crate) fn sleep_on(&self, ticket: u32, fds: &[(RawFd, i16)], at_most: Duration) {
+        if let Some(bell) = &self.bell {
+            bell.sleep(ticket, fds, at_most);
         }
     }
 
@@ -368,8 +388,11 @@ impl ShmLink {
             for (i, value) in [line, cell, cell_bytes, depth, outlet.bytes as usize].into_iter().enumerate() {
                 memory.word64(entry + 8 * i).store(value as u64, Ordering::Relaxed);
             }
-            for reader in 0..=outlet.readers.len() {
-                memory.word64(region.offset + line + LINE * reader).store(0, Ordering::Relaxed);
+            memory.word64(region.offset + line).store(0, Ordering::Relaxed);
+            for (i, &reader) in outlet.readers.iter().enumerate() {
+                // A reader elsewhere never holds anything up here.
+                let read = if reader == Outlet::ELSEWHERE { u64::MAX } else { 0 };
+                memory.word64(region.offset + line + LINE * (1 + i)).store(read, Ordering::Relaxed);
             }
             self.outs.push(Out {
                 lines: region.offset + line,
@@ -681,7 +704,7 @@ impl Link for ShmLink {
         faults
     }
 
-    fn poison(&self, why: &str) {
+    fn poison(&mut self, why: &str) {
         let Some(endpoint) = &self.endpoint else { return };
         let state = endpoint.memory.word32(self.block + STATE);
         if state.load(Ordering::Relaxed) & POISONED != 0 {

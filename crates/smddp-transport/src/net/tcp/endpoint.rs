@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, Read};
-use std::net::{IpAddr, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak};
@@ -13,7 +13,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use serde::{Deserialize, Serialize};
 
 use super::hello::{HELLO, parse};
-use crate::net::interface::Interface;
+use crate::net::interface::Choice;
 use crate::shm::{Bell, Id, fork_generation, random};
 
 /// How a rank is reached: its process's address and the group's token there.
@@ -41,7 +41,7 @@ impl Inbox {
 
 /// A group's place at the endpoint, from the moment its card is written.
 pub(crate) struct Door {
-    pub(super) endpoint: Arc<TcpEndpoint>,
+    pub(crate) endpoint: Arc<TcpEndpoint>,
     pub(super) inbox: Arc<Inbox>,
     pub(crate) address: TcpAddress,
 }
@@ -53,7 +53,7 @@ struct Shared {
 }
 
 pub(crate) struct TcpEndpoint {
-    pub(crate) interface: Interface,
+    pub(crate) interface: Choice,
     socket: SocketAddr,
     listener: Mutex<Option<TcpListener>>,
     shared: Arc<Shared>,
@@ -71,12 +71,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 impl TcpEndpoint {
     /// Listens on that interface. Nobody is answered before [`TcpEndpoint::serve`].
-    pub(crate) fn new(interface: Interface, bell: Bell) -> io::Result<Self> {
-        let address = match interface.address {
-            IpAddr::V6(ip) => SocketAddr::V6(SocketAddrV6::new(ip, 0, 0, interface.scope)),
-            ip => SocketAddr::new(ip, 0),
-        };
-        let listener = TcpListener::bind(address)?;
+    pub(crate) fn new(interface: Choice, bell: Bell) -> io::Result<Self> {
+        let listener = TcpListener::bind(interface.address.with_port(0))?;
         // The standard library's backlog of 128 is short for the first collective of a large group.
         rustix::net::listen(&listener, 4096)?;
         listener.set_nonblocking(true)?;
@@ -178,8 +174,10 @@ impl Caller {
 fn serve(shared: &Shared, listener: &TcpListener, bell: &Bell) {
     let mut callers: Vec<Caller> = Vec::new();
     while !shared.stop.load(Ordering::Acquire) {
-        let mut fds =
-            vec![PollFd::new(&shared.wake, PollFlags::IN), PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN)];
+        let mut fds = vec![
+            PollFd::new(&shared.wake, PollFlags::IN),
+            PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
+        ];
         fds.extend(callers.iter().map(|c| PollFd::new(&c.stream, PollFlags::IN)));
         let second = Timespec { tv_sec: 1, tv_nsec: 0 };
         if poll(&mut fds, (!callers.is_empty()).then_some(&second)).is_err() {

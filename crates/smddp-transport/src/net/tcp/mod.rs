@@ -10,5 +10,5 @@ mod hello;
 mod reader;
 mod wire;
 
-pub(crate) use endpoint::{TcpAddress, TcpEndpoint};
+pub(crate) use endpoint::{Door, TcpAddress, TcpEndpoint};
 pub(crate) use wire::TcpWire;
