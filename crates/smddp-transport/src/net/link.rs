@@ -74,6 +74,8 @@ pub(super) struct State {
     /// Per rank: operations it is known to have begun, and the header of the newest.
     begun: Vec<u64>,
     newest: Vec<Head>,
+    /// It was asked what it has begun, so `begun` is all there is to know.
+    asked: Vec<bool>,
     /// Ranks that anything was sent to or came from.
     met: Vec<bool>,
     poison: Vec<Option<String>>,
@@ -126,6 +128,7 @@ impl Net {
             differs: None,
             begun: vec![0; size],
             newest: vec![Head::default(); size],
+            asked: vec![false; size],
             met: vec![false; size],
             poison: vec![None; size],
             left: vec![false; size],
@@ -185,6 +188,7 @@ impl Net {
             (base, stride, depth)
         };
         (state.seq, state.head, state.open) = (seq, head, true);
+        self.wire.begun(seq + 1);
         state.outs.clear();
         for outlet in outlets {
             let (base, cell, depth) = place(outlet.cell, outlet.messages);
@@ -311,16 +315,32 @@ impl Net {
             let silent = |i: &In| i.want.rank == rank && i.there < i.want.messages && i.there <= i.taken;
             state.ins.iter().any(silent)
         };
-        state.begun[rank] > seq || !awaited
+        state.begun[rank] > seq || !awaited && !state.asked[rank]
+    }
+
+    /// Learns from the ranks of other nodes themselves how far they are.
+    pub(crate) fn survey(&mut self, peers: &[usize]) {
+        let answers = self.wire.survey(peers);
+        for &peer in peers {
+            self.state.asked[peer] = true;
+        }
+        for (peer, begun) in answers {
+            self.state.begun[peer] = self.state.begun[peer].max(begun);
+        }
     }
 
     pub(crate) fn head_of(&self, rank: usize, seq: u64) -> Option<Head> {
         (self.state.begun[rank] == seq + 1).then(|| self.state.newest[rank])
     }
 
-    /// Whether something is wrong that an operation which needs nothing of the others would not notice.
+    /// Whether a rank declared the group dead.
     pub(crate) fn troubled(&self) -> bool {
-        self.state.differs.is_some() || self.state.poison.iter().any(Option::is_some)
+        self.state.poison.iter().any(Option::is_some)
+    }
+
+    /// Whether a rank made another call in an operation that is over here.
+    pub(crate) fn differs(&self) -> bool {
+        self.state.differs.is_some()
     }
 
     /// Looks after the ranks that this one waits for, and tells what is known to be wrong.
