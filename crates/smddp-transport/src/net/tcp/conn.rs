@@ -102,12 +102,10 @@ impl Conn {
     ///
     /// # Safety
     /// As for `Wire::send`.
-    pub(super) unsafe fn send(
-        &mut self,
-        frame: &Frame,
-        payload: *const u8,
-        ticket: Ticket,
-    ) -> io::Result<bool> {
+    pub(super) unsafe fn send(&mut self, frame: &Frame, payload: *const u8, ticket: Ticket) -> bool {
+        if self.deaf {
+            return true;
+        }
         let (head, bytes) = (frame.encode(), frame.bytes as usize);
         let lent = Payload::Lent(payload, bytes);
         let mut written = 0;
