@@ -287,15 +287,14 @@ impl Net {
 
     /// Whether all headers are here and all that was sent is out of this process's hands: nobody drives afterwards.
     pub(crate) fn settle(&mut self) -> Result<bool, Mismatch> {
-        for inlet in &self.state.ins {
-            if let Some(bad) = inlet.bad {
-                return Err(bad);
-            }
-            if !inlet.resolved {
-                return Ok(false);
-            }
+        if let Some(bad) = self.state.ins.iter().find_map(|inlet| inlet.bad) {
+            return Err(bad);
         }
-        Ok(self.state.flying == 0 && self.wire.drained())
+        if self.state.ins.iter().any(|inlet| !inlet.resolved) {
+            return Ok(false);
+        }
+        // Where another call was found out, this one must not end well.
+        Ok(self.state.flying == 0 && self.wire.drained() && !self.differs())
     }
 
     pub(crate) fn end(&mut self) {
@@ -358,7 +357,9 @@ impl Net {
         }
         let left = self.state.left.iter().enumerate().filter(|(_, left)| **left);
         faults.extend(left.map(|(rank, _)| Fault::Left { rank }));
-        let broken = self.wire.broken().into_iter().filter(|b| !self.state.left[b.peer]);
+        // Who has said why the group is dead may well hang up.
+        let known = |peer: usize| self.state.left[peer] || self.state.poison[peer].is_some();
+        let broken = self.wire.broken().into_iter().filter(|b| !known(b.peer));
         faults.extend(broken.map(|b| Fault::Lost { rank: b.peer, how: format!("is lost ({})", b.why) }));
         faults
     }
@@ -390,8 +391,10 @@ impl Net {
         for rank in self.acquaintances() {
             self.frame(rank, &frame, std::ptr::null(), LETTER);
         }
+        // A dead group's bytes may have nobody to take them.
+        let patience = if self.poisoned { GOODBYE / 20 } else { GOODBYE };
         let begun = Instant::now();
-        while !self.wire.drained() && begun.elapsed() < GOODBYE {
+        while !self.wire.drained() && begun.elapsed() < patience {
             if !self.wire.poll(&mut self.state) {
                 let mut fds = Vec::new();
                 self.wire.interest(&mut fds);
