@@ -2,4 +2,7 @@
 
 pub(crate) mod frame;
 pub mod interface;
+mod letters;
+pub(crate) mod link;
+pub(crate) mod tcp;
 pub(crate) mod wire;
