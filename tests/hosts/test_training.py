@@ -24,18 +24,18 @@ def losses(text: str) -> list[float]:
 
 @functools.cache
 def one_process(world: int) -> list[float]:
-    done = subprocess.run(
-        [*netlab.job("losses"), "one", "--world", str(world)], capture_output=True, text=True, timeout=120
-    )
+    command = [*netlab.job("losses"), "one", "--world", str(world)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return losses(done.stdout)
 
 
-def trained(kind: str, backend: str, hosts: int, procs: int, *options: str, seconds: float = 120) -> list[float]:
+def trained(
+    kind: str, backend: str, hosts: int, procs: int, *options: str, dim: int = 128, seconds: float = 120
+) -> list[float]:
     """The losses of the job, which all ranks agree on."""
-    outcome = netlab.run(
-        [*netlab.job("losses"), kind, "--backend", backend], hosts=hosts, procs=procs, options=options, seconds=seconds
-    )
+    command = [*netlab.job("losses"), kind, "--backend", backend, "--dim", str(dim)]
+    outcome = netlab.run(command, hosts=hosts, procs=procs, options=options, seconds=seconds)
     assert outcome.status == 0, outcome
     each = [losses(said) for said in outcome.said]
     assert all(one == each[0] for one in each), outcome
@@ -59,8 +59,8 @@ def test_ddp_over_a_link_that_loses_one_percent_gives_the_same_losses(backend) -
         pytest.skip(reason)
     # The switch that delays also loses, where the kernel's packet filter cannot. Small frames: what is lost is a
     # packet, and losses are many.
-    lossy = trained("ddp", backend, 2, 2, "--delay", "20us", "--loss", "1%", "--no-gso", seconds=300)
-    assert lossy == trained("ddp", backend, 2, 2)
+    lossy = trained("ddp", backend, 2, 2, "--delay", "20us", "--loss", "1%", "--no-gso", dim=256, seconds=300)
+    assert lossy == trained("ddp", backend, 2, 2, dim=256)
 
 
 EXAMPLES = {

@@ -16,13 +16,13 @@ import torch.distributed as dist
 parser = argparse.ArgumentParser()
 parser.add_argument("kind", choices=["ddp", "fsdp2", "one"])
 parser.add_argument("--backend", default="smddp")
-parser.add_argument("--steps", type=int, default=6)
-parser.add_argument("--layers", type=int, default=2)
+parser.add_argument("--steps", type=int, default=5)
+parser.add_argument("--dim", type=int, default=128)
 parser.add_argument("--world", type=int, default=1, help="ranks that one process stands for")
 arguments = parser.parse_args()
 torch.set_num_threads(1)
 torch.manual_seed(1)
-model = common.GPT(layers=arguments.layers, dim=256)
+model = common.GPT(layers=2, dim=arguments.dim)
 mine = range(arguments.world)
 if arguments.kind != "one":
     dist.init_process_group(arguments.backend)
@@ -39,7 +39,7 @@ elif arguments.kind == "fsdp2":
     fully_shard(model, mesh=mesh)
 text = common.Text(limit=1 << 20)
 # Plain steps: an optimizer that divides by the gradient's size would blow up differences of rounding.
-optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 losses = []
 for step in range(arguments.steps):
     total = torch.zeros((), dtype=torch.float64)
