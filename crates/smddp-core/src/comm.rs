@@ -64,6 +64,23 @@ pub struct Communicator(Arc<Inner>);
 pub struct Work {
     shared: Arc<Shared>,
     comm: Option<Arc<Inner>>,
+    call: Asked,
+}
+
+/// What a work stands for, for errors.
+#[derive(Clone, Copy)]
+enum Asked {
+    Collective(Collective),
+    Message(Direction),
+}
+
+impl std::fmt::Display for Asked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Collective(collective) => f.write_str(call::name_of(*collective)),
+            Self::Message(direction) => write!(f, "{direction}"),
+        }
+    }
 }
 
 enum Target<'a> {
@@ -394,7 +411,7 @@ impl Communicator {
             inner.mail.store(true, Ordering::Release);
         }
         self.submitted();
-        Ok(Work { shared, comm: Some(inner.clone()) })
+        Ok(Work { shared, comm: Some(inner.clone()), call: Asked::Collective(call.collective) })
     }
 
     /// Gets a submitted item going, here if nobody drives.
@@ -483,7 +500,7 @@ impl Communicator {
             inner.mail.store(true, Ordering::Release);
         }
         self.submitted();
-        Ok(Work { shared, comm: Some(inner.clone()) })
+        Ok(Work { shared, comm: Some(inner.clone()), call: Asked::Message(direction) })
     }
 
     /// All waiters, here and at the peers, raise. Never blocks.
@@ -562,7 +579,7 @@ impl Work {
             let now = Instant::now();
             if until.is_some_and(|until| now >= until) && !self.shared.is_done() {
                 return Err(Error::Timeout {
-                    what: "wait".to_owned(),
+                    what: format!("wait for {}", self.call),
                     group: comm.name.clone(),
                     after: timeout.unwrap_or_default(),
                     missing: Vec::new(),
