@@ -9,6 +9,7 @@ pub mod algorithms;
 pub mod check;
 pub mod choice;
 pub mod ir;
+pub mod sim;
 pub mod topology;
 
 pub use algorithms::{Algorithm, plan};
