@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use smddp_plan::choice::{Shape, choose, choose_named};
-use smddp_plan::{Ask, Buffer, Choice, Collective, Program, Source, Span, Step, plan};
+use smddp_plan::choice::{Network, Shape, choose, choose_named};
+use smddp_plan::{Ask, Buffer, Choice, Collective, Program, Source, Span, Step, Topology, plan};
 use smddp_transport::{Inlet, Outlet, Wiring};
 
 use crate::call::{Counts, name_of, reduces, rooted};
@@ -205,10 +205,12 @@ pub(crate) fn pick(key: &Key, rank: usize, n: usize, slot: usize, config: &Confi
         rounds_per_hop_forbidden: key.dtype.is_half() && reduces(key.collective),
         slot,
         staging: config.staging,
+        network: Network::ASSUMED,
     };
-    let mut choice = match config.algorithm.and_then(|a| choose_named(a, &shape)) {
+    let topology = Topology::single(n);
+    let mut choice = match config.algorithm.and_then(|a| choose_named(a, &shape, &topology)) {
         Some(choice) => choice,
-        None => choose(&shape),
+        None => choose(&shape, &topology),
     };
     if let Some(segment) = config.segment {
         choice.segment = segment;
@@ -245,7 +247,7 @@ pub(crate) fn bind(key: &Key, rank: usize, n: usize, slot: usize, config: &Confi
         root: if rooted(key.collective) { key.root } else { 0 },
         uneven_pairs: matches!(key.counts, Counts::Pairs(..)),
     };
-    let program = plan(choice.algorithm, &ask).ok_or_else(|| {
+    let program = plan(choice.algorithm, &ask, &Topology::single(n)).ok_or_else(|| {
         Error::Invalid(format!(
             "{}: algorithm {} does not do this collective on {n} ranks (SMDDP_ALGO?)",
             name_of(key.collective),
