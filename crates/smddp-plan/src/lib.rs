@@ -11,6 +11,7 @@ pub mod choice;
 pub mod ir;
 pub mod sim;
 pub mod topology;
+pub mod tune;
 
 pub use algorithms::{Algorithm, plan};
 pub use choice::{Choice, Network, Shape, choose, choose_named};

@@ -7,6 +7,7 @@ use super::line::line_seconds;
 use super::path::PathSummary;
 use crate::algorithms::{Algorithm, plan};
 use crate::ir::{Ask, Collective, Program};
+use crate::topology::Topology;
 
 /// What is to be replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,10 +114,10 @@ fn program(
     algorithm: Algorithm,
     collective: Collective,
     cluster: &Cluster,
-    _topology: &crate::topology::Topology,
+    topology: &Topology,
     rank: usize,
     root: usize,
 ) -> Option<Program> {
     let ask = Ask { collective, rank, size: cluster.size(), root, uneven_pairs: false };
-    plan(algorithm, &ask)
+    plan(algorithm, &ask, topology)
 }

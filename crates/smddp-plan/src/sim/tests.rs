@@ -245,7 +245,7 @@ fn a_balanced_mesh_reaches_line_rate() {
 }
 
 #[test]
-fn every_flat_algorithm_runs_to_its_end() {
+fn every_algorithm_runs_to_its_end() {
     for algorithm in Algorithm::ALL {
         for collective in Collective::ALL {
             for ranks in [&[1, 1][..], &[3], &[2, 1, 2], &[2, 2, 2, 2]] {
