@@ -75,6 +75,19 @@ impl Job {
         Ok(Run { job: *self, outcome, line_share })
     }
 
+    /// Messages of the whole job, roughly (what rank 0 sends, times the ranks): what a replay costs.
+    pub fn messages(&self, cluster: &Cluster) -> u64 {
+        let topology = cluster.topology();
+        let program = program(self.algorithm, self.collective, cluster, &topology, 0, self.root);
+        let block = self.bytes.div_ceil(cluster.size() as u64);
+        let segments = block.div_ceil(self.segment.max(1)).max(1);
+        let one = program.map_or(0, |program| {
+            let sent = program.lanes.iter().flatten().filter_map(|timed| timed.step.published());
+            sent.map(|(channel, _)| program.channels[channel].readers.len() as u64).sum()
+        });
+        one * segments * cluster.size() as u64
+    }
+
     /// The ways to cut the job that are worth trying, for one algorithm: by the largest piece that moves as one
     /// message. Empty where the algorithm does not do it.
     pub fn cuts(cluster: &Cluster, collective: Collective, algorithm: Algorithm, bytes: u64) -> Vec<Self> {
