@@ -8,6 +8,8 @@ pub mod loopback;
 mod net;
 pub mod shm;
 
+pub use net::fabric;
+
 use std::time::Duration;
 
 /// What a call is, as far as all its ranks must agree; the meaning of the bits is the core's.

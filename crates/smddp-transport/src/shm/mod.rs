@@ -17,5 +17,6 @@ mod pool;
 mod service;
 
 pub use card::{Card, CardError, PROTOCOL};
+pub(crate) use endpoint::random;
 pub use endpoint::{Endpoint, fork_generation};
 pub use link::{Prepared, ShmLink, Unreachable};

@@ -1,0 +1,16 @@
+//! Frames over libfabric, or over a simulation of what EFA does.
+
+mod buffers;
+mod bulk;
+pub(crate) mod engine;
+mod gone;
+mod incoming;
+mod message;
+mod outgoing;
+mod pair;
+pub(crate) mod provider;
+mod slab;
+pub mod srd;
+pub(crate) mod wire;
+
+pub use engine::Address;
