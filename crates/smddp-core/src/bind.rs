@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use smddp_plan::choice::{Shape, choose, choose_named};
-use smddp_plan::{Ask, Buffer, Choice, Collective, Program, Source, Span, Step, plan};
+use smddp_plan::choice::{Network, Shape, choose, choose_named};
+use smddp_plan::{Ask, Buffer, Choice, Collective, Program, Source, Span, Step, Topology, plan};
 use smddp_transport::{Inlet, Outlet, Wiring};
 
 use crate::call::{Counts, name_of, reduces, rooted};
@@ -205,10 +205,12 @@ pub(crate) fn pick(key: &Key, rank: usize, n: usize, slot: usize, config: &Confi
         rounds_per_hop_forbidden: key.dtype.is_half() && reduces(key.collective),
         slot,
         staging: config.staging,
+        network: Network::ASSUMED,
     };
-    let mut choice = match config.algorithm.and_then(|a| choose_named(a, &shape)) {
+    let topology = Topology::single(n);
+    let mut choice = match config.algorithm.and_then(|a| choose_named(a, &shape, &topology)) {
         Some(choice) => choice,
-        None => choose(&shape),
+        None => choose(&shape, &topology),
     };
     if let Some(segment) = config.segment {
         choice.segment = segment;
@@ -245,7 +247,7 @@ pub(crate) fn bind(key: &Key, rank: usize, n: usize, slot: usize, config: &Confi
         root: if rooted(key.collective) { key.root } else { 0 },
         uneven_pairs: matches!(key.counts, Counts::Pairs(..)),
     };
-    let program = plan(choice.algorithm, &ask).ok_or_else(|| {
+    let program = plan(choice.algorithm, &ask, &Topology::single(n)).ok_or_else(|| {
         Error::Invalid(format!(
             "{}: algorithm {} does not do this collective on {n} ranks (SMDDP_ALGO?)",
             name_of(key.collective),
@@ -336,6 +338,12 @@ impl Binder {
         (run.block..run.block + run.blocks).map(|b| self.bound.lengths[index(run.buffer)][b] as u64).sum()
     }
 
+    /// Bytes of a run's first segment, which is its largest.
+    fn first_segment(&self, run: Run) -> usize {
+        let blocks = run.block..run.block + run.blocks;
+        blocks.map(|b| self.bound.segment(self.bound.length(run.buffer, b), 0)).sum()
+    }
+
     /// `to`: the span that takes it, which alone tells the size where only the pair knows it.
     fn from(&mut self, source: &Source, to: Option<Span>) -> From {
         let message = if self.uneven_pairs {
@@ -353,6 +361,7 @@ impl Binder {
                 rank: source.rank,
                 channel: source.channel,
                 reader: source.reader,
+                cell: 0,
                 messages: 0,
                 bytes: 0,
                 count: self.counts[source.rank],
@@ -360,6 +369,7 @@ impl Binder {
             self.inlets.len() - 1
         });
         self.inlets[inlet].messages += messages;
+        self.inlets[inlet].cell = self.inlets[inlet].cell.max(self.first_segment(message));
         self.inlets[inlet].bytes += bytes;
         let before =
             (message.block..message.block + source.take.0).map(|b| self.bound.length(message.buffer, b));
@@ -436,9 +446,7 @@ impl Binder {
                     Act::Reduce { send: Some(channel), result, .. } => (*channel, *result),
                     _ => continue,
                 };
-                let largest: usize = (run.block..run.block + run.blocks)
-                    .map(|b| self.bound.segment(self.bound.length(run.buffer, b), 0))
-                    .sum();
+                let largest = self.first_segment(run);
                 let outlet = &mut outlets[channel];
                 outlet.cell = outlet.cell.max(largest);
                 outlet.messages += run.segments as u64;
@@ -449,15 +457,13 @@ impl Binder {
         }
         // A slot carries one message. Only plans that promise it on every rank may use it: the ranks must agree.
         let inline = matches!(self.bound.choice.algorithm, smddp_plan::Algorithm::Publish) && self.fits;
-        // A channel whose blocks are all empty carries nothing, but its header is still to be told.
-        if outlets.iter().all(|o| o.messages == 0) {
-            outlets.clear();
-        }
         let most = outlets.iter().map(|o| o.messages).max().unwrap_or(0) as usize;
         // One cell does for one message; more messages need two, or a writer waits for a reader that waits for it.
         let least = if most <= 1 { 1 } else { 2 };
         let want = self.bound.choice.depth.min(most);
-        self.bound.wiring = Wiring { outlets, inlets: self.inlets, inline, depth: (want.max(least), least) };
+        let window = self.bound.choice.depth.max(1);
+        self.bound.wiring =
+            Wiring { outlets, inlets: self.inlets, inline, depth: (want.max(least), least), window };
         self.bound
     }
 }

@@ -89,12 +89,12 @@ impl Driver {
     }
 
     pub(crate) fn pending(&self) -> bool {
-        !self.queue.is_empty() || self.mail.pending()
+        !self.queue.is_empty() || self.mail.pending() || self.link.busy()
     }
 
     /// Moves on whatever can be moved; whether anything did.
     pub(crate) fn poll(&mut self) -> Result<bool, Error> {
-        let mut moved = false;
+        let mut moved = self.link.turn();
         while let Some(op) = self.queue.front_mut() {
             match op.advance(&mut *self.link) {
                 Ok(Progress::Done) => {
@@ -171,8 +171,8 @@ impl Driver {
         }
         // Then the dead: they are the cause, what others report is the consequence.
         for fault in faults {
-            if let Fault::Lost { rank } = fault {
-                return Err(describe::lost(&*self.link, &self.group, what, *rank, "died"));
+            if let Fault::Lost { rank, how } = fault {
+                return Err(describe::lost(&*self.link, &self.group, what, *rank, how));
             }
         }
         for fault in faults {

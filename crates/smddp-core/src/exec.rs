@@ -129,8 +129,8 @@ impl State {
                 }
                 let Some(cell) = link.cell(*channel) else { return Ok(false) };
                 let far = link.far();
-                self.pack(bound, far, cell, *source, *tee, segment);
-                link.publish(*channel);
+                let bytes = self.pack(bound, far, cell, *source, *tee, segment);
+                link.publish(*channel, bytes);
             }
             Act::Receive { from, to, forward } => {
                 if segment >= from.message.segments {
@@ -145,10 +145,10 @@ impl State {
                     },
                     None => None,
                 };
-                self.unpack(bound, message, from, *to, cell, segment);
+                let bytes = self.unpack(bound, message, from, *to, cell, segment);
                 link.release(from.inlet);
                 if let Some(channel) = forwarded {
-                    link.publish(channel);
+                    link.publish(channel, bytes);
                 }
             }
             Act::Reduce { from, own, result, to, send, finish } => {
@@ -176,9 +176,10 @@ impl State {
                     },
                     None => std::ptr::null_mut(),
                 };
+                let mut bytes = 0;
                 if segment < result.segments {
                     let far = link.far();
-                    self.reduce(bound, far, places, from, *own, *result, *to, cell, *finish, segment);
+                    bytes = self.reduce(bound, far, places, from, *own, *result, *to, cell, *finish, segment);
                 }
                 for f in from {
                     if segment < f.message.segments {
@@ -186,7 +187,7 @@ impl State {
                     }
                 }
                 if let Some(channel) = sending {
-                    link.publish(channel);
+                    link.publish(channel, bytes);
                 }
             }
             Act::Copy { source, to, finish } => self.copy(bound, *source, *to, *finish, segment),
@@ -225,7 +226,16 @@ impl State {
         }
     }
 
-    fn pack(&self, bound: &Bound, far: bool, cell: Place, source: Run, tee: Option<Run>, segment: usize) {
+    /// Bytes of the message.
+    fn pack(
+        &self,
+        bound: &Bound,
+        far: bool,
+        cell: Place,
+        source: Run,
+        tee: Option<Run>,
+        segment: usize,
+    ) -> usize {
         let rows = match tee {
             None => self.row(source).map(|(from, bytes)| (from, from, bytes)),
             Some(tee) => {
@@ -233,7 +243,8 @@ impl State {
             }
         };
         if let Some((from, kept, bytes)) = rows {
-            return self.put(far, cell, from, kept, bytes);
+            self.put(far, cell, from, kept, bytes);
+            return bytes;
         }
         let mut at = 0;
         for i in 0..source.blocks {
@@ -243,6 +254,7 @@ impl State {
             self.put(far, cell.wrapping_add(at), from, kept, bytes);
             at += bytes;
         }
+        at
     }
 
     /// One piece into a cell, and to where it is kept if that is elsewhere.
@@ -273,6 +285,7 @@ impl State {
             .sum()
     }
 
+    /// Bytes taken.
     fn unpack(
         &self,
         bound: &Bound,
@@ -281,9 +294,9 @@ impl State {
         to: Run,
         cell: Option<Place>,
         segment: usize,
-    ) {
+    ) -> usize {
         if to.blocks == 0 {
-            return;
+            return 0;
         }
         let mut at = Self::skipped(bound, from, segment);
         let mut forwarded = 0;
@@ -302,8 +315,10 @@ impl State {
             at += bytes;
             forwarded += bytes;
         });
+        forwarded
     }
 
+    /// Bytes of the result.
     #[expect(clippy::too_many_arguments, reason = "the parts of one step")]
     fn reduce(
         &self,
@@ -317,8 +332,8 @@ impl State {
         cell: Place,
         finish: bool,
         segment: usize,
-    ) {
-        let Some(kernel) = bound.kernel else { return };
+    ) -> usize {
+        let Some(kernel) = bound.kernel else { return 0 };
         let element = self.dtype.size();
         let mut few = [std::ptr::null(); FEW + 1];
         let mut many = Vec::new();
@@ -387,6 +402,7 @@ impl State {
             }
             packed += bytes;
         }
+        packed
     }
 
     fn copy(&self, bound: &Bound, source: Run, to: Run, finish: bool, segment: usize) {

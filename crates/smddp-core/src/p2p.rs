@@ -124,7 +124,7 @@ impl Mailroom {
                 // SAFETY: the cell is ours and has `room` bytes; the buffer holds `bytes` and is valid until the
                 // post is over. This thread owns the driver.
                 unsafe { reduce::copy(cell, (send.post.ptr + send.moved) as *const u8, piece, false) };
-                link.mail_publish(stream);
+                link.mail_publish(stream, piece);
                 send.moved += piece;
                 moved = true;
             }

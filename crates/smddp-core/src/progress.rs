@@ -140,8 +140,17 @@ fn nap(comms: &[Arc<Inner>], patience: &mut Patience<'_>, ticket: u32) {
             comm.examine(&mut driver);
         }
     }
+    let mut fds = Vec::new();
+    let mut at_most = Duration::from_millis(20);
+    for comm in comms {
+        if let Some(driver) = comm.try_drive()
+            && !driver.link.interest(&mut fds)
+        {
+            at_most = Duration::from_micros(100);
+        }
+    }
     if let Some(comm) = comms.first() {
-        comm.sleeper.sleep(ticket, Duration::from_millis(20));
+        comm.sleeper.sleep(ticket, &fds, at_most);
         patience.reset();
     }
 }

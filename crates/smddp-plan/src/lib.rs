@@ -12,6 +12,6 @@ pub mod ir;
 pub mod topology;
 
 pub use algorithms::{Algorithm, plan};
-pub use choice::{Choice, Shape, choose, choose_named};
+pub use choice::{Choice, Network, Shape, choose, choose_named};
 pub use ir::{Ask, Buffer, Channel, Collective, Lane, Program, Source, Span, Step, Timed};
 pub use topology::Topology;

@@ -1,44 +1,107 @@
 //! Which ranks share a node.
 
-/// Nodes of a group, found by probing: `node[r]` is the node of rank `r`, numbered by first appearance.
+use std::collections::HashMap;
+use std::hash::Hash;
+
+/// Nodes of a group, found by probing, numbered by first appearance. Any rank order (block, cyclic, random) and
+/// any number of ranks per node; every question is answered from a table.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Topology {
+    /// Node of each rank.
     node: Vec<usize>,
-    nodes: usize,
+    /// Index of each rank among the ranks of its node.
+    local: Vec<usize>,
+    /// Ranks of each node, ascending.
+    ranks: Vec<Vec<usize>>,
 }
 
 impl Topology {
     /// All ranks on one node.
     pub fn single(size: usize) -> Self {
-        Self { node: vec![0; size], nodes: usize::from(size > 0) }
+        Self::from_labels(&vec![(); size])
+    }
+
+    /// `nodes` nodes of `each` ranks, numbered node by node.
+    pub fn blocks(nodes: usize, each: usize) -> Self {
+        Self::from_labels(&(0..nodes * each).map(|r| r / each).collect::<Vec<_>>())
     }
 
     /// From any labels: equal label, same node.
-    pub fn from_labels<T: PartialEq>(labels: &[T]) -> Self {
-        let mut first: Vec<usize> = Vec::new();
-        let node = (0..labels.len())
-            .map(|r| match first.iter().position(|&f| labels[f] == labels[r]) {
-                Some(n) => n,
-                None => {
-                    first.push(r);
-                    first.len() - 1
-                }
-            })
-            .collect();
-        Self { node, nodes: first.len() }
+    pub fn from_labels<T: Eq + Hash>(labels: &[T]) -> Self {
+        let mut numbers = HashMap::new();
+        let (mut node, mut local, mut ranks) = (Vec::new(), Vec::new(), Vec::<Vec<usize>>::new());
+        for (rank, label) in labels.iter().enumerate() {
+            let new = numbers.len();
+            let number = *numbers.entry(label).or_insert(new);
+            if number == new {
+                ranks.push(Vec::new());
+            }
+            node.push(number);
+            local.push(ranks[number].len());
+            ranks[number].push(rank);
+        }
+        Self { node, local, ranks }
     }
 
     pub fn size(&self) -> usize {
         self.node.len()
     }
+
     pub fn nodes(&self) -> usize {
-        self.nodes
+        self.ranks.len()
     }
+
     pub fn node_of(&self, rank: usize) -> usize {
         self.node[rank]
     }
+
+    /// Index of `rank` among the ranks of its node.
+    pub fn local(&self, rank: usize) -> usize {
+        self.local[rank]
+    }
+
     /// Ranks of a node, ascending; the first is its leader.
-    pub fn ranks_of(&self, node: usize) -> impl Iterator<Item = usize> + '_ {
-        self.node.iter().enumerate().filter(move |&(_, &n)| n == node).map(|(r, _)| r)
+    pub fn ranks_of(&self, node: usize) -> &[usize] {
+        &self.ranks[node]
+    }
+
+    /// The rank with local index `local` of a node; indices beyond its last rank start again at its first.
+    pub fn rank_at(&self, node: usize, local: usize) -> usize {
+        let ranks = &self.ranks[node];
+        ranks[local % ranks.len()]
+    }
+
+    pub fn share_node(&self, a: usize, b: usize) -> bool {
+        self.node[a] == self.node[b]
+    }
+
+    /// Fewest and most ranks of a node; zeros for a group without ranks.
+    pub fn node_sizes(&self) -> (usize, usize) {
+        let sizes = || self.ranks.iter().map(Vec::len);
+        (sizes().min().unwrap_or(0), sizes().max().unwrap_or(0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_numbered_by_first_appearance() {
+        let topology = Topology::from_labels(&["b", "a", "b", "c", "a", "b"]);
+        assert_eq!(topology.nodes(), 3);
+        assert_eq!([0, 1, 2, 3, 4, 5].map(|r| topology.node_of(r)), [0, 1, 0, 2, 1, 0]);
+        assert_eq!([0, 1, 2, 3, 4, 5].map(|r| topology.local(r)), [0, 0, 1, 0, 1, 2]);
+        assert_eq!(topology.ranks_of(0), [0, 2, 5]);
+        assert_eq!(topology.rank_at(1, 3), 4);
+        assert_eq!(topology.node_sizes(), (1, 3));
+        assert!(topology.share_node(0, 5) && !topology.share_node(0, 1));
+    }
+
+    #[test]
+    fn a_group_on_one_node_and_an_empty_one() {
+        assert_eq!((Topology::single(4).nodes(), Topology::single(4).size()), (1, 4));
+        assert_eq!((Topology::single(0).nodes(), Topology::single(0).node_sizes()), (0, (0, 0)));
+        assert_eq!(Topology::blocks(3, 2), Topology::from_labels(&[0, 0, 1, 1, 2, 2]));
     }
 }

@@ -1,7 +1,7 @@
 //! Every algorithm, every collective, 1 to 16 ranks, several shapes, depths, in place and not.
 
 use smddp_plan::check::{Operation, Sizes, check, programs};
-use smddp_plan::{Algorithm, Collective};
+use smddp_plan::{Algorithm, Collective, Topology};
 
 /// Segment counts: one each, several each, uneven with gaps, all zero but one.
 fn shapes(size: usize) -> Vec<Vec<usize>> {
@@ -32,7 +32,8 @@ fn sweep(algorithm: Algorithm) -> usize {
     for collective in Collective::ALL {
         for size in 1..=16 {
             for root in roots(collective, size) {
-                let Some(programs) = programs(algorithm, collective, size, root, false) else {
+                let Some(programs) = programs(algorithm, collective, &Topology::single(size), root, false)
+                else {
                     continue;
                 };
                 for sizes in sizes_of(collective, size) {
@@ -96,7 +97,8 @@ fn each_algorithm_does_what_the_table_says() {
     use Collective::*;
     let does = |algorithm, uneven| -> Vec<Collective> {
         let all = Collective::ALL.into_iter();
-        all.filter(|&c| programs(algorithm, c, 5, 0, uneven && c == AllToAll).is_some()).collect()
+        all.filter(|&c| programs(algorithm, c, &Topology::single(5), 0, uneven && c == AllToAll).is_some())
+            .collect()
     };
     assert_eq!(does(Algorithm::Publish, false), Collective::ALL);
     assert_eq!(does(Algorithm::Mesh, true), Collective::ALL);

@@ -1,10 +1,18 @@
 //! What is chosen, for shapes that were measured and for shapes at the edges.
 
 use smddp_plan::choice::cost;
-use smddp_plan::{Algorithm, Choice, Collective, Shape, choose, choose_named};
+use smddp_plan::{Algorithm, Choice, Collective, Network, Shape, Topology};
 
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
+
+fn choose(shape: &Shape) -> Choice {
+    smddp_plan::choose(shape, &Topology::single(shape.size))
+}
+
+fn choose_named(algorithm: Algorithm, shape: &Shape) -> Option<Choice> {
+    smddp_plan::choose_named(algorithm, shape, &Topology::single(shape.size))
+}
 
 /// A call as nccl-tests counts, equal blocks.
 fn shape(collective: Collective, size: usize, bytes: usize) -> Shape {
@@ -17,6 +25,7 @@ fn shape(collective: Collective, size: usize, bytes: usize) -> Shape {
         rounds_per_hop_forbidden: false,
         slot: 8 * KIB,
         staging: 64 * MIB,
+        network: Network::ASSUMED,
     }
 }
 

@@ -1,7 +1,7 @@
 //! No plan has a step too many, and the check sees when one is gone, moved or points elsewhere.
 
 use smddp_plan::check::{Operation, Sizes, check, programs};
-use smddp_plan::{Algorithm, Collective, Program, Span, Step};
+use smddp_plan::{Algorithm, Collective, Program, Span, Step, Topology};
 
 /// Calls `spoil(program, step)` for each step of each rank of all plans of 2 to 6 ranks, and returns the plans
 /// that still pass. `spoil` says whether it changed anything.
@@ -10,7 +10,7 @@ fn survivors(in_place: bool, spoil: impl Fn(&mut Program, usize) -> bool) -> Vec
     for algorithm in Algorithm::ALL {
         for collective in Collective::ALL {
             for size in 2..=6 {
-                let Some(right) = programs(algorithm, collective, size, 0, false) else {
+                let Some(right) = programs(algorithm, collective, &Topology::single(size), 0, false) else {
                     continue;
                 };
                 let sizes = Sizes::Blocks(vec![3; size]);

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use smddp_plan::check::{Operation, Sizes, check, programs};
-use smddp_plan::{Algorithm, Collective};
+use smddp_plan::{Algorithm, Collective, Topology};
 
 fn cases() -> impl Strategy<Value = (usize, usize, Vec<usize>, usize, bool)> {
     (1..=40usize).prop_flat_map(|size| {
@@ -25,7 +25,7 @@ proptest! {
             let first = blocks[0];
             blocks.fill(first);
         }
-        if let Some(programs) = programs(algorithm, collective, size, root, false) {
+        if let Some(programs) = programs(algorithm, collective, &Topology::single(size), root, false) {
             let most = blocks.iter().max().copied().unwrap_or(0);
             let sizes = Sizes::Blocks(blocks);
             let op = Operation { collective, root, programs: &programs, sizes: &sizes, in_place };
@@ -43,7 +43,7 @@ proptest! {
         let sizes = Sizes::Pairs(pairs);
         for algorithm in Algorithm::ALL {
             let collective = Collective::AllToAll;
-            if let Some(programs) = programs(algorithm, collective, size, 0, true) {
+            if let Some(programs) = programs(algorithm, collective, &Topology::single(size), 0, true) {
                 let op = Operation { collective, root: 0, programs: &programs, sizes: &sizes, in_place: false };
                 let outcome = check(&op, depth);
                 prop_assert!(outcome.is_ok(), "{:?}: {}", algorithm, outcome.unwrap_err());

@@ -1,7 +1,7 @@
 //! Plans that are wrong in one way each are refused, for that reason, at the right place.
 
 use smddp_plan::check::{Element, Error, Operation, Place, Sizes, check, programs};
-use smddp_plan::{Algorithm, Buffer, Channel, Collective, Program, Source, Span, Step, Timed};
+use smddp_plan::{Algorithm, Buffer, Channel, Collective, Program, Source, Span, Step, Timed, Topology};
 
 /// A right plan that a test spoils.
 struct Case {
@@ -14,7 +14,8 @@ struct Case {
 
 impl Case {
     fn new(algorithm: Algorithm, collective: Collective, size: usize, segments: usize) -> Self {
-        let programs = programs(algorithm, collective, size, 0, false).expect("the algorithm does it");
+        let programs = programs(algorithm, collective, &Topology::single(size), 0, false)
+            .expect("the algorithm does it");
         let case = Self {
             collective,
             programs,

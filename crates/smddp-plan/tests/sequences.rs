@@ -1,7 +1,7 @@
 //! Operations one after the other in the same cells, and two groups at once.
 
 use smddp_plan::check::{Operation, Sizes, check, check_concurrent, check_sequence, programs};
-use smddp_plan::{Algorithm, Collective, Program};
+use smddp_plan::{Algorithm, Collective, Program, Topology};
 
 /// Every algorithm and collective for `size` ranks; root 1 where there is one.
 fn all(size: usize) -> Vec<(Algorithm, Collective, usize, Vec<Program>)> {
@@ -9,7 +9,7 @@ fn all(size: usize) -> Vec<(Algorithm, Collective, usize, Vec<Program>)> {
     for algorithm in Algorithm::ALL {
         for collective in Collective::ALL {
             let root = usize::from(collective.has_root() && size > 1);
-            if let Some(programs) = programs(algorithm, collective, size, root, false) {
+            if let Some(programs) = programs(algorithm, collective, &Topology::single(size), root, false) {
                 all.push((algorithm, collective, root, programs));
             }
         }
@@ -123,7 +123,7 @@ fn programs_grow_with_the_group_and_no_faster() {
         for algorithm in Algorithm::ALL {
             for collective in Collective::ALL {
                 let ask = smddp_plan::Ask { collective, rank: size / 2, size, root: 0, uneven_pairs: false };
-                let Some(program) = smddp_plan::plan(algorithm, &ask) else {
+                let Some(program) = smddp_plan::plan(algorithm, &ask, &Topology::single(size)) else {
                     continue;
                 };
                 let steps: usize = program.lanes.iter().map(Vec::len).sum();
@@ -138,7 +138,7 @@ fn programs_grow_with_the_group_and_no_faster() {
 fn a_group_of_one_copies() {
     for algorithm in Algorithm::ALL {
         for collective in Collective::ALL {
-            let programs = programs(algorithm, collective, 1, 0, true).unwrap();
+            let programs = programs(algorithm, collective, &Topology::single(1), 0, true).unwrap();
             let steps: usize = programs[0].lanes.iter().map(Vec::len).sum();
             assert_eq!(steps, usize::from(collective != Collective::Barrier));
         }

@@ -4,12 +4,14 @@
 //! a channel and publishes it, a reader looks at it where it lies and releases it. Nothing here blocks; what
 //! cannot be done yet is `None` or `false`, never an error.
 
+pub mod joint;
 pub mod loopback;
 mod net;
 pub mod shm;
 
-pub use net::fabric;
+pub use net::{fabric, interface};
 
+use std::os::fd::RawFd;
 use std::time::Duration;
 
 /// What a call is, as far as all its ranks must agree; the meaning of the bits is the core's.
@@ -22,7 +24,7 @@ pub struct Head {
 /// One channel that this rank writes in an operation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outlet {
-    /// Ranks that read it, ascending.
+    /// Ranks that read it, ascending; [`Outlet::ELSEWHERE`] for one that another wire serves.
     pub readers: Vec<usize>,
     /// Bytes of the largest message.
     pub cell: usize,
@@ -32,6 +34,10 @@ pub struct Outlet {
     pub bytes: u64,
 }
 
+impl Outlet {
+    pub(crate) const ELSEWHERE: usize = usize::MAX;
+}
+
 /// One channel that this rank reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inlet {
@@ -39,6 +45,8 @@ pub struct Inlet {
     pub channel: usize,
     /// My index among its readers.
     pub reader: usize,
+    /// Bytes of the largest message.
+    pub cell: usize,
     pub messages: u64,
     pub bytes: u64,
     /// The writer's `Head::count` that I expect; `None` where only the channel's bytes are held against mine.
@@ -54,6 +62,8 @@ pub struct Wiring {
     pub inline: bool,
     /// Cells per channel wanted, and the fewest that work.
     pub depth: (usize, usize),
+    /// Cells per channel on which all ranks agree: how far a writer on another node may be ahead of a reader.
+    pub window: usize,
 }
 
 /// Two ranks made different calls.
@@ -69,7 +79,7 @@ pub struct Mismatch {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// The process is gone without having left the group.
-    Lost { rank: usize },
+    Lost { rank: usize, how: String },
     /// The rank left the group (closed it or exited in good order).
     Left { rank: usize },
     /// The rank declared the group unusable, and says why.
@@ -96,13 +106,21 @@ pub trait Link: Send {
     /// Payload that fits a slot.
     fn slot_bytes(&self) -> usize;
 
+    /// Looks at what came in over wires that nobody watches otherwise; once before each round of looks.
+    fn turn(&mut self) -> bool {
+        false
+    }
+    /// Whether something that this rank has finished with is still to be sent: then somebody has to go on driving.
+    fn busy(&self) -> bool {
+        false
+    }
     /// Opens operation `seq`: takes what memory it needs and tells the others what it is. `false`: not yet, or not
     /// at all because of a fault (an operation that needs nothing of the others would not notice it otherwise).
     fn begin(&mut self, seq: u64, head: Head, wiring: &Wiring) -> bool;
     /// My next free cell of outlet `channel`.
     fn cell(&mut self, channel: usize) -> Option<*mut u8>;
-    /// The cell filled last is a message now.
-    fn publish(&mut self, channel: usize);
+    /// The cell filled last is a message of `bytes` now.
+    fn publish(&mut self, channel: usize, bytes: usize);
     /// The next unread message of inlet `inlet`, where it lies.
     fn message(&mut self, inlet: usize) -> Result<Option<*const u8>, Mismatch>;
     /// That message is read.
@@ -124,7 +142,8 @@ pub trait Link: Send {
     fn mail_open(&mut self, to: usize, mail: Mail) -> Option<Stream>;
     /// Next free cell of an outgoing message: address and room in bytes.
     fn mail_cell(&mut self, stream: Stream) -> Option<(*mut u8, usize)>;
-    fn mail_publish(&mut self, stream: Stream);
+    /// The cell filled last is a piece of `bytes` now.
+    fn mail_publish(&mut self, stream: Stream, bytes: usize);
     /// Everything is written; memory comes back when the receiver is done.
     fn mail_close(&mut self, stream: Stream);
     /// Next message that `from` announced and that was not yet taken from the wire.
@@ -133,10 +152,11 @@ pub trait Link: Send {
     fn mail_piece(&mut self, from: usize, stream: Stream) -> Option<(*const u8, usize)>;
     fn mail_release(&mut self, from: usize, stream: Stream);
 
-    /// Anybody who is gone, left or declared the group dead.
-    fn faults(&self) -> Vec<Fault>;
+    /// Anybody who is gone, left or declared the group dead. Called while this rank waits: the ranks that it waits for
+    /// are looked after from now on, if they were not before.
+    fn faults(&mut self) -> Vec<Fault>;
     /// Tells the others that this group is dead and why.
-    fn poison(&self, why: &str);
+    fn poison(&mut self, why: &str);
     /// Leaves in good order.
     fn leave(&mut self);
     /// "rank 3 (host h1, pid 812)".
@@ -146,6 +166,14 @@ pub trait Link: Send {
     fn bell(&self) -> u32;
     /// Sleeps until the bell rings after `ticket` was taken, or the time is up.
     fn sleep(&self, ticket: u32, at_most: Duration);
+    /// Descriptors that end a sleep besides the bell, with their poll events; false: nobody may sleep long.
+    fn interest(&self, _fds: &mut Vec<(RawFd, i16)>) -> bool {
+        true
+    }
+    /// How ranks of other nodes are reached; empty where there are none.
+    fn way(&self) -> String {
+        String::new()
+    }
     /// A handle to the same bell, for any thread.
     fn sleeper(&self) -> Box<dyn Sleeper>;
 }
@@ -154,6 +182,6 @@ pub trait Link: Send {
 pub trait Sleeper: Send + Sync {
     /// Wakes all who sleep.
     fn ring(&self);
-    /// As [`Link::sleep`].
-    fn sleep(&self, ticket: u32, at_most: Duration);
+    /// As [`Link::sleep`], until one of `fds` is ready at the latest.
+    fn sleep(&self, ticket: u32, fds: &[(RawFd, i16)], at_most: Duration);
 }

@@ -5,6 +5,7 @@
 //! inside a channel they stay in order, as the plan demands.
 
 use std::collections::{HashMap, VecDeque};
+use std::os::fd::RawFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -218,7 +219,7 @@ impl Link for LoopLink {
         Arc::get_mut(cell).map(|words| words.as_mut_ptr().cast())
     }
 
-    fn publish(&mut self, channel: usize) {
+    fn publish(&mut self, channel: usize, _bytes: usize) {
         let Some(bytes) = self.open[channel].take() else { return };
         let script = self.hub.script;
         let mut state = self.hub.lock();
@@ -338,7 +339,7 @@ impl Link for LoopLink {
         Arc::get_mut(draft).map(|words| (words.as_mut_ptr().cast(), PIECE))
     }
 
-    fn mail_publish(&mut self, stream: Stream) {
+    fn mail_publish(&mut self, stream: Stream, _bytes: usize) {
         let Some((to, draft)) = self.drafts.get_mut(&stream) else { return };
         let piece = std::mem::replace(draft, words(PIECE));
         let mut state = self.hub.lock();
@@ -375,18 +376,18 @@ impl Link for LoopLink {
         self.hub.ring(&mut state);
     }
 
-    fn faults(&self) -> Vec<Fault> {
+    fn faults(&mut self) -> Vec<Fault> {
         let state = self.hub.lock();
         let others =
             (0..self.size).filter(|&rank| rank != self.rank).filter_map(|rank| match &state.poison[rank] {
                 Some(why) => Some(Fault::Poisoned { rank, why: why.clone() }),
-                None if state.dead[rank] => Some(Fault::Lost { rank }),
+                None if state.dead[rank] => Some(Fault::Lost { rank, how: "died".to_owned() }),
                 None => state.left[rank].then_some(Fault::Left { rank }),
             });
         self.differs.clone().into_iter().chain(others).collect()
     }
 
-    fn poison(&self, why: &str) {
+    fn poison(&mut self, why: &str) {
         let mut state = self.hub.lock();
         state.poison[self.rank].get_or_insert_with(|| why.to_owned());
         self.hub.ring(&mut state);
@@ -423,7 +424,7 @@ impl Sleeper for LoopBell {
         self.0.ring(&mut state);
     }
 
-    fn sleep(&self, ticket: u32, at_most: Duration) {
+    fn sleep(&self, ticket: u32, _fds: &[(RawFd, i16)], at_most: Duration) {
         self.0.sleep(ticket, at_most);
     }
 }

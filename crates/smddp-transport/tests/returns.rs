@@ -21,12 +21,14 @@ fn exchange(links: &mut [ShmLink; 2], seq: u64, bytes: usize) {
             rank: peer,
             channel: 0,
             reader: 0,
+            cell: bytes,
             messages: 1,
             bytes: bytes as u64,
             count: Some(1),
         }],
         inline: false,
         depth: (1, 1),
+        window: 1,
     };
     let head = Head { what: 7, count: 1 };
     for (rank, link) in links.iter_mut().enumerate() {
@@ -34,7 +36,7 @@ fn exchange(links: &mut [ShmLink; 2], seq: u64, bytes: usize) {
         let cell = link.cell(0).unwrap();
         // SAFETY: the cell is this link's and has `bytes` bytes.
         unsafe { cell.write_bytes(rank as u8 + 1, bytes) };
-        link.publish(0);
+        link.publish(0, bytes);
     }
     for (rank, link) in links.iter_mut().enumerate() {
         let message = link.message(0).unwrap().unwrap();
@@ -65,7 +67,7 @@ fn control_blocks_rings_and_regions_come_back_when_groups_are_gone() {
         // A letter that nobody takes, and one that was begun.
         let open = links[0].mail_open(1, Mail { tag: 1, what: 0, bytes: 5000 }).unwrap();
         links[0].mail_cell(open).unwrap();
-        links[0].mail_publish(open);
+        links[0].mail_publish(open, 5000);
         links[0].mail_close(open);
         links[1].mail_open(0, Mail { tag: 2, what: 0, bytes: 1 << 20 }).unwrap();
         drop(links);

@@ -1,5 +1,6 @@
 //! The table of algorithms: a new one is one file here and one line in `Algorithm::entry`.
 
+mod hier;
 mod log;
 mod mesh;
 mod publish;
@@ -9,6 +10,8 @@ mod rounds;
 mod tree;
 
 use crate::ir::{Ask, Channel, Collective, Lane, Program, Span, Step, Timed};
+use crate::topology::Topology;
+use hier::Inter;
 
 /// `publish`: everybody writes all it has once, each reader takes what it needs (small messages).
 /// `mesh`: every pair exchanges directly, one hop, in rotated order.
@@ -16,6 +19,9 @@ use crate::ir::{Ask, Channel, Collective, Lane, Program, Span, Step, Timed};
 /// `tree`: two binary trees, each with half of the blocks.
 /// `recursive`: halving and doubling, in its form for any number of ranks.
 /// `log`: Bruck's algorithms and dissemination, fewest messages.
+///
+/// These take all ranks for alike. The others compose the mesh inside each node with the algorithm that they are
+/// named after between nodes (`hier` alone: mesh), and are there where there are several nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Algorithm {
@@ -25,14 +31,37 @@ pub enum Algorithm {
     Tree = 3,
     Recursive = 4,
     Log = 5,
+    HierMesh = 6,
+    HierRing = 7,
+    HierLog = 8,
+    HierRecursive = 9,
+    HierTree = 10,
+    HierPublish = 11,
 }
 
 /// Plans one rank of a group of at least two; `None` where the algorithm does not do it.
-type Planner = fn(&Ask) -> Option<Program>;
+enum Planner {
+    /// All ranks alike.
+    Flat(fn(&Ask) -> Option<Program>),
+    /// Mesh inside nodes, this between them.
+    Hier(Inter),
+}
 
 impl Algorithm {
-    pub const ALL: [Self; 6] =
-        [Self::Publish, Self::Mesh, Self::Ring, Self::Tree, Self::Recursive, Self::Log];
+    pub const ALL: [Self; 12] = [
+        Self::Publish,
+        Self::Mesh,
+        Self::Ring,
+        Self::Tree,
+        Self::Recursive,
+        Self::Log,
+        Self::HierMesh,
+        Self::HierRing,
+        Self::HierLog,
+        Self::HierRecursive,
+        Self::HierTree,
+        Self::HierPublish,
+    ];
 
     /// As settings and logs write it.
     pub const fn name(self) -> &'static str {
@@ -50,12 +79,18 @@ impl Algorithm {
 
     const fn entry(self) -> (&'static str, Planner) {
         match self {
-            Self::Publish => ("publish", publish::plan),
-            Self::Mesh => ("mesh", mesh::plan),
-            Self::Ring => ("ring", ring::plan),
-            Self::Tree => ("tree", tree::plan),
-            Self::Recursive => ("recursive", recursive::plan),
-            Self::Log => ("log", log::plan),
+            Self::Publish => ("publish", Planner::Flat(publish::plan)),
+            Self::Mesh => ("mesh", Planner::Flat(mesh::plan)),
+            Self::Ring => ("ring", Planner::Flat(ring::plan)),
+            Self::Tree => ("tree", Planner::Flat(tree::plan)),
+            Self::Recursive => ("recursive", Planner::Flat(recursive::plan)),
+            Self::Log => ("log", Planner::Flat(log::plan)),
+            Self::HierMesh => ("hier", Planner::Hier(Inter::Mesh)),
+            Self::HierRing => ("hier-ring", Planner::Hier(Inter::Ring)),
+            Self::HierLog => ("hier-log", Planner::Hier(Inter::Log)),
+            Self::HierRecursive => ("hier-recursive", Planner::Hier(Inter::Recursive)),
+            Self::HierTree => ("hier-tree", Planner::Hier(Inter::Tree)),
+            Self::HierPublish => ("hier-publish", Planner::Hier(Inter::Publish)),
         }
     }
 
@@ -67,22 +102,39 @@ impl Algorithm {
 
     /// Whether a partial result travels in the element type, so that 16-bit floats round at every hop.
     pub const fn rounds_per_hop(self) -> bool {
-        matches!(self, Self::Ring | Self::Tree | Self::Recursive)
+        match self {
+            Self::Ring | Self::Tree | Self::Recursive => true,
+            Self::HierRing | Self::HierTree | Self::HierRecursive | Self::HierLog => true,
+            // Once inside each node and once between them.
+            Self::Publish | Self::Mesh | Self::Log | Self::HierMesh | Self::HierPublish => false,
+        }
+    }
+
+    /// Whether it composes what moves inside nodes with what moves between them.
+    pub const fn is_hierarchical(self) -> bool {
+        matches!(self.planner(), Planner::Hier(_))
     }
 }
 
 /// The program of `ask.rank`, or `None` where the algorithm does not do this collective (or this shape), or
-/// the question makes no sense (a rank outside the group).
+/// the question makes no sense (a rank outside the group, a topology of another size).
 ///
 /// Of every program, whatever the algorithm:
 /// - the steps of a lane ascend by lag, so that with a single segment all lags can be dropped;
 /// - it cannot deadlock with [`Algorithm::least_depth`] cells a channel;
 /// - it is right when In and Out are the same memory, block by block.
-pub fn plan(algorithm: Algorithm, ask: &Ask) -> Option<Program> {
-    if ask.rank >= ask.size || ask.root >= ask.size {
+pub fn plan(algorithm: Algorithm, ask: &Ask, topology: &Topology) -> Option<Program> {
+    if ask.rank >= ask.size || ask.root >= ask.size || topology.size() != ask.size {
         return None;
     }
-    if ask.size == 1 { Some(alone(ask.collective)) } else { (algorithm.planner())(ask) }
+    if ask.size == 1 {
+        return Some(alone(ask.collective));
+    }
+    match algorithm.planner() {
+        Planner::Flat(plan) => plan(ask),
+        Planner::Hier(_) if topology.nodes() == 1 => None,
+        Planner::Hier(inter) => hier::plan(inter, ask, topology),
+    }
 }
 
 /// A group of one: what comes in goes out.

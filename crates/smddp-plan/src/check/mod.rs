@@ -24,17 +24,20 @@ pub use shape::{Operation, Sizes};
 
 use crate::algorithms::{Algorithm, plan};
 use crate::ir::{Ask, Collective, Program};
+use crate::topology::Topology;
 use replay::Replay;
 
-/// The programs of all `size` ranks, or `None` where the algorithm does not do it.
+/// The programs of all ranks, or `None` where the algorithm does not do it.
 pub fn programs(
     algorithm: Algorithm,
     collective: Collective,
-    size: usize,
+    topology: &Topology,
     root: usize,
     uneven_pairs: bool,
 ) -> Option<Vec<Program>> {
-    (0..size).map(|rank| plan(algorithm, &Ask { collective, rank, size, root, uneven_pairs })).collect()
+    let size = topology.size();
+    let ask = |rank| Ask { collective, rank, size, root, uneven_pairs };
+    (0..size).map(|rank| plan(algorithm, &ask(rank), topology)).collect()
 }
 
 /// Checks one operation with `depth` cells a channel.

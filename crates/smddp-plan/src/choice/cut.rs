@@ -88,6 +88,7 @@ pub(super) fn cells(algorithm: Algorithm, collective: Collective, n: usize) -> (
         (Algorithm::Recursive, AllReduce) => (n / 2, 2 * n - 2),
         (Algorithm::Log, AllToAll) => (n / 2, n / 2 * n.next_power_of_two().ilog2() as usize),
         (Algorithm::Recursive | Algorithm::Log, _) => (n / 2, n - 1),
+        (_, _) => (1, n),
     };
     (message.max(1), staged.max(1))
 }
@@ -96,6 +97,7 @@ pub(super) fn cells(algorithm: Algorithm, collective: Collective, n: usize) -> (
 mod tests {
     use super::*;
     use crate::check::programs;
+    use crate::topology::Topology;
     use std::collections::HashMap;
 
     #[test]
@@ -103,7 +105,8 @@ mod tests {
         for algorithm in Algorithm::ALL {
             for collective in Collective::ALL {
                 for n in 2..20 {
-                    let Some(programs) = programs(algorithm, collective, n, 0, false) else {
+                    let Some(programs) = programs(algorithm, collective, &Topology::single(n), 0, false)
+                    else {
                         continue;
                     };
                     let (mut message, mut staged) = (1, 1);

@@ -10,6 +10,7 @@ pub use cost::cost;
 
 use crate::algorithms::{Algorithm, plan};
 use crate::ir::{Ask, Collective};
+use crate::topology::Topology;
 
 /// What was chosen. Every rank of the group must come to the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,8 +22,30 @@ pub struct Choice {
     pub depth: usize,
 }
 
-/// The shape of a call, as far as the choice may depend on it (never on timing).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// What a message between nodes costs. Ranks of a group must agree on it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Network {
+    /// From a rank's write to another's read.
+    pub latency_ns: f64,
+    /// What each message costs its writer or reader beyond its bytes.
+    pub message_ns: f64,
+    /// Bytes that a node's link carries in a nanosecond, each way.
+    pub bytes_per_ns: f64,
+}
+
+impl Network {
+    /// Sockets over a link of about 10 Gbit/s.
+    pub const ASSUMED: Self = Self { latency_ns: 15_000.0, message_ns: 1_000.0, bytes_per_ns: 1.2 };
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        Self::ASSUMED
+    }
+}
+
+/// The shape of a call, as far as the choice may depend on it (never on the call's own timing).
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
     pub collective: Collective,
     pub size: usize,
@@ -38,6 +61,9 @@ pub struct Shape {
     pub slot: usize,
     /// Staging this process may use for one operation.
     pub staging: usize,
+    /// May be measured, as long as all ranks have the same: the algorithm of a reducing collective does not
+    /// depend on it.
+    pub network: Network,
 }
 
 impl Shape {
@@ -59,7 +85,8 @@ impl Shape {
 ///
 /// `publish` is a candidate where its whole message fits a slot; with slots up to 8 KiB it then always wins. The
 /// other algorithms are never quicker where one write reaches all readers in one hop; [`choose_named`] has them.
-pub fn choose(shape: &Shape) -> Choice {
+pub fn choose(shape: &Shape, topology: &Topology) -> Choice {
+    let _ = topology;
     let publish_wins = shape.fits_slot() && cost(Algorithm::Publish, shape) <= cost(Algorithm::Mesh, shape);
     let algorithm = if publish_wins { Algorithm::Publish } else { Algorithm::Mesh };
     cut::cut(algorithm, shape)
@@ -67,11 +94,11 @@ pub fn choose(shape: &Shape) -> Choice {
 
 /// Segment and depth for an algorithm that the user asks for; `None` where it does not do the collective, or
 /// would round a 16-bit reduction more than once although that is forbidden.
-pub fn choose_named(algorithm: Algorithm, shape: &Shape) -> Option<Choice> {
+pub fn choose_named(algorithm: Algorithm, shape: &Shape, topology: &Topology) -> Option<Choice> {
     let Shape { collective, size, uneven_pairs, .. } = *shape;
     if shape.rounds_per_hop_forbidden && collective.reduces() && algorithm.rounds_per_hop() {
         return None;
     }
-    plan(algorithm, &Ask { collective, rank: 0, size, root: 0, uneven_pairs })?;
+    plan(algorithm, &Ask { collective, rank: 0, size, root: 0, uneven_pairs }, topology)?;
     Some(cut::cut(algorithm, shape))
 }

@@ -3,4 +3,8 @@
 #[allow(dead_code, reason = "for the links to come")]
 pub mod fabric;
 pub(crate) mod frame;
+pub mod interface;
+mod letters;
+pub(crate) mod link;
+pub(crate) mod tcp;
 pub(crate) mod wire;

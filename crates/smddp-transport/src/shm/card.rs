@@ -2,10 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::net::tcp::TcpAddress;
+
 pub(crate) type Id = [u8; 16];
 
 /// Changes with every change of the shared layout or of the handshake.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Card {
@@ -27,6 +29,10 @@ pub struct Card {
     pub(crate) memory: u64,
     pub(crate) block: u64,
     pub(crate) nonce: u64,
+    /// Ranks with different names here do not share memory.
+    pub(crate) node: String,
+    /// Where other nodes reach this rank, and whether that is a loopback address; or why they cannot.
+    pub(crate) tcp: Result<(TcpAddress, bool), String>,
 }
 
 const MAGIC: [u8; 8] = *b"smddp\0\0\x01";
@@ -72,6 +78,8 @@ impl Card {
             memory,
             block,
             nonce,
+            node: String::new(),
+            tcp: Err("SMDDP_TRANSPORT=shm".to_owned()),
         }
     }
 

@@ -2,22 +2,27 @@
 
 use std::collections::HashMap;
 use std::io::{self, Write};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
 use std::time::Duration;
 
+use rustix::event::{EventfdFlags, eventfd};
+
 use super::card::{Card, Id};
 use super::control::Control;
-use super::handshake;
-use super::layout::{BELL_SLEEPERS, BELL_WORD, STAGING};
+use super::handshake::{self, Answer};
+use super::layout::{BELL_POLLERS, BELL_SLEEPERS, BELL_WORD, STAGING};
 use super::memory::Memory;
 use super::pool::Pool;
 use super::service::Service;
+use crate::net::interface::{self, Family, Wanted};
+use crate::net::tcp::TcpEndpoint;
 
 /// Another process on this node, its memory mapped.
 pub(crate) struct Peer {
     pub(crate) memory: Memory,
+    event: OwnedFd,
     pub(crate) pid: u32,
     /// Set by the service thread when the process is gone.
     pub(crate) gone: Arc<AtomicBool>,
@@ -27,11 +32,14 @@ pub struct Endpoint {
     pub(crate) id: Id,
     socket: Vec<u8>,
     pub(crate) memory: Arc<Memory>,
+    event: Arc<OwnedFd>,
     bytes: usize,
     pub(crate) control: Control,
     pub(crate) pool: Pool,
     service: Service,
     peers: Mutex<HashMap<Id, Weak<Peer>>>,
+    /// Where other nodes reach this process; made when first needed.
+    tcp: Mutex<Weak<TcpEndpoint>>,
 }
 
 /// Counts forks: what was made before one is dead in the child.
@@ -84,6 +92,12 @@ pub(crate) fn random() -> Id {
     id
 }
 
+impl Peer {
+    pub(crate) fn event(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+}
+
 impl Endpoint {
     /// The process's endpoint, made on first use. `cap`: bytes of the staging pool.
     pub fn get(cap: usize) -> io::Result<Arc<Self>> {
@@ -109,16 +123,20 @@ impl Endpoint {
         let socket: Vec<u8> =
             [b"smddp-", format!("{}-", std::process::id()).as_bytes(), hex(&id[..8]).as_bytes()].concat();
         let listener = handshake::listen(&socket)?;
-        let service = Service::start(listener, id, fd, Bell(memory.clone()))?;
+        let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let service =
+            Service::start(listener, id, fd, Bell { memory: memory.clone(), event: event.clone() })?;
         Ok(Self {
             id,
             socket,
             memory,
+            event,
             bytes,
             control: Control::default(),
             pool: Pool::new(cap),
             service,
             peers: Mutex::default(),
+            tcp: Mutex::default(),
         })
     }
 
@@ -138,7 +156,8 @@ impl Endpoint {
         if let Some(peer) = lock(&self.peers).get(&card.endpoint).and_then(Weak::upgrade) {
             return Ok(peer);
         }
-        let (fd, pid, mut stream) = handshake::call(&card.socket, &self.id, &card.endpoint)?;
+        let Answer { memory, event, pid, mut stream } =
+            handshake::call(&card.socket, &self.id, &card.endpoint)?;
         let gone = Arc::new(AtomicBool::new(false));
         // Its pid may mean nothing here (another pid namespace): then the open stream tells of its end.
         let watch: OwnedFd = match rustix::process::Pid::from_raw(pid.cast_signed())
@@ -153,13 +172,28 @@ impl Endpoint {
                 stream.into()
             }
         };
-        let memory = Memory::open(fd.as_fd(), usize::try_from(card.memory).map_err(io::Error::other)?)?;
+        let memory = Memory::open(memory.as_fd(), usize::try_from(card.memory).map_err(io::Error::other)?)?;
         self.service.watch(watch, gone.clone());
-        let peer = Arc::new(Peer { memory, pid, gone });
+        let peer = Arc::new(Peer { memory, event, pid, gone });
         let mut peers = lock(&self.peers);
         peers.retain(|_, known| known.strong_count() > 0);
         peers.insert(card.endpoint, Arc::downgrade(&peer));
         Ok(peer)
+    }
+
+    /// The process's listener on that interface; the first group's settings count.
+    pub(crate) fn tcp(&self, wanted: &Wanted, family: Family) -> Result<Arc<TcpEndpoint>, String> {
+        let mut cell = lock(&self.tcp);
+        if let Some(endpoint) = cell.upgrade() {
+            return Ok(endpoint);
+        }
+        let interface = interface::choose(wanted, family).map_err(|e| e.to_string())?;
+        let name = interface.to_string();
+        let endpoint =
+            TcpEndpoint::new(interface, self.bell()).map_err(|e| format!("cannot listen on {name}: {e}"))?;
+        let endpoint = Arc::new(endpoint);
+        *cell = Arc::downgrade(&endpoint);
+        Ok(endpoint)
     }
 
     /// (cap, resident, reserve in use) of the staging pool, bytes.
@@ -168,7 +202,7 @@ impl Endpoint {
     }
 
     pub(crate) fn bell(&self) -> Bell {
-        Bell(self.memory.clone())
+        Bell { memory: self.memory.clone(), event: self.event.clone() }
     }
 }
 
@@ -176,44 +210,86 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
-/// A process's bell: whoever publishes something rings it if anybody sleeps there.
+/// A process's bell: whoever publishes something rings it if anybody sleeps there. Sleepers that also wait for
+/// descriptors (sockets) are woken through an eventfd, the others by a futex.
 #[derive(Clone)]
-pub(crate) struct Bell(pub(crate) Arc<Memory>);
+pub(crate) struct Bell {
+    memory: Arc<Memory>,
+    event: Arc<OwnedFd>,
+}
 
 impl Bell {
     #[inline]
     pub(crate) fn count(&self) -> u32 {
-        self.0.word32(BELL_WORD).load(Ordering::Acquire)
+        self.memory.word32(BELL_WORD).load(Ordering::Acquire)
     }
 
-    pub(crate) fn sleep(&self, ticket: u32, at_most: Duration) {
-        let word = self.0.word32(BELL_WORD);
+    pub(super) fn event(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+
+    pub(super) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Sleeps until the bell rings, one of `fds` is ready for its events, or the time is up.
+    pub(crate) fn sleep(&self, ticket: u32, fds: &[(RawFd, i16)], at_most: Duration) {
+        let word = self.memory.word32(BELL_WORD);
+        let sleepers = if fds.is_empty() { BELL_SLEEPERS } else { BELL_POLLERS };
         // SeqCst pairs with the fence in `ring_at`: either the ringer sees this sleeper, or this sleeper's last
         // look (before which the ticket was taken) saw what the ringer published.
-        self.0.word32(BELL_SLEEPERS).fetch_add(1, Ordering::SeqCst);
-        wait(word, ticket, at_most);
-        self.0.word32(BELL_SLEEPERS).fetch_sub(1, Ordering::Relaxed);
+        self.memory.word32(sleepers).fetch_add(1, Ordering::SeqCst);
+        if fds.is_empty() {
+            wait(word, ticket, at_most);
+        } else if word.load(Ordering::Acquire) == ticket {
+            self.poll(fds, at_most);
+        }
+        self.memory.word32(sleepers).fetch_sub(1, Ordering::Relaxed);
+    }
+
+    fn poll(&self, fds: &[(RawFd, i16)], at_most: Duration) {
+        let entry = |fd, events| libc::pollfd { fd, events, revents: 0 };
+        let mut list = Vec::with_capacity(fds.len() + 1);
+        list.push(entry(self.event.as_raw_fd(), libc::POLLIN));
+        list.extend(fds.iter().map(|&(fd, events)| entry(fd, events)));
+        let time = libc::timespec {
+            tv_sec: at_most.as_secs().cast_signed(),
+            tv_nsec: i64::from(at_most.subsec_nanos()),
+        };
+        // SAFETY: the list is ours and as long as we say. A descriptor that another thread closed meanwhile ends the
+        // sleep at worst; every outcome sends the caller back to look again.
+        unsafe {
+            libc::ppoll(list.as_mut_ptr(), list.len() as libc::nfds_t, &raw const time, std::ptr::null())
+        };
+        if list[0].revents != 0 {
+            let _ = rustix::io::read(&*self.event, &mut [0u8; 8]);
+        }
     }
 
     /// Rings whether or not somebody sleeps.
     pub(crate) fn ring(&self) {
-        ring_loud(&self.0);
+        ring_loud(&self.memory, self.event());
     }
 }
 
-fn ring_loud(memory: &Memory) {
+fn ring_loud(memory: &Memory, event: BorrowedFd<'_>) {
     let word = memory.word32(BELL_WORD);
-    word.fetch_add(1, Ordering::Release);
+    // SeqCst: against a sleeper that counts itself as one and then looks at the word.
+    word.fetch_add(1, Ordering::SeqCst);
     // SAFETY: a futex wake on a mapped word; touches no memory of ours.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+    if memory.word32(BELL_POLLERS).load(Ordering::SeqCst) != 0 {
+        let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+    }
 }
 
 /// Rings the bell of the process that owns `memory` if somebody sleeps there. The caller has published and then
 /// passed a SeqCst fence.
 #[inline]
-pub(crate) fn ring_at(memory: &Memory) {
-    if memory.word32(BELL_SLEEPERS).load(Ordering::Relaxed) != 0 {
-        ring_loud(memory);
+pub(crate) fn ring_at(memory: &Memory, event: BorrowedFd<'_>) {
+    let sleepers = memory.word32(BELL_SLEEPERS).load(Ordering::Relaxed);
+    if sleepers != 0 || memory.word32(BELL_POLLERS).load(Ordering::Relaxed) != 0 {
+        ring_loud(memory, event);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Strangers become peers: one exchange over an abstract unix socket that hands over the shared memory.
 //!
-//! The caller says who it is and whom it means to reach; the listener answers with its identity and its memory.
+//! The caller says who it is and whom it means to reach; the listener answers with its identity, its memory and its
+//! eventfd.
 //! Both check magic, protocol version and that the other end runs as the same user.
 
 use std::io::{self, IoSliceMut, Read, Write};
@@ -68,7 +69,7 @@ pub(super) fn listen(name: &[u8]) -> io::Result<UnixListener> {
 pub(super) fn answer(
     mut stream: UnixStream,
     me: &Id,
-    memory: BorrowedFd<'_>,
+    (memory, event): (BorrowedFd<'_>, BorrowedFd<'_>),
 ) -> io::Result<Option<UnixStream>> {
     same_user(credentials(&stream)?.1)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -79,9 +80,9 @@ pub(super) fn answer(
     if to != *me {
         return Err(io::Error::other("a caller meant another process"));
     }
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds = [memory];
+    let fds = [memory, event];
     control.push(SendAncillaryMessage::ScmRights(&fds));
     let reply = hello(me, &from);
     rustix::net::sendmsg(&stream, &[io::IoSlice::new(&reply)], &mut control, SendFlags::NOSIGNAL)?;
@@ -90,8 +91,15 @@ pub(super) fn answer(
     Ok(keep.then_some(stream))
 }
 
-/// The listener's memory and pid.
-pub(super) fn call(name: &[u8], me: &Id, them: &Id) -> io::Result<(OwnedFd, u32, UnixStream)> {
+/// What the listener handed over.
+pub(super) struct Answer {
+    pub(super) memory: OwnedFd,
+    pub(super) event: OwnedFd,
+    pub(super) pid: u32,
+    pub(super) stream: UnixStream,
+}
+
+pub(super) fn call(name: &[u8], me: &Id, them: &Id) -> io::Result<Answer> {
     let mut stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
     let (pid, uid) = credentials(&stream)?;
     same_user(uid)?;
@@ -99,7 +107,7 @@ pub(super) fn call(name: &[u8], me: &Id, them: &Id) -> io::Result<(OwnedFd, u32,
     stream.set_write_timeout(Some(PATIENCE))?;
     stream.write_all(&hello(me, them))?;
     let mut bytes = [0; HELLO];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let got = rustix::net::recvmsg(
         stream.as_fd(),
@@ -116,9 +124,13 @@ pub(super) fn call(name: &[u8], me: &Id, them: &Id) -> io::Result<(OwnedFd, u32,
     if from != *them {
         return Err(io::Error::other("another process answers under this name"));
     }
-    let fd = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
+    let mut fds = control.drain().find_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
         _ => None,
     });
-    Ok((fd.ok_or_else(|| io::Error::other("no memory came with the answer"))?, pid, stream))
+    let mut next = || fds.as_mut().and_then(Iterator::next);
+    match (next(), next()) {
+        (Some(memory), Some(event)) => Ok(Answer { memory, event, pid, stream }),
+        _ => Err(io::Error::other("no memory came with the answer")),
+    }
 }

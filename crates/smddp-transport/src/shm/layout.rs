@@ -21,6 +21,8 @@ pub(crate) const PAGE: usize = 4096;
 
 pub(crate) const BELL_WORD: usize = 64;
 pub(crate) const BELL_SLEEPERS: usize = 68;
+/// Sleepers that wait for descriptors too: they are woken through the eventfd.
+pub(crate) const BELL_POLLERS: usize = 72;
 
 pub(crate) const CONTROL: usize = PAGE;
 pub(crate) const CONTROL_BYTES: usize = 256 << 20;

@@ -1,6 +1,7 @@
 //! The shared-memory link: one rank's end of one communicator whose ranks all share this node.
 
 use std::io;
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
@@ -12,12 +13,13 @@ use super::layout::*;
 use super::mail::Mailbox;
 use super::memory::Memory;
 use super::pool::{Region, Release};
-use crate::{Fault, Head, Inlet, Link, Mail, Mismatch, Sleeper, Stream, Wiring};
+use crate::{Fault, Head, Inlet, Link, Mail, Mismatch, Outlet, Sleeper, Stream, Wiring};
 
 /// One rank of the group as this process reaches it: its memory and its control block in there.
 pub(super) struct Remote {
     peer: Option<Arc<Peer>>,
-    memory: Arc<Memory>,
+    /// This process's own, where the rank is one of its threads.
+    home: Bell,
     pub(super) block: usize,
     nonce: u64,
     card: Card,
@@ -25,7 +27,11 @@ pub(super) struct Remote {
 
 impl Remote {
     pub(super) fn memory(&self) -> &Memory {
-        self.peer.as_ref().map_or(&self.memory, |p| &p.memory)
+        self.peer.as_ref().map_or_else(|| self.home.memory(), |p| &p.memory)
+    }
+    /// Wakes its process if anybody sleeps there.
+    fn ring(&self) {
+        ring_at(self.memory(), self.peer.as_ref().map_or_else(|| self.home.event(), |p| p.event()));
     }
     fn word(&self, at: usize) -> &AtomicU64 {
         self.memory().word64(self.block + at)
@@ -152,34 +158,37 @@ impl Prepared {
         &self.card
     }
 
-    /// Maps the others' memory. `cards` in rank order, mine included.
+    pub(crate) fn card_mut(&mut self) -> &mut Card {
+        &mut self.card
+    }
+
+    /// Maps the memory of the ranks of this node: `cards` are theirs, ascending, mine included. The link numbers the
+    /// ranks by their places in this list.
     pub fn connect(self, cards: Vec<Card>) -> Result<ShmLink, Unreachable> {
-        let (me, size) = (self.card.rank as usize, self.card.size as usize);
+        let me = cards.iter().position(|card| card.rank == self.card.rank).unwrap_or(0);
         let Some(endpoint) = &self.endpoint else {
-            return Ok(ShmLink::new(self, Ranks { remotes: Vec::new(), me }, size));
+            return Ok(ShmLink::new(self, Ranks { remotes: Vec::new(), me }));
         };
-        let mut remotes = Vec::with_capacity(size);
-        for (rank, card) in cards.into_iter().enumerate() {
+        let mut remotes = Vec::with_capacity(cards.len());
+        for card in cards {
             // Several ranks of one process (threads) share its memory as it is.
-            let peer = if card.endpoint == endpoint.id {
-                None
-            } else {
-                Some(reach(endpoint, &self.card, rank, &card)?)
-            };
+            let peer =
+                if card.endpoint == endpoint.id { None } else { Some(reach(endpoint, &self.card, &card)?) };
             remotes.push(Remote {
                 peer,
-                memory: endpoint.memory.clone(),
+                home: endpoint.bell(),
                 block: card.block as usize,
                 nonce: card.nonce,
                 card,
             });
         }
-        Ok(ShmLink::new(self, Ranks { remotes, me }, size))
+        Ok(ShmLink::new(self, Ranks { remotes, me }))
     }
 }
 
-fn reach(endpoint: &Endpoint, mine: &Card, rank: usize, card: &Card) -> Result<Arc<Peer>, Unreachable> {
-    let fail = |why: String| Unreachable { rank, host: card.host.clone(), pid: card.pid, why };
+fn reach(endpoint: &Endpoint, mine: &Card, card: &Card) -> Result<Arc<Peer>, Unreachable> {
+    let fail =
+        |why: String| Unreachable { rank: card.rank as usize, host: card.host.clone(), pid: card.pid, why };
     if card.boot != mine.boot {
         return Err(fail(format!("it runs on another host ({} here, {} there)", mine.host, card.host)));
     }
@@ -200,6 +209,8 @@ pub struct ShmLink {
     pub(super) ranks: Arc<Ranks>,
     me: usize,
     size: usize,
+    /// Ranks of the whole group: control blocks are laid out before it is known which of them share this node.
+    layout: usize,
     block: usize,
     nonce: u64,
     /// Per rank: operations it is known to have begun.
@@ -224,14 +235,15 @@ pub struct ShmLink {
 }
 
 impl ShmLink {
-    fn new(prepared: Prepared, ranks: Ranks, size: usize) -> Self {
-        let me = prepared.card.rank as usize;
+    fn new(prepared: Prepared, ranks: Ranks) -> Self {
+        let (me, size) = (ranks.me, ranks.remotes.len().max(1));
         Self {
             bell: prepared.endpoint.as_ref().map(|e| e.bell()),
             endpoint: prepared.endpoint,
             ranks: Arc::new(ranks),
             me,
             size,
+            layout: prepared.card.size as usize,
             block: prepared.block,
             nonce: prepared.nonce,
             begun: vec![0; size],
@@ -253,8 +265,24 @@ impl ShmLink {
         }
     }
 
+    /// The process's endpoint, and this group's number there.
+    pub(crate) fn home(&self) -> Option<(Arc<Endpoint>, u64)> {
+        self.endpoint.clone().map(|endpoint| (endpoint, self.nonce))
+    }
+
+    /// False in a forked child, whose copy this is.
+    pub(crate) fn ours(&self) -> bool {
+        self.forks == fork_generation()
+    }
+
+    pub(crate) fn sleep_on(&self, ticket: u32, fds: &[(RawFd, i16)], at_most: Duration) {
+        if let Some(bell) = &self.bell {
+            bell.sleep(ticket, fds, at_most);
+        }
+    }
+
     fn slot(&self, seq: u64) -> usize {
-        self.block + slot_at(self.size, seq)
+        self.block + slot_at(self.layout, seq)
     }
 
     /// Nothing there yet. After a few looks whoever sleeps is woken: waking costs a full barrier, and ranks that are
@@ -278,14 +306,14 @@ impl ShmLink {
         fence(Ordering::SeqCst);
         for (rank, remote) in self.ranks.remotes.iter().enumerate() {
             if rank != self.me {
-                ring_at(remote.memory());
+                remote.ring();
             }
         }
     }
 
     fn ring_one(&self, rank: usize) {
         fence(Ordering::SeqCst);
-        ring_at(self.ranks.remotes[rank].memory());
+        self.ranks.remotes[rank].ring();
     }
 
     /// Whether everybody has finished with the operation whose slot `seq` takes over.
@@ -296,7 +324,7 @@ impl ShmLink {
                 continue;
             }
             let remote = &self.ranks.remotes[rank];
-            let tag = remote.word(slot_at(self.size, before) + TAG).load(Ordering::Acquire);
+            let tag = remote.word(slot_at(self.layout, before) + TAG).load(Ordering::Acquire);
             if tag > before {
                 self.begun[rank] = tag;
             } else if remote.word(DONE).load(Ordering::Acquire) < before && !remote.finished() {
@@ -315,7 +343,7 @@ impl ShmLink {
 
     /// Looks at the headers that nothing was read from; false where one is of another call.
     fn hold(&mut self) -> bool {
-        let (ranks, size, differs) = (&self.ranks, self.size, &mut self.differs);
+        let (ranks, size, differs) = (&self.ranks, self.layout, &mut self.differs);
         self.unheld.retain(|unheld| {
             let remote = &ranks.remotes[unheld.rank];
             let slot = slot_at(size, unheld.seq);
@@ -360,8 +388,11 @@ impl ShmLink {
             for (i, value) in [line, cell, cell_bytes, depth, outlet.bytes as usize].into_iter().enumerate() {
                 memory.word64(entry + 8 * i).store(value as u64, Ordering::Relaxed);
             }
-            for reader in 0..=outlet.readers.len() {
-                memory.word64(region.offset + line + LINE * reader).store(0, Ordering::Relaxed);
+            memory.word64(region.offset + line).store(0, Ordering::Relaxed);
+            for (i, &reader) in outlet.readers.iter().enumerate() {
+                // A reader elsewhere never holds anything up here.
+                let read = if reader == Outlet::ELSEWHERE { u64::MAX } else { 0 };
+                memory.word64(region.offset + line + LINE * (1 + i)).store(read, Ordering::Relaxed);
             }
             self.outs.push(Out {
                 lines: region.offset + line,
@@ -383,7 +414,7 @@ impl ShmLink {
     fn resolve(&mut self, inlet: usize) -> Result<bool, Mismatch> {
         let want = self.inlets[inlet];
         let remote = &self.ranks.remotes[want.rank];
-        let slot = slot_at(self.size, self.seq);
+        let slot = slot_at(self.layout, self.seq);
         if remote.word(slot + TAG).load(Ordering::Acquire) != self.seq + 1 {
             return Ok(false);
         }
@@ -447,8 +478,10 @@ impl Link for ShmLink {
         self.inline = wiring.inline;
         let slot = self.slot(seq);
         self.outs.clear();
+        // A channel whose blocks are all empty carries nothing, but the header is still to be told.
+        let carries = wiring.outlets.iter().any(|outlet| outlet.messages > 0);
         let mut stage = 0;
-        if !wiring.inline && !wiring.outlets.is_empty() {
+        if !wiring.inline && carries {
             let Some(region) = self.open_region(wiring) else { return false };
             stage = region.offset as u64;
             self.region = Some(region);
@@ -463,7 +496,7 @@ impl Link for ShmLink {
         memory.word64(slot + WHAT).store(head.what, Ordering::Relaxed);
         memory.word64(slot + COUNT).store(head.count, Ordering::Relaxed);
         memory.word64(slot + STAGE).store(stage, Ordering::Relaxed);
-        if wiring.inline && !wiring.outlets.is_empty() {
+        if wiring.inline && carries {
             // The header is published together with the payload.
             self.outs.push(Out {
                 lines: 0,
@@ -501,13 +534,13 @@ impl Link for ShmLink {
         Some(memory.at(out.cells + (out.sent % out.depth) as usize * out.cell, out.cell))
     }
 
-    fn publish(&mut self, channel: usize) {
+    fn publish(&mut self, channel: usize, _bytes: usize) {
         let Some(endpoint) = &self.endpoint else { return };
         let out = &mut self.outs[channel];
         debug_assert!(out.sent < out.messages);
         out.sent += 1;
         let (word, value) = if self.inline {
-            (self.block + slot_at(self.size, self.seq) + TAG, self.seq + 1)
+            (self.block + slot_at(self.layout, self.seq) + TAG, self.seq + 1)
         } else {
             (out.lines, out.sent)
         };
@@ -588,7 +621,7 @@ impl Link for ShmLink {
             let remote = &self.ranks.remotes[rank];
             remote.word(DONE).load(Ordering::Acquire) > seq
                 || (seq..seq + SLOTS)
-                    .any(|s| remote.word(slot_at(self.size, s) + TAG).load(Ordering::Acquire) == s + 1)
+                    .any(|s| remote.word(slot_at(self.layout, s) + TAG).load(Ordering::Acquire) == s + 1)
         }
     }
 
@@ -604,7 +637,7 @@ impl Link for ShmLink {
 
     fn head_of(&self, rank: usize, seq: u64) -> Option<Head> {
         let remote = self.ranks.remotes.get(rank)?;
-        let slot = slot_at(self.size, seq);
+        let slot = slot_at(self.layout, seq);
         (remote.word(slot + TAG).load(Ordering::Acquire) == seq + 1).then(|| Head {
             what: remote.word(slot + WHAT).load(Ordering::Relaxed),
             count: remote.word(slot + COUNT).load(Ordering::Relaxed),
@@ -622,7 +655,7 @@ impl Link for ShmLink {
         self.mailbox.cell(self.endpoint.as_ref()?, stream)
     }
 
-    fn mail_publish(&mut self, stream: Stream) {
+    fn mail_publish(&mut self, stream: Stream, _bytes: usize) {
         if let Some(endpoint) = &self.endpoint
             && let Some(to) = self.mailbox.publish(endpoint, stream)
         {
@@ -651,7 +684,7 @@ impl Link for ShmLink {
         self.ring_one(from);
     }
 
-    fn faults(&self) -> Vec<Fault> {
+    fn faults(&mut self) -> Vec<Fault> {
         let mut faults: Vec<Fault> = self.differs.clone().into_iter().collect();
         for (rank, remote) in self.ranks.remotes.iter().enumerate() {
             if rank == self.me {
@@ -665,13 +698,13 @@ impl Link for ShmLink {
             } else if !remote.open() {
                 faults.push(Fault::Left { rank });
             } else if gone {
-                faults.push(Fault::Lost { rank });
+                faults.push(Fault::Lost { rank, how: "died".to_owned() });
             }
         }
         faults
     }
 
-    fn poison(&self, why: &str) {
+    fn poison(&mut self, why: &str) {
         let Some(endpoint) = &self.endpoint else { return };
         let state = endpoint.memory.word32(self.block + STATE);
         if state.load(Ordering::Relaxed) & POISONED != 0 {
@@ -720,7 +753,7 @@ impl Link for ShmLink {
 
     fn sleep(&self, ticket: u32, at_most: Duration) {
         if let Some(bell) = &self.bell {
-            bell.sleep(ticket, at_most);
+            bell.sleep(ticket, &[], at_most);
         }
     }
 
@@ -738,9 +771,9 @@ impl Sleeper for OwnBell {
         }
     }
 
-    fn sleep(&self, ticket: u32, at_most: Duration) {
+    fn sleep(&self, ticket: u32, fds: &[(RawFd, i16)], at_most: Duration) {
         if let Some(bell) = &self.0 {
-            bell.sleep(ticket, at_most);
+            bell.sleep(ticket, fds, at_most);
         }
     }
 }
@@ -769,6 +802,6 @@ impl Drop for ShmLink {
         endpoint.pool.disown(&endpoint.memory, self.nonce);
         // The block may be read until every other rank has left, too: they look at its state and last slots.
         let release = AllDone { ranks: self.ranks.clone(), operations: u64::MAX };
-        endpoint.control.give(self.block, block_bytes(self.size), Arc::new(release));
+        endpoint.control.give(self.block, block_bytes(self.layout), Arc::new(release));
     }
 }

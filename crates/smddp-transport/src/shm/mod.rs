@@ -13,10 +13,14 @@ mod layout;
 mod link;
 mod mail;
 mod memory;
+mod owner;
 mod pool;
 mod service;
 
+pub(crate) use card::Id;
 pub use card::{Card, CardError, PROTOCOL};
-pub(crate) use endpoint::random;
+pub(crate) use endpoint::{Bell, random};
 pub use endpoint::{Endpoint, fork_generation};
 pub use link::{Prepared, ShmLink, Unreachable};
+pub(crate) use owner::Owner;
+pub(crate) use pool::Region;

@@ -93,7 +93,7 @@ fn serve(shared: &Shared, listener: &UnixListener, me: &Id, memory: &OwnedFd, be
             && let Ok((stream, _)) = listener.accept()
         {
             // A caller that fails the handshake gets an error at its own end; it is no concern of this process.
-            if let Ok(Some(stream)) = handshake::answer(stream, me, memory.as_fd()) {
+            if let Ok(Some(stream)) = handshake::answer(stream, me, (memory.as_fd(), bell.event())) {
                 kept.push(stream);
             }
         }

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
 
 use super::world::Random;
 use super::*;
@@ -13,30 +14,37 @@ use crate::net::wire::{Place, Sink, Ticket, Wire};
 const CELL: usize = 300 << 10;
 const CELLS: usize = 8;
 
-/// Staging memory, and who uses which cell of it.
+/// Staging memory.
 struct Memory {
-    bytes: Arc<Vec<std::cell::UnsafeCell<u8>>>,
+    bytes: Arc<Vec<AtomicU8>>,
 }
-
-struct Keep(#[allow(dead_code, reason = "kept alive")] Arc<Vec<std::cell::UnsafeCell<u8>>>);
-// SAFETY: kept alive only.
-unsafe impl Send for Keep {}
-// SAFETY: as above.
-unsafe impl Sync for Keep {}
 
 impl Memory {
     fn new(ranks: usize) -> Self {
-        let bytes = (0..ranks * 2 * CELLS * CELL).map(|_| std::cell::UnsafeCell::new(0)).collect();
-        Self { bytes: Arc::new(bytes) }
+        Self { bytes: Arc::new((0..ranks * 2 * CELLS * CELL).map(|_| AtomicU8::new(0)).collect()) }
     }
 
     fn at(&self, cell: usize) -> *mut u8 {
-        self.bytes[cell * CELL].get()
+        self.bytes[cell * CELL].as_ptr()
     }
 
     fn staging(&self) -> Staging {
-        Staging::new(self.at(0), self.bytes.len(), Arc::new(Keep(self.bytes.clone())))
+        Staging::new(self.at(0), self.bytes.len(), self.bytes.clone())
     }
+}
+
+/// Sets bytes of a buffer of this test's.
+fn fill(at: *mut u8, bytes: usize, with: impl Fn(usize) -> u8) {
+    for i in 0..bytes {
+        // SAFETY: all callers own `bytes` bytes there, and one thread runs all ranks.
+        unsafe { at.wrapping_add(i).write(with(i)) };
+    }
+}
+
+/// The first byte that is not as it should be.
+fn differs(at: *const u8, bytes: usize, with: impl Fn(usize) -> u8) -> Option<usize> {
+    // SAFETY: as in `fill`.
+    (0..bytes).find(|&i| unsafe { at.wrapping_add(i).read() } != with(i))
 }
 
 fn byte(from: usize, to: usize, index: u64, at: usize) -> u8 {
@@ -95,15 +103,12 @@ impl Sink for Got {
             self.wrong.push(format!("frame {} of {peer} has no place", frame.index));
             return;
         };
-        for i in 0..frame.bytes as usize {
-            let got = unsafe { at.wrapping_add(i).read() };
-            if got != byte(peer, self.me, frame.index, i) {
-                self.wrong.push(format!("byte {i} of frame {} of {peer}", frame.index));
-                break;
-            }
+        let bytes = frame.bytes as usize;
+        if let Some(i) = differs(at, bytes, |i| byte(peer, self.me, frame.index, i)) {
+            self.wrong.push(format!("byte {i} of frame {} of {peer}", frame.index));
         }
         if let Some(cell) = cell {
-            unsafe { at.write_bytes(0xdd, frame.bytes as usize) };
+            fill(at, bytes, |_| 0xdd);
             self.free.push(cell);
         }
     }
@@ -193,10 +198,9 @@ impl Run {
             } else {
                 (short.as_mut_ptr(), u64::MAX)
             };
-            for i in 0..bytes {
-                unsafe { at.wrapping_add(i).write(byte(r.me, to, index, i)) };
-            }
+            fill(at, bytes, |i| byte(r.me, to, index, i));
             let frame = Frame { index, bytes: bytes as u64, ..Frame::new(Kind::Data, 1) };
+            // SAFETY: short, or a cell that is free again with its ticket.
             unsafe { r.wire.send(to, &frame, at, ticket) };
             short.fill(0xee);
             r.plan.pop_front();
@@ -205,7 +209,7 @@ impl Run {
         for ticket in r.sink.sent.drain(..) {
             if ticket != u64::MAX {
                 // The memory is free again: whoever still reads it reads this.
-                unsafe { self.memory.at(ticket as usize).write_bytes(0xee, CELL) };
+                fill(self.memory.at(ticket as usize), CELL, |_| 0xee);
                 r.free.push(ticket as usize);
             }
         }
@@ -382,6 +386,7 @@ fn groups_share_an_engine_and_keep_their_frames_apart() {
         for (g, group) in wires.iter_mut().enumerate() {
             for index in 0..20 {
                 let frame = Frame { index: index * 3 + g as u64, ..Frame::new(Kind::Credit, 1) };
+                // SAFETY: no payload.
                 unsafe { group[0].0.send(1, &frame, std::ptr::null(), 0) };
             }
         }

@@ -1,0 +1,261 @@
+//! The link of a group that spans nodes.
+
+use std::os::fd::RawFd;
+use std::time::Duration;
+
+use super::route::{In, Map, Out, Routes};
+use crate::net::link::Net;
+use crate::shm::ShmLink;
+use crate::{Fault, Head, Link, Mail, Mismatch, Sleeper, Stream, Wiring};
+
+pub(super) struct JointLink {
+    me: usize,
+    map: Map,
+    /// "rank 3 (host h1, pid 812)", by rank.
+    names: Vec<String>,
+    shm: ShmLink,
+    net: Net,
+    routes: Routes,
+    /// The cell lent last, by channel, where a message goes both ways.
+    lent: Vec<Option<(*mut u8, *mut u8)>>,
+}
+
+// SAFETY: `lent` holds addresses of cells that this link owns; one thread at a time owns the link.
+unsafe impl Send for JointLink {}
+
+/// Streams with this bit are the wire's.
+const NET: Stream = 1 << 63;
+/// A wire that has to be polled is looked at this often.
+const SHORT_NAP: Duration = Duration::from_micros(100);
+
+impl JointLink {
+    pub(super) fn new(me: usize, map: Map, names: Vec<String>, shm: ShmLink, net: Net) -> Self {
+        Self { me, map, names, shm, net, routes: Routes::default(), lent: Vec::new() }
+    }
+
+    fn globally(&self, found: Mismatch) -> Mismatch {
+        Mismatch { rank: self.map.rank(found.rank), ..found }
+    }
+}
+
+impl Link for JointLink {
+    fn rank(&self) -> usize {
+        self.me
+    }
+
+    fn size(&self) -> usize {
+        self.map.size()
+    }
+
+    /// Slots reach the ranks of one node only.
+    fn slot_bytes(&self) -> usize {
+        0
+    }
+
+    fn turn(&mut self) -> bool {
+        self.net.turn()
+    }
+
+    fn busy(&self) -> bool {
+        self.net.busy()
+    }
+
+    fn begin(&mut self, seq: u64, head: Head, wiring: &Wiring) -> bool {
+        if wiring.inlets.iter().all(|inlet| inlet.messages == 0) && self.net.troubled() {
+            return false;
+        }
+        let (routes, outlets) = Routes::new(&self.map, wiring);
+        if !self.net.reserve(&outlets, &routes.net_inlets, wiring.window)
+            || !self.shm.begin(seq, head, &routes.shm)
+        {
+            return false;
+        }
+        self.net.begin(seq, head, outlets, &routes.net_inlets, wiring.window);
+        self.lent.clear();
+        self.lent.resize(routes.outs.len(), None);
+        self.routes = routes;
+        // What came in for this operation before it began has waited in the wire.
+        self.net.turn();
+        true
+    }
+
+    fn cell(&mut self, channel: usize) -> Option<*mut u8> {
+        match self.routes.outs[channel] {
+            Out { shm: true, net: None } => self.shm.cell(channel),
+            Out { shm: true, net: Some(net) } => {
+                let (far, near) = (self.net.cell(net)?, self.shm.cell(channel)?);
+                self.lent[channel] = Some((near, far));
+                Some(near)
+            }
+            Out { net: Some(net), .. } => self.net.cell(net),
+            Out { .. } => None,
+        }
+    }
+
+    fn publish(&mut self, channel: usize, bytes: usize) {
+        let Out { shm, net } = self.routes.outs[channel];
+        if let Some((near, far)) = self.lent[channel].take() {
+            // SAFETY: both cells are this channel's, lent by `cell`, with room for the message; they lie in different
+            // regions. The owner of this link has written `bytes` to the first.
+            unsafe { std::ptr::copy_nonoverlapping(near, far, bytes) };
+        }
+        if shm {
+            self.shm.publish(channel, bytes);
+        }
+        if let Some(net) = net {
+            self.net.publish(net, bytes);
+        }
+    }
+
+    fn message(&mut self, inlet: usize) -> Result<Option<*const u8>, Mismatch> {
+        match self.routes.ins[inlet] {
+            In::Shm(inlet) => self.shm.message(inlet).map_err(|found| self.globally(found)),
+            In::Net(inlet) => self.net.message(inlet),
+        }
+    }
+
+    fn release(&mut self, inlet: usize) {
+        match self.routes.ins[inlet] {
+            In::Shm(inlet) => self.shm.release(inlet),
+            In::Net(inlet) => self.net.release(inlet),
+        }
+    }
+
+    fn settle(&mut self) -> Result<bool, Mismatch> {
+        let here = self.shm.settle().map_err(|found| self.globally(found))?;
+        Ok(here && self.net.settle()?)
+    }
+
+    fn end(&mut self) {
+        self.shm.end();
+        self.net.end();
+    }
+
+    fn far(&self) -> bool {
+        self.shm.far()
+    }
+
+    fn flush(&mut self) {
+        self.shm.flush();
+    }
+
+    fn arrived(&self, rank: usize, seq: u64) -> bool {
+        match self.map.local(rank) {
+            Some(local) => self.shm.arrived(local, seq),
+            None => self.net.arrived(rank, seq),
+        }
+    }
+
+    fn head_of(&self, rank: usize, seq: u64) -> Option<Head> {
+        match self.map.local(rank) {
+            Some(local) => self.shm.head_of(local, seq),
+            None => self.net.head_of(rank, seq),
+        }
+    }
+
+    fn mail_open(&mut self, to: usize, mail: Mail) -> Option<Stream> {
+        match self.map.local(to) {
+            Some(local) => self.shm.mail_open(local, mail),
+            None => self.net.mail_open(to, mail).map(|stream| stream | NET),
+        }
+    }
+
+    fn mail_cell(&mut self, stream: Stream) -> Option<(*mut u8, usize)> {
+        match stream & NET {
+            0 => self.shm.mail_cell(stream),
+            _ => self.net.mail_cell(stream & !NET),
+        }
+    }
+
+    fn mail_publish(&mut self, stream: Stream, bytes: usize) {
+        match stream & NET {
+            0 => self.shm.mail_publish(stream, bytes),
+            _ => self.net.mail_publish(stream & !NET, bytes),
+        }
+    }
+
+    fn mail_close(&mut self, stream: Stream) {
+        match stream & NET {
+            0 => self.shm.mail_close(stream),
+            _ => self.net.mail_close(stream & !NET),
+        }
+    }
+
+    fn mail_next(&mut self, from: usize) -> Option<(Mail, Stream)> {
+        match self.map.local(from) {
+            Some(local) => self.shm.mail_next(local),
+            None => self.net.mail_next(from),
+        }
+    }
+
+    fn mail_piece(&mut self, from: usize, stream: Stream) -> Option<(*const u8, usize)> {
+        match self.map.local(from) {
+            Some(local) => self.shm.mail_piece(local, stream),
+            None => self.net.mail_piece(from, stream),
+        }
+    }
+
+    fn mail_release(&mut self, from: usize, stream: Stream) {
+        match self.map.local(from) {
+            Some(local) => self.shm.mail_release(local, stream),
+            None => self.net.mail_release(from, stream),
+        }
+    }
+
+    fn faults(&mut self) -> Vec<Fault> {
+        let near = self.shm.faults().into_iter().map(|fault| match fault {
+            Fault::Lost { rank, how } => Fault::Lost { rank: self.map.rank(rank), how },
+            Fault::Left { rank } => Fault::Left { rank: self.map.rank(rank) },
+            Fault::Poisoned { rank, why } => Fault::Poisoned { rank: self.map.rank(rank), why },
+            Fault::Differs { seq, mine, found } => Fault::Differs { seq, mine, found: self.globally(found) },
+        });
+        let mut faults: Vec<Fault> = near.collect();
+        faults.extend(self.net.faults());
+        faults
+    }
+
+    fn poison(&mut self, why: &str) {
+        self.shm.poison(why);
+        self.net.poison(why);
+    }
+
+    fn leave(&mut self) {
+        self.net.leave();
+        self.shm.leave();
+    }
+
+    fn describe(&self, rank: usize) -> String {
+        self.names.get(rank).cloned().unwrap_or_else(|| format!("rank {rank}"))
+    }
+
+    fn bell(&self) -> u32 {
+        self.shm.bell()
+    }
+
+    fn sleep(&self, ticket: u32, at_most: Duration) {
+        let mut fds = Vec::new();
+        let at_most = if self.interest(&mut fds) { at_most } else { at_most.min(SHORT_NAP) };
+        self.shm.sleep_on(ticket, &fds, at_most);
+    }
+
+    fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
+        self.net.interest(fds)
+    }
+
+    fn way(&self) -> String {
+        self.net.name()
+    }
+
+    fn sleeper(&self) -> Box<dyn Sleeper> {
+        self.shm.sleeper()
+    }
+}
+
+impl Drop for JointLink {
+    fn drop(&mut self) {
+        // A forked child's copy: connections are the parent's.
+        if self.shm.ours() {
+            self.net.leave();
+        }
+    }
+}

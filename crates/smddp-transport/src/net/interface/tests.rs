@@ -1,0 +1,148 @@
+use super::*;
+
+const SMDDP: &str = NAMES[0];
+const GLOO: &str = NAMES[2];
+
+fn interface(index: u32, name: &str, speed: Option<u32>, addresses: &[&str]) -> Interface {
+    let address = |text: &&str| {
+        let (ip, scope) = text.split_once('%').unwrap_or((text, "0"));
+        Address { ip: ip.parse().unwrap(), scope: scope.parse().unwrap() }
+    };
+    Interface {
+        name: name.to_owned(),
+        index,
+        up: true,
+        loopback: name == "lo",
+        speed_mbit: speed,
+        addresses: addresses.iter().map(address).collect(),
+    }
+}
+
+/// A machine with one of everything.
+fn machine() -> Vec<Interface> {
+    let mut dead = interface(7, "eth3", Some(400_000), &["10.9.0.1"]);
+    dead.up = false;
+    vec![
+        interface(1, "lo", None, &["127.0.0.1", "::1"]),
+        interface(2, "docker0", Some(100_000), &["172.17.0.1"]),
+        interface(3, "eth0", Some(1_000), &["fe80::1%3", "2001:db8::1", "10.0.0.1"]),
+        interface(4, "eth1", Some(25_000), &["10.1.0.1"]),
+        interface(5, "eth2", Some(25_000), &["10.2.0.1"]),
+        interface(6, "ib0", Some(100_000), &["fe80::6%6"]),
+        dead,
+    ]
+}
+
+fn chosen(interfaces: &[Interface], value: Option<&str>, family: Family) -> Result<Choice, Error> {
+    choose_from(interfaces, &Wanted { value: value.map(str::to_owned), from: SMDDP }, family)
+}
+
+fn name(interfaces: &[Interface], value: Option<&str>) -> String {
+    chosen(interfaces, value, Family::Any).unwrap().name
+}
+
+#[test]
+fn the_fastest_link_is_taken_and_the_lowest_index_of_equals() {
+    let choice = chosen(&machine(), None, Family::Any).unwrap();
+    assert_eq!((choice.name.as_str(), choice.speed_mbit, choice.loopback), ("eth1", Some(25_000), false));
+    assert_eq!(choice.why, "the first of the fastest of eth1, eth2, eth0");
+    assert_eq!(choice.to_string(), format!("eth1 10.1.0.1, 25000 Mbit/s ({})", choice.why));
+}
+
+#[test]
+fn a_name_decides_over_speed() {
+    assert_eq!(name(&machine(), Some("eth0")), "eth0");
+    assert_eq!(name(&machine(), Some("=docker0")), "docker0");
+    assert_eq!(name(&machine(), Some("^eth1,eth2")), "eth0");
+    assert_eq!(chosen(&machine(), Some("=eth2"), Family::Any).unwrap().why, "SMDDP_SOCKET_IFNAME==eth2");
+}
+
+#[test]
+fn bridges_of_this_host_come_after_links_between_hosts() {
+    let only = [machine().remove(0), machine().remove(1)];
+    assert_eq!(name(&only, None), "docker0");
+    assert_eq!(name(&[only[1].clone(), machine().remove(2)], None), "eth0");
+}
+
+#[test]
+fn an_interface_that_reaches_its_own_link_alone_comes_after_others() {
+    assert_eq!(name(&machine(), Some("eth0,ib0")), "eth0");
+    let choice = chosen(&machine(), Some("ib0"), Family::Any).unwrap();
+    assert_eq!(choice.address.with_port(7).to_string(), "[fe80::6%6]:7");
+}
+
+#[test]
+fn loopback_is_taken_when_named_or_alone_and_always_flagged() {
+    let named = chosen(&machine(), Some("lo"), Family::Any).unwrap();
+    assert_eq!((named.name.as_str(), named.loopback), ("lo", true));
+    let alone = chosen(&machine()[..1], None, Family::Any).unwrap();
+    assert_eq!((alone.loopback, alone.why.as_str()), (true, "there is no other"));
+    let left = chosen(&machine(), Some("^eth,ib,docker"), Family::Any).unwrap();
+    assert!(left.loopback && left.why.contains("no other"), "{left:?}");
+}
+
+#[test]
+fn the_family_decides_which_address() {
+    let ip = |family| chosen(&machine(), Some("=eth0"), family).unwrap().address.ip.to_string();
+    assert_eq!(ip(Family::Any), "10.0.0.1");
+    assert_eq!(ip(Family::V4), "10.0.0.1");
+    assert_eq!(ip(Family::V6), "2001:db8::1");
+    // The fast ones have no address of that kind.
+    assert_eq!(chosen(&machine(), None, Family::V6).unwrap().name, "eth0");
+    assert_eq!(Family::from_setting("af_inet6"), Some(Family::V6));
+    assert_eq!(Family::from_setting("inet"), None);
+}
+
+#[test]
+fn an_unknown_name_is_told_with_its_setting_and_what_there_is() {
+    let text = chosen(&machine(), Some("nosuch0"), Family::Any).unwrap_err().to_string();
+    for part in [
+        "SMDDP_SOCKET_IFNAME=\"nosuch0\"",
+        "eth0 (fe80::1%3, 2001:db8::1, 10.0.0.1)",
+        "eth3 (down, 10.9.0.1)",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+}
+
+#[test]
+fn an_interface_that_is_down_or_lacks_the_family_is_told_so() {
+    for (value, family, word) in [("=eth3", Family::Any, "up"), ("=eth1", Family::V6, "IPv6 address")] {
+        let text = chosen(&machine(), Some(value), family).unwrap_err().to_string();
+        assert!(text.contains(value) && text.contains(word), "{text}");
+    }
+    let text = chosen(&[], None, Family::Any).unwrap_err().to_string();
+    assert!(text.ends_with("it has none"), "{text}");
+}
+
+#[test]
+fn the_first_setting_that_has_a_value_counts() {
+    let lookup = |name: &str| match name {
+        "SMDDP_SOCKET_IFNAME" => Some(" ".to_owned()),
+        "GLOO_SOCKET_IFNAME" => Some("eth1".to_owned()),
+        _ => None,
+    };
+    assert_eq!(Wanted::first(lookup), Wanted { value: Some("eth1".to_owned()), from: GLOO });
+    assert_eq!(Wanted::first(|_| None), Wanted { value: None, from: SMDDP });
+}
+
+#[test]
+fn gloos_setting_in_nccls_syntax_is_understood() {
+    let wanted = Wanted { value: Some("^lo,docker".to_owned()), from: GLOO };
+    assert_eq!(choose_from(&machine(), &wanted, Family::Any).unwrap().name, "eth1");
+    let wanted = Wanted { value: Some("eth".to_owned()), from: GLOO };
+    let text = choose_from(&machine(), &wanted, Family::Any).unwrap_err().to_string();
+    assert!(text.contains("GLOO_SOCKET_IFNAME=\"eth\""), "{text}");
+}
+
+#[test]
+fn this_machine_has_something_to_choose_or_says_what_it_has() {
+    match choose(&Wanted { value: None, from: SMDDP }, Family::Any) {
+        Ok(choice) => {
+            // What is chosen exists: a socket can be bound to it.
+            std::net::TcpListener::bind(choice.address.with_port(0))
+                .expect("the chosen address is this host's");
+        }
+        Err(e) => assert!(e.to_string().contains("no network interface"), "{e}"),
+    }
+}

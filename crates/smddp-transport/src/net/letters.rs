@@ -1,0 +1,269 @@
+//! Messages between two ranks of different nodes, outside the collectives.
+//!
+//! The sender announces each message. A short one follows at once and is kept by the receiver until it is asked for, as
+//! long as not too many of them are; any other one waits until the receiver asks for it and has cells for its pieces.
+//! So no message ever stands in the way of another, or of a collective.
+
+use std::collections::{HashMap, VecDeque};
+
+use super::frame::{Frame, Kind};
+use super::wire::{EAGER, Place, Ticket};
+use crate::shm::{Owner, Region};
+use crate::{Mail, Stream};
+
+const PIECE: usize = 128 << 10;
+/// Pieces under way.
+const DEPTH: u64 = 4;
+/// Short messages that a receiver keeps for one sender, in bytes.
+const KEPT: u64 = 1 << 20;
+/// In `Frame::index` of an announcement: the message follows at once.
+const FOLLOWS: u64 = 1;
+/// In `Frame::channel` of a `Ready`: a short message was taken.
+const TAKEN: u32 = 1;
+
+struct Outgoing {
+    to: usize,
+    /// A short message is written here.
+    short: Option<Box<[u8]>>,
+    region: Option<Region>,
+    granted: u64,
+    sent: u64,
+    busy: [u32; DEPTH as usize],
+    closed: bool,
+}
+
+struct Incoming {
+    bytes: usize,
+    short: Option<Box<[u8]>>,
+    follows: bool,
+    region: Option<Region>,
+    there: u64,
+    taken: u64,
+}
+
+impl Incoming {
+    fn pieces(&self) -> u64 {
+        self.bytes.div_ceil(PIECE) as u64
+    }
+}
+
+pub(super) struct Letters {
+    owner: Owner,
+    next: Stream,
+    outgoing: HashMap<Stream, Outgoing>,
+    /// Short messages' bytes that each rank keeps for this one.
+    kept: Vec<u64>,
+    announced: Vec<VecDeque<(Mail, Stream)>>,
+    incoming: HashMap<(usize, Stream), Incoming>,
+    /// Ranks whose announcements were looked for in vain.
+    wanted: Vec<bool>,
+    due: VecDeque<(usize, Frame)>,
+}
+
+impl Letters {
+    pub(super) fn new(size: usize, owner: Owner) -> Self {
+        Self {
+            owner,
+            // Ticket 0 is nobody's.
+            next: 1,
+            outgoing: HashMap::new(),
+            kept: vec![0; size],
+            announced: vec![VecDeque::new(); size],
+            incoming: HashMap::new(),
+            wanted: vec![false; size],
+            due: VecDeque::new(),
+        }
+    }
+
+    /// The next frame that has to be told a rank.
+    pub(super) fn due(&mut self) -> Option<(usize, Frame)> {
+        self.due.pop_front()
+    }
+
+    /// Whether pieces are still on their way out.
+    pub(super) fn flying(&self) -> bool {
+        self.outgoing.values().any(|out| out.closed) || !self.due.is_empty()
+    }
+
+    /// Ranks from which something should come.
+    pub(super) fn awaited(&self) -> Vec<usize> {
+        let mut ranks: Vec<usize> = self.outgoing.values().map(|out| out.to).collect();
+        ranks.extend(self.incoming.iter().filter(|(_, i)| i.region.is_some()).map(|((from, _), _)| *from));
+        ranks.extend(self.wanted.iter().enumerate().filter(|(_, wanted)| **wanted).map(|(rank, _)| rank));
+        ranks
+    }
+
+    pub(super) fn open(&mut self, to: usize, mail: Mail) -> Option<(Stream, Frame)> {
+        let stream = self.next;
+        self.next += 1;
+        let short = mail.bytes as usize <= EAGER && self.kept[to] + mail.bytes <= KEPT;
+        if short {
+            self.kept[to] += mail.bytes;
+        }
+        self.outgoing.insert(
+            stream,
+            Outgoing {
+                to,
+                short: short.then(|| vec![0; mail.bytes as usize].into()),
+                region: None,
+                granted: u64::from(short),
+                sent: 0,
+                busy: [0; DEPTH as usize],
+                closed: false,
+            },
+        );
+        let frame = Frame {
+            index: if short { FOLLOWS } else { 0 },
+            what: mail.what,
+            count: mail.tag,
+            total: mail.bytes,
+            ..Frame::new(Kind::Letter, stream)
+        };
+        Some((stream, frame))
+    }
+
+    pub(super) fn cell(&mut self, stream: Stream) -> Option<(*mut u8, usize)> {
+        let out = self.outgoing.get_mut(&stream)?;
+        let slot = (out.sent % DEPTH) as usize;
+        if out.sent >= out.granted || out.busy[slot] > 0 {
+            return None;
+        }
+        if let Some(short) = &mut out.short {
+            return Some((short.as_mut_ptr(), short.len()));
+        }
+        if out.region.is_none() {
+            out.region = self.owner.take(DEPTH as usize * PIECE);
+        }
+        Some((self.owner.address(out.region?).wrapping_add(slot * PIECE), PIECE))
+    }
+
+    /// (receiver, frame, payload, ticket) of the piece just written.
+    pub(super) fn publish(
+        &mut self,
+        stream: Stream,
+        bytes: usize,
+    ) -> Option<(usize, Frame, *const u8, Ticket)> {
+        let out = self.outgoing.get_mut(&stream)?;
+        let slot = out.sent % DEPTH;
+        let payload = match &out.short {
+            Some(short) => short.as_ptr(),
+            None => self.owner.address(out.region?).wrapping_add(slot as usize * PIECE).cast_const(),
+        };
+        let frame = Frame { index: out.sent, bytes: bytes as u64, ..Frame::new(Kind::Piece, stream) };
+        out.sent += 1;
+        out.busy[slot as usize] += 1;
+        Some((out.to, frame, payload, stream << 8 | slot))
+    }
+
+    pub(super) fn close(&mut self, stream: Stream) {
+        if let Some(out) = self.outgoing.get_mut(&stream) {
+            out.closed = true;
+        }
+        self.drop_done(stream);
+    }
+
+    fn drop_done(&mut self, stream: Stream) {
+        let done = |out: &mut Outgoing| out.closed && out.busy.iter().all(|&busy| busy == 0);
+        if self.outgoing.get_mut(&stream).is_some_and(done)
+            && let Some(region) = self.outgoing.remove(&stream).and_then(|out| out.region)
+        {
+            self.owner.give(region);
+        }
+    }
+
+    pub(super) fn sent(&mut self, ticket: Ticket) {
+        let (stream, slot) = (ticket >> 8, (ticket & 0xff) as usize);
+        if let Some(out) = self.outgoing.get_mut(&stream) {
+            out.busy[slot] = out.busy[slot].saturating_sub(1);
+        }
+        self.drop_done(stream);
+    }
+
+    pub(super) fn granted(&mut self, peer: usize, frame: &Frame) {
+        if frame.channel == TAKEN {
+            self.kept[peer] = self.kept[peer].saturating_sub(frame.total);
+        } else if let Some(out) = self.outgoing.get_mut(&frame.seq) {
+            out.granted = out.granted.max(frame.index);
+        }
+    }
+
+    pub(super) fn announced(&mut self, peer: usize, frame: &Frame) {
+        let mail = Mail { tag: frame.count, what: frame.what, bytes: frame.total };
+        self.announced[peer].push_back((mail, frame.seq));
+        if mail.bytes > 0 {
+            let incoming = Incoming {
+                bytes: mail.bytes as usize,
+                short: None,
+                follows: frame.index == FOLLOWS,
+                region: None,
+                there: 0,
+                taken: 0,
+            };
+            self.incoming.insert((peer, frame.seq), incoming);
+        }
+    }
+
+    pub(super) fn place(&mut self, peer: usize, frame: &Frame) -> Place {
+        let Some(incoming) = self.incoming.get_mut(&(peer, frame.seq)) else { return Place::Drop };
+        if incoming.follows && frame.bytes as usize == incoming.bytes && frame.bytes as usize <= EAGER {
+            let short = incoming.short.insert(vec![0; frame.bytes as usize].into());
+            return Place::Here(short.as_mut_ptr());
+        }
+        let fits = frame.bytes as usize <= PIECE && frame.index < incoming.taken + DEPTH;
+        match incoming.region {
+            Some(region) if fits => {
+                let slot = (frame.index % DEPTH) as usize * PIECE;
+                Place::Here(self.owner.address(region).wrapping_add(slot))
+            }
+            _ => Place::Drop,
+        }
+    }
+
+    pub(super) fn arrived(&mut self, peer: usize, frame: &Frame) {
+        if let Some(incoming) = self.incoming.get_mut(&(peer, frame.seq)) {
+            incoming.there = frame.index + 1;
+        }
+    }
+
+    pub(super) fn next(&mut self, from: usize) -> Option<(Mail, Stream)> {
+        let found = self.announced[from].pop_front();
+        self.wanted[from] = found.is_none();
+        found
+    }
+
+    pub(super) fn piece(&mut self, from: usize, stream: Stream) -> Option<(*const u8, usize)> {
+        let incoming = self.incoming.get_mut(&(from, stream))?;
+        if !incoming.follows && incoming.region.is_none() {
+            incoming.region = self.owner.take(DEPTH as usize * PIECE);
+            incoming.region?;
+            let granted = Frame { index: DEPTH, ..Frame::new(Kind::Ready, stream) };
+            self.due.push_back((from, granted));
+        }
+        if incoming.there <= incoming.taken {
+            return None;
+        }
+        if let Some(short) = &incoming.short {
+            return Some((short.as_ptr(), short.len()));
+        }
+        let slot = (incoming.taken % DEPTH) as usize * PIECE;
+        Some((self.owner.address(incoming.region?).wrapping_add(slot).cast_const(), PIECE))
+    }
+
+    pub(super) fn release(&mut self, from: usize, stream: Stream) {
+        let Some(incoming) = self.incoming.get_mut(&(from, stream)) else { return };
+        incoming.taken += 1;
+        if incoming.follows {
+            let total = incoming.bytes as u64;
+            let frame = Frame { channel: TAKEN, total, ..Frame::new(Kind::Ready, stream) };
+            self.due.push_back((from, frame));
+        } else if incoming.taken + DEPTH <= incoming.pieces() {
+            let granted = Frame { index: incoming.taken + DEPTH, ..Frame::new(Kind::Ready, stream) };
+            self.due.push_back((from, granted));
+        }
+        if incoming.taken >= incoming.pieces()
+            && let Some(region) = self.incoming.remove(&(from, stream)).and_then(|i| i.region)
+        {
+            self.owner.give(region);
+        }
+    }
+}

@@ -1,0 +1,530 @@
+//! Channels and messages over a wire: a rank's half of what its group does between nodes.
+//!
+//! A channel's reader has as many cells as the window that all ranks agree on; its writer stays that far ahead at most,
+//! and is told of cells that are free again where it needs them. So whatever arrives for the operation under way has
+//! its place, and what is for a later one waits in the wire.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::frame::{Frame, Kind};
+use super::letters::Letters;
+use super::wire::{Place, Sink, Ticket, Wire};
+use crate::shm::{Endpoint, Owner};
+use crate::{Fault, Head, Inlet, Mail, Mismatch, Stream};
+
+/// A channel that this rank writes and ranks of other nodes read.
+pub(crate) struct NetOutlet {
+    /// Its number in the program.
+    pub(crate) channel: usize,
+    pub(crate) readers: Vec<usize>,
+    pub(crate) cell: usize,
+    pub(crate) messages: u64,
+    pub(crate) bytes: u64,
+}
+
+struct Out {
+    channel: usize,
+    /// (rank, messages it has read that we know of); in rotated order, so that not all ranks write to one first.
+    readers: Vec<(usize, u64)>,
+    base: *mut u8,
+    cell: usize,
+    depth: u64,
+    sent: u64,
+    messages: u64,
+    bytes: u64,
+    /// Sends under way from each cell.
+    busy: Vec<u32>,
+}
+
+struct In {
+    want: Inlet,
+    base: *mut u8,
+    depth: u64,
+    /// Messages that are here, and that are read.
+    there: u64,
+    taken: u64,
+    /// The writer's header was seen.
+    resolved: bool,
+    bad: Option<Mismatch>,
+}
+
+/// Headers of operations that are over here, against which late frames are held.
+const REMEMBERED: usize = 64;
+/// Frames that carry less than a cell need no place: a channel of tokens still has an address.
+const NOWHERE: *mut u8 = std::ptr::dangling_mut();
+
+/// What arrives is judged and kept here.
+pub(super) struct State {
+    me: usize,
+    owner: Owner,
+    /// Number of the operation under way, or of the next one.
+    seq: u64,
+    open: bool,
+    head: Head,
+    outs: Vec<Out>,
+    ins: Vec<In>,
+    places: HashMap<(usize, u32), usize>,
+    /// Sends of cells whose memory is still in use.
+    flying: u64,
+    past: VecDeque<(u64, Head)>,
+    differs: Option<Fault>,
+    /// Per rank: operations it is known to have begun, and the header of the newest.
+    begun: Vec<u64>,
+    newest: Vec<Head>,
+    /// Ranks that anything was sent to or came from.
+    met: Vec<bool>,
+    poison: Vec<Option<String>>,
+    left: Vec<bool>,
+    /// What ranks say of why the group is dead, while it arrives.
+    words: Vec<Vec<u8>>,
+    pub(super) letters: Letters,
+}
+
+// SAFETY: cell addresses lie in the endpoint's staging memory, in a region that this operation owns until it ends; one
+// thread at a time owns the link.
+unsafe impl Send for State {}
+
+pub(crate) struct Net {
+    wire: Box<dyn Wire>,
+    state: State,
+    poisoned: bool,
+    gone: bool,
+}
+
+/// Leaving waits this long for the last bytes to get out.
+const GOODBYE: Duration = Duration::from_secs(2);
+/// Bytes of the reason that a dead group's ranks are told.
+const LONGEST_WHY: usize = 1000;
+/// Tickets with this bit are the letters'.
+const LETTER: Ticket = 1 << 63;
+
+impl Net {
+    /// `nonce`: the group's number at this process's staging pool.
+    pub(crate) fn new(
+        me: usize,
+        size: usize,
+        wire: Box<dyn Wire>,
+        endpoint: Arc<Endpoint>,
+        nonce: u64,
+    ) -> Self {
+        let owner = Owner::new(endpoint, nonce);
+        let state = State {
+            me,
+            letters: Letters::new(size, owner.sibling()),
+            owner,
+            seq: 0,
+            open: false,
+            head: Head::default(),
+            outs: Vec::new(),
+            ins: Vec::new(),
+            places: HashMap::new(),
+            flying: 0,
+            past: VecDeque::new(),
+            differs: None,
+            begun: vec![0; size],
+            newest: vec![Head::default(); size],
+            met: vec![false; size],
+            poison: vec![None; size],
+            left: vec![false; size],
+            words: vec![Vec::new(); size],
+        };
+        Self { wire, state, poisoned: false, gone: false }
+    }
+
+    pub(crate) fn name(&self) -> String {
+        self.wire.name()
+    }
+
+    pub(crate) fn turn(&mut self) -> bool {
+        let mut moved = self.wire.poll(&mut self.state);
+        while let Some((to, frame)) = self.state.letters.due() {
+            self.frame(to, &frame, std::ptr::null(), LETTER);
+            moved = true;
+        }
+        moved
+    }
+
+    pub(crate) fn busy(&self) -> bool {
+        self.state.flying > 0 || self.state.letters.flying() || !self.wire.drained()
+    }
+
+    /// Sends a frame whose payload, if any, is short or staged.
+    fn frame(&mut self, to: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
+        self.state.met[to] = true;
+        // SAFETY: payloads are cells of regions that are kept until their tickets are back, or short.
+        unsafe { self.wire.send(to, frame, payload, ticket) };
+    }
+
+    /// Takes the memory that an operation needs; false while the pool has none.
+    pub(crate) fn reserve(&mut self, outlets: &[NetOutlet], inlets: &[Inlet], window: usize) -> bool {
+        let depth = |messages: u64| messages.min(window as u64).max(1);
+        let bytes = |cell: usize, messages: u64| cell.next_multiple_of(64) * depth(messages) as usize;
+        let total: usize = outlets.iter().map(|o| bytes(o.cell, o.messages)).sum::<usize>()
+            + inlets.iter().map(|i| bytes(i.cell, i.messages)).sum::<usize>();
+        self.state.owner.reserve(total)
+    }
+
+    /// Opens operation `seq`, whose memory is reserved.
+    pub(crate) fn begin(
+        &mut self,
+        seq: u64,
+        head: Head,
+        outlets: Vec<NetOutlet>,
+        inlets: &[Inlet],
+        window: usize,
+    ) {
+        let state = &mut self.state;
+        let mut at = state.owner.base();
+        let mut place = |cell: usize, messages: u64| {
+            let (stride, depth) = (cell.next_multiple_of(64), messages.min(window as u64).max(1));
+            let base = if stride == 0 { NOWHERE } else { at };
+            at = at.wrapping_add(stride * depth as usize);
+            (base, stride, depth)
+        };
+        (state.seq, state.head, state.open) = (seq, head, true);
+        state.outs.clear();
+        for outlet in outlets {
+            let (base, cell, depth) = place(outlet.cell, outlet.messages);
+            let mut readers: Vec<_> = outlet.readers.into_iter().map(|rank| (rank, 0)).collect();
+            let first = readers.iter().position(|&(rank, _)| rank > state.me).unwrap_or(0);
+            readers.rotate_left(first);
+            state.outs.push(Out {
+                channel: outlet.channel,
+                readers,
+                base,
+                cell,
+                depth,
+                sent: 0,
+                messages: outlet.messages,
+                bytes: outlet.bytes,
+                busy: vec![0; depth as usize],
+            });
+        }
+        state.ins.clear();
+        state.places.clear();
+        for (index, inlet) in inlets.iter().enumerate() {
+            let (base, _, depth) = place(inlet.cell, inlet.messages);
+            state.places.insert((inlet.rank, inlet.channel as u32), index);
+            state.met[inlet.rank] = true;
+            state.ins.push(In { want: *inlet, base, depth, there: 0, taken: 0, resolved: false, bad: None });
+        }
+        // A channel that carries nothing still tells its readers what this operation is.
+        for out in 0..self.state.outs.len() {
+            if self.state.outs[out].messages == 0 {
+                self.tell(out, 0, 0);
+            }
+        }
+    }
+
+    /// A message of `bytes` in cell `index` goes to all readers of an outlet.
+    fn tell(&mut self, out: usize, index: u64, bytes: usize) {
+        let state = &self.state;
+        let o = &state.outs[out];
+        let cell = index % o.depth;
+        let payload = o.base.wrapping_add(cell as usize * o.cell).cast_const();
+        let frame = Frame {
+            channel: o.channel as u32,
+            index,
+            bytes: bytes as u64,
+            what: state.head.what,
+            count: state.head.count,
+            total: o.bytes,
+            ..Frame::new(Kind::Data, state.seq)
+        };
+        let ticket = (out as u64) << 32 | cell;
+        for reader in 0..self.state.outs[out].readers.len() {
+            let to = self.state.outs[out].readers[reader].0;
+            self.state.flying += 1;
+            self.state.outs[out].busy[cell as usize] += 1;
+            self.frame(to, &frame, payload, ticket);
+        }
+    }
+
+    pub(crate) fn cell(&mut self, out: usize) -> Option<*mut u8> {
+        let o = &self.state.outs[out];
+        let slowest = o.readers.iter().map(|&(_, read)| read).min().unwrap_or(o.sent);
+        let cell = (o.sent % o.depth) as usize;
+        let free = o.sent - slowest < o.depth && o.busy[cell] == 0;
+        free.then(|| o.base.wrapping_add(cell * o.cell))
+    }
+
+    pub(crate) fn publish(&mut self, out: usize, bytes: usize) {
+        let index = self.state.outs[out].sent;
+        self.state.outs[out].sent += 1;
+        self.tell(out, index, bytes);
+    }
+
+    pub(crate) fn message(&mut self, inlet: usize) -> Result<Option<*const u8>, Mismatch> {
+        let i = &self.state.ins[inlet];
+        if let Some(bad) = i.bad {
+            return Err(bad);
+        }
+        let slot = (i.taken % i.depth) as usize * i.want.cell.next_multiple_of(64);
+        Ok((i.there > i.taken).then(|| i.base.wrapping_add(slot).cast_const()))
+    }
+
+    pub(crate) fn release(&mut self, inlet: usize) {
+        let i = &mut self.state.ins[inlet];
+        i.taken += 1;
+        // The writer's last messages need no room any more.
+        if i.taken + i.depth <= i.want.messages {
+            let frame = Frame {
+                channel: i.want.channel as u32,
+                index: i.taken,
+                ..Frame::new(Kind::Credit, self.state.seq)
+            };
+            let to = i.want.rank;
+            self.frame(to, &frame, std::ptr::null(), LETTER);
+        }
+    }
+
+    /// Whether all headers are here and all that was sent is out of this process's hands: nobody drives afterwards.
+    pub(crate) fn settle(&mut self) -> Result<bool, Mismatch> {
+        for inlet in &self.state.ins {
+            if let Some(bad) = inlet.bad {
+                return Err(bad);
+            }
+            if !inlet.resolved {
+                return Ok(false);
+            }
+        }
+        Ok(self.state.flying == 0 && self.wire.drained())
+    }
+
+    pub(crate) fn end(&mut self) {
+        let state = &mut self.state;
+        state.past.push_back((state.seq, state.head));
+        if state.past.len() > REMEMBERED {
+            state.past.pop_front();
+        }
+        (state.open, state.seq) = (false, state.seq + 1);
+        state.owner.give_back();
+    }
+
+    /// Whether `rank` is known to have begun operation `seq`, or nothing of it is waited for.
+    pub(crate) fn arrived(&self, rank: usize, seq: u64) -> bool {
+        let state = &self.state;
+        let awaited = state.open && state.seq == seq && {
+            let silent = |i: &In| i.want.rank == rank && i.there < i.want.messages && i.there <= i.taken;
+            state.ins.iter().any(silent)
+        };
+        state.begun[rank] > seq || !awaited
+    }
+
+    pub(crate) fn head_of(&self, rank: usize, seq: u64) -> Option<Head> {
+        (self.state.begun[rank] == seq + 1).then(|| self.state.newest[rank])
+    }
+
+    /// Whether something is wrong that an operation which needs nothing of the others would not notice.
+    pub(crate) fn troubled(&self) -> bool {
+        self.state.differs.is_some() || self.state.poison.iter().any(Option::is_some)
+    }
+
+    /// Looks after the ranks that this one waits for, and tells what is known to be wrong.
+    pub(crate) fn faults(&mut self) -> Vec<Fault> {
+        let awaited: Vec<usize> =
+            self.state.ins.iter().filter(|i| i.there < i.want.messages).map(|i| i.want.rank).collect();
+        for rank in awaited.into_iter().chain(self.state.letters.awaited()) {
+            self.wire.watch(rank);
+        }
+        let mut faults: Vec<Fault> = self.state.differs.clone().into_iter().collect();
+        for (rank, why) in self.state.poison.iter().enumerate() {
+            if let Some(why) = why {
+                faults.push(Fault::Poisoned { rank, why: why.clone() });
+            }
+        }
+        let left = self.state.left.iter().enumerate().filter(|(_, left)| **left);
+        faults.extend(left.map(|(rank, _)| Fault::Left { rank }));
+        let broken = self.wire.broken().into_iter().filter(|b| !self.state.left[b.peer]);
+        faults.extend(broken.map(|b| Fault::Lost { rank: b.peer, how: format!("is lost ({})", b.why) }));
+        faults
+    }
+
+    /// Tells every rank that this one has to do with.
+    pub(crate) fn poison(&mut self, why: &str) {
+        if std::mem::replace(&mut self.poisoned, true) {
+            return;
+        }
+        let words = &why.as_bytes()[..why.len().min(LONGEST_WHY)];
+        let frame = Frame { bytes: words.len() as u64, ..Frame::new(Kind::Poison, self.state.seq) };
+        for rank in self.acquaintances() {
+            self.frame(rank, &frame, words.as_ptr(), LETTER);
+        }
+        self.wire.poll(&mut self.state);
+    }
+
+    fn acquaintances(&self) -> Vec<usize> {
+        let state = &self.state;
+        (0..state.met.len()).filter(|&rank| state.met[rank] && !state.left[rank]).collect()
+    }
+
+    /// Says goodbye, and sees to it that everything gets out.
+    pub(crate) fn leave(&mut self) {
+        if std::mem::replace(&mut self.gone, true) {
+            return;
+        }
+        let frame = Frame::new(Kind::Leave, self.state.seq);
+        for rank in self.acquaintances() {
+            self.frame(rank, &frame, std::ptr::null(), LETTER);
+        }
+        let begun = Instant::now();
+        while !self.wire.drained() && begun.elapsed() < GOODBYE {
+            if !self.wire.poll(&mut self.state) {
+                let mut fds = Vec::new();
+                self.wire.interest(&mut fds);
+                self.state.owner.nap(&fds);
+            }
+        }
+    }
+
+    pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
+        self.wire.interest(fds)
+    }
+
+    pub(crate) fn mail_open(&mut self, to: usize, mail: Mail) -> Option<Stream> {
+        let (stream, frame) = self.state.letters.open(to, mail)?;
+        self.frame(to, &frame, std::ptr::null(), LETTER);
+        Some(stream)
+    }
+
+    pub(crate) fn mail_cell(&mut self, stream: Stream) -> Option<(*mut u8, usize)> {
+        self.state.letters.cell(stream)
+    }
+
+    pub(crate) fn mail_publish(&mut self, stream: Stream, bytes: usize) {
+        if let Some((to, frame, payload, ticket)) = self.state.letters.publish(stream, bytes) {
+            self.frame(to, &frame, payload, LETTER | ticket);
+        }
+    }
+
+    pub(crate) fn mail_close(&mut self, stream: Stream) {
+        self.state.letters.close(stream);
+    }
+
+    pub(crate) fn mail_next(&mut self, from: usize) -> Option<(Mail, Stream)> {
+        self.state.letters.next(from)
+    }
+
+    pub(crate) fn mail_piece(&mut self, from: usize, stream: Stream) -> Option<(*const u8, usize)> {
+        let piece = self.state.letters.piece(from, stream);
+        while let Some((to, frame)) = self.state.letters.due() {
+            self.frame(to, &frame, std::ptr::null(), LETTER);
+        }
+        piece
+    }
+
+    pub(crate) fn mail_release(&mut self, from: usize, stream: Stream) {
+        self.state.letters.release(from, stream);
+        while let Some((to, frame)) = self.state.letters.due() {
+            self.frame(to, &frame, std::ptr::null(), LETTER);
+        }
+    }
+}
+
+impl State {
+    /// A frame of an operation that is over here, or of a channel that I do not read: then the calls differ.
+    fn hold(&mut self, peer: usize, frame: &Frame) {
+        let theirs = Head { what: frame.what, count: frame.count };
+        let mine = match self.past.iter().find(|(seq, _)| *seq == frame.seq) {
+            Some(&(_, head)) => head,
+            None if frame.seq == self.seq => self.head,
+            None => return,
+        };
+        let found = Mismatch { rank: peer, theirs, bytes: None };
+        self.differs.get_or_insert(Fault::Differs { seq: frame.seq, mine, found });
+    }
+
+    fn place_data(&mut self, peer: usize, frame: &Frame) -> Place {
+        self.begun[peer] = self.begun[peer].max(frame.seq + 1);
+        self.newest[peer] = Head { what: frame.what, count: frame.count };
+        if frame.seq > self.seq || frame.seq == self.seq && !self.open {
+            return Place::Later;
+        }
+        let inlet = self.places.get(&(peer, frame.channel)).filter(|_| frame.seq == self.seq).copied();
+        let Some(inlet) = inlet else {
+            self.hold(peer, frame);
+            return Place::Drop;
+        };
+        let i = &mut self.ins[inlet];
+        let theirs = Head { what: frame.what, count: frame.count };
+        let differs =
+            theirs.what != self.head.what || i.want.count.is_some_and(|count| count != theirs.count);
+        if differs {
+            i.bad = Some(Mismatch { rank: peer, theirs, bytes: None });
+        } else if frame.total != i.want.bytes || frame.bytes > i.want.cell as u64 {
+            i.bad = Some(Mismatch { rank: peer, theirs, bytes: Some((i.want.bytes, frame.total)) });
+        }
+        if i.bad.is_some() {
+            return Place::Drop;
+        }
+        if frame.index >= i.taken + i.depth {
+            return Place::Later;
+        }
+        let slot = (frame.index % i.depth) as usize * i.want.cell.next_multiple_of(64);
+        Place::Here(i.base.wrapping_add(slot))
+    }
+
+    fn data_arrived(&mut self, peer: usize, frame: &Frame) {
+        if frame.seq != self.seq || !self.open {
+            return;
+        }
+        if let Some(&inlet) = self.places.get(&(peer, frame.channel)) {
+            let i = &mut self.ins[inlet];
+            i.resolved = true;
+            if i.bad.is_none() && i.want.messages > 0 {
+                i.there = frame.index + 1;
+            }
+        }
+    }
+}
+
+impl Sink for State {
+    fn place(&mut self, peer: usize, frame: &Frame) -> Place {
+        self.met[peer] = true;
+        match frame.kind {
+            Kind::Data => self.place_data(peer, frame),
+            Kind::Piece => self.letters.place(peer, frame),
+            Kind::Poison if frame.bytes as usize <= LONGEST_WHY => {
+                self.words[peer] = vec![0; frame.bytes as usize];
+                Place::Here(self.words[peer].as_mut_ptr())
+            }
+            _ => Place::Drop,
+        }
+    }
+
+    fn arrived(&mut self, peer: usize, frame: &Frame) {
+        match frame.kind {
+            Kind::Data => self.data_arrived(peer, frame),
+            Kind::Credit => {
+                let out = self.outs.iter_mut().find(|o| o.channel as u32 == frame.channel);
+                if let Some(out) = out.filter(|_| self.open && frame.seq == self.seq)
+                    && let Some(reader) = out.readers.iter_mut().find(|(rank, _)| *rank == peer)
+                {
+                    reader.1 = reader.1.max(frame.index);
+                }
+            }
+            Kind::Poison => {
+                let why = String::from_utf8_lossy(&self.words[peer]).into_owned();
+                self.poison[peer].get_or_insert(why);
+            }
+            Kind::Leave => self.left[peer] = true,
+            Kind::Letter => self.letters.announced(peer, frame),
+            Kind::Ready => self.letters.granted(peer, frame),
+            Kind::Piece => self.letters.arrived(peer, frame),
+        }
+    }
+
+    fn sent(&mut self, ticket: Ticket) {
+        if ticket & LETTER != 0 {
+            return self.letters.sent(ticket & !LETTER);
+        }
+        let (out, cell) = ((ticket >> 32) as usize, (ticket & 0xffff_ffff) as usize);
+        self.flying = self.flying.saturating_sub(1);
+        if let Some(busy) = self.outs.get_mut(out).and_then(|o| o.busy.get_mut(cell)) {
+            *busy = busy.saturating_sub(1);
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! One connection: what waits to be written, and the reader.
+
+use std::collections::VecDeque;
+use std::io::{self, IoSlice, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+use super::reader::{Read1, Reader};
+use crate::net::frame::{Frame, HEADER};
+use crate::net::wire::{EAGER, Sink, Ticket};
+
+/// The head of a frame (or a hello), and its payload.
+struct Outgoing {
+    head: [u8; HEADER],
+    head_bytes: usize,
+    payload: Payload,
+    written: usize,
+    ticket: Option<Ticket>,
+}
+
+enum Payload {
+    Owned(Box<[u8]>),
+    /// Staging memory that stays as it is until the ticket is told.
+    Lent(*const u8, usize),
+}
+
+impl Payload {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Owned(bytes) => bytes,
+            // SAFETY: readable and unchanged until its ticket is told, which is the promise of `Wire::send`.
+            Self::Lent(address, bytes) => unsafe { std::slice::from_raw_parts(*address, *bytes) },
+        }
+    }
+}
+
+pub(super) struct Conn {
+    pub(super) peer: usize,
+    socket: TcpStream,
+    queue: VecDeque<Outgoing>,
+    reader: Reader,
+}
+
+// SAFETY: lent payloads are plain memory that outlives its entry; one thread at a time owns the wire.
+unsafe impl Send for Conn {}
+
+/// Payloads that one system call takes.
+const GATHER: usize = 16;
+
+fn prepare(socket: &TcpStream) -> io::Result<()> {
+    socket.set_nonblocking(true)?;
+    socket.set_nodelay(true)?;
+    // A host that vanishes sends nothing: probes tell, and so do bytes that nobody acknowledges.
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, Duration::from_secs(5))?;
+    sockopt::set_tcp_keepintvl(socket, Duration::from_secs(2))?;
+    sockopt::set_tcp_keepcnt(socket, 5)?;
+    sockopt::set_tcp_user_timeout(socket, 20_000)?;
+    Ok(())
+}
+
+impl Conn {
+    /// Calls a peer; `hello` is the first thing that it hears.
+    pub(super) fn call(peer: usize, address: SocketAddr, hello: &[u8]) -> io::Result<Self> {
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let socket = rustix::net::socket_with(
+            family,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+            None,
+        )?;
+        match rustix::net::connect(&socket, &address) {
+            Ok(()) | Err(rustix::io::Errno::INPROGRESS) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let mut conn = Self::answer(peer, TcpStream::from(socket))?;
+        let mut head = [0; HEADER];
+        head[..hello.len()].copy_from_slice(hello);
+        conn.queue.push_back(Outgoing {
+            head,
+            head_bytes: hello.len(),
+            payload: Payload::Owned(Box::default()),
+            written: 0,
+            ticket: None,
+        });
+        Ok(conn)
+    }
+
+    /// A peer that has called and said hello.
+    pub(super) fn answer(peer: usize, socket: TcpStream) -> io::Result<Self> {
+        prepare(&socket)?;
+        Ok(Self { peer, socket, queue: VecDeque::new(), reader: Reader::new() })
+    }
+
+    /// Sends a frame, or puts it behind what waits already. `true`: the payload's memory is free.
+    ///
+    /// # Safety
+    /// As for `Wire::send`.
+    pub(super) unsafe fn send(
+        &mut self,
+        frame: &Frame,
+        payload: *const u8,
+        ticket: Ticket,
+    ) -> io::Result<bool> {
+        let (head, bytes) = (frame.encode(), frame.bytes as usize);
+        let lent = Payload::Lent(payload, bytes);
+        let mut written = 0;
+        if self.queue.is_empty() {
+            let whole = if bytes > 0 { lent.bytes() } else { &[] };
+            written = retried((&self.socket).write_vectored(&[IoSlice::new(&head), IoSlice::new(whole)]))?;
+            if written == HEADER + bytes {
+                return Ok(true);
+            }
+        }
+        let copied = bytes <= EAGER;
+        let payload = match copied {
+            true if bytes > 0 => Payload::Owned(lent.bytes().into()),
+            true => Payload::Owned(Box::default()),
+            false => lent,
+        };
+        let ticket = (!copied).then_some(ticket);
+        self.queue.push_back(Outgoing { head, head_bytes: HEADER, payload, written, ticket });
+        Ok(copied)
+    }
+
+    /// Writes what waits; tells the tickets of what is gone. Whether anything moved.
+    pub(super) fn flush(&mut self, sink: &mut dyn Sink) -> io::Result<bool> {
+        let mut moved = false;
+        while !self.queue.is_empty() {
+            let mut slices = [IoSlice::new(&[]); 2 * GATHER];
+            let mut wanted = 0;
+            for (pair, item) in slices.chunks_exact_mut(2).zip(&self.queue) {
+                let (head, body) = (&item.head[..item.head_bytes], item.payload.bytes());
+                pair[0] = IoSlice::new(&head[item.written.min(head.len())..]);
+                pair[1] = IoSlice::new(&body[item.written.saturating_sub(head.len())..]);
+                wanted += pair[0].len() + pair[1].len();
+            }
+            let written = retried((&self.socket).write_vectored(&slices))?;
+            moved |= written > 0;
+            let mut left = written;
+            while let Some(item) = self.queue.front_mut() {
+                let rest = item.head_bytes + item.payload.bytes().len() - item.written;
+                if left < rest {
+                    item.written += left;
+                    break;
+                }
+                left -= rest;
+                if let Some(ticket) = item.ticket {
+                    sink.sent(ticket);
+                }
+                self.queue.pop_front();
+            }
+            if written < wanted {
+                break;
+            }
+        }
+        Ok(moved)
+    }
+
+    pub(super) fn read(&mut self, sink: &mut dyn Sink) -> Read1 {
+        self.reader.turn(&self.socket, self.peer, sink)
+    }
+
+    pub(super) fn idle(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    pub(super) fn fd(&self) -> RawFd {
+        self.socket.as_raw_fd()
+    }
+
+    /// Events worth waking up for.
+    pub(super) fn events(&self) -> i16 {
+        let read = if self.reader.blocked() { 0 } else { libc::POLLIN };
+        let write = if self.queue.is_empty() { 0 } else { libc::POLLOUT };
+        read | write
+    }
+
+    /// Tickets of what will never be sent.
+    pub(super) fn tickets(&self) -> impl Iterator<Item = Ticket> + '_ {
+        self.queue.iter().filter_map(|item| item.ticket)
+    }
+
+    /// Nothing more will be sent.
+    pub(super) fn hang_up(&self) {
+        let _ = self.socket.shutdown(std::net::Shutdown::Write);
+    }
+}
+
+/// What a non-blocking write came to; a connection that is still being made takes nothing yet.
+fn retried(result: io::Result<usize>) -> io::Result<usize> {
+    match result {
+        Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(0),
+        other => other,
+    }
+}

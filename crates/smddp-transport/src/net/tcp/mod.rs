@@ -1,0 +1,14 @@
+//! Frames over our own sockets: the default between nodes.
+//!
+//! A process listens once, on the chosen interface; a communicator has its own connections, made when first needed
+//! and used in both directions. A rank sends to a peer over one connection only, so the order of its frames is the
+//! order of that stream.
+
+mod conn;
+mod endpoint;
+mod hello;
+mod reader;
+mod wire;
+
+pub(crate) use endpoint::{Door, TcpAddress, TcpEndpoint};
+pub(crate) use wire::TcpWire;

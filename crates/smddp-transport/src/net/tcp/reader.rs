@@ -1,0 +1,155 @@
+//! The receiving side of a connection: frames out of a byte stream, payloads straight to where they belong.
+
+use std::io::{self, IoSliceMut, Read};
+use std::net::TcpStream;
+
+use crate::net::frame::{Frame, HEADER};
+use crate::net::wire::{Place, Sink};
+
+const BUFFER: usize = 64 << 10;
+/// One connection gives way to the others after this many bytes.
+const TURN: usize = 4 << 20;
+
+/// Where the frame under way stands.
+enum State {
+    Header,
+    /// The sink has not said where the payload goes.
+    Unplaced(Frame),
+    /// So many bytes of the payload are there; the address is `None` where they are dropped.
+    Payload(Frame, Option<*mut u8>, usize),
+}
+
+pub(super) struct Reader {
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    state: State,
+}
+
+// SAFETY: the address in `State::Payload` is memory that the sink gave for this frame; only whoever owns the wire, one
+// thread at a time, reads into it.
+unsafe impl Send for Reader {}
+
+/// What a round of reading came to.
+pub(super) enum Read1 {
+    Moved,
+    Nothing,
+    /// The stream is at its end, or broken.
+    Ended(String),
+}
+
+impl Reader {
+    pub(super) fn new() -> Self {
+        Self { buffer: vec![0; BUFFER].into(), start: 0, end: 0, state: State::Header }
+    }
+
+    /// Whether it waits for the sink, not for the peer.
+    pub(super) fn blocked(&self) -> bool {
+        matches!(self.state, State::Unplaced(_))
+    }
+
+    /// Reads and delivers what is there.
+    pub(super) fn turn(&mut self, mut socket: &TcpStream, peer: usize, sink: &mut dyn Sink) -> Read1 {
+        let (mut moved, mut read) = (false, 0);
+        loop {
+            match self.deliver(peer, sink) {
+                Ok(delivered) => moved |= delivered,
+                Err(why) => return Read1::Ended(why),
+            }
+            if self.blocked() || read >= TURN {
+                break;
+            }
+            match self.fill(&mut socket) {
+                Ok((0, _)) => return Read1::Ended("it closed the connection".to_owned()),
+                Ok((n, full)) => {
+                    (moved, read) = (true, read + n);
+                    if !full {
+                        // The stream was emptied; another look costs a system call and finds nothing.
+                        return match self.deliver(peer, sink) {
+                            Ok(_) => Read1::Moved,
+                            Err(why) => Read1::Ended(why),
+                        };
+                    }
+                }
+                Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::NotConnected) => {
+                    break;
+                }
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Read1::Ended(e.to_string()),
+            }
+        }
+        if moved { Read1::Moved } else { Read1::Nothing }
+    }
+
+    /// One read from the socket: (bytes, whether there may be more). The payload under way goes to its place, whatever
+    /// comes behind it into the buffer.
+    fn fill(&mut self, socket: &mut &TcpStream) -> io::Result<(usize, bool)> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.end > BUFFER - HEADER {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        if let State::Payload(frame, Some(address), got) = &mut self.state {
+            let rest = frame.bytes as usize - *got;
+            // SAFETY: the sink gave `frame.bytes` bytes at this address, ours until the frame has arrived; the buffer
+            // is empty while a payload is under way, so nothing is overwritten.
+            let place = unsafe { std::slice::from_raw_parts_mut(address.wrapping_add(*got), rest) };
+            let (wanted, n) = (
+                rest + BUFFER,
+                socket.read_vectored(&mut [IoSliceMut::new(place), IoSliceMut::new(&mut self.buffer)])?,
+            );
+            *got += n.min(rest);
+            (self.start, self.end) = (0, n.saturating_sub(rest));
+            return Ok((n, n == wanted));
+        }
+        let n = socket.read(&mut self.buffer[self.end..])?;
+        self.end += n;
+        Ok((n, self.end == BUFFER))
+    }
+
+    /// Takes frames out of the buffer; whether any arrived or went on.
+    fn deliver(&mut self, peer: usize, sink: &mut dyn Sink) -> Result<bool, String> {
+        let mut moved = false;
+        loop {
+            match self.state {
+                State::Header => {
+                    let Some(header) = self.buffer[self.start..self.end].first_chunk::<HEADER>() else {
+                        return Ok(moved);
+                    };
+                    let frame = Frame::decode(header).ok_or("it sent something that is no frame")?;
+                    self.start += HEADER;
+                    self.state = State::Unplaced(frame);
+                }
+                State::Unplaced(frame) => match sink.place(peer, &frame) {
+                    Place::Later => return Ok(moved),
+                    Place::Here(address) => self.state = State::Payload(frame, Some(address), 0),
+                    Place::Drop => self.state = State::Payload(frame, None, 0),
+                },
+                State::Payload(frame, address, got) => {
+                    let piece = (frame.bytes as usize - got).min(self.end - self.start);
+                    if let Some(address) = address
+                        && piece > 0
+                    {
+                        // SAFETY: as in `fill`; the source is our buffer.
+                        unsafe {
+                            std::ptr::copy_nonoverlapping(
+                                self.buffer[self.start..].as_ptr(),
+                                address.wrapping_add(got),
+                                piece,
+                            );
+                        }
+                    }
+                    self.start += piece;
+                    self.state = State::Payload(frame, address, got + piece);
+                    if got + piece < frame.bytes as usize {
+                        return Ok(moved | (piece > 0));
+                    }
+                    self.state = State::Header;
+                    sink.arrived(peer, &frame);
+                    moved = true;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! The wire: a communicator's connections, by peer.
+
+use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
+
+use super::conn::Conn;
+use super::endpoint::{Door, TcpAddress};
+use super::hello::hello;
+use super::reader::Read1;
+use crate::net::frame::{Frame, Kind};
+use crate::net::wire::{Broken, Place, Sink, Ticket, Wire};
+
+/// What is known of a peer.
+struct Peer {
+    address: Option<TcpAddress>,
+    /// The connection over which this rank sends to it.
+    sends: Option<usize>,
+    /// A connection to it ended, when and how; it may have left in good order over another one.
+    ended: Option<(Instant, String)>,
+    left: bool,
+    broken: Option<String>,
+}
+
+pub(crate) struct TcpWire {
+    me: usize,
+    door: Door,
+    peers: Vec<Peer>,
+    conns: Vec<Option<Conn>>,
+    /// Tickets of what was gone at once.
+    done: Vec<Ticket>,
+    ready: Vec<libc::pollfd>,
+}
+
+/// From so many connections on, one system call asks which of them have something.
+const FEW: usize = 2;
+/// A goodbye over one connection may come this much later than the end of another.
+const GOODBYE: Duration = Duration::from_millis(20);
+
+impl TcpWire {
+    /// `addresses` by rank; `None` for ranks that are not reached this way.
+    pub(crate) fn new(me: usize, door: Door, addresses: Vec<Option<TcpAddress>>) -> Self {
+        let peers = addresses
+            .into_iter()
+            .map(|address| Peer { address, sends: None, ended: None, left: false, broken: None })
+            .collect();
+        Self { me, door, peers, conns: Vec::new(), done: Vec::new(), ready: Vec::new() }
+    }
+
+    fn keep(&mut self, conn: Conn) -> usize {
+        if let Some(free) = self.conns.iter().position(Option::is_none) {
+            self.conns[free] = Some(conn);
+            return free;
+        }
+        self.conns.push(Some(conn));
+        self.conns.len() - 1
+    }
+
+    /// The connection to send to `peer` over, made if need be.
+    fn outgoing(&mut self, peer: usize) -> Option<usize> {
+        if self.peers[peer].broken.is_some() {
+            return None;
+        }
+        if let Some(found) = self.peers[peer].sends {
+            return Some(found);
+        }
+        self.welcome();
+        let theirs = self.conns.iter().position(|c| c.as_ref().is_some_and(|c| c.peer == peer));
+        let found = match theirs {
+            Some(found) => found,
+            None => {
+                let address = self.peers[peer].address.clone()?;
+                match Conn::call(peer, address.socket, &hello(&address.token, self.me)) {
+                    Ok(conn) => self.keep(conn),
+                    Err(error) => {
+                        self.peers[peer].broken =
+                            Some(format!("no connection to {}: {error}", address.socket));
+                        return None;
+                    }
+                }
+            }
+        };
+        self.peers[peer].sends = Some(found);
+        Some(found)
+    }
+
+    /// Takes up connections that peers have made.
+    fn welcome(&mut self) -> bool {
+        let callers = self.door.inbox.take();
+        let any = !callers.is_empty();
+        for (peer, socket) in callers {
+            if peer < self.peers.len()
+                && let Ok(conn) = Conn::answer(peer, socket)
+            {
+                self.keep(conn);
+            }
+        }
+        any
+    }
+
+    fn end(&mut self, at: usize, why: String) {
+        let Some(conn) = self.conns[at].take() else { return };
+        self.done.extend(conn.tickets());
+        let peer = &mut self.peers[conn.peer];
+        if peer.sends == Some(at) {
+            peer.sends = None;
+        }
+        peer.ended.get_or_insert_with(|| (Instant::now(), why));
+    }
+
+    /// Which connections have something to read, where asking is cheaper than trying.
+    fn look(&mut self) -> bool {
+        self.ready.clear();
+        let live = self.conns.iter().flatten().count();
+        if live <= FEW {
+            return false;
+        }
+        let entry = |conn: &Option<Conn>| libc::pollfd {
+            fd: conn.as_ref().map_or(-1, Conn::fd),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        self.ready.extend(self.conns.iter().map(entry));
+        // SAFETY: the list is ours and as long as we say; negative descriptors are skipped; no waiting.
+        unsafe { libc::poll(self.ready.as_mut_ptr(), self.ready.len() as libc::nfds_t, 0) };
+        true
+    }
+
+    fn judge(&mut self) {
+        for (rank, peer) in self.peers.iter_mut().enumerate() {
+            let Some((since, why)) = &peer.ended else { continue };
+            if peer.left || peer.broken.is_some() {
+                peer.ended = None;
+                continue;
+            }
+            let last = !self.conns.iter().flatten().any(|conn| conn.peer == rank);
+            if last || since.elapsed() > GOODBYE {
+                peer.broken = Some(why.clone());
+                peer.ended = None;
+            }
+        }
+    }
+}
+
+/// Notes who says goodbye, and hands everything on.
+struct Ears<'a> {
+    sink: &'a mut dyn Sink,
+    left: Option<usize>,
+}
+
+impl Sink for Ears<'_> {
+    fn place(&mut self, peer: usize, frame: &Frame) -> Place {
+        self.sink.place(peer, frame)
+    }
+    fn arrived(&mut self, peer: usize, frame: &Frame) {
+        if frame.kind == Kind::Leave {
+            self.left = Some(peer);
+        }
+        self.sink.arrived(peer, frame);
+    }
+    fn sent(&mut self, ticket: Ticket) {
+        self.sink.sent(ticket);
+    }
+}
+
+impl Wire for TcpWire {
+    fn name(&self) -> String {
+        let interface = &self.door.endpoint.interface;
+        format!("tcp {} {}", interface.name, interface.address)
+    }
+
+    unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
+        let Some(at) = self.outgoing(peer) else {
+            self.done.push(ticket);
+            return;
+        };
+        let Some(conn) = &mut self.conns[at] else { return };
+        // SAFETY: the caller's promise, which is the same.
+        match unsafe { conn.send(frame, payload, ticket) } {
+            Ok(true) => self.done.push(ticket),
+            Ok(false) => {}
+            Err(error) => {
+                self.end(at, error.to_string());
+                self.done.push(ticket);
+            }
+        }
+    }
+
+    fn poll(&mut self, sink: &mut dyn Sink) -> bool {
+        let mut moved = self.welcome();
+        for ticket in self.done.drain(..) {
+            sink.sent(ticket);
+            moved = true;
+        }
+        let asked = self.look();
+        for at in 0..self.conns.len() {
+            let Some(conn) = &mut self.conns[at] else { continue };
+            if !conn.idle() {
+                match conn.flush(sink) {
+                    Ok(wrote) => moved |= wrote,
+                    Err(error) => {
+                        self.end(at, error.to_string());
+                        moved = true;
+                        continue;
+                    }
+                }
+            }
+            let Some(conn) = &mut self.conns[at] else { continue };
+            if asked
+                && conn.events() & libc::POLLIN != 0
+                && self.ready.get(at).is_some_and(|r| r.revents == 0)
+            {
+                continue;
+            }
+            let peer = conn.peer;
+            let mut ears = Ears { sink, left: None };
+            let outcome = conn.read(&mut ears);
+            if ears.left.is_some() {
+                self.peers[peer].left = true;
+            }
+            match outcome {
+                Read1::Moved => moved = true,
+                Read1::Nothing => {}
+                Read1::Ended(why) => {
+                    self.end(at, why);
+                    moved = true;
+                }
+            }
+        }
+        if self.peers.iter().any(|peer| peer.ended.is_some()) {
+            self.judge();
+        }
+        moved
+    }
+
+    fn watch(&mut self, peer: usize) {
+        let connected = self.conns.iter().flatten().any(|conn| conn.peer == peer);
+        if !connected && !self.peers[peer].left {
+            self.outgoing(peer);
+        }
+    }
+
+    fn broken(&self) -> Vec<Broken> {
+        let found = |(peer, known): (usize, &Peer)| known.broken.clone().map(|why| Broken { peer, why });
+        self.peers.iter().enumerate().filter_map(found).collect()
+    }
+
+    fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
+        fds.extend(
+            self.conns.iter().flatten().map(|conn| (conn.fd(), conn.events())).filter(|(_, e)| *e != 0),
+        );
+        true
+    }
+
+    fn drained(&self) -> bool {
+        self.conns.iter().flatten().all(Conn::idle)
+    }
+}
+
+impl Drop for TcpWire {
+    fn drop(&mut self) {
+        self.conns.iter().flatten().for_each(Conn::hang_up);
+    }
+}

@@ -1,0 +1,82 @@
+//! What a group takes from its process's staging pool for bytes that come from, or go to, other nodes.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::endpoint::Endpoint;
+use super::pool::{Region, Release};
+
+/// Nobody else reads such a region: it is free as soon as it is handed back.
+struct AtOnce;
+
+impl Release for AtOnce {
+    fn released(&self) -> bool {
+        true
+    }
+}
+
+/// A group at the staging pool, with the region of its operation under way.
+pub(crate) struct Owner {
+    endpoint: Arc<Endpoint>,
+    nonce: u64,
+    region: Option<Region>,
+}
+
+impl Owner {
+    pub(crate) fn new(endpoint: Arc<Endpoint>, nonce: u64) -> Self {
+        Self { endpoint, nonce, region: None }
+    }
+
+    /// Another share of the same group's.
+    pub(crate) fn sibling(&self) -> Self {
+        Self { endpoint: self.endpoint.clone(), nonce: self.nonce, region: None }
+    }
+
+    /// Has at least `bytes` ready; false while the pool has none.
+    pub(crate) fn reserve(&mut self, bytes: usize) -> bool {
+        if bytes == 0 || self.region.is_some_and(|region| region.bytes >= bytes) {
+            return true;
+        }
+        self.give_back();
+        let memory = &self.endpoint.memory;
+        self.region = self.endpoint.pool.acquire(memory, self.nonce, bytes, bytes);
+        self.region.is_some()
+    }
+
+    /// First address of what is reserved; of nothing, an address that must not be used.
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.region.map_or(std::ptr::dangling_mut(), |region| self.address(region))
+    }
+
+    pub(crate) fn give_back(&mut self) {
+        if let Some(region) = self.region.take() {
+            self.endpoint.pool.retire(&self.endpoint.memory, self.nonce, region, Arc::new(AtOnce));
+        }
+    }
+
+    /// Memory of one message between two ranks.
+    pub(crate) fn take(&self, bytes: usize) -> Option<Region> {
+        self.endpoint.pool.acquire_mail(&self.endpoint.memory, self.nonce, bytes, bytes)
+    }
+
+    pub(crate) fn address(&self, region: Region) -> *mut u8 {
+        self.endpoint.memory.at(region.offset, region.bytes)
+    }
+
+    pub(crate) fn give(&self, region: Region) {
+        self.endpoint.pool.retire(&self.endpoint.memory, self.nonce, region, Arc::new(AtOnce));
+    }
+
+    /// Waits a moment for one of the descriptors.
+    pub(crate) fn nap(&self, fds: &[(RawFd, i16)]) {
+        let bell = self.endpoint.bell();
+        bell.sleep(bell.count(), fds, Duration::from_millis(10));
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
