@@ -2,10 +2,12 @@
 
 mod buffers;
 mod bulk;
+pub mod choose;
 pub(crate) mod engine;
 mod gone;
 mod incoming;
 mod message;
+pub(crate) mod ofi;
 mod outgoing;
 mod pair;
 pub(crate) mod provider;
