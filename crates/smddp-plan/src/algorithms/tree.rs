@@ -46,15 +46,15 @@ pub(super) fn plan(ask: &Ask) -> Option<Program> {
 }
 
 /// One of the two trees.
-struct Tree {
-    size: usize,
-    root: usize,
-    second: bool,
+pub(super) struct Tree {
+    pub(super) size: usize,
+    pub(super) root: usize,
+    pub(super) second: bool,
 }
 
 impl Tree {
     /// The parent of `rank`, or `None` at the root.
-    fn parent(&self, rank: usize) -> Option<usize> {
+    pub(super) fn parent(&self, rank: usize) -> Option<usize> {
         let n = self.size;
         let place = self.relabel((rank + n - self.root) % n, true);
         let bit = place & place.wrapping_neg();
@@ -79,11 +79,11 @@ impl Tree {
         }
     }
 
-    fn children(&self, rank: usize) -> Vec<usize> {
+    pub(super) fn children(&self, rank: usize) -> Vec<usize> {
         (0..self.size).filter(|&r| self.parent(r) == Some(rank)).collect()
     }
 
-    fn depth(&self, rank: usize) -> usize {
+    pub(super) fn depth(&self, rank: usize) -> usize {
         std::iter::successors(self.parent(rank), |&r| self.parent(r)).count()
     }
 

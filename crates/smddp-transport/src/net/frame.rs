@@ -45,7 +45,19 @@ pub(crate) struct Frame {
 /// "smddp" and a version, so that a stream out of step is found at once.
 const MAGIC: u32 = 0x5d0d_0001;
 
+/// Lanes between two ranks.
+pub(crate) const LANES: usize = 2;
+
 impl Frame {
+    /// What waits on one lane holds up nothing on the other: a collective's data may have to wait for its reader to
+    /// make that call, and messages between the two go on meanwhile.
+    pub(crate) const fn lane(&self) -> usize {
+        match self.kind {
+            Kind::Data | Kind::Credit | Kind::Leave => 0,
+            Kind::Letter | Kind::Ready | Kind::Piece | Kind::Poison => 1,
+        }
+    }
+
     pub(crate) const fn new(kind: Kind, seq: u64) -> Self {
         Self { kind, channel: 0, seq, index: 0, bytes: 0, what: 0, count: 0, total: 0 }
     }

@@ -74,6 +74,8 @@ pub(super) struct State {
     /// Per rank: operations it is known to have begun, and the header of the newest.
     begun: Vec<u64>,
     newest: Vec<Head>,
+    /// It was asked what it has begun, so `begun` is all there is to know.
+    asked: Vec<bool>,
     /// Ranks that anything was sent to or came from.
     met: Vec<bool>,
     poison: Vec<Option<String>>,
@@ -126,6 +128,7 @@ impl Net {
             differs: None,
             begun: vec![0; size],
             newest: vec![Head::default(); size],
+            asked: vec![false; size],
             met: vec![false; size],
             poison: vec![None; size],
             left: vec![false; size],
@@ -185,6 +188,7 @@ impl Net {
             (base, stride, depth)
         };
         (state.seq, state.head, state.open) = (seq, head, true);
+        self.wire.begun(seq + 1);
         state.outs.clear();
         for outlet in outlets {
             let (base, cell, depth) = place(outlet.cell, outlet.messages);
@@ -283,15 +287,14 @@ impl Net {
 
     /// Whether all headers are here and all that was sent is out of this process's hands: nobody drives afterwards.
     pub(crate) fn settle(&mut self) -> Result<bool, Mismatch> {
-        for inlet in &self.state.ins {
-            if let Some(bad) = inlet.bad {
-                return Err(bad);
-            }
-            if !inlet.resolved {
-                return Ok(false);
-            }
+        if let Some(bad) = self.state.ins.iter().find_map(|inlet| inlet.bad) {
+            return Err(bad);
         }
-        Ok(self.state.flying == 0 && self.wire.drained())
+        if self.state.ins.iter().any(|inlet| !inlet.resolved) {
+            return Ok(false);
+        }
+        // Where another call was found out, this one must not end well.
+        Ok(self.state.flying == 0 && self.wire.drained() && !self.differs())
     }
 
     pub(crate) fn end(&mut self) {
@@ -311,16 +314,32 @@ impl Net {
             let silent = |i: &In| i.want.rank == rank && i.there < i.want.messages && i.there <= i.taken;
             state.ins.iter().any(silent)
         };
-        state.begun[rank] > seq || !awaited
+        state.begun[rank] > seq || !awaited && !state.asked[rank]
+    }
+
+    /// Learns from the ranks of other nodes themselves how far they are.
+    pub(crate) fn survey(&mut self, peers: &[usize]) {
+        let answers = self.wire.survey(peers);
+        for &peer in peers {
+            self.state.asked[peer] = true;
+        }
+        for (peer, begun) in answers {
+            self.state.begun[peer] = self.state.begun[peer].max(begun);
+        }
     }
 
     pub(crate) fn head_of(&self, rank: usize, seq: u64) -> Option<Head> {
         (self.state.begun[rank] == seq + 1).then(|| self.state.newest[rank])
     }
 
-    /// Whether something is wrong that an operation which needs nothing of the others would not notice.
+    /// Whether a rank declared the group dead.
     pub(crate) fn troubled(&self) -> bool {
-        self.state.differs.is_some() || self.state.poison.iter().any(Option::is_some)
+        self.state.poison.iter().any(Option::is_some)
+    }
+
+    /// Whether a rank made another call in an operation that is over here.
+    pub(crate) fn differs(&self) -> bool {
+        self.state.differs.is_some()
     }
 
     /// Looks after the ranks that this one waits for, and tells what is known to be wrong.
@@ -338,7 +357,9 @@ impl Net {
         }
         let left = self.state.left.iter().enumerate().filter(|(_, left)| **left);
         faults.extend(left.map(|(rank, _)| Fault::Left { rank }));
-        let broken = self.wire.broken().into_iter().filter(|b| !self.state.left[b.peer]);
+        // Who has said why the group is dead may well hang up.
+        let known = |peer: usize| self.state.left[peer] || self.state.poison[peer].is_some();
+        let broken = self.wire.broken().into_iter().filter(|b| !known(b.peer));
         faults.extend(broken.map(|b| Fault::Lost { rank: b.peer, how: format!("is lost ({})", b.why) }));
         faults
     }
@@ -370,8 +391,10 @@ impl Net {
         for rank in self.acquaintances() {
             self.frame(rank, &frame, std::ptr::null(), LETTER);
         }
+        // A dead group's bytes may have nobody to take them.
+        let patience = if self.poisoned { GOODBYE / 20 } else { GOODBYE };
         let begun = Instant::now();
-        while !self.wire.drained() && begun.elapsed() < GOODBYE {
+        while !self.wire.drained() && begun.elapsed() < patience {
             if !self.wire.poll(&mut self.state) {
                 let mut fds = Vec::new();
                 self.wire.interest(&mut fds);
