@@ -275,7 +275,7 @@ fn why(usable: &[Candidate<'_>], wanted: &Wanted, chosen_by_name: bool) -> Strin
 }
 
 /// "lo (127.0.0.1, ::1), eth0 (10.0.0.5), ib0 (down)".
-fn listing(interfaces: &[Interface]) -> String {
+pub fn listing(interfaces: &[Interface]) -> String {
     if interfaces.is_empty() {
         return "none".to_owned();
     }
