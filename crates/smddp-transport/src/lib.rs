@@ -9,7 +9,7 @@ pub mod loopback;
 mod net;
 pub mod shm;
 
-pub use net::interface;
+pub use net::{fabric, interface};
 
 use std::os::fd::RawFd;
 use std::time::Duration;

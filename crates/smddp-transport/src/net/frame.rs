@@ -22,11 +22,21 @@ pub(crate) enum Kind {
     Poison = 6,
     /// The sender leaves in good order.
     Leave = 7,
+    /// The sender waits for the receiver in operation `seq`, which is `what`.
+    Hail = 8,
 }
 
 impl Kind {
-    const ALL: [Self; 7] =
-        [Self::Data, Self::Credit, Self::Letter, Self::Ready, Self::Piece, Self::Poison, Self::Leave];
+    const ALL: [Self; 8] = [
+        Self::Data,
+        Self::Credit,
+        Self::Letter,
+        Self::Ready,
+        Self::Piece,
+        Self::Poison,
+        Self::Leave,
+        Self::Hail,
+    ];
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +63,7 @@ impl Frame {
     /// make that call, and messages between the two go on meanwhile.
     pub(crate) const fn lane(&self) -> usize {
         match self.kind {
-            Kind::Data | Kind::Credit | Kind::Leave => 0,
+            Kind::Data | Kind::Credit | Kind::Leave | Kind::Hail => 0,
             Kind::Letter | Kind::Ready | Kind::Piece | Kind::Poison => 1,
         }
     }

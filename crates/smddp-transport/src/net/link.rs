@@ -51,6 +51,13 @@ struct In {
     bad: Option<Mismatch>,
 }
 
+impl In {
+    /// Something is still to come.
+    fn awaited(&self) -> bool {
+        !self.resolved || self.there < self.want.messages
+    }
+}
+
 /// Headers of operations that are over here, against which late frames are held.
 const REMEMBERED: usize = 64;
 /// Frames that carry less than a cell need no place: a channel of tokens still has an address.
@@ -63,6 +70,7 @@ pub(super) struct State {
     /// Number of the operation under way, or of the next one.
     seq: u64,
     open: bool,
+    opened: Option<Instant>,
     head: Head,
     outs: Vec<Out>,
     ins: Vec<In>,
@@ -94,8 +102,12 @@ pub(crate) struct Net {
     state: State,
     poisoned: bool,
     gone: bool,
+    /// In the operation under way.
+    hailed: bool,
 }
 
+/// Ranks that keep this one waiting longer are told so.
+const HAIL: Duration = Duration::from_millis(50);
 /// Leaving waits this long for the last bytes to get out.
 const GOODBYE: Duration = Duration::from_secs(2);
 /// Bytes of the reason that a dead group's ranks are told.
@@ -119,6 +131,7 @@ impl Net {
             owner,
             seq: 0,
             open: false,
+            opened: None,
             head: Head::default(),
             outs: Vec::new(),
             ins: Vec::new(),
@@ -134,7 +147,7 @@ impl Net {
             left: vec![false; size],
             words: vec![Vec::new(); size],
         };
-        Self { wire, state, poisoned: false, gone: false }
+        Self { wire, state, poisoned: false, gone: false, hailed: false }
     }
 
     pub(crate) fn name(&self) -> String {
@@ -188,6 +201,7 @@ impl Net {
             (base, stride, depth)
         };
         (state.seq, state.head, state.open) = (seq, head, true);
+        (state.opened, self.hailed) = (Some(Instant::now()), false);
         self.wire.begun(seq + 1);
         state.outs.clear();
         for outlet in outlets {
@@ -311,7 +325,7 @@ impl Net {
     pub(crate) fn arrived(&self, rank: usize, seq: u64) -> bool {
         let state = &self.state;
         let awaited = state.open && state.seq == seq && {
-            let silent = |i: &In| i.want.rank == rank && i.there < i.want.messages && i.there <= i.taken;
+            let silent = |i: &In| i.want.rank == rank && i.awaited() && i.there <= i.taken;
             state.ins.iter().any(silent)
         };
         state.begun[rank] > seq || !awaited && !state.asked[rank]
@@ -345,7 +359,8 @@ impl Net {
     /// Looks after the ranks that this one waits for, and tells what is known to be wrong.
     pub(crate) fn faults(&mut self) -> Vec<Fault> {
         let awaited: Vec<usize> =
-            self.state.ins.iter().filter(|i| i.there < i.want.messages).map(|i| i.want.rank).collect();
+            self.state.ins.iter().filter(|i| i.awaited()).map(|i| i.want.rank).collect();
+        self.hail(&awaited);
         for rank in awaited.into_iter().chain(self.state.letters.awaited()) {
             self.wire.watch(rank);
         }
@@ -362,6 +377,20 @@ impl Net {
         let broken = self.wire.broken().into_iter().filter(|b| !known(b.peer));
         faults.extend(broken.map(|b| Fault::Lost { rank: b.peer, how: format!("is lost ({})", b.why) }));
         faults
+    }
+
+    /// Tells ranks that keep this one waiting what it is that they are waited for in: perhaps they make another call, in
+    /// which nothing comes this way.
+    fn hail(&mut self, awaited: &[usize]) {
+        if !self.state.open || self.hailed || self.state.opened.is_none_or(|at| at.elapsed() < HAIL) {
+            return;
+        }
+        self.hailed = true;
+        let head = self.state.head;
+        let frame = Frame { what: head.what, count: head.count, ..Frame::new(Kind::Hail, self.state.seq) };
+        for &rank in awaited {
+            self.frame(rank, &frame, std::ptr::null(), LETTER);
+        }
     }
 
     /// Tells every rank that this one has to do with.
@@ -460,6 +489,19 @@ impl State {
         self.differs.get_or_insert(Fault::Differs { seq: frame.seq, mine, found });
     }
 
+    /// A rank waits for this one in an operation that is not what it is here.
+    fn hailed(&mut self, peer: usize, frame: &Frame) {
+        let mine = if frame.seq == self.seq && self.open {
+            Some(self.head)
+        } else {
+            self.past.iter().find(|(seq, _)| *seq == frame.seq).map(|&(_, head)| head)
+        };
+        // Counts may differ by rank; what has to agree is the rest.
+        if mine.is_some_and(|mine| mine.what != frame.what) {
+            self.hold(peer, frame);
+        }
+    }
+
     fn place_data(&mut self, peer: usize, frame: &Frame) -> Place {
         self.begun[peer] = self.begun[peer].max(frame.seq + 1);
         self.newest[peer] = Head { what: frame.what, count: frame.count };
@@ -534,6 +576,7 @@ impl Sink for State {
                 self.poison[peer].get_or_insert(why);
             }
             Kind::Leave => self.left[peer] = true,
+            Kind::Hail => self.hailed(peer, frame),
             Kind::Letter => self.letters.announced(peer, frame),
             Kind::Ready => self.letters.granted(peer, frame),
             Kind::Piece => self.letters.arrived(peer, frame),

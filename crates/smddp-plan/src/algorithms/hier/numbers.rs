@@ -31,11 +31,7 @@ impl<'r, 't> Numbers<'r, 't> {
 
     /// Parts of a node of which a rank is the entry, whose seat is given.
     fn parts_at(&self, node: usize, (size, local): (usize, usize)) -> usize {
-        if self.routes.without == Some(node) {
-            return 0;
-        }
-        let ranks = self.routes.topology.ranks_of(node).len();
-        ranks.saturating_sub(local).div_ceil(size)
+        self.routes.parts_of(node).len().saturating_sub(local).div_ceil(size)
     }
 
     /// Parts before `node` of which the writer is the entry.

@@ -48,10 +48,9 @@ pub(super) struct Routes<'a> {
     pub(super) topology: &'a Topology,
     pub(super) shape: Shape,
     pub(super) parts: Vec<Part>,
-    /// Whether there is one part for each rank of every node but perhaps [`Self::without`], node by node, with the
-    /// rank's local index as its rail; otherwise they are few.
+    /// Whether there are parts for each node (or all but one): for its first rank, its second, and so on, each with
+    /// the rank's local index as its rail. Otherwise they are few.
     pub(super) by_rank: bool,
-    pub(super) without: Option<usize>,
     /// `by_rank`: the first part of each node, and the number of parts.
     starts: Vec<usize>,
 }
@@ -59,39 +58,50 @@ pub(super) struct Routes<'a> {
 impl<'a> Routes<'a> {
     /// Each rank is the home of its own block.
     pub(super) fn each(topology: &'a Topology, shape: Shape) -> Self {
-        let part = |home| Part {
-            blocks: (home, 1),
-            home,
-            rail: topology.local(home),
-            second: false,
-            middle: topology.node_of(home),
-        };
-        Self::new(topology, shape, true, None, |ranks| ranks.into_iter().map(part).collect())
+        Self::by_rank(
+            topology,
+            shape,
+            |node| topology.ranks_of(node).len(),
+            |node, local| {
+                let home = topology.ranks_of(node)[local];
+                Part { blocks: (home, 1), home, rail: local, second: false, middle: node }
+            },
+        )
     }
 
-    /// A part for each rank of the nodes without the root; it goes from the root's node to that rank, and from there
-    /// to the other nodes.
+    /// Every node but the root's gets an equal share, a part for each of its ranks. A part goes from the root's node
+    /// to that rank, and from there to the other nodes.
     pub(super) fn through(topology: &'a Topology, root: usize) -> Self {
         let node = topology.node_of(root);
-        Self::away_from(topology, Shape::Through, node, |rank| topology.rank_at(node, topology.local(rank)))
+        Self::away_from(topology, Shape::Through, node, |_, rail| topology.rank_at(node, rail))
     }
 
-    /// A part for each rank of the nodes without the root, which is its home.
+    /// The same parts; that rank is the home.
     pub(super) fn away(topology: &'a Topology, root: usize) -> Self {
-        Self::away_from(topology, Shape::Star, topology.node_of(root), |rank| rank)
+        let home = |node, rail| topology.rank_at(node, rail);
+        Self::away_from(topology, Shape::Star, topology.node_of(root), home)
     }
 
-    fn away_from(topology: &'a Topology, shape: Shape, node: usize, home: impl Fn(usize) -> usize) -> Self {
-        Self::new(topology, shape, true, Some(node), |ranks| {
-            let (count, size) = (ranks.len(), topology.size());
-            let part = |(i, rank)| Part {
-                blocks: share(i, count, size),
-                home: home(rank),
-                rail: topology.local(rank),
-                second: false,
-                middle: topology.node_of(rank),
-            };
-            ranks.into_iter().enumerate().map(part).collect()
+    fn away_from(
+        topology: &'a Topology,
+        shape: Shape,
+        without: usize,
+        home: impl Fn(usize, usize) -> usize,
+    ) -> Self {
+        // There are more blocks than other nodes, but maybe fewer than would do for all ranks of a node.
+        let blocks = |node: usize| {
+            let place = if node < without { node } else { node - 1 };
+            share(place, topology.nodes() - 1, topology.size())
+        };
+        let count = |node: usize| match node == without {
+            true => 0,
+            false => topology.ranks_of(node).len().min(blocks(node).1),
+        };
+        Self::by_rank(topology, shape, count, |node, rail| {
+            let (first, all) = blocks(node);
+            let (skipped, mine) = share(rail, count(node), all);
+            let home = home(node, rail);
+            Part { blocks: (first + skipped, mine), home, rail, second: false, middle: node }
         })
     }
 
@@ -131,24 +141,22 @@ impl<'a> Routes<'a> {
             second: false,
             middle: 0,
         };
-        Self::new(topology, shape, false, None, |_| (0..count).map(part).collect())
+        let parts = (0..count).map(part).collect();
+        Self { topology, shape, parts, by_rank: false, starts: Vec::new() }
     }
 
-    fn new(
+    fn by_rank(
         topology: &'a Topology,
         shape: Shape,
-        by_rank: bool,
-        without: Option<usize>,
-        parts: impl FnOnce(Vec<usize>) -> Vec<Part>,
+        count: impl Fn(usize) -> usize,
+        part: impl Fn(usize, usize) -> Part,
     ) -> Self {
-        let (mut ranks, mut starts) = (Vec::with_capacity(topology.size()), vec![0]);
+        let (mut parts, mut starts) = (Vec::with_capacity(topology.size()), vec![0]);
         for node in 0..topology.nodes() {
-            if without != Some(node) {
-                ranks.extend(topology.ranks_of(node));
-            }
-            starts.push(ranks.len());
+            parts.extend((0..count(node)).map(|local| part(node, local)));
+            starts.push(parts.len());
         }
-        Self { topology, shape, parts: parts(ranks), by_rank, without, starts }
+        Self { topology, shape, parts, by_rank: true, starts }
     }
 
     pub(super) fn span(&self, part: usize, buffer: Buffer) -> Span {

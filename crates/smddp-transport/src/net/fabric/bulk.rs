@@ -1,0 +1,362 @@
+//! Large payloads: announced by their sender, brought over by one-sided operations on all rails.
+//!
+//! Everywhere the receiver can *fetch*: it reads from the sender's memory into the place, and says when it has. Where
+//! both ends' devices write, it *grants* the place instead: the sender writes, each write with the grant's number, and
+//! the receiver counts as many numbers as there are writes. Writes arrive in any order, so none of them says that the
+//! others are there.
+
+use super::engine::{Engine, Op};
+use super::message::{Head, What, numbers};
+use super::pair::{Offered, remotes};
+use super::provider::{Local, Posted, Remote};
+use crate::net::frame::Frame;
+use crate::net::wire::Ticket;
+
+/// A payload of this process that a peer may fetch.
+pub(super) struct Offer {
+    pub(super) group: u32,
+    pub(super) peer: usize,
+    ticket: Ticket,
+    /// Where it begins in the staging memory.
+    offset: usize,
+    at: *const u8,
+    bytes: usize,
+    /// Writes under way or to come.
+    writes: usize,
+}
+
+// SAFETY: the address of staging memory, whose owner keeps it until the ticket is back; the device reads it.
+unsafe impl Send for Offer {}
+
+/// A place that a peer writes to.
+pub(super) struct Grant {
+    pub(super) group: u32,
+    pub(super) rank: u32,
+    pub(super) seq: u64,
+    /// Numbers still to come.
+    pub(super) left: usize,
+}
+
+/// An operation that waits for room in a queue.
+pub(super) struct Todo {
+    peer: usize,
+    rail: usize,
+    local: *mut u8,
+    offset: usize,
+    bytes: usize,
+    remote: Remote,
+    kind: Kind,
+}
+
+// SAFETY: the address of staging memory, whose owner keeps it until the operation's end was told.
+unsafe impl Send for Todo {}
+
+enum Kind {
+    Read { group: u32, rank: u32, seq: u64 },
+    Write { offer: u64, number: u32 },
+}
+
+/// Payloads above this many bytes take all rails.
+const STRIPE: usize = 128 << 10;
+/// Pieces of a payload on different rails begin at multiples of this.
+const GRAIN: usize = 4096;
+
+/// Bytes of each piece of a payload; the last may be shorter.
+fn piece(bytes: usize, rails: usize, most: usize) -> usize {
+    let even = if bytes > STRIPE { bytes.div_ceil(rails).next_multiple_of(GRAIN) } else { bytes };
+    let most = if most > GRAIN { most & !(GRAIN - 1) } else { most };
+    even.min(most).max(1)
+}
+
+impl Engine {
+    /// Where bytes of the staging memory are for others, by rail.
+    fn places(&self, offset: usize) -> Vec<Remote> {
+        let place = |r: &super::provider::Registered| {
+            #[allow(unused_mut, reason = "changed in tests alone")]
+            let mut remote = Remote { address: r.base.wrapping_add(offset as u64), key: r.key };
+            #[cfg(test)]
+            {
+                use super::engine::Careless;
+                if self.breaks(Careless::Address) {
+                    remote.address = offset as u64;
+                }
+                if self.breaks(Careless::Key) {
+                    remote.key = 1;
+                }
+            }
+            remote
+        };
+        self.staged.iter().map(place).collect()
+    }
+
+    fn one_sided(&self) -> usize {
+        #[cfg(test)]
+        if self.breaks(super::engine::Careless::Cap) {
+            return usize::MAX >> 1;
+        }
+        self.limits.one_sided
+    }
+
+    /// Announces a payload at (address, offset in the staging memory).
+    pub(super) fn offer(
+        &mut self,
+        number: u32,
+        rank: usize,
+        peer: usize,
+        frame: &Frame,
+        at: (*const u8, usize),
+        ticket: Ticket,
+    ) {
+        let (at, offset) = at;
+        let offer = Offer { group: number, peer, ticket, offset, at, bytes: frame.bytes as usize, writes: 0 };
+        let id = self.offers.insert(offer);
+        if let Some(group) = self.groups.get_mut(&number) {
+            group.offers += 1;
+        }
+        #[allow(unused_mut, reason = "changed in tests alone")]
+        let mut writes = self.limits.writes;
+        #[cfg(test)]
+        if self.breaks(super::engine::Careless::Writes) {
+            writes = true;
+        }
+        let offered = Offered { id, writes: writes.then(|| self.one_sided()), at: self.places(offset) };
+        let (head, body) = (frame.encode(), offered.encode());
+        self.ordered(number, rank, peer, What::Offer, [&head, &body]);
+    }
+
+    /// An offer needs its memory no more.
+    pub(super) fn offer_over(&mut self, offer: &Offer) {
+        if let Some(group) = self.groups.get_mut(&offer.group) {
+            group.offers -= 1;
+            group.sent.push(offer.ticket);
+            group.ring();
+        }
+    }
+
+    /// Brings an offered payload to its place. Returns how many operations that takes, or why it cannot be.
+    pub(super) fn fetch(
+        &mut self,
+        group: u32,
+        rank: u32,
+        seq: u64,
+        peer: usize,
+        bytes: usize,
+        (offered, place): (&Offered, *mut u8),
+    ) -> Result<usize, String> {
+        let Some(offset) = self.staging.offset(place, bytes) else {
+            return Err(format!("a place for {bytes} bytes lies outside the staging memory"));
+        };
+        let rails = self.busy.len();
+        #[allow(unused_mut, reason = "changed in tests alone")]
+        let mut writes = self.limits.writes;
+        #[cfg(test)]
+        if self.breaks(super::engine::Careless::Writes) {
+            writes = true;
+        }
+        if let Some(most) = offered.writes.filter(|_| writes) {
+            let piece = piece(bytes, rails, self.one_sided().min(most));
+            let count = bytes.div_ceil(piece);
+            let slot = self.grants.insert(Grant { group, rank, seq, left: count });
+            let places = self.places(offset).into_iter().flat_map(|r| [r.address, r.key]);
+            let body: Vec<u8> = [offered.id, slot, piece as u64]
+                .into_iter()
+                .chain(places)
+                .flat_map(u64::to_le_bytes)
+                .collect();
+            let head = Head { what: What::Grant, credits: 0, engine: self.id, group: 0, rank: 0, seq: 0 };
+            self.message(peer, head, [&body, &[]]);
+            return Ok(1);
+        }
+        let piece = piece(bytes, rails, self.one_sided());
+        let mut count = 0;
+        for from in (0..bytes).step_by(piece) {
+            self.turn += 1;
+            let rail = self.turn % rails;
+            let remote = offered.at[rail % offered.at.len()];
+            self.todo.push_back(Todo {
+                peer,
+                rail,
+                local: place.wrapping_add(from),
+                offset: offset + from,
+                bytes: piece.min(bytes - from),
+                remote: Remote { address: remote.address.wrapping_add(from as u64), ..remote },
+                kind: Kind::Read { group, rank, seq },
+            });
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// A peer has fetched these.
+    pub(super) fn fetched(&mut self, peer: usize, body: &[u8]) -> Result<(), String> {
+        for id in numbers(body) {
+            // Only its own: the number comes from outside.
+            match self.offers.get_mut(id) {
+                Some(offer) if offer.peer == peer => {}
+                _ => return Err(format!("offer {id} was fetched, and there is none")),
+            }
+            if let Some(offer) = self.offers.remove(id) {
+                self.offer_over(&offer);
+            }
+        }
+        Ok(())
+    }
+
+    /// A peer says where an offered payload goes.
+    pub(super) fn granted(&mut self, peer: usize, body: &[u8]) -> Result<(), String> {
+        let mut words = numbers(body);
+        let (Some(id), Some(slot), Some(piece)) = (words.next(), words.next(), words.next()) else {
+            return Err("a grant is too short".to_owned());
+        };
+        let places = remotes(words);
+        let number = u32::try_from(slot).map_err(|_| format!("a grant's number {slot} is too large"))?;
+        let piece = usize::try_from(piece).unwrap_or(0);
+        let offer = self.offers.get_mut(id).filter(|o| o.peer == peer && o.writes == 0);
+        let (Some(offer), false, true) = (offer, places.is_empty(), piece > 0) else {
+            return Err(format!("a grant for offer {id} fits none"));
+        };
+        let (bytes, at, offset) = (offer.bytes, offer.at.cast_mut(), offer.offset);
+        offer.writes = bytes.div_ceil(piece);
+        for from in (0..bytes).step_by(piece) {
+            self.turn += 1;
+            let rail = self.turn % self.busy.len();
+            let remote = places[rail % places.len()];
+            self.todo.push_back(Todo {
+                peer,
+                rail,
+                local: at.wrapping_add(from),
+                offset: offset + from,
+                bytes: piece.min(bytes - from),
+                remote: Remote { address: remote.address.wrapping_add(from as u64), ..remote },
+                kind: Kind::Write { offer: id, number },
+            });
+        }
+        Ok(())
+    }
+
+    /// One write of an offer is over.
+    pub(super) fn wrote(&mut self, id: u64) {
+        if let Some(offer) = self.offers.get_mut(id) {
+            offer.writes -= 1;
+            if offer.writes == 0
+                && let Some(offer) = self.offers.remove(id)
+            {
+                self.offer_over(&offer);
+            }
+        }
+    }
+
+    /// A peer's write with this number is here. The grant, when it was the last one.
+    pub(super) fn counted(&mut self, number: u32) -> Option<Grant> {
+        #[cfg(test)]
+        if self.breaks(super::engine::Careless::Counting)
+            && let Some(grant) = self.grants.get_mut(u64::from(number))
+        {
+            grant.left = 1;
+        }
+        let grant = self.grants.get_mut(u64::from(number))?;
+        grant.left -= 1;
+        if grant.left > 0 {
+            return None;
+        }
+        self.grants.remove(u64::from(number))
+    }
+
+    /// Hands over operations that there is room for now, as many as keep some room for messages.
+    pub(super) fn start(&mut self) -> bool {
+        let mut moved = false;
+        let most = (self.operations() * 3 / 4).max(1);
+        for _ in 0..self.todo.len() {
+            if self.full.iter().all(|&full| full) {
+                break;
+            }
+            let Some(next) = self.todo.pop_front() else { break };
+            if self.peers[next.peer].broken.is_some() {
+                self.abandoned(&next);
+                continue;
+            }
+            if self.full[next.rail] || self.busy[next.rail] >= most {
+                // Other rails may have room.
+                self.todo.push_back(next);
+                continue;
+            }
+            match self.operate(&next) {
+                Ok(Posted::Yes) => moved = true,
+                Ok(Posted::Again) => {
+                    self.full[next.rail] = true;
+                    self.todo.push_back(next);
+                }
+                Err(why) => {
+                    self.lose(next.peer, &format!("its memory could not be reached: {why}"));
+                    self.abandoned(&next);
+                }
+            }
+        }
+        moved
+    }
+
+    /// An operation into this process's memory will not come.
+    fn abandoned(&mut self, todo: &Todo) {
+        if let Kind::Read { group, .. } = todo.kind
+            && let Some(group) = self.groups.get_mut(&group)
+        {
+            group.moving -= 1;
+        }
+    }
+
+    fn operate(&mut self, todo: &Todo) -> Result<Posted, String> {
+        let rail = todo.rail;
+        #[allow(unused_mut, reason = "changed in tests alone")]
+        let mut desc = self.staged[rail].desc;
+        #[cfg(test)]
+        if self.breaks(super::engine::Careless::Desc) {
+            desc = 0;
+        }
+        debug_assert!(self.staging.offset(todo.local, todo.bytes) == Some(todo.offset));
+        let local = Local { at: todo.local, bytes: todo.bytes, desc };
+        let to = self.peers[todo.peer].to[rail];
+        let op = match todo.kind {
+            Kind::Read { group, rank, seq } => Op::Read { peer: todo.peer, rail, group, rank, seq },
+            Kind::Write { offer, .. } => Op::Write { peer: todo.peer, rail, offer },
+        };
+        let context = self.context(op);
+        // SAFETY: staging memory, registered on every rail, which is this transfer's until its end was told.
+        let posted = unsafe {
+            match todo.kind {
+                Kind::Read { .. } => self.provider.read(rail, to, local, todo.remote, context),
+                Kind::Write { number, .. } => {
+                    self.provider.write(rail, to, local, todo.remote, number, context)
+                }
+            }
+        };
+        if posted == Ok(Posted::Yes) {
+            self.busy[rail] += 1;
+        } else {
+            self.ops.remove(context);
+        }
+        posted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_cover_a_payload_and_none_is_too_large() {
+        for rails in [1, 2, 4, 32] {
+            for most in [512, 8192, 100_000, 1 << 30] {
+                for bytes in [1, 8193, 65_536, 131_072, 131_073, 1 << 20, (1 << 20) + 17] {
+                    let piece = piece(bytes, rails, most);
+                    assert!(piece > 0 && piece <= most.max(1));
+                    if bytes > STRIPE && most == 1 << 30 {
+                        assert!(bytes.div_ceil(piece) <= rails);
+                    }
+                    if bytes <= STRIPE && most == 1 << 30 {
+                        assert_eq!(piece, bytes);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,571 @@
+//! One process's endpoints, for all its groups.
+//!
+//! An endpoint costs queue pairs, of which a device has few, so groups share it. Their messages carry the receiver's
+//! number for the group. Flow is bounded by *credits* between two processes: a peer may have `window` messages under
+//! way to this one, for each of which a receive buffer is posted; so neither the receive queue nor the completion
+//! queue can overrun, and what is posted follows from how many peers there are.
+
+use std::any::Any;
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::buffers::Buffers;
+use super::bulk::{Grant, Offer, Todo};
+use super::message::HEAD;
+use super::pair::Pair;
+use super::provider::{Context, Event, Limits, Provider, Registered};
+use super::slab::Slab;
+use crate::net::frame::HEADER;
+use crate::net::wire::{EAGER, Ticket};
+
+/// Where a rank of a group can be reached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Address {
+    /// The process's engine.
+    engine: u64,
+    /// Its number for the group.
+    group: u32,
+    /// Messages that one peer may have under way to it, and bytes of the largest.
+    window: u32,
+    message: u32,
+    /// The provider's addresses, by rail.
+    rails: Vec<Vec<u8>>,
+    /// "efa": two ends must have the same.
+    provider: String,
+}
+
+/// The memory that large payloads lie in, of all groups of the process.
+#[derive(Clone)]
+pub(crate) struct Staging {
+    base: *mut u8,
+    bytes: usize,
+    _keep: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: an address range that `_keep` keeps mapped; it is never dereferenced through this.
+unsafe impl Send for Staging {}
+
+impl Staging {
+    pub(crate) fn new(base: *mut u8, bytes: usize, keep: Arc<dyn Any + Send + Sync>) -> Self {
+        Self { base, bytes, _keep: keep }
+    }
+
+    /// How far from the beginning these bytes lie.
+    pub(crate) fn offset(&self, at: *const u8, bytes: usize) -> Option<usize> {
+        let offset = (at as usize).checked_sub(self.base as usize)?;
+        (offset.checked_add(bytes)? <= self.bytes).then_some(offset)
+    }
+}
+
+pub(super) enum Op {
+    Receive(u32),
+    Send { buffer: u32, peer: usize },
+    Read { peer: usize, rail: usize, group: u32, rank: u32, seq: u64 },
+    Write { peer: usize, rail: usize, offer: u64 },
+}
+
+/// Another process.
+#[derive(Default)]
+pub(super) struct Peer {
+    /// By my rails; empty until its address is known.
+    pub(super) to: Vec<u64>,
+    pub(super) message: usize,
+    /// Messages it can take now.
+    pub(super) credits: u32,
+    /// Messages of its that were taken and that it does not know of.
+    pub(super) owed: u32,
+    pub(super) outgoing: VecDeque<Vec<u8>>,
+    /// Offers of its that are fetched, to be told.
+    pub(super) fetched: Vec<u64>,
+    /// Sends under way.
+    pub(super) sending: usize,
+    pub(super) broken: Option<String>,
+    /// Somebody waits for it.
+    pub(super) watched: bool,
+    /// Whether it is on the list of those with something to do.
+    pub(super) listed: bool,
+}
+
+/// A rank of a group, in another process.
+pub(super) struct Member {
+    pub(super) peer: usize,
+    /// Its number for the group.
+    pub(super) group: u32,
+    /// Number of the next ordered message to it.
+    pub(super) next: u64,
+}
+
+pub(super) struct Group {
+    pub(super) me: u32,
+    pub(super) size: usize,
+    /// Ranks that will write to this one, as far as was known at first.
+    expected: usize,
+    /// By rank; empty before `connect`.
+    pub(super) members: Vec<Option<Member>>,
+    pub(super) pairs: HashMap<u32, Pair>,
+    /// Ranks from whom frames wait.
+    pub(super) waiting: VecDeque<u32>,
+    pub(super) sent: Vec<Ticket>,
+    /// Offers that nobody has fetched yet, and operations that write into my memory.
+    pub(super) offers: usize,
+    pub(super) moving: usize,
+    bell: Option<OwnedFd>,
+    rung: bool,
+}
+
+impl Group {
+    /// Wakes whoever sleeps for this group: another group's owner has moved it on.
+    pub(super) fn ring(&mut self) {
+        if !self.rung
+            && let Some(bell) = &self.bell
+        {
+            self.rung = rustix::io::write(bell, &1u64.to_ne_bytes()).is_ok();
+        }
+    }
+
+    pub(super) fn hush(&mut self) {
+        if std::mem::take(&mut self.rung)
+            && let Some(bell) = &self.bell
+        {
+            let _ = rustix::io::read(bell, &mut [0u8; 8]);
+        }
+    }
+}
+
+pub(crate) struct Engine {
+    pub(super) provider: Box<dyn Provider>,
+    pub(super) limits: Limits,
+    name: String,
+    pub(super) id: u64,
+    pub(super) staging: Staging,
+    /// By rail.
+    pub(super) staged: Vec<Registered>,
+    pub(super) window: u32,
+    pub(super) message: usize,
+    pub(super) receives: Buffers,
+    pub(super) sends: Buffers,
+    /// Receive buffers posted, and how many should be.
+    pub(super) posted: usize,
+    pub(super) wanted: usize,
+    pub(super) ops: Slab<Op>,
+    /// Sends, reads and writes under way, by rail.
+    pub(super) busy: Vec<usize>,
+    /// Rails that had no room for one; until the next poll they are not asked again.
+    pub(super) full: Vec<bool>,
+    pub(super) peers: Vec<Peer>,
+    by_id: HashMap<u64, usize>,
+    pub(super) groups: HashMap<u32, Group>,
+    next_group: u32,
+    /// Peers with something to do.
+    pub(super) active: VecDeque<usize>,
+    pub(super) todo: VecDeque<Todo>,
+    pub(super) offers: Slab<Offer>,
+    pub(super) grants: Slab<Grant>,
+    /// Turns the rails for payloads that take only one.
+    pub(super) turn: usize,
+    pub(super) events: Vec<Event>,
+    pub(super) dead: Option<String>,
+    forks: u32,
+    #[cfg(test)]
+    pub(crate) careless: Option<Careless>,
+}
+
+/// A rule of the fabric that the engine breaks, to see that somebody notices.
+#[cfg(test)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Careless {
+    /// Takes messages in the order in which they come.
+    Order,
+    /// Sends without credit.
+    Window,
+    /// Gives no descriptor with its memory.
+    Desc,
+    /// Takes remote addresses for offsets.
+    Address,
+    /// Takes the key it would have chosen itself.
+    Key,
+    /// Sends messages of any size.
+    Size,
+    /// Reads and writes any size at once.
+    Cap,
+    /// Tries again at once where a queue is full.
+    Again,
+    /// Writes where the device does not.
+    Writes,
+    /// Takes the first write's number for all of them.
+    Counting,
+    /// Notes its peers on the first rail alone.
+    Book,
+    /// Starts as many operations as the queue takes, however many completions it takes.
+    Completions,
+}
+
+/// Receive buffers for messages that need no credit: the two that return credits.
+const UNCREDITED: usize = 2;
+/// The most that one peer may have under way.
+const WINDOW: usize = 64;
+/// Operations under way per rail.
+const OPERATIONS: usize = 256;
+
+impl Engine {
+    /// `peers`: of the largest group to be expected; `budget`: bytes for receive buffers, kept as far as can be.
+    pub(crate) fn new(
+        mut provider: Box<dyn Provider>,
+        staging: Staging,
+        peers: usize,
+        budget: usize,
+    ) -> Result<Self, String> {
+        let limits = provider.limits();
+        let rails = provider.rails();
+        let staged = (0..rails)
+            // SAFETY: `staging` keeps the memory, and is dropped after the provider.
+            .map(|rail| unsafe { provider.register(rail, staging.base, staging.bytes) })
+            .collect::<Result<Vec<_>, _>>()?;
+        let (window, message) = shape(&limits, peers.max(1), budget);
+        let mut id = [0; 8];
+        id.copy_from_slice(&crate::shm::random()[..8]);
+        Ok(Self {
+            name: provider.describe(),
+            limits,
+            id: u64::from_le_bytes(id),
+            staging,
+            staged,
+            window,
+            message,
+            receives: Buffers::new(message),
+            sends: Buffers::new(message),
+            posted: 0,
+            wanted: 0,
+            ops: Slab::default(),
+            busy: vec![0; rails],
+            full: vec![false; rails],
+            peers: Vec::new(),
+            by_id: HashMap::new(),
+            groups: HashMap::new(),
+            next_group: 0,
+            active: VecDeque::new(),
+            todo: VecDeque::new(),
+            offers: Slab::default(),
+            grants: Slab::default(),
+            turn: 0,
+            events: Vec::new(),
+            dead: None,
+            forks: crate::shm::fork_generation(),
+            provider,
+            #[cfg(test)]
+            careless: None,
+        })
+    }
+
+    pub(crate) fn name(&self) -> String {
+        let rails = self.busy.len();
+        format!("fabric {}, {rails} rail{}", self.name, if rails == 1 { "" } else { "s" })
+    }
+
+    #[cfg(test)]
+    pub(super) fn breaks(&self, rule: Careless) -> bool {
+        self.careless == Some(rule)
+    }
+
+    /// A new group of `size` ranks, of which up to `expected` are in other processes and reached through here.
+    /// From now on they may send.
+    pub(crate) fn prepare(
+        &mut self,
+        me: usize,
+        size: usize,
+        expected: usize,
+    ) -> Result<(Address, u32), String> {
+        let number = self.next_group;
+        self.next_group += 1;
+        let bell = rustix::event::eventfd(
+            0,
+            rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK,
+        );
+        let group = Group {
+            me: me as u32,
+            size,
+            expected,
+            members: Vec::new(),
+            pairs: HashMap::new(),
+            waiting: VecDeque::new(),
+            sent: Vec::new(),
+            offers: 0,
+            moving: 0,
+            bell: bell.ok(),
+            rung: false,
+        };
+        self.groups.insert(number, group);
+        if let Err(why) = self.want() {
+            self.groups.remove(&number);
+            return Err(why);
+        }
+        let address = Address {
+            engine: self.id,
+            group: number,
+            window: self.window,
+            message: self.message as u32,
+            rails: (0..self.busy.len()).map(|rail| self.provider.address(rail)).collect(),
+            provider: self.name.split(' ').next().unwrap_or_default().to_owned(),
+        };
+        Ok((address, number))
+    }
+
+    /// The ranks of a prepared group, by rank; `None`: not reached through here.
+    pub(crate) fn connect(&mut self, number: u32, addresses: &[Option<Address>]) -> Result<(), String> {
+        let mut members = Vec::with_capacity(addresses.len());
+        for address in addresses {
+            members.push(match address {
+                Some(address) => Some(Member { peer: self.meet(address)?, group: address.group, next: 0 }),
+                None => None,
+            });
+        }
+        let Some(group) = self.groups.get_mut(&number) else { return Err("no such group".to_owned()) };
+        group.members = members;
+        group.expected = 0;
+        self.want()
+    }
+
+    /// The process behind an address, noted on all rails.
+    fn meet(&mut self, address: &Address) -> Result<usize, String> {
+        let mine = self.name.split(' ').next().unwrap_or_default();
+        if address.provider != mine || address.rails.is_empty() {
+            return Err(format!("this rank's fabric is {mine}, the other's is {}", address.provider));
+        }
+        let peer = self.peer(address.engine);
+        if self.peers[peer].to.is_empty() {
+            let mut to = Vec::with_capacity(self.busy.len());
+            for rail in 0..self.busy.len() {
+                #[cfg(test)]
+                if rail > 0 && self.breaks(Careless::Book) {
+                    to.push(0);
+                    continue;
+                }
+                // Also where nothing is sent from here: a device serves only initiators that it knows.
+                to.push(self.provider.insert(rail, &address.rails[rail % address.rails.len()])?);
+            }
+            let peer = &mut self.peers[peer];
+            (peer.to, peer.credits) = (to, address.window);
+            peer.message = (address.message as usize).min(self.message);
+        }
+        Ok(peer)
+    }
+
+    pub(super) fn peer(&mut self, engine: u64) -> usize {
+        *self.by_id.entry(engine).or_insert_with(|| {
+            self.peers.push(Peer::default());
+            self.peers.len() - 1
+        })
+    }
+
+    /// How many receive buffers the peers there are, and the expected ones, ask for.
+    fn want(&mut self) -> Result<(), String> {
+        let known = self.peers.iter().filter(|p| !p.to.is_empty()).count();
+        let peers = known + self.groups.values().map(|g| g.expected).sum::<usize>();
+        let wanted = peers * (self.window as usize + UNCREDITED);
+        let room = self.limits.receives.min(self.limits.completions.saturating_sub(operations(&self.limits)));
+        if wanted > room && !self.limits.patient {
+            return Err(format!(
+                "{peers} peers need {wanted} receive buffers of {} at once, and {} has room for {room}",
+                self.message, self.name
+            ));
+        }
+        self.wanted = wanted.min(room);
+        self.fill();
+        Ok(())
+    }
+
+    /// Posts receive buffers until there are enough.
+    pub(super) fn fill(&mut self) {
+        while self.posted < self.wanted && self.dead.is_none() {
+            match self.receives.take(self.provider.as_mut()) {
+                Ok(buffer) => {
+                    if !self.post(buffer) {
+                        return;
+                    }
+                }
+                Err(why) => self.die(&why),
+            }
+        }
+    }
+
+    /// Posts one; `false`: not now.
+    pub(super) fn post(&mut self, buffer: u32) -> bool {
+        let context = self.ops.insert(Op::Receive(buffer));
+        let local = self.local(&self.receives, buffer, self.message);
+        // SAFETY: the buffer belongs to the operation until its end is told, and lives as long as the provider.
+        match unsafe { self.provider.receive(0, local, context) } {
+            Ok(super::provider::Posted::Yes) => {
+                self.posted += 1;
+                true
+            }
+            Ok(super::provider::Posted::Again) => {
+                self.ops.remove(context);
+                self.receives.give(buffer);
+                false
+            }
+            Err(why) => {
+                self.ops.remove(context);
+                self.receives.give(buffer);
+                self.die(&format!("no receive buffer could be posted: {why}"));
+                false
+            }
+        }
+    }
+
+    pub(super) fn local(&self, buffers: &Buffers, buffer: u32, bytes: usize) -> super::provider::Local {
+        #[allow(unused_mut, reason = "changed in tests alone")]
+        let mut local = buffers.local(buffer, bytes);
+        #[cfg(test)]
+        if self.breaks(Careless::Desc) {
+            local.desc = 0;
+        }
+        local
+    }
+
+    /// Operations that may be under way on a rail.
+    pub(super) fn operations(&self) -> usize {
+        #[cfg(test)]
+        if self.breaks(Careless::Completions) {
+            return self.limits.operations;
+        }
+        operations(&self.limits)
+    }
+
+    /// Nothing works any more.
+    pub(super) fn die(&mut self, why: &str) {
+        if self.dead.is_none() {
+            self.dead = Some(why.to_owned());
+        }
+        for peer in 0..self.peers.len() {
+            self.lose(peer, why);
+        }
+    }
+
+    /// A peer cannot be reached any more. What was sent to it has no reader.
+    pub(super) fn lose(&mut self, peer: usize, why: &str) {
+        let p = &mut self.peers[peer];
+        if p.broken.is_some() {
+            return;
+        }
+        p.broken = Some(why.to_owned());
+        p.outgoing.clear();
+        p.fetched.clear();
+        for offer in self.offers.drain_where(|offer| offer.peer == peer) {
+            self.offer_over(&offer);
+        }
+        for group in self.groups.values_mut() {
+            group.ring();
+        }
+    }
+
+    pub(crate) fn close(&mut self, number: u32) {
+        self.groups.remove(&number);
+        self.offers.drain_where(|offer| offer.group == number);
+        // Buffers that nobody needs any more are not posted again.
+        let _ = self.want();
+    }
+
+    /// Whether all that a group sent is out of this process's hands, and nothing writes into its memory.
+    pub(crate) fn drained(&self, number: u32) -> bool {
+        let Some(group) = self.groups.get(&number) else { return true };
+        group.offers == 0
+            && group.moving == 0
+            && group.members.iter().flatten().all(|member| {
+                let peer = &self.peers[member.peer];
+                peer.broken.is_some()
+                    || peer.outgoing.is_empty() && peer.fetched.is_empty() && peer.sending == 0
+            })
+    }
+
+    /// A rank waits for another: a message to it shows whether it can still be reached.
+    pub(crate) fn watch(&mut self, number: u32, rank: usize) {
+        let member = self.groups.get(&number).and_then(|g| g.members.get(rank)?.as_ref());
+        if let Some(peer) = member.map(|m| m.peer) {
+            self.peers[peer].watched = true;
+        }
+    }
+
+    /// (rank, why) of a group's ranks that cannot be reached.
+    pub(crate) fn broken(&self, number: u32) -> Vec<(usize, String)> {
+        let Some(group) = self.groups.get(&number) else { return Vec::new() };
+        let members = group.members.iter().enumerate();
+        members.filter_map(|(rank, m)| Some((rank, self.peers[m.as_ref()?.peer].broken.clone()?))).collect()
+    }
+
+    /// See `Wire::interest`.
+    pub(crate) fn interest(&mut self, number: u32, fds: &mut Vec<(RawFd, i16)>) -> bool {
+        let Some(group) = self.groups.get(&number) else { return false };
+        let Some(bell) = &group.bell else { return false };
+        if !group.sent.is_empty() || group.rung {
+            return false;
+        }
+        fds.push((bell.as_raw_fd(), libc::POLLIN));
+        self.provider.interest(fds)
+    }
+
+    pub(super) fn context(&mut self, op: Op) -> Context {
+        self.ops.insert(op)
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        if self.forks != crate::shm::fork_generation() {
+            // The parent's endpoints: closing them here could talk to its devices.
+            std::mem::forget(std::mem::replace(&mut self.provider, Box::new(super::gone::Gone)));
+        }
+    }
+}
+
+/// Operations under way on a rail: their completions and those of the receive buffers fit the queue.
+fn operations(limits: &Limits) -> usize {
+    limits.operations.min(OPERATIONS).min(limits.completions / 2).max(2)
+}
+
+/// Messages that a peer may have under way, and bytes of the largest, so that `peers` peers fit the budget: first the
+/// window shrinks, then the messages, which get more then.
+fn shape(limits: &Limits, peers: usize, budget: usize) -> (u32, usize) {
+    let largest = limits.message.min(HEAD + HEADER + EAGER);
+    let sizes = [largest, 4096, 2048, 1024].into_iter().filter(|&s| s <= largest);
+    let fits = |size: usize| {
+        let buffers = (budget / size).min(limits.receives).min(limits.completions / 2);
+        (buffers / peers).saturating_sub(UNCREDITED)
+    };
+    let mut best = (2, largest.min(1024));
+    for size in sizes {
+        let window = fits(size).min(WINDOW) & !1;
+        if window >= 4 || size == best.1 && window >= 2 {
+            best = (window as u32, size);
+            break;
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn receive_buffers_stay_within_their_budget_however_many_peers_there_are() {
+        let limits = Limits {
+            message: 8192,
+            one_sided: 1 << 30,
+            operations: 4096,
+            receives: 32768,
+            completions: 65536,
+            writes: true,
+            patient: false,
+        };
+        for peers in [1, 2, 7, 63, 255, 1023, 4095, 8191] {
+            let (window, message) = shape(&limits, peers, 32 << 20);
+            assert!(window >= 2 && window.is_multiple_of(2), "{peers}: {window}");
+            let bytes = peers * (window as usize + UNCREDITED) * message;
+            assert!(bytes <= 33 << 20, "{peers} peers: {window} x {message}");
+        }
+        assert_eq!(shape(&limits, 1, 32 << 20), (64, 8192));
+    }
+}

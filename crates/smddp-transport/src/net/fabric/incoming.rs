@@ -1,0 +1,319 @@
+//! Receiving: what completion queues tell, and frames that come to their places in order.
+
+use super::engine::{Engine, Op};
+use super::message::{HEAD, Head, What};
+use super::pair::{Item, Pair, Payload, Stage, split};
+use super::provider::Event;
+use crate::net::wire::{Place, Sink};
+
+/// Frames of a pair whose payloads are brought over at once.
+const AHEAD: usize = 4;
+
+impl Engine {
+    /// Moves everything on, and tells a group's owner what is there for it. See `Wire::poll`.
+    pub(crate) fn poll(&mut self, number: u32, sink: &mut dyn Sink) -> bool {
+        if let Some(group) = self.groups.get_mut(&number) {
+            group.hush();
+        }
+        let mut moved = false;
+        let mut events = std::mem::take(&mut self.events);
+        if self.dead.is_none() {
+            for rail in 0..self.busy.len() {
+                self.provider.poll(rail, &mut events);
+            }
+        }
+        self.full.fill(false);
+        for event in events.drain(..) {
+            moved = true;
+            self.event(event, number, sink);
+        }
+        self.events = events;
+        moved |= self.deliver(number, sink);
+        moved |= self.start();
+        moved |= self.pump();
+        self.fill();
+        let told = self.groups.get_mut(&number).map(|g| std::mem::take(&mut g.sent)).unwrap_or_default();
+        for ticket in told {
+            moved = true;
+            sink.sent(ticket);
+        }
+        moved
+    }
+
+    fn event(&mut self, event: Event, number: u32, sink: &mut dyn Sink) {
+        match event {
+            Event::Received(context, bytes) => {
+                let Some(Op::Receive(buffer)) = self.ops.remove(context) else {
+                    self.die("a message arrived where no receive buffer is");
+                    return;
+                };
+                self.posted -= 1;
+                self.received(buffer, bytes, number, sink);
+                // At once: the sender is told that there is room again.
+                if self.posted < self.wanted && self.dead.is_none() {
+                    self.post(buffer);
+                } else {
+                    self.receives.give(buffer);
+                }
+            }
+            Event::Done(context) => match self.ops.remove(context) {
+                Some(Op::Send { buffer, peer }) => {
+                    self.sends.give(buffer);
+                    self.busy[0] -= 1;
+                    self.peers[peer].sending -= 1;
+                }
+                Some(Op::Read { peer, rail, group, rank, seq }) => {
+                    self.busy[rail] -= 1;
+                    if let Some(g) = self.groups.get_mut(&group) {
+                        g.moving -= 1;
+                    }
+                    if let Some(offer) = self.moved(group, rank, seq, group != number) {
+                        self.peers[peer].fetched.push(offer);
+                        self.list(peer);
+                    }
+                }
+                Some(Op::Write { rail, offer, .. }) => {
+                    self.busy[rail] -= 1;
+                    self.wrote(offer);
+                }
+                _ => self.die("an operation ended that had not begun"),
+            },
+            Event::Written(slot) => {
+                if let Some(grant) = self.counted(slot) {
+                    if let Some(g) = self.groups.get_mut(&grant.group) {
+                        g.moving -= 1;
+                    }
+                    self.moved(grant.group, grant.rank, grant.seq, grant.group != number);
+                }
+            }
+            Event::Failed(context, why) => self.failed(context, &why),
+        }
+    }
+
+    fn failed(&mut self, context: Option<u64>, why: &str) {
+        match context.and_then(|c| self.ops.remove(c)) {
+            Some(Op::Send { buffer, peer }) => {
+                self.sends.give(buffer);
+                self.busy[0] -= 1;
+                self.peers[peer].sending -= 1;
+                self.lose(peer, why);
+            }
+            Some(Op::Read { peer, rail, group, .. }) => {
+                self.busy[rail] -= 1;
+                if let Some(g) = self.groups.get_mut(&group) {
+                    g.moving -= 1;
+                }
+                self.lose(peer, why);
+            }
+            Some(Op::Write { peer, rail, .. }) => {
+                self.busy[rail] -= 1;
+                self.lose(peer, why);
+            }
+            Some(Op::Receive(buffer)) => {
+                self.posted -= 1;
+                self.receives.give(buffer);
+                self.die(why);
+            }
+            None => self.die(why),
+        }
+    }
+
+    /// One operation of a payload on its way is over. The offer's number, when it was the last one and the payload
+    /// was read.
+    fn moved(&mut self, group: u32, rank: u32, seq: u64, other: bool) -> Option<u64> {
+        let g = self.groups.get_mut(&group)?;
+        if other {
+            g.ring();
+        }
+        let item = g.pairs.get_mut(&rank)?.moved(seq)?;
+        match (&item.stage, &item.payload) {
+            (Stage::Placed, Payload::There(offered)) => Some(offered.id),
+            _ => None,
+        }
+    }
+
+    fn received(&mut self, buffer: u32, bytes: usize, number: u32, sink: &mut dyn Sink) {
+        let local = self.receives.local(buffer, bytes);
+        // SAFETY: the device has filled these bytes of the buffer and is done with it; nobody else uses it until it
+        // is posted again, after this.
+        let message = unsafe { std::slice::from_raw_parts(local.at.cast_const(), local.bytes) };
+        let Some(head) = Head::decode(message) else {
+            self.die("a message arrived that is none of ours");
+            return;
+        };
+        let peer = self.peer(head.engine);
+        let p = &mut self.peers[peer];
+        p.credits += head.credits;
+        if head.what != What::Credit {
+            p.owed += 1;
+        }
+        if p.owed >= self.window / 2 || head.credits > 0 && !p.outgoing.is_empty() {
+            self.list(peer);
+        }
+        let body = &message[HEAD..];
+        let result = match head.what {
+            What::Credit => Ok(()),
+            What::Fetched => self.fetched(peer, body),
+            What::Grant => self.granted(peer, body),
+            _ => self.ordered_message(head, body, number, sink),
+        };
+        if let Err(why) = result {
+            self.lose(peer, &format!("it sent nonsense: {why}"));
+        }
+    }
+
+    fn ordered_message(
+        &mut self,
+        head: Head,
+        body: &[u8],
+        number: u32,
+        sink: &mut dyn Sink,
+    ) -> Result<(), String> {
+        debug_assert!(head.what.ordered());
+        #[cfg(test)]
+        let careless = self.breaks(super::engine::Careless::Order);
+        // A group that is gone here: its peers learn that from others.
+        let Some(group) = self.groups.get_mut(&head.group) else { return Ok(()) };
+        if head.rank as usize >= group.size {
+            return Err(format!("rank {} of a group of {}", head.rank, group.size));
+        }
+        let ready = head.group == number && !group.members.is_empty();
+        let pair = group.pairs.entry(head.rank).or_default();
+        #[cfg(test)]
+        if careless {
+            pair.take_unordered(head.what, head.seq, body)?;
+            if !std::mem::replace(&mut pair.listed, true) {
+                group.waiting.push_back(head.rank);
+            }
+            return Ok(());
+        }
+        if ready
+            && head.what == What::First
+            && pair.idle(head.seq)
+            && let Some((frame, payload)) = split(body)
+            && payload.len() as u64 == frame.bytes
+        {
+            let rank = head.rank as usize;
+            match sink.place(rank, &frame) {
+                Place::Later => {}
+                place => {
+                    if let Place::Here(at) = place {
+                        // SAFETY: the sink's promise: room for the frame's payload, which has this length.
+                        unsafe { at.copy_from_nonoverlapping(payload.as_ptr(), payload.len()) };
+                    }
+                    pair.skip();
+                    sink.arrived(rank, &frame);
+                    return Ok(());
+                }
+            }
+        }
+        pair.take(head.what, head.seq, body)?;
+        if !pair.items.is_empty() && !std::mem::replace(&mut pair.listed, true) {
+            group.waiting.push_back(head.rank);
+        }
+        if head.group != number {
+            group.ring();
+        }
+        Ok(())
+    }
+
+    /// Brings waiting frames of a group to their places and tells of them, in the order of each pair; one pair after
+    /// the other, beginning elsewhere each time.
+    fn deliver(&mut self, number: u32, sink: &mut dyn Sink) -> bool {
+        let mut moved = false;
+        let Some(group) = self.groups.get_mut(&number).filter(|g| !g.members.is_empty()) else {
+            return false;
+        };
+        let mut waiting = std::mem::take(&mut group.waiting);
+        for _ in 0..waiting.len() {
+            let Some(rank) = waiting.pop_front() else { break };
+            let Some(group) = self.groups.get_mut(&number) else { break };
+            // Taken out while others of this engine are called.
+            let Some(mut pair) = group.pairs.remove(&rank) else { continue };
+            moved |= self.deliver_pair(number, rank, &mut pair, sink);
+            pair.listed = !pair.items.is_empty();
+            if pair.listed {
+                waiting.push_back(rank);
+            }
+            if let Some(group) = self.groups.get_mut(&number) {
+                group.pairs.insert(rank, pair);
+            }
+        }
+        waiting.rotate_left(usize::from(waiting.len() > 1));
+        if let Some(group) = self.groups.get_mut(&number) {
+            group.waiting.append(&mut waiting);
+        }
+        moved
+    }
+
+    fn deliver_pair(&mut self, number: u32, rank: u32, pair: &mut Pair, sink: &mut dyn Sink) -> bool {
+        let member = self.groups.get(&number).and_then(|g| g.members.get(rank as usize)?.as_ref());
+        let Some(peer) = member.map(|m| m.peer) else { return false };
+        let mut moved = false;
+        let mut at = 0;
+        while at < AHEAD
+            && let Some(item) = pair.items.get_mut(at)
+        {
+            if item.stage == Stage::Waiting && !self.settle(number, (rank, peer), item, at == 0, sink) {
+                break;
+            }
+            if at == 0 && item.stage == Stage::Placed {
+                sink.arrived(rank as usize, &item.frame);
+                pair.items.pop_front();
+                moved = true;
+            } else {
+                at += 1;
+            }
+        }
+        moved
+    }
+
+    /// Asks for a frame's place and brings its payload there, or on its way; `false`: not yet.
+    fn settle(
+        &mut self,
+        number: u32,
+        (rank, peer): (u32, usize),
+        item: &mut Item,
+        first: bool,
+        sink: &mut dyn Sink,
+    ) -> bool {
+        if self.peers[peer].broken.is_some() && matches!(item.payload, Payload::There(_)) {
+            return false;
+        }
+        // Its place may depend on what was delivered before; that of a large one is asked ahead, to read side by side.
+        if !first && matches!(item.payload, Payload::Here(_)) {
+            return false;
+        }
+        let place = sink.place(rank as usize, &item.frame);
+        match (&item.payload, place) {
+            (_, Place::Later) => return false,
+            (Payload::Here(_), Place::Drop) => item.stage = Stage::Placed,
+            (Payload::Here(bytes), Place::Here(at)) => {
+                // SAFETY: the sink's promise: room for the frame's payload, which has this length.
+                unsafe { at.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+                item.stage = Stage::Placed;
+            }
+            (Payload::There(offered), Place::Drop) => {
+                self.peers[peer].fetched.push(offered.id);
+                self.list(peer);
+                item.stage = Stage::Placed;
+            }
+            (Payload::There(offered), Place::Here(at)) => {
+                let bytes = item.frame.bytes as usize;
+                match self.fetch(number, rank, item.seq, peer, bytes, (offered, at)) {
+                    Ok(count) => {
+                        item.stage = Stage::Moving(count);
+                        if let Some(group) = self.groups.get_mut(&number) {
+                            group.moving += count;
+                        }
+                    }
+                    Err(why) => {
+                        self.lose(peer, &why);
+                        return false;
+                    }
+                }
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,18 @@
+//! Frames over libfabric, or over a simulation of what EFA does.
+
+mod buffers;
+mod bulk;
+pub mod choose;
+pub(crate) mod engine;
+mod gone;
+mod incoming;
+mod message;
+pub(crate) mod ofi;
+mod outgoing;
+mod pair;
+pub(crate) mod provider;
+mod slab;
+pub mod srd;
+pub(crate) mod wire;
+
+pub use engine::Address;

@@ -1,0 +1,145 @@
+//! Two endpoints of this process over the machine's libfabric, where there is one.
+
+use std::time::{Duration, Instant};
+
+use super::super::choose::{Settings, choose_provider};
+use super::super::engine::{Engine, Staging};
+use super::super::srd::connect;
+use super::*;
+use crate::net::frame::{Frame, Kind};
+use crate::net::wire::{Place, Sink, Ticket, Wire};
+use std::sync::atomic::AtomicU8;
+use std::sync::{Arc, Mutex};
+
+const CELL: usize = 1 << 20;
+
+struct Got {
+    base: *mut u8,
+    next: u64,
+    sent: Vec<Ticket>,
+    words: Vec<Vec<u8>>,
+    wrong: Option<String>,
+}
+
+fn byte(index: u64, at: usize) -> u8 {
+    (index as usize * 7 + at * 13 + (at >> 8)) as u8
+}
+
+impl Sink for Got {
+    fn place(&mut self, _: usize, frame: &Frame) -> Place {
+        if frame.bytes as usize > crate::net::wire::EAGER {
+            return Place::Here(self.base.wrapping_add(CELL * (2 + frame.index as usize % 4)));
+        }
+        self.words.push(vec![0; frame.bytes as usize]);
+        Place::Here(self.words.last_mut().unwrap().as_mut_ptr())
+    }
+
+    fn arrived(&mut self, _: usize, frame: &Frame) {
+        if frame.index != self.next {
+            self.wrong = Some(format!("frame {} where {} is due", frame.index, self.next));
+        }
+        self.next += 1;
+        let bytes = frame.bytes as usize;
+        let at = if bytes > crate::net::wire::EAGER {
+            self.base.wrapping_add(CELL * (2 + frame.index as usize % 4)).cast_const()
+        } else {
+            self.words.remove(0).leak().as_ptr()
+        };
+        // SAFETY: where `place` said, which has that many bytes.
+        let differs = (0..bytes).find(|&i| unsafe { at.wrapping_add(i).read() } != byte(frame.index, i));
+        if let Some(i) = differs {
+            self.wrong = Some(format!("byte {i} of frame {}", frame.index));
+        }
+    }
+
+    fn sent(&mut self, ticket: Ticket) {
+        self.sent.push(ticket);
+    }
+}
+
+/// Frames of many sizes from one endpoint to the other; sleeps on descriptors where nothing moves.
+fn frames_over(provider: &str, writes: bool) -> bool {
+    let settings = Settings {
+        library: std::env::var_os("SMDDP_LIBFABRIC").map(Into::into),
+        provider: Some(provider.to_owned()),
+        address: Some([127, 0, 0, 1].into()),
+        ..Settings::default()
+    };
+    let (choice, lines) = choose_provider(&settings);
+    let choice = match choice {
+        Ok(choice) => choice,
+        Err(why) => {
+            println!("{provider}: not run: {why}");
+            return false;
+        }
+    };
+    println!("{lines:#?}");
+    let memories: Vec<Arc<Vec<AtomicU8>>> =
+        (0..2).map(|_| Arc::new((0..6 * CELL).map(|_| AtomicU8::new(0)).collect())).collect();
+    let engine = |rank: usize| {
+        let ofi = Ofi::open(&choice).unwrap();
+        let ofi = if writes { ofi } else { ofi.without_writes() };
+        let memory = &memories[rank];
+        let staging = Staging::new(memory[0].as_ptr(), memory.len(), memory.clone());
+        Arc::new(Mutex::new(Engine::new(Box::new(ofi), staging, 1, 16 << 20).unwrap()))
+    };
+    let engines = [engine(0), engine(1)];
+    println!("{:?}", engines[0].lock().unwrap().limits);
+    let mut wires = connect(&engines).unwrap();
+    println!("{}", wires[0].name());
+    let mut sinks: Vec<Got> = (0..2)
+        .map(|rank| Got {
+            base: memories[rank][0].as_ptr(),
+            next: 0,
+            sent: Vec::new(),
+            words: Vec::new(),
+            wrong: None,
+        })
+        .collect();
+    let sizes = [0, 1, 64, 1000, 8192, 8193, 70_000, 300_000, CELL];
+    let begun = Instant::now();
+    for index in 0..120u64 {
+        let bytes = sizes[index as usize % sizes.len()];
+        let at = if bytes > crate::net::wire::EAGER {
+            memories[0][CELL * (index as usize % 2)].as_ptr()
+        } else {
+            vec![0; bytes].leak().as_mut_ptr()
+        };
+        for i in 0..bytes {
+            // SAFETY: a cell that is free, or memory of its own.
+            unsafe { at.wrapping_add(i).write(byte(index, i)) };
+        }
+        let frame = Frame { index, bytes: bytes as u64, ..Frame::new(Kind::Data, 1) };
+        // SAFETY: short, or staged and unchanged until the ticket is back.
+        unsafe { wires[0].send(1, &frame, at, index) };
+        while !sinks[0].sent.contains(&index) || sinks[1].next <= index {
+            let mut moved = false;
+            for rank in 0..2 {
+                moved |= wires[rank].poll(&mut sinks[rank]);
+                assert_eq!(wires[rank].broken(), vec![], "{provider}");
+            }
+            assert_eq!(sinks[1].wrong, None, "{provider}, {bytes} bytes");
+            assert!(begun.elapsed() < Duration::from_secs(30), "{provider} hangs at {index} ({bytes} bytes)");
+            let mut fds = Vec::new();
+            if !moved && wires[0].interest(&mut fds) && wires[1].interest(&mut fds) {
+                let mut polls: Vec<_> =
+                    fds.iter().map(|&(fd, events)| libc::pollfd { fd, events, revents: 0 }).collect();
+                // SAFETY: descriptors of live wires.
+                unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as _, 100) };
+            }
+        }
+    }
+    println!("{provider}, writes {writes}: {:?}", begun.elapsed());
+    true
+}
+
+#[test]
+fn frames_go_over_the_providers_of_this_machine() {
+    for provider in ["tcp;ofi_rxm", "net", "tcp"] {
+        for writes in [true, false] {
+            if !frames_over(provider, writes) {
+                break;
+            }
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! Sending: messages within a peer's credits, and frames made of them.
+
+use super::engine::{Engine, Op};
+use super::message::{HEAD, Head, What};
+use super::provider::Posted;
+use crate::net::frame::{Frame, HEADER};
+use crate::net::wire::{EAGER, Ticket};
+
+impl Engine {
+    /// Queues a frame for a rank of a group. See `Wire::send`.
+    ///
+    /// # Safety
+    /// As `Wire::send`.
+    pub(crate) unsafe fn send(
+        &mut self,
+        number: u32,
+        rank: usize,
+        frame: &Frame,
+        payload: *const u8,
+        ticket: Ticket,
+    ) {
+        let Some(group) = self.groups.get_mut(&number) else { return };
+        let member = group.members.get(rank).and_then(Option::as_ref);
+        let Some(peer) = member.map(|m| m.peer).filter(|&p| self.peers[p].broken.is_none()) else {
+            group.sent.push(ticket);
+            return;
+        };
+        let bytes = frame.bytes as usize;
+        if bytes > EAGER
+            && let Some(offset) = self.staging.offset(payload, bytes)
+        {
+            self.offer(number, rank, peer, frame, (payload, offset), ticket);
+            return;
+        }
+        let head = frame.encode();
+        let room = self.peers[peer].message - HEAD;
+        #[cfg(test)]
+        let room = if self.breaks(super::engine::Careless::Size) { usize::MAX } else { room };
+        let mut from = 0;
+        loop {
+            let first = from == 0;
+            let part = (bytes - from).min(if first { room - HEADER } else { room });
+            let piece: &[u8] = if part == 0 {
+                &[]
+            } else {
+                // SAFETY: the caller's promise: `bytes` readable bytes.
+                unsafe { std::slice::from_raw_parts(payload.add(from), part) }
+            };
+            let what = if first { What::First } else { What::More };
+            let body = [if first { &head[..] } else { &[] }, piece];
+            self.ordered(number, rank, peer, what, body);
+            from += part;
+            if from >= bytes {
+                break;
+            }
+        }
+        if let Some(group) = self.groups.get_mut(&number) {
+            group.sent.push(ticket);
+        }
+    }
+
+    /// A message in the order of a pair.
+    pub(super) fn ordered(&mut self, number: u32, rank: usize, peer: usize, what: What, body: [&[u8]; 2]) {
+        let Some(group) = self.groups.get_mut(&number) else { return };
+        let me = group.me;
+        let Some(member) = group.members[rank].as_mut() else { return };
+        let head =
+            Head { what, credits: 0, engine: self.id, group: member.group, rank: me, seq: member.next };
+        member.next += 1;
+        self.message(peer, head, body);
+    }
+
+    /// Sends a message, at once where it can be.
+    pub(super) fn message(&mut self, peer: usize, head: Head, body: [&[u8]; 2]) {
+        let mut start = [0; HEAD];
+        head.encode(&mut start);
+        let parts = [&start[..], body[0], body[1]];
+        if self.peers[peer].outgoing.is_empty() && self.may_send(peer) && self.launch(peer, &parts, true) {
+            return;
+        }
+        if self.peers[peer].broken.is_none() {
+            self.peers[peer].outgoing.push_back(parts.concat());
+            self.list(peer);
+        }
+    }
+
+    fn may_send(&self, peer: usize) -> bool {
+        let p = &self.peers[peer];
+        let credit = p.credits > 0;
+        #[cfg(test)]
+        let credit = credit || self.breaks(super::engine::Careless::Window);
+        let room = !self.full[0] && self.busy[0] < self.operations();
+        credit && room && !p.to.is_empty() && p.broken.is_none()
+    }
+
+    /// Hands a message to the provider; `false`: not now.
+    fn launch(&mut self, peer: usize, parts: &[&[u8]], counted: bool) -> bool {
+        let buffer = match self.sends.take(self.provider.as_mut()) {
+            Ok(buffer) => buffer,
+            Err(why) => {
+                self.die(&why);
+                return true;
+            }
+        };
+        let bytes = parts.iter().map(|p| p.len()).sum();
+        let local = self.local(&self.sends, buffer, bytes);
+        #[cfg(test)]
+        let local = if bytes > local.bytes {
+            // Only the careless get here.
+            let large = Box::leak(parts.concat().into_boxed_slice());
+            super::provider::Local { at: large.as_mut_ptr(), bytes, ..local }
+        } else {
+            local
+        };
+        // SAFETY: the buffer is this function's until it is handed over, and has room for a message of `bytes`.
+        let message = unsafe { std::slice::from_raw_parts_mut(local.at, local.bytes) };
+        let mut at = 0;
+        for part in parts {
+            message[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+        Head::put_credits(message, self.peers[peer].owed);
+        let to = self.peers[peer].to[0];
+        let context = self.context(Op::Send { buffer, peer });
+        // SAFETY: the buffer belongs to the operation until its end is told, and lives as long as the provider.
+        let posted = unsafe { self.provider.send(0, to, local, context) };
+        #[cfg(test)]
+        let posted = if posted == Ok(Posted::Again) && self.breaks(super::engine::Careless::Again) {
+            // SAFETY: as above.
+            let mut again = || unsafe { self.provider.send(0, to, local, context) };
+            (0..5000).map(|_| again()).find(|p| *p != Ok(Posted::Again)).unwrap_or(posted)
+        } else {
+            posted
+        };
+        match posted {
+            Ok(Posted::Yes) => {
+                let p = &mut self.peers[peer];
+                p.owed = 0;
+                p.sending += 1;
+                if counted {
+                    p.credits = p.credits.saturating_sub(1);
+                }
+                self.busy[0] += 1;
+                true
+            }
+            Ok(Posted::Again) => {
+                self.full[0] = true;
+                self.ops.remove(context);
+                self.sends.give(buffer);
+                false
+            }
+            Err(why) => {
+                self.ops.remove(context);
+                self.sends.give(buffer);
+                self.lose(peer, &format!("a message could not be sent: {why}"));
+                true
+            }
+        }
+    }
+
+    pub(super) fn list(&mut self, peer: usize) {
+        if !std::mem::replace(&mut self.peers[peer].listed, true) {
+            self.active.push_back(peer);
+        }
+    }
+
+    /// Sends what waited and can go now, and returns credits that enough have come together of.
+    pub(super) fn pump(&mut self) -> bool {
+        let mut moved = false;
+        for _ in 0..self.active.len() {
+            let Some(peer) = self.active.pop_front() else { break };
+            moved |= self.pump_peer(peer);
+            let p = &self.peers[peer];
+            let more = !p.outgoing.is_empty() || !p.fetched.is_empty() || p.owed >= self.window / 2;
+            if more && p.broken.is_none() && !p.to.is_empty() {
+                self.active.push_back(peer);
+            } else {
+                self.peers[peer].listed = false;
+            }
+        }
+        moved
+    }
+
+    fn pump_peer(&mut self, peer: usize) -> bool {
+        let mut moved = false;
+        let plain = Head { what: What::Fetched, credits: 0, engine: self.id, group: 0, rank: 0, seq: 0 };
+        // Before all else: somebody waits for the memory.
+        while !self.peers[peer].fetched.is_empty() && self.may_send(peer) {
+            let most = (self.peers[peer].message - HEAD) / 8;
+            let told = self.peers[peer].fetched.len().min(most);
+            let ids: Vec<u8> =
+                self.peers[peer].fetched[..told].iter().flat_map(|i| i.to_le_bytes()).collect();
+            let mut start = [0; HEAD];
+            plain.encode(&mut start);
+            if !self.launch(peer, &[&start, &ids], true) {
+                return moved;
+            }
+            let fetched = &mut self.peers[peer].fetched;
+            fetched.drain(..told.min(fetched.len()));
+            moved = true;
+        }
+        while self.may_send(peer)
+            && let Some(next) = self.peers[peer].outgoing.pop_front()
+        {
+            if !self.launch(peer, &[&next], true) {
+                self.peers[peer].outgoing.push_front(next);
+                return moved;
+            }
+            moved = true;
+        }
+        // Each such message returns half a window, so two of them at most are under way: for these the peer has
+        // buffers beyond the window.
+        let p = &self.peers[peer];
+        if p.owed >= self.window / 2
+            && !p.to.is_empty()
+            && p.broken.is_none()
+            && !self.full[0]
+            && self.busy[0] < self.operations()
+        {
+            let mut start = [0; HEAD];
+            Head { what: What::Credit, ..plain }.encode(&mut start);
+            moved |= self.launch(peer, &[&start], false);
+        }
+        moved
+    }
+}

@@ -1,0 +1,157 @@
+//! A fabric with EFA's rules and none of its hardware: in one process, seeded.
+//!
+//! Messages, pieces of one-sided operations and completions overtake each other; memory has to be registered, named by
+//! its descriptor here and by a random key and its virtual address there; messages are short, queues are full now and
+//! then, completion queues overrun. Each rule can be switched off, and who breaks one is written down.
+
+mod endpoint;
+mod world;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::engine::{Engine, Staging};
+use super::wire::{FabricWire, Shared};
+use endpoint::SrdProvider;
+use world::World;
+
+/// What holds on this fabric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Rule {
+    /// Memory is given with its descriptor.
+    Descriptor,
+    /// The provider chooses keys, at random.
+    Key,
+    /// Remote memory is named by its virtual address.
+    Address,
+    /// A message has at most as many bytes as the script says.
+    Message,
+    /// So has a one-sided operation.
+    OneSided,
+    /// Messages, pieces and completions come in any order.
+    Order,
+    /// A receive buffer is there before its message.
+    Receive,
+    /// Queues are full now and then; one polls before one tries again.
+    Again,
+    /// A completion queue that is not read overruns.
+    Completions,
+    /// One-sided operations are served for initiators that the target has noted.
+    Book,
+    /// The device does not write (as on P4d).
+    Writes,
+}
+
+impl Rule {
+    pub const ALL: [Self; 11] = [
+        Self::Descriptor,
+        Self::Key,
+        Self::Address,
+        Self::Message,
+        Self::OneSided,
+        Self::Order,
+        Self::Receive,
+        Self::Again,
+        Self::Completions,
+        Self::Book,
+        Self::Writes,
+    ];
+}
+
+/// What a simulated fabric is like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SrdScript {
+    pub seed: u64,
+    /// Devices of each rank.
+    pub rails: usize,
+    /// Bytes of the largest message, and of the largest one-sided operation.
+    pub message: usize,
+    pub one_sided: usize,
+    /// Operations under way, receive buffers and completions, per device.
+    pub operations: usize,
+    pub receives: usize,
+    pub completions: usize,
+    /// Whether devices write (as on P5); with `Rule::Writes` in force they must not be asked to otherwise.
+    pub writes: bool,
+    /// Rules that do not hold.
+    pub without: Vec<Rule>,
+}
+
+impl Default for SrdScript {
+    fn default() -> Self {
+        Self {
+            seed: 0,
+            rails: 1,
+            message: 8192,
+            one_sided: 1 << 20,
+            operations: 64,
+            receives: 1024,
+            completions: 4096,
+            writes: false,
+            without: Vec::new(),
+        }
+    }
+}
+
+/// The fabric of one group of ranks.
+#[derive(Clone)]
+pub struct Srd(Arc<Mutex<World>>);
+
+impl Srd {
+    pub fn new(ranks: usize, script: SrdScript) -> Self {
+        Self(Arc::new(Mutex::new(World::new(ranks, script))))
+    }
+
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Rules broken so far, and how.
+    pub fn violations(&self) -> Vec<(Rule, String)> {
+        self.world().violations.clone()
+    }
+
+    /// A rank is gone: nothing reaches it and nothing comes from it any more.
+    pub fn kill(&self, rank: usize) {
+        self.world().kill(rank);
+    }
+
+    /// One rank's engine on it.
+    pub(crate) fn engine(&self, rank: usize, staging: Staging, ranks: usize) -> Result<Shared, String> {
+        let provider = Box::new(SrdProvider::new(self.0.clone(), rank));
+        Ok(Arc::new(Mutex::new(Engine::new(provider, staging, ranks - 1, 16 << 20)?)))
+    }
+}
+
+/// A group of `size` ranks, all of one process and with the same staging memory: rank r's wire to the others is the
+/// r-th.
+pub(crate) fn group(
+    size: usize,
+    script: SrdScript,
+    staging: &Staging,
+) -> Result<(Srd, Vec<FabricWire>), String> {
+    let srd = Srd::new(size, script);
+    let engines =
+        (0..size).map(|rank| srd.engine(rank, staging.clone(), size)).collect::<Result<Vec<_>, _>>()?;
+    let wires = connect(&engines)?;
+    Ok((srd, wires))
+}
+
+/// A further group over the same engines.
+pub(crate) fn connect(engines: &[Shared]) -> Result<Vec<FabricWire>, String> {
+    let size = engines.len();
+    let prepared = engines
+        .iter()
+        .enumerate()
+        .map(|(rank, engine)| FabricWire::prepare(engine, rank, size, size - 1))
+        .collect::<Result<Vec<_>, _>>()?;
+    let addresses: Vec<_> = prepared.iter().map(|p| Some(p.address().clone())).collect();
+    let others = |rank: usize| {
+        let mut others = addresses.clone();
+        others[rank] = None;
+        others
+    };
+    prepared.into_iter().enumerate().map(|(rank, p)| p.connect(&others(rank))).collect()
+}

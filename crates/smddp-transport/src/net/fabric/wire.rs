@@ -1,0 +1,92 @@
+//! The wire of one group over an engine that it shares with others.
+
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::engine::{Address, Engine};
+use crate::net::frame::Frame;
+use crate::net::wire::{Broken, Sink, Ticket, Wire};
+
+/// An engine, for the groups that use it.
+pub(crate) type Shared = Arc<Mutex<Engine>>;
+
+fn lock(engine: &Shared) -> MutexGuard<'_, Engine> {
+    // Whoever panicked held no half-made state that matters more than answering.
+    engine.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(crate) struct FabricWire {
+    engine: Shared,
+    group: u32,
+}
+
+/// A group's place at an engine, known to others by its address, before theirs are known here.
+pub(crate) struct Prepared {
+    wire: FabricWire,
+    address: Address,
+}
+
+impl FabricWire {
+    /// `me`: this rank of `size`; `expected`: at most so many of the others are in other processes and will be reached
+    /// through this wire. From here on they may send.
+    pub(crate) fn prepare(
+        engine: &Shared,
+        me: usize,
+        size: usize,
+        expected: usize,
+    ) -> Result<Prepared, String> {
+        let (address, group) = lock(engine).prepare(me, size, expected)?;
+        Ok(Prepared { wire: Self { engine: engine.clone(), group }, address })
+    }
+}
+
+impl Prepared {
+    /// What the others need.
+    pub(crate) fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// `addresses`: by rank; `None` for this rank and for those that are not reached this way.
+    pub(crate) fn connect(self, addresses: &[Option<Address>]) -> Result<FabricWire, String> {
+        lock(&self.wire.engine).connect(self.wire.group, addresses)?;
+        Ok(self.wire)
+    }
+}
+
+impl Wire for FabricWire {
+    fn name(&self) -> String {
+        lock(&self.engine).name()
+    }
+
+    unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
+        // SAFETY: the caller's promise is the engine's.
+        unsafe { lock(&self.engine).send(self.group, peer, frame, payload, ticket) };
+    }
+
+    fn poll(&mut self, sink: &mut dyn Sink) -> bool {
+        lock(&self.engine).poll(self.group, sink)
+    }
+
+    fn watch(&mut self, peer: usize) {
+        lock(&self.engine).watch(self.group, peer);
+    }
+
+    fn broken(&self) -> Vec<Broken> {
+        let broken = lock(&self.engine).broken(self.group);
+        broken.into_iter().map(|(peer, why)| Broken { peer, why }).collect()
+    }
+
+    fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
+        lock(&self.engine).interest(self.group, fds)
+    }
+
+    fn drained(&self) -> bool {
+        lock(&self.engine).drained(self.group)
+    }
+}
+
+impl Drop for FabricWire {
+    fn drop(&mut self) {
+        lock(&self.engine).close(self.group);
+    }
+}
