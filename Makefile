@@ -87,6 +87,12 @@ demo: $(STAMPS)/wheel $(STAMPS)/torch ## ten seconds of smddp-bench, then train 
 	$(BIN)/smddp-bench all_gather --nproc 2 -b 8 -e 64M -f 8
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node $(NPROC) examples/fsdp2.py --backend smddp
 
+# Two "hosts" of two processes each on this machine, with nothing but a network between them (bench/lab/README.md).
+.PHONY: demo-hosts
+demo-hosts: $(STAMPS)/wheel $(STAMPS)/torch ## the same training across two "hosts" made of network namespaces (root or user)
+	bench/lab/netlab run --hosts 2 --procs 2 --raw --env OMP_NUM_THREADS=1 -- \
+	    $(BIN)/python examples/fsdp2.py --backend smddp
+
 # One after the other under -j too.
 .PHONY: test
 test: ## every test: cargo's, then pytest's
@@ -118,6 +124,10 @@ test-torch-suite: $(STAMPS)/wheel $(STAMPS)/test-tools ## torch's own distribute
 test-clients: $(STAMPS)/wheel $(STAMPS)/test-tools ## DeepSpeed, Lightning, Accelerate and Trainer (own environment over .venv)
 	$(BIN)/python tests/clients/third_party/make_venv.py
 	.venvs/clients/bin/python -m pytest tests/clients/third_party -m ""
+
+.PHONY: test-hosts
+test-hosts: $(STAMPS)/wheel $(STAMPS)/test-tools ## the backend, training and faults across "hosts" of network namespaces
+	$(BIN)/python -m pytest tests/hosts -m ""
 
 .PHONY: check
 check: $(STAMPS)/lint-tools ## what a change must pass: format, clippy, ruff, stubs, all tests

@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 
+BACKEND = os.environ.get("SMDDP_TEST_BACKEND", "smddp")
 # The longest that a group waits for its own ranks; below the limit of a case, so that it can tell why.
 GROUP_SECONDS = 30.0
 CASE_SECONDS = 60.0
@@ -44,9 +45,69 @@ def on_ranks(*sizes: int, seconds: float = CASE_SECONDS) -> Callable[[Case], Any
         test.__name__ = case.__name__
         test.__doc__ = case.__doc__
         test.case = case
+        test.sizes = sizes
+        test.seconds = seconds
         return test
 
     return wrap
+
+
+def ask(
+    pipes: dict[int, Any],
+    messages: dict[int, Any],
+    seconds: float,
+    ended: Callable[[int], str],
+    stacks: Callable[[int], str],
+) -> dict[int, str]:
+    """Send every rank its message and collect the answers of `run_case`. Returns what went wrong, by rank.
+
+    ended: what is known of a rank whose pipe closed; stacks: where one that does not answer is.
+    Skips the test if all ranks did.
+    """
+    with contextlib.suppress(BrokenPipeError):
+        for rank, pipe in pipes.items():
+            pipe.send(messages[rank])
+    said: dict[int, str] = {}
+    skipped: list[str] = []
+    waiting = {pipe: rank for rank, pipe in pipes.items()}
+    deadline = time.monotonic() + seconds
+    while waiting and (left := deadline - time.monotonic()) > 0:
+        for pipe in multiprocessing.connection.wait(list(waiting), left):
+            rank = waiting.pop(pipe)
+            try:
+                error, reason = pipe.recv()
+                if reason is not None:
+                    skipped.append(reason)
+            except (EOFError, ConnectionResetError):
+                error = ended(rank)
+            if error:
+                said[rank] = error
+                deadline = min(deadline, time.monotonic() + _AFTER_FAILURE)
+    for rank in waiting.values():
+        said[rank] = f"does not answer; its stacks:\n{stacks(rank)}"
+    if skipped and not said:
+        assert len(skipped) == len(pipes), f"only {len(skipped)} of {len(pipes)} ranks skipped: {skipped}"
+        pytest.skip(skipped[0])
+    return said
+
+
+def told(said: dict[int, str], size: int) -> str:
+    """One text of what the ranks said."""
+    return "\n".join(f"--- rank {rank} of {size}\n{said[rank]}" for rank in sorted(said))
+
+
+def run_case(module: str, name: str) -> tuple[str | None, str | None]:
+    """In a rank: run one case. Returns its error and why it was skipped."""
+    import torch
+
+    try:
+        torch.manual_seed(0)
+        getattr(importlib.import_module(module), name).case()
+    except pytest.skip.Exception as reason:
+        return None, str(reason)
+    except BaseException:
+        return traceback.format_exc(), None
+    return None, None
 
 
 class Pools:
@@ -86,34 +147,15 @@ class Pool:
 
     def run(self, module: str, name: str, seconds: float) -> None:
         """Run one case. Raises AssertionError with what the ranks said; skips if all ranks did."""
-        with contextlib.suppress(BrokenPipeError):
-            for pipe in self._pipes:
-                pipe.send((module, name))
-        said: dict[int, str] = {}
-        skipped: list[str] = []
-        waiting = dict(zip(self._pipes, range(self.size), strict=True))
-        deadline = time.monotonic() + seconds
-        while waiting and (left := deadline - time.monotonic()) > 0:
-            for pipe in multiprocessing.connection.wait(list(waiting), left):
-                rank = waiting.pop(pipe)
-                try:
-                    error, reason = pipe.recv()
-                    if reason is not None:
-                        skipped.append(reason)
-                except EOFError:
-                    self._processes[rank].join(5)
-                    error = f"ended with status {self._processes[rank].exitcode}\n{self._log(rank)}"
-                if error:
-                    said[rank] = error
-                    deadline = min(deadline, time.monotonic() + _AFTER_FAILURE)
-        for rank in waiting.values():
-            said[rank] = f"does not answer; its stacks:\n{self._stacks(rank)}"
+        pipes = dict(enumerate(self._pipes))
+        said = ask(pipes, dict.fromkeys(pipes, (module, name)), seconds, self._ended, self._stacks)
         if said:
             self.close()
-            raise AssertionError("\n".join(f"--- rank {rank} of {self.size}\n{said[rank]}" for rank in sorted(said)))
-        if skipped:
-            assert len(skipped) == self.size, f"only {len(skipped)} of {self.size} ranks skipped: {skipped}"
-            pytest.skip(skipped[0])
+            raise AssertionError(told(said, self.size))
+
+    def _ended(self, rank: int) -> str:
+        self._processes[rank].join(5)
+        return f"ended with status {self._processes[rank].exitcode}\n{self._log(rank)}"
 
     def _stacks(self, rank: int) -> str:
         log = self._directory / f"rank{rank}.log"
@@ -157,15 +199,7 @@ def _rank_main(rank: int, size: int, directory: str, pipe: Any) -> None:
             module, name = pipe.recv()
         except EOFError:
             return
-        error = skipped = None
-        try:
-            torch.manual_seed(0)
-            getattr(importlib.import_module(module), name).case()
-        except pytest.skip.Exception as reason:
-            skipped = str(reason)
-        except BaseException:
-            error = traceback.format_exc()
-        pipe.send((error, skipped))
+        pipe.send(run_case(module, name))
 
 
 def init(store: str, rank: int, size: int, **options: Any) -> None:
@@ -174,7 +208,7 @@ def init(store: str, rank: int, size: int, **options: Any) -> None:
     from smddp._register import register
 
     register()
-    options.setdefault("backend", "smddp")
+    options.setdefault("backend", BACKEND)
     options.setdefault("timeout", datetime.timedelta(seconds=GROUP_SECONDS))
     dist.init_process_group(init_method=f"file://{store}", rank=rank, world_size=size, **options)
 

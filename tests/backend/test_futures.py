@@ -1,5 +1,6 @@
 """Handles and futures, also where C++ (the DDP reducer) is the one that waits."""
 
+import datetime
 import threading
 
 import pytest
@@ -169,3 +170,24 @@ def test_a_call_that_fails_under_way_fails_in_its_future_too():
         assert work.is_completed() and not work.is_success()
         assert isinstance(work.exception(), RuntimeError)
     dist.barrier()
+
+
+@on_ranks(2)
+def test_a_wait_that_ends_early_names_what_it_waited_for():
+    limit = datetime.timedelta(seconds=0.2)
+    group = dist.new_group([0, 1])
+    if dist.get_rank() == 0:
+        with pytest.raises(RuntimeError, match=r"wait for all_reduce .*Timed out") as caught:
+            (reduction := dist.all_reduce(torch.ones(1), group=group, async_op=True)).wait(limit)
+        assert "the call goes on" in str(caught.value)
+        receive = dist.irecv(tensor := torch.empty(1), 1, tag=3)
+        with pytest.raises(RuntimeError, match="wait for recv from rank 1 "):
+            receive.wait(limit)
+        dist.barrier()
+        reduction.wait()
+        receive.wait()
+        assert tensor.item() == 4.0
+    else:
+        dist.barrier()
+        dist.all_reduce(torch.ones(1), group=group)
+        dist.send(torch.tensor([4.0]), 0, tag=3)

@@ -47,7 +47,6 @@ def _worker(rank: int, world_size: int, backend: str, log: str, commands) -> Non
     faulthandler.register(signal.SIGUSR1, file=fd, all_threads=True)
     sys.path.insert(0, HERE)
     import torch
-    import torch.distributed as dist
 
     torch.set_num_threads(1)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
@@ -56,24 +55,36 @@ def _worker(rank: int, world_size: int, backend: str, log: str, commands) -> Non
             module, function, rendezvous, arguments = commands.recv()
         except EOFError:
             return
-        try:
-            case = getattr(importlib.import_module(module), function)
-            dist.set_debug_level(dist.DebugLevel.__members__[getattr(case, "debug_level", "OFF")])
-            dist.init_process_group(
-                backend,
-                init_method=f"file://{rendezvous}",
-                rank=rank,
-                world_size=world_size,
-                timeout=datetime.timedelta(seconds=_GROUP_SECONDS),
-            )
-            torch.manual_seed(0)
-            case(**arguments)
-            dist.destroy_process_group()
-            commands.send(None)
-        except BaseException:
-            commands.send(traceback.format_exc())
+        error = perform(rank, world_size, backend, module, function, rendezvous, arguments)
+        commands.send(error)
+        if error is not None:
             # The group is in an unknown state: the parent replaces the pool.
             return
+
+
+def perform(
+    rank: int, world_size: int, backend: str, module: str, function: str, rendezvous: str, arguments: dict
+) -> str | None:
+    """In a rank: run one case in a default group of its own. Returns its error."""
+    import torch
+    import torch.distributed as dist
+
+    try:
+        case = getattr(importlib.import_module(module), function)
+        dist.set_debug_level(dist.DebugLevel.__members__[getattr(case, "debug_level", "OFF")])
+        dist.init_process_group(
+            backend,
+            init_method=f"file://{rendezvous}",
+            rank=rank,
+            world_size=world_size,
+            timeout=datetime.timedelta(seconds=_GROUP_SECONDS),
+        )
+        torch.manual_seed(0)
+        case(**arguments)
+        dist.destroy_process_group()
+    except BaseException:
+        return traceback.format_exc()
+    return None
 
 
 def _merge(errors: dict[int, str]) -> str:

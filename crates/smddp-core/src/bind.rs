@@ -192,7 +192,17 @@ fn sizes(key: &Key, rank: usize, n: usize) -> Sizes {
     }
 }
 
-pub(crate) fn pick(key: &Key, rank: usize, n: usize, slot: usize, config: &Config) -> Result<Choice> {
+/// Where this rank stands in its group.
+#[derive(Clone, Debug)]
+pub(crate) struct Site {
+    pub(crate) rank: usize,
+    pub(crate) topology: Topology,
+    /// Payload of a slot; 0 where ranks are on several nodes.
+    pub(crate) slot: usize,
+}
+
+pub(crate) fn pick(key: &Key, site: &Site, config: &Config) -> Result<Choice> {
+    let (rank, n) = (site.rank, site.topology.size());
     let s = sizes(key, rank, n);
     let uneven_pairs = matches!(key.counts, Counts::Pairs(..));
     let shape = Shape {
@@ -203,14 +213,13 @@ pub(crate) fn pick(key: &Key, rank: usize, n: usize, slot: usize, config: &Confi
         block: if uneven_pairs { 1 << 20 } else { s.longest },
         uneven_pairs,
         rounds_per_hop_forbidden: key.dtype.is_half() && reduces(key.collective),
-        slot,
+        slot: site.slot,
         staging: config.staging,
         network: Network::ASSUMED,
     };
-    let topology = Topology::single(n);
-    let mut choice = match config.algorithm.and_then(|a| choose_named(a, &shape, &topology)) {
+    let mut choice = match config.algorithm.and_then(|a| choose_named(a, &shape, &site.topology)) {
         Some(choice) => choice,
-        None => choose(&shape, &topology),
+        None => choose(&shape, &site.topology),
     };
     if let Some(segment) = config.segment {
         choice.segment = segment;
@@ -237,9 +246,10 @@ fn kernel(key: &Key) -> Result<Option<Kernel>> {
     Ok(Some(kernel))
 }
 
-pub(crate) fn bind(key: &Key, rank: usize, n: usize, slot: usize, config: &Config) -> Result<Bound> {
+pub(crate) fn bind(key: &Key, site: &Site, config: &Config) -> Result<Bound> {
+    let (rank, n, slot) = (site.rank, site.topology.size(), site.slot);
     let kernel = kernel(key)?;
-    let choice = pick(key, rank, n, slot, config)?;
+    let choice = pick(key, site, config)?;
     let ask = Ask {
         collective: key.collective,
         rank,
@@ -247,7 +257,7 @@ pub(crate) fn bind(key: &Key, rank: usize, n: usize, slot: usize, config: &Confi
         root: if rooted(key.collective) { key.root } else { 0 },
         uneven_pairs: matches!(key.counts, Counts::Pairs(..)),
     };
-    let program = plan(choice.algorithm, &ask, &Topology::single(n)).ok_or_else(|| {
+    let program = plan(choice.algorithm, &ask, &site.topology).ok_or_else(|| {
         Error::Invalid(format!(
             "{}: algorithm {} does not do this collective on {n} ranks (SMDDP_ALGO?)",
             name_of(key.collective),

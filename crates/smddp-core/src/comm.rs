@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use smddp_plan::{Algorithm, Collective};
+use smddp_plan::{Algorithm, Collective, Topology};
 use smddp_transport::shm::fork_generation;
 use smddp_transport::{Link, Sleeper};
 
-use crate::bind::{self, Key};
+use crate::bind::{self, Key, Site};
 use crate::call::{self, Call, Counts};
 use crate::config::{Config, Level};
 use crate::driver::{Driver, Item, Tally};
@@ -46,7 +46,9 @@ pub(crate) struct Inner {
     closed: AtomicBool,
     pub(crate) rank: usize,
     pub(crate) size: usize,
-    pub(crate) slot: usize,
+    pub(crate) site: Site,
+    /// How other nodes are reached; empty where there are none.
+    way: String,
     name: String,
     forks: u32,
     habit: Habit,
@@ -62,6 +64,23 @@ pub struct Communicator(Arc<Inner>);
 pub struct Work {
     shared: Arc<Shared>,
     comm: Option<Arc<Inner>>,
+    call: Asked,
+}
+
+/// What a work stands for, for errors.
+#[derive(Clone, Copy)]
+enum Asked {
+    Collective(Collective),
+    Message(Direction),
+}
+
+impl std::fmt::Display for Asked {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Collective(collective) => f.write_str(call::name_of(*collective)),
+            Self::Message(direction) => write!(f, "{direction}"),
+        }
+    }
 }
 
 enum Target<'a> {
@@ -202,9 +221,11 @@ impl Inner {
 }
 
 impl Communicator {
-    /// A communicator over any link.
-    pub fn over(link: Box<dyn Link>, name: &str, timeout: Duration) -> Self {
-        let (rank, size, slot) = (link.rank(), link.size(), link.slot_bytes());
+    /// A communicator over any link; `nodes[r]` is the node of rank `r`.
+    pub fn over(link: Box<dyn Link>, nodes: &[usize], name: &str, timeout: Duration) -> Self {
+        let (rank, size) = (link.rank(), link.size());
+        let site = Site { rank, topology: Topology::from_labels(nodes), slot: link.slot_bytes() };
+        let way = link.way();
         let sleeper = link.sleeper();
         let config = Config::get().unwrap_or_else(|_| {
             static FALLBACK: OnceLock<Config> = OnceLock::new();
@@ -223,7 +244,8 @@ impl Communicator {
             closed: AtomicBool::new(false),
             rank,
             size,
-            slot,
+            site,
+            way,
             name: name.to_owned(),
             forks: fork_generation(),
             habit: Habit::new(config.spin),
@@ -290,16 +312,35 @@ impl Communicator {
         };
         let counts = by_pairs(counts, collective, self.0.size, self.0.config);
         let key = Key { collective, dtype, redop: 0, root: 0, counts };
-        match bind::pick(&key, self.0.rank, self.0.size, self.0.slot, self.0.config) {
-            Ok(choice) if choice.algorithm == Algorithm::Publish => "shm publish, one message".to_owned(),
-            Ok(choice) => format!(
-                "shm {}, segments of {} KiB, {} cells",
-                choice.algorithm.name(),
-                choice.segment.div_ceil(1024),
-                choice.depth
-            ),
-            Err(error) => error.to_string(),
+        let choice = match bind::pick(&key, &self.0.site, self.0.config) {
+            Ok(choice) => choice,
+            Err(error) => return error.to_string(),
+        };
+        let way = self.way();
+        if choice.algorithm == Algorithm::Publish && self.0.site.slot > 0 {
+            return format!("{way} publish, one message");
         }
+        format!(
+            "{way} {}, segments of {} KiB, {} cells",
+            choice.algorithm.name(),
+            choice.segment.div_ceil(1024),
+            choice.depth
+        )
+    }
+
+    /// What bytes go through: "shm", "tcp eth0 10.0.0.1", or both.
+    pub fn way(&self) -> String {
+        let inside = self.0.site.topology.node_sizes().1 > 1;
+        match (inside, self.0.way.as_str()) {
+            (_, "") => "shm".to_owned(),
+            (true, way) => format!("shm + {way}"),
+            (false, way) => way.to_owned(),
+        }
+    }
+
+    /// Node of each rank, numbered by first appearance.
+    pub fn nodes(&self) -> Vec<usize> {
+        (0..self.0.size).map(|rank| self.0.site.topology.node_of(rank)).collect()
     }
 
     /// What went which way so far: collective, algorithm, operations, bytes of their whole buffers.
@@ -370,7 +411,7 @@ impl Communicator {
             inner.mail.store(true, Ordering::Release);
         }
         self.submitted();
-        Ok(Work { shared, comm: Some(inner.clone()) })
+        Ok(Work { shared, comm: Some(inner.clone()), call: Asked::Collective(call.collective) })
     }
 
     /// Gets a submitted item going, here if nobody drives.
@@ -459,7 +500,7 @@ impl Communicator {
             inner.mail.store(true, Ordering::Release);
         }
         self.submitted();
-        Ok(Work { shared, comm: Some(inner.clone()) })
+        Ok(Work { shared, comm: Some(inner.clone()), call: Asked::Message(direction) })
     }
 
     /// All waiters, here and at the peers, raise. Never blocks.
@@ -538,7 +579,7 @@ impl Work {
             let now = Instant::now();
             if until.is_some_and(|until| now >= until) && !self.shared.is_done() {
                 return Err(Error::Timeout {
-                    what: "wait".to_owned(),
+                    what: format!("wait for {}", self.call),
                     group: comm.name.clone(),
                     after: timeout.unwrap_or_default(),
                     missing: Vec::new(),

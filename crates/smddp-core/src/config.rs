@@ -4,6 +4,8 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use smddp_plan::Algorithm;
+use smddp_transport::interface::{self, Family, Wanted};
+use smddp_transport::joint::{Between, Means};
 
 use crate::error::{Error, Result};
 
@@ -50,7 +52,32 @@ pub const SETTINGS: &[Setting] = &[
     Setting {
         name: "SMDDP_TRANSPORT",
         default: "auto",
-        what: "auto or shm; shm makes ranks that cannot share memory an error (in this version auto does, too)",
+        what: "between nodes: auto, tcp, or shm, which makes ranks that cannot share memory an error",
+        shared: true,
+    },
+    Setting {
+        name: "SMDDP_SHM",
+        default: "1",
+        what: "0: ranks of one host do not share memory, each is a node of its own",
+        shared: true,
+    },
+    Setting {
+        name: "SMDDP_NODE",
+        default: "",
+        what: "ranks of one host with different names here are treated as different nodes",
+        shared: false,
+    },
+    Setting {
+        name: "SMDDP_SOCKET_IFNAME",
+        default: "",
+        what: "network interfaces to use between nodes, as in NCCL: `eth,ens` (beginnings), `=eth0` (whole names), `^docker,lo` \
+               (not these); empty: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, else the fastest that is up",
+        shared: false,
+    },
+    Setting {
+        name: "SMDDP_SOCKET_FAMILY",
+        default: "",
+        what: "AF_INET or AF_INET6: the addresses to use; empty: either",
         shared: true,
     },
     Setting {
@@ -74,6 +101,11 @@ pub struct Config {
     pub segment: Option<usize>,
     pub stream: usize,
     pub spin: Option<Duration>,
+    pub between: Between,
+    pub shm: bool,
+    pub node: Option<String>,
+    pub interface: Wanted,
+    pub family: Family,
     pub debug: Level,
     pub debug_file: Option<String>,
 }
@@ -86,6 +118,11 @@ impl Default for Config {
             segment: None,
             stream: 16 << 20,
             spin: None,
+            between: Between::Tcp,
+            shm: true,
+            node: None,
+            interface: Wanted { value: None, from: interface::NAMES[0] },
+            family: Family::Any,
             debug: Level::Warn,
             debug_file: None,
         }
@@ -155,11 +192,21 @@ impl Config {
                     .ok_or_else(|| bad("SMDDP_ALGO", &v, "one of publish, mesh, ring, tree, recursive, log"))
             })
             .transpose()?;
-        if let Some(v) = get("SMDDP_TRANSPORT")
-            && !matches!(v.trim(), "auto" | "shm")
-        {
-            return Err(bad("SMDDP_TRANSPORT", &v, "auto or shm"));
-        }
+        let between = match get("SMDDP_TRANSPORT").as_deref().map(str::trim) {
+            None | Some("auto" | "tcp") => Between::Tcp,
+            Some("shm") => Between::Nothing,
+            Some(v) => return Err(bad("SMDDP_TRANSPORT", v, "auto, tcp or shm")),
+        };
+        let shm = match get("SMDDP_SHM").as_deref().map(str::trim) {
+            None | Some("1") => true,
+            Some("0") => false,
+            Some(v) => return Err(bad("SMDDP_SHM", v, "0 or 1")),
+        };
+        let family = match get("SMDDP_SOCKET_FAMILY") {
+            None => Family::Any,
+            Some(v) => Family::from_setting(&v)
+                .ok_or_else(|| bad("SMDDP_SOCKET_FAMILY", &v, "AF_INET or AF_INET6"))?,
+        };
         let spin = get("SMDDP_SPIN_US")
             .map(|v| {
                 v.trim()
@@ -182,9 +229,26 @@ impl Config {
             segment: bytes("SMDDP_SEGMENT_BYTES", 64)?.map(|n| n & !63),
             stream: bytes("SMDDP_STREAM_BYTES", 0)?.unwrap_or(16 << 20),
             spin,
+            between,
+            shm,
+            node: get("SMDDP_NODE"),
+            interface: Wanted::first(&lookup),
+            family,
             debug,
             debug_file: get("SMDDP_DEBUG_FILE"),
         })
+    }
+
+    /// What the transports may use.
+    pub(crate) fn means(&self) -> Means {
+        Means {
+            staging: self.staging,
+            shm: self.shm,
+            node: self.node.clone(),
+            interface: self.interface.clone(),
+            family: self.family,
+            between: self.between,
+        }
     }
 
     /// What all ranks of a group must agree on.

@@ -146,6 +146,7 @@ impl Driver {
         if let Some(op) = self.queue.front_mut() {
             let since = *op.submitted.get_or_insert(now);
             if now.duration_since(since) >= op.timeout {
+                self.link.survey();
                 return Err(describe::timeout(&*self.link, &self.group, op));
             }
         }

@@ -29,6 +29,16 @@ pub(crate) enum Direction {
     FromAny,
 }
 
+impl std::fmt::Display for Direction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::To(rank) => write!(f, "send to rank {rank}"),
+            Self::From(rank) => write!(f, "recv from rank {rank}"),
+            Self::FromAny => f.write_str("recv from any rank"),
+        }
+    }
+}
+
 /// A post under way.
 struct Active {
     post: Post,
@@ -44,11 +54,7 @@ impl Active {
     }
     fn what(&self) -> String {
         let (count, dtype, tag) = (self.post.count, self.post.dtype.name(), self.post.tag);
-        let peer = match self.post.direction {
-            Direction::To(rank) => format!("send to rank {rank}"),
-            Direction::From(rank) => format!("recv from rank {rank}"),
-            Direction::FromAny => "recv from any rank".to_owned(),
-        };
+        let peer = self.post.direction;
         format!("{peer} ({count} elements of {dtype}, tag {tag})")
     }
 }

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use smddp_transport::shm::{Card, Prepared};
+use smddp_transport::joint::{Joined, Prepared};
+use smddp_transport::shm::Card;
 
 use crate::comm::Communicator;
-use crate::config::Config;
+use crate::config::{Config, Level};
 use crate::error::{Error, Result};
+use crate::log;
 use crate::wait;
 
 /// First half of making a communicator. No rank waits here.
@@ -25,7 +27,7 @@ impl Pending {
             return Err(Error::Invalid(format!("rank {rank} is not in a group of {size}")));
         }
         let config = Config::get()?;
-        let prepared = Prepared::new(rank, size, config.staging, config.shared()).map_err(|error| {
+        let prepared = Prepared::new(rank, size, config.shared(), &config.means()).map_err(|error| {
             Error::System { what: format!("group `{name}`: no shared memory"), why: error.to_string() }
         })?;
         Ok(Self { name: name.to_owned(), rank, size, timeout, prepared })
@@ -39,15 +41,24 @@ impl Pending {
     /// Second half, with the cards of all ranks in rank order, mine included.
     pub fn connect(self, cards: &[Vec<u8>]) -> Result<Communicator> {
         let cards = self.checked(cards)?;
-        let link = self.prepared.connect(cards).map_err(|e| {
-            Error::Topology(format!(
-                "group `{}`: {e}. Ranks that do not share memory are other nodes; this version connects the ranks of \
-                 one node only",
-                self.name
-            ))
-        })?;
-        wait::note_group(self.size);
-        Ok(Communicator::over(Box::new(link), &self.name, self.timeout))
+        let Joined { link, nodes, here } = self
+            .prepared
+            .connect(cards)
+            .map_err(|error| Error::Topology(format!("group `{}`: {error}", self.name)))?;
+        wait::note_group(here);
+        let comm = Communicator::over(link, &nodes, &self.name, self.timeout);
+        let count = nodes.iter().max().map_or(0, |last| last + 1);
+        log::say(
+            Level::Info,
+            &format!(
+                "group `{}`: rank {} of {}, {here} on this node of {count}, over {}",
+                self.name,
+                self.rank,
+                self.size,
+                comm.way()
+            ),
+        );
+        Ok(comm)
     }
 
     fn checked(&self, cards: &[Vec<u8>]) -> Result<Vec<Card>> {

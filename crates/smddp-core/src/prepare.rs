@@ -43,7 +43,7 @@ impl Inner {
         let bound = match driver.cache.get(&key) {
             Some(bound) => bound,
             None => {
-                let bound = Arc::new(bind(&key, self.rank, self.size, self.slot, self.config)?);
+                let bound = Arc::new(bind(&key, &self.site, self.config)?);
                 driver.cache.put(key, bound.clone());
                 bound
             }
@@ -59,7 +59,7 @@ impl Inner {
         timeout: Duration,
     ) -> Result<Box<Op>> {
         let key = key_of(call, by_pairs(counts, call.collective, self.size, self.config));
-        let bound = Arc::new(bind(&key, self.rank, self.size, self.slot, self.config)?);
+        let bound = Arc::new(bind(&key, &self.site, self.config)?);
         Ok(self.fill(None, bound, call, timeout))
     }
 

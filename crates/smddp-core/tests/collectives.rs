@@ -5,7 +5,7 @@
 #[expect(dead_code, reason = "each test file uses a part of it")]
 mod common;
 
-use common::{ALL, ranks, shm_ranks, try_one};
+use common::{ALL, node_ranks, ranks, shm_ranks, try_one};
 use smddp_transport::loopback::Script;
 
 const COUNTS: [usize; 8] = [0, 1, 5, 33, 1000, 5_000, 70_001, 300_000];
@@ -30,6 +30,22 @@ fn every_collective_is_right_over_loopback_for_all_sizes_and_odd_rank_counts() {
 fn every_collective_is_right_over_shared_memory_for_all_sizes_and_odd_rank_counts() {
     for n in [1, 2, 3, 4, 7] {
         shm_ranks(n, |comm| {
+            for &count in &COUNTS[..if n > 4 { 7 } else { 8 }] {
+                for collective in ALL {
+                    for root in [0, n - 1] {
+                        try_one(comm, collective, count, root, false).unwrap();
+                        try_one(comm, collective, count, root, true).unwrap();
+                    }
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn every_collective_is_right_between_nodes_for_all_sizes_and_uneven_nodes() {
+    for (n, each) in [(2, 1), (3, 1), (4, 2), (5, 2), (7, 3), (8, 4)] {
+        node_ranks(n, each, |comm| {
             for &count in &COUNTS[..if n > 4 { 7 } else { 8 }] {
                 for collective in ALL {
                     for root in [0, n - 1] {

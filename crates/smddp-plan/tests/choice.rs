@@ -164,3 +164,123 @@ fn names_are_read_back() {
     }
     assert_eq!(Algorithm::from_name("Ring"), None);
 }
+
+/// What is chosen between nodes.
+mod between_nodes {
+    use super::*;
+
+    fn chosen(collective: Collective, topology: &Topology, bytes: usize) -> Choice {
+        smddp_plan::choose(&shape(collective, topology.size(), bytes), topology)
+    }
+
+    #[test]
+    fn large_ones_go_by_the_mesh_in_pieces_that_overlap() {
+        use Collective::*;
+        for (nodes, each) in [(2, 1), (2, 8), (4, 2), (8, 8), (32, 8)] {
+            let topology = Topology::blocks(nodes, each);
+            for collective in [AllGather, ReduceScatter, AllReduce, Broadcast] {
+                let choice = chosen(collective, &topology, 256 * MIB);
+                assert_eq!(choice.algorithm, Algorithm::HierMesh, "{collective:?} {nodes} x {each}");
+                assert!((16 * KIB..=256 * KIB).contains(&choice.segment), "{choice:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn small_ones_take_few_hops() {
+        let topology = Topology::blocks(4, 2);
+        for bytes in [8, KIB] {
+            assert_eq!(chosen(Collective::AllReduce, &topology, bytes).algorithm, Algorithm::HierPublish);
+            assert_eq!(chosen(Collective::Broadcast, &topology, bytes).algorithm, Algorithm::HierPublish);
+            assert_eq!(chosen(Collective::AllGather, &topology, bytes).algorithm, Algorithm::HierMesh);
+        }
+        let many = Topology::blocks(512, 8);
+        assert_eq!(chosen(Collective::AllGather, &many, 64 * KIB).algorithm, Algorithm::HierLog);
+        assert_eq!(chosen(Collective::Broadcast, &many, 64).algorithm, Algorithm::HierLog);
+        assert_eq!(chosen(Collective::Broadcast, &many, 64 * KIB).algorithm, Algorithm::HierTree);
+        let tokens = chosen(Collective::Barrier, &many, 0);
+        assert_eq!(tokens.algorithm, Algorithm::HierLog);
+    }
+
+    #[test]
+    fn every_collective_has_an_algorithm_on_any_split() {
+        for labels in [vec![0, 1], vec![0, 1, 0, 2, 1, 1, 1], vec![0, 0, 0, 0, 1]] {
+            let topology = Topology::from_labels(&labels);
+            for collective in Collective::ALL {
+                for bytes in [0, 64, 100 * KIB, 64 * MIB] {
+                    for half in [false, true] {
+                        let shape = Shape {
+                            rounds_per_hop_forbidden: half,
+                            ..shape(collective, labels.len(), bytes)
+                        };
+                        let choice = smddp_plan::choose(&shape, &topology);
+                        assert!(choice.algorithm.is_hierarchical(), "{shape:?}");
+                        assert!(!(half && collective.reduces() && choice.algorithm.rounds_per_hop()));
+                        assert_eq!(
+                            smddp_plan::choose_named(choice.algorithm, &shape, &topology),
+                            Some(choice),
+                            "{shape:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_measured_never_decides_how_a_reduction_goes() {
+        let topology = Topology::blocks(6, 3);
+        // One makes hops dear, the other messages.
+        let far = Network { latency_ns: 1e6, message_ns: 0.0, bytes_per_ns: 100.0 };
+        let busy = Network { latency_ns: 0.0, message_ns: 1e5, bytes_per_ns: 100.0 };
+        for collective in Collective::ALL {
+            let mut differs = false;
+            for bytes in [64, 64 * KIB, 64 * MIB] {
+                let [a, b] = [far, busy].map(|network| {
+                    let shape = Shape { network, ..shape(collective, topology.size(), bytes) };
+                    smddp_plan::choose(&shape, &topology).algorithm
+                });
+                differs |= a != b;
+                assert!(a == b || !collective.reduces(), "{collective:?} {bytes}");
+            }
+            assert!(differs || collective != Collective::AllGather);
+        }
+    }
+
+    #[test]
+    fn named_ones_are_offered_where_they_are_possible() {
+        let (one, two) = (Topology::single(4), Topology::blocks(2, 2));
+        let shape = shape(Collective::AllReduce, 4, MIB);
+        for algorithm in Algorithm::ALL {
+            let here = smddp_plan::choose_named(algorithm, &shape, &one);
+            assert!(here.is_none() || !algorithm.is_hierarchical());
+        }
+        assert_eq!(smddp_plan::choose_named(Algorithm::Publish, &shape, &two), None);
+        assert!(smddp_plan::choose_named(Algorithm::Ring, &shape, &two).is_some());
+        assert!(smddp_plan::choose_named(Algorithm::HierRing, &shape, &two).is_some());
+        assert_eq!(
+            smddp_plan::choose_named(
+                Algorithm::HierLog,
+                &Shape { collective: Collective::ReduceScatter, ..shape },
+                &two
+            ),
+            None
+        );
+    }
+
+    /// The mesh of 256 nodes keeps room for 255 others.
+    #[test]
+    fn what_others_send_fits_a_quarter_of_the_staging() {
+        for (nodes, each) in [(64, 1), (64, 8), (256, 1), (256, 8)] {
+            let topology = Topology::blocks(nodes, each);
+            for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce] {
+                let shape = shape(collective, topology.size(), 256 * MIB);
+                for algorithm in [Algorithm::HierMesh, Algorithm::HierRing, Algorithm::Mesh] {
+                    let choice = smddp_plan::choose_named(algorithm, &shape, &topology).unwrap();
+                    let received = (nodes - 1) * choice.segment * choice.depth;
+                    assert!(received <= shape.staging / 4, "{algorithm:?} {collective:?} {choice:?}");
+                }
+            }
+        }
+    }
+}

@@ -3,13 +3,18 @@
 use smddp_plan::check::{Operation, Sizes, check, check_concurrent, check_sequence, programs};
 use smddp_plan::{Algorithm, Collective, Program, Topology};
 
-/// Every algorithm and collective for `size` ranks; root 1 where there is one.
+/// Every algorithm and collective of a group on one node; root 1 where there is one.
 fn all(size: usize) -> Vec<(Algorithm, Collective, usize, Vec<Program>)> {
-    let mut all = Vec::new();
+    all_on(&Topology::single(size))
+}
+
+/// The same on several nodes, where the hierarchical ones are possible too.
+fn all_on(topology: &Topology) -> Vec<(Algorithm, Collective, usize, Vec<Program>)> {
+    let (size, mut all) = (topology.size(), Vec::new());
     for algorithm in Algorithm::ALL {
         for collective in Collective::ALL {
             let root = usize::from(collective.has_root() && size > 1);
-            if let Some(programs) = programs(algorithm, collective, &Topology::single(size), root, false) {
+            if let Some(programs) = programs(algorithm, collective, topology, root, false) {
                 all.push((algorithm, collective, root, programs));
             }
         }
@@ -36,9 +41,11 @@ fn operations<'a>(
 
 #[test]
 fn any_operation_may_follow_any_other_in_the_same_cells() {
-    for size in [2, 3, 5] {
-        let plans = all(size);
-        let sizes = Sizes::Blocks(vec![3; size]);
+    let alone = [2, 3, 5].map(Topology::single);
+    let split = [vec![0, 1], vec![0, 0, 1, 1], vec![0, 1, 1, 2, 0]];
+    for topology in alone.into_iter().chain(split.map(|labels| Topology::from_labels(&labels))) {
+        let plans = all_on(&topology);
+        let sizes = Sizes::Blocks(vec![3; topology.size()]);
         let operations = operations(&plans, &sizes, true);
         for first in &operations {
             for second in &operations {
@@ -60,9 +67,10 @@ fn a_long_sequence_of_single_messages_needs_one_cell() {
 
 #[test]
 fn two_operations_at_once_need_no_more_than_their_reserve() {
-    for size in [2, 3, 4, 6] {
-        let plans = all(size);
-        let sizes = Sizes::Blocks(vec![4; size]);
+    let alone = [2, 3, 4, 6].map(Topology::single);
+    for topology in alone.into_iter().chain([Topology::blocks(2, 2), Topology::blocks(3, 2)]) {
+        let plans = all_on(&topology);
+        let sizes = Sizes::Blocks(vec![4; topology.size()]);
         let forth = operations(&plans, &sizes, true);
         let back: Vec<_> = forth.iter().rev().copied().collect();
         for (a, b) in forth.iter().zip(&back) {
@@ -80,11 +88,26 @@ fn groups_of_different_size_run_at_once() {
         .unwrap();
 }
 
+/// Groups of 1 to 16 ranks on one node, and some on several.
+fn groups() -> Vec<Topology> {
+    let split = [
+        Topology::blocks(2, 1),
+        Topology::blocks(4, 2),
+        Topology::blocks(5, 1),
+        Topology::from_labels(&[0, 1, 1, 2, 2, 2]),
+        Topology::from_labels(&[0, 1, 2, 0, 1, 2, 0, 1, 0]),
+        Topology::blocks(2, 8),
+        Topology::blocks(7, 2),
+    ];
+    (1..=16).map(Topology::single).chain(split).collect()
+}
+
 /// With one segment `bind` drops all lags; steps then run in the order in which they stand.
 #[test]
 fn a_single_segment_needs_no_lags() {
-    for size in 1..=16 {
-        for (algorithm, collective, root, mut programs) in all(size) {
+    for topology in groups() {
+        let size = topology.size();
+        for (algorithm, collective, root, mut programs) in all_on(&topology) {
             for timed in programs.iter_mut().flat_map(|p| &mut p.lanes).flatten() {
                 timed.lag = 0;
             }
@@ -108,10 +131,10 @@ fn a_single_segment_needs_no_lags() {
 
 #[test]
 fn steps_ascend_by_lag() {
-    for size in 1..=16 {
-        for (algorithm, collective, _, programs) in all(size) {
+    for topology in groups() {
+        for (algorithm, collective, _, programs) in all_on(&topology) {
             for lane in programs.iter().flat_map(|p| &p.lanes) {
-                assert!(lane.is_sorted_by_key(|t| t.lag), "{algorithm:?} {collective:?} N={size}");
+                assert!(lane.is_sorted_by_key(|t| t.lag), "{algorithm:?} {collective:?} {topology:?}");
             }
         }
     }
@@ -119,11 +142,14 @@ fn steps_ascend_by_lag() {
 
 #[test]
 fn programs_grow_with_the_group_and_no_faster() {
-    for size in [2, 64, 1000] {
+    let alone = [2, 64, 1000].map(Topology::single);
+    let split = [Topology::blocks(2, 1), Topology::blocks(16, 4), Topology::blocks(1000, 1)];
+    for topology in alone.into_iter().chain(split).chain([Topology::blocks(125, 8)]) {
+        let size = topology.size();
         for algorithm in Algorithm::ALL {
             for collective in Collective::ALL {
                 let ask = smddp_plan::Ask { collective, rank: size / 2, size, root: 0, uneven_pairs: false };
-                let Some(program) = smddp_plan::plan(algorithm, &ask, &Topology::single(size)) else {
+                let Some(program) = smddp_plan::plan(algorithm, &ask, &topology) else {
                     continue;
                 };
                 let steps: usize = program.lanes.iter().map(Vec::len).sum();

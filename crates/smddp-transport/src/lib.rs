@@ -135,6 +135,8 @@ pub trait Link: Send {
     fn flush(&mut self);
     /// Whether `rank` has begun operation `seq` (or a later one).
     fn arrived(&self, rank: usize, seq: u64) -> bool;
+    /// A deadline has passed: finds out which ranks have arrived, where that is not known.
+    fn survey(&mut self) {}
     /// What `rank` says operation `seq` is, if it begun it and has not gone on far.
     fn head_of(&self, rank: usize, seq: u64) -> Option<Head>;
 

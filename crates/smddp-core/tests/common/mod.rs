@@ -8,8 +8,9 @@ use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp, Result};
+use smddp_transport::interface::{Family, Wanted};
+use smddp_transport::joint::{Between, Joined, Means, Prepared};
 use smddp_transport::loopback::{self, Script};
-use smddp_transport::{Link, shm};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -22,36 +23,59 @@ pub(crate) fn ranks<T: Send>(
     over(Wire::Loop(script).links(size), PATIENCE, body)
 }
 
+/// The same over shared memory and sockets: nodes of `each` ranks, all in this process.
+pub(crate) fn node_ranks<T: Send>(
+    size: usize,
+    each: usize,
+    body: impl Fn(&Communicator) -> T + Sync,
+) -> Vec<T> {
+    over(Wire::Nodes(each).links(size), PATIENCE, body)
+}
+
 /// The same over shared memory: all ranks in this process, each with its own control block.
 pub(crate) fn shm_ranks<T: Send>(size: usize, body: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
     over(Wire::Shm.links(size), PATIENCE, body)
 }
 
-/// Two wires that share no code.
+/// Wires: the first two share no code.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wire {
     Loop(Script),
     Shm,
+    /// Nodes of so many ranks: shared memory inside, sockets between them.
+    Nodes(usize),
 }
 
 impl Wire {
-    /// Both, the first with delays.
-    pub(crate) const BOTH: [Wire; 2] = [Wire::Loop(Script { seed: 7, delay: 3, death: None }), Wire::Shm];
+    /// One of each kind, the first with delays.
+    pub(crate) const EACH: [Wire; 4] =
+        [Wire::Loop(Script { seed: 7, delay: 3, death: None }), Wire::Shm, Wire::Nodes(1), Wire::Nodes(2)];
 
-    pub(crate) fn links(self, size: usize) -> Vec<Box<dyn Link>> {
+    pub(crate) fn links(self, size: usize) -> Vec<Joined> {
         match self {
             Wire::Loop(script) => {
-                loopback::group(size, script).into_iter().map(|l| Box::new(l) as Box<dyn Link>).collect()
+                let joined = |link| Joined { link: Box::new(link), nodes: vec![0; size], here: size };
+                loopback::group(size, script).into_iter().map(joined).collect()
             }
-            Wire::Shm => {
-                let prepared: Vec<_> =
-                    (0..size).map(|r| shm::Prepared::new(r, size, 64 << 20, Vec::new()).unwrap()).collect();
-                let cards: Vec<_> = prepared.iter().map(|p| p.card().clone()).collect();
-                let connect = |p: shm::Prepared| Box::new(p.connect(cards.clone()).unwrap()) as Box<dyn Link>;
-                prepared.into_iter().map(connect).collect()
-            }
+            Wire::Shm => joined(size, |_| None),
+            Wire::Nodes(each) => joined(size, |rank| Some(format!("node {}", rank / each))),
         }
     }
+}
+
+fn joined(size: usize, node: impl Fn(usize) -> Option<String>) -> Vec<Joined> {
+    let means = |rank| Means {
+        staging: 64 << 20,
+        shm: true,
+        node: node(rank),
+        interface: Wanted { value: Some("=lo".to_owned()), from: "SMDDP_SOCKET_IFNAME" },
+        family: Family::Any,
+        between: Between::Tcp,
+    };
+    let prepared: Vec<_> =
+        (0..size).map(|r| Prepared::new(r, size, Vec::new(), &means(r)).unwrap()).collect();
+    let cards: Vec<_> = prepared.iter().map(|p| p.card().clone()).collect();
+    prepared.into_iter().map(|p| p.connect(cards.clone()).unwrap()).collect()
 }
 
 /// Where ranks as threads wait for each other outside the library. Unlike the standard library's barrier it does
@@ -83,16 +107,16 @@ impl Gate {
 }
 
 pub(crate) fn over<T: Send>(
-    links: Vec<Box<dyn Link>>,
+    links: Vec<Joined>,
     timeout: Duration,
     body: impl Fn(&Communicator) -> T + Sync,
 ) -> Vec<T> {
     std::thread::scope(|scope| {
         let handles: Vec<_> = links
             .into_iter()
-            .map(|link| {
+            .map(|Joined { link, nodes, .. }| {
                 let body = &body;
-                scope.spawn(move || body(&Communicator::over(link, "test", timeout)))
+                scope.spawn(move || body(&Communicator::over(link, &nodes, "test", timeout)))
             })
             .collect();
         handles.into_iter().map(|h| h.join().unwrap()).collect()

@@ -60,7 +60,7 @@ fn barrier(comm: &Communicator) -> Result<()> {
 /// Every rank makes its calls; the first error must be there by the end of a barrier that follows, and name what
 /// each side did.
 fn differ(calls: &[&[Make]], names: &[&str]) {
-    for wire in Wire::BOTH {
+    for wire in Wire::EACH {
         let begun = Instant::now();
         let over_here = Gate::new(calls.len());
         over(wire.links(calls.len()), Duration::from_secs(15), |comm| {
@@ -169,7 +169,7 @@ fn pairs(comm: &Communicator, send: &[usize], receive: &[usize]) -> Result<()> {
 }
 
 fn uneven(send: [[usize; 2]; 2], receive: [[usize; 2]; 2]) {
-    for wire in Wire::BOTH {
+    for wire in Wire::EACH {
         let over_here = Gate::new(2);
         let begun = Instant::now();
         over(wire.links(2), Duration::from_secs(15), |comm| {
@@ -216,7 +216,7 @@ fn mail(comm: &Communicator, dtype: DType, count: usize) -> Result<()> {
 
 #[test]
 fn a_message_of_another_size_or_type_fails_on_both_sides_naming_both() {
-    for wire in Wire::BOTH {
+    for wire in Wire::EACH {
         for ((a, m), (b, n)) in [
             ((DType::F32, 10), (DType::F32, 11)),
             ((DType::F32, 10), (DType::I32, 10)),

@@ -27,7 +27,7 @@ fn recv(comm: &Communicator, into: &mut [f32], from: Option<usize>, tag: u64) ->
 
 #[test]
 fn messages_are_received_in_any_order_of_tags() {
-    for wire in Wire::BOTH {
+    for wire in Wire::EACH {
         for count in [0, 1, 1000, 20_000, 300_000] {
             over(wire.links(2), PATIENCE, |comm| {
                 let tags: Vec<u64> = (0..40).collect();
@@ -50,7 +50,7 @@ fn messages_are_received_in_any_order_of_tags() {
 
 #[test]
 fn messages_of_one_tag_keep_their_order() {
-    for wire in Wire::BOTH {
+    for wire in Wire::EACH {
         over(wire.links(2), PATIENCE, |comm| {
             for round in 0..200 {
                 let count = [3, 30_000, 0, 500][round % 4];
@@ -69,7 +69,7 @@ fn messages_of_one_tag_keep_their_order() {
 
 #[test]
 fn a_recv_from_any_rank_takes_each_message_once_and_names_its_source() {
-    for wire in Wire::BOTH {
+    for wire in Wire::EACH {
         over(wire.links(4), PATIENCE, |comm| {
             let me = comm.rank();
             if me == 0 {
@@ -94,7 +94,7 @@ fn a_recv_from_any_rank_takes_each_message_once_and_names_its_source() {
 
 #[test]
 fn ranks_that_all_send_first_do_not_wait_for_each_other_below_the_eager_limit() {
-    for wire in Wire::BOTH {
+    for wire in Wire::EACH {
         over(wire.links(3), PATIENCE, |comm| {
             let (me, n) = (comm.rank(), comm.size());
             for round in 0..30 {
@@ -132,7 +132,7 @@ fn all_at_once(comm: &Communicator, messages: u64, count: usize) {
 
 #[test]
 fn many_large_messages_interleave() {
-    for wire in Wire::BOTH {
+    for wire in Wire::EACH {
         over(wire.links(3), PATIENCE, |comm| all_at_once(comm, 12, 200_000));
     }
 }
@@ -155,7 +155,7 @@ fn messages_in_any_order_need_no_more_than_the_smallest_staging() {
 
 #[test]
 fn an_expired_recv_ends_alone_and_leaves_the_group_usable() {
-    for wire in Wire::BOTH {
+    for wire in Wire::EACH {
         let gate = Gate::new(2);
         over(wire.links(2), PATIENCE, |comm| {
             if comm.rank() == 0 {
@@ -190,7 +190,7 @@ fn an_expired_recv_ends_alone_and_leaves_the_group_usable() {
 
 #[test]
 fn messages_move_while_a_collective_waits_for_a_rank() {
-    for wire in Wire::BOTH {
+    for wire in Wire::EACH {
         over(wire.links(3), PATIENCE, |comm| {
             let mut job = Job::new(comm.rank(), 3, Collective::AllReduce, 40_000, 0, 0);
             let (me, count) = (comm.rank(), 100_000);

@@ -11,7 +11,7 @@ use crate::common::{Gate, PATIENCE, Wire, over};
 
 #[test]
 fn calls_of_several_threads_on_one_group_are_served_in_turn() {
-    for wire in Wire::BOTH {
+    for wire in Wire::EACH {
         over(wire.links(3), PATIENCE, |comm| {
             // All calls are alike, so the order in which the threads of a rank come does not matter.
             std::thread::scope(|scope| {
@@ -52,7 +52,7 @@ impl Drop for Held {
 
 #[test]
 fn a_work_dropped_without_waiting_still_ends_and_lets_go_of_what_it_held() {
-    for wire in Wire::BOTH {
+    for wire in Wire::EACH {
         over(wire.links(3), PATIENCE, |comm| {
             let left = Arc::new(AtomicUsize::new(0));
             for _ in 0..50 {
@@ -89,7 +89,7 @@ fn is_closed(outcome: &smddp_core::Result<()>) -> bool {
 
 #[test]
 fn an_abort_from_another_thread_ends_the_waiters_here_and_at_the_peers() {
-    for wire in Wire::BOTH {
+    for wire in Wire::EACH {
         for asynchronous in [false, true] {
             let ended_all = Gate::new(3);
             over(wire.links(3), PATIENCE, |comm| {
@@ -135,7 +135,7 @@ fn an_abort_from_another_thread_ends_the_waiters_here_and_at_the_peers() {
 
 #[test]
 fn a_close_ends_what_is_pending_and_returns() {
-    for wire in Wire::BOTH {
+    for wire in Wire::EACH {
         over(wire.links(2), PATIENCE, |comm| {
             let mut jobs: Vec<Job> =
                 (0..5).map(|salt| Job::new(comm.rank(), 2, Collective::AllReduce, 90_000, 0, salt)).collect();

@@ -136,7 +136,7 @@ fn reduce(
 
 #[test]
 fn every_type_is_reduced_by_every_defined_reduction_and_refused_for_the_others() {
-    for wire in Wire::BOTH {
+    for wire in Wire::EACH {
         for n in [1, 2, 3] {
             over(wire.links(n), PATIENCE, |comm| {
                 for dtype in DType::ALL {
@@ -235,7 +235,7 @@ fn call(comm: &Communicator, collective: Collective, dtype: DType, input: Blocks
 
 #[test]
 fn uneven_all_gathers_put_every_block_in_its_place() {
-    for wire in Wire::BOTH {
+    for wire in Wire::EACH {
         for n in [2, 3, 4] {
             over(wire.links(n), PATIENCE, |comm| {
                 let me = comm.rank();
@@ -260,7 +260,7 @@ fn uneven_all_gathers_put_every_block_in_its_place() {
 
 #[test]
 fn uneven_reduce_scatters_give_each_rank_the_sum_of_its_block() {
-    for wire in Wire::BOTH {
+    for wire in Wire::EACH {
         for n in [2, 3, 4] {
             over(wire.links(n), PATIENCE, |comm| {
                 let me = comm.rank();
@@ -288,7 +288,7 @@ fn uneven_reduce_scatters_give_each_rank_the_sum_of_its_block() {
 
 #[test]
 fn uneven_all_to_alls_move_each_pairs_own_size() {
-    for wire in Wire::BOTH {
+    for wire in Wire::EACH {
         for n in [2, 3, 4] {
             over(wire.links(n), PATIENCE, |comm| {
                 let me = comm.rank();

@@ -46,15 +46,15 @@ pub(super) fn plan(ask: &Ask) -> Option<Program> {
 }
 
 /// One of the two trees.
-struct Tree {
-    size: usize,
-    root: usize,
-    second: bool,
+pub(super) struct Tree {
+    pub(super) size: usize,
+    pub(super) root: usize,
+    pub(super) second: bool,
 }
 
 impl Tree {
     /// The parent of `rank`, or `None` at the root.
-    fn parent(&self, rank: usize) -> Option<usize> {
+    pub(super) fn parent(&self, rank: usize) -> Option<usize> {
         let n = self.size;
         let place = self.relabel((rank + n - self.root) % n, true);
         let bit = place & place.wrapping_neg();
@@ -79,11 +79,24 @@ impl Tree {
         }
     }
 
-    fn children(&self, rank: usize) -> Vec<usize> {
-        (0..self.size).filter(|&r| self.parent(r) == Some(rank)).collect()
+    /// Ascending.
+    pub(super) fn children(&self, rank: usize) -> Vec<usize> {
+        let n = self.size;
+        let place = self.relabel((rank + n - self.root) % n, true);
+        // A child's lowest bit is lower, and it differs from its parent by that bit.
+        let lowest = if place == 0 { n.next_power_of_two() } else { place & place.wrapping_neg() };
+        let bits = std::iter::successors(Some(1), |bit| Some(2 * bit)).take_while(|&bit| bit < lowest);
+        let mut children: Vec<usize> = bits
+            .flat_map(|bit| [place.wrapping_sub(bit), place + bit])
+            .filter(|&child| child < n)
+            .map(|child| (self.relabel(child, false) + self.root) % n)
+            .filter(|&child| self.parent(child) == Some(rank))
+            .collect();
+        children.sort_unstable();
+        children
     }
 
-    fn depth(&self, rank: usize) -> usize {
+    pub(super) fn depth(&self, rank: usize) -> usize {
         std::iter::successors(self.parent(rank), |&r| self.parent(r)).count()
     }
 
@@ -163,7 +176,9 @@ mod tests {
                 for rank in 0..size {
                     for tree in &trees {
                         assert!(tree.depth(rank) <= size.ilog2() as usize + 1, "{size} {root} {rank}");
-                        assert!(tree.children(rank).len() <= 2);
+                        let children: Vec<_> = (0..size).filter(|&r| tree.parent(r) == Some(rank)).collect();
+                        assert_eq!(tree.children(rank), children);
+                        assert!(children.len() <= 2);
                         assert_eq!(tree.parent(rank).is_none(), rank == root);
                     }
                     let inner = trees.iter().filter(|t| !t.children(rank).is_empty()).count();

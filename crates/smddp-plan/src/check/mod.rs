@@ -17,10 +17,12 @@ mod replay;
 mod results;
 mod rules;
 mod shape;
+mod traffic;
 mod value;
 
 pub use error::{Element, Error, Place};
 pub use shape::{Operation, Sizes};
+pub use traffic::{Link, traffic};
 
 use crate::algorithms::{Algorithm, plan};
 use crate::ir::{Ask, Collective, Program};

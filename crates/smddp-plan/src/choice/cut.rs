@@ -1,5 +1,6 @@
 //! Segment size and number of cells.
 
+use super::need::Need;
 use super::{Choice, Shape};
 use crate::algorithms::Algorithm;
 use crate::ir::Collective;
@@ -13,6 +14,11 @@ const LARGEST: usize = 128 << 10;
 const LARGEST_OF_TWO: usize = 256 << 10;
 /// Smallest piece, unless staging is shorter than that: below it messages cost more than their bytes.
 const SMALLEST: usize = 4 << 10;
+/// The same between nodes: there messages and their cells cost more.
+const SMALLEST_BETWEEN: usize = 64 << 10;
+const LARGEST_BETWEEN: usize = 256 << 10;
+/// Largest message between nodes.
+const LARGEST_MESSAGE: usize = 1 << 20;
 /// A block is not cut in two pieces smaller than this.
 const WORTH_CUTTING: usize = 16 << 10;
 /// Cells of one rank where few share the cache: a cell is written again only when its readers' copies have left
@@ -56,6 +62,24 @@ pub(super) fn cut(algorithm: Algorithm, shape: &Shape) -> Choice {
     Choice { algorithm, segment, depth }
 }
 
+/// Pieces and cells where a plan goes between nodes.
+///
+/// A quarter of a block, so that what arrives moves on inside the node while the rest is on the wire, but no less
+/// than 64 KiB if there is as much (a message costs as much as some ten thousand bytes) and no more than 256 KiB. A
+/// rank's cells, and those that it keeps for what others send it, take no more than a quarter of the staging each;
+/// for that first cells and then bytes are given up.
+pub(super) fn cut_between(algorithm: Algorithm, need: &Need, shape: &Shape) -> Choice {
+    let whole = shape.block.max(1).next_multiple_of(LINE);
+    let quarter = shape.block.div_ceil(4).clamp(SMALLEST_BETWEEN, LARGEST_BETWEEN);
+    // A message is no larger than that either, however many blocks it has.
+    let most = (LARGEST_MESSAGE / need.message).max(SMALLEST);
+    let mut segment = quarter.min(most).min(whole).next_multiple_of(LINE);
+    let budget = shape.staging / 4 / need.staged();
+    let depth = if 4 * segment <= budget { 4 } else { 2 };
+    segment = segment.min(down(budget / depth));
+    Choice { algorithm, segment, depth }
+}
+
 /// Down to whole lines, at least one.
 fn down(bytes: usize) -> usize {
     (bytes / LINE * LINE).max(LINE)
@@ -88,7 +112,8 @@ pub(super) fn cells(algorithm: Algorithm, collective: Collective, n: usize) -> (
         (Algorithm::Recursive, AllReduce) => (n / 2, 2 * n - 2),
         (Algorithm::Log, AllToAll) => (n / 2, n / 2 * n.next_power_of_two().ilog2() as usize),
         (Algorithm::Recursive | Algorithm::Log, _) => (n / 2, n - 1),
-        (_, _) => (1, n),
+        // Hierarchical ones are not for one node.
+        _ => (1, 1),
     };
     (message.max(1), staged.max(1))
 }

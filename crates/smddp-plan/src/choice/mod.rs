@@ -1,10 +1,13 @@
 //! Which algorithm and segment size, by a cost model with fixed constants.
 //!
-//! Nothing here is measured while the program runs: the same shape gives the same choice on every rank, today
-//! and tomorrow, so that a reduction has the same bits.
+//! The same shape gives the same choice on every rank. Inside a node nothing is measured. Between nodes the prices of
+//! a [`Network`] may be, but they do not decide a reducing collective's algorithm, so that a reduction has the same
+//! bits today and tomorrow.
 
+mod between;
 mod cost;
 mod cut;
+mod need;
 
 pub use cost::cost;
 
@@ -79,26 +82,62 @@ impl Shape {
     fn fits_slot(&self) -> bool {
         !self.uneven_pairs && self.whole_message() <= self.slot
     }
+
+    /// Whether it may be used as far as rounding goes.
+    fn allows(&self, algorithm: Algorithm) -> bool {
+        !(self.rounds_per_hop_forbidden && self.collective.reduces() && algorithm.rounds_per_hop())
+    }
+
+    /// The question to any planner, for rank 0 and root 0.
+    fn ask(&self) -> Ask {
+        let Self { collective, size, uneven_pairs, .. } = *self;
+        Ask { collective, rank: 0, size, root: 0, uneven_pairs }
+    }
 }
 
-/// Picks algorithm, segment and depth for ranks that share memory: `publish` or `mesh`, whichever costs less.
+/// Picks algorithm, segment and depth, all by cost.
 ///
-/// `publish` is a candidate where its whole message fits a slot; with slots up to 8 KiB it then always wins. The
-/// other algorithms are never quicker where one write reaches all readers in one hop; [`choose_named`] has them.
+/// On one node: `publish` or `mesh`. `publish` is a candidate where its whole message fits a slot; with slots up to
+/// 8 KiB it then always wins. The other flat algorithms are never quicker where one write reaches all readers in one
+/// hop; [`choose_named`] has them.
+///
+/// On several: one of the hierarchical algorithms. A reducing collective's is chosen for [`Network::ASSUMED`].
 pub fn choose(shape: &Shape, topology: &Topology) -> Choice {
-    let _ = topology;
+    if topology.nodes() > 1 {
+        return choose_between(shape, topology).unwrap_or_else(|| cut::cut(Algorithm::Mesh, shape));
+    }
     let publish_wins = shape.fits_slot() && cost(Algorithm::Publish, shape) <= cost(Algorithm::Mesh, shape);
     let algorithm = if publish_wins { Algorithm::Publish } else { Algorithm::Mesh };
     cut::cut(algorithm, shape)
 }
 
-/// Segment and depth for an algorithm that the user asks for; `None` where it does not do the collective, or
-/// would round a 16-bit reduction more than once although that is forbidden.
+/// Of the hierarchical algorithms the quickest. `hier` does every collective, so there is one.
+fn choose_between(shape: &Shape, topology: &Topology) -> Option<Choice> {
+    let network = if shape.collective.reduces() { Network::ASSUMED } else { shape.network };
+    let priced = Algorithm::ALL.into_iter().filter_map(|algorithm| {
+        if !algorithm.is_hierarchical() || !shape.allows(algorithm) {
+            return None;
+        }
+        let need = need::need(algorithm, &shape.ask(), topology)?;
+        let choice = cut::cut_between(algorithm, &need, shape);
+        Some((between::cost(&choice, &need, shape, topology, &network)?, choice))
+    });
+    priced.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, choice)| choice)
+}
+
+/// Segment and depth for an algorithm that the user asks for; `None` where it does not do the collective, would
+/// round a 16-bit reduction more than once although that is forbidden, or needs all ranks on one node (`publish`) or
+/// several (the hierarchical ones).
 pub fn choose_named(algorithm: Algorithm, shape: &Shape, topology: &Topology) -> Option<Choice> {
-    let Shape { collective, size, uneven_pairs, .. } = *shape;
-    if shape.rounds_per_hop_forbidden && collective.reduces() && algorithm.rounds_per_hop() {
+    if !shape.allows(algorithm) {
         return None;
     }
-    plan(algorithm, &Ask { collective, rank: 0, size, root: 0, uneven_pairs }, topology)?;
+    if topology.nodes() > 1 {
+        // Slots are in shared memory.
+        let need =
+            need::need(algorithm, &shape.ask(), topology).filter(|_| algorithm != Algorithm::Publish)?;
+        return Some(cut::cut_between(algorithm, &need, shape));
+    }
+    plan(algorithm, &shape.ask(), topology)?;
     Some(cut::cut(algorithm, shape))
 }

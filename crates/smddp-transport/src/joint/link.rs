@@ -61,7 +61,8 @@ impl Link for JointLink {
     }
 
     fn begin(&mut self, seq: u64, head: Head, wiring: &Wiring) -> bool {
-        if wiring.inlets.iter().all(|inlet| inlet.messages == 0) && self.net.troubled() {
+        let needs_nothing = wiring.inlets.iter().all(|inlet| inlet.messages == 0);
+        if self.net.differs() || needs_nothing && self.net.troubled() {
             return false;
         }
         let (routes, outlets) = Routes::new(&self.map, wiring);
@@ -144,6 +145,11 @@ impl Link for JointLink {
             Some(local) => self.shm.arrived(local, seq),
             None => self.net.arrived(rank, seq),
         }
+    }
+
+    fn survey(&mut self) {
+        let far: Vec<usize> = (0..self.size()).filter(|&r| self.map.local(r).is_none()).collect();
+        self.net.survey(&far);
     }
 
     fn head_of(&self, rank: usize, seq: u64) -> Option<Head> {

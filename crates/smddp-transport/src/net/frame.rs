@@ -22,11 +22,21 @@ pub(crate) enum Kind {
     Poison = 6,
     /// The sender leaves in good order.
     Leave = 7,
+    /// The sender waits for the receiver in operation `seq`, which is `what`.
+    Hail = 8,
 }
 
 impl Kind {
-    const ALL: [Self; 7] =
-        [Self::Data, Self::Credit, Self::Letter, Self::Ready, Self::Piece, Self::Poison, Self::Leave];
+    const ALL: [Self; 8] = [
+        Self::Data,
+        Self::Credit,
+        Self::Letter,
+        Self::Ready,
+        Self::Piece,
+        Self::Poison,
+        Self::Leave,
+        Self::Hail,
+    ];
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +55,19 @@ pub(crate) struct Frame {
 /// "smddp" and a version, so that a stream out of step is found at once.
 const MAGIC: u32 = 0x5d0d_0001;
 
+/// Lanes between two ranks.
+pub(crate) const LANES: usize = 2;
+
 impl Frame {
+    /// What waits on one lane holds up nothing on the other: a collective's data may have to wait for its reader to
+    /// make that call, and messages between the two go on meanwhile.
+    pub(crate) const fn lane(&self) -> usize {
+        match self.kind {
+            Kind::Data | Kind::Credit | Kind::Leave | Kind::Hail => 0,
+            Kind::Letter | Kind::Ready | Kind::Piece | Kind::Poison => 1,
+        }
+    }
+
     pub(crate) const fn new(kind: Kind, seq: u64) -> Self {
         Self { kind, channel: 0, seq, index: 0, bytes: 0, what: 0, count: 0, total: 0 }
     }

@@ -7,15 +7,17 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::frame::{Frame, Kind};
-use super::wire::{EAGER, Place, Ticket};
+use super::wire::{Place, Ticket};
 use crate::shm::{Owner, Region};
 use crate::{Mail, Stream};
 
 const PIECE: usize = 128 << 10;
+/// Messages up to this many bytes follow their announcement at once.
+const SHORT: usize = 64 << 10;
 /// Pieces under way.
 const DEPTH: u64 = 4;
 /// Short messages that a receiver keeps for one sender, in bytes.
-const KEPT: u64 = 1 << 20;
+const KEPT: u64 = 8 << 20;
 /// In `Frame::index` of an announcement: the message follows at once.
 const FOLLOWS: u64 = 1;
 /// In `Frame::channel` of a `Ready`: a short message was taken.
@@ -23,8 +25,9 @@ const TAKEN: u32 = 1;
 
 struct Outgoing {
     to: usize,
-    /// A short message is written here.
-    short: Option<Box<[u8]>>,
+    bytes: usize,
+    /// It was announced as one that follows at once.
+    short: bool,
     region: Option<Region>,
     granted: u64,
     sent: u64,
@@ -34,7 +37,6 @@ struct Outgoing {
 
 struct Incoming {
     bytes: usize,
-    short: Option<Box<[u8]>>,
     follows: bool,
     region: Option<Region>,
     there: u64,
@@ -96,7 +98,7 @@ impl Letters {
     pub(super) fn open(&mut self, to: usize, mail: Mail) -> Option<(Stream, Frame)> {
         let stream = self.next;
         self.next += 1;
-        let short = mail.bytes as usize <= EAGER && self.kept[to] + mail.bytes <= KEPT;
+        let short = mail.bytes as usize <= SHORT && self.kept[to] + mail.bytes <= KEPT;
         if short {
             self.kept[to] += mail.bytes;
         }
@@ -104,7 +106,8 @@ impl Letters {
             stream,
             Outgoing {
                 to,
-                short: short.then(|| vec![0; mail.bytes as usize].into()),
+                bytes: mail.bytes as usize,
+                short,
                 region: None,
                 granted: u64::from(short),
                 sent: 0,
@@ -128,11 +131,11 @@ impl Letters {
         if out.sent >= out.granted || out.busy[slot] > 0 {
             return None;
         }
-        if let Some(short) = &mut out.short {
-            return Some((short.as_mut_ptr(), short.len()));
-        }
         if out.region.is_none() {
-            out.region = self.owner.take(DEPTH as usize * PIECE);
+            out.region = self.owner.take(if out.short { out.bytes } else { DEPTH as usize * PIECE });
+        }
+        if out.short {
+            return Some((self.owner.address(out.region?), out.bytes));
         }
         Some((self.owner.address(out.region?).wrapping_add(slot * PIECE), PIECE))
     }
@@ -145,10 +148,7 @@ impl Letters {
     ) -> Option<(usize, Frame, *const u8, Ticket)> {
         let out = self.outgoing.get_mut(&stream)?;
         let slot = out.sent % DEPTH;
-        let payload = match &out.short {
-            Some(short) => short.as_ptr(),
-            None => self.owner.address(out.region?).wrapping_add(slot as usize * PIECE).cast_const(),
-        };
+        let payload = self.owner.address(out.region?).wrapping_add(slot as usize * PIECE).cast_const();
         let frame = Frame { index: out.sent, bytes: bytes as u64, ..Frame::new(Kind::Piece, stream) };
         out.sent += 1;
         out.busy[slot as usize] += 1;
@@ -193,7 +193,6 @@ impl Letters {
         if mail.bytes > 0 {
             let incoming = Incoming {
                 bytes: mail.bytes as usize,
-                short: None,
                 follows: frame.index == FOLLOWS,
                 region: None,
                 there: 0,
@@ -205,9 +204,15 @@ impl Letters {
 
     pub(super) fn place(&mut self, peer: usize, frame: &Frame) -> Place {
         let Some(incoming) = self.incoming.get_mut(&(peer, frame.seq)) else { return Place::Drop };
-        if incoming.follows && frame.bytes as usize == incoming.bytes && frame.bytes as usize <= EAGER {
-            let short = incoming.short.insert(vec![0; frame.bytes as usize].into());
-            return Place::Here(short.as_mut_ptr());
+        if incoming.follows {
+            if frame.bytes as usize != incoming.bytes || incoming.bytes > SHORT {
+                return Place::Drop;
+            }
+            if incoming.region.is_none() {
+                incoming.region = self.owner.take(incoming.bytes);
+            }
+            // Memory comes back when some other message is taken.
+            return incoming.region.map_or(Place::Later, |region| Place::Here(self.owner.address(region)));
         }
         let fits = frame.bytes as usize <= PIECE && frame.index < incoming.taken + DEPTH;
         match incoming.region {
@@ -242,8 +247,8 @@ impl Letters {
         if incoming.there <= incoming.taken {
             return None;
         }
-        if let Some(short) = &incoming.short {
-            return Some((short.as_ptr(), short.len()));
+        if incoming.follows {
+            return Some((self.owner.address(incoming.region?).cast_const(), incoming.bytes));
         }
         let slot = (incoming.taken % DEPTH) as usize * PIECE;
         Some((self.owner.address(incoming.region?).wrapping_add(slot).cast_const(), PIECE))

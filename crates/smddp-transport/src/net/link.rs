@@ -51,6 +51,13 @@ struct In {
     bad: Option<Mismatch>,
 }
 
+impl In {
+    /// Something is still to come.
+    fn awaited(&self) -> bool {
+        !self.resolved || self.there < self.want.messages
+    }
+}
+
 /// Headers of operations that are over here, against which late frames are held.
 const REMEMBERED: usize = 64;
 /// Frames that carry less than a cell need no place: a channel of tokens still has an address.
@@ -63,6 +70,7 @@ pub(super) struct State {
     /// Number of the operation under way, or of the next one.
     seq: u64,
     open: bool,
+    opened: Option<Instant>,
     head: Head,
     outs: Vec<Out>,
     ins: Vec<In>,
@@ -74,6 +82,8 @@ pub(super) struct State {
     /// Per rank: operations it is known to have begun, and the header of the newest.
     begun: Vec<u64>,
     newest: Vec<Head>,
+    /// It was asked what it has begun, so `begun` is all there is to know.
+    asked: Vec<bool>,
     /// Ranks that anything was sent to or came from.
     met: Vec<bool>,
     poison: Vec<Option<String>>,
@@ -92,8 +102,12 @@ pub(crate) struct Net {
     state: State,
     poisoned: bool,
     gone: bool,
+    /// In the operation under way.
+    hailed: bool,
 }
 
+/// Ranks that keep this one waiting longer are told so.
+const HAIL: Duration = Duration::from_millis(50);
 /// Leaving waits this long for the last bytes to get out.
 const GOODBYE: Duration = Duration::from_secs(2);
 /// Bytes of the reason that a dead group's ranks are told.
@@ -117,6 +131,7 @@ impl Net {
             owner,
             seq: 0,
             open: false,
+            opened: None,
             head: Head::default(),
             outs: Vec::new(),
             ins: Vec::new(),
@@ -126,12 +141,13 @@ impl Net {
             differs: None,
             begun: vec![0; size],
             newest: vec![Head::default(); size],
+            asked: vec![false; size],
             met: vec![false; size],
             poison: vec![None; size],
             left: vec![false; size],
             words: vec![Vec::new(); size],
         };
-        Self { wire, state, poisoned: false, gone: false }
+        Self { wire, state, poisoned: false, gone: false, hailed: false }
     }
 
     pub(crate) fn name(&self) -> String {
@@ -185,6 +201,8 @@ impl Net {
             (base, stride, depth)
         };
         (state.seq, state.head, state.open) = (seq, head, true);
+        (state.opened, self.hailed) = (Some(Instant::now()), false);
+        self.wire.begun(seq + 1);
         state.outs.clear();
         for outlet in outlets {
             let (base, cell, depth) = place(outlet.cell, outlet.messages);
@@ -283,15 +301,14 @@ impl Net {
 
     /// Whether all headers are here and all that was sent is out of this process's hands: nobody drives afterwards.
     pub(crate) fn settle(&mut self) -> Result<bool, Mismatch> {
-        for inlet in &self.state.ins {
-            if let Some(bad) = inlet.bad {
-                return Err(bad);
-            }
-            if !inlet.resolved {
-                return Ok(false);
-            }
+        if let Some(bad) = self.state.ins.iter().find_map(|inlet| inlet.bad) {
+            return Err(bad);
         }
-        Ok(self.state.flying == 0 && self.wire.drained())
+        if self.state.ins.iter().any(|inlet| !inlet.resolved) {
+            return Ok(false);
+        }
+        // Where another call was found out, this one must not end well.
+        Ok(self.state.flying == 0 && self.wire.drained() && !self.differs())
     }
 
     pub(crate) fn end(&mut self) {
@@ -308,25 +325,42 @@ impl Net {
     pub(crate) fn arrived(&self, rank: usize, seq: u64) -> bool {
         let state = &self.state;
         let awaited = state.open && state.seq == seq && {
-            let silent = |i: &In| i.want.rank == rank && i.there < i.want.messages && i.there <= i.taken;
+            let silent = |i: &In| i.want.rank == rank && i.awaited() && i.there <= i.taken;
             state.ins.iter().any(silent)
         };
-        state.begun[rank] > seq || !awaited
+        state.begun[rank] > seq || !awaited && !state.asked[rank]
+    }
+
+    /// Learns from the ranks of other nodes themselves how far they are.
+    pub(crate) fn survey(&mut self, peers: &[usize]) {
+        let answers = self.wire.survey(peers);
+        for &peer in peers {
+            self.state.asked[peer] = true;
+        }
+        for (peer, begun) in answers {
+            self.state.begun[peer] = self.state.begun[peer].max(begun);
+        }
     }
 
     pub(crate) fn head_of(&self, rank: usize, seq: u64) -> Option<Head> {
         (self.state.begun[rank] == seq + 1).then(|| self.state.newest[rank])
     }
 
-    /// Whether something is wrong that an operation which needs nothing of the others would not notice.
+    /// Whether a rank declared the group dead.
     pub(crate) fn troubled(&self) -> bool {
-        self.state.differs.is_some() || self.state.poison.iter().any(Option::is_some)
+        self.state.poison.iter().any(Option::is_some)
+    }
+
+    /// Whether a rank made another call in an operation that is over here.
+    pub(crate) fn differs(&self) -> bool {
+        self.state.differs.is_some()
     }
 
     /// Looks after the ranks that this one waits for, and tells what is known to be wrong.
     pub(crate) fn faults(&mut self) -> Vec<Fault> {
         let awaited: Vec<usize> =
-            self.state.ins.iter().filter(|i| i.there < i.want.messages).map(|i| i.want.rank).collect();
+            self.state.ins.iter().filter(|i| i.awaited()).map(|i| i.want.rank).collect();
+        self.hail(&awaited);
         for rank in awaited.into_iter().chain(self.state.letters.awaited()) {
             self.wire.watch(rank);
         }
@@ -338,9 +372,25 @@ impl Net {
         }
         let left = self.state.left.iter().enumerate().filter(|(_, left)| **left);
         faults.extend(left.map(|(rank, _)| Fault::Left { rank }));
-        let broken = self.wire.broken().into_iter().filter(|b| !self.state.left[b.peer]);
+        // Who has said why the group is dead may well hang up.
+        let known = |peer: usize| self.state.left[peer] || self.state.poison[peer].is_some();
+        let broken = self.wire.broken().into_iter().filter(|b| !known(b.peer));
         faults.extend(broken.map(|b| Fault::Lost { rank: b.peer, how: format!("is lost ({})", b.why) }));
         faults
+    }
+
+    /// Tells ranks that keep this one waiting what it is that they are waited for in: perhaps they make another call, in
+    /// which nothing comes this way.
+    fn hail(&mut self, awaited: &[usize]) {
+        if !self.state.open || self.hailed || self.state.opened.is_none_or(|at| at.elapsed() < HAIL) {
+            return;
+        }
+        self.hailed = true;
+        let head = self.state.head;
+        let frame = Frame { what: head.what, count: head.count, ..Frame::new(Kind::Hail, self.state.seq) };
+        for &rank in awaited {
+            self.frame(rank, &frame, std::ptr::null(), LETTER);
+        }
     }
 
     /// Tells every rank that this one has to do with.
@@ -370,8 +420,10 @@ impl Net {
         for rank in self.acquaintances() {
             self.frame(rank, &frame, std::ptr::null(), LETTER);
         }
+        // A dead group's bytes may have nobody to take them.
+        let patience = if self.poisoned { GOODBYE / 20 } else { GOODBYE };
         let begun = Instant::now();
-        while !self.wire.drained() && begun.elapsed() < GOODBYE {
+        while !self.wire.drained() && begun.elapsed() < patience {
             if !self.wire.poll(&mut self.state) {
                 let mut fds = Vec::new();
                 self.wire.interest(&mut fds);
@@ -435,6 +487,19 @@ impl State {
         };
         let found = Mismatch { rank: peer, theirs, bytes: None };
         self.differs.get_or_insert(Fault::Differs { seq: frame.seq, mine, found });
+    }
+
+    /// A rank waits for this one in an operation that is not what it is here.
+    fn hailed(&mut self, peer: usize, frame: &Frame) {
+        let mine = if frame.seq == self.seq && self.open {
+            Some(self.head)
+        } else {
+            self.past.iter().find(|(seq, _)| *seq == frame.seq).map(|&(_, head)| head)
+        };
+        // Counts may differ by rank; what has to agree is the rest.
+        if mine.is_some_and(|mine| mine.what != frame.what) {
+            self.hold(peer, frame);
+        }
     }
 
     fn place_data(&mut self, peer: usize, frame: &Frame) -> Place {
@@ -511,6 +576,7 @@ impl Sink for State {
                 self.poison[peer].get_or_insert(why);
             }
             Kind::Leave => self.left[peer] = true,
+            Kind::Hail => self.hailed(peer, frame),
             Kind::Letter => self.letters.announced(peer, frame),
             Kind::Ready => self.letters.granted(peer, frame),
             Kind::Piece => self.letters.arrived(peer, frame),

@@ -16,7 +16,7 @@ pub(crate) const EAGER: usize = 8 << 10;
 pub(crate) enum Place {
     /// To this address, which has room for all of it. Over [`EAGER`] bytes it lies in the staging memory.
     Here(*mut u8),
-    /// Nowhere yet: ask again at a later poll. Nothing behind it in that pair's order is delivered meanwhile.
+    /// Nowhere yet: ask again at a later poll. Nothing behind it on that lane of the pair is delivered meanwhile.
     Later,
     /// Nowhere: the payload is dropped, the frame is still delivered.
     Drop,
@@ -25,7 +25,7 @@ pub(crate) enum Place {
 /// Whoever owns a wire's ends: takes what arrives.
 pub(crate) trait Sink {
     fn place(&mut self, peer: usize, frame: &Frame) -> Place;
-    /// The frame is here, its payload where `place` said. Called once for each frame, in the order of the pair.
+    /// The frame is here, its payload where `place` said. Called once for each frame, in the order of its lane.
     fn arrived(&mut self, peer: usize, frame: &Frame);
     /// The payload's memory is free again.
     fn sent(&mut self, ticket: Ticket);
@@ -38,8 +38,8 @@ pub(crate) struct Broken {
     pub(crate) why: String,
 }
 
-/// One rank's end of one communicator's frames. Between an ordered pair of ranks frames arrive in the order in which
-/// they were sent, exactly once; whatever has no order (EFA) is put in order inside the wire. One owner at a time.
+/// One rank's end of one communicator's frames. Between an ordered pair of ranks the frames of a lane ([`Frame::lane`])
+/// arrive in the order in which they were sent, exactly once; whatever has no order (EFA) is put in order inside the wire. One owner at a time.
 /// Nothing blocks.
 pub(crate) trait Wire: Send {
     /// "tcp eth0 10.77.0.1", "fabric efa (libfabric 2.4), 4 rails": for logs and errors.
@@ -54,6 +54,13 @@ pub(crate) trait Wire: Send {
     fn poll(&mut self, sink: &mut dyn Sink) -> bool;
     /// Makes sure that the death of `peer` will be noticed though nothing is sent to it: this rank waits for it.
     fn watch(&mut self, peer: usize);
+    /// Asks all of `peers` what they have begun, though they do not drive: (peer, operations begun) of those that answer
+    /// within a moment. Called when a deadline has passed, so it may take a while.
+    fn survey(&mut self, _peers: &[usize]) -> Vec<(usize, u64)> {
+        Vec::new()
+    }
+    /// Others may be told by [`Wire::survey`] that this rank has begun so many operations.
+    fn begun(&mut self, _operations: u64) {}
     /// Peers found broken so far. A peer that ends in good order has sent its `Kind::Leave` frame before.
     fn broken(&self) -> Vec<Broken>;
     /// Descriptors whose readiness (`events`: libc::POLLIN, POLLOUT) ends a sleep. `false`: this wire has to be

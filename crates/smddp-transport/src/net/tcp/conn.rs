@@ -39,8 +39,11 @@ impl Payload {
 
 pub(super) struct Conn {
     pub(super) peer: usize,
+    pub(super) lane: usize,
     socket: TcpStream,
     queue: VecDeque<Outgoing>,
+    /// The peer takes nothing any more. What it sent before is still to be read: it may say why.
+    deaf: bool,
     reader: Reader,
 }
 
@@ -64,7 +67,7 @@ fn prepare(socket: &TcpStream) -> io::Result<()> {
 
 impl Conn {
     /// Calls a peer; `hello` is the first thing that it hears.
-    pub(super) fn call(peer: usize, address: SocketAddr, hello: &[u8]) -> io::Result<Self> {
+    pub(super) fn call(peer: usize, lane: usize, address: SocketAddr, hello: &[u8]) -> io::Result<Self> {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let socket = rustix::net::socket_with(
             family,
@@ -76,7 +79,7 @@ impl Conn {
             Ok(()) | Err(rustix::io::Errno::INPROGRESS) => {}
             Err(error) => return Err(error.into()),
         }
-        let mut conn = Self::answer(peer, TcpStream::from(socket))?;
+        let mut conn = Self::answer(peer, lane, TcpStream::from(socket))?;
         let mut head = [0; HEADER];
         head[..hello.len()].copy_from_slice(hello);
         conn.queue.push_back(Outgoing {
@@ -90,29 +93,33 @@ impl Conn {
     }
 
     /// A peer that has called and said hello.
-    pub(super) fn answer(peer: usize, socket: TcpStream) -> io::Result<Self> {
+    pub(super) fn answer(peer: usize, lane: usize, socket: TcpStream) -> io::Result<Self> {
         prepare(&socket)?;
-        Ok(Self { peer, socket, queue: VecDeque::new(), reader: Reader::new() })
+        Ok(Self { peer, lane, socket, queue: VecDeque::new(), deaf: false, reader: Reader::new() })
     }
 
     /// Sends a frame, or puts it behind what waits already. `true`: the payload's memory is free.
     ///
     /// # Safety
     /// As for `Wire::send`.
-    pub(super) unsafe fn send(
-        &mut self,
-        frame: &Frame,
-        payload: *const u8,
-        ticket: Ticket,
-    ) -> io::Result<bool> {
+    pub(super) unsafe fn send(&mut self, frame: &Frame, payload: *const u8, ticket: Ticket) -> bool {
+        if self.deaf {
+            return true;
+        }
         let (head, bytes) = (frame.encode(), frame.bytes as usize);
         let lent = Payload::Lent(payload, bytes);
         let mut written = 0;
         if self.queue.is_empty() {
             let whole = if bytes > 0 { lent.bytes() } else { &[] };
-            written = retried((&self.socket).write_vectored(&[IoSlice::new(&head), IoSlice::new(whole)]))?;
+            match retried((&self.socket).write_vectored(&[IoSlice::new(&head), IoSlice::new(whole)])) {
+                Ok(n) => written = n,
+                Err(_) => {
+                    self.deaf = true;
+                    return true;
+                }
+            }
             if written == HEADER + bytes {
-                return Ok(true);
+                return true;
             }
         }
         let copied = bytes <= EAGER;
@@ -123,11 +130,11 @@ impl Conn {
         };
         let ticket = (!copied).then_some(ticket);
         self.queue.push_back(Outgoing { head, head_bytes: HEADER, payload, written, ticket });
-        Ok(copied)
+        copied
     }
 
     /// Writes what waits; tells the tickets of what is gone. Whether anything moved.
-    pub(super) fn flush(&mut self, sink: &mut dyn Sink) -> io::Result<bool> {
+    pub(super) fn flush(&mut self, sink: &mut dyn Sink) -> bool {
         let mut moved = false;
         while !self.queue.is_empty() {
             let mut slices = [IoSlice::new(&[]); 2 * GATHER];
@@ -138,7 +145,11 @@ impl Conn {
                 pair[1] = IoSlice::new(&body[item.written.saturating_sub(head.len())..]);
                 wanted += pair[0].len() + pair[1].len();
             }
-            let written = retried((&self.socket).write_vectored(&slices))?;
+            let Ok(written) = retried((&self.socket).write_vectored(&slices)) else {
+                self.deaf = true;
+                self.queue.drain(..).filter_map(|item| item.ticket).for_each(|ticket| sink.sent(ticket));
+                return true;
+            };
             moved |= written > 0;
             let mut left = written;
             while let Some(item) = self.queue.front_mut() {
@@ -157,7 +168,7 @@ impl Conn {
                 break;
             }
         }
-        Ok(moved)
+        moved
     }
 
     pub(super) fn read(&mut self, sink: &mut dyn Sink) -> Read1 {

@@ -1,10 +1,10 @@
 //! This process as other nodes reach it: one listening socket, and the thread that tells callers apart.
 
 use std::collections::HashMap;
-use std::io::{self, Read};
+use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use serde::{Deserialize, Serialize};
 
-use super::hello::{HELLO, parse};
+use super::hello::{HELLO, Purpose, parse};
 use crate::net::interface::Choice;
 use crate::shm::{Bell, Id, fork_generation, random};
 
@@ -26,12 +26,15 @@ pub(crate) struct TcpAddress {
 /// Connections that were accepted for one group and that its link has not taken yet.
 #[derive(Default)]
 pub(super) struct Inbox {
-    sockets: Mutex<Vec<(usize, TcpStream)>>,
+    /// (rank of the caller, lane, connection).
+    sockets: Mutex<Vec<(usize, usize, TcpStream)>>,
     fresh: AtomicBool,
+    /// Operations that this rank has begun, for those who ask.
+    pub(super) begun: AtomicU64,
 }
 
 impl Inbox {
-    pub(super) fn take(&self) -> Vec<(usize, TcpStream)> {
+    pub(super) fn take(&self) -> Vec<(usize, usize, TcpStream)> {
         if !self.fresh.swap(false, Ordering::Acquire) {
             return Vec::new();
         }
@@ -203,11 +206,19 @@ fn serve(shared: &Shared, listener: &TcpListener, bell: &Bell) {
 
 /// Hands the connection to its group. Where the group is gone, hanging up says so.
 fn admit(shared: &Shared, caller: Caller, bell: &Bell) {
-    let Some((token, rank)) = parse(&caller.bytes) else { return };
+    let Some((token, rank, purpose)) = parse(&caller.bytes) else { return };
     let inbox = lock(&shared.inboxes).get(&token).and_then(Weak::upgrade);
-    if let Some(inbox) = inbox {
-        lock(&inbox.sockets).push((rank, caller.stream));
-        inbox.fresh.store(true, Ordering::Release);
-        bell.ring();
+    let Some(inbox) = inbox else { return };
+    match purpose {
+        Purpose::Lane(lane) => {
+            lock(&inbox.sockets).push((rank, lane, caller.stream));
+            inbox.fresh.store(true, Ordering::Release);
+            bell.ring();
+        }
+        Purpose::Ask => {
+            // Eight bytes fit any socket buffer.
+            let begun = inbox.begun.load(Ordering::Acquire);
+            let _ = (&caller.stream).write_all(&begun.to_le_bytes());
+        }
     }
 }

@@ -1,28 +1,50 @@
 //! The first bytes of a connection: who calls whom, and in which version.
 
+use crate::net::frame::LANES;
 use crate::shm::{Id, PROTOCOL};
 
 pub(super) const HELLO: usize = 40;
 const MAGIC: &[u8; 8] = b"smddp-tc";
 
+/// What a caller wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// To send frames of this lane.
+    Lane(usize),
+    /// To hear how many operations the group has begun there.
+    Ask,
+}
+
+const ASK: u32 = u32::MAX;
+
 /// The caller is rank `from` of the group whose end at the listener has this token.
-pub(super) fn hello(token: &Id, from: usize) -> [u8; HELLO] {
+pub(super) fn hello(token: &Id, from: usize, purpose: Purpose) -> [u8; HELLO] {
     let mut bytes = [0; HELLO];
     bytes[..8].copy_from_slice(MAGIC);
     bytes[8..12].copy_from_slice(&PROTOCOL.to_le_bytes());
     bytes[12..16].copy_from_slice(&(from as u32).to_le_bytes());
     bytes[16..32].copy_from_slice(token);
+    let purpose = match purpose {
+        Purpose::Lane(lane) => lane as u32,
+        Purpose::Ask => ASK,
+    };
+    bytes[32..36].copy_from_slice(&purpose.to_le_bytes());
     bytes
 }
 
-/// (token, rank of the caller); `None`: a stranger, or another version. Versions were compared when the group was
+/// (token, rank of the caller, what it wants); `None`: a stranger, or another version. Versions were compared when the group was
 /// made, so there is nobody to tell.
-pub(super) fn parse(bytes: &[u8; HELLO]) -> Option<(Id, usize)> {
+pub(super) fn parse(bytes: &[u8; HELLO]) -> Option<(Id, usize, Purpose)> {
     let number = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     if &bytes[..8] != MAGIC || number(8) != PROTOCOL {
         return None;
     }
     let mut token = Id::default();
     token.copy_from_slice(&bytes[16..32]);
-    Some((token, number(12) as usize))
+    let purpose = match number(32) {
+        ASK => Purpose::Ask,
+        lane if (lane as usize) < LANES => Purpose::Lane(lane as usize),
+        _ => return None,
+    };
+    Some((token, number(12) as usize, purpose))
 }

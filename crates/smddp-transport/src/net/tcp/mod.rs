@@ -8,6 +8,7 @@ mod conn;
 mod endpoint;
 mod hello;
 mod reader;
+mod survey;
 mod wire;
 
 pub(crate) use endpoint::{Door, TcpAddress, TcpEndpoint};

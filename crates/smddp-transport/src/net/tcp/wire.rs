@@ -1,20 +1,22 @@
 //! The wire: a communicator's connections, by peer.
 
 use std::os::fd::RawFd;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::conn::Conn;
 use super::endpoint::{Door, TcpAddress};
-use super::hello::hello;
+use super::hello::{Purpose, hello};
 use super::reader::Read1;
-use crate::net::frame::{Frame, Kind};
+use super::survey;
+use crate::net::frame::{Frame, Kind, LANES};
 use crate::net::wire::{Broken, Place, Sink, Ticket, Wire};
 
 /// What is known of a peer.
 struct Peer {
     address: Option<TcpAddress>,
-    /// The connection over which this rank sends to it.
-    sends: Option<usize>,
+    /// The connections over which this rank sends to it, by lane.
+    sends: [Option<usize>; LANES],
     /// A connection to it ended, when and how; it may have left in good order over another one.
     ended: Option<(Instant, String)>,
     left: bool,
@@ -41,7 +43,7 @@ impl TcpWire {
     pub(crate) fn new(me: usize, door: Door, addresses: Vec<Option<TcpAddress>>) -> Self {
         let peers = addresses
             .into_iter()
-            .map(|address| Peer { address, sends: None, ended: None, left: false, broken: None })
+            .map(|address| Peer { address, sends: [None; LANES], ended: None, left: false, broken: None })
             .collect();
         Self { me, door, peers, conns: Vec::new(), done: Vec::new(), ready: Vec::new() }
     }
@@ -56,20 +58,26 @@ impl TcpWire {
     }
 
     /// The connection to send to `peer` over, made if need be.
-    fn outgoing(&mut self, peer: usize) -> Option<usize> {
+    fn outgoing(&mut self, peer: usize, lane: usize) -> Option<usize> {
         if self.peers[peer].broken.is_some() {
             return None;
         }
-        if let Some(found) = self.peers[peer].sends {
+        if let Some(found) = self.peers[peer].sends[lane] {
             return Some(found);
         }
         self.welcome();
-        let theirs = self.conns.iter().position(|c| c.as_ref().is_some_and(|c| c.peer == peer));
+        let theirs =
+            self.conns.iter().position(|c| c.as_ref().is_some_and(|c| c.peer == peer && c.lane == lane));
         let found = match theirs {
             Some(found) => found,
             None => {
                 let address = self.peers[peer].address.clone()?;
-                match Conn::call(peer, address.socket, &hello(&address.token, self.me)) {
+                match Conn::call(
+                    peer,
+                    lane,
+                    address.socket,
+                    &hello(&address.token, self.me, Purpose::Lane(lane)),
+                ) {
                     Ok(conn) => self.keep(conn),
                     Err(error) => {
                         self.peers[peer].broken =
@@ -79,7 +87,7 @@ impl TcpWire {
                 }
             }
         };
-        self.peers[peer].sends = Some(found);
+        self.peers[peer].sends[lane] = Some(found);
         Some(found)
     }
 
@@ -87,9 +95,9 @@ impl TcpWire {
     fn welcome(&mut self) -> bool {
         let callers = self.door.inbox.take();
         let any = !callers.is_empty();
-        for (peer, socket) in callers {
+        for (peer, lane, socket) in callers {
             if peer < self.peers.len()
-                && let Ok(conn) = Conn::answer(peer, socket)
+                && let Ok(conn) = Conn::answer(peer, lane, socket)
             {
                 self.keep(conn);
             }
@@ -101,8 +109,8 @@ impl TcpWire {
         let Some(conn) = self.conns[at].take() else { return };
         self.done.extend(conn.tickets());
         let peer = &mut self.peers[conn.peer];
-        if peer.sends == Some(at) {
-            peer.sends = None;
+        if peer.sends[conn.lane] == Some(at) {
+            peer.sends[conn.lane] = None;
         }
         peer.ended.get_or_insert_with(|| (Instant::now(), why));
     }
@@ -169,19 +177,10 @@ impl Wire for TcpWire {
     }
 
     unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
-        let Some(at) = self.outgoing(peer) else {
-            self.done.push(ticket);
-            return;
-        };
-        let Some(conn) = &mut self.conns[at] else { return };
+        let conn = self.outgoing(peer, frame.lane()).and_then(|at| self.conns[at].as_mut());
         // SAFETY: the caller's promise, which is the same.
-        match unsafe { conn.send(frame, payload, ticket) } {
-            Ok(true) => self.done.push(ticket),
-            Ok(false) => {}
-            Err(error) => {
-                self.end(at, error.to_string());
-                self.done.push(ticket);
-            }
+        if conn.is_none_or(|conn| unsafe { conn.send(frame, payload, ticket) }) {
+            self.done.push(ticket);
         }
     }
 
@@ -195,16 +194,8 @@ impl Wire for TcpWire {
         for at in 0..self.conns.len() {
             let Some(conn) = &mut self.conns[at] else { continue };
             if !conn.idle() {
-                match conn.flush(sink) {
-                    Ok(wrote) => moved |= wrote,
-                    Err(error) => {
-                        self.end(at, error.to_string());
-                        moved = true;
-                        continue;
-                    }
-                }
+                moved |= conn.flush(sink);
             }
-            let Some(conn) = &mut self.conns[at] else { continue };
             if asked
                 && conn.events() & libc::POLLIN != 0
                 && self.ready.get(at).is_some_and(|r| r.revents == 0)
@@ -235,8 +226,17 @@ impl Wire for TcpWire {
     fn watch(&mut self, peer: usize) {
         let connected = self.conns.iter().flatten().any(|conn| conn.peer == peer);
         if !connected && !self.peers[peer].left {
-            self.outgoing(peer);
+            self.outgoing(peer, 0);
         }
+    }
+
+    fn survey(&mut self, peers: &[usize]) -> Vec<(usize, u64)> {
+        let address = |&peer: &usize| Some((peer, self.peers[peer].address.clone()?));
+        survey::ask(self.me, peers.iter().filter_map(address).collect())
+    }
+
+    fn begun(&mut self, operations: u64) {
+        self.door.inbox.begun.store(operations, Ordering::Release);
     }
 
     fn broken(&self) -> Vec<Broken> {

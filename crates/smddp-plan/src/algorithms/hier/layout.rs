@@ -1,0 +1,255 @@
+//! My channels, and those that I read.
+//!
+//! The order of a rank's channels: up, down (or to the root), near, give, share. The first two leave the node
+//! ([`Numbers`]); the others stay in it, and all ranks of a node count each other's alike.
+
+use super::numbers::Numbers;
+use super::routes::Routes;
+use super::weave::Weave;
+use std::cell::RefCell;
+use std::collections::HashMap;
+
+/// Which channels a collective has.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Uses {
+    /// To the parents of parts, and from mates to entries.
+    pub(super) up: bool,
+    /// To the children of parts, and from entries to mates.
+    pub(super) down: bool,
+    /// From homes to their mates.
+    pub(super) near: bool,
+    /// From this rank to its mates, instead.
+    pub(super) near_root: Option<usize>,
+    /// From homes to this rank.
+    pub(super) to_root: Option<usize>,
+}
+
+/// Lane and lag.
+type Slot = (usize, usize);
+
+pub(super) struct Layout<'r, 't> {
+    pub(super) routes: &'r Routes<'t>,
+    pub(super) me: usize,
+    pub(super) node: usize,
+    /// My node's other ranks, ascending.
+    pub(super) mates: Vec<usize>,
+    uses: Uses,
+    numbers: RefCell<Numbers<'r, 't>>,
+    /// By part: my channels.
+    up: HashMap<usize, usize>,
+    leaving: HashMap<usize, usize>,
+    near: HashMap<usize, usize>,
+    /// By part: the channel of its home.
+    near_of: HashMap<usize, usize>,
+    near_root: usize,
+    /// My channels to entries, and those of my mates to me, in their order.
+    give: HashMap<(Slot, usize), usize>,
+    given: HashMap<Slot, Vec<usize>>,
+    /// Of each entry, to its mates.
+    share: HashMap<(Slot, usize), usize>,
+}
+
+impl<'r, 't> Layout<'r, 't> {
+    /// Makes all my channels.
+    pub(super) fn new(routes: &'r Routes<'t>, me: usize, uses: Uses, weave: &mut Weave) -> Self {
+        let topology = routes.topology;
+        let node = topology.node_of(me);
+        let mut layout = Self {
+            routes,
+            me,
+            node,
+            mates: topology.ranks_of(node).iter().copied().filter(|&rank| rank != me).collect(),
+            uses,
+            numbers: RefCell::new(Numbers::new(routes, me)),
+            up: HashMap::new(),
+            leaving: HashMap::new(),
+            near: HashMap::new(),
+            near_of: HashMap::new(),
+            near_root: 0,
+            give: HashMap::new(),
+            given: HashMap::new(),
+            share: HashMap::new(),
+        };
+        // Channels that each rank of my node has so far.
+        let mut counts = vec![0; topology.ranks_of(node).len()];
+        layout.between_nodes(&mut counts, weave);
+        layout.near_channels(&mut counts, weave);
+        if uses.up && counts.len() > 1 {
+            layout.give_channels(&mut counts, weave);
+        }
+        if uses.down && counts.len() > 1 {
+            layout.share_channels(&mut counts, weave);
+        }
+        layout
+    }
+
+    fn between_nodes(&mut self, counts: &mut [usize], weave: &mut Weave) {
+        let Self { routes, me, node, uses, .. } = *self;
+        for part in 0..routes.parts.len() {
+            let entry = routes.entry(part, node);
+            if uses.up && routes.home_node(part) != node {
+                counts[routes.topology.local(entry)] += 1;
+                if let (true, Some(parent)) = (entry == me, routes.place(part, node).parent) {
+                    self.up.insert(part, weave.channel(vec![routes.entry(part, parent)]));
+                }
+            }
+        }
+        for part in 0..routes.parts.len() {
+            let entry = routes.entry(part, node);
+            let readers = if let Some(root) = uses.to_root {
+                let sends = routes.parts[part].home == entry && entry != root;
+                sends.then(|| vec![root])
+            } else if uses.down && routes.hands_on(part, node) {
+                Some(if entry == me { routes.readers(part, &routes.place(part, node)) } else { Vec::new() })
+            } else {
+                None
+            };
+            if let Some(readers) = readers {
+                counts[routes.topology.local(entry)] += 1;
+                if entry == me {
+                    self.leaving.insert(part, weave.channel(readers));
+                }
+            }
+        }
+    }
+
+    fn near_channels(&mut self, counts: &mut [usize], weave: &mut Weave) {
+        let Self { routes, me, node, uses, .. } = *self;
+        if self.mates.is_empty() {
+            return;
+        }
+        for part in (0..routes.parts.len()).filter(|&part| uses.near && routes.home_node(part) == node) {
+            let home = routes.parts[part].home;
+            let count = &mut counts[routes.topology.local(home)];
+            self.near_of.insert(part, *count);
+            *count += 1;
+            if home == me {
+                self.near.insert(part, weave.channel(self.mates.clone()));
+            }
+        }
+        if let Some(root) = uses.near_root.filter(|&root| routes.topology.node_of(root) == node) {
+            let count = &mut counts[routes.topology.local(root)];
+            self.near_root = *count;
+            *count += 1;
+            if root == me {
+                weave.channel(self.mates.clone());
+            }
+        }
+    }
+
+    /// One for each lane, lag and entry that I give to.
+    fn give_channels(&mut self, counts: &mut [usize], weave: &mut Weave) {
+        let Self { routes, me, node, .. } = *self;
+        for part in routes.rotated(node, false) {
+            let (slot, entry) = (self.up_slot(part), routes.entry(part, node));
+            if self.give.contains_key(&(slot, entry)) {
+                continue;
+            }
+            let at = routes.topology.local(entry);
+            if entry == me {
+                let mates = self.mates.iter().map(|&mate| counts[routes.topology.local(mate)]);
+                self.given.insert(slot, mates.collect());
+            }
+            let mine = if entry == me { usize::MAX } else { weave.channel(vec![entry]) };
+            self.give.insert((slot, entry), mine);
+            for (local, count) in counts.iter_mut().enumerate() {
+                *count += usize::from(local != at);
+            }
+        }
+    }
+
+    /// One for each lane and lag of mine.
+    fn share_channels(&mut self, counts: &mut [usize], weave: &mut Weave) {
+        let Self { routes, me, node, .. } = *self;
+        for part in routes.rotated(node, true) {
+            if routes.home_node(part) == node {
+                continue;
+            }
+            let key = (self.down_slot(part), routes.entry(part, node));
+            if self.share.contains_key(&key) {
+                continue;
+            }
+            let count = &mut counts[routes.topology.local(key.1)];
+            self.share.insert(key, *count);
+            *count += 1;
+            if key.1 == me {
+                weave.channel(self.mates.clone());
+            }
+        }
+    }
+
+    /// Lane and lag in which my node's contributions to a part come together: one behind the deepest below it.
+    pub(super) fn up_slot(&self, part: usize) -> (usize, usize) {
+        let place = self.routes.place(part, self.node);
+        (self.routes.lane(part), self.routes.height() - place.depth)
+    }
+
+    /// Lane and lag in which a part enters my node, which is not its home's.
+    pub(super) fn down_slot(&self, part: usize) -> (usize, usize) {
+        (self.routes.lane(part), self.routes.place(part, self.node).depth - 1)
+    }
+
+    /// My channel to the parent of `part`.
+    pub(super) fn up(&self, part: usize) -> Option<usize> {
+        self.up.get(&part).copied()
+    }
+
+    /// My channel to its children, or of a home to the root.
+    pub(super) fn leaving(&self, part: usize) -> Option<usize> {
+        self.leaving.get(&part).copied()
+    }
+
+    /// My channel to my mates for a part of which I am the home.
+    pub(super) fn near(&self, part: usize) -> Option<usize> {
+        self.near.get(&part).copied()
+    }
+
+    /// The channel to the mates of a part's home, in my node.
+    pub(super) fn near_of(&self, part: usize) -> usize {
+        self.near_of[&part]
+    }
+
+    /// The root's channel to its mates.
+    pub(super) fn near_root(&self) -> usize {
+        self.near_root
+    }
+
+    /// My channel to the entry of a part, which I am not.
+    pub(super) fn give(&self, part: usize) -> usize {
+        self.give[&(self.up_slot(part), self.routes.entry(part, self.node))]
+    }
+
+    /// My mates' channels to me, where I am the entry.
+    pub(super) fn given(&self, part: usize) -> &[usize] {
+        self.given.get(&self.up_slot(part)).map_or(&[], Vec::as_slice)
+    }
+
+    /// The entry's channel to its mates, for a part that entered my node.
+    pub(super) fn share(&self, part: usize) -> Option<usize> {
+        self.share.get(&(self.down_slot(part), self.routes.entry(part, self.node))).copied()
+    }
+
+    /// A child's channel up.
+    pub(super) fn up_of(&self, child: usize, part: usize) -> usize {
+        self.numbers.borrow_mut().up(child, part)
+    }
+
+    /// A parent's channel down, and my number among its readers.
+    pub(super) fn down_of(&self, parent: usize, part: usize) -> (usize, usize) {
+        let mut numbers = self.numbers.borrow_mut();
+        let ups = if self.uses.up { numbers.ups(parent) } else { 0 };
+        let reader = numbers.reader(part, self.routes.topology.node_of(parent));
+        (ups + numbers.down(parent, part), reader)
+    }
+
+    /// The channel to the root of a part's home.
+    pub(super) fn to_root_of(&self, part: usize) -> usize {
+        let home = self.routes.parts[part].home;
+        let earlier = if self.routes.by_rank {
+            0
+        } else {
+            self.routes.homed_at(home).take_while(|&p| p < part).count()
+        };
+        self.numbers.borrow_mut().ups(home) + earlier
+    }
+}

@@ -1,0 +1,52 @@
+//! What a plan sends between nodes.
+
+use super::shape::Operation;
+use crate::topology::Topology;
+
+/// Of one node's link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Link {
+    /// Bytes that leave the node, and that enter it.
+    pub bytes_out: u64,
+    pub bytes_in: u64,
+    /// Messages, were every block one segment; one for each reader in another node.
+    pub messages_out: u64,
+    pub messages_in: u64,
+}
+
+/// Counts for each node's link what the programs send to readers in other nodes.
+///
+/// [`Operation::sizes`] are bytes here, not segments. `None` where a plan mixes readers in the writer's node with
+/// others on one channel, so that it cannot be said what a message costs; hierarchical plans never do.
+pub fn traffic(operation: &Operation<'_>, topology: &Topology) -> Option<Vec<Link>> {
+    let mut links = vec![Link::default(); topology.nodes()];
+    for (writer, program) in operation.programs.iter().enumerate() {
+        for timed in program.lanes.iter().flatten() {
+            let Some((channel, span)) = timed.step.published() else { continue };
+            let readers = &program.channels[channel].readers;
+            let away = readers.iter().filter(|&&reader| !topology.share_node(writer, reader)).count();
+            if away == 0 {
+                continue;
+            }
+            if away < readers.len() {
+                return None;
+            }
+            let blocks = span.block..span.block + span.blocks;
+            let bytes: usize = blocks.map(|b| operation.segments(writer, span.buffer, b)).sum();
+            let mut add = |node: usize, out: bool| {
+                let link = &mut links[node];
+                let (moved, messages) = match out {
+                    true => (&mut link.bytes_out, &mut link.messages_out),
+                    false => (&mut link.bytes_in, &mut link.messages_in),
+                };
+                *moved += bytes as u64;
+                *messages += u64::from(bytes > 0 || span.blocks == 0);
+            };
+            for &reader in readers {
+                add(topology.node_of(writer), true);
+                add(topology.node_of(reader), false);
+            }
+        }
+    }
+    Some(links)
+}

@@ -1,0 +1,262 @@
+//! What the model promises, on programs small enough to reckon by hand.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::algorithms::Algorithm;
+use crate::ir::{Channel, Collective, Program, Source, Span, Step, Timed};
+
+/// 1 GB/s into the network with 10 us and nothing a message, 10 GB/s and 1 us inside.
+fn cluster(ranks: &[usize]) -> Cluster {
+    Cluster {
+        name: "test".into(),
+        ranks: ranks.to_vec(),
+        local: Port { bytes_per_s: 10e9, latency_s: 1e-6, message_s: 0.0 },
+        local_multicast: false,
+        network: Port { bytes_per_s: 1e9, latency_s: 10e-6, message_s: 0.0 },
+        rails: ranks.iter().copied().max().unwrap_or(1),
+        window: u64::MAX,
+        memory_bytes_per_s: None,
+        uplink_bytes_per_s: None,
+        overrides: BTreeMap::new(),
+    }
+}
+
+fn load(size: usize, block: u64) -> Load {
+    Load {
+        blocks: Blocks::Even { bytes: block * size as u64, count: size as u64 },
+        segment: block,
+        depth: 2,
+        watch: vec![],
+    }
+}
+
+fn step(step: Step) -> Timed {
+    Timed { lag: 0, step }
+}
+
+fn send(channel: usize, block: usize) -> Timed {
+    step(Step::Send { channel, source: Span::input(block), tee: None })
+}
+
+fn receive(rank: usize, channel: usize, reader: usize, block: usize) -> Timed {
+    let message = Span::input(block);
+    let from = Source { rank, channel, reader, message, take: (0, 1) };
+    step(Step::Receive { from, to: Span::output(block), forward: None })
+}
+
+fn to(readers: &[usize]) -> Channel {
+    Channel { readers: readers.to_vec() }
+}
+
+fn microseconds(cluster: &Cluster, block: u64, programs: Vec<Program>) -> f64 {
+    let mut programs = programs.into_iter();
+    let outcome = replay(cluster, &load(cluster.size(), block), |_| programs.next().unwrap()).unwrap();
+    outcome.seconds * 1e6
+}
+
+fn close(value: f64, wanted: f64) {
+    assert!((value - wanted).abs() < 1e-3, "{value}, not {wanted}");
+}
+
+#[test]
+fn a_single_transfer_takes_latency_and_its_bytes_over_the_rate() {
+    let programs = || {
+        vec![
+            Program::lane(vec![to(&[1])], vec![send(0, 0)]),
+            Program::lane(vec![], vec![receive(0, 0, 0, 0)]),
+        ]
+    };
+    close(microseconds(&cluster(&[1, 1]), 50_000, programs()), 10.0 + 50.0);
+    close(microseconds(&cluster(&[2]), 50_000, programs()), 1.0 + 5.0);
+    let mut slow = cluster(&[1, 1]);
+    slow.network.message_s = 3e-6;
+    close(microseconds(&slow, 50_000, programs()), 3.0 + 10.0 + 50.0);
+}
+
+#[test]
+fn two_transfers_over_one_port_take_turns() {
+    // One sender, two receivers; then two senders, one receiver.
+    let fan = vec![
+        Program::lane(vec![to(&[1]), to(&[2])], vec![send(0, 0), send(1, 0)]),
+        Program::lane(vec![], vec![receive(0, 0, 0, 0)]),
+        Program::lane(vec![], vec![receive(0, 1, 0, 0)]),
+    ];
+    close(microseconds(&cluster(&[1, 1, 1]), 50_000, fan), 10.0 + 100.0);
+    let incast = vec![
+        Program::lane(vec![], vec![receive(1, 0, 0, 1), receive(2, 0, 0, 2)]),
+        Program::lane(vec![to(&[0])], vec![send(0, 1)]),
+        Program::lane(vec![to(&[0])], vec![send(0, 2)]),
+    ];
+    close(microseconds(&cluster(&[1, 1, 1]), 50_000, incast), 10.0 + 100.0);
+}
+
+#[test]
+fn directions_of_a_port_do_not_wait_for_each_other() {
+    let exchange = vec![
+        Program::lane(vec![to(&[1])], vec![send(0, 0), receive(1, 0, 0, 1)]),
+        Program::lane(vec![to(&[0])], vec![send(0, 1), receive(0, 0, 0, 0)]),
+    ];
+    close(microseconds(&cluster(&[1, 1]), 50_000, exchange), 10.0 + 50.0);
+}
+
+#[test]
+fn ranks_share_a_rail_and_bundle_several() {
+    // Ranks 0 and 1 send to 2 and 3 of the other node.
+    let programs = || {
+        vec![
+            Program::lane(vec![to(&[2])], vec![send(0, 0)]),
+            Program::lane(vec![to(&[3])], vec![send(0, 1)]),
+            Program::lane(vec![], vec![receive(0, 0, 0, 0)]),
+            Program::lane(vec![], vec![receive(1, 0, 0, 1)]),
+        ]
+    };
+    for (rails, wanted) in [(1, 110.0), (2, 60.0), (4, 35.0)] {
+        let cluster = Cluster { rails, ..cluster(&[2, 2]) };
+        close(microseconds(&cluster, 50_000, programs()), wanted);
+    }
+    let uplink = Cluster { uplink_bytes_per_s: Some(0.5e9), ..cluster(&[2, 2]) };
+    close(microseconds(&uplink, 50_000, programs()), 210.0);
+}
+
+#[test]
+fn a_write_inside_the_node_carries_a_copy_for_each_reader_unless_it_is_a_multicast() {
+    let programs = || {
+        let read = |reader| Program::lane(vec![], vec![receive(0, 0, reader, 0)]);
+        vec![Program::lane(vec![to(&[1, 2])], vec![send(0, 0)]), read(0), read(1)]
+    };
+    close(microseconds(&cluster(&[3]), 50_000, programs()), 1.0 + 10.0);
+    let shared = Cluster { local_multicast: true, ..cluster(&[3]) };
+    close(microseconds(&shared, 50_000, programs()), 1.0 + 5.0);
+}
+
+#[test]
+fn a_full_channel_waits_for_its_reader() {
+    // Four messages through two cells: the third leaves when the first has been read and that is known.
+    let blocks = |n: usize| (0..n).map(|b| send(0, b)).collect();
+    let programs = vec![
+        Program::lane(vec![to(&[1])], blocks(4)),
+        Program::lane(vec![], (0..4).map(|b| receive(0, 0, 0, b)).collect()),
+    ];
+    let cluster = cluster(&[1, 1]);
+    let load =
+        Load { blocks: Blocks::Even { bytes: 4000, count: 4 }, segment: 1000, depth: 2, watch: vec![] };
+    let mut programs = programs.into_iter();
+    let outcome = replay(&cluster, &load, |_| programs.next().unwrap()).unwrap();
+    // First read at 11, known at 21; the third arrives at 32, the fourth at 33.
+    close(outcome.seconds * 1e6, 33.0);
+    assert_eq!(outcome.out_bytes, [4000, 0]);
+    assert_eq!(outcome.in_bytes, [0, 4000]);
+}
+
+#[test]
+fn the_window_limits_what_is_under_way() {
+    let programs = || {
+        vec![
+            Program::lane(vec![to(&[1]), to(&[1])], vec![send(0, 0), send(1, 1)]),
+            Program::lane(vec![], vec![receive(0, 0, 0, 0), receive(0, 1, 0, 1)]),
+        ]
+    };
+    close(microseconds(&cluster(&[1, 1]), 1000, programs()), 12.0);
+    // The second leaves when the first is known to be there.
+    let narrow = Cluster { window: 1000, ..cluster(&[1, 1]) };
+    close(microseconds(&narrow, 1000, programs()), 11.0 + 10.0 + 11.0);
+}
+
+#[test]
+fn semaphores_order_lanes() {
+    let of = Span::input(0);
+    let program = Program {
+        channels: vec![to(&[1])],
+        lanes: vec![
+            vec![step(Step::Wait { semaphore: 0, of }), send(0, 0)],
+            vec![receive(1, 0, 0, 1), step(Step::Signal { semaphore: 0, of })],
+        ],
+        scratch_blocks: 0,
+        semaphores: 1,
+    };
+    let other = Program::lane(vec![to(&[0])], vec![send(0, 1), receive(0, 0, 0, 0)]);
+    close(microseconds(&cluster(&[1, 1]), 1000, vec![program, other]), 22.0);
+}
+
+#[test]
+fn memory_costs_its_passes() {
+    let copy = Step::Copy { source: Span::input(0), to: Span::output(0), finish: false };
+    let cluster = Cluster { memory_bytes_per_s: Some(1e9), ..cluster(&[1]) };
+    close(microseconds(&cluster, 5000, vec![Program::lane(vec![], vec![step(copy)])]), 5.0);
+}
+
+#[test]
+fn a_deadlock_names_rank_and_step() {
+    let programs = vec![
+        Program::lane(vec![to(&[1])], vec![receive(1, 0, 0, 1), send(0, 0)]),
+        Program::lane(vec![to(&[0])], vec![receive(0, 0, 0, 0), send(0, 1)]),
+    ];
+    let mut programs = programs.into_iter();
+    let cluster = cluster(&[1, 1]);
+    let stuck = replay(&cluster, &load(2, 8), |_| programs.next().unwrap()).unwrap_err();
+    assert_eq!(stuck, Stuck { lanes: 2, rank: 0, step: 0 });
+}
+
+#[test]
+fn the_path_tells_who_waited_for_whom() {
+    // 0 -> 1 -> 2
+    let from =
+        |rank, block| Source { rank, channel: 0, reader: 0, message: Span::input(block), take: (0, 1) };
+    let programs = vec![
+        Program::lane(vec![to(&[1])], vec![send(0, 0)]),
+        Program::lane(
+            vec![to(&[2])],
+            vec![step(Step::Receive { from: from(0, 0), to: Span::output(0), forward: Some(0) })],
+        ),
+        Program::lane(
+            vec![],
+            vec![step(Step::Receive {
+                from: Source { message: Span::output(0), ..from(1, 0) },
+                to: Span::output(0),
+                forward: None,
+            })],
+        ),
+    ];
+    let mut programs = programs.into_iter();
+    let cluster = cluster(&[1, 1, 1]);
+    let outcome = replay(&cluster, &load(3, 5000), |_| programs.next().unwrap()).unwrap();
+    let hops: Vec<_> = outcome.path.iter().map(|s| (s.on, s.rank, s.wait)).collect();
+    assert_eq!(hops, [(Some(0), 1, Wait::Network), (Some(1), 2, Wait::Network)]);
+    let sum = PathSummary::of(&outcome.path, outcome.seconds);
+    close(sum.network * 1e6, 30.0);
+    close(sum.work * 1e6 + sum.queue * 1e6, 0.0);
+}
+
+fn run(cluster: &Cluster, collective: Collective, algorithm: Algorithm, bytes: u64) -> Run {
+    let jobs = Job::cuts(cluster, collective, algorithm, bytes);
+    let runs = jobs.iter().map(|job| job.run(cluster, vec![]).unwrap());
+    runs.min_by(|a, b| a.outcome.seconds.total_cmp(&b.outcome.seconds)).unwrap()
+}
+
+#[test]
+fn a_balanced_mesh_reaches_line_rate() {
+    for nodes in 2..=17 {
+        let cluster = cluster(&vec![1; nodes]);
+        let run = run(&cluster, Collective::AllGather, Algorithm::Mesh, 64 << 20);
+        let share = run.line_share.unwrap();
+        assert!((0.99..=1.0).contains(&share), "{nodes} nodes: {share}");
+    }
+}
+
+#[test]
+fn every_algorithm_runs_to_its_end() {
+    for algorithm in Algorithm::ALL {
+        for collective in Collective::ALL {
+            for ranks in [&[1, 1][..], &[3], &[2, 1, 2], &[2, 2, 2, 2]] {
+                let cluster = cluster(ranks);
+                for job in Job::cuts(&cluster, collective, algorithm, 1_000_003) {
+                    let run = job.run(&cluster, vec![0]).unwrap();
+                    assert!(run.outcome.seconds > 0.0, "{job:?}");
+                    let (out, inward) = (&run.outcome.out_bytes, &run.outcome.in_bytes);
+                    assert_eq!(out.iter().sum::<u64>(), inward.iter().sum::<u64>(), "{job:?}");
+                }
+            }
+        }
+    }
+}

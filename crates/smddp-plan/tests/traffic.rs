@@ -1,0 +1,174 @@
+//! Each byte crosses a node's link once: what the plans send between nodes, held against the formula.
+
+mod support;
+
+use smddp_plan::check::{Link, Operation, Sizes, programs, traffic};
+use smddp_plan::{Algorithm, Collective, Topology};
+use support::{Dice, in_blocks, in_turns, partitions};
+
+fn links(
+    algorithm: Algorithm,
+    collective: Collective,
+    topology: &Topology,
+    root: usize,
+    blocks: &[usize],
+) -> Option<Vec<Link>> {
+    let programs = programs(algorithm, collective, topology, root, false)?;
+    let sizes = Sizes::Blocks(blocks.to_vec());
+    let op = Operation { collective, root, programs: &programs, sizes: &sizes, in_place: false };
+    Some(traffic(&op, topology).expect("a channel stays inside a node or leaves it"))
+}
+
+fn topologies() -> Vec<Topology> {
+    let mut dice = Dice(2);
+    let splits: Vec<Vec<usize>> = (2..=12).flat_map(partitions).filter(|split| split.len() > 1).collect();
+    splits.iter().flat_map(|split| [in_blocks(split), in_turns(split), dice.shuffled(split)]).collect()
+}
+
+/// Algorithms that move no byte twice.
+fn frugal(collective: Collective) -> Vec<Algorithm> {
+    use Algorithm::*;
+    match collective {
+        Collective::AllGather => vec![HierMesh, HierRing, HierRecursive, HierLog],
+        Collective::ReduceScatter | Collective::AllReduce => vec![HierMesh, HierRing, HierRecursive],
+        _ => vec![HierMesh, HierRing],
+    }
+}
+
+/// Bytes of the blocks of a node's ranks.
+fn owned(topology: &Topology, node: usize, blocks: &[usize]) -> u64 {
+    topology.ranks_of(node).iter().map(|&rank| blocks[rank] as u64).sum()
+}
+
+#[test]
+fn equal_nodes_meet_the_formula() {
+    const BLOCK: usize = 960;
+    for (nodes, each) in [(2, 1), (2, 4), (3, 2), (4, 2), (5, 3), (8, 8), (13, 1), (32, 8)] {
+        let topology = Topology::blocks(nodes, each);
+        let blocks = vec![BLOCK; nodes * each];
+        let whole = (nodes * each * BLOCK) as u64;
+        let share = whole / nodes as u64 * (nodes as u64 - 1);
+        for (collective, bytes) in [
+            (Collective::AllGather, share),
+            (Collective::ReduceScatter, share),
+            (Collective::AllReduce, 2 * share),
+            (Collective::AllToAll, share * each as u64),
+        ] {
+            for algorithm in frugal(collective).into_iter().filter(|_| collective != Collective::AllToAll) {
+                for link in links(algorithm, collective, &topology, 0, &blocks).unwrap() {
+                    let moved = (link.bytes_in, link.bytes_out);
+                    assert_eq!(moved, (bytes, bytes), "{algorithm:?} {collective:?} {nodes} x {each}");
+                }
+            }
+            if collective == Collective::AllToAll {
+                for link in links(Algorithm::HierMesh, collective, &topology, 0, &blocks).unwrap() {
+                    assert_eq!((link.bytes_in, link.bytes_out), (bytes, bytes), "{nodes} x {each}");
+                }
+            }
+        }
+    }
+}
+
+/// What a node has not, it gets once; in sum, no more is sent.
+#[test]
+fn uneven_nodes_and_blocks_get_each_byte_once() {
+    let mut dice = Dice(3);
+    for topology in topologies() {
+        let blocks: Vec<usize> = (0..topology.size()).map(|_| dice.below(5) * 64).collect();
+        let whole: u64 = blocks.iter().map(|&b| b as u64).sum();
+        let nodes = 0..topology.nodes();
+        let foreign: Vec<u64> = nodes.clone().map(|n| whole - owned(&topology, n, &blocks)).collect();
+        let all: u64 = foreign.iter().sum();
+        for algorithm in frugal(Collective::AllGather) {
+            let links = links(algorithm, Collective::AllGather, &topology, 0, &blocks).unwrap();
+            let entered: Vec<u64> = links.iter().map(|l| l.bytes_in).collect();
+            assert_eq!(entered, foreign, "{algorithm:?} {topology:?} {blocks:?}");
+            assert_eq!(links.iter().map(|l| l.bytes_out).sum::<u64>(), all);
+        }
+        for algorithm in frugal(Collective::ReduceScatter) {
+            // The mirror: one sum leaves the node for each block that is another's.
+            let links_of = |collective| links(algorithm, collective, &topology, 0, &blocks).unwrap();
+            let scatter = links_of(Collective::ReduceScatter);
+            let left: Vec<u64> = scatter.iter().map(|l| l.bytes_out).collect();
+            assert_eq!(left, foreign, "{algorithm:?} {topology:?} {blocks:?}");
+            assert_eq!(scatter.iter().map(|l| l.bytes_in).sum::<u64>(), all);
+            // Up and down again.
+            for ((both, up), down) in
+                links_of(Collective::AllReduce).iter().zip(&scatter).zip(links_of(Collective::AllGather))
+            {
+                assert_eq!(both.bytes_out, up.bytes_out + down.bytes_out);
+                assert_eq!(both.bytes_in, up.bytes_in + down.bytes_in);
+            }
+        }
+    }
+}
+
+/// By the mesh a node also sends no more than its own blocks to each other node, and takes no more.
+#[test]
+fn the_mesh_spreads_what_is_sent_as_it_is_owned() {
+    for topology in topologies() {
+        let blocks: Vec<usize> = (0..topology.size()).map(|b| b + 1).collect();
+        let links = links(Algorithm::HierMesh, Collective::AllGather, &topology, 0, &blocks).unwrap();
+        for (node, link) in links.iter().enumerate() {
+            let others = topology.nodes() as u64 - 1;
+            assert_eq!(link.bytes_out, owned(&topology, node, &blocks) * others, "{topology:?}");
+        }
+    }
+}
+
+#[test]
+fn a_broadcast_enters_each_node_once_and_leaves_the_root_once() {
+    use Algorithm::*;
+    for topology in topologies() {
+        let blocks = vec![64; topology.size()];
+        let whole = 64 * topology.size() as u64;
+        let root = topology.size() / 2;
+        // Shares of nodes are whole blocks.
+        let most = whole + 64 * topology.nodes() as u64;
+        for algorithm in [HierMesh, HierRing, HierTree, HierLog, HierPublish] {
+            let links = links(algorithm, Collective::Broadcast, &topology, root, &blocks).unwrap();
+            for (node, link) in links.iter().enumerate() {
+                let here = node == topology.node_of(root);
+                assert_eq!(link.bytes_in, if here { 0 } else { whole }, "{algorithm:?} {topology:?}");
+                let once = !matches!(algorithm, HierLog | HierPublish);
+                assert!(!once || !here || link.bytes_out == whole, "{algorithm:?} {topology:?}");
+                assert!(!once || link.bytes_out <= most, "{algorithm:?} {topology:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_reduce_leaves_each_node_once_and_enters_the_root_once() {
+    use Algorithm::*;
+    for topology in topologies() {
+        let blocks = vec![64; topology.size()];
+        let whole = 64 * topology.size() as u64;
+        let root = topology.size() - 1;
+        let most = whole + 64 * topology.nodes() as u64;
+        for algorithm in [HierMesh, HierRing, HierTree, HierLog, HierPublish] {
+            let links = links(algorithm, Collective::Reduce, &topology, root, &blocks).unwrap();
+            let top = &links[topology.node_of(root)];
+            let once = !matches!(algorithm, HierLog | HierPublish);
+            assert!(!once || top.bytes_in == whole, "{algorithm:?} {topology:?} {links:?}");
+            for link in &links {
+                assert!(link.bytes_out <= whole, "{algorithm:?} {topology:?} {links:?}");
+                assert!(!once || link.bytes_in <= most, "{algorithm:?} {topology:?} {links:?}");
+            }
+        }
+    }
+}
+
+/// Few messages is what `log` is for.
+#[test]
+fn the_messages_of_a_node_are_few_where_that_is_promised() {
+    let topology = Topology::blocks(64, 4);
+    let blocks = vec![64; 256];
+    let messages = |algorithm| {
+        let links = links(algorithm, Collective::AllGather, &topology, 0, &blocks).unwrap();
+        links.iter().map(|l| l.messages_out.max(l.messages_in)).max().unwrap()
+    };
+    assert_eq!(messages(Algorithm::HierMesh), 63 * 4);
+    // Six rounds, a message for each rail, one more where the blocks wrap.
+    assert!(messages(Algorithm::HierLog) <= 6 * 5, "{}", messages(Algorithm::HierLog));
+}

@@ -1,0 +1,185 @@
+"""What all collectives go through on their way to the core."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import Work
+
+from smddp.dtypes import CODES, SUM
+from smddp.errors import translate
+from smddp.tensors import check_dtype, describe
+from smddp.work import DoneWork, SmddpWork, join
+
+# The numbers of smddp_plan::Collective.
+ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST, REDUCE, GATHER, SCATTER, ALL_TO_ALL, BARRIER = range(9)
+
+UINT8 = CODES[torch.uint8]
+# The operation and factor of what does not reduce.
+PLAIN = (SUM, 1.0)
+_ZERO = timedelta(0)
+
+# For callers that wait at once: nothing in it can change, so one serves all.
+DONE = DoneWork([])
+
+After = list[Callable[[], None]]
+
+
+@dataclass(slots=True)
+class Call:
+    """One collective call as the core takes it.
+
+    number, code: collective and dtype. source, target: the core's blocks (see smddp._core). keep: what must live
+    until the call is over. outputs: what its handle gives. after: what is done once the data is there.
+    """
+
+    number: int
+    code: int
+    source: Any
+    target: Any
+    keep: object
+    outputs: list[Tensor]
+    after: Sequence[Callable[[], None]] = ()
+    redop: tuple[int, float] = PLAIN
+    root: int = 0
+
+
+class _Batch:
+    """An open coalescing block: what its thread started since."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.works: list[Work] = []
+
+
+class Base:
+    """One group, as its collectives see it. The class that uses it sets the attributes below."""
+
+    _comm: Any
+    _rank: int
+    _size: int
+    # Global ranks, where they differ from the ranks in the group.
+    _ranks: Sequence[int] | None
+    # Backends of the devices that are not ours, by device type.
+    _others: dict[str, Any]
+    _serves_cpu: bool
+    _batch: _Batch | None = None
+
+    def _failed(self, error: BaseException) -> BaseException:
+        """Called with everything that a public method raises; returns what is to be raised."""
+        if self._batch is not None:
+            self._batch = None
+            self._forget_coalescing()
+        return translate(error, self._ranks)
+
+    def _forget_coalescing(self) -> None:
+        """Take an open block out of torch's own state too, or it would queue every later call in silence."""
+
+    def _elsewhere(self, tensor: Tensor) -> Any:
+        """The backend that serves the tensor's device. Raises RuntimeError where there is none."""
+        kind = tensor.device.type
+        backend = self._others.get(kind)
+        if backend is None and kind == "cpu":
+            raise RuntimeError(
+                f"this group has no backend for CPU tensors ({describe(tensor)}); make it with "
+                "init_process_group('smddp'), or name one: 'cpu:smddp,...'"
+            )
+        if backend is None:
+            raise RuntimeError(
+                f"smddp moves CPU tensors; this one is on {tensor.device} ({describe(tensor)}). Move it to the CPU, "
+                f"or give {kind} to a backend that serves it: "
+                f"init_process_group('cpu:smddp,{kind}:{'nccl' if kind == 'cuda' else 'BACKEND'}')."
+            )
+        return backend
+
+    def _check_strided(self, tensor: Tensor) -> None:
+        if tensor.layout != torch.strided:
+            raise ValueError(f"smddp moves dense tensors; this one has layout {tensor.layout} ({describe(tensor)})")
+
+    def _check_all_here(self, what: str, first: Tensor, others: Sequence[Tensor]) -> None:
+        """All on the CPU and dense, with the dtype of `first`."""
+        self._check_strided(first)
+        for index, tensor in enumerate(others):
+            if not tensor.is_cpu:
+                raise ValueError(
+                    f"{what}: tensors must be on one device, got {first.device} and {tensor.device} (tensor {index})"
+                )
+            self._check_strided(tensor)
+        check_dtype(what, first, others)
+
+    def _check_root(self, what: str, root: int) -> None:
+        if not 0 <= root < self._size:
+            raise ValueError(f"{what}: invalid root rank {root} in a group of {self._size} ranks")
+
+    def _start(self, call: Call, options: Any) -> Work:
+        """Hand one call to the core; a caller that would wait at once is served on the spot."""
+        timeout = options.timeout
+        limit = timeout.total_seconds() if timeout > _ZERO else 0.0
+        now = self._batch is None and not getattr(options, "asyncOp", True)
+        native = self._comm.collective(
+            call.number,
+            call.code,
+            call.redop[0],
+            call.redop[1],
+            call.root,
+            call.source,
+            call.target,
+            call.keep,
+            limit,
+            not now,
+        )
+        if now:
+            for step in call.after:
+                step()
+            return DONE
+        return self._note(SmddpWork(native, call.outputs, call.after, self._ranks))
+
+    def _note(self, work: Work) -> Work:
+        batch = self._batch
+        if batch is not None and batch.thread == threading.get_ident():
+            batch.works.append(work)
+        return work
+
+    # Coalescing. torch's own spelling in Python has an underscore; its C++ side looks for the one without.
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        """Calls of this thread on this group are one handle, up to `_end_coalescing`."""
+        other = self._others.get(device.type)
+        if other is not None:
+            other._start_coalescing()
+            return
+        if self._batch is not None:
+            raise RuntimeError("smddp: a coalescing block is open in this group already")
+        self._batch = _Batch()
+
+    def _end_coalescing(self, device: torch.device) -> Work:
+        other = self._others.get(device.type)
+        if other is not None:
+            return other._end_coalescing()
+        batch, self._batch = self._batch, None
+        if batch is None:
+            raise RuntimeError("smddp: no coalescing block is open in this group")
+        return join(batch.works) if batch.works else DONE
+
+    start_coalescing = _start_coalescing
+    end_coalescing = _end_coalescing
+
+
+def first_of(backend: Any, *names: str) -> Any:
+    """The method of another backend under the first of its names that this torch has."""
+    for name in names[:-1]:
+        method = getattr(backend, name, None)
+        if method is not None:
+            return method
+    return getattr(backend, names[-1])
+
+
+def check_pairs(what: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> None:
+    if len(outputs) != len(inputs) or not inputs:
+        raise ValueError(f"{what}: needs as many outputs as inputs, at least one, got {len(outputs)} and {len(inputs)}")

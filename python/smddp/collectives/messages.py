@@ -1,0 +1,74 @@
+"""Sends and receives between two ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from torch import Tensor
+from torch.distributed import Work
+
+from smddp.collectives.base import After, Base
+from smddp.dtypes import code_of
+from smddp.profiling import collective
+from smddp.selfsend import Mailbox
+from smddp.tensors import block, landing, one, readable
+from smddp.work import DoneWork, SmddpWork
+
+_ANY_SOURCE = -1
+
+
+class Messages(Base):
+    """Point to point."""
+
+    _mailbox: Mailbox
+    _timeout: timedelta
+
+    @collective("send")
+    def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int = 0) -> Work:
+        tensor = one(tensors, "send")
+        if not (tensor.is_cpu and self._serves_cpu):
+            return self._elsewhere(tensor).send(tensors, dstRank, tag)
+        self._check_strided(tensor)
+        self._check_peer("send", dstRank, tag)
+        source = readable(tensor)
+        if dstRank == self._rank:
+            self._mailbox.send(source, tag)
+            return self._note(DoneWork([tensor]))
+        native = self._comm.send(block(source), code_of(tensor.dtype), dstRank, tag, (source,), 0.0)
+        return self._note(SmddpWork(native, [tensor], (), self._ranks))
+
+    @collective("recv")
+    def recv(self, tensors: Sequence[Tensor], srcRank: int, tag: int = 0) -> Work:
+        tensor = one(tensors, "recv")
+        if not (tensor.is_cpu and self._serves_cpu):
+            return self._elsewhere(tensor).recv(tensors, srcRank, tag)
+        self._check_peer("recv", srcRank, tag)
+        return self._receive(tensor, srcRank, tag)
+
+    @collective("recvAnySource")
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> Work:
+        tensor = one(tensors, "recv")
+        if not (tensor.is_cpu and self._serves_cpu):
+            return self._elsewhere(tensor).recv_anysource(tensors, tag)
+        self._check_peer("recv", 0, tag)
+        return self._receive(tensor, _ANY_SOURCE, tag)
+
+    # The name that torch's C++ side looks up.
+    recvAnysource = recv_anysource
+
+    def _receive(self, tensor: Tensor, source: int, tag: int) -> Work:
+        self._check_strided(tensor)
+        after: After = []
+        buffer = landing(tensor, after)
+        if source == self._rank:
+            native = self._mailbox.receive(buffer, tag, self._timeout.total_seconds())
+        else:
+            native = self._comm.recv(block(buffer), code_of(tensor.dtype), source, tag, (tensor, buffer), 0.0)
+        return self._note(SmddpWork(native, [tensor], after, self._ranks))
+
+    def _check_peer(self, what: str, peer: int, tag: int) -> None:
+        if not 0 <= peer < self._size:
+            raise ValueError(f"{what}: invalid rank {peer} in a group of {self._size} ranks")
+        if tag < 0:
+            raise ValueError(f"{what}: tags must not be negative, got {tag}")

@@ -1,0 +1,81 @@
+"""all_reduce of sparse tensors: gathered, and added up by every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import AllreduceOptions
+from torch.distributed import Work
+
+from smddp.collectives.base import ALL_GATHER, Base
+from smddp.dtypes import SUM, code_of, reduction
+from smddp.options import gather_options
+from smddp.profiling import collective
+from smddp.tensors import block, one
+from smddp.work import DoneWork
+
+
+class SparseAllReduce(Base):
+    """all_reduce of sparse COO tensors."""
+
+    @collective("all_reduce_sparse")
+    def allreduce_sparse(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
+        opts = gather_options(AllreduceOptions, opts)
+        tensor = one(tensors, "sparse all_reduce")
+        if not (tensor.is_cpu and self._serves_cpu):
+            return self._elsewhere(tensor).allreduce_sparse(tensors, opts)
+        return self._allreduce_sparse(tensor, opts)
+
+    def _allreduce_sparse(self, tensor: Tensor, opts: Any) -> Work:
+        """Gathers all ranks' entries and adds them up in rank order, as every rank's own copy.
+
+        The sizes must be known before the entries can move, so this runs to its end also where the caller
+        asked for a handle.
+        """
+        if tensor.layout != torch.sparse_coo:
+            self._check_strided(tensor)
+        number, _ = reduction(opts.reduceOp, tensor.dtype, code_of(tensor.dtype))
+        if number != SUM:
+            raise ValueError(f"sparse all_reduce can only sum, got {opts.reduceOp.op}")
+        mine = tensor.detach().coalesce()
+        head = torch.tensor([mine._nnz(), mine.sparse_dim(), mine.dense_dim(), *mine.shape], dtype=torch.int64)
+        # Ranks may even disagree about the number of dimensions, which must be an error and not a hang.
+        width = self._gather_now(torch.tensor([head.numel()], dtype=torch.int64), [1] * self._size)
+        heads = self._gather_now(head, [int(count) for count in width])
+        for rank, other in enumerate(heads):
+            if other[1:].tolist() != head[1:].tolist():
+                raise ValueError(
+                    f"sparse all_reduce: this rank's (sparse dims, dense dims, shape) {head[1:].tolist()} differ from "
+                    f"{other[1:].tolist()} of rank {rank}"
+                )
+        entries = [int(other[0]) for other in heads]
+        places = self._gather_now(mine.indices().t().contiguous(), [n * mine.sparse_dim() for n in entries])
+        row = mine.values()[0].numel() if entries[self._rank] else _product(mine.shape[mine.sparse_dim() :])
+        values = self._gather_now(mine.values().contiguous(), [n * row for n in entries])
+        total = torch.sparse_coo_tensor(
+            torch.cat([p.view(-1, mine.sparse_dim()) for p in places]).t(),
+            torch.cat([v.view(-1, *mine.shape[mine.sparse_dim() :]) for v in values]),
+            mine.shape,
+        ).coalesce()
+        with torch.no_grad():
+            tensor.copy_(total)
+        return self._note(DoneWork([tensor]))
+
+    def _gather_now(self, mine: Tensor, counts: Sequence[int]) -> list[Tensor]:
+        """All ranks' flat tensors of these element counts, in rank order."""
+        parts = [torch.empty(count, dtype=mine.dtype) for count in counts]
+        targets = [block(part) for part in parts]
+        self._comm.collective(
+            ALL_GATHER, code_of(mine.dtype), SUM, 1.0, 0, block(mine), targets, (mine, parts), 0.0, False
+        )
+        return parts
+
+
+def _product(sizes: Sequence[int]) -> int:
+    product = 1
+    for size in sizes:
+        product *= size
+    return product

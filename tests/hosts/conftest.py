@@ -1,0 +1,34 @@
+"""Fixtures of the tests across hosts. They need network namespaces, of root or of a user; `netlab check` tells."""
+
+from collections.abc import Iterator
+
+import pytest
+from backend.ranks import BACKEND
+
+from hosts import netlab
+from hosts.pool import Labs
+
+
+@pytest.fixture(scope="session", autouse=True)
+def lab_is_possible() -> None:
+    if reason := netlab.why_not():
+        pytest.skip(reason)
+    if BACKEND == "smddp":
+        from smddp._native import core
+
+        if not any(name == "SMDDP_SOCKET_IFNAME" for name, *_ in core().settings()):
+            pytest.skip("this core has no transport between hosts")
+
+
+@pytest.fixture(scope="session")
+def labs() -> Iterator[Labs]:
+    """The lab whose hosts hold rank processes."""
+    made = Labs()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def backend() -> str:
+    """The backend under test; SMDDP_TEST_BACKEND names another to compare with."""
+    return BACKEND

@@ -1,0 +1,35 @@
+"""Collectives one after the other, until one raises: prints "step N" and the error, and ends with status 3.
+
+Sizes alternate, so that a fault meets small calls and calls that are under way for long.
+"""
+
+import argparse
+import datetime
+import os
+import threading
+
+import torch
+import torch.distributed as dist
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--backend", default="smddp")
+parser.add_argument("--timeout", type=float, default=60.0, help="of the group, in seconds")
+parser.add_argument("--steps", type=int, default=100_000)
+parser.add_argument("--tell-after", type=int, help="print a line one second after this step, whatever goes on")
+arguments = parser.parse_args()
+dist.init_process_group(arguments.backend, timeout=datetime.timedelta(seconds=arguments.timeout))
+rank, size = dist.get_rank(), dist.get_world_size()
+try:
+    for step in range(arguments.steps):
+        count = 1 << (10 if step % 2 else 18)
+        dist.all_reduce(torch.ones(count))
+        dist.all_gather_into_tensor(torch.empty(size * count), torch.ones(count))
+        if step % 10 == 5:
+            print(f"step {step}", flush=True)
+        if step == arguments.tell_after and rank == 0:
+            threading.Timer(1.0, print, ["a second later"], {"flush": True}).start()
+except Exception as error:
+    ranks = getattr(error, "ranks", [getattr(error, "rank", None)])
+    print(f"error {type(error).__name__} ranks={ranks}: {error}", flush=True)
+    os._exit(3)
+dist.destroy_process_group()

@@ -1,0 +1,74 @@
+"""A rank, a host or a link that goes: the others say who, where, and within a second or by the group's timeout."""
+
+from __future__ import annotations
+
+import pytest
+
+from hosts import netlab
+
+SLOW = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def named_errors(backend) -> None:
+    if backend != "smddp":
+        pytest.skip("the errors are smddp's own")
+
+
+def errors(outcome: netlab.Outcome) -> list[str]:
+    """The error of each survivor."""
+    found = []
+    for rank in outcome.survivors:
+        line = next((line for line in outcome.said[rank].splitlines() if line.startswith("error ")), None)
+        assert line is not None, f"rank {rank} raised nothing\n{outcome}"
+        found.append(line)
+    return found
+
+
+def after_fault(outcome: netlab.Outcome) -> float:
+    return max(row["seconds_after_last_fault"] for row in outcome.ranks)
+
+
+@pytest.mark.parametrize(("hosts", "procs"), [(2, 2), pytest.param(4, 1, marks=SLOW)])
+def test_a_killed_rank_is_named_by_every_survivor_within_a_second(hosts, procs) -> None:
+    outcome = netlab.run(
+        netlab.job("steps"), hosts=hosts, procs=procs, options=("--fault", "/step 25$/ kill rank=3"), seconds=40
+    )
+    assert outcome.survivors == [0, 1, 2], outcome
+    for error in errors(outcome):
+        assert error.startswith("error PeerLostError ranks=[3]"), outcome
+        assert f"rank 3 (host h{3 // procs}" in error, outcome
+    # The process's own end is in there.
+    assert after_fault(outcome) < 1.5, outcome
+
+
+@SLOW
+def test_a_host_that_falls_silent_ends_the_call_at_the_groups_timeout() -> None:
+    """No reset and no end of connection reaches the survivors of a host that loses its power."""
+    outcome = netlab.run(
+        [*netlab.job("steps"), "--timeout", "5"],
+        hosts=2,
+        procs=2,
+        options=("--fault", "/step 25$/ poweroff host=1"),
+        seconds=40,
+    )
+    assert outcome.survivors == [0, 1], outcome
+    for error in errors(outcome):
+        assert "PeerLostError" in error or "CollectiveTimeoutError" in error, outcome
+        assert "h1" in error, outcome
+    assert after_fault(outcome) < 8, outcome
+
+
+@SLOW
+def test_a_silence_that_ends_costs_nothing() -> None:
+    if reason := netlab.why_not("--delay"):
+        pytest.skip(reason)
+    silence = ("--fault", "/step 25$/ blackhole host=1", "--fault", "/a second later/ restore host=1")
+    outcome = netlab.run(
+        [*netlab.job("steps"), "--steps", "400", "--tell-after", "25"],
+        hosts=2,
+        procs=2,
+        options=("--delay", "20us", *silence),
+        seconds=60,
+    )
+    assert outcome.status == 0, outcome

@@ -1,0 +1,86 @@
+"""What a host says of itself, and settings that cannot work: every rank is told the setting and its values."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from hosts import netlab
+
+
+@pytest.fixture(autouse=True)
+def own_settings(backend) -> None:
+    if backend != "smddp":
+        pytest.skip("the settings are smddp's own")
+
+
+def call(*sets: str, hosts: int = 2, procs: int = 1, **env: str) -> netlab.Outcome:
+    command = [*netlab.job("call"), *(word for text in sets for word in ("--set", text))]
+    return netlab.run(command, hosts=hosts, procs=procs, env=env, seconds=40)
+
+
+def all_raise(outcome: netlab.Outcome, *words: str) -> None:
+    for said in outcome.said:
+        line = next((line for line in said.splitlines() if line.startswith("error ")), "")
+        missing = [word for word in words if word not in line]
+        assert line and not missing, f"{missing} not in {line!r}\n{outcome}"
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("SMDDP_SOCKET_IFNAME", "eth"),
+        pytest.param("SMDDP_SOCKET_IFNAME", "=eth0", marks=pytest.mark.slow),
+        pytest.param("SMDDP_SOCKET_IFNAME", "^lo,docker", marks=pytest.mark.slow),
+        pytest.param("NCCL_SOCKET_IFNAME", "^=lo", marks=pytest.mark.slow),
+        pytest.param("GLOO_SOCKET_IFNAME", "eth0", marks=pytest.mark.slow),
+    ],
+)
+def test_the_interface_can_be_named_in_the_ways_of_nccl_and_gloo(setting, value) -> None:
+    # netlab itself sets NCCL's and gloo's name: only what is tested stays.
+    names = dict.fromkeys(("SMDDP_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), "")
+    outcome = call(**{**names, setting: value})
+    assert outcome.status == 0 and all("sum 1" in said for said in outcome.said), outcome
+    assert "eth0" in outcome.said[0], outcome
+
+
+def test_an_interface_that_does_not_exist_is_told_with_those_that_do() -> None:
+    all_raise(call(SMDDP_SOCKET_IFNAME="nosuch0"), "SMDDP_SOCKET_IFNAME", "nosuch0", "eth0", "10.77.0.")
+
+
+@pytest.mark.slow
+def test_loopback_is_refused_between_hosts() -> None:
+    all_raise(call(SMDDP_SOCKET_IFNAME="lo"), "SMDDP_SOCKET_IFNAME", "lo", "loopback")
+
+
+@pytest.mark.parametrize(
+    ("setting", "one", "other"),
+    [
+        ("SMDDP_ALGO", "ring", "mesh"),
+        pytest.param("SMDDP_STAGING_BYTES", "32M", "64M", marks=pytest.mark.slow),
+        pytest.param("SMDDP_TRANSPORT", "tcp", "auto", marks=pytest.mark.slow),
+    ],
+)
+def test_a_setting_that_differs_between_hosts_is_told_with_both_values(setting, one, other) -> None:
+    outcome = call(f"0:{setting}={one}", f"1:{setting}={other}")
+    all_raise(outcome, setting, one, other)
+
+
+def test_shared_memory_alone_is_refused_across_hosts() -> None:
+    all_raise(call(SMDDP_TRANSPORT="shm"), "SMDDP_TRANSPORT", "shm", "h0", "h1")
+
+
+@pytest.mark.slow
+def test_one_ranks_bad_setting_ends_all_ranks() -> None:
+    """The one that is right does not wait for its timeout."""
+    outcome = call("1:SMDDP_SOCKET_IFNAME=nosuch0")
+    all_raise(outcome, "SMDDP_SOCKET_IFNAME", "nosuch0")
+    assert max(row["seconds_after_last_fault"] or 0 for row in outcome.ranks) < 15, outcome
+
+
+def test_info_tells_which_interface_serves_between_hosts() -> None:
+    outcome = netlab.run([sys.executable, "-m", "smddp.cli", "info"], hosts=2, procs=1, seconds=40)
+    assert outcome.status == 0, outcome
+    for host, said in enumerate(outcome.said):
+        assert "eth0" in said and f"10.77.0.{host + 1}" in said, outcome
