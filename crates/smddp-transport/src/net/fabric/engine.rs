@@ -5,10 +5,8 @@
 //! way to this one, for each of which a receive buffer is posted; so neither the receive queue nor the completion
 //! queue can overrun, and what is posted follows from how many peers there are.
 
-use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -17,8 +15,9 @@ use super::buffers::Buffers;
 use super::bulk::{Grant, Offer, Todo};
 use super::message::HEAD;
 use super::pair::Pair;
-use super::provider::{Context, Event, Limits, Provider, Registered};
+use super::provider::{Context, Event, Limits, Provider};
 use super::slab::Slab;
+use super::staging::Staging;
 use crate::net::frame::HEADER;
 use crate::net::wire::{EAGER, Ticket};
 
@@ -36,34 +35,6 @@ pub struct Address {
     rails: Vec<Vec<u8>>,
     /// "efa": two ends must have the same.
     provider: String,
-}
-
-/// The memory that large payloads lie in, of all groups of the process.
-#[derive(Clone)]
-pub(crate) struct Staging {
-    base: *mut u8,
-    bytes: usize,
-    _keep: Arc<dyn Any + Send + Sync>,
-}
-
-// SAFETY: an address range that `_keep` keeps mapped; it is never dereferenced through this.
-unsafe impl Send for Staging {}
-
-impl Staging {
-    pub(crate) fn new(base: *mut u8, bytes: usize, keep: Arc<dyn Any + Send + Sync>) -> Self {
-        Self { base, bytes, _keep: keep }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn base(&self) -> *mut u8 {
-        self.base
-    }
-
-    /// How far from the beginning these bytes lie.
-    pub(crate) fn offset(&self, at: *const u8, bytes: usize) -> Option<usize> {
-        let offset = (at as usize).checked_sub(self.base as usize)?;
-        (offset.checked_add(bytes)? <= self.bytes).then_some(offset)
-    }
 }
 
 pub(super) enum Op {
@@ -149,9 +120,7 @@ pub(crate) struct Engine {
     pub(super) limits: Limits,
     name: String,
     pub(super) id: u64,
-    pub(super) staging: Staging,
-    /// By rail.
-    pub(super) staged: Vec<Registered>,
+    pub(crate) staging: Staging,
     pub(super) window: u32,
     pub(super) message: usize,
     pub(super) receives: Buffers,
@@ -226,17 +195,13 @@ const OPERATIONS: usize = 256;
 impl Engine {
     /// `peers`: of the largest group to be expected; `budget`: bytes for receive buffers, kept as far as can be.
     pub(crate) fn new(
-        mut provider: Box<dyn Provider>,
+        provider: Box<dyn Provider>,
         staging: Staging,
         peers: usize,
         budget: usize,
     ) -> Result<Self, String> {
         let limits = provider.limits();
         let rails = provider.rails();
-        let staged = (0..rails)
-            // SAFETY: `staging` keeps the memory, and is dropped after the provider.
-            .map(|rail| unsafe { provider.register(rail, staging.base, staging.bytes) })
-            .collect::<Result<Vec<_>, _>>()?;
         let (window, message) = shape(&limits, rails, peers.max(1), budget);
         let mut id = [0; 8];
         id.copy_from_slice(&crate::shm::random()[..8]);
@@ -245,7 +210,6 @@ impl Engine {
             limits,
             id: u64::from_le_bytes(id),
             staging,
-            staged,
             window,
             message,
             receives: Buffers::new(message),

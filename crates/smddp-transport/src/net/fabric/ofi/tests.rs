@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::super::choose::{Settings, choose_provider};
-use super::super::engine::{Engine, Staging};
+use super::super::engine::Engine;
 use super::super::srd::connect;
+use super::super::staging::Staging;
 use super::*;
 use crate::net::frame::{Frame, Kind};
 use crate::net::wire::{Place, Sink, Ticket, Wire};
