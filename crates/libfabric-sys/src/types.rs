@@ -15,6 +15,13 @@ use std::ffi::{c_char, c_int, c_void};
 
 pub type fi_addr_t = u64;
 
+/// As the system's, so that this file needs nothing else.
+#[repr(C)]
+pub struct iovec {
+    pub iov_base: *mut c_void,
+    pub iov_len: usize,
+}
+
 #[repr(C)]
 pub struct fi_info {
     pub next: *mut fi_info,
@@ -246,7 +253,7 @@ pub struct fid_mr {
 
 #[repr(C)]
 pub struct fi_mr_attr {
-    pub mr_iov: *const libc::iovec,
+    pub mr_iov: *const iovec,
     pub iov_count: usize,
     pub access: u64,
     pub offset: u64,
@@ -535,6 +542,12 @@ mod tests {
         for (i, (here, there)) in offsets.into_iter().enumerate() {
             assert_eq!(here, there, "offset {i}");
         }
+    }
+
+    #[test]
+    fn a_range_of_memory_is_the_systems() {
+        assert_eq!(size_of::<iovec>(), size_of::<libc::iovec>());
+        assert_eq!(offset_of!(iovec, iov_len), offset_of!(libc::iovec, iov_len));
     }
 
     /// These two grew: 80 bytes each in 1.17.

@@ -70,23 +70,22 @@ fn piece(bytes: usize, rails: usize, most: usize) -> usize {
 
 impl Engine {
     /// Where bytes of the staging memory are for others, by rail.
-    fn places(&self, offset: usize) -> Vec<Remote> {
-        let place = |r: &super::provider::Registered| {
-            #[allow(unused_mut, reason = "changed in tests alone")]
-            let mut remote = Remote { address: r.base.wrapping_add(offset as u64), key: r.key };
-            #[cfg(test)]
-            {
-                use super::engine::Careless;
-                if self.breaks(Careless::Address) {
-                    remote.address = offset as u64;
-                }
-                if self.breaks(Careless::Key) {
-                    remote.key = 1;
-                }
-            }
-            remote
+    fn places(&mut self, offset: usize, bytes: usize) -> Result<Vec<Remote>, String> {
+        let part = self.staging.part(self.provider.as_mut(), offset, bytes)?;
+        let place = |r: &super::provider::Registered| Remote {
+            address: r.base.wrapping_add(part.offset as u64),
+            key: r.key,
         };
-        self.staged.iter().map(place).collect()
+        #[cfg(test)]
+        let place = |r| {
+            use super::engine::Careless;
+            match self.careless {
+                Some(Careless::Address) => Remote { address: part.offset as u64, ..place(r) },
+                Some(Careless::Key) => Remote { key: 1, ..place(r) },
+                _ => place(r),
+            }
+        };
+        Ok(part.rails.iter().map(place).collect())
     }
 
     fn one_sided(&self) -> usize {
@@ -119,7 +118,11 @@ impl Engine {
         if self.breaks(super::engine::Careless::Writes) {
             writes = true;
         }
-        let offered = Offered { id, writes: writes.then(|| self.one_sided()), at: self.places(offset) };
+        let at = match self.places(offset, frame.bytes as usize) {
+            Ok(at) => at,
+            Err(why) => return self.lose(peer, &format!("memory for it could not be registered: {why}")),
+        };
+        let offered = Offered { id, writes: writes.then(|| self.one_sided()), at };
         let (head, body) = (frame.encode(), offered.encode());
         self.ordered(number, rank, peer, What::Offer, [&head, &body]);
     }
@@ -156,8 +159,8 @@ impl Engine {
         if let Some(most) = offered.writes.filter(|_| writes) {
             let piece = piece(bytes, rails, self.one_sided().min(most));
             let count = bytes.div_ceil(piece);
+            let places = self.places(offset, bytes)?.into_iter().flat_map(|r| [r.address, r.key]);
             let slot = self.grants.insert(Grant { group, rank, seq, left: count });
-            let places = self.places(offset).into_iter().flat_map(|r| [r.address, r.key]);
             let body: Vec<u8> = [offered.id, slot, piece as u64]
                 .into_iter()
                 .chain(places)
@@ -306,12 +309,10 @@ impl Engine {
 
     fn operate(&mut self, todo: &Todo) -> Result<Posted, String> {
         let rail = todo.rail;
-        #[allow(unused_mut, reason = "changed in tests alone")]
-        let mut desc = self.staged[rail].desc;
+        let part = self.staging.part(self.provider.as_mut(), todo.offset, todo.bytes)?;
+        let desc = part.rails[rail].desc;
         #[cfg(test)]
-        if self.breaks(super::engine::Careless::Desc) {
-            desc = 0;
-        }
+        let desc = if self.breaks(super::engine::Careless::Desc) { 0 } else { desc };
         debug_assert!(self.staging.offset(todo.local, todo.bytes) == Some(todo.offset));
         let local = Local { at: todo.local, bytes: todo.bytes, desc };
         let to = self.peers[todo.peer].to[rail];

@@ -87,7 +87,9 @@ fn choose(settings: &Settings, lines: &mut Vec<String>) -> Result<Choice, Unusab
     let asked = settings.provider.as_deref().unwrap_or("efa");
     // Narrowed to the provider: others may take long to look at their devices. All are listed only for the error.
     let first = if asked.starts_with("efa") { "efa" } else { asked };
-    let list = list(&library, Some(first)).filter(|list| matching(list, asked).next().is_some());
+    let has = |list: &InfoList| matching(list, asked).next().is_some();
+    // Some layered providers are not found by their own name.
+    let list = list(&library, Some(first)).filter(has).or_else(|| self::list(&library, None).filter(has));
     let Some(list) = list else {
         let found = self::list(&library, None).map_or_else(String::new, |all| summary(&all));
         if !found.is_empty() {

@@ -5,10 +5,9 @@
 //! way to this one, for each of which a receive buffer is posted; so neither the receive queue nor the completion
 //! queue can overrun, and what is posted follows from how many peers there are.
 
-use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
@@ -16,8 +15,9 @@ use super::buffers::Buffers;
 use super::bulk::{Grant, Offer, Todo};
 use super::message::HEAD;
 use super::pair::Pair;
-use super::provider::{Context, Event, Limits, Provider, Registered};
+use super::provider::{Context, Event, Limits, Provider};
 use super::slab::Slab;
+use super::staging::Staging;
 use crate::net::frame::HEADER;
 use crate::net::wire::{EAGER, Ticket};
 
@@ -35,29 +35,6 @@ pub struct Address {
     rails: Vec<Vec<u8>>,
     /// "efa": two ends must have the same.
     provider: String,
-}
-
-/// The memory that large payloads lie in, of all groups of the process.
-#[derive(Clone)]
-pub(crate) struct Staging {
-    base: *mut u8,
-    bytes: usize,
-    _keep: Arc<dyn Any + Send + Sync>,
-}
-
-// SAFETY: an address range that `_keep` keeps mapped; it is never dereferenced through this.
-unsafe impl Send for Staging {}
-
-impl Staging {
-    pub(crate) fn new(base: *mut u8, bytes: usize, keep: Arc<dyn Any + Send + Sync>) -> Self {
-        Self { base, bytes, _keep: keep }
-    }
-
-    /// How far from the beginning these bytes lie.
-    pub(crate) fn offset(&self, at: *const u8, bytes: usize) -> Option<usize> {
-        let offset = (at as usize).checked_sub(self.base as usize)?;
-        (offset.checked_add(bytes)? <= self.bytes).then_some(offset)
-    }
 }
 
 pub(super) enum Op {
@@ -83,8 +60,11 @@ pub(super) struct Peer {
     /// Sends under way.
     pub(super) sending: usize,
     pub(super) broken: Option<String>,
-    /// Somebody waits for it.
-    pub(super) watched: bool,
+    /// Pings that are not answered yet; when the last one went.
+    pub(super) pinged: u32,
+    pub(super) ping: Option<Instant>,
+    /// Pings of its to be answered.
+    pub(super) pongs: u32,
     /// Whether it is on the list of those with something to do.
     pub(super) listed: bool,
 }
@@ -140,9 +120,7 @@ pub(crate) struct Engine {
     pub(super) limits: Limits,
     name: String,
     pub(super) id: u64,
-    pub(super) staging: Staging,
-    /// By rail.
-    pub(super) staged: Vec<Registered>,
+    pub(crate) staging: Staging,
     pub(super) window: u32,
     pub(super) message: usize,
     pub(super) receives: Buffers,
@@ -203,8 +181,12 @@ pub(crate) enum Careless {
     Completions,
 }
 
-/// Receive buffers for messages that need no credit: the two that return credits.
-const UNCREDITED: usize = 2;
+/// Receive buffers of a peer for messages that need no credit: two that return credits, pings and their answers.
+const UNCREDITED: usize = 2 + 2 * PINGS as usize;
+/// Pings to a peer that are not answered yet.
+const PINGS: u32 = 2;
+/// Between two pings.
+const PING: Duration = Duration::from_millis(200);
 /// The most that one peer may have under way.
 const WINDOW: usize = 64;
 /// Operations under way per rail.
@@ -213,18 +195,14 @@ const OPERATIONS: usize = 256;
 impl Engine {
     /// `peers`: of the largest group to be expected; `budget`: bytes for receive buffers, kept as far as can be.
     pub(crate) fn new(
-        mut provider: Box<dyn Provider>,
+        provider: Box<dyn Provider>,
         staging: Staging,
         peers: usize,
         budget: usize,
     ) -> Result<Self, String> {
         let limits = provider.limits();
         let rails = provider.rails();
-        let staged = (0..rails)
-            // SAFETY: `staging` keeps the memory, and is dropped after the provider.
-            .map(|rail| unsafe { provider.register(rail, staging.base, staging.bytes) })
-            .collect::<Result<Vec<_>, _>>()?;
-        let (window, message) = shape(&limits, peers.max(1), budget);
+        let (window, message) = shape(&limits, rails, peers.max(1), budget);
         let mut id = [0; 8];
         id.copy_from_slice(&crate::shm::random()[..8]);
         Ok(Self {
@@ -232,7 +210,6 @@ impl Engine {
             limits,
             id: u64::from_le_bytes(id),
             staging,
-            staged,
             window,
             message,
             receives: Buffers::new(message),
@@ -480,12 +457,17 @@ impl Engine {
             })
     }
 
-    /// A rank waits for another: a message to it shows whether it can still be reached.
+    /// A rank waits for another. A message to it shows whether it can still be reached.
     pub(crate) fn watch(&mut self, number: u32, rank: usize) {
         let member = self.groups.get(&number).and_then(|g| g.members.get(rank)?.as_ref());
-        if let Some(peer) = member.map(|m| m.peer) {
-            self.peers[peer].watched = true;
+        let Some(peer) = member.map(|m| m.peer) else { return };
+        let p = &self.peers[peer];
+        // A peer that is busy with other things answers late. Two, because the first one to a process that is gone
+        // may get as far as a socket's buffer.
+        if p.pinged >= PINGS || p.sending > 0 || p.ping.is_some_and(|at| at.elapsed() < PING) {
+            return;
         }
+        self.ping(peer);
     }
 
     /// (rank, why) of a group's ranks that cannot be reached.
@@ -527,18 +509,17 @@ fn operations(limits: &Limits) -> usize {
 
 /// Messages that a peer may have under way, and bytes of the largest, so that `peers` peers fit the budget: first the
 /// window shrinks, then the messages, which get more then.
-fn shape(limits: &Limits, peers: usize, budget: usize) -> (u32, usize) {
+fn shape(limits: &Limits, rails: usize, peers: usize, budget: usize) -> (u32, usize) {
     let largest = limits.message.min(HEAD + HEADER + EAGER);
-    let sizes = [largest, 4096, 2048, 1024].into_iter().filter(|&s| s <= largest);
-    let fits = |size: usize| {
-        let buffers = (budget / size).min(limits.receives).min(limits.completions / 2);
-        (buffers / peers).saturating_sub(UNCREDITED)
-    };
-    let mut best = (2, largest.min(1024));
+    // The announcement of a large payload has to fit.
+    let least = HEAD + HEADER + 16 * (1 + rails);
+    let sizes = [largest, 4096, 2048, 1024, 512].into_iter().filter(|&s| s <= largest && s >= least);
+    let mut best = (2, largest);
     for size in sizes {
-        let window = fits(size).min(WINDOW) & !1;
-        if window >= 4 || size == best.1 && window >= 2 {
-            best = (window as u32, size);
+        let buffers = (budget / size).min(limits.receives).min(limits.completions / 2);
+        let window = (buffers / peers).saturating_sub(UNCREDITED).min(WINDOW) & !1;
+        best = (window.max(2) as u32, size);
+        if window >= 4 {
             break;
         }
     }
@@ -561,11 +542,11 @@ mod tests {
             patient: false,
         };
         for peers in [1, 2, 7, 63, 255, 1023, 4095, 8191] {
-            let (window, message) = shape(&limits, peers, 32 << 20);
+            let (window, message) = shape(&limits, 4, peers, 32 << 20);
             assert!(window >= 2 && window.is_multiple_of(2), "{peers}: {window}");
             let bytes = peers * (window as usize + UNCREDITED) * message;
-            assert!(bytes <= 33 << 20, "{peers} peers: {window} x {message}");
+            assert!(bytes <= 32 << 20, "{peers} peers: {window} x {message}");
         }
-        assert_eq!(shape(&limits, 1, 32 << 20), (64, 8192));
+        assert_eq!(shape(&limits, 4, 1, 32 << 20), (64, 8192));
     }
 }

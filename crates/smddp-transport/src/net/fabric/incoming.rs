@@ -144,15 +144,18 @@ impl Engine {
         let peer = self.peer(head.engine);
         let p = &mut self.peers[peer];
         p.credits += head.credits;
-        if head.what != What::Credit {
-            p.owed += 1;
+        p.owed += u32::from(head.what.counted());
+        match head.what {
+            What::Ping => p.pongs += 1,
+            What::Pong => p.pinged = p.pinged.saturating_sub(1),
+            _ => {}
         }
-        if p.owed >= self.window / 2 || head.credits > 0 && !p.outgoing.is_empty() {
+        if p.pongs > 0 || p.owed >= self.window / 2 || head.credits > 0 && !p.outgoing.is_empty() {
             self.list(peer);
         }
         let body = &message[HEAD..];
         let result = match head.what {
-            What::Credit => Ok(()),
+            What::Credit | What::Ping | What::Pong => Ok(()),
             What::Fetched => self.fetched(peer, body),
             What::Grant => self.granted(peer, body),
             _ => self.ordered_message(head, body, number, sink),

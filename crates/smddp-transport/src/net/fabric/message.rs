@@ -20,10 +20,27 @@ pub(crate) enum What {
     Grant = 5,
     /// Nothing but credits.
     Credit = 6,
+    /// Shows whether the receiver can be reached, and its answer.
+    Ping = 7,
+    Pong = 8,
 }
 
 impl What {
-    const ALL: [Self; 6] = [Self::First, Self::More, Self::Offer, Self::Fetched, Self::Grant, Self::Credit];
+    const ALL: [Self; 8] = [
+        Self::First,
+        Self::More,
+        Self::Offer,
+        Self::Fetched,
+        Self::Grant,
+        Self::Credit,
+        Self::Ping,
+        Self::Pong,
+    ];
+
+    /// Whether it takes a credit; the others are few by their nature.
+    pub(crate) fn counted(self) -> bool {
+        !matches!(self, Self::Credit | Self::Ping | Self::Pong)
+    }
 
     /// Whether it has a place in the order of its pair.
     pub(crate) fn ordered(self) -> bool {

@@ -13,6 +13,7 @@ mod pair;
 pub(crate) mod provider;
 mod slab;
 pub mod srd;
+pub(crate) mod staging;
 pub(crate) mod wire;
 
 pub use engine::Address;

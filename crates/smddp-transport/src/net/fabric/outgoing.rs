@@ -1,5 +1,7 @@
 //! Sending: messages within a peer's credits, and frames made of them.
 
+use std::time::Instant;
+
 use super::engine::{Engine, Op};
 use super::message::{HEAD, Head, What};
 use super::provider::Posted;
@@ -171,7 +173,8 @@ impl Engine {
             let Some(peer) = self.active.pop_front() else { break };
             moved |= self.pump_peer(peer);
             let p = &self.peers[peer];
-            let more = !p.outgoing.is_empty() || !p.fetched.is_empty() || p.owed >= self.window / 2;
+            let more =
+                p.pongs > 0 || !p.outgoing.is_empty() || !p.fetched.is_empty() || p.owed >= self.window / 2;
             if more && p.broken.is_none() && !p.to.is_empty() {
                 self.active.push_back(peer);
             } else {
@@ -208,19 +211,35 @@ impl Engine {
             }
             moved = true;
         }
+        while self.peers[peer].pongs > 0 && self.uncounted(peer, What::Pong) {
+            self.peers[peer].pongs -= 1;
+            moved = true;
+        }
         // Each such message returns half a window, so two of them at most are under way: for these the peer has
         // buffers beyond the window.
-        let p = &self.peers[peer];
-        if p.owed >= self.window / 2
-            && !p.to.is_empty()
-            && p.broken.is_none()
-            && !self.full[0]
-            && self.busy[0] < self.operations()
-        {
-            let mut start = [0; HEAD];
-            Head { what: What::Credit, ..plain }.encode(&mut start);
-            moved |= self.launch(peer, &[&start], false);
+        if self.peers[peer].owed >= self.window / 2 {
+            moved |= self.uncounted(peer, What::Credit);
         }
         moved
+    }
+
+    /// Sends a message that needs no credit; `false`: not now.
+    fn uncounted(&mut self, peer: usize, what: What) -> bool {
+        let p = &self.peers[peer];
+        let room = !self.full[0] && self.busy[0] < self.operations();
+        if p.to.is_empty() || p.broken.is_some() || !room {
+            return false;
+        }
+        let mut start = [0; HEAD];
+        Head { what, credits: 0, engine: self.id, group: 0, rank: 0, seq: 0 }.encode(&mut start);
+        self.launch(peer, &[&start], false)
+    }
+
+    pub(super) fn ping(&mut self, peer: usize) {
+        if self.uncounted(peer, What::Ping) {
+            let p = &mut self.peers[peer];
+            p.pinged += 1;
+            p.ping = Some(Instant::now());
+        }
     }
 }

@@ -4,6 +4,8 @@ mod contexts;
 mod rail;
 
 #[cfg(test)]
+mod fake_tests;
+#[cfg(test)]
 mod tests;
 
 use std::os::fd::RawFd;

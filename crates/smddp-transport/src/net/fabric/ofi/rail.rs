@@ -170,7 +170,7 @@ impl Rail {
     /// See `Provider::register`.
     pub(super) unsafe fn register(&mut self, at: *mut u8, bytes: usize) -> Result<Registered, String> {
         let mode = self.mr_mode();
-        let iov = libc::iovec { iov_base: at.cast(), iov_len: bytes };
+        let iov = iovec { iov_base: at.cast(), iov_len: bytes };
         // SAFETY: a plain C structure, of which zero is a valid value.
         let mut attr: fi_mr_attr = unsafe { std::mem::zeroed() };
         attr.mr_iov = &raw const iov;

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use super::super::choose::{Settings, choose_provider};
-use super::super::engine::{Engine, Staging};
+use super::super::engine::Engine;
 use super::super::srd::connect;
+use super::super::staging::Staging;
 use super::*;
 use crate::net::frame::{Frame, Kind};
 use crate::net::wire::{Place, Sink, Ticket, Wire};
@@ -57,8 +58,8 @@ impl Sink for Got {
     }
 }
 
-/// Frames of many sizes from one endpoint to the other; sleeps on descriptors where nothing moves.
-fn frames_over(provider: &str, writes: bool) -> bool {
+/// Two engines of this process; `None` where the provider is not there.
+fn engines(provider: &str, writes: bool) -> Option<[Arc<Mutex<Engine>>; 2]> {
     let settings = Settings {
         library: std::env::var_os("SMDDP_LIBFABRIC").map(Into::into),
         provider: Some(provider.to_owned()),
@@ -70,38 +71,38 @@ fn frames_over(provider: &str, writes: bool) -> bool {
         Ok(choice) => choice,
         Err(why) => {
             println!("{provider}: not run: {why}");
-            return false;
+            return None;
         }
     };
     println!("{lines:#?}");
-    let memories: Vec<Arc<Vec<AtomicU8>>> =
-        (0..2).map(|_| Arc::new((0..6 * CELL).map(|_| AtomicU8::new(0)).collect())).collect();
-    let engine = |rank: usize| {
+    let engine = || {
         let ofi = Ofi::open(&choice).unwrap();
         let ofi = if writes { ofi } else { ofi.without_writes() };
-        let memory = &memories[rank];
+        let memory: Arc<Vec<AtomicU8>> = Arc::new((0..6 * CELL).map(|_| AtomicU8::new(0)).collect());
         let staging = Staging::new(memory[0].as_ptr(), memory.len(), memory.clone());
         Arc::new(Mutex::new(Engine::new(Box::new(ofi), staging, 1, 16 << 20).unwrap()))
     };
-    let engines = [engine(0), engine(1)];
+    Some([engine(), engine()])
+}
+
+fn got(base: *mut u8) -> Got {
+    Got { base, next: 0, sent: Vec::new(), words: Vec::new(), wrong: None }
+}
+
+/// Frames of many sizes from one endpoint to the other; sleeps on descriptors where nothing moves.
+fn frames_over(provider: &str, writes: bool) -> bool {
+    let Some(engines) = engines(provider, writes) else { return false };
+    let memories = engines.each_ref().map(|e| e.lock().unwrap().staging.base());
     println!("{:?}", engines[0].lock().unwrap().limits);
     let mut wires = connect(&engines).unwrap();
     println!("{}", wires[0].name());
-    let mut sinks: Vec<Got> = (0..2)
-        .map(|rank| Got {
-            base: memories[rank][0].as_ptr(),
-            next: 0,
-            sent: Vec::new(),
-            words: Vec::new(),
-            wrong: None,
-        })
-        .collect();
+    let mut sinks = memories.map(got);
     let sizes = [0, 1, 64, 1000, 8192, 8193, 70_000, 300_000, CELL];
     let begun = Instant::now();
     for index in 0..120u64 {
         let bytes = sizes[index as usize % sizes.len()];
         let at = if bytes > crate::net::wire::EAGER {
-            memories[0][CELL * (index as usize % 2)].as_ptr()
+            memories[0].wrapping_add(CELL * (index as usize % 2))
         } else {
             vec![0; bytes].leak().as_mut_ptr()
         };
@@ -141,5 +142,38 @@ fn frames_go_over_the_providers_of_this_machine() {
                 break;
             }
         }
+    }
+}
+
+#[test]
+fn a_peer_that_is_gone_is_noticed_by_whoever_waits_for_it() {
+    for provider in ["tcp;ofi_rxm", "net", "tcp"] {
+        let Some(engines) = engines(provider, true) else { continue };
+        let mut wires = connect(&engines).unwrap();
+        let mut sinks = [got(std::ptr::null_mut()), got(std::ptr::null_mut())];
+        let frame = Frame::new(Kind::Credit, 1);
+        let begun = Instant::now();
+        // SAFETY: no payload.
+        unsafe { wires[0].send(1, &frame, std::ptr::null(), 0) };
+        while sinks[1].next == 0 {
+            (0..2).for_each(|rank| {
+                wires[rank].poll(&mut sinks[rank]);
+            });
+            assert!(begun.elapsed() < Duration::from_secs(20), "{provider}");
+        }
+        drop(wires.pop());
+        let [first, second] = engines;
+        drop(second);
+        let begun = Instant::now();
+        // Not every provider says that a peer is gone; for those there is the side channel.
+        let sure = provider == "tcp;ofi_rxm";
+        let patience = Duration::from_secs(if sure { 20 } else { 1 });
+        while wires[0].broken().is_empty() && begun.elapsed() < patience {
+            wires[0].watch(1);
+            wires[0].poll(&mut sinks[0]);
+        }
+        println!("{provider}: {:?} after {:?}", wires[0].broken(), begun.elapsed());
+        assert!(!sure || !wires[0].broken().is_empty());
+        drop((wires, first));
     }
 }

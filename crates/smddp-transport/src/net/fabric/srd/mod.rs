@@ -12,7 +12,8 @@ mod tests;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::engine::{Engine, Staging};
+use super::engine::Engine;
+use super::staging::Staging;
 use super::wire::{FabricWire, Shared};
 use endpoint::SrdProvider;
 use world::World;

@@ -147,6 +147,15 @@ impl Run {
         // One rank goes wrong; both where one alone would find that the other does not follow.
         let wrong = if careless == Some(Careless::Writes) { 2 } else { 1 };
         engines[..wrong].iter().for_each(|engine| engine.lock().unwrap().careless = careless);
+        for engine in &engines {
+            let engine = &mut *engine.lock().unwrap();
+            match careless {
+                // Payloads on both sides of what a part of the memory takes.
+                None => engine.staging.grain = 128 << 10,
+                // The first thing that the device is told of, so that its key can be guessed where keys count up.
+                Some(_) => drop(engine.staging.part(engine.provider.as_mut(), 0, 1).unwrap()),
+            }
+        }
         let wires = connect(&engines).unwrap();
         let ranks = wires
             .into_iter()

@@ -1,0 +1,37 @@
+//! Makes the shared object. Cargo's own kind of it has no symbol versions, and those are half of what is tested: so
+//! the library is compiled to an archive, and linked here.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn variable(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| panic!("cargo sets {name}"))
+}
+
+fn run(command: &mut Command) {
+    let status = command.status().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(status.success(), "{command:?}: {status}");
+}
+
+fn main() {
+    let here = PathBuf::from(variable("CARGO_MANIFEST_DIR"));
+    let out = PathBuf::from(variable("OUT_DIR"));
+    let (archive, object) = (out.join("libfake.a"), out.join("libfabric.so.1"));
+    run(Command::new(variable("RUSTC"))
+        .args(["--edition", "2024", "--crate-type", "staticlib", "--crate-name", "fake"])
+        .args(["-C", "panic=abort", "-C", "relocation-model=pic", "-C", "opt-level=1", "-o"])
+        .arg(&archive)
+        .arg(here.join("src/fake.rs")));
+    run(Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".to_owned()))
+        .args(["-shared", "-o"])
+        .arg(&object)
+        .arg(format!("-Wl,--version-script={}", here.join("src/fake.map").display()))
+        .args(["-Wl,-soname,libfake-fabric.so.1", "-Wl,--whole-archive"])
+        .arg(&archive)
+        .args(["-Wl,--no-whole-archive", "-lpthread", "-ldl", "-lm"]));
+    for source in ["src/fake.rs", "src/fake.map", "../libfabric-sys/src/types.rs", "build.rs"] {
+        assert!(Path::new(&here).join(source).exists(), "{source}");
+        println!("cargo::rerun-if-changed={source}");
+    }
+    println!("cargo::rustc-env=FAKE_LIBFABRIC={}", object.display());
+}

@@ -1,0 +1,166 @@
+//! Discovery, devices and options through the real loading code, over a library that answers as EFA's provider does.
+
+use std::sync::atomic::AtomicU8;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use fake_libfabric::{PATH, knob};
+use libfabric_sys::Version;
+
+use super::super::choose::{Choice, Settings, Unusable, choose_provider};
+use super::super::engine::Engine;
+use super::super::srd::connect;
+use super::super::staging::Staging;
+use super::*;
+use crate::net::wire::Wire;
+
+/// The fake, set up; one test at a time.
+struct Fake {
+    set: extern "C" fn(u64, u64),
+    get: extern "C" fn(u64) -> u64,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Fake {
+    fn new(version: Version, devices: u64) -> Self {
+        static TURN: Mutex<()> = Mutex::new(());
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let path = std::ffi::CString::new(PATH).unwrap();
+        // SAFETY: the fake has no initialisers, stays open, and these functions have these types.
+        let fake = unsafe {
+            let handle = libc::dlopen(path.as_ptr(), libc::RTLD_NOW);
+            assert!(!handle.is_null());
+            let (set, get) =
+                (libc::dlsym(handle, c"fake_set".as_ptr()), libc::dlsym(handle, c"fake_get".as_ptr()));
+            assert!(!set.is_null() && !get.is_null());
+            Self {
+                set: std::mem::transmute::<*mut libc::c_void, extern "C" fn(u64, u64)>(set),
+                get: std::mem::transmute::<*mut libc::c_void, extern "C" fn(u64) -> u64>(get),
+                _turn: turn,
+            }
+        };
+        for what in 0..=knob::WRONG {
+            (fake.set)(what, 0);
+        }
+        (fake.set)(knob::VERSION, version.packed().into());
+        (fake.set)(knob::DEVICES, devices);
+        fake
+    }
+}
+
+fn settings(provider: Option<&str>, local: Option<(usize, usize)>) -> Settings {
+    Settings { library: Some(PATH.into()), provider: provider.map(str::to_owned), address: None, local }
+}
+
+fn choose(settings: &Settings) -> Choice {
+    let (choice, lines) = choose_provider(settings);
+    choice.unwrap_or_else(|why| panic!("{why}: {lines:?}"))
+}
+
+const NEW: Version = Version::new(2, 1);
+
+#[test]
+fn efa_is_chosen_unasked_and_its_devices_are_rails_in_the_order_of_the_bus() {
+    let _fake = Fake::new(NEW, 4);
+    let (choice, lines) = choose_provider(&settings(None, None));
+    let choice = choice.unwrap();
+    assert_eq!((choice.provider.as_str(), choice.version), ("efa", NEW));
+    let rails = choice.rails();
+    let want = [16, 32, 48, 64].map(|bus| format!("rdmap{bus}s27 (0000:{bus:02x}:1b.0)"));
+    assert_eq!(rails, want);
+    assert!(lines[0].starts_with(&format!("libfabric 2.1 at {PATH}")), "{lines:?}");
+    assert!(lines.iter().any(|l| l.contains("rail rdmap16s27 (0000:10:1b.0), 100 Gbit/s")), "{lines:?}");
+    assert!(lines.last().unwrap().contains("efa, the default where it is present"), "{lines:?}");
+}
+
+#[test]
+fn ranks_of_a_node_divide_the_devices() {
+    let _fake = Fake::new(NEW, 4);
+    let rails = |local| choose(&settings(None, Some(local))).rails();
+    assert_eq!(rails((0, 8)), rails((1, 8)));
+    assert_eq!(rails((7, 8)), ["rdmap64s27 (0000:40:1b.0)"]);
+    assert_eq!(rails((1, 2)).len(), 2);
+    assert_eq!(rails((0, 1)).len(), 4);
+}
+
+#[test]
+fn the_thin_fabric_is_taken_when_it_is_named() {
+    let _fake = Fake::new(NEW, 1);
+    let choice = choose(&settings(Some("efa-direct"), None));
+    assert_eq!(choice.provider, "efa-direct");
+    assert!(choice.devices().all(|d| d.fabric() == "efa-direct"));
+}
+
+#[test]
+fn what_does_not_serve_is_told_with_both_values() {
+    let fake = Fake::new(Version::new(1, 17), 4);
+    let (result, lines) = choose_provider(&settings(None, None));
+    let why = result.err().unwrap();
+    assert!(matches!(why, Unusable::TooOld { .. }), "{why}");
+    let text = why.to_string();
+    assert!(
+        text.contains("libfabric 1.17") && text.contains("needs 1.18") && text.contains("SMDDP_LIBFABRIC")
+    );
+    assert!(lines.last().unwrap().contains("none: libfabric 1.17"), "{lines:?}");
+
+    (fake.set)(knob::VERSION, NEW.packed().into());
+    let (result, _) = choose_provider(&settings(Some("verbs"), None));
+    let text = result.err().unwrap().to_string();
+    assert!(text.contains("no provider verbs") && text.contains("it has efa-direct, efa"), "{text}");
+
+    (fake.set)(knob::DEVICES, 0);
+    let (result, _) = choose_provider(&settings(None, None));
+    let text = result.err().unwrap().to_string();
+    assert!(text.contains("no provider efa") && text.contains("it has none"), "{text}");
+}
+
+#[test]
+fn endpoints_obey_what_the_provider_says_and_close_what_they_open() {
+    let fake = Fake::new(NEW, 2);
+    let get = |what| (fake.get)(what);
+    for (no_options, emulated) in [(0, 0), (0, 1), (1, 0)] {
+        (fake.set)(knob::NO_OPTIONS, no_options);
+        (fake.set)(knob::EMULATED_WRITE, emulated);
+        (fake.set)(knob::OPTIONS, 0);
+        let ofi = Ofi::open(&choose(&settings(None, None))).unwrap();
+        assert_eq!(ofi.rails(), 2);
+        let limits = ofi.limits();
+        if no_options == 0 {
+            // The options of 2.x tell each kind's limit; the endpoint's attributes only the largest.
+            assert_eq!((limits.message, limits.one_sided), (8912, 1 << 30));
+            assert_eq!(limits.writes, emulated == 0);
+            let asked = 1 << libfabric_sys::FI_OPT_SHARED_MEMORY_PERMITTED
+                | 1 << libfabric_sys::FI_OPT_CUDA_API_PERMITTED;
+            assert_eq!(get(knob::OPTIONS), asked);
+        } else {
+            assert_eq!((limits.message, limits.writes), (1 << 30, true));
+            assert_eq!(get(knob::OPTIONS), 0);
+        }
+        assert_eq!(ofi.address(0).len(), 32);
+        assert_ne!(ofi.address(0), ofi.address(1));
+        assert_eq!(get(knob::OPEN), 2 * 5);
+        drop(ofi);
+        assert_eq!((get(knob::OPEN), get(knob::WRONG)), (0, 0));
+    }
+}
+
+#[test]
+fn an_engine_notes_its_peers_on_every_rail_and_posts_its_window() {
+    let fake = Fake::new(NEW, 4);
+    let get = |what| (fake.get)(what);
+    let memory: Arc<Vec<AtomicU8>> = Arc::new((0..1 << 16).map(|_| AtomicU8::new(0)).collect());
+    let engine = || {
+        let ofi = Ofi::open(&choose(&settings(None, None))).unwrap();
+        let staging = Staging::new(memory[0].as_ptr(), memory.len(), memory.clone());
+        Arc::new(Mutex::new(Engine::new(Box::new(ofi), staging, 1, 1 << 20).unwrap()))
+    };
+    let engines = [engine(), engine()];
+    assert_eq!(get(knob::REGIONS), 0, "what is not used is not pinned");
+    let wires = connect(&engines).unwrap();
+    assert_eq!(wires[0].name(), "fabric efa (libfabric 2.1), 4 rails");
+    assert_eq!(get(knob::INSERTED), 2 * 4);
+    assert!(get(knob::POSTED) > 2 * 16, "{}", get(knob::POSTED));
+    // There is no descriptor to sleep on.
+    assert!(!wires[0].interest(&mut Vec::new()));
+    drop((wires, engines));
+    assert_eq!((get(knob::OPEN), get(knob::WRONG)), (0, 0));
+}
