@@ -37,6 +37,8 @@ const AFTER_HELP: &str = "\
 COLLECTIVE: all_gather, reduce_scatter, all_reduce, broadcast, reduce, gather, scatter, all_to_all, barrier,
 sendrecv; hyphens and nccl-tests' names (all_gather_perf, alltoall) are understood too. 'worker' instead obeys
 a coordinator of side-by-side measurements over the unix socket in PEERS_SOCK, 'info' lists the settings.
+'simulate' and 'explain' replay plans on a described cluster, 'tune' measures which algorithms are best here; each
+has options of its own ('smddp-bench simulate --help').
 
 Ranks: --nproc N starts N of them here. Otherwise this process is one rank of those that torchrun, mpirun
 (Open MPI, MPICH) or srun started: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or OMPI_COMM_WORLD_*, PMI_*,
@@ -56,7 +58,7 @@ Exit status: 0 right, 1 wrong data or a failure, 2 a command line that makes no 
     args_override_self = true
 )]
 pub(crate) struct Cli {
-    /// What to measure; or 'worker', 'info'
+    /// What to measure; or 'worker', 'info', 'simulate', 'explain', 'tune'
     #[arg(value_name = "COLLECTIVE")]
     pub task: Task,
     /// Smallest size

@@ -9,9 +9,13 @@
 mod buffers;
 #[allow(unsafe_code)] // The only caller of the engine with pointers.
 mod calls;
+mod candidates;
 mod cli;
+mod cluster_file;
 mod device;
+mod drawing;
 mod error;
+mod explain;
 mod format;
 mod info;
 mod json;
@@ -20,11 +24,15 @@ mod op;
 mod pattern;
 mod pin;
 mod place;
+mod plot;
 mod rendezvous;
+mod simulate;
 mod sizes;
 mod store;
+mod svg;
 mod sweep;
 mod table;
+mod tune;
 mod types;
 mod worker;
 
@@ -47,6 +55,9 @@ use table::Table;
 /// The calling process should have the default reaction to SIGINT (Python replaces it): the ranks follow their
 /// parent into death.
 pub fn main_from(args: Vec<String>, spawn: &[String]) -> i32 {
+    if let Some(status) = subcommand(&args, spawn) {
+        return status;
+    }
     let cli = match Cli::try_parse_from(std::iter::once("smddp-bench").chain(args.iter().map(String::as_str)))
     {
         Ok(cli) => cli,
@@ -58,14 +69,37 @@ pub fn main_from(args: Vec<String>, spawn: &[String]) -> i32 {
     let mut rank = None;
     match dispatch(&cli, &args, spawn, &mut rank) {
         Ok(status) => status,
-        Err(error) => {
-            match rank {
-                Some(rank) => eprintln!("smddp-bench: rank {rank}: {error}"),
-                None => eprintln!("smddp-bench: {error}"),
-            }
-            if matches!(error, Error::Usage(_)) { 2 } else { 1 }
-        }
+        Err(error) => failed(&error, rank),
     }
+}
+
+/// What has options of its own: `simulate`, `explain`, `tune`. `None` where it is none of them.
+fn subcommand(args: &[String], spawn: &[String]) -> Option<i32> {
+    let (name, rest) = args.split_first()?;
+    let rest = || std::iter::once(format!("smddp-bench {name}")).chain(rest.iter().cloned());
+    let parsed = match name.as_str() {
+        "simulate" => simulate::Cli::try_parse_from(rest()).map(|cli| simulate::run(&cli)),
+        "explain" => explain::Cli::try_parse_from(rest()).map(|cli| explain::run(&cli)),
+        "tune" => tune::Cli::try_parse_from(rest()).map(|cli| tune::run(&cli, spawn)),
+        _ => return None,
+    };
+    Some(match parsed {
+        Ok(Ok(status)) => status,
+        Ok(Err(error)) => failed(&error, None),
+        Err(error) => {
+            let _ = error.print();
+            error.exit_code()
+        }
+    })
+}
+
+/// Says what went wrong; the exit status for it.
+fn failed(error: &Error, rank: Option<usize>) -> i32 {
+    match rank {
+        Some(rank) => eprintln!("smddp-bench: rank {rank}: {error}"),
+        None => eprintln!("smddp-bench: {error}"),
+    }
+    if matches!(error, Error::Usage(_)) { 2 } else { 1 }
 }
 
 /// `rank` is set as soon as it is known.

@@ -9,7 +9,9 @@ pub mod algorithms;
 pub mod check;
 pub mod choice;
 pub mod ir;
+pub mod sim;
 pub mod topology;
+pub mod tune;
 
 pub use algorithms::{Algorithm, plan};
 pub use choice::{Choice, Network, Shape, choose, choose_named};

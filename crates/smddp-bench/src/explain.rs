@@ -1,0 +1,265 @@
+//! `smddp-bench explain`: which plan a job gets and why, and a picture of it.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use clap::Parser;
+use smddp_plan::choice::Network;
+use smddp_plan::sim::{Cluster, Job, Run};
+use smddp_plan::{Algorithm, Ask, Choice, Collective, Program, Shape, Step, choose, plan};
+
+use crate::candidates::{self, Fixed};
+use crate::cluster_file;
+use crate::drawing;
+use crate::error::{Error, Result};
+use crate::op::Op;
+use crate::simulate::{clusters, describe, path_text, share, simulated, size, write};
+use crate::sizes::parse_size;
+
+const AFTER_HELP: &str = "\
+The plan is the one that the engine's own choice gives, with the cluster's latency and rate; the times beside it are
+simulated, not measured. The quickest candidate of the model may be another one: SMDDP_ALGO, or a table of
+'smddp-bench tune', asks for it.
+
+Exit status: 0 done, 1 a failure, 2 a command line or a cluster file that makes no sense.";
+
+#[derive(Debug, Parser)]
+#[command(name = "smddp-bench explain", about = "Says which plan a collective gets and why, and draws it",
+          after_help = AFTER_HELP, args_override_self = true)]
+pub(crate) struct Cli {
+    /// all_gather, reduce_scatter, all_reduce, ...
+    #[arg(value_name = "COLLECTIVE")]
+    pub op: Op,
+    /// Size of the whole buffer
+    #[arg(long, value_name = "SIZE", default_value = "64M", value_parser = parse_size)]
+    pub bytes: usize,
+    /// Number of nodes (default: that of the cluster file)
+    #[arg(long, value_name = "N")]
+    pub nodes: Option<usize>,
+    /// Ranks of each node (default: the cluster's)
+    #[arg(long, value_name = "N")]
+    pub ppn: Option<usize>,
+    /// p4d, p5, sockets (what the engine assumes), or a TOML file (docs/clusters/example.toml)
+    #[arg(long, value_name = "NAME|FILE", default_value = "sockets")]
+    pub cluster: String,
+    /// Explain this algorithm instead of the chosen one
+    #[arg(long, value_name = "NAME", value_parser = crate::simulate::algorithm)]
+    pub algorithm: Option<Algorithm>,
+    /// 16-bit floats: algorithms that round at every hop are not chosen
+    #[arg(long)]
+    pub half: bool,
+    /// Draw the plan
+    #[arg(long, value_name = "FILE.svg")]
+    pub draw: Option<PathBuf>,
+}
+
+/// What a slot of shared memory holds, and what one process may use for staging: the engine's defaults.
+const SLOT: usize = 8 << 10;
+const STAGING: usize = 64 << 20;
+
+pub(crate) fn run(cli: &Cli) -> Result<i32> {
+    let collective = simulated(cli.op)?;
+    let base = cluster_file::load(&cli.cluster)?;
+    let nodes: Vec<usize> = cli.nodes.into_iter().collect();
+    let all = clusters(&base, &nodes, cli.ppn)?;
+    let cluster = &all[0];
+    let choice = choice(cluster, collective, cli)?;
+    let bytes = cli.bytes as u64;
+    let (algorithm, segment, depth) = (choice.algorithm, choice.segment as u64, choice.depth);
+    let job = Job { collective, algorithm, bytes, root: 0, segment, depth };
+    let failed = |e: smddp_plan::sim::Unplanned| Error::Usage(e.to_string());
+    let chosen = job.run(cluster, drawing::rows(cluster)).map_err(failed)?;
+    let found = candidates::try_all(cluster, collective, bytes, &[], Fixed::default());
+
+    println!(
+        "{} of {} on {} node{}, {} ranks",
+        cli.op.name(),
+        size(bytes),
+        cluster.nodes(),
+        if cluster.nodes() == 1 { "" } else { "s" },
+        cluster.size()
+    );
+    println!("cluster {}", describe(cluster));
+    println!();
+    println!("plan: {}, segments of {}, {depth} cells a channel", algorithm.name(), size(segment));
+    println!("  {}", reason(cli, cluster, &chosen, found.runs.first()));
+    println!("  {}", meaning(algorithm));
+    println!(
+        "  simulated: {:.1} us, {} of line rate, {} bytes over the busiest link",
+        chosen.outcome.seconds * 1e6,
+        share(chosen.line_share),
+        chosen.link_bytes()
+    );
+    println!("  critical path: {}", path_text(&chosen));
+    for hop in hops(&chosen) {
+        println!("    {hop}");
+    }
+    if let Some(program) = program_of(cluster, collective, algorithm) {
+        println!("  rank 0: {}", summary(&program));
+    }
+    println!();
+    println!("candidates (simulated time, the best cut of each):");
+    println!("  {:<16} {:>9} {:>12} {:>9} {:>13}", "algorithm", "segment", "time(us)", "line", "link bytes");
+    let mut seen: Vec<Algorithm> = Vec::new();
+    for run in &found.runs {
+        if seen.contains(&run.job.algorithm) {
+            continue;
+        }
+        seen.push(run.job.algorithm);
+        println!(
+            "  {:<16} {:>9} {:>12.1} {:>9} {:>13}{}",
+            run.job.algorithm.name(),
+            size(run.job.segment),
+            run.outcome.seconds * 1e6,
+            share(run.line_share),
+            run.link_bytes(),
+            if run.job.algorithm == algorithm { "  <- the plan's algorithm" } else { "" }
+        );
+    }
+    for (messages, job) in &found.left_out {
+        println!(
+            "  {:<16} not replayed: {:.0} million messages",
+            job.algorithm.name(),
+            *messages as f64 / 1e6
+        );
+    }
+    if let Some(path) = &cli.draw {
+        write(path, &drawing::timeline(cli.op, cluster, &chosen))?;
+        println!("\ndrawn: {}", path.display());
+    }
+    Ok(0)
+}
+
+/// What the engine would choose, or what was asked for in the engine's cut.
+fn choice(cluster: &Cluster, collective: Collective, cli: &Cli) -> Result<Choice> {
+    let shape = Shape {
+        collective,
+        size: cluster.size(),
+        bytes: cli.bytes,
+        block: cli.bytes.div_ceil(cluster.size()),
+        uneven_pairs: false,
+        rounds_per_hop_forbidden: cli.half,
+        slot: SLOT,
+        staging: STAGING,
+        network: network(cluster),
+    };
+    let topology = cluster.topology();
+    match cli.algorithm {
+        None => Ok(choose(&shape, &topology)),
+        Some(algorithm) => smddp_plan::choose_named(algorithm, &shape, &topology).ok_or_else(|| {
+            Error::Usage(format!("{} does not do {} on this cluster", algorithm.name(), cli.op.name()))
+        }),
+    }
+}
+
+fn network(cluster: &Cluster) -> Network {
+    Network {
+        latency_ns: cluster.network.latency_s * 1e9,
+        message_ns: cluster.network.message_s * 1e9,
+        bytes_per_ns: cluster.line_rate(0) * 1e-9,
+    }
+}
+
+fn reason(cli: &Cli, cluster: &Cluster, chosen: &Run, best: Option<&Run>) -> String {
+    if cli.algorithm.is_some() {
+        return "asked for by --algorithm".into();
+    }
+    let why = if cluster.size() == 1 {
+        "one rank has nobody to talk to".to_owned()
+    } else if cluster.nodes() == 1 {
+        "all ranks share memory: one write reaches all readers, in one hop".to_owned()
+    } else if cli.op.reduces() {
+        "its cost is the least, by formula: a reduction's order never depends on a measurement".to_owned()
+    } else {
+        "its cost is the least, by the planner's formula, with this network's latency and rate".to_owned()
+    };
+    match best {
+        Some(best) if best.outcome.seconds < 0.95 * chosen.outcome.seconds => format!(
+            "{why}; the model's quickest is {} with segments of {}, {:.1} us",
+            best.job.algorithm.name(),
+            size(best.job.segment),
+            best.outcome.seconds * 1e6
+        ),
+        _ => format!("{why}; the model agrees"),
+    }
+}
+
+fn meaning(algorithm: Algorithm) -> &'static str {
+    match algorithm {
+        Algorithm::Publish => "every rank writes all it has once, each reader takes what it needs",
+        Algorithm::Mesh => "every pair of ranks exchanges directly, in rotated order: one hop",
+        Algorithm::Ring => "blocks go round all ranks, neighbour to neighbour",
+        Algorithm::Tree => "two binary trees over all ranks, each with half of the blocks",
+        Algorithm::Recursive => "halving and doubling over all ranks",
+        Algorithm::Log => "steps at distances 1, 2, 4, .. over all ranks: the fewest messages",
+        Algorithm::HierMesh => "mesh inside nodes; between nodes every pair of nodes directly, on all rails",
+        Algorithm::HierRing => "mesh inside nodes; between nodes a ring on each rail",
+        Algorithm::HierLog => "mesh inside nodes; between nodes steps at distances 1, 2, 4, .. on each rail",
+        Algorithm::HierRecursive => "mesh inside nodes; between nodes halving and doubling on each rail",
+        Algorithm::HierTree => "mesh inside nodes; between nodes two binary trees on each rail",
+        Algorithm::HierPublish => "shared memory inside nodes; between nodes everything to everybody at once",
+    }
+}
+
+fn program_of(cluster: &Cluster, collective: Collective, algorithm: Algorithm) -> Option<Program> {
+    let ask = Ask { collective, rank: 0, size: cluster.size(), root: 0, uneven_pairs: false };
+    plan(algorithm, &ask, &cluster.topology())
+}
+
+/// `3 lanes, 12 steps (4 send, 8 receive), 5 channels`.
+fn summary(program: &Program) -> String {
+    let mut kinds: BTreeMap<&str, usize> = BTreeMap::new();
+    for timed in program.lanes.iter().flatten() {
+        let kind = match timed.step {
+            Step::Send { .. } => "send",
+            Step::Receive { forward: None, .. } => "receive",
+            Step::Receive { .. } => "receive and forward",
+            Step::Reduce { .. } => "reduce",
+            Step::Copy { .. } => "copy",
+            Step::Signal { .. } => "signal",
+            Step::Wait { .. } => "wait",
+        };
+        *kinds.entry(kind).or_default() += 1;
+    }
+    let steps: usize = kinds.values().sum();
+    let kinds: Vec<String> = kinds.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+    let plural = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+    format!(
+        "{}, {} ({}), {}",
+        plural(program.lanes.len(), "lane"),
+        plural(steps, "step"),
+        kinds.join(", "),
+        plural(program.channels.len(), "channel")
+    )
+}
+
+/// The longest waits of the critical path, in the order of time.
+fn hops(run: &Run) -> Vec<String> {
+    const SHOWN: usize = 8;
+    let path = &run.outcome.path;
+    let mut longest: Vec<usize> = (0..path.len()).collect();
+    let length = |i: usize| path[i].end - path[i].begin;
+    longest.sort_by(|&a, &b| length(b).total_cmp(&length(a)));
+    longest.truncate(SHOWN);
+    longest.sort_unstable();
+    let line = |i: usize| {
+        let step = &path[i];
+        let on = step.on.map_or(String::new(), |rank| format!(" from rank {rank}"));
+        let queue = step.out_queue + step.in_queue;
+        let queue = match queue > 0.0 {
+            true => format!(", {:.1} us of it in line for a port", queue * 1e6),
+            false => String::new(),
+        };
+        let (begin, end) = (step.begin * 1e6, step.end * 1e6);
+        format!(
+            "{begin:>9.1} to {end:>9.1} us: rank {} waits for a {}{on}{queue}",
+            step.rank,
+            step.wait.name()
+        )
+    };
+    let mut lines: Vec<String> = longest.into_iter().map(line).collect();
+    if path.len() > SHOWN {
+        lines.push(format!("(the longest {SHOWN} of {} waits)", path.len()));
+    }
+    lines
+}

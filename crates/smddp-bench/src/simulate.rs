@@ -1,0 +1,321 @@
+//! `smddp-bench simulate`: replays the plans on a described cluster. Nothing is measured.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+use serde::Serialize;
+use smddp_plan::sim::{Cluster, PathSummary, Run};
+use smddp_plan::{Algorithm, Collective};
+
+use crate::candidates::{self, Fixed};
+use crate::cluster_file;
+use crate::error::{Error, Result};
+use crate::op::Op;
+use crate::plot::{Series, chart};
+use crate::sizes::parse_size;
+
+const AFTER_HELP: &str = "\
+Every figure is simulated: the plans that the engine runs are replayed on ports with a rate, a latency and a cost
+per message, first in, first out. It is a bound, for comparing plans; congestion, PCIe and jitter are not in it.
+Without --algorithm all algorithms are tried in several segment sizes, and the quickest is shown.
+
+Exit status: 0 done, 1 a failure, 2 a command line or a cluster file that makes no sense.";
+
+#[derive(Debug, Parser)]
+#[command(name = "smddp-bench simulate", about = "Replays a collective's plan on a described cluster",
+          after_help = AFTER_HELP, args_override_self = true)]
+pub(crate) struct Cli {
+    /// all_gather, reduce_scatter, all_reduce, ...
+    #[arg(value_name = "COLLECTIVE")]
+    pub op: Op,
+    /// p4d, p5, sockets, or a TOML file (docs/clusters/example.toml)
+    #[arg(long, value_name = "NAME|FILE", default_value = "p4d")]
+    pub cluster: String,
+    /// Numbers of nodes, by commas (default: those of the cluster file)
+    #[arg(long, value_name = "N,N,..", value_delimiter = ',')]
+    pub nodes: Vec<usize>,
+    /// Ranks of each node (default: the cluster's)
+    #[arg(long, value_name = "N")]
+    pub ppn: Option<usize>,
+    /// Sizes of the whole buffer, by commas
+    #[arg(long, value_name = "SIZE,SIZE,..", value_delimiter = ',', default_value = "256M", value_parser = parse_size)]
+    pub bytes: Vec<usize>,
+    /// Only these algorithms, by commas, each in a row of its own
+    #[arg(long, value_name = "NAME,NAME,..", value_delimiter = ',', value_parser = algorithm)]
+    pub algorithm: Vec<Algorithm>,
+    /// Bytes of a block that move as one piece (default: several are tried)
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub segment: Option<usize>,
+    /// Cells of a channel
+    #[arg(long, value_name = "N")]
+    pub depth: Option<usize>,
+    /// Root rank, where the collective has one
+    #[arg(long, value_name = "RANK", default_value_t = 0)]
+    pub root: usize,
+    /// Write the rows to this file as JSON, too
+    #[arg(short = 'J', long = "json", value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Draw the share of the line rate over the nodes
+    #[arg(long, value_name = "FILE.svg")]
+    pub plot: Option<PathBuf>,
+}
+
+/// An algorithm by name, or an error that lists them.
+pub(crate) fn algorithm(text: &str) -> std::result::Result<Algorithm, String> {
+    Algorithm::from_name(text).ok_or_else(|| {
+        format!(
+            "there is no algorithm '{text}'; there are {}",
+            Algorithm::ALL.map(Algorithm::name).join(", ")
+        )
+    })
+}
+
+#[derive(Serialize)]
+struct Row {
+    collective: &'static str,
+    cluster: String,
+    nodes: usize,
+    ranks: usize,
+    bytes: u64,
+    algorithm: &'static str,
+    segment: u64,
+    depth: usize,
+    time_us: f64,
+    /// Of the busiest node's line rate; null on one node.
+    line_share: Option<f64>,
+    /// Most bytes over any node's link in one direction.
+    link_bytes: u64,
+    messages: u64,
+    critical_path: Path_,
+    simulated: bool,
+}
+
+/// Microseconds of the critical path.
+#[derive(Serialize)]
+struct Path_ {
+    network_us: f64,
+    network_hops: usize,
+    queue_us: f64,
+    local_us: f64,
+    local_hops: usize,
+    cells_us: f64,
+    work_us: f64,
+}
+
+impl Path_ {
+    fn new(sum: &PathSummary) -> Path_ {
+        Path_ {
+            network_us: sum.network * 1e6,
+            network_hops: sum.network_hops,
+            queue_us: sum.queue * 1e6,
+            local_us: sum.local * 1e6,
+            local_hops: sum.local_hops,
+            cells_us: sum.credit * 1e6,
+            work_us: sum.work * 1e6,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Document<'a> {
+    smddp_version: &'static str,
+    simulated: bool,
+    rows: &'a [Row],
+}
+
+pub(crate) fn run(cli: &Cli) -> Result<i32> {
+    let collective = simulated(cli.op)?;
+    let base = cluster_file::load(&cli.cluster)?;
+    let clusters = clusters(&base, &cli.nodes, cli.ppn)?;
+    let fixed = Fixed {
+        segment: cli.segment.map(|s| (s as u64).max(1)),
+        depth: cli.depth.map(|d| d.max(1)),
+        root: cli.root,
+    };
+    if let Some(cluster) = clusters.iter().find(|c| cli.root >= c.size()) {
+        return Err(Error::Usage(format!("--root {} is not one of the {} ranks", cli.root, cluster.size())));
+    }
+    println!("# smddp-bench simulate: every figure is simulated, none is measured");
+    println!("# cluster {}", describe(&base));
+    println!(
+        "# {:>14} {:>6} {:>6} {:>10}  {:<14} {:>8} {:>11} {:>7} {:>11}  critical path",
+        "collective", "nodes", "ranks", "bytes", "algorithm", "segment", "time(us)", "line", "link bytes"
+    );
+    // One row for each algorithm that was named, else the best of all.
+    let asked: Vec<Vec<Algorithm>> = match cli.algorithm.is_empty() {
+        true => vec![Vec::new()],
+        false => cli.algorithm.iter().map(|&a| vec![a]).collect(),
+    };
+    let mut rows = Vec::new();
+    for algorithms in &asked {
+        for &bytes in &cli.bytes {
+            for cluster in &clusters {
+                let found = candidates::try_all(cluster, collective, bytes as u64, algorithms, fixed);
+                for (messages, job) in &found.left_out {
+                    eprintln!(
+                        "smddp-bench: {} on {} nodes was left out: {:.0} million messages (name it to have it replayed)",
+                        job.algorithm.name(),
+                        cluster.nodes(),
+                        *messages as f64 / 1e6
+                    );
+                }
+                let Some(best) = found.runs.first() else {
+                    let why = found.failed.first().map_or("nothing can run it", String::as_str);
+                    return Err(Error::Usage(format!("{} nodes: {why}", cluster.nodes())));
+                };
+                let row = row(cli.op, cluster, best);
+                print(&row);
+                rows.push(row);
+            }
+        }
+    }
+    if let Some(path) = &cli.json {
+        let document = Document { smddp_version: env!("CARGO_PKG_VERSION"), simulated: true, rows: &rows };
+        let text = serde_json::to_string_pretty(&document)
+            .map_err(|e| Error::Io { what: "writing JSON".into(), source: e.into() })?;
+        write(path, &(text + "\n"))?;
+    }
+    if let Some(path) = &cli.plot {
+        write(path, &plot(cli.op, &base, &rows, !cli.algorithm.is_empty()))?;
+    }
+    Ok(0)
+}
+
+/// The collective behind an operation; sendrecv is none.
+pub(crate) fn simulated(op: Op) -> Result<Collective> {
+    op.collective().ok_or_else(|| Error::Usage(format!("{} has no plan to replay", op.name())))
+}
+
+/// The cluster with each of the numbers of nodes asked for. Nodes that differ stay as far as they exist.
+pub(crate) fn clusters(base: &Cluster, nodes: &[usize], ppn: Option<usize>) -> Result<Vec<Cluster>> {
+    let usage = |reason: String| Error::Usage(reason);
+    if nodes.is_empty() && ppn.is_none() {
+        return Ok(vec![base.clone()]);
+    }
+    let uneven = base.ranks.iter().any(|r| *r != base.ranks[0]);
+    if uneven && ppn.is_none() {
+        return Err(usage(
+            "the nodes of this cluster differ in ranks: leave --nodes out, or give --ppn".into(),
+        ));
+    }
+    let ppn = ppn.unwrap_or(base.ranks[0]);
+    let counts = if nodes.is_empty() { vec![base.nodes()] } else { nodes.to_vec() };
+    let one = |nodes: usize| {
+        let mut cluster = base.with_nodes(nodes, ppn);
+        cluster.overrides.retain(|node, _| *node < nodes);
+        cluster.check().map(|()| cluster).map_err(|reason| usage(format!("--nodes, --ppn: {reason}")))
+    };
+    counts.into_iter().map(one).collect()
+}
+
+pub(crate) fn describe(cluster: &Cluster) -> String {
+    let rate = |bytes_per_s: f64| format!("{:.4} GB/s", bytes_per_s / 1e9);
+    format!(
+        "{}: {} rails of {}, {:.1} us, {:.2} us a message; inside a node {}, {:.2} us, {:.2} us a message",
+        cluster.name,
+        cluster.rails,
+        rate(cluster.network.bytes_per_s),
+        cluster.network.latency_s * 1e6,
+        cluster.network.message_s * 1e6,
+        rate(cluster.local.bytes_per_s),
+        cluster.local.latency_s * 1e6,
+        cluster.local.message_s * 1e6,
+    )
+}
+
+fn row(op: Op, cluster: &Cluster, run: &Run) -> Row {
+    Row {
+        collective: op.name(),
+        cluster: cluster.name.clone(),
+        nodes: cluster.nodes(),
+        ranks: cluster.size(),
+        bytes: run.job.bytes,
+        algorithm: run.job.algorithm.name(),
+        segment: run.job.segment,
+        depth: run.job.depth,
+        time_us: run.outcome.seconds * 1e6,
+        line_share: run.line_share,
+        link_bytes: run.link_bytes(),
+        messages: run.outcome.network_messages,
+        critical_path: Path_::new(&run.path_summary()),
+        simulated: true,
+    }
+}
+
+fn print(row: &Row) {
+    println!(
+        "  {:>14} {:>6} {:>6} {:>10}  {:<14} {:>8} {:>11.1} {:>7} {:>11}  {}",
+        row.collective,
+        row.nodes,
+        row.ranks,
+        size(row.bytes),
+        row.algorithm,
+        size(row.segment),
+        row.time_us,
+        share(row.line_share),
+        row.link_bytes,
+        path(&row.critical_path, row.time_us),
+    );
+}
+
+pub(crate) fn share(share: Option<f64>) -> String {
+    share.map_or("-".into(), |share| format!("{:.1} %", share * 100.0))
+}
+
+pub(crate) fn path_text(run: &Run) -> String {
+    path(&Path_::new(&run.path_summary()), run.outcome.seconds * 1e6)
+}
+
+/// `network 62 % in 5 hops, queue 30 %, node 8 % in 3 hops`; what is below half a per cent is left out.
+fn path(path: &Path_, total: f64) -> String {
+    let parts = [
+        ("network", path.network_us, Some(path.network_hops)),
+        ("queue", path.queue_us, None),
+        ("node", path.local_us, Some(path.local_hops)),
+        ("cells", path.cells_us, None),
+        ("work", path.work_us, None),
+    ];
+    let text = |(name, us, hops): (&str, f64, Option<usize>)| {
+        let percent = us / total.max(1e-9) * 100.0;
+        let hops = hops.map_or(String::new(), |n| format!(" in {n} hop{}", if n == 1 { "" } else { "s" }));
+        (percent >= 0.5).then(|| format!("{name} {percent:.0} %{hops}"))
+    };
+    parts.into_iter().filter_map(text).collect::<Vec<_>>().join(", ")
+}
+
+/// `256M`, `1000`.
+pub(crate) fn size(bytes: u64) -> String {
+    for (unit, shift) in [("G", 30), ("M", 20), ("K", 10)] {
+        if bytes > 0 && bytes.is_multiple_of(1 << shift) {
+            return format!("{}{unit}", bytes >> shift);
+        }
+    }
+    bytes.to_string()
+}
+
+pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).map_err(Error::io(format!("writing {}", path.display())))
+}
+
+fn plot(op: Op, cluster: &Cluster, rows: &[Row], by_algorithm: bool) -> String {
+    let mut series: Vec<Series> = Vec::new();
+    for row in rows {
+        let Some(share) = row.line_share else { continue };
+        let name = match by_algorithm {
+            true => format!("{} {}", size(row.bytes), row.algorithm),
+            false => size(row.bytes),
+        };
+        match series.iter_mut().find(|s| s.name == name) {
+            Some(line) => line.points.push((row.nodes, share)),
+            None => series.push(Series { name, points: vec![(row.nodes, share)] }),
+        }
+    }
+    for line in &mut series {
+        line.points.sort_by_key(|point| point.0);
+    }
+    let title = format!("{} on {}: share of the nodes' line rate (simulated)", op.name(), cluster.name);
+    let rate = cluster.line_rate(0) / 1e9;
+    let note = format!("{} ranks a node, {rate:.1} GB/s a node in each direction", cluster.ranks[0]);
+    chart(&title, &note, &series)
+}

@@ -1,0 +1,167 @@
+//! The machine that a schedule is replayed on.
+
+use std::collections::BTreeMap;
+
+use crate::topology::Topology;
+
+/// One direction of a port; both directions are alike.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Port {
+    pub bytes_per_s: f64,
+    /// From the first byte sent to the first byte received.
+    pub latency_s: f64,
+    /// What a message occupies the port for, beyond its bytes.
+    pub message_s: f64,
+}
+
+/// How one node differs from the others.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Override {
+    /// Rails that are left.
+    pub rails: Option<usize>,
+    /// Of each rail.
+    pub rail_bytes_per_s: Option<f64>,
+    /// Of the node's uplink.
+    pub uplink_bytes_per_s: Option<f64>,
+}
+
+/// Nodes, their ranks and their ports. Ranks are numbered node by node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cluster {
+    pub name: String,
+    /// Ranks of each node.
+    pub ranks: Vec<usize>,
+    /// Each rank's port inside its node.
+    pub local: Port,
+    /// One write inside the node reaches all its readers (cells in shared memory); otherwise the writer's port
+    /// carries a copy for each reader (NVLink).
+    pub local_multicast: bool,
+    /// One rail (network device).
+    pub network: Port,
+    /// Rails of a node. Fewer rails than ranks are shared by neighbours, more are bundled.
+    pub rails: usize,
+    /// Bytes that a rank may have under way in the network before it waits. Keep it at three
+    /// bandwidth-delay products of a rank's rails or more.
+    pub window: u64,
+    /// At which a rank copies and reduces; `None`: at no cost.
+    pub memory_bytes_per_s: Option<f64>,
+    /// Of a node into the network and out of it, where that is narrower than its rails (oversubscribed spine).
+    pub uplink_bytes_per_s: Option<f64>,
+    /// By node number.
+    pub overrides: BTreeMap<usize, Override>,
+}
+
+impl Cluster {
+    /// p4d.24xlarge as its data sheet has it: 8 GPUs, 4 rails of 100 Gbit/s, NVSwitch with 300 GB/s a direction.
+    /// Latency and message cost are assumptions.
+    pub fn p4d(nodes: usize) -> Self {
+        Self::gpus("p4d", nodes, 4, 15e-6, 300e9)
+    }
+
+    /// p5.48xlarge as its data sheet has it: 8 GPUs, 32 rails of 100 Gbit/s, NVSwitch with 450 GB/s a direction.
+    /// Latency and message cost are assumptions.
+    pub fn p5(nodes: usize) -> Self {
+        Self::gpus("p5", nodes, 32, 12e-6, 450e9)
+    }
+
+    fn gpus(name: &str, nodes: usize, rails: usize, latency_s: f64, nvlink: f64) -> Self {
+        Self {
+            name: name.into(),
+            ranks: vec![8; nodes],
+            local: Port { bytes_per_s: nvlink, latency_s: 2e-6, message_s: 0.3e-6 },
+            local_multicast: false,
+            network: Port { bytes_per_s: 12.5e9, latency_s, message_s: 0.3e-6 },
+            rails,
+            window: 4 << 20,
+            memory_bytes_per_s: None,
+            uplink_bytes_per_s: None,
+            overrides: BTreeMap::new(),
+        }
+    }
+
+    /// The same machine with `nodes` nodes of `ranks` ranks.
+    pub fn with_nodes(&self, nodes: usize, ranks: usize) -> Self {
+        Self { ranks: vec![ranks; nodes], ..self.clone() }
+    }
+
+    pub fn nodes(&self) -> usize {
+        self.ranks.len()
+    }
+
+    pub fn size(&self) -> usize {
+        self.ranks.iter().sum()
+    }
+
+    /// Node of each rank.
+    pub fn node_of(&self) -> Vec<usize> {
+        self.ranks.iter().enumerate().flat_map(|(node, &ranks)| vec![node; ranks]).collect()
+    }
+
+    pub fn topology(&self) -> Topology {
+        Topology::from_labels(&self.node_of())
+    }
+
+    pub fn rails_of(&self, node: usize) -> usize {
+        self.of(node).rails.unwrap_or(self.rails)
+    }
+
+    pub fn rail_bytes_per_s(&self, node: usize) -> f64 {
+        self.of(node).rail_bytes_per_s.unwrap_or(self.network.bytes_per_s)
+    }
+
+    pub fn uplink(&self, node: usize) -> Option<f64> {
+        self.of(node).uplink_bytes_per_s.or(self.uplink_bytes_per_s)
+    }
+
+    /// Bytes a second between the node and the network: its rails together, or its uplink.
+    pub fn line_rate(&self, node: usize) -> f64 {
+        let rails = self.rails_of(node) as f64 * self.rail_bytes_per_s(node);
+        self.uplink(node).map_or(rails, |uplink| uplink.min(rails))
+    }
+
+    fn of(&self, node: usize) -> Override {
+        self.overrides.get(&node).copied().unwrap_or_default()
+    }
+
+    /// What makes no sense, naming the value, in the words of a cluster file.
+    pub fn check(&self) -> Result<(), String> {
+        let positive = |name: &str, value: f64| match value.is_finite() && value > 0.0 {
+            true => Ok(()),
+            false => Err(format!("{name} = {value}: a rate must be above 0")),
+        };
+        let not_negative = |name: &str, value: f64| match value.is_finite() && value >= 0.0 {
+            true => Ok(()),
+            false => Err(format!("{name} = {value}: a time must be 0 or more")),
+        };
+        if self.ranks.is_empty() {
+            return Err("nodes = 0: a cluster has at least one node".into());
+        }
+        if let Some(node) = self.ranks.iter().position(|&ranks| ranks == 0) {
+            return Err(format!("ranks: node {node} has none"));
+        }
+        for (what, port) in [("local", &self.local), ("network", &self.network)] {
+            positive(&format!("{what}.bytes_per_s"), port.bytes_per_s)?;
+            not_negative(&format!("{what}.latency_us"), port.latency_s)?;
+            not_negative(&format!("{what}.message_us"), port.message_s)?;
+        }
+        if self.window == 0 {
+            return Err("network.window = 0: nothing could be sent".into());
+        }
+        if let Some(rate) = self.memory_bytes_per_s {
+            positive("memory_bytes_per_s", rate)?;
+        }
+        if let Some((node, _)) = self.overrides.range(self.nodes()..).next() {
+            return Err(format!("node {node}: there are only nodes 0 to {}", self.nodes() - 1));
+        }
+        for node in 0..self.nodes() {
+            if self.rails_of(node) == 0 {
+                return Err(format!("rails = 0 at node {node}: it could not send"));
+            }
+            positive(&format!("rail_bytes_per_s of node {node}"), self.rail_bytes_per_s(node))?;
+            if let Some(rate) = self.uplink(node) {
+                positive(&format!("uplink_bytes_per_s of node {node}"), rate)?;
+            }
+        }
+        Ok(())
+    }
+}

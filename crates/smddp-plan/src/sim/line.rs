@@ -1,0 +1,72 @@
+//! What no schedule can beat: the bytes that must cross each node's link, over the link's rate.
+
+use super::cluster::Cluster;
+use crate::ir::Collective;
+
+/// Bytes that must leave and reach each node in a collective of `bytes` (the whole buffer, as nccl-tests counts).
+/// all_reduce: `2 (N-1)/N` of the buffer, which a balanced schedule reaches.
+pub fn link_bytes_least(
+    cluster: &Cluster,
+    collective: Collective,
+    bytes: u64,
+    root: usize,
+) -> Vec<(u64, u64)> {
+    use Collective::*;
+    let (nodes, size) = (cluster.nodes() as f64, cluster.size() as f64);
+    let home = cluster.node_of().get(root).copied().unwrap_or(0);
+    let all = bytes as f64;
+    let of = |node: usize| {
+        let ranks = cluster.ranks[node] as f64;
+        let own = all * ranks / size;
+        let others = all - own;
+        let root = node == home;
+        match collective {
+            // What a node of few ranks must get is more than what it must send once, and its own is wanted by all.
+            AllGather => (own, others),
+            ReduceScatter => (others, own),
+            AllReduce => (2.0 * all * (nodes - 1.0) / nodes, 2.0 * all * (nodes - 1.0) / nodes),
+            Broadcast => {
+                if root {
+                    (all, 0.0)
+                } else {
+                    (0.0, all)
+                }
+            }
+            Reduce => {
+                if root {
+                    (0.0, all)
+                } else {
+                    (all, 0.0)
+                }
+            }
+            Gather => {
+                if root {
+                    (0.0, others)
+                } else {
+                    (own, 0.0)
+                }
+            }
+            Scatter => {
+                if root {
+                    (others, 0.0)
+                } else {
+                    (0.0, own)
+                }
+            }
+            AllToAll => (ranks * others, ranks * others),
+            Barrier => (0.0, 0.0),
+        }
+    };
+    if cluster.nodes() < 2 {
+        return vec![(0, 0); cluster.nodes()];
+    }
+    (0..cluster.nodes()).map(of).map(|(out, inward)| (out.round() as u64, inward.round() as u64)).collect()
+}
+
+/// Seconds of the busiest link when nothing else costs time; 0 on one node.
+pub fn line_seconds(cluster: &Cluster, collective: Collective, bytes: u64, root: usize) -> f64 {
+    let least = link_bytes_least(cluster, collective, bytes, root);
+    let time =
+        |(node, (out, inward)): (usize, &(u64, u64))| *out.max(inward) as f64 / cluster.line_rate(node);
+    least.iter().enumerate().map(time).fold(0.0, f64::max)
+}

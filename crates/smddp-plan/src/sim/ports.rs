@@ -1,0 +1,166 @@
+//! Ports: when each is free again.
+
+use super::cluster::Cluster;
+
+/// Picoseconds.
+pub(super) type Time = u64;
+
+pub(super) fn picoseconds(seconds: f64) -> Time {
+    (seconds * 1e12).round() as Time
+}
+
+pub(super) fn seconds(time: Time) -> f64 {
+    time as f64 * 1e-12
+}
+
+/// One direction of a port.
+#[derive(Clone, Copy, Debug)]
+struct Direction {
+    free: Time,
+    ps_per_byte: f64,
+    message: Time,
+}
+
+impl Direction {
+    fn new(bytes_per_s: f64, message_s: f64) -> Self {
+        Self { free: 0, ps_per_byte: 1e12 / bytes_per_s, message: picoseconds(message_s) }
+    }
+
+    fn span(&self, bytes: u64) -> Time {
+        (bytes as f64 * self.ps_per_byte).round() as Time
+    }
+}
+
+/// A message on its way: it took the out-port.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Leaving {
+    /// When it got the port.
+    pub(super) start: Time,
+    /// When its first byte is at the other end.
+    pub(super) arrives: Time,
+    /// When its last byte can be there at the earliest.
+    pub(super) last: Time,
+}
+
+/// It took the in-port.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Landed {
+    pub(super) start: Time,
+    pub(super) finish: Time,
+}
+
+/// All ports of a cluster. The out-direction must be taken in the order of time, and so must the in-direction.
+pub(super) struct Ports {
+    node: Vec<u32>,
+    /// Index of each rank's rail (or bundle of rails).
+    rail: Vec<u32>,
+    rail_out: Vec<Direction>,
+    rail_in: Vec<Direction>,
+    local_out: Vec<Direction>,
+    local_in: Vec<Direction>,
+    uplink: Vec<Option<(Direction, Direction)>>,
+    multicast: bool,
+    pub(super) network_latency: Time,
+    pub(super) local_latency: Time,
+}
+
+impl Ports {
+    pub(super) fn new(cluster: &Cluster) -> Self {
+        let mut rail = Vec::with_capacity(cluster.size());
+        let mut rails = Vec::new();
+        for (node, &ranks) in cluster.ranks.iter().enumerate() {
+            let (count, rate) = (cluster.rails_of(node), cluster.rail_bytes_per_s(node));
+            // Rails are dealt out in order: shared by neighbouring ranks, or bundled for one.
+            let groups = count.min(ranks);
+            rail.extend((0..ranks).map(|rank| (rails.len() + rank * groups / ranks) as u32));
+            rails.extend((0..groups).map(|group| {
+                let bundle = (group + 1) * count / groups - group * count / groups;
+                Direction::new(rate * bundle as f64, cluster.network.message_s)
+            }));
+        }
+        let local = vec![Direction::new(cluster.local.bytes_per_s, cluster.local.message_s); cluster.size()];
+        let uplink = (0..cluster.nodes())
+            .map(|node| {
+                let direction = Direction::new(cluster.uplink(node)?, 0.0);
+                Some((direction, direction))
+            })
+            .collect();
+        Self {
+            node: cluster.node_of().into_iter().map(|node| node as u32).collect(),
+            rail,
+            rail_out: rails.clone(),
+            rail_in: rails,
+            local_out: local.clone(),
+            local_in: local,
+            uplink,
+            multicast: cluster.local_multicast,
+            network_latency: picoseconds(cluster.network.latency_s),
+            local_latency: picoseconds(cluster.local.latency_s),
+        }
+    }
+
+    pub(super) fn node(&self, rank: usize) -> usize {
+        self.node[rank] as usize
+    }
+
+    /// `rank` sends into the network: takes its rail.
+    pub(super) fn send(&mut self, rank: usize, bytes: u64, now: Time) -> Leaving {
+        let port = &mut self.rail_out[self.rail[rank] as usize];
+        let start = now.max(port.free);
+        let first = start + port.message;
+        port.free = first + port.span(bytes);
+        let latency = self.network_latency;
+        Leaving { start, arrives: first + latency, last: port.free + latency }
+    }
+
+    /// Whether what `rank` sends passes a narrower uplink after its rail.
+    pub(super) fn has_uplink(&self, rank: usize) -> bool {
+        self.uplink[self.node[rank] as usize].is_some()
+    }
+
+    /// The first byte of what `rank` sends is through its rail now. (The uplink cannot be taken together with the
+    /// rail: messages that still wait for their rails would keep it from those that do not.)
+    pub(super) fn pass_uplink(&mut self, rank: usize, bytes: u64, leaving: Leaving, now: Time) -> Leaving {
+        let Some((out, _)) = &mut self.uplink[self.node[rank] as usize] else {
+            return leaving;
+        };
+        let first = now.max(out.free);
+        out.free = first + out.span(bytes);
+        let latency = self.network_latency;
+        Leaving { arrives: first + latency, last: leaving.last.max(out.free + latency), ..leaving }
+    }
+
+    /// The first byte of a message from the network reaches `rank`'s node now.
+    pub(super) fn receive(&mut self, rank: usize, bytes: u64, last: Time, now: Time) -> Landed {
+        let (mut first, mut last) = (now, last);
+        if let Some((_, inward)) = &mut self.uplink[self.node[rank] as usize] {
+            first = now.max(inward.free);
+            inward.free = first + inward.span(bytes);
+            last = last.max(inward.free);
+        }
+        let port = &mut self.rail_in[self.rail[rank] as usize];
+        let start = first.max(port.free);
+        port.free = start + port.message + port.span(bytes);
+        Landed { start, finish: last.max(start + port.span(bytes)) }
+    }
+
+    /// `rank` writes for `readers` ranks of its node.
+    pub(super) fn write(&mut self, rank: usize, bytes: u64, readers: usize, now: Time) -> Leaving {
+        let port = &mut self.local_out[rank];
+        let copies = if self.multicast { 1 } else { readers as u64 };
+        let start = now.max(port.free);
+        port.free = start + port.message + port.span(bytes * copies);
+        let latency = self.local_latency;
+        Leaving { start, arrives: start + port.message + latency, last: port.free + latency }
+    }
+
+    /// What a rank of the node wrote reaches `rank` now.
+    pub(super) fn read(&mut self, rank: usize, bytes: u64, last: Time, now: Time) -> Landed {
+        let port = &mut self.local_in[rank];
+        let start = now.max(port.free);
+        // What is read out of cells costs its reader; what is written to it over NVLink does not.
+        let message = if self.multicast { port.message } else { 0 };
+        port.free = start + message + port.span(bytes);
+        Landed { start, finish: last.max(start + port.span(bytes)) }
+    }
+}

@@ -1,0 +1,366 @@
+//! What the model promises, on programs small enough to reckon by hand.
+
+use std::collections::BTreeMap;
+
+use super::*;
+use crate::algorithms::Algorithm;
+use crate::ir::{Channel, Collective, Program, Source, Span, Step, Timed};
+
+/// 1 GB/s into the network with 10 us and nothing a message, 10 GB/s and 1 us inside.
+fn cluster(ranks: &[usize]) -> Cluster {
+    Cluster {
+        name: "test".into(),
+        ranks: ranks.to_vec(),
+        local: Port { bytes_per_s: 10e9, latency_s: 1e-6, message_s: 0.0 },
+        local_multicast: false,
+        network: Port { bytes_per_s: 1e9, latency_s: 10e-6, message_s: 0.0 },
+        rails: ranks.iter().copied().max().unwrap_or(1),
+        window: u64::MAX,
+        memory_bytes_per_s: None,
+        uplink_bytes_per_s: None,
+        overrides: BTreeMap::new(),
+    }
+}
+
+fn load(size: usize, block: u64) -> Load {
+    Load {
+        blocks: Blocks::Even { bytes: block * size as u64, count: size as u64 },
+        segment: block,
+        depth: 2,
+        watch: vec![],
+    }
+}
+
+fn step(step: Step) -> Timed {
+    Timed { lag: 0, step }
+}
+
+fn send(channel: usize, block: usize) -> Timed {
+    step(Step::Send { channel, source: Span::input(block), tee: None })
+}
+
+fn receive(rank: usize, channel: usize, reader: usize, block: usize) -> Timed {
+    let message = Span::input(block);
+    let from = Source { rank, channel, reader, message, take: (0, 1) };
+    step(Step::Receive { from, to: Span::output(block), forward: None })
+}
+
+fn to(readers: &[usize]) -> Channel {
+    Channel { readers: readers.to_vec() }
+}
+
+fn microseconds(cluster: &Cluster, block: u64, programs: Vec<Program>) -> f64 {
+    let mut programs = programs.into_iter();
+    let outcome = replay(cluster, &load(cluster.size(), block), |_| programs.next().unwrap()).unwrap();
+    outcome.seconds * 1e6
+}
+
+fn close(value: f64, wanted: f64) {
+    assert!((value - wanted).abs() < 1e-3, "{value}, not {wanted}");
+}
+
+#[test]
+fn a_single_transfer_takes_latency_and_its_bytes_over_the_rate() {
+    let programs = || {
+        vec![
+            Program::lane(vec![to(&[1])], vec![send(0, 0)]),
+            Program::lane(vec![], vec![receive(0, 0, 0, 0)]),
+        ]
+    };
+    close(microseconds(&cluster(&[1, 1]), 50_000, programs()), 10.0 + 50.0);
+    close(microseconds(&cluster(&[2]), 50_000, programs()), 1.0 + 5.0);
+    let mut slow = cluster(&[1, 1]);
+    slow.network.message_s = 3e-6;
+    close(microseconds(&slow, 50_000, programs()), 3.0 + 10.0 + 50.0);
+}
+
+#[test]
+fn two_transfers_over_one_port_take_turns() {
+    // One sender, two receivers; then two senders, one receiver.
+    let fan = vec![
+        Program::lane(vec![to(&[1]), to(&[2])], vec![send(0, 0), send(1, 0)]),
+        Program::lane(vec![], vec![receive(0, 0, 0, 0)]),
+        Program::lane(vec![], vec![receive(0, 1, 0, 0)]),
+    ];
+    close(microseconds(&cluster(&[1, 1, 1]), 50_000, fan), 10.0 + 100.0);
+    let incast = vec![
+        Program::lane(vec![], vec![receive(1, 0, 0, 1), receive(2, 0, 0, 2)]),
+        Program::lane(vec![to(&[0])], vec![send(0, 1)]),
+        Program::lane(vec![to(&[0])], vec![send(0, 2)]),
+    ];
+    close(microseconds(&cluster(&[1, 1, 1]), 50_000, incast), 10.0 + 100.0);
+}
+
+#[test]
+fn directions_of_a_port_do_not_wait_for_each_other() {
+    let exchange = vec![
+        Program::lane(vec![to(&[1])], vec![send(0, 0), receive(1, 0, 0, 1)]),
+        Program::lane(vec![to(&[0])], vec![send(0, 1), receive(0, 0, 0, 0)]),
+    ];
+    close(microseconds(&cluster(&[1, 1]), 50_000, exchange), 10.0 + 50.0);
+}
+
+#[test]
+fn ranks_share_a_rail_and_bundle_several() {
+    // Ranks 0 and 1 send to 2 and 3 of the other node.
+    let programs = || {
+        vec![
+            Program::lane(vec![to(&[2])], vec![send(0, 0)]),
+            Program::lane(vec![to(&[3])], vec![send(0, 1)]),
+            Program::lane(vec![], vec![receive(0, 0, 0, 0)]),
+            Program::lane(vec![], vec![receive(1, 0, 0, 1)]),
+        ]
+    };
+    for (rails, wanted) in [(1, 110.0), (2, 60.0), (4, 35.0)] {
+        let cluster = Cluster { rails, ..cluster(&[2, 2]) };
+        close(microseconds(&cluster, 50_000, programs()), wanted);
+    }
+    let uplink = Cluster { uplink_bytes_per_s: Some(0.5e9), ..cluster(&[2, 2]) };
+    close(microseconds(&uplink, 50_000, programs()), 210.0);
+}
+
+#[test]
+fn a_write_inside_the_node_carries_a_copy_for_each_reader_unless_it_is_a_multicast() {
+    let programs = || {
+        let read = |reader| Program::lane(vec![], vec![receive(0, 0, reader, 0)]);
+        vec![Program::lane(vec![to(&[1, 2])], vec![send(0, 0)]), read(0), read(1)]
+    };
+    close(microseconds(&cluster(&[3]), 50_000, programs()), 1.0 + 10.0);
+    let shared = Cluster { local_multicast: true, ..cluster(&[3]) };
+    close(microseconds(&shared, 50_000, programs()), 1.0 + 5.0);
+}
+
+#[test]
+fn a_full_channel_waits_for_its_reader() {
+    // Four messages through two cells: the third leaves when the first has been read and that is known.
+    let blocks = |n: usize| (0..n).map(|b| send(0, b)).collect();
+    let programs = vec![
+        Program::lane(vec![to(&[1])], blocks(4)),
+        Program::lane(vec![], (0..4).map(|b| receive(0, 0, 0, b)).collect()),
+    ];
+    let cluster = cluster(&[1, 1]);
+    let load =
+        Load { blocks: Blocks::Even { bytes: 4000, count: 4 }, segment: 1000, depth: 2, watch: vec![] };
+    let mut programs = programs.into_iter();
+    let outcome = replay(&cluster, &load, |_| programs.next().unwrap()).unwrap();
+    // First read at 11, known at 21; the third arrives at 32, the fourth at 33.
+    close(outcome.seconds * 1e6, 33.0);
+    assert_eq!(outcome.out_bytes, [4000, 0]);
+    assert_eq!(outcome.in_bytes, [0, 4000]);
+}
+
+#[test]
+fn the_window_limits_what_is_under_way() {
+    let programs = || {
+        vec![
+            Program::lane(vec![to(&[1]), to(&[1])], vec![send(0, 0), send(1, 1)]),
+            Program::lane(vec![], vec![receive(0, 0, 0, 0), receive(0, 1, 0, 1)]),
+        ]
+    };
+    close(microseconds(&cluster(&[1, 1]), 1000, programs()), 12.0);
+    // The second leaves when the first is known to be there.
+    let narrow = Cluster { window: 1000, ..cluster(&[1, 1]) };
+    close(microseconds(&narrow, 1000, programs()), 11.0 + 10.0 + 11.0);
+}
+
+#[test]
+fn semaphores_order_lanes() {
+    let of = Span::input(0);
+    let program = Program {
+        channels: vec![to(&[1])],
+        lanes: vec![
+            vec![step(Step::Wait { semaphore: 0, of }), send(0, 0)],
+            vec![receive(1, 0, 0, 1), step(Step::Signal { semaphore: 0, of })],
+        ],
+        scratch_blocks: 0,
+        semaphores: 1,
+    };
+    let other = Program::lane(vec![to(&[0])], vec![send(0, 1), receive(0, 0, 0, 0)]);
+    close(microseconds(&cluster(&[1, 1]), 1000, vec![program, other]), 22.0);
+}
+
+#[test]
+fn memory_costs_its_passes() {
+    let copy = Step::Copy { source: Span::input(0), to: Span::output(0), finish: false };
+    let cluster = Cluster { memory_bytes_per_s: Some(1e9), ..cluster(&[1]) };
+    close(microseconds(&cluster, 5000, vec![Program::lane(vec![], vec![step(copy)])]), 5.0);
+}
+
+#[test]
+fn a_deadlock_names_rank_and_step() {
+    let programs = vec![
+        Program::lane(vec![to(&[1])], vec![receive(1, 0, 0, 1), send(0, 0)]),
+        Program::lane(vec![to(&[0])], vec![receive(0, 0, 0, 0), send(0, 1)]),
+    ];
+    let mut programs = programs.into_iter();
+    let cluster = cluster(&[1, 1]);
+    let stuck = replay(&cluster, &load(2, 8), |_| programs.next().unwrap()).unwrap_err();
+    assert_eq!(stuck, Stuck { lanes: 2, rank: 0, step: 0 });
+}
+
+#[test]
+fn the_path_tells_who_waited_for_whom() {
+    // 0 -> 1 -> 2
+    let from =
+        |rank, block| Source { rank, channel: 0, reader: 0, message: Span::input(block), take: (0, 1) };
+    let programs = vec![
+        Program::lane(vec![to(&[1])], vec![send(0, 0)]),
+        Program::lane(
+            vec![to(&[2])],
+            vec![step(Step::Receive { from: from(0, 0), to: Span::output(0), forward: Some(0) })],
+        ),
+        Program::lane(
+            vec![],
+            vec![step(Step::Receive {
+                from: Source { message: Span::output(0), ..from(1, 0) },
+                to: Span::output(0),
+                forward: None,
+            })],
+        ),
+    ];
+    let mut programs = programs.into_iter();
+    let cluster = cluster(&[1, 1, 1]);
+    let outcome = replay(&cluster, &load(3, 5000), |_| programs.next().unwrap()).unwrap();
+    let hops: Vec<_> = outcome.path.iter().map(|s| (s.on, s.rank, s.wait)).collect();
+    assert_eq!(hops, [(Some(0), 1, Wait::Network), (Some(1), 2, Wait::Network)]);
+    let sum = PathSummary::of(&outcome.path, outcome.seconds);
+    close(sum.network * 1e6, 30.0);
+    close(sum.work * 1e6 + sum.queue * 1e6, 0.0);
+}
+
+fn run(cluster: &Cluster, collective: Collective, algorithm: Algorithm, bytes: u64) -> Run {
+    let jobs = Job::cuts(cluster, collective, algorithm, bytes);
+    let runs = jobs.iter().map(|job| job.run(cluster, vec![]).unwrap());
+    runs.min_by(|a, b| a.outcome.seconds.total_cmp(&b.outcome.seconds)).unwrap()
+}
+
+#[test]
+fn a_balanced_mesh_reaches_line_rate() {
+    for nodes in 2..=17 {
+        let cluster = cluster(&vec![1; nodes]);
+        let run = run(&cluster, Collective::AllGather, Algorithm::Mesh, 64 << 20);
+        let share = run.line_share.unwrap();
+        assert!((0.99..=1.0).contains(&share), "{nodes} nodes: {share}");
+    }
+}
+
+#[test]
+fn every_algorithm_runs_to_its_end() {
+    for algorithm in Algorithm::ALL {
+        for collective in Collective::ALL {
+            for ranks in [&[1, 1][..], &[3], &[2, 1, 2], &[2, 2, 2, 2]] {
+                let cluster = cluster(ranks);
+                for job in Job::cuts(&cluster, collective, algorithm, 1_000_003) {
+                    let run = job.run(&cluster, vec![0]).unwrap();
+                    assert!(run.outcome.seconds > 0.0, "{job:?}");
+                    let (out, inward) = (&run.outcome.out_bytes, &run.outcome.in_bytes);
+                    assert_eq!(out.iter().sum::<u64>(), inward.iter().sum::<u64>(), "{job:?}");
+                }
+            }
+        }
+    }
+}
+
+/// The quickest of the algorithms between nodes.
+fn best(cluster: &Cluster, collective: Collective, bytes: u64) -> Run {
+    let hier = Algorithm::ALL.into_iter().filter(|a| a.is_hierarchical());
+    let jobs = hier.flat_map(|algorithm| Job::cuts(cluster, collective, algorithm, bytes));
+    let runs = jobs.filter_map(|job| job.run(cluster, vec![]).ok());
+    runs.min_by(|a, b| a.outcome.seconds.total_cmp(&b.outcome.seconds)).unwrap()
+}
+
+#[test]
+fn large_calls_are_within_a_tenth_of_the_bound_for_any_number_of_nodes() {
+    for nodes in [2, 3, 4, 5, 6, 7, 8, 11, 16, 21, 32] {
+        let cluster = Cluster::p4d(nodes);
+        for collective in [Collective::AllGather, Collective::ReduceScatter] {
+            let run = best(&cluster, collective, 256 << 20);
+            let share = run.line_share.unwrap();
+            assert!(share > 1.0 / 1.1, "{collective:?} {nodes}: {share} by {:?}", run.job);
+        }
+    }
+}
+
+#[test]
+fn each_byte_crosses_a_nodes_link_once() {
+    // Uneven ranks, and blocks of one byte more than others.
+    for (ranks, bytes) in [(vec![2; 4], 4 << 20), (vec![1, 3, 2], 6_000_000), (vec![3; 5], 1_000_003)] {
+        let cluster = cluster(&ranks);
+        let size = cluster.size() as u64;
+        let blocks = Blocks::Even { bytes, count: size };
+        for algorithm in [Algorithm::HierMesh, Algorithm::HierRing, Algorithm::HierLog] {
+            for job in Job::cuts(&cluster, Collective::AllGather, algorithm, bytes) {
+                let run = job.run(&cluster, vec![]).unwrap();
+                let mut first = 0;
+                for (node, &ranks) in cluster.ranks.iter().enumerate() {
+                    let own: u64 = (first..first + ranks as u64).map(|b| blocks.size(b)).sum();
+                    first += ranks as u64;
+                    assert_eq!(run.outcome.in_bytes[node], bytes - own, "{job:?}");
+                }
+                let out: u64 = run.outcome.out_bytes.iter().sum();
+                assert_eq!(out, (ranks.len() as u64 - 1) * bytes, "{job:?}");
+            }
+        }
+        let least = link_bytes_least(&cluster, Collective::AllGather, bytes, 0);
+        assert_eq!(least.len(), ranks.len());
+    }
+}
+
+#[test]
+fn the_line_is_all_but_one_nodes_share_of_the_buffer() {
+    let cluster = Cluster::p4d(4);
+    let quarter = 64 << 20;
+    for (collective, wanted) in [
+        (Collective::AllGather, (quarter, 3 * quarter)),
+        (Collective::ReduceScatter, (3 * quarter, quarter)),
+        (Collective::AllReduce, (6 * quarter, 6 * quarter)),
+        (Collective::AllToAll, (24 * quarter, 24 * quarter)),
+    ] {
+        assert_eq!(link_bytes_least(&cluster, collective, 256 << 20, 0), [wanted; 4], "{collective:?}");
+    }
+    close(line_seconds(&cluster, Collective::AllGather, 256 << 20, 0) * 50e9, (3 * quarter) as f64);
+}
+
+#[test]
+fn a_node_with_half_its_rate_costs_at_most_twice_the_time() {
+    let whole = Cluster::p4d(8);
+    let slow = Override { rail_bytes_per_s: Some(6.25e9), ..Override::default() };
+    let lost = Override { rails: Some(3), ..Override::default() };
+    let narrow = Override { uplink_bytes_per_s: Some(25e9), ..Override::default() };
+    let time = |cluster: &Cluster| best(cluster, Collective::AllGather, 256 << 20).outcome.seconds;
+    let even = time(&whole);
+    for (what, most) in [(slow, 2.02), (lost, 2.02), (narrow, 2.02)] {
+        let cluster = Cluster { overrides: BTreeMap::from([(3, what)]), ..whole.clone() };
+        let ratio = time(&cluster) / even;
+        assert!((1.2..most).contains(&ratio), "{what:?}: {ratio}");
+    }
+    let spine = Cluster { uplink_bytes_per_s: Some(25e9), ..whole };
+    let ratio = time(&spine) / even;
+    assert!((1.9..2.02).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn the_same_replay_gives_the_same_time() {
+    let cluster = Cluster::p5(5);
+    let job = Job::cuts(&cluster, Collective::AllReduce, Algorithm::HierMesh, 5_000_000)[0];
+    let (a, b) = (job.run(&cluster, vec![]).unwrap(), job.run(&cluster, vec![3]).unwrap());
+    assert_eq!((a.outcome.seconds, &a.outcome.path), (b.outcome.seconds, &b.outcome.path));
+    assert!(!b.outcome.bars.is_empty());
+}
+
+#[test]
+fn clusters_that_make_no_sense_are_refused_by_name() {
+    let with = |change: fn(&mut Cluster)| {
+        let mut cluster = cluster(&[2, 2]);
+        change(&mut cluster);
+        cluster.check().unwrap_err()
+    };
+    assert!(with(|c| c.ranks = vec![]).contains("nodes"));
+    assert!(with(|c| c.ranks[1] = 0).contains("node 1"));
+    assert!(with(|c| c.network.bytes_per_s = 0.0).contains("network.bytes_per_s"));
+    assert!(with(|c| c.local.latency_s = f64::NAN).contains("local.latency_us"));
+    assert!(with(|c| c.rails = 0).contains("rails"));
+    assert!(with(|c| c.window = 0).contains("window"));
+    assert!(with(|c| drop(c.overrides.insert(2, Override::default()))).contains("node 2"));
+    assert_eq!(cluster(&[1, 2]).check(), Ok(()));
+}

@@ -1,0 +1,253 @@
+//! Tuning tables: which algorithm a collective takes at which size, as `SMDDP_TUNE` and `smddp-bench tune` write it.
+//!
+//! ```text
+//! all_gather:64k-4m:@hier#all_gather:4m-inf:@hier-log#all_reduce:0-32k:@tree
+//! ```
+//!
+//! An entry is `COLLECTIVE:FROM-TO:@ALGORITHM`: from `FROM` bytes of the whole buffer on, below `TO`; `inf` has no
+//! end. Without a range, as `all_gather:@ring`, it holds for all sizes. Entries are separated by `#` or by a new
+//! line; a line that begins with `# ` is a comment. Where entries overlap, the later one holds.
+
+use std::fmt;
+
+use crate::algorithms::Algorithm;
+use crate::ir::Collective;
+
+/// One entry: sizes `from..to` of a collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub collective: Collective,
+    pub from: u64,
+    /// `u64::MAX`: without end.
+    pub to: u64,
+    pub algorithm: Algorithm,
+}
+
+/// A tuning table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Table {
+    pub entries: Vec<Entry>,
+}
+
+/// What is wrong with a table, and where: line and column count from 1, the column in characters.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}, column {column}: {reason}")]
+pub struct Error {
+    pub line: usize,
+    pub column: usize,
+    pub reason: String,
+}
+
+impl Table {
+    /// Reads a table.
+    ///
+    /// # Errors
+    /// The first thing that is wrong, its place, and for an unknown name the nearest that exists.
+    pub fn parse(text: &str) -> Result<Self, Error> {
+        let mut entries = Vec::new();
+        for (line, content) in text.lines().enumerate() {
+            let begun = content.trim_start();
+            if begun == "#" || begun.starts_with("# ") {
+                continue;
+            }
+            let mut column = 0;
+            for piece in content.split('#') {
+                if !piece.trim().is_empty() {
+                    let blanks = piece.chars().take_while(|c| c.is_whitespace()).count();
+                    let wrong = |(at, reason): (usize, String)| {
+                        let column = 1 + column + blanks + piece.trim().chars().count().min(at);
+                        Error { line: line + 1, column, reason }
+                    };
+                    entries.push(entry(piece.trim()).map_err(wrong)?);
+                }
+                column += piece.chars().count() + 1;
+            }
+        }
+        Ok(Self { entries })
+    }
+
+    /// What the table says of a collective of `bytes` (the whole buffer); `None` where it says nothing.
+    pub fn algorithm(&self, collective: Collective, bytes: u64) -> Option<Algorithm> {
+        let holds =
+            |e: &&Entry| e.collective == collective && e.from <= bytes && (bytes < e.to || e.to == u64::MAX);
+        self.entries.iter().rev().find(holds).map(|entry| entry.algorithm)
+    }
+}
+
+impl fmt::Display for Table {
+    /// On one line, as `SMDDP_TUNE` takes it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, entry) in self.entries.iter().enumerate() {
+            if i > 0 {
+                f.write_str("#")?;
+            }
+            entry.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Entry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { collective, from, to, algorithm } = *self;
+        write!(f, "{}:{}-{}:@{}", collective_name(collective), size(from), size(to), algorithm.name())
+    }
+}
+
+/// A collective as tables and logs write it.
+pub const fn collective_name(collective: Collective) -> &'static str {
+    match collective {
+        Collective::AllGather => "all_gather",
+        Collective::ReduceScatter => "reduce_scatter",
+        Collective::AllReduce => "all_reduce",
+        Collective::Broadcast => "broadcast",
+        Collective::Reduce => "reduce",
+        Collective::Gather => "gather",
+        Collective::Scatter => "scatter",
+        Collective::AllToAll => "all_to_all",
+        Collective::Barrier => "barrier",
+    }
+}
+
+/// One entry; an error has its place in `text`, counted from 0.
+fn entry(text: &str) -> Result<Entry, (usize, String)> {
+    let parts: Vec<&str> = text.split(':').collect();
+    let (name, range, algorithm) = match parts[..] {
+        [name, algorithm] => (name, None, algorithm),
+        [name, range, algorithm] => (name, Some(range), algorithm),
+        _ => return Err((0, format!("'{text}' is not COLLECTIVE:FROM-TO:@ALGORITHM"))),
+    };
+    let collective = Collective::ALL
+        .into_iter()
+        .find(|&c| collective_name(c) == name)
+        .ok_or_else(|| (0, unknown("collective", name, Collective::ALL.map(collective_name).into_iter())))?;
+    let at = name.chars().count() + 1;
+    let (from, to) = match range {
+        None => (0, u64::MAX),
+        Some(range) => bounds(range).map_err(|reason| (at, reason))?,
+    };
+    let at = at + range.map_or(0, |range| range.chars().count() + 1);
+    let Some(wanted) = algorithm.strip_prefix('@') else {
+        return Err((at, format!("'{algorithm}' should be @ and the name of an algorithm")));
+    };
+    let algorithm = Algorithm::from_name(wanted).ok_or_else(|| {
+        (at + 1, unknown("algorithm", wanted, Algorithm::ALL.map(Algorithm::name).into_iter()))
+    })?;
+    Ok(Entry { collective, from, to, algorithm })
+}
+
+fn bounds(range: &str) -> Result<(u64, u64), String> {
+    let (from, to) = range
+        .split_once('-')
+        .ok_or_else(|| format!("'{range}' is not a range of sizes such as 64k-4m or 4m-inf"))?;
+    let (from, to) = (bytes(from)?, bytes(to)?);
+    if from >= to {
+        return Err(format!("the range '{range}' is empty"));
+    }
+    Ok((from, to))
+}
+
+/// `64`, `8k`, `4M`, `2g`, `inf`; powers of 1024.
+fn bytes(text: &str) -> Result<u64, String> {
+    let lower = text.trim().to_ascii_lowercase();
+    if lower == "inf" {
+        return Ok(u64::MAX);
+    }
+    let units = [('k', 10), ('m', 20), ('g', 30), ('t', 40)];
+    let (digits, shift) = units
+        .iter()
+        .find_map(|&(unit, shift)| Some((lower.strip_suffix(unit)?, shift)))
+        .unwrap_or((&lower, 0));
+    let value = digits.parse::<u64>().ok().and_then(|value| value.checked_mul(1 << shift));
+    value.ok_or_else(|| format!("'{text}' is not a size such as 0, 64k, 4m or inf"))
+}
+
+/// The shortest spelling of a size.
+fn size(bytes: u64) -> String {
+    if bytes == u64::MAX {
+        return "inf".into();
+    }
+    let units = [("g", 30), ("m", 20), ("k", 10)];
+    match units.iter().find(|(_, shift)| bytes > 0 && bytes.is_multiple_of(1 << shift)) {
+        Some((unit, shift)) => format!("{}{unit}", bytes >> shift),
+        None => bytes.to_string(),
+    }
+}
+
+fn unknown(what: &str, name: &str, names: impl Iterator<Item = &'static str>) -> String {
+    let nearest = names.min_by_key(|known| distance(known, name)).unwrap_or_default();
+    format!("there is no {what} '{name}'; did you mean {nearest}?")
+}
+
+/// Levenshtein's distance.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, y) in b.bytes().enumerate() {
+            let next = (diagonal + usize::from(x != y)).min(row[j] + 1).min(row[j + 1] + 1);
+            diagonal = std::mem::replace(&mut row[j + 1], next);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_says_which_algorithm_a_size_takes() {
+        let table = Table::parse("all_gather:64k-4m:@ring#all_reduce:0-32k:@tree").unwrap();
+        let of = |collective, bytes| table.algorithm(collective, bytes);
+        assert_eq!(of(Collective::AllGather, (64 << 10) - 1), None);
+        assert_eq!(of(Collective::AllGather, 64 << 10), Some(Algorithm::Ring));
+        assert_eq!(of(Collective::AllGather, (4 << 20) - 1), Some(Algorithm::Ring));
+        assert_eq!(of(Collective::AllGather, 4 << 20), None);
+        assert_eq!(of(Collective::AllReduce, 0), Some(Algorithm::Tree));
+        assert_eq!(of(Collective::Broadcast, 1), None);
+    }
+
+    #[test]
+    fn what_is_written_can_be_read() {
+        let text = "all_gather:64k-4m:@ring#all_reduce:0-1000:@hier-log#barrier:0-inf:@log";
+        let table = Table::parse(text).unwrap();
+        assert_eq!(table.to_string(), text);
+        assert_eq!(Table::parse(&table.to_string()).unwrap(), table);
+        assert_eq!(table.algorithm(Collective::Barrier, u64::MAX), Some(Algorithm::Log));
+    }
+
+    #[test]
+    fn lines_comments_blanks_and_missing_ranges_are_read() {
+        let table = Table::parse(
+            "# measured\n\n all_gather:@ring # all_gather:0-8K:@publish\nreduce:1g-1T:@tree\n#\n",
+        );
+        let table = table.unwrap();
+        assert_eq!(
+            table.to_string(),
+            "all_gather:0-inf:@ring#all_gather:0-8k:@publish#reduce:1g-1024g:@tree"
+        );
+        // The later entry holds.
+        assert_eq!(table.algorithm(Collective::AllGather, 8), Some(Algorithm::Publish));
+        assert_eq!(table.algorithm(Collective::AllGather, 8192), Some(Algorithm::Ring));
+        assert_eq!(Table::parse(" \n").unwrap(), Table::default());
+    }
+
+    #[test]
+    fn what_is_wrong_is_told_with_its_place() {
+        for (text, line, column, says) in [
+            ("all_gater:0-1k:@ring", 1, 1, "did you mean all_gather?"),
+            ("all_gather:0-1k:@ring#all_gather:0-1k:@rign", 1, 40, "did you mean ring?"),
+            ("all_gather:0-1k:@ring\n  reduce:1k:@ring", 2, 10, "'1k' is not a range"),
+            ("reduce:1k-1x:@ring", 1, 8, "'1x' is not a size"),
+            ("reduce:4k-4k:@ring", 1, 8, "empty"),
+            ("reduce:0-4k:ring", 1, 13, "should be @"),
+            ("reduce", 1, 1, "COLLECTIVE:FROM-TO:@ALGORITHM"),
+            ("reduce:99999999999999g-inf:@ring", 1, 8, "not a size"),
+        ] {
+            let error = Table::parse(text).unwrap_err();
+            assert_eq!((error.line, error.column), (line, column), "{text}: {error}");
+            assert!(error.to_string().contains(says), "{text}: {error}");
+        }
+    }
+}
