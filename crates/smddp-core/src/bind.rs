@@ -280,17 +280,14 @@ struct Binder {
 impl Binder {
     fn new(key: &Key, rank: usize, n: usize, slot: usize, choice: Choice, program: &Program) -> Self {
         let mut s = sizes(key, rank, n);
-        // A message from another rank's Scratch has that rank's numbers, which may go further than mine.
-        let named = program.lanes.iter().flatten().flat_map(|timed| timed.step.sources());
-        let theirs = named
-            .filter(|source| source.message.buffer == Buffer::Scratch)
-            .map(|source| source.message.block + source.message.blocks)
-            .max();
-        let blocks = program.scratch_blocks.max(theirs.unwrap_or(0));
-        let scratch: Vec<usize> = (0..blocks).map(|b| s.tables[0][b % n]).collect();
+        // Messages have the names of their writers' spans, and a peer may have more Scratch than this rank.
+        let sources = program.lanes.iter().flatten().flat_map(|timed| timed.step.sources());
+        let named = sources.filter(|source| source.message.buffer == Buffer::Scratch);
+        let named = named.map(|source| source.message.block + source.message.blocks).max().unwrap_or(0);
+        let scratch: Vec<usize> =
+            (0..program.scratch_blocks.max(named)).map(|b| s.tables[0][b % n]).collect();
         s.offsets[2] = running(&scratch.iter().map(|l| l.next_multiple_of(64)).collect::<Vec<_>>());
-        let mine = scratch.iter().take(program.scratch_blocks);
-        let total = mine.map(|l| l.next_multiple_of(64)).sum();
+        let total = scratch[..program.scratch_blocks].iter().map(|l| l.next_multiple_of(64)).sum();
         s.tables[2] = scratch;
         let element = key.dtype.size();
         let uneven_pairs = matches!(key.counts, Counts::Pairs(..));
