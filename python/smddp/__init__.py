@@ -36,7 +36,10 @@ def info() -> dict[str, Any]:
 
 
 def paths() -> dict[str, str]:
-    """Which way the collectives of all open groups took so far: {"all_gather": "shm mesh x 120 (1.2 GiB)", ...}."""
+    """Which way the collectives of all open groups took so far: {"all_gather": "shm mesh x 120 (1.2 GiB)", ...}.
+
+    Across nodes the way names the interface, too: "shm + tcp eth0 10.0.0.1 ring x 120 (1.2 GiB)".
+    """
     from smddp._info import taken
 
     return taken()

@@ -97,6 +97,10 @@ class Comm:
         """Number of collectives started so far."""
     def path(self, collective: int, dtype: int, nbytes: int) -> str:
         """The way a call of that size takes, in words."""
+    def way(self) -> str:
+        """What bytes go through: "shm", "tcp eth0 10.0.0.1", or both."""
+    def nodes(self) -> list[int]:
+        """The node of each rank, numbered by first appearance."""
     def taken(self) -> list[tuple[str, str, int, int]]:
         """(collective, algorithm, operations, bytes of their whole buffers) of all that is over."""
     def arrived(self) -> list[int]:
@@ -106,7 +110,7 @@ def settings() -> list[tuple[str, str, str, str, str]]:
     """(name, value, default, where the value came from, what it does) of every SMDDP_* setting."""
 
 def info() -> dict[str, Any]:
-    """What was found on this machine: host, cores, SIMD level, shared-memory and single-copy probes, staging in use."""
+    """What was found on this machine: host, cores, SIMD level, what serves in a node and between nodes, staging."""
 
 def shutdown() -> None:
     """Leave all groups in good order and stop the helper threads (the interpreter's exit hook)."""

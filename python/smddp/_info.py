@@ -65,6 +65,7 @@ def _groups() -> list[dict[str, Any]]:
             "name": group.communicator.name,
             "rank": group.rank(),
             "size": group.size(),
+            "nodes": group.communicator.nodes(),
             "paths": {name: {"4 KiB": small, "64 MiB": large} for name, small, large in paths(group.communicator)},
         }
         for group in groups.open_groups()
@@ -72,12 +73,12 @@ def _groups() -> list[dict[str, Any]]:
 
 
 def taken() -> dict[str, str]:
-    """How the collectives of all open groups went, by name: "shm mesh x 120 (1.2 GiB)"."""
+    """How the collectives of all open groups went, by name: "shm + tcp eth0 10.0.0.1 ring x 120 (1.2 GiB)"."""
     groups = sys.modules.get("smddp.process_group")
     ways: dict[str, dict[str, list[int]]] = {}
     for group in groups.open_groups() if groups else ():
         for collective, algorithm, operations, size in group.communicator.taken():
-            way = "one rank" if group.size() == 1 else f"shm {algorithm}"
+            way = "one rank" if group.size() == 1 else f"{group.communicator.way()} {algorithm}"
             total = ways.setdefault(collective, {}).setdefault(way, [0, 0])
             total[0] += operations
             total[1] += size

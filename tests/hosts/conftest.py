@@ -13,11 +13,6 @@ from hosts.pool import Labs
 def lab_is_possible() -> None:
     if reason := netlab.why_not():
         pytest.skip(reason)
-    if BACKEND == "smddp":
-        from smddp._native import core
-
-        if not any(name == "SMDDP_SOCKET_IFNAME" for name, *_ in core().settings()):
-            pytest.skip("this core has no transport between hosts")
 
 
 @pytest.fixture(scope="session")

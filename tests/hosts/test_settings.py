@@ -45,6 +45,14 @@ def test_the_interface_can_be_named_in_the_ways_of_nccl_and_gloo(setting, value)
     assert "eth0" in outcome.said[0], outcome
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "address"), [("AF_INET", "10.77.0."), ("AF_INET6", "fe80::")])
+def test_the_family_of_addresses_can_be_chosen(family, address) -> None:
+    outcome = call(SMDDP_SOCKET_FAMILY=family)
+    assert outcome.status == 0 and all("sum 1" in said for said in outcome.said), outcome
+    assert address in outcome.said[0], outcome
+
+
 def test_an_interface_that_does_not_exist_is_told_with_those_that_do() -> None:
     all_raise(call(SMDDP_SOCKET_IFNAME="nosuch0"), "SMDDP_SOCKET_IFNAME", "nosuch0", "eth0", "10.77.0.")
 

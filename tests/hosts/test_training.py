@@ -42,9 +42,10 @@ def trained(
     return each[0]
 
 
+@SLOW
 @pytest.mark.parametrize(
     ("kind", "hosts", "procs"),
-    [("fsdp2", 2, 2), pytest.param("fsdp2", 4, 1, marks=SLOW), pytest.param("ddp", 2, 2, marks=SLOW)],
+    [("fsdp2", 2, 2), ("fsdp2", 4, 1), ("ddp", 2, 2)],
 )
 def test_training_across_hosts_gives_the_losses_of_one_process(backend, kind, hosts, procs) -> None:
     wanted = one_process(WORLD)

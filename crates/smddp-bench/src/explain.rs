@@ -116,8 +116,12 @@ pub(crate) fn run(cli: &Cli) -> Result<i32> {
             if run.job.algorithm == algorithm { "  <- the plan's algorithm" } else { "" }
         );
     }
-    for (algorithm, messages) in &found.left_out {
-        println!("  {:<16} not replayed: {:.0} million messages", algorithm.name(), *messages as f64 / 1e6);
+    for (messages, job) in &found.left_out {
+        println!(
+            "  {:<16} not replayed: {:.0} million messages",
+            job.algorithm.name(),
+            *messages as f64 / 1e6
+        );
     }
     if let Some(path) = &cli.draw {
         write(path, &drawing::timeline(cli.op, cluster, &chosen))?;

@@ -152,10 +152,10 @@ pub(crate) fn run(cli: &Cli) -> Result<i32> {
         for &bytes in &cli.bytes {
             for cluster in &clusters {
                 let found = candidates::try_all(cluster, collective, bytes as u64, algorithms, fixed);
-                for (algorithm, messages) in &found.left_out {
+                for (messages, job) in &found.left_out {
                     eprintln!(
                         "smddp-bench: {} on {} nodes was left out: {:.0} million messages (name it to have it replayed)",
-                        algorithm.name(),
+                        job.algorithm.name(),
                         cluster.nodes(),
                         *messages as f64 / 1e6
                     );

@@ -245,10 +245,10 @@ impl Communicator {
             rank,
             size,
             site,
-            way,
             name: name.to_owned(),
             forks: fork_generation(),
-            habit: Habit::new(config.spin),
+            habit: Habit::new(config.spin, !way.is_empty()),
+            way,
             config,
         }));
         comm.set_timeout(timeout);

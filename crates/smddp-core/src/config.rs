@@ -251,6 +251,16 @@ impl Config {
         }
     }
 
+    /// What serves between nodes, in words; the error says why nothing does.
+    pub fn between_nodes(&self) -> std::result::Result<String, String> {
+        if self.between == Between::Nothing {
+            return Err("SMDDP_TRANSPORT=shm forbids it".to_owned());
+        }
+        let choice = interface::choose(&self.interface, self.family).map_err(|error| error.to_string())?;
+        let warning = if choice.loopback { "; other hosts cannot reach it" } else { "" };
+        Ok(format!("tcp {choice}{warning}"))
+    }
+
     /// What all ranks of a group must agree on.
     pub(crate) fn shared(&self) -> Vec<(String, String)> {
         SETTINGS

@@ -36,3 +36,11 @@ pub use work::{Keep, set_interrupt};
 pub fn cores() -> usize {
     wait::cores()
 }
+
+/// The network interfaces of this machine with their addresses, in one line.
+pub fn interfaces() -> String {
+    match smddp_transport::interface::machine::interfaces() {
+        Ok(found) => smddp_transport::interface::listing(&found),
+        Err(error) => format!("unknown: {error}"),
+    }
+}

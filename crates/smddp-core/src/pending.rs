@@ -1,6 +1,6 @@
 //! Making a communicator, in two halves with the exchange of cards between them.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use smddp_transport::joint::{Joined, Prepared};
 use smddp_transport::shm::Card;
@@ -18,6 +18,9 @@ pub struct Pending {
     size: usize,
     timeout: Duration,
     prepared: Prepared,
+    /// When it was begun, and when the card was written.
+    begun: Instant,
+    prepared_at: Instant,
 }
 
 impl Pending {
@@ -26,11 +29,12 @@ impl Pending {
         if rank >= size {
             return Err(Error::Invalid(format!("rank {rank} is not in a group of {size}")));
         }
+        let begun = Instant::now();
         let config = Config::get()?;
         let prepared = Prepared::new(rank, size, config.shared(), &config.means()).map_err(|error| {
             Error::System { what: format!("group `{name}`: no shared memory"), why: error.to_string() }
         })?;
-        Ok(Self { name: name.to_owned(), rank, size, timeout, prepared })
+        Ok(Self { name: name.to_owned(), rank, size, timeout, prepared, begun, prepared_at: Instant::now() })
     }
 
     /// What all other ranks of the group must get, by whatever store.
@@ -40,22 +44,27 @@ impl Pending {
 
     /// Second half, with the cards of all ranks in rank order, mine included.
     pub fn connect(self, cards: &[Vec<u8>]) -> Result<Communicator> {
+        let here_at = Instant::now();
         let cards = self.checked(cards)?;
-        let Joined { link, nodes, here } = self
+        let Joined { link, nodes, crowd } = self
             .prepared
             .connect(cards)
             .map_err(|error| Error::Topology(format!("group `{}`: {error}", self.name)))?;
-        wait::note_group(here);
+        wait::note_group(crowd);
         let comm = Communicator::over(link, &nodes, &self.name, self.timeout);
         let count = nodes.iter().max().map_or(0, |last| last + 1);
         log::say(
             Level::Info,
             &format!(
-                "group `{}`: rank {} of {}, {here} on this node of {count}, over {}",
+                "group `{}`: rank {} of {} on {count} nodes, over {}; memory and listener {:.1?}, exchange of cards {:.1?}, \
+                 links {:.1?}",
                 self.name,
                 self.rank,
                 self.size,
-                comm.way()
+                comm.way(),
+                self.prepared_at - self.begun,
+                here_at - self.prepared_at,
+                here_at.elapsed(),
             ),
         );
         Ok(comm)

@@ -78,7 +78,7 @@ fn run() {
 /// Drives until nothing is pending anywhere, or something new comes in.
 fn drive(comms: &mut Vec<Arc<Inner>>) {
     // In the background: no spinning beside the threads that compute.
-    let habit = Habit::new(Some(Duration::ZERO));
+    let habit = Habit::new(Some(Duration::ZERO), false);
     let mut patience = Patience::new(&habit);
     let mut i = 0;
     while i < comms.len() {

@@ -30,6 +30,8 @@ pub(crate) fn cores() -> usize {
 /// A belt for the bell: nobody sleeps longer without a look.
 const NAP: Duration = Duration::from_millis(20);
 const YIELDS: u32 = 50;
+/// The same where a look is a system call.
+const COSTLY_YIELDS: u32 = 6;
 /// Looks without asking the clock.
 const FREE_LOOKS: u32 = 128;
 /// Looks without a pause: a rank that is on time comes within them.
@@ -43,12 +45,15 @@ const SHORTEST_SPIN: u32 = 1;
 pub(crate) struct Habit {
     fixed: Option<Duration>,
     budget: AtomicU32,
+    yields: u32,
 }
 
 impl Habit {
     /// `setting`: a fixed time, where the user gave one.
-    pub(crate) fn new(setting: Option<Duration>) -> Self {
-        Self { fixed: setting, budget: AtomicU32::new(LONGEST_SPIN) }
+    /// `costly`: a look asks the kernel.
+    pub(crate) fn new(setting: Option<Duration>, costly: bool) -> Self {
+        let yields = if costly { COSTLY_YIELDS } else { YIELDS };
+        Self { fixed: setting, budget: AtomicU32::new(LONGEST_SPIN), yields }
     }
 
     fn spin(&self) -> Duration {
@@ -119,7 +124,7 @@ impl<'a> Patience<'a> {
                 self.habit.learn(false);
             }
         }
-        if self.yields < YIELDS {
+        if self.yields < self.habit.yields {
             self.yields += 1;
             std::thread::yield_now();
             return false;
@@ -130,6 +135,6 @@ impl<'a> Patience<'a> {
     pub(crate) fn nap(&mut self, link: &dyn Link, ticket: u32, at_most: Duration) {
         link.sleep(ticket, NAP.min(at_most));
         // Woken by somebody: the next message is often close behind.
-        self.yields = YIELDS / 2;
+        self.yields = self.habit.yields / 2;
     }
 }

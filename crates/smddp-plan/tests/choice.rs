@@ -228,6 +228,14 @@ mod between_nodes {
     }
 
     #[test]
+    fn uneven_pairs_meet_directly() {
+        let shape = Shape { uneven_pairs: true, ..shape(Collective::AllToAll, 6, 6 * MIB) };
+        let topology = Topology::blocks(3, 2);
+        assert_eq!(smddp_plan::choose(&shape, &topology).algorithm, Algorithm::HierMesh);
+        assert_eq!(smddp_plan::choose_named(Algorithm::HierLog, &shape, &topology), None);
+    }
+
+    #[test]
     fn what_is_measured_never_decides_how_a_reduction_goes() {
         let topology = Topology::blocks(6, 3);
         // One makes hops dear, the other messages.

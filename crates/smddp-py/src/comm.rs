@@ -171,6 +171,14 @@ impl Comm {
         Ok(self.comm.path(collective_of(collective)?, dtype_of(dtype)?, nbytes))
     }
 
+    fn way(&self) -> String {
+        self.comm.way()
+    }
+
+    fn nodes(&self) -> Vec<usize> {
+        self.comm.nodes()
+    }
+
     fn taken(&self, py: Python<'_>) -> Vec<(&'static str, &'static str, u64, u64)> {
         let taken = py.detach(|| self.comm.taken());
         taken

@@ -32,7 +32,10 @@ pub(crate) fn info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     found.set_item("pid", std::process::id())?;
     found.set_item("cores", smddp_core::cores())?;
     found.set_item("simd", smddp_core::simd_level())?;
-    found.set_item("transport", "shm: sealed memfd over an abstract unix socket")?;
+    found.set_item("in_a_node", "shm: sealed memfd over an abstract unix socket")?;
+    found
+        .set_item("between_nodes", config.between_nodes().unwrap_or_else(|why| format!("nothing: {why}")))?;
+    found.set_item("interfaces", smddp_core::interfaces())?;
     found.set_item("staging_cap", config.staging)?;
     let (_, resident, reserve) = Endpoint::existing().map_or((0, 0, 0), |e| e.staging());
     found.set_item("staging_resident", resident)?;

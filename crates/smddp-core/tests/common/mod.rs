@@ -54,7 +54,7 @@ impl Wire {
     pub(crate) fn links(self, size: usize) -> Vec<Joined> {
         match self {
             Wire::Loop(script) => {
-                let joined = |link| Joined { link: Box::new(link), nodes: vec![0; size], here: size };
+                let joined = |link| Joined { link: Box::new(link), nodes: vec![0; size], crowd: size };
                 loopback::group(size, script).into_iter().map(joined).collect()
             }
             Wire::Shm => joined(size, |_| None),

@@ -120,6 +120,8 @@ struct Flight {
 enum Event {
     /// The first byte of a flight is there.
     Arrive(u32),
+    /// The first byte of a flight is through its sender's rail, and comes to the node's uplink.
+    Uplink(u32),
     /// The sender of a flight knows that it is there.
     Complete(u32),
     Run(u32),
@@ -209,6 +211,7 @@ impl<'a> Engine<'a> {
             match unpack(key) {
                 Event::Run(lane) => self.ready.push(lane),
                 Event::Arrive(flight) => self.arrive(flight, now),
+                Event::Uplink(flight) => self.pass_uplink(flight, now),
                 Event::Complete(flight) => self.complete(flight, now),
             }
             while let Some(lane) = self.ready.pop() {
@@ -336,7 +339,7 @@ impl<'a> Engine<'a> {
                 let peer = self.flows.reader(first).rank;
                 self.bar(rank, peer, Side::Write, leaving.start, end, bytes);
             }
-            self.fly(Flight { channel, reader: NOBODY, bytes, posted: time, leaving, record });
+            self.fly(Flight { channel, reader: NOBODY, bytes, posted: time, leaving, record }, false);
         }
         true
     }
@@ -350,10 +353,12 @@ impl<'a> Engine<'a> {
             let peer = self.flows.reader(flight.reader as usize).rank;
             self.bar(rank as u32, peer, Side::Send, start, last - self.ports.network_latency, flight.bytes);
         }
-        self.fly(flight);
+        let uplink = self.ports.has_uplink(rank);
+        self.fly(flight, uplink);
     }
 
-    fn fly(&mut self, flight: Flight) {
+    /// `uplink`: there is one more port before it is in the network.
+    fn fly(&mut self, flight: Flight, uplink: bool) {
         let index = match self.idle.pop() {
             Some(index) => {
                 self.flights[index as usize] = flight;
@@ -364,7 +369,19 @@ impl<'a> Engine<'a> {
                 self.flights.len() as u32 - 1
             }
         };
-        self.schedule(flight.leaving.arrives, Event::Arrive(index));
+        if uplink {
+            self.schedule(flight.leaving.arrives - self.ports.network_latency, Event::Uplink(index));
+        } else {
+            self.schedule(flight.leaving.arrives, Event::Arrive(index));
+        }
+    }
+
+    fn pass_uplink(&mut self, index: u32, now: Time) {
+        let Flight { channel, bytes, leaving, .. } = self.flights[index as usize];
+        let rank = self.flows.writer(channel) as usize;
+        let leaving = self.ports.pass_uplink(rank, bytes, leaving, now);
+        self.flights[index as usize].leaving = leaving;
+        self.schedule(leaving.arrives, Event::Arrive(index));
     }
 
     fn arrive(&mut self, index: u32, now: Time) {
@@ -491,6 +508,7 @@ fn pack(number: u64, event: Event) -> u64 {
         Event::Arrive(index) => (0, index),
         Event::Complete(index) => (1, index),
         Event::Run(index) => (2, index),
+        Event::Uplink(index) => (3, index),
     };
     // 34 bits of number, 2 of kind, 28 of index: numbers may wrap, order among equals is all they give.
     number << 30 | kind << 28 | u64::from(index)
@@ -501,6 +519,7 @@ fn unpack(key: u64) -> Event {
     match key >> 28 & 3 {
         0 => Event::Arrive(index),
         1 => Event::Complete(index),
-        _ => Event::Run(index),
+        2 => Event::Run(index),
+        _ => Event::Uplink(index),
     }
 }

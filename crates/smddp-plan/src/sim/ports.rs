@@ -103,34 +103,45 @@ impl Ports {
         self.node[rank] as usize
     }
 
-    /// `rank` sends into the network.
+    /// `rank` sends into the network: takes its rail.
     pub(super) fn send(&mut self, rank: usize, bytes: u64, now: Time) -> Leaving {
         let port = &mut self.rail_out[self.rail[rank] as usize];
         let start = now.max(port.free);
-        let mut first = start + port.message;
+        let first = start + port.message;
         port.free = first + port.span(bytes);
-        let mut end = port.free;
-        if let Some((out, _)) = &mut self.uplink[self.node[rank] as usize] {
-            first = first.max(out.free);
-            out.free = first + out.span(bytes);
-            end = end.max(out.free);
-        }
-        Leaving { start, arrives: first + self.network_latency, last: end + self.network_latency }
+        let latency = self.network_latency;
+        Leaving { start, arrives: first + latency, last: port.free + latency }
     }
 
-    /// The first byte of a message from the network reaches `rank` now.
+    /// Whether what `rank` sends passes a narrower uplink after its rail.
+    pub(super) fn has_uplink(&self, rank: usize) -> bool {
+        self.uplink[self.node[rank] as usize].is_some()
+    }
+
+    /// The first byte of what `rank` sends is through its rail now. (The uplink cannot be taken together with the
+    /// rail: messages that still wait for their rails would keep it from those that do not.)
+    pub(super) fn pass_uplink(&mut self, rank: usize, bytes: u64, leaving: Leaving, now: Time) -> Leaving {
+        let Some((out, _)) = &mut self.uplink[self.node[rank] as usize] else {
+            return leaving;
+        };
+        let first = now.max(out.free);
+        out.free = first + out.span(bytes);
+        let latency = self.network_latency;
+        Leaving { arrives: first + latency, last: leaving.last.max(out.free + latency), ..leaving }
+    }
+
+    /// The first byte of a message from the network reaches `rank`'s node now.
     pub(super) fn receive(&mut self, rank: usize, bytes: u64, last: Time, now: Time) -> Landed {
-        let port = &mut self.rail_in[self.rail[rank] as usize];
-        let uplink = self.uplink[self.node[rank] as usize].as_mut().map(|(_, inward)| inward);
-        let mut start = now.max(port.free);
-        let mut span = port.span(bytes);
-        if let Some(uplink) = uplink {
-            start = start.max(uplink.free);
-            uplink.free = start + uplink.span(bytes);
-            span = span.max(uplink.span(bytes));
+        let (mut first, mut last) = (now, last);
+        if let Some((_, inward)) = &mut self.uplink[self.node[rank] as usize] {
+            first = now.max(inward.free);
+            inward.free = first + inward.span(bytes);
+            last = last.max(inward.free);
         }
+        let port = &mut self.rail_in[self.rail[rank] as usize];
+        let start = first.max(port.free);
         port.free = start + port.message + port.span(bytes);
-        Landed { start, finish: last.max(start + span) }
+        Landed { start, finish: last.max(start + port.span(bytes)) }
     }
 
     /// `rank` writes for `readers` ranks of its node.
@@ -147,7 +158,9 @@ impl Ports {
     pub(super) fn read(&mut self, rank: usize, bytes: u64, last: Time, now: Time) -> Landed {
         let port = &mut self.local_in[rank];
         let start = now.max(port.free);
-        port.free = start + port.message + port.span(bytes);
+        // What is read out of cells costs its reader; what is written to it over NVLink does not.
+        let message = if self.multicast { port.message } else { 0 };
+        port.free = start + message + port.span(bytes);
         Landed { start, finish: last.max(start + port.span(bytes)) }
     }
 }

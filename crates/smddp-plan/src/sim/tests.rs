@@ -260,3 +260,107 @@ fn every_algorithm_runs_to_its_end() {
         }
     }
 }
+
+/// The quickest of the algorithms between nodes.
+fn best(cluster: &Cluster, collective: Collective, bytes: u64) -> Run {
+    let hier = Algorithm::ALL.into_iter().filter(|a| a.is_hierarchical());
+    let jobs = hier.flat_map(|algorithm| Job::cuts(cluster, collective, algorithm, bytes));
+    let runs = jobs.filter_map(|job| job.run(cluster, vec![]).ok());
+    runs.min_by(|a, b| a.outcome.seconds.total_cmp(&b.outcome.seconds)).unwrap()
+}
+
+#[test]
+fn large_calls_are_within_a_tenth_of_the_bound_for_any_number_of_nodes() {
+    for nodes in [2, 3, 4, 5, 6, 7, 8, 11, 16, 21, 32] {
+        let cluster = Cluster::p4d(nodes);
+        for collective in [Collective::AllGather, Collective::ReduceScatter] {
+            let run = best(&cluster, collective, 256 << 20);
+            let share = run.line_share.unwrap();
+            assert!(share > 1.0 / 1.1, "{collective:?} {nodes}: {share} by {:?}", run.job);
+        }
+    }
+}
+
+#[test]
+fn each_byte_crosses_a_nodes_link_once() {
+    // Uneven ranks, and blocks of one byte more than others.
+    for (ranks, bytes) in [(vec![2; 4], 4 << 20), (vec![1, 3, 2], 6_000_000), (vec![3; 5], 1_000_003)] {
+        let cluster = cluster(&ranks);
+        let size = cluster.size() as u64;
+        let blocks = Blocks::Even { bytes, count: size };
+        for algorithm in [Algorithm::HierMesh, Algorithm::HierRing, Algorithm::HierLog] {
+            for job in Job::cuts(&cluster, Collective::AllGather, algorithm, bytes) {
+                let run = job.run(&cluster, vec![]).unwrap();
+                let mut first = 0;
+                for (node, &ranks) in cluster.ranks.iter().enumerate() {
+                    let own: u64 = (first..first + ranks as u64).map(|b| blocks.size(b)).sum();
+                    first += ranks as u64;
+                    assert_eq!(run.outcome.in_bytes[node], bytes - own, "{job:?}");
+                }
+                let out: u64 = run.outcome.out_bytes.iter().sum();
+                assert_eq!(out, (ranks.len() as u64 - 1) * bytes, "{job:?}");
+            }
+        }
+        let least = link_bytes_least(&cluster, Collective::AllGather, bytes, 0);
+        assert_eq!(least.len(), ranks.len());
+    }
+}
+
+#[test]
+fn the_line_is_all_but_one_nodes_share_of_the_buffer() {
+    let cluster = Cluster::p4d(4);
+    let quarter = 64 << 20;
+    for (collective, wanted) in [
+        (Collective::AllGather, (quarter, 3 * quarter)),
+        (Collective::ReduceScatter, (3 * quarter, quarter)),
+        (Collective::AllReduce, (6 * quarter, 6 * quarter)),
+        (Collective::AllToAll, (24 * quarter, 24 * quarter)),
+    ] {
+        assert_eq!(link_bytes_least(&cluster, collective, 256 << 20, 0), [wanted; 4], "{collective:?}");
+    }
+    close(line_seconds(&cluster, Collective::AllGather, 256 << 20, 0) * 50e9, (3 * quarter) as f64);
+}
+
+#[test]
+fn a_node_with_half_its_rate_costs_at_most_twice_the_time() {
+    let whole = Cluster::p4d(8);
+    let slow = Override { rail_bytes_per_s: Some(6.25e9), ..Override::default() };
+    let lost = Override { rails: Some(3), ..Override::default() };
+    let narrow = Override { uplink_bytes_per_s: Some(25e9), ..Override::default() };
+    let time = |cluster: &Cluster| best(cluster, Collective::AllGather, 256 << 20).outcome.seconds;
+    let even = time(&whole);
+    for (what, most) in [(slow, 2.02), (lost, 2.02), (narrow, 2.02)] {
+        let cluster = Cluster { overrides: BTreeMap::from([(3, what)]), ..whole.clone() };
+        let ratio = time(&cluster) / even;
+        assert!((1.2..most).contains(&ratio), "{what:?}: {ratio}");
+    }
+    let spine = Cluster { uplink_bytes_per_s: Some(25e9), ..whole };
+    let ratio = time(&spine) / even;
+    assert!((1.9..2.02).contains(&ratio), "{ratio}");
+}
+
+#[test]
+fn the_same_replay_gives_the_same_time() {
+    let cluster = Cluster::p5(5);
+    let job = Job::cuts(&cluster, Collective::AllReduce, Algorithm::HierMesh, 5_000_000)[0];
+    let (a, b) = (job.run(&cluster, vec![]).unwrap(), job.run(&cluster, vec![3]).unwrap());
+    assert_eq!((a.outcome.seconds, &a.outcome.path), (b.outcome.seconds, &b.outcome.path));
+    assert!(!b.outcome.bars.is_empty());
+}
+
+#[test]
+fn clusters_that_make_no_sense_are_refused_by_name() {
+    let with = |change: fn(&mut Cluster)| {
+        let mut cluster = cluster(&[2, 2]);
+        change(&mut cluster);
+        cluster.check().unwrap_err()
+    };
+    assert!(with(|c| c.ranks = vec![]).contains("nodes"));
+    assert!(with(|c| c.ranks[1] = 0).contains("node 1"));
+    assert!(with(|c| c.network.bytes_per_s = 0.0).contains("network.bytes_per_s"));
+    assert!(with(|c| c.local.latency_s = f64::NAN).contains("local.latency_us"));
+    assert!(with(|c| c.rails = 0).contains("rails"));
+    assert!(with(|c| c.window = 0).contains("window"));
+    assert!(with(|c| drop(c.overrides.insert(2, Override::default()))).contains("node 2"));
+    assert_eq!(cluster(&[1, 2]).check(), Ok(()));
+}

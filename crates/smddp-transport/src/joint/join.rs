@@ -45,8 +45,8 @@ pub enum JoinError {
 pub struct Joined {
     pub link: Box<dyn Link>,
     pub nodes: Vec<usize>,
-    /// Ranks of this node.
-    pub here: usize,
+    /// Ranks of this host, whether or not they share memory: they share its cores.
+    pub crowd: usize,
 }
 
 /// First half of making a link: nobody waits.
@@ -84,10 +84,11 @@ impl Prepared {
     pub fn connect(self, cards: Vec<Card>) -> Result<Joined, JoinError> {
         let me = self.card().rank as usize;
         let nodes = nodes(&cards);
+        let crowd = cards.iter().filter(|card| card.boot == self.card().boot).count();
         let here: Vec<usize> = (0..cards.len()).filter(|&r| nodes[r] == nodes[me]).collect();
         if here.len() == cards.len() {
             let link = self.shm.connect(cards)?;
-            return Ok(Joined { link: Box::new(link), nodes, here: here.len() });
+            return Ok(Joined { link: Box::new(link), nodes, crowd });
         }
         self.check(&cards, &nodes)?;
         let Some(door) = self.door else {
@@ -112,9 +113,8 @@ impl Prepared {
             return Err(JoinError::Nodes("this rank has no shared memory".to_owned()));
         };
         let net = Net::new(me, size, Box::new(TcpWire::new(me, door, addresses)), endpoint, nonce);
-        let count = here.len();
         let link = JointLink::new(me, Map::new(size, here), names, shm, net);
-        Ok(Joined { link: Box::new(link), nodes, here: count })
+        Ok(Joined { link: Box::new(link), nodes, crowd })
     }
 
     /// Every rank finds the same trouble, from the same cards.

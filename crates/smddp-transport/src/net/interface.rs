@@ -47,6 +47,17 @@ impl Address {
         }
     }
 
+    /// A peer's endpoint as this address's host has to write it: scope ids count interfaces of one host, so a
+    /// link-local endpoint gets the one of the interface that is used here.
+    pub fn reaches(self, peer: SocketAddr) -> SocketAddr {
+        match peer {
+            SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() => {
+                SocketAddrV6::new(*v6.ip(), v6.port(), 0, self.scope).into()
+            }
+            other => other,
+        }
+    }
+
     /// Reaches only what hangs on the same link.
     fn link_local(self) -> bool {
         match self.ip {
@@ -275,7 +286,7 @@ fn why(usable: &[Candidate<'_>], wanted: &Wanted, chosen_by_name: bool) -> Strin
 }
 
 /// "lo (127.0.0.1, ::1), eth0 (10.0.0.5), ib0 (down)".
-fn listing(interfaces: &[Interface]) -> String {
+pub fn listing(interfaces: &[Interface]) -> String {
     if interfaces.is_empty() {
         return "none".to_owned();
     }

@@ -181,12 +181,12 @@ impl<'r, 't> Layout<'r, 't> {
     /// Lane and lag in which my node's contributions to a part come together: one behind the deepest below it.
     pub(super) fn up_slot(&self, part: usize) -> (usize, usize) {
         let place = self.routes.place(part, self.node);
-        (self.routes.lane(part), self.routes.height() - place.depth)
+        (self.routes.lane(part, self.node, false), self.routes.height() - place.depth)
     }
 
     /// Lane and lag in which a part enters my node, which is not its home's.
     pub(super) fn down_slot(&self, part: usize) -> (usize, usize) {
-        (self.routes.lane(part), self.routes.place(part, self.node).depth - 1)
+        (self.routes.lane(part, self.node, true), self.routes.place(part, self.node).depth - 1)
     }
 
     /// My channel to the parent of `part`.

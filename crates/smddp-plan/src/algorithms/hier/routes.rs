@@ -5,7 +5,7 @@ use crate::ir::{Buffer, Span};
 use crate::topology::Topology;
 
 /// Lanes of one role: parts of homes in different nodes wait for each other only where these are congruent.
-pub(super) const LANES: usize = 4;
+const LANES: usize = 4;
 
 /// The tree of nodes under a home's node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,9 +187,10 @@ impl<'a> Routes<'a> {
         self.starts[node]..self.starts[node + 1]
     }
 
-    /// The lane of its role in which a part is, in every rank's program.
-    pub(super) fn lane(&self, part: usize) -> usize {
-        (if self.by_rank { self.counted_at(part) } else { part }) % LANES
+    /// The lane in which a part is at `node`, of those with one role. Lanes are asked in their order, so they are
+    /// numbered from the next node on (or from the last, if `backwards`), as [`Self::rotated`].
+    pub(super) fn lane(&self, part: usize, node: usize, backwards: bool) -> usize {
+        if self.by_rank { lane_of(self.counted_at(part), node, backwards) } else { part % LANES }
     }
 
     /// Parts as a node deals with them: those of the next node first (or of the last, if `backwards`), its own
@@ -248,8 +249,58 @@ impl<'a> Routes<'a> {
     }
 }
 
+/// The lane at `node` for what goes to node `other` (or comes from it, `backwards`).
+pub(super) fn lane_of(other: usize, node: usize, backwards: bool) -> usize {
+    let (other, node) = (other % LANES, node % LANES);
+    (if backwards { node + LANES - 1 - other } else { other + 2 * LANES - 1 - node }) % LANES
+}
+
 /// The `i`-th of `count` runs of `size` blocks: first and length.
 fn share(i: usize, count: usize, size: usize) -> (usize, usize) {
     let (start, end) = (i * size / count, (i + 1) * size / count);
     (start, end - start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_lane_is_the_next_nodes() {
+        for node in 0..10 {
+            for k in 0..8 {
+                assert_eq!(lane_of(node + 1 + k, node, false), k % LANES);
+                assert_eq!(lane_of(node + 16 - 1 - k, node, true), k % LANES);
+            }
+        }
+    }
+
+    /// Every node hangs on the top one, its parent has it as a child, and depths count.
+    #[test]
+    fn every_shape_is_a_tree_of_all_nodes() {
+        for nodes in 2..40 {
+            let topology = Topology::blocks(nodes, 2);
+            let mut all: Vec<Routes<'_>> = [Shape::Star, Shape::Chain, Shape::Binomial]
+                .map(|shape| Routes::each(&topology, shape))
+                .into_iter()
+                .collect();
+            all.push(Routes::through(&topology, nodes));
+            all.push(Routes::away(&topology, 1));
+            all.push(Routes::pairs(&topology, |rail| rail % nodes, 0));
+            for routes in all {
+                for part in 0..routes.parts.len() {
+                    for node in 0..nodes {
+                        let place = routes.place(part, node);
+                        assert_eq!(place.parent.is_none(), node == routes.home_node(part));
+                        assert_eq!(routes.hands_on(part, node), !place.children.is_empty());
+                        assert!(place.depth <= routes.height());
+                        for child in place.children {
+                            let below = routes.place(part, child);
+                            assert_eq!((below.parent, below.depth), (Some(node), place.depth + 1));
+                        }
+                    }
+                }
+            }
+        }
+    }
 }

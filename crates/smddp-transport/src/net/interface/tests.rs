@@ -72,6 +72,15 @@ fn an_interface_that_reaches_its_own_link_alone_comes_after_others() {
 }
 
 #[test]
+fn a_peer_on_the_same_link_is_reached_through_the_interface_of_this_host() {
+    let mine = chosen(&machine(), Some("ib0"), Family::Any).unwrap().address;
+    let text = |peer: &str| mine.reaches(peer.parse().unwrap()).to_string();
+    assert_eq!(text("[fe80::9%2]:7"), "[fe80::9%6]:7");
+    assert_eq!(text("[2001:db8::9]:7"), "[2001:db8::9]:7");
+    assert_eq!(text("10.0.0.9:7"), "10.0.0.9:7");
+}
+
+#[test]
 fn loopback_is_taken_when_named_or_alone_and_always_flagged() {
     let named = chosen(&machine(), Some("lo"), Family::Any).unwrap();
     assert_eq!((named.name.as_str(), named.loopback), ("lo", true));

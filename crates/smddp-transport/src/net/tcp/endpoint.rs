@@ -69,8 +69,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Callers that have not said hello after this time are hung up on.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Callers that have not said hello after this time are hung up on. Long: a rank that shares its core with hundreds may
+/// take its time between a connection and the first word.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 impl TcpEndpoint {
     /// Listens on that interface. Nobody is answered before [`TcpEndpoint::serve`].

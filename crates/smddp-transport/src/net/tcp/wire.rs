@@ -41,8 +41,11 @@ const GOODBYE: Duration = Duration::from_millis(20);
 impl TcpWire {
     /// `addresses` by rank; `None` for ranks that are not reached this way.
     pub(crate) fn new(me: usize, door: Door, addresses: Vec<Option<TcpAddress>>) -> Self {
+        let mine = door.endpoint.interface.address;
+        let here = |theirs: TcpAddress| TcpAddress { socket: mine.reaches(theirs.socket), ..theirs };
         let peers = addresses
             .into_iter()
+            .map(|address| address.map(here))
             .map(|address| Peer { address, sends: [None; LANES], ended: None, left: false, broken: None })
             .collect();
         Self { me, door, peers, conns: Vec::new(), done: Vec::new(), ready: Vec::new() }
