@@ -3,7 +3,5 @@
 mod join;
 mod link;
 mod route;
-mod srd;
 
 pub use join::{Between, JoinError, Joined, Means, Prepared};
-pub use srd::over_srd;

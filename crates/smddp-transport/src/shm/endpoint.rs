@@ -16,7 +16,6 @@ use super::layout::{BELL_POLLERS, BELL_SLEEPERS, BELL_WORD, STAGING};
 use super::memory::Memory;
 use super::pool::Pool;
 use super::service::Service;
-use crate::net::fabric;
 use crate::net::interface::{self, Family, Wanted};
 use crate::net::tcp::TcpEndpoint;
 
@@ -41,8 +40,6 @@ pub struct Endpoint {
     peers: Mutex<HashMap<Id, Weak<Peer>>>,
     /// Where other nodes reach this process; made when first needed.
     tcp: Mutex<Weak<TcpEndpoint>>,
-    /// The fabric of this process; made when first needed.
-    pub(crate) fabric: fabric::Slot,
 }
 
 /// Counts forks: what was made before one is dead in the child.
@@ -140,7 +137,6 @@ impl Endpoint {
             service,
             peers: Mutex::default(),
             tcp: Mutex::default(),
-            fabric: fabric::Slot::default(),
         })
     }
 
@@ -203,13 +199,6 @@ impl Endpoint {
     /// (cap, resident, reserve in use) of the staging pool, bytes.
     pub fn staging(&self) -> (usize, usize, usize) {
         self.pool.usage()
-    }
-
-    /// The pool's memory, for devices to read and write: first byte, bytes. Its pages stay where they are from now on.
-    pub(crate) fn pinnable(&self) -> (*mut u8, usize) {
-        self.memory.pin();
-        let bytes = self.bytes - STAGING;
-        (self.memory.at(STAGING, bytes), bytes)
     }
 
     pub(crate) fn bell(&self) -> Bell {

@@ -10,7 +10,6 @@ mod message;
 pub(crate) mod ofi;
 mod outgoing;
 mod pair;
-pub(crate) mod process;
 pub(crate) mod provider;
 mod slab;
 pub mod srd;
@@ -18,4 +17,3 @@ pub(crate) mod staging;
 pub(crate) mod wire;
 
 pub use engine::Address;
-pub(crate) use process::Slot;
