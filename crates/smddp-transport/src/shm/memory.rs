@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -13,6 +13,8 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 pub(crate) struct Memory {
     base: *mut u8,
     len: usize,
+    /// A device may hold pages of it.
+    pinned: AtomicBool,
 }
 
 // SAFETY: the mapping lives until `drop`, belongs to no thread, and is only reached through atomics or through
@@ -54,7 +56,7 @@ impl Memory {
                 0,
             )?
         };
-        Ok(Self { base: base.cast(), len })
+        Ok(Self { base: base.cast(), len, pinned: AtomicBool::new(false) })
     }
 
     /// Address of `bytes` bytes at `offset`. Offsets come from other processes: out of range is a bug or an
@@ -92,6 +94,16 @@ impl Memory {
         let advice = if write { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
         // SAFETY: the range lies inside this mapping (checked by `at`); populating changes no bytes.
         let _ = unsafe { rustix::mm::madvise(self.at(start, end - start).cast(), end - start, advice) };
+    }
+
+    /// From now on a device may know any of its pages, and would go on with the old one where a page is given back.
+    #[allow(dead_code, reason = "for whoever shows it to a device")]
+    pub(crate) fn pin(&self) {
+        self.pinned.store(true, Ordering::Relaxed);
+    }
+
+    pub(crate) fn pinned(&self) -> bool {
+        self.pinned.load(Ordering::Relaxed)
     }
 
     /// Gives the pages back to the system; they read as zero afterwards. `offset` and `bytes` are page multiples.

@@ -229,7 +229,9 @@ impl Pool {
         while i < state.idle.len() {
             if state.idle[i].region.offset >= STAGING + self.cap && state.idle[i].released() {
                 let region = state.idle.swap_remove(i).region;
-                memory.discard(region.offset, region.bytes);
+                if !memory.pinned() {
+                    memory.discard(region.offset, region.bytes);
+                }
                 self.reserve_used.fetch_sub(region.bytes, Ordering::Relaxed);
                 give(&mut state.reserve, region.offset, region.bytes);
             } else {

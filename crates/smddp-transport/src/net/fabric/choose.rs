@@ -10,7 +10,7 @@ use libfabric_sys::{
 };
 
 /// What the user and the machine say about it.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     /// `SMDDP_LIBFABRIC`: the library's file.
     pub library: Option<PathBuf>,

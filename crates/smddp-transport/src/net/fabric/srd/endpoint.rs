@@ -15,6 +15,9 @@ pub(super) struct SrdProvider {
 /// Tries after a full queue, without a poll between them, that are no mistake yet: many peers share a queue.
 const PATIENCE: usize = 1000;
 
+/// Turns of the world while nothing comes of them for whoever polls.
+const TURNS: usize = 16;
+
 impl SrdProvider {
     pub(super) fn new(world: Arc<Mutex<World>>, rank: usize) -> Self {
         Self { world, rank }
@@ -218,8 +221,15 @@ impl Provider for SrdProvider {
     fn poll(&mut self, rail: usize, events: &mut Vec<Event>) {
         let mut world = self.world();
         let device = self.rank * world.script.rails + rail;
-        world.turn();
-        world.completions(device, events);
+        let before = events.len();
+        // Whoever asks in vain may go to sleep for longer than the fabric takes.
+        for _ in 0..TURNS {
+            world.turn();
+            world.completions(device, events);
+            if events.len() > before || world.still() {
+                break;
+            }
+        }
     }
 
     fn interest(&mut self, _: &mut Vec<(RawFd, i16)>) -> bool {

@@ -258,7 +258,7 @@ impl Run {
 const TURNS: usize = 200_000;
 
 fn seeds() -> u64 {
-    std::env::var("SMDDP_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(30)
+    std::env::var("SRD_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(30)
 }
 
 #[test]

@@ -221,6 +221,11 @@ impl World {
         }
     }
 
+    /// Whether nothing is under way.
+    pub(super) fn still(&self) -> bool {
+        self.flights.is_empty()
+    }
+
     /// Moves a few things on.
     pub(super) fn turn(&mut self) {
         let in_order = !self.holds(Rule::Order);
