@@ -75,8 +75,6 @@ impl Link for JointLink {
         self.lent.clear();
         self.lent.resize(routes.outs.len(), None);
         self.routes = routes;
-        // What came in for this operation before it began has waited in the wire.
-        self.net.turn();
         true
     }
 
