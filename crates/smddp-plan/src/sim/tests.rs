@@ -261,12 +261,9 @@ fn every_algorithm_runs_to_its_end() {
     }
 }
 
-/// The quickest of the algorithms between nodes.
 fn best(cluster: &Cluster, collective: Collective, bytes: u64) -> Run {
-    let hier = Algorithm::ALL.into_iter().filter(|a| a.is_hierarchical());
-    let jobs = hier.flat_map(|algorithm| Job::cuts(cluster, collective, algorithm, bytes));
-    let runs = jobs.filter_map(|job| job.run(cluster, vec![]).ok());
-    runs.min_by(|a, b| a.outcome.seconds.total_cmp(&b.outcome.seconds)).unwrap()
+    let runs = [Algorithm::HierMesh, Algorithm::HierRing].map(|a| run(cluster, collective, a, bytes));
+    runs.into_iter().min_by(|a, b| a.outcome.seconds.total_cmp(&b.outcome.seconds)).unwrap()
 }
 
 #[test]
