@@ -1,5 +1,7 @@
 //! `simulate`, `explain` and `tune` as a user calls them.
 
+#![allow(clippy::unwrap_used)] // A test stops at the first surprise, in its helpers too.
+
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
