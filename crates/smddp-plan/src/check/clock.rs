@@ -12,7 +12,7 @@ impl Moment {
     pub(super) const NEVER: Self = Self { lane: 0, tick: 0 };
 }
 
-/// The last step of each lane that happened before now.
+/// The last step of each lane that happened before now. An empty one knows nothing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Clock(Vec<u32>);
 
@@ -33,17 +33,11 @@ impl Clock {
 
     /// Learns all that `other` knows.
     pub(super) fn join(&mut self, other: &Self) {
+        if self.0.is_empty() {
+            self.0.clone_from(&other.0);
+        }
         for (mine, theirs) in self.0.iter_mut().zip(&other.0) {
             *mine = (*mine).max(*theirs);
         }
-    }
-
-    /// Becomes a copy, in the memory it has.
-    pub(super) fn copy_from(&mut self, other: &Self) {
-        self.0.clone_from(&other.0);
-    }
-
-    pub(super) fn forget(&mut self) {
-        self.0.fill(0);
     }
 }

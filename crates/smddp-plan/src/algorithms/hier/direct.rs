@@ -3,7 +3,7 @@
 //! One block a message, so pairs may differ in size. Peers of one node and of others are in lanes of their own, and
 //! sending and receiving too, so nobody waits for room while it could take something.
 
-use super::routes::LANES;
+use super::routes::lane_of;
 use super::weave::{At, Role, Weave};
 use crate::ir::{Ask, Collective, Program, Source, Span, Step, reader_of_all};
 use crate::topology::Topology;
@@ -17,10 +17,10 @@ pub(super) fn plan(ask: &Ask, topology: &Topology) -> Program {
     // Of those to whom a rank sends, or from whom it takes, only the root if it is not itself the root.
     let meets = |peer: usize| collective == Collective::AllToAll || me == root || peer == root;
     let lane = |near: Role, far: Role, peer: usize| -> At {
-        match topology.share_node(me, peer) {
-            true => (near, 0),
-            false => (far, topology.node_of(peer) % LANES),
+        if topology.share_node(me, peer) {
+            return (near, 0);
         }
+        (far, lane_of(topology.node_of(peer), topology.node_of(me), far == Role::Enter))
     };
     let number = |writer: usize, reader: usize| if to_root { 0 } else { reader_of_all(writer, reader) };
     if sends {

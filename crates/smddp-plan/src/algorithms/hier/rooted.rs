@@ -36,7 +36,7 @@ pub(super) fn broadcast(routes: &Routes<'_>, ask: &Ask) -> Program {
             continue;
         }
         if let Some(channel) = layout.leaving(part) {
-            weave.send((Role::Leave, routes.lane(part)), 0, channel, input, None);
+            weave.send((Role::Leave, routes.lane(part, layout.node, false)), 0, channel, input, None);
         }
         if layout.mates.is_empty() {
             weave.step(near, 0, Step::Copy { source: input, to: output, finish: false });
@@ -65,7 +65,11 @@ pub(super) fn reduce(routes: &Routes<'_>, ask: &Ask) -> Program {
             take: (0, input.blocks),
         };
         let to = routes.span(part, Buffer::Out);
-        weave.step((Role::Enter, routes.lane(part)), 0, Step::Receive { from, to, forward: None });
+        weave.step(
+            (Role::Enter, routes.lane(part, layout.node, true)),
+            0,
+            Step::Receive { from, to, forward: None },
+        );
     }
     weave.done()
 }

@@ -69,31 +69,37 @@ impl<'a> Routes<'a> {
         )
     }
 
-    /// Every node but the root's gets an equal share, a part for each of its ranks. A part goes from the root's node
-    /// to that rank, and from there to the other nodes.
+    /// Every node gets an equal share, however many ranks it has: a part for each of its ranks, which are their homes.
+    pub(super) fn spread(topology: &'a Topology, shape: Shape) -> Self {
+        Self::shares(topology, shape, None, |node, rail| topology.rank_at(node, rail))
+    }
+
+    /// Every node but the root's gets an equal share. A part goes from the root's node to one rank of that node, and
+    /// from there to the other nodes.
     pub(super) fn through(topology: &'a Topology, root: usize) -> Self {
         let node = topology.node_of(root);
-        Self::away_from(topology, Shape::Through, node, |_, rail| topology.rank_at(node, rail))
+        Self::shares(topology, Shape::Through, Some(node), |_, rail| topology.rank_at(node, rail))
     }
 
     /// The same parts; that rank is the home.
     pub(super) fn away(topology: &'a Topology, root: usize) -> Self {
         let home = |node, rail| topology.rank_at(node, rail);
-        Self::away_from(topology, Shape::Star, topology.node_of(root), home)
+        Self::shares(topology, Shape::Star, Some(topology.node_of(root)), home)
     }
 
-    fn away_from(
+    fn shares(
         topology: &'a Topology,
         shape: Shape,
-        without: usize,
+        without: Option<usize>,
         home: impl Fn(usize, usize) -> usize,
     ) -> Self {
-        // There are more blocks than other nodes, but maybe fewer than would do for all ranks of a node.
+        let nodes = topology.nodes() - usize::from(without.is_some());
+        // There are at least as many blocks as nodes, but maybe fewer than would do for all ranks of a node.
         let blocks = |node: usize| {
-            let place = if node < without { node } else { node - 1 };
-            share(place, topology.nodes() - 1, topology.size())
+            let place = node - usize::from(without.is_some_and(|gone| gone < node));
+            share(place, nodes, topology.size())
         };
-        let count = |node: usize| match node == without {
+        let count = |node: usize| match without == Some(node) {
             true => 0,
             false => topology.ranks_of(node).len().min(blocks(node).1),
         };
@@ -187,9 +193,10 @@ impl<'a> Routes<'a> {
         self.starts[node]..self.starts[node + 1]
     }
 
-    /// The lane of its role in which a part is, in every rank's program.
-    pub(super) fn lane(&self, part: usize) -> usize {
-        (if self.by_rank { self.counted_at(part) } else { part }) % LANES
+    /// The lane in which a part is at `node`, of those with one role. Lanes are asked in their order, so they are
+    /// numbered from the next node on (or from the last, if `backwards`), as [`Self::rotated`].
+    pub(super) fn lane(&self, part: usize, node: usize, backwards: bool) -> usize {
+        if self.by_rank { lane_of(self.counted_at(part), node, backwards) } else { part % LANES }
     }
 
     /// Parts as a node deals with them: those of the next node first (or of the last, if `backwards`), its own
@@ -228,6 +235,16 @@ impl<'a> Routes<'a> {
         }
     }
 
+    /// Nodes above `node` in the tree of `part`.
+    pub(super) fn depth(&self, part: usize, node: usize) -> usize {
+        let (nodes, top) = (self.topology.nodes(), self.home_node(part));
+        match self.shape {
+            Shape::Star => usize::from(node != top),
+            Shape::Chain => (node + nodes - top) % nodes,
+            Shape::Through | Shape::Binomial | Shape::Pair => self.place(part, node).depth,
+        }
+    }
+
     /// No place is deeper.
     pub(super) fn height(&self) -> usize {
         let nodes = self.topology.nodes();
@@ -248,8 +265,60 @@ impl<'a> Routes<'a> {
     }
 }
 
+/// The lane at `node` for what goes to node `other` (or comes from it, `backwards`).
+pub(super) fn lane_of(other: usize, node: usize, backwards: bool) -> usize {
+    let (other, node) = (other % LANES, node % LANES);
+    (if backwards { node + LANES - 1 - other } else { other + 2 * LANES - 1 - node }) % LANES
+}
+
 /// The `i`-th of `count` runs of `size` blocks: first and length.
 fn share(i: usize, count: usize, size: usize) -> (usize, usize) {
     let (start, end) = (i * size / count, (i + 1) * size / count);
     (start, end - start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_lane_is_the_next_nodes() {
+        for node in 0..10 {
+            for k in 0..8 {
+                assert_eq!(lane_of(node + 1 + k, node, false), k % LANES);
+                assert_eq!(lane_of(node + 16 - 1 - k, node, true), k % LANES);
+            }
+        }
+    }
+
+    /// Every node hangs on the top one, its parent has it as a child, and depths count.
+    #[test]
+    fn every_shape_is_a_tree_of_all_nodes() {
+        for nodes in 2..40 {
+            let topology = Topology::blocks(nodes, 2);
+            let mut all: Vec<Routes<'_>> = [Shape::Star, Shape::Chain, Shape::Binomial]
+                .map(|shape| Routes::each(&topology, shape))
+                .into_iter()
+                .chain([Routes::spread(&topology, Shape::Binomial)])
+                .collect();
+            all.push(Routes::through(&topology, nodes));
+            all.push(Routes::away(&topology, 1));
+            all.push(Routes::pairs(&topology, |rail| rail % nodes, 0));
+            for routes in all {
+                for part in 0..routes.parts.len() {
+                    for node in 0..nodes {
+                        let place = routes.place(part, node);
+                        assert_eq!(place.parent.is_none(), node == routes.home_node(part));
+                        assert_eq!(routes.hands_on(part, node), !place.children.is_empty());
+                        assert!(place.depth <= routes.height());
+                        assert_eq!(routes.depth(part, node), place.depth);
+                        for child in place.children {
+                            let below = routes.place(part, child);
+                            assert_eq!((below.parent, below.depth), (Some(node), place.depth + 1));
+                        }
+                    }
+                }
+            }
+        }
+    }
 }

@@ -27,8 +27,12 @@ struct Cell {
     segment: usize,
     /// For each block of the span; `NOTHING` where the block has no such segment.
     values: Vec<Value>,
+    /// What its writer knew; forgotten when all have read it.
     written: Clock,
+    /// What its readers knew; kept where it is written again.
     released: Clock,
+    /// How often it will yet be written.
+    to_come: usize,
 }
 
 /// Progress of a channel in one operation.
@@ -98,18 +102,18 @@ impl<'a> Replay<'a> {
                 .map(|rank| {
                     let programs = || ops.iter().map(|op| &op.programs[rank]);
                     let lanes = programs().map(|p| p.lanes.len()).max().unwrap_or(0).max(1);
-                    let cells = programs().map(|p| p.channels.len()).max().unwrap_or(0) * depth;
-                    let cells = (0..cells).map(|_| Cell::default()).collect();
+                    let channels = programs().map(|p| p.channels.len()).max().unwrap_or(0);
+                    let mut cells: Vec<Cell> = Vec::new();
+                    cells.resize_with(channels * depth, Cell::default);
+                    for op in *ops {
+                        count_messages(op, rank, depth, &mut cells);
+                    }
                     lane += lanes;
                     Rank { now: 0, cursors: Vec::new(), cells, lane: lane - lanes, lanes }
                 })
                 .collect();
             made.push(Track { first, runs, ranks });
             first += ops.len();
-        }
-        for cell in made.iter_mut().flat_map(|t| &mut t.ranks).flat_map(|r| &mut r.cells) {
-            cell.written = Clock::new(lane);
-            cell.released = Clock::new(lane);
         }
         Self { depth, values, tracks: made, clocks: vec![Clock::new(lane); lane] }
     }
@@ -247,6 +251,22 @@ impl<'a> Run<'a> {
             signals: programs.iter().map(|p| vec![Vec::new(); p.semaphores]).collect(),
             began: vec![Moment::NEVER; op.size()],
             ended: vec![Clock::default(); op.size()],
+        }
+    }
+}
+
+/// How often each of a rank's cells is written in an operation.
+fn count_messages(op: &Operation<'_>, rank: usize, depth: usize, cells: &mut [Cell]) {
+    let program = &op.programs[rank];
+    let mut sent = vec![0; program.channels.len()];
+    for timed in program.lanes.iter().flatten() {
+        if let Some((channel, span)) = timed.step.published() {
+            sent[channel] += (0..op.most_segments()).filter(|&s| op.has(rank, span, s)).count();
+        }
+    }
+    for (channel, messages) in sent.into_iter().enumerate() {
+        for k in 0..messages {
+            cells[channel * depth + k % depth].to_come += 1;
         }
     }
 }

@@ -126,7 +126,12 @@ impl Replay<'_> {
         for from in sources() {
             let cell = &mut ranks[from.rank].cells[incoming(from, flows).0];
             cell.unread -= 1;
-            cell.released.join(clock);
+            if cell.unread == 0 {
+                cell.written = Clock::default();
+            }
+            if cell.to_come > 0 {
+                cell.released.join(clock);
+            }
             flows[from.rank][from.channel].read[from.reader] += 1;
         }
         if let Some((channel, span, cell, k)) = outgoing {
@@ -144,8 +149,9 @@ impl Replay<'_> {
             cell.span = Some(span);
             cell.segment = segment;
             cell.values = result;
-            cell.written.copy_from(clock);
-            cell.released.forget();
+            cell.to_come -= 1;
+            cell.written = clock.clone();
+            cell.released = Clock::default();
         }
         Ok(true)
     }
