@@ -88,13 +88,13 @@ struct Row {
     /// Most bytes over any node's link in one direction.
     link_bytes: u64,
     messages: u64,
-    critical_path: Path_,
+    critical_path: CriticalPath,
     simulated: bool,
 }
 
 /// Microseconds of the critical path.
 #[derive(Serialize)]
-struct Path_ {
+struct CriticalPath {
     network_us: f64,
     network_hops: usize,
     queue_us: f64,
@@ -104,9 +104,9 @@ struct Path_ {
     work_us: f64,
 }
 
-impl Path_ {
-    fn new(sum: &PathSummary) -> Path_ {
-        Path_ {
+impl CriticalPath {
+    fn new(sum: &PathSummary) -> CriticalPath {
+        CriticalPath {
             network_us: sum.network * 1e6,
             network_hops: sum.network_hops,
             queue_us: sum.queue * 1e6,
@@ -239,7 +239,7 @@ fn row(op: Op, cluster: &Cluster, run: &Run) -> Row {
         line_share: run.line_share,
         link_bytes: run.link_bytes(),
         messages: run.outcome.network_messages,
-        critical_path: Path_::new(&run.path_summary()),
+        critical_path: CriticalPath::new(&run.path_summary()),
         simulated: true,
     }
 }
@@ -265,11 +265,11 @@ pub(crate) fn share(share: Option<f64>) -> String {
 }
 
 pub(crate) fn path_text(run: &Run) -> String {
-    path(&Path_::new(&run.path_summary()), run.outcome.seconds * 1e6)
+    path(&CriticalPath::new(&run.path_summary()), run.outcome.seconds * 1e6)
 }
 
 /// `network 62 % in 5 hops, queue 30 %, node 8 % in 3 hops`; what is below half a per cent is left out.
-fn path(path: &Path_, total: f64) -> String {
+fn path(path: &CriticalPath, total: f64) -> String {
     let parts = [
         ("network", path.network_us, Some(path.network_hops)),
         ("queue", path.queue_us, None),
