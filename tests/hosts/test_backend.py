@@ -17,6 +17,14 @@ SHAPES = [(2, 2), (4, 1)]
 CLIENTS = {"fsdp2", "fsdp1", "ddp", "tensor_parallel", "zero"}
 _TESTS = Path(__file__).parents[1]
 
+# (shape, case): what one machine promises and hosts of several ranks cannot.
+NOT_ACROSS = {
+    (
+        (2, 2),
+        "test_half_precision_sums_round_once",
+    ): "across hosts sums round once a level; hosts/cases.py has that case",
+}
+
 # One of each kind: what `make test` runs.
 QUICK = {
     "test_all_gather_into_tensor_puts_each_block_in_its_place",
@@ -80,7 +88,19 @@ def client_cases() -> list:
 
 @pytest.mark.parametrize(("shape", "module", "name", "size", "seconds"), backend_cases())
 def test_backend(labs: Labs, shape, module, name, size, seconds) -> None:
+    if reason := NOT_ACROSS.get((shape, name)):
+        pytest.skip(reason)
     labs.of(*shape).run_backend_case(module, name, size, seconds)
+
+
+@pytest.mark.parametrize("name", ["nodes_are_the_hosts", "half_precision_sums_round_once_a_level"])
+@pytest.mark.parametrize(
+    "shape", [(2, 2), pytest.param((4, 1), marks=pytest.mark.slow)], ids=lambda s: f"{s[0]}x{s[1]}"
+)
+def test_across_hosts(labs: Labs, backend, shape, name) -> None:
+    if backend != "smddp":
+        pytest.skip("the promise is smddp's own")
+    labs.of(*shape).run_backend_case("hosts.cases", name, 4, 60.0)
 
 
 @pytest.mark.timeout(150)

@@ -217,7 +217,8 @@ pub(crate) fn pick(key: &Key, site: &Site, config: &Config) -> Result<Choice> {
         staging: config.staging,
         network: Network::ASSUMED,
     };
-    let mut choice = match config.algorithm.and_then(|a| choose_named(a, &shape, &site.topology)) {
+    let wanted = config.algorithm.or_else(|| config.tune.algorithm(key.collective, shape.bytes as u64));
+    let mut choice = match wanted.and_then(|a| choose_named(a, &shape, &site.topology)) {
         Some(choice) => choice,
         None => choose(&shape, &site.topology),
     };
@@ -279,9 +280,14 @@ struct Binder {
 impl Binder {
     fn new(key: &Key, rank: usize, n: usize, slot: usize, choice: Choice, program: &Program) -> Self {
         let mut s = sizes(key, rank, n);
-        let scratch: Vec<usize> = (0..program.scratch_blocks).map(|b| s.tables[0][b % n]).collect();
+        // Messages have the names of their writers' spans, and a peer may have more Scratch than this rank.
+        let sources = program.lanes.iter().flatten().flat_map(|timed| timed.step.sources());
+        let named = sources.filter(|source| source.message.buffer == Buffer::Scratch);
+        let named = named.map(|source| source.message.block + source.message.blocks).max().unwrap_or(0);
+        let scratch: Vec<usize> =
+            (0..program.scratch_blocks.max(named)).map(|b| s.tables[0][b % n]).collect();
         s.offsets[2] = running(&scratch.iter().map(|l| l.next_multiple_of(64)).collect::<Vec<_>>());
-        let total = scratch.iter().map(|l| l.next_multiple_of(64)).sum();
+        let total = scratch[..program.scratch_blocks].iter().map(|l| l.next_multiple_of(64)).sum();
         s.tables[2] = scratch;
         let element = key.dtype.size();
         let uneven_pairs = matches!(key.counts, Counts::Pairs(..));

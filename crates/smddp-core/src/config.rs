@@ -1,9 +1,12 @@
 //! All settings, in one table; the only reader of the environment.
 
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use smddp_plan::Algorithm;
+use smddp_plan::tune::Table;
+use smddp_transport::fabric;
 use smddp_transport::interface::{self, Family, Wanted};
 use smddp_transport::joint::{Between, Means};
 
@@ -28,7 +31,15 @@ pub const SETTINGS: &[Setting] = &[
     Setting {
         name: "SMDDP_ALGO",
         default: "",
-        what: "use this algorithm wherever it does the collective: publish, mesh, ring, tree, recursive, log",
+        what: "use this algorithm wherever it does the collective: publish, mesh, ring, tree, recursive, log, and between nodes \
+               hier, hier-ring, hier-log, hier-recursive, hier-tree",
+        shared: true,
+    },
+    Setting {
+        name: "SMDDP_TUNE",
+        default: "",
+        what: "algorithms by size, as `smddp-bench tune` writes them: all_gather:64k-4m:@hier#all_reduce:0-32k:@tree, or the \
+               name of a file with such lines",
         shared: true,
     },
     Setting {
@@ -52,7 +63,26 @@ pub const SETTINGS: &[Setting] = &[
     Setting {
         name: "SMDDP_TRANSPORT",
         default: "auto",
-        what: "between nodes: auto, tcp, or shm, which makes ranks that cannot share memory an error",
+        what: "between nodes: auto (EFA where all ranks have it, tcp where none has), tcp, fabric (libfabric), or shm, \
+               which makes ranks that cannot share memory an error",
+        shared: true,
+    },
+    Setting {
+        name: "SMDDP_REQUIRE",
+        default: "",
+        what: "any other way between nodes than this is an error: efa, tcp, fabric, or a libfabric provider",
+        shared: true,
+    },
+    Setting {
+        name: "SMDDP_LIBFABRIC",
+        default: "",
+        what: "libfabric's file; empty: the one that is loaded already, /opt/amazon/efa, the loader's path",
+        shared: false,
+    },
+    Setting {
+        name: "SMDDP_FABRIC_PROVIDER",
+        default: "",
+        what: "libfabric's provider for SMDDP_TRANSPORT=fabric, such as `tcp` or `tcp;ofi_rxm`; empty: efa",
         shared: true,
     },
     Setting {
@@ -106,6 +136,12 @@ pub struct Config {
     pub node: Option<String>,
     pub interface: Wanted,
     pub family: Family,
+    pub library: Option<PathBuf>,
+    pub provider: Option<String>,
+    pub require: Option<String>,
+    /// This rank's number on its host, and how many there are, where the launcher tells.
+    pub local: Option<(usize, usize)>,
+    pub tune: Table,
     pub debug: Level,
     pub debug_file: Option<String>,
 }
@@ -118,11 +154,16 @@ impl Default for Config {
             segment: None,
             stream: 16 << 20,
             spin: None,
-            between: Between::Tcp,
+            between: Between::Auto,
             shm: true,
             node: None,
             interface: Wanted { value: None, from: interface::NAMES[0] },
             family: Family::Any,
+            library: None,
+            provider: None,
+            require: None,
+            local: None,
+            tune: Table::default(),
             debug: Level::Warn,
             debug_file: None,
         }
@@ -188,19 +229,40 @@ impl Config {
         };
         let algorithm = get("SMDDP_ALGO")
             .map(|v| {
-                Algorithm::from_name(&v.trim().to_ascii_lowercase())
-                    .ok_or_else(|| bad("SMDDP_ALGO", &v, "one of publish, mesh, ring, tree, recursive, log"))
+                Algorithm::from_name(&v.trim().to_ascii_lowercase()).ok_or_else(|| {
+                    bad(
+                        "SMDDP_ALGO",
+                        &v,
+                        &format!("one of {}", Algorithm::ALL.map(Algorithm::name).join(", ")),
+                    )
+                })
             })
             .transpose()?;
         let between = match get("SMDDP_TRANSPORT").as_deref().map(str::trim) {
-            None | Some("auto" | "tcp") => Between::Tcp,
+            None | Some("auto") => Between::Auto,
+            Some("tcp") => Between::Tcp,
+            Some("fabric") => Between::Fabric,
             Some("shm") => Between::Nothing,
-            Some(v) => return Err(bad("SMDDP_TRANSPORT", v, "auto, tcp or shm")),
+            Some(v) => return Err(bad("SMDDP_TRANSPORT", v, "auto, tcp, fabric or shm")),
         };
         let shm = match get("SMDDP_SHM").as_deref().map(str::trim) {
             None | Some("1") => true,
             Some("0") => false,
             Some(v) => return Err(bad("SMDDP_SHM", v, "0 or 1")),
+        };
+        let number = |name: &str| get(name).and_then(|v| v.trim().parse().ok());
+        let tune = match get("SMDDP_TUNE") {
+            None => Table::default(),
+            Some(v) => {
+                // A table says which algorithm, a file has a name.
+                let text = if v.contains(":@") {
+                    v.clone()
+                } else {
+                    std::fs::read_to_string(v.trim())
+                        .map_err(|e| bad("SMDDP_TUNE", &v, &format!("neither a table nor a file ({e})")))?
+                };
+                Table::parse(&text).map_err(|e| bad("SMDDP_TUNE", &v, &e.to_string()))?
+            }
         };
         let family = match get("SMDDP_SOCKET_FAMILY") {
             None => Family::Any,
@@ -234,6 +296,11 @@ impl Config {
             node: get("SMDDP_NODE"),
             interface: Wanted::first(&lookup),
             family,
+            library: get("SMDDP_LIBFABRIC").map(PathBuf::from),
+            provider: get("SMDDP_FABRIC_PROVIDER").map(|v| v.trim().to_owned()),
+            require: get("SMDDP_REQUIRE").map(|v| v.trim().to_ascii_lowercase()),
+            local: number("LOCAL_RANK").zip(number("LOCAL_WORLD_SIZE")),
+            tune,
             debug,
             debug_file: get("SMDDP_DEBUG_FILE"),
         })
@@ -248,6 +315,10 @@ impl Config {
             interface: self.interface.clone(),
             family: self.family,
             between: self.between,
+            library: self.library.clone(),
+            provider: self.provider.clone(),
+            local: self.local,
+            require: self.require.clone(),
         }
     }
 
@@ -256,9 +327,24 @@ impl Config {
         if self.between == Between::Nothing {
             return Err("SMDDP_TRANSPORT=shm forbids it".to_owned());
         }
+        if self.between == Between::Fabric {
+            return self.fabric().map(|lines| lines.join("; "));
+        }
         let choice = interface::choose(&self.interface, self.family).map_err(|error| error.to_string())?;
         let warning = if choice.loopback { "; other hosts cannot reach it" } else { "" };
         Ok(format!("tcp {choice}{warning}"))
+    }
+
+    /// What libfabric offers here and why it is taken or not, in lines.
+    pub fn fabric(&self) -> std::result::Result<Vec<String>, String> {
+        let settings = fabric::choose::Settings {
+            library: self.library.clone(),
+            provider: self.provider.clone(),
+            address: None,
+            local: self.local,
+        };
+        let (choice, lines) = fabric::choose::choose_provider(&settings);
+        choice.map(|_| lines).map_err(|error| error.to_string())
     }
 
     /// What all ranks of a group must agree on.

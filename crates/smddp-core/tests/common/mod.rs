@@ -8,8 +8,9 @@ use std::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp, Result};
+use smddp_transport::fabric::srd::{Srd, SrdScript};
 use smddp_transport::interface::{Family, Wanted};
-use smddp_transport::joint::{Between, Joined, Means, Prepared};
+use smddp_transport::joint::{self, Between, Joined, Means, Prepared};
 use smddp_transport::loopback::{self, Script};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
@@ -63,19 +64,31 @@ impl Wire {
     }
 }
 
-fn joined(size: usize, node: impl Fn(usize) -> Option<String>) -> Vec<Joined> {
-    let means = |rank| Means {
+fn means(node: Option<String>) -> Means {
+    Means {
         staging: 64 << 20,
         shm: true,
-        node: node(rank),
+        node,
         interface: Wanted { value: Some("=lo".to_owned()), from: "SMDDP_SOCKET_IFNAME" },
         family: Family::Any,
         between: Between::Tcp,
-    };
+        library: None,
+        provider: None,
+        local: None,
+        require: None,
+    }
+}
+
+fn joined(size: usize, node: impl Fn(usize) -> Option<String>) -> Vec<Joined> {
     let prepared: Vec<_> =
-        (0..size).map(|r| Prepared::new(r, size, Vec::new(), &means(r)).unwrap()).collect();
+        (0..size).map(|r| Prepared::new(r, size, Vec::new(), &means(node(r))).unwrap()).collect();
     let cards: Vec<_> = prepared.iter().map(|p| p.card().clone()).collect();
     prepared.into_iter().map(|p| p.connect(cards.clone()).unwrap()).collect()
+}
+
+/// Nodes of `each` ranks joined by a simulated fabric.
+pub(crate) fn simulated_links(size: usize, each: usize, script: SrdScript) -> (Srd, Vec<Joined>) {
+    joint::simulated(size, &means(None), |rank| format!("node {}", rank / each), script).unwrap()
 }
 
 /// Where ranks as threads wait for each other outside the library. Unlike the standard library's barrier it does

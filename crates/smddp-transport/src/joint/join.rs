@@ -1,14 +1,15 @@
 //! Making a group's link: what this rank offers, and, with what all others offer, who is reached how.
 
 use std::io;
-use std::sync::Arc;
+use std::path::PathBuf;
 
 use super::link::JointLink;
+use super::offer::{Between, Ends};
 use super::route::Map;
 use crate::Link;
 use crate::net::interface::{Family, Wanted};
 use crate::net::link::Net;
-use crate::net::tcp::{Door, TcpWire};
+use crate::net::wire::Wire;
 use crate::shm::{self, Card, Endpoint, Unreachable};
 
 /// What may be used, as the settings say.
@@ -23,13 +24,13 @@ pub struct Means {
     pub interface: Wanted,
     pub family: Family,
     pub between: Between,
-}
-
-/// What may be used between nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Between {
-    Nothing,
-    Tcp,
+    /// `SMDDP_LIBFABRIC` and `SMDDP_FABRIC_PROVIDER`.
+    pub library: Option<PathBuf>,
+    pub provider: Option<String>,
+    /// This rank's number on its host, and how many there are, where the launcher tells.
+    pub local: Option<(usize, usize)>,
+    /// Any other way between nodes than this is an error: "tcp", "fabric", or a provider.
+    pub require: Option<String>,
 }
 
 /// Why there is no link.
@@ -52,28 +53,21 @@ pub struct Joined {
 /// First half of making a link: nobody waits.
 pub struct Prepared {
     shm: shm::Prepared,
-    door: Option<Door>,
-    between: Between,
+    ends: Ends,
+    means: Means,
 }
 
 impl Prepared {
     pub fn new(rank: usize, size: usize, settings: Vec<(String, String)>, means: &Means) -> io::Result<Self> {
         let mut shm = shm::Prepared::new(rank, size, means.staging, settings)?;
-        let mut door = None;
+        let mut ends = Ends::default();
         if size > 1 {
+            let endpoint = Endpoint::get(means.staging)?;
             let alone = (!means.shm).then(|| format!("rank {rank}"));
             shm.card_mut().node = alone.or_else(|| means.node.clone()).unwrap_or_default();
-            if means.between == Between::Tcp {
-                // No interface is no error yet: a group of one node needs none.
-                let endpoint = Endpoint::get(means.staging)?;
-                let found = endpoint.tcp(&means.interface, means.family).map(|tcp| {
-                    let loopback = tcp.interface.loopback;
-                    (door.insert(tcp.door()).address.clone(), loopback)
-                });
-                shm.card_mut().tcp = found;
-            }
+            (ends, shm.card_mut().offer) = Ends::open(&endpoint, rank, size, means);
         }
-        Ok(Self { shm, door, between: means.between })
+        Ok(Self { shm, ends, means: means.clone() })
     }
 
     pub fn card(&self) -> &Card {
@@ -90,71 +84,50 @@ impl Prepared {
             let link = self.shm.connect(cards)?;
             return Ok(Joined { link: Box::new(link), nodes, crowd });
         }
-        self.check(&cards, &nodes)?;
-        let Some(door) = self.door else {
-            return Err(JoinError::Nodes("this rank listens nowhere".to_owned()));
-        };
-        door.serve().map_err(|e| JoinError::Nodes(format!("no thread to answer other nodes: {e}")))?;
-        let names = cards
-            .iter()
-            .map(|card| format!("rank {} (host {}, pid {})", card.rank, card.host, card.pid))
-            .collect();
-        let addresses = cards
-            .iter()
-            .zip(&nodes)
-            .map(|(card, node)| {
-                card.tcp.as_ref().ok().filter(|_| *node != nodes[me]).map(|(address, _)| address.clone())
-            })
-            .collect();
-        let size = cards.len();
-        let mates = here.iter().map(|&rank| cards[rank].clone()).collect();
-        let shm = self.shm.connect(mates)?;
-        let Some((endpoint, nonce)) = shm.home() else {
-            return Err(JoinError::Nodes("this rank has no shared memory".to_owned()));
-        };
-        let net = Net::new(me, size, Box::new(TcpWire::new(me, door, addresses)), endpoint, nonce);
-        let link = JointLink::new(me, Map::new(size, here), names, shm, net);
+        if self.means.between == Between::Nothing {
+            return Err(JoinError::Nodes(forbidden(&cards, &nodes)));
+        }
+        let wire = self.ends.connect(me, &cards, &nodes, &self.means)?;
+        let link = link(me, self.shm, wire, &cards, here)?;
         Ok(Joined { link: Box::new(link), nodes, crowd })
     }
+}
 
-    /// Every rank finds the same trouble, from the same cards.
-    fn check(&self, cards: &[Card], nodes: &[usize]) -> Result<(), JoinError> {
-        let name = |card: &Card| format!("rank {} (host {}, pid {})", card.rank, card.host, card.pid);
-        if self.between == Between::Nothing {
-            let (a, b) = (&cards[0], cards.iter().zip(nodes).find(|(_, n)| **n != nodes[0]).map(|(c, _)| c));
-            return Err(JoinError::Nodes(format!(
-                "{} and {} do not share memory ({}), and SMDDP_TRANSPORT=shm forbids any other way; unset it to go over the \
-                 network",
-                name(a),
-                b.map_or_else(String::new, name),
-                b.map_or("", |b| apart(a, b)),
-            )));
-        }
-        for card in cards {
-            match &card.tcp {
-                Err(why) => return Err(JoinError::Nodes(format!("{}: {why}", name(card)))),
-                Ok((address, true)) => {
-                    let other = cards.iter().find(|c| (&c.boot, c.netns) != (&card.boot, card.netns));
-                    if let Some(other) = other {
-                        return Err(JoinError::Nodes(format!(
-                            "{} has only the loopback address {}, which {} cannot reach; name an interface with \
-                             SMDDP_SOCKET_IFNAME",
-                            name(card),
-                            address.socket.ip(),
-                            name(other),
-                        )));
-                    }
-                }
-                Ok(_) => {}
-            }
-        }
-        Ok(())
-    }
+/// Shared memory with the ranks `here`, the wire to all others.
+pub(super) fn link(
+    me: usize,
+    shm: shm::Prepared,
+    wire: Box<dyn Wire>,
+    cards: &[Card],
+    here: Vec<usize>,
+) -> Result<JointLink, JoinError> {
+    let shm = shm.connect(here.iter().map(|&rank| cards[rank].clone()).collect())?;
+    let Some((endpoint, nonce)) = shm.home() else {
+        return Err(JoinError::Nodes("this rank has no shared memory".to_owned()));
+    };
+    let size = cards.len();
+    let net = Net::new(me, size, wire, endpoint, nonce);
+    Ok(JointLink::new(me, Map::new(size, here), cards.iter().map(name).collect(), shm, net))
+}
+
+/// "rank 3 (host h1, pid 812)".
+pub(super) fn name(card: &Card) -> String {
+    format!("rank {} (host {}, pid {})", card.rank, card.host, card.pid)
+}
+
+fn forbidden(cards: &[Card], nodes: &[usize]) -> String {
+    let other = cards.iter().zip(nodes).find(|(_, node)| **node != nodes[0]).map(|(card, _)| card);
+    format!(
+        "{} and {} do not share memory ({}), and SMDDP_TRANSPORT=shm forbids any other way; unset it to go over the network",
+        name(&cards[0]),
+        other.map_or_else(String::new, name),
+        other.map_or("", |other| apart(&cards[0], other)),
+    )
 }
 
 /// Each rank's node, from what the cards say: memory can be shared inside one boot of one host, by processes of one
 /// user that see the same abstract sockets. Whether it really can is tried when the link is made.
-fn nodes(cards: &[Card]) -> Vec<usize> {
+pub(super) fn nodes(cards: &[Card]) -> Vec<usize> {
     let label = |card: &Card| (card.boot.clone(), card.netns, card.uid, card.node.clone());
     let mut seen: std::collections::HashMap<_, usize> = std::collections::HashMap::new();
     cards
@@ -176,11 +149,5 @@ fn apart(a: &Card, b: &Card) -> &'static str {
         "they run as different users"
     } else {
         "SMDDP_NODE or SMDDP_SHM says so"
-    }
-}
-
-impl Door {
-    fn serve(&self) -> io::Result<()> {
-        Arc::clone(&self.endpoint).serve()
     }
 }

@@ -2,6 +2,11 @@
 
 mod join;
 mod link;
+mod offer;
 mod route;
+mod simulated;
 
-pub use join::{Between, JoinError, Joined, Means, Prepared};
+pub use join::{JoinError, Joined, Means, Prepared};
+pub use offer::Between;
+pub(crate) use offer::Offer;
+pub use simulated::simulated;

@@ -1,6 +1,5 @@
 //! Between nodes: frames over a wire, and channels, credits and messages on top of them.
 
-#[allow(dead_code, reason = "for the links to come")]
 pub mod fabric;
 pub(crate) mod frame;
 pub mod interface;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::net::tcp::TcpAddress;
+use crate::joint::Offer;
 
 pub(crate) type Id = [u8; 16];
 
@@ -31,8 +31,8 @@ pub struct Card {
     pub(crate) nonce: u64,
     /// Ranks with different names here do not share memory.
     pub(crate) node: String,
-    /// Where other nodes reach this rank, and whether that is a loopback address; or why they cannot.
-    pub(crate) tcp: Result<(TcpAddress, bool), String>,
+    /// How other nodes reach this rank.
+    pub(crate) offer: Offer,
 }
 
 const MAGIC: [u8; 8] = *b"smddp\0\0\x01";
@@ -79,7 +79,7 @@ impl Card {
             block,
             nonce,
             node: String::new(),
-            tcp: Err("SMDDP_TRANSPORT=shm".to_owned()),
+            offer: Offer::none("a group of one rank"),
         }
     }
 

@@ -16,6 +16,8 @@ use super::layout::{BELL_POLLERS, BELL_SLEEPERS, BELL_WORD, STAGING};
 use super::memory::Memory;
 use super::pool::Pool;
 use super::service::Service;
+use crate::joint::Means;
+use crate::net::fabric::{self, engine::Engine, ofi::Ofi, staging::Staging};
 use crate::net::interface::{self, Family, Wanted};
 use crate::net::tcp::TcpEndpoint;
 
@@ -40,6 +42,7 @@ pub struct Endpoint {
     peers: Mutex<HashMap<Id, Weak<Peer>>>,
     /// Where other nodes reach this process; made when first needed.
     tcp: Mutex<Weak<TcpEndpoint>>,
+    fabric: Mutex<std::sync::Weak<Mutex<Engine>>>,
 }
 
 /// Counts forks: what was made before one is dead in the child.
@@ -137,6 +140,7 @@ impl Endpoint {
             service,
             peers: Mutex::default(),
             tcp: Mutex::default(),
+            fabric: Mutex::default(),
         })
     }
 
@@ -194,6 +198,37 @@ impl Endpoint {
         let endpoint = Arc::new(endpoint);
         *cell = Arc::downgrade(&endpoint);
         Ok(endpoint)
+    }
+
+    /// All memory that cells may lie in, for devices.
+    pub(crate) fn whole(&self) -> Staging {
+        Staging::new(self.memory.at(0, self.bytes), self.bytes, self.memory.clone())
+    }
+
+    /// The process's ends on the fabric; the first group's settings count.
+    pub(crate) fn fabric(&self, means: &Means, size: usize) -> Result<fabric::wire::Shared, String> {
+        let mut cell = lock(&self.fabric);
+        if let Some(engine) = cell.upgrade() {
+            return Ok(engine);
+        }
+        let named = means.interface.value.is_some() || means.family != Family::Any;
+        let address = named
+            .then(|| interface::choose(&means.interface, means.family).map_err(|e| e.to_string()))
+            .transpose()?
+            .map(|choice| choice.address.ip);
+        let settings = fabric::choose::Settings {
+            library: means.library.clone(),
+            provider: means.provider.clone(),
+            address,
+            local: means.local,
+        };
+        let (choice, _) = fabric::choose::choose_provider(&settings);
+        let provider = Ofi::open(&choice.map_err(|e| e.to_string())?)?;
+        // A quarter of the staging, as for any operation.
+        let engine = Engine::new(Box::new(provider), self.whole(), size - 1, means.staging / 4)?;
+        let engine = Arc::new(Mutex::new(engine));
+        *cell = Arc::downgrade(&engine);
+        Ok(engine)
     }
 
     /// (cap, resident, reserve in use) of the staging pool, bytes.

@@ -30,8 +30,9 @@ pub(super) fn fan_out(layout: &Layout<'_, '_>, weave: &mut Weave, first: impl Fn
             }
             continue;
         }
-        let (lane, lag) = layout.down_slot(part);
-        let share = layout.share(part);
+        let slot = layout.down_slot(part);
+        let (lane, lag) = slot;
+        let share = layout.share(slot, entry);
         if entry != me {
             let from = whole(entry, share.unwrap_or(0), reader(entry), to);
             weave.step((Role::Share, lane), lag, Step::Receive { from, to, forward: None });

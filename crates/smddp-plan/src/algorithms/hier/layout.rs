@@ -4,7 +4,7 @@
 //! ([`Numbers`]); the others stay in it, and all ranks of a node count each other's alike.
 
 use super::numbers::Numbers;
-use super::routes::Routes;
+use super::routes::{LANES, Routes};
 use super::weave::Weave;
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -27,6 +27,28 @@ pub(super) struct Uses {
 /// Lane and lag.
 type Slot = (usize, usize);
 
+/// Channel numbers by slot and local index of the entry.
+struct Table {
+    lags: usize,
+    ranks: usize,
+    numbers: Vec<Option<usize>>,
+}
+
+impl Table {
+    fn new(routes: &Routes<'_>, ranks: usize) -> Self {
+        let lags = routes.height() + 1;
+        Self { lags, ranks, numbers: vec![None; LANES * lags * ranks] }
+    }
+
+    fn at(&mut self, (lane, lag): Slot, entry: usize) -> &mut Option<usize> {
+        &mut self.numbers[(lane * self.lags + lag) * self.ranks + entry]
+    }
+
+    fn get(&self, (lane, lag): Slot, entry: usize) -> Option<usize> {
+        self.numbers.get((lane * self.lags + lag) * self.ranks + entry).copied().flatten()
+    }
+}
+
 pub(super) struct Layout<'r, 't> {
     pub(super) routes: &'r Routes<'t>,
     pub(super) me: usize,
@@ -43,10 +65,10 @@ pub(super) struct Layout<'r, 't> {
     near_of: HashMap<usize, usize>,
     near_root: usize,
     /// My channels to entries, and those of my mates to me, in their order.
-    give: HashMap<(Slot, usize), usize>,
+    give: Table,
     given: HashMap<Slot, Vec<usize>>,
     /// Of each entry, to its mates.
-    share: HashMap<(Slot, usize), usize>,
+    share: Table,
 }
 
 impl<'r, 't> Layout<'r, 't> {
@@ -54,6 +76,7 @@ impl<'r, 't> Layout<'r, 't> {
     pub(super) fn new(routes: &'r Routes<'t>, me: usize, uses: Uses, weave: &mut Weave) -> Self {
         let topology = routes.topology;
         let node = topology.node_of(me);
+        let ranks = topology.ranks_of(node).len();
         let mut layout = Self {
             routes,
             me,
@@ -66,18 +89,18 @@ impl<'r, 't> Layout<'r, 't> {
             near: HashMap::new(),
             near_of: HashMap::new(),
             near_root: 0,
-            give: HashMap::new(),
+            give: Table::new(routes, if uses.up { ranks } else { 0 }),
             given: HashMap::new(),
-            share: HashMap::new(),
+            share: Table::new(routes, if uses.down { ranks } else { 0 }),
         };
         // Channels that each rank of my node has so far.
-        let mut counts = vec![0; topology.ranks_of(node).len()];
+        let mut counts = vec![0; ranks];
         layout.between_nodes(&mut counts, weave);
         layout.near_channels(&mut counts, weave);
-        if uses.up && counts.len() > 1 {
+        if uses.up && ranks > 1 {
             layout.give_channels(&mut counts, weave);
         }
-        if uses.down && counts.len() > 1 {
+        if uses.down && ranks > 1 {
             layout.share_channels(&mut counts, weave);
         }
         layout
@@ -142,16 +165,17 @@ impl<'r, 't> Layout<'r, 't> {
         let Self { routes, me, node, .. } = *self;
         for part in routes.rotated(node, false) {
             let (slot, entry) = (self.up_slot(part), routes.entry(part, node));
-            if self.give.contains_key(&(slot, entry)) {
+            let at = routes.topology.local(entry);
+            if self.give.get(slot, at).is_some() {
                 continue;
             }
-            let at = routes.topology.local(entry);
             if entry == me {
                 let mates = self.mates.iter().map(|&mate| counts[routes.topology.local(mate)]);
                 self.given.insert(slot, mates.collect());
             }
+            // Mine to myself is none, but known.
             let mine = if entry == me { usize::MAX } else { weave.channel(vec![entry]) };
-            self.give.insert((slot, entry), mine);
+            *self.give.at(slot, at) = Some(mine);
             for (local, count) in counts.iter_mut().enumerate() {
                 *count += usize::from(local != at);
             }
@@ -165,28 +189,29 @@ impl<'r, 't> Layout<'r, 't> {
             if routes.home_node(part) == node {
                 continue;
             }
-            let key = (self.down_slot(part), routes.entry(part, node));
-            if self.share.contains_key(&key) {
-                continue;
-            }
-            let count = &mut counts[routes.topology.local(key.1)];
-            self.share.insert(key, *count);
-            *count += 1;
-            if key.1 == me {
-                weave.channel(self.mates.clone());
+            let (slot, entry) = (self.down_slot(part), routes.entry(part, node));
+            let at = routes.topology.local(entry);
+            let number = self.share.at(slot, at);
+            if number.is_none() {
+                *number = Some(counts[at]);
+                counts[at] += 1;
+                if entry == me {
+                    weave.channel(self.mates.clone());
+                }
             }
         }
     }
 
     /// Lane and lag in which my node's contributions to a part come together: one behind the deepest below it.
-    pub(super) fn up_slot(&self, part: usize) -> (usize, usize) {
-        let place = self.routes.place(part, self.node);
-        (self.routes.lane(part, self.node, false), self.routes.height() - place.depth)
+    pub(super) fn up_slot(&self, part: usize) -> Slot {
+        let (routes, node) = (self.routes, self.node);
+        (routes.lane(part, node, false), routes.height() - routes.depth(part, node))
     }
 
     /// Lane and lag in which a part enters my node, which is not its home's.
-    pub(super) fn down_slot(&self, part: usize) -> (usize, usize) {
-        (self.routes.lane(part, self.node, true), self.routes.place(part, self.node).depth - 1)
+    pub(super) fn down_slot(&self, part: usize) -> Slot {
+        let (routes, node) = (self.routes, self.node);
+        (routes.lane(part, node, true), routes.depth(part, node) - 1)
     }
 
     /// My channel to the parent of `part`.
@@ -214,19 +239,19 @@ impl<'r, 't> Layout<'r, 't> {
         self.near_root
     }
 
-    /// My channel to the entry of a part, which I am not.
-    pub(super) fn give(&self, part: usize) -> usize {
-        self.give[&(self.up_slot(part), self.routes.entry(part, self.node))]
+    /// My channel to an entry, another rank.
+    pub(super) fn give(&self, slot: Slot, entry: usize) -> usize {
+        self.give.get(slot, self.routes.topology.local(entry)).unwrap_or(usize::MAX)
     }
 
     /// My mates' channels to me, where I am the entry.
-    pub(super) fn given(&self, part: usize) -> &[usize] {
-        self.given.get(&self.up_slot(part)).map_or(&[], Vec::as_slice)
+    pub(super) fn given(&self, slot: Slot) -> &[usize] {
+        self.given.get(&slot).map_or(&[], Vec::as_slice)
     }
 
     /// The entry's channel to its mates, for a part that entered my node.
-    pub(super) fn share(&self, part: usize) -> Option<usize> {
-        self.share.get(&(self.down_slot(part), self.routes.entry(part, self.node))).copied()
+    pub(super) fn share(&self, slot: Slot, entry: usize) -> Option<usize> {
+        self.share.get(slot, self.routes.topology.local(entry))
     }
 
     /// A child's channel up.

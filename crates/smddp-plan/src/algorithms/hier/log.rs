@@ -140,12 +140,14 @@ pub(super) fn all_gather(me: usize, topology: &Topology) -> Program {
             weave.send(LANE, parts[number].lag, channel, run, None);
         }
     };
-    // Of one lag, what is sent comes before what is received, which may have to be waited for.
+    // Of one lag, what is sent comes before what is received, which may have to be waited for; unless it is what a
+    // mate has received.
+    let early = |number: usize| parts[number].lag == parts[number - 1].lag + 1;
     if !parts.is_empty() {
         send(&mut weave, 0);
     }
     for (number, part) in parts.iter().enumerate() {
-        if number + 1 < parts.len() {
+        if number + 1 < parts.len() && early(number + 1) {
             send(&mut weave, number + 1);
         }
         let right = (node + part.distance) % nodes;
@@ -163,6 +165,9 @@ pub(super) fn all_gather(me: usize, topology: &Topology) -> Program {
                 weave.step(LANE, part.lag + 2, Step::Receive { from, to: run, forward: None });
             }
             near[rail] += 1;
+        }
+        if number + 1 < parts.len() && !early(number + 1) {
+            send(&mut weave, number + 1);
         }
     }
     weave.done()

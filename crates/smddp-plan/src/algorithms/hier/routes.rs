@@ -5,7 +5,7 @@ use crate::ir::{Buffer, Span};
 use crate::topology::Topology;
 
 /// Lanes of one role: parts of homes in different nodes wait for each other only where these are congruent.
-const LANES: usize = 4;
+pub(super) const LANES: usize = 4;
 
 /// The tree of nodes under a home's node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -229,6 +229,16 @@ impl<'a> Routes<'a> {
         }
     }
 
+    /// Nodes above `node` in the tree of `part`.
+    pub(super) fn depth(&self, part: usize, node: usize) -> usize {
+        let (nodes, top) = (self.topology.nodes(), self.home_node(part));
+        match self.shape {
+            Shape::Star => usize::from(node != top),
+            Shape::Chain => (node + nodes - top) % nodes,
+            Shape::Through | Shape::Binomial | Shape::Pair => self.place(part, node).depth,
+        }
+    }
+
     /// No place is deeper.
     pub(super) fn height(&self) -> usize {
         let nodes = self.topology.nodes();
@@ -294,6 +304,7 @@ mod tests {
                         assert_eq!(place.parent.is_none(), node == routes.home_node(part));
                         assert_eq!(routes.hands_on(part, node), !place.children.is_empty());
                         assert!(place.depth <= routes.height());
+                        assert_eq!(routes.depth(part, node), place.depth);
                         for child in place.children {
                             let below = routes.place(part, child);
                             assert_eq!((below.parent, below.depth), (Some(node), place.depth + 1));

@@ -19,10 +19,12 @@ pub(super) enum Then {
 pub(super) fn fan_in(layout: &Layout<'_, '_>, weave: &mut Weave, then: Then) {
     let Layout { routes, me, node, .. } = *layout;
     for part in routes.rotated(node, false) {
-        let (lane, lag) = layout.up_slot(part);
+        let slot = layout.up_slot(part);
+        let (lane, lag) = slot;
         let input = routes.span(part, Buffer::In);
-        if routes.entry(part, node) != me {
-            weave.send((Role::Give, lane), lag, layout.give(part), input, None);
+        let entry = routes.entry(part, node);
+        if entry != me {
+            weave.send((Role::Give, lane), lag, layout.give(slot, entry), input, None);
             continue;
         }
         let mut below = routes.place(part, node).children;
@@ -37,7 +39,7 @@ pub(super) fn fan_in(layout: &Layout<'_, '_>, weave: &mut Weave, then: Then) {
         let mut from: Vec<Source> = below[..split].iter().map(sum).collect();
         let own = from.len() + layout.mates.partition_point(|&mate| mate < me);
         from.extend(
-            layout.mates.iter().zip(layout.given(part)).map(|(&mate, &channel)| source(mate, channel)),
+            layout.mates.iter().zip(layout.given(slot)).map(|(&mate, &channel)| source(mate, channel)),
         );
         from.extend(below[split..].iter().map(sum));
 

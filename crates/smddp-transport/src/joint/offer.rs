@@ -1,0 +1,145 @@
+//! How a rank can be reached from other nodes, and which of the ways a group takes.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::join::{JoinError, Means, name};
+use crate::net::fabric;
+use crate::net::fabric::wire::{FabricWire, Prepared as Slot};
+use crate::net::tcp::{Door, TcpAddress, TcpWire};
+use crate::net::wire::Wire;
+use crate::shm::{Card, Endpoint};
+
+/// What may be used between nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Between {
+    /// EFA where every rank has it, our own sockets where none has.
+    Auto,
+    Nothing,
+    Tcp,
+    Fabric,
+}
+
+/// What a rank's card says of it; errors say why not.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Offer {
+    /// And whether the address is a loopback one.
+    pub(crate) tcp: Result<(TcpAddress, bool), String>,
+    pub(crate) fabric: Result<fabric::Address, String>,
+}
+
+impl Offer {
+    pub(crate) fn none(why: &str) -> Self {
+        Self { tcp: Err(why.to_owned()), fabric: Err(why.to_owned()) }
+    }
+}
+
+/// This rank's ends, until it is known which one the group takes.
+#[derive(Default)]
+pub(super) struct Ends {
+    door: Option<Door>,
+    slot: Option<Slot>,
+}
+
+/// A wire is worth looking for where a device might carry it: opening libfabric is slow.
+fn may_have_efa() -> bool {
+    let filled = |path: &str| std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
+    std::path::Path::new("/sys/bus/pci/drivers/efa").exists() || filled("/sys/class/infiniband")
+}
+
+impl Ends {
+    /// What this rank offers. Having nothing is no error yet: a group of one node needs nothing.
+    pub(super) fn open(endpoint: &Arc<Endpoint>, rank: usize, size: usize, means: &Means) -> (Self, Offer) {
+        let (mut ends, between) = (Self::default(), means.between);
+        let mut offer = Offer::none("SMDDP_TRANSPORT forbids it");
+        if matches!(between, Between::Auto | Between::Tcp) {
+            offer.tcp = endpoint.tcp(&means.interface, means.family).map(|tcp| {
+                let loopback = tcp.interface.loopback;
+                (ends.door.insert(tcp.door()).address.clone(), loopback)
+            });
+        }
+        if between == Between::Fabric || between == Between::Auto && may_have_efa() {
+            offer.fabric = endpoint.fabric(means, size).and_then(|engine| {
+                let slot = FabricWire::prepare(&engine, rank, size, size - 1)?;
+                Ok(ends.slot.insert(slot).address().clone())
+            });
+        } else if between == Between::Auto {
+            offer.fabric = Err("no EFA device".to_owned());
+        }
+        (ends, offer)
+    }
+
+    /// The way that all ranks take, found by each of them from the same cards.
+    pub(super) fn connect(
+        self,
+        me: usize,
+        cards: &[Card],
+        nodes: &[usize],
+        means: &Means,
+    ) -> Result<Box<dyn Wire>, JoinError> {
+        let wrong = |text: String| Err(JoinError::Nodes(text));
+        let fabric = match means.between {
+            Between::Fabric => true,
+            Between::Auto => cards.iter().any(|card| card.offer.fabric.is_ok()),
+            _ => false,
+        };
+        // Never half of the job over something slower, and nobody told.
+        let lacking = cards.iter().find_map(|card| Some((card, card.offer.fabric.as_ref().err()?)));
+        if fabric && let Some((card, why)) = lacking {
+            let advice = match means.between {
+                Between::Auto => "other ranks have EFA; SMDDP_TRANSPORT=tcp takes sockets for all",
+                _ => "SMDDP_TRANSPORT=fabric was asked for; SMDDP_TRANSPORT=tcp needs no libfabric",
+            };
+            return wrong(format!("{}: {why}. {advice}", name(card)));
+        }
+        if !fabric {
+            check_addresses(cards)?;
+        }
+        let other = |card: &Card| nodes[card.rank as usize] != nodes[me];
+        let wire: Box<dyn Wire> = if fabric {
+            let Some(slot) = self.slot else { return wrong("this rank has no fabric".to_owned()) };
+            let address = |card: &Card| card.offer.fabric.clone().ok().filter(|_| other(card));
+            let addresses: Vec<_> = cards.iter().map(address).collect();
+            Box::new(slot.connect(&addresses).map_err(JoinError::Nodes)?)
+        } else {
+            let Some(door) = self.door else { return wrong("this rank listens nowhere".to_owned()) };
+            door.endpoint
+                .serve()
+                .map_err(|e| JoinError::Nodes(format!("no thread to answer other nodes: {e}")))?;
+            let address = |card: &Card| card.offer.tcp.clone().ok().filter(|_| other(card)).map(|(a, _)| a);
+            Box::new(TcpWire::new(me, door, cards.iter().map(address).collect()))
+        };
+        if let Some(wanted) = &means.require {
+            let way = wire.name();
+            if !way.split([' ', ',']).any(|word| word == wanted) {
+                let why = lacking.map_or_else(String::new, |(card, why)| format!("; {}: {why}", name(card)));
+                return wrong(format!("SMDDP_REQUIRE={wanted}, but the way between nodes is {way}{why}"));
+            }
+        }
+        Ok(wire)
+    }
+}
+
+/// Every rank has an address that the others can reach.
+fn check_addresses(cards: &[Card]) -> Result<(), JoinError> {
+    for card in cards {
+        match &card.offer.tcp {
+            Err(why) => return Err(JoinError::Nodes(format!("{}: {why}", name(card)))),
+            Ok((address, true)) => {
+                let other = cards.iter().find(|c| (&c.boot, c.netns) != (&card.boot, card.netns));
+                if let Some(other) = other {
+                    return Err(JoinError::Nodes(format!(
+                        "{} has only the loopback address {}, which {} cannot reach; name an interface with \
+                         SMDDP_SOCKET_IFNAME",
+                        name(card),
+                        address.socket.ip(),
+                        name(other),
+                    )));
+                }
+            }
+            Ok(_) => {}
+        }
+    }
+    Ok(())
+}

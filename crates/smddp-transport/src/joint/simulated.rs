@@ -1,0 +1,37 @@
+//! A group of threads whose nodes are joined by a simulated fabric.
+
+use super::join::{JoinError, Joined, Means, link, nodes};
+use crate::net::fabric::srd::{self, Srd, SrdScript};
+use crate::shm::{self, Endpoint};
+
+/// The links of `size` ranks of this process, rank `r` on the node that `node(r)` names, over a fabric of that script.
+pub fn simulated(
+    size: usize,
+    means: &Means,
+    node: impl Fn(usize) -> String,
+    script: SrdScript,
+) -> Result<(Srd, Vec<Joined>), JoinError> {
+    let wrong = |why: String| JoinError::Nodes(why);
+    let mut prepared = Vec::new();
+    for rank in 0..size {
+        let mut one = shm::Prepared::new(rank, size, means.staging, Vec::new())
+            .map_err(|error| wrong(error.to_string()))?;
+        one.card_mut().node = node(rank);
+        prepared.push(one);
+    }
+    let cards: Vec<_> = prepared.iter().map(|one| one.card().clone()).collect();
+    let endpoint = Endpoint::get(means.staging).map_err(|error| wrong(error.to_string()))?;
+    let (srd, wires) = srd::group(size, script, &endpoint.whole()).map_err(wrong)?;
+    let nodes = nodes(&cards);
+    let joined = prepared
+        .into_iter()
+        .zip(wires)
+        .enumerate()
+        .map(|(me, (shm, wire))| {
+            let here = (0..size).filter(|&rank| nodes[rank] == nodes[me]).collect();
+            let link = link(me, shm, Box::new(wire), &cards, here)?;
+            Ok(Joined { link: Box::new(link), nodes: nodes.clone(), crowd: size })
+        })
+        .collect::<Result<_, JoinError>>()?;
+    Ok((srd, joined))
+}

@@ -1,0 +1,36 @@
+"""Cases for ranks in several hosts alone; as in tests/backend, every rank runs them."""
+
+import os
+
+import smddp
+import torch
+import torch.distributed as dist
+from backend.oracle import same
+from backend.ranks import on_ranks
+
+
+@on_ranks(4)
+def half_precision_sums_round_once_a_level():
+    """256 + 1 is 256 in bfloat16. Ranks of one node are added up first, and rounded; then the nodes' sums are."""
+    nodes = dist.group.WORLD.communicator.nodes()
+    value = 256.0 if dist.get_rank() == 0 else 1.0
+    sums: dict[int, float] = {}
+    for rank, node in enumerate(nodes):
+        sums[node] = sums.get(node, 0.0) + (256.0 if rank == 0 else 1.0)
+    inside = [torch.tensor(total).bfloat16().float() for total in sums.values()]
+    wanted = float(sum(inside))
+    for count in (9, 100_000):
+        tensor = torch.full((count,), value, dtype=torch.bfloat16)
+        dist.all_reduce(tensor)
+        same(tensor, torch.full((count,), wanted, dtype=torch.bfloat16))
+
+
+@on_ranks(4)
+def nodes_are_the_hosts():
+    hosts = [None] * dist.get_world_size()
+    dist.all_gather_object(hosts, os.uname().nodename)
+    nodes = dist.group.WORLD.communicator.nodes()
+    assert [hosts.index(host) for host in hosts] == [nodes.index(node) for node in nodes], (hosts, nodes)
+    ways = " ".join(smddp.paths().values())
+    assert "eth0 10.77.0." in ways, ways
+    assert ("shm + " in ways) == (len(set(nodes)) < len(nodes)), ways
