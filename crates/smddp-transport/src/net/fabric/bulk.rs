@@ -287,8 +287,10 @@ impl Engine {
     pub(super) fn start(&mut self) -> bool {
         let mut moved = false;
         let most = (self.operations() * 3 / 4).max(1);
+        // Whoever is refused comes last the next time.
+        let mut late = Vec::new();
         for _ in 0..self.todo.len() {
-            if self.full.iter().all(|&full| full) {
+            if (0..self.busy.len()).all(|rail| !self.open(rail)) {
                 break;
             }
             let Some(next) = self.todo.pop_front() else { break };
@@ -296,7 +298,7 @@ impl Engine {
                 self.abandoned(&next);
                 continue;
             }
-            if self.full[next.rail] || self.busy[next.rail] >= most {
+            if !self.open(next.rail) || self.busy[next.rail] >= most {
                 // Other rails may have room.
                 self.todo.push_back(next);
                 continue;
@@ -304,8 +306,8 @@ impl Engine {
             match self.operate(&next) {
                 Ok(Posted::Yes) => moved = true,
                 Ok(Posted::Again) => {
-                    self.full[next.rail] = true;
-                    self.todo.push_back(next);
+                    self.refused[next.rail] += 1;
+                    late.push(next);
                 }
                 Err(why) => {
                     self.lose(next.peer, &format!("its memory could not be reached: {why}"));
@@ -313,6 +315,7 @@ impl Engine {
                 }
             }
         }
+        self.todo.extend(late);
         moved
     }
 

@@ -62,6 +62,9 @@ pub(super) struct Peer {
     /// Pings that are not answered yet; when the last one went.
     pub(super) pinged: u32,
     pub(super) ping: Option<Instant>,
+    /// Something went to it, or came from it; since when it could not be pinged, though nothing is under way to it.
+    pub(super) met: bool,
+    pub(super) mute: Option<Instant>,
     /// Pings of its to be answered.
     pub(super) pongs: u32,
     /// Whether it is on the list of those with something to do.
@@ -128,8 +131,8 @@ pub(crate) struct Engine {
     pub(super) ops: Slab<Op>,
     /// Sends, reads and writes under way, by rail.
     pub(super) busy: Vec<usize>,
-    /// Rails that had no room for one; until the next poll they are not asked again.
-    pub(super) full: Vec<bool>,
+    /// How often each rail had no room since the last poll.
+    pub(super) refused: Vec<u32>,
     pub(super) peers: Vec<Peer>,
     by_id: HashMap<u64, usize>,
     pub(super) groups: HashMap<u32, Group>,
@@ -182,6 +185,11 @@ pub(crate) enum Careless {
 
 /// Pings to a peer that are not answered yet.
 pub(super) const PINGS: u32 = 2;
+/// A peer that was reached before, and to which nothing can be sent for so long though nothing is under way to it.
+const MUTE: Duration = Duration::from_secs(3);
+/// Rails are not asked again before the next poll after so many refusals. Not after the first: it may be for one peer
+/// alone, to which a connection is being made.
+const REFUSALS: u32 = 8;
 /// Between two pings.
 const PING: Duration = Duration::from_millis(200);
 
@@ -209,7 +217,7 @@ impl Engine {
             sends: Buffers::new(0, message),
             ops: Slab::default(),
             busy: vec![0; rails],
-            full: vec![false; rails],
+            refused: vec![0; rails],
             peers: Vec::new(),
             by_id: HashMap::new(),
             groups: HashMap::new(),
@@ -404,7 +412,20 @@ impl Engine {
         if p.pinged >= PINGS || p.sending > 0 || p.ping.is_some_and(|at| at.elapsed() < PING) {
             return;
         }
-        self.ping(peer);
+        if self.ping(peer) {
+            self.peers[peer].mute = None;
+            return;
+        }
+        // Some providers lose a connection without a word, and then ask for patience for ever.
+        let p = &mut self.peers[peer];
+        if p.met && p.broken.is_none() && p.mute.get_or_insert_with(Instant::now).elapsed() > MUTE {
+            self.lose(peer, "the connection to it is gone");
+        }
+    }
+
+    /// Whether a rail may be asked for room: where it was refused often, a poll comes first.
+    pub(super) fn open(&self, rail: usize) -> bool {
+        self.refused[rail] < REFUSALS
     }
 
     /// (rank, why) of a group's ranks that cannot be reached.

@@ -22,7 +22,7 @@ impl Engine {
                 self.provider.poll(rail, &mut events);
             }
         }
-        self.full.fill(false);
+        self.refused.fill(0);
         for event in events.drain(..) {
             moved = true;
             self.event(event, number, sink);
@@ -55,6 +55,7 @@ impl Engine {
                     self.sends.give(buffer);
                     self.busy[0] -= 1;
                     self.peers[peer].sending -= 1;
+                    self.peers[peer].met = true;
                 }
                 Some(Op::Read { peer, rail, group, rank, seq }) => {
                     self.busy[rail] -= 1;
