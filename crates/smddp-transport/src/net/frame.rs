@@ -24,10 +24,14 @@ pub(crate) enum Kind {
     Leave = 7,
     /// The sender waits for the receiver in operation `seq`, which is `what`.
     Hail = 8,
+    /// The sender's last frame over this connection.
+    Move = 9,
+    /// The sender's first frame over this connection: `Move` is its last over another one.
+    Moved = 10,
 }
 
 impl Kind {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 10] = [
         Self::Data,
         Self::Credit,
         Self::Letter,
@@ -36,6 +40,8 @@ impl Kind {
         Self::Poison,
         Self::Leave,
         Self::Hail,
+        Self::Move,
+        Self::Moved,
     ];
 }
 
@@ -63,7 +69,7 @@ impl Frame {
     /// make that call, and messages between the two go on meanwhile.
     pub(crate) const fn lane(&self) -> usize {
         match self.kind {
-            Kind::Data | Kind::Credit | Kind::Leave | Kind::Hail => 0,
+            Kind::Data | Kind::Credit | Kind::Leave | Kind::Hail | Kind::Move | Kind::Moved => 0,
             Kind::Letter | Kind::Ready | Kind::Piece | Kind::Poison => 1,
         }
     }

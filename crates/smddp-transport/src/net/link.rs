@@ -577,6 +577,8 @@ impl Sink for State {
             }
             Kind::Leave => self.left[peer] = true,
             Kind::Hail => self.hailed(peer, frame),
+            // Between the ends of a wire.
+            Kind::Move | Kind::Moved => {}
             Kind::Letter => self.letters.announced(peer, frame),
             Kind::Ready => self.letters.granted(peer, frame),
             Kind::Piece => self.letters.arrived(peer, frame),

@@ -44,6 +44,8 @@ pub(super) struct Conn {
     queue: VecDeque<Outgoing>,
     /// The peer takes nothing any more. What it sent before is still to be read: it may say why.
     deaf: bool,
+    /// This rank has turned to another connection: the end of this one means nothing.
+    pub(super) retired: bool,
     reader: Reader,
 }
 
@@ -95,7 +97,15 @@ impl Conn {
     /// A peer that has called and said hello.
     pub(super) fn answer(peer: usize, lane: usize, socket: TcpStream) -> io::Result<Self> {
         prepare(&socket)?;
-        Ok(Self { peer, lane, socket, queue: VecDeque::new(), deaf: false, reader: Reader::new() })
+        Ok(Self {
+            peer,
+            lane,
+            socket,
+            queue: VecDeque::new(),
+            deaf: false,
+            retired: false,
+            reader: Reader::new(),
+        })
     }
 
     /// Sends a frame, or puts it behind what waits already. `true`: the payload's memory is free.

@@ -2,7 +2,8 @@
 //!
 //! A process listens once, on the chosen interface; a communicator has its own connections, made when first needed
 //! and used in both directions. A rank sends to a peer over one connection only, so the order of its frames is the
-//! order of that stream.
+//! order of that stream. Where both ends of a pair have called each other, they turn to the connection that the lower
+//! rank made: acknowledgements then travel with the data of the other direction.
 
 mod conn;
 mod endpoint;

@@ -17,6 +17,8 @@ struct Peer {
     address: Option<TcpAddress>,
     /// The connections over which this rank sends to it, by lane.
     sends: [Option<usize>; LANES],
+    /// It has turned from its own connection to the one that this rank made.
+    moved: [bool; LANES],
     /// A connection to it ended, when and how; it may have left in good order over another one.
     ended: Option<(Instant, String)>,
     left: bool,
@@ -46,7 +48,14 @@ impl TcpWire {
         let peers = addresses
             .into_iter()
             .map(|address| address.map(here))
-            .map(|address| Peer { address, sends: [None; LANES], ended: None, left: false, broken: None })
+            .map(|address| Peer {
+                address,
+                sends: [None; LANES],
+                moved: [false; LANES],
+                ended: None,
+                left: false,
+                broken: None,
+            })
             .collect();
         Self { me, door, peers, conns: Vec::new(), done: Vec::new(), ready: Vec::new() }
     }
@@ -102,15 +111,34 @@ impl TcpWire {
             if peer < self.peers.len()
                 && let Ok(conn) = Conn::answer(peer, lane, socket)
             {
-                self.keep(conn);
+                let at = self.keep(conn);
+                if peer < self.me {
+                    self.turn_to(at);
+                }
             }
         }
         any
     }
 
+    /// Goes on over this connection, which the peer made, where this rank has made one, too.
+    fn turn_to(&mut self, at: usize) {
+        let Some((peer, lane)) = self.conns[at].as_ref().map(|conn| (conn.peer, conn.lane)) else { return };
+        let Some(old) = self.peers[peer].sends[lane].replace(at) else { return };
+        for (at, kind) in [(old, Kind::Move), (at, Kind::Moved)] {
+            if let Some(conn) = &mut self.conns[at] {
+                conn.retired = kind == Kind::Move;
+                // SAFETY: there is no payload.
+                unsafe { conn.send(&Frame::new(kind, 0), std::ptr::null(), 0) };
+            }
+        }
+    }
+
     fn end(&mut self, at: usize, why: String) {
         let Some(conn) = self.conns[at].take() else { return };
         self.done.extend(conn.tickets());
+        if conn.retired {
+            return;
+        }
         let peer = &mut self.peers[conn.peer];
         if peer.sends[conn.lane] == Some(at) {
             peer.sends[conn.lane] = None;
@@ -155,18 +183,29 @@ impl TcpWire {
 /// Notes who says goodbye, and hands everything on.
 struct Ears<'a> {
     sink: &'a mut dyn Sink,
-    left: Option<usize>,
+    left: bool,
+    /// Its last frame over the connection that it turned from was heard: over this one, or before.
+    moves: bool,
+    moved: bool,
 }
 
 impl Sink for Ears<'_> {
     fn place(&mut self, peer: usize, frame: &Frame) -> Place {
-        self.sink.place(peer, frame)
+        match frame.kind {
+            Kind::Moved if !self.moved => Place::Later,
+            Kind::Moved | Kind::Move => Place::Drop,
+            _ => self.sink.place(peer, frame),
+        }
     }
     fn arrived(&mut self, peer: usize, frame: &Frame) {
-        if frame.kind == Kind::Leave {
-            self.left = Some(peer);
+        match frame.kind {
+            Kind::Move => self.moves = true,
+            Kind::Moved => {}
+            kind => {
+                self.left |= kind == Kind::Leave;
+                self.sink.arrived(peer, frame);
+            }
         }
-        self.sink.arrived(peer, frame);
     }
     fn sent(&mut self, ticket: Ticket) {
         self.sink.sent(ticket);
@@ -205,11 +244,16 @@ impl Wire for TcpWire {
             {
                 continue;
             }
-            let peer = conn.peer;
-            let mut ears = Ears { sink, left: None };
+            let (peer, lane) = (conn.peer, conn.lane);
+            let mut ears = Ears { sink, left: false, moves: false, moved: self.peers[peer].moved[lane] };
             let outcome = conn.read(&mut ears);
-            if ears.left.is_some() {
-                self.peers[peer].left = true;
+            let (left, moves) = (ears.left, ears.moves);
+            self.peers[peer].left |= left;
+            if moves {
+                self.peers[peer].moved[lane] = true;
+                self.conns[at] = None;
+                moved = true;
+                continue;
             }
             match outcome {
                 Read1::Moved => moved = true,
