@@ -1,4 +1,4 @@
-//! Buffers for messages: equal pieces of memory that the first rail knows.
+//! Buffers for messages: equal pieces of memory that a rail knows.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 
@@ -30,8 +30,9 @@ impl Drop for Chunk {
 }
 
 pub(crate) struct Buffers {
+    rail: usize,
     bytes: usize,
-    /// (memory, descriptor at the first rail)
+    /// (memory, descriptor at the rail)
     chunks: Vec<(Chunk, usize)>,
     free: Vec<u32>,
 }
@@ -43,8 +44,8 @@ unsafe impl Send for Buffers {}
 const CHUNK: usize = 32;
 
 impl Buffers {
-    pub(crate) fn new(bytes: usize) -> Self {
-        Self { bytes, chunks: Vec::new(), free: Vec::new() }
+    pub(crate) fn new(rail: usize, bytes: usize) -> Self {
+        Self { rail, bytes, chunks: Vec::new(), free: Vec::new() }
     }
 
     pub(crate) fn made(&self) -> usize {
@@ -58,7 +59,7 @@ impl Buffers {
         }
         let chunk = Chunk::new(self.bytes * CHUNK)?;
         // SAFETY: chunks are freed with this, which the engine drops after the provider.
-        let known = unsafe { provider.register(0, chunk.base, self.bytes * CHUNK) }?;
+        let known = unsafe { provider.register(self.rail, chunk.base, self.bytes * CHUNK) }?;
         let first = self.made() as u32;
         self.chunks.push((chunk, known.desc));
         self.free.extend((first + 1..first + CHUNK as u32).rev());

@@ -9,6 +9,7 @@ use super::engine::{Engine, Op};
 use super::message::{Head, What, numbers};
 use super::pair::{Offered, remotes};
 use super::provider::{Local, Posted, Remote};
+use super::receives::Queues;
 use crate::net::frame::Frame;
 use crate::net::wire::Ticket;
 
@@ -112,12 +113,7 @@ impl Engine {
         if let Some(group) = self.groups.get_mut(&number) {
             group.offers += 1;
         }
-        #[allow(unused_mut, reason = "changed in tests alone")]
-        let mut writes = self.limits.writes;
-        #[cfg(test)]
-        if self.breaks(super::engine::Careless::Writes) {
-            writes = true;
-        }
+        let writes = self.writes();
         let at = match self.places(offset, frame.bytes as usize) {
             Ok(at) => at,
             Err(why) => return self.lose(peer, &format!("memory for it could not be registered: {why}")),
@@ -136,6 +132,34 @@ impl Engine {
         }
     }
 
+    fn writes(&self) -> bool {
+        #[cfg(test)]
+        if self.breaks(super::engine::Careless::Writes) {
+            return true;
+        }
+        self.limits.writes
+    }
+
+    /// (bytes, number) of the writes that an offered payload takes, if it is written: both devices write, and there are
+    /// not more of them than numbers that may be under way.
+    fn by_writes(&self, offered: &Offered, bytes: usize) -> Option<(usize, usize)> {
+        let most = offered.writes.filter(|_| self.writes())?;
+        let piece = piece(bytes, self.busy.len(), self.one_sided().min(most));
+        let count = bytes.div_ceil(piece);
+        #[cfg(test)]
+        if self.breaks(super::engine::Careless::Writes) {
+            return Some((piece, count));
+        }
+        (count <= Queues::new(&self.limits).numbers).then_some((piece, count))
+    }
+
+    /// Whether an offered payload can be brought over now.
+    pub(super) fn may_fetch(&self, offered: &Offered, bytes: usize) -> bool {
+        self.by_writes(offered, bytes).is_none_or(|(_, count)| {
+            self.numbers == 0 || self.numbers + count <= Queues::new(&self.limits).numbers
+        })
+    }
+
     /// Brings an offered payload to its place. Returns how many operations that takes, or why it cannot be.
     pub(super) fn fetch(
         &mut self,
@@ -150,15 +174,8 @@ impl Engine {
             return Err(format!("a place for {bytes} bytes lies outside the staging memory"));
         };
         let rails = self.busy.len();
-        #[allow(unused_mut, reason = "changed in tests alone")]
-        let mut writes = self.limits.writes;
-        #[cfg(test)]
-        if self.breaks(super::engine::Careless::Writes) {
-            writes = true;
-        }
-        if let Some(most) = offered.writes.filter(|_| writes) {
-            let piece = piece(bytes, rails, self.one_sided().min(most));
-            let count = bytes.div_ceil(piece);
+        if let Some((piece, count)) = self.by_writes(offered, bytes) {
+            self.numbers += count;
             let places = self.places(offset, bytes)?.into_iter().flat_map(|r| [r.address, r.key]);
             let slot = self.grants.insert(Grant { group, rank, seq, left: count });
             let body: Vec<u8> = [offered.id, slot, piece as u64]
@@ -258,6 +275,7 @@ impl Engine {
             grant.left = 1;
         }
         let grant = self.grants.get_mut(u64::from(number))?;
+        self.numbers = self.numbers.saturating_sub(1);
         grant.left -= 1;
         if grant.left > 0 {
             return None;
@@ -269,8 +287,10 @@ impl Engine {
     pub(super) fn start(&mut self) -> bool {
         let mut moved = false;
         let most = (self.operations() * 3 / 4).max(1);
+        // Whoever is refused comes last the next time.
+        let mut late = Vec::new();
         for _ in 0..self.todo.len() {
-            if self.full.iter().all(|&full| full) {
+            if (0..self.busy.len()).all(|rail| !self.open(rail)) {
                 break;
             }
             let Some(next) = self.todo.pop_front() else { break };
@@ -278,7 +298,7 @@ impl Engine {
                 self.abandoned(&next);
                 continue;
             }
-            if self.full[next.rail] || self.busy[next.rail] >= most {
+            if !self.open(next.rail) || self.busy[next.rail] >= most {
                 // Other rails may have room.
                 self.todo.push_back(next);
                 continue;
@@ -286,8 +306,8 @@ impl Engine {
             match self.operate(&next) {
                 Ok(Posted::Yes) => moved = true,
                 Ok(Posted::Again) => {
-                    self.full[next.rail] = true;
-                    self.todo.push_back(next);
+                    self.refused[next.rail] += 1;
+                    late.push(next);
                 }
                 Err(why) => {
                     self.lose(next.peer, &format!("its memory could not be reached: {why}"));
@@ -295,6 +315,7 @@ impl Engine {
                 }
             }
         }
+        self.todo.extend(late);
         moved
     }
 

@@ -13,13 +13,12 @@ use serde::{Deserialize, Serialize};
 
 use super::buffers::Buffers;
 use super::bulk::{Grant, Offer, Todo};
-use super::message::HEAD;
 use super::pair::Pair;
 use super::provider::{Context, Event, Limits, Provider};
+use super::receives::{Inbox, Queues, shape};
 use super::slab::Slab;
 use super::staging::Staging;
-use crate::net::frame::HEADER;
-use crate::net::wire::{EAGER, Ticket};
+use crate::net::wire::Ticket;
 
 /// Where a rank of a group can be reached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,7 +37,7 @@ pub struct Address {
 }
 
 pub(super) enum Op {
-    Receive(u32),
+    Receive { buffer: u32, rail: usize },
     Send { buffer: u32, peer: usize },
     Read { peer: usize, rail: usize, group: u32, rank: u32, seq: u64 },
     Write { peer: usize, rail: usize, offer: u64 },
@@ -63,6 +62,9 @@ pub(super) struct Peer {
     /// Pings that are not answered yet; when the last one went.
     pub(super) pinged: u32,
     pub(super) ping: Option<Instant>,
+    /// Something went to it, or came from it; since when it could not be pinged, though nothing is under way to it.
+    pub(super) met: bool,
+    pub(super) mute: Option<Instant>,
     /// Pings of its to be answered.
     pub(super) pongs: u32,
     /// Whether it is on the list of those with something to do.
@@ -82,7 +84,7 @@ pub(super) struct Group {
     pub(super) me: u32,
     pub(super) size: usize,
     /// Ranks that will write to this one, as far as was known at first.
-    expected: usize,
+    pub(super) expected: usize,
     /// By rank; empty before `connect`.
     pub(super) members: Vec<Option<Member>>,
     pub(super) pairs: HashMap<u32, Pair>,
@@ -123,16 +125,14 @@ pub(crate) struct Engine {
     pub(crate) staging: Staging,
     pub(super) window: u32,
     pub(super) message: usize,
-    pub(super) receives: Buffers,
+    /// By rail.
+    pub(super) inboxes: Vec<Inbox>,
     pub(super) sends: Buffers,
-    /// Receive buffers posted, and how many should be.
-    pub(super) posted: usize,
-    pub(super) wanted: usize,
     pub(super) ops: Slab<Op>,
     /// Sends, reads and writes under way, by rail.
     pub(super) busy: Vec<usize>,
-    /// Rails that had no room for one; until the next poll they are not asked again.
-    pub(super) full: Vec<bool>,
+    /// How often each rail had no room since the last poll.
+    pub(super) refused: Vec<u32>,
     pub(super) peers: Vec<Peer>,
     by_id: HashMap<u64, usize>,
     pub(super) groups: HashMap<u32, Group>,
@@ -142,6 +142,8 @@ pub(crate) struct Engine {
     pub(super) todo: VecDeque<Todo>,
     pub(super) offers: Slab<Offer>,
     pub(super) grants: Slab<Grant>,
+    /// Numbers of writes that are still to come to this process.
+    pub(super) numbers: usize,
     /// Turns the rails for payloads that take only one.
     pub(super) turn: usize,
     pub(super) events: Vec<Event>,
@@ -181,16 +183,15 @@ pub(crate) enum Careless {
     Completions,
 }
 
-/// Receive buffers of a peer for messages that need no credit: two that return credits, pings and their answers.
-const UNCREDITED: usize = 2 + 2 * PINGS as usize;
 /// Pings to a peer that are not answered yet.
-const PINGS: u32 = 2;
+pub(super) const PINGS: u32 = 2;
+/// A peer that was reached before, and to which nothing can be sent for so long though nothing is under way to it.
+const MUTE: Duration = Duration::from_secs(3);
+/// Rails are not asked again before the next poll after so many refusals. Not after the first: it may be for one peer
+/// alone, to which a connection is being made.
+const REFUSALS: u32 = 8;
 /// Between two pings.
 const PING: Duration = Duration::from_millis(200);
-/// The most that one peer may have under way.
-const WINDOW: usize = 64;
-/// Operations under way per rail.
-const OPERATIONS: usize = 256;
 
 impl Engine {
     /// `peers`: of the largest group to be expected; `budget`: bytes for receive buffers, kept as far as can be.
@@ -212,13 +213,11 @@ impl Engine {
             staging,
             window,
             message,
-            receives: Buffers::new(message),
-            sends: Buffers::new(message),
-            posted: 0,
-            wanted: 0,
+            inboxes: (0..rails).map(|rail| Inbox::new(rail, message)).collect(),
+            sends: Buffers::new(0, message),
             ops: Slab::default(),
             busy: vec![0; rails],
-            full: vec![false; rails],
+            refused: vec![0; rails],
             peers: Vec::new(),
             by_id: HashMap::new(),
             groups: HashMap::new(),
@@ -227,6 +226,7 @@ impl Engine {
             todo: VecDeque::new(),
             offers: Slab::default(),
             grants: Slab::default(),
+            numbers: 0,
             turn: 0,
             events: Vec::new(),
             dead: None,
@@ -337,61 +337,6 @@ impl Engine {
         })
     }
 
-    /// How many receive buffers the peers there are, and the expected ones, ask for.
-    fn want(&mut self) -> Result<(), String> {
-        let known = self.peers.iter().filter(|p| !p.to.is_empty()).count();
-        let peers = known + self.groups.values().map(|g| g.expected).sum::<usize>();
-        let wanted = peers * (self.window as usize + UNCREDITED);
-        let room = self.limits.receives.min(self.limits.completions.saturating_sub(operations(&self.limits)));
-        if wanted > room && !self.limits.patient {
-            return Err(format!(
-                "{peers} peers need {wanted} receive buffers of {} at once, and {} has room for {room}",
-                self.message, self.name
-            ));
-        }
-        self.wanted = wanted.min(room);
-        self.fill();
-        Ok(())
-    }
-
-    /// Posts receive buffers until there are enough.
-    pub(super) fn fill(&mut self) {
-        while self.posted < self.wanted && self.dead.is_none() {
-            match self.receives.take(self.provider.as_mut()) {
-                Ok(buffer) => {
-                    if !self.post(buffer) {
-                        return;
-                    }
-                }
-                Err(why) => self.die(&why),
-            }
-        }
-    }
-
-    /// Posts one; `false`: not now.
-    pub(super) fn post(&mut self, buffer: u32) -> bool {
-        let context = self.ops.insert(Op::Receive(buffer));
-        let local = self.local(&self.receives, buffer, self.message);
-        // SAFETY: the buffer belongs to the operation until its end is told, and lives as long as the provider.
-        match unsafe { self.provider.receive(0, local, context) } {
-            Ok(super::provider::Posted::Yes) => {
-                self.posted += 1;
-                true
-            }
-            Ok(super::provider::Posted::Again) => {
-                self.ops.remove(context);
-                self.receives.give(buffer);
-                false
-            }
-            Err(why) => {
-                self.ops.remove(context);
-                self.receives.give(buffer);
-                self.die(&format!("no receive buffer could be posted: {why}"));
-                false
-            }
-        }
-    }
-
     pub(super) fn local(&self, buffers: &Buffers, buffer: u32, bytes: usize) -> super::provider::Local {
         #[allow(unused_mut, reason = "changed in tests alone")]
         let mut local = buffers.local(buffer, bytes);
@@ -408,7 +353,7 @@ impl Engine {
         if self.breaks(Careless::Completions) {
             return self.limits.operations;
         }
-        operations(&self.limits)
+        Queues::new(&self.limits).operations
     }
 
     /// Nothing works any more.
@@ -467,7 +412,20 @@ impl Engine {
         if p.pinged >= PINGS || p.sending > 0 || p.ping.is_some_and(|at| at.elapsed() < PING) {
             return;
         }
-        self.ping(peer);
+        if self.ping(peer) {
+            self.peers[peer].mute = None;
+            return;
+        }
+        // Some providers lose a connection without a word, and then ask for patience for ever.
+        let p = &mut self.peers[peer];
+        if p.met && p.broken.is_none() && p.mute.get_or_insert_with(Instant::now).elapsed() > MUTE {
+            self.lose(peer, "the connection to it is gone");
+        }
+    }
+
+    /// Whether a rail may be asked for room: where it was refused often, a poll comes first.
+    pub(super) fn open(&self, rail: usize) -> bool {
+        self.refused[rail] < REFUSALS
     }
 
     /// (rank, why) of a group's ranks that cannot be reached.
@@ -499,54 +457,5 @@ impl Drop for Engine {
             // The parent's endpoints: closing them here could talk to its devices.
             std::mem::forget(std::mem::replace(&mut self.provider, Box::new(super::gone::Gone)));
         }
-    }
-}
-
-/// Operations under way on a rail: their completions and those of the receive buffers fit the queue.
-fn operations(limits: &Limits) -> usize {
-    limits.operations.min(OPERATIONS).min(limits.completions / 2).max(2)
-}
-
-/// Messages that a peer may have under way, and bytes of the largest, so that `peers` peers fit the budget: first the
-/// window shrinks, then the messages, which get more then.
-fn shape(limits: &Limits, rails: usize, peers: usize, budget: usize) -> (u32, usize) {
-    let largest = limits.message.min(HEAD + HEADER + EAGER);
-    // The announcement of a large payload has to fit.
-    let least = HEAD + HEADER + 16 * (1 + rails);
-    let sizes = [largest, 4096, 2048, 1024, 512].into_iter().filter(|&s| s <= largest && s >= least);
-    let mut best = (2, largest);
-    for size in sizes {
-        let buffers = (budget / size).min(limits.receives).min(limits.completions / 2);
-        let window = (buffers / peers).saturating_sub(UNCREDITED).min(WINDOW) & !1;
-        best = (window.max(2) as u32, size);
-        if window >= 4 {
-            break;
-        }
-    }
-    best
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn receive_buffers_stay_within_their_budget_however_many_peers_there_are() {
-        let limits = Limits {
-            message: 8192,
-            one_sided: 1 << 30,
-            operations: 4096,
-            receives: 32768,
-            completions: 65536,
-            writes: true,
-            patient: false,
-        };
-        for peers in [1, 2, 7, 63, 255, 1023, 4095, 8191] {
-            let (window, message) = shape(&limits, 4, peers, 32 << 20);
-            assert!(window >= 2 && window.is_multiple_of(2), "{peers}: {window}");
-            let bytes = peers * (window as usize + UNCREDITED) * message;
-            assert!(bytes <= 32 << 20, "{peers} peers: {window} x {message}");
-        }
-        assert_eq!(shape(&limits, 4, 1, 32 << 20), (64, 8192));
     }
 }

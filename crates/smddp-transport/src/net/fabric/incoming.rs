@@ -22,7 +22,7 @@ impl Engine {
                 self.provider.poll(rail, &mut events);
             }
         }
-        self.full.fill(false);
+        self.refused.fill(0);
         for event in events.drain(..) {
             moved = true;
             self.event(event, number, sink);
@@ -43,24 +43,19 @@ impl Engine {
     fn event(&mut self, event: Event, number: u32, sink: &mut dyn Sink) {
         match event {
             Event::Received(context, bytes) => {
-                let Some(Op::Receive(buffer)) = self.ops.remove(context) else {
+                let Some(Op::Receive { buffer, rail }) = self.ops.remove(context) else {
                     self.die("a message arrived where no receive buffer is");
                     return;
                 };
-                self.posted -= 1;
-                self.received(buffer, bytes, number, sink);
-                // At once: the sender is told that there is room again.
-                if self.posted < self.wanted && self.dead.is_none() {
-                    self.post(buffer);
-                } else {
-                    self.receives.give(buffer);
-                }
+                self.received(rail, buffer, bytes, number, sink);
+                self.came_back(rail, buffer);
             }
             Event::Done(context) => match self.ops.remove(context) {
                 Some(Op::Send { buffer, peer }) => {
                     self.sends.give(buffer);
                     self.busy[0] -= 1;
                     self.peers[peer].sending -= 1;
+                    self.peers[peer].met = true;
                 }
                 Some(Op::Read { peer, rail, group, rank, seq }) => {
                     self.busy[rail] -= 1;
@@ -86,6 +81,11 @@ impl Engine {
                     self.moved(grant.group, grant.rank, grant.seq, grant.group != number);
                 }
             }
+            Event::Taken(context) => {
+                if let Some(Op::Receive { buffer, rail }) = self.ops.remove(context) {
+                    self.came_back(rail, buffer);
+                }
+            }
             Event::Failed(context, why) => self.failed(context, &why),
         }
     }
@@ -109,10 +109,9 @@ impl Engine {
                 self.busy[rail] -= 1;
                 self.lose(peer, why);
             }
-            Some(Op::Receive(buffer)) => {
-                self.posted -= 1;
-                self.receives.give(buffer);
+            Some(Op::Receive { buffer, rail }) => {
                 self.die(why);
+                self.came_back(rail, buffer);
             }
             None => self.die(why),
         }
@@ -132,8 +131,8 @@ impl Engine {
         }
     }
 
-    fn received(&mut self, buffer: u32, bytes: usize, number: u32, sink: &mut dyn Sink) {
-        let local = self.receives.local(buffer, bytes);
+    fn received(&mut self, rail: usize, buffer: u32, bytes: usize, number: u32, sink: &mut dyn Sink) {
+        let local = self.inboxes[rail].buffers.local(buffer, bytes);
         // SAFETY: the device has filled these bytes of the buffer and is done with it; nobody else uses it until it
         // is posted again, after this.
         let message = unsafe { std::slice::from_raw_parts(local.at.cast_const(), local.bytes) };
@@ -285,6 +284,11 @@ impl Engine {
         }
         // Its place may depend on what was delivered before; that of a large one is asked ahead, to read side by side.
         if !first && matches!(item.payload, Payload::Here(_)) {
+            return false;
+        }
+        if let Payload::There(offered) = &item.payload
+            && !self.may_fetch(offered, item.frame.bytes as usize)
+        {
             return false;
         }
         let place = sink.place(rank as usize, &item.frame);

@@ -11,6 +11,7 @@ pub(crate) mod ofi;
 mod outgoing;
 mod pair;
 pub(crate) mod provider;
+mod receives;
 mod slab;
 pub mod srd;
 pub(crate) mod staging;

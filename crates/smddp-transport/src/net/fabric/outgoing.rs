@@ -91,7 +91,7 @@ impl Engine {
         let credit = p.credits > 0;
         #[cfg(test)]
         let credit = credit || self.breaks(super::engine::Careless::Window);
-        let room = !self.full[0] && self.busy[0] < self.operations();
+        let room = self.open(0) && self.busy[0] < self.operations();
         credit && room && !p.to.is_empty() && p.broken.is_none()
     }
 
@@ -146,7 +146,7 @@ impl Engine {
                 true
             }
             Ok(Posted::Again) => {
-                self.full[0] = true;
+                self.refused[0] += 1;
                 self.ops.remove(context);
                 self.sends.give(buffer);
                 false
@@ -169,18 +169,24 @@ impl Engine {
     /// Sends what waited and can go now, and returns credits that enough have come together of.
     pub(super) fn pump(&mut self) -> bool {
         let mut moved = false;
+        // Whoever is refused comes last the next time.
+        let mut late = Vec::new();
         for _ in 0..self.active.len() {
             let Some(peer) = self.active.pop_front() else { break };
+            let refused = self.refused[0];
             moved |= self.pump_peer(peer);
             let p = &self.peers[peer];
             let more =
                 p.pongs > 0 || !p.outgoing.is_empty() || !p.fetched.is_empty() || p.owed >= self.window / 2;
-            if more && p.broken.is_none() && !p.to.is_empty() {
-                self.active.push_back(peer);
-            } else {
+            if !more || p.broken.is_some() || p.to.is_empty() {
                 self.peers[peer].listed = false;
+            } else if self.refused[0] > refused {
+                late.push(peer);
+            } else {
+                self.active.push_back(peer);
             }
         }
+        self.active.extend(late);
         moved
     }
 
@@ -226,7 +232,7 @@ impl Engine {
     /// Sends a message that needs no credit; `false`: not now.
     fn uncounted(&mut self, peer: usize, what: What) -> bool {
         let p = &self.peers[peer];
-        let room = !self.full[0] && self.busy[0] < self.operations();
+        let room = self.open(0) && self.busy[0] < self.operations();
         if p.to.is_empty() || p.broken.is_some() || !room {
             return false;
         }
@@ -235,11 +241,14 @@ impl Engine {
         self.launch(peer, &[&start], false)
     }
 
-    pub(super) fn ping(&mut self, peer: usize) {
-        if self.uncounted(peer, What::Ping) {
+    /// `false`: not now.
+    pub(super) fn ping(&mut self, peer: usize) -> bool {
+        let sent = self.uncounted(peer, What::Ping);
+        if sent {
             let p = &mut self.peers[peer];
             p.pinged += 1;
             p.ping = Some(Instant::now());
         }
+        sent
     }
 }

@@ -68,6 +68,8 @@ pub(crate) enum Event {
     Received(Context, usize),
     /// A peer's write with this number is in my memory.
     Written(u32),
+    /// A receive buffer was used up, and no message is in it: some devices take one for each write's number.
+    Taken(Context),
     /// Something failed; `None`: not to be pinned on one operation.
     Failed(Option<Context>, String),
 }

@@ -289,7 +289,8 @@ impl Rail {
                 for entry in &entries[..count as usize] {
                     // SAFETY: the provider has written the first `count` entries.
                     let entry = unsafe { entry.assume_init() };
-                    events.extend(self.event(&entry));
+                    let event = self.event(&entry, events);
+                    events.extend(event);
                 }
             }
             c if c == -(FI_EAGAIN as isize) => {}
@@ -301,9 +302,11 @@ impl Rail {
         }
     }
 
-    fn event(&mut self, entry: &fi_cq_data_entry) -> Option<Event> {
+    fn event(&mut self, entry: &fi_cq_data_entry, events: &mut Vec<Event>) -> Option<Event> {
         let context = self.contexts.give(entry.op_context);
         if entry.flags & FI_RECV == 0 && entry.flags & (FI_REMOTE_WRITE | FI_REMOTE_CQ_DATA) != 0 {
+            // Only receives are posted for others to end.
+            events.extend(context.map(Event::Taken));
             return Some(Event::Written(entry.data as u32));
         }
         match context {

@@ -7,6 +7,7 @@ use super::super::engine::Engine;
 use super::super::srd::connect;
 use super::super::staging::Staging;
 use super::*;
+use crate::net::fabric::wire::FabricWire;
 use crate::net::frame::{Frame, Kind};
 use crate::net::wire::{Place, Sink, Ticket, Wire};
 use std::sync::atomic::AtomicU8;
@@ -175,5 +176,137 @@ fn a_peer_that_is_gone_is_noticed_by_whoever_waits_for_it() {
         println!("{provider}: {:?} after {:?}", wires[0].broken(), begun.elapsed());
         assert!(!sure || !wires[0].broken().is_empty());
         drop((wires, first));
+    }
+}
+
+/// Takes everything into one place.
+struct Anywhere {
+    base: *mut u8,
+    arrived: u64,
+}
+
+impl Sink for Anywhere {
+    fn place(&mut self, _: usize, frame: &Frame) -> Place {
+        Place::Here(self.base.wrapping_add(CELL * (1 + frame.index as usize % 5)))
+    }
+
+    fn arrived(&mut self, _: usize, _: &Frame) {
+        self.arrived += 1;
+    }
+
+    fn sent(&mut self, _: Ticket) {}
+}
+
+/// Frames to the other rank, large and small, with several under way at once, while it answers.
+struct Talk {
+    wire: FabricWire,
+    sink: Anywhere,
+    other: usize,
+    index: u64,
+}
+
+impl Talk {
+    /// Lets everything that is under way come to its end.
+    fn quiet(&mut self) {
+        let mut since = Instant::now();
+        while since.elapsed() < Duration::from_millis(50) || !self.wire.drained() {
+            if self.wire.poll(&mut self.sink) {
+                since = Instant::now();
+            }
+        }
+    }
+
+    /// `exchange` gives the other's address for this one's.
+    fn new(engine: &Arc<Mutex<Engine>>, me: usize, exchange: impl FnOnce(String) -> String) -> Self {
+        let prepared = FabricWire::prepare(engine, me, 2, 1).unwrap();
+        let mine = postcard::to_allocvec(prepared.address()).unwrap();
+        let theirs = exchange(mine.iter().map(|b| format!("{b:02x}")).collect());
+        let byte = |i: usize| u8::from_str_radix(&theirs[i..i + 2], 16).unwrap();
+        let theirs: Vec<u8> = (0..theirs.len()).step_by(2).map(byte).collect();
+        let mut addresses = [None, None];
+        addresses[1 - me] = Some(postcard::from_bytes(&theirs).unwrap());
+        let wire = prepared.connect(&addresses).unwrap();
+        let base = engine.lock().unwrap().staging.base();
+        Self { wire, sink: Anywhere { base, arrived: 0 }, other: 1 - me, index: 0 }
+    }
+
+    fn turn(&mut self) {
+        if self.index < self.sink.arrived + 4 {
+            let bytes = [65_536, 8, 4000][self.index as usize % 3];
+            let frame = Frame { index: self.index, bytes, ..Frame::new(Kind::Data, 1) };
+            // SAFETY: staged, and never written to.
+            unsafe { self.wire.send(self.other, &frame, self.sink.base, 0) };
+            self.index += 1;
+        }
+        self.wire.poll(&mut self.sink);
+    }
+}
+
+/// The other process of the test below; alone it does nothing.
+#[test]
+fn the_other_process() {
+    let Ok(provider) = std::env::var("FABRIC_TEST_CHILD") else { return };
+    let [engine, _] = engines(&provider, true).unwrap();
+    let mut talk = Talk::new(&engine, 1, |mine| {
+        println!("\naddress {mine}");
+        let mut line = String::new();
+        std::io::stdin().read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    });
+    loop {
+        talk.turn();
+    }
+}
+
+/// Kills a process to which this one talks; `None` where the provider is not there.
+fn kill(provider: &str, idle: bool, patience: Duration) -> Option<bool> {
+    use std::io::{BufRead, BufReader, Write};
+    let [engine, _] = engines(provider, true)?;
+    let mut child = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "net::fabric::ofi::tests::the_other_process", "--nocapture"])
+        .env("FABRIC_TEST_CHILD", provider)
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut talk = Talk::new(&engine, 0, |mine| {
+        writeln!(child.stdin.as_mut().unwrap(), "{mine}").unwrap();
+        let address =
+            |line: std::io::Result<String>| Some(line.unwrap().strip_prefix("address ")?.to_owned());
+        lines.by_ref().find_map(address).unwrap()
+    });
+    let begun = Instant::now();
+    while talk.sink.arrived < 300 {
+        talk.turn();
+        assert_eq!(talk.wire.broken(), vec![], "{provider}");
+        assert!(begun.elapsed() < Duration::from_secs(30), "{provider}: {} arrived", talk.sink.arrived);
+    }
+    if idle {
+        talk.quiet();
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let begun = Instant::now();
+    while talk.wire.broken().is_empty() && begun.elapsed() < patience {
+        talk.wire.watch(1);
+        if idle {
+            talk.wire.poll(&mut talk.sink);
+        } else {
+            talk.turn();
+        }
+    }
+    println!("{provider}, idle {idle}: {:?} after {:?}", talk.wire.broken(), begun.elapsed());
+    Some(!talk.wire.broken().is_empty())
+}
+
+#[test]
+fn a_process_that_is_killed_is_noticed_by_whoever_talks_to_it_or_waits_for_it() {
+    for provider in ["tcp;ofi_rxm", "net", "tcp"] {
+        assert_ne!(kill(provider, false, Duration::from_secs(10)), Some(false), "{provider}");
+        // With nothing under way, not every provider says so; for those there is the side channel.
+        let sure = provider == "tcp;ofi_rxm";
+        let noticed = kill(provider, true, Duration::from_secs(if sure { 10 } else { 1 }));
+        assert!(!sure || noticed != Some(false), "{provider}");
     }
 }

@@ -74,6 +74,8 @@ pub struct SrdScript {
     pub operations: usize,
     pub receives: usize,
     pub completions: usize,
+    /// Whether a write's number takes a receive buffer of the target.
+    pub solicited: bool,
     /// Whether devices write (as on P5); with `Rule::Writes` in force they must not be asked to otherwise.
     pub writes: bool,
     /// Rules that do not hold.
@@ -91,6 +93,7 @@ impl Default for SrdScript {
             receives: 1024,
             completions: 4096,
             writes: false,
+            solicited: false,
             without: Vec::new(),
         }
     }

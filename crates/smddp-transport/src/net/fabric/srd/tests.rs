@@ -269,6 +269,7 @@ fn all_frames_arrive_in_order_and_whole_for_every_seed() {
                 seed,
                 rails,
                 writes: seed % 2 == 1,
+                solicited: seed % 4 == 1,
                 one_sided: [1 << 20, 20_000, 4096][seed as usize % 3],
                 ..SrdScript::default()
             };
@@ -335,8 +336,15 @@ fn each_rule_bites_who_breaks_it_and_nobody_else() {
 #[test]
 fn no_queue_overruns_at_a_rank_that_seldom_looks() {
     for seed in 0..5 {
-        let script =
-            SrdScript { seed, one_sided: 4096, operations: 512, completions: 48, ..SrdScript::default() };
+        let script = SrdScript {
+            seed,
+            one_sided: [4096, 1 << 20][seed as usize % 2],
+            operations: 512,
+            completions: 64,
+            writes: seed % 2 == 1,
+            solicited: seed % 4 == 1,
+            ..SrdScript::default()
+        };
         let mut run = Run::new(3, script, 24, None);
         run.pause = 100;
         let result = run.run(24, TURNS);

@@ -290,11 +290,22 @@ impl World {
                 {
                     self.over(o.from, Event::Done(o.context));
                     if let Some(number) = o.number {
-                        self.over(o.to, Event::Written(number));
+                        self.number(o.to, number);
                     }
                 }
             }
         }
+    }
+
+    /// A write's number comes to its target.
+    fn number(&mut self, to: usize, number: u32) {
+        if self.script.solicited {
+            match self.devices[to].receives.pop_front() {
+                Some((_, context)) => self.over(to, Event::Taken(context)),
+                None => self.violate(Rule::Receive, format!("device {to} has no buffer for a number")),
+            }
+        }
+        self.over(to, Event::Written(number));
     }
 
     fn over(&mut self, device: usize, event: Event) {
