@@ -112,6 +112,9 @@ def settings() -> list[tuple[str, str, str, str, str]]:
 def info() -> dict[str, Any]:
     """What was found on this machine: host, cores, SIMD level, what serves in a node and between nodes, staging."""
 
+def fabric() -> list[str]:
+    """What libfabric offers here and why it would be used or not, in lines. Opens the library."""
+
 def shutdown() -> None:
     """Leave all groups in good order and stop the helper threads (the interpreter's exit hook)."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 
@@ -25,6 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--ranks must be at least 1, got {arguments.ranks}")
     try:
         return _info(arguments.ranks, arguments.json)
+    except BrokenPipeError:
+        # Whoever reads has seen enough; nothing is left to be flushed into the closed pipe.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except ImportError as error:
         print(f"smddp: {error}", file=sys.stderr)
         return 1
@@ -33,7 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _info(ranks: int, as_json: bool) -> int:
     from smddp._info import collect, local_paths
 
+    from smddp._native import core
+
     found = collect()
+    found["libfabric"] = core().fabric()
     status = 0
     try:
         found["paths"] = {name: {"4 KiB": small, "64 MiB": large} for name, small, large in local_paths(ranks)}
@@ -47,6 +55,9 @@ def _info(ranks: int, as_json: bool) -> int:
     print("\nmachine")
     for key, value in found["machine"].items():
         print(f"  {key:<20} {value}")
+    print("\nlibfabric")
+    for line in found["libfabric"]:
+        print(f"  {line}")
     print(f"\npaths of {ranks} processes on this machine")
     for name, path in found["paths"].items():
         if isinstance(path, str):
@@ -73,7 +84,8 @@ def bench(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     # It runs without Python's help, and so does its end by Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if "--plot" not in given:
+    # The subcommands that draw write their own files.
+    if "--plot" not in given or given[0] in ("simulate", "explain", "tune"):
         return native.bench_main(given)
     at = given.index("--plot")
     if at + 1 == len(given):

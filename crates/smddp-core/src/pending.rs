@@ -1,5 +1,6 @@
 //! Making a communicator, in two halves with the exchange of cards between them.
 
+use std::sync::Once;
 use std::time::{Duration, Instant};
 
 use smddp_transport::joint::{Joined, Prepared};
@@ -46,17 +47,18 @@ impl Pending {
     pub fn connect(self, cards: &[Vec<u8>]) -> Result<Communicator> {
         let here_at = Instant::now();
         let cards = self.checked(cards)?;
-        let Joined { link, nodes, crowd } = self
+        let Joined { link, nodes, crowd, told } = self
             .prepared
             .connect(cards)
             .map_err(|error| Error::Topology(format!("group `{}`: {error}", self.name)))?;
         wait::note_group(crowd);
+        tell_once(&told);
         let comm = Communicator::over(link, &nodes, &self.name, self.timeout);
         let count = nodes.iter().max().map_or(0, |last| last + 1);
         log::say(
             Level::Info,
             &format!(
-                "group `{}`: rank {} of {} on {count} nodes, over {}; memory and listener {:.1?}, exchange of cards {:.1?}, \
+                "group `{}`: rank {} of {} on {count} node(s), over {}; memory and listener {:.1?}, exchange of cards {:.1?}, \
                  links {:.1?}",
                 self.name,
                 self.rank,
@@ -109,5 +111,13 @@ impl Pending {
             checked.push(card);
         }
         Ok(checked)
+    }
+}
+
+/// The ways between nodes are the same for all groups of a process.
+fn tell_once(lines: &[String]) {
+    static TOLD: Once = Once::new();
+    if !lines.is_empty() {
+        TOLD.call_once(|| lines.iter().for_each(|line| log::say(Level::Info, line)));
     }
 }

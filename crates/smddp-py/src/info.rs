@@ -43,6 +43,13 @@ pub(crate) fn info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(found)
 }
 
+/// What libfabric offers here and why it would be used or not, in lines. Opens the library.
+#[pyfunction]
+pub(crate) fn fabric(py: Python<'_>) -> PyResult<Vec<String>> {
+    let config = Config::get().map_err(|error| raise(py, error))?;
+    Ok(py.detach(|| config.fabric()).unwrap_or_else(|why| vec![format!("none: {why}")]))
+}
+
 /// Leaves all groups in good order.
 #[pyfunction]
 pub(crate) fn shutdown(py: Python<'_>) {

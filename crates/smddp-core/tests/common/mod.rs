@@ -55,7 +55,12 @@ impl Wire {
     pub(crate) fn links(self, size: usize) -> Vec<Joined> {
         match self {
             Wire::Loop(script) => {
-                let joined = |link| Joined { link: Box::new(link), nodes: vec![0; size], crowd: size };
+                let joined = |link| Joined {
+                    link: Box::new(link),
+                    nodes: vec![0; size],
+                    crowd: size,
+                    told: Vec::new(),
+                };
                 loopback::group(size, script).into_iter().map(joined).collect()
             }
             Wire::Shm => joined(size, |_| None),

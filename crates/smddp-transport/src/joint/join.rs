@@ -48,6 +48,8 @@ pub struct Joined {
     pub nodes: Vec<usize>,
     /// Ranks of this host, whether or not they share memory: they share its cores.
     pub crowd: usize,
+    /// What there is between nodes, and why it is used or not.
+    pub told: Vec<String>,
 }
 
 /// First half of making a link: nobody waits.
@@ -82,14 +84,14 @@ impl Prepared {
         let here: Vec<usize> = (0..cards.len()).filter(|&r| nodes[r] == nodes[me]).collect();
         if here.len() == cards.len() {
             let link = self.shm.connect(cards)?;
-            return Ok(Joined { link: Box::new(link), nodes, crowd });
+            return Ok(Joined { link: Box::new(link), nodes, crowd, told: Vec::new() });
         }
         if self.means.between == Between::Nothing {
             return Err(JoinError::Nodes(forbidden(&cards, &nodes)));
         }
-        let wire = self.ends.connect(me, &cards, &nodes, &self.means)?;
+        let (wire, told) = self.ends.connect(me, &cards, &nodes, &self.means)?;
         let link = link(me, self.shm, wire, &cards, here)?;
-        Ok(Joined { link: Box::new(link), nodes, crowd })
+        Ok(Joined { link: Box::new(link), nodes, crowd, told })
     }
 }
 

@@ -70,14 +70,14 @@ impl Ends {
         (ends, offer)
     }
 
-    /// The way that all ranks take, found by each of them from the same cards.
+    /// The way that all ranks take, found by each of them from the same cards; and in lines what was found and why.
     pub(super) fn connect(
         self,
         me: usize,
         cards: &[Card],
         nodes: &[usize],
         means: &Means,
-    ) -> Result<Box<dyn Wire>, JoinError> {
+    ) -> Result<(Box<dyn Wire>, Vec<String>), JoinError> {
         let wrong = |text: String| Err(JoinError::Nodes(text));
         let fabric = match means.between {
             Between::Fabric => true,
@@ -97,13 +97,19 @@ impl Ends {
             check_addresses(cards)?;
         }
         let other = |card: &Card| nodes[card.rank as usize] != nodes[me];
+        let mut told = Vec::new();
         let wire: Box<dyn Wire> = if fabric {
+            told.extend(Endpoint::existing().map(|endpoint| endpoint.found()).unwrap_or_default());
             let Some(slot) = self.slot else { return wrong("this rank has no fabric".to_owned()) };
             let address = |card: &Card| card.offer.fabric.clone().ok().filter(|_| other(card));
             let addresses: Vec<_> = cards.iter().map(address).collect();
             Box::new(slot.connect(&addresses).map_err(JoinError::Nodes)?)
         } else {
             let Some(door) = self.door else { return wrong("this rank listens nowhere".to_owned()) };
+            if let Some((_, why)) = lacking.filter(|_| means.between == Between::Auto) {
+                told.push(format!("fabric: none: {why}"));
+            }
+            told.push(format!("tcp {}", door.endpoint.interface));
             door.endpoint
                 .serve()
                 .map_err(|e| JoinError::Nodes(format!("no thread to answer other nodes: {e}")))?;
@@ -117,7 +123,7 @@ impl Ends {
                 return wrong(format!("SMDDP_REQUIRE={wanted}, but the way between nodes is {way}{why}"));
             }
         }
-        Ok(wire)
+        Ok((wire, told))
     }
 }
 

@@ -30,7 +30,7 @@ pub fn simulated(
         .map(|(me, (shm, wire))| {
             let here = (0..size).filter(|&rank| nodes[rank] == nodes[me]).collect();
             let link = link(me, shm, Box::new(wire), &cards, here)?;
-            Ok(Joined { link: Box::new(link), nodes: nodes.clone(), crowd: size })
+            Ok(Joined { link: Box::new(link), nodes: nodes.clone(), crowd: size, told: Vec::new() })
         })
         .collect::<Result<_, JoinError>>()?;
     Ok((srd, joined))

@@ -42,7 +42,9 @@ pub struct Endpoint {
     peers: Mutex<HashMap<Id, Weak<Peer>>>,
     /// Where other nodes reach this process; made when first needed.
     tcp: Mutex<Weak<TcpEndpoint>>,
-    fabric: Mutex<std::sync::Weak<Mutex<Engine>>>,
+    fabric: Mutex<Weak<Mutex<Engine>>>,
+    /// What was found of a fabric and why it is used or not.
+    found: Mutex<Vec<String>>,
 }
 
 /// Counts forks: what was made before one is dead in the child.
@@ -141,6 +143,7 @@ impl Endpoint {
             peers: Mutex::default(),
             tcp: Mutex::default(),
             fabric: Mutex::default(),
+            found: Mutex::default(),
         })
     }
 
@@ -200,6 +203,11 @@ impl Endpoint {
         Ok(endpoint)
     }
 
+    /// What the last look for a fabric found, in lines.
+    pub(crate) fn found(&self) -> Vec<String> {
+        lock(&self.found).clone()
+    }
+
     /// All memory that cells may lie in, for devices.
     pub(crate) fn whole(&self) -> Staging {
         Staging::new(self.memory.at(0, self.bytes), self.bytes, self.memory.clone())
@@ -222,7 +230,8 @@ impl Endpoint {
             address,
             local: means.local,
         };
-        let (choice, _) = fabric::choose::choose_provider(&settings);
+        let (choice, lines) = fabric::choose::choose_provider(&settings);
+        *lock(&self.found) = lines;
         let provider = Ofi::open(&choice.map_err(|e| e.to_string())?)?;
         // A quarter of the staging, as for any operation.
         let engine = Engine::new(Box::new(provider), self.whole(), size - 1, means.staging / 4)?;

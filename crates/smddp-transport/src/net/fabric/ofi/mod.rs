@@ -30,7 +30,8 @@ impl Ofi {
                 Rail::open(copy).map_err(|why| format!("{} on {}: {why}", choice.provider, info.domain()))?;
             rails.push(rail);
         }
-        let name = format!("{} (libfabric {})", choice.provider, choice.version);
+        let devices = choice.rails().join("+");
+        let name = format!("{} (libfabric {}) {devices}", choice.provider, choice.version);
         if rails.is_empty() {
             return Err(format!("{name} has no device"));
         }
