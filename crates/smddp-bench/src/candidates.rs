@@ -8,6 +8,10 @@ const BUDGET: u64 = 6_000_000;
 /// An algorithm whose coarsest cut has more than this is left out unless it is asked for by name.
 const MOST_MESSAGES: u64 = 10_000_000;
 
+/// With more ranks than this on several nodes, algorithms that take all ranks for alike are tried by name only: what
+/// they send over a node's link grows with its ranks.
+const FLAT_RANKS: usize = 256;
+
 /// What was tried, quickest first, and what was left out.
 pub(crate) struct Candidates {
     pub runs: Vec<Run>,
@@ -45,7 +49,11 @@ pub(crate) fn try_all(
     let named = !algorithms.is_empty();
     let algorithms = if named { algorithms } else { &Algorithm::ALL[..] };
     let mut found = Candidates { runs: Vec::new(), left_out: Vec::new(), failed: Vec::new() };
+    let large = cluster.nodes() > 1 && cluster.size() > FLAT_RANKS;
     for &algorithm in algorithms {
+        if large && !named && !algorithm.is_hierarchical() {
+            continue;
+        }
         let mut jobs = Job::cuts(cluster, collective, algorithm, bytes);
         if jobs.is_empty() && named {
             found.failed.push(format!("{} does not do this collective here", algorithm.name()));

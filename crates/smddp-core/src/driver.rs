@@ -94,7 +94,21 @@ impl Driver {
 
     /// Moves on whatever can be moved; whether anything did.
     pub(crate) fn poll(&mut self) -> Result<bool, Error> {
-        let mut moved = self.link.turn();
+        // What can be sent goes out before a look at what came in, which may be a system call.
+        let mut moved = self.advance()?;
+        if self.link.turn() {
+            self.advance()?;
+            moved = true;
+        }
+        if self.mail.pending() {
+            moved |= self.mail.poll(&mut *self.link, &self.group)?;
+        }
+        Ok(moved)
+    }
+
+    /// The same for the collectives alone.
+    fn advance(&mut self) -> Result<bool, Error> {
+        let mut moved = false;
         while let Some(op) = self.queue.front_mut() {
             match op.advance(&mut *self.link) {
                 Ok(Progress::Done) => {
@@ -126,9 +140,6 @@ impl Driver {
                     ));
                 }
             }
-        }
-        if self.mail.pending() {
-            moved |= self.mail.poll(&mut *self.link, &self.group)?;
         }
         Ok(moved)
     }

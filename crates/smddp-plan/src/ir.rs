@@ -193,6 +193,9 @@ pub type Lane = Vec<Timed>;
 
 /// One writer's ordered flow to fixed readers: first in, first out; the k-th message written is the k-th
 /// read. Never mix flows of different lag on one channel.
+///
+/// Hierarchical plans have all readers of a channel in the writer's node, whom one write reaches, or none, whom a link
+/// serves one by one; it should begin behind the writer's own rank and wrap, so that writers do not all begin with rank 0.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Channel {
     /// Ascending, without the writer.

@@ -227,6 +227,16 @@ mod between_nodes {
         }
     }
 
+    /// By the mesh the largest node would send more than any node has to receive.
+    #[test]
+    fn large_gathers_of_uneven_nodes_go_round() {
+        let topology = Topology::from_labels(&[0, 1, 1, 2, 2, 2]);
+        assert_eq!(chosen(Collective::AllGather, &topology, 16 * MIB).algorithm, Algorithm::HierRing);
+        assert_eq!(chosen(Collective::ReduceScatter, &topology, 16 * MIB).algorithm, Algorithm::HierRing);
+        assert_eq!(chosen(Collective::AllGather, &topology, KIB).algorithm, Algorithm::HierMesh);
+        assert_eq!(chosen(Collective::AllReduce, &topology, 16 * MIB).algorithm, Algorithm::HierMesh);
+    }
+
     #[test]
     fn uneven_pairs_meet_directly() {
         let shape = Shape { uneven_pairs: true, ..shape(Collective::AllToAll, 6, 6 * MIB) };

@@ -92,12 +92,25 @@ fn uneven_nodes_and_blocks_get_each_byte_once() {
             let left: Vec<u64> = scatter.iter().map(|l| l.bytes_out).collect();
             assert_eq!(left, foreign, "{algorithm:?} {topology:?} {blocks:?}");
             assert_eq!(scatter.iter().map(|l| l.bytes_in).sum::<u64>(), all);
-            // Up and down again.
-            for ((both, up), down) in
-                links_of(Collective::AllReduce).iter().zip(&scatter).zip(links_of(Collective::AllGather))
-            {
-                assert_eq!(both.bytes_out, up.bytes_out + down.bytes_out);
-                assert_eq!(both.bytes_in, up.bytes_in + down.bytes_in);
+        }
+    }
+}
+
+/// However many ranks a node has: an all_reduce is cut by nodes.
+#[test]
+fn an_all_reduce_loads_uneven_nodes_alike() {
+    for topology in topologies() {
+        let (nodes, size) = (topology.nodes() as u64, topology.size() as u64);
+        let blocks = vec![64; topology.size()];
+        let all = 2 * (nodes - 1) * size * 64;
+        for algorithm in frugal(Collective::AllReduce) {
+            let links = links(algorithm, Collective::AllReduce, &topology, 0, &blocks).unwrap();
+            assert_eq!(links.iter().map(|l| l.bytes_in).sum::<u64>(), all, "{algorithm:?} {topology:?}");
+            assert_eq!(links.iter().map(|l| l.bytes_out).sum::<u64>(), all, "{algorithm:?} {topology:?}");
+            // Shares are whole blocks.
+            for link in links.iter().filter(|_| algorithm == Algorithm::HierMesh) {
+                let most = all / nodes + (nodes - 1) * 64;
+                assert!(link.bytes_in <= most && link.bytes_out <= most, "{topology:?} {links:?}");
             }
         }
     }

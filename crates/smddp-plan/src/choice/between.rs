@@ -25,7 +25,7 @@ pub(super) fn cost(
     network: &Network,
 ) -> Option<f64> {
     let each = topology.node_sizes().1 as f64;
-    let Path { hops, crossings } = path(choice.algorithm, shape.collective, topology.nodes(), each)?;
+    let Path { hops, crossings } = path(choice.algorithm, shape.collective, topology)?;
     let segments = shape.block.div_ceil(choice.segment).max(1) as f64;
     let bytes = shape.bytes as f64;
     // Until the last node has the first segment; all ranks of a node share its link.
@@ -45,34 +45,94 @@ pub(super) fn cost(
     Some(hops * network.latency_ns + messages + fill + alone + busy)
 }
 
-fn path(algorithm: Algorithm, collective: Collective, nodes: usize, each: f64) -> Option<Path> {
+/// Blocks are taken to be alike.
+fn path(algorithm: Algorithm, collective: Collective, topology: &Topology) -> Option<Path> {
     use Algorithm::*;
     use Collective::*;
-    let h = nodes as f64;
+    let (h, n) = (topology.nodes() as f64, topology.size() as f64);
+    let (fewest, most) = topology.node_sizes();
+    let (fewest, most) = (fewest as f64, most as f64);
     let (others, rounds) = (h - 1.0, h.log2().ceil());
     let share = others / h;
+    // Each rank its own block: the smallest node lacks most, and the largest has most to tell the others.
+    let lacks = (n - fewest) / n;
+    let tells = |copies: f64| lacks.max((most * copies + (n - most) * (others - copies) / others) / n);
     let (hops, crossings) = match (algorithm, collective) {
-        (HierMesh, Barrier | AllGather | ReduceScatter | Gather | Scatter) => (1.0, share),
-        (HierMesh, AllToAll) => (1.0, share * each),
+        (HierMesh, AllGather | ReduceScatter) => (1.0, tells(others)),
+        (HierMesh, Barrier | Gather | Scatter) => (1.0, lacks),
+        (HierMesh, AllToAll) => {
+            let pairs = (0..topology.nodes()).map(|node| {
+                let ranks = topology.ranks_of(node).len();
+                ranks * (topology.size() - ranks)
+            });
+            (1.0, pairs.max().unwrap_or(0) as f64 / n)
+        }
         (HierMesh, AllReduce) => (2.0, 2.0 * share),
-        (HierMesh, Broadcast | Reduce) => (if nodes > 2 { 2.0 } else { 1.0 }, 1.0),
+        (HierMesh, Broadcast | Reduce) => (if others > 1.0 { 2.0 } else { 1.0 }, 1.0),
 
-        (HierRing, AllGather | ReduceScatter) => (others, share),
+        (HierRing, AllGather | ReduceScatter) => (others, lacks),
         (HierRing, AllReduce) => (2.0 * others, 2.0 * share),
         (HierRing, Broadcast | Reduce) => (others, 1.0),
 
-        (HierRecursive, AllGather | ReduceScatter) => (rounds, share),
+        (HierRecursive, AllGather | ReduceScatter) => (rounds, tells(rounds)),
         (HierRecursive, AllReduce) => (2.0 * rounds, 2.0 * share),
 
         (HierTree, Broadcast | Reduce) => (rounds + 1.0, 1.0),
-        (HierTree, AllReduce) => (2.0 * rounds + 2.0, 2.0),
+        (HierTree, AllReduce) => (2.0 * rounds + 2.0, 2.0 * share),
 
-        (HierLog, AllGather | Barrier) => (rounds, share),
+        (HierLog, AllGather | Barrier) => (rounds, lacks),
         (HierLog, Broadcast | Reduce) => (rounds, rounds),
-        (HierLog, AllReduce) => (2.0 * rounds, 2.0 * rounds),
+        (HierLog, AllReduce) => (2.0 * rounds, rounds),
 
         (HierPublish, AllReduce | Broadcast | Reduce) => (1.0, others),
         _ => return None,
     };
     Some(Path { hops, crossings })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::check::{Operation, Sizes, programs, traffic};
+
+    /// What the table says of the busiest link is what the plans do to it, exactly or (uneven nodes,
+    /// trees, shares of whole blocks) about.
+    #[test]
+    fn crossings_are_those_of_the_plans() {
+        let splits: [&[usize]; 8] =
+            [&[2, 2], &[1, 1, 1], &[2, 2, 2, 2], &[4; 8], &[1; 16], &[1, 2, 3], &[1, 1, 4], &[3, 5, 2, 6]];
+        for split in splits {
+            let labels = split.iter().enumerate().flat_map(|(n, &ranks)| std::iter::repeat_n(n, ranks));
+            let topology = Topology::from_labels(&labels.collect::<Vec<_>>());
+            let even = topology.node_sizes().0 == topology.node_sizes().1;
+            for algorithm in Algorithm::ALL.into_iter().filter(|a| a.is_hierarchical()) {
+                for collective in Collective::ALL.into_iter().filter(|&c| c != Collective::Barrier) {
+                    let Some(programs) = programs(algorithm, collective, &topology, 0, false) else {
+                        assert!(path(algorithm, collective, &topology).is_none());
+                        continue;
+                    };
+                    let sizes = Sizes::Blocks(vec![100; topology.size()]);
+                    let op = Operation {
+                        collective,
+                        root: 0,
+                        programs: &programs,
+                        sizes: &sizes,
+                        in_place: false,
+                    };
+                    let busiest = traffic(&op, &topology).unwrap().into_iter();
+                    let busiest = busiest.map(|link| link.bytes_in.max(link.bytes_out)).max().unwrap();
+                    let found = busiest as f64 / (100 * topology.size()) as f64;
+                    let Path { crossings, .. } = path(algorithm, collective, &topology).unwrap();
+                    let shares = matches!(collective, Collective::Broadcast | Collective::Reduce);
+                    let exact =
+                        even && !shares && !matches!(algorithm, Algorithm::HierTree | Algorithm::HierLog);
+                    let error = if exact { 1e-9 } else { 0.5 };
+                    assert!(
+                        (crossings / found - 1.0).abs() <= error,
+                        "{algorithm:?} {collective:?} {split:?}: {crossings}, but {found}"
+                    );
+                }
+            }
+        }
+    }
 }

@@ -1,7 +1,6 @@
 //! Channels while they flow: who sent, who read, which cells are free.
 
 use super::ports::Time;
-use super::tape::Tapes;
 use crate::ir::Program;
 
 pub(super) const NOBODY: u32 = u32::MAX;
@@ -89,7 +88,7 @@ impl Flows {
     }
 
     /// All programs are in.
-    pub(super) fn complete(&mut self, _tapes: &Tapes) {
+    pub(super) fn complete(&mut self) {
         self.messages = vec![Message::default(); self.readers.len() * self.depth];
         self.cells = vec![Cell::default(); self.channels.len() * self.depth];
     }

@@ -15,7 +15,9 @@ pub(super) struct JointLink {
     names: Vec<String>,
     shm: ShmLink,
     net: Net,
+    /// Of the operation begun last, and what it was made from.
     routes: Routes,
+    wiring: Wiring,
     /// The cell lent last, by channel, where a message goes both ways.
     lent: Vec<Option<(*mut u8, *mut u8)>>,
 }
@@ -30,7 +32,16 @@ const SHORT_NAP: Duration = Duration::from_micros(100);
 
 impl JointLink {
     pub(super) fn new(me: usize, map: Map, names: Vec<String>, shm: ShmLink, net: Net) -> Self {
-        Self { me, map, names, shm, net, routes: Routes::default(), lent: Vec::new() }
+        Self {
+            me,
+            map,
+            names,
+            shm,
+            net,
+            routes: Routes::default(),
+            wiring: Wiring::default(),
+            lent: Vec::new(),
+        }
     }
 
     fn globally(&self, found: Mismatch) -> Mismatch {
@@ -62,19 +73,21 @@ impl Link for JointLink {
 
     fn begin(&mut self, seq: u64, head: Head, wiring: &Wiring) -> bool {
         // All that it needs may be here already; a group that is known to be dead does nothing more.
-        if self.net.differs() || self.net.troubled() {
+        if self.net.differs() || self.net.troubled(seq) {
             return false;
         }
-        let (routes, outlets) = Routes::new(&self.map, wiring);
-        if !self.net.reserve(&outlets, &routes.net_inlets, wiring.window)
-            || !self.shm.begin(seq, head, &routes.shm)
-        {
+        // The same call again finds its ways as they are.
+        if self.wiring != *wiring {
+            let (routes, outlets) = Routes::new(&self.map, wiring);
+            self.net.wire_up(outlets, &routes.net_inlets, wiring.window);
+            self.lent.clear();
+            self.lent.resize(routes.outs.len(), None);
+            (self.routes, self.wiring) = (routes, wiring.clone());
+        }
+        if !self.net.reserve() || !self.shm.begin(seq, head, &self.routes.shm) {
             return false;
         }
-        self.net.begin(seq, head, outlets, &routes.net_inlets, wiring.window);
-        self.lent.clear();
-        self.lent.resize(routes.outs.len(), None);
-        self.routes = routes;
+        self.net.begin(seq, head);
         true
     }
 

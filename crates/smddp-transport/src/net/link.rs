@@ -29,7 +29,8 @@ struct Out {
     channel: usize,
     /// (rank, messages it has read that we know of); in rotated order, so that not all ranks write to one first.
     readers: Vec<(usize, u64)>,
-    base: *mut u8,
+    /// Of its first cell, in the operation's memory.
+    at: usize,
     cell: usize,
     depth: u64,
     sent: u64,
@@ -41,7 +42,7 @@ struct Out {
 
 struct In {
     want: Inlet,
-    base: *mut u8,
+    at: usize,
     depth: u64,
     /// Messages that are here, and that are read.
     there: u64,
@@ -72,6 +73,9 @@ pub(super) struct State {
     open: bool,
     opened: Option<Instant>,
     head: Head,
+    /// The operation's cells, and how many bytes they are.
+    base: *mut u8,
+    bytes: usize,
     outs: Vec<Out>,
     ins: Vec<In>,
     places: HashMap<(usize, u32), usize>,
@@ -87,6 +91,8 @@ pub(super) struct State {
     /// Ranks that anything was sent to or came from.
     met: Vec<bool>,
     poison: Vec<Option<String>>,
+    /// First operation in which a rank declared the group dead.
+    dead_from: Option<u64>,
     left: Vec<bool>,
     /// What ranks say of why the group is dead, while it arrives.
     words: Vec<Vec<u8>>,
@@ -133,6 +139,8 @@ impl Net {
             open: false,
             opened: None,
             head: Head::default(),
+            base: NOWHERE,
+            bytes: 0,
             outs: Vec::new(),
             ins: Vec::new(),
             places: HashMap::new(),
@@ -144,6 +152,7 @@ impl Net {
             asked: vec![false; size],
             met: vec![false; size],
             poison: vec![None; size],
+            dead_from: None,
             left: vec![false; size],
             words: vec![Vec::new(); size],
         };
@@ -174,45 +183,26 @@ impl Net {
         unsafe { self.wire.send(to, frame, payload, ticket) };
     }
 
-    /// Takes the memory that an operation needs; false while the pool has none.
-    pub(crate) fn reserve(&mut self, outlets: &[NetOutlet], inlets: &[Inlet], window: usize) -> bool {
-        let depth = |messages: u64| messages.min(window as u64).max(1);
-        let bytes = |cell: usize, messages: u64| cell.next_multiple_of(64) * depth(messages) as usize;
-        let total: usize = outlets.iter().map(|o| bytes(o.cell, o.messages)).sum::<usize>()
-            + inlets.iter().map(|i| bytes(i.cell, i.messages)).sum::<usize>();
-        self.state.owner.reserve(total)
-    }
-
-    /// Opens operation `seq`, whose memory is reserved.
-    pub(crate) fn begin(
-        &mut self,
-        seq: u64,
-        head: Head,
-        outlets: Vec<NetOutlet>,
-        inlets: &[Inlet],
-        window: usize,
-    ) {
+    /// The channels of the operations to come.
+    pub(crate) fn wire_up(&mut self, outlets: Vec<NetOutlet>, inlets: &[Inlet], window: usize) {
         let state = &mut self.state;
-        let mut at = state.owner.base();
+        let depth = |messages: u64| messages.min(window as u64).max(1);
+        let mut end = 0;
         let mut place = |cell: usize, messages: u64| {
-            let (stride, depth) = (cell.next_multiple_of(64), messages.min(window as u64).max(1));
-            let base = if stride == 0 { NOWHERE } else { at };
-            at = at.wrapping_add(stride * depth as usize);
-            (base, stride, depth)
+            let at = end;
+            end += cell.next_multiple_of(64) * depth(messages) as usize;
+            (at, cell.next_multiple_of(64), depth(messages))
         };
-        (state.seq, state.head, state.open) = (seq, head, true);
-        (state.opened, self.hailed) = (Some(Instant::now()), false);
-        self.wire.begun(seq + 1);
         state.outs.clear();
         for outlet in outlets {
-            let (base, cell, depth) = place(outlet.cell, outlet.messages);
+            let (at, cell, depth) = place(outlet.cell, outlet.messages);
             let mut readers: Vec<_> = outlet.readers.into_iter().map(|rank| (rank, 0)).collect();
             let first = readers.iter().position(|&(rank, _)| rank > state.me).unwrap_or(0);
             readers.rotate_left(first);
             state.outs.push(Out {
                 channel: outlet.channel,
                 readers,
-                base,
+                at,
                 cell,
                 depth,
                 sent: 0,
@@ -224,10 +214,32 @@ impl Net {
         state.ins.clear();
         state.places.clear();
         for (index, inlet) in inlets.iter().enumerate() {
-            let (base, _, depth) = place(inlet.cell, inlet.messages);
+            let (at, _, depth) = place(inlet.cell, inlet.messages);
             state.places.insert((inlet.rank, inlet.channel as u32), index);
             state.met[inlet.rank] = true;
-            state.ins.push(In { want: *inlet, base, depth, there: 0, taken: 0, resolved: false, bad: None });
+            state.ins.push(In { want: *inlet, at, depth, there: 0, taken: 0, resolved: false, bad: None });
+        }
+        state.bytes = end;
+    }
+
+    /// Takes the memory that the operation needs; false while the pool has none.
+    pub(crate) fn reserve(&mut self) -> bool {
+        self.state.owner.reserve(self.state.bytes)
+    }
+
+    /// Opens operation `seq`, which is wired up and whose memory is reserved.
+    pub(crate) fn begin(&mut self, seq: u64, head: Head) {
+        let state = &mut self.state;
+        (state.seq, state.head, state.open) = (seq, head, true);
+        (state.opened, self.hailed) = (Some(Instant::now()), false);
+        state.base = state.owner.base();
+        self.wire.begun(seq + 1);
+        for out in &mut state.outs {
+            out.sent = 0;
+            out.readers.iter_mut().for_each(|(_, read)| *read = 0);
+        }
+        for inlet in &mut state.ins {
+            (inlet.there, inlet.taken, inlet.resolved, inlet.bad) = (0, 0, false, None);
         }
         // A channel that carries nothing still tells its readers what this operation is.
         for out in 0..self.state.outs.len() {
@@ -242,7 +254,7 @@ impl Net {
         let state = &self.state;
         let o = &state.outs[out];
         let cell = index % o.depth;
-        let payload = o.base.wrapping_add(cell as usize * o.cell).cast_const();
+        let payload = state.base.wrapping_add(o.at + cell as usize * o.cell).cast_const();
         let frame = Frame {
             channel: o.channel as u32,
             index,
@@ -266,7 +278,7 @@ impl Net {
         let slowest = o.readers.iter().map(|&(_, read)| read).min().unwrap_or(o.sent);
         let cell = (o.sent % o.depth) as usize;
         let free = o.sent - slowest < o.depth && o.busy[cell] == 0;
-        free.then(|| o.base.wrapping_add(cell * o.cell))
+        free.then(|| self.state.base.wrapping_add(o.at + cell * o.cell))
     }
 
     pub(crate) fn publish(&mut self, out: usize, bytes: usize) {
@@ -281,7 +293,7 @@ impl Net {
             return Err(bad);
         }
         let slot = (i.taken % i.depth) as usize * i.want.cell.next_multiple_of(64);
-        Ok((i.there > i.taken).then(|| i.base.wrapping_add(slot).cast_const()))
+        Ok((i.there > i.taken).then(|| self.state.base.wrapping_add(i.at + slot).cast_const()))
     }
 
     pub(crate) fn release(&mut self, inlet: usize) {
@@ -307,8 +319,9 @@ impl Net {
         if self.state.ins.iter().any(|inlet| !inlet.resolved) {
             return Ok(false);
         }
-        // Where another call was found out, this one must not end well.
-        Ok(self.state.flying == 0 && self.wire.drained() && !self.differs())
+        // Where another call was found out, or the group has died, this one must not end well.
+        let well = !self.differs() && !self.troubled(self.state.seq);
+        Ok(well && self.state.flying == 0 && self.wire.drained())
     }
 
     pub(crate) fn end(&mut self) {
@@ -346,9 +359,9 @@ impl Net {
         (self.state.begun[rank] == seq + 1).then(|| self.state.newest[rank])
     }
 
-    /// Whether a rank declared the group dead.
-    pub(crate) fn troubled(&self) -> bool {
-        self.state.poison.iter().any(Option::is_some)
+    /// Whether a rank declared the group dead, in operation `seq` or before.
+    pub(crate) fn troubled(&self, seq: u64) -> bool {
+        self.state.dead_from.is_some_and(|from| from <= seq)
     }
 
     /// Whether a rank made another call in an operation that is over here.
@@ -529,7 +542,7 @@ impl State {
             return Place::Later;
         }
         let slot = (frame.index % i.depth) as usize * i.want.cell.next_multiple_of(64);
-        Place::Here(i.base.wrapping_add(slot))
+        Place::Here(self.base.wrapping_add(i.at + slot))
     }
 
     fn data_arrived(&mut self, peer: usize, frame: &Frame) {
@@ -574,6 +587,7 @@ impl Sink for State {
             Kind::Poison => {
                 let why = String::from_utf8_lossy(&self.words[peer]).into_owned();
                 self.poison[peer].get_or_insert(why);
+                self.dead_from = Some(self.dead_from.map_or(frame.seq, |from| from.min(frame.seq)));
             }
             Kind::Leave => self.left[peer] = true,
             Kind::Hail => self.hailed(peer, frame),

@@ -71,8 +71,8 @@ pub(super) fn plan(inter: Inter, ask: &Ask, topology: &Topology) -> Option<Progr
         (Barrier, Inter::Mesh) => mesh::barrier(me, topology),
         (AllReduce, Inter::Publish) => publish::all_reduce(me, topology),
         (AllToAll | Gather | Scatter, Inter::Mesh) => direct::plan(ask, topology),
-        (AllGather, _) => all_gather(&inter.each_home(topology)?, me),
-        (ReduceScatter, _) => reduce_scatter(&inter.each_home(topology)?, me),
+        (AllGather, _) => all_gather(&Routes::each(topology, inter.shape()?), me),
+        (ReduceScatter, _) => reduce_scatter(&Routes::each(topology, inter.shape()?), me),
         (AllReduce, _) => all_reduce(&inter.all_reduce(topology)?, me),
         (Broadcast, _) => rooted::broadcast(&inter.broadcast(topology, ask.root)?, ask),
         (Reduce, _) => rooted::reduce(&inter.reduce(topology, ask.root)?, ask),
@@ -81,15 +81,14 @@ pub(super) fn plan(inter: Inter, ask: &Ask, topology: &Topology) -> Option<Progr
 }
 
 impl Inter {
-    /// Every rank is the home of its own block.
-    fn each_home(self, topology: &Topology) -> Option<Routes<'_>> {
-        let shape = match self {
-            Self::Mesh => Shape::Star,
-            Self::Ring => Shape::Chain,
-            Self::Recursive => Shape::Binomial,
-            Self::Log | Self::Tree | Self::Publish => return None,
-        };
-        Some(Routes::each(topology, shape))
+    /// For any number of homes: the tree under each.
+    fn shape(self) -> Option<Shape> {
+        match self {
+            Self::Mesh => Some(Shape::Star),
+            Self::Ring => Some(Shape::Chain),
+            Self::Recursive => Some(Shape::Binomial),
+            Self::Log | Self::Tree | Self::Publish => None,
+        }
     }
 
     fn all_reduce(self, topology: &Topology) -> Option<Routes<'_>> {
@@ -97,7 +96,7 @@ impl Inter {
             // Each rail has another node on top.
             Self::Tree => Some(Routes::pairs(topology, |rail| rail % topology.nodes(), 0)),
             Self::Log => Some(Routes::whole(topology, Shape::Binomial, 0)),
-            _ => self.each_home(topology),
+            _ => Some(Routes::spread(topology, self.shape()?)),
         }
     }
 

@@ -69,31 +69,37 @@ impl<'a> Routes<'a> {
         )
     }
 
-    /// Every node but the root's gets an equal share, a part for each of its ranks. A part goes from the root's node
-    /// to that rank, and from there to the other nodes.
+    /// Every node gets an equal share, however many ranks it has: a part for each of its ranks, which are their homes.
+    pub(super) fn spread(topology: &'a Topology, shape: Shape) -> Self {
+        Self::shares(topology, shape, None, |node, rail| topology.rank_at(node, rail))
+    }
+
+    /// Every node but the root's gets an equal share. A part goes from the root's node to one rank of that node, and
+    /// from there to the other nodes.
     pub(super) fn through(topology: &'a Topology, root: usize) -> Self {
         let node = topology.node_of(root);
-        Self::away_from(topology, Shape::Through, node, |_, rail| topology.rank_at(node, rail))
+        Self::shares(topology, Shape::Through, Some(node), |_, rail| topology.rank_at(node, rail))
     }
 
     /// The same parts; that rank is the home.
     pub(super) fn away(topology: &'a Topology, root: usize) -> Self {
         let home = |node, rail| topology.rank_at(node, rail);
-        Self::away_from(topology, Shape::Star, topology.node_of(root), home)
+        Self::shares(topology, Shape::Star, Some(topology.node_of(root)), home)
     }
 
-    fn away_from(
+    fn shares(
         topology: &'a Topology,
         shape: Shape,
-        without: usize,
+        without: Option<usize>,
         home: impl Fn(usize, usize) -> usize,
     ) -> Self {
-        // There are more blocks than other nodes, but maybe fewer than would do for all ranks of a node.
+        let nodes = topology.nodes() - usize::from(without.is_some());
+        // There are at least as many blocks as nodes, but maybe fewer than would do for all ranks of a node.
         let blocks = |node: usize| {
-            let place = if node < without { node } else { node - 1 };
-            share(place, topology.nodes() - 1, topology.size())
+            let place = node - usize::from(without.is_some_and(|gone| gone < node));
+            share(place, nodes, topology.size())
         };
-        let count = |node: usize| match node == without {
+        let count = |node: usize| match without == Some(node) {
             true => 0,
             false => topology.ranks_of(node).len().min(blocks(node).1),
         };
@@ -293,6 +299,7 @@ mod tests {
             let mut all: Vec<Routes<'_>> = [Shape::Star, Shape::Chain, Shape::Binomial]
                 .map(|shape| Routes::each(&topology, shape))
                 .into_iter()
+                .chain([Routes::spread(&topology, Shape::Binomial)])
                 .collect();
             all.push(Routes::through(&topology, nodes));
             all.push(Routes::away(&topology, 1));

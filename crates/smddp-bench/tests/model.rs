@@ -1,0 +1,155 @@
+//! `simulate`, `explain` and `tune` as a user calls them.
+
+#![allow(clippy::unwrap_used)] // A test stops at the first surprise, in its helpers too.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+fn bench(args: &str) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_smddp-bench"));
+    for name in ["RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"] {
+        command.env_remove(name);
+    }
+    command.current_dir(env!("CARGO_MANIFEST_DIR")).args(args.split_whitespace()).output().unwrap()
+}
+
+/// Standard output of a run that succeeded.
+fn printed(args: &str) -> String {
+    let output = bench(args);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args}: {}\n{stderr}", output.status);
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// A file of this test's own, removed at the end.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new(name: &str) -> Temporary {
+        let name = format!("model-{}-{name}", std::process::id());
+        Temporary(PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name))
+    }
+    fn path(&self) -> String {
+        self.0.display().to_string()
+    }
+    fn text(&self) -> String {
+        std::fs::read_to_string(&self.0).unwrap()
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn simulate_says_that_it_is_simulated_and_writes_its_rows() {
+    let (json, plot) = (Temporary::new("rows.json"), Temporary::new("plot.svg"));
+    let text = printed(&format!(
+        "simulate all_gather --cluster p4d --nodes 2,5 --bytes 1M,16M -J {} --plot {}",
+        json.path(),
+        plot.path()
+    ));
+    assert!(text.contains("every figure is simulated"), "{text}");
+    assert_eq!(text.lines().filter(|line| !line.starts_with('#')).count(), 4, "{text}");
+    let json: serde_json::Value = serde_json::from_str(&json.text()).unwrap();
+    let rows = json["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 4);
+    for row in rows {
+        let (nodes, bytes) = (row["nodes"].as_u64().unwrap(), row["bytes"].as_u64().unwrap());
+        assert_eq!((&row["collective"], &row["cluster"]), (&"all_gather".into(), &"p4d".into()));
+        assert_eq!((&row["simulated"], row["ranks"].as_u64()), (&true.into(), Some(8 * nodes)));
+        assert!(row["algorithm"].as_str().unwrap().starts_with("hier"), "{row}");
+        assert!(row["time_us"].as_f64().unwrap() > 0.0);
+        assert!((0.0..=1.0).contains(&row["line_share"].as_f64().unwrap()), "{row}");
+        // (N-1)/N of the buffer, up to what does not divide.
+        let least = bytes * (nodes - 1) / nodes;
+        let link = row["link_bytes"].as_u64().unwrap();
+        assert!((least..=least + 8 * nodes).contains(&link), "{row}");
+    }
+    let plot = plot.text();
+    assert!(plot.starts_with("<svg ") && plot.contains("(simulated)") && plot.contains("polyline"));
+}
+
+#[test]
+fn simulate_takes_cluster_files_algorithms_and_segments() {
+    let file = "--cluster ../../docs/clusters/example.toml";
+    let text = printed(&format!("simulate all_reduce {file} --bytes 1M --algorithm ring,mesh --segment 32K"));
+    let rows: Vec<Vec<&str>> =
+        text.lines().filter(|l| !l.starts_with('#')).map(|l| l.split_whitespace().collect()).collect();
+    let of = |column: usize| rows.iter().map(|row| row[column]).collect::<Vec<_>>();
+    assert_eq!((of(1), of(2), of(4)), (vec!["4", "4"], vec!["8", "8"], vec!["ring", "mesh"]));
+    assert_eq!(of(5), ["32K", "32K"]);
+    // The node that differs may be beyond the nodes asked for.
+    assert!(printed(&format!("simulate all_gather {file} --nodes 2 --bytes 1M")).contains(" 2 "));
+}
+
+#[test]
+fn explain_names_the_plan_its_reason_and_the_candidates() {
+    let draw = Temporary::new("plan.svg");
+    let command =
+        format!("explain all_gather --bytes 16M --nodes 4 --ppn 8 --cluster p4d --draw {}", draw.path());
+    let text = printed(&command);
+    for part in ["plan: hier", "segments of", "simulated:", "critical path:", "candidates", "rank 0:", "ring"]
+    {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    let draw = draw.text();
+    assert!(draw.starts_with("<svg ") && draw.contains("node 3 rank 24") && draw.ends_with("</svg>\n"));
+    let one = printed("explain all_reduce --bytes 1M --ppn 4");
+    assert!(one.contains("plan: mesh") && one.contains("share memory"), "{one}");
+    let asked = printed("explain all_gather --bytes 1M --nodes 3 --ppn 2 --algorithm hier-ring");
+    assert!(asked.contains("plan: hier-ring") && asked.contains("asked for"), "{asked}");
+}
+
+#[test]
+fn tune_writes_a_table_that_can_be_loaded() {
+    let file = Temporary::new("table.txt");
+    printed(&format!(
+        "tune all_gather broadcast --nproc 2 --algorithm mesh,ring -b 4K -e 256K -f 8 -n 2 -w 1 -T 60 -o {}",
+        file.path()
+    ));
+    let table = smddp_plan::tune::Table::parse(&file.text()).unwrap();
+    for collective in [smddp_plan::Collective::AllGather, smddp_plan::Collective::Broadcast] {
+        for bytes in [0, 64 << 10, 1 << 40] {
+            assert!(table.algorithm(collective, bytes).is_some(), "{}", file.text());
+        }
+    }
+    assert!(!file.text().contains("bits"), "{}", file.text());
+}
+
+#[test]
+fn tune_says_that_reductions_may_change() {
+    let output = bench("tune all_reduce --reducing --nproc 2 --algorithm mesh -b 64K -e 64K -n 1 -w 0 -T 60");
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{stderr}");
+    assert!(stderr.contains("bits") && stdout.contains("bits"), "{stdout} {stderr}");
+    assert!(stdout.contains("all_reduce:0-inf:@mesh"), "{stdout}");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_status_2() {
+    let broken = Temporary::new("broken.toml");
+    std::fs::write(&broken.0, "ranks_per_node = 2\n[local]\nrate = \"fast\"\nlatency_us = 1\n").unwrap();
+    let broken_file = format!("simulate all_gather --cluster {}", broken.path());
+    for (args, says) in [
+        (broken_file.as_str(), "line 3"),
+        ("simulate all_gather --cluster p6", "p4d, p5, sockets"),
+        ("simulate all_gather --nodes 0", "nodes"),
+        ("simulate all_gather --nodes 2 --algorithm hier-rign", "hier-ring"),
+        ("simulate all_gather --nodes 2 --algorithm tree", "tree does not do this"),
+        ("simulate broadcast --nodes 2 --root 16", "--root 16"),
+        ("simulate sendrecv --nodes 2", "sendrecv"),
+        ("simulate all_gathers", "reduce_scatter"),
+        ("explain all_gather --bytes 1M --nodes 2 --algorithm tree", "tree does not do"),
+        ("tune all_reduce --nproc 2", "--reducing"),
+        ("tune barrier --nproc 2", "no sizes"),
+        ("tune all_gather --nproc 2 -b 2M -e 1M", "--minbytes"),
+    ] {
+        let output = bench(args);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args}: {stderr}");
+        assert!(stderr.contains(says), "{args}: {stderr}");
+    }
+}
