@@ -210,6 +210,7 @@ impl Endpoint {
 
     /// All memory that cells may lie in, for devices.
     pub(crate) fn whole(&self) -> Staging {
+        self.memory.pin();
         Staging::new(self.memory.at(0, self.bytes), self.bytes, self.memory.clone())
     }
 

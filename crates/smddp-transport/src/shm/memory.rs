@@ -97,7 +97,6 @@ impl Memory {
     }
 
     /// From now on a device may know any of its pages, and would go on with the old one where a page is given back.
-    #[allow(dead_code, reason = "for whoever shows it to a device")]
     pub(crate) fn pin(&self) {
         self.pinned.store(true, Ordering::Relaxed);
     }

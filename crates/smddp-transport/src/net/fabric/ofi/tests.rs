@@ -11,9 +11,15 @@ use crate::net::fabric::wire::FabricWire;
 use crate::net::frame::{Frame, Kind};
 use crate::net::wire::{Place, Sink, Ticket, Wire};
 use std::sync::atomic::AtomicU8;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 const CELL: usize = 1 << 20;
+
+/// One test at a time: libfabric's sockets go over into processes that are spawned meanwhile, and stay open there.
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 struct Got {
     base: *mut u8,
@@ -137,6 +143,7 @@ fn frames_over(provider: &str, writes: bool) -> bool {
 
 #[test]
 fn frames_go_over_the_providers_of_this_machine() {
+    let _alone = alone();
     for provider in ["tcp;ofi_rxm", "net", "tcp"] {
         for writes in [true, false] {
             if !frames_over(provider, writes) {
@@ -148,6 +155,7 @@ fn frames_go_over_the_providers_of_this_machine() {
 
 #[test]
 fn a_peer_that_is_gone_is_noticed_by_whoever_waits_for_it() {
+    let _alone = alone();
     for provider in ["tcp;ofi_rxm", "net", "tcp"] {
         let Some(engines) = engines(provider, true) else { continue };
         let mut wires = connect(&engines).unwrap();
@@ -302,6 +310,7 @@ fn kill(provider: &str, idle: bool, patience: Duration) -> Option<bool> {
 
 #[test]
 fn a_process_that_is_killed_is_noticed_by_whoever_talks_to_it_or_waits_for_it() {
+    let _alone = alone();
     for provider in ["tcp;ofi_rxm", "net", "tcp"] {
         assert_ne!(kill(provider, false, Duration::from_secs(10)), Some(false), "{provider}");
         // With nothing under way, not every provider says so; for those there is the side channel.
