@@ -101,6 +101,7 @@ test: ## every test: cargo's, then pytest's
 
 .PHONY: test-rust
 test-rust: | prerequisites ## the Rust tests alone
+	@sh scripts/libfabric.sh
 	if cargo nextest --version >/dev/null 2>&1; then \
 	    cargo nextest run $(RUST_TESTS); \
 	    cargo test --quiet --doc $(RUST_TESTS); \
@@ -110,6 +111,7 @@ test-rust: | prerequisites ## the Rust tests alone
 
 .PHONY: test-python
 test-python: $(STAMPS)/wheel $(STAMPS)/test-tools ## the Python tests alone
+	@sh scripts/libfabric.sh
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 .PHONY: test-slow
@@ -127,6 +129,7 @@ test-clients: $(STAMPS)/wheel $(STAMPS)/test-tools ## DeepSpeed, Lightning, Acce
 
 .PHONY: test-hosts
 test-hosts: $(STAMPS)/wheel $(STAMPS)/test-tools ## the backend, training and faults across "hosts" of network namespaces
+	@sh scripts/libfabric.sh
 	$(BIN)/python -m pytest tests/hosts -m ""
 
 .PHONY: check

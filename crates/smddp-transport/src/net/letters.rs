@@ -272,3 +272,19 @@ impl Letters {
         }
     }
 }
+
+impl Letters {
+    /// Leaves all memory to whoever may still write into it.
+    pub(super) fn abandon(&mut self) {
+        self.outgoing.clear();
+        self.incoming.clear();
+    }
+}
+
+impl Drop for Letters {
+    fn drop(&mut self) {
+        let sent = self.outgoing.drain().filter_map(|(_, out)| out.region);
+        let came = self.incoming.drain().filter_map(|(_, incoming)| incoming.region);
+        sent.chain(came).for_each(|region| self.owner.give(region));
+    }
+}

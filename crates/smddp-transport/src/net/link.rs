@@ -489,6 +489,16 @@ impl Net {
     }
 }
 
+impl Drop for Net {
+    /// A device may still read from or write to the memory of a group that broke: it is not used again.
+    fn drop(&mut self) {
+        if !self.wire.drained() {
+            self.state.owner.abandon();
+            self.state.letters.abandon();
+        }
+    }
+}
+
 impl State {
     /// A frame of an operation that is over here, or of a channel that I do not read: then the calls differ.
     fn hold(&mut self, peer: usize, frame: &Frame) {

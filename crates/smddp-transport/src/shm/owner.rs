@@ -55,6 +55,11 @@ impl Owner {
         }
     }
 
+    /// Leaves the memory to whoever may still write into it.
+    pub(crate) fn abandon(&mut self) {
+        self.region = None;
+    }
+
     /// Memory of one message between two ranks.
     pub(crate) fn take(&self, bytes: usize) -> Option<Region> {
         self.endpoint.pool.acquire_mail(&self.endpoint.memory, self.nonce, bytes, bytes)

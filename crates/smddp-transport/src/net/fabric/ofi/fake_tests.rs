@@ -156,7 +156,8 @@ fn an_engine_notes_its_peers_on_every_rail_and_posts_its_window() {
     let engines = [engine(), engine()];
     assert_eq!(get(knob::REGIONS), 0, "what is not used is not pinned");
     let wires = connect(&engines).unwrap();
-    assert_eq!(wires[0].name(), "fabric efa (libfabric 2.1), 4 rails");
+    let name = wires[0].name();
+    assert!(name.starts_with("fabric efa (libfabric 2.1) ") && name.ends_with(", 4 rails"), "{name}");
     assert_eq!(get(knob::INSERTED), 2 * 4);
     assert!(get(knob::POSTED) > 2 * 16, "{}", get(knob::POSTED));
     // There is no descriptor to sleep on.
