@@ -32,7 +32,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "SMDDP_ALGO",
         default: "",
         what: "use this algorithm wherever it does the collective: publish, mesh, ring, tree, recursive, log, and between nodes \
-               hier, hier-ring, hier-log, hier-recursive, hier-tree",
+               hier, hier-ring, hier-log, hier-recursive, hier-tree, hier-publish",
         shared: true,
     },
     Setting {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::frame::{Frame, Kind};
 use super::letters::Letters;
 use super::wire::{Place, Sink, Ticket, Wire};
-use crate::shm::{Endpoint, Owner};
+use crate::shm::{Endpoint, Owner, fork_generation};
 use crate::{Fault, Head, Inlet, Mail, Mismatch, Stream};
 
 /// A channel that this rank writes and ranks of other nodes read.
@@ -110,6 +110,7 @@ pub(crate) struct Net {
     gone: bool,
     /// In the operation under way.
     hailed: bool,
+    forks: u32,
 }
 
 /// Ranks that keep this one waiting longer are told so.
@@ -156,7 +157,7 @@ impl Net {
             left: vec![false; size],
             words: vec![Vec::new(); size],
         };
-        Self { wire, state, poisoned: false, gone: false, hailed: false }
+        Self { wire, state, poisoned: false, gone: false, hailed: false, forks: fork_generation() }
     }
 
     pub(crate) fn name(&self) -> String {
@@ -492,7 +493,8 @@ impl Net {
 impl Drop for Net {
     /// A device may still read from or write to the memory of a group that broke: it is not used again.
     fn drop(&mut self) {
-        if !self.wire.drained() {
+        // And in a forked child all of it is the parent's.
+        if self.forks != fork_generation() || !self.wire.drained() {
             self.state.owner.abandon();
             self.state.letters.abandon();
         }

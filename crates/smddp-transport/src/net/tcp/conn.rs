@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::reader::{Read1, Reader};
+use super::socket::Kept;
 use crate::net::frame::{Frame, HEADER};
 use crate::net::wire::{EAGER, Sink, Ticket};
 
@@ -40,7 +41,7 @@ impl Payload {
 pub(super) struct Conn {
     pub(super) peer: usize,
     pub(super) lane: usize,
-    socket: TcpStream,
+    socket: Kept<TcpStream>,
     queue: VecDeque<Outgoing>,
     /// The peer takes nothing any more. What it sent before is still to be read: it may say why.
     deaf: bool,
@@ -100,7 +101,7 @@ impl Conn {
         Ok(Self {
             peer,
             lane,
-            socket,
+            socket: Kept::new(socket),
             queue: VecDeque::new(),
             deaf: false,
             retired: false,
@@ -121,7 +122,7 @@ impl Conn {
         let mut written = 0;
         if self.queue.is_empty() {
             let whole = if bytes > 0 { lent.bytes() } else { &[] };
-            match retried((&self.socket).write_vectored(&[IoSlice::new(&head), IoSlice::new(whole)])) {
+            match retried((&*self.socket).write_vectored(&[IoSlice::new(&head), IoSlice::new(whole)])) {
                 Ok(n) => written = n,
                 Err(_) => {
                     self.deaf = true;
@@ -155,7 +156,7 @@ impl Conn {
                 pair[1] = IoSlice::new(&body[item.written.saturating_sub(head.len())..]);
                 wanted += pair[0].len() + pair[1].len();
             }
-            let Ok(written) = retried((&self.socket).write_vectored(&slices)) else {
+            let Ok(written) = retried((&*self.socket).write_vectored(&slices)) else {
                 self.deaf = true;
                 self.queue.drain(..).filter_map(|item| item.ticket).for_each(|ticket| sink.sent(ticket));
                 return true;
@@ -207,7 +208,9 @@ impl Conn {
 
     /// Nothing more will be sent.
     pub(super) fn hang_up(&self) {
-        let _ = self.socket.shutdown(std::net::Shutdown::Write);
+        if self.socket.ours() {
+            let _ = self.socket.shutdown(std::net::Shutdown::Write);
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use serde::{Deserialize, Serialize};
 
 use super::hello::{HELLO, Purpose, parse};
+use super::socket::Kept;
 use crate::net::interface::Choice;
 use crate::shm::{Bell, Id, fork_generation, random};
 
@@ -58,7 +59,7 @@ struct Shared {
 pub(crate) struct TcpEndpoint {
     pub(crate) interface: Choice,
     socket: SocketAddr,
-    listener: Mutex<Option<TcpListener>>,
+    listener: Mutex<Option<Kept<TcpListener>>>,
     shared: Arc<Shared>,
     bell: Bell,
     thread: OnceLock<JoinHandle<()>>,
@@ -83,7 +84,7 @@ impl TcpEndpoint {
         Ok(Self {
             socket: listener.local_addr()?,
             interface,
-            listener: Mutex::new(Some(listener)),
+            listener: Mutex::new(Some(Kept::new(listener))),
             shared: Arc::new(Shared {
                 wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
                 stop: AtomicBool::new(false),
@@ -189,9 +190,18 @@ fn serve(shared: &Shared, listener: &TcpListener, bell: &Bell) {
         }
         drop(fds);
         let _ = rustix::io::read(&shared.wake, &mut [0u8; 8]);
-        while let Ok((stream, _)) = listener.accept() {
-            if stream.set_nonblocking(true).is_ok() {
-                callers.push(Caller { stream, since: Instant::now(), bytes: [0; HELLO], got: 0 });
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {
+                    callers.push(Caller { stream, since: Instant::now(), bytes: [0; HELLO], got: 0 });
+                }
+                Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => {
+                    // Out of descriptors, most likely: the caller waits until some are free again.
+                    std::thread::sleep(Duration::from_millis(10));
+                    break;
+                }
             }
         }
         let mut i = 0;

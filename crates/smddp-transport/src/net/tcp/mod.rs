@@ -9,8 +9,10 @@ mod conn;
 mod endpoint;
 mod hello;
 mod reader;
+mod socket;
 mod survey;
 mod wire;
 
 pub(crate) use endpoint::{Door, TcpAddress, TcpEndpoint};
+pub(crate) use socket::close_in_child;
 pub(crate) use wire::TcpWire;
