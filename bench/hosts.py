@@ -3,7 +3,8 @@
   bench/hosts.py target/bench/hosts           a folder of *.json and fsdp-*.txt
   bench/hosts.py --strict FOLDER              exit 1 when a goal is missed too, not only when elements are wrong
 
-Every ratio is a ratio of times, ours over theirs: smaller is better. A missed goal is in bold. "limit" is what the
+Every ratio is a ratio of times, ours over theirs: smaller is better. A missed goal is in bold; what differs from it by
+less than half a hundredth is a tie. "limit" is what the
 links alone need: the bytes that must cross the busiest link in one direction, over the rate that TCP reaches on all of
 them together, plus half a round trip of blocking sockets for each step of a binary tree.
 """
@@ -60,7 +61,7 @@ class Table:
         text = f"{ours / theirs:.3f}"
         if goal is None:
             return text
-        if ours / theirs > goal:
+        if round(ours / theirs, 2) > goal:
             self.missed += 1
             text = f"**{text}**"
         return f"{text} (≤ {goal:g})"

@@ -8,7 +8,7 @@
 #
 # Results are left in target/bench/hosts/. Settings: IMPLS (libraries, see bench/lab/peers/peers.json), ROUNDS, RATE,
 # PEERS (where the MPIs are, .peers), VENV (the environment with the wheel, .venv), RT=0 (ordinary scheduling, for those
-# who are not root; small times then mean little). smddp-bench is the one found first in PATH, the wheel's by default.
+# who are not root; small times then mean little) or RT=fair (ordinary scheduling in a control group ahead of all others).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,12 +16,15 @@ rate=${RATE:-1gbit}
 impls=${IMPLS:-gloo,smddp-core,openmpi5,mpich5,impi}
 venv=${VENV:-$PWD/.venv}
 out=target/bench/hosts
+[ "${1:-}" != quick ] || out=$out-quick
 lab=bench/lab
 export PATH="$PATH:$venv/bin" PEERS=${PEERS:-$PWD/.peers} OMP_NUM_THREADS=1
 
 quiet=("$lab/quiet" --rt)
 if [ "${RT:-1}" = 0 ]; then
     quiet=()
+elif [ "${RT:-1}" = fair ]; then
+    quiet=("$lab/quiet")
 elif ! "${quiet[@]}" true 2>/dev/null; then
     echo "hosts.sh: real-time scheduling is refused: run as root, or with RT=0 for rough figures" >&2
     exit 1
