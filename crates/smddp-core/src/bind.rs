@@ -199,6 +199,15 @@ pub(crate) struct Site {
     pub(crate) topology: Topology,
     /// Payload of a slot; 0 where ranks are on several nodes.
     pub(crate) slot: usize,
+    /// What the way between nodes is taken to be like.
+    pub(crate) network: Network,
+}
+
+impl Site {
+    /// `way`: how a link says that other nodes are reached.
+    pub(crate) fn network(way: &str) -> Network {
+        if way.starts_with("fabric efa") { Network::PACED } else { Network::ASSUMED }
+    }
 }
 
 pub(crate) fn pick(key: &Key, site: &Site, config: &Config) -> Result<Choice> {
@@ -215,7 +224,7 @@ pub(crate) fn pick(key: &Key, site: &Site, config: &Config) -> Result<Choice> {
         rounds_per_hop_forbidden: key.dtype.is_half() && reduces(key.collective),
         slot: site.slot,
         staging: config.staging,
-        network: Network::ASSUMED,
+        network: site.network,
     };
     let wanted = config.algorithm.or_else(|| config.tune.algorithm(key.collective, shape.bytes as u64));
     let mut choice = match wanted.and_then(|a| choose_named(a, &shape, &site.topology)) {

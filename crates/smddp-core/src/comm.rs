@@ -224,8 +224,9 @@ impl Communicator {
     /// A communicator over any link; `nodes[r]` is the node of rank `r`.
     pub fn over(link: Box<dyn Link>, nodes: &[usize], name: &str, timeout: Duration) -> Self {
         let (rank, size) = (link.rank(), link.size());
-        let site = Site { rank, topology: Topology::from_labels(nodes), slot: link.slot_bytes() };
         let way = link.way();
+        let topology = Topology::from_labels(nodes);
+        let site = Site { rank, topology, slot: link.slot_bytes(), network: Site::network(&way) };
         let sleeper = link.sleeper();
         let config = Config::get().unwrap_or_else(|_| {
             static FALLBACK: OnceLock<Config> = OnceLock::new();
