@@ -9,6 +9,21 @@ from hosts import netlab
 from hosts.pool import Labs
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one lab run one after the other: starting its ranks takes longer than most of them."""
+    in_labs = [at for at, item in enumerate(items) if "lab" in _params(item)]
+    order: dict[object, int] = {}
+    for at in in_labs:
+        order.setdefault(_params(items[at])["lab"], len(order))
+    ordered = sorted((items[at] for at in in_labs), key=lambda item: order[_params(item)["lab"]])
+    for at, item in zip(in_labs, ordered):
+        items[at] = item
+
+
+def _params(item: pytest.Item) -> dict[str, object]:
+    return getattr(getattr(item, "callspec", None), "params", {})
+
+
 @pytest.fixture(scope="session", autouse=True)
 def lab_is_possible() -> None:
     if reason := netlab.why_not():

@@ -20,9 +20,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from backend.ranks import ask, told
+from backend.ranks import BACKEND, ask, told
 
-from hosts import netlab
+from hosts import netlab, wires
 
 _START_SECONDS = 120
 
@@ -135,13 +135,15 @@ class Labs:
     """One lab at a time, kept as long as the same one is asked for."""
 
     def __init__(self) -> None:
-        self._at: tuple[int, int] | None = None
+        self._at: tuple[str, int, int] | None = None
         self._hosts: Hosts | None = None
 
-    def of(self, hosts: int, procs: int) -> Hosts:
-        if self._hosts is None or not self._hosts.alive or self._at != (hosts, procs):
+    def of(self, wire: str, hosts: int, procs: int) -> Hosts:
+        """Skips the test where there is no such wire here."""
+        env = wires.settings(wire, BACKEND)
+        if self._hosts is None or not self._hosts.alive or self._at != (wire, hosts, procs):
             self.close()
-            self._at, self._hosts = (hosts, procs), Hosts(hosts, procs)
+            self._at, self._hosts = (wire, hosts, procs), Hosts(hosts, procs, env)
         return self._hosts
 
     def close(self) -> None:

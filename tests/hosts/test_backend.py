@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from hosts.pool import Labs
+from hosts.wires import WIRES
 
 SHAPES = [(2, 2), (4, 1)]
+# (wire, hosts, processes on each)
+LABS = [(wire, *shape) for wire in WIRES for shape in SHAPES]
 CLIENTS = {"fsdp2", "fsdp1", "ddp", "tensor_parallel", "zero"}
 _TESTS = Path(__file__).parents[1]
 
@@ -25,8 +28,9 @@ NOT_ACROSS = {
     ): "across hosts sums round once a level; hosts/cases.py has that case",
 }
 
-# One of each kind: what `make test` runs.
-QUICK = {
+# What `make test` runs, in two hosts of two: one of each kind, and the ways of moving bytes over libfabric too.
+QUICK = {}
+QUICK["tcp"] = {
     "test_all_gather_into_tensor_puts_each_block_in_its_place",
     "test_all_to_all_single_takes_uneven_splits_and_shaped_rows",
     "test_all_reduce_reduces_every_type_by_every_operation",
@@ -36,6 +40,17 @@ QUICK = {
     "test_objects_travel",
     "case_one_dimension",
     "case_hsdp",
+    "nodes_are_the_hosts",
+    "half_precision_sums_round_once_a_level",
+}
+QUICK["fabric"] = {
+    "test_all_gather_into_tensor_puts_each_block_in_its_place",
+    "test_all_to_all_single_takes_uneven_splits_and_shaped_rows",
+    "test_large_and_empty_reductions",
+    "test_messages_go_round_in_every_type_and_size",
+    "test_overlapping_groups_work_side_by_side",
+    "case_one_dimension",
+    "nodes_are_the_hosts",
 }
 
 
@@ -46,67 +61,67 @@ def _sizes(sizes: tuple[int, ...], shape: tuple[int, int]) -> list[int]:
     return [3, 4] if shape == (2, 2) else [4]
 
 
-def _mark(shape: tuple[int, int], name: str) -> list[pytest.MarkDecorator]:
-    return [] if shape == (2, 2) and name in QUICK else [pytest.mark.slow]
+def _param(lab: tuple[str, int, int], *values, name: str):
+    wire, hosts, procs = lab
+    quick = (hosts, procs) == SHAPES[0] and name in QUICK[wire]
+    words = [f"{wire}-{hosts}x{procs}", name, *(str(v) for v in values if isinstance(v, int))]
+    marks = [] if quick else [pytest.mark.slow]
+    return pytest.param(lab, *values, marks=marks, id="-".join(words))
 
 
 def backend_cases() -> list:
-    """(shape, module, case, ranks, seconds); one shape after the other, and one number of ranks after the other."""
+    """(lab, module, case, seconds, ranks); one number of ranks after the other."""
     found = []
-    for file in sorted((_TESTS / "backend").glob("test_*.py")):
-        module = importlib.import_module(f"backend.{file.stem}")
-        for name, test in vars(module).items():
-            if hasattr(test, "case"):
-                found += [
-                    (shape, f"backend.{file.stem}", name, size, test.seconds)
-                    for shape in SHAPES
-                    for size in _sizes(test.sizes, shape)
-                ]
-    found.sort(key=lambda row: (SHAPES.index(row[0]), row[3]))
-    return [
-        pytest.param(*row, marks=_mark(row[0], row[2]), id=f"{row[0][0]}x{row[0][1]}-{row[2]}-{row[3]}")
-        for row in found
-    ]
+    for lab in LABS:
+        for file in sorted((_TESTS / "backend").glob("test_*.py")):
+            module = importlib.import_module(f"backend.{file.stem}")
+            for name, test in vars(module).items():
+                if hasattr(test, "case"):
+                    sizes = _sizes(test.sizes, lab[1:])
+                    found += [(size, lab, f"backend.{file.stem}", name, test.seconds) for size in sizes]
+    found.sort(key=lambda row: (LABS.index(row[1]), row[0]))
+    return [_param(lab, module, name, seconds, size, name=name) for size, lab, module, name, seconds in found]
 
 
 def client_cases() -> list:
-    from clients.test_clients import NOT_UNDER, cases
+    from clients.test_clients import cases
 
-    found = []
-    for shape in SHAPES:
-        for param in cases():
-            module, function = param.values
-            if module in CLIENTS:
-                mark = _mark(shape, function if module == "fsdp2" else "")
-                found.append(
-                    pytest.param(
-                        shape, module, function, NOT_UNDER, marks=mark, id=f"{shape[0]}x{shape[1]}-{module}-{function}"
-                    )
-                )
-    return found
+    modules = [param.values for param in cases() if param.values[0] in CLIENTS]
+    return [
+        # Other modules' cases have the same names.
+        _param(lab, module, function, name=function if module == "fsdp2" else f"{module}-{function}")
+        for lab in LABS
+        for module, function in modules
+    ]
 
 
-@pytest.mark.parametrize(("shape", "module", "name", "size", "seconds"), backend_cases())
-def test_backend(labs: Labs, shape, module, name, size, seconds) -> None:
-    if reason := NOT_ACROSS.get((shape, name)):
+@pytest.mark.parametrize(("lab", "module", "name", "seconds", "size"), backend_cases())
+def test_backend(labs: Labs, lab, module, name, seconds, size) -> None:
+    if reason := NOT_ACROSS.get((lab[1:], name)):
         pytest.skip(reason)
-    labs.of(*shape).run_backend_case(module, name, size, seconds)
+    labs.of(*lab).run_backend_case(module, name, size, seconds)
 
 
-@pytest.mark.parametrize("name", ["nodes_are_the_hosts", "half_precision_sums_round_once_a_level"])
 @pytest.mark.parametrize(
-    "shape", [(2, 2), pytest.param((4, 1), marks=pytest.mark.slow)], ids=lambda s: f"{s[0]}x{s[1]}"
+    ("lab", "name"),
+    [
+        _param(lab, name, name=name)
+        for lab in LABS
+        for name in ("nodes_are_the_hosts", "half_precision_sums_round_once_a_level")
+    ],
 )
-def test_across_hosts(labs: Labs, backend, shape, name) -> None:
+def test_across_hosts(labs: Labs, backend, lab, name) -> None:
     if backend != "smddp":
         pytest.skip("the promise is smddp's own")
-    labs.of(*shape).run_backend_case("hosts.cases", name, 4, 60.0)
+    labs.of(*lab).run_backend_case("hosts.cases", name, 4, 60.0)
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize(("shape", "module", "function", "not_under"), client_cases())
-def test_client(labs: Labs, backend, shape, module, function, not_under) -> None:
+@pytest.mark.parametrize(("lab", "module", "function"), client_cases())
+def test_client(labs: Labs, backend, lab, module, function) -> None:
+    from clients.test_clients import NOT_UNDER
+
     for name in (function, "*"):
-        if reason := not_under.get((backend, module, name)):
+        if reason := NOT_UNDER.get((backend, module, name)):
             pytest.skip(reason)
-    labs.of(*shape).run_client_case(f"cases.{module}", function, 90.0)
+    labs.of(*lab).run_client_case(f"cases.{module}", function, 90.0)

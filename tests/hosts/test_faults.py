@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hosts import netlab
+from hosts import netlab, wires
 
 SLOW = pytest.mark.slow
 
@@ -30,9 +30,15 @@ def after_fault(outcome: netlab.Outcome) -> float:
 
 
 @pytest.mark.parametrize(("hosts", "procs"), [(2, 2), pytest.param(4, 1, marks=SLOW)])
-def test_a_killed_rank_is_named_by_every_survivor_within_a_second(hosts, procs) -> None:
+@pytest.mark.parametrize("wire", wires.WIRES)
+def test_a_killed_rank_is_named_by_every_survivor_within_a_second(wire, hosts, procs) -> None:
     outcome = netlab.run(
-        netlab.job("steps"), hosts=hosts, procs=procs, options=("--fault", "/step 25$/ kill rank=3"), seconds=40
+        netlab.job("steps"),
+        hosts=hosts,
+        procs=procs,
+        options=("--fault", "/step 25$/ kill rank=3"),
+        env=wires.settings(wire),
+        seconds=40,
     )
     assert outcome.survivors == [0, 1, 2], outcome
     for error in errors(outcome):

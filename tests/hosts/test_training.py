@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hosts import netlab
+from hosts import netlab, wires
 
 ROOT = Path(__file__).parents[2]
 SLOW = pytest.mark.slow
@@ -31,11 +31,19 @@ def one_process(world: int) -> list[float]:
 
 
 def trained(
-    kind: str, backend: str, hosts: int, procs: int, *options: str, dim: int = 128, seconds: float = 120
+    kind: str,
+    backend: str,
+    hosts: int,
+    procs: int,
+    *options: str,
+    wire: str = "tcp",
+    dim: int = 128,
+    seconds: float = 120,
 ) -> list[float]:
     """The losses of the job, which all ranks agree on."""
     command = [*netlab.job("losses"), kind, "--backend", backend, "--dim", str(dim)]
-    outcome = netlab.run(command, hosts=hosts, procs=procs, options=options, seconds=seconds)
+    env = wires.settings(wire, backend)
+    outcome = netlab.run(command, hosts=hosts, procs=procs, options=options, env=env, seconds=seconds)
     assert outcome.status == 0, outcome
     each = [losses(said) for said in outcome.said]
     assert all(one == each[0] for one in each), outcome
@@ -45,12 +53,13 @@ def trained(
 @SLOW
 @pytest.mark.parametrize(
     ("kind", "hosts", "procs"),
-    [("fsdp2", 2, 2), ("fsdp2", 4, 1), ("ddp", 2, 2)],
+    [("fsdp2", 2, 2), ("fsdp2", 4, 1), ("ddp", 2, 2), ("ddp", 4, 1)],
 )
-def test_training_across_hosts_gives_the_losses_of_one_process(backend, kind, hosts, procs) -> None:
+@pytest.mark.parametrize("wire", wires.WIRES)
+def test_training_across_hosts_gives_the_losses_of_one_process(backend, wire, kind, hosts, procs) -> None:
     wanted = one_process(WORLD)
     assert wanted[-1] < wanted[0] - 0.1, f"the job does not learn: {wanted}"
-    assert trained(kind, backend, hosts, procs) == pytest.approx(wanted, rel=1e-4)
+    assert trained(kind, backend, hosts, procs, wire=wire) == pytest.approx(wanted, rel=1e-4)
 
 
 @SLOW
@@ -74,17 +83,19 @@ EXAMPLES = {
 
 @SLOW
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_runs_across_hosts_under_torchrun(backend, example) -> None:
+@pytest.mark.parametrize("wire", wires.WIRES)
+def test_an_example_runs_across_hosts_under_torchrun(backend, wire, example) -> None:
     script = str(ROOT / "examples" / f"{example}.py")
     # One launcher a host, as on a cluster; the shell fills in what the launcher has to know of its host.
     torchrun = (
         f"exec {sys.executable} -m torch.distributed.run --nnodes $NNODES --node-rank $NODE_RANK --nproc-per-node 2 "
         f"--master-addr $MASTER_ADDR --master-port $MASTER_PORT {script} --backend {backend} --steps 20"
     )
-    outcome = netlab.run(["sh", "-c", torchrun], hosts=2, procs=1, seconds=150)
+    env = wires.settings(wire, backend)
+    outcome = netlab.run(["sh", "-c", torchrun], hosts=2, procs=1, env=env, seconds=150)
     assert outcome.status == 0, outcome
     said = outcome.said[0]
     assert f"backend {backend}: 4 processes" in said and "text never trained on" in said, outcome
     paths = next(line for line in said.splitlines() if line.startswith("paths: "))
     if backend == "smddp":
-        assert "all_reduce: " in paths, paths
+        assert "all_reduce: " in paths and wire in paths, paths

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 use super::join::{JoinError, Means, name};
 use crate::net::fabric;
 use crate::net::fabric::wire::{FabricWire, Prepared as Slot};
-use crate::net::tcp::{Door, TcpAddress, TcpWire};
+use crate::net::tcp::{Door, TcpAddress, TcpWire, Watches};
+use crate::net::watched::Watched;
 use crate::net::wire::Wire;
 use crate::shm::{Card, Endpoint};
 
@@ -53,7 +54,8 @@ impl Ends {
     pub(super) fn open(endpoint: &Arc<Endpoint>, rank: usize, size: usize, means: &Means) -> (Self, Offer) {
         let (mut ends, between) = (Self::default(), means.between);
         let mut offer = Offer::none("SMDDP_TRANSPORT forbids it");
-        if matches!(between, Between::Auto | Between::Tcp) {
+        // Over a fabric it tells of a peer's end.
+        if between != Between::Nothing {
             offer.tcp = endpoint.tcp(&means.interface, means.family).map(|tcp| {
                 let loopback = tcp.interface.loopback;
                 (ends.door.insert(tcp.door()).address.clone(), loopback)
@@ -103,7 +105,16 @@ impl Ends {
             let Some(slot) = self.slot else { return wrong("this rank has no fabric".to_owned()) };
             let address = |card: &Card| card.offer.fabric.clone().ok().filter(|_| other(card));
             let addresses: Vec<_> = cards.iter().map(address).collect();
-            Box::new(slot.connect(&addresses).map_err(JoinError::Nodes)?)
+            let wire: Box<dyn Wire> = Box::new(slot.connect(&addresses).map_err(JoinError::Nodes)?);
+            match self.door {
+                Some(door) if door.endpoint.serve().is_ok() => {
+                    told.push(format!("peers are watched over tcp {}", door.endpoint.interface));
+                    let watched =
+                        cards.iter().map(|card| watchable(card, &cards[me]).filter(|_| other(card)));
+                    Box::new(Watched::new(wire, Watches::new(me, door, watched.collect())))
+                }
+                _ => wire,
+            }
         } else {
             let Some(door) = self.door else { return wrong("this rank listens nowhere".to_owned()) };
             if let Some((_, why)) = lacking.filter(|_| means.between == Between::Auto) {
@@ -125,6 +136,13 @@ impl Ends {
         }
         Ok((wire, told))
     }
+}
+
+/// Where a connection to that rank's process can be tried.
+fn watchable(card: &Card, mine: &Card) -> Option<TcpAddress> {
+    let (address, loopback) = card.offer.tcp.as_ref().ok()?;
+    let near = (&card.boot, card.netns) == (&mine.boot, mine.netns);
+    (near || !loopback).then(|| address.clone())
 }
 
 /// Every rank has an address that the others can reach.

@@ -378,6 +378,7 @@ impl Net {
         for rank in awaited.into_iter().chain(self.state.letters.awaited()) {
             self.wire.watch(rank);
         }
+        self.wire.check();
         let mut faults: Vec<Fault> = self.state.differs.clone().into_iter().collect();
         for (rank, why) in self.state.poison.iter().enumerate() {
             if let Some(why) = why {

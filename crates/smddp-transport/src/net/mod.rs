@@ -6,4 +6,5 @@ pub mod interface;
 mod letters;
 pub(crate) mod link;
 pub(crate) mod tcp;
+pub(crate) mod watched;
 pub(crate) mod wire;

@@ -54,6 +54,8 @@ pub(crate) trait Wire: Send {
     fn poll(&mut self, sink: &mut dyn Sink) -> bool;
     /// Makes sure that the death of `peer` will be noticed though nothing is sent to it: this rank waits for it.
     fn watch(&mut self, peer: usize);
+    /// Looks for peers that are gone. Called now and then while this rank waits for anything.
+    fn check(&mut self) {}
     /// Asks all of `peers` what they have begun, though they do not drive: (peer, operations begun) of those that answer
     /// within a moment. Called when a deadline has passed, so it may take a while.
     fn survey(&mut self, _peers: &[usize]) -> Vec<(usize, u64)> {

@@ -56,7 +56,7 @@ unsafe impl Send for Conn {}
 /// Payloads that one system call takes.
 const GATHER: usize = 16;
 
-fn prepare(socket: &TcpStream) -> io::Result<()> {
+pub(super) fn prepare(socket: &TcpStream) -> io::Result<()> {
     socket.set_nonblocking(true)?;
     socket.set_nodelay(true)?;
     // A host that vanishes sends nothing: probes tell, and so do bytes that nobody acknowledges.
@@ -68,21 +68,21 @@ fn prepare(socket: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
+/// A connection that is being made; what comes of it shows when it is used.
+pub(super) fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(TcpStream::from(socket)),
+        Err(error) => Err(error.into()),
+    }
+}
+
 impl Conn {
     /// Calls a peer; `hello` is the first thing that it hears.
     pub(super) fn call(peer: usize, lane: usize, address: SocketAddr, hello: &[u8]) -> io::Result<Self> {
-        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let socket = rustix::net::socket_with(
-            family,
-            SocketType::STREAM,
-            SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
-            None,
-        )?;
-        match rustix::net::connect(&socket, &address) {
-            Ok(()) | Err(rustix::io::Errno::INPROGRESS) => {}
-            Err(error) => return Err(error.into()),
-        }
-        let mut conn = Self::answer(peer, lane, TcpStream::from(socket))?;
+        let mut conn = Self::answer(peer, lane, connect(address)?)?;
         let mut head = [0; HEADER];
         head[..hello.len()].copy_from_slice(hello);
         conn.queue.push_back(Outgoing {
@@ -215,7 +215,7 @@ impl Conn {
 }
 
 /// What a non-blocking write came to; a connection that is still being made takes nothing yet.
-fn retried(result: io::Result<usize>) -> io::Result<usize> {
+pub(super) fn retried(result: io::Result<usize>) -> io::Result<usize> {
     match result {
         Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(0),
         other => other,

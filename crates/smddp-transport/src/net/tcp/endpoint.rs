@@ -32,6 +32,22 @@ pub(super) struct Inbox {
     fresh: AtomicBool,
     /// Operations that this rank has begun, for those who ask.
     pub(super) begun: AtomicU64,
+    watchers: Mutex<Watchers>,
+}
+
+/// Those who want to notice when this group's end is closed.
+#[derive(Default)]
+struct Watchers {
+    streams: Vec<TcpStream>,
+    closed: bool,
+}
+
+/// What watchers hear of a group that is closed; a process that dies says nothing.
+pub(super) const CLOSED: u8 = 1;
+
+fn tell_closed(mut watcher: &TcpStream) {
+    // One byte fits any socket buffer.
+    let _ = watcher.write_all(&[CLOSED]);
 }
 
 impl Inbox {
@@ -48,6 +64,17 @@ pub(crate) struct Door {
     pub(crate) endpoint: Arc<TcpEndpoint>,
     pub(super) inbox: Arc<Inbox>,
     pub(crate) address: TcpAddress,
+}
+
+impl Drop for Door {
+    fn drop(&mut self) {
+        // In a forked child these are the parent's, which goes on.
+        if self.endpoint.ours() {
+            let mut watchers = lock(&self.inbox.watchers);
+            watchers.closed = true;
+            watchers.streams.drain(..).for_each(|watcher| tell_closed(&watcher));
+        }
+    }
 }
 
 struct Shared {
@@ -96,6 +123,11 @@ impl TcpEndpoint {
         })
     }
 
+    /// Not an ancestor's, of which a fork has left a copy here.
+    pub(super) fn ours(&self) -> bool {
+        self.forks == fork_generation()
+    }
+
     pub(crate) fn door(self: &Arc<Self>) -> Door {
         let (token, inbox) = (random(), Arc::new(Inbox::default()));
         let mut inboxes = lock(&self.shared.inboxes);
@@ -121,7 +153,7 @@ impl TcpEndpoint {
 impl Drop for TcpEndpoint {
     fn drop(&mut self) {
         // A forked child has no such thread, and shares the parent's eventfd.
-        if self.forks != fork_generation() {
+        if !self.ours() {
             return;
         }
         self.shared.stop.store(true, Ordering::Release);
@@ -219,7 +251,12 @@ fn serve(shared: &Shared, listener: &TcpListener, bell: &Bell) {
 fn admit(shared: &Shared, caller: Caller, bell: &Bell) {
     let Some((token, rank, purpose)) = parse(&caller.bytes) else { return };
     let inbox = lock(&shared.inboxes).get(&token).and_then(Weak::upgrade);
-    let Some(inbox) = inbox else { return };
+    let Some(inbox) = inbox else {
+        if purpose == Purpose::Watch {
+            tell_closed(&caller.stream);
+        }
+        return;
+    };
     match purpose {
         Purpose::Lane(lane) => {
             lock(&inbox.sockets).push((rank, lane, caller.stream));
@@ -230,6 +267,14 @@ fn admit(shared: &Shared, caller: Caller, bell: &Bell) {
             // Eight bytes fit any socket buffer.
             let begun = inbox.begun.load(Ordering::Acquire);
             let _ = (&caller.stream).write_all(&begun.to_le_bytes());
+        }
+        Purpose::Watch => {
+            let mut watchers = lock(&inbox.watchers);
+            if watchers.closed {
+                tell_closed(&caller.stream);
+            } else {
+                watchers.streams.push(caller.stream);
+            }
         }
     }
 }

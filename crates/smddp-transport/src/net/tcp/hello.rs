@@ -13,9 +13,12 @@ pub(super) enum Purpose {
     Lane(usize),
     /// To hear how many operations the group has begun there.
     Ask,
+    /// To notice the end of the group there, or of the process.
+    Watch,
 }
 
 const ASK: u32 = u32::MAX;
+const WATCH: u32 = u32::MAX - 1;
 
 /// The caller is rank `from` of the group whose end at the listener has this token.
 pub(super) fn hello(token: &Id, from: usize, purpose: Purpose) -> [u8; HELLO] {
@@ -27,6 +30,7 @@ pub(super) fn hello(token: &Id, from: usize, purpose: Purpose) -> [u8; HELLO] {
     let purpose = match purpose {
         Purpose::Lane(lane) => lane as u32,
         Purpose::Ask => ASK,
+        Purpose::Watch => WATCH,
     };
     bytes[32..36].copy_from_slice(&purpose.to_le_bytes());
     bytes
@@ -43,6 +47,7 @@ pub(super) fn parse(bytes: &[u8; HELLO]) -> Option<(Id, usize, Purpose)> {
     token.copy_from_slice(&bytes[16..32]);
     let purpose = match number(32) {
         ASK => Purpose::Ask,
+        WATCH => Purpose::Watch,
         lane if (lane as usize) < LANES => Purpose::Lane(lane as usize),
         _ => return None,
     };

@@ -4,6 +4,9 @@
 //! and used in both directions. A rank sends to a peer over one connection only, so the order of its frames is the
 //! order of that stream. Where both ends of a pair have called each other, they turn to the connection that the lower
 //! rank made: acknowledgements then travel with the data of the other direction.
+//!
+//! A group that uses another wire has such a listener, too: connections over which nothing is sent tell of a process's
+//! end (`watch`), and the accepting thread answers for a rank that does not drive (`survey`).
 
 mod conn;
 mod endpoint;
@@ -11,8 +14,10 @@ mod hello;
 mod reader;
 mod socket;
 mod survey;
+mod watch;
 mod wire;
 
 pub(crate) use endpoint::{Door, TcpAddress, TcpEndpoint};
 pub(crate) use socket::close_in_child;
+pub(crate) use watch::Watches;
 pub(crate) use wire::TcpWire;

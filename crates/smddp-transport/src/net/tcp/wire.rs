@@ -305,6 +305,10 @@ impl Wire for TcpWire {
 
 impl Drop for TcpWire {
     fn drop(&mut self) {
+        // A forked child's copies: hanging up would end the parent's connections.
+        if !self.door.endpoint.ours() {
+            return;
+        }
         self.conns.iter().flatten().for_each(Conn::hang_up);
     }
 }

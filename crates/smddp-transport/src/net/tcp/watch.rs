@@ -1,0 +1,336 @@
+//! Noticing that a peer's process is gone: a connection to its listener over which nothing is sent. The kernel ends it
+//! with the process, whatever the wire's own connections do.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use super::conn::{connect, prepare, retried};
+use super::endpoint::{CLOSED, Door, TcpAddress};
+use super::hello::{Purpose, hello};
+use super::survey;
+use crate::net::wire::Broken;
+
+/// A peer that keeps this rank waiting so long is watched.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// Peers that are waited for at intervals longer than this are waited for anew.
+const PAUSE: Duration = Duration::from_millis(100);
+/// Where no connection could be made, another is tried after this time.
+const AGAIN: Duration = Duration::from_secs(1);
+/// What a process sent before its end may still be under way over the wire.
+const GRACE: Duration = Duration::from_millis(250);
+/// What a rank sent before it closed its end of the group is on its way, and it has waited for that itself.
+const GOODBYE: Duration = Duration::from_secs(5);
+/// Ranks that are watched because they keep this one waiting; besides, as many that follow it are, so that everyone who
+/// is waited for is watched by somebody. Who notices tells the others.
+const MOST: usize = 64;
+
+/// What is known of a peer's process.
+enum State {
+    /// Since when this rank waits for it, and when that was last said.
+    Awaited {
+        since: Instant,
+        last: Instant,
+    },
+    /// Connected, or about to be.
+    Held(Watch),
+    /// Another connection is tried later.
+    Unknown(Instant),
+    /// Gone, from when on, and why.
+    Gone(Instant, String),
+    Unwatched,
+}
+
+struct Peer {
+    address: Option<TcpAddress>,
+    state: State,
+}
+
+/// All that one rank of a group watches.
+pub(crate) struct Watches {
+    me: usize,
+    door: Door,
+    peers: Vec<Peer>,
+    held: usize,
+    /// A connection was made: so a refused one means that nobody is there. A network may refuse all of them.
+    proven: bool,
+    begun: bool,
+}
+
+/// One connection.
+struct Watch {
+    stream: TcpStream,
+    hello: [u8; super::hello::HELLO],
+    said: usize,
+}
+
+/// What a look at it found.
+enum Found {
+    Well,
+    /// The group is closed there, in good order.
+    Closed,
+    Ended(io::Error),
+}
+
+impl Watch {
+    fn call(me: usize, address: &TcpAddress) -> io::Result<Self> {
+        let stream = connect(address.socket)?;
+        prepare(&stream)?;
+        Ok(Self { stream, hello: hello(&address.token, me, Purpose::Watch), said: 0 })
+    }
+
+    fn look(&mut self) -> Found {
+        while self.said < self.hello.len() {
+            match retried((&self.stream).write(&self.hello[self.said..])) {
+                Ok(0) => return Found::Well,
+                Ok(n) => self.said += n,
+                Err(error) => return Found::Ended(error),
+            }
+        }
+        let mut byte = [0];
+        match (&self.stream).read(&mut byte) {
+            Ok(0) => Found::Ended(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) if byte == [CLOSED] => Found::Closed,
+            Ok(_) => Found::Well,
+            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                Found::Well
+            }
+            Err(error) => Found::Ended(error),
+        }
+    }
+
+    fn connected(&self) -> bool {
+        self.said == self.hello.len()
+    }
+}
+
+impl Watches {
+    /// `addresses` by rank; `None` for ranks that cannot be watched this way.
+    pub(crate) fn new(me: usize, door: Door, addresses: Vec<Option<TcpAddress>>) -> Self {
+        let mine = door.endpoint.interface.address;
+        let here = |theirs: TcpAddress| TcpAddress { socket: mine.reaches(theirs.socket), ..theirs };
+        let peer = |address: Option<TcpAddress>| Peer { address: address.map(here), state: State::Unwatched };
+        let peers = addresses.into_iter().map(peer).collect();
+        Self { me, door, peers, held: 0, proven: false, begun: false }
+    }
+
+    /// This rank waits for that peer.
+    pub(crate) fn watch(&mut self, peer: usize) {
+        let now = Instant::now();
+        if !std::mem::replace(&mut self.begun, true) {
+            // Shows whether connections can be made here at all, while all is well.
+            let size = self.peers.len();
+            let next = (1..size).map(|i| (self.me + i) % size).find(|&p| self.peers[p].address.is_some());
+            next.into_iter().for_each(|next| self.call(next, now));
+        }
+        match &mut self.peers[peer].state {
+            State::Unwatched => self.peers[peer].state = State::Awaited { since: now, last: now },
+            State::Awaited { since, last } => {
+                if now.duration_since(*last) > PAUSE {
+                    *since = now;
+                }
+                *last = now;
+                let long = now.duration_since(*since) >= PATIENCE;
+                let near = (peer + self.peers.len() - self.me) % self.peers.len() <= MOST;
+                if long && (near || self.held < MOST) {
+                    self.call(peer, now);
+                }
+            }
+            State::Unknown(since) if now.duration_since(*since) >= AGAIN => self.call(peer, now),
+            _ => {}
+        }
+    }
+
+    fn call(&mut self, peer: usize, now: Instant) {
+        let Some(address) = &self.peers[peer].address else { return };
+        self.peers[peer].state = match Watch::call(self.me, address) {
+            Ok(watch) => {
+                self.held += 1;
+                State::Held(watch)
+            }
+            Err(error) => self.missed(&error, now),
+        };
+    }
+
+    /// No connection came about.
+    fn missed(&self, error: &io::Error, now: Instant) -> State {
+        if self.proven && error.kind() == io::ErrorKind::ConnectionRefused {
+            return State::Gone(now, "its process listens no more".to_owned());
+        }
+        State::Unknown(now)
+    }
+
+    /// Looks at all connections.
+    pub(crate) fn check(&mut self) {
+        if self.held == 0 {
+            return;
+        }
+        let now = Instant::now();
+        for peer in 0..self.peers.len() {
+            let State::Held(watch) = &mut self.peers[peer].state else { continue };
+            let (found, connected) = (watch.look(), watch.connected());
+            self.proven |= connected;
+            let state = match found {
+                Found::Well => continue,
+                Found::Closed => State::Gone(now + GOODBYE, "it closed its end of the group".to_owned()),
+                Found::Ended(error) if connected => State::Gone(now + GRACE, why(&error)),
+                Found::Ended(error) => self.missed(&error, now),
+            };
+            self.peers[peer].state = state;
+            self.held -= 1;
+        }
+    }
+
+    /// Peers whose processes are gone, and all that they sent has had its time.
+    pub(crate) fn broken(&self) -> Vec<Broken> {
+        let now = Instant::now();
+        let gone = |(peer, known): (usize, &Peer)| match &known.state {
+            State::Gone(at, why) if *at <= now => Some(Broken { peer, why: why.clone() }),
+            _ => None,
+        };
+        self.peers.iter().enumerate().filter_map(gone).collect()
+    }
+
+    /// See `Wire::survey`.
+    pub(crate) fn survey(&self, peers: &[usize]) -> Vec<(usize, u64)> {
+        let address = |&peer: &usize| Some((peer, self.peers[peer].address.clone()?));
+        survey::ask(self.me, peers.iter().filter_map(address).collect())
+    }
+
+    /// See `Wire::begun`.
+    pub(crate) fn begun(&self, operations: u64) {
+        self.door.inbox.begun.store(operations, Ordering::Release);
+    }
+
+    /// Descriptors that end a sleep.
+    pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) {
+        if self.held > 0 {
+            fds.extend(self.peers.iter().filter_map(|peer| match &peer.state {
+                State::Held(w) if w.connected() => Some((w.stream.as_raw_fd(), libc::POLLIN)),
+                State::Held(w) => Some((w.stream.as_raw_fd(), libc::POLLOUT)),
+                _ => None,
+            }));
+        }
+    }
+}
+
+fn why(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::TimedOut => "its host does not answer any more".to_owned(),
+        // With the process, the kernel closes its connections: in order, or not if something was left unread.
+        _ => "its process ended".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::interface::{Family, Wanted};
+    use crate::net::tcp::TcpEndpoint;
+    use crate::shm::Endpoint;
+
+    const DEADLINE: Duration = Duration::from_secs(10);
+
+    fn endpoint() -> Arc<TcpEndpoint> {
+        let lo = Wanted { value: Some("=lo".to_owned()), from: "a test" };
+        let endpoint = Endpoint::get(1 << 20).unwrap().tcp(&lo, Family::Any).unwrap();
+        endpoint.serve().unwrap();
+        endpoint
+    }
+
+    fn address(listener: &TcpListener) -> TcpAddress {
+        TcpAddress { socket: listener.local_addr().unwrap(), token: crate::shm::random() }
+    }
+
+    /// Rank 0 of a group whose others are at these addresses.
+    fn watches(others: Vec<TcpAddress>) -> Watches {
+        Watches::new(
+            0,
+            endpoint().door(),
+            std::iter::once(None).chain(others.into_iter().map(Some)).collect(),
+        )
+    }
+
+    /// Waits for that peer, as a rank in a collective does, until `over`.
+    fn wait(watches: &mut Watches, peer: usize, over: impl Fn(&Watches) -> bool) -> Duration {
+        let begun = Instant::now();
+        while !over(watches) {
+            assert!(begun.elapsed() < DEADLINE, "nothing was noticed");
+            watches.watch(peer);
+            watches.check();
+            let mut fds = Vec::new();
+            watches.interest(&mut fds);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        begun.elapsed()
+    }
+
+    /// The peer's end of a watch, its hello read.
+    fn accept(listener: &TcpListener) -> TcpStream {
+        let (mut stream, _) = listener.accept().unwrap();
+        stream.read_exact(&mut [0; super::super::hello::HELLO]).unwrap();
+        stream
+    }
+
+    #[test]
+    fn a_process_that_ends_without_a_word_is_noticed_within_a_second() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut watches = watches(vec![address(&listener)]);
+        wait(&mut watches, 1, |w| w.proven);
+        let theirs = accept(&listener);
+        wait(&mut watches, 1, |w| matches!(w.peers[1].state, State::Held(_)));
+        assert_eq!(watches.broken(), vec![]);
+        drop((theirs, listener));
+        let after = wait(&mut watches, 1, |w| !w.broken().is_empty());
+        assert!(after < Duration::from_secs(1), "{after:?}");
+        assert_eq!(watches.broken(), [Broken { peer: 1, why: "its process ended".to_owned() }]);
+    }
+
+    #[test]
+    fn a_listener_that_is_gone_means_a_process_that_is_gone_only_where_connections_can_be_made() {
+        let (first, second) = (TcpListener::bind("127.0.0.1:0"), TcpListener::bind("127.0.0.1:0"));
+        let (first, second) = (first.unwrap(), second.unwrap());
+        let addresses = vec![address(&first), address(&second)];
+        drop(second);
+        let mut ours = watches(addresses);
+        wait(&mut ours, 2, |w| !w.broken().is_empty());
+        assert_eq!(ours.broken()[0].peer, 2);
+
+        let only = TcpListener::bind("127.0.0.1:0").unwrap();
+        let addresses = vec![address(&only)];
+        drop(only);
+        let mut refused = watches(addresses);
+        wait(&mut refused, 1, |w| matches!(w.peers[1].state, State::Unknown(_)));
+        assert_eq!(refused.broken(), vec![]);
+    }
+
+    #[test]
+    fn an_end_that_is_closed_in_good_order_is_no_death() {
+        let theirs = endpoint().door();
+        let mut watches = watches(vec![theirs.address.clone()]);
+        wait(&mut watches, 1, |w| w.proven);
+        drop(theirs);
+        wait(&mut watches, 1, |w| matches!(w.peers[1].state, State::Gone(..)));
+        let State::Gone(at, why) = &watches.peers[1].state else { panic!("it went on") };
+        assert!(*at > Instant::now() + GRACE && why == "it closed its end of the group");
+        assert_eq!(watches.broken(), vec![]);
+    }
+
+    #[test]
+    fn nobody_is_watched_who_keeps_nobody_waiting_except_the_next_rank() {
+        let listeners: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let mut watches = watches(listeners.iter().map(address).collect());
+        watches.watch(3);
+        watches.check();
+        let held =
+            |w: &Watches| w.peers.iter().map(|p| matches!(p.state, State::Held(_))).collect::<Vec<_>>();
+        assert_eq!(held(&watches), [false, true, false, false]);
+        wait(&mut watches, 3, |w| held(w)[3]);
+        assert_eq!(held(&watches), [false, true, false, true]);
+    }
+}
