@@ -55,6 +55,7 @@ static CURRENT: AtomicPtr<Mutex<Weak<Endpoint>>> = AtomicPtr::new(std::ptr::null
 extern "C" fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     CURRENT.store(std::ptr::null_mut(), Ordering::Release);
+    crate::net::tcp::forked();
 }
 
 /// How often this process forked away from an ancestor since the library was first used.
@@ -65,7 +66,8 @@ pub fn fork_generation() -> u32 {
 fn current() -> &'static Mutex<Weak<Endpoint>> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
-        // SAFETY: `forked` only stores to atomics, which is allowed between fork and exec; registered once.
+        // SAFETY: `forked` stores to atomics and calls `open`, `dup3` and `close`, which is allowed between fork and
+        // exec; registered once.
         unsafe { libc::pthread_atfork(None, None, Some(forked)) };
     });
     let found = CURRENT.load(Ordering::Acquire);

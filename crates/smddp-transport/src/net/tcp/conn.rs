@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
+use super::own::Own;
 use super::reader::{Read1, Reader};
 use crate::net::frame::{Frame, HEADER};
 use crate::net::wire::{EAGER, Sink, Ticket};
@@ -40,7 +41,7 @@ impl Payload {
 pub(super) struct Conn {
     pub(super) peer: usize,
     pub(super) lane: usize,
-    socket: TcpStream,
+    socket: Own<TcpStream>,
     queue: VecDeque<Outgoing>,
     /// The peer takes nothing any more. What it sent before is still to be read: it may say why.
     deaf: bool,
@@ -68,12 +69,12 @@ pub(super) fn prepare(socket: &TcpStream) -> io::Result<()> {
 }
 
 /// A connection that is being made; what comes of it shows when it is used.
-pub(super) fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+pub(super) fn connect(address: SocketAddr) -> io::Result<Own<TcpStream>> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
     match rustix::net::connect(&socket, &address) {
-        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(TcpStream::from(socket)),
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(Own::new(TcpStream::from(socket))),
         Err(error) => Err(error.into()),
     }
 }
@@ -95,7 +96,7 @@ impl Conn {
     }
 
     /// A peer that has called and said hello.
-    pub(super) fn answer(peer: usize, lane: usize, socket: TcpStream) -> io::Result<Self> {
+    pub(super) fn answer(peer: usize, lane: usize, socket: Own<TcpStream>) -> io::Result<Self> {
         prepare(&socket)?;
         Ok(Self {
             peer,
@@ -121,7 +122,7 @@ impl Conn {
         let mut written = 0;
         if self.queue.is_empty() {
             let whole = if bytes > 0 { lent.bytes() } else { &[] };
-            match retried((&self.socket).write_vectored(&[IoSlice::new(&head), IoSlice::new(whole)])) {
+            match retried((&*self.socket).write_vectored(&[IoSlice::new(&head), IoSlice::new(whole)])) {
                 Ok(n) => written = n,
                 Err(_) => {
                     self.deaf = true;
@@ -155,7 +156,7 @@ impl Conn {
                 pair[1] = IoSlice::new(&body[item.written.saturating_sub(head.len())..]);
                 wanted += pair[0].len() + pair[1].len();
             }
-            let Ok(written) = retried((&self.socket).write_vectored(&slices)) else {
+            let Ok(written) = retried((&*self.socket).write_vectored(&slices)) else {
                 self.deaf = true;
                 self.queue.drain(..).filter_map(|item| item.ticket).for_each(|ticket| sink.sent(ticket));
                 return true;

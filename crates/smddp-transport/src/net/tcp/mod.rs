@@ -11,11 +11,13 @@
 mod conn;
 mod endpoint;
 mod hello;
+mod own;
 mod reader;
 mod survey;
 mod watch;
 mod wire;
 
 pub(crate) use endpoint::{Door, TcpAddress, TcpEndpoint};
+pub(crate) use own::forked;
 pub(crate) use watch::Watches;
 pub(crate) use wire::TcpWire;
