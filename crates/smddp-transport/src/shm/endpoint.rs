@@ -19,7 +19,7 @@ use super::service::Service;
 use crate::joint::Means;
 use crate::net::fabric::{self, engine::Engine, ofi::Ofi, staging::Staging};
 use crate::net::interface::{self, Family, Wanted};
-use crate::net::tcp::{TcpEndpoint, close_in_child};
+use crate::net::tcp::TcpEndpoint;
 
 /// Another process on this node, its memory mapped.
 pub(crate) struct Peer {
@@ -55,7 +55,7 @@ static CURRENT: AtomicPtr<Mutex<Weak<Endpoint>>> = AtomicPtr::new(std::ptr::null
 extern "C" fn forked() {
     FORKS.fetch_add(1, Ordering::Relaxed);
     CURRENT.store(std::ptr::null_mut(), Ordering::Release);
-    close_in_child();
+    crate::net::tcp::forked();
 }
 
 /// How often this process forked away from an ancestor since the library was first used.
@@ -66,8 +66,8 @@ pub fn fork_generation() -> u32 {
 fn current() -> &'static Mutex<Weak<Endpoint>> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
-        // SAFETY: `forked` only stores to atomics and closes descriptors, which is allowed between fork and exec;
-        // registered once.
+        // SAFETY: `forked` stores to atomics and calls `open`, `dup3` and `close`, which is allowed between fork and
+        // exec; registered once.
         unsafe { libc::pthread_atfork(None, None, Some(forked)) };
     });
     let found = CURRENT.load(Ordering::Acquire);

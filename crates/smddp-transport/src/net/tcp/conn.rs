@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
+use super::own::Own;
 use super::reader::{Read1, Reader};
-use super::socket::Kept;
 use crate::net::frame::{Frame, HEADER};
 use crate::net::wire::{EAGER, Sink, Ticket};
 
@@ -41,7 +41,7 @@ impl Payload {
 pub(super) struct Conn {
     pub(super) peer: usize,
     pub(super) lane: usize,
-    socket: Kept<TcpStream>,
+    socket: Own<TcpStream>,
     queue: VecDeque<Outgoing>,
     /// The peer takes nothing any more. What it sent before is still to be read: it may say why.
     deaf: bool,
@@ -69,12 +69,12 @@ pub(super) fn prepare(socket: &TcpStream) -> io::Result<()> {
 }
 
 /// A connection that is being made; what comes of it shows when it is used.
-pub(super) fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+pub(super) fn connect(address: SocketAddr) -> io::Result<Own<TcpStream>> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
     match rustix::net::connect(&socket, &address) {
-        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(TcpStream::from(socket)),
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(Own::new(TcpStream::from(socket))),
         Err(error) => Err(error.into()),
     }
 }
@@ -96,12 +96,12 @@ impl Conn {
     }
 
     /// A peer that has called and said hello.
-    pub(super) fn answer(peer: usize, lane: usize, socket: TcpStream) -> io::Result<Self> {
+    pub(super) fn answer(peer: usize, lane: usize, socket: Own<TcpStream>) -> io::Result<Self> {
         prepare(&socket)?;
         Ok(Self {
             peer,
             lane,
-            socket: Kept::new(socket),
+            socket,
             queue: VecDeque::new(),
             deaf: false,
             retired: false,
@@ -208,9 +208,7 @@ impl Conn {
 
     /// Nothing more will be sent.
     pub(super) fn hang_up(&self) {
-        if self.socket.ours() {
-            let _ = self.socket.shutdown(std::net::Shutdown::Write);
-        }
+        let _ = self.socket.shutdown(std::net::Shutdown::Write);
     }
 }
 

@@ -13,7 +13,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use serde::{Deserialize, Serialize};
 
 use super::hello::{HELLO, Purpose, parse};
-use super::socket::Kept;
+use super::own::Own;
 use crate::net::interface::Choice;
 use crate::shm::{Bell, Id, fork_generation, random};
 
@@ -28,7 +28,7 @@ pub(crate) struct TcpAddress {
 #[derive(Default)]
 pub(super) struct Inbox {
     /// (rank of the caller, lane, connection).
-    sockets: Mutex<Vec<(usize, usize, TcpStream)>>,
+    sockets: Mutex<Vec<(usize, usize, Own<TcpStream>)>>,
     fresh: AtomicBool,
     /// Operations that this rank has begun, for those who ask.
     pub(super) begun: AtomicU64,
@@ -38,7 +38,7 @@ pub(super) struct Inbox {
 /// Those who want to notice when this group's end is closed.
 #[derive(Default)]
 struct Watchers {
-    streams: Vec<TcpStream>,
+    streams: Vec<Own<TcpStream>>,
     closed: bool,
 }
 
@@ -51,7 +51,7 @@ fn tell_closed(mut watcher: &TcpStream) {
 }
 
 impl Inbox {
-    pub(super) fn take(&self) -> Vec<(usize, usize, TcpStream)> {
+    pub(super) fn take(&self) -> Vec<(usize, usize, Own<TcpStream>)> {
         if !self.fresh.swap(false, Ordering::Acquire) {
             return Vec::new();
         }
@@ -86,7 +86,7 @@ struct Shared {
 pub(crate) struct TcpEndpoint {
     pub(crate) interface: Choice,
     socket: SocketAddr,
-    listener: Mutex<Option<Kept<TcpListener>>>,
+    listener: Mutex<Option<Own<TcpListener>>>,
     shared: Arc<Shared>,
     bell: Bell,
     thread: OnceLock<JoinHandle<()>>,
@@ -111,7 +111,7 @@ impl TcpEndpoint {
         Ok(Self {
             socket: listener.local_addr()?,
             interface,
-            listener: Mutex::new(Some(Kept::new(listener))),
+            listener: Mutex::new(Some(Own::new(listener))),
             shared: Arc::new(Shared {
                 wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
                 stop: AtomicBool::new(false),
@@ -179,7 +179,7 @@ fn raise_descriptor_limit() {
 
 /// Somebody who has connected and not yet said all of the hello.
 struct Caller {
-    stream: TcpStream,
+    stream: Own<TcpStream>,
     since: Instant,
     bytes: [u8; HELLO],
     got: usize,
@@ -194,7 +194,7 @@ enum Heard {
 impl Caller {
     fn listen(&mut self) -> Heard {
         loop {
-            match self.stream.read(&mut self.bytes[self.got..]) {
+            match (&*self.stream).read(&mut self.bytes[self.got..]) {
                 Ok(0) => return Heard::Nothing,
                 Ok(n) => self.got += n,
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Heard::NotYet,
@@ -215,7 +215,7 @@ fn serve(shared: &Shared, listener: &TcpListener, bell: &Bell) {
             PollFd::new(&shared.wake, PollFlags::IN),
             PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
         ];
-        fds.extend(callers.iter().map(|c| PollFd::new(&c.stream, PollFlags::IN)));
+        fds.extend(callers.iter().map(|c| PollFd::new(&*c.stream, PollFlags::IN)));
         let second = Timespec { tv_sec: 1, tv_nsec: 0 };
         if poll(&mut fds, (!callers.is_empty()).then_some(&second)).is_err() {
             continue;
@@ -225,6 +225,7 @@ fn serve(shared: &Shared, listener: &TcpListener, bell: &Bell) {
         loop {
             match listener.accept() {
                 Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {
+                    let stream = Own::new(stream);
                     callers.push(Caller { stream, since: Instant::now(), bytes: [0; HELLO], got: 0 });
                 }
                 Ok(_) => {}
@@ -266,7 +267,7 @@ fn admit(shared: &Shared, caller: Caller, bell: &Bell) {
         Purpose::Ask => {
             // Eight bytes fit any socket buffer.
             let begun = inbox.begun.load(Ordering::Acquire);
-            let _ = (&caller.stream).write_all(&begun.to_le_bytes());
+            let _ = (&*caller.stream).write_all(&begun.to_le_bytes());
         }
         Purpose::Watch => {
             let mut watchers = lock(&inbox.watchers);

@@ -11,13 +11,13 @@
 mod conn;
 mod endpoint;
 mod hello;
+mod own;
 mod reader;
-mod socket;
 mod survey;
 mod watch;
 mod wire;
 
 pub(crate) use endpoint::{Door, TcpAddress, TcpEndpoint};
-pub(crate) use socket::close_in_child;
+pub(crate) use own::forked;
 pub(crate) use watch::Watches;
 pub(crate) use wire::TcpWire;

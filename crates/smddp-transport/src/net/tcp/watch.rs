@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use super::conn::{connect, prepare, retried};
 use super::endpoint::{CLOSED, Door, TcpAddress};
 use super::hello::{Purpose, hello};
+use super::own::Own;
 use super::survey;
 use crate::net::wire::Broken;
 
@@ -61,7 +62,7 @@ pub(crate) struct Watches {
 
 /// One connection.
 struct Watch {
-    stream: TcpStream,
+    stream: Own<TcpStream>,
     hello: [u8; super::hello::HELLO],
     said: usize,
 }
@@ -83,14 +84,14 @@ impl Watch {
 
     fn look(&mut self) -> Found {
         while self.said < self.hello.len() {
-            match retried((&self.stream).write(&self.hello[self.said..])) {
+            match retried((&*self.stream).write(&self.hello[self.said..])) {
                 Ok(0) => return Found::Well,
                 Ok(n) => self.said += n,
                 Err(error) => return Found::Ended(error),
             }
         }
         let mut byte = [0];
-        match (&self.stream).read(&mut byte) {
+        match (&*self.stream).read(&mut byte) {
             Ok(0) => Found::Ended(io::ErrorKind::UnexpectedEof.into()),
             Ok(_) if byte == [CLOSED] => Found::Closed,
             Ok(_) => Found::Well,
