@@ -6,7 +6,7 @@
 //   rawtcp stream   ADDRESS PORT BYTES STREAMS SECONDS      one way, over STREAMS connections, a thread each
 //
 // block: blocking sockets; spin: non-blocking ones that are tried again at once. PIN=CORE keeps a process on a core.
-// Prints "us MEDIAN" (of the counted ones, after a tenth as many to warm up) or "gbit RATE".
+// Prints "us MEAN median MEDIAN" (of the counted ones, after a tenth as many to warm up) or "gbit RATE".
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -185,7 +185,9 @@ int main(int c, char **v) {
         else put(fd, out, bytes), get(fd, in, bytes);
         if (i >= warm) took[i - warm] = (now() - begun) / (both ? 1 : 2);
     }
+    double sum = 0;
+    for (size_t i = 0; i < count; i++) sum += took[i];
     qsort(took, count, sizeof *took, by_value);
-    printf("us %.2f\n", took[count / 2] * 1e6);
+    printf("us %.2f median %.2f\n", sum / count * 1e6, took[count / 2] * 1e6);
     return 0;
 }
