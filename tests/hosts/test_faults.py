@@ -29,14 +29,13 @@ def after_fault(outcome: netlab.Outcome) -> float:
     return max(row["seconds_after_last_fault"] for row in outcome.ranks)
 
 
-@pytest.mark.parametrize(("hosts", "procs"), [(2, 2), pytest.param(4, 1, marks=SLOW)])
-@pytest.mark.parametrize("wire", wires.WIRES)
-def test_a_killed_rank_is_named_by_every_survivor_within_a_second(wire, hosts, procs) -> None:
+def killed(wire: str, hosts: int, procs: int, fault: str, *arguments: str) -> None:
+    """Rank 3 is killed; every survivor names it, and soon."""
     outcome = netlab.run(
-        netlab.job("steps"),
+        [*netlab.job("steps"), *arguments],
         hosts=hosts,
         procs=procs,
-        options=("--fault", "/step 25$/ kill rank=3"),
+        options=("--fault", fault),
         env=wires.settings(wire),
         seconds=40,
     )
@@ -46,6 +45,35 @@ def test_a_killed_rank_is_named_by_every_survivor_within_a_second(wire, hosts, p
         assert f"rank 3 (host h{3 // procs}" in error, outcome
     # The process's own end is in there.
     assert after_fault(outcome) < 1.5, outcome
+
+
+@pytest.mark.parametrize(
+    ("wire", "hosts", "procs"),
+    [
+        ("tcp", 2, 2),
+        pytest.param("tcp", 4, 1, marks=SLOW),
+        pytest.param("fabric", 2, 2, marks=SLOW),
+        pytest.param("fabric", 4, 1, marks=SLOW),
+    ],
+)
+def test_a_killed_rank_is_named_by_every_survivor_within_a_second(wire, hosts, procs) -> None:
+    killed(wire, hosts, procs, "/step 25$/ kill rank=3")
+
+
+@pytest.mark.parametrize("child", [pytest.param(False, marks=SLOW), True], ids=["", "with a child"])
+@pytest.mark.parametrize(
+    ("wire", "hosts", "procs"),
+    [
+        pytest.param("tcp", 2, 2, marks=SLOW),
+        pytest.param("tcp", 4, 1, marks=SLOW),
+        pytest.param("fabric", 2, 2, marks=SLOW),
+        ("fabric", 4, 1),
+    ],
+)
+def test_a_rank_that_dies_while_the_others_wait_for_it_is_named_by_them(wire, hosts, procs, child) -> None:
+    """Nothing is under way to it, and a child that it has forked holds copies of its sockets."""
+    arguments = ["--tell-after", "25", "--absent", "3", *(["--child"] if child else [])]
+    killed(wire, hosts, procs, "/a second later/ kill rank=3", *arguments)
 
 
 @SLOW

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hosts import netlab
+from hosts import netlab, wires
 
 
 @pytest.fixture(autouse=True)
@@ -87,8 +87,80 @@ def test_one_ranks_bad_setting_ends_all_ranks() -> None:
     assert max(row["seconds_after_last_fault"] or 0 for row in outcome.ranks) < 15, outcome
 
 
-def test_info_tells_which_interface_serves_between_hosts() -> None:
-    outcome = netlab.run([sys.executable, "-m", "smddp.cli", "info"], hosts=2, procs=1, seconds=40)
+FABRIC = wires.WIRES["fabric"]
+
+
+def test_a_way_that_is_required_and_not_there_ends_all_ranks() -> None:
+    """They say what there is instead."""
+    way = "the way between nodes is tcp eth0 10.77.0."
+    all_raise(call(SMDDP_REQUIRE="efa"), "SMDDP_REQUIRE=efa", way, "no EFA device")
+
+
+@pytest.mark.slow
+def test_a_fabric_is_not_what_is_required_by_the_name_of_tcp() -> None:
+    outcome = call(**{**wires.settings("fabric"), "SMDDP_REQUIRE": "tcp"})
+    all_raise(outcome, "SMDDP_REQUIRE=tcp", "fabric tcp;ofi_rxm (libfabric ", "eth0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("required", ["tcp", "fabric", "tcp;ofi_rxm"])
+def test_a_way_that_is_required_and_there_is_taken(required) -> None:
+    wire = "tcp" if required == "tcp" else "fabric"
+    outcome = call(**{**wires.settings(wire), "SMDDP_REQUIRE": required})
+    assert outcome.status == 0 and all("sum 1" in said for said in outcome.said), outcome
+    assert required in outcome.said[0], outcome
+
+
+@pytest.mark.slow
+def test_a_libfabric_that_is_not_there_ends_all_ranks() -> None:
+    asked = {"SMDDP_TRANSPORT": "fabric", "SMDDP_LIBFABRIC": "/nonexistent/libfabric.so.1"}
+    all_raise(call(**asked), "SMDDP_LIBFABRIC=/nonexistent/libfabric.so.1", "SMDDP_TRANSPORT=fabric", "cannot open")
+
+
+def test_a_provider_that_does_not_exist_is_told_with_those_that_do() -> None:
+    asked = {**wires.settings("fabric"), "SMDDP_FABRIC_PROVIDER": "nosuch"}
+    all_raise(call(**asked), "SMDDP_FABRIC_PROVIDER=nosuch", "tcp;ofi_rxm", "libfabric ")
+
+
+@pytest.mark.slow
+def test_one_ranks_missing_library_ends_all_ranks() -> None:
+    outcome = call("1:SMDDP_LIBFABRIC=/nonexistent/libfabric.so.1", **wires.settings("fabric"))
+    all_raise(outcome, "rank 1 (host h1", "SMDDP_LIBFABRIC=/nonexistent/libfabric.so.1")
+
+
+def between_nodes(outcome: netlab.Outcome, host: int) -> str:
+    """What `smddp info` says there."""
     assert outcome.status == 0, outcome
-    for host, said in enumerate(outcome.said):
-        assert "eth0" in said and f"10.77.0.{host + 1}" in said, outcome
+    return next(line for line in outcome.said[host].splitlines() if line.split()[:1] == ["between_nodes"])
+
+
+def info(**env: str) -> netlab.Outcome:
+    return netlab.run([sys.executable, "-m", "smddp.cli", "info"], hosts=2, procs=1, env=env, seconds=40)
+
+
+def test_info_tells_which_interface_serves_between_hosts() -> None:
+    outcome = info()
+    for host in range(2):
+        assert f"tcp eth0 10.77.0.{host + 1}" in between_nodes(outcome, host), outcome
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"SMDDP_TRANSPORT": "shm"}, ["nothing: SMDDP_TRANSPORT=shm forbids it"]),
+        ({"SMDDP_REQUIRE": "efa"}, ["nothing: SMDDP_REQUIRE=efa, but there is tcp eth0 10.77.0."]),
+        (
+            {"SMDDP_TRANSPORT": "fabric", "SMDDP_LIBFABRIC": "/nonexistent/libfabric.so.1"},
+            ["nothing: SMDDP_LIBFABRIC=/nonexistent/libfabric.so.1: no libfabric found"],
+        ),
+        (FABRIC, ["fabric: tcp;ofi_rxm, asked for by SMDDP_FABRIC_PROVIDER", "eth0 (10.77.0."]),
+    ],
+    ids=["forbidden", "required", "no-library", "fabric"],
+)
+def test_info_tells_what_settings_leave_between_hosts(env, words) -> None:
+    if env is FABRIC:
+        wires.settings("fabric")
+    outcome = info(**env)
+    for host in range(2):
+        line = between_nodes(outcome, host)
+        assert all(word in line for word in words), outcome

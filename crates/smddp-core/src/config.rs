@@ -6,9 +6,12 @@ use std::time::Duration;
 
 use smddp_plan::Algorithm;
 use smddp_plan::tune::Table;
-use smddp_transport::fabric;
+use smddp_transport::fabric::{
+    self,
+    choose::{Choice, Unusable},
+};
 use smddp_transport::interface::{self, Family, Wanted};
-use smddp_transport::joint::{Between, Means};
+use smddp_transport::joint::{Between, Means, may_have_efa};
 
 use crate::error::{Error, Result};
 
@@ -324,27 +327,46 @@ impl Config {
 
     /// What serves between nodes, in words; the error says why nothing does.
     pub fn between_nodes(&self) -> std::result::Result<String, String> {
-        if self.between == Between::Nothing {
-            return Err("SMDDP_TRANSPORT=shm forbids it".to_owned());
+        let (names, way) = match self.between {
+            Between::Nothing => return Err("SMDDP_TRANSPORT=shm forbids it".to_owned()),
+            Between::Fabric => self.over_fabric()?,
+            Between::Auto if may_have_efa() => self.over_fabric().or_else(|_| self.over_tcp())?,
+            Between::Auto | Between::Tcp => self.over_tcp()?,
+        };
+        match &self.require {
+            Some(wanted) if !names.contains(wanted) => {
+                Err(format!("SMDDP_REQUIRE={wanted}, but there is {way}"))
+            }
+            _ => Ok(way),
         }
-        if self.between == Between::Fabric {
-            return self.fabric().map(|lines| lines.join("; "));
-        }
+    }
+
+    /// What `SMDDP_REQUIRE` may call it, and what it is.
+    fn over_tcp(&self) -> std::result::Result<(Vec<String>, String), String> {
         let choice = interface::choose(&self.interface, self.family).map_err(|error| error.to_string())?;
         let warning = if choice.loopback { "; other hosts cannot reach it" } else { "" };
-        Ok(format!("tcp {choice}{warning}"))
+        Ok((vec!["tcp".to_owned()], format!("tcp {choice}{warning}")))
+    }
+
+    fn over_fabric(&self) -> std::result::Result<(Vec<String>, String), String> {
+        let (choice, lines) = self.look_for_fabric();
+        let provider = choice.map_err(|error| error.to_string())?.provider;
+        Ok((vec!["fabric".to_owned(), provider], lines.join("; ")))
     }
 
     /// What libfabric offers here and why it is taken or not, in lines.
     pub fn fabric(&self) -> std::result::Result<Vec<String>, String> {
-        let settings = fabric::choose::Settings {
+        let (choice, lines) = self.look_for_fabric();
+        choice.map(|_| lines).map_err(|error| error.to_string())
+    }
+
+    fn look_for_fabric(&self) -> (std::result::Result<Choice, Unusable>, Vec<String>) {
+        fabric::choose::choose_provider(&fabric::choose::Settings {
             library: self.library.clone(),
             provider: self.provider.clone(),
             address: None,
             local: self.local,
-        };
-        let (choice, lines) = fabric::choose::choose_provider(&settings);
-        choice.map(|_| lines).map_err(|error| error.to_string())
+        })
     }
 
     /// What all ranks of a group must agree on.

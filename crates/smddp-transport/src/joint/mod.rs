@@ -7,6 +7,6 @@ mod route;
 mod simulated;
 
 pub use join::{JoinError, Joined, Means, Prepared};
-pub use offer::Between;
 pub(crate) use offer::Offer;
+pub use offer::{Between, may_have_efa};
 pub use simulated::simulated;

@@ -43,8 +43,8 @@ pub(super) struct Ends {
     slot: Option<Slot>,
 }
 
-/// A wire is worth looking for where a device might carry it: opening libfabric is slow.
-fn may_have_efa() -> bool {
+/// A fabric is worth looking for where a device might carry it: opening libfabric is slow.
+pub fn may_have_efa() -> bool {
     let filled = |path: &str| std::fs::read_dir(path).is_ok_and(|mut entries| entries.next().is_some());
     std::path::Path::new("/sys/bus/pci/drivers/efa").exists() || filled("/sys/class/infiniband")
 }

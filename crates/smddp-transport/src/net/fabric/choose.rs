@@ -25,18 +25,31 @@ pub struct Settings {
 /// Why there is no fabric.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unusable {
-    #[error("{0}")]
-    Missing(#[from] Missing),
+    /// Nothing that can be loaded; with the file that was asked for, if one was.
+    #[error("{}{why}", named("SMDDP_LIBFABRIC", library.as_deref()))]
+    Missing { library: Option<String>, why: Missing },
     #[error(
         "libfabric {found} at {path} is too old for efa, which needs {needed} or newer (SMDDP_LIBFABRIC names another)"
     )]
     TooOld { found: Version, needed: Version, path: String },
     #[error(
-        "libfabric {version} at {path} has no provider {asked} for reliable datagrams with one-sided operations; it has {found}"
+        "{}libfabric {version} at {path} has no provider {} for reliable datagrams with one-sided operations; it has \
+         {found}{}",
+        named("SMDDP_FABRIC_PROVIDER", asked.as_deref()),
+        asked.as_deref().unwrap_or(DEFAULT),
+        if asked.is_none() { " (SMDDP_FABRIC_PROVIDER takes another)" } else { "" }
     )]
-    NoProvider { asked: String, found: String, version: Version, path: String },
+    NoProvider { asked: Option<String>, found: String, version: Version, path: String },
     #[error("provider {provider} has no device with the address {address}; it has {found}")]
     NoInterface { provider: String, address: IpAddr, found: String },
+}
+
+/// The provider where none is asked for.
+const DEFAULT: &str = "efa";
+
+/// "SMDDP_LIBFABRIC=/a/file: ", where it is set.
+fn named(setting: &str, value: Option<&str>) -> String {
+    value.map_or_else(String::new, |value| format!("{setting}={value}: "))
 }
 
 /// What serves.
@@ -81,10 +94,13 @@ pub fn choose_provider(settings: &Settings) -> (Result<Choice, Unusable>, Vec<St
 }
 
 fn choose(settings: &Settings, lines: &mut Vec<String>) -> Result<Choice, Unusable> {
-    let library = Library::open(settings.library.as_deref())?;
+    let library = Library::open(settings.library.as_deref()).map_err(|why| {
+        let library = settings.library.as_ref().map(|path| path.display().to_string());
+        Unusable::Missing { library, why }
+    })?;
     let path = library.path().display().to_string();
     lines.push(format!("libfabric {} at {path} ({})", library.version(), library.place()));
-    let asked = settings.provider.as_deref().unwrap_or("efa");
+    let asked = settings.provider.as_deref().unwrap_or(DEFAULT);
     // Narrowed to the provider: others may take long to look at their devices. All are listed only for the error.
     let first = if asked.starts_with("efa") { "efa" } else { asked };
     let has = |list: &InfoList| matching(list, asked).next().is_some();
@@ -96,7 +112,7 @@ fn choose(settings: &Settings, lines: &mut Vec<String>) -> Result<Choice, Unusab
             lines.push(format!("libfabric's providers: {found}"));
         }
         return Err(Unusable::NoProvider {
-            asked: asked.to_owned(),
+            asked: settings.provider.clone(),
             found: if found.is_empty() { "none".to_owned() } else { found },
             version: library.version(),
             path,
@@ -265,7 +281,7 @@ mod tests {
     fn a_library_that_is_not_there_is_told_with_its_setting() {
         let settings = Settings { library: Some("/nowhere/libfabric.so".into()), ..Settings::default() };
         let (result, lines) = choose_provider(&settings);
-        assert!(matches!(result, Err(Unusable::Missing(_))));
-        assert!(lines[0].contains("/nowhere/libfabric.so (named by the caller)"), "{lines:?}");
+        assert!(matches!(result, Err(Unusable::Missing { .. })));
+        assert!(lines[0].contains("SMDDP_LIBFABRIC=/nowhere/libfabric.so: no libfabric found"), "{lines:?}");
     }
 }
