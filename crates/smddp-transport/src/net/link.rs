@@ -88,6 +88,8 @@ pub(super) struct State {
     newest: Vec<Head>,
     /// It was asked what it has begun, so `begun` is all there is to know.
     asked: Vec<bool>,
+    /// It was asked and did not answer.
+    silent: Vec<bool>,
     /// Ranks that anything was sent to or came from.
     met: Vec<bool>,
     poison: Vec<Option<String>>,
@@ -150,6 +152,7 @@ impl Net {
             begun: vec![0; size],
             newest: vec![Head::default(); size],
             asked: vec![false; size],
+            silent: vec![false; size],
             met: vec![false; size],
             poison: vec![None; size],
             dead_from: None,
@@ -351,8 +354,14 @@ impl Net {
             self.state.asked[peer] = true;
         }
         for (peer, begun) in answers {
-            self.state.begun[peer] = self.state.begun[peer].max(begun);
+            self.state.silent[peer] = begun.is_none();
+            self.state.begun[peer] = self.state.begun[peer].max(begun.unwrap_or(0));
         }
+    }
+
+    /// Ranks that did not answer the survey.
+    pub(crate) fn silent(&self) -> Vec<usize> {
+        (0..self.state.silent.len()).filter(|&rank| self.state.silent[rank]).collect()
     }
 
     pub(crate) fn head_of(&self, rank: usize, seq: u64) -> Option<Head> {

@@ -54,9 +54,10 @@ pub(crate) trait Wire: Send {
     fn poll(&mut self, sink: &mut dyn Sink) -> bool;
     /// Makes sure that the death of `peer` will be noticed though nothing is sent to it: this rank waits for it.
     fn watch(&mut self, peer: usize);
-    /// Asks all of `peers` what they have begun, though they do not drive: (peer, operations begun) of those that answer
-    /// within a moment. Called when a deadline has passed, so it may take a while.
-    fn survey(&mut self, _peers: &[usize]) -> Vec<(usize, u64)> {
+    /// Asks `peers` what they have begun, though they do not drive: (peer, operations begun), or `None` for one that does
+    /// not answer within a moment; whom this wire cannot ask is left out. Called when a deadline has passed, so it may
+    /// take a while.
+    fn survey(&mut self, _peers: &[usize]) -> Vec<(usize, Option<u64>)> {
         Vec::new()
     }
     /// Others may be told by [`Wire::survey`] that this rank has begun so many operations.

@@ -277,7 +277,7 @@ impl Wire for TcpWire {
         }
     }
 
-    fn survey(&mut self, peers: &[usize]) -> Vec<(usize, u64)> {
+    fn survey(&mut self, peers: &[usize]) -> Vec<(usize, Option<u64>)> {
         let address = |&peer: &usize| Some((peer, self.peers[peer].address.clone()?));
         survey::ask(self.me, peers.iter().filter_map(address).collect())
     }
