@@ -206,7 +206,7 @@ fn spread(talk: &Talk<'_>, ranks: &[usize], at: usize, memory: &Memory) -> Resul
         step /= 2;
         if at % (2 * step) == step {
             talk.recv(ranks[at - step], memory)?;
-        } else if at % (2 * step) == 0 && at + step < ranks.len() {
+        } else if at.is_multiple_of(2 * step) && at + step < ranks.len() {
             talk.send(ranks[at + step], memory)?.wait(None)?;
         }
     }

@@ -25,7 +25,7 @@ pub(crate) fn rank(me: &Me) {
     };
     let world = made("world", &(0..me.size).collect::<Vec<_>>());
     // Across nodes, and within one.
-    let half = made("half", if me.rank % 2 == 0 { &[0, 2, 4] } else { &[1, 3, 5] });
+    let half = made("half", if me.rank.is_multiple_of(2) { &[0, 2, 4] } else { &[1, 3, 5] });
     let node = made("node", &[me.rank / 2 * 2, me.rank / 2 * 2 + 1]);
     drop((world, half, node));
     me.say("done");
