@@ -2,7 +2,7 @@
 //!
 //! The same shape gives the same choice on every rank. Inside a node nothing is measured. Between nodes the prices of
 //! a [`Network`] may be, but they do not decide a reducing collective's algorithm, so that a reduction has the same
-//! bits today and tomorrow.
+//! bits today and tomorrow; how large its segments are changes none.
 
 mod between;
 mod cost;
@@ -73,7 +73,7 @@ pub struct Shape {
     /// Staging this process may use for one operation.
     pub staging: usize,
     /// May be measured, as long as all ranks have the same: the algorithm of a reducing collective does not
-    /// depend on it.
+    /// depend on it, its segment does.
     pub network: Network,
 }
 
@@ -131,10 +131,11 @@ fn choose_between(shape: &Shape, topology: &Topology) -> Option<Choice> {
             return None;
         }
         let need = need::need(algorithm, &shape.ask(), topology)?;
-        let choice = cut::cut_between(algorithm, &need, shape);
-        Some((between::cost(&choice, &need, shape, topology, &network)?, choice))
+        let choice = cut::cut_between(algorithm, &need, &Shape { network, ..*shape });
+        Some((between::cost(&choice, &need, shape, topology, &network)?, algorithm, need))
     });
-    priced.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, choice)| choice)
+    let (_, algorithm, need) = priced.min_by(|(a, ..), (b, ..)| a.total_cmp(b))?;
+    Some(cut::cut_between(algorithm, &need, shape))
 }
 
 /// Segment and depth for an algorithm that the user asks for; `None` where it does not do the collective, would

@@ -206,6 +206,15 @@ impl Conn {
         self.queue.iter().filter_map(|item| item.ticket)
     }
 
+    /// Whether the peer's kernel has all that was sent. Closing before that loses it where the peer has sent something
+    /// that nobody read: the kernel then resets the connection.
+    pub(super) fn acknowledged(&self) -> bool {
+        let mut waiting: libc::c_int = 0;
+        // SAFETY: TIOCOUTQ writes one int; the socket is open.
+        let told = unsafe { libc::ioctl(self.fd(), libc::TIOCOUTQ, &raw mut waiting) };
+        told != 0 || waiting == 0
+    }
+
     /// Nothing more will be sent.
     pub(super) fn hang_up(&self) {
         let _ = self.socket.shutdown(std::net::Shutdown::Write);
