@@ -123,8 +123,10 @@ def main() -> int:
     if found:
         shown = ", ".join(f"{k} {v[0]:.0f} ms (without communication {v[1]:.0f})" for k, v in sorted(found.items()))
         ours, theirs = (found.get(k, (None,))[0] for k in ("smddp", "gloo"))
-        print(f"\nFSDP2, forward and backward, 34 M parameters, 2 hosts × 1: {shown}; ÷ gloo: "
-              f"{table.ratio(ours, theirs, STEP_GOAL)}")
+        print(
+            f"\nFSDP2, forward and backward, 34 M parameters, 2 hosts × 1: {shown}; ÷ gloo: "
+            f"{table.ratio(ours, theirs, STEP_GOAL)}"
+        )
     wrong = sum(row["wrong"] for run in runs for row in run["rows"])
     print(f"\nMissed goals: {table.missed}. Wrong elements: {wrong}. Links, all busy:")
     for run in runs:
