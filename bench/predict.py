@@ -128,7 +128,7 @@ def main() -> int:
         f"half a round trip of spinning sockets {links['half_us']:.1f} us; "
         f"memory copied at {memory / 1e9:.1f} GB/s.\n"
     )
-    print("| hosts × ranks | collective | size | plan | predicted us | measured us | predicted ÷ measured |")
+    print("| hosts x ranks | collective | size | plan | predicted us | measured us | predicted ÷ measured |")
     print("|" + "---|" * 7)
     rows, off = [], []
     for shape in o.shapes.split(","):
@@ -140,7 +140,7 @@ def main() -> int:
                 off.append(abs(ratio - 1))
                 text = f"{ratio:.3f}" if off[-1] <= GOAL else f"**{ratio:.3f}**"
                 print(
-                    f"| {shape.replace('x', ' × ')} | {op} | {row['bytes'] >> 20} MiB | "
+                    f"| {shape.replace('x', ' x ')} | {op} | {row['bytes'] >> 20} MiB | "
                     f"{row['algorithm']}, "
                     f"{row['segment'] >> 10} KiB | {row['predicted_us']:,.0f} | "
                     f"{row['us']:,.0f} | {text} |",
