@@ -46,7 +46,7 @@ STEP_GOAL = 0.68  # an FSDP2 step, over gloo's
 
 
 def shape_text(hosts: int, procs: int | tuple[int, ...]) -> str:
-    return f"{hosts} × {procs}"
+    return f"{hosts} x {procs}"
 
 
 class Table:
@@ -68,7 +68,7 @@ class Table:
 
 
 def print_cases(runs: list[dict], table: Table) -> None:
-    head = ["hosts × ranks", "collective", "size", "smddp us", "spread", "best other us", "limit us"]
+    head = ["hosts x ranks", "collective", "size", "smddp us", "spread", "best other us", "limit us"]
     print("| " + " | ".join([*head, "÷ best other", "÷ limit", "others, us"]) + " |")
     print("|" + "---|" * 10)
     for goal in GOALS:
@@ -123,8 +123,10 @@ def main() -> int:
     if found:
         shown = ", ".join(f"{k} {v[0]:.0f} ms (without communication {v[1]:.0f})" for k, v in sorted(found.items()))
         ours, theirs = (found.get(k, (None,))[0] for k in ("smddp", "gloo"))
-        print(f"\nFSDP2, forward and backward, 34 M parameters, 2 hosts × 1: {shown}; ÷ gloo: "
-              f"{table.ratio(ours, theirs, STEP_GOAL)}")
+        print(
+            f"\nFSDP2, forward and backward, 34 M parameters, 2 hosts x 1: {shown}; ÷ gloo: "
+            f"{table.ratio(ours, theirs, STEP_GOAL)}"
+        )
     wrong = sum(row["wrong"] for run in runs for row in run["rows"])
     print(f"\nMissed goals: {table.missed}. Wrong elements: {wrong}. Links, all busy:")
     for run in runs:

@@ -123,9 +123,12 @@ def main() -> int:
     links = json.loads((o.out / "links.json").read_text())
     memory = copy_rate()
     file = cluster(o.out, links, memory)
-    print(f"Links of {o.rate}: {links['gbit']:.3f} Gbit/s, half a round trip of spinning sockets {links['half_us']:.1f} us; "
-          f"memory copied at {memory / 1e9:.1f} GB/s.\n")
-    print("| hosts × ranks | collective | size | plan | predicted us | measured us | predicted ÷ measured |")
+    print(
+        f"Links of {o.rate}: {links['gbit']:.3f} Gbit/s, "
+        f"half a round trip of spinning sockets {links['half_us']:.1f} us; "
+        f"memory copied at {memory / 1e9:.1f} GB/s.\n"
+    )
+    print("| hosts x ranks | collective | size | plan | predicted us | measured us | predicted ÷ measured |")
     print("|" + "---|" * 7)
     rows, off = [], []
     for shape in o.shapes.split(","):
@@ -136,11 +139,18 @@ def main() -> int:
                 ratio = row["predicted_us"] / row["us"]
                 off.append(abs(ratio - 1))
                 text = f"{ratio:.3f}" if off[-1] <= GOAL else f"**{ratio:.3f}**"
-                print(f"| {shape.replace('x', ' × ')} | {op} | {row['bytes'] >> 20} MiB | {row['algorithm']}, "
-                      f"{row['segment'] >> 10} KiB | {row['predicted_us']:,.0f} | {row['us']:,.0f} | {text} |", flush=True)
+                print(
+                    f"| {shape.replace('x', ' x ')} | {op} | {row['bytes'] >> 20} MiB | "
+                    f"{row['algorithm']}, "
+                    f"{row['segment'] >> 10} KiB | {row['predicted_us']:,.0f} | "
+                    f"{row['us']:,.0f} | {text} |",
+                    flush=True,
+                )
     within = sum(x <= GOAL for x in off)
-    print(f"\n{within} of {len(off)} within {GOAL:.0%}; off by {statistics.median(off):.1%} in the middle, "
-          f"{max(off):.1%} at most.")
+    print(
+        f"\n{within} of {len(off)} within {GOAL:.0%}; off by {statistics.median(off):.1%} in the middle, "
+        f"{max(off):.1%} at most."
+    )
     (o.out / "rows.json").write_text(json.dumps({"links": links, "memory": memory, "rows": rows}, indent=1))
     return 0
 

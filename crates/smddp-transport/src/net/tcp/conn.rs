@@ -120,7 +120,8 @@ impl Conn {
         let (head, bytes) = (frame.encode(), frame.bytes as usize);
         let lent = Payload::Lent(payload, bytes);
         let mut written = 0;
-        if self.queue.is_empty() {
+        // What only announces the next frame goes with it, at the next poll.
+        if self.queue.is_empty() && !frame.announces() {
             let whole = if bytes > 0 { lent.bytes() } else { &[] };
             match retried((&*self.socket).write_vectored(&[IoSlice::new(&head), IoSlice::new(whole)])) {
                 Ok(n) => written = n,
