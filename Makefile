@@ -165,6 +165,10 @@ test-torches: dist/.wheel ## the same wheel file against several torch versions,
 bench-peers: $(STAMPS)/wheel $(STAMPS)/torch ## measure against gloo, Open MPI, MPICH and Intel MPI (root; takes the machine for minutes)
 	bash bench/peers.sh
 
+.PHONY: bench-hosts
+bench-hosts: $(STAMPS)/wheel $(STAMPS)/torch ## the same between "hosts" of network namespaces with 1 Gbit/s links (root; about eight minutes)
+	bash bench/hosts.sh
+
 .PHONY: docs
 docs: $(STAMPS)/wheel ## regenerate the pages that are made from code
 	$(BIN)/python scripts/settings_page.py docs/settings.md

@@ -99,6 +99,8 @@ class Comm:
         """The way a call of that size takes, in words."""
     def way(self) -> str:
         """What bytes go through: "shm", "tcp eth0 10.0.0.1", or both."""
+    def network(self) -> str | None:
+        """What the choice of segments and algorithms goes by between nodes, and how it is known; None on one node."""
     def nodes(self) -> list[int]:
         """The node of each rank, numbered by first appearance."""
     def taken(self) -> list[tuple[str, str, int, int]]:

@@ -66,6 +66,7 @@ def _groups() -> list[dict[str, Any]]:
             "rank": group.rank(),
             "size": group.size(),
             "nodes": group.communicator.nodes(),
+            "network": group.communicator.network(),
             "paths": {name: {"4 KiB": small, "64 MiB": large} for name, small, large in paths(group.communicator)},
         }
         for group in groups.open_groups()

@@ -91,8 +91,8 @@ def test_a_host_that_falls_silent_ends_the_call_at_the_groups_timeout(wire) -> N
     assert outcome.survivors == [0, 1], outcome
     for error in errors(outcome):
         assert "PeerLostError" in error or "CollectiveTimeoutError" in error, outcome
-        # Its ranks may have begun the very operation before the power went.
-        assert "host h1" in error or "all 4 ranks arrived" in error, outcome
+        # Whether or not its ranks had begun the very operation before the power went.
+        assert "host h1" in error, outcome
     assert after_fault(outcome) < 8, outcome
 
 

@@ -157,6 +157,8 @@ fn network(cluster: &Cluster) -> Network {
         latency_ns: cluster.network.latency_s * 1e9,
         message_ns: cluster.network.message_s * 1e9,
         bytes_per_ns: cluster.line_rate(0) * 1e-9,
+        // Nodes whose ranks share host memory are taken to be joined by sockets, those with NVLink by EFA.
+        incast: if cluster.local_multicast { Network::ASSUMED.incast } else { Network::PACED.incast },
     }
 }
 

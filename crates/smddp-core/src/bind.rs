@@ -1,6 +1,6 @@
 //! A program meets sizes: offsets, segments, cells, wiring. The result is kept and used again.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use smddp_plan::choice::{Network, Shape, choose, choose_named};
 use smddp_plan::{Ask, Buffer, Choice, Collective, Program, Source, Span, Step, Topology, plan};
@@ -9,6 +9,7 @@ use smddp_transport::{Inlet, Outlet, Wiring};
 use crate::call::{Counts, name_of, reduces, rooted};
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::network::Known;
 use crate::reduce::Kernel;
 use crate::types::{DType, RedOp};
 
@@ -199,6 +200,23 @@ pub(crate) struct Site {
     pub(crate) topology: Topology,
     /// Payload of a slot; 0 where ranks are on several nodes.
     pub(crate) slot: usize,
+    /// What the way between nodes is taken to be like.
+    pub(crate) assumed: Network,
+    /// What is known of the network between nodes; set before the first call, if at all, and to the same on all ranks.
+    pub(crate) network: OnceLock<Known>,
+}
+
+impl Site {
+    /// `way`: how a link says that other nodes are reached.
+    pub(crate) fn assumed(way: &str) -> Network {
+        if way.starts_with("fabric efa") { Network::PACED } else { Network::ASSUMED }
+    }
+
+    /// Rates are measured; how well a way shares its links is its nature.
+    fn network(&self) -> Network {
+        let incast = self.assumed.incast;
+        self.network.get().map_or(self.assumed, |known| Network { incast, ..known.network })
+    }
 }
 
 pub(crate) fn pick(key: &Key, site: &Site, config: &Config) -> Result<Choice> {
@@ -215,7 +233,7 @@ pub(crate) fn pick(key: &Key, site: &Site, config: &Config) -> Result<Choice> {
         rounds_per_hop_forbidden: key.dtype.is_half() && reduces(key.collective),
         slot: site.slot,
         staging: config.staging,
-        network: Network::ASSUMED,
+        network: site.network(),
     };
     let wanted = config.algorithm.or_else(|| config.tune.algorithm(key.collective, shape.bytes as u64));
     let mut choice = match wanted.and_then(|a| choose_named(a, &shape, &site.topology)) {

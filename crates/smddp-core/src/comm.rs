@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use smddp_plan::{Algorithm, Collective, Topology};
+use smddp_plan::{Algorithm, Collective, Network, Topology};
 use smddp_transport::shm::fork_generation;
 use smddp_transport::{Link, Sleeper};
 
@@ -14,6 +14,7 @@ use crate::config::{Config, Level};
 use crate::driver::{Driver, Item, Tally};
 use crate::error::{Error, Result};
 use crate::log;
+use crate::network::{Known, Origin};
 use crate::p2p::{Direction, Post};
 use crate::prepare::by_pairs;
 use crate::progress;
@@ -224,8 +225,10 @@ impl Communicator {
     /// A communicator over any link; `nodes[r]` is the node of rank `r`.
     pub fn over(link: Box<dyn Link>, nodes: &[usize], name: &str, timeout: Duration) -> Self {
         let (rank, size) = (link.rank(), link.size());
-        let site = Site { rank, topology: Topology::from_labels(nodes), slot: link.slot_bytes() };
         let way = link.way();
+        let topology = Topology::from_labels(nodes);
+        let (slot, assumed) = (link.slot_bytes(), Site::assumed(&way));
+        let site = Site { rank, topology, slot, assumed, network: OnceLock::new() };
         let sleeper = link.sleeper();
         let config = Config::get().unwrap_or_else(|_| {
             static FALLBACK: OnceLock<Config> = OnceLock::new();
@@ -336,6 +339,27 @@ impl Communicator {
             (true, way) => format!("shm + {way}"),
             (false, way) => way.to_owned(),
         }
+    }
+
+    /// What the choice of segments and algorithms goes by between nodes, and where it is from; `None` in a group of one
+    /// node.
+    pub fn network(&self) -> Option<Known> {
+        let assumed = Known { network: Network::ASSUMED, origin: Origin::Assumed };
+        (self.0.site.topology.nodes() > 1).then(|| self.0.site.network.get().copied().unwrap_or(assumed))
+    }
+
+    /// Makes it known, for a communicator over a link of the caller's own: before its first call, and the same on all
+    /// ranks. `false`: it was known already.
+    pub fn set_network(&self, known: Known) -> bool {
+        self.0.site.network.set(known).is_ok()
+    }
+
+    pub(crate) fn config(&self) -> &'static Config {
+        self.0.config
+    }
+
+    pub(crate) fn topology(&self) -> &Topology {
+        &self.0.site.topology
     }
 
     /// Node of each rank, numbered by first appearance.

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use smddp_plan::Algorithm;
 use smddp_plan::tune::Table;
+use smddp_plan::{Algorithm, Network};
 use smddp_transport::fabric::{
     self,
     choose::{Choice, Unusable},
@@ -14,6 +14,7 @@ use smddp_transport::interface::{self, Family, Wanted};
 use smddp_transport::joint::{Between, Means, may_have_efa};
 
 use crate::error::{Error, Result};
+use crate::network;
 
 /// One row: what `smddp info` and docs/settings.md print.
 pub struct Setting {
@@ -35,7 +36,7 @@ pub const SETTINGS: &[Setting] = &[
         name: "SMDDP_ALGO",
         default: "",
         what: "use this algorithm wherever it does the collective: publish, mesh, ring, tree, recursive, log, and between nodes \
-               hier, hier-ring, hier-log, hier-recursive, hier-tree",
+               hier, hier-ring, hier-log, hier-recursive, hier-tree, hier-publish",
         shared: true,
     },
     Setting {
@@ -49,6 +50,20 @@ pub const SETTINGS: &[Setting] = &[
         name: "SMDDP_SEGMENT_BYTES",
         default: "",
         what: "size of a pipelined piece; empty: chosen by size and number of ranks",
+        shared: true,
+    },
+    Setting {
+        name: "SMDDP_PROBE",
+        default: "1",
+        what: "0: no measurement of the network between nodes when the first group spans some; a usual one is assumed. What is \
+               measured decides segments, and algorithms of collectives that do not reduce",
+        shared: true,
+    },
+    Setting {
+        name: "SMDDP_NETWORK",
+        default: "",
+        what: "the network between nodes, instead of a measurement: latency_us=15,message_us=1,gbit=10 (one way, for each \
+               message, of a node's link); what is left out has these values",
         shared: true,
     },
     Setting {
@@ -132,6 +147,9 @@ pub struct Config {
     pub staging: usize,
     pub algorithm: Option<Algorithm>,
     pub segment: Option<usize>,
+    /// Whether the network is measured, unless it is known.
+    pub probe: bool,
+    pub network: Option<Network>,
     pub stream: usize,
     pub spin: Option<Duration>,
     pub between: Between,
@@ -155,6 +173,8 @@ impl Default for Config {
             staging: 64 << 20,
             algorithm: None,
             segment: None,
+            probe: true,
+            network: None,
             stream: 16 << 20,
             spin: None,
             between: Between::Auto,
@@ -253,6 +273,14 @@ impl Config {
             Some("0") => false,
             Some(v) => return Err(bad("SMDDP_SHM", v, "0 or 1")),
         };
+        let probe = match get("SMDDP_PROBE").as_deref().map(str::trim) {
+            None | Some("1") => true,
+            Some("0") => false,
+            Some(v) => return Err(bad("SMDDP_PROBE", v, "0 or 1")),
+        };
+        let network = get("SMDDP_NETWORK")
+            .map(|v| network::parse(&v).map_err(|want| bad("SMDDP_NETWORK", &v, &want)))
+            .transpose()?;
         let number = |name: &str| get(name).and_then(|v| v.trim().parse().ok());
         let tune = match get("SMDDP_TUNE") {
             None => Table::default(),
@@ -292,6 +320,8 @@ impl Config {
             staging: bytes("SMDDP_STAGING_BYTES", 64 << 10)?.unwrap_or(64 << 20),
             algorithm,
             segment: bytes("SMDDP_SEGMENT_BYTES", 64)?.map(|n| n & !63),
+            probe,
+            network,
             stream: bytes("SMDDP_STREAM_BYTES", 0)?.unwrap_or(16 << 20),
             spin,
             between,
@@ -427,11 +457,28 @@ mod tests {
 
     #[test]
     fn a_bad_value_names_the_setting_and_what_it_takes() {
-        for (name, value) in
-            [("SMDDP_STAGING_BYTES", "lots"), ("SMDDP_ALGO", "rign"), ("SMDDP_DEBUG", "loud")]
-        {
+        for (name, value) in [
+            ("SMDDP_STAGING_BYTES", "lots"),
+            ("SMDDP_ALGO", "rign"),
+            ("SMDDP_DEBUG", "loud"),
+            ("SMDDP_PROBE", "no"),
+            ("SMDDP_NETWORK", "gbit=fast"),
+        ] {
             let text = with(&[(name, value)]).unwrap_err().to_string();
             assert!(text.contains(name) && text.to_lowercase().contains(value), "{text}");
+        }
+    }
+
+    #[test]
+    fn the_network_is_measured_unless_it_is_named_or_forbidden() {
+        let Config { probe, network, .. } = with(&[]).unwrap();
+        assert_eq!((probe, network), (true, None));
+        assert!(!with(&[("SMDDP_PROBE", "0")]).unwrap().probe);
+        let given = with(&[("SMDDP_NETWORK", "gbit=10, latency_us=2.5")]).unwrap().network;
+        assert_eq!(given, Some(Network { latency_ns: 2_500.0, bytes_per_ns: 1.25, ..Network::ASSUMED }));
+        // Ranks with different ones would cut a call differently.
+        for name in ["SMDDP_PROBE", "SMDDP_NETWORK"] {
+            assert!(SETTINGS.iter().any(|s| s.name == name && s.shared));
         }
     }
 

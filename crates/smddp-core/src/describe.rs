@@ -67,24 +67,40 @@ pub(crate) fn mismatch(
 }
 
 pub(crate) fn timeout(link: &dyn Link, group: &str, op: &Op) -> Error {
-    let missing: Vec<usize> =
-        (0..link.size()).filter(|&r| r != link.rank() && !link.arrived(r, op.seq)).collect();
-    let size = link.size();
-    let detail = if missing.is_empty() {
-        format!(
-            "all {size} ranks arrived, but the operation did not end; a rank is stopped or starved of time"
-        )
-    } else {
-        let names: Vec<String> = missing.iter().map(|&r| link.describe(r)).collect();
-        format!(
-            "{} of {size} ranks arrived, missing: {}; look at what those are doing (py-spy dump --pid), or give the group \
-             a longer timeout",
-            size - missing.len(),
-            names.join(", ")
-        )
-    };
+    let (missing, detail) = absent(link, op.seq);
     let what = format!("{} #{}", name_of(op.collective), op.seq);
     Error::Timeout { what, group: group.to_owned(), after: op.timeout, missing, detail }
+}
+
+/// The ranks that operation `seq` lacks, and that in words. A rank that has begun it and does not answer any more is one
+/// of them: its host may be without power.
+fn absent(link: &dyn Link, seq: u64) -> (Vec<usize>, String) {
+    let (size, silent) = (link.size(), link.silent());
+    let others = |&r: &usize| r != link.rank();
+    let late: Vec<usize> = (0..size).filter(others).filter(|&r| !link.arrived(r, seq)).collect();
+    let names = |ranks: &[usize]| ranks.iter().map(|&r| link.describe(r)).collect::<Vec<_>>().join(", ");
+    let mut parts = Vec::new();
+    if !late.is_empty() {
+        parts.push(format!("{} of {size} ranks arrived, missing: {}", size - late.len(), names(&late)));
+    } else if silent.is_empty() {
+        parts.push(format!(
+            "all {size} ranks arrived, but the operation did not end; a rank is stopped or starved of time"
+        ));
+    }
+    if !silent.is_empty() {
+        let verb = if silent.len() == 1 { "does" } else { "do" };
+        parts.push(format!(
+            "{} {verb} not answer: the host is down or cut off, or the process is stopped",
+            names(&silent)
+        ));
+    }
+    if late.iter().any(|r| !silent.contains(r)) {
+        parts.push(
+            "look at what those are doing (py-spy dump --pid), or give the group a longer timeout".to_owned(),
+        );
+    }
+    let missing = (0..size).filter(|r| late.contains(r) || silent.contains(r)).collect();
+    (missing, parts.join("; "))
 }
 
 pub(crate) fn lost(link: &dyn Link, group: &str, what: String, rank: usize, how: &str) -> Error {

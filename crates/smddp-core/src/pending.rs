@@ -10,6 +10,8 @@ use crate::comm::Communicator;
 use crate::config::{Config, Level};
 use crate::error::{Error, Result};
 use crate::log;
+use crate::network;
+use crate::probe;
 use crate::wait;
 
 /// First half of making a communicator. No rank waits here.
@@ -32,9 +34,10 @@ impl Pending {
         }
         let begun = Instant::now();
         let config = Config::get()?;
-        let prepared = Prepared::new(rank, size, config.shared(), &config.means()).map_err(|error| {
+        let mut prepared = Prepared::new(rank, size, config.shared(), &config.means()).map_err(|error| {
             Error::System { what: format!("group `{name}`: no shared memory"), why: error.to_string() }
         })?;
+        prepared.set_note(network::note());
         Ok(Self { name: name.to_owned(), rank, size, timeout, prepared, begun, prepared_at: Instant::now() })
     }
 
@@ -47,6 +50,7 @@ impl Pending {
     pub fn connect(self, cards: &[Vec<u8>]) -> Result<Communicator> {
         let here_at = Instant::now();
         let cards = self.checked(cards)?;
+        let known = network::noted(cards.iter().map(|card| card.note.as_slice()));
         let Joined { link, nodes, crowd, told } = self
             .prepared
             .connect(cards)
@@ -69,6 +73,9 @@ impl Pending {
                 here_at.elapsed(),
             ),
         );
+        if count > 1 {
+            probe::learn(&comm, known, self.timeout)?;
+        }
         Ok(comm)
     }
 

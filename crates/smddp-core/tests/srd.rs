@@ -23,7 +23,8 @@ fn seed(seed: u64) {
         for (i, &collective) in ALL.iter().enumerate() {
             let counts = [0, 3, 700, 5_000, 40_000, 90_001];
             let count = counts[(seed as usize + i) % if seed.is_multiple_of(4) { 6 } else { 4 }];
-            try_one(comm, collective, count, seed as usize % size, seed.is_multiple_of(2)).unwrap();
+            try_one(comm, collective, count, seed as usize % size, seed.is_multiple_of(2))
+                .unwrap_or_else(|error| panic!("seed {seed}: {error}"));
         }
     });
     assert_eq!(srd.violations(), [], "seed {seed}");

@@ -174,16 +174,44 @@ mod between_nodes {
     }
 
     #[test]
-    fn large_ones_go_by_the_mesh_in_pieces_that_overlap() {
+    fn large_ones_go_by_the_mesh_where_senders_are_paced() {
         use Collective::*;
         for (nodes, each) in [(2, 1), (2, 8), (4, 2), (8, 8), (32, 8)] {
             let topology = Topology::blocks(nodes, each);
             for collective in [AllGather, ReduceScatter, AllReduce, Broadcast] {
-                let choice = chosen(collective, &topology, 256 * MIB);
+                let shape = shape(collective, topology.size(), 256 * MIB);
+                let choice = smddp_plan::choose(&Shape { network: Network::PACED, ..shape }, &topology);
                 assert_eq!(choice.algorithm, Algorithm::HierMesh, "{collective:?} {nodes} x {each}");
                 assert!((16 * KIB..=256 * KIB).contains(&choice.segment), "{choice:?}");
             }
         }
+    }
+
+    #[test]
+    fn large_ones_go_round_where_senders_would_stand_in_line() {
+        use Collective::*;
+        for (collective, bytes) in [
+            (AllGather, MIB),
+            (ReduceScatter, MIB),
+            (AllGather, 16 * MIB),
+            (ReduceScatter, 16 * MIB),
+            (AllReduce, 16 * MIB),
+        ] {
+            let four = chosen(collective, &Topology::blocks(4, 2), bytes);
+            assert_eq!(four.algorithm, Algorithm::HierRing, "{collective:?} {bytes}");
+            let two = chosen(collective, &Topology::blocks(2, 2), bytes);
+            assert_eq!(two.algorithm, Algorithm::HierMesh, "{collective:?} {bytes}");
+        }
+    }
+
+    #[test]
+    fn a_slow_link_gets_smaller_pieces() {
+        let segment = |bytes_per_ns| {
+            let network = Network { bytes_per_ns, ..Network::ASSUMED };
+            let shape = Shape { network, ..shape(Collective::AllReduce, 8, 16 * MIB) };
+            smddp_plan::choose(&shape, &Topology::blocks(4, 2)).segment
+        };
+        assert_eq!([12.0, 1.2, 0.124, 0.012].map(segment), [512, 256, 32, 32].map(|k| k * KIB));
     }
 
     #[test]
@@ -234,7 +262,7 @@ mod between_nodes {
         assert_eq!(chosen(Collective::AllGather, &topology, 16 * MIB).algorithm, Algorithm::HierRing);
         assert_eq!(chosen(Collective::ReduceScatter, &topology, 16 * MIB).algorithm, Algorithm::HierRing);
         assert_eq!(chosen(Collective::AllGather, &topology, KIB).algorithm, Algorithm::HierMesh);
-        assert_eq!(chosen(Collective::AllReduce, &topology, 16 * MIB).algorithm, Algorithm::HierMesh);
+        assert_eq!(chosen(Collective::AllReduce, &topology, MIB).algorithm, Algorithm::HierMesh);
     }
 
     #[test]
@@ -249,8 +277,27 @@ mod between_nodes {
     fn what_is_measured_never_decides_how_a_reduction_goes() {
         let topology = Topology::blocks(6, 3);
         // One makes hops dear, the other messages.
-        let far = Network { latency_ns: 1e6, message_ns: 0.0, bytes_per_ns: 100.0 };
-        let busy = Network { latency_ns: 0.0, message_ns: 1e5, bytes_per_ns: 100.0 };
+        let far = Network { latency_ns: 1e6, message_ns: 0.0, bytes_per_ns: 100.0, ..Network::ASSUMED };
+        let busy = Network { latency_ns: 0.0, message_ns: 1e5, bytes_per_ns: 100.0, ..Network::ASSUMED };
+        for topology in
+            [Topology::blocks(2, 1), Topology::blocks(5, 2), Topology::from_labels(&[0, 1, 1, 2, 2, 2])]
+        {
+            for collective in [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce] {
+                for bytes in (3..28).map(|power| 1 << power) {
+                    let over = |network| {
+                        let shape = Shape { network, ..shape(collective, topology.size(), bytes) };
+                        smddp_plan::choose(&shape, &topology).algorithm
+                    };
+                    for network in [far, busy, SLOW, FAST, FAR] {
+                        assert_eq!(
+                            over(network),
+                            over(Network::ASSUMED),
+                            "{collective:?} {bytes} {network:?}"
+                        );
+                    }
+                }
+            }
+        }
         for collective in Collective::ALL {
             let mut differs = false;
             for bytes in [64, 64 * KIB, 64 * MIB] {
@@ -262,6 +309,49 @@ mod between_nodes {
                 assert!(a == b || !collective.reduces(), "{collective:?} {bytes}");
             }
             assert!(differs || collective != Collective::AllGather);
+        }
+    }
+
+    const SLOW: Network =
+        Network { latency_ns: 16_000.0, message_ns: 1_600.0, bytes_per_ns: 0.125, ..Network::ASSUMED };
+    const FAST: Network =
+        Network { latency_ns: 16_000.0, message_ns: 1_600.0, bytes_per_ns: 40.0, ..Network::ASSUMED };
+    const FAR: Network =
+        Network { latency_ns: 2.5e6, message_ns: 1_600.0, bytes_per_ns: 1.2, ..Network::ASSUMED };
+
+    #[test]
+    fn a_gather_goes_another_way_over_another_network() {
+        let topology = Topology::blocks(8, 1);
+        let over = |network: Network, bytes: usize| {
+            let shape = Shape { network, ..shape(Collective::AllGather, 8, bytes) };
+            smddp_plan::choose(&shape, &topology).algorithm
+        };
+        // Few messages where each is dear, one hop where the way is long.
+        let dear = Network { message_ns: 40_000.0, ..Network::ASSUMED };
+        assert_eq!(over(dear, 8 * KIB), Algorithm::HierLog);
+        assert_eq!(over(FAR, 8 * KIB), Algorithm::HierMesh);
+    }
+
+    #[test]
+    fn segments_fit_the_network_whatever_the_collective() {
+        for collective in [Collective::AllGather, Collective::AllReduce, Collective::ReduceScatter] {
+            let topology = Topology::blocks(4, 2);
+            let segment = |network: Network, bytes: usize| {
+                let shape = Shape { network, ..shape(collective, 8, bytes) };
+                smddp_plan::choose(&shape, &topology).segment
+            };
+            for bytes in [512 * KIB, 64 * MIB] {
+                let usual = segment(Network::ASSUMED, bytes);
+                assert!(segment(SLOW, bytes) < usual, "{collective:?} {bytes}");
+                // What is measured of such a network is never quite the same.
+                for (message_ns, bytes_per_ns) in [(630.0, 1.0), (1_600.0, 1.0), (2_500.0, 0.63)] {
+                    let network = Network { message_ns, bytes_per_ns, ..Network::ASSUMED };
+                    assert_eq!(segment(network, bytes), usual);
+                }
+            }
+            assert!(segment(FAST, 64 * MIB) > segment(Network::ASSUMED, 64 * MIB));
+            // A round trip's bytes are under way.
+            assert!(segment(FAR, 64 * MIB) > segment(Network::ASSUMED, 64 * MIB));
         }
     }
 

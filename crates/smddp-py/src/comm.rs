@@ -175,6 +175,10 @@ impl Comm {
         self.comm.way()
     }
 
+    fn network(&self) -> Option<String> {
+        self.comm.network().map(|known| known.to_string())
+    }
+
     fn nodes(&self) -> Vec<usize> {
         self.comm.nodes()
     }

@@ -137,6 +137,10 @@ pub trait Link: Send {
     fn arrived(&self, rank: usize, seq: u64) -> bool;
     /// A deadline has passed: finds out which ranks have arrived, where that is not known.
     fn survey(&mut self) {}
+    /// Ranks whose processes did not answer when they were asked so.
+    fn silent(&self) -> Vec<usize> {
+        Vec::new()
+    }
     /// What `rank` says operation `seq` is, if it begun it and has not gone on far.
     fn head_of(&self, rank: usize, seq: u64) -> Option<Head>;
 

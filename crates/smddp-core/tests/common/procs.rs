@@ -164,7 +164,7 @@ pub(crate) struct Ranks {
     until: Instant,
 }
 
-/// Starts `size` ranks in `role`. They have `patience` to finish.
+/// Starts `size` ranks in `role`. They have `patience` to finish. `{pair}` in a value is half the rank.
 pub(crate) fn start(role: &str, size: usize, environment: &[(&str, &str)], patience: Duration) -> Ranks {
     let shared = Arc::new(Shared {
         store: Mutex::default(),
@@ -181,7 +181,11 @@ pub(crate) fn start(role: &str, size: usize, environment: &[(&str, &str)], patie
             .env(RANK, rank.to_string())
             .env(SIZE, size.to_string())
             .env("RUST_BACKTRACE", "0")
-            .envs(environment.iter().copied())
+            .envs(
+                environment
+                    .iter()
+                    .map(|(name, value)| (name, value.replace("{pair}", &(rank / 2).to_string()))),
+            )
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -1,7 +1,8 @@
 //! A reduction has the same bits on all ranks, on every run, and whichever collective asks for it.
 
 use half::bf16;
-use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp};
+use smddp_core::network::{Known, Origin};
+use smddp_core::{Blocks, Call, Collective, Communicator, DType, Network, Options, RedOp};
 use smddp_transport::loopback::Script;
 
 use crate::common::{PATIENCE, Wire, over};
@@ -80,6 +81,39 @@ fn a_reduction_has_the_same_bits_on_all_ranks_and_runs_and_in_reduce_scatter() {
                         assert!(once(wire, seed == 2) == first, "{} bytes over {wire:?}: other bits", bytes);
                     }
                 }
+            }
+        }
+    }
+}
+
+/// What is measured decides segments, and so how a buffer travels; what comes of it stays the same.
+#[test]
+fn another_network_cuts_a_reduction_otherwise_and_leaves_its_bits_alone() {
+    let slow = Network { latency_ns: 16_000.0, message_ns: 630.0, bytes_per_ns: 0.125, ..Network::ASSUMED };
+    let fast = Network { latency_ns: 160_000.0, message_ns: 6_300.0, bytes_per_ns: 12.5, ..Network::ASSUMED };
+    for (collective, bytes) in [
+        (Collective::AllReduce, 3_145_728),
+        (Collective::ReduceScatter, 3_145_728),
+        (Collective::AllReduce, 131_328),
+    ] {
+        for dtype in [DType::F32, DType::BF16] {
+            let over_network = |network: Option<Network>| {
+                over(Wire::Nodes(2).links(4), PATIENCE, |comm| {
+                    if let Some(network) = network {
+                        assert!(comm.set_network(Known { network, origin: Origin::Set }));
+                    }
+                    let out = reduce(comm, collective, dtype, RedOp::Sum, bytes, false);
+                    let taken = comm.taken();
+                    (out, comm.path(collective, dtype, bytes), taken[0].1)
+                })
+            };
+            let [usual, slow, fast] = [None, Some(slow), Some(fast)].map(over_network);
+            for (rank, (bits, path, algorithm)) in usual.iter().enumerate() {
+                for other in [&slow[rank], &fast[rank]] {
+                    assert_eq!(other.2, *algorithm, "the algorithm does not depend on it");
+                    assert!(other.0 == *bits, "{collective:?} {dtype:?} on rank {rank}: other bits");
+                }
+                assert!(slow[rank].1 != *path, "{path}, {}", slow[rank].1);
             }
         }
     }

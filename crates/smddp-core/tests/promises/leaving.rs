@@ -7,6 +7,7 @@ use smddp_core::{Collective, Communicator, DType, Error, Options};
 use crate::common::group::world;
 use crate::common::job::Job;
 use crate::common::procs::{Me, start};
+use crate::common::{PATIENCE, Wire, over};
 
 fn one(comm: &Communicator, collective: Collective, count: usize, turn: usize) -> smddp_core::Result<()> {
     let mut job = Job::new(comm.rank(), comm.size(), collective, count, turn % comm.size(), turn);
@@ -73,4 +74,17 @@ fn an_orderly_exit_after_the_last_collective_is_no_error_until_the_rank_is_neede
         ranks.hear(2, "done");
         ranks.finish([0, 1, 2]);
     }
+}
+
+/// The last to leave may have been told that it keeps others waiting, and never have read that: it must not take its
+/// own last bytes back by closing.
+#[test]
+fn what_a_rank_sent_arrives_though_it_leaves_at_once_and_has_unread_frames() {
+    over(Wire::Nodes(1).links(3), PATIENCE, |comm| {
+        if comm.rank() == 2 {
+            // Longer than ranks wait before they say what they wait in.
+            std::thread::park_timeout(Duration::from_millis(150));
+        }
+        one(comm, Collective::Broadcast, 4_000_000, 2).unwrap();
+    });
 }

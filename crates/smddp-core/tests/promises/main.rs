@@ -18,6 +18,7 @@ mod kill;
 mod leaving;
 mod mismatch;
 mod p2p;
+mod probe;
 mod soak;
 mod threads;
 mod types;
@@ -37,6 +38,7 @@ fn rank_process() {
         "alone" => groups::alone(&me),
         "groups" => groups::many(&me),
         "soak" => soak::rank(&me),
+        "probe" => probe::rank(&me),
         "kill" => kill::rank(&me),
         other => panic!("no role `{other}`"),
     }

@@ -26,11 +26,17 @@ pub(super) fn cost(
 ) -> Option<f64> {
     let each = topology.node_sizes().1 as f64;
     let Path { hops, crossings } = path(choice.algorithm, shape.collective, topology)?;
+    let gathers = matches!(shape.collective, Collective::AllGather | Collective::ReduceScatter);
     let segments = shape.block.div_ceil(choice.segment).max(1) as f64;
     let bytes = shape.bytes as f64;
     // Until the last node has the first segment; all ranks of a node share its link.
     let piece = (choice.segment.min(shape.block) * need.message) as f64;
-    let fill = (hops - 1.0).max(0.0) * piece * each / network.bytes_per_ns;
+    let stages = match choice.algorithm {
+        // Every node has blocks of its own to send before the first one reaches it.
+        Algorithm::HierRing if gathers => (hops - 1.0).min(1.0),
+        _ => (hops - 1.0).max(0.0),
+    };
+    let fill = stages * piece * each / network.bytes_per_ns;
     // In and out of cells at every rank of the node; a leader that reduces everything alone does so while the link
     // waits.
     let memory = 2.0 * bytes * each / MEMORY_RATE;
@@ -40,7 +46,9 @@ pub(super) fn cost(
     };
     // The first segment's messages are what a small call waits for; later ones are made while the link is busy.
     let messages = need.remote as f64 * network.message_ns;
-    let link = bytes * crossings / network.bytes_per_ns;
+    let crowded =
+        topology.nodes() > 2 && matches!(choice.algorithm, Algorithm::HierMesh | Algorithm::HierRecursive);
+    let link = bytes * crossings / network.bytes_per_ns * if crowded { network.incast } else { 1.0 };
     let busy = (segments * messages).max(link).max(memory);
     Some(hops * network.latency_ns + messages + fill + alone + busy)
 }

@@ -1,7 +1,7 @@
 //! Segment size and number of cells.
 
 use super::need::Need;
-use super::{Choice, Shape};
+use super::{Choice, Network, Shape};
 use crate::algorithms::Algorithm;
 use crate::ir::Collective;
 
@@ -14,9 +14,19 @@ const LARGEST: usize = 128 << 10;
 const LARGEST_OF_TWO: usize = 256 << 10;
 /// Smallest piece, unless staging is shorter than that: below it messages cost more than their bytes.
 const SMALLEST: usize = 4 << 10;
-/// The same between nodes: there messages and their cells cost more.
+/// The same between nodes, for [`Network::ASSUMED`]: there messages and their cells cost more.
 const SMALLEST_BETWEEN: usize = 64 << 10;
 const LARGEST_BETWEEN: usize = 256 << 10;
+/// A network makes these two at most four times as large or small.
+const MOST_DOUBLINGS: usize = 2;
+/// Cells of a channel between nodes.
+const MOST_CELLS: usize = 4;
+/// Smallest piece that a slow link makes of it, and nanoseconds that a link may take for a piece: pieces wait in line
+/// behind each other, and for word of free cells that stands in the same lines. all_reduce of 16 MiB, 4 nodes of 2
+/// ranks at 1 Gbit/s, by pieces of 256, 128, 64, 32 KiB: 225, 221, 216, 208 ms; where the processors are busier than
+/// the link (10 Gbit/s on two cores) 60, -, 70, 76.
+const SLOW_LINKS: usize = 32 << 10;
+const LONGEST_NS: f64 = 220_000.0;
 /// Largest message between nodes.
 const LARGEST_MESSAGE: usize = 1 << 20;
 /// A block is not cut in two pieces smaller than this.
@@ -65,19 +75,46 @@ pub(super) fn cut(algorithm: Algorithm, shape: &Shape) -> Choice {
 /// Pieces and cells where a plan goes between nodes.
 ///
 /// A quarter of a block, so that what arrives moves on inside the node while the rest is on the wire, but no less
-/// than 64 KiB if there is as much (a message costs as much as some ten thousand bytes) and no more than 256 KiB. A
-/// rank's cells, and those that it keeps for what others send it, take no more than a quarter of the staging each;
-/// for that first cells and then bytes are given up.
+/// than 64 KiB if there is as much (a message costs as much as some ten thousand bytes) and no more than 256 KiB, or
+/// what the network asks for instead ([`bounds`]). A rank's cells, and those that it keeps for what others send it, take
+/// no more than a quarter of the staging each; for that first cells and then bytes are given up.
 pub(super) fn cut_between(algorithm: Algorithm, need: &Need, shape: &Shape) -> Choice {
     let whole = shape.block.max(1).next_multiple_of(LINE);
-    let quarter = shape.block.div_ceil(4).clamp(SMALLEST_BETWEEN, LARGEST_BETWEEN);
+    let (smallest, largest) = bounds(&shape.network);
+    let quarter = shape.block.div_ceil(4).clamp(smallest, largest);
     // A message is no larger than that either, however many blocks it has.
     let most = (LARGEST_MESSAGE / need.message).max(SMALLEST);
     let mut segment = quarter.min(most).min(whole).next_multiple_of(LINE);
     let budget = shape.staging / 4 / need.staged();
-    let depth = if 4 * segment <= budget { 4 } else { 2 };
+    let depth = if MOST_CELLS * segment <= budget { MOST_CELLS } else { 2 };
     segment = segment.min(down(budget / depth));
     Choice { algorithm, segment, depth }
+}
+
+/// The smallest and the largest piece between nodes.
+///
+/// Of a block cut in pieces of s bytes each piece costs its messages m, and every hop but one the time of a piece on the
+/// link, s / b: the sum is least for an s that grows with the square root of m b. So the bounds double where m b is four
+/// times that of [`Network::ASSUMED`], and halve where it is a quarter; whatever is between leaves them alone. And the
+/// largest ones, as many as are under way, fill the link for a round trip.
+fn bounds(network: &Network) -> (usize, usize) {
+    let product = |n: &Network| n.message_ns * n.bytes_per_ns;
+    // Multiplied and compared only: every rank gets the same, whatever its mathematical library.
+    let (mut ratio, mut smallest, mut largest) =
+        (product(network) / product(&Network::ASSUMED), SMALLEST_BETWEEN, LARGEST_BETWEEN);
+    for _ in 0..MOST_DOUBLINGS {
+        if ratio >= 4.0 {
+            (ratio, smallest, largest) = (ratio / 4.0, 2 * smallest, 2 * largest);
+        } else if ratio <= 0.25 {
+            (ratio, smallest, largest) = (ratio * 4.0, smallest / 2, largest / 2);
+        }
+    }
+    // And no piece keeps the others waiting for long.
+    let timely = ((network.bytes_per_ns * LONGEST_NS) as usize).next_power_of_two().max(SLOW_LINKS);
+    let (smallest, largest) = (smallest.min(timely), largest.min(timely));
+    let round_trip = 2.0 * network.latency_ns * network.bytes_per_ns;
+    let filling = ((round_trip / MOST_CELLS as f64) as usize).min(LARGEST_MESSAGE).next_power_of_two();
+    (smallest, largest.max(filling))
 }
 
 /// Down to whole lines, at least one.

@@ -76,6 +76,11 @@ impl Prepared {
         self.shm.card()
     }
 
+    /// Puts a word of the caller's own on the card.
+    pub fn set_note(&mut self, note: Vec<u8>) {
+        self.shm.card_mut().note = note;
+    }
+
     /// Second half, with the cards of all ranks in rank order, mine included.
     pub fn connect(self, cards: Vec<Card>) -> Result<Joined, JoinError> {
         let me = self.card().rank as usize;

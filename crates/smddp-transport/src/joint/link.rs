@@ -163,6 +163,10 @@ impl Link for JointLink {
         self.net.survey(&far);
     }
 
+    fn silent(&self) -> Vec<usize> {
+        self.net.silent()
+    }
+
     fn head_of(&self, rank: usize, seq: u64) -> Option<Head> {
         match self.map.local(rank) {
             Some(local) => self.shm.head_of(local, seq),

@@ -12,7 +12,8 @@ pub(crate) enum Kind {
     Data = 1,
     /// `index` messages of my `channel` in operation `seq` are read.
     Credit = 2,
-    /// Stream `seq` begins: `channel` unused, `what` the element type, `count` the tag, `total` its bytes.
+    /// Stream `seq` begins: `channel` unused, `what` the element type, `count` the tag, `total` its bytes; `index` is
+    /// [`Frame::FOLLOWS`] where its only piece comes next.
     Letter = 3,
     /// The receiver of stream `seq` has room for `index` pieces in all.
     Ready = 4,
@@ -72,6 +73,14 @@ impl Frame {
             Kind::Data | Kind::Credit | Kind::Leave | Kind::Hail | Kind::Move | Kind::Moved => 0,
             Kind::Letter | Kind::Ready | Kind::Piece | Kind::Poison => 1,
         }
+    }
+
+    /// Of a `Letter`'s `index`.
+    pub(crate) const FOLLOWS: u64 = 1;
+
+    /// Whether the next frame on its lane is sent at once: they may go together.
+    pub(crate) const fn announces(&self) -> bool {
+        matches!(self.kind, Kind::Letter) && self.index == Self::FOLLOWS && self.total > 0
     }
 
     pub(crate) const fn new(kind: Kind, seq: u64) -> Self {

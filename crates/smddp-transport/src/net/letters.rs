@@ -18,9 +18,9 @@ const SHORT: usize = 64 << 10;
 const DEPTH: u64 = 4;
 /// Short messages that a receiver keeps for one sender, in bytes.
 const KEPT: u64 = 8 << 20;
-/// In `Frame::index` of an announcement: the message follows at once.
-const FOLLOWS: u64 = 1;
-/// In `Frame::channel` of a `Ready`: a short message was taken.
+/// Of those that were taken since, so many are told at once: word of each would cost as much as the message.
+const WORD: u64 = KEPT / 8;
+/// In `Frame::channel` of a `Ready`: short messages of `total` bytes were taken.
 const TAKEN: u32 = 1;
 
 struct Outgoing {
@@ -55,6 +55,8 @@ pub(super) struct Letters {
     outgoing: HashMap<Stream, Outgoing>,
     /// Short messages' bytes that each rank keeps for this one.
     kept: Vec<u64>,
+    /// Bytes of short messages that were taken and that their sender has not been told of.
+    untold: Vec<u64>,
     announced: Vec<VecDeque<(Mail, Stream)>>,
     incoming: HashMap<(usize, Stream), Incoming>,
     /// Ranks whose announcements were looked for in vain.
@@ -70,6 +72,7 @@ impl Letters {
             next: 1,
             outgoing: HashMap::new(),
             kept: vec![0; size],
+            untold: vec![0; size],
             announced: vec![VecDeque::new(); size],
             incoming: HashMap::new(),
             wanted: vec![false; size],
@@ -116,7 +119,7 @@ impl Letters {
             },
         );
         let frame = Frame {
-            index: if short { FOLLOWS } else { 0 },
+            index: if short { Frame::FOLLOWS } else { 0 },
             what: mail.what,
             count: mail.tag,
             total: mail.bytes,
@@ -193,7 +196,7 @@ impl Letters {
         if mail.bytes > 0 {
             let incoming = Incoming {
                 bytes: mail.bytes as usize,
-                follows: frame.index == FOLLOWS,
+                follows: frame.index == Frame::FOLLOWS,
                 region: None,
                 there: 0,
                 taken: 0,
@@ -258,9 +261,12 @@ impl Letters {
         let Some(incoming) = self.incoming.get_mut(&(from, stream)) else { return };
         incoming.taken += 1;
         if incoming.follows {
-            let total = incoming.bytes as u64;
-            let frame = Frame { channel: TAKEN, total, ..Frame::new(Kind::Ready, stream) };
-            self.due.push_back((from, frame));
+            self.untold[from] += incoming.bytes as u64;
+            if self.untold[from] >= WORD {
+                let total = std::mem::take(&mut self.untold[from]);
+                let frame = Frame { channel: TAKEN, total, ..Frame::new(Kind::Ready, stream) };
+                self.due.push_back((from, frame));
+            }
         } else if incoming.taken + DEPTH <= incoming.pieces() {
             let granted = Frame { index: incoming.taken + DEPTH, ..Frame::new(Kind::Ready, stream) };
             self.due.push_back((from, granted));

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use super::frame::{Frame, Kind};
 use super::letters::Letters;
 use super::wire::{Place, Sink, Ticket, Wire};
-use crate::shm::{Endpoint, Owner};
+use crate::shm::{Endpoint, Owner, fork_generation};
 use crate::{Fault, Head, Inlet, Mail, Mismatch, Stream};
 
 /// A channel that this rank writes and ranks of other nodes read.
@@ -88,6 +88,8 @@ pub(super) struct State {
     newest: Vec<Head>,
     /// It was asked what it has begun, so `begun` is all there is to know.
     asked: Vec<bool>,
+    /// It was asked and did not answer.
+    silent: Vec<bool>,
     /// Ranks that anything was sent to or came from.
     met: Vec<bool>,
     poison: Vec<Option<String>>,
@@ -110,12 +112,15 @@ pub(crate) struct Net {
     gone: bool,
     /// In the operation under way.
     hailed: bool,
+    forks: u32,
 }
 
 /// Ranks that keep this one waiting longer are told so.
 const HAIL: Duration = Duration::from_millis(50);
 /// Leaving waits this long for the last bytes to get out.
 const GOODBYE: Duration = Duration::from_secs(2);
+/// Acknowledgements are looked for this often.
+const ACKNOWLEDGED: Duration = Duration::from_micros(50);
 /// Bytes of the reason that a dead group's ranks are told.
 const LONGEST_WHY: usize = 1000;
 /// Tickets with this bit are the letters'.
@@ -150,13 +155,14 @@ impl Net {
             begun: vec![0; size],
             newest: vec![Head::default(); size],
             asked: vec![false; size],
+            silent: vec![false; size],
             met: vec![false; size],
             poison: vec![None; size],
             dead_from: None,
             left: vec![false; size],
             words: vec![Vec::new(); size],
         };
-        Self { wire, state, poisoned: false, gone: false, hailed: false }
+        Self { wire, state, poisoned: false, gone: false, hailed: false, forks: fork_generation() }
     }
 
     pub(crate) fn name(&self) -> String {
@@ -351,8 +357,14 @@ impl Net {
             self.state.asked[peer] = true;
         }
         for (peer, begun) in answers {
-            self.state.begun[peer] = self.state.begun[peer].max(begun);
+            self.state.silent[peer] = begun.is_none();
+            self.state.begun[peer] = self.state.begun[peer].max(begun.unwrap_or(0));
         }
+    }
+
+    /// Ranks that did not answer the survey.
+    pub(crate) fn silent(&self) -> Vec<usize> {
+        (0..self.state.silent.len()).filter(|&rank| self.state.silent[rank]).collect()
     }
 
     pub(crate) fn head_of(&self, rank: usize, seq: u64) -> Option<Head> {
@@ -437,8 +449,11 @@ impl Net {
         // A dead group's bytes may have nobody to take them.
         let patience = if self.poisoned { GOODBYE / 20 } else { GOODBYE };
         let begun = Instant::now();
-        while !self.wire.drained() && begun.elapsed() < patience {
-            if !self.wire.poll(&mut self.state) {
+        while !self.wire.finish() && begun.elapsed() < patience {
+            if self.wire.drained() {
+                // Only acknowledgements are on their way.
+                std::thread::sleep(ACKNOWLEDGED);
+            } else if !self.wire.poll(&mut self.state) {
                 let mut fds = Vec::new();
                 self.wire.interest(&mut fds);
                 self.state.owner.nap(&fds);
@@ -493,7 +508,8 @@ impl Net {
 impl Drop for Net {
     /// A device may still read from or write to the memory of a group that broke: it is not used again.
     fn drop(&mut self) {
-        if !self.wire.drained() {
+        // And in a forked child all of it is the parent's.
+        if self.forks != fork_generation() || !self.wire.drained() {
             self.state.owner.abandon();
             self.state.letters.abandon();
         }

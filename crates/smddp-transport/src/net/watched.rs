@@ -42,7 +42,7 @@ impl Wire for Watched {
         self.watches.check();
     }
 
-    fn survey(&mut self, peers: &[usize]) -> Vec<(usize, u64)> {
+    fn survey(&mut self, peers: &[usize]) -> Vec<(usize, Option<u64>)> {
         self.watches.survey(peers)
     }
 
@@ -65,5 +65,9 @@ impl Wire for Watched {
 
     fn drained(&self) -> bool {
         self.wire.drained()
+    }
+
+    fn finish(&mut self) -> bool {
+        self.wire.finish()
     }
 }

@@ -56,9 +56,10 @@ pub(crate) trait Wire: Send {
     fn watch(&mut self, peer: usize);
     /// Looks for peers that are gone. Called now and then while this rank waits for anything.
     fn check(&mut self) {}
-    /// Asks all of `peers` what they have begun, though they do not drive: (peer, operations begun) of those that answer
-    /// within a moment. Called when a deadline has passed, so it may take a while.
-    fn survey(&mut self, _peers: &[usize]) -> Vec<(usize, u64)> {
+    /// Asks `peers` what they have begun, though they do not drive: (peer, operations begun), or `None` for one that does
+    /// not answer within a moment; whom this wire cannot ask is left out. Called when a deadline has passed, so it may
+    /// take a while.
+    fn survey(&mut self, _peers: &[usize]) -> Vec<(usize, Option<u64>)> {
         Vec::new()
     }
     /// Others may be told by [`Wire::survey`] that this rank has begun so many operations.
@@ -70,4 +71,8 @@ pub(crate) trait Wire: Send {
     fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool;
     /// Whether all that was sent is out of this process's hands.
     fn drained(&self) -> bool;
+    /// Nothing more will be sent: whether everything has arrived that would be lost if this wire were dropped.
+    fn finish(&mut self) -> bool {
+        self.drained()
+    }
 }

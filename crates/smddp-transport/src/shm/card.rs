@@ -33,6 +33,8 @@ pub struct Card {
     pub(crate) node: String,
     /// How other nodes reach this rank.
     pub(crate) offer: Offer,
+    /// What the layer above tells the other ranks.
+    pub note: Vec<u8>,
 }
 
 const MAGIC: [u8; 8] = *b"smddp\0\0\x01";
@@ -80,6 +82,7 @@ impl Card {
             nonce,
             node: String::new(),
             offer: Offer::none("a group of one rank"),
+            note: Vec::new(),
         }
     }
 

@@ -120,7 +120,8 @@ impl Conn {
         let (head, bytes) = (frame.encode(), frame.bytes as usize);
         let lent = Payload::Lent(payload, bytes);
         let mut written = 0;
-        if self.queue.is_empty() {
+        // What only announces the next frame goes with it, at the next poll.
+        if self.queue.is_empty() && !frame.announces() {
             let whole = if bytes > 0 { lent.bytes() } else { &[] };
             match retried((&*self.socket).write_vectored(&[IoSlice::new(&head), IoSlice::new(whole)])) {
                 Ok(n) => written = n,
@@ -204,6 +205,15 @@ impl Conn {
     /// Tickets of what will never be sent.
     pub(super) fn tickets(&self) -> impl Iterator<Item = Ticket> + '_ {
         self.queue.iter().filter_map(|item| item.ticket)
+    }
+
+    /// Whether the peer's kernel has all that was sent. Closing before that loses it where the peer has sent something
+    /// that nobody read: the kernel then resets the connection.
+    pub(super) fn acknowledged(&self) -> bool {
+        let mut waiting: libc::c_int = 0;
+        // SAFETY: TIOCOUTQ writes one int; the socket is open.
+        let told = unsafe { libc::ioctl(self.fd(), libc::TIOCOUTQ, &raw mut waiting) };
+        told != 0 || waiting == 0
     }
 
     /// Nothing more will be sent.

@@ -222,14 +222,19 @@ fn serve(shared: &Shared, listener: &TcpListener, bell: &Bell) {
         }
         drop(fds);
         let _ = rustix::io::read(&shared.wake, &mut [0u8; 8]);
-        while let Ok((stream, _)) = listener.accept() {
-            if stream.set_nonblocking(true).is_ok() {
-                callers.push(Caller {
-                    stream: Own::new(stream),
-                    since: Instant::now(),
-                    bytes: [0; HELLO],
-                    got: 0,
-                });
+        loop {
+            match listener.accept() {
+                Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {
+                    let stream = Own::new(stream);
+                    callers.push(Caller { stream, since: Instant::now(), bytes: [0; HELLO], got: 0 });
+                }
+                Ok(_) => {}
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(_) => {
+                    // Out of descriptors, most likely: the caller waits until some are free again.
+                    std::thread::sleep(Duration::from_millis(10));
+                    break;
+                }
             }
         }
         let mut i = 0;

@@ -195,7 +195,7 @@ impl Watches {
     }
 
     /// See `Wire::survey`.
-    pub(crate) fn survey(&self, peers: &[usize]) -> Vec<(usize, u64)> {
+    pub(crate) fn survey(&self, peers: &[usize]) -> Vec<(usize, Option<u64>)> {
         let address = |&peer: &usize| Some((peer, self.peers[peer].address.clone()?));
         survey::ask(self.me, peers.iter().filter_map(address).collect())
     }

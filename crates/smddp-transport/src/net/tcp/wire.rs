@@ -33,6 +33,7 @@ pub(crate) struct TcpWire {
     /// Tickets of what was gone at once.
     done: Vec<Ticket>,
     ready: Vec<libc::pollfd>,
+    hung_up: bool,
 }
 
 /// From so many connections on, one system call asks which of them have something.
@@ -57,7 +58,7 @@ impl TcpWire {
                 broken: None,
             })
             .collect();
-        Self { me, door, peers, conns: Vec::new(), done: Vec::new(), ready: Vec::new() }
+        Self { me, door, peers, conns: Vec::new(), done: Vec::new(), ready: Vec::new(), hung_up: false }
     }
 
     fn keep(&mut self, conn: Conn) -> usize {
@@ -277,7 +278,7 @@ impl Wire for TcpWire {
         }
     }
 
-    fn survey(&mut self, peers: &[usize]) -> Vec<(usize, u64)> {
+    fn survey(&mut self, peers: &[usize]) -> Vec<(usize, Option<u64>)> {
         let address = |&peer: &usize| Some((peer, self.peers[peer].address.clone()?));
         survey::ask(self.me, peers.iter().filter_map(address).collect())
     }
@@ -300,6 +301,17 @@ impl Wire for TcpWire {
 
     fn drained(&self) -> bool {
         self.conns.iter().flatten().all(Conn::idle)
+    }
+
+    fn finish(&mut self) -> bool {
+        if !self.drained() {
+            return false;
+        }
+        // An end of the stream is acknowledged at once, and with it all that was before.
+        if !std::mem::replace(&mut self.hung_up, true) {
+            self.conns.iter().flatten().for_each(Conn::hang_up);
+        }
+        self.conns.iter().flatten().all(Conn::acknowledged)
     }
 }
 

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Measures smddp against gloo, Open MPI, MPICH and Intel MPI between "hosts" made of network namespaces whose links are
+# shaped to 1 Gbit/s, and prints the table of docs/performance.md. `make bench-hosts` calls it.
+#
+#   bench/hosts.sh             everything (about eight minutes; nothing else should run meanwhile)
+#   bench/hosts.sh quick       one case, three rounds: does the tooling work?
+#   bench/hosts.sh 2x1 fsdp    these parts only: 2x1 4x2 3x123 fsdp
+#
+# Results are left in target/bench/hosts/. Settings: IMPLS (libraries, see bench/lab/peers/peers.json), ROUNDS, RATE,
+# PEERS (where the MPIs are, .peers), VENV (the environment with the wheel, .venv), RT=0 (ordinary scheduling, for those
+# who are not root; small times then mean little) or RT=fair (ordinary scheduling in a control group ahead of all others).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+rate=${RATE:-1gbit}
+impls=${IMPLS:-gloo,smddp-core,openmpi5,mpich5,impi}
+venv=${VENV:-$PWD/.venv}
+out=target/bench/hosts
+[ "${1:-}" != quick ] || out=$out-quick
+lab=bench/lab
+export PATH="$PATH:$venv/bin" PEERS=${PEERS:-$PWD/.peers} OMP_NUM_THREADS=1
+
+quiet=("$lab/quiet" --rt)
+if [ "${RT:-1}" = 0 ]; then
+    quiet=()
+elif [ "${RT:-1}" = fair ]; then
+    quiet=("$lab/quiet")
+elif ! "${quiet[@]}" true 2>/dev/null; then
+    echo "hosts.sh: real-time scheduling is refused: run as root, or with RT=0 for rough figures" >&2
+    exit 1
+fi
+
+mkdir -p "$out" "$PEERS"
+[ -e "$PEERS/.gitignore" ] || echo '*' >"$PEERS/.gitignore"
+case ,$impls, in *,openmpi5,* | *,mpich5,* | *,impi,*) sh "$lab/peers/setup-peers.sh" "$PEERS" ;; esac
+
+# MPICH spins without yielding: with more ranks than cores its figures are the scheduler's.
+crowd=$(tr , '\n' <<<"$impls" | grep -v '^mpich' | paste -sd,)
+
+collective() { # NAME HOSTS PROCS OPS SIZES LIBRARIES
+    "${quiet[@]}" "$lab/netlab" up --hosts "$2" --rate "$rate" -- \
+        "$venv/bin/python" "$lab/peers/peers.py" --procs "$3" --impls "$6" --ops "$4" --sizes "$5" \
+        --rounds "$rounds" --pause 0.5 --json "$out/$1.json" | tee "$out/$1.txt"
+}
+
+training() { # BACKEND
+    "${quiet[@]}" "$lab/netlab" run --hosts 2 --rate "$rate" --raw -- \
+        "$venv/bin/python" "$lab/peers/fsdp_bench.py" --backend "$1" --steps 5 --warmup 1 | tee "$out/fsdp-$1.txt"
+}
+
+failed=0
+part() {
+    case $1 in
+        quick) rounds=3 collective 2x1-quick 2 1 all_gather 1k,1m "$impls" || failed=1 ;;
+        2x1)
+            for op in all_gather reduce_scatter all_reduce; do
+                collective "2x1-$op" 2 1 "$op" 1k,1m,16m "$impls" || failed=1
+            done ;;
+        4x2)
+            for op in all_gather reduce_scatter all_reduce; do
+                collective "4x2-$op" 4 2 "$op" 1m,16m "$crowd" || failed=1
+            done ;;
+        3x123)
+            # Most launchers take one number of ranks for all hosts.
+            collective 3x123 3 1,2,3 all_gather,reduce_scatter,all_reduce 16m smddp-core || failed=1 ;;
+        fsdp) for backend in gloo smddp; do training "$backend" || failed=1; done ;;
+        *) echo "hosts.sh: no such part: $1" >&2; exit 2 ;;
+    esac
+}
+
+rounds=${ROUNDS:-21}
+[ $# -gt 0 ] || set -- 2x1 4x2 3x123 fsdp
+for name; do part "$name"; done
+
+echo
+"$venv/bin/python" bench/hosts.py "$out" | tee "$out/table.md"
+exit $failed

@@ -1,0 +1,208 @@
+//! What a message between nodes costs: in settings, on cards, in words.
+
+use std::sync::{Mutex, PoisonError};
+
+use smddp_plan::Network;
+
+/// Where the figures of a network are from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nothing was measured.
+    Assumed,
+    /// `SMDDP_NETWORK`, or the program.
+    Set,
+    /// By this group when it was made.
+    Measured,
+    /// By groups that were made before.
+    Before,
+}
+
+/// A network, and how it is known.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Known {
+    pub network: Network,
+    pub origin: Origin,
+}
+
+/// "between nodes: 16 us, 1.6 us a message, 1 Gbit/s a node (measured)".
+impl std::fmt::Display for Known {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Network { latency_ns, message_ns, bytes_per_ns, .. } = self.network;
+        let origin = match self.origin {
+            Origin::Assumed => "assumed",
+            Origin::Set => "set",
+            Origin::Measured => "measured",
+            Origin::Before => "measured by an earlier group",
+        };
+        let (latency, message, rate) =
+            (figure(latency_ns / 1e3), figure(message_ns / 1e3), figure(bytes_per_ns * 8.0));
+        write!(f, "between nodes: {latency} us, {message} us a message, {rate} Gbit/s a node ({origin})")
+    }
+}
+
+/// Two digits, or all before the point.
+fn figure(value: f64) -> String {
+    let digits = if value >= 9.95 || value == 0.0 {
+        0
+    } else if value >= 0.995 {
+        1
+    } else {
+        // Digits behind the point up to the second one that counts.
+        (1.0 - value.log10().floor()).clamp(2.0, 9.0) as usize
+    };
+    let text = format!("{value:.digits$}");
+    if text.contains('.') { text.trim_end_matches('0').trim_end_matches('.').to_owned() } else { text }
+}
+
+/// `latency_us=15,message_us=1,gbit=10`; what is left out is as assumed. The error says what is wanted.
+pub(crate) fn parse(text: &str) -> Result<Network, String> {
+    let mut network = Network::ASSUMED;
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let want = || {
+            format!(
+                "{part:?} is none of latency_us=.., message_us=.., gbit=.. with a number above 0 (message_us: or 0)"
+            )
+        };
+        let (name, value) = part.split_once('=').ok_or_else(want)?;
+        let name = name.trim();
+        let value: f64 = value.trim().parse().map_err(|_| want())?;
+        let fits = value.is_finite() && (value > 0.0 || value == 0.0 && name == "message_us");
+        match name {
+            "latency_us" if fits => network.latency_ns = value * 1e3,
+            "message_us" if fits => network.message_ns = value * 1e3,
+            "gbit" if fits => network.bytes_per_ns = value / 8.0,
+            _ => return Err(want()),
+        }
+    }
+    Ok(network)
+}
+
+/// Of two, the dearer in every respect: a collective waits for its slowest rank.
+pub(crate) fn slower(a: Network, b: Network) -> Network {
+    Network {
+        latency_ns: a.latency_ns.max(b.latency_ns),
+        message_ns: a.message_ns.max(b.message_ns),
+        bytes_per_ns: a.bytes_per_ns.min(b.bytes_per_ns),
+        ..Network::ASSUMED
+    }
+}
+
+/// Five figures a decade, so that two measurements of one network mostly say the same.
+const STEPS: [f64; 5] = [1.0, 1.6, 2.5, 4.0, 6.3];
+
+/// The nearest step, by ratio.
+pub(crate) fn coarse(network: Network) -> Network {
+    // Whatever is measured lies in these decades.
+    let steps = || (-6..10).flat_map(|decade| STEPS.map(|step| step * 10f64.powi(decade)));
+    let nearest = |value: f64| {
+        let apart = |step: &f64| (step / value).max(value / step);
+        steps().min_by(|a, b| apart(a).total_cmp(&apart(b))).unwrap_or(value)
+    };
+    Network {
+        latency_ns: nearest(network.latency_ns),
+        message_ns: nearest(network.message_ns),
+        bytes_per_ns: nearest(network.bytes_per_ns * 8.0) / 8.0,
+        ..Network::ASSUMED
+    }
+}
+
+/// Bytes of a network between ranks.
+pub(crate) const WORDS: usize = 3;
+
+pub(crate) fn to_words(network: Network) -> [u64; WORDS] {
+    let Network { latency_ns, message_ns, bytes_per_ns, .. } = network;
+    [latency_ns, message_ns, bytes_per_ns].map(f64::to_bits)
+}
+
+pub(crate) fn from_words(words: [u64; WORDS]) -> Network {
+    let [latency_ns, message_ns, bytes_per_ns] = words.map(f64::from_bits);
+    Network { latency_ns, message_ns, bytes_per_ns, ..Network::ASSUMED }
+}
+
+/// What this process has learnt from the groups that it was in.
+static LEARNT: Mutex<Option<Network>> = Mutex::new(None);
+
+pub(crate) fn remember(network: Network) {
+    *LEARNT.lock().unwrap_or_else(PoisonError::into_inner) = Some(network);
+}
+
+/// For this rank's card: what the process has learnt, or nothing.
+pub(crate) fn note() -> Vec<u8> {
+    let learnt = *LEARNT.lock().unwrap_or_else(PoisonError::into_inner);
+    learnt
+        .map(|network| to_words(network).into_iter().flat_map(u64::to_le_bytes).collect())
+        .unwrap_or_default()
+}
+
+/// What the cards of all ranks say together, if none of them says nothing: every rank comes to the same.
+pub(crate) fn noted<'a>(notes: impl Iterator<Item = &'a [u8]>) -> Option<Network> {
+    let one = |note: &[u8]| {
+        let mut words = [0; WORDS];
+        let chunks = note.as_chunks::<8>();
+        if chunks.0.len() != WORDS || !chunks.1.is_empty() {
+            return None;
+        }
+        words.iter_mut().zip(chunks.0).for_each(|(word, bytes)| *word = u64::from_le_bytes(*bytes));
+        Some(from_words(words))
+    };
+    let all: Option<Vec<Network>> = notes.map(one).collect();
+    all?.into_iter().reduce(slower)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bad_network_is_told_with_its_part() {
+        for (text, part) in
+            [("gbit=10,speed=3", "speed=3"), ("latency_us", "latency_us"), ("gbit=0", "gbit=0")]
+        {
+            assert!(parse(text).unwrap_err().contains(&format!("{part:?}")));
+        }
+        assert_eq!(parse("message_us=0").unwrap().message_ns, 0.0);
+    }
+
+    #[test]
+    fn measurements_a_little_apart_come_to_the_same_figures() {
+        let of = |noise: f64| {
+            coarse(Network {
+                latency_ns: 15_700.0 * noise,
+                message_ns: 980.0 / noise,
+                bytes_per_ns: 0.1175 * noise,
+                ..Network::ASSUMED
+            })
+        };
+        assert_eq!(
+            of(1.0),
+            Network { latency_ns: 16_000.0, message_ns: 1_000.0, bytes_per_ns: 0.125, ..Network::ASSUMED }
+        );
+        for noise in [0.9, 1.1] {
+            assert_eq!(of(noise), of(1.0));
+        }
+    }
+
+    #[test]
+    fn cards_agree_on_the_slowest_or_on_nothing() {
+        let fast = Network { latency_ns: 5_000.0, message_ns: 400.0, bytes_per_ns: 4.0, ..Network::ASSUMED };
+        let note = |n: Network| to_words(n).into_iter().flat_map(u64::to_le_bytes).collect::<Vec<u8>>();
+        let both = [note(fast), note(Network::ASSUMED)];
+        assert_eq!(noted(both.iter().map(Vec::as_slice)), Some(slower(fast, Network::ASSUMED)));
+        let lacking = [note(fast), Vec::new()];
+        assert_eq!(noted(lacking.iter().map(Vec::as_slice)), None);
+    }
+
+    #[test]
+    fn figures_have_the_digits_that_count() {
+        let known = |latency_ns, bytes_per_ns| {
+            let network = Network { latency_ns, message_ns: 1_600.0, bytes_per_ns, ..Network::ASSUMED };
+            Known { network, origin: Origin::Measured }.to_string()
+        };
+        assert_eq!(
+            known(16_000.0, 0.125),
+            "between nodes: 16 us, 1.6 us a message, 1 Gbit/s a node (measured)"
+        );
+        assert!(known(2_500.0, 0.1175).contains(" 2.5 us, ") && known(1.0, 0.1175).contains("0.94 Gbit/s"));
+        assert!(known(10.0, 12.5).contains(" 0.01 us") && known(10.0, 12.5).contains(" 100 Gbit/s"));
+    }
+}
