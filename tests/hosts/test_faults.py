@@ -77,13 +77,15 @@ def test_a_rank_that_dies_while_the_others_wait_for_it_is_named_by_them(wire, ho
 
 
 @SLOW
-def test_a_host_that_falls_silent_ends_the_call_at_the_groups_timeout() -> None:
+@pytest.mark.parametrize("wire", wires.WIRES)
+def test_a_host_that_falls_silent_ends_the_call_at_the_groups_timeout(wire) -> None:
     """No reset and no end of connection reaches the survivors of a host that loses its power."""
     outcome = netlab.run(
         [*netlab.job("steps"), "--timeout", "5"],
         hosts=2,
         procs=2,
         options=("--fault", "/step 25$/ poweroff host=1"),
+        env=wires.settings(wire),
         seconds=40,
     )
     assert outcome.survivors == [0, 1], outcome
@@ -95,7 +97,8 @@ def test_a_host_that_falls_silent_ends_the_call_at_the_groups_timeout() -> None:
 
 
 @SLOW
-def test_a_silence_that_ends_costs_nothing() -> None:
+@pytest.mark.parametrize("wire", wires.WIRES)
+def test_a_silence_that_ends_costs_nothing(wire) -> None:
     if reason := netlab.why_not("--delay"):
         pytest.skip(reason)
     silence = ("--fault", "/step 25$/ blackhole host=1", "--fault", "/a second later/ restore host=1")
@@ -104,6 +107,7 @@ def test_a_silence_that_ends_costs_nothing() -> None:
         hosts=2,
         procs=2,
         options=("--delay", "20us", *silence),
+        env=wires.settings(wire),
         seconds=60,
     )
     assert outcome.status == 0, outcome

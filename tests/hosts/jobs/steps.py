@@ -31,8 +31,9 @@ try:
             print(f"step {step}", flush=True)
         if step == arguments.tell_after:
             if arguments.child and os.fork() == 0:
-                # The lab kills a rank's process group.
+                # The lab kills a rank's process group, and waits for the end of its output.
                 os.setsid()
+                os.closerange(0, 3)
                 signal.pause()
             if rank == 0:
                 threading.Timer(1.0, print, ["a second later"], {"flush": True}).start()
