@@ -90,6 +90,11 @@ pub(crate) fn slower(a: Network, b: Network) -> Network {
 /// Five figures a decade, so that two measurements of one network mostly say the same.
 const STEPS: [f64; 5] = [1.0, 1.6, 2.5, 4.0, 6.3];
 
+/// What a measurement may come to.
+const MOST_LATENCY_NS: f64 = 5e6;
+const MOST_MESSAGE_NS: f64 = 2e4;
+const LEAST_BYTES_PER_NS: f64 = 0.0125;
+
 /// The nearest step, by ratio.
 pub(crate) fn coarse(network: Network) -> Network {
     // Whatever is measured lies in these decades.
@@ -98,10 +103,14 @@ pub(crate) fn coarse(network: Network) -> Network {
         let apart = |step: &f64| (step / value).max(value / step);
         steps().min_by(|a, b| apart(a).total_cmp(&apart(b))).unwrap_or(value)
     };
+    // Beyond these it is the machine that was busy, not the network that is slow.
+    let (latency, message) =
+        (network.latency_ns.min(MOST_LATENCY_NS), network.message_ns.min(MOST_MESSAGE_NS));
+    let rate = network.bytes_per_ns.max(LEAST_BYTES_PER_NS);
     Network {
-        latency_ns: nearest(network.latency_ns),
-        message_ns: nearest(network.message_ns),
-        bytes_per_ns: nearest(network.bytes_per_ns * 8.0) / 8.0,
+        latency_ns: nearest(latency),
+        message_ns: nearest(message),
+        bytes_per_ns: nearest(rate * 8.0) / 8.0,
         ..Network::ASSUMED
     }
 }

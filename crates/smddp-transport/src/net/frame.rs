@@ -21,7 +21,7 @@ pub(crate) enum Kind {
     Piece = 5,
     /// The sender declares the group dead; the payload says why.
     Poison = 6,
-    /// The sender leaves in good order.
+    /// The sender leaves in good order: its last frame on lane `channel`, of the lanes whose bits `index` has.
     Leave = 7,
     /// The sender waits for the receiver in operation `seq`, which is `what`.
     Hail = 8,
@@ -70,7 +70,9 @@ impl Frame {
     /// make that call, and messages between the two go on meanwhile.
     pub(crate) const fn lane(&self) -> usize {
         match self.kind {
-            Kind::Data | Kind::Credit | Kind::Leave | Kind::Hail | Kind::Move | Kind::Moved => 0,
+            Kind::Data | Kind::Credit | Kind::Hail | Kind::Move | Kind::Moved => 0,
+            // The last frame of every lane that was used.
+            Kind::Leave => self.channel as usize,
             Kind::Letter | Kind::Ready | Kind::Piece | Kind::Poison => 1,
         }
     }

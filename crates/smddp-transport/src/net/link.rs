@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::frame::{Frame, Kind};
+use super::frame::{Frame, Kind, LANES};
 use super::letters::Letters;
 use super::wire::{Place, Sink, Ticket, Wire};
 use crate::shm::{Endpoint, Owner, fork_generation};
@@ -92,6 +92,9 @@ pub(super) struct State {
     silent: Vec<bool>,
     /// Ranks that anything was sent to or came from.
     met: Vec<bool>,
+    /// Lanes (bits) on which anything was sent to each rank, and on which it said goodbye.
+    used: Vec<u8>,
+    goodbyes: Vec<u8>,
     poison: Vec<Option<String>>,
     /// First operation in which a rank declared the group dead.
     dead_from: Option<u64>,
@@ -157,6 +160,8 @@ impl Net {
             asked: vec![false; size],
             silent: vec![false; size],
             met: vec![false; size],
+            used: vec![0; size],
+            goodbyes: vec![0; size],
             poison: vec![None; size],
             dead_from: None,
             left: vec![false; size],
@@ -185,6 +190,7 @@ impl Net {
     /// Sends a frame whose payload, if any, is short or staged.
     fn frame(&mut self, to: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
         self.state.met[to] = true;
+        self.state.used[to] |= 1 << frame.lane();
         // SAFETY: payloads are cells of regions that are kept until their tickets are back, or short.
         unsafe { self.wire.send(to, frame, payload, ticket) };
     }
@@ -442,9 +448,13 @@ impl Net {
         if std::mem::replace(&mut self.gone, true) {
             return;
         }
-        let frame = Frame::new(Kind::Leave, self.state.seq);
         for rank in self.acquaintances() {
-            self.frame(rank, &frame, std::ptr::null(), LETTER);
+            let lanes = self.state.used[rank].max(1);
+            for lane in (0..LANES).filter(|lane| lanes >> lane & 1 == 1) {
+                let (channel, index) = (lane as u32, u64::from(lanes));
+                let frame = Frame { channel, index, ..Frame::new(Kind::Leave, self.state.seq) };
+                self.frame(rank, &frame, std::ptr::null(), LETTER);
+            }
         }
         // A dead group's bytes may have nobody to take them.
         let patience = if self.poisoned { GOODBYE / 20 } else { GOODBYE };
@@ -616,7 +626,11 @@ impl Sink for State {
                 self.poison[peer].get_or_insert(why);
                 self.dead_from = Some(self.dead_from.map_or(frame.seq, |from| from.min(frame.seq)));
             }
-            Kind::Leave => self.left[peer] = true,
+            Kind::Leave => {
+                // What it sent on its other lane may still be on its way.
+                self.goodbyes[peer] |= 1 << (frame.channel & 7);
+                self.left[peer] = u64::from(self.goodbyes[peer]) & frame.index == frame.index;
+            }
             Kind::Hail => self.hailed(peer, frame),
             // Between the ends of a wire.
             Kind::Move | Kind::Moved => {}
