@@ -42,19 +42,7 @@ pub struct Call<'a> {
     pub output: Blocks<'a>,
 }
 
-pub const fn name_of(collective: Collective) -> &'static str {
-    match collective {
-        Collective::AllGather => "all_gather",
-        Collective::ReduceScatter => "reduce_scatter",
-        Collective::AllReduce => "all_reduce",
-        Collective::Broadcast => "broadcast",
-        Collective::Reduce => "reduce",
-        Collective::Gather => "gather",
-        Collective::Scatter => "scatter",
-        Collective::AllToAll => "all_to_all",
-        Collective::Barrier => "barrier",
-    }
-}
+pub use smddp_plan::tune::collective_name as name_of;
 
 pub(crate) const fn reduces(collective: Collective) -> bool {
     matches!(collective, Collective::ReduceScatter | Collective::AllReduce | Collective::Reduce)

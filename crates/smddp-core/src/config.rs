@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use smddp_plan::tune::Table;
+use smddp_plan::tune::{Table, distance};
 use smddp_plan::{Algorithm, Network};
 use smddp_transport::fabric::{
     self,
@@ -425,19 +425,6 @@ fn unknown_names(names: impl Iterator<Item = String>) -> Vec<String> {
             Some(format!("{name} is not a setting and is ignored; did you mean {}?", nearest.name))
         })
         .collect()
-}
-
-/// Levenshtein's distance.
-fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.bytes().enumerate() {
-            let next = (diagonal + usize::from(x != y)).min(row[j] + 1).min(row[j + 1] + 1);
-            diagonal = std::mem::replace(&mut row[j + 1], next);
-        }
-    }
-    row[b.len()]
 }
 
 #[cfg(test)]

@@ -179,8 +179,8 @@ fn unknown(what: &str, name: &str, names: impl Iterator<Item = &'static str>) ->
     format!("there is no {what} '{name}'; did you mean {nearest}?")
 }
 
-/// Levenshtein's distance.
-fn distance(a: &str, b: &str) -> usize {
+/// Levenshtein's distance: how far a name is from one that exists.
+pub fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {
         let mut diagonal = std::mem::replace(&mut row[0], i + 1);

@@ -106,14 +106,22 @@ impl Ends {
             let address = |card: &Card| card.offer.fabric.clone().ok().filter(|_| other(card));
             let addresses: Vec<_> = cards.iter().map(address).collect();
             let wire: Box<dyn Wire> = Box::new(slot.connect(&addresses).map_err(JoinError::Nodes)?);
-            match self.door {
-                Some(door) if door.endpoint.serve().is_ok() => {
+            // Nobody is watched without a listener: said, as deaths are then noticed later.
+            let unwatched = match (&self.door, &cards[me].offer.tcp) {
+                (Some(door), _) => door.endpoint.serve().err().map(|error| error.to_string()),
+                (None, offer) => Some(offer.as_ref().err().cloned().unwrap_or_default()),
+            };
+            match (self.door, unwatched) {
+                (Some(door), None) => {
                     told.push(format!("peers are watched over tcp {}", door.endpoint.interface));
                     let watched =
                         cards.iter().map(|card| watchable(card, &cards[me]).filter(|_| other(card)));
                     Box::new(Watched::new(wire, Watches::new(me, door, watched.collect())))
                 }
-                _ => wire,
+                (_, why) => {
+                    told.push(format!("peers are not watched over tcp: {}", why.unwrap_or_default()));
+                    wire
+                }
             }
         } else {
             let Some(door) = self.door else { return wrong("this rank listens nowhere".to_owned()) };

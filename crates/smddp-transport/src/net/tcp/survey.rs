@@ -1,14 +1,15 @@
 //! Asking ranks that do not drive how far they are: their processes' accepting threads answer.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use super::conn::connect;
 use super::endpoint::TcpAddress;
 use super::hello::{HELLO, Purpose, hello};
+use super::own::Own;
 
 /// All answers together are waited for this long.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -18,7 +19,7 @@ const MOST: usize = 256;
 /// One rank that is asked.
 struct Call {
     peer: usize,
-    stream: TcpStream,
+    stream: Own<TcpStream>,
     hello: [u8; HELLO],
     asked: bool,
     answer: [u8; 8],
@@ -28,18 +29,9 @@ struct Call {
 impl Call {
     /// Without waiting for the connection.
     fn new(me: usize, peer: usize, address: &TcpAddress) -> io::Result<Self> {
-        let family = match address.socket {
-            SocketAddr::V4(_) => AddressFamily::INET,
-            SocketAddr::V6(_) => AddressFamily::INET6,
-        };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
-        match rustix::net::connect(&socket, &address.socket) {
-            Ok(()) | Err(rustix::io::Errno::INPROGRESS) => {}
-            Err(error) => return Err(error.into()),
-        }
+        let stream = connect(address.socket)?;
         let hello = hello(&address.token, me, Purpose::Ask);
-        Ok(Self { peer, stream: socket.into(), hello, asked: false, answer: [0; 8], heard: 0 })
+        Ok(Self { peer, stream, hello, asked: false, answer: [0; 8], heard: 0 })
     }
 
     /// What there is to do now that the socket is ready; the answer when all of it is here.
@@ -49,11 +41,11 @@ impl Call {
                 return Err(error);
             }
             // A new connection has room for so little.
-            self.stream.write_all(&self.hello)?;
+            (&*self.stream).write_all(&self.hello)?;
             self.asked = true;
             return Ok(None);
         }
-        match self.stream.read(&mut self.answer[self.heard..]) {
+        match (&*self.stream).read(&mut self.answer[self.heard..]) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(bytes) => self.heard += bytes,
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
@@ -116,7 +108,7 @@ pub(super) fn ask(me: usize, peers: Vec<(usize, TcpAddress)>) -> Vec<(usize, Opt
 /// Which calls can go on, after at most this time.
 fn ready(calls: &[Call], at_most: Duration) -> Vec<bool> {
     let events = |call: &Call| if call.asked { PollFlags::IN } else { PollFlags::OUT };
-    let mut fds: Vec<PollFd<'_>> = calls.iter().map(|c| PollFd::new(&c.stream, events(c))).collect();
+    let mut fds: Vec<PollFd<'_>> = calls.iter().map(|c| PollFd::new(&*c.stream, events(c))).collect();
     let at_most = Timespec::try_from(at_most).ok();
     // Interrupted or refused: whatever is ready is so the next time, too.
     let _ = poll(&mut fds, at_most.as_ref());
