@@ -7,6 +7,7 @@ the pool is thrown away; the next case starts a new one.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import ctypes
 import datetime
@@ -26,17 +27,36 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 BACKEND = os.environ.get("SMDDP_TEST_BACKEND", "smddp")
 # Below the case's limit, so that a stuck collective reports itself before the pool is killed.
 _GROUP_SECONDS = 40
+# Ranks import torch all at once, on a machine with two cores.
+_START_SECONDS = 200.0
+# What a rank says when it has; it answers no case with that, so who says it later has failed.
+_READY = "took too long to start"
 _STACK_SECONDS = 2.0
 _LOG_TAIL = 6000
 _PR_SET_PDEATHSIG = 1
+
+
+def case_names(directory: str) -> list[tuple[str, str]]:
+    """(module, function) of every function `case_*` of the modules in ``directory``.
+
+    Read from the source, so that collecting imports no torch.
+    """
+    found = []
+    for name in sorted(os.listdir(directory)):
+        if name.endswith(".py") and name != "__init__.py":
+            with open(os.path.join(directory, name)) as source:
+                tree = ast.parse(source.read())
+            names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+            found += [(name[:-3], n) for n in names if n.startswith("case_")]
+    return found
 
 
 class CaseFailed(AssertionError):
     """A case failed; the text holds each rank's traceback or the stack it was found in."""
 
 
-def _worker(rank: int, world_size: int, backend: str, log: str, commands) -> None:
-    """One rank: waits for cases on ``commands`` until it closes."""
+def _worker(rank: int, world_size: int, backend: str, log: str, path: str, environment: dict, commands) -> None:
+    """One rank: waits for cases, found from ``path``, on ``commands`` until it closes."""
     # Not a daemon in multiprocessing's sense, since those may not have data loader workers; this
     # ends the rank with its parent instead.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -45,11 +65,12 @@ def _worker(rank: int, world_size: int, backend: str, log: str, commands) -> Non
     os.dup2(fd, 2)
     faulthandler.enable(file=fd)
     faulthandler.register(signal.SIGUSR1, file=fd, all_threads=True)
-    sys.path.insert(0, HERE)
+    sys.path.insert(0, path)
     import torch
 
     torch.set_num_threads(1)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
+    os.environ.update(environment, RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
+    commands.send(_READY)
     while True:
         try:
             module, function, rendezvous, arguments = commands.recv()
@@ -96,11 +117,18 @@ def _merge(errors: dict[int, str]) -> str:
 
 
 class Ranks:
-    """``world_size`` rank processes of one backend."""
+    """``world_size`` rank processes of one backend.
 
-    def __init__(self, world_size: int = 4, backend: str = BACKEND) -> None:
+    The cases' modules are imported from the directory ``path``; ``environments`` holds variables for each rank.
+    """
+
+    def __init__(
+        self, world_size: int = 4, backend: str = BACKEND, path: str = HERE, environments: list[dict] | None = None
+    ) -> None:
         self.world_size = world_size
         self.backend = backend
+        self._path = path
+        self._environments = environments or [{}] * world_size
         self._processes: list = []
         self._pipes: list = []
         self._directory: str | None = None
@@ -112,12 +140,19 @@ class Ranks:
         context = multiprocessing.get_context("spawn")
         for rank in range(self.world_size):
             mine, theirs = context.Pipe()
-            arguments = (rank, self.world_size, self.backend, self._log(rank), theirs)
+            log, environment = self._log(rank), self._environments[rank]
+            arguments = (rank, self.world_size, self.backend, log, self._path, environment, theirs)
             process = context.Process(target=_worker, args=arguments)
             process.start()
             theirs.close()
             self._processes.append(process)
             self._pipes.append(mine)
+        # The first case's time is its own. Who has ended is found when the case is sent.
+        until = time.monotonic() + _START_SECONDS
+        for pipe in self._pipes:
+            with contextlib.suppress(EOFError, ConnectionResetError):
+                if pipe.poll(max(0.0, until - time.monotonic())):
+                    pipe.recv()
 
     def _log(self, rank: int) -> str:
         return os.path.join(self._directory, f"rank{rank}.log")
@@ -128,8 +163,9 @@ class Ranks:
             self._start()
         self._cases += 1
         rendezvous = os.path.join(self._directory, f"store{self._cases}")
-        for pipe in self._pipes:
-            pipe.send((module, function, rendezvous, arguments))
+        with contextlib.suppress(BrokenPipeError):
+            for pipe in self._pipes:
+                pipe.send((module, function, rendezvous, arguments))
         waiting = dict(zip(self._pipes, range(self.world_size)))
         errors: dict[int, str] = {}
         deadline = time.monotonic() + seconds
@@ -138,7 +174,7 @@ class Ranks:
                 rank = waiting.pop(pipe)
                 try:
                     error = pipe.recv()
-                except EOFError:
+                except (EOFError, ConnectionResetError):
                     self._processes[rank].join(_STACK_SECONDS)
                     error = f"ended with status {self._processes[rank].exitcode}\n{self._tail(rank)}"
                 if error is not None:

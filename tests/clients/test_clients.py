@@ -6,10 +6,10 @@ modules in `cases/`, run by one pool of four ranks.
 
 from __future__ import annotations
 
-import ast
 import os
 
 import pytest
+from ranks import case_names
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -24,19 +24,11 @@ NOT_UNDER = {
 
 
 def cases() -> list:
-    """(module, function) of every case, slow ones marked; read from the source, so that collecting imports no torch."""
-    found = []
-    for name in sorted(os.listdir(os.path.join(HERE, "cases"))):
-        if name.endswith(".py") and name != "__init__.py":
-            with open(os.path.join(HERE, "cases", name)) as source:
-                tree = ast.parse(source.read())
-            names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-            marks = [pytest.mark.slow] if name[:-3] in SLOW else []
-            found += [pytest.param(name[:-3], n, marks=marks) for n in names if n.startswith("case_")]
-    return found
+    """(module, function) of every case, slow ones marked."""
+    found = case_names(os.path.join(HERE, "cases"))
+    return [pytest.param(*case, marks=[pytest.mark.slow] if case[0] in SLOW else []) for case in found]
 
 
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize(("module", "function"), cases(), ids=lambda part: part.removeprefix("case_"))
 def test_client(ranks, module, function):
     for name in (function, "*"):

@@ -1,0 +1,56 @@
+"""Makes `torch.sagemaker` another name of `smddp.sagemaker`.
+
+Scripts written for SMP import `torch.sagemaker` and its submodules. A finder answers for those names with the modules
+of `smddp.sagemaker` themselves, so each module exists once whatever it is called. A `torch/sagemaker` on disk wins.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+ALIAS = "torch.sagemaker"
+REAL = "smddp.sagemaker"
+
+
+class _Loader(Loader):
+    def __init__(self, real: str) -> None:
+        self._real = real
+        self._spec: ModuleSpec | None = None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        module = importlib.import_module(self._real)
+        self._spec = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import machinery put the alias's spec on the module, which has run under its own.
+        module.__spec__ = self._spec
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname == ALIAS:
+            if PathFinder.find_spec(fullname, path) is not None:
+                return None
+        elif not fullname.startswith(ALIAS + ".") or sys.modules.get(ALIAS) is not sys.modules.get(REAL):
+            return None
+        real = REAL + fullname[len(ALIAS) :]
+        found = importlib.util.find_spec(real)
+        if found is None:
+            return None
+        return ModuleSpec(fullname, _Loader(real), is_package=found.submodule_search_locations is not None)
+
+
+def install() -> None:
+    """Answer for `torch.sagemaker` from now on. Idempotent; imports nothing."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        # First, since the path finder would find the submodules on the package's path, under the alias's name.
+        sys.meta_path.insert(0, _Finder())

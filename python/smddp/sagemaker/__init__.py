@@ -1,0 +1,22 @@
+"""SMP: sharded training on torch's own engines, as `import torch.sagemaker as tsm`.
+
+    >>> import torch.sagemaker as tsm
+    >>> tsm.init({"hybrid_shard_degree": 8, "tensor_parallel_degree": 2})
+    >>> model = tsm.transform(model)
+    >>> model = FSDP(model, ...)   # unchanged
+
+`tsm.state` says where this process stands, `tsm.patches()` what was changed in torch. The interface is that of the
+SageMaker model parallelism library v2; docs/smp.md lists every symbol and key.
+"""
+
+from __future__ import annotations
+
+from smddp.sagemaker import patching
+from smddp.sagemaker.patching import patches
+from smddp.sagemaker.start import init, is_initialized
+from smddp.sagemaker.state_handler import state
+from smddp.sagemaker.transform import transform  # the function, in place of the module of the same name
+
+__all__ = ["init", "is_initialized", "patches", "state", "transform"]
+
+patching.apply_import()

@@ -1,0 +1,1 @@
+"""Context parallelism: names that scripts import. It does not run yet."""

@@ -1,0 +1,64 @@
+"""What a module's own parameters look like to the functions that initialise it.
+
+Tensor parallelism makes DTensors of parameters and stores some of them otherwise: reshaped, or one as several, with a
+record in the module of how (`tensor_parallel.shards.Relayout`). Initialisation functions know the original names and
+the whole shapes. A form says what those are, so that values are computed whole and then stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from smddp.sagemaker.tensor_parallel.shards import RELAID, Relayout
+
+
+@dataclass(frozen=True)
+class Form:
+    """One parameter under its original name: whole shape, dtype, and an identity that tied parameters share."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    requires_grad: bool
+    identity: int
+
+    def empty(self, device: torch.device | str) -> nn.Parameter:
+        return nn.Parameter(torch.empty(self.shape, dtype=self.dtype, device=device), requires_grad=self.requires_grad)
+
+
+def _records(module: nn.Module) -> dict[str, Relayout]:
+    return vars(module).get(RELAID, {})
+
+
+def original_names(module: nn.Module) -> dict[str, str]:
+    """For the name of each parameter that the module holds, that of the original which it is made from."""
+    names = {name: name for name in module._parameters}
+    for record in _records(module).values():
+        names.update(dict.fromkeys(record.stored, record.source))
+    return names
+
+
+def forms_of(module: nn.Module) -> dict[str, Form | None]:
+    """The module's own parameters in their original form; None for one that is registered as None."""
+    found: dict[str, Form | None] = {
+        name: None if p is None else Form(p.shape, p.dtype, p.requires_grad, id(p))
+        for name, p in module._parameters.items()
+    }
+    for record in _records(module).values():
+        stored = [found.pop(name) for name in record.stored]
+        joined = record.join(*(torch.empty(form.shape, dtype=form.dtype, device="meta") for form in stored))
+        found[record.source] = Form(joined.shape, joined.dtype, stored[0].requires_grad, stored[0].identity)
+    return found
+
+
+def stored_from(module: nn.Module, whole: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """``whole`` values, by original name, as the module stores them; takes them out of ``whole``."""
+    found = {}
+    for record in _records(module).values():
+        if record.source in whole:
+            found.update(zip(record.stored, record.split(whole.pop(record.source))))
+    found.update(whole)
+    whole.clear()
+    return found

@@ -1,0 +1,35 @@
+"""Random streams that depend on a name alone: not on the rank, nor on what was drawn before."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+
+import torch
+
+
+def seed_of(random_seed: int, *names: str) -> int:
+    """63 bits that follow from the seed and the names."""
+    text = "\0".join((str(random_seed), *names)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+@contextlib.contextmanager
+def seeded(device: torch.device, random_seed: int, *names: str) -> Iterator[None]:
+    """Within, the generators of the CPU and of ``device`` start from (seed, names); afterwards they are as before."""
+    seed = seed_of(random_seed, *names)
+    accelerated = device.type != "cpu"
+    engine = torch.get_device_module(device.type) if accelerated else None
+    before_cpu = torch.get_rng_state()
+    before = engine.get_rng_state(device) if accelerated else None
+    try:
+        # Not torch.manual_seed, which would also change the generators of all other devices.
+        torch.default_generator.manual_seed(seed)
+        if accelerated:
+            engine.default_generators[device.index].manual_seed(seed)
+        yield
+    finally:
+        torch.set_rng_state(before_cpu)
+        if accelerated:
+            engine.set_rng_state(before, device)

@@ -1,0 +1,164 @@
+"""The ranks that take part in one save or load, and how they agree: what one rank raises, all of them raise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+# An error that all failing ranks share keeps its type, so that scripts can tell a missing checkpoint from a bad one.
+_KEPT = (FileNotFoundError, FileExistsError, TypeError, ValueError, KeyError, ImportError, NotImplementedError)
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written or read.
+
+    Attributes:
+        failures: what went wrong, by global rank.
+    """
+
+    def __init__(self, message: str, failures: dict[int, str] | None = None) -> None:
+        super().__init__(message)
+        self.failures = failures or {}
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception of one rank, in a form that travels."""
+
+    kind: type[Exception]
+    text: str
+
+    @staticmethod
+    def of(error: BaseException) -> Failure:
+        kind = next((kept for kept in _KEPT if isinstance(error, kept)), CheckpointError)
+        text = str(error) if isinstance(error, (*_KEPT, CheckpointError)) else f"{type(error).__name__}: {error}"
+        return Failure(kind, text)
+
+
+def raise_failures(step: str, failures: dict[int, Failure]) -> None:
+    """Raises what ``failures`` (by global rank) say together, each text once with its ranks; nothing if empty."""
+    if not failures:
+        return
+    by_text: dict[str, list[int]] = {}
+    for rank, failure in sorted(failures.items()):
+        by_text.setdefault(failure.text, []).append(rank)
+    parts = [f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}: {text}" for text, ranks in by_text.items()]
+    message = f"{step} failed on {'; on '.join(parts)}"
+    kinds = {failure.kind for failure in failures.values()}
+    kind = kinds.pop() if len(kinds) == 1 else CheckpointError
+    if kind is CheckpointError:
+        raise CheckpointError(message, {rank: failure.text for rank, failure in failures.items()})
+    raise kind(message)
+
+
+def attempt(function: Callable[[], T]) -> T | Failure:
+    """What ``function`` returns, or the error it raises as a value."""
+    try:
+        return function()
+    except Exception as error:
+        return Failure.of(error)
+
+
+class Participants:
+    """The ranks of ``group`` (None: the default group; no group at all: this process alone).
+
+    Args:
+        group: process group of the save or load.
+        coordinator_rank: global rank that plans and writes what exists once. 0, the default everywhere, stands for
+            the group's first rank where the group does not hold rank 0.
+
+    Raises:
+        TypeError, ValueError: the coordinator is no member of the group, or this rank is not.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None, coordinator_rank: int = 0) -> None:
+        self.alone = not (dist.is_available() and dist.is_initialized())
+        if not self.alone and group is None:
+            group = dist.group.WORLD
+        if not self.alone and dist.get_rank(group) < 0:
+            raise ValueError(
+                f"rank {dist.get_rank()} is not in the process group given; only the group's members may save or load "
+                "with it"
+            )
+        self.group = None if self.alone else group
+        self.ranks: list[int] = [0] if self.alone else dist.get_process_group_ranks(self.group)
+        if type(coordinator_rank) is not int:
+            raise TypeError(f"coordinator_rank must be an int, a global rank, got {coordinator_rank!r}")
+        if coordinator_rank not in self.ranks:
+            if coordinator_rank != 0:
+                raise ValueError(
+                    f"coordinator_rank={coordinator_rank} is not in the process group, which holds the global ranks "
+                    f"{self.ranks}: give one of them, for example min({self.ranks})"
+                )
+            coordinator_rank = self.ranks[0]
+        self.coordinator = coordinator_rank
+        self.rank = 0 if self.alone else dist.get_rank()
+        self.is_coordinator = self.rank == self.coordinator
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    def gather(self, value: T) -> list[T] | None:
+        """All ranks' values, in the group's order, on the coordinator; None elsewhere."""
+        if self.size == 1:
+            return [value]
+        values = [None] * self.size if self.is_coordinator else None
+        dist.gather_object(value, values, dst=self.coordinator, group=self.group)
+        return values
+
+    def scatter(self, values: Sequence[T] | None) -> T:
+        """One of the coordinator's ``values`` to each rank."""
+        if self.size == 1:
+            return values[0]
+        mine = [None]
+        given = list(values) if self.is_coordinator else None
+        dist.scatter_object_list(mine, given, src=self.coordinator, group=self.group)
+        return mine[0]
+
+    def broadcast(self, value: T) -> T:
+        """The coordinator's ``value``."""
+        if self.size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=self.coordinator, group=self.group)
+        return values[0]
+
+    def exchange(self, step: str, function: Callable[[], T]) -> list[T]:
+        """Calls ``function`` on every rank and returns all results, in the group's order; raises what any raised."""
+        mine = attempt(function)
+        if self.size == 1:
+            results: list[Any] = [mine]
+        else:
+            results = [None] * self.size
+            dist.all_gather_object(results, mine, group=self.group)
+        raise_failures(step, {r: v for r, v in zip(self.ranks, results) if isinstance(v, Failure)})
+        return results
+
+    def least(self, numbers: Sequence[int]) -> list[int]:
+        """The smallest of each of the ranks' ``numbers``, by one all-reduce."""
+        return least(numbers, None if self.size == 1 else self.group)
+
+
+def least(numbers: Sequence[int], group: dist.ProcessGroup | None) -> list[int]:
+    """The elementwise minimum over ``group``; no communication where there is none."""
+    if group is None:
+        return list(numbers)
+    values = torch.tensor(numbers, dtype=torch.int64, device=device_of(group))
+    dist.all_reduce(values, op=dist.ReduceOp.MIN, group=group)
+    return values.tolist()
+
+
+def device_of(group: dist.ProcessGroup) -> torch.device:
+    """Where a small tensor must live to travel over ``group``: the host, unless only GPUs can."""
+    try:
+        group._get_backend(torch.device("cpu"))
+    except RuntimeError:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")

@@ -1,0 +1,89 @@
+"""Saves under way, in the order in which they were begun."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import weakref
+
+import torch.distributed as dist
+
+from smddp.sagemaker.distributed.checkpoint.agreement import least
+from smddp.sagemaker.distributed.checkpoint.strategy import PendingSave
+
+_log = logging.getLogger(__name__)
+_queues: weakref.WeakSet[AsyncCallsQueue] = weakref.WeakSet()
+_NONE_LEFT = 2**62
+
+
+class AsyncCallsQueue:
+    """Saves that are being written, and their finalization in order."""
+
+    def __init__(self) -> None:
+        self._calls: list[tuple[int, PendingSave]] = []
+        self._begun = 0
+        _queues.add(self)
+
+    def add(self, call: PendingSave) -> int:
+        """Puts ``call`` at the end; returns its index, counted from 0 over the queue's life."""
+        self._calls.append((self._begun, call))
+        self._begun += 1
+        return self._begun - 1
+
+    def get_num_unfinalized_calls(self) -> int:
+        """How many saves are under way or written, but not finalized."""
+        return len(self._calls)
+
+    def maybe_finalize_async_calls(
+        self, blocking: bool = False, process_group: dist.ProcessGroup | None = None, skip_sync: bool = False
+    ) -> list[int]:
+        """Finalizes the oldest saves. Every rank that takes part in one of them must call this, at the same place.
+
+        Args:
+            blocking: wait for all saves of the queue; otherwise finalize those that all ranks have written, in order,
+                up to the first that one has not.
+            process_group: over which the ranks agree, by one all-reduce, how far all of them are; the default group
+                if None. A rank without saves does not hold the others back. Not used if ``blocking``.
+            skip_sync: go by this rank's own state, without the all-reduce. Right only where the caller has seen to it
+                that all ranks of the saves are equally far.
+
+        Returns:
+            The indices of the saves finalized.
+
+        Raises:
+            CheckpointError, OSError, ...: on every rank of a save, if any of them could not write. The save counts as
+                finalized; later ones stay in the queue.
+        """
+        count = len(self._calls)
+        if not blocking:
+            count = next((i for i, (_, call) in enumerate(self._calls) if not call.done()), count)
+            if not skip_sync and dist.is_initialized():
+                # By index, not by number: ranks that save less often may have shorter queues.
+                upto = self._calls[count][0] if count < len(self._calls) else _NONE_LEFT
+                (upto,) = least([upto], dist.group.WORLD if process_group is None else process_group)
+                count = sum(index < upto for index, _ in self._calls)
+        finalized = []
+        for _ in range(count):
+            index, call = self._calls.pop(0)
+            call.finalize()
+            finalized.append(index)
+        return finalized
+
+    def close(self) -> None:
+        """Finalizes everything; collective."""
+        self.maybe_finalize_async_calls(blocking=True)
+
+
+# What `async_save` uses where no queue is given.
+DEFAULT_ASYNC_REQUEST_QUEUE = AsyncCallsQueue()
+
+
+@atexit.register
+def _tell_of_lost_saves() -> None:
+    for queue in _queues:
+        for _, call in queue._calls:
+            _log.error(
+                "the asynchronous save of %s was never finalized, so it will not load: call "
+                "maybe_finalize_async_calls(blocking=True) before the script ends",
+                call.where,
+            )

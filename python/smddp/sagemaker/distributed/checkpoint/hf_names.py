@@ -1,0 +1,54 @@
+"""Which tensors of a model make up which of Hugging Face's, where `tsm.transform` has stored some otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from smddp.sagemaker.distributed.checkpoint.safetensors_files import Entry
+from smddp.sagemaker.tensor_parallel.state_dict import records
+
+
+@dataclass(frozen=True)
+class Target:
+    """One tensor in Hugging Face's form.
+
+    Attributes:
+        name: its name there.
+        sources: the names in the model of what makes it up.
+        plain: it is the model's tensor as it is.
+        join, split: from whole tensors of the model to this one, and back.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    join: Callable[[list[torch.Tensor]], torch.Tensor]
+    split: Callable[[torch.Tensor], list[torch.Tensor]]
+    plain: bool = False
+
+    def entry(self, state: dict[str, Any]) -> Entry:
+        """Its type and shape, from the model's ``state``."""
+        parts = [torch.empty(state[n].size(), dtype=state[n].dtype, device="meta") for n in self.sources]
+        joined = self.join(parts)
+        return Entry(self.name, joined.dtype, tuple(joined.shape))
+
+
+def targets(model: nn.Module, state: dict[str, Any]) -> list[Target]:
+    """What the tensors of ``state``, by the model's clean names, are in Hugging Face's form; in the model's order."""
+    found: list[Target] = []
+    of: dict[str, Target] = {}
+    for prefix, record in records(model):
+        sources = tuple(prefix + name for name in record.stored)
+        if all(source in state for source in sources):
+            target = Target(prefix + record.source, sources, lambda parts, r=record: r.join(*parts), record.split)
+            of |= dict.fromkeys(sources, target)
+    for name in state:
+        target = of.get(name) or Target(name, (name,), lambda parts: parts[0], lambda whole: [whole], True)
+        if target.sources[0] == name:
+            found.append(target)
+    return found
+

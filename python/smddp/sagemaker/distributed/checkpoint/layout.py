@@ -1,0 +1,160 @@
+"""What a checkpoint says about how it was cut: a *sharded* one fits every layout, a *local* one only its own.
+
+The record travels inside DCP's own metadata as one more attribute, which plain torch ignores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+_ATTRIBUTE = "smp_layout"
+
+SHARDED = "sharded"
+LOCAL = "local"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How one rank's local tensors were cut from the model: its coordinate in the shard and tensor dimensions."""
+
+    shard_degree: int
+    shard_rank: int
+    tensor_degree: int
+    tensor_rank: int
+
+
+class LocalStateDict(dict):
+    """A model's state dict made of this rank's own tensors; what holds one is saved and loaded as a local checkpoint.
+
+    Attributes:
+        cut: the `Cut` the tensors come from.
+    """
+
+    cut: Cut
+
+
+def find_local(value: Any) -> LocalStateDict | None:
+    """The first local state dict inside ``value``."""
+    if isinstance(value, LocalStateDict):
+        return value
+    children: Iterable = value.values() if isinstance(value, dict) else ()
+    return next((found for child in children if (found := find_local(child)) is not None), None)
+
+
+def to_local(value: Any) -> Any:
+    """``value`` with each DTensor replaced by this rank's part of it, which shares its memory."""
+    if isinstance(value, DTensor):
+        return value.to_local()
+    if isinstance(value, dict):
+        return {key: to_local(child) for key, child in value.items()}
+    if isinstance(value, (list, tuple)) and any(isinstance(child, (dict, list, tuple, DTensor)) for child in value):
+        return type(value)(to_local(child) for child in value)
+    return value
+
+
+def take_values(target: Any, source: Any) -> None:
+    """Puts what is no tensor in ``source``, as made by `to_local`, back into the dictionary it was made from."""
+    for key, value in source.items():
+        if isinstance(target.get(key), dict) and isinstance(value, dict):
+            take_values(target[key], value)
+        elif not isinstance(target.get(key), torch.Tensor):
+            target[key] = value
+
+
+def tensors(value: Any) -> Iterable[torch.Tensor]:
+    """Every tensor inside nested dictionaries and lists."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for child in value.values():
+            yield from tensors(child)
+    elif isinstance(value, (list, tuple)):
+        for child in value:
+            yield from tensors(child)
+
+
+def cuts(place: Any) -> bool:
+    """True for a DTensor placement that leaves each rank a part; FSDP2's strided shards are no subclass of Shard."""
+    return not (place.is_replicate() or place.is_partial())
+
+
+def slices(state_dict: Any, ranks: list[int]) -> int:
+    """In how many such parts the model is saved, where ``ranks`` save one: 1 unless a tensor has ranks outside of them.
+
+    So it is where each tensor-parallel rank saves with its own shard group.
+    """
+    members = set(ranks)
+    most = 1
+    for tensor in tensors(state_dict):
+        if isinstance(tensor, DTensor) and any(cuts(place) for place in tensor.placements):
+            needed = _needed(tensor)
+            most = max(most, len(needed) // max(1, len(needed & members)))
+    return most
+
+
+def _needed(tensor: DTensor) -> set[int]:
+    """Ranks that hold one whole copy of ``tensor`` together with this one."""
+    mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+    if coordinate is None:
+        return set()
+    index = tuple(slice(None) if cuts(place) else at for place, at in zip(tensor.placements, coordinate))
+    return set(mesh.mesh[index].flatten().tolist())
+
+
+def record(state_dict: Any, ranks: list[int]) -> dict[str, Any]:
+    """The layout of ``state_dict`` as saved by ``ranks``, in plain values."""
+    local = find_local(state_dict)
+    if local is not None:
+        return {"kind": LOCAL, "ranks": ranks, **vars(local.cut)}
+    return {"kind": SHARDED, "ranks": ranks, "slices": slices(state_dict, ranks)}
+
+
+def attach(metadata: Any, layout: dict[str, Any]) -> None:
+    """Puts ``layout`` into DCP's ``metadata``."""
+    setattr(metadata, _ATTRIBUTE, layout)
+
+
+def of(metadata: Any) -> dict[str, Any]:
+    """The layout in ``metadata``; that of a plain DCP checkpoint if there is none."""
+    return getattr(metadata, _ATTRIBUTE, None) or {"kind": SHARDED, "slices": 1}
+
+
+def check_fits(saved: dict[str, Any], state_dict: Any, where: str) -> None:
+    """Refuses a checkpoint with layout ``saved`` that cannot be cut as ``state_dict`` needs it.
+
+    Raises:
+        ValueError: a local checkpoint for another layout, or one kind given where the other is.
+    """
+    local = find_local(state_dict)
+    if saved["kind"] == SHARDED:
+        if local is not None:
+            raise ValueError(
+                f"{where} is a sharded checkpoint, but the state dict was made under SM_LOCAL_STATE_DICT: make it "
+                "under StateDictType.SHARDED_STATE_DICT"
+            )
+        return
+    if local is None:
+        raise ValueError(
+            f"{where} is a local checkpoint (shard {saved['shard_rank']} of {saved['shard_degree']}), but the state "
+            "dict is not local: make it under sm_state_dict_type(model, SMStateDictType.SM_LOCAL_STATE_DICT), in a run "
+            f"with hybrid_shard_degree={saved['shard_degree']} and tensor_parallel_degree={saved['tensor_degree']}"
+        )
+    for part, key in (("shard", "hybrid_shard_degree"), ("tensor", "tensor_parallel_degree")):
+        then, now = saved[f"{part}_degree"], getattr(local.cut, f"{part}_degree")
+        if then != now:
+            raise ValueError(
+                f"{where} is a local checkpoint saved with {part} degree {then}, and this run has {part} degree {now}: "
+                f"a local checkpoint loads only at the degree it was saved with. Set {key} to {then}, or save under "
+                "StateDictType.SHARDED_STATE_DICT, which reshards"
+            )
+        then, now = saved[f"{part}_rank"], getattr(local.cut, f"{part}_rank")
+        if then != now:
+            raise ValueError(
+                f"{where} holds {part} rank {then}'s part of a local checkpoint, and this is {part} rank {now}: give "
+                "each rank the directory of its own part (tp{r}_ep{r}_fsdp{r})"
+            )

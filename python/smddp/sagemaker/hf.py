@@ -1,0 +1,209 @@
+"""What transformers' versions and model families call things. Everything that differs between 4.57 and 5 is here.
+
+A model without transformers works too: then nothing here applies but the plan it carries itself.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch import nn
+
+# Names of styles in 4.57 -> those of 5, which plans are translated to.
+STYLE_NAMES = {"colwise_rep": "colwise_gather_output", "rowwise_rep": "rowwise_split_input"}
+
+# Styles that transformers has and that do not run here, with the reason.
+REFUSED_STYLES = {
+    **dict.fromkeys(
+        ("local_colwise", "local_rowwise", "local_packed_rowwise", "local", "gather", "local_params", "all_reduce"),
+        "layers with several partial sums of their own are not supported yet",
+    ),
+    **dict.fromkeys(
+        ("grouped_gemm", "ep_router", "ep_dispatch_experts", "moe_identity_expert"),
+        "it belongs to expert parallelism (expert_parallel_degree), which does not run yet",
+    ),
+    "mla_kv_a_proj": "multi-head latent attention is not supported yet",
+    "packed_rowwise": "packed inputs are not supported yet",
+    "embedding_colwise": "give the embedding the style embedding_rowwise",
+    "sequence_parallel": 'sequence parallelism is chosen for the whole model: config={"sequence_parallel": True}',
+}
+
+# Families whose configuration carries no plan: (of the base model, of the model with a head).
+_HEAD = {"lm_head": "colwise_gather_output"}
+OWN_PLANS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "gpt2": (
+        {
+            "h.*.attn.c_attn": "packed_qkv_colwise",
+            "h.*.attn.c_proj": "rowwise",
+            "h.*.mlp.c_fc": "colwise",
+            "h.*.mlp.c_proj": "rowwise",
+        },
+        _HEAD,
+    ),
+    "falcon": (
+        {
+            "h.*.self_attention.query_key_value": "grouped_qkv_colwise",
+            "h.*.self_attention.dense": "rowwise",
+            "h.*.mlp.dense_h_to_4h": "colwise",
+            "h.*.mlp.dense_4h_to_h": "rowwise",
+        },
+        _HEAD,
+    ),
+}
+
+# Families in which norms, residuals and dropouts between blocks are known to work on a shard of the sequence.
+SEQUENCE_PARALLEL = ("llama", "mistral", "qwen2", "qwen3", "gemma", "phi")
+
+
+def _transformers() -> Any:
+    """The package if something has imported it, else None: a model of it cannot exist before."""
+    return sys.modules.get("transformers")
+
+
+def is_pretrained(module: nn.Module) -> bool:
+    """Whether ``module`` is a transformers model."""
+    package = _transformers()
+    return package is not None and isinstance(module, package.PreTrainedModel)
+
+
+def is_conv1d(module: nn.Module) -> bool:
+    """Whether ``module`` is transformers' Conv1D: a linear projection with an (in, out) weight."""
+    package = _transformers()
+    return package is not None and isinstance(module, package.pytorch_utils.Conv1D)
+
+
+def model_type(model: nn.Module) -> str:
+    """ "llama", "gpt2", ...; "" for what is no transformers model."""
+    return getattr(model.config, "model_type", "") if is_pretrained(model) else ""
+
+
+def attention_heads(model: nn.Module) -> int | None:
+    """The number of query heads, None where there is no configuration that says."""
+    config = getattr(model, "config", None)
+    if config is not None and hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    return getattr(config, "num_attention_heads", None)
+
+
+def plan_of(model: nn.Module) -> dict[str, Any]:
+    """The plan that ``model`` carries: pattern of module or parameter names -> style; {} if it carries none.
+
+    Patterns are relative to ``model``; `*` stands for one component of a name.
+    """
+    plan: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        plan.update({f"{name}.{key}" if name else key: style for key, style in _own(module).items()})
+    return _without_listed_experts(model, plan)
+
+
+def _own(module: nn.Module) -> dict[str, Any]:
+    """The plan of one module, without its children's."""
+    if not is_pretrained(module):
+        return dict(getattr(module, "_tp_plan", None) or {})
+    # The class's, because 4.57 and 5 merge different things into the instance's.
+    plan = dict(type(module)._tp_plan or {})
+    base, head = OWN_PLANS.get(model_type(module), ({}, {}))
+    if module.base_model is module:
+        plan.update(base or getattr(module.config, "base_model_tp_plan", None) or {})
+    elif not plan:
+        plan.update({key: style for key, style in head.items() if isinstance(getattr(module, key, None), nn.Module)})
+    return plan
+
+
+def layer_class_names(model: nn.Module) -> set[str]:
+    """The classes of decoder layers, by name."""
+    names: set[str] = set()
+    for module in model.modules():
+        if is_pretrained(module):
+            names.update(getattr(module, "_no_split_modules", None) or ())
+    return names
+
+
+def localise_heads(attention: nn.Module, query: int, key_value: int) -> None:
+    """Tell an attention module how many heads this rank computes.
+
+    Most modules take the number from their activations' shape; these attributes are all that the others read.
+    """
+    # Older attention modules give their output this many columns.
+    if getattr(attention, "hidden_size", None) == (getattr(attention, "num_heads", None) or 0) * attention.head_dim:
+        attention.hidden_size = query * attention.head_dim
+    for name in ("num_heads", "num_attention_heads", "n_heads"):
+        if isinstance(getattr(attention, name, None), int):
+            setattr(attention, name, query)
+    for name in ("num_kv_heads", "num_key_value_heads"):
+        if isinstance(getattr(attention, name, None), int):
+            setattr(attention, name, key_value)
+    if hasattr(attention, "num_key_value_groups"):
+        attention.num_key_value_groups = query // key_value
+    # GPT-2 splits its fused output into pieces of this size.
+    if isinstance(getattr(attention, "split_size", None), int):
+        attention.split_size = query * attention.head_dim
+
+
+def refuse_variant(model: nn.Module) -> None:
+    """Raise NotImplementedError for a variant of a family that its plan does not fit."""
+    config = getattr(model, "config", None)
+    kind = model_type(model)
+    if kind == "falcon" and config.alibi:
+        raise NotImplementedError(
+            "Falcon with alibi=True under tensor parallelism: its biases are made for all heads outside the layers; "
+            "set alibi=False or tensor_parallel_degree=1"
+        )
+    if kind == "gpt2" and config.add_cross_attention:
+        raise NotImplementedError(
+            "GPT-2 with add_cross_attention=True under tensor parallelism: its plan covers self-attention only; set "
+            "add_cross_attention=False or tensor_parallel_degree=1"
+        )
+
+
+def experts_layout(module: nn.Module, name: str, style: str) -> tuple[int, int]:
+    """(dimension, parts side by side in it) of the stacked experts' parameter ``name``: (experts, out, in) or, in
+    modules that say so, (experts, in, out)."""
+    if getattr(module, "has_bias", False):
+        raise NotImplementedError(
+            f"{type(module).__name__}: experts with biases under tensor parallelism: every rank would add the bias of "
+            "the sum; set tensor_parallel_degree=1 for this model"
+        )
+    is_transposed = getattr(module, "is_transposed", False)
+    if style == "rowwise":
+        return (1 if is_transposed else 2), 1
+    packed = style == "packed_colwise" and getattr(module, "is_concatenated", True)
+    if packed and is_transposed:
+        raise NotImplementedError(
+            f"{type(module).__name__}: [gate | up] experts stored as (in, out) under tensor parallelism are not "
+            "supported yet; set tensor_parallel_degree=1 for this model"
+        )
+    return (2 if is_transposed else 1), (2 if packed else 1)
+
+
+# ---- Mixtral in 4.57: experts are a list of modules, called one by one ----
+
+LISTED_EXPERTS = "listed_experts"
+
+
+def _without_listed_experts(model: nn.Module, plan: dict[str, Any]) -> dict[str, Any]:
+    """``plan`` with the style `LISTED_EXPERTS` for Mixtral's block in 4.57.
+
+    The plan of 4.57 would sum each expert's output by itself and share the router, which is one collective more
+    for every expert and layer. As one region the whole block needs one each way.
+    """
+    block = "block_sparse_moe"
+    if not any(f".{block}.experts." in key for key in plan):
+        return plan
+    kept = {key: style for key, style in plan.items() if f".{block}." not in key}
+    for key in plan:
+        if f".{block}.experts." in key:
+            before, after = key.split(f".{block}.experts.")
+            kept[f"{before}.{block}"] = LISTED_EXPERTS
+            kept[key] = {"w1": "colwise", "w3": "colwise", "w2": "rowwise"}[after.split(".")[-1]]
+    return kept
+
+
+def route(block: nn.Module, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Mixtral's routing in 4.57: (tokens, hidden) -> router logits, chosen experts (tokens, k), their weights."""
+    logits = block.gate(tokens)
+    weights, chosen = torch.topk(logits.softmax(-1, dtype=torch.float), block.top_k, dim=-1)
+    weights = weights / weights.sum(-1, keepdim=True)
+    return logits, chosen, weights.to(tokens.dtype)

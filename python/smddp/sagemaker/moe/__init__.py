@@ -1,0 +1,1 @@
+"""Mixture of experts: configurations and classes that scripts name. Expert parallelism does not run yet."""

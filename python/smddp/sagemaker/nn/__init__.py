@@ -1,0 +1,1 @@
+"""Attention modules over torch's scaled_dot_product_attention."""

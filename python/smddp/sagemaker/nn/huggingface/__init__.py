@@ -1,0 +1,1 @@
+"""Attention layers in the form that Hugging Face models call."""

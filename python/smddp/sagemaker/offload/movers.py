@@ -1,0 +1,105 @@
+"""How bytes travel between device and host: one interface, a plain one and one over an accelerator's streams.
+
+A *transfer* is what :meth:`store` and :meth:`load` return; ``None`` means that it has ended already.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+
+from smddp.sagemaker.offload.pool import HostPool
+
+
+class Mover(Protocol):
+    """Copies between device tensors and host buffers of ``pool``."""
+
+    pool: HostPool
+
+    def store(self, source: torch.Tensor, host: torch.Tensor, after: Any) -> Any:
+        """Begin copying ``source`` to ``host`` once the transfer ``after`` has ended."""
+
+    def load(self, host: torch.Tensor, target: torch.Tensor, after: Any) -> Any:
+        """Begin copying ``host`` to ``target`` once the transfer ``after`` has ended."""
+
+    def wait(self, transfer: Any) -> None:
+        """What the computation issues from now on runs after ``transfer``."""
+
+    def done(self, transfer: Any) -> bool:
+        """Whether ``transfer`` has ended; never blocks."""
+
+    def part_with(self, tensor: torch.Tensor) -> None:
+        """The caller drops ``tensor`` while its copy may be under way: the memory must outlive the copy."""
+
+
+class HostMover:
+    """Copies at once. For CPU tensors: the schedule is that of a GPU, the copies cost what memcpy costs."""
+
+    def __init__(self) -> None:
+        self.pool = HostPool()
+
+    def store(self, source: torch.Tensor, host: torch.Tensor, after: Any) -> None:
+        host.copy_(source)
+
+    def load(self, host: torch.Tensor, target: torch.Tensor, after: Any) -> None:
+        target.copy_(host)
+
+    def wait(self, transfer: Any) -> None:
+        pass
+
+    def done(self, transfer: Any) -> bool:
+        return True
+
+    def part_with(self, tensor: torch.Tensor) -> None:
+        pass
+
+
+class StreamMover:
+    """Copies on two side streams, one per direction, so that both run beside the computation.
+
+    ``device_module`` is torch.cuda or another accelerator's module with the same Stream, Event, current_stream
+    and stream(). Memory on the device always belongs to the computing stream: it is allocated there, and freed
+    only where that stream has been told to wait for the copy, or by :meth:`part_with`.
+    """
+
+    def __init__(self, device: torch.device, device_module: Any = None, pin_memory: bool = True) -> None:
+        self._device = device
+        self._module = device_module if device_module is not None else torch.get_device_module(device)
+        self._out = self._module.Stream(device=device)
+        self._in = self._module.Stream(device=device)
+        self.pool = HostPool(pin_memory=pin_memory)
+
+    def store(self, source: torch.Tensor, host: torch.Tensor, after: Any) -> Any:
+        return self._copy(self._out, host, source, after)
+
+    def load(self, host: torch.Tensor, target: torch.Tensor, after: Any) -> Any:
+        return self._copy(self._in, target, host, after)
+
+    def _copy(self, stream: Any, target: torch.Tensor, source: torch.Tensor, after: Any) -> Any:
+        # The source is complete, or the target's memory no longer in use, only once the computation issued so
+        # far has run.
+        stream.wait_stream(self._module.current_stream(self._device))
+        if after is not None:
+            stream.wait_event(after)
+        with self._module.stream(stream):
+            target.copy_(source, non_blocking=True)
+        event = self._module.Event()
+        event.record(stream)
+        return event
+
+    def wait(self, transfer: Any) -> None:
+        if transfer is not None:
+            self._module.current_stream(self._device).wait_event(transfer)
+
+    def done(self, transfer: Any) -> bool:
+        return transfer is None or transfer.query()
+
+    def part_with(self, tensor: torch.Tensor) -> None:
+        tensor.record_stream(self._out)
+        tensor.record_stream(self._in)
+
+
+def mover_for(device: torch.device) -> Mover:
+    """A new mover for tensors on ``device``."""
+    return HostMover() if device.type == "cpu" else StreamMover(device)

@@ -1,0 +1,34 @@
+"""Which storages belong to parameters and buffers: those are never offloaded, nor are views of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+# FSDP1's flat parameter changes its data between these storages; layers compute on views of the padded ones.
+_FLAT_PARAMETER_DATA = ("_full_param_padded", "_full_prec_full_param_padded", "_local_shard", "_mp_shard")
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """The identity of a tensor's storage, good while the storage lives (its address may change or be empty)."""
+    return tensor.untyped_storage()._cdata
+
+
+def parameter_storages(module: torch.nn.Module, recurse: bool = True) -> set[int]:
+    """Keys of all storages that hold parameters or buffers of ``module`` at this moment, sharded or gathered."""
+    tensors = [t for owner in (module.parameters(recurse), module.buffers(recurse)) for t in owner]
+    for each in module.modules() if recurse else [module]:
+        if isinstance(each, FullyShardedDataParallel):
+            tensors += _flat_parameter_data(each)
+    return {storage_key(getattr(t, "_local_tensor", t)) for t in tensors}
+
+
+def _flat_parameter_data(module: FullyShardedDataParallel) -> Iterator[torch.Tensor]:
+    flat = getattr(module, "_flat_param", None)
+    if flat is not None:
+        for name in _FLAT_PARAMETER_DATA:
+            data = getattr(flat, name, None)
+            if isinstance(data, torch.Tensor):
+                yield data

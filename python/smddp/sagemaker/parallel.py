@@ -1,0 +1,147 @@
+"""Who shares what with whom: the arithmetic of the degrees, and the mesh and groups it gives.
+
+The world is one mesh of three dimensions, `replicate` x `shard` x `tensor`, with the tensor dimension innermost:
+the ranks of a tensor group are neighbours, those of a shard group are the next nearest, and copies of the model
+are farthest apart. Ranks are ordered by node first, so a shard group that fits into a node stays inside it. Context
+and expert parallelism, when they are built, divide the shard dimension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+DIMENSIONS = ("replicate", "shard", "tensor")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The sizes of the mesh's dimensions; ``native`` if FSDP stays as the script makes it."""
+
+    replicate: int
+    shard: int
+    tensor: int
+    native: bool
+
+    @property
+    def world(self) -> int:
+        return self.replicate * self.shard * self.tensor
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(d) for d in range(1, number + 1) if number % d == 0)
+
+
+def layout(world: int, shard: int, tensor: int, context: int = 1, expert: int = 1) -> Layout:
+    """Resolves the degrees for ``world`` ranks; ``shard`` is hybrid_shard_degree, 0 included.
+
+    Raises:
+        ValueError: a degree that does not fit, with the arithmetic and the degrees that would.
+        NotImplementedError: context or expert parallelism.
+    """
+    for key, degree in (
+        ("tensor_parallel_degree", tensor),
+        ("context_parallel_degree", context),
+        ("expert_parallel_degree", expert),
+    ):
+        if degree > world or world % degree:
+            raise ValueError(f"{key}={degree} does not divide {world} ranks; these do: {_divisors(world)}")
+    if shard and context > shard:
+        raise ValueError(f"context_parallel_degree={context} must not exceed hybrid_shard_degree={shard}")
+    for key, degree in (("context_parallel_degree", context), ("expert_parallel_degree", expert)):
+        if degree > 1:
+            raise NotImplementedError(f"{key}={degree}: only 1 runs in this version; set it to 1 or leave it out")
+    data = world // tensor
+    if shard and (shard > data or data % shard):
+        if tensor == 1:
+            sum_ = f"{world} ranks are not a multiple of {shard}"
+        else:
+            sum_ = f"{world} ranks / tensor_parallel_degree={tensor} = {data}, which is not a multiple of {shard}"
+        raise ValueError(f"hybrid_shard_degree={shard} does not fit: {sum_}; these would: 0, {_divisors(data)}")
+    native = shard == 0 and tensor == 1
+    size = shard or data
+    return Layout(data // size, size, tensor, native)
+
+
+def order_by_node(nodes: list[str]) -> list[int]:
+    """All ranks, those of one node together, nodes in the order of their first rank. ``nodes[r]``: rank r's node."""
+    first = {}
+    for rank, node in enumerate(nodes):
+        first.setdefault(node, rank)
+    return sorted(range(len(nodes)), key=lambda rank: (first[nodes[rank]], rank))
+
+
+def device_type() -> str:
+    """What the mesh's tensors live on: "cuda" where there is a GPU that the default group can use, else "cpu"."""
+    if torch.cuda.is_available():
+        try:
+            dist.group.WORLD._get_backend(torch.device("cuda"))
+            return "cuda"
+        except RuntimeError:
+            pass
+    return "cpu"
+
+
+def _subgroups(rank_lists: list[list[int]]) -> dist.ProcessGroup:
+    """The group of this rank among ``rank_lists``, which cover the world; every rank makes all of them."""
+    if len(rank_lists) == 1:
+        return dist.group.WORLD
+    mine, _ = dist.new_subgroups_by_enumeration(rank_lists)
+    return mine
+
+
+def _forget_old_meshes() -> None:
+    """Make DTensor forget results that it keeps by mesh.
+
+    A mesh equals the one that an earlier `init` of this process made, so DTensor would hand out tensors over that
+    one, whose groups may be gone.
+    """
+    from torch.distributed.tensor import DTensor
+
+    propagator = getattr(getattr(DTensor, "_op_dispatcher", None), "sharding_propagator", None)
+    clear = getattr(getattr(propagator, "propagate_op_sharding", None), "cache_clear", None)
+    for forget in (clear, getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)):
+        if forget is not None:
+            forget()
+
+
+class ParallelState:
+    """The mesh of this process and the groups made from it, each made once.
+
+    Attributes:
+        mesh: DeviceMesh (replicate, shard, tensor).
+        one_copy: process group of the ranks that hold one copy of the model together (shard x tensor).
+        place: this rank's index in each dimension, by name.
+    """
+
+    def __init__(self, sizes: Layout, nodes: list[str]) -> None:
+        self.sizes = sizes
+        _forget_old_meshes()
+        self.ranks = torch.tensor(order_by_node(nodes)).view(sizes.replicate, sizes.shard, sizes.tensor)
+        self.mesh = DeviceMesh(device_type(), self.ranks, mesh_dim_names=DIMENSIONS)
+        if sizes.tensor == 1:
+            self.one_copy = self.group("shard")
+        else:
+            self.one_copy = _subgroups(self.ranks.view(sizes.replicate, -1).tolist())
+        place = (self.ranks == dist.get_rank()).nonzero()[0].tolist()
+        self.place = dict(zip(DIMENSIONS, place))
+
+    def group(self, dimension: str) -> dist.ProcessGroup:
+        """This rank's group along one dimension of the mesh."""
+        return self.mesh.get_group(dimension)
+
+    @property
+    def fsdp_mesh(self) -> DeviceMesh:
+        """What FSDP shards and replicates over: (replicate, shard)."""
+        return self.mesh["replicate", "shard"]
+
+    def replication_groups(self) -> list[list[int]]:
+        """For each shard, the ranks that hold it, in order of their copy."""
+        return self.ranks.reshape(self.sizes.replicate, -1).T.tolist()
+
+    def nodes_of_shard_group(self, nodes: list[str]) -> int:
+        """How many nodes this rank's shard group spans."""
+        return len({nodes[rank] for rank in dist.get_process_group_ranks(self.group("shard"))})

@@ -1,0 +1,274 @@
+"""Every change that `torch.sagemaker` makes to torch, in one table: what, when, why, and how it is undone.
+
+Two patches are made when `torch.sagemaker` is imported, since scripts bind those names before `tsm.init()`. The
+others are made by `init`, each only when the configuration asks for it, and undone by `tsm.state.reset()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from smddp.sagemaker.parallel import Layout
+
+Undo = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One change of torch.
+
+    Attributes:
+        name: short name.
+        target: what in torch behaves differently while the patch is active.
+        why: what it is for.
+        apply: makes the change and returns what undoes it.
+        wanted: of the configuration and the layout; None for a patch made at import.
+    """
+
+    name: str
+    target: str
+    why: str
+    apply: Callable[[], Undo]
+    wanted: Callable[[dict[str, Any], Layout], bool] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.target}: {self.why}"
+
+
+def _replace(owner: Any, attribute: str, value: Any) -> Undo:
+    """Sets an attribute, or an item of a namespace, and returns what restores it."""
+    if isinstance(owner, dict):
+        before = owner[attribute]
+        owner[attribute] = value
+        return lambda: owner.__setitem__(attribute, before)
+    if attribute not in vars(owner):
+        setattr(owner, attribute, value)
+        return lambda: delattr(owner, attribute)
+    # As it lies there: a static method is more than the function that attribute access gives.
+    before = vars(owner)[attribute]
+    setattr(owner, attribute, value)
+    return lambda: setattr(owner, attribute, before)
+
+
+def _all(*undo: Undo) -> Undo:
+    return lambda: [one() for one in undo] and None
+
+
+def _post_param_init_fn() -> Undo:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    from smddp.sagemaker.delayed_param.fsdp import with_post_param_init_fn
+
+    original = FullyShardedDataParallel.__init__
+    return _replace(FullyShardedDataParallel, "__init__", with_post_param_init_fn(original))
+
+
+def _hybrid_fsdp() -> Undo:
+    import functools
+
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    from smddp.sagemaker import sharding
+
+    original = FullyShardedDataParallel.__init__
+    return _replace(FullyShardedDataParallel, "__init__", functools.wraps(original)(sharding.fsdp_init(original)))
+
+
+def _hybrid_fully_shard() -> Undo:
+    from smddp.sagemaker import sharding
+
+    names, found = sharding.fully_shard_globals()
+    if not found:
+        raise RuntimeError("this torch's fully_shard has no default mesh to replace: pass mesh= to it, and report this")
+    return _all(*(_replace(names, name, sharding.default_mesh) for name in found))
+
+
+def _optimizers() -> Undo:
+    from smddp.sagemaker import sharding
+
+    return sharding.watch_optimizers()
+
+
+def _cache_flushes() -> Undo:
+    from smddp.sagemaker import sharding
+
+    return sharding.watch_cache_flushes()
+
+
+def _offload() -> Undo:
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import OffloadWrapper
+
+    from smddp.sagemaker import offload
+    from smddp.sagemaker.state_handler import state
+
+    replacement = offload.prefetching_forward(OffloadWrapper.forward, lambda: state.activation_loading_horizon)
+    undo = _replace(OffloadWrapper, "forward", replacement)
+
+    def undo_both() -> None:
+        undo()
+        offload.forget_layers()
+
+    return undo_both
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _sharded_optimizer() -> Undo:
+    from smddp.sagemaker.distributed.checkpoint import optimizer
+
+    return optimizer.replace_in_torch()
+
+
+def _fsdp1_parameters() -> Undo:
+    from torch.distributed.fsdp._flat_param import FlatParamHandle
+
+    from smddp.sagemaker.tensor_parallel import fsdp1
+
+    parameters = fsdp1.keeping_parameters(FlatParamHandle._use_unsharded_views)
+    gradients = fsdp1.giving_gradients(FlatParamHandle._use_sharded_grad_views)
+    return _all(
+        _replace(FlatParamHandle, "_use_unsharded_views", parameters),
+        _replace(FlatParamHandle, "_use_sharded_grad_views", gradients),
+    )
+
+
+def _fsdp1_chunks() -> Undo:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.tensor.parallel.fsdp import DTensorExtensions
+
+    from smddp.sagemaker.distributed.checkpoint import fsdp1_chunks
+
+    chunk_dtensor = fsdp1_chunks.chunk_dtensor(DTensorExtensions.chunk_dtensor)
+    to_load = staticmethod(fsdp1_chunks.optim_state_dict_to_load(FullyShardedDataParallel.optim_state_dict_to_load))
+    return _all(
+        _replace(DTensorExtensions, "chunk_dtensor", chunk_dtensor),
+        _replace(FullyShardedDataParallel, "optim_state_dict_to_load", to_load),
+    )
+
+
+def _translate_on_save() -> Undo:
+    from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel
+
+    from smddp.sagemaker.distributed.checkpoint import full_state_dict
+
+    init = full_state_dict.config_init(FullStateDictConfig.__init__)
+    state_dict = full_state_dict.fsdp_state_dict(FullyShardedDataParallel.state_dict)
+    return _all(
+        _replace(FullStateDictConfig, "__init__", init),
+        _replace(FullyShardedDataParallel, "state_dict", state_dict),
+    )
+
+
+PATCHES = (
+    Patch(
+        "post_param_init_fn",
+        "torch.distributed.fsdp.FullyShardedDataParallel.__init__",
+        "takes post_param_init_fn, which scripts always pass, and calls it with each module after param_init_fn",
+        _post_param_init_fn,
+    ),
+    Patch(
+        "sharded_optimizer",
+        "torch.distributed.checkpoint.optimizer.load_sharded_optimizer_state_dict",
+        "it takes process_group, and cuts the state as the parameters are cut",
+        _sharded_optimizer,
+    ),
+    Patch(
+        "translate_on_save",
+        "FullStateDictConfig.__init__ and FullyShardedDataParallel.state_dict",
+        "full state dicts come in Hugging Face names and shapes; translate_on_save=False turns that off",
+        _translate_on_save,
+        lambda values, sizes: True,
+    ),
+    Patch(
+        "hybrid_fsdp",
+        "torch.distributed.fsdp.FullyShardedDataParallel.__init__",
+        "a call without process_group and device_mesh gets the mesh and strategy of hybrid_shard_degree",
+        _hybrid_fsdp,
+        lambda values, sizes: not sizes.native,
+    ),
+    Patch(
+        "hybrid_fully_shard",
+        "the default mesh of torch.distributed.fsdp.fully_shard",
+        "a call without mesh gets the (replicate, shard) mesh, or the shard dimension alone for one copy",
+        _hybrid_fully_shard,
+        lambda values, sizes: not sizes.native,
+    ),
+    Patch(
+        "fsdp1_parameters",
+        "FlatParamHandle._use_unsharded_views and ._use_sharded_grad_views",
+        "tensor-parallel parameters of units that are not sharded stay the ones that the optimizer holds",
+        _fsdp1_parameters,
+        lambda values, sizes: sizes.tensor > 1,
+    ),
+    Patch(
+        "fsdp1_chunks",
+        "DTensorExtensions.chunk_dtensor and FullyShardedDataParallel.optim_state_dict_to_load",
+        "sharded state dicts are cut over the shard dimension, and loaded over the tensor dimension",
+        _fsdp1_chunks,
+        lambda values, sizes: not sizes.native,
+    ),
+    Patch(
+        "optimizer_order",
+        "the first step of every torch.optim.Optimizer (a step hook)",
+        "an optimizer made before FSDP trains nothing: say so",
+        _optimizers,
+        lambda values, sizes: not sizes.native,
+    ),
+    Patch(
+        "activation_offloading",
+        "OffloadWrapper.forward, of torch's offload_wrapper",
+        "checkpointed layers' inputs leave for the host and come back activation_loading_horizon layers ahead",
+        _offload,
+        lambda values, sizes: values["sm_activation_offloading"],
+    ),
+    Patch(
+        "cache_flush_warnings",
+        "every torch.optim.Optimizer step (a step hook)",
+        "warn when the CUDA caching allocator flushed its cache",
+        _cache_flushes,
+        lambda values, sizes: values["fsdp_cache_flush_warnings"] and _has_gpu(),
+    ),
+)
+
+# In the order in which they were made.
+_active: dict[str, Undo] = {}
+
+
+def patches() -> list[Patch]:
+    """The patches of torch that are active now, in the order in which they were made."""
+    by_name = {patch.name: patch for patch in PATCHES}
+    return [by_name[name] for name in _active]
+
+
+def apply_import() -> None:
+    """Make the patches that scripts need before `init`. Idempotent."""
+    for patch in PATCHES:
+        if patch.wanted is None and patch.name not in _active:
+            _active[patch.name] = patch.apply()
+
+
+def apply_init(values: dict[str, Any], sizes: Layout) -> None:
+    """Make the patches that this configuration asks for."""
+    for patch in PATCHES:
+        if patch.wanted is not None and patch.name not in _active and patch.wanted(values, sizes):
+            _active[patch.name] = patch.apply()
+
+
+def undo_init() -> None:
+    """Undo what `apply_init` did, the last first."""
+    at_init = {patch.name for patch in PATCHES if patch.wanted is not None}
+    for name in [name for name in reversed(_active) if name in at_init]:
+        _active.pop(name)()
+
+
+def undo_all() -> None:
+    """Undo every patch, those of the import too; `apply_import` makes the latter again."""
+    undo_init()
+    for name in list(reversed(_active)):
+        _active.pop(name)()

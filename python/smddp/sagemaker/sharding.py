@@ -1,0 +1,135 @@
+"""Hybrid sharding: what FSDP1, FSDP2 and optimizers do differently once `tsm.init()` has made the mesh.
+
+The script's own `FSDP(...)` and `fully_shard(...)` calls stay as they are. Where they name no group and no mesh they
+get the mesh of `tsm.state`; where they name one, the script's choice is kept and said.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from smddp.sagemaker.parallel import DIMENSIONS
+from smddp.sagemaker.state_handler import state
+from smddp.sagemaker.tensor_parallel.fsdp1 import refer_to_first
+
+log = logging.getLogger("smddp.sagemaker")
+
+_HYBRID = (ShardingStrategy.HYBRID_SHARD, ShardingStrategy._HYBRID_SHARD_ZERO2)
+
+
+def fsdp_init(original: Callable[..., None]) -> Callable[..., None]:
+    """`FullyShardedDataParallel.__init__` that fills in strategy and mesh."""
+    signature = inspect.signature(original)
+
+    def __init__(self: FullyShardedDataParallel, *args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(self, *args, **kwargs)
+        if bound.arguments.get("process_group") is None and bound.arguments.get("device_mesh") is None:
+            strategy, mesh = placed(bound.arguments.get("sharding_strategy"))
+            bound.arguments.update(sharding_strategy=strategy, device_mesh=mesh)
+        elif not _is_ours(bound.arguments.get("device_mesh")):
+            _say_once("FSDP was given a process group or mesh of its own: hybrid_shard_degree has no effect on it")
+        if state.tp_size > 1:
+            refer_to_first(bound.arguments["module"])
+        original(*bound.args, **bound.kwargs)
+
+    return __init__
+
+
+def _is_ours(mesh: DeviceMesh | None) -> bool:
+    """Whether ``mesh`` is a part of `tsm.state.mesh`, as units inside one that we have placed are given."""
+    return mesh is not None and bool(mesh.mesh_dim_names) and set(mesh.mesh_dim_names) <= set(DIMENSIONS)
+
+
+_said: set[str] = set()
+
+
+def _say_once(text: str) -> None:
+    if text not in _said:
+        _said.add(text)
+        log.warning("%s", text)
+
+
+def placed(asked: ShardingStrategy | None) -> tuple[ShardingStrategy, DeviceMesh]:
+    """The strategy in force where the script asked for ``asked``, and the mesh it runs on."""
+    mesh, degree = state.mesh, state.hybrid_shard_degree
+    if degree == 1:
+        return ShardingStrategy.NO_SHARD, mesh["replicate"]
+    if asked == ShardingStrategy._HYBRID_SHARD_ZERO2:
+        return asked, mesh["replicate", "shard"]
+    if degree >= 2 or asked == ShardingStrategy.HYBRID_SHARD:
+        return ShardingStrategy.HYBRID_SHARD, mesh["replicate", "shard"]
+    # Degree 0 with tensor parallelism: one copy over all data-parallel ranks, sharded as the script asked.
+    return asked or ShardingStrategy.FULL_SHARD, mesh["shard"]
+
+
+def fully_shard_globals() -> tuple[dict[str, Any], list[str]]:
+    """The namespace in which `fully_shard` looks up the function that makes its default mesh, and that name.
+
+    Scripts bind the name `fully_shard` before `tsm.init()`, so the function itself must stay.
+    """
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:
+        from torch.distributed._composable.fsdp import fully_shard
+    names = inspect.unwrap(fully_shard).__globals__
+    return names, [name for name in ("_init_default_mesh", "_init_default_fully_shard_mesh") if name in names]
+
+
+def default_mesh(*_: Any, **__: Any) -> DeviceMesh:
+    """The mesh of a `fully_shard` call that names none: (replicate, shard), or one dimension if there is one copy."""
+    return state.mesh["shard"] if state.rep_size == 1 else state.mesh["replicate", "shard"]
+
+
+class UntrainedParameters(ValueError):
+    """An optimizer whose parameters get no gradients, since FSDP replaced them after it was made."""
+
+
+def watch_optimizers() -> Callable[[], None]:
+    """Raise at the first step of an optimizer none of whose parameters has a gradient. Returns what ends it."""
+    seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+    def before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if optimizer in seen:
+            return
+        seen.add(optimizer)
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        # An FSDP1 rank may hold nothing of a unit, and its empty parameters have no gradient.
+        if any(p.numel() and p.requires_grad for p in parameters) and all(p.grad is None for p in parameters):
+            raise UntrainedParameters(
+                f"{type(optimizer).__name__} has {len(parameters)} parameters and none has a gradient: it was made "
+                "before transform(), FSDP(...) or fully_shard(...), which replace the parameters. Create the "
+                "optimizer after them, from model.parameters()"
+            )
+
+    return register_optimizer_step_pre_hook(before_step).remove
+
+
+def watch_cache_flushes(statistics: Callable[[], dict[str, Any]] | None = None) -> Callable[[], None]:
+    """Warn when the CUDA caching allocator flushed its cache since the last step. Returns what ends it."""
+    statistics = statistics or torch.cuda.memory_stats
+    before = 0
+
+    def after_step(*_: Any) -> None:
+        nonlocal before
+        flushes = statistics().get("num_alloc_retries", 0)
+        if flushes > before:
+            warnings.warn(
+                f"the CUDA caching allocator flushed its cache {flushes - before} times in this step, which stops the "
+                "GPU each time: lower the memory use (smaller batch, activation checkpointing, a larger "
+                "hybrid_shard_degree); fsdp_cache_flush_warnings=false turns this warning off",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        before = flushes
+
+    return register_optimizer_step_post_hook(after_step).remove

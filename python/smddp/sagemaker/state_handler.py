@@ -1,0 +1,230 @@
+"""`tsm.state`: where this process stands in the job, and what was configured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from smddp.sagemaker.config import KEYS, _checked
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from smddp.sagemaker.parallel import ParallelState
+
+_DEGREES = ("hybrid_shard_degree", "tensor_parallel_degree", "context_parallel_degree", "expert_parallel_degree")
+
+
+class Ranker:
+    """Which ranks hold the same shard, by global rank."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def get_rep_groups(self) -> list[list[int]]:
+        """All replication groups: each lists the global ranks that hold the same shard, one from each copy."""
+        return self._state._made("ranker.get_rep_groups()").replication_groups()
+
+    def get_rep_rank(self, global_rank: int) -> int:
+        """The index of ``global_rank`` in its replication group: which copy of the model it belongs to.
+
+        Raises ValueError for a rank outside the world.
+        """
+        for group in self.get_rep_groups():
+            if global_rank in group:
+                return group.index(global_rank)
+        raise ValueError(f"rank {global_rank} is not in this world of {self._state.world_size} ranks")
+
+
+class State:
+    """What `tsm.init()` has set up. One object for the life of the process.
+
+    Before `init` the degrees may be assigned, and `init` keeps what was assigned; everything that needs the mesh
+    raises RuntimeError until then.
+    """
+
+    def __init__(self) -> None:
+        self._assigned: dict[str, int] = {}
+        self._config: dict[str, Any] | None = None
+        self._parallel: ParallelState | None = None
+        self._transformed = False
+        self.ranker = Ranker(self)
+
+    # ---- life cycle ----
+
+    def _set(self, config: dict[str, Any], parallel: ParallelState) -> None:
+        self._config, self._parallel = config, parallel
+
+    def reset(self) -> None:
+        """Forget the configuration, the mesh and assigned degrees, and undo what `init` patched in torch.
+
+        The process groups stay open until torch destroys them; a new `init` makes new ones.
+        """
+        from smddp.sagemaker import patching
+
+        patching.undo_init()
+        self._assigned, self._config, self._parallel, self._transformed = {}, None, None, False
+
+    def _made(self, what: str) -> ParallelState:
+        if self._parallel is None:
+            raise RuntimeError(f"tsm.state.{what} is known only after tsm.init()")
+        return self._parallel
+
+    @property
+    def is_initialized(self) -> bool:
+        return self._parallel is not None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """Every key with the value in force; the defaults before `init`."""
+        if self._config is not None:
+            return dict(self._config)
+        return {**{key.name: key.default for key in KEYS.values()}, **self._assigned}
+
+    # ---- the world ----
+
+    @property
+    def rank(self) -> int:
+        """Global rank."""
+        return _dist().get_rank()
+
+    @property
+    def world_size(self) -> int:
+        return _dist().get_world_size()
+
+    @property
+    def world_process_group(self) -> dist.ProcessGroup:
+        return _dist().group.WORLD
+
+    # ---- the mesh and its groups ----
+
+    @property
+    def mesh(self) -> DeviceMesh | None:
+        """DeviceMesh ("replicate", "shard", "tensor"), tensor innermost; None before `init`."""
+        return self._parallel.mesh if self._parallel else None
+
+    @property
+    def native(self) -> bool:
+        """True where FSDP stays exactly as the script makes it: hybrid_shard_degree 0 without tensor parallelism."""
+        return self._made("native").sizes.native
+
+    @property
+    def shard_size(self) -> int | None:
+        """How many ranks share each parameter under FSDP; None if FSDP is left native."""
+        sizes = self._made("shard_size").sizes
+        return None if sizes.native else sizes.shard
+
+    @property
+    def rep_size(self) -> int:
+        """Copies of the model; 1 if FSDP is left native."""
+        return self._made("rep_size").sizes.replicate
+
+    @property
+    def rep_rank(self) -> int:
+        """Which copy of the model this rank belongs to."""
+        return self._made("rep_rank").place["replicate"]
+
+    @property
+    def rep_rank_process_group(self) -> dist.ProcessGroup | None:
+        """All ranks of this rank's copy of the model (shard x tensor); None if FSDP is left native."""
+        made = self._made("rep_rank_process_group")
+        return None if made.sizes.native else made.one_copy
+
+    @property
+    def replication_process_group(self) -> dist.ProcessGroup:
+        """The ranks that hold the same shard as this one."""
+        return self._made("replication_process_group").group("replicate")
+
+    @property
+    def shard_rank(self) -> int:
+        return self._made("shard_rank").place["shard"]
+
+    @property
+    def shard_process_group(self) -> dist.ProcessGroup:
+        """The ranks that share this rank's parameters under FSDP."""
+        return self._made("shard_process_group").group("shard")
+
+    @property
+    def dp_size(self) -> int:
+        """Ranks that train on different samples: world / tensor_parallel_degree."""
+        sizes = self._made("dp_size").sizes
+        return sizes.replicate * sizes.shard
+
+    @property
+    def dp_rank(self) -> int:
+        """Which part of each batch this rank trains on, of `dp_size`."""
+        made = self._made("dp_rank")
+        return made.place["replicate"] * made.sizes.shard + made.place["shard"]
+
+    @property
+    def tp_size(self) -> int:
+        """The tensor parallel degree."""
+        return self.tensor_parallel_degree
+
+    @property
+    def tp_rank(self) -> int:
+        """Rank in the tensor group; 0 before `init`, as scripts ask for it where SMP is switched off."""
+        return self._parallel.place["tensor"] if self._parallel else 0
+
+    @property
+    def tp_process_group(self) -> dist.ProcessGroup | None:
+        """The ranks that share each layer; None without tensor parallelism."""
+        if self._parallel is None or self._parallel.sizes.tensor == 1:
+            return None
+        return self._parallel.group("tensor")
+
+    # Neither context nor expert parallelism runs yet, so their groups are of one rank.
+    ep_rank = property(lambda self: 0, doc="Rank in the expert group.")
+    ep_size = property(lambda self: 1, doc="Size of the expert group.")
+    ep_process_group = property(lambda self: None, doc="None without expert parallelism.")
+    cp_rank = property(lambda self: 0, doc="Rank in the context group.")
+    cp_size = property(lambda self: 1, doc="Size of the context group.")
+    cp_process_group = property(lambda self: None, doc="None without context parallelism.")
+
+    @property
+    def get_rng_state_tracker(self) -> Any:
+        """A function that returns the tracker of random states inside tensor-parallel layers."""
+        from smddp.sagemaker.rng import get_rng_state_tracker
+
+        return get_rng_state_tracker
+
+    def __repr__(self) -> str:
+        if self._parallel is None:
+            return f"State(before init; assigned {self._assigned})"
+        sizes = self._parallel.sizes
+        return (
+            f"State(rank {self.rank} of {self.world_size}: replicate {sizes.replicate} x shard {sizes.shard}"
+            f" x tensor {sizes.tensor}{', FSDP native' if sizes.native else ''})"
+        )
+
+
+def _key(name: str) -> property:
+    """A configuration key as an attribute; degrees may be assigned before `init`."""
+
+    def get(self: State) -> int | bool:
+        return self.config[name]
+
+    def put(self: State, value: int) -> None:
+        value = _checked(KEYS[name], name, value, "tsm.state")
+        if self._config is None:
+            self._assigned[name] = value
+        elif self._config[name] != value:
+            raise RuntimeError(
+                f"tsm.state.{name} is {self._config[name]} since tsm.init(), and cannot become {value}: assign it "
+                "before init(), or call tsm.state.reset() first"
+            )
+
+    return property(get, put if name in _DEGREES else None, doc=KEYS[name].meaning)
+
+
+for _name in KEYS:
+    setattr(State, _name, _key(_name))
+
+
+def _dist() -> Any:
+    import torch.distributed as dist
+
+    return dist
+
+
+state = State()

@@ -1,0 +1,106 @@
+"""What the sharded modules of one attention or MLP block share: the border of their region.
+
+q, k and v (or gate and up) read the same activations. If each had a border of its own, each would all-reduce its
+input's gradient; as they share one, the gradients add up first and travel once. The first module that sees an
+activation makes the border, the others find it here. Parameters that every rank holds whole but uses in part (norms
+of heads, few key and value heads) cross the same border, so their gradients travel in the same all-reduce.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from smddp.sagemaker.rng import RegionRandomness
+from smddp.sagemaker.tensor_parallel.regions import TensorGroup, copy_to_region
+
+
+class Block:
+    """The border of one block; forgets the activations when the block's forward is over.
+
+    Attributes:
+        tp: the tensor group.
+        partial: (module, parameter name) of what every rank holds whole and uses in part.
+        randomness: this rank's random numbers between entering the region and leaving it; None if nothing inside
+            is random.
+        sequence: activations outside are shards of the sequence; `sequence.py` puts the border before the block.
+        open: the region goes on outside of the block, so there is no border.
+    """
+
+    def __init__(self, tp: TensorGroup, sequence: bool = False) -> None:
+        self.tp = tp
+        self.sequence = sequence
+        self.open = False
+        self.partial: list[tuple[nn.Module, str]] = []
+        self.randomness: RegionRandomness | None = None
+        self._seen: tuple[torch.Tensor, int, torch.Tensor] | None = None
+        self._aliases: dict[tuple[int, str], torch.Tensor] = {}
+
+    def attach(self, owner: nn.Module) -> None:
+        """Forget after each forward of ``owner``, the module that holds the sharded ones."""
+        # always_call: a recomputation under checkpointing may stop in the middle by an exception.
+        owner.register_forward_hook(_Forget(self), always_call=True)
+
+    def enter(self, tensor: torch.Tensor, training: bool) -> torch.Tensor:
+        """``tensor``, which is equal on all ranks, for use inside the region."""
+        if training and self.randomness is not None:
+            self.randomness.enter(tensor.device)
+        if self.open or self.sequence:
+            return tensor
+        if self._seen is not None:
+            seen, version, alias = self._seen
+            if seen is tensor and version == tensor._version:
+                return alias
+        (alias,) = self._cross(tensor)
+        self._seen = (tensor, tensor._version, alias)
+        return alias
+
+    def parameter(self, module: nn.Module, name: str) -> torch.Tensor:
+        """A parameter of `partial` for use inside the region."""
+        key = (id(module), name)
+        if key not in self._aliases:
+            self._cross()
+        return self._aliases[key]
+
+    def leave(self) -> None:
+        """Random numbers are the same on all ranks again."""
+        if self.randomness is not None:
+            self.randomness.leave()
+
+    def forget(self) -> None:
+        self.leave()
+        self._seen, self._aliases = None, {}
+
+    def _cross(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Takes ``tensors``, and the partial parameters if they have not crossed yet, over one border."""
+        partial = [] if self._aliases else self.partial
+        inputs = (*tensors, *(getattr(module, name) for module, name in partial))
+        if not inputs:
+            return ()
+        aliases = copy_to_region(self.tp, *inputs)
+        for (module, name), alias in zip(partial, aliases[len(tensors) :]):
+            self._aliases[id(module), name] = alias
+        return aliases[: len(tensors)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_seen": None, "_aliases": {}}
+
+
+class _Forget:
+    def __init__(self, block: Block) -> None:
+        self._block = block
+
+    def __call__(self, *_: Any) -> None:
+        self._block.forget()
+
+
+def is_random(owner: nn.Module) -> bool:
+    """Whether anything in ``owner`` drops out: a module with p > 0, or a rate that it passes on."""
+    for module in owner.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0:
+            return True
+        if any("drop" in name and isinstance(value, float) and value > 0 for name, value in vars(module).items()):
+            return True
+    return False

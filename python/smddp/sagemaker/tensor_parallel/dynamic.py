@@ -1,0 +1,34 @@
+"""Adding behaviour to one module object: its class becomes a subclass of what it was."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch import nn
+
+
+def _rebuild(base: type, mixin: type, first: bool) -> nn.Module:
+    module = nn.Module.__new__(_subclass(base, mixin, first))
+    nn.Module.__init__(module)
+    return module
+
+
+@functools.cache
+def _subclass(base: type, mixin: type, first: bool) -> type:
+    def reduce(self: Any, protocol: Any) -> tuple:
+        # The class is made at run time, so pickle cannot find it by name.
+        return _rebuild, (base, mixin, first), self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
+
+    # The name stays: transformers looks losses, kernels and wrap policies up by it.
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    bases = (mixin, base) if first else (base, mixin)
+    return type(base.__name__, bases, {**names, "__reduce_ex__": reduce})
+
+
+def extend(module: nn.Module, mixin: type, first: bool = True) -> None:
+    """Make ``module`` an instance of ``mixin`` too; ``first``: the mixin's methods win over the class's own.
+
+    The class keeps its name, and the object can be copied and pickled.
+    """
+    module.__class__ = _subclass(type(module), mixin, first)

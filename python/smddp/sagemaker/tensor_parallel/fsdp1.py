@@ -1,0 +1,90 @@
+"""What FSDP1 cannot do with DTensor parameters by itself.
+
+- It sees that two modules share a parameter only if that is no DTensor, else it makes two of it. So, before it wraps,
+  the second module gets a reference to the first instead of the parameter.
+- With use_orig_params=True and a shard group of one rank it makes new parameters of its views after every pass if they
+  are DTensors, and the optimizer is left with the old ones. So the first ones stay, and get the new views' memory;
+  their gradients are DTensors, too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.distributed.fsdp._common_utils import _set_fsdp_flattened
+from torch.distributed.tensor import DTensor
+
+from smddp.sagemaker.tensor_parallel.dynamic import extend
+
+# Module attribute: {parameter name: (the module that has it, its name there)}.
+REFERENCES = "_tp_references"
+
+
+class Tied:
+    """A module some of whose parameters are another module's."""
+
+    def __getattr__(self, name: str) -> Any:
+        owner = self.__dict__.get(REFERENCES, {}).get(name)
+        return getattr(*owner) if owner is not None else super().__getattr__(name)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # State dicts hold the tied names too; the first module loads the values.
+        for name in self.__dict__.get(REFERENCES, {}):
+            state_dict.pop(prefix + name, None)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def refer_to_first(model: nn.Module) -> None:
+    """Shared DTensor parameters stay with the first module that has them; the others refer to it."""
+    first: dict[int, tuple[nn.Module, str]] = {}
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if not isinstance(parameter, DTensor):
+                continue
+            owner = first.setdefault(id(parameter), (module, name))
+            if owner != (module, name):
+                del module._parameters[name]
+                module.__dict__.setdefault(REFERENCES, {})[name] = owner
+                extend(module, Tied)
+
+
+def keeping_parameters(original: Callable[[Any, bool], None]) -> Callable[[Any, bool], None]:
+    """`FlatParamHandle._use_unsharded_views` that keeps DTensor parameters of unsharded units as they are."""
+
+    @functools.wraps(original)
+    def _use_unsharded_views(self: Any, as_params: bool) -> None:
+        original(self, as_params)
+        if not as_params or not self._use_orig_params or self.uses_sharded_strategy:
+            return
+        for index, (name, module, _) in enumerate(self.flat_param._param_infos):
+            new = module._parameters[name]
+            if not isinstance(new, DTensor):
+                continue
+            kept = self.flat_param._params[index]
+            if isinstance(kept, DTensor):
+                kept._local_tensor = new._local_tensor.detach()
+                self._setattr_param(module, name, kept)
+            else:
+                # The first time: what was here is the plain tensor that FSDP flattened. Unmarked, the new one would
+                # be flattened again by the unit around this one.
+                _set_fsdp_flattened(new)
+                self.flat_param._params[index] = new
+
+    return _use_unsharded_views
+
+
+def giving_gradients(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    """`FlatParamHandle._use_sharded_grad_views` that gives DTensor parameters of unsharded units DTensor gradients."""
+
+    @functools.wraps(original)
+    def _use_sharded_grad_views(self: Any) -> None:
+        unsharded = self._use_orig_params and not self.uses_sharded_strategy
+        if unsharded and any(isinstance(parameter, DTensor) for parameter in self.flat_param._params):
+            self._use_unsharded_grad_views()
+        else:
+            original(self)
+
+    return _use_sharded_grad_views

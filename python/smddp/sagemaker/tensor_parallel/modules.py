@@ -1,0 +1,228 @@
+"""Forward passes of sharded modules. Each class is mixed into a module's own class by `dynamic.extend`.
+
+Parameters are DTensors over the tensor mesh, so that FSDP, optimizers and checkpoints know what they are; the
+arithmetic runs on their local shards, so that every operation of torch works inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from smddp.sagemaker import hf
+from smddp.sagemaker.tensor_parallel.block import Block
+from smddp.sagemaker.tensor_parallel.layers import Product
+from smddp.sagemaker.tensor_parallel.regions import (
+    TensorGroup,
+    copy_to_region,
+    gather_from_region,
+    reduce_from_region,
+    scatter_sequence,
+    split_to_region,
+)
+
+
+def local(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """This rank's shard; a tensor that is whole stays as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+@contextlib.contextmanager
+def substituted(module: nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator[None]:
+    """``module`` with ``tensors`` in place of its parameters of these names."""
+    # FSDP1 keeps parameters as plain attributes while it computes, some in both places; the attribute counts.
+    kept = {name: module.__dict__[name] for name in tensors if name in module.__dict__}
+    try:
+        module.__dict__.update(tensors)
+        yield
+    finally:
+        for name in tensors:
+            del module.__dict__[name]
+        module.__dict__.update(kept)
+
+
+class _Product:
+    """``x @ weight + bias`` of a Linear (out, in) or, where ``_tp_transposed``, of transformers' Conv1D (in, out)."""
+
+    _tp_transposed = False
+    _tp_product: Product | None = None  # see layers.py
+
+    def _product(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if self._tp_product is not None:
+            return self._tp_product(x, weight, bias)
+        return F.linear(x, weight.t() if self._tp_transposed else weight, bias)
+
+
+class Column(_Product):
+    """A projection whose output columns are shared: input whole, output this rank's columns (or gathered)."""
+
+    _tp_block: Block
+    _tp_gather = False
+
+    def _shard(self, name: str) -> torch.Tensor | None:
+        """The local shard as a matrix or vector: fused projections are stored with a dimension for their parts."""
+        tensor = local(getattr(self, name))
+        if tensor is None:
+            return None
+        if name == "bias":
+            return tensor.reshape(-1)
+        if tensor.dim() == 2:
+            return tensor
+        return tensor.flatten(1) if self._tp_transposed else tensor.flatten(0, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self._tp_block.enter(x, self.training)
+        y = self._product(x, self._shard("weight"), self._shard("bias"))
+        if self._tp_gather:
+            self._tp_block.leave()
+            y = gather_from_region(y, self._tp_block.tp)
+        return y
+
+
+class KeyValueColumn(_Product):
+    """A key or value projection with fewer heads than ranks: held whole, each rank computes the heads it needs."""
+
+    _tp_block: Block
+    _tp_heads: list[int]
+    _tp_head_dim: int
+
+    def _rows(self, name: str) -> torch.Tensor | None:
+        if getattr(self, name) is None:
+            return None
+        whole = self._tp_block.parameter(self, name)
+        heads = whole.view(-1, self._tp_head_dim, *whole.shape[1:])
+        if len(self._tp_heads) == 1:
+            return heads[self._tp_heads[0]]
+        return heads[self._tp_heads].flatten(0, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self._tp_block.enter(x, self.training)
+        return self._product(x, self._rows("weight"), self._rows("bias"))
+
+
+class FusedGroupColumn(_Product):
+    """q, k, v in one projection, query heads sharded, one key and value head per rank and group of ranks.
+
+    ``weight``/``bias`` hold the query heads; ``key_value_weight`` (kv heads, 2, head_dim, in) and
+    ``key_value_bias`` hold all key and value heads. The output is (query heads..., key, value) of this rank.
+    """
+
+    _tp_block: Block
+    _tp_head: int
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        block = self._tp_block
+        x = block.enter(x, self.training)
+        weight = block.parameter(self, "key_value_weight")[self._tp_head].flatten(0, 1)
+        query, key_value = local(self.weight), self._product(x, weight, self._bias(block))
+        return torch.cat([self._product(x, query, local(self.bias)), key_value], -1)
+
+    def _bias(self, block: Block) -> torch.Tensor | None:
+        if self.bias is None:
+            return None
+        return block.parameter(self, "key_value_bias")[self._tp_head].flatten()
+
+
+class Row(_Product):
+    """A projection whose input columns are shared: output is the sum over the ranks, then the bias."""
+
+    _tp_block: Block
+    _tp_outer: Block | None = None
+    _tp_split = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        block = self._tp_block
+        if self._tp_split:
+            x = split_to_region(x, block.tp)
+        y = self._product(x, local(self.weight), None)
+        block.leave()
+        bias = self.bias
+        if block.open:
+            return y
+        if block.sequence:
+            y = scatter_sequence(y, block.tp)
+            if bias is not None and self._tp_outer is not None:
+                bias = self._tp_outer.parameter(self, "bias")
+        else:
+            y = reduce_from_region(y, block.tp, owned=True)
+        return y if bias is None else y + bias
+
+
+class Partial:
+    """A module inside a region whose parameters every rank holds whole: their gradients are summed at the border."""
+
+    _tp_block: Block
+    _tp_names: tuple[str, ...]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with substituted(self, {name: self._tp_block.parameter(self, name) for name in self._tp_names}):
+            return super().forward(*args, **kwargs)
+
+
+class Embedding:
+    """An embedding whose rows (the vocabulary) are shared: ids of other ranks give zeros, then the sum."""
+
+    _tp_group: TensorGroup
+    _tp_first: int
+    _tp_rows: int
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        position = ids - self._tp_first
+        mine = (position >= 0) & (position < self._tp_rows)
+        with substituted(self, {"weight": local(self.weight)}):
+            found = super().forward(torch.where(mine, position, 0))
+        found = found.masked_fill(~mine.unsqueeze(-1), 0)
+        return reduce_from_region(found, self._tp_group, owned=True)
+
+
+class Experts:
+    """Experts as stacked parameters: inputs whole, each rank computes its columns of every expert, then the sum."""
+
+    _tp_group: TensorGroup
+    _tp_names: tuple[str, ...]
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        args, kwargs = across(self._tp_group, args, kwargs)
+        with substituted(self, {name: self._matrices(name) for name in self._tp_names}):
+            return reduce_from_region(super().forward(*args, **kwargs), self._tp_group)
+
+    def _matrices(self, name: str) -> torch.Tensor:
+        tensor = local(getattr(self, name))
+        # gate and up in one parameter: (experts, 2, columns, in), see PackedShard.
+        return tensor.flatten(1, 2) if tensor.dim() == 4 else tensor
+
+
+class ListedExperts:
+    """Experts as a list of modules, called one by one: one border for all of them."""
+
+    _tp_group: TensorGroup
+
+    def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(batch, sequence, hidden) -> the same, and router logits (tokens, experts)."""
+        if self.training and self.jitter_noise > 0:
+            low, high = 1.0 - self.jitter_noise, 1.0 + self.jitter_noise
+            hidden_states = hidden_states * torch.empty_like(hidden_states).uniform_(low, high)
+        tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
+        logits, chosen, weights = hf.route(self, tokens)
+        tokens, weights = copy_to_region(self._tp_group, tokens, weights)
+        total = torch.zeros_like(tokens)
+        for expert in chosen.unique().tolist():
+            token, slot = torch.where(chosen == expert)
+            total.index_add_(0, token, self.experts[expert](tokens[token]) * weights[token, slot, None])
+        return reduce_from_region(total, self._tp_group).view(hidden_states.shape), logits
+
+
+def across(tp: TensorGroup, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+    """The arguments with every tensor that needs a gradient taken over one border."""
+    flat = [*args, *kwargs.values()]
+    places = [i for i, value in enumerate(flat) if isinstance(value, torch.Tensor) and value.requires_grad]
+    if places:
+        for place, alias in zip(places, copy_to_region(tp, *(flat[i] for i in places))):
+            flat[place] = alias
+    return tuple(flat[: len(args)]), dict(zip(kwargs, flat[len(args) :]))

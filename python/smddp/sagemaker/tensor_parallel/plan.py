@@ -1,0 +1,344 @@
+"""From a plan, which names styles, to `ParallelStyle` objects for each module; everything is checked before anything
+moves."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from smddp.sagemaker import hf
+from smddp.sagemaker.rng import RegionRandomness
+from smddp.sagemaker.tensor_parallel import styles
+from smddp.sagemaker.tensor_parallel.block import Block, is_random
+from smddp.sagemaker.tensor_parallel.regions import TensorGroup
+
+STYLES = (
+    "colwise",
+    "colwise_gather_output",
+    "rowwise",
+    "rowwise_split_input",
+    "packed_colwise",
+    "packed_qkv_colwise",
+    "grouped_qkv_colwise",
+    "embedding_rowwise",
+    "replicated_with_grad_allreduce",
+    "moe_tp_experts",
+    "replicate",
+)
+_PARTS = {"packed_colwise": 2, "packed_qkv_colwise": 3}
+# Norms of single heads, between projection and attention: inside the region, whichever plan forgets them.
+_HEAD_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
+
+
+def style_name(style: Any, where: str) -> str:
+    """The style's name of today. Raises ValueError for a name that no version knows, with the nearest."""
+    if not isinstance(style, str):
+        raise TypeError(f"plan entry {where!r}: expected a style's name or a ParallelStyle, got {style!r}")
+    name = hf.STYLE_NAMES.get(style, style)
+    if name in hf.REFUSED_STYLES:
+        raise NotImplementedError(f"plan entry {where!r}: style {style!r}: {hf.REFUSED_STYLES[name]}")
+    if name not in STYLES and name != hf.LISTED_EXPERTS:
+        near = difflib.get_close_matches(style, [*STYLES, *hf.STYLE_NAMES], 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"plan entry {where!r}: unknown style {style!r}{hint} Styles: {', '.join(STYLES)}")
+    return name
+
+
+def expand(model: nn.Module, plan: Mapping[str, Any], strict: bool) -> dict[str, Any]:
+    """``plan`` with a line for each module or parameter that a pattern names.
+
+    Raises ValueError for a pattern that names nothing if ``strict``: plans of transformers name parts that some
+    configurations lack, a user's should not.
+    """
+    names = [name for name, _ in model.named_modules() if name]
+    names += [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    found: dict[str, Any] = {}
+    for pattern, style in plan.items():
+        match = re.compile(r"\.".join("[^.]+" if atom == "*" else re.escape(atom) for atom in pattern.split(".")))
+        hits = [name for name in names if match.fullmatch(name)]
+        if not hits and strict:
+            near = difflib.get_close_matches(pattern, names, 1)
+            hint = f"; the nearest is {near[0]!r}" if near else ""
+            raise ValueError(f"plan entry {pattern!r} names no module or parameter of {type(model).__name__}{hint}")
+        found.update(dict.fromkeys(hits, style))
+    return found
+
+
+def layers_of(model: nn.Module, plan: Mapping[str, Any]) -> list[nn.Module]:
+    """The decoder layers: what the family calls so, else the members of lists that the plan's `*` stands for."""
+    names = hf.layer_class_names(model)
+    layers = [module for module in model.modules() if type(module).__name__ in names]
+    if not layers:
+        for pattern in plan:
+            before, star, _ = pattern.partition(".*")
+            if star and "*" not in before:
+                parent = _submodule(model, before)
+                layers += [child for child in parent.children() if child not in layers] if parent is not None else []
+    return layers
+
+
+def reach(model: nn.Module, entries: Mapping[str, Any], layers: list[nn.Module]) -> bool:
+    """Whether any of ``entries`` is in one of ``layers``."""
+    prefixes = tuple(f"{name}." for name, module in model.named_modules() if any(module is layer for layer in layers))
+    return any(name.startswith(prefixes) for name in entries)
+
+
+def _submodule(model: nn.Module, name: str) -> nn.Module | None:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        return None
+
+
+class Degrees:
+    """Numbers that the degree must divide, collected so that one error can name the degrees that fit all."""
+
+    def __init__(self, degree: int) -> None:
+        self._degree = degree
+        self._numbers: dict[str, int] = {}
+
+    def need(self, number: int, what: str) -> None:
+        self._numbers.setdefault(what, number)
+
+    def check(self) -> None:
+        """Raises ValueError if the degree does not divide one of the numbers."""
+        degree = self._degree
+        bad = [f"{what} {n} / {degree} = {n / degree:g}" for what, n in self._numbers.items() if n % degree]
+        if bad:
+            common = math.gcd(*self._numbers.values())
+            works = ", ".join(str(d) for d in range(1, common + 1) if common % d == 0)
+            raise ValueError(
+                f"tensor_parallel_degree={degree} does not divide this model: {'; '.join(bad)}. "
+                f"Degrees that work for it: {works}"
+            )
+
+
+class Planner:
+    """Makes the style of every module named by a plan. Changes nothing."""
+
+    def __init__(self, model: nn.Module, tp: TensorGroup, seed: int, sequence: bool) -> None:
+        self.model, self.tp, self.seed, self.sequence = model, tp, seed, sequence
+        self.degrees = Degrees(tp.size)
+        self.blocks: dict[str, Block] = {}
+        # Attention modules with the (query heads, key and value heads) that this rank computes.
+        self.heads: dict[str, tuple[int, int]] = {}
+        self._listed: list[str] = []
+        self.warnings: list[str] = []
+
+    def styles(self, entries: Mapping[str, Any]) -> dict[str, ParallelStyle]:
+        """Module name -> style.
+
+        Raises ValueError (unknown styles, sizes that do not divide), NotImplementedError (known, but not built).
+        """
+        modules = dict(self.model.named_modules())
+        own = {name: style for name, style in entries.items() if isinstance(style, ParallelStyle)}
+        named = {name: style_name(style, name) for name, style in entries.items() if name not in own}
+        self._listed = [name for name, style in named.items() if style == hf.LISTED_EXPERTS]
+        heads = hf.attention_heads(self.model)
+        if heads is not None:
+            self.degrees.need(heads, "num_attention_heads")
+        made: dict[str, ParallelStyle] = dict(own)
+        for name, style in named.items():
+            if name in modules:
+                made[name] = self._style(name, modules[name], style, named)
+        made.update(self._head_norms(named, modules))
+        self.degrees.check()
+        return {name: style for name, style in made.items() if not isinstance(style, styles.Whole)}
+
+    def with_tied(self, entries: Mapping[str, Any], tied: list[list[str]]) -> dict[str, Any]:
+        """``entries`` with styles for embeddings that share their weight with a head that is shared."""
+        entries = dict(entries)
+        for names in tied:
+            owners = [name.rpartition(".")[0] for name in names]
+            if not any(owner in entries for owner in owners):
+                continue
+            for owner in owners:
+                if isinstance(self.model.get_submodule(owner), nn.Embedding):
+                    entries.setdefault(owner, "embedding_rowwise")
+                elif owner not in entries:
+                    raise NotImplementedError(f"{owner} shares a weight with {owners[0]}, and the plan names only one")
+        return entries
+
+    def _block(self, name: str) -> Block:
+        """The block of the module that holds ``name``."""
+        parent = name.rpartition(".")[0]
+        if parent not in self.blocks:
+            block = self.blocks[parent] = Block(self.tp, self.sequence and self._in_layer(parent))
+            block.open = any(parent.startswith(f"{listed}.") for listed in self._listed)
+            if is_random(self.model.get_submodule(parent)):
+                block.randomness = RegionRandomness(self.seed, self.tp.rank)
+        return self.blocks[parent]
+
+    def _alone(self, name: str) -> Block:
+        """A block of the module ``name`` itself."""
+        return self.blocks.setdefault(name, Block(self.tp))
+
+    def _in_layer(self, name: str) -> bool:
+        return any(part.isdigit() for part in name.split("."))
+
+    def _style(self, name: str, module: nn.Module, style: str, named: Mapping[str, str]) -> ParallelStyle:
+        block = self._block(name)
+        if style == "replicate":
+            return styles.Whole(block)
+        if style == "replicated_with_grad_allreduce":
+            return styles.InRegion(block)
+        if style == "embedding_rowwise":
+            return self._embedding(name, module)
+        if style == "moe_tp_experts":
+            return self._experts(name, module, named)
+        if style == hf.LISTED_EXPERTS:
+            return styles.ListedExperts(block)
+        rows, columns = _sizes(name, module, style)
+        what = _general(name)
+        if style == "grouped_qkv_colwise":
+            return self._grouped(name, module)
+        if style.startswith("rowwise"):
+            self.degrees.need(rows, f"{what} (in)")
+            return styles.Rowwise(block, split=style == "rowwise_split_input")
+        if style == "colwise_gather_output":
+            if columns % self.tp.size:
+                self._stays_whole(name, columns)
+                return styles.Whole(block)
+            return styles.Colwise(self._alone(name), gather=True)
+        parts = _PARTS.get(style, 1)
+        if style == "packed_qkv_colwise":
+            attention = self.model.get_submodule(name.rpartition(".")[0])
+            self._attention(name, columns // parts // attention.head_dim, columns // parts // attention.head_dim)
+        if style == "colwise" and name.endswith((".k_proj", ".v_proj")):
+            heads = self._key_value_heads(name)
+            if heads is not None:
+                return styles.KeyValue(block, *heads)
+        self.degrees.need(columns // parts, f"{what} (out{f', each of {parts} parts' if parts > 1 else ''})")
+        return styles.Colwise(block, parts=parts)
+
+    def _attention(self, name: str, query: int, key_value: int) -> None:
+        self.degrees.need(query, "attention heads")
+        self.heads[name.rpartition(".")[0]] = (max(1, query // self.tp.size), max(1, key_value // self.tp.size))
+
+    def _key_value_heads(self, name: str) -> tuple[list[int], int] | None:
+        """(the heads that this rank needs, head_dim) where key and value heads cannot be shared evenly."""
+        parent = name.rpartition(".")[0]
+        attention = self.model.get_submodule(parent)
+        head_dim = getattr(attention, "head_dim", None)
+        query = getattr(attention, "q_proj", None)
+        if head_dim is None or query is None:
+            return None
+        query_heads = query.weight.shape[0] // head_dim
+        kv_heads = self.model.get_submodule(name).weight.shape[0] // head_dim
+        self.degrees.need(query_heads, "attention heads")
+        if query_heads % self.tp.size:
+            return None
+        wanted, groups = wanted_heads(query_heads, kv_heads, self.tp)
+        mine = query_heads // self.tp.size
+        if kv_heads % self.tp.size == 0:
+            self.heads[parent] = (mine, kv_heads // self.tp.size)
+            return None
+        self.heads[parent] = (mine, mine // groups)
+        return wanted, head_dim
+
+    def _grouped(self, name: str, module: nn.Module) -> ParallelStyle:
+        """Falcon: (kv heads, [query heads..., key, value], head_dim); 3 * heads if it has no groups."""
+        attention = self.model.get_submodule(name.rpartition(".")[0])
+        query, kv = attention.num_heads, attention.num_kv_heads
+        self._attention(name, query, kv)
+        if kv % self.tp.size == 0:
+            return styles.Colwise(self._block(name))
+        if self.tp.size % kv:
+            self.degrees.need(kv, "num_kv_heads (or a multiple of it as the degree)")
+        return styles.GroupedQKV(self._block(name), kv, query // kv, attention.head_dim)
+
+    def _embedding(self, name: str, module: nn.Module) -> ParallelStyle:
+        if not isinstance(module, nn.Embedding):
+            raise ValueError(f"plan entry {name!r}: style embedding_rowwise is for nn.Embedding, not {_kind(module)}")
+        if module.max_norm is not None or module.sparse or module.scale_grad_by_freq:
+            raise NotImplementedError(
+                f"{name}: an embedding with max_norm, sparse or scale_grad_by_freq needs all its rows on one rank; "
+                "leave it out of the plan"
+            )
+        if module.weight.shape[0] % self.tp.size:
+            self._stays_whole(name, module.weight.shape[0])
+            return styles.Whole(Block(self.tp))
+        return styles.VocabularyEmbedding(Block(self.tp))
+
+    def _experts(self, name: str, module: nn.Module, named: Mapping[str, str]) -> ParallelStyle:
+        dims = {}
+        for parameter, value in module.named_parameters(recurse=False):
+            style = named.get(f"{name}.{parameter}")
+            if style is None:
+                raise NotImplementedError(f"{name}.{parameter}: the plan gives no style for this parameter of experts")
+            dim, parts = hf.experts_layout(module, parameter, style)
+            dims[parameter] = (dim, parts)
+            self.degrees.need(value.shape[dim] // parts, f"{_general(name)}.{parameter}")
+        return styles.StackedExperts(Block(self.tp), dims)
+
+    def _head_norms(
+        self, named: Mapping[str, str], modules: Mapping[str, nn.Module]
+    ) -> Iterator[tuple[str, ParallelStyle]]:
+        for name, style in named.items():
+            parent, _, last = name.rpartition(".")
+            if last != "q_proj" or style != "colwise":
+                continue
+            for norm in _HEAD_NORMS:
+                full = f"{parent}.{norm}"
+                if full not in modules or full in named:
+                    continue
+                wide = [p for p in modules[full].parameters() if p.numel() != modules[parent].head_dim]
+                if wide:
+                    raise NotImplementedError(
+                        f"{full}: a norm over all heads, which tensor parallelism gives to several ranks; set "
+                        "tensor_parallel_degree=1 for this model"
+                    )
+                yield full, styles.InRegion(self._block(full))
+
+    def _stays_whole(self, name: str, vocabulary: int) -> None:
+        multiple = -(-vocabulary // self.tp.size) * self.tp.size
+        self.warnings.append(
+            f"{name}: {vocabulary} rows do not divide by tensor_parallel_degree={self.tp.size}, so every rank of a "
+            f"tensor group holds all of them; resize the vocabulary to {multiple} to share them"
+        )
+
+    def tell(self) -> None:
+        for text in self.warnings:
+            warnings.warn(text, stacklevel=4)
+
+
+def wanted_heads(query: int, key_value: int, tp: Any) -> tuple[list[int], int]:
+    """The key and value heads that rank ``tp.rank`` of ``tp.size`` needs, and how many of its query heads use each.
+
+    Heads are repeated where a rank's query heads do not use each of them equally often.
+    """
+    mine, group = query // tp.size, query // key_value
+    used = [head // group for head in range(tp.rank * mine, (tp.rank + 1) * mine)]
+    # The same choice on every rank, so that all of them repeat or none does.
+    if mine % group == 0:
+        return sorted(set(used)), group
+    if group % mine == 0:
+        return used[:1], mine
+    return used, 1
+
+
+def _sizes(name: str, module: nn.Module, style: str) -> tuple[int, int]:
+    """(in, out) of a linear module. Raises ValueError for others."""
+    if isinstance(module, nn.Linear):
+        return module.weight.shape[1], module.weight.shape[0]
+    if hf.is_conv1d(module):
+        return module.weight.shape[0], module.weight.shape[1]
+    raise ValueError(
+        f"plan entry {name!r}: style {style!r} is for nn.Linear (and transformers' Conv1D), not {_kind(module)}"
+    )
+
+
+def _kind(module: nn.Module) -> str:
+    return type(module).__name__
+
+
+def _general(name: str) -> str:
+    """``name`` with `*` for numbers, as all layers have the same sizes."""
+    return ".".join("*" if part.isdigit() else part for part in name.split("."))

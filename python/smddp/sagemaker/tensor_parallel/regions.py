@@ -1,0 +1,203 @@
+"""The borders of a tensor-parallel region, as autograd functions.
+
+Outside a region every rank of the tensor group holds the same activations; inside, each holds its heads or its
+columns. A border is one collective in one direction and none in the other:
+
+    function               forward                     backward
+    copy_to_region         nothing                     one all-reduce of all gradients together
+    reduce_from_region     all-reduce                  nothing
+    gather_from_region     all-gather, last dimension  this rank's part
+    split_to_region        this rank's part            all-gather, last dimension
+
+and with sequence parallelism, where activations outside a region are shards of dimension 1:
+
+    gather_sequence        all-gather                  reduce-scatter
+    scatter_sequence       reduce-scatter              all-gather
+    shard_sequence         this rank's part            all-gather
+    gather_whole_sequence  all-gather                  this rank's part
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+SEQUENCE = 1
+
+
+class TensorGroup:
+    """The ranks that share each layer. Copies of a model share it, and an unpickled one is this process's own."""
+
+    def __init__(self, mesh: DeviceMesh) -> None:
+        self.mesh = mesh
+        self.group = mesh.get_group()
+        self.rank = mesh.get_local_rank()
+        self.size = mesh.size()
+
+    def __deepcopy__(self, memo: dict) -> TensorGroup:
+        return self
+
+    def __reduce__(self) -> tuple:
+        return _this_process, ()
+
+
+def _this_process() -> TensorGroup:
+    from smddp.sagemaker.state_handler import state
+
+    if state.mesh is None:
+        raise RuntimeError("a transformed model can be unpickled only after tsm.init()")
+    return TensorGroup(state.mesh["tensor"])
+
+
+def _all_reduced(tensor: torch.Tensor, tp: TensorGroup, owned: bool = False) -> torch.Tensor:
+    """The sum over the group; in place if ``owned``, which says that nobody else looks at ``tensor``."""
+    total = tensor.contiguous()
+    if total is tensor and not owned:
+        total = tensor.clone()
+    dist.all_reduce(total, group=tp.group)
+    return total
+
+
+def _part(tensor: torch.Tensor, tp: TensorGroup, dim: int) -> torch.Tensor:
+    return tensor.chunk(tp.size, dim)[tp.rank].contiguous()
+
+
+def _all_gathered(tensor: torch.Tensor, tp: TensorGroup, dim: int) -> torch.Tensor:
+    """The parts of all ranks in order of rank, side by side in ``dim``."""
+    tensor = tensor.contiguous()
+    parts = tensor.new_empty((tp.size, *tensor.shape))
+    dist.all_gather_into_tensor(parts.view(-1), tensor.view(-1), group=tp.group)
+    return torch.cat(parts.unbind(0), dim)
+
+
+def _reduce_scattered(tensor: torch.Tensor, tp: TensorGroup, dim: int) -> torch.Tensor:
+    parts = torch.stack(tensor.chunk(tp.size, dim))
+    mine = torch.empty_like(parts[0])
+    dist.reduce_scatter_tensor(mine.view(-1), parts.view(-1), group=tp.group)
+    return mine
+
+
+def _summed(grads: list[torch.Tensor | None], tp: TensorGroup) -> list[torch.Tensor | None]:
+    """Each gradient's sum over the group, by one all-reduce; None stays None."""
+    present = [grad for grad in grads if grad is not None]
+    if len(present) <= 1:
+        return [None if grad is None else _all_reduced(grad, tp) for grad in grads]
+    dtype = present[0].dtype
+    for grad in present:
+        dtype = torch.promote_types(dtype, grad.dtype)
+    flat = torch.cat([grad.reshape(-1).to(dtype) for grad in present])
+    dist.all_reduce(flat, group=tp.group)
+    pieces = iter(flat.split([grad.numel() for grad in present]))
+    return [None if grad is None else next(pieces).view(grad.shape).to(grad.dtype) for grad in grads]
+
+
+class _Copy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tp: TensorGroup, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.tp = tp
+        ctx.set_materialize_grads(False)
+        return tuple(tensor.view_as(tensor) for tensor in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return None, *_summed(list(grads), ctx.tp)
+
+
+class _Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, tp: TensorGroup, owned: bool) -> torch.Tensor:
+        total = _all_reduced(tensor, tp, owned)
+        if total is tensor:
+            ctx.mark_dirty(tensor)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return grad, None, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, tp: TensorGroup, dim: int) -> torch.Tensor:
+        ctx.tp, ctx.dim = tp, dim
+        return _all_gathered(tensor, tp, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _part(grad, ctx.tp, ctx.dim), None, None
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, tp: TensorGroup, dim: int) -> torch.Tensor:
+        ctx.tp, ctx.dim = tp, dim
+        return _part(tensor, tp, dim)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return _all_gathered(grad, ctx.tp, ctx.dim), None, None
+
+
+class _GatherSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, tp: TensorGroup) -> torch.Tensor:
+        ctx.tp = tp
+        return _all_gathered(tensor, tp, SEQUENCE)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _reduce_scattered(grad, ctx.tp, SEQUENCE), None
+
+
+class _ScatterSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, tp: TensorGroup) -> torch.Tensor:
+        ctx.tp = tp
+        return _reduce_scattered(tensor, tp, SEQUENCE)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return _all_gathered(grad, ctx.tp, SEQUENCE), None
+
+
+def copy_to_region(tp: TensorGroup, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """``tensors``, equal on all ranks, for use inside a region; their gradients add up in one all-reduce."""
+    return _Copy.apply(tp, *tensors)
+
+
+def reduce_from_region(tensor: torch.Tensor, tp: TensorGroup, owned: bool = False) -> torch.Tensor:
+    """The sum of all ranks' ``tensor``, equal on all ranks. ``owned``: it may be overwritten."""
+    return _Reduce.apply(tensor, tp, owned)
+
+
+def gather_from_region(tensor: torch.Tensor, tp: TensorGroup) -> torch.Tensor:
+    """(..., n) on each rank -> (..., n * ranks), equal on all ranks."""
+    return _Gather.apply(tensor, tp, -1)
+
+
+def split_to_region(tensor: torch.Tensor, tp: TensorGroup) -> torch.Tensor:
+    """(..., n), equal on all ranks -> this rank's (..., n / ranks)."""
+    return _Split.apply(tensor, tp, -1)
+
+
+def shard_sequence(tensor: torch.Tensor, tp: TensorGroup) -> torch.Tensor:
+    """(batch, s, ...), equal on all ranks -> this rank's (batch, s / ranks, ...)."""
+    return _Split.apply(tensor, tp, SEQUENCE)
+
+
+def gather_sequence(tensor: torch.Tensor, tp: TensorGroup) -> torch.Tensor:
+    """(batch, s / ranks, ...) -> (batch, s, ...) for use inside a region."""
+    return _GatherSequence.apply(tensor, tp)
+
+
+def scatter_sequence(tensor: torch.Tensor, tp: TensorGroup) -> torch.Tensor:
+    """The sum of all ranks' (batch, s, ...), as this rank's (batch, s / ranks, ...)."""
+    return _ScatterSequence.apply(tensor, tp)
+
+
+def gather_whole_sequence(tensor: torch.Tensor, tp: TensorGroup) -> torch.Tensor:
+    """(batch, s / ranks, ...) -> (batch, s, ...), equal on all ranks, for use outside any region."""
+    return _Gather.apply(tensor, tp, SEQUENCE)

@@ -1,0 +1,125 @@
+"""Sequence parallelism: between the blocks of a layer, activations are shards of the sequence (dimension 1).
+
+Norms, residuals and dropouts then work on their part only, and need that part's memory. Each all-reduce of a block
+becomes an all-gather before and a reduce-scatter after it, which moves the same bytes. Parameters outside blocks
+(norms, biases after the sum) see a part of the sequence only, so their gradients are summed: one small all-reduce per
+layer, of all of them together. Before the first layer and after the last, activations are whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from smddp.sagemaker import hf
+from smddp.sagemaker.rng import RegionRandomness
+from smddp.sagemaker.tensor_parallel import modules
+from smddp.sagemaker.tensor_parallel.block import Block, is_random
+from smddp.sagemaker.tensor_parallel.dynamic import extend
+from smddp.sagemaker.tensor_parallel.regions import (
+    SEQUENCE,
+    TensorGroup,
+    gather_sequence,
+    gather_whole_sequence,
+    shard_sequence,
+)
+
+
+def check(model: nn.Module) -> None:
+    """Raises NotImplementedError for a family whose layers are not known to work on a part of the sequence."""
+    if hf.model_type(model) not in hf.SEQUENCE_PARALLEL:
+        raise NotImplementedError(
+            f"sequence_parallel: the layers of {type(model).__name__} are not known to work on a part of the "
+            f"sequence; these are: {', '.join(hf.SEQUENCE_PARALLEL)}"
+        )
+
+
+def apply(layers: list[nn.Module], blocks: dict[str, Block], owners: dict[str, nn.Module], seed: int) -> None:
+    """Put the borders of the sequence into ``layers``; ``owners``: the module that holds each of ``blocks``."""
+    inner = {id(owners[name]): block for name, block in blocks.items() if block.sequence}
+    for layer in layers:
+        tp: TensorGroup | None = None
+        handled: set[tuple[int, str]] = set()
+        for module in layer.modules():
+            if id(module) in inner:
+                block = inner[id(module)]
+                tp = block.tp
+                module.register_forward_pre_hook(_OnInput(tp, gather_sequence), with_kwargs=True)
+                handled |= {(id(partial), name) for partial, name in block.partial}
+        if tp is not None:
+            _outside_blocks(layer, tp, inner, handled, seed)
+    first, last = layers[0], layers[-1]
+    tp = next(iter(inner.values())).tp
+    first.register_forward_pre_hook(_OnInput(tp, shard_sequence), with_kwargs=True, prepend=True)
+    last.register_forward_hook(_GatherOutput(tp))
+
+
+def _outside_blocks(
+    layer: nn.Module, tp: TensorGroup, inner: dict[int, Block], handled: set[tuple[int, str]], seed: int
+) -> None:
+    """Parameters that see a part of the sequence cross a border of the layer's own."""
+    outer = Block(tp)
+    for module in layer.modules():
+        names = [
+            name
+            for name, parameter in module._parameters.items()
+            if parameter is not None and not isinstance(parameter, DTensor) and (id(module), name) not in handled
+        ]
+        if not names:
+            continue
+        outer.partial += [(module, name) for name in names]
+        if isinstance(module, modules.Row):
+            module._tp_outer = outer
+        else:
+            extend(module, modules.Partial)
+            module._tp_block, module._tp_names = outer, tuple(names)
+    outer.attach(layer)
+    if is_random(layer):
+        outer.randomness = RegionRandomness(seed, tp.rank)
+        layer.register_forward_pre_hook(_Enter(outer), with_kwargs=True)
+
+
+class _OnInput:
+    """Takes a module's activations, its first argument, over a border."""
+
+    def __init__(self, tp: TensorGroup, border: Any) -> None:
+        self._tp, self._border = tp, border
+
+    def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        if args:
+            return (self._over(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": self._over(kwargs["hidden_states"])}
+
+    def _over(self, tensor: torch.Tensor) -> torch.Tensor:
+        length = tensor.shape[SEQUENCE]
+        if self._border is shard_sequence and length % self._tp.size:
+            raise ValueError(
+                f"sequence_parallel: a sequence of {length} does not divide by tensor_parallel_degree={self._tp.size}: "
+                f"pad it to {-(-length // self._tp.size) * self._tp.size}"
+            )
+        return self._border(tensor, self._tp)
+
+
+class _GatherOutput:
+    def __init__(self, tp: TensorGroup) -> None:
+        self._tp = tp
+
+    def __call__(self, module: nn.Module, args: tuple, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return (gather_whole_sequence(output[0], self._tp), *output[1:])
+        return gather_whole_sequence(output, self._tp)
+
+
+class _Enter:
+    """Other random numbers on each rank while a layer works on its part."""
+
+    def __init__(self, block: Block) -> None:
+        self._block = block
+
+    def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        if module.training:
+            activations = args[0] if args else kwargs["hidden_states"]
+            self._block.randomness.enter(activations.device)

@@ -1,0 +1,66 @@
+"""State dicts between Hugging Face's names and layouts and those of a transformed model.
+
+Only what `transform` stored otherwise is touched; for most families nothing was, and both functions are the
+identity. Values may be tensors of any kind that can be reshaped: parameters, gradients, optimizer moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from smddp.sagemaker.names import plain_name
+from smddp.sagemaker.tensor_parallel.fsdp1 import REFERENCES
+from smddp.sagemaker.tensor_parallel.shards import RELAID, Relayout
+
+
+def records(model: nn.Module) -> Iterator[tuple[str, Relayout]]:
+    """(prefix of the names, what was stored otherwise) of each module whose parameters `transform` has re-laid out."""
+    for name, module in model.named_modules():
+        prefix = plain_name(f"{name}.")
+        for record in vars(module).get(RELAID, {}).values():
+            yield prefix, record
+
+
+def tied_names(model: nn.Module) -> Iterator[tuple[str, str]]:
+    """(name, name of the parameter that it refers to) of what `fsdp1.refer_to_first` has taken out of the model."""
+    names = {id(module): plain_name(f"{name}.") for name, module in model.named_modules()}
+    for name, module in model.named_modules():
+        for attribute, (owner, there) in vars(module).get(REFERENCES, {}).items():
+            yield plain_name(f"{name}.") + attribute, names[id(owner)] + there
+
+
+def translate_state_dict_to_hf(model: nn.Module, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """``state_dict`` of the transformed ``model`` (whole tensors) with Hugging Face's names and layouts.
+
+    Names that the model does not know stay. Raises ValueError if a tensor that several make up is there in part.
+    """
+    result = dict(state_dict)
+    for prefix, record in records(model):
+        ours = [prefix + name for name in record.stored]
+        present = [name for name in ours if name in result]
+        if not present:
+            continue
+        if len(present) < len(ours):
+            raise ValueError(f"{prefix}{record.source} is made of {', '.join(ours)}; only {present[0]} is there")
+        theirs = record.join(*(result.pop(name) for name in ours))
+        result[prefix + record.source] = theirs
+    for name, owner in tied_names(model):
+        if owner in result:
+            result[name] = result[owner]
+    return result
+
+
+def translate_hf_state_dict(model: nn.Module, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """``state_dict`` with Hugging Face's names and layouts (whole tensors) as the transformed ``model`` stores it."""
+    result = dict(state_dict)
+    for prefix, record in records(model):
+        if prefix + record.source in result:
+            ours = record.split(result.pop(prefix + record.source))
+            result.update(zip((prefix + name for name in record.stored), ours))
+    for name, _ in tied_names(model):
+        result.pop(name, None)
+    return result
+

@@ -1,0 +1,172 @@
+"""The styles a plan may name, as torch `ParallelStyle`s for `parallelize_module`.
+
+    style                          applies to            parameter           output
+    colwise                        Linear, Conv1D        out columns         this rank's columns
+    colwise_gather_output          "                     "                   all columns, gathered
+    packed_colwise                 [gate | up] in one    columns of each     this rank's columns of each
+    packed_qkv_colwise             [q | k | v] in one    heads of each       this rank's heads of each
+    grouped_qkv_colwise            Falcon's fused qkv    query heads         this rank's query, key and value heads
+    rowwise                        Linear, Conv1D        in columns          the sum over the ranks
+    rowwise_split_input            "                     "; input is whole   the sum over the ranks
+    embedding_rowwise              Embedding             vocabulary          the sum over the ranks
+    replicated_with_grad_allreduce any, in a region      whole               the module's own
+    moe_tp_experts                 stacked experts       by their own entry  the sum over the ranks
+    replicate                      any                   whole               the module's own
+
+The names are those of transformers 5; those of 4.57 are translated in `hf.py`.
+"""
+
+from __future__ import annotations
+
+import abc
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from smddp.sagemaker.tensor_parallel import modules
+from smddp.sagemaker.tensor_parallel.block import Block
+from smddp.sagemaker.tensor_parallel.dynamic import extend
+from smddp.sagemaker.tensor_parallel.regions import TensorGroup
+from smddp.sagemaker.tensor_parallel.shards import Grouped, Reshaped, relayout, shard
+
+
+class Style(ParallelStyle):
+    """A style of one module. ``block``: the border that it shares with its neighbours."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+        self.tp: TensorGroup = block.tp
+
+    @abc.abstractmethod
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module: ...
+
+    def _become(self, module: nn.Module, mixin: type, **attributes: object) -> nn.Module:
+        extend(module, mixin)
+        for name, value in attributes.items():
+            setattr(module, f"_tp_{name}", value)
+        return module
+
+
+def transposed(module: nn.Module) -> bool:
+    """Whether ``module`` keeps its weight as (in, out), like transformers' Conv1D, and not as (out, in)."""
+    return not isinstance(module, nn.Linear)
+
+
+class Colwise(Style):
+    """Output columns shared; ``parts`` equal parts are side by side in them, each shared by itself."""
+
+    def __init__(self, block: Block, gather: bool = False, parts: int = 1) -> None:
+        super().__init__(block)
+        self.gather, self.parts = gather, parts
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        out = 1 if transposed(module) else 0
+        for name in ("weight", "bias"):
+            parameter = getattr(module, name, None)
+            if parameter is None:
+                continue
+            dim = out if name == "weight" else 0
+            if self.parts > 1:
+                shape = list(parameter.shape)
+                shape[dim : dim + 1] = [self.parts, shape[dim] // self.parts]
+                relayout(module, Reshaped(name, parameter.shape, tuple(shape)))
+                dim += 1
+            shard(module, name, dim, self.tp)
+        return self._become(module, modules.Column, block=self.block, gather=self.gather, transposed=transposed(module))
+
+
+class KeyValue(Style):
+    """A key or value projection held whole; this rank computes ``heads`` of it (indices, head_dim rows each)."""
+
+    def __init__(self, block: Block, heads: list[int], head_dim: int) -> None:
+        super().__init__(block)
+        self.heads, self.head_dim = heads, head_dim
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        self.block.partial += [(module, name) for name, _ in module.named_parameters(recurse=False)]
+        return self._become(module, modules.KeyValueColumn, block=self.block, heads=self.heads, head_dim=self.head_dim)
+
+
+class GroupedQKV(Style):
+    """Falcon's fused projection with fewer key and value ``groups`` than ranks: query rows shared, the rest whole."""
+
+    def __init__(self, block: Block, groups: int, heads: int, head_dim: int) -> None:
+        super().__init__(block)
+        self.groups, self.heads, self.head_dim = groups, heads, head_dim
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for name in ("weight", "bias"):
+            if getattr(module, name, None) is None:
+                continue
+            relayout(module, Grouped(name, self.groups, self.heads, self.head_dim))
+            shard(module, name, 0, self.tp)
+            self.block.partial.append((module, f"key_value_{name}"))
+        head = self.tp.rank * self.groups // self.tp.size
+        return self._become(module, modules.FusedGroupColumn, block=self.block, head=head)
+
+
+class Rowwise(Style):
+    """Input columns shared; ``split``: the input comes whole."""
+
+    def __init__(self, block: Block, split: bool = False) -> None:
+        super().__init__(block)
+        self.split = split
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        shard(module, "weight", 0 if transposed(module) else 1, self.tp)
+        return self._become(module, modules.Row, block=self.block, split=self.split, transposed=transposed(module))
+
+
+class VocabularyEmbedding(Style):
+    """Rows of an embedding shared."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        rows = module.weight.shape[0] // self.tp.size
+        first = rows * self.tp.rank
+        shard(module, "weight", 0, self.tp)
+        if module.padding_idx is not None:
+            inside = module.padding_idx - first
+            module.padding_idx = inside if 0 <= inside < rows else None
+        return self._become(module, modules.Embedding, group=self.tp, first=first, rows=rows)
+
+
+class InRegion(Style):
+    """A module inside a region that every rank holds whole."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        names = tuple(name for name, _ in module.named_parameters(recurse=False))
+        self.block.partial += [(module, name) for name in names]
+        return self._become(module, modules.Partial, block=self.block, names=names)
+
+
+class StackedExperts(Style):
+    """Experts in stacked parameters; ``dims``: {parameter: (dimension, parts side by side in it)}."""
+
+    def __init__(self, block: Block, dims: dict[str, tuple[int, int]]) -> None:
+        super().__init__(block)
+        self.dims = dims
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for name, (dim, parts) in self.dims.items():
+            shape: torch.Size = getattr(module, name).shape
+            if parts > 1:
+                ours = (*shape[:dim], parts, shape[dim] // parts, *shape[dim + 1 :])
+                relayout(module, Reshaped(name, shape, ours))
+            shard(module, name, dim + (parts > 1), self.tp)
+        return self._become(module, modules.Experts, group=self.tp, names=tuple(self.dims))
+
+
+class ListedExperts(Style):
+    """A block of experts in a list; the experts' projections have styles of their own."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return self._become(module, modules.ListedExperts, group=self.tp)
+
+
+class Whole(Style):
+    """Nothing shared."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return module

@@ -1,0 +1,275 @@
+"""`tsm.transform()`: from a model to one whose layers are shared by the ranks of a tensor group."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor.parallel import parallelize_module
+
+from smddp.sagemaker import hf
+from smddp.sagemaker.rng import TENSOR_PARALLEL, get_rng_state_tracker
+from smddp.sagemaker.state_handler import state
+from smddp.sagemaker.tensor_parallel import layers as layers_from
+from smddp.sagemaker.tensor_parallel import plan as plans
+from smddp.sagemaker.tensor_parallel import sequence
+from smddp.sagemaker.tensor_parallel.regions import TensorGroup
+from smddp.sagemaker.tensor_parallel.shards import put
+from smddp.sagemaker.tensor_parallel.transformer import TransformerLMHead, mark
+
+log = logging.getLogger("smddp.sagemaker")
+
+_CP_COMM_TYPES = ("p2p", "all_gather")
+_OPTIONS = ("tp_plan", "sequence_parallel", "layers")
+
+
+def transform(
+    model: nn.Module,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    config: Mapping[str, Any] | Any | None = None,
+    load_state_dict_from_rank0: bool = False,
+    cp_comm_type: str = "p2p",
+) -> nn.Module:
+    """Share each layer of ``model`` among the ranks of a tensor group, in place; wrap the result with FSDP.
+
+    Collective over the tensor group; where its ranks hold different values, the first rank's count. The model's own
+    plan says how; with tensor_parallel_degree 1 layers are only marked. Afterwards decoder layers are instances of
+    `tensor_parallel.transformer.TETransformerLayer` (and of their own class), parameters that are shared are DTensors
+    over ``tsm.state.mesh["tensor"]``, and all others are whole on every rank. A layer costs two all-reduces forward
+    and two backward (more where a family's own plan asks to gather inside blocks, as those of Phi-3 and OLMo 2 do, or
+    sums each expert by itself, as transformers 4.57 does outside Mixtral); a shared embedding or head one each way
+    besides.
+
+    A plan for any module is a dict from module names, where `*` stands for one component, to styles
+    (`tensor_parallel/styles.py`) or torch's `ParallelStyle` objects:
+
+        >>> transform(model, config={"tp_plan": {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}})
+
+    or the attribute `_tp_plan` of the model or of modules in it.
+
+    Args:
+        model: a transformers model, or any module with a plan. If any parameter is on the meta device, all of the
+            result is, and ``device`` is ignored.
+        device: where the result lives; by default where the mesh is.
+        dtype: of the floating-point parameters; by default as they are. Buffers keep theirs.
+        config: None; or a dict with any of "tp_plan" (above), "sequence_parallel" (bool: activations between
+            blocks are shards of the sequence, which must divide by the degree) and "layers" ("plain" or
+            "transformer_engine", see `tensor_parallel/layers.py`); or a `MoEConfig`.
+        load_state_dict_from_rank0: rank 0 holds real parameters, which go to its tensor group, see `rank0.load`;
+            other ranks' values do not matter and may be on meta.
+        cp_comm_type: "p2p" or "all_gather", for context parallelism.
+
+    Returns:
+        ``model``.
+
+    Raises:
+        RuntimeError: before `tsm.init()`; transformer_engine without a GPU (ImportError without the package).
+        TypeError: arguments of the wrong type.
+        ValueError: a model without a plan, one that is transformed or wrapped by FSDP already, sizes that the
+            degree does not divide, an unknown style.
+        NotImplementedError: a model or option that does not run yet.
+    """
+    options = _checked(model, config, cp_comm_type)
+    tp = TensorGroup(state.mesh["tensor"])
+    source = _source(model) if load_state_dict_from_rank0 else None
+    if tp.size > 1:  # one rank has nothing to share, whatever the options
+        _share(model, tp, options, same=not load_state_dict_from_rank0)
+    else:
+        mark(model, plans.layers_of(model, _plan(model, options)[0]))
+    _move(model, device, dtype)
+    if load_state_dict_from_rank0:
+        from smddp.sagemaker import rank0
+
+        # `source` is rank 0's whole state dict in Hugging Face form, None elsewhere. `load` translates it
+        # (state_dict.translate_hf_state_dict), cuts each tensor as the model's DTensor of that name is cut, and
+        # sends it to the ranks of rank 0's tensor group, whose parameters become real on ``device``. Other
+        # groups get theirs from FSDP (sync_module_states).
+        rank0.load(model, source, device=device)
+    return model
+
+
+def _checked(model: nn.Module, config: Any, cp_comm_type: str) -> dict[str, Any]:
+    """The options in ``config``; raises for everything that can be wrong before looking into the model's plan."""
+    if state.mesh is None:
+        raise RuntimeError("transform() needs the mesh that tsm.init() makes: call tsm.init() first")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"transform() takes a torch.nn.Module, got {type(model).__name__}")
+    if cp_comm_type not in _CP_COMM_TYPES:
+        raise ValueError(f"cp_comm_type={cp_comm_type!r}: must be one of {', '.join(map(repr, _CP_COMM_TYPES))}")
+    _refuse_wrapped(model)
+    if isinstance(model, TransformerLMHead):
+        raise ValueError(f"this {type(model).__name__} is transformed already: call transform() once")
+    return _options(config)
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    for name, module in model.named_modules():
+        # FSDP2's class is public only since torch 2.6.
+        if isinstance(module, FullyShardedDataParallel) or any(
+            base.__name__ == "FSDPModule" for base in type(module).__mro__
+        ):
+            raise ValueError(
+                f"transform() after FSDP: {name or 'the model'} is wrapped already; transform first, then wrap the "
+                "result"
+            )
+
+
+def _options(config: Any) -> dict[str, Any]:
+    if config is None:
+        return {}
+    if not isinstance(config, Mapping):
+        if type(config).__name__ != "MoEConfig":
+            raise TypeError(f"config: expected a dict, a MoEConfig or None, got {type(config).__name__}")
+        if state.config["expert_parallel_degree"] > 1:
+            raise NotImplementedError("expert_parallel_degree > 1 does not run yet: set it to 1")
+        return {}
+    for key in config:
+        if key not in _OPTIONS:
+            raise ValueError(f"config: unknown key {key!r}; known: {', '.join(_OPTIONS)}")
+    layers = config.get("layers", "plain")
+    if layers not in ("plain", "transformer_engine"):
+        raise ValueError(f'config: layers={layers!r} must be "plain" or "transformer_engine"')
+    if not isinstance(config.get("sequence_parallel", False), bool):
+        raise TypeError(f"config: sequence_parallel must be a bool, got {config['sequence_parallel']!r}")
+    return dict(config)
+
+
+def _plan(model: nn.Module, options: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """(the plan, whether the caller wrote it)."""
+    if "tp_plan" in options:
+        return dict(options["tp_plan"]), True
+    return hf.plan_of(model), not hf.is_pretrained(model)
+
+
+def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], same: bool) -> None:
+    plan, strict = _plan(model, options)
+    entries = plans.expand(model, plan, strict)
+    if not entries:
+        raise ValueError(
+            f"{type(model).__name__} carries no plan for tensor parallelism. Give one: transform(model, "
+            'config={"tp_plan": {"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}}), or as its attribute _tp_plan'
+        )
+    layers = plans.layers_of(model, plan)
+    if hf.is_pretrained(model) and not plans.reach(model, entries, layers):
+        raise ValueError(
+            f"the plan of {type(model).__name__} shares nothing in its layers, only {', '.join(sorted(entries))}: give "
+            'one for them, config={"tp_plan": {...}}, or set tensor_parallel_degree=1'
+        )
+    hf.refuse_variant(model)
+    in_sequence = options.get("sequence_parallel", False)
+    if in_sequence:
+        sequence.check(model)
+    chosen = layers_from.provider(options.get("layers", "plain"))
+    tied = _tied(model)
+    planner = plans.Planner(model, tp, state.random_seed, in_sequence)
+    styles = planner.styles(planner.with_tied(entries, tied))
+    if same:
+        _make_same(model, tp)
+    planner.tell()
+    modules = dict(model.named_modules())
+    # One entry per module, in torch's form; the styles are torch ParallelStyles.
+    parallelize_module(model, tp.mesh, styles)
+    for name, heads in planner.heads.items():
+        hf.localise_heads(modules[name], *heads)
+    for name, block in planner.blocks.items():
+        block.attach(modules[name])
+    for names in tied:
+        _tie(modules, names)
+    if in_sequence:
+        sequence.apply(layers, planner.blocks, modules, state.random_seed)
+    layers_from.use(model, chosen)
+    _seed_tracker()
+    mark(model, layers)
+
+
+def _tied(model: nn.Module) -> list[list[str]]:
+    """The names of parameters that are one, in groups."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [group for group in names.values() if len(group) > 1]
+
+
+def _tie(modules: dict[str, nn.Module], names: list[str]) -> None:
+    """Make the parameters ``names``, which were one, one again."""
+    first, _, attribute = names[0].rpartition(".")
+    parameter = modules[first]._parameters[attribute]
+    for name in names[1:]:
+        owner, _, attribute = name.rpartition(".")
+        modules[owner].register_parameter(attribute, parameter)
+
+
+def _make_same(model: nn.Module, tp: TensorGroup) -> None:
+    """Give all ranks of the tensor group the first one's values where theirs differ: each cuts from the same model.
+
+    Scripts that make their model without a seed are right without tensor parallelism, so they must be with it.
+    """
+    parameters = [(name, p) for name, p in model.named_parameters() if not p.is_meta]
+    if not parameters:
+        return
+    mine = torch.stack([p.detach().double().sum().cpu() for _, p in parameters]).to(tp.mesh.device_type)
+    of_all = mine.new_empty(tp.size * len(parameters))
+    dist.all_gather_into_tensor(of_all, mine, group=tp.group)
+    differs = (of_all.view(tp.size, -1) != of_all[: len(parameters)]).any(0).tolist()
+    for (_, parameter), different in zip(parameters, differs):
+        if different:
+            values = parameter.detach().to(tp.mesh.device_type).contiguous()
+            dist.broadcast(values, dist.get_global_rank(tp.group, 0), group=tp.group)
+            parameter.data.copy_(values)
+    if any(differs):
+        log.warning(
+            "%d of %d parameters differed within a tensor group (%s, ...), as after making the model without a common "
+            "seed; all its ranks have the first one's values now",
+            sum(differs),
+            len(differs),
+            parameters[differs.index(True)][0],
+        )
+
+
+def _seed_tracker() -> None:
+    tracker = get_rng_state_tracker()
+    tracker.reset()
+    tracker.add(TENSOR_PARALLEL, state.random_seed + state.tp_rank)
+
+
+def _source(model: nn.Module) -> dict[str, torch.Tensor] | None:
+    """Rank 0's state dict, before its parameters are cut; None elsewhere. Raises ValueError on every rank."""
+    source, error = None, [""]
+    if dist.get_rank() == 0:
+        source = {name: tensor.detach() for name, tensor in model.state_dict().items()}
+        on_meta = [name for name, tensor in source.items() if tensor.is_meta]
+        if on_meta:
+            error = [f"load_state_dict_from_rank0: rank 0 must hold real parameters, but {on_meta[0]} is on meta"]
+    dist.broadcast_object_list(error, src=0)
+    if error[0]:
+        raise ValueError(error[0])
+    return source
+
+
+def _move(model: nn.Module, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
+    if any(parameter.is_meta for parameter in model.parameters()):
+        target = torch.device("meta")
+    else:
+        target = torch.device(device if device is not None else state.mesh.device_type)
+    moved: dict[int, nn.Parameter] = {}  # parameters that are one stay one
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is None:
+                continue
+            if id(parameter) in moved:
+                module._parameters[name] = moved[id(parameter)]
+                continue
+            to = dtype if dtype is not None and parameter.is_floating_point() else parameter.dtype
+            if parameter.device != target or parameter.dtype != to:
+                put(module, name, parameter.detach().to(device=target, dtype=to), parameter)
+            moved[id(parameter)] = module._parameters[name]
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            module._buffers[name] = buffer.to(target)

@@ -1,0 +1,1 @@
+"""Small helpers that training scripts import one by one."""

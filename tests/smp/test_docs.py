@@ -1,0 +1,35 @@
+"""The scripts in docs/smp.md run as they are written, each as a user would start it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs", "smp.md")
+_SCRIPT = re.compile(
+    r"^### ([^\n]+)\n(?:(?!^###).)*?<!-- a script for (\d+) ranks -->\n```python\n(.*?)^```", re.MULTILINE | re.DOTALL
+)
+
+
+def scripts() -> list:
+    with open(PAGE, encoding="utf-8") as page:
+        return [pytest.param(int(ranks), code, id=title) for title, ranks, code in _SCRIPT.findall(page.read())]
+
+
+def test_the_page_holds_a_script_for_each_of_the_four_features():
+    assert len(scripts()) >= 4
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(("ranks", "code"), scripts())
+def test_a_script_of_the_page_runs(ranks, code, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*launch, str(script)], env=environment, capture_output=True, text=True, timeout=180)
+    assert done.returncode == 0, done.stderr[-6000:]

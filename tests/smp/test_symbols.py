@@ -1,0 +1,81 @@
+"""Every symbol that scripts for SMP v2 import, under the name they import it by."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+SYMBOLS = {
+    "": "init is_initialized transform state patches",
+    "state_handler": "state",
+    "delayed_param": "DelayedParamIniter",
+    "distributed.checkpoint.state_dict_saver": "save async_save maybe_finalize_async_calls",
+    "distributed.checkpoint.state_dict_loader": "load",
+    "distributed.checkpoint.async_utils": "AsyncCallsQueue",
+    "distributed.checkpoint.filesystem": "DistributedFileSystemWriter DistributedFileSystemReader",
+    "distributed.checkpoint.s3_filesystem": (
+        "S3FileSystem is_s3_uri parse_s3_uri format_s3_path retry_with_jitter get_s3_region_from_uri"
+    ),
+    "distributed.checkpoint.state_dict_utils": "sm_state_dict_type SMStateDictType init_optim_state",
+    "distributed.checkpoint.hf": "save_pretrained load_pretrained",
+    "distributed.fsdp.checkpoint": "save_model_checkpoint load_model_checkpoint",
+    "grad_norm": "clip_grad_norm_",
+    "rank0": "take spread",
+    "offload": "statistics",
+    "tensor_parallel.transformer": "TransformerLayer TETransformerLayer TransformerLMHead",
+    "tensor_parallel.state_dict": "translate_state_dict_to_hf translate_hf_state_dict",
+    "nn.attn": "FlashSelfAttention FlashGroupedQueryAttention",
+    "nn.huggingface.llama_flashattn": "LlamaFlashAttention",
+    "moe.moe_config": "MoEConfig",
+    "moe.moe_layer": "MoELayer",
+    "context_parallel.utils": "setup_transformer_engine_cp_groups",
+    "logger": "get_logger",
+    "utils.utils": "timeit",
+    "utils.process_group_utils": "get_global_ranks",
+    "utils.module_utils": "empty_module_params move_buffers_to_device",
+    "checkpoint.utils": "limit_num_subdirs SORT_BY_LAST_INT",
+    "checkpoint.constants": "SMP_IS_LOAD_INFO_KEY SMP_IS_PARTIAL_KEY",
+}
+
+
+@pytest.mark.parametrize("module", SYMBOLS)
+def test_a_modules_symbols_import_as_scripts_import_them(module):
+    found = importlib.import_module("torch.sagemaker" + f".{module}" * bool(module))
+    for name in SYMBOLS[module].split():
+        assert hasattr(found, name), f"torch.sagemaker.{module}.{name}"
+
+
+def test_the_documentation_names_every_symbol_and_key():
+    from smddp.sagemaker.config import KEYS
+
+    page = (Path(__file__).parents[2] / "docs" / "smp.md").read_text(encoding="utf-8")
+    words = set(re.findall(r"\w+", page))
+    wanted = {name for names in SYMBOLS.values() for name in names.split()} | set(KEYS)
+    # These stand for groups of names in the page's table.
+    wanted -= {"SMP_IS_LOAD_INFO_KEY", "SMP_IS_PARTIAL_KEY", "DistributedFileSystemReader"}
+    assert wanted <= words, wanted - words
+
+
+def test_a_flushed_cache_is_told_once_per_step_and_not_after_the_watch_has_ended():
+    from smddp.sagemaker.sharding import watch_cache_flushes
+
+    flushes = {"num_alloc_retries": 0}
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    end = watch_cache_flushes(lambda: flushes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+    flushes["num_alloc_retries"] = 3
+    with pytest.warns(RuntimeWarning, match="flushed its cache 3 times in this step"):
+        optimizer.step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+        end()
+        flushes["num_alloc_retries"] = 9
+        optimizer.step()

@@ -1,0 +1,248 @@
+"""What `tsm.transform` promises without a second process: bad input is an error before anything moves, the plan's
+translation, and the tracker of random states. The world here is torch's fake group."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import smddp.sagemaker as tsm
+import torch
+import torch.distributed as dist
+from smddp.sagemaker import hf
+from smddp.sagemaker.rng import RngStateTracker
+from smddp.sagemaker.tensor_parallel import layers
+from smddp.sagemaker.tensor_parallel.plan import wanted_heads
+from smp_cases.models import FAMILIES, tiny
+
+
+@pytest.fixture
+def world():
+    """A function that makes a fake world and initializes SMP in it."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    def make(size=4, **config):
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+        tsm.init(config)
+
+    yield make
+    tsm.state.reset()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def shapes(model):
+    return {name: (parameter.shape, type(parameter)) for name, parameter in model.named_parameters()}
+
+
+def refused(model, error, match, **options):
+    """`transform` raises, and the model is as it was."""
+    before = shapes(model), [type(module) for module in model.modules()]
+    with pytest.raises(error, match=match):
+        tsm.transform(model, **options)
+    assert before == (shapes(model), [type(module) for module in model.modules()])
+
+
+def test_before_init_it_says_so():
+    refused(tiny(), RuntimeError, r"call tsm.init\(\) first")
+
+
+def test_heads_that_do_not_divide_are_refused_with_the_degrees_that_work(world):
+    world(3, tensor_parallel_degree=3)
+    with pytest.raises(ValueError) as caught:
+        tsm.transform(tiny())
+    assert "num_attention_heads 4 / 3 = 1.33333" in str(caught.value)
+    assert "Degrees that work for it: 1, 2, 4" in str(caught.value)
+
+
+def test_a_width_that_does_not_divide_is_refused(world):
+    world(4, tensor_parallel_degree=4)
+    refused(tiny(intermediate_size=66), ValueError, r"mlp.gate_proj \(out\) 66 / 4 = 16.5.*work for it: 1, 2\b")
+
+
+def test_a_model_without_a_plan_is_told_how_to_give_one(world):
+    world(tensor_parallel_degree=2)
+    refused(torch.nn.Sequential(torch.nn.Linear(4, 4)), ValueError, "Sequential carries no plan.*tp_plan")
+
+
+def test_a_plan_that_shares_the_head_alone_is_not_taken_for_tensor_parallelism(world):
+    world(tensor_parallel_degree=2)
+    plan = {"lm_head": "colwise_gather_output"}
+    refused(tiny(), ValueError, "shares nothing in its layers, only lm_head", config={"tp_plan": plan})
+
+
+def test_an_unknown_style_names_the_nearest(world):
+    world(tensor_parallel_degree=2)
+    plan = {"0": "columnwise"}
+    refused(torch.nn.Sequential(torch.nn.Linear(4, 4)), ValueError, "did you mean 'colwise'", config={"tp_plan": plan})
+
+
+def test_a_style_that_is_known_but_not_built_says_why(world):
+    world(tensor_parallel_degree=2)
+    plan = {"0": "grouped_gemm"}
+    refused(
+        torch.nn.Sequential(torch.nn.Linear(4, 4)), NotImplementedError, "expert_parallel", config={"tp_plan": plan}
+    )
+
+
+def test_a_plan_entry_that_names_nothing_is_refused(world):
+    world(tensor_parallel_degree=2)
+    plan = {"1": "colwise"}
+    refused(torch.nn.Sequential(torch.nn.Linear(4, 4)), ValueError, "'1' names no module", config={"tp_plan": plan})
+
+
+def test_a_style_on_the_wrong_kind_of_module_is_refused(world):
+    world(tensor_parallel_degree=2)
+    plan = {"0": "rowwise"}
+    refused(torch.nn.Sequential(torch.nn.LayerNorm(4)), ValueError, "not LayerNorm", config={"tp_plan": plan})
+
+
+@pytest.mark.parametrize("degree", [1, 2])
+def test_twice_is_refused(world, degree):
+    world(tensor_parallel_degree=degree)
+    refused(tsm.transform(tiny()), ValueError, "transformed already")
+
+
+def test_after_fsdp_is_refused(world):
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    world(tensor_parallel_degree=2)
+    refused(fully_shard(tiny()), ValueError, "transform first, then wrap")
+    wrapped = FullyShardedDataParallel(torch.nn.Linear(4, 4), device_id=torch.device("cpu"))
+    refused(wrapped, ValueError, "transform first, then wrap")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "match"),
+    [
+        ({"cp_comm_type": "ring"}, ValueError, "'ring': must be one of 'p2p', 'all_gather'"),
+        ({"config": {"plan": {}}}, ValueError, "unknown key 'plan'"),
+        ({"config": 3}, TypeError, "expected a dict, a MoEConfig or None, got int"),
+        ({"config": {"layers": "fast"}}, ValueError, "layers='fast'"),
+        ({"config": {"sequence_parallel": 1}}, TypeError, "must be a bool"),
+    ],
+)
+def test_options_are_checked(world, options, error, match):
+    world(tensor_parallel_degree=2)
+    refused(tiny(), error, match, **options)
+
+
+def test_what_is_not_a_module_is_refused(world):
+    world()
+    with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module, got str"):
+        tsm.transform("llama")
+
+
+def test_falcon_with_alibi_is_refused(world):
+    world(tensor_parallel_degree=2)
+    refused(tiny("falcon", alibi=True), NotImplementedError, "alibi=True")
+
+
+def test_rank0_needs_real_parameters(world):
+    world(tensor_parallel_degree=2)
+    with torch.device("meta"):
+        model = tiny()
+    refused(model, ValueError, "rank 0 must hold real parameters", load_state_dict_from_rank0=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_has_a_plan_in_this_transformers(family):
+    plan = hf.plan_of(tiny(family))
+    styles = set(plan.values())
+    assert "rowwise" in styles and any(style.endswith("colwise") for style in styles), plan
+    assert {hf.STYLE_NAMES.get(style, style) for name, style in plan.items() if "." not in name} == {
+        "colwise_gather_output"
+    }
+
+
+class Place:
+    def __init__(self, rank, size):
+        self.rank, self.size = rank, size
+
+
+@pytest.mark.parametrize(
+    ("query", "key_value", "size", "wanted"),
+    [
+        (8, 2, 2, [([0], 4), ([1], 4)]),
+        (8, 1, 4, [([0], 2)] * 4),
+        (8, 2, 4, [([0], 2), ([0], 2), ([1], 2), ([1], 2)]),
+        # Ranks 1 and 2 use two heads unevenly, so every rank repeats heads.
+        (12, 3, 4, [([0, 0, 0], 1), ([0, 1, 1], 1), ([1, 1, 2], 1), ([2, 2, 2], 1)]),
+    ],
+)
+def test_each_rank_takes_the_key_and_value_heads_that_its_query_heads_use(query, key_value, size, wanted):
+    assert [wanted_heads(query, key_value, Place(rank, size)) for rank in range(size)] == wanted
+
+
+def test_the_tracker_forks_a_state_and_leaves_the_default_one():
+    tracker = RngStateTracker()
+    tracker.add("a", 1)
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    with tracker.fork("a"):
+        first = torch.rand(3)
+    assert torch.equal(torch.get_rng_state(), before)
+    kept = tracker.get_states()
+    with tracker.fork("a"):
+        second = torch.rand(3)
+    assert not torch.equal(first, second)
+    tracker.set_states(kept)
+    with tracker.fork("a"):
+        assert torch.equal(torch.rand(3), second)
+
+
+def test_the_tracker_refuses_names_and_seeds_that_are_taken():
+    tracker = RngStateTracker()
+    tracker.add("a", 1)
+    with pytest.raises(ValueError, match="'a' already"):
+        tracker.add("a", 2)
+    with pytest.raises(ValueError, match="seed 1 already"):
+        tracker.add("b", 1)
+    with pytest.raises(ValueError, match="no state 'c'"), tracker.fork("c"):
+        pass
+
+
+def test_transform_adds_the_state_that_scripts_hand_to_transformer_engine(world):
+    world(tensor_parallel_degree=2, random_seed=7)
+    tsm.transform(tiny())
+    states = tsm.state.get_rng_state_tracker().get_states()
+    assert torch.equal(states["model-parallel-rng"], torch.Generator().manual_seed(7).get_state())
+
+
+def test_transformer_engine_needs_a_gpu_and_the_package(world, monkeypatch):
+    world(tensor_parallel_degree=2)
+    options = {"config": {"layers": "transformer_engine"}}
+    monkeypatch.setattr(layers, "_has_gpu", lambda: False)
+    refused(tiny(), RuntimeError, 'runs on GPUs only, and there is none: use "plain"', **options)
+    monkeypatch.setattr(layers, "_has_gpu", lambda: True)
+    monkeypatch.setitem(sys.modules, "transformer_engine", None)
+    refused(tiny(), ImportError, r"needs the package transformer_engine\[pytorch\]", **options)
+
+
+def test_an_engines_linear_gets_this_ranks_shards(world, monkeypatch):
+    """With a stand-in for the engine: which layers it gets, with which sizes and parameters."""
+    made, called = [], []
+
+    class Linear(torch.nn.Linear):
+        def __init__(self, columns, rows, bias, params_dtype, device):
+            made.append((columns, rows, bias))
+            super().__init__(columns, rows, bias=bias, dtype=params_dtype, device=device)
+
+        def forward(self, x):
+            called.append(self.weight)
+            return super().forward(x)
+
+    engine = type(sys)("transformer_engine.pytorch")
+    engine.Linear = Linear
+    monkeypatch.setitem(sys.modules, "transformer_engine", type(sys)("transformer_engine"))
+    monkeypatch.setitem(sys.modules, "transformer_engine.pytorch", engine)
+    world(tensor_parallel_degree=2)
+    plain = tsm.transform(tiny())
+    with monkeypatch.context() as patch:
+        patch.setattr(layers, "_has_gpu", lambda: True)
+        model = tsm.transform(tiny(), config={"layers": "transformer_engine"})
+    assert sorted(set(made)) == [(16, 32, False), (32, 8, False), (32, 16, False), (32, 32, False), (32, 48, False)]
+    assert len(made) == 2 * 7 + 1 and not any(parameter.is_meta for parameter in model.parameters())
+    ids = torch.arange(8).view(1, 8)
+    assert torch.equal(model(ids).logits, plain(ids).logits)
+    assert len(called) == len(made) and not any(weight.is_meta for weight in called)
