@@ -4,6 +4,7 @@
 set -u
 ldconfig -p 2>/dev/null | grep -q 'libfabric\.so\.1 ' && exit 0
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
-    { apt-get install -y -q libfabric1 || { apt-get update -q && apt-get install -y -q libfabric1; }; } >/dev/null 2>&1 && exit 0
+    get() { apt-get -q -o Acquire::Retries=5 -o DPkg::Lock::Timeout=120 "$@"; }
+    { get install -y libfabric1 || { get update && get install -y libfabric1; }; } >/dev/null 2>&1 && exit 0
 fi
 echo "libfabric is not installed: the tests over it are skipped (apt-get install libfabric1)" >&2

@@ -30,6 +30,8 @@ GROUP_SECONDS = 30.0
 CASE_SECONDS = 60.0
 # How long ranks may go on after one of them failed.
 _AFTER_FAILURE = 15.0
+# How long they may take to import torch, all at once on a machine with two cores.
+_START_SECONDS = 200.0
 
 Case = Callable[[], None]
 
@@ -128,9 +130,14 @@ class Pools:
 
 
 class Pool:
-    """`size` processes with a group of backend smddp."""
+    """`size` processes with a group of backend smddp.
 
-    def __init__(self, size: int) -> None:
+    environment: variables of each rank. prepare: "module:function" that a rank calls before it makes the group.
+    """
+
+    def __init__(
+        self, size: int, environment: Callable[[int], dict[str, str]] | None = None, prepare: str | None = None
+    ) -> None:
         self.size = size
         self.alive = True
         self._directory = Path(tempfile.mkdtemp(prefix="smddp-ranks-"))
@@ -139,16 +146,28 @@ class Pool:
         self._processes = []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_rank_main, args=(rank, size, str(self._directory), theirs), daemon=False)
+            arguments = (rank, size, str(self._directory), theirs, environment(rank) if environment else {}, prepare)
+            process = context.Process(target=_rank_main, args=arguments, daemon=False)
             process.start()
             theirs.close()
             self._pipes.append(ours)
             self._processes.append(process)
+        # Making the group has a limit of its own: the first case comes when all are there.
+        self._must(self._send("are you there?", _START_SECONDS))
 
     def run(self, module: str, name: str, seconds: float) -> None:
         """Run one case. Raises AssertionError with what the ranks said; skips if all ranks did."""
+        self._must(self.ask(module, name, seconds))
+
+    def ask(self, module: str, name: str, seconds: float) -> dict[int, str]:
+        """Run one case. Returns what went wrong, by rank."""
+        return self._send((module, name), seconds)
+
+    def _send(self, message: Any, seconds: float) -> dict[int, str]:
         pipes = dict(enumerate(self._pipes))
-        said = ask(pipes, dict.fromkeys(pipes, (module, name)), seconds, self._ended, self._stacks)
+        return ask(pipes, dict.fromkeys(pipes, message), seconds, self._ended, self._stacks)
+
+    def _must(self, said: dict[int, str]) -> None:
         if said:
             self.close()
             raise AssertionError(told(said, self.size))
@@ -183,22 +202,32 @@ class Pool:
                 process.join()
 
 
-def _rank_main(rank: int, size: int, directory: str, pipe: Any) -> None:
+def _rank_main(
+    rank: int, size: int, directory: str, pipe: Any, environment: dict[str, str], prepare: str | None
+) -> None:
     log = os.open(f"{directory}/rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
     faulthandler.enable(log)
     faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
+    os.environ.update(environment, RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
     import torch
 
     torch.set_num_threads(1)
-    init(f"{directory}/store", rank, size)
+    if prepare is not None:
+        module, function = prepare.split(":")
+        getattr(importlib.import_module(module), function)()
+    pipe.recv()
+    pipe.send((None, None))
+    made = False
     while True:
         try:
             module, name = pipe.recv()
         except EOFError:
             return
+        if not made:
+            init(f"{directory}/store", rank, size)
+            made = True
         pipe.send(run_case(module, name))
 
 

@@ -101,6 +101,18 @@ def test_outputs_with_several_elements_in_one_place_are_refused():
 
 
 @on_ranks(2)
+def test_tensors_without_memory_are_refused():
+    freed = torch.ones(6)
+    freed.untyped_storage().resize_(0)
+    with refused("(6,)", "no memory"):
+        dist.all_reduce(freed)
+    with refused("(6,)", "no memory"):
+        dist.all_to_all_single(torch.empty(6), freed, [3, 3], [3, 3])
+    dist.all_reduce(torch.empty(0))
+    group_still_works()
+
+
+@on_ranks(2)
 def test_a_failure_inside_a_coalescing_block_does_not_swallow_later_calls():
     world = dist.group.WORLD
     with pytest.raises(ValueError, match="invalid root"), dist._coalescing_manager(world, torch.device("cpu")):

@@ -190,13 +190,15 @@ def test_dataloader_workers_may_be_forked_after_init():
 
 @on_ranks(2)
 def test_a_missing_rank_ends_the_call_at_the_deadline():
-    group = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=1))
+    # making the group has the same limit: all begin at once
+    dist.barrier()
+    group = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=2))
     if dist.get_rank() == 0:
         start = time.monotonic()
         # torch's own tests look for one of these words, with a space on either side
         with pytest.raises(RuntimeError, match=r" (Timed out|closed|timeout) "):
             dist.barrier(group)
-        assert 0.9 < time.monotonic() - start < 5
+        assert 1.9 < time.monotonic() - start < 10
     dist.barrier()
     dist.destroy_process_group(group)
     assert ranks_sum() == 1
@@ -206,8 +208,9 @@ def test_a_missing_rank_ends_the_call_at_the_deadline():
 def test_the_ranks_that_did_not_come_are_named():
     import smddp
 
-    group = dist.new_group([0, 2], timeout=datetime.timedelta(seconds=0.5))
+    group = dist.new_group([0, 2])
     if dist.get_rank() == 2:
+        group.set_timeout(datetime.timedelta(seconds=0.5))
         with pytest.raises(smddp.CollectiveTimeoutError) as caught:
             dist.all_reduce(torch.ones(1), group=group)
         assert caught.value.ranks == [0]
@@ -235,7 +238,7 @@ def test_timeouts_can_be_set_and_given_by_call():
         start = time.monotonic()
         with pytest.raises(RuntimeError):
             group.allreduce([torch.ones(1)]).wait()
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 10
     dist.barrier()
     group = dist.new_group([0, 1])
     if dist.get_rank() == 0:
@@ -243,7 +246,7 @@ def test_timeouts_can_be_set_and_given_by_call():
         start = time.monotonic()
         with pytest.raises(RuntimeError):
             work.wait(datetime.timedelta(seconds=0.3))
-        assert time.monotonic() - start < 5
+        assert time.monotonic() - start < 10
     dist.barrier()
 
 
@@ -266,7 +269,7 @@ def test_monitored_barrier_names_who_is_missing_in_torchs_words():
     group = dist.group.WORLD
     short = datetime.timedelta(seconds=0.5)
     group.monitored_barrier()
-    group.monitored_barrier(short, wait_all_ranks=True)
+    group.monitored_barrier(wait_all_ranks=True)
     if rank == 0:
         with pytest.raises(RuntimeError, match=r"Ranks 1, 2 failed to pass monitoredBarrier in 500 ms"):
             group.monitored_barrier(short, wait_all_ranks=True)

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -120,7 +120,14 @@ impl Shared {
         }
     }
 
-    fn listen(&self, rank: usize, from: impl std::io::Read, said: Option<Sender<Said>>) {
+    fn listen(&self, rank: usize, from: impl std::io::Read, said: Option<Sender<Heard>>) {
+        self.read(rank, from, said.as_ref());
+        if let Some(said) = said {
+            let _ = said.send(Heard::End(rank));
+        }
+    }
+
+    fn read(&self, rank: usize, from: impl std::io::Read, said: Option<&Sender<Heard>>) {
         for line in BufReader::new(from).lines() {
             let Ok(line) = line else { return };
             if line.is_empty() {
@@ -136,9 +143,10 @@ impl Shared {
                 _ => {
                     self.log.lock().unwrap().push((self.begun.elapsed(), rank, line.clone()));
                     if verb == "@say"
-                        && let Some(said) = &said
+                        && let Some(said) = said
                     {
-                        let _ = said.send(Said { rank, at: Instant::now(), text: rest.to_owned() });
+                        let text = rest.to_owned();
+                        let _ = said.send(Heard::Line(Said { rank, at: Instant::now(), text }));
                     }
                 }
             }
@@ -154,11 +162,18 @@ pub(crate) struct Said {
     pub(crate) text: String,
 }
 
+enum Heard {
+    Line(Said),
+    /// This rank says no more.
+    End(usize),
+}
+
 /// The ranks as the test sees them. None outlives this value.
 pub(crate) struct Ranks {
     children: Vec<Child>,
     shared: Arc<Shared>,
-    said: Receiver<Said>,
+    said: Receiver<Heard>,
+    ended: Vec<bool>,
     /// Heard, not yet asked for.
     kept: Vec<Said>,
     until: Instant,
@@ -198,7 +213,14 @@ pub(crate) fn start(role: &str, size: usize, environment: &[(&str, &str)], patie
         std::thread::spawn(move || b.listen(rank, err, None));
         children.push(child);
     }
-    Ranks { children, shared, said, kept: Vec::new(), until: Instant::now() + patience }
+    Ranks {
+        children,
+        shared,
+        said,
+        ended: vec![false; size],
+        kept: Vec::new(),
+        until: Instant::now() + patience,
+    }
 }
 
 impl Ranks {
@@ -216,12 +238,15 @@ impl Ranks {
             if let Some(at) = self.kept.iter().position(|s| s.rank == rank && s.text.starts_with(head)) {
                 return self.kept.remove(at);
             }
-            // Asked before the last look at what it said.
-            let ended = self.children[rank].try_wait().unwrap();
-            match self.said.recv_timeout(Duration::from_millis(100)) {
-                Ok(said) => self.kept.push(said),
-                Err(RecvTimeoutError::Timeout) if ended.is_none() && Instant::now() < self.until => {}
-                Err(_) => self.fail(&format!("rank {rank} did not say `{head}`; it ended: {ended:?}")),
+            if self.ended[rank] {
+                let status = self.exit(rank);
+                self.fail(&format!("rank {rank} did not say `{head}`; it ended with {status}"));
+            }
+            let left = self.until.saturating_duration_since(Instant::now());
+            match self.said.recv_timeout(left) {
+                Ok(Heard::Line(said)) => self.kept.push(said),
+                Ok(Heard::End(which)) => self.ended[which] = true,
+                Err(_) => self.fail(&format!("rank {rank} did not say `{head}` in time")),
             }
         }
     }

@@ -1,7 +1,5 @@
 //! Every algorithm by force, over both wires.
 
-use std::time::Duration;
-
 use smddp_core::{Algorithm, Collective};
 use smddp_transport::loopback::Script;
 
@@ -40,7 +38,7 @@ fn every_algorithm_does_every_collective_it_is_forced_to_at_2_to_9_ranks() {
     for algorithm in Algorithm::ALL {
         for segment in ["", "4096"] {
             let environment = [("SMDDP_ALGO", algorithm.name()), ("SMDDP_SEGMENT_BYTES", segment)];
-            let mut ranks = start("algorithm", 1, &environment, Duration::from_secs(60));
+            let mut ranks = start("algorithm", 1, &environment, 4 * PATIENCE);
             ranks.hear(0, "done");
             ranks.finish([0]);
         }

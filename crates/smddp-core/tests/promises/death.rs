@@ -1,12 +1,12 @@
 //! A rank dies by script, at its n-th message, in every collective.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use smddp_core::{Communicator, Error};
 use smddp_transport::loopback::Script;
 
 use crate::common::job::Job;
-use crate::common::{ALL, Wire, over};
+use crate::common::{ALL, PATIENCE, SOON, Wire, over};
 
 #[test]
 fn survivors_of_a_scripted_death_all_name_it_in_every_collective() {
@@ -15,7 +15,7 @@ fn survivors_of_a_scripted_death_all_name_it_in_every_collective() {
         {
             let script = Script { seed: at, delay: 2, death: Some((victim, at)) };
             let begun = Instant::now();
-            over(Wire::Loop(script).links(size), Duration::from_secs(20), |comm: &Communicator| {
+            over(Wire::Loop(script).links(size), PATIENCE, |comm: &Communicator| {
                 let root = |turn: usize| turn % size;
                 let error = (0..)
                     .find_map(|turn| {
@@ -34,7 +34,7 @@ fn survivors_of_a_scripted_death_all_name_it_in_every_collective() {
                 comm.close();
             });
             let took = begun.elapsed();
-            assert!(took < Duration::from_secs(5), "{collective:?} with {size} ranks took {took:?}");
+            assert!(took < SOON, "{collective:?} with {size} ranks took {took:?}");
         }
     }
 }

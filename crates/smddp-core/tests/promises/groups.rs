@@ -1,9 +1,10 @@
 //! Many groups, one after the other, and what a group of one rank costs.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use smddp_core::{Collective, Communicator, Pending};
 
+use crate::common::PATIENCE;
 use crate::common::group::group;
 use crate::common::job::Job;
 use crate::common::procs::{Me, start};
@@ -49,11 +50,11 @@ fn work(comm: &Communicator, turn: usize) {
 pub(crate) fn many(me: &Me) {
     let all: Vec<usize> = (0..me.size).collect();
     let keep_one = std::env::var("SMDDP_TEST_KEEP").is_ok();
-    let kept = keep_one.then(|| group(me, "kept", &all, Duration::from_secs(20)));
+    let kept = keep_one.then(|| group(me, "kept", &all, PATIENCE));
     let mut early = None;
     let groups = std::env::var("SMDDP_TEST_GROUPS").map_or(GROUPS, |text| text.parse().unwrap());
     for turn in 0..groups {
-        let comm = group(me, &format!("g{turn}"), &all, Duration::from_secs(20));
+        let comm = group(me, &format!("g{turn}"), &all, PATIENCE);
         work(&comm, turn);
         if turn % 2 == 0 {
             comm.close();
@@ -64,25 +65,21 @@ pub(crate) fn many(me: &Me) {
         }
     }
     let early = early.unwrap();
-    // The progress thread lets go of a group a moment after its last call.
-    let until = std::time::Instant::now() + Duration::from_secs(2);
-    let late = loop {
-        let late = Footprint::now();
-        if late.mappings <= early.mappings || std::time::Instant::now() > until {
-            break late;
-        }
-        std::thread::yield_now();
+    let back = |late: &Footprint| {
+        late.resident < early.resident + 1024
+            && late.descriptors <= early.descriptors + 3
+            && late.threads <= early.threads + 1
+            && late.mappings <= early.mappings.max(if keep_one { 2 } else { 0 })
     };
+    // The progress thread lets go of a group a moment after its last call.
+    let until = Instant::now() + PATIENCE;
+    let mut late = Footprint::now();
+    while !back(&late) && Instant::now() < until {
+        std::thread::park_timeout(Duration::from_millis(1));
+        late = Footprint::now();
+    }
     me.say(&format!("early {early:?}, late {late:?}"));
-    assert!(
-        late.resident < early.resident + 1024,
-        "resident pages: {} early, {} late",
-        early.resident,
-        late.resident
-    );
-    assert!(late.descriptors <= early.descriptors + 3, "{early:?} {late:?}");
-    assert!(late.threads <= early.threads + 1, "{early:?} {late:?}");
-    assert!(late.mappings <= early.mappings.max(if keep_one { 2 } else { 0 }), "{early:?} {late:?}");
+    assert!(back(&late), "{early:?} {late:?}");
     drop(kept);
     me.say("done");
 }
@@ -91,7 +88,7 @@ pub(crate) fn many(me: &Me) {
 fn a_thousand_groups_made_and_destroyed_leave_nothing_behind() {
     for keep in [true, false] {
         let environment: &[(&str, &str)] = if keep { &[("SMDDP_TEST_KEEP", "1")] } else { &[] };
-        let mut ranks = start("groups", 2, environment, Duration::from_secs(60));
+        let mut ranks = start("groups", 2, environment, 4 * PATIENCE);
         for rank in 0..2 {
             println!("rank {rank}, another group alive {keep}: {}", ranks.hear(rank, "early").text);
             ranks.hear(rank, "done");
@@ -103,7 +100,7 @@ fn a_thousand_groups_made_and_destroyed_leave_nothing_behind() {
 pub(crate) fn alone(me: &Me) {
     // Whatever reading the settings costs is not the group's.
     let make = || {
-        let pending = Pending::new("alone", 0, 1, Duration::from_secs(5)).unwrap();
+        let pending = Pending::new("alone", 0, 1, PATIENCE).unwrap();
         let card = pending.card();
         pending.connect(&[card]).unwrap()
     };
@@ -130,7 +127,7 @@ pub(crate) fn alone(me: &Me) {
 
 #[test]
 fn a_group_of_one_rank_has_no_shared_memory_no_thread_and_no_descriptor() {
-    let mut ranks = start("alone", 1, &[], Duration::from_secs(10));
+    let mut ranks = start("alone", 1, &[], PATIENCE);
     ranks.hear(0, "done");
     ranks.finish([0]);
 }

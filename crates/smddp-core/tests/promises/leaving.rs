@@ -17,7 +17,7 @@ fn one(comm: &Communicator, collective: Collective, count: usize, turn: usize) -
 }
 
 pub(crate) fn rank(me: &Me) {
-    let comm = world(me, Duration::from_secs(10));
+    let comm = world(me, PATIENCE);
     for turn in 0..50 {
         one(&comm, crate::common::ALL[turn % 9], 3000, turn).unwrap();
     }
@@ -65,7 +65,7 @@ pub(crate) fn rank(me: &Me) {
 #[test]
 fn an_orderly_exit_after_the_last_collective_is_no_error_until_the_rank_is_needed() {
     for _ in 0..10 {
-        let mut ranks = start("leaving", 3, &[], Duration::from_secs(20));
+        let mut ranks = start("leaving", 3, &[], 2 * PATIENCE);
         if !ranks.exit(1).success() {
             ranks.fail("rank 1 ended badly");
         }

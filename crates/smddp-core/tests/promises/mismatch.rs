@@ -1,10 +1,10 @@
 //! Two ranks make different calls: an error on both sides that names both calls, never a hang.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Error, Options, RedOp, Result};
 
-use crate::common::{Gate, Wire, over};
+use crate::common::{Gate, PATIENCE, SOON, Wire, over};
 
 /// One call, small enough to be written in a table.
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +63,7 @@ fn differ(calls: &[&[Make]], names: &[&str]) {
     for wire in Wire::EACH {
         let begun = Instant::now();
         let over_here = Gate::new(calls.len());
-        over(wire.links(calls.len()), Duration::from_secs(15), |comm| {
+        over(wire.links(calls.len()), PATIENCE, |comm| {
             let mine = calls[comm.rank()];
             let outcome = mine.iter().try_for_each(|&make| run(comm, make)).and_then(|()| barrier(comm));
             let error =
@@ -76,11 +76,7 @@ fn differ(calls: &[&[Make]], names: &[&str]) {
             // Nobody leaves before all have seen it: leaving would be another reason.
             over_here.wait();
         });
-        assert!(
-            begun.elapsed() < Duration::from_secs(5),
-            "{calls:?} over {wire:?} took {:?}",
-            begun.elapsed()
-        );
+        assert!(begun.elapsed() < SOON, "{calls:?} over {wire:?} took {:?}", begun.elapsed());
     }
 }
 
@@ -172,7 +168,7 @@ fn uneven(send: [[usize; 2]; 2], receive: [[usize; 2]; 2]) {
     for wire in Wire::EACH {
         let over_here = Gate::new(2);
         let begun = Instant::now();
-        over(wire.links(2), Duration::from_secs(15), |comm| {
+        over(wire.links(2), PATIENCE, |comm| {
             let me = comm.rank();
             let outcome = pairs(comm, &send[me], &receive[me]).and_then(|()| barrier(comm));
             let error = outcome.expect_err(&format!(
@@ -183,7 +179,7 @@ fn uneven(send: [[usize; 2]; 2], receive: [[usize; 2]; 2]) {
             assert!(text.contains("bytes") && text.contains("rank 0") && text.contains("rank 1"), "{text}");
             over_here.wait();
         });
-        assert!(begun.elapsed() < Duration::from_secs(5), "{send:?} against {receive:?} over {wire:?}");
+        assert!(begun.elapsed() < SOON, "{send:?} against {receive:?} over {wire:?}");
     }
 }
 
@@ -225,7 +221,7 @@ fn a_message_of_another_size_or_type_fails_on_both_sides_naming_both() {
             ((DType::F64, 1_000_000), (DType::I64, 1_000_000)),
         ] {
             let over_here = Gate::new(2);
-            over(wire.links(2), Duration::from_secs(15), |comm| {
+            over(wire.links(2), PATIENCE, |comm| {
                 let (dtype, count) = [(a, m), (b, n)][comm.rank()];
                 let error = mail(comm, dtype, count).and_then(|()| barrier(comm)).unwrap_err();
                 let text = error.to_string();

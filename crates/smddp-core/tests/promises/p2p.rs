@@ -7,7 +7,7 @@ use smddp_core::{Collective, Communicator, DType, Error, Options, Result, Work};
 use crate::common::group::world;
 use crate::common::job::Job;
 use crate::common::procs::{Me, start};
-use crate::common::{Gate, PATIENCE, Wire, over};
+use crate::common::{Gate, PATIENCE, SOON, Wire, over};
 
 /// What a message with this tag from this rank holds.
 fn letter(from: usize, tag: u64, count: usize) -> Vec<f32> {
@@ -20,7 +20,7 @@ fn send(comm: &Communicator, data: &[f32], to: usize, tag: u64) -> Result<Work> 
 }
 
 fn recv(comm: &Communicator, into: &mut [f32], from: Option<usize>, tag: u64) -> Result<Work> {
-    let options = Options { timeout: None, keep: None };
+    let options = Options { timeout: None, keep: None, on: None };
     // SAFETY: every caller keeps the buffer until the work is done.
     unsafe { comm.recv(into.as_mut_ptr().cast(), into.len(), DType::F32, from, tag, options) }
 }
@@ -138,7 +138,7 @@ fn many_large_messages_interleave() {
 }
 
 pub(crate) fn rank(me: &Me) {
-    let comm = world(me, Duration::from_secs(20));
+    let comm = world(me, PATIENCE);
     all_at_once(&comm, 12, 100_000);
     all_at_once(&comm, 60, 3_000);
     all_at_once(&comm, 200, 10);
@@ -148,7 +148,7 @@ pub(crate) fn rank(me: &Me) {
 
 #[test]
 fn messages_in_any_order_need_no_more_than_the_smallest_staging() {
-    let mut ranks = start("p2p", 3, &[("SMDDP_STAGING_BYTES", "65536")], Duration::from_secs(30));
+    let mut ranks = start("p2p", 3, &[("SMDDP_STAGING_BYTES", "65536")], 2 * PATIENCE);
     (0..3).for_each(|rank| drop(ranks.hear(rank, "done")));
     ranks.finish(0..3);
 }
@@ -160,7 +160,7 @@ fn an_expired_recv_ends_alone_and_leaves_the_group_usable() {
         over(wire.links(2), PATIENCE, |comm| {
             if comm.rank() == 0 {
                 let mut into = vec![0f32; 10];
-                let options = Options { timeout: Some(Duration::from_millis(100)), keep: None };
+                let options = Options { timeout: Some(Duration::from_millis(100)), keep: None, on: None };
                 let begun = Instant::now();
                 // SAFETY: the buffer outlives the work, which is waited for.
                 let work =
@@ -169,7 +169,7 @@ fn an_expired_recv_ends_alone_and_leaves_the_group_usable() {
                 let error = work.wait(None).unwrap_err();
                 assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [1]), "{error}");
                 assert!(error.to_string().contains("tag 3"), "{error}");
-                assert!(begun.elapsed() < Duration::from_secs(2));
+                assert!(begun.elapsed() < SOON);
                 assert_eq!(comm.error(), None);
             }
             gate.wait();

@@ -4,18 +4,17 @@ use std::time::Duration;
 
 use smddp_core::Collective;
 
+use crate::common::PATIENCE;
 use crate::common::group::group;
 use crate::common::job::Job;
 use crate::common::procs::{Me, start};
-
-const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(crate) fn rank(me: &Me) {
     if std::env::var("SMDDP_TEST_ABSENT").is_ok() {
         return absent(me);
     }
     let made = |name: &str, members: &[usize]| {
-        let comm = group(me, &format!("{name}-{}", members[0]), members, TIMEOUT);
+        let comm = group(me, &format!("{name}-{}", members[0]), members, PATIENCE);
         me.say(&format!("{name} {}", comm.network().map_or("none".to_owned(), |known| known.to_string())));
         assert_eq!(comm.sequence(), 0, "the numbers of collectives are the caller's");
         let mut job = Job::new(comm.rank(), comm.size(), Collective::AllGather, 5000, 0, 0);
@@ -35,7 +34,7 @@ pub(crate) fn rank(me: &Me) {
 fn six(environment: &[(&str, &str)]) -> [Vec<String>; 3] {
     let mut settings = vec![("SMDDP_SOCKET_IFNAME", "=lo"), ("SMDDP_NODE", "node {pair}")];
     settings.extend(environment);
-    let mut ranks = start("probe", 6, &settings, Duration::from_secs(60));
+    let mut ranks = start("probe", 6, &settings, 4 * PATIENCE);
     let told = ["world", "half", "node"]
         .map(|name| (0..6).map(|r| ranks.hear(r, name).text.split_once(' ').unwrap().1.to_owned()).collect());
     (0..6).for_each(|r| drop(ranks.hear(r, "done")));
@@ -82,7 +81,7 @@ fn absent(me: &Me) {
 #[test]
 fn a_rank_that_does_not_connect_is_told_by_the_groups_timeout() {
     let settings = [("SMDDP_SOCKET_IFNAME", "=lo"), ("SMDDP_SHM", "0"), ("SMDDP_TEST_ABSENT", "1")];
-    let mut ranks = start("probe", 2, &settings, Duration::from_secs(30));
+    let mut ranks = start("probe", 2, &settings, 2 * PATIENCE);
     let text = ranks.hear(0, "error").text;
     assert!(text.contains("measuring the network between nodes (SMDDP_PROBE=0 goes without)"), "{text}");
     assert!(text.contains("rank 1") && text.contains("Timed out"), "{text}");

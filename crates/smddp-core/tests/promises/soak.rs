@@ -8,7 +8,7 @@ use smddp_core::{Collective, Communicator, Work};
 use crate::common::group::group;
 use crate::common::job::Job;
 use crate::common::procs::{Me, start};
-use crate::common::{ALL, Gate};
+use crate::common::{ALL, Gate, PATIENCE};
 use crate::groups::Footprint;
 
 const THREADS: usize = 4;
@@ -161,8 +161,8 @@ fn soak(size: usize, collectives: usize, patience: Duration) {
 
 #[test]
 fn ten_thousand_collectives_of_four_threads_over_eight_groups_at_the_smallest_staging() {
-    soak(3, 5_000, Duration::from_secs(60));
-    soak(4, 5_000, Duration::from_secs(60));
+    soak(3, 5_000, 4 * PATIENCE);
+    soak(4, 5_000, 4 * PATIENCE);
 }
 
 #[test]

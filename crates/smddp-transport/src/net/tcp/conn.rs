@@ -208,12 +208,31 @@ impl Conn {
     }
 
     /// Whether the peer's kernel has all that was sent. Closing before that loses it where the peer has sent something
-    /// that nobody read: the kernel then resets the connection.
+    /// that nobody read: the kernel then resets the connection. On one that was reset nothing more is acknowledged.
     pub(super) fn acknowledged(&self) -> bool {
         let mut waiting: libc::c_int = 0;
         // SAFETY: TIOCOUTQ writes one int; the socket is open.
         let told = unsafe { libc::ioctl(self.fd(), libc::TIOCOUTQ, &raw mut waiting) };
-        told != 0 || waiting == 0
+        told != 0 || waiting == 0 || self.closed()
+    }
+
+    /// Whether the kernel is done with the connection.
+    fn closed(&self) -> bool {
+        /// As the kernel numbers the states.
+        const TCP_CLOSE: u8 = 7;
+        // The state comes first in what it tells; no more is asked for.
+        let (mut state, mut bytes) = (0u8, 1 as libc::socklen_t);
+        // SAFETY: TCP_INFO writes at most `bytes` bytes; the socket is open.
+        let told = unsafe {
+            libc::getsockopt(
+                self.fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                (&raw mut state).cast(),
+                &raw mut bytes,
+            )
+        };
+        told != 0 || state == TCP_CLOSE
     }
 
     /// Nothing more will be sent.
@@ -227,5 +246,29 @@ pub(super) fn retried(result: io::Result<usize>) -> io::Result<usize> {
     match result {
         Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(0),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::frame::Kind;
+    use std::net::TcpListener;
+    use std::time::Instant;
+
+    #[test]
+    fn bytes_for_an_end_that_is_closed_are_not_waited_for() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut ours = Conn::answer(1, 0, Own::new(socket)).unwrap();
+        drop(listener.accept().unwrap());
+        // SAFETY: no payload.
+        assert!(unsafe { ours.send(&Frame::new(Kind::Leave, 0), std::ptr::null(), 0) });
+        ours.hang_up();
+        let until = Instant::now() + Duration::from_secs(10);
+        while !ours.acknowledged() {
+            assert!(Instant::now() < until, "an answer is waited for that never comes");
+            std::thread::yield_now();
+        }
     }
 }

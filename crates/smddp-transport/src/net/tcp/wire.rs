@@ -38,8 +38,9 @@ pub(crate) struct TcpWire {
 
 /// From so many connections on, one system call asks which of them have something.
 const FEW: usize = 2;
-/// A goodbye over one connection may come this much later than the end of another.
-const GOODBYE: Duration = Duration::from_millis(20);
+/// A goodbye over one connection may come this much later than the end of another, be it the only one so far: the
+/// process's accepting thread may still have the other in its hands.
+const GOODBYE: Duration = Duration::from_millis(250);
 
 impl TcpWire {
     /// `addresses` by rank; `None` for ranks that are not reached this way.
@@ -166,14 +167,13 @@ impl TcpWire {
     }
 
     fn judge(&mut self) {
-        for (rank, peer) in self.peers.iter_mut().enumerate() {
+        for peer in &mut self.peers {
             let Some((since, why)) = &peer.ended else { continue };
             if peer.left || peer.broken.is_some() {
                 peer.ended = None;
                 continue;
             }
-            let last = !self.conns.iter().flatten().any(|conn| conn.peer == rank);
-            if last || since.elapsed() > GOODBYE {
+            if since.elapsed() > GOODBYE {
                 peer.broken = Some(why.clone());
                 peer.ended = None;
             }

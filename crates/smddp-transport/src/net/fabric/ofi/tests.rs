@@ -312,10 +312,10 @@ fn kill(provider: &str, idle: bool, patience: Duration) -> Option<bool> {
 fn a_process_that_is_killed_is_noticed_by_whoever_talks_to_it_or_waits_for_it() {
     let _alone = alone();
     for provider in ["tcp;ofi_rxm", "net", "tcp"] {
-        assert_ne!(kill(provider, false, Duration::from_secs(10)), Some(false), "{provider}");
+        assert_ne!(kill(provider, false, Duration::from_secs(30)), Some(false), "{provider}");
         // With nothing under way, not every provider says so; for those there is the side channel.
         let sure = provider == "tcp;ofi_rxm";
-        let noticed = kill(provider, true, Duration::from_secs(if sure { 10 } else { 1 }));
+        let noticed = kill(provider, true, Duration::from_secs(if sure { 30 } else { 1 }));
         assert!(!sure || noticed != Some(false), "{provider}");
     }
 }
