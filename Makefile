@@ -1,6 +1,6 @@
 # All targets share one virtual environment, .venv, and set it up themselves.
 # Settings: PYTHON=python3.12 (which Python makes .venv), PYTEST_ARGS="-k ring" (instead of -m "not slow"),
-#           TORCHES="2.5.* 2.7.* newest" (for test-torches).
+#           TORCHES="2.5.* 2.7.* newest" (for test-torches), TRANSFORMERS="4.57.*" (for test-transformers).
 
 SHELL       := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -11,6 +11,7 @@ MAKEFLAGS   += --no-builtin-rules --no-print-directory
 
 PYTHON      ?= python3
 TORCHES     ?= 2.5.* 2.7.* newest
+TRANSFORMERS ?= 4.57.*
 PYTEST_ARGS ?= -m "not slow"
 NPROC       ?= 4
 
@@ -21,18 +22,26 @@ STAMPS := $(VENV)/.stamps
 # rustup's directory last, for shells that have not been started anew since it was installed.
 export PATH := $(PATH):$(HOME)/.cargo/bin
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# A registry that does not answer for a minute fails nothing.
+export PIP_RETRIES := 10
+export PIP_RESUME_RETRIES := 10
+export PIP_DEFAULT_TIMEOUT := 60
+export CARGO_NET_RETRY := 10
 
 # What goes into the wheel. Directories are listed too: a deleted file changes its directory's date.
 WHEEL_SOURCES := pyproject.toml Cargo.toml $(wildcard Cargo.lock) README.md LICENSE \
     $(shell find crates python -name __pycache__ -prune -o \( -type d -o -type f \) ! -name '*.so' ! -name '*.pyc' -print)
 
-TEST_TOOLS := pytest pytest-timeout pytest-xdist hypothesis expecttest numpy
+TEST_TOOLS := pytest pytest-timeout pytest-xdist hypothesis expecttest numpy transformers safetensors accelerate
 LINT_TOOLS := ruff mypy
 
 # nextest runs each test in its own process and stops one that hangs (.config/nextest.toml); it leaves
 # out the doc tests. Cargo's own runner serves where nextest is absent.
 # smddp-py is Python's extension module: it links only into a Python process, and pytest tests it there.
 RUST_TESTS := --workspace --exclude smddp-py
+
+# The file of the CUDA driver without a GPU, for tests/device. Built when a recipe asks.
+FAKE_CUDA = $$(cargo run --quiet -p fake-libcuda)
 
 .PHONY: help
 help: ## this list
@@ -63,7 +72,8 @@ $(STAMPS)/torch: $(STAMPS)/venv
 	$(BIN)/python -m pip install torch numpy
 	touch $@
 
-$(STAMPS)/test-tools: $(STAMPS)/torch
+# Again when this file changes, for the list of tools.
+$(STAMPS)/test-tools: $(STAMPS)/torch Makefile
 	$(BIN)/python -m pip install --quiet $(TEST_TOOLS)
 	touch $@
 
@@ -93,10 +103,23 @@ demo-hosts: $(STAMPS)/wheel $(STAMPS)/torch ## the same training across two "hos
 	bench/lab/netlab run --hosts 2 --procs 2 --raw --env OMP_NUM_THREADS=1 -- \
 	    $(BIN)/python examples/fsdp2.py --backend smddp
 
+# What an SMP user does: train, save, resume with other degrees; the losses are held against one process.
+DEMO_SMP := $(VENV)/demo-smp
+TORCHRUN := OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node
+.PHONY: demo-smp
+demo-smp: $(STAMPS)/wheel $(STAMPS)/test-tools ## a tiny Llama with hybrid sharding, tensor parallelism and offload; saved, resumed otherwise
+	rm -rf $(DEMO_SMP) && mkdir -p $(DEMO_SMP)
+	OMP_NUM_THREADS=1 $(BIN)/python examples/smp.py --plain --steps 40 --losses $(DEMO_SMP)/one.json
+	$(TORCHRUN) 4 examples/smp.py --config '{"hybrid_shard_degree": 2, "tensor_parallel_degree": 2}' \
+	    --steps 40 --until 20 --save $(DEMO_SMP)/checkpoint --compare $(DEMO_SMP)/one.json
+	$(TORCHRUN) 4 examples/smp.py --config '{"hybrid_shard_degree": 4}' \
+	    --steps 40 --resume $(DEMO_SMP)/checkpoint --compare $(DEMO_SMP)/one.json
+
 # One after the other under -j too.
 .PHONY: test
 test: ## every test: cargo's, then pytest's
 	$(MAKE) test-rust
+	$(MAKE) test-transformers PYTEST_ARGS='-q -m "not slow" -k "tensor_parallel or delayed"'
 	$(MAKE) test-python
 
 .PHONY: test-rust
@@ -112,7 +135,7 @@ test-rust: | prerequisites ## the Rust tests alone
 .PHONY: test-python
 test-python: $(STAMPS)/wheel $(STAMPS)/test-tools ## the Python tests alone
 	@sh scripts/libfabric.sh
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	SMDDP_TEST_CUDA_LIBRARY="$(FAKE_CUDA)" $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 .PHONY: test-slow
 test-slow: $(STAMPS)/wheel $(STAMPS)/test-tools ## the Python tests that `make test` leaves out for their length
@@ -124,8 +147,19 @@ test-torch-suite: $(STAMPS)/wheel $(STAMPS)/test-tools ## torch's own distribute
 
 .PHONY: test-clients
 test-clients: $(STAMPS)/wheel $(STAMPS)/test-tools ## DeepSpeed, Lightning, Accelerate and Trainer (own environment over .venv)
-	$(BIN)/python tests/clients/third_party/make_venv.py
+	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(BIN)/python scripts/layered_venv.py .venvs/clients --no-build-isolation \
+	    -r tests/clients/third_party/requirements-clients.txt
 	.venvs/clients/bin/python -m pytest tests/clients/third_party -m ""
+
+.PHONY: test-smp-full
+test-smp-full: $(STAMPS)/wheel $(STAMPS)/test-tools ## torch.sagemaker: the whole product of engines, degrees, options and models
+	$(BIN)/python -m pytest tests/smp -m slow -v -o faulthandler_timeout=0
+
+# The other transformers that is supported, over .venv. `make test` runs part of this, and all on the newest.
+.PHONY: test-transformers
+test-transformers: $(STAMPS)/wheel $(STAMPS)/test-tools ## torch.sagemaker's tests under transformers $(TRANSFORMERS)
+	$(BIN)/python scripts/layered_venv.py .venvs/transformers 'transformers==$(TRANSFORMERS)'
+	.venvs/transformers/bin/python -m pytest tests/smp $(PYTEST_ARGS)
 
 .PHONY: test-hosts
 test-hosts: $(STAMPS)/wheel $(STAMPS)/test-tools ## the backend, training and faults across "hosts" of network namespaces
@@ -172,6 +206,12 @@ bench-hosts: $(STAMPS)/wheel $(STAMPS)/torch ## the same between "hosts" of netw
 .PHONY: docs
 docs: $(STAMPS)/wheel ## regenerate the pages that are made from code
 	$(BIN)/python scripts/settings_page.py docs/settings.md
+
+# What it writes is committed, so that no other build needs a compiler for GPUs. It downloads NVIDIA's, 250 MB.
+.PHONY: kernels
+kernels: $(STAMPS)/venv ## compile the reductions of GPUs again, and assemble them for several
+	$(BIN)/python scripts/kernels.py
+	$(BIN)/python scripts/kernels.py --check
 
 # Simulated, so the machine does not matter; a few minutes, most of it for 1,024 nodes.
 SIMULATE := cargo run --release --quiet -p smddp-bench -- simulate

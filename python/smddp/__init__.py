@@ -10,6 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from smddp import _alias
+
+# `import torch.sagemaker` works after `import smddp`, too, where torch's discovery of backends is off.
+_alias.install()
+
 # The errors and the version come from the native core; `__getattr__` fetches them on first use.
 _FROM_CORE = (
     "Error",
@@ -22,7 +27,7 @@ _FROM_CORE = (
     "__version__",
 )
 
-__all__ = ["info", "paths", *_FROM_CORE]
+__all__ = ["info", "paths", "traffic", *_FROM_CORE]
 
 
 def info() -> dict[str, Any]:
@@ -43,6 +48,17 @@ def paths() -> dict[str, str]:
     from smddp._info import taken
 
     return taken()
+
+
+def traffic() -> list[dict[str, Any]]:
+    """What the collectives of all open groups moved so far, in numbers: one entry per group, collective and algorithm.
+
+    Each entry: group, size (ranks), nodes (that the group spans), way, collective, algorithm, operations, bytes (the
+    sum of the operations' whole buffers). Groups of more than one node are where bytes cross the network.
+    """
+    from smddp._info import traffic as counted
+
+    return counted()
 
 
 def __getattr__(name: str) -> Any:

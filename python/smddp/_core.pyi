@@ -16,6 +16,7 @@ __all__ = [
     "Work",
     "__version__",
     "bench_main",
+    "cuda",
     "info",
     "settings",
     "shutdown",
@@ -43,6 +44,11 @@ class Work:
         """Drive the call until it is done. Releases the GIL; Ctrl-C gets through within half a second.
 
         Raises the call's error; CollectiveTimeoutError after `timeout` seconds (None: the call's own deadline).
+        """
+    def wait_stream(self, stream: int) -> None:
+        """Have a CUDA stream (raw handle) wait for the end of a call on its device. The host does not wait.
+
+        Raises the call's error if it has failed already.
         """
     def is_done(self) -> bool: ...
     def error(self) -> BaseException | None:
@@ -77,15 +83,23 @@ class Comm:
         keep: object,
         timeout: float,
         asynchronous: bool,
+        device: int = -1,
+        stream: int = 0,
     ) -> Work | None:
         """Collective numbers as in smddp_plan::Collective, dtype and redop as in smddp_core::types.
 
         Synchronous (returns None): the calling thread drives, with the GIL released. `keep` is held until the
         call is done. timeout in seconds, 0 = the group's. Raises ValueError for bad arguments before anything moves.
+        device >= 0: the addresses are that CUDA device's, the call comes after what its stream `stream` (raw handle)
+        holds by now, and a Work is returned always.
         """
     def send(self, buffer: tuple[int, int], dtype: int, dst: int, tag: int, keep: object, timeout: float) -> Work: ...
     def recv(self, buffer: tuple[int, int], dtype: int, src: int, tag: int, keep: object, timeout: float) -> Work:
         """src -1: from any rank."""
+    def device_stream(self, device: int) -> int:
+        """The raw handle of this group's stream on a CUDA device, which is made if need be."""
+    def device_path(self, device: int) -> str | None:
+        """How memory of a CUDA device goes within a node, in words; None before the first call on it."""
     def set_timeout(self, timeout: float) -> None: ...
     def abort(self, reason: str) -> None:
         """All waiters, here and at the peers, raise. Never blocks."""
@@ -113,6 +127,11 @@ def settings() -> list[tuple[str, str, str, str, str]]:
 
 def info() -> dict[str, Any]:
     """What was found on this machine: host, cores, SIMD level, what serves in a node and between nodes, staging."""
+
+def cuda(start: bool = True) -> dict[str, Any]:
+    """found (bool), why (if not), driver, devices (a line each): the CUDA driver of this machine.
+
+    start: it may be initialised, after which a forked child cannot use CUDA; else no devices are told."""
 
 def fabric() -> list[str]:
     """What libfabric offers here and why it would be used or not, in lines. Opens the library."""

@@ -31,7 +31,7 @@ def paths(comm: Any) -> list[tuple[str, str, str]]:
     ]
 
 
-def collect() -> dict[str, Any]:
+def collect(start_cuda: bool = False) -> dict[str, Any]:
     """Version, machine, settings, and the open groups with their paths."""
     native = core()
     return {
@@ -39,12 +39,40 @@ def collect() -> dict[str, Any]:
         "core": native.__file__,
         "torch": _torch_version(),
         "machine": native.info(),
+        "cuda": cuda(start_cuda),
         "settings": {
             name: {"value": value, "default": default, "from": origin, "what": what}
             for name, value, default, origin, what in native.settings()
         },
         "groups": _groups(),
     }
+
+
+def cuda(start: bool = False) -> dict[str, Any]:
+    """What the core knows of CUDA here, and "paths": the way that calls on CUDA tensors would take.
+
+    start: the driver may be initialised to tell its devices. Children forked afterwards cannot use CUDA, so a program
+    that does not use it yet is not asked for them.
+    """
+    found = dict(core().cuda(start or _cuda_in_use()))
+    found["paths"] = (
+        {
+            "in a node": "read from the peers' memory by copy engines (CUDA IPC), reductions by one kernel",
+            "elsewhere": "through pinned host memory: between nodes, and where IPC is impossible",
+            "send, recv": "through pinned host memory",
+        }
+        if found["found"]
+        else {}
+    )
+    return found
+
+
+def _cuda_in_use() -> bool:
+    if "torch" not in sys.modules:
+        return False
+    from smddp import cuda
+
+    return cuda.in_use()
 
 
 def _torch_version() -> str | None:
@@ -87,6 +115,30 @@ def taken() -> dict[str, str]:
         collective: ", ".join(f"{way} x {operations} ({_amount(size)})" for way, (operations, size) in found.items())
         for collective, found in ways.items()
     }
+
+
+def traffic() -> list[dict[str, Any]]:
+    """What the collectives of all open groups moved, per group, collective and algorithm.
+
+    Each entry holds group (its name), size (ranks), nodes (how many the group spans), way, collective, algorithm,
+    operations, and bytes: the sum of the operations' whole buffers, of which a rank of N contributes or gets 1/N
+    in an all_gather or reduce_scatter, and all in an all_reduce.
+    """
+    groups = sys.modules.get("smddp.process_group")
+    return [
+        {
+            "group": group.communicator.name,
+            "size": group.size(),
+            "nodes": len(set(group.communicator.nodes())),
+            "way": group.communicator.way(),
+            "collective": collective,
+            "algorithm": algorithm,
+            "operations": operations,
+            "bytes": size,
+        }
+        for group in (groups.open_groups() if groups else ())
+        for collective, algorithm, operations, size in group.communicator.taken()
+    ]
 
 
 def _amount(size: float) -> str:

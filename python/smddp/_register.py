@@ -1,4 +1,4 @@
-"""Makes the name "smddp" known to torch.distributed.
+"""Makes the name "smddp" known to torch.distributed, and `torch.sagemaker` importable.
 
 torch calls this from two entry points: `torch.backends` at the end of `import torch`, where any exception
 would break that import, and, from torch 2.14 on, `torch.distributed.backends` when the name is first used.
@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import warnings
 from typing import TYPE_CHECKING, Any
+
+from smddp import _alias
 
 if TYPE_CHECKING:
     from smddp.process_group import SmddpProcessGroup
@@ -27,6 +29,7 @@ def register() -> None:
     """Register the backend with torch.distributed. Idempotent; does nothing in a torch without it."""
     import torch.distributed as dist
 
+    _alias.install()
     if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
         return
     # Naming the devices keeps torch's default backends: it fills only devices that have none.

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,10 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _info(ranks: int, as_json: bool) -> int:
     from smddp._info import collect, local_paths
-
     from smddp._native import core
 
-    found = collect()
+    found = collect(start_cuda=True)
     found["libfabric"] = core().fabric()
     status = 0
     try:
@@ -55,6 +55,9 @@ def _info(ranks: int, as_json: bool) -> int:
     print("\nmachine")
     for key, value in found["machine"].items():
         print(f"  {key:<20} {value}")
+    print("\nCUDA")
+    for line in _cuda(found["cuda"]):
+        print(f"  {line}")
     print("\nlibfabric")
     for line in found["libfabric"]:
         print(f"  {line}")
@@ -68,6 +71,13 @@ def _info(ranks: int, as_json: bool) -> int:
     for name, row in found["settings"].items():
         print(f"  {name:<28} {row['value']:<16} {row['from']:<12} {row['what']}")
     return status
+
+
+def _cuda(found: dict[str, Any]) -> list[str]:
+    if not found["found"]:
+        return [f"CUDA tensors are not served: {found['why']}"]
+    paths = [f"{where:<20} {path}" for where, path in found["paths"].items()]
+    return [f"{'driver':<20} {found['driver']}", *found["devices"], *paths]
 
 
 def bench(argv: Sequence[str] | None = None) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 import weakref
 from collections.abc import MutableMapping, Sequence
@@ -22,6 +21,7 @@ from smddp.devices import Request, current_request, device_backend, others
 from smddp.options import gather_options, seconds
 from smddp.rendezvous import MonitoredBarrier, connect
 from smddp.selfsend import Mailbox
+from smddp.telling import tell, wanted
 
 # Groups that are open in this process. torch's C++ side may hold a group longer than Python does; the Python
 # half must not go first. Dropped in shutdown and abort. torch 2.5 never calls shutdown but drops the group, so
@@ -92,6 +92,8 @@ class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  
         self._timeout = timeout
         self._request = request
         self._serves_cpu = request.backends.get("cpu") == NAME
+        self._serves_cuda = request.backends.get("cuda") == NAME
+        self._bound = _ordinal(request.device_id) if self._serves_cuda else None
         _watch_forks()
         shut_down_at_exit()
         self._others = others(request, group_store, rank, size, timeout, name, list(self._all_ranks))
@@ -248,7 +250,7 @@ class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  
             timeout=timeout or self._timeout,
             name=name,
             global_ranks=[self._all_ranks[rank] for rank in ranks],
-            request=Request(backends, None, None),
+            request=Request(backends, None, self._request.device_id if "cuda" in backends else None),
         )
         group._set_group_name(name)  # type: ignore[arg-type]  # torch: a NewType of str
         group._set_group_desc(group_desc or f"{self.group_desc}:split")
@@ -260,6 +262,10 @@ class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  
         raise NotImplementedError("smddp groups cannot be merged; make a new group of all ranks with new_group")
 
     mergeRemoteGroup = merge_remote_group
+
+
+def _ordinal(device: torch.device | None) -> int | None:
+    return device.index if device is not None and device.type == "cuda" else None
 
 
 def _close(comm: Any, owner: int) -> None:
@@ -315,8 +321,7 @@ def _say_paths(group: SmddpProcessGroup) -> None:
     """One line by the group's first rank, with SMDDP_DEBUG=INFO: the paths, and which collectives take them."""
     if group._rank != 0 or group._size == 1:
         return
-    settings = {name: value for name, value, *_ in core().settings()}
-    if settings.get("SMDDP_DEBUG", "").upper() not in ("INFO", "TRACE"):
+    if not wanted():
         return
     from smddp._info import paths
 
@@ -324,13 +329,7 @@ def _say_paths(group: SmddpProcessGroup) -> None:
     for name, small, large in paths(group._comm):
         takers.setdefault(f"{small} at 4 KiB, {large} at 64 MiB", []).append(name)
     shown = "; ".join(f"{', '.join(names)}: {way}" for way, names in takers.items())
-    line = f"smddp: group {group._comm.name} of {group._size} ranks: {shown}\n"
-    file = settings.get("SMDDP_DEBUG_FILE")
-    if file:
-        with open(file.replace("%h", os.uname().nodename).replace("%p", str(os.getpid())), "a") as log:
-            log.write(line)
-    else:
-        sys.stderr.write(line)
+    tell(f"group {group._comm.name} of {group._size} ranks: {shown}")
 
 
 def open_groups() -> list[SmddpProcessGroup]:

@@ -29,8 +29,19 @@ def readable(tensor: Tensor) -> Tensor:
 
 
 def block(tensor: Tensor) -> Block:
-    """(address, elements) of a plain tensor."""
-    return tensor.data_ptr(), tensor.numel()
+    """(address, elements) of a plain tensor. Raises ValueError for one whose memory was given back."""
+    address, count = tensor.data_ptr(), tensor.numel()
+    if not address and count:
+        raise ValueError(
+            f"a tensor of {describe(tensor)} has no memory: its storage was resized to nothing, as FSDP does with "
+            "parameters that are not gathered, or it never had any"
+        )
+    return address, count
+
+
+def cut(tensor: Tensor, counts: list[int]) -> tuple[int, list[int]]:
+    """(address, elements of each block) of a plain tensor. Raises ValueError as `block`."""
+    return block(tensor)[0], counts
 
 
 class CopyBack:
@@ -67,7 +78,7 @@ def landing(tensor: Tensor, after: list[Callable[[], None]], *, keep_values: boo
         return tensor
     check_writable(tensor)
     plain = tensor.detach()
-    buffer = readable(plain) if keep_values else torch.empty(plain.shape, dtype=plain.dtype, device=plain.device)
+    buffer = readable(plain) if keep_values else torch.empty_like(plain, memory_format=torch.contiguous_format)
     after.append(CopyBack(tensor, buffer))
     return buffer
 

@@ -15,18 +15,21 @@ from smddp import keeping
 from smddp.errors import CoreError, translate
 from smddp.keeping import last_look
 
-_NO_TIMEOUT = timedelta(0)
+NO_TIMEOUT = timedelta(0)
 
 # Set on a thread while it runs users' callbacks of futures.
 _callbacks = threading.local()
 
 
-def _seconds(timeout: timedelta | None) -> float | None:
-    return timeout.total_seconds() if timeout is not None and timeout > _NO_TIMEOUT else None
+def seconds(timeout: timedelta | None) -> float | None:
+    return timeout.total_seconds() if timeout is not None and timeout > NO_TIMEOUT else None
 
 
-class _Handle(Work):
+class Handle(Work):
     """What all handles share: futures, and the parts of torch's Work that mean nothing on a CPU."""
+
+    # The CUDA devices whose streams have to wait for the results.
+    devices: tuple[int, ...] = ()
 
     def __init__(self, outputs: list[Tensor]) -> None:
         super().__init__()
@@ -62,9 +65,11 @@ class _Handle(Work):
         """A future of the outputs, which raises the call's own error.
 
         `Future.set_exception` would store the exception as an ordinary value that C++ takes for tensors.
-        An exception out of a `then` callback is a real error on both sides, hence the two futures.
+        An exception out of a `then` callback is a real error on both sides, hence the two futures. Where CUDA devices
+        take part, torch runs the callback on streams of its own: these wait for the call, and whoever takes the value
+        has its streams wait for them.
         """
-        base: Future[None] = Future()
+        base: Future[None] = Future() if not self.devices else _cuda_future(self.devices)
         future = base.then(lambda _: self._value())
         if getattr(_callbacks, "running", False):
             # A callback of another future asks for this one, and may wait for it on the very thread that
@@ -81,7 +86,14 @@ class _Handle(Work):
         raise NotImplementedError
 
     def _when_done(self, callback: Callable[[], None]) -> None:
+        """Call back once when a wait does not keep the host any more."""
         raise NotImplementedError
+
+
+def _cuda_future(devices: tuple[int, ...]) -> Future[None]:
+    from smddp import cuda
+
+    return cuda.future(devices)
 
 
 def _run_callbacks(base: Future[None]) -> None:
@@ -93,11 +105,11 @@ def _run_callbacks(base: Future[None]) -> None:
         _callbacks.running = before
 
 
-class DoneWork(_Handle):
+class DoneWork(Handle):
     """A call that was finished before it returned."""
 
     @last_look
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         return True
 
     def is_completed(self) -> bool:
@@ -118,7 +130,7 @@ class DoneWork(_Handle):
         callback()
 
 
-class SmddpWork(_Handle):
+class SmddpWork(Handle):
     """One call of the core.
 
     native: the core's handle, which keeps the memory alive until the call is done.
@@ -140,10 +152,10 @@ class SmddpWork(_Handle):
             native.on_done(self._finish_quietly)
 
     @last_look
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Drive the call to its end. Raises its error, or CollectiveTimeoutError after `timeout`."""
         try:
-            self._native.wait(_seconds(timeout))
+            self._native.wait(seconds(timeout))
         except CoreError as error:
             raise translate(error, self._ranks) from None
         if self._lock is not None:
@@ -199,15 +211,16 @@ class SmddpWork(_Handle):
             self._native.on_done(callback)
 
 
-class JoinedWork(_Handle):
+class JoinedWork(Handle):
     """Several calls behind one handle: a coalesced call, or a coalescing block."""
 
     def __init__(self, works: Sequence[Any], outputs: list[Tensor]) -> None:
         super().__init__(outputs)
         self._works = works
+        self.devices = tuple(sorted({device for work in works for device in work.devices}))
 
     @last_look
-    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         """Wait for all; raises the first error."""
         for work in self._works:
             work.wait(timeout)

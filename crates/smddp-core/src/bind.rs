@@ -8,6 +8,7 @@ use smddp_transport::{Inlet, Outlet, Wiring};
 
 use crate::call::{Counts, name_of, reduces, rooted};
 use crate::config::Config;
+use crate::device::{self, Place, Way};
 use crate::error::{Error, Result};
 use crate::network::Known;
 use crate::reduce::Kernel;
@@ -22,6 +23,8 @@ pub(crate) struct Key {
     pub(crate) redop: u8,
     pub(crate) root: usize,
     pub(crate) counts: Counts,
+    /// The buffers are a device's.
+    pub(crate) device: Option<Place>,
 }
 
 /// Blocks of one buffer, ready to be walked: numbers into the tables of [`Bound`].
@@ -96,6 +99,8 @@ pub(crate) struct Bound {
     /// Bytes of the blocks of In, Out, Scratch.
     pub(crate) lengths: [Vec<usize>; 3],
     pub(crate) scratch: usize,
+    /// On a device: whether each outlet's and each inlet's messages are by reference.
+    pub(crate) near: [Vec<bool>; 2],
     /// Travels in the header: operation, dtype, root, plan.
     pub(crate) what: u64,
     pub(crate) count: u64,
@@ -231,7 +236,7 @@ pub(crate) fn pick(key: &Key, site: &Site, config: &Config) -> Result<Choice> {
         block: if uneven_pairs { 1 << 20 } else { s.longest },
         uneven_pairs,
         rounds_per_hop_forbidden: key.dtype.is_half() && reduces(key.collective),
-        slot: site.slot,
+        slot: if key.device.is_some() { device::ONE_HOP } else { site.slot },
         staging: config.staging,
         network: site.network(),
     };
@@ -242,6 +247,10 @@ pub(crate) fn pick(key: &Key, site: &Site, config: &Config) -> Result<Choice> {
     };
     if let Some(segment) = config.segment {
         choice.segment = segment;
+    }
+    // Copies on the device need no pieces.
+    if n == site.topology.node_sizes().1 && key.device.is_some_and(|place| place.way == Way::Reference) {
+        choice.segment = device::WHOLE;
     }
     // A segment is whole elements.
     choice.segment = choice.segment.max(64).next_multiple_of(64);
@@ -283,7 +292,36 @@ pub(crate) fn bind(key: &Key, site: &Site, config: &Config) -> Result<Bound> {
             choice.algorithm.name()
         ))
     })?;
-    Ok(Bound { kernel, ..Binder::new(key, rank, n, slot, choice, &program).finish(program) })
+    let by_reference = key.device.is_some_and(|place| place.way == Way::Reference);
+    if by_reference && device::rewrites(&program) {
+        return Err(Error::Invalid(format!(
+            "{}: algorithm {} writes where others still read, which memory of a device does not allow (SMDDP_ALGO?)",
+            name_of(key.collective),
+            choice.algorithm.name()
+        )));
+    }
+    let mut bound = Bound { kernel, ..Binder::new(key, rank, n, slot, choice, &program).finish(program) };
+    if let Some(place) = key.device {
+        on_device(&mut bound, place, site);
+    }
+    Ok(bound)
+}
+
+/// Messages of a node that go by reference are a few words each.
+fn on_device(bound: &mut Bound, place: Place, site: &Site) {
+    let near = |rank: usize| place.way == Way::Reference && site.topology.share_node(rank, site.rank);
+    let wiring = &mut bound.wiring;
+    wiring.inline = false;
+    bound.near = [
+        wiring.outlets.iter().map(|o| o.readers.first().is_some_and(|&reader| near(reader))).collect(),
+        wiring.inlets.iter().map(|i| near(i.rank)).collect(),
+    ];
+    let outlets = wiring.outlets.iter_mut().zip(&bound.near[0]).filter(|(_, near)| **near);
+    outlets.for_each(|(outlet, _)| outlet.cell = device::DESCRIPTOR);
+    let inlets = wiring.inlets.iter_mut().zip(&bound.near[1]).filter(|(_, near)| **near);
+    inlets.for_each(|(inlet, _)| inlet.cell = device::DESCRIPTOR);
+    // All ranks are on a device, and on the same of the group's.
+    bound.what |= 1 << 61 | (place.site as u64 & 3) << 62;
 }
 
 struct Binder {
@@ -339,6 +377,7 @@ impl Binder {
             offsets: s.offsets,
             lengths: s.tables,
             scratch: total,
+            near: Default::default(),
             what,
             count: s.count,
             bytes: s.bytes,

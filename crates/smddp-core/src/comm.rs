@@ -5,12 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Wea
 use std::time::{Duration, Instant};
 
 use smddp_plan::{Algorithm, Collective, Network, Topology};
+use smddp_transport::board::Board;
 use smddp_transport::shm::fork_generation;
 use smddp_transport::{Link, Sleeper};
 
 use crate::bind::{self, Key, Site};
 use crate::call::{self, Call, Counts};
 use crate::config::{Config, Level};
+use crate::device::{self, DeviceOp, Landing, Lobby, On};
 use crate::driver::{Driver, Item, Tally};
 use crate::error::{Error, Result};
 use crate::log;
@@ -29,6 +31,9 @@ pub struct Options {
     pub timeout: Option<Duration>,
     /// Held until the call is over.
     pub keep: Option<Keep>,
+    /// The buffers are this device's, and the call comes after what its stream did so far. The call then does not wait for
+    /// the device: it is over when the device is through.
+    pub on: Option<On>,
 }
 
 pub(crate) struct Inner {
@@ -48,6 +53,9 @@ pub(crate) struct Inner {
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) site: Site,
+    board: Option<Arc<dyn Board>>,
+    /// The devices that this group has been used on.
+    lobbies: Mutex<Vec<Arc<Lobby>>>,
     /// How other nodes are reached; empty where there are none.
     way: String,
     name: String,
@@ -66,6 +74,8 @@ pub struct Work {
     shared: Arc<Shared>,
     comm: Option<Arc<Inner>>,
     call: Asked,
+    /// Where its buffers are a device's.
+    landing: Option<Landing>,
 }
 
 /// What a work stands for, for errors.
@@ -87,9 +97,11 @@ impl std::fmt::Display for Asked {
 enum Target<'a> {
     Number(u64),
     Work(&'a Shared),
+    /// All of it is on the device, or it is over.
+    Enqueued(&'a Shared, &'a Landing),
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -108,10 +120,11 @@ impl Inner {
     pub(crate) fn turn(&self, driver: &mut Driver) -> bool {
         self.collect(driver);
         if let Some(error) = self.poison.get() {
-            let had = driver.pending();
+            let had = driver.waited_for();
             if had {
                 driver.fail(error);
             }
+            driver.mourn();
             return had;
         }
         match driver.poll() {
@@ -167,7 +180,8 @@ impl Inner {
         match target {
             Target::Number(number) if driver.finished > *number => Some(Ok(())),
             Target::Number(_) => self.poison.get().map(|error| Err(error.clone())),
-            Target::Work(work) => work.is_done().then(|| work.outcome()),
+            Target::Enqueued(work, landing) if !work.is_done() => landing.enqueued().then_some(Ok(())),
+            Target::Work(work) | Target::Enqueued(work, _) => work.is_done().then(|| work.outcome()),
         }
     }
 
@@ -206,7 +220,7 @@ impl Inner {
                     return Some(Err(Error::Interrupted));
                 }
             }
-            let nap = until.map_or(Duration::MAX, |until| until - now);
+            let nap = until.map_or(Duration::MAX, |until| until - now).min(driver.nap());
             patience.nap(&*driver.link, ticket, nap);
         }
     }
@@ -229,7 +243,7 @@ impl Communicator {
         let topology = Topology::from_labels(nodes);
         let (slot, assumed) = (link.slot_bytes(), Site::assumed(&way));
         let site = Site { rank, topology, slot, assumed, network: OnceLock::new() };
-        let sleeper = link.sleeper();
+        let (sleeper, board) = (link.sleeper(), link.board());
         let config = Config::get().unwrap_or_else(|_| {
             static FALLBACK: OnceLock<Config> = OnceLock::new();
             FALLBACK.get_or_init(Config::default)
@@ -248,6 +262,8 @@ impl Communicator {
             rank,
             size,
             site,
+            board,
+            lobbies: Mutex::default(),
             name: name.to_owned(),
             forks: fork_generation(),
             habit: Habit::new(config.spin, !way.is_empty()),
@@ -314,7 +330,7 @@ impl Communicator {
             _ => Counts::Even(elements / self.0.size),
         };
         let counts = by_pairs(counts, collective, self.0.size, self.0.config);
-        let key = Key { collective, dtype, redop: 0, root: 0, counts };
+        let key = Key { collective, dtype, redop: 0, root: 0, counts, device: None };
         let choice = match bind::pick(&key, &self.0.site, self.0.config) {
             Ok(choice) => choice,
             Err(error) => return error.to_string(),
@@ -388,8 +404,10 @@ impl Communicator {
         inner.usable()?;
         let counts = call::check(call, inner.rank, inner.size)?;
         let timeout = self.timeout(&options);
-        if let Some(mut driver) = inner.try_drive() {
-            let op = inner.prepare(&mut driver, call, counts, timeout)?;
+        if options.on.is_none()
+            && let Some(mut driver) = inner.try_drive()
+        {
+            let op = inner.prepare(&mut driver, call, counts, timeout, None)?;
             inner.collect(&mut driver);
             let number = driver.enqueue(op);
             inner.submitted.fetch_add(1, Ordering::Relaxed);
@@ -418,24 +436,77 @@ impl Communicator {
         inner.usable()?;
         let counts = call::check(call, inner.rank, inner.size)?;
         let timeout = self.timeout(&options);
+        let device = options.on.as_ref().map(|on| self.board_device(on, call)).transpose()?;
         let shared = Arc::new(Shared::new(options.keep));
         let mut op = {
             // Binding needs the driver's cache; where another thread drives, a cache of one's own does.
             match inner.try_drive() {
-                Some(mut driver) => inner.prepare(&mut driver, call, counts, timeout)?,
-                None => inner.prepare_apart(call, counts, timeout)?,
+                Some(mut driver) => inner.prepare(&mut driver, call, counts, timeout, device)?,
+                None => inner.prepare_apart(call, counts, timeout, device)?,
             }
         };
         op.work = Some(shared.clone());
         op.submitted = Some(Instant::now());
-        {
+        let landing = {
             let mut inbox = lock(&inner.inbox);
+            // Numbers have the order of the inbox.
+            let landing = op.device.as_mut().map(|device| {
+                device.number = device.lobby.number();
+                device.landing()
+            });
             inbox.push(Item::Collective(op));
             inner.submitted.fetch_add(1, Ordering::Relaxed);
             inner.mail.store(true, Ordering::Release);
-        }
+            landing
+        };
         self.submitted();
-        Ok(Work { shared, comm: Some(inner.clone()), call: Asked::Collective(call.collective) })
+        let call = Asked::Collective(call.collective);
+        Ok(Work { shared, comm: Some(inner.clone()), call, landing })
+    }
+
+    /// What a call on a device has besides: its place in the order of the caller's stream. The first call on a device meets
+    /// all ranks of the group, which all make it.
+    fn board_device(&self, on: &On, call: &Call<'_>) -> Result<Box<DeviceOp>> {
+        let name = call::name_of(call.collective);
+        let refused = |error: smddp_cuda::Error| Error::System {
+            what: format!("{name} on group `{}`, {}", self.0.name, on.device.describe()),
+            why: error.to_string(),
+        };
+        if on.device.capturing(on.stream).map_err(refused)? {
+            return Err(Error::Invalid(format!(
+                "{name}: the stream is being captured into a CUDA graph, which smddp cannot be part of: its operations wait for \
+                 words whose values differ from run to run; call it outside the graph"
+            )));
+        }
+        let lobby = self.lobby(on)?;
+        let after = lobby.mark(on.stream).map_err(refused)?;
+        Ok(Box::new(DeviceOp::new(lobby, after, call.redop)))
+    }
+
+    /// This group's site on a device; made by all ranks together at the first call there.
+    pub fn prepare_device(&self, on: &On) -> Result<()> {
+        self.lobby(on).map(drop)
+    }
+
+    fn lobby(&self, on: &On) -> Result<Arc<Lobby>> {
+        let inner = &self.0;
+        let mut lobbies = lock(&inner.lobbies);
+        if let Some(known) = lobbies.iter().find(|lobby| lobby.device.ordinal() == on.device.ordinal()) {
+            return Ok(known.clone());
+        }
+        let (lobby, site) = device::agree(self, on, lobbies.len(), lobbies.first(), inner.board.clone())?;
+        lock(&inner.inbox).push(Item::Site(Box::new(site)));
+        inner.mail.store(true, Ordering::Release);
+        lobbies.push(lobby.clone());
+        Ok(lobby)
+    }
+
+    /// The stream on which this group moves memory of that device, and the way it goes, in words; `None` before the first
+    /// call there.
+    pub fn on_device(&self, ordinal: i32) -> Option<(smddp_cuda::Stream, String)> {
+        let lobbies = lock(&self.0.lobbies);
+        let lobby = lobbies.iter().find(|lobby| lobby.device.ordinal() == ordinal)?;
+        Some((lobby.stream, lobby.path.clone()))
     }
 
     /// Gets a submitted item going, here if nobody drives.
@@ -497,6 +568,12 @@ impl Communicator {
     ) -> Result<Work> {
         let inner = &self.0;
         inner.usable()?;
+        if options.on.is_some() {
+            return Err(Error::Invalid(format!(
+                "{direction} on group `{}`: messages are moved by the processor; give it a copy in host memory",
+                inner.name
+            )));
+        }
         match direction {
             Direction::To(rank) | Direction::From(rank) if rank >= inner.size => {
                 return Err(Error::Invalid(format!("rank {rank} is not in this group of {}", inner.size)));
@@ -524,7 +601,7 @@ impl Communicator {
             inner.mail.store(true, Ordering::Release);
         }
         self.submitted();
-        Ok(Work { shared, comm: Some(inner.clone()), call: Asked::Message(direction) })
+        Ok(Work { shared, comm: Some(inner.clone()), call: Asked::Message(direction), landing: None })
     }
 
     /// All waiters, here and at the peers, raise. Never blocks.
@@ -548,19 +625,21 @@ impl Communicator {
         inner.sleeper.ring();
     }
 
-    /// Leaves in good order: pending calls end with an error, later ones raise. Idempotent.
+    /// Leaves in good order: calls on devices are waited for, other pending calls end with an error, later ones raise.
+    /// Idempotent.
     pub fn close(&self) {
         let inner = &self.0;
         if inner.forks != fork_generation() || inner.closed.swap(true, Ordering::AcqRel) {
             return;
         }
+        self.land();
         let error = Error::Closed { group: inner.name.clone(), why: "it was destroyed".to_owned() };
         // A group that is already dead stays dead for its first reason.
         let fresh = inner.poison.set(error).is_ok();
         inner.sleeper.ring();
         let mut driver = lock(&inner.driver);
         if let Some(error) = inner.poison.get()
-            && (driver.pending() || inner.has_mail())
+            && (driver.waited_for() || inner.has_mail())
         {
             inner.turn(&mut driver);
             if !fresh {
@@ -568,6 +647,40 @@ impl Communicator {
             }
         }
         driver.link.leave();
+        lock(&inner.lobbies).clear();
+        driver.forget_devices();
+    }
+}
+
+/// What was called for on devices may take this long to end when its group is closed.
+const LANDING: Duration = Duration::from_secs(30);
+
+impl Communicator {
+    /// Waits until what was called for on devices is over, before the group is closed.
+    fn land(&self) {
+        let inner = &self.0;
+        let begun = Instant::now();
+        while inner.poison.get().is_none() && begun.elapsed() < LANDING {
+            let Some(mut driver) = inner.try_drive() else {
+                // Somebody waits for a call that the closing is to end.
+                if begun.elapsed() > Duration::from_millis(50) {
+                    return;
+                }
+                std::thread::yield_now();
+                continue;
+            };
+            let moved = inner.turn(&mut driver);
+            driver.link.flush();
+            if !driver.in_flight() {
+                return;
+            }
+            if !moved {
+                // Others may have left, or died.
+                inner.examine(&mut driver);
+            }
+            drop(driver);
+            std::thread::sleep(Duration::from_micros(100));
+        }
     }
 }
 
@@ -620,8 +733,53 @@ impl Work {
         self.shared.outcome()
     }
 
+    /// Whether it is over, well or not; on a device: whether that is through.
     pub fn is_done(&self) -> bool {
-        self.shared.is_done()
+        let through = |landing: &Landing| landing.lobby.is_done(landing.number) && !landing.lobby.released();
+        self.shared.is_done() || self.landing.as_ref().is_some_and(through)
+    }
+
+    /// Whether the host has nothing to add to it any more; on host memory: whether it is over.
+    pub fn is_enqueued(&self) -> bool {
+        self.shared.is_done() || self.landing.as_ref().is_some_and(Landing::enqueued)
+    }
+
+    /// What comes next on `stream`, one of the device's, is after this call. Does not wait for the device, and for the other
+    /// ranks only while the group still gets to know the memory that its calls use; raises the call's error if it has
+    /// failed already. For calls on the host this is `wait`.
+    pub fn wait_stream(&self, stream: smddp_cuda::Stream) -> Result<()> {
+        let (Some(landing), Some(comm)) = (&self.landing, &self.comm) else { return self.wait(None) };
+        while !self.shared.is_done() && !landing.enqueued() {
+            let learning = landing.lobby.learning(landing.number);
+            let Some(mut driver) = comm.try_drive() else {
+                if !learning {
+                    break;
+                }
+                self.shared.sleep(Duration::from_micros(50));
+                continue;
+            };
+            if learning {
+                let outcome = comm.drive(&mut driver, &Target::Enqueued(&self.shared, landing), None);
+                comm.leave(driver);
+                if outcome == Some(Err(Error::Interrupted)) {
+                    return Err(Error::Interrupted);
+                }
+                continue;
+            }
+            comm.turn(&mut driver);
+            driver.link.flush();
+            comm.leave(driver);
+            break;
+        }
+        // If it failed, what is left of it on the device still uses its memory.
+        let waits = landing.wait_stream(stream);
+        if let Some(error) = self.error() {
+            return Err(error);
+        }
+        waits.map_err(|error| Error::System {
+            what: format!("wait for {} on group `{}`", self.call, comm.name),
+            why: error.to_string(),
+        })
     }
 
     /// The error it ended with.

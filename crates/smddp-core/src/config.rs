@@ -129,6 +129,19 @@ pub const SETTINGS: &[Setting] = &[
         shared: true,
     },
     Setting {
+        name: "SMDDP_CUDA_PATH",
+        default: "auto",
+        what: "device memory within a node: auto (by reference where all devices of the group reach each other), ipc (else an \
+               error), host (always through pinned memory)",
+        shared: true,
+    },
+    Setting {
+        name: "SMDDP_CUDA_LIBRARY",
+        default: "",
+        what: "the CUDA driver's file; empty: the one that is loaded already, then libcuda.so.1 on the loader's path",
+        shared: false,
+    },
+    Setting {
         name: "SMDDP_DEBUG",
         default: "WARN",
         what: "VERSION, WARN, INFO or TRACE: what is told on standard error",
@@ -163,8 +176,21 @@ pub struct Config {
     /// This rank's number on its host, and how many there are, where the launcher tells.
     pub local: Option<(usize, usize)>,
     pub tune: Table,
+    pub device_path: DevicePath,
+    pub cuda: Option<PathBuf>,
     pub debug: Level,
     pub debug_file: Option<String>,
+}
+
+/// How device memory goes within a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DevicePath {
+    /// By reference where that is possible.
+    Auto,
+    /// By reference, or not at all.
+    Reference,
+    /// Through pinned host memory.
+    Host,
 }
 
 impl Default for Config {
@@ -187,6 +213,8 @@ impl Default for Config {
             require: None,
             local: None,
             tune: Table::default(),
+            device_path: DevicePath::Auto,
+            cuda: None,
             debug: Level::Warn,
             debug_file: None,
         }
@@ -308,6 +336,12 @@ impl Config {
                     .map_err(|_| bad("SMDDP_SPIN_US", &v, "whole microseconds"))
             })
             .transpose()?;
+        let device_path = match get("SMDDP_CUDA_PATH").as_deref().map(str::trim) {
+            None | Some("auto") => DevicePath::Auto,
+            Some("ipc") => DevicePath::Reference,
+            Some("host") => DevicePath::Host,
+            Some(v) => return Err(bad("SMDDP_CUDA_PATH", v, "auto, ipc or host")),
+        };
         let debug = match get("SMDDP_DEBUG").unwrap_or_default().trim().to_ascii_uppercase().as_str() {
             "" | "WARN" => Level::Warn,
             "NONE" | "0" => Level::None,
@@ -334,6 +368,8 @@ impl Config {
             require: get("SMDDP_REQUIRE").map(|v| v.trim().to_ascii_lowercase()),
             local: number("LOCAL_RANK").zip(number("LOCAL_WORLD_SIZE")),
             tune,
+            device_path,
+            cuda: get("SMDDP_CUDA_LIBRARY").map(PathBuf::from),
             debug,
             debug_file: get("SMDDP_DEBUG_FILE"),
         })

@@ -4,6 +4,7 @@ use smddp_plan::Collective;
 use smddp_transport::{Head, Link, Mismatch};
 
 use crate::call::{name_of, rooted};
+use crate::device::Flight;
 use crate::error::Error;
 use crate::exec::Op;
 use crate::types::{DType, RedOp};
@@ -28,7 +29,12 @@ pub(crate) fn call(head: Head) -> String {
     if rooted(collective) {
         text += &format!(", root {}", (head.what >> 24) & 0xffff);
     }
-    text + ")"
+    text + if on_device(head) { ") on CUDA" } else { ")" }
+}
+
+/// Whether a header is of a call on a device; see `bind::on_device`.
+fn on_device(head: Head) -> bool {
+    head.what >> 61 & 1 == 1
 }
 
 pub(crate) fn mismatch(
@@ -70,6 +76,20 @@ pub(crate) fn timeout(link: &dyn Link, group: &str, op: &Op) -> Error {
     let (missing, detail) = absent(link, op.seq);
     let what = format!("{} #{}", name_of(op.collective), op.seq);
     Error::Timeout { what, group: group.to_owned(), after: op.timeout, missing, detail }
+}
+
+/// An operation that is on the device since, and does not end there.
+pub(crate) fn stuck(group: &str, flight: &Flight) -> Error {
+    Error::Timeout {
+        what: format!("{} #{}", name_of(flight.collective), flight.seq),
+        group: group.to_owned(),
+        after: flight.timeout,
+        missing: Vec::new(),
+        detail: "all ranks have made this call and all of its work is on their devices, but this rank's device is not \
+                 through with it: a kernel before it on the caller's stream may not end, or another rank's device hangs \
+                 (nvidia-smi, py-spy dump --pid); or give the group a longer timeout"
+            .to_owned(),
+    }
 }
 
 /// The ranks that operation `seq` lacks, and that in words. A rank that has begun it and does not answer any more is one

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use smddp_plan::{Algorithm, Collective};
 use smddp_transport::{Fault, Head, Link};
@@ -11,6 +11,7 @@ use smddp_transport::{Fault, Head, Link};
 use crate::bind::Cache;
 use crate::call::name_of;
 use crate::describe;
+use crate::device::{self, Flight, Site, Trouble};
 use crate::error::Error;
 use crate::exec::{Op, Progress};
 use crate::p2p::{Mailroom, Post};
@@ -18,6 +19,8 @@ use crate::p2p::{Mailroom, Post};
 /// What waits to be taken up by the driver.
 pub(crate) enum Item {
     Collective(Box<Op>),
+    /// Comes before the first collective on its device.
+    Site(Box<Site>),
     Post(Post),
 }
 
@@ -53,6 +56,11 @@ pub(crate) struct Driver {
     pub(crate) group: String,
     /// A finished operation, to be filled again.
     pub(crate) spare: Option<Box<Op>>,
+    sites: Vec<Site>,
+    /// Operations that are a device's matter now.
+    flying: VecDeque<Flight>,
+    /// The group is dead since, and streams may still wait for it.
+    mourning: Option<Instant>,
 }
 
 impl Driver {
@@ -68,6 +76,9 @@ impl Driver {
             tally,
             group,
             spare: None,
+            sites: Vec::new(),
+            flying: VecDeque::new(),
+            mourning: None,
         }
     }
 
@@ -84,12 +95,30 @@ impl Driver {
             Item::Collective(op) => {
                 self.enqueue(op);
             }
+            Item::Site(site) => self.sites.push(*site),
             Item::Post(post) => self.mail.post(post),
         }
     }
 
     pub(crate) fn pending(&self) -> bool {
-        !self.queue.is_empty() || self.mail.pending() || self.link.busy()
+        self.waited_for() || self.link.busy() || self.mourning.is_some()
+    }
+
+    /// Whether some call is not over.
+    pub(crate) fn waited_for(&self) -> bool {
+        !self.queue.is_empty() || self.mail.pending() || !self.flying.is_empty()
+    }
+
+    /// How long nobody may sleep: a device rings no bell.
+    pub(crate) fn nap(&self) -> Duration {
+        match self.queue.front() {
+            Some(op) if op.device.is_some() && op.begun => Duration::from_micros(50),
+            _ if !self.flying.is_empty() => Duration::from_millis(1),
+            // Ever more seldom: a device may hang for good.
+            _ => self.mourning.map_or(Duration::MAX, |since| {
+                (since.elapsed() / 100).clamp(Duration::from_millis(1), Duration::from_millis(100))
+            }),
+        }
     }
 
     /// Moves on whatever can be moved; whether anything did.
@@ -100,6 +129,7 @@ impl Driver {
             self.advance()?;
             moved = true;
         }
+        moved |= self.retire()?;
         if self.mail.pending() {
             moved |= self.mail.poll(&mut *self.link, &self.group)?;
         }
@@ -110,16 +140,19 @@ impl Driver {
     fn advance(&mut self) -> Result<bool, Error> {
         let mut moved = false;
         while let Some(op) = self.queue.front_mut() {
-            match op.advance(&mut *self.link) {
+            let place = op.device.as_ref().map(|device| device.lobby.place.site);
+            let outcome = match place.map(|site| self.sites.get_mut(site)) {
+                None => op.advance(&mut *self.link).map_err(Trouble::Mismatch),
+                Some(Some(site)) => device::advance(op, &mut *self.link, site),
+                Some(None) => Err(Trouble::Device("the group has left its device".to_owned())),
+            };
+            match outcome {
                 Ok(Progress::Done) => {
                     moved = true;
                     self.finished = op.seq + 1;
                     self.tally.add(op.collective, op.bound.choice.algorithm, op.bound.bytes);
-                    if let Some(mut op) = self.queue.pop_front() {
-                        if let Some(work) = op.work.take() {
-                            work.finish(Ok(()));
-                        }
-                        self.spare = Some(op);
+                    if let Some(op) = self.queue.pop_front() {
+                        self.over(op);
                     }
                 }
                 Ok(Progress::Moved) => {
@@ -127,7 +160,18 @@ impl Driver {
                     break;
                 }
                 Ok(Progress::Blocked) => break,
-                Err(mismatch) => {
+                Err(Trouble::Device(why)) => {
+                    let what = format!("{} #{} on group `{}`", name_of(op.collective), op.seq, self.group);
+                    // A rank that failed takes its memory back: then its reason is the one to tell.
+                    let cause = self.examine_faults()?;
+                    return Err(cause.unwrap_or(Error::System { what, why }));
+                }
+                Err(Trouble::Peer(why)) => {
+                    let what = format!("{} #{} on group `{}`", name_of(op.collective), op.seq, self.group);
+                    self.await_faults()?;
+                    return Err(Error::System { what, why });
+                }
+                Err(Trouble::Mismatch(mismatch)) => {
                     let mine = Head { what: op.bound.what, count: op.bound.count };
                     let (collective, seq) = (op.collective, op.seq);
                     return Err(describe::mismatch(
@@ -142,6 +186,121 @@ impl Driver {
             }
         }
         Ok(moved)
+    }
+
+    /// An operation to which this host has nothing to add.
+    fn over(&mut self, mut op: Box<Op>) {
+        let work = op.work.take();
+        match op.device.take() {
+            None => {
+                if let Some(work) = work {
+                    work.finish(Ok(()));
+                }
+            }
+            Some(device) => {
+                // Whatever comes next on the stream comes after this operation's last readers.
+                self.sites[device.lobby.place.site].give_back(&device.slabs);
+                self.flying.push_back(Flight {
+                    site: device.lobby.place.site,
+                    number: device.number,
+                    seq: op.seq,
+                    collective: op.collective,
+                    submitted: op.submitted.unwrap_or_else(Instant::now),
+                    timeout: op.timeout,
+                    work,
+                })
+            }
+        }
+        self.spare = Some(op);
+    }
+
+    /// Ends the operations with which the device is through.
+    fn retire(&mut self) -> Result<bool, Error> {
+        let mut moved = false;
+        let mut index = 0;
+        while let Some(flight) = self.flying.get(index) {
+            let site = &self.sites[flight.site];
+            if !site.lobby.is_done(flight.number) {
+                index += 1;
+                continue;
+            }
+            if site.lobby.released() {
+                // Another rank let all streams go on: the data is not to be trusted. Its reason is on its way.
+                if let Some(error) = self.examine_faults()? {
+                    return Err(error);
+                }
+                let flight = &self.flying[index];
+                let why = format!(
+                    "another rank of the node gave it up while {} #{} was on the device",
+                    name_of(flight.collective),
+                    flight.seq
+                );
+                return Err(Error::Closed { group: self.group.clone(), why });
+            }
+            if let Some(work) = self.flying.remove(index).and_then(|flight| flight.work) {
+                work.finish(Ok(()));
+            }
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    fn examine_faults(&mut self) -> Result<Option<Error>, Error> {
+        let faults = self.link.faults();
+        Ok(self.judge(&faults).err())
+    }
+
+    /// Something went wrong at another rank. If it is dead, that is the reason; this process hears of it soon.
+    fn await_faults(&mut self) -> Result<(), Error> {
+        let begun = Instant::now();
+        while begun.elapsed() < HEARSAY {
+            if let Some(error) = self.examine_faults()? {
+                return Err(error);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// Whether devices have something to end, or will have. To its caller such a call is over: only streams wait for it.
+    pub(crate) fn in_flight(&self) -> bool {
+        !self.flying.is_empty() || self.queue.iter().any(|op| op.device.is_some())
+    }
+
+    /// Lets go of all devices; what their streams still use is theirs to give back.
+    pub(crate) fn forget_devices(&mut self) {
+        while let Some(since) = self.mourning
+            && !self.release(false)
+        {
+            if since.elapsed() >= MOURNING {
+                self.release(true);
+                break;
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        self.flying.clear();
+        self.sites.clear();
+        self.mourning = None;
+    }
+
+    /// The group is dead: lets all streams go on, again and again, because one that goes on may write smaller numbers.
+    pub(crate) fn mourn(&mut self) {
+        let Some(since) = self.mourning else { return };
+        let late = since.elapsed() >= MOURNING;
+        let empty = self.release(late);
+        // A stream that stood still so long writes its numbers when it goes on, over those that release.
+        if late && empty {
+            self.mourning = None;
+        }
+    }
+
+    /// Lets all streams go on; whether they are empty.
+    fn release(&mut self, late: bool) -> bool {
+        let mut empty = true;
+        for site in &mut self.sites {
+            empty &= site.release_all(late);
+        }
+        empty
     }
 
     /// Looks for reasons why nothing moves: the dead, the gone, and passed deadlines. Called when blocked.
@@ -161,13 +320,19 @@ impl Driver {
                 return Err(describe::timeout(&*self.link, &self.group, op));
             }
         }
+        for flight in &self.flying {
+            if now.duration_since(flight.submitted) >= flight.timeout {
+                return Err(describe::stuck(&self.group, flight));
+            }
+        }
         self.mail.expire(&mut *self.link, &self.group, now)
     }
 
     fn judge(&mut self, faults: &[Fault]) -> Result<(), Error> {
-        let what = match self.queue.front() {
-            Some(op) => format!("{} #{}", name_of(op.collective), op.seq),
-            None => "send or recv".to_owned(),
+        let what = match (self.queue.front(), self.flying.front()) {
+            (Some(op), _) => format!("{} #{}", name_of(op.collective), op.seq),
+            (None, Some(flight)) => format!("{} #{}", name_of(flight.collective), flight.seq),
+            (None, None) => "send or recv".to_owned(),
         };
         for fault in faults {
             if let Fault::Differs { seq, mine, found } = *fault {
@@ -214,7 +379,23 @@ impl Driver {
             }
         }
         self.mail.fail(error);
+        for flight in self.flying.drain(..) {
+            if let Some(work) = flight.work {
+                work.finish(Err(error.clone()));
+            }
+        }
+        if !self.sites.is_empty() {
+            self.mourning.get_or_insert_with(Instant::now);
+            self.mourn();
+        }
     }
 }
+
+/// Streams of a dead group are let go on for this long at least: what they had queued is over by then as a rule. Callers'
+/// streams wait for that no longer.
+const MOURNING: Duration = Duration::from_secs(5);
+
+/// A death in the node is known everywhere there after this time at most.
+const HEARSAY: Duration = Duration::from_secs(1);
 
 pub(crate) type SharedWork = Arc<crate::work::Shared>;

@@ -7,6 +7,7 @@ use smddp_plan::{Buffer, Collective};
 use smddp_transport::{Head, Link, Mismatch};
 
 use crate::bind::{Act, Bound, From, Run};
+use crate::device::DeviceOp;
 use crate::reduce;
 use crate::types::DType;
 use crate::work::Shared;
@@ -24,6 +25,8 @@ pub(crate) struct Op {
     pub(crate) timeout: Duration,
     pub(crate) submitted: Option<Instant>,
     pub(crate) work: Option<Arc<Shared>>,
+    /// Its buffers are a device's.
+    pub(crate) device: Option<Box<DeviceOp>>,
 }
 
 /// Buffers, and how far each lane is. Buffers are addresses here; they are valid until the operation is over, which
@@ -57,6 +60,38 @@ pub(crate) enum Progress {
     Blocked,
 }
 
+/// Goes through all lanes until each is at its end or a step has to wait: (all are at their ends, some step was taken).
+/// `act` does one step on one segment; false where it has to wait.
+#[inline]
+pub(crate) fn walk<T, E>(
+    bound: &Bound,
+    doer: &mut T,
+    lanes: impl Fn(&mut T) -> &mut Vec<Cursor>,
+    mut act: impl FnMut(&mut T, &Act, usize) -> Result<bool, E>,
+) -> Result<(bool, bool), E> {
+    let (mut done, mut moved) = (true, false);
+    for (lane, acts) in bound.lanes.iter().enumerate() {
+        let mut at = lanes(doer)[lane];
+        'lane: while at.turn < bound.turns[lane] {
+            while at.index < acts.len() {
+                let (lag, step) = &acts[at.index];
+                if let Some(segment) = at.turn.checked_sub(*lag)
+                    && !act(doer, step, segment)?
+                {
+                    break 'lane;
+                }
+                moved = true;
+                at.index += 1;
+            }
+            at.index = 0;
+            at.turn += 1;
+        }
+        lanes(doer)[lane] = at;
+        done &= at.turn >= bound.turns[lane];
+    }
+    Ok((done, moved))
+}
+
 /// A cell or message: where a step reads or writes for one segment.
 type Place = *mut u8;
 
@@ -73,26 +108,13 @@ impl Op {
             self.begun = true;
             moved = true;
         }
-        let mut done = true;
-        for (lane, acts) in bound.lanes.iter().enumerate() {
-            let mut at = self.state.lanes[lane];
-            'lane: while at.turn < bound.turns[lane] {
-                while at.index < acts.len() {
-                    let (lag, act) = &acts[at.index];
-                    if let Some(segment) = at.turn.checked_sub(*lag)
-                        && !self.state.act(bound, link, act, segment)?
-                    {
-                        break 'lane;
-                    }
-                    moved = true;
-                    at.index += 1;
-                }
-                at.index = 0;
-                at.turn += 1;
-            }
-            self.state.lanes[lane] = at;
-            done &= at.turn >= bound.turns[lane];
-        }
+        let (done, ran) = walk(
+            bound,
+            &mut self.state,
+            |state| &mut state.lanes,
+            |state, act, segment| state.act(bound, link, act, segment),
+        )?;
+        moved |= ran;
         if done {
             if !link.settle()? {
                 return Ok(if moved { Progress::Moved } else { Progress::Blocked });
@@ -105,7 +127,7 @@ impl Op {
 }
 
 impl State {
-    fn address(&self, bound: &Bound, buffer: Buffer, block: usize, segment: usize) -> usize {
+    pub(crate) fn address(&self, bound: &Bound, buffer: Buffer, block: usize, segment: usize) -> usize {
         let table = Bound::table(buffer);
         let offset = match self.lists.get(table) {
             Some(Some(list)) => list[block],
@@ -276,7 +298,7 @@ impl State {
     }
 
     /// Where the blocks that a source takes begin in its message.
-    fn skipped(bound: &Bound, from: &From, segment: usize) -> usize {
+    pub(crate) fn skipped(bound: &Bound, from: &From, segment: usize) -> usize {
         if segment == 0 {
             return from.skip_bytes;
         }

@@ -9,6 +9,7 @@ use crate::bind::{self, Key, bind};
 use crate::call::{Blocks, Call, Counts, reduces};
 use crate::comm::Inner;
 use crate::config::Config;
+use crate::device::DeviceOp;
 use crate::driver::Driver;
 use crate::error::Result;
 use crate::exec::{Cursor, Op, State};
@@ -26,9 +27,10 @@ pub(crate) fn by_pairs(counts: Counts, collective: Collective, size: usize, conf
     }
 }
 
-fn key_of(call: &Call<'_>, counts: Counts) -> Key {
+fn key_of(call: &Call<'_>, counts: Counts, device: Option<&DeviceOp>) -> Key {
+    let device = device.map(|device| device.lobby.place);
     let redop = if reduces(call.collective) { call.redop.code() } else { 0 };
-    Key { collective: call.collective, dtype: call.dtype, redop, root: call.root, counts }
+    Key { collective: call.collective, dtype: call.dtype, redop, root: call.root, counts, device }
 }
 
 impl Inner {
@@ -38,8 +40,9 @@ impl Inner {
         call: &Call<'_>,
         counts: Counts,
         timeout: Duration,
+        device: Option<Box<DeviceOp>>,
     ) -> Result<Box<Op>> {
-        let key = key_of(call, by_pairs(counts, call.collective, self.size, self.config));
+        let key = key_of(call, by_pairs(counts, call.collective, self.size, self.config), device.as_deref());
         let bound = match driver.cache.get(&key) {
             Some(bound) => bound,
             None => {
@@ -49,7 +52,7 @@ impl Inner {
             }
         };
         let spare = driver.spare.take();
-        Ok(self.fill(spare, bound, call, timeout))
+        Ok(self.fill(spare, bound, call, timeout, device))
     }
 
     pub(crate) fn prepare_apart(
@@ -57,10 +60,11 @@ impl Inner {
         call: &Call<'_>,
         counts: Counts,
         timeout: Duration,
+        device: Option<Box<DeviceOp>>,
     ) -> Result<Box<Op>> {
-        let key = key_of(call, by_pairs(counts, call.collective, self.size, self.config));
+        let key = key_of(call, by_pairs(counts, call.collective, self.size, self.config), device.as_deref());
         let bound = Arc::new(bind(&key, &self.site, self.config)?);
-        Ok(self.fill(None, bound, call, timeout))
+        Ok(self.fill(None, bound, call, timeout, device))
     }
 
     fn fill(
@@ -69,6 +73,7 @@ impl Inner {
         bound: Arc<bind::Bound>,
         call: &Call<'_>,
         timeout: Duration,
+        device: Option<Box<DeviceOp>>,
     ) -> Box<Op> {
         let reducing = reduces(call.collective);
         let scale = (reducing && call.redop == RedOp::Avg).then_some(self.size as u32);
@@ -95,11 +100,14 @@ impl Inner {
                 timeout,
                 submitted: None,
                 work: None,
+                device: None,
             })
         });
         op.collective = call.collective;
         op.scratch.clear();
-        op.scratch.resize(bound.scratch.div_ceil(16), 0);
+        if device.is_none() {
+            op.scratch.resize(bound.scratch.div_ceil(16), 0);
+        }
         op.begun = false;
         let state = &mut op.state;
         state.dtype = call.dtype;
@@ -116,9 +124,11 @@ impl Inner {
         op.bound = bound;
         if let RedOp::PremulSum(factor) = call.redop
             && reducing
+            && device.is_none()
         {
             premultiply(&mut op, factor);
         }
+        op.device = device;
         op
     }
 }

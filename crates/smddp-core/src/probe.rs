@@ -246,7 +246,7 @@ impl Talk<'_> {
 
     fn options(&self, memory: &Memory) -> Options {
         let timeout = self.until.saturating_duration_since(Instant::now());
-        Options { timeout: Some(timeout), keep: Some(Box::new(memory.clone())) }
+        Options { timeout: Some(timeout), keep: Some(Box::new(memory.clone())), on: None }
     }
 
     fn send(&self, to: usize, memory: &Memory) -> Result<Work> {

@@ -3,6 +3,7 @@
 //! It is made when the first asynchronous call needs it, and only then. A thread that waits for a work drives that
 //! communicator itself; this thread then finds it taken and leaves it alone.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -71,7 +72,8 @@ fn run() {
                 }
             }
         }
-        drive(&mut comms);
+        // What a caller wanted held is dropped here, and may panic as it goes: the others' calls go on.
+        let _ = catch_unwind(AssertUnwindSafe(|| drive(&mut comms)));
     }
 }
 
@@ -147,6 +149,9 @@ fn nap(comms: &[Arc<Inner>], patience: &mut Patience<'_>, ticket: u32) {
             && !driver.link.interest(&mut fds)
         {
             at_most = Duration::from_micros(100);
+        }
+        if let Some(driver) = comm.try_drive() {
+            at_most = at_most.min(driver.nap());
         }
     }
     if let Some(comm) = comms.first() {

@@ -6,7 +6,7 @@ use std::sync::PoisonError;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use smddp_core::{Call, Collective, Communicator, DType, Options, Pending, RedOp};
+use smddp_core::{Call, Collective, Communicator, DType, On, Options, Pending, RedOp, Stream};
 
 use crate::blocks::parse;
 use crate::errors::raise;
@@ -65,12 +65,13 @@ fn dtype_of(code: u8) -> PyResult<DType> {
 }
 
 fn options(keep: Py<PyAny>, timeout: f64) -> Options {
-    Options { timeout: (timeout > 0.0).then(|| seconds(timeout)), keep: Some(Box::new(keep)) }
+    Options { timeout: (timeout > 0.0).then(|| seconds(timeout)), keep: Some(Box::new(keep)), on: None }
 }
 
 #[pymethods]
 impl Comm {
     #[expect(clippy::too_many_arguments, reason = "the call as Python makes it, documented in _core.pyi")]
+    #[pyo3(signature = (collective, dtype, redop, factor, root, input, output, keep, timeout, asynchronous, device=-1, stream=0))]
     fn collective(
         &self,
         py: Python<'_>,
@@ -84,6 +85,8 @@ impl Comm {
         keep: Py<PyAny>,
         timeout: f64,
         asynchronous: bool,
+        device: i32,
+        stream: u64,
     ) -> PyResult<Option<Work>> {
         let (input, output) = (parse(input)?, parse(output)?);
         let redop = RedOp::from_code(redop, factor)
@@ -96,9 +99,13 @@ impl Comm {
             input: input.borrow(),
             output: output.borrow(),
         };
-        let options = options(keep, timeout);
+        let mut options = options(keep, timeout);
         let call = Sendable(&call);
-        if asynchronous {
+        if device >= 0 {
+            let on = py.detach(|| smddp_core::device::device(device)).map_err(|error| raise(py, error))?;
+            options.on = Some(On { device: on, stream: Stream(stream) });
+        }
+        if asynchronous || device >= 0 {
             // Without the GIL: what can be moved at once is moved here.
             // SAFETY: `keep` holds the tensors until the call is over; Python owns them, the core only borrows.
             let work = py.detach(|| unsafe { self.comm.start(call.get(), options) });
@@ -169,6 +176,22 @@ impl Comm {
 
     fn path(&self, collective: u8, dtype: u8, nbytes: usize) -> PyResult<String> {
         Ok(self.comm.path(collective_of(collective)?, dtype_of(dtype)?, nbytes))
+    }
+
+    /// The stream on which the group moves memory of a device. The first call on a device meets all ranks.
+    fn device_stream(&self, py: Python<'_>, device: i32) -> PyResult<u64> {
+        let found = py.detach(|| {
+            let on = On { device: smddp_core::device::device(device)?, stream: Stream(0) };
+            self.comm.prepare_device(&on)
+        });
+        found.map_err(|error| raise(py, error))?;
+        let stream = self.comm.on_device(device).map(|(stream, _)| stream.0);
+        stream.ok_or_else(|| PyRuntimeError::new_err(format!("group {}: it is closed", self.name)))
+    }
+
+    /// How device memory goes within a node, in words; `None` before the first call on that device.
+    fn device_path(&self, device: i32) -> Option<String> {
+        self.comm.on_device(device).map(|(_, path)| path)
     }
 
     fn way(&self) -> String {

@@ -43,6 +43,37 @@ pub(crate) fn info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     Ok(found)
 }
 
+/// The CUDA driver: whether there is one, or why not, its version, and its devices, a line each. `start`: it may be
+/// initialised, after which a forked child cannot use CUDA; else no devices are told unless it is already.
+#[pyfunction]
+#[pyo3(signature = (start=true))]
+pub(crate) fn cuda(py: Python<'_>, start: bool) -> PyResult<Bound<'_, PyDict>> {
+    let looked = py.detach(|| {
+        let (major, minor) = smddp_core::device::look_for_cuda()?;
+        let mut devices = Vec::new();
+        if start {
+            let cuda = smddp_core::device::cuda()?;
+            for ordinal in 0..cuda.count() {
+                devices.push(match smddp_core::device::device(ordinal) {
+                    Ok(device) => format!("{ordinal}: {}", device.describe()),
+                    Err(error) => format!("{ordinal}: {error}"),
+                });
+            }
+        }
+        Ok::<_, smddp_core::Error>((format!("CUDA {major}.{minor}"), devices))
+    });
+    let (why, driver, devices) = match looked {
+        Ok((driver, devices)) => (String::new(), driver, devices),
+        Err(error) => (error.to_string(), String::new(), Vec::new()),
+    };
+    let found = PyDict::new(py);
+    found.set_item("found", why.is_empty())?;
+    found.set_item("why", why)?;
+    found.set_item("driver", driver)?;
+    found.set_item("devices", devices)?;
+    Ok(found)
+}
+
 /// What libfabric offers here and why it would be used or not, in lines. Opens the library.
 #[pyfunction]
 pub(crate) fn fabric(py: Python<'_>) -> PyResult<Vec<String>> {

@@ -30,6 +30,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<work::Work>()?;
     module.add_function(wrap_pyfunction!(info::settings, module)?)?;
     module.add_function(wrap_pyfunction!(info::info, module)?)?;
+    module.add_function(wrap_pyfunction!(info::cuda, module)?)?;
     module.add_function(wrap_pyfunction!(info::fabric, module)?)?;
     module.add_function(wrap_pyfunction!(info::shutdown, module)?)?;
     module.add_function(wrap_pyfunction!(info::bench_main, module)?)?;

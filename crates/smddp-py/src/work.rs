@@ -23,6 +23,11 @@ impl Work {
         py.detach(|| self.0.wait(timeout)).map_err(|error| raise(py, error))
     }
 
+    /// What comes next on that stream of the device is after this call; does not wait for the device.
+    fn wait_stream(&self, py: Python<'_>, stream: u64) -> PyResult<()> {
+        py.detach(|| self.0.wait_stream(smddp_core::Stream(stream))).map_err(|error| raise(py, error))
+    }
+
     fn is_done(&self) -> bool {
         self.0.is_done()
     }

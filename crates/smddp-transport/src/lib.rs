@@ -4,6 +4,7 @@
 //! a channel and publishes it, a reader looks at it where it lies and releases it. Nothing here blocks; what
 //! cannot be done yet is `None` or `false`, never an error.
 
+pub mod board;
 pub mod joint;
 pub mod loopback;
 mod net;
@@ -12,6 +13,7 @@ pub mod shm;
 pub use net::{fabric, interface};
 
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// What a call is, as far as all its ranks must agree; the meaning of the bits is the core's.
@@ -179,6 +181,10 @@ pub trait Link: Send {
     /// How ranks of other nodes are reached; empty where there are none.
     fn way(&self) -> String {
         String::new()
+    }
+    /// What the ranks of this node share besides messages; `None` in a group of one rank.
+    fn board(&self) -> Option<Arc<dyn board::Board>> {
+        None
     }
     /// A handle to the same bell, for any thread.
     fn sleeper(&self) -> Box<dyn Sleeper>;

@@ -4,11 +4,14 @@
 //! A message stays hidden for a seeded number of looks, so messages of different channels overtake each other;
 //! inside a channel they stay in order, as the plan demands.
 
+use std::cell::UnsafeCell;
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use crate::board::{self, Board, Lending, Lent, Maker};
 use crate::{Fault, Head, Link, Mail, Mismatch, Sleeper, Stream, Wiring};
 
 /// What goes wrong, and when.
@@ -58,7 +61,17 @@ struct State {
     next: Stream,
 }
 
+/// A rank's words, reached as atomics only.
+#[repr(C, align(4096))]
+struct Page(UnsafeCell<[u8; board::PAGE]>);
+
+// SAFETY: nobody makes references into it: all ranks reach it as atomics, by address.
+unsafe impl Sync for Page {}
+
 struct Hub {
+    pages: Vec<Page>,
+    /// What each rank lends.
+    lending: Vec<Lending>,
     state: Mutex<State>,
     changed: Condvar,
     script: Script,
@@ -101,7 +114,13 @@ pub fn group(size: usize, script: Script) -> Vec<LoopLink> {
         published: vec![0; size],
         ..State::default()
     };
-    let hub = Arc::new(Hub { state: Mutex::new(state), changed: Condvar::new(), script });
+    let hub = Arc::new(Hub {
+        pages: (0..size).map(|_| Page(UnsafeCell::new([0; board::PAGE]))).collect(),
+        lending: (0..size).map(|_| Lending::default()).collect(),
+        state: Mutex::new(state),
+        changed: Condvar::new(),
+        script,
+    });
     (0..size)
         .map(|rank| LoopLink {
             hub: hub.clone(),
@@ -403,6 +422,10 @@ impl Link for LoopLink {
         format!("rank {rank} (a thread)")
     }
 
+    fn board(&self) -> Option<Arc<dyn Board>> {
+        Some(Arc::new(LoopBoard { hub: self.hub.clone(), rank: self.rank }))
+    }
+
     fn bell(&self) -> u32 {
         self.hub.lock().rings
     }
@@ -413,6 +436,31 @@ impl Link for LoopLink {
 
     fn sleeper(&self) -> Box<dyn Sleeper> {
         Box::new(LoopBell(self.hub.clone()))
+    }
+}
+
+struct LoopBoard {
+    hub: Arc<Hub>,
+    rank: usize,
+}
+
+impl Board for LoopBoard {
+    fn page(&self, rank: usize) -> Option<*mut u8> {
+        self.hub.pages.get(rank).map(|page| page.0.get().cast())
+    }
+
+    fn keep(&self) {}
+
+    fn lend(&self, maker: Maker) -> u64 {
+        self.hub.lending[self.rank].lend(maker)
+    }
+
+    fn withdraw(&self, token: u64) {
+        self.hub.lending[self.rank].withdraw(token);
+    }
+
+    fn borrow(&self, rank: usize, token: u64) -> io::Result<Lent> {
+        self.hub.lending[rank].make(token)
     }
 }
 

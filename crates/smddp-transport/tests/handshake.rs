@@ -144,7 +144,8 @@ fn a_caller_of_another_user_gets_nothing() {
     let _alone = alone();
     let prepared = Prepared::new(0, 2, CAP, Vec::new()).unwrap();
     let name = my_sockets().pop().unwrap();
-    let bytes = hello(b"smddp-in", PROTOCOL, [1; 16], my_id(prepared.card(), &name));
+    // The hello, and what is wanted: the memory.
+    let bytes = [hello(b"smddp-in", PROTOCOL, [1; 16], my_id(prepared.card(), &name)), vec![0; 8]].concat();
     // The same words of this user are answered.
     let mut stream = dial(&name);
     stream.write_all(&bytes).unwrap();

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from smddp.dtypes import CODES, SUM
 from smddp.errors import translate
 from smddp.tensors import check_dtype, describe
 from smddp.work import DoneWork, SmddpWork, join
+
+if TYPE_CHECKING:
+    from smddp.collectives.device import DeviceSide
 
 # The numbers of smddp_plan::Collective.
 ALL_GATHER, REDUCE_SCATTER, ALL_REDUCE, BROADCAST, REDUCE, GATHER, SCATTER, ALL_TO_ALL, BARRIER = range(9)
@@ -35,12 +38,14 @@ After = list[Callable[[], None]]
 class Call:
     """One collective call as the core takes it.
 
-    number, code: collective and dtype. source, target: the core's blocks (see smddp._core). keep: what must live
-    until the call is over. outputs: what its handle gives. after: what is done once the data is there.
+    number, code: collective and dtype. like: a tensor on the call's device; None: the CPU. source, target: the core's
+    blocks (see smddp._core). keep: what must live until the call is over. outputs: what its handle gives. after: what
+    is done once the data is there.
     """
 
     number: int
     code: int
+    like: Tensor | None
     source: Any
     target: Any
     keep: object
@@ -69,6 +74,10 @@ class Base:
     # Backends of the devices that are not ours, by device type.
     _others: dict[str, Any]
     _serves_cpu: bool
+    _serves_cuda: bool
+    # CUDA's ordinal of the device that the group is bound to.
+    _bound: int | None
+    _cuda: DeviceSide | None = None
     _batch: _Batch | None = None
 
     def _failed(self, error: BaseException) -> BaseException:
@@ -81,6 +90,38 @@ class Base:
     def _forget_coalescing(self) -> None:
         """Take an open block out of torch's own state too, or it would queue every later call in silence."""
 
+    def _on_cuda(self, tensor: Tensor) -> bool:
+        """Whether a tensor that is not on a CPU of ours is on a CUDA device of ours.
+
+        Raises what speaks against a call on it, before anything is enqueued.
+        """
+        if not (self._serves_cuda and tensor.is_cuda):
+            return False
+        self._check_strided(tensor)
+        self._device_side().check(tensor)
+        return True
+
+    def _device_side(self) -> DeviceSide:
+        side = self._cuda
+        if side is None:
+            # Imported here: most processes have no CUDA tensor.
+            from smddp.collectives.device import DeviceSide
+
+            side = self._cuda = DeviceSide(self._comm.name, self._bound)
+        return side
+
+    def _settle(self, device: torch.device | None) -> None:
+        """The host waits for what this thread has enqueued on the CUDA devices of the group, and on `device`."""
+        asked = device.index if device is not None and device.type == "cuda" and self._serves_cuda else None
+        if self._cuda is None:
+            if asked is None and self._bound is None:
+                return
+            from smddp import cuda
+
+            if not cuda.in_use():
+                return
+        self._device_side().settle(asked)
+
     def _elsewhere(self, tensor: Tensor) -> Any:
         """The backend that serves the tensor's device. Raises RuntimeError where there is none."""
         kind = tensor.device.type
@@ -92,9 +133,9 @@ class Base:
             )
         if backend is None:
             raise RuntimeError(
-                f"smddp moves CPU tensors; this one is on {tensor.device} ({describe(tensor)}). Move it to the CPU, "
-                f"or give {kind} to a backend that serves it: "
-                f"init_process_group('cpu:smddp,{kind}:{'nccl' if kind == 'cuda' else 'BACKEND'}')."
+                f"smddp moves CPU and CUDA tensors, and this group has no backend for {kind}: {describe(tensor)} is on "
+                f"{tensor.device}. Move it to the CPU, or give {kind} to a backend that serves it: "
+                f"init_process_group('cpu:smddp,{kind}:{'smddp' if kind == 'cuda' else 'BACKEND'}')."
             )
         return backend
 
@@ -103,10 +144,11 @@ class Base:
             raise ValueError(f"smddp moves dense tensors; this one has layout {tensor.layout} ({describe(tensor)})")
 
     def _check_all_here(self, what: str, first: Tensor, others: Sequence[Tensor]) -> None:
-        """All on the CPU and dense, with the dtype of `first`."""
+        """All on the device of `first` and dense, with its dtype."""
         self._check_strided(first)
+        on_cpu = first.is_cpu
         for index, tensor in enumerate(others):
-            if not tensor.is_cpu:
+            if tensor.is_cpu != on_cpu or (not on_cpu and tensor.device != first.device):
                 raise ValueError(
                     f"{what}: tensors must be on one device, got {first.device} and {tensor.device} (tensor {index})"
                 )
@@ -122,6 +164,9 @@ class Base:
         timeout = options.timeout
         limit = timeout.total_seconds() if timeout > _ZERO else 0.0
         now = self._batch is None and not getattr(options, "asyncOp", True)
+        if call.like is not None and not call.like.is_cpu:
+            work = self._device_side().start(self._comm, call, limit, now, self._ranks)
+            return DONE if now else self._note(work)
         native = self._comm.collective(
             call.number,
             call.code,

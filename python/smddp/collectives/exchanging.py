@@ -14,7 +14,7 @@ from smddp.collectives.base import ALL_TO_ALL, BARRIER, UINT8, After, Base, Call
 from smddp.dtypes import code_of
 from smddp.options import gather_options
 from smddp.profiling import collective
-from smddp.tensors import block, check_length, describe, landing, readable, split_counts
+from smddp.tensors import block, check_length, cut, describe, landing, readable, split_counts
 
 
 class Exchanging(Base):
@@ -32,7 +32,7 @@ class Exchanging(Base):
     ) -> Work:
         if type(opts) is not AllToAllOptions:
             opts = gather_options(AllToAllOptions, opts, timeout)
-        if not (input.is_cpu and self._serves_cpu):
+        if not (input.is_cpu and self._serves_cpu) and not self._on_cuda(input):
             return first_of(self._elsewhere(input), "all_to_all_single", "alltoall_base")(
                 output, input, output_split_sizes, input_split_sizes, opts
             )
@@ -62,8 +62,9 @@ class Exchanging(Base):
             Call(
                 ALL_TO_ALL,
                 code_of(input.dtype),
-                block(source) if sends is None else (source.data_ptr(), sends),
-                block(buffer) if receives is None else (buffer.data_ptr(), receives),
+                input,
+                block(source) if sends is None else cut(source, sends),
+                block(buffer) if receives is None else cut(buffer, receives),
                 (output, buffer, source),
                 [output],
                 after,
@@ -85,7 +86,7 @@ class Exchanging(Base):
             opts = gather_options(AllToAllOptions, opts, timeout)
         check_length("all_to_all: the input list", input_tensors, self._size)
         check_length("all_to_all: the output list", output_tensors, self._size)
-        if not (input_tensors[0].is_cpu and self._serves_cpu):
+        if not (input_tensors[0].is_cpu and self._serves_cpu) and not self._on_cuda(input_tensors[0]):
             return self._elsewhere(input_tensors[0]).alltoall(output_tensors, input_tensors, opts)
         self._check_all_here("all_to_all", input_tensors[0], (*input_tensors, *output_tensors))
         own_in, own_out = input_tensors[self._rank], output_tensors[self._rank]
@@ -100,6 +101,7 @@ class Exchanging(Base):
             Call(
                 ALL_TO_ALL,
                 code_of(own_in.dtype),
+                own_in,
                 [block(source) for source in sources],
                 [block(buffer) for buffer in buffers],
                 (output_tensors, buffers, sources),
@@ -113,10 +115,12 @@ class Exchanging(Base):
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> Work:
         if type(opts) is not BarrierOptions:
             opts = gather_options(BarrierOptions, opts, timeout)
+        # torch names the device whose backend should meet.
+        device = getattr(opts, "device", None)
         if self._others:
-            # torch names the device whose backend should meet.
-            device = getattr(opts, "device", None)
             other = self._others.get(device.type) if device is not None else None
             if other is not None:
                 return other.barrier(opts)
-        return self._start(Call(BARRIER, UINT8, None, None, None, []), opts)
+        # As torch has it: what this rank has enqueued so far is over before any rank leaves the barrier.
+        self._settle(device)
+        return self._start(Call(BARRIER, UINT8, None, None, None, None, []), opts)

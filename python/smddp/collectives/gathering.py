@@ -34,7 +34,7 @@ class Gathering(Base):
         if type(opts) is not AllgatherOptions:
             opts = gather_options(AllgatherOptions, opts, timeout)
         tensor = one(input_tensors, "all_gather")
-        if not (tensor.is_cpu and self._serves_cpu):
+        if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
             return self._elsewhere(tensor).allgather(output_tensors, input_tensors, opts)
         outputs = one(output_tensors, "all_gather: output lists")
         return self._allgather("all_gather", outputs, tensor, opts)
@@ -55,6 +55,7 @@ class Gathering(Base):
             Call(
                 ALL_GATHER,
                 code_of(tensor.dtype),
+                tensor,
                 block(source),
                 [block(buffer) for buffer in buffers],
                 (outputs, buffers, source),
@@ -68,7 +69,7 @@ class Gathering(Base):
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         if type(opts) is not AllgatherOptions:
             opts = gather_options(AllgatherOptions, opts)
-        if not (input.is_cpu and self._serves_cpu):
+        if not (input.is_cpu and self._serves_cpu) and not self._on_cuda(input):
             return first_of(self._elsewhere(input), "all_gather_single", "_allgather_base")(output, input, opts)
         return self._all_gather_single("all_gather_into_tensor", output, input, opts)
 
@@ -89,6 +90,7 @@ class Gathering(Base):
             Call(
                 ALL_GATHER,
                 code_of(input.dtype),
+                input,
                 block(source),
                 block(buffer),
                 (output, buffer, source),
@@ -106,7 +108,7 @@ class Gathering(Base):
         opts = gather_options(AllgatherOptions, opts)
         if not input_list:
             raise ValueError("all_gather_coalesced: needs at least one tensor")
-        if not (input_list[0].is_cpu and self._serves_cpu):
+        if not (input_list[0].is_cpu and self._serves_cpu) and not self._on_cuda(input_list[0]):
             return self._elsewhere(input_list[0]).allgather_coalesced(output_lists, input_list, opts)
         check_length("all_gather_coalesced: the output lists", output_lists, self._size)
         for rank, outputs in enumerate(output_lists):
@@ -138,7 +140,7 @@ class Gathering(Base):
         opts = gather_options(AllgatherOptions, opts)
         what = "all_gather_into_tensor_coalesced"
         check_pairs(what, output_lists, input_list)
-        if not (input_list[0].is_cpu and self._serves_cpu):
+        if not (input_list[0].is_cpu and self._serves_cpu) and not self._on_cuda(input_list[0]):
             other = self._elsewhere(input_list[0])
             return first_of(other, "all_gather_single_coalesced", "allgather_into_tensor_coalesced")(
                 output_lists, input_list, opts

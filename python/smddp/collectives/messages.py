@@ -27,21 +27,24 @@ class Messages(Base):
     @collective("send")
     def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int = 0) -> Work:
         tensor = one(tensors, "send")
-        if not (tensor.is_cpu and self._serves_cpu):
+        if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
             return self._elsewhere(tensor).send(tensors, dstRank, tag)
         self._check_strided(tensor)
         self._check_peer("send", dstRank, tag)
-        source = readable(tensor)
+        staged = not tensor.is_cpu
+        source = self._device_side().outgoing(tensor) if staged else readable(tensor)
         if dstRank == self._rank:
             self._mailbox.send(source, tag)
             return self._note(DoneWork([tensor]))
         native = self._comm.send(block(source), code_of(tensor.dtype), dstRank, tag, (source,), 0.0)
+        if staged:
+            return self._note(self._device_side().message(native, tensor, (), self._ranks))
         return self._note(SmddpWork(native, [tensor], (), self._ranks))
 
     @collective("recv")
     def recv(self, tensors: Sequence[Tensor], srcRank: int, tag: int = 0) -> Work:
         tensor = one(tensors, "recv")
-        if not (tensor.is_cpu and self._serves_cpu):
+        if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
             return self._elsewhere(tensor).recv(tensors, srcRank, tag)
         self._check_peer("recv", srcRank, tag)
         return self._receive(tensor, srcRank, tag)
@@ -49,7 +52,7 @@ class Messages(Base):
     @collective("recvAnySource")
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> Work:
         tensor = one(tensors, "recv")
-        if not (tensor.is_cpu and self._serves_cpu):
+        if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
             return self._elsewhere(tensor).recv_anysource(tensors, tag)
         self._check_peer("recv", 0, tag)
         return self._receive(tensor, _ANY_SOURCE, tag)
@@ -59,12 +62,19 @@ class Messages(Base):
 
     def _receive(self, tensor: Tensor, source: int, tag: int) -> Work:
         self._check_strided(tensor)
+        staged = not tensor.is_cpu
         after: After = []
-        buffer = landing(tensor, after)
+        if staged:
+            buffer, upload = self._device_side().incoming(tensor)
+            after.append(upload)
+        else:
+            buffer = landing(tensor, after)
         if source == self._rank:
             native = self._mailbox.receive(buffer, tag, self._timeout.total_seconds())
         else:
             native = self._comm.recv(block(buffer), code_of(tensor.dtype), source, tag, (tensor, buffer), 0.0)
+        if staged:
+            return self._note(self._device_side().message(native, tensor, after, self._ranks))
         return self._note(SmddpWork(native, [tensor], after, self._ranks))
 
     def _check_peer(self, what: str, peer: int, tag: int) -> None:

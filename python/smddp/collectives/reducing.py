@@ -32,9 +32,9 @@ class Reducing(SparseAllReduce):
         if type(opts) is not AllreduceOptions:
             opts = gather_options(AllreduceOptions, opts, op, timeout)
         tensor = one(tensors, "all_reduce")
-        if not (tensor.is_cpu and self._serves_cpu):
+        if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
             return self._elsewhere(tensor).allreduce(tensors, opts)
-        if tensor.layout != torch.strided:
+        if tensor.layout != torch.strided:  # on a CPU
             return self._allreduce_sparse(tensor, opts)
         return self._allreduce(tensor, opts)
 
@@ -44,7 +44,9 @@ class Reducing(SparseAllReduce):
         after: After = []
         buffer = landing(tensor, after, keep_values=True)
         place = block(buffer)
-        return self._start(Call(ALL_REDUCE, code, place, place, (tensor, buffer), [tensor], after, redop=redop), opts)
+        return self._start(
+            Call(ALL_REDUCE, code, tensor, place, place, (tensor, buffer), [tensor], after, redop=redop), opts
+        )
 
     @collective("all_reduce_coalesced")
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
@@ -52,7 +54,7 @@ class Reducing(SparseAllReduce):
             opts = gather_options(AllreduceCoalescedOptions, opts)
         if not tensors:
             raise ValueError("all_reduce_coalesced: needs at least one tensor")
-        if not (tensors[0].is_cpu and self._serves_cpu):
+        if not (tensors[0].is_cpu and self._serves_cpu) and not self._on_cuda(tensors[0]):
             return self._elsewhere(tensors[0]).allreduce_coalesced(tensors, opts)
         for tensor in tensors:
             self._check_all_here("all_reduce_coalesced", tensors[0], (tensor,))
@@ -74,7 +76,7 @@ class Reducing(SparseAllReduce):
         if type(opts) is not ReduceOptions:
             opts = gather_options(ReduceOptions, opts, root, op, timeout)
         tensor = one(tensors, "reduce")
-        if not (tensor.is_cpu and self._serves_cpu):
+        if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
             return self._elsewhere(tensor).reduce(tensors, opts)
         self._check_strided(tensor)
         chief = opts.rootRank
@@ -89,7 +91,7 @@ class Reducing(SparseAllReduce):
             buffer = readable(tensor)
             source, target = block(buffer), None
         return self._start(
-            Call(REDUCE, code, source, target, (tensor, buffer), [tensor], after, redop=redop, root=chief), opts
+            Call(REDUCE, code, tensor, source, target, (tensor, buffer), [tensor], after, redop=redop, root=chief), opts
         )
 
     @collective("reduce_scatter")
@@ -107,7 +109,7 @@ class Reducing(SparseAllReduce):
         if type(opts) is not ReduceScatterOptions:
             opts = gather_options(ReduceScatterOptions, opts, op, timeout)
         output = one(output_tensors, "reduce_scatter")
-        if not (output.is_cpu and self._serves_cpu):
+        if not (output.is_cpu and self._serves_cpu) and not self._on_cuda(output):
             return self._elsewhere(output).reduce_scatter(output_tensors, input_tensors, opts)
         inputs = one(input_tensors, "reduce_scatter: input lists")
         check_length("reduce_scatter: the input list", inputs, self._size)
@@ -127,6 +129,7 @@ class Reducing(SparseAllReduce):
             Call(
                 REDUCE_SCATTER,
                 code,
+                output,
                 [block(source) for source in sources],
                 block(buffer),
                 (output, buffer, sources),
@@ -141,7 +144,7 @@ class Reducing(SparseAllReduce):
     def reduce_scatter_single(self, outputTensor: Tensor, inputTensor: Tensor, opts: Any = None) -> Work:
         if type(opts) is not ReduceScatterOptions:
             opts = gather_options(ReduceScatterOptions, opts)
-        if not (inputTensor.is_cpu and self._serves_cpu):
+        if not (inputTensor.is_cpu and self._serves_cpu) and not self._on_cuda(inputTensor):
             other = self._elsewhere(inputTensor)
             return first_of(other, "reduce_scatter_single", "_reduce_scatter_base")(outputTensor, inputTensor, opts)
         return self._reduce_scatter_single("reduce_scatter_tensor", outputTensor, inputTensor, opts)
@@ -165,6 +168,7 @@ class Reducing(SparseAllReduce):
             Call(
                 REDUCE_SCATTER,
                 code,
+                output,
                 block(source),
                 block(buffer),
                 (output, buffer, source),
@@ -182,7 +186,7 @@ class Reducing(SparseAllReduce):
         opts = gather_options(ReduceScatterOptions, opts)
         what = "reduce_scatter_tensor_coalesced"
         check_pairs(what, outputTensors, inputTensors)
-        if not (inputTensors[0].is_cpu and self._serves_cpu):
+        if not (inputTensors[0].is_cpu and self._serves_cpu) and not self._on_cuda(inputTensors[0]):
             other = self._elsewhere(inputTensors[0])
             return first_of(other, "reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")(
                 outputTensors, inputTensors, opts

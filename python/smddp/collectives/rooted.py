@@ -34,7 +34,7 @@ class Rooted(Base):
         if type(opts) is not BroadcastOptions:
             opts = gather_options(BroadcastOptions, opts, root, timeout)
         tensor = one(tensors, "broadcast")
-        if not (tensor.is_cpu and self._serves_cpu):
+        if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
             return self._elsewhere(tensor).broadcast(tensors, opts)
         self._check_strided(tensor)
         chief = opts.rootRank
@@ -47,7 +47,10 @@ class Rooted(Base):
             buffer = landing(tensor, after)
             source, target = None, block(buffer)
         return self._start(
-            Call(BROADCAST, code_of(tensor.dtype), source, target, (tensor, buffer), [tensor], after, root=chief), opts
+            Call(
+                BROADCAST, code_of(tensor.dtype), tensor, source, target, (tensor, buffer), [tensor], after, root=chief
+            ),
+            opts,
         )
 
     @collective("gather")
@@ -65,7 +68,7 @@ class Rooted(Base):
         if type(opts) is not GatherOptions:
             opts = gather_options(GatherOptions, opts, root, timeout)
         tensor = one(input_tensors, "gather")
-        if not (tensor.is_cpu and self._serves_cpu):
+        if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
             return self._elsewhere(tensor).gather(output_tensors, input_tensors, opts)
         self._check_strided(tensor)
         chief = opts.rootRank
@@ -92,6 +95,7 @@ class Rooted(Base):
             Call(
                 GATHER,
                 code_of(tensor.dtype),
+                tensor,
                 block(source),
                 target,
                 (outputs, buffers, source),
@@ -105,7 +109,7 @@ class Rooted(Base):
     @collective("gather_single")
     def gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         opts = gather_options(GatherOptions, opts)
-        if not (input.is_cpu and self._serves_cpu):
+        if not (input.is_cpu and self._serves_cpu) and not self._on_cuda(input):
             return first_of(self._elsewhere(input), "gather_single", "gather_into_tensor")(output, input, opts)
         self._check_strided(input)
         chief = opts.rootRank
@@ -126,6 +130,7 @@ class Rooted(Base):
             Call(
                 GATHER,
                 code_of(input.dtype),
+                input,
                 block(source),
                 target,
                 (output, buffer, source),
@@ -153,7 +158,7 @@ class Rooted(Base):
         if type(opts) is not ScatterOptions:
             opts = gather_options(ScatterOptions, opts, root, timeout)
         output = one(output_tensors, "scatter")
-        if not (output.is_cpu and self._serves_cpu):
+        if not (output.is_cpu and self._serves_cpu) and not self._on_cuda(output):
             return self._elsewhere(output).scatter(output_tensors, input_tensors, opts)
         self._check_strided(output)
         chief = opts.rootRank
@@ -179,6 +184,7 @@ class Rooted(Base):
             Call(
                 SCATTER,
                 code_of(output.dtype),
+                output,
                 source,
                 block(buffer),
                 (output, buffer, sources),

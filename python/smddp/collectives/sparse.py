@@ -25,7 +25,7 @@ class SparseAllReduce(Base):
     def allreduce_sparse(self, tensors: Sequence[Tensor], opts: Any = None) -> Work:
         opts = gather_options(AllreduceOptions, opts)
         tensor = one(tensors, "sparse all_reduce")
-        if not (tensor.is_cpu and self._serves_cpu):
+        if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
             return self._elsewhere(tensor).allreduce_sparse(tensors, opts)
         return self._allreduce_sparse(tensor, opts)
 

@@ -1,8 +1,10 @@
 //! Every kernel, at every level of this machine, against one element at a time in plain Rust.
 //!
-//! Results must equal the oracle's bit for bit, so the levels also equal each other.
+//! Results must equal the oracle's bit for bit, so the levels also equal each other. `device` holds the kernels of GPUs
+//! to these.
 
 mod copies;
+mod device;
 mod kernels;
 mod oracle;
 

@@ -1,9 +1,12 @@
 //! The link of a group that spans nodes.
 
+use std::io;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::route::{In, Map, Out, Routes};
+use crate::board::{Board, Lent, Maker};
 use crate::net::link::Net;
 use crate::shm::ShmLink;
 use crate::{Fault, Head, Link, Mail, Mismatch, Sleeper, Stream, Wiring};
@@ -20,6 +23,35 @@ pub(super) struct JointLink {
     wiring: Wiring,
     /// The cell lent last, by channel, where a message goes both ways.
     lent: Vec<Option<(*mut u8, *mut u8)>>,
+}
+
+/// The board of this rank's node, by ranks of the group.
+struct NodeBoard {
+    local: Vec<Option<usize>>,
+    board: Arc<dyn Board>,
+}
+
+impl Board for NodeBoard {
+    fn page(&self, rank: usize) -> Option<*mut u8> {
+        self.board.page(self.local[rank]?)
+    }
+
+    fn keep(&self) {
+        self.board.keep();
+    }
+
+    fn lend(&self, maker: Maker) -> u64 {
+        self.board.lend(maker)
+    }
+
+    fn withdraw(&self, token: u64) {
+        self.board.withdraw(token);
+    }
+
+    fn borrow(&self, rank: usize, token: u64) -> io::Result<Lent> {
+        let local = self.local[rank].ok_or_else(|| io::Error::other("it is on another node"))?;
+        self.board.borrow(local, token)
+    }
 }
 
 // SAFETY: `lent` holds addresses of cells that this link owns; one thread at a time owns the link.
@@ -265,6 +297,11 @@ impl Link for JointLink {
 
     fn way(&self) -> String {
         self.net.name()
+    }
+
+    fn board(&self) -> Option<Arc<dyn Board>> {
+        let local = (0..self.map.size()).map(|rank| self.map.local(rank)).collect();
+        Some(Arc::new(NodeBoard { local, board: self.shm.board()? }))
     }
 
     fn sleeper(&self) -> Box<dyn Sleeper> {

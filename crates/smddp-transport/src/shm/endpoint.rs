@@ -16,6 +16,7 @@ use super::layout::{BELL_POLLERS, BELL_SLEEPERS, BELL_WORD, STAGING};
 use super::memory::Memory;
 use super::pool::Pool;
 use super::service::Service;
+use crate::board::{Lending, Lent};
 use crate::joint::Means;
 use crate::net::fabric::{self, engine::Engine, ofi::Ofi, staging::Staging};
 use crate::net::interface::{self, Family, Wanted};
@@ -39,6 +40,8 @@ pub struct Endpoint {
     pub(crate) control: Control,
     pub(crate) pool: Pool,
     service: Service,
+    /// What other processes of this node may ask for.
+    pub(crate) lending: Arc<Lending>,
     peers: Mutex<HashMap<Id, Weak<Peer>>>,
     /// Where other nodes reach this process; made when first needed.
     tcp: Mutex<Weak<TcpEndpoint>>,
@@ -131,8 +134,9 @@ impl Endpoint {
             [b"smddp-", format!("{}-", std::process::id()).as_bytes(), hex(&id[..8]).as_bytes()].concat();
         let listener = handshake::listen(&socket)?;
         let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let service =
-            Service::start(listener, id, fd, Bell { memory: memory.clone(), event: event.clone() })?;
+        let lending = Arc::<Lending>::default();
+        let bell = Bell { memory: memory.clone(), event: event.clone() };
+        let service = Service::start(listener, id, fd, bell, lending.clone())?;
         Ok(Self {
             id,
             socket,
@@ -142,6 +146,7 @@ impl Endpoint {
             control: Control::default(),
             pool: Pool::new(cap),
             service,
+            lending,
             peers: Mutex::default(),
             tcp: Mutex::default(),
             fabric: Mutex::default(),
@@ -188,6 +193,11 @@ impl Endpoint {
         peers.retain(|_, known| known.strong_count() > 0);
         peers.insert(card.endpoint, Arc::downgrade(&peer));
         Ok(peer)
+    }
+
+    /// What the process of a card lends under that number.
+    pub(crate) fn borrow(&self, card: &Card, token: u64) -> io::Result<Lent> {
+        handshake::borrow(&card.socket, &self.id, &card.endpoint, token)
     }
 
     /// The process's listener on that interface; the first group's settings count.

@@ -1,7 +1,7 @@
 //! Strangers become peers: one exchange over an abstract unix socket that hands over the shared memory.
 //!
-//! The caller says who it is and whom it means to reach; the listener answers with its identity, its memory and its
-//! eventfd.
+//! The caller says who it is, whom it means to reach and what it wants; the listener answers with its identity and either
+//! its memory and its eventfd, or with something that it lends under a number.
 //! Both check magic, protocol version and that the other end runs as the same user.
 
 use std::io::{self, IoSliceMut, Read, Write};
@@ -17,9 +17,12 @@ use rustix::net::{
 };
 
 use super::card::{Id, PROTOCOL};
+use crate::board::{Lending, Lent};
 
 const MAGIC: &[u8; 8] = b"smddp-in";
 const HELLO: usize = 8 + 4 + 16 + 16;
+/// After its hello a caller says what it wants: the memory, or what is lent under that number.
+const MEMORY: u64 = 0;
 const PATIENCE: Duration = Duration::from_secs(5);
 
 fn hello(from: &Id, to: &Id) -> [u8; HELLO] {
@@ -70,6 +73,7 @@ pub(super) fn answer(
     mut stream: UnixStream,
     me: &Id,
     (memory, event): (BorrowedFd<'_>, BorrowedFd<'_>),
+    lending: &Lending,
 ) -> io::Result<Option<UnixStream>> {
     same_user(credentials(&stream)?.1)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -79,6 +83,13 @@ pub(super) fn answer(
     let (from, to) = parse(&bytes)?;
     if to != *me {
         return Err(io::Error::other("a caller meant another process"));
+    }
+    let mut wanted = [0; 8];
+    stream.read_exact(&mut wanted)?;
+    let wanted = u64::from_le_bytes(wanted);
+    if wanted != MEMORY {
+        lend(&mut stream, &hello(me, &from), lending.make(wanted))?;
+        return Ok(None);
     }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -99,29 +110,99 @@ pub(super) struct Answer {
     pub(super) stream: UnixStream,
 }
 
-pub(super) fn call(name: &[u8], me: &Id, them: &Id) -> io::Result<Answer> {
+/// Hands over what is lent, or says why not: the reply, a byte (1: it is handed over), the length of what follows.
+fn lend(stream: &mut UnixStream, reply: &[u8; HELLO], lent: io::Result<Lent>) -> io::Result<()> {
+    let (given, text, fds) = match lent {
+        Ok(lent) => (1, lent.bytes, lent.fds),
+        Err(error) => (0, error.to_string().into_bytes(), Vec::new()),
+    };
+    let mut words = reply.to_vec();
+    words.push(given);
+    words.extend((text.len() as u32).to_le_bytes());
+    words.extend(text);
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(Lent::MOST_FDS))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
+    if !borrowed.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(&borrowed));
+    }
+    let sent = rustix::io::retry_on_intr(|| {
+        rustix::net::sendmsg(&*stream, &[io::IoSlice::new(&words)], &mut control, SendFlags::NOSIGNAL)
+    })?;
+    stream.write_all(&words[sent..])
+}
+
+/// Asks for what another process lends under that number.
+pub(super) fn borrow(name: &[u8], me: &Id, them: &Id, token: u64) -> io::Result<Lent> {
+    let (stream, _) = reach(name, me, them, token)?;
+    let mut fds = Vec::new();
+    let mut words = Vec::new();
+    let mut part = vec![0; 4096];
+    while words.len() < HELLO + 5 || words.len() < HELLO + 5 + length(&words) {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(Lent::MOST_FDS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let into = &mut [IoSliceMut::new(&mut part)];
+        // A signal to this thread is no reason to give up.
+        let got = rustix::io::retry_on_intr(|| {
+            rustix::net::recvmsg(stream.as_fd(), into, &mut control, RecvFlags::CMSG_CLOEXEC)
+        })?;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(more) = message {
+                fds.extend(more);
+            }
+        }
+        if got.bytes == 0 {
+            return Err(io::Error::other("the other end hung up"));
+        }
+        words.extend(&part[..got.bytes]);
+        if words.len() >= HELLO + 5 && length(&words) > Lent::MOST_BYTES {
+            return Err(io::Error::other("an answer that is too long"));
+        }
+    }
+    let mut first = [0; HELLO];
+    first.copy_from_slice(&words[..HELLO]);
+    if parse(&first)?.0 != *them {
+        return Err(io::Error::other("another process answers under this name"));
+    }
+    let text = words[HELLO + 5..].to_vec();
+    if words[HELLO] == 0 {
+        return Err(io::Error::other(String::from_utf8_lossy(&text).into_owned()));
+    }
+    Ok(Lent { bytes: text, fds })
+}
+
+/// What an answer says of the length of what follows it.
+fn length(words: &[u8]) -> usize {
+    let mut bytes = [0; 4];
+    bytes.copy_from_slice(&words[HELLO + 1..HELLO + 5]);
+    u32::from_le_bytes(bytes) as usize
+}
+
+/// Connects and says what is wanted; the other end's pid comes back too.
+fn reach(name: &[u8], me: &Id, them: &Id, wanted: u64) -> io::Result<(UnixStream, u32)> {
     let mut stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
     let (pid, uid) = credentials(&stream)?;
     same_user(uid)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    stream.write_all(&hello(me, them))?;
+    stream.write_all(&[&hello(me, them)[..], &wanted.to_le_bytes()].concat())?;
+    Ok((stream, pid))
+}
+
+pub(super) fn call(name: &[u8], me: &Id, them: &Id) -> io::Result<Answer> {
+    let (stream, pid) = reach(name, me, them, MEMORY)?;
     let mut bytes = [0; HELLO];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
-    let got = rustix::net::recvmsg(
-        stream.as_fd(),
-        &mut [IoSliceMut::new(&mut bytes)],
-        &mut control,
-        RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL,
-    )?;
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
+    let into = &mut [IoSliceMut::new(&mut bytes)];
+    let got = rustix::io::retry_on_intr(|| rustix::net::recvmsg(stream.as_fd(), into, &mut control, flags))?;
     if got.bytes != HELLO {
         return Err(io::Error::other(
             "the other end hung up in the handshake (another user or another version?)",
         ));
     }
-    let (from, _) = parse(&bytes)?;
-    if from != *them {
+    if parse(&bytes)?.0 != *them {
         return Err(io::Error::other("another process answers under this name"));
     }
     let mut fds = control.drain().find_map(|message| match message {

@@ -10,6 +10,7 @@
 //!   WHY      length and text of the reason, where the state has POISONED
 //!   MAIL     one offset per rank: my mail ring to it (0: none yet)
 //!   slots    SLOTS x SLOT_STRIDE: header, then payload of small operations
+//!   board    a page of words for devices
 //!
 //! slot       tag (seq + 1, written last), what, count, stage (offset of the operation's region, 0: none), payload
 //! region     one ENTRY per channel, then per channel a line `published` and a line per reader `read`,
@@ -67,8 +68,12 @@ pub(crate) const fn slot_at(size: usize, seq: u64) -> usize {
     slots_at(size) + (seq % SLOTS) as usize * SLOT_STRIDE
 }
 
-pub(crate) const fn block_bytes(size: usize) -> usize {
+pub(crate) const fn board_at(size: usize) -> usize {
     (slots_at(size) + SLOTS as usize * SLOT_STRIDE).next_multiple_of(PAGE)
+}
+
+pub(crate) const fn block_bytes(size: usize) -> usize {
+    board_at(size) + PAGE
 }
 
 const _: () = assert!(SLOT_STRIDE.is_multiple_of(LINE) && (SLOT_HEADER + SLOT_BYTES) <= SLOT_STRIDE);

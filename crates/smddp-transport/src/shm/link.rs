@@ -3,9 +3,10 @@
 use std::io;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
+use super::board::ShmBoard;
 use super::card::Card;
 use super::distance::Distance;
 use super::endpoint::{Bell, Endpoint, Peer, fork_generation, nonce, ring_at};
@@ -13,16 +14,17 @@ use super::layout::*;
 use super::mail::Mailbox;
 use super::memory::Memory;
 use super::pool::{Region, Release};
+use crate::board::Board;
 use crate::{Fault, Head, Inlet, Link, Mail, Mismatch, Outlet, Sleeper, Stream, Wiring};
 
 /// One rank of the group as this process reaches it: its memory and its control block in there.
 pub(super) struct Remote {
-    peer: Option<Arc<Peer>>,
+    pub(super) peer: Option<Arc<Peer>>,
     /// This process's own, where the rank is one of its threads.
     home: Bell,
     pub(super) block: usize,
     nonce: u64,
-    card: Card,
+    pub(super) card: Card,
 }
 
 impl Remote {
@@ -231,6 +233,8 @@ pub struct ShmLink {
     distance: Distance,
     mailbox: Mailbox,
     left: bool,
+    /// Devices know this group's pages.
+    kept: Arc<AtomicBool>,
     forks: u32,
 }
 
@@ -261,6 +265,7 @@ impl ShmLink {
             distance: Distance::default(),
             mailbox: Mailbox::new(size),
             left: false,
+            kept: Arc::default(),
             forks: fork_generation(),
         }
     }
@@ -757,6 +762,13 @@ impl Link for ShmLink {
         }
     }
 
+    fn board(&self) -> Option<Arc<dyn Board>> {
+        let endpoint = self.endpoint.clone()?;
+        let board =
+            ShmBoard { endpoint, ranks: self.ranks.clone(), layout: self.layout, kept: self.kept.clone() };
+        Some(Arc::new(board))
+    }
+
     fn sleeper(&self) -> Box<dyn Sleeper> {
         Box::new(OwnBell(self.bell.clone()))
     }
@@ -800,6 +812,10 @@ impl Drop for ShmLink {
         }
         self.mailbox.drain(&endpoint, self.nonce, &self.ranks);
         endpoint.pool.disown(&endpoint.memory, self.nonce);
+        // A device may write its words long after.
+        if self.kept.load(Ordering::Acquire) {
+            return;
+        }
         // The block may be read until every other rank has left, too: they look at its state and last slots.
         let release = AllDone { ranks: self.ranks.clone(), operations: u64::MAX };
         endpoint.control.give(self.block, block_bytes(self.layout), Arc::new(release));

@@ -4,6 +4,7 @@
 //! handed to peers over an abstract unix socket; nothing has a name in a file system and nothing outlives the
 //! processes.
 
+mod board;
 mod card;
 mod control;
 mod distance;

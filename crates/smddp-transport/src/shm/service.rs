@@ -12,6 +12,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use super::card::Id;
 use super::endpoint::{Bell, fork_generation};
 use super::handshake;
+use crate::board::Lending;
 
 struct Watched {
     fd: OwnedFd,
@@ -31,7 +32,13 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn start(listener: UnixListener, me: Id, memory: OwnedFd, bell: Bell) -> io::Result<Self> {
+    pub(crate) fn start(
+        listener: UnixListener,
+        me: Id,
+        memory: OwnedFd,
+        bell: Bell,
+        lending: Arc<Lending>,
+    ) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             stop: AtomicBool::new(false),
@@ -40,7 +47,7 @@ impl Service {
         let theirs = shared.clone();
         let thread = std::thread::Builder::new()
             .name("smddp-service".to_owned())
-            .spawn(move || serve(&theirs, &listener, &me, &memory, &bell))?;
+            .spawn(move || serve(&theirs, &listener, &me, &memory, &bell, &lending))?;
         Ok(Self { shared, thread: Some(thread), forks: fork_generation() })
     }
 
@@ -74,7 +81,14 @@ impl Drop for Service {
     }
 }
 
-fn serve(shared: &Shared, listener: &UnixListener, me: &Id, memory: &OwnedFd, bell: &Bell) {
+fn serve(
+    shared: &Shared,
+    listener: &UnixListener,
+    me: &Id,
+    memory: &OwnedFd,
+    bell: &Bell,
+    lending: &Lending,
+) {
     let mut watched: Vec<Watched> = Vec::new();
     let mut kept = Vec::new();
     while !shared.stop.load(Ordering::Acquire) {
@@ -93,7 +107,7 @@ fn serve(shared: &Shared, listener: &UnixListener, me: &Id, memory: &OwnedFd, be
             && let Ok((stream, _)) = listener.accept()
         {
             // A caller that fails the handshake gets an error at its own end; it is no concern of this process.
-            if let Ok(Some(stream)) = handshake::answer(stream, me, (memory.as_fd(), bell.event())) {
+            if let Ok(Some(stream)) = handshake::answer(stream, me, (memory.as_fd(), bell.event()), lending) {
                 kept.push(stream);
             }
         }

@@ -1,0 +1,23 @@
+//! See `lib.rs`. Compiled by `build.rs` as a library of its own.
+
+#![allow(
+    unsafe_op_in_unsafe_fn,
+    clippy::missing_safety_doc,
+    clippy::undocumented_unsafe_blocks,
+    clippy::too_many_arguments,
+    reason = "C's interface from its other side; every function has the contract of the driver's documentation"
+)]
+#![allow(dead_code, reason = "the types are all that the real table knows")]
+
+#[path = "../../../smddp-cuda/src/driver/types.rs"]
+mod types;
+
+mod basics;
+mod memory;
+mod modules;
+mod os;
+mod sharing;
+mod state;
+mod streams;
+mod vmm;
+mod words;

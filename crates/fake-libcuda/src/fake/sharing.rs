@@ -1,0 +1,137 @@
+//! Legacy handles between processes.
+
+use std::collections::HashMap;
+use std::ffi::c_uint;
+use std::os::fd::AsRawFd;
+
+use crate::api;
+use crate::memory::{Kind, Range, read, unmap, write};
+use crate::os::{self, MAP_SHARED, PROT_RW};
+use crate::state::*;
+use crate::streams::{drain, uncaptured};
+use crate::types::*;
+
+/// What a handle holds: where the memory is to be found.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(C)]
+struct Handle {
+    magic: [u8; 8],
+    /// Where its owner has it.
+    base: u64,
+    bytes: u64,
+    id: u64,
+    pid: u32,
+    fd: i32,
+    /// By its number on the machine.
+    device: u32,
+    zeros: [u32; 5],
+}
+
+const MAGIC: [u8; 8] = *b"fakecuda";
+const _: () = assert!(size_of::<Handle>() == 64);
+
+impl Handle {
+    /// Memory of the same process at the same addresses, some of them: one of the two has been freed.
+    fn displaces(&self, other: &Self) -> bool {
+        (self.pid, self.device) == (other.pid, other.device)
+            && self.base < other.base + other.bytes
+            && other.base < self.base + self.bytes
+    }
+}
+
+/// What is open: where it is mapped, and how often it was opened.
+#[derive(Default)]
+pub(crate) struct Imports(HashMap<Handle, (u64, u32)>);
+
+/// The device in a name of `memfd`, as this process counts. One that it does not see counts as its first.
+pub(crate) fn device_of(name: &str) -> Option<usize> {
+    let number: usize = name.strip_prefix("fake-cuda-")?.split('-').next()?.parse().ok()?;
+    Some(settings().visible.iter().position(|&device| device == number).unwrap_or(0))
+}
+
+api! {
+    fn cuIpcGetMemHandle(handle: *mut CUipcMemHandle, address: CUdeviceptr) {
+        current()?;
+        if !settings().ipc {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        let memory = read();
+        let Some((base, Range { kind: Kind::Device(fd), bytes, id, device })) = memory.find(address) else {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        };
+        give(handle.cast(), Handle {
+            magic: MAGIC,
+            base,
+            bytes: *bytes as u64,
+            id: *id,
+            pid: std::process::id(),
+            fd: fd.as_raw_fd(),
+            device: settings().visible[*device] as u32,
+            zeros: [0; 5],
+        })
+    }
+
+    fn cuIpcOpenMemHandle_v2(address: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) {
+        uncaptured()?;
+        let device = current()?;
+        let handle: Handle = std::mem::transmute(handle);
+        if flags != IPC_MEM_LAZY_ENABLE_PEER_ACCESS || handle.magic != MAGIC {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        if handle.pid == std::process::id() {
+            // One's own memory.
+            return Err(CUDA_ERROR_INVALID_CONTEXT);
+        }
+        if settings().visible[device] != handle.device as usize && !settings().peer {
+            return Err(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
+        }
+        write(|memory| {
+            if let Some((base, times)) = memory.imports.0.get_mut(&handle) {
+                *times += 1;
+                return give(address, *base);
+            }
+            if memory.imports.0.keys().any(|open| open.displaces(&handle)) {
+                return Err(CUDA_ERROR_ALREADY_MAPPED);
+            }
+            // A process that ended, or memory that was freed, has another thing at this place or none.
+            let path = format!("/proc/{}/fd/{}", handle.pid, handle.fd);
+            let name = format!("fake-cuda-{}-{}", handle.device, handle.id);
+            if os::memfd_name(&path).as_deref() != Some(&name) {
+                return Err(CUDA_ERROR_MAP_FAILED);
+            }
+            let file = std::fs::File::options()
+                .read(true)
+                .write(true)
+                .open(&path)
+                .map_err(|_| CUDA_ERROR_MAP_FAILED)?;
+            let bytes = handle.bytes as usize;
+            let base = os::map(0, bytes, PROT_RW, MAP_SHARED, file.as_raw_fd());
+            if base == 0 {
+                return Err(CUDA_ERROR_MAP_FAILED);
+            }
+            let device = device_of(&name).unwrap_or(device);
+            memory.ranges.insert(base, Range { bytes, device, id: fresh(), kind: Kind::Imported });
+            memory.imports.0.insert(handle, (base, 1));
+            give(address, base)
+        })
+    }
+
+    fn cuIpcCloseMemHandle(address: CUdeviceptr) {
+        current()?;
+        drain("cuIpcCloseMemHandle")?;
+        write(|memory| {
+            let imports = &mut memory.imports.0;
+            let (&handle, times) = imports
+                .iter_mut()
+                .find_map(|(handle, (base, times))| (*base == address).then_some((handle, times)))
+                .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            *times -= 1;
+            if *times == 0 {
+                imports.remove(&handle);
+                memory.ranges.remove(&address);
+                unmap(address, handle.bytes as usize);
+            }
+            Ok(())
+        })
+    }
+}

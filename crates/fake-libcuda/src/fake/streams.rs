@@ -1,0 +1,562 @@
+//! Streams: a thread and its queue each. Events: what a stream ticks off when it comes to them.
+
+use std::cell::Cell;
+use std::collections::{HashMap, VecDeque};
+use std::ffi::{c_int, c_uint};
+use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::api;
+use crate::memory::read;
+use crate::modules::Launch;
+use crate::os;
+use crate::state::*;
+use crate::types::*;
+use crate::words;
+
+pub(crate) enum Operation {
+    Copy(Vec<Copy>),
+    Wait { word: u64, value: u64 },
+    Write { word: u64, value: u64 },
+    Tick(Arc<Ticket>),
+    Await(Arc<Ticket>),
+    Launch(Launch),
+}
+
+/// Sides that the driver does not know are ordinary memory of the process.
+pub(crate) struct Copy {
+    to: u64,
+    from: u64,
+    bytes: usize,
+    to_known: bool,
+    /// Ordinary memory is read when the copy is asked for, as the driver does.
+    read_before: Option<Vec<u8>>,
+}
+
+/// A place in a stream, passed or not.
+#[derive(Default)]
+pub(crate) struct Ticket {
+    passed: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Ticket {
+    fn wait(&self) {
+        let mut passed = lock(&self.passed);
+        while !*passed {
+            passed = self.changed.wait(passed).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn tick(&self) {
+        *lock(&self.passed) = true;
+        self.changed.notify_all();
+    }
+}
+
+#[derive(Default)]
+struct Waiting {
+    operations: VecDeque<Operation>,
+    submitted: u64,
+    completed: u64,
+    closed: bool,
+}
+
+pub(crate) struct Queue {
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+impl Queue {
+    fn start() -> Arc<Self> {
+        let queue = Arc::new(Self { waiting: Mutex::default(), changed: Condvar::new() });
+        let ours = queue.clone();
+        let number = fresh();
+        std::thread::Builder::new()
+            .name(format!("fake-cuda-{number}"))
+            .spawn(move || ours.work(Delays::new(number)))
+            .expect("a thread for a stream");
+        queue
+    }
+
+    fn work(&self, mut delays: Delays) {
+        loop {
+            let mut waiting = lock(&self.waiting);
+            let operation = loop {
+                if let Some(operation) = waiting.operations.pop_front() {
+                    break operation;
+                }
+                if waiting.closed {
+                    return;
+                }
+                waiting = self.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner);
+            };
+            drop(waiting);
+            delays.sleep();
+            // A broken context runs nothing any more, but what is enqueued passes.
+            if broken() == CUDA_SUCCESS {
+                run(operation, &mut delays);
+            } else if let Operation::Tick(ticket) = operation {
+                ticket.tick();
+            }
+            lock(&self.waiting).completed += 1;
+            self.changed.notify_all();
+        }
+    }
+
+    pub(crate) fn submit(&self, operation: Operation) {
+        let mut waiting = lock(&self.waiting);
+        waiting.submitted += 1;
+        waiting.operations.push_back(operation);
+        drop(waiting);
+        self.changed.notify_all();
+    }
+
+    fn submitted(&self) -> u64 {
+        lock(&self.waiting).submitted
+    }
+
+    fn is_empty(&self) -> bool {
+        let waiting = lock(&self.waiting);
+        waiting.completed == waiting.submitted
+    }
+
+    /// Waits until so many operations are through. False at the time limit.
+    fn wait(&self, count: u64, limit: Option<Duration>) -> bool {
+        let begin = Instant::now();
+        let mut waiting = lock(&self.waiting);
+        while waiting.completed < count {
+            if limit.is_some_and(|limit| begin.elapsed() >= limit) {
+                return false;
+            }
+            let turn = Duration::from_millis(500);
+            waiting = match self.changed.wait_timeout(waiting, turn) {
+                Ok((waiting, _)) => waiting,
+                Err(poisoned) => poisoned.into_inner().0,
+            };
+        }
+        true
+    }
+
+    fn close(&self) {
+        lock(&self.waiting).closed = true;
+        self.changed.notify_all();
+    }
+}
+
+fn run(operation: Operation, delays: &mut Delays) {
+    match operation {
+        Operation::Copy(mut copies) => {
+            // A batch is in no order.
+            while !copies.is_empty() {
+                let copy = copies.swap_remove((delays.next() % copies.len() as u64) as usize);
+                transfer(&copy);
+            }
+        }
+        Operation::Wait { word, value } => words::wait(word, value),
+        Operation::Write { word, value } => words::write(word, value),
+        Operation::Tick(ticket) => ticket.tick(),
+        Operation::Await(ticket) => ticket.wait(),
+        Operation::Launch(launch) => launch.run(),
+    }
+}
+
+fn transfer(copy: &Copy) {
+    // Held while the bytes move, so that nobody takes the memory away meanwhile.
+    let memory = read();
+    let &Copy { to, from, bytes, .. } = copy;
+    if copy.read_before.is_none() && !memory.covers(from, bytes) {
+        return break_context(
+            CUDA_ERROR_ILLEGAL_ADDRESS,
+            &format!("a copy reads {bytes} bytes at {from:#x}, not there"),
+        );
+    }
+    if copy.to_known && !memory.covers(to, bytes) {
+        return break_context(
+            CUDA_ERROR_ILLEGAL_ADDRESS,
+            &format!("a copy writes {bytes} bytes at {to:#x}, not there"),
+        );
+    }
+    let from = copy.read_before.as_ref().map_or(from, |bytes| bytes.as_ptr() as u64);
+    if copy.to_known {
+        unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes) };
+    } else if !os::poke(to, from, bytes) {
+        break_context(
+            CUDA_ERROR_ILLEGAL_ADDRESS,
+            &format!("a copy writes {bytes} bytes at {to:#x}, not there"),
+        );
+    }
+}
+
+/// Random numbers, and delays if the seed is not 0.
+pub(crate) struct Delays {
+    state: u64,
+    delays: bool,
+}
+
+impl Delays {
+    fn new(number: u64) -> Self {
+        let seed = settings().seed;
+        let state = (seed ^ number.wrapping_mul(0x9E37_79B9_7F4A_7C15)) | 1;
+        Self { state, delays: seed != 0 }
+    }
+
+    fn next(&mut self) -> u64 {
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        self.state
+    }
+
+    fn sleep(&mut self) {
+        if self.delays {
+            match self.next() % 64 {
+                0 => std::thread::sleep(Duration::from_micros(self.next() % 3000)),
+                1..16 => std::thread::sleep(Duration::from_micros(self.next() % 300)),
+                _ => {}
+            }
+        }
+    }
+}
+
+/// A stream as the program knows it. Streams that synchronise with the legacy default one share its queue: more order
+/// than CUDA gives, never less.
+#[derive(Clone)]
+pub(crate) struct Handle {
+    queue: Arc<Queue>,
+    device: usize,
+    blocking: bool,
+    capture: Arc<AtomicI32>,
+}
+
+pub(crate) struct Event {
+    device: usize,
+    last: Mutex<Option<Arc<Ticket>>>,
+}
+
+#[derive(Default)]
+struct Streams {
+    streams: HashMap<u64, Handle>,
+    /// By device.
+    defaults: HashMap<usize, Handle>,
+    events: HashMap<u64, Arc<Event>>,
+    /// Queues of streams that were destroyed, whose work goes on.
+    leaving: Vec<Arc<Queue>>,
+}
+
+thread_local! {
+    /// This thread's capture mode.
+    static MODE: Cell<c_int> = const { Cell::new(0) };
+}
+
+static STREAMS: Mutex<Option<Streams>> = Mutex::new(None);
+
+fn streams<T>(f: impl FnOnce(&mut Streams) -> T) -> T {
+    f(lock(&STREAMS).get_or_insert_with(Streams::default))
+}
+
+/// Streams and events.
+pub(crate) fn open() -> u64 {
+    streams(|all| (all.streams.len() + all.events.len()) as u64)
+}
+
+fn default_stream(all: &mut Streams, device: usize) -> Handle {
+    let fresh = || Handle { queue: Queue::start(), device, blocking: true, capture: Arc::default() };
+    all.defaults.entry(device).or_insert_with(fresh).clone()
+}
+
+/// The stream of a number, for the current context.
+fn lookup(stream: CUstream) -> Answer<Handle> {
+    let device = current()?;
+    streams(|all| match stream {
+        0 | STREAM_LEGACY | STREAM_PER_THREAD => Ok(default_stream(all, device)),
+        _ => all.streams.get(&stream).cloned().ok_or(CUDA_ERROR_INVALID_HANDLE),
+    })
+}
+
+/// The same, to enqueue something that cannot be captured here.
+pub(crate) fn stream(stream: CUstream) -> Answer<Handle> {
+    let handle = lookup(stream)?;
+    if handle.capture.load(SeqCst) != 0 {
+        return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    }
+    if handle.blocking && blocking_capture(handle.device) {
+        return Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+    }
+    Ok(handle)
+}
+
+impl Handle {
+    pub(crate) fn submit(&self, operation: Operation) {
+        self.queue.submit(operation);
+    }
+
+    pub(crate) fn device(&self) -> usize {
+        self.device
+    }
+}
+
+/// Whether a stream that synchronises with the legacy default one is being captured.
+fn blocking_capture(device: usize) -> bool {
+    streams(|all| {
+        all.streams.values().any(|s| s.blocking && s.device == device && s.capture.load(SeqCst) != 0)
+    })
+}
+
+/// What a call answers that may not be made while any thread captures in the global mode, unless this thread has said
+/// that it knows. The capture is lost.
+pub(crate) fn uncaptured() -> Answer {
+    if MODE.get() == CAPTURE_MODE_RELAXED {
+        return Ok(());
+    }
+    let broken = streams(|all| {
+        let capturing = |handle: &&Handle| handle.capture.load(SeqCst) != CAPTURE_STATUS_NONE;
+        let broken = all.streams.values().filter(capturing).map(|handle| handle.capture.store(2, SeqCst));
+        broken.count() > 0
+    });
+    if broken { Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED) } else { Ok(()) }
+}
+
+/// Waits for all that has been enqueued, as calls that free memory do. Says so after a while: with a stream that waits
+/// for a word, the real driver would hang as well.
+pub(crate) fn drain(call: &str) -> Answer {
+    uncaptured()?;
+    let queues: Vec<(Arc<Queue>, u64)> = streams(|all| {
+        let handles = all.streams.values().chain(all.defaults.values());
+        let queues = handles.map(|handle| &handle.queue).chain(&all.leaving);
+        queues.map(|queue| (queue.clone(), queue.submitted())).collect()
+    });
+    for (queue, submitted) in queues {
+        if !queue.wait(submitted, Some(Duration::from_secs(10))) {
+            eprintln!(
+                "fake CUDA ({}): {call} has waited 10 s for a stream, as the real driver would",
+                std::process::id()
+            );
+            queue.wait(submitted, None);
+        }
+    }
+    Ok(())
+}
+
+fn enqueue_copies(stream: CUstream, wanted: impl Iterator<Item = (u64, u64, usize)>) -> Answer {
+    let handle = self::stream(stream)?;
+    let mut host = false;
+    let mut copies = Vec::new();
+    for (to, from, bytes) in wanted {
+        let memory = read();
+        let known = |at| memory.find(at).is_some();
+        let to_known = known(to);
+        if (to_known && !memory.covers(to, bytes)) || (known(from) && !memory.covers(from, bytes)) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let read_before = if known(from) {
+            None
+        } else {
+            let mut bytes = vec![0; bytes];
+            if !os::peek(from, &mut bytes) {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+            Some(bytes)
+        };
+        host |= !to_known;
+        copies.push(Copy { to, from, bytes, to_known, read_before });
+    }
+    handle.submit(Operation::Copy(copies));
+    if host {
+        // To ordinary memory: the driver returns when it is there.
+        handle.queue.wait(handle.queue.submitted(), None);
+    }
+    Ok(())
+}
+
+unsafe fn batch(
+    to: *mut CUdeviceptr,
+    from: *mut CUdeviceptr,
+    bytes: *mut usize,
+    count: usize,
+    attributes: *mut CUmemcpyAttributes,
+    first: *mut usize,
+    sets: usize,
+    stream: CUstream,
+) -> Answer {
+    if !settings().batch {
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    }
+    let invalid = Err(CUDA_ERROR_INVALID_VALUE);
+    if count == 0 || sets == 0 || sets > count || *first != 0 {
+        return invalid;
+    }
+    for i in 0..sets {
+        let set = &*attributes.add(i);
+        if !(1..=3).contains(&set.src_access_order) || set.flags > 1 {
+            return invalid;
+        }
+    }
+    let all = |i: usize| (*to.add(i), *from.add(i), *bytes.add(i));
+    if (0..count).map(all).any(|(to, from, bytes)| to == 0 || from == 0 || bytes == 0) {
+        return invalid;
+    }
+    // The default streams take no batches.
+    if matches!(stream, 0 | STREAM_LEGACY | STREAM_PER_THREAD) {
+        return invalid;
+    }
+    enqueue_copies(stream, (0..count).map(all))
+}
+
+/// As of CUDA 12.8.
+pub(crate) unsafe extern "C" fn memcpy_batch_12(
+    to: *mut CUdeviceptr,
+    from: *mut CUdeviceptr,
+    bytes: *mut usize,
+    count: usize,
+    attributes: *mut CUmemcpyAttributes,
+    first: *mut usize,
+    sets: usize,
+    failed: *mut usize,
+    stream: CUstream,
+) -> CUresult {
+    answer("cuMemcpyBatchAsync", || {
+        let done = batch(to, from, bytes, count, attributes, first, sets, stream);
+        if done.is_err() {
+            failed.write(usize::MAX);
+        }
+        done
+    })
+}
+
+/// As of CUDA 13.0.
+pub(crate) unsafe extern "C" fn memcpy_batch_13(
+    to: *mut CUdeviceptr,
+    from: *mut CUdeviceptr,
+    bytes: *mut usize,
+    count: usize,
+    attributes: *mut CUmemcpyAttributes,
+    first: *mut usize,
+    sets: usize,
+    stream: CUstream,
+) -> CUresult {
+    answer("cuMemcpyBatchAsync_v2", || batch(to, from, bytes, count, attributes, first, sets, stream))
+}
+
+api! {
+    fn cuMemcpyAsync(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) {
+        if bytes == 0 {
+            return self::stream(stream).map(drop);
+        }
+        enqueue_copies(stream, std::iter::once((to, from, bytes)))
+    }
+
+    fn cuStreamCreateWithPriority(stream: *mut CUstream, flags: c_uint, _priority: c_int) {
+        let device = current()?;
+        if flags > STREAM_NON_BLOCKING {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let blocking = flags != STREAM_NON_BLOCKING;
+        let number = 0x5000 + fresh();
+        streams(|all| {
+            let queue = if blocking { default_stream(all, device).queue } else { Queue::start() };
+            all.streams.insert(number, Handle { queue, device, blocking, capture: Arc::default() });
+        });
+        give(stream, number)
+    }
+
+    fn cuStreamDestroy_v2(stream: CUstream) {
+        let handle = streams(|all| all.streams.remove(&stream)).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        if !handle.blocking {
+            handle.queue.close();
+            streams(|all| {
+                all.leaving.retain(|queue| !queue.is_empty());
+                all.leaving.push(handle.queue);
+            });
+        }
+        Ok(())
+    }
+
+    fn cuStreamSynchronize(stream: CUstream) {
+        uncaptured()?;
+        let handle = self::stream(stream)?;
+        handle.queue.wait(handle.queue.submitted(), None);
+        match broken() {
+            CUDA_SUCCESS => Ok(()),
+            code => Err(code),
+        }
+    }
+
+    fn cuStreamIsCapturing(stream: CUstream, status: *mut c_int) {
+        let handle = lookup(stream)?;
+        if matches!(stream, 0 | STREAM_LEGACY) && blocking_capture(handle.device) {
+            return Err(CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+        }
+        give(status, handle.capture.load(SeqCst))
+    }
+
+    fn cuStreamBeginCapture_v2(stream: CUstream, _mode: c_int) {
+        let handle = self::stream(stream)?;
+        if matches!(stream, 0 | STREAM_LEGACY) {
+            return Err(CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+        }
+        handle.capture.store(1, SeqCst);
+        Ok(())
+    }
+
+    fn cuStreamEndCapture(stream: CUstream, graph: *mut usize) {
+        if lookup(stream)?.capture.swap(0, SeqCst) == 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        give(graph, 0)
+    }
+
+    fn cuThreadExchangeStreamCaptureMode(mode: *mut c_int) {
+        if !(0..=CAPTURE_MODE_RELAXED).contains(&*mode) {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        give(mode, MODE.replace(*mode))
+    }
+
+    fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) {
+        let handle = self::stream(stream)?;
+        let event = streams(|all| all.events.get(&event).cloned()).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        if flags != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        // What was recorded last, now; later records are nothing to this wait.
+        if let Some(ticket) = lock(&event.last).clone() {
+            handle.submit(Operation::Await(ticket));
+        }
+        Ok(())
+    }
+
+    fn cuEventCreate(event: *mut CUevent, flags: c_uint) {
+        let device = current()?;
+        if flags > 7 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let number = 0xE000 + fresh();
+        streams(|all| all.events.insert(number, Arc::new(Event { device, last: Mutex::new(None) })));
+        give(event, number)
+    }
+
+    fn cuEventDestroy_v2(event: CUevent) {
+        streams(|all| all.events.remove(&event)).map(drop).ok_or(CUDA_ERROR_INVALID_HANDLE)
+    }
+
+    fn cuEventRecord(event: CUevent, stream: CUstream) {
+        let handle = self::stream(stream)?;
+        let event = streams(|all| all.events.get(&event).cloned()).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        if event.device != handle.device {
+            return Err(CUDA_ERROR_INVALID_HANDLE);
+        }
+        let ticket = Arc::new(Ticket::default());
+        *lock(&event.last) = Some(ticket.clone());
+        handle.submit(Operation::Tick(ticket));
+        Ok(())
+    }
+
+    fn cuEventQuery(event: CUevent) {
+        uncaptured()?;
+        let event = streams(|all| all.events.get(&event).cloned()).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        let last = lock(&event.last).clone();
+        if last.is_none_or(|ticket| *lock(&ticket.passed)) { Ok(()) } else { Err(CUDA_ERROR_NOT_READY) }
+    }
+}

@@ -1,0 +1,236 @@
+//! The virtual-memory calls: physical memory, reserved addresses, and what joins them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::ffi::{c_int, c_void};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::Arc;
+
+use crate::api;
+use crate::memory::{Kind, Memory, Range, unmap, write};
+use crate::os::{self, MAP_ANONYMOUS, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED, PROT_NONE, PROT_RW};
+use crate::state::*;
+use crate::types::*;
+
+/// As H200's.
+const GRANULARITY: usize = 2 << 20;
+
+pub(crate) struct Physical {
+    fd: OwnedFd,
+    pub(crate) bytes: usize,
+    pub(crate) device: usize,
+    pub(crate) exportable: bool,
+    pub(crate) id: u64,
+}
+
+#[derive(Default)]
+pub(crate) struct Virtual {
+    /// Start, bytes, number.
+    reserved: BTreeMap<u64, (usize, u64)>,
+    /// By number, with the shares that are held.
+    handles: HashMap<u64, (Arc<Physical>, u32)>,
+}
+
+impl Virtual {
+    pub(crate) fn open(&self) -> usize {
+        self.reserved.len() + self.handles.len()
+    }
+
+    pub(crate) fn reservation(&self, address: u64) -> Option<(u64, usize, u64)> {
+        let (&start, &(bytes, id)) = self.reserved.range(..=address).next_back()?;
+        (address - start < bytes as u64).then_some((start, bytes, id))
+    }
+
+    fn hold(&mut self, physical: Arc<Physical>) -> u64 {
+        let id = physical.id;
+        self.handles.entry(id).or_insert((physical, 0)).1 += 1;
+        id
+    }
+
+    fn get(&self, handle: u64) -> Answer<Arc<Physical>> {
+        self.handles.get(&handle).map(|(physical, _)| physical.clone()).ok_or(CUDA_ERROR_INVALID_VALUE)
+    }
+}
+
+/// The ranges that lie in these addresses, which are whole ranges.
+fn inside(memory: &Memory, address: u64, bytes: usize) -> Answer<Vec<u64>> {
+    let end = address + bytes as u64;
+    let found: Vec<u64> = memory.ranges.range(address..end).map(|(&base, _)| base).collect();
+    let whole: usize = found.iter().map(|base| memory.ranges[base].bytes).sum();
+    let mapped = found.iter().all(|base| matches!(memory.ranges[base].kind, Kind::Mapped { .. }));
+    if whole == bytes && mapped { Ok(found) } else { Err(CUDA_ERROR_INVALID_VALUE) }
+}
+
+api! {
+    fn cuMemGetAllocationGranularity(granularity: *mut usize, _property: *const CUmemAllocationProp, _option: c_int) {
+        give(granularity, GRANULARITY)
+    }
+
+    fn cuMemCreate(handle: *mut u64, bytes: usize, property: *const CUmemAllocationProp, flags: u64) {
+        let property = *property;
+        let device = check_device(property.location.id)?;
+        if bytes == 0
+            || !bytes.is_multiple_of(GRANULARITY)
+            || flags != 0
+            || property.kind != MEM_ALLOCATION_TYPE_PINNED
+            || property.location.kind != MEM_LOCATION_TYPE_DEVICE
+        {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let id = fresh();
+        let fd = os::memfd(&format!("fake-cuda-{}-{id}", settings().visible[device]), bytes)
+            .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
+        let exportable =
+            settings().ipc && property.requested_handle_types & MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0;
+        let physical = Arc::new(Physical { fd, bytes, device, exportable, id });
+        give(handle, write(|memory| memory.virtuals.hold(physical)))
+    }
+
+    fn cuMemRelease(handle: u64) {
+        write(|memory| {
+            let held = memory.virtuals.handles.get_mut(&handle).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            held.1 -= 1;
+            if held.1 == 0 {
+                memory.virtuals.handles.remove(&handle);
+            }
+            Ok(())
+        })
+    }
+
+    fn cuMemRetainAllocationHandle(handle: *mut u64, address: *mut c_void) {
+        write(|memory| {
+            let physical = match memory.find(address as u64) {
+                Some((_, Range { kind: Kind::Mapped { physical, .. }, .. })) => physical.clone(),
+                _ => return Err(CUDA_ERROR_INVALID_VALUE),
+            };
+            give(handle, memory.virtuals.hold(physical))
+        })
+    }
+
+    fn cuMemGetAllocationPropertiesFromHandle(property: *mut CUmemAllocationProp, handle: u64) {
+        let physical = write(|memory| memory.virtuals.get(handle))?;
+        give(property, CUmemAllocationProp {
+            kind: MEM_ALLOCATION_TYPE_PINNED,
+            requested_handle_types: physical.exportable.into(),
+            location: CUmemLocation { kind: MEM_LOCATION_TYPE_DEVICE, id: physical.device as c_int },
+            win32_handle_meta_data: std::ptr::null_mut(),
+            compression_type: 0,
+            gpu_direct_rdma_capable: 0,
+            usage: 0,
+            reserved: [0; 4],
+        })
+    }
+
+    fn cuMemAddressReserve(address: *mut u64, bytes: usize, alignment: usize, _hint: u64, flags: u64) {
+        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || flags != 0 || alignment & alignment.wrapping_sub(1) != 0 {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let at = os::map(0, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
+        if at == 0 {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        write(|memory| memory.virtuals.reserved.insert(at, (bytes, fresh())));
+        give(address, at)
+    }
+
+    fn cuMemAddressFree(address: u64, bytes: usize) {
+        write(|memory| match memory.virtuals.reserved.get(&address) {
+            Some(&(reserved, _)) if reserved == bytes && !memory.overlaps(address, bytes) => {
+                memory.virtuals.reserved.remove(&address);
+                unmap(address, bytes);
+                Ok(())
+            }
+            _ => Err(CUDA_ERROR_INVALID_VALUE),
+        })
+    }
+
+    fn cuMemMap(address: u64, bytes: usize, offset: usize, handle: u64, flags: u64) {
+        write(|memory| {
+            let physical = memory.virtuals.get(handle)?;
+            let (start, reserved, _) =
+                memory.virtuals.reservation(address).ok_or(CUDA_ERROR_INVALID_VALUE)?;
+            if offset != 0
+                || flags != 0
+                || bytes == 0
+                || !bytes.is_multiple_of(GRANULARITY)
+                || bytes > physical.bytes
+                || address + bytes as u64 > start + reserved as u64
+                || memory.overlaps(address, bytes)
+            {
+                return Err(CUDA_ERROR_INVALID_VALUE);
+            }
+            if os::map(address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, physical.fd.as_raw_fd()) == 0 {
+                return Err(CUDA_ERROR_MAP_FAILED);
+            }
+            let (device, id) = (physical.device, fresh());
+            let kind = Kind::Mapped { physical, accessible: false };
+            memory.ranges.insert(address, Range { bytes, device, id, kind });
+            Ok(())
+        })
+    }
+
+    fn cuMemUnmap(address: u64, bytes: usize) {
+        write(|memory| {
+            for base in inside(memory, address, bytes)? {
+                memory.ranges.remove(&base);
+            }
+            let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+            if os::map(address, bytes, PROT_NONE, flags, -1) == 0 { Err(CUDA_ERROR_MAP_FAILED) } else { Ok(()) }
+        })
+    }
+
+    fn cuMemSetAccess(address: u64, bytes: usize, descriptions: *const CUmemAccessDesc, count: usize) {
+        let [description] = std::slice::from_raw_parts(descriptions, count) else {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        };
+        let accessor = check_device(description.location.id)?;
+        if description.flags != MEM_ACCESS_FLAGS_PROT_READWRITE {
+            return Err(CUDA_ERROR_NOT_SUPPORTED);
+        }
+        write(|memory| {
+            for base in inside(memory, address, bytes)? {
+                let Some(range) = memory.ranges.get_mut(&base) else { continue };
+                if range.device != accessor && !settings().peer {
+                    return Err(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
+                }
+                if let Kind::Mapped { accessible, .. } = &mut range.kind {
+                    *accessible = true;
+                }
+            }
+            if os::mprotect(address as *mut c_void, bytes, PROT_RW) == 0 {
+                Ok(())
+            } else {
+                Err(CUDA_ERROR_MAP_FAILED)
+            }
+        })
+    }
+
+    fn cuMemExportToShareableHandle(shareable: *mut c_void, handle: u64, kind: c_int, flags: u64) {
+        let physical = write(|memory| memory.virtuals.get(handle))?;
+        if kind != MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags != 0 || !physical.exportable {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let fd = os::fcntl(physical.fd.as_raw_fd(), os::F_DUPFD_CLOEXEC, 0);
+        if fd < 0 { Err(CUDA_ERROR_OUT_OF_MEMORY) } else { give(shareable.cast::<c_int>(), fd) }
+    }
+
+    fn cuMemImportFromShareableHandle(handle: *mut u64, shareable: *mut c_void, kind: c_int) {
+        current()?;
+        let fd = shareable as c_int;
+        // The name tells the device, and that it is one of ours at all.
+        let device = os::memfd_name(&format!("/proc/self/fd/{fd}"))
+            .and_then(|name| crate::sharing::device_of(&name))
+            .ok_or(CUDA_ERROR_INVALID_VALUE)?;
+        if kind != MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let fd = os::fcntl(fd, os::F_DUPFD_CLOEXEC, 0);
+        if fd < 0 {
+            return Err(CUDA_ERROR_OUT_OF_MEMORY);
+        }
+        let fd = OwnedFd::from_raw_fd(fd);
+        let file = std::fs::File::from(fd);
+        let bytes = file.metadata().map_err(|_| CUDA_ERROR_INVALID_VALUE)?.len() as usize;
+        let physical = Physical { fd: file.into(), bytes, device, exportable: true, id: fresh() };
+        give(handle, write(|memory| memory.virtuals.hold(Arc::new(physical))))
+    }
+}

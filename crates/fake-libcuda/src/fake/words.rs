@@ -1,0 +1,103 @@
+//! Stream-ordered waits and writes on words of memory.
+
+use std::ffi::c_uint;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::api;
+use crate::memory::read;
+use crate::state::*;
+use crate::streams::{Handle, Operation, stream};
+use crate::types::*;
+
+/// A word that is there, by the range that covers it; `None`, and a broken context, if it is not.
+fn with<T>(word: u64, f: impl FnOnce(&AtomicU64) -> T) -> Option<T> {
+    // Held while the word is touched, so that nobody takes the memory away meanwhile.
+    let memory = read();
+    if !memory.covers(word, 8) {
+        break_context(
+            CUDA_ERROR_ILLEGAL_ADDRESS,
+            &format!("a stream comes to the word at {word:#x}, which is gone"),
+        );
+        return None;
+    }
+    Some(f(unsafe { AtomicU64::from_ptr(word as *mut u64) }))
+}
+
+/// Waits in the stream's thread. Ends, too, when the context breaks.
+pub(crate) fn wait(word: u64, value: u64) {
+    let mut turn = 0u32;
+    while let Some(found) = with(word, |word| word.load(Ordering::Acquire)) {
+        // The signed difference, as CUDA compares.
+        if found.wrapping_sub(value) as i64 >= 0 || broken() != CUDA_SUCCESS {
+            return;
+        }
+        turn = turn.saturating_add(1);
+        if turn < 64 {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(Duration::from_micros(if turn < 1000 { 20 } else { 200 }));
+        }
+    }
+}
+
+pub(crate) fn write(word: u64, value: u64) {
+    with(word, |word| {
+        std::sync::atomic::fence(Ordering::SeqCst);
+        word.store(value, Ordering::Release);
+    });
+}
+
+fn enqueue(handle: &Handle, word: u64, operation: Operation) -> Answer {
+    if !word.is_multiple_of(8) || !read().covers(word, 8) {
+        return Err(CUDA_ERROR_INVALID_VALUE);
+    }
+    handle.submit(operation);
+    Ok(())
+}
+
+fn handle(number: CUstream) -> Answer<Handle> {
+    if !settings().memops {
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    }
+    stream(number)
+}
+
+api! {
+    fn cuStreamWaitValue64_v2(stream: CUstream, word: CUdeviceptr, value: u64, flags: c_uint) {
+        let handle = handle(stream)?;
+        if flags != STREAM_WAIT_VALUE_GEQ {
+            // The only kind that is known here.
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        enqueue(&handle, word, Operation::Wait { word, value })
+    }
+
+    fn cuStreamWriteValue64_v2(stream: CUstream, word: CUdeviceptr, value: u64, flags: c_uint) {
+        let handle = handle(stream)?;
+        if flags != STREAM_WRITE_VALUE_DEFAULT {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        enqueue(&handle, word, Operation::Write { word, value })
+    }
+
+    fn cuStreamBatchMemOp_v2(stream: CUstream, count: c_uint, operations: *mut CUstreamBatchMemOpParams, flags: c_uint) {
+        let handle = handle(stream)?;
+        if flags != 0 || count as usize > MAX_BATCH_MEM_OPS {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
+        let operations = std::slice::from_raw_parts(operations, count as usize);
+        let made = |operation: &CUstreamBatchMemOpParams| {
+            let (word, value) = (operation.address, operation.value);
+            match (operation.operation, operation.flags) {
+                (STREAM_MEM_OP_WAIT_VALUE_64, STREAM_WAIT_VALUE_GEQ) => Ok((word, Operation::Wait { word, value })),
+                (STREAM_MEM_OP_WRITE_VALUE_64, STREAM_WRITE_VALUE_DEFAULT) => Ok((word, Operation::Write { word, value })),
+                _ => Err(CUDA_ERROR_INVALID_VALUE),
+            }
+        };
+        for (word, operation) in operations.iter().map(made).collect::<Answer<Vec<_>>>()? {
+            enqueue(&handle, word, operation)?;
+        }
+        Ok(())
+    }
+}

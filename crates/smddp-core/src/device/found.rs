@@ -1,0 +1,42 @@
+//! The process's CUDA devices.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use smddp_cuda::Device;
+use smddp_cuda::driver::Cuda;
+
+use crate::config::Config;
+use crate::error::{Error, Result};
+
+fn refused(error: &smddp_cuda::Error) -> Error {
+    Error::System { what: "CUDA tensors".to_owned(), why: error.to_string() }
+}
+
+/// The driver, opened and initialised once. After that a forked child cannot use CUDA.
+pub fn cuda() -> Result<&'static Arc<Cuda>> {
+    static CUDA: OnceLock<Result<Arc<Cuda>>> = OnceLock::new();
+    let found = CUDA.get_or_init(|| {
+        let config = Config::get()?;
+        Cuda::open(config.cuda.as_deref()).map_err(|error| refused(&error))
+    });
+    found.as_ref().map_err(Clone::clone)
+}
+
+/// The version of the driver, if there is one; initialises nothing.
+pub fn look_for_cuda() -> Result<(i32, i32)> {
+    Cuda::look(Config::get()?.cuda.as_deref()).map_err(|error| refused(&error))
+}
+
+/// A device in its primary context, which torch uses too. `ordinal` counts as torch does.
+pub fn device(ordinal: i32) -> Result<Arc<dyn Device>> {
+    static DEVICES: Mutex<Option<HashMap<i32, Arc<dyn Device>>>> = Mutex::new(None);
+    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    let devices = devices.get_or_insert_default();
+    if let Some(known) = devices.get(&ordinal) {
+        return Ok(known.clone());
+    }
+    let device = cuda()?.device(ordinal).map_err(|error| refused(&error))?;
+    devices.insert(ordinal, device.clone());
+    Ok(device)
+}

@@ -1,0 +1,108 @@
+//! A step's reduction as launches of the kernel.
+
+use smddp_cuda::{Address, Element, Fold, MAX_SOURCES, Reduction};
+
+use super::site::Site;
+use crate::types::{DType, RedOp};
+
+/// What a call's reductions are like.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Manner {
+    pub(super) element: Element,
+    pub(super) fold: Fold,
+}
+
+impl Manner {
+    /// `None` for what does not reduce.
+    pub(super) fn new(dtype: DType, redop: RedOp) -> Option<Self> {
+        let element = Element::ALL.into_iter().find(|element| *element as u8 == dtype as u8)?;
+        let fold = match redop {
+            RedOp::Sum | RedOp::Avg | RedOp::PremulSum(_) => Fold::Sum,
+            RedOp::Prod => Fold::Prod,
+            RedOp::Min => Fold::Min,
+            RedOp::Max => Fold::Max,
+            RedOp::Band => Fold::Band,
+            RedOp::Bor => Fold::Bor,
+            RedOp::Bxor => Fold::Bxor,
+        };
+        Some(Self { element, fold })
+    }
+}
+
+/// Sources of one result, each in pieces that follow each other.
+pub(super) type Pieces = Vec<(Address, usize)>;
+
+/// `to` becomes the sources, combined in their order; `divide` by the ranks at the end.
+///
+/// More sources than a launch takes are combined in several, each of which rounds.
+pub(super) fn reduce(
+    site: &mut Site,
+    manner: Manner,
+    sources: &[Pieces],
+    to: Address,
+    bytes: usize,
+    divide: Option<u32>,
+) -> smddp_cuda::Result<()> {
+    let element = manner.element.size();
+    let divide = divide.filter(|_| manner.element != Element::Bool);
+    let mut at = 0;
+    while at < bytes {
+        // The longest stretch in which no source comes to an end of a piece; elements do not lie across one.
+        let found: Vec<(Address, usize)> = sources.iter().map(|pieces| piece(pieces, at)).collect();
+        let stretch = found.iter().map(|(_, left)| *left).min().unwrap_or(0).min(bytes - at);
+        if stretch < element {
+            return Err(smddp_cuda::Error::Invalid(
+                "an element lies across two allocations; give a tensor that is aligned to its elements"
+                    .to_owned(),
+            ));
+        }
+        let to = to + at as u64;
+        let mut addresses: Vec<Address> = found.into_iter().map(|(address, _)| address).collect();
+        while addresses.len() > MAX_SOURCES {
+            launch(site, manner, addresses[..MAX_SOURCES].to_vec(), to, stretch, None)?;
+            addresses.splice(..MAX_SOURCES, [to]);
+        }
+        launch(site, manner, addresses, to, stretch, divide)?;
+        at += stretch;
+    }
+    Ok(())
+}
+
+fn launch(
+    site: &mut Site,
+    manner: Manner,
+    sources: Vec<Address>,
+    to: Address,
+    bytes: usize,
+    divide: Option<u32>,
+) -> smddp_cuda::Result<()> {
+    let Manner { element, fold } = manner;
+    let count = bytes / element.size();
+    site.reduce(&Reduction { element, fold, sources, to, count, divide, times: None })
+}
+
+/// What lies `at` bytes in: address, and bytes left there.
+fn piece(pieces: &Pieces, at: usize) -> (Address, usize) {
+    let mut before = 0;
+    for &(address, bytes) in pieces {
+        if at < before + bytes {
+            return (address + (at - before) as u64, before + bytes - at);
+        }
+        before += bytes;
+    }
+    (0, 0)
+}
+
+/// `to` becomes `factor` times `from`.
+pub(super) fn premultiply(
+    site: &mut Site,
+    element: Element,
+    from: Address,
+    to: Address,
+    bytes: usize,
+    factor: f64,
+) -> smddp_cuda::Result<()> {
+    let count = bytes / element.size();
+    let (fold, sources) = (Fold::Sum, vec![from]);
+    site.reduce(&Reduction { element, fold, sources, to, count, divide: None, times: Some(factor) })
+}

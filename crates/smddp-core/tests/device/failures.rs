@@ -1,0 +1,257 @@
+//! What goes wrong ends in an error that says what, and no stream waits for ever.
+
+use std::time::{Duration, Instant};
+
+use smddp_core::{Blocks, Call, Collective, DType, Error, On, Options, RedOp};
+use smddp_cuda::Device;
+use smddp_cuda::mock::{Fault, Memory, Script, World};
+use smddp_transport::loopback;
+
+use crate::collectives::{clean, world};
+use crate::common::{Gate, PATIENCE, Wire};
+use crate::rank::{Job, PLAIN, Rank, Site, ranks};
+
+const SUM: (DType, RedOp) = (DType::F32, RedOp::Sum);
+
+/// A call on buffers of the rank's own, all of `count` elements, with no regard to what they hold.
+fn call(rank: &Rank, collective: Collective, count: usize) -> (Call<'static>, u64) {
+    let at = rank.device.allocate_as(Memory::Legacy, 4 * count * rank.comm.size()).unwrap();
+    let flat = |count| Blocks::Flat { ptr: at as *mut u8, count };
+    let input = flat(count);
+    let output = flat(if collective == Collective::AllGather { count * rank.comm.size() } else { count });
+    (Call { collective, dtype: DType::F32, redop: RedOp::Sum, root: 0, input, output }, at)
+}
+
+fn on(rank: &Rank) -> Options {
+    Options { on: Some(rank.on()), ..Options::default() }
+}
+
+/// Streams go on, nothing is stuck; what was cut short may have read what nobody wrote.
+fn nothing_stuck(world: &World, what: &str) {
+    let stuck: Vec<_> =
+        world.end().into_iter().filter(|r| r.fault == Fault::Stuck || r.fault == Fault::Misuse).collect();
+    assert!(stuck.is_empty(), "{what}: {}", stuck[0]);
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_named_and_the_callers_stream_goes_on() {
+    for wire in [Wire::Shm, Wire::Nodes(1), Wire::Nodes(2)] {
+        let world = world(3);
+        let deadline = Duration::from_secs(2);
+        let failed = Gate::new(3);
+        ranks(&world, wire.links(3), deadline, |rank| {
+            let (call, _) = call(rank, Collective::AllReduce, 1000);
+            // Until the group knows the memory.
+            for _ in 0..12 {
+                // SAFETY: the buffers are never freed.
+                let work = unsafe { rank.comm.start(&call, on(rank)) }.unwrap();
+                work.wait_stream(rank.stream).unwrap();
+            }
+            if rank.comm.rank() == 2 {
+                failed.wait();
+                return;
+            }
+            // SAFETY: the buffers are never freed.
+            let work = unsafe { rank.comm.start(&call, on(rank)) }.unwrap();
+            let begun = Instant::now();
+            // The host does not wait; the stream does, until the group fails. Over a wire a late slot may have to be made first.
+            let waited = work.wait_stream(rank.stream);
+            assert!(waited.is_ok() || !matches!(wire, Wire::Shm), "{waited:?}");
+            assert!(begun.elapsed() < deadline || waited.is_err(), "the host waited {:?}", begun.elapsed());
+            rank.device.synchronize(rank.stream).unwrap();
+            let error = work.wait(None).unwrap_err();
+            let Error::Timeout { missing, .. } = &error else { panic!("{error}") };
+            assert_eq!(*missing, [2], "{error}");
+            // SAFETY: as above.
+            let again = unsafe { rank.comm.start(&call, on(rank)) };
+            assert_eq!(again.err(), Some(error), "the group stays failed");
+            failed.wait();
+        });
+        nothing_stuck(&world, "a late rank");
+    }
+}
+
+#[test]
+fn a_rank_that_dies_is_named_by_the_others_and_their_streams_go_on() {
+    for at in 1..12 {
+        let world = world(at);
+        let script = loopback::Script { seed: at, delay: 2, death: Some((1, at)) };
+        ranks(&world, Wire::Loop(script).links(3), Duration::from_secs(5), |rank| {
+            for i in 0..20 {
+                // What the processor makes of it may fail first.
+                let (call, _) = call(rank, Collective::AllReduce, 5000 + i);
+                // SAFETY: the buffers are never freed.
+                let work = match unsafe { rank.comm.start(&call, on(rank)) } {
+                    Ok(work) => work,
+                    Err(error) => return Some(error),
+                };
+                let outcome = work.wait_stream(rank.stream).and_then(|()| {
+                    rank.device.synchronize(rank.stream).unwrap();
+                    work.wait(None)
+                });
+                if let Err(error) = outcome {
+                    return Some(error);
+                }
+            }
+            None
+        })
+        .into_iter()
+        .enumerate()
+        .for_each(|(rank, error)| {
+            let error = error.unwrap_or_else(|| panic!("death at {at}: rank {rank} noticed nothing"));
+            if rank != 1 {
+                assert!(
+                    matches!(&error, Error::PeerLost { rank: 1, .. }),
+                    "death at {at}, rank {rank}: {error}"
+                );
+            }
+        });
+        nothing_stuck(&world, "a death");
+    }
+}
+
+#[test]
+fn calls_that_differ_fail_on_all_sides_naming_both() {
+    for other in [Collective::AllGather, Collective::Barrier] {
+        let world = world(4);
+        ranks(&world, Wire::Shm.links(2), PATIENCE, |rank| {
+            Job::new(rank, Collective::AllReduce, SUM, 10, 0, PLAIN).run().unwrap();
+            let collective = if rank.comm.rank() == 0 { Collective::AllReduce } else { other };
+            let (call, _) = call(rank, collective, 100);
+            // SAFETY: the buffers are never freed.
+            let work = unsafe { rank.comm.start(&call, on(rank)) }.unwrap();
+            let error = work.wait(None).unwrap_err();
+            let text = error.to_string();
+            assert!(matches!(error, Error::Mismatch { .. }), "{text}");
+            assert!(text.contains("all_reduce") && text.contains("on CUDA"), "{text}");
+        });
+        nothing_stuck(&world, "a mismatch");
+    }
+}
+
+#[test]
+fn a_call_on_a_device_does_not_match_one_on_host_memory() {
+    let world = world(5);
+    ranks(&world, Wire::Shm.links(2), PATIENCE, |rank| {
+        Job::new(rank, Collective::AllReduce, SUM, 10, 0, PLAIN).run().unwrap();
+        let (mut device, _) = call(rank, Collective::AllReduce, 4);
+        let mut host = [0f32; 4];
+        let options = if rank.comm.rank() == 0 {
+            on(rank)
+        } else {
+            let flat = Blocks::Flat { ptr: host.as_mut_ptr().cast(), count: 4 };
+            (device.input, device.output) = (flat, flat);
+            Options::default()
+        };
+        // SAFETY: the device's buffers are never freed, the host's outlive the call, which is waited for.
+        let error = unsafe { rank.comm.start(&device, options) }.unwrap().wait(None).unwrap_err();
+        let text = error.to_string();
+        assert!(matches!(error, Error::Mismatch { .. }) && text.contains("on CUDA"), "{text}");
+    });
+    nothing_stuck(&world, "a mismatch of devices");
+}
+
+#[test]
+fn what_cannot_be_done_is_refused_and_the_group_stays_usable() {
+    let world = world(6);
+    ranks(&world, Wire::Shm.links(2), PATIENCE, |rank| {
+        // A stream under capture, before the group has met its devices: the other rank is not asked.
+        if rank.comm.rank() == 0 {
+            rank.device.set_capturing(rank.stream, true);
+            let (call, at) = call(rank, Collective::AllReduce, 10);
+            // SAFETY: refused before anything moves.
+            let error = unsafe { rank.comm.start(&call, on(rank)) }.unwrap_err();
+            assert!(matches!(&error, Error::Invalid(text) if text.contains("captured")), "{error}");
+            rank.device.set_capturing(rank.stream, false);
+            // SAFETY: nobody uses it.
+            unsafe { rank.device.free(at) };
+        }
+        Job::new(rank, Collective::AllReduce, SUM, 10, 0, PLAIN).run().unwrap();
+        // A message: the processor would read the device's memory.
+        let at = rank.device.allocate(64).unwrap();
+        // SAFETY: refused before anything moves.
+        let sent =
+            unsafe { rank.comm.send(at as *const u8, 4, DType::F32, 1 - rank.comm.rank(), 0, on(rank)) };
+        let error = sent.unwrap_err();
+        assert!(matches!(&error, Error::Invalid(text) if text.contains("host memory")), "{error}");
+        // SAFETY: nobody uses it.
+        unsafe { rank.device.free(at) };
+        // A stream under capture.
+        let captured = rank.device.create_stream().unwrap();
+        rank.device.set_capturing(captured, true);
+        let (call, at) = call(rank, Collective::AllReduce, 10);
+        let options =
+            Options { on: Some(On { device: rank.device.clone(), stream: captured }), ..Options::default() };
+        // SAFETY: refused before anything moves.
+        let error = unsafe { rank.comm.start(&call, options) }.unwrap_err();
+        assert!(
+            matches!(&error, Error::Invalid(text) if text.contains("captured into a CUDA graph")),
+            "{error}"
+        );
+        rank.device.set_capturing(captured, false);
+        rank.device.destroy_stream(captured);
+        // A reduction that is not defined.
+        let call = Call { redop: RedOp::Bxor, ..call };
+        // SAFETY: as above.
+        let error = unsafe { rank.comm.start(&call, on(rank)) }.unwrap_err();
+        assert!(matches!(error, Error::Invalid(_)), "{error}");
+        // SAFETY: nobody uses it.
+        unsafe { rank.device.free(at) };
+        Job::new(rank, Collective::AllReduce, SUM, 10, 0, Site { in_place: true, ..PLAIN }).run().unwrap();
+    });
+    clean(&world, "refusals");
+}
+
+#[test]
+fn memory_that_is_no_devices_and_a_device_without_memory_fail_the_group_with_the_reason() {
+    for full in [false, true] {
+        let memory = full.then_some(10 << 20);
+        let world = World::new(Script {
+            memory,
+            delay: Duration::from_micros(5),
+            patience: Duration::from_secs(5),
+            ..Script::default()
+        });
+        ranks(&world, Wire::Shm.links(2), PATIENCE, |rank| {
+            // In place, all_to_all works on a copy of its input: there is no room for one of this size.
+            let count = 400_000;
+            let memory = vec![0f32; 2 * count];
+            let at = if full { call(rank, Collective::AllToAll, count).1 } else { memory.as_ptr() as u64 };
+            let flat = Blocks::Flat { ptr: at as *mut u8, count };
+            let call = Call {
+                collective: Collective::AllToAll,
+                dtype: DType::F32,
+                redop: RedOp::Sum,
+                root: 0,
+                input: flat,
+                output: flat,
+            };
+            // SAFETY: never freed, or alive until this ends.
+            let outcome = unsafe { rank.comm.start(&call, on(rank)) }.and_then(|work| work.wait(None));
+            let text = outcome.unwrap_err().to_string();
+            let wanted = if full { "MEMORY" } else { "CUDA" };
+            assert!(text.contains("all_to_all") && text.contains(wanted), "{text}");
+        });
+        // What was not the device's is reported by the mock too.
+        let _ = world.reports();
+        let _ = world.end();
+    }
+}
+
+#[test]
+fn a_group_closed_at_once_lets_what_is_on_the_device_end() {
+    for seed in 0..20 {
+        let world = World::new(Script { seed, delay: Duration::from_micros(300), ..Script::default() });
+        ranks(&world, Wire::Shm.links(3), PATIENCE, |rank| {
+            let job = Job::new(rank, Collective::AllReduce, SUM, 20_000, 0, PLAIN);
+            let work = job.start().unwrap();
+            work.wait_stream(rank.stream).unwrap();
+            while !work.is_enqueued() {
+                std::thread::yield_now();
+            }
+            rank.comm.close();
+            job.check();
+        });
+        clean(&world, "closed at once");
+    }
+}

@@ -1,0 +1,99 @@
+//! Ranks as processes: real shared memory and sockets, the driver's own interface, and a fake of the driver behind it.
+
+mod gpu;
+mod job;
+mod roles;
+
+use std::time::Duration;
+
+use crate::common::procs::{Me, start};
+
+/// A whole test, on a machine that does other things besides.
+const LIMIT: Duration = Duration::from_secs(120);
+const BY_REFERENCE: (&str, &str) = ("SMDDP_TEST_PATH", "by reference");
+const STAGED: (&str, &str) = ("SMDDP_TEST_PATH", "through pinned host memory");
+const LO: (&str, &str) = ("SMDDP_SOCKET_IFNAME", "=lo");
+const PAIRS: (&str, &str) = ("SMDDP_NODE", "node {pair}");
+
+/// Not a promise of its own: the entry of the processes that these tests start.
+pub(crate) fn rank(me: &Me) {
+    match me.role.as_str() {
+        "every collective" => roles::every_collective(me),
+        "several groups" => roles::several_groups(me),
+        "soak" => roles::soak(me),
+        "many buffers" => roles::many_buffers(me),
+        "killed" => roles::killed(me),
+        "absent" => roles::absent(me),
+        other => panic!("no role `{other}`"),
+    }
+}
+
+fn all(role: &str, size: usize, settings: &[(&str, &str)]) {
+    start(role, size, settings, LIMIT).finish(0..size);
+}
+
+#[test]
+fn every_collective_is_right_between_processes_with_an_old_driver_and_a_new_one() {
+    all("every collective", 2, &[BY_REFERENCE, ("FAKE_CUDA_VERSION", "12000")]);
+    all("every collective", 3, &[BY_REFERENCE, ("FAKE_CUDA_VERSION", "13000"), ("FAKE_CUDA_SEED", "3")]);
+}
+
+#[test]
+fn every_collective_is_right_between_two_nodes_of_two_processes() {
+    all("every collective", 4, &[BY_REFERENCE, LO, PAIRS]);
+}
+
+#[test]
+fn processes_that_may_not_share_device_memory_stage_it_and_say_so() {
+    all("every collective", 2, &[STAGED, ("FAKE_CUDA_NO_IPC", "1")]);
+    all("every collective", 2, &[STAGED, ("SMDDP_CUDA_PATH", "host")]);
+}
+
+#[test]
+fn groups_of_the_same_processes_work_at_once_and_come_and_go() {
+    all("several groups", 3, &[("FAKE_CUDA_SEED", "5")]);
+    all("several groups", 4, &[LO, PAIRS]);
+}
+
+#[test]
+fn two_thousand_calls_in_the_order_of_a_stream_are_right() {
+    all("soak", 2, &[("SMDDP_TEST_TURNS", "2000")]);
+    all("soak", 3, &[("SMDDP_TEST_TURNS", "300"), ("FAKE_CUDA_SEED", "11"), ("FAKE_CUDA_VERSION", "12080")]);
+}
+
+#[test]
+fn mappings_are_closed_while_streams_wait_for_calls() {
+    all("many buffers", 2, &[]);
+}
+
+#[test]
+fn a_killed_process_is_named_by_the_others_and_their_streams_go_on() {
+    for case in 0..15usize {
+        let mut ranks = start("killed", 3, &[("SMDDP_TEST_CASE", &case.to_string())], LIMIT);
+        (0..3).for_each(|rank| drop(ranks.hear(rank, "ready")));
+        // Not a wait for anything: it moves the blow to another moment.
+        std::thread::park_timeout(Duration::from_micros((case as u64 * 613) % 4000));
+        let victim = case % 3;
+        let killed = ranks.kill(victim);
+        let others = (0..3).filter(|&rank| rank != victim);
+        for rank in others.clone() {
+            for what in ["failed", "released"] {
+                let after = ranks.hear(rank, what).at.saturating_duration_since(killed);
+                if after > Duration::from_secs(5) {
+                    ranks.fail(&format!("case {case}: rank {rank} {what} after {after:?}"));
+                }
+            }
+        }
+        ranks.finish(others);
+    }
+}
+
+#[test]
+fn a_process_that_does_not_make_the_call_is_named_and_the_callers_streams_go_on() {
+    for settings in [&[][..], &[LO, PAIRS]] {
+        let mut ranks = start("absent", 3, settings, LIMIT);
+        (0..2).for_each(|rank| drop(ranks.hear(rank, "failed")));
+        ranks.put("over", "yes");
+        ranks.finish(0..3);
+    }
+}

@@ -1,0 +1,364 @@
+//! A rank with a device: a process of the mock's world, a caller's stream, and calls whose data that stream makes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use smddp_core::{Blocks, Call, Collective, Communicator, DType, On, Options, RedOp, Result, Work};
+use smddp_cuda::mock::{Memory, MockDevice, Process, World};
+use smddp_cuda::{Address, Copy, Device, Stream};
+use smddp_transport::joint::Joined;
+
+use crate::common::value;
+
+pub(crate) struct Rank {
+    pub(crate) world: World,
+    pub(crate) process: Process,
+    pub(crate) device: Arc<MockDevice>,
+    pub(crate) comm: Communicator,
+    /// The caller's.
+    pub(crate) stream: Stream,
+}
+
+impl Rank {
+    pub(crate) fn on(&self) -> On {
+        On { device: self.device.clone(), stream: self.stream }
+    }
+}
+
+/// Ranks as threads, each a process of its own in the world, with device `which(rank)`.
+pub(crate) fn ranks_on<T: Send>(
+    world: &World,
+    links: Vec<Joined>,
+    timeout: Duration,
+    which: impl Fn(usize) -> i32,
+    body: impl Fn(&Rank) -> T + Sync,
+) -> Vec<T> {
+    let processes: Vec<Process> = links.iter().map(|_| world.process()).collect();
+    std::thread::scope(|scope| {
+        let handles: Vec<_> = links
+            .into_iter()
+            .zip(processes)
+            .enumerate()
+            .map(|(rank, (Joined { link, nodes, .. }, process))| {
+                let (body, device) = (&body, process.device(which(rank)));
+                scope.spawn(move || {
+                    let comm = Communicator::over(link, &nodes, "test", timeout);
+                    let stream = device.create_stream().unwrap();
+                    let rank = Rank { world: world.clone(), process, device, comm, stream };
+                    let result = body(&rank);
+                    rank.comm.close();
+                    let _ = rank.device.synchronize(rank.stream);
+                    rank.device.destroy_stream(rank.stream);
+                    result
+                })
+            })
+            .collect();
+        handles.into_iter().map(|h| h.join().unwrap()).collect()
+    })
+}
+
+/// The same, all on device 0.
+pub(crate) fn ranks<T: Send>(
+    world: &World,
+    links: Vec<Joined>,
+    timeout: Duration,
+    body: impl Fn(&Rank) -> T + Sync,
+) -> Vec<T> {
+    ranks_on(world, links, timeout, |_| 0, body)
+}
+
+/// Where a job's buffers are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Site {
+    pub(crate) memory: Memory,
+    /// Input and output share memory, where the collective allows it.
+    pub(crate) in_place: bool,
+}
+
+pub(crate) const PLAIN: Site = Site { memory: Memory::Legacy, in_place: false };
+
+/// Device memory with a pinned twin, through which the test sees it.
+struct Buffer<'a> {
+    rank: &'a Rank,
+    at: Address,
+    pinned: *mut u8,
+    /// What the memory is overwritten with in the end.
+    scribble: *mut u8,
+    bytes: usize,
+}
+
+impl<'a> Buffer<'a> {
+    fn new(rank: &'a Rank, memory: Memory, bytes: usize) -> Self {
+        let at = rank.device.allocate_as(memory, bytes.max(16)).unwrap();
+        let pinned = rank.device.allocate_host(bytes.max(16)).unwrap();
+        let scribble = rank.device.allocate_host(bytes.max(16)).unwrap();
+        rank.world.upload(scribble as u64, &vec![0xa5; bytes]);
+        Self { rank, at, pinned, scribble, bytes }
+    }
+
+    /// The caller's stream writes what was written first once more.
+    fn refill(&self) {
+        if self.bytes > 0 {
+            let copy = Copy { to: self.at, from: self.pinned as u64, bytes: self.bytes };
+            // SAFETY: as in `fill`.
+            unsafe { self.rank.device.copy(self.rank.stream, &[copy]).unwrap() };
+        }
+    }
+
+    /// The caller's stream overwrites it.
+    fn spoil(&self) {
+        if self.bytes > 0 {
+            let copy = Copy { to: self.at, from: self.scribble as u64, bytes: self.bytes };
+            // SAFETY: as in `fill`.
+            unsafe { self.rank.device.copy(self.rank.stream, &[copy]).unwrap() };
+        }
+    }
+
+    /// The caller's stream writes it.
+    fn fill(&self, data: &[u8], offset: usize) {
+        if data.is_empty() {
+            return;
+        }
+        self.rank.world.upload(self.pinned as u64 + offset as u64, data);
+        let (to, from) = (self.at + offset as u64, self.pinned as u64 + offset as u64);
+        // SAFETY: both live until this is dropped, which waits for the stream.
+        unsafe { self.rank.device.copy(self.rank.stream, &[Copy { to, from, bytes: data.len() }]).unwrap() };
+    }
+
+    /// What it holds after all that the caller's stream was asked to do.
+    fn read(&self) -> Vec<u8> {
+        if self.bytes == 0 {
+            return Vec::new();
+        }
+        let copy = Copy { to: self.pinned as u64, from: self.at, bytes: self.bytes };
+        // SAFETY: as in `fill`.
+        unsafe { self.rank.device.copy(self.rank.stream, &[copy]).unwrap() };
+        self.rank.device.synchronize(self.rank.stream).unwrap();
+        self.rank.world.download(self.pinned as u64, self.bytes)
+    }
+}
+
+impl Drop for Buffer<'_> {
+    fn drop(&mut self) {
+        let _ = self.rank.device.synchronize(self.rank.stream);
+        // SAFETY: the stream is empty, and the job that used them is over.
+        unsafe {
+            self.rank.device.free(self.at);
+            self.rank.device.free_host(self.pinned);
+            self.rank.device.free_host(self.scribble);
+        }
+    }
+}
+
+/// Bytes of ordinary numbers of a type.
+pub(crate) fn numbers(dtype: DType, rank: usize, count: usize) -> Vec<u8> {
+    let value = |i: usize| value(rank, i);
+    match dtype {
+        DType::F32 => (0..count).flat_map(|i| value(i).to_le_bytes()).collect(),
+        DType::F64 => (0..count).flat_map(|i| f64::from(value(i) / 3.0).to_le_bytes()).collect(),
+        DType::F16 => (0..count).flat_map(|i| half(value(i))).collect(),
+        DType::BF16 => {
+            (0..count).flat_map(|i| (value(i) / 3.0).to_bits().to_le_bytes()[2..].to_vec()).collect()
+        }
+        DType::Bool => (0..count).map(|i| u8::from(value(i) > 15.0)).collect(),
+        _ => (0..count * dtype.size()).map(|i| value(i) as u8).collect(),
+    }
+}
+
+/// A whole number up to 31, as f16.
+fn half(value: f32) -> [u8; 2] {
+    let bits = value.to_bits();
+    let exponent = (bits >> 23 & 0xff) as i32 - 127 + 15;
+    let half = if value == 0.0 { 0 } else { (exponent as u16) << 10 | (bits >> 13 & 0x3ff) as u16 };
+    half.to_le_bytes()
+}
+
+/// One collective: what goes in, and what should come out by the processor's own collective.
+pub(crate) struct Job<'a> {
+    rank: &'a Rank,
+    collective: Collective,
+    dtype: DType,
+    redop: RedOp,
+    root: usize,
+    input: Option<(Buffer<'a>, usize)>,
+    output: Option<(Buffer<'a>, usize, usize)>,
+    pub(crate) want: Vec<u8>,
+    in_place: bool,
+}
+
+/// (elements in, elements out) of a rank, for `count` elements a block (whole for all_reduce, broadcast, reduce).
+pub(crate) fn shape(
+    collective: Collective,
+    at_root: bool,
+    n: usize,
+    c: usize,
+) -> (Option<usize>, Option<usize>) {
+    match collective {
+        Collective::AllGather => (Some(c), Some(n * c)),
+        Collective::ReduceScatter => (Some(n * c), Some(c)),
+        Collective::AllReduce => (Some(c), Some(c)),
+        Collective::Broadcast => (at_root.then_some(c), Some(c)),
+        Collective::Reduce => (Some(c), at_root.then_some(c)),
+        Collective::Gather => (Some(c), at_root.then_some(n * c)),
+        Collective::Scatter => (at_root.then_some(n * c), Some(c)),
+        Collective::AllToAll => (Some(n * c), Some(n * c)),
+        Collective::Barrier => (None, None),
+    }
+}
+
+impl<'a> Job<'a> {
+    pub(crate) fn new(
+        rank: &'a Rank,
+        collective: Collective,
+        (dtype, redop): (DType, RedOp),
+        count: usize,
+        root: usize,
+        site: Site,
+    ) -> Self {
+        let (n, me) = (rank.comm.size(), rank.comm.rank());
+        let (given, taken) = shape(collective, me == root, n, count);
+        let data = given.map(|count| numbers(dtype, me, count));
+        let want = by_processor(&rank.comm, collective, (dtype, redop), root, data.as_deref(), taken);
+        let mut job =
+            Self { rank, collective, dtype, redop, root, input: None, output: None, want, in_place: false };
+        let buffer = |count: usize| Buffer::new(rank, site.memory, count * dtype.size());
+        if let Some(count) = taken {
+            let output = buffer(count);
+            // The caller's stream had other uses for it before.
+            output.spoil();
+            job.output = Some((output, 0, count));
+        }
+        if let (Some(count), Some(data)) = (given, data) {
+            // All elements are alike in both, or the block is this rank's of the larger one.
+            let place = match (&job.output, taken) {
+                (Some(_), Some(out)) if out == count => Some(0),
+                (Some(_), Some(_)) if collective == Collective::AllGather => Some(me * count * dtype.size()),
+                (Some(_), Some(_)) if collective == Collective::Gather => Some(me * count * dtype.size()),
+                _ => None,
+            };
+            match (site.in_place, place, &job.output) {
+                (true, Some(offset), Some((output, ..))) => {
+                    output.fill(&data, offset);
+                    job.in_place = true;
+                    job.input = None;
+                }
+                _ => {
+                    let input = buffer(count);
+                    input.fill(&data, 0);
+                    job.input = Some((input, count));
+                }
+            }
+        }
+        job
+    }
+
+    /// The caller's stream makes the input again.
+    pub(crate) fn refill(&self) {
+        if let Some((input, _)) = &self.input {
+            input.refill();
+        }
+    }
+
+    pub(crate) fn start(&self) -> Result<Work> {
+        let (n, me) = (self.rank.comm.size(), self.rank.comm.rank());
+        let flat = |at: Address, count: usize| Blocks::Flat { ptr: at as *mut u8, count };
+        let output = self.output.as_ref().map_or(Blocks::None, |(buffer, _, count)| flat(buffer.at, *count));
+        let input = match (&self.input, &self.output) {
+            (Some((buffer, count)), _) => flat(buffer.at, *count),
+            (None, Some((buffer, _, count))) if self.in_place => match self.collective {
+                Collective::AllGather | Collective::Gather => {
+                    let block = count / n;
+                    flat(buffer.at + (me * block * self.dtype.size()) as u64, block)
+                }
+                _ => flat(buffer.at, *count),
+            },
+            _ => Blocks::None,
+        };
+        let Self { collective, dtype, redop, root, .. } = *self;
+        let call = Call { collective, dtype, redop, root, input, output };
+        self.rank.process.label(&format!("{collective:?}"));
+        // SAFETY: the buffers live as long as the job, and are freed when the caller's stream, which waits for the call,
+        // is empty.
+        unsafe { self.rank.comm.start(&call, Options { on: Some(self.rank.on()), ..Options::default() }) }
+    }
+
+    /// The caller's stream waits for it; then the input may be overwritten.
+    pub(crate) fn finish(&self, work: &Work) -> Result<()> {
+        work.wait_stream(self.rank.stream)?;
+        if let Some((input, _)) = &self.input {
+            input.spoil();
+        }
+        Ok(())
+    }
+
+    /// The caller's stream has other uses for the memory.
+    pub(crate) fn spoil(&self) {
+        if let Some((output, ..)) = &self.output {
+            output.spoil();
+        }
+    }
+
+    pub(crate) fn check(&self) {
+        let Some((output, ..)) = &self.output else { return };
+        let found = output.read();
+        if let Some(at) = (0..found.len()).find(|&i| found[i] != self.want[i]) {
+            panic!(
+                "{:?} of {:?} by {:?}, rank {} of {}, root {}, in place {}: byte {at} of {} is {}, not {}",
+                self.collective,
+                self.dtype,
+                self.redop,
+                self.rank.comm.rank(),
+                self.rank.comm.size(),
+                self.root,
+                self.in_place,
+                found.len(),
+                found[at],
+                self.want[at]
+            );
+        }
+    }
+
+    pub(crate) fn run(&self) -> Result<()> {
+        let work = self.start()?;
+        self.finish(&work)?;
+        self.check();
+        // The host sees it too.
+        work.wait(None)
+    }
+}
+
+/// The output of the same call on host memory, by the same group.
+pub(crate) fn by_processor(
+    comm: &Communicator,
+    collective: Collective,
+    (dtype, redop): (DType, RedOp),
+    root: usize,
+    input: Option<&[u8]>,
+    taken: Option<usize>,
+) -> Vec<u8> {
+    let aligned = |bytes: usize| vec![0u128; bytes.div_ceil(16)];
+    let mut given = aligned(input.map_or(0, <[u8]>::len));
+    if let Some(input) = input {
+        // SAFETY: the vector has room for them; a different allocation.
+        unsafe { std::ptr::copy_nonoverlapping(input.as_ptr(), given.as_mut_ptr().cast(), input.len()) };
+    }
+    let bytes = taken.unwrap_or(0) * dtype.size();
+    let mut out = aligned(bytes);
+    let flat = |data: &mut Vec<u128>, count: Option<usize>| match count {
+        Some(count) => Blocks::Flat { ptr: data.as_mut_ptr().cast(), count },
+        None => Blocks::None,
+    };
+    let count = input.map(|input| input.len() / dtype.size());
+    let call = Call {
+        collective,
+        dtype,
+        redop,
+        root,
+        input: flat(&mut given, count),
+        output: flat(&mut out, taken),
+    };
+    // SAFETY: the vectors outlive the call, which is synchronous.
+    unsafe { comm.run(&call, Options::default()) }.unwrap();
+    // SAFETY: plain numbers, initialised, of at least so many bytes.
+    unsafe { std::slice::from_raw_parts(out.as_ptr().cast::<u8>(), bytes) }.to_vec()
+}

@@ -1,0 +1,151 @@
+//! What a device's reductions are held against has the bits of this crate's own kernels.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[expect(dead_code, reason = "each test file uses a part of it")]
+mod common;
+
+use common::ranks;
+use half::{bf16, f16};
+use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp};
+use smddp_cuda::mock::reduce::{reduce, reduces};
+use smddp_cuda::{Element, Fold};
+use smddp_transport::loopback::Script;
+
+const COUNT: usize = 300;
+
+fn scramble(mut x: u64) -> u64 {
+    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x ^ (x >> 27)
+}
+
+/// Values of all sizes; among floats infinities, zeros of both signs and, in no two ranks at one place, NaNs.
+fn data(rank: usize, element: Element) -> Vec<u8> {
+    let float = |i: usize, part: u64| {
+        let x = scramble((rank * 1_000_003 + i) as u64 * 2 + part);
+        match i % 16 {
+            3 if (i / 16 + 3 - rank).is_multiple_of(3) => f64::NAN,
+            5 => [0.0, -0.0][(x % 2) as usize],
+            7 if x.is_multiple_of(4) => f64::INFINITY,
+            9 => (x % 7) as f64 - 3.0,
+            _ => ((x >> 40) as f64 - 8_388_608.0) * 2f64.powi((x % 23) as i32 - 30),
+        }
+    };
+    let of = |i: usize| -> Vec<u8> {
+        match element {
+            Element::F32 => (float(i, 0) as f32).to_le_bytes().to_vec(),
+            Element::F64 => float(i, 0).to_le_bytes().to_vec(),
+            Element::F16 => f16::from_f64(float(i, 0)).to_le_bytes().to_vec(),
+            Element::BF16 => bf16::from_f64(float(i, 0)).to_le_bytes().to_vec(),
+            Element::C64 => [(float(i, 0) as f32).to_le_bytes(), (float(i, 1) as f32).to_le_bytes()].concat(),
+            Element::C128 => [float(i, 0).to_le_bytes(), float(i, 1).to_le_bytes()].concat(),
+            Element::Bool => vec![(scramble((rank * COUNT + i) as u64) % 3) as u8],
+            _ => {
+                let x = scramble((rank * 1_000_003 + i) as u64);
+                // Small ones too, of which quotients differ.
+                let x = if i.is_multiple_of(2) { x } else { (x as i64 >> 58) as u64 };
+                x.to_le_bytes()[..element.size()].to_vec()
+            }
+        }
+    };
+    (0..COUNT).flat_map(of).collect()
+}
+
+/// Bits, but for the payload and sign of NaNs, which nothing promises.
+fn comparable(element: Element, bytes: &[u8]) -> Vec<u64> {
+    let part = match element {
+        Element::C64 => Element::F32,
+        Element::C128 => Element::F64,
+        _ => element,
+    };
+    let bits = |bytes: &[u8]| {
+        let mut word = [0; 8];
+        word[..bytes.len()].copy_from_slice(bytes);
+        u64::from_le_bytes(word)
+    };
+    let plain = |word: u64| {
+        let nan = match part {
+            Element::F32 => f32::from_bits(word as u32).is_nan(),
+            Element::F64 => f64::from_bits(word).is_nan(),
+            Element::F16 => f16::from_bits(word as u16).is_nan(),
+            Element::BF16 => bf16::from_bits(word as u16).is_nan(),
+            _ => false,
+        };
+        if nan { u64::MAX - 1 } else { word }
+    };
+    bytes.chunks(part.size()).map(|bytes| plain(bits(bytes))).collect()
+}
+
+fn all_reduce(comm: &Communicator, element: Element, redop: RedOp) -> Option<Vec<u8>> {
+    let dtype = DType::from_u8(element as u8).unwrap();
+    let mut input = data(comm.rank(), element);
+    let mut output = vec![0xa5; input.len()];
+    let flat = |data: &mut Vec<u8>| Blocks::Flat { ptr: data.as_mut_ptr(), count: COUNT };
+    let call = Call {
+        collective: Collective::AllReduce,
+        dtype,
+        redop,
+        root: 0,
+        input: flat(&mut input),
+        output: flat(&mut output),
+    };
+    // SAFETY: the buffers outlive the call, which is synchronous.
+    unsafe { comm.run(&call, Options::default()) }.ok().map(|_| output)
+}
+
+#[test]
+fn every_type_and_fold_has_the_bits_of_the_kernels() {
+    let n = 3;
+    let sums = [RedOp::Sum, RedOp::Avg, RedOp::PremulSum(0.7), RedOp::PremulSum(-1.0e10)];
+    let others = [RedOp::Prod, RedOp::Min, RedOp::Max, RedOp::Band, RedOp::Bor, RedOp::Bxor];
+    let redops: Vec<RedOp> = sums.into_iter().chain(others).collect();
+    let script = Script { seed: 1, delay: 2, death: None };
+    let found = ranks(n, script, |comm| {
+        let each = |element: Element| redops.iter().map(move |redop| all_reduce(comm, element, *redop));
+        Element::ALL.into_iter().flat_map(each).collect::<Vec<_>>()
+    });
+    let mut found = found.into_iter().next().unwrap().into_iter();
+    let mut compared = 0;
+    for element in Element::ALL {
+        let inputs: Vec<Vec<u8>> = (0..n).map(|rank| data(rank, element)).collect();
+        for redop in &redops {
+            let what = format!("{element:?} by {redop:?}");
+            let (fold, divide) = match redop {
+                RedOp::Sum | RedOp::PremulSum(_) => (Fold::Sum, None),
+                RedOp::Avg => (Fold::Sum, Some(n as u32)),
+                RedOp::Prod => (Fold::Prod, None),
+                RedOp::Min => (Fold::Min, None),
+                RedOp::Max => (Fold::Max, None),
+                RedOp::Band => (Fold::Band, None),
+                RedOp::Bor => (Fold::Bor, None),
+                RedOp::Bxor => (Fold::Bxor, None),
+            };
+            let slices: Vec<&[u8]> = inputs.iter().map(Vec::as_slice).collect();
+            let expected = match redop {
+                RedOp::PremulSum(factor) => {
+                    let scaled = slices
+                        .iter()
+                        .map(|input| reduce(element, fold, None, Some(*factor), &[input]))
+                        .collect::<smddp_cuda::Result<Vec<_>>>();
+                    scaled.and_then(|scaled| {
+                        let scaled: Vec<&[u8]> = scaled.iter().map(Vec::as_slice).collect();
+                        reduce(element, fold, None, None, &scaled)
+                    })
+                }
+                _ => reduce(element, fold, divide, None, &slices),
+            };
+            let found = found.next().unwrap();
+            assert_eq!(found.is_some(), expected.is_ok(), "{what}: {expected:?}");
+            if !matches!(redop, RedOp::PremulSum(_)) {
+                assert_eq!(found.is_some(), reduces(element, fold), "{what}");
+            }
+            if let (Some(found), Ok(expected)) = (found, expected) {
+                assert_eq!(comparable(element, &found), comparable(element, &expected), "{what}");
+                compared += 1;
+            }
+        }
+    }
+    // Four floats by seven, eight integers by ten, bool by eight (no factors), two complex by five.
+    assert_eq!(compared, 4 * 7 + 8 * 10 + 8 + 2 * 5);
+}

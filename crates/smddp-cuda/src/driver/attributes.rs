@@ -1,0 +1,142 @@
+//! What an address is: asked of the driver, which knows every allocation of the process, whoever made it.
+
+use std::ffi::c_void;
+
+use super::cuda::Cuda;
+use super::types::*;
+use crate::device::{Address, Error, Kind, Region, Result};
+
+/// Answers are of at most eight bytes, some of four or one: each has a zeroed word.
+const ASKED: [i32; 9] = [
+    MEMORY_TYPE,
+    DEVICE_ORDINAL,
+    BUFFER_ID,
+    IS_MANAGED,
+    IS_LEGACY_CUDA_IPC_CAPABLE,
+    RANGE_START_ADDR,
+    RANGE_SIZE,
+    MAPPED,
+    MEMPOOL_HANDLE,
+];
+
+/// Tells generations of mapped memory from those of other memory, which the driver numbers separately.
+const MAPPED_GENERATION: u64 = 1 << 63;
+
+impl Cuda {
+    /// The allocation in which `address` lies, for the device `ordinal`, whose context is current.
+    ///
+    /// Memory mapped by virtual-memory calls: a reservation of addresses holds many chunks of physical memory, and a
+    /// tensor may span several. The driver's range attributes tell of the reservation, cuMemGetAddressRange of the one
+    /// chunk that `address` is in; the chunk is what can be exported, so it is the region. Its generation is the number
+    /// of the physical memory, which is another one where a chunk was unmapped and a new one mapped at its place.
+    pub(super) fn region(&self, ordinal: i32, address: Address) -> Result<Region> {
+        let [memory_type, owner, buffer, managed, legacy, start, size, mapped, pool] = self.ask(address)?;
+        let whole = |kind| Ok(Region { base: start, bytes: size as usize, generation: buffer, kind });
+        if managed as u32 != 0 {
+            return whole(Kind::Private);
+        }
+        match memory_type as u32 {
+            MEMORYTYPE_HOST => return whole(Kind::Host),
+            MEMORYTYPE_DEVICE => {}
+            _ => {
+                return Err(Error::Invalid(format!(
+                    "the address {address:#x} is not CUDA memory (never allocated or registered, or freed)"
+                )));
+            }
+        }
+        let owner = owner as u32 as i32;
+        if owner != ordinal {
+            return Err(Error::Invalid(format!(
+                "the memory at {address:#x} is of CUDA device {owner}, but this is device {ordinal}"
+            )));
+        }
+        if pool != 0 {
+            return whole(Kind::Private);
+        }
+        let (base, bytes) = self.chunk(address).map_err(|error| match mapped as u32 {
+            0 => Error::Invalid(format!("no memory is mapped at {address:#x} (freed?)")),
+            _ => error,
+        })?;
+        if legacy as u32 != 0 {
+            return Ok(Region { base, bytes, generation: buffer, kind: Kind::Legacy });
+        }
+        let kind = if self.exportable(address) { Kind::Mapped } else { Kind::Private };
+        // Drivers that do not number physical memory yet number the mapping.
+        let generation = self.one(MEMORY_BLOCK_ID, address).filter(|&id| id != 0).unwrap_or(buffer);
+        Ok(Region { base, bytes, generation: generation | MAPPED_GENERATION, kind })
+    }
+
+    /// The attributes of [`ASKED`]; zeros for an address that the driver does not know.
+    fn ask(&self, address: Address) -> Result<[u64; ASKED.len()]> {
+        let (mut asked, mut answers) = (ASKED, [0u64; ASKED.len()]);
+        let mut places = answers.each_mut().map(|answer| (answer as *mut u64).cast::<c_void>());
+        // SAFETY: as many places as attributes, each with room for the largest answer.
+        let code = unsafe {
+            (self.table.required.pointer_get_attributes)(
+                asked.len() as u32,
+                asked.as_mut_ptr(),
+                places.as_mut_ptr(),
+                address,
+            )
+        };
+        // Documented to succeed for unknown addresses too, but for some it refuses.
+        if code != CUDA_ERROR_INVALID_VALUE {
+            self.table.check("cuPointerGetAttributes", code)?;
+        }
+        Ok(answers)
+    }
+
+    fn one(&self, attribute: i32, address: Address) -> Option<u64> {
+        let mut answer = 0u64;
+        // SAFETY: room for the largest answer.
+        let code = unsafe {
+            (self.table.required.pointer_get_attribute)((&raw mut answer).cast(), attribute, address)
+        };
+        (code == CUDA_SUCCESS).then_some(answer)
+    }
+
+    /// The physical allocation that is mapped at `address`.
+    fn chunk(&self, address: Address) -> Result<(Address, usize)> {
+        let (mut base, mut bytes) = (0, 0);
+        // SAFETY: fills both.
+        let code =
+            unsafe { (self.table.required.mem_get_address_range)(&raw mut base, &raw mut bytes, address) };
+        if code == CUDA_ERROR_NOT_FOUND {
+            // Some drivers say so of mapped memory, and answer by attribute.
+            if let (Some(base), Some(bytes)) =
+                (self.one(MAPPING_BASE_ADDR, address), self.one(MAPPING_SIZE, address))
+            {
+                return Ok((base, bytes as usize));
+            }
+        }
+        self.table.check("cuMemGetAddressRange", code)?;
+        Ok((base, bytes))
+    }
+
+    /// Whether the physical memory mapped at `address` was made to be exported as a descriptor.
+    fn exportable(&self, address: Address) -> bool {
+        let Ok(handle) = self.retain(address) else { return false };
+        let mut properties = std::mem::MaybeUninit::<CUmemAllocationProp>::zeroed();
+        // SAFETY: fills the structure, of which zeros are a valid value; the handle is held.
+        let (code, properties) = unsafe {
+            let code = (self.table.required.mem_properties)(properties.as_mut_ptr(), handle);
+            (code, properties.assume_init())
+        };
+        self.release(handle);
+        code == CUDA_SUCCESS && properties.requested_handle_types & MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0
+    }
+
+    /// A share in the physical memory mapped at `address`.
+    pub(super) fn retain(&self, address: Address) -> Result<CUmemGenericAllocationHandle> {
+        let mut handle = 0;
+        // SAFETY: fills the handle; an address that has none is refused.
+        let code = unsafe { (self.table.required.mem_retain)(&raw mut handle, address as *mut c_void) };
+        self.table.check("cuMemRetainAllocationHandle", code)?;
+        Ok(handle)
+    }
+
+    pub(super) fn release(&self, handle: CUmemGenericAllocationHandle) {
+        // SAFETY: a share that the caller holds and does not use again. Mappings keep the memory.
+        unsafe { (self.table.required.mem_release)(handle) };
+    }
+}

@@ -1,0 +1,439 @@
+//! [`Device`] over the driver.
+
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use super::context::Context;
+use super::cuda::Cuda;
+use super::launch::Kernels;
+use super::table::MemcpyBatch;
+use super::types::*;
+use crate::device::{
+    Address, Copy, Device, Error, Event, Export, Import, Imported, Reduction, Region, Result, Stream, Uuid,
+    Wait,
+};
+use crate::kernels;
+
+/// A device of this process.
+#[derive(Debug)]
+pub(super) struct CudaDevice {
+    cuda: Arc<Cuda>,
+    context: Context,
+    ordinal: i32,
+    device: CUdevice,
+    uuid: Uuid,
+    description: String,
+    no_words: Option<String>,
+    /// The highest priority that a stream can have: the lowest number.
+    priority: i32,
+    /// The driver has a batched copy, and it worked so far.
+    batches: AtomicBool,
+    kernels: Kernels,
+    /// Streams that were given back, for the next that asks.
+    spare: Mutex<Vec<Stream>>,
+}
+
+impl CudaDevice {
+    pub(super) fn new(cuda: Arc<Cuda>, ordinal: i32, device: CUdevice) -> Result<Self> {
+        let name = cuda.name(device)?;
+        let (major, minor) = cuda.version();
+        if cuda.attribute(device, UNIFIED_ADDRESSING) == 0 {
+            return Err(Error::Invalid(format!("{name} has no unified addresses")));
+        }
+        let no_words = if cuda.table.words.is_none() {
+            Some(format!("the driver (CUDA {major}.{minor}) has no 64-bit stream memory operations"))
+        } else if cuda.attribute(device, CAN_USE_64_BIT_STREAM_MEM_OPS) == 0 {
+            Some(format!("{name} has no 64-bit stream memory operations"))
+        } else {
+            None
+        };
+        let context = Context::retain(cuda.clone(), device)?;
+        let (mut least, mut greatest) = (0, 0);
+        {
+            let _current = context.enter()?;
+            // SAFETY: fills both.
+            let code = unsafe { (cuda.table.required.ctx_priorities)(&raw mut least, &raw mut greatest) };
+            cuda.table.check("cuCtxGetStreamPriorityRange", code)?;
+        }
+        let driver = kernel_module().map_or_else(String::new, |version| format!("driver {version}, "));
+        Ok(Self {
+            description: format!("{name}, {driver}CUDA {major}.{minor}"),
+            uuid: cuda.uuid(device)?,
+            batches: AtomicBool::new(cuda.table.memcpy_batch.is_some()),
+            kernels: Kernels::default(),
+            spare: Mutex::default(),
+            priority: greatest,
+            context,
+            cuda,
+            ordinal,
+            device,
+            no_words,
+        })
+    }
+
+    fn check(&self, call: &'static str, code: CUresult) -> Result<()> {
+        self.cuda.table.check(call, code)
+    }
+
+    fn spare(&self) -> MutexGuard<'_, Vec<Stream>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All copies in one call. False where the driver has no such call for this device.
+    ///
+    /// # Safety
+    /// The contract of `copy`.
+    unsafe fn copy_batch(&self, batch: MemcpyBatch, stream: Stream, copies: &[Copy]) -> Result<bool> {
+        let mut to: Vec<CUdeviceptr> = copies.iter().map(|copy| copy.to).collect();
+        let mut from: Vec<CUdeviceptr> = copies.iter().map(|copy| copy.from).collect();
+        let mut bytes: Vec<usize> = copies.iter().map(|copy| copy.bytes).collect();
+        let mut attributes = CUmemcpyAttributes {
+            src_access_order: MEMCPY_SRC_ACCESS_ORDER_STREAM,
+            src_loc_hint: CUmemLocation::default(),
+            dst_loc_hint: CUmemLocation::default(),
+            flags: MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE,
+        };
+        // The first copy that the one set of attributes is for.
+        let mut first = 0usize;
+        let mut failed = usize::MAX;
+        // SAFETY: arrays of one length, one set of attributes from the first copy on; they are read before the call
+        // returns. The signature is that of the release that was asked for.
+        let code = unsafe {
+            match batch {
+                MemcpyBatch::Cuda12(call) => call(
+                    to.as_mut_ptr(),
+                    from.as_mut_ptr(),
+                    bytes.as_mut_ptr(),
+                    copies.len(),
+                    &raw mut attributes,
+                    &raw mut first,
+                    1,
+                    &raw mut failed,
+                    stream.0,
+                ),
+                MemcpyBatch::Cuda13(call) => call(
+                    to.as_mut_ptr(),
+                    from.as_mut_ptr(),
+                    bytes.as_mut_ptr(),
+                    copies.len(),
+                    &raw mut attributes,
+                    &raw mut first,
+                    1,
+                    stream.0,
+                ),
+            }
+        };
+        if code == CUDA_ERROR_NOT_SUPPORTED {
+            return Ok(false);
+        }
+        self.check("cuMemcpyBatchAsync", code).map(|()| true)
+    }
+
+    fn words(&self) -> Result<&super::table::Words> {
+        match (&self.no_words, &self.cuda.table.words) {
+            (None, Some(words)) => Ok(words),
+            (why, _) => Err(Error::Invalid(why.clone().unwrap_or_default())),
+        }
+    }
+}
+
+impl Drop for CudaDevice {
+    fn drop(&mut self) {
+        // The context is released by its own drop, after this.
+        if let Ok(_current) = self.context.enter_relaxed() {
+            self.kernels.unload(&self.cuda);
+            for stream in self.spare().drain(..) {
+                // SAFETY: made by `create_stream`; nobody has the device any more.
+                unsafe { (self.cuda.table.required.stream_destroy)(stream.0) };
+            }
+        }
+    }
+}
+
+/// Whether it is one of the default streams, to which no batch is given: the driver refuses it for the legacy one.
+fn is_default(stream: Stream) -> bool {
+    matches!(stream.0, 0 | STREAM_LEGACY | STREAM_PER_THREAD)
+}
+
+/// The version of NVIDIA's kernel module, "580.95.05".
+fn kernel_module() -> Option<String> {
+    let text = std::fs::read_to_string("/sys/module/nvidia/version").ok()?;
+    Some(text.trim().to_owned()).filter(|version| !version.is_empty())
+}
+
+impl Device for CudaDevice {
+    fn describe(&self) -> String {
+        self.description.clone()
+    }
+
+    fn ordinal(&self) -> i32 {
+        self.ordinal
+    }
+
+    fn uuid(&self) -> Uuid {
+        self.uuid
+    }
+
+    fn no_words(&self) -> Option<String> {
+        self.no_words.clone()
+    }
+
+    /// Yes for a device that CUDA_VISIBLE_DEVICES hides from this process: the driver opens legacy handles of such devices
+    /// (documented since CUDA 10.1), but cannot be asked beforehand whether it will; opening one tells.
+    fn reaches(&self, other: &Uuid) -> bool {
+        let visible = (0..self.cuda.count()).filter_map(|ordinal| self.cuda.handle(ordinal).ok());
+        let named = |peer: &CUdevice| self.cuda.uuid(*peer).is_ok_and(|uuid| uuid == *other);
+        *other == self.uuid || visible.filter(named).all(|peer| self.cuda.can_access(self.device, peer))
+    }
+
+    fn prepare(&self) -> Result<()> {
+        let _current = self.context.enter_relaxed()?;
+        self.kernels.prepare(&self.cuda)
+    }
+
+    fn create_stream(&self) -> Result<Stream> {
+        if let Some(stream) = self.spare().pop() {
+            return Ok(stream);
+        }
+        let _current = self.context.enter_relaxed()?;
+        let mut stream = 0;
+        // SAFETY: fills the handle.
+        let code = unsafe {
+            (self.cuda.table.required.stream_create)(&raw mut stream, STREAM_NON_BLOCKING, self.priority)
+        };
+        self.check("cuStreamCreateWithPriority", code)?;
+        Ok(Stream(stream))
+    }
+
+    /// Returns at once. The stream stays, for the next that asks: whoever was told of it may come back to it. torch's
+    /// allocator records an event on every stream that used a tensor when the tensor goes, however late that is.
+    fn destroy_stream(&self, stream: Stream) {
+        self.spare().push(stream);
+    }
+
+    fn create_event(&self) -> Result<Event> {
+        let _current = self.context.enter_relaxed()?;
+        let mut event = 0;
+        // SAFETY: fills the handle.
+        let code = unsafe { (self.cuda.table.required.event_create)(&raw mut event, EVENT_DISABLE_TIMING) };
+        self.check("cuEventCreate", code)?;
+        Ok(Event(event))
+    }
+
+    fn destroy_event(&self, event: Event) {
+        if let Ok(_current) = self.context.enter_relaxed() {
+            // SAFETY: the caller's event, which it does not use again.
+            unsafe { (self.cuda.table.required.event_destroy)(event.0) };
+        }
+    }
+
+    fn record(&self, event: Event, stream: Stream) -> Result<()> {
+        let _current = self.context.enter()?;
+        // SAFETY: handles; those that are none are refused.
+        let code = unsafe { (self.cuda.table.required.event_record)(event.0, stream.0) };
+        self.check("cuEventRecord", code)
+    }
+
+    fn wait_event(&self, stream: Stream, event: Event) -> Result<()> {
+        let _current = self.context.enter()?;
+        // SAFETY: as in `record`.
+        let code = unsafe { (self.cuda.table.required.stream_wait_event)(stream.0, event.0, 0) };
+        self.check("cuStreamWaitEvent", code)
+    }
+
+    fn passed(&self, event: Event) -> Result<bool> {
+        let _current = self.context.enter_relaxed()?;
+        // SAFETY: as in `record`.
+        match unsafe { (self.cuda.table.required.event_query)(event.0) } {
+            CUDA_ERROR_NOT_READY => Ok(false),
+            code => self.check("cuEventQuery", code).map(|()| true),
+        }
+    }
+
+    fn capturing(&self, stream: Stream) -> Result<bool> {
+        let _current = self.context.enter()?;
+        let mut status = CAPTURE_STATUS_NONE;
+        // SAFETY: fills the number.
+        let code = unsafe { (self.cuda.table.required.stream_is_capturing)(stream.0, &raw mut status) };
+        if code == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT {
+            // The legacy default stream, while a stream that synchronises with it is being captured: using it would
+            // end that capture.
+            return Ok(true);
+        }
+        self.check("cuStreamIsCapturing", code)?;
+        Ok(status != CAPTURE_STATUS_NONE)
+    }
+
+    fn synchronize(&self, stream: Stream) -> Result<()> {
+        let _current = self.context.enter_relaxed()?;
+        // SAFETY: as in `record`.
+        let code = unsafe { (self.cuda.table.required.stream_synchronize)(stream.0) };
+        self.check("cuStreamSynchronize", code)
+    }
+
+    unsafe fn wait_words(&self, stream: Stream, waits: &[Wait]) -> Result<()> {
+        if waits.is_empty() {
+            return Ok(());
+        }
+        let words = self.words()?;
+        let _current = self.context.enter()?;
+        if let [Wait { word, value }] = *waits {
+            // SAFETY: the caller's word.
+            let code = unsafe { (words.wait)(stream.0, word, value, STREAM_WAIT_VALUE_GEQ) };
+            return self.check("cuStreamWaitValue64", code);
+        }
+        for waits in waits.chunks(MAX_BATCH_MEM_OPS) {
+            let mut operations: Vec<_> = waits
+                .iter()
+                .map(|wait| CUstreamBatchMemOpParams {
+                    operation: STREAM_MEM_OP_WAIT_VALUE_64,
+                    _gap: 0,
+                    address: wait.word,
+                    value: wait.value,
+                    flags: STREAM_WAIT_VALUE_GEQ,
+                    _gap2: 0,
+                    alias: 0,
+                    _pad: 0,
+                })
+                .collect();
+            // SAFETY: as many operations as said, read before the call returns; the caller's words.
+            let code =
+                unsafe { (words.batch)(stream.0, operations.len() as u32, operations.as_mut_ptr(), 0) };
+            self.check("cuStreamBatchMemOp", code)?;
+        }
+        Ok(())
+    }
+
+    unsafe fn write_word(&self, stream: Stream, word: Address, value: u64) -> Result<()> {
+        let words = self.words()?;
+        let _current = self.context.enter()?;
+        // SAFETY: the caller's word.
+        let code = unsafe { (words.write)(stream.0, word, value, STREAM_WRITE_VALUE_DEFAULT) };
+        self.check("cuStreamWriteValue64", code)
+    }
+
+    /// Several copies are one batch, which prefers the copy engines, where the driver has batches.
+    unsafe fn copy(&self, stream: Stream, copies: &[Copy]) -> Result<()> {
+        let _current = self.context.enter()?;
+        if copies.len() > 1 && !is_default(stream) && self.batches.load(Ordering::Relaxed) {
+            // Batches with an empty copy are refused as a whole.
+            let some: Vec<Copy>;
+            let copies = if copies.iter().any(|copy| copy.bytes == 0) {
+                some = copies.iter().filter(|copy| copy.bytes > 0).copied().collect();
+                &some[..]
+            } else {
+                copies
+            };
+            if copies.is_empty() {
+                return Ok(());
+            }
+            if let Some(batch) = self.cuda.table.memcpy_batch {
+                // SAFETY: the caller's promise.
+                if unsafe { self.copy_batch(batch, stream, copies) }? {
+                    return Ok(());
+                }
+                self.batches.store(false, Ordering::Relaxed);
+            }
+        }
+        for copy in copies.iter().filter(|copy| copy.bytes > 0) {
+            // SAFETY: the caller's promise.
+            let code =
+                unsafe { (self.cuda.table.required.memcpy_async)(copy.to, copy.from, copy.bytes, stream.0) };
+            self.check("cuMemcpyAsync", code)?;
+        }
+        Ok(())
+    }
+
+    unsafe fn reduce(&self, stream: Stream, reduction: &Reduction) -> Result<()> {
+        let Some(launch) = kernels::launch(reduction)? else { return Ok(()) };
+        let _current = self.context.enter()?;
+        // SAFETY: the caller's promise.
+        unsafe { self.kernels.launch(&self.cuda, stream, &launch) }
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<Address> {
+        let _current = self.context.enter_relaxed()?;
+        let mut address = 0;
+        // SAFETY: fills the address.
+        let code = unsafe { (self.cuda.table.required.mem_alloc)(&raw mut address, bytes) };
+        self.check("cuMemAlloc", code)?;
+        Ok(address)
+    }
+
+    /// The driver waits for all work on the device first. So no stream may be waiting for a word that this thread has
+    /// yet to write, or whose writer waits for this thread.
+    unsafe fn free(&self, address: Address) {
+        if let Ok(_current) = self.context.enter_relaxed() {
+            // SAFETY: what `allocate` gave, by the caller's promise.
+            unsafe { (self.cuda.table.required.mem_free)(address) };
+        }
+    }
+
+    fn allocate_host(&self, bytes: usize) -> Result<*mut u8> {
+        let _current = self.context.enter_relaxed()?;
+        let mut memory = std::ptr::null_mut();
+        let flags = MEMHOSTALLOC_PORTABLE | MEMHOSTALLOC_DEVICEMAP;
+        // SAFETY: fills the pointer.
+        let code = unsafe { (self.cuda.table.required.mem_host_alloc)(&raw mut memory, bytes, flags) };
+        self.check("cuMemHostAlloc", code)?;
+        Ok(memory.cast())
+    }
+
+    /// As `free`.
+    unsafe fn free_host(&self, memory: *mut u8) {
+        if let Ok(_current) = self.context.enter_relaxed() {
+            // SAFETY: what `allocate_host` gave, by the caller's promise.
+            unsafe { (self.cuda.table.required.mem_free_host)(memory.cast()) };
+        }
+    }
+
+    unsafe fn register(&self, memory: *mut u8, bytes: usize) -> Result<Address> {
+        let _current = self.context.enter_relaxed()?;
+        let memory: *mut c_void = memory.cast();
+        let flags = MEMHOSTREGISTER_PORTABLE | MEMHOSTREGISTER_DEVICEMAP;
+        // SAFETY: the caller's memory, mapped as long as it is registered.
+        let code = unsafe { (self.cuda.table.required.mem_host_register)(memory, bytes, flags) };
+        self.check("cuMemHostRegister", code)?;
+        let mut address = 0;
+        // SAFETY: registered above; flags 0 by contract.
+        let code =
+            unsafe { (self.cuda.table.required.mem_host_get_device_pointer)(&raw mut address, memory, 0) };
+        if let Err(error) = self.check("cuMemHostGetDevicePointer", code) {
+            // SAFETY: registered above, and nobody knows.
+            unsafe { (self.cuda.table.required.mem_host_unregister)(memory) };
+            return Err(error);
+        }
+        Ok(address)
+    }
+
+    /// As `free`.
+    unsafe fn unregister(&self, memory: *mut u8) {
+        if let Ok(_current) = self.context.enter_relaxed() {
+            // SAFETY: what `register` was given, by the caller's promise.
+            unsafe { (self.cuda.table.required.mem_host_unregister)(memory.cast()) };
+        }
+    }
+
+    fn region(&self, address: Address) -> Result<Region> {
+        let _current = self.context.enter()?;
+        self.cuda.region(self.ordinal, address)
+    }
+
+    fn export(&self, region: &Region) -> Result<Export> {
+        let _current = self.context.enter_relaxed()?;
+        self.cuda.export(region)
+    }
+
+    fn import(&self, import: Import<'_>, bytes: usize) -> Result<Imported> {
+        let _current = self.context.enter_relaxed()?;
+        self.cuda.import(self.device, &import, bytes)
+    }
+
+    /// As `free`.
+    fn close(&self, imported: Imported) {
+        if let Ok(_current) = self.context.enter_relaxed() {
+            self.cuda.close(imported);
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The reductions' module: compiled by the driver on first use, then kept.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_void};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use super::cuda::Cuda;
+use super::types::*;
+use crate::device::{Error, Result, Stream};
+use crate::kernels::{self, Launch};
+
+/// Bytes of the compiler's complaints that are kept.
+const LOG: usize = 4096;
+
+/// The kernels in one context, which is current whenever this is used.
+#[derive(Debug, Default)]
+pub(super) struct Kernels {
+    /// A failure is kept too: compiling again would fail again, and takes a second.
+    module: OnceLock<Result<CUmodule>>,
+    functions: Mutex<HashMap<CString, CUfunction>>,
+}
+
+impl Kernels {
+    /// Compiles all there is and loads every function (drivers load lazily): done later, at the first use of each, it may
+    /// wait for the device, whose streams may wait for a word.
+    pub(super) fn prepare(&self, cuda: &Cuda) -> Result<()> {
+        let ptx = kernels::ptx();
+        for name in entries(ptx.to_bytes()) {
+            let name = CString::new(name).map_err(|_| Error::Invalid("a kernel has no name".to_owned()))?;
+            self.function(cuda, &name)?;
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// The contract of [`Device`](crate::Device)'s unsafe methods, for what the arguments name.
+    pub(super) unsafe fn launch(&self, cuda: &Cuda, stream: Stream, launch: &Launch) -> Result<()> {
+        let function = self.function(cuda, launch.name)?;
+        let mut arguments = [(&raw const launch.args).cast_mut().cast::<c_void>()];
+        // SAFETY: one argument, of the kernel's type (`kernels::launch` pairs them), copied before the call returns.
+        let code = unsafe {
+            (cuda.table.required.launch_kernel)(
+                function,
+                launch.blocks,
+                1,
+                1,
+                launch.threads,
+                1,
+                1,
+                0,
+                stream.0,
+                arguments.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        cuda.table.check("cuLaunchKernel", code)
+    }
+
+    fn function(&self, cuda: &Cuda, name: &CStr) -> Result<CUfunction> {
+        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(&function) = functions.get(name) {
+            return Ok(function);
+        }
+        let module = self.module.get_or_init(|| load(cuda)).clone()?;
+        let mut function = 0;
+        // SAFETY: a loaded module and a string.
+        let code =
+            unsafe { (cuda.table.required.module_get_function)(&raw mut function, module, name.as_ptr()) };
+        cuda.table.check("cuModuleGetFunction", code).map_err(|error| named(error, name))?;
+        if let Some(load) = cuda.table.func_load {
+            // Otherwise the first launch may do it.
+            // SAFETY: a function of a loaded module.
+            let code = unsafe { load(function) };
+            cuda.table.check("cuFuncLoad", code).map_err(|error| named(error, name))?;
+        }
+        functions.insert(name.to_owned(), function);
+        Ok(function)
+    }
+
+    /// Gives the module back. Nothing is launched any more.
+    pub(super) fn unload(&mut self, cuda: &Cuda) {
+        if let Some(Ok(module)) = self.module.take() {
+            // SAFETY: loaded here, and no launch can follow. At the end of the process the driver refuses, and that
+            // is as good.
+            unsafe { (cuda.table.required.module_unload)(module) };
+        }
+    }
+}
+
+fn load(cuda: &Cuda) -> Result<CUmodule> {
+    let mut log = vec![0u8; LOG];
+    let mut options = [JIT_ERROR_LOG_BUFFER, JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+    // The size is passed in the pointer itself.
+    let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG as *mut c_void];
+    let mut module = 0;
+    // SAFETY: null-terminated text; as many values as options, of the kinds that they ask for.
+    let code = unsafe {
+        (cuda.table.required.module_load)(
+            &raw mut module,
+            kernels::ptx().as_ptr().cast(),
+            options.len() as u32,
+            options.as_mut_ptr(),
+            values.as_mut_ptr(),
+        )
+    };
+    cuda.table.check("cuModuleLoadDataEx", code).map_err(|error| {
+        let end = log.iter().position(|&byte| byte == 0).unwrap_or(LOG);
+        say(error, &format!("the compiler says: {}", String::from_utf8_lossy(&log[..end]).trim()))
+    })?;
+    Ok(module)
+}
+
+fn named(error: Error, name: &CStr) -> Error {
+    say(error, &format!("the kernel {}", name.to_string_lossy()))
+}
+
+fn say(error: Error, more: &str) -> Error {
+    match error {
+        Error::Driver { call, code, name, advice } => {
+            let advice = if advice.is_empty() { more.to_owned() } else { format!("{advice}; {more}") };
+            Error::Driver { call, code, name, advice }
+        }
+        other => other,
+    }
+}
+
+/// The names of the kernels in PTX text.
+fn entries(ptx: &[u8]) -> impl Iterator<Item = String> {
+    let text = String::from_utf8_lossy(ptx).into_owned();
+    let names: Vec<String> = text
+        .split(".entry")
+        .skip(1)
+        .map(|rest| {
+            rest.trim_start().chars().take_while(|c| c.is_alphanumeric() || matches!(c, '_' | '$')).collect()
+        })
+        .collect();
+    names.into_iter()
+}

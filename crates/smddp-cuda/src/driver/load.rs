@@ -1,0 +1,95 @@
+//! Finding and opening the shared object.
+
+use std::ffi::{CStr, CString, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+/// What the driver is called on Linux, whatever its version.
+pub const SONAME: &str = "libcuda.so.1";
+
+/// By which rule a library is looked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Explicit,
+    Loaded,
+    Loader,
+}
+
+impl Place {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Explicit => "named by the caller",
+            Self::Loaded => "already loaded",
+            Self::Loader => "loader path",
+        }
+    }
+}
+
+/// An open shared object. It stays open as long as the process: the driver starts threads.
+pub(super) struct Object(*mut c_void);
+
+impl Object {
+    /// Opens the library and makes something of it: the named file and no other if there is one; else what the process
+    /// has open already (torch); else what the loader finds. The error names each place and what was wrong there.
+    pub(super) fn open<T>(
+        explicit: Option<&Path>,
+        mut make: impl FnMut(&Self) -> Result<T, String>,
+    ) -> Result<T, String> {
+        let mut looked = Vec::new();
+        let mut attempt = |at: &Path, place: Place| match Self::load(at, place).and_then(|o| make(&o)) {
+            Ok(made) => Some(made),
+            Err(why) => {
+                looked.push(format!("{} ({}): {why}", at.display(), place.name()));
+                None
+            }
+        };
+        let found = match explicit {
+            Some(path) => attempt(path, Place::Explicit),
+            None => attempt(Path::new(SONAME), Place::Loaded)
+                .or_else(|| attempt(Path::new(SONAME), Place::Loader)),
+        };
+        found.ok_or_else(|| format!("looked at: {}", looked.join("; ")))
+    }
+
+    fn load(at: &Path, place: Place) -> Result<Self, String> {
+        let name = CString::new(at.as_os_str().as_bytes()).map_err(|_| "not a path".to_owned())?;
+        let mut flags = libc::RTLD_NOW | libc::RTLD_LOCAL;
+        if place == Place::Loaded {
+            flags |= libc::RTLD_NOLOAD;
+        }
+        // SAFETY: opening runs the library's initialisers; the caller, or the system's owner, named it. The handle
+        // is never closed.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), flags) };
+        if handle.is_null() {
+            return Err(if place == Place::Loaded { "not loaded".to_owned() } else { last_error() });
+        }
+        Ok(Self(handle))
+    }
+
+    /// # Safety
+    /// `F` is the type of the function of that name.
+    pub(super) unsafe fn function<F: Copy>(&self, name: &CStr) -> Option<F> {
+        // SAFETY: an open handle and a string.
+        let found = unsafe { libc::dlsym(self.0, name.as_ptr()) };
+        // SAFETY: the caller's promise.
+        (!found.is_null()).then(|| unsafe { cast(found) })
+    }
+}
+
+/// # Safety
+/// `F` is the type of the function at `found`.
+pub(super) unsafe fn cast<F: Copy>(found: *mut c_void) -> F {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>()) };
+    // SAFETY: the same size (asserted), and by the caller's promise a function of this type.
+    unsafe { std::mem::transmute_copy::<*mut c_void, F>(&found) }
+}
+
+fn last_error() -> String {
+    // SAFETY: returns a string of this thread's, or null.
+    let text = unsafe { libc::dlerror() };
+    if text.is_null() {
+        return "unknown error".to_owned();
+    }
+    // SAFETY: null-terminated, and nothing of the loader's is called before it is copied.
+    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+}

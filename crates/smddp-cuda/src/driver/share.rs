@@ -1,0 +1,130 @@
+//! Regions out of this process and into it. The device's context is current.
+
+use std::ffi::c_void;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+use super::cuda::Cuda;
+use super::types::*;
+use crate::device::{Error, Export, Import, Imported, Kind, Region, Result};
+
+impl Cuda {
+    pub(super) fn export(&self, region: &Region) -> Result<Export> {
+        match region.kind {
+            Kind::Legacy => {
+                let mut handle = CUipcMemHandle { reserved: [0; 64] };
+                // SAFETY: fills the handle.
+                let code = unsafe { (self.table.required.ipc_get_mem_handle)(&raw mut handle, region.base) };
+                self.table.check("cuIpcGetMemHandle", code)?;
+                Ok(Export::Legacy(handle.reserved))
+            }
+            Kind::Mapped => {
+                let handle = self.retain(region.base)?;
+                let mut fd = -1;
+                // SAFETY: for this type of handle a descriptor, an int, is written.
+                let code = unsafe {
+                    (self.table.required.mem_export)(
+                        (&raw mut fd).cast(),
+                        handle,
+                        MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                        0,
+                    )
+                };
+                self.release(handle);
+                self.table.check("cuMemExportToShareableHandle", code)?;
+                // SAFETY: a new descriptor, ours; children that are executed have no use for it.
+                Ok(Export::Descriptor(unsafe {
+                    libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC);
+                    OwnedFd::from_raw_fd(fd)
+                }))
+            }
+            Kind::Private | Kind::Host => Err(Error::Invalid(format!(
+                "the memory at {:#x} ({:?}) cannot be given to other processes",
+                region.base, region.kind
+            ))),
+        }
+    }
+
+    /// `device` is the device's number, which is to have access.
+    pub(super) fn import(&self, device: CUdevice, import: &Import<'_>, bytes: usize) -> Result<Imported> {
+        match import {
+            Import::Legacy(handle) => {
+                let mut base = 0;
+                let handle = CUipcMemHandle { reserved: **handle };
+                // SAFETY: fills the address; a handle that is none is refused.
+                let code = unsafe {
+                    (self.table.required.ipc_open_mem_handle)(
+                        &raw mut base,
+                        handle,
+                        IPC_MEM_LAZY_ENABLE_PEER_ACCESS,
+                    )
+                };
+                self.table.check("cuIpcOpenMemHandle", code)?;
+                Ok(Imported { base, bytes, mapped: false })
+            }
+            Import::Descriptor(fd) => {
+                let mut handle = 0;
+                // SAFETY: for this type the descriptor itself is passed in the pointer; it stays the caller's.
+                let code = unsafe {
+                    (self.table.required.mem_import)(
+                        &raw mut handle,
+                        fd.as_raw_fd() as usize as *mut c_void,
+                        MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                    )
+                };
+                self.table.check("cuMemImportFromShareableHandle", code)?;
+                let base = self.map(device, handle, bytes);
+                // The mapping, where there is one, keeps the memory.
+                self.release(handle);
+                Ok(Imported { base: base?, bytes, mapped: true })
+            }
+        }
+    }
+
+    fn map(
+        &self,
+        device: CUdevice,
+        handle: CUmemGenericAllocationHandle,
+        bytes: usize,
+    ) -> Result<CUdeviceptr> {
+        let required = &self.table.required;
+        let mut base = 0;
+        // SAFETY: fills the address; no alignment above the least, anywhere, flags 0 by contract.
+        let code = unsafe { (required.mem_address_reserve)(&raw mut base, bytes, 0, 0, 0) };
+        self.table.check("cuMemAddressReserve", code)?;
+        // SAFETY: addresses reserved above, in whole; the offset has to be 0.
+        let code = unsafe { (required.mem_map)(base, bytes, 0, handle, 0) };
+        if let Err(error) = self.table.check("cuMemMap", code) {
+            // SAFETY: reserved above and not mapped.
+            unsafe { (required.mem_address_free)(base, bytes) };
+            return Err(error);
+        }
+        let access = CUmemAccessDesc {
+            location: CUmemLocation { kind: MEM_LOCATION_TYPE_DEVICE, id: device },
+            flags: MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: mapped above; one description.
+        let code = unsafe { (required.mem_set_access)(base, bytes, &raw const access, 1) };
+        if let Err(error) = self.table.check("cuMemSetAccess", code) {
+            self.unmap(base, bytes);
+            return Err(error);
+        }
+        Ok(base)
+    }
+
+    fn unmap(&self, base: CUdeviceptr, bytes: usize) {
+        // SAFETY: mapped and reserved by `map`, in whole. Codes are of no use here: what fails is not there any more.
+        unsafe {
+            (self.table.required.mem_unmap)(base, bytes);
+            (self.table.required.mem_address_free)(base, bytes);
+        }
+    }
+
+    pub(super) fn close(&self, imported: Imported) {
+        if imported.mapped {
+            self.unmap(imported.base, imported.bytes);
+        } else {
+            // SAFETY: what `import` opened. As above for the code.
+            unsafe { (self.table.required.ipc_close_mem_handle)(imported.base) };
+        }
+    }
+}

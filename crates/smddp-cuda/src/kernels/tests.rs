@@ -1,0 +1,155 @@
+use std::collections::BTreeSet;
+
+use sha2::{Digest, Sha256};
+
+use super::{Args, DIVIDE, KEEP, Launch, MAX_BLOCKS, THREADS, TIMES, launch, ptx};
+use crate::{Element, Error, Fold, MAX_SOURCES, Reduction};
+
+/// A sum of two arrays that begin `at` bytes after a pack's boundary.
+fn sum(element: Element, count: usize, at: u64) -> Reduction {
+    let sources = vec![0x10_0000 + at, 0x20_0000 + at];
+    Reduction { element, fold: Fold::Sum, sources, to: 0x30_0000 + at, count, divide: None, times: None }
+}
+
+fn launched(reduction: &Reduction) -> Launch {
+    launch(reduction).expect("a reduction that can be").expect("elements")
+}
+
+fn text() -> &'static str {
+    ptx().to_str().expect("PTX is ASCII")
+}
+
+#[test]
+fn the_program_is_made_of_the_source_beside_it() {
+    let sum = Sha256::digest(include_bytes!("../../kernels/reduce.cu"));
+    let hex: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
+    let told = text().lines().find_map(|line| line.strip_prefix("// source: sha256 "));
+    assert_eq!(told, Some(hex.as_str()), "reduce.cu was changed: run scripts/kernels.py");
+}
+
+#[test]
+fn drivers_from_525_on_understand_the_program() {
+    assert!(text().contains("\n.version 8.0\n.target sm_70\n.address_size 64\n"));
+}
+
+#[test]
+fn nothing_is_fused_approximated_or_flushed() {
+    let code: Vec<&str> = text().lines().filter(|line| !line.starts_with("//")).collect();
+    for word in ["fma", "mad.f", "mad.rn.f", ".approx", ".ftz", ".full", "add.f", "mul.f", "div.f", "sub.f"] {
+        assert_eq!(code.iter().find(|line| line.contains(word)), None, "{word}");
+    }
+}
+
+#[test]
+fn every_kernel_is_launched_by_something_and_every_launch_has_its_kernel() {
+    let there: BTreeSet<&str> = text()
+        .lines()
+        .filter_map(|line| line.strip_prefix(".visible .entry "))
+        .map(|line| line.trim_end_matches('('))
+        .collect();
+    let mut launched = BTreeSet::new();
+    for element in Element::ALL {
+        for fold in Fold::ALL {
+            if let Ok(Some(launch)) = launch(&Reduction { fold, ..sum(element, 1, 0) }) {
+                launched.insert(launch.name.to_str().expect("ASCII"));
+            }
+        }
+    }
+    assert_eq!(launched, there);
+}
+
+#[test]
+fn kernels_take_what_is_passed_to_them() {
+    let parameters = text().lines().filter(|line| line.contains(".param .align")).count();
+    let ours = format!("_param_0[{}]", size_of::<Args>());
+    assert_eq!(text().lines().filter(|line| line.ends_with(&ours)).count(), parameters);
+    assert_eq!(text().matches(&format!("\n.maxntid {THREADS}, 1, 1\n")).count(), parameters);
+}
+
+#[test]
+fn what_no_element_can_is_refused() {
+    for element in Element::ALL {
+        for fold in Fold::ALL {
+            let bits = matches!(fold, Fold::Band | Fold::Bor | Fold::Bxor);
+            let order = matches!(fold, Fold::Min | Fold::Max);
+            let can = match element {
+                Element::F32 | Element::F64 | Element::F16 | Element::BF16 => !bits,
+                Element::C64 | Element::C128 => !bits && !order,
+                _ => true,
+            };
+            let reduction = Reduction { fold, ..sum(element, 1, 0) };
+            assert_eq!(launch(&reduction).is_ok(), can, "{element:?} {fold:?}");
+        }
+    }
+}
+
+#[test]
+fn a_reduction_that_cannot_be_meant_is_refused_even_if_it_is_empty() {
+    let plain = sum(Element::F32, 0, 0);
+    let bad = [
+        Reduction { sources: Vec::new(), ..plain.clone() },
+        Reduction { sources: vec![0; MAX_SOURCES + 1], ..plain.clone() },
+        Reduction { fold: Fold::Bxor, ..plain.clone() },
+        Reduction { fold: Fold::Max, divide: Some(2), ..plain.clone() },
+        Reduction { fold: Fold::Prod, times: Some(2.0), ..plain.clone() },
+        Reduction { divide: Some(2), times: Some(2.0), ..plain.clone() },
+        Reduction { element: Element::Bool, times: Some(2.0), ..plain.clone() },
+        Reduction { count: usize::MAX / 2, ..plain.clone() },
+        sum(Element::F32, 0, 2),
+        sum(Element::C64, 0, 2),
+        Reduction { to: 0x30_0001, ..sum(Element::BF16, 0, 0) },
+    ];
+    for reduction in bad {
+        assert!(matches!(launch(&reduction), Err(Error::Invalid(_))), "{reduction:?}");
+    }
+    assert_eq!(launch(&plain), Ok(None));
+}
+
+#[test]
+fn a_launch_takes_eight_multiprocessors_at_most_and_no_more_than_it_needs() {
+    let blocks = |element, count, at| launched(&sum(element, count, at)).blocks;
+    assert_eq!(blocks(Element::F32, 1, 0), 1);
+    assert_eq!(blocks(Element::F32, 4 * 512, 0), 1);
+    assert_eq!(blocks(Element::F32, 4 * 512 + 4, 0), 2);
+    assert_eq!(blocks(Element::F32, 1 << 40, 0), MAX_BLOCKS);
+    // Shorter than what precedes the first pack.
+    assert_eq!(blocks(Element::U8, 3, 9), 1);
+    let mixed = Reduction { to: 0x30_0004, ..sum(Element::F32, 4 * 512, 0) };
+    assert_eq!(launched(&mixed).blocks, 4);
+}
+
+#[test]
+fn packs_begin_where_all_arrays_are_aligned() {
+    let parts = |reduction: &Reduction| {
+        let Args { head, packs, count, .. } = launched(reduction).args;
+        (head, packs, count)
+    };
+    assert_eq!(parts(&sum(Element::F32, 100, 0)), (0, 25, 100));
+    assert_eq!(parts(&sum(Element::F32, 100, 4)), (3, 24, 100));
+    assert_eq!(parts(&sum(Element::BF16, 100, 14)), (1, 12, 100));
+    // In the kernel's elements: parts of complex numbers, bytes of integers' bits.
+    assert_eq!(parts(&sum(Element::C128, 10, 8)), (1, 9, 20));
+    assert_eq!(parts(&Reduction { fold: Fold::Band, ..sum(Element::I32, 10, 1) }), (15, 1, 40));
+    // A product needs whole numbers in its packs.
+    assert_eq!(parts(&Reduction { fold: Fold::Prod, ..sum(Element::C128, 10, 0) }), (0, 10, 10));
+    assert_eq!(parts(&Reduction { fold: Fold::Prod, ..sum(Element::C128, 10, 8) }), (0, 0, 10));
+    // One array that does not agree, or an end before the boundary.
+    assert_eq!(parts(&Reduction { to: 0x30_0008, ..sum(Element::F32, 100, 0) }), (0, 0, 100));
+    assert_eq!(parts(&sum(Element::F32, 2, 4)), (0, 0, 2));
+}
+
+#[test]
+fn an_average_divides_only_where_there_is_no_reciprocal() {
+    let last = |element, divide| {
+        let Args { finish, divide, times, .. } = launched(&Reduction { divide, ..sum(element, 1, 0) }).args;
+        (finish, divide, times)
+    };
+    assert_eq!(last(Element::BF16, None), (KEEP, 1, 1.0));
+    assert_eq!(last(Element::F32, Some(8)), (TIMES, 1, 0.125));
+    assert_eq!(last(Element::C64, Some(12)), (DIVIDE, 12, 1.0));
+    assert_eq!(last(Element::I32, Some(8)), (DIVIDE, 8, 1.0));
+    for none in [0, 1] {
+        assert_eq!(last(Element::F64, Some(none)), (KEEP, 1, 1.0));
+    }
+    assert_eq!(last(Element::Bool, Some(3)), (KEEP, 1, 1.0));
+}

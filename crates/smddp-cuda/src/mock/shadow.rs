@@ -1,0 +1,298 @@
+//! The accesses to each byte of an allocation that still matter.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::clock::Clock;
+use super::report::Operation;
+
+/// How bytes are touched. Words are atomic: they do not race among themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Touch {
+    Read,
+    Write,
+    AtomicRead,
+    AtomicWrite,
+}
+
+impl Touch {
+    pub(super) fn writes(self) -> bool {
+        matches!(self, Touch::Write | Touch::AtomicWrite)
+    }
+
+    fn atomic(self) -> bool {
+        matches!(self, Touch::AtomicRead | Touch::AtomicWrite)
+    }
+
+    fn conflicts(self, other: Touch) -> bool {
+        (self.writes() || other.writes()) && !(self.atomic() && other.atomic())
+    }
+
+    /// Whether everything that conflicts with `earlier` conflicts with this too.
+    fn covers(self, earlier: Touch) -> bool {
+        match self {
+            Touch::Write => true,
+            Touch::Read => !earlier.writes(),
+            Touch::AtomicWrite => earlier.atomic(),
+            Touch::AtomicRead => earlier == Touch::AtomicRead,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Access {
+    pub(super) actor: usize,
+    pub(super) tick: u64,
+    pub(super) touch: Touch,
+    /// After a poison value ended a wait: its order is not checked.
+    pub(super) poisoned: bool,
+    pub(super) by: Arc<Operation>,
+}
+
+impl Access {
+    fn same(&self, other: &Access) -> bool {
+        (self.actor, self.tick, self.touch) == (other.actor, other.tick, other.touch)
+    }
+}
+
+/// Bytes with the same history.
+#[derive(Clone, Debug, Default)]
+struct Stretch {
+    accesses: Vec<Access>,
+    written: bool,
+}
+
+impl Stretch {
+    fn same(&self, other: &Stretch) -> bool {
+        self.written == other.written
+            && self.accesses.len() == other.accesses.len()
+            && self.accesses.iter().zip(&other.accesses).all(|(a, b)| a.same(b))
+    }
+}
+
+/// What touching a range came to.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// Earlier accesses that nothing orders before this one, with the bytes in common.
+    pub(super) races: Vec<(Range<usize>, Access)>,
+    /// Bytes that were read though nothing wrote them.
+    pub(super) unwritten: Option<Range<usize>>,
+}
+
+/// The history of an allocation's bytes: stretches by their first byte, without gaps.
+///
+/// An access is forgotten when a later one, ordered after it, *covers* it: whatever would race with the forgotten one
+/// cannot be ordered after the later one either, so it races with that. A race is thus found if there is one, while
+/// a byte keeps no more accesses than there are actors at the same time.
+#[derive(Debug)]
+pub(super) struct Shadow {
+    bytes: usize,
+    stretches: BTreeMap<usize, Stretch>,
+}
+
+impl Shadow {
+    pub(super) fn new(bytes: usize, written: bool) -> Self {
+        Self { bytes, stretches: BTreeMap::from([(0, Stretch { accesses: Vec::new(), written })]) }
+    }
+
+    /// Makes `at` the first byte of a stretch.
+    fn split(&mut self, at: usize) {
+        if at < self.bytes
+            && let Some((start, stretch)) = self.stretches.range(..=at).next_back()
+            && *start < at
+        {
+            let rest = stretch.clone();
+            self.stretches.insert(at, rest);
+        }
+    }
+
+    /// `access` touches the bytes of `range`, which lie inside the allocation, by an actor that knows `clock`.
+    pub(super) fn touch(&mut self, range: Range<usize>, access: &Access, clock: &Clock) -> Found {
+        let mut found = Found::default();
+        if range.is_empty() {
+            return found;
+        }
+        self.split(range.start);
+        self.split(range.end);
+        let starts: Vec<usize> = self.stretches.range(range.clone()).map(|(start, _)| *start).collect();
+        for (k, &start) in starts.iter().enumerate() {
+            let end = starts.get(k + 1).copied().unwrap_or(range.end);
+            let Some(stretch) = self.stretches.get_mut(&start) else { continue };
+            if !access.touch.writes() && !stretch.written && !access.poisoned {
+                let first = found.unwritten.as_ref().map_or(start, |range| range.start);
+                found.unwritten = Some(first..end);
+                // Once is enough.
+                stretch.written = true;
+            }
+            stretch.accesses.retain(|earlier| {
+                let ordered = clock.of(earlier.actor) >= earlier.tick;
+                let excused = access.poisoned || earlier.poisoned;
+                if !ordered && !excused && access.touch.conflicts(earlier.touch) {
+                    match found.races.last_mut() {
+                        Some((range, known)) if range.end == start && known.same(earlier) => range.end = end,
+                        _ => found.races.push((start..end, earlier.clone())),
+                    }
+                }
+                !(ordered && access.touch.covers(earlier.touch))
+            });
+            stretch.accesses.push(access.clone());
+            stretch.written |= access.touch.writes();
+        }
+        self.merge(&starts, range.end);
+        found
+    }
+
+    /// Joins neighbours that have become alike.
+    fn merge(&mut self, starts: &[usize], end: usize) {
+        for &at in starts.iter().chain([&end]) {
+            let Some(stretch) = self.stretches.get(&at) else { continue };
+            let before = self.stretches.range(..at).next_back();
+            if before.is_some_and(|(_, before)| before.same(stretch)) {
+                self.stretches.remove(&at);
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn stretches(&self) -> usize {
+        self.stretches.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::random::Random;
+    use super::*;
+
+    fn access(actor: usize, clock: &mut Clock, touch: Touch) -> Access {
+        let operation = Operation { actor: actor.to_string(), number: 0, what: String::new(), label: None };
+        Access { actor, tick: clock.tick(actor), touch, poisoned: false, by: Arc::new(operation) }
+    }
+
+    #[test]
+    fn an_earlier_access_races_only_where_bytes_are_in_common_and_nothing_orders_them() {
+        let mut shadow = Shadow::new(100, true);
+        let (mut a, mut b) = (Clock::default(), Clock::default());
+        let write = access(0, &mut a, Touch::Write);
+        assert!(shadow.touch(10..20, &write, &a).races.is_empty());
+        let read = access(1, &mut b, Touch::Read);
+        assert!(shadow.touch(20..30, &read, &b).races.is_empty());
+        let found = shadow.touch(15..25, &read, &b);
+        assert_eq!(found.races.len(), 1);
+        assert_eq!(found.races[0].0, 15..20);
+        b.join(&a);
+        let read = access(1, &mut b, Touch::Read);
+        assert!(shadow.touch(0..100, &read, &b).races.is_empty());
+    }
+
+    #[test]
+    fn a_write_forgotten_behind_an_ordered_one_still_gives_a_race() {
+        let mut shadow = Shadow::new(8, true);
+        let (mut a, mut b, mut c) = (Clock::default(), Clock::default(), Clock::default());
+        shadow.touch(0..8, &access(0, &mut a, Touch::Write), &a);
+        b.join(&a);
+        shadow.touch(0..8, &access(1, &mut b, Touch::Write), &b);
+        // Knows the first and not the second.
+        c.join(&a);
+        let found = shadow.touch(0..8, &access(2, &mut c, Touch::Read), &c);
+        assert_eq!(found.races.len(), 1);
+        assert_eq!(found.races[0].1.actor, 1);
+    }
+
+    #[test]
+    fn reads_of_several_actors_are_all_held_against_a_write() {
+        let mut shadow = Shadow::new(8, true);
+        let mut clocks = [Clock::default(), Clock::default(), Clock::default()];
+        for (actor, clock) in clocks.iter_mut().enumerate() {
+            shadow.touch(0..8, &access(actor, clock, Touch::Read), clock);
+        }
+        let [mut a, b, _] = clocks;
+        a.join(&b);
+        let found = shadow.touch(0..8, &access(0, &mut a, Touch::Write), &a);
+        assert_eq!(found.races.iter().map(|(_, access)| access.actor).collect::<Vec<_>>(), [2]);
+    }
+
+    #[test]
+    fn a_history_that_forgets_finds_the_same_racing_bytes_as_one_that_keeps_all() {
+        const BYTES: usize = 24;
+        const ACTORS: u64 = 4;
+        let kinds = [Touch::Read, Touch::Write, Touch::AtomicRead, Touch::AtomicWrite];
+        for seed in 0..300 {
+            let mut random = Random::new(seed, 0);
+            let mut shadow = Shadow::new(BYTES, true);
+            let mut clocks: [Clock; ACTORS as usize] = Default::default();
+            let mut all: Vec<(Range<usize>, Access)> = Vec::new();
+            for turn in 0..120 {
+                let actor = random.below(ACTORS) as usize;
+                if random.below(3) == 0 {
+                    let other = clocks[random.below(ACTORS) as usize].clone();
+                    clocks[actor].join(&other);
+                }
+                let start = random.below(BYTES as u64) as usize;
+                let end = start + 1 + random.below((BYTES - start) as u64) as usize;
+                let touch = kinds[random.below(4) as usize];
+                let now = access(actor, &mut clocks[actor], touch);
+                let races = |(range, earlier): &(Range<usize>, Access), byte: usize| {
+                    let ordered = clocks[actor].of(earlier.actor) >= earlier.tick;
+                    range.contains(&byte) && !ordered && touch.conflicts(earlier.touch)
+                };
+                let expected: Vec<usize> =
+                    (start..end).filter(|byte| all.iter().any(|earlier| races(earlier, *byte))).collect();
+                let found = shadow.touch(start..end, &now, &clocks[actor]).races;
+                let found: BTreeSet<usize> = found.into_iter().flat_map(|(range, _)| range).collect();
+                assert_eq!(found.into_iter().collect::<Vec<_>>(), expected, "seed {seed}, turn {turn}");
+                all.push((start..end, now));
+            }
+        }
+    }
+
+    #[test]
+    fn words_race_with_plain_accesses_only() {
+        for (first, second, races) in [
+            (Touch::AtomicWrite, Touch::AtomicWrite, 0),
+            (Touch::AtomicWrite, Touch::AtomicRead, 0),
+            (Touch::AtomicRead, Touch::Read, 0),
+            (Touch::AtomicRead, Touch::Write, 1),
+            (Touch::AtomicWrite, Touch::Read, 1),
+            (Touch::Read, Touch::AtomicWrite, 1),
+            (Touch::Write, Touch::AtomicRead, 1),
+        ] {
+            let mut shadow = Shadow::new(8, true);
+            let (mut a, mut b) = (Clock::default(), Clock::default());
+            shadow.touch(0..8, &access(0, &mut a, first), &a);
+            let found = shadow.touch(0..8, &access(1, &mut b, second), &b);
+            assert_eq!(found.races.len(), races, "{first:?} then {second:?}");
+        }
+    }
+
+    #[test]
+    fn a_history_is_no_longer_than_what_can_still_race() {
+        let mut shadow = Shadow::new(1 << 20, false);
+        let (mut a, mut b) = (Clock::default(), Clock::default());
+        for turn in 0..1000 {
+            for piece in 0..4 {
+                let at = (turn * 37 + piece * 1000) % 9000;
+                let touch = if piece % 2 == 0 { Touch::Write } else { Touch::Read };
+                shadow.touch(at..at + 500, &access(0, &mut a, touch), &a);
+            }
+            b.join(&a);
+            let found = shadow.touch(0..1 << 20, &access(1, &mut b, Touch::Write), &b);
+            assert!(found.races.is_empty());
+            a.join(&b);
+            assert_eq!(shadow.stretches(), 1, "turn {turn}");
+        }
+    }
+
+    #[test]
+    fn bytes_that_nothing_wrote_are_named_once() {
+        let mut shadow = Shadow::new(64, false);
+        let mut a = Clock::default();
+        shadow.touch(0..16, &access(0, &mut a, Touch::Write), &a);
+        let read = access(0, &mut a, Touch::Read);
+        assert_eq!(shadow.touch(8..32, &read, &a).unwritten, Some(16..32));
+        assert_eq!(shadow.touch(8..32, &read, &a).unwritten, None);
+    }
+}

@@ -1,0 +1,405 @@
+//! Races, and what orders.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use smddp_cuda::mock::{Fault, Script, World};
+use smddp_cuda::{Address, Copy, Device, Element, Fold, Reduction};
+
+use crate::rank::{BYTES, Page, Rank, assert_clean, faults, seeded};
+
+fn past_the_mock(word: Address) -> &'static AtomicU64 {
+    // SAFETY: a word of a page that outlives the use, and an atomic to all.
+    unsafe { AtomicU64::from_ptr(word as *mut u64) }
+}
+
+/// Two streams of one rank, the second reading what the first writes, with `between` to order them.
+fn two_streams(seed: u64, between: impl Fn(&Rank, smddp_cuda::Stream)) -> World {
+    let world = seeded(seed);
+    let rank = Rank::new(&world);
+    let other = rank.device.create_stream().unwrap();
+    let (a, b, c) = (rank.memory(&world, 1), rank.memory(&world, 2), rank.memory(&world, 3));
+    rank.copy(a, b);
+    between(&rank, other);
+    rank.copy_on(other, b, c);
+    world.settle();
+    if world.races().is_empty() {
+        assert_eq!(world.download(c, BYTES), [1; BYTES]);
+    }
+    world
+}
+
+#[test]
+fn two_streams_race_with_nothing_between_them_whatever_the_delays() {
+    for seed in 0..50 {
+        let world = two_streams(seed, |_, _| {});
+        let races = world.races();
+        assert_eq!(faults(&races), [Fault::Race], "seed {seed}");
+        let text = races[0].to_string();
+        assert!(text.contains("256 bytes at offset 0 of rank 0's allocation"), "{text}");
+        assert!(text.contains("rank 0, stream 0") && text.contains("rank 0, stream 1"), "{text}");
+    }
+}
+
+#[test]
+fn an_event_orders_two_streams() {
+    for seed in 0..50 {
+        let world = two_streams(seed, |rank, other| {
+            let event = rank.device.create_event().unwrap();
+            rank.device.record(event, rank.stream).unwrap();
+            rank.device.wait_event(other, event).unwrap();
+            rank.device.destroy_event(event);
+        });
+        assert_clean(&world);
+    }
+}
+
+#[test]
+fn an_event_recorded_too_early_orders_nothing_that_comes_after_it() {
+    for seed in 0..20 {
+        let world = seeded(seed);
+        let rank = Rank::new(&world);
+        let other = rank.device.create_stream().unwrap();
+        let (a, b, c) = (rank.memory(&world, 1), rank.memory(&world, 2), rank.memory(&world, 3));
+        let event = rank.device.create_event().unwrap();
+        rank.device.record(event, rank.stream).unwrap();
+        rank.copy(a, b);
+        rank.device.wait_event(other, event).unwrap();
+        rank.copy_on(other, b, c);
+        assert_eq!(faults(&world.end()), [Fault::Race]);
+    }
+}
+
+#[test]
+fn the_host_orders_two_streams_if_it_waits_for_the_first_and_not_otherwise() {
+    let world = two_streams(1, |rank, _| rank.synchronize());
+    assert_clean(&world);
+    let world = two_streams(1, |rank, _| {
+        let event = rank.device.create_event().unwrap();
+        rank.device.record(event, rank.stream).unwrap();
+        while !rank.device.passed(event).unwrap() {}
+    });
+    assert_clean(&world);
+    let world = two_streams(1, |rank, _| {
+        let early = rank.device.create_event().unwrap();
+        // Never recorded, so passed: and it says nothing.
+        assert!(rank.device.passed(early).unwrap());
+    });
+    assert_eq!(faults(&world.end()), [Fault::Race]);
+}
+
+#[test]
+fn the_host_races_with_streams_it_did_not_wait_for() {
+    for (synchronize, writes, races) in [(true, true, 0), (false, true, 1), (false, false, 0)] {
+        let world = seeded(3);
+        let rank = Rank::new(&world);
+        let (a, b) = (rank.memory(&world, 1), rank.memory(&world, 2));
+        rank.copy(a, b);
+        if synchronize {
+            rank.synchronize();
+        }
+        rank.device.host_touches(a, BYTES, writes);
+        assert_eq!(world.end().len(), races, "{synchronize} {writes}");
+    }
+}
+
+#[test]
+fn what_the_host_does_after_it_enqueued_is_not_ordered_before_the_operation() {
+    let (world, page) = (seeded(3), Page::new());
+    let rank = Rank::with(&world, &page);
+    let (a, b) = (rank.memory(&world, 1), rank.memory(&world, 2));
+    rank.wait(page.word(0), 1);
+    rank.copy(a, b);
+    world.upload(a, &[9; BYTES]);
+    // By luck it comes before.
+    past_the_mock(page.word(0)).store(1, Ordering::Release);
+    rank.synchronize();
+    assert_eq!(world.download(b, BYTES), [9; BYTES]);
+    assert_eq!(faults(&world.end()), [Fault::Race]);
+}
+
+#[test]
+fn a_word_orders_two_ranks() {
+    for seed in 0..50 {
+        for wait in [true, false] {
+            let (world, page) = (seeded(seed), Page::new());
+            let (a, b) = (Rank::with(&world, &page), Rank::with(&world, &page));
+            let (from, to, out) = (a.memory(&world, 1), a.memory(&world, 2), b.memory(&world, 3));
+            let peer = b.import(&a, to);
+            if wait {
+                b.wait(page.word(0), 1);
+            }
+            b.copy(peer, out);
+            a.copy(from, to);
+            a.write(page.word(0), 1);
+            let found = faults(&world.end());
+            if wait {
+                assert_eq!(found, []);
+                assert_eq!(world.download(out, BYTES), [1; BYTES]);
+            } else {
+                // The upload is of another process too, and nothing orders it either.
+                assert!(!found.is_empty() && found.iter().all(|fault| *fault == Fault::Race), "{found:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn order_goes_through_a_third_stream() {
+    for seed in 0..30 {
+        for (skip, races) in [(None, 0), (Some(0), 1), (Some(1), 1)] {
+            let (world, page) = (seeded(seed), Page::new());
+            let ranks: Vec<Rank> = (0..3).map(|_| Rank::with(&world, &page)).collect();
+            let (from, to, out) =
+                (ranks[0].memory(&world, 1), ranks[0].memory(&world, 2), ranks[2].memory(&world, 3));
+            let peer = ranks[2].import(&ranks[0], to);
+            world.settle();
+            ranks[0].copy(from, to);
+            ranks[0].write(page.word(0), 1);
+            if skip != Some(0) {
+                ranks[1].wait(page.word(0), 1);
+            }
+            ranks[1].write(page.word(1), 1);
+            if skip != Some(1) {
+                ranks[2].wait(page.word(1), 1);
+            }
+            ranks[2].copy(peer, out);
+            assert_eq!(world.end().len(), races, "seed {seed}, without {skip:?}");
+        }
+    }
+}
+
+#[test]
+fn a_wait_may_count_on_the_first_write_that_lets_it_through_and_no_later_one() {
+    for (value, races) in [(1, 1), (2, 0)] {
+        let (world, page) = (seeded(0), Page::new());
+        let (a, b) = (Rank::with(&world, &page), Rank::with(&world, &page));
+        let (from, to, out) = (a.memory(&world, 1), a.memory(&world, 2), b.memory(&world, 3));
+        let peer = b.import(&a, to);
+        world.settle();
+        a.write(page.word(0), 1);
+        a.copy(from, to);
+        a.write(page.word(0), 2);
+        // The word is 2 whenever the wait looks.
+        a.synchronize();
+        b.wait(page.word(0), value);
+        b.copy(peer, out);
+        assert_eq!(world.end().len(), races, "a wait for {value}");
+    }
+}
+
+#[test]
+fn the_host_counts_on_the_value_it_asks_for() {
+    for (value, races) in [(1, 1), (2, 0)] {
+        let (world, page) = (seeded(0), Page::new());
+        let rank = Rank::with(&world, &page);
+        let (from, to) = (rank.memory(&world, 1), rank.memory(&world, 2));
+        rank.write(page.word(0), 1);
+        rank.copy(from, to);
+        rank.write(page.word(0), 2);
+        while past_the_mock(page.word(0)).load(Ordering::Acquire) != 2 {}
+        // SAFETY: a word of the page.
+        assert!(unsafe { rank.device.has_reached(page.word(0), value) });
+        rank.device.host_touches(to, BYTES, false);
+        assert_eq!(world.end().len(), races, "{value}");
+    }
+}
+
+#[test]
+fn a_word_that_the_host_writes_orders_a_stream_behind_it() {
+    for stored in [true, false] {
+        let (world, page) = (seeded(0), Page::new());
+        let (a, b) = (Rank::with(&world, &page), Rank::with(&world, &page));
+        let (to, out) = (a.memory(&world, 1), b.memory(&world, 2));
+        let peer = b.import(&a, to);
+        b.wait(page.word(0), 1);
+        b.copy(peer, out);
+        if stored {
+            // SAFETY: a word of the page.
+            unsafe { a.device.store(page.word(0), 1) };
+            assert_eq!(faults(&world.end()), []);
+        } else {
+            // Past the mock: it lets through, and orders nothing.
+            past_the_mock(page.word(0)).store(1, Ordering::Release);
+            b.synchronize();
+            assert_eq!(faults(&world.end()), [Fault::Race]);
+        }
+    }
+}
+
+#[test]
+fn a_message_between_hosts_orders_if_the_test_says_so() {
+    for told in [true, false] {
+        let world = seeded(0);
+        let (a, b) = (Rank::new(&world), Rank::new(&world));
+        let (to, out) = (a.memory(&world, 1), b.memory(&world, 2));
+        let peer = b.import(&a, to);
+        if told {
+            b.process.take_over(&a.process.hand_over());
+        }
+        b.copy(peer, out);
+        assert_eq!(world.end().is_empty(), told);
+    }
+}
+
+#[test]
+fn waits_compare_the_signed_difference_and_poison_lets_all_through() {
+    let (world, page) = (seeded(0), Page::new());
+    let (a, b) = (Rank::with(&world, &page), Rank::with(&world, &page));
+    // SAFETY: a word of the page.
+    unsafe { a.device.store(page.word(0), u64::MAX) };
+    b.wait(page.word(0), 2);
+    let event = b.device.create_event().unwrap();
+    b.device.record(event, b.stream).unwrap();
+    a.write(page.word(0), 1);
+    a.synchronize();
+    assert!(!b.device.passed(event).unwrap());
+    a.write(page.word(0), 2);
+    b.synchronize();
+    for value in [3, 1 << 40, (1 << 62) - 1] {
+        b.wait(page.word(0), value);
+    }
+    // SAFETY: as above.
+    unsafe { a.device.store(page.word(0), 1 << 62) };
+    b.synchronize();
+    assert_clean(&world);
+}
+
+#[test]
+fn after_poison_the_order_of_data_is_not_held_against_the_streams_it_let_through() {
+    let (world, page) = (seeded(0), Page::new());
+    let (a, b) = (Rank::with(&world, &page), Rank::with(&world, &page));
+    let (from, to, out) = (a.memory(&world, 1), a.memory(&world, 2), b.memory(&world, 3));
+    let peer = b.import(&a, to);
+    world.settle();
+    b.wait(page.word(0), 1);
+    b.copy(peer, out);
+    // SAFETY: a word of the page.
+    unsafe { b.device.store(page.word(0), 1 << 62) };
+    a.copy(from, to);
+    b.synchronize();
+    assert_eq!(faults(&world.reports()), []);
+    // The stream is whole again once the host has seen it empty.
+    b.copy(peer, out);
+    assert_eq!(faults(&world.end()), [Fault::Race]);
+}
+
+#[test]
+fn a_copy_over_a_word_that_others_wait_for_is_a_race() {
+    let (world, page) = (seeded(0), Page::new());
+    let (a, b) = (Rank::with(&world, &page), Rank::with(&world, &page));
+    let from = a.memory(&world, 1);
+    b.wait(page.word(0), 1);
+    // SAFETY: memory of the mock.
+    unsafe { a.device.copy(a.stream, &[Copy { to: page.word(0), from, bytes: 8 }]) }.unwrap();
+    b.synchronize();
+    assert_eq!(faults(&world.end()), [Fault::Race]);
+}
+
+#[test]
+fn copies_of_one_call_have_no_order_among_themselves() {
+    let world = seeded(0);
+    let rank = Rank::new(&world);
+    let (a, b, c) = (rank.memory(&world, 1), rank.memory(&world, 2), rank.memory(&world, 3));
+    let copy = |from, to| Copy { to, from, bytes: BYTES };
+    // SAFETY: memory of the mock.
+    unsafe {
+        rank.device.copy(rank.stream, &[copy(a, b), copy(a, c)]).unwrap();
+        assert_eq!(faults(&world.races()), []);
+        rank.device.copy(rank.stream, &[copy(a, b), copy(b, c)]).unwrap();
+        rank.device.copy(rank.stream, &[Copy { to: a + 8, from: a, bytes: 16 }]).unwrap();
+    }
+    assert_eq!(faults(&world.end()), [Fault::Overlap, Fault::Overlap]);
+}
+
+#[test]
+fn a_reduction_may_write_one_of_its_sources_and_no_part_of_one() {
+    let world = seeded(0);
+    let rank = Rank::new(&world);
+    let (a, b) = (rank.memory(&world, 1), rank.memory(&world, 2));
+    let reduction = Reduction {
+        element: Element::U8,
+        fold: Fold::Sum,
+        sources: vec![a, b],
+        to: b,
+        count: BYTES,
+        divide: None,
+        times: None,
+    };
+    // SAFETY: memory of the mock.
+    unsafe {
+        rank.device.reduce(rank.stream, &reduction).unwrap();
+        rank.synchronize();
+        assert_eq!(world.download(b, BYTES), [3; BYTES]);
+        let shifted = Reduction { to: b + 1, count: 8, ..reduction };
+        rank.device.reduce(rank.stream, &shifted).unwrap();
+    }
+    assert_eq!(faults(&world.end()), [Fault::Overlap]);
+}
+
+#[test]
+fn a_wait_left_out_by_the_script_is_a_race_and_a_redundant_one_is_told() {
+    let run = |drop_wait| {
+        let (world, page) = (World::new(Script { drop_wait, ..Script::default() }), Page::new());
+        let (a, b) = (Rank::with(&world, &page), Rank::with(&world, &page));
+        let (from, to, out) = (a.memory(&world, 1), a.memory(&world, 2), b.memory(&world, 3));
+        let peer = b.import(&a, to);
+        world.settle();
+        a.copy(from, to);
+        a.write(page.word(0), 1);
+        b.wait(page.word(0), 1);
+        b.wait(page.word(0), 1);
+        b.copy(peer, out);
+        let found = faults(&world.end());
+        (world.waits(), found)
+    };
+    let (waits, found) = run(None);
+    assert_eq!(found, []);
+    assert_eq!(waits.iter().map(|wait| wait.redundant).collect::<Vec<_>>(), [Some(false), Some(true)]);
+    // Either alone is enough.
+    for wait in &waits {
+        assert_eq!(run(Some(wait.id)).1, []);
+    }
+}
+
+#[test]
+fn a_wait_is_early_where_nothing_that_lets_it_through_is_enqueued() {
+    for seed in 0..20 {
+        let (world, page) = (seeded(seed), Page::new());
+        let (a, b) = (Rank::with(&world, &page), Rank::with(&world, &page));
+        b.wait(page.word(0), 1);
+        // Enqueued, and not passed before the other goes on.
+        b.write(page.word(1), 7);
+        a.wait(page.word(1), 7);
+        a.wait(page.word(2), 0);
+        // SAFETY: a word of the page.
+        unsafe { a.device.store(page.word(0), 1) };
+        let event = a.device.create_event().unwrap();
+        a.device.record(event, a.stream).unwrap();
+        a.device.wait_event(a.device.create_stream().unwrap(), event).unwrap();
+        let early = |wait: &smddp_cuda::mock::WaitSeen| (wait.id.process, wait.early);
+        let found: Vec<_> = world.waits().iter().map(early).collect();
+        assert_eq!(found, [(0, false), (0, false), (0, false), (1, true)]);
+        assert_clean(&world);
+    }
+}
+
+#[test]
+fn ten_thousand_operations_take_seconds() {
+    let started = std::time::Instant::now();
+    let (world, page) = (seeded(7), Page::new());
+    let (a, b) = (Rank::with(&world, &page), Rank::with(&world, &page));
+    let (from, to, out) = (a.memory(&world, 1), a.memory(&world, 2), b.memory(&world, 3));
+    let peer = b.import(&a, to);
+    for turn in 1..=1250 {
+        a.wait(page.word(1), turn - 1);
+        a.copy(from, to);
+        a.copy(to, from);
+        a.write(page.word(0), turn);
+        b.wait(page.word(0), turn);
+        b.copy(peer, out);
+        b.copy(out, peer);
+        b.write(page.word(1), turn);
+    }
+    assert_clean(&world);
+    assert!(started.elapsed().as_secs() < 20, "{:?}", started.elapsed());
+}

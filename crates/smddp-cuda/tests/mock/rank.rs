@@ -1,0 +1,122 @@
+//! What the tests have in common: ranks, and words that they share.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::sync::Arc;
+
+use smddp_cuda::mock::{Fault, MockDevice, Process, Report, Script, World};
+use smddp_cuda::{Address, Copy, Device, Stream, Wait};
+
+pub(crate) const BYTES: usize = 256;
+
+/// A page of words in host memory, known to all ranks that register it.
+pub(crate) struct Page(*mut u8);
+
+// SAFETY: an address; the words behind it are used as atomics by the mock alone.
+unsafe impl Send for Page {}
+// SAFETY: as above.
+unsafe impl Sync for Page {}
+
+impl Page {
+    const LAYOUT: Layout = match Layout::from_size_align(4096, 4096) {
+        Ok(layout) => layout,
+        Err(_) => panic!("a page"),
+    };
+
+    pub(crate) fn new() -> Self {
+        // SAFETY: the layout is not empty.
+        Self(unsafe { alloc_zeroed(Self::LAYOUT) })
+    }
+
+    pub(crate) fn memory(&self) -> *mut u8 {
+        self.0
+    }
+
+    pub(crate) fn word(&self, k: usize) -> Address {
+        self.0 as Address + 8 * k as Address
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        // SAFETY: allocated so.
+        unsafe { dealloc(self.0, Self::LAYOUT) }
+    }
+}
+
+/// A process with one device and one stream.
+pub(crate) struct Rank {
+    pub(crate) process: Process,
+    pub(crate) device: Arc<MockDevice>,
+    pub(crate) stream: Stream,
+}
+
+impl Rank {
+    pub(crate) fn new(world: &World) -> Self {
+        let process = world.process();
+        let device = process.device(0);
+        let stream = device.create_stream().unwrap();
+        Self { process, device, stream }
+    }
+
+    pub(crate) fn with(world: &World, page: &Page) -> Self {
+        let rank = Self::new(world);
+        // SAFETY: the page lives until the test is over.
+        unsafe { rank.device.register(page.memory(), 4096) }.unwrap();
+        rank
+    }
+
+    pub(crate) fn memory(&self, world: &World, fill: u8) -> Address {
+        let address = self.device.allocate(BYTES).unwrap();
+        world.upload(address, &[fill; BYTES]);
+        address
+    }
+
+    /// This rank's address of another's memory.
+    pub(crate) fn import(&self, other: &Rank, address: Address) -> Address {
+        let region = other.device.region(address).unwrap();
+        let smddp_cuda::Export::Legacy(handle) = other.device.export(&region).unwrap() else {
+            panic!("a handle")
+        };
+        let import = smddp_cuda::Import::Legacy(&handle);
+        self.device.import(import, region.bytes).unwrap().base + (address - region.base)
+    }
+
+    pub(crate) fn copy(&self, from: Address, to: Address) {
+        self.copy_on(self.stream, from, to);
+    }
+
+    pub(crate) fn copy_on(&self, stream: Stream, from: Address, to: Address) {
+        // SAFETY: memory of the mock, which checks how long it lives.
+        unsafe { self.device.copy(stream, &[Copy { to, from, bytes: BYTES }]) }.unwrap();
+    }
+
+    pub(crate) fn write(&self, word: Address, value: u64) {
+        // SAFETY: as above.
+        unsafe { self.device.write_word(self.stream, word, value) }.unwrap();
+    }
+
+    pub(crate) fn wait(&self, word: Address, value: u64) {
+        // SAFETY: as above.
+        unsafe { self.device.wait_words(self.stream, &[Wait { word, value }]) }.unwrap();
+    }
+
+    pub(crate) fn synchronize(&self) {
+        self.device.synchronize(self.stream).unwrap();
+    }
+}
+
+pub(crate) fn seeded(seed: u64) -> World {
+    World::new(Script { seed, ..Script::default() })
+}
+
+pub(crate) fn faults(reports: &[Report]) -> Vec<Fault> {
+    reports.iter().map(|report| report.fault).collect()
+}
+
+/// Nothing was found, or what was is shown.
+#[track_caller]
+pub(crate) fn assert_clean(world: &World) {
+    let reports = world.end();
+    let text: Vec<String> = reports.iter().map(ToString::to_string).collect();
+    assert!(reports.is_empty(), "{}", text.join("\n"));
+}

@@ -1,0 +1,45 @@
+//! The board of ranks that share memory: pages in their control blocks, things lent over their unix sockets.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::endpoint::Endpoint;
+use super::layout::{PAGE, board_at};
+use super::link::Ranks;
+use crate::board::{Board, Lent, Maker};
+
+pub(super) struct ShmBoard {
+    pub(super) endpoint: Arc<Endpoint>,
+    pub(super) ranks: Arc<Ranks>,
+    pub(super) layout: usize,
+    pub(super) kept: Arc<AtomicBool>,
+}
+
+impl Board for ShmBoard {
+    fn page(&self, rank: usize) -> Option<*mut u8> {
+        let remote = self.ranks.remotes.get(rank)?;
+        Some(remote.memory().at(remote.block + board_at(self.layout), PAGE))
+    }
+
+    fn keep(&self) {
+        self.kept.store(true, Ordering::Release);
+    }
+
+    fn lend(&self, maker: Maker) -> u64 {
+        self.endpoint.lending.lend(maker)
+    }
+
+    fn withdraw(&self, token: u64) {
+        self.endpoint.lending.withdraw(token);
+    }
+
+    fn borrow(&self, rank: usize, token: u64) -> io::Result<Lent> {
+        let remote = self.ranks.remotes.get(rank).ok_or_else(|| io::Error::other("it is on another node"))?;
+        match remote.peer {
+            // A thread of this process.
+            None => self.endpoint.lending.make(token),
+            Some(_) => self.endpoint.borrow(&remote.card, token),
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! What ranks of a node share besides messages: pages of words, and what one process lends another over its socket.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::io::{self, BufRead, BufReader, Read, Seek, Write};
+use std::os::fd::OwnedFd;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use smddp_transport::Link;
+use smddp_transport::board::{Board, Lent, PAGE};
+use smddp_transport::shm::{Card, Prepared};
+
+const CAP: usize = 1 << 20;
+const CHILD: &str = "SMDDP_TEST_CHILD";
+const LIMIT: Duration = Duration::from_secs(60);
+
+fn to_hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn from_hex(text: &str) -> Vec<u8> {
+    (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()).collect()
+}
+
+fn word(board: &dyn Board, rank: usize, index: usize) -> &AtomicU64 {
+    let page = board.page(rank).unwrap();
+    assert!(page.addr().is_multiple_of(PAGE));
+    // SAFETY: within the page, which lives as long as the board; reached as an atomic by all.
+    unsafe { AtomicU64::from_ptr(page.cast::<u64>().add(index)) }
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < LIMIT, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Rank 0 and rank 1 in two processes that talk in lines.
+fn board(rank: usize, from: &mut impl BufRead, to: &mut impl Write) -> (Box<dyn Link>, Arc<dyn Board>) {
+    let prepared = Prepared::new(rank, 2, CAP, Vec::new()).unwrap();
+    say(to, &to_hex(&prepared.card().to_bytes()));
+    let theirs = Card::from_bytes(&from_hex(&hear(from))).unwrap();
+    let mut cards = vec![prepared.card().clone(), theirs];
+    if rank == 1 {
+        cards.swap(0, 1);
+    }
+    let link = prepared.connect(cards).unwrap();
+    let board = link.board().unwrap();
+    (Box::new(link), board)
+}
+
+fn say(to: &mut impl Write, line: &str) {
+    to.write_all(format!("\n@{line}\n").as_bytes()).unwrap();
+    to.flush().unwrap();
+}
+
+/// The next line that is meant for this.
+fn hear(from: &mut impl BufRead) -> String {
+    loop {
+        let mut line = String::new();
+        assert!(from.read_line(&mut line).unwrap() > 0, "the other process ended");
+        if let Some(line) = line.trim_end().strip_prefix('@') {
+            return line.to_owned();
+        }
+    }
+}
+
+fn file(contents: &str) -> OwnedFd {
+    let fd = rustix::fs::memfd_create(c"lent", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    let mut file = std::fs::File::from(fd);
+    file.write_all(contents.as_bytes()).unwrap();
+    file.into()
+}
+
+fn contents(fd: OwnedFd) -> String {
+    let (mut file, mut text) = (std::fs::File::from(fd), String::new());
+    file.rewind().unwrap();
+    file.read_to_string(&mut text).unwrap();
+    text
+}
+
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Rank 1: lends things under numbers that it says, and is asked by way of words.
+fn lender() {
+    let (mut from, mut to) = (BufReader::new(io::stdin()), io::stdout());
+    let (_link, board) = board(1, &mut from, &mut to);
+    let times = Arc::new(AtomicUsize::new(0));
+    let asked = times.clone();
+    let bytes = |count: usize, fds: usize| {
+        move || {
+            let fds = (0..fds).map(|i| file(&format!("file {i}"))).collect();
+            Ok(Lent { bytes: (0..count).map(|i| i as u8).collect(), fds })
+        }
+    };
+    let tokens = [
+        board.lend(Box::new(move || {
+            asked.fetch_add(1, Ordering::SeqCst);
+            bytes(3, 2)()
+        })),
+        board.lend(Box::new(bytes(Lent::MOST_BYTES, Lent::MOST_FDS))),
+        board.lend(Box::new(bytes(Lent::MOST_BYTES + 1, 0))),
+        board.lend(Box::new(bytes(0, Lent::MOST_FDS + 1))),
+        board.lend(Box::new(|| Err(io::Error::other("it is not for you")))),
+        board.lend(Box::new(bytes(1, 0))),
+    ];
+    board.withdraw(tokens[5]);
+    say(&mut to, &tokens.map(|token| token.to_string()).join(" "));
+    // Its page is the one that the other process sees as this rank's, and so the other way round.
+    until("rank 0 writes its word", || word(&*board, 0, 511).load(Ordering::Acquire) == 7);
+    word(&*board, 1, 3).store(8, Ordering::Release);
+    assert_eq!(word(&*board, 1, 511).load(Ordering::Acquire), 0);
+    hear(&mut from);
+    assert_eq!(times.load(Ordering::SeqCst), 2, "made anew for each who asks");
+}
+
+#[test]
+fn what_a_process_lends_arrives_at_another_or_the_reason_does_and_pages_are_shared() {
+    if std::env::var(CHILD).is_ok() {
+        return lender();
+    }
+    let name = "what_a_process_lends_arrives_at_another_or_the_reason_does_and_pages_are_shared";
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", name, "--nocapture", "--test-threads=1"])
+        .env(CHILD, "1")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut to, from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+    let (mut from, mut child) = (BufReader::new(from), Ended(child));
+    let (_link, board) = board(0, &mut from, &mut to);
+    let tokens: Vec<u64> = hear(&mut from).split(' ').map(|token| token.parse().unwrap()).collect();
+
+    for _ in 0..2 {
+        let lent = board.borrow(1, tokens[0]).unwrap();
+        assert_eq!(lent.bytes, [0, 1, 2]);
+        let texts: Vec<String> = lent.fds.into_iter().map(contents).collect();
+        assert_eq!(texts, ["file 0", "file 1"], "in their order");
+    }
+    let most = board.borrow(1, tokens[1]).unwrap();
+    assert!(most.bytes.iter().enumerate().all(|(i, &byte)| byte == i as u8));
+    assert_eq!((most.bytes.len(), most.fds.len()), (Lent::MOST_BYTES, Lent::MOST_FDS));
+    assert_eq!(contents(most.fds.into_iter().next_back().unwrap()), format!("file {}", Lent::MOST_FDS - 1));
+
+    let refused = |token: u64| board.borrow(1, token).unwrap_err().to_string();
+    assert!(refused(tokens[2]).contains("are more than one answer holds"), "{}", refused(tokens[2]));
+    assert!(refused(tokens[3]).contains("are more than one answer holds"), "{}", refused(tokens[3]));
+    assert_eq!(refused(tokens[4]), "it is not for you");
+    for unknown in [tokens[5], 1 << 40] {
+        assert_eq!(refused(unknown), format!("nothing is lent under number {unknown}"));
+    }
+    assert_eq!(board.borrow(2, tokens[0]).unwrap_err().to_string(), "it is on another node");
+
+    word(&*board, 0, 511).store(7, Ordering::Release);
+    until("rank 1 writes its word", || word(&*board, 1, 3).load(Ordering::Acquire) == 8);
+    say(&mut to, "over");
+    assert!(child.0.wait().unwrap().success());
+    // Nobody is there any more: an error at once, not a wait.
+    let begun = Instant::now();
+    board.borrow(1, tokens[0]).unwrap_err();
+    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
+}

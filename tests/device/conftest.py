@@ -1,0 +1,37 @@
+"""Fixtures of the tests with CUDA tensors that need no GPU."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from backend.ranks import Pool
+
+from device.fakes import fake
+
+__all__ = ["fake", "machines"]
+
+
+@pytest.fixture(scope="session")
+def machines() -> Iterator[Callable[[str], Pool]]:
+    """Rank processes over the fake driver, by the name of what they run on (device.machines)."""
+    from device.machines import MACHINES
+
+    library = os.environ.get("SMDDP_TEST_CUDA_LIBRARY", "")
+    if not Path(library).is_file():
+        pytest.fail(
+            f"SMDDP_TEST_CUDA_LIBRARY ({library!r}) is not the file of the fake driver; `make test-python` sets it, "
+            "or: export SMDDP_TEST_CUDA_LIBRARY=$(cargo run -q -p fake-libcuda)"
+        )
+    pools: dict[str, Pool] = {}
+
+    def of(name: str) -> Pool:
+        if name not in pools or not pools[name].alive:
+            pools[name] = MACHINES[name].start(library)
+        return pools[name]
+
+    yield of
+    for pool in pools.values():
+        pool.close()

@@ -1,0 +1,71 @@
+"""What the cases of the whole stack run on: ranks with fake devices that reach each other, or do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from backend.ranks import Pool
+
+CASE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Machine:
+    """ranks: processes. way: how the core names their path. nodes: as how many they are told to be."""
+
+    ranks: int
+    way: str
+    environment: dict[str, str] = field(default_factory=dict)
+    nodes: int = 1
+
+    def start(self, library: str) -> Pool:
+        def environment(rank: int) -> dict[str, str]:
+            return {
+                "SMDDP_CUDA_LIBRARY": library,
+                "SMDDP_NODE": f"node{rank * self.nodes // self.ranks}",
+                "SMDDP_TEST_WAY": self.way,
+                "SMDDP_TEST_NODES": str(self.nodes),
+                "FAKE_CUDA_DEVICES": "2",
+                **self.environment,
+            }
+
+        return Pool(self.ranks, environment, "device.simulated:install")
+
+
+MACHINES = {
+    "reference": Machine(3, "by reference", {"FAKE_CUDA_SEED": "7"}),
+    "host": Machine(2, "through pinned host memory", {"FAKE_CUDA_SEED": "8", "SMDDP_CUDA_PATH": "host"}),
+    "nodes": Machine(4, "by reference", nodes=2),
+}
+
+
+def checked(case: Callable[[], None]) -> Callable[[], None]:
+    """The case, which fails as well when memory could not be given back meanwhile."""
+
+    def run() -> None:
+        from device import simulated
+
+        simulated.failures.clear()
+        case()
+        assert not simulated.failures, simulated.failures
+
+    return run
+
+
+def on_machines(*names: str, seconds: float = CASE_SECONDS) -> Callable[[Callable[[], None]], Any]:
+    """Decorator: run the function on each rank of each of the machines."""
+
+    def wrap(case: Callable[[], None]) -> Any:
+        @pytest.mark.parametrize("machine", names)
+        def test(machine: str, machines: Callable[[str], Pool]) -> None:
+            machines(machine).run(case.__module__, case.__name__, seconds)
+
+        test.__name__ = case.__name__
+        test.__doc__ = case.__doc__
+        test.case = checked(case)
+        return test
+
+    return wrap

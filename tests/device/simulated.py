@@ -1,0 +1,491 @@
+"""CUDA for tests of the whole stack: the fake driver's memory, streams and events, and tensors that say where they are.
+
+`install` puts this in the place of the one module that uses torch.cuda. The core opens the same driver, so what it
+enqueues and what is enqueued here have the order that streams give them, and no other. An operation of torch on such a
+tensor waits for the current stream first: what that stream was not made to wait for may not be there, as on a GPU.
+
+Memory is handed out as torch's allocator does it: from segments, and again when the stream that it was made on, and
+those that were recorded, have come to where it was given back. Then it is soiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from smddp import cuda
+
+_NOT_READY = 600
+_NON_BLOCKING = 1
+_NO_TIMING = 2
+_SEGMENT = 32 << 20
+_ALIGNMENT = 512
+
+# What looks at a tensor, and not at its elements: torch does these without the device.
+_LOOKS = frozenset(
+    "__get__ __len__ data_ptr numel size stride dim is_contiguous is_neg is_conj is_complex is_floating_point "
+    "is_inference element_size storage_offset untyped_storage view view_as view_as_real detach __getitem__ narrow "
+    "chunk split t unbind flatten expand _debug_has_internal_overlap empty_like as_subclass".split()
+)
+
+
+class Driver:
+    """The driver's functions, in this thread's context of a device."""
+
+    def __init__(self, path: str) -> None:
+        self._library = ctypes.CDLL(path)
+        self._call("cuInit", 0)
+        count = ctypes.c_int()
+        self._call("cuDeviceGetCount", ctypes.byref(count))
+        self._contexts = []
+        for ordinal in range(count.value):
+            context = ctypes.c_size_t()
+            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), ordinal)
+            self._contexts.append(context)
+
+    def _ask(self, name: str, *arguments: Any) -> int:
+        return getattr(self._library, name)(*arguments)
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = self._ask(name, *arguments)
+        if code:
+            raise RuntimeError(f"CUDA error: {name} answers {code}")
+
+    def enter(self, device: int) -> None:
+        self._call("cuCtxSetCurrent", self._contexts[device])
+
+    def call(self, device: int, name: str, *arguments: Any) -> None:
+        self.enter(device)
+        self._call(name, *arguments)
+
+    def give(self, device: int, name: str, *arguments: Any) -> int:
+        """The value that a function writes through its first argument."""
+        value = ctypes.c_size_t()
+        self.call(device, name, ctypes.byref(value), *arguments)
+        return value.value
+
+    def passed(self, device: int, event: int) -> bool:
+        self.enter(device)
+        code = self._ask("cuEventQuery", ctypes.c_size_t(event))
+        if code not in (0, _NOT_READY):
+            raise RuntimeError(f"CUDA error: cuEventQuery answers {code}")
+        return code == 0
+
+    def open(self) -> int:
+        """How many things this process has of the driver."""
+        return self._library.fake_open()
+
+
+driver: Driver
+
+
+class Stream:
+    def __init__(self, device: int, handle: int | None = None) -> None:
+        self.device = device
+        # Never destroyed, as those of torch's pool.
+        self.handle = driver.give(device, "cuStreamCreateWithPriority", _NON_BLOCKING, 0) if handle is None else handle
+
+    def record(self) -> Event:
+        return Event(self)
+
+    def synchronize(self) -> None:
+        driver.call(self.device, "cuStreamSynchronize", ctypes.c_size_t(self.handle))
+
+    def wait_event(self, event: Event) -> None:
+        driver.call(self.device, "cuStreamWaitEvent", ctypes.c_size_t(self.handle), ctypes.c_size_t(event.handle), 0)
+
+
+class Event:
+    """A place in the order of a stream."""
+
+    def __init__(self, stream: Stream) -> None:
+        self.device = stream.device
+        self.handle = driver.give(self.device, "cuEventCreate", _NO_TIMING)
+        driver.call(self.device, "cuEventRecord", ctypes.c_size_t(self.handle), ctypes.c_size_t(stream.handle))
+
+    def query(self) -> bool:
+        return driver.passed(self.device, self.handle)
+
+    def __del__(self) -> None:
+        driver.call(self.device, "cuEventDestroy_v2", ctypes.c_size_t(self.handle))
+
+
+_current = threading.local()
+_defaults: dict[int, Stream] = {}
+_pool: dict[tuple[int, int], Stream] = {}
+_turns = itertools.count()
+
+
+def pooled(device: int) -> Stream:
+    """One of a few streams in turn, as torch's futures use them."""
+    place = (device, next(_turns) % 4)
+    return _pool.get(place) or _pool.setdefault(place, Stream(device))
+
+
+def current(device: int) -> Stream:
+    """This thread's current stream; the legacy default one unless `stream` says otherwise."""
+    chosen = getattr(_current, "streams", {}).get(device)
+    return chosen or _defaults.setdefault(device, Stream(device, 0))
+
+
+@contextlib.contextmanager
+def stream(chosen: Stream) -> Iterator[Stream]:
+    """A block with this current stream."""
+    before = getattr(_current, "streams", {})
+    _current.streams = {**before, chosen.device: chosen}
+    try:
+        yield chosen
+    finally:
+        _current.streams = before
+
+
+# Memory
+
+
+class Block:
+    """Bytes of a segment, with the streams that use them."""
+
+    def __init__(self, at: int, size: int, home: Stream) -> None:
+        self.at, self.size = at, size
+        self.streams = {home.handle: home}
+        self.events: list[Event] = []
+
+
+class Allocator:
+    """The memory of one device."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self._lock = threading.RLock()
+        self._at = self._end = 0
+        self.blocks: dict[int, Block] = {}
+        self._leaving: list[Block] = []
+        self._free: dict[int, list[int]] = {}
+
+    def take(self, size: int) -> Block:
+        size = -(-size // _ALIGNMENT) * _ALIGNMENT
+        with self._lock:
+            self._collect()
+            home = current(self.device)
+            spare = self._free.get(size)
+            if spare:
+                at = spare.pop()
+            else:
+                if self._at + size > self._end:
+                    segment = max(size, _SEGMENT)
+                    self._at = driver.give(self.device, "cuMemAlloc_v2", ctypes.c_size_t(segment))
+                    self._end = self._at + segment
+                at, self._at = self._at, self._at + size
+            block = self.blocks[at] = Block(at, size, home)
+            return block
+
+    def give_back(self, block: Block) -> None:
+        with self._lock:
+            del self.blocks[block.at]
+            try:
+                block.events = [used.record() for used in block.streams.values()]
+            except RuntimeError as error:
+                # torch ends the process for this.
+                failures.append(error)
+            self._leaving.append(block)
+
+    def _collect(self) -> None:
+        gone = [block for block in self._leaving if all(event.query() for event in block.events)]
+        for block in gone:
+            self._leaving.remove(block)
+            ctypes.memset(block.at, 0xEE, block.size)
+            self._free.setdefault(block.size, []).append(block.at)
+
+    def find(self, address: int) -> Block | None:
+        with self._lock:
+            return next((b for b in self.blocks.values() if b.at <= address < b.at + b.size), None)
+
+    @property
+    def in_use(self) -> int:
+        """Blocks that somebody has, or a stream may still use."""
+        with self._lock:
+            self._collect()
+            return len(self.blocks) + len(self._leaving)
+
+
+# What went wrong as memory was given back, where nobody can raise.
+failures: list[Exception] = []
+_allocators: dict[int, Allocator] = {}
+
+
+def allocator(device: int) -> Allocator:
+    return _allocators.setdefault(device, Allocator(device))
+
+
+# Tensors
+
+
+class OnDevice(torch.Tensor):
+    """Memory of device `index`, which the host happens to reach."""
+
+    index = 0
+    is_cpu = False
+    is_cuda = True
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cuda", self.index)
+
+    def get_device(self) -> int:
+        return self.index
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.Tensor.copy_ and _copy(*args):
+            return args[0]
+        name = getattr(func, "__name__", "")
+        if name not in _LOOKS:
+            finish(cls.index)
+        made = super().__torch_function__(func, types, args, kwargs)
+        if isinstance(made, cls) and func is not torch.Tensor.copy_:
+            with torch._C.DisableTorchFunctionSubclass():
+                if made.numel() and allocator(cls.index).find(made.data_ptr()) is None:
+                    return _place(made.as_subclass(torch.Tensor), cls.index)
+        return made
+
+
+class OnDevice1(OnDevice):
+    index = 1
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor, *_: Any) -> bool:
+    """Enqueues a copy of elements that lie in a row on both sides; others are not for copy engines."""
+    with torch._C.DisableTorchFunctionSubclass():
+        same = target.dtype == source.dtype and target.shape == source.shape
+        if not (same and target.is_contiguous() and source.is_contiguous()) or source.is_conj() or source.is_neg():
+            return False
+        index = (target if isinstance(target, OnDevice) else source).index
+        size = target.numel() * target.element_size()
+        addresses = [ctypes.c_size_t(tensor.data_ptr()) for tensor in (target, source)]
+        here = ctypes.c_size_t(current(index).handle)
+        driver.call(index, "cuMemcpyAsync", *addresses, ctypes.c_size_t(size), here)
+    return True
+
+
+def _memory(size: int, dtype: torch.dtype, take: Callable[[int], tuple[int, Callable[[], None]]]) -> torch.Tensor:
+    at, give_back = take(size)
+    buffer = (ctypes.c_byte * size).from_address(at)
+    weakref.finalize(buffer, give_back).atexit = False
+    return torch.frombuffer(buffer, dtype=torch.uint8).view(dtype)
+
+
+def _place(tensor: torch.Tensor, index: int) -> OnDevice:
+    kind = (OnDevice, OnDevice1)[index]
+    if not tensor.numel():
+        return tensor.clone().as_subclass(kind)
+
+    def take(size: int) -> tuple[int, Callable[[], None]]:
+        block = allocator(index).take(size)
+        return block.at, lambda: allocator(index).give_back(block)
+
+    with torch._C.DisableTorchFunctionSubclass():
+        plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        memory = _memory(plain.numel() * plain.element_size(), plain.dtype, take).view(plain.shape)
+        # Fresh memory: no stream uses it.
+        memory.copy_(plain)
+        return memory.as_subclass(kind)
+
+
+def to(tensor: torch.Tensor, index: int = 0) -> OnDevice:
+    """A copy on the device."""
+    return _place(tensor, index)
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32, index: int = 0) -> OnDevice:
+    return _place(torch.empty(*shape, dtype=dtype), index)
+
+
+def host(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy in ordinary memory, made when the current stream has come to it."""
+    if not isinstance(tensor, OnDevice):
+        return tensor
+    finish(tensor.index)
+    with torch._C.DisableTorchFunctionSubclass():
+        return tensor.as_subclass(torch.Tensor).clone()
+
+
+class Held:
+    """Keeps a stream from going on, from where it is made to `release`."""
+
+    def __init__(self, held: Stream) -> None:
+        self._device = held.device
+        self._word = driver.give(held.device, "cuMemHostAlloc", ctypes.c_size_t(4096), 0)
+        ctypes.c_uint64.from_address(self._word).value = 0
+        value = ctypes.c_uint64(1)
+        driver.call(
+            held.device, "cuStreamWaitValue64_v2", ctypes.c_size_t(held.handle), ctypes.c_size_t(self._word), value, 0
+        )
+
+    def release(self) -> None:
+        ctypes.c_uint64.from_address(self._word).value = 1
+
+    def __enter__(self) -> Held:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+# The place of smddp.cuda
+
+
+class Future:
+    """torch's future with devices: callbacks run on a stream of their own, whoever takes a value waits for it."""
+
+    def __init__(self, devices: tuple[int, ...]) -> None:
+        self.devices = devices
+        self._lock = threading.RLock()
+        self._ended = threading.Event()
+        self._callbacks: list[Callable[[], None]] = []
+        self._events: list[Event] = []
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def then(self, callback: Callable[[Any], Any]) -> Future:
+        child = Future(self.devices)
+
+        def run() -> None:
+            with contextlib.ExitStack() as streams:
+                for device in self.devices:
+                    streams.enter_context(stream(pooled(device)))
+                try:
+                    value, error = callback(self), None
+                except BaseException as raised:
+                    value, error = None, raised
+                child._end(value, error)
+
+        with self._lock:
+            if not self._ended.is_set():
+                self._callbacks.append(run)
+                return child
+        run()
+        return child
+
+    def set_result(self, value: Any) -> None:
+        self._end(value, None)
+
+    def _end(self, value: Any, error: BaseException | None) -> None:
+        with self._lock:
+            self._value, self._error = value, error
+            self._events = [current(device).record() for device in self.devices]
+            self._ended.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            callback()
+
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    def wait(self) -> Any:
+        assert self._ended.wait(30), "nobody completes this future"
+        for event in self._events:
+            current(event.device).wait_event(event)
+        return self.value()
+
+    def value(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+def in_use() -> bool:
+    return True
+
+
+def stream_of(device: int) -> int:
+    return current(device).handle
+
+
+def capturing(device: int) -> bool:
+    status = ctypes.c_int()
+    driver.call(device, "cuStreamIsCapturing", ctypes.c_size_t(current(device).handle), ctypes.byref(status))
+    return status.value != 0
+
+
+@contextlib.contextmanager
+def capture(chosen: Stream) -> Iterator[None]:
+    """A block in which the stream is captured into a graph, which is thrown away."""
+    driver.call(chosen.device, "cuStreamBeginCapture_v2", ctypes.c_size_t(chosen.handle), 0)
+    try:
+        yield
+    finally:
+        graph = ctypes.c_size_t()
+        driver.call(chosen.device, "cuStreamEndCapture", ctypes.c_size_t(chosen.handle), ctypes.byref(graph))
+
+
+def external(handle: int, device: int) -> Stream:
+    return Stream(device, handle)
+
+
+def record(tensor: torch.Tensor, used: Stream) -> None:
+    with torch._C.DisableTorchFunctionSubclass():
+        block = allocator(used.device).find(tensor.data_ptr()) if tensor.numel() else None
+    if block is not None:
+        block.streams[used.handle] = used
+
+
+def mark(device: int) -> Event:
+    return current(device).record()
+
+
+def wait_for(event: Event, device: int) -> None:
+    current(device).wait_event(event)
+
+
+_sides: dict[int, Stream] = {}
+
+
+@contextlib.contextmanager
+def on_side(device: int) -> Iterator[None]:
+    side = _sides.get(device) or _sides.setdefault(device, Stream(device))
+    with stream(side):
+        yield
+
+
+def finish(device: int) -> None:
+    current(device).synchronize()
+
+
+future = Future
+
+
+def pinned(like: torch.Tensor) -> torch.Tensor:
+    if not like.numel():
+        return torch.empty(0, dtype=like.dtype)
+
+    # Not freed: that waits for all streams, and torch keeps it as well.
+    def take(size: int) -> tuple[int, Callable[[], None]]:
+        return driver.give(0, "cuMemHostAlloc", ctypes.c_size_t(size), 0), lambda: None
+
+    return _memory(like.numel() * like.element_size(), like.dtype, take)
+
+
+def install() -> None:
+    """In a rank, before it makes a group."""
+    global driver
+    driver = Driver(os.environ["SMDDP_CUDA_LIBRARY"])
+    replaced = [
+        name
+        for name, value in vars(cuda).items()
+        if getattr(value, "__module__", "") == cuda.__name__ and not name.startswith("_")
+    ]
+    for name in replaced:
+        setattr(cuda, name, globals()[name])
+    # torch's broadcast asks it, for 8-bit floats.
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    torch.accelerator.device_count = lambda: 2
+    # torch's front ends hand what is no plain tensor to its class; CUDA tensors are plain.
+    torch.distributed.distributed_c10d.has_torch_function = lambda tensors: False

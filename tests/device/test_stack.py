@@ -1,0 +1,594 @@
+"""CUDA tensors through the whole stack, processes and all: smddp's Python, its core, and a driver without a GPU."""
+
+import datetime
+import os
+import signal
+import time
+
+import pytest
+import smddp
+import torch
+import torch.distributed as dist
+from backend.oracle import contribution, reduced, same
+from backend.ranks import again
+
+from device import simulated as gpu
+from device.machines import MACHINES, on_machines
+
+ALL = tuple(MACHINES)
+DTYPES = (torch.float32, torch.bfloat16, torch.int64, torch.bool)
+COUNTS = (1, 1000, 70_001)
+
+
+def world() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
+
+
+def mine(count: int, dtype: torch.dtype = torch.float32, salt: int = 0, index: int = 0) -> torch.Tensor:
+    return gpu.to(contribution(dist.get_rank(), count, dtype, salt), index)
+
+
+def everyones(count: int, dtype: torch.dtype = torch.float32, salt: int = 0) -> list[torch.Tensor]:
+    return [contribution(rank, count, dtype, salt) for rank in range(dist.get_world_size())]
+
+
+def holds(tensor: torch.Tensor, wanted: torch.Tensor) -> None:
+    same(gpu.host(tensor), wanted)
+
+
+def both_ways(check) -> None:
+    """With calls that return when the current stream waits, then with handles."""
+    check(lambda function, *args, **kwargs: function(*args, **kwargs))
+
+    def waited(function, *args, **kwargs):
+        work = function(*args, async_op=True, **kwargs)
+        assert work.wait()
+        assert work.exception() is None
+
+    check(waited)
+
+
+def sizes():
+    for dtype in DTYPES:
+        for count in COUNTS if dtype == torch.float32 else COUNTS[1:2]:
+            yield dtype, count
+
+
+def cut(tensor: torch.Tensor) -> list[torch.Tensor]:
+    return list(tensor.chunk(dist.get_world_size()))
+
+
+@on_machines(*ALL)
+def test_what_moves_without_arithmetic_is_where_it_belongs():
+    rank, size = world()
+    root = size - 1
+
+    def check(run):
+        for dtype, count in sizes():
+            all_of_them = everyones(count, dtype)
+            output = gpu.empty(size * count, dtype=dtype)
+            run(dist.all_gather_into_tensor, output, mine(count, dtype))
+            holds(output, torch.cat(all_of_them))
+            outputs = [gpu.empty(count, dtype=dtype) for _ in range(size)]
+            run(dist.all_gather, outputs, mine(count, dtype))
+            for got, wanted in zip(outputs, all_of_them, strict=True):
+                holds(got, wanted)
+            tensor = mine(count, dtype)
+            run(dist.broadcast, tensor, src=root)
+            holds(tensor, all_of_them[root])
+            outputs = [gpu.empty(count, dtype=dtype) for _ in range(size)] if rank == root else None
+            run(dist.gather, mine(count, dtype), outputs, dst=root)
+            for got, wanted in zip(outputs or (), all_of_them):
+                holds(got, wanted)
+            inputs = [gpu.to(contribution(r, count, dtype, 5)) for r in range(size)] if rank == root else None
+            output = gpu.empty(count, dtype=dtype)
+            run(dist.scatter, output, inputs, src=root)
+            holds(output, contribution(rank, count, dtype, 5))
+            output = gpu.empty(size * count, dtype=dtype)
+            run(dist.all_to_all_single, output, mine(size * count, dtype))
+            holds(output, torch.cat([cut(whole)[rank] for whole in everyones(size * count, dtype)]))
+
+    both_ways(check)
+
+
+@on_machines(*ALL)
+def test_reductions_are_those_of_all_ranks():
+    rank, size = world()
+    root = size - 1
+
+    def ops(dtype):
+        if dtype == torch.bool:
+            return "SUM", "MAX", "BAND"
+        return ("SUM", "AVG", "MIN", "PRODUCT") if dtype.is_floating_point else ("SUM", "AVG", "MAX", "BXOR")
+
+    def check(run):
+        for dtype, count in sizes():
+            for name in ops(dtype) if count == COUNTS[1] else ("SUM",):
+                op = getattr(dist.ReduceOp, name)
+                tensor = mine(count, dtype)
+                run(dist.all_reduce, tensor, op=op)
+                holds(tensor, reduced(everyones(count, dtype), name))
+                tensor = mine(count, dtype)
+                run(dist.reduce, tensor, dst=root, op=op)
+                if rank == root:
+                    holds(tensor, reduced(everyones(count, dtype), name))
+                wanted = reduced([cut(whole)[rank] for whole in everyones(size * count, dtype)], name)
+                output = gpu.empty(count, dtype=dtype)
+                run(dist.reduce_scatter_tensor, output, mine(size * count, dtype), op=op)
+                holds(output, wanted)
+                output = gpu.empty(count, dtype=dtype)
+                inputs = [gpu.to(part) for part in cut(contribution(rank, size * count, dtype))]
+                run(dist.reduce_scatter, output, inputs, op=op)
+                holds(output, wanted)
+
+    both_ways(check)
+
+
+@on_machines(*ALL)
+def test_premul_sum_multiplies_before_it_adds_and_leaves_the_input_alone():
+    rank, size = world()
+    op = dist._make_nccl_premul_sum(0.5)
+    tensor = mine(1000)
+    dist.all_reduce(tensor, op=op)
+    holds(tensor, sum(whole * 0.5 for whole in everyones(1000)))
+    output, source = gpu.empty(1000), mine(size * 1000)
+    dist.reduce_scatter_tensor(output, source, op=op)
+    holds(output, sum(cut(whole)[rank] * 0.5 for whole in everyones(size * 1000)))
+    holds(source, contribution(rank, size * 1000, torch.float32))
+
+
+@on_machines(*ALL)
+def test_all_to_all_takes_blocks_of_any_size():
+    rank, size = world()
+    send = [(rank + r) % 3 * 500 for r in range(size)]
+    get = [(r + rank) % 3 * 500 for r in range(size)]
+    wanted = [contribution(r, get[r], torch.float32, rank) for r in range(size)]
+    blocks = [contribution(rank, send[r], torch.float32, r) for r in range(size)]
+    output = gpu.empty(sum(get))
+    dist.all_to_all_single(output, gpu.to(torch.cat(blocks)), get, send)
+    holds(output, torch.cat(wanted))
+    outputs = [gpu.empty(count) for count in get]
+    dist.all_to_all(outputs, [gpu.to(each) for each in blocks])
+    for got, want in zip(outputs, wanted, strict=True):
+        holds(got, want)
+
+
+@on_machines("reference", "host")
+def test_nothing_may_be_sent():
+    _, size = world()
+    output = gpu.empty(0)
+    dist.all_gather_into_tensor(output, gpu.empty(0))
+    dist.all_reduce(output)
+    dist.all_to_all_single(output, gpu.empty(0))
+    outputs = [gpu.empty(4 * r) for r in range(size)]
+    dist.all_gather(outputs, mine(4 * dist.get_rank()))
+    for r, got in enumerate(outputs):
+        holds(got, contribution(r, 4 * r, torch.float32))
+
+
+@on_machines(*ALL)
+def test_outputs_may_be_parts_of_the_inputs_memory():
+    rank, size = world()
+    for count in (1000, 70_001):
+        whole = gpu.empty(size * count)
+        own = whole[rank * count : (rank + 1) * count]
+        own.copy_(mine(count))
+        dist.all_gather_into_tensor(whole, own)
+        holds(whole, torch.cat(everyones(count)))
+        whole = mine(size * count)
+        own = whole[rank * count : (rank + 1) * count]
+        dist.reduce_scatter_tensor(own, whole)
+        holds(own, reduced([cut(each)[rank] for each in everyones(size * count)], "SUM"))
+        whole = mine(size * count)
+        dist.all_to_all_single(whole, whole)
+        holds(whole, torch.cat([cut(each)[rank] for each in everyones(size * count)]))
+
+
+@on_machines(*ALL)
+def test_strided_tensors_are_brought_home_behind_the_wait():
+    rank, size = world()
+
+    def check(run):
+        # A column, and one that no other thing shares a line with.
+        table = gpu.to(contribution(rank, 2000, torch.float32).view(1000, 2))
+        run(dist.all_reduce, table[:, 1])
+        wanted = contribution(rank, 2000, torch.float32).view(1000, 2)
+        wanted[:, 1] = sum(each.view(1000, 2)[:, 1] for each in everyones(2000))
+        holds(table, wanted)
+        outputs = [gpu.empty(30, 40).t() for _ in range(size)]
+        run(dist.all_gather, outputs, gpu.to(contribution(rank, 1200, torch.float32).view(30, 40)).t())
+        for got, each in zip(outputs, everyones(1200), strict=True):
+            assert not got.is_contiguous()
+            holds(got, each.view(30, 40).t())
+        output = gpu.empty(20, size).t()
+        run(dist.all_to_all_single, output, gpu.to(contribution(rank, 20 * size, torch.float32).view(20, size)).t())
+        holds(output, torch.stack([each.view(20, size).t()[rank] for each in everyones(20 * size)]))
+
+    both_ways(check)
+
+
+@on_machines("reference", "host")
+def test_strided_outputs_come_home_when_nobody_waits():
+    table = gpu.to(torch.zeros(500, 2))
+    table[:, 0].copy_(mine(500))
+    gpu.finish(0)
+    work = dist.all_reduce(table[:, 0], async_op=True)
+    until(work.is_completed)
+    # No stream waits: the host has seen that it is complete.
+    with gpu.stream(gpu.Stream(0)):
+        holds(table[:, 0].contiguous(), reduced(everyones(500), "SUM"))
+
+
+def until(ready, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < deadline, "does not come about"
+        time.sleep(0.002)
+        # What the core held is let go of when Python next calls it.
+        dist.group.WORLD.communicator.sequence()
+
+
+@on_machines(*ALL)
+def test_coalesced_calls_and_blocks_are_all_done_behind_one_wait():
+    rank, size = world()
+    device = torch.device("cuda", 0)
+    with dist._coalescing_manager(device=device, async_ops=True) as block:
+        several = [mine(count) for count in (10, 5000)]
+        for tensor in several:
+            dist.all_reduce(tensor)
+    block.wait()
+    for tensor in several:
+        holds(tensor, reduced(everyones(tensor.numel()), "SUM"))
+    with dist._coalescing_manager(device=device, async_ops=True) as block:
+        outputs = [gpu.empty(size * count) for count in (10, 5000)]
+        for output in outputs:
+            dist.all_gather_into_tensor(output, mine(output.numel() // size))
+    block.wait()
+    for output in outputs:
+        holds(output, torch.cat(everyones(output.numel() // size)))
+    with dist._coalescing_manager(device=device, async_ops=True) as block:
+        outputs = [gpu.empty(count) for count in (10, 5000)]
+        for output in outputs:
+            dist.reduce_scatter_tensor(output, mine(output.numel() * size))
+    block.wait()
+    for output in outputs:
+        holds(output, reduced([cut(each)[rank] for each in everyones(output.numel() * size)], "SUM"))
+    several = [mine(10), mine(5000)]
+    dist.all_reduce_coalesced(several)
+    for tensor in several:
+        holds(tensor, reduced(everyones(tensor.numel()), "SUM"))
+
+
+@on_machines(*ALL)
+def test_many_calls_are_under_way_at_once_and_waited_for_in_any_order():
+    tensors = [mine(3000, salt=turn) for turn in range(24)]
+    works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+    for turn in (*range(23, -1, -2), *range(0, 24, 2)):
+        works[turn].wait()
+        holds(tensors[turn], reduced(everyones(3000, salt=turn), "SUM"))
+    for work in works:
+        until(work.is_completed)
+        assert work.is_success()
+
+
+@on_machines("reference", "host")
+def test_futures_run_ahead_of_the_device_and_their_callbacks_after_the_call():
+    tensor = mine(3000)
+    with gpu.stream(gpu.Stream(0)) as caller:
+        dist.all_reduce(gpu.empty(1))
+        gpu.finish(0)
+        with gpu.Held(caller):
+            future = dist.all_reduce(tensor, async_op=True).get_future()
+            assert future.done()
+            twice = gpu.empty(3000)
+            chained = future.then(lambda f: twice.copy_(f.wait()[0]))
+            copied = gpu.empty(3000)
+            copied.copy_(chained.wait())
+        holds(copied, reduced(everyones(3000), "SUM"))
+        holds(twice, reduced(everyones(3000), "SUM"))
+
+
+@on_machines(*ALL)
+def test_calls_and_waits_never_keep_the_host_and_the_data_follows_the_streams():
+    """The callers' streams stand still, so whatever waited for them on the host would stand still too."""
+    _, size = world()
+    dist.all_reduce(gpu.empty(1))
+    values = mine(5000)
+    gpu.finish(0)
+    source, copied = gpu.empty(5000), gpu.empty(5000)
+    with gpu.stream(gpu.Stream(0)) as caller, gpu.Held(caller) as held:
+        source.copy_(values)
+        work = dist.all_reduce(source, async_op=True)
+        work.wait()
+        copied.copy_(source)
+        gathered = gpu.empty(size * 5000)
+        dist.all_gather_into_tensor(gathered, values)
+        other = gpu.Stream(0)
+        with gpu.stream(other):
+            work.wait()
+            elsewhere = gpu.empty(5000)
+            elsewhere.copy_(source)
+        assert not work.is_completed()
+        held.release()
+        holds(copied, reduced(everyones(5000), "SUM"))
+        holds(gathered, torch.cat(everyones(5000)))
+        with gpu.stream(other):
+            holds(elsewhere, reduced(everyones(5000), "SUM"))
+
+
+@on_machines(*ALL)
+def test_tensors_may_be_dropped_while_the_device_uses_them():
+    _, size = world()
+    dist.all_reduce(gpu.empty(1))
+    gpu.finish(0)
+    before = gpu.allocator(0).in_use
+    with gpu.stream(gpu.Stream(0)) as caller:
+        results = []
+        with gpu.Held(caller):
+            for turn in range(8):
+                output = gpu.empty(size * 2000)
+                dist.all_gather_into_tensor(output, mine(2000, salt=turn), async_op=True)
+                results.append(output)
+            # As many as were dropped, of the same size: none may get their memory yet.
+            others = [gpu.to(torch.full((2000,), -1.0)) for _ in range(8)]
+        dist.barrier()
+        last = mine(1)
+        dist.all_reduce(last)
+        for turn, output in enumerate(results):
+            holds(output, torch.cat(everyones(2000, salt=turn)))
+        for other in others:
+            holds(other, torch.full((2000,), -1.0))
+    del results, others, output, other, last
+    until(lambda: gpu.allocator(0).in_use <= before)
+
+
+@on_machines("reference", "nodes")
+def test_groups_and_streams_side_by_side():
+    rank, size = world()
+    groups = [dist.new_group([0, 1]), dist.new_group([0, size - 1])]
+    members = [[0, 1], [0, size - 1]]
+    streams = [gpu.Stream(0) for _ in groups]
+    for turn in range(4):
+        works = []
+        for group, ranks, used in zip(groups, members, streams, strict=True):
+            if rank in ranks:
+                with gpu.stream(used):
+                    tensor = mine(4000, salt=turn)
+                    works.append((tensor, ranks, used, dist.all_reduce(tensor, group=group, async_op=True)))
+        tensor = mine(4000, salt=turn)
+        dist.all_reduce(tensor)
+        holds(tensor, reduced(everyones(4000, salt=turn), "SUM"))
+        for tensor, ranks, used, work in works:
+            with gpu.stream(used):
+                work.wait()
+                holds(tensor, reduced([contribution(r, 4000, torch.float32, turn) for r in ranks], "SUM"))
+    for group, ranks in zip(groups, members, strict=True):
+        if rank in ranks:
+            dist.destroy_process_group(group)
+
+
+@on_machines(*ALL)
+def test_messages_between_two_ranks_go_by_way_of_the_host():
+    rank, size = world()
+    to, source = (rank + 1) % size, (rank - 1) % size
+    tensor, got = mine(5000), gpu.empty(5000)
+    work = dist.isend(tensor, to)
+    dist.recv(got, source)
+    work.wait()
+    holds(got, contribution(source, 5000, torch.float32))
+    column = gpu.to(torch.zeros(500, 2))
+    requests = dist.batch_isend_irecv(
+        [dist.P2POp(dist.isend, mine(500), to), dist.P2POp(dist.irecv, column[:, 1], source)]
+    )
+    for request in requests:
+        request.wait()
+    holds(column[:, 1].contiguous(), contribution(source, 500, torch.float32))
+    holds(column[:, 0].contiguous(), torch.zeros(500))
+
+
+@on_machines("reference", "host")
+def test_cpu_tensors_and_barriers_in_the_same_group():
+    for turn in range(3):
+        on_device, on_host = mine(100, salt=turn), contribution(dist.get_rank(), 100, torch.float32, turn + 1)
+        work = dist.all_reduce(on_device, async_op=True)
+        dist.all_reduce(on_host)
+        same(on_host, reduced(everyones(100, salt=turn + 1), "SUM"))
+        dist.barrier()
+        work.wait()
+        holds(on_device, reduced(everyones(100, salt=turn), "SUM"))
+    said = [None] * dist.get_world_size()
+    dist.all_gather_object(said, dist.get_rank())
+    assert said == list(range(dist.get_world_size()))
+
+
+@on_machines("reference", "host")
+def test_a_barrier_comes_when_the_streams_of_all_ranks_have_come_to_it():
+    dist.all_reduce(gpu.empty(1))
+    with gpu.stream(gpu.Stream(0)):
+        values, source = mine(100_000), gpu.empty(100_000)
+        source.copy_(values)
+        dist.all_reduce(source)
+        dist.barrier()
+        # The host may look now: the barrier has waited for the stream.
+        with torch._C.DisableTorchFunctionSubclass():
+            same(source.as_subclass(torch.Tensor), reduced(everyones(100_000), "SUM"))
+
+
+@on_machines(*ALL)
+def test_one_group_uses_several_devices():
+    for turn in range(3):
+        for index in (0, 1):
+            tensor = mine(3000, salt=turn, index=index)
+            assert tensor.device == torch.device("cuda", index)
+            dist.all_reduce(tensor)
+            holds(tensor, reduced(everyones(3000, salt=turn), "SUM"))
+
+
+@on_machines("reference")
+def test_each_rank_may_have_a_device_of_its_own():
+    rank, size = world()
+    group = dist.new_group()
+    index = rank % 2
+    output = gpu.empty(size * 3000, index=index)
+    dist.all_gather_into_tensor(output, mine(3000, index=index), group=group)
+    holds(output, torch.cat(everyones(3000)))
+    tensor = mine(3000, index=index)
+    dist.all_reduce(tensor, group=group)
+    holds(tensor, reduced(everyones(3000), "SUM"))
+    dist.destroy_process_group(group)
+
+
+@on_machines("reference", "host")
+def test_what_is_refused_leaves_the_group_as_it_was():
+    tensor = mine(10)
+    dist.all_reduce(tensor)
+    with gpu.stream(gpu.Stream(0)) as caller:
+        with gpu.capture(caller), pytest.raises(RuntimeError, match="captured"):
+            dist.all_reduce(tensor)
+        with pytest.raises(ValueError, match="one device"):
+            dist.all_gather([mine(10, index=1) for _ in range(dist.get_world_size())], mine(10))
+        tensor = mine(10)
+        dist.all_reduce(tensor)
+        holds(tensor, reduced(everyones(10), "SUM"))
+
+
+@on_machines("reference", "host")
+def test_memory_that_is_no_devices_is_refused_before_a_stream_meets_it():
+    group = dist.new_group()
+    dist.all_reduce(mine(10), group=group)
+    foreign = torch.ones(10).as_subclass(gpu.OnDevice)
+    with pytest.raises(smddp.Error, match="not CUDA memory"):
+        dist.all_reduce(foreign, group=group, async_op=True).wait(datetime.timedelta(seconds=20))
+    gpu.finish(0)
+    dist.destroy_process_group(group)
+
+
+@on_machines(*ALL)
+def test_calls_that_do_not_fit_each_other_raise_on_every_rank_and_no_stream_is_stuck():
+    rank, _ = world()
+    group = dist.new_group()
+    dist.all_reduce(mine(10), group=group)
+    with gpu.stream(gpu.Stream(0)):
+        # A rank that comes last hears of it from the others, in the call itself.
+        with pytest.raises(smddp.MismatchError):
+            dist.all_reduce(mine(10 + (rank == 0)), group=group, async_op=True).wait(datetime.timedelta(seconds=20))
+        with pytest.raises(smddp.Error):
+            dist.all_reduce(mine(10), group=group)
+        gpu.finish(0)
+    dist.destroy_process_group(group)
+    tensor = mine(10)
+    dist.all_reduce(tensor)
+    holds(tensor, reduced(everyones(10), "SUM"))
+
+
+@on_machines("reference", "host")
+def test_a_deadline_that_passes_lets_the_streams_go_on():
+    rank, _ = world()
+    group = dist.new_group(timeout=datetime.timedelta(seconds=60))
+    # While the group gets to know the memory of its calls, a wait may keep the host.
+    for _ in range(12):
+        dist.all_reduce(mine(10), group=group)
+        gpu.finish(0)
+    dist.barrier()
+    group.set_timeout(datetime.timedelta(seconds=1))
+    if rank != 0:
+        dist.all_reduce(mine(10), group=group)
+        # Its wait is on the stream, which is not left there.
+        gpu.finish(0)
+        with pytest.raises(smddp.Error):
+            dist.all_reduce(mine(10), group=group)
+            dist.all_reduce(mine(10), group=group, async_op=True).wait(datetime.timedelta(seconds=20))
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
+@on_machines(*ALL)
+def test_the_way_is_the_one_that_the_devices_allow():
+    """Cases that went another way than their machine is there for would prove nothing."""
+    dist.all_reduce(mine(10))
+    comm = dist.group.WORLD.communicator
+    assert os.environ["SMDDP_TEST_WAY"] in comm.device_path(0)
+    assert len(set(comm.nodes())) == int(os.environ["SMDDP_TEST_NODES"])
+
+
+@on_machines("reference", "nodes")
+def test_a_group_that_is_bound_to_a_device_has_that_one_alone():
+    again(device_id=torch.device("cuda", 1))
+    try:
+        dist.barrier()
+        tensor = mine(100, index=1)
+        dist.all_reduce(tensor)
+        holds(tensor, reduced(everyones(100), "SUM"))
+        with pytest.raises(ValueError, match="bound to cuda:1"):
+            dist.all_reduce(mine(100))
+    finally:
+        again()
+
+
+@on_machines("reference")
+def test_groups_leave_nothing_on_the_devices_when_they_end():
+    dist.all_reduce(mine(10))
+    gpu.finish(0)
+    blocks = gpu.allocator(0).in_use
+
+    def one_group() -> None:
+        group = dist.new_group()
+        for count in (10, 100_000):
+            dist.all_reduce(mine(count), group=group)
+            dist.all_gather_into_tensor(gpu.empty(count * dist.get_world_size()), mine(count), group=group)
+        gpu.finish(0)
+        dist.destroy_process_group(group)
+        until(lambda: gpu.allocator(0).in_use <= blocks)
+
+    one_group()
+    opened = gpu.driver.open()
+    for _ in range(4):
+        one_group()
+    # The allocator's own events come and go; four groups that leave one thing each are more.
+    until(lambda: gpu.allocator(0).in_use <= blocks and gpu.driver.open() < opened + 4)
+
+
+@on_machines("reference", "host")
+def test_tensors_may_outlive_their_group():
+    """torch's allocator comes back to the streams of the group when they go."""
+    group = dist.new_group()
+    tensor = mine(1000)
+    dist.all_reduce(tensor, group=group)
+    dist.destroy_process_group(group)
+    holds(tensor, reduced(everyones(1000), "SUM"))
+    del tensor
+    dist.all_reduce(mine(1000))
+
+
+def one_rank_dies() -> None:
+    rank, _ = world()
+    dist.all_reduce(mine(10))
+    gpu.finish(0)
+    dist.barrier()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with gpu.stream(gpu.Stream(0)):
+        with pytest.raises(smddp.PeerLostError) as told:
+            work = dist.all_reduce(mine(100_000), async_op=True)
+            # The stream alone waits, unless the group still gets to know the memory of its calls.
+            work.wait()
+            gpu.finish(0)
+            work.wait(datetime.timedelta(seconds=20))
+        assert told.value.ranks == [1]
+        with pytest.raises(smddp.PeerLostError):
+            dist.all_reduce(mine(10))
+        gpu.finish(0)
+    dist.destroy_process_group()
+
+
+one_rank_dies.case = one_rank_dies
+
+
+@pytest.mark.parametrize("machine", ALL)
+def test_the_death_of_a_rank_is_told_to_the_others_and_no_stream_is_stuck(machine, machines):
+    """Last: it takes the ranks with it."""
+    pool = machines(machine)
+    said = pool.ask(__name__, "one_rank_dies", 60)
+    pool.close()
+    assert list(said) == [1], said
+    assert "status -9" in said[1]
