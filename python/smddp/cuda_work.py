@@ -15,10 +15,10 @@ from torch import Tensor
 from smddp import cuda
 from smddp.errors import CoreError, translate
 from smddp.keeping import last_look
-from smddp.work import NO_TIMEOUT, Handle, seconds
+from smddp.work import NO_TIMEOUT, CoreWork, seconds
 
 
-class CudaWork(Handle):
+class DeviceWork(CoreWork):
     """One call of the core on tensors of one device.
 
     native: the core's handle, which keeps the memory until the device is through.
@@ -73,7 +73,7 @@ class CudaWork(Handle):
 
     def _reach(self) -> None:
         """The data is there for what is enqueued on the current stream from now on."""
-        self._native.wait_stream(cuda.stream_of(self._device))
+        raise NotImplementedError
 
     def is_completed(self) -> bool:
         """Whether the device is through, the copies into strided outputs included."""
@@ -83,19 +83,6 @@ class CudaWork(Handle):
             return True
         self._finish_alone()
         return self._copied.query()
-
-    def is_over(self) -> bool:
-        return self._native.is_done()
-
-    def is_success(self) -> bool:
-        return self.is_completed() and self._native.error() is None
-
-    def exception(self) -> BaseException | None:
-        error = self._native.error()
-        return None if error is None else translate(error, self._ranks)
-
-    def block_current_stream(self) -> None:
-        self.wait()
 
     def _finish(self) -> None:
         if self._lock is None:
@@ -122,6 +109,13 @@ class CudaWork(Handle):
                 with cuda.on_side(self._device):
                     self._finish()
 
+
+class CudaWork(DeviceWork):
+    """One that the current stream waits for, not the host."""
+
+    def _reach(self) -> None:
+        self._native.wait_stream(cuda.stream_of(self._device))
+
     def _drive(self) -> None:
         """Nothing to do: a wait keeps nobody."""
 
@@ -131,27 +125,8 @@ class CudaWork(Handle):
         callback()
 
 
-class StagedWork(CudaWork):
+class StagedWork(DeviceWork):
     """A message between hosts that stands for one between devices, by pinned memory: the host waits for it."""
 
     def _reach(self) -> None:
         self._native.wait(None)
-
-    def source_rank(self) -> int:
-        """The group rank that a receive got its message from."""
-        return self._native.source()
-
-    _source_rank = source_rank
-
-    def _drive(self) -> None:
-        try:
-            self._native.wait(None)
-        except CoreError:
-            pass  # the future raises it
-
-    def _when_done(self, callback: Callable[[], None]) -> None:
-        # The core's helper thread runs one callback at a time, and this may be one of them.
-        if self._native.is_done():
-            callback()
-        else:
-            self._native.on_done(callback)

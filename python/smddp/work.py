@@ -130,10 +130,48 @@ class DoneWork(Handle):
         callback()
 
 
-class SmddpWork(Handle):
-    """One call of the core.
+class CoreWork(Handle):
+    """What the handles of calls of the core share: the host waits for one and hears of its end."""
 
-    native: the core's handle, which keeps the memory alive until the call is done.
+    # The core's handle, which keeps the memory alive until the call is done.
+    _native: Any
+    # As in errors.translate.
+    _ranks: Sequence[int] | None
+
+    def is_over(self) -> bool:
+        return self._native.is_done()
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self._native.error() is None
+
+    def exception(self) -> BaseException | None:
+        error = self._native.error()
+        return None if error is None else translate(error, self._ranks)
+
+    def source_rank(self) -> int:
+        """The group rank that a receive got its message from."""
+        return self._native.source()
+
+    _source_rank = source_rank
+
+    def _drive(self) -> None:
+        try:
+            self._native.wait(None)
+        except CoreError:
+            pass  # the future raises it
+
+    def _when_done(self, callback: Callable[[], None]) -> None:
+        # The core's helper thread runs one callback at a time, and this may be one of them.
+        if self._native.is_done():
+            callback()
+        else:
+            self._native.on_done(callback)
+
+
+class SmddpWork(CoreWork):
+    """One call of the core on host memory.
+
+    native: the core's handle.
     outputs: what `result()` and the future give.
     after: what must be done once when the data is there (copies into strided outputs); it is done by whoever
     sees the end first: a wait, a poll, a future, or the core's helper thread when nobody looks.
@@ -168,22 +206,6 @@ class SmddpWork(Handle):
         self._finish_quietly()
         return True
 
-    def is_over(self) -> bool:
-        return self._native.is_done()
-
-    def is_success(self) -> bool:
-        return self._native.is_done() and self._native.error() is None
-
-    def exception(self) -> BaseException | None:
-        error = self._native.error()
-        return None if error is None else translate(error, self._ranks)
-
-    def source_rank(self) -> int:
-        """The group rank that a receive got its message from."""
-        return self._native.source()
-
-    _source_rank = source_rank
-
     def _finish(self) -> None:
         # Whoever comes second must not pass before the first is through, hence no look without the lock.
         assert self._lock is not None
@@ -196,19 +218,6 @@ class SmddpWork(Handle):
         # Also the core's callback: a failed call has nothing to bring home, its error is for the waiter.
         if self._lock is not None and self._native.error() is None:
             self._finish()
-
-    def _drive(self) -> None:
-        try:
-            self._native.wait(None)
-        except CoreError:
-            pass  # the future raises it
-
-    def _when_done(self, callback: Callable[[], None]) -> None:
-        # The core's helper thread runs one callback at a time, and this may be one of them.
-        if self._native.is_done():
-            callback()
-        else:
-            self._native.on_done(callback)
 
 
 class JoinedWork(Handle):

@@ -268,4 +268,3 @@ def _device(device: torch.device | str | None) -> torch.device:
     if device.type == "meta":
         raise ValueError("device is where the values go: it cannot be meta")
     return device
-

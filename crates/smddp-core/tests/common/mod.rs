@@ -59,6 +59,26 @@ pub(crate) fn shm_ranks<T: Send>(size: usize, body: impl Fn(&Communicator) -> T 
     over(Wire::Shm.links(size), PATIENCE, body)
 }
 
+/// (elements in, elements out) of a rank, for `c` elements a block (whole for all_reduce, broadcast, reduce).
+pub(crate) fn shape(
+    collective: Collective,
+    at_root: bool,
+    n: usize,
+    c: usize,
+) -> (Option<usize>, Option<usize>) {
+    match collective {
+        Collective::AllGather => (Some(c), Some(n * c)),
+        Collective::ReduceScatter => (Some(n * c), Some(c)),
+        Collective::AllReduce => (Some(c), Some(c)),
+        Collective::Broadcast => (at_root.then_some(c), Some(c)),
+        Collective::Reduce => (Some(c), at_root.then_some(c)),
+        Collective::Gather => (Some(c), at_root.then_some(n * c)),
+        Collective::Scatter => (at_root.then_some(n * c), Some(c)),
+        Collective::AllToAll => (Some(n * c), Some(n * c)),
+        Collective::Barrier => (None, None),
+    }
+}
+
 /// Wires: the first two share no code.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wire {

@@ -8,7 +8,7 @@ use smddp_cuda::mock::{Memory, MockDevice, Process, World};
 use smddp_cuda::{Address, Copy, Device, Stream};
 use smddp_transport::joint::Joined;
 
-use crate::common::value;
+use crate::common::{shape, value};
 
 pub(crate) struct Rank {
     pub(crate) world: World,
@@ -184,26 +184,6 @@ pub(crate) struct Job<'a> {
     output: Option<(Buffer<'a>, usize, usize)>,
     pub(crate) want: Vec<u8>,
     in_place: bool,
-}
-
-/// (elements in, elements out) of a rank, for `count` elements a block (whole for all_reduce, broadcast, reduce).
-pub(crate) fn shape(
-    collective: Collective,
-    at_root: bool,
-    n: usize,
-    c: usize,
-) -> (Option<usize>, Option<usize>) {
-    match collective {
-        Collective::AllGather => (Some(c), Some(n * c)),
-        Collective::ReduceScatter => (Some(n * c), Some(c)),
-        Collective::AllReduce => (Some(c), Some(c)),
-        Collective::Broadcast => (at_root.then_some(c), Some(c)),
-        Collective::Reduce => (Some(c), at_root.then_some(c)),
-        Collective::Gather => (Some(c), at_root.then_some(n * c)),
-        Collective::Scatter => (at_root.then_some(n * c), Some(c)),
-        Collective::AllToAll => (Some(n * c), Some(n * c)),
-        Collective::Barrier => (None, None),
-    }
 }
 
 impl<'a> Job<'a> {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Error, Options, RedOp, Result};
 
-use crate::common::{Gate, PATIENCE, SOON, Wire, over};
+use crate::common::{Gate, PATIENCE, SOON, Wire, over, shape};
 
 /// One call, small enough to be written in a table.
 #[derive(Clone, Copy, Debug)]
@@ -21,19 +21,7 @@ const BASE: Make =
     Make { collective: Collective::AllReduce, dtype: DType::F32, redop: RedOp::Sum, root: 0, count: 100 };
 
 fn run(comm: &Communicator, make: Make) -> Result<()> {
-    let (n, at_root) = (comm.size(), comm.rank() == make.root);
-    let c = make.count;
-    let (given, taken) = match make.collective {
-        Collective::AllGather => (Some(c), Some(n * c)),
-        Collective::ReduceScatter => (Some(n * c), Some(c)),
-        Collective::AllReduce => (Some(c), Some(c)),
-        Collective::Broadcast => (at_root.then_some(c), Some(c)),
-        Collective::Reduce => (Some(c), at_root.then_some(c)),
-        Collective::Gather => (Some(c), at_root.then_some(n * c)),
-        Collective::Scatter => (at_root.then_some(n * c), Some(c)),
-        Collective::AllToAll => (Some(n * c), Some(n * c)),
-        Collective::Barrier => (None, None),
-    };
+    let (given, taken) = shape(make.collective, comm.rank() == make.root, comm.size(), make.count);
     let mut buffers =
         [given, taken].map(|count| vec![0u128; count.unwrap_or(0).div_ceil(16 / make.dtype.size())]);
     let [input, output] = &mut buffers;

@@ -67,4 +67,3 @@ class Inventory:
 
     def full_name(self, key: int, name: str) -> str:
         return f"{self.names[key]}.{name}" if self.names[key] else name
-

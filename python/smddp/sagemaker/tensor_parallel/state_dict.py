@@ -63,4 +63,3 @@ def translate_hf_state_dict(model: nn.Module, state_dict: Mapping[str, Any]) -> 
     for name, _ in tied_names(model):
         result.pop(name, None)
     return result
-

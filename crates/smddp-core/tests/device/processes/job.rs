@@ -6,7 +6,8 @@ use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp, 
 use smddp_cuda::Address;
 
 use super::gpu::{Gpu, Kind, Memory};
-use crate::rank::{by_processor, numbers, shape};
+use crate::common::shape;
+use crate::rank::{by_processor, numbers};
 
 const SUM: (DType, RedOp) = (DType::F32, RedOp::Sum);
 

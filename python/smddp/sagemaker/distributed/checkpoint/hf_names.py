@@ -51,4 +51,3 @@ def targets(model: nn.Module, state: dict[str, Any]) -> list[Target]:
         if target.sources[0] == name:
             found.append(target)
     return found
-
