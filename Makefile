@@ -32,13 +32,16 @@ export CARGO_NET_RETRY := 10
 WHEEL_SOURCES := pyproject.toml Cargo.toml $(wildcard Cargo.lock) README.md LICENSE \
     $(shell find crates python -name __pycache__ -prune -o \( -type d -o -type f \) ! -name '*.so' ! -name '*.pyc' -print)
 
-TEST_TOOLS := pytest pytest-timeout pytest-xdist hypothesis expecttest numpy transformers safetensors accelerate
+TEST_TOOLS := pytest pytest-timeout pytest-rerunfailures pytest-xdist hypothesis expecttest numpy transformers safetensors accelerate
 LINT_TOOLS := ruff mypy
 
 # nextest runs each test in its own process and stops one that hangs (.config/nextest.toml); it leaves
 # out the doc tests. Cargo's own runner serves where nextest is absent.
 # smddp-py is Python's extension module: it links only into a Python process, and pytest tests it there.
 RUST_TESTS := --workspace --exclude smddp-py
+
+# Ranks have deadlines, and a machine may hold one up. The closing line counts what passed at its second try only.
+SECOND_TRY := --reruns 1 -raR
 
 # The file of the CUDA driver without a GPU, for tests/device. Built when a recipe asks.
 FAKE_CUDA = $$(cargo run --quiet -p fake-libcuda)
@@ -135,7 +138,7 @@ test-rust: | prerequisites ## the Rust tests alone
 .PHONY: test-python
 test-python: $(STAMPS)/wheel $(STAMPS)/test-tools ## the Python tests alone
 	@sh scripts/libfabric.sh
-	SMDDP_TEST_CUDA_LIBRARY="$(FAKE_CUDA)" $(BIN)/python -m pytest $(PYTEST_ARGS)
+	SMDDP_TEST_CUDA_LIBRARY="$(FAKE_CUDA)" $(BIN)/python -m pytest $(SECOND_TRY) $(PYTEST_ARGS)
 
 .PHONY: test-slow
 test-slow: $(STAMPS)/wheel $(STAMPS)/test-tools ## the Python tests that `make test` leaves out for their length
@@ -159,7 +162,7 @@ test-smp-full: $(STAMPS)/wheel $(STAMPS)/test-tools ## torch.sagemaker: the whol
 .PHONY: test-transformers
 test-transformers: $(STAMPS)/wheel $(STAMPS)/test-tools ## torch.sagemaker's tests under transformers $(TRANSFORMERS)
 	$(BIN)/python scripts/layered_venv.py .venvs/transformers 'transformers==$(TRANSFORMERS)'
-	.venvs/transformers/bin/python -m pytest tests/smp $(PYTEST_ARGS)
+	.venvs/transformers/bin/python -m pytest tests/smp $(SECOND_TRY) $(PYTEST_ARGS)
 
 .PHONY: test-hosts
 test-hosts: $(STAMPS)/wheel $(STAMPS)/test-tools ## the backend, training and faults across "hosts" of network namespaces
