@@ -104,10 +104,12 @@ def test_outputs_with_several_elements_in_one_place_are_refused():
 def test_tensors_without_memory_are_refused():
     freed = torch.ones(6)
     freed.untyped_storage().resize_(0)
+    # Not by torch's functions: 2.5 prints the arguments of a call that fails, and to print this one ends the process.
+    world = dist.group.WORLD
     with refused("(6,)", "no memory"):
-        dist.all_reduce(freed)
+        world.allreduce([freed])
     with refused("(6,)", "no memory"):
-        dist.all_to_all_single(torch.empty(6), freed, [3, 3], [3, 3])
+        world.alltoall_base(torch.empty(6), freed, [3, 3], [3, 3])
     dist.all_reduce(torch.empty(0))
     group_still_works()
 
