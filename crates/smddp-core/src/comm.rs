@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use smddp_plan::{Algorithm, Collective, Network, Topology};
 use smddp_transport::board::Board;
-use smddp_transport::shm::fork_generation;
+use smddp_transport::fork::{self, PerProcess};
 use smddp_transport::{Link, Sleeper};
 
 use crate::bind::{self, Key, Site};
@@ -167,7 +167,7 @@ impl Inner {
     }
 
     fn usable(&self) -> Result<()> {
-        if self.forks != fork_generation() {
+        if self.forks != fork::generation() {
             return Err(Error::Forked { group: self.name.clone() });
         }
         match self.poison.get() {
@@ -265,13 +265,13 @@ impl Communicator {
             board,
             lobbies: Mutex::default(),
             name: name.to_owned(),
-            forks: fork_generation(),
+            forks: fork::generation(),
             habit: Habit::new(config.spin, !way.is_empty()),
             way,
             config,
         }));
         comm.set_timeout(timeout);
-        let mut live = lock(&LIVE);
+        let mut live = lock(LIVE.get());
         live.retain(|known| known.strong_count() > 0);
         live.push(Arc::downgrade(&comm.0));
         comm
@@ -607,7 +607,7 @@ impl Communicator {
     /// All waiters, here and at the peers, raise. Never blocks.
     pub fn abort(&self, reason: &str) {
         let inner = &self.0;
-        if inner.forks != fork_generation() {
+        if inner.forks != fork::generation() {
             return;
         }
         let _ =
@@ -629,7 +629,7 @@ impl Communicator {
     /// Idempotent.
     pub fn close(&self) {
         let inner = &self.0;
-        if inner.forks != fork_generation() || inner.closed.swap(true, Ordering::AcqRel) {
+        if inner.forks != fork::generation() || inner.closed.swap(true, Ordering::AcqRel) {
             return;
         }
         self.land();
@@ -691,7 +691,7 @@ impl Work {
             return self.shared.outcome();
         }
         let Some(comm) = &self.comm else { return Ok(()) };
-        if comm.forks != fork_generation() {
+        if comm.forks != fork::generation() {
             return Err(Error::Forked { group: comm.name.clone() });
         }
         let begun = Instant::now();
@@ -804,11 +804,11 @@ impl std::fmt::Debug for Work {
     }
 }
 
-static LIVE: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+static LIVE: PerProcess<Mutex<Vec<Weak<Inner>>>> = PerProcess::new();
 
 /// Leaves all groups of this process in good order: the exit hook, so that an exit is no death to the peers.
 pub fn shutdown() {
-    let live: Vec<_> = lock(&LIVE).drain(..).filter_map(|known| known.upgrade()).collect();
+    let live: Vec<_> = lock(LIVE.get()).drain(..).filter_map(|known| known.upgrade()).collect();
     for comm in live {
         Communicator(comm).close();
     }

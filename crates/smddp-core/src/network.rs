@@ -1,8 +1,11 @@
 //! What a message between nodes costs: in settings, on cards, in words.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use smddp_plan::Network;
+use smddp_transport::fork::PerProcess;
+
+use crate::comm::lock;
 
 /// Where the figures of a network are from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,15 +132,15 @@ pub(crate) fn from_words(words: [u64; WORDS]) -> Network {
 }
 
 /// What this process has learnt from the groups that it was in.
-static LEARNT: Mutex<Option<Network>> = Mutex::new(None);
+static LEARNT: PerProcess<Mutex<Option<Network>>> = PerProcess::new();
 
 pub(crate) fn remember(network: Network) {
-    *LEARNT.lock().unwrap_or_else(PoisonError::into_inner) = Some(network);
+    *lock(LEARNT.get()) = Some(network);
 }
 
 /// For this rank's card: what the process has learnt, or nothing.
 pub(crate) fn note() -> Vec<u8> {
-    let learnt = *LEARNT.lock().unwrap_or_else(PoisonError::into_inner);
+    let learnt = *lock(LEARNT.get());
     learnt
         .map(|network| to_words(network).into_iter().flat_map(u64::to_le_bytes).collect())
         .unwrap_or_default()

@@ -7,7 +7,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::comm::Inner;
+use smddp_transport::fork::PerProcess;
+
+use crate::comm::{Inner, lock};
 use crate::wait::{Habit, Patience};
 
 #[derive(Default)]
@@ -15,24 +17,19 @@ struct State {
     incoming: Vec<Arc<Inner>>,
     running: bool,
     kicks: u64,
-    generation: u32,
 }
 
-static STATE: Mutex<Option<State>> = Mutex::new(None);
-static CHANGED: Condvar = Condvar::new();
+/// The thread's state, and what tells it of a change.
+static PROGRESS: PerProcess<(Mutex<State>, Condvar)> = PerProcess::new();
 
-fn lock() -> MutexGuard<'static, Option<State>> {
-    STATE.lock().unwrap_or_else(PoisonError::into_inner)
+fn progress() -> (MutexGuard<'static, State>, &'static Condvar) {
+    let (state, changed) = PROGRESS.get();
+    (lock(state), changed)
 }
 
 /// Has the progress thread look after `comm` until nothing is pending there.
 pub(crate) fn register(comm: &Arc<Inner>) {
-    let mut guard = lock();
-    let generation = smddp_transport::shm::fork_generation();
-    let state = guard.get_or_insert_with(State::default);
-    if state.generation != generation {
-        *state = State { generation, ..State::default() };
-    }
+    let (mut state, changed) = progress();
     state.kicks += 1;
     if !state.incoming.iter().any(|c| Arc::ptr_eq(c, comm)) {
         state.incoming.push(comm.clone());
@@ -42,31 +39,26 @@ pub(crate) fn register(comm: &Arc<Inner>) {
         // Without a thread, whoever waits still drives.
         state.running = spawned.is_ok();
     }
-    CHANGED.notify_all();
+    changed.notify_all();
 }
 
 fn run() {
     let mut comms: Vec<Arc<Inner>> = Vec::new();
     loop {
         {
-            let mut guard = lock();
+            let (mut state, changed) = progress();
             loop {
-                let Some(state) = guard.as_mut() else { return };
                 comms.append(&mut state.incoming);
                 if !comms.is_empty() {
                     break;
                 }
                 // Idle for a while: go; the next asynchronous call makes a new thread.
                 let kicks = state.kicks;
-                let (next, timeout) = CHANGED
-                    .wait_timeout(guard, Duration::from_secs(5))
+                let (next, timeout) = changed
+                    .wait_timeout(state, Duration::from_secs(5))
                     .unwrap_or_else(PoisonError::into_inner);
-                guard = next;
-                if let Some(state) = guard.as_mut()
-                    && timeout.timed_out()
-                    && state.kicks == kicks
-                    && state.incoming.is_empty()
-                {
+                state = next;
+                if timeout.timed_out() && state.kicks == kicks && state.incoming.is_empty() {
                     state.running = false;
                     return;
                 }
@@ -110,14 +102,13 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
             continue;
         }
         {
-            let mut guard = lock();
-            let Some(state) = guard.as_mut() else { return };
+            let (state, changed) = progress();
             if !state.incoming.is_empty() {
                 return;
             }
             if !owned {
                 // All taken by waiters, who register what they leave behind.
-                drop(CHANGED.wait_timeout(guard, Duration::from_millis(2)));
+                drop(changed.wait_timeout(state, Duration::from_millis(2)));
                 continue;
             }
         }

@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use smddp_core::PerProcess;
 
 use crate::errors::raise;
 
@@ -50,14 +51,13 @@ pub(crate) fn seconds(value: f64) -> Duration {
     Duration::try_from_secs_f64(value.max(0.0)).unwrap_or(Duration::MAX)
 }
 
-static CALLBACKS: Mutex<Option<(u32, Sender<Py<PyAny>>)>> = Mutex::new(None);
+static CALLBACKS: PerProcess<Mutex<Option<Sender<Py<PyAny>>>>> = PerProcess::new();
 
 /// Hands a callback to the one thread that runs them: the thread that ends a call may hold locks that Python code
 /// must not meet.
 fn enqueue(callback: Py<PyAny>) {
-    let mut guard = CALLBACKS.lock().unwrap_or_else(PoisonError::into_inner);
-    let process = std::process::id();
-    if guard.as_ref().is_none_or(|(owner, _)| *owner != process) {
+    let mut guard = CALLBACKS.get().lock().unwrap_or_else(PoisonError::into_inner);
+    if guard.is_none() {
         let (sender, receiver) = channel::<Py<PyAny>>();
         let spawned = std::thread::Builder::new().name("smddp-callbacks".to_owned()).spawn(move || {
             for callback in receiver {
@@ -75,9 +75,9 @@ fn enqueue(callback: Py<PyAny>) {
         if spawned.is_err() {
             return;
         }
-        *guard = Some((process, sender));
+        *guard = Some(sender);
     }
-    if let Some((_, sender)) = guard.as_ref() {
+    if let Some(sender) = guard.as_ref() {
         let _ = sender.send(callback);
     }
 }

@@ -5,6 +5,7 @@
 //! cannot be done yet is `None` or `false`, never an error.
 
 pub mod board;
+pub mod fork;
 pub mod joint;
 pub mod loopback;
 mod net;

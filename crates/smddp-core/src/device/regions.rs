@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use smddp_cuda::{Address, Device, Export, Import, Imported, Kind, Region};
 use smddp_transport::board::{Board, Lent};
+use smddp_transport::fork::PerProcess;
 
 use super::site::Lobby;
 use crate::comm::lock;
@@ -80,7 +81,7 @@ impl Borrowed {
 }
 
 /// Those of all sites of this process.
-static ALL: Mutex<Vec<Weak<Mutex<Borrowed>>>> = Mutex::new(Vec::new());
+static ALL: PerProcess<Mutex<Vec<Weak<Mutex<Borrowed>>>>> = PerProcess::new();
 
 /// What one site lends and has borrowed.
 pub(super) struct Regions {
@@ -100,7 +101,7 @@ impl Regions {
     pub(super) fn new(lobby: &Arc<Lobby>, board: Option<Arc<dyn Board>>) -> Self {
         let borrowed = Borrowed { lobby: Arc::downgrade(lobby), mappings: HashMap::new() };
         let borrowed = Arc::new(Mutex::new(borrowed));
-        let mut all = lock(&ALL);
+        let mut all = lock(ALL.get());
         all.retain(|known| known.strong_count() > 0);
         all.push(Arc::downgrade(&borrowed));
         Self { device: lobby.device.clone(), board, lent: HashMap::new(), borrowed }
@@ -200,7 +201,7 @@ impl Regions {
             }
             std::thread::sleep(Duration::from_micros(50));
         }
-        let others: Vec<_> = lock(&ALL).iter().filter_map(Weak::upgrade).collect();
+        let others: Vec<_> = lock(ALL.get()).iter().filter_map(Weak::upgrade).collect();
         for other in others.into_iter().filter(|other| !Arc::ptr_eq(other, &self.borrowed)) {
             any |= lock(&other).close(|_, _| true);
         }

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 use super::frame::{Frame, Kind, LANES};
 use super::letters::Letters;
 use super::wire::{Place, Sink, Ticket, Wire};
-use crate::shm::{Endpoint, Owner, fork_generation};
+use crate::fork;
+use crate::shm::{Endpoint, Owner};
 use crate::{Fault, Head, Inlet, Mail, Mismatch, Stream};
 
 /// A channel that this rank writes and ranks of other nodes read.
@@ -167,7 +168,7 @@ impl Net {
             left: vec![false; size],
             words: vec![Vec::new(); size],
         };
-        Self { wire, state, poisoned: false, gone: false, hailed: false, forks: fork_generation() }
+        Self { wire, state, poisoned: false, gone: false, hailed: false, forks: fork::generation() }
     }
 
     pub(crate) fn name(&self) -> String {
@@ -519,7 +520,7 @@ impl Drop for Net {
     /// A device may still read from or write to the memory of a group that broke: it is not used again.
     fn drop(&mut self) {
         // And in a forked child all of it is the parent's.
-        if self.forks != fork_generation() || !self.wire.drained() {
+        if self.forks != fork::generation() || !self.wire.drained() {
             self.state.owner.abandon();
             self.state.letters.abandon();
         }

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -17,6 +17,7 @@ use super::memory::Memory;
 use super::pool::Pool;
 use super::service::Service;
 use crate::board::{Lending, Lent};
+use crate::fork::PerProcess;
 use crate::joint::Means;
 use crate::net::fabric::{self, engine::Engine, ofi::Ofi, staging::Staging};
 use crate::net::interface::{self, Family, Wanted};
@@ -50,46 +51,7 @@ pub struct Endpoint {
     found: Mutex<Vec<String>>,
 }
 
-/// Counts forks: what was made before one is dead in the child.
-static FORKS: AtomicU32 = AtomicU32::new(0);
-/// This process's endpoint, as a leaked cell, so that a fork's child can forget it with one store.
-static CURRENT: AtomicPtr<Mutex<Weak<Endpoint>>> = AtomicPtr::new(std::ptr::null_mut());
-
-extern "C" fn forked() {
-    FORKS.fetch_add(1, Ordering::Relaxed);
-    CURRENT.store(std::ptr::null_mut(), Ordering::Release);
-    crate::net::tcp::forked();
-}
-
-/// How often this process forked away from an ancestor since the library was first used.
-pub fn fork_generation() -> u32 {
-    FORKS.load(Ordering::Relaxed)
-}
-
-fn current() -> &'static Mutex<Weak<Endpoint>> {
-    static HOOK: Once = Once::new();
-    HOOK.call_once(|| {
-        // SAFETY: `forked` stores to atomics and calls `open`, `dup3` and `close`, which is allowed between fork and
-        // exec; registered once.
-        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
-    });
-    let found = CURRENT.load(Ordering::Acquire);
-    let cell = if found.is_null() {
-        let fresh = Box::into_raw(Box::new(Mutex::new(Weak::new())));
-        match CURRENT.compare_exchange(std::ptr::null_mut(), fresh, Ordering::AcqRel, Ordering::Acquire) {
-            Ok(_) => fresh,
-            Err(other) => {
-                // SAFETY: `fresh` came from `Box::into_raw` above and nobody else has seen it.
-                drop(unsafe { Box::from_raw(fresh) });
-                other
-            }
-        }
-    } else {
-        found
-    };
-    // SAFETY: only leaked boxes are ever stored in CURRENT, so the cell lives as long as the process.
-    unsafe { &*cell }
-}
+static CURRENT: PerProcess<Mutex<Weak<Endpoint>>> = PerProcess::new();
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -111,7 +73,7 @@ impl Peer {
 impl Endpoint {
     /// The process's endpoint, made on first use. `cap`: bytes of the staging pool.
     pub fn get(cap: usize) -> io::Result<Arc<Self>> {
-        let mut cell = lock(current());
+        let mut cell = lock(CURRENT.get());
         if let Some(endpoint) = cell.upgrade() {
             return Ok(endpoint);
         }
@@ -122,7 +84,7 @@ impl Endpoint {
 
     /// The endpoint if there is one.
     pub fn existing() -> Option<Arc<Self>> {
-        lock(current()).upgrade()
+        lock(CURRENT.get()).upgrade()
     }
 
     fn new(cap: usize) -> io::Result<Self> {

@@ -9,12 +9,13 @@ use std::time::{Duration, Instant};
 use super::board::ShmBoard;
 use super::card::Card;
 use super::distance::Distance;
-use super::endpoint::{Bell, Endpoint, Peer, fork_generation, nonce, ring_at};
+use super::endpoint::{Bell, Endpoint, Peer, nonce, ring_at};
 use super::layout::*;
 use super::mail::Mailbox;
 use super::memory::Memory;
 use super::pool::{Region, Release};
 use crate::board::Board;
+use crate::fork;
 use crate::{Fault, Head, Inlet, Link, Mail, Mismatch, Outlet, Sleeper, Stream, Wiring};
 
 /// One rank of the group as this process reaches it: its memory and its control block in there.
@@ -266,7 +267,7 @@ impl ShmLink {
             mailbox: Mailbox::new(size),
             left: false,
             kept: Arc::default(),
-            forks: fork_generation(),
+            forks: fork::generation(),
         }
     }
 
@@ -277,7 +278,7 @@ impl ShmLink {
 
     /// False in a forked child, whose copy this is.
     pub(crate) fn ours(&self) -> bool {
-        self.forks == fork_generation()
+        self.forks == fork::generation()
     }
 
     pub(crate) fn sleep_on(&self, ticket: u32, fds: &[(RawFd, i16)], at_most: Duration) {
@@ -801,7 +802,7 @@ fn read_why(remote: &Remote) -> String {
 impl Drop for ShmLink {
     fn drop(&mut self) {
         // A forked child's copy: the group, its memory and its place in the pool are the parent's.
-        if self.forks != fork_generation() {
+        if self.forks != fork::generation() {
             return;
         }
         self.leave();

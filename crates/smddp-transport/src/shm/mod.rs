@@ -20,8 +20,8 @@ mod service;
 
 pub(crate) use card::Id;
 pub use card::{Card, CardError, PROTOCOL};
+pub use endpoint::Endpoint;
 pub(crate) use endpoint::{Bell, random};
-pub use endpoint::{Endpoint, fork_generation};
 pub use link::{Prepared, ShmLink, Unreachable};
 pub(crate) use owner::Owner;
 pub(crate) use pool::Region;

@@ -10,9 +10,10 @@ use std::thread::JoinHandle;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use super::card::Id;
-use super::endpoint::{Bell, fork_generation};
+use super::endpoint::Bell;
 use super::handshake;
 use crate::board::Lending;
+use crate::fork;
 
 struct Watched {
     fd: OwnedFd,
@@ -48,7 +49,7 @@ impl Service {
         let thread = std::thread::Builder::new()
             .name("smddp-service".to_owned())
             .spawn(move || serve(&theirs, &listener, &me, &memory, &bell, &lending))?;
-        Ok(Self { shared, thread: Some(thread), forks: fork_generation() })
+        Ok(Self { shared, thread: Some(thread), forks: fork::generation() })
     }
 
     /// Sets `gone` and rings when the process or the connection behind `fd` ends; forgets it when nobody else
@@ -68,7 +69,7 @@ impl Service {
 impl Drop for Service {
     fn drop(&mut self) {
         // A forked child has no such thread, and shares the parent's eventfd.
-        if self.forks != fork_generation() {
+        if self.forks != fork::generation() {
             return;
         }
         self.shared.stop.store(true, Ordering::Release);

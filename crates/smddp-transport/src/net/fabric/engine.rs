@@ -230,7 +230,7 @@ impl Engine {
             turn: 0,
             events: Vec::new(),
             dead: None,
-            forks: crate::shm::fork_generation(),
+            forks: crate::fork::generation(),
             provider,
             #[cfg(test)]
             careless: None,
@@ -453,7 +453,7 @@ impl Engine {
 
 impl Drop for Engine {
     fn drop(&mut self) {
-        if self.forks != crate::shm::fork_generation() {
+        if self.forks != crate::fork::generation() {
             // The parent's endpoints: closing them here could talk to its devices.
             std::mem::forget(std::mem::replace(&mut self.provider, Box::new(super::gone::Gone)));
         }

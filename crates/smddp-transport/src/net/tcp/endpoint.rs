@@ -14,8 +14,9 @@ use serde::{Deserialize, Serialize};
 
 use super::hello::{HELLO, Purpose, parse};
 use super::own::Own;
+use crate::fork;
 use crate::net::interface::Choice;
-use crate::shm::{Bell, Id, fork_generation, random};
+use crate::shm::{Bell, Id, random};
 
 /// How a rank is reached: its process's address and the group's token there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -119,13 +120,13 @@ impl TcpEndpoint {
             }),
             bell,
             thread: OnceLock::new(),
-            forks: fork_generation(),
+            forks: fork::generation(),
         })
     }
 
     /// Not an ancestor's, of which a fork has left a copy here.
     pub(super) fn ours(&self) -> bool {
-        self.forks == fork_generation()
+        self.forks == fork::generation()
     }
 
     pub(crate) fn door(self: &Arc<Self>) -> Door {

@@ -1,0 +1,98 @@
+//! Forks: what of this process a child does not take over.
+
+use std::sync::Once;
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+/// Counts forks: what was made before one is dead in the child.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn forked() {
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    crate::net::tcp::forked();
+}
+
+/// How often this process forked away from an ancestor since the library was first used.
+pub fn generation() -> u32 {
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| {
+        // SAFETY: `forked` adds to an atomic and calls `open`, `dup3` and `close`, which is allowed between fork and exec;
+        // registered once.
+        unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+    });
+    FORKS.load(Ordering::Relaxed)
+}
+
+/// A value of one process: a forked child begins with a fresh one. Another thread may have held the parent's lock, or
+/// been in the middle of a change, when the child was made; the child has no such thread.
+pub struct PerProcess<T>(AtomicPtr<Cell<T>>);
+
+struct Cell<T> {
+    generation: u32,
+    value: T,
+}
+
+impl<T: Default + Send + Sync + 'static> PerProcess<T> {
+    #[expect(clippy::new_without_default, reason = "for statics")]
+    pub const fn new() -> Self {
+        Self(AtomicPtr::new(std::ptr::null_mut()))
+    }
+
+    pub fn get(&self) -> &'static T {
+        let generation = generation();
+        let mut found = self.0.load(Ordering::Acquire);
+        loop {
+            // SAFETY: null, or a leaked box: only such are ever stored, so the cell lives as long as the process.
+            if let Some(cell) = unsafe { found.as_ref() }
+                && cell.generation == generation
+            {
+                return &cell.value;
+            }
+            let fresh = Box::into_raw(Box::new(Cell { generation, value: T::default() }));
+            found = match self.0.compare_exchange(found, fresh, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => fresh,
+                Err(other) => {
+                    // SAFETY: `fresh` came from `Box::into_raw` above and nobody else has seen it.
+                    drop(unsafe { Box::from_raw(fresh) });
+                    other
+                }
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::sync::mpsc::channel;
+
+    use super::*;
+
+    #[test]
+    fn a_forked_child_has_a_fresh_value_though_a_thread_of_the_parent_held_the_lock() {
+        static VALUE: PerProcess<Mutex<u32>> = PerProcess::new();
+        *VALUE.get().lock().unwrap() = 5;
+        let (tell, held) = channel();
+        let (end, ended) = channel::<()>();
+        let holder = std::thread::spawn(move || {
+            let guard = VALUE.get().lock().unwrap();
+            tell.send(()).unwrap();
+            let _ = ended.recv();
+            drop(guard);
+        });
+        held.recv().unwrap();
+        // SAFETY: the child looks at one value of its own and leaves at once.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            let fresh = VALUE.get().try_lock().is_ok_and(|value| *value == 0);
+            // SAFETY: ends the child without handlers that belong to the parent.
+            unsafe { libc::_exit(i32::from(!fresh)) };
+        }
+        let mut status = 0;
+        // SAFETY: our own child.
+        assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
+        assert_eq!(status, 0, "the child found its parent's value");
+        end.send(()).unwrap();
+        holder.join().unwrap();
+        assert_eq!(*VALUE.get().lock().unwrap(), 5, "the parent's is as it was");
+    }
+}
