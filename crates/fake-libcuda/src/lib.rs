@@ -3,7 +3,7 @@
 //! Device memory is host memory from `memfd_create`, so that other processes of the same user can map it (legacy
 //! handles through /proc/PID/fd, allocations of the virtual-memory calls through descriptors). Streams are threads.
 //! Waits for words compare as CUDA does. What a real driver refuses is refused, and what breaks a context there
-//! (memory that is gone when a copy comes to it) breaks it here. Calls that free memory wait for all streams first.
+//! (memory that is gone when a copy comes to it) breaks it here. Calls that free or unmap memory wait for all streams first.
 //! New memory holds bytes of 0xA5. It cannot tell how fast anything is, nor what a GPU's memory order would allow.
 //!
 //! | variable | what it sets | else |
@@ -14,9 +14,12 @@
 //! | `FAKE_CUDA_MEMORY` | bytes of each device, for one process | 16 GiB |
 //! | `FAKE_CUDA_NO_MEMOPS=1` | stream memory operations are not supported | |
 //! | `FAKE_CUDA_NO_IPC=1` | no memory can be exported | |
+//! | `FAKE_CUDA_LEAST_EXPORT` | handles of smaller allocations are refused, whatever is said of them | 0 |
 //! | `FAKE_CUDA_NO_PEER=1` | devices do not reach each other | |
-//! | `FAKE_CUDA_NO_BATCH=1` | batched copies are there and not supported | |
+//! | `FAKE_CUDA_NO_BATCH=1` | batched copies are there and not supported; 2: invalid | |
 //! | `FAKE_CUDA_BAD_JIT=1` | no module compiles | |
+//! | `FAKE_CUDA_WAITS=1` | calls that make, map, register or load wait for all streams, too | |
+//! | `CUDA_DEVICE_MAX_CONNECTIONS=1` | all streams of a device share one queue | |
 //!
 //! Beside the driver's functions there are two for tests: `fake_calls(name)`, how often a function was called, and
 //! `fake_open()`, how many things are allocated, mapped, reserved, held or created.

@@ -9,7 +9,7 @@ use crate::api;
 use crate::os::{self, MAP_ANONYMOUS, MAP_SHARED, PROT_RW};
 use crate::sharing::Imports;
 use crate::state::*;
-use crate::streams::{drain, uncaptured};
+use crate::streams::{acquiring, drain};
 use crate::types::*;
 use crate::vmm::{Physical, Virtual};
 
@@ -127,8 +127,8 @@ pub(crate) fn unmap(address: u64, bytes: usize) {
 
 api! {
     fn cuMemAlloc_v2(address: *mut CUdeviceptr, bytes: usize) {
-        uncaptured()?;
         let device = current()?;
+        acquiring("cuMemAlloc")?;
         if bytes == 0 || address.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -166,8 +166,8 @@ api! {
     }
 
     fn cuMemHostAlloc(host: *mut *mut c_void, bytes: usize, flags: c_uint) {
-        uncaptured()?;
         let device = current()?;
+        acquiring("cuMemHostAlloc")?;
         if bytes == 0 || flags > 7 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -197,8 +197,8 @@ api! {
     }
 
     fn cuMemHostRegister_v2(host: *mut c_void, bytes: usize, flags: c_uint) {
-        uncaptured()?;
         let device = current()?;
+        acquiring("cuMemHostRegister")?;
         let pages = bytes.div_ceil(4096);
         if bytes == 0 || flags > 15 || !(host as u64).is_multiple_of(4096) {
             return Err(CUDA_ERROR_INVALID_VALUE);
@@ -276,7 +276,10 @@ unsafe fn attribute(data: *mut c_void, which: c_int, address: u64) -> Answer<boo
             // Mapped memory: what it lies in, so that nobody relies on more.
             BUFFER_ID => reserved.map_or(range.id, |(_, _, id)| id),
             DEVICE_ORDINAL => range.device as u64,
-            IS_LEGACY_CUDA_IPC_CAPABLE => (matches!(range.kind, Kind::Device(_)) && settings().ipc).into(),
+            // Imported memory too, which nobody says; a handle of it is refused.
+            IS_LEGACY_CUDA_IPC_CAPABLE => {
+                (matches!(range.kind, Kind::Device(_) | Kind::Imported) && settings().ipc).into()
+            }
             RANGE_START_ADDR => reserved.map_or(base, |(start, ..)| start),
             RANGE_SIZE => reserved.map_or(range.bytes, |(_, bytes, _)| bytes) as u64,
             MAPPED => 1,

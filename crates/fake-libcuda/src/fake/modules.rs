@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use crate::api;
 use crate::memory::read;
 use crate::state::*;
-use crate::streams::{Operation, stream, uncaptured};
+use crate::streams::{Operation, acquiring, stream};
 use crate::types::*;
 
 /// `struct Args` of the kernels: `smddp_cuda::kernels::Args`.
@@ -79,8 +79,8 @@ api! {
         options: *mut c_int,
         values: *mut *mut c_void,
     ) {
-        uncaptured()?;
         current()?;
+        acquiring("cuModuleLoadDataEx")?;
         let text = CStr::from_ptr(image.cast()).to_string_lossy().into_owned();
         if settings().bad_jit || !text.contains(".version") || !text.contains(".target") {
             complain("ptxas fatal : the fake driver was told to refuse it", count, options, values);
@@ -113,7 +113,7 @@ api! {
 
     fn cuFuncLoad(function: CUfunction) {
         current()?;
-        uncaptured()?;
+        acquiring("cuFuncLoad")?;
         modules(|all| all.functions.contains_key(&function)).then_some(()).ok_or(CUDA_ERROR_INVALID_HANDLE)
     }
 

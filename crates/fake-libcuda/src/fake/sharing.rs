@@ -8,7 +8,7 @@ use crate::api;
 use crate::memory::{Kind, Range, read, unmap, write};
 use crate::os::{self, MAP_SHARED, PROT_RW};
 use crate::state::*;
-use crate::streams::{drain, uncaptured};
+use crate::streams::{acquiring, drain};
 use crate::types::*;
 
 /// What a handle holds: where the memory is to be found.
@@ -59,6 +59,10 @@ api! {
         let Some((base, Range { kind: Kind::Device(fd), bytes, id, device })) = memory.find(address) else {
             return Err(CUDA_ERROR_INVALID_VALUE);
         };
+        // Documented for the base of an allocation alone.
+        if base != address || *bytes < settings().least_export {
+            return Err(CUDA_ERROR_INVALID_VALUE);
+        }
         give(handle.cast(), Handle {
             magic: MAGIC,
             base,
@@ -72,8 +76,8 @@ api! {
     }
 
     fn cuIpcOpenMemHandle_v2(address: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) {
-        uncaptured()?;
         let device = current()?;
+        acquiring("cuIpcOpenMemHandle")?;
         let handle: Handle = std::mem::transmute(handle);
         if flags != IPC_MEM_LAZY_ENABLE_PEER_ACCESS || handle.magic != MAGIC {
             return Err(CUDA_ERROR_INVALID_VALUE);

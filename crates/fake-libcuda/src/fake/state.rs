@@ -16,8 +16,14 @@ pub(crate) struct Settings {
     pub(crate) memops: bool,
     pub(crate) ipc: bool,
     pub(crate) peer: bool,
-    pub(crate) batch: bool,
+    pub(crate) no_batch: u64,
     pub(crate) bad_jit: bool,
+    /// Bytes of the smallest allocation of which a handle is given.
+    pub(crate) least_export: usize,
+    /// Calls that make something wait for all streams.
+    pub(crate) waits: bool,
+    /// All streams of a device share a queue.
+    pub(crate) one_queue: bool,
     /// The numbers of the devices that this process sees.
     pub(crate) visible: Vec<usize>,
 }
@@ -46,7 +52,10 @@ pub(crate) fn settings() -> &'static Settings {
             memops: number("FAKE_CUDA_NO_MEMOPS", 0) == 0,
             ipc: number("FAKE_CUDA_NO_IPC", 0) == 0,
             peer: number("FAKE_CUDA_NO_PEER", 0) == 0,
-            batch: number("FAKE_CUDA_NO_BATCH", 0) == 0,
+            no_batch: number("FAKE_CUDA_NO_BATCH", 0),
+            least_export: number("FAKE_CUDA_LEAST_EXPORT", 0) as usize,
+            waits: number("FAKE_CUDA_WAITS", 0) != 0,
+            one_queue: std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").is_ok_and(|text| text.trim() == "1"),
             bad_jit: number("FAKE_CUDA_BAD_JIT", 0) != 0,
             visible,
         }

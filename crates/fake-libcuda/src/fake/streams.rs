@@ -339,6 +339,11 @@ pub(crate) fn drain(call: &str) -> Answer {
     Ok(())
 }
 
+/// What calls do that make, map, register or load something: NVIDIA's manuals let them wait for the device, too.
+pub(crate) fn acquiring(call: &str) -> Answer {
+    if settings().waits { drain(call) } else { uncaptured() }
+}
+
 fn enqueue_copies(stream: CUstream, wanted: impl Iterator<Item = (u64, u64, usize)>) -> Answer {
     let handle = self::stream(stream)?;
     let mut host = false;
@@ -380,8 +385,10 @@ unsafe fn batch(
     sets: usize,
     stream: CUstream,
 ) -> Answer {
-    if !settings().batch {
-        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    match settings().no_batch {
+        0 => {}
+        1 => return Err(CUDA_ERROR_NOT_SUPPORTED),
+        _ => return Err(CUDA_ERROR_INVALID_VALUE),
     }
     let invalid = Err(CUDA_ERROR_INVALID_VALUE);
     if count == 0 || sets == 0 || sets > count || *first != 0 {
@@ -455,7 +462,8 @@ api! {
         let blocking = flags != STREAM_NON_BLOCKING;
         let number = 0x5000 + fresh();
         streams(|all| {
-            let queue = if blocking { default_stream(all, device).queue } else { Queue::start() };
+            let shared = blocking || settings().one_queue;
+            let queue = if shared { default_stream(all, device).queue } else { Queue::start() };
             all.streams.insert(number, Handle { queue, device, blocking, capture: Arc::default() });
         });
         give(stream, number)
@@ -463,7 +471,7 @@ api! {
 
     fn cuStreamDestroy_v2(stream: CUstream) {
         let handle = streams(|all| all.streams.remove(&stream)).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
-        if !handle.blocking {
+        if !handle.blocking && !settings().one_queue {
             handle.queue.close();
             streams(|all| {
                 all.leaving.retain(|queue| !queue.is_empty());

@@ -9,6 +9,7 @@ use crate::api;
 use crate::memory::{Kind, Memory, Range, unmap, write};
 use crate::os::{self, MAP_ANONYMOUS, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED, PROT_NONE, PROT_RW};
 use crate::state::*;
+use crate::streams::{acquiring, drain};
 use crate::types::*;
 
 /// As H200's.
@@ -169,6 +170,7 @@ api! {
     }
 
     fn cuMemUnmap(address: u64, bytes: usize) {
+        drain("cuMemUnmap")?;
         write(|memory| {
             for base in inside(memory, address, bytes)? {
                 memory.ranges.remove(&base);
@@ -186,6 +188,7 @@ api! {
         if description.flags != MEM_ACCESS_FLAGS_PROT_READWRITE {
             return Err(CUDA_ERROR_NOT_SUPPORTED);
         }
+        acquiring("cuMemSetAccess")?;
         write(|memory| {
             for base in inside(memory, address, bytes)? {
                 let Some(range) = memory.ranges.get_mut(&base) else { continue };

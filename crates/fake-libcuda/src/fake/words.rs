@@ -83,7 +83,7 @@ api! {
 
     fn cuStreamBatchMemOp_v2(stream: CUstream, count: c_uint, operations: *mut CUstreamBatchMemOpParams, flags: c_uint) {
         let handle = handle(stream)?;
-        if flags != 0 || count as usize > MAX_BATCH_MEM_OPS {
+        if flags != 0 || count == 0 || count >= 256 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let operations = std::slice::from_raw_parts(operations, count as usize);

@@ -138,10 +138,14 @@ fn meet(
         let text = String::from_utf8_lossy(&verdicts[rank * VERDICT + 1..(rank + 1) * VERDICT]);
         Some(format!("rank {rank}: {}", text.trim_end_matches('\0')))
     };
+    let memory = asked.ok().map(|sample| sample.at);
     if let Some(why) = first(NOT_AT_ALL) {
+        if let Some(at) = memory {
+            // SAFETY: allocated for this, and nobody has it any more: all ranks have given their verdict.
+            unsafe { device.free(at) };
+        }
         return Err(impossible(comm, &why));
     }
-    let memory = asked.ok().map(|sample| sample.at);
     Ok(match first(HOST) {
         None => {
             let path = "by reference: copy engines read the peers' memory".to_owned();

@@ -49,6 +49,14 @@ pub(crate) struct Lobby {
     numbers: AtomicU64,
     /// The last one that mapped or allocated memory.
     learned: AtomicU64,
+    /// Streams run in the order in which they were asked.
+    in_turn: bool,
+}
+
+/// Whether all streams of a device share one queue of the hardware, as programs wish that lay computing over communication:
+/// a stream that waits there for a word holds up the one that is to write it.
+fn in_turn() -> bool {
+    std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").is_ok_and(|text| text.trim() == "1")
 }
 
 /// So many operations in a row that found all memory known: the next one will, too.
@@ -68,7 +76,8 @@ impl Lobby {
         let words = ManuallyDrop::new(words);
         let (events, gates) = (Mutex::default(), Mutex::default());
         let (numbers, learned) = (AtomicU64::new(0), AtomicU64::new(0));
-        Ok(Arc::new(Self { device, stream, place, path, words, events, gates, numbers, learned }))
+        let in_turn = in_turn();
+        Ok(Arc::new(Self { device, stream, place, path, words, events, gates, numbers, learned, in_turn }))
     }
 
     /// A place in the order of `stream`.
@@ -90,10 +99,10 @@ impl Lobby {
         self.learned.fetch_max(number, Ordering::Relaxed);
     }
 
-    /// Whether operation `number` may well have to map or allocate memory. The driver may wait for all streams then, so no
-    /// stream should stand at a word that is written only afterwards.
+    /// Whether no stream should stand at a word that operation `number` is yet to write: it may well have to map or allocate
+    /// memory, and the driver may wait for all streams then; or what writes the word would wait behind that stream.
     pub(crate) fn learning(&self, number: u64) -> bool {
-        number <= self.learned.load(Ordering::Relaxed) + SETTLED
+        self.in_turn || number <= self.learned.load(Ordering::Relaxed) + SETTLED
     }
 
     /// Whether the device is through with that operation, or all were released.
@@ -222,7 +231,9 @@ pub(crate) struct Site {
     end: Option<Event>,
 }
 
-pub(super) const LEAST_SLAB: usize = 1 << 20;
+/// The driver cuts smaller allocations from blocks of this size, and a legacy handle hands out the whole block: mapped
+/// twice by one reader, it may be refused.
+pub(super) const LEAST_SLAB: usize = 2 << 20;
 
 impl Site {
     /// `first`: device memory of [`LEAST_SLAB`] bytes, this site's from now on.

@@ -212,7 +212,7 @@ fn what_cannot_be_done_is_refused_and_the_group_stays_usable() {
 #[test]
 fn memory_that_is_no_devices_and_a_device_without_memory_fail_the_group_with_the_reason() {
     for full in [false, true] {
-        let memory = full.then_some(10 << 20);
+        let memory = full.then_some(16 << 20);
         let world = World::new(Script {
             memory,
             delay: Duration::from_micros(5),
@@ -221,7 +221,7 @@ fn memory_that_is_no_devices_and_a_device_without_memory_fail_the_group_with_the
         });
         ranks(&world, Wire::Shm.links(2), PATIENCE, |rank| {
             // In place, all_to_all works on a copy of its input: there is no room for one of this size.
-            let count = 400_000;
+            let count = 700_000;
             let memory = vec![0f32; 2 * count];
             let at = if full { call(rank, Collective::AllToAll, count).1 } else { memory.as_ptr() as u64 };
             let flat = Blocks::Flat { ptr: at as *mut u8, count };

@@ -80,7 +80,8 @@ impl CudaDevice {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All copies in one call. False where the driver has no such call for this device.
+    /// All copies in one call. False where the driver refuses: it has no such call for this device, or not for such memory,
+    /// and the manual names only "invalid value" for both, as for copies that cannot be at all.
     ///
     /// # Safety
     /// The contract of `copy`.
@@ -124,7 +125,7 @@ impl CudaDevice {
                 ),
             }
         };
-        if code == CUDA_ERROR_NOT_SUPPORTED {
+        if matches!(code, CUDA_ERROR_NOT_SUPPORTED | CUDA_ERROR_INVALID_VALUE) {
             return Ok(false);
         }
         self.check("cuMemcpyBatchAsync", code).map(|()| true)
@@ -316,6 +317,7 @@ impl Device for CudaDevice {
     /// Several copies are one batch, which prefers the copy engines, where the driver has batches.
     unsafe fn copy(&self, stream: Stream, copies: &[Copy]) -> Result<()> {
         let _current = self.context.enter()?;
+        let mut refused = false;
         if copies.len() > 1 && !is_default(stream) && self.batches.load(Ordering::Relaxed) {
             // Batches with an empty copy are refused as a whole.
             let some: Vec<Copy>;
@@ -333,7 +335,7 @@ impl Device for CudaDevice {
                 if unsafe { self.copy_batch(batch, stream, copies) }? {
                     return Ok(());
                 }
-                self.batches.store(false, Ordering::Relaxed);
+                refused = true;
             }
         }
         for copy in copies.iter().filter(|copy| copy.bytes > 0) {
@@ -341,6 +343,10 @@ impl Device for CudaDevice {
             let code =
                 unsafe { (self.cuda.table.required.memcpy_async)(copy.to, copy.from, copy.bytes, stream.0) };
             self.check("cuMemcpyAsync", code)?;
+        }
+        if refused {
+            // It was the batch and not its copies: not tried again.
+            self.batches.store(false, Ordering::Relaxed);
         }
         Ok(())
     }

@@ -97,8 +97,8 @@ pub(crate) const STREAM_MEM_OP_WRITE_VALUE_64: c_uint = 5;
 pub(crate) const STREAM_WAIT_VALUE_GEQ: c_uint = 0;
 /// With the memory barrier: everything before in the stream is visible everywhere first.
 pub(crate) const STREAM_WRITE_VALUE_DEFAULT: c_uint = 0;
-/// More are refused by the driver.
-pub(crate) const MAX_BATCH_MEM_OPS: usize = 256;
+/// The driver's manual wants less than 256.
+pub(crate) const MAX_BATCH_MEM_OPS: usize = 255;
 
 // Virtual memory
 pub(crate) const MEM_ALLOCATION_TYPE_PINNED: c_int = 1;

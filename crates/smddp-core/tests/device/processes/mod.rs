@@ -50,6 +50,11 @@ fn processes_that_may_not_share_device_memory_stage_it_and_say_so() {
 }
 
 #[test]
+fn memory_that_turns_out_not_to_be_exported_is_copied_to_whole_blocks_of_the_groups_own() {
+    all("every collective", 2, &[BY_REFERENCE, ("FAKE_CUDA_LEAST_EXPORT", "2097152")]);
+}
+
+#[test]
 fn groups_of_the_same_processes_work_at_once_and_come_and_go() {
     all("several groups", 3, &[("FAKE_CUDA_SEED", "5")]);
     all("several groups", 4, &[LO, PAIRS]);
@@ -59,6 +64,13 @@ fn groups_of_the_same_processes_work_at_once_and_come_and_go() {
 fn two_thousand_calls_in_the_order_of_a_stream_are_right() {
     all("soak", 2, &[("SMDDP_TEST_TURNS", "2000")]);
     all("soak", 3, &[("SMDDP_TEST_TURNS", "300"), ("FAKE_CUDA_SEED", "11"), ("FAKE_CUDA_VERSION", "12080")]);
+}
+
+#[test]
+fn streams_that_share_one_queue_do_not_wait_for_what_comes_behind_them() {
+    let one = ("CUDA_DEVICE_MAX_CONNECTIONS", "1");
+    all("soak", 3, &[("SMDDP_TEST_TURNS", "300"), ("FAKE_CUDA_SEED", "13"), one]);
+    all("several groups", 3, &[("FAKE_CUDA_SEED", "5"), one]);
 }
 
 #[test]
