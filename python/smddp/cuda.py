@@ -23,6 +23,11 @@ def in_use() -> bool:
     return torch.cuda.is_initialized()
 
 
+def here() -> int:
+    """This thread's current device."""
+    return torch.cuda.current_device()
+
+
 def stream_of(device: int) -> int:
     """The raw handle of this thread's current stream."""
     # Every call asks, and an object for each answer costs a microsecond.
@@ -91,4 +96,5 @@ def future(devices: tuple[int, ...]) -> Future[Any]:
 
 def pinned(like: Tensor) -> Tensor:
     """Host memory that the device copies from and to by itself, for as many elements, in one row."""
-    return torch.empty(like.numel(), dtype=like.dtype, pin_memory=True)
+    # The device is named because programs may set another default.
+    return torch.empty(like.numel(), dtype=like.dtype, device="cpu", pin_memory=True)

@@ -14,6 +14,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import PrefixStore, ProcessGroup
 from torch.distributed import distributed_c10d as dist_c10d
 
+from smddp import resharding
 from smddp._native import core, shut_down_at_exit
 from smddp._register import NAME
 from smddp.collectives import SmddpCollectives
@@ -40,6 +41,8 @@ def create(options: Any, backend_options: Any) -> SmddpProcessGroup:
     if getattr(options, "enable_reconfigure", False):
         raise RuntimeError("smddp groups cannot be reconfigured; make a new group instead")
     request = current_request()
+    if request.device_id is None:
+        request.device_id = _device_of_default_group()
     store = options.store
     # torch puts the device's prefix on the store of the one device it asked us for.
     group_store = getattr(store, "underlying_store", store)
@@ -95,6 +98,7 @@ class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  
         self._serves_cuda = request.backends.get("cuda") == NAME
         self._bound = _ordinal(request.device_id) if self._serves_cuda else None
         _watch_forks()
+        resharding.install()
         shut_down_at_exit()
         self._others = others(request, group_store, rank, size, timeout, name, list(self._all_ranks))
         self._comm = connect(store, name, rank, size, timeout.total_seconds(), self._ranks)
@@ -111,14 +115,23 @@ class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  
         custom = ProcessGroup.BackendType.CUSTOM
         if hasattr(self, "_set_default_backend"):  # torch 2.5 takes it from its options
             self._set_default_backend(custom)
+        # First: torch hands it on to every backend that it is told of.
+        if self._request.device_id is not None and self._shows_device(self._request.device_id):
+            self.bound_device_id = self._request.device_id
         for device, backend in self._request.backends.items():
             if backend == NAME:
                 self._register_backend(torch.device(device), custom, self._device)
         for device, other in self._others.items():
             kind = dist_c10d.Backend.backend_type_map.get(self._request.backends[device], custom)
             self._register_backend(torch.device(device), kind, other)
-        if self._request.device_id is not None:
-            self.bound_device_id = self._request.device_id
+
+    def _shows_device(self, device: torch.device) -> bool:
+        """Whether torch may know what device the group is bound to.
+
+        From a group that has one, DeviceMesh makes all others by `split_group`. Where our backend is only stood in for
+        (see device_backend), that raises; `new_group`, its way without a device, works.
+        """
+        return self._request.backends.get(device.type) != NAME or getattr(self._device, "supports_splitting", False)
 
     # Who and how many
 
@@ -262,6 +275,12 @@ class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  
         raise NotImplementedError("smddp groups cannot be merged; make a new group of all ranks with new_group")
 
     mergeRemoteGroup = merge_remote_group
+
+
+def _device_of_default_group() -> torch.device | None:
+    """What torch hands on to new groups, if it knows (see _shows_device)."""
+    default = dist_c10d.GroupMember.WORLD
+    return default._request.device_id if isinstance(default, SmddpProcessGroup) else None
 
 
 def _ordinal(device: torch.device | None) -> int | None:

@@ -9,6 +9,9 @@ from typing import Any, TypeVar
 from torch.autograd import _profiler_enabled
 from torch.profiler import record_function
 
+from smddp.tensors import NoMemoryError
+from smddp.waiting import waited_for
+
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -16,8 +19,8 @@ def collective(name: str) -> Callable[[Method], Method]:
     """Marks a method as the collective `name`.
 
     Under a profiler the call is a range "smddp:name" (torch's own ranges come from a dispatcher that calls
-    from Python do not pass). An exception goes through the group's `_failed`, which translates it and ends
-    a coalescing block that it may have left open.
+    from Python do not pass). Results of functional collectives among the arguments are waited for. An exception
+    goes through the group's `_failed`, which translates it and ends a coalescing block that it may have left open.
     """
     label = f"smddp:{name}"
 
@@ -30,10 +33,14 @@ def collective(name: str) -> Callable[[Method], Method]:
                         return method(self, *args, **kwargs)
                 return method(self, *args, **kwargs)
             except BaseException as error:
-                translated = self._failed(error)
-                if translated is error:
-                    raise
-                raise translated from None
+                waited = waited_for(args) if isinstance(error, NoMemoryError) else None
+                if waited is None:
+                    translated = self._failed(error)
+                    if translated is error:
+                        raise
+                    raise translated from None
+            # Nothing has moved yet.
+            return call(self, *waited, **kwargs)
 
         _never_traced(call)
         return call  # type: ignore[return-value]

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 Block = tuple[int, int]
+# No storage is as large as this.
+_LOW = 1 << 40
 Item = TypeVar("Item")
+
+
+class NoMemoryError(ValueError):
+    """A tensor that has elements, but nowhere in memory."""
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -25,22 +31,31 @@ def readable(tensor: Tensor) -> Tensor:
     """The tensor itself, or a plain copy."""
     if is_plain(tensor):
         return tensor
+    # On a device, a copy of what is not there would end the process's context.
+    block(tensor)
     return tensor.detach().resolve_conj().resolve_neg().contiguous()
 
 
 def block(tensor: Tensor) -> Block:
-    """(address, elements) of a plain tensor. Raises ValueError for one whose memory was given back."""
+    """(address, elements) of a plain tensor. Raises NoMemoryError for one whose memory was given back."""
     address, count = tensor.data_ptr(), tensor.numel()
-    if not address and count:
-        raise ValueError(
+    # A view into memory that was given back says how far into it, so its address is low and not 0.
+    if address < _LOW and count and address == tensor.storage_offset() * tensor.element_size():
+        raise NoMemoryError(
             f"a tensor of {describe(tensor)} has no memory: its storage was resized to nothing, as FSDP does with "
             "parameters that are not gathered, or it never had any"
         )
     return address, count
 
 
+def check_memory(*tensors: Tensor) -> None:
+    """Raises NoMemoryError as `block`; for calls of several parts, before the first part moves."""
+    for tensor in tensors:
+        block(tensor)
+
+
 def cut(tensor: Tensor, counts: list[int]) -> tuple[int, list[int]]:
-    """(address, elements of each block) of a plain tensor. Raises ValueError as `block`."""
+    """(address, elements of each block) of a plain tensor. Raises NoMemoryError as `block`."""
     return block(tensor)[0], counts
 
 
@@ -72,11 +87,12 @@ def landing(tensor: Tensor, after: list[Callable[[], None]], *, keep_values: boo
     """Where the core may write what is meant for `tensor`; a CopyBack is added to `after` if that is elsewhere.
 
     keep_values: the buffer starts as a copy of the tensor (calls that work in place).
-    Raises ValueError as check_writable.
+    Raises ValueError as check_writable, and NoMemoryError as `block`.
     """
     if is_plain(tensor):
         return tensor
     check_writable(tensor)
+    block(tensor)
     plain = tensor.detach()
     buffer = readable(plain) if keep_values else torch.empty_like(plain, memory_format=torch.contiguous_format)
     after.append(CopyBack(tensor, buffer))

@@ -104,3 +104,39 @@ def test_fsdp2_trains_as_one_process_would():
 
     for ours, alone in zip(run(True), run(False), strict=True):
         assert abs(ours - alone) < 1e-6
+
+
+@on_ranks(2)
+def test_results_of_functional_collectives_may_be_passed_on():
+    """torch's dispatcher waits for them and takes the wrapper off; calls of our group do not come by it."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    group = dist.group.WORLD
+    mine = contribution(rank, 4, torch.float32)
+    everyone = [contribution(r, 4, torch.float32) for r in range(size)]
+    total = functional.all_reduce(mine, "sum", group)
+    dist.all_reduce(total)
+    same(total + 0, sum(everyone) * size)
+    output = torch.empty(size * 4)
+    dist.all_gather_into_tensor(output, functional.all_gather_tensor(mine, 0, group)[rank * 4 : rank * 4 + 4])
+    same(output, torch.cat(everyone))
+    outputs = [torch.empty(4) for _ in range(size)]
+    dist.all_gather(outputs, functional.all_reduce(mine, "sum", group))
+    same(outputs[0], sum(everyone))
+    sent = functional.all_reduce(mine, "sum", group)
+    work = dist.isend(sent, 1 - rank)
+    got = torch.empty(4)
+    dist.recv(got, 1 - rank)
+    work.wait()
+    same(got, sum(everyone))
+    several = [functional.all_reduce(mine, "sum", group) for _ in range(2)]
+    dist.all_reduce_coalesced(several)
+    same(several[1] + 0, sum(everyone) * size)
+
+
+@on_ranks(2)
+def test_dtensor_goes_from_one_sharded_dimension_to_another():
+    """The operation of CUDA meshes, which torch's C++ asks of the group."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    whole = torch.arange(24.0).view(4, 6)
+    made = torch.ops._dtensor.shard_dim_alltoall(whole.chunk(size, 0)[rank], 0, 1, dist.group.WORLD.group_name)
+    same(made + 0, whole.chunk(size, 1)[rank].contiguous())

@@ -176,3 +176,12 @@ def test_sparse_tensors_are_summed():
     same(empty.to_dense(), torch.tensor([0.0, 0.0, 5.0, 0.0]))
     with pytest.raises(ValueError, match="differ"):
         dist.all_reduce(torch.sparse_coo_tensor(torch.tensor([[0]]), torch.ones(1), (4 + rank,)))
+
+
+@on_ranks(2)
+def test_sparse_tensors_are_summed_whatever_the_default_device_is():
+    tensor = torch.eye(2).to_sparse()
+    # The group itself: torch's front end leaves the default aside, some of its own callers do not.
+    with torch.device("meta"):
+        dist.group.WORLD.allreduce([tensor]).wait()
+    same(tensor.to_dense(), torch.eye(2) * 2)

@@ -136,6 +136,9 @@ class FakeCuda:
     def in_use(self) -> bool:
         return True
 
+    def here(self) -> int:
+        return 0
+
     def stream_of(self, device: int) -> int:
         return self.streams[device]
 

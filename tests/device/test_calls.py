@@ -213,6 +213,49 @@ def test_tensors_without_memory_are_refused(fake):
     refused(group, ValueError, ("(6,)", "no memory"), lambda: group.allreduce([freed]))
 
 
+def freed(*shape, of=lambda tensor: tensor):
+    tensor = of(ones(*shape))
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def column(tensor):
+    return tensor[:, 1]
+
+
+def test_views_into_memory_that_was_given_back_are_refused(fake):
+    """As FSDP leaves parameters behind: their addresses are not 0."""
+    group = Group(fake)
+    refused(group, ValueError, ("(2,)", "no memory"), lambda: group.allreduce([freed(6, of=lambda t: t[4:])]))
+    refused(group, ValueError, ("(2,)", "no memory"), lambda: group.send([freed(6, of=lambda t: t[4:])], 1))
+
+
+def test_messages_and_strided_tensors_without_memory_are_refused(fake):
+    group = Group(fake)
+    refused(group, ValueError, ("(6,)", "no memory"), lambda: group.send([freed(6)], 1))
+    refused(group, ValueError, ("(6,)", "no memory"), lambda: group.recv([freed(6)], 1))
+    for call in (
+        lambda: group.allreduce([freed(4, 2, of=column)]),
+        lambda: group.broadcast([freed(4, 2, of=column)], 1),
+        lambda: group.send([freed(4, 2, of=column)], 1),
+    ):
+        refused(group, ValueError, ("(4,)", "no memory"), call)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda g: g.allreduce_coalesced([ones(2), freed(2)]),
+        lambda g: g.allgather_coalesced([[ones(2), ones(2)], [ones(2), ones(2)]], [ones(2), freed(2)]),
+        lambda g: g.allgather_into_tensor_coalesced([ones(4), freed(4)], [ones(2), ones(2)]),
+        lambda g: g.reduce_scatter_tensor_coalesced([ones(2), ones(2)], [ones(4), freed(4)]),
+    ],
+)
+def test_a_later_part_without_memory_is_refused_before_the_first_starts(fake, call):
+    group = Group(fake)
+    refused(group, ValueError, ("no memory",), lambda: call(group))
+
+
 def test_without_a_driver_the_reason_of_the_core_is_told(fake):
     fake.driver.update(found=False, why="libcuda.so.1 was not found")
     group = Group(fake)
@@ -396,7 +439,34 @@ def test_a_barrier_waits_for_the_device_that_is_asked_for(fake):
     assert group.said(*HOST_BLOCKING) == [("host waits for stream", 101)]
 
 
+def test_a_barrier_waits_for_the_devices_that_are_only_in_the_list(fake):
+    """Before torch 2.7, `device_ids` are there alone."""
+    group = Group(fake)
+    group.barrier(options(c10d.BarrierOptions, device=torch.device("cpu"), device_ids=[1]))
+    assert group.said(*HOST_BLOCKING) == [("host waits for stream", 101)]
+
+
+def test_a_barrier_on_cuda_waits_for_the_current_device_or_the_groups_own(fake):
+    group = Group(fake)
+    group.barrier(options(c10d.BarrierOptions, device=torch.device("cuda")))
+    assert group.said(*HOST_BLOCKING) == [("host waits for stream", 100)]
+    group.log.clear()
+    bound = Group(fake, bound=1)
+    bound.barrier(options(c10d.BarrierOptions, device=torch.device("cuda")))
+    assert bound.said(*HOST_BLOCKING) == [("host waits for stream", 101)]
+
+
 # Messages
+
+
+def test_pinned_memory_is_on_the_host_whatever_the_default_device_is(monkeypatch):
+    empty = torch.empty
+    like = empty(3, 2)
+    # There is nothing to pin it for here.
+    monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory, **options: empty(*shape, **options))
+    with torch.device("meta"):
+        made = cuda.pinned(like)
+    assert made.is_cpu and made.shape == (6,)
 
 
 def test_a_send_copies_to_the_host_before_the_message_leaves(fake):
@@ -470,6 +540,29 @@ def test_the_backend_string_says_which_devices_are_ours(backend, ours):
         if not ours[1]:
             with pytest.raises(RuntimeError, match="cpu:smddp,cuda:smddp"):
                 world.allreduce([ones(1)])
+    finally:
+        dist.destroy_process_group()
+
+
+def test_backends_beside_ours_are_told_the_device_that_the_group_is_bound_to(monkeypatch):
+    """torch gives a backend the device that the group has when the backend is registered."""
+    from smddp._register import register
+    from smddp.process_group import SmddpProcessGroup
+
+    told = {}
+
+    def registering(self, device, kind, backend):
+        told[device.type] = self.bound_device_id
+        dist.ProcessGroup._register_backend(self, device, kind, backend)
+
+    monkeypatch.setattr(SmddpProcessGroup, "_register_backend", registering)
+    if hasattr(torch, "accelerator"):
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    register()
+    own = torch.device("cuda", 0)
+    dist.init_process_group("cpu:smddp,cuda:gloo", store=dist.HashStore(), rank=0, world_size=1, device_id=own)
+    try:
+        assert told["cuda"] == own
     finally:
         dist.destroy_process_group()
 

@@ -4,6 +4,7 @@ import datetime
 import os
 import signal
 import time
+from unittest import mock
 
 import pytest
 import smddp
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from backend.oracle import contribution, reduced, same
 from backend.ranks import again
+from torch.distributed.device_mesh import init_device_mesh
 
 from device import simulated as gpu
 from device.machines import MACHINES, on_machines
@@ -521,6 +523,31 @@ def test_a_group_that_is_bound_to_a_device_has_that_one_alone():
         holds(tensor, reduced(everyones(100), "SUM"))
         with pytest.raises(ValueError, match="bound to cuda:1"):
             dist.all_reduce(mine(100))
+    finally:
+        again()
+
+
+@on_machines("nodes")
+def test_a_mesh_over_a_bound_group_has_groups_that_are_bound_too():
+    rank, _ = world()
+    again(device_id=torch.device("cuda", 1))
+    try:
+        # Then torch splits the group, where it takes the backend for one that can be split.
+        with (
+            mock.patch.object(torch.cuda, "is_available", lambda: True),
+            mock.patch.object(torch.cuda, "is_initialized", lambda: True),
+            mock.patch.object(torch.cuda, "current_device", lambda: 1),
+            mock.patch.object(torch.cuda, "device_count", lambda: 2),
+        ):
+            mesh = init_device_mesh("cuda", (2, 2), mesh_dim_names=("a", "b"))
+        for name, ranks in (("a", [rank % 2, rank % 2 + 2]), ("b", [rank // 2 * 2, rank // 2 * 2 + 1])):
+            group = mesh.get_group(name)
+            assert dist.get_process_group_ranks(group) == ranks
+            tensor = mine(100, index=1)
+            dist.all_reduce(tensor, group=group)
+            holds(tensor, reduced([contribution(r, 100, torch.float32) for r in ranks], "SUM"))
+            with pytest.raises(ValueError, match="bound to cuda:1"):
+                dist.all_reduce(mine(100), group=group)
     finally:
         again()
 

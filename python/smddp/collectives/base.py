@@ -110,11 +110,20 @@ class Base:
             side = self._cuda = DeviceSide(self._comm.name, self._bound)
         return side
 
-    def _settle(self, device: torch.device | None) -> None:
-        """The host waits for what this thread has enqueued on the CUDA devices of the group, and on `device`."""
-        asked = device.index if device is not None and device.type == "cuda" and self._serves_cuda else None
+    def _settle(self, device: torch.device | None, ordinals: Sequence[int]) -> None:
+        """The host waits for what this thread has enqueued on the CUDA devices of the group, and on those asked for.
+
+        ordinals: as barriers have them. device: the same, in a newer torch; without an index it is the group's own, or
+        the current one.
+        """
+        asked: set[int | None] = set()
+        if self._serves_cuda:
+            if device is not None and device.type == "cuda":
+                asked.add(device.index)
+            if asked <= {None} and ordinals:
+                asked = set(ordinals)
         if self._cuda is None:
-            if asked is None and self._bound is None:
+            if not asked and self._bound is None:
                 return
             from smddp import cuda
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from smddp import cuda
 from smddp._native import core
 from smddp.cuda_work import CudaWork, StagedWork
 from smddp.telling import tell, wanted
-from smddp.tensors import check_writable, readable
+from smddp.tensors import block, check_writable, readable
 
 _CAPTURE = (
     "smddp cannot be captured into a CUDA graph yet, and the current stream is being captured: nothing was enqueued. "
@@ -86,12 +86,17 @@ class DeviceSide:
             stream = self._streams[device] = cuda.external(comm.device_stream(device), device)
         return stream
 
-    def settle(self, asked: int | None) -> None:
-        """The host waits for the current streams of the devices in use and of the one `asked` for, as barriers have it.
+    def settle(self, asked: Iterable[int | None]) -> None:
+        """The host waits for the current streams of the devices in use and of those `asked` for, as barriers have it.
+
+        asked: None stands for the group's own device, or the current one.
 
         Raises RuntimeError while one of them is being captured.
         """
-        for device in sorted(self._met | ({asked} if asked is not None else set())):
+        devices = set(self._met)
+        for device in asked:
+            devices.add(device if device is not None else cuda.here() if self._bound is None else self._bound)
+        for device in sorted(devices):
             if cuda.capturing(device):
                 raise RuntimeError(_CAPTURE)
             cuda.finish(device)
@@ -99,10 +104,14 @@ class DeviceSide:
     # Messages between two ranks, by way of the host.
 
     def outgoing(self, tensor: Tensor) -> Tensor:
-        """A copy of the tensor in host memory. Waits until the current stream has made it."""
+        """A copy of the tensor in host memory. Waits until the current stream has made it.
+
+        Raises NoMemoryError as `block`.
+        """
         self._tell_of_staging()
         device = tensor.get_device()
         source = readable(tensor).detach()
+        block(source)
         host = cuda.pinned(source)
         host.copy_(source.view(-1), non_blocking=True)
         cuda.finish(device)
@@ -110,9 +119,10 @@ class DeviceSide:
 
     def incoming(self, tensor: Tensor) -> tuple[Tensor, Callable[[], None]]:
         """Host memory for what is meant for the tensor, and the step that takes it there. Raises ValueError as
-        check_writable."""
+        check_writable, and NoMemoryError as `block`."""
         self._tell_of_staging()
         check_writable(tensor)
+        block(tensor)
         host = cuda.pinned(tensor)
         return host, Upload(tensor, host, cuda.mark(tensor.get_device()))
 

@@ -122,5 +122,5 @@ class Exchanging(Base):
             if other is not None:
                 return other.barrier(opts)
         # As torch has it: what this rank has enqueued so far is over before any rank leaves the barrier.
-        self._settle(device)
+        self._settle(device, opts.device_ids)
         return self._start(Call(BARRIER, UINT8, None, None, None, None, []), opts)

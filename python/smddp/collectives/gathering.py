@@ -14,7 +14,7 @@ from smddp.collectives.base import ALL_GATHER, After, Base, Call, check_pairs, f
 from smddp.dtypes import code_of
 from smddp.options import gather_options
 from smddp.profiling import collective
-from smddp.tensors import block, check_length, check_writable, describe, landing, one, readable
+from smddp.tensors import block, check_length, check_memory, check_writable, describe, landing, one, readable
 from smddp.work import join
 
 
@@ -121,6 +121,7 @@ class Gathering(Base):
         for index, tensor in enumerate(input_list):
             outputs = [of_rank[index] for of_rank in output_lists]
             self._check_all_here("all_gather_coalesced", tensor, outputs)
+            check_memory(tensor, *outputs)
             for output in outputs:
                 check_writable(output)
                 if output.numel() != tensor.numel():
@@ -147,6 +148,7 @@ class Gathering(Base):
             )
         for output, tensor in zip(output_lists, input_list, strict=True):
             self._check_all_here(what, tensor, (output,))
+            check_memory(tensor, output)
             check_writable(output)
             if output.numel() != tensor.numel() * self._size:
                 raise ValueError(

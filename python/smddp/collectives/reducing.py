@@ -16,7 +16,7 @@ from smddp.collectives.sparse import SparseAllReduce
 from smddp.dtypes import code_of, reduction
 from smddp.options import gather_options
 from smddp.profiling import collective
-from smddp.tensors import block, check_length, check_writable, describe, landing, one, readable
+from smddp.tensors import block, check_length, check_memory, check_writable, describe, landing, one, readable
 from smddp.work import join
 
 
@@ -58,6 +58,7 @@ class Reducing(SparseAllReduce):
             return self._elsewhere(tensors[0]).allreduce_coalesced(tensors, opts)
         for tensor in tensors:
             self._check_all_here("all_reduce_coalesced", tensors[0], (tensor,))
+            check_memory(tensor)
             check_writable(tensor)
         return join([self._allreduce(tensor, opts) for tensor in tensors], list(tensors))
 
@@ -193,6 +194,7 @@ class Reducing(SparseAllReduce):
             )
         for output, tensor in zip(outputTensors, inputTensors, strict=True):
             self._check_all_here(what, output, (tensor,))
+            check_memory(tensor, output)
             check_writable(output)
             reduction(opts.reduceOp, output.dtype, code_of(output.dtype))
             if tensor.numel() != output.numel() * self._size:

@@ -41,9 +41,9 @@ class SparseAllReduce(Base):
         if number != SUM:
             raise ValueError(f"sparse all_reduce can only sum, got {opts.reduceOp.op}")
         mine = tensor.detach().coalesce()
-        head = torch.tensor([mine._nnz(), mine.sparse_dim(), mine.dense_dim(), *mine.shape], dtype=torch.int64)
+        head = _numbers(mine._nnz(), mine.sparse_dim(), mine.dense_dim(), *mine.shape)
         # Ranks may even disagree about the number of dimensions, which must be an error and not a hang.
-        width = self._gather_now(torch.tensor([head.numel()], dtype=torch.int64), [1] * self._size)
+        width = self._gather_now(_numbers(head.numel()), [1] * self._size)
         heads = self._gather_now(head, [int(count) for count in width])
         for rank, other in enumerate(heads):
             if other[1:].tolist() != head[1:].tolist():
@@ -59,6 +59,7 @@ class SparseAllReduce(Base):
             torch.cat([p.view(-1, mine.sparse_dim()) for p in places]).t(),
             torch.cat([v.view(-1, *mine.shape[mine.sparse_dim() :]) for v in values]),
             mine.shape,
+            device="cpu",
         ).coalesce()
         with torch.no_grad():
             tensor.copy_(total)
@@ -66,12 +67,17 @@ class SparseAllReduce(Base):
 
     def _gather_now(self, mine: Tensor, counts: Sequence[int]) -> list[Tensor]:
         """All ranks' flat tensors of these element counts, in rank order."""
-        parts = [torch.empty(count, dtype=mine.dtype) for count in counts]
+        parts = [torch.empty(count, dtype=mine.dtype, device="cpu") for count in counts]
         targets = [block(part) for part in parts]
         self._comm.collective(
             ALL_GATHER, code_of(mine.dtype), SUM, 1.0, 0, block(mine), targets, (mine, parts), 0.0, False
         )
         return parts
+
+
+def _numbers(*values: int) -> Tensor:
+    # The device is named because programs may set another default.
+    return torch.tensor(values, dtype=torch.int64, device="cpu")
 
 
 def _product(sizes: Sequence[int]) -> int:
