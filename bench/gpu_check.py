@@ -221,6 +221,31 @@ def order(me: Rank) -> None:
     me.judge("a wait does not keep the host", good, f"20 calls returned after {took:.3f} s of {whole:.3f} s")
 
 
+def ahead(me: Rank) -> None:
+    """New memory while other streams wait for a rank that is late: the driver has to map it beside them."""
+    import torch
+    import torch.distributed as dist
+
+    for turn in range(6):
+        known = torch.ones(1000, device=me.device)
+        for _ in range(12):
+            dist.all_reduce(known)
+        me.sync()
+        if me.on_cuda:
+            torch.cuda.empty_cache()
+        if me.rank == turn % me.size:
+            time.sleep(1)
+        fresh = [torch.full((bytes_of >> 2,), 1.0, device=me.device) for bytes_of in (4 << 20, (turn + 1) << 25)]
+        for tensor in fresh:
+            dist.all_reduce(tensor)
+            me.same(
+                "new memory beside waiting streams",
+                f"turn {turn}",
+                tensor[::997].cpu(),
+                torch.full((tensor.numel(),), float(me.size))[::997],
+            )
+
+
 def soak(me: Rank) -> None:
     """Random calls of several groups from several streams, inputs overwritten at once."""
     import torch
@@ -639,7 +664,7 @@ def overlapped(events) -> float:
 
 
 CASES = {
-    f.__name__: f for f in (values, order, soak, kill, trace, training, bad_input, offload)
+    f.__name__: f for f in (values, order, ahead, soak, kill, trace, training, bad_input, offload)
 }  # fmt: skip
 
 
@@ -695,8 +720,19 @@ def part_host(report: Report) -> None:
 
     few = ["torch.float32", "torch.bfloat16", "torch.uint8"]
     report.case("by the host, 4 ranks", "values", 4, 150, env, types=few)
-    report.case("by the host, 4 ranks", "order", 4, 90, env)
+    report.case("by the host, 4 ranks", "order", 4, 90, lambda rank: {**env(rank), "SMDDP_CUDA_AHEAD": "1"})
     report.case("by the host, 4 ranks", "kill", 4, 90, env, killed=3, timeout=60)
+
+
+def part_ahead(report: Report) -> None:
+    """Whether SMDDP_CUDA_AHEAD=1 is for this driver. If these hang, it is not."""
+    for label, env in segments(report).items():
+
+        def with_setting(rank: int, env=env) -> dict[str, str]:
+            return {**env(rank), "SMDDP_CUDA_AHEAD": "1"}
+
+        report.case(f"ahead, 4 ranks{label}", "ahead", 4, 60, with_setting)
+        report.case(f"ahead, 4 ranks{label}", "order", 4, 90, with_setting)
 
 
 def part_soak(report: Report) -> None:
@@ -765,6 +801,7 @@ PARTS = {
     "host": part_host,
     "nodes": part_nodes,
     "soak": part_soak,
+    "ahead": part_ahead,
     "offload": part_offload,
 }
 

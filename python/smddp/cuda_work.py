@@ -1,6 +1,6 @@
 """The handles of calls on CUDA tensors.
 
-A call is over for the host before it is over for the device: `wait` only has the current stream wait.
+A call is over for the host before it is over for the device, for which only the current stream waits.
 """
 
 from __future__ import annotations
@@ -111,18 +111,24 @@ class DeviceWork(CoreWork):
 
 
 class CudaWork(DeviceWork):
-    """One that the current stream waits for, not the host."""
+    """One that the current stream waits for; the host at most until the other ranks have made the call, too."""
 
     def _reach(self) -> None:
         self._native.wait_stream(cuda.stream_of(self._device))
 
     def _drive(self) -> None:
-        """Nothing to do: a wait keeps nobody."""
+        try:
+            self._reach()
+        except CoreError:
+            pass  # the future raises it
 
     def _when_done(self, callback: Callable[[], None]) -> None:
         # The value of a future is for streams, and these wait by themselves. torch's own backend does the same; what
         # waits for futures (the DDP reducer, hooks) counts on it to run ahead of the device.
-        callback()
+        if self._native.keeps_host():
+            self._native.on_enqueued(callback)
+        else:
+            callback()
 
 
 class StagedWork(DeviceWork):

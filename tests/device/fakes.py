@@ -209,6 +209,9 @@ class Native:
     def source(self) -> int:
         return 1
 
+    def keeps_host(self) -> bool:
+        return False
+
     def on_done(self, callback: Callable[[], Any]) -> None:
         if self._done:
             callback()

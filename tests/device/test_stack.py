@@ -273,7 +273,7 @@ def test_many_calls_are_under_way_at_once_and_waited_for_in_any_order():
         assert work.is_success()
 
 
-@on_machines("reference", "host")
+@on_machines("ahead", "host")
 def test_futures_run_ahead_of_the_device_and_their_callbacks_after_the_call():
     tensor = mine(3000)
     with gpu.stream(gpu.Stream(0)) as caller:
@@ -483,7 +483,48 @@ def test_calls_that_do_not_fit_each_other_raise_on_every_rank_and_no_stream_is_s
     holds(tensor, reduced(everyones(10), "SUM"))
 
 
-@on_machines("reference", "host")
+@on_machines("reference")
+def test_futures_are_complete_when_the_other_ranks_have_made_the_call_too():
+    rank, size = world()
+    dist.all_reduce(gpu.empty(1))
+    dist.barrier()
+    store = dist.distributed_c10d._get_default_store()
+    tensor = mine(3000)
+    if rank == size - 1:
+        store.get("a future that is not complete")
+    with gpu.stream(gpu.Stream(0)) as caller:
+        gpu.finish(0)
+        with gpu.Held(caller):
+            future = dist.all_reduce(tensor, async_op=True).get_future()
+            if rank == 0:
+                assert not future.done()
+                store.set("a future that is not complete", "seen")
+            # No device has moved anything by then.
+            until(future.done)
+            chained = future.then(lambda f: f.wait()[0])
+        holds(chained.wait(), reduced(everyones(3000), "SUM"))
+
+
+@on_machines("reference")
+def test_a_wait_keeps_the_host_until_the_others_have_made_the_call_and_raises_if_they_do_not():
+    rank, size = world()
+    group = dist.new_group(timeout=datetime.timedelta(seconds=60))
+    dist.all_reduce(mine(10), group=group)
+    dist.barrier()
+    group.set_timeout(datetime.timedelta(seconds=2))
+    store = dist.distributed_c10d._get_default_store()
+    if rank != size - 1:
+        with pytest.raises(smddp.CollectiveTimeoutError, match=rf"missing: .*rank {size - 1}"):
+            dist.all_reduce(mine(10), group=group, async_op=True).wait()
+        gpu.finish(0)
+        store.set(f"raised {rank}", "yes")
+    for other in range(size - 1):
+        store.get(f"raised {other}")
+    dist.destroy_process_group(group)
+    dist.all_reduce(mine(10))
+
+
+@on_machines("ahead", "host")
 def test_a_deadline_that_passes_lets_the_streams_go_on():
     rank, _ = world()
     group = dist.new_group(timeout=datetime.timedelta(seconds=60))
@@ -494,12 +535,13 @@ def test_a_deadline_that_passes_lets_the_streams_go_on():
     dist.barrier()
     group.set_timeout(datetime.timedelta(seconds=1))
     if rank != 0:
-        dist.all_reduce(mine(10), group=group)
-        # Its wait is on the stream, which is not left there.
-        gpu.finish(0)
+        # The first wait is on the stream as a rule; which call raises depends on when the deadline passes.
         with pytest.raises(smddp.Error):
-            dist.all_reduce(mine(10), group=group)
+            for _ in range(2):
+                dist.all_reduce(mine(10), group=group)
             dist.all_reduce(mine(10), group=group, async_op=True).wait(datetime.timedelta(seconds=20))
+        # No stream is left standing.
+        gpu.finish(0)
     dist.barrier()
     dist.destroy_process_group(group)
 

@@ -744,21 +744,27 @@ impl Work {
         self.shared.is_done() || self.landing.as_ref().is_some_and(Landing::enqueued)
     }
 
-    /// What comes next on `stream`, one of the device's, is after this call. Does not wait for the device, and for the other
-    /// ranks only while the group still gets to know the memory that its calls use; raises the call's error if it has
-    /// failed already. For calls on the host this is `wait`.
+    /// Whether [`Self::wait_stream`] would wait here, now: the host stays until the other ranks have made the call, too.
+    pub fn keeps_host(&self) -> bool {
+        !self.is_enqueued()
+            && self.landing.as_ref().is_none_or(|landing| landing.lobby.keeps_host(landing.number))
+    }
+
+    /// What comes next on `stream`, one of the device's, is after this call. Does not wait for the device. Waits for the
+    /// other ranks to make the call, unless `SMDDP_CUDA_AHEAD` lets the stream do that and the group knows the memory that
+    /// its calls use. Raises the call's error if it has failed already. For calls on the host this is `wait`.
     pub fn wait_stream(&self, stream: smddp_cuda::Stream) -> Result<()> {
         let (Some(landing), Some(comm)) = (&self.landing, &self.comm) else { return self.wait(None) };
         while !self.shared.is_done() && !landing.enqueued() {
-            let learning = landing.lobby.learning(landing.number);
+            let keeps_host = landing.lobby.keeps_host(landing.number);
             let Some(mut driver) = comm.try_drive() else {
-                if !learning {
+                if !keeps_host {
                     break;
                 }
                 self.shared.sleep(Duration::from_micros(50));
                 continue;
             };
-            if learning {
+            if keeps_host {
                 let outcome = comm.drive(&mut driver, &Target::Enqueued(&self.shared, landing), None);
                 comm.leave(driver);
                 if outcome == Some(Err(Error::Interrupted)) {
@@ -790,6 +796,12 @@ impl Work {
     /// The rank that a receive was matched with.
     pub fn source(&self) -> Option<usize> {
         self.shared.source()
+    }
+
+    /// Calls back once when the host has nothing to add to it any more, as [`Self::is_enqueued`] says, from whatever thread
+    /// does the last of it; at once if that is so already.
+    pub fn on_enqueued(&self, callback: Box<dyn FnOnce() + Send>) {
+        self.shared.on_enqueued(callback);
     }
 
     /// Calls back once when done, from whatever thread ends the call; at once if it is over already.

@@ -136,6 +136,13 @@ pub const SETTINGS: &[Setting] = &[
         shared: true,
     },
     Setting {
+        name: "SMDDP_CUDA_AHEAD",
+        default: "0",
+        what: "1: where other ranks have not made a call yet, its wait keeps the stream and not the host. Only with a driver that \
+               allocates and maps memory while a stream waits: with any other, a call on new memory hangs",
+        shared: false,
+    },
+    Setting {
         name: "SMDDP_CUDA_LIBRARY",
         default: "",
         what: "the CUDA driver's file; empty: the one that is loaded already, then libcuda.so.1 on the loader's path",
@@ -177,6 +184,7 @@ pub struct Config {
     pub local: Option<(usize, usize)>,
     pub tune: Table,
     pub device_path: DevicePath,
+    pub cuda_ahead: bool,
     pub cuda: Option<PathBuf>,
     pub debug: Level,
     pub debug_file: Option<String>,
@@ -214,6 +222,7 @@ impl Default for Config {
             local: None,
             tune: Table::default(),
             device_path: DevicePath::Auto,
+            cuda_ahead: false,
             cuda: None,
             debug: Level::Warn,
             debug_file: None,
@@ -296,15 +305,11 @@ impl Config {
             Some("shm") => Between::Nothing,
             Some(v) => return Err(bad("SMDDP_TRANSPORT", v, "auto, tcp, fabric or shm")),
         };
-        let shm = match get("SMDDP_SHM").as_deref().map(str::trim) {
-            None | Some("1") => true,
-            Some("0") => false,
-            Some(v) => return Err(bad("SMDDP_SHM", v, "0 or 1")),
-        };
-        let probe = match get("SMDDP_PROBE").as_deref().map(str::trim) {
-            None | Some("1") => true,
-            Some("0") => false,
-            Some(v) => return Err(bad("SMDDP_PROBE", v, "0 or 1")),
+        let flag = |name: &str, unset: bool| match get(name).as_deref().map(str::trim) {
+            None => Ok(unset),
+            Some("0") => Ok(false),
+            Some("1") => Ok(true),
+            Some(v) => Err(bad(name, v, "0 or 1")),
         };
         let network = get("SMDDP_NETWORK")
             .map(|v| network::parse(&v).map_err(|want| bad("SMDDP_NETWORK", &v, &want)))
@@ -354,12 +359,12 @@ impl Config {
             staging: bytes("SMDDP_STAGING_BYTES", 64 << 10)?.unwrap_or(64 << 20),
             algorithm,
             segment: bytes("SMDDP_SEGMENT_BYTES", 64)?.map(|n| n & !63),
-            probe,
+            probe: flag("SMDDP_PROBE", true)?,
             network,
             stream: bytes("SMDDP_STREAM_BYTES", 0)?.unwrap_or(16 << 20),
             spin,
             between,
-            shm,
+            shm: flag("SMDDP_SHM", true)?,
             node: get("SMDDP_NODE"),
             interface: Wanted::first(&lookup),
             family,
@@ -369,6 +374,7 @@ impl Config {
             local: number("LOCAL_RANK").zip(number("LOCAL_WORLD_SIZE")),
             tune,
             device_path,
+            cuda_ahead: flag("SMDDP_CUDA_AHEAD", false)?,
             cuda: get("SMDDP_CUDA_LIBRARY").map(PathBuf::from),
             debug,
             debug_file: get("SMDDP_DEBUG_FILE"),
@@ -485,6 +491,7 @@ mod tests {
             ("SMDDP_ALGO", "rign"),
             ("SMDDP_DEBUG", "loud"),
             ("SMDDP_PROBE", "no"),
+            ("SMDDP_CUDA_AHEAD", "maybe"),
             ("SMDDP_NETWORK", "gbit=fast"),
         ] {
             let text = with(&[(name, value)]).unwrap_err().to_string();

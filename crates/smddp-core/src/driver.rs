@@ -200,6 +200,9 @@ impl Driver {
             Some(device) => {
                 // Whatever comes next on the stream comes after this operation's last readers.
                 self.sites[device.lobby.place.site].give_back(&device.slabs);
+                if let Some(work) = &work {
+                    work.enqueued();
+                }
                 self.flying.push_back(Flight {
                     site: device.lobby.place.site,
                     number: device.number,

@@ -15,6 +15,8 @@ type Callback = Box<dyn FnOnce() + Send>;
 #[derive(Default)]
 pub(crate) struct Shared {
     done: AtomicBool,
+    /// All of it is on a device.
+    enqueued: AtomicBool,
     error: OnceLock<Error>,
     source: AtomicI64,
     state: Mutex<State>,
@@ -25,13 +27,15 @@ pub(crate) struct Shared {
 struct State {
     keep: Option<Keep>,
     callbacks: Vec<Callback>,
+    /// Those that wait for no more than its being on a device.
+    early: Vec<Callback>,
 }
 
 impl Shared {
     pub(crate) fn new(keep: Option<Keep>) -> Self {
         Self {
             source: AtomicI64::new(-1),
-            state: Mutex::new(State { keep, callbacks: Vec::new() }),
+            state: Mutex::new(State { keep, ..State::default() }),
             ..Self::default()
         }
     }
@@ -51,15 +55,25 @@ impl Shared {
         let mut state = self.lock();
         // Release: whoever sees it done sees the output.
         self.done.store(true, Ordering::Release);
+        let early = std::mem::take(&mut state.early);
         let callbacks = std::mem::take(&mut state.callbacks);
         // Dropped outside the lock: it may run foreign code.
         let keep = state.keep.take();
         self.changed.notify_all();
         drop(state);
-        for callback in callbacks {
+        for callback in early.into_iter().chain(callbacks) {
             callback();
         }
         drop(keep);
+    }
+
+    /// All of it is on a device.
+    pub(crate) fn enqueued(&self) {
+        let mut state = self.lock();
+        self.enqueued.store(true, Ordering::Release);
+        let early = std::mem::take(&mut state.early);
+        drop(state);
+        early.into_iter().for_each(|callback| callback());
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -90,6 +104,17 @@ impl Shared {
             callback();
         } else {
             state.callbacks.push(callback);
+        }
+    }
+
+    /// The same when all of it is on a device, or it is done.
+    pub(crate) fn on_enqueued(&self, callback: Callback) {
+        let mut state = self.lock();
+        if self.is_done() || self.enqueued.load(Ordering::Acquire) {
+            drop(state);
+            callback();
+        } else {
+            state.early.push(callback);
         }
     }
 }

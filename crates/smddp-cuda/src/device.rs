@@ -215,6 +215,12 @@ pub trait Device: Send + Sync {
         Ok(())
     }
 
+    /// Whether memory can be allocated, freed, mapped and closed while a stream waits for a word. NVIDIA's manual says of no
+    /// such call that it can.
+    fn maps_beside_streams(&self) -> bool {
+        false
+    }
+
     /// A stream that does not wait for the legacy default stream, of the highest priority.
     fn create_stream(&self) -> Result<Stream>;
     fn destroy_stream(&self, stream: Stream);

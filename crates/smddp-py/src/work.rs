@@ -41,6 +41,14 @@ impl Work {
         self.0.source().map_or(-1, |rank| rank as i64)
     }
 
+    fn keeps_host(&self) -> bool {
+        self.0.keeps_host()
+    }
+
+    fn on_enqueued(&self, callback: Py<PyAny>) {
+        self.0.on_enqueued(Box::new(move || enqueue(callback)));
+    }
+
     fn on_done(&self, callback: Py<PyAny>) {
         self.0.on_done(Box::new(move || enqueue(callback)));
     }

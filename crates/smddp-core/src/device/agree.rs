@@ -84,7 +84,8 @@ pub(crate) fn agree(
         &format!("group `{}`: rank {rank} on {}: within the node {path}", comm.name(), device.describe()),
     );
     let words = Words::new(device.clone(), pages, (rank, size), index).map_err(failed)?;
-    let lobby = Lobby::new(device.clone(), Place { site: index, way }, path, words).map_err(failed)?;
+    let (place, ahead) = (Place { site: index, way }, comm.config().cuda_ahead);
+    let lobby = Lobby::new(device.clone(), place, path, words, ahead).map_err(failed)?;
     let site = Site::new(lobby.clone(), board.filter(|_| way == Way::Reference && size > 1), size, sample);
     Ok((lobby, site))
 }

@@ -49,8 +49,8 @@ pub(crate) struct Lobby {
     numbers: AtomicU64,
     /// The last one that mapped or allocated memory.
     learned: AtomicU64,
-    /// Streams run in the order in which they were asked.
-    in_turn: bool,
+    /// Streams may stand at words that are written later.
+    ahead: bool,
 }
 
 /// Whether all streams of a device share one queue of the hardware, as programs wish that lay computing over communication:
@@ -71,13 +71,14 @@ impl Lobby {
         place: Place,
         path: String,
         words: Words,
+        ahead: bool,
     ) -> Result<Arc<Self>> {
         let stream = device.create_stream()?;
         let words = ManuallyDrop::new(words);
         let (events, gates) = (Mutex::default(), Mutex::default());
         let (numbers, learned) = (AtomicU64::new(0), AtomicU64::new(0));
-        let in_turn = in_turn();
-        Ok(Arc::new(Self { device, stream, place, path, words, events, gates, numbers, learned, in_turn }))
+        let ahead = (ahead || device.maps_beside_streams()) && !in_turn();
+        Ok(Arc::new(Self { device, stream, place, path, words, events, gates, numbers, learned, ahead }))
     }
 
     /// A place in the order of `stream`.
@@ -99,10 +100,11 @@ impl Lobby {
         self.learned.fetch_max(number, Ordering::Relaxed);
     }
 
-    /// Whether no stream should stand at a word that operation `number` is yet to write: it may well have to map or allocate
-    /// memory, and the driver may wait for all streams then; or what writes the word would wait behind that stream.
-    pub(crate) fn learning(&self, number: u64) -> bool {
-        self.in_turn || number <= self.learned.load(Ordering::Relaxed) + SETTLED
+    /// Whether the host waits until all of operation `number` is enqueued, and no stream for a word that it is yet to write:
+    /// where it may have to map or allocate memory, for which the driver may wait for all streams; or where what writes the
+    /// word would come behind that stream.
+    pub(crate) fn keeps_host(&self, number: u64) -> bool {
+        !self.ahead || number <= self.learned.load(Ordering::Relaxed) + SETTLED
     }
 
     /// Whether the device is through with that operation, or all were released.

@@ -175,6 +175,10 @@ impl Device for MockDevice {
         format!("mock device {}", self.ordinal)
     }
 
+    fn maps_beside_streams(&self) -> bool {
+        true
+    }
+
     fn ordinal(&self) -> i32 {
         self.ordinal
     }
