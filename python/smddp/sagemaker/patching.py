@@ -132,7 +132,9 @@ def _fsdp1_parameters() -> Undo:
 
     parameters = fsdp1.keeping_parameters(FlatParamHandle._use_unsharded_views)
     gradients = fsdp1.giving_gradients(FlatParamHandle._use_sharded_grad_views)
+    accumulated = fsdp1.plain_gradients(FlatParamHandle._use_unsharded_grad_views)
     return _all(
+        _replace(FlatParamHandle, "_use_unsharded_grad_views", accumulated),
         _replace(FlatParamHandle, "_use_unsharded_views", parameters),
         _replace(FlatParamHandle, "_use_sharded_grad_views", gradients),
     )
@@ -201,8 +203,9 @@ PATCHES = (
     ),
     Patch(
         "fsdp1_parameters",
-        "FlatParamHandle._use_unsharded_views and ._use_sharded_grad_views",
-        "tensor-parallel parameters of units that are not sharded stay the ones that the optimizer holds",
+        "FlatParamHandle._use_unsharded_views, ._use_sharded_grad_views and ._use_unsharded_grad_views",
+        "tensor-parallel parameters of units that are not sharded stay the ones that the optimizer holds, and those of "
+        "sharded units accumulate gradients in no_sync()",
         _fsdp1_parameters,
         lambda values, sizes: sizes.tensor > 1,
     ),

@@ -5,14 +5,18 @@
 - With use_orig_params=True and a shard group of one rank it makes new parameters of its views after every pass if they
   are DTensors, and the optimizer is left with the old ones. So the first ones stay, and get the new views' memory;
   their gradients are DTensors, too.
+- After a backward in no_sync() with use_orig_params=True, the gradients are whole while the parameters are cut again,
+  so it puts views of the one into the other's place by `.data`, which a DTensor cannot be put by. Plain parameters get
+  plain views. The same holds in mixed precision, where the gradients are of another type meanwhile.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.fsdp._common_utils import _set_fsdp_flattened
 from torch.distributed.tensor import DTensor
@@ -74,6 +78,35 @@ def keeping_parameters(original: Callable[[Any, bool], None]) -> Callable[[Any, 
                 self.flat_param._params[index] = new
 
     return _use_unsharded_views
+
+
+def plain_gradients(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    """`FlatParamHandle._use_unsharded_grad_views` that gives parameters that are plain tensors plain gradients, and
+    DTensors theirs in low precision, too."""
+
+    @functools.wraps(original)
+    def _use_unsharded_grad_views(self: Any) -> None:
+        views_of = self._get_unflat_views
+        of_another_type: list[tuple[DTensor, torch.Tensor]] = []
+
+        def views(tensor: torch.Tensor | None = None) -> Iterator[torch.Tensor]:
+            for view, (name, module, _) in zip(views_of(tensor), self.flat_param._param_infos):
+                parameter = getattr(module, name, None)
+                if isinstance(view, DTensor) and not isinstance(parameter, DTensor):
+                    view = view.to_local()
+                elif isinstance(view, DTensor) and view.dtype != parameter.dtype:
+                    of_another_type.append((parameter, view.to_local()))
+                yield view
+
+        self._get_unflat_views = views
+        try:
+            original(self)
+        finally:
+            self._get_unflat_views = views_of
+        for parameter, local in of_another_type:
+            parameter.grad._local_tensor = local
+
+    return _use_unsharded_grad_views
 
 
 def giving_gradients(original: Callable[[Any], None]) -> Callable[[Any], None]:
