@@ -267,6 +267,30 @@ def case_with_every_engine_at_4():
             assert_composes("llama", engine)
 
 
+def case_frozen_parameters_stay_as_they_are():
+    def frozen(model):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("q_proj" in name or "norm" in name)
+        return model
+
+    plain, before = frozen(tiny()), values(tiny())
+    losses = _train(plain, 2, lambda ids: ids)
+    wanted = values(plain)
+    for shard in (1, 2):
+        for engine in ("fsdp1", "fsdp2"):
+            with initialized(tensor_parallel_degree=2, hybrid_shard_degree=shard):
+                model = wrapped(tsm.transform(frozen(tiny())), engine)
+                found = _train(model, 2, lambda ids: part_of(ids, tsm.state.dp_rank, tsm.state.dp_size))
+                mean = torch.tensor(found)
+                dist.all_reduce(mean)
+                assert torch.allclose(mean / dist.get_world_size(), torch.tensor(losses), atol=TOLERANCE)
+                for name, value in values(model).items():
+                    if "q_proj" in name or "norm" in name:
+                        assert (value - wanted[name]).abs().max() < TOLERANCE, (shard, engine, name)
+                    else:
+                        assert torch.equal(value, before[name]), (shard, engine, name)
+
+
 def case_gradients_accumulate_without_communication():
     plain = tiny()
     for step in range(2):
