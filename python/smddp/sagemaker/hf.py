@@ -190,7 +190,8 @@ def _without_listed_experts(model: nn.Module, plan: dict[str, Any]) -> dict[str,
     for every expert and layer. As one region the whole block needs one each way.
     """
     block = "block_sparse_moe"
-    if not any(f".{block}.experts." in key for key in plan):
+    # A family of today may call its block the same, with stacked experts.
+    if not any(f".{block}.experts." in key and key.endswith(".w1") for key in plan):
         return plan
     kept = {key: style for key, style in plan.items() if f".{block}." not in key}
     for key in plan:

@@ -132,7 +132,11 @@ def _fsdp1_parameters() -> Undo:
 
     parameters = fsdp1.keeping_parameters(FlatParamHandle._use_unsharded_views)
     gradients = fsdp1.giving_gradients(FlatParamHandle._use_sharded_grad_views)
+    frozen = fsdp1.keeping_frozen(FlatParamHandle._init_flat_param_and_metadata)
+    accumulated = fsdp1.plain_gradients(FlatParamHandle._use_unsharded_grad_views)
     return _all(
+        _replace(FlatParamHandle, "_init_flat_param_and_metadata", frozen),
+        _replace(FlatParamHandle, "_use_unsharded_grad_views", accumulated),
         _replace(FlatParamHandle, "_use_unsharded_views", parameters),
         _replace(FlatParamHandle, "_use_sharded_grad_views", gradients),
     )
@@ -201,8 +205,9 @@ PATCHES = (
     ),
     Patch(
         "fsdp1_parameters",
-        "FlatParamHandle._use_unsharded_views and ._use_sharded_grad_views",
-        "tensor-parallel parameters of units that are not sharded stay the ones that the optimizer holds",
+        "views of FlatParamHandle on parameters and gradients, and its _init_flat_param_and_metadata",
+        "tensor-parallel parameters of units that are not sharded stay the ones that the optimizer holds, all of them "
+        "accumulate gradients in no_sync(), and frozen ones stay frozen",
         _fsdp1_parameters,
         lambda values, sizes: sizes.tensor > 1,
     ),

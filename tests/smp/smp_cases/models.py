@@ -55,10 +55,16 @@ FAMILIES: dict[str, tuple[str, dict]] = {
     ),
 }
 
+# Families with a part that none of the above has; not every supported transformers knows them.
+OTHERS: dict[str, tuple[str, dict]] = {
+    "apertus": ("ApertusConfig", _GROUPED),  # an activation function that learns
+    "granitemoe": ("GraniteMoeConfig", {**_GROUPED, "num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+
 
 def config(family: str, **overrides):
     """The family's transformers config at test size."""
-    name, sizes = FAMILIES[family]
+    name, sizes = {**FAMILIES, **OTHERS}[family]
     return getattr(transformers, name)(**{**sizes, **_ENDS, **overrides})
 
 

@@ -8,6 +8,8 @@ import pickle
 import smddp.sagemaker as tsm
 import torch
 import torch.distributed as dist
+import transformers
+from smddp.sagemaker import hf
 from smddp.sagemaker.names import plain_name
 from smddp.sagemaker.tensor_parallel.state_dict import (
     translate_hf_state_dict,
@@ -16,7 +18,7 @@ from smddp.sagemaker.tensor_parallel.state_dict import (
 from smddp.sagemaker.tensor_parallel.transformer import TETransformerLayer, TransformerLayer, TransformerLMHead
 from smp_cases.models import FAMILIES, batch, loss_of, part_of, tiny
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
-from torch.distributed.fsdp import ShardingStrategy, fully_shard
+from torch.distributed.fsdp import MixedPrecision, ShardingStrategy, fully_shard
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
 TOLERANCE = 1e-5
@@ -137,6 +139,20 @@ def case_variants_of_families_train_as_plain():
                 assert_trains_as_plain(family, **overrides)
 
 
+def case_an_activation_function_that_learns_has_the_plain_gradients():
+    if hasattr(transformers, "ApertusConfig"):
+        for degree in (2, 4):
+            with initialized(tensor_parallel_degree=degree):
+                assert_trains_as_plain("apertus")
+
+
+def case_stacked_experts_are_not_taken_for_listed_ones():
+    # Transformers 4.57 has no plan for this family.
+    if hf.plan_of(tiny("granitemoe")).keys() - {"lm_head"}:
+        with initialized(tensor_parallel_degree=2):
+            assert_trains_as_plain("granitemoe", counts=False)
+
+
 def case_a_vocabulary_that_does_not_divide_stays_whole_and_says_so():
     import warnings
 
@@ -153,10 +169,10 @@ def case_a_vocabulary_that_does_not_divide_stays_whole_and_says_so():
 # ---- with FSDP ----
 
 
-def wrapped(model, engine):
+def wrapped(model, engine, **more):
     layers = {TETransformerLayer}
     policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls=layers)
-    options = {"auto_wrap_policy": policy, "device_id": torch.device("cpu")}
+    options = {"auto_wrap_policy": policy, "device_id": torch.device("cpu"), **more}
     mesh = tsm.state.mesh["replicate", "shard"]
     if engine == "fsdp1":
         return FSDP(model, use_orig_params=True, **options)
@@ -249,6 +265,52 @@ def case_with_every_engine_at_4():
     for engine in ("fsdp1", "fsdp1_flat", "fsdp2"):
         with initialized(tensor_parallel_degree=4, hybrid_shard_degree=1):
             assert_composes("llama", engine)
+
+
+def case_frozen_parameters_stay_as_they_are():
+    def frozen(model):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("q_proj" in name or "norm" in name)
+        return model
+
+    plain, before = frozen(tiny()), values(tiny())
+    losses = _train(plain, 2, lambda ids: ids)
+    wanted = values(plain)
+    for shard in (1, 2):
+        for engine in ("fsdp1", "fsdp2"):
+            with initialized(tensor_parallel_degree=2, hybrid_shard_degree=shard):
+                model = wrapped(tsm.transform(frozen(tiny())), engine)
+                found = _train(model, 2, lambda ids: part_of(ids, tsm.state.dp_rank, tsm.state.dp_size))
+                mean = torch.tensor(found)
+                dist.all_reduce(mean)
+                assert torch.allclose(mean / dist.get_world_size(), torch.tensor(losses), atol=TOLERANCE)
+                for name, value in values(model).items():
+                    if "q_proj" in name or "norm" in name:
+                        assert (value - wanted[name]).abs().max() < TOLERANCE, (shard, engine, name)
+                    else:
+                        assert torch.equal(value, before[name]), (shard, engine, name)
+
+
+def case_gradients_accumulate_without_communication():
+    plain = tiny()
+    for step in range(2):
+        loss_of(plain, batch(step)).backward()
+    torch.optim.SGD(plain.parameters(), lr=1.0).step()
+    wanted = values(plain)
+    for shard in (1, 2):
+        with initialized(tensor_parallel_degree=2, hybrid_shard_degree=shard):
+            for low in (False, True):
+                precision = MixedPrecision(torch.bfloat16, torch.float32) if low else None
+                model = wrapped(tsm.transform(tiny()), "fsdp1", mixed_precision=precision)
+                optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+                for step in range(2):
+                    ids = part_of(batch(step), tsm.state.dp_rank, tsm.state.dp_size)
+                    with contextlib.nullcontext() if step else model.no_sync():
+                        loss_of(model, ids).backward()
+                optimizer.step()
+                for name, value in values(model).items():
+                    difference = (value - wanted[name]).abs().max().item()
+                    assert difference < (0.05 if low else TOLERANCE), (shard, low, name, difference)
 
 
 # ---- meta models, dtypes, copies ----

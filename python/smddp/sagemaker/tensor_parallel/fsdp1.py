@@ -5,14 +5,20 @@
 - With use_orig_params=True and a shard group of one rank it makes new parameters of its views after every pass if they
   are DTensors, and the optimizer is left with the old ones. So the first ones stay, and get the new views' memory;
   their gradients are DTensors, too.
+- After a backward in no_sync() with use_orig_params=True, the gradients are whole while the parameters are cut again,
+  so it puts views of the one into the other's place by `.data`, which a DTensor cannot be put by. Plain parameters get
+  plain views. The same holds in mixed precision, where the gradients are of another type meanwhile.
+- It flattens the shard of a DTensor, and lets it require a gradient whether the DTensor does or not. So frozen ones are
+  frozen again.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed.fsdp._common_utils import _set_fsdp_flattened
 from torch.distributed.tensor import DTensor
@@ -51,6 +57,28 @@ def refer_to_first(model: nn.Module) -> None:
                 extend(module, Tied)
 
 
+def keeping_frozen(original: Callable[..., None]) -> Callable[..., None]:
+    """`FlatParamHandle._init_flat_param_and_metadata` that keeps frozen DTensor parameters frozen."""
+
+    @functools.wraps(original)
+    def _init_flat_param_and_metadata(
+        self: Any, params: list[nn.Parameter], module: nn.Module, *args: Any, **kwargs: Any
+    ) -> None:
+        frozen = {
+            (id(owner), name)
+            for owner in module.modules()
+            for name, parameter in owner._parameters.items()
+            if isinstance(parameter, DTensor) and not parameter.requires_grad
+        }
+        original(self, params, module, *args, **kwargs)
+        # Without original parameters there are none to freeze: such a unit is frozen whole, or refused.
+        for (name, owner, _), parameter in zip(self.flat_param._param_infos, self.flat_param._params or ()):
+            if (id(owner), name) in frozen:
+                parameter.requires_grad_(False)
+
+    return _init_flat_param_and_metadata
+
+
 def keeping_parameters(original: Callable[[Any, bool], None]) -> Callable[[Any, bool], None]:
     """`FlatParamHandle._use_unsharded_views` that keeps DTensor parameters of unsharded units as they are."""
 
@@ -71,9 +99,39 @@ def keeping_parameters(original: Callable[[Any, bool], None]) -> Callable[[Any, 
                 # The first time: what was here is the plain tensor that FSDP flattened. Unmarked, the new one would
                 # be flattened again by the unit around this one.
                 _set_fsdp_flattened(new)
+                new.requires_grad_(kept.requires_grad)
                 self.flat_param._params[index] = new
 
     return _use_unsharded_views
+
+
+def plain_gradients(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    """`FlatParamHandle._use_unsharded_grad_views` that gives parameters that are plain tensors plain gradients, and
+    DTensors theirs in low precision, too."""
+
+    @functools.wraps(original)
+    def _use_unsharded_grad_views(self: Any) -> None:
+        views_of = self._get_unflat_views
+        of_another_type: list[tuple[DTensor, torch.Tensor]] = []
+
+        def views(tensor: torch.Tensor | None = None) -> Iterator[torch.Tensor]:
+            for view, (name, module, _) in zip(views_of(tensor), self.flat_param._param_infos):
+                parameter = getattr(module, name, None)
+                if isinstance(view, DTensor) and not isinstance(parameter, DTensor):
+                    view = view.to_local()
+                elif isinstance(view, DTensor) and view.dtype != parameter.dtype:
+                    of_another_type.append((parameter, view.to_local()))
+                yield view
+
+        self._get_unflat_views = views
+        try:
+            original(self)
+        finally:
+            self._get_unflat_views = views_of
+        for parameter, local in of_another_type:
+            parameter.grad._local_tensor = local
+
+    return _use_unsharded_grad_views
 
 
 def giving_gradients(original: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -84,6 +142,9 @@ def giving_gradients(original: Callable[[Any], None]) -> Callable[[Any], None]:
         unsharded = self._use_orig_params and not self.uses_sharded_strategy
         if unsharded and any(isinstance(parameter, DTensor) for parameter in self.flat_param._params):
             self._use_unsharded_grad_views()
+            for parameter, none in zip(self.flat_param._params, self.flat_param._is_grad_none_mask):
+                if none or not parameter.requires_grad:
+                    parameter.grad = None
         else:
             original(self)
 

@@ -35,6 +35,8 @@ STYLES = (
 _PARTS = {"packed_colwise": 2, "packed_qkv_colwise": 3}
 # Norms of single heads, between projection and attention: inside the region, whichever plan forgets them.
 _HEAD_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
+# Activation functions between the two projections of an MLP, some of which learn (Apertus' xIELU): as the norms above.
+_ACTIVATIONS = ("act_fn", "act", "activation_fn")
 
 
 def style_name(style: Any, where: str) -> str:
@@ -149,6 +151,7 @@ class Planner:
             if name in modules:
                 made[name] = self._style(name, modules[name], style, named)
         made.update(self._head_norms(named, modules))
+        made.update(self._activations(named, modules))
         self.degrees.check()
         return {name: style for name, style in made.items() if not isinstance(style, styles.Whole)}
 
@@ -293,6 +296,22 @@ class Planner:
                 if wide:
                     raise NotImplementedError(
                         f"{full}: a norm over all heads, which tensor parallelism gives to several ranks; set "
+                        "tensor_parallel_degree=1 for this model"
+                    )
+                yield full, styles.InRegion(self._block(full))
+
+    def _activations(
+        self, named: Mapping[str, str], modules: Mapping[str, nn.Module]
+    ) -> Iterator[tuple[str, ParallelStyle]]:
+        for parent in {name.rpartition(".")[0] for name, style in named.items() if style == "rowwise"}:
+            for last in _ACTIVATIONS:
+                full = f"{parent}.{last}"
+                if full not in modules or full in named or not list(modules[full].parameters()):
+                    continue
+                wide = [p for p in modules[full].parameters() if p.numel() != 1]
+                if wide or list(modules[full].children()):
+                    raise NotImplementedError(
+                        f"{full}: an activation function with parameters of its own for each column; set "
                         "tensor_parallel_degree=1 for this model"
                     )
                 yield full, styles.InRegion(self._block(full))
