@@ -350,6 +350,9 @@ fn copies_to_memory_that_is_gone_are_errors() {
         let base = device.allocate(4096).unwrap();
         // SAFETY: the driver refuses what is not there.
         unsafe {
+            // The stream's thread has begun, and maps nothing more where memory was.
+            device.copy(stream, &[Copy { to: base + 2000, from: base, bytes: 200 }]).unwrap();
+            device.synchronize(stream).unwrap();
             let past = [Copy { to: base + 4000, from: base, bytes: 200 }];
             assert!(device.copy(stream, &past).is_err());
             device.free(base);

@@ -68,11 +68,15 @@ fn starter() -> UnixStream {
     let socket = unsafe { UnixStream::from_raw_fd(fd) };
     socket.set_read_timeout(Some(LIMIT)).unwrap();
     // A stream that waits for ever shall not hold up the tests for ever.
-    std::thread::spawn(|| {
+    let (tell, up) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let _ = tell.send(());
         std::thread::sleep(LIMIT);
         eprintln!("the test has not ended in {LIMIT:?}");
         std::process::abort();
     });
+    // What a thread maps as it begins would come where a test has just freed memory.
+    let _ = up.recv();
     socket
 }
 
