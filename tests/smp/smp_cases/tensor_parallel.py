@@ -143,7 +143,8 @@ def case_an_activation_function_that_learns_has_the_plain_gradients():
     if hasattr(transformers, "ApertusConfig"):
         for degree in (2, 4):
             with initialized(tensor_parallel_degree=degree):
-                assert_trains_as_plain("apertus")
+                # In transformers 4.57 the family's plan gathers inside blocks.
+                assert_trains_as_plain("apertus", counts=False)
 
 
 def case_stacked_experts_are_not_taken_for_listed_ones():
