@@ -691,16 +691,34 @@ impl Work {
             return self.shared.outcome();
         }
         let Some(comm) = &self.comm else { return Ok(()) };
+        if !self.reach(comm, &Target::Work(&self.shared), timeout)? {
+            return Err(Error::Timeout {
+                what: format!("wait for {}", self.call),
+                group: comm.name.clone(),
+                after: timeout.unwrap_or_default(),
+                missing: Vec::new(),
+                detail: "the call goes on; wait again, or look at what the other ranks do".to_owned(),
+            });
+        }
+        self.shared.outcome()
+    }
+
+    /// Drives, or sleeps while another thread does, until `target` is reached; false if the time was up first.
+    fn reach(&self, comm: &Arc<Inner>, target: &Target<'_>, timeout: Option<Duration>) -> Result<bool> {
         if comm.forks != fork::generation() {
             return Err(Error::Forked { group: comm.name.clone() });
         }
+        let reached = || match target {
+            Target::Enqueued(..) => self.is_enqueued(),
+            Target::Number(_) | Target::Work(_) => self.shared.is_done(),
+        };
         let begun = Instant::now();
         let until = timeout.map(|t| begun + t);
         let mut asked = begun;
         let mut nap = Duration::from_micros(50);
-        while !self.shared.is_done() {
+        while !reached() {
             if let Some(mut driver) = comm.try_drive() {
-                let outcome = comm.drive(&mut driver, &Target::Work(&self.shared), until);
+                let outcome = comm.drive(&mut driver, target, until);
                 if driver.pending() {
                     comm.leave(driver);
                 }
@@ -714,14 +732,8 @@ impl Work {
                 nap = (nap * 2).min(Duration::from_millis(5));
             }
             let now = Instant::now();
-            if until.is_some_and(|until| now >= until) && !self.shared.is_done() {
-                return Err(Error::Timeout {
-                    what: format!("wait for {}", self.call),
-                    group: comm.name.clone(),
-                    after: timeout.unwrap_or_default(),
-                    missing: Vec::new(),
-                    detail: "the call goes on; wait again, or look at what the other ranks do".to_owned(),
-                });
+            if until.is_some_and(|until| now >= until) && !reached() {
+                return Ok(false);
             }
             if now.duration_since(asked) > Duration::from_millis(100) {
                 asked = now;
@@ -730,7 +742,7 @@ impl Work {
                 }
             }
         }
-        self.shared.outcome()
+        Ok(true)
     }
 
     /// Whether it is over, well or not; on a device: whether that is through.
@@ -755,27 +767,14 @@ impl Work {
     /// its calls use. Raises the call's error if it has failed already. For calls on the host this is `wait`.
     pub fn wait_stream(&self, stream: smddp_cuda::Stream) -> Result<()> {
         let (Some(landing), Some(comm)) = (&self.landing, &self.comm) else { return self.wait(None) };
-        while !self.shared.is_done() && !landing.enqueued() {
-            let keeps_host = landing.lobby.keeps_host(landing.number);
-            let Some(mut driver) = comm.try_drive() else {
-                if !keeps_host {
-                    break;
-                }
-                self.shared.sleep(Duration::from_micros(50));
-                continue;
-            };
-            if keeps_host {
-                let outcome = comm.drive(&mut driver, &Target::Enqueued(&self.shared, landing), None);
-                comm.leave(driver);
-                if outcome == Some(Err(Error::Interrupted)) {
-                    return Err(Error::Interrupted);
-                }
-                continue;
-            }
+        if self.keeps_host() {
+            self.reach(comm, &Target::Enqueued(&self.shared, landing), None)?;
+        } else if !self.is_enqueued()
+            && let Some(mut driver) = comm.try_drive()
+        {
             comm.turn(&mut driver);
             driver.link.flush();
             comm.leave(driver);
-            break;
         }
         // If it failed, what is left of it on the device still uses its memory.
         let waits = landing.wait_stream(stream);

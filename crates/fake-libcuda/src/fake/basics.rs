@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use crate::api;
 use crate::state::*;
+use crate::numbers::{CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, CUDA_ERROR_INVALID_HANDLE, GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT, VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED};
 use crate::types::*;
 
 #[unsafe(no_mangle)]

@@ -10,6 +10,7 @@ use crate::os::{self, MAP_ANONYMOUS, MAP_SHARED, PROT_RW};
 use crate::sharing::Imports;
 use crate::state::*;
 use crate::streams::{acquiring, drain};
+use crate::numbers::{ALLOWED_HANDLE_TYPES, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED};
 use crate::types::*;
 use crate::vmm::{Physical, Virtual};
 

@@ -9,6 +9,7 @@ use crate::api;
 use crate::memory::read;
 use crate::state::*;
 use crate::streams::{Operation, acquiring, stream};
+use crate::numbers::CUDA_ERROR_INVALID_HANDLE;
 use crate::types::*;
 
 /// `struct Args` of the kernels: `smddp_cuda::kernels::Args`.

@@ -15,6 +15,7 @@ mod types;
 mod basics;
 mod memory;
 mod modules;
+mod numbers;
 mod os;
 mod sharing;
 mod state;

@@ -12,6 +12,7 @@ use crate::memory::read;
 use crate::modules::Launch;
 use crate::os;
 use crate::state::*;
+use crate::numbers::CUDA_ERROR_INVALID_HANDLE;
 use crate::types::*;
 use crate::words;
 

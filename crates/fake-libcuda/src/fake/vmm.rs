@@ -10,6 +10,7 @@ use crate::memory::{Kind, Memory, Range, unmap, write};
 use crate::os::{self, MAP_ANONYMOUS, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED, PROT_NONE, PROT_RW};
 use crate::state::*;
 use crate::streams::{acquiring, drain};
+use crate::numbers::MEM_ALLOCATION_TYPE_PINNED;
 use crate::types::*;
 
 /// As H200's.

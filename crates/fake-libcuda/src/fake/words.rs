@@ -8,6 +8,7 @@ use crate::api;
 use crate::memory::read;
 use crate::state::*;
 use crate::streams::{Handle, Operation, stream};
+use crate::numbers::STREAM_MEM_OP_WRITE_VALUE_64;
 use crate::types::*;
 
 /// A word that is there, by the range that covers it; `None`, and a broken context, if it is not.

@@ -19,7 +19,6 @@ mod launch;
 mod load;
 mod share;
 mod table;
-#[allow(dead_code, reason = "the fake driver, which is built from this file too, knows more than is called")]
 mod types;
 
 pub use cuda::Cuda;

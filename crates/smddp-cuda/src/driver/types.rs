@@ -33,13 +33,11 @@ pub(crate) const CUDA_ERROR_INVALID_PTX: CUresult = 218;
 pub(crate) const CUDA_ERROR_JIT_COMPILER_NOT_FOUND: CUresult = 221;
 pub(crate) const CUDA_ERROR_UNSUPPORTED_PTX_VERSION: CUresult = 222;
 pub(crate) const CUDA_ERROR_JIT_COMPILATION_DISABLED: CUresult = 223;
-pub(crate) const CUDA_ERROR_INVALID_HANDLE: CUresult = 400;
 pub(crate) const CUDA_ERROR_NOT_FOUND: CUresult = 500;
 pub(crate) const CUDA_ERROR_NOT_READY: CUresult = 600;
 pub(crate) const CUDA_ERROR_ILLEGAL_ADDRESS: CUresult = 700;
 pub(crate) const CUDA_ERROR_CONTEXT_IS_DESTROYED: CUresult = 709;
 pub(crate) const CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED: CUresult = 712;
-pub(crate) const CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED: CUresult = 713;
 pub(crate) const CUDA_ERROR_LAUNCH_FAILED: CUresult = 719;
 pub(crate) const CUDA_ERROR_NOT_PERMITTED: CUresult = 800;
 pub(crate) const CUDA_ERROR_NOT_SUPPORTED: CUresult = 801;
@@ -54,7 +52,6 @@ pub(crate) const CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD: CUresult = 908;
 
 // CUdevice_attribute
 pub(crate) const UNIFIED_ADDRESSING: c_int = 41;
-pub(crate) const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: c_int = 102;
 /// Of the second version of the interface; the first had the number 93 and had to be switched on.
 pub(crate) const CAN_USE_64_BIT_STREAM_MEM_OPS: c_int = 122;
 
@@ -67,7 +64,6 @@ pub(crate) const IS_LEGACY_CUDA_IPC_CAPABLE: c_int = 10;
 pub(crate) const RANGE_START_ADDR: c_int = 11;
 pub(crate) const RANGE_SIZE: c_int = 12;
 pub(crate) const MAPPED: c_int = 13;
-pub(crate) const ALLOWED_HANDLE_TYPES: c_int = 14;
 pub(crate) const MEMPOOL_HANDLE: c_int = 17;
 pub(crate) const MAPPING_SIZE: c_int = 18;
 pub(crate) const MAPPING_BASE_ADDR: c_int = 19;
@@ -93,7 +89,6 @@ pub(crate) const CAPTURE_MODE_RELAXED: c_int = 2;
 
 // CUstreamBatchMemOpType and flags
 pub(crate) const STREAM_MEM_OP_WAIT_VALUE_64: c_uint = 4;
-pub(crate) const STREAM_MEM_OP_WRITE_VALUE_64: c_uint = 5;
 pub(crate) const STREAM_WAIT_VALUE_GEQ: c_uint = 0;
 /// With the memory barrier: everything before in the stream is visible everywhere first.
 pub(crate) const STREAM_WRITE_VALUE_DEFAULT: c_uint = 0;
@@ -101,7 +96,6 @@ pub(crate) const STREAM_WRITE_VALUE_DEFAULT: c_uint = 0;
 pub(crate) const MAX_BATCH_MEM_OPS: usize = 255;
 
 // Virtual memory
-pub(crate) const MEM_ALLOCATION_TYPE_PINNED: c_int = 1;
 pub(crate) const MEM_LOCATION_TYPE_DEVICE: c_int = 1;
 pub(crate) const MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR: c_int = 1;
 pub(crate) const MEM_ACCESS_FLAGS_PROT_READWRITE: c_int = 3;
@@ -117,7 +111,6 @@ pub(crate) const JIT_ERROR_LOG_BUFFER_SIZE_BYTES: c_int = 6;
 // CUdriverProcAddressQueryResult
 pub(crate) const GET_PROC_ADDRESS_SUCCESS: c_int = 0;
 pub(crate) const GET_PROC_ADDRESS_SYMBOL_NOT_FOUND: c_int = 1;
-pub(crate) const GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT: c_int = 2;
 
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
