@@ -107,6 +107,14 @@ class Comm:
     def set_timeout(self, timeout: float) -> None: ...
     def abort(self, reason: str) -> None:
         """All waiters, here and at the peers, raise. Never blocks."""
+    def finish(self, limit: float) -> None:
+        """Leave together with the other ranks, waiting for them `limit` seconds at most.
+
+        MismatchError where the ranks called different things and no call has raised so. The group is closed in any case.
+        """
+    @staticmethod
+    def leave_seconds() -> float:
+        """SMDDP_LEAVE_SECONDS."""
     def close(self) -> None:
         """Leave in good order. Never blocks for long; idempotent."""
     def error(self) -> BaseException | None:

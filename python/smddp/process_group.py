@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import time
 import warnings
 import weakref
 from collections.abc import MutableMapping, Sequence
@@ -200,14 +202,22 @@ class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  
     # Leaving
 
     def shutdown(self) -> None:
-        """Leave in good order. Idempotent."""
+        """Leave in good order, together with the other ranks. Idempotent.
+
+        Raises MismatchError where the ranks called different things and no call has said so. While another exception is
+        on its way it leaves at once and raises nothing: that one is the reason to tell.
+        """
         first = self._forget()
-        self._comm.close()
-        self._mailbox.close()
-        for other in self._unique_others() if first else ():
-            shutdown = getattr(other, "shutdown", None)
-            if shutdown is not None:
-                shutdown()
+        try:
+            if first and sys.exc_info()[0] is None:
+                _leave_together(self._comm)
+        finally:
+            self._comm.close()
+            self._mailbox.close()
+            for other in self._unique_others() if first else ():
+                shutdown = getattr(other, "shutdown", None)
+                if shutdown is not None:
+                    shutdown()
 
     def abort(self) -> None:
         """Make all waiters raise, here and at the peers. Never blocks."""
@@ -287,6 +297,25 @@ def _ordinal(device: torch.device | None) -> int | None:
     return device.index if device is not None and device.type == "cuda" else None
 
 
+class _Patience:
+    """The seconds that groups which are left one after the other have together: ranks late for one are late for all."""
+
+    left = 0.0
+    until = 0.0
+
+
+def _leave_together(comm: Any) -> None:
+    begun = time.monotonic()
+    if begun > _Patience.until:
+        _Patience.left = comm.leave_seconds()
+    try:
+        comm.finish(_Patience.left)
+    finally:
+        ended = time.monotonic()
+        _Patience.left = max(_Patience.left - (ended - begun), 0.0)
+        _Patience.until = ended + 1
+
+
 def _close(comm: Any, owner: int) -> None:
     if os.getpid() == owner:
         comm.close()
@@ -303,6 +332,12 @@ class _Inherited:
 
     def close(self) -> None:
         pass
+
+    def finish(self, limit: float) -> None:
+        pass
+
+    def leave_seconds(self) -> float:
+        return 0.0
 
     def abort(self, reason: str) -> None:
         pass

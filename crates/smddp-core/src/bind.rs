@@ -4,12 +4,13 @@ use std::sync::{Arc, OnceLock};
 
 use smddp_plan::choice::{Network, Shape, choose, choose_named};
 use smddp_plan::{Ask, Buffer, Choice, Collective, Program, Source, Span, Step, Topology, plan};
-use smddp_transport::{Inlet, Outlet, Wiring};
+use smddp_transport::{Head, Inlet, Outlet, Wiring};
 
 use crate::call::{Counts, name_of, reduces, rooted};
 use crate::config::Config;
 use crate::device::{self, Place, Way};
 use crate::error::{Error, Result};
+use crate::head;
 use crate::network::Known;
 use crate::reduce::Kernel;
 use crate::types::{DType, RedOp};
@@ -21,6 +22,8 @@ pub(crate) struct Key {
     pub(crate) dtype: DType,
     /// Code of the reduction, 0 where there is none.
     pub(crate) redop: u8,
+    /// Bits of what each rank multiplies its input by, 0 where it does not.
+    pub(crate) factor: u64,
     pub(crate) root: usize,
     pub(crate) counts: Counts,
     /// The buffers are a device's.
@@ -101,9 +104,8 @@ pub(crate) struct Bound {
     pub(crate) scratch: usize,
     /// On a device: whether each outlet's and each inlet's messages are by reference.
     pub(crate) near: [Vec<bool>; 2],
-    /// Travels in the header: operation, dtype, root, plan.
-    pub(crate) what: u64,
-    pub(crate) count: u64,
+    /// The header: operation, dtype, root, plan; and how many elements, see `head::count`.
+    pub(crate) head: Head,
     /// Whole buffer, as nccl-tests counts it.
     pub(crate) bytes: usize,
 }
@@ -152,13 +154,12 @@ fn running(lengths: &[usize]) -> Vec<usize> {
 struct Sizes {
     tables: [Vec<usize>; 3],
     offsets: [Vec<usize>; 3],
-    /// Bytes of the whole buffer; elements in the header; longest block.
+    /// Bytes of the whole buffer; longest block.
     bytes: usize,
-    count: u64,
     longest: usize,
 }
 
-fn sizes(key: &Key, rank: usize, n: usize) -> Sizes {
+fn sizes(key: &Key, n: usize) -> Sizes {
     let element = key.dtype.size();
     let blocks: Vec<usize> = match &key.counts {
         Counts::Even(c) => vec![*c; n],
@@ -178,16 +179,8 @@ fn sizes(key: &Key, rank: usize, n: usize) -> Sizes {
         Collective::ReduceScatter | Collective::Scatter => (false, true),
         _ => (false, false),
     };
-    let count = match key.collective {
-        Collective::AllGather | Collective::Gather => blocks[rank],
-        Collective::Scatter => blocks[0],
-        Collective::AllToAll if matches!(key.counts, Counts::Pairs(..)) => 0,
-        Collective::AllToAll => blocks[0],
-        _ => blocks.iter().sum(),
-    };
     Sizes {
         bytes: lengths.iter().sum(),
-        count: count as u64,
         longest: lengths.iter().chain(&output).copied().max().unwrap_or(0),
         offsets: [
             if own_in { alone() } else { running(&lengths) },
@@ -225,8 +218,8 @@ impl Site {
 }
 
 pub(crate) fn pick(key: &Key, site: &Site, config: &Config) -> Result<Choice> {
-    let (rank, n) = (site.rank, site.topology.size());
-    let s = sizes(key, rank, n);
+    let n = site.topology.size();
+    let s = sizes(key, n);
     let uneven_pairs = matches!(key.counts, Counts::Pairs(..));
     let shape = Shape {
         collective: key.collective,
@@ -300,7 +293,7 @@ pub(crate) fn bind(key: &Key, site: &Site, config: &Config) -> Result<Bound> {
             choice.algorithm.name()
         )));
     }
-    let mut bound = Bound { kernel, ..Binder::new(key, rank, n, slot, choice, &program).finish(program) };
+    let mut bound = Bound { kernel, ..Binder::new(key, n, slot, choice, &program).finish(program) };
     if let Some(place) = key.device {
         on_device(&mut bound, place, site);
     }
@@ -321,12 +314,11 @@ fn on_device(bound: &mut Bound, place: Place, site: &Site) {
     let inlets = wiring.inlets.iter_mut().zip(&bound.near[1]).filter(|(_, near)| **near);
     inlets.for_each(|(inlet, _)| inlet.cell = device::DESCRIPTOR);
     // All ranks are on a device, and on the same of the group's.
-    bound.what |= 1 << 61 | (place.site as u64 & 3) << 62;
+    bound.head.what |= head::on_device(place.site);
 }
 
 struct Binder {
     bound: Bound,
-    counts: Vec<Option<u64>>,
     inlets: Vec<Inlet>,
     uneven_pairs: bool,
     /// Every rank's whole message fits a slot.
@@ -334,8 +326,8 @@ struct Binder {
 }
 
 impl Binder {
-    fn new(key: &Key, rank: usize, n: usize, slot: usize, choice: Choice, program: &Program) -> Self {
-        let mut s = sizes(key, rank, n);
+    fn new(key: &Key, n: usize, slot: usize, choice: Choice, program: &Program) -> Self {
+        let mut s = sizes(key, n);
         // Messages have the names of their writers' spans, and a peer may have more Scratch than this rank.
         let sources = program.lanes.iter().flatten().flat_map(|timed| timed.step.sources());
         let named = sources.filter(|source| source.message.buffer == Buffer::Scratch);
@@ -345,23 +337,7 @@ impl Binder {
         s.offsets[2] = running(&scratch.iter().map(|l| l.next_multiple_of(64)).collect::<Vec<_>>());
         let total = scratch[..program.scratch_blocks].iter().map(|l| l.next_multiple_of(64)).sum();
         s.tables[2] = scratch;
-        let element = key.dtype.size();
         let uneven_pairs = matches!(key.counts, Counts::Pairs(..));
-        // What each writer's header should count, where it is known here.
-        let counts = (0..n)
-            .map(|r| match (key.collective, &key.counts) {
-                (_, Counts::Pairs(..)) => None,
-                (Collective::AllGather | Collective::Gather, _) => Some((s.tables[0][r] / element) as u64),
-                _ => Some(s.count),
-            })
-            .collect();
-        let what = u64::from(key.collective as u8)
-            | u64::from(key.dtype as u8) << 8
-            | u64::from(key.redop) << 16
-            | (if rooted(key.collective) { key.root as u64 & 0xffff } else { 0xffff }) << 24
-            | (choice.algorithm as u64) << 40
-            | ((choice.segment as u64 >> 6) & 0xffff) << 44
-            | u64::from(uneven_pairs) << 60;
         let largest = match key.collective {
             Collective::AllGather | Collective::Gather => s.longest,
             _ => s.bytes,
@@ -378,11 +354,10 @@ impl Binder {
             lengths: s.tables,
             scratch: total,
             near: Default::default(),
-            what,
-            count: s.count,
+            head: head::of(key, &choice),
             bytes: s.bytes,
         };
-        Self { bound, counts, inlets: Vec::new(), uneven_pairs, fits }
+        Self { bound, inlets: Vec::new(), uneven_pairs, fits }
     }
 
     fn segments(&self, lengths: impl Iterator<Item = usize>, blocks: usize) -> usize {
@@ -437,7 +412,6 @@ impl Binder {
                 cell: 0,
                 messages: 0,
                 bytes: 0,
-                count: self.counts[source.rank],
             });
             self.inlets.len() - 1
         });

@@ -48,6 +48,8 @@ pub(crate) struct Inner {
     submitted: AtomicU64,
     pub(crate) sleeper: Box<dyn Sleeper>,
     poison: OnceLock<Error>,
+    /// A call has told the caller why the group is dead.
+    told: AtomicBool,
     timeout: AtomicU64,
     closed: AtomicBool,
     pub(crate) rank: usize,
@@ -83,6 +85,7 @@ pub struct Work {
 enum Asked {
     Collective(Collective),
     Message(Direction),
+    Leaving,
 }
 
 impl std::fmt::Display for Asked {
@@ -90,6 +93,7 @@ impl std::fmt::Display for Asked {
         match self {
             Self::Collective(collective) => f.write_str(call::name_of(*collective)),
             Self::Message(direction) => write!(f, "{direction}"),
+            Self::Leaving => f.write_str("destroy_process_group"),
         }
     }
 }
@@ -137,13 +141,33 @@ impl Inner {
     }
 
     /// Hands what was submitted to the driver, in its order.
-    fn collect(&self, driver: &mut Driver) {
+    pub(crate) fn collect(&self, driver: &mut Driver) {
         if self.mail.load(Ordering::Acquire) {
             let mut inbox = lock(&self.inbox);
             self.mail.store(false, Ordering::Relaxed);
             for item in inbox.drain(..) {
                 driver.take_up(item);
             }
+        }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn error(&self) -> Option<&Error> {
+        self.poison.get()
+    }
+
+    /// The driver, from whoever has it for a moment; `None` where a thread waits for something.
+    pub(crate) fn drive_soon(&self) -> Option<MutexGuard<'_, Driver>> {
+        let begun = Instant::now();
+        loop {
+            let driver = self.try_drive();
+            if driver.is_some() || begun.elapsed() > Duration::from_millis(50) {
+                return driver;
+            }
+            std::thread::yield_now();
         }
     }
 
@@ -158,7 +182,7 @@ impl Inner {
         }
     }
 
-    fn die(&self, driver: &mut Driver, error: Error) {
+    pub(crate) fn die(&self, driver: &mut Driver, error: Error) {
         let _ = self.poison.set(error);
         if let Some(first) = self.poison.get() {
             log::say(Level::Info, &format!("group `{}` failed: {first}", self.name));
@@ -170,16 +194,19 @@ impl Inner {
         if self.forks != fork::generation() {
             return Err(Error::Forked { group: self.name.clone() });
         }
-        match self.poison.get() {
-            Some(error) => Err(error.clone()),
-            None => Ok(()),
-        }
+        self.poison.get().map_or(Ok(()), |error| Err(self.tell(error)))
+    }
+
+    /// The caller hears why the group is dead.
+    fn tell(&self, error: &Error) -> Error {
+        self.told.store(true, Ordering::Relaxed);
+        error.clone()
     }
 
     fn reached(&self, driver: &Driver, target: &Target<'_>) -> Option<Result<()>> {
         match target {
             Target::Number(number) if driver.finished > *number => Some(Ok(())),
-            Target::Number(_) => self.poison.get().map(|error| Err(error.clone())),
+            Target::Number(_) => self.poison.get().map(|error| Err(self.tell(error))),
             Target::Enqueued(work, landing) if !work.is_done() => landing.enqueued().then_some(Ok(())),
             Target::Work(work) | Target::Enqueued(work, _) => work.is_done().then(|| work.outcome()),
         }
@@ -226,7 +253,7 @@ impl Inner {
     }
 
     /// What is left behind is the progress thread's.
-    fn leave(self: &Arc<Self>, driver: MutexGuard<'_, Driver>) {
+    pub(crate) fn leave(self: &Arc<Self>, driver: MutexGuard<'_, Driver>) {
         let pending = driver.pending() || self.has_mail();
         drop(driver);
         if pending || self.has_mail() {
@@ -257,6 +284,7 @@ impl Communicator {
             submitted: AtomicU64::new(0),
             sleeper,
             poison: OnceLock::new(),
+            told: AtomicBool::new(false),
             timeout: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             rank,
@@ -330,7 +358,7 @@ impl Communicator {
             _ => Counts::Even(elements / self.0.size),
         };
         let counts = by_pairs(counts, collective, self.0.size, self.0.config);
-        let key = Key { collective, dtype, redop: 0, root: 0, counts, device: None };
+        let key = Key { collective, dtype, redop: 0, factor: 0, root: 0, counts, device: None };
         let choice = match bind::pick(&key, &self.0.site, self.0.config) {
             Ok(choice) => choice,
             Err(error) => return error.to_string(),
@@ -625,6 +653,48 @@ impl Communicator {
         inner.sleeper.ring();
     }
 
+    /// Leaves in good order, together with the other ranks, which all do: waits for them for `limit` at most, and holds what
+    /// each called against what the others did. [`Error::Mismatch`] where that differs and no call has raised so: another
+    /// root, a message that nobody received. Ranks that are late or gone are not held against, which is no error. The group is
+    /// closed in any case.
+    pub fn finish(&self, limit: Duration) -> Result<()> {
+        let inner = &self.0;
+        let mut outcome = Ok(());
+        if inner.forks == fork::generation() && inner.size > 1 && !inner.closed.load(Ordering::Acquire) {
+            self.land();
+            let begun = Instant::now();
+            let left = || limit.saturating_sub(begun.elapsed());
+            if inner.poison.get().is_none() {
+                outcome = inner.compare(|step| {
+                    let (shared, comm) = (step.work.clone(), Some(inner.clone()));
+                    Work { shared, comm, call: Asked::Leaving, landing: None }.wait(Some(left()))
+                });
+            }
+            match &outcome {
+                Ok(()) => inner.deliver(left()),
+                Err(why) => {
+                    log::say(
+                        Level::Info,
+                        &format!(
+                            "group `{}` is left, and not all ranks were held against each other: {why}",
+                            inner.name
+                        ),
+                    );
+                    inner.forget_leaving();
+                }
+            }
+            // What ended the group, if no call has told it yet.
+            outcome = match inner.poison.get() {
+                Some(error @ Error::Mismatch { .. }) if !inner.told.load(Ordering::Relaxed) => {
+                    Err(error.clone())
+                }
+                _ => Ok(()),
+            };
+        }
+        self.close();
+        outcome
+    }
+
     /// Leaves in good order: calls on devices are waited for, other pending calls end with an error, later ones raise.
     /// Idempotent.
     pub fn close(&self) {
@@ -688,7 +758,7 @@ impl Work {
     /// Drives the call until it is over. `timeout`: give up waiting after that; the call itself goes on.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
         if self.shared.is_done() {
-            return self.shared.outcome();
+            return self.outcome();
         }
         let Some(comm) = &self.comm else { return Ok(()) };
         if !self.reach(comm, &Target::Work(&self.shared), timeout)? {
@@ -700,7 +770,16 @@ impl Work {
                 detail: "the call goes on; wait again, or look at what the other ranks do".to_owned(),
             });
         }
-        self.shared.outcome()
+        self.outcome()
+    }
+
+    /// How it ended, as the caller hears it.
+    fn outcome(&self) -> Result<()> {
+        let outcome = self.shared.outcome();
+        if let (Err(_), Some(comm), false) = (&outcome, &self.comm, matches!(self.call, Asked::Leaving)) {
+            comm.told.store(true, Ordering::Relaxed);
+        }
+        outcome
     }
 
     /// Drives, or sleeps while another thread does, until `target` is reached; false if the time was up first.
@@ -789,7 +868,7 @@ impl Work {
 
     /// The error it ended with.
     pub fn error(&self) -> Option<Error> {
-        if self.shared.is_done() { self.shared.outcome().err() } else { None }
+        if self.shared.is_done() { self.outcome().err() } else { None }
     }
 
     /// The rank that a receive was matched with.

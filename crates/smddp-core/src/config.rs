@@ -79,6 +79,13 @@ pub const SETTINGS: &[Setting] = &[
         shared: false,
     },
     Setting {
+        name: "SMDDP_LEAVE_SECONDS",
+        default: "10",
+        what: "how long destroy_process_group waits for the other ranks, to hold what they called against each other; 0: it \
+               does not, and calls that differ may go unnoticed",
+        shared: false,
+    },
+    Setting {
         name: "SMDDP_TRANSPORT",
         default: "auto",
         what: "between nodes: auto (EFA where all ranks have it, tcp where none has), tcp, fabric (libfabric), or shm, \
@@ -172,6 +179,8 @@ pub struct Config {
     pub network: Option<Network>,
     pub stream: usize,
     pub spin: Option<Duration>,
+    /// How long a rank that leaves waits for the others.
+    pub leave: Duration,
     pub between: Between,
     pub shm: bool,
     pub node: Option<String>,
@@ -211,6 +220,7 @@ impl Default for Config {
             network: None,
             stream: 16 << 20,
             spin: None,
+            leave: Duration::from_secs(10),
             between: Between::Auto,
             shm: true,
             node: None,
@@ -341,6 +351,14 @@ impl Config {
                     .map_err(|_| bad("SMDDP_SPIN_US", &v, "whole microseconds"))
             })
             .transpose()?;
+        let leave = get("SMDDP_LEAVE_SECONDS")
+            .map(|v| {
+                let seconds = v.trim().parse::<f64>().ok();
+                seconds
+                    .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+                    .ok_or_else(|| bad("SMDDP_LEAVE_SECONDS", &v, "seconds, 0 or more"))
+            })
+            .transpose()?;
         let device_path = match get("SMDDP_CUDA_PATH").as_deref().map(str::trim) {
             None | Some("auto") => DevicePath::Auto,
             Some("ipc") => DevicePath::Reference,
@@ -363,6 +381,7 @@ impl Config {
             network,
             stream: bytes("SMDDP_STREAM_BYTES", 0)?.unwrap_or(16 << 20),
             spin,
+            leave: leave.unwrap_or(Duration::from_secs(10)),
             between,
             shm: flag("SMDDP_SHM", true)?,
             node: get("SMDDP_NODE"),

@@ -3,39 +3,12 @@
 use smddp_plan::Collective;
 use smddp_transport::{Head, Link, Mismatch};
 
-use crate::call::{name_of, rooted};
+use crate::call::name_of;
 use crate::device::Flight;
 use crate::error::Error;
 use crate::exec::Op;
-use crate::types::{DType, RedOp};
-
-/// The collective of a header of this rank's own.
-pub(crate) fn collective(head: Head) -> Collective {
-    Collective::ALL.get((head.what & 0xff) as usize).copied().unwrap_or(Collective::Barrier)
-}
-
-/// A header as the call it stands for.
-pub(crate) fn call(head: Head) -> String {
-    let Some(&collective) = Collective::ALL.get((head.what & 0xff) as usize) else {
-        return format!("an unknown call ({:#x})", head.what);
-    };
-    let dtype = DType::from_u8((head.what >> 8) as u8).map_or("?", DType::name);
-    let mut text = format!("{}({} elements of {dtype}", name_of(collective), head.count);
-    if crate::call::reduces(collective)
-        && let Some(redop) = RedOp::from_code((head.what >> 16) as u8, 1.0)
-    {
-        text += &format!(", {}", redop.name());
-    }
-    if rooted(collective) {
-        text += &format!(", root {}", (head.what >> 24) & 0xffff);
-    }
-    text + if on_device(head) { ") on CUDA" } else { ")" }
-}
-
-/// Whether a header is of a call on a device; see `bind::on_device`.
-fn on_device(head: Head) -> bool {
-    head.what >> 61 & 1 == 1
-}
+use crate::head::{self, call};
+use crate::types::DType;
 
 pub(crate) fn mismatch(
     link: &dyn Link,
@@ -49,7 +22,7 @@ pub(crate) fn mismatch(
     let me = link.rank();
     let detail = match found.bytes {
         Some((expected, offered)) => {
-            let element = DType::from_u8((mine.what >> 8) as u8).map_or(1, DType::size) as u64;
+            let element = head::dtype(mine).map_or(1, DType::size) as u64;
             format!(
                 "rank {me} expects {} elements ({expected} bytes) from {who}, which sends {} ({offered} bytes); check the \
                  sizes that both ranks give",
@@ -64,12 +37,11 @@ pub(crate) fn mismatch(
             if call(mine) == call(found.theirs) { " with the same SMDDP_* settings" } else { "" },
         ),
     };
-    Error::Mismatch {
-        what: format!("{} #{seq}", name_of(collective)),
-        group: group.to_owned(),
-        rank: found.rank,
-        detail,
-    }
+    let what = match head::is_leaving(mine) {
+        true => call(mine),
+        false => format!("{} #{seq}", name_of(collective)),
+    };
+    Error::Mismatch { what, group: group.to_owned(), rank: found.rank, detail }
 }
 
 pub(crate) fn timeout(link: &dyn Link, group: &str, op: &Op) -> Error {
@@ -144,6 +116,11 @@ pub(crate) fn report(error: &Error) -> String {
     };
     let ranks: Vec<String> = ranks.iter().map(ToString::to_string).collect();
     format!("{kind}{}\n{error}", ranks.join(","))
+}
+
+/// Whether another rank's report is of calls that differ.
+pub(crate) fn is_mismatch(why: &str) -> bool {
+    why.starts_with('M')
 }
 
 /// Another rank's report, as an error of the same kind here.

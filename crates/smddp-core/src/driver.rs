@@ -6,14 +6,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use smddp_plan::{Algorithm, Collective};
-use smddp_transport::{Fault, Head, Link};
+use smddp_transport::{Fault, Head, Link, Mismatch};
 
 use crate::bind::Cache;
-use crate::call::name_of;
+use crate::call::{name_of, rooted};
 use crate::describe;
 use crate::device::{self, Flight, Site, Trouble};
 use crate::error::Error;
 use crate::exec::{Op, Progress};
+use crate::head;
+use crate::leaving::Record;
 use crate::p2p::{Mailroom, Post};
 
 /// What waits to be taken up by the driver.
@@ -52,6 +54,7 @@ pub(crate) struct Driver {
     pub(crate) next: u64,
     /// Collectives that are over.
     pub(crate) finished: u64,
+    pub(crate) record: Record,
     tally: Arc<Tally>,
     pub(crate) group: String,
     /// A finished operation, to be filled again.
@@ -65,7 +68,7 @@ pub(crate) struct Driver {
 
 impl Driver {
     pub(crate) fn new(link: Box<dyn Link>, group: String, tally: Arc<Tally>) -> Self {
-        let mail = Mailroom::new(link.size());
+        let mail = Mailroom::new(link.rank(), link.size());
         Self {
             link,
             cache: Cache::new(),
@@ -73,6 +76,7 @@ impl Driver {
             mail,
             next: 0,
             finished: 0,
+            record: Record::default(),
             tally,
             group,
             spare: None,
@@ -85,6 +89,9 @@ impl Driver {
     /// Numbers a collective and puts it behind the others.
     pub(crate) fn enqueue(&mut self, mut op: Box<Op>) -> u64 {
         op.seq = self.next;
+        if !head::is_leaving(op.bound.head) {
+            self.record.add(op.bound.head);
+        }
         self.next += 1;
         self.queue.push_back(op);
         self.next - 1
@@ -172,16 +179,8 @@ impl Driver {
                     return Err(Error::System { what, why });
                 }
                 Err(Trouble::Mismatch(mismatch)) => {
-                    let mine = Head { what: op.bound.what, count: op.bound.count };
-                    let (collective, seq) = (op.collective, op.seq);
-                    return Err(describe::mismatch(
-                        &*self.link,
-                        &self.group,
-                        collective,
-                        seq,
-                        mine,
-                        mismatch,
-                    ));
+                    let (seq, mine) = (op.seq, op.bound.head);
+                    self.differ(seq, mine, mismatch)?;
                 }
             }
         }
@@ -308,6 +307,13 @@ impl Driver {
 
     /// Looks for reasons why nothing moves: the dead, the gone, and passed deadlines. Called when blocked.
     pub(crate) fn examine(&mut self, now: Instant) -> Result<(), Error> {
+        // Where calls differ, all may be writing to ranks that do not read, and look at no header.
+        if let Some(op) = self.queue.front().filter(|op| op.begun)
+            && let Err(found) = self.link.settle()
+        {
+            let (seq, mine) = (op.seq, op.bound.head);
+            self.differ(seq, mine, found)?;
+        }
         let faults = self.link.faults();
         if !faults.is_empty() {
             // Whoever left may have published what we wait for just before.
@@ -339,15 +345,11 @@ impl Driver {
         };
         for fault in faults {
             if let Fault::Differs { seq, mine, found } = *fault {
-                return Err(describe::mismatch(
-                    &*self.link,
-                    &self.group,
-                    describe::collective(mine),
-                    seq,
-                    mine,
-                    found,
-                ));
+                self.differ(seq, mine, found)?;
             }
+        }
+        if self.leaves() {
+            return self.judge_leaving(faults);
         }
         // Then the dead: they are the cause, what others report is the consequence.
         for fault in faults {
@@ -363,11 +365,65 @@ impl Driver {
                 Fault::Left { rank } => {
                     let needed = self.queue.front().is_some_and(|op| !self.link.arrived(*rank, op.seq));
                     if needed || self.mail.needs(*rank) {
-                        let how = "left the group (destroyed it or exited) before this operation";
-                        return Err(describe::lost(&*self.link, &self.group, what, *rank, how));
+                        return Err(describe::lost(&*self.link, &self.group, what, *rank, LEFT));
                     }
                 }
                 Fault::Lost { .. } | Fault::Differs { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Two ranks made different calls, which is the end of the group, unless one of them left and the other hears that.
+    fn differ(&mut self, seq: u64, mine: Head, found: Mismatch) -> Result<(), Error> {
+        let collective = head::collective(mine).unwrap_or(Collective::Barrier);
+        let (leave, left) = (head::is_leaving(mine), head::is_leaving(found.theirs));
+        if left && !leave && self.queue.front().is_some_and(|op| op.seq == seq) {
+            let what = format!("{} #{seq}", name_of(collective));
+            return Err(describe::lost(&*self.link, &self.group, what, found.rank, LEFT));
+        }
+        // A call of which all ranks are a part raises over there. Without a root's part in it, it may have ended well.
+        if leave && !left && head::collective(found.theirs).is_some_and(|theirs| !rooted(theirs)) {
+            self.leave_alone(&format!(
+                "{} waits in {}",
+                self.link.describe(found.rank),
+                head::call(found.theirs)
+            ));
+            return Ok(());
+        }
+        Err(describe::mismatch(&*self.link, &self.group, collective, seq, mine, found))
+    }
+
+    /// Whether the call under way is the one by which this rank leaves.
+    fn leaves(&self) -> bool {
+        self.queue.front().is_some_and(|op| head::is_leaving(op.bound.head))
+    }
+
+    /// Ends the call by which this rank leaves: there is nobody to hold anything against.
+    pub(crate) fn leave_alone(&mut self, why: &str) {
+        if self.leaves()
+            && let Some(op) = self.queue.pop_front()
+            && let Some(work) = op.work
+        {
+            work.finish(Err(Error::Closed { group: self.group.clone(), why: why.to_owned() }));
+        }
+    }
+
+    /// A rank that is gone ends the leaving, and no error is left of it but that of ranks that made different calls.
+    fn judge_leaving(&mut self, faults: &[Fault]) -> Result<(), Error> {
+        let seq = self.queue.front().map_or(0, |op| op.seq);
+        for fault in faults {
+            match fault {
+                Fault::Poisoned { rank, why } if describe::is_mismatch(why) => {
+                    let what = "destroy_process_group".to_owned();
+                    return Err(describe::reported(&*self.link, &self.group, what, *rank, why));
+                }
+                Fault::Left { rank } if self.link.arrived(*rank, seq) => {}
+                Fault::Lost { rank, .. } | Fault::Poisoned { rank, .. } | Fault::Left { rank } => {
+                    self.leave_alone(&format!("{} is gone", self.link.describe(*rank)));
+                    break;
+                }
+                Fault::Differs { .. } => {}
             }
         }
         Ok(())
@@ -393,6 +449,9 @@ impl Driver {
         }
     }
 }
+
+/// What became of a rank that needs this group no more.
+const LEFT: &str = "left the group (destroyed it or exited) before this operation";
 
 /// Streams of a dead group are let go on for this long at least: what they had queued is over by then as a rule. Callers'
 /// streams wait for that no longer.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smddp_plan::{Buffer, Collective};
-use smddp_transport::{Head, Link, Mismatch};
+use smddp_transport::{Link, Mismatch};
 
 use crate::bind::{Act, Bound, From, Run};
 use crate::device::DeviceOp;
@@ -101,8 +101,7 @@ impl Op {
         let mut moved = false;
         let bound = &*self.bound;
         if !self.begun {
-            let head = Head { what: bound.what, count: bound.count };
-            if !link.begin(self.seq, head, &bound.wiring) {
+            if !link.begin(self.seq, bound.head, &bound.wiring) {
                 return Ok(Progress::Blocked);
             }
             self.begun = true;

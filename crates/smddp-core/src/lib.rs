@@ -12,6 +12,8 @@ pub mod device;
 mod driver;
 mod error;
 mod exec;
+mod head;
+mod leaving;
 pub mod log;
 pub mod network;
 mod p2p;

@@ -7,6 +7,7 @@ use smddp_transport::{Link, Mail, Stream};
 
 use crate::driver::SharedWork;
 use crate::error::Error;
+use crate::leaving::Ledger;
 use crate::reduce;
 use crate::types::DType;
 
@@ -59,21 +60,33 @@ impl Active {
     }
 }
 
+/// Of a recv from any rank it is known later whose message it took.
+fn enter(ledger: &mut Ledger, post: &Post, times: i32) {
+    match post.direction {
+        Direction::To(rank) => ledger.sent(rank, post.tag, times),
+        Direction::From(rank) => ledger.asked(rank, post.tag, times),
+        Direction::FromAny => {}
+    }
+}
+
 pub(crate) struct Mailroom {
     sends: Vec<Active>,
     recvs: Vec<Active>,
     /// Announced, not yet asked for, in the order of each sender.
     unexpected: Vec<(usize, Mail, Stream)>,
     size: usize,
+    pub(crate) ledger: Ledger,
 }
 
 impl Mailroom {
-    pub(crate) fn new(size: usize) -> Self {
-        Self { sends: Vec::new(), recvs: Vec::new(), unexpected: Vec::new(), size }
+    pub(crate) fn new(me: usize, size: usize) -> Self {
+        let ledger = Ledger::new(me, size);
+        Self { sends: Vec::new(), recvs: Vec::new(), unexpected: Vec::new(), size, ledger }
     }
 
     pub(crate) fn post(&mut self, post: Post) {
         let active = Active { from: 0, stream: None, moved: 0, post };
+        enter(&mut self.ledger, &active.post, 1);
         match active.post.direction {
             Direction::To(_) => self.sends.push(active),
             _ => self.recvs.push(active),
@@ -189,6 +202,9 @@ impl Mailroom {
                     detail: format!("{} sends {sent}, tag {}", link.describe(from), mail.tag),
                 });
             }
+            if recv.post.direction == Direction::FromAny {
+                self.ledger.asked(from, mail.tag, 1);
+            }
             recv.from = from;
             recv.stream = Some(stream);
             recv.post.work.set_source(from);
@@ -256,6 +272,7 @@ impl Mailroom {
                     return Err(error);
                 }
                 let active = list.remove(i);
+                enter(&mut self.ledger, &active.post, -1);
                 active.post.work.finish(Err(error));
             }
         }

@@ -29,8 +29,13 @@ pub(crate) fn by_pairs(counts: Counts, collective: Collective, size: usize, conf
 
 fn key_of(call: &Call<'_>, counts: Counts, device: Option<&DeviceOp>) -> Key {
     let device = device.map(|device| device.lobby.place);
-    let redop = if reduces(call.collective) { call.redop.code() } else { 0 };
-    Key { collective: call.collective, dtype: call.dtype, redop, root: call.root, counts, device }
+    let reducing = reduces(call.collective);
+    let redop = if reducing { call.redop.code() } else { 0 };
+    let factor = match call.redop {
+        RedOp::PremulSum(factor) if reducing => factor.to_bits(),
+        _ => 0,
+    };
+    Key { collective: call.collective, dtype: call.dtype, redop, factor, root: call.root, counts, device }
 }
 
 impl Inner {

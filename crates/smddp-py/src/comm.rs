@@ -162,6 +162,16 @@ impl Comm {
         py.detach(|| self.comm.abort(reason));
     }
 
+    fn finish(&self, py: Python<'_>, limit: f64) -> PyResult<()> {
+        py.detach(|| self.comm.finish(seconds(limit))).map_err(|error| raise(py, error))
+    }
+
+    /// Seconds that leaving the group may take by default.
+    #[staticmethod]
+    fn leave_seconds() -> f64 {
+        smddp_core::Config::get().map_or(0.0, |config| config.leave.as_secs_f64())
+    }
+
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.comm.close());
     }

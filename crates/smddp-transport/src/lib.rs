@@ -17,7 +17,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a call is, as far as all its ranks must agree; the meaning of the bits is the core's.
+/// What a call is: the same on all its ranks, whatever the bits mean to the core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Head {
     pub what: u64,
@@ -52,8 +52,6 @@ pub struct Inlet {
     pub cell: usize,
     pub messages: u64,
     pub bytes: u64,
-    /// The writer's `Head::count` that I expect; `None` where only the channel's bytes are held against mine.
-    pub count: Option<u64>,
 }
 
 /// The channels of one operation at one rank.

@@ -262,7 +262,7 @@ impl Link for LoopLink {
             return Ok(None);
         }
         let Some(&theirs) = state.heads.get(&(want.rank, self.seq)) else { return Ok(None) };
-        if theirs.what != self.head.what || want.count.is_some_and(|count| count != theirs.count) {
+        if theirs != self.head {
             return Err(Mismatch { rank: want.rank, theirs, bytes: None });
         }
         let Some(flow) = state.flows.get_mut(&(want.rank, self.seq, want.channel)) else {
@@ -304,7 +304,7 @@ impl Link for LoopLink {
         let state = self.hub.lock();
         for want in self.wiring.inlets.iter().filter(|inlet| inlet.messages == 0) {
             let Some(&theirs) = state.heads.get(&(want.rank, self.seq)) else { return Ok(false) };
-            if theirs.what != self.head.what || want.count.is_some_and(|count| count != theirs.count) {
+            if theirs != self.head {
                 return Err(Mismatch { rank: want.rank, theirs, bytes: None });
             }
             let offered = state.flows.get(&(want.rank, self.seq, want.channel)).map_or(0, |flow| flow.bytes);

@@ -24,7 +24,6 @@ fn exchange(links: &mut [ShmLink; 2], seq: u64, bytes: usize) {
             cell: bytes,
             messages: 1,
             bytes: bytes as u64,
-            count: Some(1),
         }],
         inline: false,
         depth: (1, 1),

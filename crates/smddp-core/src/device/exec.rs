@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use smddp_cuda::{Address, MAX_SOURCES, Wait};
 use smddp_plan::{Algorithm, Buffer, Collective};
-use smddp_transport::{Head, Link, Mismatch};
+use smddp_transport::{Link, Mismatch};
 
 use super::flight::Landing;
 use super::reduction::{self, Manner, Pieces};
@@ -140,8 +140,7 @@ impl Turn<'_> {
     fn advance(&mut self, seq: u64, begun: &mut bool) -> Result<Progress, Trouble> {
         let mut moved = false;
         if self.op.stage == Stage::Opening {
-            let head = Head { what: self.bound.what, count: self.bound.count };
-            if !self.link.begin(seq, head, &self.bound.wiring) {
+            if !self.link.begin(seq, self.bound.head, &self.bound.wiring) {
                 return Ok(Progress::Blocked);
             }
             *begun = true;

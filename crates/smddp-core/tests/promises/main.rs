@@ -16,6 +16,7 @@ mod fork;
 mod groups;
 mod kill;
 mod leaving;
+mod matrix;
 mod mismatch;
 mod p2p;
 mod probe;

@@ -7,20 +7,20 @@ use smddp_core::{Blocks, Call, Collective, Communicator, DType, Error, Options, 
 use crate::common::{Gate, PATIENCE, SOON, Wire, over, shape};
 
 /// One call, small enough to be written in a table.
-#[derive(Clone, Copy, Debug)]
-struct Make {
-    collective: Collective,
-    dtype: DType,
-    redop: RedOp,
-    root: usize,
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Make {
+    pub(crate) collective: Collective,
+    pub(crate) dtype: DType,
+    pub(crate) redop: RedOp,
+    pub(crate) root: usize,
     /// Elements per block (whole buffer for all_reduce, broadcast, reduce).
-    count: usize,
+    pub(crate) count: usize,
 }
 
-const BASE: Make =
+pub(crate) const BASE: Make =
     Make { collective: Collective::AllReduce, dtype: DType::F32, redop: RedOp::Sum, root: 0, count: 100 };
 
-fn run(comm: &Communicator, make: Make) -> Result<()> {
+pub(crate) fn run(comm: &Communicator, make: Make) -> Result<()> {
     let (given, taken) = shape(make.collective, comm.rank() == make.root, comm.size(), make.count);
     let mut buffers =
         [given, taken].map(|count| vec![0u128; count.unwrap_or(0).div_ceil(16 / make.dtype.size())]);
@@ -97,6 +97,12 @@ fn different_reductions_fail_on_both_sides_naming_both() {
     differ(&[&[BASE], &[max]], &["sum", "max"]);
     let scaled = Make { redop: RedOp::PremulSum(0.5), ..BASE };
     differ(&[&[scaled], &[BASE]], &["sum", "premul_sum"]);
+    let otherwise = Make { redop: RedOp::PremulSum(0.25), ..BASE };
+    for count in [10, 100_000] {
+        let (scaled, otherwise) = (Make { count, ..scaled }, Make { count, ..otherwise });
+        differ(&[&[scaled], &[otherwise]], &["premul_sum", "factor"]);
+        differ(&[&[scaled], &[scaled], &[otherwise]], &["premul_sum", "factor"]);
+    }
 }
 
 #[test]
@@ -135,6 +141,50 @@ fn another_order_of_the_same_calls_fails_on_both_sides() {
     let gather = Make { collective: Collective::AllGather, ..BASE };
     differ(&[&[BASE, gather], &[gather, BASE]], &["all_reduce", "all_gather"]);
     differ(&[&[BASE, BASE, gather], &[BASE, gather, BASE]], &["#1", "all_reduce", "all_gather"]);
+}
+
+/// all_gather or reduce_scatter of blocks of these counts.
+pub(crate) fn listed(comm: &Communicator, collective: Collective, counts: &[usize]) -> Result<()> {
+    let mine = counts[comm.rank()];
+    let (mut whole, mut own) = (vec![1f32; counts.iter().sum()], vec![1f32; mine]);
+    let whole = Blocks::Cut { ptr: whole.as_mut_ptr().cast(), counts };
+    let own = Blocks::Flat { ptr: own.as_mut_ptr().cast(), count: mine };
+    let (input, output) = if collective == Collective::AllGather { (own, whole) } else { (whole, own) };
+    let call = Call { collective, dtype: DType::F32, redop: RedOp::Sum, root: 0, input, output };
+    // SAFETY: the buffers outlive the call, which is synchronous.
+    unsafe { comm.run(&call, Options::default()) }
+}
+
+#[test]
+fn lists_that_add_up_to_the_same_but_differ_fail_on_all_ranks() {
+    let lists: [[[usize; 3]; 3]; 5] = [
+        [[2, 1, 3], [2, 3, 1], [2, 1, 3]],
+        [[2, 2, 2], [2, 1, 3], [2, 2, 2]],
+        [[1, 0, 2], [1, 0, 2], [1, 1, 1]],
+        [[0, 0, 3], [0, 0, 3], [0, 3, 0]],
+        [[3, 2, 1], [1, 2, 3], [2, 2, 2]],
+    ];
+    for (collective, scale) in [Collective::ReduceScatter, Collective::AllGather]
+        .into_iter()
+        .flat_map(|collective| [1, 300, 40_000].map(|scale| (collective, scale)))
+    {
+        for (lists, wire) in lists.iter().flat_map(|lists| Wire::EACH.map(|wire| (lists, wire))) {
+            let over_here = Gate::new(3);
+            println!("{collective:?} of {lists:?} x {scale} over {wire:?}");
+            over(wire.links(3), PATIENCE, |comm| {
+                let counts = lists[comm.rank()].map(|count| count * scale);
+                let outcome = listed(comm, collective, &counts).and_then(|()| barrier(comm));
+                let error = outcome.expect_err(&format!(
+                    "{collective:?} of {lists:?} x {scale} over {wire:?}: rank {} noticed nothing",
+                    comm.rank()
+                ));
+                let text = error.to_string();
+                assert!(matches!(error, Error::Mismatch { .. }), "{text}");
+                assert!(text.contains("elements"), "{text}");
+                over_here.wait();
+            });
+        }
+    }
 }
 
 /// all_to_all with what each rank sends to and expects from each.

@@ -76,6 +76,10 @@ impl JointLink {
         }
     }
 
+    fn far_ranks(&self) -> Vec<usize> {
+        (0..self.map.size()).filter(|&rank| self.map.local(rank).is_none()).collect()
+    }
+
     fn globally(&self, found: Mismatch) -> Mismatch {
         Mismatch { rank: self.map.rank(found.rank), ..found }
     }
@@ -191,7 +195,7 @@ impl Link for JointLink {
     }
 
     fn survey(&mut self) {
-        let far: Vec<usize> = (0..self.size()).filter(|&r| self.map.local(r).is_none()).collect();
+        let far = self.far_ranks();
         self.net.survey(&far);
     }
 
@@ -269,7 +273,8 @@ impl Link for JointLink {
 
     fn poison(&mut self, why: &str) {
         self.shm.poison(why);
-        self.net.poison(why);
+        let far = self.far_ranks();
+        self.net.poison(why, &far);
     }
 
     fn leave(&mut self) {

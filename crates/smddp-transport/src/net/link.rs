@@ -127,6 +127,8 @@ const GOODBYE: Duration = Duration::from_secs(2);
 const ACKNOWLEDGED: Duration = Duration::from_micros(50);
 /// Bytes of the reason that a dead group's ranks are told.
 const LONGEST_WHY: usize = 1000;
+/// Ranks of a group of which one tells all others what has happened.
+const TOLD_BY_ONE: usize = 256;
 /// Tickets with this bit are the letters'.
 const LETTER: Ticket = 1 << 63;
 
@@ -426,17 +428,28 @@ impl Net {
         }
     }
 
-    /// Tells every rank that this one has to do with.
-    pub(crate) fn poison(&mut self, why: &str) {
+    /// Tells the others, `far` being all ranks of other nodes: one that this rank has had nothing to do with may wait for it
+    /// in a call of its own.
+    pub(crate) fn poison(&mut self, why: &str, far: &[usize]) {
         if std::mem::replace(&mut self.poisoned, true) {
             return;
         }
         let words = &why.as_bytes()[..why.len().min(LONGEST_WHY)];
         let frame = Frame { bytes: words.len() as u64, ..Frame::new(Kind::Poison, self.state.seq) };
-        for rank in self.acquaintances() {
+        for rank in self.to_be_told(far) {
             self.frame(rank, &frame, words.as_ptr(), LETTER);
         }
         self.wire.poll(&mut self.state);
+    }
+
+    /// All that this rank has to do with, and all others of a group that is not large. Of a large one those that are one, two,
+    /// four, ... ranks away: each tells it on, so everybody hears it.
+    fn to_be_told(&self, far: &[usize]) -> Vec<usize> {
+        let state = &self.state;
+        let size = state.met.len();
+        let away = |rank: usize| rank.abs_diff(state.me).min(size - rank.abs_diff(state.me));
+        let chosen = |rank: usize| state.met[rank] || size <= TOLD_BY_ONE || away(rank).is_power_of_two();
+        far.iter().copied().filter(|&rank| !state.left[rank] && chosen(rank)).collect()
     }
 
     fn acquaintances(&self) -> Vec<usize> {
@@ -547,8 +560,7 @@ impl State {
         } else {
             self.past.iter().find(|(seq, _)| *seq == frame.seq).map(|&(_, head)| head)
         };
-        // Counts may differ by rank; what has to agree is the rest.
-        if mine.is_some_and(|mine| mine.what != frame.what) {
+        if mine.is_some_and(|mine| mine != Head { what: frame.what, count: frame.count }) {
             self.hold(peer, frame);
         }
     }
@@ -566,9 +578,7 @@ impl State {
         };
         let i = &mut self.ins[inlet];
         let theirs = Head { what: frame.what, count: frame.count };
-        let differs =
-            theirs.what != self.head.what || i.want.count.is_some_and(|count| count != theirs.count);
-        if differs {
+        if theirs != self.head {
             i.bad = Some(Mismatch { rank: peer, theirs, bytes: None });
         } else if frame.total != i.want.bytes || frame.bytes > i.want.cell as u64 {
             i.bad = Some(Mismatch { rank: peer, theirs, bytes: Some((i.want.bytes, frame.total)) });

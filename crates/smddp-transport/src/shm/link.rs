@@ -429,7 +429,7 @@ impl ShmLink {
             what: remote.word(slot + WHAT).load(Ordering::Relaxed),
             count: remote.word(slot + COUNT).load(Ordering::Relaxed),
         };
-        if theirs.what != self.head.what || want.count.is_some_and(|count| count != theirs.count) {
+        if theirs != self.head {
             return Err(Mismatch { rank: want.rank, theirs, bytes: None });
         }
         let found = &mut self.ins[inlet];

@@ -1,0 +1,289 @@
+//! Leaving a group together. Most calls that differ are found while they run; a root that reads from nobody, or a message
+//! that nobody receives, may be over before. So the last thing that the ranks of a group do is to hold against each other
+//! what they called: one small all_reduce, and where its sum is wrong, an all_gather that tells why.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use smddp_plan::Collective;
+use smddp_transport::{Head, Link, Mismatch};
+
+use crate::call::{Blocks, Call, Counts};
+use crate::comm::Inner;
+use crate::describe;
+use crate::driver::Driver;
+use crate::error::{Error, Result};
+use crate::head::{self, mix};
+use crate::types::{DType, RedOp};
+use crate::work::Shared;
+
+/// The collectives that a rank called.
+#[derive(Default)]
+pub(crate) struct Record {
+    /// Of all of them in their order: the same on ranks that made the same calls.
+    digest: u64,
+    calls: u64,
+    /// The newest headers, to tell which call it was.
+    newest: VecDeque<Head>,
+}
+
+const REMEMBERED: usize = 64;
+
+impl Record {
+    pub(crate) fn add(&mut self, head: Head) {
+        self.digest = mix(self.digest ^ head.what).wrapping_add(mix(head.count));
+        self.calls += 1;
+        if self.newest.len() == REMEMBERED {
+            self.newest.pop_front();
+        }
+        self.newest.push_back(head);
+    }
+}
+
+/// The messages that a rank sent to each other one, and those that it asked for.
+pub(crate) struct Ledger {
+    me: usize,
+    /// 0 in the sum over all ranks, where each message has a sender and a receiver.
+    balance: u64,
+    /// Per rank: sent to it, asked of it.
+    counts: Vec<(u32, u32)>,
+}
+
+impl Ledger {
+    pub(crate) fn new(me: usize, size: usize) -> Self {
+        Self { me, balance: 0, counts: vec![(0, 0); size] }
+    }
+
+    fn name(from: usize, to: usize, tag: u64) -> u64 {
+        mix(mix((from as u64) << 32 | to as u64) ^ tag)
+    }
+
+    /// `times`: 1, or -1 for one that came to nothing.
+    pub(crate) fn sent(&mut self, to: usize, tag: u64, times: i32) {
+        self.counts[to].0 = self.counts[to].0.wrapping_add_signed(times);
+        self.balance = self.balance.wrapping_add(Self::name(self.me, to, tag).wrapping_mul(times as u64));
+    }
+
+    pub(crate) fn asked(&mut self, from: usize, tag: u64, times: i32) {
+        self.counts[from].1 = self.counts[from].1.wrapping_add_signed(times);
+        self.balance = self.balance.wrapping_sub(Self::name(from, self.me, tag).wrapping_mul(times as u64));
+    }
+}
+
+/// Groups with more ranks are told that messages are left over, not whose.
+const LISTED: usize = 1024;
+/// Leftovers that an error lists.
+const SHOWN: usize = 8;
+
+/// Words of a rank's whole story: number of calls, newest headers, messages.
+fn story(driver: &Driver, size: usize) -> Vec<u64> {
+    let record = &driver.record;
+    let mut words = vec![record.calls];
+    words.extend(record.newest.iter().flat_map(|head| [head.what, head.count]));
+    words.resize(1 + 2 * REMEMBERED, 0);
+    if size <= LISTED {
+        words.extend(
+            driver.mail.ledger.counts.iter().map(|&(sent, asked)| u64::from(sent) << 32 | u64::from(asked)),
+        );
+    }
+    words
+}
+
+/// What is wrong, from the stories of all ranks.
+fn verdict(link: &dyn Link, group: &str, stories: &[u64], size: usize) -> Error {
+    let each = stories.len() / size;
+    let story = |rank: usize| &stories[rank * each..(rank + 1) * each];
+    let me = link.rank();
+    let calls = story(me)[0];
+    let first = calls.saturating_sub(REMEMBERED as u64);
+    for (index, seq) in (first..calls).enumerate() {
+        let head = |rank: usize| Head { what: story(rank)[1 + 2 * index], count: story(rank)[2 + 2 * index] };
+        let mine = head(me);
+        if let Some(rank) = (0..size).find(|&rank| head(rank) != mine) {
+            let collective = head::collective(mine).unwrap_or(Collective::Barrier);
+            let found = Mismatch { rank, theirs: head(rank), bytes: None };
+            return describe::mismatch(link, group, collective, seq, mine, found);
+        }
+    }
+    let pairs = || (0..size).flat_map(|from| (0..size).map(move |to| (from, to)));
+    let counts = |rank: usize, peer: usize| story(rank).get(1 + 2 * REMEMBERED + peer).copied().unwrap_or(0);
+    let mut left = Vec::new();
+    for (from, to) in pairs() {
+        let (sent, asked) = (counts(from, to) >> 32, counts(to, from) & 0xffff_ffff);
+        if sent != asked {
+            left.push((from, to, sent, asked));
+        }
+    }
+    let shown: Vec<String> = left
+        .iter()
+        .take(SHOWN)
+        .map(|(from, to, sent, asked)| {
+            format!(
+                "{} sent {sent} message(s) to {}, which asked for {asked}",
+                link.describe(*from),
+                link.describe(*to)
+            )
+        })
+        .collect();
+    let more = match left.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!("; and {more} more pairs"),
+    };
+    let rank = left.iter().flat_map(|&(from, to, ..)| [from, to]).find(|&rank| rank != me).unwrap_or(me);
+    let detail = match (shown.is_empty(), each > 1 + 2 * REMEMBERED) {
+        (false, _) => format!("{}{more}; every send needs its recv", shown.join("; ")),
+        (true, true) => format!(
+            "the ranks made different calls, before the last {REMEMBERED}, or sent messages with tags that nobody asked for"
+        ),
+        (true, false) => format!(
+            "the ranks made different calls, before the last {REMEMBERED}, or not all messages were received"
+        ),
+    };
+    Error::Mismatch { what: "destroy_process_group".to_owned(), group: group.to_owned(), rank, detail }
+}
+
+/// A step of leaving together: what each rank gives, and whether the ranks' words are added up or set in a row.
+pub(crate) struct Step {
+    pub(crate) work: Arc<Shared>,
+    taken: Arc<Words>,
+}
+
+/// Memory that a call writes while it is under way.
+struct Words(Vec<std::sync::atomic::AtomicU64>);
+
+impl Words {
+    fn new(words: &[u64]) -> Arc<Self> {
+        Arc::new(Self(words.iter().map(|&word| word.into()).collect()))
+    }
+
+    fn address(&self) -> *mut u8 {
+        self.0.as_ptr().cast_mut().cast()
+    }
+
+    fn read(&self) -> Vec<u64> {
+        self.0.iter().map(|word| word.load(std::sync::atomic::Ordering::Relaxed)).collect()
+    }
+}
+
+impl Inner {
+    /// Puts a call behind all others by which this rank leaves; `None` where somebody else waits in this group for a
+    /// call that its end is to end.
+    fn leave_by(
+        self: &Arc<Self>,
+        collective: Collective,
+        give: impl Fn(&Driver) -> Vec<u64>,
+    ) -> Result<Option<Step>> {
+        let Some(mut driver) = self.drive_soon() else { return Ok(None) };
+        self.collect(&mut driver);
+        let given = Words::new(&give(&driver));
+        let count = given.0.len();
+        let (counts, room) = match collective {
+            Collective::AllReduce => (Counts::Whole(count), count),
+            _ => (Counts::Even(count), count * self.size),
+        };
+        let taken = Words::new(&vec![0; room]);
+        let call = Call {
+            collective,
+            dtype: DType::U64,
+            redop: RedOp::Sum,
+            root: 0,
+            input: Blocks::Flat { ptr: given.address(), count },
+            output: Blocks::Flat { ptr: taken.address(), count: room },
+        };
+        let mut op = self.prepare(&mut driver, &call, counts, Duration::MAX, None)?;
+        let mut bound = (*op.bound).clone();
+        bound.head = head::leaving(bound.head);
+        op.bound = Arc::new(bound);
+        let work = Arc::new(Shared::new(Some(Box::new((given, taken.clone())))));
+        op.work = Some(work.clone());
+        driver.enqueue(op);
+        self.leave(driver);
+        Ok(Some(Step { work, taken }))
+    }
+
+    /// Holds against each other what the ranks called: `Mismatch` where they did not do the same. `wait` waits for a step,
+    /// as long as there is time; a rank that is gone, or late, cannot be held against, which is no error.
+    pub(crate) fn compare(self: &Arc<Self>, wait: impl Fn(&Step) -> Result<()>) -> Result<()> {
+        let own = std::cell::Cell::new(0);
+        let first = self.leave_by(Collective::AllReduce, |driver| {
+            own.set(mix(driver.record.digest ^ mix(driver.record.calls)));
+            vec![own.get(), driver.mail.ledger.balance]
+        })?;
+        let Some(step) = first else { return Ok(()) };
+        wait(&step)?;
+        let sums = step.taken.read();
+        // Sums of words that look like chance: of different ones it is this by chance only.
+        if sums == [own.get().wrapping_mul(self.size as u64), 0] {
+            return Ok(());
+        }
+        // All ranks have come to this.
+        let Some(step) = self.leave_by(Collective::AllGather, |driver| story(driver, self.size))? else {
+            return Ok(());
+        };
+        wait(&step)?;
+        let Some(mut driver) = self.drive_soon() else { return Ok(()) };
+        let error = verdict(&*driver.link, self.name(), &step.taken.read(), self.size);
+        self.die(&mut driver, error.clone());
+        Err(error)
+    }
+
+    /// Nothing that is still under way has to be compared any more.
+    pub(crate) fn forget_leaving(&self) {
+        if let Some(mut driver) = self.drive_soon() {
+            driver.leave_alone("its time to leave was over");
+        }
+    }
+
+    /// Moves messages that are under way to their ends, for so long at most.
+    pub(crate) fn deliver(&self, limit: Duration) {
+        let begun = Instant::now();
+        while begun.elapsed() < limit && self.error().is_none() {
+            let Some(mut driver) = self.drive_soon() else { return };
+            if !driver.waited_for() {
+                return;
+            }
+            if !self.turn(&mut driver) {
+                driver.link.flush();
+                self.examine(&mut driver);
+                let ticket = driver.link.bell();
+                driver.link.sleep(ticket, Duration::from_micros(100));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_balance_is_zero_only_if_each_message_was_sent_and_asked_for() {
+        let sum = |of: [&Ledger; 2]| of[0].balance.wrapping_add(of[1].balance);
+        let (mut a, mut b) = (Ledger::new(0, 2), Ledger::new(1, 2));
+        a.sent(1, 7, 1);
+        assert_ne!(sum([&a, &b]), 0);
+        b.asked(0, 8, 1);
+        assert_ne!(sum([&a, &b]), 0, "another tag is another message");
+        b.asked(0, 8, -1);
+        b.asked(0, 7, 1);
+        assert_eq!(sum([&a, &b]), 0);
+        b.sent(0, 7, 1);
+        b.sent(0, 7, -1);
+        assert_eq!(sum([&a, &b]), 0, "one that came to nothing does not count");
+        assert_eq!((a.counts[1], b.counts[0]), ((1, 0), (0, 1)));
+    }
+
+    #[test]
+    fn another_order_is_another_record() {
+        let heads = [Head { what: 1, count: 2 }, Head { what: 2, count: 1 }];
+        let of = |heads: &[Head]| {
+            let mut record = Record::default();
+            heads.iter().for_each(|&head| record.add(head));
+            record.digest
+        };
+        assert_ne!(of(&heads), of(&[heads[1], heads[0]]));
+        assert_ne!(of(&heads), of(&heads[..1]));
+        assert_eq!(of(&heads), of(&heads));
+    }
+}
