@@ -659,7 +659,7 @@ impl Communicator {
     /// closed in any case.
     pub fn finish(&self, limit: Duration) -> Result<()> {
         let inner = &self.0;
-        let mut outcome = Ok(());
+        let mut outcome = Ok(false);
         if inner.forks == fork::generation() && inner.size > 1 && !inner.closed.load(Ordering::Acquire) {
             self.land();
             let begun = Instant::now();
@@ -671,7 +671,8 @@ impl Communicator {
                 });
             }
             match &outcome {
-                Ok(()) => inner.deliver(left()),
+                Ok(true) => inner.deliver(left()),
+                Ok(false) => {}
                 Err(why) => {
                     log::say(
                         Level::Info,
@@ -688,11 +689,11 @@ impl Communicator {
                 Some(error @ Error::Mismatch { .. }) if !inner.told.load(Ordering::Relaxed) => {
                     Err(error.clone())
                 }
-                _ => Ok(()),
+                _ => Ok(true),
             };
         }
         self.close();
-        outcome
+        outcome.map(drop)
     }
 
     /// Leaves in good order: calls on devices are waited for, other pending calls end with an error, later ones raise.

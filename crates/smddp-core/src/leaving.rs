@@ -90,8 +90,9 @@ fn story(driver: &Driver, size: usize) -> Vec<u64> {
     words
 }
 
-/// What is wrong, from the stories of all ranks.
-fn verdict(link: &dyn Link, group: &str, stories: &[u64], size: usize) -> Error {
+/// What is wrong, from the stories of all ranks; nothing where some only asked for messages that nobody sent: such a recv
+/// ends with the group, and says so itself.
+fn verdict(link: &dyn Link, group: &str, stories: &[u64], size: usize) -> Option<Error> {
     let each = stories.len() / size;
     let story = |rank: usize| &stories[rank * each..(rank + 1) * each];
     let me = link.rank();
@@ -103,44 +104,37 @@ fn verdict(link: &dyn Link, group: &str, stories: &[u64], size: usize) -> Error 
         if let Some(rank) = (0..size).find(|&rank| head(rank) != mine) {
             let collective = head::collective(mine).unwrap_or(Collective::Barrier);
             let found = Mismatch { rank, theirs: head(rank), bytes: None };
-            return describe::mismatch(link, group, collective, seq, mine, found);
+            return Some(describe::mismatch(link, group, collective, seq, mine, found));
         }
     }
-    let pairs = || (0..size).flat_map(|from| (0..size).map(move |to| (from, to)));
-    let counts = |rank: usize, peer: usize| story(rank).get(1 + 2 * REMEMBERED + peer).copied().unwrap_or(0);
-    let mut left = Vec::new();
-    for (from, to) in pairs() {
-        let (sent, asked) = (counts(from, to) >> 32, counts(to, from) & 0xffff_ffff);
-        if sent != asked {
-            left.push((from, to, sent, asked));
+    let told = |rank: usize, peer: usize| story(rank).get(1 + 2 * REMEMBERED + peer).copied().unwrap_or(0);
+    let pairs = (0..size).flat_map(|from| (0..size).map(move |to| (from, to)));
+    let pairs = pairs.map(|(from, to)| (from, to, told(from, to) >> 32, told(to, from) & 0xffff_ffff));
+    let (mut left, mut unanswered) = (Vec::new(), false);
+    for pair @ (_, _, sent, asked) in pairs {
+        unanswered |= sent < asked;
+        if sent > asked {
+            left.push(pair);
         }
     }
-    let shown: Vec<String> = left
-        .iter()
-        .take(SHOWN)
-        .map(|(from, to, sent, asked)| {
-            format!(
-                "{} sent {sent} message(s) to {}, which asked for {asked}",
-                link.describe(*from),
-                link.describe(*to)
-            )
-        })
-        .collect();
-    let more = match left.len().saturating_sub(SHOWN) {
-        0 => String::new(),
-        more => format!("; and {more} more pairs"),
+    if left.is_empty() && unanswered {
+        return None;
+    }
+    let describe = |&(from, to, sent, asked): &(usize, usize, u64, u64)| {
+        let (from, to) = (link.describe(from), link.describe(to));
+        format!("{from} sent {sent} message(s) to {to}, which asked for {asked}")
     };
+    let mut detail = left.iter().take(SHOWN).map(describe).collect::<Vec<_>>().join("; ");
+    if left.is_empty() {
+        detail = format!(
+            "the ranks made different calls before the last {REMEMBERED}, or not all messages were received"
+        );
+    } else if left.len() > SHOWN {
+        detail += &format!("; and {} more pairs", left.len() - SHOWN);
+    }
     let rank = left.iter().flat_map(|&(from, to, ..)| [from, to]).find(|&rank| rank != me).unwrap_or(me);
-    let detail = match (shown.is_empty(), each > 1 + 2 * REMEMBERED) {
-        (false, _) => format!("{}{more}; every send needs its recv", shown.join("; ")),
-        (true, true) => format!(
-            "the ranks made different calls, before the last {REMEMBERED}, or sent messages with tags that nobody asked for"
-        ),
-        (true, false) => format!(
-            "the ranks made different calls, before the last {REMEMBERED}, or not all messages were received"
-        ),
-    };
-    Error::Mismatch { what: "destroy_process_group".to_owned(), group: group.to_owned(), rank, detail }
+    detail += "; every send needs its recv";
+    Some(Error::Mismatch { what: "destroy_process_group".to_owned(), group: group.to_owned(), rank, detail })
 }
 
 /// A step of leaving together: what each rank gives, and whether the ranks' words are added up or set in a row.
@@ -204,26 +198,29 @@ impl Inner {
 
     /// Holds against each other what the ranks called: `Mismatch` where they did not do the same. `wait` waits for a step,
     /// as long as there is time; a rank that is gone, or late, cannot be held against, which is no error.
-    pub(crate) fn compare(self: &Arc<Self>, wait: impl Fn(&Step) -> Result<()>) -> Result<()> {
+    /// Whether all messages were sent and asked for: those under way are then sure to arrive.
+    pub(crate) fn compare(self: &Arc<Self>, wait: impl Fn(&Step) -> Result<()>) -> Result<bool> {
         let own = std::cell::Cell::new(0);
         let first = self.leave_by(Collective::AllReduce, |driver| {
             own.set(mix(driver.record.digest ^ mix(driver.record.calls)));
             vec![own.get(), driver.mail.ledger.balance]
         })?;
-        let Some(step) = first else { return Ok(()) };
+        let Some(step) = first else { return Ok(false) };
         wait(&step)?;
         let sums = step.taken.read();
         // Sums of words that look like chance: of different ones it is this by chance only.
         if sums == [own.get().wrapping_mul(self.size as u64), 0] {
-            return Ok(());
+            return Ok(true);
         }
         // All ranks have come to this.
         let Some(step) = self.leave_by(Collective::AllGather, |driver| story(driver, self.size))? else {
-            return Ok(());
+            return Ok(false);
         };
         wait(&step)?;
-        let Some(mut driver) = self.drive_soon() else { return Ok(()) };
-        let error = verdict(&*driver.link, self.name(), &step.taken.read(), self.size);
+        let Some(mut driver) = self.drive_soon() else { return Ok(false) };
+        let Some(error) = verdict(&*driver.link, self.name(), &step.taken.read(), self.size) else {
+            return Ok(false);
+        };
         self.die(&mut driver, error.clone());
         Err(error)
     }
@@ -245,7 +242,6 @@ impl Inner {
             }
             if !self.turn(&mut driver) {
                 driver.link.flush();
-                self.examine(&mut driver);
                 let ticket = driver.link.bell();
                 driver.link.sleep(ticket, Duration::from_micros(100));
             }

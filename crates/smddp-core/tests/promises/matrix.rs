@@ -182,6 +182,28 @@ fn a_message_that_nobody_receives_raises_on_all_ranks_when_they_leave() {
     }
 }
 
+/// It ends with the group, as one whose wait was given up does.
+#[test]
+fn a_recv_that_nobody_answers_is_no_mismatch() {
+    for wire in 0..WIRES {
+        let gate = Gate::new(2);
+        on(wire, 2, |comm| {
+            let mut data = [0f32; 3];
+            if comm.rank() == 1 {
+                let ptr = data.as_mut_ptr().cast();
+                // SAFETY: the buffer outlives the group, which ends the call.
+                let work = unsafe { comm.recv(ptr, 3, DType::F32, Some(0), 7, Options::default()) }.unwrap();
+                assert!(work.wait(Some(Duration::from_millis(10))).is_err());
+                assert_eq!(comm.finish(Duration::from_millis(200)), Ok(()));
+                assert!(matches!(work.wait(None), Err(Error::Closed { .. })));
+            } else {
+                assert_eq!(comm.finish(PATIENCE), Ok(()));
+            }
+            gate.wait();
+        });
+    }
+}
+
 #[test]
 fn the_ranks_of_a_message_that_nobody_receives_are_named() {
     for outcome in leave_after(1, &[vec![Act::Sent(&[5, 6])], vec![Act::Received(&[6])], vec![]]) {
