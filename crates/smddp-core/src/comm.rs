@@ -343,7 +343,7 @@ impl Communicator {
         let Some(driver) = self.0.try_drive() else { return vec![self.0.rank] };
         let next = driver.next;
         (0..self.0.size)
-            .filter(|&r| next == 0 || r == self.0.rank || driver.link.arrived(r, next - 1))
+            .filter(|&r| next == 0 || r == self.0.rank || driver.link.arrived(r, next - 1) == Some(true))
             .collect()
     }
 

@@ -8,6 +8,7 @@ use crate::device::Flight;
 use crate::error::Error;
 use crate::exec::Op;
 use crate::head::{self, call};
+use crate::report;
 use crate::types::DType;
 
 pub(crate) fn mismatch(
@@ -64,16 +65,29 @@ pub(crate) fn stuck(group: &str, flight: &Flight) -> Error {
     }
 }
 
-/// The ranks that operation `seq` lacks, and that in words. A rank that has begun it and does not answer any more is one
-/// of them: its host may be without power.
+/// The ranks that operation `seq` is known to lack, and that in words. A rank that has begun it and does not answer any
+/// more is one of them: its host may be without power.
 fn absent(link: &dyn Link, seq: u64) -> (Vec<usize>, String) {
-    let (size, silent) = (link.size(), link.silent());
-    let others = |&r: &usize| r != link.rank();
-    let late: Vec<usize> = (0..size).filter(others).filter(|&r| !link.arrived(r, seq)).collect();
-    let names = |ranks: &[usize]| ranks.iter().map(|&r| link.describe(r)).collect::<Vec<_>>().join(", ");
+    let (me, size, silent) = (link.rank(), link.size(), link.silent());
+    let (mut late, mut unknown) = (Vec::new(), Vec::new());
+    for rank in (0..size).filter(|&rank| rank != me) {
+        match link.arrived(rank, seq) {
+            Some(true) => {}
+            None if !silent.contains(&rank) => unknown.push(rank),
+            _ => late.push(rank),
+        }
+    }
     let mut parts = Vec::new();
-    if !late.is_empty() {
-        parts.push(format!("{} of {size} ranks arrived, missing: {}", size - late.len(), names(&late)));
+    if !late.is_empty() || !unknown.is_empty() {
+        let here = size - late.len() - unknown.len();
+        let mut text = format!("{here} of {size} ranks arrived");
+        if !late.is_empty() {
+            text += &format!(", missing: {}", report::list(link, &late));
+        }
+        parts.push(text);
+        if !unknown.is_empty() {
+            parts.push(format!("not known: {}, of which no answer came", report::list(link, &unknown)));
+        }
     } else if silent.is_empty() {
         parts.push(format!(
             "all {size} ranks arrived, but the operation did not end; a rank is stopped or starved of time"
@@ -83,7 +97,7 @@ fn absent(link: &dyn Link, seq: u64) -> (Vec<usize>, String) {
         let verb = if silent.len() == 1 { "does" } else { "do" };
         parts.push(format!(
             "{} {verb} not answer: the host is down or cut off, or the process is stopped",
-            names(&silent)
+            report::list(link, &silent)
         ));
     }
     if late.iter().any(|r| !silent.contains(r)) {
@@ -103,50 +117,5 @@ pub(crate) fn lost(link: &dyn Link, group: &str, what: String, rank: usize, how:
         who: link.describe(rank),
         how: how.to_owned(),
         advice: "its own log says why; destroy the group and make a new one without it to go on",
-    }
-}
-
-/// What a poisoned group tells its other ranks: a kind, the ranks it is about, the text.
-pub(crate) fn report(error: &Error) -> String {
-    let (kind, ranks) = match error {
-        Error::Timeout { missing, .. } => ('T', missing.as_slice()),
-        Error::Mismatch { rank, .. } => ('M', std::slice::from_ref(rank)),
-        Error::PeerLost { rank, .. } => ('L', std::slice::from_ref(rank)),
-        _ => ('C', &[][..]),
-    };
-    let ranks: Vec<String> = ranks.iter().map(ToString::to_string).collect();
-    format!("{kind}{}\n{error}", ranks.join(","))
-}
-
-/// Whether another rank's report is of calls that differ.
-pub(crate) fn is_mismatch(why: &str) -> bool {
-    why.starts_with('M')
-}
-
-/// Another rank's report, as an error of the same kind here.
-pub(crate) fn reported(link: &dyn Link, group: &str, what: String, from: usize, why: &str) -> Error {
-    let (head, text) = why.split_once('\n').unwrap_or((why, why));
-    let ranks: Vec<usize> = head
-        .get(1..)
-        .unwrap_or_default()
-        .split(',')
-        .filter_map(|r| r.parse().ok())
-        .filter(|&r| r < link.size())
-        .collect();
-    let about = ranks.first().copied();
-    let group = group.to_owned();
-    let detail = format!("{} reports: {text}", link.describe(from));
-    match head.chars().next() {
-        Some('T') => Error::Timeout { what, group, after: std::time::Duration::ZERO, missing: ranks, detail },
-        Some('M') => Error::Mismatch { what, group, rank: from, detail },
-        Some('L') => Error::PeerLost {
-            what,
-            group,
-            rank: about.unwrap_or(from),
-            who: about.map_or_else(|| link.describe(from), |r: usize| link.describe(r)),
-            how: format!("is lost ({detail})"),
-            advice: "destroy the group and make a new one without it to go on",
-        },
-        _ => Error::Closed { group, why: format!("{what}: {detail}") },
     }
 }

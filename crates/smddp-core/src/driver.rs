@@ -17,6 +17,7 @@ use crate::exec::{Op, Progress};
 use crate::head;
 use crate::leaving::Record;
 use crate::p2p::{Mailroom, Post};
+use crate::report;
 
 /// What waits to be taken up by the driver.
 pub(crate) enum Item {
@@ -64,6 +65,8 @@ pub(crate) struct Driver {
     flying: VecDeque<Flight>,
     /// The group is dead since, and streams may still wait for it.
     mourning: Option<Instant>,
+    /// The error that came of another rank's report, and the report.
+    heard: Option<(Error, String)>,
 }
 
 impl Driver {
@@ -83,6 +86,7 @@ impl Driver {
             sites: Vec::new(),
             flying: VecDeque::new(),
             mourning: None,
+            heard: None,
         }
     }
 
@@ -326,6 +330,10 @@ impl Driver {
             let since = *op.submitted.get_or_insert(now);
             if now.duration_since(since) >= op.timeout {
                 self.link.survey();
+                // Another rank may have found the cause meanwhile.
+                let faults = self.link.faults();
+                self.judge(&faults)?;
+                let Some(op) = self.queue.front() else { return Ok(()) };
                 return Err(describe::timeout(&*self.link, &self.group, op));
             }
         }
@@ -359,11 +367,9 @@ impl Driver {
         }
         for fault in faults {
             match fault {
-                Fault::Poisoned { rank, why } => {
-                    return Err(describe::reported(&*self.link, &self.group, what, *rank, why));
-                }
+                Fault::Poisoned { rank, why } => return Err(self.hear(what, *rank, why)),
                 Fault::Left { rank } => {
-                    let needed = self.queue.front().is_some_and(|op| !self.link.arrived(*rank, op.seq));
+                    let needed = self.queue.front().is_some_and(|op| self.link.awaits(*rank, op.seq));
                     if needed || self.mail.needs(*rank) {
                         return Err(describe::lost(&*self.link, &self.group, what, *rank, LEFT));
                     }
@@ -372,6 +378,13 @@ impl Driver {
             }
         }
         Ok(())
+    }
+
+    /// What another rank reports, as an error here, which is passed on in that rank's words.
+    fn hear(&mut self, what: String, from: usize, report: &str) -> Error {
+        let error = report::heard(&*self.link, &self.group, what, from, report);
+        self.heard = Some((error.clone(), report.to_owned()));
+        error
     }
 
     /// Two ranks made different calls, which is the end of the group, unless one of them left and the other hears that.
@@ -414,11 +427,10 @@ impl Driver {
         let seq = self.queue.front().map_or(0, |op| op.seq);
         for fault in faults {
             match fault {
-                Fault::Poisoned { rank, why } if describe::is_mismatch(why) => {
-                    let what = "destroy_process_group".to_owned();
-                    return Err(describe::reported(&*self.link, &self.group, what, *rank, why));
+                Fault::Poisoned { rank, why } if report::is_mismatch(why) => {
+                    return Err(self.hear("destroy_process_group".to_owned(), *rank, why));
                 }
-                Fault::Left { rank } if self.link.arrived(*rank, seq) => {}
+                Fault::Left { rank } if !self.link.awaits(*rank, seq) => {}
                 Fault::Lost { rank, .. } | Fault::Poisoned { rank, .. } | Fault::Left { rank } => {
                     self.leave_alone(&format!("{} is gone", self.link.describe(*rank)));
                     break;
@@ -431,7 +443,8 @@ impl Driver {
 
     /// The group is over: everything that waits ends with `error`, and the others are told.
     pub(crate) fn fail(&mut self, error: &Error) {
-        self.link.poison(&describe::report(error));
+        let heard = self.heard.take().filter(|(about, _)| about == error);
+        self.link.poison(&heard.map_or_else(|| report::own(self.link.rank(), error), |(_, report)| report));
         for mut op in self.queue.drain(..) {
             if let Some(work) = op.work.take() {
                 work.finish(Err(error.clone()));

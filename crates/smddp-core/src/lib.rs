@@ -22,6 +22,7 @@ mod prepare;
 mod probe;
 mod progress;
 mod reduce;
+mod report;
 pub mod types;
 mod wait;
 mod work;

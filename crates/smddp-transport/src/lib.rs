@@ -100,6 +100,9 @@ pub struct Mail {
 /// Where a message of P2P stands: the sender's or the receiver's half.
 pub type Stream = u64;
 
+/// Bytes of the text in which a rank tells why the group is dead.
+pub const LONGEST_WHY: usize = 2000;
+
 /// One rank's end of a communicator. One owner at a time; `&self` methods are safe from any thread.
 pub trait Link: Send {
     fn rank(&self) -> usize;
@@ -134,9 +137,14 @@ pub trait Link: Send {
     fn far(&self) -> bool;
     /// Wakes the ranks that sleep and should see what was published; called before this rank turns to other things.
     fn flush(&mut self);
-    /// Whether `rank` has begun operation `seq` (or a later one).
-    fn arrived(&self, rank: usize, seq: u64) -> bool;
-    /// A deadline has passed: finds out which ranks have arrived, where that is not known.
+    /// Whether `rank` has begun operation `seq` (or a later one); `None`: not known.
+    fn arrived(&self, rank: usize, seq: u64) -> Option<bool>;
+    /// Whether operation `seq` cannot end here without `rank`, which is not known to have begun it.
+    fn awaits(&self, rank: usize, seq: u64) -> bool {
+        self.arrived(rank, seq) == Some(false)
+    }
+    /// A deadline has passed: finds out within a few seconds which ranks have arrived, where that is not known; no longer
+    /// than until another rank tells why the group is dead.
     fn survey(&mut self) {}
     /// Ranks whose processes did not answer when they were asked so.
     fn silent(&self) -> Vec<usize> {
@@ -162,7 +170,7 @@ pub trait Link: Send {
     /// Anybody who is gone, left or declared the group dead. Called while this rank waits: the ranks that it waits for
     /// are looked after from now on, if they were not before.
     fn faults(&mut self) -> Vec<Fault>;
-    /// Tells the others that this group is dead and why.
+    /// Tells the others that this group is dead and why, in [`LONGEST_WHY`] bytes; more is cut off.
     fn poison(&mut self, why: &str);
     /// Leaves in good order.
     fn leave(&mut self);

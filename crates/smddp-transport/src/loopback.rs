@@ -326,8 +326,8 @@ impl Link for LoopLink {
         self.hub.ring(&mut state);
     }
 
-    fn arrived(&self, rank: usize, seq: u64) -> bool {
-        self.hub.lock().begun[rank] > seq
+    fn arrived(&self, rank: usize, seq: u64) -> Option<bool> {
+        Some(self.hub.lock().begun[rank] > seq)
     }
 
     fn far(&self) -> bool {

@@ -2,11 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::fs::File;
 use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use smddp_transport::shm::{Card, PROTOCOL, Prepared};
 
@@ -177,4 +180,112 @@ fn a_card_of_garbage_is_refused() {
     }
     let good = Prepared::new(0, 1, CAP, Vec::new()).unwrap().card().to_bytes();
     assert!(Card::from_bytes(&good[..good.len() - 3]).is_err());
+}
+
+/// What the kernel says of the thread that answers callers.
+fn service_thread() -> File {
+    let begun = Instant::now();
+    // It names itself when it begins.
+    while begun.elapsed() < Duration::from_secs(10) {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let mut files = tasks.filter_map(|task| File::open(task.unwrap().path().join("stat")).ok());
+        if let Some(found) = files.find(|file| stat(file).contains("(smddp-service)")) {
+            return found;
+        }
+    }
+    panic!("there is no such thread");
+}
+
+fn stat(file: &File) -> String {
+    let mut bytes = [0; 512];
+    let read = file.read_at(&mut bytes, 0).unwrap_or(0);
+    String::from_utf8_lossy(&bytes[..read]).into_owned()
+}
+
+#[test]
+fn a_caller_that_says_nothing_or_half_of_it_keeps_no_other_waiting() {
+    let _alone = alone();
+    let prepared = Prepared::new(0, 2, CAP, Vec::new()).unwrap();
+    let name = my_sockets().pop().unwrap();
+    let words = [hello(b"smddp-in", PROTOCOL, [1; 16], my_id(prepared.card(), &name)), vec![0; 8]].concat();
+    let silent: Vec<UnixStream> = (0..4).map(|_| dial(&name)).collect();
+    let halves: Vec<UnixStream> = (0..4)
+        .map(|_| {
+            let mut stream = dial(&name);
+            stream.write_all(&words[..30]).unwrap();
+            stream
+        })
+        .collect();
+    let begun = Instant::now();
+    let mut stream = dial(&name);
+    stream.write_all(&words).unwrap();
+    stream.read_exact(&mut [0; 44]).unwrap();
+    // One of them alone has 5 s.
+    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    // The other half may come later.
+    for mut stream in halves {
+        stream.write_all(&words[30..]).unwrap();
+        stream.read_exact(&mut [0; 44]).unwrap();
+    }
+    drop(silent);
+}
+
+#[test]
+fn any_number_of_callers_that_say_nothing_make_room_for_one_that_speaks() {
+    let _alone = alone();
+    let prepared = Prepared::new(0, 2, CAP, Vec::new()).unwrap();
+    let name = my_sockets().pop().unwrap();
+    let words = [hello(b"smddp-in", PROTOCOL, [1; 16], my_id(prepared.card(), &name)), vec![0; 8]].concat();
+    let silent: Vec<UnixStream> = (0..300).map(|_| dial(&name)).collect();
+    let mut stream = dial(&name);
+    stream.write_all(&words).unwrap();
+    stream.read_exact(&mut [0; 44]).unwrap();
+    drop(silent);
+}
+
+#[test]
+fn a_process_without_descriptors_lets_callers_wait_and_stays_idle() {
+    let _alone = alone();
+    let prepared = Prepared::new(0, 2, CAP, Vec::new()).unwrap();
+    let name = my_sockets().pop().unwrap();
+    let words = [hello(b"smddp-in", PROTOCOL, [1; 16], my_id(prepared.card(), &name)), vec![0; 8]].concat();
+    let limit = |soft: libc::rlim_t| {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: fills and reads a record of ours.
+        unsafe {
+            assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+            let old = std::mem::replace(&mut limit.rlim_cur, soft);
+            assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+            old
+        }
+    };
+    // SAFETY: makes a socket of ours; who connects needs no other descriptor.
+    let socket = unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+    assert!(socket >= 0);
+    // SAFETY: just made, and nobody else's.
+    let mut stream = unsafe { UnixStream::from_raw_fd(socket) };
+    let mut address =
+        libc::sockaddr_un { sun_family: libc::AF_UNIX as libc::sa_family_t, sun_path: [0; 108] };
+    for (place, byte) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
+        *place = byte.cast_signed();
+    }
+    let length = size_of::<libc::sa_family_t>() + 1 + name.len();
+    let thread = service_thread();
+    // Descriptors 0 to 2 are open, so there is no other.
+    let old = limit(3);
+    // SAFETY: an address of that length; the descriptor is the stream's.
+    let connected =
+        unsafe { libc::connect(stream.as_raw_fd(), (&raw const address).cast(), length as libc::socklen_t) };
+    stream.write_all(&words).unwrap();
+    stream.set_read_timeout(Some(Duration::from_millis(30))).unwrap();
+    let looks: Vec<(bool, bool)> =
+        (0..50).map(|_| (stream.read(&mut [0; 1]).is_err(), stat(&thread).contains(") S "))).collect();
+    limit(old);
+    assert_eq!(connected, 0);
+    assert!(looks.iter().all(|look| look.0), "answered without a descriptor");
+    let asleep = looks.iter().filter(|look| look.1).count();
+    assert!(asleep > 10, "the thread slept in {asleep} of {} looks", looks.len());
+    // As soon as there are descriptors again, the caller has what it wants.
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    stream.read_exact(&mut [0; 44]).unwrap();
 }

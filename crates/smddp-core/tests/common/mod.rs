@@ -8,6 +8,7 @@ use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp, Result};
+use smddp_transport::fabric::choose;
 use smddp_transport::fabric::srd::{Srd, SrdScript};
 use smddp_transport::interface::{Family, Wanted};
 use smddp_transport::joint::{self, Between, Joined, Means, Prepared};
@@ -104,8 +105,8 @@ impl Wire {
                 };
                 loopback::group(size, script).into_iter().map(joined).collect()
             }
-            Wire::Shm => joined(size, |_| None),
-            Wire::Nodes(each) => joined(size, |rank| Some(format!("node {}", rank / each))),
+            Wire::Shm => joined(size, |_| means(None)),
+            Wire::Nodes(each) => joined(size, |rank| means(Some(format!("node {}", rank / each)))),
         }
     }
 }
@@ -125,9 +126,28 @@ fn means(node: Option<String>) -> Means {
     }
 }
 
-fn joined(size: usize, node: impl Fn(usize) -> Option<String>) -> Vec<Joined> {
+/// Nodes of one rank joined by libfabric over sockets; `None` where this machine has no libfabric.
+pub(crate) fn fabric_links(size: usize) -> Option<Vec<Joined>> {
+    let library = std::env::var_os("SMDDP_LIBFABRIC").map(Into::into);
+    let provider = Some("tcp;ofi_rxm".to_owned());
+    let fabric = |node| Means {
+        between: Between::Fabric,
+        library: library.clone(),
+        provider: provider.clone(),
+        ..means(Some(node))
+    };
+    let settings =
+        choose::Settings { library: library.clone(), provider: provider.clone(), ..Default::default() };
+    if let Err(why) = choose::choose_provider(&settings).0 {
+        println!("fabric: not run: {why}");
+        return None;
+    }
+    Some(joined(size, |rank| fabric(format!("node {rank}"))))
+}
+
+fn joined(size: usize, means: impl Fn(usize) -> Means) -> Vec<Joined> {
     let prepared: Vec<_> =
-        (0..size).map(|r| Prepared::new(r, size, Vec::new(), &means(node(r))).unwrap()).collect();
+        (0..size).map(|r| Prepared::new(r, size, Vec::new(), &means(r)).unwrap()).collect();
     let cards: Vec<_> = prepared.iter().map(|p| p.card().clone()).collect();
     prepared.into_iter().map(|p| p.connect(cards.clone()).unwrap()).collect()
 }

@@ -1,6 +1,8 @@
 //! `kill -9` of one rank in the middle of a collective.
 
 use std::cell::Cell;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -187,4 +189,33 @@ fn a_killed_rank_is_named_by_every_survivor_within_a_second_in_a_hundred_collect
     }
     assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 0, "a file is left in {}", folder.display());
     std::fs::remove_dir(&folder).unwrap();
+}
+
+/// Somebody of this user at the door of every rank, who connects and says nothing.
+fn silent_callers(pids: &[u32], each: usize) -> Vec<UnixStream> {
+    let table = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let ours = |name: &&str| pids.iter().any(|pid| name.starts_with(&format!("@smddp-{pid}-")));
+    let names = table.lines().filter_map(|line| line.split_whitespace().last()).filter(ours);
+    let doors: std::collections::BTreeSet<&str> = names.collect();
+    assert_eq!(doors.len(), pids.len(), "a rank has no socket");
+    let call = |name: &str| UnixStream::connect_addr(&SocketAddr::from_abstract_name(&name[1..]).unwrap());
+    doors.iter().flat_map(|name| (0..each).map(move |_| call(name).unwrap())).collect()
+}
+
+#[test]
+fn callers_that_say_nothing_do_not_keep_a_death_from_being_noticed_within_a_second() {
+    takes_less_than(Duration::from_secs(1), || {
+        let (size, victim) = (3, 1);
+        let mut ranks = start("kill", size, &[("SMDDP_TEST_CASE", "4")], 2 * PATIENCE);
+        (0..size).for_each(|rank| drop(ranks.hear(rank, "ready")));
+        let pids: Vec<u32> = (0..size).map(|rank| ranks.pid(rank)).collect();
+        let callers = silent_callers(&pids, 4);
+        let killed = ranks.kill(victim);
+        let noticed = [0, 2].map(|rank| ranks.hear(rank, "failed").at.saturating_duration_since(killed));
+        // Groups can be made meanwhile, too.
+        [0, 2].iter().for_each(|&rank| drop(ranks.hear(rank, "done")));
+        drop(callers);
+        ranks.finish([0, 2]);
+        noticed.into_iter().max().unwrap()
+    });
 }

@@ -18,6 +18,7 @@ mod kill;
 mod leaving;
 mod matrix;
 mod mismatch;
+mod missing;
 mod p2p;
 mod probe;
 mod soak;

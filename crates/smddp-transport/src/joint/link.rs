@@ -187,7 +187,7 @@ impl Link for JointLink {
         self.shm.flush();
     }
 
-    fn arrived(&self, rank: usize, seq: u64) -> bool {
+    fn arrived(&self, rank: usize, seq: u64) -> Option<bool> {
         match self.map.local(rank) {
             Some(local) => self.shm.arrived(local, seq),
             None => self.net.arrived(rank, seq),
@@ -196,7 +196,16 @@ impl Link for JointLink {
 
     fn survey(&mut self) {
         let far = self.far_ranks();
-        self.net.survey(&far);
+        let (shm, map) = (&self.shm, &self.map);
+        let mates = || (0..map.size()).filter_map(|rank| map.local(rank));
+        self.net.survey(&far, |seq| mates().any(|mate| shm.arrived(mate, seq) == Some(false)));
+    }
+
+    fn awaits(&self, rank: usize, seq: u64) -> bool {
+        match self.map.local(rank) {
+            Some(local) => self.shm.awaits(local, seq),
+            None => self.net.awaits(rank, seq),
+        }
     }
 
     fn silent(&self) -> Vec<usize> {

@@ -2,9 +2,12 @@
 
 use super::join::{JoinError, Joined, Means, link, nodes};
 use crate::net::fabric::srd::{self, Srd, SrdScript};
+use crate::net::tcp::{Door, Watches};
+use crate::net::watched::Watched;
 use crate::shm::{self, Endpoint};
 
-/// The links of `size` ranks of this process, rank `r` on the node that `node(r)` names, over a fabric of that script.
+/// The links of `size` ranks of this process, rank `r` on the node that `node(r)` names, over a fabric of that script. As
+/// beside a real one, their process's listener answers for those that do not drive.
 pub fn simulated(
     size: usize,
     means: &Means,
@@ -21,14 +24,21 @@ pub fn simulated(
     }
     let cards: Vec<_> = prepared.iter().map(|one| one.card().clone()).collect();
     let endpoint = Endpoint::get(means.staging).map_err(|error| wrong(error.to_string()))?;
+    let listener = endpoint.tcp(&means.interface, means.family).map_err(wrong)?;
+    listener.serve().map_err(|error| wrong(error.to_string()))?;
+    let doors: Vec<Door> = (0..size).map(|_| listener.door()).collect();
+    let addresses: Vec<_> = doors.iter().map(|door| door.address.clone()).collect();
     let (srd, wires) = srd::group(size, script, &endpoint.whole()).map_err(wrong)?;
     let nodes = nodes(&cards);
     let joined = prepared
         .into_iter()
-        .zip(wires)
+        .zip(wires.into_iter().zip(doors))
         .enumerate()
-        .map(|(me, (shm, wire))| {
+        .map(|(me, (shm, (wire, door)))| {
             let here = (0..size).filter(|&rank| nodes[rank] == nodes[me]).collect();
+            let far = |(rank, address)| (nodes[rank] != nodes[me]).then_some(address);
+            let watches = Watches::new(me, door, addresses.iter().cloned().enumerate().map(far).collect());
+            let wire = Watched::new(Box::new(wire), watches);
             let link = link(me, shm, Box::new(wire), &cards, here)?;
             Ok(Joined { link: Box::new(link), nodes: nodes.clone(), crowd: size, told: Vec::new() })
         })

@@ -14,7 +14,9 @@ use super::letters::Letters;
 use super::wire::{Place, Sink, Ticket, Wire};
 use crate::fork;
 use crate::shm::{Endpoint, Owner};
-use crate::{Fault, Head, Inlet, Mail, Mismatch, Stream};
+use crate::{Fault, Head, Inlet, LONGEST_WHY, Mail, Mismatch, Stream};
+
+mod survey;
 
 /// A channel that this rank writes and ranks of other nodes read.
 pub(crate) struct NetOutlet {
@@ -87,9 +89,9 @@ pub(super) struct State {
     /// Per rank: operations it is known to have begun, and the header of the newest.
     begun: Vec<u64>,
     newest: Vec<Head>,
-    /// It was asked what it has begun, so `begun` is all there is to know.
-    asked: Vec<bool>,
-    /// It was asked and did not answer.
+    /// It was asked what it has begun and said so: `begun` is all there is to know.
+    answered: Vec<bool>,
+    /// It was asked, and nothing came.
     silent: Vec<bool>,
     /// Ranks that anything was sent to or came from.
     met: Vec<bool>,
@@ -125,8 +127,6 @@ const HAIL: Duration = Duration::from_millis(50);
 const GOODBYE: Duration = Duration::from_secs(2);
 /// Acknowledgements are looked for this often.
 const ACKNOWLEDGED: Duration = Duration::from_micros(50);
-/// Bytes of the reason that a dead group's ranks are told.
-const LONGEST_WHY: usize = 1000;
 /// Ranks of a group of which one tells all others what has happened.
 const TOLD_BY_ONE: usize = 256;
 /// Tickets with this bit are the letters'.
@@ -160,7 +160,7 @@ impl Net {
             differs: None,
             begun: vec![0; size],
             newest: vec![Head::default(); size],
-            asked: vec![false; size],
+            answered: vec![false; size],
             silent: vec![false; size],
             met: vec![false; size],
             used: vec![0; size],
@@ -349,26 +349,15 @@ impl Net {
         state.owner.give_back();
     }
 
-    /// Whether `rank` is known to have begun operation `seq`, or nothing of it is waited for.
-    pub(crate) fn arrived(&self, rank: usize, seq: u64) -> bool {
-        let state = &self.state;
-        let awaited = state.open && state.seq == seq && {
-            let silent = |i: &In| i.want.rank == rank && i.awaited() && i.there <= i.taken;
-            state.ins.iter().any(silent)
-        };
-        state.begun[rank] > seq || !awaited && !state.asked[rank]
+    /// Whether `rank` has begun operation `seq`; `None`: not known.
+    pub(crate) fn arrived(&self, rank: usize, seq: u64) -> Option<bool> {
+        let begun = self.state.begun[rank] > seq;
+        (begun || self.state.answered[rank]).then_some(begun)
     }
 
-    /// Learns from the ranks of other nodes themselves how far they are.
-    pub(crate) fn survey(&mut self, peers: &[usize]) {
-        let answers = self.wire.survey(peers);
-        for &peer in peers {
-            self.state.asked[peer] = true;
-        }
-        for (peer, begun) in answers {
-            self.state.silent[peer] = begun.is_none();
-            self.state.begun[peer] = self.state.begun[peer].max(begun.unwrap_or(0));
-        }
+    /// Whether something of `rank` is waited for in operation `seq`, which it is not known to have begun.
+    pub(crate) fn awaits(&self, rank: usize, seq: u64) -> bool {
+        self.state.awaits(rank, seq)
     }
 
     /// Ranks that did not answer the survey.
@@ -541,6 +530,11 @@ impl Drop for Net {
 }
 
 impl State {
+    fn awaits(&self, rank: usize, seq: u64) -> bool {
+        let silent = |i: &In| i.want.rank == rank && i.awaited() && i.there <= i.taken;
+        self.open && self.seq == seq && self.begun[rank] <= seq && self.ins.iter().any(silent)
+    }
+
     /// A frame of an operation that is over here, or of a channel that I do not read: then the calls differ.
     fn hold(&mut self, peer: usize, frame: &Frame) {
         let theirs = Head { what: frame.what, count: frame.count };

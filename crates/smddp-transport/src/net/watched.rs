@@ -4,7 +4,7 @@
 use std::os::fd::RawFd;
 
 use super::frame::Frame;
-use super::tcp::Watches;
+use super::tcp::{Survey, Watches};
 use super::wire::{Broken, Sink, Ticket, Wire};
 
 pub(crate) struct Watched {
@@ -42,7 +42,7 @@ impl Wire for Watched {
         self.watches.check();
     }
 
-    fn survey(&mut self, peers: &[usize]) -> Vec<(usize, Option<u64>)> {
+    fn survey(&self, peers: &[usize]) -> Survey {
         self.watches.survey(peers)
     }
 

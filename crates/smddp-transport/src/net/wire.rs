@@ -3,6 +3,7 @@
 use std::os::fd::RawFd;
 
 use super::frame::Frame;
+use super::tcp::Survey;
 
 /// A sent payload's number, given by the sender; told again when its memory is free.
 pub(crate) type Ticket = u64;
@@ -56,11 +57,10 @@ pub(crate) trait Wire: Send {
     fn watch(&mut self, peer: usize);
     /// Looks for peers that are gone. Called now and then while this rank waits for anything.
     fn check(&mut self) {}
-    /// Asks `peers` what they have begun, though they do not drive: (peer, operations begun), or `None` for one that does
-    /// not answer within a moment; whom this wire cannot ask is left out. Called when a deadline has passed, so it may
-    /// take a while.
-    fn survey(&mut self, _peers: &[usize]) -> Vec<(usize, Option<u64>)> {
-        Vec::new()
+    /// Questions to `peers`, in that order, what they have begun, though they do not drive; whom this wire cannot ask is
+    /// left out. Asked when a deadline has passed.
+    fn survey(&self, _peers: &[usize]) -> Survey {
+        Survey::default()
     }
     /// Others may be told by [`Wire::survey`] that this rank has begun so many operations.
     fn begun(&mut self, _operations: u64) {}

@@ -7,7 +7,7 @@ use crate::joint::Offer;
 pub(crate) type Id = [u8; 16];
 
 /// Changes with every change of the shared layout or of the handshake.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Card {

@@ -11,7 +11,7 @@ use rustix::event::{EventfdFlags, eventfd};
 
 use super::card::{Card, Id};
 use super::control::Control;
-use super::handshake::{self, Answer};
+use super::handshake::{self, Answer, Host};
 use super::layout::{BELL_POLLERS, BELL_SLEEPERS, BELL_WORD, STAGING};
 use super::memory::Memory;
 use super::pool::Pool;
@@ -98,7 +98,8 @@ impl Endpoint {
         let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
         let lending = Arc::<Lending>::default();
         let bell = Bell { memory: memory.clone(), event: event.clone() };
-        let service = Service::start(listener, id, fd, bell, lending.clone())?;
+        let host = Host { me: id, memory: fd, bell, lending: lending.clone() };
+        let service = Service::start(listener, host)?;
         Ok(Self {
             id,
             socket,

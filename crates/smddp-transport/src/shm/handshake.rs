@@ -4,11 +4,12 @@
 //! its memory and its eventfd, or with something that it lends under a number.
 //! Both check magic, protocol version and that the other end runs as the same user.
 
-use std::io::{self, IoSliceMut, Read, Write};
+use std::io::{self, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::net::{
@@ -17,11 +18,13 @@ use rustix::net::{
 };
 
 use super::card::{Id, PROTOCOL};
+use super::endpoint::Bell;
 use crate::board::{Lending, Lent};
 
 const MAGIC: &[u8; 8] = b"smddp-in";
-const HELLO: usize = 8 + 4 + 16 + 16;
+pub(super) const HELLO: usize = 8 + 4 + 16 + 16;
 /// After its hello a caller says what it wants: the memory, or what is lent under that number.
+pub(super) const WORDS: usize = HELLO + 8;
 const MEMORY: u64 = 0;
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -55,10 +58,12 @@ fn credentials(stream: &UnixStream) -> io::Result<(u32, u32)> {
     Ok((found.pid.as_raw_nonzero().get().cast_unsigned(), found.uid.as_raw()))
 }
 
-fn same_user(uid: u32) -> io::Result<()> {
+/// The other end's pid, if it is this user's.
+pub(super) fn same_user(stream: &UnixStream) -> io::Result<u32> {
+    let (pid, uid) = credentials(stream)?;
     let mine = rustix::process::geteuid().as_raw();
     if uid == mine {
-        return Ok(());
+        return Ok(pid);
     }
     Err(io::Error::other(format!("the other end runs as user {uid}, this process as user {mine}")))
 }
@@ -67,39 +72,41 @@ pub(super) fn listen(name: &[u8]) -> io::Result<UnixListener> {
     UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)
 }
 
-/// One caller at the listener. Errors concern this caller only. A caller that cannot watch this process by its
-/// pid asks to keep the connection; its end then tells of this process's end.
-pub(super) fn answer(
-    mut stream: UnixStream,
-    me: &Id,
-    (memory, event): (BorrowedFd<'_>, BorrowedFd<'_>),
-    lending: &Lending,
-) -> io::Result<Option<UnixStream>> {
-    same_user(credentials(&stream)?.1)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    let mut bytes = [0; HELLO];
-    stream.read_exact(&mut bytes)?;
-    let (from, to) = parse(&bytes)?;
-    if to != *me {
+/// What callers are given here.
+pub(super) struct Host {
+    pub(super) me: Id,
+    pub(super) memory: OwnedFd,
+    pub(super) bell: Bell,
+    pub(super) lending: Arc<Lending>,
+}
+
+/// Who speaks these words, if this process is meant.
+pub(super) fn heed(words: &[u8; WORDS], host: &Host) -> io::Result<Id> {
+    let mut said = [0; HELLO];
+    said.copy_from_slice(&words[..HELLO]);
+    let (from, to) = parse(&said)?;
+    if to != host.me {
         return Err(io::Error::other("a caller meant another process"));
     }
+    Ok(from)
+}
+
+/// Answers the words of a caller, whose socket does not block: with the memory, or with what is lent, of which the bytes
+/// come back that are still to be written.
+pub(super) fn answer(stream: &UnixStream, words: &[u8; WORDS], host: &Host) -> io::Result<Option<Vec<u8>>> {
+    let reply = hello(&host.me, &heed(words, host)?);
     let mut wanted = [0; 8];
-    stream.read_exact(&mut wanted)?;
+    wanted.copy_from_slice(&words[HELLO..]);
     let wanted = u64::from_le_bytes(wanted);
     if wanted != MEMORY {
-        lend(&mut stream, &hello(me, &from), lending.make(wanted))?;
-        return Ok(None);
+        return lend(stream, &reply, host.lending.make(wanted)).map(Some);
     }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds = [memory, event];
+    let fds = [host.memory.as_fd(), host.bell.event()];
     control.push(SendAncillaryMessage::ScmRights(&fds));
-    let reply = hello(me, &from);
-    rustix::net::sendmsg(&stream, &[io::IoSlice::new(&reply)], &mut control, SendFlags::NOSIGNAL)?;
-    // The caller looks up this process by its pid before it hangs up.
-    let keep = matches!(stream.read(&mut [0]), Ok(1));
-    Ok(keep.then_some(stream))
+    rustix::net::sendmsg(stream, &[io::IoSlice::new(&reply)], &mut control, SendFlags::NOSIGNAL)?;
+    Ok(None)
 }
 
 /// What the listener handed over.
@@ -110,8 +117,9 @@ pub(super) struct Answer {
     pub(super) stream: UnixStream,
 }
 
-/// Hands over what is lent, or says why not: the reply, a byte (1: it is handed over), the length of what follows.
-fn lend(stream: &mut UnixStream, reply: &[u8; HELLO], lent: io::Result<Lent>) -> io::Result<()> {
+/// Hands over what is lent, or says why not: the reply, a byte (1: it is handed over), the length of what follows. What
+/// the socket has no room for comes back.
+fn lend(stream: &UnixStream, reply: &[u8; HELLO], lent: io::Result<Lent>) -> io::Result<Vec<u8>> {
     let (given, text, fds) = match lent {
         Ok(lent) => (1, lent.bytes, lent.fds),
         Err(error) => (0, error.to_string().into_bytes(), Vec::new()),
@@ -127,9 +135,9 @@ fn lend(stream: &mut UnixStream, reply: &[u8; HELLO], lent: io::Result<Lent>) ->
         control.push(SendAncillaryMessage::ScmRights(&borrowed));
     }
     let sent = rustix::io::retry_on_intr(|| {
-        rustix::net::sendmsg(&*stream, &[io::IoSlice::new(&words)], &mut control, SendFlags::NOSIGNAL)
+        rustix::net::sendmsg(stream, &[io::IoSlice::new(&words)], &mut control, SendFlags::NOSIGNAL)
     })?;
-    stream.write_all(&words[sent..])
+    Ok(words.split_off(sent))
 }
 
 /// Asks for what another process lends under that number.
@@ -181,8 +189,7 @@ fn length(words: &[u8]) -> usize {
 /// Connects and says what is wanted; the other end's pid comes back too.
 fn reach(name: &[u8], me: &Id, them: &Id, wanted: u64) -> io::Result<(UnixStream, u32)> {
     let mut stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
-    let (pid, uid) = credentials(&stream)?;
-    same_user(uid)?;
+    let pid = same_user(&stream)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     stream.write_all(&[&hello(me, them)[..], &wanted.to_le_bytes()].concat())?;

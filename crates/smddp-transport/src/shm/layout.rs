@@ -17,6 +17,8 @@
 //!            then the cells
 //! ```
 
+use crate::LONGEST_WHY;
+
 pub(crate) const LINE: usize = 64;
 pub(crate) const PAGE: usize = 4096;
 
@@ -35,8 +37,7 @@ pub(crate) const NONCE: usize = 0;
 pub(crate) const STATE: usize = 8;
 pub(crate) const DONE: usize = LINE;
 pub(crate) const WHY: usize = 2 * LINE;
-pub(crate) const WHY_BYTES: usize = 1024 - 8;
-pub(crate) const MAIL: usize = WHY + 1024;
+pub(crate) const MAIL: usize = (WHY + 8 + LONGEST_WHY).next_multiple_of(LINE);
 
 /// Bits of the state: a poisoned group is still to be left.
 pub(crate) const OPEN: u32 = 1;

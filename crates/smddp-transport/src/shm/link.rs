@@ -16,7 +16,7 @@ use super::memory::Memory;
 use super::pool::{Region, Release};
 use crate::board::Board;
 use crate::fork;
-use crate::{Fault, Head, Inlet, Link, Mail, Mismatch, Outlet, Sleeper, Stream, Wiring};
+use crate::{Fault, Head, Inlet, LONGEST_WHY, Link, Mail, Mismatch, Outlet, Sleeper, Stream, Wiring};
 
 /// One rank of the group as this process reaches it: its memory and its control block in there.
 pub(super) struct Remote {
@@ -343,7 +343,7 @@ impl ShmLink {
     /// Whether somebody is gone or says that the group is dead.
     fn troubled(&self, seq: u64) -> bool {
         self.ranks.remotes.iter().enumerate().any(|(rank, remote)| {
-            rank != self.me && (remote.state() & POISONED != 0 || remote.gone() && !self.arrived(rank, seq))
+            rank != self.me && (remote.state() & POISONED != 0 || remote.gone() && self.awaits(rank, seq))
         })
     }
 
@@ -622,13 +622,15 @@ impl Link for ShmLink {
         }
     }
 
-    fn arrived(&self, rank: usize, seq: u64) -> bool {
-        self.endpoint.is_none() || rank == self.me || {
-            let remote = &self.ranks.remotes[rank];
-            remote.word(DONE).load(Ordering::Acquire) > seq
-                || (seq..seq + SLOTS)
-                    .any(|s| remote.word(slot_at(self.layout, s) + TAG).load(Ordering::Acquire) == s + 1)
-        }
+    fn arrived(&self, rank: usize, seq: u64) -> Option<bool> {
+        Some(
+            self.endpoint.is_none() || rank == self.me || {
+                let remote = &self.ranks.remotes[rank];
+                remote.word(DONE).load(Ordering::Acquire) > seq
+                    || (seq..seq + SLOTS)
+                        .any(|s| remote.word(slot_at(self.layout, s) + TAG).load(Ordering::Acquire) == s + 1)
+            },
+        )
     }
 
     fn far(&self) -> bool {
@@ -717,7 +719,7 @@ impl Link for ShmLink {
             return;
         }
         let text = why.as_bytes();
-        let mut padded = text[..text.len().min(WHY_BYTES)].to_vec();
+        let mut padded = text[..text.len().min(LONGEST_WHY)].to_vec();
         let length = padded.len();
         padded.resize(length.next_multiple_of(8), 0);
         for (i, chunk) in padded.chunks_exact(8).enumerate() {
@@ -792,7 +794,7 @@ impl Sleeper for OwnBell {
 }
 
 fn read_why(remote: &Remote) -> String {
-    let length = (remote.word(WHY).load(Ordering::Relaxed) as usize).min(WHY_BYTES);
+    let length = (remote.word(WHY).load(Ordering::Relaxed) as usize).min(LONGEST_WHY);
     let bytes: Vec<u8> = (0..length.div_ceil(8))
         .flat_map(|i| remote.word(WHY + 8 + 8 * i).load(Ordering::Relaxed).to_le_bytes())
         .collect();

@@ -5,6 +5,7 @@
 //! processes.
 
 mod board;
+mod callers;
 mod card;
 mod control;
 mod distance;

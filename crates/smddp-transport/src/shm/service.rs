@@ -1,18 +1,17 @@
 //! The one helper thread of an endpoint: answers callers and notices dead peers. It sleeps in `poll`.
 
-use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::card::Id;
-use super::endpoint::Bell;
-use super::handshake;
-use crate::board::Lending;
+use super::callers::Callers;
+use super::handshake::Host;
 use crate::fork;
 
 struct Watched {
@@ -33,13 +32,8 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn start(
-        listener: UnixListener,
-        me: Id,
-        memory: OwnedFd,
-        bell: Bell,
-        lending: Arc<Lending>,
-    ) -> io::Result<Self> {
+    pub(crate) fn start(listener: UnixListener, host: Host) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
         let shared = Arc::new(Shared {
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             stop: AtomicBool::new(false),
@@ -48,7 +42,7 @@ impl Service {
         let theirs = shared.clone();
         let thread = std::thread::Builder::new()
             .name("smddp-service".to_owned())
-            .spawn(move || serve(&theirs, &listener, &me, &memory, &bell, &lending))?;
+            .spawn(move || serve(&theirs, listener, &host))?;
         Ok(Self { shared, thread: Some(thread), forks: fork::generation() })
     }
 
@@ -82,41 +76,83 @@ impl Drop for Service {
     }
 }
 
-fn serve(
-    shared: &Shared,
-    listener: &UnixListener,
-    me: &Id,
-    memory: &OwnedFd,
-    bell: &Bell,
-    lending: &Lending,
-) {
+/// Callers wait so long for a listener that cannot take them in.
+const REST: Duration = Duration::from_millis(100);
+
+/// Where strangers come in.
+struct Door {
+    listener: UnixListener,
+    callers: Callers,
+    /// Nobody can be taken in before.
+    closed: Option<Instant>,
+    told: bool,
+}
+
+impl Door {
+    /// Whether anybody who waits at the listener can be taken in.
+    fn open(&mut self) -> bool {
+        if self.closed.is_some_and(|until| until <= Instant::now()) {
+            self.closed = None;
+        }
+        self.closed.is_none() && self.callers.room()
+    }
+
+    fn welcome(&mut self) {
+        while self.callers.room() {
+            match self.listener.accept() {
+                Ok((stream, _)) => self.callers.admit(stream),
+                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
+                Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
+                Err(error) => {
+                    // Out of descriptors, most likely. The caller stays in the queue, which would wake this thread again
+                    // and again.
+                    self.closed = Some(Instant::now() + REST);
+                    if !std::mem::replace(&mut self.told, true) {
+                        // Nobody is left to tell if this fails.
+                        let _ = writeln!(
+                            io::stderr(),
+                            "smddp: process {} cannot answer other ranks of this host: {error}; trying again every {REST:?} \
+                             (raise the limit on open files, `ulimit -n`, if that is what it lacks)",
+                            std::process::id()
+                        );
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// How long the thread may sleep.
+    fn nap(&self) -> Option<Timespec> {
+        let rest = self.closed.map(|until| until.saturating_duration_since(Instant::now()));
+        let nap = rest.into_iter().chain(self.callers.nap()).min()?;
+        Timespec::try_from(nap).ok()
+    }
+}
+
+fn serve(shared: &Shared, listener: UnixListener, host: &Host) {
     let mut watched: Vec<Watched> = Vec::new();
-    let mut kept = Vec::new();
+    let mut door = Door { listener, callers: Callers::default(), closed: None, told: false };
     while !shared.stop.load(Ordering::Acquire) {
         watched.append(&mut shared.incoming.lock().unwrap_or_else(PoisonError::into_inner));
         watched.retain(|w| w.gone.strong_count() > 0);
-        let mut fds = vec![PollFd::new(&shared.wake, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
+        let open = door.open();
+        let listens = if open { PollFlags::IN } else { PollFlags::empty() };
+        let mut fds = vec![PollFd::new(&shared.wake, PollFlags::IN), PollFd::new(&door.listener, listens)];
         fds.extend(watched.iter().map(|w| PollFd::new(&w.fd, PollFlags::IN | PollFlags::HUP)));
-        if poll(&mut fds, None).is_err() {
+        fds.extend(door.callers.fds().map(|(fd, events)| PollFd::from_borrowed_fd(fd, events)));
+        if poll(&mut fds, door.nap().as_ref()).is_err() {
             continue;
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         if ready[0] {
             let _ = rustix::io::read(&shared.wake, &mut [0u8; 8]);
         }
-        if ready[1]
-            && let Ok((stream, _)) = listener.accept()
-        {
-            // A caller that fails the handshake gets an error at its own end; it is no concern of this process.
-            if let Ok(Some(stream)) = handshake::answer(stream, me, (memory.as_fd(), bell.event()), lending) {
-                kept.push(stream);
-            }
-        }
-        let mut index = 2;
+        let (ended, callers) = ready[2..].split_at(watched.len());
+        let mut ended = ended.iter();
         let mut died = false;
         watched.retain(|w| {
-            let ended = ready[index];
-            index += 1;
+            let ended = ended.next().is_some_and(|ended| *ended);
             if ended && let Some(gone) = w.gone.upgrade() {
                 gone.store(true, Ordering::Release);
                 died = true;
@@ -124,7 +160,11 @@ fn serve(
             !ended
         });
         if died {
-            bell.ring();
+            host.bell.ring();
+        }
+        door.callers.turn(callers, host);
+        if open && ready[1] {
+            door.welcome();
         }
     }
 }

@@ -19,5 +19,6 @@ mod wire;
 
 pub(crate) use endpoint::{Door, TcpAddress, TcpEndpoint};
 pub(crate) use own::forked;
+pub(crate) use survey::Survey;
 pub(crate) use watch::Watches;
 pub(crate) use wire::TcpWire;

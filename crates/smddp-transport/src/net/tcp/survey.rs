@@ -1,25 +1,33 @@
 //! Asking ranks that do not drive how far they are: their processes' accepting threads answer.
 
+use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 
 use super::conn::connect;
 use super::endpoint::TcpAddress;
 use super::hello::{HELLO, Purpose, hello};
 use super::own::Own;
 
-/// All answers together are waited for this long.
-const PATIENCE: Duration = Duration::from_millis(500);
-/// More ranks than this are not asked: every one of them may be asking, too.
-const MOST: usize = 256;
+/// A host that has not taken up a connection by then is silent: a first packet that was lost is sent again after a second.
+const PATIENCE: Duration = Duration::from_millis(1500);
+/// And a process that has not answered by then is not known.
+const ANSWER: Duration = Duration::from_secs(5);
+/// So many are asked at once: each takes a descriptor here, and one there.
+const AT_ONCE: usize = 64;
+/// Of one process: others ask it, too.
+const OF_ONE: usize = 2;
 
 /// One rank that is asked.
 struct Call {
     peer: usize,
+    address: SocketAddr,
     stream: Own<TcpStream>,
+    since: Instant,
     hello: [u8; HELLO],
     asked: bool,
     answer: [u8; 8],
@@ -31,7 +39,17 @@ impl Call {
     fn new(me: usize, peer: usize, address: &TcpAddress) -> io::Result<Self> {
         let stream = connect(address.socket)?;
         let hello = hello(&address.token, me, Purpose::Ask);
-        Ok(Self { peer, stream, hello, asked: false, answer: [0; 8], heard: 0 })
+        let address = address.socket;
+        Ok(Self {
+            peer,
+            address,
+            stream,
+            since: Instant::now(),
+            hello,
+            asked: false,
+            answer: [0; 8],
+            heard: 0,
+        })
     }
 
     /// What there is to do now that the socket is ready; the answer when all of it is here.
@@ -60,63 +78,96 @@ fn silence(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable)
 }
 
-/// (rank, operations begun) of the ranks that answer, (rank, `None`) of those from which nothing comes; whoever refuses
-/// or hangs up is left out.
-pub(super) fn ask(me: usize, peers: Vec<(usize, TcpAddress)>) -> Vec<(usize, Option<u64>)> {
-    ask_for(me, peers, PATIENCE)
+/// Whether this process or its host has nothing left for another connection.
+fn exhausted(error: &io::Error) -> bool {
+    let lacks = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::ADDRNOTAVAIL];
+    error.raw_os_error().is_some_and(|code| lacks.iter().any(|errno| errno.raw_os_error() == code))
 }
 
-fn ask_for(me: usize, peers: Vec<(usize, TcpAddress)>, patience: Duration) -> Vec<(usize, Option<u64>)> {
-    let until = Instant::now() + patience;
-    let mut found = Vec::new();
-    let mut settle = |peer: usize, outcome: io::Result<u64>| match outcome {
-        Ok(begun) => found.push((peer, Some(begun))),
-        Err(error) if silence(&error) => found.push((peer, None)),
-        Err(_) => {}
-    };
-    // All at once, so that nobody waits for those that do not answer.
-    let mut calls = Vec::new();
-    for (peer, address) in peers.into_iter().take(MOST) {
-        match Call::new(me, peer, &address) {
-            Ok(call) => calls.push(call),
-            Err(error) => settle(peer, Err(error)),
-        }
+/// (rank, operations begun), or `None` for one of whose host nothing came.
+pub(crate) type Answer = (usize, Option<u64>);
+
+/// A round of questions, some of them under way. Who refuses or hangs up gives no answer.
+#[derive(Default)]
+pub(crate) struct Survey {
+    me: usize,
+    waiting: VecDeque<(usize, TcpAddress)>,
+    calls: Vec<Call>,
+    found: Vec<Answer>,
+}
+
+impl Survey {
+    /// `peers` are asked in that order.
+    pub(super) fn new(me: usize, peers: impl IntoIterator<Item = (usize, TcpAddress)>) -> Self {
+        Self { me, waiting: peers.into_iter().collect(), ..Self::default() }
     }
-    while !calls.is_empty() {
-        let left = until.saturating_duration_since(Instant::now());
-        let ready = if left.is_zero() { Vec::new() } else { ready(&calls, left) };
-        if left.is_zero() {
-            calls.drain(..).for_each(|call| settle(call.peer, Err(ErrorKind::TimedOut.into())));
-        }
+
+    /// Asks and hears for at most that long; the answers that came.
+    pub(crate) fn go_on(&mut self, at_most: Duration) -> Vec<Answer> {
+        self.call();
+        let ready = self.ready(at_most);
         let mut next = ready.into_iter();
+        let Self { calls, found, .. } = self;
         calls.retain_mut(|call| {
-            if next.next() != Some(true) {
-                return true;
+            let outcome = if next.next() == Some(true) { call.go_on() } else { Ok(None) };
+            match outcome {
+                // Its host is there: the process may be busy, or stopped, and that says nothing of what it has begun.
+                Ok(None) if call.asked && call.since.elapsed() >= ANSWER => {}
+                Ok(None) if call.asked || call.since.elapsed() < PATIENCE => return true,
+                Ok(None) => found.push((call.peer, None)),
+                Ok(Some(begun)) => found.push((call.peer, Some(begun))),
+                Err(error) if silence(&error) => found.push((call.peer, None)),
+                Err(_) => {}
             }
-            match call.go_on() {
-                Ok(None) => true,
-                Ok(Some(begun)) => {
-                    settle(call.peer, Ok(begun));
-                    false
-                }
-                Err(error) => {
-                    settle(call.peer, Err(error));
-                    false
-                }
-            }
+            false
         });
+        std::mem::take(&mut self.found)
     }
-    found
-}
 
-/// Which calls can go on, after at most this time.
-fn ready(calls: &[Call], at_most: Duration) -> Vec<bool> {
-    let events = |call: &Call| if call.asked { PollFlags::IN } else { PollFlags::OUT };
-    let mut fds: Vec<PollFd<'_>> = calls.iter().map(|c| PollFd::new(&*c.stream, events(c))).collect();
-    let at_most = Timespec::try_from(at_most).ok();
-    // Interrupted or refused: whatever is ready is so the next time, too.
-    let _ = poll(&mut fds, at_most.as_ref());
-    fds.iter().map(|fd| !fd.revents().is_empty()).collect()
+    /// Whether nobody is left to ask or to hear.
+    pub(crate) fn over(&self) -> bool {
+        self.waiting.is_empty() && self.calls.is_empty() && self.found.is_empty()
+    }
+
+    fn call(&mut self) {
+        while self.calls.len() < AT_ONCE {
+            let free = |(_, address): &(usize, TcpAddress)| {
+                self.calls.iter().filter(|call| call.address == address.socket).count() < OF_ONE
+            };
+            let Some((peer, address)) =
+                self.waiting.iter().position(free).and_then(|next| self.waiting.remove(next))
+            else {
+                return;
+            };
+            match Call::new(self.me, peer, &address) {
+                Ok(call) => self.calls.push(call),
+                Err(error) if silence(&error) => self.found.push((peer, None)),
+                // Those that hang up make room. Without any, nobody else can be asked.
+                Err(error) if exhausted(&error) => {
+                    match self.calls.is_empty() {
+                        true => self.waiting.clear(),
+                        false => self.waiting.push_front((peer, address)),
+                    }
+                    return;
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Which calls can go on, after at most this time.
+    fn ready(&self, at_most: Duration) -> Vec<bool> {
+        if self.calls.is_empty() {
+            return Vec::new();
+        }
+        let events = |call: &Call| if call.asked { PollFlags::IN } else { PollFlags::OUT };
+        let mut fds: Vec<PollFd<'_>> =
+            self.calls.iter().map(|c| PollFd::new(&*c.stream, events(c))).collect();
+        let at_most = Timespec::try_from(at_most).ok();
+        // Interrupted or refused: whatever is ready is so the next time, too.
+        let _ = poll(&mut fds, at_most.as_ref());
+        fds.iter().map(|fd| !fd.revents().is_empty()).collect()
+    }
 }
 
 #[cfg(test)]
@@ -128,26 +179,69 @@ mod tests {
         TcpAddress { socket: listener.local_addr().unwrap(), token: Default::default() }
     }
 
-    #[test]
-    fn who_does_not_answer_keeps_nobody_from_being_heard() {
-        let [silent, here, gone] = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-        let peers = vec![(3, address(&silent)), (5, address(&here)), (7, address(&gone))];
-        drop(gone);
-        let answering = std::thread::spawn(move || {
-            let (mut caller, _) = here.accept().unwrap();
+    /// Answers so many callers.
+    fn answer(listener: &TcpListener, callers: usize) {
+        for _ in 0..callers {
+            let (mut caller, _) = listener.accept().unwrap();
             caller.read_exact(&mut [0; HELLO]).unwrap();
             // In two parts.
             caller.write_all(&[9, 0, 0]).unwrap();
             caller.flush().unwrap();
             caller.write_all(&[0; 5]).unwrap();
-        });
-        // Longer than usual: the thread that answers may have to wait for its turn.
-        let patience = 4 * PATIENCE;
+        }
+    }
+
+    #[test]
+    fn who_does_not_answer_keeps_nobody_from_being_heard() {
+        let [silent, here, gone] = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+        let peers = vec![(3, address(&silent)), (5, address(&here)), (7, address(&gone))];
+        drop(gone);
+        let answering = std::thread::spawn(move || answer(&here, 1));
         let begun = Instant::now();
-        let found = ask_for(0, peers, patience);
-        let took = begun.elapsed();
+        let mut survey = Survey::new(0, peers);
+        let mut found = Vec::new();
+        while begun.elapsed() < 2 * PATIENCE {
+            found.extend(survey.go_on(Duration::from_millis(20)));
+        }
         answering.join().unwrap();
-        assert_eq!(found, [(5, Some(9)), (3, None)]);
-        assert!(took >= patience && took < 4 * patience, "{took:?}");
+        // The one that has taken up the connection may still answer; whoever has not refused is not over.
+        assert_eq!((found, survey.over()), (vec![(5, Some(9))], false));
+    }
+
+    #[test]
+    fn a_host_that_is_not_there_is_silent_and_a_full_hand_waits() {
+        // Addresses for documentation: nobody answers, or the network says so at once.
+        let address = |i: usize| TcpAddress {
+            socket: SocketAddr::from(([192, 0, 2, 1 + (i % 200) as u8], 9)),
+            token: Default::default(),
+        };
+        let mut survey = Survey::new(0, (0..2 * AT_ONCE).map(|peer| (peer, address(peer))));
+        let mut most = 0;
+        let mut found = Vec::new();
+        let begun = Instant::now();
+        while !survey.over() && begun.elapsed() < 20 * PATIENCE {
+            found.extend(survey.go_on(Duration::from_millis(20)));
+            most = most.max(survey.calls.len());
+        }
+        assert!(most <= AT_ONCE && found.iter().all(|(_, begun)| begun.is_none()), "{most}, {found:?}");
+    }
+
+    #[test]
+    fn any_number_is_asked_and_one_process_a_few_times_at_once() {
+        let here = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = address(&here);
+        let many = 303;
+        let answering = std::thread::spawn(move || answer(&here, many));
+        let mut survey = Survey::new(0, (0..many).map(|peer| (peer, address.clone())));
+        let mut heard = vec![false; many];
+        while !survey.over() {
+            for (peer, begun) in survey.go_on(Duration::from_millis(20)) {
+                assert!(begun == Some(9) && !heard[peer], "{peer}: {begun:?}");
+                heard[peer] = true;
+            }
+            assert!(survey.calls.len() <= OF_ONE);
+        }
+        answering.join().unwrap();
+        assert_eq!(heard, vec![true; many]);
     }
 }

@@ -11,7 +11,7 @@ use super::conn::{connect, prepare, retried};
 use super::endpoint::{CLOSED, Door, TcpAddress};
 use super::hello::{Purpose, hello};
 use super::own::Own;
-use super::survey;
+use super::survey::Survey;
 use crate::net::wire::Broken;
 
 /// A peer that keeps this rank waiting so long is watched.
@@ -195,9 +195,9 @@ impl Watches {
     }
 
     /// See `Wire::survey`.
-    pub(crate) fn survey(&self, peers: &[usize]) -> Vec<(usize, Option<u64>)> {
+    pub(crate) fn survey(&self, peers: &[usize]) -> Survey {
         let address = |&peer: &usize| Some((peer, self.peers[peer].address.clone()?));
-        survey::ask(self.me, peers.iter().filter_map(address).collect())
+        Survey::new(self.me, peers.iter().filter_map(address))
     }
 
     /// See `Wire::begun`.

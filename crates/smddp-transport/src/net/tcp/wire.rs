@@ -8,7 +8,7 @@ use super::conn::Conn;
 use super::endpoint::{Door, TcpAddress};
 use super::hello::{Purpose, hello};
 use super::reader::Read1;
-use super::survey;
+use super::survey::Survey;
 use crate::net::frame::{Frame, Kind, LANES};
 use crate::net::wire::{Broken, Place, Sink, Ticket, Wire};
 
@@ -278,9 +278,9 @@ impl Wire for TcpWire {
         }
     }
 
-    fn survey(&mut self, peers: &[usize]) -> Vec<(usize, Option<u64>)> {
+    fn survey(&self, peers: &[usize]) -> Survey {
         let address = |&peer: &usize| Some((peer, self.peers[peer].address.clone()?));
-        survey::ask(self.me, peers.iter().filter_map(address).collect())
+        Survey::new(self.me, peers.iter().filter_map(address))
     }
 
     fn begun(&mut self, operations: u64) {

@@ -1,0 +1,205 @@
+//! What ranks tell each other of the end of their group: the first cause, in the words of the rank that found it. A rank
+//! that ends because of another one's report passes that on as it came.
+
+use std::time::Duration;
+
+use smddp_transport::{LONGEST_WHY, Link};
+
+use crate::error::Error;
+
+/// Bytes for a list of ranks.
+const ROOM: usize = 360;
+
+/// "5, 258-269, and 37 more": ranks in ascending order, as much as there is room for.
+fn ranges(ranks: &[usize], room: usize) -> String {
+    let mut text = String::new();
+    let mut at = 0;
+    while at < ranks.len() {
+        let run = ranks[at..].iter().enumerate().take_while(|&(i, &rank)| rank == ranks[at] + i).count();
+        let range = match run {
+            1 => ranks[at].to_string(),
+            2 => format!("{}, {}", ranks[at], ranks[at + 1]),
+            _ => format!("{}-{}", ranks[at], ranks[at + run - 1]),
+        };
+        let comma = if text.is_empty() { "" } else { ", " };
+        if text.len() + comma.len() + range.len() > room {
+            return text + comma + &format!("and {} more", ranks.len() - at);
+        }
+        text += comma;
+        text += &range;
+        at += run;
+    }
+    text
+}
+
+/// What [`ranges`] wrote, as far as the ranks are in it.
+fn parse_ranges(text: &str, size: usize) -> Vec<usize> {
+    let range = |text: &str| {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+        (last < size).then_some(first..=last)
+    };
+    text.split(", ").filter_map(range).flatten().collect()
+}
+
+/// Ranks by name and host while there are few, else the first one so and the others by their numbers.
+pub(crate) fn list(link: &dyn Link, ranks: &[usize]) -> String {
+    let mut names = String::new();
+    for (i, &rank) in ranks.iter().enumerate() {
+        names += if i == 0 { "" } else { ", " };
+        names += &link.describe(rank);
+        if names.len() > ROOM {
+            return format!("{}, {}", link.describe(ranks[0]), ranges(&ranks[1..], ROOM / 2));
+        }
+    }
+    names
+}
+
+/// What this rank tells of an error of its own: a line of kind, rank, the ranks it is about and the time waited in
+/// milliseconds; the call; the text.
+pub(crate) fn own(me: usize, error: &Error) -> String {
+    let told = error.to_string();
+    let (kind, ranks, after, what, text) = match error {
+        Error::Timeout { missing, after, what, detail, .. } => {
+            ('T', missing.as_slice(), *after, what, detail)
+        }
+        Error::Mismatch { rank, what, detail, .. } => {
+            ('M', std::slice::from_ref(rank), Duration::ZERO, what, detail)
+        }
+        Error::PeerLost { rank, what, how, .. } => {
+            ('L', std::slice::from_ref(rank), Duration::ZERO, what, how)
+        }
+        _ => ('C', &[][..], Duration::ZERO, &String::new(), &told),
+    };
+    let mut report = format!("{kind};{me};{};{}\n{what}\n{text}", ranges(ranks, ROOM), after.as_millis());
+    if report.len() > LONGEST_WHY {
+        let end = (0..=LONGEST_WHY - "...".len()).rev().find(|&at| report.is_char_boundary(at));
+        report.truncate(end.unwrap_or(0));
+        report += "...";
+    }
+    report
+}
+
+/// Whether a report is of calls that differ.
+pub(crate) fn is_mismatch(report: &str) -> bool {
+    report.starts_with('M')
+}
+
+/// A report that came from rank `from`, as an error of the same kind here, in the call `what`.
+pub(crate) fn heard(link: &dyn Link, group: &str, what: String, from: usize, report: &str) -> Error {
+    let mut lines = report.splitn(3, '\n');
+    let (head, call, text) =
+        (lines.next().unwrap_or_default(), lines.next().unwrap_or_default(), lines.next());
+    let mut fields = head.split(';');
+    let kind = fields.next().unwrap_or_default();
+    let origin = fields.next().and_then(|rank| rank.parse().ok()).filter(|&rank| rank < link.size());
+    let origin: usize = origin.unwrap_or(from);
+    let ranks = parse_ranges(fields.next().unwrap_or_default(), link.size());
+    let after = Duration::from_millis(fields.next().and_then(|after| after.parse().ok()).unwrap_or(0));
+    let who = link.describe(origin);
+    let group = group.to_owned();
+    // A report in other words than these is told as it is.
+    let (kind, call, text) = text.map_or(("", "", report), |text| (kind, call, text));
+    let call = if call.is_empty() || call == what { String::new() } else { format!("{call}: ") };
+    let detail = format!("{who} reports: {call}{text}");
+    match kind {
+        "T" => Error::Timeout { what, group, after, missing: ranks, detail },
+        "M" => Error::Mismatch { what, group, rank: origin, detail },
+        "L" => {
+            let rank = ranks.first().copied().unwrap_or(origin);
+            Error::PeerLost {
+                what,
+                group,
+                rank,
+                who: link.describe(rank),
+                how: format!("{text}, as {who} reports"),
+                advice: "its own log says why; destroy the group and make a new one without it to go on",
+            }
+        }
+        _ => Error::Closed { group, why: format!("{what}: {detail}") },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use smddp_transport::loopback::{Script, group};
+
+    fn link(size: usize) -> impl Link {
+        group(size, Script::default()).remove(0)
+    }
+
+    fn timeout(missing: Vec<usize>, detail: String) -> Error {
+        let (what, group) = ("barrier #7".to_owned(), "g".to_owned());
+        Error::Timeout { what, group, after: Duration::from_millis(1500), missing, detail }
+    }
+
+    #[test]
+    fn ranks_that_do_not_fit_are_ranges_that_end_with_a_whole_rank_and_a_count() {
+        assert_eq!(ranges(&[5], 9), "5");
+        assert_eq!(ranges(&[5, 6], 9), "5, 6");
+        assert_eq!(ranges(&[5, 258, 259, 260, 269], 99), "5, 258-260, 269");
+        assert_eq!(ranges(&[5, 258, 259, 260, 269], 10), "5, 258-260, and 1 more");
+        assert_eq!(ranges(&[5, 258, 259, 260, 269], 9), "5, and 4 more");
+        let odd: Vec<usize> = (0..4096).filter(|rank| rank % 2 == 1).collect();
+        for room in 0..400 {
+            let text = ranges(&odd, room);
+            let ranks = parse_ranges(&text, 4096);
+            assert_eq!(ranks, odd[..ranks.len()], "{text}");
+            assert!(text.ends_with(&format!("and {} more", odd.len() - ranks.len())), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_list_of_many_ranks_names_the_first_ones_host_and_all_numbers() {
+        let link = link(300);
+        assert_eq!(list(&link, &[3, 9]), "rank 3 (a thread), rank 9 (a thread)");
+        let many: Vec<usize> = std::iter::once(5).chain(258..270).collect();
+        let many = [many, (280..300).collect()].concat();
+        assert_eq!(list(&link, &many), "rank 5 (a thread), 258-269, 280-299");
+    }
+
+    #[test]
+    fn a_report_arrives_whole_with_the_time_that_was_waited() {
+        let link = link(300);
+        let missing: Vec<usize> = (0..300).filter(|rank| rank % 3 == 1).collect();
+        let error = timeout(missing.clone(), format!("missing: {}", list(&link, &missing)));
+        let report = own(9, &error);
+        assert!(report.len() <= LONGEST_WHY, "{}", report.len());
+        let heard = heard(&link, "g", "all_reduce #8".to_owned(), 4, &report);
+        let Error::Timeout { what, after, missing: told, detail, .. } = &heard else { panic!("{heard}") };
+        assert_eq!((what.as_str(), after.as_millis()), ("all_reduce #8", 1500));
+        assert!(
+            detail.starts_with("rank 9 (a thread) reports: barrier #7: missing: rank 1 (a thread)"),
+            "{detail}"
+        );
+        assert_eq!(told[..], missing[..told.len()]);
+        assert!(told.len() > 60, "{}", told.len());
+    }
+
+    #[test]
+    fn a_text_that_is_too_long_ends_between_two_characters() {
+        for extra in 0..8 {
+            let report = own(0, &timeout(vec![1], "x".repeat(extra) + &"ü€".repeat(2000)));
+            assert!(report.len() <= LONGEST_WHY && report.ends_with("..."), "{}", report.len());
+        }
+    }
+
+    #[test]
+    fn whatever_is_reported_is_told() {
+        let link = link(4);
+        let whole = own(2, &timeout(vec![1, 3], "missing".to_owned()));
+        let cut = (0..whole.len()).map(|end| whole[..end].to_owned());
+        let odd = [
+            "",
+            "T",
+            "T;9;9-2;x\n\n",
+            "L;;18446744073709551615;\na\nb",
+            "T;1;0-18446744073709551615;7\na\nb",
+        ];
+        for text in cut.chain(odd.map(str::to_owned)) {
+            let error = heard(&link, "g", "barrier #1".to_owned(), 3, &text);
+            assert!(error.to_string().contains(" reports"), "{text:?}: {error}");
+        }
+    }
+}

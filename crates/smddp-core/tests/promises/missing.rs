@@ -1,0 +1,96 @@
+//! Who is missing, where most ranks have nothing to do with whoever it is.
+
+use std::time::Duration;
+
+use smddp_core::{Collective, Communicator, Error};
+use smddp_transport::fabric::srd::SrdScript;
+use smddp_transport::joint::Joined;
+
+use crate::common::job::Job;
+use crate::common::{Gate, PATIENCE, Wire, fabric_links, over, simulated_links};
+
+/// More than are asked at once.
+const MANY: usize = 300;
+/// Far from what the call takes when everybody comes, on a busy machine too.
+const DEADLINE: Duration = Duration::from_secs(8);
+
+/// One of a group of threads, each a node of its own, does not make a call that all others make.
+fn exactly_the_late_one_is_named(links: Vec<Joined>, late: usize) {
+    let size = links.len();
+    let (ready, failed) = (Gate::new(size), Gate::new(size));
+    over(links, 4 * PATIENCE, |comm: &Communicator| {
+        ready.wait();
+        if comm.rank() != late {
+            comm.set_timeout(DEADLINE);
+            let error = Job::new(comm.rank(), size, Collective::AllReduce, 10, 0, 0).run(comm).unwrap_err();
+            let text = error.to_string();
+            let Error::Timeout { missing, .. } = &error else { panic!("{text}") };
+            assert_eq!(*missing, [late], "rank {}: {text}", comm.rank());
+            assert!(text.contains(&format!("missing: rank {late} (")), "{text}");
+        }
+        failed.wait();
+    });
+}
+
+/// The links of a group of that many nodes of one rank, over each wire that this machine has.
+fn wires(size: usize) -> Vec<(&'static str, Vec<Joined>)> {
+    // As many receive buffers as a device has.
+    let script = SrdScript { receives: 8192, completions: 16_384, ..SrdScript::default() };
+    let srd = simulated_links(size, 1, script).1;
+    let all = [("tcp", Some(Wire::Nodes(1).links(size))), ("srd", Some(srd)), ("fabric", fabric_links(size))];
+    all.into_iter().filter_map(|(name, links)| Some((name, links?))).collect()
+}
+
+#[test]
+fn of_three_hundred_ranks_the_one_that_is_late_is_named_and_no_other() {
+    for (name, links) in wires(MANY) {
+        println!("{name}");
+        exactly_the_late_one_is_named(links, 5);
+    }
+}
+
+#[test]
+#[ignore = "takes hours; run with --ignored"]
+fn of_three_hundred_ranks_any_one_that_is_late_is_named_and_no_other() {
+    for late in 0..MANY {
+        for (name, links) in wires(MANY) {
+            println!("{name}, {late}");
+            exactly_the_late_one_is_named(links, late);
+        }
+    }
+}
+
+/// One rank finds out; the others hear of it from a neighbour that has heard of it from a neighbour.
+#[test]
+fn a_cause_that_goes_from_rank_to_rank_is_told_once_and_whole() {
+    let (size, late) = (40, 20);
+    for wire in [Wire::Shm, Wire::Nodes(1), Wire::Nodes(4)] {
+        let failed = Gate::new(size);
+        let texts = over(wire.links(size), PATIENCE / 3, |comm| {
+            if comm.rank() == late {
+                failed.wait();
+                return None;
+            }
+            if comm.rank() == 0 {
+                comm.set_timeout(Duration::from_millis(700));
+            }
+            let error = Job::new(comm.rank(), size, Collective::AllReduce, 10, 0, 0).run(comm).unwrap_err();
+            let Error::Timeout { missing, .. } = &error else { panic!("{error}") };
+            assert_eq!(*missing, [late], "rank {}: {error}", comm.rank());
+            failed.wait();
+            Some(error.to_string())
+        });
+        let told: Vec<String> =
+            texts.into_iter().flatten().filter(|text| text.contains("waiting 700ms")).collect();
+        // A rank may have only the late one between itself and the others: it waits for its own deadline.
+        assert!(told.len() > size / 2, "over {wire:?} {} heard of it", told.len());
+        assert_eq!(told[0].matches(" reports").count(), 0, "{}", told[0]);
+        for text in &told[1..] {
+            assert_eq!((text.matches(" reports").count(), text.matches("waiting").count()), (1, 1), "{text}");
+            assert!(
+                text.contains(": rank 0 (") && text.contains(&format!("missing: rank {late} (")),
+                "{text}"
+            );
+        }
+    }
+}

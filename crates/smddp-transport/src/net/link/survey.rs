@@ -1,0 +1,78 @@
+//! Who has not come, when a deadline has passed: the ranks of other nodes are asked.
+
+use std::time::{Duration, Instant};
+
+use super::Net;
+
+/// All of it takes no longer; whoever was not heard by then is not known. Where hosts answer, thousands of ranks take a
+/// fraction of it.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// So few are all asked at once.
+const FEW: usize = 128;
+/// In a larger group most ranks wait for a rank that waits, too. Those leave the asking to the ranks that wait for whoever
+/// is late, and hear of it from them within this time.
+const HEARSAY: Duration = Duration::from_secs(3);
+/// The wire is looked at so often meanwhile.
+const TURN: Duration = Duration::from_millis(20);
+
+impl Net {
+    /// Learns how far `peers` are, the ranks of other nodes. `near`: whether a rank of this node has not begun that
+    /// operation.
+    pub(crate) fn survey(&mut self, peers: &[usize], near: impl Fn(u64) -> bool) {
+        let (seq, until) = (self.state.seq, Instant::now() + PATIENCE);
+        let mut peers = peers.to_vec();
+        // Not everybody asks the same one first.
+        let next = peers.iter().position(|&peer| peer > self.state.me).unwrap_or(0);
+        peers.rotate_left(next);
+        let (begun, unknown): (Vec<_>, Vec<_>) =
+            peers.into_iter().partition(|&peer| self.arrived(peer, seq) == Some(true));
+        if unknown.len() <= FEW {
+            self.ask(&unknown, until);
+        } else {
+            let (first, rest): (Vec<_>, Vec<_>) =
+                unknown.iter().copied().partition(|&peer| self.state.awaits(peer, seq));
+            self.ask(&first, until);
+            let waits_too = |&peer: &usize| self.arrived(peer, seq) == Some(true);
+            if !near(seq) && first.iter().all(waits_too) && self.hear(Instant::now() + HEARSAY) {
+                return;
+            }
+            self.ask(&rest, until);
+        }
+        let state = &self.state;
+        let missing = near(seq) || unknown.iter().any(|&peer| self.arrived(peer, seq) == Some(false));
+        // Who has begun it may be silent since: that is looked into where nothing else explains it, and where hosts are.
+        if !missing || state.silent.iter().any(|silent| *silent) {
+            self.ask(&begun, until);
+        }
+    }
+
+    /// Asks them, until all have answered or a rank tells why the group is dead.
+    fn ask(&mut self, peers: &[usize], until: Instant) {
+        let mut survey = self.wire.survey(peers);
+        while !survey.over() && Instant::now() < until && !self.told() {
+            for (peer, begun) in survey.go_on(TURN) {
+                let state = &mut self.state;
+                state.silent[peer] = begun.is_none();
+                state.answered[peer] = begun.is_some();
+                state.begun[peer] = state.begun[peer].max(begun.unwrap_or(0));
+            }
+            self.wire.poll(&mut self.state);
+        }
+    }
+
+    /// Waits for a rank to tell why the group is dead; whether one has.
+    fn hear(&mut self, until: Instant) -> bool {
+        while !self.told() && Instant::now() < until {
+            if !self.wire.poll(&mut self.state) {
+                let mut fds = Vec::new();
+                self.wire.interest(&mut fds);
+                self.state.owner.nap(&fds);
+            }
+        }
+        self.told()
+    }
+
+    fn told(&self) -> bool {
+        self.state.poison.iter().any(Option::is_some)
+    }
+}
