@@ -106,6 +106,15 @@ pub(crate) fn lost(link: &dyn Link, group: &str, what: String, rank: usize, how:
     }
 }
 
+/// This process cannot reach a rank that may be well.
+pub(crate) fn unable(link: &dyn Link, group: &str, what: &str, rank: usize, why: &str) -> Error {
+    let (me, other) = (link.describe(link.rank()), link.describe(rank));
+    Error::System {
+        what: format!("{what} on group `{group}` failed: {me} cannot reach {other}"),
+        why: why.to_owned(),
+    }
+}
+
 /// What a poisoned group tells its other ranks: a kind, the ranks it is about, the text.
 pub(crate) fn report(error: &Error) -> String {
     let (kind, ranks) = match error {

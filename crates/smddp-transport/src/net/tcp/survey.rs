@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::conn::connect;
+use super::call::connect;
 use super::endpoint::TcpAddress;
 use super::hello::{HELLO, Purpose, hello};
 use super::own::Own;
+use super::watch::silent;
 
 /// All answers together are waited for this long.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -55,11 +56,6 @@ impl Call {
     }
 }
 
-/// Whether nothing at all came from that address, not even a refusal.
-fn silence(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable)
-}
-
 /// (rank, operations begun) of the ranks that answer, (rank, `None`) of those from which nothing comes; whoever refuses
 /// or hangs up is left out.
 pub(super) fn ask(me: usize, peers: Vec<(usize, TcpAddress)>) -> Vec<(usize, Option<u64>)> {
@@ -71,7 +67,7 @@ fn ask_for(me: usize, peers: Vec<(usize, TcpAddress)>, patience: Duration) -> Ve
     let mut found = Vec::new();
     let mut settle = |peer: usize, outcome: io::Result<u64>| match outcome {
         Ok(begun) => found.push((peer, Some(begun))),
-        Err(error) if silence(&error) => found.push((peer, None)),
+        Err(error) if silent(&error) => found.push((peer, None)),
         Err(_) => {}
     };
     // All at once, so that nobody waits for those that do not answer.
