@@ -119,3 +119,12 @@ pub(crate) fn lost(link: &dyn Link, group: &str, what: String, rank: usize, how:
         advice: "its own log says why; destroy the group and make a new one without it to go on",
     }
 }
+
+/// This process cannot reach a rank that may be well.
+pub(crate) fn unable(link: &dyn Link, group: &str, what: &str, rank: usize, why: &str) -> Error {
+    let (me, other) = (link.describe(link.rank()), link.describe(rank));
+    Error::System {
+        what: format!("{what} on group `{group}` failed: {me} cannot reach {other}"),
+        why: why.to_owned(),
+    }
+}

@@ -365,6 +365,12 @@ impl Driver {
                 return Err(describe::lost(&*self.link, &self.group, what, *rank, how));
             }
         }
+        // What another rank reports may well be how this process's own trouble looks from there.
+        for fault in faults {
+            if let Fault::Unable { rank, why } = fault {
+                return Err(describe::unable(&*self.link, &self.group, &what, *rank, why));
+            }
+        }
         for fault in faults {
             match fault {
                 Fault::Poisoned { rank, why } => return Err(self.hear(what, *rank, why)),
@@ -374,7 +380,7 @@ impl Driver {
                         return Err(describe::lost(&*self.link, &self.group, what, *rank, LEFT));
                     }
                 }
-                Fault::Lost { .. } | Fault::Differs { .. } => {}
+                Fault::Lost { .. } | Fault::Differs { .. } | Fault::Unable { .. } => {}
             }
         }
         Ok(())
@@ -433,6 +439,10 @@ impl Driver {
                 Fault::Left { rank } if !self.link.awaits(*rank, seq) => {}
                 Fault::Lost { rank, .. } | Fault::Poisoned { rank, .. } | Fault::Left { rank } => {
                     self.leave_alone(&format!("{} is gone", self.link.describe(*rank)));
+                    break;
+                }
+                Fault::Unable { rank, why } => {
+                    self.leave_alone(&format!("{} is out of reach: {why}", self.link.describe(*rank)));
                     break;
                 }
                 Fault::Differs { .. } => {}

@@ -34,6 +34,7 @@ impl Pending {
         }
         let begun = Instant::now();
         let config = Config::get()?;
+        smddp_transport::warn::hear(|text| log::say(Level::Warn, text));
         let mut prepared = Prepared::new(rank, size, config.shared(), &config.means()).map_err(|error| {
             Error::System { what: format!("group `{name}`: no shared memory"), why: error.to_string() }
         })?;

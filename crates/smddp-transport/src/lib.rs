@@ -10,7 +10,10 @@ pub mod joint;
 pub mod loopback;
 mod net;
 pub mod shm;
+pub mod warn;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub use net::feed;
 pub use net::{fabric, interface};
 
 use std::os::fd::RawFd;
@@ -81,6 +84,8 @@ pub struct Mismatch {
 pub enum Fault {
     /// The process is gone without having left the group.
     Lost { rank: usize, how: String },
+    /// This process cannot reach the rank, which may be well: it lacks something.
+    Unable { rank: usize, why: String },
     /// The rank left the group (closed it or exited in good order).
     Left { rank: usize },
     /// The rank declared the group unusable, and says why.

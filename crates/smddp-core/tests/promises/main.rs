@@ -15,6 +15,8 @@ mod death;
 mod fork;
 mod groups;
 mod kill;
+mod lacking;
+mod late;
 mod leaving;
 mod matrix;
 mod mismatch;
@@ -42,6 +44,7 @@ fn rank_process() {
         "soak" => soak::rank(&me),
         "probe" => probe::rank(&me),
         "kill" => kill::rank(&me),
+        "lacking" => lacking::rank(&me),
         other => panic!("no role `{other}`"),
     }
 }

@@ -271,6 +271,7 @@ impl Link for JointLink {
     fn faults(&mut self) -> Vec<Fault> {
         let near = self.shm.faults().into_iter().map(|fault| match fault {
             Fault::Lost { rank, how } => Fault::Lost { rank: self.map.rank(rank), how },
+            Fault::Unable { rank, why } => Fault::Unable { rank: self.map.rank(rank), why },
             Fault::Left { rank } => Fault::Left { rank: self.map.rank(rank) },
             Fault::Poisoned { rank, why } => Fault::Poisoned { rank: self.map.rank(rank), why },
             Fault::Differs { seq, mine, found } => Fault::Differs { seq, mine, found: self.globally(found) },

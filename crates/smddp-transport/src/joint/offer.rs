@@ -58,7 +58,7 @@ impl Ends {
         if between != Between::Nothing {
             offer.tcp = endpoint.tcp(&means.interface, means.family).map(|tcp| {
                 let loopback = tcp.interface.loopback;
-                (ends.door.insert(tcp.door()).address.clone(), loopback)
+                (ends.door.insert(tcp.door(rank, size)).address.clone(), loopback)
             });
         }
         if between == Between::Fabric || between == Between::Auto && may_have_efa() {

@@ -26,7 +26,7 @@ pub fn simulated(
     let endpoint = Endpoint::get(means.staging).map_err(|error| wrong(error.to_string()))?;
     let listener = endpoint.tcp(&means.interface, means.family).map_err(wrong)?;
     listener.serve().map_err(|error| wrong(error.to_string()))?;
-    let doors: Vec<Door> = (0..size).map(|_| listener.door()).collect();
+    let doors: Vec<Door> = (0..size).map(|rank| listener.door(rank, size)).collect();
     let addresses: Vec<_> = doors.iter().map(|door| door.address.clone()).collect();
     let (srd, wires) = srd::group(size, script, &endpoint.whole()).map_err(wrong)?;
     let nodes = nodes(&cards);

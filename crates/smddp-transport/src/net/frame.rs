@@ -32,7 +32,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Data,
         Self::Credit,
         Self::Letter,

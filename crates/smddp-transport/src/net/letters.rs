@@ -20,6 +20,8 @@ const DEPTH: u64 = 4;
 const KEPT: u64 = 8 << 20;
 /// Of those that were taken since, so many are told at once: word of each would cost as much as the message.
 const WORD: u64 = KEPT / 8;
+/// Messages of one sender that nobody has asked for yet: more is a sender that does not stop.
+const ANNOUNCED: usize = 1 << 20;
 /// In `Frame::channel` of a `Ready`: short messages of `total` bytes were taken.
 const TAKEN: u32 = 1;
 
@@ -39,13 +41,21 @@ struct Incoming {
     bytes: usize,
     follows: bool,
     region: Option<Region>,
+    /// Pieces that were given room, that are here, and that are read: none is read that is not here, so the region is not
+    /// given back while somebody writes to it.
+    placed: u64,
     there: u64,
     taken: u64,
 }
 
 impl Incoming {
     fn pieces(&self) -> u64 {
-        self.bytes.div_ceil(PIECE) as u64
+        if self.follows { 1 } else { self.bytes.div_ceil(PIECE) as u64 }
+    }
+
+    /// Bytes of the piece that comes next.
+    fn next(&self) -> usize {
+        if self.follows { self.bytes } else { (self.bytes - self.placed as usize * PIECE).min(PIECE) }
     }
 }
 
@@ -185,51 +195,60 @@ impl Letters {
     pub(super) fn granted(&mut self, peer: usize, frame: &Frame) {
         if frame.channel == TAKEN {
             self.kept[peer] = self.kept[peer].saturating_sub(frame.total);
-        } else if let Some(out) = self.outgoing.get_mut(&frame.seq) {
+        } else if let Some(out) = self.outgoing.get_mut(&frame.seq).filter(|out| out.to == peer) {
             out.granted = out.granted.max(frame.index);
         }
     }
 
-    pub(super) fn announced(&mut self, peer: usize, frame: &Frame) {
+    /// The error says what it is that no rank sends.
+    pub(super) fn announced(&mut self, peer: usize, frame: &Frame) -> Result<(), &'static str> {
         let mail = Mail { tag: frame.count, what: frame.what, bytes: frame.total };
+        let follows = frame.index == Frame::FOLLOWS;
+        if follows && mail.bytes > SHORT as u64 || usize::try_from(mail.bytes).is_err() {
+            return Err("a message of an impossible size");
+        }
+        if self.announced[peer].len() >= ANNOUNCED {
+            return Err("a million messages that nobody receives");
+        }
+        if self.incoming.contains_key(&(peer, frame.seq)) {
+            return Err("two messages of one number");
+        }
         self.announced[peer].push_back((mail, frame.seq));
         if mail.bytes > 0 {
-            let incoming = Incoming {
-                bytes: mail.bytes as usize,
-                follows: frame.index == Frame::FOLLOWS,
-                region: None,
-                there: 0,
-                taken: 0,
-            };
+            let incoming =
+                Incoming { bytes: mail.bytes as usize, follows, region: None, placed: 0, there: 0, taken: 0 };
             self.incoming.insert((peer, frame.seq), incoming);
         }
+        Ok(())
     }
 
-    pub(super) fn place(&mut self, peer: usize, frame: &Frame) -> Place {
-        let Some(incoming) = self.incoming.get_mut(&(peer, frame.seq)) else { return Place::Drop };
-        if incoming.follows {
-            if frame.bytes as usize != incoming.bytes || incoming.bytes > SHORT {
-                return Place::Drop;
-            }
-            if incoming.region.is_none() {
-                incoming.region = self.owner.take(incoming.bytes);
-            }
+    /// `None`: no such piece is awaited.
+    pub(super) fn place(&mut self, peer: usize, frame: &Frame) -> Option<Place> {
+        let incoming = self.incoming.get_mut(&(peer, frame.seq))?;
+        let room = if incoming.follows { 1 } else { incoming.taken + DEPTH };
+        let next = frame.index == incoming.placed && incoming.placed < incoming.pieces().min(room);
+        if !next || frame.bytes != incoming.next() as u64 {
+            return None;
+        }
+        if incoming.follows && incoming.region.is_none() {
+            incoming.region = self.owner.take(incoming.bytes);
             // Memory comes back when some other message is taken.
-            return incoming.region.map_or(Place::Later, |region| Place::Here(self.owner.address(region)));
-        }
-        let fits = frame.bytes as usize <= PIECE && frame.index < incoming.taken + DEPTH;
-        match incoming.region {
-            Some(region) if fits => {
-                let slot = (frame.index % DEPTH) as usize * PIECE;
-                Place::Here(self.owner.address(region).wrapping_add(slot))
+            if incoming.region.is_none() {
+                return Some(Place::Later);
             }
-            _ => Place::Drop,
         }
+        // Nobody asked for it before it has a region.
+        let base = self.owner.address(incoming.region?);
+        let slot = if incoming.follows { 0 } else { (frame.index % DEPTH) as usize * PIECE };
+        incoming.placed += 1;
+        Some(Place::Here(base.wrapping_add(slot)))
     }
 
     pub(super) fn arrived(&mut self, peer: usize, frame: &Frame) {
-        if let Some(incoming) = self.incoming.get_mut(&(peer, frame.seq)) {
-            incoming.there = frame.index + 1;
+        if let Some(incoming) = self.incoming.get_mut(&(peer, frame.seq))
+            && incoming.there < incoming.placed
+        {
+            incoming.there += 1;
         }
     }
 

@@ -47,7 +47,9 @@ struct In {
     want: Inlet,
     at: usize,
     depth: u64,
-    /// Messages that are here, and that are read.
+    /// Messages that were given a cell, that are here, and that are read. As long as one of the first is not among the
+    /// second, the operation does not end: so nobody writes to its cells afterwards.
+    placed: u64,
     there: u64,
     taken: u64,
     /// The writer's header was seen.
@@ -102,8 +104,10 @@ pub(super) struct State {
     /// First operation in which a rank declared the group dead.
     dead_from: Option<u64>,
     left: Vec<bool>,
-    /// What ranks say of why the group is dead, while it arrives.
-    words: Vec<Vec<u8>>,
+    /// What ranks say of why the group is dead. Made once for each, since it may be written to for as long as the wire is.
+    words: Vec<Option<Box<[u8]>>>,
+    /// Ranks that sent what no rank sends, and what: nothing more that they send counts.
+    wrong: Vec<Option<&'static str>>,
     pub(super) letters: Letters,
 }
 
@@ -168,7 +172,8 @@ impl Net {
             poison: vec![None; size],
             dead_from: None,
             left: vec![false; size],
-            words: vec![Vec::new(); size],
+            words: vec![None; size],
+            wrong: vec![None; size],
         };
         Self { wire, state, poisoned: false, gone: false, hailed: false, forks: fork::generation() }
     }
@@ -232,7 +237,16 @@ impl Net {
             let (at, _, depth) = place(inlet.cell, inlet.messages);
             state.places.insert((inlet.rank, inlet.channel as u32), index);
             state.met[inlet.rank] = true;
-            state.ins.push(In { want: *inlet, at, depth, there: 0, taken: 0, resolved: false, bad: None });
+            state.ins.push(In {
+                want: *inlet,
+                at,
+                depth,
+                placed: 0,
+                there: 0,
+                taken: 0,
+                resolved: false,
+                bad: None,
+            });
         }
         state.bytes = end;
     }
@@ -254,7 +268,8 @@ impl Net {
             out.readers.iter_mut().for_each(|(_, read)| *read = 0);
         }
         for inlet in &mut state.ins {
-            (inlet.there, inlet.taken, inlet.resolved, inlet.bad) = (0, 0, false, None);
+            (inlet.placed, inlet.there, inlet.taken) = (0, 0, 0);
+            (inlet.resolved, inlet.bad) = (false, None);
         }
         // A channel that carries nothing still tells its readers what this operation is.
         for out in 0..self.state.outs.len() {
@@ -396,6 +411,11 @@ impl Net {
         }
         let left = self.state.left.iter().enumerate().filter(|(_, left)| **left);
         faults.extend(left.map(|(rank, _)| Fault::Left { rank }));
+        let wrong = self.state.wrong.iter().enumerate().filter_map(|(rank, what)| Some((rank, (*what)?)));
+        faults
+            .extend(wrong.map(|(rank, what)| Fault::Lost { rank, how: format!("is lost (it sent {what})") }));
+        let unable = self.wire.unable();
+        faults.extend(unable.map(|(rank, why)| Fault::Unable { rank, why }));
         // Who has said why the group is dead may well hang up.
         let known = |peer: usize| self.state.left[peer] || self.state.poison[peer].is_some();
         let broken = self.wire.broken().into_iter().filter(|b| !known(b.peer));
@@ -535,6 +555,12 @@ impl State {
         self.open && self.seq == seq && self.begun[rank] <= seq && self.ins.iter().any(silent)
     }
 
+    /// Takes a frame for an error of its sender's.
+    fn refuse(&mut self, peer: usize, what: &'static str) -> Place {
+        self.wrong[peer].get_or_insert(what);
+        Place::Drop
+    }
+
     /// A frame of an operation that is over here, or of a channel that I do not read: then the calls differ.
     fn hold(&mut self, peer: usize, frame: &Frame) {
         let theirs = Head { what: frame.what, count: frame.count };
@@ -560,7 +586,7 @@ impl State {
     }
 
     fn place_data(&mut self, peer: usize, frame: &Frame) -> Place {
-        self.begun[peer] = self.begun[peer].max(frame.seq + 1);
+        self.begun[peer] = self.begun[peer].max(frame.seq.saturating_add(1));
         self.newest[peer] = Head { what: frame.what, count: frame.count };
         if frame.seq > self.seq || frame.seq == self.seq && !self.open {
             return Place::Later;
@@ -580,9 +606,15 @@ impl State {
         if i.bad.is_some() {
             return Place::Drop;
         }
+        // Each message once, in order, and none besides.
+        let known = if i.want.messages == 0 { frame.bytes == 0 } else { frame.index == i.placed };
+        if !known || frame.index >= i.want.messages.max(1) {
+            return self.refuse(peer, "a message out of order");
+        }
         if frame.index >= i.taken + i.depth {
             return Place::Later;
         }
+        i.placed += 1;
         let slot = (frame.index % i.depth) as usize * i.want.cell.next_multiple_of(64);
         Place::Here(self.base.wrapping_add(i.at + slot))
     }
@@ -594,8 +626,8 @@ impl State {
         if let Some(&inlet) = self.places.get(&(peer, frame.channel)) {
             let i = &mut self.ins[inlet];
             i.resolved = true;
-            if i.bad.is_none() && i.want.messages > 0 {
-                i.there = frame.index + 1;
+            if i.bad.is_none() && i.want.messages > 0 && i.there < i.placed {
+                i.there += 1;
             }
         }
     }
@@ -604,18 +636,31 @@ impl State {
 impl Sink for State {
     fn place(&mut self, peer: usize, frame: &Frame) -> Place {
         self.met[peer] = true;
+        if self.wrong[peer].is_some() {
+            return Place::Drop;
+        }
         match frame.kind {
             Kind::Data => self.place_data(peer, frame),
-            Kind::Piece => self.letters.place(peer, frame),
-            Kind::Poison if frame.bytes as usize <= LONGEST_WHY => {
-                self.words[peer] = vec![0; frame.bytes as usize];
-                Place::Here(self.words[peer].as_mut_ptr())
+            Kind::Piece => match self.letters.place(peer, frame) {
+                Some(place) => place,
+                None => self.refuse(peer, "a piece of a message that it did not announce so"),
+            },
+            Kind::Poison if frame.bytes <= LONGEST_WHY as u64 && self.words[peer].is_none() => {
+                let words = self.words[peer].insert(vec![0; frame.bytes as usize].into());
+                Place::Here(words.as_mut_ptr())
             }
+            Kind::Poison => {
+                self.refuse(peer, "more than one reason why the group is dead, or one without an end")
+            }
+            _ if frame.bytes > 0 => self.refuse(peer, "bytes with a frame that has none"),
             _ => Place::Drop,
         }
     }
 
     fn arrived(&mut self, peer: usize, frame: &Frame) {
+        if self.wrong[peer].is_some() {
+            return;
+        }
         match frame.kind {
             Kind::Data => self.data_arrived(peer, frame),
             Kind::Credit => {
@@ -623,11 +668,13 @@ impl Sink for State {
                 if let Some(out) = out.filter(|_| self.open && frame.seq == self.seq)
                     && let Some(reader) = out.readers.iter_mut().find(|(rank, _)| *rank == peer)
                 {
-                    reader.1 = reader.1.max(frame.index);
+                    // Nobody has read what was not sent.
+                    reader.1 = reader.1.max(frame.index.min(out.sent));
                 }
             }
             Kind::Poison => {
-                let why = String::from_utf8_lossy(&self.words[peer]).into_owned();
+                let words = self.words[peer].as_deref().unwrap_or_default();
+                let why = String::from_utf8_lossy(words).into_owned();
                 self.poison[peer].get_or_insert(why);
                 self.dead_from = Some(self.dead_from.map_or(frame.seq, |from| from.min(frame.seq)));
             }
@@ -639,7 +686,11 @@ impl Sink for State {
             Kind::Hail => self.hailed(peer, frame),
             // Between the ends of a wire.
             Kind::Move | Kind::Moved => {}
-            Kind::Letter => self.letters.announced(peer, frame),
+            Kind::Letter => {
+                if let Err(what) = self.letters.announced(peer, frame) {
+                    self.refuse(peer, what);
+                }
+            }
             Kind::Ready => self.letters.granted(peer, frame),
             Kind::Piece => self.letters.arrived(peer, frame),
         }

@@ -8,3 +8,6 @@ pub(crate) mod link;
 pub(crate) mod tcp;
 pub(crate) mod watched;
 pub(crate) mod wire;
+
+#[cfg(any(test, feature = "fuzzing"))]
+pub use tcp::feed;

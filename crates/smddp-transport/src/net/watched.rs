@@ -58,6 +58,10 @@ impl Wire for Watched {
         broken
     }
 
+    fn unable(&self) -> Option<(usize, String)> {
+        self.wire.unable()
+    }
+
     fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
         self.watches.interest(fds);
         self.wire.interest(fds)

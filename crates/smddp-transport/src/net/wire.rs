@@ -66,6 +66,10 @@ pub(crate) trait Wire: Send {
     fn begun(&mut self, _operations: u64) {}
     /// Peers found broken so far. A peer that ends in good order has sent its `Kind::Leave` frame before.
     fn broken(&self) -> Vec<Broken>;
+    /// A peer that this process cannot reach for want of something of its own, and of what. The peer may be well.
+    fn unable(&self) -> Option<(usize, String)> {
+        None
+    }
     /// Descriptors whose readiness (`events`: libc::POLLIN, POLLOUT) ends a sleep. `false`: this wire has to be
     /// polled, nobody may sleep long.
     fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool;

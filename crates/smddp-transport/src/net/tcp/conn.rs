@@ -6,17 +6,16 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
-
+use super::call::{Call, Called, prepare};
+use super::hello::HELLO;
 use super::own::Own;
 use super::reader::{Read1, Reader};
 use crate::net::frame::{Frame, HEADER};
 use crate::net::wire::{EAGER, Sink, Ticket};
 
-/// The head of a frame (or a hello), and its payload.
+/// The head of a frame, and its payload.
 struct Outgoing {
     head: [u8; HEADER],
-    head_bytes: usize,
     payload: Payload,
     written: usize,
     ticket: Option<Ticket>,
@@ -38,13 +37,40 @@ impl Payload {
     }
 }
 
+enum Line {
+    /// Nothing goes over it yet.
+    Calling(Box<Call>),
+    Open(Own<TcpStream>),
+}
+
+impl Line {
+    /// Also while it is being made; `None` between two attempts.
+    fn socket(&self) -> Option<&TcpStream> {
+        match self {
+            Self::Calling(call) => call.socket(),
+            Self::Open(socket) => Some(socket),
+        }
+    }
+}
+
+/// What became of a connection that is being made.
+pub(super) enum Step {
+    /// It is made, now or before.
+    Open,
+    NotYet,
+    Lost(String),
+    Unable(String),
+}
+
 pub(super) struct Conn {
     pub(super) peer: usize,
     pub(super) lane: usize,
-    socket: Own<TcpStream>,
+    line: Line,
     queue: VecDeque<Outgoing>,
     /// The peer takes nothing any more. What it sent before is still to be read: it may say why.
     deaf: bool,
+    /// This rank has made it, and the peer has not sent anything over it yet.
+    pub(super) offered: bool,
     /// This rank has turned to another connection: the end of this one means nothing.
     pub(super) retired: bool,
     reader: Reader,
@@ -56,57 +82,61 @@ unsafe impl Send for Conn {}
 /// Payloads that one system call takes.
 const GATHER: usize = 16;
 
-pub(super) fn prepare(socket: &TcpStream) -> io::Result<()> {
-    socket.set_nonblocking(true)?;
-    socket.set_nodelay(true)?;
-    // A host that vanishes sends nothing: probes tell, and so do bytes that nobody acknowledges.
-    sockopt::set_socket_keepalive(socket, true)?;
-    sockopt::set_tcp_keepidle(socket, Duration::from_secs(5))?;
-    sockopt::set_tcp_keepintvl(socket, Duration::from_secs(2))?;
-    sockopt::set_tcp_keepcnt(socket, 5)?;
-    sockopt::set_tcp_user_timeout(socket, 20_000)?;
-    Ok(())
-}
-
-/// A connection that is being made; what comes of it shows when it is used.
-pub(super) fn connect(address: SocketAddr) -> io::Result<Own<TcpStream>> {
-    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
-    match rustix::net::connect(&socket, &address) {
-        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(Own::new(TcpStream::from(socket))),
-        Err(error) => Err(error.into()),
-    }
-}
-
 impl Conn {
     /// Calls a peer; `hello` is the first thing that it hears.
-    pub(super) fn call(peer: usize, lane: usize, address: SocketAddr, hello: &[u8]) -> io::Result<Self> {
-        let mut conn = Self::answer(peer, lane, connect(address)?)?;
-        let mut head = [0; HEADER];
-        head[..hello.len()].copy_from_slice(hello);
-        conn.queue.push_back(Outgoing {
-            head,
-            head_bytes: hello.len(),
-            payload: Payload::Owned(Box::default()),
-            written: 0,
-            ticket: None,
-        });
-        Ok(conn)
+    pub(super) fn call(peer: usize, lane: usize, address: SocketAddr, hello: [u8; HELLO]) -> Self {
+        let line = Line::Calling(Box::new(Call::new(address, hello)));
+        Self { offered: true, ..Self::new(peer, lane, line) }
     }
 
     /// A peer that has called and said hello.
     pub(super) fn answer(peer: usize, lane: usize, socket: Own<TcpStream>) -> io::Result<Self> {
         prepare(&socket)?;
-        Ok(Self {
+        Ok(Self::new(peer, lane, Line::Open(socket)))
+    }
+
+    fn new(peer: usize, lane: usize, line: Line) -> Self {
+        Self {
             peer,
             lane,
-            socket,
+            line,
             queue: VecDeque::new(),
             deaf: false,
+            offered: false,
             retired: false,
             reader: Reader::new(),
-        })
+        }
+    }
+
+    /// Goes on making the connection, where it is not yet made.
+    pub(super) fn step(&mut self) -> Step {
+        let Line::Calling(call) = &mut self.line else { return Step::Open };
+        match call.go_on() {
+            Called::NotYet => Step::NotYet,
+            Called::Open(socket) => {
+                self.line = Line::Open(socket);
+                Step::Open
+            }
+            Called::Lost(why) => Step::Lost(why),
+            Called::Unable(why) => Step::Unable(why),
+        }
+    }
+
+    pub(super) fn is_calling(&self) -> bool {
+        matches!(self.line, Line::Calling(_))
+    }
+
+    /// Sends what waits on another connection, over which nothing went.
+    pub(super) fn take_over(&mut self, other: Self) {
+        self.queue = other.queue;
+    }
+
+    /// Connected, with nothing in the way of what is sent next.
+    fn open(&self) -> Option<&TcpStream> {
+        match &self.line {
+            Line::Open(socket) => Some(socket),
+            Line::Calling(_) => None,
+        }
     }
 
     /// Sends a frame, or puts it behind what waits already. `true`: the payload's memory is free.
@@ -121,9 +151,12 @@ impl Conn {
         let lent = Payload::Lent(payload, bytes);
         let mut written = 0;
         // What only announces the next frame goes with it, at the next poll.
-        if self.queue.is_empty() && !frame.announces() {
+        if self.queue.is_empty()
+            && !frame.announces()
+            && let Line::Open(socket) = &self.line
+        {
             let whole = if bytes > 0 { lent.bytes() } else { &[] };
-            match retried((&*self.socket).write_vectored(&[IoSlice::new(&head), IoSlice::new(whole)])) {
+            match retried((&**socket).write_vectored(&[IoSlice::new(&head), IoSlice::new(whole)])) {
                 Ok(n) => written = n,
                 Err(_) => {
                     self.deaf = true;
@@ -141,23 +174,24 @@ impl Conn {
             false => lent,
         };
         let ticket = (!copied).then_some(ticket);
-        self.queue.push_back(Outgoing { head, head_bytes: HEADER, payload, written, ticket });
+        self.queue.push_back(Outgoing { head, payload, written, ticket });
         copied
     }
 
     /// Writes what waits; tells the tickets of what is gone. Whether anything moved.
     pub(super) fn flush(&mut self, sink: &mut dyn Sink) -> bool {
         let mut moved = false;
+        let Line::Open(socket) = &self.line else { return false };
         while !self.queue.is_empty() {
             let mut slices = [IoSlice::new(&[]); 2 * GATHER];
             let mut wanted = 0;
             for (pair, item) in slices.chunks_exact_mut(2).zip(&self.queue) {
-                let (head, body) = (&item.head[..item.head_bytes], item.payload.bytes());
+                let (head, body) = (&item.head, item.payload.bytes());
                 pair[0] = IoSlice::new(&head[item.written.min(head.len())..]);
                 pair[1] = IoSlice::new(&body[item.written.saturating_sub(head.len())..]);
                 wanted += pair[0].len() + pair[1].len();
             }
-            let Ok(written) = retried((&*self.socket).write_vectored(&slices)) else {
+            let Ok(written) = retried((&**socket).write_vectored(&slices)) else {
                 self.deaf = true;
                 self.queue.drain(..).filter_map(|item| item.ticket).for_each(|ticket| sink.sent(ticket));
                 return true;
@@ -165,7 +199,7 @@ impl Conn {
             moved |= written > 0;
             let mut left = written;
             while let Some(item) = self.queue.front_mut() {
-                let rest = item.head_bytes + item.payload.bytes().len() - item.written;
+                let rest = HEADER + item.payload.bytes().len() - item.written;
                 if left < rest {
                     item.written += left;
                     break;
@@ -184,19 +218,26 @@ impl Conn {
     }
 
     pub(super) fn read(&mut self, sink: &mut dyn Sink) -> Read1 {
-        self.reader.turn(&self.socket, self.peer, sink)
+        match &self.line {
+            Line::Open(socket) => self.reader.turn(&mut &**socket, self.peer, sink),
+            Line::Calling(_) => Read1::Nothing,
+        }
     }
 
     pub(super) fn idle(&self) -> bool {
-        self.queue.is_empty()
+        self.queue.is_empty() && self.open().is_some()
     }
 
+    /// Of nobody's, which `poll` skips, between two attempts to make it.
     pub(super) fn fd(&self) -> RawFd {
-        self.socket.as_raw_fd()
+        self.line.socket().map_or(-1, AsRawFd::as_raw_fd)
     }
 
     /// Events worth waking up for.
     pub(super) fn events(&self) -> i16 {
+        if self.open().is_none() {
+            return libc::POLLOUT;
+        }
         let read = if self.reader.blocked() { 0 } else { libc::POLLIN };
         let write = if self.queue.is_empty() { 0 } else { libc::POLLOUT };
         read | write
@@ -210,35 +251,52 @@ impl Conn {
     /// Whether the peer's kernel has all that was sent. Closing before that loses it where the peer has sent something
     /// that nobody read: the kernel then resets the connection. On one that was reset nothing more is acknowledged.
     pub(super) fn acknowledged(&self) -> bool {
-        let mut waiting: libc::c_int = 0;
-        // SAFETY: TIOCOUTQ writes one int; the socket is open.
-        let told = unsafe { libc::ioctl(self.fd(), libc::TIOCOUTQ, &raw mut waiting) };
-        told != 0 || waiting == 0 || self.closed()
-    }
-
-    /// Whether the kernel is done with the connection.
-    fn closed(&self) -> bool {
         /// As the kernel numbers the states.
         const TCP_CLOSE: u8 = 7;
-        // The state comes first in what it tells; no more is asked for.
-        let (mut state, mut bytes) = (0u8, 1 as libc::socklen_t);
-        // SAFETY: TCP_INFO writes at most `bytes` bytes; the socket is open.
-        let told = unsafe {
-            libc::getsockopt(
-                self.fd(),
-                libc::IPPROTO_TCP,
-                libc::TCP_INFO,
-                (&raw mut state).cast(),
-                &raw mut bytes,
-            )
-        };
-        told != 0 || state == TCP_CLOSE
+        !self.open().is_some_and(unacknowledged)
+            || tcp_info(self.fd()).is_none_or(|i| i.tcpi_state == TCP_CLOSE)
+    }
+
+    /// How long the peer's host has said nothing, where it has something to say: bytes are under way to it, or wait for
+    /// room. (Where its room is used up, it answers a question for more at ever longer intervals.)
+    pub(super) fn quiet(&self) -> Option<Duration> {
+        let waits = self.open().is_some_and(|socket| !self.queue.is_empty() || unacknowledged(socket));
+        waits.then(|| self.unheard()).flatten()
+    }
+
+    /// How long nothing has come from the peer's host, neither bytes nor an acknowledgement.
+    pub(super) fn unheard(&self) -> Option<Duration> {
+        let info = tcp_info(self.open()?.as_raw_fd())?;
+        let heard = info.tcpi_last_ack_recv.min(info.tcpi_last_data_recv);
+        Some(Duration::from_millis(heard.into()))
     }
 
     /// Nothing more will be sent.
     pub(super) fn hang_up(&self) {
-        let _ = self.socket.shutdown(std::net::Shutdown::Write);
+        if let Some(socket) = self.open() {
+            let _ = socket.shutdown(std::net::Shutdown::Write);
+        }
     }
+}
+
+/// Whether the peer's kernel lacks bytes that were sent.
+fn unacknowledged(socket: &TcpStream) -> bool {
+    let mut waiting: libc::c_int = 0;
+    // SAFETY: TIOCOUTQ writes one int; the socket is open.
+    let told = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut waiting) };
+    told == 0 && waiting > 0
+}
+
+/// What the kernel knows of a connection.
+fn tcp_info(fd: RawFd) -> Option<libc::tcp_info> {
+    let mut info = std::mem::MaybeUninit::<libc::tcp_info>::zeroed();
+    let mut bytes = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: TCP_INFO writes at most `bytes` bytes, which the structure has.
+    let told = unsafe {
+        libc::getsockopt(fd, libc::IPPROTO_TCP, libc::TCP_INFO, info.as_mut_ptr().cast(), &raw mut bytes)
+    };
+    // SAFETY: numbers alone, of which zero is one; an older kernel leaves the last ones so.
+    (told == 0).then(|| unsafe { info.assume_init() })
 }
 
 /// What a non-blocking write came to; a connection that is still being made takes nothing yet.

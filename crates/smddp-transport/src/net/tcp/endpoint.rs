@@ -1,22 +1,23 @@
-//! This process as other nodes reach it: one listening socket, and the thread that tells callers apart.
+//! This process as other nodes reach it: one listening socket, and a door for each group.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};
 
-use super::hello::{HELLO, Purpose, parse};
+use super::callers::serve;
+use super::hello::Purpose;
 use super::own::Own;
 use crate::fork;
 use crate::net::interface::Choice;
 use crate::shm::{Bell, Id, random};
+use crate::warn::warn;
 
 /// How a rank is reached: its process's address and the group's token there.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,15 +26,30 @@ pub(crate) struct TcpAddress {
     pub(crate) token: Id,
 }
 
-/// Connections that were accepted for one group and that its link has not taken yet.
-#[derive(Default)]
+/// A connection that is not wanted, and why.
+type Refused = (Own<TcpStream>, &'static str);
+
+/// What others want of one group here.
 pub(super) struct Inbox {
-    /// (rank of the caller, lane, connection).
-    sockets: Mutex<Vec<(usize, usize, Own<TcpStream>)>>,
+    me: usize,
+    size: usize,
+    lanes: Mutex<Lanes>,
     fresh: AtomicBool,
     /// Operations that this rank has begun, for those who ask.
     pub(super) begun: AtomicU64,
     watchers: Mutex<Watchers>,
+    /// Callers that were sent away.
+    refused: AtomicU64,
+}
+
+/// Connections that carry frames.
+#[derive(Default)]
+struct Lanes {
+    /// (rank of the caller, lane) of all that ever came, or that will not: each comes once at most. So whoever says the
+    /// same hello again does not get between two ranks.
+    known: HashSet<(usize, usize)>,
+    /// With their connections, those that the group's link has not taken yet.
+    waiting: Vec<(usize, usize, Own<TcpStream>)>,
 }
 
 /// Those who want to notice when this group's end is closed.
@@ -45,18 +61,81 @@ struct Watchers {
 
 /// What watchers hear of a group that is closed; a process that dies says nothing.
 pub(super) const CLOSED: u8 = 1;
+/// Watchers of one group, for each of its ranks: a connection that broke on its way may still look whole here.
+const WATCHERS: usize = 4;
+/// Of callers sent away, so many are told of: whoever calls again and again does not fill the log.
+const TOLD: u64 = 8;
 
 fn tell_closed(mut watcher: &TcpStream) {
     // One byte fits any socket buffer.
     let _ = watcher.write_all(&[CLOSED]);
 }
 
+impl Watchers {
+    fn add(&mut self, stream: Own<TcpStream>, most: usize) -> Result<(), Refused> {
+        if self.closed {
+            tell_closed(&stream);
+            return Ok(());
+        }
+        if self.streams.len() >= most {
+            // They say nothing: what can be read is their end.
+            self.streams.retain(|watcher| {
+                let outcome = (&**watcher).read(&mut [0]);
+                matches!(outcome, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+            });
+        }
+        if self.streams.len() >= most {
+            return Err((stream, "it watches too often"));
+        }
+        self.streams.push(stream);
+        Ok(())
+    }
+}
+
 impl Inbox {
+    fn new(me: usize, size: usize) -> Self {
+        Self {
+            me,
+            size,
+            lanes: Mutex::default(),
+            fresh: AtomicBool::new(false),
+            begun: AtomicU64::new(0),
+            watchers: Mutex::default(),
+            refused: AtomicU64::new(0),
+        }
+    }
+
     pub(super) fn take(&self) -> Vec<(usize, usize, Own<TcpStream>)> {
         if !self.fresh.swap(false, Ordering::Acquire) {
             return Vec::new();
         }
-        std::mem::take(&mut *lock(&self.sockets))
+        std::mem::take(&mut lock(&self.lanes).waiting)
+    }
+
+    /// That rank sends over a connection that was made here: so it never calls for that lane.
+    pub(super) fn close(&self, rank: usize, lane: usize) {
+        lock(&self.lanes).known.insert((rank, lane));
+    }
+
+    fn lane(&self, rank: usize, lane: usize, stream: Own<TcpStream>) -> Result<(), Refused> {
+        let mut lanes = lock(&self.lanes);
+        if !lanes.known.insert((rank, lane)) {
+            return Err((stream, "that rank is connected already, and its first connection goes on"));
+        }
+        lanes.waiting.push((rank, lane, stream));
+        self.fresh.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Sends a caller away that may be no rank of the group.
+    pub(super) fn refuse(&self, rank: usize, stream: &TcpStream, why: &str) {
+        if self.refused.fetch_add(1, Ordering::Relaxed) < TOLD {
+            let from = stream.peer_addr().map_or_else(|_| "an unknown address".to_owned(), |a| a.to_string());
+            warn(&format!(
+                "rank {}: a call from {from} in the name of rank {rank} is refused: {why}",
+                self.me
+            ));
+        }
     }
 }
 
@@ -78,10 +157,52 @@ impl Drop for Door {
     }
 }
 
-struct Shared {
-    wake: OwnedFd,
-    stop: AtomicBool,
+/// What the answering thread works with.
+pub(super) struct Shared {
+    pub(super) wake: OwnedFd,
+    pub(super) stop: AtomicBool,
     inboxes: Mutex<HashMap<Id, Weak<Inbox>>>,
+}
+
+impl Shared {
+    /// Hands the connection to its group. Where the group is gone, hanging up says so.
+    pub(super) fn admit(
+        &self,
+        token: &Id,
+        rank: usize,
+        purpose: Purpose,
+        stream: Own<TcpStream>,
+        bell: &Bell,
+    ) {
+        let inbox = lock(&self.inboxes).get(token).and_then(Weak::upgrade);
+        let Some(inbox) = inbox else {
+            if purpose == Purpose::Watch {
+                tell_closed(&stream);
+            }
+            return;
+        };
+        if rank >= inbox.size || rank == inbox.me {
+            return inbox.refuse(rank, &stream, "no other rank of this group has that number");
+        }
+        match purpose {
+            Purpose::Lane(lane) => match inbox.lane(rank, lane, stream) {
+                Ok(()) => bell.ring(),
+                Err((stream, why)) => inbox.refuse(rank, &stream, why),
+            },
+            Purpose::Ask => {
+                // Eight bytes fit any socket buffer.
+                let begun = inbox.begun.load(Ordering::Acquire);
+                let _ = (&*stream).write_all(&begun.to_le_bytes());
+            }
+            Purpose::Watch => {
+                let most = WATCHERS * inbox.size;
+                let outcome = lock(&inbox.watchers).add(stream, most);
+                if let Err((stream, why)) = outcome {
+                    inbox.refuse(rank, &stream, why);
+                }
+            }
+        }
+    }
 }
 
 pub(crate) struct TcpEndpoint {
@@ -97,10 +218,6 @@ pub(crate) struct TcpEndpoint {
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
-
-/// Callers that have not said hello after this time are hung up on. Long: a rank that shares its core with hundreds may
-/// take its time between a connection and the first word.
-const PATIENCE: Duration = Duration::from_secs(120);
 
 impl TcpEndpoint {
     /// Listens on that interface. Nobody is answered before [`TcpEndpoint::serve`].
@@ -129,8 +246,9 @@ impl TcpEndpoint {
         self.forks == fork::generation()
     }
 
-    pub(crate) fn door(self: &Arc<Self>) -> Door {
-        let (token, inbox) = (random(), Arc::new(Inbox::default()));
+    /// For rank `me` of a group of `size`.
+    pub(crate) fn door(self: &Arc<Self>, me: usize, size: usize) -> Door {
+        let (token, inbox) = (random(), Arc::new(Inbox::new(me, size)));
         let mut inboxes = lock(&self.shared.inboxes);
         inboxes.retain(|_, inbox| inbox.strong_count() > 0);
         inboxes.insert(token, Arc::downgrade(&inbox));
@@ -176,107 +294,4 @@ fn raise_descriptor_limit() {
         limit.current = limit.maximum;
         let _ = setrlimit(Resource::Nofile, limit);
     });
-}
-
-/// Somebody who has connected and not yet said all of the hello.
-struct Caller {
-    stream: Own<TcpStream>,
-    since: Instant,
-    bytes: [u8; HELLO],
-    got: usize,
-}
-
-enum Heard {
-    All,
-    NotYet,
-    Nothing,
-}
-
-impl Caller {
-    fn listen(&mut self) -> Heard {
-        loop {
-            match (&*self.stream).read(&mut self.bytes[self.got..]) {
-                Ok(0) => return Heard::Nothing,
-                Ok(n) => self.got += n,
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Heard::NotYet,
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(_) => return Heard::Nothing,
-            }
-            if self.got == HELLO {
-                return Heard::All;
-            }
-        }
-    }
-}
-
-fn serve(shared: &Shared, listener: &TcpListener, bell: &Bell) {
-    let mut callers: Vec<Caller> = Vec::new();
-    while !shared.stop.load(Ordering::Acquire) {
-        let mut fds = vec![
-            PollFd::new(&shared.wake, PollFlags::IN),
-            PollFd::from_borrowed_fd(listener.as_fd(), PollFlags::IN),
-        ];
-        fds.extend(callers.iter().map(|c| PollFd::new(&*c.stream, PollFlags::IN)));
-        let second = Timespec { tv_sec: 1, tv_nsec: 0 };
-        if poll(&mut fds, (!callers.is_empty()).then_some(&second)).is_err() {
-            continue;
-        }
-        drop(fds);
-        let _ = rustix::io::read(&shared.wake, &mut [0u8; 8]);
-        loop {
-            match listener.accept() {
-                Ok((stream, _)) if stream.set_nonblocking(true).is_ok() => {
-                    let stream = Own::new(stream);
-                    callers.push(Caller { stream, since: Instant::now(), bytes: [0; HELLO], got: 0 });
-                }
-                Ok(_) => {}
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
-                Err(_) => {
-                    // Out of descriptors, most likely: the caller waits until some are free again.
-                    std::thread::sleep(Duration::from_millis(10));
-                    break;
-                }
-            }
-        }
-        let mut i = 0;
-        while i < callers.len() {
-            match callers[i].listen() {
-                Heard::NotYet if callers[i].since.elapsed() < PATIENCE => i += 1,
-                Heard::All => admit(shared, callers.swap_remove(i), bell),
-                _ => drop(callers.swap_remove(i)),
-            }
-        }
-    }
-}
-
-/// Hands the connection to its group. Where the group is gone, hanging up says so.
-fn admit(shared: &Shared, caller: Caller, bell: &Bell) {
-    let Some((token, rank, purpose)) = parse(&caller.bytes) else { return };
-    let inbox = lock(&shared.inboxes).get(&token).and_then(Weak::upgrade);
-    let Some(inbox) = inbox else {
-        if purpose == Purpose::Watch {
-            tell_closed(&caller.stream);
-        }
-        return;
-    };
-    match purpose {
-        Purpose::Lane(lane) => {
-            lock(&inbox.sockets).push((rank, lane, caller.stream));
-            inbox.fresh.store(true, Ordering::Release);
-            bell.ring();
-        }
-        Purpose::Ask => {
-            // Eight bytes fit any socket buffer.
-            let begun = inbox.begun.load(Ordering::Acquire);
-            let _ = (&*caller.stream).write_all(&begun.to_le_bytes());
-        }
-        Purpose::Watch => {
-            let mut watchers = lock(&inbox.watchers);
-            if watchers.closed {
-                tell_closed(&caller.stream);
-            } else {
-                watchers.streams.push(caller.stream);
-            }
-        }
-    }
 }

@@ -3,17 +3,29 @@
 //! A process listens once, on the chosen interface; a communicator has its own connections, made when first needed
 //! and used in both directions. A rank sends to a peer over one connection only, so the order of its frames is the
 //! order of that stream. Where both ends of a pair have called each other, they turn to the connection that the lower
-//! rank made: acknowledgements then travel with the data of the other direction.
+//! rank made: acknowledgements then travel with the data of the other direction. A rank calls once for each lane, so a
+//! second call in its name is refused and the first goes on.
+//!
+//! Only the silence of a host ends a connection, never a peer that takes nothing for a while (`silence`). What may pass is
+//! tried again, and what this process lacks is told as that (`call`).
 //!
 //! A group that uses another wire has such a listener, too: connections over which nothing is sent tell of a process's
 //! end (`watch`), and the accepting thread answers for a rank that does not drive (`survey`).
 
+mod call;
+mod callers;
 mod conn;
+mod ears;
 mod endpoint;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod feed;
 mod hello;
 mod own;
 mod reader;
+mod silence;
 mod survey;
+#[cfg(test)]
+mod tests;
 mod watch;
 mod wire;
 

@@ -1,7 +1,6 @@
 //! The receiving side of a connection: frames out of a byte stream, payloads straight to where they belong.
 
 use std::io::{self, IoSliceMut, Read};
-use std::net::TcpStream;
 
 use crate::net::frame::{Frame, HEADER};
 use crate::net::wire::{Place, Sink};
@@ -49,7 +48,7 @@ impl Reader {
     }
 
     /// Reads and delivers what is there.
-    pub(super) fn turn(&mut self, mut socket: &TcpStream, peer: usize, sink: &mut dyn Sink) -> Read1 {
+    pub(super) fn turn(&mut self, socket: &mut impl Read, peer: usize, sink: &mut dyn Sink) -> Read1 {
         let (mut moved, mut read) = (false, 0);
         loop {
             match self.deliver(peer, sink) {
@@ -59,7 +58,7 @@ impl Reader {
             if self.blocked() || read >= TURN {
                 break;
             }
-            match self.fill(&mut socket) {
+            match self.fill(socket) {
                 Ok((0, _)) => return Read1::Ended("it closed the connection".to_owned()),
                 Ok((n, full)) => {
                     (moved, read) = (true, read + n);
@@ -83,7 +82,7 @@ impl Reader {
 
     /// One read from the socket: (bytes, whether there may be more). The payload under way goes to its place, whatever
     /// comes behind it into the buffer.
-    fn fill(&mut self, socket: &mut &TcpStream) -> io::Result<(usize, bool)> {
+    fn fill(&mut self, socket: &mut impl Read) -> io::Result<(usize, bool)> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         } else if self.end > BUFFER - HEADER {

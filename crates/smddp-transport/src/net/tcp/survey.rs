@@ -6,12 +6,12 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 
-use super::conn::connect;
+use super::call::{connect, lacking};
 use super::endpoint::TcpAddress;
 use super::hello::{HELLO, Purpose, hello};
 use super::own::Own;
+use super::watch::silent;
 
 /// A host that has not taken up a connection by then is silent: a first packet that was lost is sent again after a second.
 const PATIENCE: Duration = Duration::from_millis(1500);
@@ -73,17 +73,6 @@ impl Call {
     }
 }
 
-/// Whether nothing at all came from that address, not even a refusal.
-fn silence(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable)
-}
-
-/// Whether this process or its host has nothing left for another connection.
-fn exhausted(error: &io::Error) -> bool {
-    let lacks = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM, Errno::ADDRNOTAVAIL];
-    error.raw_os_error().is_some_and(|code| lacks.iter().any(|errno| errno.raw_os_error() == code))
-}
-
 /// (rank, operations begun), or `None` for one of whose host nothing came.
 pub(crate) type Answer = (usize, Option<u64>);
 
@@ -116,7 +105,7 @@ impl Survey {
                 Ok(None) if call.asked || call.since.elapsed() < PATIENCE => return true,
                 Ok(None) => found.push((call.peer, None)),
                 Ok(Some(begun)) => found.push((call.peer, Some(begun))),
-                Err(error) if silence(&error) => found.push((call.peer, None)),
+                Err(error) if silent(&error) => found.push((call.peer, None)),
                 Err(_) => {}
             }
             false
@@ -141,9 +130,9 @@ impl Survey {
             };
             match Call::new(self.me, peer, &address) {
                 Ok(call) => self.calls.push(call),
-                Err(error) if silence(&error) => self.found.push((peer, None)),
+                Err(error) if silent(&error) => self.found.push((peer, None)),
                 // Those that hang up make room. Without any, nobody else can be asked.
-                Err(error) if exhausted(&error) => {
+                Err(error) if lacking(&error) => {
                     match self.calls.is_empty() {
                         true => self.waiting.clear(),
                         false => self.waiting.push_front((peer, address)),

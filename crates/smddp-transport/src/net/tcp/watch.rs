@@ -7,7 +7,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::conn::{connect, prepare, retried};
+use super::call::{connect, end_after, is_wanted, prepare};
+use super::conn::retried;
 use super::endpoint::{CLOSED, Door, TcpAddress};
 use super::hello::{Purpose, hello};
 use super::own::Own;
@@ -24,6 +25,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_millis(250);
 /// What a rank sent before it closed its end of the group is on its way, and it has waited for that itself.
 const GOODBYE: Duration = Duration::from_secs(5);
+/// A host that answers nothing for so long is gone.
+const UNANSWERED: Duration = Duration::from_secs(20);
 /// Ranks that are watched because they keep this one waiting; besides, as many that follow it are, so that everyone who
 /// is waited for is watched by somebody. Who notices tells the others.
 const MOST: usize = 64;
@@ -61,14 +64,14 @@ pub(crate) struct Watches {
 }
 
 /// One connection.
-struct Watch {
+pub(super) struct Watch {
     stream: Own<TcpStream>,
     hello: [u8; super::hello::HELLO],
     said: usize,
 }
 
 /// What a look at it found.
-enum Found {
+pub(super) enum Found {
     Well,
     /// The group is closed there, in good order.
     Closed,
@@ -76,13 +79,21 @@ enum Found {
 }
 
 impl Watch {
-    fn call(me: usize, address: &TcpAddress) -> io::Result<Self> {
+    /// Nobody being there is found within `patience`.
+    pub(super) fn call(me: usize, address: &TcpAddress, patience: Duration) -> io::Result<Self> {
         let stream = connect(address.socket)?;
         prepare(&stream)?;
+        // The hello always finds room.
+        end_after(&stream, Some(patience))?;
         Ok(Self { stream, hello: hello(&address.token, me, Purpose::Watch), said: 0 })
     }
 
-    fn look(&mut self) -> Found {
+    pub(super) fn look(&mut self) -> Found {
+        if self.said == 0
+            && let Err(error) = is_wanted(&self.stream)
+        {
+            return Found::Ended(error);
+        }
         while self.said < self.hello.len() {
             match retried((&*self.stream).write(&self.hello[self.said..])) {
                 Ok(0) => return Found::Well,
@@ -146,7 +157,7 @@ impl Watches {
 
     fn call(&mut self, peer: usize, now: Instant) {
         let Some(address) = &self.peers[peer].address else { return };
-        self.peers[peer].state = match Watch::call(self.me, address) {
+        self.peers[peer].state = match Watch::call(self.me, address, UNANSWERED) {
             Ok(watch) => {
                 self.held += 1;
                 State::Held(watch)
@@ -217,12 +228,17 @@ impl Watches {
     }
 }
 
+/// Whether a connection ended because nobody answers at the other end.
+pub(super) fn silent(error: &io::Error) -> bool {
+    use io::ErrorKind::{HostUnreachable, NetworkUnreachable, TimedOut};
+    matches!(error.kind(), TimedOut | HostUnreachable | NetworkUnreachable)
+}
+
+pub(super) const SILENT: &str = "its host does not answer any more";
+
 fn why(error: &io::Error) -> String {
-    match error.kind() {
-        io::ErrorKind::TimedOut => "its host does not answer any more".to_owned(),
-        // With the process, the kernel closes its connections: in order, or not if something was left unread.
-        _ => "its process ended".to_owned(),
-    }
+    // With the process, the kernel closes its connections: in order, or not if something was left unread.
+    if silent(error) { SILENT.to_owned() } else { "its process ended".to_owned() }
 }
 
 #[cfg(test)]
@@ -250,11 +266,8 @@ mod tests {
 
     /// Rank 0 of a group whose others are at these addresses.
     fn watches(others: Vec<TcpAddress>) -> Watches {
-        Watches::new(
-            0,
-            endpoint().door(),
-            std::iter::once(None).chain(others.into_iter().map(Some)).collect(),
-        )
+        let door = endpoint().door(0, 1 + others.len());
+        Watches::new(0, door, std::iter::once(None).chain(others.into_iter().map(Some)).collect())
     }
 
     /// Waits for that peer, as a rank in a collective does, until `over`.
@@ -300,6 +313,15 @@ mod tests {
     }
 
     #[test]
+    fn who_was_hung_up_on_before_its_first_word_has_seen_no_death() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut watch = Watch::call(0, &address(&listener), UNANSWERED).unwrap();
+        drop(listener.accept().unwrap());
+        assert!(matches!(watch.look(), Found::Ended(_)));
+        assert!(!watch.connected());
+    }
+
+    #[test]
     fn a_listener_that_is_gone_means_a_process_that_is_gone_only_where_connections_can_be_made() {
         let (first, second) = (TcpListener::bind("127.0.0.1:0"), TcpListener::bind("127.0.0.1:0"));
         let (first, second) = (first.unwrap(), second.unwrap());
@@ -319,7 +341,7 @@ mod tests {
 
     #[test]
     fn an_end_that_is_closed_in_good_order_is_no_death() {
-        let theirs = endpoint().door();
+        let theirs = endpoint().door(1, 2);
         let mut watches = watches(vec![theirs.address.clone()]);
         wait(&mut watches, 1, |w| w.proven);
         drop(theirs);

@@ -4,13 +4,16 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::conn::Conn;
+use super::conn::{Conn, Step};
+use super::ears::Ears;
 use super::endpoint::{Door, TcpAddress};
 use super::hello::{Purpose, hello};
 use super::reader::Read1;
+use super::silence::{Limits, Silence};
 use super::survey::Survey;
+use super::watch::SILENT;
 use crate::net::frame::{Frame, Kind, LANES};
-use crate::net::wire::{Broken, Place, Sink, Ticket, Wire};
+use crate::net::wire::{Broken, Sink, Ticket, Wire};
 
 /// What is known of a peer.
 struct Peer {
@@ -23,6 +26,15 @@ struct Peer {
     ended: Option<(Instant, String)>,
     left: bool,
     broken: Option<String>,
+    /// What this process lacks to reach it.
+    unable: Option<String>,
+}
+
+impl Peer {
+    /// A connection to it has ended.
+    fn end(&mut self, why: String) {
+        self.ended.get_or_insert_with(|| (Instant::now(), why));
+    }
 }
 
 pub(crate) struct TcpWire {
@@ -33,6 +45,7 @@ pub(crate) struct TcpWire {
     /// Tickets of what was gone at once.
     done: Vec<Ticket>,
     ready: Vec<libc::pollfd>,
+    silence: Silence,
     hung_up: bool,
 }
 
@@ -45,6 +58,10 @@ const GOODBYE: Duration = Duration::from_millis(250);
 impl TcpWire {
     /// `addresses` by rank; `None` for ranks that are not reached this way.
     pub(crate) fn new(me: usize, door: Door, addresses: Vec<Option<TcpAddress>>) -> Self {
+        Self::with(me, door, addresses, Limits::default())
+    }
+
+    pub(super) fn with(me: usize, door: Door, addresses: Vec<Option<TcpAddress>>, limits: Limits) -> Self {
         let mine = door.endpoint.interface.address;
         let here = |theirs: TcpAddress| TcpAddress { socket: mine.reaches(theirs.socket), ..theirs };
         let peers = addresses
@@ -57,9 +74,19 @@ impl TcpWire {
                 ended: None,
                 left: false,
                 broken: None,
+                unable: None,
             })
             .collect();
-        Self { me, door, peers, conns: Vec::new(), done: Vec::new(), ready: Vec::new(), hung_up: false }
+        Self {
+            me,
+            door,
+            peers,
+            conns: Vec::new(),
+            done: Vec::new(),
+            ready: Vec::new(),
+            silence: Silence::new(limits),
+            hung_up: false,
+        }
     }
 
     fn keep(&mut self, conn: Conn) -> usize {
@@ -73,10 +100,12 @@ impl TcpWire {
 
     /// The connection to send to `peer` over, made if need be.
     fn outgoing(&mut self, peer: usize, lane: usize) -> Option<usize> {
-        if self.peers[peer].broken.is_some() {
+        let known = &self.peers[peer];
+        // A connection that has ended is not made anew: what went over it is lost.
+        if known.broken.is_some() || known.unable.is_some() || known.ended.is_some() {
             return None;
         }
-        if let Some(found) = self.peers[peer].sends[lane] {
+        if let Some(found) = known.sends[lane] {
             return Some(found);
         }
         self.welcome();
@@ -85,41 +114,69 @@ impl TcpWire {
         let found = match theirs {
             Some(found) => found,
             None => {
-                let address = self.peers[peer].address.clone()?;
-                match Conn::call(
-                    peer,
-                    lane,
-                    address.socket,
-                    &hello(&address.token, self.me, Purpose::Lane(lane)),
-                ) {
-                    Ok(conn) => self.keep(conn),
-                    Err(error) => {
-                        self.peers[peer].broken =
-                            Some(format!("no connection to {}: {error}", address.socket));
-                        return None;
-                    }
-                }
+                let address = self.peers[peer].address.as_ref()?;
+                let hello = hello(&address.token, self.me, Purpose::Lane(lane));
+                let conn = Conn::call(peer, lane, address.socket, hello);
+                self.keep(conn)
             }
         };
         self.peers[peer].sends[lane] = Some(found);
-        Some(found)
+        self.step(found);
+        self.peers[peer].sends[lane]
     }
 
-    /// Takes up connections that peers have made.
+    /// Takes up connections that peers have made: one for each lane of each, as the inbox sees to.
     fn welcome(&mut self) -> bool {
         let callers = self.door.inbox.take();
         let any = !callers.is_empty();
         for (peer, lane, socket) in callers {
-            if peer < self.peers.len()
-                && let Ok(conn) = Conn::answer(peer, lane, socket)
-            {
-                let at = self.keep(conn);
-                if peer < self.me {
-                    self.turn_to(at);
+            if self.peers.get(peer).is_none_or(|known| known.address.is_none()) {
+                self.door.inbox.refuse(peer, &socket, "that rank is on this node");
+                continue;
+            }
+            match Conn::answer(peer, lane, socket) {
+                Ok(conn) => {
+                    let at = self.keep(conn);
+                    if !self.take_over(at) && peer < self.me {
+                        self.turn_to(at);
+                    }
                 }
+                Err(error) => self.peers[peer].end(error.to_string()),
             }
         }
         any
+    }
+
+    /// Goes on making a connection; whether it is made, now or before.
+    fn step(&mut self, at: usize) -> bool {
+        let Some(conn) = &mut self.conns[at] else { return false };
+        let peer = conn.peer;
+        match conn.step() {
+            Step::Open => return true,
+            Step::NotYet => {}
+            Step::Lost(why) => self.end(at, why),
+            Step::Unable(why) => {
+                self.peers[peer].unable.get_or_insert(why);
+                self.drop_conn(at);
+            }
+        }
+        false
+    }
+
+    /// Goes on over this connection, which the peer made, where this rank is still calling: nobody has heard of that call.
+    fn take_over(&mut self, at: usize) -> bool {
+        let Some((peer, lane)) = self.conns[at].as_ref().map(|conn| (conn.peer, conn.lane)) else {
+            return false;
+        };
+        let sends = &mut self.peers[peer].sends[lane];
+        let Some(call) = sends.and_then(|old| self.conns[old].take_if(|conn| conn.is_calling())) else {
+            return false;
+        };
+        *sends = Some(at);
+        if let Some(conn) = &mut self.conns[at] {
+            conn.take_over(call);
+        }
+        true
     }
 
     /// Goes on over this connection, which the peer made, where this rank has made one, too.
@@ -135,17 +192,21 @@ impl TcpWire {
         }
     }
 
-    fn end(&mut self, at: usize, why: String) {
-        let Some(conn) = self.conns[at].take() else { return };
+    /// Forgets a connection, and tells of what will never be sent.
+    fn drop_conn(&mut self, at: usize) -> Option<Conn> {
+        let conn = self.conns[at].take()?;
         self.done.extend(conn.tickets());
-        if conn.retired {
-            return;
+        let sends = &mut self.peers[conn.peer].sends[conn.lane];
+        if *sends == Some(at) {
+            *sends = None;
         }
-        let peer = &mut self.peers[conn.peer];
-        if peer.sends[conn.lane] == Some(at) {
-            peer.sends[conn.lane] = None;
+        Some(conn)
+    }
+
+    fn end(&mut self, at: usize, why: String) {
+        if let Some(conn) = self.drop_conn(at).filter(|conn| !conn.retired) {
+            self.peers[conn.peer].end(why);
         }
-        peer.ended.get_or_insert_with(|| (Instant::now(), why));
     }
 
     /// Which connections have something to read, where asking is cheaper than trying.
@@ -181,38 +242,6 @@ impl TcpWire {
     }
 }
 
-/// Notes who says goodbye, and hands everything on.
-struct Ears<'a> {
-    sink: &'a mut dyn Sink,
-    left: bool,
-    /// Its last frame over the connection that it turned from was heard: over this one, or before.
-    moves: bool,
-    moved: bool,
-}
-
-impl Sink for Ears<'_> {
-    fn place(&mut self, peer: usize, frame: &Frame) -> Place {
-        match frame.kind {
-            Kind::Moved if !self.moved => Place::Later,
-            Kind::Moved | Kind::Move => Place::Drop,
-            _ => self.sink.place(peer, frame),
-        }
-    }
-    fn arrived(&mut self, peer: usize, frame: &Frame) {
-        match frame.kind {
-            Kind::Move => self.moves = true,
-            Kind::Moved => {}
-            kind => {
-                self.left |= kind == Kind::Leave;
-                self.sink.arrived(peer, frame);
-            }
-        }
-    }
-    fn sent(&mut self, ticket: Ticket) {
-        self.sink.sent(ticket);
-    }
-}
-
 impl Wire for TcpWire {
     fn name(&self) -> String {
         let interface = &self.door.endpoint.interface;
@@ -235,6 +264,9 @@ impl Wire for TcpWire {
         }
         let asked = self.look();
         for at in 0..self.conns.len() {
+            if !self.step(at) {
+                continue;
+            }
             let Some(conn) = &mut self.conns[at] else { continue };
             if !conn.idle() {
                 moved |= conn.flush(sink);
@@ -246,13 +278,21 @@ impl Wire for TcpWire {
                 continue;
             }
             let (peer, lane) = (conn.peer, conn.lane);
-            let mut ears = Ears { sink, left: false, moves: false, moved: self.peers[peer].moved[lane] };
+            let mut ears = Ears::new(sink, lane, self.peers[peer].moved[lane]);
             let outcome = conn.read(&mut ears);
-            let (left, moves) = (ears.left, ears.moves);
+            let Ears { heard, left, moves, wrong, .. } = ears;
+            if heard && std::mem::take(&mut conn.offered) {
+                self.door.inbox.close(peer, lane);
+            }
             self.peers[peer].left |= left;
+            if wrong || moves && self.peers[peer].sends[lane] == Some(at) {
+                self.end(at, "it sent a frame that does not belong there".to_owned());
+                moved = true;
+                continue;
+            }
             if moves {
                 self.peers[peer].moved[lane] = true;
-                self.conns[at] = None;
+                self.drop_conn(at);
                 moved = true;
                 continue;
             }
@@ -278,6 +318,13 @@ impl Wire for TcpWire {
         }
     }
 
+    fn check(&mut self) {
+        let (conns, peers) = (self.conns.iter().flatten(), &self.peers);
+        for peer in self.silence.look(self.me, conns, |peer| peers[peer].address.as_ref()) {
+            self.peers[peer].broken.get_or_insert_with(|| SILENT.to_owned());
+        }
+    }
+
     fn survey(&self, peers: &[usize]) -> Survey {
         let address = |&peer: &usize| Some((peer, self.peers[peer].address.clone()?));
         Survey::new(self.me, peers.iter().filter_map(address))
@@ -292,10 +339,13 @@ impl Wire for TcpWire {
         self.peers.iter().enumerate().filter_map(found).collect()
     }
 
+    fn unable(&self) -> Option<(usize, String)> {
+        self.peers.iter().enumerate().find_map(|(peer, known)| Some((peer, known.unable.clone()?)))
+    }
+
     fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
-        fds.extend(
-            self.conns.iter().flatten().map(|conn| (conn.fd(), conn.events())).filter(|(_, e)| *e != 0),
-        );
+        let conns = self.conns.iter().flatten().map(|conn| (conn.fd(), conn.events()));
+        fds.extend(conns.filter(|&(fd, events)| fd >= 0 && events != 0));
         true
     }
 

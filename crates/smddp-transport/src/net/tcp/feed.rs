@@ -1,0 +1,192 @@
+//! A rank that is driven while somebody writes bytes of his own choice to it: for tests and fuzz targets.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use super::endpoint::TcpAddress;
+use super::hello::{Purpose, hello};
+use crate::interface::{Family, Wanted};
+use crate::joint::{Between, Means, Prepared};
+use crate::net::frame::{Frame, Kind};
+use crate::{Fault, Head, Inlet, Link, Mail, Outlet, Wiring};
+
+/// Bytes of the largest message of the operation under way, its messages, and all their bytes.
+pub const CELL: usize = 5_000;
+pub const MESSAGES: u64 = 3;
+pub const BYTES: u64 = 14_000;
+/// Its header.
+pub const HEAD: Head = Head { what: 7, count: 1 };
+
+/// What may be used between ranks of one process that count as nodes of their own.
+pub(crate) fn means(rank: usize) -> Means {
+    Means {
+        staging: 8 << 20,
+        shm: true,
+        node: Some(format!("node {rank}")),
+        interface: Wanted { value: Some("=lo".to_owned()), from: "a test" },
+        family: Family::Any,
+        between: Between::Tcp,
+        library: None,
+        provider: None,
+        local: None,
+        require: None,
+    }
+}
+
+/// Where that rank is called.
+pub(crate) fn door(prepared: &Prepared) -> TcpAddress {
+    match &prepared.card().offer.tcp {
+        Ok((address, _)) => address.clone(),
+        Err(why) => panic!("{why}"),
+    }
+}
+
+/// A call to that door, its hello said and heard.
+pub(crate) fn call(door: &TcpAddress, from: usize, lane: usize) -> TcpStream {
+    let stream = say(door, &hello(&door.token, from, Purpose::Lane(lane)));
+    // Callers are heard in the order in which they come.
+    let mut asked = say(door, &hello(&door.token, from, Purpose::Ask));
+    let _ = asked.read(&mut [0; 8]);
+    stream
+}
+
+fn say(door: &TcpAddress, words: &[u8]) -> TcpStream {
+    let connected = TcpStream::connect(door.socket).and_then(|mut stream| {
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(Duration::from_secs(20)))?;
+        stream.write_all(words)?;
+        Ok(stream)
+    });
+    connected.unwrap_or_else(|error| panic!("no connection to {door:?}: {error}"))
+}
+
+/// Rank 1 of two in an operation, in which each sends the other some messages. Rank 0 is whoever writes.
+pub struct Feed {
+    link: Box<dyn Link>,
+    door: TcpAddress,
+    /// What its card says of rank 0 stays true.
+    _other: Prepared,
+    streams: Vec<(Mail, u64)>,
+    /// Messages that came and went.
+    pub read: u64,
+    written: u64,
+}
+
+impl Feed {
+    /// # Panics
+    /// If this machine has no loopback interface.
+    #[must_use]
+    pub fn new() -> Self {
+        let [other, me] = [0, 1].map(|rank| {
+            Prepared::new(rank, 2, Vec::new(), &means(rank)).unwrap_or_else(|error| panic!("{error}"))
+        });
+        let (cards, door) = (vec![other.card().clone(), me.card().clone()], door(&me));
+        let mut link = me.connect(cards).unwrap_or_else(|error| panic!("{error}")).link;
+        let wiring = Wiring {
+            outlets: vec![Outlet { readers: vec![0], cell: CELL, messages: MESSAGES, bytes: BYTES }],
+            inlets: vec![Inlet {
+                rank: 0,
+                channel: 0,
+                reader: 0,
+                cell: CELL,
+                messages: MESSAGES,
+                bytes: BYTES,
+            }],
+            inline: false,
+            depth: (2, 2),
+            window: 2,
+        };
+        assert!(link.begin(0, HEAD, &wiring), "the operation does not begin");
+        Self { link, door, _other: other, streams: Vec::new(), read: 0, written: 0 }
+    }
+
+    /// A connection in rank 0's name that carries frames of this lane (0 or 1).
+    #[must_use]
+    pub fn call(&self, lane: usize) -> TcpStream {
+        call(&self.door, 0, lane)
+    }
+
+    /// A connection that begins with any bytes; a hello that is right has 40.
+    #[must_use]
+    pub fn caller(&self, words: &[u8]) -> TcpStream {
+        say(&self.door, words)
+    }
+
+    /// One round of what a rank does that waits; what is wrong by now.
+    pub fn turn(&mut self) -> Vec<Fault> {
+        self.link.turn();
+        if self.written < MESSAGES
+            && let Some(cell) = self.link.cell(0)
+        {
+            let left = BYTES as usize - self.written as usize * CELL;
+            // SAFETY: the cell is this rank's and has `CELL` bytes.
+            unsafe { cell.write_bytes(7, left.min(CELL)) };
+            self.link.publish(0, left.min(CELL));
+            self.written += 1;
+        }
+        while self.read < MESSAGES
+            && let Ok(Some(message)) = self.link.message(0)
+        {
+            // SAFETY: it lies in a cell of `CELL` bytes until it is released.
+            std::hint::black_box(
+                unsafe { std::slice::from_raw_parts(message, CELL) }.iter().fold(0, |a, b| a ^ b),
+            );
+            self.link.release(0);
+            self.read += 1;
+        }
+        while let Some(mail) = self.link.mail_next(0) {
+            self.streams.push(mail);
+        }
+        for at in (0..self.streams.len()).rev() {
+            let (mail, stream) = self.streams[at];
+            let mut left = mail.bytes;
+            while left > 0
+                && let Some((piece, room)) = self.link.mail_piece(0, stream)
+            {
+                // SAFETY: it has `room` bytes until it is released.
+                std::hint::black_box(unsafe { piece.add(room - 1).read() });
+                self.link.mail_release(0, stream);
+                left -= left.min(room as u64);
+            }
+            self.streams[at].0.bytes = left;
+            if left == 0 {
+                self.streams.swap_remove(at);
+            }
+        }
+        self.link.faults()
+    }
+
+    /// Turns until something is wrong, or `streams` were read to the end and nothing is.
+    pub fn settle(&mut self, streams: &[TcpStream]) -> Vec<Fault> {
+        let unread = |stream: &TcpStream| {
+            let mut waiting = 0;
+            // SAFETY: TIOCOUTQ writes one int; the socket is open.
+            unsafe { libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(stream), libc::TIOCOUTQ, &raw mut waiting) };
+            waiting > 0
+        };
+        for round in 0..200 {
+            let faults = self.turn();
+            if !faults.is_empty() {
+                return faults;
+            }
+            if round > 3 && !streams.iter().any(unread) {
+                break;
+            }
+        }
+        self.turn()
+    }
+}
+
+impl Default for Feed {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A frame's header, by the number of its kind (1 to 10) and its fields: channel, seq, index, bytes, what, count, total.
+#[must_use]
+pub fn header(kind: u8, channel: u32, [seq, index, bytes, what, count, total]: [u64; 6]) -> [u8; 64] {
+    let kind = Kind::ALL[usize::from(kind.clamp(1, 10)) - 1];
+    Frame { kind, channel, seq, index, bytes, what, count, total }.encode()
+}

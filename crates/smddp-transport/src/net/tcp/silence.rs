@@ -1,0 +1,91 @@
+//! Whether the host of a peer that takes nothing more still answers.
+//!
+//! A peer that does something else takes no bytes, and its window stays shut for as long as that takes: no loss. The kernel
+//! acknowledges for it, at ever longer intervals, so the connection itself shows late or never that the host is gone; and
+//! a limit of the kernel's (TCP_USER_TIMEOUT) ends both alike. So a second connection, over which nothing is under way, is
+//! made where nothing is heard for a while: if it cannot be made, or its probes are not answered, nobody is there.
+
+use std::time::{Duration, Instant};
+
+use super::conn::Conn;
+use super::endpoint::TcpAddress;
+use super::watch::{Found, Watch, silent};
+
+#[derive(Clone, Copy)]
+pub(super) struct Limits {
+    /// A peer from whose host nothing is heard for so long is looked after.
+    pub(super) quiet: Duration,
+    /// A host that answers nothing for so long is gone.
+    pub(super) gone: Duration,
+    /// Looks are this far apart.
+    pub(super) pause: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            quiet: Duration::from_secs(5),
+            gone: Duration::from_secs(15),
+            pause: Duration::from_millis(500),
+        }
+    }
+}
+
+pub(super) struct Silence {
+    limits: Limits,
+    looked: Instant,
+    /// By peer.
+    watches: Vec<(usize, Watch)>,
+}
+
+impl Silence {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self { limits, looked: Instant::now(), watches: Vec::new() }
+    }
+
+    /// Peers whose hosts have been found gone.
+    pub(super) fn look<'a>(
+        &mut self,
+        me: usize,
+        conns: impl Iterator<Item = &'a Conn> + Clone,
+        address: impl Fn(usize) -> Option<&'a TcpAddress>,
+    ) -> Vec<usize> {
+        let Limits { quiet, gone, pause } = self.limits;
+        if self.looked.elapsed() < pause {
+            return Vec::new();
+        }
+        self.looked = Instant::now();
+        let mut peers: Vec<usize> = conns
+            .clone()
+            .filter(|conn| conn.quiet().is_some_and(|time| time >= quiet))
+            .map(|conn| conn.peer)
+            .collect();
+        peers.sort_unstable();
+        peers.dedup();
+        // A word over any connection is a sign of life.
+        let unheard =
+            |peer: usize| conns.clone().filter(|conn| conn.peer == peer).filter_map(Conn::unheard).min();
+        peers.retain(|&peer| unheard(peer).is_some_and(|time| time >= quiet));
+        self.watches.retain(|(peer, _)| peers.contains(peer));
+        for &peer in &peers {
+            if !self.watches.iter().any(|(other, _)| *other == peer)
+                && let Some(address) = address(peer)
+                && let Ok(watch) = Watch::call(me, address, gone)
+            {
+                self.watches.push((peer, watch));
+            }
+        }
+        let mut found = Vec::new();
+        self.watches.retain_mut(|(peer, watch)| match watch.look() {
+            Found::Well => true,
+            Found::Ended(error) if silent(&error) && unheard(*peer).is_some_and(|time| time >= gone) => {
+                found.push(*peer);
+                false
+            }
+            // A process that is gone or a group that is closed shows on its own connections. What else it is, another
+            // connection tells.
+            Found::Ended(_) | Found::Closed => false,
+        });
+        found
+    }
+}

@@ -1,0 +1,99 @@
+//! Calls that do not come through.
+
+use std::net::{SocketAddr, TcpListener};
+
+use rustix::net::{AddressFamily, SocketType};
+
+use super::super::call::{Call, Called};
+use super::super::hello::{HELLO, Purpose, hello};
+use super::*;
+
+fn to(address: SocketAddr) -> Call {
+    Call::new(address, hello(&Default::default(), 0, Purpose::Lane(0)))
+}
+
+/// Goes on until something comes of it.
+fn outcome(call: &mut Call) -> Called {
+    let begun = Instant::now();
+    loop {
+        assert!(begun.elapsed() < DEADLINE, "nothing comes of the call");
+        match call.go_on() {
+            Called::NotYet => std::thread::park_timeout(Duration::from_millis(1)),
+            other => return other,
+        }
+    }
+}
+
+/// An address that refuses until somebody listens there.
+fn refusing() -> (std::os::fd::OwnedFd, SocketAddr) {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&socket, &SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+    let address = TcpListener::from(socket.try_clone().unwrap()).local_addr().unwrap();
+    (socket, address)
+}
+
+#[test]
+fn a_refused_call_is_made_again() {
+    let (socket, address) = refusing();
+    let mut call = to(address);
+    assert!(matches!(call.go_on(), Called::NotYet));
+    rustix::net::listen(&socket, 8).unwrap();
+    assert!(matches!(outcome(&mut call), Called::Open(_)));
+    let (mut theirs, _) = TcpListener::from(socket).accept().unwrap();
+    theirs.read_exact(&mut [0; HELLO]).unwrap();
+}
+
+#[test]
+fn a_process_that_is_gone_is_noticed_within_a_second_all_the_same() {
+    let (_socket, address) = refusing();
+    let once = || {
+        let begun = Instant::now();
+        let why = match outcome(&mut to(address)) {
+            Called::Lost(why) => why,
+            Called::Unable(why) => panic!("{why}"),
+            _ => panic!("it is there"),
+        };
+        assert!(why.contains("refused") && why.contains(&address.to_string()), "{why}");
+        begun.elapsed()
+    };
+    // The machine may hold up this thread once.
+    let quickest = (0..3).map(|_| once()).min().unwrap();
+    assert!(quickest < Duration::from_secs(1), "{quickest:?}");
+}
+
+#[test]
+fn who_was_hung_up_on_before_its_first_word_calls_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut call = to(listener.local_addr().unwrap());
+    call.connect_only().unwrap();
+    // It was stopped meanwhile, and the other end has lost patience.
+    drop(listener.accept().unwrap());
+    assert!(matches!(outcome(&mut call), Called::Open(_)));
+    let (mut theirs, _) = listener.accept().unwrap();
+    theirs.read_exact(&mut [0; HELLO]).unwrap();
+}
+
+#[test]
+fn what_this_process_lacks_is_no_loss_of_a_peer() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    for (code, word) in [
+        (libc::EMFILE, "ulimit -n"),
+        (libc::ENFILE, "fs.file-max"),
+        (libc::EADDRNOTAVAIL, "ip_local_port_range"),
+        (libc::ENOBUFS, "tcp_mem"),
+        (libc::ENOMEM, "tcp_mem"),
+        (libc::EPERM, "firewall"),
+        (libc::ENETDOWN, "ip route"),
+    ] {
+        let mut call = to(listener.local_addr().unwrap());
+        let error = std::io::Error::from_raw_os_error(code);
+        // For a while it may pass.
+        assert!(matches!(call.fails_with(&error, Duration::ZERO), Called::NotYet), "{error}");
+        let Called::Unable(why) = call.fails_with(&error, Duration::from_secs(60)) else {
+            panic!("{error} is told as a loss")
+        };
+        assert!(why.contains(word) && why.contains(&error.to_string()), "{why}");
+        // And it did pass.
+        assert!(matches!(outcome(&mut to(listener.local_addr().unwrap())), Called::Open(_)));
+    }
+}

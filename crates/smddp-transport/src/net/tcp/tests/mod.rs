@@ -1,0 +1,106 @@
+//! A live endpoint, and raw sockets that say what no rank says.
+
+mod bytes;
+mod calls;
+mod quiet;
+mod strangers;
+
+use std::io::{ErrorKind, Read};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use super::endpoint::TcpAddress;
+use super::feed::{door, means};
+use crate::joint::Prepared;
+use crate::{Fault, Head, Inlet, Link, Outlet, Wiring};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Two ranks of this process, each a node of its own.
+struct Pair {
+    links: [Box<dyn Link>; 2],
+    doors: [TcpAddress; 2],
+    seq: u64,
+}
+
+impl Pair {
+    fn new() -> Self {
+        let prepared = [0, 1].map(|rank| Prepared::new(rank, 2, Vec::new(), &means(rank)).unwrap());
+        let doors = [door(&prepared[0]), door(&prepared[1])];
+        let cards = prepared.iter().map(|p| p.card().clone()).collect::<Vec<_>>();
+        let links = prepared.map(|p| p.connect(cards.clone()).unwrap().link);
+        Self { links, doors, seq: 0 }
+    }
+
+    /// One number each way, as in an all_reduce of one element; what each rank then has of the other.
+    fn exchange(&mut self) -> Result<[u64; 2], Fault> {
+        let (seq, begun) = (self.seq, Instant::now());
+        self.seq += 1;
+        let (mut opened, mut got) = ([false; 2], [None; 2]);
+        let mut ended = [false; 2];
+        while ended != [true; 2] {
+            assert!(begun.elapsed() < DEADLINE, "the ranks do not come to an end: {got:?}");
+            for (rank, link) in self.links.iter_mut().enumerate() {
+                link.turn();
+                if let Some(fault) = link.faults().pop() {
+                    return Err(fault);
+                }
+                if !opened[rank] {
+                    opened[rank] = link.begin(seq, Head { what: 7, count: 1 }, &wiring(1 - rank));
+                    if opened[rank] {
+                        let cell = link.cell(0).unwrap().cast::<u64>();
+                        // SAFETY: the cell is this link's, aligned, and has eight bytes.
+                        unsafe { cell.write(number(rank, seq)) };
+                        link.publish(0, 8);
+                    }
+                } else if got[rank].is_none() {
+                    if let Some(message) = link.message(0).unwrap() {
+                        // SAFETY: it holds eight bytes until it is released.
+                        got[rank] = Some(unsafe { message.cast::<u64>().read() });
+                        link.release(0);
+                    }
+                } else if !ended[rank] && link.settle().unwrap() {
+                    ended[rank] = true;
+                    link.end();
+                }
+            }
+        }
+        Ok(got.map(Option::unwrap))
+    }
+
+    /// Exchanges go well and bring what was sent.
+    fn goes_on(&mut self) {
+        for _ in 0..3 {
+            let want = [number(1, self.seq), number(0, self.seq)];
+            assert_eq!(self.exchange(), Ok(want));
+        }
+    }
+}
+
+fn number(rank: usize, seq: u64) -> u64 {
+    1000 * (seq + 1) + rank as u64
+}
+
+fn wiring(peer: usize) -> Wiring {
+    Wiring {
+        outlets: vec![Outlet { readers: vec![peer], cell: 64, messages: 1, bytes: 8 }],
+        inlets: vec![Inlet { rank: peer, channel: 0, reader: 0, cell: 64, messages: 1, bytes: 8 }],
+        inline: false,
+        depth: (1, 1),
+        window: 1,
+    }
+}
+
+/// Whether the other end hangs up on this one.
+fn is_hung_up_on(stream: &TcpStream) -> bool {
+    stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+    let mut rest = [0; 64];
+    loop {
+        match (&mut &*stream).read(&mut rest) {
+            Ok(0) => return true,
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe),
+        }
+    }
+}

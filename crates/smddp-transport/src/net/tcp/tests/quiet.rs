@@ -1,0 +1,174 @@
+//! A peer that takes nothing, and a host that answers nothing.
+
+use std::io::Read;
+use std::net::TcpListener;
+use std::os::fd::AsRawFd;
+
+use super::super::hello::HELLO;
+use super::super::silence::Limits;
+use super::super::watch::SILENT;
+use super::super::wire::TcpWire;
+use super::*;
+use crate::interface::{Family, Wanted};
+use crate::net::frame::{Frame, HEADER, Kind};
+use crate::net::wire::{Broken, Place, Sink, Ticket, Wire};
+use crate::shm::Endpoint;
+
+/// What is sent again and again, as if it lay in the staging memory.
+static PAYLOAD: [u8; 1 << 20] = [7; 1 << 20];
+const LIMITS: Limits = Limits {
+    quiet: Duration::from_millis(300),
+    gone: Duration::from_millis(900),
+    pause: Duration::from_millis(20),
+};
+
+#[derive(Default)]
+struct Sent(u64);
+
+impl Sink for Sent {
+    fn place(&mut self, _: usize, _: &Frame) -> Place {
+        Place::Drop
+    }
+    fn arrived(&mut self, _: usize, _: &Frame) {}
+    fn sent(&mut self, _: Ticket) {
+        self.0 += 1;
+    }
+}
+
+/// Rank 0 of two; the other is a listener of the test's.
+struct Lonely {
+    wire: TcpWire,
+    listener: TcpListener,
+    sink: Sent,
+    frames: u64,
+}
+
+impl Lonely {
+    fn new() -> Self {
+        let lo = Wanted { value: Some("=lo".to_owned()), from: "a test" };
+        let endpoint = Endpoint::get(8 << 20).unwrap().tcp(&lo, Family::Any).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = TcpAddress { socket: listener.local_addr().unwrap(), token: Default::default() };
+        let wire = TcpWire::with(0, endpoint.door(0, 2), vec![None, Some(address)], LIMITS);
+        Self { wire, listener, sink: Sent::default(), frames: 0 }
+    }
+
+    fn send(&mut self) {
+        let frame = Frame { bytes: PAYLOAD.len() as u64, ..Frame::new(Kind::Data, 0) };
+        // SAFETY: the payload is static.
+        unsafe { self.wire.send(1, &frame, PAYLOAD.as_ptr(), self.frames) };
+        self.frames += 1;
+    }
+
+    /// What a rank does that waits.
+    fn turn(&mut self) -> Vec<Broken> {
+        self.wire.poll(&mut self.sink);
+        self.wire.check();
+        std::thread::park_timeout(Duration::from_millis(2));
+        self.wire.broken()
+    }
+
+    fn turn_for(&mut self, time: Duration) -> Vec<Broken> {
+        let begun = Instant::now();
+        while begun.elapsed() < time && self.turn().is_empty() {}
+        self.wire.broken()
+    }
+
+    /// Sends until nothing more is taken; the peer's end.
+    fn fill(&mut self) -> TcpStream {
+        (0..16).for_each(|_| self.send());
+        let (peer, _) = self.listener.accept().unwrap();
+        assert_eq!(self.turn_for(Duration::from_millis(200)), []);
+        assert!(!self.wire.drained(), "sixteen messages fit the sockets");
+        peer
+    }
+}
+
+/// From now on nothing reaches that socket, and nothing is answered for it: its host is without power.
+fn cut_off(socket: &impl AsRawFd) {
+    let mut nothing = libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 };
+    let filter = libc::sock_fprog { len: 1, filter: &raw mut nothing };
+    // SAFETY: the kernel copies a filter of one instruction, which lives until the call is over.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const filter).cast(),
+            size_of::<libc::sock_fprog>() as libc::socklen_t,
+        )
+    };
+    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+}
+
+fn lost() -> Vec<Broken> {
+    vec![Broken { peer: 1, why: SILENT.to_owned() }]
+}
+
+#[test]
+fn a_peer_that_takes_nothing_for_long_is_not_lost() {
+    let mut rank = Lonely::new();
+    let mut peer = rank.fill();
+    // Many times as long as a host may be silent.
+    assert_eq!(rank.turn_for(10 * LIMITS.gone), []);
+    let reading = std::thread::spawn(move || {
+        let mut all = vec![0; HELLO + 16 * (HEADER + PAYLOAD.len())];
+        peer.read_exact(&mut all).unwrap();
+        (peer, all)
+    });
+    let begun = Instant::now();
+    while rank.sink.0 < rank.frames {
+        assert!(begun.elapsed() < DEADLINE);
+        assert_eq!(rank.turn(), []);
+    }
+    let (_peer, all) = reading.join().unwrap();
+    assert!(all[HELLO + HEADER..].ends_with(&PAYLOAD));
+}
+
+#[test]
+fn a_host_that_answers_nothing_is_noticed_though_its_window_was_shut() {
+    let mut rank = Lonely::new();
+    let peer = rank.fill();
+    cut_off(&rank.listener);
+    cut_off(&peer);
+    let cut = Instant::now();
+    assert_eq!(rank.turn_for(DEADLINE), lost());
+    assert!(cut.elapsed() >= LIMITS.gone, "{:?}", cut.elapsed());
+}
+
+#[test]
+fn a_host_that_answers_nothing_is_noticed_while_bytes_are_under_way() {
+    let mut rank = Lonely::new();
+    // Its hello and a little besides are taken.
+    let frame = Frame::new(Kind::Credit, 0);
+    // SAFETY: no payload.
+    unsafe { rank.wire.send(1, &frame, std::ptr::null(), 0) };
+    let (peer, _) = rank.listener.accept().unwrap();
+    assert_eq!(rank.turn_for(Duration::from_millis(50)), []);
+    cut_off(&rank.listener);
+    cut_off(&peer);
+    // SAFETY: no payload.
+    unsafe { rank.wire.send(1, &frame, std::ptr::null(), 0) };
+    assert_eq!(rank.turn_for(DEADLINE), lost());
+}
+
+#[test]
+fn a_host_that_goes_while_it_is_looked_after_is_noticed() {
+    let mut rank = Lonely::new();
+    let peer = rank.fill();
+    rank.listener.set_nonblocking(true).unwrap();
+    let begun = Instant::now();
+    let watch = loop {
+        assert!(begun.elapsed() < DEADLINE, "nobody looks after the peer");
+        assert_eq!(rank.turn(), []);
+        if let Ok((watch, _)) = rank.listener.accept() {
+            break watch;
+        }
+    };
+    assert_eq!(rank.turn_for(LIMITS.gone), []);
+    for socket in [&peer, &watch] {
+        cut_off(socket);
+    }
+    cut_off(&rank.listener);
+    assert_eq!(rank.turn_for(DEADLINE), lost());
+}
