@@ -101,7 +101,7 @@ impl DType {
 }
 
 /// Reduction of a call. `Avg` is the sum divided by the number of ranks; `PremulSum` multiplies each rank's
-/// own input by the caller's factor first.
+/// input by a factor first, the same on all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RedOp {
     Sum,

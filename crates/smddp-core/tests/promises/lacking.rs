@@ -1,6 +1,5 @@
 //! A process that lacks something of its own: nobody else is blamed for it.
 
-use std::fs::File;
 use std::time::Duration;
 
 use smddp_core::{Collective, Error};
@@ -10,16 +9,16 @@ use crate::common::group::world;
 use crate::common::job::Job;
 use crate::common::procs::{Me, start};
 
-/// Takes every descriptor that this process may still open.
-fn all_descriptors() -> Vec<File> {
+/// Sets how many descriptors this process may have, whatever it has; what it was before.
+fn allow_descriptors(number: libc::rlim_t) -> libc::rlim_t {
     // SAFETY: plain numbers go in and out.
     unsafe {
         let mut limit = std::mem::zeroed();
         assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
-        limit.rlim_cur = limit.rlim_cur.min(200);
+        let before = std::mem::replace(&mut limit.rlim_cur, number);
         assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+        before
     }
-    std::iter::from_fn(|| File::open("/dev/null").ok()).collect()
 }
 
 /// Two ranks on each of two nodes; rank 1 has no descriptor left when it first needs a connection.
@@ -27,19 +26,21 @@ pub(crate) fn rank(me: &Me) {
     let comm = world(me, 2 * PATIENCE);
     let mut job = Job::new(me.rank, me.size, Collective::AllToAll, 5000, 0, 1);
     let forever = me.get("forever") == "yes";
-    let taken = if me.rank == 1 { all_descriptors() } else { Vec::new() };
+    // None besides those that are open, also where one of these is closed meanwhile.
+    let before = (me.rank == 1).then(|| allow_descriptors(0));
+    let give_back = || drop(before.map(allow_descriptors));
     me.put(&format!("ready/{}", me.rank), "yes");
     (0..me.size).for_each(|rank| drop(me.get(&format!("ready/{rank}"))));
     let outcome = std::thread::scope(|scope| {
         if !forever {
             scope.spawn(|| {
                 std::thread::sleep(Duration::from_millis(500));
-                drop(taken);
+                give_back();
             });
             job.run(&comm)
         } else {
             let outcome = job.run(&comm);
-            drop(taken);
+            give_back();
             outcome
         }
     });

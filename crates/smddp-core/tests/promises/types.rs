@@ -60,10 +60,8 @@ fn given(r: usize, i: usize, n: usize, redop: RedOp) -> Value {
     }
 }
 
-/// Rank `r`'s own factor of a premultiplied sum.
-fn factor(r: usize) -> i64 {
-    r as i64 + 2
-}
+/// The factor of a premultiplied sum.
+const FACTOR: i64 = 3;
 
 fn want(dtype: DType, redop: RedOp, n: usize, i: usize) -> Value {
     let values = (0..n).map(|r| given(r, i, n, redop));
@@ -84,9 +82,7 @@ fn want(dtype: DType, redop: RedOp, n: usize, i: usize) -> Value {
             let sum = fold(|a, b| a + b);
             (sum.0 / n as i64, sum.1 / n as i64)
         }
-        RedOp::PremulSum(_) => (0..n)
-            .map(|r| (given(r, i, n, redop), factor(r)))
-            .fold((0, 0), |s, (v, f)| (s.0 + v.0 * f, s.1 + v.1 * f)),
+        RedOp::PremulSum(_) => values.fold((0, 0), |s, v| (s.0 + v.0 * FACTOR, s.1 + v.1 * FACTOR)),
         RedOp::Min => fold(i64::min),
         RedOp::Max => fold(i64::max),
         RedOp::Prod if complex(dtype) => {
@@ -114,7 +110,7 @@ fn reduce(
     let total = if collective == Collective::ReduceScatter { n * count } else { count };
     let mut input: Vec<u8> = (0..total).flat_map(|i| encode(dtype, given(me, i, n, redop))).collect();
     let mut output = vec![0xa5; count * dtype.size()];
-    let mine = if let RedOp::PremulSum(_) = redop { RedOp::PremulSum(factor(me) as f64) } else { redop };
+    let mine = if let RedOp::PremulSum(_) = redop { RedOp::PremulSum(FACTOR as f64) } else { redop };
     let has_output = collective != Collective::Reduce || me == 0;
     let taken = if has_output { flat(&mut output, dtype) } else { Blocks::None };
     let before = input.clone();
