@@ -9,7 +9,8 @@ use crate::common::{Wire, over};
 
 const DEADLINE: Duration = Duration::from_secs(600);
 
-/// One of two ranks comes so much later than the other, whose messages fill all that there is of room meanwhile.
+/// One of two ranks comes so much later than the other, whose messages fill all that there is of room meanwhile: little, as
+/// nothing was sent before.
 fn late(by: Duration, count: usize) {
     let each = [
         Collective::AllGather,
@@ -23,7 +24,7 @@ fn late(by: Duration, count: usize) {
             scope.spawn(move || {
                 over(Wire::Nodes(1).links(2), DEADLINE, |comm| {
                     for turn in 0..3 {
-                        if turn == 1 && comm.rank() == 1 {
+                        if turn == 0 && comm.rank() == 1 {
                             // As a checkpoint or a data loader does.
                             std::thread::sleep(by);
                         }
