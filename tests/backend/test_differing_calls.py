@@ -46,6 +46,11 @@ def make(group: Any, sequence: Sequence[Call], later: bool) -> BaseException | N
     return error
 
 
+def shown(sequence: Sequence[Call]) -> str:
+    """The last two of the calls."""
+    return ("... " if len(sequence) > 2 else "") + " then ".join(map(str, sequence[-2:]))
+
+
 def told_apart(pairs: Sequence[Pair], members: Sequence[int] | None = None) -> None:
     """Runs the pairs on the default group's ranks, or on those of `members`. Raises with all that went unnoticed."""
     import smddp
@@ -61,8 +66,7 @@ def told_apart(pairs: Sequence[Pair], members: Sequence[int] | None = None) -> N
         error = make(group, odd if group.rank() == chosen else usual, later=number // 2 // len(members) % 2 == 1)
         if not isinstance(error, smddp.MismatchError):
             got = "nothing" if error is None else f"{type(error).__name__}: {str(error)[:160]}"
-            shown = " then ".join(map(str, usual)), " then ".join(map(str, odd))
-            missed.append(f"{number}: {shown[0]} | rank {chosen}: {shown[1]} -> {got}")
+            missed.append(f"{number}: {shown(usual)} | rank {chosen}: {shown(odd)} -> {got}")
     dist.barrier()
     assert not missed, f"{len(missed)} of {len(pairs)} pairs were not told apart on this rank:\n" + "\n".join(missed)
 
