@@ -39,7 +39,8 @@ _exit_hook_pid: int | None = None
 
 
 def shut_down_at_exit() -> None:
-    """Have this process leave its groups in good order when the interpreter exits. Idempotent.
+    """Have this process leave its groups in good order when the interpreter exits, and not before a peer whose end it
+    follows. Idempotent.
 
     A child that was forked later inherits the hook but not the groups, so the hook looks at the pid.
     """
@@ -48,9 +49,12 @@ def shut_down_at_exit() -> None:
         return
     _exit_hook_pid = owner = os.getpid()
     native = core()
+    # Here and not above, because it asks this module for the core.
+    from smddp.first_cause import give_way
 
     def leave() -> None:
         if os.getpid() == owner:
+            give_way()
             native.shutdown()
 
     atexit.register(leave)

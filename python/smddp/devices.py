@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from smddp._register import NAME
+from smddp.abilities import answering
 
 DEFAULT_DEVICES = {"cpu": NAME, "cuda": NAME}
 
@@ -125,7 +126,8 @@ _FORWARDED = (
     "allgather_coalesced all_gather_single_coalesced allgather_into_tensor_coalesced gather gather_single "
     "gather_into_tensor scatter reduce_scatter reduce_scatter_single _reduce_scatter_base "
     "reduce_scatter_single_coalesced reduce_scatter_tensor_coalesced all_to_all_single alltoall_base alltoall send "
-    "recv recv_anysource barrier monitored_barrier set_timeout _get_sequence_number_for_group"
+    "recv recv_anysource barrier monitored_barrier set_timeout get_error _get_sequence_number_for_group "
+    "_set_sequence_number_for_group"
 ).split()
 
 
@@ -137,6 +139,7 @@ def _forward(method: str) -> Callable[..., Any]:
     return call
 
 
+@answering(c10d.Backend)
 class SmddpDevice(c10d.Backend):
     """What the group shows as the backend of its devices: torch asks it for names and abilities.
 

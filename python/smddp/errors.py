@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed import DistBackendError
 
+from smddp import first_cause
 from smddp._native import core
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ def translate(error: BaseException, ranks: Sequence[int] | None) -> BaseExceptio
     dressed = _DRESSED.get(type(error))
     if dressed is None:
         return error
+    if dressed is PeerLostError:
+        first_cause.noticed()
     made = dressed(f"{error}{rank_note(ranks)}")
     about = getattr(error, "ranks", ())
     made.ranks = [ranks[rank] for rank in about] if ranks is not None else list(about)

@@ -19,6 +19,7 @@ from torch.distributed import distributed_c10d as dist_c10d
 from smddp import resharding
 from smddp._native import core, shut_down_at_exit
 from smddp._register import NAME
+from smddp.abilities import answering
 from smddp.collectives import SmddpCollectives
 from smddp.devices import Request, current_request, device_backend, others
 from smddp.options import gather_options, seconds
@@ -41,7 +42,9 @@ def create(options: Any, backend_options: Any) -> SmddpProcessGroup:
     if backend_options is not None:
         warnings.warn(f"smddp has no group options; {type(backend_options).__name__} is ignored", stacklevel=2)
     if getattr(options, "enable_reconfigure", False):
-        raise RuntimeError("smddp groups cannot be reconfigured; make a new group instead")
+        raise NotImplementedError(
+            "enable_reconfigure: the ranks of a smddp group are fixed; make a new group with new_group"
+        )
     request = current_request()
     if request.device_id is None:
         request.device_id = _device_of_default_group()
@@ -60,6 +63,7 @@ def create(options: Any, backend_options: Any) -> SmddpProcessGroup:
     )
 
 
+@answering(ProcessGroup)
 class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  # torch types each overload
     """One group: the collectives of the mixin, and torch's questions about a group.
 
@@ -280,11 +284,6 @@ class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  
         return group
 
     splitGroup = split_group
-
-    def merge_remote_group(self, *args: Any, **kwargs: Any) -> ProcessGroup:
-        raise NotImplementedError("smddp groups cannot be merged; make a new group of all ranks with new_group")
-
-    mergeRemoteGroup = merge_remote_group
 
 
 def _device_of_default_group() -> torch.device | None:

@@ -116,7 +116,8 @@ pub(crate) fn lost(link: &dyn Link, group: &str, what: String, rank: usize, how:
         rank,
         who: link.describe(rank),
         how: how.to_owned(),
-        advice: "its own log says why; destroy the group and make a new one without it to go on",
+        advice: "this error is a consequence, and its own log has the first cause; destroy the group and make a new one \
+                 without it to go on",
     }
 }
 

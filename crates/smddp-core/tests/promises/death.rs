@@ -38,3 +38,17 @@ fn survivors_of_a_scripted_death_all_name_it_in_every_collective() {
         }
     }
 }
+
+#[test]
+fn a_survivors_error_says_that_it_is_a_consequence_and_where_the_first_cause_is() {
+    let script = Script { seed: 1, delay: 2, death: Some((1, 1)) };
+    over(Wire::Loop(script).links(2), PATIENCE, |comm: &Communicator| {
+        let error =
+            (0..).find_map(|turn| Job::new(comm.rank(), 2, ALL[0], 10, 0, turn).run(comm).err()).unwrap();
+        if comm.rank() == 0 {
+            let text = error.to_string();
+            assert!(text.contains("a consequence") && text.contains("its own log"), "{text}");
+        }
+        comm.close();
+    });
+}

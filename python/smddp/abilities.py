@@ -1,0 +1,87 @@
+"""What torch asks of a group and of its backend besides collectives, and smddp does not have.
+
+Each question gets "no", each call an error that says what to do instead. torch looks an answer up in Python before it
+gives its own; where a class in Python has none, what it finds there is its own question, until Python's stack is full.
+So the questions are taken from torch's class, whichever it has, and not from a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Shown = TypeVar("Shown", bound=type)
+
+_FIXED = "the ranks of a smddp group are fixed; make a new group with new_group"
+_NO_WINDOWS = "smddp has no one-sided windows; use send and recv, or a collective"
+_NO_TIMES = "smddp does not time collectives for torch; use torch.profiler, where they are ranges named smddp:..."
+_NO_HOOKS = "calls of smddp groups do not pass where torch runs such hooks; wrap the calls instead"
+_NO_ESTIMATES = "smddp cannot estimate collectives without running them; `smddp-bench simulate` can"
+_NO_MEMORY = "smddp takes any tensor as it is and has no allocator of its own; make it with torch.empty"
+_ALWAYS_THERE = "smddp keeps what a group needs until it is destroyed; use destroy_process_group"
+_NO_BLOCKS = "smddp opens coalescing blocks on the group and not on a device's backend, and starts each call at once"
+
+_REFUSED = {
+    "_enable_collectives_timing": _NO_TIMES,
+    "_end_coalescing": _NO_BLOCKS,
+    "_end_time_estimate": _NO_ESTIMATES,
+    "_register_on_completion_hook": _NO_HOOKS,
+    "_start_coalescing": _NO_BLOCKS,
+    "_start_time_estimate": _NO_ESTIMATES,
+    "_wait_for_pending_works": "smddp has no completion hooks to wait for; wait for the handles of the calls",
+    "allocate_tensor": _NO_MEMORY,
+    "get_reconfigure_handle": _FIXED,
+    "mem_allocator": _NO_MEMORY,
+    "memory_stats": "smddp keeps no such counts; `smddp info` shows what staging it may use",
+    "merge": _FIXED,
+    "merge_remote_group": _FIXED,
+    "new_window": _NO_WINDOWS,
+    "reconfigure": _FIXED,
+    "register_abort_hook": _NO_HOOKS,
+    "register_post_hook": _NO_HOOKS,
+    "register_pre_hook": _NO_HOOKS,
+    "resume": _ALWAYS_THERE,
+    "shrink": _FIXED,
+    "split": "smddp splits groups and not a device's backend; use the group's split_group",
+    "suspend": _ALWAYS_THERE,
+    "unregister_abort_hook": _NO_HOOKS,
+    "unregister_post_hook": _NO_HOOKS,
+    "unregister_pre_hook": _NO_HOOKS,
+}
+# Under these torch's C++ looks for a method in Python where it has another name there.
+_ALIASES = {"merge_remote_group": "mergeRemoteGroup"}
+
+
+def answering(base: type) -> Callable[[Shown], Shown]:
+    """Decorator of a class in Python: all that torch's class `base` asks or has and the class leaves out is refused."""
+
+    def wrap(shown: Shown) -> Shown:
+        for name in dir(base):
+            if _is_ours(shown, base, name):
+                continue
+            if name.lstrip("_").startswith("supports_") and isinstance(getattr(base, name), property):
+                setattr(shown, name, property(_no))
+            elif name in _REFUSED:
+                refusal = _refusal(name, _REFUSED[name])
+                setattr(shown, name, property(refusal) if isinstance(getattr(base, name), property) else refusal)
+                if name in _ALIASES:
+                    setattr(shown, _ALIASES[name], refusal)
+        return shown
+
+    return wrap
+
+
+def _is_ours(shown: type, base: type, name: str) -> bool:
+    return any(name in vars(each) for each in shown.__mro__ if not issubclass(base, each))
+
+
+def _no(self: Any) -> bool:
+    return False
+
+
+def _refusal(name: str, instead: str) -> Callable[..., Any]:
+    def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError(f"{name}: {instead}")
+
+    refuse.__name__ = name
+    return refuse
