@@ -101,7 +101,8 @@ def test_a_host_that_falls_silent_ends_the_call_at_the_groups_timeout(wire) -> N
         assert "PeerLostError" in error or "CollectiveTimeoutError" in error, outcome
         # Whether or not its ranks had begun the very operation before the power went.
         assert "host h1" in error, outcome
-    assert after_fault(outcome) < 8, outcome
+    # The deadline, and what it takes to ask those who do not answer.
+    assert after_fault(outcome) < 12, outcome
 
 
 @SLOW
