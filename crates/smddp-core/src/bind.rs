@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use smddp_plan::choice::{Network, Shape, choose, choose_named};
 use smddp_plan::{Ask, Buffer, Choice, Collective, Program, Source, Span, Step, Topology, plan};
-use smddp_transport::{Head, Inlet, Outlet, Wiring};
+use smddp_transport::{Head, Inlet, Outlet, Ways, Wiring};
 
 use crate::call::{Counts, name_of, reduces, rooted};
 use crate::config::Config;
@@ -509,8 +509,8 @@ impl Binder {
         let least = if most <= 1 { 1 } else { 2 };
         let want = self.bound.choice.depth.min(most);
         let window = self.bound.choice.depth.max(1);
-        self.bound.wiring =
-            Wiring { outlets, inlets: self.inlets, inline, depth: (want.max(least), least), window };
+        let (depth, ways) = ((want.max(least), least), Ways::default());
+        self.bound.wiring = Wiring { outlets, inlets: self.inlets, inline, depth, window, ways };
         self.bound
     }
 }
