@@ -6,13 +6,14 @@ use std::time::Duration;
 use smddp_plan::Collective;
 
 use crate::bind::{self, Key, bind};
-use crate::call::{Blocks, Call, Counts, reduces};
+use crate::call::{Blocks, Call, Counts, name_of, reduces};
 use crate::comm::{Inner, lock};
 use crate::config::Config;
 use crate::device::DeviceOp;
 use crate::error::Result;
 use crate::exec::{Cursor, Op, State};
 use crate::reduce;
+use crate::staging;
 use crate::types::RedOp;
 
 /// A rank that gives equal split sizes and one that gives none make the same all_to_all, and neither knows the
@@ -48,7 +49,11 @@ impl Inner {
         device: Option<Box<DeviceOp>>,
     ) -> Result<Box<Op>> {
         let key = key_of(call, by_pairs(counts, call.collective, self.size, self.config), device.as_deref());
-        let bound = lock(&self.cache).get_or_bind(key, |key| bind(key, &self.site, self.config))?;
+        let bound = lock(&self.cache).get_or_bind(key, |key| {
+            let bound = bind(key, &self.site, self.config)?;
+            staging::check(&bound, &self.site, name_of(call.collective), self.config.staging)?;
+            Ok(bound)
+        })?;
         Ok(self.fill(spare, bound, call, timeout, device))
     }
 
