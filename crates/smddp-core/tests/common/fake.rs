@@ -7,10 +7,9 @@ use std::time::Duration;
 use smddp_core::Communicator;
 use smddp_transport::{Fault, Head, Link, Mail, Mismatch, Sleeper, Stream, Wiring};
 
-/// The first rank of a group whose others never come.
-#[derive(Clone)]
+/// One of two ranks, of which the other never comes.
+#[derive(Clone, Default)]
 pub(crate) struct Fake {
-    pub(crate) size: usize,
     /// Every operation begins with a panic, on threads whose names contain this.
     pub(crate) panics: Option<&'static str>,
     /// Something moves at every look.
@@ -21,22 +20,9 @@ pub(crate) struct Fake {
     pub(crate) poisoned: Arc<AtomicU64>,
 }
 
-impl Default for Fake {
-    fn default() -> Self {
-        Self {
-            size: 2,
-            panics: None,
-            busy: false,
-            lost: false,
-            panicked: Arc::default(),
-            poisoned: Arc::default(),
-        }
-    }
-}
-
 impl Fake {
     pub(crate) fn comm(&self, timeout: Duration) -> Communicator {
-        Communicator::over(Box::new(self.clone()), &vec![0; self.size], "fake", timeout)
+        Communicator::over(Box::new(self.clone()), &[0, 0], "fake", timeout)
     }
 }
 
@@ -45,7 +31,7 @@ impl Link for Fake {
         0
     }
     fn size(&self) -> usize {
-        self.size
+        2
     }
     fn slot_bytes(&self) -> usize {
         0
