@@ -360,6 +360,7 @@ impl Net {
             self.frame(rank, &frame, words.as_ptr(), LETTER);
         }
         self.wire.poll(&mut self.state);
+        self.wire.abandon();
     }
 
     /// All that this rank has to do with, and all others of a group that is not large. Of a large one those that are one, two,
