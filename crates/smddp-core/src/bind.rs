@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 
 use smddp_plan::choice::{Network, Shape, choose, choose_named};
 use smddp_plan::{Ask, Buffer, Choice, Collective, Program, Source, Span, Step, Topology, plan};
-use smddp_transport::{Head, Inlet, Outlet, Wiring};
+use smddp_transport::{Head, Inlet, Outlet, Ways, Wiring};
 
 use crate::call::{Counts, name_of, reduces, rooted};
 use crate::config::Config;
@@ -509,38 +509,40 @@ impl Binder {
         let least = if most <= 1 { 1 } else { 2 };
         let want = self.bound.choice.depth.min(most);
         let window = self.bound.choice.depth.max(1);
-        self.bound.wiring =
-            Wiring { outlets, inlets: self.inlets, inline, depth: (want.max(least), least), window };
+        let (depth, ways) = ((want.max(least), least), Ways::default());
+        self.bound.wiring = Wiring { outlets, inlets: self.inlets, inline, depth, window, ways };
         self.bound
     }
 }
 
 /// Recently used bindings of one communicator, the last used first.
+#[derive(Default)]
 pub(crate) struct Cache {
     kept: Vec<(Key, Arc<Bound>)>,
+    /// Calls that were bound so far.
+    pub(crate) made: u64,
 }
 
 const KEPT: usize = 64;
 
 impl Cache {
-    pub(crate) fn new() -> Self {
-        Self { kept: Vec::new() }
-    }
-
-    pub(crate) fn get(&mut self, key: &Key) -> Option<Arc<Bound>> {
-        let found = self.kept.iter().position(|(k, _)| k == key)?;
-        if found > 0 {
+    /// The binding of `key`; made by `bind` where it is not kept.
+    pub(crate) fn get_or_bind(
+        &mut self,
+        key: Key,
+        bind: impl FnOnce(&Key) -> Result<Bound>,
+    ) -> Result<Arc<Bound>> {
+        if let Some(found) = self.kept.iter().position(|(k, _)| *k == key) {
             // Halfway to the front: two calls in turns do not push each other around.
             self.kept.swap(found, found / 2);
-            return Some(self.kept[found / 2].1.clone());
+            return Ok(self.kept[found / 2].1.clone());
         }
-        Some(self.kept[0].1.clone())
-    }
-
-    pub(crate) fn put(&mut self, key: Key, bound: Arc<Bound>) {
+        let bound = Arc::new(bind(&key)?);
+        self.made += 1;
         if self.kept.len() >= KEPT {
             self.kept.pop();
         }
-        self.kept.insert(0, (key, bound));
+        self.kept.insert(0, (key, bound.clone()));
+        Ok(bound)
     }
 }

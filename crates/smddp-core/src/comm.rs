@@ -1,5 +1,6 @@
 //! A communicator: one group's ranks with their own sequence numbers.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use smddp_transport::board::Board;
 use smddp_transport::fork::{self, PerProcess};
 use smddp_transport::{Link, Sleeper};
 
-use crate::bind::{self, Key, Site};
+use crate::bind::{self, Cache, Key, Site};
 use crate::call::{self, Call, Counts};
 use crate::config::{Config, Level};
 use crate::device::{self, DeviceOp, Landing, Lobby, On};
@@ -21,7 +22,7 @@ use crate::p2p::{Direction, Post};
 use crate::prepare::by_pairs;
 use crate::progress;
 use crate::types::DType;
-use crate::wait::{Habit, Patience};
+use crate::wait::{Habit, Patience, Rounds};
 use crate::work::{Keep, Shared, interrupted};
 
 /// How a call deviates from its group's habits.
@@ -40,6 +41,8 @@ pub(crate) struct Inner {
     driver: Mutex<Driver>,
     /// What went which way so far.
     tally: Arc<Tally>,
+    /// Calls that were bound, for all threads: whoever starts one while another thread drives needs it, too.
+    pub(crate) cache: Mutex<Cache>,
     /// What the driver has not yet seen.
     inbox: Mutex<Vec<Item>>,
     /// The inbox is not empty.
@@ -120,8 +123,37 @@ impl Inner {
         }
     }
 
-    /// Takes up what was submitted and moves things on; failures end the group. Whether anything moved.
+    /// Does something as the driver's owner. A panic there is a bug, and what it left behind is not to be trusted: it ends
+    /// the group once and for all, as any other failure does, and nobody else's. `None`: that is what happened.
+    pub(crate) fn guard<T>(&self, driver: &mut Driver, what: impl FnOnce(&mut Driver) -> T) -> Option<T> {
+        let panic = match catch_unwind(AssertUnwindSafe(|| what(driver))) {
+            Ok(value) => return Some(value),
+            Err(panic) => panic,
+        };
+        let text = panic.downcast_ref::<&str>().copied().map(str::to_owned);
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        let error = Error::System {
+            what: format!("driving group `{}` on rank {}", self.name, self.rank),
+            why: format!(
+                "the library panicked: {text}; this is a bug, please report it with what stands above it in the log"
+            ),
+        };
+        // The link may be what is broken: then the others learn of it when this process leaves, and its callers now.
+        if catch_unwind(AssertUnwindSafe(|| self.die(driver, error))).is_err()
+            && let Some(first) = self.poison.get()
+        {
+            driver.end(first);
+        }
+        None
+    }
+
+    /// A guarded [`Self::look`], for those who do not go on looking.
     pub(crate) fn turn(&self, driver: &mut Driver) -> bool {
+        self.guard(driver, |driver| self.look(driver)).unwrap_or(true)
+    }
+
+    /// Takes up what was submitted and moves things on; failures end the group. Whether anything moved.
+    pub(crate) fn look(&self, driver: &mut Driver) -> bool {
         self.collect(driver);
         if let Some(error) = self.poison.get() {
             let had = driver.waited_for();
@@ -214,23 +246,39 @@ impl Inner {
 
     /// The caller owns the driver and drives until `target` is reached, a signal waits, or `until` passes.
     fn drive(&self, driver: &mut Driver, target: &Target<'_>, until: Option<Instant>) -> Option<Result<()>> {
+        // Where it panics the group is dead, and that is the outcome.
+        self.guard(driver, |driver| self.drive_on(driver, target, until))
+            .unwrap_or_else(|| self.reached(driver, target))
+    }
+
+    fn drive_on(
+        &self,
+        driver: &mut Driver,
+        target: &Target<'_>,
+        until: Option<Instant>,
+    ) -> Option<Result<()>> {
         let mut patience = Patience::new(&self.habit);
+        let mut rounds = Rounds::default();
         let mut asked = None;
         loop {
-            if self.turn(driver) {
+            if self.look(driver) {
                 patience.reset();
             }
             if let Some(outcome) = self.reached(driver, target) {
                 driver.link.flush();
                 return Some(outcome);
             }
-            if !patience.wait() {
-                continue;
+            let mut ticket = None;
+            if patience.wait() {
+                driver.link.flush();
+                ticket = Some(driver.link.bell());
+                if self.look(driver) {
+                    patience.reset();
+                    ticket = None;
+                }
             }
-            driver.link.flush();
-            let ticket = driver.link.bell();
-            if self.turn(driver) {
-                patience.reset();
+            // Blocked; or other things go on and on, behind which a call must not wait longer than it may.
+            if ticket.is_none() && !rounds.due() {
                 continue;
             }
             self.examine(driver);
@@ -247,8 +295,10 @@ impl Inner {
                     return Some(Err(Error::Interrupted));
                 }
             }
-            let nap = until.map_or(Duration::MAX, |until| until - now).min(driver.nap());
-            patience.nap(&*driver.link, ticket, nap);
+            if let Some(ticket) = ticket {
+                let nap = until.map_or(Duration::MAX, |until| until - now).min(driver.nap());
+                patience.nap(&*driver.link, ticket, nap);
+            }
         }
     }
 
@@ -279,6 +329,7 @@ impl Communicator {
         let comm = Self(Arc::new(Inner {
             driver: Mutex::new(Driver::new(link, name.to_owned(), tally.clone())),
             tally,
+            cache: Mutex::default(),
             inbox: Mutex::default(),
             mail: AtomicBool::new(false),
             submitted: AtomicU64::new(0),
@@ -435,7 +486,7 @@ impl Communicator {
         if options.on.is_none()
             && let Some(mut driver) = inner.try_drive()
         {
-            let op = inner.prepare(&mut driver, call, counts, timeout, None)?;
+            let op = inner.prepare(driver.spare.take(), call, counts, timeout, None)?;
             inner.collect(&mut driver);
             let number = driver.enqueue(op);
             inner.submitted.fetch_add(1, Ordering::Relaxed);
@@ -466,13 +517,8 @@ impl Communicator {
         let timeout = self.timeout(&options);
         let device = options.on.as_ref().map(|on| self.board_device(on, call)).transpose()?;
         let shared = Arc::new(Shared::new(options.keep));
-        let mut op = {
-            // Binding needs the driver's cache; where another thread drives, a cache of one's own does.
-            match inner.try_drive() {
-                Some(mut driver) => inner.prepare(&mut driver, call, counts, timeout, device)?,
-                None => inner.prepare_apart(call, counts, timeout, device)?,
-            }
-        };
+        let spare = inner.try_drive().and_then(|mut driver| driver.spare.take());
+        let mut op = inner.prepare(spare, call, counts, timeout, device)?;
         op.work = Some(shared.clone());
         op.submitted = Some(Instant::now());
         let landing = {
@@ -642,10 +688,10 @@ impl Communicator {
             inner.poison.set(Error::Closed { group: inner.name.clone(), why: format!("aborted: {reason}") });
         match inner.try_drive() {
             Some(mut driver) => {
-                inner.turn(&mut driver);
-                if let Some(error) = inner.poison.get() {
-                    driver.fail(error);
-                }
+                inner.guard(&mut driver, |driver| {
+                    inner.look(driver);
+                    inner.poison.get().map(|error| driver.fail(error))
+                });
             }
             // Whoever drives sees it at its next look.
             None => progress::register(inner),
@@ -723,6 +769,19 @@ impl Communicator {
     }
 }
 
+#[cfg(test)]
+impl Communicator {
+    /// What is done while some thread drives.
+    pub(crate) fn driving(&self, what: impl FnOnce()) {
+        let _driver = lock(&self.0.driver);
+        what();
+    }
+
+    pub(crate) fn cache(&self) -> &Mutex<Cache> {
+        &self.0.cache
+    }
+}
+
 /// What was called for on devices may take this long to end when its group is closed.
 const LANDING: Duration = Duration::from_secs(30);
 
@@ -747,7 +806,7 @@ impl Communicator {
             }
             if !moved {
                 // Others may have left, or died.
-                inner.examine(&mut driver);
+                inner.guard(&mut driver, |driver| inner.examine(driver));
             }
             drop(driver);
             std::thread::sleep(Duration::from_micros(100));

@@ -1,5 +1,7 @@
 //! All settings, in one table; the only reader of the environment.
 
+mod shared;
+
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -49,7 +51,7 @@ pub const SETTINGS: &[Setting] = &[
     Setting {
         name: "SMDDP_SEGMENT_BYTES",
         default: "",
-        what: "size of a pipelined piece; empty: chosen by size and number of ranks",
+        what: "size of a pipelined piece, at most SMDDP_STAGING_BYTES; empty: chosen by size and number of ranks",
         shared: true,
     },
     Setting {
@@ -373,10 +375,19 @@ impl Config {
             "TRACE" => Level::Trace,
             other => return Err(bad("SMDDP_DEBUG", other, "VERSION, WARN, INFO or TRACE")),
         };
+        let staging = bytes("SMDDP_STAGING_BYTES", 64 << 10)?.unwrap_or(64 << 20);
+        let segment = bytes("SMDDP_SEGMENT_BYTES", 64)?.map(|n| n & !63);
+        if segment.is_some_and(|bytes| bytes > staging) {
+            let value = get("SMDDP_SEGMENT_BYTES").unwrap_or_default();
+            let want = format!(
+                "a piece lies in the staging memory, of which SMDDP_STAGING_BYTES allows {staging} bytes"
+            );
+            return Err(bad("SMDDP_SEGMENT_BYTES", &value, &want));
+        }
         Ok(Config {
-            staging: bytes("SMDDP_STAGING_BYTES", 64 << 10)?.unwrap_or(64 << 20),
+            staging,
             algorithm,
-            segment: bytes("SMDDP_SEGMENT_BYTES", 64)?.map(|n| n & !63),
+            segment,
             probe: flag("SMDDP_PROBE", true)?,
             network,
             stream: bytes("SMDDP_STREAM_BYTES", 0)?.unwrap_or(16 << 20),
@@ -459,20 +470,6 @@ impl Config {
             local: self.local,
         })
     }
-
-    /// What all ranks of a group must agree on.
-    pub(crate) fn shared(&self) -> Vec<(String, String)> {
-        SETTINGS
-            .iter()
-            .filter(|s| s.shared)
-            .map(|s| {
-                (
-                    s.name.to_owned(),
-                    std::env::var(s.name).ok().filter(|v| !v.is_empty()).unwrap_or(s.default.to_owned()),
-                )
-            })
-            .collect()
-    }
 }
 
 /// A warning for every `SMDDP_*` name that no setting has, with the nearest that exists.
@@ -501,6 +498,19 @@ mod tests {
         assert_eq!(with(&[("SMDDP_STAGING_BYTES", "2M")]).unwrap().staging, 2 << 20);
         assert_eq!(with(&[("SMDDP_STAGING_BYTES", "1g")]).unwrap().staging, 1 << 30);
         assert_eq!(with(&[]).unwrap().staging, 64 << 20);
+    }
+
+    #[test]
+    fn a_piece_is_no_larger_than_the_staging_memory() {
+        let of =
+            |segment, staging| with(&[("SMDDP_SEGMENT_BYTES", segment), ("SMDDP_STAGING_BYTES", staging)]);
+        assert_eq!(of("64M", "").unwrap().segment, Some(64 << 20));
+        assert_eq!(of("256M", "1G").unwrap().segment, Some(256 << 20));
+        for (segment, staging, allowed) in [("65M", "", "67108864"), ("8G", "1G", "1073741824")] {
+            let text = of(segment, staging).unwrap_err().to_string();
+            assert!(text.contains("SMDDP_SEGMENT_BYTES") && text.contains(segment), "{text}");
+            assert!(text.contains("SMDDP_STAGING_BYTES") && text.contains(allowed), "{text}");
+        }
     }
 
     #[test]

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use smddp_plan::{Algorithm, Collective};
 use smddp_transport::{Fault, Head, Link, Mismatch};
 
-use crate::bind::Cache;
 use crate::call::{name_of, rooted};
 use crate::describe;
 use crate::device::{self, Flight, Site, Trouble};
@@ -47,7 +46,6 @@ impl Tally {
 
 pub(crate) struct Driver {
     pub(crate) link: Box<dyn Link>,
-    pub(crate) cache: Cache,
     /// Collectives in their order; the first one runs.
     pub(crate) queue: VecDeque<Box<Op>>,
     pub(crate) mail: Mailroom,
@@ -57,6 +55,8 @@ pub(crate) struct Driver {
     pub(crate) finished: u64,
     pub(crate) record: Record,
     tally: Arc<Tally>,
+    /// The last poll moved a collective.
+    advanced: bool,
     pub(crate) group: String,
     /// A finished operation, to be filled again.
     pub(crate) spare: Option<Box<Op>>,
@@ -74,13 +74,13 @@ impl Driver {
         let mail = Mailroom::new(link.rank(), link.size());
         Self {
             link,
-            cache: Cache::new(),
             queue: VecDeque::new(),
             mail,
             next: 0,
             finished: 0,
             record: Record::default(),
             tally,
+            advanced: false,
             group,
             spare: None,
             sites: Vec::new(),
@@ -136,8 +136,9 @@ impl Driver {
     pub(crate) fn poll(&mut self) -> Result<bool, Error> {
         // What can be sent goes out before a look at what came in, which may be a system call.
         let mut moved = self.advance()?;
+        self.advanced = moved;
         if self.link.turn() {
-            self.advance()?;
+            self.advanced |= self.advance()?;
             moved = true;
         }
         moved |= self.retire()?;
@@ -253,7 +254,7 @@ impl Driver {
 
     fn examine_faults(&mut self) -> Result<Option<Error>, Error> {
         let faults = self.link.faults();
-        Ok(self.judge(&faults).err())
+        Ok(self.judge(&faults, false).err())
     }
 
     /// Something went wrong at another rank. If it is dead, that is the reason; this process hears of it soon.
@@ -309,7 +310,8 @@ impl Driver {
         empty
     }
 
-    /// Looks for reasons why nothing moves: the dead, the gone, and passed deadlines. Called when blocked.
+    /// Looks for reasons why what is waited for does not come: the dead, the gone, and passed deadlines. Called when blocked,
+    /// and now and then while something moves.
     pub(crate) fn examine(&mut self, now: Instant) -> Result<(), Error> {
         // Where calls differ, all may be writing to ranks that do not read, and look at no header.
         if let Some(op) = self.queue.front().filter(|op| op.begun)
@@ -321,10 +323,14 @@ impl Driver {
         let faults = self.link.faults();
         if !faults.is_empty() {
             // Whoever left may have published what we wait for just before.
-            if self.poll()? || !self.pending() {
+            let moved = self.poll()?;
+            if !self.pending() {
                 return Ok(());
             }
-            self.judge(&faults)?;
+            // Messages that go on and on are no reason for a collective to wait for the dead.
+            if !moved || !self.queue.is_empty() && !self.advanced {
+                self.judge(&faults, moved)?;
+            }
         }
         if let Some(op) = self.queue.front_mut() {
             let since = *op.submitted.get_or_insert(now);
@@ -332,7 +338,7 @@ impl Driver {
                 self.link.survey();
                 // Another rank may have found the cause meanwhile.
                 let faults = self.link.faults();
-                self.judge(&faults)?;
+                self.judge(&faults, false)?;
                 let Some(op) = self.queue.front() else { return Ok(()) };
                 return Err(describe::timeout(&*self.link, &self.group, op));
             }
@@ -345,7 +351,8 @@ impl Driver {
         self.mail.expire(&mut *self.link, &self.group, now)
     }
 
-    fn judge(&mut self, faults: &[Fault]) -> Result<(), Error> {
+    /// `moving`: messages still come in, perhaps of those who have left.
+    fn judge(&mut self, faults: &[Fault], moving: bool) -> Result<(), Error> {
         let what = match (self.queue.front(), self.flying.front()) {
             (Some(op), _) => format!("{} #{}", name_of(op.collective), op.seq),
             (None, Some(flight)) => format!("{} #{}", name_of(flight.collective), flight.seq),
@@ -376,7 +383,7 @@ impl Driver {
                 Fault::Poisoned { rank, why } => return Err(self.hear(what, *rank, why)),
                 Fault::Left { rank } => {
                     let needed = self.queue.front().is_some_and(|op| self.link.awaits(*rank, op.seq));
-                    if needed || self.mail.needs(*rank) {
+                    if needed || !moving && self.mail.needs(*rank) {
                         return Err(describe::lost(&*self.link, &self.group, what, *rank, LEFT));
                     }
                 }
@@ -455,6 +462,11 @@ impl Driver {
     pub(crate) fn fail(&mut self, error: &Error) {
         let heard = self.heard.take().filter(|(about, _)| about == error);
         self.link.poison(&heard.map_or_else(|| report::own(self.link.rank(), error), |(_, report)| report));
+        self.end(error);
+    }
+
+    /// All that waits here ends with `error`.
+    pub(crate) fn end(&mut self, error: &Error) {
         for mut op in self.queue.drain(..) {
             if let Some(work) = op.work.take() {
                 work.finish(Err(error.clone()));

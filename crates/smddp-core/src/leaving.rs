@@ -185,7 +185,7 @@ impl Inner {
             input: Blocks::Flat { ptr: given.address(), count },
             output: Blocks::Flat { ptr: taken.address(), count: room },
         };
-        let mut op = self.prepare(&mut driver, &call, counts, Duration::MAX, None)?;
+        let mut op = self.prepare(driver.spare.take(), &call, counts, Duration::MAX, None)?;
         let mut bound = (*op.bound).clone();
         bound.head = head::leaving(bound.head);
         op.bound = Arc::new(bound);

@@ -23,6 +23,7 @@ mod probe;
 mod progress;
 mod reduce;
 mod report;
+mod staging;
 pub mod types;
 mod wait;
 mod work;

@@ -6,14 +6,14 @@ use std::time::Duration;
 use smddp_plan::Collective;
 
 use crate::bind::{self, Key, bind};
-use crate::call::{Blocks, Call, Counts, reduces};
-use crate::comm::Inner;
+use crate::call::{Blocks, Call, Counts, name_of, reduces};
+use crate::comm::{Inner, lock};
 use crate::config::Config;
 use crate::device::DeviceOp;
-use crate::driver::Driver;
 use crate::error::Result;
 use crate::exec::{Cursor, Op, State};
 use crate::reduce;
+use crate::staging;
 use crate::types::RedOp;
 
 /// A rank that gives equal split sizes and one that gives none make the same all_to_all, and neither knows the
@@ -39,37 +39,22 @@ fn key_of(call: &Call<'_>, counts: Counts, device: Option<&DeviceOp>) -> Key {
 }
 
 impl Inner {
+    /// `spare`: a finished operation, to be filled again.
     pub(crate) fn prepare(
         &self,
-        driver: &mut Driver,
+        spare: Option<Box<Op>>,
         call: &Call<'_>,
         counts: Counts,
         timeout: Duration,
         device: Option<Box<DeviceOp>>,
     ) -> Result<Box<Op>> {
         let key = key_of(call, by_pairs(counts, call.collective, self.size, self.config), device.as_deref());
-        let bound = match driver.cache.get(&key) {
-            Some(bound) => bound,
-            None => {
-                let bound = Arc::new(bind(&key, &self.site, self.config)?);
-                driver.cache.put(key, bound.clone());
-                bound
-            }
-        };
-        let spare = driver.spare.take();
+        let bound = lock(&self.cache).get_or_bind(key, |key| {
+            let bound = bind(key, &self.site, self.config)?;
+            staging::check(&bound, &self.site, name_of(call.collective), self.config.staging)?;
+            Ok(bound)
+        })?;
         Ok(self.fill(spare, bound, call, timeout, device))
-    }
-
-    pub(crate) fn prepare_apart(
-        &self,
-        call: &Call<'_>,
-        counts: Counts,
-        timeout: Duration,
-        device: Option<Box<DeviceOp>>,
-    ) -> Result<Box<Op>> {
-        let key = key_of(call, by_pairs(counts, call.collective, self.size, self.config), device.as_deref());
-        let bound = Arc::new(bind(&key, &self.site, self.config)?);
-        Ok(self.fill(None, bound, call, timeout, device))
     }
 
     fn fill(
@@ -170,4 +155,37 @@ fn premultiply(op: &mut Op, factor: f64) {
     }
     op.state.bases[0] = base;
     op.state.lists[0] = None;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use smddp_plan::Collective;
+    use smddp_transport::loopback::{Script, group};
+
+    use crate::comm::lock;
+    use crate::{Blocks, Call, Communicator, DType, Options, RedOp};
+
+    #[test]
+    fn a_call_is_planned_once_though_another_thread_drives() {
+        let mut links = group(2, Script::default());
+        let (other, mine) = (links.pop().unwrap(), links.pop().unwrap());
+        let comm = Communicator::over(Box::new(mine), &[0, 0], "test", Duration::from_secs(60));
+        let mut data = vec![0f32; 1000];
+        let place = Blocks::Flat { ptr: data.as_mut_ptr().cast(), count: data.len() };
+        let (collective, dtype, redop) = (Collective::AllReduce, DType::F32, RedOp::Sum);
+        let call = Call { collective, dtype, redop, root: 0, input: place, output: place };
+        let start = |comm: &Communicator| {
+            // SAFETY: the data outlives the group, which ends before this function does.
+            drop(unsafe { comm.start(&call, Options::default()) }.unwrap());
+        };
+        for _ in 0..20 {
+            comm.driving(|| start(&comm));
+            start(&comm);
+        }
+        assert_eq!(lock(comm.cache()).made, 1, "one call, made forty times");
+        drop(other);
+        comm.close();
+    }
 }

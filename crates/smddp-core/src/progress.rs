@@ -10,7 +10,7 @@ use std::time::Duration;
 use smddp_transport::fork::PerProcess;
 
 use crate::comm::{Inner, lock};
-use crate::wait::{Habit, Patience};
+use crate::wait::{Habit, Patience, Rounds};
 
 #[derive(Default)]
 struct State {
@@ -64,7 +64,8 @@ fn run() {
                 }
             }
         }
-        // What a caller wanted held is dropped here, and may panic as it goes: the others' calls go on.
+        // A group may be dropped here with what its callers wanted held, which is not ours and may panic: the others' calls
+        // go on. Panics of a driver end its group before they get here.
         let _ = catch_unwind(AssertUnwindSafe(|| drive(&mut comms)));
     }
 }
@@ -82,22 +83,29 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
             i += 1;
         }
     }
+    let mut rounds = Rounds::default();
     while !comms.is_empty() {
         let mut moved = false;
         let mut owned = false;
         let mut ticket = None;
-        comms.retain(|comm| match comm.try_drive() {
-            Some(mut driver) => {
+        let late = rounds.due();
+        comms.retain(|comm| {
+            let Some(mut driver) = comm.try_drive() else { return true };
+            let pending = comm.guard(&mut driver, |driver| {
                 ticket.get_or_insert_with(|| driver.link.bell());
-                moved |= comm.turn(&mut driver);
+                moved |= comm.look(driver);
+                if late {
+                    comm.examine(driver);
+                }
                 driver.link.flush();
-                let pending = driver.pending() || comm.has_mail();
-                owned |= pending;
-                pending
-            }
-            None => true,
+                driver.pending() || comm.has_mail()
+            });
+            // One that panicked has nothing more to do.
+            let pending = pending.unwrap_or(false);
+            owned |= pending;
+            pending
         });
-        if moved {
+        if moved && !late {
             patience.reset();
             continue;
         }
@@ -112,7 +120,8 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
                 continue;
             }
         }
-        if patience.wait()
+        if !moved
+            && patience.wait()
             && let Some(ticket) = ticket
         {
             nap(comms, &mut patience, ticket);
@@ -123,27 +132,31 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
 /// The last look before sleeping, and the sleep. All links of a process share one bell.
 fn nap(comms: &[Arc<Inner>], patience: &mut Patience<'_>, ticket: u32) {
     for comm in comms {
-        if let Some(mut driver) = comm.try_drive()
-            && driver.pending()
-        {
-            if comm.turn(&mut driver) {
-                driver.link.flush();
-                return;
+        let Some(mut driver) = comm.try_drive() else { continue };
+        let moved = comm.guard(&mut driver, |driver| {
+            if !driver.pending() {
+                return false;
             }
-            comm.examine(&mut driver);
+            if comm.look(driver) {
+                driver.link.flush();
+                return true;
+            }
+            comm.examine(driver);
+            false
+        });
+        if moved.unwrap_or(true) {
+            return;
         }
     }
     let mut fds = Vec::new();
     let mut at_most = Duration::from_millis(20);
     for comm in comms {
-        if let Some(driver) = comm.try_drive()
-            && !driver.link.interest(&mut fds)
-        {
-            at_most = Duration::from_micros(100);
-        }
-        if let Some(driver) = comm.try_drive() {
-            at_most = at_most.min(driver.nap());
-        }
+        let Some(mut driver) = comm.try_drive() else { continue };
+        let nap = comm.guard(&mut driver, |driver| {
+            let sound = driver.link.interest(&mut fds);
+            driver.nap().min(if sound { Duration::MAX } else { Duration::from_micros(100) })
+        });
+        at_most = at_most.min(nap.unwrap_or_default());
     }
     if let Some(comm) = comms.first() {
         comm.sleeper.sleep(ticket, &fds, at_most);

@@ -41,6 +41,36 @@ const QUICK_LOOKS: u32 = 32;
 const LONGEST_SPIN: u32 = 50;
 const SHORTEST_SPIN: u32 = 1;
 
+/// Looks at the clock now and then where looks follow each other without a pause: the clock costs as much as a look.
+#[derive(Default)]
+pub(crate) struct Rounds {
+    count: u32,
+    last: Option<Instant>,
+}
+
+/// Rounds between two looks at the clock, and the time after which it is due.
+const BLIND: u32 = 256;
+const DUE: Duration = Duration::from_millis(50);
+
+impl Rounds {
+    /// Counts a round; whether it has been so long that other things are to be looked after.
+    #[inline]
+    pub(crate) fn due(&mut self) -> bool {
+        self.count = self.count.wrapping_add(1);
+        self.count.is_multiple_of(BLIND) && self.late()
+    }
+
+    #[cold]
+    fn late(&mut self) -> bool {
+        let now = Instant::now();
+        let late = now.duration_since(*self.last.get_or_insert(now)) >= DUE;
+        if late {
+            self.last = Some(now);
+        }
+        late
+    }
+}
+
 /// How long the threads of one communicator spin.
 pub(crate) struct Habit {
     fixed: Option<Duration>,

@@ -1,6 +1,7 @@
 //! The handle of a call under way.
 
 use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -61,10 +62,8 @@ impl Shared {
         let keep = state.keep.take();
         self.changed.notify_all();
         drop(state);
-        for callback in early.into_iter().chain(callbacks) {
-            callback();
-        }
-        drop(keep);
+        early.into_iter().chain(callbacks).for_each(foreign);
+        foreign(|| drop(keep));
     }
 
     /// All of it is on a device.
@@ -73,7 +72,7 @@ impl Shared {
         self.enqueued.store(true, Ordering::Release);
         let early = std::mem::take(&mut state.early);
         drop(state);
-        early.into_iter().for_each(|callback| callback());
+        early.into_iter().for_each(foreign);
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -117,6 +116,11 @@ impl Shared {
             state.early.push(callback);
         }
     }
+}
+
+/// Runs what is not ours. Where it panics, its own caller is told so by the panic's message; the group is as well as before.
+fn foreign(what: impl FnOnce()) {
+    let _ = catch_unwind(AssertUnwindSafe(what));
 }
 
 /// Whether a signal waits to be handled (Ctrl-C); asked by waiting threads a few times a second.

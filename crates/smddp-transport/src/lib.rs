@@ -17,7 +17,7 @@ pub use net::feed;
 pub use net::{fabric, interface};
 
 use std::os::fd::RawFd;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// What a call is: the same on all its ranks, whatever the bits mean to the core.
@@ -57,8 +57,8 @@ pub struct Inlet {
     pub bytes: u64,
 }
 
-/// The channels of one operation at one rank.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The channels of one bound call's operations at one rank.
+#[derive(Clone, Debug, Default)]
 pub struct Wiring {
     pub outlets: Vec<Outlet>,
     pub inlets: Vec<Inlet>,
@@ -68,6 +68,18 @@ pub struct Wiring {
     pub depth: (usize, usize),
     /// Cells per channel on which all ranks agree: how far a writer on another node may be ahead of a reader.
     pub window: usize,
+    /// Empty where the wiring is made.
+    pub ways: Ways,
+}
+
+/// What its link made of a wiring when it first met it. A wiring is one link's from then on.
+#[derive(Clone, Default)]
+pub struct Ways(pub(crate) OnceLock<Arc<joint::Routes>>);
+
+impl std::fmt::Debug for Ways {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if self.0.get().is_some() { "Ways(found)" } else { "Ways(unknown)" })
+    }
 }
 
 /// Two ranks made different calls.

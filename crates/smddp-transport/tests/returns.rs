@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use smddp_transport::shm::{Endpoint, Prepared, ShmLink};
-use smddp_transport::{Head, Inlet, Link, Mail, Outlet, Wiring};
+use smddp_transport::{Head, Inlet, Link, Mail, Outlet, Ways, Wiring};
 
 const CAP: usize = 4 << 20;
 
@@ -28,6 +28,7 @@ fn exchange(links: &mut [ShmLink; 2], seq: u64, bytes: usize) {
         inline: false,
         depth: (1, 1),
         window: 1,
+        ways: Ways::default(),
     };
     let head = Head { what: 7, count: 1 };
     for (rank, link) in links.iter_mut().enumerate() {

@@ -544,15 +544,21 @@ impl Turn<'_> {
                 let whole = |block: usize| {
                     if near.packed { self.bound.segment(length(block), segment) } else { length(block) }
                 };
-                let mut at = near.offset + (0..from.skip).map(whole).sum::<usize>() as u64;
-                Ok(taken
+                // The offset is another process's word.
+                let outside = || {
+                    let (rank, offset) = (near.rank, near.offset);
+                    Trouble::Peer(format!("rank {rank} names memory at {offset}, outside of what it lends"))
+                };
+                let mut at = (0..from.skip).map(whole).sum::<usize>();
+                taken
                     .map(|block| {
                         let bytes = self.bound.segment(length(block), segment);
-                        let found = mapping.pieces(at + step as u64, bytes);
-                        at += whole(block) as u64;
-                        found
+                        let found = near.offset.checked_add((at + step) as u64);
+                        let found = found.and_then(|offset| mapping.pieces(offset, bytes));
+                        at += whole(block);
+                        found.ok_or_else(outside)
                     })
-                    .collect())
+                    .collect()
             }
         }
     }

@@ -19,8 +19,8 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Where `bytes` bytes at `offset` lie here: (address, bytes), in order.
-    pub(super) fn pieces(&self, offset: u64, bytes: usize) -> Vec<(Address, usize)> {
+    /// Where `bytes` bytes at `offset` lie here: (address, bytes), in order; `None`: not all of them do.
+    pub(super) fn pieces(&self, offset: u64, bytes: usize) -> Option<Vec<(Address, usize)>> {
         let (mut skip, mut left) = (offset as usize, bytes);
         let mut pieces = Vec::with_capacity(1);
         for part in &self.parts {
@@ -36,7 +36,7 @@ impl Mapping {
             left -= here;
             skip = 0;
         }
-        pieces
+        (left == 0).then_some(pieces)
     }
 }
 

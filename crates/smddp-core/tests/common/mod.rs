@@ -1,5 +1,6 @@
 //! N ranks as threads, and what every collective should come to; ranks as processes are in `procs`.
 
+pub(crate) mod fake;
 pub(crate) mod group;
 pub(crate) mod job;
 pub(crate) mod procs;

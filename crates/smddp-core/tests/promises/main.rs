@@ -10,6 +10,7 @@ mod common;
 
 mod algorithms;
 mod bits;
+mod busy;
 mod deadline;
 mod death;
 mod fork;
@@ -22,6 +23,7 @@ mod matrix;
 mod mismatch;
 mod missing;
 mod p2p;
+mod panics;
 mod probe;
 mod soak;
 mod threads;

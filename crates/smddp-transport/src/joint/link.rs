@@ -18,9 +18,8 @@ pub(super) struct JointLink {
     names: Vec<String>,
     shm: ShmLink,
     net: Net,
-    /// Of the operation begun last, and what it was made from.
-    routes: Routes,
-    wiring: Wiring,
+    /// Of the operation begun last.
+    routes: Arc<Routes>,
     /// The cell lent last, by channel, where a message goes both ways.
     lent: Vec<Option<(*mut u8, *mut u8)>>,
 }
@@ -64,16 +63,7 @@ const SHORT_NAP: Duration = Duration::from_micros(100);
 
 impl JointLink {
     pub(super) fn new(me: usize, map: Map, names: Vec<String>, shm: ShmLink, net: Net) -> Self {
-        Self {
-            me,
-            map,
-            names,
-            shm,
-            net,
-            routes: Routes::default(),
-            wiring: Wiring::default(),
-            lent: Vec::new(),
-        }
+        Self { me, map, names, shm, net, routes: Arc::default(), lent: Vec::new() }
     }
 
     fn far_ranks(&self) -> Vec<usize> {
@@ -112,13 +102,12 @@ impl Link for JointLink {
         if self.net.differs() || self.net.troubled(seq) {
             return false;
         }
-        // The same call again finds its ways as they are.
-        if self.wiring != *wiring {
-            let (routes, outlets) = Routes::new(&self.map, wiring);
-            self.net.wire_up(outlets, &routes.net_inlets, wiring.window);
+        let routes = wiring.ways.0.get_or_init(|| Arc::new(Routes::new(self.me, &self.map, wiring)));
+        if !Arc::ptr_eq(&self.routes, routes) {
+            self.net.wire_up(&routes.net);
             self.lent.clear();
             self.lent.resize(routes.outs.len(), None);
-            (self.routes, self.wiring) = (routes, wiring.clone());
+            self.routes = routes.clone();
         }
         if !self.net.reserve() || !self.shm.begin(seq, head, &self.routes.shm) {
             return false;

@@ -5,8 +5,11 @@ mod link;
 mod offer;
 mod route;
 mod simulated;
+#[cfg(test)]
+mod wiring_tests;
 
 pub use join::{JoinError, Joined, Means, Prepared};
 pub(crate) use offer::Offer;
 pub use offer::{Between, may_have_efa};
+pub(crate) use route::Routes;
 pub use simulated::simulated;

@@ -1,6 +1,8 @@
 //! Which of an operation's channels go through shared memory, which over the wire, which both ways.
 
-use crate::net::link::NetOutlet;
+use std::sync::Arc;
+
+use crate::net::wiring::{NetOutlet, NetWiring};
 use crate::{Inlet, Outlet, Wiring};
 
 /// Where each rank of the group is, as this rank reaches it.
@@ -42,20 +44,23 @@ pub(super) struct Out {
     pub(super) net: Option<usize>,
 }
 
-/// The ways of one operation's channels.
+/// The ways of one bound call's channels: they are found once and kept with its wiring ([`crate::Ways`]).
 #[derive(Default)]
-pub(super) struct Routes {
+pub(crate) struct Routes {
     pub(super) outs: Vec<Out>,
     pub(super) ins: Vec<In>,
     /// Channels keep their numbers here; those without a reader on this node are empty.
     pub(super) shm: Wiring,
-    pub(super) net_inlets: Vec<Inlet>,
+    pub(super) net: Arc<NetWiring>,
 }
 
 impl Routes {
-    pub(super) fn new(map: &Map, wiring: &Wiring) -> (Self, Vec<NetOutlet>) {
+    /// As rank `me` of `map` reaches the others.
+    pub(super) fn new(me: usize, map: &Map, wiring: &Wiring) -> Self {
+        #[cfg(test)]
+        MADE.with(|made| made.set(made.get() + 1));
         let mut routes = Self { shm: Wiring { depth: wiring.depth, ..Wiring::default() }, ..Self::default() };
-        let mut net_outlets = Vec::new();
+        let (mut net_outlets, mut net_inlets) = (Vec::new(), Vec::new());
         for (channel, outlet) in wiring.outlets.iter().enumerate() {
             let remote: Vec<usize> =
                 outlet.readers.iter().copied().filter(|&r| map.local(r).is_none()).collect();
@@ -86,11 +91,18 @@ impl Routes {
                     In::Shm(routes.shm.inlets.len() - 1)
                 }
                 None => {
-                    routes.net_inlets.push(*inlet);
-                    In::Net(routes.net_inlets.len() - 1)
+                    net_inlets.push(*inlet);
+                    In::Net(net_inlets.len() - 1)
                 }
             });
         }
-        (routes, net_outlets)
+        routes.net = Arc::new(NetWiring::new(me, net_outlets, &net_inlets, wiring.window));
+        routes
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// How many of them this thread has made.
+    pub(super) static MADE: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }

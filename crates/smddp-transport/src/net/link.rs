@@ -4,7 +4,7 @@
 //! and is told of cells that are free again where it needs them. So whatever arrives for the operation under way has
 //! its place, and what is for a later one waits in the wire.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,57 +12,12 @@ use std::time::{Duration, Instant};
 use super::frame::{Frame, Kind, LANES};
 use super::letters::Letters;
 use super::wire::{Place, Sink, Ticket, Wire};
+use super::wiring::{Came, Flow, In, NetWiring};
 use crate::fork;
 use crate::shm::{Endpoint, Owner};
-use crate::{Fault, Head, Inlet, LONGEST_WHY, Mail, Mismatch, Stream};
+use crate::{Fault, Head, LONGEST_WHY, Mail, Mismatch, Stream};
 
 mod survey;
-
-/// A channel that this rank writes and ranks of other nodes read.
-pub(crate) struct NetOutlet {
-    /// Its number in the program.
-    pub(crate) channel: usize,
-    pub(crate) readers: Vec<usize>,
-    pub(crate) cell: usize,
-    pub(crate) messages: u64,
-    pub(crate) bytes: u64,
-}
-
-struct Out {
-    channel: usize,
-    /// (rank, messages it has read that we know of); in rotated order, so that not all ranks write to one first.
-    readers: Vec<(usize, u64)>,
-    /// Of its first cell, in the operation's memory.
-    at: usize,
-    cell: usize,
-    depth: u64,
-    sent: u64,
-    messages: u64,
-    bytes: u64,
-    /// Sends under way from each cell.
-    busy: Vec<u32>,
-}
-
-struct In {
-    want: Inlet,
-    at: usize,
-    depth: u64,
-    /// Messages that were given a cell, that are here, and that are read. As long as one of the first is not among the
-    /// second, the operation does not end: so nobody writes to its cells afterwards.
-    placed: u64,
-    there: u64,
-    taken: u64,
-    /// The writer's header was seen.
-    resolved: bool,
-    bad: Option<Mismatch>,
-}
-
-impl In {
-    /// Something is still to come.
-    fn awaited(&self) -> bool {
-        !self.resolved || self.there < self.want.messages
-    }
-}
 
 /// Headers of operations that are over here, against which late frames are held.
 const REMEMBERED: usize = 64;
@@ -78,12 +33,10 @@ pub(super) struct State {
     open: bool,
     opened: Option<Instant>,
     head: Head,
-    /// The operation's cells, and how many bytes they are.
+    /// The operation's cells.
     base: *mut u8,
-    bytes: usize,
-    outs: Vec<Out>,
-    ins: Vec<In>,
-    places: HashMap<(usize, u32), usize>,
+    wiring: Arc<NetWiring>,
+    flow: Flow,
     /// Sends of cells whose memory is still in use.
     flying: u64,
     past: VecDeque<(u64, Head)>,
@@ -155,10 +108,8 @@ impl Net {
             opened: None,
             head: Head::default(),
             base: NOWHERE,
-            bytes: 0,
-            outs: Vec::new(),
-            ins: Vec::new(),
-            places: HashMap::new(),
+            wiring: Arc::default(),
+            flow: Flow::default(),
             flying: 0,
             past: VecDeque::new(),
             differs: None,
@@ -204,56 +155,21 @@ impl Net {
     }
 
     /// The channels of the operations to come.
-    pub(crate) fn wire_up(&mut self, outlets: Vec<NetOutlet>, inlets: &[Inlet], window: usize) {
+    pub(crate) fn wire_up(&mut self, wiring: &Arc<NetWiring>) {
         let state = &mut self.state;
-        let depth = |messages: u64| messages.min(window as u64).max(1);
-        let mut end = 0;
-        let mut place = |cell: usize, messages: u64| {
-            let at = end;
-            end += cell.next_multiple_of(64) * depth(messages) as usize;
-            (at, cell.next_multiple_of(64), depth(messages))
-        };
-        state.outs.clear();
-        for outlet in outlets {
-            let (at, cell, depth) = place(outlet.cell, outlet.messages);
-            let mut readers: Vec<_> = outlet.readers.into_iter().map(|rank| (rank, 0)).collect();
-            let first = readers.iter().position(|&(rank, _)| rank > state.me).unwrap_or(0);
-            readers.rotate_left(first);
-            state.outs.push(Out {
-                channel: outlet.channel,
-                readers,
-                at,
-                cell,
-                depth,
-                sent: 0,
-                messages: outlet.messages,
-                bytes: outlet.bytes,
-                busy: vec![0; depth as usize],
-            });
+        if Arc::ptr_eq(&state.wiring, wiring) {
+            return;
         }
-        state.ins.clear();
-        state.places.clear();
-        for (index, inlet) in inlets.iter().enumerate() {
-            let (at, _, depth) = place(inlet.cell, inlet.messages);
-            state.places.insert((inlet.rank, inlet.channel as u32), index);
-            state.met[inlet.rank] = true;
-            state.ins.push(In {
-                want: *inlet,
-                at,
-                depth,
-                placed: 0,
-                there: 0,
-                taken: 0,
-                resolved: false,
-                bad: None,
-            });
+        state.wiring = wiring.clone();
+        state.flow.reset(wiring);
+        for inlet in &wiring.ins {
+            state.met[inlet.want.rank] = true;
         }
-        state.bytes = end;
     }
 
     /// Takes the memory that the operation needs; false while the pool has none.
     pub(crate) fn reserve(&mut self) -> bool {
-        self.state.owner.reserve(self.state.bytes)
+        self.state.owner.reserve(self.state.wiring.bytes)
     }
 
     /// Opens operation `seq`, which is wired up and whose memory is reserved.
@@ -263,17 +179,10 @@ impl Net {
         (state.opened, self.hailed) = (Some(Instant::now()), false);
         state.base = state.owner.base();
         self.wire.begun(seq + 1);
-        for out in &mut state.outs {
-            out.sent = 0;
-            out.readers.iter_mut().for_each(|(_, read)| *read = 0);
-        }
-        for inlet in &mut state.ins {
-            (inlet.placed, inlet.there, inlet.taken) = (0, 0, 0);
-            (inlet.resolved, inlet.bad) = (false, None);
-        }
+        state.flow.reset(&state.wiring);
         // A channel that carries nothing still tells its readers what this operation is.
-        for out in 0..self.state.outs.len() {
-            if self.state.outs[out].messages == 0 {
+        for out in 0..self.state.wiring.outs.len() {
+            if self.state.wiring.outs[out].messages == 0 {
                 self.tell(out, 0, 0);
             }
         }
@@ -281,8 +190,7 @@ impl Net {
 
     /// A message of `bytes` in cell `index` goes to all readers of an outlet.
     fn tell(&mut self, out: usize, index: u64, bytes: usize) {
-        let state = &self.state;
-        let o = &state.outs[out];
+        let (state, o) = (&self.state, &self.state.wiring.outs[out]);
         let cell = index % o.depth;
         let payload = state.base.wrapping_add(o.at + cell as usize * o.cell).cast_const();
         let frame = Frame {
@@ -295,45 +203,48 @@ impl Net {
             ..Frame::new(Kind::Data, state.seq)
         };
         let ticket = (out as u64) << 32 | cell;
-        for reader in 0..self.state.outs[out].readers.len() {
-            let to = self.state.outs[out].readers[reader].0;
-            self.state.flying += 1;
-            self.state.outs[out].busy[cell as usize] += 1;
+        let (readers, place) = (o.readers.len(), o.first_cell + cell as usize);
+        self.state.flying += readers as u64;
+        self.state.flow.busy[place] += readers as u32;
+        for reader in 0..readers {
+            let to = self.state.wiring.outs[out].readers[reader];
             self.frame(to, &frame, payload, ticket);
         }
     }
 
     pub(crate) fn cell(&mut self, out: usize) -> Option<*mut u8> {
-        let o = &self.state.outs[out];
-        let slowest = o.readers.iter().map(|&(_, read)| read).min().unwrap_or(o.sent);
-        let cell = (o.sent % o.depth) as usize;
-        let free = o.sent - slowest < o.depth && o.busy[cell] == 0;
+        let (o, flow) = (&self.state.wiring.outs[out], &self.state.flow);
+        let sent = flow.sent[out];
+        let readers = o.first_reader..o.first_reader + o.readers.len();
+        let slowest = flow.read[readers].iter().copied().min().unwrap_or(sent);
+        let cell = (sent % o.depth) as usize;
+        let free = sent.saturating_sub(slowest) < o.depth && flow.busy[o.first_cell + cell] == 0;
         free.then(|| self.state.base.wrapping_add(o.at + cell * o.cell))
     }
 
     pub(crate) fn publish(&mut self, out: usize, bytes: usize) {
-        let index = self.state.outs[out].sent;
-        self.state.outs[out].sent += 1;
+        let index = self.state.flow.sent[out];
+        self.state.flow.sent[out] += 1;
         self.tell(out, index, bytes);
     }
 
     pub(crate) fn message(&mut self, inlet: usize) -> Result<Option<*const u8>, Mismatch> {
-        let i = &self.state.ins[inlet];
-        if let Some(bad) = i.bad {
+        let (i, came) = (&self.state.wiring.ins[inlet], &self.state.flow.came[inlet]);
+        if let Some(bad) = came.bad {
             return Err(bad);
         }
-        let slot = (i.taken % i.depth) as usize * i.want.cell.next_multiple_of(64);
-        Ok((i.there > i.taken).then(|| self.state.base.wrapping_add(i.at + slot).cast_const()))
+        let slot = (came.taken % i.depth) as usize * i.want.cell.next_multiple_of(64);
+        Ok((came.there > came.taken).then(|| self.state.base.wrapping_add(i.at + slot).cast_const()))
     }
 
     pub(crate) fn release(&mut self, inlet: usize) {
-        let i = &mut self.state.ins[inlet];
-        i.taken += 1;
+        let (i, came) = (&self.state.wiring.ins[inlet], &mut self.state.flow.came[inlet]);
+        came.taken += 1;
         // The writer's last messages need no room any more.
-        if i.taken + i.depth <= i.want.messages {
+        if came.taken + i.depth <= i.want.messages {
             let frame = Frame {
                 channel: i.want.channel as u32,
-                index: i.taken,
+                index: came.taken,
                 ..Frame::new(Kind::Credit, self.state.seq)
             };
             let to = i.want.rank;
@@ -343,10 +254,10 @@ impl Net {
 
     /// Whether all headers are here and all that was sent is out of this process's hands: nobody drives afterwards.
     pub(crate) fn settle(&mut self) -> Result<bool, Mismatch> {
-        if let Some(bad) = self.state.ins.iter().find_map(|inlet| inlet.bad) {
+        if let Some(bad) = self.state.flow.came.iter().find_map(|came| came.bad) {
             return Err(bad);
         }
-        if self.state.ins.iter().any(|inlet| !inlet.resolved) {
+        if self.state.flow.came.iter().any(|came| !came.resolved) {
             return Ok(false);
         }
         // Where another call was found out, or the group has died, this one must not end well.
@@ -397,7 +308,7 @@ impl Net {
     /// Looks after the ranks that this one waits for, and tells what is known to be wrong.
     pub(crate) fn faults(&mut self) -> Vec<Fault> {
         let awaited: Vec<usize> =
-            self.state.ins.iter().filter(|i| i.awaited()).map(|i| i.want.rank).collect();
+            self.state.inlets().filter(|(i, came)| came.awaited(&i.want)).map(|(i, _)| i.want.rank).collect();
         self.hail(&awaited);
         for rank in awaited.into_iter().chain(self.state.letters.awaited()) {
             self.wire.watch(rank);
@@ -449,6 +360,7 @@ impl Net {
             self.frame(rank, &frame, words.as_ptr(), LETTER);
         }
         self.wire.poll(&mut self.state);
+        self.wire.abandon();
     }
 
     /// All that this rank has to do with, and all others of a group that is not large. Of a large one those that are one, two,
@@ -551,14 +463,21 @@ impl Drop for Net {
 
 impl State {
     fn awaits(&self, rank: usize, seq: u64) -> bool {
-        let silent = |i: &In| i.want.rank == rank && i.awaited() && i.there <= i.taken;
-        self.open && self.seq == seq && self.begun[rank] <= seq && self.ins.iter().any(silent)
+        let silent = |(i, came): (&In, &Came)| {
+            i.want.rank == rank && came.awaited(&i.want) && came.there <= came.taken
+        };
+        self.open && self.seq == seq && self.begun[rank] <= seq && self.inlets().any(silent)
     }
 
     /// Takes a frame for an error of its sender's.
     fn refuse(&mut self, peer: usize, what: &'static str) -> Place {
         self.wrong[peer].get_or_insert(what);
         Place::Drop
+    }
+
+    /// What this rank reads, and how far each has come.
+    fn inlets(&self) -> impl Iterator<Item = (&In, &Came)> {
+        self.wiring.ins.iter().zip(&self.flow.came)
     }
 
     /// A frame of an operation that is over here, or of a channel that I do not read: then the calls differ.
@@ -591,30 +510,30 @@ impl State {
         if frame.seq > self.seq || frame.seq == self.seq && !self.open {
             return Place::Later;
         }
-        let inlet = self.places.get(&(peer, frame.channel)).filter(|_| frame.seq == self.seq).copied();
+        let inlet = self.wiring.places.get(&(peer, frame.channel)).filter(|_| frame.seq == self.seq).copied();
         let Some(inlet) = inlet else {
             self.hold(peer, frame);
             return Place::Drop;
         };
-        let i = &mut self.ins[inlet];
+        let (i, came) = (&self.wiring.ins[inlet], &mut self.flow.came[inlet]);
         let theirs = Head { what: frame.what, count: frame.count };
         if theirs != self.head {
-            i.bad = Some(Mismatch { rank: peer, theirs, bytes: None });
+            came.bad = Some(Mismatch { rank: peer, theirs, bytes: None });
         } else if frame.total != i.want.bytes || frame.bytes > i.want.cell as u64 {
-            i.bad = Some(Mismatch { rank: peer, theirs, bytes: Some((i.want.bytes, frame.total)) });
+            came.bad = Some(Mismatch { rank: peer, theirs, bytes: Some((i.want.bytes, frame.total)) });
         }
-        if i.bad.is_some() {
+        if came.bad.is_some() {
             return Place::Drop;
         }
         // Each message once, in order, and none besides.
-        let known = if i.want.messages == 0 { frame.bytes == 0 } else { frame.index == i.placed };
+        let known = if i.want.messages == 0 { frame.bytes == 0 } else { frame.index == came.placed };
         if !known || frame.index >= i.want.messages.max(1) {
             return self.refuse(peer, "a message out of order");
         }
-        if frame.index >= i.taken + i.depth {
+        if frame.index >= came.taken + i.depth {
             return Place::Later;
         }
-        i.placed += 1;
+        came.placed += 1;
         let slot = (frame.index % i.depth) as usize * i.want.cell.next_multiple_of(64);
         Place::Here(self.base.wrapping_add(i.at + slot))
     }
@@ -623,11 +542,11 @@ impl State {
         if frame.seq != self.seq || !self.open {
             return;
         }
-        if let Some(&inlet) = self.places.get(&(peer, frame.channel)) {
-            let i = &mut self.ins[inlet];
-            i.resolved = true;
-            if i.bad.is_none() && i.want.messages > 0 && i.there < i.placed {
-                i.there += 1;
+        if let Some(&inlet) = self.wiring.places.get(&(peer, frame.channel)) {
+            let (i, came) = (&self.wiring.ins[inlet], &mut self.flow.came[inlet]);
+            came.resolved = true;
+            if came.bad.is_none() && i.want.messages > 0 && came.there < came.placed {
+                came.there += 1;
             }
         }
     }
@@ -664,12 +583,15 @@ impl Sink for State {
         match frame.kind {
             Kind::Data => self.data_arrived(peer, frame),
             Kind::Credit => {
-                let out = self.outs.iter_mut().find(|o| o.channel as u32 == frame.channel);
-                if let Some(out) = out.filter(|_| self.open && frame.seq == self.seq)
-                    && let Some(reader) = out.readers.iter_mut().find(|(rank, _)| *rank == peer)
+                let mut outs = self.wiring.outs.iter().enumerate();
+                let out = outs.find(|(_, out)| out.channel as u32 == frame.channel);
+                if let Some((number, out)) = out.filter(|_| self.open && frame.seq == self.seq)
+                    && let Some(reader) = out.readers.iter().position(|&rank| rank == peer)
                 {
                     // Nobody has read what was not sent.
-                    reader.1 = reader.1.max(frame.index.min(out.sent));
+                    let sent = self.flow.sent[number];
+                    let read = &mut self.flow.read[out.first_reader + reader];
+                    *read = (*read).max(frame.index.min(sent));
                 }
             }
             Kind::Poison => {
@@ -702,7 +624,8 @@ impl Sink for State {
         }
         let (out, cell) = ((ticket >> 32) as usize, (ticket & 0xffff_ffff) as usize);
         self.flying = self.flying.saturating_sub(1);
-        if let Some(busy) = self.outs.get_mut(out).and_then(|o| o.busy.get_mut(cell)) {
+        if let Some(o) = self.wiring.outs.get(out).filter(|o| (cell as u64) < o.depth) {
+            let busy = &mut self.flow.busy[o.first_cell + cell];
             *busy = busy.saturating_sub(1);
         }
     }

@@ -8,6 +8,7 @@ pub(crate) mod link;
 pub(crate) mod tcp;
 pub(crate) mod watched;
 pub(crate) mod wire;
+pub(crate) mod wiring;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub use tcp::feed;

@@ -67,6 +67,10 @@ impl Wire for Watched {
         self.wire.interest(fds)
     }
 
+    fn abandon(&mut self) {
+        self.wire.abandon();
+    }
+
     fn drained(&self) -> bool {
         self.wire.drained()
     }

@@ -75,6 +75,8 @@ pub(crate) trait Wire: Send {
     fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool;
     /// Whether all that was sent is out of this process's hands.
     fn drained(&self) -> bool;
+    /// The group is dead: what still arrives is of no use to anybody.
+    fn abandon(&mut self) {}
     /// Nothing more will be sent: whether everything has arrived that would be lost if this wire were dropped.
     fn finish(&mut self) -> bool {
         self.drained()

@@ -216,6 +216,11 @@ impl Endpoint {
         Ok(engine)
     }
 
+    /// The largest piece of staging memory that an operation can ever have where the cap is `cap`.
+    pub fn most_at_once(cap: usize) -> usize {
+        Pool::most_at_once(cap)
+    }
+
     /// (cap, resident, reserve in use) of the staging pool, bytes.
     pub fn staging(&self) -> (usize, usize, usize) {
         self.pool.usage()

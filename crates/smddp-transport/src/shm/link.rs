@@ -11,8 +11,9 @@ use super::card::Card;
 use super::distance::Distance;
 use super::endpoint::{Bell, Endpoint, Peer, nonce, ring_at};
 use super::layout::*;
-use super::mail::Mailbox;
+use super::mail::{Mailbox, Nonsense};
 use super::memory::Memory;
+use super::place::Place;
 use super::pool::{Region, Release};
 use crate::board::Board;
 use crate::fork;
@@ -177,13 +178,15 @@ impl Prepared {
             // Several ranks of one process (threads) share its memory as it is.
             let peer =
                 if card.endpoint == endpoint.id { None } else { Some(reach(endpoint, &self.card, &card)?) };
-            remotes.push(Remote {
-                peer,
-                home: endpoint.bell(),
-                block: card.block as usize,
-                nonce: card.nonce,
-                card,
-            });
+            let (home, block) = (endpoint.bell(), usize::try_from(card.block).unwrap_or(usize::MAX));
+            let remote = Remote { peer, home, block, nonce: card.nonce, card };
+            // All of the block is read later as if it were there.
+            if !remote.memory().holds(block, block_bytes(self.card.size as usize)) {
+                let Card { rank, host, pid, .. } = remote.card;
+                let why = format!("its card names a control block at {block}, outside of its memory");
+                return Err(Unreachable { rank: rank as usize, host, pid, why });
+            }
+            remotes.push(remote);
         }
         Ok(ShmLink::new(self, Ranks { remotes, me }))
     }
@@ -227,6 +230,8 @@ pub struct ShmLink {
     inlets: Vec<Inlet>,
     unheld: Vec<Unheld>,
     differs: Option<Fault>,
+    /// A rank whose words make no sense.
+    nonsense: Option<Fault>,
     /// Somebody may sleep who should see what was published.
     owed: bool,
     /// Looks in vain since.
@@ -261,6 +266,7 @@ impl ShmLink {
             inlets: Vec::new(),
             unheld: Vec::new(),
             differs: None,
+            nonsense: None,
             owed: false,
             vain: 0,
             distance: Distance::default(),
@@ -274,6 +280,12 @@ impl ShmLink {
     /// The process's endpoint, and this group's number there.
     pub(crate) fn home(&self) -> Option<(Arc<Endpoint>, u64)> {
         self.endpoint.clone().map(|endpoint| (endpoint, self.nonce))
+    }
+
+    /// Where this rank's control block lies.
+    #[cfg(test)]
+    pub(super) fn block(&self) -> usize {
+        self.block
     }
 
     /// False in a forked child, whose copy this is.
@@ -432,30 +444,38 @@ impl ShmLink {
         if theirs != self.head {
             return Err(Mismatch { rank: want.rank, theirs, bytes: None });
         }
-        let found = &mut self.ins[inlet];
-        if self.inline {
-            found.cells = remote.block + slot + SLOT_HEADER;
-            found.cell = SLOT_BYTES;
-            found.depth = 1;
-            found.there = 1;
+        let found = if self.inline {
+            let cells = remote.block + slot + SLOT_HEADER;
+            In { resolved: true, cells, cell: SLOT_BYTES, depth: 1, there: 1, ..In::default() }
         } else {
             let memory = remote.memory();
             let region = remote.word(slot + STAGE).load(Ordering::Relaxed) as usize;
-            let entry = region + want.channel * ENTRY;
-            let field = |i: usize| memory.word64(entry + 8 * i).load(Ordering::Relaxed) as usize;
             // Without a region nothing comes at all.
-            let bytes = if region == 0 { 0 } else { field(4) as u64 };
-            if bytes != want.bytes {
-                return Err(Mismatch { rank: want.rank, theirs, bytes: Some((want.bytes, bytes)) });
+            let place = if region == 0 { Some(Place::default()) } else { Place::read(memory, region, &want) };
+            let Some(place) = place else {
+                self.nonsense(want.rank, "where its messages lie");
+                return Ok(false);
+            };
+            if place.bytes != want.bytes {
+                return Err(Mismatch { rank: want.rank, theirs, bytes: Some((want.bytes, place.bytes)) });
             }
-            found.lines = region + field(0);
-            found.cells = region + field(1);
-            found.cell = field(2);
-            found.depth = (field(3) as u64).max(1);
-            found.ack = want.messages > found.depth;
-        }
-        found.resolved = true;
+            // The same bytes in smaller cells, or in none: it cuts them in another way.
+            if want.messages > 0 && (place.cell < want.cell || place.depth == 0) {
+                return Err(Mismatch { rank: want.rank, theirs, bytes: None });
+            }
+            let Place { lines, cells, cell, depth, .. } = place;
+            In { resolved: true, lines, cells, cell, depth, ack: want.messages > depth, ..In::default() }
+        };
+        self.ins[inlet] = found;
         Ok(true)
+    }
+
+    /// A rank's words cannot be what this library writes: nothing of it is to be trusted any more.
+    fn nonsense(&mut self, rank: usize, of: &str) {
+        let how = format!(
+            "wrote nonsense into its shared memory (it is about {of}): a bug, or something overwrote it"
+        );
+        self.nonsense.get_or_insert(Fault::Lost { rank, how });
     }
 }
 
@@ -525,14 +545,15 @@ impl Link for ShmLink {
     fn cell(&mut self, channel: usize) -> Option<*mut u8> {
         let memory = &self.endpoint.as_ref()?.memory;
         let out = &mut self.outs[channel];
-        if out.sent - out.read >= out.depth {
+        if out.sent.saturating_sub(out.read) >= out.depth {
             let mut least = u64::MAX;
             for reader in 1..=out.readers {
                 // Acquire: the readers' loads of the cell happened before.
                 least = least.min(memory.word64(out.lines + LINE * reader).load(Ordering::Acquire));
             }
             out.read = least;
-            if out.sent - out.read >= out.depth {
+            // A reader that says it has read more than there was spoils its own messages only.
+            if out.sent.saturating_sub(out.read) >= out.depth {
                 self.flush();
                 return None;
             }
@@ -678,9 +699,13 @@ impl Link for ShmLink {
     }
 
     fn mail_next(&mut self, from: usize) -> Option<(Mail, Stream)> {
-        let found = self.mailbox.next(&self.ranks, from)?;
-        self.ring_one(from);
-        Some(found)
+        match self.mailbox.next(&self.ranks, from) {
+            Ok(found) => found.inspect(|_| self.ring_one(from)),
+            Err(Nonsense) => {
+                self.nonsense(from, "where a message to this rank lies");
+                None
+            }
+        }
     }
 
     fn mail_piece(&mut self, from: usize, stream: Stream) -> Option<(*const u8, usize)> {
@@ -693,7 +718,7 @@ impl Link for ShmLink {
     }
 
     fn faults(&mut self) -> Vec<Fault> {
-        let mut faults: Vec<Fault> = self.differs.clone().into_iter().collect();
+        let mut faults: Vec<Fault> = self.differs.iter().chain(&self.nonsense).cloned().collect();
         for (rank, remote) in self.ranks.remotes.iter().enumerate() {
             if rank == self.me {
                 continue;

@@ -69,6 +69,20 @@ pub(super) struct Mailbox {
     incoming: HashMap<Stream, Incoming>,
 }
 
+/// A sender's words that cannot be true.
+pub(super) struct Nonsense;
+
+impl Incoming {
+    /// Whether all of its cells lie in its sender's memory.
+    fn lies_in(&self, memory: &Memory) -> bool {
+        let cells = || {
+            let cell = self.cell.checked_next_multiple_of(LINE).filter(|&cell| cell > 0)?;
+            CELLS.checked_add(cell.checked_mul(usize::try_from(self.depth).ok()?)?)
+        };
+        cells().is_some_and(|bytes| memory.holds(self.region, bytes))
+    }
+}
+
 fn entry(ring: usize, message: u64) -> usize {
     ring + LINE * (1 + (message % RING_ENTRIES) as usize)
 }
@@ -103,7 +117,7 @@ impl Mailbox {
         };
         self.rings.insert(to, (ring, announced));
         // Acquire: the receiver has copied the entry that this one takes over.
-        if announced - memory.word64(ring).load(Ordering::Acquire) >= RING_ENTRIES {
+        if announced.saturating_sub(memory.word64(ring).load(Ordering::Acquire)) >= RING_ENTRIES {
             return None;
         }
         let bytes = usize::try_from(mail.bytes).ok()?;
@@ -149,7 +163,7 @@ impl Mailbox {
         let out = self.outgoing.get(&stream)?;
         let region = out.region?;
         let read = endpoint.memory.word64(region.offset + LINE).load(Ordering::Acquire);
-        if out.sent - read >= out.depth {
+        if out.sent.saturating_sub(read) >= out.depth {
             return None;
         }
         let at = region.offset + CELLS + (out.sent % out.depth) as usize * out.cell.next_multiple_of(LINE);
@@ -178,21 +192,23 @@ impl Mailbox {
         }
     }
 
-    pub(super) fn next(&mut self, ranks: &Ranks, from: usize) -> Option<(Mail, Stream)> {
+    pub(super) fn next(&mut self, ranks: &Ranks, from: usize) -> Result<Option<(Mail, Stream)>, Nonsense> {
         let remote = &ranks.remotes[from];
+        let memory = remote.memory();
         let (ring, taken) = &mut self.inbound[from];
         if *ring == 0 {
-            *ring =
-                remote.memory().word64(remote.block + MAIL + 8 * ranks.me).load(Ordering::Acquire) as usize;
-            if *ring == 0 {
-                return None;
+            let found = memory.word64(remote.block + MAIL + 8 * ranks.me).load(Ordering::Acquire);
+            if found == 0 {
+                return Ok(None);
             }
+            let found = usize::try_from(found).ok().filter(|&ring| memory.holds(ring, RING_BYTES));
+            *ring = found.ok_or(Nonsense)?;
         }
         let at = entry(*ring, *taken);
-        if remote.memory().word64(at).load(Ordering::Acquire) != *taken + 1 {
-            return None;
+        if memory.word64(at).load(Ordering::Acquire) != *taken + 1 {
+            return Ok(None);
         }
-        let field = |i: usize| remote.memory().word64(at + 8 + 8 * i).load(Ordering::Relaxed);
+        let field = |i: usize| memory.word64(at + 8 + 8 * i).load(Ordering::Relaxed);
         let mail = Mail { tag: field(0), what: field(1), bytes: field(2) };
         let message = Incoming {
             region: field(3) as usize,
@@ -201,11 +217,17 @@ impl Mailbox {
             bytes: mail.bytes as usize,
             taken: 0,
         };
+        // One without bytes has no place.
+        if message.bytes > 0 && !message.lies_in(memory) {
+            return Err(Nonsense);
+        }
         *taken += 1;
-        remote.memory().word64(*ring).store(*taken, Ordering::Release);
+        memory.word64(*ring).store(*taken, Ordering::Release);
         self.next += 1;
-        self.incoming.insert(self.next, message);
-        Some((mail, self.next))
+        if message.bytes > 0 {
+            self.incoming.insert(self.next, message);
+        }
+        Ok(Some((mail, self.next)))
     }
 
     pub(super) fn piece(&mut self, ranks: &Ranks, from: usize, stream: Stream) -> Option<(*const u8, usize)> {

@@ -59,8 +59,15 @@ impl Memory {
         Ok(Self { base: base.cast(), len, pinned: AtomicBool::new(false) })
     }
 
-    /// Address of `bytes` bytes at `offset`. Offsets come from other processes: out of range is a bug or an
-    /// attack, and stops here.
+    /// Whether `bytes` bytes at `offset` lie in it, aligned for words. Asked of every place that another process names,
+    /// before it is used.
+    #[inline]
+    pub(crate) fn holds(&self, offset: usize, bytes: usize) -> bool {
+        offset.is_multiple_of(8) && offset <= self.len && bytes <= self.len - offset
+    }
+
+    /// Address of `bytes` bytes at `offset`. What another process names was looked at before ([`Self::holds`]): out of
+    /// range is a bug of this one, and stops here.
     #[inline]
     pub(crate) fn at(&self, offset: usize, bytes: usize) -> *mut u8 {
         assert!(

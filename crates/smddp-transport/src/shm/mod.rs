@@ -15,7 +15,10 @@ mod layout;
 mod link;
 mod mail;
 mod memory;
+#[cfg(test)]
+mod nonsense_tests;
 mod owner;
+mod place;
 mod pool;
 mod service;
 

@@ -109,6 +109,11 @@ impl Pool {
         cap.next_multiple_of(GRAIN) + RESERVE_BYTES
     }
 
+    /// The largest region that can ever be had: all that lies under the cap, or all of the reserve.
+    pub(crate) fn most_at_once(cap: usize) -> usize {
+        cap.max(RESERVE_BYTES)
+    }
+
     /// (cap, resident under the cap, in use of the reserve), bytes.
     pub(crate) fn usage(&self) -> (usize, usize, usize) {
         (self.cap, self.resident.load(Ordering::Relaxed), self.reserve_used.load(Ordering::Relaxed))

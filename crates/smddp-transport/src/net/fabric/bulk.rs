@@ -31,6 +31,7 @@ unsafe impl Send for Offer {}
 
 /// A place that a peer writes to.
 pub(super) struct Grant {
+    pub(super) peer: usize,
     pub(super) group: u32,
     pub(super) rank: u32,
     pub(super) seq: u64,
@@ -177,13 +178,13 @@ impl Engine {
         if let Some((piece, count)) = self.by_writes(offered, bytes) {
             self.numbers += count;
             let places = self.places(offset, bytes)?.into_iter().flat_map(|r| [r.address, r.key]);
-            let slot = self.grants.insert(Grant { group, rank, seq, left: count });
+            let slot = self.grants.insert(Grant { peer, group, rank, seq, left: count });
             let body: Vec<u8> = [offered.id, slot, piece as u64]
                 .into_iter()
                 .chain(places)
                 .flat_map(u64::to_le_bytes)
                 .collect();
-            let head = Head { what: What::Grant, credits: 0, engine: self.id, group: 0, rank: 0, seq: 0 };
+            let head = Head::new(What::Grant, self.id);
             self.message(peer, head, [&body, &[]]);
             return Ok(1);
         }
@@ -281,6 +282,13 @@ impl Engine {
             return None;
         }
         self.grants.remove(u64::from(number))
+    }
+
+    /// The writes of some grants will not come, or nobody wants them any more: their numbers may be used for others. Those
+    /// groups stay in motion, because the memory may still be written to, and is therefore never used again.
+    pub(super) fn give_up(&mut self, which: impl Fn(&Grant) -> bool) {
+        let left: usize = self.grants.drain_where(which).iter().map(|grant| grant.left).sum();
+        self.numbers = self.numbers.saturating_sub(left);
     }
 
     /// Hands over operations that there is room for now, as many as keep some room for messages.

@@ -1,9 +1,11 @@
 //! One process's endpoints, for all its groups.
 //!
 //! An endpoint costs queue pairs, of which a device has few, so groups share it. Their messages carry the receiver's
-//! number for the group. Flow is bounded by *credits* between two processes: a peer may have `window` messages under
-//! way to this one, for each of which a receive buffer is posted; so neither the receive queue nor the completion
-//! queue can overrun, and what is posted follows from how many peers there are.
+//! number for the group. Flow is bounded by *credits* between two processes: a peer may have as many messages under way to
+//! this one as it has credits, for each of which a receive buffer is posted; so neither the receive queue nor the
+//! completion queue can overrun. A peer has one credit from the beginning. Whoever sends to a peer for the first time, or
+//! hears from it, *opens* its window: the message carries the credits for the rest. So what is posted follows from the
+//! peers in use, and only one buffer each is for those that never say anything.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -27,8 +29,7 @@ pub struct Address {
     engine: u64,
     /// Its number for the group.
     group: u32,
-    /// Messages that one peer may have under way to it, and bytes of the largest.
-    window: u32,
+    /// Bytes of the largest message that it takes.
     message: u32,
     /// The provider's addresses, by rail.
     rails: Vec<Vec<u8>>,
@@ -49,6 +50,10 @@ pub(super) struct Peer {
     /// By my rails; empty until its address is known.
     pub(super) to: Vec<u64>,
     pub(super) message: usize,
+    /// It is in use: its window is open, with receive buffers for all of it.
+    pub(super) opened: bool,
+    /// Something came from it, so it has opened its window for this process.
+    pub(super) heard: bool,
     /// Messages it can take now.
     pub(super) credits: u32,
     /// Messages of its that were taken and that it does not know of.
@@ -183,6 +188,8 @@ pub(crate) enum Careless {
     Completions,
 }
 
+/// Messages that a peer may send before its window is opened.
+pub(super) const FIRST: u32 = 1;
 /// Pings to a peer that are not answered yet.
 pub(super) const PINGS: u32 = 2;
 /// A peer that was reached before, and to which nothing can be sent for so long though nothing is under way to it.
@@ -282,7 +289,6 @@ impl Engine {
         let address = Address {
             engine: self.id,
             group: number,
-            window: self.window,
             message: self.message as u32,
             rails: (0..self.busy.len()).map(|rail| self.provider.address(rail)).collect(),
             provider: self.name.split(' ').next().unwrap_or_default().to_owned(),
@@ -323,10 +329,13 @@ impl Engine {
                 // Also where nothing is sent from here: a device serves only initiators that it knows.
                 to.push(self.provider.insert(rail, &address.rails[rail % address.rails.len()])?);
             }
-            let peer = &mut self.peers[peer];
-            (peer.to, peer.credits) = (to, address.window);
-            peer.message = (address.message as usize).min(self.message);
+            let known = &mut self.peers[peer];
+            known.to = to;
+            known.credits += FIRST;
+            known.message = (address.message as usize).min(self.message);
         }
+        // It may have been heard before it was known.
+        self.list(peer);
         Ok(peer)
     }
 
@@ -378,14 +387,21 @@ impl Engine {
         for offer in self.offers.drain_where(|offer| offer.peer == peer) {
             self.offer_over(&offer);
         }
+        self.give_up(|grant| grant.peer == peer);
         for group in self.groups.values_mut() {
             group.ring();
         }
     }
 
+    /// A group is dead: nobody waits for what is still to be written to it.
+    pub(crate) fn abandon(&mut self, number: u32) {
+        self.give_up(|grant| grant.group == number);
+    }
+
     pub(crate) fn close(&mut self, number: u32) {
         self.groups.remove(&number);
         self.offers.drain_where(|offer| offer.group == number);
+        self.abandon(number);
         // Buffers that nobody needs any more are not posted again.
         let _ = self.want();
     }
@@ -410,6 +426,10 @@ impl Engine {
         // A peer that is busy with other things answers late. Two, because the first one to a process that is gone
         // may get as far as a socket's buffer.
         if p.pinged >= PINGS || p.sending > 0 || p.ping.is_some_and(|at| at.elapsed() < PING) {
+            return;
+        }
+        // Its first message has arrived there; the answer takes as long as its process is busy with other things.
+        if !p.heard && p.credits == 0 && p.met {
             return;
         }
         if self.ping(peer) {

@@ -143,12 +143,15 @@ impl Engine {
         let peer = self.peer(head.engine);
         let p = &mut self.peers[peer];
         p.credits += head.credits;
-        p.owed += u32::from(head.what.counted());
+        p.owed += u32::from(head.counted);
+        p.heard = true;
         match head.what {
             What::Ping => p.pongs += 1,
             What::Pong => p.pinged = p.pinged.saturating_sub(1),
             _ => {}
         }
+        self.open_window(peer);
+        let p = &self.peers[peer];
         if p.pongs > 0 || p.owed >= self.window / 2 || head.credits > 0 && !p.outgoing.is_empty() {
             self.list(peer);
         }

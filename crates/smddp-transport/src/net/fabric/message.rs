@@ -37,11 +37,6 @@ impl What {
         Self::Pong,
     ];
 
-    /// Whether it takes a credit; the others are few by their nature.
-    pub(crate) fn counted(self) -> bool {
-        !matches!(self, Self::Credit | Self::Ping | Self::Pong)
-    }
-
     /// Whether it has a place in the order of its pair.
     pub(crate) fn ordered(self) -> bool {
         matches!(self, Self::First | Self::More | Self::Offer)
@@ -51,7 +46,10 @@ impl What {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Head {
     pub(crate) what: What,
-    /// Messages of the receiver of this one that its sender has taken since it last said so.
+    /// Whether it took a credit.
+    pub(crate) counted: bool,
+    /// So many more messages may its receiver send: those that its sender has taken since it last said so, or the window
+    /// that it opens.
     pub(crate) credits: u32,
     /// The sending engine.
     pub(crate) engine: u64,
@@ -63,10 +61,15 @@ pub(crate) struct Head {
 }
 
 impl Head {
+    /// One that belongs to no group. What is known only when it goes comes with [`Self::seal`].
+    pub(crate) fn new(what: What, engine: u64) -> Self {
+        Self { what, counted: false, credits: 0, engine, group: 0, rank: 0, seq: 0 }
+    }
+
     pub(crate) fn encode(&self, out: &mut [u8]) {
         out[..2].copy_from_slice(&MAGIC.to_le_bytes());
         out[2] = self.what as u8;
-        out[3] = 0;
+        out[3] = u8::from(self.counted);
         out[4..8].copy_from_slice(&self.credits.to_le_bytes());
         out[8..16].copy_from_slice(&self.engine.to_le_bytes());
         out[16..20].copy_from_slice(&self.group.to_le_bytes());
@@ -82,6 +85,7 @@ impl Head {
         let what = What::ALL.into_iter().find(|&w| w as u64 == first >> 16 & 0xff)?;
         (first as u16 == MAGIC).then_some(Self {
             what,
+            counted: first >> 24 & 1 == 1,
             credits: (first >> 32) as u32,
             engine,
             group: ids as u32,
@@ -90,8 +94,9 @@ impl Head {
         })
     }
 
-    /// Writes the credits into an encoded header.
-    pub(crate) fn put_credits(message: &mut [u8], credits: u32) {
+    /// Writes into an encoded header what is known only when it goes: the credits, and whether it takes one.
+    pub(crate) fn seal(message: &mut [u8], credits: u32, counted: bool) {
+        message[3] = u8::from(counted);
         message[4..8].copy_from_slice(&credits.to_le_bytes());
     }
 }
@@ -109,12 +114,12 @@ mod tests {
     fn a_header_comes_back_as_it_went() {
         for what in What::ALL {
             let head =
-                Head { what, credits: 9, engine: u64::MAX - 1, group: 7, rank: u32::MAX, seq: 1 << 50 };
+                Head { engine: u64::MAX - 1, group: 7, rank: u32::MAX, seq: 1 << 50, ..Head::new(what, 3) };
             let mut bytes = [0xaa; HEAD];
             head.encode(&mut bytes);
             assert_eq!(Head::decode(&bytes), Some(head));
-            Head::put_credits(&mut bytes, 11);
-            assert_eq!(Head::decode(&bytes), Some(Head { credits: 11, ..head }));
+            Head::seal(&mut bytes, 11, true);
+            assert_eq!(Head::decode(&bytes), Some(Head { credits: 11, counted: true, ..head }));
             assert_eq!(Head::decode(&bytes[..HEAD - 1]), None);
         }
         assert_eq!(Head::decode(&[0; HEAD]), None);

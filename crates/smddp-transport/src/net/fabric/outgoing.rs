@@ -66,14 +66,14 @@ impl Engine {
         let Some(group) = self.groups.get_mut(&number) else { return };
         let me = group.me;
         let Some(member) = group.members[rank].as_mut() else { return };
-        let head =
-            Head { what, credits: 0, engine: self.id, group: member.group, rank: me, seq: member.next };
+        let head = Head { group: member.group, rank: me, seq: member.next, ..Head::new(what, self.id) };
         member.next += 1;
         self.message(peer, head, body);
     }
 
     /// Sends a message, at once where it can be.
     pub(super) fn message(&mut self, peer: usize, head: Head, body: [&[u8]; 2]) {
+        self.open_window(peer);
         let mut start = [0; HEAD];
         head.encode(&mut start);
         let parts = [&start[..], body[0], body[1]];
@@ -121,7 +121,7 @@ impl Engine {
             message[at..at + part.len()].copy_from_slice(part);
             at += part.len();
         }
-        Head::put_credits(message, self.peers[peer].owed);
+        Head::seal(message, self.peers[peer].owed, counted);
         let to = self.peers[peer].to[0];
         let context = self.context(Op::Send { buffer, peer });
         // SAFETY: the buffer belongs to the operation until its end is told, and lives as long as the provider.
@@ -192,7 +192,7 @@ impl Engine {
 
     fn pump_peer(&mut self, peer: usize) -> bool {
         let mut moved = false;
-        let plain = Head { what: What::Fetched, credits: 0, engine: self.id, group: 0, rank: 0, seq: 0 };
+        let plain = Head::new(What::Fetched, self.id);
         // Before all else: somebody waits for the memory.
         while !self.peers[peer].fetched.is_empty() && self.may_send(peer) {
             let most = (self.peers[peer].message - HEAD) / 8;
@@ -229,16 +229,17 @@ impl Engine {
         moved
     }
 
-    /// Sends a message that needs no credit; `false`: not now.
+    /// Sends a message that needs no credit where its receiver has opened its window; `false`: not now.
     fn uncounted(&mut self, peer: usize, what: What) -> bool {
+        self.open_window(peer);
         let p = &self.peers[peer];
-        let room = self.open(0) && self.busy[0] < self.operations();
+        let room = self.open(0) && self.busy[0] < self.operations() && (p.heard || p.credits > 0);
         if p.to.is_empty() || p.broken.is_some() || !room {
             return false;
         }
         let mut start = [0; HEAD];
-        Head { what, credits: 0, engine: self.id, group: 0, rank: 0, seq: 0 }.encode(&mut start);
-        self.launch(peer, &[&start], false)
+        Head::new(what, self.id).encode(&mut start);
+        self.launch(peer, &[&start], !p.heard)
     }
 
     /// `false`: not now.

@@ -1,7 +1,7 @@
 //! Receive buffers: how many are posted where, so that no queue overruns.
 
 use super::buffers::Buffers;
-use super::engine::{Engine, Op, PINGS};
+use super::engine::{Engine, FIRST, Op, PINGS};
 use super::message::HEAD;
 use super::provider::{Limits, Posted};
 use crate::net::frame::HEADER;
@@ -16,6 +16,11 @@ const OPERATIONS: usize = 256;
 const NUMBERS: usize = 64;
 /// Bytes of a buffer that a write's number takes: nothing is put into it.
 const TOKEN: usize = 64;
+
+/// Receive buffers for messages of peers that are in use, and of others that have their first credit.
+fn buffers(opened: usize, silent: usize, window: u32) -> usize {
+    opened * (window as usize + UNCREDITED) + silent * FIRST as usize
+}
 
 /// The receive buffers of a rail. Messages come over the first alone; over all come numbers of writes, for each of
 /// which some devices take a buffer.
@@ -35,18 +40,21 @@ impl Inbox {
 }
 
 impl Engine {
-    /// How many receive buffers the peers there are, and the expected ones, ask for.
+    /// How many receive buffers the peers in use ask for, and the others that there are or may be.
     pub(super) fn want(&mut self) -> Result<(), String> {
-        let known = self.peers.iter().filter(|p| !p.to.is_empty()).count();
-        let peers = known + self.groups.values().map(|g| g.expected).sum::<usize>();
+        let alive = || self.peers.iter().filter(|p| p.broken.is_none());
+        let opened = alive().filter(|p| p.opened).count();
+        let known = alive().filter(|p| !p.opened && !p.to.is_empty()).count();
+        let silent = known + self.groups.values().map(|g| g.expected).sum::<usize>();
         let queues = Queues::new(&self.limits);
-        let numbers = if peers > 0 { queues.numbers } else { 0 };
+        let numbers = if opened + silent > 0 { queues.numbers } else { 0 };
         for rail in 0..self.inboxes.len() {
-            let messages = if rail == 0 { peers * (self.window as usize + UNCREDITED) } else { 0 };
+            let messages = if rail == 0 { buffers(opened, silent, self.window) } else { 0 };
             let (wanted, room) = (messages + numbers, queues.receives);
             if wanted > room && !self.limits.patient {
                 return Err(format!(
-                    "{peers} peers need {wanted} receive buffers of {} at once, and {} has room for {room}",
+                    "{opened} peers in use and {silent} others need {wanted} receive buffers of {} at once, and {} has room \
+                     for {room}",
                     self.message,
                     self.name()
                 ));
@@ -55,6 +63,19 @@ impl Engine {
         }
         self.fill();
         Ok(())
+    }
+
+    /// A peer is in use from now on: buffers for all that it may send are posted, and it is to be told so.
+    pub(super) fn open_window(&mut self, peer: usize) {
+        let p = &mut self.peers[peer];
+        if p.broken.is_some() || std::mem::replace(&mut p.opened, true) {
+            return;
+        }
+        p.owed += self.window - FIRST;
+        if let Err(why) = self.want() {
+            self.peers[peer].opened = false;
+            self.lose(peer, &why);
+        }
     }
 
     /// Posts receive buffers until there are enough.
@@ -125,8 +146,8 @@ impl Queues {
     }
 }
 
-/// Messages that a peer may have under way, and bytes of the largest, so that `peers` peers fit the budget: first the
-/// window shrinks, then the messages, which get more then.
+/// Messages that a peer may have under way, and bytes of the largest, so that `peers` peers fit the budget if all are in
+/// use: first the window shrinks, then the messages, which get more then, as long as it is their bytes that are short.
 pub(super) fn shape(limits: &Limits, rails: usize, peers: usize, budget: usize) -> (u32, usize) {
     let largest = limits.message.min(HEAD + HEADER + EAGER);
     // The announcement of a large payload has to fit.
@@ -135,10 +156,11 @@ pub(super) fn shape(limits: &Limits, rails: usize, peers: usize, budget: usize) 
     let mut best = (2, largest);
     for size in sizes {
         let queues = Queues::new(limits);
-        let buffers = (budget / size).min(queues.receives).saturating_sub(queues.numbers);
+        let most = budget / size;
+        let buffers = most.min(queues.receives).saturating_sub(queues.numbers);
         let window = (buffers / peers).saturating_sub(UNCREDITED).min(WINDOW) & !1;
         best = (window.max(2) as u32, size);
-        if window >= 4 {
+        if window >= 4 || most >= queues.receives {
             break;
         }
     }
@@ -148,24 +170,41 @@ pub(super) fn shape(limits: &Limits, rails: usize, peers: usize, budget: usize) 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::net::fabric::ofi::{OPERATIONS, RECEIVES};
+
+    /// Ranks that one of a large job deals with: one for each of its node's, on as many nodes.
+    const USED: usize = 128;
 
     #[test]
     fn receive_buffers_stay_within_their_budget_however_many_peers_there_are() {
+        // What is asked of a device that has more of everything.
         let limits = Limits {
             message: 8192,
             one_sided: 1 << 30,
-            operations: 4096,
-            receives: 32768,
-            completions: 65536,
+            operations: OPERATIONS,
+            receives: RECEIVES,
+            completions: OPERATIONS + RECEIVES,
             writes: true,
             patient: false,
         };
-        for peers in [1, 2, 7, 63, 255, 1023, 4095, 8191] {
+        let queues = Queues::new(&limits);
+        assert_eq!(queues.receives, RECEIVES, "completions leave room for all of them");
+        for peers in [1, 2, 7, 63, 255, 999, 1023, 2047, 4095, 6999] {
             let (window, message) = shape(&limits, 4, peers, 32 << 20);
             assert!(window >= 2 && window.is_multiple_of(2), "{peers}: {window}");
-            let bytes = peers * (window as usize + UNCREDITED) * message;
-            assert!(bytes <= 32 << 20, "{peers} peers: {window} x {message}");
+            // Of up to a thousand all may be in use, of more a part of them.
+            let used = if peers < 1000 { peers } else { USED };
+            let posted = buffers(used, peers - used, window);
+            assert!(posted * message <= 32 << 20, "{peers} peers: {posted} x {message}");
+            let posted = posted + queues.numbers;
+            assert!(
+                posted <= queues.receives,
+                "{peers} peers, {used} in use: {posted} of {}",
+                queues.receives
+            );
         }
         assert_eq!(shape(&limits, 4, 1, 32 << 20), (64, 8192));
+        // Smaller messages help where bytes are short, not where buffers are.
+        assert_eq!(shape(&limits, 4, 6999, 64 << 20), (2, 8192));
     }
 }

@@ -80,6 +80,10 @@ impl Wire for FabricWire {
         lock(&self.engine).interest(self.group, fds)
     }
 
+    fn abandon(&mut self) {
+        lock(&self.engine).abandon(self.group);
+    }
+
     fn drained(&self) -> bool {
         lock(&self.engine).drained(self.group)
     }

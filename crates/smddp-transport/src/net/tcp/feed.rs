@@ -96,6 +96,7 @@ impl Feed {
             inline: false,
             depth: (2, 2),
             window: 2,
+            ways: crate::Ways::default(),
         };
         assert!(link.begin(0, HEAD, &wiring), "the operation does not begin");
         Self { link, door, _other: other, streams: Vec::new(), read: 0, written: 0 }

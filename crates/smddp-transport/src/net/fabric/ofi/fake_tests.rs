@@ -144,7 +144,7 @@ fn endpoints_obey_what_the_provider_says_and_close_what_they_open() {
 }
 
 #[test]
-fn an_engine_notes_its_peers_on_every_rail_and_posts_its_window() {
+fn an_engine_notes_its_peers_on_every_rail_and_posts_buffers() {
     let fake = Fake::new(NEW, 4);
     let get = |what| (fake.get)(what);
     let memory: Arc<Vec<AtomicU8>> = Arc::new((0..1 << 16).map(|_| AtomicU8::new(0)).collect());

@@ -13,6 +13,8 @@ use std::os::fd::RawFd;
 use super::choose::Choice;
 use super::provider::{Context, Event, Limits, Local, Posted, Provider, Registered, Remote};
 use rail::Rail;
+#[cfg(test)]
+pub(super) use rail::{OPERATIONS, RECEIVES};
 
 pub(crate) struct Ofi {
     name: String,

@@ -31,8 +31,8 @@ pub(super) struct Rail {
 unsafe impl Send for Rail {}
 
 /// Receive buffers and operations that are asked for, of what the provider has.
-const RECEIVES: usize = 8192;
-const OPERATIONS: usize = 512;
+pub(crate) const RECEIVES: usize = 8192;
+pub(crate) const OPERATIONS: usize = 512;
 /// Completions that one look takes.
 const LOOK: usize = 16;
 

@@ -8,6 +8,8 @@ mod endpoint;
 mod world;
 
 #[cfg(test)]
+mod many_tests;
+#[cfg(test)]
 mod tests;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

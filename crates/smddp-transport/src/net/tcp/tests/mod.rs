@@ -88,6 +88,7 @@ fn wiring(peer: usize) -> Wiring {
         inline: false,
         depth: (1, 1),
         window: 1,
+        ways: crate::Ways::default(),
     }
 }
 

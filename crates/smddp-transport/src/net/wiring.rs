@@ -1,0 +1,136 @@
+//! What an operation's channels between nodes need: made once for a call that is bound, used by each of its operations.
+
+use std::collections::HashMap;
+
+use crate::{Inlet, Mismatch};
+
+/// A channel that this rank writes and ranks of other nodes read.
+pub(crate) struct NetOutlet {
+    /// Its number in the program.
+    pub(crate) channel: usize,
+    pub(crate) readers: Vec<usize>,
+    pub(crate) cell: usize,
+    pub(crate) messages: u64,
+    pub(crate) bytes: u64,
+}
+
+pub(super) struct Out {
+    pub(super) channel: usize,
+    /// In rotated order, so that not all ranks write to one first.
+    pub(super) readers: Vec<usize>,
+    /// Of its first cell, in the operation's memory.
+    pub(super) at: usize,
+    pub(super) cell: usize,
+    pub(super) depth: u64,
+    pub(super) messages: u64,
+    pub(super) bytes: u64,
+    /// Where its readers and its cells begin among those of all channels.
+    pub(super) first_reader: usize,
+    pub(super) first_cell: usize,
+}
+
+pub(super) struct In {
+    pub(super) want: Inlet,
+    pub(super) at: usize,
+    pub(super) depth: u64,
+}
+
+/// Channels, and where their cells lie in an operation's memory.
+#[derive(Default)]
+pub(crate) struct NetWiring {
+    pub(super) outs: Vec<Out>,
+    pub(super) ins: Vec<In>,
+    /// Inlets by (rank, channel).
+    pub(super) places: HashMap<(usize, u32), usize>,
+    /// Of all cells.
+    pub(super) bytes: usize,
+    readers: usize,
+    cells: usize,
+}
+
+impl NetWiring {
+    /// `window`: cells of a channel at most.
+    pub(crate) fn new(me: usize, outlets: Vec<NetOutlet>, inlets: &[Inlet], window: usize) -> Self {
+        let mut wiring = Self::default();
+        let depth = |messages: u64| messages.min(window as u64).max(1);
+        let mut end = 0;
+        let mut place = |cell: usize, messages: u64| {
+            let at = end;
+            end += cell.next_multiple_of(64) * depth(messages) as usize;
+            (at, cell.next_multiple_of(64), depth(messages))
+        };
+        for outlet in outlets {
+            let (at, cell, depth) = place(outlet.cell, outlet.messages);
+            let mut readers = outlet.readers;
+            let first = readers.iter().position(|&rank| rank > me).unwrap_or(0);
+            readers.rotate_left(first);
+            let (first_reader, first_cell) = (wiring.readers, wiring.cells);
+            wiring.readers += readers.len();
+            wiring.cells += depth as usize;
+            wiring.outs.push(Out {
+                channel: outlet.channel,
+                readers,
+                at,
+                cell,
+                depth,
+                messages: outlet.messages,
+                bytes: outlet.bytes,
+                first_reader,
+                first_cell,
+            });
+        }
+        for (index, inlet) in inlets.iter().enumerate() {
+            let (at, _, depth) = place(inlet.cell, inlet.messages);
+            wiring.places.insert((inlet.rank, inlet.channel as u32), index);
+            wiring.ins.push(In { want: *inlet, at, depth });
+        }
+        wiring.bytes = end;
+        wiring
+    }
+}
+
+/// How far one channel that this rank reads has come.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Came {
+    /// Messages that were given a cell, that are here, and that are read. As long as one of the first is not among the
+    /// second, the operation does not end: so nobody writes to its cells afterwards.
+    pub(super) placed: u64,
+    pub(super) there: u64,
+    pub(super) taken: u64,
+    /// The writer's header was seen.
+    pub(super) resolved: bool,
+    pub(super) bad: Option<Mismatch>,
+}
+
+impl Came {
+    /// Something is still to come.
+    pub(super) fn awaited(&self, want: &Inlet) -> bool {
+        !self.resolved || self.there < want.messages
+    }
+}
+
+/// How far the channels of the operation under way have come.
+#[derive(Default)]
+pub(super) struct Flow {
+    /// Messages, by outlet.
+    pub(super) sent: Vec<u64>,
+    /// Messages that each reader of each outlet is known to have read.
+    pub(super) read: Vec<u64>,
+    /// Sends under way from each cell of each outlet.
+    pub(super) busy: Vec<u32>,
+    pub(super) came: Vec<Came>,
+}
+
+impl Flow {
+    /// Nothing has moved yet. Keeps its memory.
+    pub(super) fn reset(&mut self, wiring: &NetWiring) {
+        fn zero<T: Clone + Default>(list: &mut Vec<T>, length: usize) {
+            list.clear();
+            list.resize(length, T::default());
+        }
+        zero(&mut self.sent, wiring.outs.len());
+        zero(&mut self.read, wiring.readers);
+        zero(&mut self.busy, wiring.cells);
+        zero(&mut self.came, wiring.ins.len());
+    }
+}

@@ -1,0 +1,185 @@
+//! What another process writes into shared memory is its own affair until it is believed.
+
+use std::sync::atomic::Ordering;
+
+use super::layout::*;
+use super::link::{Prepared, ShmLink};
+use crate::{Fault, Head, Inlet, Link, Mail, Outlet, Ways, Wiring};
+
+const CAP: usize = 4 << 20;
+const BYTES: usize = 20_000;
+const HEAD: Head = Head { what: 7, count: 1 };
+/// Offsets, sizes and counts that nobody means well with, and some that are merely wrong.
+const EVIL: [u64; 12] = [
+    0,
+    1,
+    3,
+    64,
+    4097,
+    (STAGING + CAP) as u64,
+    (STAGING + CAP + RESERVE_BYTES) as u64 - 8,
+    (STAGING + CAP + RESERVE_BYTES) as u64 + 64,
+    1 << 40,
+    1 << 63,
+    u64::MAX - 63,
+    u64::MAX,
+];
+
+fn pair() -> [ShmLink; 2] {
+    let [a, b] = [0, 1].map(|r| Prepared::new(r, 2, CAP, Vec::new()).unwrap());
+    let cards = vec![a.card().clone(), b.card().clone()];
+    [a, b].map(|p| p.connect(cards.clone()).unwrap())
+}
+
+/// One channel each way, of messages of `cell` bytes.
+fn wiring(peer: usize, cell: usize) -> Wiring {
+    let messages = BYTES.div_ceil(cell) as u64;
+    let bytes = BYTES as u64;
+    Wiring {
+        outlets: vec![Outlet { readers: vec![peer], cell, messages, bytes }],
+        inlets: vec![Inlet { rank: peer, channel: 0, reader: 0, cell, messages, bytes }],
+        inline: false,
+        depth: (2, 1),
+        window: 1,
+        ways: Ways::default(),
+    }
+}
+
+/// Both ranks have begun, and rank 1 has published a message of `cell` bytes.
+fn begun(cell: usize) -> [ShmLink; 2] {
+    let mut links = pair();
+    for (rank, link) in links.iter_mut().enumerate() {
+        assert!(link.begin(0, HEAD, &wiring(1 - rank, cell)));
+    }
+    links[1].cell(0).unwrap();
+    links[1].publish(0, cell);
+    links
+}
+
+/// Where rank 1's block lies; both ranks are of this process.
+fn set(link: &ShmLink, offset: usize, value: u64) {
+    let (endpoint, _) = link.home().unwrap();
+    endpoint.memory.word64(offset).store(value, Ordering::Release);
+}
+
+fn get(link: &ShmLink, offset: usize) -> usize {
+    let (endpoint, _) = link.home().unwrap();
+    endpoint.memory.word64(offset).load(Ordering::Acquire) as usize
+}
+
+/// All that a reader does with what it finds.
+fn read(link: &mut ShmLink) {
+    for _ in 0..4 {
+        match link.message(0) {
+            Ok(Some(_)) => link.release(0),
+            Ok(None) => {}
+            Err(_) => break,
+        }
+    }
+    let _ = link.settle();
+    link.flush();
+}
+
+fn names_rank_1(link: &mut ShmLink) -> bool {
+    link.faults().iter().any(|f| matches!(f, Fault::Lost { rank: 1, how } if how.contains("nonsense")))
+}
+
+#[test]
+fn no_word_of_a_channel_makes_its_reader_panic() {
+    let mut told = 0;
+    for field in 0..6 {
+        for value in EVIL {
+            let mut links = begun(BYTES / 2);
+            let slot = links[1].block() + slot_at(2, 0);
+            let entry = get(&links[1], slot + STAGE);
+            // The place of the channels, then the fields of the first.
+            set(&links[1], if field == 0 { slot + STAGE } else { entry + 8 * (field - 1) }, value);
+            read(&mut links[0]);
+            told += usize::from(names_rank_1(&mut links[0]));
+            // What is not undone would be found when the block is given back.
+            if field == 0 {
+                set(&links[1], slot + STAGE, entry as u64);
+            }
+        }
+    }
+    assert!(told > 20, "{told} of them were told");
+}
+
+#[test]
+fn no_count_of_a_reader_makes_its_writer_panic() {
+    for value in EVIL {
+        let mut links = begun(BYTES / 10);
+        let entry = get(&links[1], links[1].block() + slot_at(2, 0) + STAGE);
+        let lines = entry + get(&links[1], entry);
+        set(&links[1], lines + LINE, value);
+        for _ in 0..8 {
+            if links[1].cell(0).is_some() {
+                links[1].publish(0, BYTES / 10);
+            }
+        }
+    }
+}
+
+#[test]
+fn no_word_of_a_message_makes_its_receiver_panic() {
+    let mut told = 0;
+    for field in 0..8 {
+        for value in EVIL {
+            let mut links = pair();
+            let mail = Mail { tag: 1, what: 0, bytes: BYTES as u64 };
+            let stream = links[1].mail_open(0, mail).unwrap();
+            links[1].mail_cell(stream).unwrap();
+            links[1].mail_publish(stream, BYTES);
+            let place = links[1].block() + MAIL;
+            let ring = get(&links[1], place);
+            // The ring's place, how much of it is read, and the words of the announcement.
+            let at =
+                if field == 0 { place } else { ring + if field == 1 { 0 } else { LINE + 8 * (field - 2) } };
+            set(&links[1], at, value);
+            if let Some((_, stream)) = links[0].mail_next(1) {
+                for _ in 0..3 {
+                    if links[0].mail_piece(1, stream).is_some() {
+                        links[0].mail_release(1, stream);
+                    }
+                }
+            }
+            let _ = links[1].mail_open(0, mail);
+            told += usize::from(names_rank_1(&mut links[0]));
+            set(&links[1], place, ring as u64);
+        }
+    }
+    assert!(told > 20, "{told} of them were told");
+}
+
+#[test]
+fn a_card_that_names_a_block_outside_of_its_memory_is_refused() {
+    let mut refused = 0;
+    for block in EVIL {
+        let [a, b] = [0, 1].map(|r| Prepared::new(r, 2, CAP, Vec::new()).unwrap());
+        let mut wrong = b.card().clone();
+        wrong.block = block;
+        let cards = vec![a.card().clone(), wrong];
+        match a.connect(cards) {
+            // In the memory, though nobody's block.
+            Ok(mut link) => drop(link.faults()),
+            Err(error) => {
+                let text = error.to_string();
+                assert!(text.contains("rank 1") && text.contains("control block"), "{text}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(refused >= 8, "{refused} of them were refused");
+}
+
+#[test]
+fn a_writer_with_smaller_cells_is_a_mismatch() {
+    let mut links = pair();
+    assert!(links[0].begin(0, HEAD, &wiring(1, BYTES)));
+    // As many bytes in two messages.
+    assert!(links[1].begin(0, HEAD, &wiring(0, BYTES / 2)));
+    links[1].cell(0).unwrap();
+    links[1].publish(0, BYTES / 2);
+    let found = links[0].message(0).unwrap_err();
+    assert_eq!((found.rank, found.theirs, found.bytes), (1, HEAD, None));
+}

@@ -1,0 +1,35 @@
+//! Where a writer says that its messages lie.
+
+use std::sync::atomic::Ordering;
+
+use super::layout::{ENTRY, LINE};
+use super::memory::Memory;
+use crate::Inlet;
+
+/// Where a channel lies in its writer's memory, as the writer says.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Place {
+    pub(super) lines: usize,
+    pub(super) cells: usize,
+    pub(super) cell: usize,
+    pub(super) depth: u64,
+    pub(super) bytes: u64,
+}
+
+impl Place {
+    /// `None`: not a place within that memory.
+    pub(super) fn read(memory: &Memory, region: usize, want: &Inlet) -> Option<Self> {
+        let entry = region.checked_add(want.channel * ENTRY)?;
+        if !memory.holds(entry, ENTRY) {
+            return None;
+        }
+        let field = |i: usize| memory.word64(entry + 8 * i).load(Ordering::Relaxed);
+        let size = |i: usize| usize::try_from(field(i)).ok();
+        let (lines, cells) = (region.checked_add(size(0)?)?, region.checked_add(size(1)?)?);
+        let (cell, depth) = (size(2)?, size(3)?.max(1));
+        // The line that counts the messages, and one for each reader up to this rank's.
+        let there =
+            memory.holds(lines, LINE * (2 + want.reader)) && memory.holds(cells, cell.checked_mul(depth)?);
+        there.then_some(Self { lines, cells, cell, depth: depth as u64, bytes: field(4) })
+    }
+}
