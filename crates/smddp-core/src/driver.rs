@@ -57,6 +57,7 @@ pub(crate) struct Driver {
     tally: Arc<Tally>,
     /// The last poll moved a collective.
     advanced: bool,
+    one_node: bool,
     pub(crate) group: String,
     /// A finished operation, to be filled again.
     pub(crate) spare: Option<Box<Op>>,
@@ -73,6 +74,7 @@ impl Driver {
     pub(crate) fn new(link: Box<dyn Link>, group: String, tally: Arc<Tally>) -> Self {
         let mail = Mailroom::new(link.rank(), link.size());
         Self {
+            one_node: link.way().is_empty(),
             link,
             queue: VecDeque::new(),
             mail,
@@ -348,7 +350,33 @@ impl Driver {
                 return Err(describe::stuck(&self.group, flight));
             }
         }
+        self.look_for_leavers()?;
         self.mail.expire(&mut *self.link, &self.group, now)
+    }
+
+    /// A rank that leaves sends nothing more to the recvs that wait for it. In a node all that it sent can be seen before that it
+    /// leaves; between nodes messages have a way of their own, at whose end it says so.
+    fn look_for_leavers(&mut self) -> Result<(), Error> {
+        if !self.queue.is_empty() {
+            return Ok(());
+        }
+        let leaves = |rank: &usize| {
+            self.one_node && self.link.head_of(*rank, self.next).is_some_and(head::is_leaving)
+                || self.link.mailed_last(*rank)
+        };
+        if let Some(rank) = self.mail.sought().into_iter().find(leaves) {
+            self.mail.poll(&mut *self.link, &self.group)?;
+            if self.mail.sought().contains(&rank) {
+                return Err(self.left_behind("recv".to_owned(), rank));
+            }
+        }
+        Ok(())
+    }
+
+    /// A rank has left that something here waits for.
+    fn left_behind(&self, what: String, rank: usize) -> Error {
+        let unclaimed = self.mail.unclaimed(rank, &*self.link, &self.group);
+        unclaimed.unwrap_or_else(|| describe::lost(&*self.link, &self.group, what, rank, LEFT))
     }
 
     /// `moving`: messages still come in, perhaps of those who have left.
@@ -384,7 +412,7 @@ impl Driver {
                 Fault::Left { rank } => {
                     let needed = self.queue.front().is_some_and(|op| self.link.awaits(*rank, op.seq));
                     if needed || !moving && self.mail.needs(*rank) {
-                        return Err(describe::lost(&*self.link, &self.group, what, *rank, LEFT));
+                        return Err(self.left_behind(what, *rank));
                     }
                 }
                 Fault::Lost { .. } | Fault::Differs { .. } | Fault::Unable { .. } => {}
@@ -404,7 +432,7 @@ impl Driver {
     fn differ(&mut self, seq: u64, mine: Head, found: Mismatch) -> Result<(), Error> {
         let collective = head::collective(mine).unwrap_or(Collective::Barrier);
         let (leave, left) = (head::is_leaving(mine), head::is_leaving(found.theirs));
-        if left && !leave && self.queue.front().is_some_and(|op| op.seq == seq) {
+        if left && !leave && !rooted(collective) && self.queue.front().is_some_and(|op| op.seq == seq) {
             let what = format!("{} #{seq}", name_of(collective));
             return Err(describe::lost(&*self.link, &self.group, what, found.rank, LEFT));
         }

@@ -151,11 +151,25 @@ impl Mailroom {
             || (self.size == 2 && self.sought.contains_key(&None))
     }
 
+    /// The ranks of which a recv waits for a message.
+    pub(crate) fn sought(&self) -> Vec<usize> {
+        self.sought.keys().flatten().copied().collect()
+    }
+
+    /// What `rank`, which has left, sent with other tags than those that a recv here waits for.
+    pub(crate) fn unclaimed(&self, rank: usize, link: &dyn Link, group: &str) -> Option<Error> {
+        let waits = |(source, _): &(Option<usize>, u64)| *source == Some(rank);
+        let (_, recv) = self.waiting.iter().find(|(key, _)| waits(key))?.1.front()?;
+        let message =
+            self.unexpected.range((rank, 0)..=(rank, u64::MAX)).find_map(|(_, list)| list.front())?;
+        Some(misfit(recv, message.mail, rank, link, group))
+    }
+
     pub(crate) fn poll(&mut self, link: &mut dyn Link, group: &str) -> Result<bool, Error> {
         let mut moved = self.send(link);
         moved |= self.collect(link);
         if let Some((recv, mail)) = self.misfit.take() {
-            let error = misfit(&recv, mail, link, group);
+            let error = misfit(&recv, mail, recv.from, link, group);
             // It ends with the group, as all others do.
             self.recvs.push(recv);
             return Err(error);
@@ -344,7 +358,7 @@ fn pop<K: Ord, V>(queues: &mut BTreeMap<K, VecDeque<V>>, key: K) -> Option<V> {
     first
 }
 
-fn misfit(recv: &Active, mail: Mail, link: &dyn Link, group: &str) -> Error {
+fn misfit(recv: &Active, mail: Mail, from: usize, link: &dyn Link, group: &str) -> Error {
     let theirs = DType::from_u8(mail.what as u8);
     let sent = theirs.map_or_else(
         || format!("{} bytes", mail.bytes),
@@ -353,8 +367,8 @@ fn misfit(recv: &Active, mail: Mail, link: &dyn Link, group: &str) -> Error {
     Error::Mismatch {
         what: recv.what(),
         group: group.to_owned(),
-        rank: recv.from,
-        detail: format!("{} sends {sent}, tag {}", link.describe(recv.from), mail.tag),
+        rank: from,
+        detail: format!("{} sends {sent}, tag {}", link.describe(from), mail.tag),
     }
 }
 

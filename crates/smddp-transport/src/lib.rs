@@ -178,6 +178,10 @@ pub trait Link: Send {
     fn mail_publish(&mut self, stream: Stream, bytes: usize);
     /// Everything is written; memory comes back when the receiver is done.
     fn mail_close(&mut self, stream: Stream);
+    /// Whether no message of `rank` is still to come, though what it called for may be.
+    fn mailed_last(&self, _rank: usize) -> bool {
+        false
+    }
     /// Next message that `from` announced and that was not yet taken from the wire.
     fn mail_next(&mut self, from: usize) -> Option<(Mail, Stream)>;
     /// Next piece of an incoming message.

@@ -182,6 +182,30 @@ fn a_message_that_nobody_receives_raises_on_all_ranks_when_they_leave() {
     }
 }
 
+/// Both kinds of rank are told in a node; between nodes it is the one that waits. (Over a fabric it is the deadline that ends its
+/// wait: the leaving rank's last word stands behind its call.)
+#[test]
+fn a_message_of_another_tag_raises_where_the_rank_waits() {
+    for wire in 0..WIRES - 1 {
+        let gate = Gate::new(2);
+        let outcomes = on(wire, 2, |comm| {
+            let outcome = match comm.rank() {
+                0 => message(comm, &[1], 0),
+                _ => message(comm, &[2], 1),
+            };
+            let left = comm.finish(if comm.rank() == 0 { Duration::from_secs(2) } else { PATIENCE });
+            gate.wait();
+            outcome.and(left)
+        });
+        let [sender, receiver] = &outcomes[..] else { panic!("two ranks") };
+        assert!(matches!(receiver, Err(Error::Mismatch { rank: 0, .. })), "wire {wire}: {receiver:?}");
+        assert!(receiver.as_ref().unwrap_err().to_string().contains("tag 1"), "wire {wire}: {receiver:?}");
+        if wire < 2 {
+            assert!(matches!(sender, Err(Error::Mismatch { .. })), "wire {wire}: {sender:?}");
+        }
+    }
+}
+
 /// It ends with the group, as one whose wait was given up does.
 #[test]
 fn a_recv_that_nobody_answers_is_no_mismatch() {
@@ -195,7 +219,8 @@ fn a_recv_that_nobody_answers_is_no_mismatch() {
                 let work = unsafe { comm.recv(ptr, 3, DType::F32, Some(0), 7, Options::default()) }.unwrap();
                 assert!(work.wait(Some(Duration::from_millis(10))).is_err());
                 assert_eq!(comm.finish(Duration::from_millis(200)), Ok(()));
-                assert!(matches!(work.wait(None), Err(Error::Closed { .. })));
+                let error = work.wait(None).unwrap_err();
+                assert!(matches!(error, Error::Closed { .. } | Error::PeerLost { rank: 0, .. }), "{error}");
             } else {
                 assert_eq!(comm.finish(PATIENCE), Ok(()));
             }

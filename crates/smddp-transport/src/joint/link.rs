@@ -236,6 +236,10 @@ impl Link for JointLink {
         }
     }
 
+    fn mailed_last(&self, rank: usize) -> bool {
+        self.map.local(rank).is_none() && self.net.mailed_last(rank)
+    }
+
     fn mail_next(&mut self, from: usize) -> Option<(Mail, Stream)> {
         match self.map.local(from) {
             Some(local) => self.shm.mail_next(local),

@@ -64,6 +64,8 @@ const MAGIC: u32 = 0x5d0d_0001;
 
 /// Lanes between two ranks.
 pub(crate) const LANES: usize = 2;
+/// The one of messages, and of bad news.
+pub(crate) const MESSAGES: usize = 1;
 
 impl Frame {
     /// What waits on one lane holds up nothing on the other: a collective's data may have to wait for its reader to
@@ -73,7 +75,7 @@ impl Frame {
             Kind::Data | Kind::Credit | Kind::Hail | Kind::Move | Kind::Moved => 0,
             // The last frame of every lane that was used.
             Kind::Leave => self.channel as usize,
-            Kind::Letter | Kind::Ready | Kind::Piece | Kind::Poison => 1,
+            Kind::Letter | Kind::Ready | Kind::Piece | Kind::Poison => MESSAGES,
         }
     }
 

@@ -9,7 +9,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::frame::{Frame, Kind, LANES};
+use super::frame::{Frame, Kind, LANES, MESSAGES};
 use super::letters::Letters;
 use super::wire::{Place, Sink, Ticket, Wire};
 use super::wiring::{Came, Flow, In, NetWiring};
@@ -384,7 +384,8 @@ impl Net {
             return;
         }
         for rank in self.acquaintances() {
-            let lanes = self.state.used[rank].max(1);
+            // On the messages' lane in any case: on the other one it may stand behind a call that the peer never makes.
+            let lanes = self.state.used[rank] | 1 << MESSAGES;
             for lane in (0..LANES).filter(|lane| lanes >> lane & 1 == 1) {
                 let (channel, index) = (lane as u32, u64::from(lanes));
                 let frame = Frame { channel, index, ..Frame::new(Kind::Leave, self.state.seq) };
@@ -404,6 +405,11 @@ impl Net {
                 self.state.owner.nap(&fds);
             }
         }
+    }
+
+    /// Whether no message of that rank is still to come.
+    pub(crate) fn mailed_last(&self, rank: usize) -> bool {
+        self.state.goodbyes[rank] >> MESSAGES & 1 == 1
     }
 
     pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
