@@ -531,18 +531,23 @@ impl Cache {
         &mut self,
         key: Key,
         bind: impl FnOnce(&Key) -> Result<Bound>,
-    ) -> Result<Arc<Bound>> {
-        if let Some(found) = self.kept.iter().position(|(k, _)| *k == key) {
-            // Halfway to the front: two calls in turns do not push each other around.
-            self.kept.swap(found, found / 2);
-            return Ok(self.kept[found / 2].1.clone());
-        }
-        let bound = Arc::new(bind(&key)?);
-        self.made += 1;
-        if self.kept.len() >= KEPT {
-            self.kept.pop();
-        }
-        self.kept.insert(0, (key, bound.clone()));
-        Ok(bound)
+    ) -> Result<&Arc<Bound>> {
+        let at = match self.kept.iter().position(|(k, _)| *k == key) {
+            Some(found) => {
+                // Halfway to the front: two calls in turns do not push each other around.
+                self.kept.swap(found, found / 2);
+                found / 2
+            }
+            None => {
+                let bound = Arc::new(bind(&key)?);
+                self.made += 1;
+                if self.kept.len() >= KEPT {
+                    self.kept.pop();
+                }
+                self.kept.insert(0, (key, bound));
+                0
+            }
+        };
+        Ok(&self.kept[at].1)
     }
 }

@@ -78,12 +78,15 @@ struct Unexpected {
     stream: Stream,
 }
 
+/// The rank whose message a recv waits for (`None`: any), and the tag.
+type Wanted = (Option<usize>, u64);
+
 pub(crate) struct Mailroom {
     sends: Vec<Active>,
     /// Receives whose message is here or on its way.
     recvs: Vec<Active>,
-    /// Those that wait for a message, by rank (`None`: any) and tag, each with its place in the order of posting.
-    waiting: BTreeMap<(Option<usize>, u64), VecDeque<(u64, Active)>>,
+    /// Those that wait for a message, each with its place in the order of posting.
+    waiting: BTreeMap<Wanted, VecDeque<(u64, Active)>>,
     /// How many of them wait for each rank.
     sought: BTreeMap<Option<usize>, usize>,
     /// By rank and tag, each in the order of its sender.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use smddp_plan::Collective;
 
-use crate::bind::{self, Key, bind};
+use crate::bind::{Bound, Key, bind};
 use crate::call::{Blocks, Call, Counts, name_of, reduces};
 use crate::comm::{Inner, lock};
 use crate::config::Config;
@@ -49,50 +49,29 @@ impl Inner {
         device: Option<Box<DeviceOp>>,
     ) -> Result<Box<Op>> {
         let key = key_of(call, by_pairs(counts, call.collective, self.size, self.config), device.as_deref());
-        let bound = lock(&self.cache).get_or_bind(key, |key| {
+        let mut cache = lock(&self.cache);
+        let bound = cache.get_or_bind(key, |key| {
             let bound = bind(key, &self.site, self.config)?;
             staging::check(&bound, &self.site, name_of(call.collective), self.config.staging)?;
             Ok(bound)
         })?;
-        Ok(self.fill(spare, bound, call, timeout, device))
+        let mut op = spare.unwrap_or_else(|| empty(call, bound));
+        // An operation of the same call has it already.
+        if !Arc::ptr_eq(&op.bound, bound) {
+            op.bound = bound.clone();
+        }
+        drop(cache);
+        self.fill(&mut op, call, timeout, device);
+        Ok(op)
     }
 
-    fn fill(
-        &self,
-        spare: Option<Box<Op>>,
-        bound: Arc<bind::Bound>,
-        call: &Call<'_>,
-        timeout: Duration,
-        device: Option<Box<DeviceOp>>,
-    ) -> Box<Op> {
+    fn fill(&self, op: &mut Op, call: &Call<'_>, timeout: Duration, device: Option<Box<DeviceOp>>) {
         let reducing = reduces(call.collective);
         let scale = (reducing && call.redop == RedOp::Avg).then_some(self.size as u32);
         let (in_base, in_list) = place(&call.input);
         let (out_base, out_list) = place(&call.output);
+        let bound = &op.bound;
         let stream = bound.bytes >= self.config.stream && !(in_base == out_base && self.size == 2);
-        let mut op = spare.unwrap_or_else(|| {
-            Box::new(Op {
-                collective: call.collective,
-                seq: 0,
-                bound: bound.clone(),
-                state: State {
-                    dtype: call.dtype,
-                    scale,
-                    bases: [0; 3],
-                    lists: [None, None],
-                    stream,
-                    lanes: Vec::new(),
-                    semaphores: Vec::new(),
-                },
-                scratch: Vec::new(),
-                scaled: Vec::new(),
-                begun: false,
-                timeout,
-                submitted: None,
-                work: None,
-                device: None,
-            })
-        });
         op.collective = call.collective;
         op.scratch.clear();
         if device.is_none() {
@@ -111,16 +90,40 @@ impl Inner {
         state.semaphores.resize(bound.semaphores, 0);
         op.timeout = timeout;
         op.submitted = None;
-        op.bound = bound;
         if let RedOp::PremulSum(factor) = call.redop
             && reducing
             && device.is_none()
         {
-            premultiply(&mut op, factor);
+            premultiply(op, factor);
         }
         op.device = device;
-        op
     }
+}
+
+/// An operation that is yet to be filled.
+fn empty(call: &Call<'_>, bound: &Arc<Bound>) -> Box<Op> {
+    let state = State {
+        dtype: call.dtype,
+        scale: None,
+        bases: [0; 3],
+        lists: [None, None],
+        stream: false,
+        lanes: Vec::new(),
+        semaphores: Vec::new(),
+    };
+    Box::new(Op {
+        collective: call.collective,
+        seq: 0,
+        bound: bound.clone(),
+        state,
+        scratch: Vec::new(),
+        scaled: Vec::new(),
+        begun: false,
+        timeout: Duration::ZERO,
+        submitted: None,
+        work: None,
+        device: None,
+    })
 }
 
 /// Base address, and the blocks' addresses where they do not lie in a row.

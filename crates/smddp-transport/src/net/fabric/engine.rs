@@ -3,9 +3,9 @@
 //! An endpoint costs queue pairs, of which a device has few, so groups share it. Their messages carry the receiver's
 //! number for the group. Flow is bounded by *credits* between two processes: a peer may have as many messages under way to
 //! this one as it has credits, for each of which a receive buffer is posted; so neither the receive queue nor the
-//! completion queue can overrun. A peer has one credit from the beginning. Whoever sends to a peer for the first time, or
-//! hears from it, *opens* its window: the message carries the credits for the rest. So what is posted follows from the
-//! peers in use, and only one buffer each is for those that never say anything.
+//! completion queue can overrun. A peer has a few credits from the beginning, in a large job one. Whoever sends to a peer for
+//! the first time, or hears from it, *opens* its window: the message carries the credits for the rest. So what is posted
+//! follows from the peers in use.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -17,7 +17,7 @@ use super::buffers::Buffers;
 use super::bulk::{Grant, Offer, Todo};
 use super::pair::Pair;
 use super::provider::{Context, Event, Limits, Provider};
-use super::receives::{Inbox, Queues, shape};
+use super::receives::{Inbox, Queues, first, shape};
 use super::slab::Slab;
 use super::staging::Staging;
 use crate::net::wire::Ticket;
@@ -29,7 +29,8 @@ pub struct Address {
     engine: u64,
     /// Its number for the group.
     group: u32,
-    /// Bytes of the largest message that it takes.
+    /// Messages that a peer may send it before it is heard of, and bytes of the largest.
+    first: u32,
     message: u32,
     /// The provider's addresses, by rail.
     rails: Vec<Vec<u8>>,
@@ -129,6 +130,8 @@ pub(crate) struct Engine {
     pub(super) id: u64,
     pub(crate) staging: Staging,
     pub(super) window: u32,
+    /// Messages of a peer that is not in use yet.
+    pub(super) first: u32,
     pub(super) message: usize,
     /// By rail.
     pub(super) inboxes: Vec<Inbox>,
@@ -188,8 +191,6 @@ pub(crate) enum Careless {
     Completions,
 }
 
-/// Messages that a peer may send before its window is opened.
-pub(super) const FIRST: u32 = 1;
 /// Pings to a peer that are not answered yet.
 pub(super) const PINGS: u32 = 2;
 /// A peer that was reached before, and to which nothing can be sent for so long though nothing is under way to it.
@@ -219,6 +220,7 @@ impl Engine {
             id: u64::from_le_bytes(id),
             staging,
             window,
+            first: first(&limits, peers.max(1), window),
             message,
             inboxes: (0..rails).map(|rail| Inbox::new(rail, message)).collect(),
             sends: Buffers::new(0, message),
@@ -289,6 +291,7 @@ impl Engine {
         let address = Address {
             engine: self.id,
             group: number,
+            first: self.first,
             message: self.message as u32,
             rails: (0..self.busy.len()).map(|rail| self.provider.address(rail)).collect(),
             provider: self.name.split(' ').next().unwrap_or_default().to_owned(),
@@ -331,7 +334,7 @@ impl Engine {
             }
             let known = &mut self.peers[peer];
             known.to = to;
-            known.credits += FIRST;
+            known.credits += address.first;
             known.message = (address.message as usize).min(self.message);
         }
         // It may have been heard before it was known.

@@ -1,7 +1,7 @@
 //! Receive buffers: how many are posted where, so that no queue overruns.
 
 use super::buffers::Buffers;
-use super::engine::{Engine, FIRST, Op, PINGS};
+use super::engine::{Engine, Op, PINGS};
 use super::message::HEAD;
 use super::provider::{Limits, Posted};
 use crate::net::frame::HEADER;
@@ -17,9 +17,9 @@ const NUMBERS: usize = 64;
 /// Bytes of a buffer that a write's number takes: nothing is put into it.
 const TOKEN: usize = 64;
 
-/// Receive buffers for messages of peers that are in use, and of others that have their first credit.
-fn buffers(opened: usize, silent: usize, window: u32) -> usize {
-    opened * (window as usize + UNCREDITED) + silent * FIRST as usize
+/// Receive buffers for messages of peers that are in use, and of others that have their first credits alone.
+fn buffers((opened, window): (usize, u32), (silent, first): (usize, u32)) -> usize {
+    opened * (window as usize + UNCREDITED) + silent * first as usize
 }
 
 /// The receive buffers of a rail. Messages come over the first alone; over all come numbers of writes, for each of
@@ -49,7 +49,7 @@ impl Engine {
         let queues = Queues::new(&self.limits);
         let numbers = if opened + silent > 0 { queues.numbers } else { 0 };
         for rail in 0..self.inboxes.len() {
-            let messages = if rail == 0 { buffers(opened, silent, self.window) } else { 0 };
+            let messages = if rail == 0 { buffers((opened, self.window), (silent, self.first)) } else { 0 };
             let (wanted, room) = (messages + numbers, queues.receives);
             if wanted > room && !self.limits.patient {
                 return Err(format!(
@@ -71,7 +71,7 @@ impl Engine {
         if p.broken.is_some() || std::mem::replace(&mut p.opened, true) {
             return;
         }
-        p.owed += self.window - FIRST;
+        p.owed += self.window - self.first;
         if let Err(why) = self.want() {
             self.peers[peer].opened = false;
             self.lose(peer, &why);
@@ -146,6 +146,11 @@ impl Queues {
     }
 }
 
+/// Messages that a peer may have under way before it is in use: half of the buffers are divided so.
+pub(super) fn first(limits: &Limits, peers: usize, window: u32) -> u32 {
+    ((Queues::new(limits).receives / 2 / peers) as u32).clamp(1, window)
+}
+
 /// Messages that a peer may have under way, and bytes of the largest, so that `peers` peers fit the budget if all are in
 /// use: first the window shrinks, then the messages, which get more then, as long as it is their bytes that are short.
 pub(super) fn shape(limits: &Limits, rails: usize, peers: usize, budget: usize) -> (u32, usize) {
@@ -194,7 +199,7 @@ mod tests {
             assert!(window >= 2 && window.is_multiple_of(2), "{peers}: {window}");
             // Of up to a thousand all may be in use, of more a part of them.
             let used = if peers < 1000 { peers } else { USED };
-            let posted = buffers(used, peers - used, window);
+            let posted = buffers((used, window), (peers - used, first(&limits, peers, window)));
             assert!(posted * message <= 32 << 20, "{peers} peers: {posted} x {message}");
             let posted = posted + queues.numbers;
             assert!(
