@@ -178,18 +178,4 @@ mod tests {
         }
         assert!(replayed > 1_000, "{replayed}");
     }
-
-    /// By the model that replays plans: the small all_reduce of many nodes takes few hops.
-    #[test]
-    fn small_all_reduces_of_many_nodes_go_by_a_good_plan() {
-        for (nodes, bytes) in [(128, 64), (128, 1 << 10), (1024, 64), (1024, 1 << 10)] {
-            let cluster = Cluster::sockets(nodes, 8);
-            let subject = Subject::under(Config::default(), &cluster, Collective::AllReduce, bytes, 0, false);
-            let found = subject.job().decision.choice.algorithm;
-            assert!(
-                !matches!(found, Algorithm::HierPublish | Algorithm::HierRing),
-                "{nodes} {bytes}: {found:?}"
-            );
-        }
-    }
 }

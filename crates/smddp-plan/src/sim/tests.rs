@@ -258,7 +258,7 @@ fn cuts(cluster: &Cluster, collective: Collective, algorithm: Algorithm, bytes: 
     let all = alternatives(&shape, &group, &Settings::default()).into_iter();
     // Finer ones take long to replay.
     all.filter(|decision| {
-        decision.choice.algorithm == algorithm && 16 * decision.choice.segment >= decision.longest()
+        decision.choice.algorithm == algorithm && 4 * decision.choice.segment >= decision.longest()
     })
     .map(|decision| Job { collective, root: 0, decision })
     .collect()
