@@ -100,7 +100,12 @@ pub(super) fn cost(choice: &Choice, need: &Need, case: &Case<'_>, network: &Netw
     // What begins at one rank is told to its mates first, part by part.
     let told =
         if case.collective == Broadcast { need.near_out.messages as f64 * inside.message_ns } else { 0.0 };
-    let near_ns = near_hops * inside.hop_ns + told;
+    // All rounds of this one are one loop, whose every turn waits for what was sent in the turn before.
+    let turns = match (choice.algorithm, case.collective) {
+        (Algorithm::HierLog, AllGather) => (segments - 1.0) * network.latency_ns,
+        _ => 0.0,
+    };
+    let near_ns = near_hops * inside.hop_ns + told + turns;
     let (latency, hop) = (network.latency_ns, network.latency_ns + passing + meeting);
     // What is not the bottleneck does not vanish behind it altogether.
     let busy = link.max(within) + 0.1 * link.min(within);
@@ -118,6 +123,7 @@ pub(super) fn cost(choice: &Choice, need: &Need, case: &Case<'_>, network: &Netw
                 // are in the link's share; through one node to all others, its link carries a piece for each of them.
                 let before = match (choice.algorithm, case.collective) {
                     (Algorithm::HierMesh, Broadcast | Reduce) => (nodes - 2.0).max(1.0),
+                    (Algorithm::HierLog, AllGather) if segments > 1.0 => hops - 1.0,
                     (
                         Algorithm::HierMesh | Algorithm::HierRecursive | Algorithm::HierLog,
                         AllGather | ReduceScatter | AllReduce,
