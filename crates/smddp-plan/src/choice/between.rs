@@ -13,14 +13,17 @@ struct Inside {
     rate: f64,
     /// Bytes per nanosecond that are added up.
     adding: f64,
-    message_ns: f64,
+    /// For a message that is written, and for one that is read.
+    writing_ns: f64,
+    reading_ns: f64,
     hop_ns: f64,
 }
 
 impl Inside {
-    const HOST: Self = Self { rate: 10.0, adding: 10.0, message_ns: 250.0, hop_ns: 150.0 };
-    /// Over NVLink.
-    const DEVICE: Self = Self { rate: 300.0, adding: 1_000.0, message_ns: 300.0, hop_ns: 2_000.0 };
+    const HOST: Self = Self { rate: 10.0, adding: 10.0, writing_ns: 250.0, reading_ns: 250.0, hop_ns: 150.0 };
+    /// Over NVLink: what is written to a rank costs it nothing.
+    const DEVICE: Self =
+        Self { rate: 300.0, adding: 1_000.0, writing_ns: 300.0, reading_ns: 0.0, hop_ns: 2_000.0 };
 
     const fn of(memory: Memory) -> Self {
         match memory {
@@ -79,11 +82,12 @@ pub(super) fn cost(choice: &Choice, need: &Need, case: &Case<'_>, network: &Netw
         AllReduce | Reduce | ReduceScatter => 2.0 * (nodes - 1.0) / nodes,
         _ => 0.0,
     };
-    let near = |moved: Moved| {
-        moved.bytes as f64 / inside.rate + segments * moved.messages as f64 * inside.message_ns
+    let near = |moved: Moved, message_ns: f64| {
+        moved.bytes as f64 / inside.rate + segments * moved.messages as f64 * message_ns
     };
     let adding = adds * bytes / inside.adding;
-    let within = near(need.near_in).max(near(need.near_out)).max(adding);
+    let within =
+        near(need.near_in, inside.reading_ns).max(near(need.near_out, inside.writing_ns)).max(adding);
 
     // A piece on its way: over the links one after the other, and added to what it meets.
     let piece = (choice.segment.min(case.block) * need.message).min(case.bytes) as f64;
@@ -99,7 +103,7 @@ pub(super) fn cost(choice: &Choice, need: &Need, case: &Case<'_>, network: &Netw
     };
     // What begins at one rank is told to its mates first, part by part.
     let told =
-        if case.collective == Broadcast { need.near_out.messages as f64 * inside.message_ns } else { 0.0 };
+        if case.collective == Broadcast { need.near_out.messages as f64 * inside.writing_ns } else { 0.0 };
     // All rounds of this one are one loop, whose every turn waits for what was sent in the turn before.
     let turns = match (choice.algorithm, case.collective) {
         (Algorithm::HierLog, AllGather) => (segments - 1.0) * network.latency_ns,
