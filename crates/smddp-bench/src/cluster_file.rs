@@ -6,6 +6,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
+use smddp_plan::Network as Prices;
 use smddp_plan::sim::{Cluster, Override, Port};
 use toml::Spanned;
 
@@ -20,7 +21,7 @@ pub(crate) fn load(name: &str) -> Result<Cluster> {
     match name {
         "p4d" => Ok(Cluster::p4d(1)),
         "p5" => Ok(Cluster::p5(1)),
-        "sockets" => Ok(sockets()),
+        "sockets" => Ok(Cluster::sockets(1, 1)),
         file => {
             let text = std::fs::read_to_string(Path::new(file)).map_err(|error| {
                 let names = BUILT_IN.join(", ");
@@ -28,22 +29,6 @@ pub(crate) fn load(name: &str) -> Result<Cluster> {
             })?;
             parse(&text, file).map_err(|reason| Error::Usage(format!("{file}: {reason}")))
         }
-    }
-}
-
-/// What the engine assumes where nothing was measured: shared memory, and sockets over 10 Gbit/s.
-fn sockets() -> Cluster {
-    Cluster {
-        name: "sockets".into(),
-        ranks: vec![1],
-        local: Port { bytes_per_s: 10e9, latency_s: 0.15e-6, message_s: 0.25e-6 },
-        local_multicast: true,
-        network: Port { bytes_per_s: 1.2e9, latency_s: 15e-6, message_s: 1e-6 },
-        rails: 1,
-        window: 4 << 20,
-        memory_bytes_per_s: Some(10e9),
-        uplink_bytes_per_s: None,
-        overrides: BTreeMap::new(),
     }
 }
 
@@ -82,6 +67,7 @@ struct Network {
     message_us: Microseconds,
     rails: Option<NonZeroUsize>,
     window: Option<Size>,
+    incast: Option<f64>,
     uplink_rate: Option<Rate>,
 }
 
@@ -206,6 +192,11 @@ fn parse(text: &str, file: &str) -> std::result::Result<Cluster, String> {
         network: port(read.network.rate, read.network.latency_us, read.network.message_us),
         rails: read.network.rails.map_or(1, NonZeroUsize::get),
         window: read.network.window.map_or(4 << 20, |size| size.0),
+        // Ranks that share host memory are taken to be joined by sockets, those with NVLink by EFA.
+        incast: read.network.incast.unwrap_or(match read.local.multicast {
+            true => Prices::ASSUMED.incast,
+            false => Prices::PACED.incast,
+        }),
         memory_bytes_per_s: read.memory_rate.map(|r| r.0),
         uplink_bytes_per_s: read.network.uplink_rate.map(|r| r.0),
         overrides,
@@ -248,6 +239,7 @@ mod tests {
             ("latency_us = 20", "latency_us = -1", "line 7", "0 or more"),
             ("latency_us = 20", "latency = 20", "line 7", "unknown field `latency`"),
             ("latency_us = 20", "latency_us = 20\nwindow = \"0\"", "line 8", "window"),
+            ("latency_us = 20", "latency_us = 20\nincast = 0.5", "", "network.incast = 0.5"),
             ("ranks_per_node = 2", "ranks_per_node = 0", "line 1", "nonzero"),
             ("ranks_per_node = 2", "ranks_per_node = ", "line 1", ""),
             ("ranks_per_node = 2", "", "", "ranks_per_node"),

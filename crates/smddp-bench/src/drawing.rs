@@ -62,8 +62,8 @@ pub(crate) fn timeline(op: Op, cluster: &Cluster, run: &Run) -> String {
     let title = format!(
         "{} of {} by {} on {}, {} nodes, {} ranks (simulated)",
         op.name(),
-        size(run.job.bytes),
-        run.job.algorithm.name(),
+        size(run.job.decision.bytes() as u64),
+        run.job.decision.choice.algorithm.name(),
         cluster.name,
         cluster.nodes(),
         cluster.size()

@@ -4,22 +4,22 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Parser;
-use smddp_plan::choice::Network;
-use smddp_plan::sim::{Cluster, Job, Run};
-use smddp_plan::{Algorithm, Ask, Choice, Collective, Program, Shape, Step, choose, plan};
+use smddp_core::Config;
+use smddp_plan::sim::{Cluster, Run};
+use smddp_plan::{Algorithm, Choice, Program, Step};
 
-use crate::candidates::{self, Fixed};
 use crate::cluster_file;
 use crate::drawing;
 use crate::error::{Error, Result};
 use crate::op::Op;
 use crate::simulate::{clusters, describe, path_text, share, simulated, size, write};
 use crate::sizes::parse_size;
+use crate::subject::Subject;
 
 const AFTER_HELP: &str = "\
-The plan is the one that the engine's own choice gives, with the cluster's latency and rate; the times beside it are
-simulated, not measured. The quickest candidate of the model may be another one: SMDDP_ALGO, or a table of
-'smddp-bench tune', asks for it.
+The plan is the one that the engine takes with the settings in force and the cluster's latency and rate; the times
+beside it are simulated, not measured. Where the quickest candidate of the model is another one, SMDDP_ALGO or a table
+of 'smddp-bench tune' asks for it.
 
 Exit status: 0 done, 1 a failure, 2 a command line or a cluster file that makes no sense.";
 
@@ -53,23 +53,19 @@ pub(crate) struct Cli {
     pub draw: Option<PathBuf>,
 }
 
-/// What a slot of shared memory holds, and what one process may use for staging: the engine's defaults.
-const SLOT: usize = 8 << 10;
-const STAGING: usize = 64 << 20;
-
 pub(crate) fn run(cli: &Cli) -> Result<i32> {
     let collective = simulated(cli.op)?;
     let base = cluster_file::load(&cli.cluster)?;
     let nodes: Vec<usize> = cli.nodes.into_iter().collect();
     let all = clusters(&base, &nodes, cli.ppn)?;
     let cluster = &all[0];
-    let choice = choice(cluster, collective, cli)?;
     let bytes = cli.bytes as u64;
-    let (algorithm, segment, depth) = (choice.algorithm, choice.segment as u64, choice.depth);
-    let job = Job { collective, algorithm, bytes, root: 0, segment, depth };
+    let free = Subject::new(cluster, collective, cli.bytes, 0, cli.half)?;
+    let found = free.others();
+    let job = free.algorithm(cli.algorithm)?.job();
+    let Choice { algorithm, segment, depth } = job.decision.choice;
     let failed = |e: smddp_plan::sim::Unplanned| Error::Usage(e.to_string());
     let chosen = job.run(cluster, drawing::rows(cluster)).map_err(failed)?;
-    let found = candidates::try_all(cluster, collective, bytes, &[], Fixed::default());
 
     println!(
         "{} of {} on {} node{}, {} ranks",
@@ -81,7 +77,7 @@ pub(crate) fn run(cli: &Cli) -> Result<i32> {
     );
     println!("cluster {}", describe(cluster));
     println!();
-    println!("plan: {}, segments of {}, {depth} cells a channel", algorithm.name(), size(segment));
+    println!("plan: {}, segments of {}, {depth} cells a channel", algorithm.name(), size(segment as u64));
     println!("  {}", reason(cli, cluster, &chosen, found.runs.first()));
     println!("  {}", meaning(algorithm));
     println!(
@@ -94,7 +90,7 @@ pub(crate) fn run(cli: &Cli) -> Result<i32> {
     for hop in hops(&chosen) {
         println!("    {hop}");
     }
-    if let Some(program) = program_of(cluster, collective, algorithm) {
+    if let Some(program) = job.program(cluster, &cluster.topology(), 0) {
         println!("  rank 0: {}", summary(&program));
     }
     println!();
@@ -102,24 +98,25 @@ pub(crate) fn run(cli: &Cli) -> Result<i32> {
     println!("  {:<16} {:>9} {:>12} {:>9} {:>13}", "algorithm", "segment", "time(us)", "line", "link bytes");
     let mut seen: Vec<Algorithm> = Vec::new();
     for run in &found.runs {
-        if seen.contains(&run.job.algorithm) {
+        if seen.contains(&run.job.decision.choice.algorithm) {
             continue;
         }
-        seen.push(run.job.algorithm);
+        let choice = run.job.decision.choice;
+        seen.push(choice.algorithm);
         println!(
             "  {:<16} {:>9} {:>12.1} {:>9} {:>13}{}",
-            run.job.algorithm.name(),
-            size(run.job.segment),
+            choice.algorithm.name(),
+            size(choice.segment as u64),
             run.outcome.seconds * 1e6,
             share(run.line_share),
             run.link_bytes(),
-            if run.job.algorithm == algorithm { "  <- the plan's algorithm" } else { "" }
+            if choice.algorithm == algorithm { "  <- the plan's algorithm" } else { "" }
         );
     }
     for (messages, job) in &found.left_out {
         println!(
             "  {:<16} not replayed: {:.0} million messages",
-            job.algorithm.name(),
+            job.decision.choice.algorithm.name(),
             *messages as f64 / 1e6
         );
     }
@@ -130,43 +127,13 @@ pub(crate) fn run(cli: &Cli) -> Result<i32> {
     Ok(0)
 }
 
-/// What the engine would choose, or what was asked for in the engine's cut.
-fn choice(cluster: &Cluster, collective: Collective, cli: &Cli) -> Result<Choice> {
-    let shape = Shape {
-        collective,
-        size: cluster.size(),
-        bytes: cli.bytes,
-        block: cli.bytes.div_ceil(cluster.size()),
-        uneven_pairs: false,
-        rounds_per_hop_forbidden: cli.half,
-        slot: SLOT,
-        staging: STAGING,
-        network: network(cluster),
-    };
-    let topology = cluster.topology();
-    match cli.algorithm {
-        None => Ok(choose(&shape, &topology)),
-        Some(algorithm) => smddp_plan::choose_named(algorithm, &shape, &topology).ok_or_else(|| {
-            Error::Usage(format!("{} does not do {} on this cluster", algorithm.name(), cli.op.name()))
-        }),
-    }
-}
-
-fn network(cluster: &Cluster) -> Network {
-    Network {
-        latency_ns: cluster.network.latency_s * 1e9,
-        message_ns: cluster.network.message_s * 1e9,
-        bytes_per_ns: cluster.line_rate(0) * 1e-9,
-        // Nodes whose ranks share host memory are taken to be joined by sockets, those with NVLink by EFA.
-        incast: if cluster.local_multicast { Network::ASSUMED.incast } else { Network::PACED.incast },
-    }
-}
-
 fn reason(cli: &Cli, cluster: &Cluster, chosen: &Run, best: Option<&Run>) -> String {
     if cli.algorithm.is_some() {
         return "asked for by --algorithm".into();
     }
-    let why = if cluster.size() == 1 {
+    let why = if Config::get().is_ok_and(|config| config.algorithm.is_some()) {
+        "asked for by SMDDP_ALGO".to_owned()
+    } else if cluster.size() == 1 {
         "one rank has nobody to talk to".to_owned()
     } else if cluster.nodes() == 1 {
         "all ranks share memory: one write reaches all readers, in one hop".to_owned()
@@ -178,8 +145,8 @@ fn reason(cli: &Cli, cluster: &Cluster, chosen: &Run, best: Option<&Run>) -> Str
     match best {
         Some(best) if best.outcome.seconds < 0.95 * chosen.outcome.seconds => format!(
             "{why}; the model's quickest is {} with segments of {}, {:.1} us",
-            best.job.algorithm.name(),
-            size(best.job.segment),
+            best.job.decision.choice.algorithm.name(),
+            size(best.job.decision.choice.segment as u64),
             best.outcome.seconds * 1e6
         ),
         _ => format!("{why}; the model agrees"),
@@ -201,11 +168,6 @@ fn meaning(algorithm: Algorithm) -> &'static str {
         Algorithm::HierTree => "mesh inside nodes; between nodes two binary trees on each rail",
         Algorithm::HierPublish => "shared memory inside nodes; between nodes everything to everybody at once",
     }
-}
-
-fn program_of(cluster: &Cluster, collective: Collective, algorithm: Algorithm) -> Option<Program> {
-    let ask = Ask { collective, rank: 0, size: cluster.size(), root: 0, uneven_pairs: false };
-    plan(algorithm, &ask, &cluster.topology())
 }
 
 /// `3 lanes, 12 steps (4 send, 8 receive), 5 channels`.

@@ -9,7 +9,6 @@
 mod buffers;
 #[allow(unsafe_code)] // The only caller of the engine with pointers.
 mod calls;
-mod candidates;
 mod cli;
 mod cluster_file;
 mod device;
@@ -29,6 +28,7 @@ mod rendezvous;
 mod simulate;
 mod sizes;
 mod store;
+mod subject;
 mod svg;
 mod sweep;
 mod table;

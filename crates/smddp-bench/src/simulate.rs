@@ -3,23 +3,24 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use clap::Parser;
+use clap::{ArgAction, Parser};
 use serde::Serialize;
 use smddp_plan::sim::{Cluster, PathSummary, Run};
 use smddp_plan::{Algorithm, Collective};
 
-use crate::candidates::{self, Fixed};
 use crate::cluster_file;
 use crate::error::{Error, Result};
 use crate::op::Op;
 use crate::plot::{Series, chart};
 use crate::sizes::parse_size;
+use crate::subject::Subject;
 
 const AFTER_HELP: &str = "\
 Every figure is simulated: the plans that the engine runs are replayed on ports with a rate, a latency and a cost
 per message, first in, first out. It is a bound, for comparing plans; congestion, PCIe and jitter are not in it.
-Without --algorithm all algorithms are tried in several segment sizes, and the quickest is shown; above 256 ranks
-only those that tell nodes apart.
+The plan is the one that the engine takes with the settings in force (SMDDP_ALGO, SMDDP_TUNE, SMDDP_SEGMENT_BYTES,
+SMDDP_STAGING_BYTES) and the cluster's latency and rate. With --best all algorithms that it could take are tried in
+several segment sizes, and the quickest is shown; above 256 ranks only those that tell nodes apart.
 
 Exit status: 0 done, 1 a failure, 2 a command line or a cluster file that makes no sense.";
 
@@ -45,12 +46,12 @@ pub(crate) struct Cli {
     /// Only these algorithms, by commas, each in a row of its own
     #[arg(long, value_name = "NAME,NAME,..", value_delimiter = ',', value_parser = algorithm)]
     pub algorithm: Vec<Algorithm>,
-    /// Bytes of a block that move as one piece (default: several are tried)
+    /// The quickest plan that is found, instead of the engine's
+    #[arg(long, action = ArgAction::SetTrue, conflicts_with = "algorithm")]
+    pub best: bool,
+    /// Bytes of a block that move as one piece, as SMDDP_SEGMENT_BYTES
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub segment: Option<usize>,
-    /// Cells of a channel
-    #[arg(long, value_name = "N")]
-    pub depth: Option<usize>,
     /// Root rank, where the collective has one
     #[arg(long, value_name = "RANK", default_value_t = 0)]
     pub root: usize,
@@ -129,11 +130,6 @@ pub(crate) fn run(cli: &Cli) -> Result<i32> {
     let collective = simulated(cli.op)?;
     let base = cluster_file::load(&cli.cluster)?;
     let clusters = clusters(&base, &cli.nodes, cli.ppn)?;
-    let fixed = Fixed {
-        segment: cli.segment.map(|s| (s as u64).max(1)),
-        depth: cli.depth.map(|d| d.max(1)),
-        root: cli.root,
-    };
     if let Some(cluster) = clusters.iter().find(|c| cli.root >= c.size()) {
         return Err(Error::Usage(format!("--root {} is not one of the {} ranks", cli.root, cluster.size())));
     }
@@ -143,29 +139,19 @@ pub(crate) fn run(cli: &Cli) -> Result<i32> {
         "# {:>14} {:>6} {:>6} {:>10}  {:<14} {:>8} {:>11} {:>7} {:>11}  critical path",
         "collective", "nodes", "ranks", "bytes", "algorithm", "segment", "time(us)", "line", "link bytes"
     );
-    // One row for each algorithm that was named, else the best of all.
-    let asked: Vec<Vec<Algorithm>> = match cli.algorithm.is_empty() {
-        true => vec![Vec::new()],
-        false => cli.algorithm.iter().map(|&a| vec![a]).collect(),
+    // One row for each algorithm that was named, else for the engine's own.
+    let asked: Vec<Option<Algorithm>> = match cli.algorithm.is_empty() {
+        true => vec![None],
+        false => cli.algorithm.iter().copied().map(Some).collect(),
     };
     let mut rows = Vec::new();
-    for algorithms in &asked {
+    for &algorithm in &asked {
         for &bytes in &cli.bytes {
             for cluster in &clusters {
-                let found = candidates::try_all(cluster, collective, bytes as u64, algorithms, fixed);
-                if !found.left_out.is_empty() {
-                    let names: Vec<_> = found.left_out.iter().map(|(_, job)| job.algorithm.name()).collect();
-                    eprintln!(
-                        "smddp-bench: on {} nodes these have too many messages and are replayed only by name: {}",
-                        cluster.nodes(),
-                        names.join(", ")
-                    );
-                }
-                let Some(best) = found.runs.first() else {
-                    let why = found.failed.first().map_or("nothing can run it", String::as_str);
-                    return Err(Error::Usage(format!("{} nodes: {why}", cluster.nodes())));
-                };
-                let row = row(cli.op, cluster, best);
+                let subject = Subject::new(cluster, collective, bytes, cli.root, false)?;
+                let subject = subject.segment(cli.segment).algorithm(algorithm)?;
+                let run = if cli.best { quickest(cluster, &subject)? } else { replayed(cluster, &subject)? };
+                let row = row(cli.op, cluster, bytes, &run);
                 print(&row);
                 rows.push(row);
             }
@@ -181,6 +167,40 @@ pub(crate) fn run(cli: &Cli) -> Result<i32> {
         write(path, &plot(cli.op, &base, &rows, !cli.algorithm.is_empty()))?;
     }
     Ok(0)
+}
+
+/// More messages than this take a while.
+const MANY: u64 = 20_000_000;
+
+fn replayed(cluster: &Cluster, subject: &Subject<'_>) -> Result<Run> {
+    let job = subject.job();
+    let messages = job.messages(cluster);
+    if messages > MANY {
+        let (nodes, name) = (cluster.nodes(), job.decision.choice.algorithm.name());
+        eprintln!(
+            "smddp-bench: {nodes} nodes: {name} has {} million messages; this takes minutes",
+            messages / 1_000_000
+        );
+    }
+    job.run(cluster, Vec::new()).map_err(|error| Error::Usage(format!("{} nodes: {error}", cluster.nodes())))
+}
+
+fn quickest(cluster: &Cluster, subject: &Subject<'_>) -> Result<Run> {
+    let mut found = subject.others();
+    if !found.left_out.is_empty() {
+        let names: Vec<_> =
+            found.left_out.iter().map(|(_, job)| job.decision.choice.algorithm.name()).collect();
+        eprintln!(
+            "smddp-bench: on {} nodes these have too many messages and are replayed only by name: {}",
+            cluster.nodes(),
+            names.join(", ")
+        );
+    }
+    if found.runs.is_empty() {
+        let why = found.failed.first().map_or("nothing can run it", String::as_str);
+        return Err(Error::Usage(format!("{} nodes: {why}", cluster.nodes())));
+    }
+    Ok(found.runs.swap_remove(0))
 }
 
 /// The collective behind an operation; sendrecv is none.
@@ -225,16 +245,17 @@ pub(crate) fn describe(cluster: &Cluster) -> String {
     )
 }
 
-fn row(op: Op, cluster: &Cluster, run: &Run) -> Row {
+fn row(op: Op, cluster: &Cluster, bytes: usize, run: &Run) -> Row {
+    let choice = run.job.decision.choice;
     Row {
         collective: op.name(),
         cluster: cluster.name.clone(),
         nodes: cluster.nodes(),
         ranks: cluster.size(),
-        bytes: run.job.bytes,
-        algorithm: run.job.algorithm.name(),
-        segment: run.job.segment,
-        depth: run.job.depth,
+        bytes: bytes as u64,
+        algorithm: choice.algorithm.name(),
+        segment: choice.segment as u64,
+        depth: choice.depth,
         time_us: run.outcome.seconds * 1e6,
         line_share: run.line_share,
         link_bytes: run.link_bytes(),

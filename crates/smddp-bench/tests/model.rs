@@ -6,16 +6,25 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 fn bench(args: &str) -> Output {
+    bench_with(args, &[])
+}
+
+fn bench_with(args: &str, settings: &[(&str, &String)]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_smddp-bench"));
     for name in ["RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"] {
         command.env_remove(name);
     }
+    command.envs(settings.iter().map(|(name, value)| (*name, value.as_str())));
     command.current_dir(env!("CARGO_MANIFEST_DIR")).args(args.split_whitespace()).output().unwrap()
 }
 
 /// Standard output of a run that succeeded.
 fn printed(args: &str) -> String {
-    let output = bench(args);
+    printed_with(args, &[])
+}
+
+fn printed_with(args: &str, settings: &[(&str, &String)]) -> String {
+    let output = bench_with(args, settings);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{args}: {}\n{stderr}", output.status);
     String::from_utf8(output.stdout).unwrap()
@@ -63,10 +72,10 @@ fn simulate_says_that_it_is_simulated_and_writes_its_rows() {
         assert!(row["algorithm"].as_str().unwrap().starts_with("hier"), "{row}");
         assert!(row["time_us"].as_f64().unwrap() > 0.0);
         assert!((0.0..=1.0).contains(&row["line_share"].as_f64().unwrap()), "{row}");
-        // (N-1)/N of the buffer, up to what does not divide.
-        let least = bytes * (nodes - 1) / nodes;
+        // (N-1)/N of the buffer, less what does not divide.
+        let most = bytes * (nodes - 1) / nodes;
         let link = row["link_bytes"].as_u64().unwrap();
-        assert!((least..=least + 8 * nodes).contains(&link), "{row}");
+        assert!((most - 4 * 8 * nodes..=most).contains(&link), "{row}");
     }
     let plot = plot.text();
     assert!(plot.starts_with("<svg ") && plot.contains("(simulated)") && plot.contains("polyline"));
@@ -101,6 +110,35 @@ fn explain_names_the_plan_its_reason_and_the_candidates() {
     assert!(one.contains("plan: mesh") && one.contains("share memory"), "{one}");
     let asked = printed("explain all_gather --bytes 1M --nodes 3 --ppn 2 --algorithm hier-ring");
     assert!(asked.contains("plan: hier-ring") && asked.contains("asked for"), "{asked}");
+}
+
+/// Whatever the settings, and where most blocks are empty.
+#[test]
+fn explain_and_simulate_name_the_same_plan() {
+    let file = Temporary::new("tune.txt");
+    std::fs::write(&file.0, "all_gather:1m-inf:@hier-log\n").unwrap();
+    let (tune, cut, algorithm) = (file.path(), "32K".to_owned(), "hier-ring".to_owned());
+    for settings in
+        [vec![], vec![("SMDDP_TUNE", &tune)], vec![("SMDDP_SEGMENT_BYTES", &cut), ("SMDDP_ALGO", &algorithm)]]
+    {
+        for (collective, cluster, nodes, bytes) in [
+            ("all_gather", "p4d", 4, "16M"),
+            ("all_gather", "sockets --ppn 2", 4, "1000"),
+            ("all_reduce", "p5", 3, "256M"),
+            ("all_reduce", "sockets --ppn 8", 16, "64"),
+            ("broadcast", "sockets --ppn 2", 5, "3M"),
+            ("all_to_all", "p4d", 2, "1M"),
+        ] {
+            let asked = format!("{collective} --cluster {cluster} --nodes {nodes} --bytes {bytes}");
+            let explained = printed_with(&format!("explain {asked}"), &settings);
+            let plan = explained.lines().find_map(|line| line.strip_prefix("plan: ")).unwrap();
+            let simulated = printed_with(&format!("simulate {asked}"), &settings);
+            let row = simulated.lines().find(|line| !line.starts_with('#')).unwrap();
+            let columns: Vec<&str> = row.split_whitespace().collect();
+            let named = format!("{}, segments of {},", columns[4], columns[5]);
+            assert!(plan.starts_with(&named), "{asked} {settings:?}: {plan}, but {row}");
+        }
+    }
 }
 
 #[test]
@@ -138,7 +176,7 @@ fn what_makes_no_sense_is_refused_with_status_2() {
         ("simulate all_gather --cluster p6", "p4d, p5, sockets"),
         ("simulate all_gather --nodes 0", "nodes"),
         ("simulate all_gather --nodes 2 --algorithm hier-rign", "hier-ring"),
-        ("simulate all_gather --nodes 2 --algorithm tree", "tree does not do this"),
+        ("simulate all_gather --nodes 2 --algorithm tree", "tree does not do all_gather"),
         ("simulate broadcast --nodes 2 --root 16", "--root 16"),
         ("simulate sendrecv --nodes 2", "sendrecv"),
         ("simulate all_gathers", "reduce_scatter"),

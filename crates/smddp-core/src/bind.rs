@@ -2,11 +2,13 @@
 
 use std::sync::{Arc, OnceLock};
 
-use smddp_plan::choice::{Network, Shape, choose, choose_named};
-use smddp_plan::{Ask, Buffer, Choice, Collective, Program, Source, Span, Step, Topology, plan};
+use smddp_plan::{
+    Ask, Buffer, Choice, Collective, Counts, Decision, Group, Memory, Network, Program, Shape, Source, Span,
+    Step, Topology, decide, plan,
+};
 use smddp_transport::{Head, Inlet, Outlet, Ways, Wiring};
 
-use crate::call::{Counts, name_of, reduces, rooted};
+use crate::call::{name_of, reduces, rooted};
 use crate::config::Config;
 use crate::device::{self, Place, Way};
 use crate::error::{Error, Result};
@@ -133,13 +135,6 @@ impl Bound {
     }
 }
 
-/// Elements of each of the N blocks of a buffer of `count`: cut on cache lines, so the last ones may be empty.
-fn cut(count: usize, n: usize, element: usize) -> Vec<usize> {
-    let grain = (64 / element).max(1);
-    let each = count.div_ceil(n).next_multiple_of(grain);
-    (0..n).map(|b| count.saturating_sub(b * each).min(each)).collect()
-}
-
 fn running(lengths: &[usize]) -> Vec<usize> {
     let mut at = 0;
     lengths
@@ -154,40 +149,24 @@ fn running(lengths: &[usize]) -> Vec<usize> {
 struct Sizes {
     tables: [Vec<usize>; 3],
     offsets: [Vec<usize>; 3],
-    /// Bytes of the whole buffer; longest block.
-    bytes: usize,
-    longest: usize,
 }
 
-fn sizes(key: &Key, n: usize) -> Sizes {
-    let element = key.dtype.size();
-    let blocks: Vec<usize> = match &key.counts {
-        Counts::Even(c) => vec![*c; n],
-        Counts::Whole(c) => cut(*c, n, element),
-        Counts::Uneven(list) => list.clone(),
-        Counts::Pairs(send, _) => send.clone(),
-    };
-    let lengths: Vec<usize> = blocks.iter().map(|c| c * element).collect();
-    let output: Vec<usize> = match &key.counts {
-        Counts::Pairs(_, receive) => receive.iter().map(|c| c * element).collect(),
-        _ => lengths.clone(),
-    };
+fn sizes(key: &Key, decision: &Decision) -> Sizes {
+    let [lengths, output] = &decision.blocks;
     // A buffer that holds only this rank's block has it at its beginning.
-    let alone = || vec![0; n];
+    let alone = || vec![0; lengths.len()];
     let (own_in, own_out) = match key.collective {
         Collective::AllGather | Collective::Gather => (true, false),
         Collective::ReduceScatter | Collective::Scatter => (false, true),
         _ => (false, false),
     };
     Sizes {
-        bytes: lengths.iter().sum(),
-        longest: lengths.iter().chain(&output).copied().max().unwrap_or(0),
         offsets: [
-            if own_in { alone() } else { running(&lengths) },
-            if own_out { alone() } else { running(&output) },
+            if own_in { alone() } else { running(lengths) },
+            if own_out { alone() } else { running(output) },
             Vec::new(),
         ],
-        tables: [lengths, output, Vec::new()],
+        tables: [lengths.clone(), output.clone(), Vec::new()],
     }
 }
 
@@ -215,39 +194,41 @@ impl Site {
         let incast = self.assumed.incast;
         self.network.get().map_or(self.assumed, |known| Network { incast, ..known.network })
     }
+
+    pub(crate) fn group(&self) -> Group<'_> {
+        Group { topology: &self.topology, slot: self.slot, network: self.network() }
+    }
 }
 
-pub(crate) fn pick(key: &Key, site: &Site, config: &Config) -> Result<Choice> {
-    let n = site.topology.size();
-    let s = sizes(key, n);
-    let uneven_pairs = matches!(key.counts, Counts::Pairs(..));
-    let shape = Shape {
-        collective: key.collective,
-        size: n,
-        // Pairs are known to two ranks only, so the choice must not depend on them.
-        bytes: if uneven_pairs { n << 20 } else { s.bytes },
-        block: if uneven_pairs { 1 << 20 } else { s.longest },
-        uneven_pairs,
-        rounds_per_hop_forbidden: key.dtype.is_half() && reduces(key.collective),
-        slot: if key.device.is_some() { device::ONE_HOP } else { site.slot },
-        staging: config.staging,
-        network: site.network(),
-    };
-    let wanted = config.algorithm.or_else(|| config.tune.algorithm(key.collective, shape.bytes as u64));
-    let mut choice = match wanted.and_then(|a| choose_named(a, &shape, &site.topology)) {
-        Some(choice) => choice,
-        None => choose(&shape, &site.topology),
-    };
-    if let Some(segment) = config.segment {
-        choice.segment = segment;
+impl Key {
+    /// What the choice may depend on.
+    pub(crate) fn shape(&self) -> Shape {
+        Shape {
+            collective: self.collective,
+            element: self.dtype.size(),
+            half: self.dtype.is_half(),
+            counts: self.counts.clone(),
+            memory: match self.device {
+                None => Memory::Host,
+                Some(Place { way: Way::Host, .. }) => Memory::Bounced,
+                Some(Place { way: Way::Reference, .. }) => Memory::Reference,
+            },
+        }
     }
-    // Copies on the device need no pieces.
-    if n == site.topology.node_sizes().1 && key.device.is_some_and(|place| place.way == Way::Reference) {
-        choice.segment = device::WHOLE;
+}
+
+/// What the planner decides about a call.
+pub(crate) fn decided(key: &Key, site: &Site, config: &Config) -> Decision {
+    decide(&key.shape(), &site.group(), &config.plans())
+}
+
+/// A decision in words, as `smddp info` and tables have it.
+pub(crate) fn told(way: &str, decision: &Decision) -> String {
+    let Choice { algorithm, segment, depth } = decision.choice;
+    if decision.inline {
+        return format!("{way} {}, one message", algorithm.name());
     }
-    // A segment is whole elements.
-    choice.segment = choice.segment.max(64).next_multiple_of(64);
-    Ok(choice)
+    format!("{way} {}, segments of {} KiB, {depth} cells", algorithm.name(), segment.div_ceil(1024))
 }
 
 /// The kernel of a reducing collective; an error where its dtype cannot be reduced so.
@@ -268,15 +249,16 @@ fn kernel(key: &Key) -> Result<Option<Kernel>> {
 }
 
 pub(crate) fn bind(key: &Key, site: &Site, config: &Config) -> Result<Bound> {
-    let (rank, n, slot) = (site.rank, site.topology.size(), site.slot);
+    let (rank, n) = (site.rank, site.topology.size());
     let kernel = kernel(key)?;
-    let choice = pick(key, site, config)?;
+    let decision = decided(key, site, config);
+    let choice = decision.choice;
     let ask = Ask {
         collective: key.collective,
         rank,
         size: n,
         root: if rooted(key.collective) { key.root } else { 0 },
-        uneven_pairs: matches!(key.counts, Counts::Pairs(..)),
+        uneven_pairs: decision.uneven_pairs(),
     };
     let program = plan(choice.algorithm, &ask, &site.topology).ok_or_else(|| {
         Error::Invalid(format!(
@@ -293,7 +275,7 @@ pub(crate) fn bind(key: &Key, site: &Site, config: &Config) -> Result<Bound> {
             choice.algorithm.name()
         )));
     }
-    let mut bound = Bound { kernel, ..Binder::new(key, n, slot, choice, &program).finish(program) };
+    let mut bound = Bound { kernel, ..Binder::new(key, n, &decision, &program).finish(program) };
     if let Some(place) = key.device {
         on_device(&mut bound, place, site);
     }
@@ -304,7 +286,6 @@ pub(crate) fn bind(key: &Key, site: &Site, config: &Config) -> Result<Bound> {
 fn on_device(bound: &mut Bound, place: Place, site: &Site) {
     let near = |rank: usize| place.way == Way::Reference && site.topology.share_node(rank, site.rank);
     let wiring = &mut bound.wiring;
-    wiring.inline = false;
     bound.near = [
         wiring.outlets.iter().map(|o| o.readers.first().is_some_and(|&reader| near(reader))).collect(),
         wiring.inlets.iter().map(|i| near(i.rank)).collect(),
@@ -321,13 +302,14 @@ struct Binder {
     bound: Bound,
     inlets: Vec<Inlet>,
     uneven_pairs: bool,
-    /// Every rank's whole message fits a slot.
-    fits: bool,
+    /// Decided by all ranks alike, since a slot carries one message.
+    inline: bool,
 }
 
 impl Binder {
-    fn new(key: &Key, n: usize, slot: usize, choice: Choice, program: &Program) -> Self {
-        let mut s = sizes(key, n);
+    fn new(key: &Key, n: usize, decision: &Decision, program: &Program) -> Self {
+        let (choice, uneven_pairs) = (decision.choice, decision.uneven_pairs());
+        let mut s = sizes(key, decision);
         // Messages have the names of their writers' spans, and a peer may have more Scratch than this rank.
         let sources = program.lanes.iter().flatten().flat_map(|timed| timed.step.sources());
         let named = sources.filter(|source| source.message.buffer == Buffer::Scratch);
@@ -337,12 +319,6 @@ impl Binder {
         s.offsets[2] = running(&scratch.iter().map(|l| l.next_multiple_of(64)).collect::<Vec<_>>());
         let total = scratch[..program.scratch_blocks].iter().map(|l| l.next_multiple_of(64)).sum();
         s.tables[2] = scratch;
-        let uneven_pairs = matches!(key.counts, Counts::Pairs(..));
-        let largest = match key.collective {
-            Collective::AllGather | Collective::Gather => s.longest,
-            _ => s.bytes,
-        };
-        let fits = largest <= slot && s.longest <= choice.segment && !uneven_pairs;
         let bound = Bound {
             choice,
             kernel: None,
@@ -354,10 +330,10 @@ impl Binder {
             lengths: s.tables,
             scratch: total,
             near: Default::default(),
-            head: head::of(key, &choice),
-            bytes: s.bytes,
+            head: head::of(key, decision),
+            bytes: decision.bytes(),
         };
-        Self { bound, inlets: Vec::new(), uneven_pairs, fits }
+        Self { bound, inlets: Vec::new(), uneven_pairs, inline: decision.inline }
     }
 
     fn segments(&self, lengths: impl Iterator<Item = usize>, blocks: usize) -> usize {
@@ -502,15 +478,14 @@ impl Binder {
             self.bound.turns.push(acts.iter().map(|(lag, _, segments)| lag + segments).max().unwrap_or(0));
             self.bound.lanes.push(acts.into_iter().map(|(lag, act, _)| (lag, act)).collect());
         }
-        // A slot carries one message. Only plans that promise it on every rank may use it: the ranks must agree.
-        let inline = matches!(self.bound.choice.algorithm, smddp_plan::Algorithm::Publish) && self.fits;
         let most = outlets.iter().map(|o| o.messages).max().unwrap_or(0) as usize;
         // One cell does for one message; more messages need two, or a writer waits for a reader that waits for it.
         let least = if most <= 1 { 1 } else { 2 };
         let want = self.bound.choice.depth.min(most);
         let window = self.bound.choice.depth.max(1);
         let (depth, ways) = ((want.max(least), least), Ways::default());
-        self.bound.wiring = Wiring { outlets, inlets: self.inlets, inline, depth, window, ways };
+        let (inlets, inline) = (self.inlets, self.inline);
+        self.bound.wiring = Wiring { outlets, inlets, inline, depth, window, ways };
         self.bound
     }
 }

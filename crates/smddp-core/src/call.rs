@@ -1,6 +1,6 @@
 //! A call as the user makes it, and its check before anything moves.
 
-use smddp_plan::Collective;
+use smddp_plan::{Collective, Counts};
 
 use crate::error::{Error, Result};
 use crate::types::{DType, RedOp};
@@ -53,19 +53,6 @@ pub(crate) const fn rooted(collective: Collective) -> bool {
         collective,
         Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter
     )
-}
-
-/// Elements of each block; what the plan is bound to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Counts {
-    /// N blocks of this many elements each.
-    Even(usize),
-    /// One buffer of so many elements, cut in N as evenly as alignment allows.
-    Whole(usize),
-    /// Known to all ranks.
-    Uneven(Vec<usize>),
-    /// all_to_all: what I send to each, what I get from each.
-    Pairs(Vec<usize>, Vec<usize>),
 }
 
 impl Blocks<'_> {

@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use smddp_plan::{Algorithm, Collective, Network, Topology};
+use smddp_plan::{Algorithm, Collective, Counts, Network, Topology};
 use smddp_transport::board::Board;
 use smddp_transport::fork::{self, PerProcess};
 use smddp_transport::{Link, Sleeper};
 
 use crate::bind::{self, Cache, Key, Site};
-use crate::call::{self, Call, Counts};
+use crate::call::{self, Call};
 use crate::config::{Config, Level};
 use crate::device::{self, DeviceOp, Landing, Lobby, On};
 use crate::driver::{Driver, Item, Tally};
@@ -19,7 +19,6 @@ use crate::error::{Error, Result};
 use crate::log;
 use crate::network::{Known, Origin};
 use crate::p2p::{Direction, Post};
-use crate::prepare::by_pairs;
 use crate::progress;
 use crate::types::DType;
 use crate::wait::{Habit, Patience, Rounds};
@@ -403,27 +402,9 @@ impl Communicator {
         if self.0.size == 1 {
             return "one rank: a copy at most".to_owned();
         }
-        let elements = bytes / dtype.size();
-        let counts = match collective {
-            Collective::AllReduce | Collective::Broadcast | Collective::Reduce => Counts::Whole(elements),
-            _ => Counts::Even(elements / self.0.size),
-        };
-        let counts = by_pairs(counts, collective, self.0.size, self.0.config);
+        let counts = Counts::of_buffer(collective, bytes / dtype.size(), self.0.size);
         let key = Key { collective, dtype, redop: 0, factor: 0, root: 0, counts, device: None };
-        let choice = match bind::pick(&key, &self.0.site, self.0.config) {
-            Ok(choice) => choice,
-            Err(error) => return error.to_string(),
-        };
-        let way = self.way();
-        if choice.algorithm == Algorithm::Publish && self.0.site.slot > 0 {
-            return format!("{way} publish, one message");
-        }
-        format!(
-            "{way} {}, segments of {} KiB, {} cells",
-            choice.algorithm.name(),
-            choice.segment.div_ceil(1024),
-            choice.depth
-        )
+        bind::told(&self.way(), &bind::decided(&key, &self.0.site, self.0.config))
     }
 
     /// What bytes go through: "shm", "tcp eth0 10.0.0.1", or both.

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use smddp_plan::tune::{Table, distance};
-use smddp_plan::{Algorithm, Network};
+use smddp_plan::{Algorithm, Network, Settings};
 use smddp_transport::fabric::{
     self,
     choose::{Choice, Unusable},
@@ -285,6 +285,16 @@ impl Config {
             })
             .as_ref()
             .map_err(Clone::clone)
+    }
+
+    /// Those that decide about plans.
+    pub fn plans(&self) -> Settings<'_> {
+        Settings {
+            algorithm: self.algorithm,
+            tune: Some(&self.tune),
+            segment: self.segment,
+            staging: self.staging,
+        }
     }
 
     /// Settings from any source; an empty value counts as not set.

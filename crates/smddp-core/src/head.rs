@@ -3,11 +3,11 @@
 //! `what`: collective, dtype, redop, root, plan. `count`: elements; where a number does not say all (blocks of different
 //! sizes, a factor), a short name of the rest as well, so that calls that only add up to the same differ.
 
-use smddp_plan::{Choice, Collective};
+use smddp_plan::{Collective, Counts, Decision};
 use smddp_transport::Head;
 
 use crate::bind::Key;
-use crate::call::{Counts, name_of, reduces, rooted};
+use crate::call::{name_of, reduces, rooted};
 use crate::types::{DType, RedOp};
 
 /// Of `count`: it is a name and a number.
@@ -17,9 +17,9 @@ const NUMBER: u32 = 31;
 /// Of `what`, which has room for it beside the reduction: the call by which a rank leaves the group.
 const LEAVING: u64 = 1 << 23;
 
-/// The header of a call, whose ranks have chosen `choice`.
-pub(crate) fn of(key: &Key, choice: &Choice) -> Head {
-    let pairs = matches!(key.counts, Counts::Pairs(..));
+/// The header of a call about which its ranks have decided so.
+pub(crate) fn of(key: &Key, decision: &Decision) -> Head {
+    let (choice, pairs) = (decision.choice, decision.uneven_pairs());
     let what = u64::from(key.collective as u8)
         | u64::from(key.dtype as u8) << 8
         | u64::from(key.redop) << 16
@@ -27,11 +27,11 @@ pub(crate) fn of(key: &Key, choice: &Choice) -> Head {
         | (choice.algorithm as u64) << 40
         | ((choice.segment as u64 >> 6) & 0xffff) << 44
         | u64::from(pairs) << 60;
-    Head { what, count: count(key) }
+    Head { what, count: count(&decision.counts, key.factor) }
 }
 
-fn count(key: &Key) -> u64 {
-    let (number, name) = match &key.counts {
+fn count(counts: &Counts, factor: u64) -> u64 {
+    let (number, name) = match counts {
         // Of a block, or of the whole buffer.
         Counts::Even(count) | Counts::Whole(count) => (*count as u64, 0),
         // Known to two ranks only.
@@ -41,10 +41,10 @@ fn count(key: &Key) -> u64 {
             (list.iter().sum::<usize>() as u64, name)
         }
     };
-    if name == 0 && key.factor == 0 {
+    if name == 0 && factor == 0 {
         return number;
     }
-    let name = mix(name ^ mix(key.factor)) >> (NUMBER + 1) << NUMBER;
+    let name = mix(name ^ mix(factor)) >> (NUMBER + 1) << NUMBER;
     NAMED | name | number.min((1 << NUMBER) - 1)
 }
 
@@ -112,7 +112,7 @@ pub(crate) const fn mix(word: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use smddp_plan::Algorithm;
+    use smddp_plan::{Algorithm, Group, Network, Settings, Topology, decide};
 
     fn key(collective: Collective, counts: Counts, factor: f64) -> Key {
         let redop = if factor == 0.0 { RedOp::Sum } else { RedOp::PremulSum(factor) };
@@ -121,7 +121,11 @@ mod tests {
     }
 
     fn head(key: &Key) -> Head {
-        of(key, &Choice { algorithm: Algorithm::Mesh, segment: 4096, depth: 2 })
+        let topology = Topology::single(3);
+        let group = Group { topology: &topology, slot: 0, network: Network::ASSUMED };
+        // However it is cut.
+        let plain = Settings { algorithm: Some(Algorithm::Mesh), segment: Some(4096), ..Settings::default() };
+        of(key, &decide(&key.shape(), &group, &plain))
     }
 
     #[test]

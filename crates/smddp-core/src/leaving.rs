@@ -6,10 +6,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use smddp_plan::Collective;
+use smddp_plan::{Collective, Counts};
 use smddp_transport::{Head, Link, Mismatch};
 
-use crate::call::{Blocks, Call, Counts};
+use crate::call::{Blocks, Call};
 use crate::comm::Inner;
 use crate::describe;
 use crate::driver::Driver;

@@ -19,6 +19,7 @@ pub mod network;
 mod p2p;
 mod pending;
 mod prepare;
+pub mod preview;
 mod probe;
 mod progress;
 mod reduce;

@@ -3,29 +3,17 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use smddp_plan::Collective;
+use smddp_plan::Counts;
 
 use crate::bind::{Bound, Key, bind};
-use crate::call::{Blocks, Call, Counts, name_of, reduces};
+use crate::call::{Blocks, Call, name_of, reduces};
 use crate::comm::{Inner, lock};
-use crate::config::Config;
 use crate::device::DeviceOp;
 use crate::error::Result;
 use crate::exec::{Cursor, Op, State};
 use crate::reduce;
 use crate::staging;
 use crate::types::RedOp;
-
-/// A rank that gives equal split sizes and one that gives none make the same all_to_all, and neither knows the
-/// other's sizes: so all of them go the way of uneven pairs, unless an algorithm is forced.
-pub(crate) fn by_pairs(counts: Counts, collective: Collective, size: usize, config: &Config) -> Counts {
-    match counts {
-        Counts::Even(c) if collective == Collective::AllToAll && config.algorithm.is_none() => {
-            Counts::Pairs(vec![c; size], vec![c; size])
-        }
-        counts => counts,
-    }
-}
 
 fn key_of(call: &Call<'_>, counts: Counts, device: Option<&DeviceOp>) -> Key {
     let device = device.map(|device| device.lobby.place);
@@ -48,7 +36,7 @@ impl Inner {
         timeout: Duration,
         device: Option<Box<DeviceOp>>,
     ) -> Result<Box<Op>> {
-        let key = key_of(call, by_pairs(counts, call.collective, self.size, self.config), device.as_deref());
+        let key = key_of(call, counts, device.as_deref());
         let mut cache = lock(&self.cache);
         let bound = cache.get_or_bind(key, |key| {
             let bound = bind(key, &self.site, self.config)?;

@@ -45,9 +45,9 @@ mod tests {
 
     use super::*;
     use crate::bind::{Key, bind};
-    use crate::call::Counts;
     use crate::config::Config;
     use crate::types::DType;
+    use smddp_plan::Counts;
 
     /// What becomes of an all_to_all of blocks of 64 MiB on 40 ranks, on nodes of so many.
     fn exchanged(each: usize, config: &Config) -> Result<()> {

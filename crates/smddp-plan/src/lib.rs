@@ -14,6 +14,6 @@ pub mod topology;
 pub mod tune;
 
 pub use algorithms::{Algorithm, plan};
-pub use choice::{Choice, Network, Shape, choose, choose_named};
+pub use choice::{Choice, Counts, Decision, Group, Memory, Network, Settings, Shape, decide};
 pub use ir::{Ask, Buffer, Channel, Collective, Lane, Program, Source, Span, Step, Timed};
 pub use topology::Topology;

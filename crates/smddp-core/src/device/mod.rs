@@ -61,11 +61,6 @@ pub(crate) struct Place {
 pub(crate) const MOST_SITES: usize = 4;
 /// Bytes of a message by reference.
 pub(crate) const DESCRIPTOR: usize = 64;
-/// Whole buffers up to this many bytes are reduced by every rank, in one hop.
-pub(crate) const ONE_HOP: usize = 64 << 10;
-/// One piece, however large.
-pub(crate) const WHOLE: usize = 1 << 40;
-
 /// Whether a program writes any block of Out or Scratch twice: then what it sent by reference would change under its
 /// readers.
 pub(crate) fn rewrites(program: &Program) -> bool {

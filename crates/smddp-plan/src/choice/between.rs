@@ -1,59 +1,144 @@
 //! Time of an algorithm where there are several nodes.
 
-use super::need::Need;
-use super::{Choice, Network, Shape};
+use super::need::{Moved, Need};
+use super::shape::Case;
+use super::{Choice, Memory, Network};
 use crate::algorithms::Algorithm;
 use crate::ir::Collective;
 use crate::topology::Topology;
 
-/// Bytes per nanosecond through the memory of a node.
-const MEMORY_RATE: f64 = 10.0;
-
-/// Hops between nodes one after the other, and how often the busiest node's link carries the whole buffer one way.
-struct Path {
-    hops: f64,
-    crossings: f64,
+/// What a rank reads, writes and adds up inside its node.
+struct Inside {
+    /// Bytes per nanosecond, in and out.
+    rate: f64,
+    /// Bytes per nanosecond that are added up.
+    adding: f64,
+    /// For a message that is written, and for one that is read.
+    writing_ns: f64,
+    reading_ns: f64,
+    hop_ns: f64,
 }
 
-/// Modelled nanoseconds: hops, and the busiest rank's messages, the link or the node's memory, whichever takes
-/// longest. `None` where the algorithm does not do the collective.
-pub(super) fn cost(
-    choice: &Choice,
-    need: &Need,
-    shape: &Shape,
-    topology: &Topology,
-    network: &Network,
-) -> Option<f64> {
-    let each = topology.node_sizes().1 as f64;
-    let Path { hops, crossings } = path(choice.algorithm, shape.collective, topology)?;
-    let gathers = matches!(shape.collective, Collective::AllGather | Collective::ReduceScatter);
-    let segments = shape.block.div_ceil(choice.segment).max(1) as f64;
-    let bytes = shape.bytes as f64;
-    // Until the last node has the first segment; all ranks of a node share its link.
-    let piece = (choice.segment.min(shape.block) * need.message) as f64;
-    let stages = match choice.algorithm {
-        // Every node has blocks of its own to send before the first one reaches it.
-        Algorithm::HierRing if gathers => (hops - 1.0).min(1.0),
-        _ => (hops - 1.0).max(0.0),
+impl Inside {
+    const HOST: Self = Self { rate: 10.0, adding: 10.0, writing_ns: 250.0, reading_ns: 250.0, hop_ns: 150.0 };
+    /// Over NVLink: what is written to a rank costs it nothing.
+    const DEVICE: Self =
+        Self { rate: 300.0, adding: 1_000.0, writing_ns: 300.0, reading_ns: 0.0, hop_ns: 2_000.0 };
+
+    const fn of(memory: Memory) -> Self {
+        match memory {
+            Memory::Host => Self::HOST,
+            Memory::Bounced | Memory::Reference => Self::DEVICE,
+        }
+    }
+}
+
+/// How a plan goes between nodes; blocks are taken to be alike.
+struct Path {
+    /// Between nodes, one after the other.
+    hops: f64,
+    /// How often the busiest node's link carries the whole buffer one way.
+    crossings: f64,
+    /// Several nodes write to one at the same time.
+    crowded: bool,
+    /// One rank of each node does it all.
+    by_leaders: bool,
+}
+
+/// Modelled nanoseconds: hops, and whatever takes longest of the busiest node's link, the busiest rank's part of it, and
+/// what a rank does inside its node. `None` where the algorithm does not do the collective.
+pub(super) fn cost(choice: &Choice, need: &Need, case: &Case<'_>, network: &Network) -> Option<f64> {
+    use Collective::*;
+    let topology = case.topology;
+    let (each, nodes, all) = (topology.node_sizes().1 as f64, topology.nodes() as f64, case.size as f64);
+    let Path { hops, crossings, crowded, by_leaders } = path(choice.algorithm, case.collective, topology)?;
+    let (bytes, inside) = (case.bytes as f64, Inside::of(case.memory));
+    let segments = case.block.div_ceil(choice.segment).max(1) as f64;
+    // Ranks of a node that send at the same time, and how many share a device: where senders are paced devices are
+    // dealt to the ranks.
+    let active = if by_leaders { 1.0 } else { each.min(case.filled.max(1) as f64) };
+    let devices = if network.incast > 1.0 { 1.0 } else { each };
+    let rate = network.bytes_per_ns / devices;
+    let sharing = (active / devices).max(1.0);
+
+    // The busiest device.
+    let messages = need.out.messages.max(need.inward.messages) as f64 * sharing;
+    let crowd = match (choice.algorithm, case.collective) {
+        // The one that has most to tell is not the one that hears most.
+        (Algorithm::HierMesh, Broadcast | Reduce) if crowded => (network.incast / crossings).max(1.0),
+        _ if crowded => network.incast,
+        _ => 1.0,
     };
-    let fill = stages * piece * each / network.bytes_per_ns;
-    // In and out of cells at every rank of the node; a leader that reduces everything alone does so while the link
-    // waits.
-    let memory = 2.0 * bytes * each / MEMORY_RATE;
-    let alone = match (choice.algorithm, shape.collective.reduces()) {
-        (Algorithm::HierPublish | Algorithm::HierLog, true) => bytes * (each + crossings) / MEMORY_RATE,
+    let link =
+        (bytes * crossings / network.bytes_per_ns).max(need.out.bytes.max(need.inward.bytes) as f64 / rate);
+    let link = link * crowd + segments * messages * network.message_ns;
+
+    // The busiest rank, inside its node.
+    let adds = match case.collective {
+        AllReduce | Reduce if by_leaders => (if each > 1.0 { each } else { 0.0 }) + crossings + 1.0,
+        // Where ranks have mates, every one adds those up for its share of the blocks, and what comes from other nodes.
+        AllReduce | Reduce | ReduceScatter if each > 1.0 => (each * nodes + nodes - 1.0) / all,
+        AllReduce | Reduce | ReduceScatter if choice.algorithm == Algorithm::HierMesh => 1.0,
+        AllReduce | Reduce | ReduceScatter => 2.0 * (nodes - 1.0) / nodes,
         _ => 0.0,
     };
-    // The first segment's messages are what a small call waits for; later ones are made while the link is busy.
-    let messages = need.remote as f64 * network.message_ns;
-    let crowded =
-        topology.nodes() > 2 && matches!(choice.algorithm, Algorithm::HierMesh | Algorithm::HierRecursive);
-    let link = bytes * crossings / network.bytes_per_ns * if crowded { network.incast } else { 1.0 };
-    let busy = (segments * messages).max(link).max(memory);
-    Some(hops * network.latency_ns + messages + fill + alone + busy)
+    let near = |moved: Moved, message_ns: f64| {
+        moved.bytes as f64 / inside.rate + segments * moved.messages as f64 * message_ns
+    };
+    let adding = adds * bytes / inside.adding;
+    let within =
+        near(need.near_in, inside.reading_ns).max(near(need.near_out, inside.writing_ns)).max(adding);
+
+    // A piece on its way: over the links one after the other, and added to what it meets.
+    let piece = (choice.segment.min(case.block) * need.message).min(case.bytes) as f64;
+    let passing = piece / rate + network.message_ns;
+    let meeting = match case.collective {
+        AllReduce | Reduce | ReduceScatter => (each + 1.0) * piece / inside.adding,
+        _ => 0.0,
+    };
+    let near_hops = match case.collective {
+        AllReduce => 2.0,
+        Broadcast | Reduce if !by_leaders && each > 1.0 => 2.0,
+        _ => 1.0,
+    };
+    // What begins at one rank is told to its mates first, part by part.
+    let told =
+        if case.collective == Broadcast { need.near_out.messages as f64 * inside.writing_ns } else { 0.0 };
+    // All rounds of this one are one loop, whose every turn waits for what was sent in the turn before.
+    let turns = match (choice.algorithm, case.collective) {
+        (Algorithm::HierLog, AllGather) => (segments - 1.0) * network.latency_ns,
+        _ => 0.0,
+    };
+    let near_ns = near_hops * inside.hop_ns + told + turns;
+    let (latency, hop) = (network.latency_ns, network.latency_ns + passing + meeting);
+    // What is not the bottleneck does not vanish behind it altogether.
+    let busy = link.max(within) + 0.1 * link.min(within);
+    let goes_on = choice.algorithm == Algorithm::HierRing && nodes > 2.0 && !case.collective.has_root();
+    Some(
+        near_ns
+            + if goes_on {
+                // Every node has blocks of its own to send before the first one reaches it.
+                busy.max((hops - 1.0) * hop) + latency + passing
+            } else if by_leaders {
+                // In one lane.
+                hops * latency + (hops - 1.0) * passing + link + within
+            } else {
+                // What a piece waits for on the links before the last one. Where every hop has bytes of its own to carry, those
+                // are in the link's share; through one node to all others, its link carries a piece for each of them.
+                let before = match (choice.algorithm, case.collective) {
+                    (Algorithm::HierMesh, Broadcast | Reduce) => (nodes - 2.0).max(1.0),
+                    (Algorithm::HierLog, AllGather) if segments > 1.0 => hops - 1.0,
+                    (
+                        Algorithm::HierMesh | Algorithm::HierRecursive | Algorithm::HierLog,
+                        AllGather | ReduceScatter | AllReduce,
+                    ) => 0.0,
+                    _ => hops - 1.0,
+                };
+                hops * (latency + meeting) + before * passing + busy
+            },
+    )
 }
 
-/// Blocks are taken to be alike.
 fn path(algorithm: Algorithm, collective: Collective, topology: &Topology) -> Option<Path> {
     use Algorithm::*;
     use Collective::*;
@@ -76,7 +161,9 @@ fn path(algorithm: Algorithm, collective: Collective, topology: &Topology) -> Op
             (1.0, pairs.max().unwrap_or(0) as f64 / n)
         }
         (HierMesh, AllReduce) => (2.0, 2.0 * share),
-        (HierMesh, Broadcast | Reduce) => (if others > 1.0 { 2.0 } else { 1.0 }, 1.0),
+        (HierMesh, Broadcast | Reduce) if others < 2.0 => (1.0, 1.0),
+        // Blocks are dealt to all nodes but the root's; one has the most.
+        (HierMesh, Broadcast | Reduce) => (2.0, ((n / others).ceil() * (others - 1.0) / n).max(1.0)),
 
         (HierRing, AllGather | ReduceScatter) => (others, lacks),
         (HierRing, AllReduce) => (2.0 * others, 2.0 * share),
@@ -95,7 +182,22 @@ fn path(algorithm: Algorithm, collective: Collective, topology: &Topology) -> Op
         (HierPublish, AllReduce | Broadcast | Reduce) => (1.0, others),
         _ => return None,
     };
-    Some(Path { hops, crossings })
+    let by_leaders = match algorithm {
+        HierPublish => true,
+        HierLog => collective != AllGather,
+        HierMesh => collective == Barrier,
+        _ => false,
+    };
+    let crowded = others > 1.0
+        && match algorithm {
+            HierMesh => true,
+            HierRecursive => true,
+            HierTree => true,
+            HierLog => matches!(collective, Reduce | AllReduce),
+            HierPublish => collective != Broadcast,
+            _ => false,
+        };
+    Some(Path { hops, crossings, crowded, by_leaders })
 }
 
 #[cfg(test)]

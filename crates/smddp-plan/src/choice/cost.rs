@@ -6,7 +6,7 @@
 //! and out of cells, at twice that while they are few and stay in a core's own cache. Only their proportions
 //! matter.
 
-use super::Shape;
+use super::shape::Case;
 use crate::algorithms::Algorithm;
 use crate::ir::Collective;
 
@@ -31,16 +31,16 @@ struct Work {
 
 /// Modelled nanoseconds; `None` where the algorithm does not do the collective. Segments are left out: they
 /// cost every algorithm alike.
-pub fn cost(algorithm: Algorithm, shape: &Shape) -> Option<f64> {
-    if shape.size < 2 {
-        return Some(shape.bytes as f64 / CELL_RATE);
+pub(super) fn cost(algorithm: Algorithm, case: &Case<'_>) -> Option<f64> {
+    if case.size < 2 {
+        return Some(case.bytes as f64 / CELL_RATE);
     }
-    let work = work(algorithm, shape.collective, shape.size as f64)?;
+    let work = work(algorithm, case.collective, case.size as f64)?;
     let (message, rate) = match algorithm {
-        Algorithm::Publish if shape.fits_slot() => (SLOT_MESSAGE, SLOT_RATE),
+        Algorithm::Publish if case.fits_slot() => (SLOT_MESSAGE, SLOT_RATE),
         _ => (CELL_MESSAGE, CELL_RATE),
     };
-    Some(work.hops * HOP + work.messages * message + work.passes * shape.bytes as f64 / rate)
+    Some(work.hops * HOP + work.messages * message + work.passes * case.bytes as f64 / rate)
 }
 
 fn work(algorithm: Algorithm, collective: Collective, n: f64) -> Option<Work> {

@@ -1,7 +1,8 @@
 //! Segment size and number of cells.
 
-use super::need::Need;
-use super::{Choice, Network, Shape};
+use super::need::{Need, need};
+use super::shape::Case;
+use super::{Choice, Network};
 use crate::algorithms::Algorithm;
 use crate::ir::Collective;
 
@@ -29,6 +30,9 @@ const SLOW_LINKS: usize = 32 << 10;
 const LONGEST_NS: f64 = 220_000.0;
 /// Largest message between nodes.
 const LARGEST_MESSAGE: usize = 1 << 20;
+/// Where another cut is looked for: smallest message, and how far from the own cut.
+const LEAST_MESSAGE: usize = 8 << 10;
+const MOST_HALVINGS: u32 = 5;
 /// A block is not cut in two pieces smaller than this.
 const WORTH_CUTTING: usize = 16 << 10;
 /// Cells of one rank where few share the cache: a cell is written again only when its readers' copies have left
@@ -43,10 +47,10 @@ const STAGED: usize = 2 << 20;
 /// channel;
 /// from five ranks on pieces shrink so that all cells together stay in cache; and cells take no more than a
 /// quarter of the staging, for which first cells and then bytes are given up.
-pub(super) fn cut(algorithm: Algorithm, shape: &Shape) -> Choice {
-    let Shape { collective, size, block, .. } = *shape;
+pub(super) fn cut(algorithm: Algorithm, case: &Case<'_>) -> Choice {
+    let Case { collective, size, block, .. } = *case;
     let whole = block.max(1).next_multiple_of(LINE);
-    if size == 1 || (algorithm == Algorithm::Publish && shape.fits_slot()) {
+    if size == 1 || (algorithm == Algorithm::Publish && case.fits_slot()) {
         return Choice { algorithm, segment: whole, depth: 1 };
     }
     let (message, staged) = cells(algorithm, collective, size);
@@ -61,7 +65,7 @@ pub(super) fn cut(algorithm: Algorithm, shape: &Shape) -> Choice {
     let half = if block >= 2 * WORTH_CUTTING { block.div_ceil(2).next_multiple_of(LINE) } else { whole };
     let mut segment = half.min(down(most).max(SMALLEST));
 
-    let budget = shape.staging / 4 / staged;
+    let budget = case.staging / 4 / staged;
     if depth * segment > budget {
         depth = 2;
         segment = segment.min(down(budget / depth));
@@ -78,17 +82,30 @@ pub(super) fn cut(algorithm: Algorithm, shape: &Shape) -> Choice {
 /// than 64 KiB if there is as much (a message costs as much as some ten thousand bytes) and no more than 256 KiB, or
 /// what the network asks for instead ([`bounds`]). A rank's cells, and those that it keeps for what others send it, take
 /// no more than a quarter of the staging each; for that first cells and then bytes are given up.
-pub(super) fn cut_between(algorithm: Algorithm, need: &Need, shape: &Shape) -> Choice {
-    let whole = shape.block.max(1).next_multiple_of(LINE);
-    let (smallest, largest) = bounds(&shape.network);
-    let quarter = shape.block.div_ceil(4).clamp(smallest, largest);
+pub(super) fn cut_between(algorithm: Algorithm, need: &Need, case: &Case<'_>) -> Choice {
+    let whole = case.block.max(1).next_multiple_of(LINE);
+    let (smallest, largest) = bounds(&case.network);
+    let quarter = case.block.div_ceil(4).clamp(smallest, largest);
     // A message is no larger than that either, however many blocks it has.
     let most = (LARGEST_MESSAGE / need.message).max(SMALLEST);
     let mut segment = quarter.min(most).min(whole).next_multiple_of(LINE);
-    let budget = shape.staging / 4 / need.staged();
+    let budget = case.staging / 4 / need.staged();
     let depth = if MOST_CELLS * segment <= budget { MOST_CELLS } else { 2 };
     segment = segment.min(down(budget / depth));
     Choice { algorithm, segment, depth }
+}
+
+/// Other pieces for the same plan, with as many cells as the staging has room for.
+pub(super) fn others(own: Choice, need: &Need, case: &Case<'_>) -> impl Iterator<Item = Choice> {
+    let room = case.staging / 4 / need.staged();
+    let whole = case.block.max(1).next_multiple_of(LINE);
+    let pieces = (1..=MOST_HALVINGS).flat_map(move |k| [own.segment >> k, own.segment << k]);
+    pieces.filter_map(move |piece| {
+        let segment = piece.next_multiple_of(LINE);
+        let depth = if MOST_CELLS * segment <= room { MOST_CELLS } else { 2 };
+        let fits = segment * need.message >= LEAST_MESSAGE && segment <= whole && depth * segment <= room;
+        fits.then_some(Choice { segment, depth, ..own })
+    })
 }
 
 /// The smallest and the largest piece between nodes.
@@ -115,6 +132,15 @@ fn bounds(network: &Network) -> (usize, usize) {
     let round_trip = 2.0 * network.latency_ns * network.bytes_per_ns;
     let filling = ((round_trip / MOST_CELLS as f64) as usize).min(LARGEST_MESSAGE).next_power_of_two();
     (smallest, largest.max(filling))
+}
+
+/// Bytes that the cells of one channel may take together, so that all of a rank take a quarter of the staging.
+pub(super) fn room(algorithm: Algorithm, case: &Case<'_>) -> Option<usize> {
+    let staged = match case.topology.nodes() {
+        1 => cells(algorithm, case.collective, case.size).1,
+        _ => need(algorithm, case)?.staged(),
+    };
+    Some(case.staging / 4 / staged)
 }
 
 /// Down to whole lines, at least one.

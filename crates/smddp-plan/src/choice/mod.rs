@@ -1,19 +1,25 @@
-//! Which algorithm and segment size, by a cost model with fixed constants.
+//! Which algorithm, how it is cut, and into which pieces: by a cost model with fixed constants, and by what the user says.
+//!
+//! [`decide`] is the only way to a choice: the engine binds what it says, and everything that tells or simulates what
+//! the engine would do asks it too.
 //!
 //! The same shape gives the same choice on every rank. Inside a node nothing is measured. Between nodes the prices of
 //! a [`Network`] may be, but they do not decide a reducing collective's algorithm, so that a reduction has the same
 //! bits today and tomorrow; how large its segments are changes none.
 
+mod alternatives;
 mod between;
 mod cost;
 mod cut;
 mod need;
+mod shape;
 
-pub use cost::cost;
+pub use alternatives::alternatives;
+pub use shape::{Counts, Group, Memory, Settings, Shape};
 
 use crate::algorithms::{Algorithm, plan};
-use crate::ir::{Ask, Collective};
-use crate::topology::Topology;
+use crate::ir::Collective;
+use shape::Case;
 
 /// What was chosen. Every rank of the group must come to the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -46,7 +52,16 @@ impl Network {
         Self { latency_ns: 15_000.0, message_ns: 1_000.0, bytes_per_ns: 1.2, incast: 1.25 };
 
     /// The same where the transport paces its senders (EFA).
-    pub const PACED: Self = Self { incast: 1.0, ..Self::ASSUMED };
+    pub const PACED: Self =
+        Self { latency_ns: 15_000.0, message_ns: 300.0, bytes_per_ns: 200.0, incast: 1.0 };
+}
+
+impl Network {
+    /// What the transport alone says, whatever was measured.
+    const fn fixed(self) -> Self {
+        let Self { incast, .. } = self;
+        if incast > 1.0 { Self { incast, ..Self::ASSUMED } } else { Self::PACED }
+    }
 }
 
 impl Default for Network {
@@ -55,51 +70,94 @@ impl Default for Network {
     }
 }
 
-/// The shape of a call, as far as the choice may depend on it (never on the call's own timing).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Shape {
-    pub collective: Collective,
-    pub size: usize,
-    /// Bytes of the whole buffer, as nccl-tests counts (for all_gather the gathered output, ...).
-    pub bytes: usize,
-    /// Bytes of the largest block.
-    pub block: usize,
-    /// Blocks differ in size between pairs (all_to_all).
-    pub uneven_pairs: bool,
-    /// Reductions of 16-bit floats round once only: no algorithm that rounds at every hop.
-    pub rounds_per_hop_forbidden: bool,
-    /// Greatest payload a slot holds (publish needs the whole message to fit).
-    pub slot: usize,
-    /// Staging this process may use for one operation.
-    pub staging: usize,
-    /// May be measured, as long as all ranks have the same: the algorithm of a reducing collective does not
-    /// depend on it, its segment does.
-    pub network: Network,
+/// A choice, and what it was made for, ready to be bound.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Decision {
+    pub choice: Choice,
+    /// How blocks are known to the ranks: not always as they were asked for.
+    pub counts: Counts,
+    /// Bytes of each block that comes in, and that goes out.
+    pub blocks: [Vec<usize>; 2],
+    /// Every message is alone on its channel and fits a slot: it lies beside its flag.
+    pub inline: bool,
 }
 
-impl Shape {
-    /// Bytes of the one message of `publish`, at the rank that has most.
-    fn whole_message(&self) -> usize {
-        match self.collective {
-            Collective::AllGather | Collective::Gather => self.block,
-            Collective::Barrier => 0,
-            _ => self.bytes,
+impl Decision {
+    /// Bytes of the whole buffer, as nccl-tests counts.
+    pub fn bytes(&self) -> usize {
+        self.blocks[0].iter().sum()
+    }
+
+    /// Bytes of the longest block.
+    pub fn longest(&self) -> usize {
+        self.blocks.iter().flatten().copied().max().unwrap_or(0)
+    }
+
+    pub const fn uneven_pairs(&self) -> bool {
+        self.counts.are_pairs()
+    }
+}
+
+/// Whole buffers of a device up to this many bytes are reduced by every rank, in one hop.
+const ONE_HOP: usize = 64 << 10;
+/// One piece, however large: copies on a device need no others.
+const WHOLE: usize = 1 << 40;
+
+/// Algorithm, segment, depth and blocks of a call; the same on every rank.
+///
+/// What the settings name comes first, where it does the collective: the algorithm, then the table. Else it is by cost.
+pub fn decide(shape: &Shape, group: &Group<'_>, settings: &Settings<'_>) -> Decision {
+    let size = group.topology.size();
+    let counts = by_pairs(shape, size, settings);
+    let shape = &Shape { counts, ..shape.clone() };
+    let bytes = |counts: &[usize]| counts.iter().map(|count| count * shape.element).collect::<Vec<_>>();
+    let input = bytes(&shape.counts.blocks(size, shape.element));
+    let output = match &shape.counts {
+        Counts::Pairs(_, receive) => bytes(receive),
+        _ => input.clone(),
+    };
+    let starts = starts(&input);
+    let mut case = Case::new(shape, &starts, group, settings);
+    if shape.memory != Memory::Host {
+        case.slot = ONE_HOP;
+    }
+    let table = || settings.tune?.algorithm(shape.collective, case.bytes as u64);
+    let wanted = settings.algorithm.or_else(table);
+    let mut choice = wanted.and_then(|wanted| named(wanted, &case)).unwrap_or_else(|| cheapest(&case));
+    if let Some(segment) = settings.segment {
+        choice.segment = segment;
+    }
+    if group.topology.nodes() == 1 && shape.memory == Memory::Reference {
+        choice.segment = WHOLE;
+    }
+    // A segment is whole elements.
+    choice.segment = choice.segment.max(64).next_multiple_of(64);
+    // By what all ranks know, so that they agree.
+    choice.depth = choice.depth.max(choice.algorithm.least_depth(case.block.div_ceil(choice.segment)));
+    let inline = choice.algorithm == Algorithm::Publish
+        && shape.memory == Memory::Host
+        && case.fits(group.slot)
+        && case.block <= choice.segment;
+    Decision { choice, counts: shape.counts.clone(), blocks: [input, output], inline }
+}
+
+/// Where blocks of these lengths begin, and the last one ends.
+fn starts(lengths: &[usize]) -> Vec<usize> {
+    let ends = lengths.iter().scan(0, |end, length| {
+        *end += length;
+        Some(*end)
+    });
+    std::iter::once(0).chain(ends).collect()
+}
+
+/// A rank that gives equal split sizes and one that gives none make the same all_to_all, and neither knows the
+/// other's sizes: so all of them go the way of uneven pairs, unless an algorithm is forced.
+fn by_pairs(shape: &Shape, size: usize, settings: &Settings<'_>) -> Counts {
+    match &shape.counts {
+        Counts::Even(count) if shape.collective == Collective::AllToAll && settings.algorithm.is_none() => {
+            Counts::Pairs(vec![*count; size], vec![*count; size])
         }
-    }
-
-    fn fits_slot(&self) -> bool {
-        !self.uneven_pairs && self.whole_message() <= self.slot
-    }
-
-    /// Whether it may be used as far as rounding goes.
-    fn allows(&self, algorithm: Algorithm) -> bool {
-        !(self.rounds_per_hop_forbidden && self.collective.reduces() && algorithm.rounds_per_hop())
-    }
-
-    /// The question to any planner, for rank 0 and root 0.
-    fn ask(&self) -> Ask {
-        let Self { collective, size, uneven_pairs, .. } = *self;
-        Ask { collective, rank: 0, size, root: 0, uneven_pairs }
+        counts => counts.clone(),
     }
 }
 
@@ -107,50 +165,71 @@ impl Shape {
 ///
 /// On one node: `publish` or `mesh`. `publish` is a candidate where its whole message fits a slot; with slots up to
 /// 8 KiB it then always wins. The other flat algorithms are never quicker where one write reaches all readers in one
-/// hop; [`choose_named`] has them.
+/// hop; the settings can name them.
 ///
 /// On several: one of the hierarchical algorithms. A reducing collective's is chosen for [`Network::ASSUMED`], with
 /// the transport's own [`Network::incast`].
-pub fn choose(shape: &Shape, topology: &Topology) -> Choice {
-    if topology.nodes() > 1 {
-        return choose_between(shape, topology).unwrap_or_else(|| cut::cut(Algorithm::Mesh, shape));
+fn cheapest(case: &Case<'_>) -> Choice {
+    if case.topology.nodes() > 1 {
+        return cheapest_between(case).unwrap_or_else(|| cut::cut(Algorithm::Mesh, case));
     }
-    let publish_wins = shape.fits_slot() && cost(Algorithm::Publish, shape) <= cost(Algorithm::Mesh, shape);
+    let publish_wins =
+        case.fits_slot() && cost::cost(Algorithm::Publish, case) <= cost::cost(Algorithm::Mesh, case);
     let algorithm = if publish_wins { Algorithm::Publish } else { Algorithm::Mesh };
-    cut::cut(algorithm, shape)
+    cut::cut(algorithm, case)
 }
 
 /// Of the hierarchical algorithms the quickest. `hier` does every collective, so there is one.
-fn choose_between(shape: &Shape, topology: &Topology) -> Option<Choice> {
-    let network = match shape.collective.reduces() {
-        true => Network { incast: shape.network.incast, ..Network::ASSUMED },
-        false => shape.network,
-    };
+fn cheapest_between(case: &Case<'_>) -> Option<Choice> {
+    let network = if case.collective.reduces() { case.network.fixed() } else { case.network };
     let priced = Algorithm::ALL.into_iter().filter_map(|algorithm| {
-        if !algorithm.is_hierarchical() || !shape.allows(algorithm) {
+        if !algorithm.is_hierarchical() || !case.allows(algorithm) {
             return None;
         }
-        let need = need::need(algorithm, &shape.ask(), topology)?;
-        let choice = cut::cut_between(algorithm, &need, &Shape { network, ..*shape });
-        Some((between::cost(&choice, &need, shape, topology, &network)?, algorithm, need))
+        let need = need::need(algorithm, case)?;
+        let (cost, _) = cut_between(algorithm, &need, &Case { network, ..*case });
+        Some((cost?, algorithm, need))
     });
-    let (_, algorithm, need) = priced.min_by(|(a, ..), (b, ..)| a.total_cmp(b))?;
-    Some(cut::cut_between(algorithm, &need, shape))
+    let priced: Vec<_> = priced.collect();
+    let least = priced.iter().map(|(cost, ..)| *cost).min_by(f64::total_cmp)?;
+    // Of equals the simplest.
+    let (_, algorithm, need) = priced.into_iter().find(|(cost, ..)| *cost <= EQUAL * least)?;
+    Some(cut_between(algorithm, &need, case).1)
+}
+
+/// Costs that differ less are equal.
+const EQUAL: f64 = 1.02;
+/// Another cut than the usual one has to be this much better by the model.
+const CLEARLY: f64 = 0.92;
+
+/// The usual cut, and its cost. Where all goes from one rank or to one, piece by piece over hops, another may be
+/// clearly better.
+fn cut_between(algorithm: Algorithm, need: &need::Need, case: &Case<'_>) -> (Option<f64>, Choice) {
+    let own = cut::cut_between(algorithm, need, case);
+    let cost = |choice: &Choice| between::cost(choice, need, case, &case.network);
+    let Some(usual) = cost(&own) else { return (None, own) };
+    if !matches!(case.collective, Collective::Broadcast | Collective::Reduce) {
+        return (Some(usual), own);
+    }
+    let others = cut::others(own, need, case).filter_map(|choice| Some((cost(&choice)?, choice)));
+    match others.min_by(|(a, _), (b, _)| a.total_cmp(b)) {
+        Some((best, choice)) if best < CLEARLY * usual => (Some(best), choice),
+        _ => (Some(usual), own),
+    }
 }
 
 /// Segment and depth for an algorithm that the user asks for; `None` where it does not do the collective, would
 /// round a 16-bit reduction more than once although that is forbidden, or needs all ranks on one node (`publish`) or
 /// several (the hierarchical ones).
-pub fn choose_named(algorithm: Algorithm, shape: &Shape, topology: &Topology) -> Option<Choice> {
-    if !shape.allows(algorithm) {
+fn named(algorithm: Algorithm, case: &Case<'_>) -> Option<Choice> {
+    if !case.allows(algorithm) {
         return None;
     }
-    if topology.nodes() > 1 {
+    if case.topology.nodes() > 1 {
         // Slots are in shared memory.
-        let need =
-            need::need(algorithm, &shape.ask(), topology).filter(|_| algorithm != Algorithm::Publish)?;
-        return Some(cut::cut_between(algorithm, &need, shape));
+        let need = need::need(algorithm, case).filter(|_| algorithm != Algorithm::Publish)?;
+        return Some(cut_between(algorithm, &need, case).1);
     }
-    plan(algorithm, &shape.ask(), topology)?;
-    Some(cut::cut(algorithm, shape))
+    plan(algorithm, &case.ask(), case.topology)?;
+    Some(cut::cut(algorithm, case))
 }

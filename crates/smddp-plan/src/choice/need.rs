@@ -1,11 +1,11 @@
 //! What a plan needs in cells and sends in messages, counted in one rank's program.
 
+use super::shape::{Case, Memory};
 use crate::algorithms::{Algorithm, plan};
 use crate::ir::{Ask, Program, Source};
-use crate::topology::Topology;
 use std::collections::HashMap;
 
-/// Of one rank, per segment.
+/// Of one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Need {
     /// Blocks in the largest message.
@@ -14,8 +14,32 @@ pub(super) struct Need {
     pub(super) written: usize,
     /// Blocks in one cell of each channel that it reads from another node: it has to have room for them too.
     pub(super) received: usize,
-    /// Messages to and from other nodes; one for each reader.
-    pub(super) remote: usize,
+    /// To other nodes, and from them.
+    pub(super) out: Moved,
+    pub(super) inward: Moved,
+    /// To its mates, and from them. A write for all readers is one message, and in the memory of a host their bytes are
+    /// written once.
+    pub(super) near_out: Moved,
+    pub(super) near_in: Moved,
+}
+
+/// Messages between nodes, one for each reader. Those without bytes are not sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Moved {
+    /// Where no block has more than one segment.
+    pub(super) messages: usize,
+    pub(super) bytes: usize,
+}
+
+impl Moved {
+    fn add(&mut self, readers: usize, bytes: usize) {
+        self.messages += readers;
+        self.bytes += readers * bytes;
+    }
+
+    fn most(self, other: Self) -> Self {
+        Self { messages: self.messages.max(other.messages), bytes: self.bytes.max(other.bytes) }
+    }
 }
 
 impl Need {
@@ -24,7 +48,10 @@ impl Need {
             message: self.message.max(other.message),
             written: self.written.max(other.written),
             received: self.received.max(other.received),
-            remote: self.remote.max(other.remote),
+            out: self.out.most(other.out),
+            inward: self.inward.most(other.inward),
+            near_out: self.near_out.most(other.near_out),
+            near_in: self.near_in.most(other.near_in),
         }
     }
 
@@ -36,39 +63,55 @@ impl Need {
 
 /// Of the rank that needs most, or of one that needs about as much; `None` where the algorithm does not do it.
 ///
-/// That is a rank of the smallest node, which does for most ranks of other nodes, or the root, here rank 0.
-pub(super) fn need(algorithm: Algorithm, ask: &Ask, topology: &Topology) -> Option<Need> {
-    let smallest = (0..topology.nodes()).map(|n| topology.ranks_of(n)).min_by_key(|ranks| ranks.len());
-    let mut most = of_rank(algorithm, ask, topology, 0)?;
-    if let Some(&first) = smallest.and_then(|ranks| ranks.first())
+/// That is a rank of the smallest node, which does for most ranks of other nodes, or the root, here rank 0; where there
+/// is a root, a rank of another node may be as busy.
+pub(super) fn need(algorithm: Algorithm, case: &Case<'_>) -> Option<Need> {
+    let topology = case.topology;
+    let smallest = (0..topology.nodes()).min_by_key(|&n| topology.ranks_of(n).len()).unwrap_or(0);
+    let other =
+        if smallest == 0 && case.collective.has_root() { topology.nodes().min(2) - 1 } else { smallest };
+    let mut most = of_rank(algorithm, case, 0)?;
+    if let Some(&first) = topology.ranks_of(other).first()
         && first != 0
     {
-        most = most.most(of_rank(algorithm, ask, topology, first)?);
+        most = most.most(of_rank(algorithm, case, first)?);
     }
     Some(most)
 }
 
-fn of_rank(algorithm: Algorithm, ask: &Ask, topology: &Topology, rank: usize) -> Option<Need> {
-    let program = plan(algorithm, &Ask { rank, ..*ask }, topology)?;
-    Some(of_program(&program, rank, topology))
+fn of_rank(algorithm: Algorithm, case: &Case<'_>, rank: usize) -> Option<Need> {
+    let program = plan(algorithm, &Ask { rank, ..case.ask() }, case.topology)?;
+    Some(of_program(&program, rank, case))
 }
 
-pub(super) fn of_program(program: &Program, rank: usize, topology: &Topology) -> Need {
+fn of_program(program: &Program, rank: usize, case: &Case<'_>) -> Need {
     let mut need = Need { message: 1, ..Need::default() };
     let mut written = vec![0; program.channels.len()];
     let mut received: HashMap<(usize, usize), usize> = HashMap::new();
-    let away = |peer: usize| !topology.share_node(peer, rank);
+    let away = |peer: usize| !case.topology.share_node(peer, rank);
     for timed in program.lanes.iter().flatten() {
         if let Some((channel, span)) = timed.step.published() {
             written[channel] = span.blocks.max(written[channel]);
-            need.remote += program.channels[channel].readers.iter().filter(|&&r| away(r)).count();
+            if let Some(bytes) = case.moves(span) {
+                let readers = &program.channels[channel].readers;
+                let remote = readers.iter().filter(|&&r| away(r)).count();
+                need.out.add(remote, bytes);
+                let copies = match case.memory {
+                    Memory::Host => 1,
+                    Memory::Bounced | Memory::Reference => readers.len() - remote,
+                };
+                need.near_out.add(usize::from(remote < readers.len()), bytes * copies);
+            }
             need.message = need.message.max(span.blocks);
         }
         for Source { rank: writer, channel, message, .. } in timed.step.sources() {
             if away(*writer) {
                 let cell = received.entry((*writer, *channel)).or_default();
                 *cell = message.blocks.max(*cell);
-                need.remote += 1;
+            }
+            if let Some(bytes) = case.moves(*message) {
+                let from = if away(*writer) { &mut need.inward } else { &mut need.near_in };
+                from.add(1, bytes);
             }
             need.message = need.message.max(message.blocks);
         }
@@ -82,7 +125,9 @@ pub(super) fn of_program(program: &Program, rank: usize, topology: &Topology) ->
 mod tests {
     use super::*;
     use crate::check::programs;
+    use crate::choice::{Counts, Group, Memory, Network, Settings, Shape};
     use crate::ir::Collective;
+    use crate::topology::Topology;
 
     /// Mixed sizes, and a root anywhere.
     #[test]
@@ -92,16 +137,19 @@ mod tests {
             for algorithm in Algorithm::ALL {
                 for collective in Collective::ALL {
                     let size = topology.size();
-                    let ask = Ask { collective, rank: 0, size, root: 0, uneven_pairs: false };
+                    let counts = Counts::Even(1);
+                    let shape = Shape { collective, element: 64, half: false, counts, memory: Memory::Host };
+                    let group = Group { topology: &topology, slot: 0, network: Network::ASSUMED };
+                    let starts: Vec<usize> = (0..=size).map(|block| 64 * block).collect();
+                    let case = Case::new(&shape, &starts, &group, &Settings::default());
                     let roots = if collective.has_root() { vec![0, size / 2, size - 1] } else { vec![0] };
                     for root in roots {
                         let Some(programs) = programs(algorithm, collective, &topology, root, false) else {
                             continue;
                         };
-                        let told = need(algorithm, &ask, &topology).unwrap();
+                        let told = need(algorithm, &case).unwrap();
                         for (rank, program) in programs.iter().enumerate() {
-                            let Need { message, written, received, .. } =
-                                of_program(program, rank, &topology);
+                            let Need { message, written, received, .. } = of_program(program, rank, &case);
                             let fits = |part: usize, told: usize| part <= 2 * told + 1;
                             assert!(
                                 fits(message, told.message) && fits(written.max(received), told.staged()),

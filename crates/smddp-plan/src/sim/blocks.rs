@@ -3,19 +3,31 @@
 /// How many bytes each block of a collective has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Blocks {
-    /// `bytes` cut into `count` blocks; the first `bytes % count` have one byte more.
-    Even {
+    /// `count` blocks: `bytes` of them in a row, `each` to a block, so that the last ones may be shorter or empty.
+    Row {
         bytes: u64,
+        each: u64,
         count: u64,
     },
     Sizes(Vec<u64>),
 }
 
 impl Blocks {
+    /// Blocks of these lengths.
+    pub fn new(lengths: &[usize]) -> Self {
+        let (each, count) = (lengths.first().copied().unwrap_or(0), lengths.len());
+        let bytes: usize = lengths.iter().sum();
+        let row = Self::Row { bytes: bytes as u64, each: each as u64, count: count as u64 };
+        match lengths.iter().enumerate().all(|(block, &length)| row.size(block as u64) == length as u64) {
+            true => row,
+            false => Self::Sizes(lengths.iter().map(|&length| length as u64).collect()),
+        }
+    }
+
     /// Bytes of the largest block.
     pub fn largest(&self) -> u64 {
         match self {
-            Self::Even { bytes, count } => bytes.div_ceil((*count).max(1)),
+            Self::Row { bytes, each, .. } => *each.min(bytes),
             Self::Sizes(sizes) => sizes.iter().copied().max().unwrap_or(0),
         }
     }
@@ -23,9 +35,8 @@ impl Blocks {
     /// Bytes of one block; numbers beyond the last start again (Scratch).
     pub fn size(&self, block: u64) -> u64 {
         match self {
-            Self::Even { bytes, count } => {
-                let count = (*count).max(1);
-                bytes / count + u64::from(block % count < bytes % count)
+            Self::Row { bytes, each, count } => {
+                bytes.saturating_sub(block % (*count).max(1) * each).min(*each)
             }
             Self::Sizes(sizes) => sizes[block as usize % sizes.len()],
         }
@@ -40,13 +51,14 @@ impl Blocks {
         let begin = segment * cut;
         let part = |size: u64| size.saturating_sub(begin).min(cut);
         let sum = match self {
-            Self::Even { bytes, count } => {
-                let count = (*count).max(1);
-                let (small, longer) = (bytes / count, bytes % count);
-                // Blocks below `x` that have one byte more.
-                let below = |x: u64| x / count * longer + (x % count).min(longer);
-                let long = below(first + blocks) - below(first);
-                long * part(small + 1) + (blocks - long) * part(small)
+            Self::Row { bytes, each, count } => {
+                let (count, each) = ((*count).max(1), (*each).max(1));
+                let (whole, rest) = (bytes / each, bytes % each);
+                // Blocks below `x` that are whole, and those that have the rest.
+                let wholes = |x: u64| x / count * whole + (x % count).min(whole);
+                let rests = |x: u64| x / count + u64::from(x % count > whole);
+                let among = |below: &dyn Fn(u64) -> u64| below(first + blocks) - below(first);
+                among(&wholes) * part(each) + if rest > 0 { among(&rests) * part(rest) } else { 0 }
             }
             Self::Sizes(_) => (first..first + blocks).map(|b| part(self.size(b))).sum(),
         };
@@ -59,21 +71,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn even_blocks_are_counted_as_if_listed() {
-        for (bytes, count) in [(0, 3), (1, 3), (10, 3), (64, 8), (1001, 7)] {
-            let even = Blocks::Even { bytes, count };
-            let listed = Blocks::Sizes((0..count).map(|b| even.size(b)).collect());
-            assert_eq!((0..count).map(|b| even.size(b)).sum::<u64>(), bytes);
+    fn blocks_in_a_row_are_counted_as_if_listed() {
+        for (bytes, each, count) in
+            [(0, 0, 3), (1, 64, 3), (10, 4, 3), (64, 8, 8), (1001, 192, 7), (640, 128, 9)]
+        {
+            let row = Blocks::Row { bytes, each, count };
+            let lengths: Vec<usize> = (0..count).map(|b| row.size(b) as usize).collect();
+            let listed = Blocks::Sizes(lengths.iter().map(|&length| length as u64).collect());
+            assert_eq!(Blocks::new(&lengths).largest(), listed.largest());
+            assert_eq!(lengths.iter().sum::<usize>() as u64, bytes);
             for (first, blocks, cut, segment) in
                 [(0, count, 4, 0), (1, 1, 2, 1), (count - 1, 3, 3, 0), (0, 2 * count, 1, 2), (2, 0, 4, 0)]
             {
                 assert_eq!(
-                    even.bytes(first, blocks, cut, segment),
+                    row.bytes(first, blocks, cut, segment),
                     listed.bytes(first, blocks, cut, segment),
                     "{bytes} in {count}: {first}+{blocks} by {cut}, segment {segment}"
                 );
             }
         }
+        assert_eq!(Blocks::new(&[1, 2]), Blocks::Sizes(vec![1, 2]));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::choice::Network;
 use crate::topology::Topology;
 
 /// One direction of a port; both directions are alike.
@@ -43,6 +44,9 @@ pub struct Cluster {
     /// Bytes that a rank may have under way in the network before it waits. Keep it at three
     /// bandwidth-delay products of a rank's rails or more.
     pub window: u64,
+    /// How much longer a node takes for the bytes of a message that stands in line behind another node's
+    /// ([`Network::incast`]); 1 where senders are paced.
+    pub incast: f64,
     /// At which a rank copies and reduces; `None`: at no cost.
     pub memory_bytes_per_s: Option<f64>,
     /// Of a node into the network and out of it, where that is narrower than its rails (oversubscribed spine).
@@ -64,6 +68,28 @@ impl Cluster {
         Self::gpus("p5", nodes, 32, 12e-6, 450e9)
     }
 
+    /// What the engine assumes where nothing was measured: shared memory, and sockets over 10 Gbit/s.
+    pub fn sockets(nodes: usize, ranks: usize) -> Self {
+        let Network { latency_ns, message_ns, bytes_per_ns, incast } = Network::ASSUMED;
+        Self {
+            name: "sockets".into(),
+            ranks: vec![ranks; nodes],
+            local: Port { bytes_per_s: 10e9, latency_s: 0.15e-6, message_s: 0.25e-6 },
+            local_multicast: true,
+            network: Port {
+                bytes_per_s: bytes_per_ns * 1e9,
+                latency_s: latency_ns * 1e-9,
+                message_s: message_ns * 1e-9,
+            },
+            rails: 1,
+            window: 4 << 20,
+            incast,
+            memory_bytes_per_s: Some(10e9),
+            uplink_bytes_per_s: None,
+            overrides: BTreeMap::new(),
+        }
+    }
+
     fn gpus(name: &str, nodes: usize, rails: usize, latency_s: f64, nvlink: f64) -> Self {
         Self {
             name: name.into(),
@@ -73,6 +99,7 @@ impl Cluster {
             network: Port { bytes_per_s: 12.5e9, latency_s, message_s: 0.3e-6 },
             rails,
             window: 4 << 20,
+            incast: Network::PACED.incast,
             memory_bytes_per_s: None,
             uplink_bytes_per_s: None,
             overrides: BTreeMap::new(),
@@ -99,6 +126,16 @@ impl Cluster {
 
     pub fn topology(&self) -> Topology {
         Topology::from_labels(&self.node_of())
+    }
+
+    /// What the engine would be told of it.
+    pub fn prices(&self) -> Network {
+        Network {
+            latency_ns: self.network.latency_s * 1e9,
+            message_ns: self.network.message_s * 1e9,
+            bytes_per_ns: self.line_rate(0) * 1e-9,
+            incast: self.incast,
+        }
     }
 
     pub fn rails_of(&self, node: usize) -> usize {
@@ -143,6 +180,9 @@ impl Cluster {
             positive(&format!("{what}.bytes_per_s"), port.bytes_per_s)?;
             not_negative(&format!("{what}.latency_us"), port.latency_s)?;
             not_negative(&format!("{what}.message_us"), port.message_s)?;
+        }
+        if !(self.incast.is_finite() && self.incast >= 1.0) {
+            return Err(format!("network.incast = {}: it must be 1 or more", self.incast));
         }
         if self.window == 0 {
             return Err("network.window = 0: nothing could be sent".into());

@@ -389,10 +389,11 @@ impl<'a> Engine<'a> {
         if flight.reader != NOBODY {
             let reader = flight.reader as usize;
             let rank = self.flows.reader(reader).rank;
-            let landed = self.ports.receive(rank as usize, flight.bytes, flight.leaving.last, now);
+            let writer = self.flows.writer(flight.channel);
+            let (to, last) = (rank as usize, flight.leaving.last);
+            let landed = self.ports.receive(to, writer as usize, flight.bytes, last, now);
             self.out.in_bytes[self.ports.node(rank as usize)] += flight.bytes;
             if self.watched[rank as usize] {
-                let writer = self.flows.writer(flight.channel);
                 self.bar(rank, writer, Side::Receive, landed.start, landed.finish, flight.bytes);
             }
             self.deliver(flight, reader, landed.start - now, landed.finish);

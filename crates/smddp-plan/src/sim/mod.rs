@@ -27,6 +27,7 @@ mod job;
 mod line;
 mod path;
 mod ports;
+mod search;
 mod tape;
 #[cfg(test)]
 mod tests;
@@ -37,3 +38,4 @@ pub use engine::{Bar, Load, Outcome, Side, Stuck, replay};
 pub use job::{Job, Run, Unplanned};
 pub use line::{line_seconds, link_bytes_least};
 pub use path::{PathStep, PathSummary, Wait};
+pub use search::{Found, search};

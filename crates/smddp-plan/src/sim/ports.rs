@@ -56,6 +56,9 @@ pub(super) struct Ports {
     rail: Vec<u32>,
     rail_out: Vec<Direction>,
     rail_in: Vec<Direction>,
+    /// Node whose message took each rail last.
+    rail_from: Vec<u32>,
+    incast: f64,
     local_out: Vec<Direction>,
     local_in: Vec<Direction>,
     uplink: Vec<Option<(Direction, Direction)>>,
@@ -89,7 +92,9 @@ impl Ports {
             node: cluster.node_of().into_iter().map(|node| node as u32).collect(),
             rail,
             rail_out: rails.clone(),
+            rail_from: vec![u32::MAX; rails.len()],
             rail_in: rails,
+            incast: cluster.incast,
             local_out: local.clone(),
             local_in: local,
             uplink,
@@ -130,18 +135,34 @@ impl Ports {
         Leaving { arrives: first + latency, last: leaving.last.max(out.free + latency), ..leaving }
     }
 
-    /// The first byte of a message from the network reaches `rank`'s node now.
-    pub(super) fn receive(&mut self, rank: usize, bytes: u64, last: Time, now: Time) -> Landed {
+    /// The first byte of a message of `writer` reaches `rank`'s node from the network now.
+    pub(super) fn receive(
+        &mut self,
+        rank: usize,
+        writer: usize,
+        bytes: u64,
+        last: Time,
+        now: Time,
+    ) -> Landed {
         let (mut first, mut last) = (now, last);
         if let Some((_, inward)) = &mut self.uplink[self.node[rank] as usize] {
             first = now.max(inward.free);
             inward.free = first + inward.span(bytes);
             last = last.max(inward.free);
         }
-        let port = &mut self.rail_in[self.rail[rank] as usize];
+        let (rail, from) = (self.rail[rank] as usize, self.node[writer]);
+        let port = &mut self.rail_in[rail];
         let start = first.max(port.free);
-        port.free = start + port.message + port.span(bytes);
-        Landed { start, finish: last.max(start + port.span(bytes)) }
+        // Streams that share a port by chance lose part of it, unless one is long over when the other comes.
+        let over = port.free + self.network_latency / 2;
+        let crowded = port.free > 0 && first < over && self.rail_from[rail] != from;
+        let span = match crowded {
+            true => (port.span(bytes) as f64 * self.incast).round() as Time,
+            false => port.span(bytes),
+        };
+        self.rail_from[rail] = from;
+        port.free = start + port.message + span;
+        Landed { start, finish: last.max(start + span) }
     }
 
     /// `rank` writes for `readers` ranks of its node.

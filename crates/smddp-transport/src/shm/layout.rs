@@ -47,7 +47,7 @@ pub(crate) const POISONED: u32 = 4;
 /// Operations whose headers are kept; also how far a rank may run ahead of another.
 pub(crate) const SLOTS: u64 = 4;
 pub(crate) const SLOT_HEADER: usize = 32;
-pub(crate) const SLOT_BYTES: usize = 8192;
+pub const SLOT_BYTES: usize = 8192;
 pub(crate) const SLOT_STRIDE: usize = SLOT_HEADER + SLOT_BYTES + 32;
 
 pub(crate) const TAG: usize = 0;

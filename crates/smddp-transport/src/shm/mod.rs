@@ -26,6 +26,7 @@ pub(crate) use card::Id;
 pub use card::{Card, CardError, PROTOCOL};
 pub use endpoint::Endpoint;
 pub(crate) use endpoint::{Bell, random};
+pub use layout::SLOT_BYTES;
 pub use link::{Prepared, ShmLink, Unreachable};
 pub(crate) use owner::Owner;
 pub(crate) use pool::Region;

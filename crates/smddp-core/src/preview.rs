@@ -1,0 +1,96 @@
+//! What the engine would do in a group that need not exist: the same key, site and binding, without a link.
+
+use std::sync::OnceLock;
+
+use smddp_plan::{Collective, Counts, Decision, Group, Memory, Network, Settings, Shape, Topology};
+use smddp_transport::shm::SLOT_BYTES;
+
+use crate::bind::{Key, Site, bind, decided, told};
+use crate::config::Config;
+use crate::device::{Place, Way};
+use crate::error::Result;
+use crate::types::{DType, RedOp};
+
+/// A call on buffers that need not exist.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Imagined {
+    pub collective: Collective,
+    pub dtype: DType,
+    pub counts: Counts,
+    pub root: usize,
+    pub memory: Memory,
+}
+
+impl Imagined {
+    /// On a whole buffer of `bytes`, as nccl-tests counts.
+    pub fn new(collective: Collective, dtype: DType, bytes: usize, size: usize) -> Self {
+        let counts = Counts::of_buffer(collective, bytes / dtype.size(), size);
+        Self { collective, dtype, counts, root: 0, memory: Memory::Host }
+    }
+
+    fn key(&self) -> Key {
+        let way = match self.memory {
+            Memory::Host => None,
+            Memory::Bounced => Some(Way::Host),
+            Memory::Reference => Some(Way::Reference),
+        };
+        Key {
+            collective: self.collective,
+            dtype: self.dtype,
+            redop: if self.collective.reduces() { RedOp::Sum.code() } else { 0 },
+            factor: 0,
+            root: self.root,
+            counts: self.counts.clone(),
+            device: way.map(|way| Place { site: 0, way }),
+        }
+    }
+}
+
+/// A group that need not exist.
+pub struct Absent<'a> {
+    site: Site,
+    config: &'a Config,
+}
+
+/// What a rank writes to one channel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    pub readers: Vec<usize>,
+    pub messages: u64,
+    pub bytes: u64,
+}
+
+impl<'a> Absent<'a> {
+    /// `network` counts between nodes; a group of one node has shared memory's slots.
+    pub fn new(topology: Topology, network: Network, config: &'a Config) -> Self {
+        let slot = if topology.nodes() > 1 { 0 } else { SLOT_BYTES };
+        Self { site: Site { rank: 0, topology, slot, assumed: network, network: OnceLock::new() }, config }
+    }
+
+    /// What every rank decides about the call.
+    pub fn decide(&self, call: &Imagined) -> Decision {
+        decided(&call.key(), &self.site, self.config)
+    }
+
+    /// What the planner is asked about the call, for whoever wants to know what else it could have said.
+    pub fn question(&self, call: &Imagined) -> (Shape, Group<'_>, Settings<'_>) {
+        (call.key().shape(), self.site.group(), self.config.plans())
+    }
+
+    /// What it decides in words, as [`crate::Communicator::path`] has it.
+    pub fn path(&self, way: &str, call: &Imagined) -> String {
+        told(way, &self.decide(call))
+    }
+
+    /// What `rank` would write, channel by channel.
+    ///
+    /// # Errors
+    /// Where the call cannot be bound.
+    pub fn written(&self, rank: usize, call: &Imagined) -> Result<Vec<Written>> {
+        let site = Site { rank, ..self.site.clone() };
+        let outlets = bind(&call.key(), &site, self.config)?.wiring.outlets;
+        let one =
+            |o: smddp_transport::Outlet| Written { readers: o.readers, messages: o.messages, bytes: o.bytes };
+        Ok(outlets.into_iter().map(one).collect())
+    }
+}

@@ -1,0 +1,39 @@
+//! What else could be decided: what a simulation holds a decision against.
+
+use super::shape::Case;
+use super::{Choice, Decision, Group, Settings, Shape, cut, decide, starts};
+use crate::algorithms::Algorithm;
+
+/// A block is cut in this many pieces, or as its own cut has it.
+const PARTS: [usize; 8] = [1, 2, 4, 8, 16, 32, 64, 128];
+/// Smallest and largest piece.
+const SMALLEST: usize = 4 << 10;
+const LARGEST: usize = 4 << 20;
+
+/// Every algorithm that does it, in the pieces that it would have here, which come first, and in others, with no more
+/// cells than the staging has room for.
+pub fn alternatives(shape: &Shape, group: &Group<'_>, settings: &Settings<'_>) -> Vec<Decision> {
+    let mut found = Vec::new();
+    for algorithm in Algorithm::ALL {
+        let first = decide(shape, group, &Settings { algorithm: Some(algorithm), ..*settings });
+        if first.choice.algorithm != algorithm {
+            continue;
+        }
+        let starts = starts(&first.blocks[0]);
+        let case = Case::new(shape, &starts, group, settings);
+        let room = cut::room(algorithm, &case).unwrap_or(0);
+        let own = first.choice;
+        let mut choices = vec![own];
+        let block = first.longest();
+        let pieces = PARTS.iter().map(|parts| block.div_ceil(*parts).max(1).next_multiple_of(64));
+        for segment in pieces.filter(|piece| (SMALLEST..=LARGEST).contains(piece)) {
+            let depth = if 4 * segment <= room { 4 } else { 2 };
+            if depth * segment <= room && settings.segment.is_none() && !case.fits_slot() {
+                choices.push(Choice { algorithm, segment, depth });
+            }
+        }
+        choices.dedup_by_key(|choice| choice.segment);
+        found.extend(choices.into_iter().map(|choice| Decision { choice, ..first.clone() }));
+    }
+    found
+}
