@@ -65,7 +65,7 @@ pub(crate) fn run(cli: &Cli) -> Result<i32> {
     let cluster = &all[0];
     let choice = choice(cluster, collective, cli)?;
     let bytes = cli.bytes as u64;
-    let (algorithm, segment, depth) = (choice.algorithm, choice.segment as u64, choice.depth);
+    let (algorithm, segment, depth) = (choice.algorithm, choice.segment as u64, choice.window());
     let job = Job { collective, algorithm, bytes, root: 0, segment, depth };
     let failed = |e: smddp_plan::sim::Unplanned| Error::Usage(e.to_string());
     let chosen = job.run(cluster, drawing::rows(cluster)).map_err(failed)?;

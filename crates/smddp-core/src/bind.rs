@@ -508,7 +508,7 @@ impl Binder {
         // One cell does for one message; more messages need two, or a writer waits for a reader that waits for it.
         let least = if most <= 1 { 1 } else { 2 };
         let want = self.bound.choice.depth.min(most);
-        let window = self.bound.choice.depth.max(1);
+        let window = self.bound.choice.window();
         self.bound.wiring =
             Wiring { outlets, inlets: self.inlets, inline, depth: (want.max(least), least), window };
         self.bound

@@ -50,7 +50,12 @@ pub(super) fn cost(
         topology.nodes() > 2 && matches!(choice.algorithm, Algorithm::HierMesh | Algorithm::HierRecursive);
     let link = bytes * crossings / network.bytes_per_ns * if crowded { network.incast } else { 1.0 };
     let busy = (segments * messages).max(link).max(memory);
-    Some(hops * network.latency_ns + messages + fill + alone + busy)
+    // All rounds of this one are one loop, whose every turn waits for what was sent in the turn before.
+    let turns = match (choice.algorithm, shape.collective) {
+        (Algorithm::HierLog, Collective::AllGather) => (segments - 1.0) * network.latency_ns,
+        _ => 0.0,
+    };
+    Some(hops * network.latency_ns + messages + fill + alone + busy + turns)
 }
 
 /// Blocks are taken to be alike.

@@ -23,6 +23,15 @@ pub struct Choice {
     pub segment: usize,
     /// Cells a channel should have (at least 2, or 1 where every channel carries one message).
     pub depth: usize,
+    /// Bytes of each block that a writer may be ahead of its readers on other nodes.
+    pub ahead: usize,
+}
+
+impl Choice {
+    /// Cells that a channel between nodes has at its readers: what is on its way to them has a place.
+    pub fn window(&self) -> usize {
+        self.depth.max(self.ahead.div_ceil(self.segment.max(1)))
+    }
 }
 
 /// What a message between nodes costs. Ranks of a group must agree on it.
@@ -47,6 +56,14 @@ impl Network {
 
     /// The same where the transport paces its senders (EFA).
     pub const PACED: Self = Self { incast: 1.0, ..Self::ASSUMED };
+
+    /// Bytes that should be on their way to a node, so that its link never waits: what it carries in a round trip, or it
+    /// would wait for word of free room; and as much again, because that word stands in line behind what goes the other
+    /// way.
+    pub fn under_way(&self) -> usize {
+        let round_trip = 2.0 * self.latency_ns;
+        (2.0 * round_trip * self.bytes_per_ns) as usize
+    }
 }
 
 impl Default for Network {
