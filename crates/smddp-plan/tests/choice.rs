@@ -386,7 +386,7 @@ mod between_nodes {
                 let choice = smddp_plan::choose(&shape, &Topology::blocks(2, 1));
                 let under_way = choice.window() * choice.segment;
                 let wanted = round_trip_ms * 1e6 * gbit / 8.0;
-                assert!(under_way as f64 >= 1.5 * wanted, "{collective:?} {round_trip_ms} ms: {choice:?}");
+                assert!(under_way as f64 >= 2.5 * wanted, "{collective:?} {round_trip_ms} ms: {choice:?}");
             }
         }
     }
@@ -414,8 +414,8 @@ mod between_nodes {
 
     #[test]
     fn a_short_way_has_no_more_cells_than_a_node() {
-        let quick = Network { bytes_per_ns: 12.5, ..Network::ASSUMED };
-        for network in [Network::ASSUMED, SLOW, quick] {
+        let quick = Network { bytes_per_ns: 3.1, ..Network::ASSUMED };
+        for network in [Network::ASSUMED, quick] {
             let shape = Shape { network, ..shape(Collective::AllReduce, 8, 64 * MIB) };
             let choice = smddp_plan::choose(&shape, &Topology::blocks(4, 2));
             assert_eq!(choice.window(), choice.depth, "{choice:?}");

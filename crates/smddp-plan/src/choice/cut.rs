@@ -29,6 +29,9 @@ const SLOW_LINKS: usize = 32 << 10;
 const LONGEST_NS: f64 = 220_000.0;
 /// Largest message between nodes.
 const LARGEST_MESSAGE: usize = 1 << 20;
+/// Bytes that may be on their way however short it is: processes are held up, too. (64 MiB, 2 nodes at 1 Gbit/s: with
+/// 128 KiB all_gather 322 ms, reduce_scatter 335, all_reduce 569; with this 285, 272, 543.)
+const LEAST_AHEAD: usize = 512 << 10;
 /// A block is not cut in two pieces smaller than this.
 const WORTH_CUTTING: usize = 16 << 10;
 /// Cells of one rank where few share the cache: a cell is written again only when its readers' copies have left
@@ -95,7 +98,7 @@ pub(super) fn cut_between(algorithm: Algorithm, need: &Need, shape: &Shape) -> C
 /// of a ring are busy one after the other; together they keep to a share of the staging that is theirs.
 fn ahead(need: &Need, shape: &Shape) -> usize {
     let share = shape.staging / 2 / need.staged();
-    shape.network.under_way().min(share)
+    shape.network.under_way().max(LEAST_AHEAD).min(share)
 }
 
 /// The smallest and the largest piece between nodes.
