@@ -4,6 +4,8 @@
 //! slowest of what was found, then each tells its own node. All of it goes as messages between two ranks, so
 //! the numbers of the group's collectives begin with 0 all the same.
 
+mod gauge;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -16,22 +18,18 @@ use crate::error::{Error, Result};
 use crate::log;
 use crate::network::{self, Known, Origin, WORDS, coarse, slower};
 use crate::types::DType;
+use gauge::{Gauge, LARGE};
 
 /// No message of a user has it: torch's tags are 32 bits wide.
 const TAG: u64 = 0x736d_6464_7070_7262;
 /// Messages there and back; the quickest counts.
-const ROUND_TRIPS: usize = 10;
+const ROUND_TRIPS: usize = 9;
+/// The same on a long way, and what makes it one.
+const FEW_ROUND_TRIPS: usize = 2;
+const FAR: Duration = Duration::from_millis(1);
 /// Small messages in a row, and how many such rows; again the quickest counts.
 const ROW: usize = 17;
 const ROWS: usize = 3;
-/// Bytes of a large message: such a one is under way at once, without being asked for.
-const LARGE: usize = 64 << 10;
-/// Large messages of a train that nobody times: a shaped link lets about as much through at any speed.
-const WARM: usize = 2;
-/// Of the trains that are timed, the next one only where the one before was over sooner than it can be measured.
-const TRAINS: [usize; 2] = [4, 32];
-const LONG_ENOUGH: Duration = Duration::from_millis(1);
-
 /// Makes the network known to a group of several nodes. Every rank of it calls this with what the cards say.
 ///
 /// # Errors
@@ -110,65 +108,99 @@ fn pairs(nodes: usize) -> impl Iterator<Item = (usize, usize)> {
 /// What lies between this rank and `peer`, which answers.
 fn ask(talk: &Talk<'_>, peer: usize) -> Result<Network> {
     // An empty message is one frame, as a collective's small ones are.
-    let (token, empty, large) = (talk.memory(1), talk.memory(0), talk.memory(LARGE / 8));
-    let round_trip = || {
-        let begun = Instant::now();
-        talk.send(peer, &empty)?.wait(None)?;
-        talk.recv(peer, &empty)?;
-        Ok(begun.elapsed())
+    let (empty, large) = (talk.memory(0), talk.memory(LARGE / 8));
+    let order = talk.memory(ORDER);
+    let order = |order_: Order| {
+        order.iter().zip(order_.words()).for_each(|(cell, word)| cell.store(word, Ordering::Relaxed));
+        talk.send(peer, &order)?.wait(None)
+    };
+    let round_trips = |rounds: usize| {
+        order(Order { rounds, ..Order::default() })?;
+        let mut quickest = Duration::MAX;
+        for _ in 0..rounds {
+            let begun = Instant::now();
+            talk.send(peer, &empty)?.wait(None)?;
+            talk.recv(peer, &empty)?;
+            quickest = quickest.min(begun.elapsed());
+        }
+        Ok(quickest)
     };
     // Connections are made by the first messages.
-    round_trip()?;
-    let least = |times: Result<Vec<Duration>>| Ok(times?.into_iter().min().unwrap_or_default());
-    let there_and_back = least((0..ROUND_TRIPS).map(|_| round_trip()).collect())?;
-    let train = |memory: &Memory, messages: usize| {
+    round_trips(1)?;
+    let first = round_trips(1)?;
+    let far = first > FAR;
+    let there_and_back = first.min(round_trips(if far { FEW_ROUND_TRIPS } else { ROUND_TRIPS })?);
+    let train = |memory: &Memory, messages: usize, words: usize| {
+        let large = memory.len() > 0;
+        order(Order { rounds: words, messages: messages / words, large })?;
         let begun = Instant::now();
         let sends = (0..messages).map(|_| talk.send(peer, memory)).collect::<Result<Vec<_>>>()?;
-        talk.recv(peer, &empty)?;
-        let took = begun.elapsed();
-        sends.iter().try_for_each(|send| send.wait(None))?;
-        Ok(took)
-    };
-    let row = least((0..ROWS).map(|_| train(&empty, ROW)).collect())?;
-    let mut rate = Network::ASSUMED.bytes_per_ns;
-    for messages in [WARM].into_iter().chain(TRAINS) {
-        token[0].store(messages as u64, Ordering::Relaxed);
-        talk.send(peer, &token)?.wait(None)?;
-        let took = train(&large, messages)?;
-        // The end of the last one's way and the answer's are no part of it; but no more than half of it is that.
-        let busy = took.saturating_sub(there_and_back).max(took / 2);
-        rate = (messages * LARGE) as f64 / nanos(busy);
-        if messages != WARM && took > LONG_ENOUGH {
-            break;
+        let mut took = [Duration::ZERO; 2];
+        for word in &mut took[..words] {
+            talk.recv(peer, &empty)?;
+            *word = begun.elapsed();
         }
+        sends.iter().try_for_each(|send| send.wait(None))?;
+        Ok::<_, Error>(took)
+    };
+    // What a message costs is the hosts' matter, and is lost in the noise of a long way.
+    let mut message_ns = Network::ASSUMED.message_ns;
+    if !far {
+        let rows = (0..ROWS).map(|_| Ok(train(&empty, ROW, 1)?[0])).collect::<Result<Vec<_>>>()?;
+        let row = rows.into_iter().min().unwrap_or_default();
+        message_ns = nanos(row.saturating_sub(there_and_back)) / (ROW - 1) as f64;
     }
-    token[0].store(0, Ordering::Relaxed);
-    talk.send(peer, &token)?.wait(None)?;
-    let message_ns = nanos(row.saturating_sub(there_and_back)) / (ROW - 1) as f64;
-    Ok(Network {
-        latency_ns: nanos(there_and_back) / 2.0,
-        message_ns,
-        bytes_per_ns: rate,
-        ..Network::ASSUMED
-    })
+    let mut gauge = Gauge::new(there_and_back);
+    while let Some(messages) = gauge.next() {
+        let [half, whole] = train(&large, messages, 2)?;
+        gauge.add(messages, half, whole);
+    }
+    order(Order::default())?;
+    let latency_ns = nanos(network::credible(there_and_back, talk.comm.round_trip(peer))) / 2.0;
+    Ok(Network { latency_ns, message_ns, bytes_per_ns: gauge.rate(), ..Network::ASSUMED })
 }
 
 /// The other side of [`ask`].
 fn answer(talk: &Talk<'_>, peer: usize) -> Result<()> {
-    let (token, empty, large) = (talk.memory(1), talk.memory(0), talk.memory(LARGE / 8));
-    let hear = |memory: &Memory, messages: usize| {
-        (0..messages).try_for_each(|_| talk.recv(peer, memory))?;
-        talk.send(peer, &empty)?.wait(None)
-    };
-    for messages in std::iter::repeat_n(1, 1 + ROUND_TRIPS).chain([ROW; ROWS]) {
-        hear(&empty, messages)?;
-    }
+    let (order, empty, large) = (talk.memory(ORDER), talk.memory(0), talk.memory(LARGE / 8));
     loop {
-        talk.recv(peer, &token)?;
-        match token[0].load(Ordering::Relaxed) as usize {
-            0 => return Ok(()),
-            messages => hear(&large, messages)?,
+        talk.recv(peer, &order)?;
+        let Order { rounds, messages, large: bytes } = Order::of(&order);
+        if rounds == 0 {
+            return Ok(());
         }
+        for _ in 0..rounds {
+            let memory = if bytes { &large } else { &empty };
+            (0..messages).try_for_each(|_| talk.recv(peer, memory))?;
+            talk.send(peer, &empty)?.wait(None)?;
+        }
+    }
+}
+
+/// What the answering side is to do next: so many times hear so many messages and say so. None: it is over.
+struct Order {
+    rounds: usize,
+    messages: usize,
+    large: bool,
+}
+
+/// Words of an [`Order`].
+const ORDER: usize = 3;
+
+impl Default for Order {
+    fn default() -> Self {
+        Self { rounds: 0, messages: 1, large: false }
+    }
+}
+
+impl Order {
+    fn words(&self) -> [u64; ORDER] {
+        [self.rounds as u64, self.messages as u64, u64::from(self.large)]
+    }
+
+    fn of(memory: &Memory) -> Self {
+        let word = |at: usize| memory[at].load(Ordering::Relaxed);
+        Self { rounds: word(0) as usize, messages: word(1) as usize, large: word(2) != 0 }
     }
 }
 

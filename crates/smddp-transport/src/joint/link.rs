@@ -115,7 +115,7 @@ impl Link for JointLink {
         // The same call again finds its ways as they are.
         if self.wiring != *wiring {
             let (routes, outlets) = Routes::new(&self.map, wiring);
-            self.net.wire_up(outlets, &routes.net_inlets, wiring.window);
+            self.net.wire_up(outlets, &routes.net_inlets, wiring.window, wiring.depth.0);
             self.lent.clear();
             self.lent.resize(routes.outs.len(), None);
             (self.routes, self.wiring) = (routes, wiring.clone());
@@ -302,6 +302,14 @@ impl Link for JointLink {
 
     fn way(&self) -> String {
         self.net.name()
+    }
+
+    fn round_trip(&self, rank: usize) -> Option<Duration> {
+        self.net.round_trip(rank)
+    }
+
+    fn expect(&mut self, bytes: usize) {
+        self.net.expect(bytes);
     }
 
     fn board(&self) -> Option<Arc<dyn Board>> {

@@ -1,7 +1,8 @@
 //! Channels and messages over a wire: a rank's half of what its group does between nodes.
 //!
 //! A channel's reader has as many cells as the window that all ranks agree on; its writer stays that far ahead at most,
-//! and is told of cells that are free again where it needs them. So whatever arrives for the operation under way has
+//! and is told of cells that are free again where it needs them: on a long way of several at a time. The writer itself has
+//! that many cells only where the wire keeps no copy of what is on its way. So whatever arrives for the operation under way has
 //! its place, and what is for a later one waits in the wire.
 
 use std::collections::{HashMap, VecDeque};
@@ -33,11 +34,12 @@ struct Out {
     /// Of its first cell, in the operation's memory.
     at: usize,
     cell: usize,
-    depth: u64,
+    /// Messages that it may be ahead of its readers.
+    window: u64,
     sent: u64,
     messages: u64,
     bytes: u64,
-    /// Sends under way from each cell.
+    /// Sends under way from each of its cells.
     busy: Vec<u32>,
 }
 
@@ -48,6 +50,8 @@ struct In {
     /// Messages that are here, and that are read.
     there: u64,
     taken: u64,
+    /// Of those that are read, the writer was told of so many.
+    told: u64,
     /// The writer's header was seen.
     resolved: bool,
     bad: Option<Mismatch>,
@@ -129,6 +133,8 @@ const ACKNOWLEDGED: Duration = Duration::from_micros(50);
 const LONGEST_WHY: usize = 1000;
 /// Ranks of a group of which one tells all others what has happened.
 const TOLD_BY_ONE: usize = 256;
+/// A writer is told of free cells so many times while it goes through its window.
+const WORDS: u64 = 8;
 /// Tickets with this bit are the letters'.
 const LETTER: Ticket = 1 << 63;
 
@@ -199,18 +205,20 @@ impl Net {
     }
 
     /// The channels of the operations to come.
-    pub(crate) fn wire_up(&mut self, outlets: Vec<NetOutlet>, inlets: &[Inlet], window: usize) {
+    ///
+    /// `window`: cells on which all ranks agree; `depth`: those that a channel needs for its writer's and its reader's work.
+    pub(crate) fn wire_up(&mut self, outlets: Vec<NetOutlet>, inlets: &[Inlet], window: usize, depth: usize) {
+        let written = if self.wire.copies() { window.min(depth) } else { window };
         let state = &mut self.state;
-        let depth = |messages: u64| messages.min(window as u64).max(1);
         let mut end = 0;
-        let mut place = |cell: usize, messages: u64| {
-            let at = end;
-            end += cell.next_multiple_of(64) * depth(messages) as usize;
-            (at, cell.next_multiple_of(64), depth(messages))
+        let mut place = |cell: usize, messages: u64, most: usize| {
+            let (at, cell, cells) = (end, cell.next_multiple_of(64), messages.min(most as u64).max(1));
+            end += cell * cells as usize;
+            (at, cell, cells)
         };
         state.outs.clear();
         for outlet in outlets {
-            let (at, cell, depth) = place(outlet.cell, outlet.messages);
+            let (at, cell, cells) = place(outlet.cell, outlet.messages, written);
             let mut readers: Vec<_> = outlet.readers.into_iter().map(|rank| (rank, 0)).collect();
             let first = readers.iter().position(|&(rank, _)| rank > state.me).unwrap_or(0);
             readers.rotate_left(first);
@@ -219,20 +227,29 @@ impl Net {
                 readers,
                 at,
                 cell,
-                depth,
+                window: outlet.messages.min(window as u64).max(1),
                 sent: 0,
                 messages: outlet.messages,
                 bytes: outlet.bytes,
-                busy: vec![0; depth as usize],
+                busy: vec![0; cells as usize],
             });
         }
         state.ins.clear();
         state.places.clear();
         for (index, inlet) in inlets.iter().enumerate() {
-            let (at, _, depth) = place(inlet.cell, inlet.messages);
+            let (at, _, depth) = place(inlet.cell, inlet.messages, window);
             state.places.insert((inlet.rank, inlet.channel as u32), index);
             state.met[inlet.rank] = true;
-            state.ins.push(In { want: *inlet, at, depth, there: 0, taken: 0, resolved: false, bad: None });
+            state.ins.push(In {
+                want: *inlet,
+                at,
+                depth,
+                there: 0,
+                taken: 0,
+                told: 0,
+                resolved: false,
+                bad: None,
+            });
         }
         state.bytes = end;
     }
@@ -254,7 +271,7 @@ impl Net {
             out.readers.iter_mut().for_each(|(_, read)| *read = 0);
         }
         for inlet in &mut state.ins {
-            (inlet.there, inlet.taken, inlet.resolved, inlet.bad) = (0, 0, false, None);
+            (inlet.there, inlet.taken, inlet.told, inlet.resolved, inlet.bad) = (0, 0, 0, false, None);
         }
         // A channel that carries nothing still tells its readers what this operation is.
         for out in 0..self.state.outs.len() {
@@ -268,7 +285,7 @@ impl Net {
     fn tell(&mut self, out: usize, index: u64, bytes: usize) {
         let state = &self.state;
         let o = &state.outs[out];
-        let cell = index % o.depth;
+        let cell = index % o.busy.len() as u64;
         let payload = state.base.wrapping_add(o.at + cell as usize * o.cell).cast_const();
         let frame = Frame {
             channel: o.channel as u32,
@@ -291,8 +308,8 @@ impl Net {
     pub(crate) fn cell(&mut self, out: usize) -> Option<*mut u8> {
         let o = &self.state.outs[out];
         let slowest = o.readers.iter().map(|&(_, read)| read).min().unwrap_or(o.sent);
-        let cell = (o.sent % o.depth) as usize;
-        let free = o.sent - slowest < o.depth && o.busy[cell] == 0;
+        let cell = (o.sent % o.busy.len() as u64) as usize;
+        let free = o.sent - slowest < o.window && o.busy[cell] == 0;
         free.then(|| self.state.base.wrapping_add(o.at + cell * o.cell))
     }
 
@@ -314,8 +331,10 @@ impl Net {
     pub(crate) fn release(&mut self, inlet: usize) {
         let i = &mut self.state.ins[inlet];
         i.taken += 1;
-        // The writer's last messages need no room any more.
-        if i.taken + i.depth <= i.want.messages {
+        // The writer's last messages need no room any more: word of the one before is the last.
+        let last = i.taken + i.depth == i.want.messages;
+        if last || i.taken + i.depth < i.want.messages && i.taken - i.told >= (i.depth / WORDS).max(1) {
+            i.told = i.taken;
             let frame = Frame {
                 channel: i.want.channel as u32,
                 index: i.taken,
@@ -487,6 +506,14 @@ impl Net {
 
     pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
         self.wire.interest(fds)
+    }
+
+    pub(crate) fn round_trip(&self, rank: usize) -> Option<Duration> {
+        self.wire.round_trip(rank)
+    }
+
+    pub(crate) fn expect(&mut self, bytes: usize) {
+        self.wire.expect(bytes);
     }
 
     pub(crate) fn mail_open(&mut self, to: usize, mail: Mail) -> Option<Stream> {

@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::conn::Conn;
+use super::conn::{Conn, room};
 use super::endpoint::{Door, TcpAddress};
 use super::hello::{Purpose, hello};
 use super::reader::Read1;
@@ -34,6 +34,8 @@ pub(crate) struct TcpWire {
     done: Vec<Ticket>,
     ready: Vec<libc::pollfd>,
     hung_up: bool,
+    /// What connections ask their kernel for, on long ways.
+    room: Option<usize>,
 }
 
 /// From so many connections on, one system call asks which of them have something.
@@ -59,10 +61,22 @@ impl TcpWire {
                 broken: None,
             })
             .collect();
-        Self { me, door, peers, conns: Vec::new(), done: Vec::new(), ready: Vec::new(), hung_up: false }
+        Self {
+            me,
+            door,
+            peers,
+            conns: Vec::new(),
+            done: Vec::new(),
+            ready: Vec::new(),
+            hung_up: false,
+            room: None,
+        }
     }
 
     fn keep(&mut self, conn: Conn) -> usize {
+        if let Some(bytes) = self.room {
+            conn.make_room(bytes);
+        }
         if let Some(free) = self.conns.iter().position(Option::is_none) {
             self.conns[free] = Some(conn);
             return free;
@@ -290,6 +304,22 @@ impl Wire for TcpWire {
     fn broken(&self) -> Vec<Broken> {
         let found = |(peer, known): (usize, &Peer)| known.broken.clone().map(|why| Broken { peer, why });
         self.peers.iter().enumerate().filter_map(found).collect()
+    }
+
+    fn copies(&self) -> bool {
+        true
+    }
+
+    fn round_trip(&self, peer: usize) -> Option<Duration> {
+        let conns = self.conns.iter().flatten().filter(|conn| conn.peer == peer);
+        conns.filter_map(Conn::round_trip).min()
+    }
+
+    fn expect(&mut self, bytes: usize) {
+        self.room = room(bytes);
+        if let Some(bytes) = self.room {
+            self.conns.iter().flatten().for_each(|conn| conn.make_room(bytes));
+        }
     }
 
     fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
