@@ -1,7 +1,7 @@
 //! A short look at the network between nodes, when the first group that spans some is made.
 //!
 //! One rank of each node, its leader, takes part; the leaders measure in pairs and agree along a binomial tree on the
-//! slowest of what was found, then each tells its own node. All of it goes as messages between two ranks, so
+//! slowest of what was found (and look whether the tree's own ways are longer), then each tells its own node. All of it goes as messages between two ranks, so
 //! the numbers of the group's collectives begin with 0 all the same.
 
 mod gauge;
@@ -27,6 +27,8 @@ const ROUND_TRIPS: usize = 9;
 /// The same on a long way, and what makes it one.
 const FEW_ROUND_TRIPS: usize = 2;
 const FAR: Duration = Duration::from_millis(1);
+/// So many times as long a way as the longest that was measured is measured too.
+const LONGER: f64 = 2.0;
 /// Small messages in a row, and how many such rows; again the quickest counts.
 const ROW: usize = 17;
 const ROWS: usize = 3;
@@ -107,60 +109,99 @@ fn pairs(nodes: usize) -> impl Iterator<Item = (usize, usize)> {
 
 /// What lies between this rank and `peer`, which answers.
 fn ask(talk: &Talk<'_>, peer: usize) -> Result<Network> {
-    // An empty message is one frame, as a collective's small ones are.
-    let (empty, large) = (talk.memory(0), talk.memory(LARGE / 8));
-    let order = talk.memory(ORDER);
-    let order = |order_: Order| {
-        order.iter().zip(order_.words()).for_each(|(cell, word)| cell.store(word, Ordering::Relaxed));
-        talk.send(peer, &order)?.wait(None)
-    };
-    let round_trips = |rounds: usize| {
-        order(Order { rounds, ..Order::default() })?;
+    let asker = Asker::new(talk, peer);
+    // Connections are made by the first messages.
+    asker.round_trips(1)?;
+    let first = asker.round_trips(1)?;
+    let more = if first > FAR { FEW_ROUND_TRIPS } else { ROUND_TRIPS };
+    let network = asker.measure(first.min(asker.round_trips(more)?))?;
+    asker.order(Order::default())?;
+    Ok(network)
+}
+
+/// The same where it is a longer way than is known: neighbours may all be near, and two halves of the nodes far apart.
+fn ask_if_longer(talk: &Talk<'_>, peer: usize, known: Option<Network>) -> Result<Option<Network>> {
+    let asker = Asker::new(talk, peer);
+    let there_and_back = asker.round_trips(FEW_ROUND_TRIPS)?;
+    let longer = |known: Network| nanos(there_and_back) > LONGER * 2.0 * known.latency_ns;
+    let ask = there_and_back > FAR && known.is_none_or(longer);
+    let found = ask.then(|| asker.measure(there_and_back)).transpose()?;
+    asker.order(Order::default())?;
+    Ok(found)
+}
+
+/// The side that measures.
+struct Asker<'a> {
+    talk: &'a Talk<'a>,
+    peer: usize,
+    order: Memory,
+    /// An empty message is one frame, as a collective's small ones are.
+    empty: Memory,
+}
+
+impl<'a> Asker<'a> {
+    fn new(talk: &'a Talk<'a>, peer: usize) -> Self {
+        Self { talk, peer, order: talk.memory(ORDER), empty: talk.memory(0) }
+    }
+
+    fn order(&self, order: Order) -> Result<()> {
+        self.order.iter().zip(order.words()).for_each(|(cell, word)| cell.store(word, Ordering::Relaxed));
+        self.talk.send(self.peer, &self.order)?.wait(None)
+    }
+
+    /// The quickest of so many.
+    fn round_trips(&self, rounds: usize) -> Result<Duration> {
+        self.order(Order { rounds, ..Order::default() })?;
         let mut quickest = Duration::MAX;
         for _ in 0..rounds {
             let begun = Instant::now();
-            talk.send(peer, &empty)?.wait(None)?;
-            talk.recv(peer, &empty)?;
+            self.talk.send(self.peer, &self.empty)?.wait(None)?;
+            self.talk.recv(self.peer, &self.empty)?;
             quickest = quickest.min(begun.elapsed());
         }
         Ok(quickest)
-    };
-    // Connections are made by the first messages.
-    round_trips(1)?;
-    let first = round_trips(1)?;
-    let far = first > FAR;
-    let there_and_back = first.min(round_trips(if far { FEW_ROUND_TRIPS } else { ROUND_TRIPS })?);
-    let train = |memory: &Memory, messages: usize, words: usize| {
-        let large = memory.len() > 0;
-        order(Order { rounds: words, messages: messages / words, large })?;
+    }
+
+    /// So many messages in a row; after what time word came, one or two times in equal shares.
+    fn train(&self, memory: &Memory, messages: usize, words: usize) -> Result<[Duration; 2]> {
+        let large = !memory.is_empty();
+        self.order(Order { rounds: words, messages: messages / words, large })?;
         let begun = Instant::now();
-        let sends = (0..messages).map(|_| talk.send(peer, memory)).collect::<Result<Vec<_>>>()?;
+        let sends = (0..messages).map(|_| self.talk.send(self.peer, memory)).collect::<Result<Vec<_>>>()?;
         let mut took = [Duration::ZERO; 2];
         for word in &mut took[..words] {
-            talk.recv(peer, &empty)?;
+            self.talk.recv(self.peer, &self.empty)?;
             *word = begun.elapsed();
         }
         sends.iter().try_for_each(|send| send.wait(None))?;
-        Ok::<_, Error>(took)
-    };
-    // What a message costs is the hosts' matter, and is lost in the noise of a long way.
-    let mut message_ns = Network::ASSUMED.message_ns;
-    if !far {
-        let rows = (0..ROWS).map(|_| Ok(train(&empty, ROW, 1)?[0])).collect::<Result<Vec<_>>>()?;
-        let row = rows.into_iter().min().unwrap_or_default();
-        message_ns = nanos(row.saturating_sub(there_and_back)) / (ROW - 1) as f64;
+        Ok(took)
     }
-    let mut gauge = Gauge::new(there_and_back);
-    while let Some(messages) = gauge.next() {
-        let [half, whole] = train(&large, messages, 2)?;
-        gauge.add(messages, half, whole);
+
+    fn measure(&self, there_and_back: Duration) -> Result<Network> {
+        // What a message costs is the hosts' matter, and is lost in the noise of a long way.
+        let mut message_ns = Network::ASSUMED.message_ns;
+        if there_and_back <= FAR {
+            let rows =
+                (0..ROWS).map(|_| Ok(self.train(&self.empty, ROW, 1)?[0])).collect::<Result<Vec<_>>>()?;
+            let row = rows.into_iter().min().unwrap_or_default();
+            message_ns = nanos(row.saturating_sub(there_and_back)) / (ROW - 1) as f64;
+        }
+        let (large, mut gauge) = (self.talk.memory(LARGE / 8), Gauge::new(there_and_back));
+        while let Some(messages) = gauge.next() {
+            let [half, whole] = self.train(&large, messages, 2)?;
+            gauge.add(messages, half, whole);
+        }
+        let way = network::credible(there_and_back, self.talk.comm.round_trip(self.peer));
+        Ok(Network {
+            latency_ns: nanos(way) / 2.0,
+            message_ns,
+            bytes_per_ns: gauge.rate(),
+            ..Network::ASSUMED
+        })
     }
-    order(Order::default())?;
-    let latency_ns = nanos(network::credible(there_and_back, talk.comm.round_trip(peer))) / 2.0;
-    Ok(Network { latency_ns, message_ns, bytes_per_ns: gauge.rate(), ..Network::ASSUMED })
 }
 
-/// The other side of [`ask`].
+/// The other side of an [`Asker`].
 fn answer(talk: &Talk<'_>, peer: usize) -> Result<()> {
     let (order, empty, large) = (talk.memory(ORDER), talk.memory(0), talk.memory(LARGE / 8));
     loop {
@@ -222,6 +263,9 @@ fn agree(
             memory[0].store(u64::from(found.is_some()), Ordering::Relaxed);
             store(&memory[1..], found.unwrap_or_default());
             talk.send(leaders[at - step], &memory)?.wait(None)?;
+            if step > 1 {
+                answer(talk, leaders[at - step])?;
+            }
             return Ok(None);
         }
         if at + step < leaders.len() {
@@ -229,6 +273,13 @@ fn agree(
             if memory[0].load(Ordering::Relaxed) > 0 {
                 let theirs = load(&memory[1..]);
                 found = Some(found.map_or(theirs, |mine| slower(mine, theirs)));
+            }
+            // The two of the first step have measured. Of the ways of the others, which join all nodes, one at least
+            // is a long way if any is.
+            if step > 1
+                && let Some(seen) = ask_if_longer(talk, leaders[at + step], found)?
+            {
+                found = Some(found.map_or(seen, |known| slower(known, seen)));
             }
         }
         step *= 2;
