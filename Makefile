@@ -203,7 +203,7 @@ bench-peers: $(STAMPS)/wheel $(STAMPS)/torch ## measure against gloo, Open MPI, 
 	bash bench/peers.sh
 
 .PHONY: bench-hosts
-bench-hosts: $(STAMPS)/wheel $(STAMPS)/torch ## the same between "hosts" of network namespaces with 1 Gbit/s links (root; about eight minutes)
+bench-hosts: $(STAMPS)/wheel $(STAMPS)/torch ## the same between "hosts" of network namespaces with 1 Gbit/s links (root; about twenty minutes)
 	bash bench/hosts.sh
 
 .PHONY: docs

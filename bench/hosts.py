@@ -42,6 +42,10 @@ GOALS = [
     Goal(4, 2, 16 * M, (0.82, 0.41, 0.85), 1.05),
     Goal(3, (1, 2, 3), 16 * M, None, 1.15),
 ]
+# Long links, by round trip in milliseconds: over gloo, and the same for the larger size where it differs.
+LONG_GOALS = {0.1: (1.0, 1.0), 1: (1.0, 1.0), 10: (0.95, 0.95), 50: (0.7, 0.5)}
+LONG_SIZES = (16 * M, 64 * M)
+LINE_GOAL = 1.15  # times the line, and a round trip for each step besides
 STEP_GOAL = 0.68  # an FSDP2 step, over gloo's
 
 
@@ -101,6 +105,38 @@ def print_cases(runs: list[dict], table: Table) -> None:
             print("| " + " | ".join(cells) + " |")
 
 
+def print_long(runs: list[tuple[float, dict]], table: Table) -> None:
+    """By round trip. The line is the rate that bare TCP reaches on the shortest of the links."""
+    head = ["round trip", "hosts x ranks", "collective", "size", "smddp ms", "spread", "gloo ms", "÷ gloo"]
+    print("\n| " + " | ".join([*head, "÷ (1.15 x line + a round trip a step)"]) + " |")
+    print("|" + "---|" * 9)
+    gbit = max(run["links"][1] for _, run in runs if run.get("links"))
+    for milliseconds, run in runs:
+        hosts = run["hosts"]
+        for index, size in enumerate(LONG_SIZES):
+            for op in OPS:
+                rows = {r["library"]: r for r in run["rows"] if r["op"] == op and r["size"] == size}
+                ours, gloo = rows.get(LIBRARY), rows.get("gloo")
+                if ours is None:
+                    continue
+                twice = 2 if op == "all_reduce" else 1
+                line = twice * size * (hosts - 1) / hosts * 8 / gbit / 1e3
+                bar = LINE_GOAL * line + twice * (hosts - 1).bit_length() * milliseconds * 1e3
+                goal = LONG_GOALS[milliseconds][index]
+                cells = [
+                    f"{milliseconds:g} ms",
+                    shape_text(hosts, run["procs"]),
+                    op,
+                    size_text(size),
+                    f"{ours['time_us'] / 1e3:.0f}",
+                    f"{ours['spread']:.0%}",
+                    f"{gloo['time_us'] / 1e3:.0f}" if gloo else "-",
+                    table.ratio(ours["time_us"], gloo and gloo["time_us"], goal),
+                    table.ratio(ours["time_us"], bar, 1.0),
+                ]
+                print("| " + " | ".join(cells) + " |")
+
+
 def steps(folder: Path) -> dict[str, tuple[float, float]]:
     """Milliseconds of forward and backward by backend, with and without communication."""
     found = {}
@@ -119,6 +155,15 @@ def main() -> int:
     runs = [json.loads(path.read_text()) for path in sorted(o.folder.glob("[0-9]*.json"))]
     table = Table()
     print_cases(runs, table)
+    long = [
+        (float(m[1]), json.loads(path.read_text()))
+        for path in o.folder.glob("long-*.json")
+        if (m := re.match(r"long-([\d.]+)ms-", path.name))
+    ]
+    long.sort(key=lambda run: (run[0], run[1]["hosts"]))
+    if long:
+        print_long(long, table)
+        runs += [run for _, run in long]
     found = steps(o.folder)
     if found:
         shown = ", ".join(f"{k} {v[0]:.0f} ms (without communication {v[1]:.0f})" for k, v in sorted(found.items()))

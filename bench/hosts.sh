@@ -2,11 +2,12 @@
 # Measures smddp against gloo, Open MPI, MPICH and Intel MPI between "hosts" made of network namespaces whose links are
 # shaped to 1 Gbit/s, and prints the table of docs/performance.md. `make bench-hosts` calls it.
 #
-#   bench/hosts.sh             everything (about eight minutes; nothing else should run meanwhile)
+#   bench/hosts.sh             everything (about twenty minutes; nothing else should run meanwhile)
 #   bench/hosts.sh quick       one case, three rounds: does the tooling work?
-#   bench/hosts.sh 2x1 fsdp    these parts only: 2x1 4x2 3x123 fsdp
+#   bench/hosts.sh 2x1 fsdp    these parts only: 2x1 4x2 3x123 fsdp long
 #
 # Results are left in target/bench/hosts/. Settings: IMPLS (libraries, see bench/lab/peers/peers.json), ROUNDS, RATE,
+# WAYS (round trips of the long links, as 10=5ms: the delay that makes 10 ms),
 # PEERS (where the MPIs are, .peers), VENV (the environment with the wheel, .venv), RT=0 (ordinary scheduling, for those
 # who are not root; small times then mean little) or RT=fair (ordinary scheduling in a control group ahead of all others).
 set -euo pipefail
@@ -37,10 +38,10 @@ case ,$impls, in *,openmpi5,* | *,mpich5,* | *,impi,*) sh "$lab/peers/setup-peer
 # MPICH spins without yielding: with more ranks than cores its figures are the scheduler's.
 crowd=$(tr , '\n' <<<"$impls" | grep -v '^mpich' | paste -sd,)
 
-collective() { # NAME HOSTS PROCS OPS SIZES LIBRARIES
-    "${quiet[@]}" "$lab/netlab" up --hosts "$2" --rate "$rate" -- \
+collective() { # NAME HOSTS PROCS OPS SIZES LIBRARIES [OPTION OF peers.py]
+    "${quiet[@]}" "$lab/netlab" up --hosts "$2" --rate "$rate" ${delay:+--delay "$delay"} -- \
         "$venv/bin/python" "$lab/peers/peers.py" --procs "$3" --impls "$6" --ops "$4" --sizes "$5" \
-        --rounds "$rounds" --pause 0.5 --json "$out/$1.json" | tee "$out/$1.txt"
+        --rounds "$rounds" --pause 0.5 --case-s "${case_s:-6}" ${7:-} --json "$out/$1.json" | tee "$out/$1.txt"
 }
 
 training() { # BACKEND
@@ -63,13 +64,24 @@ part() {
         3x123)
             # Most launchers take one number of ranks for all hosts.
             collective 3x123 3 1,2,3 all_gather,reduce_scatter,all_reduce 16m smddp-core || failed=1 ;;
+        long)
+            # Round trips in milliseconds; the switch behind --delay adds 0.1 to twice the delay. What the line carries is
+            # measured on the shortest: its probe goes to and fro many times.
+            for way in ${WAYS:-0.1=5us 1=450us 10=5ms 50=25ms}; do
+                limit=--no-limit
+                [ "${way%=*}" != 0.1 ] || limit=
+                for hosts in 2 4; do
+                    delay=${way#*=} case_s=12 rounds=${ROUNDS:-7} collective "long-${way%=*}ms-${hosts}x1" $hosts 1 \
+                        all_gather,reduce_scatter,all_reduce 16m,64m gloo,smddp-core $limit || failed=1
+                done
+            done ;;
         fsdp) for backend in gloo smddp; do training "$backend" || failed=1; done ;;
         *) echo "hosts.sh: no such part: $1" >&2; exit 2 ;;
     esac
 }
 
 rounds=${ROUNDS:-21}
-[ $# -gt 0 ] || set -- 2x1 4x2 3x123 fsdp
+[ $# -gt 0 ] || set -- 2x1 4x2 3x123 fsdp long
 for name; do part "$name"; done
 
 echo

@@ -63,7 +63,8 @@ pub(crate) fn run(cli: &Cli) -> Result<i32> {
     let free = Subject::new(cluster, collective, cli.bytes, 0, cli.half)?;
     let found = free.others();
     let job = free.algorithm(cli.algorithm)?.job();
-    let Choice { algorithm, segment, depth } = job.decision.choice;
+    let Choice { algorithm, segment, .. } = job.decision.choice;
+    let depth = job.decision.choice.window();
     let failed = |e: smddp_plan::sim::Unplanned| Error::Usage(e.to_string());
     let chosen = job.run(cluster, drawing::rows(cluster)).map_err(failed)?;
 

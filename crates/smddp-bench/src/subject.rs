@@ -141,7 +141,8 @@ mod tests {
 
     fn holds(subject: &Subject<'_>, replayed: &mut usize) {
         let job = subject.job();
-        let Choice { algorithm, segment, depth } = job.decision.choice;
+        let Choice { algorithm, segment, .. } = job.decision.choice;
+        let depth = job.decision.choice.window();
         let told = subject.group().path("shm", &subject.call);
         let says = match job.decision.inline {
             true => "shm publish, one message".to_owned(),

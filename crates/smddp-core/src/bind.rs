@@ -224,11 +224,12 @@ pub(crate) fn decided(key: &Key, site: &Site, config: &Config) -> Decision {
 
 /// A decision in words, as `smddp info` and tables have it.
 pub(crate) fn told(way: &str, decision: &Decision) -> String {
-    let Choice { algorithm, segment, depth } = decision.choice;
+    let Choice { algorithm, segment, .. } = decision.choice;
+    let cells = decision.choice.window();
     if decision.inline {
         return format!("{way} {}, one message", algorithm.name());
     }
-    format!("{way} {}, segments of {} KiB, {depth} cells", algorithm.name(), segment.div_ceil(1024))
+    format!("{way} {}, segments of {} KiB, {cells} cells", algorithm.name(), segment.div_ceil(1024))
 }
 
 /// The kernel of a reducing collective; an error where its dtype cannot be reduced so.
@@ -482,7 +483,7 @@ impl Binder {
         // One cell does for one message; more messages need two, or a writer waits for a reader that waits for it.
         let least = if most <= 1 { 1 } else { 2 };
         let want = self.bound.choice.depth.min(most);
-        let window = self.bound.choice.depth.max(1);
+        let window = self.bound.choice.window();
         let (depth, ways) = ((want.max(least), least), Ways::default());
         let (inlets, inline) = (self.inlets, self.inline);
         self.bound.wiring = Wiring { outlets, inlets, inline, depth, window, ways };

@@ -427,7 +427,16 @@ impl Communicator {
     /// Makes it known, for a communicator over a link of the caller's own: before its first call, and the same on all
     /// ranks. `false`: it was known already.
     pub fn set_network(&self, known: Known) -> bool {
-        self.0.site.network.set(known).is_ok()
+        let first = self.0.site.network.set(known).is_ok();
+        if first {
+            lock(&self.0.driver).link.expect(known.network.under_way());
+        }
+        first
+    }
+
+    /// The quickest way to `rank` and back that the kernel has seen, if one sees any.
+    pub(crate) fn round_trip(&self, rank: usize) -> Option<Duration> {
+        lock(&self.0.driver).link.round_trip(rank)
     }
 
     pub(crate) fn config(&self) -> &'static Config {

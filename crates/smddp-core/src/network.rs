@@ -1,6 +1,7 @@
 //! What a message between nodes costs: in settings, on cards, in words.
 
 use std::sync::Mutex;
+use std::time::Duration;
 
 use smddp_plan::Network;
 use smddp_transport::fork::PerProcess;
@@ -93,8 +94,16 @@ pub(crate) fn slower(a: Network, b: Network) -> Network {
 /// Five figures a decade, so that two measurements of one network mostly say the same.
 const STEPS: [f64; 5] = [1.0, 1.6, 2.5, 4.0, 6.3];
 
-/// What a measurement may come to.
-const MOST_LATENCY_NS: f64 = 5e6;
+/// A process that shares its core answers so much later than its kernel; if it takes longer it was the machine that was
+/// busy, not the network that is slow.
+const MOST_PATIENCE: Duration = Duration::from_millis(10);
+
+/// A round trip as far as it can be believed; `kernel`: the quickest that the kernel has seen of the same way.
+pub(crate) fn credible(measured: Duration, kernel: Option<Duration>) -> Duration {
+    measured.min(kernel.unwrap_or_default() + MOST_PATIENCE)
+}
+
+/// What else a measurement may come to.
 const MOST_MESSAGE_NS: f64 = 2e4;
 const LEAST_BYTES_PER_NS: f64 = 0.0125;
 
@@ -107,8 +116,7 @@ pub(crate) fn coarse(network: Network) -> Network {
         steps().min_by(|a, b| apart(a).total_cmp(&apart(b))).unwrap_or(value)
     };
     // Beyond these it is the machine that was busy, not the network that is slow.
-    let (latency, message) =
-        (network.latency_ns.min(MOST_LATENCY_NS), network.message_ns.min(MOST_MESSAGE_NS));
+    let (latency, message) = (network.latency_ns, network.message_ns.min(MOST_MESSAGE_NS));
     let rate = network.bytes_per_ns.max(LEAST_BYTES_PER_NS);
     Network {
         latency_ns: nearest(latency),
@@ -192,6 +200,16 @@ mod tests {
         for noise in [0.9, 1.1] {
             assert_eq!(of(noise), of(1.0));
         }
+    }
+
+    #[test]
+    fn a_long_way_is_believed_where_the_kernel_has_seen_it() {
+        let ms = Duration::from_millis;
+        assert_eq!(credible(ms(50), Some(ms(49))), ms(50));
+        assert_eq!(credible(ms(50), Some(ms(1))), ms(11));
+        assert_eq!(credible(ms(50), None), ms(10));
+        let far = Network { latency_ns: 25e6, ..Network::ASSUMED };
+        assert_eq!(coarse(far).latency_ns, 25e6);
     }
 
     #[test]

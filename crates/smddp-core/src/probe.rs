@@ -1,8 +1,10 @@
 //! A short look at the network between nodes, when the first group that spans some is made.
 //!
 //! One rank of each node, its leader, takes part; the leaders measure in pairs and agree along a binomial tree on the
-//! slowest of what was found, then each tells its own node. All of it goes as messages between two ranks, so
+//! slowest of what was found (and look whether the tree's own ways are longer), then each tells its own node. All of it goes as messages between two ranks, so
 //! the numbers of the group's collectives begin with 0 all the same.
+
+mod gauge;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,22 +18,20 @@ use crate::error::{Error, Result};
 use crate::log;
 use crate::network::{self, Known, Origin, WORDS, coarse, slower};
 use crate::types::DType;
+use gauge::{Gauge, LARGE};
 
 /// No message of a user has it: torch's tags are 32 bits wide.
 const TAG: u64 = 0x736d_6464_7070_7262;
 /// Messages there and back; the quickest counts.
-const ROUND_TRIPS: usize = 10;
+const ROUND_TRIPS: usize = 9;
+/// The same on a long way, and what makes it one.
+const FEW_ROUND_TRIPS: usize = 2;
+const FAR: Duration = Duration::from_millis(1);
+/// So many times as long a way as the longest that was measured is measured too.
+const LONGER: f64 = 2.0;
 /// Small messages in a row, and how many such rows; again the quickest counts.
 const ROW: usize = 17;
 const ROWS: usize = 3;
-/// Bytes of a large message: such a one is under way at once, without being asked for.
-const LARGE: usize = 64 << 10;
-/// Large messages of a train that nobody times: a shaped link lets about as much through at any speed.
-const WARM: usize = 2;
-/// Of the trains that are timed, the next one only where the one before was over sooner than it can be measured.
-const TRAINS: [usize; 2] = [4, 32];
-const LONG_ENOUGH: Duration = Duration::from_millis(1);
-
 /// Makes the network known to a group of several nodes. Every rank of it calls this with what the cards say.
 ///
 /// # Errors
@@ -109,66 +109,139 @@ fn pairs(nodes: usize) -> impl Iterator<Item = (usize, usize)> {
 
 /// What lies between this rank and `peer`, which answers.
 fn ask(talk: &Talk<'_>, peer: usize) -> Result<Network> {
-    // An empty message is one frame, as a collective's small ones are.
-    let (token, empty, large) = (talk.memory(1), talk.memory(0), talk.memory(LARGE / 8));
-    let round_trip = || {
-        let begun = Instant::now();
-        talk.send(peer, &empty)?.wait(None)?;
-        talk.recv(peer, &empty)?;
-        Ok(begun.elapsed())
-    };
+    let asker = Asker::new(talk, peer);
     // Connections are made by the first messages.
-    round_trip()?;
-    let least = |times: Result<Vec<Duration>>| Ok(times?.into_iter().min().unwrap_or_default());
-    let there_and_back = least((0..ROUND_TRIPS).map(|_| round_trip()).collect())?;
-    let train = |memory: &Memory, messages: usize| {
-        let begun = Instant::now();
-        let sends = (0..messages).map(|_| talk.send(peer, memory)).collect::<Result<Vec<_>>>()?;
-        talk.recv(peer, &empty)?;
-        let took = begun.elapsed();
-        sends.iter().try_for_each(|send| send.wait(None))?;
-        Ok(took)
-    };
-    let row = least((0..ROWS).map(|_| train(&empty, ROW)).collect())?;
-    let mut rate = Network::ASSUMED.bytes_per_ns;
-    for messages in [WARM].into_iter().chain(TRAINS) {
-        token[0].store(messages as u64, Ordering::Relaxed);
-        talk.send(peer, &token)?.wait(None)?;
-        let took = train(&large, messages)?;
-        // The end of the last one's way and the answer's are no part of it; but no more than half of it is that.
-        let busy = took.saturating_sub(there_and_back).max(took / 2);
-        rate = (messages * LARGE) as f64 / nanos(busy);
-        if messages != WARM && took > LONG_ENOUGH {
-            break;
-        }
-    }
-    token[0].store(0, Ordering::Relaxed);
-    talk.send(peer, &token)?.wait(None)?;
-    let message_ns = nanos(row.saturating_sub(there_and_back)) / (ROW - 1) as f64;
-    Ok(Network {
-        latency_ns: nanos(there_and_back) / 2.0,
-        message_ns,
-        bytes_per_ns: rate,
-        ..Network::ASSUMED
-    })
+    asker.round_trips(1)?;
+    let first = asker.round_trips(1)?;
+    let more = if first > FAR { FEW_ROUND_TRIPS } else { ROUND_TRIPS };
+    let network = asker.measure(first.min(asker.round_trips(more)?))?;
+    asker.order(Order::default())?;
+    Ok(network)
 }
 
-/// The other side of [`ask`].
-fn answer(talk: &Talk<'_>, peer: usize) -> Result<()> {
-    let (token, empty, large) = (talk.memory(1), talk.memory(0), talk.memory(LARGE / 8));
-    let hear = |memory: &Memory, messages: usize| {
-        (0..messages).try_for_each(|_| talk.recv(peer, memory))?;
-        talk.send(peer, &empty)?.wait(None)
-    };
-    for messages in std::iter::repeat_n(1, 1 + ROUND_TRIPS).chain([ROW; ROWS]) {
-        hear(&empty, messages)?;
+/// The same where it is a longer way than is known: neighbours may all be near, and two halves of the nodes far apart.
+fn ask_if_longer(talk: &Talk<'_>, peer: usize, known: Option<Network>) -> Result<Option<Network>> {
+    let asker = Asker::new(talk, peer);
+    let there_and_back = asker.round_trips(FEW_ROUND_TRIPS)?;
+    let longer = |known: Network| nanos(there_and_back) > LONGER * 2.0 * known.latency_ns;
+    let ask = there_and_back > FAR && known.is_none_or(longer);
+    let found = ask.then(|| asker.measure(there_and_back)).transpose()?;
+    asker.order(Order::default())?;
+    Ok(found)
+}
+
+/// The side that measures.
+struct Asker<'a> {
+    talk: &'a Talk<'a>,
+    peer: usize,
+    order: Memory,
+    /// An empty message is one frame, as a collective's small ones are.
+    empty: Memory,
+}
+
+impl<'a> Asker<'a> {
+    fn new(talk: &'a Talk<'a>, peer: usize) -> Self {
+        Self { talk, peer, order: talk.memory(ORDER), empty: talk.memory(0) }
     }
-    loop {
-        talk.recv(peer, &token)?;
-        match token[0].load(Ordering::Relaxed) as usize {
-            0 => return Ok(()),
-            messages => hear(&large, messages)?,
+
+    fn order(&self, order: Order) -> Result<()> {
+        self.order.iter().zip(order.words()).for_each(|(cell, word)| cell.store(word, Ordering::Relaxed));
+        self.talk.send(self.peer, &self.order)?.wait(None)
+    }
+
+    /// The quickest of so many.
+    fn round_trips(&self, rounds: usize) -> Result<Duration> {
+        self.order(Order { rounds, ..Order::default() })?;
+        let mut quickest = Duration::MAX;
+        for _ in 0..rounds {
+            let begun = Instant::now();
+            self.talk.send(self.peer, &self.empty)?.wait(None)?;
+            self.talk.recv(self.peer, &self.empty)?;
+            quickest = quickest.min(begun.elapsed());
         }
+        Ok(quickest)
+    }
+
+    /// So many messages in a row; after what time word came, one or two times in equal shares.
+    fn train(&self, memory: &Memory, messages: usize, words: usize) -> Result<[Duration; 2]> {
+        let large = !memory.is_empty();
+        self.order(Order { rounds: words, messages: messages / words, large })?;
+        let begun = Instant::now();
+        let sends = (0..messages).map(|_| self.talk.send(self.peer, memory)).collect::<Result<Vec<_>>>()?;
+        let mut took = [Duration::ZERO; 2];
+        for word in &mut took[..words] {
+            self.talk.recv(self.peer, &self.empty)?;
+            *word = begun.elapsed();
+        }
+        sends.iter().try_for_each(|send| send.wait(None))?;
+        Ok(took)
+    }
+
+    fn measure(&self, there_and_back: Duration) -> Result<Network> {
+        // What a message costs is the hosts' matter, and is lost in the noise of a long way.
+        let mut message_ns = Network::ASSUMED.message_ns;
+        if there_and_back <= FAR {
+            let rows =
+                (0..ROWS).map(|_| Ok(self.train(&self.empty, ROW, 1)?[0])).collect::<Result<Vec<_>>>()?;
+            let row = rows.into_iter().min().unwrap_or_default();
+            message_ns = nanos(row.saturating_sub(there_and_back)) / (ROW - 1) as f64;
+        }
+        let (large, mut gauge) = (self.talk.memory(LARGE / 8), Gauge::new(there_and_back));
+        while let Some(messages) = gauge.next() {
+            let [half, whole] = self.train(&large, messages, 2)?;
+            gauge.add(messages, half, whole);
+        }
+        let way = network::credible(there_and_back, self.talk.comm.round_trip(self.peer));
+        Ok(Network {
+            latency_ns: nanos(way) / 2.0,
+            message_ns,
+            bytes_per_ns: gauge.rate(),
+            ..Network::ASSUMED
+        })
+    }
+}
+
+/// The other side of an [`Asker`].
+fn answer(talk: &Talk<'_>, peer: usize) -> Result<()> {
+    let (order, empty, large) = (talk.memory(ORDER), talk.memory(0), talk.memory(LARGE / 8));
+    loop {
+        talk.recv(peer, &order)?;
+        let Order { rounds, messages, large: bytes } = Order::of(&order);
+        if rounds == 0 {
+            return Ok(());
+        }
+        for _ in 0..rounds {
+            let memory = if bytes { &large } else { &empty };
+            (0..messages).try_for_each(|_| talk.recv(peer, memory))?;
+            talk.send(peer, &empty)?.wait(None)?;
+        }
+    }
+}
+
+/// What the answering side is to do next: so many times hear so many messages and say so. None: it is over.
+struct Order {
+    rounds: usize,
+    messages: usize,
+    large: bool,
+}
+
+/// Words of an [`Order`].
+const ORDER: usize = 3;
+
+impl Default for Order {
+    fn default() -> Self {
+        Self { rounds: 0, messages: 1, large: false }
+    }
+}
+
+impl Order {
+    fn words(&self) -> [u64; ORDER] {
+        [self.rounds as u64, self.messages as u64, u64::from(self.large)]
+    }
+
+    fn of(memory: &Memory) -> Self {
+        let word = |at: usize| memory[at].load(Ordering::Relaxed);
+        Self { rounds: word(0) as usize, messages: word(1) as usize, large: word(2) != 0 }
     }
 }
 
@@ -190,6 +263,9 @@ fn agree(
             memory[0].store(u64::from(found.is_some()), Ordering::Relaxed);
             store(&memory[1..], found.unwrap_or_default());
             talk.send(leaders[at - step], &memory)?.wait(None)?;
+            if step > 1 {
+                answer(talk, leaders[at - step])?;
+            }
             return Ok(None);
         }
         if at + step < leaders.len() {
@@ -197,6 +273,13 @@ fn agree(
             if memory[0].load(Ordering::Relaxed) > 0 {
                 let theirs = load(&memory[1..]);
                 found = Some(found.map_or(theirs, |mine| slower(mine, theirs)));
+            }
+            // The two of the first step have measured. Of the ways of the others, which join all nodes, one at least
+            // is a long way if any is.
+            if step > 1
+                && let Some(seen) = ask_if_longer(talk, leaders[at + step], found)?
+            {
+                found = Some(found.map_or(seen, |known| slower(known, seen)));
             }
         }
         step *= 2;

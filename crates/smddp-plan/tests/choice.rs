@@ -363,6 +363,24 @@ mod between_nodes {
         assert_eq!(over(FAR, 8 * KIB), Algorithm::HierMesh);
     }
 
+    /// Whose rounds are one loop (all_gather of 16 MiB by `hier-log`, 4 nodes at 1 Gbit/s and 10 ms there and back:
+    /// 491 ms, and 105 round a ring).
+    #[test]
+    fn large_gathers_do_not_wait_for_a_long_way_in_each_turn() {
+        for latency_ns in [0.63e6, 2.5e6, 6.3e6, 25e6] {
+            let network = Network { latency_ns, bytes_per_ns: 0.125, ..Network::ASSUMED };
+            for (nodes, bytes) in [(4, 16 * MIB), (4, 64 * MIB), (8, 64 * MIB)] {
+                let shape = Shape { network, ..shape(Collective::AllGather, nodes, bytes) };
+                let chosen = choose_in(&shape, &Topology::blocks(nodes, 1));
+                assert_ne!(
+                    chosen.algorithm,
+                    Algorithm::HierLog,
+                    "{nodes} nodes, {bytes} bytes, {latency_ns} ns"
+                );
+            }
+        }
+    }
+
     #[test]
     fn segments_fit_the_network_whatever_the_collective() {
         for collective in [Collective::AllGather, Collective::AllReduce, Collective::ReduceScatter] {
@@ -381,8 +399,57 @@ mod between_nodes {
                 }
             }
             assert!(segment(FAST, 64 * MIB) > segment(Network::ASSUMED, 64 * MIB));
-            // A round trip's bytes are under way.
-            assert!(segment(FAR, 64 * MIB) > segment(Network::ASSUMED, 64 * MIB));
+            // However long the way is.
+            assert_eq!(segment(FAR, 64 * MIB), segment(Network::ASSUMED, 64 * MIB));
+        }
+    }
+
+    #[test]
+    fn what_is_under_way_covers_the_rate_times_the_round_trip() {
+        for collective in [Collective::AllGather, Collective::AllReduce, Collective::ReduceScatter] {
+            for (round_trip_ms, gbit) in [(0.1, 1.0), (1.0, 1.0), (10.0, 1.0), (50.0, 1.0), (5.0, 9.6)] {
+                let network = Network {
+                    latency_ns: round_trip_ms * 1e6 / 2.0,
+                    bytes_per_ns: gbit / 8.0,
+                    ..Network::ASSUMED
+                };
+                let shape = Shape { network, ..shape(collective, 2, 64 * MIB) };
+                let choice = choose_in(&shape, &Topology::blocks(2, 1));
+                let under_way = choice.window() * choice.segment;
+                let wanted = round_trip_ms * 1e6 * gbit / 8.0;
+                assert!(under_way as f64 >= 2.5 * wanted, "{collective:?} {round_trip_ms} ms: {choice:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_under_way_keeps_to_its_share_of_the_staging() {
+        let network = Network { latency_ns: 1e8, bytes_per_ns: 12.5, ..Network::ASSUMED };
+        for (nodes, each) in [(2, 1), (4, 2), (64, 1), (256, 8)] {
+            let topology = Topology::blocks(nodes, each);
+            for staging in [MIB, 64 * MIB, 512 * MIB] {
+                let shape = Shape {
+                    network,
+                    staging,
+                    ..shape(Collective::ReduceScatter, topology.size(), 256 * MIB)
+                };
+                for algorithm in [Algorithm::HierMesh, Algorithm::HierRing] {
+                    let choice = named_in(algorithm, &shape, &topology).unwrap();
+                    let received = (nodes - 1) * choice.segment * choice.window();
+                    // The last cell of each may be begun.
+                    assert!(received <= staging / 2 + (nodes - 1) * choice.segment, "{choice:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_short_way_has_no_more_cells_than_a_node() {
+        let quick = Network { bytes_per_ns: 3.1, ..Network::ASSUMED };
+        for network in [Network::ASSUMED, quick] {
+            let shape = Shape { network, ..shape(Collective::AllReduce, 8, 64 * MIB) };
+            let choice = choose_in(&shape, &Topology::blocks(4, 2));
+            assert_eq!(choice.window(), choice.depth, "{choice:?}");
         }
     }
 

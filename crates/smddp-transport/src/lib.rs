@@ -210,6 +210,13 @@ pub trait Link: Send {
     fn way(&self) -> String {
         String::new()
     }
+    /// The way to `rank` as this process's kernel sees it, once something has gone there and back; `None` where no kernel
+    /// does.
+    fn round_trip(&self, _rank: usize) -> Option<Duration> {
+        None
+    }
+    /// So many bytes may be on their way to one rank of another node: the wire is to have room for them.
+    fn expect(&mut self, _bytes: usize) {}
     /// What the ranks of this node share besides messages; `None` in a group of one rank.
     fn board(&self) -> Option<Arc<dyn board::Board>> {
         None

@@ -28,6 +28,7 @@ mod probe;
 mod soak;
 mod threads;
 mod types;
+mod window;
 
 use common::procs::Me;
 

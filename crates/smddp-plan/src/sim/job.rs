@@ -43,7 +43,8 @@ impl Job {
     /// [`Unplanned`] where the algorithm does not do it, or deadlocks with so few cells.
     pub fn run(&self, cluster: &Cluster, watch: Vec<usize>) -> Result<Run, Unplanned> {
         let Self { collective, root, .. } = *self;
-        let Choice { algorithm, segment, depth } = self.decision.choice;
+        let Choice { algorithm, segment, .. } = self.decision.choice;
+        let depth = self.decision.choice.window();
         let topology = cluster.topology();
         let program = |rank| self.program(cluster, &topology, rank);
         let refused = || Unplanned::Algorithm(algorithm.name(), collective);

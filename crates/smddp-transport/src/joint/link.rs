@@ -102,7 +102,11 @@ impl Link for JointLink {
         if self.net.differs() || self.net.troubled(seq) {
             return false;
         }
-        let routes = wiring.ways.0.get_or_init(|| Arc::new(Routes::new(self.me, &self.map, wiring)));
+        let routes = wiring.ways.0.get_or_init(|| {
+            // A writer needs cells for its own work alone where the wire copies what is on its way.
+            let written = if self.net.copies() { wiring.window.min(wiring.depth.0) } else { wiring.window };
+            Arc::new(Routes::new(self.me, &self.map, wiring, written))
+        });
         if !Arc::ptr_eq(&self.routes, routes) {
             self.net.wire_up(&routes.net);
             self.lent.clear();
@@ -305,6 +309,14 @@ impl Link for JointLink {
 
     fn way(&self) -> String {
         self.net.name()
+    }
+
+    fn round_trip(&self, rank: usize) -> Option<Duration> {
+        self.net.round_trip(rank)
+    }
+
+    fn expect(&mut self, bytes: usize) {
+        self.net.expect(bytes);
     }
 
     fn board(&self) -> Option<Arc<dyn Board>> {

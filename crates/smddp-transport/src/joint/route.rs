@@ -56,7 +56,7 @@ pub(crate) struct Routes {
 
 impl Routes {
     /// As rank `me` of `map` reaches the others.
-    pub(super) fn new(me: usize, map: &Map, wiring: &Wiring) -> Self {
+    pub(super) fn new(me: usize, map: &Map, wiring: &Wiring, written: usize) -> Self {
         #[cfg(test)]
         MADE.with(|made| made.set(made.get() + 1));
         let mut routes = Self { shm: Wiring { depth: wiring.depth, ..Wiring::default() }, ..Self::default() };
@@ -96,7 +96,7 @@ impl Routes {
                 }
             });
         }
-        routes.net = Arc::new(NetWiring::new(me, net_outlets, &net_inlets, wiring.window));
+        routes.net = Arc::new(NetWiring::new(me, net_outlets, &net_inlets, wiring.window, written));
         routes
     }
 }

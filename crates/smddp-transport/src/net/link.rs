@@ -1,7 +1,8 @@
 //! Channels and messages over a wire: a rank's half of what its group does between nodes.
 //!
 //! A channel's reader has as many cells as the window that all ranks agree on; its writer stays that far ahead at most,
-//! and is told of cells that are free again where it needs them. So whatever arrives for the operation under way has
+//! and is told of cells that are free again where it needs them: on a long way of several at a time. The writer itself has
+//! that many cells only where the wire keeps no copy of what is on its way. So whatever arrives for the operation under way has
 //! its place, and what is for a later one waits in the wire.
 
 use std::collections::VecDeque;
@@ -86,6 +87,8 @@ const GOODBYE: Duration = Duration::from_secs(2);
 const ACKNOWLEDGED: Duration = Duration::from_micros(50);
 /// Ranks of a group of which one tells all others what has happened.
 const TOLD_BY_ONE: usize = 256;
+/// A writer is told of free cells so many times while it goes through its window.
+const WORDS: u64 = 8;
 /// Tickets with this bit are the letters'.
 const LETTER: Ticket = 1 << 63;
 
@@ -191,7 +194,7 @@ impl Net {
     /// A message of `bytes` in cell `index` goes to all readers of an outlet.
     fn tell(&mut self, out: usize, index: u64, bytes: usize) {
         let (state, o) = (&self.state, &self.state.wiring.outs[out]);
-        let cell = index % o.depth;
+        let cell = index % o.cells;
         let payload = state.base.wrapping_add(o.at + cell as usize * o.cell).cast_const();
         let frame = Frame {
             channel: o.channel as u32,
@@ -217,8 +220,8 @@ impl Net {
         let sent = flow.sent[out];
         let readers = o.first_reader..o.first_reader + o.readers.len();
         let slowest = flow.read[readers].iter().copied().min().unwrap_or(sent);
-        let cell = (sent % o.depth) as usize;
-        let free = sent.saturating_sub(slowest) < o.depth && flow.busy[o.first_cell + cell] == 0;
+        let cell = (sent % o.cells) as usize;
+        let free = sent.saturating_sub(slowest) < o.window && flow.busy[o.first_cell + cell] == 0;
         free.then(|| self.state.base.wrapping_add(o.at + cell * o.cell))
     }
 
@@ -240,8 +243,11 @@ impl Net {
     pub(crate) fn release(&mut self, inlet: usize) {
         let (i, came) = (&self.state.wiring.ins[inlet], &mut self.state.flow.came[inlet]);
         came.taken += 1;
-        // The writer's last messages need no room any more.
-        if came.taken + i.depth <= i.want.messages {
+        // The writer's last messages need no room any more: word of the one before is the last.
+        let last = came.taken + i.depth == i.want.messages;
+        let due = came.taken - came.told >= (i.depth / WORDS).max(1);
+        if last || came.taken + i.depth < i.want.messages && due {
+            came.told = came.taken;
             let frame = Frame {
                 channel: i.want.channel as u32,
                 index: came.taken,
@@ -414,6 +420,18 @@ impl Net {
 
     pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
         self.wire.interest(fds)
+    }
+
+    pub(crate) fn copies(&self) -> bool {
+        self.wire.copies()
+    }
+
+    pub(crate) fn round_trip(&self, rank: usize) -> Option<Duration> {
+        self.wire.round_trip(rank)
+    }
+
+    pub(crate) fn expect(&mut self, bytes: usize) {
+        self.wire.expect(bytes);
     }
 
     pub(crate) fn mail_open(&mut self, to: usize, mail: Mail) -> Option<Stream> {
@@ -630,7 +648,7 @@ impl Sink for State {
         }
         let (out, cell) = ((ticket >> 32) as usize, (ticket & 0xffff_ffff) as usize);
         self.flying = self.flying.saturating_sub(1);
-        if let Some(o) = self.wiring.outs.get(out).filter(|o| (cell as u64) < o.depth) {
+        if let Some(o) = self.wiring.outs.get(out).filter(|o| (cell as u64) < o.cells) {
             let busy = &mut self.flow.busy[o.first_cell + cell];
             *busy = busy.saturating_sub(1);
         }

@@ -2,6 +2,7 @@
 //! that do not drive. libfabric's providers notice a peer that is gone late or never while nothing is sent to it.
 
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use super::frame::Frame;
 use super::tcp::{Survey, Watches};
@@ -60,6 +61,18 @@ impl Wire for Watched {
 
     fn unable(&self) -> Option<(usize, String)> {
         self.wire.unable()
+    }
+
+    fn copies(&self) -> bool {
+        self.wire.copies()
+    }
+
+    fn round_trip(&self, peer: usize) -> Option<Duration> {
+        self.wire.round_trip(peer)
+    }
+
+    fn expect(&mut self, bytes: usize) {
+        self.wire.expect(bytes);
     }
 
     fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {

@@ -1,6 +1,7 @@
 //! What a wire between nodes does: frames go from this rank to ranks of other nodes, for one communicator.
 
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use super::frame::Frame;
 use super::tcp::Survey;
@@ -70,6 +71,16 @@ pub(crate) trait Wire: Send {
     fn unable(&self) -> Option<(usize, String)> {
         None
     }
+    /// Whether a payload's memory is free long before its reader has it: something on the way took a copy.
+    fn copies(&self) -> bool {
+        false
+    }
+    /// The quickest there and back to `peer` that the kernel has seen, if one sees any.
+    fn round_trip(&self, _peer: usize) -> Option<Duration> {
+        None
+    }
+    /// So many bytes may be on their way to a peer at once.
+    fn expect(&mut self, _bytes: usize) {}
     /// Descriptors whose readiness (`events`: libc::POLLIN, POLLOUT) ends a sleep. `false`: this wire has to be
     /// polled, nobody may sleep long.
     fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool;

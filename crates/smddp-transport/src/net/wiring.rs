@@ -21,7 +21,9 @@ pub(super) struct Out {
     /// Of its first cell, in the operation's memory.
     pub(super) at: usize,
     pub(super) cell: usize,
-    pub(super) depth: u64,
+    /// Messages that it may be ahead of its readers, and cells that it has for them.
+    pub(super) window: u64,
+    pub(super) cells: u64,
     pub(super) messages: u64,
     pub(super) bytes: u64,
     /// Where its readers and its cells begin among those of all channels.
@@ -49,30 +51,36 @@ pub(crate) struct NetWiring {
 }
 
 impl NetWiring {
-    /// `window`: cells of a channel at most.
-    pub(crate) fn new(me: usize, outlets: Vec<NetOutlet>, inlets: &[Inlet], window: usize) -> Self {
+    /// `window`: cells of a channel at its readers, on which all ranks agree; `written`: those of its writer.
+    pub(crate) fn new(
+        me: usize,
+        outlets: Vec<NetOutlet>,
+        inlets: &[Inlet],
+        window: usize,
+        written: usize,
+    ) -> Self {
         let mut wiring = Self::default();
-        let depth = |messages: u64| messages.min(window as u64).max(1);
         let mut end = 0;
-        let mut place = |cell: usize, messages: u64| {
-            let at = end;
-            end += cell.next_multiple_of(64) * depth(messages) as usize;
-            (at, cell.next_multiple_of(64), depth(messages))
+        let mut place = |cell: usize, messages: u64, most: usize| {
+            let (at, cell, cells) = (end, cell.next_multiple_of(64), messages.min(most as u64).max(1));
+            end += cell * cells as usize;
+            (at, cell, cells)
         };
         for outlet in outlets {
-            let (at, cell, depth) = place(outlet.cell, outlet.messages);
+            let (at, cell, cells) = place(outlet.cell, outlet.messages, written);
             let mut readers = outlet.readers;
             let first = readers.iter().position(|&rank| rank > me).unwrap_or(0);
             readers.rotate_left(first);
             let (first_reader, first_cell) = (wiring.readers, wiring.cells);
             wiring.readers += readers.len();
-            wiring.cells += depth as usize;
+            wiring.cells += cells as usize;
             wiring.outs.push(Out {
                 channel: outlet.channel,
                 readers,
                 at,
                 cell,
-                depth,
+                window: outlet.messages.min(window as u64).max(1),
+                cells,
                 messages: outlet.messages,
                 bytes: outlet.bytes,
                 first_reader,
@@ -80,7 +88,7 @@ impl NetWiring {
             });
         }
         for (index, inlet) in inlets.iter().enumerate() {
-            let (at, _, depth) = place(inlet.cell, inlet.messages);
+            let (at, _, depth) = place(inlet.cell, inlet.messages, window);
             wiring.places.insert((inlet.rank, inlet.channel as u32), index);
             wiring.ins.push(In { want: *inlet, at, depth });
         }
@@ -97,6 +105,8 @@ pub(super) struct Came {
     pub(super) placed: u64,
     pub(super) there: u64,
     pub(super) taken: u64,
+    /// Of those that are read, the writer was told of so many.
+    pub(super) told: u64,
     /// The writer's header was seen.
     pub(super) resolved: bool,
     pub(super) bad: Option<Mismatch>,

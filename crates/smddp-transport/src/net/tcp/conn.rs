@@ -6,6 +6,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
 
+use rustix::net::{AddressFamily, SocketType, sockopt};
+
 use super::call::{Call, Called, prepare};
 use super::hello::HELLO;
 use super::own::Own;
@@ -271,6 +273,36 @@ impl Conn {
         Some(Duration::from_millis(heard.into()))
     }
 
+    /// The quickest there and back that the kernel has seen on this connection.
+    pub(super) fn round_trip(&self) -> Option<Duration> {
+        /// Where the kernel's account has it, in microseconds; all ones: nothing was acknowledged yet.
+        const MIN_RTT: usize = 148;
+        let socket = self.open()?.as_raw_fd();
+        let mut account = [0u8; MIN_RTT + 4];
+        let mut bytes = account.len() as libc::socklen_t;
+        // SAFETY: TCP_INFO writes at most `bytes` bytes; the socket is open.
+        let told = unsafe {
+            libc::getsockopt(
+                socket,
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                account.as_mut_ptr().cast(),
+                &raw mut bytes,
+            )
+        };
+        let known = told == 0 && bytes as usize == account.len();
+        let quickest = u32::from_ne_bytes(*account.last_chunk()?);
+        (known && quickest != u32::MAX).then(|| Duration::from_micros(quickest.into()))
+    }
+
+    /// The kernel may keep so many bytes that are on their way.
+    pub(super) fn make_room(&self, bytes: usize) {
+        // Refused, the connection goes on as it is.
+        if let Some(socket) = self.line.socket() {
+            let _ = sockopt::set_socket_send_buffer_size(socket, bytes);
+        }
+    }
+
     /// Nothing more will be sent.
     pub(super) fn hang_up(&self) {
         if let Some(socket) = self.open() {
@@ -307,12 +339,48 @@ pub(super) fn retried(result: io::Result<usize>) -> io::Result<usize> {
     }
 }
 
+/// What a connection has to ask for so that `bytes` may be on their way; `None` where the kernel's own tuning gives as
+/// much, or more than may be asked for: who asks gives it up.
+pub(super) fn room(bytes: usize) -> Option<usize> {
+    let limits = std::fs::read_to_string("/proc/sys/net/ipv4/tcp_wmem").ok()?;
+    let tuned: usize = limits.split_whitespace().nth(2)?.parse().ok()?;
+    // Its own records of the bytes count too; of what is asked for it gives twice as much.
+    if 2 * bytes <= tuned {
+        return None;
+    }
+    let trial = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).ok()?;
+    sockopt::set_socket_send_buffer_size(&trial, bytes).ok()?;
+    (sockopt::socket_send_buffer_size(&trial).ok()? > tuned).then_some(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::net::frame::Kind;
     use std::net::TcpListener;
     use std::time::Instant;
+
+    #[test]
+    fn the_kernel_tells_how_long_the_way_is_once_something_was_acknowledged() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let ours = Conn::answer(1, 0, Own::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap()))
+            .unwrap();
+        let quickest = ours.round_trip().unwrap();
+        assert!(quickest < Duration::from_secs(10), "{quickest:?}");
+    }
+
+    #[test]
+    fn a_connection_asks_for_room_only_where_that_gives_more() {
+        assert_eq!(room(64 << 10), None);
+        if let Some(bytes) = room(1 << 30) {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let ours = Conn::answer(1, 0, Own::new(socket)).unwrap();
+            let before = sockopt::socket_send_buffer_size(ours.open().unwrap()).unwrap();
+            ours.make_room(bytes);
+            assert!(sockopt::socket_send_buffer_size(ours.open().unwrap()).unwrap() > before);
+        }
+    }
 
     #[test]
     fn bytes_for_an_end_that_is_closed_are_not_waited_for() {

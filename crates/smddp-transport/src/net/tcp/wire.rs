@@ -4,7 +4,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::conn::{Conn, Step};
+use super::conn::{Conn, Step, room};
 use super::ears::Ears;
 use super::endpoint::{Door, TcpAddress};
 use super::hello::{Purpose, hello};
@@ -47,6 +47,8 @@ pub(crate) struct TcpWire {
     ready: Vec<libc::pollfd>,
     silence: Silence,
     hung_up: bool,
+    /// What connections ask their kernel for, on long ways.
+    room: Option<usize>,
 }
 
 /// From so many connections on, one system call asks which of them have something.
@@ -86,10 +88,14 @@ impl TcpWire {
             ready: Vec::new(),
             silence: Silence::new(limits),
             hung_up: false,
+            room: None,
         }
     }
 
     fn keep(&mut self, conn: Conn) -> usize {
+        if let Some(bytes) = self.room {
+            conn.make_room(bytes);
+        }
         if let Some(free) = self.conns.iter().position(Option::is_none) {
             self.conns[free] = Some(conn);
             return free;
@@ -341,6 +347,22 @@ impl Wire for TcpWire {
 
     fn unable(&self) -> Option<(usize, String)> {
         self.peers.iter().enumerate().find_map(|(peer, known)| Some((peer, known.unable.clone()?)))
+    }
+
+    fn copies(&self) -> bool {
+        true
+    }
+
+    fn round_trip(&self, peer: usize) -> Option<Duration> {
+        let conns = self.conns.iter().flatten().filter(|conn| conn.peer == peer);
+        conns.filter_map(Conn::round_trip).min()
+    }
+
+    fn expect(&mut self, bytes: usize) {
+        self.room = room(bytes);
+        if let Some(bytes) = self.room {
+            self.conns.iter().flatten().for_each(|conn| conn.make_room(bytes));
+        }
     }
 
     fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
