@@ -12,6 +12,7 @@ mod tree;
 use crate::ir::{Ask, Channel, Collective, Lane, Program, Span, Step, Timed};
 use crate::topology::Topology;
 use hier::Inter;
+pub(crate) use hier::LOG_IN_PARTS;
 
 /// `publish`: everybody writes all it has once, each reader takes what it needs (small messages).
 /// `mesh`: every pair exchanges directly, one hop, in rotated order.

@@ -3,7 +3,7 @@
 use super::need::{Moved, Need};
 use super::shape::Case;
 use super::{Choice, Memory, Network};
-use crate::algorithms::Algorithm;
+use crate::algorithms::{Algorithm, LOG_IN_PARTS};
 use crate::ir::Collective;
 use crate::topology::Topology;
 
@@ -113,7 +113,12 @@ pub(super) fn cost(choice: &Choice, need: &Need, case: &Case<'_>, network: &Netw
     let (latency, hop) = (network.latency_ns, network.latency_ns + passing + meeting);
     // What is not the bottleneck does not vanish behind it altogether.
     let busy = link.max(within) + 0.1 * link.min(within);
-    let goes_on = choice.algorithm == Algorithm::HierRing && nodes > 2.0 && !case.collective.has_root();
+    let goes_on = match choice.algorithm {
+        Algorithm::HierRing => nodes > 2.0 && !case.collective.has_root(),
+        // Its rounds go in parts there, so that a link need not wait for the round before.
+        Algorithm::HierLog => case.collective == AllGather && topology.nodes() >= LOG_IN_PARTS,
+        _ => false,
+    };
     Some(
         near_ns
             + if goes_on {

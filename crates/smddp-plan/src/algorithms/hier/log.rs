@@ -32,7 +32,7 @@ use std::ops::Range;
 
 const LANE: (Role, usize) = (Role::Near, 0);
 /// From so many nodes on rounds go in parts.
-const MANY: usize = 128;
+pub(crate) const MANY: usize = 128;
 /// There a run is at most the blocks that a rail gets in all over this.
 const PIECES: usize = 16;
 

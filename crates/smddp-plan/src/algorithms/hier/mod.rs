@@ -46,6 +46,7 @@ mod weave;
 use crate::ir::{Ask, Buffer, Collective, Program, Step};
 use crate::topology::Topology;
 use layout::{Layout, Uses};
+pub(crate) use log::MANY as LOG_IN_PARTS;
 use routes::{Routes, Shape};
 use up::Then;
 use weave::{Role, Weave};
