@@ -110,7 +110,8 @@ class Comm:
     def finish(self, limit: float) -> None:
         """Leave together with the other ranks, waiting for them `limit` seconds at most.
 
-        MismatchError where the ranks called different things and no call has raised so. The group is closed in any case.
+        MismatchError where the ranks called different things and no call has raised so. The group is closed in any
+        case.
         """
     @staticmethod
     def leave_seconds() -> float:
