@@ -11,8 +11,10 @@ from backend.ranks import on_ranks
 
 @on_ranks(4)
 def half_precision_sums_round_once_a_level():
-    """256 + 1 is 256 in bfloat16. Ranks of one node are added up first, and rounded; then the nodes' sums are. Where a node
-    adds the others' sums to its own ranks' in one pass, that is one rounding less."""
+    """256 + 1 is 256 in bfloat16. Ranks of one node are added up first, and rounded; then the nodes' sums are.
+
+    Where a node adds the others' sums to its own ranks' in one pass, that is one rounding less.
+    """
     nodes = dist.group.WORLD.communicator.nodes()
     value = 256.0 if dist.get_rank() == 0 else 1.0
     sums: dict[int, float] = {}
