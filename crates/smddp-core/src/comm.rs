@@ -21,7 +21,7 @@ use crate::network::{Known, Origin};
 use crate::p2p::{Direction, Post};
 use crate::progress;
 use crate::types::DType;
-use crate::wait::{Habit, Patience, Rounds};
+use crate::wait::{Drowsy, Habit, Patience, Rounds};
 use crate::work::{Keep, Shared, interrupted};
 
 /// How a call deviates from its group's habits.
@@ -267,17 +267,17 @@ impl Inner {
                 driver.link.flush();
                 return Some(outcome);
             }
-            let mut ticket = None;
+            let mut drowsy = None;
             if patience.wait() {
                 driver.link.flush();
-                ticket = Some(driver.link.bell());
+                drowsy = Some(Drowsy::new(&*self.sleeper));
                 if self.look(driver) {
                     patience.reset();
-                    ticket = None;
+                    drowsy = None;
                 }
             }
             // Blocked; or other things go on and on, behind which a call must not wait longer than it may.
-            if ticket.is_none() && !rounds.due() {
+            if drowsy.is_none() && !rounds.due() {
                 continue;
             }
             self.examine(driver);
@@ -294,9 +294,9 @@ impl Inner {
                     return Some(Err(Error::Interrupted));
                 }
             }
-            if let Some(ticket) = ticket {
+            if let Some(drowsy) = drowsy {
                 let nap = until.map_or(Duration::MAX, |until| until - now).min(driver.nap());
-                patience.nap(&*driver.link, ticket, nap);
+                patience.nap(&drowsy, &*driver.link, nap);
             }
         }
     }

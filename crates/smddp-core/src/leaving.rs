@@ -16,6 +16,7 @@ use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::head::{self, mix};
 use crate::types::{DType, RedOp};
+use crate::wait::Drowsy;
 use crate::work::Shared;
 
 /// The collectives that a rank called.
@@ -242,8 +243,9 @@ impl Inner {
             }
             if !self.turn(&mut driver) {
                 driver.link.flush();
-                let ticket = driver.link.bell();
-                driver.link.sleep(ticket, Duration::from_micros(100));
+                let mut fds = Vec::new();
+                driver.link.interest(&mut fds);
+                Drowsy::new(&*self.sleeper).sleep(&fds, Duration::from_micros(100));
             }
         }
     }

@@ -27,6 +27,7 @@ mod report;
 mod staging;
 pub mod types;
 mod wait;
+mod sync;
 mod work;
 
 pub use call::{Blocks, Call, name_of};

@@ -10,7 +10,7 @@ use std::time::Duration;
 use smddp_transport::fork::PerProcess;
 
 use crate::comm::{Inner, lock};
-use crate::wait::{Habit, Patience, Rounds};
+use crate::wait::{Drowsy, Habit, Patience, Rounds, longest};
 
 #[derive(Default)]
 struct State {
@@ -87,12 +87,10 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
     while !comms.is_empty() {
         let mut moved = false;
         let mut owned = false;
-        let mut ticket = None;
         let late = rounds.due();
         comms.retain(|comm| {
             let Some(mut driver) = comm.try_drive() else { return true };
             let pending = comm.guard(&mut driver, |driver| {
-                ticket.get_or_insert_with(|| driver.link.bell());
                 moved |= comm.look(driver);
                 if late {
                     comm.examine(driver);
@@ -120,21 +118,23 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
                 continue;
             }
         }
-        if !moved
-            && patience.wait()
-            && let Some(ticket) = ticket
-        {
-            nap(comms, &mut patience, ticket);
+        if !moved && patience.wait() {
+            nap(comms, &mut patience);
         }
     }
 }
 
 /// The last look before sleeping, and the sleep. All links of a process share one bell.
-fn nap(comms: &[Arc<Inner>], patience: &mut Patience<'_>, ticket: u32) {
+fn nap(comms: &[Arc<Inner>], patience: &mut Patience<'_>) {
+    let Some(first) = comms.first() else { return };
+    let drowsy = Drowsy::new(&*first.sleeper);
+    if !progress().0.incoming.is_empty() {
+        return;
+    }
     for comm in comms {
         let Some(mut driver) = comm.try_drive() else { continue };
         let moved = comm.guard(&mut driver, |driver| {
-            if !driver.pending() {
+            if !driver.pending() && !comm.has_mail() {
                 return false;
             }
             if comm.look(driver) {
@@ -152,14 +152,9 @@ fn nap(comms: &[Arc<Inner>], patience: &mut Patience<'_>, ticket: u32) {
     let mut at_most = Duration::from_millis(20);
     for comm in comms {
         let Some(mut driver) = comm.try_drive() else { continue };
-        let nap = comm.guard(&mut driver, |driver| {
-            let sound = driver.link.interest(&mut fds);
-            driver.nap().min(if sound { Duration::MAX } else { Duration::from_micros(100) })
-        });
+        let nap = comm.guard(&mut driver, |driver| driver.nap().min(longest(&*driver.link, &mut fds)));
         at_most = at_most.min(nap.unwrap_or_default());
     }
-    if let Some(comm) = comms.first() {
-        comm.sleeper.sleep(ticket, &fds, at_most);
-        patience.reset();
-    }
+    drowsy.sleep(&fds, at_most);
+    patience.reset();
 }

@@ -1,10 +1,11 @@
 //! How a thread waits: spin briefly, yield, then sleep on the bell. One policy, one place.
 
+use std::os::fd::RawFd;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use smddp_transport::Link;
+use smddp_transport::{Link, Sleeper};
 
 /// Ranks of the largest group of this process: a guess at how many share the cores.
 static CROWD: AtomicUsize = AtomicUsize::new(1);
@@ -162,9 +163,41 @@ impl<'a> Patience<'a> {
         true
     }
 
-    pub(crate) fn nap(&mut self, link: &dyn Link, ticket: u32, at_most: Duration) {
-        link.sleep(ticket, NAP.min(at_most));
+    pub(crate) fn nap(&mut self, drowsy: &Drowsy<'_>, link: &dyn Link, at_most: Duration) {
+        let mut fds = Vec::new();
+        let most = longest(link, &mut fds);
+        drowsy.sleep(&fds, most.min(at_most));
         // Woken by somebody: the next message is often close behind.
         self.yields = self.habit.yields / 2;
+    }
+}
+
+/// Between two looks at wires that do not tell when something comes.
+const BLIND_NAP: Duration = Duration::from_micros(100);
+
+/// How long nobody looks at that link at most, and the descriptors that are to end it sooner.
+pub(crate) fn longest(link: &dyn Link, fds: &mut Vec<(RawFd, i16)>) -> Duration {
+    if link.interest(fds) { NAP } else { BLIND_NAP }
+}
+
+/// Somebody who is about to sleep, and looks once more before.
+pub(crate) struct Drowsy<'a> {
+    sleeper: &'a dyn Sleeper,
+    ticket: u32,
+}
+
+impl<'a> Drowsy<'a> {
+    pub(crate) fn new(sleeper: &'a dyn Sleeper) -> Self {
+        Self { sleeper, ticket: sleeper.drowse() }
+    }
+
+    pub(crate) fn sleep(&self, fds: &[(RawFd, i16)], at_most: Duration) {
+        self.sleeper.sleep(self.ticket, fds, at_most);
+    }
+}
+
+impl Drop for Drowsy<'_> {
+    fn drop(&mut self) {
+        self.sleeper.rise();
     }
 }

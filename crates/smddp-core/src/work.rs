@@ -2,11 +2,11 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{OnceLock, PoisonError};
 use std::time::Duration;
 
-use crate::error::{Error, Result};
+use super::error::{Error, Result};
+use super::sync::{AtomicBool, AtomicI64, Condvar, Mutex, MutexGuard, Ordering};
 
 /// What a caller wants held until its call is over.
 pub type Keep = Box<dyn Any + Send + Sync>;

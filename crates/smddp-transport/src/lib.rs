@@ -198,10 +198,6 @@ pub trait Link: Send {
     /// "rank 3 (host h1, pid 812)".
     fn describe(&self, rank: usize) -> String;
 
-    /// A bell's count; taken before the last look at the wires.
-    fn bell(&self) -> u32;
-    /// Sleeps until the bell rings after `ticket` was taken, or the time is up.
-    fn sleep(&self, ticket: u32, at_most: Duration);
     /// Descriptors that end a sleep besides the bell, with their poll events; false: nobody may sleep long.
     fn interest(&self, _fds: &mut Vec<(RawFd, i16)>) -> bool {
         true
@@ -221,7 +217,7 @@ pub trait Link: Send {
     fn board(&self) -> Option<Arc<dyn board::Board>> {
         None
     }
-    /// A handle to the same bell, for any thread.
+    /// The bell that rings where something comes in, for any thread.
     fn sleeper(&self) -> Box<dyn Sleeper>;
 }
 
@@ -229,6 +225,10 @@ pub trait Link: Send {
 pub trait Sleeper: Send + Sync {
     /// Wakes all who sleep.
     fn ring(&self);
-    /// As [`Link::sleep`], until one of `fds` is ready at the latest.
+    /// I am about to sleep: what is published from here on rings. One more look at the wires comes now, which sees what was
+    /// published before; then [`Sleeper::sleep`] with this ticket, unless there was something; then [`Sleeper::rise`].
+    fn drowse(&self) -> u32;
+    /// Sleeps until it rings after `ticket` was taken, one of `fds` is ready, or the time is up.
     fn sleep(&self, ticket: u32, fds: &[(RawFd, i16)], at_most: Duration);
 }
+    fn rise(&self);

@@ -426,14 +426,6 @@ impl Link for LoopLink {
         Some(Arc::new(LoopBoard { hub: self.hub.clone(), rank: self.rank }))
     }
 
-    fn bell(&self) -> u32 {
-        self.hub.lock().rings
-    }
-
-    fn sleep(&self, ticket: u32, at_most: Duration) {
-        self.hub.sleep(ticket, at_most);
-    }
-
     fn sleeper(&self) -> Box<dyn Sleeper> {
         Box::new(LoopBell(self.hub.clone()))
     }
@@ -471,6 +463,13 @@ impl Sleeper for LoopBell {
         let mut state = self.0.lock();
         self.0.ring(&mut state);
     }
+
+    /// It rings always.
+    fn drowse(&self) -> u32 {
+        self.0.lock().rings
+    }
+
+    fn rise(&self) {}
 
     fn sleep(&self, ticket: u32, _fds: &[(RawFd, i16)], at_most: Duration) {
         self.0.sleep(ticket, at_most);

@@ -94,12 +94,6 @@ impl Link for Fake {
     fn describe(&self, rank: usize) -> String {
         format!("rank {rank} (nobody)")
     }
-    fn bell(&self) -> u32 {
-        0
-    }
-    fn sleep(&self, _: u32, _: Duration) {
-        std::thread::yield_now();
-    }
     fn sleeper(&self) -> Box<dyn Sleeper> {
         Box::new(Never)
     }
@@ -109,6 +103,10 @@ struct Never;
 
 impl Sleeper for Never {
     fn ring(&self) {}
+    fn drowse(&self) -> u32 {
+        0
+    }
+    fn rise(&self) {}
     fn sleep(&self, _: u32, _: &[(std::os::fd::RawFd, i16)], _: Duration) {
         std::thread::yield_now();
     }

@@ -58,8 +58,6 @@ unsafe impl Send for JointLink {}
 
 /// Streams with this bit are the wire's.
 const NET: Stream = 1 << 63;
-/// A wire that has to be polled is looked at this often.
-const SHORT_NAP: Duration = Duration::from_micros(100);
 
 impl JointLink {
     pub(super) fn new(me: usize, map: Map, names: Vec<String>, shm: ShmLink, net: Net) -> Self {
@@ -291,16 +289,6 @@ impl Link for JointLink {
 
     fn describe(&self, rank: usize) -> String {
         self.names.get(rank).cloned().unwrap_or_else(|| format!("rank {rank}"))
-    }
-
-    fn bell(&self) -> u32 {
-        self.shm.bell()
-    }
-
-    fn sleep(&self, ticket: u32, at_most: Duration) {
-        let mut fds = Vec::new();
-        let at_most = if self.interest(&mut fds) { at_most } else { at_most.min(SHORT_NAP) };
-        self.shm.sleep_on(ticket, &fds, at_most);
     }
 
     fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {

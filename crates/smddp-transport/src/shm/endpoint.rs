@@ -14,6 +14,7 @@ use super::control::Control;
 use super::handshake::{self, Answer, Host};
 use super::layout::{BELL_POLLERS, BELL_SLEEPERS, BELL_WORD, STAGING};
 use super::memory::Memory;
+use super::order;
 use super::pool::Pool;
 use super::service::Service;
 use crate::board::{Lending, Lent};
@@ -244,9 +245,17 @@ pub(crate) struct Bell {
 }
 
 impl Bell {
-    #[inline]
-    pub(crate) fn count(&self) -> u32 {
-        self.memory.word32(BELL_WORD).load(Ordering::Acquire)
+    fn words(&self) -> order::Bell<'_> {
+        words(&self.memory)
+    }
+
+    /// I am about to sleep; see [`crate::Sleeper::drowse`].
+    pub(crate) fn drowse(&self) -> u32 {
+        self.words().drowse()
+    }
+
+    pub(crate) fn rise(&self) {
+        self.words().rise();
     }
 
     pub(super) fn event(&self) -> BorrowedFd<'_> {
@@ -257,19 +266,12 @@ impl Bell {
         &self.memory
     }
 
-    /// Sleeps until the bell rings, one of `fds` is ready for its events, or the time is up.
+    /// Sleeps until the bell rings after that ticket was taken, one of `fds` is ready for its events, or the time is up.
     pub(crate) fn sleep(&self, ticket: u32, fds: &[(RawFd, i16)], at_most: Duration) {
-        let word = self.memory.word32(BELL_WORD);
-        let sleepers = if fds.is_empty() { BELL_SLEEPERS } else { BELL_POLLERS };
-        // SeqCst pairs with the fence in `ring_at`: either the ringer sees this sleeper, or this sleeper's last
-        // look (before which the ticket was taken) saw what the ringer published.
-        self.memory.word32(sleepers).fetch_add(1, Ordering::SeqCst);
-        if fds.is_empty() {
-            wait(word, ticket, at_most);
-        } else if word.load(Ordering::Acquire) == ticket {
-            self.poll(fds, at_most);
+        match fds {
+            [] => wait(self.words().word, ticket, at_most),
+            _ => self.words().poll(ticket, || self.poll(fds, at_most)),
         }
-        self.memory.word32(sleepers).fetch_sub(1, Ordering::Relaxed);
     }
 
     fn poll(&self, fds: &[(RawFd, i16)], at_most: Duration) {
@@ -297,23 +299,25 @@ impl Bell {
     }
 }
 
-fn ring_loud(memory: &Memory, event: BorrowedFd<'_>) {
-    let word = memory.word32(BELL_WORD);
-    // SeqCst: against a sleeper that counts itself as one and then looks at the word.
-    word.fetch_add(1, Ordering::SeqCst);
-    // SAFETY: a futex wake on a mapped word; touches no memory of ours.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
-    if memory.word32(BELL_POLLERS).load(Ordering::SeqCst) != 0 {
-        let _ = rustix::io::write(event, &1u64.to_ne_bytes());
-    }
+fn words(memory: &Memory) -> order::Bell<'_> {
+    let [word, sleepers, pollers] = [BELL_WORD, BELL_SLEEPERS, BELL_POLLERS].map(|at| memory.word32(at));
+    order::Bell { word, sleepers, pollers }
 }
 
-/// Rings the bell of the process that owns `memory` if somebody sleeps there. The caller has published and then
-/// passed a SeqCst fence.
+fn ring_loud(memory: &Memory, event: BorrowedFd<'_>) {
+    let wake = |word: &AtomicU32| {
+        // SAFETY: a futex wake on a mapped word; touches no memory of ours.
+        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+    };
+    words(memory).ring(wake, || {
+        let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+    });
+}
+
+/// Rings the bell of the process that owns `memory` if anybody may sleep there; after [`order::Bell::published`].
 #[inline]
 pub(crate) fn ring_at(memory: &Memory, event: BorrowedFd<'_>) {
-    let sleepers = memory.word32(BELL_SLEEPERS).load(Ordering::Relaxed);
-    if sleepers != 0 || memory.word32(BELL_POLLERS).load(Ordering::Relaxed) != 0 {
+    if words(memory).wanted() {
         ring_loud(memory, event);
     }
 }
@@ -335,4 +339,27 @@ pub(crate) fn nonce() -> u64 {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&id[..8]);
     (u64::from_le_bytes(bytes) ^ NEXT.fetch_add(1, Ordering::Relaxed)) | 1
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn what_is_published_between_the_last_look_and_the_sleep_wakes() {
+        let endpoint = Endpoint::new(1 << 20).unwrap();
+        let bell = endpoint.bell();
+        for fds in [&[][..], &[(bell.event().as_raw_fd(), 0)]] {
+            let ticket = bell.drowse();
+            // Here is the last look, which sees nothing. Then somebody publishes.
+            order::Bell::published();
+            ring_at(&endpoint.memory, endpoint.event.as_fd());
+            let begun = Instant::now();
+            bell.sleep(ticket, fds, Duration::from_secs(20));
+            bell.rise();
+            assert!(begun.elapsed() < Duration::from_secs(10), "it sleeps its time out");
+        }
+    }
 }

@@ -13,6 +13,7 @@ use super::endpoint::{Bell, Endpoint, Peer, nonce, ring_at};
 use super::layout::*;
 use super::mail::{Mailbox, Nonsense};
 use super::memory::Memory;
+use super::order::{self, Count, Slot};
 use super::place::Place;
 use super::pool::{Region, Release};
 use crate::board::Board;
@@ -39,6 +40,14 @@ impl Remote {
     }
     fn word(&self, at: usize) -> &AtomicU64 {
         self.memory().word64(self.block + at)
+    }
+    /// Operations that it has finished.
+    fn done(&self) -> Count<'_> {
+        Count(self.word(DONE))
+    }
+    /// Where its header of operation `seq` lies; `size`: of the group.
+    fn slot(&self, size: usize, seq: u64) -> Slot<'_> {
+        Slot(self.memory().words(self.block + slot_at(size, seq)))
     }
     /// Whether the block is still this group's and not closed.
     fn open(&self) -> bool {
@@ -71,9 +80,7 @@ struct AllDone {
 impl Release for AllDone {
     fn released(&self) -> bool {
         self.ranks.remotes.iter().enumerate().all(|(rank, remote)| {
-            rank == self.ranks.me
-                || remote.word(DONE).load(Ordering::Acquire) >= self.operations
-                || remote.finished()
+            rank == self.ranks.me || remote.done().told() >= self.operations || remote.finished()
         })
     }
 }
@@ -293,12 +300,6 @@ impl ShmLink {
         self.forks == fork::generation()
     }
 
-    pub(crate) fn sleep_on(&self, ticket: u32, fds: &[(RawFd, i16)], at_most: Duration) {
-        if let Some(bell) = &self.bell {
-            bell.sleep(ticket, fds, at_most);
-        }
-    }
-
     fn slot(&self, seq: u64) -> usize {
         self.block + slot_at(self.layout, seq)
     }
@@ -320,8 +321,7 @@ impl ShmLink {
 
     /// Rings every other rank that sleeps. The caller has just published something.
     fn ring_all(&self) {
-        // Pairs with the sleepers' SeqCst increment: see `Bell::sleep`.
-        fence(Ordering::SeqCst);
+        order::Bell::published();
         for (rank, remote) in self.ranks.remotes.iter().enumerate() {
             if rank != self.me {
                 remote.ring();
@@ -330,7 +330,7 @@ impl ShmLink {
     }
 
     fn ring_one(&self, rank: usize) {
-        fence(Ordering::SeqCst);
+        order::Bell::published();
         self.ranks.remotes[rank].ring();
     }
 
@@ -342,10 +342,10 @@ impl ShmLink {
                 continue;
             }
             let remote = &self.ranks.remotes[rank];
-            let tag = remote.word(slot_at(self.layout, before) + TAG).load(Ordering::Acquire);
+            let tag = remote.slot(self.layout, before).tag().told();
             if tag > before {
                 self.begun[rank] = tag;
-            } else if remote.word(DONE).load(Ordering::Acquire) < before && !remote.finished() {
+            } else if remote.done().told() < before && !remote.finished() {
                 return false;
             }
         }
@@ -364,16 +364,10 @@ impl ShmLink {
         let (ranks, size, differs) = (&self.ranks, self.layout, &mut self.differs);
         self.unheld.retain(|unheld| {
             let remote = &ranks.remotes[unheld.rank];
-            let slot = slot_at(size, unheld.seq);
-            let tag = remote.word(slot + TAG).load(Ordering::Acquire);
-            if tag == unheld.seq + 1 {
-                let theirs = Head {
-                    what: remote.word(slot + WHAT).load(Ordering::Acquire),
-                    count: remote.word(slot + COUNT).load(Ordering::Acquire),
-                };
-                // I am done with that operation, so its slot may be taken over under my eyes: then it tells nothing.
-                let kept = remote.word(DONE).load(Ordering::Relaxed) < unheld.seq + SLOTS;
-                if kept && theirs != unheld.head && differs.is_none() {
+            let (tag, found) = remote.slot(size, unheld.seq).kept(unheld.seq, remote.done());
+            if let Some((what, count)) = found {
+                let theirs = Head { what, count };
+                if theirs != unheld.head && differs.is_none() {
                     let found = Mismatch { rank: unheld.rank, theirs, bytes: None };
                     *differs = Some(Fault::Differs { seq: unheld.seq, mine: unheld.head, found });
                 }
@@ -432,24 +426,20 @@ impl ShmLink {
     fn resolve(&mut self, inlet: usize) -> Result<bool, Mismatch> {
         let want = self.inlets[inlet];
         let remote = &self.ranks.remotes[want.rank];
-        let slot = slot_at(self.layout, self.seq);
-        if remote.word(slot + TAG).load(Ordering::Acquire) != self.seq + 1 {
+        let Some((what, count, stage)) = remote.slot(self.layout, self.seq).read(self.seq) else {
             return Ok(false);
-        }
-        self.begun[want.rank] = self.seq + 1;
-        let theirs = Head {
-            what: remote.word(slot + WHAT).load(Ordering::Relaxed),
-            count: remote.word(slot + COUNT).load(Ordering::Relaxed),
         };
+        self.begun[want.rank] = self.seq + 1;
+        let theirs = Head { what, count };
         if theirs != self.head {
             return Err(Mismatch { rank: want.rank, theirs, bytes: None });
         }
         let found = if self.inline {
-            let cells = remote.block + slot + SLOT_HEADER;
+            let cells = remote.block + slot_at(self.layout, self.seq) + SLOT_HEADER;
             In { resolved: true, cells, cell: SLOT_BYTES, depth: 1, there: 1, ..In::default() }
         } else {
             let memory = remote.memory();
-            let region = remote.word(slot + STAGE).load(Ordering::Relaxed) as usize;
+            let region = stage as usize;
             // Without a region nothing comes at all.
             let place = if region == 0 { Some(Place::default()) } else { Place::read(memory, region, &want) };
             let Some(place) = place else {
@@ -516,12 +506,8 @@ impl Link for ShmLink {
         self.inlets.clone_from(&wiring.inlets);
         self.ins.clear();
         self.ins.resize(wiring.inlets.len(), In::default());
-        let memory = &endpoint.memory;
-        // Whoever sees this header in place of the one before sees that the operations before it are done (`hold`).
-        fence(Ordering::Release);
-        memory.word64(slot + WHAT).store(head.what, Ordering::Relaxed);
-        memory.word64(slot + COUNT).store(head.count, Ordering::Relaxed);
-        memory.word64(slot + STAGE).store(stage, Ordering::Relaxed);
+        let header = Slot(endpoint.memory.words(slot));
+        header.write((head.what, head.count, stage));
         if wiring.inline && carries {
             // The header is published together with the payload.
             self.outs.push(Out {
@@ -535,8 +521,7 @@ impl Link for ShmLink {
                 messages: 1,
             });
         } else {
-            // Release: whoever sees the tag sees the header and the region's table.
-            memory.word64(slot + TAG).store(seq + 1, Ordering::Release);
+            header.tell(seq);
             self.owe();
         }
         true
@@ -548,8 +533,7 @@ impl Link for ShmLink {
         if out.sent.saturating_sub(out.read) >= out.depth {
             let mut least = u64::MAX;
             for reader in 1..=out.readers {
-                // Acquire: the readers' loads of the cell happened before.
-                least = least.min(memory.word64(out.lines + LINE * reader).load(Ordering::Acquire));
+                least = least.min(memory.count(out.lines + LINE * reader).told());
             }
             out.read = least;
             // A reader that says it has read more than there was spoils its own messages only.
@@ -578,8 +562,7 @@ impl Link for ShmLink {
             fence(Ordering::SeqCst);
             Instant::now()
         });
-        // Release: whoever sees the count sees the payload.
-        endpoint.memory.word64(word).store(value, Ordering::Release);
+        endpoint.memory.count(word).tell(value);
         if let Some(begun) = begun {
             fence(Ordering::SeqCst);
             self.distance.learn(begun.elapsed());
@@ -595,8 +578,7 @@ impl Link for ShmLink {
         let memory = self.ranks.remotes[self.inlets[inlet].rank].memory();
         let found = &mut self.ins[inlet];
         if found.taken >= found.there {
-            // Acquire: pairs with the writer's publish.
-            found.there = memory.word64(found.lines).load(Ordering::Acquire);
+            found.there = memory.count(found.lines).told();
             if found.taken >= found.there {
                 self.look_in_vain();
                 return Ok(None);
@@ -610,9 +592,8 @@ impl Link for ShmLink {
         let found = &mut self.ins[inlet];
         found.taken += 1;
         if found.ack {
-            // Release: my loads of the cell happened before the writer may fill it again.
             let memory = self.ranks.remotes[want.rank].memory();
-            memory.word64(found.lines + LINE * (1 + want.reader)).store(found.taken, Ordering::Release);
+            memory.count(found.lines + LINE * (1 + want.reader)).tell(found.taken);
             self.ring_one(want.rank);
         }
     }
@@ -633,7 +614,7 @@ impl Link for ShmLink {
             let (seq, head) = (self.seq, self.head);
             self.unheld.extend(others.map(|rank| Unheld { seq, head, rank }));
         }
-        endpoint.memory.word64(self.block + DONE).store(self.seq + 1, Ordering::Release);
+        endpoint.memory.count(self.block + DONE).tell(self.seq + 1);
         if !self.inline {
             self.owed = true;
         }
@@ -647,9 +628,8 @@ impl Link for ShmLink {
         Some(
             self.endpoint.is_none() || rank == self.me || {
                 let remote = &self.ranks.remotes[rank];
-                remote.word(DONE).load(Ordering::Acquire) > seq
-                    || (seq..seq + SLOTS)
-                        .any(|s| remote.word(slot_at(self.layout, s) + TAG).load(Ordering::Acquire) == s + 1)
+                remote.done().told() > seq
+                    || (seq..seq + SLOTS).any(|s| remote.slot(self.layout, s).tag().told() == s + 1)
             },
         )
     }
@@ -666,11 +646,8 @@ impl Link for ShmLink {
 
     fn head_of(&self, rank: usize, seq: u64) -> Option<Head> {
         let remote = self.ranks.remotes.get(rank)?;
-        let slot = slot_at(self.layout, seq);
-        (remote.word(slot + TAG).load(Ordering::Acquire) == seq + 1).then(|| Head {
-            what: remote.word(slot + WHAT).load(Ordering::Relaxed),
-            count: remote.word(slot + COUNT).load(Ordering::Relaxed),
-        })
+        let (what, count, _) = remote.slot(self.layout, seq).read(seq)?;
+        Some(Head { what, count })
     }
 
     fn mail_open(&mut self, to: usize, mail: Mail) -> Option<Stream> {
@@ -780,16 +757,6 @@ impl Link for ShmLink {
         }
     }
 
-    fn bell(&self) -> u32 {
-        self.bell.as_ref().map_or(0, Bell::count)
-    }
-
-    fn sleep(&self, ticket: u32, at_most: Duration) {
-        if let Some(bell) = &self.bell {
-            bell.sleep(ticket, &[], at_most);
-        }
-    }
-
     fn board(&self) -> Option<Arc<dyn Board>> {
         let endpoint = self.endpoint.clone()?;
         let board =
@@ -811,9 +778,19 @@ impl Sleeper for OwnBell {
         }
     }
 
+    fn drowse(&self) -> u32 {
+        self.0.as_ref().map_or(0, Bell::drowse)
+    }
+
     fn sleep(&self, ticket: u32, fds: &[(RawFd, i16)], at_most: Duration) {
         if let Some(bell) = &self.0 {
             bell.sleep(ticket, fds, at_most);
+        }
+    }
+
+    fn rise(&self) {
+        if let Some(bell) = &self.0 {
+            bell.rise();
         }
     }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::endpoint::Endpoint;
 use super::layout::*;
@@ -54,8 +54,7 @@ struct AllRead {
 
 impl Release for AllRead {
     fn released(&self) -> bool {
-        self.memory.word64(self.region + LINE).load(Ordering::Acquire) >= self.pieces
-            || self.ranks.remotes[self.to].finished()
+        self.memory.count(self.region + LINE).told() >= self.pieces || self.ranks.remotes[self.to].finished()
     }
 }
 
@@ -111,13 +110,13 @@ impl Mailbox {
             Some(&ring) => ring,
             None => {
                 let ring = endpoint.control.take(memory, RING_BYTES)?;
-                memory.word64(block + MAIL + 8 * to).store(ring as u64, Ordering::Release);
+                memory.count(block + MAIL + 8 * to).tell(ring as u64);
                 (ring, 0)
             }
         };
         self.rings.insert(to, (ring, announced));
         // Acquire: the receiver has copied the entry that this one takes over.
-        if announced.saturating_sub(memory.word64(ring).load(Ordering::Acquire)) >= RING_ENTRIES {
+        if announced.saturating_sub(memory.count(ring).told()) >= RING_ENTRIES {
             return None;
         }
         let bytes = usize::try_from(mail.bytes).ok()?;
@@ -136,7 +135,7 @@ impl Mailbox {
             memory.word64(at + 8 + 8 * i).store(value, Ordering::Relaxed);
         }
         // Release: whoever sees the number sees the announcement.
-        memory.word64(at).store(announced + 1, Ordering::Release);
+        memory.count(at).tell(announced + 1);
         self.rings.insert(to, (ring, announced + 1));
         self.next += 1;
         let pieces = bytes.div_ceil(cell.max(1)) as u64;
@@ -162,7 +161,7 @@ impl Mailbox {
     pub(super) fn cell(&mut self, endpoint: &Endpoint, stream: Stream) -> Option<(*mut u8, usize)> {
         let out = self.outgoing.get(&stream)?;
         let region = out.region?;
-        let read = endpoint.memory.word64(region.offset + LINE).load(Ordering::Acquire);
+        let read = endpoint.memory.count(region.offset + LINE).told();
         if out.sent.saturating_sub(read) >= out.depth {
             return None;
         }
@@ -173,7 +172,7 @@ impl Mailbox {
     pub(super) fn publish(&mut self, endpoint: &Endpoint, stream: Stream) -> Option<usize> {
         let out = self.outgoing.get_mut(&stream)?;
         out.sent += 1;
-        endpoint.memory.word64(out.region?.offset).store(out.sent, Ordering::Release);
+        endpoint.memory.count(out.region?.offset).tell(out.sent);
         Some(out.to)
     }
 
@@ -197,7 +196,7 @@ impl Mailbox {
         let memory = remote.memory();
         let (ring, taken) = &mut self.inbound[from];
         if *ring == 0 {
-            let found = memory.word64(remote.block + MAIL + 8 * ranks.me).load(Ordering::Acquire);
+            let found = memory.count(remote.block + MAIL + 8 * ranks.me).told();
             if found == 0 {
                 return Ok(None);
             }
@@ -205,7 +204,7 @@ impl Mailbox {
             *ring = found.ok_or(Nonsense)?;
         }
         let at = entry(*ring, *taken);
-        if memory.word64(at).load(Ordering::Acquire) != *taken + 1 {
+        if memory.count(at).told() != *taken + 1 {
             return Ok(None);
         }
         let field = |i: usize| memory.word64(at + 8 + 8 * i).load(Ordering::Relaxed);
@@ -222,7 +221,7 @@ impl Mailbox {
             return Err(Nonsense);
         }
         *taken += 1;
-        memory.word64(*ring).store(*taken, Ordering::Release);
+        memory.count(*ring).tell(*taken);
         self.next += 1;
         if message.bytes > 0 {
             self.incoming.insert(self.next, message);
@@ -237,7 +236,7 @@ impl Mailbox {
             return None;
         }
         let memory = ranks.remotes[from].memory();
-        if memory.word64(message.region).load(Ordering::Acquire) <= message.taken {
+        if memory.count(message.region).told() <= message.taken {
             return None;
         }
         let cell = message.cell.next_multiple_of(LINE);
@@ -249,8 +248,7 @@ impl Mailbox {
     pub(super) fn release(&mut self, ranks: &Ranks, from: usize, stream: Stream) {
         if let Some(message) = self.incoming.get_mut(&stream) {
             message.taken += 1;
-            let read: &AtomicU64 = ranks.remotes[from].memory().word64(message.region + LINE);
-            read.store(message.taken, Ordering::Release);
+            ranks.remotes[from].memory().count(message.region + LINE).tell(message.taken);
             if message.taken as usize * message.cell >= message.bytes {
                 self.incoming.remove(&stream);
             }

@@ -7,6 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use super::order::Count;
+
 /// A shared mapping. Everything in it is reached as atomics or by raw pointer, never as plain references, so
 /// that another process may write at any time.
 #[derive(Debug)]
@@ -75,6 +77,21 @@ impl Memory {
             "offset {offset}+{bytes} outside shared memory"
         );
         self.base.wrapping_add(offset)
+    }
+
+    /// A number that one rank tells others.
+    #[inline]
+    pub(crate) fn count(&self, offset: usize) -> Count<'_> {
+        Count(self.word64(offset))
+    }
+
+    /// Words in a row.
+    #[inline]
+    pub(crate) fn words<const N: usize>(&self, offset: usize) -> &[AtomicU64; N] {
+        let at = self.at(offset, 8 * N);
+        assert!(offset.is_multiple_of(8));
+        // SAFETY: as in `word64`; an atomic has the layout of its number, and an array that of its elements in a row.
+        unsafe { &*at.cast::<[AtomicU64; N]>() }
     }
 
     #[inline]

@@ -19,10 +19,12 @@ mod memory;
 mod nonsense_tests;
 mod owner;
 mod place;
+mod order;
 mod pool;
 mod service;
 
 pub(crate) use card::Id;
+mod sync;
 pub use card::{Card, CardError, PROTOCOL};
 pub use endpoint::Endpoint;
 pub(crate) use endpoint::{Bell, random};

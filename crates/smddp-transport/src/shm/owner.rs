@@ -76,7 +76,8 @@ impl Owner {
     /// Waits a moment for one of the descriptors.
     pub(crate) fn nap(&self, fds: &[(RawFd, i16)]) {
         let bell = self.endpoint.bell();
-        bell.sleep(bell.count(), fds, Duration::from_millis(10));
+        bell.sleep(bell.drowse(), fds, Duration::from_millis(10));
+        bell.rise();
     }
 }
 

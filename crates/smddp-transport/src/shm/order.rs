@@ -1,0 +1,140 @@
+//! Who may read what another process has written, and when: words of the shared memory, each with the order in which it is
+//! written and read. `models/` holds these lines against every order that memory allows.
+
+use super::layout::{COUNT, SLOT_HEADER, SLOTS, STAGE, TAG, WHAT};
+use super::sync::{AtomicU32, AtomicU64, Ordering, fence};
+
+/// A number that one rank tells others, and that only grows: messages published, messages read, operations finished.
+#[derive(Clone, Copy)]
+pub(crate) struct Count<'a>(pub(crate) &'a AtomicU64);
+
+impl Count<'_> {
+    /// Release: whoever hears it sees what was written before, and may write over what was read before.
+    #[inline]
+    pub(crate) fn tell(self, count: u64) {
+        self.0.store(count, Ordering::Release);
+    }
+
+    /// Acquire: pairs with `tell`.
+    #[inline]
+    pub(crate) fn told(self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// The header of an operation, in a slot that later operations take over.
+#[derive(Clone, Copy)]
+pub(crate) struct Slot<'a>(pub(crate) &'a [AtomicU64; SLOT_HEADER / 8]);
+
+impl<'a> Slot<'a> {
+    /// The number of the operation whose header it is, and one.
+    #[inline]
+    pub(crate) fn tag(self) -> Count<'a> {
+        Count(self.word(TAG))
+    }
+
+    #[inline]
+    fn word(self, at: usize) -> &'a AtomicU64 {
+        &self.0[at / 8]
+    }
+
+    /// Writes a header (what, count, stage), which is one as soon as it is told.
+    #[inline]
+    pub(crate) fn write(self, header: (u64, u64, u64)) {
+        // Whoever sees this header in place of the one before sees that the operations before it are done (`kept`).
+        fence(Ordering::Release);
+        self.word(WHAT).store(header.0, Ordering::Relaxed);
+        self.word(COUNT).store(header.1, Ordering::Relaxed);
+        self.word(STAGE).store(header.2, Ordering::Relaxed);
+    }
+
+    /// The header is that of operation `seq`. Whoever sees it sees the region's table, or the payload beside it.
+    #[inline]
+    pub(crate) fn tell(self, seq: u64) {
+        self.tag().tell(seq + 1);
+    }
+
+    /// (what, count, stage) of operation `seq`, if it was told. To be asked while that operation is not over here, because then
+    /// nobody takes the slot over.
+    #[inline]
+    pub(crate) fn read(self, seq: u64) -> Option<(u64, u64, u64)> {
+        if self.tag().told() != seq + 1 {
+            return None;
+        }
+        let of = |at| self.word(at).load(Ordering::Relaxed);
+        Some((of(WHAT), of(COUNT), of(STAGE)))
+    }
+
+    /// The tag, and (what, count) of operation `seq`, which is over here: so the slot may be taken over under my eyes, and
+    /// then it tells nothing. `done`: operations that its writer has finished.
+    pub(crate) fn kept(self, seq: u64, done: Count<'_>) -> (u64, Option<(u64, u64)>) {
+        let tag = self.tag().told();
+        if tag != seq + 1 {
+            return (tag, None);
+        }
+        let found = (self.word(WHAT).load(Ordering::Acquire), self.word(COUNT).load(Ordering::Acquire));
+        // Nobody takes it over before that operation is done.
+        let kept = done.0.load(Ordering::Relaxed) < seq + SLOTS;
+        (tag, kept.then_some(found))
+    }
+}
+
+/// The words of a process's bell. Whoever publishes something rings it if anybody may sleep there.
+pub(crate) struct Bell<'a> {
+    /// How often it rang.
+    pub(crate) word: &'a AtomicU32,
+    /// Who is about to sleep, or does.
+    pub(crate) sleepers: &'a AtomicU32,
+    /// Those who sleep on descriptors, too: they need another call.
+    pub(crate) pollers: &'a AtomicU32,
+}
+
+impl Bell<'_> {
+    /// I am about to sleep: what is published from here on rings, what was published before is seen by my last look, which
+    /// comes now. Returns the ticket that `sleep` takes.
+    pub(crate) fn drowse(&self) -> u32 {
+        self.sleepers.fetch_add(1, Ordering::Relaxed);
+        // Pairs with the fence before `wanted`: either the ringer sees this sleeper, or the last look sees what was published.
+        fence(Ordering::SeqCst);
+        self.word.load(Ordering::Acquire)
+    }
+
+    /// Up again, having slept or not.
+    pub(crate) fn rise(&self) {
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Polls descriptors, unless it has rung since the ticket was taken.
+    pub(crate) fn poll(&self, ticket: u32, poll: impl FnOnce()) {
+        self.pollers.fetch_add(1, Ordering::Relaxed);
+        // Pairs with the one in `ring`: either the ringer sees this poller, or this poller that it rang.
+        fence(Ordering::SeqCst);
+        if self.word.load(Ordering::Acquire) == ticket {
+            poll();
+        }
+        self.pollers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// What was published before is seen by whoever does not ask to be woken by `wanted` afterwards.
+    #[inline]
+    pub(crate) fn published() {
+        fence(Ordering::SeqCst);
+    }
+
+    /// Whether anybody may sleep there; after `published`.
+    #[inline]
+    pub(crate) fn wanted(&self) -> bool {
+        self.sleepers.load(Ordering::Relaxed) != 0
+    }
+
+    /// `wake` wakes who waits for the word to change, `call` who polls.
+    pub(crate) fn ring(&self, wake: impl FnOnce(&AtomicU32), call: impl FnOnce()) {
+        // Release: whoever sees that it rang sees what was published.
+        self.word.fetch_add(1, Ordering::Release);
+        wake(self.word);
+        fence(Ordering::SeqCst);
+        if self.pollers.load(Ordering::Relaxed) != 0 {
+            call();
+        }
+    }
+}

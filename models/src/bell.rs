@@ -1,0 +1,157 @@
+//! The bell: nobody sleeps through what was published. Here nobody wakes by himself, so a lost call is a deadlock.
+
+macro_rules! models {
+    ($over:ident) => {
+        mod $over {
+            use loom::sync::{Arc, Condvar, Mutex};
+            use loom::thread;
+
+            use crate::$over::order::{Bell, Count};
+            use crate::$over::sync::{AtomicU32, AtomicU64, Ordering};
+
+            /// The kernel's half: threads that wait for the word to change, and a descriptor that is written to.
+            struct Process {
+                words: [AtomicU32; 3],
+                futex: (Mutex<()>, Condvar),
+                event: (Mutex<bool>, Condvar),
+                published: [AtomicU64; 2],
+            }
+
+            impl Process {
+                fn new() -> Arc<Self> {
+                    Arc::new(Self {
+                        words: [0; 3].map(AtomicU32::new),
+                        futex: (Mutex::new(()), Condvar::new()),
+                        event: (Mutex::new(false), Condvar::new()),
+                        published: [0; 2].map(AtomicU64::new),
+                    })
+                }
+
+                fn bell(&self) -> Bell<'_> {
+                    let [word, sleepers, pollers] = &self.words;
+                    Bell { word, sleepers, pollers }
+                }
+
+                fn wait(&self, ticket: u32) {
+                    let waiting = self.futex.0.lock().unwrap();
+                    if self.words[0].load(Ordering::Relaxed) == ticket {
+                        drop(self.futex.1.wait(waiting).unwrap());
+                    }
+                }
+
+                fn poll(&self) {
+                    let mut called = self.event.0.lock().unwrap();
+                    while !*called {
+                        called = self.event.1.wait(called).unwrap();
+                    }
+                    *called = false;
+                }
+
+                fn publish(&self, what: usize) {
+                    Count(&self.published[what]).tell(1);
+                    Bell::published();
+                    if self.bell().wanted() {
+                        let wake = |_: &AtomicU32| {
+                            let _waiting = self.futex.0.lock().unwrap();
+                            self.futex.1.notify_all();
+                        };
+                        self.bell().ring(wake, || {
+                            *self.event.0.lock().unwrap() = true;
+                            self.event.1.notify_all();
+                        });
+                    }
+                }
+
+                /// Sleeps until `what` is published.
+                fn until(&self, what: usize, polls: bool) {
+                    loop {
+                        let bell = self.bell();
+                        let ticket = bell.drowse();
+                        let there = Count(&self.published[what]).told() == 1;
+                        if !there {
+                            match polls {
+                                true => bell.poll(ticket, || self.poll()),
+                                false => self.wait(ticket),
+                            }
+                        }
+                        bell.rise();
+                        if there {
+                            return;
+                        }
+                    }
+                }
+            }
+
+            /// What must not be done: looks before it says that it is about to sleep.
+            pub(super) fn looks_first() {
+                crate::model(|| {
+                    let process = Process::new();
+                    let ringer = process.clone();
+                    let publishing = thread::spawn(move || ringer.publish(0));
+                    if Count(&process.published[0]).told() == 0 {
+                        let ticket = process.bell().drowse();
+                        process.wait(ticket);
+                        process.bell().rise();
+                    }
+                    publishing.join().unwrap();
+                });
+            }
+
+            pub(super) fn one(polls: bool) {
+                crate::model(move || {
+                    let process = Process::new();
+                    let ringer = process.clone();
+                    let publishing = thread::spawn(move || ringer.publish(0));
+                    process.until(0, polls);
+                    publishing.join().unwrap();
+                });
+            }
+
+            /// Two ranks publish, and this one needs both.
+            pub(super) fn two() {
+                crate::model(|| {
+                    let process = Process::new();
+                    let ringers = [0, 1].map(|what| {
+                        let ringer = process.clone();
+                        thread::spawn(move || ringer.publish(what))
+                    });
+                    process.until(0, false);
+                    process.until(1, false);
+                    ringers.into_iter().for_each(|ringer| ringer.join().unwrap());
+                });
+            }
+
+            /// Two threads of a process sleep, each in its own way.
+            pub(super) fn sleepers() {
+                crate::model(|| {
+                    let process = Process::new();
+                    let sleeper = process.clone();
+                    let sleeping = thread::spawn(move || sleeper.until(0, true));
+                    let ringer = process.clone();
+                    let publishing = thread::spawn(move || ringer.publish(0));
+                    process.until(0, false);
+                    sleeping.join().unwrap();
+                    publishing.join().unwrap();
+                });
+            }
+        }
+    };
+}
+
+models!(right);
+models!(unfenced);
+
+#[test]
+fn nobody_sleeps_through_what_was_published() {
+    crate::fails("unfenced::one", || unfenced::one(false));
+    crate::fails("right::looks_first", right::looks_first);
+    right::one(false);
+    right::two();
+}
+
+#[test]
+fn nobody_who_polls_sleeps_through_it_either() {
+    crate::fails("unfenced::one", || unfenced::one(true));
+    right::one(true);
+    right::sleepers();
+}

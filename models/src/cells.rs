@@ -1,0 +1,92 @@
+//! Cells: filled, published, read, released and filled again; and the memory of an operation that is over.
+
+macro_rules! models {
+    ($over:ident) => {
+        mod $over {
+            use loom::cell::UnsafeCell;
+            use loom::sync::Arc;
+            use loom::thread;
+
+            use crate::$over::order::Count;
+            use crate::$over::sync::AtomicU64;
+
+            struct Channel {
+                published: AtomicU64,
+                read: AtomicU64,
+                cells: Vec<UnsafeCell<u64>>,
+            }
+
+            /// `messages` through `depth` cells.
+            pub(super) fn channel(depth: u64, messages: u64) {
+                crate::model(move || {
+                    let channel = Arc::new(Channel {
+                        published: AtomicU64::new(0),
+                        read: AtomicU64::new(0),
+                        cells: (0..depth).map(|_| UnsafeCell::new(0)).collect(),
+                    });
+                    let reader = channel.clone();
+                    let reading = thread::spawn(move || {
+                        for taken in 0..messages {
+                            while Count(&reader.published).told() <= taken {
+                                thread::yield_now();
+                            }
+                            // SAFETY: published, and not yet released.
+                            let found = reader.cells[(taken % depth) as usize].with(|cell| unsafe { *cell });
+                            assert_eq!(found, taken + 1);
+                            Count(&reader.read).tell(taken + 1);
+                        }
+                    });
+                    for sent in 0..messages {
+                        while sent - Count(&channel.read).told() >= depth {
+                            thread::yield_now();
+                        }
+                        // SAFETY: free: its last message is read.
+                        channel.cells[(sent % depth) as usize].with_mut(|cell| unsafe { *cell = sent + 1 });
+                        Count(&channel.published).tell(sent + 1);
+                    }
+                    reading.join().unwrap();
+                });
+            }
+
+            pub(super) fn given_back() {
+                crate::model(|| {
+                    let memory = Arc::new((UnsafeCell::new(1), [AtomicU64::new(0), AtomicU64::new(0)]));
+                    let readers: Vec<_> = (0..2)
+                        .map(|reader| {
+                            let memory = memory.clone();
+                            thread::spawn(move || {
+                                // SAFETY: the operation is not over for this reader.
+                                assert_eq!(memory.0.with(|region| unsafe { *region }), 1);
+                                Count(&memory.1[reader]).tell(1);
+                            })
+                        })
+                        .collect();
+                    if memory.1.iter().all(|done| Count(done).told() >= 1) {
+                        // SAFETY: all others have finished the operation.
+                        memory.0.with_mut(|region| unsafe { *region = 2 });
+                    }
+                    readers.into_iter().for_each(|reader| reader.join().unwrap());
+                });
+            }
+        }
+    };
+}
+
+models!(right);
+models!(stores_relaxed);
+models!(loads_relaxed);
+
+#[test]
+fn a_cell_is_read_whole_and_not_filled_before_it_is_released() {
+    crate::fails("stores_relaxed::channel", || stores_relaxed::channel(1, 2));
+    crate::fails("loads_relaxed::channel", || loads_relaxed::channel(1, 2));
+    right::channel(1, 3);
+    right::channel(2, 3);
+}
+
+#[test]
+fn the_memory_of_an_operation_is_given_out_again_when_all_have_finished_it() {
+    crate::fails("stores_relaxed::given_back", stores_relaxed::given_back);
+    crate::fails("loads_relaxed::given_back", loads_relaxed::given_back);
+    right::given_back();
+}

@@ -1,0 +1,61 @@
+//! loom's words: as the code asks for them, and weaker.
+
+/// What the files of the crates take for `sync`: these orders in place of those that they ask for.
+macro_rules! words {
+    (store: $store:expr, load: $load:expr, fence: $fence:expr) => {
+        pub(crate) mod sync {
+            pub(crate) use loom::sync::atomic::{AtomicI64, Ordering};
+            pub(crate) use loom::sync::{Condvar, Mutex, MutexGuard};
+
+            pub(crate) fn fence(order: Ordering) {
+                let fence: fn(Ordering) -> Option<Ordering> = $fence;
+                if let Some(order) = fence(order) {
+                    loom::sync::atomic::fence(order);
+                }
+            }
+
+            macro_rules! word {
+                ($word:ident, $value:ty) => {
+                    #[derive(Default)]
+                    pub(crate) struct $word(loom::sync::atomic::$word);
+
+                    impl $word {
+                        pub(crate) fn new(value: $value) -> Self {
+                            Self(loom::sync::atomic::$word::new(value))
+                        }
+                        pub(crate) fn load(&self, order: Ordering) -> $value {
+                            let load: fn(Ordering) -> Ordering = $load;
+                            self.0.load(load(order))
+                        }
+                        pub(crate) fn store(&self, value: $value, order: Ordering) {
+                            let store: fn(Ordering) -> Ordering = $store;
+                            self.0.store(value, store(order));
+                        }
+                    }
+                };
+            }
+            word!(AtomicBool, bool);
+            word!(AtomicU32, u32);
+            word!(AtomicU64, u64);
+
+            impl AtomicU32 {
+                pub(crate) fn fetch_add(&self, value: u32, order: Ordering) -> u32 {
+                    let store: fn(Ordering) -> Ordering = $store;
+                    self.0.fetch_add(value, store(order))
+                }
+                pub(crate) fn fetch_sub(&self, value: u32, order: Ordering) -> u32 {
+                    let store: fn(Ordering) -> Ordering = $store;
+                    self.0.fetch_sub(value, store(order))
+                }
+            }
+        }
+    };
+}
+
+pub(crate) use words;
+
+pub(crate) mod error {
+    #[derive(Clone, Debug)]
+    pub struct Error;
+    pub type Result<T> = std::result::Result<T, Error>;
+}
