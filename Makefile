@@ -1,6 +1,7 @@
 # All targets share one virtual environment, .venv, and set it up themselves.
 # Settings: PYTHON=python3.12 (which Python makes .venv), PYTEST_ARGS="-k ring" (instead of -m "not slow"),
-#           TORCHES="2.5.* 2.7.* newest" (for test-torches), TRANSFORMERS="4.57.*" (for test-transformers).
+#           TORCHES="2.5.* 2.7.* newest" (for test-torches), TRANSFORMERS="4.57.*" (for test-transformers),
+#           FUZZ_SECONDS=60 and FUZZ_TARGETS="tcp shm" (for check-deep).
 
 SHELL       := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -177,6 +178,11 @@ check: $(STAMPS)/lint-tools ## what a change must pass: format, clippy, ruff, st
 	$(MAKE) stubtest
 	$(MAKE) test
 
+# Not in `make test`: it takes a quarter of an hour and a nightly toolchain. FUZZ_SECONDS=600 looks longer.
+.PHONY: check-deep
+check-deep: | prerequisites ## loom's models, and a minute of each fuzz target under AddressSanitizer
+	bash scripts/check-deep.sh
+
 .PHONY: stubtest
 stubtest: $(STAMPS)/wheel $(STAMPS)/lint-tools ## hold smddp/_core.pyi against the built module
 	cd $(VENV) && $(BIN)/python -m mypy.stubtest smddp._core
@@ -227,9 +233,9 @@ scaling: ## regenerate the plots of docs/scaling.md (simulated)
 
 .PHONY: clean
 clean: ## remove build products (keeps .venv)
-	rm -rf target dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
+	rm -rf target fuzz/target models/target dist .pytest_cache .hypothesis .mypy_cache .ruff_cache
 	find python tests examples bench scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 .PHONY: distclean
 distclean: clean ## remove the environments too
-	rm -rf $(VENV) .venvs .peers
+	rm -rf $(VENV) .venvs .peers .deep fuzz/grown fuzz/artifacts

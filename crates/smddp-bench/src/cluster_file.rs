@@ -16,6 +16,9 @@ use crate::sizes::parse_size;
 /// What can be given instead of a file.
 pub(crate) const BUILT_IN: [&str; 3] = ["p4d", "p5", "sockets"];
 
+/// A file may name more than any machine can hold.
+const MOST_RANKS: usize = 1 << 20;
+
 /// A cluster by name or from a file; how many nodes it has comes from the file or is 1.
 pub(crate) fn load(name: &str) -> Result<Cluster> {
     match name {
@@ -146,14 +149,26 @@ impl<'de> Deserialize<'de> for Size {
 }
 
 /// The error is a text with line and reason.
-fn parse(text: &str, file: &str) -> std::result::Result<Cluster, String> {
+pub(crate) fn parse(text: &str, file: &str) -> std::result::Result<Cluster, String> {
     let read: File = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())?;
+    // Of all nodes, before there is a list of them.
+    let few = |total: Option<usize>| match total.filter(|total| *total <= MOST_RANKS) {
+        Some(_) => Ok(()),
+        None => Err(format!("more than {MOST_RANKS} ranks: so many cannot be simulated")),
+    };
     let ranks = match (&read.ranks, read.nodes, read.ranks_per_node) {
         (Some(_), Some(_), _) | (Some(_), _, Some(_)) => {
             return Err("'ranks' lists every node, so 'nodes' and 'ranks_per_node' must not be there".into());
         }
-        (Some(ranks), None, None) => ranks.iter().map(|n| n.get()).collect(),
-        (None, nodes, Some(each)) => vec![each.get(); nodes.map_or(1, NonZeroUsize::get)],
+        (Some(ranks), None, None) => {
+            few(ranks.iter().try_fold(0, |sum: usize, n| sum.checked_add(n.get())))?;
+            ranks.iter().map(|n| n.get()).collect()
+        }
+        (None, nodes, Some(each)) => {
+            let nodes = nodes.map_or(1, NonZeroUsize::get);
+            few(nodes.checked_mul(each.get()))?;
+            vec![each.get(); nodes]
+        }
         (None, _, None) => {
             return Err("missing 'ranks_per_node' (or 'ranks', a list with every node's)".into());
         }

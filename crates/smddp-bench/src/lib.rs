@@ -16,6 +16,8 @@ mod drawing;
 mod error;
 mod explain;
 mod format;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod info;
 mod json;
 mod launch;

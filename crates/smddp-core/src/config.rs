@@ -251,6 +251,9 @@ pub enum Level {
     Trace,
 }
 
+/// More than any machine has: what is derived from a size stays a size.
+const MOST_BYTES: usize = 1 << 40;
+
 /// "64M", "4096", "1g".
 pub fn parse_bytes(text: &str) -> Option<usize> {
     let text = text.trim();
@@ -303,8 +306,8 @@ impl Config {
         let bytes = |name: &'static str, least: usize| {
             get(name)
                 .map(|v| {
-                    parse_bytes(&v).filter(|&n| n >= least).ok_or_else(|| {
-                        bad(name, &v, &format!("a size of at least {least} bytes, like 65536 or 64M"))
+                    parse_bytes(&v).filter(|n| (least..=MOST_BYTES).contains(n)).ok_or_else(|| {
+                        bad(name, &v, &format!("a size of {least} bytes to 1024G, like 65536 or 64M"))
                     })
                 })
                 .transpose()
@@ -336,7 +339,7 @@ impl Config {
         let network = get("SMDDP_NETWORK")
             .map(|v| network::parse(&v).map_err(|want| bad("SMDDP_NETWORK", &v, &want)))
             .transpose()?;
-        let number = |name: &str| get(name).and_then(|v| v.trim().parse().ok());
+        let number = |name: &str| get(name).and_then(|v| Some(v.trim().parse::<u32>().ok()? as usize));
         let tune = match get("SMDDP_TUNE") {
             None => Table::default(),
             Some(v) => {
@@ -411,7 +414,8 @@ impl Config {
             library: get("SMDDP_LIBFABRIC").map(PathBuf::from),
             provider: get("SMDDP_FABRIC_PROVIDER").map(|v| v.trim().to_owned()),
             require: get("SMDDP_REQUIRE").map(|v| v.trim().to_ascii_lowercase()),
-            local: number("LOCAL_RANK").zip(number("LOCAL_WORLD_SIZE")),
+            // A launcher that counts otherwise tells nothing.
+            local: number("LOCAL_RANK").zip(number("LOCAL_WORLD_SIZE")).filter(|(rank, ranks)| rank < ranks),
             tune,
             device_path,
             cuda_ahead: flag("SMDDP_CUDA_AHEAD", false)?,

@@ -12,6 +12,8 @@ pub mod device;
 mod driver;
 mod error;
 mod exec;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 mod head;
 mod leaving;
 pub mod log;
@@ -25,9 +27,9 @@ mod progress;
 mod reduce;
 mod report;
 mod staging;
+mod sync;
 pub mod types;
 mod wait;
-mod sync;
 mod work;
 
 pub use call::{Blocks, Call, name_of};

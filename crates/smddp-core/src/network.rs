@@ -70,7 +70,8 @@ pub(crate) fn parse(text: &str) -> Result<Network, String> {
         let (name, value) = part.split_once('=').ok_or_else(want)?;
         let name = name.trim();
         let value: f64 = value.trim().parse().map_err(|_| want())?;
-        let fits = value.is_finite() && (value > 0.0 || value == 0.0 && name == "message_us");
+        // In nanoseconds they are figures, too.
+        let fits = (value * 1e3).is_finite() && (value > 0.0 || value == 0.0 && name == "message_us");
         match name {
             "latency_us" if fits => network.latency_ns = value * 1e3,
             "message_us" if fits => network.message_ns = value * 1e3,
@@ -163,7 +164,10 @@ pub(crate) fn noted<'a>(notes: impl Iterator<Item = &'a [u8]>) -> Option<Network
             return None;
         }
         words.iter_mut().zip(chunks.0).for_each(|(word, bytes)| *word = u64::from_le_bytes(*bytes));
-        Some(from_words(words))
+        let Network { latency_ns, message_ns, bytes_per_ns, incast } = from_words(words);
+        let figures = latency_ns.min(bytes_per_ns) > 0.0 && message_ns >= 0.0;
+        let finite = [latency_ns, message_ns, bytes_per_ns].iter().all(|figure| figure.is_finite());
+        (figures && finite).then_some(Network { latency_ns, message_ns, bytes_per_ns, incast })
     };
     let all: Option<Vec<Network>> = notes.map(one).collect();
     all?.into_iter().reduce(slower)

@@ -8,6 +8,8 @@
 pub mod algorithms;
 pub mod check;
 pub mod choice;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod ir;
 pub mod sim;
 pub mod topology;

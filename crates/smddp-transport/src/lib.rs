@@ -6,13 +6,15 @@
 
 pub mod board;
 pub mod fork;
+#[cfg(any(test, fuzzing))]
+pub mod fuzzing;
 pub mod joint;
 pub mod loopback;
 mod net;
 pub mod shm;
 pub mod warn;
 
-#[cfg(any(test, feature = "fuzzing"))]
+#[cfg(any(test, fuzzing))]
 pub use net::feed;
 pub use net::{fabric, interface};
 
@@ -230,5 +232,5 @@ pub trait Sleeper: Send + Sync {
     fn drowse(&self) -> u32;
     /// Sleeps until it rings after `ticket` was taken, one of `fds` is ready, or the time is up.
     fn sleep(&self, ticket: u32, fds: &[(RawFd, i16)], at_most: Duration);
-}
     fn rise(&self);
+}

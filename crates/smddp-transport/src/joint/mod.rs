@@ -1,5 +1,7 @@
 //! A group whose ranks are on several nodes: shared memory inside a node, a wire between nodes, one link.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod join;
 mod link;
 mod offer;

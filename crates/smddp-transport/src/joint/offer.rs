@@ -154,7 +154,7 @@ fn watchable(card: &Card, mine: &Card) -> Option<TcpAddress> {
 }
 
 /// Every rank has an address that the others can reach.
-fn check_addresses(cards: &[Card]) -> Result<(), JoinError> {
+pub(super) fn check_addresses(cards: &[Card]) -> Result<(), JoinError> {
     for card in cards {
         match &card.offer.tcp {
             Err(why) => return Err(JoinError::Nodes(format!("{}: {why}", name(card)))),

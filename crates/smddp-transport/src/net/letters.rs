@@ -313,3 +313,13 @@ impl Drop for Letters {
         sent.chain(came).for_each(|region| self.owner.give(region));
     }
 }
+
+#[cfg(any(test, fuzzing))]
+impl Letters {
+    /// Whether these bytes lie in memory of a message.
+    pub(super) fn holds(&self, at: *const u8, bytes: usize) -> bool {
+        let regions = self.outgoing.values().filter_map(|out| out.region);
+        let mut regions = regions.chain(self.incoming.values().filter_map(|incoming| incoming.region));
+        regions.any(|region| self.owner.inside(region, at, bytes))
+    }
+}

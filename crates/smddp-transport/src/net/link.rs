@@ -654,3 +654,15 @@ impl Sink for State {
         }
     }
 }
+
+#[cfg(any(test, fuzzing))]
+impl Net {
+    /// Whether these bytes lie in memory that this group has now.
+    pub(crate) fn holds(&self, at: *const u8, bytes: usize) -> bool {
+        let state = &self.state;
+        let words = |words: &[u8]| words.as_ptr() == at && bytes <= words.len();
+        state.owner.holds(at, bytes)
+            || state.letters.holds(at, bytes)
+            || state.words.iter().flatten().any(|kept| words(kept))
+    }
+}

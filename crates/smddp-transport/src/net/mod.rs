@@ -10,5 +10,5 @@ pub(crate) mod watched;
 pub(crate) mod wire;
 pub(crate) mod wiring;
 
-#[cfg(any(test, feature = "fuzzing"))]
+#[cfg(any(test, fuzzing))]
 pub use tcp::feed;

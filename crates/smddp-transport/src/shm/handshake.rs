@@ -143,6 +143,11 @@ fn lend(stream: &UnixStream, reply: &[u8; HELLO], lent: io::Result<Lent>) -> io:
 /// Asks for what another process lends under that number.
 pub(super) fn borrow(name: &[u8], me: &Id, them: &Id, token: u64) -> io::Result<Lent> {
     let (stream, _) = reach(name, me, them, token)?;
+    lent(&stream, them)
+}
+
+/// What comes of such a question.
+pub(super) fn lent(stream: &UnixStream, them: &Id) -> io::Result<Lent> {
     let mut fds = Vec::new();
     let mut words = Vec::new();
     let mut part = vec![0; 4096];
@@ -198,6 +203,11 @@ fn reach(name: &[u8], me: &Id, them: &Id, wanted: u64) -> io::Result<(UnixStream
 
 pub(super) fn call(name: &[u8], me: &Id, them: &Id) -> io::Result<Answer> {
     let (stream, pid) = reach(name, me, them, MEMORY)?;
+    handed(stream, pid, them)
+}
+
+/// What comes of a question for the memory.
+pub(super) fn handed(stream: UnixStream, pid: u32, them: &Id) -> io::Result<Answer> {
     let mut bytes = [0; HELLO];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -221,4 +231,13 @@ pub(super) fn call(name: &[u8], me: &Id, them: &Id) -> io::Result<Answer> {
         (Some(memory), Some(event)) => Ok(Answer { memory, event, pid, stream }),
         _ => Err(io::Error::other("no memory came with the answer")),
     }
+}
+
+/// What a caller says.
+#[cfg(any(test, fuzzing))]
+pub(super) fn words_of_a_caller(to: &Id, wanted: u64) -> [u8; WORDS] {
+    let mut words = [0; WORDS];
+    words[..HELLO].copy_from_slice(&hello(&[9; 16], to));
+    words[HELLO..].copy_from_slice(&wanted.to_le_bytes());
+    words
 }

@@ -10,6 +10,8 @@ mod card;
 mod control;
 mod distance;
 mod endpoint;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod handshake;
 mod layout;
 mod link;
@@ -17,14 +19,14 @@ mod mail;
 mod memory;
 #[cfg(test)]
 mod nonsense_tests;
+mod order;
 mod owner;
 mod place;
-mod order;
 mod pool;
 mod service;
+mod sync;
 
 pub(crate) use card::Id;
-mod sync;
 pub use card::{Card, CardError, PROTOCOL};
 pub use endpoint::Endpoint;
 pub(crate) use endpoint::{Bell, random};

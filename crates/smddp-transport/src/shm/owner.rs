@@ -65,6 +65,18 @@ impl Owner {
         self.endpoint.pool.acquire_mail(&self.endpoint.memory, self.nonce, bytes, bytes)
     }
 
+    /// Whether this share has these bytes.
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn holds(&self, at: *const u8, bytes: usize) -> bool {
+        self.region.is_some_and(|region| self.inside(region, at, bytes))
+    }
+
+    #[cfg(any(test, fuzzing))]
+    pub(crate) fn inside(&self, region: Region, at: *const u8, bytes: usize) -> bool {
+        let from = (at as usize).checked_sub(self.address(region) as usize);
+        from.and_then(|from| from.checked_add(bytes)).is_some_and(|end| end <= region.bytes)
+    }
+
     pub(crate) fn address(&self, region: Region) -> *mut u8 {
         self.endpoint.memory.at(region.offset, region.bytes)
     }

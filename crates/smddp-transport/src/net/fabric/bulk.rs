@@ -60,6 +60,8 @@ enum Kind {
 
 /// Payloads above this many bytes take all rails.
 const STRIPE: usize = 128 << 10;
+/// Nobody grants a payload in more pieces.
+const PIECES: usize = 4096;
 /// Pieces of a payload on different rails begin at multiples of this.
 const GRAIN: usize = 4096;
 
@@ -213,7 +215,8 @@ impl Engine {
         for id in numbers(body) {
             // Only its own: the number comes from outside.
             match self.offers.get_mut(id) {
-                Some(offer) if offer.peer == peer => {}
+                // What is being written is not fetched: its memory is in use.
+                Some(offer) if offer.peer == peer && offer.writes == 0 => {}
                 _ => return Err(format!("offer {id} was fetched, and there is none")),
             }
             if let Some(offer) = self.offers.remove(id) {
@@ -236,6 +239,9 @@ impl Engine {
         let (Some(offer), false, true) = (offer, places.is_empty(), piece > 0) else {
             return Err(format!("a grant for offer {id} fits none"));
         };
+        if offer.bytes.div_ceil(piece) > PIECES {
+            return Err(format!("a grant for pieces of {piece} bytes of {}", offer.bytes));
+        }
         let (bytes, at, offset) = (offer.bytes, offer.at.cast_mut(), offer.offset);
         offer.writes = bytes.div_ceil(piece);
         for from in (0..bytes).step_by(piece) {

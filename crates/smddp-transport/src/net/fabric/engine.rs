@@ -17,7 +17,7 @@ use super::buffers::Buffers;
 use super::bulk::{Grant, Offer, Todo};
 use super::pair::Pair;
 use super::provider::{Context, Event, Limits, Provider};
-use super::receives::{Inbox, Queues, first, shape};
+use super::receives::{Inbox, Queues, first, least, shape};
 use super::slab::Slab;
 use super::staging::Staging;
 use crate::net::wire::Ticket;
@@ -36,6 +36,18 @@ pub struct Address {
     rails: Vec<Vec<u8>>,
     /// "efa": two ends must have the same.
     provider: String,
+}
+
+#[cfg(any(test, fuzzing))]
+impl Address {
+    pub(crate) fn group(&self) -> u32 {
+        self.group
+    }
+
+    /// As another engine's card would have it.
+    pub(crate) fn elsewhere(&self, engine: u64, first: u32, message: u32) -> Self {
+        Self { engine, first, message, ..self.clone() }
+    }
 }
 
 pub(super) enum Op {
@@ -320,6 +332,12 @@ impl Engine {
         if address.provider != mine || address.rails.is_empty() {
             return Err(format!("this rank's fabric is {mine}, the other's is {}", address.provider));
         }
+        if (address.message as usize) < least(self.busy.len()) {
+            return Err(format!(
+                "its card says that messages have {} bytes, too few for any",
+                address.message
+            ));
+        }
         let peer = self.peer(address.engine);
         if self.peers[peer].to.is_empty() {
             let mut to = Vec::with_capacity(self.busy.len());
@@ -334,7 +352,7 @@ impl Engine {
             }
             let known = &mut self.peers[peer];
             known.to = to;
-            known.credits += address.first;
+            known.credits = known.credits.saturating_add(address.first);
             known.message = (address.message as usize).min(self.message);
         }
         // It may have been heard before it was known.

@@ -142,7 +142,7 @@ impl Engine {
         };
         let peer = self.peer(head.engine);
         let p = &mut self.peers[peer];
-        p.credits += head.credits;
+        p.credits = p.credits.saturating_add(head.credits);
         p.owed += u32::from(head.counted);
         p.heard = true;
         match head.what {

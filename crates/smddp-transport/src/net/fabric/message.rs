@@ -26,7 +26,7 @@ pub(crate) enum What {
 }
 
 impl What {
-    const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::First,
         Self::More,
         Self::Offer,

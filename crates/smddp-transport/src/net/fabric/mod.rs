@@ -6,7 +6,7 @@ pub mod choose;
 pub(crate) mod engine;
 mod gone;
 mod incoming;
-mod message;
+pub(crate) mod message;
 pub(crate) mod ofi;
 mod outgoing;
 mod pair;

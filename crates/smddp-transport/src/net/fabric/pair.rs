@@ -1,10 +1,12 @@
 //! What one rank sends to another, put back in order.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::RangeInclusive;
 
 use super::message::{What, numbers};
 use super::provider::Remote;
 use crate::net::frame::{Frame, HEADER};
+use crate::net::wire::EAGER;
 
 /// A payload in the sender's memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +39,9 @@ pub(crate) fn remotes(mut words: impl Iterator<Item = u64>) -> Vec<Remote> {
     let pair = move || Some(Remote { address: words.next()?, key: words.next()? });
     std::iter::from_fn(pair).collect()
 }
+
+/// Bytes of an offered payload: anything less goes with its frame, and no memory is larger.
+const OFFERED: RangeInclusive<u64> = EAGER as u64 + 1..=1 << 40;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Payload {
@@ -133,6 +138,9 @@ impl Pair {
             }
             let (frame, rest) = split(body).ok_or("no frame")?;
             let payload = if what == What::Offer {
+                if !OFFERED.contains(&frame.bytes) {
+                    return Err(format!("an offer of {} bytes", frame.bytes));
+                }
                 Payload::There(Offered::decode(rest).ok_or("an offer without an address")?)
             } else {
                 Payload::Here(rest.to_vec())

@@ -151,12 +151,16 @@ pub(super) fn first(limits: &Limits, peers: usize, window: u32) -> u32 {
     ((Queues::new(limits).receives / 2 / peers) as u32).clamp(1, window)
 }
 
+/// Bytes of a message at least: the announcement of a large payload has to fit.
+pub(super) fn least(rails: usize) -> usize {
+    HEAD + HEADER + 16 * (1 + rails)
+}
+
 /// Messages that a peer may have under way, and bytes of the largest, so that `peers` peers fit the budget if all are in
 /// use: first the window shrinks, then the messages, which get more then, as long as it is their bytes that are short.
 pub(super) fn shape(limits: &Limits, rails: usize, peers: usize, budget: usize) -> (u32, usize) {
     let largest = limits.message.min(HEAD + HEADER + EAGER);
-    // The announcement of a large payload has to fit.
-    let least = HEAD + HEADER + 16 * (1 + rails);
+    let least = least(rails);
     let sizes = [largest, 4096, 2048, 1024, 512].into_iter().filter(|&s| s <= largest && s >= least);
     let mut best = (2, largest);
     for size in sizes {

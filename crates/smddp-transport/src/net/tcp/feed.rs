@@ -114,6 +114,12 @@ impl Feed {
         say(&self.door, words)
     }
 
+    /// The first words of somebody who carries frames of this lane, in any rank's name.
+    #[must_use]
+    pub fn hello(&self, from: usize, lane: usize) -> [u8; 40] {
+        hello(&self.door.token, from, Purpose::Lane(lane))
+    }
+
     /// One round of what a rank does that waits; what is wrong by now.
     pub fn turn(&mut self) -> Vec<Fault> {
         self.link.turn();

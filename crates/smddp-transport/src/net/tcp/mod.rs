@@ -17,8 +17,10 @@ mod callers;
 mod conn;
 mod ears;
 mod endpoint;
-#[cfg(any(test, feature = "fuzzing"))]
+#[cfg(any(test, fuzzing))]
 pub mod feed;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod hello;
 mod own;
 mod reader;

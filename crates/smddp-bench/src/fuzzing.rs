@@ -1,0 +1,24 @@
+//! Files that people write, made of arbitrary bytes. See `fuzz/`.
+
+use crate::cluster_file::parse;
+
+/// A cluster file.
+pub fn cluster(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(cluster) = parse(text, "cluster.toml") {
+        assert_eq!(cluster.check(), Ok(()));
+        assert!(cluster.nodes() <= cluster.size());
+        for node in 0..cluster.nodes().min(64) {
+            assert!(cluster.rail_bytes_per_s(node).is_finite());
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "../../../fuzz/over.rs"]
+mod over;
+
+#[test]
+fn a_cluster_file_of_any_bytes_is_read_or_refused() {
+    over::over("cluster", cluster, over::MANY);
+}

@@ -1,0 +1,130 @@
+//! A fabric's device whose peers send anything.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::net::fabric::provider::{Context, Event, Limits, Local, Posted, Provider, Registered, Remote};
+
+/// What was handed to the device and is not over.
+#[derive(Default)]
+pub(super) struct Queues {
+    pub(super) receives: VecDeque<(Local, Context)>,
+    /// Sends and writes, whose memory the device reads.
+    pub(super) sends: Vec<(Local, Context)>,
+    /// Reads, whose memory it writes.
+    pub(super) reads: Vec<(Local, Context)>,
+    pub(super) events: Vec<Event>,
+}
+
+// SAFETY: addresses of the engine's and the staging memory; one thread drives all.
+unsafe impl Send for Queues {}
+
+#[derive(Clone)]
+pub(super) struct Device {
+    pub(super) queues: Arc<Mutex<Queues>>,
+    writes: bool,
+}
+
+impl Device {
+    pub(super) fn new(writes: bool) -> Self {
+        Self { queues: Arc::default(), writes }
+    }
+
+    pub(super) fn with<T>(&self, of: impl FnOnce(&mut Queues) -> T) -> T {
+        of(&mut self.queues.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A message from outside, where a buffer is posted for it.
+    pub(super) fn message(&self, bytes: &[u8]) {
+        self.with(|queues| {
+            let Some((local, context)) = queues.receives.pop_front() else { return };
+            let bytes = &bytes[..bytes.len().min(local.bytes)];
+            // SAFETY: a posted buffer of that size, the device's until the event is told.
+            unsafe { local.at.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+            queues.events.push(Event::Received(context, bytes.len()));
+        });
+    }
+}
+
+impl Provider for Device {
+    fn describe(&self) -> String {
+        "script".to_owned()
+    }
+
+    fn rails(&self) -> usize {
+        1
+    }
+
+    fn limits(&self) -> Limits {
+        Limits {
+            message: 8400,
+            one_sided: 32 << 10,
+            operations: 64,
+            receives: 256,
+            completions: 512,
+            writes: self.writes,
+            patient: true,
+        }
+    }
+
+    fn address(&self, _: usize) -> Vec<u8> {
+        vec![1]
+    }
+
+    unsafe fn register(&mut self, _: usize, at: *mut u8, _: usize) -> Result<Registered, String> {
+        Ok(Registered { desc: 1, key: 1, base: at as u64 })
+    }
+
+    fn insert(&mut self, _: usize, address: &[u8]) -> Result<u64, String> {
+        address.first().map(|&first| first.into()).ok_or_else(|| "no address".to_owned())
+    }
+
+    unsafe fn receive(&mut self, _: usize, local: Local, context: Context) -> Result<Posted, String> {
+        self.with(|queues| queues.receives.push_back((local, context)));
+        Ok(Posted::Yes)
+    }
+
+    unsafe fn send(&mut self, _: usize, _: u64, local: Local, context: Context) -> Result<Posted, String> {
+        self.with(|queues| {
+            if queues.sends.len() >= 48 {
+                return Ok(Posted::Again);
+            }
+            queues.sends.push((local, context));
+            Ok(Posted::Yes)
+        })
+    }
+
+    unsafe fn read(
+        &mut self,
+        _: usize,
+        _: u64,
+        local: Local,
+        _: Remote,
+        context: Context,
+    ) -> Result<Posted, String> {
+        self.with(|queues| queues.reads.push((local, context)));
+        Ok(Posted::Yes)
+    }
+
+    unsafe fn write(
+        &mut self,
+        rail: usize,
+        to: u64,
+        local: Local,
+        _: Remote,
+        _: u32,
+        context: Context,
+    ) -> Result<Posted, String> {
+        // SAFETY: the caller's promise is the same.
+        unsafe { self.send(rail, to, local, context) }
+    }
+
+    fn poll(&mut self, _: usize, events: &mut Vec<Event>) {
+        self.with(|queues| events.append(&mut queues.events));
+    }
+
+    fn interest(&mut self, _: &mut Vec<(RawFd, i16)>) -> bool {
+        true
+    }
+}

@@ -1,0 +1,142 @@
+//! Messages of other engines, in any order, and completions of what this one began.
+
+use std::sync::{Arc, Mutex};
+
+use super::device::Device;
+use super::rank::{ME, Rank, SIZE, endpoint, peer};
+use super::script::Script;
+use crate::net::fabric::engine::{Address, Engine};
+use crate::net::fabric::message::{HEAD, Head, What};
+use crate::net::fabric::provider::Event;
+use crate::net::fabric::wire::FabricWire;
+
+/// Engines of the peers.
+const ENGINE: u64 = 100;
+
+pub fn fabric(bytes: &[u8]) {
+    let mut script = Script::new(bytes);
+    let device = Device::new(script.yes());
+    let Ok(engine) = Engine::new(Box::new(device.clone()), endpoint().whole(), SIZE - 1, 1 << 20) else {
+        return;
+    };
+    let engine = Arc::new(Mutex::new(engine));
+    let Ok(prepared) = FabricWire::prepare(&engine, ME, SIZE, SIZE - 1) else { return };
+    let group = prepared.address().group();
+    let addresses: Vec<Option<Address>> = (0..SIZE)
+        .map(|rank| {
+            // What a card says.
+            let (first, message) = match script.below(8) {
+                0 => (script.number() as u32, script.number() as u32),
+                _ => (8, 8192),
+            };
+            let at = prepared.address().elsewhere(ENGINE + rank as u64, first, message);
+            (rank != ME).then_some(at)
+        })
+        .collect();
+    let Ok(wire) = prepared.connect(&addresses) else { return };
+    let mut rank = Rank::new(Box::new(wire));
+    let mut next = [0; SIZE];
+    while let Some(what) = script.step() {
+        match what % 8 {
+            0..4 => {
+                let message = message(&mut script, &mut next, group, rank.seq());
+                device.message(&message);
+            }
+            4 => completed(&mut script, &device),
+            _ => rank.step(&mut script),
+        }
+        rank.net.turn();
+        device.with(|queues| {
+            for (local, _) in &queues.reads {
+                rank.held(local.at, local.bytes, "memory that the device writes");
+            }
+        });
+    }
+    // The device is done with everything before its memory goes.
+    device.with(|queues| {
+        let over = queues.sends.drain(..).map(|(_, context)| context);
+        queues.events.extend(over.map(Event::Done));
+        let over = queues.reads.drain(..).map(|(_, context)| context);
+        queues.events.extend(over.map(Event::Done));
+    });
+    rank.net.turn();
+}
+
+fn message(script: &mut Script<'_>, next: &mut [u64; SIZE], group: u32, seq: u64) -> Vec<u8> {
+    if script.below(16) == 0 {
+        return script.take(64).to_vec();
+    }
+    let from = peer(script);
+    let what = What::ALL[script.below(What::ALL.len())];
+    let number = match script.below(8) {
+        0 => script.number(),
+        1 => next[from] + 1,
+        _ => next[from],
+    };
+    if what.ordered() && number == next[from] {
+        next[from] += 1;
+    }
+    let head = Head {
+        what,
+        credits: script.number() as u32,
+        counted: script.below(4) > 0,
+        engine: ENGINE + from as u64 + u64::from(script.below(32) == 0),
+        group: if script.below(32) == 0 { script.number() as u32 } else { group },
+        rank: if script.below(32) == 0 { script.number() as u32 } else { from as u32 },
+        seq: number,
+    };
+    let mut message = vec![0; HEAD];
+    head.encode(&mut message);
+    match what {
+        What::First | What::Offer => {
+            let mut frame = script.frame(seq);
+            let payload = script.byte() as usize;
+            if what == What::First && script.below(4) > 0 {
+                frame.bytes = payload as u64;
+            }
+            message.extend(frame.encode());
+            if what == What::First {
+                message.resize(message.len() + payload, 0xcd);
+            } else {
+                for _ in 0..script.below(8) {
+                    message.extend(script.number().to_le_bytes());
+                }
+            }
+        }
+        What::More => message.resize(HEAD + script.byte() as usize, 0xcd),
+        _ => {
+            for _ in 0..script.below(6) {
+                message.extend(script.number().to_le_bytes());
+            }
+        }
+    }
+    message
+}
+
+/// Something that the engine began is over, well or not, or a peer's write is here.
+fn completed(script: &mut Script<'_>, device: &Device) {
+    let (which, fails) = (script.below(8), script.below(16) == 0);
+    let kind = script.below(8);
+    let number = script.number() as u32;
+    device.with(|queues| {
+        let context = match kind {
+            0..3 => which.checked_rem(queues.sends.len()).map(|at| queues.sends.swap_remove(at).1),
+            3..6 => which.checked_rem(queues.reads.len()).map(|at| {
+                let (local, context) = queues.reads.swap_remove(at);
+                // SAFETY: memory that was handed to the device for this; it was seen to be the group's.
+                unsafe { local.at.write_bytes(0xef, local.bytes) };
+                context
+            }),
+            _ => {
+                queues.events.push(Event::Written(number));
+                return;
+            }
+        };
+        let Some(context) = context else { return };
+        queues.events.push(if fails {
+            Event::Failed(Some(context), "the link is down".to_owned())
+        } else {
+            Event::Done(context)
+        });
+    });
+}

@@ -1,0 +1,132 @@
+//! A wire that keeps the promises of `Wire` to its sink, and whose other ends send anything.
+
+use std::collections::VecDeque;
+use std::os::fd::RawFd;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::net::frame::{Frame, LANES};
+use crate::net::wire::{Broken, EAGER, Place, Sink, Ticket, Wire};
+
+/// Frames of a lane whose payloads are on their way at once.
+const AHEAD: usize = 4;
+
+/// A frame on its way in.
+pub(super) struct Item {
+    pub(super) frame: Frame,
+    /// `None`: it has no place yet.
+    pub(super) place: Option<Place>,
+}
+
+/// What the wire does at the next poll.
+pub(super) enum Order {
+    /// Asks for places on a lane.
+    Place(usize, usize),
+    /// Brings the payload of the lane's first frame, and tells of it.
+    Arrive(usize, usize),
+    /// A payload that was sent is out of hands.
+    Sent(usize),
+}
+
+/// What is under way.
+#[derive(Default)]
+pub(super) struct Line {
+    /// By peer and lane.
+    pub(super) coming: Vec<[VecDeque<Item>; LANES]>,
+    /// (ticket, payload, bytes) of what was sent.
+    pub(super) going: Vec<(Ticket, *const u8, usize)>,
+    pub(super) orders: Vec<Order>,
+}
+
+// SAFETY: addresses of the rank's memory; one thread drives both.
+unsafe impl Send for Line {}
+
+#[derive(Clone)]
+pub(super) struct Shared(pub(super) Arc<Mutex<Line>>);
+
+impl Shared {
+    pub(super) fn new(size: usize) -> Self {
+        let coming = (0..size).map(|_| Default::default()).collect();
+        Self(Arc::new(Mutex::new(Line { coming, ..Line::default() })))
+    }
+
+    pub(super) fn with<T>(&self, of: impl FnOnce(&mut Line) -> T) -> T {
+        of(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Line {
+    fn follow(&mut self, order: Order, sink: &mut dyn Sink) {
+        match order {
+            Order::Place(peer, lane) => {
+                for item in self.coming[peer][lane].iter_mut().take(AHEAD) {
+                    if item.place.is_some() {
+                        continue;
+                    }
+                    match sink.place(peer, &item.frame) {
+                        Place::Later => break,
+                        place => item.place = Some(place),
+                    }
+                }
+            }
+            Order::Arrive(peer, lane) => {
+                let lane = &mut self.coming[peer][lane];
+                let Some(place) = lane.front().and_then(|item| item.place) else { return };
+                let Some(item) = lane.pop_front() else { return };
+                if let Place::Here(at) = place {
+                    // SAFETY: the sink's promise, which was held against the rank's memory (`in_place`).
+                    unsafe { at.write_bytes(0xab, item.frame.bytes as usize) };
+                }
+                sink.arrived(peer, &item.frame);
+            }
+            Order::Sent(which) => {
+                if let Some(at) = which.checked_rem(self.going.len()) {
+                    sink.sent(self.going.swap_remove(at).0);
+                }
+            }
+        }
+    }
+
+    /// (address, bytes) of payloads that may be written at any time now, and of those that may be read.
+    pub(super) fn under_way(&self) -> Vec<(*const u8, usize)> {
+        let items = self.coming.iter().flatten().flatten();
+        let coming = items.filter_map(|item| match item.place {
+            Some(Place::Here(at)) => Some((at.cast_const(), item.frame.bytes as usize)),
+            _ => None,
+        });
+        let going = self.going.iter().filter(|(_, _, bytes)| *bytes > EAGER);
+        coming.chain(going.map(|&(_, at, bytes)| (at, bytes))).collect()
+    }
+}
+
+impl Wire for Shared {
+    fn name(&self) -> String {
+        "a script".to_owned()
+    }
+
+    unsafe fn send(&mut self, _: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
+        self.with(|line| line.going.push((ticket, payload, frame.bytes as usize)));
+    }
+
+    fn poll(&mut self, sink: &mut dyn Sink) -> bool {
+        self.with(|line| {
+            let orders = std::mem::take(&mut line.orders);
+            let moved = !orders.is_empty();
+            orders.into_iter().for_each(|order| line.follow(order, sink));
+            moved
+        })
+    }
+
+    fn watch(&mut self, _: usize) {}
+
+    fn broken(&self) -> Vec<Broken> {
+        Vec::new()
+    }
+
+    fn interest(&self, _: &mut Vec<(RawFd, i16)>) -> bool {
+        true
+    }
+
+    fn drained(&self) -> bool {
+        self.with(|line| line.going.is_empty())
+    }
+}

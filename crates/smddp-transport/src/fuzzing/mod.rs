@@ -1,0 +1,54 @@
+//! What comes from outside of this process, made of arbitrary bytes: a function for each border.
+//!
+//! Each of them returns whatever the bytes are, or it has found a bug: a panic, a hang, or memory that is not its own.
+//! `fuzz/` makes a libFuzzer target of each; here they go over the corpus that is kept there and over random bytes.
+//! Built for tests and under `cfg(fuzzing)`, which cargo-fuzz sets.
+
+mod cards;
+mod device;
+mod fabric;
+mod headers;
+mod line;
+mod rank;
+mod script;
+mod shm;
+mod sink;
+mod tcp;
+mod unix;
+
+pub use cards::card;
+pub use fabric::fabric;
+pub use headers::{frame, hello, survey};
+pub(crate) use rank::endpoint;
+pub(crate) use script::Script;
+pub use shm::shm;
+pub use sink::{letters, sink};
+pub use tcp::tcp;
+pub use unix::unix;
+
+#[cfg(test)]
+#[path = "../../../../fuzz/over.rs"]
+mod over;
+
+#[cfg(test)]
+mod tests {
+    use super::over::{MANY, over};
+
+    macro_rules! targets {
+        ($($name:ident),*) => {$(
+            #[test]
+            fn $name() {
+                over(stringify!($name), super::$name, MANY);
+            }
+        )*};
+    }
+
+    // Whatever bytes arrive there, in whatever order.
+    targets!(card, fabric, frame, hello, letters, shm, sink, survey, unix);
+
+    #[test]
+    fn tcp() {
+        // Each makes a group, with its threads and sockets.
+        over("tcp", super::tcp, 100);
+    }
+}

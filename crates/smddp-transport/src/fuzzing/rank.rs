@@ -1,0 +1,230 @@
+//! A rank that keeps to the rules, over a wire that brings it anything.
+
+use std::sync::{Arc, OnceLock};
+
+use super::script::Script;
+use crate::net::link::Net;
+use crate::net::wire::Wire;
+use crate::net::wiring::{NetOutlet, NetWiring};
+use crate::shm::Endpoint;
+use crate::{Head, Inlet, Mail, Stream};
+
+pub(super) const ME: usize = 0;
+pub(super) const SIZE: usize = 4;
+/// Bytes of the staging pool's cap.
+const STAGING: usize = 4 << 20;
+
+/// This process's endpoint, which all inputs share.
+pub(crate) fn endpoint() -> Arc<Endpoint> {
+    static ENDPOINT: OnceLock<Arc<Endpoint>> = OnceLock::new();
+    ENDPOINT.get_or_init(|| Endpoint::get(STAGING).expect("shared memory")).clone()
+}
+
+/// A peer's rank.
+pub(super) fn peer(script: &mut Script<'_>) -> usize {
+    1 + script.below(SIZE - 1)
+}
+
+/// A message of P2P under way.
+struct Moving {
+    peer: usize,
+    stream: Stream,
+    bytes: u64,
+    moved: u64,
+}
+
+pub(super) struct Rank {
+    pub(super) net: Net,
+    seq: u64,
+    open: bool,
+    failed: bool,
+    outs: Vec<(u64, u64, usize)>,
+    ins: Vec<(Inlet, u64)>,
+    sends: Vec<Moving>,
+    receives: Vec<Moving>,
+}
+
+impl Rank {
+    pub(super) fn new(wire: Box<dyn Wire>) -> Self {
+        // The number at the pool is the same for all inputs, so that they use each other's regions.
+        let net = Net::new(ME, SIZE, wire, endpoint(), 7);
+        let (outs, ins, sends, receives) = Default::default();
+        Self { net, seq: 0, open: false, failed: false, outs, ins, sends, receives }
+    }
+
+    pub(super) fn seq(&self) -> u64 {
+        self.seq
+    }
+
+    /// One thing that a rank does by itself.
+    pub(super) fn step(&mut self, script: &mut Script<'_>) {
+        match script.below(16) {
+            0..3 => self.begin(script),
+            3..5 => self.publish(script),
+            5..8 => self.receive(),
+            8 => self.end(),
+            9 => self.look(script),
+            10 => self.send(script),
+            11 => self.pieces(script),
+            12..15 => self.mail(script),
+            _ => {
+                // Rarely: nothing goes on after it.
+                if script.byte() == 0 {
+                    self.failed = true;
+                    self.net.poison("this rank has had enough", &[1, 3]);
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, script: &mut Script<'_>) {
+        if self.open || self.failed || self.net.troubled(self.seq) || self.net.differs() {
+            return;
+        }
+        let mut outlets = Vec::new();
+        self.outs.clear();
+        for channel in 0..script.below(3) {
+            let (messages, cell) = (script.below(6) as u64, 1 + 97 * script.below(200));
+            let readers = (1..=1 + script.below(SIZE - 1)).collect();
+            outlets.push(NetOutlet { channel, readers, cell, messages, bytes: messages * cell as u64 });
+            self.outs.push((messages, 0, cell));
+        }
+        let mut inlets = Vec::new();
+        for channel in 0..script.below(4) {
+            let (messages, cell) = (script.below(6) as u64, 1 + 97 * script.below(200));
+            // A channel has one writer, a rank one inlet of it.
+            inlets.push(Inlet {
+                rank: 1 + channel % (SIZE - 1),
+                channel,
+                reader: 0,
+                cell,
+                messages,
+                bytes: script.number() & 0xff,
+            });
+        }
+        self.ins = inlets.iter().map(|inlet| (*inlet, 0)).collect();
+        let (window, written) = (1 + script.below(4), 1 + script.below(4));
+        self.net.wire_up(&Arc::new(NetWiring::new(ME, outlets, &inlets, window, written)));
+        if self.net.reserve() {
+            self.net.begin(self.seq, Head { what: 1, count: 1 });
+            self.open = true;
+        }
+    }
+
+    fn publish(&mut self, script: &mut Script<'_>) {
+        let Some(out) = script.below(4).checked_rem(self.outs.len()) else { return };
+        let (messages, sent, bytes) = self.outs[out];
+        if !self.open || self.failed || sent == messages {
+            return;
+        }
+        if let Some(cell) = self.net.cell(out) {
+            self.held(cell, bytes, "a cell to be filled");
+            // SAFETY: a cell of the operation's memory, as was just seen; one thread.
+            unsafe { cell.write_bytes(sent as u8, bytes) };
+            self.net.publish(out, bytes);
+            self.outs[out].1 += 1;
+        }
+    }
+
+    fn receive(&mut self) {
+        if !self.open || self.failed {
+            return;
+        }
+        for inlet in 0..self.ins.len() {
+            let (want, taken) = self.ins[inlet];
+            if taken == want.messages {
+                continue;
+            }
+            match self.net.message(inlet) {
+                Ok(Some(at)) => {
+                    self.held(at, want.cell, "a message");
+                    self.net.release(inlet);
+                    self.ins[inlet].1 += 1;
+                }
+                Ok(None) => {}
+                Err(_) => self.failed = true,
+            }
+        }
+    }
+
+    fn end(&mut self) {
+        if !self.open || self.failed {
+            return;
+        }
+        match self.net.settle() {
+            Ok(settled) => {
+                let all = self.outs.iter().all(|(messages, sent, _)| sent == messages)
+                    && self.ins.iter().all(|(want, taken)| want.messages == *taken);
+                if settled && all {
+                    self.net.end();
+                    self.open = false;
+                    self.seq += 1;
+                }
+            }
+            Err(_) => self.failed = true,
+        }
+    }
+
+    /// Asks what there is to know.
+    fn look(&mut self, script: &mut Script<'_>) {
+        let (rank, seq) = (peer(script), self.seq + script.below(2) as u64);
+        let _ = (self.net.arrived(rank, seq), self.net.head_of(rank, seq), self.net.silent());
+        let _ = (self.net.busy(), self.net.name(), self.net.interest(&mut Vec::new()));
+        if script.yes() {
+            // A fault ends the group; some go on for a while.
+            self.failed |= !self.net.faults().is_empty() && script.yes();
+        }
+    }
+
+    fn send(&mut self, script: &mut Script<'_>) {
+        if self.sends.len() < 4 && !self.failed {
+            let (to, bytes) = (peer(script), script.number() % (600 << 10));
+            let mail = Mail { tag: 1, what: 2, bytes };
+            if let Some(stream) = self.net.mail_open(to, mail) {
+                self.sends.push(Moving { peer: to, stream, bytes, moved: 0 });
+            }
+        }
+    }
+
+    fn pieces(&mut self, script: &mut Script<'_>) {
+        let Some(at) = script.below(4).checked_rem(self.sends.len()) else { return };
+        while self.sends[at].moved < self.sends[at].bytes {
+            let send = &self.sends[at];
+            let Some((cell, room)) = self.net.mail_cell(send.stream) else { return };
+            let piece = room.min((send.bytes - send.moved) as usize);
+            self.held(cell, piece, "a piece to be filled");
+            // SAFETY: memory of that message, as was just seen; one thread.
+            unsafe { cell.write_bytes(1, piece) };
+            self.net.mail_publish(send.stream, piece);
+            self.sends[at].moved += piece as u64;
+        }
+        let done = self.sends.swap_remove(at);
+        self.net.mail_close(done.stream);
+    }
+
+    fn mail(&mut self, script: &mut Script<'_>) {
+        let from = peer(script);
+        if let Some((mail, stream)) = self.net.mail_next(from) {
+            // What a receiver waits for has a buffer of that size; anything else is no match.
+            if mail.bytes <= 1 << 20 {
+                self.receives.push(Moving { peer: from, stream, bytes: mail.bytes, moved: 0 });
+            }
+        }
+        let Some(at) = script.below(4).checked_rem(self.receives.len()) else { return };
+        while self.receives[at].moved < self.receives[at].bytes {
+            let receive = &self.receives[at];
+            let Some((piece, room)) = self.net.mail_piece(receive.peer, receive.stream) else { return };
+            let length = room.min((receive.bytes - receive.moved) as usize);
+            assert!(length > 0, "a piece of nothing would be taken for ever");
+            self.held(piece, length, "a piece");
+            self.net.mail_release(receive.peer, receive.stream);
+            self.receives[at].moved += length as u64;
+        }
+        self.receives.swap_remove(at);
+    }
+
+    /// Every byte that the rank reads or writes, and that others write for it, is in memory that is this group's.
+    pub(super) fn held(&self, at: *const u8, bytes: usize, what: &str) {
+        assert!(bytes == 0 || self.net.holds(at, bytes), "{what} of {bytes} bytes is not this group's");
+    }
+}

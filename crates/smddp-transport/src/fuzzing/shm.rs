@@ -1,0 +1,217 @@
+//! Shared memory in which a peer has written anything, while a rank is in the middle of something.
+
+use std::sync::atomic::Ordering;
+
+use super::rank::endpoint;
+use super::script::Script;
+use crate::shm::ShmLink;
+use crate::shm::fuzzing::{Words, pair};
+use crate::{Head, Inlet, Link, Mail, Outlet, Stream, Wiring};
+
+/// Rank 0 keeps to the rules; what rank 1 has written is up to the script.
+struct Pair {
+    link: ShmLink,
+    words: Words,
+    seq: u64,
+    /// (messages, sent or taken) by channel.
+    outs: Vec<(u64, u64, usize)>,
+    ins: Vec<(Inlet, u64)>,
+    open: bool,
+    failed: bool,
+    sends: Vec<(Stream, u64, u64)>,
+    receives: Vec<(Stream, u64, u64)>,
+}
+
+pub fn shm(bytes: &[u8]) {
+    let mut script = Script::new(bytes);
+    endpoint();
+    let odd = (script.below(16) == 0).then(|| script.number());
+    let Some((link, words)) = pair(odd) else { return };
+    let mut pair = Pair {
+        link,
+        words,
+        seq: 0,
+        outs: Vec::new(),
+        ins: Vec::new(),
+        open: false,
+        failed: false,
+        sends: Vec::new(),
+        receives: Vec::new(),
+    };
+    while let Some(what) = script.step() {
+        match what % 2 {
+            0 => pair.write(&mut script),
+            _ => pair.step(&mut script),
+        }
+    }
+}
+
+impl Pair {
+    /// The peer writes some word of its own.
+    fn write(&mut self, script: &mut Script<'_>) {
+        match script.below(8) {
+            0 => return self.words.header(self.seq, script.number(), script.number() & 0xff),
+            1 => return self.words.letter(script.number(), script.number()),
+            _ => {}
+        }
+        let word = self.words.pick(script.byte(), script.byte(), self.seq);
+        let value = match script.below(4) {
+            0 => self.seq + 1,
+            1 => self.words.staged(script.below(64)),
+            _ => script.number(),
+        };
+        word.store(value, Ordering::Release);
+    }
+
+    fn step(&mut self, script: &mut Script<'_>) {
+        match script.below(12) {
+            0..3 => self.begin(script),
+            3 => self.publish(script),
+            4 | 5 => self.receive(),
+            6 => self.end(),
+            7 => self.look(script),
+            8 | 9 => self.send(script),
+            _ => self.mail(),
+        }
+    }
+
+    fn begin(&mut self, script: &mut Script<'_>) {
+        if self.open || self.failed {
+            return;
+        }
+        let inline = script.yes();
+        let mut wiring = Wiring { inline, depth: (1 + script.below(4), 1), window: 2, ..Wiring::default() };
+        let most = if inline { 1 } else { 5 };
+        for _ in 0..script.below(3) {
+            let (messages, cell) = (script.below(most + 1) as u64, 1 + 31 * script.below(200));
+            wiring.outlets.push(Outlet { readers: vec![1], cell, messages, bytes: messages * cell as u64 });
+            if inline {
+                break;
+            }
+        }
+        for channel in 0..script.below(3) {
+            let (messages, cell) = (script.below(most + 1) as u64, 1 + 31 * script.below(200));
+            let bytes = script.number() & 0xff;
+            wiring.inlets.push(Inlet { rank: 1, channel, reader: 0, cell, messages, bytes });
+        }
+        if self.link.begin(self.seq, Head { what: 1, count: 1 }, &wiring) {
+            self.open = true;
+            self.outs = wiring.outlets.iter().map(|out| (out.messages, 0, out.cell)).collect();
+            self.ins = wiring.inlets.iter().map(|inlet| (*inlet, 0)).collect();
+        }
+    }
+
+    fn publish(&mut self, script: &mut Script<'_>) {
+        let Some(out) = script.below(4).checked_rem(self.outs.len()) else { return };
+        let (messages, sent, cell) = self.outs[out];
+        if self.open
+            && !self.failed
+            && sent < messages
+            && let Some(at) = self.link.cell(out)
+        {
+            self.within(at, cell);
+            self.link.publish(out, cell);
+            self.outs[out].1 += 1;
+        }
+    }
+
+    fn receive(&mut self) {
+        if !self.open || self.failed {
+            return;
+        }
+        for inlet in 0..self.ins.len() {
+            let (want, taken) = self.ins[inlet];
+            if taken == want.messages {
+                continue;
+            }
+            match self.link.message(inlet) {
+                Ok(Some(at)) => {
+                    self.within(at, want.cell);
+                    self.link.release(inlet);
+                    self.ins[inlet].1 += 1;
+                }
+                Ok(None) => {}
+                Err(_) => self.failed = true,
+            }
+        }
+    }
+
+    fn end(&mut self) {
+        if !self.open || self.failed {
+            return;
+        }
+        match self.link.settle() {
+            Ok(settled) => {
+                let all = self.outs.iter().all(|(messages, sent, _)| sent == messages)
+                    && self.ins.iter().all(|(want, taken)| want.messages == *taken);
+                if settled && all {
+                    self.link.end();
+                    self.open = false;
+                    self.seq += 1;
+                }
+            }
+            Err(_) => self.failed = true,
+        }
+    }
+
+    fn look(&mut self, script: &mut Script<'_>) {
+        let seq = self.seq + script.below(2) as u64;
+        let _ = (self.link.arrived(1, seq), self.link.head_of(1, seq), self.link.describe(1));
+        self.link.flush();
+        self.failed |= !self.link.faults().is_empty() && script.yes();
+    }
+
+    fn send(&mut self, script: &mut Script<'_>) {
+        if self.sends.len() < 3 {
+            let bytes = script.number() % (300 << 10);
+            if let Some(stream) = self.link.mail_open(1, Mail { tag: 1, what: 2, bytes }) {
+                self.sends.push((stream, bytes, 0));
+            }
+        }
+        let Some(at) = script.below(3).checked_rem(self.sends.len()) else { return };
+        let (stream, bytes, mut moved) = self.sends[at];
+        while moved < bytes {
+            let Some((cell, room)) = self.link.mail_cell(stream) else { break };
+            let piece = room.min((bytes - moved) as usize);
+            self.within(cell, piece);
+            self.link.mail_publish(stream, piece);
+            moved += piece as u64;
+        }
+        self.sends[at].2 = moved;
+        if moved == bytes {
+            self.sends.swap_remove(at);
+            self.link.mail_close(stream);
+        }
+    }
+
+    fn mail(&mut self) {
+        if let Some((mail, stream)) = self.link.mail_next(1)
+            && mail.bytes <= 1 << 20
+        {
+            self.receives.push((stream, mail.bytes, 0));
+        }
+        let mut at = 0;
+        while at < self.receives.len() {
+            let (stream, bytes, mut moved) = self.receives[at];
+            while moved < bytes {
+                let Some((piece, room)) = self.link.mail_piece(1, stream) else { break };
+                let length = room.min((bytes - moved) as usize);
+                assert!(length > 0, "a piece of nothing would be taken for ever");
+                self.within(piece, length);
+                self.link.mail_release(1, stream);
+                moved += length as u64;
+            }
+            self.receives[at].2 = moved;
+            if moved == bytes {
+                self.receives.swap_remove(at);
+            } else {
+                at += 1;
+            }
+        }
+    }
+
+    /// All that a rank reads or writes lies in the shared memory.
+    fn within(&self, at: *const u8, bytes: usize) {
+        assert!(self.words.within(at, bytes), "{bytes} bytes lie outside the shared memory");
+    }
+}

@@ -1,0 +1,69 @@
+//! The inner borders of the sockets.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use super::endpoint::TcpAddress;
+use super::hello::{self, HELLO};
+use super::survey::Survey;
+use crate::fuzzing::Script;
+
+pub(crate) fn hello(bytes: &[u8]) {
+    let Some(bytes) = bytes.first_chunk::<HELLO>() else { return };
+    if let Some((token, rank, purpose)) = hello::parse(bytes) {
+        assert_eq!(hello::parse(&hello::hello(&token, rank, purpose)), Some((token, rank, purpose)));
+    }
+}
+
+/// Where the ranks that are asked are reached.
+fn elsewhere() -> &'static TcpListener {
+    static LISTENER: OnceLock<TcpListener> = OnceLock::new();
+    LISTENER.get_or_init(|| {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a loopback interface");
+        listener.set_nonblocking(true).expect("a socket that does not block");
+        listener
+    })
+}
+
+/// Ranks are asked, of which some answer anything.
+pub(crate) fn survey(script: &mut Script<'_>) {
+    let listener = elsewhere();
+    let Ok(socket) = listener.local_addr() else { return };
+    let asked = 1 + script.below(6);
+    let address = |peer: usize| (peer, TcpAddress { socket, token: [peer as u8; 16] });
+    let mut survey = Survey::new(0, (1..=asked).map(address));
+    let mut streams: Vec<TcpStream> = Vec::new();
+    while let Some(what) = script.step() {
+        match what % 4 {
+            0 | 1 => {
+                for (peer, _) in survey.go_on(Duration::ZERO) {
+                    assert!((1..=asked).contains(&peer), "rank {peer} was not asked");
+                }
+            }
+            2 => {
+                if let Ok((stream, _)) = listener.accept() {
+                    let _ = stream.set_nonblocking(true);
+                    streams.push(stream);
+                }
+            }
+            _ => {
+                let Some(at) = script.below(6).checked_rem(streams.len()) else { continue };
+                let mut question = [0; HELLO];
+                match streams[at].read(&mut question) {
+                    Ok(HELLO) => assert!(hello::parse(&question).is_some()),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                    _ => {}
+                }
+                let _ = streams[at].write(script.take(9));
+                if script.below(4) == 0 {
+                    streams.swap_remove(at);
+                }
+            }
+        }
+    }
+    // Those that nobody took up are not the next input's.
+    drop(survey);
+    while listener.accept().is_ok() {}
+}

@@ -1,0 +1,120 @@
+//! Callers at the unix socket, and what a caller hears there.
+
+use std::fs::File;
+use std::io::{IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, OnceLock};
+
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+use super::super::callers::Callers;
+use super::super::handshake::{self, Host};
+use crate::board::{Lending, Lent};
+use crate::fuzzing::{Script, endpoint};
+
+const ME: [u8; 16] = [7; 16];
+/// Callers at once.
+const MOST: usize = 6;
+
+fn nothing() -> OwnedFd {
+    File::open("/dev/null").expect("/dev/null").into()
+}
+
+/// This process as its callers find it, with something to lend under number 1 and something too long under 2.
+fn host() -> &'static Host {
+    static HOST: OnceLock<Host> = OnceLock::new();
+    HOST.get_or_init(|| {
+        let lending = Arc::<Lending>::default();
+        for bytes in [100, Lent::MOST_BYTES + 1] {
+            lending.lend(Box::new(move || Ok(Lent { bytes: vec![1; bytes], fds: vec![nothing()] })));
+        }
+        Host { me: ME, memory: nothing(), bell: endpoint().bell(), lending }
+    })
+}
+
+/// Several at once, each with any words, in any pieces.
+pub(crate) fn callers(script: &mut Script<'_>) {
+    let mut callers = Callers::default();
+    let mut streams: Vec<UnixStream> = Vec::new();
+    while let Some(what) = script.step() {
+        match what % 8 {
+            0 if streams.len() < MOST => {
+                let Ok((ours, theirs)) = UnixStream::pair() else { return };
+                let _ = theirs.set_nonblocking(true);
+                if callers.room() {
+                    callers.admit(ours);
+                    streams.push(theirs);
+                }
+            }
+            1 | 2 => {
+                let words = handshake::words_of_a_caller(&ME, script.number());
+                say(script, &streams, &words);
+            }
+            3 => {
+                let words = script.take(60);
+                say(script, &streams, words);
+            }
+            4 => {
+                let Some(at) = script.below(MOST).checked_rem(streams.len()) else { continue };
+                let _ = streams[at].read(&mut [0; 200]);
+            }
+            5 => {
+                if let Some(at) = script.below(MOST).checked_rem(streams.len()) {
+                    streams.swap_remove(at);
+                }
+            }
+            _ => {
+                let count = callers.fds().count();
+                let ready: Vec<bool> = (0..count).map(|_| script.below(4) > 0).collect();
+                callers.turn(&ready, host());
+            }
+        }
+    }
+}
+
+/// The words, one of them changed, or the beginning of them.
+fn say(script: &mut Script<'_>, streams: &[UnixStream], words: &[u8]) {
+    let Some(at) = script.below(MOST).checked_rem(streams.len()) else { return };
+    let mut words = words.to_vec();
+    if script.below(8) == 0 && !words.is_empty() {
+        let at = script.below(words.len());
+        words[at] = script.byte();
+    }
+    if script.below(4) == 0 {
+        words.truncate(script.byte().into());
+    }
+    let _ = (&streams[at]).write(&words);
+}
+
+/// What another process says to a caller that wants its memory, or what it lends.
+pub(crate) fn answered(script: &mut Script<'_>) {
+    let Ok((ours, theirs)) = UnixStream::pair() else { return };
+    let (memory, fds) = (script.yes(), script.below(4));
+    let mut words = handshake::words_of_a_caller(&ME, 0)[..44].to_vec();
+    if script.below(4) == 0 {
+        let at = script.below(words.len());
+        words[at] = script.byte();
+    }
+    // Who speaks comes first in an answer.
+    words.copy_within(28..44, 12);
+    if !memory {
+        words.push(script.byte());
+        words.extend((script.number() as u32).to_le_bytes());
+    }
+    words.extend(script.take(4000));
+    let fds: Vec<OwnedFd> = (0..fds).map(|_| nothing()).collect();
+    let borrowed: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !borrowed.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(&borrowed));
+    }
+    let _ = rustix::net::sendmsg(&theirs, &[IoSlice::new(&words)], &mut control, SendFlags::NOSIGNAL);
+    drop(theirs);
+    match memory {
+        true => drop(handshake::handed(ours, 1, &ME)),
+        false => drop(handshake::lent(&ours, &ME)),
+    }
+}
