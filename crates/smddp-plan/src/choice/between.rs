@@ -122,8 +122,13 @@ pub(super) fn cost(choice: &Choice, need: &Need, case: &Case<'_>, network: &Netw
     Some(
         near_ns
             + if goes_on {
-                // Every node has blocks of its own to send before the first one reaches it.
-                busy.max((hops - 1.0) * hop) + latency + passing
+                // Every node has blocks of its own to send before the first one reaches it. What goes on by another rank
+                // of the node goes through its memory.
+                let chain = match choice.algorithm {
+                    Algorithm::HierLog => hops * (hop + inside.hop_ns),
+                    _ => (hops - 1.0) * hop,
+                };
+                busy.max(chain) + latency + passing
             } else if by_leaders {
                 // In one lane.
                 hops * latency + (hops - 1.0) * passing + link + within
