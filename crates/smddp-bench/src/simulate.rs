@@ -255,7 +255,7 @@ fn row(op: Op, cluster: &Cluster, bytes: usize, run: &Run) -> Row {
         bytes: bytes as u64,
         algorithm: choice.algorithm.name(),
         segment: choice.segment as u64,
-        depth: choice.depth,
+        depth: choice.window(),
         time_us: run.outcome.seconds * 1e6,
         line_share: run.line_share,
         link_bytes: run.link_bytes(),

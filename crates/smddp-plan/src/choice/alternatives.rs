@@ -29,7 +29,7 @@ pub fn alternatives(shape: &Shape, group: &Group<'_>, settings: &Settings<'_>) -
         for segment in pieces.filter(|piece| (SMALLEST..=LARGEST).contains(piece)) {
             let depth = if 4 * segment <= room { 4 } else { 2 };
             if depth * segment <= room && settings.segment.is_none() && !case.fits_slot() {
-                choices.push(Choice { algorithm, segment, depth, ahead: 0 });
+                choices.push(Choice { segment, depth, ..own });
             }
         }
         choices.dedup_by_key(|choice| choice.segment);
