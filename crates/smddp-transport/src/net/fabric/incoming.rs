@@ -1,12 +1,14 @@
 //! Receiving: what completion queues tell, and frames that come to their places in order.
 
+use std::collections::VecDeque;
+
 use super::engine::{Engine, Op};
 use super::message::{HEAD, Head, What};
-use super::pair::{Item, Pair, Payload, Stage, split};
+use super::pair::{Item, Payload, Stage, split};
 use super::provider::Event;
 use crate::net::wire::{Place, Sink};
 
-/// Frames of a pair whose payloads are brought over at once.
+/// Frames of a lane whose payloads are brought over at once.
 const AHEAD: usize = 4;
 
 impl Engine {
@@ -194,9 +196,9 @@ impl Engine {
         }
         if ready
             && head.what == What::First
-            && pair.idle(head.seq)
             && let Some((frame, payload)) = split(body)
             && payload.len() as u64 == frame.bytes
+            && pair.idle(head.seq, &frame)
         {
             let rank = head.rank as usize;
             match sink.place(rank, &frame) {
@@ -213,7 +215,7 @@ impl Engine {
             }
         }
         pair.take(head.what, head.seq, body)?;
-        if !pair.items.is_empty() && !std::mem::replace(&mut pair.listed, true) {
+        if !pair.is_empty() && !std::mem::replace(&mut pair.listed, true) {
             group.waiting.push_back(head.rank);
         }
         if head.group != number {
@@ -222,7 +224,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Brings waiting frames of a group to their places and tells of them, in the order of each pair; one pair after
+    /// Brings waiting frames of a group to their places and tells of them, in the order of each lane; one pair after
     /// the other, beginning elsewhere each time.
     fn deliver(&mut self, number: u32, sink: &mut dyn Sink) -> bool {
         let mut moved = false;
@@ -235,8 +237,10 @@ impl Engine {
             let Some(group) = self.groups.get_mut(&number) else { break };
             // Taken out while others of this engine are called.
             let Some(mut pair) = group.pairs.remove(&rank) else { continue };
-            moved |= self.deliver_pair(number, rank, &mut pair, sink);
-            pair.listed = !pair.items.is_empty();
+            for lane in &mut pair.lanes {
+                moved |= self.deliver_lane(number, rank, lane, sink);
+            }
+            pair.listed = !pair.is_empty();
             if pair.listed {
                 waiting.push_back(rank);
             }
@@ -251,20 +255,26 @@ impl Engine {
         moved
     }
 
-    fn deliver_pair(&mut self, number: u32, rank: u32, pair: &mut Pair, sink: &mut dyn Sink) -> bool {
+    fn deliver_lane(
+        &mut self,
+        number: u32,
+        rank: u32,
+        items: &mut VecDeque<Item>,
+        sink: &mut dyn Sink,
+    ) -> bool {
         let member = self.groups.get(&number).and_then(|g| g.members.get(rank as usize)?.as_ref());
         let Some(peer) = member.map(|m| m.peer) else { return false };
         let mut moved = false;
         let mut at = 0;
         while at < AHEAD
-            && let Some(item) = pair.items.get_mut(at)
+            && let Some(item) = items.get_mut(at)
         {
             if item.stage == Stage::Waiting && !self.settle(number, (rank, peer), item, at == 0, sink) {
                 break;
             }
             if at == 0 && item.stage == Stage::Placed {
                 sink.arrived(rank as usize, &item.frame);
-                pair.items.pop_front();
+                items.pop_front();
                 moved = true;
             } else {
                 at += 1;
