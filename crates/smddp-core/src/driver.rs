@@ -315,12 +315,11 @@ impl Driver {
     /// Looks for reasons why what is waited for does not come: the dead, the gone, and passed deadlines. Called when blocked,
     /// and now and then while something moves.
     pub(crate) fn examine(&mut self, now: Instant) -> Result<(), Error> {
-        // Where calls differ, all may be writing to ranks that do not read, and look at no header.
-        if let Some(op) = self.queue.front().filter(|op| op.begun)
-            && let Err(found) = self.link.settle()
-        {
+        if let Some(op) = self.queue.front().filter(|op| op.begun) {
             let (seq, mine) = (op.seq, op.bound.head);
-            self.differ(seq, mine, found)?;
+            if let Some(found) = self.link.settle().err().or_else(|| self.other_call(seq, mine)) {
+                self.differ(seq, mine, found)?;
+            }
         }
         let faults = self.link.faults();
         if !faults.is_empty() {
@@ -352,6 +351,14 @@ impl Driver {
         }
         self.look_for_leavers()?;
         self.mail.expire(&mut *self.link, &self.group, now)
+    }
+
+    /// Where calls differ, all may be writing to ranks that do not read, and hold nobody's header against their own.
+    fn other_call(&self, seq: u64, mine: Head) -> Option<Mismatch> {
+        (0..self.link.size()).filter(|&rank| rank != self.link.rank()).find_map(|rank| {
+            let theirs = self.link.head_of(rank, seq).filter(|&theirs| theirs != mine)?;
+            Some(Mismatch { rank, theirs, bytes: None })
+        })
     }
 
     /// A rank that leaves sends nothing more to the recvs that wait for it. In a node all that it sent can be seen before that it
