@@ -11,6 +11,7 @@ pub mod fuzzing;
 pub mod joint;
 pub mod loopback;
 mod net;
+mod send;
 pub mod shm;
 pub mod warn;
 

@@ -1,7 +1,7 @@
 //! Callers at this process's unix socket, from the connection until each has what it wants. Nobody is waited for: the
 //! thread that serves them also notices deaths.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, IoSlice, Read};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFlags;
 
 use super::handshake::{self, HELLO, Host, WORDS};
+use crate::send::send;
 
 /// Whoever has not got on after this time is hung up on.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -73,7 +74,8 @@ impl Caller {
                 }
                 Stage::Answer { bytes, sent } => {
                     while *sent < bytes.len() {
-                        let Some(more) = at_once((&self.stream).write(&bytes[*sent..]))? else {
+                        let Some(more) = at_once(send(&self.stream, &[IoSlice::new(&bytes[*sent..])]))?
+                        else {
                             return Ok(Next::Wait);
                         };
                         *sent += more;

@@ -1,7 +1,7 @@
 //! This process as its peers see it: its memory, its name, its bell, and whom it knows.
 
 use std::collections::HashMap;
-use std::io::{self, Write};
+use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -23,6 +23,7 @@ use crate::joint::Means;
 use crate::net::fabric::{self, engine::Engine, ofi::Ofi, staging::Staging};
 use crate::net::interface::{self, Family, Wanted};
 use crate::net::tcp::TcpEndpoint;
+use crate::send::send_all;
 
 /// Another process on this node, its memory mapped.
 pub(crate) struct Peer {
@@ -134,8 +135,7 @@ impl Endpoint {
         if let Some(peer) = lock(&self.peers).get(&card.endpoint).and_then(Weak::upgrade) {
             return Ok(peer);
         }
-        let Answer { memory, event, pid, mut stream } =
-            handshake::call(&card.socket, &self.id, &card.endpoint)?;
+        let Answer { memory, event, pid, stream } = handshake::call(&card.socket, &self.id, &card.endpoint)?;
         let gone = Arc::new(AtomicBool::new(false));
         // Its pid may mean nothing here (another pid namespace): then the open stream tells of its end.
         let watch: OwnedFd = match rustix::process::Pid::from_raw(pid.cast_signed())
@@ -146,7 +146,7 @@ impl Endpoint {
                 pidfd
             }
             _ => {
-                stream.write_all(b"k")?;
+                send_all(&stream, b"k")?;
                 stream.into()
             }
         };

@@ -4,7 +4,7 @@
 //! its memory and its eventfd, or with something that it lends under a number.
 //! Both check magic, protocol version and that the other end runs as the same user.
 
-use std::io::{self, IoSliceMut, Write};
+use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -20,6 +20,7 @@ use rustix::net::{
 use super::card::{Id, PROTOCOL};
 use super::endpoint::Bell;
 use crate::board::{Lending, Lent};
+use crate::send::send_all;
 
 const MAGIC: &[u8; 8] = b"smddp-in";
 pub(super) const HELLO: usize = 8 + 4 + 16 + 16;
@@ -193,11 +194,11 @@ fn length(words: &[u8]) -> usize {
 
 /// Connects and says what is wanted; the other end's pid comes back too.
 fn reach(name: &[u8], me: &Id, them: &Id, wanted: u64) -> io::Result<(UnixStream, u32)> {
-    let mut stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
+    let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
     let pid = same_user(&stream)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    stream.write_all(&[&hello(me, them)[..], &wanted.to_le_bytes()].concat())?;
+    send_all(&stream, &[&hello(me, them)[..], &wanted.to_le_bytes()].concat())?;
     Ok((stream, pid))
 }
 

@@ -1,7 +1,7 @@
 //! One connection: what waits to be written, and the reader.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice, Write};
+use std::io::{self, IoSlice};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::Duration;
@@ -14,6 +14,7 @@ use super::own::Own;
 use super::reader::{Read1, Reader};
 use crate::net::frame::{Frame, HEADER};
 use crate::net::wire::{EAGER, Sink, Ticket};
+use crate::send::send;
 
 /// The head of a frame, and its payload.
 struct Outgoing {
@@ -158,7 +159,7 @@ impl Conn {
             && let Line::Open(socket) = &self.line
         {
             let whole = if bytes > 0 { lent.bytes() } else { &[] };
-            match retried((&**socket).write_vectored(&[IoSlice::new(&head), IoSlice::new(whole)])) {
+            match retried(send(&**socket, &[IoSlice::new(&head), IoSlice::new(whole)])) {
                 Ok(n) => written = n,
                 Err(_) => {
                     self.deaf = true;
@@ -193,7 +194,7 @@ impl Conn {
                 pair[1] = IoSlice::new(&body[item.written.saturating_sub(head.len())..]);
                 wanted += pair[0].len() + pair[1].len();
             }
-            let Ok(written) = retried((&**socket).write_vectored(&slices)) else {
+            let Ok(written) = retried(send(&**socket, &slices)) else {
                 self.deaf = true;
                 self.queue.drain(..).filter_map(|item| item.ticket).for_each(|ticket| sink.sent(ticket));
                 return true;
@@ -396,5 +397,22 @@ mod tests {
             assert!(Instant::now() < until, "an answer is waited for that never comes");
             std::thread::yield_now();
         }
+    }
+
+    #[test]
+    fn writing_to_an_end_that_is_closed_raises_no_signal() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let found = crate::send::tests::signalled(|| {
+            let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let mut ours = Conn::answer(1, 0, Own::new(socket)).unwrap();
+            drop(listener.accept().unwrap());
+            let until = Instant::now() + Duration::from_secs(10);
+            while !ours.deaf {
+                assert!(Instant::now() < until, "no error of a connection whose other end is closed");
+                // SAFETY: no payload.
+                unsafe { ours.send(&Frame::new(Kind::Leave, 0), std::ptr::null(), 0) };
+            }
+        });
+        assert!(!found, "SIGPIPE, which ends a process that does not ignore it");
     }
 }

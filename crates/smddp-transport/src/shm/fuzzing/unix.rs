@@ -1,7 +1,7 @@
 //! Callers at the unix socket, and what a caller hears there.
 
 use std::fs::File;
-use std::io::{IoSlice, Read, Write};
+use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -13,6 +13,7 @@ use super::super::callers::Callers;
 use super::super::handshake::{self, Host};
 use crate::board::{Lending, Lent};
 use crate::fuzzing::{Script, endpoint};
+use crate::send::send;
 
 const ME: [u8; 16] = [7; 16];
 /// Callers at once.
@@ -85,7 +86,7 @@ fn say(script: &mut Script<'_>, streams: &[UnixStream], words: &[u8]) {
     if script.below(4) == 0 {
         words.truncate(script.byte().into());
     }
-    let _ = (&streams[at]).write(&words);
+    let _ = send(&streams[at], &[IoSlice::new(&words)]);
 }
 
 /// What another process says to a caller that wants its memory, or what it lends.
