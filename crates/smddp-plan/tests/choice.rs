@@ -381,6 +381,24 @@ mod between_nodes {
         }
     }
 
+    /// One stream's buffers fill a way of 10 ms there and back, and not one of 50: there each link carries several.
+    #[test]
+    fn a_gather_over_a_way_that_one_stream_does_not_fill_goes_by_several() {
+        let over = |latency_ns, bytes_per_ns, bytes| {
+            let network = Network { latency_ns, bytes_per_ns, ..Network::ASSUMED };
+            let shape = Shape { network, ..shape(Collective::AllGather, 4, bytes) };
+            choose_in(&shape, &Topology::blocks(4, 1)).algorithm
+        };
+        for bytes in [16 * MIB, 64 * MIB] {
+            // Of a way so long the probe finds what one stream carries.
+            for bytes_per_ns in [0.05, 0.079, 0.125] {
+                assert_eq!(over(25e6, bytes_per_ns, bytes), Algorithm::HierMesh, "{bytes_per_ns}");
+            }
+            assert_eq!(over(0.5e6, 0.125, bytes), Algorithm::HierRing);
+        }
+        assert_eq!(over(5e6, 0.125, 64 * MIB), Algorithm::HierRing);
+    }
+
     #[test]
     fn segments_fit_the_network_whatever_the_collective() {
         for collective in [Collective::AllGather, Collective::AllReduce, Collective::ReduceScatter] {

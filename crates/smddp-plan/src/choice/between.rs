@@ -65,8 +65,8 @@ pub(super) fn cost(choice: &Choice, need: &Need, case: &Case<'_>, network: &Netw
     let messages = need.out.messages.max(need.inward.messages) as f64 * sharing;
     let crowd = match (choice.algorithm, case.collective) {
         // The one that has most to tell is not the one that hears most.
-        (Algorithm::HierMesh, Broadcast | Reduce) if crowded => (network.incast / crossings).max(1.0),
-        _ if crowded => network.incast,
+        (Algorithm::HierMesh, Broadcast | Reduce) if crowded => (network.crowd() / crossings).max(1.0),
+        _ if crowded => network.crowd(),
         _ => 1.0,
     };
     let link =
