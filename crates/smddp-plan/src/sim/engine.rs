@@ -91,7 +91,7 @@ pub fn replay(
         tapes.push(rank, &program, cluster.memory_bytes_per_s.is_some(), segments == 1);
         semaphores.push(semaphores[rank] + program.semaphores);
     }
-    flows.complete();
+    flows.complete(segments);
     Engine::new(cluster, load, segments, tapes, flows, semaphores).run()
 }
 

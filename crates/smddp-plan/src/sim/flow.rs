@@ -49,7 +49,10 @@ struct Cell {
 
 /// Every channel of every rank.
 pub(super) struct Flows {
+    /// Cells of a channel that are told apart: no more than it has messages.
     depth: usize,
+    /// Messages of one segment on the busiest channel.
+    most: usize,
     /// Number of the first channel of each rank.
     base: Vec<u32>,
     channels: Vec<Channel>,
@@ -64,6 +67,7 @@ impl Flows {
     pub(super) fn new(depth: usize) -> Self {
         Self {
             depth: depth.max(1),
+            most: 0,
             base: Vec::new(),
             channels: Vec::new(),
             readers: Vec::new(),
@@ -85,10 +89,16 @@ impl Flows {
             }));
             self.channels.push(Channel { rank: rank as u32, first, count, sent: 0, waiting: NOBODY });
         }
+        let mut messages = vec![0; program.channels.len()];
+        for (channel, _) in program.lanes.iter().flatten().filter_map(|timed| timed.step.published()) {
+            messages[channel] += 1;
+        }
+        self.most = messages.into_iter().fold(self.most, usize::max);
     }
 
-    /// All programs are in.
-    pub(super) fn complete(&mut self) {
+    /// All programs are in, of blocks of so many segments.
+    pub(super) fn complete(&mut self, segments: u64) {
+        self.depth = (self.most.max(1) as u64).saturating_mul(segments).min(self.depth as u64) as usize;
         self.messages = vec![Message::default(); self.readers.len() * self.depth];
         self.cells = vec![Cell::default(); self.channels.len() * self.depth];
     }
