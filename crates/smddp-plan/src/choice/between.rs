@@ -7,6 +7,9 @@ use crate::algorithms::{Algorithm, LOG_IN_PARTS};
 use crate::ir::Collective;
 use crate::topology::Topology;
 
+/// For each step of a rank's program, also one that moves nothing: it was planned and bound, and its peer's header is looked for.
+const STEP_NS: f64 = 10.0;
+
 /// What a rank reads, writes and adds up inside its node.
 struct Inside {
     /// Bytes per nanosecond, in and out.
@@ -109,7 +112,7 @@ pub(super) fn cost(choice: &Choice, need: &Need, case: &Case<'_>, network: &Netw
         (Algorithm::HierLog, AllGather) => (segments - 1.0) * network.latency_ns,
         _ => 0.0,
     };
-    let near_ns = near_hops * inside.hop_ns + told + turns;
+    let near_ns = near_hops * inside.hop_ns + told + turns + need.steps as f64 * STEP_NS;
     let (latency, hop) = (network.latency_ns, network.latency_ns + passing + meeting);
     // What is not the bottleneck does not vanish behind it altogether.
     let busy = link.max(within) + 0.1 * link.min(within);

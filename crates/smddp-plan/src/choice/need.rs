@@ -14,6 +14,8 @@ pub(super) struct Need {
     pub(super) written: usize,
     /// Blocks in one cell of each channel that it reads from another node: it has to have room for them too.
     pub(super) received: usize,
+    /// Steps of its program, those without bytes too.
+    pub(super) steps: usize,
     /// To other nodes, and from them.
     pub(super) out: Moved,
     pub(super) inward: Moved,
@@ -48,6 +50,7 @@ impl Need {
             message: self.message.max(other.message),
             written: self.written.max(other.written),
             received: self.received.max(other.received),
+            steps: self.steps.max(other.steps),
             out: self.out.most(other.out),
             inward: self.inward.most(other.inward),
             near_out: self.near_out.most(other.near_out),
@@ -116,6 +119,7 @@ fn of_program(program: &Program, rank: usize, case: &Case<'_>) -> Need {
             need.message = need.message.max(message.blocks);
         }
     }
+    need.steps = program.lanes.iter().map(|lane| lane.len()).sum();
     need.written = written.iter().sum();
     need.received = received.values().sum();
     need
