@@ -124,7 +124,7 @@ fn explain_and_simulate_name_the_same_plan() {
         for (collective, cluster, nodes, bytes) in [
             ("all_gather", "p4d", 4, "16M"),
             ("all_gather", "sockets --ppn 2", 4, "1000"),
-            ("all_reduce", "p5", 3, "32M"),
+            ("all_reduce", "p5", 3, "256M"),
             ("all_reduce", "sockets --ppn 8", 16, "64"),
             ("broadcast", "sockets --ppn 2", 5, "3M"),
             ("all_to_all", "p4d", 2, "1M"),

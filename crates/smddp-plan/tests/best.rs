@@ -14,15 +14,15 @@ const GOOD: f64 = 1.1;
 /// but for so many of a hundred of its kind, none of which takes longer than so many times the best.
 const fn others(kind: Kind) -> (f64, f64) {
     match kind {
-        // Chosen for the network that there is. Worse than taken for are: broadcasts of some 50 KiB among nodes with
-        // NVLink, whose parts are many and small (2.01), and some over links as quick as a rank's own memory (1.4).
-        Kind::Moves => (4.0, 2.1),
-        // Chosen by fixed prices, which are about the network's. Worse than taken for are: reduces to one rank where
-        // each has a device of its own (1.77), and calls at the border between two algorithms (1.3).
-        Kind::Reduces => (12.0, 1.9),
+        // Chosen for the network that there is. Of 4,000 cases (seed 2) 0.9 %, by 1.39 at most: broadcasts in many small parts,
+        // and some over links as quick as a rank's own memory.
+        Kind::Moves => (3.0, 1.5),
+        // Chosen by fixed prices, which are about the network's: 5.1 %, by 1.55 at most, a reduce to one rank where each has a
+        // device of its own; and calls at the border between two algorithms. The few of the short form are 10.5 %.
+        Kind::Reduces => (12.0, 1.7),
         // Chosen by fixed prices too, so that bits never depend on a measurement, but the network is ten times slower or
-        // quicker than those (3.8).
-        Kind::ReducesElsewhere => (45.0, 4.5),
+        // quicker than those: 15.4 %, by 3.04 at most, and 23.8 % of the short form.
+        Kind::ReducesElsewhere => (25.0, 3.2),
     }
 }
 
@@ -180,9 +180,7 @@ fn calls_that_were_chosen_badly_once_are_nearly_the_best() {
     }
 }
 
-/// Half a minute each.
 #[test]
-#[ignore = "long: cargo test -p smddp-plan --test best -- --ignored"]
 fn small_all_reduces_of_a_thousand_nodes_are_nearly_the_best() {
     for (bytes, bound) in [(64, GOOD), (1 << 10, 1.15)] {
         let cluster = Cluster::sockets(1024, 8);
@@ -222,7 +220,7 @@ fn small_all_reduces_of_a_thousand_nodes_take_few_messages() {
         };
         let group = Group { topology: &topology, slot: 0, network: Network::ASSUMED };
         let algorithm = decide(&shape, &group, &Settings::default()).choice.algorithm;
-        let few = [Algorithm::HierTree, Algorithm::HierLog, Algorithm::HierRecursive];
+        let few = [Algorithm::HierTree, Algorithm::HierLog];
         assert!(few.contains(&algorithm), "{bytes}: {algorithm:?}");
     }
 }
