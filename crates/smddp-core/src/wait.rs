@@ -28,8 +28,10 @@ pub(crate) fn cores() -> usize {
         .unwrap_or(1)
 }
 
-/// A belt for the bell: nobody sleeps longer without a look.
+/// A belt for the bell: nobody sleeps longer without a look. Twice as long after each that nothing ended, a few times: a
+/// rank may wait for minutes, and many for it on few cores.
 const NAP: Duration = Duration::from_millis(20);
+const MOST_DOUBLINGS: u32 = 2;
 const YIELDS: u32 = 50;
 /// The same where a look is a system call.
 const COSTLY_YIELDS: u32 = 6;
@@ -111,12 +113,14 @@ pub(crate) struct Patience<'a> {
     spin: Duration,
     looks: u32,
     yields: u32,
+    /// Naps that nothing ended, one after the other.
+    slept: u32,
     since: Option<Instant>,
 }
 
 impl<'a> Patience<'a> {
     pub(crate) fn new(habit: &'a Habit) -> Self {
-        Self { habit, spin: habit.spin(), looks: 0, yields: 0, since: None }
+        Self { habit, spin: habit.spin(), looks: 0, yields: 0, slept: 0, since: None }
     }
 
     /// Something moved: start anew.
@@ -131,6 +135,7 @@ impl<'a> Patience<'a> {
         }
         self.looks = 0;
         self.yields = 0;
+        self.slept = 0;
     }
 
     /// One wait after a look in vain. `true`: the caller should look once more and then call [`Patience::nap`].
@@ -165,10 +170,17 @@ impl<'a> Patience<'a> {
 
     pub(crate) fn nap(&mut self, drowsy: &Drowsy<'_>, link: &dyn Link, at_most: Duration) {
         let mut fds = Vec::new();
-        let most = longest(link, &mut fds);
+        let belt = longest(link, &mut fds);
+        let most = belt * (1 << self.slept.min(MOST_DOUBLINGS));
+        let begun = Instant::now();
         drowsy.sleep(&fds, most.min(at_most));
-        // Woken by somebody: the next message is often close behind.
-        self.yields = self.habit.yields / 2;
+        if belt == NAP && begun.elapsed() >= NAP {
+            self.slept += 1;
+        } else {
+            // Woken by somebody: the next message is often close behind.
+            self.slept = 0;
+            self.yields = self.habit.yields / 2;
+        }
     }
 }
 
