@@ -228,7 +228,6 @@ SIMULATE := cargo run --release --quiet -p smddp-bench -- simulate
 scaling: ## regenerate the plots of docs/scaling.md (simulated)
 	$(SIMULATE) all_gather --cluster p4d --nodes 2,4,8,16,32,64,128,256,1024 --bytes 16M,256M --plot docs/scaling-p4d.svg
 	$(SIMULATE) all_gather --cluster p5 --nodes 2,4,8,16,32,64,128,256,1024 --bytes 16M,256M --plot docs/scaling-p5.svg
-	$(SIMULATE) all_gather --cluster p4d --nodes 2,4,8,16,32,64 --bytes 16M,256M --algorithm ring,hier --plot docs/scaling-ring.svg
 	cargo run --release --quiet -p smddp-bench -- explain all_gather --cluster p4d --nodes 4 --ppn 4 --bytes 16M --draw docs/scaling-plan.svg
 
 .PHONY: clean

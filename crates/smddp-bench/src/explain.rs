@@ -158,10 +158,6 @@ fn meaning(algorithm: Algorithm) -> &'static str {
     match algorithm {
         Algorithm::Publish => "every rank writes all it has once, each reader takes what it needs",
         Algorithm::Mesh => "every pair of ranks exchanges directly, in rotated order: one hop",
-        Algorithm::Ring => "blocks go round all ranks, neighbour to neighbour",
-        Algorithm::Tree => "two binary trees over all ranks, each with half of the blocks",
-        Algorithm::Recursive => "halving and doubling over all ranks",
-        Algorithm::Log => "steps at distances 1, 2, 4, .. over all ranks: the fewest messages",
         Algorithm::HierMesh => "mesh inside nodes; between nodes every pair of nodes directly, on all rails",
         Algorithm::HierRing => "mesh inside nodes; between nodes a ring on each rail",
         Algorithm::HierLog => "mesh inside nodes; between nodes steps at distances 1, 2, 4, .. on each rail",

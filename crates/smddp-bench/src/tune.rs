@@ -296,14 +296,14 @@ mod tests {
         let samples = [
             sample(1 << 10, Publish, &[(Publish, 1.0), (Mesh, 2.0)]),
             sample(4 << 10, Publish, &[(Publish, 1.02), (Mesh, 1.0)]),
-            sample(64 << 10, Mesh, &[(Mesh, 9.0), (Ring, 7.0)]),
-            sample(256 << 10, Mesh, &[(Mesh, 30.0), (Ring, 20.0)]),
-            sample(1 << 20, Mesh, &[(Mesh, 90.0), (Ring, 91.0)]),
+            sample(64 << 10, Mesh, &[(Mesh, 9.0), (HierRing, 7.0)]),
+            sample(256 << 10, Mesh, &[(Mesh, 30.0), (HierRing, 20.0)]),
+            sample(1 << 20, Mesh, &[(Mesh, 90.0), (HierRing, 91.0)]),
         ];
         let table = Table { entries: entries(Collective::AllGather, &samples) };
         assert_eq!(
             table.to_string(),
-            "all_gather:0-16k:@publish#all_gather:16k-512k:@ring#all_gather:512k-inf:@mesh"
+            "all_gather:0-16k:@publish#all_gather:16k-512k:@hier-ring#all_gather:512k-inf:@mesh"
         );
         assert_eq!(Table::parse(&table.to_string()).unwrap(), table);
     }

@@ -88,7 +88,7 @@ fn simulate_takes_cluster_files_algorithms_and_segments() {
     let rows: Vec<Vec<&str>> =
         text.lines().filter(|l| !l.starts_with('#')).map(|l| l.split_whitespace().collect()).collect();
     let of = |column: usize| rows.iter().map(|row| row[column]).collect::<Vec<_>>();
-    assert_eq!((of(1), of(2), of(4)), (vec!["4", "4"], vec!["8", "8"], vec!["ring", "mesh"]));
+    assert_eq!((of(1), of(2), of(4)), (vec!["4", "4"], vec!["8", "8"], vec!["hier-ring", "mesh"]));
     assert_eq!(of(5), ["32K", "32K"]);
     // The node that differs may be beyond the nodes asked for.
     assert!(printed(&format!("simulate all_gather {file} --nodes 2 --bytes 1M")).contains(" 2 "));

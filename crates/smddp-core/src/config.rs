@@ -37,8 +37,8 @@ pub const SETTINGS: &[Setting] = &[
     Setting {
         name: "SMDDP_ALGO",
         default: "",
-        what: "use this algorithm wherever it does the collective: publish, mesh, ring, tree, recursive, log, and between nodes \
-               hier, hier-ring, hier-log, hier-recursive, hier-tree, hier-publish",
+        what: "use this algorithm wherever it does the collective: publish or mesh, all ranks alike; hier-ring, hier-log, \
+               hier-recursive, hier-tree (`hier-` may be left out), hier-publish, hier: the mesh inside nodes, this between them",
         shared: true,
     },
     Setting {

@@ -131,7 +131,7 @@ fn entry(text: &str) -> Result<Entry, (usize, String)> {
         return Err((at, format!("'{algorithm}' should be @ and the name of an algorithm")));
     };
     let algorithm = Algorithm::from_name(wanted).ok_or_else(|| {
-        (at + 1, unknown("algorithm", wanted, Algorithm::ALL.map(Algorithm::name).into_iter()))
+        (at + 1, unknown("algorithm", wanted, Algorithm::ALL.into_iter().flat_map(Algorithm::spellings)))
     })?;
     Ok(Entry { collective, from, to, algorithm })
 }
@@ -201,20 +201,20 @@ mod tests {
         let table = Table::parse("all_gather:64k-4m:@ring#all_reduce:0-32k:@tree").unwrap();
         let of = |collective, bytes| table.algorithm(collective, bytes);
         assert_eq!(of(Collective::AllGather, (64 << 10) - 1), None);
-        assert_eq!(of(Collective::AllGather, 64 << 10), Some(Algorithm::Ring));
-        assert_eq!(of(Collective::AllGather, (4 << 20) - 1), Some(Algorithm::Ring));
+        assert_eq!(of(Collective::AllGather, 64 << 10), Some(Algorithm::HierRing));
+        assert_eq!(of(Collective::AllGather, (4 << 20) - 1), Some(Algorithm::HierRing));
         assert_eq!(of(Collective::AllGather, 4 << 20), None);
-        assert_eq!(of(Collective::AllReduce, 0), Some(Algorithm::Tree));
+        assert_eq!(of(Collective::AllReduce, 0), Some(Algorithm::HierTree));
         assert_eq!(of(Collective::Broadcast, 1), None);
     }
 
     #[test]
     fn what_is_written_can_be_read() {
-        let text = "all_gather:64k-4m:@ring#all_reduce:0-1000:@hier-log#barrier:0-inf:@log";
+        let text = "all_gather:64k-4m:@mesh#all_reduce:0-1000:@hier-log#barrier:0-inf:@hier-log";
         let table = Table::parse(text).unwrap();
         assert_eq!(table.to_string(), text);
         assert_eq!(Table::parse(&table.to_string()).unwrap(), table);
-        assert_eq!(table.algorithm(Collective::Barrier, u64::MAX), Some(Algorithm::Log));
+        assert_eq!(table.algorithm(Collective::Barrier, u64::MAX), Some(Algorithm::HierLog));
     }
 
     #[test]
@@ -225,11 +225,11 @@ mod tests {
         let table = table.unwrap();
         assert_eq!(
             table.to_string(),
-            "all_gather:0-inf:@ring#all_gather:0-8k:@publish#reduce:1g-1024g:@tree"
+            "all_gather:0-inf:@hier-ring#all_gather:0-8k:@publish#reduce:1g-1024g:@hier-tree"
         );
         // The later entry holds.
         assert_eq!(table.algorithm(Collective::AllGather, 8), Some(Algorithm::Publish));
-        assert_eq!(table.algorithm(Collective::AllGather, 8192), Some(Algorithm::Ring));
+        assert_eq!(table.algorithm(Collective::AllGather, 8192), Some(Algorithm::HierRing));
         assert_eq!(Table::parse(" \n").unwrap(), Table::default());
     }
 

@@ -74,22 +74,22 @@ fn mesh_is_right() {
 
 #[test]
 fn ring_is_right() {
-    assert!(sweep(Algorithm::Ring) > 0);
+    assert!(sweep(Algorithm::HierRing) > 0);
 }
 
 #[test]
 fn tree_is_right() {
-    assert!(sweep(Algorithm::Tree) > 0);
+    assert!(sweep(Algorithm::HierTree) > 0);
 }
 
 #[test]
 fn recursive_is_right() {
-    assert!(sweep(Algorithm::Recursive) > 0);
+    assert!(sweep(Algorithm::HierRecursive) > 0);
 }
 
 #[test]
 fn log_is_right() {
-    assert!(sweep(Algorithm::Log) > 0);
+    assert!(sweep(Algorithm::HierLog) > 0);
 }
 
 #[test]
@@ -102,10 +102,10 @@ fn each_algorithm_does_what_the_table_says() {
     };
     assert_eq!(does(Algorithm::Publish, false), Collective::ALL);
     assert_eq!(does(Algorithm::Mesh, true), Collective::ALL);
-    assert_eq!(does(Algorithm::Ring, false), [AllGather, ReduceScatter, AllReduce, Broadcast, Reduce]);
-    assert_eq!(does(Algorithm::Tree, false), [AllReduce, Broadcast, Reduce]);
-    assert_eq!(does(Algorithm::Recursive, false), [AllGather, ReduceScatter, AllReduce]);
-    assert_eq!(does(Algorithm::Log, false), [AllGather, AllToAll, Barrier]);
+    assert_eq!(does(Algorithm::HierRing, false), [AllGather, ReduceScatter, AllReduce, Broadcast, Reduce]);
+    assert_eq!(does(Algorithm::HierTree, false), [AllReduce, Broadcast, Reduce]);
+    assert_eq!(does(Algorithm::HierRecursive, false), [AllGather, ReduceScatter, AllReduce]);
+    assert_eq!(does(Algorithm::HierLog, false), [AllGather, AllReduce, Broadcast, Reduce, Barrier]);
     assert!(!does(Algorithm::Publish, true).contains(&AllToAll));
-    assert!(!does(Algorithm::Log, true).contains(&AllToAll));
+    assert!(!does(Algorithm::HierLog, true).contains(&AllToAll));
 }

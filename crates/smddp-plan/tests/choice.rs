@@ -83,7 +83,7 @@ fn uneven_pairs_go_by_mesh() {
     let shape = Shape { pairs: true, ..shape(Collective::AllToAll, 4, 64) };
     assert_eq!(choose(&shape).algorithm, Algorithm::Mesh);
     assert_eq!(choose_named(Algorithm::Publish, &shape), None);
-    assert_eq!(choose_named(Algorithm::Log, &shape), None);
+    assert_eq!(choose_named(Algorithm::HierLog, &shape), None);
 }
 
 #[test]
@@ -160,14 +160,14 @@ fn short_staging_gives_up_cells_before_bytes() {
 fn half_precision_rounds_once() {
     for collective in [Collective::ReduceScatter, Collective::AllReduce, Collective::Reduce] {
         let shape = Shape { half: true, ..shape(collective, 8, 64 * MIB) };
-        for algorithm in [Algorithm::Ring, Algorithm::Tree, Algorithm::Recursive] {
+        for algorithm in [Algorithm::HierRing, Algorithm::HierTree, Algorithm::HierRecursive] {
             assert_eq!(choose_named(algorithm, &shape), None);
         }
         assert!(choose_named(Algorithm::Mesh, &shape).is_some());
         assert!(choose_named(Algorithm::Publish, &shape).is_some());
     }
     let moves = Shape { half: true, ..shape(Collective::AllGather, 8, MIB) };
-    assert!(choose_named(Algorithm::Ring, &moves).is_some());
+    assert!(choose_named(Algorithm::HierRing, &moves).is_some());
 }
 
 #[test]
@@ -194,6 +194,9 @@ fn names_are_read_back() {
         assert_eq!(Algorithm::from_name(algorithm.name()), Some(algorithm));
     }
     assert_eq!(Algorithm::from_name("Ring"), None);
+    // As NCCL has it.
+    assert_eq!(Algorithm::from_name("ring"), Some(Algorithm::HierRing));
+    assert_eq!(Algorithm::from_name("publish"), Some(Algorithm::Publish));
 }
 
 /// What is chosen between nodes.
@@ -476,11 +479,11 @@ mod between_nodes {
         let (one, two) = (Topology::single(4), Topology::blocks(2, 2));
         let shape = shape(Collective::AllReduce, 4, MIB);
         for algorithm in Algorithm::ALL {
-            let here = named_in(algorithm, &shape, &one);
-            assert!(here.is_none() || !algorithm.is_hierarchical());
+            // On one node `hier` is the mesh, and `hier-publish` is `publish`.
+            let twice = matches!(algorithm, Algorithm::HierMesh | Algorithm::HierPublish);
+            assert_eq!(named_in(algorithm, &shape, &one).is_some(), !twice, "{algorithm:?}");
         }
         assert_eq!(named_in(Algorithm::Publish, &shape, &two), None);
-        assert!(named_in(Algorithm::Ring, &shape, &two).is_some());
         assert!(named_in(Algorithm::HierRing, &shape, &two).is_some());
         assert_eq!(
             named_in(Algorithm::HierLog, &Shape { collective: Collective::ReduceScatter, ..shape }, &two),

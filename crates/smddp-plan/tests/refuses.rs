@@ -153,16 +153,12 @@ fn a_block_meant_for_another_pair() {
 
 #[test]
 fn a_read_before_the_write() {
-    let mut case = Case::new(Algorithm::Recursive, Collective::AllReduce, 4, 2);
-    let at = case
-        .lane(3)
-        .iter()
-        .position(|t| matches!(&t.step, Step::Send { source, .. } if source.buffer == Buffer::Scratch));
-    let at = at.unwrap();
-    // The second round's Send before the first round's Reduce.
-    case.lane(3).swap(at, at - 1);
+    let mut case = Case::new(Algorithm::Mesh, Collective::AllGather, 3, 2);
+    case.programs[1].scratch_blocks = 1;
+    let Step::Send { source, .. } = case.step(1, 0) else { panic!() };
+    *source = Span::scratch(0);
     let Error::ReadBeforeWrite { at: found, buffer: Buffer::Scratch, .. } = case.refused() else { panic!() };
-    assert_eq!(found, place(3, at - 1, 0));
+    assert_eq!(found, place(1, 0, 0));
 }
 
 /// An all_gather whose receives run in a lane of their own, into Scratch that the first lane sends on from.
@@ -288,10 +284,14 @@ fn a_finish_that_is_missing_early_or_twice() {
     *reduction(&mut case, 1).2 = false;
     assert_eq!(case.refused(), Error::NotFinished { element: element(1, 1, 0) });
 
-    let mut case = Case::new(Algorithm::Ring, Collective::ReduceScatter, 3, 1);
-    let Step::Reduce { finish, .. } = case.step(2, 1) else { panic!() };
-    *finish = true;
-    assert_eq!(case.refused(), Error::WrongFinish { at: place(2, 1, 0) });
+    // A sum that goes on.
+    let mut case = Case::new(Algorithm::HierRing, Collective::ReduceScatter, 3, 1);
+    let sums = case.programs[2].lanes.iter_mut().flatten().filter_map(|timed| match &mut timed.step {
+        Step::Reduce { finish, .. } => Some(finish),
+        _ => None,
+    });
+    *sums.into_iter().find(|finish| !**finish).unwrap() = true;
+    assert!(matches!(case.refused(), Error::WrongFinish { at: Place { rank: 2, .. } }));
 
     let mut case = reduce_scatter();
     let again = Step::Copy { source: Span::output(1), to: Span::output(1), finish: true };
@@ -319,7 +319,7 @@ fn blocks_of_different_sizes() {
 
 #[test]
 fn a_barrier_that_leaks() {
-    let mut case = Case::new(Algorithm::Log, Collective::Barrier, 4, 1);
+    let mut case = Case::new(Algorithm::HierLog, Collective::Barrier, 4, 1);
     assert_eq!(case.lane(0).len(), 4);
     // One round only: ranks hear from their left neighbour and from nobody else.
     for rank in 0..4 {

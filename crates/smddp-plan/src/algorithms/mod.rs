@@ -1,13 +1,8 @@
 //! The table of algorithms: a new one is one file here and one line in `Algorithm::entry`.
 
 mod hier;
-mod log;
 mod mesh;
 mod publish;
-mod recursive;
-mod ring;
-mod rounds;
-mod tree;
 
 use crate::ir::{Ask, Channel, Collective, Lane, Program, Span, Step, Timed};
 use crate::topology::Topology;
@@ -16,28 +11,21 @@ pub(crate) use hier::LOG_IN_PARTS;
 
 /// `publish`: everybody writes all it has once, each reader takes what it needs (small messages).
 /// `mesh`: every pair exchanges directly, one hop, in rotated order.
-/// `ring`: every rank talks to its two neighbours, blocks go round.
-/// `tree`: two binary trees, each with half of the blocks.
-/// `recursive`: halving and doubling, in its form for any number of ranks.
-/// `log`: Bruck's algorithms and dissemination, fewest messages.
 ///
-/// These take all ranks for alike. The others compose the mesh inside each node with the algorithm that they are
-/// named after between nodes (`hier` alone: mesh), and are there where there are several nodes.
+/// These two take all ranks for alike. The others compose the mesh inside each node with the algorithm that they are
+/// named after between nodes (`hier` alone: mesh). On one node each rank is taken for a node of its own, where that is not
+/// one of the first two again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Algorithm {
     Publish = 0,
     Mesh = 1,
-    Ring = 2,
-    Tree = 3,
-    Recursive = 4,
-    Log = 5,
-    HierMesh = 6,
-    HierRing = 7,
-    HierLog = 8,
-    HierRecursive = 9,
-    HierTree = 10,
-    HierPublish = 11,
+    HierMesh = 2,
+    HierRing = 3,
+    HierLog = 4,
+    HierRecursive = 5,
+    HierTree = 6,
+    HierPublish = 7,
 }
 
 /// Plans one rank of a group of at least two; `None` where the algorithm does not do it.
@@ -49,13 +37,9 @@ enum Planner {
 }
 
 impl Algorithm {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 8] = [
         Self::Publish,
         Self::Mesh,
-        Self::Ring,
-        Self::Tree,
-        Self::Recursive,
-        Self::Log,
         Self::HierMesh,
         Self::HierRing,
         Self::HierLog,
@@ -69,9 +53,15 @@ impl Algorithm {
         self.entry().0
     }
 
-    /// The algorithm of that name, letter by letter.
+    /// The algorithm of that name, letter by letter; `hier-` may be left out.
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|a| a.name() == name)
+        // `publish` comes before `hier-publish`.
+        Self::ALL.into_iter().find(|a| a.spellings().any(|spelling| spelling == name))
+    }
+
+    /// As it may be written.
+    pub(crate) fn spellings(self) -> impl Iterator<Item = &'static str> {
+        std::iter::once(self.name()).chain(self.name().strip_prefix("hier-"))
     }
 
     const fn planner(self) -> Planner {
@@ -82,10 +72,6 @@ impl Algorithm {
         match self {
             Self::Publish => ("publish", Planner::Flat(publish::plan)),
             Self::Mesh => ("mesh", Planner::Flat(mesh::plan)),
-            Self::Ring => ("ring", Planner::Flat(ring::plan)),
-            Self::Tree => ("tree", Planner::Flat(tree::plan)),
-            Self::Recursive => ("recursive", Planner::Flat(recursive::plan)),
-            Self::Log => ("log", Planner::Flat(log::plan)),
             Self::HierMesh => ("hier", Planner::Hier(Inter::Mesh)),
             Self::HierRing => ("hier-ring", Planner::Hier(Inter::Ring)),
             Self::HierLog => ("hier-log", Planner::Hier(Inter::Log)),
@@ -104,10 +90,9 @@ impl Algorithm {
     /// Whether a partial result travels in the element type, so that 16-bit floats round at every hop.
     pub const fn rounds_per_hop(self) -> bool {
         match self {
-            Self::Ring | Self::Tree | Self::Recursive => true,
             Self::HierRing | Self::HierTree | Self::HierRecursive | Self::HierLog => true,
             // Once inside each node and once between them.
-            Self::Publish | Self::Mesh | Self::Log | Self::HierMesh | Self::HierPublish => false,
+            Self::Publish | Self::Mesh | Self::HierMesh | Self::HierPublish => false,
         }
     }
 
@@ -133,7 +118,11 @@ pub fn plan(algorithm: Algorithm, ask: &Ask, topology: &Topology) -> Option<Prog
     }
     match algorithm.planner() {
         Planner::Flat(plan) => plan(ask),
-        Planner::Hier(_) if topology.nodes() == 1 => None,
+        // The same as the mesh, and as `publish`.
+        Planner::Hier(Inter::Mesh | Inter::Publish) if topology.nodes() == 1 => None,
+        Planner::Hier(inter) if topology.nodes() == 1 => {
+            hier::plan(inter, ask, &Topology::blocks(ask.size, 1))
+        }
         Planner::Hier(inter) => hier::plan(inter, ask, topology),
     }
 }

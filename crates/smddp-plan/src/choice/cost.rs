@@ -1,4 +1,4 @@
-//! Time of an algorithm: hops, messages and bytes of the busiest rank, each at a fixed price.
+//! Time of the two algorithms that are chosen on one node: hops, messages and bytes of the busiest rank, each at a fixed price.
 //!
 //! The prices are those of shared memory on one socket, rounded from measurements of a two-rank exchange:
 //! a flag reaches another core in about 0.15 us; a message in a slot costs its reader or writer about 0.05 us
@@ -7,7 +7,6 @@
 //! matter.
 
 use super::shape::Case;
-use crate::algorithms::Algorithm;
 use crate::ir::Collective;
 
 /// Nanoseconds from a rank's write to another's read.
@@ -29,56 +28,35 @@ struct Work {
     passes: f64,
 }
 
-/// Modelled nanoseconds; `None` where the algorithm does not do the collective. Segments are left out: they
-/// cost every algorithm alike.
-pub(super) fn cost(algorithm: Algorithm, case: &Case<'_>) -> Option<f64> {
-    if case.size < 2 {
-        return Some(case.bytes as f64 / CELL_RATE);
+impl Work {
+    /// Modelled nanoseconds. Segments are left out: they cost both alike.
+    fn time(&self, message: f64, bytes: f64, rate: f64) -> f64 {
+        self.hops * HOP + self.messages * message + self.passes * bytes / rate
     }
-    let work = work(algorithm, case.collective, case.size as f64)?;
-    let (message, rate) = match algorithm {
-        Algorithm::Publish if case.fits_slot() => (SLOT_MESSAGE, SLOT_RATE),
-        _ => (CELL_MESSAGE, CELL_RATE),
-    };
-    Some(work.hops * HOP + work.messages * message + work.passes * case.bytes as f64 / rate)
 }
 
-fn work(algorithm: Algorithm, collective: Collective, n: f64) -> Option<Work> {
+/// Whether `publish` with its message in a slot is no slower than `mesh`.
+pub(super) fn publish_wins(case: &Case<'_>) -> bool {
     use Collective::*;
+    let n = case.size as f64;
     let peers = n - 1.0;
     let share = peers / n;
-    let rounds = n.log2().ceil();
-    let (hops, messages, passes) = match (algorithm, collective) {
-        (Algorithm::Publish, Barrier) => (1.0, n, 0.0),
-        (Algorithm::Publish, AllGather | Broadcast | Gather | Scatter) => (1.0, n, 1.0),
-        (Algorithm::Publish, ReduceScatter | AllToAll) => (1.0, n, 1.0 + share),
-        (Algorithm::Publish, AllReduce) => (1.0, n, n),
-        (Algorithm::Publish, Reduce) => (1.0, peers, peers),
-
-        (Algorithm::Mesh, Barrier) => (1.0, n, 0.0),
-        (Algorithm::Mesh, AllGather | Broadcast | Gather | Scatter) => (1.0, n, 1.0),
-        (Algorithm::Mesh, ReduceScatter | AllToAll) => (1.0, 2.0 * peers, 2.0 * share),
-        (Algorithm::Mesh, Reduce) => (2.0, 3.0 * peers, 3.0 * share),
-        (Algorithm::Mesh, AllReduce) => (2.0, 3.0 * peers + 1.0, 3.0 * share + 1.0 / n),
-
-        (Algorithm::Ring, AllGather | ReduceScatter) => (peers, 2.0 * peers, 2.0 * share),
-        (Algorithm::Ring, AllReduce) => (2.0 * peers, 4.0 * peers, 4.0 * share),
-        (Algorithm::Ring, Broadcast | Reduce) => (peers, 2.0 * n, 2.0),
-
-        (Algorithm::Tree, Broadcast) => (rounds, 4.0, 1.5),
-        (Algorithm::Tree, Reduce) => (rounds, 4.0, 2.0),
-        (Algorithm::Tree, AllReduce) => (2.0 * rounds, 8.0, 3.5),
-
-        (Algorithm::Recursive, AllGather) => (rounds, 2.0 * rounds, 2.0 * share),
-        // Scratch is written and read once more.
-        (Algorithm::Recursive, ReduceScatter) => (rounds, 2.0 * rounds, 3.0 * share),
-        (Algorithm::Recursive, AllReduce) => (2.0 * rounds, 4.0 * rounds, 5.0 * share),
-
-        (Algorithm::Log, AllGather) => (rounds, 2.0 * rounds, 2.0 * share),
-        // Half of the blocks in each round, packed, sent, received and unpacked; and out of Scratch at the end.
-        (Algorithm::Log, AllToAll) => (rounds, 2.0 * rounds, 2.0 * rounds + 2.0),
-        (Algorithm::Log, Barrier) => (rounds, 2.0 * rounds, 0.0),
-        _ => return None,
+    let publish = match case.collective {
+        Barrier => (n, 0.0),
+        AllGather | Broadcast | Gather | Scatter => (n, 1.0),
+        ReduceScatter | AllToAll => (n, 1.0 + share),
+        AllReduce => (n, n),
+        Reduce => (peers, peers),
     };
-    Some(Work { hops, messages, passes })
+    let mesh = match case.collective {
+        Barrier => (1.0, n, 0.0),
+        AllGather | Broadcast | Gather | Scatter => (1.0, n, 1.0),
+        ReduceScatter | AllToAll => (1.0, 2.0 * peers, 2.0 * share),
+        Reduce => (2.0, 3.0 * peers, 3.0 * share),
+        AllReduce => (2.0, 3.0 * peers + 1.0, 3.0 * share + 1.0 / n),
+    };
+    let work = |(hops, messages, passes)| Work { hops, messages, passes };
+    let bytes = case.bytes as f64;
+    let publish = work((1.0, publish.0, publish.1)).time(SLOT_MESSAGE, bytes, SLOT_RATE);
+    case.fits_slot() && publish <= work(mesh).time(CELL_MESSAGE, bytes, CELL_RATE)
 }

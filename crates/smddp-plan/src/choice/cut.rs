@@ -50,13 +50,13 @@ const STAGED: usize = 2 << 20;
 /// channel;
 /// from five ranks on pieces shrink so that all cells together stay in cache; and cells take no more than a
 /// quarter of the staging, for which first cells and then bytes are given up.
-pub(super) fn cut(algorithm: Algorithm, case: &Case<'_>) -> Choice {
+pub(super) fn cut(algorithm: Algorithm, need: &Need, case: &Case<'_>) -> Choice {
     let Case { collective, size, block, .. } = *case;
     let whole = block.max(1).next_multiple_of(LINE);
     if size == 1 || (algorithm == Algorithm::Publish && case.fits_slot()) {
         return Choice { algorithm, segment: whole, depth: 1, ahead: 0 };
     }
-    let (message, staged) = cells(algorithm, collective, size);
+    let (message, staged) = (need.message.max(1), need.staged());
     // Up to four ranks: about DEEP bytes of cells a rank.
     let largest = if size == 2 && staged == 1 { LARGEST_OF_TWO } else { LARGEST };
     let mut depth = if size <= 4 { (DEEP / (staged * largest)).clamp(2, 8) } else { 2 };
@@ -143,11 +143,7 @@ fn bounds(network: &Network) -> (usize, usize) {
 
 /// Bytes that the cells of one channel may take together, so that all of a rank take a quarter of the staging.
 pub(super) fn room(algorithm: Algorithm, case: &Case<'_>) -> Option<usize> {
-    let staged = match case.topology.nodes() {
-        1 => cells(algorithm, case.collective, case.size).1,
-        _ => need(algorithm, case)?.staged(),
-    };
-    Some(case.staging / 4 / staged)
+    Some(case.staging / 4 / need(algorithm, case)?.staged())
 }
 
 /// Down to whole lines, at least one.
@@ -158,72 +154,8 @@ fn down(bytes: usize) -> usize {
 /// Whether a channel carries no more than one message of each segment.
 fn one_message_a_segment(algorithm: Algorithm, collective: Collective) -> bool {
     match algorithm {
+        Algorithm::Publish => true,
         Algorithm::Mesh => collective != Collective::Broadcast,
-        Algorithm::Ring => !matches!(collective, Collective::Broadcast | Collective::Reduce),
-        _ => true,
-    }
-}
-
-/// Blocks in the largest message, and blocks in one cell of each channel of a rank together, or a little more;
-/// at least 1 each.
-pub(super) fn cells(algorithm: Algorithm, collective: Collective, n: usize) -> (usize, usize) {
-    use Collective::*;
-    let (message, staged) = match (algorithm, collective) {
-        (_, Barrier) | (Algorithm::Publish, AllGather | Gather) => (1, 1),
-        (Algorithm::Publish, _) => (n, n),
-        (Algorithm::Mesh, ReduceScatter | Scatter | AllToAll) => (1, n - 1),
-        (Algorithm::Mesh, AllReduce | Reduce) => (1, n),
-        (Algorithm::Ring, AllReduce) => (1, 2 * n - 2),
-        (Algorithm::Ring, AllGather | ReduceScatter) => (1, n - 1),
-        (Algorithm::Mesh | Algorithm::Ring, _) => (1, 1),
-        // Both halves up, and one of them down where a rank has children.
-        (Algorithm::Tree, AllReduce) if n > 2 => (n.div_ceil(2), n + n.div_ceil(2)),
-        (Algorithm::Tree, _) => (n.div_ceil(2), n),
-        (Algorithm::Recursive, AllReduce) => (n / 2, 2 * n - 2),
-        (Algorithm::Log, AllToAll) => (n / 2, n / 2 * n.next_power_of_two().ilog2() as usize),
-        (Algorithm::Recursive | Algorithm::Log, _) => (n / 2, n - 1),
-        // Hierarchical ones are not for one node.
-        _ => (1, 1),
-    };
-    (message.max(1), staged.max(1))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::check::programs;
-    use crate::topology::Topology;
-    use std::collections::HashMap;
-
-    #[test]
-    fn cells_are_no_fewer_and_no_smaller_than_the_plans_need() {
-        for algorithm in Algorithm::ALL {
-            for collective in Collective::ALL {
-                for n in 2..20 {
-                    let Some(programs) = programs(algorithm, collective, &Topology::single(n), 0, false)
-                    else {
-                        continue;
-                    };
-                    let (mut message, mut staged) = (1, 1);
-                    for program in &programs {
-                        let mut channels = HashMap::new();
-                        for timed in program.lanes.iter().flatten() {
-                            if let Some((channel, span)) = timed.step.published() {
-                                let blocks = channels.entry(channel).or_insert(0);
-                                *blocks = span.blocks.max(*blocks);
-                            }
-                        }
-                        message = channels.values().copied().max().unwrap_or(0).max(message);
-                        staged = channels.values().sum::<usize>().max(staged);
-                    }
-                    let table = cells(algorithm, collective, n);
-                    let close = |table: usize, plan: usize| (plan..=2 * plan).contains(&table);
-                    assert!(
-                        close(table.0, message) && close(table.1, staged),
-                        "{algorithm:?} {collective:?} {n}: {table:?}, but {message} and {staged}"
-                    );
-                }
-            }
-        }
+        _ => false,
     }
 }

@@ -17,7 +17,7 @@ mod shape;
 pub use alternatives::alternatives;
 pub use shape::{Counts, Group, Memory, Settings, Shape};
 
-use crate::algorithms::{Algorithm, plan};
+use crate::algorithms::Algorithm;
 use crate::ir::Collective;
 use shape::Case;
 
@@ -194,19 +194,24 @@ fn by_pairs(shape: &Shape, size: usize, settings: &Settings<'_>) -> Counts {
 /// Picks algorithm, segment and depth, all by cost.
 ///
 /// On one node: `publish` or `mesh`. `publish` is a candidate where its whole message fits a slot; with slots up to
-/// 8 KiB it then always wins. The other flat algorithms are never quicker where one write reaches all readers in one
-/// hop; the settings can name them.
+/// 8 KiB it then always wins. The others are never quicker where one write reaches all readers in one hop; the settings can
+/// name them.
 ///
 /// On several: one of the hierarchical algorithms. A reducing collective's is chosen for [`Network::ASSUMED`], with
 /// the transport's own [`Network::incast`].
 fn cheapest(case: &Case<'_>) -> Choice {
-    if case.topology.nodes() > 1 {
-        return cheapest_between(case).unwrap_or_else(|| cut::cut(Algorithm::Mesh, case));
+    if case.topology.nodes() > 1
+        && let Some(choice) = cheapest_between(case)
+    {
+        return choice;
     }
-    let publish_wins =
-        case.fits_slot() && cost::cost(Algorithm::Publish, case) <= cost::cost(Algorithm::Mesh, case);
-    let algorithm = if publish_wins { Algorithm::Publish } else { Algorithm::Mesh };
-    cut::cut(algorithm, case)
+    // Slots are in shared memory.
+    let algorithm = if case.topology.nodes() == 1 && cost::publish_wins(case) {
+        Algorithm::Publish
+    } else {
+        Algorithm::Mesh
+    };
+    cut::cut(algorithm, &need::need(algorithm, case).unwrap_or_default(), case)
 }
 
 /// Of the hierarchical algorithms the quickest. `hier` does every collective, so there is one.
@@ -249,17 +254,14 @@ fn cut_between(algorithm: Algorithm, need: &need::Need, case: &Case<'_>) -> (Opt
 }
 
 /// Segment and depth for an algorithm that the user asks for; `None` where it does not do the collective, would
-/// round a 16-bit reduction more than once although that is forbidden, or needs all ranks on one node (`publish`) or
-/// several (the hierarchical ones).
+/// round a 16-bit reduction more than once although that is forbidden, or needs all ranks on one node (`publish`).
 fn named(algorithm: Algorithm, case: &Case<'_>) -> Option<Choice> {
     if !case.allows(algorithm) {
         return None;
     }
-    if case.topology.nodes() > 1 {
-        // Slots are in shared memory.
-        let need = need::need(algorithm, case).filter(|_| algorithm != Algorithm::Publish)?;
-        return Some(cut_between(algorithm, &need, case).1);
+    let need = need::need(algorithm, case)?;
+    if case.topology.nodes() == 1 {
+        return Some(cut::cut(algorithm, &need, case));
     }
-    plan(algorithm, &case.ask(), case.topology)?;
-    Some(cut::cut(algorithm, case))
+    (algorithm != Algorithm::Publish).then(|| cut_between(algorithm, &need, case).1)
 }

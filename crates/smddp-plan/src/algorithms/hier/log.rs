@@ -7,7 +7,7 @@
 //!   has 0 1 2 3    <- 0 1    of the node 4 to the right: all six
 //! ```
 //!
-//! Bruck's steps, as in the flat `log`, over nodes. What a node has to send in a round is dealt to its rails in equal
+//! Bruck's steps, over nodes. What a node has to send in a round is dealt to its rails in equal
 //! shares, each in runs of blocks that lie in a row; a run is a message, from one rank to one rank, which hands it
 //! to its mates. After each round every rank of a node has all, so any of them can send any run.
 //!

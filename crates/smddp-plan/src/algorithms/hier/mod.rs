@@ -22,7 +22,7 @@
 //! one may wait while another goes on.
 //!
 //! Deadlock: between nodes a part has channels of its own, and a message is read one iteration after it is written,
-//! as in the flat ring and tree. A channel inside a node carries the parts of one lane in the order of that lane,
+//! so two cells a channel do. A channel inside a node carries the parts of one lane in the order of that lane,
 //! and is read by (or written from) a lane that does nothing else, in the same order.
 //!
 //! In place: a part of Out is written by the step that reads the last contribution to it, or by one that takes a
