@@ -1,7 +1,7 @@
 """The native core: conversions only; the behaviour is documented where it lives, in the Rust crates."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, final
+from typing import Any, Protocol, final
 
 __all__ = [
     "ClosedError",
@@ -11,7 +11,6 @@ __all__ = [
     "Error",
     "MismatchError",
     "PeerLostError",
-    "PendingComm",
     "TopologyError",
     "Work",
     "__version__",
@@ -27,6 +26,14 @@ __version__: str
 # (address, elements): a flat buffer; a list of them: blocks that lie anywhere;
 # (address, [elements, ...]): one buffer cut in uneven blocks; None: nothing on this rank.
 _Blocks = tuple[int, int] | tuple[int, Sequence[int]] | Sequence[tuple[int, int]] | None
+
+class _Store(Protocol):
+    """What torch's stores can do."""
+
+    def set(self, key: str, value: bytes, /) -> object: ...
+    def check(self, keys: list[str], /) -> bool: ...
+    def get(self, key: str, /) -> bytes: ...
+    def delete_key(self, key: str, /) -> object: ...
 
 class Error(RuntimeError): ...
 class CollectiveTimeoutError(Error): ...
@@ -63,18 +70,17 @@ class Work:
         """Call back once from a helper thread when done (well or not); at once if it is done already."""
 
 @final
-class PendingComm:
-    def __new__(cls, name: str, rank: int, size: int, timeout: float) -> PendingComm: ...
-    def card(self) -> bytes:
-        """What all other ranks of the group must get, by any store."""
-    def connect(self, cards: Sequence[bytes]) -> Comm:
-        """With the cards of all ranks in rank order. Raises TopologyError where ranks cannot share memory."""
-
-@final
 class Comm:
     rank: int
     size: int
     name: str
+    @staticmethod
+    def make(store: _Store, name: str, rank: int, size: int, timeout: float) -> Comm:
+        """This rank's end of a group whose ranks all do this over the same store.
+
+        Raises CollectiveTimeoutError naming the ranks that did not come within `timeout` seconds, TopologyError where ranks
+        cannot reach each other or one of them could not make the group at all, and whatever the store raises.
+        """
     def collective(
         self,
         collective: int,

@@ -149,6 +149,25 @@ def _amount(size: float) -> str:
     return f"{size:.1f} GiB"
 
 
+class _Values:
+    """A store for threads of one process."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+
+    def set(self, key: str, value: bytes) -> None:
+        self._values[key] = value
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self._values for key in keys)
+
+    def get(self, key: str) -> bytes:
+        return self._values[key]
+
+    def delete_key(self, key: str) -> None:
+        self._values.pop(key, None)
+
+
 def local_paths(ranks: int) -> list[tuple[str, str, str]]:
     """The paths that a group of `ranks` processes on this machine takes.
 
@@ -158,12 +177,9 @@ def local_paths(ranks: int) -> list[tuple[str, str, str]]:
     from concurrent.futures import ThreadPoolExecutor
     from uuid import uuid4
 
-    native = core()
-    name = f"info-{uuid4().hex[:8]}"
-    pending = [native.PendingComm(name, rank, ranks, 10.0) for rank in range(ranks)]
-    cards = [one.card() for one in pending]
+    name, store = f"info-{uuid4().hex[:8]}", _Values()
     with ThreadPoolExecutor(ranks) as pool:
-        comms = list(pool.map(lambda one: one.connect(cards), pending))
+        comms = list(pool.map(lambda rank: core().Comm.make(store, name, rank, ranks, 10.0), range(ranks)))
         found = paths(comms[0])
         list(pool.map(lambda comm: comm.close(), comms))
     return found

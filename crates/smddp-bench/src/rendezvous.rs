@@ -1,9 +1,10 @@
-//! Every rank's card to every rank, then the communicator.
+//! Where the ranks of a benchmark find each other.
 
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use smddp_core::Pending;
+use smddp_core::{Communicator, Store};
 
 use crate::calls::Team;
 use crate::error::{Error, Result};
@@ -13,53 +14,114 @@ use crate::store::{Client, Server};
 /// Makes the communicator of all ranks. With `store` somebody else serves the store there; otherwise rank 0
 /// does, at the place's meeting point.
 pub(crate) fn join(place: &Place, store: Option<&str>, timeout: Duration) -> Result<Team> {
+    join_counted(place, store, timeout).map(|(team, _)| team)
+}
+
+/// And how many bytes went through the store for this rank.
+pub(crate) fn join_counted(place: &Place, store: Option<&str>, timeout: Duration) -> Result<(Team, u64)> {
     let deadline = Instant::now() + timeout;
-    let pending = Pending::new("bench", place.rank, place.size, timeout)?;
-    let cards = match (store, &place.meet) {
-        (Some(addr), _) => exchange(&mut Client::connect(addr, deadline)?, place, &pending.card(), deadline)?,
-        (None, None) => vec![pending.card()],
+    let (rank, size) = (place.rank, place.size);
+    let make = |store: &dyn Store| {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let comm = Communicator::make(store, "bench", rank, size, left)?;
+        comm.set_timeout(timeout);
+        Ok::<_, Error>(comm)
+    };
+    let made = match (store, &place.meet) {
+        (Some(addr), _) => {
+            let values = Values::new(Client::connect(addr, deadline)?);
+            (make(&values)?, values.traffic())
+        }
+        (None, None) => (make(&Nowhere)?, 0),
         (None, Some(meet)) => {
-            let server = if place.rank == 0 { Some(serve(meet)?) } else { None };
+            let server = if rank == 0 { Some(serve(meet)?) } else { None };
             let addr = match &server {
                 Some(server) => local(server.addr()).to_string(),
                 None => join_host(&meet.host, meet.port),
             };
-            let mut client = Client::connect(&addr, deadline)?;
-            let cards = exchange(&mut client, place, &pending.card(), deadline)?;
+            let values = Values::new(Client::connect(&addr, deadline)?);
+            let comm = make(&values);
             // The server must outlive the last rank's last question.
-            client.set(&format!("taken/{}", place.rank), b"")?;
+            let _ = values.set(&format!("taken/{rank}"), b"");
+            let comm = comm?;
             if let Some(server) = &server {
                 let wait = || deadline.saturating_duration_since(Instant::now());
-                let slow = (0..place.size).find(|r| server.get(&format!("taken/{r}"), wait()).is_none());
+                let slow = (0..size).find(|r| server.get(&format!("taken/{r}"), wait()).is_none());
                 if let Some(rank) = slow {
                     return Err(Error::Rendezvous(format!("rank {rank} vanished during the rendezvous")));
                 }
             }
-            cards
+            (comm, values.traffic())
         }
     };
-    Ok(Team::new(pending.connect(&cards)?))
+    Ok((Team::new(made.0), made.1))
 }
 
-fn exchange(client: &mut Client, place: &Place, card: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>> {
-    let key = |rank: usize| format!("card/{rank}");
-    client.set(&key(place.rank), card)?;
-    let mut cards = Vec::with_capacity(place.size);
-    let mut absent = Vec::new();
-    for rank in 0..place.size {
-        match client.get(&key(rank), deadline)? {
-            Some(card) => cards.push(card),
-            None => absent.push(rank.to_string()),
+/// The server's values, as the core asks for them.
+struct Values(Mutex<Client>);
+
+impl Values {
+    fn new(client: Client) -> Self {
+        Self(Mutex::new(client))
+    }
+
+    fn traffic(&self) -> u64 {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).traffic()
+    }
+
+    fn ask<T>(&self, what: impl FnOnce(&mut Client) -> Result<T>) -> smddp_core::Result<T> {
+        let mut client = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        what(&mut client).map_err(|error| smddp_core::Error::System {
+            what: "the ranks' rendezvous".to_owned(),
+            why: error.to_string(),
+        })
+    }
+}
+
+impl Store for Values {
+    fn set(&self, key: &str, value: &[u8]) -> smddp_core::Result<()> {
+        self.ask(|client| client.set(key, value))
+    }
+
+    fn has(&self, keys: &[String]) -> smddp_core::Result<bool> {
+        for key in keys {
+            if self.ask(|client| client.get(key, Instant::now()))?.is_none() {
+                return Ok(false);
+            }
         }
+        Ok(true)
     }
-    if absent.is_empty() {
-        return Ok(cards);
+
+    fn get(&self, key: &str) -> smddp_core::Result<Vec<u8>> {
+        let absent = || Error::Rendezvous(format!("{key} is gone from the rendezvous"));
+        self.ask(|client| client.get(key, Instant::now())?.ok_or_else(absent))
     }
-    Err(Error::Rendezvous(format!(
-        "of {} ranks, rank {} did not arrive in time (see --timeout)",
-        place.size,
-        absent.join(", ")
-    )))
+
+    /// The store ends with the job.
+    fn delete(&self, _key: &str) -> smddp_core::Result<()> {
+        Ok(())
+    }
+}
+
+/// One rank meets nobody.
+struct Nowhere;
+
+impl Store for Nowhere {
+    fn set(&self, _key: &str, _value: &[u8]) -> smddp_core::Result<()> {
+        Ok(())
+    }
+
+    fn has(&self, _keys: &[String]) -> smddp_core::Result<bool> {
+        Ok(false)
+    }
+
+    fn get(&self, _key: &str) -> smddp_core::Result<Vec<u8>> {
+        Ok(Vec::new())
+    }
+
+    fn delete(&self, _key: &str) -> smddp_core::Result<()> {
+        Ok(())
+    }
 }
 
 /// Listens at the meeting point only, not on every interface of the host: except where its name means a
@@ -96,40 +158,6 @@ fn join_host(host: &str, port: u16) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::thread;
-
-    fn place(rank: usize, size: usize) -> Place {
-        Place { rank, size, local_rank: rank, meet: None }
-    }
-
-    #[test]
-    fn all_cards_reach_all_ranks() {
-        let server = Server::bind("127.0.0.1:0").unwrap();
-        let addr = server.addr().to_string();
-        let deadline = Instant::now() + Duration::from_secs(20);
-        let ranks: Vec<_> = (0..5)
-            .map(|rank| {
-                let addr = addr.clone();
-                thread::spawn(move || {
-                    let mut client = Client::connect(&addr, deadline).unwrap();
-                    exchange(&mut client, &place(rank, 5), &[rank as u8; 300], deadline).unwrap()
-                })
-            })
-            .collect();
-        for rank in ranks {
-            let cards = rank.join().unwrap();
-            assert_eq!(cards, (0..5u8).map(|r| vec![r; 300]).collect::<Vec<_>>());
-        }
-    }
-
-    #[test]
-    fn ranks_that_do_not_arrive_are_named() {
-        let server = Server::bind("127.0.0.1:0").unwrap();
-        let deadline = Instant::now() + Duration::from_millis(50);
-        let mut client = Client::connect(&server.addr().to_string(), deadline).unwrap();
-        let error = exchange(&mut client, &place(1, 3), b"x", deadline).unwrap_err().to_string();
-        assert!(error.contains("rank 0, 2 did not arrive"), "{error}");
-    }
 
     #[test]
     fn a_taken_port_is_named() {

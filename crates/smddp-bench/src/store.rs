@@ -20,7 +20,8 @@ const GREETING: &[u8; 16] = b"smddp-bench kv 1";
 const SET: u8 = 1;
 const GET: u8 = 2;
 const MAX_KEY: usize = 256;
-const MAX_VALUE: usize = 64 << 10;
+/// The cards of all ranks of a large job.
+const MAX_VALUE: usize = 64 << 20;
 /// How long a server waits for the greeting, a client for an answer beyond the time it asked to wait.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Between two attempts to connect to a server that may not be up yet.
@@ -141,6 +142,8 @@ fn serve(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
 pub(crate) struct Client {
     stream: TcpStream,
     addr: String,
+    /// Bytes both ways.
+    traffic: u64,
 }
 
 impl Client {
@@ -174,7 +177,7 @@ impl Client {
         };
         let mut greeting = [0; GREETING.len()];
         match stream.read_exact(&mut greeting) {
-            Ok(()) if greeting == *GREETING => Ok(Client { stream, addr: addr.into() }),
+            Ok(()) if greeting == *GREETING => Ok(Client { stream, addr: addr.into(), traffic: 0 }),
             Ok(()) => Err(stranger()),
             Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::UnexpectedEof) => {
                 Err(stranger())
@@ -192,6 +195,7 @@ impl Client {
         }
         let mut message = request(SET, key, value.len() as u32);
         message.extend_from_slice(value);
+        self.traffic += message.len() as u64;
         let sent = self.stream.write_all(&message);
         sent.map_err(|e| self.lost(e))
     }
@@ -205,7 +209,8 @@ impl Client {
 
     fn ask(&mut self, key: &str, millis: u32) -> io::Result<Option<Vec<u8>>> {
         self.stream.set_read_timeout(Some(Duration::from_millis(millis.into()) + PATIENCE))?;
-        self.stream.write_all(&request(GET, key, millis))?;
+        let message = request(GET, key, millis);
+        self.stream.write_all(&message)?;
         let mut head = [0; 5];
         self.stream.read_exact(&mut head)?;
         let len = u32::from_le_bytes([head[1], head[2], head[3], head[4]]) as usize;
@@ -214,7 +219,13 @@ impl Client {
         }
         let mut value = vec![0; len];
         self.stream.read_exact(&mut value)?;
+        self.traffic += (message.len() + head.len() + value.len()) as u64;
         Ok((head[0] == 1).then_some(value))
+    }
+
+    /// Bytes that went to the server and came from it.
+    pub(crate) fn traffic(&self) -> u64 {
+        self.traffic
     }
 
     fn lost(&self, error: io::Error) -> Error {

@@ -4,6 +4,7 @@
 //! is over. The executor and the kernels are the only places that touch them.
 
 mod bind;
+mod bootstrap;
 mod call;
 mod comm;
 pub mod config;
@@ -32,6 +33,7 @@ pub mod types;
 mod wait;
 mod work;
 
+pub use bootstrap::Store;
 pub use call::{Blocks, Call, name_of};
 pub use comm::{Communicator, Options, Work, shutdown};
 pub use config::Config;

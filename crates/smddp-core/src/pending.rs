@@ -3,6 +3,7 @@
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
+use smddp_transport::bootstrap::CardTree;
 use smddp_transport::joint::{Joined, Prepared};
 use smddp_transport::shm::Card;
 
@@ -45,6 +46,11 @@ impl Pending {
     /// What all other ranks of the group must get, by whatever store.
     pub fn card(&self) -> Vec<u8> {
         self.prepared.card().to_bytes()
+    }
+
+    /// This rank's part of the tree along which cards may travel.
+    pub(crate) fn tree(&self) -> std::io::Result<CardTree> {
+        CardTree::new(self.prepared.card())
     }
 
     /// Second half, with the cards of all ranks in rank order, mine included.

@@ -8,10 +8,10 @@ use smddp_transport::{LONGEST_WHY, Link};
 use crate::error::Error;
 
 /// Bytes for a list of ranks.
-const ROOM: usize = 360;
+pub(crate) const ROOM: usize = 360;
 
 /// "5, 258-269, and 37 more": ranks in ascending order, as much as there is room for.
-fn ranges(ranks: &[usize], room: usize) -> String {
+pub(crate) fn ranges(ranks: &[usize], room: usize) -> String {
     let mut text = String::new();
     let mut at = 0;
     while at < ranks.len() {

@@ -1,45 +1,13 @@
-//! `PendingComm` and `Comm`.
-
-use std::sync::Mutex;
-use std::sync::PoisonError;
+//! `Comm`.
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
-use smddp_core::{Call, Collective, Communicator, DType, On, Options, Pending, RedOp, Stream};
+use smddp_core::{Call, Collective, Communicator, DType, On, Options, RedOp, Stream};
 
 use crate::blocks::parse;
 use crate::errors::raise;
+use crate::store::PyStore;
 use crate::work::{Work, seconds};
-
-/// First half of making a group.
-#[pyclass(frozen)]
-pub(crate) struct PendingComm(Mutex<Option<Pending>>);
-
-#[pymethods]
-impl PendingComm {
-    #[new]
-    fn new(py: Python<'_>, name: &str, rank: usize, size: usize, timeout: f64) -> PyResult<Self> {
-        let pending = py
-            .detach(|| Pending::new(name, rank, size, seconds(timeout)))
-            .map_err(|error| raise(py, error))?;
-        Ok(Self(Mutex::new(Some(pending))))
-    }
-
-    fn card<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let pending =
-            guard.as_ref().ok_or_else(|| PyRuntimeError::new_err("this group is connected already"))?;
-        Ok(PyBytes::new(py, &pending.card()))
-    }
-
-    fn connect(&self, py: Python<'_>, cards: Vec<Vec<u8>>) -> PyResult<Comm> {
-        let pending = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let pending = pending.ok_or_else(|| PyRuntimeError::new_err("this group is connected already"))?;
-        let comm = py.detach(|| pending.connect(&cards)).map_err(|error| raise(py, error))?;
-        Ok(Comm { rank: comm.rank(), size: comm.size(), name: comm.name().to_owned(), comm })
-    }
-}
 
 /// One group's ranks.
 #[pyclass(frozen)]
@@ -70,6 +38,21 @@ fn options(keep: Py<PyAny>, timeout: f64) -> Options {
 
 #[pymethods]
 impl Comm {
+    #[staticmethod]
+    fn make(
+        py: Python<'_>,
+        store: Py<PyAny>,
+        name: &str,
+        rank: usize,
+        size: usize,
+        timeout: f64,
+    ) -> PyResult<Self> {
+        let store = PyStore::new(store);
+        let made = py.detach(|| Communicator::make(&store, name, rank, size, seconds(timeout)));
+        let comm = made.map_err(|error| store.raised().unwrap_or_else(|| raise(py, error)))?;
+        Ok(Self { rank: comm.rank(), size: comm.size(), name: comm.name().to_owned(), comm })
+    }
+
     #[expect(clippy::too_many_arguments, reason = "the call as Python makes it, documented in _core.pyi")]
     #[pyo3(signature = (collective, dtype, redop, factor, root, input, output, keep, timeout, asynchronous, device=-1, stream=0))]
     fn collective(

@@ -4,6 +4,7 @@ mod blocks;
 mod comm;
 mod errors;
 mod info;
+mod store;
 mod work;
 
 use pyo3::prelude::*;
@@ -25,7 +26,6 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     smddp_core::set_interrupt(signal_waits);
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     errors::add(module)?;
-    module.add_class::<comm::PendingComm>()?;
     module.add_class::<comm::Comm>()?;
     module.add_class::<work::Work>()?;
     module.add_function(wrap_pyfunction!(info::settings, module)?)?;

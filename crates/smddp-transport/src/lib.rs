@@ -5,6 +5,7 @@
 //! cannot be done yet is `None` or `false`, never an error.
 
 pub mod board;
+pub mod bootstrap;
 pub mod fork;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;

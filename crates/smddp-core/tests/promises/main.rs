@@ -10,6 +10,7 @@ mod common;
 
 mod algorithms;
 mod bits;
+mod bootstrap;
 mod busy;
 mod deadline;
 mod death;

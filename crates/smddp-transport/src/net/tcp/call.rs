@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 const UNANSWERED: Duration = Duration::from_secs(20);
 
 /// A connection that is being made; what comes of it shows when it is used.
-pub(super) fn connect(address: SocketAddr) -> io::Result<Own<TcpStream>> {
+pub(crate) fn connect(address: SocketAddr) -> io::Result<Own<TcpStream>> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;

@@ -31,8 +31,9 @@ mod tests;
 mod watch;
 mod wire;
 
+pub(crate) use call::connect;
 pub(crate) use endpoint::{Door, TcpAddress, TcpEndpoint};
-pub(crate) use own::forked;
+pub(crate) use own::{Own, forked};
 pub(crate) use survey::Survey;
 pub(crate) use watch::Watches;
 pub(crate) use wire::TcpWire;

@@ -34,10 +34,10 @@ pub(crate) fn forked() {
 }
 
 /// A socket that forked children do not keep.
-pub(super) struct Own<S: AsRawFd>(S);
+pub(crate) struct Own<S: AsRawFd>(S);
 
 impl<S: AsRawFd> Own<S> {
-    pub(super) fn new(socket: S) -> Self {
+    pub(crate) fn new(socket: S) -> Self {
         if let Some((word, bit)) = bit(socket.as_raw_fd()) {
             word.fetch_or(bit, Ordering::AcqRel);
         }

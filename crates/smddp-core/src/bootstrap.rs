@@ -1,0 +1,298 @@
+//! Making a group of ranks that share nothing but a store: every rank's card to every rank.
+//!
+//! Cards travel along a tree of connections ([`CardTree`]); the store holds each rank's address in it, and which ranks came.
+//! What a rank has to say that cannot connect to its parent goes through the store, too. Keys lie under whatever prefix the
+//! store has for this group; a rank takes its own away in the end, so a later group of the same name never meets an old one.
+
+use std::time::{Duration, Instant};
+
+use smddp_plan::Collective;
+use smddp_transport::bootstrap::{CardTree, Failure, UNREACHED};
+
+use crate::call::{Blocks, Call};
+use crate::comm::{Communicator, Options};
+use crate::config::Level;
+use crate::error::{Error, Result};
+use crate::log;
+use crate::pending::Pending;
+use crate::report::{ROOM, ranges};
+use crate::types::{DType, RedOp};
+use crate::work::interrupted;
+
+/// Where ranks of a group find each other: small values by name. Its errors are this process's.
+pub trait Store {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()>;
+    /// Whether all of them are there.
+    fn has(&self, keys: &[String]) -> Result<bool>;
+    /// One that is there.
+    fn get(&self, key: &str) -> Result<Vec<u8>>;
+    fn delete(&self, key: &str) -> Result<()>;
+}
+
+/// Between two looks at the store, from the first on; a large group leaves a server its breath.
+const FIRST_PAUSE: Duration = Duration::from_micros(200);
+const LONGEST_PAUSE: Duration = Duration::from_millis(20);
+const FOR_EACH_RANK: Duration = Duration::from_micros(200);
+/// How long a rank that cannot make a group waits for the others to find out, too.
+const FAIL_TOGETHER: Duration = Duration::from_secs(2);
+
+const REFUSED: &str = "smddp/refused";
+
+fn card(rank: usize) -> String {
+    format!("smddp/card/{rank}")
+}
+
+fn failed(rank: usize) -> String {
+    format!("smddp/failed/{rank}")
+}
+
+fn up(rank: usize) -> String {
+    format!("smddp/up/{rank}")
+}
+
+fn down(rank: usize) -> String {
+    format!("smddp/down/{rank}")
+}
+
+impl Communicator {
+    /// Makes rank `rank` of the group `name`, with `size` ranks that do the same over the same store within `timeout`, which
+    /// is also the deadline of every call that has none of its own.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`] naming the ranks that did not come; [`Error::Topology`] where ranks cannot reach each other,
+    /// differ in version or settings, or one of them could not make the group at all; the store's own.
+    pub fn make(
+        store: &dyn Store,
+        name: &str,
+        rank: usize,
+        size: usize,
+        timeout: Duration,
+    ) -> Result<Communicator> {
+        let begun = Instant::now();
+        let table = Table { store, name, rank, size, timeout, begun, deadline: begun + timeout };
+        let pending = match Pending::new(name, rank, size, timeout) {
+            Ok(pending) if size == 1 => {
+                let card = pending.card();
+                return pending.connect(&[card]);
+            }
+            Ok(pending) => pending,
+            Err(error) => {
+                table.refuse(&error);
+                return Err(error);
+            }
+        };
+        let made = table.meet(pending);
+        match &made {
+            Err(Error::Timeout { missing, .. }) => table.fail_together(missing),
+            Err(Error::Topology(_) | Error::System { .. }) => table.fail_together(&[]),
+            _ => {}
+        }
+        // In the end: others may still have to read it.
+        let _ = store.delete(&card(rank));
+        made
+    }
+}
+
+/// One rank at the table where a group's ranks meet.
+struct Table<'a> {
+    store: &'a dyn Store,
+    name: &'a str,
+    rank: usize,
+    size: usize,
+    timeout: Duration,
+    begun: Instant,
+    deadline: Instant,
+}
+
+impl Table<'_> {
+    fn meet(&self, pending: Pending) -> Result<Communicator> {
+        let mut tree = pending.tree().map_err(|error| Error::System {
+            what: format!("group `{}`: no sockets to exchange cards", self.name),
+            why: error.to_string(),
+        })?;
+        self.store.set(&card(self.rank), &tree.address())?;
+        let outcome = self.exchange(&mut tree);
+        if let Err(error) = &outcome {
+            let missing = match error {
+                Error::Timeout { missing, .. } => missing.clone(),
+                _ => Vec::new(),
+            };
+            tree.fail(Failure { missing, why: format!("rank {}: {error}", self.rank) });
+        }
+        let comm = pending.connect(&outcome?)?;
+        drop(tree);
+        // Nobody passes before all have read all cards.
+        let left = self.deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let barrier = Call {
+            collective: Collective::Barrier,
+            dtype: DType::U8,
+            redop: RedOp::Sum,
+            root: 0,
+            input: Blocks::None,
+            output: Blocks::None,
+        };
+        // SAFETY: a barrier has no buffers.
+        unsafe { comm.run(&barrier, Options { timeout: Some(left), ..Options::default() }) }?;
+        Ok(comm)
+    }
+
+    fn exchange(&self, tree: &mut CardTree) -> Result<Vec<Vec<u8>>> {
+        let longest = LONGEST_PAUSE.max(FOR_EACH_RANK * self.size as u32);
+        let (mut pause, mut next) = (FIRST_PAUSE, Instant::now());
+        loop {
+            let now = Instant::now();
+            if now >= self.deadline {
+                return Err(self.late(tree)?);
+            }
+            if now >= next {
+                if self.look(tree)? {
+                    pause = FIRST_PAUSE;
+                }
+                next = Instant::now() + pause;
+                pause = (2 * pause).min(longest);
+            }
+            if interrupted() {
+                return Err(Error::Interrupted);
+            }
+            if let Some(outcome) = tree.go_on(next.saturating_duration_since(Instant::now())) {
+                let outcome = outcome.clone();
+                self.carry_down(tree)?;
+                return outcome.map_err(|failure| self.told(failure));
+            }
+        }
+    }
+
+    /// What the store has for this rank; whether there was anything.
+    fn look(&self, tree: &mut CardTree) -> Result<bool> {
+        if self.there(REFUSED)? {
+            let why = String::from_utf8_lossy(&self.store.get(REFUSED)?).into_owned();
+            return Err(Error::Topology(format!("making group `{}`: {why}", self.name)));
+        }
+        let mut moved = false;
+        if let Some(parent) = tree.parent().filter(|_| tree.is_lost())
+            && self.there(&card(parent))?
+        {
+            let address = self.store.get(&card(parent))?;
+            tree.call(&address).map_err(|why| {
+                Error::Topology(format!("making group `{}`: rank {parent} has {why}", self.name))
+            })?;
+            moved = true;
+        }
+        if let Some(words) = tree.to_carry_up() {
+            log::say(
+                Level::Info,
+                &format!(
+                    "group `{}`: rank {} cannot connect to rank {}; its cards go through the store",
+                    self.name,
+                    self.rank,
+                    tree.parent().unwrap_or(0)
+                ),
+            );
+            self.store.set(&up(self.rank), &words)?;
+            moved = true;
+        }
+        if tree.is_unreached() && self.there(&down(self.rank))? {
+            tree.carried_down(&self.take(&down(self.rank))?);
+            moved = true;
+        }
+        // Who has no connection says so here, but not at once.
+        for child in if self.begun.elapsed() >= UNREACHED { tree.unconnected() } else { Vec::new() } {
+            if self.there(&up(child))? {
+                tree.carried_up(child, &self.take(&up(child))?);
+                moved = true;
+            }
+        }
+        Ok(moved)
+    }
+
+    fn carry_down(&self, tree: &CardTree) -> Result<()> {
+        let Some((children, words)) = tree.to_carry_down() else { return Ok(()) };
+        children.into_iter().try_for_each(|child| self.store.set(&down(child), &words))
+    }
+
+    fn there(&self, key: &str) -> Result<bool> {
+        self.store.has(&[key.to_owned()])
+    }
+
+    fn take(&self, key: &str) -> Result<Vec<u8>> {
+        let value = self.store.get(key)?;
+        self.store.delete(key)?;
+        Ok(value)
+    }
+
+    /// The deadline has passed: who did not come.
+    fn late(&self, tree: &CardTree) -> Result<Error> {
+        let mut missing = Vec::new();
+        self.absent(0..self.size, &mut missing)?;
+        let detail = if missing.is_empty() {
+            format!("all ranks came, but what {} had to say did not", named(&tree.awaited()))
+        } else {
+            format!(
+                "no card from {}; {} of {} ranks came. Did all ranks of the group call init_process_group or new_group, \
+                 with the same arguments and in the same order?",
+                named(&missing),
+                self.size - missing.len(),
+                self.size
+            )
+        };
+        Ok(self.timeout(missing, detail))
+    }
+
+    fn timeout(&self, missing: Vec<usize>, detail: String) -> Error {
+        let (what, group) = ("making it".to_owned(), self.name.to_owned());
+        Error::Timeout { what, group, after: self.timeout, missing, detail }
+    }
+
+    /// Halves, so that few questions find few ranks.
+    fn absent(&self, ranks: std::ops::Range<usize>, missing: &mut Vec<usize>) -> Result<()> {
+        let keys: Vec<String> = ranks.clone().map(card).collect();
+        if self.store.has(&keys)? {
+            return Ok(());
+        }
+        if ranks.len() == 1 {
+            missing.push(ranks.start);
+            return Ok(());
+        }
+        let middle = ranks.start + ranks.len() / 2;
+        self.absent(ranks.start..middle, missing)?;
+        self.absent(middle..ranks.end, missing)
+    }
+
+    /// Another rank found out why there will be no group.
+    fn told(&self, failure: Failure) -> Error {
+        match failure.missing.is_empty() {
+            true => Error::Topology(format!("making group `{}`: {}", self.name, failure.why)),
+            false => self.timeout(failure.missing, failure.why),
+        }
+    }
+
+    /// In place of a card, so that the others need not wait for one. They read it before this rank goes on.
+    fn refuse(&self, error: &Error) {
+        if self.size > 1 {
+            let why = format!("rank {} could not: {error}", self.rank);
+            let _ = self.store.set(REFUSED, why.as_bytes());
+            self.fail_together(&[]);
+            let _ = self.store.delete(REFUSED);
+        }
+    }
+
+    /// Most reasons to fail hold for all ranks, and each is to raise its own error. So the first leaves only when the others
+    /// have found out, too: what follows is often the end of its process, and, with rank 0, of the store. The keys stay: all
+    /// that one could do to a later group is to end a wait like this one. Who is `missing` finds out nothing.
+    fn fail_together(&self, missing: &[usize]) {
+        let begun = Instant::now();
+        let _ = self.store.set(&failed(self.rank), b"");
+        let all: Vec<String> = (0..self.size).filter(|rank| !missing.contains(rank)).map(failed).collect();
+        let mut pause = FIRST_PAUSE;
+        while begun.elapsed() < FAIL_TOGETHER && !self.store.has(&all).unwrap_or(true) && !interrupted() {
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+    }
+}
+
+/// "rank 5", "ranks 5, 7-9".
+fn named(ranks: &[usize]) -> String {
+    let s = if ranks.len() == 1 { "" } else { "s" };
+    format!("rank{s} {}", ranges(ranks, ROOM))
+}

@@ -1,0 +1,205 @@
+//! Groups made over a store, by ranks as threads: the cards' way to everybody.
+
+use std::collections::HashMap;
+use std::sync::{Barrier, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use smddp_core::{Communicator, Error, Result, Store};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A store of this process, which counts what goes through it.
+#[derive(Default)]
+struct Values {
+    values: Mutex<HashMap<String, Vec<u8>>>,
+    bytes: Mutex<usize>,
+}
+
+impl Values {
+    fn count(&self, bytes: usize) {
+        *self.bytes.lock().unwrap() += bytes;
+    }
+}
+
+impl Store for Values {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.count(key.len() + value.len());
+        self.values.lock().unwrap().insert(key.to_owned(), value.to_vec());
+        Ok(())
+    }
+
+    fn has(&self, keys: &[String]) -> Result<bool> {
+        self.count(keys.iter().map(String::len).sum());
+        let values = self.values.lock().unwrap();
+        Ok(keys.iter().all(|key| values.contains_key(key)))
+    }
+
+    fn get(&self, key: &str) -> Result<Vec<u8>> {
+        let value = self.values.lock().unwrap()[key].clone();
+        self.count(key.len() + value.len());
+        Ok(value)
+    }
+
+    fn delete(&self, key: &str) -> Result<()> {
+        self.values.lock().unwrap().remove(key);
+        Ok(())
+    }
+}
+
+/// What comes of it at each rank that takes part.
+fn ranks<T: Send>(
+    size: usize,
+    takes_part: impl Fn(usize) -> bool,
+    rank: impl Fn(usize) -> T + Sync,
+) -> Vec<(usize, T)> {
+    thread::scope(|scope| {
+        let (rank, mut started) = (&rank, Vec::new());
+        for one in (0..size).filter(|&one| takes_part(one)) {
+            started.push((one, scope.spawn(move || rank(one))));
+        }
+        started.into_iter().map(|(one, thread)| (one, thread.join().unwrap())).collect()
+    })
+}
+
+#[test]
+fn all_ranks_meet_however_many_and_nothing_is_left() {
+    for size in [1, 2, 3, 8, 9, 17, 80] {
+        let store = Values::default();
+        let over = Barrier::new(size);
+        for (rank, comm) in ranks(
+            size,
+            |_| true,
+            |rank| {
+                let comm = Communicator::make(&store, "all", rank, size, PATIENCE);
+                over.wait();
+                comm
+            },
+        ) {
+            let comm = comm.unwrap();
+            assert_eq!((comm.rank(), comm.size()), (rank, size));
+            comm.close();
+        }
+        assert!(store.values.lock().unwrap().is_empty(), "{size}: {:?}", store.values.lock().unwrap().keys());
+    }
+}
+
+/// What a rank asks of the store does not grow with the group.
+#[test]
+fn a_store_carries_a_few_hundred_bytes_for_each_rank() {
+    let (size, store) = (120, Values::default());
+    let comms =
+        ranks(size, |_| true, |rank| Communicator::make(&store, "few", rank, size, PATIENCE).unwrap());
+    let each = *store.bytes.lock().unwrap() / size;
+    // Its address, its parent's, and looks for it, as many as a busy machine makes of them.
+    assert!(each < 6_000, "{each} bytes a rank");
+    comms.into_iter().for_each(|(_, comm)| comm.close());
+}
+
+#[test]
+fn those_who_do_not_come_are_named_by_all_others_about_at_the_deadline() {
+    // Far from what it takes those who come.
+    let (size, timeout) = (40, Duration::from_secs(10));
+    // The root; one with children, and one without.
+    for missing in [vec![0], vec![8, 39]] {
+        let store = Values::default();
+        let began = Instant::now();
+        let here = |rank: usize| !missing.contains(&rank);
+        let outcomes =
+            ranks(size, here, |rank| Communicator::make(&store, "late", rank, size, timeout).err());
+        assert!(began.elapsed() < timeout + Duration::from_secs(20));
+        for (rank, outcome) in outcomes {
+            let error = outcome.unwrap();
+            let Error::Timeout { missing: named, .. } = &error else { panic!("rank {rank}: {error}") };
+            assert_eq!(*named, missing, "rank {rank}: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_is_late_but_comes_makes_the_group() {
+    let (size, store) = (20, Values::default());
+    let there = Mutex::new(0);
+    let comms = ranks(
+        size,
+        |_| true,
+        |rank| {
+            // After all others have laid down their addresses.
+            while rank == 8 && *there.lock().unwrap() < size - 1 {
+                let count =
+                    store.values.lock().unwrap().keys().filter(|key| key.starts_with("smddp/card")).count();
+                *there.lock().unwrap() = count;
+                thread::yield_now();
+            }
+            Communicator::make(&store, "late", rank, size, PATIENCE).unwrap()
+        },
+    );
+    comms.into_iter().for_each(|(_, comm)| comm.close());
+}
+
+/// A rank's connection to its parent may be impossible: then the store carries what the two have to say.
+#[test]
+fn what_cannot_be_connected_goes_through_the_store() {
+    let (size, store) = (20, Values::default());
+    /// Addresses of some ranks as those of another host, where nobody listens.
+    struct Elsewhere<'a>(&'a Values);
+    impl Store for Elsewhere<'_> {
+        fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+            let mut value = value.to_vec();
+            if key == "smddp/card/8" || key == "smddp/card/0" {
+                // The boot's name follows the token and its own length.
+                value[17] ^= 1;
+            }
+            self.0.set(key, &value)
+        }
+        fn has(&self, keys: &[String]) -> Result<bool> {
+            self.0.has(keys)
+        }
+        fn get(&self, key: &str) -> Result<Vec<u8>> {
+            self.0.get(key)
+        }
+        fn delete(&self, key: &str) -> Result<()> {
+            self.0.delete(key)
+        }
+    }
+    let elsewhere = Elsewhere(&store);
+    let comms = ranks(size, |_| true, |rank| Communicator::make(&elsewhere, "far", rank, size, PATIENCE));
+    for (rank, comm) in comms {
+        comm.unwrap_or_else(|error| panic!("rank {rank}: {error}")).close();
+    }
+    assert!(store.values.lock().unwrap().is_empty(), "{:?}", store.values.lock().unwrap().keys());
+}
+
+/// A store that fails says so at once, and the others are told.
+#[test]
+fn one_rank_whose_store_fails_ends_all() {
+    struct Broken<'a>(&'a Values, Mutex<usize>);
+    impl Store for Broken<'_> {
+        fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+            self.0.set(key, value)
+        }
+        fn has(&self, keys: &[String]) -> Result<bool> {
+            self.0.has(keys)
+        }
+        fn get(&self, _key: &str) -> Result<Vec<u8>> {
+            *self.1.lock().unwrap() += 1;
+            Err(Error::System { what: "the store".into(), why: "it is on fire".into() })
+        }
+        fn delete(&self, key: &str) -> Result<()> {
+            self.0.delete(key)
+        }
+    }
+    let (size, store) = (10, Values::default());
+    let broken = Broken(&store, Mutex::new(0));
+    let outcomes = ranks(
+        size,
+        |_| true,
+        |rank| {
+            let store: &dyn Store = if rank == 9 { &broken } else { &store };
+            Communicator::make(store, "broken", rank, size, Duration::from_secs(5)).err().unwrap()
+        },
+    );
+    let (_, mine) = &outcomes[9];
+    assert!(mine.to_string().contains("on fire"), "{mine}");
+    assert!(outcomes.iter().all(|(_, error)| !matches!(error, Error::Invalid(_))));
+}

@@ -1,0 +1,164 @@
+//! One connection of the bootstrap: frames both ways, nothing blocks.
+
+use std::io::{self, ErrorKind, IoSlice, Read};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+
+use crate::net::tcp::{Own, connect};
+use crate::send::send;
+use crate::shm::Id;
+
+/// Token, rank of the sender, bytes that follow.
+const HEAD: usize = 24;
+/// Room for each read.
+const PIECE: usize = 64 << 10;
+
+enum Stream {
+    Unix(Own<UnixStream>),
+    Tcp(Own<TcpStream>),
+}
+
+/// Where callers come from.
+pub(super) enum Listener {
+    Unix(Own<UnixListener>),
+    Tcp(Own<TcpListener>),
+}
+
+impl Listener {
+    /// Whoever waits there; `None`: nobody.
+    pub(super) fn accept(&self) -> io::Result<Option<Talk>> {
+        let stream = match self {
+            Self::Unix(listener) => listener.accept().map(|(stream, _)| Stream::Unix(Own::new(stream))),
+            Self::Tcp(listener) => listener.accept().map(|(stream, _)| Stream::Tcp(Own::new(stream))),
+        };
+        match stream {
+            Ok(stream) => Talk::new(stream).map(Some),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Unix(listener) => listener.as_fd(),
+            Self::Tcp(listener) => listener.as_fd(),
+        }
+    }
+}
+
+pub(super) struct Talk {
+    stream: Stream,
+    out: Vec<u8>,
+    sent: usize,
+    heard: Vec<u8>,
+}
+
+impl Talk {
+    fn new(stream: Stream) -> io::Result<Self> {
+        match &stream {
+            Stream::Unix(stream) => stream.set_nonblocking(true)?,
+            Stream::Tcp(stream) => {
+                stream.set_nonblocking(true)?;
+                stream.set_nodelay(true)?;
+            }
+        }
+        Ok(Self { stream, out: Vec::new(), sent: 0, heard: Vec::new() })
+    }
+
+    pub(super) fn unix(name: &[u8]) -> io::Result<Self> {
+        use std::os::linux::net::SocketAddrExt;
+        let address = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
+        Self::new(Stream::Unix(Own::new(UnixStream::connect_addr(&address)?)))
+    }
+
+    /// What comes of it shows when it is used.
+    pub(super) fn tcp(address: SocketAddr) -> io::Result<Self> {
+        Self::new(Stream::Tcp(connect(address)?))
+    }
+
+    pub(super) fn say(&mut self, token: &Id, from: usize, bytes: &[u8]) {
+        self.out.extend_from_slice(token);
+        self.out.extend_from_slice(&(from as u32).to_le_bytes());
+        self.out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+        self.out.extend_from_slice(bytes);
+    }
+
+    /// Whether the connection stands, as far as it was used.
+    pub(super) fn began(&self) -> bool {
+        self.sent > 0
+    }
+
+    pub(super) fn said(&self) -> bool {
+        self.sent == self.out.len()
+    }
+
+    /// Sends what is left; `Ok`: as far as it goes now.
+    pub(super) fn write(&mut self) -> io::Result<()> {
+        while !self.said() {
+            let rest = &self.out[self.sent..];
+            match send(&*self, &[IoSlice::new(rest)]) {
+                Ok(bytes) => self.sent += bytes,
+                Err(error) if waits(&error) => return Ok(()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next frame's sender and bytes, once it is here; one of more than `most`, or with another token, is an error.
+    pub(super) fn read(&mut self, token: &Id, most: usize) -> io::Result<Option<(usize, Vec<u8>)>> {
+        loop {
+            let frame = self.frame(token, most)?;
+            if frame.is_some() {
+                return Ok(frame);
+            }
+            let at = self.heard.len();
+            self.heard.resize(at + PIECE, 0);
+            let outcome = match &self.stream {
+                Stream::Unix(stream) => (&**stream).read(&mut self.heard[at..]),
+                Stream::Tcp(stream) => (&**stream).read(&mut self.heard[at..]),
+            };
+            self.heard.truncate(at + *outcome.as_ref().unwrap_or(&0));
+            match outcome {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(_) => {}
+                Err(error) if waits(&error) => return Ok(None),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn frame(&mut self, expected: &Id, most: usize) -> io::Result<Option<(usize, Vec<u8>)>> {
+        let Some((head, _)) = self.heard.split_first_chunk::<HEAD>() else { return Ok(None) };
+        let number = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
+        let (from, length) = (number(16) as usize, number(20) as usize);
+        if head[..16] != *expected || length > most {
+            return Err(io::Error::new(ErrorKind::InvalidData, "it is not one of this group"));
+        }
+        let end = HEAD + length;
+        if self.heard.len() < end {
+            return Ok(None);
+        }
+        let rest = self.heard.split_off(end);
+        let mut bytes = std::mem::replace(&mut self.heard, rest);
+        bytes.drain(..HEAD);
+        Ok(Some((from, bytes)))
+    }
+}
+
+impl AsFd for Talk {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match &self.stream {
+            Stream::Unix(stream) => stream.as_fd(),
+            Stream::Tcp(stream) => stream.as_fd(),
+        }
+    }
+}
+
+fn waits(error: &io::Error) -> bool {
+    // A connection that is still being made takes nothing.
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::NotConnected)
+}
