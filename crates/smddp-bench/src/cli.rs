@@ -17,6 +17,8 @@ use crate::types::{Choice, parse_dtype, parse_redop};
 pub(crate) enum Task {
     Measure(Op),
     Worker,
+    /// Time and memory of making a group.
+    Startup,
     /// List the engine's settings.
     Info,
 }
@@ -27,6 +29,7 @@ impl FromStr for Task {
     fn from_str(text: &str) -> std::result::Result<Task, String> {
         match text {
             "worker" => Ok(Task::Worker),
+            "startup" => Ok(Task::Startup),
             "info" => Ok(Task::Info),
             _ => text.parse().map(Task::Measure),
         }
@@ -36,7 +39,8 @@ impl FromStr for Task {
 const AFTER_HELP: &str = "\
 COLLECTIVE: all_gather, reduce_scatter, all_reduce, broadcast, reduce, gather, scatter, all_to_all, barrier,
 sendrecv; hyphens and nccl-tests' names (all_gather_perf, alltoall) are understood too. 'worker' instead obeys
-a coordinator of side-by-side measurements over the unix socket in PEERS_SOCK, 'info' lists the settings.
+a coordinator of side-by-side measurements over the unix socket in PEERS_SOCK, 'info' lists the settings,
+'startup' tells what making a group of all ranks takes.
 'simulate' and 'explain' replay plans on a described cluster, 'tune' measures which algorithms are best here; each
 has options of its own ('smddp-bench simulate --help').
 
@@ -58,7 +62,7 @@ Exit status: 0 right, 1 wrong data or a failure, 2 a command line that makes no 
     args_override_self = true
 )]
 pub(crate) struct Cli {
-    /// What to measure; or 'worker', 'info', 'simulate', 'explain', 'tune'
+    /// What to measure; or 'startup', 'worker', 'info', 'simulate', 'explain', 'tune'
     #[arg(value_name = "COLLECTIVE")]
     pub task: Task,
     /// Smallest size

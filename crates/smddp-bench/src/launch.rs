@@ -13,6 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_death_signal};
 
 use crate::error::{Error, Result};
+use crate::startup::{BEGAN, since_the_epoch};
 use crate::store::Server;
 
 /// How long the other ranks may go on after one failed: they notice it themselves within a second.
@@ -45,6 +46,7 @@ pub(crate) fn launch(count: u32, spawn: &[String], args: &[String]) -> Result<i3
     };
     let server = Server::bind("127.0.0.1:0").map_err(Error::io("listening for the ranks"))?;
     let mut ranks = Ranks(Vec::new());
+    let began = since_the_epoch().as_nanos().to_string();
     for index in 0..count {
         let mut command = Command::new(program);
         command.args(first).args(args).arg("--store").arg(server.addr().to_string()).stdin(Stdio::null());
@@ -53,6 +55,7 @@ pub(crate) fn launch(count: u32, spawn: &[String], args: &[String]) -> Result<i3
         {
             command.env(name, value.to_string());
         }
+        command.env(BEGAN, &began);
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", server.addr().port().to_string());
         let mut child = command.spawn().map_err(Error::io(format!("starting rank {index} ({program})")))?;
         match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {

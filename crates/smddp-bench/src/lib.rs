@@ -29,6 +29,7 @@ mod plot;
 mod rendezvous;
 mod simulate;
 mod sizes;
+mod startup;
 mod store;
 mod subject;
 mod svg;
@@ -122,6 +123,7 @@ fn dispatch(cli: &Cli, args: &[String], spawn: &[String], rank: &mut Option<usiz
     match cli.task {
         Task::Info => Ok(0),
         Task::Worker => worker::run(cli, &place).map(|()| 0),
+        Task::Startup => startup::run(cli, &place).map(|()| 0),
         Task::Measure(op) => measure(cli, args, op, &place).map(|()| 0),
     }
 }
