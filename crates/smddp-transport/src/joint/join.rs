@@ -9,6 +9,7 @@ use super::route::Map;
 use crate::Link;
 use crate::net::interface::{Family, Wanted};
 use crate::net::link::Net;
+use crate::net::tcp::Watches;
 use crate::net::wire::Wire;
 use crate::shm::{self, Card, Endpoint, Unreachable};
 
@@ -94,8 +95,8 @@ impl Prepared {
         if self.means.between == Between::Nothing {
             return Err(JoinError::Nodes(forbidden(&cards, &nodes)));
         }
-        let (wire, told) = self.ends.connect(me, &cards, &nodes, &self.means)?;
-        let link = link(me, self.shm, wire, &cards, here)?;
+        let (wire, watches, told) = self.ends.connect(me, &cards, &nodes, &self.means)?;
+        let link = link(me, self.shm, (wire, watches), &cards, here)?;
         Ok(Joined { link: Box::new(link), nodes, crowd, told })
     }
 }
@@ -104,7 +105,7 @@ impl Prepared {
 pub(super) fn link(
     me: usize,
     shm: shm::Prepared,
-    wire: Box<dyn Wire>,
+    (wire, watches): (Box<dyn Wire>, Option<Watches>),
     cards: &[Card],
     here: Vec<usize>,
 ) -> Result<JointLink, JoinError> {
@@ -113,7 +114,7 @@ pub(super) fn link(
         return Err(JoinError::Nodes("this rank has no shared memory".to_owned()));
     };
     let size = cards.len();
-    let net = Net::new(me, size, wire, endpoint, nonce);
+    let net = Net::new(me, size, wire, watches, endpoint, nonce);
     Ok(JointLink::new(me, Map::new(size, here), cards.iter().map(name).collect(), shm, net))
 }
 

@@ -8,7 +8,6 @@ use super::join::{JoinError, Means, name};
 use crate::net::fabric;
 use crate::net::fabric::wire::{FabricWire, Prepared as Slot};
 use crate::net::tcp::{Door, TcpAddress, TcpWire, Watches};
-use crate::net::watched::Watched;
 use crate::net::wire::Wire;
 use crate::shm::{Card, Endpoint};
 
@@ -72,14 +71,15 @@ impl Ends {
         (ends, offer)
     }
 
-    /// The way that all ranks take, found by each of them from the same cards; and in lines what was found and why.
+    /// The way that all ranks take, found by each of them from the same cards; who watches them, where the wire does not; and in
+    /// lines what was found and why.
     pub(super) fn connect(
         self,
         me: usize,
         cards: &[Card],
         nodes: &[usize],
         means: &Means,
-    ) -> Result<(Box<dyn Wire>, Vec<String>), JoinError> {
+    ) -> Result<(Box<dyn Wire>, Option<Watches>, Vec<String>), JoinError> {
         let wrong = |text: String| Err(JoinError::Nodes(text));
         let fabric = match means.between {
             Between::Fabric => true,
@@ -99,13 +99,13 @@ impl Ends {
             check_addresses(cards)?;
         }
         let other = |card: &Card| nodes[card.rank as usize] != nodes[me];
-        let mut told = Vec::new();
+        let (mut told, mut watches) = (Vec::new(), None);
         let wire: Box<dyn Wire> = if fabric {
             told.extend(Endpoint::existing().map(|endpoint| endpoint.found()).unwrap_or_default());
             let Some(slot) = self.slot else { return wrong("this rank has no fabric".to_owned()) };
             let address = |card: &Card| card.offer.fabric.clone().ok().filter(|_| other(card));
             let addresses: Vec<_> = cards.iter().map(address).collect();
-            let wire: Box<dyn Wire> = Box::new(slot.connect(&addresses).map_err(JoinError::Nodes)?);
+            let wire = slot.connect(&addresses).map_err(JoinError::Nodes)?;
             // Nobody is watched without a listener: said, as deaths are then noticed later.
             let unwatched = match (&self.door, &cards[me].offer.tcp) {
                 (Some(door), _) => door.endpoint.serve().err().map(|error| error.to_string()),
@@ -116,13 +116,13 @@ impl Ends {
                     told.push(format!("peers are watched over tcp {}", door.endpoint.interface));
                     let watched =
                         cards.iter().map(|card| watchable(card, &cards[me]).filter(|_| other(card)));
-                    Box::new(Watched::new(wire, Watches::new(me, door, watched.collect())))
+                    watches = Some(Watches::new(me, door, watched.collect()));
                 }
                 (_, why) => {
                     told.push(format!("peers are not watched over tcp: {}", why.unwrap_or_default()));
-                    wire
                 }
             }
+            Box::new(wire)
         } else {
             let Some(door) = self.door else { return wrong("this rank listens nowhere".to_owned()) };
             if let Some((_, why)) = lacking.filter(|_| means.between == Between::Auto) {
@@ -142,7 +142,7 @@ impl Ends {
                 return wrong(format!("SMDDP_REQUIRE={wanted}, but the way between nodes is {way}{why}"));
             }
         }
-        Ok((wire, told))
+        Ok((wire, watches, told))
     }
 }
 

@@ -3,7 +3,6 @@
 use super::join::{JoinError, Joined, Means, link, nodes};
 use crate::net::fabric::srd::{self, Srd, SrdScript};
 use crate::net::tcp::{Door, Watches};
-use crate::net::watched::Watched;
 use crate::shm::{self, Endpoint};
 
 /// The links of `size` ranks of this process, rank `r` on the node that `node(r)` names, over a fabric of that script. As
@@ -38,8 +37,7 @@ pub fn simulated(
             let here = (0..size).filter(|&rank| nodes[rank] == nodes[me]).collect();
             let far = |(rank, address)| (nodes[rank] != nodes[me]).then_some(address);
             let watches = Watches::new(me, door, addresses.iter().cloned().enumerate().map(far).collect());
-            let wire = Watched::new(Box::new(wire), watches);
-            let link = link(me, shm, Box::new(wire), &cards, here)?;
+            let link = link(me, shm, (Box::new(wire), Some(watches)), &cards, here)?;
             Ok(Joined { link: Box::new(link), nodes: nodes.clone(), crowd: size, told: Vec::new() })
         })
         .collect::<Result<_, JoinError>>()?;

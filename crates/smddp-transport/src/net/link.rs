@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use super::frame::{Frame, Kind, LANES, MESSAGES};
 use super::letters::Letters;
-use super::wire::{Place, Sink, Ticket, Wire};
+use super::tcp::{Survey, Watches};
+use super::wire::{Broken, Place, Sink, Ticket, Wire};
 use super::wiring::{Came, Flow, In, NetWiring};
 use crate::fork;
 use crate::shm::{Endpoint, Owner};
@@ -71,6 +72,9 @@ unsafe impl Send for State {}
 
 pub(crate) struct Net {
     wire: Box<dyn Wire>,
+    /// Peers' TCP listeners tell of their end and answer for ranks that do not drive, where the wire does not: libfabric's
+    /// providers notice a peer that is gone late or never while nothing is sent to it.
+    watches: Option<Watches>,
     state: State,
     poisoned: bool,
     gone: bool,
@@ -98,6 +102,7 @@ impl Net {
         me: usize,
         size: usize,
         wire: Box<dyn Wire>,
+        watches: Option<Watches>,
         endpoint: Arc<Endpoint>,
         nonce: u64,
     ) -> Self {
@@ -129,7 +134,7 @@ impl Net {
             words: vec![None; size],
             wrong: vec![None; size],
         };
-        Self { wire, state, poisoned: false, gone: false, hailed: false, forks: fork::generation() }
+        Self { wire, watches, state, poisoned: false, gone: false, hailed: false, forks: fork::generation() }
     }
 
     pub(crate) fn name(&self) -> String {
@@ -181,7 +186,10 @@ impl Net {
         (state.seq, state.head, state.open) = (seq, head, true);
         (state.opened, self.hailed) = (Some(Instant::now()), false);
         state.base = state.owner.base();
-        self.wire.begun(seq + 1);
+        match &self.watches {
+            Some(watches) => watches.begun(seq + 1),
+            None => self.wire.begun(seq + 1),
+        }
         state.flow.reset(&state.wiring);
         // A channel that carries nothing still tells its readers what this operation is.
         for out in 0..self.state.wiring.outs.len() {
@@ -318,8 +326,10 @@ impl Net {
         self.hail(&awaited);
         for rank in awaited.into_iter().chain(self.state.letters.awaited()) {
             self.wire.watch(rank);
+            self.watches.iter_mut().for_each(|watches| watches.watch(rank));
         }
         self.wire.check();
+        self.watches.iter_mut().for_each(Watches::check);
         let mut faults: Vec<Fault> = self.state.differs.clone().into_iter().collect();
         for (rank, why) in self.state.poison.iter().enumerate() {
             if let Some(why) = why {
@@ -335,9 +345,23 @@ impl Net {
         faults.extend(unable.map(|(rank, why)| Fault::Unable { rank, why }));
         // Who has said why the group is dead may well hang up.
         let known = |peer: usize| self.state.left[peer] || self.state.poison[peer].is_some();
-        let broken = self.wire.broken().into_iter().filter(|b| !known(b.peer));
+        let broken = self.broken().into_iter().filter(|b| !known(b.peer));
         faults.extend(broken.map(|b| Fault::Lost { rank: b.peer, how: format!("is lost ({})", b.why) }));
         faults
+    }
+
+    /// What a listener says of a peer counts before what the wire says.
+    fn broken(&self) -> Vec<Broken> {
+        let mut broken = self.watches.as_ref().map_or_else(Vec::new, Watches::broken);
+        let known = |peer: usize| broken.iter().any(|b| b.peer == peer);
+        let also: Vec<_> = self.wire.broken().into_iter().filter(|b| !known(b.peer)).collect();
+        broken.extend(also);
+        broken
+    }
+
+    /// Questions to `peers`, see [`Wire::survey`].
+    fn questions(&self, peers: &[usize]) -> Survey {
+        self.watches.as_ref().map_or_else(|| self.wire.survey(peers), |watches| watches.survey(peers))
     }
 
     /// Tells ranks that keep this one waiting what it is that they are waited for in: perhaps they make another call, in
@@ -407,7 +431,7 @@ impl Net {
                 std::thread::sleep(ACKNOWLEDGED);
             } else if !self.wire.poll(&mut self.state) {
                 let mut fds = Vec::new();
-                self.wire.interest(&mut fds);
+                self.interest(&mut fds);
                 self.state.owner.nap(&fds);
             }
         }
@@ -419,6 +443,7 @@ impl Net {
     }
 
     pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
+        self.watches.iter().for_each(|watches| watches.interest(fds));
         self.wire.interest(fds)
     }
 

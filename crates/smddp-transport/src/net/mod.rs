@@ -6,7 +6,6 @@ pub mod interface;
 mod letters;
 pub(crate) mod link;
 pub(crate) mod tcp;
-pub(crate) mod watched;
 pub(crate) mod wire;
 pub(crate) mod wiring;
 

@@ -48,7 +48,7 @@ impl Net {
 
     /// Asks them, until all have answered or a rank tells why the group is dead.
     fn ask(&mut self, peers: &[usize], until: Instant) {
-        let mut survey = self.wire.survey(peers);
+        let mut survey = self.questions(peers);
         while !survey.over() && Instant::now() < until && !self.told() {
             for (peer, begun) in survey.go_on(TURN) {
                 let state = &mut self.state;
@@ -65,7 +65,7 @@ impl Net {
         while !self.told() && Instant::now() < until {
             if !self.wire.poll(&mut self.state) {
                 let mut fds = Vec::new();
-                self.wire.interest(&mut fds);
+                self.interest(&mut fds);
                 self.state.owner.nap(&fds);
             }
         }
