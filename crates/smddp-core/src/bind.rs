@@ -6,7 +6,7 @@ use smddp_plan::{
     Ask, Buffer, Choice, Collective, Counts, Decision, Group, Memory, Network, Program, Shape, Source, Span,
     Step, Topology, decide, plan,
 };
-use smddp_transport::{Head, Inlet, Outlet, Ways, Wiring};
+use smddp_transport::{Head, Inlet, Outlet, Reach, Wired, Wiring};
 
 use crate::call::{name_of, reduces, rooted};
 use crate::config::Config;
@@ -97,7 +97,9 @@ pub(crate) struct Bound {
     pub(crate) lanes: Vec<Vec<(usize, Act)>>,
     /// Turns of each lane's loop.
     pub(crate) turns: Vec<usize>,
-    pub(crate) wiring: Wiring,
+    pub(crate) wiring: Arc<Wiring>,
+    /// The same with the ways of its channels.
+    pub(crate) wired: Wired,
     pub(crate) semaphores: usize,
     /// Offsets in bytes of the blocks of In, Out, Scratch when each is one flat buffer.
     pub(crate) offsets: [Vec<usize>; 3],
@@ -177,6 +179,8 @@ pub(crate) struct Site {
     pub(crate) topology: Topology,
     /// Payload of a slot; 0 where ranks are on several nodes.
     pub(crate) slot: usize,
+    /// How it reaches the other ranks.
+    pub(crate) reach: Arc<Reach>,
     /// What the way between nodes is taken to be like.
     pub(crate) assumed: Network,
     /// What is known of the network between nodes; set before the first call, if at all, and to the same on all ranks.
@@ -280,13 +284,14 @@ pub(crate) fn bind(key: &Key, site: &Site, config: &Config) -> Result<Bound> {
     if let Some(place) = key.device {
         on_device(&mut bound, place, site);
     }
+    bound.wired = site.reach.wire(&bound.wiring);
     Ok(bound)
 }
 
 /// Messages of a node that go by reference are a few words each.
 fn on_device(bound: &mut Bound, place: Place, site: &Site) {
     let near = |rank: usize| place.way == Way::Reference && site.topology.share_node(rank, site.rank);
-    let wiring = &mut bound.wiring;
+    let wiring = Arc::make_mut(&mut bound.wiring);
     bound.near = [
         wiring.outlets.iter().map(|o| o.readers.first().is_some_and(|&reader| near(reader))).collect(),
         wiring.inlets.iter().map(|i| near(i.rank)).collect(),
@@ -325,7 +330,8 @@ impl Binder {
             kernel: None,
             lanes: Vec::new(),
             turns: Vec::new(),
-            wiring: Wiring::default(),
+            wiring: Arc::default(),
+            wired: Wired::default(),
             semaphores: program.semaphores,
             offsets: s.offsets,
             lengths: s.tables,
@@ -484,9 +490,9 @@ impl Binder {
         let least = if most <= 1 { 1 } else { 2 };
         let want = self.bound.choice.depth.min(most);
         let window = self.bound.choice.window();
-        let (depth, ways) = ((want.max(least), least), Ways::default());
+        let depth = (want.max(least), least);
         let (inlets, inline) = (self.inlets, self.inline);
-        self.bound.wiring = Wiring { outlets, inlets, inline, depth, window, ways };
+        self.bound.wiring = Arc::new(Wiring { outlets, inlets, inline, depth, window });
         self.bound
     }
 }

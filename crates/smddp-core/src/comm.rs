@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use smddp_plan::{Algorithm, Collective, Counts, Network, Topology};
 use smddp_transport::board::Board;
 use smddp_transport::fork::{self, PerProcess};
-use smddp_transport::{Link, Sleeper};
+use smddp_transport::{Group, Sleeper};
 
 use crate::bind::{self, Cache, Key, Site};
 use crate::call::{self, Call};
@@ -48,7 +48,7 @@ pub(crate) struct Inner {
     mail: AtomicBool,
     /// Collectives ever submitted.
     submitted: AtomicU64,
-    pub(crate) sleeper: Box<dyn Sleeper>,
+    pub(crate) sleeper: Sleeper,
     poison: OnceLock<Error>,
     /// A call has told the caller why the group is dead.
     told: AtomicBool,
@@ -270,7 +270,7 @@ impl Inner {
             let mut drowsy = None;
             if patience.wait() {
                 driver.link.flush();
-                drowsy = Some(Drowsy::new(&*self.sleeper));
+                drowsy = Some(Drowsy::new(&self.sleeper));
                 if self.look(driver) {
                     patience.reset();
                     drowsy = None;
@@ -296,7 +296,7 @@ impl Inner {
             }
             if let Some(drowsy) = drowsy {
                 let nap = until.map_or(Duration::MAX, |until| until - now).min(driver.nap());
-                patience.nap(&drowsy, &*driver.link, nap);
+                patience.nap(&drowsy, &driver.link, nap);
             }
         }
     }
@@ -312,13 +312,14 @@ impl Inner {
 }
 
 impl Communicator {
-    /// A communicator over any link; `nodes[r]` is the node of rank `r`.
-    pub fn over(link: Box<dyn Link>, nodes: &[usize], name: &str, timeout: Duration) -> Self {
+    /// A communicator over a group; `nodes[r]` is the node of rank `r`.
+    pub fn over(link: Group, nodes: &[usize], name: &str, timeout: Duration) -> Self {
         let (rank, size) = (link.rank(), link.size());
         let way = link.way();
         let topology = Topology::from_labels(nodes);
         let (slot, assumed) = (link.slot_bytes(), Site::assumed(&way));
-        let site = Site { rank, topology, slot, assumed, network: OnceLock::new() };
+        let reach = link.reach().clone();
+        let site = Site { rank, topology, slot, reach, assumed, network: OnceLock::new() };
         let (sleeper, board) = (link.sleeper(), link.board());
         let config = Config::get().unwrap_or_else(|_| {
             static FALLBACK: OnceLock<Config> = OnceLock::new();

@@ -1,7 +1,7 @@
 //! Errors in words: both calls of a mismatch, who is missing, who died.
 
 use smddp_plan::Collective;
-use smddp_transport::{Head, Link, Mismatch};
+use smddp_transport::{Group, Head, Mismatch};
 
 use crate::call::name_of;
 use crate::device::Flight;
@@ -12,7 +12,7 @@ use crate::report;
 use crate::types::DType;
 
 pub(crate) fn mismatch(
-    link: &dyn Link,
+    link: &Group,
     group: &str,
     collective: Collective,
     seq: u64,
@@ -45,7 +45,7 @@ pub(crate) fn mismatch(
     Error::Mismatch { what, group: group.to_owned(), rank: found.rank, detail }
 }
 
-pub(crate) fn timeout(link: &dyn Link, group: &str, op: &Op) -> Error {
+pub(crate) fn timeout(link: &Group, group: &str, op: &Op) -> Error {
     let (missing, detail) = absent(link, op.seq);
     let what = format!("{} #{}", name_of(op.collective), op.seq);
     Error::Timeout { what, group: group.to_owned(), after: op.timeout, missing, detail }
@@ -67,7 +67,7 @@ pub(crate) fn stuck(group: &str, flight: &Flight) -> Error {
 
 /// The ranks that operation `seq` is known to lack, and that in words. A rank that has begun it and does not answer any
 /// more is one of them: its host may be without power.
-fn absent(link: &dyn Link, seq: u64) -> (Vec<usize>, String) {
+fn absent(link: &Group, seq: u64) -> (Vec<usize>, String) {
     let (me, size, silent) = (link.rank(), link.size(), link.silent());
     let (mut late, mut unknown) = (Vec::new(), Vec::new());
     for rank in (0..size).filter(|&rank| rank != me) {
@@ -109,7 +109,7 @@ fn absent(link: &dyn Link, seq: u64) -> (Vec<usize>, String) {
     (missing, parts.join("; "))
 }
 
-pub(crate) fn lost(link: &dyn Link, group: &str, what: String, rank: usize, how: &str) -> Error {
+pub(crate) fn lost(link: &Group, group: &str, what: String, rank: usize, how: &str) -> Error {
     Error::PeerLost {
         what,
         group: group.to_owned(),
@@ -122,7 +122,7 @@ pub(crate) fn lost(link: &dyn Link, group: &str, what: String, rank: usize, how:
 }
 
 /// This process cannot reach a rank that may be well.
-pub(crate) fn unable(link: &dyn Link, group: &str, what: &str, rank: usize, why: &str) -> Error {
+pub(crate) fn unable(link: &Group, group: &str, what: &str, rank: usize, why: &str) -> Error {
     let (me, other) = (link.describe(link.rank()), link.describe(rank));
     Error::System {
         what: format!("{what} on group `{group}` failed: {me} cannot reach {other}"),

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use smddp_plan::{Algorithm, Collective};
-use smddp_transport::{Fault, Head, Link, Mismatch};
+use smddp_transport::{Fault, Group, Head, Mismatch};
 
 use crate::call::{name_of, rooted};
 use crate::describe;
@@ -45,7 +45,7 @@ impl Tally {
 }
 
 pub(crate) struct Driver {
-    pub(crate) link: Box<dyn Link>,
+    pub(crate) link: Group,
     /// Collectives in their order; the first one runs.
     pub(crate) queue: VecDeque<Box<Op>>,
     pub(crate) mail: Mailroom,
@@ -71,7 +71,7 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    pub(crate) fn new(link: Box<dyn Link>, group: String, tally: Arc<Tally>) -> Self {
+    pub(crate) fn new(link: Group, group: String, tally: Arc<Tally>) -> Self {
         let mail = Mailroom::new(link.rank(), link.size());
         Self {
             one_node: link.way().is_empty(),
@@ -145,7 +145,7 @@ impl Driver {
         }
         moved |= self.retire()?;
         if self.mail.pending() {
-            moved |= self.mail.poll(&mut *self.link, &self.group)?;
+            moved |= self.mail.poll(&mut self.link, &self.group)?;
         }
         Ok(moved)
     }
@@ -156,8 +156,8 @@ impl Driver {
         while let Some(op) = self.queue.front_mut() {
             let place = op.device.as_ref().map(|device| device.lobby.place.site);
             let outcome = match place.map(|site| self.sites.get_mut(site)) {
-                None => op.advance(&mut *self.link).map_err(Trouble::Mismatch),
-                Some(Some(site)) => device::advance(op, &mut *self.link, site),
+                None => op.advance(&mut self.link).map_err(Trouble::Mismatch),
+                Some(Some(site)) => device::advance(op, &mut self.link, site),
                 Some(None) => Err(Trouble::Device("the group has left its device".to_owned())),
             };
             match outcome {
@@ -341,7 +341,7 @@ impl Driver {
                 let faults = self.link.faults();
                 self.judge(&faults, false)?;
                 let Some(op) = self.queue.front() else { return Ok(()) };
-                return Err(describe::timeout(&*self.link, &self.group, op));
+                return Err(describe::timeout(&self.link, &self.group, op));
             }
         }
         for flight in &self.flying {
@@ -350,7 +350,7 @@ impl Driver {
             }
         }
         self.look_for_leavers()?;
-        self.mail.expire(&mut *self.link, &self.group, now)
+        self.mail.expire(&mut self.link, &self.group, now)
     }
 
     /// Where calls differ, all may be writing to ranks that do not read, and hold nobody's header against their own.
@@ -372,7 +372,7 @@ impl Driver {
                 || self.link.mailed_last(*rank)
         };
         if let Some(rank) = self.mail.sought().into_iter().find(leaves) {
-            self.mail.poll(&mut *self.link, &self.group)?;
+            self.mail.poll(&mut self.link, &self.group)?;
             if self.mail.sought().contains(&rank) {
                 return Err(self.left_behind("recv".to_owned(), rank));
             }
@@ -382,8 +382,8 @@ impl Driver {
 
     /// A rank has left that something here waits for.
     fn left_behind(&self, what: String, rank: usize) -> Error {
-        let unclaimed = self.mail.unclaimed(rank, &*self.link, &self.group);
-        unclaimed.unwrap_or_else(|| describe::lost(&*self.link, &self.group, what, rank, LEFT))
+        let unclaimed = self.mail.unclaimed(rank, &self.link, &self.group);
+        unclaimed.unwrap_or_else(|| describe::lost(&self.link, &self.group, what, rank, LEFT))
     }
 
     /// `moving`: messages still come in, perhaps of those who have left.
@@ -404,13 +404,13 @@ impl Driver {
         // Then the dead: they are the cause, what others report is the consequence.
         for fault in faults {
             if let Fault::Lost { rank, how } = fault {
-                return Err(describe::lost(&*self.link, &self.group, what, *rank, how));
+                return Err(describe::lost(&self.link, &self.group, what, *rank, how));
             }
         }
         // What another rank reports may well be how this process's own trouble looks from there.
         for fault in faults {
             if let Fault::Unable { rank, why } = fault {
-                return Err(describe::unable(&*self.link, &self.group, &what, *rank, why));
+                return Err(describe::unable(&self.link, &self.group, &what, *rank, why));
             }
         }
         for fault in faults {
@@ -430,7 +430,7 @@ impl Driver {
 
     /// What another rank reports, as an error here, which is passed on in that rank's words.
     fn hear(&mut self, what: String, from: usize, report: &str) -> Error {
-        let error = report::heard(&*self.link, &self.group, what, from, report);
+        let error = report::heard(&self.link, &self.group, what, from, report);
         self.heard = Some((error.clone(), report.to_owned()));
         error
     }
@@ -441,7 +441,7 @@ impl Driver {
         let (leave, left) = (head::is_leaving(mine), head::is_leaving(found.theirs));
         if left && !leave && !rooted(collective) && self.queue.front().is_some_and(|op| op.seq == seq) {
             let what = format!("{} #{seq}", name_of(collective));
-            return Err(describe::lost(&*self.link, &self.group, what, found.rank, LEFT));
+            return Err(describe::lost(&self.link, &self.group, what, found.rank, LEFT));
         }
         // A call of which all ranks are a part raises over there. Without a root's part in it, it may have ended well.
         if leave && !left && head::collective(found.theirs).is_some_and(|theirs| !rooted(theirs)) {
@@ -452,7 +452,7 @@ impl Driver {
             ));
             return Ok(());
         }
-        Err(describe::mismatch(&*self.link, &self.group, collective, seq, mine, found))
+        Err(describe::mismatch(&self.link, &self.group, collective, seq, mine, found))
     }
 
     /// Whether the call under way is the one by which this rank leaves.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smddp_plan::{Buffer, Collective};
-use smddp_transport::{Link, Mismatch};
+use smddp_transport::{Group, Mismatch};
 
 use crate::bind::{Act, Bound, From, Run};
 use crate::device::DeviceOp;
@@ -97,11 +97,11 @@ type Place = *mut u8;
 
 impl Op {
     /// Runs until done or blocked.
-    pub(crate) fn advance(&mut self, link: &mut dyn Link) -> Result<Progress, Mismatch> {
+    pub(crate) fn advance(&mut self, link: &mut Group) -> Result<Progress, Mismatch> {
         let mut moved = false;
         let bound = &*self.bound;
         if !self.begun {
-            if !link.begin(self.seq, bound.head, &bound.wiring) {
+            if !link.begin(self.seq, bound.head, &bound.wired) {
                 return Ok(Progress::Blocked);
             }
             self.begun = true;
@@ -136,13 +136,7 @@ impl State {
     }
 
     /// One step on one segment; false where it has to wait. Whatever it needs is there before anything is moved.
-    fn act(
-        &mut self,
-        bound: &Bound,
-        link: &mut dyn Link,
-        act: &Act,
-        segment: usize,
-    ) -> Result<bool, Mismatch> {
+    fn act(&mut self, bound: &Bound, link: &mut Group, act: &Act, segment: usize) -> Result<bool, Mismatch> {
         match act {
             Act::Send { channel, source, tee } => {
                 if segment >= source.segments {

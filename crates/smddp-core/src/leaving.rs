@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smddp_plan::{Collective, Counts};
-use smddp_transport::{Head, Link, Mismatch};
+use smddp_transport::{Group, Head, Mismatch};
 
 use crate::call::{Blocks, Call};
 use crate::comm::Inner;
@@ -93,7 +93,7 @@ fn story(driver: &Driver, size: usize) -> Vec<u64> {
 
 /// What is wrong, from the stories of all ranks; nothing where some only asked for messages that nobody sent: such a recv
 /// ends with the group, and says so itself.
-fn verdict(link: &dyn Link, group: &str, stories: &[u64], size: usize) -> Option<Error> {
+fn verdict(link: &Group, group: &str, stories: &[u64], size: usize) -> Option<Error> {
     let each = stories.len() / size;
     let story = |rank: usize| &stories[rank * each..(rank + 1) * each];
     let me = link.rank();
@@ -219,7 +219,7 @@ impl Inner {
         };
         wait(&step)?;
         let Some(mut driver) = self.drive_soon() else { return Ok(false) };
-        let Some(error) = verdict(&*driver.link, self.name(), &step.taken.read(), self.size) else {
+        let Some(error) = verdict(&driver.link, self.name(), &step.taken.read(), self.size) else {
             return Ok(false);
         };
         self.die(&mut driver, error.clone());
@@ -245,7 +245,7 @@ impl Inner {
                 driver.link.flush();
                 let mut fds = Vec::new();
                 driver.link.interest(&mut fds);
-                Drowsy::new(&*self.sleeper).sleep(&fds, Duration::from_micros(100));
+                Drowsy::new(&self.sleeper).sleep(&fds, Duration::from_micros(100));
             }
         }
     }

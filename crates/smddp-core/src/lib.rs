@@ -13,6 +13,8 @@ pub mod device;
 mod driver;
 mod error;
 mod exec;
+#[cfg(test)]
+mod for_tests;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod head;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use smddp_transport::{Link, Mail, Stream};
+use smddp_transport::{Group, Mail, Stream};
 
 use crate::driver::SharedWork;
 use crate::error::Error;
@@ -160,7 +160,7 @@ impl Mailroom {
     }
 
     /// What `rank`, which has left, sent with other tags than those that a recv here waits for.
-    pub(crate) fn unclaimed(&self, rank: usize, link: &dyn Link, group: &str) -> Option<Error> {
+    pub(crate) fn unclaimed(&self, rank: usize, link: &Group, group: &str) -> Option<Error> {
         let waits = |(source, _): &(Option<usize>, u64)| *source == Some(rank);
         let (_, recv) = self.waiting.iter().find(|(key, _)| waits(key))?.1.front()?;
         let message =
@@ -168,7 +168,7 @@ impl Mailroom {
         Some(misfit(recv, message.mail, rank, link, group))
     }
 
-    pub(crate) fn poll(&mut self, link: &mut dyn Link, group: &str) -> Result<bool, Error> {
+    pub(crate) fn poll(&mut self, link: &mut Group, group: &str) -> Result<bool, Error> {
         let mut moved = self.send(link);
         moved |= self.collect(link);
         if let Some((recv, mail)) = self.misfit.take() {
@@ -181,7 +181,7 @@ impl Mailroom {
         Ok(moved)
     }
 
-    fn send(&mut self, link: &mut dyn Link) -> bool {
+    fn send(&mut self, link: &mut Group) -> bool {
         let mut moved = false;
         // Announcements keep their order per receiver; the bytes of different messages may interleave.
         self.polls += 1;
@@ -217,7 +217,7 @@ impl Mailroom {
     }
 
     /// Takes announcements off the wire where some recv may want them.
-    fn collect(&mut self, link: &mut dyn Link) -> bool {
+    fn collect(&mut self, link: &mut Group) -> bool {
         if self.sought.is_empty() {
             return false;
         }
@@ -289,7 +289,7 @@ impl Mailroom {
         self.recvs.push(recv);
     }
 
-    fn receive(&mut self, link: &mut dyn Link) -> bool {
+    fn receive(&mut self, link: &mut Group) -> bool {
         let mut moved = false;
         self.recvs.retain_mut(|recv| {
             let bytes = recv.bytes();
@@ -312,7 +312,7 @@ impl Mailroom {
     }
 
     /// Ends posts whose time is up. One that has not begun ends alone; a message cut in the middle ends the group.
-    pub(crate) fn expire(&mut self, link: &mut dyn Link, group: &str, now: Instant) -> Result<(), Error> {
+    pub(crate) fn expire(&mut self, link: &mut Group, group: &str, now: Instant) -> Result<(), Error> {
         let late = |active: &Active| now.duration_since(active.post.submitted) >= active.post.timeout;
         let begun =
             self.sends.iter().chain(&self.recvs).find(|active| active.stream.is_some() && late(active));
@@ -361,7 +361,7 @@ fn pop<K: Ord, V>(queues: &mut BTreeMap<K, VecDeque<V>>, key: K) -> Option<V> {
     first
 }
 
-fn misfit(recv: &Active, mail: Mail, from: usize, link: &dyn Link, group: &str) -> Error {
+fn misfit(recv: &Active, mail: Mail, from: usize, link: &Group, group: &str) -> Error {
     let theirs = DType::from_u8(mail.what as u8);
     let sent = theirs.map_or_else(
         || format!("{} bytes", mail.bytes),
@@ -375,7 +375,7 @@ fn misfit(recv: &Active, mail: Mail, from: usize, link: &dyn Link, group: &str) 
     }
 }
 
-fn expired(active: &Active, link: &dyn Link, group: &str) -> Error {
+fn expired(active: &Active, link: &Group, group: &str) -> Error {
     let missing = match active.post.direction {
         Direction::To(rank) | Direction::From(rank) => vec![rank],
         Direction::FromAny => Vec::new(),
@@ -392,9 +392,8 @@ fn expired(active: &Active, link: &dyn Link, group: &str) -> Error {
 mod tests {
     use std::sync::Arc;
 
-    use smddp_transport::loopback::{LoopLink, Script, group};
-
     use super::*;
+    use crate::for_tests::group;
     use crate::work::Shared;
 
     fn recv(into: &mut [f32], tag: u64) -> Post {
@@ -411,11 +410,11 @@ mod tests {
     }
 
     /// Of a few tries the one in which nothing else had the processor.
-    fn cheapest(link: &mut LoopLink, size: usize, waiting: u64) -> Duration {
+    fn cheapest(link: &mut Group, size: usize, waiting: u64) -> Duration {
         let mut mailroom = Mailroom::new(0, size);
         let mut into = [0f32; 1];
         (0..waiting).for_each(|tag| mailroom.post(recv(&mut into, tag)));
-        let looks = |mailroom: &mut Mailroom, link: &mut LoopLink| {
+        let looks = |mailroom: &mut Mailroom, link: &mut Group| {
             let begun = Instant::now();
             for _ in 0..30 {
                 assert!(!mailroom.poll(link, "test").unwrap());
@@ -427,7 +426,7 @@ mod tests {
 
     #[test]
     fn a_look_costs_no_more_for_receives_that_wait_and_ranks_that_are_silent() {
-        let mut link = group(1000, Script::default()).swap_remove(0);
+        let mut link = group(1000);
         let (few, many) = (cheapest(&mut link, 2, 1), cheapest(&mut link, 1000, 2000));
         assert!(many < 100 * few, "{few:?}; {many:?} with 2,000 receives that wait in a group of 1,000");
     }

@@ -152,17 +152,14 @@ fn premultiply(op: &mut Op, factor: f64) {
 mod tests {
     use std::time::Duration;
 
-    use smddp_plan::Collective;
-    use smddp_transport::loopback::{Script, group};
-
     use crate::comm::lock;
+    use crate::for_tests::group;
     use crate::{Blocks, Call, Communicator, DType, Options, RedOp};
+    use smddp_plan::Collective;
 
     #[test]
     fn a_call_is_planned_once_though_another_thread_drives() {
-        let mut links = group(2, Script::default());
-        let (other, mine) = (links.pop().unwrap(), links.pop().unwrap());
-        let comm = Communicator::over(Box::new(mine), &[0, 0], "test", Duration::from_secs(60));
+        let comm = Communicator::over(group(2), &[0, 0], "test", Duration::from_secs(60));
         let mut data = vec![0f32; 1000];
         let place = Blocks::Flat { ptr: data.as_mut_ptr().cast(), count: data.len() };
         let (collective, dtype, redop) = (Collective::AllReduce, DType::F32, RedOp::Sum);
@@ -176,7 +173,6 @@ mod tests {
             start(&comm);
         }
         assert_eq!(lock(comm.cache()).made, 1, "one call, made forty times");
-        drop(other);
         comm.close();
     }
 }

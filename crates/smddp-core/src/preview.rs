@@ -1,8 +1,9 @@
 //! What the engine would do in a group that need not exist: the same key, site and binding, without a link.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use smddp_plan::{Collective, Counts, Decision, Group, Memory, Network, Settings, Shape, Topology};
+use smddp_transport::Reach;
 use smddp_transport::shm::SLOT_BYTES;
 
 use crate::bind::{Key, Site, bind, decided, told};
@@ -64,7 +65,12 @@ impl<'a> Absent<'a> {
     /// `network` counts between nodes; a group of one node has shared memory's slots.
     pub fn new(topology: Topology, network: Network, config: &'a Config) -> Self {
         let slot = if topology.nodes() > 1 { 0 } else { SLOT_BYTES };
-        Self { site: Site { rank: 0, topology, slot, assumed: network, network: OnceLock::new() }, config }
+        // Nothing goes any way.
+        let reach = Arc::new(Reach::near(0, topology.size()));
+        Self {
+            site: Site { rank: 0, topology, slot, reach, assumed: network, network: OnceLock::new() },
+            config,
+        }
     }
 
     /// What every rank decides about the call.
@@ -88,9 +94,9 @@ impl<'a> Absent<'a> {
     /// Where the call cannot be bound.
     pub fn written(&self, rank: usize, call: &Imagined) -> Result<Vec<Written>> {
         let site = Site { rank, ..self.site.clone() };
-        let outlets = bind(&call.key(), &site, self.config)?.wiring.outlets;
+        let wiring = Arc::unwrap_or_clone(bind(&call.key(), &site, self.config)?.wiring);
         let one =
             |o: smddp_transport::Outlet| Written { readers: o.readers, messages: o.messages, bytes: o.bytes };
-        Ok(outlets.into_iter().map(one).collect())
+        Ok(wiring.outlets.into_iter().map(one).collect())
     }
 }

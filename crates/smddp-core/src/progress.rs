@@ -127,7 +127,7 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
 /// The last look before sleeping, and the sleep. All links of a process share one bell.
 fn nap(comms: &[Arc<Inner>], patience: &mut Patience<'_>) {
     let Some(first) = comms.first() else { return };
-    let drowsy = Drowsy::new(&*first.sleeper);
+    let drowsy = Drowsy::new(&first.sleeper);
     if !progress().0.incoming.is_empty() {
         return;
     }
@@ -152,7 +152,7 @@ fn nap(comms: &[Arc<Inner>], patience: &mut Patience<'_>) {
     let mut at_most = Duration::from_millis(20);
     for comm in comms {
         let Some(mut driver) = comm.try_drive() else { continue };
-        let nap = comm.guard(&mut driver, |driver| driver.nap().min(longest(&*driver.link, &mut fds)));
+        let nap = comm.guard(&mut driver, |driver| driver.nap().min(longest(&driver.link, &mut fds)));
         at_most = at_most.min(nap.unwrap_or_default());
     }
     drowsy.sleep(&fds, at_most);

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use smddp_transport::{LONGEST_WHY, Link};
+use smddp_transport::{Group, LONGEST_WHY};
 
 use crate::error::Error;
 
@@ -43,7 +43,7 @@ fn parse_ranges(text: &str, size: usize) -> Vec<usize> {
 }
 
 /// Ranks by name and host while there are few, else the first one so and the others by their numbers.
-pub(crate) fn list(link: &dyn Link, ranks: &[usize]) -> String {
+pub(crate) fn list(link: &Group, ranks: &[usize]) -> String {
     let mut names = String::new();
     for (i, &rank) in ranks.iter().enumerate() {
         names += if i == 0 { "" } else { ", " };
@@ -86,7 +86,7 @@ pub(crate) fn is_mismatch(report: &str) -> bool {
 }
 
 /// A report that came from rank `from`, as an error of the same kind here, in the call `what`.
-pub(crate) fn heard(link: &dyn Link, group: &str, what: String, from: usize, report: &str) -> Error {
+pub(crate) fn heard(link: &Group, group: &str, what: String, from: usize, report: &str) -> Error {
     let mut lines = report.splitn(3, '\n');
     let (head, call, text) =
         (lines.next().unwrap_or_default(), lines.next().unwrap_or_default(), lines.next());
@@ -123,11 +123,7 @@ pub(crate) fn heard(link: &dyn Link, group: &str, what: String, from: usize, rep
 #[cfg(test)]
 mod tests {
     use super::*;
-    use smddp_transport::loopback::{Script, group};
-
-    fn link(size: usize) -> impl Link {
-        group(size, Script::default()).remove(0)
-    }
+    use crate::for_tests::group;
 
     fn timeout(missing: Vec<usize>, detail: String) -> Error {
         let (what, group) = ("barrier #7".to_owned(), "g".to_owned());
@@ -152,16 +148,18 @@ mod tests {
 
     #[test]
     fn a_list_of_many_ranks_names_the_first_ones_host_and_all_numbers() {
-        let link = link(300);
-        assert_eq!(list(&link, &[3, 9]), "rank 3 (a thread), rank 9 (a thread)");
+        let link = group(300);
+        let names = [3, 5, 9].map(|rank| link.describe(rank));
+        assert!(names[0].starts_with("rank 3 (host "), "{names:?}");
+        assert_eq!(list(&link, &[3, 9]), format!("{}, {}", names[0], names[2]));
         let many: Vec<usize> = std::iter::once(5).chain(258..270).collect();
         let many = [many, (280..300).collect()].concat();
-        assert_eq!(list(&link, &many), "rank 5 (a thread), 258-269, 280-299");
+        assert_eq!(list(&link, &many), format!("{}, 258-269, 280-299", names[1]));
     }
 
     #[test]
     fn a_report_arrives_whole_with_the_time_that_was_waited() {
-        let link = link(300);
+        let link = group(300);
         let missing: Vec<usize> = (0..300).filter(|rank| rank % 3 == 1).collect();
         let error = timeout(missing.clone(), format!("missing: {}", list(&link, &missing)));
         let report = own(9, &error);
@@ -170,7 +168,11 @@ mod tests {
         let Error::Timeout { what, after, missing: told, detail, .. } = &heard else { panic!("{heard}") };
         assert_eq!((what.as_str(), after.as_millis()), ("all_reduce #8", 1500));
         assert!(
-            detail.starts_with("rank 9 (a thread) reports: barrier #7: missing: rank 1 (a thread)"),
+            detail.starts_with(&format!(
+                "{} reports: barrier #7: missing: {}",
+                link.describe(9),
+                link.describe(1)
+            )),
             "{detail}"
         );
         assert_eq!(told[..], missing[..told.len()]);
@@ -187,7 +189,7 @@ mod tests {
 
     #[test]
     fn whatever_is_reported_is_told() {
-        let link = link(4);
+        let link = group(4);
         let whole = own(2, &timeout(vec![1, 3], "missing".to_owned()));
         let cut = (0..whole.len()).map(|end| whole[..end].to_owned());
         let odd = [

@@ -39,9 +39,10 @@ pub(crate) fn check(bound: &Bound, site: &Site, call: &str, cap: usize) -> Resul
 
 #[cfg(test)]
 mod tests {
-    use std::sync::OnceLock;
+    use std::sync::{Arc, OnceLock};
 
     use smddp_plan::{Algorithm, Collective, Topology};
+    use smddp_transport::Reach;
 
     use super::*;
     use crate::bind::{Key, bind};
@@ -53,7 +54,8 @@ mod tests {
     fn exchanged(each: usize, config: &Config) -> Result<()> {
         let nodes: Vec<usize> = (0..40).map(|rank| rank / each).collect();
         let topology = Topology::from_labels(&nodes);
-        let site = Site { rank: 0, topology, slot: 0, assumed: Site::assumed(""), network: OnceLock::new() };
+        let (reach, network) = (Arc::new(Reach::near(0, topology.size())), OnceLock::new());
+        let site = Site { rank: 0, topology, slot: 0, reach, assumed: Site::assumed(""), network };
         let counts = Counts::Even(16 << 20);
         let (collective, dtype) = (Collective::AllToAll, DType::F32);
         let key = Key { collective, dtype, redop: 0, root: 0, factor: 0, counts, device: None };

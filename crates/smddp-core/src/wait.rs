@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use smddp_transport::{Link, Sleeper};
+use smddp_transport::{Group, Sleeper};
 
 /// Ranks of the largest group of this process: a guess at how many share the cores.
 static CROWD: AtomicUsize = AtomicUsize::new(1);
@@ -168,7 +168,7 @@ impl<'a> Patience<'a> {
         true
     }
 
-    pub(crate) fn nap(&mut self, drowsy: &Drowsy<'_>, link: &dyn Link, at_most: Duration) {
+    pub(crate) fn nap(&mut self, drowsy: &Drowsy<'_>, link: &Group, at_most: Duration) {
         let mut fds = Vec::new();
         let belt = longest(link, &mut fds);
         let most = belt * (1 << self.slept.min(MOST_DOUBLINGS));
@@ -188,18 +188,18 @@ impl<'a> Patience<'a> {
 const BLIND_NAP: Duration = Duration::from_micros(100);
 
 /// How long nobody looks at that link at most, and the descriptors that are to end it sooner.
-pub(crate) fn longest(link: &dyn Link, fds: &mut Vec<(RawFd, i16)>) -> Duration {
+pub(crate) fn longest(link: &Group, fds: &mut Vec<(RawFd, i16)>) -> Duration {
     if link.interest(fds) { NAP } else { BLIND_NAP }
 }
 
 /// Somebody who is about to sleep, and looks once more before.
 pub(crate) struct Drowsy<'a> {
-    sleeper: &'a dyn Sleeper,
+    sleeper: &'a Sleeper,
     ticket: u32,
 }
 
 impl<'a> Drowsy<'a> {
-    pub(crate) fn new(sleeper: &'a dyn Sleeper) -> Self {
+    pub(crate) fn new(sleeper: &'a Sleeper) -> Self {
         Self { sleeper, ticket: sleeper.drowse() }
     }
 

@@ -5,12 +5,11 @@
 #[expect(dead_code, reason = "each test file uses a part of it")]
 mod common;
 
-use common::ranks;
+use common::shm_ranks;
 use half::{bf16, f16};
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp};
 use smddp_cuda::mock::reduce::{reduce, reduces};
 use smddp_cuda::{Element, Fold};
-use smddp_transport::loopback::Script;
 
 const COUNT: usize = 300;
 
@@ -100,8 +99,7 @@ fn every_type_and_fold_has_the_bits_of_the_kernels() {
     let sums = [RedOp::Sum, RedOp::Avg, RedOp::PremulSum(0.7), RedOp::PremulSum(-1.0e10)];
     let others = [RedOp::Prod, RedOp::Min, RedOp::Max, RedOp::Band, RedOp::Bor, RedOp::Bxor];
     let redops: Vec<RedOp> = sums.into_iter().chain(others).collect();
-    let script = Script { seed: 1, delay: 2, death: None };
-    let found = ranks(n, script, |comm| {
+    let found = shm_ranks(n, |comm| {
         let each = |element: Element| redops.iter().map(move |redop| all_reduce(comm, element, *redop));
         Element::ALL.into_iter().flat_map(each).collect::<Vec<_>>()
     });

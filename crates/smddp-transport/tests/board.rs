@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use smddp_transport::Link;
+use smddp_transport::Reach;
 use smddp_transport::board::{Board, Lent, PAGE};
-use smddp_transport::shm::{Card, Prepared};
+use smddp_transport::shm::{Card, Near, Prepared};
 
 const CAP: usize = 1 << 20;
 const CHILD: &str = "SMDDP_TEST_CHILD";
@@ -41,7 +41,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 /// Rank 0 and rank 1 in two processes that talk in lines.
-fn board(rank: usize, from: &mut impl BufRead, to: &mut impl Write) -> (Box<dyn Link>, Arc<dyn Board>) {
+fn board(rank: usize, from: &mut impl BufRead, to: &mut impl Write) -> (Near, Arc<dyn Board>) {
     let prepared = Prepared::new(rank, 2, CAP, Vec::new()).unwrap();
     say(to, &to_hex(&prepared.card().to_bytes()));
     let theirs = Card::from_bytes(&from_hex(&hear(from))).unwrap();
@@ -50,8 +50,8 @@ fn board(rank: usize, from: &mut impl BufRead, to: &mut impl Write) -> (Box<dyn 
         cards.swap(0, 1);
     }
     let link = prepared.connect(cards).unwrap();
-    let board = link.board().unwrap();
-    (Box::new(link), board)
+    let board = link.board(Arc::new(Reach::near(rank, 2))).unwrap();
+    (link, board)
 }
 
 fn say(to: &mut impl Write, line: &str) {

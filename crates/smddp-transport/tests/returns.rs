@@ -2,19 +2,21 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use smddp_transport::shm::{Endpoint, Prepared, ShmLink};
-use smddp_transport::{Head, Inlet, Link, Mail, Outlet, Ways, Wiring};
+use std::sync::Arc;
+
+use smddp_transport::shm::{Endpoint, Near, Prepared};
+use smddp_transport::{Head, Inlet, Mail, Outlet, Wiring};
 
 const CAP: usize = 4 << 20;
 
-fn pair() -> [ShmLink; 2] {
+fn pair() -> [Near; 2] {
     let [a, b] = [0, 1].map(|r| Prepared::new(r, 2, CAP, Vec::new()).unwrap());
     let cards = vec![a.card().clone(), b.card().clone()];
     [a, b].map(|p| p.connect(cards.clone()).unwrap())
 }
 
 /// One message each way through cells of `bytes`.
-fn exchange(links: &mut [ShmLink; 2], seq: u64, bytes: usize) {
+fn exchange(links: &mut [Near; 2], seq: u64, bytes: usize) {
     let wiring = |peer: usize| Wiring {
         outlets: vec![Outlet { readers: vec![peer], cell: bytes, messages: 1, bytes: bytes as u64 }],
         inlets: vec![Inlet {
@@ -28,15 +30,14 @@ fn exchange(links: &mut [ShmLink; 2], seq: u64, bytes: usize) {
         inline: false,
         depth: (1, 1),
         window: 1,
-        ways: Ways::default(),
     };
     let head = Head { what: 7, count: 1 };
     for (rank, link) in links.iter_mut().enumerate() {
-        assert!(link.begin(seq, head, &wiring(1 - rank)));
+        assert!(link.begin(seq, head, &Arc::new(wiring(1 - rank))));
         let cell = link.cell(0).unwrap();
         // SAFETY: the cell is this link's and has `bytes` bytes.
         unsafe { cell.write_bytes(rank as u8 + 1, bytes) };
-        link.publish(0, bytes);
+        link.publish(0);
     }
     for (rank, link) in links.iter_mut().enumerate() {
         let message = link.message(0).unwrap().unwrap();
@@ -46,7 +47,7 @@ fn exchange(links: &mut [ShmLink; 2], seq: u64, bytes: usize) {
         link.release(0);
         assert!(link.settle().unwrap());
     }
-    links.iter_mut().for_each(Link::end);
+    links.iter_mut().for_each(Near::end);
 }
 
 fn resident() -> usize {
@@ -67,7 +68,7 @@ fn control_blocks_rings_and_regions_come_back_when_groups_are_gone() {
         // A letter that nobody takes, and one that was begun.
         let open = links[0].mail_open(1, Mail { tag: 1, what: 0, bytes: 5000 }).unwrap();
         links[0].mail_cell(open).unwrap();
-        links[0].mail_publish(open, 5000);
+        links[0].mail_publish(open);
         links[0].mail_close(open);
         links[1].mail_open(0, Mail { tag: 2, what: 0, bytes: 1 << 20 }).unwrap();
         drop(links);

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use smddp_cuda::{Address, MAX_SOURCES, Wait};
 use smddp_plan::{Algorithm, Buffer, Collective};
-use smddp_transport::{Link, Mismatch};
+use smddp_transport::{Group, Mismatch};
 
 use super::flight::Landing;
 use super::reduction::{self, Manner, Pieces};
@@ -91,7 +91,7 @@ impl DeviceOp {
 }
 
 /// Goes on until all is enqueued, or something is missing.
-pub(crate) fn advance(op: &mut Op, link: &mut dyn Link, site: &mut Site) -> Result<Progress, Trouble> {
+pub(crate) fn advance(op: &mut Op, link: &mut Group, site: &mut Site) -> Result<Progress, Trouble> {
     let Some(mut device) = op.device.take() else { return Ok(Progress::Blocked) };
     let bound = op.bound.clone();
     let mut turn =
@@ -132,7 +132,7 @@ struct Turn<'a> {
     collective: Collective,
     bound: &'a Bound,
     state: &'a mut State,
-    link: &'a mut dyn Link,
+    link: &'a mut Group,
     site: &'a mut Site,
 }
 
@@ -140,7 +140,7 @@ impl Turn<'_> {
     fn advance(&mut self, seq: u64, begun: &mut bool) -> Result<Progress, Trouble> {
         let mut moved = false;
         if self.op.stage == Stage::Opening {
-            if !self.link.begin(seq, self.bound.head, &self.bound.wiring) {
+            if !self.link.begin(seq, self.bound.head, &self.bound.wired) {
                 return Ok(Progress::Blocked);
             }
             *begun = true;

@@ -12,8 +12,7 @@ use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp, 
 use smddp_transport::fabric::choose;
 use smddp_transport::fabric::srd::{Srd, SrdScript};
 use smddp_transport::interface::{Family, Wanted};
-use smddp_transport::joint::{self, Between, Joined, Means, Prepared};
-use smddp_transport::loopback::{self, Script};
+use smddp_transport::joint::{self, Between, Joined, Means, Prepared, WireScript};
 
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// At once, on a machine that has other things to do as well: far from every deadline.
@@ -38,16 +37,7 @@ pub(crate) fn timed(body: impl FnOnce()) -> Duration {
     begun.elapsed()
 }
 
-/// Runs `body` on `size` ranks over loopback; panics of ranks are the test's.
-pub(crate) fn ranks<T: Send>(
-    size: usize,
-    script: Script,
-    body: impl Fn(&Communicator) -> T + Sync,
-) -> Vec<T> {
-    over(Wire::Loop(script).links(size), PATIENCE, body)
-}
-
-/// The same over shared memory and sockets: nodes of `each` ranks, all in this process.
+/// Runs `body` on `size` ranks over shared memory and sockets: nodes of `each` ranks, all in this process.
 pub(crate) fn node_ranks<T: Send>(
     size: usize,
     each: usize,
@@ -81,38 +71,46 @@ pub(crate) fn shape(
     }
 }
 
-/// Wires: the first two share no code.
+/// What ranks as threads are joined by.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Wire {
-    Loop(Script),
     Shm,
+    /// The same, and cells are written past the caches, as where readers' caches are far.
+    Far,
     /// Nodes of so many ranks: shared memory inside, sockets between them.
     Nodes(usize),
+    /// Nodes of one rank over a simulated fabric of this seed, where messages are late and overtake each other.
+    Srd(u64),
+    /// Nodes of one rank over sockets; this one dies at its message of that number.
+    Dying(usize, u64),
 }
 
 impl Wire {
-    /// One of each kind, the first with delays.
-    pub(crate) const EACH: [Wire; 4] =
-        [Wire::Loop(Script { seed: 7, delay: 3, death: None }), Wire::Shm, Wire::Nodes(1), Wire::Nodes(2)];
+    /// One of each kind.
+    pub(crate) const EACH: [Wire; 4] = [Wire::Srd(7), Wire::Shm, Wire::Nodes(1), Wire::Nodes(2)];
 
     pub(crate) fn links(self, size: usize) -> Vec<Joined> {
+        let node = |rank: usize, each: usize| means(Some(format!("node {}", rank / each)));
         match self {
-            Wire::Loop(script) => {
-                let joined = |link| Joined {
-                    link: Box::new(link),
-                    nodes: vec![0; size],
-                    crowd: size,
-                    told: Vec::new(),
-                };
-                loopback::group(size, script).into_iter().map(joined).collect()
+            Wire::Shm => joined(size, |_| means(None), |_| None),
+            Wire::Far => {
+                let mut links = Wire::Shm.links(size);
+                links.iter_mut().for_each(|joined| joined.link.assume_far());
+                links
             }
-            Wire::Shm => joined(size, |_| means(None)),
-            Wire::Nodes(each) => joined(size, |rank| means(Some(format!("node {}", rank / each)))),
+            Wire::Nodes(each) => joined(size, |rank| node(rank, each), |_| None),
+            // A group of one rank has no wire.
+            Wire::Srd(_) if size == 1 => Wire::Shm.links(size),
+            Wire::Srd(seed) => simulated_links(size, 1, SrdScript { seed, ..SrdScript::default() }).1,
+            Wire::Dying(victim, at) => {
+                let script = WireScript { death: Some(at), ..WireScript::default() };
+                joined(size, |rank| node(rank, 1), |rank| (rank == victim).then(|| script.clone()))
+            }
         }
     }
 }
 
-fn means(node: Option<String>) -> Means {
+pub(crate) fn means(node: Option<String>) -> Means {
     Means {
         staging: 64 << 20,
         shm: true,
@@ -143,12 +141,19 @@ pub(crate) fn fabric_links(size: usize) -> Option<Vec<Joined>> {
         println!("fabric: not run: {why}");
         return None;
     }
-    Some(joined(size, |rank| fabric(format!("node {rank}"))))
+    Some(joined(size, |rank| fabric(format!("node {rank}")), |_| None))
 }
 
-fn joined(size: usize, means: impl Fn(usize) -> Means) -> Vec<Joined> {
-    let prepared: Vec<_> =
+fn joined(
+    size: usize,
+    means: impl Fn(usize) -> Means,
+    script: impl Fn(usize) -> Option<WireScript>,
+) -> Vec<Joined> {
+    let mut prepared: Vec<_> =
         (0..size).map(|r| Prepared::new(r, size, Vec::new(), &means(r)).unwrap()).collect();
+    for (rank, one) in prepared.iter_mut().enumerate() {
+        script(rank).into_iter().for_each(|script| one.set_script(script));
+    }
     let cards: Vec<_> = prepared.iter().map(|p| p.card().clone()).collect();
     prepared.into_iter().map(|p| p.connect(cards.clone()).unwrap()).collect()
 }

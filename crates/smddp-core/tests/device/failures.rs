@@ -5,7 +5,6 @@ use std::time::Duration;
 use smddp_core::{Blocks, Call, Collective, DType, Error, On, Options, RedOp};
 use smddp_cuda::Device;
 use smddp_cuda::mock::{Fault, Memory, Script, World};
-use smddp_transport::loopback;
 
 use crate::collectives::{clean, world};
 use crate::common::{Gate, PATIENCE, Wire};
@@ -82,8 +81,7 @@ fn a_rank_that_does_not_come_is_named_and_the_callers_stream_goes_on() {
 fn a_rank_that_dies_is_named_by_the_others_and_their_streams_go_on() {
     for at in 1..12 {
         let world = world(at);
-        let script = loopback::Script { seed: at, delay: 2, death: Some((1, at)) };
-        ranks(&world, Wire::Loop(script).links(3), Duration::from_secs(5), |rank| {
+        ranks(&world, Wire::Dying(1, at).links(3), Duration::from_secs(5), |rank| {
             for i in 0..20 {
                 // What the processor makes of it may fail first.
                 let (call, _) = call(rank, Collective::AllReduce, 5000 + i);

@@ -1,7 +1,6 @@
-//! Every algorithm by force, over both wires.
+//! Every algorithm by force, with both ways of writing cells.
 
 use smddp_core::{Algorithm, Collective};
-use smddp_transport::loopback::Script;
 
 use crate::common::procs::{Me, start};
 use crate::common::{ALL, PATIENCE, Wire, over, try_one};
@@ -13,8 +12,7 @@ const IN_PLACE: [Collective; 3] = [Collective::AllReduce, Collective::Broadcast,
 /// This process has its settings from the environment, and all ranks as threads.
 pub(crate) fn rank(me: &Me) {
     for n in 2..=9 {
-        let wires = [Wire::Loop(Script { seed: 77 + n as u64, delay: 4, death: None }), Wire::Shm];
-        for wire in wires {
+        for wire in [Wire::Far, Wire::Shm] {
             over(wire.links(n), PATIENCE, |comm| {
                 for count in [1, 777, if n < 6 { 30_000 } else { 9_000 }] {
                     for collective in ALL {

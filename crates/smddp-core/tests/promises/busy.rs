@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use smddp_core::{Collective, Error};
+use smddp_transport::joint::WireScript;
 
 use crate::common::PATIENCE;
 use crate::common::fake::Fake;
@@ -10,27 +11,32 @@ use crate::common::job::Job;
 
 const DEADLINE: Duration = Duration::from_millis(300);
 
+fn busy() -> Fake {
+    Fake::new(WireScript { busy: true, ..WireScript::default() })
+}
+
 fn barrier() -> Job {
     Job::new(0, 2, Collective::Barrier, 0, 0, 0)
 }
 
 #[test]
 fn a_deadline_passes_though_other_things_never_stop_moving() {
-    let comm = Fake { busy: true, ..Fake::default() }.comm(DEADLINE);
+    let (comm, _other) = busy().comm(DEADLINE);
     let error = barrier().run(&comm).unwrap_err();
     assert!(matches!(&error, Error::Timeout { missing, .. } if *missing == [1]), "{error}");
 }
 
 #[test]
 fn a_death_is_noticed_though_other_things_never_stop_moving() {
-    let comm = Fake { busy: true, lost: true, ..Fake::default() }.comm(10 * PATIENCE);
+    let (comm, other) = busy().comm(10 * PATIENCE);
+    drop(other);
     let error = barrier().run(&comm).unwrap_err();
     assert!(matches!(&error, Error::PeerLost { rank: 1, .. }), "{error}");
 }
 
 #[test]
 fn a_wait_gives_up_in_time_though_other_things_never_stop_moving() {
-    let comm = Fake { busy: true, ..Fake::default() }.comm(10 * PATIENCE);
+    let (comm, _other) = busy().comm(10 * PATIENCE);
     let mut job = barrier();
     let work = job.start(&comm).unwrap();
     let error = work.wait(Some(DEADLINE)).unwrap_err();
@@ -41,8 +47,8 @@ fn a_wait_gives_up_in_time_though_other_things_never_stop_moving() {
 
 #[test]
 fn a_group_that_never_stops_moving_holds_up_no_other_group_of_the_progress_thread() {
-    let busy = Fake { busy: true, ..Fake::default() }.comm(10 * PATIENCE);
-    let other = Fake::default().comm(DEADLINE);
+    let (busy, _other) = busy().comm(10 * PATIENCE);
+    let (other, _its_other) = Fake::new(WireScript::default()).comm(DEADLINE);
     let (mut first, mut second) = (barrier(), barrier());
     let endless = first.start(&busy).unwrap();
     let begun = Instant::now();

@@ -3,7 +3,6 @@
 use std::time::Instant;
 
 use smddp_core::{Communicator, Error};
-use smddp_transport::loopback::Script;
 
 use crate::common::job::Job;
 use crate::common::{ALL, PATIENCE, SOON, Wire, over};
@@ -13,9 +12,8 @@ fn survivors_of_a_scripted_death_all_name_it_in_every_collective() {
     for collective in ALL {
         for (size, victim, at, count) in [(2, 0, 1, 10), (3, 1, 2, 5_000), (3, 0, 3, 70_001), (4, 3, 5, 100)]
         {
-            let script = Script { seed: at, delay: 2, death: Some((victim, at)) };
             let begun = Instant::now();
-            over(Wire::Loop(script).links(size), PATIENCE, |comm: &Communicator| {
+            over(Wire::Dying(victim, at).links(size), PATIENCE, |comm: &Communicator| {
                 let root = |turn: usize| turn % size;
                 let error = (0..)
                     .find_map(|turn| {
@@ -41,8 +39,7 @@ fn survivors_of_a_scripted_death_all_name_it_in_every_collective() {
 
 #[test]
 fn a_survivors_error_says_that_it_is_a_consequence_and_where_the_first_cause_is() {
-    let script = Script { seed: 1, delay: 2, death: Some((1, 1)) };
-    over(Wire::Loop(script).links(2), PATIENCE, |comm: &Communicator| {
+    over(Wire::Dying(1, 1).links(2), PATIENCE, |comm: &Communicator| {
         let error =
             (0..).find_map(|turn| Job::new(comm.rank(), 2, ALL[0], 10, 0, turn).run(comm).err()).unwrap();
         if comm.rank() == 0 {

@@ -3,9 +3,8 @@
 use std::time::{Duration, Instant};
 
 use smddp_core::{Collective, Communicator, DType, Error, Options, RedOp, Result};
-use smddp_transport::fabric::srd::SrdScript;
 
-use crate::common::{Gate, PATIENCE, Wire, over, simulated_links};
+use crate::common::{Gate, PATIENCE, Wire, over};
 use crate::mismatch::{BASE, Make, listed, run};
 
 /// What a rank does, once.
@@ -73,17 +72,11 @@ fn message(comm: &Communicator, tags: &[u64], whose: usize) -> Result<()> {
     })
 }
 
-const WIRES: usize = 5;
+const WIRES: usize = Wire::EACH.len();
 
-/// The groups over each wire in turn; the last is a simulated fabric.
+/// The groups over each wire in turn.
 fn on<T: Send>(wire: usize, size: usize, body: impl Fn(&Communicator) -> T + Sync) -> Vec<T> {
-    match Wire::EACH.get(wire) {
-        Some(wire) => over(wire.links(size), PATIENCE, body),
-        None => {
-            let (_fabric, links) = simulated_links(size, 1, SrdScript { seed: 3, ..SrdScript::default() });
-            over(links, PATIENCE, body)
-        }
-    }
+    over(Wire::EACH[wire].links(size), PATIENCE, body)
 }
 
 /// Rank `r` makes `calls[r]`; what each of them comes to, once all have left.
@@ -228,7 +221,7 @@ fn a_message_of_another_tag_raises_where_the_rank_waits() {
         let [sender, receiver] = &outcomes[..] else { panic!("two ranks") };
         assert!(matches!(receiver, Err(Error::Mismatch { rank: 0, .. })), "wire {wire}: {receiver:?}");
         assert!(receiver.as_ref().unwrap_err().to_string().contains("tag 1"), "wire {wire}: {receiver:?}");
-        if wire < 2 {
+        if matches!(Wire::EACH[wire], Wire::Shm) {
             assert!(matches!(sender, Err(Error::Mismatch { .. })), "wire {wire}: {sender:?}");
         }
     }

@@ -3,12 +3,11 @@
 use std::time::{Duration, Instant};
 
 use smddp_core::{Collective, Communicator, DType, Error, Options, Result, Work};
-use smddp_transport::fabric::srd::SrdScript;
 
 use crate::common::group::world;
 use crate::common::job::Job;
 use crate::common::procs::{Me, start};
-use crate::common::{Gate, PATIENCE, SOON, Wire, fabric_links, over, simulated_links};
+use crate::common::{Gate, PATIENCE, SOON, Wire, fabric_links, over};
 
 /// What a message with this tag from this rank holds.
 fn letter(from: usize, tag: u64, count: usize) -> Vec<f32> {
@@ -191,8 +190,7 @@ fn an_expired_recv_ends_alone_and_leaves_the_group_usable() {
 
 #[test]
 fn messages_move_while_a_collective_waits_for_a_rank() {
-    let (_srd, simulated) = simulated_links(3, 1, SrdScript::default());
-    for links in Wire::EACH.map(|wire| wire.links(3)).into_iter().chain([simulated]).chain(fabric_links(3)) {
+    for links in Wire::EACH.map(|wire| wire.links(3)).into_iter().chain(fabric_links(3)) {
         over(links, PATIENCE, |comm| {
             let mut job = Job::new(comm.rank(), 3, Collective::AllReduce, 40_000, 0, 0);
             let (me, count) = (comm.rank(), 100_000);

@@ -4,12 +4,13 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use smddp_core::{Collective, Communicator, Error, Options};
+use smddp_transport::joint::WireScript;
 
 use crate::common::fake::Fake;
 use crate::common::job::Job;
 use crate::common::{PATIENCE, Wire, over};
 
-const TEXT: &str = "offset 77 outside of memory";
+const TEXT: &str = "the wire is cut";
 
 fn barrier() -> Job {
     Job::new(0, 2, Collective::Barrier, 0, 0, 0)
@@ -29,9 +30,9 @@ fn await_end(done: impl Fn() -> bool) {
 
 #[test]
 fn a_panic_on_the_progress_thread_ends_its_group_once_and_no_other() {
-    let fake = Fake { panics: Some("smddp-progress"), ..Fake::default() };
-    let comm = fake.comm(Duration::from_secs(2));
-    let waiting = Fake::default().comm(10 * PATIENCE);
+    let script = WireScript { panics: Some("smddp-progress"), ..WireScript::default() };
+    let (comm, _other) = Fake::new(script.clone()).comm(Duration::from_secs(2));
+    let (waiting, _its_other) = Fake::new(WireScript::default()).comm(10 * PATIENCE);
     let mut kept = barrier();
     let other = kept.start(&waiting).unwrap();
     let mut job = barrier();
@@ -41,18 +42,18 @@ fn a_panic_on_the_progress_thread_ends_its_group_once_and_no_other() {
     assert!(told(work.wait(None).err()));
     assert!(told(comm.error()), "{:?}", comm.error());
     assert!(told(barrier().run(&comm).err()), "the group stays failed");
-    assert_eq!(fake.panicked.load(Ordering::SeqCst), 1, "it was not tried again");
-    assert!(fake.poisoned.load(Ordering::SeqCst) > 0, "the others were told");
+    assert_eq!(script.panicked.load(Ordering::SeqCst), 1, "it was not tried again");
+    assert!(script.poisoned.load(Ordering::SeqCst) > 0, "the others were told");
     assert!(!other.is_done() && waiting.error().is_none());
     waiting.close();
 }
 
 #[test]
 fn a_panic_in_a_callers_own_thread_is_its_error_too() {
-    let fake = Fake { panics: Some(""), ..Fake::default() };
-    let comm = fake.comm(PATIENCE);
+    let script = WireScript { panics: Some(""), ..WireScript::default() };
+    let (comm, _other) = Fake::new(script.clone()).comm(PATIENCE);
     assert!(told(barrier().run(&comm).err()));
-    assert_eq!(fake.panicked.load(Ordering::SeqCst), 1);
+    assert_eq!(script.panicked.load(Ordering::SeqCst), 1);
     comm.close();
 }
 

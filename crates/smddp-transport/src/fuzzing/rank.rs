@@ -3,7 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use super::script::Script;
-use crate::net::link::Net;
+use crate::net::link::{Net, Way};
 use crate::net::wire::Wire;
 use crate::net::wiring::{NetOutlet, NetWiring};
 use crate::shm::Endpoint;
@@ -47,7 +47,7 @@ pub(super) struct Rank {
 impl Rank {
     pub(super) fn new(wire: Box<dyn Wire>) -> Self {
         // The number at the pool is the same for all inputs, so that they use each other's regions.
-        let net = Net::new(ME, SIZE, wire, None, endpoint(), 7);
+        let net = Net::new(ME, SIZE, Way { wire, watches: None }, endpoint(), 7);
         let (outs, ins, sends, receives) = Default::default();
         Self { net, seq: 0, open: false, failed: false, outs, ins, sends, receives }
     }

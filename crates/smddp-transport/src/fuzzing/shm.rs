@@ -1,16 +1,17 @@
 //! Shared memory in which a peer has written anything, while a rank is in the middle of something.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::rank::endpoint;
 use super::script::Script;
-use crate::shm::ShmLink;
+use crate::shm::Near;
 use crate::shm::fuzzing::{Words, pair};
-use crate::{Head, Inlet, Link, Mail, Outlet, Stream, Wiring};
+use crate::{Head, Inlet, Mail, Outlet, Stream, Wiring};
 
 /// Rank 0 keeps to the rules; what rank 1 has written is up to the script.
 struct Pair {
-    link: ShmLink,
+    link: Near,
     words: Words,
     seq: u64,
     /// (messages, sent or taken) by channel.
@@ -94,6 +95,7 @@ impl Pair {
             let bytes = script.number() & 0xff;
             wiring.inlets.push(Inlet { rank: 1, channel, reader: 0, cell, messages, bytes });
         }
+        let wiring = Arc::new(wiring);
         if self.link.begin(self.seq, Head { what: 1, count: 1 }, &wiring) {
             self.open = true;
             self.outs = wiring.outlets.iter().map(|out| (out.messages, 0, out.cell)).collect();
@@ -110,7 +112,7 @@ impl Pair {
             && let Some(at) = self.link.cell(out)
         {
             self.within(at, cell);
-            self.link.publish(out, cell);
+            self.link.publish(out);
             self.outs[out].1 += 1;
         }
     }
@@ -156,7 +158,7 @@ impl Pair {
 
     fn look(&mut self, script: &mut Script<'_>) {
         let seq = self.seq + script.below(2) as u64;
-        let _ = (self.link.arrived(1, seq), self.link.head_of(1, seq), self.link.describe(1));
+        let _ = (self.link.arrived(1, seq), self.link.head_of(1, seq));
         self.link.flush();
         self.failed |= !self.link.faults().is_empty() && script.yes();
     }
@@ -174,7 +176,7 @@ impl Pair {
             let Some((cell, room)) = self.link.mail_cell(stream) else { break };
             let piece = room.min((bytes - moved) as usize);
             self.within(cell, piece);
-            self.link.mail_publish(stream, piece);
+            self.link.mail_publish(stream);
             moved += piece as u64;
         }
         self.sends[at].2 = moved;

@@ -1,16 +1,14 @@
-//! Making a group's link: what this rank offers, and, with what all others offer, who is reached how.
+//! Making a group: what this rank offers, and, with what all others offer, who is reached how.
 
 use std::io;
 use std::path::PathBuf;
 
-use super::link::JointLink;
+use super::group::Group;
 use super::offer::{Between, Ends};
-use super::route::Map;
-use crate::Link;
+use super::reach::Reach;
+use super::scripted::{Scripted, WireScript};
 use crate::net::interface::{Family, Wanted};
-use crate::net::link::Net;
-use crate::net::tcp::Watches;
-use crate::net::wire::Wire;
+use crate::net::link::{Net, Way};
 use crate::shm::{self, Card, Endpoint, Unreachable};
 
 /// What may be used, as the settings say.
@@ -43,9 +41,9 @@ pub enum JoinError {
     Nodes(String),
 }
 
-/// A link, and each rank's node.
+/// A group, and each rank's node.
 pub struct Joined {
-    pub link: Box<dyn Link>,
+    pub link: Group,
     pub nodes: Vec<usize>,
     /// Ranks of this host, whether or not they share memory: they share its cores.
     pub crowd: usize,
@@ -53,11 +51,12 @@ pub struct Joined {
     pub told: Vec<String>,
 }
 
-/// First half of making a link: nobody waits.
+/// First half of making a group: nobody waits.
 pub struct Prepared {
     shm: shm::Prepared,
     ends: Ends,
     means: Means,
+    script: Option<WireScript>,
 }
 
 impl Prepared {
@@ -70,7 +69,7 @@ impl Prepared {
             shm.card_mut().node = alone.or_else(|| means.node.clone()).unwrap_or_default();
             (ends, shm.card_mut().offer) = Ends::open(&endpoint, rank, size, means);
         }
-        Ok(Self { shm, ends, means: means.clone() })
+        Ok(Self { shm, ends, means: means.clone(), script: None })
     }
 
     pub fn card(&self) -> &Card {
@@ -82,6 +81,11 @@ impl Prepared {
         self.shm.card_mut().note = note;
     }
 
+    /// Has the wire to other nodes do what a test says.
+    pub fn set_script(&mut self, script: WireScript) {
+        self.script = Some(script);
+    }
+
     /// Second half, with the cards of all ranks in rank order, mine included.
     pub fn connect(self, cards: Vec<Card>) -> Result<Joined, JoinError> {
         let me = self.card().rank as usize;
@@ -89,33 +93,36 @@ impl Prepared {
         let crowd = cards.iter().filter(|card| card.boot == self.card().boot).count();
         let here: Vec<usize> = (0..cards.len()).filter(|&r| nodes[r] == nodes[me]).collect();
         if here.len() == cards.len() {
-            let link = self.shm.connect(cards)?;
-            return Ok(Joined { link: Box::new(link), nodes, crowd, told: Vec::new() });
+            let link = link(me, self.shm, None, &cards, here)?;
+            return Ok(Joined { link, nodes, crowd, told: Vec::new() });
         }
         if self.means.between == Between::Nothing {
             return Err(JoinError::Nodes(forbidden(&cards, &nodes)));
         }
-        let (wire, watches, told) = self.ends.connect(me, &cards, &nodes, &self.means)?;
-        let link = link(me, self.shm, (wire, watches), &cards, here)?;
-        Ok(Joined { link: Box::new(link), nodes, crowd, told })
+        let (mut way, told) = self.ends.connect(me, &cards, &nodes, &self.means)?;
+        if let Some(script) = self.script {
+            way.wire = Box::new(Scripted::new(way.wire, script));
+        }
+        let link = link(me, self.shm, Some(way), &cards, here)?;
+        Ok(Joined { link, nodes, crowd, told })
     }
 }
 
-/// Shared memory with the ranks `here`, the wire to all others.
+/// Shared memory with the ranks `here`, and a way to all others, if there are any.
 pub(super) fn link(
     me: usize,
     shm: shm::Prepared,
-    (wire, watches): (Box<dyn Wire>, Option<Watches>),
+    way: Option<Way>,
     cards: &[Card],
     here: Vec<usize>,
-) -> Result<JointLink, JoinError> {
-    let shm = shm.connect(here.iter().map(|&rank| cards[rank].clone()).collect())?;
-    let Some((endpoint, nonce)) = shm.home() else {
-        return Err(JoinError::Nodes("this rank has no shared memory".to_owned()));
-    };
-    let size = cards.len();
-    let net = Net::new(me, size, wire, watches, endpoint, nonce);
-    Ok(JointLink::new(me, Map::new(size, here), cards.iter().map(name).collect(), shm, net))
+) -> Result<Group, JoinError> {
+    let near = shm.connect(here.iter().map(|&rank| cards[rank].clone()).collect())?;
+    let way = way.filter(|_| here.len() < cards.len());
+    let copies = way.as_ref().is_some_and(|way| way.wire.copies());
+    let net = way.zip(near.home());
+    let net = net.map(|(way, (endpoint, nonce))| Net::new(me, cards.len(), way, endpoint, nonce));
+    let reach = Reach::new(me, cards.len(), here, copies);
+    Ok(Group::new(reach, cards.iter().map(name).collect(), near, net))
 }
 
 /// "rank 3 (host h1, pid 812)".

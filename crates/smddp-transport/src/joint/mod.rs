@@ -1,17 +1,18 @@
-//! A group whose ranks are on several nodes: shared memory inside a node, a wire between nodes, one link.
+//! A group: shared memory inside a node, a wire between nodes where there are several.
 
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
+mod group;
 mod join;
-mod link;
 mod offer;
-mod route;
+mod reach;
+mod scripted;
 mod simulated;
-#[cfg(test)]
-mod wiring_tests;
 
+pub use group::Group;
 pub use join::{JoinError, Joined, Means, Prepared};
 pub(crate) use offer::Offer;
 pub use offer::{Between, may_have_efa};
-pub(crate) use route::Routes;
+pub use reach::{Reach, Wired};
+pub use scripted::WireScript;
 pub use simulated::simulated;

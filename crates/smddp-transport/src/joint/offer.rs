@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::join::{JoinError, Means, name};
 use crate::net::fabric;
 use crate::net::fabric::wire::{FabricWire, Prepared as Slot};
+use crate::net::link::Way;
 use crate::net::tcp::{Door, TcpAddress, TcpWire, Watches};
 use crate::net::wire::Wire;
 use crate::shm::{Card, Endpoint};
@@ -79,7 +80,7 @@ impl Ends {
         cards: &[Card],
         nodes: &[usize],
         means: &Means,
-    ) -> Result<(Box<dyn Wire>, Option<Watches>, Vec<String>), JoinError> {
+    ) -> Result<(Way, Vec<String>), JoinError> {
         let wrong = |text: String| Err(JoinError::Nodes(text));
         let fabric = match means.between {
             Between::Fabric => true,
@@ -142,7 +143,7 @@ impl Ends {
                 return wrong(format!("SMDDP_REQUIRE={wanted}, but the way between nodes is {way}{why}"));
             }
         }
-        Ok((wire, watches, told))
+        Ok((Way { wire, watches }, told))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::join::{JoinError, Joined, Means, link, nodes};
 use crate::net::fabric::srd::{self, Srd, SrdScript};
+use crate::net::link::Way;
 use crate::net::tcp::{Door, Watches};
 use crate::shm::{self, Endpoint};
 
@@ -37,8 +38,9 @@ pub fn simulated(
             let here = (0..size).filter(|&rank| nodes[rank] == nodes[me]).collect();
             let far = |(rank, address)| (nodes[rank] != nodes[me]).then_some(address);
             let watches = Watches::new(me, door, addresses.iter().cloned().enumerate().map(far).collect());
-            let link = link(me, shm, (Box::new(wire), Some(watches)), &cards, here)?;
-            Ok(Joined { link: Box::new(link), nodes: nodes.clone(), crowd: size, told: Vec::new() })
+            let way = Way { wire: Box::new(wire), watches: Some(watches) };
+            let link = link(me, shm, Some(way), &cards, here)?;
+            Ok(Joined { link, nodes: nodes.clone(), crowd: size, told: Vec::new() })
         })
         .collect::<Result<_, JoinError>>()?;
     Ok((srd, joined))

@@ -70,6 +70,12 @@ pub(super) struct State {
 // thread at a time owns the link.
 unsafe impl Send for State {}
 
+/// What leads to other nodes, and who watches their ranks where the wire does not.
+pub(crate) struct Way {
+    pub(crate) wire: Box<dyn Wire>,
+    pub(crate) watches: Option<Watches>,
+}
+
 pub(crate) struct Net {
     wire: Box<dyn Wire>,
     /// Peers' TCP listeners tell of their end and answer for ranks that do not drive, where the wire does not: libfabric's
@@ -101,8 +107,7 @@ impl Net {
     pub(crate) fn new(
         me: usize,
         size: usize,
-        wire: Box<dyn Wire>,
-        watches: Option<Watches>,
+        Way { wire, watches }: Way,
         endpoint: Arc<Endpoint>,
         nonce: u64,
     ) -> Self {
@@ -445,10 +450,6 @@ impl Net {
     pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
         self.watches.iter().for_each(|watches| watches.interest(fds));
         self.wire.interest(fds)
-    }
-
-    pub(crate) fn copies(&self) -> bool {
-        self.wire.copies()
     }
 
     pub(crate) fn round_trip(&self, rank: usize) -> Option<Duration> {

@@ -6,19 +6,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::endpoint::Endpoint;
 use super::layout::{PAGE, board_at};
-use super::link::Ranks;
+use super::near::{Ranks, Remote};
 use crate::board::{Board, Lent, Maker};
+use crate::joint::Reach;
 
 pub(super) struct ShmBoard {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) ranks: Arc<Ranks>,
     pub(super) layout: usize,
     pub(super) kept: Arc<AtomicBool>,
+    pub(super) reach: Arc<Reach>,
+}
+
+impl ShmBoard {
+    fn remote(&self, rank: usize) -> Option<&Remote> {
+        self.ranks.remotes.get(self.reach.local(rank)?)
+    }
 }
 
 impl Board for ShmBoard {
     fn page(&self, rank: usize) -> Option<*mut u8> {
-        let remote = self.ranks.remotes.get(rank)?;
+        let remote = self.remote(rank)?;
         Some(remote.memory().at(remote.block + board_at(self.layout), PAGE))
     }
 
@@ -35,7 +43,7 @@ impl Board for ShmBoard {
     }
 
     fn borrow(&self, rank: usize, token: u64) -> io::Result<Lent> {
-        let remote = self.ranks.remotes.get(rank).ok_or_else(|| io::Error::other("it is on another node"))?;
+        let remote = self.remote(rank).ok_or_else(|| io::Error::other("it is on another node"))?;
         match remote.peer {
             // A thread of this process.
             None => self.endpoint.lending.make(token),

@@ -17,10 +17,19 @@ const FAR: Duration = Duration::from_nanos(90);
 pub(super) struct Distance {
     history: u8,
     far: bool,
+    /// Nothing is learned any more.
+    fixed: bool,
 }
 
 impl Distance {
+    pub(super) fn assume_far(&mut self) {
+        (self.far, self.fixed) = (true, true);
+    }
+
     pub(super) fn learn(&mut self, took: Duration) {
+        if self.fixed {
+            return;
+        }
         self.history = self.history << 1 | u8::from(took > FAR);
         // A reader that has not looked yet seems near, a near one never far: few late ones tell more than many early.
         match self.history.count_ones() {

@@ -29,7 +29,6 @@ use crate::send::send_all;
 pub(crate) struct Peer {
     pub(crate) memory: Memory,
     event: OwnedFd,
-    pub(crate) pid: u32,
     /// Set by the service thread when the process is gone.
     pub(crate) gone: Arc<AtomicBool>,
 }
@@ -152,7 +151,7 @@ impl Endpoint {
         };
         let memory = Memory::open(memory.as_fd(), usize::try_from(card.memory).map_err(io::Error::other)?)?;
         self.service.watch(watch, gone.clone());
-        let peer = Arc::new(Peer { memory, event, pid, gone });
+        let peer = Arc::new(Peer { memory, event, gone });
         let mut peers = lock(&self.peers);
         peers.retain(|_, known| known.strong_count() > 0);
         peers.insert(card.endpoint, Arc::downgrade(&peer));

@@ -10,8 +10,8 @@ use std::sync::atomic::Ordering;
 
 use super::endpoint::Endpoint;
 use super::layout::*;
-use super::link::Ranks;
 use super::memory::Memory;
+use super::near::Ranks;
 use super::pool::{Region, Release};
 use crate::{Mail, Stream};
 

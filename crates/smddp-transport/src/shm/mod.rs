@@ -14,9 +14,9 @@ mod endpoint;
 pub(crate) mod fuzzing;
 mod handshake;
 mod layout;
-mod link;
 mod mail;
 mod memory;
+mod near;
 #[cfg(test)]
 mod nonsense_tests;
 mod order;
@@ -24,6 +24,7 @@ mod owner;
 mod place;
 mod pool;
 mod service;
+mod sleeper;
 mod sync;
 
 pub(crate) use card::Id;
@@ -31,6 +32,7 @@ pub use card::{Card, CardError, PROTOCOL};
 pub use endpoint::Endpoint;
 pub(crate) use endpoint::{Bell, random};
 pub use layout::SLOT_BYTES;
-pub use link::{Prepared, ShmLink, Unreachable};
+pub use near::{Near, Prepared, Unreachable};
 pub(crate) use owner::Owner;
 pub(crate) use pool::Region;
+pub use sleeper::Sleeper;

@@ -1,10 +1,12 @@
 //! What another process writes into shared memory is its own affair until it is believed.
 
+use std::sync::Arc;
+
 use std::sync::atomic::Ordering;
 
 use super::layout::*;
-use super::link::{Prepared, ShmLink};
-use crate::{Fault, Head, Inlet, Link, Mail, Outlet, Ways, Wiring};
+use super::near::{Near, Prepared};
+use crate::{Fault, Head, Inlet, Mail, Outlet, Wiring};
 
 const CAP: usize = 4 << 20;
 const BYTES: usize = 20_000;
@@ -25,7 +27,7 @@ const EVIL: [u64; 12] = [
     u64::MAX,
 ];
 
-fn pair() -> [ShmLink; 2] {
+fn pair() -> [Near; 2] {
     let [a, b] = [0, 1].map(|r| Prepared::new(r, 2, CAP, Vec::new()).unwrap());
     let cards = vec![a.card().clone(), b.card().clone()];
     [a, b].map(|p| p.connect(cards.clone()).unwrap())
@@ -41,34 +43,33 @@ fn wiring(peer: usize, cell: usize) -> Wiring {
         inline: false,
         depth: (2, 1),
         window: 1,
-        ways: Ways::default(),
     }
 }
 
 /// Both ranks have begun, and rank 1 has published a message of `cell` bytes.
-fn begun(cell: usize) -> [ShmLink; 2] {
+fn begun(cell: usize) -> [Near; 2] {
     let mut links = pair();
     for (rank, link) in links.iter_mut().enumerate() {
-        assert!(link.begin(0, HEAD, &wiring(1 - rank, cell)));
+        assert!(link.begin(0, HEAD, &Arc::new(wiring(1 - rank, cell))));
     }
     links[1].cell(0).unwrap();
-    links[1].publish(0, cell);
+    links[1].publish(0);
     links
 }
 
 /// Where rank 1's block lies; both ranks are of this process.
-fn set(link: &ShmLink, offset: usize, value: u64) {
+fn set(link: &Near, offset: usize, value: u64) {
     let (endpoint, _) = link.home().unwrap();
     endpoint.memory.word64(offset).store(value, Ordering::Release);
 }
 
-fn get(link: &ShmLink, offset: usize) -> usize {
+fn get(link: &Near, offset: usize) -> usize {
     let (endpoint, _) = link.home().unwrap();
     endpoint.memory.word64(offset).load(Ordering::Acquire) as usize
 }
 
 /// All that a reader does with what it finds.
-fn read(link: &mut ShmLink) {
+fn read(link: &mut Near) {
     for _ in 0..4 {
         match link.message(0) {
             Ok(Some(_)) => link.release(0),
@@ -80,7 +81,7 @@ fn read(link: &mut ShmLink) {
     link.flush();
 }
 
-fn names_rank_1(link: &mut ShmLink) -> bool {
+fn names_rank_1(link: &mut Near) -> bool {
     link.faults().iter().any(|f| matches!(f, Fault::Lost { rank: 1, how } if how.contains("nonsense")))
 }
 
@@ -114,7 +115,7 @@ fn no_count_of_a_reader_makes_its_writer_panic() {
         set(&links[1], lines + LINE, value);
         for _ in 0..8 {
             if links[1].cell(0).is_some() {
-                links[1].publish(0, BYTES / 10);
+                links[1].publish(0);
             }
         }
     }
@@ -129,7 +130,7 @@ fn no_word_of_a_message_makes_its_receiver_panic() {
             let mail = Mail { tag: 1, what: 0, bytes: BYTES as u64 };
             let stream = links[1].mail_open(0, mail).unwrap();
             links[1].mail_cell(stream).unwrap();
-            links[1].mail_publish(stream, BYTES);
+            links[1].mail_publish(stream);
             let place = links[1].block() + MAIL;
             let ring = get(&links[1], place);
             // The ring's place, how much of it is read, and the words of the announcement.
@@ -175,11 +176,11 @@ fn a_card_that_names_a_block_outside_of_its_memory_is_refused() {
 #[test]
 fn a_writer_with_smaller_cells_is_a_mismatch() {
     let mut links = pair();
-    assert!(links[0].begin(0, HEAD, &wiring(1, BYTES)));
+    assert!(links[0].begin(0, HEAD, &Arc::new(wiring(1, BYTES))));
     // As many bytes in two messages.
-    assert!(links[1].begin(0, HEAD, &wiring(0, BYTES / 2)));
+    assert!(links[1].begin(0, HEAD, &Arc::new(wiring(0, BYTES / 2))));
     links[1].cell(0).unwrap();
-    links[1].publish(0, BYTES / 2);
+    links[1].publish(0);
     let found = links[0].message(0).unwrap_err();
     assert_eq!((found.rank, found.theirs, found.bytes), (1, HEAD, None));
 }

@@ -9,7 +9,7 @@ use super::hello::{Purpose, hello};
 use crate::interface::{Family, Wanted};
 use crate::joint::{Between, Means, Prepared};
 use crate::net::frame::{Frame, Kind};
-use crate::{Fault, Head, Inlet, Link, Mail, Outlet, Wiring};
+use crate::{Fault, Group, Head, Inlet, Mail, Outlet, Wiring};
 
 /// Bytes of the largest message of the operation under way, its messages, and all their bytes.
 pub const CELL: usize = 5_000;
@@ -63,7 +63,7 @@ fn say(door: &TcpAddress, words: &[u8]) -> TcpStream {
 
 /// Rank 1 of two in an operation, in which each sends the other some messages. Rank 0 is whoever writes.
 pub struct Feed {
-    link: Box<dyn Link>,
+    link: Group,
     door: TcpAddress,
     /// What its card says of rank 0 stays true.
     _other: Prepared,
@@ -96,9 +96,9 @@ impl Feed {
             inline: false,
             depth: (2, 2),
             window: 2,
-            ways: crate::Ways::default(),
         };
-        assert!(link.begin(0, HEAD, &wiring), "the operation does not begin");
+        let wired = link.wire(wiring);
+        assert!(link.begin(0, HEAD, &wired), "the operation does not begin");
         Self { link, door, _other: other, streams: Vec::new(), read: 0, written: 0 }
     }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::super::endpoint::Endpoint;
 use super::super::layout::*;
-use super::super::link::{Prepared, ShmLink};
+use super::super::near::{Near, Prepared};
 use super::super::pool::{Region, Release};
 
 /// Bytes of the second rank's own memory.
@@ -30,11 +30,11 @@ pub(crate) struct Words {
     /// Announced messages.
     messages: u64,
     /// Its end, which does nothing but leave.
-    _link: ShmLink,
+    _link: Near,
 }
 
 /// `odd`: the second rank's card has a block where there is none.
-pub(crate) fn pair(odd: Option<u64>) -> Option<(ShmLink, Words)> {
+pub(crate) fn pair(odd: Option<u64>) -> Option<(Near, Words)> {
     let [first, second] = [0, 1].map(|rank| Prepared::new(rank, 2, 4 << 20, Vec::new()).ok());
     let (first, second) = (first?, second?);
     let mut cards = vec![first.card().clone(), second.card().clone()];

@@ -27,8 +27,11 @@ fn frame(kind: u8, channel: u32, fields: [u64; 6]) -> Vec<u8> {
     [&header(kind, channel, fields)[..], &vec![0x5a; bytes]].concat()
 }
 
-/// What comes of bytes on a lane.
-fn after(lane: usize, bytes: &[Vec<u8>]) -> (Feed, Vec<Fault>) {
+/// What a connection ends with is held back a little, for a goodbye.
+const QUIET: Duration = Duration::from_millis(400);
+
+/// What comes of bytes on a lane, within that time.
+fn after(lane: usize, bytes: &[Vec<u8>], within: Duration) -> (Feed, Vec<Fault>) {
     let mut feed = Feed::new();
     let mut stream = feed.call(lane);
     feed.turn();
@@ -38,8 +41,7 @@ fn after(lane: usize, bytes: &[Vec<u8>]) -> (Feed, Vec<Fault>) {
     let begun = Instant::now();
     loop {
         let faults = feed.settle(std::slice::from_ref(&stream));
-        // What a connection ends with is held back a little, for a goodbye.
-        if !faults.is_empty() || begun.elapsed() > Duration::from_millis(400) {
+        if !faults.is_empty() || begun.elapsed() > within {
             return (feed, faults);
         }
     }
@@ -96,7 +98,7 @@ fn what_no_rank_sends_is_an_error_that_names_who_sent_it() {
     ];
     for (name, lane, bytes) in cases {
         let end = name.ends_with("an end");
-        let (mut feed, mut faults) = after(lane, &bytes);
+        let (mut feed, mut faults) = after(lane, &bytes, if end { QUIET } else { DEADLINE });
         if end {
             assert_eq!(faults, [], "{name}");
             // The stream was dropped.

@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 use super::endpoint::TcpAddress;
 use super::feed::{door, means};
 use crate::joint::Prepared;
-use crate::{Fault, Head, Inlet, Link, Outlet, Wiring};
+use crate::{Fault, Group, Head, Inlet, Outlet, Wiring};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Two ranks of this process, each a node of its own.
 struct Pair {
-    links: [Box<dyn Link>; 2],
+    links: [Group; 2],
     doors: [TcpAddress; 2],
     seq: u64,
 }
@@ -46,7 +46,8 @@ impl Pair {
                     return Err(fault);
                 }
                 if !opened[rank] {
-                    opened[rank] = link.begin(seq, Head { what: 7, count: 1 }, &wiring(1 - rank));
+                    let wired = link.wire(wiring(1 - rank));
+                    opened[rank] = link.begin(seq, Head { what: 7, count: 1 }, &wired);
                     if opened[rank] {
                         let cell = link.cell(0).unwrap().cast::<u64>();
                         // SAFETY: the cell is this link's, aligned, and has eight bytes.
@@ -88,7 +89,6 @@ fn wiring(peer: usize) -> Wiring {
         inline: false,
         depth: (1, 1),
         window: 1,
-        ways: crate::Ways::default(),
     }
 }
 

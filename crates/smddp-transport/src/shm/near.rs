@@ -1,10 +1,10 @@
-//! The shared-memory link: one rank's end of one communicator whose ranks all share this node.
+//! The near half of a group: one rank's end of what the ranks of a node have in shared memory. Ranks are numbered by their
+//! places in the node.
 
 use std::io;
-use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::board::ShmBoard;
 use super::card::Card;
@@ -16,9 +16,11 @@ use super::memory::Memory;
 use super::order::{self, Count, Slot};
 use super::place::Place;
 use super::pool::{Region, Release};
+use super::sleeper::Sleeper;
 use crate::board::Board;
 use crate::fork;
-use crate::{Fault, Head, Inlet, LONGEST_WHY, Link, Mail, Mismatch, Outlet, Sleeper, Stream, Wiring};
+use crate::joint::Reach;
+use crate::{Fault, Head, LONGEST_WHY, Mail, Mismatch, Outlet, Stream, Wiring};
 
 /// One rank of the group as this process reaches it: its memory and its control block in there.
 pub(super) struct Remote {
@@ -124,7 +126,7 @@ const LOOKS_BEFORE_RINGING: u32 = 8;
 /// Cells from which the distance is measured.
 const MEASURED: usize = 32 << 10;
 
-/// What is left of the first half of making a link.
+/// What is left of the first half of making a group.
 pub struct Prepared {
     endpoint: Option<Arc<Endpoint>>,
     block: usize,
@@ -175,10 +177,10 @@ impl Prepared {
 
     /// Maps the memory of the ranks of this node: `cards` are theirs, ascending, mine included. The link numbers the
     /// ranks by their places in this list.
-    pub fn connect(self, cards: Vec<Card>) -> Result<ShmLink, Unreachable> {
+    pub fn connect(self, cards: Vec<Card>) -> Result<Near, Unreachable> {
         let me = cards.iter().position(|card| card.rank == self.card.rank).unwrap_or(0);
         let Some(endpoint) = &self.endpoint else {
-            return Ok(ShmLink::new(self, Ranks { remotes: Vec::new(), me }));
+            return Ok(Near::new(self, Ranks { remotes: Vec::new(), me }));
         };
         let mut remotes = Vec::with_capacity(cards.len());
         for card in cards {
@@ -195,7 +197,7 @@ impl Prepared {
             }
             remotes.push(remote);
         }
-        Ok(ShmLink::new(self, Ranks { remotes, me }))
+        Ok(Near::new(self, Ranks { remotes, me }))
     }
 }
 
@@ -216,7 +218,7 @@ fn reach(endpoint: &Endpoint, mine: &Card, card: &Card) -> Result<Arc<Peer>, Unr
     })
 }
 
-pub struct ShmLink {
+pub struct Near {
     endpoint: Option<Arc<Endpoint>>,
     bell: Option<Bell>,
     pub(super) ranks: Arc<Ranks>,
@@ -230,11 +232,11 @@ pub struct ShmLink {
     begun: Vec<u64>,
     seq: u64,
     head: Head,
-    inline: bool,
     region: Option<Region>,
     outs: Vec<Out>,
     ins: Vec<In>,
-    inlets: Vec<Inlet>,
+    /// Of the operation begun last.
+    wiring: Arc<Wiring>,
     unheld: Vec<Unheld>,
     differs: Option<Fault>,
     /// A rank whose words make no sense.
@@ -251,7 +253,7 @@ pub struct ShmLink {
     forks: u32,
 }
 
-impl ShmLink {
+impl Near {
     fn new(prepared: Prepared, ranks: Ranks) -> Self {
         let (me, size) = (ranks.me, ranks.remotes.len().max(1));
         Self {
@@ -266,11 +268,10 @@ impl ShmLink {
             begun: vec![0; size],
             seq: 0,
             head: Head::default(),
-            inline: false,
             region: None,
             outs: Vec::new(),
             ins: Vec::new(),
-            inlets: Vec::new(),
+            wiring: Arc::default(),
             unheld: Vec::new(),
             differs: None,
             nonsense: None,
@@ -355,7 +356,7 @@ impl ShmLink {
     /// Whether somebody is gone or says that the group is dead.
     fn troubled(&self, seq: u64) -> bool {
         self.ranks.remotes.iter().enumerate().any(|(rank, remote)| {
-            rank != self.me && (remote.state() & POISONED != 0 || remote.gone() && self.awaits(rank, seq))
+            rank != self.me && (remote.state() & POISONED != 0 || remote.gone() && !self.arrived(rank, seq))
         })
     }
 
@@ -424,7 +425,7 @@ impl ShmLink {
 
     /// Looks for the writer's header and finds the channel's place.
     fn resolve(&mut self, inlet: usize) -> Result<bool, Mismatch> {
-        let want = self.inlets[inlet];
+        let want = self.wiring.inlets[inlet];
         let remote = &self.ranks.remotes[want.rank];
         let Some((what, count, stage)) = remote.slot(self.layout, self.seq).read(self.seq) else {
             return Ok(false);
@@ -434,7 +435,7 @@ impl ShmLink {
         if theirs != self.head {
             return Err(Mismatch { rank: want.rank, theirs, bytes: None });
         }
-        let found = if self.inline {
+        let found = if self.wiring.inline {
             let cells = remote.block + slot_at(self.layout, self.seq) + SLOT_HEADER;
             In { resolved: true, cells, cell: SLOT_BYTES, depth: 1, there: 1, ..In::default() }
         } else {
@@ -469,20 +470,8 @@ impl ShmLink {
     }
 }
 
-impl Link for ShmLink {
-    fn rank(&self) -> usize {
-        self.me
-    }
-
-    fn size(&self) -> usize {
-        self.size
-    }
-
-    fn slot_bytes(&self) -> usize {
-        SLOT_BYTES
-    }
-
-    fn begin(&mut self, seq: u64, head: Head, wiring: &Wiring) -> bool {
+impl Near {
+    pub fn begin(&mut self, seq: u64, head: Head, wiring: &Arc<Wiring>) -> bool {
         if !self.slot_free(seq) || !self.unheld.is_empty() && !self.hold() || self.differs.is_some() {
             return false;
         }
@@ -491,7 +480,6 @@ impl Link for ShmLink {
             return false;
         }
         self.seq = seq;
-        self.inline = wiring.inline;
         let slot = self.slot(seq);
         self.outs.clear();
         // A channel whose blocks are all empty carries nothing, but the header is still to be told.
@@ -503,7 +491,9 @@ impl Link for ShmLink {
             self.region = Some(region);
         }
         self.head = head;
-        self.inlets.clone_from(&wiring.inlets);
+        if !Arc::ptr_eq(&self.wiring, wiring) {
+            self.wiring = wiring.clone();
+        }
         self.ins.clear();
         self.ins.resize(wiring.inlets.len(), In::default());
         let header = Slot(endpoint.memory.words(slot));
@@ -527,7 +517,7 @@ impl Link for ShmLink {
         true
     }
 
-    fn cell(&mut self, channel: usize) -> Option<*mut u8> {
+    pub fn cell(&mut self, channel: usize) -> Option<*mut u8> {
         let memory = &self.endpoint.as_ref()?.memory;
         let out = &mut self.outs[channel];
         if out.sent.saturating_sub(out.read) >= out.depth {
@@ -545,19 +535,19 @@ impl Link for ShmLink {
         Some(memory.at(out.cells + (out.sent % out.depth) as usize * out.cell, out.cell))
     }
 
-    fn publish(&mut self, channel: usize, _bytes: usize) {
+    pub fn publish(&mut self, channel: usize) {
         let Some(endpoint) = &self.endpoint else { return };
         let out = &mut self.outs[channel];
         debug_assert!(out.sent < out.messages);
         out.sent += 1;
-        let (word, value) = if self.inline {
+        let (word, value) = if self.wiring.inline {
             (self.block + slot_at(self.layout, self.seq) + TAG, self.seq + 1)
         } else {
             (out.lines, out.sent)
         };
         // The readers look at this line while they wait, so it is in their caches: how long it takes to take it back
         // tells how far they are. The barriers cost little beside a large cell.
-        let measured = !self.inline && out.cell >= MEASURED && out.sent % 4 == 2;
+        let measured = !self.wiring.inline && out.cell >= MEASURED && out.sent % 4 == 2;
         let begun = measured.then(|| {
             fence(Ordering::SeqCst);
             Instant::now()
@@ -570,12 +560,12 @@ impl Link for ShmLink {
         self.owe();
     }
 
-    fn message(&mut self, inlet: usize) -> Result<Option<*const u8>, Mismatch> {
+    pub fn message(&mut self, inlet: usize) -> Result<Option<*const u8>, Mismatch> {
         if !self.ins[inlet].resolved && !self.resolve(inlet)? {
             self.look_in_vain();
             return Ok(None);
         }
-        let memory = self.ranks.remotes[self.inlets[inlet].rank].memory();
+        let memory = self.ranks.remotes[self.wiring.inlets[inlet].rank].memory();
         let found = &mut self.ins[inlet];
         if found.taken >= found.there {
             found.there = memory.count(found.lines).told();
@@ -587,8 +577,8 @@ impl Link for ShmLink {
         Ok(Some(memory.at(found.cells + (found.taken % found.depth) as usize * found.cell, found.cell)))
     }
 
-    fn release(&mut self, inlet: usize) {
-        let want = self.inlets[inlet];
+    pub fn release(&mut self, inlet: usize) {
+        let want = self.wiring.inlets[inlet];
         let found = &mut self.ins[inlet];
         found.taken += 1;
         if found.ack {
@@ -598,7 +588,7 @@ impl Link for ShmLink {
         }
     }
 
-    fn settle(&mut self) -> Result<bool, Mismatch> {
+    pub fn settle(&mut self) -> Result<bool, Mismatch> {
         for inlet in 0..self.ins.len() {
             if !self.ins[inlet].resolved && !self.resolve(inlet)? {
                 return Ok(false);
@@ -607,15 +597,15 @@ impl Link for ShmLink {
         Ok(true)
     }
 
-    fn end(&mut self) {
+    pub fn end(&mut self) {
         let Some(endpoint) = &self.endpoint else { return };
-        if self.inlets.is_empty() {
+        if self.wiring.inlets.is_empty() {
             let others = (0..self.size).filter(|&rank| rank != self.me);
             let (seq, head) = (self.seq, self.head);
             self.unheld.extend(others.map(|rank| Unheld { seq, head, rank }));
         }
         endpoint.memory.count(self.block + DONE).tell(self.seq + 1);
-        if !self.inline {
+        if !self.wiring.inline {
             self.owed = true;
         }
         if let Some(region) = self.region.take() {
@@ -624,44 +614,43 @@ impl Link for ShmLink {
         }
     }
 
-    fn arrived(&self, rank: usize, seq: u64) -> Option<bool> {
-        Some(
-            self.endpoint.is_none() || rank == self.me || {
-                let remote = &self.ranks.remotes[rank];
-                remote.done().told() > seq
-                    || (seq..seq + SLOTS).any(|s| remote.slot(self.layout, s).tag().told() == s + 1)
-            },
-        )
+    /// Whether that rank has begun operation `seq`, or a later one.
+    pub fn arrived(&self, rank: usize, seq: u64) -> bool {
+        self.endpoint.is_none() || rank == self.me || {
+            let remote = &self.ranks.remotes[rank];
+            remote.done().told() > seq
+                || (seq..seq + SLOTS).any(|s| remote.slot(self.layout, s).tag().told() == s + 1)
+        }
     }
 
-    fn far(&self) -> bool {
+    pub fn far(&self) -> bool {
         self.distance.far()
     }
 
-    fn flush(&mut self) {
+    pub fn flush(&mut self) {
         if std::mem::take(&mut self.owed) {
             self.ring_all();
         }
     }
 
-    fn head_of(&self, rank: usize, seq: u64) -> Option<Head> {
+    pub fn head_of(&self, rank: usize, seq: u64) -> Option<Head> {
         let remote = self.ranks.remotes.get(rank)?;
         let (what, count, _) = remote.slot(self.layout, seq).read(seq)?;
         Some(Head { what, count })
     }
 
-    fn mail_open(&mut self, to: usize, mail: Mail) -> Option<Stream> {
+    pub fn mail_open(&mut self, to: usize, mail: Mail) -> Option<Stream> {
         let endpoint = self.endpoint.as_ref()?;
         let stream = self.mailbox.open(endpoint, self.nonce, self.block, to, mail)?;
         self.ring_one(to);
         Some(stream)
     }
 
-    fn mail_cell(&mut self, stream: Stream) -> Option<(*mut u8, usize)> {
+    pub fn mail_cell(&mut self, stream: Stream) -> Option<(*mut u8, usize)> {
         self.mailbox.cell(self.endpoint.as_ref()?, stream)
     }
 
-    fn mail_publish(&mut self, stream: Stream, _bytes: usize) {
+    pub fn mail_publish(&mut self, stream: Stream) {
         if let Some(endpoint) = &self.endpoint
             && let Some(to) = self.mailbox.publish(endpoint, stream)
         {
@@ -669,13 +658,13 @@ impl Link for ShmLink {
         }
     }
 
-    fn mail_close(&mut self, stream: Stream) {
+    pub fn mail_close(&mut self, stream: Stream) {
         if let Some(endpoint) = &self.endpoint {
             self.mailbox.close(endpoint, self.nonce, &self.ranks, stream);
         }
     }
 
-    fn mail_next(&mut self, from: usize) -> Option<(Mail, Stream)> {
+    pub fn mail_next(&mut self, from: usize) -> Option<(Mail, Stream)> {
         match self.mailbox.next(&self.ranks, from) {
             Ok(found) => found.inspect(|_| self.ring_one(from)),
             Err(Nonsense) => {
@@ -685,16 +674,16 @@ impl Link for ShmLink {
         }
     }
 
-    fn mail_piece(&mut self, from: usize, stream: Stream) -> Option<(*const u8, usize)> {
+    pub fn mail_piece(&mut self, from: usize, stream: Stream) -> Option<(*const u8, usize)> {
         self.mailbox.piece(&self.ranks, from, stream)
     }
 
-    fn mail_release(&mut self, from: usize, stream: Stream) {
+    pub fn mail_release(&mut self, from: usize, stream: Stream) {
         self.mailbox.release(&self.ranks, from, stream);
         self.ring_one(from);
     }
 
-    fn faults(&mut self) -> Vec<Fault> {
+    pub fn faults(&mut self) -> Vec<Fault> {
         let mut faults: Vec<Fault> = self.differs.iter().chain(&self.nonsense).cloned().collect();
         for (rank, remote) in self.ranks.remotes.iter().enumerate() {
             if rank == self.me {
@@ -714,7 +703,7 @@ impl Link for ShmLink {
         faults
     }
 
-    fn poison(&mut self, why: &str) {
+    pub fn poison(&mut self, why: &str) {
         let Some(endpoint) = &self.endpoint else { return };
         let state = endpoint.memory.word32(self.block + STATE);
         if state.load(Ordering::Relaxed) & POISONED != 0 {
@@ -737,7 +726,7 @@ impl Link for ShmLink {
         self.ring_all();
     }
 
-    fn leave(&mut self) {
+    pub fn leave(&mut self) {
         if std::mem::replace(&mut self.left, true) {
             return;
         }
@@ -747,51 +736,18 @@ impl Link for ShmLink {
         self.ring_all();
     }
 
-    fn describe(&self, rank: usize) -> String {
-        match self.ranks.remotes.get(rank) {
-            Some(remote) => {
-                let pid = remote.peer.as_ref().map_or(remote.card.pid, |p| p.pid);
-                format!("rank {rank} (host {}, pid {pid})", remote.card.host)
-            }
-            None => format!("rank {rank}"),
-        }
+    /// `reach`: the ranks of this node in the numbers of the group.
+    pub fn board(&self, reach: Arc<Reach>) -> Option<Arc<dyn Board>> {
+        let (endpoint, ranks, kept) = (self.endpoint.clone()?, self.ranks.clone(), self.kept.clone());
+        Some(Arc::new(ShmBoard { endpoint, ranks, layout: self.layout, kept, reach }))
     }
 
-    fn board(&self) -> Option<Arc<dyn Board>> {
-        let endpoint = self.endpoint.clone()?;
-        let board =
-            ShmBoard { endpoint, ranks: self.ranks.clone(), layout: self.layout, kept: self.kept.clone() };
-        Some(Arc::new(board))
+    pub(crate) fn sleeper(&self) -> Sleeper {
+        Sleeper(self.bell.clone())
     }
 
-    fn sleeper(&self) -> Box<dyn Sleeper> {
-        Box::new(OwnBell(self.bell.clone()))
-    }
-}
-
-struct OwnBell(Option<Bell>);
-
-impl Sleeper for OwnBell {
-    fn ring(&self) {
-        if let Some(bell) = &self.0 {
-            bell.ring();
-        }
-    }
-
-    fn drowse(&self) -> u32 {
-        self.0.as_ref().map_or(0, Bell::drowse)
-    }
-
-    fn sleep(&self, ticket: u32, fds: &[(RawFd, i16)], at_most: Duration) {
-        if let Some(bell) = &self.0 {
-            bell.sleep(ticket, fds, at_most);
-        }
-    }
-
-    fn rise(&self) {
-        if let Some(bell) = &self.0 {
-            bell.rise();
-        }
+    pub(crate) fn assume_far(&mut self) {
+        self.distance.assume_far();
     }
 }
 
@@ -803,7 +759,7 @@ fn read_why(remote: &Remote) -> String {
     String::from_utf8_lossy(&bytes[..length]).into_owned()
 }
 
-impl Drop for ShmLink {
+impl Drop for Near {
     fn drop(&mut self) {
         // A forked child's copy: the group, its memory and its place in the pool are the parent's.
         if self.forks != fork::generation() {

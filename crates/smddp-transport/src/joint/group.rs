@@ -1,0 +1,417 @@
+//! One rank's part in a group: memory that it shares with the ranks of its node, and a wire to those of other nodes.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::reach::{In, Out, Reach, Ways, Wired};
+use crate::board::Board;
+use crate::net::link::Net;
+use crate::shm::{Near, Sleeper};
+use crate::{Fault, Head, Mail, Mismatch, Stream, Wiring};
+
+/// One rank's end of a communicator. It *lends cells*: a writer fills its next cell of a channel and publishes it, a reader
+/// looks at it where it lies and releases it. Nothing here blocks but [`Group::survey`] and [`Group::leave`]; what cannot be
+/// done yet is `None` or `false`, never an error. One owner at a time.
+pub struct Group {
+    reach: Arc<Reach>,
+    /// "rank 3 (host h1, pid 812)", by rank.
+    names: Vec<String>,
+    near: Near,
+    /// What there is besides where ranks are on several nodes.
+    far: Option<Far>,
+}
+
+struct Far {
+    net: Net,
+    /// Of the operation begun last.
+    ways: Arc<Ways>,
+    /// The cell lent last, by channel, where a message goes both ways.
+    lent: Vec<Option<(*mut u8, *mut u8)>>,
+}
+
+// SAFETY: `lent` holds addresses of cells that this group owns; one thread at a time owns the group.
+unsafe impl Send for Far {}
+
+/// Streams with this bit are the wire's.
+const NET: Stream = 1 << 63;
+
+impl Group {
+    pub(super) fn new(reach: Reach, names: Vec<String>, near: Near, net: Option<Net>) -> Self {
+        let far = net.map(|net| Far { net, ways: Arc::default(), lent: Vec::new() });
+        Self { reach: Arc::new(reach), names, near, far }
+    }
+
+    pub fn rank(&self) -> usize {
+        self.reach.me
+    }
+
+    pub fn size(&self) -> usize {
+        self.reach.size()
+    }
+
+    /// Payload that fits a slot. Slots reach the ranks of one node only.
+    pub fn slot_bytes(&self) -> usize {
+        if self.far.is_none() { crate::shm::SLOT_BYTES } else { 0 }
+    }
+
+    /// What the ways of a call's channels depend on.
+    pub fn reach(&self) -> &Arc<Reach> {
+        &self.reach
+    }
+
+    pub fn wire(&self, wiring: Wiring) -> Wired {
+        self.reach.wire(&Arc::new(wiring))
+    }
+
+    /// Looks at what came in over wires that nobody watches otherwise; once before each round of looks.
+    #[inline]
+    pub fn turn(&mut self) -> bool {
+        self.far.as_mut().is_some_and(|far| far.net.turn())
+    }
+
+    /// Whether something that this rank has finished with is still to be sent: then somebody has to go on driving.
+    #[inline]
+    pub fn busy(&self) -> bool {
+        self.far.as_ref().is_some_and(|far| far.net.busy())
+    }
+
+    /// Opens operation `seq`: takes what memory it needs and tells the others what it is. `false`: not yet, or not
+    /// at all because of a fault (an operation that needs nothing of the others would not notice it otherwise).
+    #[inline]
+    pub fn begin(&mut self, seq: u64, head: Head, wired: &Wired) -> bool {
+        match (&mut self.far, &wired.far) {
+            (Some(far), Some(ways)) => far.begin(&mut self.near, seq, head, &wired.near, ways),
+            _ => self.near.begin(seq, head, &wired.near),
+        }
+    }
+
+    /// My next free cell of outlet `channel`.
+    #[inline]
+    pub fn cell(&mut self, channel: usize) -> Option<*mut u8> {
+        match &mut self.far {
+            None => self.near.cell(channel),
+            Some(far) => far.cell(&mut self.near, channel),
+        }
+    }
+
+    /// The cell filled last is a message of `bytes` now.
+    #[inline]
+    pub fn publish(&mut self, channel: usize, bytes: usize) {
+        match &mut self.far {
+            None => self.near.publish(channel),
+            Some(far) => far.publish(&mut self.near, channel, bytes),
+        }
+    }
+
+    /// The next unread message of inlet `inlet`, where it lies.
+    #[inline]
+    pub fn message(&mut self, inlet: usize) -> Result<Option<*const u8>, Mismatch> {
+        let Some(far) = &mut self.far else { return self.near.message(inlet) };
+        match far.ways.ins[inlet] {
+            In::Near(inlet) => self.near.message(inlet).map_err(|found| self.reach.globally(found)),
+            In::Far(inlet) => far.net.message(inlet),
+        }
+    }
+
+    /// That message is read.
+    #[inline]
+    pub fn release(&mut self, inlet: usize) {
+        let Some(far) = &mut self.far else { return self.near.release(inlet) };
+        match far.ways.ins[inlet] {
+            In::Near(inlet) => self.near.release(inlet),
+            In::Far(inlet) => far.net.release(inlet),
+        }
+    }
+
+    /// Holds the headers of the writers that sent nothing here against mine, too; `false`: not all of them are there.
+    #[inline]
+    pub fn settle(&mut self) -> Result<bool, Mismatch> {
+        let Some(far) = &mut self.far else { return self.near.settle() };
+        let here = self.near.settle().map_err(|found| self.reach.globally(found))?;
+        Ok(here && far.net.settle()?)
+    }
+
+    /// The operation is over at this rank; its memory is reused when its readers are done.
+    #[inline]
+    pub fn end(&mut self) {
+        self.near.end();
+        if let Some(far) = &mut self.far {
+            far.net.end();
+        }
+    }
+
+    /// Whether the readers' caches are far from this rank's: then large cells are better written past the caches.
+    #[inline]
+    pub fn far(&self) -> bool {
+        self.near.far()
+    }
+
+    /// For tests: the readers' caches are taken for far ones, whatever is measured.
+    pub fn assume_far(&mut self) {
+        self.near.assume_far();
+    }
+
+    /// Wakes the ranks that sleep and should see what was published; called before this rank turns to other things.
+    #[inline]
+    pub fn flush(&mut self) {
+        self.near.flush();
+    }
+
+    /// The wire, if it is what leads to that rank; or its place in this node.
+    fn way_to(&self, rank: usize) -> Result<usize, &Net> {
+        match (self.reach.local(rank), &self.far) {
+            (None, Some(far)) => Err(&far.net),
+            (local, _) => Ok(local.unwrap_or(rank)),
+        }
+    }
+
+    fn way_to_mut(&mut self, rank: usize) -> Result<(usize, &mut Near), &mut Net> {
+        match (self.reach.local(rank), &mut self.far) {
+            (None, Some(far)) => Err(&mut far.net),
+            (local, _) => Ok((local.unwrap_or(rank), &mut self.near)),
+        }
+    }
+
+    /// Whether `rank` has begun operation `seq` (or a later one); `None`: not known.
+    pub fn arrived(&self, rank: usize, seq: u64) -> Option<bool> {
+        self.way_to(rank)
+            .map_or_else(|net| net.arrived(rank, seq), |local| Some(self.near.arrived(local, seq)))
+    }
+
+    /// Whether operation `seq` cannot end here without `rank`, which is not known to have begun it.
+    pub fn awaits(&self, rank: usize, seq: u64) -> bool {
+        self.way_to(rank).map_or_else(|net| net.awaits(rank, seq), |local| !self.near.arrived(local, seq))
+    }
+
+    /// What `rank` says operation `seq` is, if it begun it and has not gone on far.
+    pub fn head_of(&self, rank: usize, seq: u64) -> Option<Head> {
+        self.way_to(rank).map_or_else(|net| net.head_of(rank, seq), |local| self.near.head_of(local, seq))
+    }
+
+    /// A deadline has passed: finds out within a few seconds which ranks have arrived, where that is not known; no longer
+    /// than until another rank tells why the group is dead.
+    pub fn survey(&mut self) {
+        let Some(far) = &mut self.far else { return };
+        let (near, reach) = (&self.near, &self.reach);
+        let mates = || (0..reach.size()).filter_map(|rank| reach.local(rank));
+        far.net.survey(&reach.elsewhere(), |seq| mates().any(|mate| !near.arrived(mate, seq)));
+    }
+
+    /// Ranks whose processes did not answer when they were asked so.
+    pub fn silent(&self) -> Vec<usize> {
+        self.far.as_ref().map_or_else(Vec::new, |far| far.net.silent())
+    }
+
+    /// Starts sending a message; `None`: not yet.
+    pub fn mail_open(&mut self, to: usize, mail: Mail) -> Option<Stream> {
+        match self.way_to_mut(to) {
+            Ok((local, near)) => near.mail_open(local, mail),
+            Err(net) => net.mail_open(to, mail).map(|stream| stream | NET),
+        }
+    }
+
+    /// The wire, if that outgoing message goes over it, and its number there.
+    fn outgoing(&mut self, stream: Stream) -> Option<(&mut Net, Stream)> {
+        let far = self.far.as_mut().filter(|_| stream & NET != 0)?;
+        Some((&mut far.net, stream & !NET))
+    }
+
+    /// Next free cell of an outgoing message: address and room in bytes.
+    pub fn mail_cell(&mut self, stream: Stream) -> Option<(*mut u8, usize)> {
+        match self.outgoing(stream) {
+            Some((net, stream)) => net.mail_cell(stream),
+            None => self.near.mail_cell(stream),
+        }
+    }
+
+    /// The cell filled last is a piece of `bytes` now.
+    pub fn mail_publish(&mut self, stream: Stream, bytes: usize) {
+        match self.outgoing(stream) {
+            Some((net, stream)) => net.mail_publish(stream, bytes),
+            None => self.near.mail_publish(stream),
+        }
+    }
+
+    /// Everything is written; memory comes back when the receiver is done.
+    pub fn mail_close(&mut self, stream: Stream) {
+        match self.outgoing(stream) {
+            Some((net, stream)) => net.mail_close(stream),
+            None => self.near.mail_close(stream),
+        }
+    }
+
+    /// Whether no message of `rank` is still to come, though what it called for may be.
+    pub fn mailed_last(&self, rank: usize) -> bool {
+        self.way_to(rank).is_err_and(|net| net.mailed_last(rank))
+    }
+
+    /// Next message that `from` announced and that was not yet taken from the wire.
+    pub fn mail_next(&mut self, from: usize) -> Option<(Mail, Stream)> {
+        match self.way_to_mut(from) {
+            Ok((local, near)) => near.mail_next(local),
+            Err(net) => net.mail_next(from),
+        }
+    }
+
+    /// Next piece of an incoming message.
+    pub fn mail_piece(&mut self, from: usize, stream: Stream) -> Option<(*const u8, usize)> {
+        match self.way_to_mut(from) {
+            Ok((local, near)) => near.mail_piece(local, stream),
+            Err(net) => net.mail_piece(from, stream),
+        }
+    }
+
+    pub fn mail_release(&mut self, from: usize, stream: Stream) {
+        match self.way_to_mut(from) {
+            Ok((local, near)) => near.mail_release(local, stream),
+            Err(net) => net.mail_release(from, stream),
+        }
+    }
+
+    /// Anybody who is gone, left or declared the group dead. Called while this rank waits: the ranks that it waits for
+    /// are looked after from now on, if they were not before.
+    pub fn faults(&mut self) -> Vec<Fault> {
+        let mut faults = self.near.faults();
+        if let Some(far) = &mut self.far {
+            faults.iter_mut().for_each(|fault| self.reach.fault_globally(fault));
+            faults.extend(far.net.faults());
+        }
+        faults
+    }
+
+    /// Tells the others that this group is dead and why, in [`crate::LONGEST_WHY`] bytes; more is cut off.
+    pub fn poison(&mut self, why: &str) {
+        self.near.poison(why);
+        if let Some(far) = &mut self.far {
+            far.net.poison(why, &self.reach.elsewhere());
+        }
+    }
+
+    /// Leaves in good order.
+    pub fn leave(&mut self) {
+        if let Some(far) = &mut self.far {
+            far.net.leave();
+        }
+        self.near.leave();
+    }
+
+    /// "rank 3 (host h1, pid 812)".
+    pub fn describe(&self, rank: usize) -> String {
+        self.names.get(rank).cloned().unwrap_or_else(|| format!("rank {rank}"))
+    }
+
+    /// Descriptors that end a sleep besides the bell, with their poll events; false: nobody may sleep long.
+    pub fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
+        self.far.as_ref().is_none_or(|far| far.net.interest(fds))
+    }
+
+    /// How ranks of other nodes are reached; empty where there are none.
+    pub fn way(&self) -> String {
+        self.far.as_ref().map_or_else(String::new, |far| far.net.name())
+    }
+
+    /// The way to `rank` as this process's kernel sees it, once something has gone there and back; `None` where no kernel
+    /// does.
+    pub fn round_trip(&self, rank: usize) -> Option<Duration> {
+        self.far.as_ref()?.net.round_trip(rank)
+    }
+
+    /// So many bytes may be on their way to one rank of another node: the wire is to have room for them.
+    pub fn expect(&mut self, bytes: usize) {
+        if let Some(far) = &mut self.far {
+            far.net.expect(bytes);
+        }
+    }
+
+    /// What the ranks of this node share besides messages; `None` in a group of one rank.
+    pub fn board(&self) -> Option<Arc<dyn Board>> {
+        self.near.board(self.reach.clone())
+    }
+
+    /// The bell that rings where something comes in, for any thread.
+    pub fn sleeper(&self) -> Sleeper {
+        self.near.sleeper()
+    }
+}
+
+impl Reach {
+    fn globally(&self, found: Mismatch) -> Mismatch {
+        Mismatch { rank: self.rank(found.rank), ..found }
+    }
+
+    fn fault_globally(&self, fault: &mut Fault) {
+        let (Fault::Lost { rank, .. }
+        | Fault::Unable { rank, .. }
+        | Fault::Left { rank }
+        | Fault::Poisoned { rank, .. }
+        | Fault::Differs { found: Mismatch { rank, .. }, .. }) = fault;
+        *rank = self.rank(*rank);
+    }
+}
+
+impl Far {
+    fn begin(
+        &mut self,
+        near: &mut Near,
+        seq: u64,
+        head: Head,
+        wiring: &Arc<Wiring>,
+        ways: &Arc<Ways>,
+    ) -> bool {
+        // All that it needs may be here already; a group that is known to be dead does nothing more.
+        if self.net.differs() || self.net.troubled(seq) {
+            return false;
+        }
+        if !Arc::ptr_eq(&self.ways, ways) {
+            self.net.wire_up(&ways.net);
+            self.lent.clear();
+            self.lent.resize(ways.outs.len(), None);
+            self.ways = ways.clone();
+        }
+        if !self.net.reserve() || !near.begin(seq, head, wiring) {
+            return false;
+        }
+        self.net.begin(seq, head);
+        true
+    }
+
+    fn cell(&mut self, near: &mut Near, channel: usize) -> Option<*mut u8> {
+        match self.ways.outs[channel] {
+            Out { shm: true, net: None } => near.cell(channel),
+            Out { shm: true, net: Some(net) } => {
+                let (far, near) = (self.net.cell(net)?, near.cell(channel)?);
+                self.lent[channel] = Some((near, far));
+                Some(near)
+            }
+            Out { net: Some(net), .. } => self.net.cell(net),
+            Out { .. } => None,
+        }
+    }
+
+    fn publish(&mut self, near: &mut Near, channel: usize, bytes: usize) {
+        let Out { shm, net } = self.ways.outs[channel];
+        if let Some((near, far)) = self.lent[channel].take() {
+            // SAFETY: both cells are this channel's, lent by `cell`, with room for the message; they lie in different
+            // regions. The owner of this group has written `bytes` to the first.
+            unsafe { std::ptr::copy_nonoverlapping(near, far, bytes) };
+        }
+        if shm {
+            near.publish(channel);
+        }
+        if let Some(net) = net {
+            self.net.publish(net, bytes);
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // A forked child's copy: connections are the parent's.
+        if self.near.ours()
+            && let Some(far) = &mut self.far
+        {
+            far.net.leave();
+        }
+    }
+}

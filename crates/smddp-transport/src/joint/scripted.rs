@@ -1,0 +1,134 @@
+//! A wire that does what a test says.
+
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::net::frame::{Frame, Kind};
+use crate::net::tcp::Survey;
+use crate::net::wire::{Broken, Sink, Ticket, Wire};
+
+/// What goes wrong on a rank's way to other nodes. Without any of it the wire is as it was.
+#[derive(Clone, Debug, Default)]
+pub struct WireScript {
+    /// The rank dies at this message of its: nothing comes and goes any more, and its connections end.
+    pub death: Option<u64>,
+    /// Every look at the wire panics, on threads whose names contain this, until the group is declared dead.
+    pub panics: Option<&'static str>,
+    /// Something moves at every look.
+    pub busy: bool,
+    /// How often it panicked, and how many ranks were told that the group is dead.
+    pub panicked: Arc<AtomicU64>,
+    pub poisoned: Arc<AtomicU64>,
+}
+
+pub(super) struct Scripted {
+    /// None when the rank has died.
+    wire: Option<Box<dyn Wire>>,
+    script: WireScript,
+    messages: u64,
+    name: String,
+    /// The peer to which the last message was to go.
+    last: usize,
+    /// Tickets that nobody gives back any more.
+    left: Vec<Ticket>,
+}
+
+impl Scripted {
+    pub(super) fn new(wire: Box<dyn Wire>, script: WireScript) -> Self {
+        Self { name: wire.name(), wire: Some(wire), script, messages: 0, last: 0, left: Vec::new() }
+    }
+
+    fn panic_by_script(&self) {
+        let thread = std::thread::current();
+        let here = self.script.panics.is_some_and(|which| thread.name().unwrap_or_default().contains(which));
+        if here && self.script.poisoned.load(Ordering::SeqCst) == 0 {
+            self.script.panicked.fetch_add(1, Ordering::SeqCst);
+            panic!("the wire is cut");
+        }
+    }
+}
+
+impl Wire for Scripted {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
+        self.messages += u64::from(matches!(frame.kind, Kind::Data | Kind::Piece));
+        if frame.kind == Kind::Poison {
+            self.script.poisoned.fetch_add(1, Ordering::SeqCst);
+        }
+        if self.wire.is_some() && self.script.death.is_some_and(|death| death <= self.messages) {
+            (self.wire, self.last) = (None, peer);
+        }
+        match &mut self.wire {
+            // SAFETY: the caller's promise, which is the same.
+            Some(wire) => unsafe { wire.send(peer, frame, payload, ticket) },
+            None => self.left.push(ticket),
+        }
+    }
+
+    fn poll(&mut self, sink: &mut dyn Sink) -> bool {
+        self.panic_by_script();
+        self.left.drain(..).for_each(|ticket| sink.sent(ticket));
+        let moved = self.wire.as_mut().is_some_and(|wire| wire.poll(sink));
+        moved || self.script.busy
+    }
+
+    fn watch(&mut self, peer: usize) {
+        self.wire.iter_mut().for_each(|wire| wire.watch(peer));
+    }
+
+    fn check(&mut self) {
+        self.wire.iter_mut().for_each(|wire| wire.check());
+    }
+
+    fn survey(&self, peers: &[usize]) -> Survey {
+        self.wire.as_ref().map_or_else(Survey::default, |wire| wire.survey(peers))
+    }
+
+    fn begun(&mut self, operations: u64) {
+        self.wire.iter_mut().for_each(|wire| wire.begun(operations));
+    }
+
+    fn broken(&self) -> Vec<Broken> {
+        match &self.wire {
+            Some(wire) => wire.broken(),
+            None => vec![Broken { peer: self.last, why: "this rank has died by script".to_owned() }],
+        }
+    }
+
+    fn unable(&self) -> Option<(usize, String)> {
+        self.wire.as_ref()?.unable()
+    }
+
+    fn copies(&self) -> bool {
+        self.wire.as_ref().is_some_and(|wire| wire.copies())
+    }
+
+    fn round_trip(&self, peer: usize) -> Option<Duration> {
+        self.wire.as_ref()?.round_trip(peer)
+    }
+
+    fn expect(&mut self, bytes: usize) {
+        self.wire.iter_mut().for_each(|wire| wire.expect(bytes));
+    }
+
+    fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
+        self.wire.as_ref().is_none_or(|wire| wire.interest(fds))
+    }
+
+    fn drained(&self) -> bool {
+        self.wire.as_ref().is_none_or(|wire| wire.drained())
+    }
+
+    fn abandon(&mut self) {
+        self.wire.iter_mut().for_each(|wire| wire.abandon());
+    }
+
+    fn finish(&mut self) -> bool {
+        self.wire.as_mut().is_none_or(|wire| wire.finish())
+    }
+}
