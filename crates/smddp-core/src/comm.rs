@@ -1,8 +1,7 @@
 //! A communicator: one group's ranks with their own sequence numbers.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use smddp_plan::{Algorithm, Collective, Counts, Network, Topology};
@@ -14,6 +13,7 @@ use crate::bind::{self, Cache, Key, Site};
 use crate::call::{self, Call};
 use crate::config::{Config, Level};
 use crate::device::{self, DeviceOp, Landing, Lobby, On};
+use crate::drive::{Limit, Target};
 use crate::driver::{Driver, Item, Tally};
 use crate::error::{Error, Result};
 use crate::log;
@@ -21,8 +21,8 @@ use crate::network::{Known, Origin};
 use crate::p2p::{Direction, Post};
 use crate::progress;
 use crate::types::DType;
-use crate::wait::{Drowsy, Habit, Patience, Rounds};
-use crate::work::{Keep, Shared, interrupted};
+use crate::wait::Habit;
+use crate::work::{Keep, Shared};
 
 /// How a call deviates from its group's habits.
 #[derive(Default)]
@@ -37,19 +37,19 @@ pub struct Options {
 }
 
 pub(crate) struct Inner {
-    driver: Mutex<Driver>,
+    pub(crate) driver: Mutex<Driver>,
     /// What went which way so far.
     tally: Arc<Tally>,
     /// Calls that were bound, for all threads: whoever starts one while another thread drives needs it, too.
     pub(crate) cache: Mutex<Cache>,
     /// What the driver has not yet seen.
-    inbox: Mutex<Vec<Item>>,
+    pub(crate) inbox: Mutex<Vec<Item>>,
     /// The inbox is not empty.
-    mail: AtomicBool,
+    pub(crate) mail: AtomicBool,
     /// Collectives ever submitted.
     submitted: AtomicU64,
     pub(crate) sleeper: Sleeper,
-    poison: OnceLock<Error>,
+    pub(crate) poison: OnceLock<Error>,
     /// A call has told the caller why the group is dead.
     told: AtomicBool,
     timeout: AtomicU64,
@@ -62,9 +62,9 @@ pub(crate) struct Inner {
     lobbies: Mutex<Vec<Arc<Lobby>>>,
     /// How other nodes are reached; empty where there are none.
     way: String,
-    name: String,
-    forks: u32,
-    habit: Habit,
+    pub(crate) name: String,
+    pub(crate) forks: u32,
+    pub(crate) habit: Habit,
     pub(crate) config: &'static Config,
 }
 
@@ -100,127 +100,11 @@ impl std::fmt::Display for Asked {
     }
 }
 
-enum Target<'a> {
-    Number(u64),
-    Work(&'a Shared),
-    /// All of it is on the device, or it is over.
-    Enqueued(&'a Shared, &'a Landing),
-}
-
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Inner {
-    /// The driver, if nobody drives. A driver that panicked left the mutex poisoned; it must still be had, or whoever
-    /// waits would wait for ever.
-    pub(crate) fn try_drive(&self) -> Option<MutexGuard<'_, Driver>> {
-        match self.driver.try_lock() {
-            Ok(driver) => Some(driver),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
-    }
-
-    /// Does something as the driver's owner. A panic there is a bug, and what it left behind is not to be trusted: it ends
-    /// the group once and for all, as any other failure does, and nobody else's. `None`: that is what happened.
-    pub(crate) fn guard<T>(&self, driver: &mut Driver, what: impl FnOnce(&mut Driver) -> T) -> Option<T> {
-        let panic = match catch_unwind(AssertUnwindSafe(|| what(driver))) {
-            Ok(value) => return Some(value),
-            Err(panic) => panic,
-        };
-        let text = panic.downcast_ref::<&str>().copied().map(str::to_owned);
-        let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-        let error = Error::System {
-            what: format!("driving group `{}` on rank {}", self.name, self.rank),
-            why: format!(
-                "the library panicked: {text}; this is a bug, please report it with what stands above it in the log"
-            ),
-        };
-        // The link may be what is broken: then the others learn of it when this process leaves, and its callers now.
-        if catch_unwind(AssertUnwindSafe(|| self.die(driver, error))).is_err()
-            && let Some(first) = self.poison.get()
-        {
-            driver.end(first);
-        }
-        None
-    }
-
-    /// A guarded [`Self::look`], for those who do not go on looking.
-    pub(crate) fn turn(&self, driver: &mut Driver) -> bool {
-        self.guard(driver, |driver| self.look(driver)).unwrap_or(true)
-    }
-
-    /// Takes up what was submitted and moves things on; failures end the group. Whether anything moved.
-    pub(crate) fn look(&self, driver: &mut Driver) -> bool {
-        self.collect(driver);
-        if let Some(error) = self.poison.get() {
-            let had = driver.waited_for();
-            if had {
-                driver.fail(error);
-            }
-            driver.mourn();
-            return had;
-        }
-        match driver.poll() {
-            Ok(moved) => moved,
-            Err(error) => {
-                self.die(driver, error);
-                true
-            }
-        }
-    }
-
-    /// Hands what was submitted to the driver, in its order.
-    pub(crate) fn collect(&self, driver: &mut Driver) {
-        if self.mail.load(Ordering::Acquire) {
-            let mut inbox = lock(&self.inbox);
-            self.mail.store(false, Ordering::Relaxed);
-            for item in inbox.drain(..) {
-                driver.take_up(item);
-            }
-        }
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    pub(crate) fn error(&self) -> Option<&Error> {
-        self.poison.get()
-    }
-
-    /// The driver, from whoever has it for a moment; `None` where a thread waits for something.
-    pub(crate) fn drive_soon(&self) -> Option<MutexGuard<'_, Driver>> {
-        let begun = Instant::now();
-        loop {
-            let driver = self.try_drive();
-            if driver.is_some() || begun.elapsed() > Duration::from_millis(50) {
-                return driver;
-            }
-            std::thread::yield_now();
-        }
-    }
-
-    pub(crate) fn has_mail(&self) -> bool {
-        self.mail.load(Ordering::Acquire)
-    }
-
-    /// Looks for reasons why nothing moves.
-    pub(crate) fn examine(&self, driver: &mut Driver) {
-        if let Err(error) = driver.examine(Instant::now()) {
-            self.die(driver, error);
-        }
-    }
-
-    pub(crate) fn die(&self, driver: &mut Driver, error: Error) {
-        let _ = self.poison.set(error);
-        if let Some(first) = self.poison.get() {
-            log::say(Level::Info, &format!("group `{}` failed: {first}", self.name));
-            driver.fail(first);
-        }
-    }
-
     fn usable(&self) -> Result<()> {
         if self.forks != fork::generation() {
             return Err(Error::Forked { group: self.name.clone() });
@@ -229,85 +113,9 @@ impl Inner {
     }
 
     /// The caller hears why the group is dead.
-    fn tell(&self, error: &Error) -> Error {
+    pub(crate) fn tell(&self, error: &Error) -> Error {
         self.told.store(true, Ordering::Relaxed);
         error.clone()
-    }
-
-    fn reached(&self, driver: &Driver, target: &Target<'_>) -> Option<Result<()>> {
-        match target {
-            Target::Number(number) if driver.finished > *number => Some(Ok(())),
-            Target::Number(_) => self.poison.get().map(|error| Err(self.tell(error))),
-            Target::Enqueued(work, landing) if !work.is_done() => landing.enqueued().then_some(Ok(())),
-            Target::Work(work) | Target::Enqueued(work, _) => work.is_done().then(|| work.outcome()),
-        }
-    }
-
-    /// The caller owns the driver and drives until `target` is reached, a signal waits, or `until` passes.
-    fn drive(&self, driver: &mut Driver, target: &Target<'_>, until: Option<Instant>) -> Option<Result<()>> {
-        // Where it panics the group is dead, and that is the outcome.
-        self.guard(driver, |driver| self.drive_on(driver, target, until))
-            .unwrap_or_else(|| self.reached(driver, target))
-    }
-
-    fn drive_on(
-        &self,
-        driver: &mut Driver,
-        target: &Target<'_>,
-        until: Option<Instant>,
-    ) -> Option<Result<()>> {
-        let mut patience = Patience::new(&self.habit);
-        let mut rounds = Rounds::default();
-        let mut asked = None;
-        loop {
-            if self.look(driver) {
-                patience.reset();
-            }
-            if let Some(outcome) = self.reached(driver, target) {
-                driver.link.flush();
-                return Some(outcome);
-            }
-            let mut drowsy = None;
-            if patience.wait() {
-                driver.link.flush();
-                drowsy = Some(Drowsy::new(&self.sleeper));
-                if self.look(driver) {
-                    patience.reset();
-                    drowsy = None;
-                }
-            }
-            // Blocked; or other things go on and on, behind which a call must not wait longer than it may.
-            if drowsy.is_none() && !rounds.due() {
-                continue;
-            }
-            self.examine(driver);
-            if let Some(outcome) = self.reached(driver, target) {
-                return Some(outcome);
-            }
-            let now = Instant::now();
-            if until.is_some_and(|until| now >= until) {
-                return None;
-            }
-            if now.duration_since(*asked.get_or_insert(now)) > Duration::from_millis(100) {
-                asked = Some(now);
-                if interrupted() {
-                    return Some(Err(Error::Interrupted));
-                }
-            }
-            if let Some(drowsy) = drowsy {
-                let nap = until.map_or(Duration::MAX, |until| until - now).min(driver.nap());
-                patience.nap(&drowsy, &driver.link, nap);
-            }
-        }
-    }
-
-    /// What is left behind is the progress thread's.
-    pub(crate) fn leave(self: &Arc<Self>, driver: MutexGuard<'_, Driver>) {
-        let pending = driver.pending() || self.has_mail();
-        drop(driver);
-        if pending || self.has_mail() {
-            progress::register(self);
-        }
     }
 }
 
@@ -481,7 +289,8 @@ impl Communicator {
             inner.collect(&mut driver);
             let number = driver.enqueue(op);
             inner.submitted.fetch_add(1, Ordering::Relaxed);
-            let outcome = inner.drive(&mut driver, &Target::Number(number), None).unwrap_or(Ok(()));
+            let outcome = inner.drive(&mut driver, &Target::Number(number), &mut Limit::new(None));
+            let outcome = outcome.unwrap_or(Ok(()));
             if outcome == Err(Error::Interrupted)
                 && let Some(op) = driver.queue.iter_mut().find(|op| op.seq == number)
             {
@@ -698,7 +507,7 @@ impl Communicator {
         let inner = &self.0;
         let mut outcome = Ok(false);
         if inner.forks == fork::generation() && inner.size > 1 && !inner.closed.load(Ordering::Acquire) {
-            self.land();
+            inner.land(LANDING);
             let begun = Instant::now();
             let left = || limit.saturating_sub(begun.elapsed());
             if inner.poison.get().is_none() {
@@ -740,7 +549,7 @@ impl Communicator {
         if inner.forks != fork::generation() || inner.closed.swap(true, Ordering::AcqRel) {
             return;
         }
-        self.land();
+        inner.land(LANDING);
         let error = Error::Closed { group: inner.name.clone(), why: "it was destroyed".to_owned() };
         // A group that is already dead stays dead for its first reason.
         let fresh = inner.poison.set(error).is_ok();
@@ -776,35 +585,6 @@ impl Communicator {
 /// What was called for on devices may take this long to end when its group is closed.
 const LANDING: Duration = Duration::from_secs(30);
 
-impl Communicator {
-    /// Waits until what was called for on devices is over, before the group is closed.
-    fn land(&self) {
-        let inner = &self.0;
-        let begun = Instant::now();
-        while inner.poison.get().is_none() && begun.elapsed() < LANDING {
-            let Some(mut driver) = inner.try_drive() else {
-                // Somebody waits for a call that the closing is to end.
-                if begun.elapsed() > Duration::from_millis(50) {
-                    return;
-                }
-                std::thread::yield_now();
-                continue;
-            };
-            let moved = inner.turn(&mut driver);
-            driver.link.flush();
-            if !driver.in_flight() {
-                return;
-            }
-            if !moved {
-                // Others may have left, or died.
-                inner.guard(&mut driver, |driver| inner.examine(driver));
-            }
-            drop(driver);
-            std::thread::sleep(Duration::from_micros(100));
-        }
-    }
-}
-
 impl Work {
     /// Drives the call until it is over. `timeout`: give up waiting after that; the call itself goes on.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<()> {
@@ -812,7 +592,7 @@ impl Work {
             return self.outcome();
         }
         let Some(comm) = &self.comm else { return Ok(()) };
-        if !self.reach(comm, &Target::Work(&self.shared), timeout)? {
+        if !comm.reach(&Target::Work(&self.shared), timeout)? {
             return Err(Error::Timeout {
                 what: format!("wait for {}", self.call),
                 group: comm.name.clone(),
@@ -831,48 +611,6 @@ impl Work {
             comm.told.store(true, Ordering::Relaxed);
         }
         outcome
-    }
-
-    /// Drives, or sleeps while another thread does, until `target` is reached; false if the time was up first.
-    fn reach(&self, comm: &Arc<Inner>, target: &Target<'_>, timeout: Option<Duration>) -> Result<bool> {
-        if comm.forks != fork::generation() {
-            return Err(Error::Forked { group: comm.name.clone() });
-        }
-        let reached = || match target {
-            Target::Enqueued(..) => self.is_enqueued(),
-            Target::Number(_) | Target::Work(_) => self.shared.is_done(),
-        };
-        let begun = Instant::now();
-        let until = timeout.map(|t| begun + t);
-        let mut asked = begun;
-        let mut nap = Duration::from_micros(50);
-        while !reached() {
-            if let Some(mut driver) = comm.try_drive() {
-                let outcome = comm.drive(&mut driver, target, until);
-                if driver.pending() {
-                    comm.leave(driver);
-                }
-                match outcome {
-                    Some(Err(Error::Interrupted)) => return Err(Error::Interrupted),
-                    Some(_) => break,
-                    None => {}
-                }
-            } else {
-                self.shared.sleep(nap);
-                nap = (nap * 2).min(Duration::from_millis(5));
-            }
-            let now = Instant::now();
-            if until.is_some_and(|until| now >= until) && !reached() {
-                return Ok(false);
-            }
-            if now.duration_since(asked) > Duration::from_millis(100) {
-                asked = now;
-                if interrupted() {
-                    return Err(Error::Interrupted);
-                }
-            }
-        }
-        Ok(true)
     }
 
     /// Whether it is over, well or not; on a device: whether that is through.
@@ -898,7 +636,7 @@ impl Work {
     pub fn wait_stream(&self, stream: smddp_cuda::Stream) -> Result<()> {
         let (Some(landing), Some(comm)) = (&self.landing, &self.comm) else { return self.wait(None) };
         if self.keeps_host() {
-            self.reach(comm, &Target::Enqueued(&self.shared, landing), None)?;
+            comm.reach(&Target::Enqueued(&self.shared, landing), None)?;
         } else if !self.is_enqueued()
             && let Some(mut driver) = comm.try_drive()
         {

@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use smddp_plan::{Collective, Counts};
 use smddp_transport::{Group, Head, Mismatch};
@@ -16,7 +16,6 @@ use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::head::{self, mix};
 use crate::types::{DType, RedOp};
-use crate::wait::Drowsy;
 use crate::work::Shared;
 
 /// The collectives that a rank called.
@@ -219,7 +218,7 @@ impl Inner {
         };
         wait(&step)?;
         let Some(mut driver) = self.drive_soon() else { return Ok(false) };
-        let Some(error) = verdict(&driver.link, self.name(), &step.taken.read(), self.size) else {
+        let Some(error) = verdict(&driver.link, &self.name, &step.taken.read(), self.size) else {
             return Ok(false);
         };
         self.die(&mut driver, error.clone());
@@ -230,23 +229,6 @@ impl Inner {
     pub(crate) fn forget_leaving(&self) {
         if let Some(mut driver) = self.drive_soon() {
             driver.leave_alone("its time to leave was over");
-        }
-    }
-
-    /// Moves messages that are under way to their ends, for so long at most.
-    pub(crate) fn deliver(&self, limit: Duration) {
-        let begun = Instant::now();
-        while begun.elapsed() < limit && self.error().is_none() {
-            let Some(mut driver) = self.drive_soon() else { return };
-            if !driver.waited_for() {
-                return;
-            }
-            if !self.turn(&mut driver) {
-                driver.link.flush();
-                let mut fds = Vec::new();
-                driver.link.interest(&mut fds);
-                Drowsy::new(&self.sleeper).sleep(&fds, Duration::from_micros(100));
-            }
         }
     }
 }

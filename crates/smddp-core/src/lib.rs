@@ -10,6 +10,7 @@ mod comm;
 pub mod config;
 mod describe;
 pub mod device;
+mod drive;
 mod driver;
 mod error;
 mod exec;

@@ -83,17 +83,20 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
             i += 1;
         }
     }
-    let mut rounds = Rounds::default();
+    let Some(sleeper) = comms.first().map(|comm| comm.sleeper.clone()) else { return };
+    let (mut rounds, mut drowsy) = (Rounds::default(), None::<Drowsy<'_>>);
     while !comms.is_empty() {
-        let mut moved = false;
-        let mut owned = false;
-        let late = rounds.due();
+        // The last look before sleeping, or other things go on and on.
+        let late = drowsy.is_some() || rounds.due();
+        let (mut moved, mut owned) = (false, false);
+        let (mut fds, mut at_most) = (Vec::new(), Duration::MAX);
         comms.retain(|comm| {
             let Some(mut driver) = comm.try_drive() else { return true };
             let pending = comm.guard(&mut driver, |driver| {
                 moved |= comm.look(driver);
                 if late {
                     comm.examine(driver);
+                    at_most = at_most.min(driver.nap()).min(longest(&driver.link, &mut fds));
                 }
                 driver.link.flush();
                 driver.pending() || comm.has_mail()
@@ -103,9 +106,12 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
             owned |= pending;
             pending
         });
-        if moved && !late {
+        if moved {
             patience.reset();
-            continue;
+            drowsy = None;
+            if !late {
+                continue;
+            }
         }
         {
             let (state, changed) = progress();
@@ -115,46 +121,15 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
             if !owned {
                 // All taken by waiters, who register what they leave behind.
                 drop(changed.wait_timeout(state, Duration::from_millis(2)));
+                drowsy = None;
                 continue;
             }
         }
-        if !moved && patience.wait() {
-            nap(comms, &mut patience);
+        if let Some(drowsy) = drowsy.take() {
+            drowsy.sleep(&fds, at_most);
+            patience.reset();
+        } else if !moved && patience.wait() {
+            drowsy = Some(Drowsy::new(&sleeper));
         }
     }
-}
-
-/// The last look before sleeping, and the sleep. All links of a process share one bell.
-fn nap(comms: &[Arc<Inner>], patience: &mut Patience<'_>) {
-    let Some(first) = comms.first() else { return };
-    let drowsy = Drowsy::new(&first.sleeper);
-    if !progress().0.incoming.is_empty() {
-        return;
-    }
-    for comm in comms {
-        let Some(mut driver) = comm.try_drive() else { continue };
-        let moved = comm.guard(&mut driver, |driver| {
-            if !driver.pending() && !comm.has_mail() {
-                return false;
-            }
-            if comm.look(driver) {
-                driver.link.flush();
-                return true;
-            }
-            comm.examine(driver);
-            false
-        });
-        if moved.unwrap_or(true) {
-            return;
-        }
-    }
-    let mut fds = Vec::new();
-    let mut at_most = Duration::from_millis(20);
-    for comm in comms {
-        let Some(mut driver) = comm.try_drive() else { continue };
-        let nap = comm.guard(&mut driver, |driver| driver.nap().min(longest(&driver.link, &mut fds)));
-        at_most = at_most.min(nap.unwrap_or_default());
-    }
-    drowsy.sleep(&fds, at_most);
-    patience.reset();
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::endpoint::Bell;
 
 /// The bell of this process; a group of one rank has none.
+#[derive(Clone)]
 pub struct Sleeper(pub(super) Option<Bell>);
 
 impl Sleeper {

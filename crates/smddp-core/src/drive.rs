@@ -1,0 +1,297 @@
+//! Driving: whoever waits for something in a group moves the group on until it is there.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, TryLockError};
+use std::time::{Duration, Instant};
+
+use smddp_transport::fork;
+
+use crate::comm::{Inner, lock};
+use crate::config::Level;
+use crate::device::Landing;
+use crate::driver::Driver;
+use crate::error::{Error, Result};
+use crate::log;
+use crate::progress;
+use crate::wait::{Drowsy, Patience, Rounds};
+use crate::work::{Shared, interrupted};
+
+/// What is driven for.
+pub(crate) enum Target<'a> {
+    Number(u64),
+    Work(&'a Shared),
+    /// All of it is on the device, or it is over.
+    Enqueued(&'a Shared, &'a Landing),
+    /// Devices have nothing to end any more.
+    Landed,
+    /// No call is waited for.
+    Delivered,
+}
+
+impl Target<'_> {
+    /// Its call, where others may end it meanwhile.
+    fn work(&self) -> Option<&Shared> {
+        match self {
+            Self::Work(work) | Self::Enqueued(work, _) => Some(work),
+            _ => None,
+        }
+    }
+
+    /// Whether it is reached as far as can be seen without driving.
+    fn is_seen(&self) -> bool {
+        let enqueued = matches!(self, Self::Enqueued(_, landing) if landing.enqueued());
+        enqueued || self.work().is_some_and(Shared::is_done)
+    }
+}
+
+/// When a wait gives up.
+pub(crate) struct Limit {
+    until: Option<Instant>,
+    asked: Option<Instant>,
+}
+
+impl Limit {
+    pub(crate) fn new(timeout: Option<Duration>) -> Self {
+        Self { until: timeout.and_then(|timeout| Instant::now().checked_add(timeout)), asked: None }
+    }
+
+    /// Whether the time is up; or a signal waits, which is looked for a few times a second.
+    fn over(&mut self, now: Instant) -> Result<bool> {
+        if now.duration_since(*self.asked.get_or_insert(now)) > Duration::from_millis(100) {
+            self.asked = Some(now);
+            if interrupted() {
+                return Err(Error::Interrupted);
+            }
+        }
+        Ok(self.until.is_some_and(|until| now >= until))
+    }
+
+    fn left(&self, now: Instant) -> Duration {
+        self.until.map_or(Duration::MAX, |until| until - now)
+    }
+}
+
+impl Inner {
+    /// The driver, if nobody drives. A driver that panicked left the mutex poisoned; it must still be had, or whoever
+    /// waits would wait for ever.
+    pub(crate) fn try_drive(&self) -> Option<MutexGuard<'_, Driver>> {
+        match self.driver.try_lock() {
+            Ok(driver) => Some(driver),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Does something as the driver's owner. A panic there is a bug, and what it left behind is not to be trusted: it ends
+    /// the group once and for all, as any other failure does, and nobody else's. `None`: that is what happened.
+    pub(crate) fn guard<T>(&self, driver: &mut Driver, what: impl FnOnce(&mut Driver) -> T) -> Option<T> {
+        let panic = match catch_unwind(AssertUnwindSafe(|| what(driver))) {
+            Ok(value) => return Some(value),
+            Err(panic) => panic,
+        };
+        let text = panic.downcast_ref::<&str>().copied().map(str::to_owned);
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        let error = Error::System {
+            what: format!("driving group `{}` on rank {}", self.name, self.rank),
+            why: format!(
+                "the library panicked: {text}; this is a bug, please report it with what stands above it in the log"
+            ),
+        };
+        // The link may be what is broken: then the others learn of it when this process leaves, and its callers now.
+        if catch_unwind(AssertUnwindSafe(|| self.die(driver, error))).is_err()
+            && let Some(first) = self.poison.get()
+        {
+            driver.end(first);
+        }
+        None
+    }
+
+    /// A guarded [`Self::look`], for those who do not go on looking.
+    pub(crate) fn turn(&self, driver: &mut Driver) -> bool {
+        self.guard(driver, |driver| self.look(driver)).unwrap_or(true)
+    }
+
+    /// Takes up what was submitted and moves things on; failures end the group. Whether anything moved.
+    pub(crate) fn look(&self, driver: &mut Driver) -> bool {
+        self.collect(driver);
+        if let Some(error) = self.poison.get() {
+            let had = driver.waited_for();
+            if had {
+                driver.fail(error);
+            }
+            driver.mourn();
+            // What tells the others may still be in a queue that moves only when it is looked at.
+            return had | (driver.link.busy() && driver.link.turn());
+        }
+        match driver.poll() {
+            Ok(moved) => moved,
+            Err(error) => {
+                self.die(driver, error);
+                true
+            }
+        }
+    }
+
+    /// Hands what was submitted to the driver, in its order.
+    pub(crate) fn collect(&self, driver: &mut Driver) {
+        if self.mail.load(Ordering::Acquire) {
+            let mut inbox = lock(&self.inbox);
+            self.mail.store(false, Ordering::Relaxed);
+            for item in inbox.drain(..) {
+                driver.take_up(item);
+            }
+        }
+    }
+
+    /// The driver, from whoever has it for a moment; `None` where a thread waits for something.
+    pub(crate) fn drive_soon(&self) -> Option<MutexGuard<'_, Driver>> {
+        let begun = Instant::now();
+        loop {
+            let driver = self.try_drive();
+            if driver.is_some() || begun.elapsed() > Duration::from_millis(50) {
+                return driver;
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    pub(crate) fn has_mail(&self) -> bool {
+        self.mail.load(Ordering::Acquire)
+    }
+
+    /// Looks for reasons why nothing moves.
+    pub(crate) fn examine(&self, driver: &mut Driver) {
+        if let Err(error) = driver.examine(Instant::now()) {
+            self.die(driver, error);
+        }
+    }
+
+    pub(crate) fn die(&self, driver: &mut Driver, error: Error) {
+        let _ = self.poison.set(error);
+        if let Some(first) = self.poison.get() {
+            log::say(Level::Info, &format!("group `{}` failed: {first}", self.name));
+            driver.fail(first);
+        }
+    }
+
+    fn reached(&self, driver: &Driver, target: &Target<'_>) -> Option<Result<()>> {
+        let dead = self.poison.get();
+        match target {
+            Target::Number(number) if driver.finished > *number => Some(Ok(())),
+            Target::Number(_) => dead.map(|error| Err(self.tell(error))),
+            Target::Work(work) => work.is_done().then(|| work.outcome()),
+            Target::Enqueued(work, _) if work.is_done() => Some(work.outcome()),
+            Target::Enqueued(_, landing) => landing.enqueued().then_some(Ok(())),
+            Target::Landed => (dead.is_some() || !driver.in_flight()).then_some(Ok(())),
+            Target::Delivered => (dead.is_some() || !driver.waited_for()).then_some(Ok(())),
+        }
+    }
+
+    /// The caller owns the driver and drives until `target` is reached, a signal waits, or the time is up: `None`.
+    pub(crate) fn drive(
+        &self,
+        driver: &mut Driver,
+        target: &Target<'_>,
+        limit: &mut Limit,
+    ) -> Option<Result<()>> {
+        // Where it panics the group is dead, and that is the outcome.
+        self.guard(driver, |driver| self.drive_on(driver, target, limit))
+            .unwrap_or_else(|| self.reached(driver, target))
+    }
+
+    fn drive_on(&self, driver: &mut Driver, target: &Target<'_>, limit: &mut Limit) -> Option<Result<()>> {
+        let mut patience = Patience::new(&self.habit);
+        let mut rounds = Rounds::default();
+        let mut drowsy = None;
+        loop {
+            if self.look(driver) {
+                patience.reset();
+                drowsy = None;
+            }
+            if let Some(outcome) = self.reached(driver, target) {
+                driver.link.flush();
+                return Some(outcome);
+            }
+            // Blocked; or other things go on and on, behind which a call must not wait longer than it may.
+            if drowsy.is_some() || rounds.due() {
+                self.examine(driver);
+                if let Some(outcome) = self.reached(driver, target) {
+                    return Some(outcome);
+                }
+                let now = Instant::now();
+                match limit.over(now) {
+                    Ok(false) => {}
+                    Ok(true) => return None,
+                    Err(interrupted) => return Some(Err(interrupted)),
+                }
+                if let Some(drowsy) = drowsy.take() {
+                    patience.nap(&drowsy, &driver.link, limit.left(now).min(driver.nap()));
+                    continue;
+                }
+            }
+            if patience.wait() {
+                driver.link.flush();
+                drowsy = Some(Drowsy::new(&self.sleeper));
+            }
+        }
+    }
+
+    /// Drives, or sleeps while another thread does, until `target`, a work, is reached; false if the time was up first.
+    pub(crate) fn reach(self: &Arc<Self>, target: &Target<'_>, timeout: Option<Duration>) -> Result<bool> {
+        if self.forks != fork::generation() {
+            return Err(Error::Forked { group: self.name.clone() });
+        }
+        let mut limit = Limit::new(timeout);
+        let mut nap = Duration::from_micros(50);
+        while !target.is_seen() {
+            if let Some(mut driver) = self.try_drive() {
+                let outcome = self.drive(&mut driver, target, &mut limit);
+                self.leave(driver);
+                match outcome {
+                    Some(Err(Error::Interrupted)) => return Err(Error::Interrupted),
+                    Some(_) => break,
+                    None => {}
+                }
+            } else if let Some(work) = target.work() {
+                work.sleep(nap);
+                nap = (nap * 2).min(Duration::from_millis(5));
+            }
+            if limit.over(Instant::now())? && !target.is_seen() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Waits until what was called for on devices is over, unless somebody waits for a call that the closing is to end.
+    pub(crate) fn land(self: &Arc<Self>, limit: Duration) {
+        self.drive_to(&Target::Landed, limit);
+    }
+
+    /// Moves messages that are under way to their ends.
+    pub(crate) fn deliver(self: &Arc<Self>, limit: Duration) {
+        self.drive_to(&Target::Delivered, limit);
+    }
+
+    /// Drives for so long at most, and only where no other thread waits here. No signal ends it.
+    fn drive_to(self: &Arc<Self>, target: &Target<'_>, limit: Duration) {
+        let mut limit = Limit::new(Some(limit));
+        while let Some(mut driver) = self.drive_soon() {
+            let outcome = self.drive(&mut driver, target, &mut limit);
+            self.leave(driver);
+            if outcome != Some(Err(Error::Interrupted)) {
+                return;
+            }
+        }
+    }
+
+    /// What is left behind is the progress thread's.
+    pub(crate) fn leave(self: &Arc<Self>, driver: MutexGuard<'_, Driver>) {
+        let pending = driver.pending() || self.has_mail();
+        drop(driver);
+        if pending || self.has_mail() {
+            progress::register(self);
+        }
+    }
+}
