@@ -10,6 +10,7 @@ pub mod fork;
 pub mod fuzzing;
 pub mod joint;
 mod net;
+pub mod process;
 mod send;
 pub mod shm;
 pub mod warn;
@@ -18,7 +19,7 @@ pub use joint::{Group, Reach, Wired};
 #[cfg(any(test, fuzzing))]
 pub use net::feed;
 pub use net::{fabric, interface};
-pub use shm::Sleeper;
+pub use process::Sleeper;
 
 /// What a call is: the same on all its ranks, whatever the bits mean to the core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -25,7 +25,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
 use crate::net::tcp::Own;
-use crate::shm::{Card, Id, random};
+use crate::process::{Card, Id, random};
 use talk::{Listener, Talk};
 
 /// Largest card; that of an EFA rank with 32 rails takes a tenth.

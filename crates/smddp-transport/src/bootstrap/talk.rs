@@ -7,7 +7,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 
 use crate::net::tcp::{Own, connect};
 use crate::send::send;
-use crate::shm::Id;
+use crate::process::Id;
 
 /// Token, rank of the sender, bytes that follow.
 const HEAD: usize = 24;

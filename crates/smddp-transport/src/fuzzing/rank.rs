@@ -6,7 +6,7 @@ use super::script::Script;
 use crate::net::link::{Net, Way};
 use crate::net::wire::Wire;
 use crate::net::wiring::{NetOutlet, NetWiring};
-use crate::shm::Endpoint;
+use crate::process::Endpoint;
 use crate::{Head, Inlet, Mail, Stream};
 
 pub(super) const ME: usize = 0;

@@ -1,7 +1,7 @@
 //! The handshake over unix sockets, from both sides.
 
 use super::script::Script;
-use crate::shm::fuzzing::{answered, callers};
+use crate::process::fuzzing::{answered, callers};
 
 pub fn unix(bytes: &[u8]) {
     let mut script = Script::new(bytes);

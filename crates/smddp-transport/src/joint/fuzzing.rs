@@ -2,7 +2,7 @@
 
 use super::join::{name, nodes};
 use super::offer::check_addresses;
-use crate::shm::Card;
+use crate::process::Card;
 
 pub(crate) fn judge(cards: &[Card]) {
     assert_eq!(nodes(cards).len(), cards.len());

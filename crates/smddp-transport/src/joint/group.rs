@@ -7,7 +7,8 @@ use std::time::Duration;
 use super::reach::{In, Out, Reach, Ways, Wired};
 use crate::board::Board;
 use crate::net::link::Net;
-use crate::shm::{Near, Sleeper};
+use crate::process::Sleeper;
+use crate::shm::Near;
 use crate::{Fault, Head, Mail, Mismatch, Stream, Wiring};
 
 /// One rank's end of a communicator. It *lends cells*: a writer fills its next cell of a channel and publishes it, a reader

@@ -9,7 +9,8 @@ use super::reach::Reach;
 use super::scripted::{Scripted, WireScript};
 use crate::net::interface::{Family, Wanted};
 use crate::net::link::{Net, Way};
-use crate::shm::{self, Card, Endpoint, Unreachable};
+use crate::process::{Card, Endpoint};
+use crate::shm::{self, Unreachable};
 
 /// What may be used, as the settings say.
 #[derive(Clone, Debug)]

@@ -10,7 +10,7 @@ use crate::net::fabric::wire::{FabricWire, Prepared as Slot};
 use crate::net::link::Way;
 use crate::net::tcp::{Door, TcpAddress, TcpWire, Watches};
 use crate::net::wire::Wire;
-use crate::shm::{Card, Endpoint};
+use crate::process::{Card, Endpoint};
 
 /// What may be used between nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

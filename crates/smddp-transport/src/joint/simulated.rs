@@ -4,7 +4,8 @@ use super::join::{JoinError, Joined, Means, link, nodes};
 use crate::net::fabric::srd::{self, Srd, SrdScript};
 use crate::net::link::Way;
 use crate::net::tcp::{Door, Watches};
-use crate::shm::{self, Endpoint};
+use crate::process::Endpoint;
+use crate::shm;
 
 /// The links of `size` ranks of this process, rank `r` on the node that `node(r)` names, over a fabric of that script. As
 /// beside a real one, their process's listener answers for those that do not drive.

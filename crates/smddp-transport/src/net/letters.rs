@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 
 use super::frame::{Frame, Kind};
 use super::wire::{Place, Ticket};
-use crate::shm::{Owner, Region};
+use crate::process::{Owner, Region};
 use crate::{Mail, Stream};
 
 const PIECE: usize = 128 << 10;

@@ -16,7 +16,7 @@ use super::tcp::{Survey, Watches};
 use super::wire::{Broken, Place, Sink, Ticket, Wire};
 use super::wiring::{Came, Flow, In, NetWiring};
 use crate::fork;
-use crate::shm::{Endpoint, Owner};
+use crate::process::{Endpoint, Owner};
 use crate::{Fault, Head, LONGEST_WHY, Mail, Mismatch, Stream};
 
 mod survey;

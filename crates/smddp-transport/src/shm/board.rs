@@ -4,11 +4,11 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::endpoint::Endpoint;
 use super::layout::{PAGE, board_at};
 use super::near::{Ranks, Remote};
 use crate::board::{Board, Lent, Maker};
 use crate::joint::Reach;
+use crate::process::endpoint::Endpoint;
 
 pub(super) struct ShmBoard {
     pub(super) endpoint: Arc<Endpoint>,

@@ -8,11 +8,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::endpoint::Endpoint;
 use super::layout::*;
-use super::memory::Memory;
 use super::near::Ranks;
-use super::pool::{Region, Release};
+use crate::process::endpoint::Endpoint;
+use crate::process::memory::Memory;
+use crate::process::pool::{Region, Release};
 use crate::{Mail, Stream};
 
 /// Messages up to this many bytes are written whole.

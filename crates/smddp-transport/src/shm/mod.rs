@@ -5,34 +5,17 @@
 //! processes.
 
 mod board;
-mod callers;
-mod card;
-mod control;
 mod distance;
-mod endpoint;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
-mod handshake;
-mod layout;
+pub(crate) mod layout;
 mod mail;
-mod memory;
 mod near;
 #[cfg(test)]
 mod nonsense_tests;
-mod order;
-mod owner;
+pub(crate) mod order;
 mod place;
-mod pool;
-mod service;
-mod sleeper;
 mod sync;
 
-pub(crate) use card::Id;
-pub use card::{Card, CardError, PROTOCOL};
-pub use endpoint::Endpoint;
-pub(crate) use endpoint::{Bell, random};
 pub use layout::SLOT_BYTES;
 pub use near::{Near, Prepared, Unreachable};
-pub(crate) use owner::Owner;
-pub(crate) use pool::Region;
-pub use sleeper::Sleeper;

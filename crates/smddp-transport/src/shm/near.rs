@@ -7,19 +7,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::time::Instant;
 
 use super::board::ShmBoard;
-use super::card::Card;
 use super::distance::Distance;
-use super::endpoint::{Bell, Endpoint, Peer, nonce, ring_at};
 use super::layout::*;
 use super::mail::{Mailbox, Nonsense};
-use super::memory::Memory;
 use super::order::{self, Count, Slot};
 use super::place::Place;
-use super::pool::{Region, Release};
-use super::sleeper::Sleeper;
 use crate::board::Board;
 use crate::fork;
 use crate::joint::Reach;
+use crate::process::bell::{Bell, Sleeper, ring_at};
+use crate::process::card::Card;
+use crate::process::endpoint::{Endpoint, Peer, nonce};
+use crate::process::memory::Memory;
+use crate::process::pool::{Region, Release};
 use crate::{Fault, Head, LONGEST_WHY, Mail, Mismatch, Outlet, Stream, Wiring};
 
 /// One rank of the group as this process reaches it: its memory and its control block in there.

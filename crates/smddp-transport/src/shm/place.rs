@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use super::layout::{ENTRY, LINE};
-use super::memory::Memory;
 use crate::Inlet;
+use crate::process::memory::Memory;
 
 /// Where a channel lies in its writer's memory, as the writer says.
 #[derive(Clone, Copy, Default)]

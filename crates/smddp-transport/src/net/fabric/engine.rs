@@ -225,7 +225,7 @@ impl Engine {
         let rails = provider.rails();
         let (window, message) = shape(&limits, rails, peers.max(1), budget);
         let mut id = [0; 8];
-        id.copy_from_slice(&crate::shm::random()[..8]);
+        id.copy_from_slice(&crate::process::random()[..8]);
         Ok(Self {
             name: provider.describe(),
             limits,

@@ -12,7 +12,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::endpoint::Shared;
 use super::hello::{HELLO, parse};
 use super::own::Own;
-use crate::shm::Bell;
+use crate::process::Bell;
 use crate::warn::warn;
 
 /// Callers that have not said hello after this time are hung up on. A rank that was stopped meanwhile calls again.

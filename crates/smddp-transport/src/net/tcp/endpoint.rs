@@ -16,7 +16,7 @@ use super::hello::Purpose;
 use super::own::Own;
 use crate::fork;
 use crate::net::interface::Choice;
-use crate::shm::{Bell, Id, random};
+use crate::process::{Bell, Id, random};
 use crate::warn::warn;
 
 /// How a rank is reached: its process's address and the group's token there.

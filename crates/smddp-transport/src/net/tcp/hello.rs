@@ -1,7 +1,7 @@
 //! The first bytes of a connection: who calls whom, and in which version.
 
 use crate::net::frame::LANES;
-use crate::shm::{Id, PROTOCOL};
+use crate::process::{Id, PROTOCOL};
 
 pub(super) const HELLO: usize = 40;
 const MAGIC: &[u8; 8] = b"smddp-tc";

@@ -76,7 +76,7 @@ mod tests {
         let ours = Own::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
         let (mut theirs, _) = listener.accept().unwrap();
         // Registers the handler.
-        let _ = crate::shm::Endpoint::existing();
+        let _ = crate::process::Endpoint::existing();
         // SAFETY: the child calls nothing but `pause`.
         let child = unsafe { libc::fork() };
         if child == 0 {

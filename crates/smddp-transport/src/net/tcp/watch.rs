@@ -249,7 +249,7 @@ mod tests {
     use super::*;
     use crate::interface::{Family, Wanted};
     use crate::net::tcp::TcpEndpoint;
-    use crate::shm::Endpoint;
+    use crate::process::Endpoint;
 
     const DEADLINE: Duration = Duration::from_secs(10);
 
@@ -261,7 +261,7 @@ mod tests {
     }
 
     fn address(listener: &TcpListener) -> TcpAddress {
-        TcpAddress { socket: listener.local_addr().unwrap(), token: crate::shm::random() }
+        TcpAddress { socket: listener.local_addr().unwrap(), token: crate::process::random() }
     }
 
     /// Rank 0 of a group whose others are at these addresses.

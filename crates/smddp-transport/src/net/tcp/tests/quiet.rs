@@ -12,7 +12,7 @@ use super::*;
 use crate::interface::{Family, Wanted};
 use crate::net::frame::{Frame, HEADER, Kind};
 use crate::net::wire::{Broken, Place, Sink, Ticket, Wire};
-use crate::shm::Endpoint;
+use crate::process::Endpoint;
 
 /// What is sent again and again, as if it lay in the staging memory.
 static PAYLOAD: [u8; 1 << 20] = [7; 1 << 20];

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use super::order::Count;
+use crate::shm::order::Count;
 
 /// A shared mapping. Everything in it is reached as atomics or by raw pointer, never as plain references, so
 /// that another process may write at any time.

@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::layout::{PAGE, RESERVE_BYTES, STAGING};
 use super::memory::Memory;
+use crate::shm::layout::{PAGE, RESERVE_BYTES, STAGING};
 
 /// Tells when the readers of a region are done with it.
 pub(crate) trait Release: Send + Sync {

@@ -103,7 +103,7 @@ fn at_once(outcome: io::Result<usize>) -> io::Result<Option<usize>> {
 
 /// All of them.
 #[derive(Default)]
-pub(super) struct Callers {
+pub(crate) struct Callers {
     list: Vec<Caller>,
     /// Connections of those that asked to keep them.
     kept: Vec<UnixStream>,
@@ -111,7 +111,7 @@ pub(super) struct Callers {
 
 impl Callers {
     /// Somebody has connected. Other users are hung up on.
-    pub(super) fn admit(&mut self, stream: UnixStream) {
+    pub(crate) fn admit(&mut self, stream: UnixStream) {
         if handshake::same_user(&stream).is_ok() && stream.set_nonblocking(true).is_ok() {
             let stage = Stage::Words { bytes: [0; WORDS], got: 0 };
             self.list.push(Caller { stream, since: Instant::now(), stage });
@@ -119,7 +119,7 @@ impl Callers {
     }
 
     /// Whether one more can be served, if need be instead of one that says nothing.
-    pub(super) fn room(&mut self) -> bool {
+    pub(crate) fn room(&mut self) -> bool {
         if self.list.len() >= MOST {
             let silent = |c: &Caller| matches!(c.stage, Stage::Words { .. }) && c.since.elapsed() >= SILENCE;
             // They are in the order in which they came.
@@ -131,18 +131,18 @@ impl Callers {
     }
 
     /// What wakes the thread, one for each.
-    pub(super) fn fds(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
+    pub(crate) fn fds(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
         self.list.iter().map(|caller| (caller.stream.as_fd(), caller.events()))
     }
 
     /// At the latest after this time there is something to do without a sign.
-    pub(super) fn nap(&self) -> Option<Duration> {
+    pub(crate) fn nap(&self) -> Option<Duration> {
         let wait = if self.list.len() < MOST { SILENCE } else { SILENCE / 10 };
         (!self.list.is_empty()).then_some(wait)
     }
 
     /// Serves those that are ready, in the order of [`Callers::fds`], and hangs up on those whose time is up.
-    pub(super) fn turn(&mut self, ready: &[bool], host: &Host) {
+    pub(crate) fn turn(&mut self, ready: &[bool], host: &Host) {
         let mut ready = ready.iter();
         for mut caller in std::mem::take(&mut self.list) {
             let ready = ready.next().is_some_and(|ready| *ready);

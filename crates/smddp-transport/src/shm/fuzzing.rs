@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::super::endpoint::Endpoint;
-use super::super::layout::*;
-use super::super::near::{Near, Prepared};
-use super::super::pool::{Region, Release};
+use super::layout::*;
+use super::near::{Near, Prepared};
+use crate::process::endpoint::Endpoint;
+use crate::process::pool::{Region, Release};
 
 /// Bytes of the second rank's own memory.
 const OWN: usize = 256 << 10;

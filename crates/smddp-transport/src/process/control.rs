@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::layout::{CONTROL, CONTROL_BYTES, PAGE};
 use super::memory::Memory;
 use super::pool::Release;
+use crate::shm::layout::{CONTROL, CONTROL_BYTES, PAGE};
 
 #[derive(Default)]
 struct State {

@@ -9,8 +9,8 @@ use std::sync::{Arc, OnceLock};
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-use super::super::callers::Callers;
-use super::super::handshake::{self, Host};
+use super::callers::Callers;
+use super::handshake::{self, Host};
 use crate::board::{Lending, Lent};
 use crate::fuzzing::{Script, endpoint};
 use crate::send::send;

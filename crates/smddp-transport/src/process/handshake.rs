@@ -17,15 +17,15 @@ use rustix::net::{
     SendFlags,
 };
 
+use super::bell::Bell;
 use super::card::{Id, PROTOCOL};
-use super::endpoint::Bell;
 use crate::board::{Lending, Lent};
 use crate::send::send_all;
 
 const MAGIC: &[u8; 8] = b"smddp-in";
-pub(super) const HELLO: usize = 8 + 4 + 16 + 16;
+pub(crate) const HELLO: usize = 8 + 4 + 16 + 16;
 /// After its hello a caller says what it wants: the memory, or what is lent under that number.
-pub(super) const WORDS: usize = HELLO + 8;
+pub(crate) const WORDS: usize = HELLO + 8;
 const MEMORY: u64 = 0;
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -60,7 +60,7 @@ fn credentials(stream: &UnixStream) -> io::Result<(u32, u32)> {
 }
 
 /// The other end's pid, if it is this user's.
-pub(super) fn same_user(stream: &UnixStream) -> io::Result<u32> {
+pub(crate) fn same_user(stream: &UnixStream) -> io::Result<u32> {
     let (pid, uid) = credentials(stream)?;
     let mine = rustix::process::geteuid().as_raw();
     if uid == mine {
@@ -69,20 +69,20 @@ pub(super) fn same_user(stream: &UnixStream) -> io::Result<u32> {
     Err(io::Error::other(format!("the other end runs as user {uid}, this process as user {mine}")))
 }
 
-pub(super) fn listen(name: &[u8]) -> io::Result<UnixListener> {
+pub(crate) fn listen(name: &[u8]) -> io::Result<UnixListener> {
     UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)
 }
 
 /// What callers are given here.
-pub(super) struct Host {
-    pub(super) me: Id,
-    pub(super) memory: OwnedFd,
-    pub(super) bell: Bell,
-    pub(super) lending: Arc<Lending>,
+pub(crate) struct Host {
+    pub(crate) me: Id,
+    pub(crate) memory: OwnedFd,
+    pub(crate) bell: Bell,
+    pub(crate) lending: Arc<Lending>,
 }
 
 /// Who speaks these words, if this process is meant.
-pub(super) fn heed(words: &[u8; WORDS], host: &Host) -> io::Result<Id> {
+pub(crate) fn heed(words: &[u8; WORDS], host: &Host) -> io::Result<Id> {
     let mut said = [0; HELLO];
     said.copy_from_slice(&words[..HELLO]);
     let (from, to) = parse(&said)?;
@@ -94,7 +94,7 @@ pub(super) fn heed(words: &[u8; WORDS], host: &Host) -> io::Result<Id> {
 
 /// Answers the words of a caller, whose socket does not block: with the memory, or with what is lent, of which the bytes
 /// come back that are still to be written.
-pub(super) fn answer(stream: &UnixStream, words: &[u8; WORDS], host: &Host) -> io::Result<Option<Vec<u8>>> {
+pub(crate) fn answer(stream: &UnixStream, words: &[u8; WORDS], host: &Host) -> io::Result<Option<Vec<u8>>> {
     let reply = hello(&host.me, &heed(words, host)?);
     let mut wanted = [0; 8];
     wanted.copy_from_slice(&words[HELLO..]);
@@ -111,11 +111,11 @@ pub(super) fn answer(stream: &UnixStream, words: &[u8; WORDS], host: &Host) -> i
 }
 
 /// What the listener handed over.
-pub(super) struct Answer {
-    pub(super) memory: OwnedFd,
-    pub(super) event: OwnedFd,
-    pub(super) pid: u32,
-    pub(super) stream: UnixStream,
+pub(crate) struct Answer {
+    pub(crate) memory: OwnedFd,
+    pub(crate) event: OwnedFd,
+    pub(crate) pid: u32,
+    pub(crate) stream: UnixStream,
 }
 
 /// Hands over what is lent, or says why not: the reply, a byte (1: it is handed over), the length of what follows. What
@@ -142,13 +142,13 @@ fn lend(stream: &UnixStream, reply: &[u8; HELLO], lent: io::Result<Lent>) -> io:
 }
 
 /// Asks for what another process lends under that number.
-pub(super) fn borrow(name: &[u8], me: &Id, them: &Id, token: u64) -> io::Result<Lent> {
+pub(crate) fn borrow(name: &[u8], me: &Id, them: &Id, token: u64) -> io::Result<Lent> {
     let (stream, _) = reach(name, me, them, token)?;
     lent(&stream, them)
 }
 
 /// What comes of such a question.
-pub(super) fn lent(stream: &UnixStream, them: &Id) -> io::Result<Lent> {
+pub(crate) fn lent(stream: &UnixStream, them: &Id) -> io::Result<Lent> {
     let mut fds = Vec::new();
     let mut words = Vec::new();
     let mut part = vec![0; 4096];
@@ -202,13 +202,13 @@ fn reach(name: &[u8], me: &Id, them: &Id, wanted: u64) -> io::Result<(UnixStream
     Ok((stream, pid))
 }
 
-pub(super) fn call(name: &[u8], me: &Id, them: &Id) -> io::Result<Answer> {
+pub(crate) fn call(name: &[u8], me: &Id, them: &Id) -> io::Result<Answer> {
     let (stream, pid) = reach(name, me, them, MEMORY)?;
     handed(stream, pid, them)
 }
 
 /// What comes of a question for the memory.
-pub(super) fn handed(stream: UnixStream, pid: u32, them: &Id) -> io::Result<Answer> {
+pub(crate) fn handed(stream: UnixStream, pid: u32, them: &Id) -> io::Result<Answer> {
     let mut bytes = [0; HELLO];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -236,7 +236,7 @@ pub(super) fn handed(stream: UnixStream, pid: u32, them: &Id) -> io::Result<Answ
 
 /// What a caller says.
 #[cfg(any(test, fuzzing))]
-pub(super) fn words_of_a_caller(to: &Id, wanted: u64) -> [u8; WORDS] {
+pub(crate) fn words_of_a_caller(to: &Id, wanted: u64) -> [u8; WORDS] {
     let mut words = [0; WORDS];
     words[..HELLO].copy_from_slice(&hello(&[9; 16], to));
     words[HELLO..].copy_from_slice(&wanted.to_le_bytes());

@@ -2,19 +2,15 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
-
+use super::bell::Bell;
 use super::card::{Card, Id};
 use super::control::Control;
 use super::handshake::{self, Answer, Host};
-use super::layout::{BELL_POLLERS, BELL_SLEEPERS, BELL_WORD, STAGING};
 use super::memory::Memory;
-use super::order;
 use super::pool::Pool;
 use super::service::Service;
 use crate::board::{Lending, Lent};
@@ -24,6 +20,7 @@ use crate::net::fabric::{self, engine::Engine, ofi::Ofi, staging::Staging};
 use crate::net::interface::{self, Family, Wanted};
 use crate::net::tcp::TcpEndpoint;
 use crate::send::send_all;
+use crate::shm::layout::STAGING;
 
 /// Another process on this node, its memory mapped.
 pub(crate) struct Peer {
@@ -37,7 +34,7 @@ pub struct Endpoint {
     pub(crate) id: Id,
     socket: Vec<u8>,
     pub(crate) memory: Arc<Memory>,
-    event: Arc<OwnedFd>,
+    bell: Bell,
     bytes: usize,
     pub(crate) control: Control,
     pub(crate) pool: Pool,
@@ -96,16 +93,15 @@ impl Endpoint {
         let socket: Vec<u8> =
             [b"smddp-", format!("{}-", std::process::id()).as_bytes(), hex(&id[..8]).as_bytes()].concat();
         let listener = handshake::listen(&socket)?;
-        let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let bell = Bell::new(memory.clone())?;
         let lending = Arc::<Lending>::default();
-        let bell = Bell { memory: memory.clone(), event: event.clone() };
-        let host = Host { me: id, memory: fd, bell, lending: lending.clone() };
+        let host = Host { me: id, memory: fd, bell: bell.clone(), lending: lending.clone() };
         let service = Service::start(listener, host)?;
         Ok(Self {
             id,
             socket,
             memory,
-            event,
+            bell,
             bytes,
             control: Control::default(),
             pool: Pool::new(cap),
@@ -227,108 +223,12 @@ impl Endpoint {
     }
 
     pub(crate) fn bell(&self) -> Bell {
-        Bell { memory: self.memory.clone(), event: self.event.clone() }
+        self.bell.clone()
     }
 }
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
-}
-
-/// A process's bell: whoever publishes something rings it if anybody sleeps there. Sleepers that also wait for
-/// descriptors (sockets) are woken through an eventfd, the others by a futex.
-#[derive(Clone)]
-pub(crate) struct Bell {
-    memory: Arc<Memory>,
-    event: Arc<OwnedFd>,
-}
-
-impl Bell {
-    fn words(&self) -> order::Bell<'_> {
-        words(&self.memory)
-    }
-
-    /// I am about to sleep; see [`crate::Sleeper::drowse`].
-    pub(crate) fn drowse(&self) -> u32 {
-        self.words().drowse()
-    }
-
-    pub(crate) fn rise(&self) {
-        self.words().rise();
-    }
-
-    pub(super) fn event(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
-    }
-
-    pub(super) fn memory(&self) -> &Memory {
-        &self.memory
-    }
-
-    /// Sleeps until the bell rings after that ticket was taken, one of `fds` is ready for its events, or the time is up.
-    pub(crate) fn sleep(&self, ticket: u32, fds: &[(RawFd, i16)], at_most: Duration) {
-        match fds {
-            [] => wait(self.words().word, ticket, at_most),
-            _ => self.words().poll(ticket, || self.poll(fds, at_most)),
-        }
-    }
-
-    fn poll(&self, fds: &[(RawFd, i16)], at_most: Duration) {
-        let entry = |fd, events| libc::pollfd { fd, events, revents: 0 };
-        let mut list = Vec::with_capacity(fds.len() + 1);
-        list.push(entry(self.event.as_raw_fd(), libc::POLLIN));
-        list.extend(fds.iter().map(|&(fd, events)| entry(fd, events)));
-        let time = libc::timespec {
-            tv_sec: at_most.as_secs().cast_signed(),
-            tv_nsec: i64::from(at_most.subsec_nanos()),
-        };
-        // SAFETY: the list is ours and as long as we say. A descriptor that another thread closed meanwhile ends the
-        // sleep at worst; every outcome sends the caller back to look again.
-        unsafe {
-            libc::ppoll(list.as_mut_ptr(), list.len() as libc::nfds_t, &raw const time, std::ptr::null())
-        };
-        if list[0].revents != 0 {
-            let _ = rustix::io::read(&*self.event, &mut [0u8; 8]);
-        }
-    }
-
-    /// Rings whether or not somebody sleeps.
-    pub(crate) fn ring(&self) {
-        ring_loud(&self.memory, self.event());
-    }
-}
-
-fn words(memory: &Memory) -> order::Bell<'_> {
-    let [word, sleepers, pollers] = [BELL_WORD, BELL_SLEEPERS, BELL_POLLERS].map(|at| memory.word32(at));
-    order::Bell { word, sleepers, pollers }
-}
-
-fn ring_loud(memory: &Memory, event: BorrowedFd<'_>) {
-    let wake = |word: &AtomicU32| {
-        // SAFETY: a futex wake on a mapped word; touches no memory of ours.
-        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
-    };
-    words(memory).ring(wake, || {
-        let _ = rustix::io::write(event, &1u64.to_ne_bytes());
-    });
-}
-
-/// Rings the bell of the process that owns `memory` if anybody may sleep there; after [`order::Bell::published`].
-#[inline]
-pub(crate) fn ring_at(memory: &Memory, event: BorrowedFd<'_>) {
-    if words(memory).wanted() {
-        ring_loud(memory, event);
-    }
-}
-
-fn wait(word: &AtomicU32, expected: u32, at_most: Duration) {
-    let time = libc::timespec {
-        tv_sec: at_most.as_secs().cast_signed(),
-        tv_nsec: i64::from(at_most.subsec_nanos()),
-    };
-    // SAFETY: the word lives in a mapping that the caller holds; the kernel only reads it. Any outcome (woken,
-    // changed, timed out, interrupted) sends the caller back to look again.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &raw const time) };
 }
 
 /// Numbers that differ between any two control blocks of any process.
@@ -338,27 +238,4 @@ pub(crate) fn nonce() -> u64 {
     let mut bytes = [0; 8];
     bytes.copy_from_slice(&id[..8]);
     (u64::from_le_bytes(bytes) ^ NEXT.fetch_add(1, Ordering::Relaxed)) | 1
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Instant;
-
-    use super::*;
-
-    #[test]
-    fn what_is_published_between_the_last_look_and_the_sleep_wakes() {
-        let endpoint = Endpoint::new(1 << 20).unwrap();
-        let bell = endpoint.bell();
-        for fds in [&[][..], &[(bell.event().as_raw_fd(), 0)]] {
-            let ticket = bell.drowse();
-            // Here is the last look, which sees nothing. Then somebody publishes.
-            order::Bell::published();
-            ring_at(&endpoint.memory, endpoint.event.as_fd());
-            let begun = Instant::now();
-            bell.sleep(ticket, fds, Duration::from_secs(20));
-            bell.rise();
-            assert!(begun.elapsed() < Duration::from_secs(10), "it sleeps its time out");
-        }
-    }
 }

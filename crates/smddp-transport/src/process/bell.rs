@@ -1,0 +1,163 @@
+//! The bell of a process: where its threads sleep while nothing moves, and what other processes wake them by.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::time::Duration;
+
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::memory::Memory;
+use crate::shm::layout::{BELL_POLLERS, BELL_SLEEPERS, BELL_WORD};
+use crate::shm::order;
+
+/// A process's bell: whoever publishes something rings it if anybody sleeps there. Sleepers that also wait for
+/// descriptors (sockets) are woken through an eventfd, the others by a futex.
+#[derive(Clone)]
+pub(crate) struct Bell {
+    memory: Arc<Memory>,
+    event: Arc<OwnedFd>,
+}
+
+impl Bell {
+    /// The bell in that memory, this process's.
+    pub(crate) fn new(memory: Arc<Memory>) -> io::Result<Self> {
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { memory, event: Arc::new(event) })
+    }
+
+    fn words(&self) -> order::Bell<'_> {
+        words(&self.memory)
+    }
+
+    /// I am about to sleep; see [`crate::Sleeper::drowse`].
+    pub(crate) fn drowse(&self) -> u32 {
+        self.words().drowse()
+    }
+
+    pub(crate) fn rise(&self) {
+        self.words().rise();
+    }
+
+    pub(crate) fn event(&self) -> BorrowedFd<'_> {
+        self.event.as_fd()
+    }
+
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Sleeps until the bell rings after that ticket was taken, one of `fds` is ready for its events, or the time is up.
+    pub(crate) fn sleep(&self, ticket: u32, fds: &[(RawFd, i16)], at_most: Duration) {
+        match fds {
+            [] => wait(self.words().word, ticket, at_most),
+            _ => self.words().poll(ticket, || self.poll(fds, at_most)),
+        }
+    }
+
+    fn poll(&self, fds: &[(RawFd, i16)], at_most: Duration) {
+        let entry = |fd, events| libc::pollfd { fd, events, revents: 0 };
+        let mut list = Vec::with_capacity(fds.len() + 1);
+        list.push(entry(self.event.as_raw_fd(), libc::POLLIN));
+        list.extend(fds.iter().map(|&(fd, events)| entry(fd, events)));
+        let time = libc::timespec {
+            tv_sec: at_most.as_secs().cast_signed(),
+            tv_nsec: i64::from(at_most.subsec_nanos()),
+        };
+        // SAFETY: the list is ours and as long as we say. A descriptor that another thread closed meanwhile ends the
+        // sleep at worst; every outcome sends the caller back to look again.
+        unsafe {
+            libc::ppoll(list.as_mut_ptr(), list.len() as libc::nfds_t, &raw const time, std::ptr::null())
+        };
+        if list[0].revents != 0 {
+            let _ = rustix::io::read(&*self.event, &mut [0u8; 8]);
+        }
+    }
+
+    /// Rings whether or not somebody sleeps.
+    pub(crate) fn ring(&self) {
+        ring_loud(&self.memory, self.event());
+    }
+}
+
+fn words(memory: &Memory) -> order::Bell<'_> {
+    let [word, sleepers, pollers] = [BELL_WORD, BELL_SLEEPERS, BELL_POLLERS].map(|at| memory.word32(at));
+    order::Bell { word, sleepers, pollers }
+}
+
+fn ring_loud(memory: &Memory, event: BorrowedFd<'_>) {
+    let wake = |word: &AtomicU32| {
+        // SAFETY: a futex wake on a mapped word; touches no memory of ours.
+        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+    };
+    words(memory).ring(wake, || {
+        let _ = rustix::io::write(event, &1u64.to_ne_bytes());
+    });
+}
+
+/// Rings the bell of the process that owns `memory` if anybody may sleep there; after [`order::Bell::published`].
+#[inline]
+pub(crate) fn ring_at(memory: &Memory, event: BorrowedFd<'_>) {
+    if words(memory).wanted() {
+        ring_loud(memory, event);
+    }
+}
+
+fn wait(word: &AtomicU32, expected: u32, at_most: Duration) {
+    let time = libc::timespec {
+        tv_sec: at_most.as_secs().cast_signed(),
+        tv_nsec: i64::from(at_most.subsec_nanos()),
+    };
+    // SAFETY: the word lives in a mapping that the caller holds; the kernel only reads it. Any outcome (woken,
+    // changed, timed out, interrupted) sends the caller back to look again.
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &raw const time) };
+}
+
+/// The bell of this process; a group of one rank has none.
+#[derive(Clone)]
+pub struct Sleeper(pub(crate) Option<Bell>);
+
+impl Sleeper {
+    /// Wakes all who sleep.
+    pub fn ring(&self) {
+        self.0.iter().for_each(Bell::ring);
+    }
+
+    /// I am about to sleep: what is published from here on rings. One more look at the wires comes now, which sees what was
+    /// published before; then [`Sleeper::sleep`] with this ticket, unless there was something; then [`Sleeper::rise`].
+    pub fn drowse(&self) -> u32 {
+        self.0.as_ref().map_or(0, Bell::drowse)
+    }
+
+    /// Sleeps until it rings after `ticket` was taken, one of `fds` is ready, or the time is up.
+    pub fn sleep(&self, ticket: u32, fds: &[(RawFd, i16)], at_most: Duration) {
+        self.0.iter().for_each(|bell| bell.sleep(ticket, fds, at_most));
+    }
+
+    pub fn rise(&self) {
+        self.0.iter().for_each(Bell::rise);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn what_is_published_between_the_last_look_and_the_sleep_wakes() {
+        let bell = Bell::new(Arc::new(Memory::create(1 << 20).unwrap().0)).unwrap();
+        for fds in [&[][..], &[(bell.event().as_raw_fd(), 0)]] {
+            let ticket = bell.drowse();
+            // Here is the last look, which sees nothing. Then somebody publishes.
+            order::Bell::published();
+            ring_at(bell.memory(), bell.event());
+            let begun = Instant::now();
+            bell.sleep(ticket, fds, Duration::from_secs(20));
+            bell.rise();
+            assert!(begun.elapsed() < Duration::from_secs(10), "it sleeps its time out");
+        }
+    }
+}
