@@ -47,7 +47,7 @@ pub use reduce::simd_level;
 pub use smddp_cuda::Stream;
 pub use smddp_plan::{Algorithm, Collective, Network};
 pub use smddp_transport::fork::PerProcess;
-pub use smddp_transport::shm::Endpoint;
+pub use smddp_transport::process::Endpoint;
 pub use types::{DType, RedOp};
 pub use work::{Keep, set_interrupt};
 

@@ -1,6 +1,6 @@
 //! Whether an operation can ever have the memory that it works with.
 
-use smddp_transport::shm::Endpoint;
+use smddp_transport::process::Endpoint;
 
 use crate::bind::{Bound, Site};
 use crate::error::{Error, Result};

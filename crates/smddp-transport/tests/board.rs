@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use smddp_transport::Reach;
 use smddp_transport::board::{Board, Lent, PAGE};
-use smddp_transport::shm::{Card, Near, Prepared};
+use smddp_transport::process::Card;
+use smddp_transport::shm::{Near, Prepared};
 
 const CAP: usize = 1 << 20;
 const CHILD: &str = "SMDDP_TEST_CHILD";

@@ -11,7 +11,8 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use smddp_transport::shm::{Card, PROTOCOL, Prepared};
+use smddp_transport::process::{Card, PROTOCOL};
+use smddp_transport::shm::Prepared;
 
 const CAP: usize = 1 << 20;
 

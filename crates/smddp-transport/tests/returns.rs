@@ -4,7 +4,8 @@
 
 use std::sync::Arc;
 
-use smddp_transport::shm::{Endpoint, Near, Prepared};
+use smddp_transport::process::Endpoint;
+use smddp_transport::shm::{Near, Prepared};
 use smddp_transport::{Head, Inlet, Mail, Outlet, Wiring};
 
 const CAP: usize = 4 << 20;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::layout::{PAGE, board_at};
-use super::near::{Ranks, Remote};
+use super::ranks::{Ranks, Remote};
 use crate::board::{Board, Lent, Maker};
 use crate::joint::Reach;
 use crate::process::endpoint::Endpoint;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::layout::*;
-use super::near::{Near, Prepared};
+use super::near::Near;
+use super::prepare::Prepared;
 use crate::process::endpoint::Endpoint;
 use crate::process::pool::{Region, Release};
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::layout::*;
-use super::near::Ranks;
+use super::ranks::Ranks;
 use crate::process::endpoint::Endpoint;
 use crate::process::memory::Memory;
 use crate::process::pool::{Region, Release};

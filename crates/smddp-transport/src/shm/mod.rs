@@ -15,7 +15,10 @@ mod near;
 mod nonsense_tests;
 pub(crate) mod order;
 mod place;
+mod prepare;
+mod ranks;
 mod sync;
 
 pub use layout::SLOT_BYTES;
-pub use near::{Near, Prepared, Unreachable};
+pub use near::Near;
+pub use prepare::{Prepared, Unreachable};

@@ -1,91 +1,24 @@
 //! The near half of a group: one rank's end of what the ranks of a node have in shared memory. Ranks are numbered by their
 //! places in the node.
 
-use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Instant;
 
 use super::board::ShmBoard;
 use super::distance::Distance;
 use super::layout::*;
 use super::mail::{Mailbox, Nonsense};
-use super::order::{self, Count, Slot};
+use super::order::{self, Slot};
 use super::place::Place;
+use super::prepare::Prepared;
+use super::ranks::{AllDone, Ranks};
 use crate::board::Board;
 use crate::fork;
 use crate::joint::Reach;
-use crate::process::bell::{Bell, Sleeper, ring_at};
-use crate::process::card::Card;
-use crate::process::endpoint::{Endpoint, Peer, nonce};
-use crate::process::memory::Memory;
-use crate::process::pool::{Region, Release};
+use crate::process::pool::Region;
+use crate::process::{Bell, Endpoint, Sleeper};
 use crate::{Fault, Head, LONGEST_WHY, Mail, Mismatch, Outlet, Stream, Wiring};
-
-/// One rank of the group as this process reaches it: its memory and its control block in there.
-pub(super) struct Remote {
-    pub(super) peer: Option<Arc<Peer>>,
-    /// This process's own, where the rank is one of its threads.
-    home: Bell,
-    pub(super) block: usize,
-    nonce: u64,
-    pub(super) card: Card,
-}
-
-impl Remote {
-    pub(super) fn memory(&self) -> &Memory {
-        self.peer.as_ref().map_or_else(|| self.home.memory(), |p| &p.memory)
-    }
-    /// Wakes its process if anybody sleeps there.
-    fn ring(&self) {
-        ring_at(self.memory(), self.peer.as_ref().map_or_else(|| self.home.event(), |p| p.event()));
-    }
-    fn word(&self, at: usize) -> &AtomicU64 {
-        self.memory().word64(self.block + at)
-    }
-    /// Operations that it has finished.
-    fn done(&self) -> Count<'_> {
-        Count(self.word(DONE))
-    }
-    /// Where its header of operation `seq` lies; `size`: of the group.
-    fn slot(&self, size: usize, seq: u64) -> Slot<'_> {
-        Slot(self.memory().words(self.block + slot_at(size, seq)))
-    }
-    /// Whether the block is still this group's and not closed.
-    fn open(&self) -> bool {
-        self.word(NONCE).load(Ordering::Acquire) == self.nonce && self.state() & CLOSED == 0
-    }
-    fn state(&self) -> u32 {
-        self.memory().word32(self.block + STATE).load(Ordering::Acquire)
-    }
-    fn gone(&self) -> bool {
-        self.peer.as_ref().is_some_and(|p| p.gone.load(Ordering::Acquire))
-    }
-    /// No more reads will come from this rank in this group.
-    pub(super) fn finished(&self) -> bool {
-        self.gone() || !self.open()
-    }
-}
-
-/// The ranks of the group; kept alive by whatever still waits for their reads.
-pub(super) struct Ranks {
-    pub(super) remotes: Vec<Remote>,
-    pub(super) me: usize,
-}
-
-/// "All other ranks have finished `operations` operations of this group."
-struct AllDone {
-    ranks: Arc<Ranks>,
-    operations: u64,
-}
-
-impl Release for AllDone {
-    fn released(&self) -> bool {
-        self.ranks.remotes.iter().enumerate().all(|(rank, remote)| {
-            rank == self.ranks.me || remote.done().told() >= self.operations || remote.finished()
-        })
-    }
-}
 
 /// A channel I write, in the operation under way.
 struct Out {
@@ -126,98 +59,6 @@ const LOOKS_BEFORE_RINGING: u32 = 8;
 /// Cells from which the distance is measured.
 const MEASURED: usize = 32 << 10;
 
-/// What is left of the first half of making a group.
-pub struct Prepared {
-    endpoint: Option<Arc<Endpoint>>,
-    block: usize,
-    nonce: u64,
-    card: Card,
-}
-
-/// Ranks that cannot be reached through shared memory.
-#[derive(Debug, thiserror::Error)]
-#[error("rank {rank} ({host}, pid {pid}) cannot share memory with this process: {why}")]
-pub struct Unreachable {
-    pub rank: usize,
-    pub host: String,
-    pub pid: u32,
-    pub why: String,
-}
-
-impl Prepared {
-    /// Takes a control block. A group of one rank needs none.
-    pub fn new(
-        rank: usize,
-        size: usize,
-        staging_cap: usize,
-        settings: Vec<(String, String)>,
-    ) -> io::Result<Self> {
-        if size <= 1 {
-            let card = Card::new(rank, size, settings, [0; 16], Vec::new(), 0, 0, 0);
-            return Ok(Self { endpoint: None, block: 0, nonce: 0, card });
-        }
-        let endpoint = Endpoint::get(staging_cap)?;
-        let block = endpoint.control.take(&endpoint.memory, block_bytes(size)).ok_or_else(|| {
-            io::Error::other("the control blocks of the live groups fill 256 MiB: destroy some groups")
-        })?;
-        let nonce = nonce();
-        endpoint.memory.word64(block + NONCE).store(nonce, Ordering::Relaxed);
-        endpoint.memory.word32(block + STATE).store(OPEN, Ordering::Release);
-        let card = endpoint.card(rank, size, settings, block as u64, nonce);
-        Ok(Self { endpoint: Some(endpoint), block, nonce, card })
-    }
-
-    pub fn card(&self) -> &Card {
-        &self.card
-    }
-
-    pub(crate) fn card_mut(&mut self) -> &mut Card {
-        &mut self.card
-    }
-
-    /// Maps the memory of the ranks of this node: `cards` are theirs, ascending, mine included. The link numbers the
-    /// ranks by their places in this list.
-    pub fn connect(self, cards: Vec<Card>) -> Result<Near, Unreachable> {
-        let me = cards.iter().position(|card| card.rank == self.card.rank).unwrap_or(0);
-        let Some(endpoint) = &self.endpoint else {
-            return Ok(Near::new(self, Ranks { remotes: Vec::new(), me }));
-        };
-        let mut remotes = Vec::with_capacity(cards.len());
-        for card in cards {
-            // Several ranks of one process (threads) share its memory as it is.
-            let peer =
-                if card.endpoint == endpoint.id { None } else { Some(reach(endpoint, &self.card, &card)?) };
-            let (home, block) = (endpoint.bell(), usize::try_from(card.block).unwrap_or(usize::MAX));
-            let remote = Remote { peer, home, block, nonce: card.nonce, card };
-            // All of the block is read later as if it were there.
-            if !remote.memory().holds(block, block_bytes(self.card.size as usize)) {
-                let Card { rank, host, pid, .. } = remote.card;
-                let why = format!("its card names a control block at {block}, outside of its memory");
-                return Err(Unreachable { rank: rank as usize, host, pid, why });
-            }
-            remotes.push(remote);
-        }
-        Ok(Near::new(self, Ranks { remotes, me }))
-    }
-}
-
-fn reach(endpoint: &Endpoint, mine: &Card, card: &Card) -> Result<Arc<Peer>, Unreachable> {
-    let fail =
-        |why: String| Unreachable { rank: card.rank as usize, host: card.host.clone(), pid: card.pid, why };
-    if card.boot != mine.boot {
-        return Err(fail(format!("it runs on another host ({} here, {} there)", mine.host, card.host)));
-    }
-    endpoint.reach(card).map_err(|error| {
-        fail(if card.netns != mine.netns {
-            format!("its network namespace differs, so its unix socket is out of reach ({error})")
-        } else if card.uid != mine.uid {
-            format!("it runs as user {}, this process as user {} ({error})", card.uid, mine.uid)
-        } else {
-            format!("its unix socket does not answer ({error})")
-        })
-    })
-}
-
 pub struct Near {
     endpoint: Option<Arc<Endpoint>>,
     bell: Option<Bell>,
@@ -254,7 +95,7 @@ pub struct Near {
 }
 
 impl Near {
-    fn new(prepared: Prepared, ranks: Ranks) -> Self {
+    pub(super) fn new(prepared: Prepared, ranks: Ranks) -> Self {
         let (me, size) = (ranks.me, ranks.remotes.len().max(1));
         Self {
             bell: prepared.endpoint.as_ref().map(|e| e.bell()),
@@ -693,7 +534,7 @@ impl Near {
             let gone = remote.gone();
             let same = remote.word(NONCE).load(Ordering::Acquire) == remote.nonce;
             if same && remote.state() & POISONED != 0 {
-                faults.push(Fault::Poisoned { rank, why: read_why(remote) });
+                faults.push(Fault::Poisoned { rank, why: remote.why() });
             } else if !remote.open() {
                 faults.push(Fault::Left { rank });
             } else if gone {
@@ -749,14 +590,6 @@ impl Near {
     pub(crate) fn assume_far(&mut self) {
         self.distance.assume_far();
     }
-}
-
-fn read_why(remote: &Remote) -> String {
-    let length = (remote.word(WHY).load(Ordering::Relaxed) as usize).min(LONGEST_WHY);
-    let bytes: Vec<u8> = (0..length.div_ceil(8))
-        .flat_map(|i| remote.word(WHY + 8 + 8 * i).load(Ordering::Relaxed).to_le_bytes())
-        .collect();
-    String::from_utf8_lossy(&bytes[..length]).into_owned()
 }
 
 impl Drop for Near {

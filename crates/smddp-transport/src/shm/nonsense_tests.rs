@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::layout::*;
-use super::near::{Near, Prepared};
+use super::near::Near;
+use super::prepare::Prepared;
 use crate::{Fault, Head, Inlet, Mail, Outlet, Wiring};
 
 const CAP: usize = 4 << 20;
