@@ -1,7 +1,6 @@
-//! What the executor asks of a device.
+//! What a device is asked, and what it answers with.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A place in device memory, or in host memory that the device knows: one address space (CUDA calls it unified).
 pub type Address = u64;
@@ -74,7 +73,7 @@ pub enum Import<'a> {
     Descriptor(&'a OwnedFd),
 }
 
-/// A region of another process, mapped here; given back by [`Device::close`].
+/// A region of another process, mapped here; given back by [`Device::close`](crate::Device::close).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Imported {
     pub base: Address,
@@ -191,94 +190,3 @@ pub enum Error {
 }
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;
-
-/// One device as this process uses it. Methods may be called from any thread: each makes the device's primary context
-/// current for its own duration where it has to. None but `synchronize` waits for the device.
-///
-/// The unsafe methods enqueue: the memory they name stays valid until the stream has passed them. That is the promise
-/// of whoever calls.
-#[expect(clippy::missing_safety_doc, reason = "one contract for all, above")]
-pub trait Device: Send + Sync {
-    /// "NVIDIA H200, driver 580.95, CUDA 13.0".
-    fn describe(&self) -> String;
-    /// CUDA's ordinal in this process.
-    fn ordinal(&self) -> i32;
-    fn uuid(&self) -> Uuid;
-    /// Why stream-ordered waits and writes on host words are not to be had; `None` where they are.
-    fn no_words(&self) -> Option<String>;
-    /// Whether this process can map memory of the device `other` (itself included) and copy from it; yes where only trying
-    /// tells.
-    fn reaches(&self, other: &Uuid) -> bool;
-    /// Does now what would wait for the device if it were done by the first reduction: to be called while no stream
-    /// waits for a word.
-    fn prepare(&self) -> Result<()> {
-        Ok(())
-    }
-
-    /// Whether memory can be allocated, freed, mapped and closed while a stream waits for a word. NVIDIA's manual says of no
-    /// such call that it can.
-    fn maps_beside_streams(&self) -> bool {
-        false
-    }
-
-    /// A stream that does not wait for the legacy default stream, of the highest priority.
-    fn create_stream(&self) -> Result<Stream>;
-    fn destroy_stream(&self, stream: Stream);
-    /// An event without timing.
-    fn create_event(&self) -> Result<Event>;
-    fn destroy_event(&self, event: Event);
-    fn record(&self, event: Event, stream: Stream) -> Result<()>;
-    fn wait_event(&self, stream: Stream, event: Event) -> Result<()>;
-    /// Whether the stream passed the event's last record.
-    fn passed(&self, event: Event) -> Result<bool>;
-    /// Whether the stream is being captured into a graph.
-    fn capturing(&self, stream: Stream) -> Result<bool>;
-    /// Blocks this thread until the stream is empty: for tests and for leaving.
-    fn synchronize(&self, stream: Stream) -> Result<()>;
-
-    /// The stream waits for all of these, in as few calls of the driver as it has.
-    unsafe fn wait_words(&self, stream: Stream, waits: &[Wait]) -> Result<()>;
-    /// The stream writes a word of eight bytes, after everything before it is visible everywhere.
-    unsafe fn write_word(&self, stream: Stream, word: Address, value: u64) -> Result<()>;
-    /// Copies, in any order among themselves, batched where the driver has it.
-    unsafe fn copy(&self, stream: Stream, copies: &[Copy]) -> Result<()>;
-    unsafe fn reduce(&self, stream: Stream, reduction: &Reduction) -> Result<()>;
-
-    /// The host reads a word that streams and other processes write; what they wrote before is visible then.
-    unsafe fn load(&self, word: Address) -> u64 {
-        // SAFETY: the caller's promise: an aligned word of host memory, reached as an atomic by all.
-        unsafe { AtomicU64::from_ptr(word as *mut u64) }.load(Ordering::Acquire)
-    }
-    /// Whether such a word has [`reached`] `value`. What was written before it did is visible then; of what came later
-    /// nothing is promised (a mock holds the host to that).
-    unsafe fn has_reached(&self, word: Address, value: u64) -> bool {
-        // SAFETY: the caller's promise.
-        reached(unsafe { self.load(word) }, value)
-    }
-    /// The host writes such a word, after everything that this thread did before.
-    unsafe fn store(&self, word: Address, value: u64) {
-        // SAFETY: as in `load`.
-        unsafe { AtomicU64::from_ptr(word as *mut u64) }.store(value, Ordering::Release);
-    }
-    /// The processor is about to read (or write) memory that streams use too: for mocks that check the order.
-    fn host_touches(&self, _address: Address, _bytes: usize, _writes: bool) {}
-
-    /// Device memory of our own, of kind [`Kind::Legacy`].
-    fn allocate(&self, bytes: usize) -> Result<Address>;
-    /// Waits for nothing: the caller knows that no stream uses it any more.
-    unsafe fn free(&self, address: Address);
-    /// Host memory that the device reaches at the same address; page aligned.
-    fn allocate_host(&self, bytes: usize) -> Result<*mut u8>;
-    unsafe fn free_host(&self, memory: *mut u8);
-    /// Makes memory of this process known to the device; page aligned. Gives the address under which it is known.
-    unsafe fn register(&self, memory: *mut u8, bytes: usize) -> Result<Address>;
-    unsafe fn unregister(&self, memory: *mut u8);
-
-    /// The allocation in which `address` lies. An error for memory that is no device's and not known to one, and for
-    /// memory of another device than this.
-    fn region(&self, address: Address) -> Result<Region>;
-    fn export(&self, region: &Region) -> Result<Export>;
-    /// Maps another process's region of `bytes`.
-    fn import(&self, import: Import<'_>, bytes: usize) -> Result<Imported>;
-    fn close(&self, imported: Imported);
-}

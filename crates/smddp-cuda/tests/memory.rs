@@ -174,7 +174,7 @@ fn memory_that_cannot_be_shared_is_private() {
 }
 
 /// The process that owns the memory: tells of it, lets the other one write, and finds what it wrote.
-fn owner(peer: &UnixStream, device: &dyn Device, stream: Stream, base: u64, bytes: usize) {
+fn owner(peer: &UnixStream, device: &Device, stream: Stream, base: u64, bytes: usize) {
     put(device, stream, base, &vec![7; bytes]);
     let region = device.region(base + 1).unwrap();
     assert_eq!((region.base, region.bytes), (base, bytes));
@@ -188,7 +188,7 @@ fn owner(peer: &UnixStream, device: &dyn Device, stream: Stream, base: u64, byte
 }
 
 /// The process that imports it: reads, writes, and leaves nothing behind.
-fn guest(peer: &UnixStream, device: &dyn Device, import: Import<'_>, bytes: usize) {
+fn guest(peer: &UnixStream, device: &Device, import: Import<'_>, bytes: usize) {
     let stream = device.create_stream().unwrap();
     let before = things();
     let imported = device.import(import, bytes).unwrap();
@@ -220,7 +220,7 @@ fn an_allocation_is_shared_with_another_process_by_its_handle() {
             let device = device(0);
             let stream = device.create_stream().unwrap();
             let base = device.allocate(BYTES).unwrap();
-            owner(peer, &*device, stream, base, BYTES);
+            owner(peer, &device, stream, base, BYTES);
             // A process cannot open its own handle, and the driver's refusal is passed on.
             let Export::Legacy(handle) = device.export(&device.region(base).unwrap()).unwrap() else {
                 panic!()
@@ -230,7 +230,7 @@ fn an_allocation_is_shared_with_another_process_by_its_handle() {
         },
         |peer| {
             let handle = hear::<64>(peer);
-            guest(peer, &*device(0), Import::Legacy(&handle), BYTES);
+            guest(peer, &device(0), Import::Legacy(&handle), BYTES);
         },
     );
 }
@@ -246,12 +246,12 @@ fn a_chunk_is_shared_with_another_process_by_a_descriptor() {
             let segment = Segment::reserve(3);
             segment.map(1, true);
             let before = things();
-            owner(peer, &*device, stream, segment.at(1), CHUNK);
+            owner(peer, &device, stream, segment.at(1), CHUNK);
             assert_eq!(things(), before, "handles are given back");
         },
         |peer| {
             let fd = receive(peer);
-            guest(peer, &*device(0), Import::Descriptor(&fd), CHUNK);
+            guest(peer, &device(0), Import::Descriptor(&fd), CHUNK);
         },
     );
 }
@@ -363,7 +363,7 @@ fn copies_to_memory_that_is_gone_are_errors() {
     });
 }
 
-type Left = (Arc<dyn Device>, Stream, u64);
+type Left = (Arc<Device>, Stream, u64);
 
 /// What the end of the process finds in use.
 static LEFT: Mutex<Option<Left>> = Mutex::new(None);

@@ -26,7 +26,7 @@ fn place(base: u64, turn: u64) -> u64 {
 /// Turns of: mine into my buffer; tell; wait for the peer's; theirs and mine to where they are gathered; the sum of
 /// both; tell that theirs was read; wait until mine was. All is enqueued at once, and no thread waits but the streams.
 fn run(rank: u64, peer: &UnixStream, memory: *mut u8) {
-    let device: &dyn Device = &*device(0);
+    let device: &Device = &device(0);
     device.prepare().unwrap();
     let stream = device.create_stream().unwrap();
     // SAFETY: the page, and all memory below, lives until the stream is empty.

@@ -12,7 +12,7 @@ use smddp_cuda::{Copy, Device, Element, Error, Fold, Reduction, Stream, Wait};
 const POISON: u64 = 1 << 62;
 
 /// Words in host memory that the device knows.
-fn words(device: &dyn Device) -> u64 {
+fn words(device: &Device) -> u64 {
     let page = page(&memfd());
     // SAFETY: never taken away.
     unsafe { device.register(page, 4096) }.unwrap()
@@ -27,7 +27,7 @@ fn pieces(to: u64, from: u64, bytes: usize) -> Vec<Copy> {
 }
 
 /// Copies in pieces, on `stream`, twice; gives how often each function was called for it.
-fn shuffle(device: &dyn Device, stream: Stream) -> [u64; 3] {
+fn shuffle(device: &Device, stream: Stream) -> [u64; 3] {
     const COUNTED: [&CStr; 3] = [c"cuMemcpyBatchAsync", c"cuMemcpyBatchAsync_v2", c"cuMemcpyAsync"];
     let pattern: Vec<u8> = (0..8u8).flat_map(|i| [i; 4096]).collect();
     let from = filled(device, stream, &pattern);
@@ -67,7 +67,7 @@ fn old_and_new_drivers_copy_the_same_each_by_its_own_means() {
         with(name, &settings, || {
             let device = device(0);
             let stream = device.create_stream().unwrap();
-            assert_eq!(shuffle(&*device, stream), expected, "CUDA {version}");
+            assert_eq!(shuffle(&device, stream), expected, "CUDA {version}");
         });
     }
 }
@@ -76,7 +76,7 @@ fn old_and_new_drivers_copy_the_same_each_by_its_own_means() {
 fn the_default_streams_get_no_batch() {
     with("the_default_streams_get_no_batch", &[], || {
         for number in 0..3 {
-            assert_eq!(shuffle(&*device(0), Stream(number)), [0, 0, 16], "stream {number}");
+            assert_eq!(shuffle(&device(0), Stream(number)), [0, 0, 16], "stream {number}");
         }
     });
 }
@@ -105,7 +105,7 @@ fn an_event_passes_when_its_stream_comes_to_it_and_holds_up_the_stream_that_wait
         let device = device(0);
         let (one, other) = (device.create_stream().unwrap(), device.create_stream().unwrap());
         let (first, second) = (device.create_event().unwrap(), device.create_event().unwrap());
-        let word = words(&*device);
+        let word = words(&device);
         assert!(device.passed(first).unwrap(), "never recorded");
         // SAFETY: the word lives to the end.
         unsafe {
@@ -133,7 +133,7 @@ fn an_event_passes_when_its_stream_comes_to_it_and_holds_up_the_stream_that_wait
 fn waits_compare_the_signed_difference_and_poison_releases_all() {
     with("waits_compare_the_signed_difference_and_poison_releases_all", &[], || {
         let device = device(0);
-        let word = words(&*device);
+        let word = words(&device);
         let stream = device.create_stream().unwrap();
         // SAFETY: the words live to the end.
         unsafe {
@@ -159,7 +159,7 @@ fn waits_compare_the_signed_difference_and_poison_releases_all() {
 fn many_waits_are_few_calls_and_all_of_them_hold() {
     with("many_waits_are_few_calls_and_all_of_them_hold", &[], || {
         let device = device(0);
-        let word = words(&*device);
+        let word = words(&device);
         let stream = device.create_stream().unwrap();
         let event = device.create_event().unwrap();
         let waits: Vec<Wait> = (0..256).map(|i| Wait { word: word + 8 * i, value: i + 1 }).collect();
@@ -271,7 +271,7 @@ fn a_capture_is_reported_and_not_ended_by_what_others_do() {
             assert!(error.contains("a stream is being captured into a graph"), "{error}");
             // All that a progress thread may do meanwhile.
             let other = device.create_stream().unwrap();
-            let word = words(&*device);
+            let word = words(&device);
             device.write_word(other, word, 1).unwrap();
             let event = device.create_event().unwrap();
             device.record(event, other).unwrap();
@@ -368,7 +368,7 @@ fn sources_are_reduced_in_stream_order() {
         let stream = device.create_stream().unwrap();
         let floats =
             |by: f32| (0..1000u16).flat_map(|i| (f32::from(i) * by).to_le_bytes()).collect::<Vec<u8>>();
-        let sources: Vec<u64> = [1.0, 2.0, 6.0].map(|by| filled(&*device, stream, &floats(by))).to_vec();
+        let sources: Vec<u64> = [1.0, 2.0, 6.0].map(|by| filled(&device, stream, &floats(by))).to_vec();
         let to = device.allocate(4000).unwrap();
         // SAFETY: all live to the end.
         unsafe {
@@ -376,7 +376,7 @@ fn sources_are_reduced_in_stream_order() {
             device.reduce(stream, &sum(vec![to, sources[0]], to, 1000, None)).unwrap();
             device.reduce(stream, &sum(sources, to, 0, None)).unwrap();
         }
-        assert_eq!(contents(&*device, stream, to, 4000), floats(4.0));
+        assert_eq!(contents(&device, stream, to, 4000), floats(4.0));
         assert_eq!((loaded, calls(c"cuModuleLoadDataEx")), (1, 1), "once, when prepared");
         assert_eq!(calls(c"cuLaunchKernel"), 2, "none for no elements");
         assert_eq!(calls(c"cuModuleGetFunction"), found, "each once, when prepared");

@@ -141,7 +141,7 @@ api! {
     fn cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice) {
         let (device, peer) = (check_device(device)?, check_device(peer)?);
         // A device is not its own peer.
-        give(can, (device != peer && settings().peer).into())
+        give(can, (device != peer && settings().reaches(device, settings().visible[peer])).into())
     }
 
     fn cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice) {

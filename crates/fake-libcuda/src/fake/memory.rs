@@ -7,6 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::api;
 use crate::os::{self, MAP_ANONYMOUS, MAP_SHARED, PROT_RW};
+use crate::places::{Had, closed, opened};
 use crate::sharing::Imports;
 use crate::state::*;
 use crate::streams::{acquiring, drain};
@@ -49,18 +50,25 @@ pub(crate) struct Memory {
     used: [usize; 32],
 }
 
-static MEMORY: RwLock<Option<Memory>> = RwLock::new(None);
+/// By process.
+static MEMORY: RwLock<BTreeMap<usize, Memory>> = RwLock::new(BTreeMap::new());
 
-pub(crate) struct Reading(RwLockReadGuard<'static, Option<Memory>>);
+/// A process's memory.
+pub(crate) struct Reading(RwLockReadGuard<'static, BTreeMap<usize, Memory>>, usize);
 
 pub(crate) fn read() -> Reading {
-    Reading(MEMORY.read().unwrap_or_else(PoisonError::into_inner))
+    Reading(MEMORY.read().unwrap_or_else(PoisonError::into_inner), process())
+}
+
+/// Nothing is known any more.
+pub(crate) fn forget() {
+    MEMORY.write().unwrap_or_else(PoisonError::into_inner).clear();
 }
 
 impl Reading {
     /// The range in which an address lies, and its start.
     pub(crate) fn find(&self, address: u64) -> Option<(u64, &Range)> {
-        self.0.as_ref()?.find(address)
+        self.0.get(&self.1)?.find(address)
     }
 
     /// Whether all of these bytes are known and may be touched. They may lie in several ranges, one after the other.
@@ -76,13 +84,13 @@ impl Reading {
     }
 
     pub(crate) fn reservation(&self, address: u64) -> Option<(u64, usize, u64)> {
-        self.0.as_ref()?.virtuals.reservation(address)
+        self.0.get(&self.1)?.virtuals.reservation(address)
     }
 }
 
 pub(crate) fn write<T>(change: impl FnOnce(&mut Memory) -> T) -> T {
     let mut guard: RwLockWriteGuard<'_, _> = MEMORY.write().unwrap_or_else(PoisonError::into_inner);
-    change(guard.get_or_insert_with(Memory::default))
+    change(guard.entry(process()).or_default())
 }
 
 impl Memory {
@@ -114,7 +122,8 @@ impl Memory {
 
 /// Allocations, mappings, reservations and handles.
 pub(crate) fn open() -> u64 {
-    read().0.as_ref().map_or(0, |memory| (memory.ranges.len() + memory.virtuals.open()) as u64)
+    let all = read();
+    all.0.values().map(|memory| (memory.ranges.len() + memory.virtuals.open()) as u64).sum()
 }
 
 /// New memory holds anything: nobody shall count on zeros. (Large memory keeps them, for speed.)
@@ -146,6 +155,7 @@ api! {
                 return Err(CUDA_ERROR_OUT_OF_MEMORY);
             }
             soil(at, bytes);
+            opened(at, bytes, Had::Device, Some(fd.as_raw_fd()));
             memory.ranges.insert(at, Range { bytes, device, id, kind: Kind::Device(fd) });
             give(address, at)
         })
@@ -157,6 +167,7 @@ api! {
         write(|memory| match memory.ranges.get(&address) {
             Some(Range { kind: Kind::Device(_), bytes, device, .. }) => {
                 let (bytes, device) = (*bytes, *device);
+                closed(address, "cuMemFree");
                 memory.ranges.remove(&address);
                 memory.give_back(device, bytes);
                 unmap(address, bytes);
@@ -178,7 +189,8 @@ api! {
         }
         soil(at, bytes);
         write(|memory| {
-            memory.ranges.insert(at, Range { bytes, device, id: fresh(), kind: Kind::Host { ours: true } })
+            memory.ranges.insert(at, Range { bytes, device, id: fresh(), kind: Kind::Host { ours: true } });
+            opened(at, bytes, Had::Host, None);
         });
         give(host, at as *mut c_void)
     }
@@ -189,6 +201,7 @@ api! {
         write(|memory| match memory.ranges.get(&(host as u64)) {
             Some(Range { kind: Kind::Host { ours: true }, bytes, .. }) => {
                 let bytes = *bytes;
+                closed(host as u64, "cuMemFreeHost");
                 memory.ranges.remove(&(host as u64));
                 unmap(host as u64, bytes);
                 Ok(())
@@ -213,6 +226,7 @@ api! {
             }
             let range = Range { bytes, device, id: fresh(), kind: Kind::Host { ours: false } };
             memory.ranges.insert(host as u64, range);
+            opened(host as u64, bytes, Had::Registered, None);
             Ok(())
         })
     }
@@ -222,6 +236,7 @@ api! {
         drain("cuMemHostUnregister")?;
         write(|memory| match memory.ranges.get(&(host as u64)) {
             Some(Range { kind: Kind::Host { ours: false }, .. }) => {
+                closed(host as u64, "cuMemHostUnregister");
                 memory.ranges.remove(&(host as u64));
                 Ok(())
             }

@@ -39,8 +39,8 @@ pub(crate) struct Launch {
 
 #[derive(Default)]
 struct Modules {
-    /// The text of each.
-    modules: HashMap<usize, String>,
+    /// The kernels of each, with the bytes of their one parameter.
+    modules: HashMap<usize, HashMap<String, usize>>,
     functions: HashMap<usize, String>,
 }
 
@@ -54,12 +54,18 @@ pub(crate) fn open() -> u64 {
     modules(|all| all.modules.len() as u64)
 }
 
-/// Bytes of the one parameter of a kernel, by its text.
-fn parameter(text: &str, name: &str) -> Option<usize> {
-    text.split(".entry").skip(1).map(str::trim_start).find_map(|rest| {
-        let rest = rest.strip_prefix(name)?.trim_start().strip_prefix('(')?;
-        rest.split_once('[')?.1.split_once(']')?.0.parse().ok()
-    })
+pub(crate) fn forget() {
+    *lock(&MODULES) = None;
+}
+
+/// The kernels of a program.
+fn kernels(text: &str) -> HashMap<String, usize> {
+    let kernel = |rest: &str| {
+        let (name, rest) = rest.split_once('(')?;
+        let bytes = rest.split_once('[')?.1.split_once(']')?.0.parse().ok()?;
+        Some((name.trim().to_owned(), bytes))
+    };
+    text.split(".entry").skip(1).filter_map(kernel).collect()
 }
 
 unsafe fn complain(text: &str, count: c_uint, options: *mut c_int, values: *mut *mut c_void) {
@@ -82,13 +88,14 @@ api! {
     ) {
         current()?;
         acquiring("cuModuleLoadDataEx")?;
-        let text = CStr::from_ptr(image.cast()).to_string_lossy().into_owned();
+        let text = CStr::from_ptr(image.cast()).to_string_lossy();
         if settings().bad_jit || !text.contains(".version") || !text.contains(".target") {
             complain("ptxas fatal : the fake driver was told to refuse it", count, options, values);
             return Err(CUDA_ERROR_INVALID_PTX);
         }
         let number = fresh() as usize;
-        modules(|all| all.modules.insert(number, text));
+        let kernels = kernels(&text);
+        modules(|all| all.modules.insert(number, kernels));
         give(module, number)
     }
 
@@ -101,8 +108,8 @@ api! {
         current()?;
         let name = CStr::from_ptr(name).to_str().map_err(|_| CUDA_ERROR_NOT_FOUND)?;
         let number = modules(|all| {
-            let text = all.modules.get(&module).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
-            if parameter(text, name).ok_or(CUDA_ERROR_NOT_FOUND)? != size_of::<Args>() {
+            let kernels = all.modules.get(&module).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+            if *kernels.get(name).ok_or(CUDA_ERROR_NOT_FOUND)? != size_of::<Args>() {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }
             let number = fresh() as usize;
@@ -351,12 +358,51 @@ pairs! {
     C128: f64;
 }
 
+/// A byte that is not 0 is true.
+#[derive(Clone, Copy)]
+struct Truth(u8);
+
+impl Element for Truth {
+    const BYTES: usize = 1;
+    unsafe fn get(at: u64) -> Self {
+        Self(u8::get(at).min(1))
+    }
+    unsafe fn put(self, at: u64) {
+        self.0.put(at)
+    }
+    fn fold(self, with: Self, fold: Fold) -> Option<Self> {
+        self.0.fold(with.0, fold).map(Self)
+    }
+    fn divide(self, _by: u32) -> Self {
+        self
+    }
+    fn times(self, _factor: f64) -> Self {
+        self
+    }
+}
+
+impl std::fmt::Display for Launch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Args { sources, to, count, n, .. } = &self.args;
+        write!(f, "{} of {count} from {:#x?} to {to:#x}", self.name, &sources[..*n as usize])
+    }
+}
+
 impl Launch {
+    /// What it reads and writes. A source may be what is written, in whole.
+    pub(crate) fn parts(&self) -> Vec<(u64, usize, bool)> {
+        let Args { sources, to, count, n, .. } = &self.args;
+        // A kernel is named after the bits of its elements; without any they are bytes.
+        let bits = self.name.rsplit('_').next().unwrap_or_default().trim_start_matches(char::is_alphabetic);
+        let bytes = *count as usize * bits.parse().map_or(1, |bits: usize| bits / 8);
+        let sources = sources[..*n as usize].iter().filter(|source| *source != to);
+        sources.map(|source| (*source, bytes, false)).chain([(*to, bytes, true)]).collect()
+    }
+
     pub(crate) fn run(&self) {
         let name = self.name.strip_prefix("smddp_").unwrap_or(&self.name);
         let done = match name.split_once('_') {
-            // Truths are bytes of 0 and 1.
-            Some(("bool", fold)) => self.reduce::<u8>(fold),
+            Some(("bool", fold)) => self.reduce::<Truth>(fold),
             Some((fold, "f32")) => self.reduce::<f32>(fold),
             Some((fold, "f64")) => self.reduce::<f64>(fold),
             Some((fold, "f16")) => self.reduce::<Half>(fold),

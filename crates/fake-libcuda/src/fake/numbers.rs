@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_uint};
 
 use crate::types::CUresult;
 
+pub(crate) const CUDA_ERROR_LAUNCH_TIMEOUT: CUresult = 702;
 pub(crate) const CUDA_ERROR_INVALID_HANDLE: CUresult = 400;
 pub(crate) const CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED: CUresult = 713;
 pub(crate) const VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED: c_int = 102;

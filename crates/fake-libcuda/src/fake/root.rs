@@ -13,12 +13,18 @@
 mod types;
 
 mod basics;
+mod check;
+mod clock;
+mod history;
 mod memory;
 mod modules;
 mod numbers;
 mod os;
+mod places;
+mod shadow;
 mod sharing;
 mod state;
 mod streams;
+mod tell;
 mod vmm;
 mod words;

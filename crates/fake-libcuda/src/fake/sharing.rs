@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use crate::api;
 use crate::memory::{Kind, Range, read, unmap, write};
 use crate::os::{self, MAP_SHARED, PROT_RW};
+use crate::places::{Had, closed, opened};
 use crate::state::*;
 use crate::streams::{acquiring, drain};
 use crate::types::*;
@@ -24,7 +25,9 @@ struct Handle {
     fd: i32,
     /// By its number on the machine.
     device: u32,
-    zeros: [u32; 5],
+    /// Of a checked world.
+    process: u32,
+    zeros: [u32; 4],
 }
 
 const MAGIC: [u8; 8] = *b"fakecuda";
@@ -33,7 +36,7 @@ const _: () = assert!(size_of::<Handle>() == 64);
 impl Handle {
     /// Memory of the same process at the same addresses, some of them: one of the two has been freed.
     fn displaces(&self, other: &Self) -> bool {
-        (self.pid, self.device) == (other.pid, other.device)
+        (self.pid, self.process, self.device) == (other.pid, other.process, other.device)
             && self.base < other.base + other.bytes
             && other.base < self.base + self.bytes
     }
@@ -71,7 +74,8 @@ api! {
             pid: std::process::id(),
             fd: fd.as_raw_fd(),
             device: settings().visible[*device] as u32,
-            zeros: [0; 5],
+            process: process() as u32,
+            zeros: [0; 4],
         })
     }
 
@@ -82,11 +86,11 @@ api! {
         if flags != IPC_MEM_LAZY_ENABLE_PEER_ACCESS || handle.magic != MAGIC {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        if handle.pid == std::process::id() {
+        if (handle.pid, handle.process) == (std::process::id(), process() as u32) {
             // One's own memory.
             return Err(CUDA_ERROR_INVALID_CONTEXT);
         }
-        if settings().visible[device] != handle.device as usize && !settings().peer {
+        if !settings().reaches(device, handle.device as usize) {
             return Err(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
         }
         write(|memory| {
@@ -116,6 +120,7 @@ api! {
             let device = device_of(&name).unwrap_or(device);
             memory.ranges.insert(base, Range { bytes, device, id: fresh(), kind: Kind::Imported });
             memory.imports.0.insert(handle, (base, 1));
+            opened(base, bytes, Had::Imported, Some(file.as_raw_fd()));
             give(address, base)
         })
     }
@@ -132,6 +137,7 @@ api! {
             *times -= 1;
             if *times == 0 {
                 imports.remove(&handle);
+                closed(address, "cuIpcCloseMemHandle");
                 memory.ranges.remove(&address);
                 unmap(address, handle.bytes as usize);
             }

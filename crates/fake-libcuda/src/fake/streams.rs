@@ -3,18 +3,21 @@
 use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_int, c_uint};
+use std::fmt;
 use std::sync::atomic::{AtomicI32, Ordering::SeqCst};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::api;
+use crate::check::{self, Order};
+use crate::clock::Clock;
 use crate::memory::read;
 use crate::modules::Launch;
-use crate::os;
+use crate::numbers::{CUDA_ERROR_INVALID_HANDLE, CUDA_ERROR_LAUNCH_TIMEOUT};
 use crate::state::*;
-use crate::numbers::CUDA_ERROR_INVALID_HANDLE;
 use crate::types::*;
 use crate::words;
+use crate::{os, places};
 
 pub(crate) enum Operation {
     Copy(Vec<Copy>),
@@ -23,6 +26,38 @@ pub(crate) enum Operation {
     Tick(Arc<Ticket>),
     Await(Arc<Ticket>),
     Launch(Launch),
+}
+
+impl Operation {
+    /// What a checked world sees it read and write: address, bytes, and whether it writes.
+    pub(crate) fn parts(&self) -> Vec<(u64, usize, bool)> {
+        match self {
+            Self::Copy(copies) => copies
+                .iter()
+                .flat_map(|copy| {
+                    let from = copy.read_before.is_none().then_some((copy.from, copy.bytes, false));
+                    from.into_iter().chain(copy.to_known.then_some((copy.to, copy.bytes, true)))
+                })
+                .collect(),
+            Self::Launch(launch) => launch.parts(),
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl fmt::Display for Operation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Copy(copies) => copies.iter().try_for_each(|Copy { to, from, bytes, .. }| {
+                write!(f, "copy of {bytes} bytes from {from:#x} to {to:#x}; ")
+            }),
+            Self::Wait { word, value } => write!(f, "wait until the word at {word:#x} has reached {value}"),
+            Self::Write { word, value } => write!(f, "write of {value} to the word at {word:#x}"),
+            Self::Tick(_) => f.write_str("record of an event"),
+            Self::Await(_) => f.write_str("wait for an event"),
+            Self::Launch(launch) => launch.fmt(f),
+        }
+    }
 }
 
 /// Sides that the driver does not know are ordinary memory of the process.
@@ -40,9 +75,15 @@ pub(crate) struct Copy {
 pub(crate) struct Ticket {
     passed: Mutex<bool>,
     changed: Condvar,
+    /// What came before it, in a checked world.
+    pub(crate) knows: OnceLock<Clock>,
 }
 
 impl Ticket {
+    pub(crate) fn has_passed(&self) -> bool {
+        *lock(&self.passed)
+    }
+
     fn wait(&self) {
         let mut passed = lock(&self.passed);
         while !*passed {
@@ -58,25 +99,33 @@ impl Ticket {
 
 #[derive(Default)]
 struct Waiting {
-    operations: VecDeque<Operation>,
+    operations: VecDeque<(Operation, Order)>,
     submitted: u64,
     completed: u64,
     closed: bool,
 }
 
 pub(crate) struct Queue {
+    pub(crate) process: usize,
+    pub(crate) number: u64,
     waiting: Mutex<Waiting>,
     changed: Condvar,
 }
 
 impl Queue {
     fn start() -> Arc<Self> {
-        let queue = Arc::new(Self { waiting: Mutex::default(), changed: Condvar::new() });
+        let (process, number) = (process(), fresh());
+        let queue = Arc::new(Self { process, number, waiting: Mutex::default(), changed: Condvar::new() });
         let ours = queue.clone();
-        let number = fresh();
+        // In a world the same each time.
+        let seed =
+            check::stream(process, number).map_or(number, |(rank, stream)| (rank << 16 | stream) as u64);
         std::thread::Builder::new()
             .name(format!("fake-cuda-{number}"))
-            .spawn(move || ours.work(Delays::new(number)))
+            .spawn(move || {
+                become_process(process);
+                ours.work(Delays::new(seed));
+            })
             .expect("a thread for a stream");
         queue
     }
@@ -84,9 +133,9 @@ impl Queue {
     fn work(&self, mut delays: Delays) {
         loop {
             let mut waiting = lock(&self.waiting);
-            let operation = loop {
-                if let Some(operation) = waiting.operations.pop_front() {
-                    break operation;
+            let (operation, order) = loop {
+                if let Some(next) = waiting.operations.pop_front() {
+                    break next;
                 }
                 if waiting.closed {
                     return;
@@ -96,11 +145,12 @@ impl Queue {
             drop(waiting);
             delays.sleep();
             // A broken context runs nothing any more, but what is enqueued passes.
-            if broken() == CUDA_SUCCESS {
-                run(operation, &mut delays);
+            if broken() == CUDA_SUCCESS && !check::over(self.process) {
+                self.run(operation, &order, &mut delays);
             } else if let Operation::Tick(ticket) = operation {
                 ticket.tick();
             }
+            check::done(self, &order);
             lock(&self.waiting).completed += 1;
             self.changed.notify_all();
         }
@@ -108,8 +158,12 @@ impl Queue {
 
     pub(crate) fn submit(&self, operation: Operation) {
         let mut waiting = lock(&self.waiting);
+        let order = check::enqueued(self, &operation).unwrap_or_default();
+        if order.left_out {
+            return;
+        }
         waiting.submitted += 1;
-        waiting.operations.push_back(operation);
+        waiting.operations.push_back((operation, order));
         drop(waiting);
         self.changed.notify_all();
     }
@@ -140,26 +194,36 @@ impl Queue {
         true
     }
 
+    fn run(&self, operation: Operation, order: &Order, delays: &mut Delays) {
+        match &operation {
+            Operation::Wait { word, value } => {
+                return words::wait(*word, *value, || check::passes(self, order, *word, *value));
+            }
+            Operation::Await(ticket) => {
+                ticket.wait();
+                return check::passed(self, order, ticket);
+            }
+            _ if check::does(self, order, &operation) => return,
+            _ => {}
+        }
+        match operation {
+            Operation::Copy(mut copies) => {
+                // A batch is in no order.
+                while !copies.is_empty() {
+                    let copy = copies.swap_remove((delays.next() % copies.len() as u64) as usize);
+                    transfer(&copy);
+                }
+            }
+            Operation::Write { word, value } => words::write(word, value),
+            Operation::Tick(ticket) => ticket.tick(),
+            Operation::Launch(launch) => launch.run(),
+            Operation::Wait { .. } | Operation::Await(_) => {}
+        }
+    }
+
     fn close(&self) {
         lock(&self.waiting).closed = true;
         self.changed.notify_all();
-    }
-}
-
-fn run(operation: Operation, delays: &mut Delays) {
-    match operation {
-        Operation::Copy(mut copies) => {
-            // A batch is in no order.
-            while !copies.is_empty() {
-                let copy = copies.swap_remove((delays.next() % copies.len() as u64) as usize);
-                transfer(&copy);
-            }
-        }
-        Operation::Wait { word, value } => words::wait(word, value),
-        Operation::Write { word, value } => words::write(word, value),
-        Operation::Tick(ticket) => ticket.tick(),
-        Operation::Await(ticket) => ticket.wait(),
-        Operation::Launch(launch) => launch.run(),
     }
 }
 
@@ -232,6 +296,7 @@ pub(crate) struct Handle {
 }
 
 pub(crate) struct Event {
+    process: usize,
     device: usize,
     last: Mutex<Option<Arc<Ticket>>>,
 }
@@ -239,8 +304,8 @@ pub(crate) struct Event {
 #[derive(Default)]
 struct Streams {
     streams: HashMap<u64, Handle>,
-    /// By device.
-    defaults: HashMap<usize, Handle>,
+    /// By process and device.
+    defaults: HashMap<(usize, usize), Handle>,
     events: HashMap<u64, Arc<Event>>,
     /// Queues of streams that were destroyed, whose work goes on.
     leaving: Vec<Arc<Queue>>,
@@ -262,9 +327,27 @@ pub(crate) fn open() -> u64 {
     streams(|all| (all.streams.len() + all.events.len()) as u64)
 }
 
+/// The same, in words, of a checked world.
+pub(crate) fn left() -> Vec<String> {
+    let first = check::first();
+    streams(|all| {
+        let streams = all.streams.values().map(|stream| (stream.queue.process, "a stream"));
+        let all = streams.chain(all.events.values().map(|event| (event.process, "an event")));
+        let ours = all.filter(|(process, _)| *process >= first);
+        ours.map(|(process, what)| format!("rank {}: {what}", process - first)).collect()
+    })
+}
+
+/// Nothing is known any more; what is enqueued ends.
+pub(crate) fn forget() {
+    let all = streams(std::mem::take);
+    let handles = all.streams.values().chain(all.defaults.values());
+    handles.for_each(|handle| handle.queue.close());
+}
+
 fn default_stream(all: &mut Streams, device: usize) -> Handle {
     let fresh = || Handle { queue: Queue::start(), device, blocking: true, capture: Arc::default() };
-    all.defaults.entry(device).or_insert_with(fresh).clone()
+    all.defaults.entry((process(), device)).or_insert_with(fresh).clone()
 }
 
 /// The stream of a number, for the current context.
@@ -272,7 +355,7 @@ fn lookup(stream: CUstream) -> Answer<Handle> {
     let device = current()?;
     streams(|all| match stream {
         0 | STREAM_LEGACY | STREAM_PER_THREAD => Ok(default_stream(all, device)),
-        _ => all.streams.get(&stream).cloned().ok_or(CUDA_ERROR_INVALID_HANDLE),
+        _ => all.streams.get(&stream).filter(|s| s.ours()).cloned().ok_or(CUDA_ERROR_INVALID_HANDLE),
     })
 }
 
@@ -289,6 +372,11 @@ pub(crate) fn stream(stream: CUstream) -> Answer<Handle> {
 }
 
 impl Handle {
+    /// Whether it is of the process that calls.
+    fn ours(&self) -> bool {
+        self.queue.process == process()
+    }
+
     pub(crate) fn submit(&self, operation: Operation) {
         self.queue.submit(operation);
     }
@@ -298,10 +386,17 @@ impl Handle {
     }
 }
 
+/// An event of the process that calls.
+fn event(event: CUevent) -> Answer<Arc<Event>> {
+    let found = streams(|all| all.events.get(&event).cloned());
+    found.filter(|event| event.process == process()).ok_or(CUDA_ERROR_INVALID_HANDLE)
+}
+
 /// Whether a stream that synchronises with the legacy default one is being captured.
 fn blocking_capture(device: usize) -> bool {
     streams(|all| {
-        all.streams.values().any(|s| s.blocking && s.device == device && s.capture.load(SeqCst) != 0)
+        let blocking = |s: &Handle| s.ours() && s.blocking && s.device == device;
+        all.streams.values().any(|s| blocking(s) && s.capture.load(SeqCst) != 0)
     })
 }
 
@@ -312,7 +407,8 @@ pub(crate) fn uncaptured() -> Answer {
         return Ok(());
     }
     let broken = streams(|all| {
-        let capturing = |handle: &&Handle| handle.capture.load(SeqCst) != CAPTURE_STATUS_NONE;
+        let capturing =
+            |handle: &&Handle| handle.ours() && handle.capture.load(SeqCst) != CAPTURE_STATUS_NONE;
         let broken = all.streams.values().filter(capturing).map(|handle| handle.capture.store(2, SeqCst));
         broken.count() > 0
     });
@@ -323,10 +419,20 @@ pub(crate) fn uncaptured() -> Answer {
 /// for a word, the real driver would hang as well.
 pub(crate) fn drain(call: &str) -> Answer {
     uncaptured()?;
+    check::may_stall(call);
+    let process = process();
+    while let Some(rests) = check::here(|world, rank| world.rests(Some(rank))) {
+        // What is used after all is told, so a world need not stand still for a stream that does.
+        if rests {
+            return Ok(());
+        }
+        std::thread::sleep(Duration::from_micros(50));
+    }
     let queues: Vec<(Arc<Queue>, u64)> = streams(|all| {
         let handles = all.streams.values().chain(all.defaults.values());
         let queues = handles.map(|handle| &handle.queue).chain(&all.leaving);
-        queues.map(|queue| (queue.clone(), queue.submitted())).collect()
+        let ours = queues.filter(|queue| queue.process == process);
+        ours.map(|queue| (queue.clone(), queue.submitted())).collect()
     });
     for (queue, submitted) in queues {
         if !queue.wait(submitted, Some(Duration::from_secs(10))) {
@@ -342,7 +448,11 @@ pub(crate) fn drain(call: &str) -> Answer {
 
 /// What calls do that make, map, register or load something: NVIDIA's manuals let them wait for the device, too.
 pub(crate) fn acquiring(call: &str) -> Answer {
-    if settings().waits { drain(call) } else { uncaptured() }
+    if settings().waits {
+        return drain(call);
+    }
+    check::may_stall(call);
+    uncaptured()
 }
 
 fn enqueue_copies(stream: CUstream, wanted: impl Iterator<Item = (u64, u64, usize)>) -> Answer {
@@ -360,7 +470,7 @@ fn enqueue_copies(stream: CUstream, wanted: impl Iterator<Item = (u64, u64, usiz
             None
         } else {
             let mut bytes = vec![0; bytes];
-            if !os::peek(from, &mut bytes) {
+            if places::elsewhere(from) || !os::peek(from, &mut bytes) {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }
             Some(bytes)
@@ -471,7 +581,9 @@ api! {
     }
 
     fn cuStreamDestroy_v2(stream: CUstream) {
-        let handle = streams(|all| all.streams.remove(&stream)).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        let ours = |all: &mut Streams| all.streams.get(&stream).filter(|handle| handle.ours()).is_some();
+        let handle = streams(|all| if ours(all) { all.streams.remove(&stream) } else { None });
+        let handle = handle.ok_or(CUDA_ERROR_INVALID_HANDLE)?;
         if !handle.blocking && !settings().one_queue {
             handle.queue.close();
             streams(|all| {
@@ -485,7 +597,12 @@ api! {
     fn cuStreamSynchronize(stream: CUstream) {
         uncaptured()?;
         let handle = self::stream(stream)?;
-        handle.queue.wait(handle.queue.submitted(), None);
+        let patience = (handle.queue.process > 0).then_some(settings().patience);
+        if !handle.queue.wait(handle.queue.submitted(), patience) {
+            check::here(|world, _| world.report_stuck());
+            return Err(CUDA_ERROR_LAUNCH_TIMEOUT);
+        }
+        check::synchronized(&handle.queue);
         match broken() {
             CUDA_SUCCESS => Ok(()),
             code => Err(code),
@@ -525,7 +642,7 @@ api! {
 
     fn cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint) {
         let handle = self::stream(stream)?;
-        let event = streams(|all| all.events.get(&event).cloned()).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        let event = self::event(event)?;
         if flags != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
@@ -542,17 +659,18 @@ api! {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let number = 0xE000 + fresh();
-        streams(|all| all.events.insert(number, Arc::new(Event { device, last: Mutex::new(None) })));
+        streams(|all| all.events.insert(number, Arc::new(Event { process: process(), device, last: Mutex::new(None) })));
         give(event, number)
     }
 
     fn cuEventDestroy_v2(event: CUevent) {
+        self::event(event)?;
         streams(|all| all.events.remove(&event)).map(drop).ok_or(CUDA_ERROR_INVALID_HANDLE)
     }
 
     fn cuEventRecord(event: CUevent, stream: CUstream) {
         let handle = self::stream(stream)?;
-        let event = streams(|all| all.events.get(&event).cloned()).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
+        let event = self::event(event)?;
         if event.device != handle.device {
             return Err(CUDA_ERROR_INVALID_HANDLE);
         }
@@ -564,8 +682,12 @@ api! {
 
     fn cuEventQuery(event: CUevent) {
         uncaptured()?;
-        let event = streams(|all| all.events.get(&event).cloned()).ok_or(CUDA_ERROR_INVALID_HANDLE)?;
-        let last = lock(&event.last).clone();
-        if last.is_none_or(|ticket| *lock(&ticket.passed)) { Ok(()) } else { Err(CUDA_ERROR_NOT_READY) }
+        let event = self::event(event)?;
+        match lock(&event.last).clone() {
+            Some(ticket) if !ticket.has_passed() => return Err(CUDA_ERROR_NOT_READY),
+            Some(ticket) => check::saw(&ticket),
+            None => {}
+        }
+        Ok(())
     }
 }

@@ -7,20 +7,19 @@ use std::sync::Arc;
 
 use crate::api;
 use crate::memory::{Kind, Memory, Range, unmap, write};
+use crate::numbers::MEM_ALLOCATION_TYPE_PINNED;
 use crate::os::{self, MAP_ANONYMOUS, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED, PROT_NONE, PROT_RW};
+use crate::places::{Had, closed, opened};
 use crate::state::*;
 use crate::streams::{acquiring, drain};
-use crate::numbers::MEM_ALLOCATION_TYPE_PINNED;
 use crate::types::*;
-
-/// As H200's.
-const GRANULARITY: usize = 2 << 20;
 
 pub(crate) struct Physical {
     fd: OwnedFd,
     pub(crate) bytes: usize,
     pub(crate) device: usize,
     pub(crate) exportable: bool,
+    imported: bool,
     pub(crate) id: u64,
 }
 
@@ -64,14 +63,14 @@ fn inside(memory: &Memory, address: u64, bytes: usize) -> Answer<Vec<u64>> {
 
 api! {
     fn cuMemGetAllocationGranularity(granularity: *mut usize, _property: *const CUmemAllocationProp, _option: c_int) {
-        give(granularity, GRANULARITY)
+        give(granularity, settings().granularity)
     }
 
     fn cuMemCreate(handle: *mut u64, bytes: usize, property: *const CUmemAllocationProp, flags: u64) {
         let property = *property;
         let device = check_device(property.location.id)?;
         if bytes == 0
-            || !bytes.is_multiple_of(GRANULARITY)
+            || !bytes.is_multiple_of(settings().granularity)
             || flags != 0
             || property.kind != MEM_ALLOCATION_TYPE_PINNED
             || property.location.kind != MEM_LOCATION_TYPE_DEVICE
@@ -83,7 +82,7 @@ api! {
             .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         let exportable =
             settings().ipc && property.requested_handle_types & MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0;
-        let physical = Arc::new(Physical { fd, bytes, device, exportable, id });
+        let physical = Arc::new(Physical { fd, bytes, device, exportable, imported: false, id });
         give(handle, write(|memory| memory.virtuals.hold(physical)))
     }
 
@@ -123,7 +122,7 @@ api! {
     }
 
     fn cuMemAddressReserve(address: *mut u64, bytes: usize, alignment: usize, _hint: u64, flags: u64) {
-        if bytes == 0 || !bytes.is_multiple_of(GRANULARITY) || flags != 0 || alignment & alignment.wrapping_sub(1) != 0 {
+        if bytes == 0 || !bytes.is_multiple_of(settings().granularity) || flags != 0 || alignment & alignment.wrapping_sub(1) != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
         let at = os::map(0, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
@@ -153,7 +152,7 @@ api! {
             if offset != 0
                 || flags != 0
                 || bytes == 0
-                || !bytes.is_multiple_of(GRANULARITY)
+                || !bytes.is_multiple_of(settings().granularity)
                 || bytes > physical.bytes
                 || address + bytes as u64 > start + reserved as u64
                 || memory.overlaps(address, bytes)
@@ -164,6 +163,8 @@ api! {
                 return Err(CUDA_ERROR_MAP_FAILED);
             }
             let (device, id) = (physical.device, fresh());
+            let had = if physical.imported { Had::Imported } else { Had::Device };
+            opened(address, bytes, had, Some(physical.fd.as_raw_fd()));
             let kind = Kind::Mapped { physical, accessible: false };
             memory.ranges.insert(address, Range { bytes, device, id, kind });
             Ok(())
@@ -174,6 +175,7 @@ api! {
         drain("cuMemUnmap")?;
         write(|memory| {
             for base in inside(memory, address, bytes)? {
+                closed(base, "cuMemUnmap");
                 memory.ranges.remove(&base);
             }
             let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
@@ -193,7 +195,7 @@ api! {
         write(|memory| {
             for base in inside(memory, address, bytes)? {
                 let Some(range) = memory.ranges.get_mut(&base) else { continue };
-                if range.device != accessor && !settings().peer {
+                if !settings().reaches(accessor, settings().visible[range.device]) {
                     return Err(CUDA_ERROR_PEER_ACCESS_UNSUPPORTED);
                 }
                 if let Kind::Mapped { accessible, .. } = &mut range.kind {
@@ -234,7 +236,7 @@ api! {
         let fd = OwnedFd::from_raw_fd(fd);
         let file = std::fs::File::from(fd);
         let bytes = file.metadata().map_err(|_| CUDA_ERROR_INVALID_VALUE)?.len() as usize;
-        let physical = Physical { fd: file.into(), bytes, device, exportable: true, id: fresh() };
+        let physical = Physical { fd: file.into(), bytes, device, exportable: true, imported: true, id: fresh() };
         give(handle, write(|memory| memory.virtuals.hold(Arc::new(physical))))
     }
 }

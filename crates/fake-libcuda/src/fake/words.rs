@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::api;
-use crate::memory::read;
+use crate::check::over;
+use crate::history::reached;
+use crate::memory::{Kind, Range, read};
+use crate::numbers::STREAM_MEM_OP_WRITE_VALUE_64;
 use crate::state::*;
 use crate::streams::{Handle, Operation, stream};
-use crate::numbers::STREAM_MEM_OP_WRITE_VALUE_64;
 use crate::types::*;
 
 /// A word that is there, by the range that covers it; `None`, and a broken context, if it is not.
@@ -25,12 +27,12 @@ fn with<T>(word: u64, f: impl FnOnce(&AtomicU64) -> T) -> Option<T> {
     Some(f(unsafe { AtomicU64::from_ptr(word as *mut u64) }))
 }
 
-/// Waits in the stream's thread. Ends, too, when the context breaks.
-pub(crate) fn wait(word: u64, value: u64) {
+/// Waits in the stream's thread, until the word has reached the value and it `passes`. Ends, too, when the context breaks or the
+/// world is over.
+pub(crate) fn wait(word: u64, value: u64, passes: impl Fn() -> bool) {
     let mut turn = 0u32;
     while let Some(found) = with(word, |word| word.load(Ordering::Acquire)) {
-        // The signed difference, as CUDA compares.
-        if found.wrapping_sub(value) as i64 >= 0 || broken() != CUDA_SUCCESS {
+        if broken() != CUDA_SUCCESS || over(process()) || reached(found, value) && passes() {
             return;
         }
         turn = turn.saturating_add(1);
@@ -50,6 +52,11 @@ pub(crate) fn write(word: u64, value: u64) {
 }
 
 fn enqueue(handle: &Handle, word: u64, operation: Operation) -> Answer {
+    // A stream writes no word of another process's device memory.
+    let theirs = matches!(read().find(word), Some((_, Range { kind: Kind::Imported, .. })));
+    if theirs && matches!(operation, Operation::Write { .. }) {
+        return Err(CUDA_ERROR_NOT_SUPPORTED);
+    }
     if !word.is_multiple_of(8) || !read().covers(word, 8) {
         return Err(CUDA_ERROR_INVALID_VALUE);
     }

@@ -21,7 +21,7 @@ struct Slot {
 
 /// A site's slots, made when needed and kept.
 pub(super) struct Bounce {
-    device: Arc<dyn Device>,
+    device: Arc<Device>,
     slots: Vec<Slot>,
 }
 
@@ -32,7 +32,7 @@ unsafe impl Send for Bounce {}
 const PLENTY: usize = 16;
 
 impl Bounce {
-    pub(super) fn new(device: Arc<dyn Device>) -> Self {
+    pub(super) fn new(device: Arc<Device>) -> Self {
         Self { device, slots: Vec::new() }
     }
 

@@ -183,8 +183,8 @@ impl Turn<'_> {
         Ok(())
     }
 
-    /// Copies to memory that is no device's fail as they are asked for, and what is read is looked up when it is shown to
-    /// others. A kernel that writes there breaks the context.
+    /// Copies take memory that is no device's, too, and what is read is looked up when it is shown to others. A kernel that
+    /// writes there breaks the context.
     fn check_targets(&mut self) -> Result<(), Trouble> {
         let out = Bound::table(Buffer::Out);
         // Ranks that get no result have no place for it.

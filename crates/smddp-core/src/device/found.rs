@@ -29,8 +29,8 @@ pub fn look_for_cuda() -> Result<(i32, i32)> {
 }
 
 /// A device in its primary context, which torch uses too. `ordinal` counts as torch does.
-pub fn device(ordinal: i32) -> Result<Arc<dyn Device>> {
-    static DEVICES: Mutex<Option<HashMap<i32, Arc<dyn Device>>>> = Mutex::new(None);
+pub fn device(ordinal: i32) -> Result<Arc<Device>> {
+    static DEVICES: Mutex<Option<HashMap<i32, Arc<Device>>>> = Mutex::new(None);
     let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
     let devices = devices.get_or_insert_default();
     if let Some(known) = devices.get(&ordinal) {

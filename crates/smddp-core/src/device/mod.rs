@@ -36,7 +36,7 @@ pub(crate) use site::{Lobby, Site};
 /// The device on which a call's buffers are, and the stream in whose order the call is made.
 #[derive(Clone)]
 pub struct On {
-    pub device: Arc<dyn Device>,
+    pub device: Arc<Device>,
     pub stream: Stream,
 }
 

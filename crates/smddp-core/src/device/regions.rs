@@ -14,7 +14,7 @@ use crate::comm::lock;
 
 /// Several regions of a peer that follow each other there; here each lies somewhere.
 pub(super) struct Mapping {
-    device: Arc<dyn Device>,
+    device: Arc<Device>,
     parts: Vec<Imported>,
 }
 
@@ -67,16 +67,14 @@ impl Borrowed {
         self.lobby.upgrade().is_none_or(|lobby| lobby.is_done(used) && !lobby.released())
     }
 
-    /// Closes the idle ones that `which` names (rank, last operation); false if there were none.
-    fn close(&mut self, which: impl Fn(usize, u64) -> bool) -> bool {
+    /// Closes the idle ones that `which` names (rank, last operation).
+    fn close(&mut self, which: impl Fn(usize, u64) -> bool) {
         let keys: Vec<_> = self.mappings.iter().map(|(key, (_, used))| (*key, *used)).collect();
-        let before = self.mappings.len();
         for (key, used) in keys {
             if which(key.0, used) && self.idle(used) {
                 self.mappings.remove(&key);
             }
         }
-        self.mappings.len() < before
     }
 }
 
@@ -85,7 +83,7 @@ static ALL: PerProcess<Mutex<Vec<Weak<Mutex<Borrowed>>>>> = PerProcess::new();
 
 /// What one site lends and has borrowed.
 pub(super) struct Regions {
-    device: Arc<dyn Device>,
+    device: Arc<Device>,
     board: Option<Arc<dyn Board>>,
     /// By (address, generation) of the regions.
     lent: HashMap<Vec<(Address, u64)>, u64>,
@@ -149,7 +147,7 @@ impl Regions {
             return Ok(None);
         }
         let device = self.device.clone();
-        let token = board.lend(Box::new(move || show(&*device, &parts)));
+        let token = board.lend(Box::new(move || show(&device, &parts)));
         self.lent.insert(key, token);
         Ok(Some((token, offset)))
     }
@@ -184,14 +182,13 @@ impl Regions {
     }
 
     /// Closes what is mapped of a rank's memory here, once operations before `now` are over, and what other groups do not
-    /// use; false if there is nothing. A rank that is not `there` any more is not waited for.
+    /// use. (Or one of those has just done so.) A rank that is not `there` any more is not waited for: false.
     fn forget(&self, rank: usize, now: u64, there: impl Fn() -> bool) -> bool {
         let begun = Instant::now();
         let mut asked = begun;
-        let mut any = false;
         loop {
             let mut borrowed = lock(&self.borrowed);
-            any |= borrowed.close(|owner, used| owner == rank && used < now);
+            borrowed.close(|owner, used| owner == rank && used < now);
             let left = borrowed.mappings.iter().any(|((owner, _), (_, used))| *owner == rank && *used < now);
             drop(borrowed);
             if !left || begun.elapsed() > PATIENCE {
@@ -207,9 +204,12 @@ impl Regions {
         }
         let others: Vec<_> = lock(ALL.get()).iter().filter_map(Weak::upgrade).collect();
         for other in others.into_iter().filter(|other| !Arc::ptr_eq(other, &self.borrowed)) {
-            any |= lock(&other).close(|_, _| true);
+            let mut other = lock(&other);
+            if other.mappings.values().any(|(mapping, _)| mapping.device.is_beside(&self.device)) {
+                other.close(|_, _| true);
+            }
         }
-        any
+        true
     }
 }
 
@@ -222,7 +222,7 @@ impl Drop for Regions {
 }
 
 /// What `rank` lends under that number, mapped.
-fn fetch(device: &Arc<dyn Device>, board: &dyn Board, rank: usize, token: u64) -> Result<Mapping, String> {
+fn fetch(device: &Arc<Device>, board: &dyn Board, rank: usize, token: u64) -> Result<Mapping, String> {
     let lent = ask(board, rank, token)?;
     open(device, &lent).map_err(|error| format!("memory of rank {rank}: {error}"))
 }
@@ -240,19 +240,19 @@ pub(super) struct Sample {
 
 impl Sample {
     /// Allocates `bytes`, which stay the caller's.
-    pub(super) fn new(device: &Arc<dyn Device>, board: &dyn Board, bytes: usize) -> smddp_cuda::Result<Self> {
+    pub(super) fn new(device: &Arc<Device>, board: &dyn Board, bytes: usize) -> smddp_cuda::Result<Self> {
         let at = device.allocate(bytes)?;
         let region = device.region(at)?;
         if matches!(region.kind, Kind::Private | Kind::Host) || device.export(&region).is_err() {
             return Ok(Self { at, token: 0 });
         }
         let lender = device.clone();
-        Ok(Self { at, token: board.lend(Box::new(move || show(&*lender, &[region]))) })
+        Ok(Self { at, token: board.lend(Box::new(move || show(&lender, &[region]))) })
     }
 
     /// Whether `rank`'s can be had here.
     pub(super) fn try_of(
-        device: &Arc<dyn Device>,
+        device: &Arc<Device>,
         board: &dyn Board,
         rank: usize,
         token: u64,
@@ -265,7 +265,7 @@ impl Sample {
 }
 
 /// For each region: kind, bytes, handle where it is one; descriptors beside it.
-fn show(device: &dyn Device, parts: &[Region]) -> io::Result<Lent> {
+fn show(device: &Device, parts: &[Region]) -> io::Result<Lent> {
     let mut lent = Lent::default();
     for region in parts {
         let export = device.export(region).map_err(io::Error::other)?;
@@ -280,7 +280,7 @@ fn show(device: &dyn Device, parts: &[Region]) -> io::Result<Lent> {
     Ok(lent)
 }
 
-fn open(device: &Arc<dyn Device>, lent: &Lent) -> Result<Mapping, String> {
+fn open(device: &Arc<Device>, lent: &Lent) -> Result<Mapping, String> {
     let mut mapping = Mapping { device: device.clone(), parts: Vec::new() };
     let (mut rest, mut fds) = (&lent.bytes[..], lent.fds.iter());
     let cut = || "an answer that is cut short".to_owned();

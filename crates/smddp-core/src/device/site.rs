@@ -36,7 +36,7 @@ impl Drop for Mark {
 
 /// What all threads see of a site.
 pub(crate) struct Lobby {
-    pub(crate) device: Arc<dyn Device>,
+    pub(crate) device: Arc<Device>,
     pub(crate) stream: Stream,
     pub(crate) place: Place,
     /// How messages go inside a node, and why, in words.
@@ -67,7 +67,7 @@ const DRAIN: Duration = Duration::from_secs(2);
 
 impl Lobby {
     pub(super) fn new(
-        device: Arc<dyn Device>,
+        device: Arc<Device>,
         place: Place,
         path: String,
         words: Words,
@@ -77,7 +77,7 @@ impl Lobby {
         let words = ManuallyDrop::new(words);
         let (events, gates) = (Mutex::default(), Mutex::default());
         let (numbers, learned) = (AtomicU64::new(0), AtomicU64::new(0));
-        let ahead = (ahead || device.maps_beside_streams()) && !in_turn();
+        let ahead = ahead && !in_turn();
         Ok(Arc::new(Self { device, stream, place, path, words, events, gates, numbers, learned, ahead }))
     }
 
@@ -200,7 +200,7 @@ struct Slab {
 
 /// What only an empty stream may lose.
 struct Gear {
-    device: Arc<dyn Device>,
+    device: Arc<Device>,
     bounce: Bounce,
     regions: Regions,
     slabs: Vec<Slab>,

@@ -48,7 +48,7 @@ impl Lines {
 
 /// The pages of a node's ranks, known to the devices of this process: registered once, for all of a group's sites.
 pub(super) struct Pages {
-    device: Arc<dyn Device>,
+    device: Arc<Device>,
     /// Keeps the pages.
     _board: Arc<dyn Board>,
     /// By rank: as the host and as devices reach it; `None` for ranks of other nodes.
@@ -61,7 +61,7 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    pub(super) fn new(device: Arc<dyn Device>, board: Arc<dyn Board>, size: usize) -> Result<Self> {
+    pub(super) fn new(device: Arc<Device>, board: Arc<dyn Board>, size: usize) -> Result<Self> {
         board.keep();
         let mut pages = Self { device, known: vec![None; size], _board: board.clone() };
         for rank in 0..size {
@@ -85,7 +85,7 @@ impl Drop for Pages {
 
 /// The words of one site.
 pub(super) struct Words {
-    device: Arc<dyn Device>,
+    device: Arc<Device>,
     pages: Option<Arc<Pages>>,
     /// By rank; `None` for ranks of other nodes.
     lines: Vec<Option<Lines>>,
@@ -101,7 +101,7 @@ unsafe impl Sync for Words {}
 impl Words {
     /// `pages`: those of the node, where its ranks signal each other.
     pub(super) fn new(
-        device: Arc<dyn Device>,
+        device: Arc<Device>,
         pages: Option<Arc<Pages>>,
         (me, size): (usize, usize),
         site: usize,

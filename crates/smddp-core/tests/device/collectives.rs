@@ -1,24 +1,32 @@
 //! Right results over every wire, size, type and kind of memory, and nothing unordered on the way.
 
-use std::time::Duration;
+use std::sync::Once;
 
 use smddp_core::{Collective, DType, RedOp};
-use smddp_cuda::Device;
-use smddp_cuda::mock::{Memory, Script, World};
 
 use crate::common::{ALL, PATIENCE, Wire};
-use crate::rank::{Job, PLAIN, Rank, Site, ranks, ranks_on};
+use crate::rank::{Job, Memory, PLAIN, Rank, Site, ranks, ranks_on};
+use crate::world::{World, assert_clean, open_device};
 
-const QUICK: Duration = Duration::from_micros(5);
+/// Streams may stand at words that are written later.
+pub(crate) fn ahead() {
+    static ONCE: Once = Once::new();
+    // SAFETY: before the first group of this process, which reads its settings once; nobody writes the environment later.
+    ONCE.call_once(|| unsafe { std::env::set_var("SMDDP_CUDA_AHEAD", "1") });
+}
 
 pub(crate) fn world(seed: u64) -> World {
-    World::new(Script { seed, delay: QUICK, ..Script::default() })
+    world_of(&format!("FAKE_CUDA_SEED={}", seed + 1))
+}
+
+pub(crate) fn world_of(settings: &str) -> World {
+    ahead();
+    World::new(&format!("{settings} FAKE_CUDA_GRANULARITY=4096"))
 }
 
 /// Ends the world: no mistakes, and nothing left behind.
 pub(crate) fn clean(world: &World, what: &str) {
-    let reports = world.end();
-    assert!(reports.is_empty(), "{what}: {} mistakes, the first: {}", reports.len(), reports[0]);
+    assert_clean(world, what);
     assert_eq!(world.leaks(), Vec::<String>::new(), "{what}");
 }
 
@@ -79,7 +87,7 @@ fn every_type_and_reduction_has_the_bits_of_the_processors_collective() {
 
 #[test]
 fn memory_of_any_kind_moves() {
-    for memory in [Memory::Mapped { chunk: 4096 }, Memory::Mapped { chunk: 60_000 }, Memory::Private] {
+    for memory in [Memory::Mapped { chunk: 4096 }, Memory::Mapped { chunk: 61_440 }, Memory::Private] {
         for wire in [Wire::Shm, Wire::Nodes(2)] {
             let world = world(2);
             ranks(&world, wire.links(4), PATIENCE, |rank| {
@@ -99,8 +107,9 @@ fn memory_of_any_kind_moves() {
 #[test]
 fn devices_that_do_not_reach_each_other_go_through_pinned_memory_and_say_so() {
     for unreachable in [(1, 2), (2, 0)] {
-        let script = Script { devices: 3, unreachable: vec![unreachable], delay: QUICK, ..Script::default() };
-        let world = World::new(script);
+        let (one, other) = unreachable;
+        let world =
+            world_of(&format!("FAKE_CUDA_DEVICES=3 FAKE_CUDA_SEED=1 FAKE_CUDA_NO_PEER={one}-{other}"));
         ranks_on(
             &world,
             Wire::Shm.links(3),
@@ -115,9 +124,8 @@ fn devices_that_do_not_reach_each_other_go_through_pinned_memory_and_say_so() {
                 }
                 let (_, path) = rank.comm.on_device(rank.comm.rank() as i32).unwrap();
                 assert!(path.contains("through pinned host memory"), "{path}");
-                let (rank, other) = unreachable;
                 assert!(
-                    path.contains(&format!("rank {rank}: ")) && path.contains(&format!("of rank {other}")),
+                    path.contains(&format!("rank {one}: ")) && path.contains(&format!("of rank {other}")),
                     "{path}"
                 );
             },
@@ -193,13 +201,13 @@ fn no_stream_stands_at_a_word_while_new_memory_is_mapped() {
         }
     });
     let stalls = world.stalls();
-    assert!(stalls.is_empty(), "{} calls at which a driver may stop for ever: {:?}", stalls.len(), stalls[0]);
+    assert!(stalls.is_empty(), "{} calls at which a driver may stop for ever: {}", stalls.len(), stalls[0]);
     clean(&world, "new memory");
 }
 
 #[test]
 fn one_group_serves_several_devices() {
-    let world = World::new(Script { devices: 2, delay: QUICK, ..Script::default() });
+    let world = world_of("FAKE_CUDA_DEVICES=2 FAKE_CUDA_SEED=1");
     ranks_on(
         &world,
         Wire::Shm.links(3),
@@ -209,15 +217,9 @@ fn one_group_serves_several_devices() {
             let sum = (DType::F32, RedOp::Sum);
             Job::new(rank, Collective::AllReduce, sum, 3000, 0, PLAIN).run().unwrap();
             // All ranks turn to their other device, and back.
-            let device = rank.process.device(1 - (rank.comm.rank() % 2) as i32);
+            let device = open_device(1 - (rank.comm.rank() % 2) as i32);
             let stream = device.create_stream().unwrap();
-            let other = Rank {
-                world: rank.world.clone(),
-                process: rank.process.clone(),
-                device,
-                comm: rank.comm.clone(),
-                stream,
-            };
+            let other = Rank { device, comm: rank.comm.clone(), stream };
             for _ in 0..3 {
                 Job::new(&other, Collective::AllGather, sum, 500, 0, PLAIN).run().unwrap();
                 Job::new(rank, Collective::ReduceScatter, sum, 500, 0, PLAIN).run().unwrap();

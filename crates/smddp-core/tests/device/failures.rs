@@ -3,18 +3,17 @@
 use std::time::Duration;
 
 use smddp_core::{Blocks, Call, Collective, DType, Error, On, Options, RedOp};
-use smddp_cuda::Device;
-use smddp_cuda::mock::{Fault, Memory, Script, World};
 
-use crate::collectives::{clean, world};
+use crate::collectives::{clean, world, world_of};
 use crate::common::{Gate, PATIENCE, Wire};
 use crate::rank::{Job, PLAIN, Rank, Site, ranks};
+use crate::world::{World, capture, faults};
 
 const SUM: (DType, RedOp) = (DType::F32, RedOp::Sum);
 
 /// A call on buffers of the rank's own, all of `count` elements, with no regard to what they hold.
 fn call(rank: &Rank, collective: Collective, count: usize) -> (Call<'static>, u64) {
-    let at = rank.device.allocate_as(Memory::Legacy, 4 * count * rank.comm.size()).unwrap();
+    let at = rank.device.allocate(4 * count * rank.comm.size()).unwrap();
     let flat = |count| Blocks::Flat { ptr: at as *mut u8, count };
     let input = flat(count);
     let output = flat(if collective == Collective::AllGather { count * rank.comm.size() } else { count });
@@ -27,9 +26,9 @@ fn on(rank: &Rank) -> Options {
 
 /// Streams go on, nothing is stuck; what was cut short may have read what nobody wrote.
 fn nothing_stuck(world: &World, what: &str) {
-    let stuck: Vec<_> =
-        world.end().into_iter().filter(|r| r.fault == Fault::Stuck || r.fault == Fault::Misuse).collect();
-    assert!(stuck.is_empty(), "{what}: {}", stuck[0]);
+    let reports = world.end();
+    let bad = faults(&reports).iter().position(|fault| fault == "Stuck" || fault == "Misuse");
+    assert!(bad.is_none(), "{what}: {}", reports[bad.unwrap()]);
 }
 
 #[test]
@@ -162,12 +161,12 @@ fn what_cannot_be_done_is_refused_and_the_group_stays_usable() {
     ranks(&world, Wire::Shm.links(2), PATIENCE, |rank| {
         // A stream under capture, before the group has met its devices: the other rank is not asked.
         if rank.comm.rank() == 0 {
-            rank.device.set_capturing(rank.stream, true);
+            capture(rank.stream, true);
             let (call, at) = call(rank, Collective::AllReduce, 10);
             // SAFETY: refused before anything moves.
             let error = unsafe { rank.comm.start(&call, on(rank)) }.unwrap_err();
             assert!(matches!(&error, Error::Invalid(text) if text.contains("captured")), "{error}");
-            rank.device.set_capturing(rank.stream, false);
+            capture(rank.stream, false);
             // SAFETY: nobody uses it.
             unsafe { rank.device.free(at) };
         }
@@ -183,7 +182,7 @@ fn what_cannot_be_done_is_refused_and_the_group_stays_usable() {
         unsafe { rank.device.free(at) };
         // A stream under capture.
         let captured = rank.device.create_stream().unwrap();
-        rank.device.set_capturing(captured, true);
+        capture(captured, true);
         let (call, at) = call(rank, Collective::AllReduce, 10);
         let options =
             Options { on: Some(On { device: rank.device.clone(), stream: captured }), ..Options::default() };
@@ -193,7 +192,7 @@ fn what_cannot_be_done_is_refused_and_the_group_stays_usable() {
             matches!(&error, Error::Invalid(text) if text.contains("captured into a CUDA graph")),
             "{error}"
         );
-        rank.device.set_capturing(captured, false);
+        capture(captured, false);
         rank.device.destroy_stream(captured);
         // A reduction that is not defined.
         let call = Call { redop: RedOp::Bxor, ..call };
@@ -209,36 +208,31 @@ fn what_cannot_be_done_is_refused_and_the_group_stays_usable() {
 
 #[test]
 fn memory_that_is_no_devices_and_a_device_without_memory_fail_the_group_with_the_reason() {
-    for full in [false, true] {
-        let memory = full.then_some(16 << 20);
-        let world = World::new(Script {
-            memory,
-            delay: Duration::from_micros(5),
-            patience: Duration::from_secs(5),
-            ..Script::default()
-        });
+    let calls = [
+        (Collective::AllReduce, "all_reduce"),
+        (Collective::AllGather, "all_gather"),
+        (Collective::AllToAll, "all_to_all"),
+    ];
+    for (collective, name) in calls {
+        let full = collective == Collective::AllToAll;
+        // With a slab that was allocated to find the way, and the buffer.
+        let world = world_of(if full { "FAKE_CUDA_MEMORY=11000000" } else { "" });
         ranks(&world, Wire::Shm.links(2), PATIENCE, |rank| {
             // In place, all_to_all works on a copy of its input: there is no room for one of this size.
             let count = 700_000;
             let memory = vec![0f32; 2 * count];
-            let at = if full { call(rank, Collective::AllToAll, count).1 } else { memory.as_ptr() as u64 };
-            let flat = Blocks::Flat { ptr: at as *mut u8, count };
-            let call = Call {
-                collective: Collective::AllToAll,
-                dtype: DType::F32,
-                redop: RedOp::Sum,
-                root: 0,
-                input: flat,
-                output: flat,
-            };
+            let at = if full { call(rank, collective, count).1 } else { memory.as_ptr() as u64 };
+            let flat = |count| Blocks::Flat { ptr: at as *mut u8, count };
+            let output = flat(if collective == Collective::AllGather { 2 * count } else { count });
+            let (dtype, redop, input) = (DType::F32, RedOp::Sum, flat(count));
+            let call = Call { collective, dtype, redop, root: 0, input, output };
             // SAFETY: never freed, or alive until this ends.
             let outcome = unsafe { rank.comm.start(&call, on(rank)) }.and_then(|work| work.wait(None));
             let text = outcome.unwrap_err().to_string();
             let wanted = if full { "MEMORY" } else { "CUDA" };
-            assert!(text.contains("all_to_all") && text.contains(wanted), "{text}");
+            assert!(text.contains(name) && text.contains(wanted), "{text}");
         });
-        // What was not the device's is reported by the mock too.
-        let _ = world.reports();
+        // What was not the device's is reported by the driver too.
         let _ = world.end();
     }
 }
@@ -246,7 +240,7 @@ fn memory_that_is_no_devices_and_a_device_without_memory_fail_the_group_with_the
 #[test]
 fn a_group_closed_at_once_lets_what_is_on_the_device_end() {
     for seed in 0..20 {
-        let world = World::new(Script { seed, delay: Duration::from_micros(300), ..Script::default() });
+        let world = world(seed);
         ranks(&world, Wire::Shm.links(3), PATIENCE, |rank| {
             let job = Job::new(rank, Collective::AllReduce, SUM, 20_000, 0, PLAIN);
             let work = job.start().unwrap();

@@ -1,12 +1,13 @@
-//! Every wait that the executor enqueues is needed: without it something is unordered, and the mock says what.
+//! Every wait that the executor enqueues is needed: without it something is unordered, and the driver says what.
 
 use std::time::Duration;
 
 use smddp_core::{Collective, DType, RedOp};
-use smddp_cuda::mock::{Script, WaitId, World};
 
+use crate::collectives::ahead;
 use crate::common::{ALL, Wire};
 use crate::rank::{Job, PLAIN, Site, ranks};
+use crate::world::World;
 
 /// A wait that is left out may leave others waiting; they end by this deadline.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -26,8 +27,9 @@ fn program(world: &World, wire: Wire, size: usize, collective: Collective, count
     });
 }
 
-fn quick(seed: u64, drop_wait: Option<WaitId>) -> World {
-    World::new(Script { seed, delay: Duration::from_micros(5), drop_wait, ..Script::default() })
+fn left_out(seed: u64, wait: &str) -> World {
+    ahead();
+    World::new(&format!("FAKE_CUDA_SEED={} FAKE_CUDA_DROP={wait}", seed + 1))
 }
 
 #[test]
@@ -35,16 +37,16 @@ fn a_wait_that_is_left_out_is_a_race_that_is_found() {
     let (mut tried, mut missed): (_, Vec<(Collective, String)>) = (0, Vec::new());
     for collective in ALL {
         for (count, in_place) in [(100, true), (40_000, false)] {
-            let world = quick(1, None);
+            let world = left_out(1, "none");
             program(&world, Wire::Shm, 3, collective, count, in_place);
             assert!(world.end().is_empty(), "{collective:?}");
             // What a stream knew already need not be waited for again.
-            let needed: Vec<_> =
-                world.waits().into_iter().filter(|wait| wait.redundant == Some(false)).collect();
+            let needed: Vec<_> = world.waits().into_iter().filter(|wait| wait.needed).collect();
+            drop(world);
             for wait in needed {
                 // A host that happens to look at a word late knows more than it was promised: then another seed tells.
                 let found = (2..6).any(|seed| {
-                    let world = quick(seed, Some(wait.id));
+                    let world = left_out(seed, &wait.id);
                     program(&world, Wire::Shm, 3, collective, count, in_place);
                     !world.end().is_empty()
                 });
@@ -74,7 +76,7 @@ fn a_wait_that_is_left_out_is_a_race_that_is_found() {
 #[test]
 fn no_seed_shows_a_race() {
     for seed in 0..40 {
-        let world = quick(seed, None);
+        let world = left_out(seed, "none");
         let wire = [Wire::Shm, Wire::EACH[0], Wire::Nodes(2)][seed as usize % 3];
         let collective = ALL[seed as usize % ALL.len()];
         program(&world, wire, 2 + seed as usize % 4, collective, 5000, seed % 2 == 0);

@@ -1,19 +1,18 @@
-//! A rank with a device: a process of the mock's world, a caller's stream, and calls whose data that stream makes.
+//! A rank with a device: a process of a checked world, a caller's stream, and calls whose data that stream makes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, On, Options, RedOp, Result, Work};
-use smddp_cuda::mock::{Memory, MockDevice, Process, World};
 use smddp_cuda::{Address, Copy, Device, Stream};
 use smddp_transport::joint::Joined;
 
 use crate::common::{shape, value};
+use crate::processes::{map_at, unmap};
+use crate::world::{World, become_process, download, open_device, upload};
 
 pub(crate) struct Rank {
-    pub(crate) world: World,
-    pub(crate) process: Process,
-    pub(crate) device: Arc<MockDevice>,
+    pub(crate) device: Arc<Device>,
     pub(crate) comm: Communicator,
     /// The caller's.
     pub(crate) stream: Stream,
@@ -30,21 +29,22 @@ pub(crate) fn ranks_on<T: Send>(
     world: &World,
     links: Vec<Joined>,
     timeout: Duration,
-    which: impl Fn(usize) -> i32,
+    which: impl Fn(usize) -> i32 + Sync,
     body: impl Fn(&Rank) -> T + Sync,
 ) -> Vec<T> {
-    let processes: Vec<Process> = links.iter().map(|_| world.process()).collect();
+    let ranks: Vec<usize> = links.iter().map(|_| world.process()).collect();
     std::thread::scope(|scope| {
         let handles: Vec<_> = links
             .into_iter()
-            .zip(processes)
-            .enumerate()
-            .map(|(rank, (Joined { link, nodes, .. }, process))| {
-                let (body, device) = (&body, process.device(which(rank)));
+            .zip(ranks)
+            .map(|(Joined { link, nodes, .. }, rank)| {
+                let (body, which) = (&body, &which);
                 scope.spawn(move || {
+                    become_process(rank);
+                    let device = open_device(which(rank));
                     let comm = Communicator::over(link, &nodes, "test", timeout);
                     let stream = device.create_stream().unwrap();
-                    let rank = Rank { world: world.clone(), process, device, comm, stream };
+                    let rank = Rank { device, comm, stream };
                     let result = body(&rank);
                     rank.comm.close();
                     let _ = rank.device.synchronize(rank.stream);
@@ -67,6 +67,17 @@ pub(crate) fn ranks<T: Send>(
     ranks_on(world, links, timeout, |_| 0, body)
 }
 
+/// What a job's memory is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Memory {
+    /// As cudaMalloc's.
+    Legacy,
+    /// As torch's expandable segments': an allocation of its own for each so many bytes.
+    Mapped { chunk: usize },
+    /// The same, made without a way to give it to other processes.
+    Private,
+}
+
 /// Where a job's buffers are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Site {
@@ -81,6 +92,8 @@ pub(crate) const PLAIN: Site = Site { memory: Memory::Legacy, in_place: false };
 struct Buffer<'a> {
     rank: &'a Rank,
     at: Address,
+    /// Bytes of what is mapped there.
+    mapped: usize,
     pinned: *mut u8,
     /// What the memory is overwritten with in the end.
     scribble: *mut u8,
@@ -89,11 +102,20 @@ struct Buffer<'a> {
 
 impl<'a> Buffer<'a> {
     fn new(rank: &'a Rank, memory: Memory, bytes: usize) -> Self {
-        let at = rank.device.allocate_as(memory, bytes.max(16)).unwrap();
+        let (chunk, exported) = match memory {
+            Memory::Legacy => (0, false),
+            Memory::Mapped { chunk } => (chunk, true),
+            Memory::Private => (1 << 16, false),
+        };
+        let mapped = bytes.max(16).checked_next_multiple_of(chunk).unwrap_or(0);
+        let at = match mapped {
+            0 => rank.device.allocate(bytes.max(16)).unwrap(),
+            _ => map_at(None, mapped, chunk, exported),
+        };
         let pinned = rank.device.allocate_host(bytes.max(16)).unwrap();
         let scribble = rank.device.allocate_host(bytes.max(16)).unwrap();
-        rank.world.upload(scribble as u64, &vec![0xa5; bytes]);
-        Self { rank, at, pinned, scribble, bytes }
+        upload(&rank.device, scribble as u64, &vec![0xa5; bytes]);
+        Self { rank, at, mapped, pinned, scribble, bytes }
     }
 
     /// The caller's stream writes what was written first once more.
@@ -119,7 +141,7 @@ impl<'a> Buffer<'a> {
         if data.is_empty() {
             return;
         }
-        self.rank.world.upload(self.pinned as u64 + offset as u64, data);
+        upload(&self.rank.device, self.pinned as u64 + offset as u64, data);
         let (to, from) = (self.at + offset as u64, self.pinned as u64 + offset as u64);
         // SAFETY: both live until this is dropped, which waits for the stream.
         unsafe { self.rank.device.copy(self.rank.stream, &[Copy { to, from, bytes: data.len() }]).unwrap() };
@@ -134,7 +156,7 @@ impl<'a> Buffer<'a> {
         // SAFETY: as in `fill`.
         unsafe { self.rank.device.copy(self.rank.stream, &[copy]).unwrap() };
         self.rank.device.synchronize(self.rank.stream).unwrap();
-        self.rank.world.download(self.pinned as u64, self.bytes)
+        download(&self.rank.device, self.pinned as u64, self.bytes)
     }
 }
 
@@ -143,7 +165,11 @@ impl Drop for Buffer<'_> {
         let _ = self.rank.device.synchronize(self.rank.stream);
         // SAFETY: the stream is empty, and the job that used them is over.
         unsafe {
-            self.rank.device.free(self.at);
+            if self.mapped > 0 {
+                unmap(self.at, self.mapped);
+            } else {
+                self.rank.device.free(self.at);
+            }
             self.rank.device.free_host(self.pinned);
             self.rank.device.free_host(self.scribble);
         }
@@ -256,7 +282,6 @@ impl<'a> Job<'a> {
         };
         let Self { collective, dtype, redop, root, .. } = *self;
         let call = Call { collective, dtype, redop, root, input, output };
-        self.rank.process.label(&format!("{collective:?}"));
         // SAFETY: the buffers live as long as the job, and are freed when the caller's stream, which waits for the call,
         // is empty.
         unsafe { self.rank.comm.start(&call, Options { on: Some(self.rank.on()), ..Options::default() }) }

@@ -107,7 +107,7 @@ impl Source {
 
 /// Device memory, with the caller's stream.
 struct Tensor {
-    device: Arc<dyn Device>,
+    device: Arc<Device>,
     stream: Stream,
     cached: bool,
     at: u64,
@@ -218,7 +218,7 @@ fn one(comm: &Communicator, source: &Source, collective: Collective, count: usiz
     work.wait(Some(PATIENCE)).unwrap();
 }
 
-fn collectives(me: &Me, cache: impl Fn(&dyn Device) -> Option<u64>) {
+fn collectives(me: &Me, cache: impl Fn(&Device) -> Option<u64>) {
     let cuda = Cuda::open(Some(Path::new(fake_libcuda::PATH))).unwrap();
     let device = cuda.device(me.rank as i32 % cuda.count()).unwrap();
     device.prepare().unwrap();
@@ -227,7 +227,7 @@ fn collectives(me: &Me, cache: impl Fn(&dyn Device) -> Option<u64>) {
     let on = On { device: device.clone(), stream };
     comm.prepare_device(&on).unwrap();
     me.say(&format!("way {}", comm.on_device(device.ordinal()).unwrap().1));
-    let source = Source { on, cache: cache(&*device).map(|base| (base, Cell::new(0))) };
+    let source = Source { on, cache: cache(&device).map(|base| (base, Cell::new(0))) };
     let mut salt = 0;
     for turn in 0..3 {
         for collective in COLLECTIVES {

@@ -23,6 +23,10 @@ impl Context {
         Ok(Self { cuda, device, handle })
     }
 
+    pub(super) fn handle(&self) -> CUcontext {
+        self.handle
+    }
+
     /// Makes the context current for this thread until the guard goes; costs one look where it is already.
     pub(super) fn enter(&self) -> Result<Current<'_>> {
         let table = &self.cuda.table;

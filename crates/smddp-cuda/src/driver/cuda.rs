@@ -3,11 +3,11 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::device::CudaDevice;
+use super::device::Device;
 use super::load::Object;
 use super::table::Table;
 use super::types::*;
-use crate::device::{Device, Error, Result, Uuid};
+use crate::device::{Error, Result, Uuid};
 
 /// An open and initialised driver. One per process is enough; it is never unloaded.
 #[derive(Debug)]
@@ -55,14 +55,14 @@ impl Cuda {
 
     /// The device `ordinal`, counted as torch does (in the order of CUDA_VISIBLE_DEVICES), in its primary context,
     /// which is kept alive as long as this is and made if nobody has used the device yet.
-    pub fn device(self: &Arc<Self>, ordinal: i32) -> Result<Arc<dyn Device>> {
+    pub fn device(self: &Arc<Self>, ordinal: i32) -> Result<Arc<Device>> {
         if !(0..self.count).contains(&ordinal) {
             return Err(Error::Invalid(format!(
                 "there is no CUDA device {ordinal}: this process sees {} (CUDA_VISIBLE_DEVICES counts)",
                 self.count
             )));
         }
-        Ok(Arc::new(CudaDevice::new(self.clone(), ordinal, self.handle(ordinal)?)?))
+        Ok(Arc::new(Device::new(self.clone(), ordinal, self.handle(ordinal)?)?))
     }
 
     pub(super) fn handle(&self, ordinal: i32) -> Result<CUdevice> {

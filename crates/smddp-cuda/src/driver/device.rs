@@ -1,4 +1,4 @@
-//! [`Device`] over the driver.
+//! A device, over the driver.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,16 +10,19 @@ use super::launch::Kernels;
 use super::table::MemcpyBatch;
 use super::types::*;
 use crate::device::{
-    Address, Copy, Device, Error, Event, Export, Import, Imported, Reduction, Region, Result, Stream, Uuid,
-    Wait,
+    Address, Copy, Error, Event, Export, Import, Imported, Reduction, Region, Result, Stream, Uuid, Wait,
 };
 use crate::kernels;
 
-/// A device of this process.
+/// One device as this process uses it. Methods may be called from any thread: each makes the device's primary context
+/// current for its own duration where it has to. None but `synchronize` waits for the device; giving memory back may.
+///
+/// The unsafe methods enqueue, or touch memory: what they name stays valid until the stream has passed them. That is the
+/// promise of whoever calls.
 #[derive(Debug)]
-pub(super) struct CudaDevice {
-    cuda: Arc<Cuda>,
-    context: Context,
+pub struct Device {
+    pub(super) cuda: Arc<Cuda>,
+    pub(super) context: Context,
     ordinal: i32,
     device: CUdevice,
     uuid: Uuid,
@@ -34,7 +37,7 @@ pub(super) struct CudaDevice {
     spare: Mutex<Vec<Stream>>,
 }
 
-impl CudaDevice {
+impl Device {
     pub(super) fn new(cuda: Arc<Cuda>, ordinal: i32, device: CUdevice) -> Result<Self> {
         let name = cuda.name(device)?;
         let (major, minor) = cuda.version();
@@ -139,7 +142,7 @@ impl CudaDevice {
     }
 }
 
-impl Drop for CudaDevice {
+impl Drop for Device {
     fn drop(&mut self) {
         // The context is released by its own drop, after this.
         if let Ok(_current) = self.context.enter_relaxed() {
@@ -163,37 +166,52 @@ fn kernel_module() -> Option<String> {
     Some(text.trim().to_owned()).filter(|version| !version.is_empty())
 }
 
-impl Device for CudaDevice {
-    fn describe(&self) -> String {
+#[expect(clippy::missing_safety_doc, reason = "one contract for all, at the type")]
+impl Device {
+    /// "NVIDIA H200, driver 580.95, CUDA 13.0".
+    pub fn describe(&self) -> String {
         self.description.clone()
     }
 
-    fn ordinal(&self) -> i32 {
+    /// CUDA's ordinal in this process.
+    pub fn ordinal(&self) -> i32 {
         self.ordinal
     }
 
-    fn uuid(&self) -> Uuid {
+    pub fn uuid(&self) -> Uuid {
         self.uuid
     }
 
-    fn no_words(&self) -> Option<String> {
+    /// Whether one process has both, by one opening of the driver.
+    pub fn is_beside(&self, other: &Device) -> bool {
+        Arc::ptr_eq(&self.cuda, &other.cuda)
+    }
+
+    /// Why stream-ordered waits and writes on host words are not to be had; `None` where they are.
+    pub fn no_words(&self) -> Option<String> {
         self.no_words.clone()
     }
 
+    /// Whether this process can map memory of the device `other` (itself included) and copy from it; yes where only trying
+    /// tells.
+    ///
     /// Yes for a device that CUDA_VISIBLE_DEVICES hides from this process: the driver opens legacy handles of such devices
     /// (documented since CUDA 10.1), but cannot be asked beforehand whether it will; opening one tells.
-    fn reaches(&self, other: &Uuid) -> bool {
+    pub fn reaches(&self, other: &Uuid) -> bool {
         let visible = (0..self.cuda.count()).filter_map(|ordinal| self.cuda.handle(ordinal).ok());
         let named = |peer: &CUdevice| self.cuda.uuid(*peer).is_ok_and(|uuid| uuid == *other);
         *other == self.uuid || visible.filter(named).all(|peer| self.cuda.can_access(self.device, peer))
     }
 
-    fn prepare(&self) -> Result<()> {
+    /// Does now what would wait for the device if it were done by the first reduction: to be called while no stream
+    /// waits for a word.
+    pub fn prepare(&self) -> Result<()> {
         let _current = self.context.enter_relaxed()?;
         self.kernels.prepare(&self.cuda)
     }
 
-    fn create_stream(&self) -> Result<Stream> {
+    /// A stream that does not wait for the legacy default stream, of the highest priority.
+    pub fn create_stream(&self) -> Result<Stream> {
         if let Some(stream) = self.spare().pop() {
             return Ok(stream);
         }
@@ -209,11 +227,12 @@ impl Device for CudaDevice {
 
     /// Returns at once. The stream stays, for the next that asks: whoever was told of it may come back to it. torch's
     /// allocator records an event on every stream that used a tensor when the tensor goes, however late that is.
-    fn destroy_stream(&self, stream: Stream) {
+    pub fn destroy_stream(&self, stream: Stream) {
         self.spare().push(stream);
     }
 
-    fn create_event(&self) -> Result<Event> {
+    /// An event without timing.
+    pub fn create_event(&self) -> Result<Event> {
         let _current = self.context.enter_relaxed()?;
         let mut event = 0;
         // SAFETY: fills the handle.
@@ -222,28 +241,29 @@ impl Device for CudaDevice {
         Ok(Event(event))
     }
 
-    fn destroy_event(&self, event: Event) {
+    pub fn destroy_event(&self, event: Event) {
         if let Ok(_current) = self.context.enter_relaxed() {
             // SAFETY: the caller's event, which it does not use again.
             unsafe { (self.cuda.table.required.event_destroy)(event.0) };
         }
     }
 
-    fn record(&self, event: Event, stream: Stream) -> Result<()> {
+    pub fn record(&self, event: Event, stream: Stream) -> Result<()> {
         let _current = self.context.enter()?;
         // SAFETY: handles; those that are none are refused.
         let code = unsafe { (self.cuda.table.required.event_record)(event.0, stream.0) };
         self.check("cuEventRecord", code)
     }
 
-    fn wait_event(&self, stream: Stream, event: Event) -> Result<()> {
+    pub fn wait_event(&self, stream: Stream, event: Event) -> Result<()> {
         let _current = self.context.enter()?;
         // SAFETY: as in `record`.
         let code = unsafe { (self.cuda.table.required.stream_wait_event)(stream.0, event.0, 0) };
         self.check("cuStreamWaitEvent", code)
     }
 
-    fn passed(&self, event: Event) -> Result<bool> {
+    /// Whether the stream passed the event's last record.
+    pub fn passed(&self, event: Event) -> Result<bool> {
         let _current = self.context.enter_relaxed()?;
         // SAFETY: as in `record`.
         match unsafe { (self.cuda.table.required.event_query)(event.0) } {
@@ -252,7 +272,8 @@ impl Device for CudaDevice {
         }
     }
 
-    fn capturing(&self, stream: Stream) -> Result<bool> {
+    /// Whether the stream is being captured into a graph.
+    pub fn capturing(&self, stream: Stream) -> Result<bool> {
         let _current = self.context.enter()?;
         let mut status = CAPTURE_STATUS_NONE;
         // SAFETY: fills the number.
@@ -266,14 +287,16 @@ impl Device for CudaDevice {
         Ok(status != CAPTURE_STATUS_NONE)
     }
 
-    fn synchronize(&self, stream: Stream) -> Result<()> {
+    /// Blocks this thread until the stream is empty: for tests and for leaving.
+    pub fn synchronize(&self, stream: Stream) -> Result<()> {
         let _current = self.context.enter_relaxed()?;
         // SAFETY: as in `record`.
         let code = unsafe { (self.cuda.table.required.stream_synchronize)(stream.0) };
         self.check("cuStreamSynchronize", code)
     }
 
-    unsafe fn wait_words(&self, stream: Stream, waits: &[Wait]) -> Result<()> {
+    /// The stream waits for all of these, in as few calls of the driver as it has.
+    pub unsafe fn wait_words(&self, stream: Stream, waits: &[Wait]) -> Result<()> {
         if waits.is_empty() {
             return Ok(());
         }
@@ -306,7 +329,8 @@ impl Device for CudaDevice {
         Ok(())
     }
 
-    unsafe fn write_word(&self, stream: Stream, word: Address, value: u64) -> Result<()> {
+    /// The stream writes a word of eight bytes, after everything before it is visible everywhere.
+    pub unsafe fn write_word(&self, stream: Stream, word: Address, value: u64) -> Result<()> {
         let words = self.words()?;
         let _current = self.context.enter()?;
         // SAFETY: the caller's word.
@@ -314,8 +338,10 @@ impl Device for CudaDevice {
         self.check("cuStreamWriteValue64", code)
     }
 
+    /// Copies, in any order among themselves, batched where the driver has it.
+    ///
     /// Several copies are one batch, which prefers the copy engines, where the driver has batches.
-    unsafe fn copy(&self, stream: Stream, copies: &[Copy]) -> Result<()> {
+    pub unsafe fn copy(&self, stream: Stream, copies: &[Copy]) -> Result<()> {
         let _current = self.context.enter()?;
         let mut refused = false;
         if copies.len() > 1 && !is_default(stream) && self.batches.load(Ordering::Relaxed) {
@@ -351,14 +377,15 @@ impl Device for CudaDevice {
         Ok(())
     }
 
-    unsafe fn reduce(&self, stream: Stream, reduction: &Reduction) -> Result<()> {
+    pub unsafe fn reduce(&self, stream: Stream, reduction: &Reduction) -> Result<()> {
         let Some(launch) = kernels::launch(reduction)? else { return Ok(()) };
         let _current = self.context.enter()?;
         // SAFETY: the caller's promise.
         unsafe { self.kernels.launch(&self.cuda, stream, &launch) }
     }
 
-    fn allocate(&self, bytes: usize) -> Result<Address> {
+    /// Device memory of our own, of kind [`Kind::Legacy`].
+    pub fn allocate(&self, bytes: usize) -> Result<Address> {
         let _current = self.context.enter_relaxed()?;
         let mut address = 0;
         // SAFETY: fills the address.
@@ -367,16 +394,19 @@ impl Device for CudaDevice {
         Ok(address)
     }
 
+    /// Waits for nothing: the caller knows that no stream uses it any more.
+    ///
     /// The driver waits for all work on the device first. So no stream may be waiting for a word that this thread has
     /// yet to write, or whose writer waits for this thread.
-    unsafe fn free(&self, address: Address) {
+    pub unsafe fn free(&self, address: Address) {
         if let Ok(_current) = self.context.enter_relaxed() {
             // SAFETY: what `allocate` gave, by the caller's promise.
             unsafe { (self.cuda.table.required.mem_free)(address) };
         }
     }
 
-    fn allocate_host(&self, bytes: usize) -> Result<*mut u8> {
+    /// Host memory that the device reaches at the same address; page aligned.
+    pub fn allocate_host(&self, bytes: usize) -> Result<*mut u8> {
         let _current = self.context.enter_relaxed()?;
         let mut memory = std::ptr::null_mut();
         let flags = MEMHOSTALLOC_PORTABLE | MEMHOSTALLOC_DEVICEMAP;
@@ -387,14 +417,15 @@ impl Device for CudaDevice {
     }
 
     /// As `free`.
-    unsafe fn free_host(&self, memory: *mut u8) {
+    pub unsafe fn free_host(&self, memory: *mut u8) {
         if let Ok(_current) = self.context.enter_relaxed() {
             // SAFETY: what `allocate_host` gave, by the caller's promise.
             unsafe { (self.cuda.table.required.mem_free_host)(memory.cast()) };
         }
     }
 
-    unsafe fn register(&self, memory: *mut u8, bytes: usize) -> Result<Address> {
+    /// Makes memory of this process known to the device; page aligned. Gives the address under which it is known.
+    pub unsafe fn register(&self, memory: *mut u8, bytes: usize) -> Result<Address> {
         let _current = self.context.enter_relaxed()?;
         let memory: *mut c_void = memory.cast();
         let flags = MEMHOSTREGISTER_PORTABLE | MEMHOSTREGISTER_DEVICEMAP;
@@ -414,30 +445,33 @@ impl Device for CudaDevice {
     }
 
     /// As `free`.
-    unsafe fn unregister(&self, memory: *mut u8) {
+    pub unsafe fn unregister(&self, memory: *mut u8) {
         if let Ok(_current) = self.context.enter_relaxed() {
             // SAFETY: what `register` was given, by the caller's promise.
             unsafe { (self.cuda.table.required.mem_host_unregister)(memory.cast()) };
         }
     }
 
-    fn region(&self, address: Address) -> Result<Region> {
+    /// The allocation in which `address` lies. An error for memory that is no device's and not known to one, and for
+    /// memory of another device than this.
+    pub fn region(&self, address: Address) -> Result<Region> {
         let _current = self.context.enter()?;
         self.cuda.region(self.ordinal, address)
     }
 
-    fn export(&self, region: &Region) -> Result<Export> {
+    pub fn export(&self, region: &Region) -> Result<Export> {
         let _current = self.context.enter_relaxed()?;
         self.cuda.export(region)
     }
 
-    fn import(&self, import: Import<'_>, bytes: usize) -> Result<Imported> {
+    /// Maps another process's region of `bytes`.
+    pub fn import(&self, import: Import<'_>, bytes: usize) -> Result<Imported> {
         let _current = self.context.enter_relaxed()?;
         self.cuda.import(self.device, &import, bytes)
     }
 
     /// As `free`.
-    fn close(&self, imported: Imported) {
+    pub fn close(&self, imported: Imported) {
         if let Ok(_current) = self.context.enter_relaxed() {
             self.cuda.close(imported);
         }

@@ -15,6 +15,7 @@ mod context;
 mod cuda;
 mod device;
 mod errors;
+mod host;
 mod launch;
 mod load;
 mod share;
@@ -22,4 +23,5 @@ mod table;
 mod types;
 
 pub use cuda::Cuda;
+pub use device::Device;
 pub use load::SONAME;

@@ -118,6 +118,8 @@ pub(super) struct Table {
     pub(super) memcpy_batch: Option<MemcpyBatch>,
     /// Since CUDA 12.4; before, cuModuleGetFunction loaded what it found.
     pub(super) func_load: Option<FuncLoad>,
+    /// A checking driver's alone: see `host`.
+    pub(super) host: Option<HostTouch>,
     /// 12080 is CUDA 12.8.
     pub(super) version: c_int,
 }
@@ -159,7 +161,9 @@ impl Table {
         };
         // SAFETY: as above.
         let func_load = unsafe { versioned.function(c"cuFuncLoad", 12040, None) };
-        Ok(Self { required, words, memcpy_batch, func_load, version })
+        // SAFETY: the type of fake-libcuda's function of this name; no other driver has one.
+        let host = unsafe { object.function(c"fake_host") };
+        Ok(Self { required, words, memcpy_batch, func_load, host, version })
     }
 }
 

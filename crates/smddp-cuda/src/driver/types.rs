@@ -210,6 +210,8 @@ pub(crate) type MemcpyBatch13 = unsafe extern "C" fn(
     usize,
     CUstream,
 ) -> CUresult;
+/// A checking driver's, not CUDA's: what of host memory is done, where, and a number.
+pub(crate) type HostTouch = unsafe extern "C" fn(CUcontext, c_int, CUdeviceptr, u64) -> u64;
 pub(crate) type FuncLoad = unsafe extern "C" fn(CUfunction) -> CUresult;
 pub(crate) type StreamValue64 = unsafe extern "C" fn(CUstream, CUdeviceptr, u64, c_uint) -> CUresult;
 pub(crate) type StreamBatchMemOp =

@@ -4,7 +4,9 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-use std::ffi::{CStr, CString, c_void};
+mod world;
+
+use std::ffi::CStr;
 use std::io::{IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -21,6 +23,7 @@ use rustix::net::{
 };
 use smddp_cuda::driver::Cuda;
 use smddp_cuda::{Address, Copy, Device, Stream};
+pub(crate) use world::function;
 
 /// Says in a process what it is there for.
 const ROLE: &str = "SMDDP_TEST_ROLE";
@@ -145,23 +148,8 @@ pub(crate) fn open() -> Arc<Cuda> {
     Cuda::open(Some(PATH.as_ref())).unwrap()
 }
 
-pub(crate) fn device(ordinal: i32) -> Arc<dyn Device> {
+pub(crate) fn device(ordinal: i32) -> Arc<Device> {
     open().device(ordinal).unwrap()
-}
-
-/// A function of the fake that the crate does not call.
-///
-/// # Safety
-/// `F` is its type.
-pub(crate) unsafe fn function<F: std::marker::Copy>(name: &CStr) -> F {
-    let path = CString::new(PATH).unwrap();
-    // SAFETY: opened already by `open`, or opened for good now; the name is one of its functions.
-    unsafe {
-        let handle = libc::dlopen(path.as_ptr(), libc::RTLD_NOW);
-        let found = libc::dlsym(handle, name.as_ptr());
-        assert!(!found.is_null(), "{name:?}");
-        std::mem::transmute_copy::<*mut c_void, F>(&found)
-    }
 }
 
 /// How often the fake's function of that name was called.
@@ -177,7 +165,7 @@ pub(crate) fn things() -> u64 {
 }
 
 /// Host memory that the device knows, filled.
-pub(crate) fn host(device: &dyn Device, bytes: &[u8]) -> Address {
+pub(crate) fn host(device: &Device, bytes: &[u8]) -> Address {
     let memory = device.allocate_host(bytes.len()).unwrap();
     // SAFETY: new memory of that size.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), memory, bytes.len()) };
@@ -191,13 +179,13 @@ pub(crate) fn bytes(address: Address, count: usize) -> Vec<u8> {
 }
 
 /// Device memory, filled.
-pub(crate) fn filled(device: &dyn Device, stream: Stream, contents: &[u8]) -> Address {
+pub(crate) fn filled(device: &Device, stream: Stream, contents: &[u8]) -> Address {
     let address = device.allocate(contents.len()).unwrap();
     put(device, stream, address, contents);
     address
 }
 
-pub(crate) fn put(device: &dyn Device, stream: Stream, to: Address, contents: &[u8]) {
+pub(crate) fn put(device: &Device, stream: Stream, to: Address, contents: &[u8]) {
     let from = host(device, contents);
     // SAFETY: both live until the stream is empty.
     unsafe {
@@ -208,7 +196,7 @@ pub(crate) fn put(device: &dyn Device, stream: Stream, to: Address, contents: &[
 }
 
 /// What is in device memory.
-pub(crate) fn contents(device: &dyn Device, stream: Stream, from: Address, count: usize) -> Vec<u8> {
+pub(crate) fn contents(device: &Device, stream: Stream, from: Address, count: usize) -> Vec<u8> {
     let to = host(device, &vec![0; count]);
     // SAFETY: both live until the stream is empty.
     unsafe {

@@ -1,13 +1,12 @@
 //! The fake driver as a rank process has it: a device, a caller's stream, and memory of both kinds.
 
-use std::ffi::{CStr, CString, c_void};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fake_libcuda::PATH;
 use smddp_core::{On, Options};
-use smddp_cuda::driver::Cuda;
 use smddp_cuda::{Address, Copy, Device, Stream};
+
+use crate::world::{function, open_device};
 
 /// The library's threads let go of things within this time, however slow the machine.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -16,7 +15,7 @@ const CHUNK: usize = 2 << 20;
 
 #[derive(Clone)]
 pub(crate) struct Gpu {
-    pub(crate) device: Arc<dyn Device>,
+    pub(crate) device: Arc<Device>,
     /// The caller's.
     pub(crate) stream: Stream,
 }
@@ -30,7 +29,7 @@ pub(crate) enum Kind {
 
 impl Gpu {
     pub(crate) fn open() -> Self {
-        let device = Cuda::open(Some(PATH.as_ref())).unwrap().device(0).unwrap();
+        let device = open_device(0);
         let stream = device.create_stream().unwrap();
         Self { device, stream }
     }
@@ -75,8 +74,7 @@ impl Gpu {
             },
             Kind::Mapped => {
                 let chunks = 1 + bytes.div_ceil(CHUNK).max(1);
-                let base = reserve(chunks);
-                (0..chunks).for_each(|chunk| map(base + (chunk * CHUNK) as u64));
+                let base = map_at(None, chunks * CHUNK, CHUNK, true);
                 let at = base + (CHUNK - ((bytes / 2) & !15).min(CHUNK)) as u64;
                 Memory { gpu: self.clone(), at, bytes, reserved: Some((base, chunks * CHUNK)) }
             }
@@ -128,7 +126,7 @@ impl Memory {
         self.gpu.synchronize();
         // SAFETY: mapped by `allocate`, in whole, and no stream uses it.
         assert_eq!(unsafe { function::<Unmap>(c"cuMemUnmap")(base, bytes) }, 0);
-        (0..bytes / CHUNK).for_each(|chunk| map(base + (chunk * CHUNK) as u64));
+        map_at(Some(base), bytes, CHUNK, true);
     }
 }
 
@@ -138,11 +136,8 @@ impl Drop for Memory {
         match self.reserved {
             // SAFETY: the caller's stream is empty, which comes after what the group did with it.
             None => unsafe { self.gpu.device.free(self.at) },
-            // SAFETY: as above; the types of these functions.
-            Some((base, bytes)) => unsafe {
-                function::<Unmap>(c"cuMemUnmap")(base, bytes);
-                function::<Unmap>(c"cuMemAddressFree")(base, bytes);
-            },
+            // SAFETY: as above.
+            Some((base, bytes)) => unsafe { unmap(base, bytes) },
         }
     }
 }
@@ -154,40 +149,36 @@ type Access = unsafe extern "C" fn(u64, usize, *const [i32; 3], usize) -> i32;
 type Unmap = unsafe extern "C" fn(u64, usize) -> i32;
 type Release = unsafe extern "C" fn(u64) -> i32;
 
-fn reserve(chunks: usize) -> Address {
-    let mut base = 0;
-    // SAFETY: the type of this function.
-    let code = unsafe { function::<Reserve>(c"cuMemAddressReserve")(&raw mut base, chunks * CHUNK, 0, 0, 0) };
-    assert_eq!(code, 0);
-    base
-}
-
-/// New memory that can be exported, at the place of a chunk.
-fn map(at: Address) {
-    let mut handle = 0;
-    // CUmemAllocationProp: pinned, exported as a descriptor, on device 0, nothing else.
-    let property = [1 | 1 << 32, 1, 0, 0];
-    let access = [1, 0, 3];
-    // SAFETY: the types of these functions.
-    unsafe {
-        assert_eq!(function::<Create>(c"cuMemCreate")(&raw mut handle, CHUNK, &raw const property, 0), 0);
-        assert_eq!(function::<Map>(c"cuMemMap")(at, CHUNK, 0, handle, 0), 0);
-        assert_eq!(function::<Access>(c"cuMemSetAccess")(at, CHUNK, &raw const access, 1), 0);
-        assert_eq!(function::<Release>(c"cuMemRelease")(handle), 0);
+/// Memory of chunks that lie in a row, at these addresses or new ones, which can be exported or not.
+pub(crate) fn map_at(base: Option<Address>, bytes: usize, chunk: usize, exported: bool) -> Address {
+    let mut at = base.unwrap_or(0);
+    if base.is_none() {
+        // SAFETY: the type of this function.
+        let code = unsafe { function::<Reserve>(c"cuMemAddressReserve")(&raw mut at, bytes, 0, 0, 0) };
+        assert_eq!(code, 0);
     }
+    for place in (at..at + bytes as u64).step_by(chunk) {
+        let mut handle = 0;
+        // CUmemAllocationProp: pinned, exported as a descriptor, on device 0, nothing else.
+        let property = [1 | u64::from(exported) << 32, 1, 0, 0];
+        let access = [1, 0, 3];
+        // SAFETY: the types of these functions.
+        unsafe {
+            assert_eq!(function::<Create>(c"cuMemCreate")(&raw mut handle, chunk, &raw const property, 0), 0);
+            assert_eq!(function::<Map>(c"cuMemMap")(place, chunk, 0, handle, 0), 0);
+            assert_eq!(function::<Access>(c"cuMemSetAccess")(place, chunk, &raw const access, 1), 0);
+            assert_eq!(function::<Release>(c"cuMemRelease")(handle), 0);
+        }
+    }
+    at
 }
 
-/// A function of the fake that the library does not offer.
-///
 /// # Safety
-/// `F` is its type.
-unsafe fn function<F: std::marker::Copy>(name: &CStr) -> F {
-    let path = CString::new(PATH).unwrap();
-    // SAFETY: opened already, or opened for good now; the name is one of its functions.
+/// No stream uses what [`map_at`] gave.
+pub(crate) unsafe fn unmap(base: Address, bytes: usize) {
+    // SAFETY: the types of these functions, and the caller's promise.
     unsafe {
-        let handle = libc::dlopen(path.as_ptr(), libc::RTLD_NOW);
-        let found = libc::dlsym(handle, name.as_ptr());
-        assert!(!found.is_null(), "{name:?}");
-        std::mem::transmute_copy::<*mut c_void, F>(&found)
+        function::<Unmap>(c"cuMemUnmap")(base, bytes);
+        function::<Unmap>(c"cuMemAddressFree")(base, bytes);
     }
 }

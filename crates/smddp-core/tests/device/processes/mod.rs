@@ -4,6 +4,8 @@ mod gpu;
 mod job;
 mod roles;
 
+pub(crate) use gpu::{map_at, unmap};
+
 use std::time::Duration;
 
 use crate::common::procs::{Me, start};

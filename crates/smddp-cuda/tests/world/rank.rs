@@ -3,15 +3,16 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::sync::Arc;
 
-use smddp_cuda::mock::{Fault, MockDevice, Process, Report, Script, World};
 use smddp_cuda::{Address, Copy, Device, Stream, Wait};
+
+use crate::world::{World, open_device, upload};
 
 pub(crate) const BYTES: usize = 256;
 
 /// A page of words in host memory, known to all ranks that register it.
 pub(crate) struct Page(*mut u8);
 
-// SAFETY: an address; the words behind it are used as atomics by the mock alone.
+// SAFETY: an address; the words behind it are used as atomics alone.
 unsafe impl Send for Page {}
 // SAFETY: as above.
 unsafe impl Sync for Page {}
@@ -45,17 +46,16 @@ impl Drop for Page {
 
 /// A process with one device and one stream.
 pub(crate) struct Rank {
-    pub(crate) process: Process,
-    pub(crate) device: Arc<MockDevice>,
+    pub(crate) device: Arc<Device>,
     pub(crate) stream: Stream,
 }
 
 impl Rank {
     pub(crate) fn new(world: &World) -> Self {
-        let process = world.process();
-        let device = process.device(0);
+        world.process();
+        let device = open_device(0);
         let stream = device.create_stream().unwrap();
-        Self { process, device, stream }
+        Self { device, stream }
     }
 
     pub(crate) fn with(world: &World, page: &Page) -> Self {
@@ -65,9 +65,9 @@ impl Rank {
         rank
     }
 
-    pub(crate) fn memory(&self, world: &World, fill: u8) -> Address {
+    pub(crate) fn memory(&self, fill: u8) -> Address {
         let address = self.device.allocate(BYTES).unwrap();
-        world.upload(address, &[fill; BYTES]);
+        upload(&self.device, address, &[fill; BYTES]);
         address
     }
 
@@ -86,7 +86,7 @@ impl Rank {
     }
 
     pub(crate) fn copy_on(&self, stream: Stream, from: Address, to: Address) {
-        // SAFETY: memory of the mock, which checks how long it lives.
+        // SAFETY: the world checks how long it lives.
         unsafe { self.device.copy(stream, &[Copy { to, from, bytes: BYTES }]) }.unwrap();
     }
 
@@ -103,20 +103,4 @@ impl Rank {
     pub(crate) fn synchronize(&self) {
         self.device.synchronize(self.stream).unwrap();
     }
-}
-
-pub(crate) fn seeded(seed: u64) -> World {
-    World::new(Script { seed, ..Script::default() })
-}
-
-pub(crate) fn faults(reports: &[Report]) -> Vec<Fault> {
-    reports.iter().map(|report| report.fault).collect()
-}
-
-/// Nothing was found, or what was is shown.
-#[track_caller]
-pub(crate) fn assert_clean(world: &World) {
-    let reports = world.end();
-    let text: Vec<String> = reports.iter().map(ToString::to_string).collect();
-    assert!(reports.is_empty(), "{}", text.join("\n"));
 }

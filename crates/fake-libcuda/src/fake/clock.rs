@@ -3,19 +3,19 @@
 /// What an actor (a stream, or a process's host threads together) knows: for every actor, up to which of its ticks
 /// everything happened before.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Clock {
+pub(crate) struct Clock {
     ticks: Vec<u64>,
     /// Some of it is known only because a poison value ended a wait: order is no longer promised.
-    pub(super) poisoned: bool,
+    pub(crate) poisoned: bool,
 }
 
 impl Clock {
-    pub(super) fn of(&self, actor: usize) -> u64 {
+    pub(crate) fn of(&self, actor: usize) -> u64 {
         self.ticks.get(actor).copied().unwrap_or(0)
     }
 
     /// The actor's next tick.
-    pub(super) fn tick(&mut self, actor: usize) -> u64 {
+    pub(crate) fn tick(&mut self, actor: usize) -> u64 {
         if self.ticks.len() <= actor {
             self.ticks.resize(actor + 1, 0);
         }
@@ -24,7 +24,7 @@ impl Clock {
     }
 
     /// Learns what `other` knows; whether anything of it was new.
-    pub(super) fn join(&mut self, other: &Clock) -> bool {
+    pub(crate) fn join(&mut self, other: &Clock) -> bool {
         let mut new = false;
         if self.ticks.len() < other.ticks.len() {
             self.ticks.resize(other.ticks.len(), 0);
@@ -38,7 +38,7 @@ impl Clock {
     }
 
     /// As [`Self::join`], of a stream by a host that saw it pass: the order is real whatever ended the waits.
-    pub(super) fn join_seen(&mut self, other: &Clock) {
+    pub(crate) fn join_seen(&mut self, other: &Clock) {
         let poisoned = self.poisoned;
         self.join(other);
         self.poisoned = poisoned;

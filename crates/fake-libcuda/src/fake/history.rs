@@ -3,11 +3,15 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::clock::Clock;
-use crate::reached;
+use crate::clock::Clock;
 
 /// Values near 1 << 62 are poison, whatever a protocol counts from there.
 const POISON: Range<u64> = 1 << 61..3 << 61;
+
+/// Whether a word that holds `found` lets a wait for `value` through: the signed difference, as CUDA compares.
+pub(crate) fn reached(found: u64, value: u64) -> bool {
+    found.wrapping_sub(value) as i64 >= 0
+}
 
 #[derive(Debug)]
 struct Write {
@@ -19,24 +23,24 @@ struct Write {
 /// A word's writes, since it last went down: words of a protocol only rise, and where one was started anew nothing
 /// older counts.
 #[derive(Debug)]
-pub(super) struct Word {
+pub(crate) struct Word {
     writes: Vec<Write>,
 }
 
 impl Word {
     /// A word that holds `value`, of unknown origin.
-    pub(super) fn new(value: u64) -> Self {
+    pub(crate) fn new(value: u64) -> Self {
         Self { writes: vec![Write { value, knows: None }] }
     }
 
     /// The word holds `value` now: takes note if it was written past the checker.
-    pub(super) fn holds(&mut self, value: u64) {
+    pub(crate) fn holds(&mut self, value: u64) {
         if self.writes.last().is_none_or(|last| last.value != value) {
             self.push(value, None);
         }
     }
 
-    pub(super) fn write(&mut self, value: u64, knows: Arc<Clock>) {
+    pub(crate) fn write(&mut self, value: u64, knows: Arc<Clock>) {
         self.push(value, Some(knows));
     }
 
@@ -49,7 +53,7 @@ impl Word {
 
     /// What a wait for `value` may count on: the knowledge of the *first* write that lets it through, whichever it
     /// really saw. The outer `None`: there is none yet.
-    pub(super) fn lets_through(&self, value: u64) -> Option<Option<Clock>> {
+    pub(crate) fn lets_through(&self, value: u64) -> Option<Option<Clock>> {
         // Values rise by less than half the circle each, so the reached ones are at the end; but poison may lie more
         // than half the circle above an old value, so this is no place for a binary search.
         let first = self.writes.iter().rposition(|write| !reached(write.value, value)).map_or(0, |k| k + 1);
@@ -57,7 +61,7 @@ impl Word {
     }
 
     /// What a reader of the value that the word holds learns.
-    pub(super) fn read(&self) -> Option<Clock> {
+    pub(crate) fn read(&self) -> Option<Clock> {
         self.writes.last().and_then(Self::learned)
     }
 

@@ -7,14 +7,13 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::time::Duration;
 
-use smddp_cuda::mock::{Fault, MockDevice, Process, Script, WaitId, WaitSeen, World};
 use smddp_cuda::{
     Address, Copy, Device, Element, Event, Export, Fold, Import, Imported, Reduction, Stream, Wait,
 };
 
-use crate::rank::{Page, faults};
+use crate::rank::Page;
+use crate::world::{Seen, World, become_process, download, faults, open_device, upload};
 
 /// Bytes of a rank's block.
 const BLOCK: usize = 96;
@@ -43,11 +42,9 @@ struct Descriptor {
 }
 
 struct Rank<'a> {
-    world: &'a World,
     page: &'a Page,
-    process: Process,
     rank: usize,
-    device: Arc<MockDevice>,
+    device: Arc<Device>,
     caller: Stream,
     stream: Stream,
     event: Event,
@@ -64,20 +61,19 @@ struct Gone;
 
 impl<'a> Rank<'a> {
     fn new(
-        world: &'a World,
         page: &'a Page,
-        process: Process,
+        rank: usize,
         to: Vec<Sender<Descriptor>>,
         from: Vec<Receiver<Descriptor>>,
     ) -> Self {
-        let device = process.device(0);
+        become_process(rank);
+        let device = open_device(0);
         // SAFETY: the page outlives the world's streams.
         unsafe { device.register(page.memory(), 4096) }.unwrap();
         let [caller, stream] = [(); 2].map(|()| device.create_stream().unwrap());
         let event = device.create_event().unwrap();
-        let rank = process.number();
         let imported = HashMap::new();
-        Self { world, page, process, rank, device, caller, stream, event, to, from, imported, progress: 0 }
+        Self { page, rank, device, caller, stream, event, to, from, imported, progress: 0 }
     }
 
     fn size(&self) -> usize {
@@ -90,7 +86,7 @@ impl<'a> Rank<'a> {
     }
 
     fn copy(&self, stream: Stream, copies: &[Copy]) {
-        // SAFETY: memory of the mock, which checks how long it lives.
+        // SAFETY: the world checks how long it lives.
         unsafe { self.device.copy(stream, copies) }.unwrap();
     }
 
@@ -151,7 +147,6 @@ impl<'a> Rank<'a> {
 
     /// Every rank's block of `input` to `out`.
     fn all_gather(&mut self, operation: u64, input: Address, out: Address) -> Result<(), Gone> {
-        self.process.label(&format!("all_gather {operation}"));
         self.join(self.caller, self.stream);
         self.publish(input);
         let of = |rank: usize, from| Copy { to: out + (rank * BLOCK) as u64, from, bytes: BLOCK };
@@ -164,7 +159,6 @@ impl<'a> Rank<'a> {
 
     /// Sums: each rank reduces its block of all inputs, then gathers.
     fn all_reduce(&mut self, operation: u64, input: Address, out: Address) -> Result<(), Gone> {
-        self.process.label(&format!("all_reduce {operation}"));
         self.join(self.caller, self.stream);
         self.publish(input);
         let mine = (self.rank * BLOCK) as u64;
@@ -179,7 +173,7 @@ impl<'a> Rank<'a> {
             divide: None,
             times: None,
         };
-        // SAFETY: memory of the mock, which checks how long it lives.
+        // SAFETY: the world checks how long it lives.
         unsafe { self.device.reduce(self.stream, &reduction) }.unwrap();
         self.publish(out);
         let of = |(peer, from): (usize, Address)| {
@@ -199,12 +193,10 @@ impl<'a> Rank<'a> {
         let results: Vec<Address> = (1..=OPERATIONS).map(|_| self.device.allocate(bytes).unwrap()).collect();
         let mut over = Ok(());
         for (operation, (source, kept)) in (1..).zip(sources.iter().zip(&results)) {
-            self.world.upload(*source, &vec![(operation * 10) as u8 + self.rank as u8; bytes]);
+            upload(&self.device, *source, &vec![(operation * 10) as u8 + self.rank as u8; bytes]);
             // The caller's own work before and after.
-            self.process.label(&format!("before {operation}"));
             self.copy(self.caller, &[Copy { to: input, from: *source, bytes }]);
             if dies && operation == 2 {
-                self.process.kill();
                 return Err(Gone);
             }
             over = match operation % 2 {
@@ -214,7 +206,6 @@ impl<'a> Rank<'a> {
             if over.is_err() {
                 break;
             }
-            self.process.label(&format!("after {operation}"));
             self.copy(self.caller, &[Copy { to: result, from: out, bytes }]);
             self.copy(self.caller, &[Copy { to: *kept, from: result, bytes }]);
             // The caller may write its output again too.
@@ -231,13 +222,13 @@ impl<'a> Rank<'a> {
         }
         self.device.synchronize(self.caller).unwrap();
         let found = match over {
-            Ok(()) => Ok(results.iter().map(|kept| self.world.download(*kept, bytes)).collect()),
+            Ok(()) => Ok(results.iter().map(|kept| download(&self.device, *kept, bytes)).collect()),
             Err(gone) => Err(gone),
         };
         if found.is_ok() {
             // The caller's own order is enough to free its memory.
             for memory in [input, out, result].iter().chain(&sources).chain(&results) {
-                // SAFETY: whether it is in use is what the mock is asked.
+                // SAFETY: whether it is in use is what the world is asked.
                 unsafe { self.device.free(*memory) };
             }
         }
@@ -260,13 +251,11 @@ fn run(world: &World, page: &Page, size: usize, dies: Option<usize>) -> Vec<Resu
         senders.iter_mut().zip(to).for_each(|(senders, to)| senders.push(to));
         receivers.push(from);
     }
-    let processes: Vec<Process> = (0..size).map(|_| world.process()).collect();
-    let ends = processes.into_iter().zip(senders.into_iter().zip(receivers));
+    let ends = senders.into_iter().zip(receivers).enumerate();
     let found = std::thread::scope(|scope| {
         let threads: Vec<_> = ends
-            .map(|(process, (to, from))| {
-                let dies = dies == Some(process.number());
-                scope.spawn(move || Rank::new(world, page, process, to, from).run(dies))
+            .map(|(rank, (to, from))| {
+                scope.spawn(move || Rank::new(page, rank, to, from).run(dies == Some(rank)))
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
@@ -290,24 +279,24 @@ fn expected(size: usize) -> Vec<Vec<u8>> {
 fn ranks_that_keep_the_protocol_have_no_race_and_the_right_bytes() {
     for seed in 0..200 {
         for size in 2..=5 {
-            let world = World::new(Script { seed, ..Script::default() });
+            let world = World::seeded(seed);
             let page = Page::new();
             let found = run(&world, &page, size, None);
-            let reports: Vec<String> = world.reports().iter().map(ToString::to_string).collect();
+            let reports = world.reports();
             assert!(reports.is_empty(), "{size} ranks, seed {seed}:\n{}", reports.join("\n"));
             found.into_iter().for_each(|found| assert_eq!(found.unwrap(), expected(size)));
             // Only for the end of others' reads is there a wait before those are enqueued.
             for wait in world.waits().into_iter().filter(|wait| wait.early) {
-                let which = wait.word.map(|wait| (wait.word - page.word(0)) / 8 % 8);
-                assert_eq!(which, Some(Word::ReadsDone as u64), "{}", wait.what);
+                assert_eq!((wait.word - page.word(0)) / 8 % 8, Word::ReadsDone as u64, "{}", wait.what);
             }
             assert_eq!(world.leaks(), [""; 0]);
         }
     }
 }
 
-fn with_wait_left_out(size: usize, seed: u64, drop_wait: Option<WaitId>) -> (Vec<WaitSeen>, Vec<Fault>) {
-    let (world, page) = (World::new(Script { seed, drop_wait, ..Script::default() }), Page::new());
+fn with_wait_left_out(size: usize, seed: usize, left_out: &str) -> (Vec<Seen>, Vec<String>) {
+    let settings = format!("FAKE_CUDA_SEED={} FAKE_CUDA_DROP={left_out}", seed + 1);
+    let (world, page) = (World::new(&settings), Page::new());
     drop(run(&world, &page, size, None));
     (world.waits(), faults(&world.reports()))
 }
@@ -315,15 +304,14 @@ fn with_wait_left_out(size: usize, seed: u64, drop_wait: Option<WaitId>) -> (Vec
 #[test]
 fn every_wait_of_the_protocol_is_needed_and_missed() {
     for size in 2..=5 {
-        let (waits, found) = with_wait_left_out(size, 0, None);
-        assert_eq!(found, []);
+        let (waits, found) = with_wait_left_out(size, 0, "none");
+        assert_eq!(found, [""; 0]);
         // Two events; a progress word of each other rank for every time it publishes; its reads done.
         let each = |operation| 2 + (size - 1) * if operation % 2 == 1 { 2 } else { 3 };
         assert_eq!(waits.len(), size * (1..=OPERATIONS).map(each).sum::<usize>());
-        for wait in &waits {
-            assert_eq!(wait.redundant, Some(false), "{}", wait.what);
-            let seed = wait.id.index;
-            let (_, found) = with_wait_left_out(size, seed, Some(wait.id));
+        for (seed, wait) in waits.iter().enumerate() {
+            assert!(wait.needed, "{}", wait.what);
+            let (_, found) = with_wait_left_out(size, seed, &wait.id);
             assert!(!found.is_empty(), "{size} ranks, seed {seed}: nobody misses {}", wait.what);
         }
     }
@@ -332,11 +320,10 @@ fn every_wait_of_the_protocol_is_needed_and_missed() {
 #[test]
 fn whoever_loses_a_rank_is_let_go_by_poison_and_leaves_in_order() {
     for seed in 0..50 {
-        let script = Script { seed, patience: Duration::from_secs(10), ..Script::default() };
-        let (world, page) = (World::new(script), Page::new());
+        let (world, page) = (World::seeded(seed), Page::new());
         let found = run(&world, &page, 3, Some(1));
         assert!(found.iter().all(Result::is_err));
-        let reports: Vec<String> = world.reports().iter().map(ToString::to_string).collect();
+        let reports = world.reports();
         assert!(reports.is_empty(), "seed {seed}:\n{}", reports.join("\n"));
     }
 }

@@ -1,15 +1,14 @@
-//! The accesses to each byte of an allocation that still matter.
+//! The accesses to each byte of a piece of memory that still matter.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::clock::Clock;
-use super::report::Operation;
+use crate::clock::Clock;
 
 /// How bytes are touched. Words are atomic: they do not race among themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Touch {
+pub(crate) enum Touch {
     Read,
     Write,
     AtomicRead,
@@ -17,7 +16,7 @@ pub(super) enum Touch {
 }
 
 impl Touch {
-    pub(super) fn writes(self) -> bool {
+    pub(crate) fn writes(self) -> bool {
         matches!(self, Touch::Write | Touch::AtomicWrite)
     }
 
@@ -41,13 +40,13 @@ impl Touch {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Access {
-    pub(super) actor: usize,
-    pub(super) tick: u64,
-    pub(super) touch: Touch,
+pub(crate) struct Access {
+    pub(crate) actor: usize,
+    pub(crate) tick: u64,
+    pub(crate) touch: Touch,
     /// After a poison value ended a wait: its order is not checked.
-    pub(super) poisoned: bool,
-    pub(super) by: Arc<Operation>,
+    pub(crate) poisoned: bool,
+    pub(crate) by: Arc<str>,
 }
 
 impl Access {
@@ -73,33 +72,31 @@ impl Stretch {
 
 /// What touching a range came to.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(crate) struct Found {
     /// Earlier accesses that nothing orders before this one, with the bytes in common.
-    pub(super) races: Vec<(Range<usize>, Access)>,
+    pub(crate) races: Vec<(Range<usize>, Access)>,
     /// Bytes that were read though nothing wrote them.
-    pub(super) unwritten: Option<Range<usize>>,
+    pub(crate) unwritten: Option<Range<usize>>,
 }
 
-/// The history of an allocation's bytes: stretches by their first byte, without gaps.
+/// The history of the bytes of a piece of memory: stretches by their first byte, without gaps or end.
 ///
 /// An access is forgotten when a later one, ordered after it, *covers* it: whatever would race with the forgotten one
 /// cannot be ordered after the later one either, so it races with that. A race is thus found if there is one, while
 /// a byte keeps no more accesses than there are actors at the same time.
 #[derive(Debug)]
-pub(super) struct Shadow {
-    bytes: usize,
+pub(crate) struct Shadow {
     stretches: BTreeMap<usize, Stretch>,
 }
 
 impl Shadow {
-    pub(super) fn new(bytes: usize, written: bool) -> Self {
-        Self { bytes, stretches: BTreeMap::from([(0, Stretch { accesses: Vec::new(), written })]) }
+    pub(crate) fn new(written: bool) -> Self {
+        Self { stretches: BTreeMap::from([(0, Stretch { accesses: Vec::new(), written })]) }
     }
 
     /// Makes `at` the first byte of a stretch.
     fn split(&mut self, at: usize) {
-        if at < self.bytes
-            && let Some((start, stretch)) = self.stretches.range(..=at).next_back()
+        if let Some((start, stretch)) = self.stretches.range(..=at).next_back()
             && *start < at
         {
             let rest = stretch.clone();
@@ -107,8 +104,8 @@ impl Shadow {
         }
     }
 
-    /// `access` touches the bytes of `range`, which lie inside the allocation, by an actor that knows `clock`.
-    pub(super) fn touch(&mut self, range: Range<usize>, access: &Access, clock: &Clock) -> Found {
+    /// `access` touches the bytes of `range`, by an actor that knows `clock`.
+    pub(crate) fn touch(&mut self, range: Range<usize>, access: &Access, clock: &Clock) -> Found {
         let mut found = Found::default();
         if range.is_empty() {
             return found;
@@ -155,7 +152,7 @@ impl Shadow {
     }
 
     #[cfg(test)]
-    pub(super) fn stretches(&self) -> usize {
+    pub(crate) fn stretches(&self) -> usize {
         self.stretches.len()
     }
 }
@@ -164,17 +161,27 @@ impl Shadow {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::super::random::Random;
     use super::*;
 
     fn access(actor: usize, clock: &mut Clock, touch: Touch) -> Access {
-        let operation = Operation { actor: actor.to_string(), number: 0, what: String::new(), label: None };
-        Access { actor, tick: clock.tick(actor), touch, poisoned: false, by: Arc::new(operation) }
+        Access { actor, tick: clock.tick(actor), touch, poisoned: false, by: "".into() }
+    }
+
+    /// splitmix64.
+    struct Random(u64);
+
+    impl Random {
+        fn below(&mut self, bound: u64) -> u64 {
+            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            (x ^ (x >> 31)) % bound
+        }
     }
 
     #[test]
     fn an_earlier_access_races_only_where_bytes_are_in_common_and_nothing_orders_them() {
-        let mut shadow = Shadow::new(100, true);
+        let mut shadow = Shadow::new(true);
         let (mut a, mut b) = (Clock::default(), Clock::default());
         let write = access(0, &mut a, Touch::Write);
         assert!(shadow.touch(10..20, &write, &a).races.is_empty());
@@ -190,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_write_forgotten_behind_an_ordered_one_still_gives_a_race() {
-        let mut shadow = Shadow::new(8, true);
+        let mut shadow = Shadow::new(true);
         let (mut a, mut b, mut c) = (Clock::default(), Clock::default(), Clock::default());
         shadow.touch(0..8, &access(0, &mut a, Touch::Write), &a);
         b.join(&a);
@@ -204,7 +211,7 @@ mod tests {
 
     #[test]
     fn reads_of_several_actors_are_all_held_against_a_write() {
-        let mut shadow = Shadow::new(8, true);
+        let mut shadow = Shadow::new(true);
         let mut clocks = [Clock::default(), Clock::default(), Clock::default()];
         for (actor, clock) in clocks.iter_mut().enumerate() {
             shadow.touch(0..8, &access(actor, clock, Touch::Read), clock);
@@ -221,8 +228,8 @@ mod tests {
         const ACTORS: u64 = 4;
         let kinds = [Touch::Read, Touch::Write, Touch::AtomicRead, Touch::AtomicWrite];
         for seed in 0..300 {
-            let mut random = Random::new(seed, 0);
-            let mut shadow = Shadow::new(BYTES, true);
+            let mut random = Random(seed);
+            let mut shadow = Shadow::new(true);
             let mut clocks: [Clock; ACTORS as usize] = Default::default();
             let mut all: Vec<(Range<usize>, Access)> = Vec::new();
             for turn in 0..120 {
@@ -260,7 +267,7 @@ mod tests {
             (Touch::Read, Touch::AtomicWrite, 1),
             (Touch::Write, Touch::AtomicRead, 1),
         ] {
-            let mut shadow = Shadow::new(8, true);
+            let mut shadow = Shadow::new(true);
             let (mut a, mut b) = (Clock::default(), Clock::default());
             shadow.touch(0..8, &access(0, &mut a, first), &a);
             let found = shadow.touch(0..8, &access(1, &mut b, second), &b);
@@ -270,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_history_is_no_longer_than_what_can_still_race() {
-        let mut shadow = Shadow::new(1 << 20, false);
+        let mut shadow = Shadow::new(false);
         let (mut a, mut b) = (Clock::default(), Clock::default());
         for turn in 0..1000 {
             for piece in 0..4 {
@@ -282,13 +289,13 @@ mod tests {
             let found = shadow.touch(0..1 << 20, &access(1, &mut b, Touch::Write), &b);
             assert!(found.races.is_empty());
             a.join(&b);
-            assert_eq!(shadow.stretches(), 1, "turn {turn}");
+            assert_eq!(shadow.stretches(), 2, "turn {turn}: what is touched, and the rest");
         }
     }
 
     #[test]
     fn bytes_that_nothing_wrote_are_named_once() {
-        let mut shadow = Shadow::new(64, false);
+        let mut shadow = Shadow::new(false);
         let mut a = Clock::default();
         shadow.touch(0..16, &access(0, &mut a, Touch::Write), &a);
         let read = access(0, &mut a, Touch::Read);
