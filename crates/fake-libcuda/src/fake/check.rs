@@ -23,10 +23,11 @@ use std::sync::{Arc, Mutex};
 
 use crate::clock::Clock;
 use crate::history::reached;
+use crate::operation::{Operation, Ticket};
 use crate::places::{File, Place, View};
 use crate::shadow::Touch;
 use crate::state::*;
-use crate::streams::{Operation, Queue, Ticket};
+use crate::streams::Queue;
 
 /// No more than so many mistakes are told: a broken program makes the same one over and over.
 const TOLD: usize = 200;

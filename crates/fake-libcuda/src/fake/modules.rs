@@ -8,7 +8,8 @@ use std::sync::Mutex;
 use crate::api;
 use crate::memory::read;
 use crate::state::*;
-use crate::streams::{Operation, acquiring, stream};
+use crate::operation::Operation;
+use crate::streams::{acquiring, stream};
 use crate::numbers::CUDA_ERROR_INVALID_HANDLE;
 use crate::types::*;
 
@@ -186,8 +187,12 @@ trait Element: Copy {
     unsafe fn get(at: u64) -> Self;
     unsafe fn put(self, at: u64);
     fn fold(self, with: Self, fold: Fold) -> Option<Self>;
-    fn divide(self, by: u32) -> Self;
-    fn times(self, factor: f64) -> Self;
+    fn divide(self, _by: u32) -> Self {
+        self
+    }
+    fn times(self, _factor: f64) -> Self {
+        self
+    }
 }
 
 macro_rules! integers {
@@ -343,12 +348,6 @@ macro_rules! pairs {
                 let product = Self(self.0 * with.0 - self.1 * with.1, self.0 * with.1 + self.1 * with.0);
                 (fold == Fold::Prod).then_some(product)
             }
-            fn divide(self, _by: u32) -> Self {
-                self
-            }
-            fn times(self, _factor: f64) -> Self {
-                self
-            }
         })*
     };
 }
@@ -372,12 +371,6 @@ impl Element for Truth {
     }
     fn fold(self, with: Self, fold: Fold) -> Option<Self> {
         self.0.fold(with.0, fold).map(Self)
-    }
-    fn divide(self, _by: u32) -> Self {
-        self
-    }
-    fn times(self, _factor: f64) -> Self {
-        self
     }
 }
 

@@ -19,6 +19,7 @@ mod history;
 mod memory;
 mod modules;
 mod numbers;
+mod operation;
 mod os;
 mod places;
 mod shadow;

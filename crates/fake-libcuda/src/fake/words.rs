@@ -9,8 +9,9 @@ use crate::check::over;
 use crate::history::reached;
 use crate::memory::{Kind, Range, read};
 use crate::numbers::STREAM_MEM_OP_WRITE_VALUE_64;
+use crate::operation::Operation;
 use crate::state::*;
-use crate::streams::{Handle, Operation, stream};
+use crate::streams::{Handle, stream};
 use crate::types::*;
 
 /// A word that is there, by the range that covers it; `None`, and a broken context, if it is not.

@@ -78,7 +78,10 @@ fn a_late_root_that_needs_nobody_learns_of_the_timeout_at_its_call() {
                 let mut outcome = one(comm, Collective::Broadcast, count);
                 // Bad news takes its time over a network: there it may be a later call that raises it.
                 let begun = Instant::now();
-                while matches!(wire, Wire::Nodes(1) | Wire::Srd(_)) && outcome.is_ok() && begun.elapsed() < PATIENCE {
+                while matches!(wire, Wire::Nodes(1) | Wire::Srd(_))
+                    && outcome.is_ok()
+                    && begun.elapsed() < PATIENCE
+                {
                     outcome = one(comm, Collective::Broadcast, count);
                 }
                 assert!(matches!(outcome, Err(Error::Timeout { .. })), "{wire:?}, {count}: {outcome:?}");

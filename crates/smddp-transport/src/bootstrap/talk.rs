@@ -6,8 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use crate::net::tcp::{Own, connect};
-use crate::send::send;
 use crate::process::Id;
+use crate::send::send;
 
 /// Token, rank of the sender, bytes that follow.
 const HEAD: usize = 24;
