@@ -84,7 +84,7 @@ impl Communicator {
         let made = table.meet(pending);
         match &made {
             Err(Error::Timeout { missing, .. }) => table.fail_together(missing),
-            Err(Error::Topology(_) | Error::System { .. }) => table.fail_together(&[]),
+            Err(error @ (Error::Topology(_) | Error::System { .. })) => table.refuse(error),
             _ => {}
         }
         // In the end: others may still have to read it.
@@ -113,11 +113,14 @@ impl Table<'_> {
         self.store.set(&card(self.rank), &tree.address())?;
         let outcome = self.exchange(&mut tree);
         if let Err(error) = &outcome {
-            let missing = match error {
-                Error::Timeout { missing, .. } => missing.clone(),
-                _ => Vec::new(),
-            };
-            tree.fail(Failure { missing, why: format!("rank {}: {error}", self.rank) });
+            tree.fail(match error {
+                Error::Timeout { missing, detail, .. } => {
+                    Failure { missing: missing.clone(), why: detail.clone() }
+                }
+                other => {
+                    Failure { missing: Vec::new(), why: format!("rank {} could not: {other}", self.rank) }
+                }
+            });
         }
         let comm = pending.connect(&outcome?)?;
         drop(tree);
@@ -268,10 +271,17 @@ impl Table<'_> {
 
     /// In place of a card, so that the others need not wait for one. They read it before this rank goes on.
     fn refuse(&self, error: &Error) {
-        if self.size > 1 {
+        if self.size == 1 {
+            return;
+        }
+        // The first cause stays, and goes with whoever put it there.
+        let first = self.there(REFUSED) == Ok(false);
+        if first {
             let why = format!("rank {} could not: {error}", self.rank);
             let _ = self.store.set(REFUSED, why.as_bytes());
-            self.fail_together(&[]);
+        }
+        self.fail_together(&[]);
+        if first {
             let _ = self.store.delete(REFUSED);
         }
     }

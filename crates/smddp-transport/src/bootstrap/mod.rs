@@ -224,13 +224,20 @@ impl CardTree {
         }
         self.send();
         let busy = self.talks().any(|talk| !talk.said());
-        self.outcome.as_ref().filter(|_| !busy)
+        // The parent waits for this rank, and hears of its end too, if it can be reached.
+        let unheard = match (&self.outcome, &self.above) {
+            (Some(Err(_)), Above::Calling { .. }) => true,
+            (Some(Err(_)), Above::Talking { talk, .. }) => !talk.said(),
+            _ => false,
+        };
+        self.outcome.as_ref().filter(|_| !busy && !unheard)
     }
 
     /// Tells those to whom there is a connection why there will be no group.
     pub fn fail(&mut self, failure: Failure) {
         if let Above::Talking { talk, call } = &mut self.above {
             talk.say(&call.address.token, self.rank, &words(&Err(failure.clone())));
+            self.told = true;
         }
         if self.outcome.is_none() {
             self.finish(Err(failure));
@@ -349,7 +356,8 @@ impl CardTree {
     }
 
     fn talk_to_parent(&mut self) {
-        let (most, ready) = (self.most(), !self.told && self.awaited().is_empty());
+        let failed = matches!(self.outcome, Some(Err(_)));
+        let (most, ready) = (self.most(), !self.told && (failed || self.awaited().is_empty()));
         let upward = if ready { self.upward() } else { Vec::new() };
         let Above::Talking { talk, call } = &mut self.above else { return };
         if ready {
@@ -387,6 +395,9 @@ impl CardTree {
     }
 
     fn upward(&self) -> Vec<u8> {
+        if let Some(Err(failure)) = &self.outcome {
+            return words(&Err(failure.clone()));
+        }
         let cards = self.cards.iter().map(|(rank, card)| (*rank as u32, card.clone()));
         words(&Ok(cards.collect()))
     }
@@ -450,4 +461,94 @@ fn downward(outcome: &Outcome) -> Vec<u8> {
         cards.iter().enumerate().map(|(rank, card)| (rank as u32, card.clone())).collect()
     };
     words(&outcome.as_ref().map(numbered).map_err(Clone::clone))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::joint::Prepared;
+    use crate::net::feed::means;
+
+    fn trees(size: usize) -> Vec<CardTree> {
+        let rank = |rank| Prepared::new(rank, size, Vec::new(), &means(rank)).unwrap();
+        (0..size).map(|one| CardTree::new(rank(one).card()).unwrap()).collect()
+    }
+
+    /// All ranks take turns until each has an outcome.
+    fn outcomes(trees: &mut [CardTree]) -> Vec<Outcome> {
+        let begun = Instant::now();
+        let mut found = vec![None; trees.len()];
+        while found.iter().any(Option::is_none) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "it goes on for ever");
+            for (tree, found) in trees.iter_mut().zip(&mut found) {
+                *found = tree.go_on(Duration::from_micros(100)).cloned().or(found.take());
+            }
+        }
+        found.into_iter().flatten().collect()
+    }
+
+    fn call_parents(trees: &mut [CardTree]) {
+        for rank in 1..trees.len() {
+            let parent = trees[rank].parent().unwrap();
+            let address = trees[parent].address();
+            trees[rank].call(&address).unwrap();
+        }
+    }
+
+    fn stranger(tree: &CardTree) -> UnixStream {
+        let address = std::os::unix::net::SocketAddr::from_abstract_name(&tree.address.socket).unwrap();
+        UnixStream::connect_addr(&address).unwrap()
+    }
+
+    #[test]
+    fn strangers_keep_nobody_from_meeting() {
+        let mut trees = trees(12);
+        let mut callers = Vec::new();
+        for length in 0..80 {
+            let mut caller = stranger(&trees[0]);
+            // No token, a token cut off, and frames of any length.
+            let mut bytes = trees[0].address.token.to_vec();
+            bytes.truncate(length);
+            bytes.resize(length, 0xff);
+            caller.write_all(&bytes).unwrap();
+            callers.push(caller);
+        }
+        call_parents(&mut trees);
+        for outcome in outcomes(&mut trees) {
+            assert_eq!(outcome.unwrap().len(), 12);
+        }
+    }
+
+    #[test]
+    fn nonsense_from_a_child_is_a_failure_of_all_and_no_more() {
+        for words in [&[0xff; 40][..], &[0], &[0, 3, 1, 2], &[1, 0, 200]] {
+            let mut trees = trees(10);
+            call_parents(&mut trees);
+            // In the name of rank 9, whose parent is rank 8.
+            let mut child = Talk::unix(&trees[8].address.socket).unwrap();
+            let token = trees[8].address.token;
+            child.say(&token, 9, &[]);
+            child.say(&token, 9, words);
+            trees.truncate(9);
+            child.write().unwrap();
+            for outcome in outcomes(&mut trees) {
+                assert!(!outcome.unwrap_err().why.is_empty(), "{words:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_child_that_dies_ends_the_meeting_at_once() {
+        let mut trees = trees(10);
+        call_parents(&mut trees);
+        trees[9].go_on(Duration::ZERO);
+        trees[8].go_on(Duration::ZERO);
+        trees.truncate(9);
+        for outcome in outcomes(&mut trees) {
+            assert!(outcome.unwrap_err().why.contains("rank 9 is gone"));
+        }
+    }
 }
