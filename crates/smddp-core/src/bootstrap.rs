@@ -83,7 +83,9 @@ impl Communicator {
         };
         let made = table.meet(pending);
         match &made {
-            Err(Error::Timeout { missing, .. }) => table.fail_together(missing),
+            Err(Error::Timeout { missing, .. }) => {
+                table.fail_together(missing);
+            }
             Err(error @ (Error::Topology(_) | Error::System { .. })) => table.refuse(error),
             _ => {}
         }
@@ -110,6 +112,11 @@ impl Table<'_> {
             what: format!("group `{}`: no sockets to exchange cards", self.name),
             why: error.to_string(),
         })?;
+        // Of an earlier attempt, which not all have heard of.
+        let mine = format!("rank {} could not", self.rank);
+        if self.there(REFUSED)? && self.store.get(REFUSED)?.starts_with(mine.as_bytes()) {
+            self.store.delete(REFUSED)?;
+        }
         self.store.set(&card(self.rank), &tree.address())?;
         let outcome = self.exchange(&mut tree);
         if let Err(error) = &outcome {
@@ -280,24 +287,30 @@ impl Table<'_> {
             let why = format!("rank {} could not: {error}", self.rank);
             let _ = self.store.set(REFUSED, why.as_bytes());
         }
-        self.fail_together(&[]);
-        if first {
+        // Who has not found out yet reads it whenever it comes.
+        if self.fail_together(&[]) && first {
             let _ = self.store.delete(REFUSED);
         }
     }
 
     /// Most reasons to fail hold for all ranks, and each is to raise its own error. So the first leaves only when the others
     /// have found out, too: what follows is often the end of its process, and, with rank 0, of the store. The keys stay: all
-    /// that one could do to a later group is to end a wait like this one. Who is `missing` finds out nothing.
-    fn fail_together(&self, missing: &[usize]) {
+    /// that one could do to a later group is to end a wait like this one. Who is `missing` finds out nothing. Whether all
+    /// others have.
+    fn fail_together(&self, missing: &[usize]) -> bool {
         let begun = Instant::now();
         let _ = self.store.set(&failed(self.rank), b"");
         let all: Vec<String> = (0..self.size).filter(|rank| !missing.contains(rank)).map(failed).collect();
         let mut pause = FIRST_PAUSE;
-        while begun.elapsed() < FAIL_TOGETHER && !self.store.has(&all).unwrap_or(true) && !interrupted() {
+        while begun.elapsed() < FAIL_TOGETHER && !interrupted() {
+            match self.store.has(&all) {
+                Ok(false) => {}
+                outcome => return outcome.is_ok(),
+            }
             std::thread::sleep(pause);
             pause = (2 * pause).min(LONGEST_PAUSE);
         }
+        false
     }
 }
 
