@@ -49,7 +49,7 @@ impl Comm {
     ) -> PyResult<Self> {
         let store = PyStore::new(store);
         let made = py.detach(|| Communicator::make(&store, name, rank, size, seconds(timeout)));
-        let comm = made.map_err(|error| store.raised().unwrap_or_else(|| raise(py, error)))?;
+        let comm = made.map_err(|error| store.raised(&error).unwrap_or_else(|| raise(py, error)))?;
         Ok(Self { rank: comm.rank(), size: comm.size(), name: comm.name().to_owned(), comm })
     }
 

@@ -7,6 +7,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use smddp_core::{Error, Result, Store};
 
+const ASKING: &str = "asking the store";
+
 /// An object with `set`, `check`, `get` and `delete_key`. What it raises is kept for whoever asked.
 pub(crate) struct PyStore {
     store: Py<PyAny>,
@@ -18,9 +20,10 @@ impl PyStore {
         Self { store, raised: Mutex::default() }
     }
 
-    /// What the store raised, which is why the core gave up.
-    pub(crate) fn raised(&self) -> Option<PyErr> {
-        self.raised.lock().ok()?.take()
+    /// What the store raised, where that is why the core gave up. (It may be gone by the time a rank that failed tidies up.)
+    pub(crate) fn raised(&self, error: &Error) -> Option<PyErr> {
+        let asked = matches!(error, Error::System { what, .. } if what == ASKING);
+        self.raised.lock().ok()?.take().filter(|_| asked)
     }
 
     fn ask<T>(&self, what: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<T>) -> Result<T> {
@@ -30,7 +33,7 @@ impl PyStore {
                 if let Ok(mut raised) = self.raised.lock() {
                     raised.get_or_insert(error);
                 }
-                Error::System { what: "asking the store".to_owned(), why }
+                Error::System { what: ASKING.to_owned(), why }
             })
         })
     }
