@@ -106,14 +106,7 @@ impl Team {
     }
 
     pub(crate) fn barrier(&self) -> Result<()> {
-        self.run(&Call {
-            collective: Collective::Barrier,
-            dtype: DType::U8,
-            redop: RedOp::Sum,
-            root: 0,
-            input: Blocks::None,
-            output: Blocks::None,
-        })
+        Ok(self.comm.barrier(Options::default())?)
     }
 
     /// The sum (or minimum, maximum) of every rank's `value`.

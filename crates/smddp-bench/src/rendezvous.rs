@@ -4,12 +4,15 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use smddp_core::{Communicator, Store};
+use smddp_core::{Communicator, Pending, Store};
 
 use crate::calls::Team;
 use crate::error::{Error, Result};
 use crate::place::{Meet, Place};
 use crate::store::{Client, Server};
+
+/// The group's name.
+const NAME: &str = "bench";
 
 /// Makes the communicator of all ranks. With `store` somebody else serves the store there; otherwise rank 0
 /// does, at the place's meeting point.
@@ -23,7 +26,7 @@ pub(crate) fn join_counted(place: &Place, store: Option<&str>, timeout: Duration
     let (rank, size) = (place.rank, place.size);
     let make = |store: &dyn Store| {
         let left = deadline.saturating_duration_since(Instant::now());
-        let comm = Communicator::make(store, "bench", rank, size, left)?;
+        let comm = Communicator::make(store, NAME, rank, size, left)?;
         comm.set_timeout(timeout);
         Ok::<_, Error>(comm)
     };
@@ -32,7 +35,11 @@ pub(crate) fn join_counted(place: &Place, store: Option<&str>, timeout: Duration
             let values = Values::new(Client::connect(addr, deadline)?);
             (make(&values)?, values.traffic())
         }
-        (None, None) => (make(&Nowhere)?, 0),
+        (None, None) => {
+            let pending = Pending::new(NAME, rank, size, timeout)?;
+            let card = pending.card();
+            (pending.connect(&[card])?, 0)
+        }
         (None, Some(meet)) => {
             let server = if rank == 0 { Some(serve(meet)?) } else { None };
             let addr = match &server {
@@ -103,27 +110,6 @@ impl Store for Values {
     }
 }
 
-/// One rank meets nobody.
-struct Nowhere;
-
-impl Store for Nowhere {
-    fn set(&self, _key: &str, _value: &[u8]) -> smddp_core::Result<()> {
-        Ok(())
-    }
-
-    fn has(&self, _keys: &[String]) -> smddp_core::Result<bool> {
-        Ok(false)
-    }
-
-    fn get(&self, _key: &str) -> smddp_core::Result<Vec<u8>> {
-        Ok(Vec::new())
-    }
-
-    fn delete(&self, _key: &str) -> smddp_core::Result<()> {
-        Ok(())
-    }
-}
-
 /// Listens at the meeting point only, not on every interface of the host: except where its name means a
 /// loopback address here while other hosts must reach it, or an address that is not this host's own (behind
 /// address translation).
@@ -158,6 +144,39 @@ fn join_host(host: &str, port: u16) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::thread;
+
+    /// One rank that meets the others at that server.
+    fn make(
+        server: &Server,
+        rank: usize,
+        size: usize,
+        timeout: Duration,
+    ) -> smddp_core::Result<Communicator> {
+        let values =
+            Values::new(Client::connect(&server.addr().to_string(), Instant::now() + timeout).unwrap());
+        Communicator::make(&values, NAME, rank, size, timeout)
+    }
+
+    #[test]
+    fn all_ranks_meet_over_the_server() {
+        let server = Server::bind("127.0.0.1:0").unwrap();
+        thread::scope(|scope| {
+            let server = &server;
+            let rank = |rank| scope.spawn(move || make(server, rank, 5, Duration::from_secs(60)).unwrap());
+            let ranks: Vec<_> = (0..5).map(rank).collect();
+            for (rank, comm) in ranks.into_iter().map(|rank| rank.join().unwrap()).enumerate() {
+                assert_eq!((comm.rank(), comm.size()), (rank, 5));
+            }
+        });
+    }
+
+    #[test]
+    fn ranks_that_do_not_arrive_are_named() {
+        let server = Server::bind("127.0.0.1:0").unwrap();
+        let error = make(&server, 1, 3, Duration::from_millis(500)).err().unwrap().to_string();
+        assert!(error.contains("no card from ranks 0, 2"), "{error}");
+    }
 
     #[test]
     fn a_taken_port_is_named() {

@@ -14,7 +14,7 @@ use crate::rendezvous;
 /// Set by the launcher: nanoseconds since the epoch.
 pub(crate) const BEGAN: &str = "BENCH_BEGAN";
 
-/// Name, unit and digits of each figure of a rank.
+/// Name with its unit, and digits, of each figure of a rank.
 const FIGURES: [(&str, usize); 7] = [
     ("launched to all ranks' group (s)", 3),
     ("of it the group (s)", 3),

@@ -6,17 +6,14 @@
 
 use std::time::{Duration, Instant};
 
-use smddp_plan::Collective;
 use smddp_transport::bootstrap::{CardTree, Failure, UNREACHED};
 
-use crate::call::{Blocks, Call};
 use crate::comm::{Communicator, Options};
 use crate::config::Level;
 use crate::error::{Error, Result};
 use crate::log;
 use crate::pending::Pending;
 use crate::report::{ROOM, ranges};
-use crate::types::{DType, RedOp};
 use crate::work::interrupted;
 
 /// Where ranks of a group find each other: small values by name. Its errors are this process's.
@@ -112,11 +109,6 @@ impl Table<'_> {
             what: format!("group `{}`: no sockets to exchange cards", self.name),
             why: error.to_string(),
         })?;
-        // Of an earlier attempt, which not all have heard of.
-        let mine = format!("rank {} could not", self.rank);
-        if self.there(REFUSED)? && self.store.get(REFUSED)?.starts_with(mine.as_bytes()) {
-            self.store.delete(REFUSED)?;
-        }
         self.store.set(&card(self.rank), &tree.address())?;
         let outcome = self.exchange(&mut tree);
         if let Err(error) = &outcome {
@@ -124,25 +116,14 @@ impl Table<'_> {
                 Error::Timeout { missing, detail, .. } => {
                     Failure { missing: missing.clone(), why: detail.clone() }
                 }
-                other => {
-                    Failure { missing: Vec::new(), why: format!("rank {} could not: {other}", self.rank) }
-                }
+                other => Failure { missing: Vec::new(), why: format!("{}{other}", self.mine()) },
             });
         }
         let comm = pending.connect(&outcome?)?;
         drop(tree);
         // Nobody passes before all have read all cards.
         let left = self.deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
-        let barrier = Call {
-            collective: Collective::Barrier,
-            dtype: DType::U8,
-            redop: RedOp::Sum,
-            root: 0,
-            input: Blocks::None,
-            output: Blocks::None,
-        };
-        // SAFETY: a barrier has no buffers.
-        unsafe { comm.run(&barrier, Options { timeout: Some(left), ..Options::default() }) }?;
+        comm.barrier(Options { timeout: Some(left), ..Options::default() })?;
         Ok(comm)
     }
 
@@ -152,7 +133,9 @@ impl Table<'_> {
         loop {
             let now = Instant::now();
             if now >= self.deadline {
-                return Err(self.late(tree)?);
+                // Not all may have heard of it.
+                let failure = tree.failure().cloned();
+                return Err(failure.map_or_else(|| self.late(tree), |failure| Ok(self.told(failure)))?);
             }
             if now >= next {
                 if self.look(tree)? {
@@ -174,10 +157,6 @@ impl Table<'_> {
 
     /// What the store has for this rank; whether there was anything.
     fn look(&self, tree: &mut CardTree) -> Result<bool> {
-        if self.there(REFUSED)? {
-            let why = String::from_utf8_lossy(&self.store.get(REFUSED)?).into_owned();
-            return Err(Error::Topology(format!("making group `{}`: {why}", self.name)));
-        }
         let mut moved = false;
         if let Some(parent) = tree.parent().filter(|_| tree.is_lost())
             && self.there(&card(parent))?
@@ -188,16 +167,12 @@ impl Table<'_> {
             })?;
             moved = true;
         }
-        if let Some(words) = tree.to_carry_up() {
-            log::say(
-                Level::Info,
-                &format!(
-                    "group `{}`: rank {} cannot connect to rank {}; its cards go through the store",
-                    self.name,
-                    self.rank,
-                    tree.parent().unwrap_or(0)
-                ),
+        if let Some((words, why)) = tree.to_carry_up() {
+            let (name, rank, parent) = (self.name, self.rank, tree.parent().unwrap_or(0));
+            let path = format!(
+                "rank {rank} cannot connect to rank {parent} ({why}); its cards go through the store"
             );
+            log::say(Level::Info, &format!("group `{name}`: {path}"));
             self.store.set(&up(self.rank), &words)?;
             moved = true;
         }
@@ -212,7 +187,28 @@ impl Table<'_> {
                 moved = true;
             }
         }
+        if !moved && let Some(why) = self.refusal()? {
+            return Err(Error::Topology(format!("making group `{}`: {why}", self.name)));
+        }
         Ok(moved)
+    }
+
+    /// How what this rank says of its own failure begins.
+    fn mine(&self) -> String {
+        format!("rank {} could not: ", self.rank)
+    }
+
+    /// Why another rank cannot make the group. What this one said in an earlier attempt does not hold any more.
+    fn refusal(&self) -> Result<Option<String>> {
+        if !self.there(REFUSED)? {
+            return Ok(None);
+        }
+        let why = String::from_utf8_lossy(&self.store.get(REFUSED)?).into_owned();
+        if !why.starts_with(&self.mine()) {
+            return Ok(Some(why));
+        }
+        self.store.delete(REFUSED)?;
+        Ok(None)
     }
 
     fn carry_down(&self, tree: &CardTree) -> Result<()> {
@@ -235,7 +231,7 @@ impl Table<'_> {
         let mut missing = Vec::new();
         self.absent(0..self.size, &mut missing)?;
         let detail = if missing.is_empty() {
-            format!("all ranks came, but what {} had to say did not", named(&tree.awaited()))
+            format!("all ranks came, but rank {} still waits for {}", self.rank, named(&tree.waits_for()))
         } else {
             format!(
                 "no card from {}; {} of {} ranks came. Did all ranks of the group call init_process_group or new_group, \
@@ -276,16 +272,14 @@ impl Table<'_> {
         }
     }
 
-    /// In place of a card, so that the others need not wait for one. They read it before this rank goes on.
+    /// In place of a card, so that the others need not wait for one, however late they come. The first cause stays.
     fn refuse(&self, error: &Error) {
         if self.size == 1 {
             return;
         }
-        // The first cause stays, and goes with whoever put it there.
-        let first = self.there(REFUSED) == Ok(false);
+        let first = self.refusal() == Ok(None);
         if first {
-            let why = format!("rank {} could not: {error}", self.rank);
-            let _ = self.store.set(REFUSED, why.as_bytes());
+            let _ = self.store.set(REFUSED, format!("{}{error}", self.mine()).as_bytes());
         }
         // Who has not found out yet reads it whenever it comes.
         if self.fail_together(&[]) && first {
@@ -295,8 +289,8 @@ impl Table<'_> {
 
     /// Most reasons to fail hold for all ranks, and each is to raise its own error. So the first leaves only when the others
     /// have found out, too: what follows is often the end of its process, and, with rank 0, of the store. The keys stay: all
-    /// that one could do to a later group is to end a wait like this one. Who is `missing` finds out nothing. Whether all
-    /// others have.
+    /// that one could do to a later group is to end a wait like this one. Who is `missing` finds out nothing.
+    /// Whether all others have.
     fn fail_together(&self, missing: &[usize]) -> bool {
         let begun = Instant::now();
         let _ = self.store.set(&failed(self.rank), b"");

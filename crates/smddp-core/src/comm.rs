@@ -10,7 +10,7 @@ use smddp_transport::fork::{self, PerProcess};
 use smddp_transport::{Group, Sleeper};
 
 use crate::bind::{self, Cache, Key, Site};
-use crate::call::{self, Call};
+use crate::call::{self, Blocks, Call};
 use crate::config::{Config, Level};
 use crate::device::{self, DeviceOp, Landing, Lobby, On};
 use crate::drive::{Limit, Target};
@@ -20,7 +20,7 @@ use crate::log;
 use crate::network::{Known, Origin};
 use crate::p2p::{Direction, Post};
 use crate::progress;
-use crate::types::DType;
+use crate::types::{DType, RedOp};
 use crate::wait::Habit;
 use crate::work::{Keep, Shared};
 
@@ -303,6 +303,14 @@ impl Communicator {
         }
         // SAFETY: the caller's promise; `wait` returns when the work is over, or the work holds `keep`.
         unsafe { self.start(call, options) }?.wait(None)
+    }
+
+    /// Returns when all ranks of the group have called it.
+    pub fn barrier(&self, options: Options) -> Result<()> {
+        let (collective, dtype, redop) = (Collective::Barrier, DType::U8, RedOp::Sum);
+        let call = Call { collective, dtype, redop, root: 0, input: Blocks::None, output: Blocks::None };
+        // SAFETY: a barrier has no buffers.
+        unsafe { self.run(&call, options) }
     }
 
     /// Starts `call`; it goes on by itself.

@@ -10,6 +10,8 @@
 //! rank to rank: through unix sockets on a host, over TCP between hosts. What a rank without such a way to its parent has
 //! to say is handed to whoever drives this ([`CardTree::to_carry_up`]), who may carry it some other way.
 
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzzing;
 mod shape;
 mod talk;
 
@@ -111,6 +113,8 @@ pub struct CardTree {
     above: Above,
     /// Whether everything has gone up.
     told: bool,
+    /// Why the last call to the parent came to nothing.
+    trouble: String,
     /// Cards of this rank and of those below.
     cards: BTreeMap<usize, Vec<u8>>,
     outcome: Option<Outcome>,
@@ -139,6 +143,7 @@ impl CardTree {
             children: BTreeMap::new(),
             above: if rank == 0 { Above::Nobody } else { Above::Unknown },
             told: false,
+            trouble: String::new(),
             cards: BTreeMap::from([(rank, card.to_bytes())]),
             outcome: None,
         })
@@ -168,7 +173,7 @@ impl CardTree {
     }
 
     /// Children that have not been heard.
-    pub fn awaited(&self) -> Vec<usize> {
+    fn awaited(&self) -> Vec<usize> {
         let heard = |child: &usize| self.children.get(child).is_some_and(|child| child.heard);
         shape::children(self.rank, self.size).filter(|child| !heard(child)).collect()
     }
@@ -180,14 +185,24 @@ impl CardTree {
         awaited
     }
 
-    /// What goes up, once: where there is no connection to the parent.
-    pub fn to_carry_up(&mut self) -> Option<Vec<u8>> {
+    /// Whom this rank waits for: children that have something to say, or to hear; else the parent.
+    pub fn waits_for(&self) -> Vec<usize> {
+        let deaf = |child: &Child| child.talk.as_ref().is_some_and(|talk| !talk.said());
+        let mut ranks = self.awaited();
+        ranks.extend(
+            self.children.iter().filter(|(_, child)| child.heard && deaf(child)).map(|(rank, _)| *rank),
+        );
+        if ranks.is_empty() { self.parent().into_iter().collect() } else { ranks }
+    }
+
+    /// What goes up, once, and why: where there is no connection to the parent.
+    pub fn to_carry_up(&mut self) -> Option<(Vec<u8>, String)> {
         let unreached = matches!(self.above, Above::Unreached { carried: false });
         if !unreached || !self.awaited().is_empty() {
             return None;
         }
         (self.above, self.told) = (Above::Unreached { carried: true }, true);
-        Some(self.upward())
+        Some((self.upward(), std::mem::take(&mut self.trouble)))
     }
 
     /// Whether what comes down has to be carried here.
@@ -200,10 +215,15 @@ impl CardTree {
         self.settle(bytes);
     }
 
+    /// Why there will be no group, as far as it is known.
+    pub fn failure(&self) -> Option<&Failure> {
+        self.outcome.as_ref()?.as_ref().err()
+    }
+
     /// What that child says, which has no connection here.
     pub fn carried_up(&mut self, child: usize, bytes: &[u8]) {
         self.children.insert(child, Child { talk: None, heard: true });
-        self.take(bytes);
+        self.take(child, bytes);
     }
 
     /// Children that have no connection here, and what they are to hear; once it is known.
@@ -233,15 +253,16 @@ impl CardTree {
         self.outcome.as_ref().filter(|_| !busy && !unheard)
     }
 
-    /// Tells those to whom there is a connection why there will be no group.
+    /// Tells those to whom there is a connection why there will be no group. The first cause goes round, and no other.
     pub fn fail(&mut self, failure: Failure) {
+        if self.outcome.is_some() {
+            return;
+        }
         if let Above::Talking { talk, call } = &mut self.above {
             talk.say(&call.address.token, self.rank, &words(&Err(failure.clone())));
             self.told = true;
         }
-        if self.outcome.is_none() {
-            self.finish(Err(failure));
-        }
+        self.finish(Err(failure));
         self.send();
     }
 
@@ -307,14 +328,14 @@ impl CardTree {
                 Ok(None) => {}
                 Ok(Some((_, bytes))) => {
                     child.heard = true;
-                    said.push(Ok(bytes));
+                    said.push((*rank, Ok(bytes)));
                 }
-                Err(error) => said.push(Err(hung_up(*rank, &error))),
+                Err(error) => said.push((*rank, Err(hung_up(*rank, &error)))),
             }
         }
-        for words in said {
+        for (rank, words) in said {
             match words {
-                Ok(bytes) => self.take(&bytes),
+                Ok(bytes) => self.take(rank, &bytes),
                 Err(failure) => self.fail(failure),
             }
         }
@@ -327,6 +348,7 @@ impl CardTree {
             && !talk.began()
             && now.duration_since(call.since) >= UNREACHED
         {
+            self.trouble = "it does not answer".to_owned();
             self.above = Above::Unreached { carried: false };
         }
         if let Above::Calling { call: Call { address, .. }, next } = &mut self.above
@@ -336,7 +358,10 @@ impl CardTree {
             let talk = match (near, address.tcp) {
                 (true, _) => Talk::unix(&address.socket),
                 (false, Some(tcp)) => Talk::tcp(tcp),
-                (false, None) => Err(ErrorKind::AddrNotAvailable.into()),
+                (false, None) => Err(io::Error::new(
+                    ErrorKind::AddrNotAvailable,
+                    "it is on another host and has no TCP address",
+                )),
             };
             let above = std::mem::replace(&mut self.above, Above::Unreached { carried: false });
             let Above::Calling { call, .. } = above else { return };
@@ -346,10 +371,12 @@ impl CardTree {
                     talk.say(&call.address.token, self.rank, &[]);
                     self.above = Above::Talking { call, talk };
                 }
-                Err(_) if now.duration_since(call.since) < UNREACHED => {
-                    self.above = Above::Calling { call, next: now + PAUSE };
+                Err(error) => {
+                    self.trouble = error.to_string();
+                    if now.duration_since(call.since) < UNREACHED {
+                        self.above = Above::Calling { call, next: now + PAUSE };
+                    }
                 }
-                Err(_) => {}
             }
         }
         self.talk_to_parent();
@@ -373,10 +400,10 @@ impl CardTree {
             Ok(None) => {}
             Ok(Some((_, bytes))) => self.settle(&bytes),
             Err(error) if began => self.fail(hung_up(self.parent().unwrap_or(0), &error)),
-            Err(_) => {
+            Err(error) => {
                 let above = std::mem::replace(&mut self.above, Above::Nobody);
                 let Above::Talking { call, .. } = above else { return };
-                self.told = false;
+                (self.told, self.trouble) = (false, error.to_string());
                 self.above = Above::Calling { call, next: Instant::now() + PAUSE };
             }
         }
@@ -403,8 +430,8 @@ impl CardTree {
     }
 
     /// What a child has.
-    fn take(&mut self, bytes: &[u8]) {
-        match parse(bytes) {
+    fn take(&mut self, child: usize, bytes: &[u8]) {
+        match parse(child, bytes) {
             Ok(cards) => {
                 for (rank, card) in cards {
                     if (rank as usize) < self.size {
@@ -418,11 +445,16 @@ impl CardTree {
 
     /// What the parent says.
     fn settle(&mut self, bytes: &[u8]) {
-        let outcome = parse(bytes).and_then(|cards| {
+        let parent = self.parent().unwrap_or(0);
+        let outcome = parse(parent, bytes).and_then(|cards| {
             let cards: BTreeMap<u32, Vec<u8>> = cards.into_iter().collect();
             match cards.len() == self.size {
                 true => Ok(cards.into_values().collect()),
-                false => Err(Failure::of(format!("{} cards for {} ranks", cards.len(), self.size))),
+                false => Err(Failure::of(format!(
+                    "rank {parent} has {} cards for {} ranks",
+                    cards.len(),
+                    self.size
+                ))),
             }
         });
         self.finish(outcome);
@@ -447,9 +479,10 @@ fn words(words: &Words) -> Vec<u8> {
     postcard::to_allocvec(words).unwrap_or_default()
 }
 
-fn parse(bytes: &[u8]) -> Words {
-    postcard::from_bytes(bytes)
-        .unwrap_or_else(|_| Err(Failure::of(format!("{} bytes that are no cards", bytes.len()))))
+/// What that rank says.
+fn parse(from: usize, bytes: &[u8]) -> Words {
+    let nonsense = || Failure::of(format!("rank {from} sent {} bytes that are no cards", bytes.len()));
+    postcard::from_bytes(bytes).unwrap_or_else(|_| Err(nonsense()))
 }
 
 fn hung_up(rank: usize, error: &io::Error) -> Failure {
@@ -535,7 +568,8 @@ mod tests {
             trees.truncate(9);
             child.write().unwrap();
             for outcome in outcomes(&mut trees) {
-                assert!(!outcome.unwrap_err().why.is_empty(), "{words:?}");
+                let why = format!("rank 9 sent {} bytes that are no cards", words.len());
+                assert_eq!(outcome.unwrap_err(), Failure::of(why), "{words:?}");
             }
         }
     }

@@ -5,6 +5,8 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
 use crate::net::tcp::{Own, connect};
 use crate::process::Id;
 use crate::send::send;
@@ -68,10 +70,12 @@ impl Talk {
         Ok(Self { stream, out: Vec::new(), sent: 0, heard: Vec::new() })
     }
 
+    /// An error where the listener's queue is full, too: nobody waits for room in it.
     pub(super) fn unix(name: &[u8]) -> io::Result<Self> {
-        use std::os::linux::net::SocketAddrExt;
-        let address = std::os::unix::net::SocketAddr::from_abstract_name(name)?;
-        Self::new(Stream::Unix(Own::new(UnixStream::connect_addr(&address)?)))
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
+        Self::new(Stream::Unix(Own::new(UnixStream::from(socket))))
     }
 
     /// What comes of it shows when it is used.

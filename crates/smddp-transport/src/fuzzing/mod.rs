@@ -16,6 +16,7 @@ mod sink;
 mod tcp;
 mod unix;
 
+pub use crate::bootstrap::fuzzing::bootstrap;
 pub use cards::card;
 pub use fabric::fabric;
 pub use headers::{frame, hello, survey};
@@ -44,7 +45,7 @@ mod tests {
     }
 
     // Whatever bytes arrive there, in whatever order.
-    targets!(card, fabric, frame, hello, letters, shm, sink, survey, unix);
+    targets!(bootstrap, card, fabric, frame, hello, letters, shm, sink, survey, unix);
 
     #[test]
     fn tcp() {
