@@ -32,13 +32,23 @@ def paths(comm: Any) -> list[tuple[str, str, str]]:
 
 
 def collect(start_cuda: bool = False) -> dict[str, Any]:
-    """Version, machine, settings, and the open groups with their paths."""
+    """Version, machine, settings, and the open groups with their paths.
+
+    "problems" has a line for each thing that keeps the rest from being told, such as a setting that is not valid.
+    """
     native = core()
+    problems = []
+    try:
+        machine = native.info()
+    except ValueError as error:
+        machine = {}
+        problems.append(str(error))
     return {
         "version": native.__version__,
         "core": native.__file__,
         "torch": _torch_version(),
-        "machine": native.info(),
+        "problems": problems,
+        "machine": machine,
         "cuda": cuda(start_cuda),
         "settings": {
             name: {"value": value, "default": default, "from": origin, "what": what}

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import shutil
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`smddp info` and `smddp bench`. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="smddp", description="Collective communication for training.")
-    commands = parser.add_subparsers(dest="command", required=True)
+    parser.add_argument("--version", action="store_true", help="the version, and that of the torch beside it")
+    commands = parser.add_subparsers(dest="command")
     info = commands.add_parser("info", help="what was found here, the settings, and the path each collective takes")
     info.add_argument("--json", action="store_true", help="the same for programs")
     info.add_argument("-n", "--ranks", type=int, default=2, help="processes on this machine to show the paths for")
@@ -23,6 +25,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The benchmark reads its own arguments.
         return bench(given[1:])
     arguments = parser.parse_args(given)
+    if arguments.version:
+        return _version()
+    if arguments.command is None:
+        parser.error("a command is missing: info or bench")
     if arguments.ranks < 1:
         parser.error(f"--ranks must be at least 1, got {arguments.ranks}")
     try:
@@ -36,48 +42,42 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _version() -> int:
+    from importlib.metadata import PackageNotFoundError, version
+
+    print(f"smddp {version('smddp')}")
+    with contextlib.suppress(PackageNotFoundError):
+        print(f"torch {version('torch')}")
+    return 0
+
+
 def _info(ranks: int, as_json: bool) -> int:
+    """Tells what there is, whatever is wrong with it. Returns 1 where something is."""
+    from smddp import _surroundings
     from smddp._info import collect, local_paths
     from smddp._native import core
 
     found = collect(start_cuda=True)
-    found["libfabric"] = core().fabric()
-    status = 0
-    try:
-        found["paths"] = {name: {"4 KiB": small, "64 MiB": large} for name, small, large in local_paths(ranks)}
-    except (RuntimeError, ValueError) as error:
-        found["paths"] = {"error": str(error)}
-        status = 1
+    found["surroundings"] = _surroundings.collect()
+    found["libfabric"], found["paths"] = [], {}
+    if not found["problems"]:
+        found["libfabric"] = core().fabric()
+        try:
+            found["paths"] = {name: {"4 KiB": small, "64 MiB": large} for name, small, large in local_paths(ranks)}
+        except (RuntimeError, ValueError) as error:
+            found["problems"].append(f"{ranks} processes here form no group: {error}")
     if as_json:
         print(json.dumps(found, indent=2, default=str))
-        return status
-    print(f"smddp {found['version']}   torch {found['torch'] or 'not installed'}")
-    print("\nmachine")
-    for key, value in found["machine"].items():
-        print(f"  {key:<20} {value}")
-    print("\nCUDA")
-    for line in _cuda(found["cuda"]):
-        print(f"  {line}")
-    print("\nlibfabric")
-    for line in found["libfabric"]:
-        print(f"  {line}")
-    print(f"\npaths of {ranks} processes on this machine")
-    for name, path in found["paths"].items():
-        if isinstance(path, str):
-            print(f"  {path}")
-        else:
-            print(f"  {name:<16} " + "   ".join(f"{size}: {way}" for size, way in path.items()))
-    print("\nsettings (value, where it comes from)")
-    for name, row in found["settings"].items():
-        print(f"  {name:<28} {row['value']:<16} {row['from']:<12} {row['what']}")
-    return status
+    else:
+        from smddp._report import lines
+
+        print("\n".join(lines(found, ranks, _columns())))
+    return 1 if found["problems"] else 0
 
 
-def _cuda(found: dict[str, Any]) -> list[str]:
-    if not found["found"]:
-        return [f"CUDA tensors are not served: {found['why']}"]
-    paths = [f"{where:<20} {path}" for where, path in found["paths"].items()]
-    return [f"{'driver':<20} {found['driver']}", *found["devices"], *paths]
+def _columns() -> int:
+    """The terminal's width; lines that go to a file or a pipe have none."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else 10_000
 
 
 def bench(argv: Sequence[str] | None = None) -> int:

@@ -1,0 +1,91 @@
+"""`smddp info` tells what there is, whatever is wrong with it."""
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from smddp import _info, _report, _surroundings
+
+
+def smddp(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "smddp", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, **environment},
+    )
+
+
+def test_the_version_is_told_without_a_command():
+    told = smddp("--version")
+    assert (told.returncode, told.stderr) == (0, "")
+    assert told.stdout.startswith("smddp 0.") and "torch 2." in told.stdout
+
+
+def test_a_missing_command_is_a_usage_error():
+    told = smddp()
+    assert told.returncode == 2 and "info or bench" in told.stderr
+
+
+def test_all_sections_are_there_and_no_line_is_wider_than_the_terminal():
+    told = smddp("info", COLUMNS="100")
+    assert told.returncode == 0, told.stderr
+    for words in ("machine", "glibc", "NUMA", "memory that can be locked", 'has backend="smddp"', "all_gather", "SMDDP_ALGO"):
+        assert words in told.stdout
+    assert [line for line in told.stdout.splitlines() if len(line) > 100] == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("SMDDP_ALGO", "foo"), ("SMDDP_STAGING_BYTES", "1"), ("SMDDP_DEBUG", "debug")]
+)
+def test_a_setting_that_is_not_valid_is_told_and_hides_nothing_else(setting, value):
+    told = smddp("info", "--json", **{setting: value})
+    assert told.returncode == 1 and told.stderr == "", told.stderr
+    found = json.loads(told.stdout)
+    assert [setting in problem and value.upper() in problem.upper() for problem in found["problems"]] == [True]
+    assert found["settings"][setting]["value"] == value
+    assert "backend" in found["surroundings"]["torch"]
+    assert "WRONG" in smddp("info", **{setting: value}).stdout
+
+
+def test_a_torch_that_looks_for_no_backend_is_told():
+    found = json.loads(smddp("info", "--json", TORCH_DEVICE_BACKEND_AUTOLOAD="0").stdout)
+    told = found["surroundings"]["torch"]
+    # From 2.14 on torch finds the name when it is first used, whatever the variable says.
+    assert "AUTOLOAD=0" in told or 'has backend="smddp"' in told
+
+
+def test_another_package_at_the_same_paths_is_told(tmp_path, monkeypatch):
+    about = tmp_path / "smdistributed_dataparallel-2.1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: smdistributed-dataparallel\nVersion: 2.1\n")
+    (about / "RECORD").write_text("smdistributed/dataparallel/torch/__init__.py,,\n")
+    assert _surroundings.historic() == "not installed"
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "smdistributed-dataparallel 2.1" in _surroundings.historic()
+    assert "pip uninstall smdistributed-dataparallel" in _surroundings.historic()
+
+
+def cuda_of(monkeypatch: pytest.MonkeyPatch, **found) -> str:
+    monkeypatch.setattr(_info, "core", lambda: SimpleNamespace(cuda=lambda start: found))
+    return "\n".join(f"{name} {text}" for name, text in _report.cuda(_info.cuda()))
+
+
+def test_a_missing_driver_is_told_with_its_reason(monkeypatch):
+    text = cuda_of(monkeypatch, found=False, why="libcuda.so.1 was not found", driver="", devices=[])
+    assert text == " CUDA tensors are not served: libcuda.so.1 was not found"
+
+
+def test_driver_devices_and_paths_are_told(monkeypatch):
+    text = cuda_of(monkeypatch, found=True, why="", driver="580.95, CUDA 13.0", devices=["0: NVIDIA H200"])
+    for words in ("580.95, CUDA 13.0", "0: NVIDIA H200", "copy engines", "pinned host memory"):
+        assert words in text
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0 B"), (1023, "1023 B"), (64 << 20, "64 MiB"), (3 << 42, "12 TiB")])
+def test_sizes_have_units(number, text):
+    assert _surroundings.size(number) == text
