@@ -1,6 +1,6 @@
 """DDP: a whole copy on every rank, gradients all-reduced in buckets behind the backward pass.
 
-  torchrun --nproc-per-node 4 examples/ddp.py --backend smddp
+torchrun --nproc-per-node 4 examples/ddp.py --backend smddp
 """
 
 import common

@@ -1,7 +1,7 @@
 """FSDP1: the wrapper class, one flat parameter per block.
 
-  torchrun --nproc-per-node 4 examples/fsdp1.py --backend smddp
-  torchrun --nproc-per-node 4 examples/fsdp1.py --strategy SHARD_GRAD_OP
+torchrun --nproc-per-node 4 examples/fsdp1.py --backend smddp
+torchrun --nproc-per-node 4 examples/fsdp1.py --strategy SHARD_GRAD_OP
 """
 
 import functools
@@ -14,9 +14,7 @@ from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
 
 def main():
     strategies = ["FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"]
-    o = common.arguments(
-        __doc__, lambda p: p.add_argument("--strategy", default="FULL_SHARD", choices=strategies)
-    )
+    o = common.arguments(__doc__, lambda p: p.add_argument("--strategy", default="FULL_SHARD", choices=strategies))
     common.start(o)
     twin = common.make(o)
     model = common.make(o)

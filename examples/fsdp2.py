@@ -1,6 +1,6 @@
 """FSDP2: parameters, gradients and optimizer state sharded over all ranks (all_gather and reduce_scatter).
 
-  torchrun --nproc-per-node 4 examples/fsdp2.py --backend smddp
+torchrun --nproc-per-node 4 examples/fsdp2.py --backend smddp
 """
 
 import common

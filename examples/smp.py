@@ -117,9 +117,7 @@ def main():
         print(f"{name}: steps {first} to {last}, loss {losses[first]:.4f} -> {losses[last - 1]:.4f}", flush=True)
     if o.save:
         weights, moments = get_state_dict(root, optimizer)
-        async_save(
-            {"model": weights, "optimizer": moments, "step": torch.tensor(last)}, checkpoint_id=str(o.save)
-        )
+        async_save({"model": weights, "optimizer": moments, "step": torch.tensor(last)}, checkpoint_id=str(o.save))
         maybe_finalize_async_calls(blocking=True)
     if o.losses and rank == 0:
         o.losses.write_text(json.dumps(losses))

@@ -78,8 +78,8 @@ class Comm:
     def make(store: _Store, name: str, rank: int, size: int, timeout: float) -> Comm:
         """This rank's end of a group whose ranks all do this over the same store.
 
-        Raises CollectiveTimeoutError naming the ranks that did not come within `timeout` seconds, TopologyError where ranks
-        cannot reach each other or one of them could not make the group at all, and whatever the store raises.
+        Raises CollectiveTimeoutError naming the ranks that did not come within `timeout` seconds, TopologyError where
+        ranks cannot reach each other or one of them could not make the group at all, and whatever the store raises.
         """
     def collective(
         self,

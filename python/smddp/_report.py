@@ -29,7 +29,10 @@ def lines(found: dict[str, Any], ranks: int, columns: int) -> list[str]:
     told += rows("libfabric", [("", line) for line in found["libfabric"]])
     told += rows(
         f"paths of {ranks} processes on this machine",
-        [(name, "; ".join(f"{amount}: {way}" for amount, way in paths.items())) for name, paths in found["paths"].items()],
+        [
+            (name, "; ".join(f"{amount}: {way}" for amount, way in ways.items()))
+            for name, ways in found["paths"].items()
+        ],
     )
     told += rows(
         "settings: value (where it comes from), and what it does",

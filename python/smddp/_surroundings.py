@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import resource
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 
@@ -28,13 +29,11 @@ def collect() -> dict[str, str]:
 
 def size(number: float) -> str:
     """With the unit that people read: "64 MiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if number < 1024:
-            break
+    units = ["TiB", "GiB", "MiB", "KiB", "B"]
+    while number >= 1024 and len(units) > 1:
         number /= 1024
-    else:
-        unit = "TiB"
-    return f"{number:.4g} {unit}"
+        units.pop()
+    return f"{number:.4g} {units[-1]}"
 
 
 def _processor() -> str:
@@ -55,9 +54,9 @@ def _read(path: str) -> str:
         return ""
 
 
-def _limit(which: int, shown: object) -> str:
+def _limit(which: int, shown: Callable[[int], str]) -> str:
     soft, _ = resource.getrlimit(which)
-    return "unlimited" if soft == resource.RLIM_INFINITY else shown(soft)  # type: ignore[operator]
+    return "unlimited" if soft == resource.RLIM_INFINITY else shown(soft)
 
 
 def torch() -> str:
@@ -74,8 +73,9 @@ def torch() -> str:
         return f"{version}, built without torch.distributed"
     if "SMDDP" in dist.Backend._plugins:
         return f'{version}, has backend="smddp"'
+    autoload = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD")
     return (
-        f'{version}, has no backend="smddp": TORCH_DEVICE_BACKEND_AUTOLOAD={os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD")} '
+        f'{version}, has no backend="smddp": TORCH_DEVICE_BACKEND_AUTOLOAD={autoload} '
         "turns torch's search for backends off; `import smdistributed.dataparallel.torch.torch_smddp` registers it"
     )
 

@@ -34,7 +34,15 @@ def test_a_missing_command_is_a_usage_error():
 def test_all_sections_are_there_and_no_line_is_wider_than_the_terminal():
     told = smddp("info", COLUMNS="100")
     assert told.returncode == 0, told.stderr
-    for words in ("machine", "glibc", "NUMA", "memory that can be locked", 'has backend="smddp"', "all_gather", "SMDDP_ALGO"):
+    for words in (
+        "machine",
+        "glibc",
+        "NUMA",
+        "memory that can be locked",
+        'has backend="smddp"',
+        "all_gather",
+        "SMDDP_ALGO",
+    ):
         assert words in told.stdout
     assert [line for line in told.stdout.splitlines() if len(line) > 100] == []
 
