@@ -119,12 +119,18 @@ demo-smp: $(STAMPS)/wheel $(STAMPS)/test-tools ## a tiny Llama with hybrid shard
 	$(TORCHRUN) 4 examples/smp.py --config '{"hybrid_shard_degree": 4}' \
 	    --steps 40 --resume $(DEMO_SMP)/checkpoint --compare $(DEMO_SMP)/one.json
 
-# One after the other under -j too.
+# One after the other under -j too; only what comes before them goes on side by side: a compiler, a linker and a download
+# seldom want both cores at once.
 .PHONY: test
 test: ## every test: cargo's, then pytest's
+	$(MAKE) -j 3 rust-tests-built $(STAMPS)/wheel $(STAMPS)/test-tools
 	$(MAKE) test-rust
 	$(MAKE) test-transformers PYTEST_ARGS='-q -m "not slow" -k "tensor_parallel or delayed"'
 	$(MAKE) test-python
+
+.PHONY: rust-tests-built
+rust-tests-built: | prerequisites
+	cargo test --quiet --no-run $(RUST_TESTS)
 
 .PHONY: test-rust
 test-rust: | prerequisites ## the Rust tests alone
@@ -175,6 +181,7 @@ check: $(STAMPS)/lint-tools ## what a change must pass: format, clippy, ruff, st
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --exclude "*.md" .
 	$(MAKE) stubtest
 	$(MAKE) test
 

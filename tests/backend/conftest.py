@@ -7,7 +7,7 @@ import pytest
 from backend.ranks import Pools
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def pools() -> Iterator[Pools]:
     """The rank processes, one pool for each group size."""
     made = Pools()

@@ -14,7 +14,7 @@ from device.fakes import fake
 __all__ = ["fake", "machines"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def machines() -> Iterator[Callable[[str], Pool]]:
     """Rank processes over the fake driver, by the name of what they run on (device.machines)."""
     from device.machines import MACHINES

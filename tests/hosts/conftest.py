@@ -30,7 +30,7 @@ def lab_is_possible() -> None:
         pytest.skip(reason)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def labs() -> Iterator[Labs]:
     """The lab whose hosts hold rank processes."""
     made = Labs()

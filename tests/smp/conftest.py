@@ -8,7 +8,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [HERE, os.path.join(os.path.dirname(HERE), "clients")]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def ranks():
     """Four ranks of the backend under test, shared by all cases."""
     from ranks import Ranks
