@@ -3,7 +3,7 @@
     python bench/startup_store.py 1024 8192
 
 A few processes with a few connections each make the requests of all ranks. Each rank sets its address, looks for
-its parent's, reads it, looks twice whether somebody refused, and takes its own away, as `smddp-core/src/bootstrap.rs` does
+its parent's, reads it, looks twice whether somebody refused, and takes its own away, as `smddp-core/src/startup/bootstrap.rs` does
 where nobody is late. `--all` replays the other way to do it: every rank reads every rank's card.
 
 Prints, for each N: seconds until all are served, and the bytes that went through the server (keys and values).

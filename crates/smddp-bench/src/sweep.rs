@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::op::{Op, Shape};
 use crate::pattern::{POISON, Pattern};
 use crate::sizes::sweep;
-use crate::types::{DTYPES, REDOPS, is_bitwise, is_integer};
+use crate::types::{DTYPES, REDOPS, is_bitwise};
 
 /// One half of a row.
 #[derive(Clone, Copy, Debug)]
@@ -113,7 +113,7 @@ impl Bench<'_> {
             return Ok(vec![("none", RedOp::Sum)]);
         }
         let asked = self.cli.redop.of(&REDOPS);
-        let fits = |(_, op): &(&str, RedOp)| is_integer(dtype) || !is_bitwise(*op);
+        let fits = |(_, op): &(&str, RedOp)| dtype.is_integer() || !is_bitwise(*op);
         let fitting: Vec<_> = asked.iter().copied().filter(fits).collect();
         match (fitting.is_empty(), asked.first()) {
             (true, Some((name, _))) => {

@@ -63,13 +63,6 @@ fn parse<T: Copy>(text: &str, all: &[(&str, T)], what: &str) -> Result<Choice<T>
     })
 }
 
-pub(crate) const fn is_integer(dtype: DType) -> bool {
-    matches!(
-        dtype,
-        DType::I8 | DType::I16 | DType::I32 | DType::I64 | DType::U8 | DType::U16 | DType::U32 | DType::U64
-    )
-}
-
 pub(crate) const fn is_bitwise(op: RedOp) -> bool {
     matches!(op, RedOp::Band | RedOp::Bor | RedOp::Bxor)
 }

@@ -3,11 +3,11 @@
 use smddp_plan::Collective;
 use smddp_transport::{Group, Head, Mismatch};
 
-use crate::call::name_of;
+use crate::call::numbered;
 use crate::device::Flight;
 use crate::error::Error;
-use crate::exec::Op;
 use crate::head::{self, call};
+use crate::op::Op;
 use crate::report;
 use crate::types::DType;
 
@@ -40,21 +40,21 @@ pub(crate) fn mismatch(
     };
     let what = match head::is_leaving(mine) {
         true => call(mine),
-        false => format!("{} #{seq}", name_of(collective)),
+        false => numbered(collective, seq),
     };
     Error::Mismatch { what, group: group.to_owned(), rank: found.rank, detail }
 }
 
 pub(crate) fn timeout(link: &Group, group: &str, op: &Op) -> Error {
     let (missing, detail) = absent(link, op.seq);
-    let what = format!("{} #{}", name_of(op.collective), op.seq);
+    let what = numbered(op.collective, op.seq);
     Error::Timeout { what, group: group.to_owned(), after: op.timeout, missing, detail }
 }
 
 /// An operation that is on the device since, and does not end there.
 pub(crate) fn stuck(group: &str, flight: &Flight) -> Error {
     Error::Timeout {
-        what: format!("{} #{}", name_of(flight.collective), flight.seq),
+        what: numbered(flight.collective, flight.seq),
         group: group.to_owned(),
         after: flight.timeout,
         missing: Vec::new(),

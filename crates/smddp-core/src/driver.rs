@@ -8,15 +8,17 @@ use std::time::{Duration, Instant};
 use smddp_plan::{Algorithm, Collective};
 use smddp_transport::{Fault, Group, Head, Mismatch};
 
-use crate::call::{name_of, rooted};
+use crate::call::numbered;
 use crate::describe;
 use crate::device::{self, Flight, Site, Trouble};
 use crate::error::Error;
-use crate::exec::{Op, Progress};
+use crate::exec;
 use crate::head;
-use crate::leaving::Record;
+use crate::ledger::Record;
+use crate::op::Op;
 use crate::p2p::{Mailroom, Post};
 use crate::report;
+use crate::steps::Progress;
 
 /// What waits to be taken up by the driver.
 pub(crate) enum Item {
@@ -154,11 +156,18 @@ impl Driver {
     fn advance(&mut self) -> Result<bool, Error> {
         let mut moved = false;
         while let Some(op) = self.queue.front_mut() {
-            let place = op.device.as_ref().map(|device| device.lobby.place.site);
-            let outcome = match place.map(|site| self.sites.get_mut(site)) {
-                None => op.advance(&mut self.link).map_err(Trouble::Mismatch),
-                Some(Some(site)) => device::advance(op, &mut self.link, site),
-                Some(None) => Err(Trouble::Device("the group has left its device".to_owned())),
+            let Op { collective, seq, bound, execution, begun, device, .. } = &mut **op;
+            let outcome = match device {
+                None => {
+                    exec::advance(*seq, begun, bound, execution, &mut self.link).map_err(Trouble::Mismatch)
+                }
+                Some(device) => match self.sites.get_mut(device.lobby.site) {
+                    None => Err(Trouble::Device("the group has left its device".to_owned())),
+                    Some(site) => {
+                        let call = (*seq, *collective);
+                        device::advance(call, begun, device, bound, execution, &mut self.link, site)
+                    }
+                },
             };
             match outcome {
                 Ok(Progress::Done) => {
@@ -175,13 +184,13 @@ impl Driver {
                 }
                 Ok(Progress::Blocked) => break,
                 Err(Trouble::Device(why)) => {
-                    let what = format!("{} #{} on group `{}`", name_of(op.collective), op.seq, self.group);
+                    let what = format!("{} on group `{}`", numbered(op.collective, op.seq), self.group);
                     // A rank that failed takes its memory back: then its reason is the one to tell.
                     let cause = self.examine_faults()?;
                     return Err(cause.unwrap_or(Error::System { what, why }));
                 }
                 Err(Trouble::Peer(why)) => {
-                    let what = format!("{} #{} on group `{}`", name_of(op.collective), op.seq, self.group);
+                    let what = format!("{} on group `{}`", numbered(op.collective, op.seq), self.group);
                     self.await_faults()?;
                     return Err(Error::System { what, why });
                 }
@@ -205,12 +214,12 @@ impl Driver {
             }
             Some(device) => {
                 // Whatever comes next on the stream comes after this operation's last readers.
-                self.sites[device.lobby.place.site].give_back(&device.slabs);
+                self.sites[device.lobby.site].give_back(&device.slabs);
                 if let Some(work) = &work {
                     work.enqueued();
                 }
                 self.flying.push_back(Flight {
-                    site: device.lobby.place.site,
+                    site: device.lobby.site,
                     number: device.number,
                     seq: op.seq,
                     collective: op.collective,
@@ -240,9 +249,8 @@ impl Driver {
                 }
                 let flight = &self.flying[index];
                 let why = format!(
-                    "another rank of the node gave it up while {} #{} was on the device",
-                    name_of(flight.collective),
-                    flight.seq
+                    "another rank of the node gave it up while {} was on the device",
+                    numbered(flight.collective, flight.seq)
                 );
                 return Err(Error::Closed { group: self.group.clone(), why });
             }
@@ -389,8 +397,8 @@ impl Driver {
     /// `moving`: messages still come in, perhaps of those who have left.
     fn judge(&mut self, faults: &[Fault], moving: bool) -> Result<(), Error> {
         let what = match (self.queue.front(), self.flying.front()) {
-            (Some(op), _) => format!("{} #{}", name_of(op.collective), op.seq),
-            (None, Some(flight)) => format!("{} #{}", name_of(flight.collective), flight.seq),
+            (Some(op), _) => numbered(op.collective, op.seq),
+            (None, Some(flight)) => numbered(flight.collective, flight.seq),
             (None, None) => "send or recv".to_owned(),
         };
         for fault in faults {
@@ -439,12 +447,12 @@ impl Driver {
     fn differ(&mut self, seq: u64, mine: Head, found: Mismatch) -> Result<(), Error> {
         let collective = head::collective(mine).unwrap_or(Collective::Barrier);
         let (leave, left) = (head::is_leaving(mine), head::is_leaving(found.theirs));
-        if left && !leave && !rooted(collective) && self.queue.front().is_some_and(|op| op.seq == seq) {
-            let what = format!("{} #{seq}", name_of(collective));
+        if left && !leave && !collective.has_root() && self.queue.front().is_some_and(|op| op.seq == seq) {
+            let what = numbered(collective, seq);
             return Err(describe::lost(&self.link, &self.group, what, found.rank, LEFT));
         }
         // A call of which all ranks are a part raises over there. Without a root's part in it, it may have ended well.
-        if leave && !left && head::collective(found.theirs).is_some_and(|theirs| !rooted(theirs)) {
+        if leave && !left && head::collective(found.theirs).is_some_and(|theirs| !theirs.has_root()) {
             self.leave_alone(&format!(
                 "{} waits in {}",
                 self.link.describe(found.rank),
@@ -529,5 +537,3 @@ const MOURNING: Duration = Duration::from_secs(5);
 
 /// A death in the node is known everywhere there after this time at most.
 const HEARSAY: Duration = Duration::from_secs(1);
-
-pub(crate) type SharedWork = Arc<crate::work::Shared>;

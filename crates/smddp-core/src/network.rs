@@ -6,7 +6,7 @@ use std::time::Duration;
 use smddp_plan::Network;
 use smddp_transport::fork::PerProcess;
 
-use crate::comm::lock;
+use crate::sync::lock;
 
 /// Where the figures of a network are from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

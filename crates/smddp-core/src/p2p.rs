@@ -1,15 +1,16 @@
 //! Send and recv: numbered per ordered pair by their order on the wire, matched by tag, outside the collectives.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smddp_transport::{Group, Mail, Stream};
 
-use crate::driver::SharedWork;
 use crate::error::Error;
-use crate::leaving::Ledger;
+use crate::ledger::Ledger;
 use crate::reduce;
 use crate::types::DType;
+use crate::work::Shared;
 
 /// One send or recv as it was asked for.
 pub(crate) struct Post {
@@ -20,7 +21,7 @@ pub(crate) struct Post {
     pub(crate) tag: u64,
     pub(crate) timeout: Duration,
     pub(crate) submitted: Instant,
-    pub(crate) work: SharedWork,
+    pub(crate) work: Arc<Shared>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,17 +79,15 @@ struct Unexpected {
     stream: Stream,
 }
 
-/// The rank whose message a recv waits for (`None`: any), and the tag.
-type Wanted = (Option<usize>, u64);
+/// Receives by tag, each with its place in the order of posting.
+type ByTag = BTreeMap<u64, VecDeque<(u64, Active)>>;
 
 pub(crate) struct Mailroom {
     sends: Vec<Active>,
     /// Receives whose message is here or on its way.
     recvs: Vec<Active>,
-    /// Those that wait for a message, each with its place in the order of posting.
-    waiting: BTreeMap<Wanted, VecDeque<(u64, Active)>>,
-    /// How many of them wait for each rank.
-    sought: BTreeMap<Option<usize>, usize>,
+    /// Those that wait for a message of a rank (`None`: of any).
+    waiting: BTreeMap<Option<usize>, ByTag>,
     /// By rank and tag, each in the order of its sender.
     unexpected: BTreeMap<(usize, u64), VecDeque<Unexpected>>,
     /// A receive found no message that fits: its group is to learn of it.
@@ -108,7 +107,6 @@ impl Mailroom {
             sends: Vec::new(),
             recvs: Vec::new(),
             waiting: BTreeMap::new(),
-            sought: BTreeMap::new(),
             unexpected: BTreeMap::new(),
             misfit: None,
             numbers: 0,
@@ -131,8 +129,8 @@ impl Mailroom {
             Some(message) => self.assign(active, message),
             None => {
                 let number = self.number();
-                *self.sought.entry(source).or_default() += 1;
-                self.waiting.entry((source, active.post.tag)).or_default().push_back((number, active));
+                let by_tag = self.waiting.entry(source).or_default();
+                by_tag.entry(active.post.tag).or_default().push_back((number, active));
             }
         }
     }
@@ -150,19 +148,18 @@ impl Mailroom {
     pub(crate) fn needs(&self, rank: usize) -> bool {
         self.sends.iter().any(|a| a.post.direction == Direction::To(rank))
             || self.recvs.iter().any(|a| a.from == rank)
-            || self.sought.contains_key(&Some(rank))
-            || (self.size == 2 && self.sought.contains_key(&None))
+            || self.waiting.contains_key(&Some(rank))
+            || (self.size == 2 && self.waiting.contains_key(&None))
     }
 
     /// The ranks of which a recv waits for a message.
     pub(crate) fn sought(&self) -> Vec<usize> {
-        self.sought.keys().flatten().copied().collect()
+        self.waiting.keys().flatten().copied().collect()
     }
 
     /// What `rank`, which has left, sent with other tags than those that a recv here waits for.
     pub(crate) fn unclaimed(&self, rank: usize, link: &Group, group: &str) -> Option<Error> {
-        let waits = |(source, _): &(Option<usize>, u64)| *source == Some(rank);
-        let (_, recv) = self.waiting.iter().find(|(key, _)| waits(key))?.1.front()?;
+        let (_, recv) = self.waiting.get(&Some(rank))?.values().next()?.front()?;
         let message =
             self.unexpected.range((rank, 0)..=(rank, u64::MAX)).find_map(|(_, list)| list.front())?;
         Some(misfit(recv, message.mail, rank, link, group))
@@ -218,12 +215,12 @@ impl Mailroom {
 
     /// Takes announcements off the wire where some recv may want them.
     fn collect(&mut self, link: &mut Group) -> bool {
-        if self.sought.is_empty() {
+        if self.waiting.is_empty() {
             return false;
         }
-        let ranks: Vec<usize> = match self.sought.contains_key(&None) {
+        let ranks: Vec<usize> = match self.waiting.contains_key(&None) {
             true => (0..self.size).collect(),
-            false => self.sought.keys().flatten().copied().collect(),
+            false => self.sought(),
         };
         let (me, mut moved) = (link.rank(), false);
         for from in ranks.into_iter().filter(|&from| from != me) {
@@ -239,24 +236,18 @@ impl Mailroom {
     /// Gives a message to the first recv that waits for it.
     fn announced(&mut self, message: Unexpected) {
         let tag = message.mail.tag;
-        let first = |source: Option<usize>| Some((self.waiting.get(&(source, tag))?.front()?.0, source));
+        let first = |source| Some((self.waiting.get(&source)?.get(&tag)?.front()?.0, source));
         let Some((_, source)) = first(Some(message.from)).into_iter().chain(first(None)).min() else {
             self.unexpected.entry((message.from, tag)).or_default().push_back(message);
             return;
         };
-        if let Some((_, recv)) = pop(&mut self.waiting, (source, tag)) {
-            self.seek_less(source);
-            self.assign(recv, message);
+        let Some(by_tag) = self.waiting.get_mut(&source) else { return };
+        let recv = pop(by_tag, tag);
+        if by_tag.is_empty() {
+            self.waiting.remove(&source);
         }
-    }
-
-    /// One recv less waits for a rank.
-    fn seek_less(&mut self, source: Option<usize>) {
-        if let Some(count) = self.sought.get_mut(&source) {
-            *count -= 1;
-            if *count == 0 {
-                self.sought.remove(&source);
-            }
+        if let Some((_, recv)) = recv {
+            self.assign(recv, message);
         }
     }
 
@@ -320,19 +311,18 @@ impl Mailroom {
             return Err(expired(active, link, group));
         }
         let mut ended: Vec<Active> = self.sends.extract_if(.., |send| late(send)).collect();
-        for ((source, _), posts) in &mut self.waiting {
-            if posts.iter().any(|(_, recv)| late(recv)) {
-                let (gone, left): (VecDeque<_>, _) =
-                    std::mem::take(posts).into_iter().partition(|(_, recv)| late(recv));
-                *posts = left;
-                if let Some(count) = self.sought.get_mut(source) {
-                    *count -= gone.len();
+        self.waiting.retain(|_, by_tag| {
+            by_tag.retain(|_, posts| {
+                if posts.iter().any(|(_, recv)| late(recv)) {
+                    let all = std::mem::take(posts).into_iter();
+                    let (gone, left): (VecDeque<_>, _) = all.partition(|(_, recv)| late(recv));
+                    *posts = left;
+                    ended.extend(gone.into_iter().map(|(_, recv)| recv));
                 }
-                ended.extend(gone.into_iter().map(|(_, recv)| recv));
-            }
-        }
-        self.waiting.retain(|_, posts| !posts.is_empty());
-        self.sought.retain(|_, count| *count > 0);
+                !posts.is_empty()
+            });
+            !by_tag.is_empty()
+        });
         for active in ended {
             enter(&mut self.ledger, &active.post, -1);
             active.post.work.finish(Err(expired(&active, link, group)));
@@ -341,8 +331,8 @@ impl Mailroom {
     }
 
     pub(crate) fn fail(&mut self, error: &Error) {
-        self.sought.clear();
-        let waiting = std::mem::take(&mut self.waiting).into_values().flatten().map(|(_, recv)| recv);
+        let waiting = std::mem::take(&mut self.waiting).into_values().flatten();
+        let waiting = waiting.flat_map(|(_, posts)| posts).map(|(_, recv)| recv);
         let misfit = self.misfit.take().map(|(recv, _)| recv);
         let all = self.sends.drain(..).chain(self.recvs.drain(..)).chain(waiting).chain(misfit);
         for active in all.collect::<Vec<_>>() {
@@ -390,11 +380,8 @@ fn expired(active: &Active, link: &Group, group: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::for_tests::group;
-    use crate::work::Shared;
 
     fn recv(into: &mut [f32], tag: u64) -> Post {
         Post {

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use smddp_cuda::{Result, Stream};
 use smddp_plan::Collective;
 
-use super::site::{Lobby, Mark};
-use crate::driver::SharedWork;
+use super::lobby::{Lobby, Mark};
+use crate::work::Shared;
 
 /// One of them, as the driver keeps it.
 pub(crate) struct Flight {
@@ -17,7 +17,7 @@ pub(crate) struct Flight {
     pub(crate) collective: Collective,
     pub(crate) submitted: Instant,
     pub(crate) timeout: Duration,
-    pub(crate) work: Option<SharedWork>,
+    pub(crate) work: Option<Arc<Shared>>,
 }
 
 /// What the handle of a call knows of the device.

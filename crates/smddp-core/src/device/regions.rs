@@ -9,8 +9,8 @@ use smddp_cuda::{Address, Device, Export, Import, Imported, Kind, Region};
 use smddp_transport::board::{Board, Lent};
 use smddp_transport::fork::PerProcess;
 
-use super::site::Lobby;
-use crate::comm::lock;
+use super::lobby::Lobby;
+use crate::sync::lock;
 
 /// Several regions of a peer that follow each other there; here each lies somewhere.
 pub(super) struct Mapping {
@@ -232,15 +232,15 @@ fn ask(board: &dyn Board, rank: usize, token: u64) -> Result<Lent, String> {
 }
 
 /// Memory of a device's own that is lent to find out who can have it.
-pub(super) struct Sample {
-    pub(super) at: Address,
+pub(crate) struct Sample {
+    pub(crate) at: Address,
     /// 0 where no other process can have it.
-    pub(super) token: u64,
+    pub(crate) token: u64,
 }
 
 impl Sample {
     /// Allocates `bytes`, which stay the caller's.
-    pub(super) fn new(device: &Arc<Device>, board: &dyn Board, bytes: usize) -> smddp_cuda::Result<Self> {
+    pub(crate) fn new(device: &Arc<Device>, board: &dyn Board, bytes: usize) -> smddp_cuda::Result<Self> {
         let at = device.allocate(bytes)?;
         let region = device.region(at)?;
         if matches!(region.kind, Kind::Private | Kind::Host) || device.export(&region).is_err() {
@@ -251,7 +251,7 @@ impl Sample {
     }
 
     /// Whether `rank`'s can be had here.
-    pub(super) fn try_of(
+    pub(crate) fn try_of(
         device: &Arc<Device>,
         board: &dyn Board,
         rank: usize,

@@ -36,10 +36,8 @@ pub(super) trait Element: Copy {
     /// `src` is readable for `W` elements, no alignment needed; runs inside a function compiled for `I`.
     #[inline(always)]
     unsafe fn read<I: Isa, const W: usize>(src: *const u8, out: &mut [Self::Acc; W]) {
-        for (k, acc) in out.iter_mut().enumerate() {
-            // SAFETY: k < W elements are readable; the read is unaligned. Every bit pattern is an element.
-            *acc = unsafe { src.cast::<Self>().add(k).read_unaligned() }.widen();
-        }
+        // SAFETY: the caller's contract.
+        unsafe { read_each::<Self, W>(src, out) }
     }
 
     /// Rounds `W` accumulators to elements, in the order of memory again.
@@ -48,10 +46,45 @@ pub(super) trait Element: Copy {
     /// Runs inside a function compiled for `I`.
     #[inline(always)]
     unsafe fn round<I: Isa, const W: usize>(acc: &[Self::Acc; W], out: &mut [Self; W]) {
-        for (narrow, wide) in out.iter_mut().zip(acc) {
-            *narrow = Self::narrow(*wide);
-        }
+        round_each(acc, out);
     }
+}
+
+/// One element after the other, in the order of memory.
+///
+/// # Safety
+/// `src` is readable for `W` elements; no alignment needed.
+#[inline(always)]
+pub(super) unsafe fn read_each<E: Element, const W: usize>(src: *const u8, out: &mut [E::Acc; W]) {
+    for (k, acc) in out.iter_mut().enumerate() {
+        // SAFETY: k < W elements are readable; the read is unaligned. Every bit pattern is an element.
+        *acc = unsafe { src.cast::<E>().add(k).read_unaligned() }.widen();
+    }
+}
+
+#[inline(always)]
+pub(super) fn round_each<E: Element, const W: usize>(acc: &[E::Acc; W], out: &mut [E; W]) {
+    for (narrow, wide) in out.iter_mut().zip(acc) {
+        *narrow = E::narrow(*wide);
+    }
+}
+
+/// An element that accumulates in itself.
+macro_rules! as_it_is {
+    ($blank:expr) => {
+        type Acc = Self;
+        const BLANK: (Self, Self) = ($blank, $blank);
+
+        #[inline(always)]
+        fn widen(self) -> Self {
+            self
+        }
+
+        #[inline(always)]
+        fn narrow(acc: Self) -> Self {
+            acc
+        }
+    };
 }
 
 /// `column[k] / n`, each correctly rounded. A power of two has an exact reciprocal, and multiplying by it
@@ -79,29 +112,15 @@ macro_rules! finish_float {
     };
 }
 
-macro_rules! float_element {
-    ($float:ty) => {
-        impl Element for $float {
-            type Acc = $float;
-            const BLANK: ($float, $float) = (0.0, 0.0);
-
-            #[inline(always)]
-            fn widen(self) -> $float {
-                self
-            }
-
-            #[inline(always)]
-            fn narrow(acc: $float) -> $float {
-                acc
-            }
-
-            finish_float!($float);
-        }
-    };
+impl Element for f32 {
+    as_it_is!(0.0);
+    finish_float!(f32);
 }
 
-float_element!(f32);
-float_element!(f64);
+impl Element for f64 {
+    as_it_is!(0.0);
+    finish_float!(f64);
+}
 
 impl Element for bf16 {
     type Acc = f32;
@@ -166,18 +185,7 @@ impl Element for f16 {
 macro_rules! int_element {
     ($($int:ty: $wide:ty),*) => {$(
         impl Element for $int {
-            type Acc = $int;
-            const BLANK: ($int, $int) = (0, 0);
-
-            #[inline(always)]
-            fn widen(self) -> $int {
-                self
-            }
-
-            #[inline(always)]
-            fn narrow(acc: $int) -> $int {
-                acc
-            }
+            as_it_is!(0);
 
             #[inline(always)]
             fn finish<const W: usize>(column: &mut [$int; W], finish: Finish) {
@@ -241,28 +249,10 @@ pub(super) struct Complex<T> {
 macro_rules! complex_element {
     ($float:ty) => {
         impl Element for Complex<$float> {
-            type Acc = Self;
-            const BLANK: (Self, Self) = (Self { re: 0.0, im: 0.0 }, Self { re: 0.0, im: 0.0 });
-
-            #[inline(always)]
-            fn widen(self) -> Self {
-                self
-            }
-
-            #[inline(always)]
-            fn narrow(acc: Self) -> Self {
-                acc
-            }
+            as_it_is!(Self { re: 0.0, im: 0.0 });
 
             #[inline(always)]
             fn finish<const W: usize>(_: &mut [Self; W], _: Finish) {}
-        }
-
-        impl Combine<Complex<$float>> for Prod {
-            #[inline(always)]
-            fn combine(a: Complex<$float>, b: Complex<$float>) -> Complex<$float> {
-                Complex { re: a.re * b.re - a.im * b.im, im: a.re * b.im + a.im * b.re }
-            }
         }
     };
 }
@@ -273,7 +263,7 @@ complex_element!(f64);
 /// A reduction of two accumulators.
 pub(super) trait Combine<A> {
     /// Whether results of this reduction can be finished by anything but [`Finish::Keep`].
-    const FINISHES: bool = false;
+    const FINISHES: bool;
 
     fn combine(a: A, b: A) -> A;
 }
@@ -286,90 +276,36 @@ pub(super) struct And;
 pub(super) struct Or;
 pub(super) struct Xor;
 
-macro_rules! combine_floats {
-    ($($float:ty),*) => {$(
-        impl Combine<$float> for Sum {
-            const FINISHES: bool = true;
+/// Reduction, whether it finishes, types of the accumulators, what it makes of an earlier and a later one.
+macro_rules! combine {
+    ($($op:ident, $finishes:literal, [$($acc:ty),*], |$a:ident, $b:ident| $result:expr;)*) => {$($(
+        impl Combine<$acc> for $op {
+            const FINISHES: bool = $finishes;
 
             #[inline(always)]
-            fn combine(a: $float, b: $float) -> $float {
-                a + b
+            fn combine($a: $acc, $b: $acc) -> $acc {
+                $result
             }
         }
-
-        impl Combine<$float> for Prod {
-            #[inline(always)]
-            fn combine(a: $float, b: $float) -> $float {
-                a * b
-            }
-        }
-
-        /// A NaN on either side is the result, and the earlier of two equal values (0.0 and -0.0), as in torch.
-        impl Combine<$float> for Min {
-            #[inline(always)]
-            fn combine(a: $float, b: $float) -> $float {
-                if (b < a) | b.is_nan() { b } else { a }
-            }
-        }
-
-        /// See `Min`.
-        impl Combine<$float> for Max {
-            #[inline(always)]
-            fn combine(a: $float, b: $float) -> $float {
-                if (b > a) | b.is_nan() { b } else { a }
-            }
-        }
-    )*};
+    )*)*};
 }
 
-combine_floats!(f32, f64);
-
-macro_rules! combine_ints {
-    ($($int:ty),*) => {$(
-        impl Combine<$int> for Sum {
-            const FINISHES: bool = true;
-
-            #[inline(always)]
-            fn combine(a: $int, b: $int) -> $int {
-                a.wrapping_add(b)
-            }
-        }
-
-        impl Combine<$int> for Prod {
-            #[inline(always)]
-            fn combine(a: $int, b: $int) -> $int {
-                a.wrapping_mul(b)
-            }
-        }
-
-        impl Combine<$int> for Min {
-            #[inline(always)]
-            fn combine(a: $int, b: $int) -> $int {
-                a.min(b)
-            }
-        }
-
-        impl Combine<$int> for Max {
-            #[inline(always)]
-            fn combine(a: $int, b: $int) -> $int {
-                a.max(b)
-            }
-        }
-    )*};
+combine! {
+    Sum, true, [f32, f64], |a, b| a + b;
+    Prod, false, [f32, f64], |a, b| a * b;
+    // A NaN on either side is the result, and the earlier of two equal values (0.0 and -0.0), as in torch.
+    Min, false, [f32, f64], |a, b| if (b < a) | b.is_nan() { b } else { a };
+    Max, false, [f32, f64], |a, b| if (b > a) | b.is_nan() { b } else { a };
+    Prod, false, [Complex<f32>, Complex<f64>], |a, b| Complex {
+        re: a.re * b.re - a.im * b.im,
+        im: a.re * b.im + a.im * b.re,
+    };
+    Sum, true, [i8, i16, i32, i64, u8, u16, u32, u64], |a, b| a.wrapping_add(b);
+    Prod, false, [i8, i16, i32, i64, u8, u16, u32, u64], |a, b| a.wrapping_mul(b);
+    Min, false, [i8, i16, i32, i64, u8, u16, u32, u64], |a, b| a.min(b);
+    Max, false, [i8, i16, i32, i64, u8, u16, u32, u64], |a, b| a.max(b);
+    // Bits are combined by bytes whatever the integer is, and bools (0 or 1) by the same operations.
+    And, false, [u8], |a, b| a & b;
+    Or, false, [u8], |a, b| a | b;
+    Xor, false, [u8], |a, b| a ^ b;
 }
-
-combine_ints!(i8, i16, i32, i64, u8, u16, u32, u64);
-
-/// Bits are combined by bytes whatever the integer is, and bools (0 or 1) by the same operations.
-macro_rules! combine_bits {
-    ($($op:ident: $sign:tt),*) => {$(
-        impl Combine<u8> for $op {
-            #[inline(always)]
-            fn combine(a: u8, b: u8) -> u8 {
-                a $sign b
-            }
-        }
-    )*};
-}
-
-combine_bits!(And: &, Or: |, Xor: ^);

@@ -8,6 +8,8 @@ use std::sync::OnceLock;
 
 use ::half::{bf16, f16};
 
+use super::element::{read_each, round_each};
+
 /// Bytes of a cache line, which streaming stores should fill. A multiple of every register.
 pub(super) const LINE: usize = 64;
 
@@ -77,20 +79,34 @@ pub(super) trait Isa {
     /// `out[k] = src[k]` widened, exactly; NaNs become quiet and keep sign and payload.
     /// # Safety
     /// `src` is readable for `W` halves; no alignment needed. See the trait.
-    unsafe fn widen_f16<const W: usize>(src: *const u8, out: &mut [f32; W]);
+    #[inline(always)]
+    unsafe fn widen_f16<const W: usize>(src: *const u8, out: &mut [f32; W]) {
+        // SAFETY: readable for W halves by the trait's contract.
+        unsafe { read_each::<f16, W>(src, out) }
+    }
     /// `out[k] = acc[k]` rounded to nearest even; NaNs become quiet and keep sign and upper payload.
     /// # Safety
     /// See the trait.
-    unsafe fn narrow_f16<const W: usize>(acc: &[f32; W], out: &mut [f16; W]);
+    #[inline(always)]
+    unsafe fn narrow_f16<const W: usize>(acc: &[f32; W], out: &mut [f16; W]) {
+        round_each(acc, out);
+    }
 
     /// Widens `W` bf16 exactly. The order in `out` is that of the instruction set's pairs.
     /// # Safety
     /// `src` is readable for `W` halves; no alignment needed. See the trait.
-    unsafe fn widen_bf16<const W: usize>(src: *const u8, out: &mut [f32; W]);
+    #[inline(always)]
+    unsafe fn widen_bf16<const W: usize>(src: *const u8, out: &mut [f32; W]) {
+        // SAFETY: readable for W halves by the trait's contract.
+        unsafe { read_each::<bf16, W>(src, out) }
+    }
     /// Undoes the order of `widen_bf16`, and rounds as `narrow_f16` does.
     /// # Safety
     /// See the trait.
-    unsafe fn narrow_bf16<const W: usize>(acc: &[f32; W], out: &mut [bf16; W]);
+    #[inline(always)]
+    unsafe fn narrow_bf16<const W: usize>(acc: &[f32; W], out: &mut [bf16; W]) {
+        round_each(acc, out);
+    }
 }
 
 /// The portable instruction set.
@@ -120,28 +136,6 @@ impl Isa for Scalar {
 
     #[inline(always)]
     unsafe fn fence() {}
-
-    #[inline(always)]
-    unsafe fn widen_f16<const W: usize>(src: *const u8, out: &mut [f32; W]) {
-        // SAFETY: readable for W halves by the trait's contract.
-        unsafe { super::half::widen_portable(src, out) }
-    }
-
-    #[inline(always)]
-    unsafe fn narrow_f16<const W: usize>(acc: &[f32; W], out: &mut [f16; W]) {
-        super::half::narrow_portable(acc, out);
-    }
-
-    #[inline(always)]
-    unsafe fn widen_bf16<const W: usize>(src: *const u8, out: &mut [f32; W]) {
-        // SAFETY: readable for W halves by the trait's contract.
-        unsafe { super::half::widen_bf16_portable(src, out) }
-    }
-
-    #[inline(always)]
-    unsafe fn narrow_bf16<const W: usize>(acc: &[f32; W], out: &mut [bf16; W]) {
-        super::half::narrow_bf16_portable(acc, out);
-    }
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -30,7 +30,7 @@ pub fn simd_level() -> &'static str {
 #[inline]
 pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, n: usize, stream: bool) {
     // SAFETY: the caller's contract; the level was detected.
-    unsafe { copy::copy_at(Level::best(), dst, src, n, stream) }
+    unsafe { copy::copy_at::<false>(Level::best(), dst, dst, src, n, stream) }
 }
 
 /// Writes `n` bytes of `src` to two places, reading them once. `stream` concerns `kept` only: `cell` is about
@@ -41,7 +41,7 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, n: usize, stream: bool) 
 #[inline]
 pub(crate) unsafe fn copy_tee(cell: *mut u8, kept: *mut u8, src: *const u8, n: usize, stream: bool) {
     // SAFETY: the caller's contract; the level was detected.
-    unsafe { copy::tee_at(Level::best(), cell, kept, src, n, stream) }
+    unsafe { copy::copy_at::<true>(Level::best(), kept, cell, src, n, stream) }
 }
 
 /// A reduction of one dtype by one redop, resolved for this machine.

@@ -14,7 +14,7 @@ use std::arch::x86_64::{
 
 use ::half::{bf16, f16};
 
-use super::portable;
+use crate::reduce::element::{read_each, round_each};
 
 /// Rounding to nearest even, whatever the thread's control register says.
 const NEAREST_EVEN: i32 = _MM_FROUND_TO_NEAREST_INT;
@@ -30,7 +30,7 @@ const QUIET: i32 = 0x0040_0000;
 pub(in crate::reduce) unsafe fn widen_f16c<const W: usize>(src: *const u8, out: &mut [f32; W]) {
     if !W.is_multiple_of(8) {
         // SAFETY: the caller's contract.
-        return unsafe { portable::widen_portable(src, out) };
+        return unsafe { read_each::<f16, W>(src, out) };
     }
     for (k, eight) in out.chunks_exact_mut(8).enumerate() {
         // SAFETY: block k is halves 8k..8k+8 of W readable ones and 8 owned floats; unaligned accesses.
@@ -46,7 +46,7 @@ pub(in crate::reduce) unsafe fn widen_f16c<const W: usize>(src: *const u8, out: 
 #[inline(always)]
 pub(in crate::reduce) unsafe fn narrow_f16c<const W: usize>(acc: &[f32; W], out: &mut [f16; W]) {
     if !W.is_multiple_of(8) {
-        return portable::narrow_portable(acc, out);
+        return round_each(acc, out);
     }
     for (narrow, wide) in out.chunks_exact_mut(8).zip(acc.chunks_exact(8)) {
         // SAFETY: both blocks hold eight elements; unaligned accesses.
@@ -63,7 +63,7 @@ pub(in crate::reduce) unsafe fn narrow_f16c<const W: usize>(acc: &[f32; W], out:
 pub(in crate::reduce) unsafe fn widen_bf16_avx2<const W: usize>(src: *const u8, out: &mut [f32; W]) {
     if !W.is_multiple_of(8) {
         // SAFETY: the caller's contract.
-        return unsafe { portable::widen_bf16_portable(src, out) };
+        return unsafe { read_each::<bf16, W>(src, out) };
     }
     let to = out.as_mut_ptr();
     let mut at = 0;
@@ -89,7 +89,7 @@ pub(in crate::reduce) unsafe fn widen_bf16_avx2<const W: usize>(src: *const u8, 
 #[inline(always)]
 pub(in crate::reduce) unsafe fn narrow_bf16_avx2<const W: usize>(acc: &[f32; W], out: &mut [bf16; W]) {
     if !W.is_multiple_of(8) {
-        return portable::narrow_bf16_portable(acc, out);
+        return round_each(acc, out);
     }
     let from = acc.as_ptr();
     let to = out.as_mut_ptr();
@@ -110,7 +110,7 @@ pub(in crate::reduce) unsafe fn narrow_bf16_avx2<const W: usize>(acc: &[f32; W],
     }
 }
 
-/// Four floats whose upper halves are the rounded bf16; see `portable::narrow_bf16`.
+/// Four floats whose upper halves are the rounded bf16; see `half::narrow_bf16`.
 ///
 /// # Safety
 /// `from` is readable for four floats; the machine has SSE4.1.

@@ -13,9 +13,8 @@ use std::time::{Duration, Instant};
 use smddp_plan::{Network, Topology};
 
 use crate::comm::{Communicator, Options, Work};
-use crate::config::Level;
 use crate::error::{Error, Result};
-use crate::log;
+use crate::log::{self, Level};
 use crate::network::{self, Known, Origin, WORDS, coarse, slower};
 use crate::types::DType;
 use gauge::{Gauge, LARGE};
@@ -61,18 +60,13 @@ pub(crate) fn learn(comm: &Communicator, noted: Option<Network>, timeout: Durati
 }
 
 /// An error of one of the probe's messages says what it was for.
-fn named(error: Error) -> Error {
-    const WHAT: &str = "measuring the network between nodes (SMDDP_PROBE=0 goes without)";
-    match error {
-        Error::Timeout { what, group, after, missing, detail } => {
-            Error::Timeout { what: format!("{WHAT}: {what}"), group, after, missing, detail }
-        }
-        Error::PeerLost { what, group, rank, who, how, advice } => {
-            Error::PeerLost { what: format!("{WHAT}: {what}"), group, rank, who, how, advice }
-        }
-        Error::Closed { group, why } => Error::Closed { group, why: format!("{WHAT}: {why}") },
-        other => other,
+fn named(mut error: Error) -> Error {
+    if let Error::Timeout { what, .. } | Error::PeerLost { what, .. } | Error::Closed { why: what, .. } =
+        &mut error
+    {
+        *what = format!("measuring the network between nodes (SMDDP_PROBE=0 goes without): {what}");
     }
+    error
 }
 
 fn measure(talk: &Talk<'_>, topology: &Topology) -> Result<Network> {

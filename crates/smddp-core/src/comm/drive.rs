@@ -7,13 +7,12 @@ use std::time::{Duration, Instant};
 
 use smddp_transport::fork;
 
-use crate::comm::{Inner, lock};
-use crate::config::Level;
+use super::{Inner, progress};
 use crate::device::Landing;
-use crate::driver::Driver;
+use crate::driver::{Driver, Item};
 use crate::error::{Error, Result};
-use crate::log;
-use crate::progress;
+use crate::log::{self, Level};
+use crate::sync::lock;
 use crate::wait::{Drowsy, Patience, Rounds};
 use crate::work::{Shared, interrupted};
 
@@ -130,6 +129,32 @@ impl Inner {
                 self.die(driver, error);
                 true
             }
+        }
+    }
+
+    /// Puts an item, made while no other can come before it, where the driver finds it.
+    pub(super) fn submit(&self, item: impl FnOnce() -> Item) {
+        let mut inbox = lock(&self.inbox);
+        let item = item();
+        inbox.push(item);
+        self.mail.store(true, Ordering::Release);
+    }
+
+    /// Moves on what can be moved, if nobody drives; whether that was so.
+    pub(super) fn nudge(self: &Arc<Self>) -> bool {
+        let Some(mut driver) = self.try_drive() else { return false };
+        self.turn(&mut driver);
+        driver.link.flush();
+        self.leave(driver);
+        true
+    }
+
+    /// Gets a submitted item going, here if nobody drives.
+    pub(super) fn get_going(self: &Arc<Self>) {
+        if !self.nudge() {
+            // The one who drives sleeps perhaps; and if it leaves now, the progress thread takes over.
+            progress::register(self);
+            self.sleeper.ring();
         }
     }
 
@@ -264,18 +289,8 @@ impl Inner {
         Ok(true)
     }
 
-    /// Waits until what was called for on devices is over, unless somebody waits for a call that the closing is to end.
-    pub(crate) fn land(self: &Arc<Self>, limit: Duration) {
-        self.drive_to(&Target::Landed, limit);
-    }
-
-    /// Moves messages that are under way to their ends.
-    pub(crate) fn deliver(self: &Arc<Self>, limit: Duration) {
-        self.drive_to(&Target::Delivered, limit);
-    }
-
     /// Drives for so long at most, and only where no other thread waits here. No signal ends it.
-    fn drive_to(self: &Arc<Self>, target: &Target<'_>, limit: Duration) {
+    pub(super) fn drive_to(self: &Arc<Self>, target: &Target<'_>, limit: Duration) {
         let mut limit = Limit::new(Some(limit));
         while let Some(mut driver) = self.drive_soon() {
             let outcome = self.drive(&mut driver, target, &mut limit);

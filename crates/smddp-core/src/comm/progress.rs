@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use smddp_transport::fork::PerProcess;
 
-use crate::comm::{Inner, lock};
+use super::Inner;
+use crate::sync::lock;
 use crate::wait::{Drowsy, Habit, Patience, Rounds, longest};
 
 #[derive(Default)]
@@ -48,7 +49,11 @@ fn run() {
         {
             let (mut state, changed) = progress();
             loop {
-                comms.append(&mut state.incoming);
+                for comm in state.incoming.drain(..) {
+                    if !comms.iter().any(|known| Arc::ptr_eq(known, &comm)) {
+                        comms.push(comm);
+                    }
+                }
                 if !comms.is_empty() {
                     break;
                 }
@@ -75,14 +80,6 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
     // In the background: no spinning beside the threads that compute.
     let habit = Habit::new(Some(Duration::ZERO), false);
     let mut patience = Patience::new(&habit);
-    let mut i = 0;
-    while i < comms.len() {
-        if comms[..i].iter().any(|c| Arc::ptr_eq(c, &comms[i])) {
-            comms.swap_remove(i);
-        } else {
-            i += 1;
-        }
-    }
     let Some(sleeper) = comms.first().map(|comm| comm.sleeper.clone()) else { return };
     let (mut rounds, mut drowsy) = (Rounds::default(), None::<Drowsy<'_>>);
     while !comms.is_empty() {

@@ -7,12 +7,12 @@ use smddp_transport::bootstrap::CardTree;
 use smddp_transport::joint::{Joined, Prepared};
 use smddp_transport::process::Card;
 
+use super::probe;
 use crate::comm::Communicator;
-use crate::config::{Config, Level};
+use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::log;
+use crate::log::{self, Level};
 use crate::network;
-use crate::probe;
 use crate::wait;
 
 /// First half of making a communicator. No rank waits here.
