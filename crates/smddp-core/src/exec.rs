@@ -12,20 +12,20 @@ pub(crate) fn advance(
     begun: &mut bool,
     bound: &Bound,
     execution: &mut Execution,
-    link: &mut Group,
+    group: &mut Group,
 ) -> Result<Progress, Mismatch> {
     let mut moved = false;
     if !*begun {
-        if !link.begin(seq, bound.head, &bound.wired) {
+        if !group.begin(seq, bound.head, &bound.wired) {
             return Ok(Progress::Blocked);
         }
         *begun = true;
         moved = true;
     }
-    let mut host = Host { bound, execution, link };
+    let mut host = Host { bound, execution, group };
     let (done, ran) = walk(bound, &mut host)?;
-    if done && link.settle()? {
-        link.end();
+    if done && group.settle()? {
+        group.end();
         return Ok(Progress::Done);
     }
     Ok(Progress::moved(moved || ran))
@@ -35,7 +35,7 @@ pub(crate) fn advance(
 struct Host<'a> {
     bound: &'a Bound,
     execution: &'a mut Execution,
-    link: &'a mut Group,
+    group: &'a mut Group,
 }
 
 /// Where a message is written to.
@@ -50,13 +50,13 @@ impl Mover for Host<'_> {
         self.execution
     }
 
-    fn link(&mut self) -> &mut Group {
-        self.link
+    fn group(&mut self) -> &mut Group {
+        self.group
     }
 
     #[inline]
     fn room(&mut self, channel: usize, _: Run, _: usize) -> Outcome<Self, Option<Self::Room>> {
-        Ok(self.link.cell(channel).map(|cell| (channel, cell)))
+        Ok(self.group.cell(channel).map(|cell| (channel, cell)))
     }
 
     fn send(
@@ -66,7 +66,7 @@ impl Mover for Host<'_> {
         tee: Option<Run>,
         segment: usize,
     ) -> Outcome<Self> {
-        let far = self.link.far();
+        let far = self.group.far();
         let rows = match tee {
             None => self.row(source).map(|(from, bytes)| (from, from, bytes)),
             Some(tee) => {
@@ -86,7 +86,7 @@ impl Mover for Host<'_> {
                 at += bytes;
             }
         }
-        self.link.publish(channel, at);
+        self.group.publish(channel, at);
         Ok(())
     }
 
@@ -112,7 +112,7 @@ impl Mover for Host<'_> {
             taken += bytes;
         });
         if let Some((channel, _)) = onward {
-            self.link.publish(channel, taken);
+            self.group.publish(channel, taken);
         }
         Ok(true)
     }
@@ -127,7 +127,7 @@ impl Mover for Host<'_> {
         if segment < step.result.segments {
             let bytes = self.combine(step, messages, onward.map(|(_, cell)| cell), segment);
             if let Some((channel, _)) = onward {
-                self.link.publish(channel, bytes);
+                self.group.publish(channel, bytes);
             }
         }
         Ok(())
@@ -249,7 +249,7 @@ impl Host<'_> {
         let (out, none) = (out as *mut u8, std::ptr::null_mut());
         let scale = if step.finish { self.execution.scale } else { None };
         let (count, stream) = (bytes / self.execution.dtype.size(), self.execution.stream);
-        let past_caches = self.link.far() && bytes >= WORTH_STREAMING;
+        let past_caches = self.group.far() && bytes >= WORTH_STREAMING;
         let (first, second, stream) = match cell {
             None => (out, none, stream),
             Some(cell) if !step.keep => (cell, none, past_caches),

@@ -45,12 +45,8 @@ pub use smddp_transport::fork::PerProcess;
 pub use smddp_transport::process::Endpoint;
 pub use startup::{Pending, Store};
 pub use types::{DType, RedOp};
+pub use wait::cores;
 pub use work::{Keep, set_interrupt};
-
-/// Cores of this machine, as the waiting policy counts them.
-pub fn cores() -> usize {
-    wait::cores()
-}
 
 /// The network interfaces of this machine with their addresses, in one line.
 pub fn interfaces() -> String {

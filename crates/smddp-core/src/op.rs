@@ -11,7 +11,7 @@ use crate::steps::Execution;
 use crate::work::Shared;
 
 /// One operation under way.
-pub(crate) struct Op {
+pub(crate) struct Operation {
     pub(crate) collective: Collective,
     pub(crate) seq: u64,
     pub(crate) bound: Arc<Bound>,
@@ -27,7 +27,7 @@ pub(crate) struct Op {
     pub(crate) device: Option<Box<DeviceOp>>,
 }
 
-impl Op {
+impl Operation {
     /// Yet to be filled.
     pub(crate) fn new(bound: Arc<Bound>) -> Self {
         Self {

@@ -13,7 +13,7 @@ use crate::types::DType;
 use crate::work::Shared;
 
 /// One send or recv as it was asked for.
-pub(crate) struct Post {
+pub(crate) struct Request {
     pub(crate) direction: Direction,
     pub(crate) ptr: usize,
     pub(crate) count: usize,
@@ -43,7 +43,7 @@ impl std::fmt::Display for Direction {
 
 /// A post under way.
 struct Active {
-    post: Post,
+    post: Request,
     /// The rank a recv was matched with.
     from: usize,
     stream: Option<Stream>,
@@ -62,7 +62,7 @@ impl Active {
 }
 
 /// Of a recv from any rank it is known later whose message it took.
-fn enter(ledger: &mut Ledger, post: &Post, times: i32) {
+fn enter(ledger: &mut Ledger, post: &Request, times: i32) {
     match post.direction {
         Direction::To(rank) => ledger.sent(rank, post.tag, times),
         Direction::From(rank) => ledger.asked(rank, post.tag, times),
@@ -82,7 +82,7 @@ struct Unexpected {
 /// Receives by tag, each with its place in the order of posting.
 type ByTag = BTreeMap<u64, VecDeque<(u64, Active)>>;
 
-pub(crate) struct Mailroom {
+pub(crate) struct PointToPoint {
     sends: Vec<Active>,
     /// Receives whose message is here or on its way.
     recvs: Vec<Active>,
@@ -101,7 +101,7 @@ pub(crate) struct Mailroom {
     pub(crate) ledger: Ledger,
 }
 
-impl Mailroom {
+impl PointToPoint {
     pub(crate) fn new(me: usize, size: usize) -> Self {
         Self {
             sends: Vec::new(),
@@ -117,7 +117,7 @@ impl Mailroom {
         }
     }
 
-    pub(crate) fn post(&mut self, post: Post) {
+    pub(crate) fn post(&mut self, post: Request) {
         let active = Active { from: 0, stream: None, moved: 0, post };
         enter(&mut self.ledger, &active.post, 1);
         let source = match active.post.direction {
@@ -158,27 +158,27 @@ impl Mailroom {
     }
 
     /// What `rank`, which has left, sent with other tags than those that a recv here waits for.
-    pub(crate) fn unclaimed(&self, rank: usize, link: &Group, group: &str) -> Option<Error> {
+    pub(crate) fn unclaimed(&self, rank: usize, group: &Group, name: &str) -> Option<Error> {
         let (_, recv) = self.waiting.get(&Some(rank))?.values().next()?.front()?;
         let message =
             self.unexpected.range((rank, 0)..=(rank, u64::MAX)).find_map(|(_, list)| list.front())?;
-        Some(misfit(recv, message.mail, rank, link, group))
+        Some(misfit(recv, message.mail, rank, group, name))
     }
 
-    pub(crate) fn poll(&mut self, link: &mut Group, group: &str) -> Result<bool, Error> {
-        let mut moved = self.send(link);
-        moved |= self.collect(link);
+    pub(crate) fn poll(&mut self, group: &mut Group, name: &str) -> Result<bool, Error> {
+        let mut moved = self.send(group);
+        moved |= self.collect(group);
         if let Some((recv, mail)) = self.misfit.take() {
-            let error = misfit(&recv, mail, recv.from, link, group);
+            let error = misfit(&recv, mail, recv.from, group, name);
             // It ends with the group, as all others do.
             self.recvs.push(recv);
             return Err(error);
         }
-        moved |= self.receive(link);
+        moved |= self.receive(group);
         Ok(moved)
     }
 
-    fn send(&mut self, link: &mut Group) -> bool {
+    fn send(&mut self, group: &mut Group) -> bool {
         let mut moved = false;
         // Announcements keep their order per receiver; the bytes of different messages may interleave.
         self.polls += 1;
@@ -189,7 +189,7 @@ impl Mailroom {
             let bytes = send.bytes();
             if send.stream.is_none() && held[to] != poll {
                 let mail = Mail { tag: send.post.tag, what: send.post.dtype as u64, bytes: bytes as u64 };
-                send.stream = link.mail_open(to, mail);
+                send.stream = group.mail_open(to, mail);
                 moved |= send.stream.is_some();
             }
             let Some(stream) = send.stream else {
@@ -197,16 +197,16 @@ impl Mailroom {
                 return true;
             };
             while send.moved < bytes {
-                let Some((cell, room)) = link.mail_cell(stream) else { return true };
+                let Some((cell, room)) = group.mail_cell(stream) else { return true };
                 let piece = room.min(bytes - send.moved);
                 // SAFETY: the cell is ours and has `room` bytes; the buffer holds `bytes` and is valid until the
                 // post is over. This thread owns the driver.
                 unsafe { reduce::copy(cell, (send.post.ptr + send.moved) as *const u8, piece, false) };
-                link.mail_publish(stream, piece);
+                group.mail_publish(stream, piece);
                 send.moved += piece;
                 moved = true;
             }
-            link.mail_close(stream);
+            group.mail_close(stream);
             send.post.work.finish(Ok(()));
             false
         });
@@ -214,7 +214,7 @@ impl Mailroom {
     }
 
     /// Takes announcements off the wire where some recv may want them.
-    fn collect(&mut self, link: &mut Group) -> bool {
+    fn collect(&mut self, group: &mut Group) -> bool {
         if self.waiting.is_empty() {
             return false;
         }
@@ -222,9 +222,9 @@ impl Mailroom {
             true => (0..self.size).collect(),
             false => self.sought(),
         };
-        let (me, mut moved) = (link.rank(), false);
+        let (me, mut moved) = (group.rank(), false);
         for from in ranks.into_iter().filter(|&from| from != me) {
-            while let Some((mail, stream)) = link.mail_next(from) {
+            while let Some((mail, stream)) = group.mail_next(from) {
                 let number = self.number();
                 self.announced(Unexpected { number, from, mail, stream });
                 moved = true;
@@ -280,18 +280,18 @@ impl Mailroom {
         self.recvs.push(recv);
     }
 
-    fn receive(&mut self, link: &mut Group) -> bool {
+    fn receive(&mut self, group: &mut Group) -> bool {
         let mut moved = false;
         self.recvs.retain_mut(|recv| {
             let bytes = recv.bytes();
             let Some(stream) = recv.stream else { return true };
             while recv.moved < bytes {
-                let Some((piece, room)) = link.mail_piece(recv.from, stream) else { return true };
+                let Some((piece, room)) = group.mail_piece(recv.from, stream) else { return true };
                 let length = room.min(bytes - recv.moved);
                 // SAFETY: the piece holds `room` bytes until it is released; the buffer has `bytes` and is valid
                 // until the post is over. This thread owns the driver.
                 unsafe { reduce::copy((recv.post.ptr + recv.moved) as *mut u8, piece, length, false) };
-                link.mail_release(recv.from, stream);
+                group.mail_release(recv.from, stream);
                 recv.moved += length;
                 moved = true;
             }
@@ -303,12 +303,12 @@ impl Mailroom {
     }
 
     /// Ends posts whose time is up. One that has not begun ends alone; a message cut in the middle ends the group.
-    pub(crate) fn expire(&mut self, link: &mut Group, group: &str, now: Instant) -> Result<(), Error> {
+    pub(crate) fn expire(&mut self, group: &mut Group, name: &str, now: Instant) -> Result<(), Error> {
         let late = |active: &Active| now.duration_since(active.post.submitted) >= active.post.timeout;
         let begun =
             self.sends.iter().chain(&self.recvs).find(|active| active.stream.is_some() && late(active));
         if let Some(active) = begun {
-            return Err(expired(active, link, group));
+            return Err(expired(active, group, name));
         }
         let mut ended: Vec<Active> = self.sends.extract_if(.., |send| late(send)).collect();
         self.waiting.retain(|_, by_tag| {
@@ -325,7 +325,7 @@ impl Mailroom {
         });
         for active in ended {
             enter(&mut self.ledger, &active.post, -1);
-            active.post.work.finish(Err(expired(&active, link, group)));
+            active.post.work.finish(Err(expired(&active, group, name)));
         }
         Ok(())
     }
@@ -351,7 +351,7 @@ fn pop<K: Ord, V>(queues: &mut BTreeMap<K, VecDeque<V>>, key: K) -> Option<V> {
     first
 }
 
-fn misfit(recv: &Active, mail: Mail, from: usize, link: &Group, group: &str) -> Error {
+fn misfit(recv: &Active, mail: Mail, from: usize, group: &Group, name: &str) -> Error {
     let theirs = DType::from_u8(mail.what as u8);
     let sent = theirs.map_or_else(
         || format!("{} bytes", mail.bytes),
@@ -359,22 +359,22 @@ fn misfit(recv: &Active, mail: Mail, from: usize, link: &Group, group: &str) -> 
     );
     Error::Mismatch {
         what: recv.what(),
-        group: group.to_owned(),
+        group: name.to_owned(),
         rank: from,
-        detail: format!("{} sends {sent}, tag {}", link.describe(from), mail.tag),
+        detail: format!("{} sends {sent}, tag {}", group.describe(from), mail.tag),
     }
 }
 
-fn expired(active: &Active, link: &Group, group: &str) -> Error {
+fn expired(active: &Active, group: &Group, name: &str) -> Error {
     let missing = match active.post.direction {
         Direction::To(rank) | Direction::From(rank) => vec![rank],
         Direction::FromAny => Vec::new(),
     };
     let detail = match missing.first() {
-        Some(&rank) => format!("nothing came of it; the other side is {}", link.describe(rank)),
+        Some(&rank) => format!("nothing came of it; the other side is {}", group.describe(rank)),
         None => "no rank sent a message with this tag".to_owned(),
     };
-    let (what, group) = (active.what(), group.to_owned());
+    let (what, group) = (active.what(), name.to_owned());
     Error::Timeout { what, group, after: active.post.timeout, missing, detail }
 }
 
@@ -383,8 +383,8 @@ mod tests {
     use super::*;
     use crate::for_tests::group;
 
-    fn recv(into: &mut [f32], tag: u64) -> Post {
-        Post {
+    fn recv(into: &mut [f32], tag: u64) -> Request {
+        Request {
             direction: Direction::From(1),
             ptr: into.as_mut_ptr() as usize,
             count: into.len(),
@@ -397,24 +397,24 @@ mod tests {
     }
 
     /// Of a few tries the one in which nothing else had the processor.
-    fn cheapest(link: &mut Group, size: usize, waiting: u64) -> Duration {
-        let mut mailroom = Mailroom::new(0, size);
+    fn cheapest(group: &mut Group, size: usize, waiting: u64) -> Duration {
+        let mut messages = PointToPoint::new(0, size);
         let mut into = [0f32; 1];
-        (0..waiting).for_each(|tag| mailroom.post(recv(&mut into, tag)));
-        let looks = |mailroom: &mut Mailroom, link: &mut Group| {
+        (0..waiting).for_each(|tag| messages.post(recv(&mut into, tag)));
+        let looks = |messages: &mut PointToPoint, group: &mut Group| {
             let begun = Instant::now();
             for _ in 0..30 {
-                assert!(!mailroom.poll(link, "test").unwrap());
+                assert!(!messages.poll(group, "test").unwrap());
             }
             begun.elapsed()
         };
-        (0..5).map(|_| looks(&mut mailroom, link)).min().unwrap()
+        (0..5).map(|_| looks(&mut messages, group)).min().unwrap()
     }
 
     #[test]
     fn a_look_costs_no_more_for_receives_that_wait_and_ranks_that_are_silent() {
-        let mut link = group(1000);
-        let (few, many) = (cheapest(&mut link, 2, 1), cheapest(&mut link, 1000, 2000));
+        let mut group = group(1000);
+        let (few, many) = (cheapest(&mut group, 2, 1), cheapest(&mut group, 1000, 2000));
         assert!(many < 100 * few, "{few:?}; {many:?} with 2,000 receives that wait in a group of 1,000");
     }
 }

@@ -1,4 +1,4 @@
-//! What the engine would do in a group that need not exist: the same key, site and binding, without a link.
+//! What the engine would do in a group that need not exist: the same key, site and binding, without ranks.
 
 use std::sync::{Arc, OnceLock};
 

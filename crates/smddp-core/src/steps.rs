@@ -68,7 +68,7 @@ pub(crate) trait Mover {
     type Room;
 
     fn execution(&mut self) -> &mut Execution;
-    fn link(&mut self) -> &mut Group;
+    fn group(&mut self) -> &mut Group;
     /// For a message of one segment of `run`.
     fn room(&mut self, channel: usize, run: Run, segment: usize) -> Outcome<Self, Option<Self::Room>>;
     /// Sends one segment of `source`, and keeps it in `tee`.
@@ -128,25 +128,25 @@ fn act<M: Mover>(mover: &mut M, act: &Act, segment: usize) -> Outcome<M, bool> {
             mover.send(room, *source, *tee, segment)?;
         }
         Act::Receive { from, to, forward } if segment < from.message.segments => {
-            let Some(message) = mover.link().message(from.inlet)? else { return Ok(false) };
+            let Some(message) = mover.group().message(from.inlet)? else { return Ok(false) };
             let Some(onward) = onward(mover, *forward, *to, segment)? else { return Ok(false) };
             if !mover.receive((from, message), *to, onward, segment)? {
                 return Ok(false);
             }
-            mover.link().release(from.inlet);
+            mover.group().release(from.inlet);
         }
         Act::Reduce(step) => {
             return with_room(step.from.len(), std::ptr::null(), |messages| {
                 for (message, from) in messages.iter_mut().zip(&step.from) {
                     if segment < from.message.segments {
-                        let Some(found) = mover.link().message(from.inlet)? else { return Ok(false) };
+                        let Some(found) = mover.group().message(from.inlet)? else { return Ok(false) };
                         *message = found;
                     }
                 }
                 let Some(onward) = onward(mover, step.send, step.result, segment)? else { return Ok(false) };
                 mover.reduce(step, messages, onward, segment)?;
                 for from in step.from.iter().filter(|from| segment < from.message.segments) {
-                    mover.link().release(from.inlet);
+                    mover.group().release(from.inlet);
                 }
                 Ok(true)
             });

@@ -160,7 +160,7 @@ pub(crate) struct GroupFacts {
 }
 
 impl GroupFacts {
-    /// `way`: how a link says that other nodes are reached.
+    /// `way`: how a group says that other nodes are reached.
     pub(crate) fn assumed(way: &str) -> Network {
         if way.starts_with("fabric efa") { Network::PACED } else { Network::ASSUMED }
     }

@@ -9,7 +9,7 @@ use smddp_transport::board::Board;
 use super::{Communicator, Options};
 use crate::call::{self, Blocks, Call};
 use crate::config::DevicePath;
-use crate::device::{DeviceOp, LEAST_SLAB, Lobby, MOST_SITES, On, Pages, Sample, Site, Words, refused};
+use crate::device::{DeviceOp, LEAST_SLAB, MOST_SITES, On, Pages, Sample, Site, SiteHandle, Words, refused};
 use crate::driver::Item;
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
@@ -37,34 +37,34 @@ impl Communicator {
                  words whose values differ from run to run; call it outside the graph"
             )));
         }
-        let lobby = self.lobby(on)?;
-        let after = lobby.mark(on.stream).map_err(refused)?;
-        Ok(Box::new(DeviceOp::new(lobby, after, call.redop)))
+        let handle = self.handle(on)?;
+        let after = handle.mark(on.stream).map_err(refused)?;
+        Ok(Box::new(DeviceOp::new(handle, after, call.redop)))
     }
 
     /// This group's site on a device; made by all ranks together at the first call there.
     pub fn prepare_device(&self, on: &On) -> Result<()> {
-        self.lobby(on).map(drop)
+        self.handle(on).map(drop)
     }
 
-    fn lobby(&self, on: &On) -> Result<Arc<Lobby>> {
+    fn handle(&self, on: &On) -> Result<Arc<SiteHandle>> {
         let inner = &self.0;
-        let mut lobbies = lock(&inner.lobbies);
-        if let Some(known) = lobbies.iter().find(|lobby| lobby.device.ordinal() == on.device.ordinal()) {
+        let mut handles = lock(&inner.handles);
+        if let Some(known) = handles.iter().find(|handle| handle.device.ordinal() == on.device.ordinal()) {
             return Ok(known.clone());
         }
-        let (lobby, site) = agree(self, on, lobbies.len(), lobbies.first(), inner.board.clone())?;
+        let (handle, site) = agree(self, on, handles.len(), handles.first(), inner.board.clone())?;
         inner.submit(|| Item::Site(Box::new(site)));
-        lobbies.push(lobby.clone());
-        Ok(lobby)
+        handles.push(handle.clone());
+        Ok(handle)
     }
 
     /// The stream on which this group moves memory of that device, and the way it goes, in words; `None` before the first
     /// call there.
     pub fn on_device(&self, ordinal: i32) -> Option<(smddp_cuda::Stream, String)> {
-        let lobbies = lock(&self.0.lobbies);
-        let lobby = lobbies.iter().find(|lobby| lobby.device.ordinal() == ordinal)?;
-        Some((lobby.stream, lobby.path.clone()))
+        let handles = lock(&self.0.handles);
+        let handle = handles.iter().find(|handle| handle.device.ordinal() == ordinal)?;
+        Some((handle.stream, handle.path.clone()))
     }
 }
 
@@ -90,9 +90,9 @@ fn agree(
     comm: &Communicator,
     on: &On,
     index: usize,
-    first: Option<&Arc<Lobby>>,
+    first: Option<&Arc<SiteHandle>>,
     board: Option<Arc<dyn Board>>,
-) -> Result<(Arc<Lobby>, Site)> {
+) -> Result<(Arc<SiteHandle>, Site)> {
     let (rank, size, device) = (comm.rank(), comm.size(), &on.device);
     if index >= MOST_SITES {
         return Err(Error::Invalid(format!(
@@ -109,7 +109,7 @@ fn agree(
         }
         (Memory::Reference, "one rank: a copy at most".to_owned(), None, None)
     } else {
-        let known = first.and_then(|lobby| lobby.words.pages());
+        let known = first.and_then(|handle| handle.words.pages());
         meet(comm, on, known, board.clone(), unable)?
     };
     if memory == Memory::Bounced && comm.config().device_path == DevicePath::Reference {
@@ -124,10 +124,10 @@ fn agree(
     );
     let words = Words::new(device.clone(), pages, (rank, size), index).map_err(failed)?;
     let ahead = comm.config().cuda_ahead && !comm.config().launch.one_queue;
-    let lobby = Lobby::new(device.clone(), (index, memory), path, words, ahead).map_err(failed)?;
+    let handle = SiteHandle::new(device.clone(), (index, memory), path, words, ahead).map_err(failed)?;
     let site =
-        Site::new(lobby.clone(), board.filter(|_| memory == Memory::Reference && size > 1), size, sample);
-    Ok((lobby, site))
+        Site::new(handle.clone(), board.filter(|_| memory == Memory::Reference && size > 1), size, sample);
+    Ok((handle, site))
 }
 
 /// A way, in words too, and what it needs: the node's pages, and memory that was allocated to find out.
@@ -144,7 +144,7 @@ fn meet(
     let device = &on.device;
     let asked = match (&board, comm.config().device_path) {
         (_, DevicePath::Host) => Err("SMDDP_CUDA_PATH=host".to_owned()),
-        (None, _) => Err("its link shares no memory with the ranks of its node".to_owned()),
+        (None, _) => Err("it shares no memory with the ranks of its node".to_owned()),
         (Some(_), _) if unable.is_some() => Err(String::new()),
         (Some(board), _) => Sample::new(device, &**board, LEAST_SLAB).map_err(|error| error.to_string()),
     };

@@ -9,7 +9,7 @@ use smddp_plan::Collective;
 use super::Inner;
 use super::drive::Target;
 use crate::call;
-use crate::device::Landing;
+use crate::device::Completion;
 use crate::error::{Error, Result};
 use crate::p2p::Direction;
 use crate::work::Shared;
@@ -21,7 +21,7 @@ pub struct Work {
     pub(super) comm: Arc<Inner>,
     pub(super) call: Asked,
     /// Where its buffers are a device's.
-    pub(super) landing: Option<Landing>,
+    pub(super) completion: Option<Completion>,
 }
 
 /// What a work stands for, for errors.
@@ -70,33 +70,38 @@ impl Work {
 
     /// Whether it is over, well or not; on a device: whether that is through.
     pub fn is_done(&self) -> bool {
-        let through = |landing: &Landing| landing.lobby.is_done(landing.number) && !landing.lobby.released();
-        self.shared.is_done() || self.landing.as_ref().is_some_and(through)
+        let through = |completion: &Completion| {
+            completion.handle.is_done(completion.number) && !completion.handle.released()
+        };
+        self.shared.is_done() || self.completion.as_ref().is_some_and(through)
     }
 
     /// Whether the host has nothing to add to it any more; on host memory: whether it is over.
     pub fn is_enqueued(&self) -> bool {
-        self.shared.is_done() || self.landing.as_ref().is_some_and(Landing::enqueued)
+        self.shared.is_done() || self.completion.as_ref().is_some_and(Completion::enqueued)
     }
 
     /// Whether [`Self::wait_stream`] would wait here, now: the host stays until the other ranks have made the call, too.
     pub fn keeps_host(&self) -> bool {
         !self.is_enqueued()
-            && self.landing.as_ref().is_none_or(|landing| landing.lobby.keeps_host(landing.number))
+            && self
+                .completion
+                .as_ref()
+                .is_none_or(|completion| completion.handle.keeps_host(completion.number))
     }
 
     /// What comes next on `stream`, one of the device's, is after this call. Does not wait for the device. Waits for the
     /// other ranks to make the call, unless `SMDDP_CUDA_AHEAD` lets the stream do that and the group knows the memory that
     /// its calls use. Raises the call's error if it has failed already. For calls on the host this is `wait`.
     pub fn wait_stream(&self, stream: smddp_cuda::Stream) -> Result<()> {
-        let (Some(landing), comm) = (&self.landing, &self.comm) else { return self.wait(None) };
+        let (Some(completion), comm) = (&self.completion, &self.comm) else { return self.wait(None) };
         if self.keeps_host() {
-            comm.reach(&Target::Enqueued(&self.shared, landing), None)?;
+            comm.reach(&Target::Enqueued(&self.shared, completion), None)?;
         } else if !self.is_enqueued() {
             comm.nudge();
         }
         // If it failed, what is left of it on the device still uses its memory.
-        let waits = landing.wait_stream(stream);
+        let waits = completion.wait_stream(stream);
         if let Some(error) = self.error() {
             return Err(error);
         }

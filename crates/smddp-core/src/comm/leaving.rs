@@ -32,7 +32,12 @@ fn story(driver: &Driver, size: usize) -> Vec<u64> {
     words.resize(1 + 2 * REMEMBERED, 0);
     if size <= LISTED {
         words.extend(
-            driver.mail.ledger.counts.iter().map(|&(sent, asked)| u64::from(sent) << 32 | u64::from(asked)),
+            driver
+                .messages
+                .ledger
+                .counts
+                .iter()
+                .map(|&(sent, asked)| u64::from(sent) << 32 | u64::from(asked)),
         );
     }
     words
@@ -40,10 +45,10 @@ fn story(driver: &Driver, size: usize) -> Vec<u64> {
 
 /// What is wrong, from the stories of all ranks; nothing where some only asked for messages that nobody sent: such a recv
 /// ends with the group, and says so itself.
-fn verdict(link: &Group, group: &str, stories: &[u64], size: usize) -> Option<Error> {
+fn verdict(group: &Group, name: &str, stories: &[u64], size: usize) -> Option<Error> {
     let each = stories.len() / size;
     let story = |rank: usize| &stories[rank * each..(rank + 1) * each];
-    let me = link.rank();
+    let me = group.rank();
     let calls = story(me)[0];
     let first = calls.saturating_sub(REMEMBERED as u64);
     for (index, seq) in (first..calls).enumerate() {
@@ -52,7 +57,7 @@ fn verdict(link: &Group, group: &str, stories: &[u64], size: usize) -> Option<Er
         if let Some(rank) = (0..size).find(|&rank| head(rank) != mine) {
             let collective = head::collective(mine).unwrap_or(Collective::Barrier);
             let found = Mismatch { rank, theirs: head(rank), bytes: None };
-            return Some(describe::mismatch(link, group, collective, seq, mine, found));
+            return Some(describe::mismatch(group, name, collective, seq, mine, found));
         }
     }
     let told = |rank: usize, peer: usize| story(rank).get(1 + 2 * REMEMBERED + peer).copied().unwrap_or(0);
@@ -69,7 +74,7 @@ fn verdict(link: &Group, group: &str, stories: &[u64], size: usize) -> Option<Er
         return None;
     }
     let describe = |&(from, to, sent, asked): &(usize, usize, u64, u64)| {
-        let (from, to) = (link.describe(from), link.describe(to));
+        let (from, to) = (group.describe(from), group.describe(to));
         format!("{from} sent {sent} message(s) to {to}, which asked for {asked}")
     };
     let mut detail = left.iter().take(SHOWN).map(describe).collect::<Vec<_>>().join("; ");
@@ -82,7 +87,7 @@ fn verdict(link: &Group, group: &str, stories: &[u64], size: usize) -> Option<Er
     }
     let rank = left.iter().flat_map(|&(from, to, ..)| [from, to]).find(|&rank| rank != me).unwrap_or(me);
     detail += "; every send needs its recv";
-    Some(Error::Mismatch { what: "destroy_process_group".to_owned(), group: group.to_owned(), rank, detail })
+    Some(Error::Mismatch { what: "destroy_process_group".to_owned(), group: name.to_owned(), rank, detail })
 }
 
 /// A step of leaving together: what each rank gives, and whether the ranks' words are added up or set in a row.
@@ -147,7 +152,7 @@ impl Inner {
         let own = std::cell::Cell::new(0);
         let first = self.leave_by(Collective::AllReduce, |driver| {
             own.set(mix(driver.record.digest ^ mix(driver.record.calls)));
-            vec![own.get(), driver.mail.ledger.balance]
+            vec![own.get(), driver.messages.ledger.balance]
         })?;
         let Some(step) = first else { return Ok(false) };
         wait(&step.work)?;
@@ -162,7 +167,7 @@ impl Inner {
         };
         wait(&step.work)?;
         let Some(mut driver) = self.drive_soon() else { return Ok(false) };
-        let Some(error) = verdict(&driver.link, &self.name, &step.taken(), self.size) else {
+        let Some(error) = verdict(&driver.group, &self.name, &step.taken(), self.size) else {
             return Ok(false);
         };
         self.die(&mut driver, error.clone());

@@ -22,19 +22,19 @@ pub use self::handle::Work;
 use crate::bind::{self, Cache, GroupFacts};
 use crate::call::{self, Blocks, Call};
 use crate::config::Config;
-use crate::device::{Lobby, On};
+use crate::device::{On, SiteHandle};
 use crate::driver::{Driver, Item, Tally};
 use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::log::{self, Level};
 use crate::network::{Known, Origin};
-use crate::p2p::{Direction, Post};
+use crate::p2p::{Direction, Request};
 use crate::sync::lock;
 use crate::types::{DType, RedOp};
-use crate::wait::Habit;
+use crate::wait::SpinPolicy;
 use crate::work::{Keep, Shared};
 
-/// How a call deviates from its group's habits.
+/// How a call deviates from what its group does.
 #[derive(Default)]
 pub struct Options {
     /// Deadline of this call; `None`: the group's.
@@ -55,7 +55,7 @@ pub(crate) struct Inner {
     /// What the driver has not yet seen.
     pub(crate) inbox: Mutex<Vec<Item>>,
     /// The inbox is not empty.
-    pub(crate) mail: AtomicBool,
+    pub(crate) filled: AtomicBool,
     /// Collectives ever submitted.
     submitted: AtomicU64,
     pub(crate) sleeper: Sleeper,
@@ -69,12 +69,12 @@ pub(crate) struct Inner {
     pub(crate) facts: GroupFacts,
     board: Option<Arc<dyn Board>>,
     /// The devices that this group has been used on.
-    lobbies: Mutex<Vec<Arc<Lobby>>>,
+    handles: Mutex<Vec<Arc<SiteHandle>>>,
     /// How other nodes are reached; empty where there are none.
     way: String,
     pub(crate) name: String,
     pub(crate) forks: u32,
-    pub(crate) habit: Habit,
+    pub(crate) spin_policy: SpinPolicy,
     pub(crate) config: &'static Config,
 }
 
@@ -99,25 +99,25 @@ impl Inner {
 
 impl Communicator {
     /// A communicator over a group; `nodes[r]` is the node of rank `r`.
-    pub fn over(link: Group, nodes: &[usize], name: &str, timeout: Duration) -> Self {
-        let (rank, size) = (link.rank(), link.size());
-        let way = link.way();
+    pub fn over(group: Group, nodes: &[usize], name: &str, timeout: Duration) -> Self {
+        let (rank, size) = (group.rank(), group.size());
+        let way = group.way();
         let topology = Topology::from_labels(nodes);
-        let (slot, assumed) = (link.slot_bytes(), GroupFacts::assumed(&way));
-        let reach = link.reach().clone();
+        let (slot, assumed) = (group.slot_bytes(), GroupFacts::assumed(&way));
+        let reach = group.reach().clone();
         let facts = GroupFacts { rank, topology, slot, reach, assumed, network: OnceLock::new() };
-        let (sleeper, board) = (link.sleeper(), link.board());
+        let (sleeper, board) = (group.sleeper(), group.board());
         let config = Config::get().unwrap_or_else(|_| {
             static FALLBACK: OnceLock<Config> = OnceLock::new();
             FALLBACK.get_or_init(Config::default)
         });
         let tally = Arc::new(Tally::default());
         let comm = Self(Arc::new(Inner {
-            driver: Mutex::new(Driver::new(link, name.to_owned(), tally.clone())),
+            driver: Mutex::new(Driver::new(group, name.to_owned(), tally.clone())),
             tally,
             cache: Mutex::default(),
             inbox: Mutex::default(),
-            mail: AtomicBool::new(false),
+            filled: AtomicBool::new(false),
             submitted: AtomicU64::new(0),
             sleeper,
             poison: OnceLock::new(),
@@ -128,10 +128,10 @@ impl Communicator {
             size,
             facts,
             board,
-            lobbies: Mutex::default(),
+            handles: Mutex::default(),
             name: name.to_owned(),
             forks: fork::generation(),
-            habit: Habit::new(config.spin, !way.is_empty()),
+            spin_policy: SpinPolicy::new(config.spin, !way.is_empty()),
             way,
             config,
         }));
@@ -180,7 +180,7 @@ impl Communicator {
         let Some(driver) = self.0.try_drive() else { return vec![self.0.rank] };
         let next = driver.next;
         (0..self.0.size)
-            .filter(|&r| next == 0 || r == self.0.rank || driver.link.arrived(r, next - 1) == Some(true))
+            .filter(|&r| next == 0 || r == self.0.rank || driver.group.arrived(r, next - 1) == Some(true))
             .collect()
     }
 
@@ -212,19 +212,19 @@ impl Communicator {
         (self.0.facts.topology.nodes() > 1).then(|| self.0.facts.network.get().copied().unwrap_or(assumed))
     }
 
-    /// Makes it known, for a communicator over a link of the caller's own: before its first call, and the same on all
+    /// Makes it known, for a communicator over a group of the caller's own: before its first call, and the same on all
     /// ranks. `false`: it was known already.
     pub fn set_network(&self, known: Known) -> bool {
         let first = self.0.facts.network.set(known).is_ok();
         if first {
-            lock(&self.0.driver).link.expect(known.network.under_way());
+            lock(&self.0.driver).group.expect(known.network.under_way());
         }
         first
     }
 
     /// The quickest way to `rank` and back that the kernel has seen, if one sees any.
     pub(crate) fn round_trip(&self, rank: usize) -> Option<Duration> {
-        lock(&self.0.driver).link.round_trip(rank)
+        lock(&self.0.driver).group.round_trip(rank)
     }
 
     pub(crate) fn config(&self) -> &'static Config {
@@ -308,19 +308,19 @@ impl Communicator {
         let mut op = inner.prepare(spare, call, counts, timeout, device)?;
         op.work = Some(shared.clone());
         op.submitted = Some(Instant::now());
-        let mut landing = None;
+        let mut completion = None;
         inner.submit(|| {
             // Numbers have the order of the inbox.
-            landing = op.device.as_mut().map(|device| {
-                device.number = device.lobby.number();
-                device.landing()
+            completion = op.device.as_mut().map(|device| {
+                device.number = device.handle.number();
+                device.completion()
             });
             inner.submitted.fetch_add(1, Ordering::Relaxed);
             Item::Collective(op)
         });
         inner.get_going();
         let call = Asked::Collective(call.collective);
-        Ok(Work { shared, comm: inner.clone(), call, landing })
+        Ok(Work { shared, comm: inner.clone(), call, completion })
     }
 
     /// Sends `count` elements to `dst`.
@@ -383,7 +383,7 @@ impl Communicator {
         }
         let timeout = self.timeout(&options);
         let shared = Arc::new(Shared::new(options.keep));
-        let post = Post {
+        let post = Request {
             direction,
             ptr,
             count,
@@ -393,9 +393,9 @@ impl Communicator {
             submitted: Instant::now(),
             work: shared.clone(),
         };
-        inner.submit(|| Item::Post(post));
+        inner.submit(|| Item::Request(post));
         inner.get_going();
-        Ok(Work { shared, comm: inner.clone(), call: Asked::Message(direction), landing: None })
+        Ok(Work { shared, comm: inner.clone(), call: Asked::Message(direction), completion: None })
     }
 
     /// All waiters, here and at the peers, raise. Never blocks.
@@ -427,7 +427,7 @@ impl Communicator {
         let inner = &self.0;
         let mut outcome = Ok(false);
         if inner.forks == fork::generation() && inner.size > 1 && !inner.closed.load(Ordering::Acquire) {
-            inner.drive_to(&Target::Landed, LANDING);
+            inner.drive_to(&Target::Landed, COMPLETION);
             let begun = Instant::now();
             let left = || limit.saturating_sub(begun.elapsed());
             if inner.poison.get().is_none() {
@@ -472,22 +472,22 @@ impl Communicator {
         if inner.forks != fork::generation() || inner.closed.swap(true, Ordering::AcqRel) {
             return;
         }
-        inner.drive_to(&Target::Landed, LANDING);
+        inner.drive_to(&Target::Landed, COMPLETION);
         let error = Error::Closed { group: inner.name.clone(), why: "it was destroyed".to_owned() };
         // A group that is already dead stays dead for its first reason.
         let fresh = inner.poison.set(error).is_ok();
         inner.sleeper.ring();
         let mut driver = lock(&inner.driver);
         if let Some(error) = inner.poison.get()
-            && (driver.waited_for() || inner.has_mail())
+            && (driver.waited_for() || inner.has_items())
         {
             inner.turn(&mut driver);
             if !fresh {
                 driver.fail(error);
             }
         }
-        driver.link.leave();
-        lock(&inner.lobbies).clear();
+        driver.group.leave();
+        lock(&inner.handles).clear();
         driver.forget_devices();
     }
 }
@@ -506,7 +506,7 @@ impl Communicator {
 }
 
 /// What was called for on devices may take this long to end when its group is closed.
-const LANDING: Duration = Duration::from_secs(30);
+const COMPLETION: Duration = Duration::from_secs(30);
 
 static LIVE: PerProcess<Mutex<Vec<Weak<Inner>>>> = PerProcess::new();
 

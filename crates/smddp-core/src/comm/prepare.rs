@@ -11,7 +11,7 @@ use crate::call::{Blocks, Call, name_of};
 use crate::device::DeviceOp;
 use crate::error::Result;
 use crate::key::Key;
-use crate::op::Op;
+use crate::op::Operation;
 use crate::reduce;
 use crate::steps::Cursor;
 use crate::sync::lock;
@@ -21,13 +21,13 @@ impl Inner {
     /// `spare`: a finished operation, to be filled again.
     pub(crate) fn prepare(
         &self,
-        spare: Option<Box<Op>>,
+        spare: Option<Box<Operation>>,
         call: &Call<'_>,
         counts: Counts,
         timeout: Duration,
         device: Option<Box<DeviceOp>>,
-    ) -> Result<Box<Op>> {
-        let place = device.as_ref().map(|device| (device.lobby.memory, device.lobby.site));
+    ) -> Result<Box<Operation>> {
+        let place = device.as_ref().map(|device| (device.handle.memory, device.handle.site));
         let key = Key::of(call, counts, place.unwrap_or_default());
         let mut cache = lock(&self.cache);
         let bound = cache.get_or_bind(key, |key| {
@@ -35,7 +35,7 @@ impl Inner {
             bind::check(&bound, &self.facts, name_of(call.collective), self.config.staging)?;
             Ok(bound)
         })?;
-        let mut op = spare.unwrap_or_else(|| Box::new(Op::new(bound.clone())));
+        let mut op = spare.unwrap_or_else(|| Box::new(Operation::new(bound.clone())));
         // An operation of the same call has it already.
         if !Arc::ptr_eq(&op.bound, bound) {
             op.bound = bound.clone();
@@ -45,7 +45,7 @@ impl Inner {
         Ok(op)
     }
 
-    fn fill(&self, op: &mut Op, call: &Call<'_>, timeout: Duration, device: Option<Box<DeviceOp>>) {
+    fn fill(&self, op: &mut Operation, call: &Call<'_>, timeout: Duration, device: Option<Box<DeviceOp>>) {
         let reducing = call.collective.reduces();
         let scale = (reducing && call.redop == RedOp::Avg).then_some(self.size as u32);
         let (in_base, in_list) = place(&call.input);
@@ -88,7 +88,7 @@ fn place(blocks: &Blocks<'_>) -> (usize, Option<Vec<usize>>) {
 }
 
 /// The input times the caller's factor, in memory of the operation's own.
-fn premultiply(op: &mut Op, factor: f64) {
+fn premultiply(op: &mut Operation, factor: f64) {
     let bound = op.bound.clone();
     let total: usize = bound.lengths[0].iter().sum();
     op.scaled.clear();

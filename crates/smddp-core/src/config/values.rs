@@ -144,39 +144,33 @@ impl<T: Written> Written for Option<T> {
     }
 }
 
-/// With the largest unit that leaves no remainder.
-impl Written for usize {
-    fn written(&self) -> String {
+macro_rules! written {
+    ($($(#[$doc:meta])* $type:ty: |$value:ident| $text:expr;)*) => {$(
+        $(#[$doc])*
+        impl Written for $type {
+            fn written(&self) -> String {
+                let $value = self;
+                $text
+            }
+        }
+    )*};
+}
+
+written! {
+    /// With the largest unit that leaves no remainder.
+    usize: |bytes| {
         let units = [(30, "G"), (20, "M"), (10, "K")];
-        let unit = units.into_iter().find(|(shift, _)| *self > 0 && self.is_multiple_of(1 << shift));
-        unit.map_or_else(|| self.to_string(), |(shift, name)| format!("{}{name}", self >> shift))
-    }
-}
-
-impl Written for String {
-    fn written(&self) -> String {
-        self.clone()
-    }
-}
-
-impl Written for Algorithm {
-    fn written(&self) -> String {
-        self.name().to_owned()
-    }
-}
-
-/// A file's name says nothing of what is in it.
-impl Written for Table {
-    fn written(&self) -> String {
-        self.to_string()
-    }
-}
-
-impl Written for Network {
-    fn written(&self) -> String {
-        let (latency, message) = (self.latency_ns / 1e3, self.message_ns / 1e3);
-        format!("latency_us={latency},message_us={message},gbit={}", self.bytes_per_ns * 8.0)
-    }
+        let unit = units.into_iter().find(|(shift, _)| *bytes > 0 && bytes.is_multiple_of(1 << shift));
+        unit.map_or_else(|| bytes.to_string(), |(shift, name)| format!("{}{name}", bytes >> shift))
+    };
+    String: |text| text.clone();
+    Algorithm: |algorithm| algorithm.name().to_owned();
+    /// A file's name says nothing of what is in it.
+    Table: |table| table.to_string();
+    Network: |network| {
+        let (latency, message) = (network.latency_ns / 1e3, network.message_ns / 1e3);
+        format!("latency_us={latency},message_us={message},gbit={}", network.bytes_per_ns * 8.0)
+    };
 }
 
 #[cfg(test)]

@@ -10,8 +10,8 @@ use smddp_plan::{Algorithm, Buffer, Collective};
 use smddp_transport::{Group, Mismatch};
 
 use self::messages::{Inlet, Outlet};
-use super::flight::Landing;
-use super::lobby::{Lobby, Mark};
+use super::completion::Completion;
+use super::handle::{PooledEvent, SiteHandle};
 use super::reduction::{self, Manner, Pieces};
 use super::site::Site;
 use crate::bind::{Bound, Incoming, Reduce, Run};
@@ -48,8 +48,8 @@ enum Stage {
     Ending,
 }
 
-/// A message on its way to the link.
-struct Parcel {
+/// A message on its way to the group.
+struct OutgoingMessage {
     channel: usize,
     slot: usize,
     bytes: usize,
@@ -59,23 +59,23 @@ struct Parcel {
 
 /// What an operation on device memory has besides what every operation has.
 pub(crate) struct DeviceOp {
-    pub(crate) lobby: Arc<Lobby>,
+    pub(crate) handle: Arc<SiteHandle>,
     pub(crate) number: u64,
-    pub(crate) end: Arc<OnceLock<Mark>>,
+    pub(crate) end: Arc<OnceLock<PooledEvent>>,
     /// Where the caller's stream stood.
-    after: Option<Mark>,
+    after: Option<PooledEvent>,
     redop: RedOp,
     stage: Stage,
     /// The input is there when this rank's progress word has reached it.
     ready: u64,
-    outbox: VecDeque<Parcel>,
+    outbox: VecDeque<OutgoingMessage>,
     pub(crate) slabs: Vec<usize>,
 }
 
 impl DeviceOp {
-    pub(crate) fn new(lobby: Arc<Lobby>, after: Mark, redop: RedOp) -> Self {
+    pub(crate) fn new(handle: Arc<SiteHandle>, after: PooledEvent, redop: RedOp) -> Self {
         Self {
-            lobby,
+            handle,
             number: 0,
             end: Arc::default(),
             after: Some(after),
@@ -88,8 +88,8 @@ impl DeviceOp {
     }
 
     /// What the call's handle keeps; the number is known by then.
-    pub(crate) fn landing(&self) -> Landing {
-        Landing { lobby: self.lobby.clone(), number: self.number, end: self.end.clone() }
+    pub(crate) fn completion(&self) -> Completion {
+        Completion { handle: self.handle.clone(), number: self.number, end: self.end.clone() }
     }
 }
 
@@ -100,10 +100,10 @@ pub(crate) fn advance(
     op: &mut DeviceOp,
     bound: &Bound,
     execution: &mut Execution,
-    link: &mut Group,
+    group: &mut Group,
     site: &mut Site,
 ) -> Result<Progress, Trouble> {
-    Turn { op, collective, bound, execution, link, site }.advance(seq, begun)
+    Turn { op, collective, bound, execution, group, site }.advance(seq, begun)
 }
 
 struct Turn<'a> {
@@ -111,7 +111,7 @@ struct Turn<'a> {
     collective: Collective,
     bound: &'a Bound,
     execution: &'a mut Execution,
-    link: &'a mut Group,
+    group: &'a mut Group,
     site: &'a mut Site,
 }
 
@@ -119,7 +119,7 @@ impl Turn<'_> {
     fn advance(&mut self, seq: u64, begun: &mut bool) -> Result<Progress, Trouble> {
         let mut moved = false;
         if self.op.stage == Stage::Opening {
-            if !self.link.begin(seq, self.bound.head, &self.bound.wired) {
+            if !self.group.begin(seq, self.bound.head, &self.bound.wired) {
                 return Ok(Progress::Blocked);
             }
             *begun = true;
@@ -132,11 +132,11 @@ impl Turn<'_> {
             let (done, ran) = walk(self.bound, self)?;
             moved |= ran;
             self.site.flush()?;
-            if !done || !self.op.outbox.is_empty() || !self.link.settle()? {
+            if !done || !self.op.outbox.is_empty() || !self.group.settle()? {
                 return Ok(Progress::moved(moved));
             }
             self.announce()?;
-            self.link.end();
+            self.group.end();
             self.op.stage = Stage::Ending;
         }
         if self.end()? {
@@ -172,7 +172,7 @@ impl Turn<'_> {
         }
         if let Some(block) = self.bound.lengths[out].iter().position(|&bytes| bytes > 0) {
             let at = self.execution.address(self.bound, Buffer::Out, block, 0);
-            self.site.lobby.device.region(at as Address)?;
+            self.site.handle.device.region(at as Address)?;
         }
         Ok(())
     }
@@ -230,28 +230,29 @@ impl Turn<'_> {
         ranges(Buffer::In).iter().any(|i| outputs.iter().any(|o| i.0 < o.1 && o.0 < i.1))
     }
 
-    /// Hands messages whose slots are filled to the link.
+    /// Hands messages whose slots are filled to the group.
     fn pump(&mut self) -> bool {
         let mut moved = false;
         let mut waiting: Vec<usize> = Vec::new();
         let mut index = 0;
-        while let Some(parcel) = self.op.outbox.get(index) {
-            if !self.site.has_passed(parcel.filled) {
+        while let Some(outgoing) = self.op.outbox.get(index) {
+            if !self.site.has_passed(outgoing.filled) {
                 break;
             }
-            let cell = if waiting.contains(&parcel.channel) { None } else { self.link.cell(parcel.channel) };
+            let cell =
+                if waiting.contains(&outgoing.channel) { None } else { self.group.cell(outgoing.channel) };
             let Some(cell) = cell else {
-                waiting.push(parcel.channel);
+                waiting.push(outgoing.channel);
                 index += 1;
                 continue;
             };
-            let slot = self.site.bounce().address(parcel.slot);
-            self.site.lobby.device.host_touches(slot as Address, parcel.bytes, false);
+            let slot = self.site.bounce().address(outgoing.slot);
+            self.site.handle.device.host_touches(slot as Address, outgoing.bytes, false);
             // SAFETY: the stream has filled the slot and nobody writes it before it is free; the cell is ours and holds
             // the message (bind sized it).
-            unsafe { std::ptr::copy_nonoverlapping(slot, cell, parcel.bytes) };
-            self.link.publish(parcel.channel, parcel.bytes);
-            self.site.bounce().free(parcel.slot);
+            unsafe { std::ptr::copy_nonoverlapping(slot, cell, outgoing.bytes) };
+            self.group.publish(outgoing.channel, outgoing.bytes);
+            self.site.bounce().free(outgoing.slot);
             self.op.outbox.remove(index);
             moved = true;
         }
@@ -379,9 +380,9 @@ impl Turn<'_> {
         }
         waits.into_iter().for_each(|wait| self.site.await_word(wait));
         self.site.flush()?;
-        let lobby = self.op.lobby.clone();
-        self.site.write(lobby.done_word(), number)?;
-        let _ = self.op.end.set(lobby.mark(lobby.stream)?);
+        let handle = self.op.handle.clone();
+        self.site.write(handle.done_word(), number)?;
+        let _ = self.op.end.set(handle.mark(handle.stream)?);
         Ok(true)
     }
 }
@@ -395,16 +396,16 @@ impl Mover for Turn<'_> {
         self.execution
     }
 
-    fn link(&mut self) -> &mut Group {
-        self.link
+    fn group(&mut self) -> &mut Group {
+        self.group
     }
 
     fn room(&mut self, channel: usize, run: Run, segment: usize) -> Outcome<Self, Option<Self::Room>> {
         if self.bound.near[0][channel] {
-            return Ok(self.link.cell(channel).map(|cell| (channel, Outlet::Near(cell))));
+            return Ok(self.group.cell(channel).map(|cell| (channel, Outlet::Near(cell))));
         }
         let bytes = self.bound.message(run, segment);
-        let none = !self.op.outbox.iter().any(|parcel| parcel.channel == channel);
+        let none = !self.op.outbox.iter().any(|outgoing| outgoing.channel == channel);
         Ok(self.site.slot(bytes, none, self.op.number)?.map(|slot| (channel, Outlet::Far(slot))))
     }
 

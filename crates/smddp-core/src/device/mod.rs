@@ -1,4 +1,4 @@
-//! Collectives on device memory: control over the group's own link, data on a stream of the device.
+//! Collectives on device memory: control over the group's own channels, data on a stream of the device.
 //!
 //! A message between ranks of a node is a few words: which region of the writer's memory, and the value that the
 //! writer's *progress* word reaches when the data is there. The reader's stream waits for the word and copies from the
@@ -13,10 +13,10 @@
 //! and `bounce`, with pages of their own.
 
 mod bounce;
+mod completion;
 mod exec;
-mod flight;
 mod found;
-mod lobby;
+mod handle;
 mod reduction;
 mod regions;
 mod site;
@@ -26,11 +26,11 @@ use std::sync::Arc;
 
 use smddp_cuda::{Device, Stream};
 
+pub(crate) use completion::{Completion, Enqueued};
 pub(crate) use exec::{DeviceOp, Trouble, advance};
-pub(crate) use flight::{Flight, Landing};
 pub(crate) use found::refused;
 pub use found::{cuda, device, look_for_cuda};
-pub(crate) use lobby::Lobby;
+pub(crate) use handle::SiteHandle;
 pub(crate) use regions::Sample;
 pub(crate) use site::{LEAST_SLAB, Site};
 pub(crate) use words::{Pages, Words};

@@ -7,7 +7,7 @@ use smddp_cuda::{Address, Copy, Device, Event, Reduction, Result, Wait};
 use smddp_transport::board::Board;
 
 use super::bounce::Bounce;
-use super::lobby::Lobby;
+use super::handle::SiteHandle;
 use super::regions::{Mapping, Regions};
 use super::words::Words;
 
@@ -19,14 +19,14 @@ struct Slab {
 }
 
 /// What only an empty stream may lose.
-struct Gear {
+struct SiteMemory {
     device: Arc<Device>,
     bounce: Bounce,
     regions: Regions,
     slabs: Vec<Slab>,
 }
 
-impl Drop for Gear {
+impl Drop for SiteMemory {
     fn drop(&mut self) {
         for slab in &self.slabs {
             // SAFETY: allocated by `Site::slab`; no stream uses it any more, which whoever drops this has seen to.
@@ -37,8 +37,8 @@ impl Drop for Gear {
 
 /// The driver's side of a site.
 pub(crate) struct Site {
-    pub(crate) lobby: Arc<Lobby>,
-    gear: ManuallyDrop<Gear>,
+    pub(crate) handle: Arc<SiteHandle>,
+    memory: ManuallyDrop<SiteMemory>,
     /// Last number that the stream writes into this rank's progress word, and into its host's.
     progress: u64,
     passed: u64,
@@ -60,21 +60,21 @@ pub(crate) const LEAST_SLAB: usize = 2 << 20;
 impl Site {
     /// `first`: device memory of [`LEAST_SLAB`] bytes, this site's from now on.
     pub(crate) fn new(
-        lobby: Arc<Lobby>,
+        handle: Arc<SiteHandle>,
         board: Option<Arc<dyn Board>>,
         size: usize,
         first: Option<Address>,
     ) -> Self {
-        let device = lobby.device.clone();
-        let gear = Gear {
+        let device = handle.device.clone();
+        let memory = SiteMemory {
             bounce: Bounce::new(device.clone()),
             device,
-            regions: Regions::new(&lobby, board),
+            regions: Regions::new(&handle, board),
             slabs: first.map(|at| Slab { at, bytes: LEAST_SLAB, free: true }).into_iter().collect(),
         };
         Self {
-            lobby,
-            gear: ManuallyDrop::new(gear),
+            handle,
+            memory: ManuallyDrop::new(memory),
             progress: 0,
             passed: 0,
             dirty: false,
@@ -86,58 +86,58 @@ impl Site {
     }
 
     pub(super) fn words(&self) -> &Words {
-        &self.lobby.words
+        &self.handle.words
     }
 
     pub(super) fn bounce(&mut self) -> &mut Bounce {
-        &mut self.gear.bounce
+        &mut self.memory.bounce
     }
 
     pub(super) fn regions(&mut self) -> &mut Regions {
-        &mut self.gear.regions
+        &mut self.memory.regions
     }
 
     /// Whether the stream is past a number of [`Self::host_mark`].
     pub(super) fn has_passed(&self, number: u64) -> bool {
-        self.lobby.words.reached(self.lobby.words.passed(), number)
+        self.handle.words.reached(self.handle.words.passed(), number)
     }
 
     /// A pinned slot, as [`Bounce::take`] gives it to operation `number`.
     pub(super) fn slot(&mut self, bytes: usize, needed: bool, number: u64) -> Result<Option<usize>> {
-        let before = self.gear.bounce.count();
-        let words = &self.lobby.words;
-        let slot = self.gear.bounce.take(bytes, |number| words.reached(words.passed(), number), needed)?;
-        if self.gear.bounce.count() > before {
-            self.lobby.learns(number);
+        let before = self.memory.bounce.count();
+        let words = &self.handle.words;
+        let slot = self.memory.bounce.take(bytes, |number| words.reached(words.passed(), number), needed)?;
+        if self.memory.bounce.count() > before {
+            self.handle.learns(number);
         }
         Ok(slot)
     }
 
     /// What `rank` lends under that number, mapped here for operation `number`.
     pub(super) fn borrow(&mut self, rank: usize, token: u64, number: u64) -> Result<Arc<Mapping>, String> {
-        if !self.gear.regions.knows(rank, token) {
-            self.lobby.learns(number);
+        if !self.memory.regions.knows(rank, token) {
+            self.handle.learns(number);
         }
-        self.gear.regions.borrow(rank, token, number)
+        self.memory.regions.borrow(rank, token, number)
     }
 
     /// Device memory of `bytes`, until it is given back.
     pub(super) fn slab(&mut self, bytes: usize, number: u64) -> Result<(usize, Address)> {
-        let slabs = &mut self.gear.slabs;
+        let slabs = &mut self.memory.slabs;
         if let Some(index) = slabs.iter().position(|slab| slab.free && slab.bytes >= bytes) {
             slabs[index].free = false;
             return Ok((index, slabs[index].at));
         }
         let bytes = bytes.next_power_of_two().max(LEAST_SLAB);
-        self.lobby.learns(number);
-        let at = self.lobby.device.allocate(bytes)?;
+        self.handle.learns(number);
+        let at = self.handle.device.allocate(bytes)?;
         slabs.push(Slab { at, bytes, free: false });
         Ok((slabs.len() - 1, at))
     }
 
     pub(crate) fn give_back(&mut self, slabs: &[usize]) {
         for &index in slabs {
-            self.gear.slabs[index].free = true;
+            self.memory.slabs[index].free = true;
         }
     }
 
@@ -145,13 +145,13 @@ impl Site {
     pub(super) fn after(&mut self, event: Event) -> Result<()> {
         self.flush()?;
         self.dirty = true;
-        self.lobby.device.wait_event(self.lobby.stream, event)
+        self.handle.device.wait_event(self.handle.stream, event)
     }
 
     /// What comes next is after `rank`'s stream wrote `value` into its progress word.
     pub(super) fn await_progress(&mut self, rank: usize, value: u64) {
         if self.seen[rank] < value
-            && let Some(lines) = self.lobby.words.of(rank)
+            && let Some(lines) = self.handle.words.of(rank)
         {
             self.seen[rank] = value;
             self.waits.push(Wait { word: lines.progress(), value });
@@ -170,10 +170,10 @@ impl Site {
     }
 
     pub(super) fn flush(&mut self) -> Result<()> {
-        let (device, stream) = (&*self.lobby.device, self.lobby.stream);
+        let (device, stream) = (&*self.handle.device, self.handle.stream);
         if !self.waits.is_empty() {
             self.dirty = true;
-            // SAFETY: words of pages that the lobby keeps.
+            // SAFETY: words of pages that the handle keeps.
             unsafe { device.wait_words(stream, &self.waits)? };
             self.waits.clear();
         }
@@ -191,14 +191,14 @@ impl Site {
         self.flush()?;
         self.dirty = true;
         // SAFETY: as in `flush`.
-        unsafe { self.lobby.device.reduce(self.lobby.stream, reduction) }
+        unsafe { self.handle.device.reduce(self.handle.stream, reduction) }
     }
 
     /// The number that this rank's progress word reaches once all that was asked for is over.
     pub(super) fn mark(&mut self) -> Result<u64> {
         self.flush()?;
         if self.dirty
-            && let Some(mine) = self.lobby.words.mine()
+            && let Some(mine) = self.handle.words.mine()
         {
             self.progress += 1;
             self.write(mine.progress(), self.progress)?;
@@ -211,20 +211,20 @@ impl Site {
     pub(super) fn host_mark(&mut self) -> Result<u64> {
         self.flush()?;
         self.passed += 1;
-        self.write(self.lobby.words.passed(), self.passed)?;
+        self.write(self.handle.words.passed(), self.passed)?;
         Ok(self.passed)
     }
 
     pub(super) fn write(&self, word: Address, value: u64) -> Result<()> {
-        // SAFETY: a word of a page that the lobby keeps.
-        unsafe { self.lobby.device.write_word(self.lobby.stream, word, value) }
+        // SAFETY: a word of a page that the handle keeps.
+        unsafe { self.handle.device.write_word(self.handle.stream, word, value) }
     }
 
     /// The group is dead: nobody waits any more. Done again and again until the stream is empty, which comes back.
     ///
     /// Callers' streams wait until then, because what is enqueued still uses their memory; no longer where it is `late`.
     pub(crate) fn release_all(&mut self, late: bool) -> bool {
-        let Lobby { device, stream, words, .. } = &*self.lobby;
+        let SiteHandle { device, stream, words, .. } = &*self.handle;
         words.release_sites();
         if self.end.is_none() {
             self.end = device.create_event().ok().filter(|&event| device.record(event, *stream).is_ok());
@@ -241,14 +241,14 @@ impl Site {
 impl Drop for Site {
     fn drop(&mut self) {
         if let Some(event) = self.end {
-            self.lobby.device.destroy_event(event);
+            self.handle.device.destroy_event(event);
         }
-        if self.lobby.drained() {
+        if self.handle.drained() {
             // SAFETY: dropped once, here; the stream that used it is empty.
-            unsafe { ManuallyDrop::drop(&mut self.gear) };
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
         } else {
             // What the stream may still use is kept, and so is what says that it does.
-            std::mem::forget(self.lobby.clone());
+            std::mem::forget(self.handle.clone());
         }
     }
 }

@@ -5,7 +5,7 @@
 //! registers, are left to it.
 
 #[cfg(target_arch = "x86_64")]
-use super::level::Avx2;
+use super::avx2::Avx2;
 use super::level::{Isa, LINE, Level, Scalar};
 
 /// Bytes from which the register loop runs. It needs at least two registers of the widest set.

@@ -4,7 +4,7 @@
 
 use ::half::{bf16, f16};
 
-use super::half::{narrow_bf16, widen_bf16};
+use super::half::Half;
 use super::level::Isa;
 
 /// The last step of a reduction, applied once to each accumulator before rounding.
@@ -36,8 +36,10 @@ pub(super) trait Element: Copy {
     /// `src` is readable for `W` elements, no alignment needed; runs inside a function compiled for `I`.
     #[inline(always)]
     unsafe fn read<I: Isa, const W: usize>(src: *const u8, out: &mut [Self::Acc; W]) {
-        // SAFETY: the caller's contract.
-        unsafe { read_each::<Self, W>(src, out) }
+        for (k, acc) in out.iter_mut().enumerate() {
+            // SAFETY: k < W elements are readable; the read is unaligned. Every bit pattern is an element.
+            *acc = unsafe { src.cast::<Self>().add(k).read_unaligned() }.widen();
+        }
     }
 
     /// Rounds `W` accumulators to elements, in the order of memory again.
@@ -46,26 +48,9 @@ pub(super) trait Element: Copy {
     /// Runs inside a function compiled for `I`.
     #[inline(always)]
     unsafe fn round<I: Isa, const W: usize>(acc: &[Self::Acc; W], out: &mut [Self; W]) {
-        round_each(acc, out);
-    }
-}
-
-/// One element after the other, in the order of memory.
-///
-/// # Safety
-/// `src` is readable for `W` elements; no alignment needed.
-#[inline(always)]
-pub(super) unsafe fn read_each<E: Element, const W: usize>(src: *const u8, out: &mut [E::Acc; W]) {
-    for (k, acc) in out.iter_mut().enumerate() {
-        // SAFETY: k < W elements are readable; the read is unaligned. Every bit pattern is an element.
-        *acc = unsafe { src.cast::<E>().add(k).read_unaligned() }.widen();
-    }
-}
-
-#[inline(always)]
-pub(super) fn round_each<E: Element, const W: usize>(acc: &[E::Acc; W], out: &mut [E; W]) {
-    for (narrow, wide) in out.iter_mut().zip(acc) {
-        *narrow = E::narrow(*wide);
+        for (narrow, wide) in out.iter_mut().zip(acc) {
+            *narrow = Self::narrow(*wide);
+        }
     }
 }
 
@@ -122,63 +107,41 @@ impl Element for f64 {
     finish_float!(f64);
 }
 
-impl Element for bf16 {
-    type Acc = f32;
-    const BLANK: (bf16, f32) = (bf16::ZERO, 0.0);
+macro_rules! half_element {
+    ($half:ty, $widen:ident, $narrow:ident) => {
+        impl Element for $half {
+            type Acc = f32;
+            const BLANK: ($half, f32) = (<$half>::ZERO, 0.0);
 
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        widen_bf16(self)
-    }
+            #[inline(always)]
+            fn widen(self) -> f32 {
+                Half::widen(self)
+            }
 
-    #[inline(always)]
-    fn narrow(acc: f32) -> bf16 {
-        narrow_bf16(acc)
-    }
+            #[inline(always)]
+            fn narrow(acc: f32) -> $half {
+                Half::narrow(acc)
+            }
 
-    finish_float!(f32);
+            finish_float!(f32);
 
-    #[inline(always)]
-    unsafe fn read<I: Isa, const W: usize>(src: *const u8, out: &mut [f32; W]) {
-        // SAFETY: the caller's contract.
-        unsafe { I::widen_bf16(src, out) }
-    }
+            #[inline(always)]
+            unsafe fn read<I: Isa, const W: usize>(src: *const u8, out: &mut [f32; W]) {
+                // SAFETY: the caller's contract.
+                unsafe { I::$widen(src, out) }
+            }
 
-    #[inline(always)]
-    unsafe fn round<I: Isa, const W: usize>(acc: &[f32; W], out: &mut [bf16; W]) {
-        // SAFETY: the caller's contract.
-        unsafe { I::narrow_bf16(acc, out) }
-    }
+            #[inline(always)]
+            unsafe fn round<I: Isa, const W: usize>(acc: &[f32; W], out: &mut [$half; W]) {
+                // SAFETY: the caller's contract.
+                unsafe { I::$narrow(acc, out) }
+            }
+        }
+    };
 }
 
-impl Element for f16 {
-    type Acc = f32;
-    const BLANK: (f16, f32) = (f16::ZERO, 0.0);
-
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self.to_f32_const()
-    }
-
-    #[inline(always)]
-    fn narrow(acc: f32) -> f16 {
-        f16::from_f32_const(acc)
-    }
-
-    finish_float!(f32);
-
-    #[inline(always)]
-    unsafe fn read<I: Isa, const W: usize>(src: *const u8, out: &mut [f32; W]) {
-        // SAFETY: the caller's contract.
-        unsafe { I::widen_f16(src, out) }
-    }
-
-    #[inline(always)]
-    unsafe fn round<I: Isa, const W: usize>(acc: &[f32; W], out: &mut [f16; W]) {
-        // SAFETY: the caller's contract.
-        unsafe { I::narrow_f16(acc, out) }
-    }
-}
+half_element!(bf16, widen_bf16, narrow_bf16);
+half_element!(f16, widen_f16, narrow_f16);
 
 /// Integers divide exactly, truncating, and multiply in f64, truncating towards zero and saturating. Both
 /// work on a copy and out of line: they are rare, long, and would keep the column from the registers.

@@ -5,9 +5,9 @@
 //! number of inputs. The loops over a column have constant length and work on local arrays, which is what
 //! lets the compiler vectorise them without checking whether the destination is one of the sources.
 
-use super::element::{And, Combine, Complex, Element, Finish, Max, Min, Or, Prod, Sum, Truth, Xor};
 #[cfg(target_arch = "x86_64")]
-use super::level::Avx2;
+use super::avx2::Avx2;
+use super::element::{And, Combine, Complex, Element, Finish, Max, Min, Or, Prod, Sum, Truth, Xor};
 use super::level::{Isa, LINE, Level, Scalar};
 use crate::types::{DType, RedOp};
 use ::half::{bf16, f16};

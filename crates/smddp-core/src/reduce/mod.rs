@@ -4,6 +4,8 @@
 //! the order given, with the same bits at every SIMD level. The only exception is the payload of a NaN where
 //! several inputs hold different NaNs at one place. Streaming (non-temporal) stores are the caller's choice.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod copy;
 mod element;
 mod half;

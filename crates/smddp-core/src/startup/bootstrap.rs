@@ -54,7 +54,7 @@ impl Communicator {
         timeout: Duration,
     ) -> Result<Communicator> {
         let begun = Instant::now();
-        let table = Table { store, name, rank, size, timeout, begun, deadline: begun + timeout };
+        let meeting = Meeting { store, name, rank, size, timeout, begun, deadline: begun + timeout };
         let pending = match Pending::new(name, rank, size, timeout) {
             Ok(pending) if size == 1 => {
                 let card = pending.card();
@@ -62,16 +62,16 @@ impl Communicator {
             }
             Ok(pending) => pending,
             Err(error) => {
-                table.refuse(&error);
+                meeting.refuse(&error);
                 return Err(error);
             }
         };
-        let made = table.meet(pending);
+        let made = meeting.meet(pending);
         match &made {
             Err(Error::Timeout { missing, .. }) => {
-                table.fail_together(missing);
+                meeting.fail_together(missing);
             }
-            Err(error @ (Error::Topology(_) | Error::System { .. })) => table.refuse(error),
+            Err(error @ (Error::Topology(_) | Error::System { .. })) => meeting.refuse(error),
             _ => {}
         }
         // In the end: others may still have to read it.
@@ -80,8 +80,8 @@ impl Communicator {
     }
 }
 
-/// One rank at the table where a group's ranks meet.
-struct Table<'a> {
+/// One rank where a group's ranks meet.
+struct Meeting<'a> {
     store: &'a dyn Store,
     name: &'a str,
     rank: usize,
@@ -91,7 +91,7 @@ struct Table<'a> {
     deadline: Instant,
 }
 
-impl Table<'_> {
+impl Meeting<'_> {
     fn meet(&self, pending: Pending) -> Result<Communicator> {
         let mut tree = pending.tree().map_err(|error| Error::System {
             what: format!("group `{}`: no sockets to exchange cards", self.name),

@@ -3,7 +3,7 @@
 use smddp_cuda::Address;
 use smddp_plan::Buffer;
 
-use super::{Parcel, Trouble, Turn};
+use super::{OutgoingMessage, Trouble, Turn};
 use crate::bind::{DESCRIPTOR, Incoming, Run};
 use crate::device::reduction::Pieces;
 
@@ -59,7 +59,7 @@ impl Turn<'_> {
 
     pub(super) fn post(&mut self, channel: usize, slot: usize, bytes: usize) -> Result<(), Trouble> {
         let filled = self.site.host_mark()?;
-        self.op.outbox.push_back(Parcel { channel, slot, bytes, filled });
+        self.op.outbox.push_back(OutgoingMessage { channel, slot, bytes, filled });
         Ok(())
     }
 
@@ -109,7 +109,7 @@ impl Turn<'_> {
             // SAFETY: a cell of DESCRIPTOR bytes, ours until it is published.
             unsafe { cell.cast::<u64>().add(i).write_unaligned(word) };
         }
-        self.link.publish(channel, bytes.min(DESCRIPTOR));
+        self.group.publish(channel, bytes.min(DESCRIPTOR));
     }
 
     /// What a message says, or its bytes in a slot: `None` where there is no slot.
@@ -131,7 +131,7 @@ impl Turn<'_> {
         let free = needed || !self.site.bounce().moving();
         let Some(slot) = self.site.slot(bytes, free, self.op.number)? else { return Ok(None) };
         let at = self.site.bounce().address(slot);
-        self.site.lobby.device.host_touches(at as Address, bytes, true);
+        self.site.handle.device.host_touches(at as Address, bytes, true);
         // SAFETY: the message holds these bytes (both ranks' sizes were held against each other) and stays until it is
         // released; no stream uses the slot.
         unsafe { std::ptr::copy_nonoverlapping(message, at, bytes) };

@@ -11,26 +11,26 @@ use smddp_plan::Memory;
 use super::words::Words;
 use crate::sync::lock;
 
-/// An event of the lobby's pool, which gets it back when nobody has it any more.
-pub(crate) struct Mark {
-    lobby: Arc<Lobby>,
+/// An event of the handle's pool, which gets it back when nobody has it any more.
+pub(crate) struct PooledEvent {
+    handle: Arc<SiteHandle>,
     event: Event,
 }
 
-impl Mark {
+impl PooledEvent {
     pub(crate) fn event(&self) -> Event {
         self.event
     }
 }
 
-impl Drop for Mark {
+impl Drop for PooledEvent {
     fn drop(&mut self) {
-        lock(&self.lobby.events).push(self.event);
+        lock(&self.handle.events).push(self.event);
     }
 }
 
 /// What all threads see of a site.
-pub(crate) struct Lobby {
+pub(crate) struct SiteHandle {
     pub(crate) device: Arc<Device>,
     pub(crate) stream: Stream,
     /// Its number in the group; all ranks have the same.
@@ -56,7 +56,7 @@ const SETTLED: u64 = 8;
 /// A stream that is not empty after this time is left alone with what it uses.
 const DRAIN: Duration = Duration::from_secs(2);
 
-impl Lobby {
+impl SiteHandle {
     pub(crate) fn new(
         device: Arc<Device>,
         (site, memory): (usize, Memory),
@@ -84,10 +84,10 @@ impl Lobby {
     }
 
     /// A place in the order of `stream`.
-    pub(crate) fn mark(self: &Arc<Self>, stream: Stream) -> Result<Mark> {
+    pub(crate) fn mark(self: &Arc<Self>, stream: Stream) -> Result<PooledEvent> {
         let pooled = lock(&self.events).pop();
         let event = pooled.map_or_else(|| self.device.create_event(), Ok)?;
-        let mark = Mark { lobby: self.clone(), event };
+        let mark = PooledEvent { handle: self.clone(), event };
         self.device.record(event, stream)?;
         Ok(mark)
     }
@@ -174,7 +174,7 @@ impl Lobby {
     }
 }
 
-impl Drop for Lobby {
+impl Drop for SiteHandle {
     fn drop(&mut self) {
         if !self.drained() {
             return;
