@@ -20,6 +20,7 @@ out=target/bench/hosts
 [ "${1:-}" != quick ] || out=$out-quick
 lab=bench/lab
 export PATH="$PATH:$venv/bin" PEERS=${PEERS:-$PWD/.peers} OMP_NUM_THREADS=1
+export WORKER="$PWD/target/release/smddp-bench"
 
 quiet=("$lab/quiet" --rt)
 if [ "${RT:-1}" = 0 ]; then
@@ -32,6 +33,7 @@ elif ! "${quiet[@]}" true 2>/dev/null; then
 fi
 
 mkdir -p "$out" "$PEERS"
+case ,$impls, in *,smddp-core,*) cargo build --quiet --release -p smddp-bench --features lab ;; esac
 [ -e "$PEERS/.gitignore" ] || echo '*' >"$PEERS/.gitignore"
 case ,$impls, in *,openmpi5,* | *,mpich5,* | *,impi,*) sh "$lab/peers/setup-peers.sh" "$PEERS" ;; esac
 

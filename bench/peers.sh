@@ -17,7 +17,7 @@ tries=${TRIES:-5}
 python=$PWD/.venv/bin/python
 out=target/bench
 lab=bench/lab
-export PATH="$PWD/.venv/bin:$PATH" # smddp-bench, for `smddp-bench worker`
+export WORKER="$PWD/target/release/smddp-bench"
 export PEERS="$PWD/.peers"
 export OMP_NUM_THREADS=1
 
@@ -30,6 +30,7 @@ elif ! "${quiet[@]}" true 2>/dev/null; then
 fi
 
 mkdir -p "$out" "$PEERS"
+case ,$impls, in *,smddp-core,*) cargo build --quiet --release -p smddp-bench --features lab ;; esac
 echo '*' >"$PEERS/.gitignore"
 case ,$impls, in *,openmpi5,* | *,mpich5,* | *,impi,*) sh "$lab/peers/setup-peers.sh" "$PEERS" ;; esac
 cc -O2 -pthread -o "$out/coredist" bench/coredist.c

@@ -10,12 +10,14 @@ use smddp_core::{DType, RedOp};
 use crate::error::{Error, Result};
 use crate::op::Op;
 use crate::sizes::parse_size;
-use crate::types::{Choice, parse_dtype, parse_redop};
+use crate::types::{Selection, parse_dtype, parse_redop};
 
 /// What to do: the positional argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Task {
     Measure(Op),
+    /// Obey a coordinator of side-by-side measurements.
+    #[cfg(feature = "lab")]
     Worker,
     /// Time and memory of making a group.
     Startup,
@@ -28,6 +30,7 @@ impl FromStr for Task {
 
     fn from_str(text: &str) -> std::result::Result<Task, String> {
         match text {
+            #[cfg(feature = "lab")]
             "worker" => Ok(Task::Worker),
             "startup" => Ok(Task::Startup),
             "info" => Ok(Task::Info),
@@ -38,9 +41,8 @@ impl FromStr for Task {
 
 const AFTER_HELP: &str = "\
 COLLECTIVE: all_gather, reduce_scatter, all_reduce, broadcast, reduce, gather, scatter, all_to_all, barrier,
-sendrecv; hyphens and nccl-tests' names (all_gather_perf, alltoall) are understood too. 'worker' instead obeys
-a coordinator of side-by-side measurements over the unix socket in PEERS_SOCK, 'info' lists the settings,
-'startup' tells what making a group of all ranks takes.
+sendrecv; hyphens and nccl-tests' names (all_gather_perf, alltoall) are understood too. 'info' instead lists the
+settings, 'startup' tells what making a group of all ranks takes.
 'simulate' and 'explain' replay plans on a described cluster, 'tune' measures which algorithms are best here; each
 has options of its own ('smddp-bench simulate --help').
 
@@ -62,7 +64,7 @@ Exit status: 0 right, 1 wrong data or a failure, 2 a command line that makes no 
     args_override_self = true
 )]
 pub(crate) struct Cli {
-    /// What to measure; or 'startup', 'worker', 'info', 'simulate', 'explain', 'tune'
+    /// What to measure; or 'startup', 'info', 'simulate', 'explain', 'tune'
     #[arg(value_name = "COLLECTIVE")]
     pub task: Task,
     /// Smallest size
@@ -85,10 +87,10 @@ pub(crate) struct Cli {
     pub warmup_iters: usize,
     /// int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, or all
     #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "float", value_parser = parse_dtype)]
-    pub dtype: Choice<DType>,
+    pub dtype: Selection<DType>,
     /// sum, prod, max, min, avg, band, bor, bxor (the last three for integers), or all
     #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum", value_parser = parse_redop)]
-    pub redop: Choice<RedOp>,
+    pub redop: Selection<RedOp>,
     /// Root rank; -1 measures every root in turn
     #[arg(
         short = 'r',
@@ -174,7 +176,7 @@ mod tests {
         assert_eq!(cli.task, Task::Measure(Op::AllGather));
         assert_eq!((cli.min_bytes, cli.max_bytes, cli.step_factor, cli.step_bytes), (8, 256 << 20, 8, 4096));
         assert_eq!((cli.iters, cli.warmup_iters, cli.root, cli.check), (7, 3, -1, 0));
-        assert_eq!((cli.dtype, cli.redop), (Choice::One(DType::F16), Choice::One(RedOp::Max)));
+        assert_eq!((cli.dtype, cli.redop), (Selection::One(DType::F16), Selection::One(RedOp::Max)));
         assert_eq!(cli.json, Some("x.json".into()));
     }
 
@@ -185,7 +187,7 @@ mod tests {
              --datatype all --op all --root 2 --check 1 --json j --nproc 4 --timeout 2.5",
         )
         .unwrap();
-        assert_eq!((cli.dtype, cli.redop, cli.nproc), (Choice::All, Choice::All, Some(4)));
+        assert_eq!((cli.dtype, cli.redop, cli.nproc), (Selection::All, Selection::All, Some(4)));
         assert_eq!(cli.timeout(), Duration::from_millis(2500));
     }
 

@@ -21,10 +21,10 @@ pub mod fuzzing;
 mod info;
 mod json;
 mod launch;
+mod launched;
 mod op;
 mod pattern;
 mod pin;
-mod place;
 mod plot;
 mod rendezvous;
 mod simulate;
@@ -37,6 +37,8 @@ mod sweep;
 mod table;
 mod tune;
 mod types;
+#[cfg(feature = "lab")]
+#[path = "../lab/worker.rs"]
 mod worker;
 
 use std::io::stdout;
@@ -46,8 +48,8 @@ use clap::Parser;
 use cli::{Cli, Task};
 use error::{Error, Result};
 use json::Report;
+use launched::Launched;
 use op::Op;
-use place::Place;
 use table::Table;
 
 /// Runs the program; the result is the exit status: 0 right, 1 wrong data or a failure, 2 a command line that
@@ -118,25 +120,26 @@ fn dispatch(cli: &Cli, args: &[String], spawn: &[String], rank: &mut Option<usiz
         launch::follow_parent()?;
     }
     let get = |name: &str| std::env::var(name).ok();
-    let place = Place::detect(&get, cli.port, std::os::unix::process::parent_id())?;
-    *rank = Some(place.rank);
+    let launched = Launched::detect(&get, cli.port, std::os::unix::process::parent_id())?;
+    *rank = Some(launched.rank);
     match cli.task {
         Task::Info => Ok(0),
-        Task::Worker => worker::run(cli, &place).map(|()| 0),
-        Task::Startup => startup::run(cli, &place).map(|()| 0),
-        Task::Measure(op) => measure(cli, args, op, &place).map(|()| 0),
+        #[cfg(feature = "lab")]
+        Task::Worker => worker::run(cli, &launched).map(|()| 0),
+        Task::Startup => startup::run(cli, &launched).map(|()| 0),
+        Task::Measure(op) => measure(cli, args, op, &launched).map(|()| 0),
     }
 }
 
-fn measure(cli: &Cli, args: &[String], op: Op, place: &Place) -> Result<()> {
-    if op == Op::SendRecv && place.size == 1 {
+fn measure(cli: &Cli, args: &[String], op: Op, launched: &Launched) -> Result<()> {
+    if op == Op::SendRecv && launched.size == 1 {
         return Err(Error::Usage("sendrecv needs two ranks or more (--nproc N)".into()));
     }
     if cli.pin {
-        pin::pin(place.local_rank)?;
+        pin::pin(launched.local_rank)?;
     }
-    let team = rendezvous::join(place, cli.store.as_deref(), cli.timeout())?;
-    let (devices, one_host) = device::gather(&team, place.local_rank)?;
+    let team = rendezvous::join(launched, cli.store.as_deref(), cli.timeout())?;
+    let (devices, one_host) = device::gather(&team, launched.local_rank)?;
     let prints = team.rank() == 0;
     let mut table = Table::new(stdout());
     let mut report = match &cli.json {

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use smddp_core::Collective;
+use smddp_core::{Collective, name_of};
 
 /// What can be measured: the collectives, and an exchange with the neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub(crate) enum Op {
 
 /// Elements of one case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Shape {
+pub(crate) struct Elements {
     /// The count of the call (nccl-tests' column `count`).
     pub count: usize,
     /// Elements that a sending rank holds.
@@ -45,58 +45,26 @@ impl Op {
         Op::SendRecv,
     ];
 
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Op::AllGather => "all_gather",
-            Op::ReduceScatter => "reduce_scatter",
-            Op::AllReduce => "all_reduce",
-            Op::Broadcast => "broadcast",
-            Op::Reduce => "reduce",
-            Op::Gather => "gather",
-            Op::Scatter => "scatter",
-            Op::AllToAll => "all_to_all",
-            Op::Barrier => "barrier",
-            Op::SendRecv => "sendrecv",
-        }
+    pub(crate) fn name(self) -> &'static str {
+        self.collective().map_or("sendrecv", name_of)
     }
 
     /// The program of nccl-tests that measures the same (barrier: the name it would have).
-    pub(crate) const fn program(self) -> &'static str {
-        match self {
-            Op::AllGather => "all_gather_perf",
-            Op::ReduceScatter => "reduce_scatter_perf",
-            Op::AllReduce => "all_reduce_perf",
-            Op::Broadcast => "broadcast_perf",
-            Op::Reduce => "reduce_perf",
-            Op::Gather => "gather_perf",
-            Op::Scatter => "scatter_perf",
-            Op::AllToAll => "alltoall_perf",
-            Op::Barrier => "barrier_perf",
-            Op::SendRecv => "sendrecv_perf",
-        }
+    pub(crate) fn program(self) -> String {
+        format!("{}_perf", self.name().replace("all_to_all", "alltoall"))
     }
 
-    pub(crate) const fn collective(self) -> Option<Collective> {
-        Some(match self {
-            Op::AllGather => Collective::AllGather,
-            Op::ReduceScatter => Collective::ReduceScatter,
-            Op::AllReduce => Collective::AllReduce,
-            Op::Broadcast => Collective::Broadcast,
-            Op::Reduce => Collective::Reduce,
-            Op::Gather => Collective::Gather,
-            Op::Scatter => Collective::Scatter,
-            Op::AllToAll => Collective::AllToAll,
-            Op::Barrier => Collective::Barrier,
-            Op::SendRecv => return None,
-        })
+    pub(crate) fn collective(self) -> Option<Collective> {
+        // They come first, in the same order.
+        Collective::ALL.get(self as usize).copied()
     }
 
-    pub(crate) const fn reduces(self) -> bool {
-        matches!(self, Op::ReduceScatter | Op::AllReduce | Op::Reduce)
+    pub(crate) fn reduces(self) -> bool {
+        self.collective().is_some_and(Collective::reduces)
     }
 
-    pub(crate) const fn has_root(self) -> bool {
-        matches!(self, Op::Broadcast | Op::Reduce | Op::Gather | Op::Scatter)
+    pub(crate) fn has_root(self) -> bool {
+        self.collective().is_some_and(Collective::has_root)
     }
 
     /// Whether input and output may share memory. Where not, the second half of a row repeats the first.
@@ -124,16 +92,16 @@ impl Op {
 
     /// Cuts `elements`, the whole gathered, reduced or exchanged buffer, for `ranks` ranks. Blocks are not
     /// rounded to 16 bytes as the newest nccl-tests does, so that the smallest sizes can be measured.
-    pub(crate) const fn shape(self, elements: usize, ranks: usize) -> Shape {
+    pub(crate) const fn shape(self, elements: usize, ranks: usize) -> Elements {
         let block = elements / ranks;
         match self {
-            Op::AllGather | Op::Gather => Shape { count: block, send: block, receive: block * ranks },
-            Op::ReduceScatter | Op::Scatter => Shape { count: block, send: block * ranks, receive: block },
-            Op::AllToAll => Shape { count: block, send: block * ranks, receive: block * ranks },
+            Op::AllGather | Op::Gather => Elements { count: block, send: block, receive: block * ranks },
+            Op::ReduceScatter | Op::Scatter => Elements { count: block, send: block * ranks, receive: block },
+            Op::AllToAll => Elements { count: block, send: block * ranks, receive: block * ranks },
             Op::AllReduce | Op::Broadcast | Op::Reduce | Op::SendRecv => {
-                Shape { count: elements, send: elements, receive: elements }
+                Elements { count: elements, send: elements, receive: elements }
             }
-            Op::Barrier => Shape { count: 0, send: 0, receive: 0 },
+            Op::Barrier => Elements { count: 0, send: 0, receive: 0 },
         }
     }
 
@@ -148,7 +116,7 @@ impl Op {
     }
 
     /// (algbw, busbw) in GB/s of a call that took `seconds`.
-    pub(crate) fn bandwidth(self, shape: Shape, element: usize, ranks: usize, seconds: f64) -> (f64, f64) {
+    pub(crate) fn bandwidth(self, shape: Elements, element: usize, ranks: usize, seconds: f64) -> (f64, f64) {
         let bytes = (shape.send.max(shape.receive) * element) as f64;
         let algbw = if bytes == 0.0 { 0.0 } else { bytes / 1e9 / seconds };
         (algbw, algbw * self.bus_factor(ranks))
@@ -192,11 +160,21 @@ mod tests {
     }
 
     #[test]
+    fn every_collective_is_measured_under_its_name() {
+        assert_eq!(Op::AllGather.collective(), Some(Collective::AllGather));
+        assert_eq!(Op::AllToAll.collective(), Some(Collective::AllToAll));
+        assert_eq!(Op::Barrier.collective(), Some(Collective::Barrier));
+        assert_eq!((Op::SendRecv.collective(), Op::SendRecv.program()), (None, "sendrecv_perf".to_owned()));
+        assert_eq!(Op::AllToAll.program(), "alltoall_perf");
+        assert!(Op::ALL.into_iter().filter_map(Op::collective).eq(Collective::ALL));
+    }
+
+    #[test]
     fn size_is_the_whole_buffer() {
-        assert_eq!(Op::AllGather.shape(17, 3), Shape { count: 5, send: 5, receive: 15 });
-        assert_eq!(Op::ReduceScatter.shape(17, 3), Shape { count: 5, send: 15, receive: 5 });
-        assert_eq!(Op::AllReduce.shape(17, 3), Shape { count: 17, send: 17, receive: 17 });
-        assert_eq!(Op::AllToAll.shape(2, 3), Shape { count: 0, send: 0, receive: 0 });
+        assert_eq!(Op::AllGather.shape(17, 3), Elements { count: 5, send: 5, receive: 15 });
+        assert_eq!(Op::ReduceScatter.shape(17, 3), Elements { count: 5, send: 15, receive: 5 });
+        assert_eq!(Op::AllReduce.shape(17, 3), Elements { count: 17, send: 17, receive: 17 });
+        assert_eq!(Op::AllToAll.shape(2, 3), Elements { count: 0, send: 0, receive: 0 });
     }
 
     #[test]

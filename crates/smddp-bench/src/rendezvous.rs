@@ -8,29 +8,33 @@ use smddp_core::{Communicator, Pending, Store};
 
 use crate::calls::Team;
 use crate::error::{Error, Result};
-use crate::place::{Meet, Place};
+use crate::launched::{Launched, Meet};
 use crate::store::{Client, Server};
 
 /// The group's name.
 const NAME: &str = "bench";
 
 /// Makes the communicator of all ranks. With `store` somebody else serves the store there; otherwise rank 0
-/// does, at the place's meeting point.
-pub(crate) fn join(place: &Place, store: Option<&str>, timeout: Duration) -> Result<Team> {
-    join_counted(place, store, timeout).map(|(team, _)| team)
+/// does, at the meeting point.
+pub(crate) fn join(launched: &Launched, store: Option<&str>, timeout: Duration) -> Result<Team> {
+    join_counted(launched, store, timeout).map(|(team, _)| team)
 }
 
 /// And how many bytes went through the store for this rank.
-pub(crate) fn join_counted(place: &Place, store: Option<&str>, timeout: Duration) -> Result<(Team, u64)> {
+pub(crate) fn join_counted(
+    launched: &Launched,
+    store: Option<&str>,
+    timeout: Duration,
+) -> Result<(Team, u64)> {
     let deadline = Instant::now() + timeout;
-    let (rank, size) = (place.rank, place.size);
+    let (rank, size) = (launched.rank, launched.size);
     let make = |store: &dyn Store| {
         let left = deadline.saturating_duration_since(Instant::now());
         let comm = Communicator::make(store, NAME, rank, size, left)?;
         comm.set_timeout(timeout);
         Ok::<_, Error>(comm)
     };
-    let made = match (store, &place.meet) {
+    let made = match (store, &launched.meet) {
         (Some(addr), _) => {
             let values = Values::new(Client::connect(addr, deadline)?);
             (make(&values)?, values.traffic())

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::calls::Team;
 use crate::cli::Cli;
 use crate::error::{Error, Result};
-use crate::place::Place;
+use crate::launched::Launched;
 use crate::rendezvous;
 
 /// Set by the launcher: nanoseconds since the epoch.
@@ -29,10 +29,10 @@ pub(crate) fn since_the_epoch() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-pub(crate) fn run(cli: &Cli, place: &Place) -> Result<()> {
+pub(crate) fn run(cli: &Cli, launched: &Launched) -> Result<()> {
     let here = since_the_epoch();
     let began = std::env::var(BEGAN).ok().and_then(|text| text.parse().ok()).map(Duration::from_nanos);
-    let (team, traffic) = rendezvous::join_counted(place, cli.store.as_deref(), cli.timeout())?;
+    let (team, traffic) = rendezvous::join_counted(launched, cli.store.as_deref(), cli.timeout())?;
     let made = since_the_epoch();
     team.sum_u64(1)?;
     let used = since_the_epoch();

@@ -9,10 +9,10 @@ use crate::buffers::Buffer;
 use crate::calls::{Case, Sides, Team};
 use crate::cli::Cli;
 use crate::error::{Error, Result};
-use crate::op::{Op, Shape};
+use crate::op::{Elements, Op};
 use crate::pattern::{POISON, Pattern};
 use crate::sizes::sweep;
-use crate::types::{DTYPES, REDOPS, is_bitwise, is_integer};
+use crate::types::{DTYPES, REDOPS, is_bitwise};
 
 /// One half of a row.
 #[derive(Clone, Copy, Debug)]
@@ -63,8 +63,9 @@ pub(crate) fn measure(
             Op::Barrier => vec![0],
             _ => sweep(cli.min_bytes, cli.max_bytes, cli.step_factor, cli.step_bytes, element),
         };
-        let shapes: Vec<Shape> = sizes.iter().map(|bytes| op.shape(bytes / element, team.size())).collect();
-        let most = |of: fn(&Shape) -> usize| shapes.iter().map(of).max().unwrap_or(0) * element;
+        let shapes: Vec<Elements> =
+            sizes.iter().map(|bytes| op.shape(bytes / element, team.size())).collect();
+        let most = |of: fn(&Elements) -> usize| shapes.iter().map(of).max().unwrap_or(0) * element;
         let mut input = Buffer::new(most(|s| s.send))?;
         let mut output = Buffer::new(most(|s| s.send.max(s.receive)))?;
         for (redop_name, redop) in bench.redops(dtype)? {
@@ -113,7 +114,7 @@ impl Bench<'_> {
             return Ok(vec![("none", RedOp::Sum)]);
         }
         let asked = self.cli.redop.of(&REDOPS);
-        let fits = |(_, op): &(&str, RedOp)| is_integer(dtype) || !is_bitwise(*op);
+        let fits = |(_, op): &(&str, RedOp)| dtype.is_integer() || !is_bitwise(*op);
         let fitting: Vec<_> = asked.iter().copied().filter(fits).collect();
         match (fitting.is_empty(), asked.first()) {
             (true, Some((name, _))) => {
@@ -137,7 +138,7 @@ impl Bench<'_> {
     fn half(
         &mut self,
         case: Case,
-        shape: Shape,
+        shape: Elements,
         in_place: bool,
         a: &mut Buffer,
         b: &mut Buffer,
@@ -218,7 +219,7 @@ fn clock_ns() -> i64 {
 /// One case laid out in the buffers. Out of place: input in `a`, output in `b`. In place: both in `b`.
 struct Setup {
     case: Case,
-    shape: Shape,
+    shape: Elements,
     rank: usize,
     pattern: Pattern,
     in_place: bool,
@@ -226,7 +227,7 @@ struct Setup {
 }
 
 impl Setup {
-    fn new(case: Case, shape: Shape, team: &Team, in_place: bool) -> Setup {
+    fn new(case: Case, shape: Elements, team: &Team, in_place: bool) -> Setup {
         let (rank, ranks, element) = (team.rank(), team.size(), case.dtype.size());
         let mine = rank * shape.count * element;
         let (input_at, output_at) = match case.op {
@@ -250,7 +251,7 @@ impl Setup {
     /// Puts this rank's input in place and poison everywhere else.
     fn prepare(&mut self, seed: u64, a: &mut Buffer, b: &mut Buffer) {
         self.pattern.seed = seed;
-        let Shape { send, receive, .. } = self.shape;
+        let Elements { send, receive, .. } = self.shape;
         if self.in_place {
             b.set_used(send.max(receive) * self.element());
         } else {
@@ -300,7 +301,7 @@ impl Setup {
     }
 
     fn wrong_output(&self, found: &[u8]) -> u64 {
-        let Setup { case, shape: Shape { count, receive, .. }, rank, ref pattern, .. } = *self;
+        let Setup { case, shape: Elements { count, receive, .. }, rank, ref pattern, .. } = *self;
         let ranks = pattern.ranks;
         // One block from every rank, each beginning at element `start` of that rank's input.
         let blocks = |start: usize| {

@@ -29,45 +29,38 @@ pub(crate) const REDOPS: [(&str, RedOp); 8] = [
 ];
 
 /// `None` is `all`.
-pub(crate) fn parse_dtype(text: &str) -> Result<Choice<DType>, String> {
+pub(crate) fn parse_dtype(text: &str) -> Result<Selection<DType>, String> {
     parse(text, &DTYPES, "datatype")
 }
 
-pub(crate) fn parse_redop(text: &str) -> Result<Choice<RedOp>, String> {
+pub(crate) fn parse_redop(text: &str) -> Result<Selection<RedOp>, String> {
     parse(text, &REDOPS, "op")
 }
 
 /// One of a list of names, or all of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Choice<T> {
+pub(crate) enum Selection<T> {
     One(T),
     All,
 }
 
-impl<T: Copy + PartialEq> Choice<T> {
+impl<T: Copy + PartialEq> Selection<T> {
     pub(crate) fn of(self, all: &[(&'static str, T)]) -> Vec<(&'static str, T)> {
         match self {
-            Choice::All => all.to_vec(),
-            Choice::One(one) => all.iter().copied().filter(|(_, x)| *x == one).collect(),
+            Selection::All => all.to_vec(),
+            Selection::One(one) => all.iter().copied().filter(|(_, x)| *x == one).collect(),
         }
     }
 }
 
-fn parse<T: Copy>(text: &str, all: &[(&str, T)], what: &str) -> Result<Choice<T>, String> {
+fn parse<T: Copy>(text: &str, all: &[(&str, T)], what: &str) -> Result<Selection<T>, String> {
     if text == "all" {
-        return Ok(Choice::All);
+        return Ok(Selection::All);
     }
-    all.iter().find(|(name, _)| *name == text).map(|(_, x)| Choice::One(*x)).ok_or_else(|| {
+    all.iter().find(|(name, _)| *name == text).map(|(_, x)| Selection::One(*x)).ok_or_else(|| {
         let names: Vec<_> = all.iter().map(|(name, _)| *name).collect();
         format!("there is no {what} '{text}'; there are {}, all", names.join(", "))
     })
-}
-
-pub(crate) const fn is_integer(dtype: DType) -> bool {
-    matches!(
-        dtype,
-        DType::I8 | DType::I16 | DType::I32 | DType::I64 | DType::U8 | DType::U16 | DType::U32 | DType::U64
-    )
 }
 
 pub(crate) const fn is_bitwise(op: RedOp) -> bool {
@@ -80,8 +73,8 @@ mod tests {
 
     #[test]
     fn names_are_nccl_tests() {
-        assert_eq!(parse_dtype("half"), Ok(Choice::One(DType::F16)));
-        assert_eq!(parse_dtype("all"), Ok(Choice::All));
+        assert_eq!(parse_dtype("half"), Ok(Selection::One(DType::F16)));
+        assert_eq!(parse_dtype("all"), Ok(Selection::All));
         assert!(parse_dtype("float32").is_err_and(|e| e.contains("bfloat16")));
         assert_eq!(parse_redop("avg").map(|c| c.of(&REDOPS)), Ok(vec![("avg", RedOp::Avg)]));
     }

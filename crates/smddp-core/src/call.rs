@@ -44,26 +44,34 @@ pub struct Call<'a> {
 
 pub use smddp_plan::tune::collective_name as name_of;
 
-pub(crate) const fn reduces(collective: Collective) -> bool {
-    matches!(collective, Collective::ReduceScatter | Collective::AllReduce | Collective::Reduce)
+/// A call as errors name it: "all_gather #7".
+pub(crate) fn numbered(collective: Collective, seq: u64) -> String {
+    format!("{} #{seq}", name_of(collective))
 }
 
-pub(crate) const fn rooted(collective: Collective) -> bool {
-    matches!(
-        collective,
-        Collective::Broadcast | Collective::Reduce | Collective::Gather | Collective::Scatter
-    )
+/// One of a call's two sides, as errors name it: "all_gather: input".
+#[derive(Clone, Copy)]
+struct Side<'a> {
+    name: &'static str,
+    side: &'static str,
+    blocks: Blocks<'a>,
 }
 
-impl Blocks<'_> {
+impl std::fmt::Display for Side<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.name, self.side)
+    }
+}
+
+impl Side<'_> {
     /// Elements per block, for a buffer of `n` blocks.
-    fn counts(&self, n: usize, what: &Side) -> Result<Counts> {
-        let list: Vec<usize> = match self {
-            Blocks::None => return Err(Error::Invalid(format!("{what}: no buffer given"))),
+    fn counts(&self, n: usize) -> Result<Counts> {
+        let list: Vec<usize> = match self.blocks {
+            Blocks::None => return Err(Error::Invalid(format!("{self}: no buffer given"))),
             Blocks::Flat { count, .. } => {
                 if count % n != 0 {
                     return Err(Error::Invalid(format!(
-                        "{what} has {count} elements, which {n} ranks do not divide"
+                        "{self} has {count} elements, which {n} ranks do not divide"
                     )));
                 }
                 return Ok(Counts::Even(count / n));
@@ -72,151 +80,87 @@ impl Blocks<'_> {
             Blocks::List { parts } => parts.iter().map(|p| p.1).collect(),
         };
         if list.len() != n {
-            return Err(Error::Invalid(format!("{what} has {} blocks for {n} ranks", list.len())));
+            return Err(Error::Invalid(format!("{self} has {} blocks for {n} ranks", list.len())));
         }
         Ok(if list.iter().all(|&c| c == list[0]) { Counts::Even(list[0]) } else { Counts::Uneven(list) })
     }
-}
 
-fn flat(blocks: &Blocks<'_>, what: &Side) -> Result<usize> {
-    match blocks {
-        Blocks::Flat { count, .. } => Ok(*count),
-        other => Err(Error::Invalid(format!("{what} must be one flat buffer, not {other:?}"))),
+    fn flat(&self) -> Result<usize> {
+        match self.blocks {
+            Blocks::Flat { count, .. } => Ok(count),
+            other => Err(Error::Invalid(format!("{self} must be one flat buffer, not {other:?}"))),
+        }
     }
-}
 
-/// "all_gather: input".
-struct Side {
-    name: &'static str,
-    side: &'static str,
-}
-
-impl std::fmt::Display for Side {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}: {}", self.name, self.side)
+    /// That many elements are here, as `part` of the other side asks for.
+    fn holds(&self, have: usize, want: usize, part: &str, other: &Self) -> Result<()> {
+        if have == want {
+            return Ok(());
+        }
+        let other = other.side;
+        Err(Error::Invalid(format!("{self} has {have} elements, {part} {other} asks for {want}")))
     }
 }
 
 /// Checks a call against the group; says how it is cut.
 pub(crate) fn check(call: &Call<'_>, rank: usize, size: usize) -> Result<Counts> {
     let name = name_of(call.collective);
-    if rooted(call.collective) && call.root >= size {
+    if call.collective.has_root() && call.root >= size {
         return Err(Error::Invalid(format!(
             "{name}: root {} is not a rank of this group of {size}",
             call.root
         )));
     }
-    // True times 0.3 is not a bool.
-    if call.dtype == DType::Bool && matches!(call.redop, RedOp::PremulSum(_)) && reduces(call.collective) {
-        return Err(Error::Invalid(format!(
-            "{name}: {} of {} is not defined",
-            call.redop.name(),
-            call.dtype.name()
-        )));
-    }
-    // Told only when something is wrong: this runs in every call.
-    let input = Side { name, side: "input" };
-    let output = Side { name, side: "output" };
-    let same = |have: usize, want: usize, what: &Side, of: &str| {
-        if have == want {
-            Ok(())
-        } else {
-            Err(Error::Invalid(format!("{what} has {have} elements, {of} asks for {want}")))
-        }
-    };
+    let input = Side { name, side: "input", blocks: call.input };
+    let output = Side { name, side: "output", blocks: call.output };
     let block = |counts: &Counts, i: usize| match counts {
         Counts::Even(c) => *c,
         Counts::Uneven(list) => list[i],
         Counts::Whole(_) | Counts::Pairs(..) => 0,
     };
-    let at_root = call.root == rank;
-    Ok(match call.collective {
-        Collective::AllGather => {
-            let counts = call.output.counts(size, &output)?;
-            same(
-                flat(&call.input, &input)?,
-                block(&counts, rank),
-                &input,
-                "this rank's block of the output",
-            )?;
-            counts
+    let rooted = call.collective.has_root();
+    let here = !rooted || call.root == rank;
+    // `each`: the side that every rank has; the other one may be the root's alone.
+    let whole = |each: Side<'_>, other: Side<'_>| {
+        let count = each.flat()?;
+        if here {
+            other.holds(other.flat()?, count, "the", &each)?;
         }
-        Collective::ReduceScatter => {
-            let counts = call.input.counts(size, &input)?;
-            same(
-                flat(&call.output, &output)?,
-                block(&counts, rank),
-                &output,
-                "this rank's block of the input",
-            )?;
-            counts
+        Ok(Counts::Whole(count))
+    };
+    let blocks = |each: Side<'_>, other: Side<'_>| {
+        if !here {
+            return Ok(Counts::Even(each.flat()?));
         }
-        Collective::AllReduce => {
-            let count = flat(&call.output, &output)?;
-            same(flat(&call.input, &input)?, count, &input, "the output")?;
-            Counts::Whole(count)
+        let counts = other.counts(size)?;
+        if let (true, Counts::Uneven(list)) = (rooted, &counts) {
+            return Err(Error::Invalid(format!(
+                "{name}: all blocks must have the same size, not {list:?} elements"
+            )));
         }
-        Collective::Broadcast => {
-            let count = flat(&call.output, &output)?;
-            if at_root {
-                same(flat(&call.input, &input)?, count, &input, "the output")?;
+        each.holds(each.flat()?, block(&counts, rank), "this rank's block of the", &other)?;
+        Ok(counts)
+    };
+    match call.collective {
+        Collective::AllGather | Collective::Gather => blocks(input, output),
+        Collective::ReduceScatter | Collective::Scatter => blocks(output, input),
+        Collective::AllReduce | Collective::Broadcast => whole(output, input),
+        Collective::Reduce => whole(input, output),
+        Collective::AllToAll => match (input.counts(size)?, output.counts(size)?) {
+            // A cut or a list is uneven by intent: other ranks may have other sizes even where mine are equal.
+            (Counts::Even(a), Counts::Even(b))
+                if a == b
+                    && matches!((call.input, call.output), (Blocks::Flat { .. }, Blocks::Flat { .. })) =>
+            {
+                Ok(Counts::Even(a))
             }
-            Counts::Whole(count)
-        }
-        Collective::Reduce => {
-            let count = flat(&call.input, &input)?;
-            if at_root {
-                same(flat(&call.output, &output)?, count, &output, "the input")?;
+            (a, b) => {
+                let all = |c: &Counts| (0..size).map(|i| block(c, i)).collect::<Vec<_>>();
+                let (send, receive) = (all(&a), all(&b));
+                input.holds(send[rank], receive[rank], "this rank's own block of the", &output)?;
+                Ok(Counts::Pairs(send, receive))
             }
-            Counts::Whole(count)
-        }
-        Collective::Gather => {
-            let count = flat(&call.input, &input)?;
-            if at_root {
-                let counts = call.output.counts(size, &output)?;
-                even(&counts, name)?;
-                same(count, block(&counts, rank), &input, "this rank's block of the output")?;
-            }
-            Counts::Even(count)
-        }
-        Collective::Scatter => {
-            let count = flat(&call.output, &output)?;
-            if at_root {
-                let counts = call.input.counts(size, &input)?;
-                even(&counts, name)?;
-                same(count, block(&counts, rank), &output, "this rank's block of the input")?;
-            }
-            Counts::Even(count)
-        }
-        Collective::AllToAll => {
-            match (call.input.counts(size, &input)?, call.output.counts(size, &output)?) {
-                // A cut or a list is uneven by intent: other ranks may have other sizes even where mine are equal.
-                (Counts::Even(a), Counts::Even(b))
-                    if a == b
-                        && matches!(
-                            (call.input, call.output),
-                            (Blocks::Flat { .. }, Blocks::Flat { .. })
-                        ) =>
-                {
-                    Counts::Even(a)
-                }
-                (a, b) => {
-                    let all = |c: &Counts| (0..size).map(|i| block(c, i)).collect::<Vec<_>>();
-                    let (send, receive) = (all(&a), all(&b));
-                    same(send[rank], receive[rank], &input, "this rank's own block of the output")?;
-                    Counts::Pairs(send, receive)
-                }
-            }
-        }
-        Collective::Barrier => Counts::Even(0),
-    })
-}
-
-fn even(counts: &Counts, name: &str) -> Result<()> {
-    match counts {
-        Counts::Uneven(list) => {
-            Err(Error::Invalid(format!("{name}: all blocks must have the same size, not {list:?} elements")))
-        }
-        _ => Ok(()),
+        },
+        Collective::Barrier => Ok(Counts::Even(0)),
     }
 }

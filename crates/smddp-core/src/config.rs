@@ -1,6 +1,7 @@
 //! All settings, in one table; the only reader of the environment.
 
-mod shared;
+mod values;
+mod ways;
 
 use std::path::PathBuf;
 use std::sync::OnceLock;
@@ -8,14 +9,13 @@ use std::time::Duration;
 
 use smddp_plan::tune::{Table, distance};
 use smddp_plan::{Algorithm, Network, Settings};
-use smddp_transport::fabric::{
-    self,
-    choose::{Choice, Unusable},
-};
-use smddp_transport::interface::{self, Family, Wanted};
-use smddp_transport::joint::{Between, Means, may_have_efa};
+use smddp_transport::interface::{Family, Wanted};
+use smddp_transport::joint::Between;
 
+pub use self::values::{DevicePath, parse_bytes};
+use self::values::{Written, algorithm, as_it_is, bytes, micros, named, seconds, some, tune, wanted};
 use crate::error::{Error, Result};
+use crate::log::{self, Level};
 use crate::network;
 
 /// One row: what `smddp info` and docs/settings.md print.
@@ -27,249 +27,150 @@ pub struct Setting {
     pub shared: bool,
 }
 
-pub const SETTINGS: &[Setting] = &[
-    Setting {
-        name: "SMDDP_STAGING_BYTES",
-        default: "64M",
-        what: "cap of the process's staging memory (K, M, G allowed); grown on use, shared by all groups",
-        shared: true,
-    },
-    Setting {
-        name: "SMDDP_ALGO",
-        default: "",
-        what: "use this algorithm wherever it does the collective: publish or mesh, all ranks alike; hier-ring, hier-log, \
-               hier-recursive, hier-tree (`hier-` may be left out), hier-publish, hier: the mesh inside nodes, this between them",
-        shared: true,
-    },
-    Setting {
-        name: "SMDDP_TUNE",
-        default: "",
-        what: "algorithms by size, as `smddp-bench tune` writes them: all_gather:64k-4m:@hier#all_reduce:0-32k:@tree, or the \
-               name of a file with such lines",
-        shared: true,
-    },
-    Setting {
-        name: "SMDDP_SEGMENT_BYTES",
-        default: "",
-        what: "size of a pipelined piece, at most SMDDP_STAGING_BYTES; empty: chosen by size and number of ranks",
-        shared: true,
-    },
-    Setting {
-        name: "SMDDP_PROBE",
-        default: "1",
-        what: "0: no measurement of the network between nodes when the first group spans some; a usual one is assumed. What is \
-               measured decides segments, and algorithms of collectives that do not reduce",
-        shared: true,
-    },
-    Setting {
-        name: "SMDDP_NETWORK",
-        default: "",
-        what: "the network between nodes, instead of a measurement: latency_us=15,message_us=1,gbit=10 (one way, for each \
-               message, of a node's link); what is left out has these values",
-        shared: true,
-    },
-    Setting {
-        name: "SMDDP_STREAM_BYTES",
-        default: "16M",
-        what: "outputs of this size and more are written past the caches",
-        shared: false,
-    },
-    Setting {
-        name: "SMDDP_SPIN_US",
-        default: "",
-        what: "microseconds a waiting rank spins before it yields and sleeps; empty: 50, or 0 where ranks outnumber cores",
-        shared: false,
-    },
-    Setting {
-        name: "SMDDP_LEAVE_SECONDS",
-        default: "10",
-        what: "how long destroy_process_group waits for the other ranks, to hold what they called against each other; 0: it \
-               does not, and calls that differ may go unnoticed",
-        shared: false,
-    },
-    Setting {
-        name: "SMDDP_TRANSPORT",
-        default: "auto",
-        what: "between nodes: auto (EFA where all ranks have it, tcp where none has), tcp, fabric (libfabric), or shm, \
-               which makes ranks that cannot share memory an error",
-        shared: true,
-    },
-    Setting {
-        name: "SMDDP_REQUIRE",
-        default: "",
-        what: "any other way between nodes than this is an error: efa, tcp, fabric, or a libfabric provider",
-        shared: true,
-    },
-    Setting {
-        name: "SMDDP_LIBFABRIC",
-        default: "",
-        what: "libfabric's file; empty: the one that is loaded already, /opt/amazon/efa, the loader's path",
-        shared: false,
-    },
-    Setting {
-        name: "SMDDP_FABRIC_PROVIDER",
-        default: "",
-        what: "libfabric's provider for SMDDP_TRANSPORT=fabric, such as `tcp` or `tcp;ofi_rxm`; empty: efa",
-        shared: true,
-    },
-    Setting {
-        name: "SMDDP_SHM",
-        default: "1",
-        what: "0: ranks of one host do not share memory, each is a node of its own",
-        shared: true,
-    },
-    Setting {
-        name: "SMDDP_NODE",
-        default: "",
-        what: "ranks of one host with different names here are treated as different nodes",
-        shared: false,
-    },
-    Setting {
-        name: "SMDDP_SOCKET_IFNAME",
-        default: "",
-        what: "network interfaces to use between nodes, as in NCCL: `eth,ens` (beginnings), `=eth0` (whole names), `^docker,lo` \
-               (not these); empty: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, else the fastest that is up",
-        shared: false,
-    },
-    Setting {
-        name: "SMDDP_SOCKET_FAMILY",
-        default: "",
-        what: "AF_INET or AF_INET6: the addresses to use; empty: either",
-        shared: true,
-    },
-    Setting {
-        name: "SMDDP_CUDA_PATH",
-        default: "auto",
-        what: "device memory within a node: auto (by reference where all devices of the group reach each other), ipc (else an \
-               error), host (always through pinned memory)",
-        shared: true,
-    },
-    Setting {
-        name: "SMDDP_CUDA_AHEAD",
-        default: "0",
-        what: "1: where other ranks have not made a call yet, its wait keeps the stream and not the host. Only with a driver that \
-               allocates and maps memory while a stream waits: with any other, a call on new memory hangs",
-        shared: false,
-    },
-    Setting {
-        name: "SMDDP_CUDA_LIBRARY",
-        default: "",
-        what: "the CUDA driver's file; empty: the one that is loaded already, then libcuda.so.1 on the loader's path",
-        shared: false,
-    },
-    Setting {
-        name: "SMDDP_DEBUG",
-        default: "WARN",
-        what: "VERSION, WARN, INFO or TRACE: what is told on standard error",
-        shared: false,
-    },
-    Setting {
-        name: "SMDDP_DEBUG_FILE",
-        default: "",
-        what: "write it to this file instead; %h is the host, %p the process",
-        shared: false,
-    },
-];
+impl Setting {
+    /// What the environment says, if anything.
+    pub fn given(&self) -> Option<String> {
+        from_environment(self.name).filter(|value| !value.trim().is_empty())
+    }
+}
 
-#[derive(Clone, Debug, PartialEq)]
-pub struct Config {
-    pub staging: usize,
-    pub algorithm: Option<Algorithm>,
-    pub segment: Option<usize>,
-    /// Whether the network is measured, unless it is known.
-    pub probe: bool,
-    pub network: Option<Network>,
-    pub stream: usize,
-    pub spin: Option<Duration>,
-    /// How long a rank that leaves waits for the others.
-    pub leave: Duration,
-    pub between: Between,
-    pub shm: bool,
-    pub node: Option<String>,
-    pub interface: Wanted,
-    pub family: Family,
-    pub library: Option<PathBuf>,
-    pub provider: Option<String>,
-    pub require: Option<String>,
-    /// This rank's number on its host, and how many there are, where the launcher tells.
+fn from_environment(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+macro_rules! shared {
+    (shared, $yes:expr, $no:expr) => {
+        $yes
+    };
+    (own, $yes:expr, $no:expr) => {
+        $no
+    };
+}
+
+/// What it does; NAME = default, whether ranks share it, field: type = what reads it, which is given the default where
+/// nothing is set and says what it wants where it is given nonsense.
+macro_rules! settings {
+    ($($(#[doc = $what:literal])+ $name:ident = $default:literal, $scope:ident, $field:ident: $type:ty = $read:expr;)*) => {
+        pub const SETTINGS: &[Setting] = &[$(Setting {
+            name: stringify!($name),
+            default: $default,
+            what: concat!($($what),+).trim_ascii_start(),
+            shared: shared!($scope, true, false),
+        }),*];
+
+        #[derive(Clone, Debug, PartialEq)]
+        pub struct Config {
+            $($(#[doc = $what])+ pub $field: $type,)*
+            pub launch: Launch,
+        }
+
+        impl Config {
+            fn read_table(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
+                Ok(Self {
+                    $($field: {
+                        let given = get(stringify!($name));
+                        let text = given.as_deref().unwrap_or($default).trim();
+                        $read(text).map_err(|want| bad(stringify!($name), text, &want))?
+                    },)*
+                    launch: Launch::read(get),
+                })
+            }
+
+            /// (name, value) of each setting that ranks share, in the order of the table: what means the same is written alike.
+            pub(crate) fn shared(&self) -> Vec<(String, String)> {
+                let rows = [$((stringify!($name), shared!($scope, Some(self.$field.written()), None))),*];
+                rows.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect()
+            }
+        }
+    };
+}
+
+settings! {
+    /// cap of the process's staging memory (K, M, G allowed); grown on use, shared by all groups
+    SMDDP_STAGING_BYTES = "64M", shared, staging: usize = bytes(64 << 10);
+    /// use this algorithm wherever it does the collective: publish or mesh, all ranks alike; hier-ring, hier-log,
+    /// hier-recursive, hier-tree (`hier-` may be left out), hier-publish, hier: the mesh inside nodes, this between them
+    SMDDP_ALGO = "", shared, algorithm: Option<Algorithm> = some(algorithm);
+    /// algorithms by size, as `smddp-bench tune` writes them: all_gather:64k-4m:@hier#all_reduce:0-32k:@tree, or the name of
+    /// a file with such lines
+    SMDDP_TUNE = "", shared, tune: Table = tune;
+    /// size of a pipelined piece, at most SMDDP_STAGING_BYTES; empty: chosen by size and number of ranks
+    SMDDP_SEGMENT_BYTES = "", shared, segment: Option<usize> = some(|text| Ok(bytes(64)(text)? & !63));
+    /// 0: no measurement of the network between nodes when the first group spans some; a usual one is assumed. What is
+    /// measured decides segments, and algorithms of collectives that do not reduce
+    SMDDP_PROBE = "1", shared, probe: bool = named;
+    /// the network between nodes, instead of a measurement: latency_us=15,message_us=1,gbit=10 (one way, for each message, of
+    /// a node's link); what is left out has these values
+    SMDDP_NETWORK = "", shared, network: Option<Network> = some(network::parse);
+    /// outputs of this size and more are written past the caches
+    SMDDP_STREAM_BYTES = "16M", own, stream: usize = bytes(0);
+    /// microseconds a waiting rank spins before it yields and sleeps; empty: 50, or 0 where ranks outnumber cores
+    SMDDP_SPIN_US = "", own, spin: Option<Duration> = some(micros);
+    /// how long destroy_process_group waits for the other ranks, to hold what they called against each other; 0: it does not,
+    /// and calls that differ may go unnoticed
+    SMDDP_LEAVE_SECONDS = "10", own, leave: Duration = seconds;
+    /// between nodes: auto (EFA where all ranks have it, tcp where none has), tcp, fabric (libfabric), or shm, which makes
+    /// ranks that cannot share memory an error
+    SMDDP_TRANSPORT = "auto", shared, between: Between = named;
+    /// any other way between nodes than this is an error: efa, tcp, fabric, or a libfabric provider
+    SMDDP_REQUIRE = "", shared, require: Option<String> = some(|text| Ok(text.to_ascii_lowercase()));
+    /// libfabric's file; empty: the one that is loaded already, /opt/amazon/efa, the loader's path
+    SMDDP_LIBFABRIC = "", own, library: Option<PathBuf> = some(as_it_is);
+    /// libfabric's provider for SMDDP_TRANSPORT=fabric, such as `tcp` or `tcp;ofi_rxm`; empty: efa
+    SMDDP_FABRIC_PROVIDER = "", shared, provider: Option<String> = some(as_it_is);
+    /// 0: ranks of one host do not share memory, each is a node of its own
+    SMDDP_SHM = "1", shared, shm: bool = named;
+    /// ranks of one host with different names here are treated as different nodes
+    SMDDP_NODE = "", own, node: Option<String> = some(as_it_is);
+    /// network interfaces to use between nodes, as in NCCL: `eth,ens` (beginnings), `=eth0` (whole names), `^docker,lo` (not
+    /// these); empty: NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME, else the fastest that is up
+    SMDDP_SOCKET_IFNAME = "", own, interface: Wanted = wanted;
+    /// AF_INET or AF_INET6: the addresses to use; empty: either
+    SMDDP_SOCKET_FAMILY = "", shared, family: Family = named;
+    /// device memory within a node: auto (by reference where all devices of the group reach each other), ipc (else an error),
+    /// host (always through pinned memory)
+    SMDDP_CUDA_PATH = "auto", shared, device_path: DevicePath = named;
+    /// 1: where other ranks have not made a call yet, its wait keeps the stream and not the host. Only with a driver that
+    /// allocates and maps memory while a stream waits: with any other, a call on new memory hangs
+    SMDDP_CUDA_AHEAD = "0", own, cuda_ahead: bool = named;
+    /// the CUDA driver's file; empty: the one that is loaded already, then libcuda.so.1 on the loader's path
+    SMDDP_CUDA_LIBRARY = "", own, cuda: Option<PathBuf> = some(as_it_is);
+    /// VERSION, WARN, INFO or TRACE: what is told on standard error
+    SMDDP_DEBUG = "WARN", own, debug: Level = named;
+    /// write it to this file instead; %h is the host, %p the process
+    SMDDP_DEBUG_FILE = "", own, debug_file: Option<String> = some(as_it_is);
+}
+
+/// What launchers and other libraries say, which are no settings of ours.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Launch {
+    pub rank: Option<String>,
+    /// This rank's number on its host, and how many there are.
     pub local: Option<(usize, usize)>,
-    pub tune: Table,
-    pub device_path: DevicePath,
-    pub cuda_ahead: bool,
-    pub cuda: Option<PathBuf>,
-    pub debug: Level,
-    pub debug_file: Option<String>,
+    /// All streams of a device share one queue of the hardware, as programs wish that lay computing over communication.
+    pub one_queue: bool,
 }
 
-/// How device memory goes within a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DevicePath {
-    /// By reference where that is possible.
-    Auto,
-    /// By reference, or not at all.
-    Reference,
-    /// Through pinned host memory.
-    Host,
-}
-
-impl Default for Config {
-    fn default() -> Self {
+impl Launch {
+    fn read(get: impl Fn(&str) -> Option<String>) -> Self {
+        let number = |name: &str| get(name)?.trim().parse::<u32>().ok().map(|number| number as usize);
         Self {
-            staging: 64 << 20,
-            algorithm: None,
-            segment: None,
-            probe: true,
-            network: None,
-            stream: 16 << 20,
-            spin: None,
-            leave: Duration::from_secs(10),
-            between: Between::Auto,
-            shm: true,
-            node: None,
-            interface: Wanted { value: None, from: interface::NAMES[0] },
-            family: Family::Any,
-            library: None,
-            provider: None,
-            require: None,
-            local: None,
-            tune: Table::default(),
-            device_path: DevicePath::Auto,
-            cuda_ahead: false,
-            cuda: None,
-            debug: Level::Warn,
-            debug_file: None,
+            rank: get("RANK"),
+            // A launcher that counts otherwise tells nothing.
+            local: number("LOCAL_RANK").zip(number("LOCAL_WORLD_SIZE")).filter(|(rank, ranks)| rank < ranks),
+            one_queue: get("CUDA_DEVICE_MAX_CONNECTIONS").is_some_and(|text| text.trim() == "1"),
         }
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Level {
-    None,
-    Version,
-    Warn,
-    Info,
-    Trace,
-}
-
-/// More than any machine has: what is derived from a size stays a size.
-const MOST_BYTES: usize = 1 << 40;
-
-/// "64M", "4096", "1g".
-pub fn parse_bytes(text: &str) -> Option<usize> {
-    let text = text.trim();
-    let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
-    let shift = match unit.trim().to_ascii_lowercase().trim_end_matches(['b', 'i']) {
-        "" => 0,
-        "k" => 10,
-        "m" => 20,
-        "g" => 30,
-        _ => return None,
-    };
-    digits.parse::<usize>().ok()?.checked_mul(1 << shift)
-}
-
 fn bad(name: &str, value: &str, want: &str) -> Error {
     Error::Config(format!("{name}={value:?} is not valid: {want}; `smddp info` lists all settings"))
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self::read(|_| None).unwrap_or_else(|error| unreachable!("a default of the table: {error}"))
+    }
 }
 
 impl Config {
@@ -278,11 +179,12 @@ impl Config {
         static CONFIG: OnceLock<Result<Config>> = OnceLock::new();
         CONFIG
             .get_or_init(|| {
-                let config = Config::read(|name| std::env::var(name).ok())?;
-                if config.debug >= Level::Warn {
-                    for warning in unknown_names(std::env::vars().map(|(name, _)| name)) {
-                        crate::log::line(&config, Level::Warn, &warning);
-                    }
+                let config = Config::read(from_environment)?;
+                log::open(config.debug, config.debug_file.clone(), config.launch.rank.clone());
+                for warning in
+                    unknown_names(std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()))
+                {
+                    log::say(Level::Warn, &warning);
                 }
                 Ok(config)
             })
@@ -302,187 +204,20 @@ impl Config {
 
     /// Settings from any source; an empty value counts as not set.
     pub fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Config> {
-        let get = |name: &str| lookup(name).filter(|v| !v.trim().is_empty());
-        let bytes = |name: &'static str, least: usize| {
-            get(name)
-                .map(|v| {
-                    parse_bytes(&v).filter(|n| (least..=MOST_BYTES).contains(n)).ok_or_else(|| {
-                        bad(name, &v, &format!("a size of {least} bytes to 1024G, like 65536 or 64M"))
-                    })
-                })
-                .transpose()
-        };
-        let algorithm = get("SMDDP_ALGO")
-            .map(|v| {
-                Algorithm::from_name(&v.trim().to_ascii_lowercase()).ok_or_else(|| {
-                    bad(
-                        "SMDDP_ALGO",
-                        &v,
-                        &format!("one of {}", Algorithm::ALL.map(Algorithm::name).join(", ")),
-                    )
-                })
-            })
-            .transpose()?;
-        let between = match get("SMDDP_TRANSPORT").as_deref().map(str::trim) {
-            None | Some("auto") => Between::Auto,
-            Some("tcp") => Between::Tcp,
-            Some("fabric") => Between::Fabric,
-            Some("shm") => Between::Nothing,
-            Some(v) => return Err(bad("SMDDP_TRANSPORT", v, "auto, tcp, fabric or shm")),
-        };
-        let flag = |name: &str, unset: bool| match get(name).as_deref().map(str::trim) {
-            None => Ok(unset),
-            Some("0") => Ok(false),
-            Some("1") => Ok(true),
-            Some(v) => Err(bad(name, v, "0 or 1")),
-        };
-        let network = get("SMDDP_NETWORK")
-            .map(|v| network::parse(&v).map_err(|want| bad("SMDDP_NETWORK", &v, &want)))
-            .transpose()?;
-        let number = |name: &str| get(name).and_then(|v| Some(v.trim().parse::<u32>().ok()? as usize));
-        let tune = match get("SMDDP_TUNE") {
-            None => Table::default(),
-            Some(v) => {
-                // A table says which algorithm, a file has a name.
-                let text = if v.contains(":@") {
-                    v.clone()
-                } else {
-                    std::fs::read_to_string(v.trim())
-                        .map_err(|e| bad("SMDDP_TUNE", &v, &format!("neither a table nor a file ({e})")))?
-                };
-                Table::parse(&text).map_err(|e| bad("SMDDP_TUNE", &v, &e.to_string()))?
-            }
-        };
-        let family = match get("SMDDP_SOCKET_FAMILY") {
-            None => Family::Any,
-            Some(v) => Family::from_setting(&v)
-                .ok_or_else(|| bad("SMDDP_SOCKET_FAMILY", &v, "AF_INET or AF_INET6"))?,
-        };
-        let spin = get("SMDDP_SPIN_US")
-            .map(|v| {
-                v.trim()
-                    .parse()
-                    .map(Duration::from_micros)
-                    .map_err(|_| bad("SMDDP_SPIN_US", &v, "whole microseconds"))
-            })
-            .transpose()?;
-        let leave = get("SMDDP_LEAVE_SECONDS")
-            .map(|v| {
-                let seconds = v.trim().parse::<f64>().ok();
-                seconds
-                    .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-                    .ok_or_else(|| bad("SMDDP_LEAVE_SECONDS", &v, "seconds, 0 or more"))
-            })
-            .transpose()?;
-        let device_path = match get("SMDDP_CUDA_PATH").as_deref().map(str::trim) {
-            None | Some("auto") => DevicePath::Auto,
-            Some("ipc") => DevicePath::Reference,
-            Some("host") => DevicePath::Host,
-            Some(v) => return Err(bad("SMDDP_CUDA_PATH", v, "auto, ipc or host")),
-        };
-        let debug = match get("SMDDP_DEBUG").unwrap_or_default().trim().to_ascii_uppercase().as_str() {
-            "" | "WARN" => Level::Warn,
-            "NONE" | "0" => Level::None,
-            "VERSION" => Level::Version,
-            "INFO" => Level::Info,
-            "TRACE" => Level::Trace,
-            other => return Err(bad("SMDDP_DEBUG", other, "VERSION, WARN, INFO or TRACE")),
-        };
-        let staging = bytes("SMDDP_STAGING_BYTES", 64 << 10)?.unwrap_or(64 << 20);
-        let segment = bytes("SMDDP_SEGMENT_BYTES", 64)?.map(|n| n & !63);
-        if segment.is_some_and(|bytes| bytes > staging) {
-            let value = get("SMDDP_SEGMENT_BYTES").unwrap_or_default();
+        let get = |name: &str| lookup(name).filter(|value| !value.trim().is_empty());
+        let mut config = Self::read_table(get)?;
+        if config.interface.value.is_none() {
+            // Other libraries' names will do.
+            config.interface = Wanted::first(&lookup);
+        }
+        if config.segment.is_some_and(|bytes| bytes > config.staging) {
             let want = format!(
-                "a piece lies in the staging memory, of which SMDDP_STAGING_BYTES allows {staging} bytes"
+                "a piece lies in the staging memory, of which SMDDP_STAGING_BYTES allows {} bytes",
+                config.staging
             );
-            return Err(bad("SMDDP_SEGMENT_BYTES", &value, &want));
+            return Err(bad("SMDDP_SEGMENT_BYTES", &get("SMDDP_SEGMENT_BYTES").unwrap_or_default(), &want));
         }
-        Ok(Config {
-            staging,
-            algorithm,
-            segment,
-            probe: flag("SMDDP_PROBE", true)?,
-            network,
-            stream: bytes("SMDDP_STREAM_BYTES", 0)?.unwrap_or(16 << 20),
-            spin,
-            leave: leave.unwrap_or(Duration::from_secs(10)),
-            between,
-            shm: flag("SMDDP_SHM", true)?,
-            node: get("SMDDP_NODE"),
-            interface: Wanted::first(&lookup),
-            family,
-            library: get("SMDDP_LIBFABRIC").map(PathBuf::from),
-            provider: get("SMDDP_FABRIC_PROVIDER").map(|v| v.trim().to_owned()),
-            require: get("SMDDP_REQUIRE").map(|v| v.trim().to_ascii_lowercase()),
-            // A launcher that counts otherwise tells nothing.
-            local: number("LOCAL_RANK").zip(number("LOCAL_WORLD_SIZE")).filter(|(rank, ranks)| rank < ranks),
-            tune,
-            device_path,
-            cuda_ahead: flag("SMDDP_CUDA_AHEAD", false)?,
-            cuda: get("SMDDP_CUDA_LIBRARY").map(PathBuf::from),
-            debug,
-            debug_file: get("SMDDP_DEBUG_FILE"),
-        })
-    }
-
-    /// What the transports may use.
-    pub(crate) fn means(&self) -> Means {
-        Means {
-            staging: self.staging,
-            shm: self.shm,
-            node: self.node.clone(),
-            interface: self.interface.clone(),
-            family: self.family,
-            between: self.between,
-            library: self.library.clone(),
-            provider: self.provider.clone(),
-            local: self.local,
-            require: self.require.clone(),
-        }
-    }
-
-    /// What serves between nodes, in words; the error says why nothing does.
-    pub fn between_nodes(&self) -> std::result::Result<String, String> {
-        let (names, way) = match self.between {
-            Between::Nothing => return Err("SMDDP_TRANSPORT=shm forbids it".to_owned()),
-            Between::Fabric => self.over_fabric()?,
-            Between::Auto if may_have_efa() => self.over_fabric().or_else(|_| self.over_tcp())?,
-            Between::Auto | Between::Tcp => self.over_tcp()?,
-        };
-        match &self.require {
-            Some(wanted) if !names.contains(wanted) => {
-                Err(format!("SMDDP_REQUIRE={wanted}, but there is {way}"))
-            }
-            _ => Ok(way),
-        }
-    }
-
-    /// What `SMDDP_REQUIRE` may call it, and what it is.
-    fn over_tcp(&self) -> std::result::Result<(Vec<String>, String), String> {
-        let choice = interface::choose(&self.interface, self.family).map_err(|error| error.to_string())?;
-        let warning = if choice.loopback { "; other hosts cannot reach it" } else { "" };
-        Ok((vec!["tcp".to_owned()], format!("tcp {choice}{warning}")))
-    }
-
-    fn over_fabric(&self) -> std::result::Result<(Vec<String>, String), String> {
-        let (choice, lines) = self.look_for_fabric();
-        let provider = choice.map_err(|error| error.to_string())?.provider;
-        Ok((vec!["fabric".to_owned(), provider], lines.join("; ")))
-    }
-
-    /// What libfabric offers here and why it is taken or not, in lines.
-    pub fn fabric(&self) -> std::result::Result<Vec<String>, String> {
-        let (choice, lines) = self.look_for_fabric();
-        choice.map(|_| lines).map_err(|error| error.to_string())
-    }
-
-    fn look_for_fabric(&self) -> (std::result::Result<Choice, Unusable>, Vec<String>) {
-        fabric::choose::choose_provider(&fabric::choose::Settings {
-            library: self.library.clone(),
-            provider: self.provider.clone(),
-            address: None,
-            local: self.local,
-        })
+        Ok(config)
     }
 }
 
@@ -502,6 +237,18 @@ fn unknown_names(names: impl Iterator<Item = String>) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_page_of_settings_says_what_the_table_says() {
+        let mut settings: Vec<&Setting> = SETTINGS.iter().collect();
+        settings.sort_by_key(|setting| setting.name);
+        let row = |setting: &&Setting| {
+            let default = if setting.default.is_empty() { "-" } else { setting.default };
+            format!("| `{}` | `{default}` | {} |\n", setting.name, setting.what.replace('|', "\\|"))
+        };
+        let page = include_str!("../../../docs/settings.md");
+        assert!(page.ends_with(&settings.iter().map(row).collect::<String>()), "run `make docs`");
+    }
 
     fn with(pairs: &[(&str, &str)]) -> Result<Config> {
         Config::read(|name| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned()))

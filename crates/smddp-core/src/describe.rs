@@ -3,24 +3,24 @@
 use smddp_plan::Collective;
 use smddp_transport::{Group, Head, Mismatch};
 
-use crate::call::name_of;
-use crate::device::Flight;
+use crate::call::numbered;
+use crate::device::Enqueued;
 use crate::error::Error;
-use crate::exec::Op;
 use crate::head::{self, call};
+use crate::op::Operation;
 use crate::report;
 use crate::types::DType;
 
 pub(crate) fn mismatch(
-    link: &Group,
-    group: &str,
+    group: &Group,
+    name: &str,
     collective: Collective,
     seq: u64,
     mine: Head,
     found: Mismatch,
 ) -> Error {
-    let who = link.describe(found.rank);
-    let me = link.rank();
+    let who = group.describe(found.rank);
+    let me = group.rank();
     let detail = match found.bytes {
         Some((expected, offered)) => {
             let element = head::dtype(mine).map_or(1, DType::size) as u64;
@@ -40,23 +40,23 @@ pub(crate) fn mismatch(
     };
     let what = match head::is_leaving(mine) {
         true => call(mine),
-        false => format!("{} #{seq}", name_of(collective)),
+        false => numbered(collective, seq),
     };
-    Error::Mismatch { what, group: group.to_owned(), rank: found.rank, detail }
+    Error::Mismatch { what, group: name.to_owned(), rank: found.rank, detail }
 }
 
-pub(crate) fn timeout(link: &Group, group: &str, op: &Op) -> Error {
-    let (missing, detail) = absent(link, op.seq);
-    let what = format!("{} #{}", name_of(op.collective), op.seq);
-    Error::Timeout { what, group: group.to_owned(), after: op.timeout, missing, detail }
+pub(crate) fn timeout(group: &Group, name: &str, op: &Operation) -> Error {
+    let (missing, detail) = absent(group, op.seq);
+    let what = numbered(op.collective, op.seq);
+    Error::Timeout { what, group: name.to_owned(), after: op.timeout, missing, detail }
 }
 
 /// An operation that is on the device since, and does not end there.
-pub(crate) fn stuck(group: &str, flight: &Flight) -> Error {
+pub(crate) fn stuck(name: &str, enqueued: &Enqueued) -> Error {
     Error::Timeout {
-        what: format!("{} #{}", name_of(flight.collective), flight.seq),
-        group: group.to_owned(),
-        after: flight.timeout,
+        what: numbered(enqueued.collective, enqueued.seq),
+        group: name.to_owned(),
+        after: enqueued.timeout,
         missing: Vec::new(),
         detail: "all ranks have made this call and all of its work is on their devices, but this rank's device is not \
                  through with it: a kernel before it on the caller's stream may not end, or another rank's device hangs \
@@ -67,11 +67,11 @@ pub(crate) fn stuck(group: &str, flight: &Flight) -> Error {
 
 /// The ranks that operation `seq` is known to lack, and that in words. A rank that has begun it and does not answer any
 /// more is one of them: its host may be without power.
-fn absent(link: &Group, seq: u64) -> (Vec<usize>, String) {
-    let (me, size, silent) = (link.rank(), link.size(), link.silent());
+fn absent(group: &Group, seq: u64) -> (Vec<usize>, String) {
+    let (me, size, silent) = (group.rank(), group.size(), group.silent());
     let (mut late, mut unknown) = (Vec::new(), Vec::new());
     for rank in (0..size).filter(|&rank| rank != me) {
-        match link.arrived(rank, seq) {
+        match group.arrived(rank, seq) {
             Some(true) => {}
             None if !silent.contains(&rank) => unknown.push(rank),
             _ => late.push(rank),
@@ -82,11 +82,11 @@ fn absent(link: &Group, seq: u64) -> (Vec<usize>, String) {
         let here = size - late.len() - unknown.len();
         let mut text = format!("{here} of {size} ranks arrived");
         if !late.is_empty() {
-            text += &format!(", missing: {}", report::list(link, &late));
+            text += &format!(", missing: {}", report::list(group, &late));
         }
         parts.push(text);
         if !unknown.is_empty() {
-            parts.push(format!("not known: {}, of which no answer came", report::list(link, &unknown)));
+            parts.push(format!("not known: {}, of which no answer came", report::list(group, &unknown)));
         }
     } else if silent.is_empty() {
         parts.push(format!(
@@ -97,7 +97,7 @@ fn absent(link: &Group, seq: u64) -> (Vec<usize>, String) {
         let verb = if silent.len() == 1 { "does" } else { "do" };
         parts.push(format!(
             "{} {verb} not answer: the host is down or cut off, or the process is stopped",
-            report::list(link, &silent)
+            report::list(group, &silent)
         ));
     }
     if late.iter().any(|r| !silent.contains(r)) {
@@ -109,12 +109,12 @@ fn absent(link: &Group, seq: u64) -> (Vec<usize>, String) {
     (missing, parts.join("; "))
 }
 
-pub(crate) fn lost(link: &Group, group: &str, what: String, rank: usize, how: &str) -> Error {
+pub(crate) fn lost(group: &Group, name: &str, what: String, rank: usize, how: &str) -> Error {
     Error::PeerLost {
         what,
-        group: group.to_owned(),
+        group: name.to_owned(),
         rank,
-        who: link.describe(rank),
+        who: group.describe(rank),
         how: how.to_owned(),
         advice: "this error is a consequence, and its own log has the first cause; destroy the group and make a new one \
                  without it to go on",
@@ -122,10 +122,10 @@ pub(crate) fn lost(link: &Group, group: &str, what: String, rank: usize, how: &s
 }
 
 /// This process cannot reach a rank that may be well.
-pub(crate) fn unable(link: &Group, group: &str, what: &str, rank: usize, why: &str) -> Error {
-    let (me, other) = (link.describe(link.rank()), link.describe(rank));
+pub(crate) fn unable(group: &Group, name: &str, what: &str, rank: usize, why: &str) -> Error {
+    let (me, other) = (group.describe(group.rank()), group.describe(rank));
     Error::System {
-        what: format!("{what} on group `{group}` failed: {me} cannot reach {other}"),
+        what: format!("{what} on group `{name}` failed: {me} cannot reach {other}"),
         why: why.to_owned(),
     }
 }

@@ -1,451 +1,267 @@
-//! The executor: it follows a bound program, one lane after the other, until every lane is done or blocked.
+//! The executor for host memory.
 
-use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-use smddp_plan::{Buffer, Collective};
 use smddp_transport::{Group, Mismatch};
 
-use crate::bind::{Act, Bound, From, Run};
-use crate::device::DeviceOp;
+use crate::bind::{Bound, Incoming, Reduce, Run};
 use crate::reduce;
-use crate::types::DType;
-use crate::work::Shared;
+use crate::steps::{Execution, Mover, Outcome, Progress, walk, with_room};
 
-/// One operation under way.
-pub(crate) struct Op {
-    pub(crate) collective: Collective,
-    pub(crate) seq: u64,
-    pub(crate) bound: Arc<Bound>,
-    pub(crate) state: State,
-    /// The program's Scratch and the premultiplied input; aligned for every element type.
-    pub(crate) scratch: Vec<u128>,
-    pub(crate) scaled: Vec<u128>,
-    pub(crate) begun: bool,
-    pub(crate) timeout: Duration,
-    pub(crate) submitted: Option<Instant>,
-    pub(crate) work: Option<Arc<Shared>>,
-    /// Its buffers are a device's.
-    pub(crate) device: Option<Box<DeviceOp>>,
-}
-
-/// Buffers, and how far each lane is. Buffers are addresses here; they are valid until the operation is over, which
-/// is the promise of whoever started it (see `Communicator::start`).
-pub(crate) struct State {
-    pub(crate) dtype: DType,
-    /// What a finishing reduction divides by.
-    pub(crate) scale: Option<u32>,
-    /// Address of each flat buffer; 0 where `lists` has the blocks' addresses.
-    pub(crate) bases: [usize; 3],
-    pub(crate) lists: [Option<Vec<usize>>; 2],
-    /// Outputs go past the caches.
-    pub(crate) stream: bool,
-    pub(crate) lanes: Vec<Cursor>,
-    pub(crate) semaphores: Vec<usize>,
-}
-
-/// Where a lane stands.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Cursor {
-    turn: usize,
-    index: usize,
-}
-
-/// What a call of [`Op::advance`] came to.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Progress {
-    Done,
-    /// Something moved, more is to come.
-    Moved,
-    Blocked,
-}
-
-/// Goes through all lanes until each is at its end or a step has to wait: (all are at their ends, some step was taken).
-/// `act` does one step on one segment; false where it has to wait.
-#[inline]
-pub(crate) fn walk<T, E>(
+/// Runs operation `seq` until done or blocked.
+pub(crate) fn advance(
+    seq: u64,
+    begun: &mut bool,
     bound: &Bound,
-    doer: &mut T,
-    lanes: impl Fn(&mut T) -> &mut Vec<Cursor>,
-    mut act: impl FnMut(&mut T, &Act, usize) -> Result<bool, E>,
-) -> Result<(bool, bool), E> {
-    let (mut done, mut moved) = (true, false);
-    for (lane, acts) in bound.lanes.iter().enumerate() {
-        let mut at = lanes(doer)[lane];
-        'lane: while at.turn < bound.turns[lane] {
-            while at.index < acts.len() {
-                let (lag, step) = &acts[at.index];
-                if let Some(segment) = at.turn.checked_sub(*lag)
-                    && !act(doer, step, segment)?
-                {
-                    break 'lane;
-                }
-                moved = true;
-                at.index += 1;
-            }
-            at.index = 0;
-            at.turn += 1;
+    execution: &mut Execution,
+    group: &mut Group,
+) -> Result<Progress, Mismatch> {
+    let mut moved = false;
+    if !*begun {
+        if !group.begin(seq, bound.head, &bound.wired) {
+            return Ok(Progress::Blocked);
         }
-        lanes(doer)[lane] = at;
-        done &= at.turn >= bound.turns[lane];
+        *begun = true;
+        moved = true;
     }
-    Ok((done, moved))
+    let mut host = Host { bound, execution, group };
+    let (done, ran) = walk(bound, &mut host)?;
+    if done && group.settle()? {
+        group.end();
+        return Ok(Progress::Done);
+    }
+    Ok(Progress::moved(moved || ran))
 }
 
-/// A cell or message: where a step reads or writes for one segment.
-type Place = *mut u8;
-
-impl Op {
-    /// Runs until done or blocked.
-    pub(crate) fn advance(&mut self, link: &mut Group) -> Result<Progress, Mismatch> {
-        let mut moved = false;
-        let bound = &*self.bound;
-        if !self.begun {
-            if !link.begin(self.seq, bound.head, &bound.wired) {
-                return Ok(Progress::Blocked);
-            }
-            self.begun = true;
-            moved = true;
-        }
-        let (done, ran) = walk(
-            bound,
-            &mut self.state,
-            |state| &mut state.lanes,
-            |state, act, segment| state.act(bound, link, act, segment),
-        )?;
-        moved |= ran;
-        if done {
-            if !link.settle()? {
-                return Ok(if moved { Progress::Moved } else { Progress::Blocked });
-            }
-            link.end();
-            return Ok(Progress::Done);
-        }
-        Ok(if moved { Progress::Moved } else { Progress::Blocked })
-    }
+/// The calling thread moves bytes.
+struct Host<'a> {
+    bound: &'a Bound,
+    execution: &'a mut Execution,
+    group: &'a mut Group,
 }
 
-impl State {
-    pub(crate) fn address(&self, bound: &Bound, buffer: Buffer, block: usize, segment: usize) -> usize {
-        let table = Bound::table(buffer);
-        let offset = match self.lists.get(table) {
-            Some(Some(list)) => list[block],
-            _ => bound.offsets[table][block],
-        };
-        self.bases[table] + offset + segment * bound.choice.segment
+/// Where a message is written to.
+type Cell = *mut u8;
+
+impl Mover for Host<'_> {
+    type Trouble = Mismatch;
+    /// A channel, and its cell.
+    type Room = (usize, Cell);
+
+    fn execution(&mut self) -> &mut Execution {
+        self.execution
     }
 
-    /// One step on one segment; false where it has to wait. Whatever it needs is there before anything is moved.
-    fn act(&mut self, bound: &Bound, link: &mut Group, act: &Act, segment: usize) -> Result<bool, Mismatch> {
-        match act {
-            Act::Send { channel, source, tee } => {
-                if segment >= source.segments {
-                    return Ok(true);
-                }
-                let Some(cell) = link.cell(*channel) else { return Ok(false) };
-                let far = link.far();
-                let bytes = self.pack(bound, far, cell, *source, *tee, segment);
-                link.publish(*channel, bytes);
-            }
-            Act::Receive { from, to, forward } => {
-                if segment >= from.message.segments {
-                    return Ok(true);
-                }
-                let Some(message) = link.message(from.inlet)? else { return Ok(false) };
-                let forwarded = forward.filter(|_| segment < to.segments);
-                let cell = match forwarded {
-                    Some(channel) => match link.cell(channel) {
-                        Some(cell) => Some(cell),
-                        None => return Ok(false),
-                    },
-                    None => None,
-                };
-                let bytes = self.unpack(bound, message, from, *to, cell, segment);
-                link.release(from.inlet);
-                if let Some(channel) = forwarded {
-                    link.publish(channel, bytes);
-                }
-            }
-            Act::Reduce { from, own, result, to, send, finish } => {
-                let mut messages: [*const u8; FEW] = [std::ptr::null(); FEW];
-                let mut many = Vec::new();
-                let places = if from.len() <= FEW {
-                    &mut messages[..from.len()]
-                } else {
-                    many.resize(from.len(), std::ptr::null());
-                    &mut many[..]
-                };
-                for (place, f) in places.iter_mut().zip(from) {
-                    if segment < f.message.segments {
-                        match link.message(f.inlet)? {
-                            Some(message) => *place = message,
-                            None => return Ok(false),
-                        }
-                    }
-                }
-                let sending = send.filter(|_| segment < result.segments);
-                let cell = match sending {
-                    Some(channel) => match link.cell(channel) {
-                        Some(cell) => cell,
-                        None => return Ok(false),
-                    },
-                    None => std::ptr::null_mut(),
-                };
-                let mut bytes = 0;
-                if segment < result.segments {
-                    let far = link.far();
-                    bytes = self.reduce(bound, far, places, from, *own, *result, *to, cell, *finish, segment);
-                }
-                for f in from {
-                    if segment < f.message.segments {
-                        link.release(f.inlet);
-                    }
-                }
-                if let Some(channel) = sending {
-                    link.publish(channel, bytes);
-                }
-            }
-            Act::Copy { source, to, finish } => self.copy(bound, *source, *to, *finish, segment),
-            Act::Signal { semaphore, of } => {
-                if segment < of.segments {
-                    self.semaphores[*semaphore] += 1;
-                }
-            }
-            Act::Wait { semaphore, of } => {
-                if segment < of.segments && self.semaphores[*semaphore] <= segment {
-                    return Ok(false);
-                }
-            }
-        }
-        Ok(true)
+    fn group(&mut self) -> &mut Group {
+        self.group
     }
 
-    /// Where a run lies if it is one piece of memory: address and bytes.
-    fn row(&self, run: Run) -> Option<(usize, usize)> {
-        let (offset, bytes) = run.row?;
-        let table = Bound::table(run.buffer);
-        match self.lists.get(table) {
-            Some(Some(_)) => None,
-            _ => Some((self.bases[table] + offset, bytes)),
-        }
+    #[inline]
+    fn room(&mut self, channel: usize, _: Run, _: usize) -> Outcome<Self, Option<Self::Room>> {
+        Ok(self.group.cell(channel).map(|cell| (channel, cell)))
     }
 
-    /// Calls `each` for the pieces of one segment of a run: (address, bytes).
-    fn pieces(&self, bound: &Bound, run: Run, segment: usize, mut each: impl FnMut(usize, usize)) {
-        if let Some((address, bytes)) = self.row(run) {
-            return each(address, bytes);
-        }
-        for block in run.block..run.block + run.blocks {
-            let bytes = bound.segment(bound.length(run.buffer, block), segment);
-            each(self.address(bound, run.buffer, block, segment), bytes);
-        }
-    }
-
-    /// Bytes of the message.
-    fn pack(
-        &self,
-        bound: &Bound,
-        far: bool,
-        cell: Place,
+    fn send(
+        &mut self,
+        (channel, cell): Self::Room,
         source: Run,
         tee: Option<Run>,
         segment: usize,
-    ) -> usize {
+    ) -> Outcome<Self> {
+        let far = self.group.far();
         let rows = match tee {
             None => self.row(source).map(|(from, bytes)| (from, from, bytes)),
             Some(tee) => {
                 self.row(source).zip(self.row(tee)).map(|((from, bytes), (kept, _))| (from, kept, bytes))
             }
         };
+        let mut at = 0;
         if let Some((from, kept, bytes)) = rows {
             self.put(far, cell, from, kept, bytes);
-            return bytes;
+            at = bytes;
+        } else {
+            for i in 0..source.blocks {
+                let bytes = self.bound.piece(source.buffer, source.block + i, segment);
+                let from = self.address(source, source.block + i, segment);
+                let kept = tee.map_or(from, |tee| self.address(tee, tee.block + i, segment));
+                self.put(far, cell.wrapping_add(at), from, kept, bytes);
+                at += bytes;
+            }
         }
-        let mut at = 0;
-        for i in 0..source.blocks {
-            let bytes = bound.segment(bound.length(source.buffer, source.block + i), segment);
-            let from = self.address(bound, source.buffer, source.block + i, segment);
-            let kept = tee.map_or(from, |t| self.address(bound, t.buffer, t.block + i, segment));
-            self.put(far, cell.wrapping_add(at), from, kept, bytes);
-            at += bytes;
+        self.group.publish(channel, at);
+        Ok(())
+    }
+
+    fn receive(
+        &mut self,
+        (from, message): (&Incoming, *const u8),
+        to: Run,
+        onward: Option<Self::Room>,
+        segment: usize,
+    ) -> Outcome<Self, bool> {
+        let (skip, stream) = (self.bound.skipped(from, segment), self.execution.stream);
+        let mut taken = 0;
+        self.pieces(to, segment, |kept, bytes| {
+            let (kept, piece) = (kept as *mut u8, message.wrapping_add(skip + taken));
+            // SAFETY: the message stays where it is until it is released and holds these bytes (the writer's and
+            // our sizes were held against each other); `kept` lies in the call's buffers; the cell is ours.
+            unsafe {
+                match onward {
+                    Some((_, cell)) => reduce::copy_tee(cell.wrapping_add(taken), kept, piece, bytes, stream),
+                    None => reduce::copy(kept, piece, bytes, stream),
+                }
+            }
+            taken += bytes;
+        });
+        if let Some((channel, _)) = onward {
+            self.group.publish(channel, taken);
         }
-        at
+        Ok(true)
+    }
+
+    fn reduce(
+        &mut self,
+        step: &Reduce,
+        messages: &[*const u8],
+        onward: Option<Self::Room>,
+        segment: usize,
+    ) -> Outcome<Self> {
+        if segment < step.result.segments {
+            let bytes = self.combine(step, messages, onward.map(|(_, cell)| cell), segment);
+            if let Some((channel, _)) = onward {
+                self.group.publish(channel, bytes);
+            }
+        }
+        Ok(())
+    }
+
+    fn copy(&mut self, source: Run, to: Run, finish: bool, segment: usize) -> Outcome<Self> {
+        let scale = self.execution.scale.filter(|&n| finish && n > 1);
+        for (block, kept) in source.range().zip(to.range()) {
+            let bytes = self.bound.piece(source.buffer, block, segment);
+            let from = self.address(source, block, segment) as *const u8;
+            let kept = self.address(to, kept, segment) as *mut u8;
+            match self.bound.kernel {
+                // SAFETY: both lie in the call's buffers; they may be the same, never overlap otherwise.
+                Some(kernel) if scale.is_some() => unsafe {
+                    let count = bytes / self.execution.dtype.size();
+                    kernel.run(kept, std::ptr::null_mut(), &[from], count, scale, false);
+                },
+                _ if kept.cast_const() == from => {}
+                // SAFETY: as above.
+                _ => unsafe { reduce::copy(kept, from, bytes, self.execution.stream) },
+            }
+        }
+        Ok(())
+    }
+
+    fn order(&mut self) -> Outcome<Self> {
+        Ok(())
+    }
+}
+
+impl Host<'_> {
+    fn address(&self, run: Run, block: usize, segment: usize) -> usize {
+        self.execution.address(self.bound, run.buffer, block, segment)
+    }
+
+    /// Where a run lies if it is one piece of memory: address and bytes.
+    fn row(&self, run: Run) -> Option<(usize, usize)> {
+        let (offset, bytes) = run.row?;
+        let table = run.buffer as usize;
+        match self.execution.lists.get(table) {
+            Some(Some(_)) => None,
+            _ => Some((self.execution.bases[table] + offset, bytes)),
+        }
+    }
+
+    /// Calls `each` for the pieces of one segment of a run: (address, bytes).
+    fn pieces(&self, run: Run, segment: usize, mut each: impl FnMut(usize, usize)) {
+        if let Some((address, bytes)) = self.row(run) {
+            return each(address, bytes);
+        }
+        for block in run.range() {
+            each(self.address(run, block, segment), self.bound.piece(run.buffer, block, segment));
+        }
     }
 
     /// One piece into a cell, and to where it is kept if that is elsewhere.
-    fn put(&self, far: bool, cell: Place, from: usize, kept: usize, bytes: usize) {
+    fn put(&self, far: bool, cell: Cell, from: usize, kept: usize, bytes: usize) {
         let (source, out) = (from as *const u8, kept as *mut u8);
-        let past_caches = far && bytes >= WORTH_STREAMING;
+        let (past_caches, stream) = (far && bytes >= WORTH_STREAMING, self.execution.stream);
         // SAFETY: the cell is ours and holds the message (bind sized it); `from` and `kept` lie in the call's
         // buffers, valid and exclusively ours until the operation is over. This thread owns the operation.
         unsafe {
             if kept == from || past_caches {
                 reduce::copy(cell, source, bytes, past_caches);
                 if kept != from {
-                    reduce::copy(out, source, bytes, self.stream);
+                    reduce::copy(out, source, bytes, stream);
                 }
             } else {
-                reduce::copy_tee(cell, out, source, bytes, self.stream);
+                reduce::copy_tee(cell, out, source, bytes, stream);
             }
         }
-    }
-
-    /// Where the blocks that a source takes begin in its message.
-    pub(crate) fn skipped(bound: &Bound, from: &From, segment: usize) -> usize {
-        if segment == 0 {
-            return from.skip_bytes;
-        }
-        (0..from.skip)
-            .map(|i| bound.segment(bound.length(from.message.buffer, from.message.block + i), segment))
-            .sum()
-    }
-
-    /// Bytes taken.
-    fn unpack(
-        &self,
-        bound: &Bound,
-        message: *const u8,
-        from: &From,
-        to: Run,
-        cell: Option<Place>,
-        segment: usize,
-    ) -> usize {
-        if to.blocks == 0 {
-            return 0;
-        }
-        let mut at = Self::skipped(bound, from, segment);
-        let mut forwarded = 0;
-        self.pieces(bound, to, segment, |kept, bytes| {
-            let (kept, piece) = (kept as *mut u8, message.wrapping_add(at));
-            // SAFETY: the message stays where it is until it is released and holds these bytes (the writer's and
-            // our sizes were held against each other); `kept` lies in the call's buffers; the cell is ours.
-            unsafe {
-                match cell {
-                    Some(cell) => {
-                        reduce::copy_tee(cell.wrapping_add(forwarded), kept, piece, bytes, self.stream)
-                    }
-                    None => reduce::copy(kept, piece, bytes, self.stream),
-                }
-            }
-            at += bytes;
-            forwarded += bytes;
-        });
-        forwarded
     }
 
     /// Bytes of the result.
-    #[expect(clippy::too_many_arguments, reason = "the parts of one step")]
-    fn reduce(
-        &self,
-        bound: &Bound,
-        far: bool,
-        messages: &[*const u8],
-        from: &[From],
-        own: Option<(usize, Run)>,
-        result: Run,
-        to: bool,
-        cell: Place,
-        finish: bool,
-        segment: usize,
-    ) -> usize {
-        let Some(kernel) = bound.kernel else { return 0 };
-        let element = self.dtype.size();
-        let mut few = [std::ptr::null(); FEW + 1];
-        let mut many = Vec::new();
-        let count = messages.len() + usize::from(own.is_some());
-        let sources = if count <= few.len() {
-            &mut few[..count]
-        } else {
-            many.resize(count, std::ptr::null());
-            &mut many[..]
-        };
-        let mut offsets: [usize; FEW] = [0; FEW];
-        let mut more = Vec::new();
-        let skips = if messages.len() <= FEW {
-            &mut offsets[..messages.len()]
-        } else {
-            more.resize(messages.len(), 0);
-            &mut more[..]
-        };
-        for (skip, f) in skips.iter_mut().zip(from) {
-            *skip = Self::skipped(bound, f, segment);
-        }
-        // (output, own input, bytes) where the blocks are one piece of memory.
-        let whole = match (self.row(result), own.map(|(_, run)| self.row(run))) {
-            (Some((out, bytes)), None) => Some((out, 0, bytes)),
-            (Some((out, bytes)), Some(Some((mine, _)))) => Some((out, mine, bytes)),
-            _ => None,
-        };
-        let mut packed = 0;
-        for i in 0..if whole.is_some() { 1 } else { result.blocks } {
-            let (out, mine, bytes) = whole.unwrap_or_else(|| {
-                let out = self.address(bound, result.buffer, result.block + i, segment);
-                let mine = own.map_or(0, |(_, run)| self.address(bound, run.buffer, run.block + i, segment));
-                (out, mine, bound.segment(bound.length(result.buffer, result.block + i), segment))
-            });
-            let mut next = 0;
-            for (position, source) in sources.iter_mut().enumerate() {
-                *source = if own.is_some_and(|(at, _)| at == position) {
-                    mine as *const u8
-                } else {
-                    next += 1;
-                    messages[next - 1].wrapping_add(skips[next - 1])
-                };
+    fn combine(&self, step: &Reduce, messages: &[*const u8], cell: Option<Cell>, segment: usize) -> usize {
+        let own = step.own.map_or(messages.len(), |(at, _)| at);
+        with_room(messages.len() + usize::from(step.own.is_some()), std::ptr::null(), |sources| {
+            for (i, (message, from)) in messages.iter().zip(&step.from).enumerate() {
+                sources[i + usize::from(i >= own)] = message.wrapping_add(self.bound.skipped(from, segment));
             }
-            let out = out as *mut u8;
-            let sent = if cell.is_null() { cell } else { cell.wrapping_add(packed) };
-            let scale = if finish { self.scale } else { None };
-            let count = bytes / element;
-            // SAFETY: every source holds `bytes` bytes (messages until they are released, own blocks in the call's
-            // buffers); the destinations are the call's output and our cell. A destination may be one of the
-            // sources exactly (in place), never overlap it otherwise.
-            let run =
-                |first, second, stream| unsafe { kernel.run(first, second, sources, count, scale, stream) };
-            if sent.is_null() {
-                run(out, sent, self.stream);
-            } else {
-                let kept = if to { out } else { std::ptr::null_mut() };
-                let past_caches = far && bytes >= WORTH_STREAMING;
-                if past_caches || kept.is_null() {
-                    run(sent, kept, past_caches);
-                } else {
-                    run(kept, sent, self.stream);
-                }
+            // (output, own input, bytes) where the blocks are one piece of memory.
+            let whole = match (self.row(step.result), step.own.map(|(_, run)| self.row(run))) {
+                (Some((out, bytes)), None) => Some((out, 0, bytes)),
+                (Some((out, bytes)), Some(Some((mine, _)))) => Some((out, mine, bytes)),
+                _ => None,
+            };
+            if let Some((out, mine, bytes)) = whole {
+                self.fold(step, sources, mine, out, cell, bytes);
+                return bytes;
             }
-            for skip in skips.iter_mut() {
-                *skip += bytes;
+            let mut packed = 0;
+            for i in 0..step.result.blocks {
+                let out = self.address(step.result, step.result.block + i, segment);
+                let mine = step.own.map_or(0, |(_, run)| self.address(run, run.block + i, segment));
+                let bytes = self.bound.piece(step.result.buffer, step.result.block + i, segment);
+                self.fold(step, sources, mine, out, cell.map(|cell| cell.wrapping_add(packed)), bytes);
+                // The next block lies behind this one in every message.
+                sources.iter_mut().for_each(|source| *source = source.wrapping_add(bytes));
+                packed += bytes;
             }
-            packed += bytes;
-        }
-        packed
+            packed
+        })
     }
 
-    fn copy(&self, bound: &Bound, source: Run, to: Run, finish: bool, segment: usize) {
-        for i in 0..source.blocks {
-            let bytes = bound.segment(bound.length(source.buffer, source.block + i), segment);
-            let from = self.address(bound, source.buffer, source.block + i, segment) as *const u8;
-            let kept = self.address(bound, to.buffer, to.block + i, segment) as *mut u8;
-            match bound.kernel {
-                // SAFETY: both lie in the call's buffers; they may be the same, never overlap otherwise.
-                Some(kernel) if finish && self.scale.is_some_and(|n| n > 1) => unsafe {
-                    kernel.run(
-                        kept,
-                        std::ptr::null_mut(),
-                        &[from],
-                        bytes / self.dtype.size(),
-                        self.scale,
-                        false,
-                    );
-                },
-                _ if kept.cast_const() == from => {}
-                // SAFETY: as above.
-                _ => unsafe { reduce::copy(kept, from, bytes, self.stream) },
-            }
+    /// One block of a result. `mine`: where this rank's own source is, which gets its position among the others.
+    fn fold(
+        &self,
+        step: &Reduce,
+        sources: &mut [*const u8],
+        mine: usize,
+        out: usize,
+        cell: Option<Cell>,
+        bytes: usize,
+    ) {
+        let Some(kernel) = self.bound.kernel else { return };
+        if let Some((at, _)) = step.own {
+            sources[at] = mine as *const u8;
         }
+        let (out, none) = (out as *mut u8, std::ptr::null_mut());
+        let scale = if step.finish { self.execution.scale } else { None };
+        let (count, stream) = (bytes / self.execution.dtype.size(), self.execution.stream);
+        let past_caches = self.group.far() && bytes >= WORTH_STREAMING;
+        let (first, second, stream) = match cell {
+            None => (out, none, stream),
+            Some(cell) if !step.keep => (cell, none, past_caches),
+            Some(cell) if past_caches => (cell, out, true),
+            Some(cell) => (out, cell, stream),
+        };
+        // SAFETY: every source holds `bytes` bytes (messages until they are released, own blocks in the call's
+        // buffers); the destinations are the call's output and our cell. A destination may be one of the
+        // sources exactly (in place), never overlap it otherwise.
+        unsafe { kernel.run(first, second, sources, count, scale, stream) };
     }
 }
 
 /// Pieces of a cell from which it pays to write past the caches, where the readers' caches are far away.
 const WORTH_STREAMING: usize = 8 << 10;
-/// Sources of a reduction that need no allocation.
-const FEW: usize = 16;

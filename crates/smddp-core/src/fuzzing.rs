@@ -30,7 +30,7 @@ pub fn settings(bytes: &[u8]) {
     for bytes in [config.staging, config.segment.unwrap_or_default(), config.stream] {
         assert!(bytes <= 1 << 40, "{bytes}");
     }
-    if let Some((rank, ranks)) = config.local {
+    if let Some((rank, ranks)) = config.launch.local {
         assert!(rank < ranks, "rank {rank} of {ranks}");
     }
     if let Some(network) = config.network {

@@ -6,8 +6,8 @@
 use smddp_plan::{Collective, Counts, Decision};
 use smddp_transport::Head;
 
-use crate::bind::Key;
-use crate::call::{name_of, reduces, rooted};
+use crate::call::name_of;
+use crate::key::Key;
 use crate::types::{DType, RedOp};
 
 /// Of `count`: it is a name and a number.
@@ -23,7 +23,7 @@ pub(crate) fn of(key: &Key, decision: &Decision) -> Head {
     let what = u64::from(key.collective as u8)
         | u64::from(key.dtype as u8) << 8
         | u64::from(key.redop) << 16
-        | (if rooted(key.collective) { key.root as u64 & 0xffff } else { 0xffff }) << 24
+        | (if key.collective.has_root() { key.root as u64 & 0xffff } else { 0xffff }) << 24
         | (choice.algorithm as u64) << 40
         | ((choice.segment as u64 >> 6) & 0xffff) << 44
         | u64::from(pairs) << 60;
@@ -87,7 +87,7 @@ pub(crate) fn call(head: Head) -> String {
     let elements = if named { head.count & ((1 << NUMBER) - 1) } else { head.count };
     let dtype = dtype(head).map_or("?", DType::name);
     let mut text = format!("{}({elements} elements of {dtype}", name_of(collective));
-    let redop = RedOp::from_code((head.what >> 16) as u8, 1.0).filter(|_| reduces(collective));
+    let redop = RedOp::from_code((head.what >> 16) as u8, 1.0).filter(|_| collective.reduces());
     if let Some(redop) = redop {
         text += &format!(", {}", redop.name());
     }
@@ -95,7 +95,7 @@ pub(crate) fn call(head: Head) -> String {
         let of = if matches!(redop, Some(RedOp::PremulSum(_))) { "factor" } else { "blocks of sizes" };
         text += &format!(", {of} #{:08x}", head.count << 1 >> (NUMBER + 1));
     }
-    if rooted(collective) {
+    if collective.has_root() {
         text += &format!(", root {}", (head.what >> 24) & 0xffff);
     }
     text + if is_on_device(head) { ") on CUDA" } else { ")" }
@@ -112,12 +112,21 @@ pub(crate) const fn mix(word: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use smddp_plan::{Algorithm, Group, Network, Settings, Topology, decide};
+    use smddp_plan::{Algorithm, Group, Memory, Network, Settings, Topology, decide};
 
     fn key(collective: Collective, counts: Counts, factor: f64) -> Key {
         let redop = if factor == 0.0 { RedOp::Sum } else { RedOp::PremulSum(factor) };
         let factor = factor.to_bits();
-        Key { collective, dtype: DType::F32, redop: redop.code(), factor, root: 0, counts, device: None }
+        Key {
+            collective,
+            dtype: DType::F32,
+            redop: redop.code(),
+            factor,
+            root: 0,
+            counts,
+            memory: Memory::Host,
+            site: 0,
+        }
     }
 
     fn head(key: &Key) -> Head {

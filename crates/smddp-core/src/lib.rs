@@ -4,13 +4,11 @@
 //! is over. The executor and the kernels are the only places that touch them.
 
 mod bind;
-mod bootstrap;
 mod call;
 mod comm;
 pub mod config;
 mod describe;
 pub mod device;
-mod drive;
 mod driver;
 mod error;
 mod exec;
@@ -19,42 +17,36 @@ mod for_tests;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 mod head;
-mod leaving;
+mod key;
+mod ledger;
 pub mod log;
 pub mod network;
+mod op;
 mod p2p;
-mod pending;
-mod prepare;
 pub mod preview;
-mod probe;
-mod progress;
 mod reduce;
 mod report;
-mod staging;
+mod startup;
+mod steps;
 mod sync;
 pub mod types;
 mod wait;
 mod work;
 
-pub use bootstrap::Store;
 pub use call::{Blocks, Call, name_of};
 pub use comm::{Communicator, Options, Work, shutdown};
 pub use config::Config;
 pub use device::On;
 pub use error::{Error, Result};
-pub use pending::Pending;
 pub use reduce::simd_level;
 pub use smddp_cuda::Stream;
 pub use smddp_plan::{Algorithm, Collective, Network};
 pub use smddp_transport::fork::PerProcess;
 pub use smddp_transport::process::Endpoint;
+pub use startup::{Pending, Store};
 pub use types::{DType, RedOp};
+pub use wait::cores;
 pub use work::{Keep, set_interrupt};
-
-/// Cores of this machine, as the waiting policy counts them.
-pub fn cores() -> usize {
-    wait::cores()
-}
 
 /// The network interfaces of this machine with their addresses, in one line.
 pub fn interfaces() -> String {

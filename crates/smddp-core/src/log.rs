@@ -1,31 +1,41 @@
 //! One line a fact, in the shape NCCL's users know: `host:pid [rank] SMDDP LEVEL text`.
 
 use std::io::Write;
+use std::sync::OnceLock;
 
-use crate::config::{Config, Level};
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    None,
+    Version,
+    Warn,
+    Info,
+    Trace,
+}
+
+struct Log {
+    level: Level,
+    /// Instead of standard error.
+    file: Option<String>,
+    /// As the launcher counts.
+    rank: Option<String>,
+}
+
+static LOG: OnceLock<Log> = OnceLock::new();
+
+/// From here on facts of that level are told; the first one who opens it counts.
+pub(crate) fn open(level: Level, file: Option<String>, rank: Option<String>) {
+    let _ = LOG.set(Log { level, file, rank });
+}
 
 /// Tells `text` if the settings ask for this level.
 pub fn say(level: Level, text: &str) {
-    if let Ok(config) = Config::get() {
-        line(config, level, text);
-    }
-}
-
-pub(crate) fn line(config: &Config, level: Level, text: &str) {
-    if config.debug < level {
-        return;
-    }
+    let Some(log) = LOG.get().filter(|log| level <= log.level) else { return };
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let (host, pid) = (host.trim(), std::process::id());
-    let rank = std::env::var("RANK").unwrap_or_else(|_| "?".to_owned());
-    let name = match level {
-        Level::None | Level::Version => "VERSION",
-        Level::Warn => "WARN",
-        Level::Info => "INFO",
-        Level::Trace => "TRACE",
-    };
+    let rank = log.rank.as_deref().unwrap_or("?");
+    let name = format!("{level:?}").to_uppercase();
     let line = format!("{host}:{pid} [{rank}] SMDDP {name} {text}\n");
-    let to_file = config.debug_file.as_ref().and_then(|pattern| {
+    let to_file = log.file.as_ref().and_then(|pattern| {
         let path = pattern.replace("%h", host).replace("%p", &pid.to_string());
         let opened = std::fs::OpenOptions::new().create(true).append(true).open(&path);
         opened

@@ -6,7 +6,7 @@ use std::time::Duration;
 use smddp_plan::Network;
 use smddp_transport::fork::PerProcess;
 
-use crate::comm::lock;
+use crate::sync::lock;
 
 /// Where the figures of a network are from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,11 +97,11 @@ const STEPS: [f64; 5] = [1.0, 1.6, 2.5, 4.0, 6.3];
 
 /// A process that shares its core answers so much later than its kernel; if it takes longer it was the machine that was
 /// busy, not the network that is slow.
-const MOST_PATIENCE: Duration = Duration::from_millis(10);
+const BUSY_FOR: Duration = Duration::from_millis(10);
 
 /// A round trip as far as it can be believed; `kernel`: the quickest that the kernel has seen of the same way.
 pub(crate) fn credible(measured: Duration, kernel: Option<Duration>) -> Duration {
-    measured.min(kernel.unwrap_or_default() + MOST_PATIENCE)
+    measured.min(kernel.unwrap_or_default() + BUSY_FOR)
 }
 
 /// What else a measurement may come to.

@@ -1,18 +1,19 @@
 //! Send and recv: numbered per ordered pair by their order on the wire, matched by tag, outside the collectives.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smddp_transport::{Group, Mail, Stream};
 
-use crate::driver::SharedWork;
 use crate::error::Error;
-use crate::leaving::Ledger;
+use crate::ledger::Ledger;
 use crate::reduce;
 use crate::types::DType;
+use crate::work::Shared;
 
 /// One send or recv as it was asked for.
-pub(crate) struct Post {
+pub(crate) struct Request {
     pub(crate) direction: Direction,
     pub(crate) ptr: usize,
     pub(crate) count: usize,
@@ -20,7 +21,7 @@ pub(crate) struct Post {
     pub(crate) tag: u64,
     pub(crate) timeout: Duration,
     pub(crate) submitted: Instant,
-    pub(crate) work: SharedWork,
+    pub(crate) work: Arc<Shared>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,7 +43,7 @@ impl std::fmt::Display for Direction {
 
 /// A post under way.
 struct Active {
-    post: Post,
+    post: Request,
     /// The rank a recv was matched with.
     from: usize,
     stream: Option<Stream>,
@@ -61,7 +62,7 @@ impl Active {
 }
 
 /// Of a recv from any rank it is known later whose message it took.
-fn enter(ledger: &mut Ledger, post: &Post, times: i32) {
+fn enter(ledger: &mut Ledger, post: &Request, times: i32) {
     match post.direction {
         Direction::To(rank) => ledger.sent(rank, post.tag, times),
         Direction::From(rank) => ledger.asked(rank, post.tag, times),
@@ -78,17 +79,15 @@ struct Unexpected {
     stream: Stream,
 }
 
-/// The rank whose message a recv waits for (`None`: any), and the tag.
-type Wanted = (Option<usize>, u64);
+/// Receives by tag, each with its place in the order of posting.
+type ByTag = BTreeMap<u64, VecDeque<(u64, Active)>>;
 
-pub(crate) struct Mailroom {
+pub(crate) struct PointToPoint {
     sends: Vec<Active>,
     /// Receives whose message is here or on its way.
     recvs: Vec<Active>,
-    /// Those that wait for a message, each with its place in the order of posting.
-    waiting: BTreeMap<Wanted, VecDeque<(u64, Active)>>,
-    /// How many of them wait for each rank.
-    sought: BTreeMap<Option<usize>, usize>,
+    /// Those that wait for a message of a rank (`None`: of any).
+    waiting: BTreeMap<Option<usize>, ByTag>,
     /// By rank and tag, each in the order of its sender.
     unexpected: BTreeMap<(usize, u64), VecDeque<Unexpected>>,
     /// A receive found no message that fits: its group is to learn of it.
@@ -102,13 +101,12 @@ pub(crate) struct Mailroom {
     pub(crate) ledger: Ledger,
 }
 
-impl Mailroom {
+impl PointToPoint {
     pub(crate) fn new(me: usize, size: usize) -> Self {
         Self {
             sends: Vec::new(),
             recvs: Vec::new(),
             waiting: BTreeMap::new(),
-            sought: BTreeMap::new(),
             unexpected: BTreeMap::new(),
             misfit: None,
             numbers: 0,
@@ -119,7 +117,7 @@ impl Mailroom {
         }
     }
 
-    pub(crate) fn post(&mut self, post: Post) {
+    pub(crate) fn post(&mut self, post: Request) {
         let active = Active { from: 0, stream: None, moved: 0, post };
         enter(&mut self.ledger, &active.post, 1);
         let source = match active.post.direction {
@@ -131,8 +129,8 @@ impl Mailroom {
             Some(message) => self.assign(active, message),
             None => {
                 let number = self.number();
-                *self.sought.entry(source).or_default() += 1;
-                self.waiting.entry((source, active.post.tag)).or_default().push_back((number, active));
+                let by_tag = self.waiting.entry(source).or_default();
+                by_tag.entry(active.post.tag).or_default().push_back((number, active));
             }
         }
     }
@@ -150,38 +148,37 @@ impl Mailroom {
     pub(crate) fn needs(&self, rank: usize) -> bool {
         self.sends.iter().any(|a| a.post.direction == Direction::To(rank))
             || self.recvs.iter().any(|a| a.from == rank)
-            || self.sought.contains_key(&Some(rank))
-            || (self.size == 2 && self.sought.contains_key(&None))
+            || self.waiting.contains_key(&Some(rank))
+            || (self.size == 2 && self.waiting.contains_key(&None))
     }
 
     /// The ranks of which a recv waits for a message.
     pub(crate) fn sought(&self) -> Vec<usize> {
-        self.sought.keys().flatten().copied().collect()
+        self.waiting.keys().flatten().copied().collect()
     }
 
     /// What `rank`, which has left, sent with other tags than those that a recv here waits for.
-    pub(crate) fn unclaimed(&self, rank: usize, link: &Group, group: &str) -> Option<Error> {
-        let waits = |(source, _): &(Option<usize>, u64)| *source == Some(rank);
-        let (_, recv) = self.waiting.iter().find(|(key, _)| waits(key))?.1.front()?;
+    pub(crate) fn unclaimed(&self, rank: usize, group: &Group, name: &str) -> Option<Error> {
+        let (_, recv) = self.waiting.get(&Some(rank))?.values().next()?.front()?;
         let message =
             self.unexpected.range((rank, 0)..=(rank, u64::MAX)).find_map(|(_, list)| list.front())?;
-        Some(misfit(recv, message.mail, rank, link, group))
+        Some(misfit(recv, message.mail, rank, group, name))
     }
 
-    pub(crate) fn poll(&mut self, link: &mut Group, group: &str) -> Result<bool, Error> {
-        let mut moved = self.send(link);
-        moved |= self.collect(link);
+    pub(crate) fn poll(&mut self, group: &mut Group, name: &str) -> Result<bool, Error> {
+        let mut moved = self.send(group);
+        moved |= self.collect(group);
         if let Some((recv, mail)) = self.misfit.take() {
-            let error = misfit(&recv, mail, recv.from, link, group);
+            let error = misfit(&recv, mail, recv.from, group, name);
             // It ends with the group, as all others do.
             self.recvs.push(recv);
             return Err(error);
         }
-        moved |= self.receive(link);
+        moved |= self.receive(group);
         Ok(moved)
     }
 
-    fn send(&mut self, link: &mut Group) -> bool {
+    fn send(&mut self, group: &mut Group) -> bool {
         let mut moved = false;
         // Announcements keep their order per receiver; the bytes of different messages may interleave.
         self.polls += 1;
@@ -192,7 +189,7 @@ impl Mailroom {
             let bytes = send.bytes();
             if send.stream.is_none() && held[to] != poll {
                 let mail = Mail { tag: send.post.tag, what: send.post.dtype as u64, bytes: bytes as u64 };
-                send.stream = link.mail_open(to, mail);
+                send.stream = group.mail_open(to, mail);
                 moved |= send.stream.is_some();
             }
             let Some(stream) = send.stream else {
@@ -200,16 +197,16 @@ impl Mailroom {
                 return true;
             };
             while send.moved < bytes {
-                let Some((cell, room)) = link.mail_cell(stream) else { return true };
+                let Some((cell, room)) = group.mail_cell(stream) else { return true };
                 let piece = room.min(bytes - send.moved);
                 // SAFETY: the cell is ours and has `room` bytes; the buffer holds `bytes` and is valid until the
                 // post is over. This thread owns the driver.
                 unsafe { reduce::copy(cell, (send.post.ptr + send.moved) as *const u8, piece, false) };
-                link.mail_publish(stream, piece);
+                group.mail_publish(stream, piece);
                 send.moved += piece;
                 moved = true;
             }
-            link.mail_close(stream);
+            group.mail_close(stream);
             send.post.work.finish(Ok(()));
             false
         });
@@ -217,17 +214,17 @@ impl Mailroom {
     }
 
     /// Takes announcements off the wire where some recv may want them.
-    fn collect(&mut self, link: &mut Group) -> bool {
-        if self.sought.is_empty() {
+    fn collect(&mut self, group: &mut Group) -> bool {
+        if self.waiting.is_empty() {
             return false;
         }
-        let ranks: Vec<usize> = match self.sought.contains_key(&None) {
+        let ranks: Vec<usize> = match self.waiting.contains_key(&None) {
             true => (0..self.size).collect(),
-            false => self.sought.keys().flatten().copied().collect(),
+            false => self.sought(),
         };
-        let (me, mut moved) = (link.rank(), false);
+        let (me, mut moved) = (group.rank(), false);
         for from in ranks.into_iter().filter(|&from| from != me) {
-            while let Some((mail, stream)) = link.mail_next(from) {
+            while let Some((mail, stream)) = group.mail_next(from) {
                 let number = self.number();
                 self.announced(Unexpected { number, from, mail, stream });
                 moved = true;
@@ -239,24 +236,18 @@ impl Mailroom {
     /// Gives a message to the first recv that waits for it.
     fn announced(&mut self, message: Unexpected) {
         let tag = message.mail.tag;
-        let first = |source: Option<usize>| Some((self.waiting.get(&(source, tag))?.front()?.0, source));
+        let first = |source| Some((self.waiting.get(&source)?.get(&tag)?.front()?.0, source));
         let Some((_, source)) = first(Some(message.from)).into_iter().chain(first(None)).min() else {
             self.unexpected.entry((message.from, tag)).or_default().push_back(message);
             return;
         };
-        if let Some((_, recv)) = pop(&mut self.waiting, (source, tag)) {
-            self.seek_less(source);
-            self.assign(recv, message);
+        let Some(by_tag) = self.waiting.get_mut(&source) else { return };
+        let recv = pop(by_tag, tag);
+        if by_tag.is_empty() {
+            self.waiting.remove(&source);
         }
-    }
-
-    /// One recv less waits for a rank.
-    fn seek_less(&mut self, source: Option<usize>) {
-        if let Some(count) = self.sought.get_mut(&source) {
-            *count -= 1;
-            if *count == 0 {
-                self.sought.remove(&source);
-            }
+        if let Some((_, recv)) = recv {
+            self.assign(recv, message);
         }
     }
 
@@ -289,18 +280,18 @@ impl Mailroom {
         self.recvs.push(recv);
     }
 
-    fn receive(&mut self, link: &mut Group) -> bool {
+    fn receive(&mut self, group: &mut Group) -> bool {
         let mut moved = false;
         self.recvs.retain_mut(|recv| {
             let bytes = recv.bytes();
             let Some(stream) = recv.stream else { return true };
             while recv.moved < bytes {
-                let Some((piece, room)) = link.mail_piece(recv.from, stream) else { return true };
+                let Some((piece, room)) = group.mail_piece(recv.from, stream) else { return true };
                 let length = room.min(bytes - recv.moved);
                 // SAFETY: the piece holds `room` bytes until it is released; the buffer has `bytes` and is valid
                 // until the post is over. This thread owns the driver.
                 unsafe { reduce::copy((recv.post.ptr + recv.moved) as *mut u8, piece, length, false) };
-                link.mail_release(recv.from, stream);
+                group.mail_release(recv.from, stream);
                 recv.moved += length;
                 moved = true;
             }
@@ -312,37 +303,36 @@ impl Mailroom {
     }
 
     /// Ends posts whose time is up. One that has not begun ends alone; a message cut in the middle ends the group.
-    pub(crate) fn expire(&mut self, link: &mut Group, group: &str, now: Instant) -> Result<(), Error> {
+    pub(crate) fn expire(&mut self, group: &mut Group, name: &str, now: Instant) -> Result<(), Error> {
         let late = |active: &Active| now.duration_since(active.post.submitted) >= active.post.timeout;
         let begun =
             self.sends.iter().chain(&self.recvs).find(|active| active.stream.is_some() && late(active));
         if let Some(active) = begun {
-            return Err(expired(active, link, group));
+            return Err(expired(active, group, name));
         }
         let mut ended: Vec<Active> = self.sends.extract_if(.., |send| late(send)).collect();
-        for ((source, _), posts) in &mut self.waiting {
-            if posts.iter().any(|(_, recv)| late(recv)) {
-                let (gone, left): (VecDeque<_>, _) =
-                    std::mem::take(posts).into_iter().partition(|(_, recv)| late(recv));
-                *posts = left;
-                if let Some(count) = self.sought.get_mut(source) {
-                    *count -= gone.len();
+        self.waiting.retain(|_, by_tag| {
+            by_tag.retain(|_, posts| {
+                if posts.iter().any(|(_, recv)| late(recv)) {
+                    let all = std::mem::take(posts).into_iter();
+                    let (gone, left): (VecDeque<_>, _) = all.partition(|(_, recv)| late(recv));
+                    *posts = left;
+                    ended.extend(gone.into_iter().map(|(_, recv)| recv));
                 }
-                ended.extend(gone.into_iter().map(|(_, recv)| recv));
-            }
-        }
-        self.waiting.retain(|_, posts| !posts.is_empty());
-        self.sought.retain(|_, count| *count > 0);
+                !posts.is_empty()
+            });
+            !by_tag.is_empty()
+        });
         for active in ended {
             enter(&mut self.ledger, &active.post, -1);
-            active.post.work.finish(Err(expired(&active, link, group)));
+            active.post.work.finish(Err(expired(&active, group, name)));
         }
         Ok(())
     }
 
     pub(crate) fn fail(&mut self, error: &Error) {
-        self.sought.clear();
-        let waiting = std::mem::take(&mut self.waiting).into_values().flatten().map(|(_, recv)| recv);
+        let waiting = std::mem::take(&mut self.waiting).into_values().flatten();
+        let waiting = waiting.flat_map(|(_, posts)| posts).map(|(_, recv)| recv);
         let misfit = self.misfit.take().map(|(recv, _)| recv);
         let all = self.sends.drain(..).chain(self.recvs.drain(..)).chain(waiting).chain(misfit);
         for active in all.collect::<Vec<_>>() {
@@ -361,7 +351,7 @@ fn pop<K: Ord, V>(queues: &mut BTreeMap<K, VecDeque<V>>, key: K) -> Option<V> {
     first
 }
 
-fn misfit(recv: &Active, mail: Mail, from: usize, link: &Group, group: &str) -> Error {
+fn misfit(recv: &Active, mail: Mail, from: usize, group: &Group, name: &str) -> Error {
     let theirs = DType::from_u8(mail.what as u8);
     let sent = theirs.map_or_else(
         || format!("{} bytes", mail.bytes),
@@ -369,35 +359,32 @@ fn misfit(recv: &Active, mail: Mail, from: usize, link: &Group, group: &str) -> 
     );
     Error::Mismatch {
         what: recv.what(),
-        group: group.to_owned(),
+        group: name.to_owned(),
         rank: from,
-        detail: format!("{} sends {sent}, tag {}", link.describe(from), mail.tag),
+        detail: format!("{} sends {sent}, tag {}", group.describe(from), mail.tag),
     }
 }
 
-fn expired(active: &Active, link: &Group, group: &str) -> Error {
+fn expired(active: &Active, group: &Group, name: &str) -> Error {
     let missing = match active.post.direction {
         Direction::To(rank) | Direction::From(rank) => vec![rank],
         Direction::FromAny => Vec::new(),
     };
     let detail = match missing.first() {
-        Some(&rank) => format!("nothing came of it; the other side is {}", link.describe(rank)),
+        Some(&rank) => format!("nothing came of it; the other side is {}", group.describe(rank)),
         None => "no rank sent a message with this tag".to_owned(),
     };
-    let (what, group) = (active.what(), group.to_owned());
+    let (what, group) = (active.what(), name.to_owned());
     Error::Timeout { what, group, after: active.post.timeout, missing, detail }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::for_tests::group;
-    use crate::work::Shared;
 
-    fn recv(into: &mut [f32], tag: u64) -> Post {
-        Post {
+    fn recv(into: &mut [f32], tag: u64) -> Request {
+        Request {
             direction: Direction::From(1),
             ptr: into.as_mut_ptr() as usize,
             count: into.len(),
@@ -410,24 +397,24 @@ mod tests {
     }
 
     /// Of a few tries the one in which nothing else had the processor.
-    fn cheapest(link: &mut Group, size: usize, waiting: u64) -> Duration {
-        let mut mailroom = Mailroom::new(0, size);
+    fn cheapest(group: &mut Group, size: usize, waiting: u64) -> Duration {
+        let mut messages = PointToPoint::new(0, size);
         let mut into = [0f32; 1];
-        (0..waiting).for_each(|tag| mailroom.post(recv(&mut into, tag)));
-        let looks = |mailroom: &mut Mailroom, link: &mut Group| {
+        (0..waiting).for_each(|tag| messages.post(recv(&mut into, tag)));
+        let looks = |messages: &mut PointToPoint, group: &mut Group| {
             let begun = Instant::now();
             for _ in 0..30 {
-                assert!(!mailroom.poll(link, "test").unwrap());
+                assert!(!messages.poll(group, "test").unwrap());
             }
             begun.elapsed()
         };
-        (0..5).map(|_| looks(&mut mailroom, link)).min().unwrap()
+        (0..5).map(|_| looks(&mut messages, group)).min().unwrap()
     }
 
     #[test]
     fn a_look_costs_no_more_for_receives_that_wait_and_ranks_that_are_silent() {
-        let mut link = group(1000);
-        let (few, many) = (cheapest(&mut link, 2, 1), cheapest(&mut link, 1000, 2000));
+        let mut group = group(1000);
+        let (few, many) = (cheapest(&mut group, 2, 1), cheapest(&mut group, 1000, 2000));
         assert!(many < 100 * few, "{few:?}; {many:?} with 2,000 receives that wait in a group of 1,000");
     }
 }

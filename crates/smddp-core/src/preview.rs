@@ -1,15 +1,15 @@
-//! What the engine would do in a group that need not exist: the same key, site and binding, without a link.
+//! What the engine would do in a group that need not exist: the same key, site and binding, without ranks.
 
 use std::sync::{Arc, OnceLock};
 
 use smddp_plan::{Collective, Counts, Decision, Group, Memory, Network, Settings, Shape, Topology};
-use smddp_transport::Reach;
 use smddp_transport::shm::SLOT_BYTES;
+use smddp_transport::{Outlet, Reach};
 
-use crate::bind::{Key, Site, bind, decided, told};
+use crate::bind::{GroupFacts, bind, decided, told};
 use crate::config::Config;
-use crate::device::{Place, Way};
 use crate::error::Result;
+use crate::key::Key;
 use crate::types::{DType, RedOp};
 
 /// A call on buffers that need not exist.
@@ -30,11 +30,6 @@ impl Imagined {
     }
 
     fn key(&self) -> Key {
-        let way = match self.memory {
-            Memory::Host => None,
-            Memory::Bounced => Some(Way::Host),
-            Memory::Reference => Some(Way::Reference),
-        };
         Key {
             collective: self.collective,
             dtype: self.dtype,
@@ -42,23 +37,16 @@ impl Imagined {
             factor: 0,
             root: self.root,
             counts: self.counts.clone(),
-            device: way.map(|way| Place { site: 0, way }),
+            memory: self.memory,
+            site: 0,
         }
     }
 }
 
 /// A group that need not exist.
 pub struct Absent<'a> {
-    site: Site,
+    facts: GroupFacts,
     config: &'a Config,
-}
-
-/// What a rank writes to one channel.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Written {
-    pub readers: Vec<usize>,
-    pub messages: u64,
-    pub bytes: u64,
 }
 
 impl<'a> Absent<'a> {
@@ -68,19 +56,19 @@ impl<'a> Absent<'a> {
         // Nothing goes any way.
         let reach = Arc::new(Reach::near(0, topology.size()));
         Self {
-            site: Site { rank: 0, topology, slot, reach, assumed: network, network: OnceLock::new() },
+            facts: GroupFacts { rank: 0, topology, slot, reach, assumed: network, network: OnceLock::new() },
             config,
         }
     }
 
     /// What every rank decides about the call.
     pub fn decide(&self, call: &Imagined) -> Decision {
-        decided(&call.key(), &self.site, self.config)
+        decided(&call.key(), &self.facts, self.config)
     }
 
     /// What the planner is asked about the call, for whoever wants to know what else it could have said.
     pub fn question(&self, call: &Imagined) -> (Shape, Group<'_>, Settings<'_>) {
-        (call.key().shape(), self.site.group(), self.config.plans())
+        (call.key().shape(), self.facts.group(), self.config.plans())
     }
 
     /// What it decides in words, as [`crate::Communicator::path`] has it.
@@ -92,11 +80,8 @@ impl<'a> Absent<'a> {
     ///
     /// # Errors
     /// Where the call cannot be bound.
-    pub fn written(&self, rank: usize, call: &Imagined) -> Result<Vec<Written>> {
-        let site = Site { rank, ..self.site.clone() };
-        let wiring = Arc::unwrap_or_clone(bind(&call.key(), &site, self.config)?.wiring);
-        let one =
-            |o: smddp_transport::Outlet| Written { readers: o.readers, messages: o.messages, bytes: o.bytes };
-        Ok(wiring.outlets.into_iter().map(one).collect())
+    pub fn written(&self, rank: usize, call: &Imagined) -> Result<Vec<Outlet>> {
+        let facts = GroupFacts { rank, ..self.facts.clone() };
+        Ok(Arc::unwrap_or_clone(bind(&call.key(), &facts, self.config)?.wiring).outlets)
     }
 }

@@ -43,13 +43,13 @@ fn parse_ranges(text: &str, size: usize) -> Vec<usize> {
 }
 
 /// Ranks by name and host while there are few, else the first one so and the others by their numbers.
-pub(crate) fn list(link: &Group, ranks: &[usize]) -> String {
+pub(crate) fn list(group: &Group, ranks: &[usize]) -> String {
     let mut names = String::new();
     for (i, &rank) in ranks.iter().enumerate() {
         names += if i == 0 { "" } else { ", " };
-        names += &link.describe(rank);
+        names += &group.describe(rank);
         if names.len() > ROOM {
-            return format!("{}, {}", link.describe(ranks[0]), ranges(&ranks[1..], ROOM / 2));
+            return format!("{}, {}", group.describe(ranks[0]), ranges(&ranks[1..], ROOM / 2));
         }
     }
     names
@@ -86,37 +86,37 @@ pub(crate) fn is_mismatch(report: &str) -> bool {
 }
 
 /// A report that came from rank `from`, as an error of the same kind here, in the call `what`.
-pub(crate) fn heard(link: &Group, group: &str, what: String, from: usize, report: &str) -> Error {
+pub(crate) fn heard(group: &Group, name: &str, what: String, from: usize, report: &str) -> Error {
     let mut lines = report.splitn(3, '\n');
     let (head, call, text) =
         (lines.next().unwrap_or_default(), lines.next().unwrap_or_default(), lines.next());
     let mut fields = head.split(';');
     let kind = fields.next().unwrap_or_default();
-    let origin = fields.next().and_then(|rank| rank.parse().ok()).filter(|&rank| rank < link.size());
+    let origin = fields.next().and_then(|rank| rank.parse().ok()).filter(|&rank| rank < group.size());
     let origin: usize = origin.unwrap_or(from);
-    let ranks = parse_ranges(fields.next().unwrap_or_default(), link.size());
+    let ranks = parse_ranges(fields.next().unwrap_or_default(), group.size());
     let after = Duration::from_millis(fields.next().and_then(|after| after.parse().ok()).unwrap_or(0));
-    let who = link.describe(origin);
-    let group = group.to_owned();
+    let who = group.describe(origin);
+    let in_group = name.to_owned();
     // A report in other words than these is told as it is.
     let (kind, call, text) = text.map_or(("", "", report), |text| (kind, call, text));
     let call = if call.is_empty() || call == what { String::new() } else { format!("{call}: ") };
     let detail = format!("{who} reports: {call}{text}");
     match kind {
-        "T" => Error::Timeout { what, group, after, missing: ranks, detail },
-        "M" => Error::Mismatch { what, group, rank: origin, detail },
+        "T" => Error::Timeout { what, group: in_group, after, missing: ranks, detail },
+        "M" => Error::Mismatch { what, group: in_group, rank: origin, detail },
         "L" => {
             let rank = ranks.first().copied().unwrap_or(origin);
             Error::PeerLost {
                 what,
-                group,
+                group: in_group,
                 rank,
-                who: link.describe(rank),
+                who: group.describe(rank),
                 how: format!("{text}, as {who} reports"),
                 advice: "its own log says why; destroy the group and make a new one without it to go on",
             }
         }
-        _ => Error::Closed { group, why: format!("{what}: {detail}") },
+        _ => Error::Closed { group: in_group, why: format!("{what}: {detail}") },
     }
 }
 
@@ -148,30 +148,30 @@ mod tests {
 
     #[test]
     fn a_list_of_many_ranks_names_the_first_ones_host_and_all_numbers() {
-        let link = group(300);
-        let names = [3, 5, 9].map(|rank| link.describe(rank));
+        let group = group(300);
+        let names = [3, 5, 9].map(|rank| group.describe(rank));
         assert!(names[0].starts_with("rank 3 (host "), "{names:?}");
-        assert_eq!(list(&link, &[3, 9]), format!("{}, {}", names[0], names[2]));
+        assert_eq!(list(&group, &[3, 9]), format!("{}, {}", names[0], names[2]));
         let many: Vec<usize> = std::iter::once(5).chain(258..270).collect();
         let many = [many, (280..300).collect()].concat();
-        assert_eq!(list(&link, &many), format!("{}, 258-269, 280-299", names[1]));
+        assert_eq!(list(&group, &many), format!("{}, 258-269, 280-299", names[1]));
     }
 
     #[test]
     fn a_report_arrives_whole_with_the_time_that_was_waited() {
-        let link = group(300);
+        let group = group(300);
         let missing: Vec<usize> = (0..300).filter(|rank| rank % 3 == 1).collect();
-        let error = timeout(missing.clone(), format!("missing: {}", list(&link, &missing)));
+        let error = timeout(missing.clone(), format!("missing: {}", list(&group, &missing)));
         let report = own(9, &error);
         assert!(report.len() <= LONGEST_WHY, "{}", report.len());
-        let heard = heard(&link, "g", "all_reduce #8".to_owned(), 4, &report);
+        let heard = heard(&group, "g", "all_reduce #8".to_owned(), 4, &report);
         let Error::Timeout { what, after, missing: told, detail, .. } = &heard else { panic!("{heard}") };
         assert_eq!((what.as_str(), after.as_millis()), ("all_reduce #8", 1500));
         assert!(
             detail.starts_with(&format!(
                 "{} reports: barrier #7: missing: {}",
-                link.describe(9),
-                link.describe(1)
+                group.describe(9),
+                group.describe(1)
             )),
             "{detail}"
         );
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn whatever_is_reported_is_told() {
-        let link = group(4);
+        let group = group(4);
         let whole = own(2, &timeout(vec![1, 3], "missing".to_owned()));
         let cut = (0..whole.len()).map(|end| whole[..end].to_owned());
         let odd = [
@@ -200,7 +200,7 @@ mod tests {
             "T;1;0-18446744073709551615;7\na\nb",
         ];
         for text in cut.chain(odd.map(str::to_owned)) {
-            let error = heard(&link, "g", "barrier #1".to_owned(), 3, &text);
+            let error = heard(&group, "g", "barrier #1".to_owned(), 3, &text);
             assert!(error.to_string().contains(" reports"), "{text:?}: {error}");
         }
     }

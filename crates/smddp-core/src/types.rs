@@ -1,97 +1,62 @@
 //! Element types and reductions, with the numbers that travel in headers and from Python.
 
-/// Element type of a call. `Opaque` moves bytes of any torch dtype (float8, quantised, ...) and cannot reduce.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(u8)]
-pub enum DType {
-    F32 = 0,
-    F64 = 1,
-    F16 = 2,
-    BF16 = 3,
-    I8 = 4,
-    I16 = 5,
-    I32 = 6,
-    I64 = 7,
-    U8 = 8,
-    U16 = 9,
-    U32 = 10,
-    U64 = 11,
-    Bool = 12,
-    C64 = 13,
-    C128 = 14,
-    Opaque1 = 15,
-    Opaque2 = 16,
-    Opaque4 = 17,
-    Opaque8 = 18,
-    Opaque16 = 19,
+macro_rules! dtypes {
+    ($($(#[$doc:meta])* $dtype:ident = $code:literal, $bytes:literal, $name:literal;)*) => {
+        /// Element type of a call. `Opaque` moves bytes of any torch dtype (float8, quantised, ...) and cannot reduce.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+        #[repr(u8)]
+        pub enum DType { $($(#[$doc])* $dtype = $code),* }
+
+        impl DType {
+            pub const ALL: [DType; [$($code),*].len()] = [$(DType::$dtype),*];
+
+            /// Bytes of one element.
+            pub const fn size(self) -> usize {
+                match self { $(DType::$dtype => $bytes),* }
+            }
+
+            pub const fn name(self) -> &'static str {
+                match self { $(DType::$dtype => $name),* }
+            }
+        }
+    };
+}
+
+// Number, bytes, name.
+dtypes! {
+    #[default]
+    F32 = 0, 4, "float32";
+    F64 = 1, 8, "float64";
+    F16 = 2, 2, "float16";
+    BF16 = 3, 2, "bfloat16";
+    I8 = 4, 1, "int8";
+    I16 = 5, 2, "int16";
+    I32 = 6, 4, "int32";
+    I64 = 7, 8, "int64";
+    U8 = 8, 1, "uint8";
+    U16 = 9, 2, "uint16";
+    U32 = 10, 4, "uint32";
+    U64 = 11, 8, "uint64";
+    Bool = 12, 1, "bool";
+    C64 = 13, 8, "complex64";
+    C128 = 14, 16, "complex128";
+    Opaque1 = 15, 1, "opaque8";
+    Opaque2 = 16, 2, "opaque16";
+    Opaque4 = 17, 4, "opaque32";
+    Opaque8 = 18, 8, "opaque64";
+    Opaque16 = 19, 16, "opaque128";
     /// Complex of two f16 (torch.complex32): moves, does not reduce.
-    C32 = 20,
+    C32 = 20, 4, "complex32";
 }
 
 impl DType {
-    pub const ALL: [DType; 21] = [
-        DType::F32,
-        DType::F64,
-        DType::F16,
-        DType::BF16,
-        DType::I8,
-        DType::I16,
-        DType::I32,
-        DType::I64,
-        DType::U8,
-        DType::U16,
-        DType::U32,
-        DType::U64,
-        DType::Bool,
-        DType::C64,
-        DType::C128,
-        DType::Opaque1,
-        DType::Opaque2,
-        DType::Opaque4,
-        DType::Opaque8,
-        DType::Opaque16,
-        DType::C32,
-    ];
-
     pub fn from_u8(code: u8) -> Option<Self> {
         Self::ALL.get(code as usize).copied()
     }
 
-    /// Bytes of one element.
-    pub const fn size(self) -> usize {
-        match self {
-            DType::I8 | DType::U8 | DType::Bool | DType::Opaque1 => 1,
-            DType::F16 | DType::BF16 | DType::I16 | DType::U16 | DType::Opaque2 => 2,
-            DType::F32 | DType::I32 | DType::U32 | DType::Opaque4 | DType::C32 => 4,
-            DType::F64 | DType::I64 | DType::U64 | DType::C64 | DType::Opaque8 => 8,
-            DType::C128 | DType::Opaque16 => 16,
-        }
-    }
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            DType::F32 => "float32",
-            DType::F64 => "float64",
-            DType::F16 => "float16",
-            DType::BF16 => "bfloat16",
-            DType::I8 => "int8",
-            DType::I16 => "int16",
-            DType::I32 => "int32",
-            DType::I64 => "int64",
-            DType::U8 => "uint8",
-            DType::U16 => "uint16",
-            DType::U32 => "uint32",
-            DType::U64 => "uint64",
-            DType::Bool => "bool",
-            DType::C64 => "complex64",
-            DType::C128 => "complex128",
-            DType::Opaque1 => "opaque8",
-            DType::Opaque2 => "opaque16",
-            DType::Opaque4 => "opaque32",
-            DType::Opaque8 => "opaque64",
-            DType::Opaque16 => "opaque128",
-            DType::C32 => "complex32",
-        }
+    pub const fn is_integer(self) -> bool {
+        use DType::{I8, I16, I32, I64, U8, U16, U32, U64};
+        matches!(self, I8 | I16 | I32 | I64 | U8 | U16 | U32 | U64)
     }
 
     /// 16-bit floats: sums accumulate in f32 and round once.
@@ -131,31 +96,12 @@ impl RedOp {
     }
 
     pub fn from_code(code: u8, factor: f64) -> Option<Self> {
-        Some(match code {
-            0 => RedOp::Sum,
-            1 => RedOp::Avg,
-            2 => RedOp::PremulSum(factor),
-            3 => RedOp::Min,
-            4 => RedOp::Max,
-            5 => RedOp::Prod,
-            6 => RedOp::Band,
-            7 => RedOp::Bor,
-            8 => RedOp::Bxor,
-            _ => return None,
-        })
+        use RedOp::{Avg, Band, Bor, Bxor, Max, Min, PremulSum, Prod, Sum};
+        let all = [Sum, Avg, PremulSum(factor), Min, Max, Prod, Band, Bor, Bxor];
+        all.get(code as usize).copied()
     }
 
     pub const fn name(self) -> &'static str {
-        match self {
-            RedOp::Sum => "sum",
-            RedOp::Avg => "avg",
-            RedOp::PremulSum(_) => "premul_sum",
-            RedOp::Min => "min",
-            RedOp::Max => "max",
-            RedOp::Prod => "prod",
-            RedOp::Band => "band",
-            RedOp::Bor => "bor",
-            RedOp::Bxor => "bxor",
-        }
+        ["sum", "avg", "premul_sum", "min", "max", "prod", "band", "bor", "bxor"][self.code() as usize]
     }
 }

@@ -14,8 +14,8 @@ pub(crate) fn note_group(size: usize) {
     CROWD.fetch_max(size, Ordering::Relaxed);
 }
 
-/// Cores of the machine. Not those this thread may run on: a rank pinned to a core still has its own.
-pub(crate) fn cores() -> usize {
+/// Cores of this machine, as the waiting policy counts them. Not those this thread may run on: a rank pinned to a core still has its own.
+pub fn cores() -> usize {
     std::fs::read_to_string("/sys/devices/system/cpu/online")
         .ok()
         .and_then(|text| {
@@ -75,13 +75,13 @@ impl Rounds {
 }
 
 /// How long the threads of one communicator spin.
-pub(crate) struct Habit {
+pub(crate) struct SpinPolicy {
     fixed: Option<Duration>,
     budget: AtomicU32,
     yields: u32,
 }
 
-impl Habit {
+impl SpinPolicy {
     /// `setting`: a fixed time, where the user gave one.
     /// `costly`: a look asks the kernel.
     pub(crate) fn new(setting: Option<Duration>, costly: bool) -> Self {
@@ -108,8 +108,8 @@ impl Habit {
 }
 
 /// One wait, from the first look in vain to the end.
-pub(crate) struct Patience<'a> {
-    habit: &'a Habit,
+pub(crate) struct Backoff<'a> {
+    spin_policy: &'a SpinPolicy,
     spin: Duration,
     looks: u32,
     yields: u32,
@@ -118,9 +118,9 @@ pub(crate) struct Patience<'a> {
     since: Option<Instant>,
 }
 
-impl<'a> Patience<'a> {
-    pub(crate) fn new(habit: &'a Habit) -> Self {
-        Self { habit, spin: habit.spin(), looks: 0, yields: 0, slept: 0, since: None }
+impl<'a> Backoff<'a> {
+    pub(crate) fn new(spin_policy: &'a SpinPolicy) -> Self {
+        Self { spin_policy, spin: spin_policy.spin(), looks: 0, yields: 0, slept: 0, since: None }
     }
 
     /// Something moved: start anew.
@@ -128,9 +128,9 @@ impl<'a> Patience<'a> {
     pub(crate) fn reset(&mut self) {
         if self.since.is_some() {
             if self.yields == 0 {
-                self.habit.learn(true);
+                self.spin_policy.learn(true);
             }
-            self.spin = self.habit.spin();
+            self.spin = self.spin_policy.spin();
             self.since = None;
         }
         self.looks = 0;
@@ -138,7 +138,7 @@ impl<'a> Patience<'a> {
         self.slept = 0;
     }
 
-    /// One wait after a look in vain. `true`: the caller should look once more and then call [`Patience::nap`].
+    /// One wait after a look in vain. `true`: the caller should look once more and then call [`Backoff::nap`].
     #[inline]
     pub(crate) fn wait(&mut self) -> bool {
         if !self.spin.is_zero() {
@@ -157,10 +157,10 @@ impl<'a> Patience<'a> {
                     (0..8).for_each(|_| std::hint::spin_loop());
                     return false;
                 }
-                self.habit.learn(false);
+                self.spin_policy.learn(false);
             }
         }
-        if self.yields < self.habit.yields {
+        if self.yields < self.spin_policy.yields {
             self.yields += 1;
             std::thread::yield_now();
             return false;
@@ -168,18 +168,18 @@ impl<'a> Patience<'a> {
         true
     }
 
-    pub(crate) fn nap(&mut self, drowsy: &Drowsy<'_>, link: &Group, at_most: Duration) {
+    pub(crate) fn nap(&mut self, about_to_sleep: &AboutToSleep<'_>, group: &Group, at_most: Duration) {
         let mut fds = Vec::new();
-        let belt = longest(link, &mut fds);
+        let belt = longest(group, &mut fds);
         let most = belt * (1 << self.slept.min(MOST_DOUBLINGS));
         let begun = Instant::now();
-        drowsy.sleep(&fds, most.min(at_most));
+        about_to_sleep.sleep(&fds, most.min(at_most));
         if belt == NAP && begun.elapsed() >= NAP {
             self.slept += 1;
         } else {
             // Woken by somebody: the next message is often close behind.
             self.slept = 0;
-            self.yields = self.habit.yields / 2;
+            self.yields = self.spin_policy.yields / 2;
         }
     }
 }
@@ -187,18 +187,18 @@ impl<'a> Patience<'a> {
 /// Between two looks at wires that do not tell when something comes.
 const BLIND_NAP: Duration = Duration::from_micros(100);
 
-/// How long nobody looks at that link at most, and the descriptors that are to end it sooner.
-pub(crate) fn longest(link: &Group, fds: &mut Vec<(RawFd, i16)>) -> Duration {
-    if link.interest(fds) { NAP } else { BLIND_NAP }
+/// How long nobody looks at that group at most, and the descriptors that are to end it sooner.
+pub(crate) fn longest(group: &Group, fds: &mut Vec<(RawFd, i16)>) -> Duration {
+    if group.interest(fds) { NAP } else { BLIND_NAP }
 }
 
 /// Somebody who is about to sleep, and looks once more before.
-pub(crate) struct Drowsy<'a> {
+pub(crate) struct AboutToSleep<'a> {
     sleeper: &'a Sleeper,
     ticket: u32,
 }
 
-impl<'a> Drowsy<'a> {
+impl<'a> AboutToSleep<'a> {
     pub(crate) fn new(sleeper: &'a Sleeper) -> Self {
         Self { sleeper, ticket: sleeper.drowse() }
     }
@@ -208,7 +208,7 @@ impl<'a> Drowsy<'a> {
     }
 }
 
-impl Drop for Drowsy<'_> {
+impl Drop for AboutToSleep<'_> {
     fn drop(&mut self) {
         self.sleeper.rise();
     }

@@ -13,7 +13,7 @@ pub(crate) fn settings() -> Vec<(String, String, String, String, String)> {
     SETTINGS
         .iter()
         .map(|s| {
-            let given = std::env::var(s.name).ok().filter(|v| !v.trim().is_empty());
+            let given = s.given();
             let source = if given.is_some() { "environment" } else { "default" };
             let value = given.unwrap_or_else(|| s.default.to_owned());
             (s.name.to_owned(), value, s.default.to_owned(), source.to_owned(), s.what.to_owned())

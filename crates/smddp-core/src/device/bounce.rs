@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smddp_cuda::{Device, Result};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum Use {
     Free,
     /// Somebody fills it, or a message waits in it to be sent.
     Held,
@@ -16,7 +16,7 @@ enum State {
 struct Slot {
     at: *mut u8,
     bytes: usize,
-    state: State,
+    in_use: Use,
 }
 
 /// A site's slots, made when needed and kept.
@@ -45,15 +45,15 @@ impl Bounce {
         needed: bool,
     ) -> Result<Option<usize>> {
         for slot in &mut self.slots {
-            if let State::Until(number) = slot.state
+            if let Use::Until(number) = slot.in_use
                 && passed(number)
             {
-                slot.state = State::Free;
+                slot.in_use = Use::Free;
             }
         }
-        let found = self.slots.iter().position(|s| s.state == State::Free && s.bytes >= bytes);
+        let found = self.slots.iter().position(|s| s.in_use == Use::Free && s.bytes >= bytes);
         if let Some(index) = found {
-            self.slots[index].state = State::Held;
+            self.slots[index].in_use = Use::Held;
             return Ok(Some(index));
         }
         let busy = self.slots.iter().filter(|s| s.bytes >= bytes).count();
@@ -62,13 +62,13 @@ impl Bounce {
         }
         let bytes = bytes.next_power_of_two().max(4096);
         let at = self.device.allocate_host(bytes)?;
-        self.slots.push(Slot { at, bytes, state: State::Held });
+        self.slots.push(Slot { at, bytes, in_use: Use::Held });
         Ok(Some(self.slots.len() - 1))
     }
 
     /// Whether some slot will be free without anything that other ranks do.
     pub(super) fn moving(&self) -> bool {
-        self.slots.iter().any(|slot| matches!(slot.state, State::Until(_)))
+        self.slots.iter().any(|slot| matches!(slot.in_use, Use::Until(_)))
     }
 
     pub(super) fn count(&self) -> usize {
@@ -80,11 +80,11 @@ impl Bounce {
     }
 
     pub(super) fn free(&mut self, slot: usize) {
-        self.slots[slot].state = State::Free;
+        self.slots[slot].in_use = Use::Free;
     }
 
     pub(super) fn free_at(&mut self, slot: usize, number: u64) {
-        self.slots[slot].state = State::Until(number);
+        self.slots[slot].in_use = Use::Until(number);
     }
 }
 

@@ -1,4 +1,6 @@
-//! The executor for device memory: it follows a bound program as the other one does, and enqueues instead of moving.
+//! The executor for device memory: it enqueues instead of moving.
+
+mod messages;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -7,12 +9,13 @@ use smddp_cuda::{Address, MAX_SOURCES, Wait};
 use smddp_plan::{Algorithm, Buffer, Collective};
 use smddp_transport::{Group, Mismatch};
 
-use super::flight::Landing;
+use self::messages::{Inlet, Outlet};
+use super::completion::Completion;
+use super::handle::{PooledEvent, SiteHandle};
 use super::reduction::{self, Manner, Pieces};
-use super::site::{Lobby, Mark, Site};
-use crate::bind::{Act, Bound, From, Run};
-use crate::call::reduces;
-use crate::exec::{Op, Progress, State, walk};
+use super::site::Site;
+use crate::bind::{Bound, Incoming, Reduce, Run};
+use crate::steps::{Execution, Mover, Outcome, Progress, walk};
 use crate::types::RedOp;
 
 /// Why an operation cannot go on.
@@ -45,8 +48,8 @@ enum Stage {
     Ending,
 }
 
-/// A message on its way to the link.
-struct Parcel {
+/// A message on its way to the group.
+struct OutgoingMessage {
     channel: usize,
     slot: usize,
     bytes: usize,
@@ -56,23 +59,23 @@ struct Parcel {
 
 /// What an operation on device memory has besides what every operation has.
 pub(crate) struct DeviceOp {
-    pub(crate) lobby: Arc<Lobby>,
+    pub(crate) handle: Arc<SiteHandle>,
     pub(crate) number: u64,
-    pub(crate) end: Arc<OnceLock<Mark>>,
+    pub(crate) end: Arc<OnceLock<PooledEvent>>,
     /// Where the caller's stream stood.
-    after: Option<Mark>,
+    after: Option<PooledEvent>,
     redop: RedOp,
     stage: Stage,
     /// The input is there when this rank's progress word has reached it.
     ready: u64,
-    outbox: VecDeque<Parcel>,
+    outbox: VecDeque<OutgoingMessage>,
     pub(crate) slabs: Vec<usize>,
 }
 
 impl DeviceOp {
-    pub(crate) fn new(lobby: Arc<Lobby>, after: Mark, redop: RedOp) -> Self {
+    pub(crate) fn new(handle: Arc<SiteHandle>, after: PooledEvent, redop: RedOp) -> Self {
         Self {
-            lobby,
+            handle,
             number: 0,
             end: Arc::default(),
             after: Some(after),
@@ -85,54 +88,30 @@ impl DeviceOp {
     }
 
     /// What the call's handle keeps; the number is known by then.
-    pub(crate) fn landing(&self) -> Landing {
-        Landing { lobby: self.lobby.clone(), number: self.number, end: self.end.clone() }
+    pub(crate) fn completion(&self) -> Completion {
+        Completion { handle: self.handle.clone(), number: self.number, end: self.end.clone() }
     }
 }
 
-/// Goes on until all is enqueued, or something is missing.
-pub(crate) fn advance(op: &mut Op, link: &mut Group, site: &mut Site) -> Result<Progress, Trouble> {
-    let Some(mut device) = op.device.take() else { return Ok(Progress::Blocked) };
-    let bound = op.bound.clone();
-    let mut turn =
-        Turn { op: &mut device, collective: op.collective, bound: &bound, state: &mut op.state, link, site };
-    let outcome = turn.advance(op.seq, &mut op.begun);
-    op.device = Some(device);
-    outcome
-}
-
-/// Where a message is written to.
-enum Outlet {
-    /// Words in a cell: the reader copies from this rank's memory.
-    Near(*mut u8),
-    Far(usize),
-}
-
-/// Where a message lies.
-enum Inlet {
-    Near(Near),
-    /// A slot that this message fills from its beginning.
-    Far(usize),
-}
-
-/// Words of a message by reference.
-struct Near {
-    rank: usize,
-    /// The data is there when its writer's progress word has reached it.
-    ready: u64,
-    /// 0: a message without bytes.
-    token: u64,
-    offset: u64,
-    /// The pieces lie one behind the other, as in a cell; else each block lies in the writer's buffer.
-    packed: bool,
+/// Goes on with operation `seq` until all is enqueued, or something is missing.
+pub(crate) fn advance(
+    (seq, collective): (u64, Collective),
+    begun: &mut bool,
+    op: &mut DeviceOp,
+    bound: &Bound,
+    execution: &mut Execution,
+    group: &mut Group,
+    site: &mut Site,
+) -> Result<Progress, Trouble> {
+    Turn { op, collective, bound, execution, group, site }.advance(seq, begun)
 }
 
 struct Turn<'a> {
     op: &'a mut DeviceOp,
     collective: Collective,
     bound: &'a Bound,
-    state: &'a mut State,
-    link: &'a mut Group,
+    execution: &'a mut Execution,
+    group: &'a mut Group,
     site: &'a mut Site,
 }
 
@@ -140,7 +119,7 @@ impl Turn<'_> {
     fn advance(&mut self, seq: u64, begun: &mut bool) -> Result<Progress, Trouble> {
         let mut moved = false;
         if self.op.stage == Stage::Opening {
-            if !self.link.begin(seq, self.bound.head, &self.bound.wired) {
+            if !self.group.begin(seq, self.bound.head, &self.bound.wired) {
                 return Ok(Progress::Blocked);
             }
             *begun = true;
@@ -150,21 +129,20 @@ impl Turn<'_> {
         }
         if self.op.stage == Stage::Running {
             moved |= self.pump();
-            let bound = self.bound;
-            let (done, ran) = walk(bound, self, |turn| &mut turn.state.lanes, Turn::act)?;
+            let (done, ran) = walk(self.bound, self)?;
             moved |= ran;
             self.site.flush()?;
-            if !done || !self.op.outbox.is_empty() || !self.link.settle()? {
-                return Ok(if moved { Progress::Moved } else { Progress::Blocked });
+            if !done || !self.op.outbox.is_empty() || !self.group.settle()? {
+                return Ok(Progress::moved(moved));
             }
             self.announce()?;
-            self.link.end();
+            self.group.end();
             self.op.stage = Stage::Ending;
         }
         if self.end()? {
             return Ok(Progress::Done);
         }
-        Ok(if moved { Progress::Moved } else { Progress::Blocked })
+        Ok(Progress::moved(moved))
     }
 
     /// After what the caller's stream did before.
@@ -174,7 +152,7 @@ impl Turn<'_> {
             self.site.after(after.event())?;
         }
         if self.bound.scratch > 0 {
-            self.state.bases[2] = self.slab(self.bound.scratch)? as usize;
+            self.execution.bases[2] = self.slab(self.bound.scratch)? as usize;
         }
         self.stage_input()?;
         if self.bound.near[0].contains(&true) {
@@ -186,15 +164,15 @@ impl Turn<'_> {
     /// Copies take memory that is no device's, too, and what is read is looked up when it is shown to others. A kernel that
     /// writes there breaks the context.
     fn check_targets(&mut self) -> Result<(), Trouble> {
-        let out = Bound::table(Buffer::Out);
+        let out = Buffer::Out as usize;
         // Ranks that get no result have no place for it.
-        let placed = self.state.bases[out] != 0 || self.state.lists[out].is_some();
-        if !reduces(self.collective) || !placed {
+        let placed = self.execution.bases[out] != 0 || self.execution.lists[out].is_some();
+        if !self.collective.reduces() || !placed {
             return Ok(());
         }
         if let Some(block) = self.bound.lengths[out].iter().position(|&bytes| bytes > 0) {
-            let at = self.state.address(self.bound, Buffer::Out, block, 0);
-            self.site.lobby.device.region(at as Address)?;
+            let at = self.execution.address(self.bound, Buffer::Out, block, 0);
+            self.site.handle.device.region(at as Address)?;
         }
         Ok(())
     }
@@ -209,14 +187,14 @@ impl Turn<'_> {
     /// mesh overwrites a block only with what its last reader made of it, other plans may be earlier.
     fn stage_input(&mut self) -> Result<(), Trouble> {
         let factor = match self.op.redop {
-            RedOp::PremulSum(factor) if reduces(self.collective) => Some(factor),
+            RedOp::PremulSum(factor) if self.collective.reduces() => Some(factor),
             _ => None,
         };
         let ordered =
             self.bound.choice.algorithm == Algorithm::Mesh && self.bound.lengths[0].len() <= MAX_SOURCES;
         let overwrites = match self.collective {
             Collective::AllToAll => true,
-            collective => reduces(collective) && !ordered,
+            collective => collective.reduces() && !ordered,
         };
         let near = self.bound.near[0].contains(&true);
         if factor.is_none() && !(near && overwrites && self.in_place()) {
@@ -225,155 +203,71 @@ impl Turn<'_> {
         let lengths = &self.bound.lengths[0];
         let base = self.slab(lengths.iter().sum())?;
         for block in 0..lengths.len() {
-            let from = self.state.address(self.bound, Buffer::In, block, 0) as Address;
+            let from = self.execution.address(self.bound, Buffer::In, block, 0) as Address;
             let to = base + self.bound.offsets[0][block] as u64;
             let bytes = self.bound.lengths[0][block];
             match factor {
                 Some(factor) if bytes > 0 => {
-                    let element = self.manner()?.element;
-                    reduction::premultiply(self.site, element, from, to, bytes, factor)?;
+                    let manner = self.manner()?;
+                    reduction::premultiply(self.site, manner, from, to, bytes, factor)?;
                 }
                 _ => self.site.copy(to, from, bytes),
             }
         }
         self.site.flush()?;
-        self.state.bases[0] = base as usize;
-        self.state.lists[0] = None;
+        self.execution.bases[0] = base as usize;
+        self.execution.lists[0] = None;
         Ok(())
     }
 
     fn in_place(&self) -> bool {
         let ranges = |buffer: Buffer| -> Vec<(usize, usize)> {
-            let lengths = &self.bound.lengths[Bound::table(buffer)];
-            let at = |block| self.state.address(self.bound, buffer, block, 0);
+            let lengths = &self.bound.lengths[buffer as usize];
+            let at = |block| self.execution.address(self.bound, buffer, block, 0);
             (0..lengths.len()).filter(|&b| lengths[b] > 0).map(|b| (at(b), at(b) + lengths[b])).collect()
         };
         let outputs = ranges(Buffer::Out);
         ranges(Buffer::In).iter().any(|i| outputs.iter().any(|o| i.0 < o.1 && o.0 < i.1))
     }
 
-    /// Hands messages whose slots are filled to the link.
+    /// Hands messages whose slots are filled to the group.
     fn pump(&mut self) -> bool {
         let mut moved = false;
         let mut waiting: Vec<usize> = Vec::new();
         let mut index = 0;
-        while let Some(parcel) = self.op.outbox.get(index) {
-            if !self.site.has_passed(parcel.filled) {
+        while let Some(outgoing) = self.op.outbox.get(index) {
+            if !self.site.has_passed(outgoing.filled) {
                 break;
             }
-            let cell = if waiting.contains(&parcel.channel) { None } else { self.link.cell(parcel.channel) };
+            let cell =
+                if waiting.contains(&outgoing.channel) { None } else { self.group.cell(outgoing.channel) };
             let Some(cell) = cell else {
-                waiting.push(parcel.channel);
+                waiting.push(outgoing.channel);
                 index += 1;
                 continue;
             };
-            let slot = self.site.bounce().address(parcel.slot);
-            self.site.lobby.device.host_touches(slot as Address, parcel.bytes, false);
+            let slot = self.site.bounce().address(outgoing.slot);
+            self.site.handle.device.host_touches(slot as Address, outgoing.bytes, false);
             // SAFETY: the stream has filled the slot and nobody writes it before it is free; the cell is ours and holds
             // the message (bind sized it).
-            unsafe { std::ptr::copy_nonoverlapping(slot, cell, parcel.bytes) };
-            self.link.publish(parcel.channel, parcel.bytes);
-            self.site.bounce().free(parcel.slot);
+            unsafe { std::ptr::copy_nonoverlapping(slot, cell, outgoing.bytes) };
+            self.group.publish(outgoing.channel, outgoing.bytes);
+            self.site.bounce().free(outgoing.slot);
             self.op.outbox.remove(index);
             moved = true;
         }
         moved
     }
 
-    /// One step on one segment; false where it has to wait. Nothing is enqueued before all it needs is there.
-    fn act(&mut self, act: &Act, segment: usize) -> Result<bool, Trouble> {
-        match act {
-            Act::Send { channel, source, tee } => {
-                if segment >= source.segments {
-                    return Ok(true);
-                }
-                let Some(outlet) = self.outlet(*channel, *source, segment)? else { return Ok(false) };
-                if let Some(tee) = tee {
-                    self.order(source.buffer)?;
-                    for ((from, bytes), (to, _)) in
-                        self.pieces(*source, segment).into_iter().zip(self.pieces(*tee, segment))
-                    {
-                        self.site.copy(to, from, bytes);
-                    }
-                }
-                self.send(*channel, outlet, *source, segment)?;
-            }
-            Act::Receive { from, to, forward } => {
-                if segment >= from.message.segments {
-                    return Ok(true);
-                }
-                let Some(message) = self.link.message(from.inlet)? else { return Ok(false) };
-                let forwarded = forward.filter(|_| segment < to.segments);
-                let outlet = match forwarded {
-                    Some(channel) => match self.outlet(channel, *to, segment)? {
-                        Some(outlet) => Some((channel, outlet)),
-                        None => return Ok(false),
-                    },
-                    None => None,
-                };
-                let pieces = self.pieces(*to, segment);
-                let Some(inlet) = self.take(from, message, segment, false)? else {
-                    if let Some((_, Outlet::Far(slot))) = outlet {
-                        self.site.bounce().free(slot);
-                    }
-                    return Ok(false);
-                };
-                self.link.release(from.inlet);
-                let sources = self.sources(&inlet, from, segment, to.blocks)?;
-                for ((to, _), source) in pieces.into_iter().zip(sources) {
-                    let mut at = to;
-                    for (from, bytes) in source {
-                        self.site.copy(at, from, bytes);
-                        at += bytes as u64;
-                    }
-                }
-                self.passed(&inlet)?;
-                if let Some((channel, outlet)) = outlet {
-                    self.send(channel, outlet, *to, segment)?;
-                }
-            }
-            Act::Reduce { from, own, result, to, send, finish } => {
-                return self.reduce(from, *own, *result, *to, *send, *finish, segment);
-            }
-            Act::Copy { source, to, finish } => {
-                self.order(source.buffer)?;
-                let divide = self.state.scale.filter(|n| *finish && *n > 1);
-                for ((from, bytes), (to, _)) in
-                    self.pieces(*source, segment).into_iter().zip(self.pieces(*to, segment))
-                {
-                    if divide.is_some() {
-                        let manner = self.manner()?;
-                        reduction::reduce(self.site, manner, &[vec![(from, bytes)]], to, bytes, divide)?;
-                    } else {
-                        self.site.copy(to, from, bytes);
-                    }
-                }
-            }
-            Act::Signal { semaphore, of } => {
-                if segment < of.segments {
-                    self.state.semaphores[*semaphore] += 1;
-                }
-            }
-            Act::Wait { semaphore, of } => {
-                if segment < of.segments && self.state.semaphores[*semaphore] <= segment {
-                    return Ok(false);
-                }
-                // What the other lane copied comes before what follows.
-                self.site.flush()?;
-            }
-        }
-        Ok(true)
-    }
-
     /// How the call's elements are reduced. Binding refuses what no kernel does, so there is one.
     fn manner(&self) -> Result<Manner, Trouble> {
-        let (dtype, redop) = (self.state.dtype, self.op.redop);
+        let (dtype, redop) = (self.execution.dtype, self.op.redop);
         Manner::new(dtype, redop)
             .ok_or_else(|| Trouble::Device(format!("no kernel for {} of {}", redop.name(), dtype.name())))
     }
 
     /// A step that reads what others wrote comes after it.
-    fn order(&mut self, reads: Buffer) -> Result<(), Trouble> {
+    fn order_reads(&mut self, reads: Buffer) -> Result<(), Trouble> {
         if reads != Buffer::In {
             self.site.flush()?;
         }
@@ -381,185 +275,15 @@ impl Turn<'_> {
     }
 
     fn pieces(&self, run: Run, segment: usize) -> Vec<(Address, usize)> {
-        let mut pieces = Vec::with_capacity(run.blocks);
-        for block in run.block..run.block + run.blocks {
-            let bytes = self.bound.segment(self.bound.length(run.buffer, block), segment);
-            pieces.push((self.state.address(self.bound, run.buffer, block, segment) as Address, bytes));
-        }
-        pieces
+        let address = |block| self.execution.address(self.bound, run.buffer, block, segment) as Address;
+        run.range().map(|block| (address(block), self.bound.piece(run.buffer, block, segment))).collect()
     }
 
-    fn message_bytes(&self, run: Run, segment: usize) -> usize {
-        let blocks = run.block..run.block + run.blocks;
-        blocks.map(|block| self.bound.segment(self.bound.length(run.buffer, block), segment)).sum()
-    }
-
-    /// A place for the next message of a channel, if there is one.
-    fn outlet(&mut self, channel: usize, run: Run, segment: usize) -> Result<Option<Outlet>, Trouble> {
-        if self.bound.near[0][channel] {
-            return Ok(self.link.cell(channel).map(Outlet::Near));
-        }
-        let bytes = self.message_bytes(run, segment);
-        let none = !self.op.outbox.iter().any(|parcel| parcel.channel == channel);
-        Ok(self.site.slot(bytes, none, self.op.number)?.map(Outlet::Far))
-    }
-
-    /// A message of one segment of `run`, which lies in the call's buffers.
-    fn send(&mut self, channel: usize, outlet: Outlet, run: Run, segment: usize) -> Result<(), Trouble> {
-        let bytes = self.message_bytes(run, segment);
-        match outlet {
-            Outlet::Near(cell) => {
-                let (ready, place) = self.show(run, segment, bytes)?;
-                self.describe(channel, cell, ready, place, bytes);
-            }
-            Outlet::Far(slot) => {
-                self.order(run.buffer)?;
-                let mut at = self.site.bounce().address(slot) as Address;
-                for (from, bytes) in self.pieces(run, segment) {
-                    self.site.copy(at, from, bytes);
-                    at += bytes as u64;
-                }
-                self.post(channel, slot, bytes)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn post(&mut self, channel: usize, slot: usize, bytes: usize) -> Result<(), Trouble> {
-        let filled = self.site.host_mark()?;
-        self.op.outbox.push_back(Parcel { channel, slot, bytes, filled });
-        Ok(())
-    }
-
-    /// (when the data is there, (number, offset, packed)): where readers find one segment of `run`. Memory that they cannot
-    /// have, or blocks that do not follow each other, are copied to where they can.
-    fn show(&mut self, run: Run, segment: usize, bytes: usize) -> Result<(u64, (u64, u64, bool)), Trouble> {
-        let ready =
-            |turn: &mut Self| if run.buffer == Buffer::In { Ok(turn.op.ready) } else { turn.site.mark() };
-        if bytes == 0 {
-            return Ok((ready(self)?, (0, 0, false)));
-        }
-        let first = self.state.address(self.bound, run.buffer, run.block, 0);
-        let mut next = first;
-        let in_a_row = (run.block..run.block + run.blocks).all(|block| {
-            let found = self.state.address(self.bound, run.buffer, block, 0);
-            let follows = found == next;
-            next = found + self.bound.length(run.buffer, block);
-            follows
-        });
-        if in_a_row && let Some((token, offset)) = self.site.regions().lend(first as Address, next - first)? {
-            return Ok((ready(self)?, (token, offset, false)));
-        }
-        self.order(run.buffer)?;
-        let slab = self.slab(bytes)?;
-        let mut at = slab;
-        for (from, bytes) in self.pieces(run, segment) {
-            self.site.copy(at, from, bytes);
-            at += bytes as u64;
-        }
-        Ok((self.site.mark()?, self.show_slab(slab, bytes)?))
-    }
-
-    fn show_slab(&mut self, slab: Address, bytes: usize) -> Result<(u64, u64, bool), Trouble> {
-        let (token, offset) = self.site.regions().lend(slab, bytes)?.ok_or_else(|| {
-            Trouble::Device("this device's own memory cannot be had by other processes".to_owned())
-        })?;
-        Ok((token, offset, true))
-    }
-
-    /// Publishes a message by reference.
-    fn describe(
-        &mut self,
-        channel: usize,
-        cell: *mut u8,
-        ready: u64,
-        (token, offset, packed): (u64, u64, bool),
-        bytes: usize,
-    ) {
-        let words = [ready, token, offset, u64::from(packed)];
-        for (i, word) in words.into_iter().enumerate() {
-            // SAFETY: a cell of DESCRIPTOR bytes, ours until it is published.
-            unsafe { cell.cast::<u64>().add(i).write_unaligned(word) };
-        }
-        self.link.publish(channel, bytes.min(super::DESCRIPTOR));
-    }
-
-    /// What a message says, or its bytes in a slot: `None` where there is no slot.
-    fn take(
-        &mut self,
-        from: &From,
-        message: *const u8,
-        segment: usize,
-        needed: bool,
-    ) -> Result<Option<Inlet>, Trouble> {
-        if self.bound.near[1][from.inlet] {
-            // SAFETY: the message is DESCRIPTOR bytes and stays where it is until it is released.
-            let word = |i: usize| unsafe { message.cast::<u64>().add(i).read_unaligned() };
-            let rank = self.bound.wiring.inlets[from.inlet].rank;
-            let near = Near { rank, ready: word(0), token: word(1), offset: word(2), packed: word(3) != 0 };
-            return Ok(Some(Inlet::Near(near)));
-        }
-        let bytes = self.message_bytes(from.message, segment);
-        let free = needed || !self.site.bounce().moving();
-        let Some(slot) = self.site.slot(bytes, free, self.op.number)? else { return Ok(None) };
-        let at = self.site.bounce().address(slot);
-        self.site.lobby.device.host_touches(at as Address, bytes, true);
-        // SAFETY: the message holds these bytes (both ranks' sizes were held against each other) and stays until it is
-        // released; no stream uses the slot.
-        unsafe { std::ptr::copy_nonoverlapping(message, at, bytes) };
-        Ok(Some(Inlet::Far(slot)))
-    }
-
-    /// Where the first `blocks` blocks that are taken of a message lie; the stream waits until they do.
-    fn sources(
-        &mut self,
-        inlet: &Inlet,
-        from: &From,
-        segment: usize,
-        blocks: usize,
-    ) -> Result<Vec<Pieces>, Trouble> {
-        let run = from.message;
-        let length = |block: usize| self.bound.length(run.buffer, run.block + block);
-        let taken = from.skip..from.skip + blocks;
-        match inlet {
-            Inlet::Far(slot) => {
-                let base = self.site.bounce().address(*slot) as Address;
-                let mut at = base + State::skipped(self.bound, from, segment) as u64;
-                Ok(taken
-                    .map(|block| {
-                        let bytes = self.bound.segment(length(block), segment);
-                        at += bytes as u64;
-                        vec![(at - bytes as u64, bytes)]
-                    })
-                    .collect())
-            }
-            Inlet::Near(near) => {
-                self.site.await_progress(near.rank, near.ready);
-                if near.token == 0 || blocks == 0 {
-                    return Ok(vec![Vec::new(); blocks]);
-                }
-                let number = self.op.number;
-                let mapping = self.site.borrow(near.rank, near.token, number).map_err(Trouble::Peer)?;
-                let step = if near.packed { 0 } else { segment * self.bound.choice.segment };
-                let whole = |block: usize| {
-                    if near.packed { self.bound.segment(length(block), segment) } else { length(block) }
-                };
-                // The offset is another process's word.
-                let outside = || {
-                    let (rank, offset) = (near.rank, near.offset);
-                    Trouble::Peer(format!("rank {rank} names memory at {offset}, outside of what it lends"))
-                };
-                let mut at = (0..from.skip).map(whole).sum::<usize>();
-                taken
-                    .map(|block| {
-                        let bytes = self.bound.segment(length(block), segment);
-                        let found = near.offset.checked_add((at + step) as u64);
-                        let found = found.and_then(|offset| mapping.pieces(offset, bytes));
-                        at += whole(block);
-                        found.ok_or_else(outside)
-                    })
-                    .collect()
-            }
+    /// Copies what lies in pieces to where it lies in a row.
+    fn pack(&mut self, mut to: Address, pieces: impl IntoIterator<Item = (Address, usize)>) {
+        for (from, bytes) in pieces {
+            self.site.copy(to, from, bytes);
+            to += bytes as u64;
         }
     }
 
@@ -572,66 +296,18 @@ impl Turn<'_> {
         Ok(())
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the parts of one step")]
-    fn reduce(
-        &mut self,
-        from: &[From],
-        own: Option<(usize, Run)>,
-        result: Run,
-        to: bool,
-        send: Option<usize>,
-        finish: bool,
-        segment: usize,
-    ) -> Result<bool, Trouble> {
-        let mut messages = Vec::with_capacity(from.len());
-        for f in from {
-            if segment < f.message.segments {
-                match self.link.message(f.inlet)? {
-                    Some(message) => messages.push((f, message)),
-                    None => return Ok(false),
-                }
-            }
-        }
-        let sending = send.filter(|_| segment < result.segments);
-        let outlet = match sending {
-            Some(channel) => match self.outlet(channel, result, segment)? {
-                Some(outlet) => Some((channel, outlet)),
-                None => return Ok(false),
-            },
-            None => None,
-        };
-        let mut inlets = Vec::with_capacity(messages.len());
-        for (f, message) in messages {
-            let inlet = self.take(f, message, segment, true)?;
-            // A slot that is needed is made.
-            let inlet = inlet.ok_or_else(|| Trouble::Device("no pinned memory for a message".to_owned()))?;
-            self.link.release(f.inlet);
-            inlets.push((f, inlet));
-        }
-        if segment < result.segments {
-            self.combine(&inlets, own, result, to, outlet, finish, segment)?;
-        }
-        for (_, inlet) in &inlets {
-            self.passed(inlet)?;
-        }
-        Ok(true)
-    }
-
     /// The arithmetic of a reduce step, and its message.
-    #[expect(clippy::too_many_arguments, reason = "the parts of one step")]
     fn combine(
         &mut self,
-        inlets: &[(&From, Inlet)],
-        own: Option<(usize, Run)>,
-        result: Run,
-        to: bool,
-        outlet: Option<(usize, Outlet)>,
-        finish: bool,
+        step: &Reduce,
+        inlets: &[(&Incoming, Inlet)],
+        onward: Option<(usize, Outlet)>,
         segment: usize,
     ) -> Result<(), Trouble> {
+        let result = step.result;
         let manner = self.manner()?;
-        let divide = if finish { self.state.scale } else { None };
-        let bytes = self.message_bytes(result, segment);
+        let divide = if step.finish { self.execution.scale } else { None };
+        let bytes = self.bound.message(result, segment);
         // By block: what each source has of it, in the order of the reduction.
         let mut blocks: Vec<Vec<Pieces>> = vec![Vec::new(); result.blocks];
         for (f, inlet) in inlets {
@@ -639,7 +315,7 @@ impl Turn<'_> {
                 blocks[block].push(pieces);
             }
         }
-        if let Some((position, run)) = own {
+        if let Some((position, run)) = step.own {
             for (block, piece) in self.pieces(run, segment).into_iter().enumerate() {
                 let pieces = &mut blocks[block];
                 pieces.insert(position.min(pieces.len()), vec![piece]);
@@ -647,7 +323,7 @@ impl Turn<'_> {
         }
         let kept = self.pieces(result, segment);
         // A result that is not kept goes straight to where it is sent from.
-        let mut packed = match (to, &outlet) {
+        let mut packed = match (step.keep, &onward) {
             (false, Some((_, Outlet::Far(slot)))) => Some(self.site.bounce().address(*slot) as Address),
             (false, Some((_, Outlet::Near(_)))) => Some(self.slab(bytes)?),
             _ => None,
@@ -660,8 +336,8 @@ impl Turn<'_> {
             }
             packed = packed.map(|at| at + bytes as u64);
         }
-        match (outlet, first) {
-            (Some((channel, outlet)), None) => self.send(channel, outlet, result, segment)?,
+        match (onward, first) {
+            (Some(onward), None) => self.message(onward, result, segment)?,
             (Some((channel, Outlet::Far(slot))), Some(_)) => self.post(channel, slot, bytes)?,
             (Some((channel, Outlet::Near(cell))), Some(slab)) => {
                 let ready = self.site.mark()?;
@@ -704,9 +380,102 @@ impl Turn<'_> {
         }
         waits.into_iter().for_each(|wait| self.site.await_word(wait));
         self.site.flush()?;
-        let lobby = self.op.lobby.clone();
-        self.site.write(lobby.done_word(), number)?;
-        let _ = self.op.end.set(lobby.mark(lobby.stream)?);
+        let handle = self.op.handle.clone();
+        self.site.write(handle.done_word(), number)?;
+        let _ = self.op.end.set(handle.mark(handle.stream)?);
         Ok(true)
+    }
+}
+
+impl Mover for Turn<'_> {
+    type Trouble = Trouble;
+    /// A channel, and where its next message is written to.
+    type Room = (usize, Outlet);
+
+    fn execution(&mut self) -> &mut Execution {
+        self.execution
+    }
+
+    fn group(&mut self) -> &mut Group {
+        self.group
+    }
+
+    fn room(&mut self, channel: usize, run: Run, segment: usize) -> Outcome<Self, Option<Self::Room>> {
+        if self.bound.near[0][channel] {
+            return Ok(self.group.cell(channel).map(|cell| (channel, Outlet::Near(cell))));
+        }
+        let bytes = self.bound.message(run, segment);
+        let none = !self.op.outbox.iter().any(|outgoing| outgoing.channel == channel);
+        Ok(self.site.slot(bytes, none, self.op.number)?.map(|slot| (channel, Outlet::Far(slot))))
+    }
+
+    fn send(&mut self, to: Self::Room, source: Run, tee: Option<Run>, segment: usize) -> Outcome<Self> {
+        if let Some(tee) = tee {
+            self.copy(source, tee, false, segment)?;
+        }
+        self.message(to, source, segment)
+    }
+
+    fn receive(
+        &mut self,
+        (from, message): (&Incoming, *const u8),
+        to: Run,
+        onward: Option<Self::Room>,
+        segment: usize,
+    ) -> Outcome<Self, bool> {
+        let Some(inlet) = self.take(from, message, segment, false)? else {
+            if let Some((_, Outlet::Far(slot))) = onward {
+                self.site.bounce().free(slot);
+            }
+            return Ok(false);
+        };
+        let sources = self.sources(&inlet, from, segment, to.blocks)?;
+        for ((to, _), source) in self.pieces(to, segment).into_iter().zip(sources) {
+            self.pack(to, source);
+        }
+        self.passed(&inlet)?;
+        if let Some(onward) = onward {
+            self.message(onward, to, segment)?;
+        }
+        Ok(true)
+    }
+
+    fn reduce(
+        &mut self,
+        step: &Reduce,
+        messages: &[*const u8],
+        onward: Option<Self::Room>,
+        segment: usize,
+    ) -> Outcome<Self> {
+        let mut inlets = Vec::with_capacity(messages.len());
+        for (from, &message) in step.from.iter().zip(messages).filter(|(_, message)| !message.is_null()) {
+            let inlet = self.take(from, message, segment, true)?;
+            // A slot that is needed is made.
+            let inlet = inlet.ok_or_else(|| Trouble::Device("no pinned memory for a message".to_owned()))?;
+            inlets.push((from, inlet));
+        }
+        if segment < step.result.segments {
+            self.combine(step, &inlets, onward, segment)?;
+        }
+        inlets.iter().try_for_each(|(_, inlet)| self.passed(inlet))
+    }
+
+    fn copy(&mut self, source: Run, to: Run, finish: bool, segment: usize) -> Outcome<Self> {
+        self.order_reads(source.buffer)?;
+        let divide = self.execution.scale.filter(|n| finish && *n > 1);
+        for ((from, bytes), (to, _)) in self.pieces(source, segment).into_iter().zip(self.pieces(to, segment))
+        {
+            if divide.is_some() {
+                let manner = self.manner()?;
+                reduction::reduce(self.site, manner, &[vec![(from, bytes)]], to, bytes, divide)?;
+            } else {
+                self.site.copy(to, from, bytes);
+            }
+        }
+        Ok(())
+    }
+
+    fn order(&mut self) -> Outcome<Self> {
+        Ok(self.site.flush()?)
     }
 }

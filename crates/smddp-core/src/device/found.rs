@@ -9,8 +9,11 @@ use smddp_cuda::driver::Cuda;
 use crate::config::Config;
 use crate::error::{Error, Result};
 
-fn refused(error: &smddp_cuda::Error) -> Error {
-    Error::System { what: "CUDA tensors".to_owned(), why: error.to_string() }
+const TENSORS: &str = "CUDA tensors";
+
+/// What the driver refused.
+pub(crate) fn refused(what: &str, error: &smddp_cuda::Error) -> Error {
+    Error::System { what: what.to_owned(), why: error.to_string() }
 }
 
 /// The driver, opened and initialised once. After that a forked child cannot use CUDA.
@@ -18,14 +21,14 @@ pub fn cuda() -> Result<&'static Arc<Cuda>> {
     static CUDA: OnceLock<Result<Arc<Cuda>>> = OnceLock::new();
     let found = CUDA.get_or_init(|| {
         let config = Config::get()?;
-        Cuda::open(config.cuda.as_deref()).map_err(|error| refused(&error))
+        Cuda::open(config.cuda.as_deref()).map_err(|error| refused(TENSORS, &error))
     });
     found.as_ref().map_err(Clone::clone)
 }
 
 /// The version of the driver, if there is one; initialises nothing.
 pub fn look_for_cuda() -> Result<(i32, i32)> {
-    Cuda::look(Config::get()?.cuda.as_deref()).map_err(|error| refused(&error))
+    Cuda::look(Config::get()?.cuda.as_deref()).map_err(|error| refused(TENSORS, &error))
 }
 
 /// A device in its primary context, which torch uses too. `ordinal` counts as torch does.
@@ -36,7 +39,7 @@ pub fn device(ordinal: i32) -> Result<Arc<Device>> {
     if let Some(known) = devices.get(&ordinal) {
         return Ok(known.clone());
     }
-    let device = cuda()?.device(ordinal).map_err(|error| refused(&error))?;
+    let device = cuda()?.device(ordinal).map_err(|error| refused(TENSORS, &error))?;
     devices.insert(ordinal, device.clone());
     Ok(device)
 }

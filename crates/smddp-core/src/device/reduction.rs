@@ -59,10 +59,10 @@ pub(super) fn reduce(
         let to = to + at as u64;
         let mut addresses: Vec<Address> = found.into_iter().map(|(address, _)| address).collect();
         while addresses.len() > MAX_SOURCES {
-            launch(site, manner, addresses[..MAX_SOURCES].to_vec(), to, stretch, None)?;
+            launch(site, manner, addresses[..MAX_SOURCES].to_vec(), to, stretch, (None, None))?;
             addresses.splice(..MAX_SOURCES, [to]);
         }
-        launch(site, manner, addresses, to, stretch, divide)?;
+        launch(site, manner, addresses, to, stretch, (divide, None))?;
         at += stretch;
     }
     Ok(())
@@ -74,11 +74,11 @@ fn launch(
     sources: Vec<Address>,
     to: Address,
     bytes: usize,
-    divide: Option<u32>,
+    (divide, times): (Option<u32>, Option<f64>),
 ) -> smddp_cuda::Result<()> {
     let Manner { element, fold } = manner;
     let count = bytes / element.size();
-    site.reduce(&Reduction { element, fold, sources, to, count, divide, times: None })
+    site.reduce(&Reduction { element, fold, sources, to, count, divide, times })
 }
 
 /// What lies `at` bytes in: address, and bytes left there.
@@ -96,13 +96,11 @@ fn piece(pieces: &Pieces, at: usize) -> (Address, usize) {
 /// `to` becomes `factor` times `from`.
 pub(super) fn premultiply(
     site: &mut Site,
-    element: Element,
+    manner: Manner,
     from: Address,
     to: Address,
     bytes: usize,
     factor: f64,
 ) -> smddp_cuda::Result<()> {
-    let count = bytes / element.size();
-    let (fold, sources) = (Fold::Sum, vec![from]);
-    site.reduce(&Reduction { element, fold, sources, to, count, divide: None, times: Some(factor) })
+    launch(site, manner, vec![from], to, bytes, (None, Some(factor)))
 }

@@ -9,8 +9,8 @@ use smddp_cuda::{Address, Device, Export, Import, Imported, Kind, Region};
 use smddp_transport::board::{Board, Lent};
 use smddp_transport::fork::PerProcess;
 
-use super::site::Lobby;
-use crate::comm::lock;
+use super::handle::SiteHandle;
+use crate::sync::lock;
 
 /// Several regions of a peer that follow each other there; here each lies somewhere.
 pub(super) struct Mapping {
@@ -56,7 +56,7 @@ const KEPT: usize = 1024;
 /// What one site has mapped of others' memory.
 struct Borrowed {
     /// The site's, which knows which operations are over; none: all are.
-    lobby: Weak<Lobby>,
+    handle: Weak<SiteHandle>,
     /// By rank and its number; with the operation that used it last.
     mappings: HashMap<(usize, u64), (Arc<Mapping>, u64)>,
 }
@@ -64,7 +64,7 @@ struct Borrowed {
 impl Borrowed {
     /// Whether no stream uses what operation `used` used last.
     fn idle(&self, used: u64) -> bool {
-        self.lobby.upgrade().is_none_or(|lobby| lobby.is_done(used) && !lobby.released())
+        self.handle.upgrade().is_none_or(|handle| handle.is_done(used) && !handle.released())
     }
 
     /// Closes the idle ones that `which` names (rank, last operation).
@@ -91,18 +91,18 @@ pub(super) struct Regions {
 }
 
 /// An operation that is in the way of a mapping is waited for this long.
-const PATIENCE: Duration = Duration::from_secs(10);
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 /// Meanwhile its owner is asked so often whether it is still there.
 const ASK: Duration = Duration::from_millis(100);
 
 impl Regions {
-    pub(super) fn new(lobby: &Arc<Lobby>, board: Option<Arc<dyn Board>>) -> Self {
-        let borrowed = Borrowed { lobby: Arc::downgrade(lobby), mappings: HashMap::new() };
+    pub(super) fn new(handle: &Arc<SiteHandle>, board: Option<Arc<dyn Board>>) -> Self {
+        let borrowed = Borrowed { handle: Arc::downgrade(handle), mappings: HashMap::new() };
         let borrowed = Arc::new(Mutex::new(borrowed));
         let mut all = lock(ALL.get());
         all.retain(|known| known.strong_count() > 0);
         all.push(Arc::downgrade(&borrowed));
-        Self { device: lobby.device.clone(), board, lent: HashMap::new(), borrowed }
+        Self { device: handle.device.clone(), board, lent: HashMap::new(), borrowed }
     }
 
     /// (number, offset) under which peers find these bytes; `None` for memory that no other process can have.
@@ -191,7 +191,7 @@ impl Regions {
             borrowed.close(|owner, used| owner == rank && used < now);
             let left = borrowed.mappings.iter().any(|((owner, _), (_, used))| *owner == rank && *used < now);
             drop(borrowed);
-            if !left || begun.elapsed() > PATIENCE {
+            if !left || begun.elapsed() > LONGEST_WAIT {
                 break;
             }
             if asked.elapsed() > ASK {
@@ -232,15 +232,15 @@ fn ask(board: &dyn Board, rank: usize, token: u64) -> Result<Lent, String> {
 }
 
 /// Memory of a device's own that is lent to find out who can have it.
-pub(super) struct Sample {
-    pub(super) at: Address,
+pub(crate) struct Sample {
+    pub(crate) at: Address,
     /// 0 where no other process can have it.
-    pub(super) token: u64,
+    pub(crate) token: u64,
 }
 
 impl Sample {
     /// Allocates `bytes`, which stay the caller's.
-    pub(super) fn new(device: &Arc<Device>, board: &dyn Board, bytes: usize) -> smddp_cuda::Result<Self> {
+    pub(crate) fn new(device: &Arc<Device>, board: &dyn Board, bytes: usize) -> smddp_cuda::Result<Self> {
         let at = device.allocate(bytes)?;
         let region = device.region(at)?;
         if matches!(region.kind, Kind::Private | Kind::Host) || device.export(&region).is_err() {
@@ -251,7 +251,7 @@ impl Sample {
     }
 
     /// Whether `rank`'s can be had here.
-    pub(super) fn try_of(
+    pub(crate) fn try_of(
         device: &Arc<Device>,
         board: &dyn Board,
         rank: usize,

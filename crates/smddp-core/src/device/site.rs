@@ -1,195 +1,15 @@
-//! A group's site on one device: its stream, its words, and the memory it works with.
-//!
-//! The [`Lobby`] is what callers of any thread see of it; the [`Site`] is the driver's.
+//! The driver's side of a group's site on one device: its stream, and the memory it works with.
 
 use std::mem::ManuallyDrop;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
-use smddp_cuda::{Address, Copy, Device, Event, Reduction, Result, Stream, Wait};
+use smddp_cuda::{Address, Copy, Device, Event, Reduction, Result, Wait};
 use smddp_transport::board::Board;
 
-use super::Place;
 use super::bounce::Bounce;
+use super::handle::SiteHandle;
 use super::regions::{Mapping, Regions};
 use super::words::Words;
-use crate::comm::lock;
-
-/// An event of the lobby's pool, which gets it back when nobody has it any more.
-pub(crate) struct Mark {
-    lobby: Arc<Lobby>,
-    event: Event,
-}
-
-impl Mark {
-    pub(crate) fn event(&self) -> Event {
-        self.event
-    }
-}
-
-impl Drop for Mark {
-    fn drop(&mut self) {
-        lock(&self.lobby.events).push(self.event);
-    }
-}
-
-/// What all threads see of a site.
-pub(crate) struct Lobby {
-    pub(crate) device: Arc<Device>,
-    pub(crate) stream: Stream,
-    pub(crate) place: Place,
-    /// How messages go inside a node, and why, in words.
-    pub(crate) path: String,
-    pub(super) words: ManuallyDrop<Words>,
-    events: Mutex<Vec<Event>>,
-    /// Behind waits for `done` on callers' streams: as long as one is not passed, the word has to stay.
-    gates: Mutex<Vec<Event>>,
-    /// Operations that were given a number.
-    numbers: AtomicU64,
-    /// The last one that mapped or allocated memory.
-    learned: AtomicU64,
-    /// Streams may stand at words that are written later.
-    ahead: bool,
-}
-
-/// Whether all streams of a device share one queue of the hardware, as programs wish that lay computing over communication:
-/// a stream that waits there for a word holds up the one that is to write it.
-fn in_turn() -> bool {
-    std::env::var("CUDA_DEVICE_MAX_CONNECTIONS").is_ok_and(|text| text.trim() == "1")
-}
-
-/// So many operations in a row that found all memory known: the next one will, too.
-const SETTLED: u64 = 8;
-
-/// A stream that is not empty after this time is left alone with what it uses.
-const DRAIN: Duration = Duration::from_secs(2);
-
-impl Lobby {
-    pub(super) fn new(
-        device: Arc<Device>,
-        place: Place,
-        path: String,
-        words: Words,
-        ahead: bool,
-    ) -> Result<Arc<Self>> {
-        let stream = device.create_stream()?;
-        let words = ManuallyDrop::new(words);
-        let (events, gates) = (Mutex::default(), Mutex::default());
-        let (numbers, learned) = (AtomicU64::new(0), AtomicU64::new(0));
-        let ahead = ahead && !in_turn();
-        Ok(Arc::new(Self { device, stream, place, path, words, events, gates, numbers, learned, ahead }))
-    }
-
-    /// A place in the order of `stream`.
-    pub(crate) fn mark(self: &Arc<Self>, stream: Stream) -> Result<Mark> {
-        let pooled = lock(&self.events).pop();
-        let event = pooled.map_or_else(|| self.device.create_event(), Ok)?;
-        let mark = Mark { lobby: self.clone(), event };
-        self.device.record(event, stream)?;
-        Ok(mark)
-    }
-
-    /// The next operation's number, from 1. Called where submissions have an order.
-    pub(crate) fn number(&self) -> u64 {
-        self.numbers.fetch_add(1, Ordering::Relaxed) + 1
-    }
-
-    /// Operation `number` mapped or allocated memory.
-    fn learns(&self, number: u64) {
-        self.learned.fetch_max(number, Ordering::Relaxed);
-    }
-
-    /// Whether the host waits until all of operation `number` is enqueued, and no stream for a word that it is yet to write:
-    /// where it may have to map or allocate memory, for which the driver may wait for all streams; or where what writes the
-    /// word would come behind that stream.
-    pub(crate) fn keeps_host(&self, number: u64) -> bool {
-        !self.ahead || number <= self.learned.load(Ordering::Relaxed) + SETTLED
-    }
-
-    /// Whether the device is through with that operation, or all were released.
-    pub(crate) fn is_done(&self, number: u64) -> bool {
-        self.words.reached(self.words.done(), number)
-    }
-
-    /// Whether a failure released everything.
-    pub(crate) fn released(&self) -> bool {
-        self.words.load(self.words.done()) >= super::words::POISON || self.words.released()
-    }
-
-    pub(super) fn done_word(&self) -> Address {
-        self.words.done()
-    }
-
-    /// What comes next on `stream`, a caller's, is after operation `number`, not all of which is enqueued yet.
-    pub(super) fn gate(&self, stream: Stream, number: u64) -> Result<()> {
-        let mut gates = lock(&self.gates);
-        let mut events = lock(&self.events);
-        gates.retain(|&event| {
-            let passed = self.device.passed(event).unwrap_or(false);
-            if passed {
-                events.push(event);
-            }
-            !passed
-        });
-        let event = events.pop().map_or_else(|| self.device.create_event(), Ok)?;
-        gates.push(event);
-        let wait = Wait { word: self.done_word(), value: number };
-        // SAFETY: the word stays until the event behind the wait is passed; whoever waits is let go when the operation ends or
-        // its group fails.
-        unsafe { self.device.wait_words(stream, &[wait])? };
-        self.device.record(event, stream)
-    }
-
-    /// Whether no caller's stream waits for the word any more, or soon does not.
-    fn gates_passed(&self) -> bool {
-        let begun = Instant::now();
-        let mut gates = lock(&self.gates);
-        while let Some(&event) = gates.last() {
-            match self.device.passed(event) {
-                Ok(true) => {
-                    gates.pop();
-                    self.device.destroy_event(event);
-                }
-                Ok(false) if begun.elapsed() < DRAIN => std::thread::sleep(Duration::from_micros(200)),
-                _ => return false,
-            }
-        }
-        true
-    }
-
-    /// Whether the stream is empty, or becomes so soon.
-    fn drained(self: &Lobby) -> bool {
-        let Ok(event) = self.device.create_event() else { return false };
-        let recorded = self.device.record(event, self.stream);
-        let begun = Instant::now();
-        let passed = loop {
-            match self.device.passed(event) {
-                Ok(true) => break recorded.is_ok(),
-                Ok(false) if begun.elapsed() < DRAIN => std::thread::sleep(Duration::from_micros(200)),
-                _ => break false,
-            }
-        };
-        self.device.destroy_event(event);
-        passed
-    }
-}
-
-impl Drop for Lobby {
-    fn drop(&mut self) {
-        if !self.drained() {
-            return;
-        }
-        for event in lock(&self.events).drain(..) {
-            self.device.destroy_event(event);
-        }
-        self.device.destroy_stream(self.stream);
-        if self.gates_passed() {
-            // SAFETY: dropped once, here; the stream that writes the words is empty, and nobody waits for them.
-            unsafe { ManuallyDrop::drop(&mut self.words) };
-        }
-    }
-}
 
 /// Device memory of the site's own.
 struct Slab {
@@ -199,14 +19,14 @@ struct Slab {
 }
 
 /// What only an empty stream may lose.
-struct Gear {
+struct SiteMemory {
     device: Arc<Device>,
     bounce: Bounce,
     regions: Regions,
     slabs: Vec<Slab>,
 }
 
-impl Drop for Gear {
+impl Drop for SiteMemory {
     fn drop(&mut self) {
         for slab in &self.slabs {
             // SAFETY: allocated by `Site::slab`; no stream uses it any more, which whoever drops this has seen to.
@@ -217,8 +37,8 @@ impl Drop for Gear {
 
 /// The driver's side of a site.
 pub(crate) struct Site {
-    pub(crate) lobby: Arc<Lobby>,
-    gear: ManuallyDrop<Gear>,
+    pub(crate) handle: Arc<SiteHandle>,
+    memory: ManuallyDrop<SiteMemory>,
     /// Last number that the stream writes into this rank's progress word, and into its host's.
     progress: u64,
     passed: u64,
@@ -235,26 +55,26 @@ pub(crate) struct Site {
 
 /// The driver cuts smaller allocations from blocks of this size, and a legacy handle hands out the whole block: mapped
 /// twice by one reader, it may be refused.
-pub(super) const LEAST_SLAB: usize = 2 << 20;
+pub(crate) const LEAST_SLAB: usize = 2 << 20;
 
 impl Site {
     /// `first`: device memory of [`LEAST_SLAB`] bytes, this site's from now on.
-    pub(super) fn new(
-        lobby: Arc<Lobby>,
+    pub(crate) fn new(
+        handle: Arc<SiteHandle>,
         board: Option<Arc<dyn Board>>,
         size: usize,
         first: Option<Address>,
     ) -> Self {
-        let device = lobby.device.clone();
-        let gear = Gear {
+        let device = handle.device.clone();
+        let memory = SiteMemory {
             bounce: Bounce::new(device.clone()),
             device,
-            regions: Regions::new(&lobby, board),
+            regions: Regions::new(&handle, board),
             slabs: first.map(|at| Slab { at, bytes: LEAST_SLAB, free: true }).into_iter().collect(),
         };
         Self {
-            lobby,
-            gear: ManuallyDrop::new(gear),
+            handle,
+            memory: ManuallyDrop::new(memory),
             progress: 0,
             passed: 0,
             dirty: false,
@@ -266,58 +86,58 @@ impl Site {
     }
 
     pub(super) fn words(&self) -> &Words {
-        &self.lobby.words
+        &self.handle.words
     }
 
     pub(super) fn bounce(&mut self) -> &mut Bounce {
-        &mut self.gear.bounce
+        &mut self.memory.bounce
     }
 
     pub(super) fn regions(&mut self) -> &mut Regions {
-        &mut self.gear.regions
+        &mut self.memory.regions
     }
 
     /// Whether the stream is past a number of [`Self::host_mark`].
     pub(super) fn has_passed(&self, number: u64) -> bool {
-        self.lobby.words.reached(self.lobby.words.passed(), number)
+        self.handle.words.reached(self.handle.words.passed(), number)
     }
 
     /// A pinned slot, as [`Bounce::take`] gives it to operation `number`.
     pub(super) fn slot(&mut self, bytes: usize, needed: bool, number: u64) -> Result<Option<usize>> {
-        let before = self.gear.bounce.count();
-        let words = &self.lobby.words;
-        let slot = self.gear.bounce.take(bytes, |number| words.reached(words.passed(), number), needed)?;
-        if self.gear.bounce.count() > before {
-            self.lobby.learns(number);
+        let before = self.memory.bounce.count();
+        let words = &self.handle.words;
+        let slot = self.memory.bounce.take(bytes, |number| words.reached(words.passed(), number), needed)?;
+        if self.memory.bounce.count() > before {
+            self.handle.learns(number);
         }
         Ok(slot)
     }
 
     /// What `rank` lends under that number, mapped here for operation `number`.
     pub(super) fn borrow(&mut self, rank: usize, token: u64, number: u64) -> Result<Arc<Mapping>, String> {
-        if !self.gear.regions.knows(rank, token) {
-            self.lobby.learns(number);
+        if !self.memory.regions.knows(rank, token) {
+            self.handle.learns(number);
         }
-        self.gear.regions.borrow(rank, token, number)
+        self.memory.regions.borrow(rank, token, number)
     }
 
     /// Device memory of `bytes`, until it is given back.
     pub(super) fn slab(&mut self, bytes: usize, number: u64) -> Result<(usize, Address)> {
-        let slabs = &mut self.gear.slabs;
+        let slabs = &mut self.memory.slabs;
         if let Some(index) = slabs.iter().position(|slab| slab.free && slab.bytes >= bytes) {
             slabs[index].free = false;
             return Ok((index, slabs[index].at));
         }
         let bytes = bytes.next_power_of_two().max(LEAST_SLAB);
-        self.lobby.learns(number);
-        let at = self.lobby.device.allocate(bytes)?;
+        self.handle.learns(number);
+        let at = self.handle.device.allocate(bytes)?;
         slabs.push(Slab { at, bytes, free: false });
         Ok((slabs.len() - 1, at))
     }
 
     pub(crate) fn give_back(&mut self, slabs: &[usize]) {
         for &index in slabs {
-            self.gear.slabs[index].free = true;
+            self.memory.slabs[index].free = true;
         }
     }
 
@@ -325,13 +145,13 @@ impl Site {
     pub(super) fn after(&mut self, event: Event) -> Result<()> {
         self.flush()?;
         self.dirty = true;
-        self.lobby.device.wait_event(self.lobby.stream, event)
+        self.handle.device.wait_event(self.handle.stream, event)
     }
 
     /// What comes next is after `rank`'s stream wrote `value` into its progress word.
     pub(super) fn await_progress(&mut self, rank: usize, value: u64) {
         if self.seen[rank] < value
-            && let Some(lines) = self.lobby.words.of(rank)
+            && let Some(lines) = self.handle.words.of(rank)
         {
             self.seen[rank] = value;
             self.waits.push(Wait { word: lines.progress(), value });
@@ -350,10 +170,10 @@ impl Site {
     }
 
     pub(super) fn flush(&mut self) -> Result<()> {
-        let (device, stream) = (&*self.lobby.device, self.lobby.stream);
+        let (device, stream) = (&*self.handle.device, self.handle.stream);
         if !self.waits.is_empty() {
             self.dirty = true;
-            // SAFETY: words of pages that the lobby keeps.
+            // SAFETY: words of pages that the handle keeps.
             unsafe { device.wait_words(stream, &self.waits)? };
             self.waits.clear();
         }
@@ -371,14 +191,14 @@ impl Site {
         self.flush()?;
         self.dirty = true;
         // SAFETY: as in `flush`.
-        unsafe { self.lobby.device.reduce(self.lobby.stream, reduction) }
+        unsafe { self.handle.device.reduce(self.handle.stream, reduction) }
     }
 
     /// The number that this rank's progress word reaches once all that was asked for is over.
     pub(super) fn mark(&mut self) -> Result<u64> {
         self.flush()?;
         if self.dirty
-            && let Some(mine) = self.lobby.words.mine()
+            && let Some(mine) = self.handle.words.mine()
         {
             self.progress += 1;
             self.write(mine.progress(), self.progress)?;
@@ -391,20 +211,20 @@ impl Site {
     pub(super) fn host_mark(&mut self) -> Result<u64> {
         self.flush()?;
         self.passed += 1;
-        self.write(self.lobby.words.passed(), self.passed)?;
+        self.write(self.handle.words.passed(), self.passed)?;
         Ok(self.passed)
     }
 
     pub(super) fn write(&self, word: Address, value: u64) -> Result<()> {
-        // SAFETY: a word of a page that the lobby keeps.
-        unsafe { self.lobby.device.write_word(self.lobby.stream, word, value) }
+        // SAFETY: a word of a page that the handle keeps.
+        unsafe { self.handle.device.write_word(self.handle.stream, word, value) }
     }
 
     /// The group is dead: nobody waits any more. Done again and again until the stream is empty, which comes back.
     ///
     /// Callers' streams wait until then, because what is enqueued still uses their memory; no longer where it is `late`.
     pub(crate) fn release_all(&mut self, late: bool) -> bool {
-        let Lobby { device, stream, words, .. } = &*self.lobby;
+        let SiteHandle { device, stream, words, .. } = &*self.handle;
         words.release_sites();
         if self.end.is_none() {
             self.end = device.create_event().ok().filter(|&event| device.record(event, *stream).is_ok());
@@ -421,14 +241,14 @@ impl Site {
 impl Drop for Site {
     fn drop(&mut self) {
         if let Some(event) = self.end {
-            self.lobby.device.destroy_event(event);
+            self.handle.device.destroy_event(event);
         }
-        if self.lobby.drained() {
+        if self.handle.drained() {
             // SAFETY: dropped once, here; the stream that used it is empty.
-            unsafe { ManuallyDrop::drop(&mut self.gear) };
+            unsafe { ManuallyDrop::drop(&mut self.memory) };
         } else {
             // What the stream may still use is kept, and so is what says that it does.
-            std::mem::forget(self.lobby.clone());
+            std::mem::forget(self.handle.clone());
         }
     }
 }

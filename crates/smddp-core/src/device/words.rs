@@ -47,7 +47,7 @@ impl Lines {
 }
 
 /// The pages of a node's ranks, known to the devices of this process: registered once, for all of a group's sites.
-pub(super) struct Pages {
+pub(crate) struct Pages {
     device: Arc<Device>,
     /// Keeps the pages.
     _board: Arc<dyn Board>,
@@ -61,7 +61,7 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    pub(super) fn new(device: Arc<Device>, board: Arc<dyn Board>, size: usize) -> Result<Self> {
+    pub(crate) fn new(device: Arc<Device>, board: Arc<dyn Board>, size: usize) -> Result<Self> {
         board.keep();
         let mut pages = Self { device, known: vec![None; size], _board: board.clone() };
         for rank in 0..size {
@@ -84,7 +84,7 @@ impl Drop for Pages {
 }
 
 /// The words of one site.
-pub(super) struct Words {
+pub(crate) struct Words {
     device: Arc<Device>,
     pages: Option<Arc<Pages>>,
     /// By rank; `None` for ranks of other nodes.
@@ -100,7 +100,7 @@ unsafe impl Sync for Words {}
 
 impl Words {
     /// `pages`: those of the node, where its ranks signal each other.
-    pub(super) fn new(
+    pub(crate) fn new(
         device: Arc<Device>,
         pages: Option<Arc<Pages>>,
         (me, size): (usize, usize),
@@ -124,7 +124,7 @@ impl Words {
         Ok(words)
     }
 
-    pub(super) fn pages(&self) -> Option<Arc<Pages>> {
+    pub(crate) fn pages(&self) -> Option<Arc<Pages>> {
         self.pages.clone()
     }
 

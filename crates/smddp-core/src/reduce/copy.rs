@@ -5,70 +5,44 @@
 //! registers, are left to it.
 
 #[cfg(target_arch = "x86_64")]
-use super::level::Avx2;
+use super::avx2::Avx2;
 use super::level::{Isa, LINE, Level, Scalar};
 
 /// Bytes from which the register loop runs. It needs at least two registers of the widest set.
 const OWN_LOOP: usize = 256;
 
+/// Copies `n` bytes to `kept`, and with `TEE` to `cell` as well; `stream` concerns `kept`.
+///
 /// # Safety
-/// As [`super::copy`]; `level` is available here.
+/// As [`super::copy`] and [`super::copy_tee`]; `level` is available here.
 #[inline]
-pub(super) unsafe fn copy_at(level: Level, dst: *mut u8, src: *const u8, n: usize, stream: bool) {
-    if n < OWN_LOOP {
-        // SAFETY: the caller's contract: n bytes each, no overlap.
-        return unsafe { std::ptr::copy_nonoverlapping(src, dst, n) };
-    }
-    // SAFETY: the caller's contract, n >= OWN_LOOP, and the level is one this machine has.
-    unsafe {
-        match level {
-            Level::Scalar => move_bytes::<Scalar, false>(dst, dst, src, n, stream),
-            #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => copy_avx2(dst, src, n, stream),
-        }
-    }
-}
-
-/// # Safety
-/// As [`super::copy_tee`]; `level` is available here.
-#[inline]
-pub(super) unsafe fn tee_at(
+pub(super) unsafe fn copy_at<const TEE: bool>(
     level: Level,
-    cell: *mut u8,
     kept: *mut u8,
+    cell: *mut u8,
     src: *const u8,
     n: usize,
     stream: bool,
 ) {
     if n < OWN_LOOP {
         // SAFETY: the caller's contract: n bytes each, no overlap.
-        return unsafe {
-            std::ptr::copy_nonoverlapping(src, cell, n);
-            std::ptr::copy_nonoverlapping(src, kept, n);
-        };
+        return unsafe { edge::<TEE>(kept, cell, src, 0, n) };
     }
     // SAFETY: the caller's contract, n >= OWN_LOOP, and the level is one this machine has.
     unsafe {
         match level {
-            Level::Scalar => move_bytes::<Scalar, true>(kept, cell, src, n, stream),
+            Level::Scalar => move_bytes::<Scalar, TEE>(kept, cell, src, n, stream),
             #[cfg(target_arch = "x86_64")]
-            Level::Avx2 => tee_avx2(cell, kept, src, n, stream),
+            Level::Avx2 => avx2::<TEE>(kept, cell, src, n, stream),
         }
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn copy_avx2(dst: *mut u8, src: *const u8, n: usize, stream: bool) {
+unsafe fn avx2<const TEE: bool>(kept: *mut u8, cell: *mut u8, src: *const u8, n: usize, stream: bool) {
     // SAFETY: the caller's contract; compiled for AVX2.
-    unsafe { move_bytes::<Avx2, false>(dst, dst, src, n, stream) }
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-unsafe fn tee_avx2(cell: *mut u8, kept: *mut u8, src: *const u8, n: usize, stream: bool) {
-    // SAFETY: the caller's contract; compiled for AVX2.
-    unsafe { move_bytes::<Avx2, true>(kept, cell, src, n, stream) }
+    unsafe { move_bytes::<Avx2, TEE>(kept, cell, src, n, stream) }
 }
 
 /// Registers moved per turn: all are read before the first is written, so that a store never has to be
@@ -188,7 +162,7 @@ unsafe fn registers<I: Isa, const TEE: bool, const STREAM: bool, const K: usize>
     }
 }
 
-/// Moves the less than a line before or after the streamed ones.
+/// Moves a few bytes: all of them, or those before or after the streamed ones.
 ///
 /// # Safety
 /// `at..at + n` lies inside all buffers, which do not overlap.

@@ -4,7 +4,7 @@
 
 use ::half::{bf16, f16};
 
-use super::half::{narrow_bf16, widen_bf16};
+use super::half::Half;
 use super::level::Isa;
 
 /// The last step of a reduction, applied once to each accumulator before rounding.
@@ -54,6 +54,24 @@ pub(super) trait Element: Copy {
     }
 }
 
+/// An element that accumulates in itself.
+macro_rules! as_it_is {
+    ($blank:expr) => {
+        type Acc = Self;
+        const BLANK: (Self, Self) = ($blank, $blank);
+
+        #[inline(always)]
+        fn widen(self) -> Self {
+            self
+        }
+
+        #[inline(always)]
+        fn narrow(acc: Self) -> Self {
+            acc
+        }
+    };
+}
+
 /// `column[k] / n`, each correctly rounded. A power of two has an exact reciprocal, and multiplying by it
 /// rounds the same real number: the same bits, without the divider.
 macro_rules! finish_float {
@@ -79,105 +97,58 @@ macro_rules! finish_float {
     };
 }
 
-macro_rules! float_element {
-    ($float:ty) => {
-        impl Element for $float {
-            type Acc = $float;
-            const BLANK: ($float, $float) = (0.0, 0.0);
+impl Element for f32 {
+    as_it_is!(0.0);
+    finish_float!(f32);
+}
+
+impl Element for f64 {
+    as_it_is!(0.0);
+    finish_float!(f64);
+}
+
+macro_rules! half_element {
+    ($half:ty, $widen:ident, $narrow:ident) => {
+        impl Element for $half {
+            type Acc = f32;
+            const BLANK: ($half, f32) = (<$half>::ZERO, 0.0);
 
             #[inline(always)]
-            fn widen(self) -> $float {
-                self
+            fn widen(self) -> f32 {
+                Half::widen(self)
             }
 
             #[inline(always)]
-            fn narrow(acc: $float) -> $float {
-                acc
+            fn narrow(acc: f32) -> $half {
+                Half::narrow(acc)
             }
 
-            finish_float!($float);
+            finish_float!(f32);
+
+            #[inline(always)]
+            unsafe fn read<I: Isa, const W: usize>(src: *const u8, out: &mut [f32; W]) {
+                // SAFETY: the caller's contract.
+                unsafe { I::$widen(src, out) }
+            }
+
+            #[inline(always)]
+            unsafe fn round<I: Isa, const W: usize>(acc: &[f32; W], out: &mut [$half; W]) {
+                // SAFETY: the caller's contract.
+                unsafe { I::$narrow(acc, out) }
+            }
         }
     };
 }
 
-float_element!(f32);
-float_element!(f64);
-
-impl Element for bf16 {
-    type Acc = f32;
-    const BLANK: (bf16, f32) = (bf16::ZERO, 0.0);
-
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        widen_bf16(self)
-    }
-
-    #[inline(always)]
-    fn narrow(acc: f32) -> bf16 {
-        narrow_bf16(acc)
-    }
-
-    finish_float!(f32);
-
-    #[inline(always)]
-    unsafe fn read<I: Isa, const W: usize>(src: *const u8, out: &mut [f32; W]) {
-        // SAFETY: the caller's contract.
-        unsafe { I::widen_bf16(src, out) }
-    }
-
-    #[inline(always)]
-    unsafe fn round<I: Isa, const W: usize>(acc: &[f32; W], out: &mut [bf16; W]) {
-        // SAFETY: the caller's contract.
-        unsafe { I::narrow_bf16(acc, out) }
-    }
-}
-
-impl Element for f16 {
-    type Acc = f32;
-    const BLANK: (f16, f32) = (f16::ZERO, 0.0);
-
-    #[inline(always)]
-    fn widen(self) -> f32 {
-        self.to_f32_const()
-    }
-
-    #[inline(always)]
-    fn narrow(acc: f32) -> f16 {
-        f16::from_f32_const(acc)
-    }
-
-    finish_float!(f32);
-
-    #[inline(always)]
-    unsafe fn read<I: Isa, const W: usize>(src: *const u8, out: &mut [f32; W]) {
-        // SAFETY: the caller's contract.
-        unsafe { I::widen_f16(src, out) }
-    }
-
-    #[inline(always)]
-    unsafe fn round<I: Isa, const W: usize>(acc: &[f32; W], out: &mut [f16; W]) {
-        // SAFETY: the caller's contract.
-        unsafe { I::narrow_f16(acc, out) }
-    }
-}
+half_element!(bf16, widen_bf16, narrow_bf16);
+half_element!(f16, widen_f16, narrow_f16);
 
 /// Integers divide exactly, truncating, and multiply in f64, truncating towards zero and saturating. Both
 /// work on a copy and out of line: they are rare, long, and would keep the column from the registers.
 macro_rules! int_element {
     ($($int:ty: $wide:ty),*) => {$(
         impl Element for $int {
-            type Acc = $int;
-            const BLANK: ($int, $int) = (0, 0);
-
-            #[inline(always)]
-            fn widen(self) -> $int {
-                self
-            }
-
-            #[inline(always)]
-            fn narrow(acc: $int) -> $int {
-                acc
-            }
+            as_it_is!(0);
 
             #[inline(always)]
             fn finish<const W: usize>(column: &mut [$int; W], finish: Finish) {
@@ -241,28 +212,10 @@ pub(super) struct Complex<T> {
 macro_rules! complex_element {
     ($float:ty) => {
         impl Element for Complex<$float> {
-            type Acc = Self;
-            const BLANK: (Self, Self) = (Self { re: 0.0, im: 0.0 }, Self { re: 0.0, im: 0.0 });
-
-            #[inline(always)]
-            fn widen(self) -> Self {
-                self
-            }
-
-            #[inline(always)]
-            fn narrow(acc: Self) -> Self {
-                acc
-            }
+            as_it_is!(Self { re: 0.0, im: 0.0 });
 
             #[inline(always)]
             fn finish<const W: usize>(_: &mut [Self; W], _: Finish) {}
-        }
-
-        impl Combine<Complex<$float>> for Prod {
-            #[inline(always)]
-            fn combine(a: Complex<$float>, b: Complex<$float>) -> Complex<$float> {
-                Complex { re: a.re * b.re - a.im * b.im, im: a.re * b.im + a.im * b.re }
-            }
         }
     };
 }
@@ -273,7 +226,7 @@ complex_element!(f64);
 /// A reduction of two accumulators.
 pub(super) trait Combine<A> {
     /// Whether results of this reduction can be finished by anything but [`Finish::Keep`].
-    const FINISHES: bool = false;
+    const FINISHES: bool;
 
     fn combine(a: A, b: A) -> A;
 }
@@ -286,90 +239,36 @@ pub(super) struct And;
 pub(super) struct Or;
 pub(super) struct Xor;
 
-macro_rules! combine_floats {
-    ($($float:ty),*) => {$(
-        impl Combine<$float> for Sum {
-            const FINISHES: bool = true;
+/// Reduction, whether it finishes, types of the accumulators, what it makes of an earlier and a later one.
+macro_rules! combine {
+    ($($op:ident, $finishes:literal, [$($acc:ty),*], |$a:ident, $b:ident| $result:expr;)*) => {$($(
+        impl Combine<$acc> for $op {
+            const FINISHES: bool = $finishes;
 
             #[inline(always)]
-            fn combine(a: $float, b: $float) -> $float {
-                a + b
+            fn combine($a: $acc, $b: $acc) -> $acc {
+                $result
             }
         }
-
-        impl Combine<$float> for Prod {
-            #[inline(always)]
-            fn combine(a: $float, b: $float) -> $float {
-                a * b
-            }
-        }
-
-        /// A NaN on either side is the result, and the earlier of two equal values (0.0 and -0.0), as in torch.
-        impl Combine<$float> for Min {
-            #[inline(always)]
-            fn combine(a: $float, b: $float) -> $float {
-                if (b < a) | b.is_nan() { b } else { a }
-            }
-        }
-
-        /// See `Min`.
-        impl Combine<$float> for Max {
-            #[inline(always)]
-            fn combine(a: $float, b: $float) -> $float {
-                if (b > a) | b.is_nan() { b } else { a }
-            }
-        }
-    )*};
+    )*)*};
 }
 
-combine_floats!(f32, f64);
-
-macro_rules! combine_ints {
-    ($($int:ty),*) => {$(
-        impl Combine<$int> for Sum {
-            const FINISHES: bool = true;
-
-            #[inline(always)]
-            fn combine(a: $int, b: $int) -> $int {
-                a.wrapping_add(b)
-            }
-        }
-
-        impl Combine<$int> for Prod {
-            #[inline(always)]
-            fn combine(a: $int, b: $int) -> $int {
-                a.wrapping_mul(b)
-            }
-        }
-
-        impl Combine<$int> for Min {
-            #[inline(always)]
-            fn combine(a: $int, b: $int) -> $int {
-                a.min(b)
-            }
-        }
-
-        impl Combine<$int> for Max {
-            #[inline(always)]
-            fn combine(a: $int, b: $int) -> $int {
-                a.max(b)
-            }
-        }
-    )*};
+combine! {
+    Sum, true, [f32, f64], |a, b| a + b;
+    Prod, false, [f32, f64], |a, b| a * b;
+    // A NaN on either side is the result, and the earlier of two equal values (0.0 and -0.0), as in torch.
+    Min, false, [f32, f64], |a, b| if (b < a) | b.is_nan() { b } else { a };
+    Max, false, [f32, f64], |a, b| if (b > a) | b.is_nan() { b } else { a };
+    Prod, false, [Complex<f32>, Complex<f64>], |a, b| Complex {
+        re: a.re * b.re - a.im * b.im,
+        im: a.re * b.im + a.im * b.re,
+    };
+    Sum, true, [i8, i16, i32, i64, u8, u16, u32, u64], |a, b| a.wrapping_add(b);
+    Prod, false, [i8, i16, i32, i64, u8, u16, u32, u64], |a, b| a.wrapping_mul(b);
+    Min, false, [i8, i16, i32, i64, u8, u16, u32, u64], |a, b| a.min(b);
+    Max, false, [i8, i16, i32, i64, u8, u16, u32, u64], |a, b| a.max(b);
+    // Bits are combined by bytes whatever the integer is, and bools (0 or 1) by the same operations.
+    And, false, [u8], |a, b| a & b;
+    Or, false, [u8], |a, b| a | b;
+    Xor, false, [u8], |a, b| a ^ b;
 }
-
-combine_ints!(i8, i16, i32, i64, u8, u16, u32, u64);
-
-/// Bits are combined by bytes whatever the integer is, and bools (0 or 1) by the same operations.
-macro_rules! combine_bits {
-    ($($op:ident: $sign:tt),*) => {$(
-        impl Combine<u8> for $op {
-            #[inline(always)]
-            fn combine(a: u8, b: u8) -> u8 {
-                a $sign b
-            }
-        }
-    )*};
-}
-
-combine_bits!(And: &, Or: |, Xor: ^);

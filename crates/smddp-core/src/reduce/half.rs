@@ -3,12 +3,56 @@
 //! All variants of one conversion give the same bits: exact widening, rounding to nearest even, NaNs that are
 //! quiet and keep sign and upper payload. AVX512-BF16 is not used: it flushes subnormals.
 
-mod portable;
-#[cfg(target_arch = "x86_64")]
-mod x86;
+use ::half::{bf16, f16};
 
-pub(super) use portable::{
-    narrow_bf16, narrow_bf16_portable, narrow_portable, widen_bf16, widen_bf16_portable, widen_portable,
-};
-#[cfg(target_arch = "x86_64")]
-pub(super) use x86::{narrow_bf16_avx2, narrow_f16c, widen_bf16_avx2, widen_f16c};
+/// One element after the other, in the order of memory: the portable way, and the reference for the others.
+pub(super) trait Half: Copy {
+    fn widen(self) -> f32;
+    fn narrow(wide: f32) -> Self;
+
+    /// # Safety
+    /// `src` is readable for `W` halves; no alignment needed.
+    #[inline(always)]
+    unsafe fn widen_each<const W: usize>(src: *const u8, out: &mut [f32; W]) {
+        for (k, wide) in out.iter_mut().enumerate() {
+            // SAFETY: k < W, and the caller makes W halves readable; the read is unaligned. Every bit pattern is a half.
+            *wide = unsafe { src.cast::<Self>().add(k).read_unaligned() }.widen();
+        }
+    }
+
+    #[inline(always)]
+    fn narrow_each<const W: usize>(acc: &[f32; W], out: &mut [Self; W]) {
+        for (narrow, wide) in out.iter_mut().zip(acc) {
+            *narrow = Self::narrow(*wide);
+        }
+    }
+}
+
+impl Half for f16 {
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        self.to_f32_const()
+    }
+
+    #[inline(always)]
+    fn narrow(wide: f32) -> f16 {
+        f16::from_f32_const(wide)
+    }
+}
+
+impl Half for bf16 {
+    /// Exact; a NaN becomes quiet when it is narrowed again.
+    #[inline(always)]
+    fn widen(self) -> f32 {
+        f32::from_bits(u32::from(self.to_bits()) << 16)
+    }
+
+    /// Plain rounding could carry a NaN into an infinity, so that one becomes quiet instead. No branch.
+    #[inline(always)]
+    fn narrow(wide: f32) -> bf16 {
+        let bits = wide.to_bits();
+        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1));
+        let quiet = bits | 0x0040_0000;
+        bf16::from_bits(((if wide.is_nan() { quiet } else { rounded }) >> 16) as u16)
+    }
+}

@@ -5,9 +5,9 @@
 //! number of inputs. The loops over a column have constant length and work on local arrays, which is what
 //! lets the compiler vectorise them without checking whether the destination is one of the sources.
 
-use super::element::{And, Combine, Complex, Element, Finish, Max, Min, Or, Prod, Sum, Truth, Xor};
 #[cfg(target_arch = "x86_64")]
-use super::level::Avx2;
+use super::avx2::Avx2;
+use super::element::{And, Combine, Complex, Element, Finish, Max, Min, Or, Prod, Sum, Truth, Xor};
 use super::level::{Isa, LINE, Level, Scalar};
 use crate::types::{DType, RedOp};
 use ::half::{bf16, f16};
@@ -67,11 +67,7 @@ pub(super) fn resolve(level: Level, dtype: DType, redop: RedOp) -> Option<(Loop,
         RedOp::Bxor => Some(at!(u8, Xor)),
         _ => None,
     };
-    let is_int = matches!(
-        dtype,
-        DType::I8 | DType::I16 | DType::I32 | DType::I64 | DType::U8 | DType::U16 | DType::U32 | DType::U64
-    );
-    if let (Some(bitwise), true) = (bitwise, is_int) {
+    if let (Some(bitwise), true) = (bitwise, dtype.is_integer()) {
         return Some((bitwise, dtype.size()));
     }
     let kernel = match dtype {
@@ -90,7 +86,9 @@ pub(super) fn resolve(level: Level, dtype: DType, redop: RedOp) -> Option<(Loop,
         DType::Bool => match redop {
             RedOp::Prod | RedOp::Min | RedOp::Band => at!(Truth, And),
             RedOp::Bxor => at!(Truth, Xor),
-            RedOp::Sum | RedOp::Avg | RedOp::PremulSum(_) | RedOp::Max | RedOp::Bor => at!(Truth, Or),
+            RedOp::Sum | RedOp::Avg | RedOp::Max | RedOp::Bor => at!(Truth, Or),
+            // True times 0.3 is not a bool.
+            RedOp::PremulSum(_) => return None,
         },
         DType::C64 | DType::C128 => {
             return match (redop, dtype) {

@@ -8,6 +8,8 @@ use std::sync::OnceLock;
 
 use ::half::{bf16, f16};
 
+use super::half::Half;
+
 /// Bytes of a cache line, which streaming stores should fill. A multiple of every register.
 pub(super) const LINE: usize = 64;
 
@@ -77,20 +79,34 @@ pub(super) trait Isa {
     /// `out[k] = src[k]` widened, exactly; NaNs become quiet and keep sign and payload.
     /// # Safety
     /// `src` is readable for `W` halves; no alignment needed. See the trait.
-    unsafe fn widen_f16<const W: usize>(src: *const u8, out: &mut [f32; W]);
+    #[inline(always)]
+    unsafe fn widen_f16<const W: usize>(src: *const u8, out: &mut [f32; W]) {
+        // SAFETY: readable for W halves by the trait's contract.
+        unsafe { f16::widen_each(src, out) }
+    }
     /// `out[k] = acc[k]` rounded to nearest even; NaNs become quiet and keep sign and upper payload.
     /// # Safety
     /// See the trait.
-    unsafe fn narrow_f16<const W: usize>(acc: &[f32; W], out: &mut [f16; W]);
+    #[inline(always)]
+    unsafe fn narrow_f16<const W: usize>(acc: &[f32; W], out: &mut [f16; W]) {
+        f16::narrow_each(acc, out);
+    }
 
     /// Widens `W` bf16 exactly. The order in `out` is that of the instruction set's pairs.
     /// # Safety
     /// `src` is readable for `W` halves; no alignment needed. See the trait.
-    unsafe fn widen_bf16<const W: usize>(src: *const u8, out: &mut [f32; W]);
+    #[inline(always)]
+    unsafe fn widen_bf16<const W: usize>(src: *const u8, out: &mut [f32; W]) {
+        // SAFETY: readable for W halves by the trait's contract.
+        unsafe { bf16::widen_each(src, out) }
+    }
     /// Undoes the order of `widen_bf16`, and rounds as `narrow_f16` does.
     /// # Safety
     /// See the trait.
-    unsafe fn narrow_bf16<const W: usize>(acc: &[f32; W], out: &mut [bf16; W]);
+    #[inline(always)]
+    unsafe fn narrow_bf16<const W: usize>(acc: &[f32; W], out: &mut [bf16; W]) {
+        bf16::narrow_each(acc, out);
+    }
 }
 
 /// The portable instruction set.
@@ -120,97 +136,4 @@ impl Isa for Scalar {
 
     #[inline(always)]
     unsafe fn fence() {}
-
-    #[inline(always)]
-    unsafe fn widen_f16<const W: usize>(src: *const u8, out: &mut [f32; W]) {
-        // SAFETY: readable for W halves by the trait's contract.
-        unsafe { super::half::widen_portable(src, out) }
-    }
-
-    #[inline(always)]
-    unsafe fn narrow_f16<const W: usize>(acc: &[f32; W], out: &mut [f16; W]) {
-        super::half::narrow_portable(acc, out);
-    }
-
-    #[inline(always)]
-    unsafe fn widen_bf16<const W: usize>(src: *const u8, out: &mut [f32; W]) {
-        // SAFETY: readable for W halves by the trait's contract.
-        unsafe { super::half::widen_bf16_portable(src, out) }
-    }
-
-    #[inline(always)]
-    unsafe fn narrow_bf16<const W: usize>(acc: &[f32; W], out: &mut [bf16; W]) {
-        super::half::narrow_bf16_portable(acc, out);
-    }
-}
-
-#[cfg(target_arch = "x86_64")]
-pub(super) use x86::Avx2;
-
-#[cfg(target_arch = "x86_64")]
-mod x86 {
-    use std::arch::x86_64::{
-        __m256i, _mm_sfence, _mm256_loadu_si256, _mm256_storeu_si256, _mm256_stream_si256,
-    };
-
-    use ::half::{bf16, f16};
-
-    use super::Isa;
-    use crate::reduce::half;
-
-    /// AVX2 with F16C.
-    pub(in crate::reduce) struct Avx2;
-
-    impl Isa for Avx2 {
-        type Register = __m256i;
-        const BYTES: usize = 32;
-
-        #[inline(always)]
-        unsafe fn load(src: *const u8) -> __m256i {
-            // SAFETY: readable for 32 bytes, on a machine with AVX2, by the trait's contract; unaligned load.
-            unsafe { _mm256_loadu_si256(src.cast()) }
-        }
-
-        #[inline(always)]
-        unsafe fn store(dst: *mut u8, value: __m256i) {
-            // SAFETY: writable for 32 bytes, on a machine with AVX2, by the trait's contract; unaligned store.
-            unsafe { _mm256_storeu_si256(dst.cast(), value) }
-        }
-
-        #[inline(always)]
-        unsafe fn stream(dst: *mut u8, value: __m256i) {
-            // SAFETY: as `store`, and aligned to 32 by the trait's contract; `fence` follows in the kernel.
-            unsafe { _mm256_stream_si256(dst.cast(), value) }
-        }
-
-        #[inline(always)]
-        unsafe fn fence() {
-            // SAFETY: SSE is part of x86-64; no memory is touched.
-            unsafe { _mm_sfence() }
-        }
-
-        #[inline(always)]
-        unsafe fn widen_f16<const W: usize>(src: *const u8, out: &mut [f32; W]) {
-            // SAFETY: readable for W halves, on a machine with F16C, by the trait's contract.
-            unsafe { half::widen_f16c(src, out) }
-        }
-
-        #[inline(always)]
-        unsafe fn narrow_f16<const W: usize>(acc: &[f32; W], out: &mut [f16; W]) {
-            // SAFETY: on a machine with F16C by the trait's contract.
-            unsafe { half::narrow_f16c(acc, out) }
-        }
-
-        #[inline(always)]
-        unsafe fn widen_bf16<const W: usize>(src: *const u8, out: &mut [f32; W]) {
-            // SAFETY: readable for W halves, on a machine with AVX2, by the trait's contract.
-            unsafe { half::widen_bf16_avx2(src, out) }
-        }
-
-        #[inline(always)]
-        unsafe fn narrow_bf16<const W: usize>(acc: &[f32; W], out: &mut [bf16; W]) {
-            // SAFETY: on a machine with AVX2 by the trait's contract.
-            unsafe { half::narrow_bf16_avx2(acc, out) }
-        }
-    }
 }

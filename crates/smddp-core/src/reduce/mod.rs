@@ -4,6 +4,8 @@
 //! the order given, with the same bits at every SIMD level. The only exception is the payload of a NaN where
 //! several inputs hold different NaNs at one place. Streaming (non-temporal) stores are the caller's choice.
 
+#[cfg(target_arch = "x86_64")]
+mod avx2;
 mod copy;
 mod element;
 mod half;
@@ -30,7 +32,7 @@ pub fn simd_level() -> &'static str {
 #[inline]
 pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, n: usize, stream: bool) {
     // SAFETY: the caller's contract; the level was detected.
-    unsafe { copy::copy_at(Level::best(), dst, src, n, stream) }
+    unsafe { copy::copy_at::<false>(Level::best(), dst, dst, src, n, stream) }
 }
 
 /// Writes `n` bytes of `src` to two places, reading them once. `stream` concerns `kept` only: `cell` is about
@@ -41,7 +43,7 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, n: usize, stream: bool) 
 #[inline]
 pub(crate) unsafe fn copy_tee(cell: *mut u8, kept: *mut u8, src: *const u8, n: usize, stream: bool) {
     // SAFETY: the caller's contract; the level was detected.
-    unsafe { copy::tee_at(Level::best(), cell, kept, src, n, stream) }
+    unsafe { copy::copy_at::<true>(Level::best(), kept, cell, src, n, stream) }
 }
 
 /// A reduction of one dtype by one redop, resolved for this machine.

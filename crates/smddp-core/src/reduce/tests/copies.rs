@@ -1,4 +1,4 @@
-use super::super::copy::{copy_at, tee_at};
+use super::super::copy::copy_at;
 use super::{Guarded, Level, Random};
 
 const SIZES: [usize; 22] = [
@@ -17,7 +17,7 @@ fn copy_moves_exactly_the_bytes_asked_for() {
                     let src = Guarded::holding(&content[..n], from);
                     let mut dst = Guarded::new(n, to);
                     // SAFETY: both buffers are owned here and hold n bytes; the level is available.
-                    unsafe { copy_at(level, dst.mut_ptr(), src.ptr(), n, stream) };
+                    unsafe { copy_at::<false>(level, dst.mut_ptr(), dst.mut_ptr(), src.ptr(), n, stream) };
                     assert!(dst.content() == &content[..n], "{level:?} {n} {to} {from} {stream}");
                 }
             }
@@ -36,7 +36,7 @@ fn tee_gives_both_places_the_same_bytes() {
                     let mut cell = Guarded::new(n, from);
                     let mut kept = Guarded::new(n, to);
                     // SAFETY: the buffers are owned here and hold n bytes; the level is available.
-                    unsafe { tee_at(level, cell.mut_ptr(), kept.mut_ptr(), src.ptr(), n, stream) };
+                    unsafe { copy_at::<true>(level, kept.mut_ptr(), cell.mut_ptr(), src.ptr(), n, stream) };
                     assert!(cell.content() == &content[..n], "cell: {level:?} {n} {to} {from} {stream}");
                     assert!(kept.content() == &content[..n], "kept: {level:?} {n} {to} {from} {stream}");
                 }

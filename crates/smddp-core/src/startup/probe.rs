@@ -13,9 +13,8 @@ use std::time::{Duration, Instant};
 use smddp_plan::{Network, Topology};
 
 use crate::comm::{Communicator, Options, Work};
-use crate::config::Level;
 use crate::error::{Error, Result};
-use crate::log;
+use crate::log::{self, Level};
 use crate::network::{self, Known, Origin, WORDS, coarse, slower};
 use crate::types::DType;
 use gauge::{Gauge, LARGE};
@@ -61,18 +60,13 @@ pub(crate) fn learn(comm: &Communicator, noted: Option<Network>, timeout: Durati
 }
 
 /// An error of one of the probe's messages says what it was for.
-fn named(error: Error) -> Error {
-    const WHAT: &str = "measuring the network between nodes (SMDDP_PROBE=0 goes without)";
-    match error {
-        Error::Timeout { what, group, after, missing, detail } => {
-            Error::Timeout { what: format!("{WHAT}: {what}"), group, after, missing, detail }
-        }
-        Error::PeerLost { what, group, rank, who, how, advice } => {
-            Error::PeerLost { what: format!("{WHAT}: {what}"), group, rank, who, how, advice }
-        }
-        Error::Closed { group, why } => Error::Closed { group, why: format!("{WHAT}: {why}") },
-        other => other,
+fn named(mut error: Error) -> Error {
+    if let Error::Timeout { what, .. } | Error::PeerLost { what, .. } | Error::Closed { why: what, .. } =
+        &mut error
+    {
+        *what = format!("measuring the network between nodes (SMDDP_PROBE=0 goes without): {what}");
     }
+    error
 }
 
 fn measure(talk: &Talk<'_>, topology: &Topology) -> Result<Network> {
@@ -115,7 +109,7 @@ fn ask(talk: &Talk<'_>, peer: usize) -> Result<Network> {
     let first = asker.round_trips(1)?;
     let more = if first > FAR { FEW_ROUND_TRIPS } else { ROUND_TRIPS };
     let network = asker.measure(first.min(asker.round_trips(more)?))?;
-    asker.order(Order::default())?;
+    asker.order(END)?;
     Ok(network)
 }
 
@@ -126,7 +120,7 @@ fn ask_if_longer(talk: &Talk<'_>, peer: usize, known: Option<Network>) -> Result
     let longer = |known: Network| nanos(there_and_back) > LONGER * 2.0 * known.latency_ns;
     let ask = there_and_back > FAR && known.is_none_or(longer);
     let found = ask.then(|| asker.measure(there_and_back)).transpose()?;
-    asker.order(Order::default())?;
+    asker.order(END)?;
     Ok(found)
 }
 
@@ -144,14 +138,14 @@ impl<'a> Asker<'a> {
         Self { talk, peer, order: talk.memory(ORDER), empty: talk.memory(0) }
     }
 
-    fn order(&self, order: Order) -> Result<()> {
-        self.order.iter().zip(order.words()).for_each(|(cell, word)| cell.store(word, Ordering::Relaxed));
+    fn order(&self, order: [usize; ORDER]) -> Result<()> {
+        self.order.iter().zip(order).for_each(|(cell, word)| cell.store(word as u64, Ordering::Relaxed));
         self.talk.send(self.peer, &self.order)?.wait(None)
     }
 
     /// The quickest of so many.
     fn round_trips(&self, rounds: usize) -> Result<Duration> {
-        self.order(Order { rounds, ..Order::default() })?;
+        self.order([rounds, 1, 0])?;
         let mut quickest = Duration::MAX;
         for _ in 0..rounds {
             let begun = Instant::now();
@@ -165,7 +159,7 @@ impl<'a> Asker<'a> {
     /// So many messages in a row; after what time word came, one or two times in equal shares.
     fn train(&self, memory: &Memory, messages: usize, words: usize) -> Result<[Duration; 2]> {
         let large = !memory.is_empty();
-        self.order(Order { rounds: words, messages: messages / words, large })?;
+        self.order([words, messages / words, usize::from(large)])?;
         let begun = Instant::now();
         let sends = (0..messages).map(|_| self.talk.send(self.peer, memory)).collect::<Result<Vec<_>>>()?;
         let mut took = [Duration::ZERO; 2];
@@ -206,44 +200,21 @@ fn answer(talk: &Talk<'_>, peer: usize) -> Result<()> {
     let (order, empty, large) = (talk.memory(ORDER), talk.memory(0), talk.memory(LARGE / 8));
     loop {
         talk.recv(peer, &order)?;
-        let Order { rounds, messages, large: bytes } = Order::of(&order);
+        let [rounds, messages, bytes] = [0, 1, 2].map(|word: usize| order[word].load(Ordering::Relaxed));
         if rounds == 0 {
             return Ok(());
         }
         for _ in 0..rounds {
-            let memory = if bytes { &large } else { &empty };
+            let memory = if bytes > 0 { &large } else { &empty };
             (0..messages).try_for_each(|_| talk.recv(peer, memory))?;
             talk.send(peer, &empty)?.wait(None)?;
         }
     }
 }
 
-/// What the answering side is to do next: so many times hear so many messages and say so. None: it is over.
-struct Order {
-    rounds: usize,
-    messages: usize,
-    large: bool,
-}
-
-/// Words of an [`Order`].
+/// What the answering side is to do next: so many times hear so many messages, large ones or none, and say so.
 const ORDER: usize = 3;
-
-impl Default for Order {
-    fn default() -> Self {
-        Self { rounds: 0, messages: 1, large: false }
-    }
-}
-
-impl Order {
-    fn words(&self) -> [u64; ORDER] {
-        [self.rounds as u64, self.messages as u64, u64::from(self.large)]
-    }
-
-    fn of(memory: &Memory) -> Self {
-        let word = |at: usize| memory[at].load(Ordering::Relaxed);
-        Self { rounds: word(0) as usize, messages: word(1) as usize, large: word(2) != 0 }
-    }
-}
+const END: [usize; ORDER] = [0; ORDER];
 
 fn nanos(time: Duration) -> f64 {
     time.as_nanos().max(1) as f64

@@ -2,14 +2,14 @@
 
 use smddp_transport::process::Endpoint;
 
-use crate::bind::{Bound, Site};
+use super::{Bound, GroupFacts};
 use crate::error::{Error, Result};
 
 /// Refuses a bound call whose cells the staging memory could never hold: it would wait for them until its deadline. What is
 /// chosen here fits by far; what a setting forces may not.
-pub(crate) fn check(bound: &Bound, site: &Site, call: &str, cap: usize) -> Result<()> {
+pub(crate) fn check(bound: &Bound, facts: &GroupFacts, call: &str, cap: usize) -> Result<()> {
     let wiring = &bound.wiring;
-    let near = |rank: usize| site.topology.share_node(rank, site.rank);
+    let near = |rank: usize| facts.topology.share_node(rank, facts.rank);
     let cells = |cell: usize, count: usize| cell.next_multiple_of(64).saturating_mul(count);
     let window = |messages: u64| (messages.min(wiring.window as u64) as usize).max(1);
     // One piece of memory for what goes through shared memory, one for what crosses the wire.
@@ -41,25 +41,26 @@ pub(crate) fn check(bound: &Bound, site: &Site, call: &str, cap: usize) -> Resul
 mod tests {
     use std::sync::{Arc, OnceLock};
 
-    use smddp_plan::{Algorithm, Collective, Topology};
+    use smddp_plan::{Algorithm, Collective, Counts, Memory, Topology};
     use smddp_transport::Reach;
 
     use super::*;
-    use crate::bind::{Key, bind};
+    use crate::bind::bind;
     use crate::config::Config;
+    use crate::key::Key;
     use crate::types::DType;
-    use smddp_plan::Counts;
 
     /// What becomes of an all_to_all of blocks of 64 MiB on 40 ranks, on nodes of so many.
     fn exchanged(each: usize, config: &Config) -> Result<()> {
         let nodes: Vec<usize> = (0..40).map(|rank| rank / each).collect();
         let topology = Topology::from_labels(&nodes);
         let (reach, network) = (Arc::new(Reach::near(0, topology.size())), OnceLock::new());
-        let site = Site { rank: 0, topology, slot: 0, reach, assumed: Site::assumed(""), network };
+        let facts =
+            GroupFacts { rank: 0, topology, slot: 0, reach, assumed: GroupFacts::assumed(""), network };
         let counts = Counts::Even(16 << 20);
-        let (collective, dtype) = (Collective::AllToAll, DType::F32);
-        let key = Key { collective, dtype, redop: 0, root: 0, factor: 0, counts, device: None };
-        check(&bind(&key, &site, config)?, &site, "all_to_all", config.staging)
+        let (collective, dtype, memory) = (Collective::AllToAll, DType::F32, Memory::Host);
+        let key = Key { collective, dtype, redop: 0, root: 0, factor: 0, counts, memory, site: 0 };
+        check(&bind(&key, &facts, config)?, &facts, "all_to_all", config.staging)
     }
 
     #[test]

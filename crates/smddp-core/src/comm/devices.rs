@@ -1,20 +1,19 @@
-//! All ranks of a group come to the same way for its devices: once, at the first call on them.
+//! Calls on devices. All ranks of a group come to the same way for its devices: once, at the first call on them.
 
 use std::sync::Arc;
 
 use smddp_cuda::{Address, Uuid};
-use smddp_plan::Collective;
+use smddp_plan::{Collective, Memory};
 use smddp_transport::board::Board;
 
-use super::regions::Sample;
-use super::site::{LEAST_SLAB, Lobby, Site};
-use super::words::{Pages, Words};
-use super::{MOST_SITES, On, Place, Way};
-use crate::call::{Blocks, Call};
-use crate::comm::{Communicator, Options};
-use crate::config::{DevicePath, Level};
+use super::{Communicator, Options};
+use crate::call::{self, Blocks, Call};
+use crate::config::DevicePath;
+use crate::device::{DeviceOp, LEAST_SLAB, MOST_SITES, On, Pages, Sample, Site, SiteHandle, Words, refused};
+use crate::driver::Item;
 use crate::error::{Error, Result};
-use crate::log;
+use crate::log::{self, Level};
+use crate::sync::lock;
 use crate::types::{DType, RedOp};
 
 /// What a rank says of its device: its name for itself, and the number of a sample of its memory.
@@ -25,8 +24,48 @@ const REFERENCE: u8 = 1;
 const HOST: u8 = 0;
 const NOT_AT_ALL: u8 = 2;
 
-fn refused(what: &str, error: &smddp_cuda::Error) -> Error {
-    Error::System { what: what.to_owned(), why: error.to_string() }
+impl Communicator {
+    /// What a call on a device has besides: its place in the order of the caller's stream. The first call on a device meets
+    /// all ranks of the group, which all make it.
+    pub(super) fn device_op(&self, on: &On, call: &Call<'_>) -> Result<Box<DeviceOp>> {
+        let name = call::name_of(call.collective);
+        let refused =
+            |error| refused(&format!("{name} on group `{}`, {}", self.0.name, on.device.describe()), &error);
+        if on.device.capturing(on.stream).map_err(refused)? {
+            return Err(Error::Invalid(format!(
+                "{name}: the stream is being captured into a CUDA graph, which smddp cannot be part of: its operations wait for \
+                 words whose values differ from run to run; call it outside the graph"
+            )));
+        }
+        let handle = self.handle(on)?;
+        let after = handle.mark(on.stream).map_err(refused)?;
+        Ok(Box::new(DeviceOp::new(handle, after, call.redop)))
+    }
+
+    /// This group's site on a device; made by all ranks together at the first call there.
+    pub fn prepare_device(&self, on: &On) -> Result<()> {
+        self.handle(on).map(drop)
+    }
+
+    fn handle(&self, on: &On) -> Result<Arc<SiteHandle>> {
+        let inner = &self.0;
+        let mut handles = lock(&inner.handles);
+        if let Some(known) = handles.iter().find(|handle| handle.device.ordinal() == on.device.ordinal()) {
+            return Ok(known.clone());
+        }
+        let (handle, site) = agree(self, on, handles.len(), handles.first(), inner.board.clone())?;
+        inner.submit(|| Item::Site(Box::new(site)));
+        handles.push(handle.clone());
+        Ok(handle)
+    }
+
+    /// The stream on which this group moves memory of that device, and the way it goes, in words; `None` before the first
+    /// call there.
+    pub fn on_device(&self, ordinal: i32) -> Option<(smddp_cuda::Stream, String)> {
+        let handles = lock(&self.0.handles);
+        let handle = handles.iter().find(|handle| handle.device.ordinal() == ordinal)?;
+        Some((handle.stream, handle.path.clone()))
+    }
 }
 
 /// Gathers `mine` of all ranks, over the host.
@@ -47,13 +86,13 @@ fn gather(comm: &Communicator, mine: &[u8]) -> Result<Vec<u8>> {
 
 /// Makes the group's site number `index` on a device. All ranks do so at the same call. `first`: the group's first, if this
 /// is another one.
-pub(crate) fn agree(
+fn agree(
     comm: &Communicator,
     on: &On,
     index: usize,
-    first: Option<&Arc<Lobby>>,
+    first: Option<&Arc<SiteHandle>>,
     board: Option<Arc<dyn Board>>,
-) -> Result<(Arc<Lobby>, Site)> {
+) -> Result<(Arc<SiteHandle>, Site)> {
     let (rank, size, device) = (comm.rank(), comm.size(), &on.device);
     if index >= MOST_SITES {
         return Err(Error::Invalid(format!(
@@ -64,16 +103,16 @@ pub(crate) fn agree(
     let failed = |error| refused(&format!("group `{}` on {}", comm.name(), device.describe()), &error);
     // Loaded later, at first use, a kernel may wait for streams that wait for other ranks.
     let unable = device.no_words().or(device.prepare().err().map(|error| format!("its kernels: {error}")));
-    let (way, path, pages, sample) = if size == 1 {
+    let (memory, path, pages, sample) = if size == 1 {
         if let Some(why) = unable {
             return Err(impossible(comm, &format!("rank 0: {why}")));
         }
-        (Way::Reference, "one rank: a copy at most".to_owned(), None, None)
+        (Memory::Reference, "one rank: a copy at most".to_owned(), None, None)
     } else {
-        let known = first.and_then(|lobby| lobby.words.pages());
+        let known = first.and_then(|handle| handle.words.pages());
         meet(comm, on, known, board.clone(), unable)?
     };
-    if way == Way::Host && comm.config().device_path == DevicePath::Reference {
+    if memory == Memory::Bounced && comm.config().device_path == DevicePath::Reference {
         return Err(Error::Topology(format!(
             "group `{}`: SMDDP_CUDA_PATH=ipc, and device memory would go {path}",
             comm.name()
@@ -84,14 +123,15 @@ pub(crate) fn agree(
         &format!("group `{}`: rank {rank} on {}: within the node {path}", comm.name(), device.describe()),
     );
     let words = Words::new(device.clone(), pages, (rank, size), index).map_err(failed)?;
-    let (place, ahead) = (Place { site: index, way }, comm.config().cuda_ahead);
-    let lobby = Lobby::new(device.clone(), place, path, words, ahead).map_err(failed)?;
-    let site = Site::new(lobby.clone(), board.filter(|_| way == Way::Reference && size > 1), size, sample);
-    Ok((lobby, site))
+    let ahead = comm.config().cuda_ahead && !comm.config().launch.one_queue;
+    let handle = SiteHandle::new(device.clone(), (index, memory), path, words, ahead).map_err(failed)?;
+    let site =
+        Site::new(handle.clone(), board.filter(|_| memory == Memory::Reference && size > 1), size, sample);
+    Ok((handle, site))
 }
 
 /// A way, in words too, and what it needs: the node's pages, and memory that was allocated to find out.
-type Found = (Way, String, Option<Arc<Pages>>, Option<Address>);
+type Found = (Memory, String, Option<Arc<Pages>>, Option<Address>);
 
 /// All ranks say what their devices can do, and come to the same.
 fn meet(
@@ -104,7 +144,7 @@ fn meet(
     let device = &on.device;
     let asked = match (&board, comm.config().device_path) {
         (_, DevicePath::Host) => Err("SMDDP_CUDA_PATH=host".to_owned()),
-        (None, _) => Err("its link shares no memory with the ranks of its node".to_owned()),
+        (None, _) => Err("it shares no memory with the ranks of its node".to_owned()),
         (Some(_), _) if unable.is_some() => Err(String::new()),
         (Some(board), _) => Sample::new(device, &**board, LEAST_SLAB).map_err(|error| error.to_string()),
     };
@@ -139,9 +179,9 @@ fn meet(
         let text = String::from_utf8_lossy(&verdicts[rank * VERDICT + 1..(rank + 1) * VERDICT]);
         Some(format!("rank {rank}: {}", text.trim_end_matches('\0')))
     };
-    let memory = asked.ok().map(|sample| sample.at);
+    let sample = asked.ok().map(|sample| sample.at);
     if let Some(why) = first(NOT_AT_ALL) {
-        if let Some(at) = memory {
+        if let Some(at) = sample {
             // SAFETY: allocated for this, and nobody has it any more: all ranks have given their verdict.
             unsafe { device.free(at) };
         }
@@ -150,9 +190,9 @@ fn meet(
     Ok(match first(HOST) {
         None => {
             let path = "by reference: copy engines read the peers' memory".to_owned();
-            (Way::Reference, path, found.ok(), memory)
+            (Memory::Reference, path, found.ok(), sample)
         }
-        Some(why) => (Way::Host, format!("through pinned host memory ({why})"), None, memory),
+        Some(why) => (Memory::Bounced, format!("through pinned host memory ({why})"), None, sample),
     })
 }
 

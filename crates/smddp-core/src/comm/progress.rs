@@ -9,20 +9,21 @@ use std::time::Duration;
 
 use smddp_transport::fork::PerProcess;
 
-use crate::comm::{Inner, lock};
-use crate::wait::{Drowsy, Habit, Patience, Rounds, longest};
+use super::Inner;
+use crate::sync::lock;
+use crate::wait::{AboutToSleep, Backoff, Rounds, SpinPolicy, longest};
 
 #[derive(Default)]
-struct State {
+struct Queue {
     incoming: Vec<Arc<Inner>>,
     running: bool,
     kicks: u64,
 }
 
 /// The thread's state, and what tells it of a change.
-static PROGRESS: PerProcess<(Mutex<State>, Condvar)> = PerProcess::new();
+static PROGRESS: PerProcess<(Mutex<Queue>, Condvar)> = PerProcess::new();
 
-fn progress() -> (MutexGuard<'static, State>, &'static Condvar) {
+fn progress() -> (MutexGuard<'static, Queue>, &'static Condvar) {
     let (state, changed) = PROGRESS.get();
     (lock(state), changed)
 }
@@ -48,7 +49,11 @@ fn run() {
         {
             let (mut state, changed) = progress();
             loop {
-                comms.append(&mut state.incoming);
+                for comm in state.incoming.drain(..) {
+                    if !comms.iter().any(|known| Arc::ptr_eq(known, &comm)) {
+                        comms.push(comm);
+                    }
+                }
                 if !comms.is_empty() {
                     break;
                 }
@@ -73,21 +78,13 @@ fn run() {
 /// Drives until nothing is pending anywhere, or something new comes in.
 fn drive(comms: &mut Vec<Arc<Inner>>) {
     // In the background: no spinning beside the threads that compute.
-    let habit = Habit::new(Some(Duration::ZERO), false);
-    let mut patience = Patience::new(&habit);
-    let mut i = 0;
-    while i < comms.len() {
-        if comms[..i].iter().any(|c| Arc::ptr_eq(c, &comms[i])) {
-            comms.swap_remove(i);
-        } else {
-            i += 1;
-        }
-    }
+    let spin_policy = SpinPolicy::new(Some(Duration::ZERO), false);
+    let mut backoff = Backoff::new(&spin_policy);
     let Some(sleeper) = comms.first().map(|comm| comm.sleeper.clone()) else { return };
-    let (mut rounds, mut drowsy) = (Rounds::default(), None::<Drowsy<'_>>);
+    let (mut rounds, mut about_to_sleep) = (Rounds::default(), None::<AboutToSleep<'_>>);
     while !comms.is_empty() {
         // The last look before sleeping, or other things go on and on.
-        let late = drowsy.is_some() || rounds.due();
+        let late = about_to_sleep.is_some() || rounds.due();
         let (mut moved, mut owned) = (false, false);
         let (mut fds, mut at_most) = (Vec::new(), Duration::MAX);
         comms.retain(|comm| {
@@ -96,10 +93,10 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
                 moved |= comm.look(driver);
                 if late {
                     comm.examine(driver);
-                    at_most = at_most.min(driver.nap()).min(longest(&driver.link, &mut fds));
+                    at_most = at_most.min(driver.nap()).min(longest(&driver.group, &mut fds));
                 }
-                driver.link.flush();
-                driver.pending() || comm.has_mail()
+                driver.group.flush();
+                driver.pending() || comm.has_items()
             });
             // One that panicked has nothing more to do.
             let pending = pending.unwrap_or(false);
@@ -107,8 +104,8 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
             pending
         });
         if moved {
-            patience.reset();
-            drowsy = None;
+            backoff.reset();
+            about_to_sleep = None;
             if !late {
                 continue;
             }
@@ -121,15 +118,15 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
             if !owned {
                 // All taken by waiters, who register what they leave behind.
                 drop(changed.wait_timeout(state, Duration::from_millis(2)));
-                drowsy = None;
+                about_to_sleep = None;
                 continue;
             }
         }
-        if let Some(drowsy) = drowsy.take() {
-            drowsy.sleep(&fds, at_most);
-            patience.reset();
-        } else if !moved && patience.wait() {
-            drowsy = Some(Drowsy::new(&sleeper));
+        if let Some(about_to_sleep) = about_to_sleep.take() {
+            about_to_sleep.sleep(&fds, at_most);
+            backoff.reset();
+        } else if !moved && backoff.wait() {
+            about_to_sleep = Some(AboutToSleep::new(&sleeper));
         }
     }
 }

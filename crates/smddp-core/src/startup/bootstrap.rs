@@ -8,11 +8,10 @@ use std::time::{Duration, Instant};
 
 use smddp_transport::bootstrap::{CardTree, Failure, UNREACHED};
 
+use super::pending::Pending;
 use crate::comm::{Communicator, Options};
-use crate::config::Level;
 use crate::error::{Error, Result};
-use crate::log;
-use crate::pending::Pending;
+use crate::log::{self, Level};
 use crate::report::{ROOM, ranges};
 use crate::work::interrupted;
 
@@ -35,20 +34,9 @@ const FAIL_TOGETHER: Duration = Duration::from_secs(2);
 
 const REFUSED: &str = "smddp/refused";
 
-fn card(rank: usize) -> String {
-    format!("smddp/card/{rank}")
-}
-
-fn failed(rank: usize) -> String {
-    format!("smddp/failed/{rank}")
-}
-
-fn up(rank: usize) -> String {
-    format!("smddp/up/{rank}")
-}
-
-fn down(rank: usize) -> String {
-    format!("smddp/down/{rank}")
+/// A rank's "card", "failed", "up" or "down".
+fn key(what: &str, rank: usize) -> String {
+    format!("smddp/{what}/{rank}")
 }
 
 impl Communicator {
@@ -66,7 +54,7 @@ impl Communicator {
         timeout: Duration,
     ) -> Result<Communicator> {
         let begun = Instant::now();
-        let table = Table { store, name, rank, size, timeout, begun, deadline: begun + timeout };
+        let meeting = Meeting { store, name, rank, size, timeout, begun, deadline: begun + timeout };
         let pending = match Pending::new(name, rank, size, timeout) {
             Ok(pending) if size == 1 => {
                 let card = pending.card();
@@ -74,26 +62,26 @@ impl Communicator {
             }
             Ok(pending) => pending,
             Err(error) => {
-                table.refuse(&error);
+                meeting.refuse(&error);
                 return Err(error);
             }
         };
-        let made = table.meet(pending);
+        let made = meeting.meet(pending);
         match &made {
             Err(Error::Timeout { missing, .. }) => {
-                table.fail_together(missing);
+                meeting.fail_together(missing);
             }
-            Err(error @ (Error::Topology(_) | Error::System { .. })) => table.refuse(error),
+            Err(error @ (Error::Topology(_) | Error::System { .. })) => meeting.refuse(error),
             _ => {}
         }
         // In the end: others may still have to read it.
-        let _ = store.delete(&card(rank));
+        let _ = store.delete(&key("card", rank));
         made
     }
 }
 
-/// One rank at the table where a group's ranks meet.
-struct Table<'a> {
+/// One rank where a group's ranks meet.
+struct Meeting<'a> {
     store: &'a dyn Store,
     name: &'a str,
     rank: usize,
@@ -103,13 +91,13 @@ struct Table<'a> {
     deadline: Instant,
 }
 
-impl Table<'_> {
+impl Meeting<'_> {
     fn meet(&self, pending: Pending) -> Result<Communicator> {
         let mut tree = pending.tree().map_err(|error| Error::System {
             what: format!("group `{}`: no sockets to exchange cards", self.name),
             why: error.to_string(),
         })?;
-        self.store.set(&card(self.rank), &tree.address())?;
+        self.store.set(&key("card", self.rank), &tree.address())?;
         let outcome = self.exchange(&mut tree);
         if let Err(error) = &outcome {
             tree.fail(match error {
@@ -159,9 +147,9 @@ impl Table<'_> {
     fn look(&self, tree: &mut CardTree) -> Result<bool> {
         let mut moved = false;
         if let Some(parent) = tree.parent().filter(|_| tree.is_lost())
-            && self.there(&card(parent))?
+            && self.there(&key("card", parent))?
         {
-            let address = self.store.get(&card(parent))?;
+            let address = self.store.get(&key("card", parent))?;
             tree.call(&address).map_err(|why| {
                 Error::Topology(format!("making group `{}`: rank {parent} has {why}", self.name))
             })?;
@@ -173,17 +161,17 @@ impl Table<'_> {
                 "rank {rank} cannot connect to rank {parent} ({why}); its cards go through the store"
             );
             log::say(Level::Info, &format!("group `{name}`: {path}"));
-            self.store.set(&up(self.rank), &words)?;
+            self.store.set(&key("up", self.rank), &words)?;
             moved = true;
         }
-        if tree.is_unreached() && self.there(&down(self.rank))? {
-            tree.carried_down(&self.take(&down(self.rank))?);
+        if tree.is_unreached() && self.there(&key("down", self.rank))? {
+            tree.carried_down(&self.take(&key("down", self.rank))?);
             moved = true;
         }
         // Who has no connection says so here, but not at once.
         for child in if self.begun.elapsed() >= UNREACHED { tree.unconnected() } else { Vec::new() } {
-            if self.there(&up(child))? {
-                tree.carried_up(child, &self.take(&up(child))?);
+            if self.there(&key("up", child))? {
+                tree.carried_up(child, &self.take(&key("up", child))?);
                 moved = true;
             }
         }
@@ -213,7 +201,7 @@ impl Table<'_> {
 
     fn carry_down(&self, tree: &CardTree) -> Result<()> {
         let Some((children, words)) = tree.to_carry_down() else { return Ok(()) };
-        children.into_iter().try_for_each(|child| self.store.set(&down(child), &words))
+        children.into_iter().try_for_each(|child| self.store.set(&key("down", child), &words))
     }
 
     fn there(&self, key: &str) -> Result<bool> {
@@ -251,7 +239,7 @@ impl Table<'_> {
 
     /// Halves, so that few questions find few ranks.
     fn absent(&self, ranks: std::ops::Range<usize>, missing: &mut Vec<usize>) -> Result<()> {
-        let keys: Vec<String> = ranks.clone().map(card).collect();
+        let keys: Vec<String> = ranks.clone().map(|rank| key("card", rank)).collect();
         if self.store.has(&keys)? {
             return Ok(());
         }
@@ -293,8 +281,9 @@ impl Table<'_> {
     /// Whether all others have.
     fn fail_together(&self, missing: &[usize]) -> bool {
         let begun = Instant::now();
-        let _ = self.store.set(&failed(self.rank), b"");
-        let all: Vec<String> = (0..self.size).filter(|rank| !missing.contains(rank)).map(failed).collect();
+        let _ = self.store.set(&key("failed", self.rank), b"");
+        let all: Vec<String> =
+            (0..self.size).filter(|rank| !missing.contains(rank)).map(|rank| key("failed", rank)).collect();
         let mut pause = FIRST_PAUSE;
         while begun.elapsed() < FAIL_TOGETHER && !interrupted() {
             match self.store.has(&all) {

@@ -6,30 +6,30 @@ use std::time::{Duration, Instant};
 use smddp_cuda::{Result, Stream};
 use smddp_plan::Collective;
 
-use super::site::{Lobby, Mark};
-use crate::driver::SharedWork;
+use super::handle::{PooledEvent, SiteHandle};
+use crate::work::Shared;
 
 /// One of them, as the driver keeps it.
-pub(crate) struct Flight {
+pub(crate) struct Enqueued {
     pub(crate) site: usize,
     pub(crate) number: u64,
     pub(crate) seq: u64,
     pub(crate) collective: Collective,
     pub(crate) submitted: Instant,
     pub(crate) timeout: Duration,
-    pub(crate) work: Option<SharedWork>,
+    pub(crate) work: Option<Arc<Shared>>,
 }
 
 /// What the handle of a call knows of the device.
 #[derive(Clone)]
-pub(crate) struct Landing {
-    pub(crate) lobby: Arc<Lobby>,
+pub(crate) struct Completion {
+    pub(crate) handle: Arc<SiteHandle>,
     pub(crate) number: u64,
     /// Where the operation ends in the order of the site's stream; set when all of it is enqueued.
-    pub(crate) end: Arc<OnceLock<Mark>>,
+    pub(crate) end: Arc<OnceLock<PooledEvent>>,
 }
 
-impl Landing {
+impl Completion {
     pub(crate) fn enqueued(&self) -> bool {
         self.end.get().is_some()
     }
@@ -37,13 +37,13 @@ impl Landing {
     /// What comes next on `stream` is after the operation. Never waits: where not all of it is enqueued yet, the stream
     /// waits for a word that the operation writes at its end.
     pub(crate) fn wait_stream(&self, stream: Stream) -> Result<()> {
-        let device = &self.lobby.device;
-        if self.lobby.is_done(self.number) {
+        let device = &self.handle.device;
+        if self.handle.is_done(self.number) {
             return Ok(());
         }
         match self.end.get() {
             Some(mark) => device.wait_event(stream, mark.event()),
-            None => self.lobby.gate(stream, self.number),
+            None => self.handle.gate(stream, self.number),
         }
     }
 }

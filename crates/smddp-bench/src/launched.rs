@@ -20,7 +20,7 @@ const DERIVED_FIRST: u16 = 20_000;
 const DERIVED_COUNT: u64 = 12_000;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct Launched {
     pub rank: usize,
     pub size: usize,
     /// Index among the ranks of this host.
@@ -37,9 +37,9 @@ pub(crate) struct Meet {
     pub local: bool,
 }
 
-impl Place {
-    pub(crate) fn alone() -> Place {
-        Place { rank: 0, size: 1, local_rank: 0, meet: None }
+impl Launched {
+    pub(crate) fn alone() -> Launched {
+        Launched { rank: 0, size: 1, local_rank: 0, meet: None }
     }
 
     /// Reads the environment through `get`; `port` is the one asked for on the command line, `parent` the
@@ -48,12 +48,12 @@ impl Place {
         get: &dyn Fn(&str) -> Option<String>,
         port: Option<u16>,
         parent: u32,
-    ) -> Result<Place> {
+    ) -> Result<Launched> {
         let env = Env { get };
         let Some(launcher) = LAUNCHERS.iter().find(|l| env.has(l.rank)) else {
             return match env.first(&["WORLD_SIZE"]) {
                 Some((name, size)) if size != "1" => Err(missing("RANK", &format!("{name} is {size}"))),
-                _ => Ok(Place::alone()),
+                _ => Ok(Launched::alone()),
             };
         };
         let rank = env.number(&[launcher.rank])?.unwrap_or(0);
@@ -73,7 +73,7 @@ impl Place {
         let local_rank = env.number(launcher.local_rank)?.unwrap_or(0);
         let local = env.number(launcher.local_size)? == Some(size);
         let meet = if size == 1 { None } else { Some(meet(&env, launcher, port, parent, local)?) };
-        Ok(Place { rank, size, local_rank, meet })
+        Ok(Launched { rank, size, local_rank, meet })
     }
 }
 
@@ -218,8 +218,8 @@ impl Env<'_> {
 mod tests {
     use super::*;
 
-    fn detect(vars: &[(&str, &str)]) -> Result<Place> {
-        Place::detect(&|name| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).into()), None, 77)
+    fn detect(vars: &[(&str, &str)]) -> Result<Launched> {
+        Launched::detect(&|name| vars.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).into()), None, 77)
     }
 
     fn address(vars: &[(&str, &str)]) -> (String, u16) {
@@ -237,14 +237,14 @@ mod tests {
 
     #[test]
     fn no_launcher_is_one_rank() {
-        assert_eq!(detect(&[]).unwrap(), Place::alone());
-        assert_eq!(detect(&[("MASTER_PORT", "1234"), ("SLURM_NTASKS", "8")]).unwrap(), Place::alone());
+        assert_eq!(detect(&[]).unwrap(), Launched::alone());
+        assert_eq!(detect(&[("MASTER_PORT", "1234"), ("SLURM_NTASKS", "8")]).unwrap(), Launched::alone());
     }
 
     #[test]
     fn torchrun_is_read_whole() {
         let meet = Meet { host: "10.0.0.5".into(), port: 29500, local: false };
-        let want = Place { rank: 3, size: 4, local_rank: 1, meet: Some(meet) };
+        let want = Launched { rank: 3, size: 4, local_rank: 1, meet: Some(meet) };
         assert_eq!(detect(&TORCHRUN).unwrap(), want);
     }
 

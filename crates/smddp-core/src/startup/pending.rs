@@ -7,19 +7,17 @@ use smddp_transport::bootstrap::CardTree;
 use smddp_transport::joint::{Joined, Prepared};
 use smddp_transport::process::Card;
 
+use super::probe;
 use crate::comm::Communicator;
-use crate::config::{Config, Level};
+use crate::config::Config;
 use crate::error::{Error, Result};
-use crate::log;
+use crate::log::{self, Level};
 use crate::network;
-use crate::probe;
 use crate::wait;
 
 /// First half of making a communicator. No rank waits here.
 pub struct Pending {
     name: String,
-    rank: usize,
-    size: usize,
     timeout: Duration,
     prepared: Prepared,
     /// When it was begun, and when the card was written.
@@ -40,7 +38,7 @@ impl Pending {
             Error::System { what: format!("group `{name}`: no shared memory"), why: error.to_string() }
         })?;
         prepared.set_note(network::note());
-        Ok(Self { name: name.to_owned(), rank, size, timeout, prepared, begun, prepared_at: Instant::now() })
+        Ok(Self { name: name.to_owned(), timeout, prepared, begun, prepared_at: Instant::now() })
     }
 
     /// What all other ranks of the group must get, by whatever store.
@@ -58,13 +56,13 @@ impl Pending {
         let here_at = Instant::now();
         let cards = self.checked(cards)?;
         let known = network::noted(cards.iter().map(|card| card.note.as_slice()));
-        let Joined { link, nodes, crowd, told } = self
+        let Joined { link: group, nodes, crowd, told } = self
             .prepared
             .connect(cards)
             .map_err(|error| Error::Topology(format!("group `{}`: {error}", self.name)))?;
         wait::note_group(crowd);
         tell_once(&told);
-        let comm = Communicator::over(link, &nodes, &self.name, self.timeout);
+        let comm = Communicator::over(group, &nodes, &self.name, self.timeout);
         let count = nodes.iter().max().map_or(0, |last| last + 1);
         log::say(
             Level::Info,
@@ -72,8 +70,8 @@ impl Pending {
                 "group `{}`: rank {} of {} on {count} node(s), over {}; memory and listener {:.1?}, exchange of cards {:.1?}, \
                  links {:.1?}",
                 self.name,
-                self.rank,
-                self.size,
+                comm.rank(),
+                comm.size(),
                 comm.way(),
                 self.prepared_at - self.begun,
                 here_at - self.prepared_at,
@@ -87,15 +85,11 @@ impl Pending {
     }
 
     fn checked(&self, cards: &[Vec<u8>]) -> Result<Vec<Card>> {
-        let name = &self.name;
-        if cards.len() != self.size {
-            return Err(Error::Invalid(format!(
-                "group `{name}`: {} cards for {} ranks",
-                cards.len(),
-                self.size
-            )));
+        let (name, mine) = (&self.name, self.prepared.card());
+        let (me, size) = (mine.rank, mine.size as usize);
+        if cards.len() != size {
+            return Err(Error::Invalid(format!("group `{name}`: {} cards for {} ranks", cards.len(), size)));
         }
-        let mine = self.prepared.card();
         let mut checked = Vec::with_capacity(cards.len());
         for (rank, bytes) in cards.iter().enumerate() {
             let card = Card::from_bytes(bytes).map_err(|e| {
@@ -103,17 +97,17 @@ impl Pending {
             })?;
             let differ = |what: &str, here: &str, there: &str| {
                 Err(Error::Topology(format!(
-                    "group `{name}`: {what} differs: {here} on rank {}, {there} on rank {rank} (host {}, pid {})",
-                    self.rank, card.host, card.pid
+                    "group `{name}`: {what} differs: {here} on rank {me}, {there} on rank {rank} (host {}, pid {})",
+                    card.host, card.pid
                 )))
             };
             if (card.protocol, &card.version) != (mine.protocol, &mine.version) {
                 return differ("the version of smddp", &mine.version, &card.version);
             }
-            if (card.rank as usize, card.size as usize) != (rank, self.size) {
+            if (card.rank as usize, card.size as usize) != (rank, size) {
                 return differ(
                     "rank and size",
-                    &format!("{rank} of {}", self.size),
+                    &format!("{rank} of {size}"),
                     &format!("{} of {}", card.rank, card.size),
                 );
             }

@@ -1,4 +1,4 @@
-//! `smddp-bench worker`: one rank of a side-by-side measurement, led by a coordinator over a unix socket.
+//! `smddp-bench worker`, built with the feature `lab`: one rank of a side-by-side measurement, led by a coordinator over a unix socket.
 //!
 //! One line a command, one line an answer:
 //!
@@ -11,7 +11,7 @@
 //! | `quit`, or anything else | none; the worker ends |
 //!
 //! A failure is answered with `error TEXT`. Environment: `PEERS_SOCK` the socket, `PEERS_NAME` the name to say
-//! hello with, `PEERS_PIN` to stay on one core, and the launcher's variables (see `place`). Sizes mean the whole
+//! hello with, `PEERS_PIN` to stay on one core, and the launcher's variables (see `launched`). Sizes mean the whole
 //! buffer; all_reduce and broadcast work in place.
 
 use std::env;
@@ -25,22 +25,22 @@ use crate::calls::{Case, Sides, Team};
 use crate::cli::Cli;
 use crate::device::hostname;
 use crate::error::{Error, Result};
+use crate::launched::Launched;
 use crate::op::Op;
 use crate::pattern::{Run, encode};
 use crate::pin::pin;
-use crate::place::Place;
 use crate::rendezvous;
 
 /// The coordinator's own pattern repeats every 31 elements; a whole number of those is compared at once.
 const PERIOD: usize = 31 * 512;
 
-pub(crate) fn run(cli: &Cli, place: &Place) -> Result<()> {
+pub(crate) fn run(cli: &Cli, launched: &Launched) -> Result<()> {
     let path = env::var("PEERS_SOCK")
         .map_err(|_| Error::Usage("PEERS_SOCK is not set: a worker is started by its coordinator".into()))?;
     if env::var_os("PEERS_PIN").is_some() {
-        pin(place.rank)?;
+        pin(launched.rank)?;
     }
-    let team = rendezvous::join(place, cli.store.as_deref(), cli.timeout())?;
+    let team = rendezvous::join(launched, cli.store.as_deref(), cli.timeout())?;
     team.barrier()?;
     let stream = UnixStream::connect(&path).map_err(Error::io(path.clone()))?;
     let mut answers = stream.try_clone().map_err(Error::io(path.clone()))?;

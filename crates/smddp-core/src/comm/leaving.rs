@@ -2,74 +2,22 @@
 //! that nobody receives, may be over before. So the last thing that the ranks of a group do is to hold against each other
 //! what they called: one small all_reduce, and where its sum is wrong, an all_gather that tells why.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use smddp_plan::{Collective, Counts};
 use smddp_transport::{Group, Head, Mismatch};
 
+use super::Inner;
 use crate::call::{Blocks, Call};
-use crate::comm::Inner;
 use crate::describe;
 use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::head::{self, mix};
+use crate::ledger::REMEMBERED;
 use crate::types::{DType, RedOp};
 use crate::work::Shared;
-
-/// The collectives that a rank called.
-#[derive(Default)]
-pub(crate) struct Record {
-    /// Of all of them in their order: the same on ranks that made the same calls.
-    digest: u64,
-    calls: u64,
-    /// The newest headers, to tell which call it was.
-    newest: VecDeque<Head>,
-}
-
-const REMEMBERED: usize = 64;
-
-impl Record {
-    pub(crate) fn add(&mut self, head: Head) {
-        self.digest = mix(self.digest ^ head.what).wrapping_add(mix(head.count));
-        self.calls += 1;
-        if self.newest.len() == REMEMBERED {
-            self.newest.pop_front();
-        }
-        self.newest.push_back(head);
-    }
-}
-
-/// The messages that a rank sent to each other one, and those that it asked for.
-pub(crate) struct Ledger {
-    me: usize,
-    /// 0 in the sum over all ranks, where each message has a sender and a receiver.
-    balance: u64,
-    /// Per rank: sent to it, asked of it.
-    counts: Vec<(u32, u32)>,
-}
-
-impl Ledger {
-    pub(crate) fn new(me: usize, size: usize) -> Self {
-        Self { me, balance: 0, counts: vec![(0, 0); size] }
-    }
-
-    fn name(from: usize, to: usize, tag: u64) -> u64 {
-        mix(mix((from as u64) << 32 | to as u64) ^ tag)
-    }
-
-    /// `times`: 1, or -1 for one that came to nothing.
-    pub(crate) fn sent(&mut self, to: usize, tag: u64, times: i32) {
-        self.counts[to].0 = self.counts[to].0.wrapping_add_signed(times);
-        self.balance = self.balance.wrapping_add(Self::name(self.me, to, tag).wrapping_mul(times as u64));
-    }
-
-    pub(crate) fn asked(&mut self, from: usize, tag: u64, times: i32) {
-        self.counts[from].1 = self.counts[from].1.wrapping_add_signed(times);
-        self.balance = self.balance.wrapping_sub(Self::name(from, self.me, tag).wrapping_mul(times as u64));
-    }
-}
 
 /// Groups with more ranks are told that messages are left over, not whose.
 const LISTED: usize = 1024;
@@ -84,7 +32,12 @@ fn story(driver: &Driver, size: usize) -> Vec<u64> {
     words.resize(1 + 2 * REMEMBERED, 0);
     if size <= LISTED {
         words.extend(
-            driver.mail.ledger.counts.iter().map(|&(sent, asked)| u64::from(sent) << 32 | u64::from(asked)),
+            driver
+                .messages
+                .ledger
+                .counts
+                .iter()
+                .map(|&(sent, asked)| u64::from(sent) << 32 | u64::from(asked)),
         );
     }
     words
@@ -92,10 +45,10 @@ fn story(driver: &Driver, size: usize) -> Vec<u64> {
 
 /// What is wrong, from the stories of all ranks; nothing where some only asked for messages that nobody sent: such a recv
 /// ends with the group, and says so itself.
-fn verdict(link: &Group, group: &str, stories: &[u64], size: usize) -> Option<Error> {
+fn verdict(group: &Group, name: &str, stories: &[u64], size: usize) -> Option<Error> {
     let each = stories.len() / size;
     let story = |rank: usize| &stories[rank * each..(rank + 1) * each];
-    let me = link.rank();
+    let me = group.rank();
     let calls = story(me)[0];
     let first = calls.saturating_sub(REMEMBERED as u64);
     for (index, seq) in (first..calls).enumerate() {
@@ -104,7 +57,7 @@ fn verdict(link: &Group, group: &str, stories: &[u64], size: usize) -> Option<Er
         if let Some(rank) = (0..size).find(|&rank| head(rank) != mine) {
             let collective = head::collective(mine).unwrap_or(Collective::Barrier);
             let found = Mismatch { rank, theirs: head(rank), bytes: None };
-            return Some(describe::mismatch(link, group, collective, seq, mine, found));
+            return Some(describe::mismatch(group, name, collective, seq, mine, found));
         }
     }
     let told = |rank: usize, peer: usize| story(rank).get(1 + 2 * REMEMBERED + peer).copied().unwrap_or(0);
@@ -121,7 +74,7 @@ fn verdict(link: &Group, group: &str, stories: &[u64], size: usize) -> Option<Er
         return None;
     }
     let describe = |&(from, to, sent, asked): &(usize, usize, u64, u64)| {
-        let (from, to) = (link.describe(from), link.describe(to));
+        let (from, to) = (group.describe(from), group.describe(to));
         format!("{from} sent {sent} message(s) to {to}, which asked for {asked}")
     };
     let mut detail = left.iter().take(SHOWN).map(describe).collect::<Vec<_>>().join("; ");
@@ -134,29 +87,25 @@ fn verdict(link: &Group, group: &str, stories: &[u64], size: usize) -> Option<Er
     }
     let rank = left.iter().flat_map(|&(from, to, ..)| [from, to]).find(|&rank| rank != me).unwrap_or(me);
     detail += "; every send needs its recv";
-    Some(Error::Mismatch { what: "destroy_process_group".to_owned(), group: group.to_owned(), rank, detail })
+    Some(Error::Mismatch { what: "destroy_process_group".to_owned(), group: name.to_owned(), rank, detail })
 }
 
 /// A step of leaving together: what each rank gives, and whether the ranks' words are added up or set in a row.
-pub(crate) struct Step {
-    pub(crate) work: Arc<Shared>,
-    taken: Arc<Words>,
+struct Step {
+    work: Arc<Shared>,
+    taken: Words,
 }
 
 /// Memory that a call writes while it is under way.
-struct Words(Vec<std::sync::atomic::AtomicU64>);
+type Words = Arc<[AtomicU64]>;
 
-impl Words {
-    fn new(words: &[u64]) -> Arc<Self> {
-        Arc::new(Self(words.iter().map(|&word| word.into()).collect()))
-    }
+fn address(words: &Words) -> *mut u8 {
+    words.as_ptr().cast_mut().cast()
+}
 
-    fn address(&self) -> *mut u8 {
-        self.0.as_ptr().cast_mut().cast()
-    }
-
-    fn read(&self) -> Vec<u64> {
-        self.0.iter().map(|word| word.load(std::sync::atomic::Ordering::Relaxed)).collect()
+impl Step {
+    fn taken(&self) -> Vec<u64> {
+        self.taken.iter().map(|word| word.load(Ordering::Relaxed)).collect()
     }
 }
 
@@ -170,20 +119,20 @@ impl Inner {
     ) -> Result<Option<Step>> {
         let Some(mut driver) = self.drive_soon() else { return Ok(None) };
         self.collect(&mut driver);
-        let given = Words::new(&give(&driver));
-        let count = given.0.len();
+        let given: Words = give(&driver).into_iter().map(AtomicU64::new).collect();
+        let count = given.len();
         let (counts, room) = match collective {
             Collective::AllReduce => (Counts::Whole(count), count),
             _ => (Counts::Even(count), count * self.size),
         };
-        let taken = Words::new(&vec![0; room]);
+        let taken: Words = (0..room).map(|_| AtomicU64::new(0)).collect();
         let call = Call {
             collective,
             dtype: DType::U64,
             redop: RedOp::Sum,
             root: 0,
-            input: Blocks::Flat { ptr: given.address(), count },
-            output: Blocks::Flat { ptr: taken.address(), count: room },
+            input: Blocks::Flat { ptr: address(&given), count },
+            output: Blocks::Flat { ptr: address(&taken), count: room },
         };
         let mut op = self.prepare(driver.spare.take(), &call, counts, Duration::MAX, None)?;
         let mut bound = (*op.bound).clone();
@@ -199,15 +148,15 @@ impl Inner {
     /// Holds against each other what the ranks called: `Mismatch` where they did not do the same. `wait` waits for a step,
     /// as long as there is time; a rank that is gone, or late, cannot be held against, which is no error.
     /// Whether all messages were sent and asked for: those under way are then sure to arrive.
-    pub(crate) fn compare(self: &Arc<Self>, wait: impl Fn(&Step) -> Result<()>) -> Result<bool> {
+    pub(crate) fn compare(self: &Arc<Self>, wait: impl Fn(&Shared) -> Result<()>) -> Result<bool> {
         let own = std::cell::Cell::new(0);
         let first = self.leave_by(Collective::AllReduce, |driver| {
             own.set(mix(driver.record.digest ^ mix(driver.record.calls)));
-            vec![own.get(), driver.mail.ledger.balance]
+            vec![own.get(), driver.messages.ledger.balance]
         })?;
         let Some(step) = first else { return Ok(false) };
-        wait(&step)?;
-        let sums = step.taken.read();
+        wait(&step.work)?;
+        let sums = step.taken();
         // Sums of words that look like chance: of different ones it is this by chance only.
         if sums == [own.get().wrapping_mul(self.size as u64), 0] {
             return Ok(true);
@@ -216,9 +165,9 @@ impl Inner {
         let Some(step) = self.leave_by(Collective::AllGather, |driver| story(driver, self.size))? else {
             return Ok(false);
         };
-        wait(&step)?;
+        wait(&step.work)?;
         let Some(mut driver) = self.drive_soon() else { return Ok(false) };
-        let Some(error) = verdict(&driver.link, &self.name, &step.taken.read(), self.size) else {
+        let Some(error) = verdict(&driver.group, &self.name, &step.taken(), self.size) else {
             return Ok(false);
         };
         self.die(&mut driver, error.clone());
@@ -230,40 +179,5 @@ impl Inner {
         if let Some(mut driver) = self.drive_soon() {
             driver.leave_alone("its time to leave was over");
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_balance_is_zero_only_if_each_message_was_sent_and_asked_for() {
-        let sum = |of: [&Ledger; 2]| of[0].balance.wrapping_add(of[1].balance);
-        let (mut a, mut b) = (Ledger::new(0, 2), Ledger::new(1, 2));
-        a.sent(1, 7, 1);
-        assert_ne!(sum([&a, &b]), 0);
-        b.asked(0, 8, 1);
-        assert_ne!(sum([&a, &b]), 0, "another tag is another message");
-        b.asked(0, 8, -1);
-        b.asked(0, 7, 1);
-        assert_eq!(sum([&a, &b]), 0);
-        b.sent(0, 7, 1);
-        b.sent(0, 7, -1);
-        assert_eq!(sum([&a, &b]), 0, "one that came to nothing does not count");
-        assert_eq!((a.counts[1], b.counts[0]), ((1, 0), (0, 1)));
-    }
-
-    #[test]
-    fn another_order_is_another_record() {
-        let heads = [Head { what: 1, count: 2 }, Head { what: 2, count: 1 }];
-        let of = |heads: &[Head]| {
-            let mut record = Record::default();
-            heads.iter().for_each(|&head| record.add(head));
-            record.digest
-        };
-        assert_ne!(of(&heads), of(&[heads[1], heads[0]]));
-        assert_ne!(of(&heads), of(&heads[..1]));
-        assert_eq!(of(&heads), of(&heads));
     }
 }

@@ -5,45 +5,37 @@ use std::time::Duration;
 
 use smddp_plan::Counts;
 
-use crate::bind::{Bound, Key, bind};
-use crate::call::{Blocks, Call, name_of, reduces};
-use crate::comm::{Inner, lock};
+use super::Inner;
+use crate::bind::{self, bind};
+use crate::call::{Blocks, Call, name_of};
 use crate::device::DeviceOp;
 use crate::error::Result;
-use crate::exec::{Cursor, Op, State};
+use crate::key::Key;
+use crate::op::Operation;
 use crate::reduce;
-use crate::staging;
+use crate::steps::Cursor;
+use crate::sync::lock;
 use crate::types::RedOp;
-
-fn key_of(call: &Call<'_>, counts: Counts, device: Option<&DeviceOp>) -> Key {
-    let device = device.map(|device| device.lobby.place);
-    let reducing = reduces(call.collective);
-    let redop = if reducing { call.redop.code() } else { 0 };
-    let factor = match call.redop {
-        RedOp::PremulSum(factor) if reducing => factor.to_bits(),
-        _ => 0,
-    };
-    Key { collective: call.collective, dtype: call.dtype, redop, factor, root: call.root, counts, device }
-}
 
 impl Inner {
     /// `spare`: a finished operation, to be filled again.
     pub(crate) fn prepare(
         &self,
-        spare: Option<Box<Op>>,
+        spare: Option<Box<Operation>>,
         call: &Call<'_>,
         counts: Counts,
         timeout: Duration,
         device: Option<Box<DeviceOp>>,
-    ) -> Result<Box<Op>> {
-        let key = key_of(call, counts, device.as_deref());
+    ) -> Result<Box<Operation>> {
+        let place = device.as_ref().map(|device| (device.handle.memory, device.handle.site));
+        let key = Key::of(call, counts, place.unwrap_or_default());
         let mut cache = lock(&self.cache);
         let bound = cache.get_or_bind(key, |key| {
-            let bound = bind(key, &self.site, self.config)?;
-            staging::check(&bound, &self.site, name_of(call.collective), self.config.staging)?;
+            let bound = bind(key, &self.facts, self.config)?;
+            bind::check(&bound, &self.facts, name_of(call.collective), self.config.staging)?;
             Ok(bound)
         })?;
-        let mut op = spare.unwrap_or_else(|| empty(call, bound));
+        let mut op = spare.unwrap_or_else(|| Box::new(Operation::new(bound.clone())));
         // An operation of the same call has it already.
         if !Arc::ptr_eq(&op.bound, bound) {
             op.bound = bound.clone();
@@ -53,8 +45,8 @@ impl Inner {
         Ok(op)
     }
 
-    fn fill(&self, op: &mut Op, call: &Call<'_>, timeout: Duration, device: Option<Box<DeviceOp>>) {
-        let reducing = reduces(call.collective);
+    fn fill(&self, op: &mut Operation, call: &Call<'_>, timeout: Duration, device: Option<Box<DeviceOp>>) {
+        let reducing = call.collective.reduces();
         let scale = (reducing && call.redop == RedOp::Avg).then_some(self.size as u32);
         let (in_base, in_list) = place(&call.input);
         let (out_base, out_list) = place(&call.output);
@@ -62,20 +54,18 @@ impl Inner {
         let stream = bound.bytes >= self.config.stream && !(in_base == out_base && self.size == 2);
         op.collective = call.collective;
         op.scratch.clear();
-        if device.is_none() {
-            op.scratch.resize(bound.scratch.div_ceil(16), 0);
-        }
+        op.scratch.resize(if device.is_none() { bound.scratch.div_ceil(16) } else { 0 }, 0);
         op.begun = false;
-        let state = &mut op.state;
-        state.dtype = call.dtype;
-        state.scale = scale;
-        state.bases = [in_base, out_base, op.scratch.as_ptr() as usize];
-        state.lists = [in_list, out_list];
-        state.stream = stream;
-        state.lanes.clear();
-        state.lanes.resize(bound.lanes.len(), Cursor::default());
-        state.semaphores.clear();
-        state.semaphores.resize(bound.semaphores, 0);
+        let run = &mut op.execution;
+        run.dtype = call.dtype;
+        run.scale = scale;
+        run.bases = [in_base, out_base, op.scratch.as_ptr() as usize];
+        run.lists = [in_list, out_list];
+        run.stream = stream;
+        run.lanes.clear();
+        run.lanes.resize(bound.lanes.len(), Cursor::default());
+        run.semaphores.clear();
+        run.semaphores.resize(bound.semaphores, 0);
         op.timeout = timeout;
         op.submitted = None;
         if let RedOp::PremulSum(factor) = call.redop
@@ -88,32 +78,6 @@ impl Inner {
     }
 }
 
-/// An operation that is yet to be filled.
-fn empty(call: &Call<'_>, bound: &Arc<Bound>) -> Box<Op> {
-    let state = State {
-        dtype: call.dtype,
-        scale: None,
-        bases: [0; 3],
-        lists: [None, None],
-        stream: false,
-        lanes: Vec::new(),
-        semaphores: Vec::new(),
-    };
-    Box::new(Op {
-        collective: call.collective,
-        seq: 0,
-        bound: bound.clone(),
-        state,
-        scratch: Vec::new(),
-        scaled: Vec::new(),
-        begun: false,
-        timeout: Duration::ZERO,
-        submitted: None,
-        work: None,
-        device: None,
-    })
-}
-
 /// Base address, and the blocks' addresses where they do not lie in a row.
 fn place(blocks: &Blocks<'_>) -> (usize, Option<Vec<usize>>) {
     match blocks {
@@ -124,36 +88,28 @@ fn place(blocks: &Blocks<'_>) -> (usize, Option<Vec<usize>>) {
 }
 
 /// The input times the caller's factor, in memory of the operation's own.
-fn premultiply(op: &mut Op, factor: f64) {
+fn premultiply(op: &mut Operation, factor: f64) {
     let bound = op.bound.clone();
     let total: usize = bound.lengths[0].iter().sum();
     op.scaled.clear();
     op.scaled.resize(total.div_ceil(16), 0);
     let base = op.scaled.as_mut_ptr() as usize;
     for (block, (&offset, &length)) in bound.offsets[0].iter().zip(&bound.lengths[0]).enumerate() {
-        let from = op.state.bases[0] + op.state.lists[0].as_ref().map_or(offset, |list| list[block]);
+        let from = op.execution.bases[0] + op.execution.lists[0].as_ref().map_or(offset, |list| list[block]);
+        let (dtype, from, to) = (op.execution.dtype, from as *const u8, (base + offset) as *mut u8);
         // SAFETY: the input block is valid (the caller's promise); `scaled` has room for all blocks in a row.
-        unsafe {
-            let dtype = op.state.dtype;
-            reduce::premultiply(
-                dtype,
-                (base + offset) as *mut u8,
-                from as *const u8,
-                length / dtype.size(),
-                factor,
-            );
-        }
+        unsafe { reduce::premultiply(dtype, to, from, length / dtype.size(), factor) };
     }
-    op.state.bases[0] = base;
-    op.state.lists[0] = None;
+    op.execution.bases[0] = base;
+    op.execution.lists[0] = None;
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use crate::comm::lock;
     use crate::for_tests::group;
+    use crate::sync::lock;
     use crate::{Blocks, Call, Communicator, DType, Options, RedOp};
     use smddp_plan::Collective;
 

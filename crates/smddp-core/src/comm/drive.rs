@@ -7,14 +7,13 @@ use std::time::{Duration, Instant};
 
 use smddp_transport::fork;
 
-use crate::comm::{Inner, lock};
-use crate::config::Level;
-use crate::device::Landing;
-use crate::driver::Driver;
+use super::{Inner, progress};
+use crate::device::Completion;
+use crate::driver::{Driver, Item};
 use crate::error::{Error, Result};
-use crate::log;
-use crate::progress;
-use crate::wait::{Drowsy, Patience, Rounds};
+use crate::log::{self, Level};
+use crate::sync::lock;
+use crate::wait::{AboutToSleep, Backoff, Rounds};
 use crate::work::{Shared, interrupted};
 
 /// What is driven for.
@@ -22,7 +21,7 @@ pub(crate) enum Target<'a> {
     Number(u64),
     Work(&'a Shared),
     /// All of it is on the device, or it is over.
-    Enqueued(&'a Shared, &'a Landing),
+    Enqueued(&'a Shared, &'a Completion),
     /// Devices have nothing to end any more.
     Landed,
     /// No call is waited for.
@@ -40,7 +39,7 @@ impl Target<'_> {
 
     /// Whether it is reached as far as can be seen without driving.
     fn is_seen(&self) -> bool {
-        let enqueued = matches!(self, Self::Enqueued(_, landing) if landing.enqueued());
+        let enqueued = matches!(self, Self::Enqueued(_, completion) if completion.enqueued());
         enqueued || self.work().is_some_and(Shared::is_done)
     }
 }
@@ -98,7 +97,7 @@ impl Inner {
                 "the library panicked: {text}; this is a bug, please report it with what stands above it in the log"
             ),
         };
-        // The link may be what is broken: then the others learn of it when this process leaves, and its callers now.
+        // The transport may be what is broken: then the others learn of it when this process leaves, and its callers now.
         if catch_unwind(AssertUnwindSafe(|| self.die(driver, error))).is_err()
             && let Some(first) = self.poison.get()
         {
@@ -120,9 +119,9 @@ impl Inner {
             if had {
                 driver.fail(error);
             }
-            driver.mourn();
+            driver.keep_releasing();
             // What tells the others may still be in a queue that moves only when it is looked at.
-            return had | (driver.link.busy() && driver.link.turn());
+            return had | (driver.group.busy() && driver.group.turn());
         }
         match driver.poll() {
             Ok(moved) => moved,
@@ -133,11 +132,37 @@ impl Inner {
         }
     }
 
+    /// Puts an item, made while no other can come before it, where the driver finds it.
+    pub(super) fn submit(&self, item: impl FnOnce() -> Item) {
+        let mut inbox = lock(&self.inbox);
+        let item = item();
+        inbox.push(item);
+        self.filled.store(true, Ordering::Release);
+    }
+
+    /// Moves on what can be moved, if nobody drives; whether that was so.
+    pub(super) fn nudge(self: &Arc<Self>) -> bool {
+        let Some(mut driver) = self.try_drive() else { return false };
+        self.turn(&mut driver);
+        driver.group.flush();
+        self.leave(driver);
+        true
+    }
+
+    /// Gets a submitted item going, here if nobody drives.
+    pub(super) fn get_going(self: &Arc<Self>) {
+        if !self.nudge() {
+            // The one who drives sleeps perhaps; and if it leaves now, the progress thread takes over.
+            progress::register(self);
+            self.sleeper.ring();
+        }
+    }
+
     /// Hands what was submitted to the driver, in its order.
     pub(crate) fn collect(&self, driver: &mut Driver) {
-        if self.mail.load(Ordering::Acquire) {
+        if self.filled.load(Ordering::Acquire) {
             let mut inbox = lock(&self.inbox);
-            self.mail.store(false, Ordering::Relaxed);
+            self.filled.store(false, Ordering::Relaxed);
             for item in inbox.drain(..) {
                 driver.take_up(item);
             }
@@ -156,8 +181,8 @@ impl Inner {
         }
     }
 
-    pub(crate) fn has_mail(&self) -> bool {
-        self.mail.load(Ordering::Acquire)
+    pub(crate) fn has_items(&self) -> bool {
+        self.filled.load(Ordering::Acquire)
     }
 
     /// Looks for reasons why nothing moves.
@@ -182,7 +207,7 @@ impl Inner {
             Target::Number(_) => dead.map(|error| Err(self.tell(error))),
             Target::Work(work) => work.is_done().then(|| work.outcome()),
             Target::Enqueued(work, _) if work.is_done() => Some(work.outcome()),
-            Target::Enqueued(_, landing) => landing.enqueued().then_some(Ok(())),
+            Target::Enqueued(_, completion) => completion.enqueued().then_some(Ok(())),
             Target::Landed => (dead.is_some() || !driver.in_flight()).then_some(Ok(())),
             Target::Delivered => (dead.is_some() || !driver.waited_for()).then_some(Ok(())),
         }
@@ -201,20 +226,20 @@ impl Inner {
     }
 
     fn drive_on(&self, driver: &mut Driver, target: &Target<'_>, limit: &mut Limit) -> Option<Result<()>> {
-        let mut patience = Patience::new(&self.habit);
+        let mut backoff = Backoff::new(&self.spin_policy);
         let mut rounds = Rounds::default();
-        let mut drowsy = None;
+        let mut about_to_sleep = None;
         loop {
             if self.look(driver) {
-                patience.reset();
-                drowsy = None;
+                backoff.reset();
+                about_to_sleep = None;
             }
             if let Some(outcome) = self.reached(driver, target) {
-                driver.link.flush();
+                driver.group.flush();
                 return Some(outcome);
             }
             // Blocked; or other things go on and on, behind which a call must not wait longer than it may.
-            if drowsy.is_some() || rounds.due() {
+            if about_to_sleep.is_some() || rounds.due() {
                 self.examine(driver);
                 if let Some(outcome) = self.reached(driver, target) {
                     return Some(outcome);
@@ -225,14 +250,14 @@ impl Inner {
                     Ok(true) => return None,
                     Err(interrupted) => return Some(Err(interrupted)),
                 }
-                if let Some(drowsy) = drowsy.take() {
-                    patience.nap(&drowsy, &driver.link, limit.left(now).min(driver.nap()));
+                if let Some(about_to_sleep) = about_to_sleep.take() {
+                    backoff.nap(&about_to_sleep, &driver.group, limit.left(now).min(driver.nap()));
                     continue;
                 }
             }
-            if patience.wait() {
-                driver.link.flush();
-                drowsy = Some(Drowsy::new(&self.sleeper));
+            if backoff.wait() {
+                driver.group.flush();
+                about_to_sleep = Some(AboutToSleep::new(&self.sleeper));
             }
         }
     }
@@ -264,18 +289,8 @@ impl Inner {
         Ok(true)
     }
 
-    /// Waits until what was called for on devices is over, unless somebody waits for a call that the closing is to end.
-    pub(crate) fn land(self: &Arc<Self>, limit: Duration) {
-        self.drive_to(&Target::Landed, limit);
-    }
-
-    /// Moves messages that are under way to their ends.
-    pub(crate) fn deliver(self: &Arc<Self>, limit: Duration) {
-        self.drive_to(&Target::Delivered, limit);
-    }
-
     /// Drives for so long at most, and only where no other thread waits here. No signal ends it.
-    fn drive_to(self: &Arc<Self>, target: &Target<'_>, limit: Duration) {
+    pub(super) fn drive_to(self: &Arc<Self>, target: &Target<'_>, limit: Duration) {
         let mut limit = Limit::new(Some(limit));
         while let Some(mut driver) = self.drive_soon() {
             let outcome = self.drive(&mut driver, target, &mut limit);
@@ -288,9 +303,9 @@ impl Inner {
 
     /// What is left behind is the progress thread's.
     pub(crate) fn leave(self: &Arc<Self>, driver: MutexGuard<'_, Driver>) {
-        let pending = driver.pending() || self.has_mail();
+        let pending = driver.pending() || self.has_items();
         drop(driver);
-        if pending || self.has_mail() {
+        if pending || self.has_items() {
             progress::register(self);
         }
     }

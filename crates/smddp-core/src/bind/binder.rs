@@ -1,0 +1,193 @@
+//! Sizes, segments and channels of one rank's program.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use smddp_plan::{Buffer, Collective, Decision, Program, Source, Span, Step};
+use smddp_transport::{Inlet, Outlet, Wired, Wiring};
+
+use super::{Act, Bound, Incoming, Reduce, Run};
+use crate::head;
+use crate::key::Key;
+
+fn running(lengths: impl Iterator<Item = usize>) -> Vec<usize> {
+    let mut at = 0;
+    lengths
+        .map(|length| {
+            at += length;
+            at - length
+        })
+        .collect()
+}
+
+/// Binds a program of one of `n` ranks to the sizes on which all have decided.
+pub(super) fn bound(key: &Key, n: usize, decision: &Decision, program: Program) -> Bound {
+    let [input, output] = decision.blocks.clone();
+    // A buffer that holds only this rank's block has it at its beginning.
+    let (own_in, own_out) = match key.collective {
+        Collective::AllGather | Collective::Gather => (true, false),
+        Collective::ReduceScatter | Collective::Scatter => (false, true),
+        _ => (false, false),
+    };
+    let place = |lengths: &[usize], alone: bool| {
+        if alone { vec![0; lengths.len()] } else { running(lengths.iter().copied()) }
+    };
+    // Messages have the names of their writers' spans, and a peer may have more Scratch than this rank.
+    let sources = program.lanes.iter().flatten().flat_map(|timed| timed.step.sources());
+    let named = sources.filter(|source| source.message.buffer == Buffer::Scratch);
+    let named = named.map(|source| source.message.block + source.message.blocks).max().unwrap_or(0);
+    let scratch: Vec<usize> = (0..program.scratch_blocks.max(named)).map(|b| input[b % n]).collect();
+    let aligned = scratch.iter().map(|length| length.next_multiple_of(64));
+    let outlet = |readers| Outlet { readers, cell: 0, messages: 0, bytes: 0 };
+    let mut binder = Binder {
+        outlets: program.channels.into_iter().map(|channel| outlet(channel.readers)).collect(),
+        inlets: Vec::new(),
+        known: HashMap::new(),
+        uneven_pairs: decision.uneven_pairs(),
+        bound: Bound {
+            choice: decision.choice,
+            kernel: None,
+            lanes: Vec::new(),
+            turns: Vec::new(),
+            wiring: Arc::default(),
+            wired: Wired::default(),
+            semaphores: program.semaphores,
+            scratch: aligned.clone().take(program.scratch_blocks).sum(),
+            offsets: [place(&input, own_in), place(&output, own_out), running(aligned)],
+            lengths: [input, output, scratch],
+            near: Default::default(),
+            head: head::of(key, decision),
+            bytes: decision.bytes(),
+        },
+    };
+    for lane in &program.lanes {
+        binder.lane(lane.iter().map(|timed| (timed.lag, &timed.step)));
+    }
+    let Binder { mut bound, outlets, inlets, .. } = binder;
+    let most = outlets.iter().map(|outlet| outlet.messages).max().unwrap_or(0) as usize;
+    // One cell does for one message; more messages need two, or a writer waits for a reader that waits for it.
+    let least = if most <= 1 { 1 } else { 2 };
+    let depth = (bound.choice.depth.min(most).max(least), least);
+    let (inline, window) = (decision.inline, bound.choice.window());
+    bound.wiring = Arc::new(Wiring { outlets, inlets, inline, depth, window });
+    bound
+}
+
+struct Binder {
+    bound: Bound,
+    outlets: Vec<Outlet>,
+    /// Also of messages without bytes: their writers' headers are held against this rank's.
+    inlets: Vec<Inlet>,
+    /// The inlet of a rank's channel.
+    known: HashMap<(usize, usize), usize>,
+    uneven_pairs: bool,
+}
+
+impl Binder {
+    fn lane<'a>(&mut self, steps: impl Iterator<Item = (usize, &'a Step)>) {
+        let bound = steps.map(|(lag, step)| (lag, self.act(step)));
+        let mut acts: Vec<(usize, (Act, usize))> = bound.filter(|(_, (_, segments))| *segments > 0).collect();
+        // One segment only: a straight line, in the order of the lags.
+        if acts.iter().all(|(_, (_, segments))| *segments <= 1) {
+            acts.sort_by_key(|(lag, _)| *lag);
+            acts.iter_mut().for_each(|(lag, _)| *lag = 0);
+        }
+        self.bound.turns.push(acts.iter().map(|(lag, (_, segments))| lag + segments).max().unwrap_or(0));
+        self.bound.lanes.push(acts.into_iter().map(|(lag, (act, _))| (lag, act)).collect());
+    }
+
+    /// A step with its blocks, and how many segments it has.
+    fn act(&mut self, step: &Step) -> (Act, usize) {
+        match step {
+            Step::Send { channel, source, tee } => {
+                let source = self.run(*source);
+                self.sends(*channel, source);
+                (Act::Send { channel: *channel, source, tee: tee.map(|t| self.run(t)) }, source.segments)
+            }
+            Step::Receive { from, to, forward } => {
+                let (from, to) = (self.incoming(from, Some(*to)), self.run(*to));
+                forward.iter().for_each(|&channel| self.sends(channel, to));
+                (Act::Receive { from, to, forward: *forward }, from.message.segments)
+            }
+            Step::Reduce { from, own, to, send, finish } => {
+                let result = match (to, own, from.first()) {
+                    (Some(to), ..) => *to,
+                    (None, Some((_, own)), _) => *own,
+                    (None, None, Some(f)) => {
+                        Span::new(f.message.buffer, f.message.block + f.take.0, f.take.1)
+                    }
+                    (None, None, None) => Span::TOKEN,
+                };
+                let result = self.run(result);
+                send.iter().for_each(|&channel| self.sends(channel, result));
+                let from: Vec<Incoming> = from.iter().map(|f| self.incoming(f, None)).collect();
+                let segments = from.iter().map(|f| f.message.segments).fold(result.segments, usize::max);
+                let own = own.map(|(at, span)| (at, self.run(span)));
+                let (keep, send, finish) = (to.is_some(), *send, *finish);
+                (Act::Reduce(Reduce { from, own, result, keep, send, finish }), segments)
+            }
+            Step::Copy { source, to, finish } => {
+                let (source, to) = (self.run(*source), self.run(*to));
+                (Act::Copy { source, to, finish: *finish }, source.segments)
+            }
+            Step::Signal { semaphore, of } => {
+                let of = self.run(*of);
+                (Act::Signal { semaphore: *semaphore, of }, of.segments)
+            }
+            Step::Wait { semaphore, of } => {
+                let of = self.run(*of);
+                (Act::Wait { semaphore: *semaphore, of }, of.segments)
+            }
+        }
+    }
+
+    fn run(&self, span: Span) -> Run {
+        let table = &self.bound.lengths[span.buffer as usize];
+        let offsets = &self.bound.offsets[span.buffer as usize];
+        let range = span.block..span.block + span.blocks;
+        let segments = range.clone().map(|block| table[block].div_ceil(self.bound.choice.segment)).max();
+        let segments = segments.unwrap_or(1);
+        let mut next = offsets.get(span.block).copied().unwrap_or(0);
+        let (first, mut in_a_row) = (next, segments <= 1);
+        for block in range {
+            in_a_row &= offsets[block] == next;
+            next += table[block];
+        }
+        let row = in_a_row.then_some((first, next - first));
+        Run { buffer: span.buffer, block: span.block, blocks: span.blocks, segments, row }
+    }
+
+    fn bytes(&self, run: Run) -> u64 {
+        run.range().map(|block| self.bound.lengths[run.buffer as usize][block] as u64).sum()
+    }
+
+    /// The channel carries the segments of a run; the first is its largest.
+    fn sends(&mut self, channel: usize, run: Run) {
+        let (largest, bytes) = (self.bound.message(run, 0), self.bytes(run));
+        let outlet = &mut self.outlets[channel];
+        outlet.cell = outlet.cell.max(largest);
+        outlet.messages += run.segments as u64;
+        outlet.bytes += bytes;
+    }
+
+    /// `to`: the span that takes it, which alone tells the size where only the pair knows it.
+    fn incoming(&mut self, source: &Source, to: Option<Span>) -> Incoming {
+        let message = self.run(match to {
+            Some(to) if self.uneven_pairs => to,
+            None if self.uneven_pairs => Span::TOKEN,
+            _ => source.message,
+        });
+        let (largest, bytes) = (self.bound.message(message, 0), self.bytes(message));
+        let (rank, channel) = (source.rank, source.channel);
+        let inlet = *self.known.entry((rank, channel)).or_insert_with(|| {
+            self.inlets.push(Inlet { rank, channel, reader: source.reader, cell: 0, messages: 0, bytes: 0 });
+            self.inlets.len() - 1
+        });
+        let known = &mut self.inlets[inlet];
+        known.messages += message.segments as u64;
+        known.cell = known.cell.max(largest);
+        known.bytes += bytes;
+        let before = source.take.0;
+        Incoming { inlet, message, before, skip: self.bound.message(Run { blocks: before, ..message }, 0) }
+    }
+}

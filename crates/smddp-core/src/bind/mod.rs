@@ -1,0 +1,283 @@
+//! A program meets sizes: offsets, segments, cells, wiring. The result is kept and used again.
+
+mod binder;
+mod cache;
+mod staging;
+
+use std::ops::Range;
+use std::sync::{Arc, OnceLock};
+
+use smddp_plan::{
+    Ask, Buffer, Choice, Decision, Group, Memory, Network, Program, Step, Topology, decide, plan,
+};
+use smddp_transport::{Head, Reach, Wired, Wiring};
+
+pub(crate) use self::cache::Cache;
+pub(crate) use self::staging::check;
+use crate::call::name_of;
+use crate::config::Config;
+use crate::error::{Error, Result};
+use crate::head;
+use crate::key::Key;
+use crate::network::Known;
+use crate::reduce::Kernel;
+use crate::types::RedOp;
+
+/// Blocks of one buffer, ready to be walked: numbers into the tables of [`Bound`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Run {
+    pub(crate) buffer: Buffer,
+    pub(crate) block: usize,
+    pub(crate) blocks: usize,
+    /// Segments of the longest block; 1 for a token.
+    pub(crate) segments: usize,
+    /// Offset of the first block, and bytes of all, where they lie in a row and are one segment: then the blocks are
+    /// one piece of memory (unless the caller gave a list).
+    pub(crate) row: Option<(usize, usize)>,
+}
+
+impl Run {
+    pub(crate) fn range(self) -> Range<usize> {
+        self.block..self.block + self.blocks
+    }
+}
+
+/// Blocks that are taken of a message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Incoming {
+    pub(crate) inlet: usize,
+    /// The message as its writer laid it out (block numbers of the tables).
+    pub(crate) message: Run,
+    /// Blocks of it before those that are taken, and their bytes in the first segment.
+    pub(crate) before: usize,
+    pub(crate) skip: usize,
+}
+
+/// A step bound to sizes; see [`smddp_plan::Step`].
+#[derive(Clone, Debug)]
+pub(crate) enum Act {
+    Send { channel: usize, source: Run, tee: Option<Run> },
+    Receive { from: Incoming, to: Run, forward: Option<usize> },
+    Reduce(Reduce),
+    Copy { source: Run, to: Run, finish: bool },
+    Signal { semaphore: usize, of: Run },
+    Wait { semaphore: usize, of: Run },
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Reduce {
+    pub(crate) from: Vec<Incoming>,
+    /// This rank's own input, and its position among the sources.
+    pub(crate) own: Option<(usize, Run)>,
+    pub(crate) result: Run,
+    /// Whether the result is kept here.
+    pub(crate) keep: bool,
+    pub(crate) send: Option<usize>,
+    pub(crate) finish: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Bound {
+    pub(crate) choice: Choice,
+    pub(crate) kernel: Option<Kernel>,
+    pub(crate) lanes: Vec<Vec<(usize, Act)>>,
+    /// Turns of each lane's loop.
+    pub(crate) turns: Vec<usize>,
+    pub(crate) wiring: Arc<Wiring>,
+    /// The same with the ways of its channels.
+    pub(crate) wired: Wired,
+    pub(crate) semaphores: usize,
+    /// Offsets in bytes of the blocks of In, Out, Scratch when each is one flat buffer.
+    pub(crate) offsets: [Vec<usize>; 3],
+    /// Bytes of the blocks of In, Out, Scratch.
+    pub(crate) lengths: [Vec<usize>; 3],
+    pub(crate) scratch: usize,
+    /// On a device: whether each outlet's and each inlet's messages are by reference.
+    pub(crate) near: [Vec<bool>; 2],
+    /// The header: operation, dtype, root, plan; and how many elements, see `head::count`.
+    pub(crate) head: Head,
+    /// Whole buffer, as nccl-tests counts it.
+    pub(crate) bytes: usize,
+}
+
+impl Bound {
+    pub(crate) fn length(&self, buffer: Buffer, block: usize) -> usize {
+        self.lengths[buffer as usize][block]
+    }
+
+    /// Bytes of one segment of a block.
+    pub(crate) fn piece(&self, buffer: Buffer, block: usize, segment: usize) -> usize {
+        let length = self.length(buffer, block);
+        let start = (segment * self.choice.segment).min(length);
+        self.choice.segment.min(length - start)
+    }
+
+    /// Bytes of the message that one segment of these blocks is.
+    pub(crate) fn message(&self, run: Run, segment: usize) -> usize {
+        run.range().map(|block| self.piece(run.buffer, block, segment)).sum()
+    }
+
+    /// Bytes of a message before the blocks that are taken.
+    #[inline]
+    pub(crate) fn skipped(&self, from: &Incoming, segment: usize) -> usize {
+        if segment == 0 {
+            from.skip
+        } else {
+            self.message(Run { blocks: from.before, ..from.message }, segment)
+        }
+    }
+
+    /// Bytes that keeping it takes, about.
+    fn memory(&self) -> usize {
+        let acts = self.lanes.iter().flatten();
+        let sources = |act: &Act| if let Act::Reduce(reduce) = act { reduce.from.len() } else { 0 };
+        let sources: usize = acts.clone().map(|(_, act)| sources(act)).sum();
+        let Wiring { outlets, inlets, .. } = &*self.wiring;
+        let readers: usize = outlets.iter().map(|outlet| outlet.readers.len()).sum();
+        let channels = size_of_val(&outlets[..]) + size_of_val(&inlets[..]) + readers * size_of::<usize>();
+        let blocks: usize = self.offsets.iter().chain(&self.lengths).map(Vec::len).sum();
+        // `wired` has the channels once more.
+        acts.count() * size_of::<(usize, Act)>()
+            + sources * size_of::<Incoming>()
+            + 2 * channels
+            + blocks * size_of::<usize>()
+    }
+}
+
+/// Where this rank stands in its group.
+#[derive(Clone, Debug)]
+pub(crate) struct GroupFacts {
+    pub(crate) rank: usize,
+    pub(crate) topology: Topology,
+    /// Payload of a slot; 0 where ranks are on several nodes.
+    pub(crate) slot: usize,
+    /// How it reaches the other ranks.
+    pub(crate) reach: Arc<Reach>,
+    /// What the way between nodes is taken to be like.
+    pub(crate) assumed: Network,
+    /// What is known of the network between nodes; set before the first call, if at all, and to the same on all ranks.
+    pub(crate) network: OnceLock<Known>,
+}
+
+impl GroupFacts {
+    /// `way`: how a group says that other nodes are reached.
+    pub(crate) fn assumed(way: &str) -> Network {
+        if way.starts_with("fabric efa") { Network::PACED } else { Network::ASSUMED }
+    }
+
+    /// Rates are measured; how well a way shares its links is its nature.
+    fn network(&self) -> Network {
+        let incast = self.assumed.incast;
+        self.network.get().map_or(self.assumed, |known| Network { incast, ..known.network })
+    }
+
+    pub(crate) fn group(&self) -> Group<'_> {
+        Group { topology: &self.topology, slot: self.slot, network: self.network() }
+    }
+}
+
+/// What the planner decides about a call.
+pub(crate) fn decided(key: &Key, facts: &GroupFacts, config: &Config) -> Decision {
+    decide(&key.shape(), &facts.group(), &config.plans())
+}
+
+/// A decision in words, as `smddp info` and tables have it.
+pub(crate) fn told(way: &str, decision: &Decision) -> String {
+    let Choice { algorithm, segment, .. } = decision.choice;
+    let cells = decision.choice.window();
+    if decision.inline {
+        return format!("{way} {}, one message", algorithm.name());
+    }
+    format!("{way} {}, segments of {} KiB, {cells} cells", algorithm.name(), segment.div_ceil(1024))
+}
+
+/// The kernel of a reducing collective; an error where its dtype cannot be reduced so.
+fn kernel(key: &Key) -> Result<Option<Kernel>> {
+    if !key.collective.reduces() {
+        return Ok(None);
+    }
+    let redop = RedOp::from_code(key.redop, 1.0).unwrap_or(RedOp::Sum);
+    let kernel = Kernel::new(key.dtype, redop).ok_or_else(|| {
+        Error::Invalid(format!(
+            "{}: {} of {} is not defined",
+            name_of(key.collective),
+            redop.name(),
+            key.dtype.name()
+        ))
+    })?;
+    Ok(Some(kernel))
+}
+
+pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<Bound> {
+    let (rank, n) = (facts.rank, facts.topology.size());
+    let kernel = kernel(key)?;
+    let decision = decided(key, facts, config);
+    let choice = decision.choice;
+    let ask = Ask {
+        collective: key.collective,
+        rank,
+        size: n,
+        root: if key.collective.has_root() { key.root } else { 0 },
+        uneven_pairs: decision.uneven_pairs(),
+    };
+    let program = plan(choice.algorithm, &ask, &facts.topology).ok_or_else(|| {
+        Error::Invalid(format!(
+            "{}: algorithm {} does not do this collective on {n} ranks (SMDDP_ALGO?)",
+            name_of(key.collective),
+            choice.algorithm.name()
+        ))
+    })?;
+    if key.memory == Memory::Reference && rewrites(&program) {
+        return Err(Error::Invalid(format!(
+            "{}: algorithm {} writes where others still read, which memory of a device does not allow (SMDDP_ALGO?)",
+            name_of(key.collective),
+            choice.algorithm.name()
+        )));
+    }
+    let mut bound = Bound { kernel, ..binder::bound(key, n, &decision, program) };
+    if key.memory != Memory::Host {
+        on_device(&mut bound, key, facts);
+    }
+    bound.wired = facts.reach.wire(&bound.wiring);
+    Ok(bound)
+}
+
+/// Messages of a node that go by reference are a few words each.
+fn on_device(bound: &mut Bound, key: &Key, facts: &GroupFacts) {
+    let near = |rank: usize| key.memory == Memory::Reference && facts.topology.share_node(rank, facts.rank);
+    let wiring = Arc::make_mut(&mut bound.wiring);
+    bound.near = [
+        wiring.outlets.iter().map(|o| o.readers.first().is_some_and(|&reader| near(reader))).collect(),
+        wiring.inlets.iter().map(|i| near(i.rank)).collect(),
+    ];
+    let outlets = wiring.outlets.iter_mut().zip(&bound.near[0]).filter(|(_, near)| **near);
+    outlets.for_each(|(outlet, _)| outlet.cell = DESCRIPTOR);
+    let inlets = wiring.inlets.iter_mut().zip(&bound.near[1]).filter(|(_, near)| **near);
+    inlets.for_each(|(inlet, _)| inlet.cell = DESCRIPTOR);
+    // All ranks are on a device, and on the same of the group's.
+    bound.head.what |= head::on_device(key.site);
+}
+
+/// Bytes of a message by reference.
+pub(crate) const DESCRIPTOR: usize = 64;
+
+/// Whether a program writes any block of Out or Scratch twice: then what it sent by reference would change under its
+/// readers.
+fn rewrites(program: &Program) -> bool {
+    let mut written = Vec::new();
+    for timed in program.lanes.iter().flatten() {
+        let to = match &timed.step {
+            Step::Send { tee, .. } => *tee,
+            Step::Receive { to, .. } | Step::Copy { to, .. } => Some(*to),
+            Step::Reduce { to, .. } => *to,
+            Step::Signal { .. } | Step::Wait { .. } => None,
+        };
+        for span in to.into_iter().filter(|span| span.buffer != Buffer::In) {
+            written.extend((span.block..span.block + span.blocks).map(|block| (span.buffer, block)));
+        }
+    }
+    let all = written.len();
+    written.sort_unstable();
+    written.dedup();
+    written.len() < all
+}

@@ -1,0 +1,228 @@
+//! How settings are read, and how those that ranks share are written: what means the same is written alike.
+
+use std::time::Duration;
+
+use smddp_plan::tune::Table;
+use smddp_plan::{Algorithm, Network};
+use smddp_transport::interface::{self, Family, Wanted};
+use smddp_transport::joint::Between;
+
+use crate::log::Level;
+
+/// A value, or what is wanted instead of the text.
+type Read<T> = Result<T, String>;
+
+/// More than any machine has: what is derived from a size stays a size.
+const MOST_BYTES: usize = 1 << 40;
+
+/// "64M", "4096", "1g".
+pub fn parse_bytes(text: &str) -> Option<usize> {
+    let text = text.trim();
+    let (digits, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let shift = match unit.trim().to_ascii_lowercase().trim_end_matches(['b', 'i']) {
+        "" => 0,
+        "k" => 10,
+        "m" => 20,
+        "g" => 30,
+        _ => return None,
+    };
+    digits.parse::<usize>().ok()?.checked_mul(1 << shift)
+}
+
+pub(super) fn bytes(least: usize) -> impl Fn(&str) -> Read<usize> {
+    move |text| {
+        parse_bytes(text)
+            .filter(|n| (least..=MOST_BYTES).contains(n))
+            .ok_or_else(|| format!("a size of {least} bytes to 1024G, like 65536 or 64M"))
+    }
+}
+
+/// `None` where nothing is said.
+pub(super) fn some<T>(read: impl Fn(&str) -> Read<T>) -> impl Fn(&str) -> Read<Option<T>> {
+    move |text| (!text.is_empty()).then(|| read(text)).transpose()
+}
+
+pub(super) fn as_it_is<T: for<'a> From<&'a str>>(text: &str) -> Read<T> {
+    Ok(text.into())
+}
+
+pub(super) fn algorithm(text: &str) -> Read<Algorithm> {
+    let names = || format!("one of {}", Algorithm::ALL.map(Algorithm::name).join(", "));
+    Algorithm::from_name(&text.to_ascii_lowercase()).ok_or_else(names)
+}
+
+/// A table says which algorithm, a file has a name.
+pub(super) fn tune(text: &str) -> Read<Table> {
+    let lines = match text.is_empty() || text.contains(":@") {
+        true => text.to_owned(),
+        false => std::fs::read_to_string(text).map_err(|e| format!("neither a table nor a file ({e})"))?,
+    };
+    Table::parse(&lines).map_err(|e| e.to_string())
+}
+
+pub(super) fn micros(text: &str) -> Read<Duration> {
+    text.parse().map(Duration::from_micros).map_err(|_| "whole microseconds".to_owned())
+}
+
+pub(super) fn seconds(text: &str) -> Read<Duration> {
+    let found = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    found.ok_or_else(|| "seconds, 0 or more".to_owned())
+}
+
+pub(super) fn wanted(text: &str) -> Read<Wanted> {
+    Ok(Wanted { value: some(as_it_is)(text)?, from: interface::NAMES[0] })
+}
+
+/// What has a few values, each with a name.
+pub(super) trait Named: Copy + PartialEq + 'static {
+    const NAMES: &'static [(&'static str, Self)];
+}
+
+pub(super) fn named<T: Named>(text: &str) -> Read<T> {
+    let found = T::NAMES.iter().find(|(name, _)| name.eq_ignore_ascii_case(text));
+    let names = || T::NAMES.iter().map(|(name, _)| *name).filter(|name| !name.is_empty()).collect::<Vec<_>>();
+    found.map(|(_, value)| *value).ok_or_else(|| format!("one of {}", names().join(", ")))
+}
+
+impl Named for bool {
+    const NAMES: &'static [(&'static str, Self)] = &[("0", false), ("1", true)];
+}
+
+impl Named for Between {
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("auto", Self::Auto), ("tcp", Self::Tcp), ("fabric", Self::Fabric), ("shm", Self::Nothing)];
+}
+
+impl Named for Family {
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("", Self::Any), ("AF_INET", Self::V4), ("AF_INET6", Self::V6)];
+}
+
+/// How device memory goes within a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DevicePath {
+    /// By reference where that is possible.
+    Auto,
+    /// By reference, or not at all.
+    Reference,
+    /// Through pinned host memory.
+    Host,
+}
+
+impl Named for DevicePath {
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("auto", Self::Auto), ("ipc", Self::Reference), ("host", Self::Host)];
+}
+
+impl Named for Level {
+    const NAMES: &'static [(&'static str, Self)] = &[
+        ("VERSION", Self::Version),
+        ("WARN", Self::Warn),
+        ("INFO", Self::Info),
+        ("TRACE", Self::Trace),
+        ("NONE", Self::None),
+        ("0", Self::None),
+    ];
+}
+
+pub(super) trait Written {
+    fn written(&self) -> String;
+}
+
+impl<T: Named> Written for T {
+    fn written(&self) -> String {
+        T::NAMES
+            .iter()
+            .find(|(_, value)| value == self)
+            .map_or_else(String::new, |(name, _)| (*name).to_owned())
+    }
+}
+
+impl<T: Written> Written for Option<T> {
+    fn written(&self) -> String {
+        self.as_ref().map_or_else(String::new, T::written)
+    }
+}
+
+macro_rules! written {
+    ($($(#[$doc:meta])* $type:ty: |$value:ident| $text:expr;)*) => {$(
+        $(#[$doc])*
+        impl Written for $type {
+            fn written(&self) -> String {
+                let $value = self;
+                $text
+            }
+        }
+    )*};
+}
+
+written! {
+    /// With the largest unit that leaves no remainder.
+    usize: |bytes| {
+        let units = [(30, "G"), (20, "M"), (10, "K")];
+        let unit = units.into_iter().find(|(shift, _)| *bytes > 0 && bytes.is_multiple_of(1 << shift));
+        unit.map_or_else(|| bytes.to_string(), |(shift, name)| format!("{}{name}", bytes >> shift))
+    };
+    String: |text| text.clone();
+    Algorithm: |algorithm| algorithm.name().to_owned();
+    /// A file's name says nothing of what is in it.
+    Table: |table| table.to_string();
+    Network: |network| {
+        let (latency, message) = (network.latency_ns / 1e3, network.message_ns / 1e3);
+        format!("latency_us={latency},message_us={message},gbit={}", network.bytes_per_ns * 8.0)
+    };
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+
+    fn with(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+        let lookup = |name: &str| pairs.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
+        Config::read(lookup).unwrap().shared()
+    }
+
+    #[test]
+    fn settings_that_mean_the_same_are_the_same() {
+        for (name, one, other) in [
+            ("SMDDP_STAGING_BYTES", "64M", "67108864"),
+            ("SMDDP_STAGING_BYTES", "64M", " 64 m "),
+            ("SMDDP_STAGING_BYTES", "64M", ""),
+            ("SMDDP_ALGO", "ring", " RING "),
+            ("SMDDP_SEGMENT_BYTES", "64k", "65536"),
+            ("SMDDP_NETWORK", "gbit=10,latency_us=2.5", " latency_us=2.50, gbit=10.0"),
+            ("SMDDP_TRANSPORT", "tcp", " tcp"),
+            ("SMDDP_TRANSPORT", "auto", ""),
+            ("SMDDP_REQUIRE", "efa", "EFA "),
+            ("SMDDP_PROBE", "1", ""),
+            ("SMDDP_SOCKET_FAMILY", "AF_INET", "af_inet"),
+        ] {
+            assert_eq!(with(&[(name, one)]), with(&[(name, other)]), "{name}={one:?} and {other:?}");
+        }
+        assert_eq!(with(&[]), Config::default().shared());
+    }
+
+    #[test]
+    fn every_setting_that_ranks_share_is_compared_by_its_value() {
+        for (name, value) in [
+            ("SMDDP_STAGING_BYTES", "32M"),
+            ("SMDDP_ALGO", "ring"),
+            ("SMDDP_TUNE", "all_reduce:0-32k:@tree"),
+            ("SMDDP_SEGMENT_BYTES", "64k"),
+            ("SMDDP_PROBE", "0"),
+            ("SMDDP_NETWORK", "gbit=3"),
+            ("SMDDP_TRANSPORT", "tcp"),
+            ("SMDDP_REQUIRE", "efa"),
+            ("SMDDP_FABRIC_PROVIDER", "tcp"),
+            ("SMDDP_SHM", "0"),
+            ("SMDDP_SOCKET_FAMILY", "AF_INET6"),
+            ("SMDDP_CUDA_PATH", "host"),
+        ] {
+            let (usual, other) = (with(&[]), with(&[(name, value)]));
+            let differ: Vec<_> =
+                usual.iter().zip(&other).filter(|(a, b)| a != b).map(|(a, _)| &a.0).collect();
+            assert_eq!(differ, [name]);
+        }
+        assert_eq!(with(&[]).len(), 12, "a setting that no line above tries");
+    }
+}

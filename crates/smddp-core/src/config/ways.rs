@@ -1,0 +1,72 @@
+//! What the settings leave between nodes: found out by looking, for `smddp info` and for what a transport may use.
+
+use smddp_transport::fabric::{
+    self,
+    choose::{Choice, Unusable},
+};
+use smddp_transport::interface;
+use smddp_transport::joint::{Between, Means, may_have_efa};
+
+use super::Config;
+
+impl Config {
+    /// What the transports may use.
+    pub(crate) fn means(&self) -> Means {
+        Means {
+            staging: self.staging,
+            shm: self.shm,
+            node: self.node.clone(),
+            interface: self.interface.clone(),
+            family: self.family,
+            between: self.between,
+            library: self.library.clone(),
+            provider: self.provider.clone(),
+            local: self.launch.local,
+            require: self.require.clone(),
+        }
+    }
+
+    /// What serves between nodes, in words; the error says why nothing does.
+    pub fn between_nodes(&self) -> std::result::Result<String, String> {
+        let (names, way) = match self.between {
+            Between::Nothing => return Err("SMDDP_TRANSPORT=shm forbids it".to_owned()),
+            Between::Fabric => self.over_fabric()?,
+            Between::Auto if may_have_efa() => self.over_fabric().or_else(|_| self.over_tcp())?,
+            Between::Auto | Between::Tcp => self.over_tcp()?,
+        };
+        match &self.require {
+            Some(wanted) if !names.contains(wanted) => {
+                Err(format!("SMDDP_REQUIRE={wanted}, but there is {way}"))
+            }
+            _ => Ok(way),
+        }
+    }
+
+    /// What `SMDDP_REQUIRE` may call it, and what it is.
+    fn over_tcp(&self) -> std::result::Result<(Vec<String>, String), String> {
+        let choice = interface::choose(&self.interface, self.family).map_err(|error| error.to_string())?;
+        let warning = if choice.loopback { "; other hosts cannot reach it" } else { "" };
+        Ok((vec!["tcp".to_owned()], format!("tcp {choice}{warning}")))
+    }
+
+    fn over_fabric(&self) -> std::result::Result<(Vec<String>, String), String> {
+        let (choice, lines) = self.look_for_fabric();
+        let provider = choice.map_err(|error| error.to_string())?.provider;
+        Ok((vec!["fabric".to_owned(), provider], lines.join("; ")))
+    }
+
+    /// What libfabric offers here and why it is taken or not, in lines.
+    pub fn fabric(&self) -> std::result::Result<Vec<String>, String> {
+        let (choice, lines) = self.look_for_fabric();
+        choice.map(|_| lines).map_err(|error| error.to_string())
+    }
+
+    fn look_for_fabric(&self) -> (std::result::Result<Choice, Unusable>, Vec<String>) {
+        fabric::choose::choose_provider(&fabric::choose::Settings {
+            library: self.library.clone(),
+            provider: self.provider.clone(),
+            address: None,
+            local: self.launch.local,
+        })
+    }
+}

@@ -1,0 +1,219 @@
+//! Why what is waited for does not come: the dead, those who left, other calls, deadlines.
+
+use std::time::{Duration, Instant};
+
+use smddp_plan::Collective;
+use smddp_transport::{Fault, Head, Mismatch};
+
+use super::Driver;
+use crate::call::numbered;
+use crate::describe;
+use crate::error::Error;
+use crate::head;
+use crate::report;
+
+/// What became of a rank that needs this group no more.
+const LEFT: &str = "left the group (destroyed it or exited) before this operation";
+
+/// A death in the node is known everywhere there after this time at most.
+const DEATH_IS_TOLD: Duration = Duration::from_secs(1);
+
+impl Driver {
+    pub(super) fn examine_faults(&mut self) -> Result<Option<Error>, Error> {
+        let faults = self.group.faults();
+        Ok(self.judge(&faults, false).err())
+    }
+
+    /// Something went wrong at another rank. If it is dead, that is the reason; this process hears of it soon.
+    pub(super) fn await_faults(&mut self) -> Result<(), Error> {
+        let begun = Instant::now();
+        while begun.elapsed() < DEATH_IS_TOLD {
+            if let Some(error) = self.examine_faults()? {
+                return Err(error);
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// Looks for reasons why what is waited for does not come: the dead, the gone, and passed deadlines. Called when blocked,
+    /// and now and then while something moves.
+    pub(crate) fn examine(&mut self, now: Instant) -> Result<(), Error> {
+        if let Some(op) = self.queue.front().filter(|op| op.begun) {
+            let (seq, mine) = (op.seq, op.bound.head);
+            if let Some(found) = self.group.settle().err().or_else(|| self.other_call(seq, mine)) {
+                self.differ(seq, mine, found)?;
+            }
+        }
+        let faults = self.group.faults();
+        if !faults.is_empty() {
+            // Whoever left may have published what we wait for just before.
+            let moved = self.poll()?;
+            if !self.pending() {
+                return Ok(());
+            }
+            // Messages that go on and on are no reason for a collective to wait for the dead.
+            if !moved || !self.queue.is_empty() && !self.advanced {
+                self.judge(&faults, moved)?;
+            }
+        }
+        if let Some(op) = self.queue.front_mut() {
+            let since = *op.submitted.get_or_insert(now);
+            if now.duration_since(since) >= op.timeout {
+                self.group.survey();
+                // Another rank may have found the cause meanwhile.
+                let faults = self.group.faults();
+                self.judge(&faults, false)?;
+                let Some(op) = self.queue.front() else { return Ok(()) };
+                return Err(describe::timeout(&self.group, &self.name, op));
+            }
+        }
+        for enqueued in &self.enqueued {
+            if now.duration_since(enqueued.submitted) >= enqueued.timeout {
+                return Err(describe::stuck(&self.name, enqueued));
+            }
+        }
+        self.look_for_leavers()?;
+        self.messages.expire(&mut self.group, &self.name, now)
+    }
+
+    /// Where calls differ, all may be writing to ranks that do not read, and hold nobody's header against their own.
+    fn other_call(&self, seq: u64, mine: Head) -> Option<Mismatch> {
+        (0..self.group.size()).filter(|&rank| rank != self.group.rank()).find_map(|rank| {
+            let theirs = self.group.head_of(rank, seq).filter(|&theirs| theirs != mine)?;
+            Some(Mismatch { rank, theirs, bytes: None })
+        })
+    }
+
+    /// A rank that leaves sends nothing more to the recvs that wait for it. In a node all that it sent can be seen before that it
+    /// leaves; between nodes messages have a way of their own, at whose end it says so.
+    fn look_for_leavers(&mut self) -> Result<(), Error> {
+        if !self.queue.is_empty() {
+            return Ok(());
+        }
+        let leaves = |rank: &usize| {
+            self.group.way().is_empty() && self.group.head_of(*rank, self.next).is_some_and(head::is_leaving)
+                || self.group.mailed_last(*rank)
+        };
+        if let Some(rank) = self.messages.sought().into_iter().find(leaves) {
+            self.messages.poll(&mut self.group, &self.name)?;
+            if self.messages.sought().contains(&rank) {
+                return Err(self.left_behind("recv".to_owned(), rank));
+            }
+        }
+        Ok(())
+    }
+
+    /// A rank has left that something here waits for.
+    fn left_behind(&self, what: String, rank: usize) -> Error {
+        let unclaimed = self.messages.unclaimed(rank, &self.group, &self.name);
+        unclaimed.unwrap_or_else(|| describe::lost(&self.group, &self.name, what, rank, LEFT))
+    }
+
+    /// `moving`: messages still come in, perhaps of those who have left.
+    fn judge(&mut self, faults: &[Fault], moving: bool) -> Result<(), Error> {
+        let what = match (self.queue.front(), self.enqueued.front()) {
+            (Some(op), _) => numbered(op.collective, op.seq),
+            (None, Some(enqueued)) => numbered(enqueued.collective, enqueued.seq),
+            (None, None) => "send or recv".to_owned(),
+        };
+        for fault in faults {
+            if let Fault::Differs { seq, mine, found } = *fault {
+                self.differ(seq, mine, found)?;
+            }
+        }
+        if self.leaves() {
+            return self.judge_leaving(faults);
+        }
+        // Then the dead: they are the cause, what others report is the consequence.
+        for fault in faults {
+            if let Fault::Lost { rank, how } = fault {
+                return Err(describe::lost(&self.group, &self.name, what, *rank, how));
+            }
+        }
+        // What another rank reports may well be how this process's own trouble looks from there.
+        for fault in faults {
+            if let Fault::Unable { rank, why } = fault {
+                return Err(describe::unable(&self.group, &self.name, &what, *rank, why));
+            }
+        }
+        for fault in faults {
+            match fault {
+                Fault::Poisoned { rank, why } => return Err(self.hear(what, *rank, why)),
+                Fault::Left { rank } => {
+                    let needed = self.queue.front().is_some_and(|op| self.group.awaits(*rank, op.seq));
+                    if needed || !moving && self.messages.needs(*rank) {
+                        return Err(self.left_behind(what, *rank));
+                    }
+                }
+                Fault::Lost { .. } | Fault::Differs { .. } | Fault::Unable { .. } => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// What another rank reports, as an error here, which is passed on in that rank's words.
+    fn hear(&mut self, what: String, from: usize, report: &str) -> Error {
+        let error = report::heard(&self.group, &self.name, what, from, report);
+        self.heard = Some((error.clone(), report.to_owned()));
+        error
+    }
+
+    /// Two ranks made different calls, which is the end of the group, unless one of them left and the other hears that.
+    pub(super) fn differ(&mut self, seq: u64, mine: Head, found: Mismatch) -> Result<(), Error> {
+        let collective = head::collective(mine).unwrap_or(Collective::Barrier);
+        let (leave, left) = (head::is_leaving(mine), head::is_leaving(found.theirs));
+        if left && !leave && !collective.has_root() && self.queue.front().is_some_and(|op| op.seq == seq) {
+            let what = numbered(collective, seq);
+            return Err(describe::lost(&self.group, &self.name, what, found.rank, LEFT));
+        }
+        // A call of which all ranks are a part raises over there. Without a root's part in it, it may have ended well.
+        if leave && !left && head::collective(found.theirs).is_some_and(|theirs| !theirs.has_root()) {
+            self.leave_alone(&format!(
+                "{} waits in {}",
+                self.group.describe(found.rank),
+                head::call(found.theirs)
+            ));
+            return Ok(());
+        }
+        Err(describe::mismatch(&self.group, &self.name, collective, seq, mine, found))
+    }
+
+    /// Whether the call under way is the one by which this rank leaves.
+    fn leaves(&self) -> bool {
+        self.queue.front().is_some_and(|op| head::is_leaving(op.bound.head))
+    }
+
+    /// Ends the call by which this rank leaves: there is nobody to hold anything against.
+    pub(crate) fn leave_alone(&mut self, why: &str) {
+        if self.leaves()
+            && let Some(op) = self.queue.pop_front()
+            && let Some(work) = op.work
+        {
+            work.finish(Err(Error::Closed { group: self.name.clone(), why: why.to_owned() }));
+        }
+    }
+
+    /// A rank that is gone ends the leaving, and no error is left of it but that of ranks that made different calls.
+    fn judge_leaving(&mut self, faults: &[Fault]) -> Result<(), Error> {
+        let seq = self.queue.front().map_or(0, |op| op.seq);
+        for fault in faults {
+            match fault {
+                Fault::Poisoned { rank, why } if report::is_mismatch(why) => {
+                    return Err(self.hear("destroy_process_group".to_owned(), *rank, why));
+                }
+                Fault::Left { rank } if !self.group.awaits(*rank, seq) => {}
+                Fault::Lost { rank, .. } | Fault::Poisoned { rank, .. } | Fault::Left { rank } => {
+                    self.leave_alone(&format!("{} is gone", self.group.describe(*rank)));
+                    break;
+                }
+                Fault::Unable { rank, why } => {
+                    self.leave_alone(&format!("{} is out of reach: {why}", self.group.describe(*rank)));
+                    break;
+                }
+                Fault::Differs { .. } => {}
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,8 @@
+//! Making a group: ranks meet over a store, exchange cards, connect, and learn what the network between them is like.
+
+mod bootstrap;
+mod pending;
+mod probe;
+
+pub use bootstrap::Store;
+pub use pending::Pending;
