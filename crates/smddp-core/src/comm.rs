@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use smddp_plan::{Algorithm, Collective, Counts, Network, Topology};
-use smddp_transport::board::Board;
+use smddp_transport::Board;
 use smddp_transport::fork::{self, PerProcess};
 use smddp_transport::{Group, Sleeper};
 
@@ -57,7 +57,7 @@ pub(crate) struct Inner {
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) site: Site,
-    board: Option<Arc<dyn Board>>,
+    board: Option<Arc<Board>>,
     /// The devices that this group has been used on.
     lobbies: Mutex<Vec<Arc<Lobby>>>,
     /// How other nodes are reached; empty where there are none.

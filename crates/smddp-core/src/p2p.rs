@@ -200,16 +200,16 @@ impl Mailroom {
                 return true;
             };
             while send.moved < bytes {
-                let Some((cell, room)) = link.mail_cell(stream) else { return true };
+                let Some((cell, room)) = link.mail_cell(to, stream) else { return true };
                 let piece = room.min(bytes - send.moved);
                 // SAFETY: the cell is ours and has `room` bytes; the buffer holds `bytes` and is valid until the
                 // post is over. This thread owns the driver.
                 unsafe { reduce::copy(cell, (send.post.ptr + send.moved) as *const u8, piece, false) };
-                link.mail_publish(stream, piece);
+                link.mail_publish(to, stream, piece);
                 send.moved += piece;
                 moved = true;
             }
-            link.mail_close(stream);
+            link.mail_close(to, stream);
             send.post.work.finish(Ok(()));
             false
         });

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use smddp_transport::bootstrap::CardTree;
 use smddp_transport::joint::{Joined, Prepared};
-use smddp_transport::process::Card;
+use smddp_transport::Card;
 
 use crate::comm::Communicator;
 use crate::config::{Config, Level};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smddp_cuda::{Address, Uuid};
 use smddp_plan::Collective;
-use smddp_transport::board::Board;
+use smddp_transport::Board;
 
 use super::regions::Sample;
 use super::site::{LEAST_SLAB, Lobby, Site};
@@ -52,7 +52,7 @@ pub(crate) fn agree(
     on: &On,
     index: usize,
     first: Option<&Arc<Lobby>>,
-    board: Option<Arc<dyn Board>>,
+    board: Option<Arc<Board>>,
 ) -> Result<(Arc<Lobby>, Site)> {
     let (rank, size, device) = (comm.rank(), comm.size(), &on.device);
     if index >= MOST_SITES {
@@ -98,7 +98,7 @@ fn meet(
     comm: &Communicator,
     on: &On,
     known: Option<Arc<Pages>>,
-    board: Option<Arc<dyn Board>>,
+    board: Option<Arc<Board>>,
     unable: Option<String>,
 ) -> Result<Found> {
     let device = &on.device;
@@ -165,7 +165,7 @@ fn impossible(comm: &Communicator, why: &str) -> Error {
 }
 
 /// Whether this rank's device has the memory of its node's devices: tried with a sample of each.
-fn reach(comm: &Communicator, on: &On, cards: &[u8], board: &Arc<dyn Board>) -> Result<(), String> {
+fn reach(comm: &Communicator, on: &On, cards: &[u8], board: &Arc<Board>) -> Result<(), String> {
     let topology = comm.topology();
     for mate in (0..comm.size()).filter(|&mate| topology.share_node(mate, comm.rank())) {
         let card = &cards[mate * CARD..(mate + 1) * CARD];

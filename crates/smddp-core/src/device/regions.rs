@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use smddp_cuda::{Address, Device, Export, Import, Imported, Kind, Region};
-use smddp_transport::board::{Board, Lent};
+use smddp_transport::{Board, Lent};
 use smddp_transport::fork::PerProcess;
 
 use super::site::Lobby;
@@ -84,7 +84,7 @@ static ALL: PerProcess<Mutex<Vec<Weak<Mutex<Borrowed>>>>> = PerProcess::new();
 /// What one site lends and has borrowed.
 pub(super) struct Regions {
     device: Arc<Device>,
-    board: Option<Arc<dyn Board>>,
+    board: Option<Arc<Board>>,
     /// By (address, generation) of the regions.
     lent: HashMap<Vec<(Address, u64)>, u64>,
     borrowed: Arc<Mutex<Borrowed>>,
@@ -96,7 +96,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const ASK: Duration = Duration::from_millis(100);
 
 impl Regions {
-    pub(super) fn new(lobby: &Arc<Lobby>, board: Option<Arc<dyn Board>>) -> Self {
+    pub(super) fn new(lobby: &Arc<Lobby>, board: Option<Arc<Board>>) -> Self {
         let borrowed = Borrowed { lobby: Arc::downgrade(lobby), mappings: HashMap::new() };
         let borrowed = Arc::new(Mutex::new(borrowed));
         let mut all = lock(ALL.get());
@@ -222,12 +222,12 @@ impl Drop for Regions {
 }
 
 /// What `rank` lends under that number, mapped.
-fn fetch(device: &Arc<Device>, board: &dyn Board, rank: usize, token: u64) -> Result<Mapping, String> {
+fn fetch(device: &Arc<Device>, board: &Board, rank: usize, token: u64) -> Result<Mapping, String> {
     let lent = ask(board, rank, token)?;
     open(device, &lent).map_err(|error| format!("memory of rank {rank}: {error}"))
 }
 
-fn ask(board: &dyn Board, rank: usize, token: u64) -> Result<Lent, String> {
+fn ask(board: &Board, rank: usize, token: u64) -> Result<Lent, String> {
     board.borrow(rank, token).map_err(|error| format!("rank {rank} does not hand over its memory: {error}"))
 }
 
@@ -240,7 +240,7 @@ pub(super) struct Sample {
 
 impl Sample {
     /// Allocates `bytes`, which stay the caller's.
-    pub(super) fn new(device: &Arc<Device>, board: &dyn Board, bytes: usize) -> smddp_cuda::Result<Self> {
+    pub(super) fn new(device: &Arc<Device>, board: &Board, bytes: usize) -> smddp_cuda::Result<Self> {
         let at = device.allocate(bytes)?;
         let region = device.region(at)?;
         if matches!(region.kind, Kind::Private | Kind::Host) || device.export(&region).is_err() {
@@ -253,7 +253,7 @@ impl Sample {
     /// Whether `rank`'s can be had here.
     pub(super) fn try_of(
         device: &Arc<Device>,
-        board: &dyn Board,
+        board: &Board,
         rank: usize,
         token: u64,
     ) -> Result<(), String> {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use smddp_cuda::{Address, Copy, Device, Event, Reduction, Result, Stream, Wait};
-use smddp_transport::board::Board;
+use smddp_transport::Board;
 
 use super::Place;
 use super::bounce::Bounce;
@@ -241,7 +241,7 @@ impl Site {
     /// `first`: device memory of [`LEAST_SLAB`] bytes, this site's from now on.
     pub(super) fn new(
         lobby: Arc<Lobby>,
-        board: Option<Arc<dyn Board>>,
+        board: Option<Arc<Board>>,
         size: usize,
         first: Option<Address>,
     ) -> Self {

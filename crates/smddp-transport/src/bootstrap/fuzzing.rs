@@ -1,7 +1,8 @@
 //! What comes to a rank's sockets while its group is made, and out of the store.
 
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::OnceLock;
 
 use super::*;

@@ -18,17 +18,16 @@ mod talk;
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::os::fd::AsFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::UnixListener;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
-use crate::net::tcp::Own;
-use crate::process::{Card, Id, random};
-use talk::{Listener, Talk};
+use crate::Card;
+use crate::own::Own;
+use crate::process::{Id, listen, random};
+use talk::Talk;
 
 /// Largest card; that of an EFA rank with 32 rails takes a tenth.
 const LARGEST_CARD: usize = 32 << 10;
@@ -107,7 +106,7 @@ pub struct CardTree {
     rank: usize,
     size: usize,
     address: Address,
-    listeners: Vec<Listener>,
+    listeners: Vec<Own<OwnedFd>>,
     callers: Vec<Talk>,
     children: BTreeMap<usize, Child>,
     above: Above,
@@ -125,14 +124,12 @@ impl CardTree {
     pub fn new(card: &Card) -> io::Result<Self> {
         let (rank, size, token) = (card.rank as usize, card.size as usize, random());
         let socket = [b"smddp-cards-", token.as_slice()].concat();
-        let unix = UnixListener::bind_addr(&std::os::unix::net::SocketAddr::from_abstract_name(&socket)?)?;
-        unix.set_nonblocking(true)?;
-        let mut listeners = vec![Listener::Unix(Own::new(unix))];
+        let mut listeners = vec![Own::new(listen(&socket)?.into())];
         // The way that the group's own connections will take; a loopback address says nothing to other hosts.
         let ip = card.offer.tcp.as_ref().ok().map(|(address, _)| address.socket.ip());
-        let tcp = ip.filter(|ip| !ip.is_loopback()).and_then(|ip| listen(ip).ok());
+        let tcp = ip.filter(|ip| !ip.is_loopback()).and_then(|ip| listen_at(ip).ok());
         let address = tcp.as_ref().and_then(|listener| listener.local_addr().ok());
-        listeners.extend(tcp.map(|listener| Listener::Tcp(Own::new(listener))));
+        listeners.extend(tcp.map(|listener| Own::new(listener.into())));
         let (boot, netns) = (card.boot.clone(), card.netns);
         Ok(Self {
             rank,
@@ -296,7 +293,7 @@ impl CardTree {
     fn admit(&mut self) {
         for listener in &self.listeners {
             // What this process lacks (descriptors) may come back: whoever waits goes on waiting.
-            while let Ok(Some(talk)) = listener.accept() {
+            while let Ok(talk) = Talk::accept(listener.as_fd()) {
                 if self.callers.len() == CALLERS {
                     self.callers.remove(0);
                 }
@@ -469,7 +466,7 @@ impl CardTree {
     }
 }
 
-fn listen(ip: IpAddr) -> io::Result<TcpListener> {
+fn listen_at(ip: IpAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind((ip, 0))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
@@ -499,11 +496,12 @@ fn downward(outcome: &Outcome) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::UnixStream;
 
     use super::*;
+    use crate::fuzzing::feed::means;
     use crate::joint::Prepared;
-    use crate::net::feed::means;
 
     fn trees(size: usize) -> Vec<CardTree> {
         let rank = |rank| Prepared::new(rank, size, Vec::new(), &means(rank)).unwrap();

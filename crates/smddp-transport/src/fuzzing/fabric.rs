@@ -8,6 +8,7 @@ use super::script::Script;
 use crate::net::fabric::engine::{Address, Engine};
 use crate::net::fabric::message::{HEAD, Head, What};
 use crate::net::fabric::provider::Event;
+use crate::net::fabric::staging::Staging;
 use crate::net::fabric::wire::FabricWire;
 
 /// Engines of the peers.
@@ -16,12 +17,14 @@ const ENGINE: u64 = 100;
 pub fn fabric(bytes: &[u8]) {
     let mut script = Script::new(bytes);
     let device = Device::new(script.yes());
-    let Ok(engine) = Engine::new(Box::new(device.clone()), endpoint().whole(), SIZE - 1, 1 << 20) else {
+    let Ok(engine) =
+        Engine::new("script".to_owned(), vec![device.clone()], Staging::of(&endpoint()), SIZE - 1, 1 << 20)
+    else {
         return;
     };
     let engine = Arc::new(Mutex::new(engine));
-    let Ok(prepared) = FabricWire::prepare(&engine, ME, SIZE, SIZE - 1) else { return };
-    let group = prepared.address().group();
+    let Ok((mut wire, mine)) = FabricWire::prepare(&engine, ME, SIZE, SIZE - 1) else { return };
+    let group = mine.group();
     let addresses: Vec<Option<Address>> = (0..SIZE)
         .map(|rank| {
             // What a card says.
@@ -29,11 +32,13 @@ pub fn fabric(bytes: &[u8]) {
                 0 => (script.number() as u32, script.number() as u32),
                 _ => (8, 8192),
             };
-            let at = prepared.address().elsewhere(ENGINE + rank as u64, first, message);
+            let at = mine.elsewhere(ENGINE + rank as u64, first, message);
             (rank != ME).then_some(at)
         })
         .collect();
-    let Ok(wire) = prepared.connect(&addresses) else { return };
+    if wire.connect(&addresses).is_err() {
+        return;
+    }
     let mut rank = Rank::new(Box::new(wire));
     let mut next = [0; SIZE];
     while let Some(what) = script.step() {

@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use crate::lock;
 use crate::net::frame::{Frame, LANES};
 use crate::net::wire::{Broken, EAGER, Place, Sink, Ticket, Wire};
 
@@ -50,7 +51,7 @@ impl Shared {
     }
 
     pub(super) fn with<T>(&self, of: impl FnOnce(&mut Line) -> T) -> T {
-        of(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        of(&mut lock(&self.0))
     }
 }
 

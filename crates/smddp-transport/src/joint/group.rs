@@ -5,11 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::reach::{In, Out, Reach, Ways, Wired};
-use crate::board::Board;
 use crate::net::link::Net;
 use crate::process::Sleeper;
-use crate::shm::Near;
-use crate::{Fault, Head, Mail, Mismatch, Stream, Wiring};
+use crate::shm::{Board, Near};
+use crate::{Fault, Head, Mail, Mismatch, PointToPoint, Stream, Wiring};
 
 /// One rank's end of a communicator. It *lends cells*: a writer fills its next cell of a channel and publishes it, a reader
 /// looks at it where it lies and releases it. Nothing here blocks but [`Group::survey`] and [`Group::leave`]; what cannot be
@@ -33,9 +32,6 @@ struct Far {
 
 // SAFETY: `lent` holds addresses of cells that this group owns; one thread at a time owns the group.
 unsafe impl Send for Far {}
-
-/// Streams with this bit are the wire's.
-const NET: Stream = 1 << 63;
 
 impl Group {
     pub(super) fn new(reach: Reach, names: Vec<String>, near: Near, net: Option<Net>) -> Self {
@@ -167,13 +163,6 @@ impl Group {
         }
     }
 
-    fn way_to_mut(&mut self, rank: usize) -> Result<(usize, &mut Near), &mut Net> {
-        match (self.reach.local(rank), &mut self.far) {
-            (None, Some(far)) => Err(&mut far.net),
-            (local, _) => Ok((local.unwrap_or(rank), &mut self.near)),
-        }
-    }
-
     /// Whether `rank` has begun operation `seq` (or a later one); `None`: not known.
     pub fn arrived(&self, rank: usize, seq: u64) -> Option<bool> {
         self.way_to(rank)
@@ -204,70 +193,46 @@ impl Group {
         self.far.as_ref().map_or_else(Vec::new, |far| far.net.silent())
     }
 
-    /// Starts sending a message; `None`: not yet.
-    pub fn mail_open(&mut self, to: usize, mail: Mail) -> Option<Stream> {
-        match self.way_to_mut(to) {
-            Ok((local, near)) => near.mail_open(local, mail),
-            Err(net) => net.mail_open(to, mail).map(|stream| stream | NET),
+    /// Messages with `rank`, and its number there.
+    fn mail<T>(&mut self, rank: usize, does: impl FnOnce(&mut dyn PointToPoint, usize) -> T) -> T {
+        match (self.reach.local(rank), &mut self.far) {
+            (None, Some(far)) => far.net.mail(|mail| does(mail, rank)),
+            (local, _) => does(self.near.mail(), local.unwrap_or(rank)),
         }
     }
 
-    /// The wire, if that outgoing message goes over it, and its number there.
-    fn outgoing(&mut self, stream: Stream) -> Option<(&mut Net, Stream)> {
-        let far = self.far.as_mut().filter(|_| stream & NET != 0)?;
-        Some((&mut far.net, stream & !NET))
+    /// See [`PointToPoint`], of which these are the calls.
+    pub fn mail_open(&mut self, to: usize, what: Mail) -> Option<Stream> {
+        self.mail(to, |mail, to| mail.open(to, what))
     }
 
-    /// Next free cell of an outgoing message: address and room in bytes.
-    pub fn mail_cell(&mut self, stream: Stream) -> Option<(*mut u8, usize)> {
-        match self.outgoing(stream) {
-            Some((net, stream)) => net.mail_cell(stream),
-            None => self.near.mail_cell(stream),
-        }
+    pub fn mail_cell(&mut self, to: usize, stream: Stream) -> Option<(*mut u8, usize)> {
+        self.mail(to, |mail, _| mail.cell(stream))
     }
 
-    /// The cell filled last is a piece of `bytes` now.
-    pub fn mail_publish(&mut self, stream: Stream, bytes: usize) {
-        match self.outgoing(stream) {
-            Some((net, stream)) => net.mail_publish(stream, bytes),
-            None => self.near.mail_publish(stream),
-        }
+    pub fn mail_publish(&mut self, to: usize, stream: Stream, bytes: usize) {
+        self.mail(to, |mail, _| mail.publish(stream, bytes));
     }
 
-    /// Everything is written; memory comes back when the receiver is done.
-    pub fn mail_close(&mut self, stream: Stream) {
-        match self.outgoing(stream) {
-            Some((net, stream)) => net.mail_close(stream),
-            None => self.near.mail_close(stream),
-        }
+    pub fn mail_close(&mut self, to: usize, stream: Stream) {
+        self.mail(to, |mail, _| mail.close(stream));
+    }
+
+    pub fn mail_next(&mut self, from: usize) -> Option<(Mail, Stream)> {
+        self.mail(from, |mail, from| mail.next(from))
+    }
+
+    pub fn mail_piece(&mut self, from: usize, stream: Stream) -> Option<(*const u8, usize)> {
+        self.mail(from, |mail, from| mail.piece(from, stream))
+    }
+
+    pub fn mail_release(&mut self, from: usize, stream: Stream) {
+        self.mail(from, |mail, from| mail.release(from, stream));
     }
 
     /// Whether no message of `rank` is still to come, though what it called for may be.
     pub fn mailed_last(&self, rank: usize) -> bool {
         self.way_to(rank).is_err_and(|net| net.mailed_last(rank))
-    }
-
-    /// Next message that `from` announced and that was not yet taken from the wire.
-    pub fn mail_next(&mut self, from: usize) -> Option<(Mail, Stream)> {
-        match self.way_to_mut(from) {
-            Ok((local, near)) => near.mail_next(local),
-            Err(net) => net.mail_next(from),
-        }
-    }
-
-    /// Next piece of an incoming message.
-    pub fn mail_piece(&mut self, from: usize, stream: Stream) -> Option<(*const u8, usize)> {
-        match self.way_to_mut(from) {
-            Ok((local, near)) => near.mail_piece(local, stream),
-            Err(net) => net.mail_piece(from, stream),
-        }
-    }
-
-    pub fn mail_release(&mut self, from: usize, stream: Stream) {
-        match self.way_to_mut(from) {
-            Ok((local, near)) => near.mail_release(local, stream),
-            Err(net) => net.mail_release(from, stream),
-        }
     }
 
     /// Anybody who is gone, left or declared the group dead. Called while this rank waits: the ranks that it waits for
@@ -326,8 +291,8 @@ impl Group {
     }
 
     /// What the ranks of this node share besides messages; `None` in a group of one rank.
-    pub fn board(&self) -> Option<Arc<dyn Board>> {
-        self.near.board(self.reach.clone())
+    pub fn board(&self) -> Option<Arc<Board>> {
+        self.near.board(self.reach.places())
     }
 
     /// The bell that rings where something comes in, for any thread.

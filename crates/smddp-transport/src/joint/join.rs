@@ -1,37 +1,16 @@
 //! Making a group: what this rank offers, and, with what all others offer, who is reached how.
 
 use std::io;
-use std::path::PathBuf;
 
 use super::group::Group;
-use super::offer::{Between, Ends};
+use super::means::{Between, Means};
+use super::offer::Ends;
 use super::reach::Reach;
 use super::scripted::{Scripted, WireScript};
-use crate::net::interface::{Family, Wanted};
+use crate::Card;
 use crate::net::link::{Net, Way};
-use crate::process::{Card, Endpoint};
+use crate::process::Endpoint;
 use crate::shm::{self, Unreachable};
-
-/// What may be used, as the settings say.
-#[derive(Clone, Debug)]
-pub struct Means {
-    /// Cap of the staging pool in bytes.
-    pub staging: usize,
-    /// Whether ranks of one host may share memory at all.
-    pub shm: bool,
-    /// Ranks that name different nodes do not share memory.
-    pub node: Option<String>,
-    pub interface: Wanted,
-    pub family: Family,
-    pub between: Between,
-    /// `SMDDP_LIBFABRIC` and `SMDDP_FABRIC_PROVIDER`.
-    pub library: Option<PathBuf>,
-    pub provider: Option<String>,
-    /// This rank's number on its host, and how many there are, where the launcher tells.
-    pub local: Option<(usize, usize)>,
-    /// Any other way between nodes than this is an error: "tcp", "fabric", or a provider.
-    pub require: Option<String>,
-}
 
 /// Why there is no link.
 #[derive(Debug, thiserror::Error)]
@@ -100,7 +79,7 @@ impl Prepared {
         if self.means.between == Between::Nothing {
             return Err(JoinError::Nodes(forbidden(&cards, &nodes)));
         }
-        let (mut way, told) = self.ends.connect(me, &cards, &nodes, &self.means)?;
+        let (mut way, told) = self.ends.connect(me, &cards, &nodes, &self.means).map_err(JoinError::Nodes)?;
         if let Some(script) = self.script {
             way.wire = Box::new(Scripted::new(way.wire, script));
         }
@@ -123,20 +102,15 @@ pub(super) fn link(
     let net = way.zip(near.home());
     let net = net.map(|(way, (endpoint, nonce))| Net::new(me, cards.len(), way, endpoint, nonce));
     let reach = Reach::new(me, cards.len(), here, copies);
-    Ok(Group::new(reach, cards.iter().map(name).collect(), near, net))
-}
-
-/// "rank 3 (host h1, pid 812)".
-pub(super) fn name(card: &Card) -> String {
-    format!("rank {} (host {}, pid {})", card.rank, card.host, card.pid)
+    Ok(Group::new(reach, cards.iter().map(Card::name).collect(), near, net))
 }
 
 fn forbidden(cards: &[Card], nodes: &[usize]) -> String {
     let other = cards.iter().zip(nodes).find(|(_, node)| **node != nodes[0]).map(|(card, _)| card);
     format!(
         "{} and {} do not share memory ({}), and SMDDP_TRANSPORT=shm forbids any other way; unset it to go over the network",
-        name(&cards[0]),
-        other.map_or_else(String::new, name),
+        cards[0].name(),
+        other.map_or_else(String::new, Card::name),
         other.map_or("", |other| apart(&cards[0], other)),
     )
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::net::wiring::{NetOutlet, NetWiring};
+use crate::net::wiring::NetWiring;
 use crate::{Inlet, Outlet, Wiring};
 
 /// Where each rank of a group is, as one of them reaches it.
@@ -35,6 +35,10 @@ impl Reach {
     /// Its place in this node; `None` for a rank that is not here.
     pub(crate) fn local(&self, rank: usize) -> Option<usize> {
         self.local.get(rank).copied().flatten()
+    }
+
+    pub(super) fn places(&self) -> Vec<Option<usize>> {
+        self.local.clone()
     }
 
     pub(super) fn rank(&self, local: usize) -> usize {
@@ -71,13 +75,7 @@ impl Reach {
             });
             let net = (!remote.is_empty()).then_some(net_outlets.len());
             if net.is_some() {
-                net_outlets.push(NetOutlet {
-                    channel,
-                    readers: remote,
-                    cell: outlet.cell,
-                    messages: outlet.messages,
-                    bytes: outlet.bytes,
-                });
+                net_outlets.push((channel, Outlet { readers: remote, ..outlet.clone() }));
             }
             outs.push(Out { shm, net });
         }

@@ -9,7 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use super::frame::{Frame, Kind};
 use super::wire::{Place, Ticket};
 use crate::process::{Owner, Region};
-use crate::{Mail, Stream};
+use crate::{Mail, PointToPoint, Stream};
 
 const PIECE: usize = 128 << 10;
 /// Messages up to this many bytes follow their announcement at once.
@@ -71,7 +71,15 @@ pub(super) struct Letters {
     incoming: HashMap<(usize, Stream), Incoming>,
     /// Ranks whose announcements were looked for in vain.
     wanted: Vec<bool>,
-    due: VecDeque<(usize, Frame)>,
+    due: VecDeque<Due>,
+}
+
+/// A frame that has to be sent to a rank, with its payload.
+pub(super) type Due = (usize, Frame, *const u8, Ticket);
+
+/// One without a payload.
+fn tell(due: &mut VecDeque<Due>, to: usize, frame: Frame) {
+    due.push_back((to, frame, std::ptr::null(), 0));
 }
 
 impl Letters {
@@ -91,7 +99,7 @@ impl Letters {
     }
 
     /// The next frame that has to be told a rank.
-    pub(super) fn due(&mut self) -> Option<(usize, Frame)> {
+    pub(super) fn due(&mut self) -> Option<Due> {
         self.due.pop_front()
     }
 
@@ -106,73 +114,6 @@ impl Letters {
         ranks.extend(self.incoming.iter().filter(|(_, i)| i.region.is_some()).map(|((from, _), _)| *from));
         ranks.extend(self.wanted.iter().enumerate().filter(|(_, wanted)| **wanted).map(|(rank, _)| rank));
         ranks
-    }
-
-    pub(super) fn open(&mut self, to: usize, mail: Mail) -> Option<(Stream, Frame)> {
-        let stream = self.next;
-        self.next += 1;
-        let short = mail.bytes as usize <= SHORT && self.kept[to] + mail.bytes <= KEPT;
-        if short {
-            self.kept[to] += mail.bytes;
-        }
-        self.outgoing.insert(
-            stream,
-            Outgoing {
-                to,
-                bytes: mail.bytes as usize,
-                short,
-                region: None,
-                granted: u64::from(short),
-                sent: 0,
-                busy: [0; DEPTH as usize],
-                closed: false,
-            },
-        );
-        let frame = Frame {
-            index: if short { Frame::FOLLOWS } else { 0 },
-            what: mail.what,
-            count: mail.tag,
-            total: mail.bytes,
-            ..Frame::new(Kind::Letter, stream)
-        };
-        Some((stream, frame))
-    }
-
-    pub(super) fn cell(&mut self, stream: Stream) -> Option<(*mut u8, usize)> {
-        let out = self.outgoing.get_mut(&stream)?;
-        let slot = (out.sent % DEPTH) as usize;
-        if out.sent >= out.granted || out.busy[slot] > 0 {
-            return None;
-        }
-        if out.region.is_none() {
-            out.region = self.owner.take(if out.short { out.bytes } else { DEPTH as usize * PIECE });
-        }
-        if out.short {
-            return Some((self.owner.address(out.region?), out.bytes));
-        }
-        Some((self.owner.address(out.region?).wrapping_add(slot * PIECE), PIECE))
-    }
-
-    /// (receiver, frame, payload, ticket) of the piece just written.
-    pub(super) fn publish(
-        &mut self,
-        stream: Stream,
-        bytes: usize,
-    ) -> Option<(usize, Frame, *const u8, Ticket)> {
-        let out = self.outgoing.get_mut(&stream)?;
-        let slot = out.sent % DEPTH;
-        let payload = self.owner.address(out.region?).wrapping_add(slot as usize * PIECE).cast_const();
-        let frame = Frame { index: out.sent, bytes: bytes as u64, ..Frame::new(Kind::Piece, stream) };
-        out.sent += 1;
-        out.busy[slot as usize] += 1;
-        Some((out.to, frame, payload, stream << 8 | slot))
-    }
-
-    pub(super) fn close(&mut self, stream: Stream) {
-        if let Some(out) = self.outgoing.get_mut(&stream) {
-            out.closed = true;
-        }
-        self.drop_done(stream);
     }
 
     fn drop_done(&mut self, stream: Stream) {
@@ -251,20 +192,88 @@ impl Letters {
             incoming.there += 1;
         }
     }
+}
 
-    pub(super) fn next(&mut self, from: usize) -> Option<(Mail, Stream)> {
+impl PointToPoint for Letters {
+    fn open(&mut self, to: usize, mail: Mail) -> Option<Stream> {
+        let stream = self.next;
+        self.next += 1;
+        let short = mail.bytes as usize <= SHORT && self.kept[to] + mail.bytes <= KEPT;
+        if short {
+            self.kept[to] += mail.bytes;
+        }
+        self.outgoing.insert(
+            stream,
+            Outgoing {
+                to,
+                bytes: mail.bytes as usize,
+                short,
+                region: None,
+                granted: u64::from(short),
+                sent: 0,
+                busy: [0; DEPTH as usize],
+                closed: false,
+            },
+        );
+        let frame = Frame {
+            index: if short { Frame::FOLLOWS } else { 0 },
+            what: mail.what,
+            count: mail.tag,
+            total: mail.bytes,
+            ..Frame::new(Kind::Letter, stream)
+        };
+        tell(&mut self.due, to, frame);
+        Some(stream)
+    }
+
+    fn cell(&mut self, stream: Stream) -> Option<(*mut u8, usize)> {
+        let out = self.outgoing.get_mut(&stream)?;
+        let slot = (out.sent % DEPTH) as usize;
+        if out.sent >= out.granted || out.busy[slot] > 0 {
+            return None;
+        }
+        if out.region.is_none() {
+            out.region = self.owner.take(if out.short { out.bytes } else { DEPTH as usize * PIECE });
+        }
+        if out.short {
+            return Some((self.owner.address(out.region?), out.bytes));
+        }
+        Some((self.owner.address(out.region?).wrapping_add(slot * PIECE), PIECE))
+    }
+
+    fn publish(&mut self, stream: Stream, bytes: usize) {
+        if let Some(out) = self.outgoing.get_mut(&stream)
+            && let Some(region) = out.region
+        {
+            let slot = out.sent % DEPTH;
+            let payload = self.owner.address(region).wrapping_add(slot as usize * PIECE).cast_const();
+            let frame = Frame { index: out.sent, bytes: bytes as u64, ..Frame::new(Kind::Piece, stream) };
+            out.sent += 1;
+            out.busy[slot as usize] += 1;
+            self.due.push_back((out.to, frame, payload, stream << 8 | slot));
+        }
+    }
+
+    fn close(&mut self, stream: Stream) {
+        if let Some(out) = self.outgoing.get_mut(&stream) {
+            out.closed = true;
+        }
+        self.drop_done(stream);
+    }
+
+    fn next(&mut self, from: usize) -> Option<(Mail, Stream)> {
         let found = self.announced[from].pop_front();
         self.wanted[from] = found.is_none();
         found
     }
 
-    pub(super) fn piece(&mut self, from: usize, stream: Stream) -> Option<(*const u8, usize)> {
+    fn piece(&mut self, from: usize, stream: Stream) -> Option<(*const u8, usize)> {
         let incoming = self.incoming.get_mut(&(from, stream))?;
         if !incoming.follows && incoming.region.is_none() {
             incoming.region = self.owner.take(DEPTH as usize * PIECE);
             incoming.region?;
             let granted = Frame { index: DEPTH, ..Frame::new(Kind::Ready, stream) };
-            self.due.push_back((from, granted));
+            tell(&mut self.due, from, granted);
         }
         if incoming.there <= incoming.taken {
             return None;
@@ -276,7 +285,7 @@ impl Letters {
         Some((self.owner.address(incoming.region?).wrapping_add(slot).cast_const(), PIECE))
     }
 
-    pub(super) fn release(&mut self, from: usize, stream: Stream) {
+    fn release(&mut self, from: usize, stream: Stream) {
         let Some(incoming) = self.incoming.get_mut(&(from, stream)) else { return };
         incoming.taken += 1;
         if incoming.follows {
@@ -284,11 +293,11 @@ impl Letters {
             if self.untold[from] >= WORD {
                 let total = std::mem::take(&mut self.untold[from]);
                 let frame = Frame { channel: TAKEN, total, ..Frame::new(Kind::Ready, stream) };
-                self.due.push_back((from, frame));
+                tell(&mut self.due, from, frame);
             }
         } else if incoming.taken + DEPTH <= incoming.pieces() {
             let granted = Frame { index: incoming.taken + DEPTH, ..Frame::new(Kind::Ready, stream) };
-            self.due.push_back((from, granted));
+            tell(&mut self.due, from, granted);
         }
         if incoming.taken >= incoming.pieces()
             && let Some(region) = self.incoming.remove(&(from, stream)).and_then(|i| i.region)

@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 
 use super::frame::{Frame, Kind, LANES, MESSAGES};
 use super::letters::Letters;
-use super::tcp::{Survey, Watches};
+use super::tcp::{Listeners, Watches};
 use super::wire::{Broken, Place, Sink, Ticket, Wire};
 use super::wiring::{Came, Flow, In, NetWiring};
 use crate::fork;
 use crate::process::{Endpoint, Owner};
-use crate::{Fault, Head, LONGEST_WHY, Mail, Mismatch, Stream};
+use crate::{Fault, Head, LONGEST_WHY, Mismatch, PointToPoint};
 
 mod survey;
 
@@ -25,6 +25,29 @@ mod survey;
 const REMEMBERED: usize = 64;
 /// Frames that carry less than a cell need no place: a channel of tokens still has an address.
 const NOWHERE: *mut u8 = std::ptr::dangling_mut();
+
+/// What is known of a rank.
+#[derive(Clone, Default)]
+struct Peer {
+    /// Operations it is known to have begun, and the header of the newest.
+    begun: u64,
+    newest: Head,
+    /// It was asked what it has begun and said so: `begun` is all there is to know.
+    answered: bool,
+    /// It was asked, and nothing came.
+    silent: bool,
+    /// Anything was sent to it or came from it.
+    met: bool,
+    /// Lanes (bits) on which anything was sent to it, and on which it said goodbye.
+    used: u8,
+    goodbyes: u8,
+    left: bool,
+    /// What it says of why the group is dead. Made once, since it may be written to for as long as the wire is.
+    words: Option<Box<[u8]>>,
+    poison: Option<String>,
+    /// It sent what no rank sends, and what: nothing more that it sends counts.
+    wrong: Option<&'static str>,
+}
 
 /// What arrives is judged and kept here.
 pub(super) struct State {
@@ -43,26 +66,10 @@ pub(super) struct State {
     flying: u64,
     past: VecDeque<(u64, Head)>,
     differs: Option<Fault>,
-    /// Per rank: operations it is known to have begun, and the header of the newest.
-    begun: Vec<u64>,
-    newest: Vec<Head>,
-    /// It was asked what it has begun and said so: `begun` is all there is to know.
-    answered: Vec<bool>,
-    /// It was asked, and nothing came.
-    silent: Vec<bool>,
-    /// Ranks that anything was sent to or came from.
-    met: Vec<bool>,
-    /// Lanes (bits) on which anything was sent to each rank, and on which it said goodbye.
-    used: Vec<u8>,
-    goodbyes: Vec<u8>,
-    poison: Vec<Option<String>>,
     /// First operation in which a rank declared the group dead.
     dead_from: Option<u64>,
-    left: Vec<bool>,
-    /// What ranks say of why the group is dead. Made once for each, since it may be written to for as long as the wire is.
-    words: Vec<Option<Box<[u8]>>>,
-    /// Ranks that sent what no rank sends, and what: nothing more that they send counts.
-    wrong: Vec<Option<&'static str>>,
+    /// By rank.
+    peers: Vec<Peer>,
     pub(super) letters: Letters,
 }
 
@@ -73,13 +80,16 @@ unsafe impl Send for State {}
 /// What leads to other nodes, and who watches their ranks where the wire does not.
 pub(crate) struct Way {
     pub(crate) wire: Box<dyn Wire>,
+    /// Where those ranks' processes answer for them, though they do not drive.
+    pub(crate) listeners: Option<Arc<Listeners>>,
     pub(crate) watches: Option<Watches>,
 }
 
 pub(crate) struct Net {
     wire: Box<dyn Wire>,
-    /// Peers' TCP listeners tell of their end and answer for ranks that do not drive, where the wire does not: libfabric's
-    /// providers notice a peer that is gone late or never while nothing is sent to it.
+    listeners: Option<Arc<Listeners>>,
+    /// Peers' TCP listeners tell of their end, where the wire does not: libfabric's providers notice a peer that is gone late
+    /// or never while nothing is sent to it.
     watches: Option<Watches>,
     state: State,
     poisoned: bool,
@@ -107,7 +117,7 @@ impl Net {
     pub(crate) fn new(
         me: usize,
         size: usize,
-        Way { wire, watches }: Way,
+        Way { wire, listeners, watches }: Way,
         endpoint: Arc<Endpoint>,
         nonce: u64,
     ) -> Self {
@@ -126,20 +136,19 @@ impl Net {
             flying: 0,
             past: VecDeque::new(),
             differs: None,
-            begun: vec![0; size],
-            newest: vec![Head::default(); size],
-            answered: vec![false; size],
-            silent: vec![false; size],
-            met: vec![false; size],
-            used: vec![0; size],
-            goodbyes: vec![0; size],
-            poison: vec![None; size],
             dead_from: None,
-            left: vec![false; size],
-            words: vec![None; size],
-            wrong: vec![None; size],
+            peers: vec![Peer::default(); size],
         };
-        Self { wire, watches, state, poisoned: false, gone: false, hailed: false, forks: fork::generation() }
+        Self {
+            wire,
+            listeners,
+            watches,
+            state,
+            poisoned: false,
+            gone: false,
+            hailed: false,
+            forks: fork::generation(),
+        }
     }
 
     pub(crate) fn name(&self) -> String {
@@ -147,12 +156,7 @@ impl Net {
     }
 
     pub(crate) fn turn(&mut self) -> bool {
-        let mut moved = self.wire.poll(&mut self.state);
-        while let Some((to, frame)) = self.state.letters.due() {
-            self.frame(to, &frame, std::ptr::null(), LETTER);
-            moved = true;
-        }
-        moved
+        self.wire.poll(&mut self.state) | self.post()
     }
 
     pub(crate) fn busy(&self) -> bool {
@@ -161,8 +165,8 @@ impl Net {
 
     /// Sends a frame whose payload, if any, is short or staged.
     fn frame(&mut self, to: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
-        self.state.met[to] = true;
-        self.state.used[to] |= 1 << frame.lane();
+        self.state.peers[to].met = true;
+        self.state.peers[to].used |= 1 << frame.lane();
         // SAFETY: payloads are cells of regions that are kept until their tickets are back, or short.
         unsafe { self.wire.send(to, frame, payload, ticket) };
     }
@@ -176,7 +180,7 @@ impl Net {
         state.wiring = wiring.clone();
         state.flow.reset(wiring);
         for inlet in &wiring.ins {
-            state.met[inlet.want.rank] = true;
+            state.peers[inlet.want.rank].met = true;
         }
     }
 
@@ -191,9 +195,8 @@ impl Net {
         (state.seq, state.head, state.open) = (seq, head, true);
         (state.opened, self.hailed) = (Some(Instant::now()), false);
         state.base = state.owner.base();
-        match &self.watches {
-            Some(watches) => watches.begun(seq + 1),
-            None => self.wire.begun(seq + 1),
+        if let Some(listeners) = &self.listeners {
+            listeners.begun(seq + 1);
         }
         state.flow.reset(&state.wiring);
         // A channel that carries nothing still tells its readers what this operation is.
@@ -296,8 +299,8 @@ impl Net {
 
     /// Whether `rank` has begun operation `seq`; `None`: not known.
     pub(crate) fn arrived(&self, rank: usize, seq: u64) -> Option<bool> {
-        let begun = self.state.begun[rank] > seq;
-        (begun || self.state.answered[rank]).then_some(begun)
+        let begun = self.state.peers[rank].begun > seq;
+        (begun || self.state.peers[rank].answered).then_some(begun)
     }
 
     /// Whether something of `rank` is waited for in operation `seq`, which it is not known to have begun.
@@ -307,11 +310,11 @@ impl Net {
 
     /// Ranks that did not answer the survey.
     pub(crate) fn silent(&self) -> Vec<usize> {
-        (0..self.state.silent.len()).filter(|&rank| self.state.silent[rank]).collect()
+        (0..self.state.peers.len()).filter(|&rank| self.state.peers[rank].silent).collect()
     }
 
     pub(crate) fn head_of(&self, rank: usize, seq: u64) -> Option<Head> {
-        (self.state.begun[rank] == seq + 1).then(|| self.state.newest[rank])
+        (self.state.peers[rank].begun == seq + 1).then(|| self.state.peers[rank].newest)
     }
 
     /// Whether a rank declared the group dead, in operation `seq` or before.
@@ -336,20 +339,15 @@ impl Net {
         self.wire.check();
         self.watches.iter_mut().for_each(Watches::check);
         let mut faults: Vec<Fault> = self.state.differs.clone().into_iter().collect();
-        for (rank, why) in self.state.poison.iter().enumerate() {
-            if let Some(why) = why {
-                faults.push(Fault::Poisoned { rank, why: why.clone() });
-            }
-        }
-        let left = self.state.left.iter().enumerate().filter(|(_, left)| **left);
-        faults.extend(left.map(|(rank, _)| Fault::Left { rank }));
-        let wrong = self.state.wrong.iter().enumerate().filter_map(|(rank, what)| Some((rank, (*what)?)));
-        faults
-            .extend(wrong.map(|(rank, what)| Fault::Lost { rank, how: format!("is lost (it sent {what})") }));
+        let peers = || self.state.peers.iter().enumerate();
+        faults.extend(peers().filter_map(|(rank, p)| Some(Fault::Poisoned { rank, why: p.poison.clone()? })));
+        faults.extend(peers().filter(|(_, p)| p.left).map(|(rank, _)| Fault::Left { rank }));
+        let wrong = |what: &str| format!("is lost (it sent {what})");
+        faults.extend(peers().filter_map(|(rank, p)| Some(Fault::Lost { rank, how: wrong(p.wrong?) })));
         let unable = self.wire.unable();
         faults.extend(unable.map(|(rank, why)| Fault::Unable { rank, why }));
         // Who has said why the group is dead may well hang up.
-        let known = |peer: usize| self.state.left[peer] || self.state.poison[peer].is_some();
+        let known = |peer: usize| self.state.peers[peer].left || self.state.peers[peer].poison.is_some();
         let broken = self.broken().into_iter().filter(|b| !known(b.peer));
         faults.extend(broken.map(|b| Fault::Lost { rank: b.peer, how: format!("is lost ({})", b.why) }));
         faults
@@ -362,11 +360,6 @@ impl Net {
         let also: Vec<_> = self.wire.broken().into_iter().filter(|b| !known(b.peer)).collect();
         broken.extend(also);
         broken
-    }
-
-    /// Questions to `peers`, see [`Wire::survey`].
-    fn questions(&self, peers: &[usize]) -> Survey {
-        self.watches.as_ref().map_or_else(|| self.wire.survey(peers), |watches| watches.survey(peers))
     }
 
     /// Tells ranks that keep this one waiting what it is that they are waited for in: perhaps they make another call, in
@@ -402,15 +395,16 @@ impl Net {
     /// four, ... ranks away: each tells it on, so everybody hears it.
     fn to_be_told(&self, far: &[usize]) -> Vec<usize> {
         let state = &self.state;
-        let size = state.met.len();
+        let size = state.peers.len();
         let away = |rank: usize| rank.abs_diff(state.me).min(size - rank.abs_diff(state.me));
-        let chosen = |rank: usize| state.met[rank] || size <= TOLD_BY_ONE || away(rank).is_power_of_two();
-        far.iter().copied().filter(|&rank| !state.left[rank] && chosen(rank)).collect()
+        let chosen =
+            |rank: usize| state.peers[rank].met || size <= TOLD_BY_ONE || away(rank).is_power_of_two();
+        far.iter().copied().filter(|&rank| !state.peers[rank].left && chosen(rank)).collect()
     }
 
     fn acquaintances(&self) -> Vec<usize> {
         let state = &self.state;
-        (0..state.met.len()).filter(|&rank| state.met[rank] && !state.left[rank]).collect()
+        (0..state.peers.len()).filter(|&rank| state.peers[rank].met && !state.peers[rank].left).collect()
     }
 
     /// Says goodbye, and sees to it that everything gets out.
@@ -420,7 +414,7 @@ impl Net {
         }
         for rank in self.acquaintances() {
             // On the messages' lane in any case: on the other one it may stand behind a call that the peer never makes.
-            let lanes = self.state.used[rank] | 1 << MESSAGES;
+            let lanes = self.state.peers[rank].used | 1 << MESSAGES;
             for lane in (0..LANES).filter(|lane| lanes >> lane & 1 == 1) {
                 let (channel, index) = (lane as u32, u64::from(lanes));
                 let frame = Frame { channel, index, ..Frame::new(Kind::Leave, self.state.seq) };
@@ -444,7 +438,7 @@ impl Net {
 
     /// Whether no message of that rank is still to come.
     pub(crate) fn mailed_last(&self, rank: usize) -> bool {
-        self.state.goodbyes[rank] >> MESSAGES & 1 == 1
+        self.state.peers[rank].goodbyes >> MESSAGES & 1 == 1
     }
 
     pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
@@ -460,43 +454,21 @@ impl Net {
         self.wire.expect(bytes);
     }
 
-    pub(crate) fn mail_open(&mut self, to: usize, mail: Mail) -> Option<Stream> {
-        let (stream, frame) = self.state.letters.open(to, mail)?;
-        self.frame(to, &frame, std::ptr::null(), LETTER);
-        Some(stream)
+    /// Messages with the ranks of other nodes, and what they have to send of it.
+    pub(crate) fn mail<T>(&mut self, does: impl FnOnce(&mut dyn PointToPoint) -> T) -> T {
+        let outcome = does(&mut self.state.letters);
+        self.post();
+        outcome
     }
 
-    pub(crate) fn mail_cell(&mut self, stream: Stream) -> Option<(*mut u8, usize)> {
-        self.state.letters.cell(stream)
-    }
-
-    pub(crate) fn mail_publish(&mut self, stream: Stream, bytes: usize) {
-        if let Some((to, frame, payload, ticket)) = self.state.letters.publish(stream, bytes) {
+    /// Sends what messages have to; whether there was anything.
+    fn post(&mut self) -> bool {
+        let mut any = false;
+        while let Some((to, frame, payload, ticket)) = self.state.letters.due() {
             self.frame(to, &frame, payload, LETTER | ticket);
+            any = true;
         }
-    }
-
-    pub(crate) fn mail_close(&mut self, stream: Stream) {
-        self.state.letters.close(stream);
-    }
-
-    pub(crate) fn mail_next(&mut self, from: usize) -> Option<(Mail, Stream)> {
-        self.state.letters.next(from)
-    }
-
-    pub(crate) fn mail_piece(&mut self, from: usize, stream: Stream) -> Option<(*const u8, usize)> {
-        let piece = self.state.letters.piece(from, stream);
-        while let Some((to, frame)) = self.state.letters.due() {
-            self.frame(to, &frame, std::ptr::null(), LETTER);
-        }
-        piece
-    }
-
-    pub(crate) fn mail_release(&mut self, from: usize, stream: Stream) {
-        self.state.letters.release(from, stream);
-        while let Some((to, frame)) = self.state.letters.due() {
-            self.frame(to, &frame, std::ptr::null(), LETTER);
-        }
+        any
     }
 }
 
@@ -516,12 +488,12 @@ impl State {
         let silent = |(i, came): (&In, &Came)| {
             i.want.rank == rank && came.awaited(&i.want) && came.there <= came.taken
         };
-        self.open && self.seq == seq && self.begun[rank] <= seq && self.inlets().any(silent)
+        self.open && self.seq == seq && self.peers[rank].begun <= seq && self.inlets().any(silent)
     }
 
     /// Takes a frame for an error of its sender's.
     fn refuse(&mut self, peer: usize, what: &'static str) -> Place {
-        self.wrong[peer].get_or_insert(what);
+        self.peers[peer].wrong.get_or_insert(what);
         Place::Drop
     }
 
@@ -555,8 +527,8 @@ impl State {
     }
 
     fn place_data(&mut self, peer: usize, frame: &Frame) -> Place {
-        self.begun[peer] = self.begun[peer].max(frame.seq.saturating_add(1));
-        self.newest[peer] = Head { what: frame.what, count: frame.count };
+        self.peers[peer].begun = self.peers[peer].begun.max(frame.seq.saturating_add(1));
+        self.peers[peer].newest = Head { what: frame.what, count: frame.count };
         if frame.seq > self.seq || frame.seq == self.seq && !self.open {
             return Place::Later;
         }
@@ -604,8 +576,8 @@ impl State {
 
 impl Sink for State {
     fn place(&mut self, peer: usize, frame: &Frame) -> Place {
-        self.met[peer] = true;
-        if self.wrong[peer].is_some() {
+        self.peers[peer].met = true;
+        if self.peers[peer].wrong.is_some() {
             return Place::Drop;
         }
         match frame.kind {
@@ -614,8 +586,8 @@ impl Sink for State {
                 Some(place) => place,
                 None => self.refuse(peer, "a piece of a message that it did not announce so"),
             },
-            Kind::Poison if frame.bytes <= LONGEST_WHY as u64 && self.words[peer].is_none() => {
-                let words = self.words[peer].insert(vec![0; frame.bytes as usize].into());
+            Kind::Poison if frame.bytes <= LONGEST_WHY as u64 && self.peers[peer].words.is_none() => {
+                let words = self.peers[peer].words.insert(vec![0; frame.bytes as usize].into());
                 Place::Here(words.as_mut_ptr())
             }
             Kind::Poison => {
@@ -627,7 +599,7 @@ impl Sink for State {
     }
 
     fn arrived(&mut self, peer: usize, frame: &Frame) {
-        if self.wrong[peer].is_some() {
+        if self.peers[peer].wrong.is_some() {
             return;
         }
         match frame.kind {
@@ -645,15 +617,15 @@ impl Sink for State {
                 }
             }
             Kind::Poison => {
-                let words = self.words[peer].as_deref().unwrap_or_default();
+                let words = self.peers[peer].words.as_deref().unwrap_or_default();
                 let why = String::from_utf8_lossy(words).into_owned();
-                self.poison[peer].get_or_insert(why);
+                self.peers[peer].poison.get_or_insert(why);
                 self.dead_from = Some(self.dead_from.map_or(frame.seq, |from| from.min(frame.seq)));
             }
             Kind::Leave => {
                 // What it sent on its other lane may still be on its way.
-                self.goodbyes[peer] |= 1 << (frame.channel & 7);
-                self.left[peer] = u64::from(self.goodbyes[peer]) & frame.index == frame.index;
+                self.peers[peer].goodbyes |= 1 << (frame.channel & 7);
+                self.peers[peer].left = u64::from(self.peers[peer].goodbyes) & frame.index == frame.index;
             }
             Kind::Hail => self.hailed(peer, frame),
             // Between the ends of a wire.
@@ -689,6 +661,6 @@ impl Net {
         let words = |words: &[u8]| words.as_ptr() == at && bytes <= words.len();
         state.owner.holds(at, bytes)
             || state.letters.holds(at, bytes)
-            || state.words.iter().flatten().any(|kept| words(kept))
+            || state.peers.iter().filter_map(|peer| peer.words.as_deref()).any(words)
     }
 }

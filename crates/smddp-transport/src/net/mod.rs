@@ -8,6 +8,3 @@ pub(crate) mod link;
 pub(crate) mod tcp;
 pub(crate) mod wire;
 pub(crate) mod wiring;
-
-#[cfg(any(test, fuzzing))]
-pub use tcp::feed;

@@ -4,7 +4,6 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 
 use super::frame::Frame;
-use super::tcp::Survey;
 
 /// A sent payload's number, given by the sender; told again when its memory is free.
 pub(crate) type Ticket = u64;
@@ -58,13 +57,6 @@ pub(crate) trait Wire: Send {
     fn watch(&mut self, peer: usize);
     /// Looks for peers that are gone. Called now and then while this rank waits for anything.
     fn check(&mut self) {}
-    /// Questions to `peers`, in that order, what they have begun, though they do not drive; whom this wire cannot ask is
-    /// left out. Asked when a deadline has passed.
-    fn survey(&self, _peers: &[usize]) -> Survey {
-        Survey::default()
-    }
-    /// Others may be told by [`Wire::survey`] that this rank has begun so many operations.
-    fn begun(&mut self, _operations: u64) {}
     /// Peers found broken so far. A peer that ends in good order has sent its `Kind::Leave` frame before.
     fn broken(&self) -> Vec<Broken>;
     /// A peer that this process cannot reach for want of something of its own, and of what. The peer may be well.

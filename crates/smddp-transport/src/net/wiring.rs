@@ -2,19 +2,10 @@
 
 use std::collections::HashMap;
 
-use crate::{Inlet, Mismatch};
-
-/// A channel that this rank writes and ranks of other nodes read.
-pub(crate) struct NetOutlet {
-    /// Its number in the program.
-    pub(crate) channel: usize,
-    pub(crate) readers: Vec<usize>,
-    pub(crate) cell: usize,
-    pub(crate) messages: u64,
-    pub(crate) bytes: u64,
-}
+use crate::{Inlet, Mismatch, Outlet};
 
 pub(super) struct Out {
+    /// Its number in the program.
     pub(super) channel: usize,
     /// In rotated order, so that not all ranks write to one first.
     pub(super) readers: Vec<usize>,
@@ -51,10 +42,10 @@ pub(crate) struct NetWiring {
 }
 
 impl NetWiring {
-    /// `window`: cells of a channel at its readers, on which all ranks agree; `written`: those of its writer.
+    /// `outlets`: each with its number in the program. `window`: cells of a channel at its readers, on which all ranks agree; `written`: those of its writer.
     pub(crate) fn new(
         me: usize,
-        outlets: Vec<NetOutlet>,
+        outlets: Vec<(usize, Outlet)>,
         inlets: &[Inlet],
         window: usize,
         written: usize,
@@ -66,7 +57,7 @@ impl NetWiring {
             end += cell * cells as usize;
             (at, cell, cells)
         };
-        for outlet in outlets {
+        for (channel, outlet) in outlets {
             let (at, cell, cells) = place(outlet.cell, outlet.messages, written);
             let mut readers = outlet.readers;
             let first = readers.iter().position(|&rank| rank > me).unwrap_or(0);
@@ -75,7 +66,7 @@ impl NetWiring {
             wiring.readers += readers.len();
             wiring.cells += cells as usize;
             wiring.outs.push(Out {
-                channel: outlet.channel,
+                channel,
                 readers,
                 at,
                 cell,

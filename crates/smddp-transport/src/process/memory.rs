@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::shm::order::Count;
+use super::order::Count;
 
 /// A shared mapping. Everything in it is reached as atomics or by raw pointer, never as plain references, so
 /// that another process may write at any time.
@@ -59,6 +59,10 @@ impl Memory {
             )?
         };
         Ok(Self { base: base.cast(), len, pinned: AtomicBool::new(false) })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
     }
 
     /// Whether `bytes` bytes at `offset` lie in it, aligned for words. Asked of every place that another process names,

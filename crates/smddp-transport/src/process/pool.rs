@@ -7,11 +7,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::layout::{PAGE, RESERVE_BYTES, STAGING};
 use super::memory::Memory;
-use crate::shm::layout::{PAGE, RESERVE_BYTES, STAGING};
+use crate::lock;
 
 /// Tells when the readers of a region are done with it.
 pub(crate) trait Release: Send + Sync {
@@ -119,15 +120,11 @@ impl Pool {
         (self.cap, self.resident.load(Ordering::Relaxed), self.reserve_used.load(Ordering::Relaxed))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// `want` bytes for `owner`, or at least `least`; `None` while the owner should rather wait for its own
     /// regions to come back, or while even the reserve is used up.
     pub(crate) fn acquire(&self, memory: &Memory, owner: u64, want: usize, least: usize) -> Option<Region> {
         let (want, least) = (want.next_multiple_of(GRAIN), least.next_multiple_of(PAGE));
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let state = &mut *state;
 
         let rotate = ROTATE.min(self.cap / 8);
@@ -176,7 +173,7 @@ impl Pool {
         least: usize,
     ) -> Option<Region> {
         let (want, least) = (want.next_multiple_of(PAGE), least.next_multiple_of(PAGE));
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let state = &mut *state;
         let fits = |i: &Idle| i.owner == owner && i.region.bytes >= want && i.region.bytes <= 2 * want;
         for i in 0..state.idle.len() {
@@ -221,7 +218,7 @@ impl Pool {
 
     /// Hands a region back; it is used again when `release` says so.
     pub(crate) fn retire(&self, memory: &Memory, owner: u64, region: Region, release: Arc<dyn Release>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.turn += 1;
         let turn = state.turn;
         state.idle.push(Idle { region, owner, release: Some(release), turn });
@@ -247,7 +244,7 @@ impl Pool {
 
     /// Forgets which regions were `owner`'s: the group is gone, any other may have them when they are released.
     pub(crate) fn disown(&self, memory: &Memory, owner: u64) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         for idle in &mut state.idle {
             if idle.owner == owner {
                 idle.owner = 0;

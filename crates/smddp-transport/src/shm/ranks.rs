@@ -3,14 +3,24 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::layout::*;
-use super::order::{Count, Slot};
-use crate::LONGEST_WHY;
 use crate::process::bell::{Bell, ring_at};
-use crate::process::card::Card;
-use crate::process::endpoint::Peer;
+use crate::process::endpoint::{Endpoint, Peer};
+use crate::process::layout::*;
 use crate::process::memory::Memory;
+use crate::process::order::{self, Count, Slot};
 use crate::process::pool::Release;
+use crate::{Card, Fault, LONGEST_WHY};
+
+/// A group of several ranks at its process.
+#[derive(Clone)]
+pub(super) struct Home {
+    pub(super) endpoint: Arc<Endpoint>,
+    /// Where this rank's control block lies.
+    pub(super) block: usize,
+    pub(super) nonce: u64,
+    /// Ranks of the whole group: control blocks are laid out before it is known which of them share this node.
+    pub(super) size: usize,
+}
 
 /// One rank of the group as this process reaches it: its memory and its control block in there.
 pub(super) struct Remote {
@@ -69,6 +79,29 @@ impl Remote {
 pub(super) struct Ranks {
     pub(super) remotes: Vec<Remote>,
     pub(super) me: usize,
+}
+
+impl Ranks {
+    /// Rings a rank that sleeps. The caller has just published something.
+    pub(super) fn ring(&self, rank: usize) {
+        order::Bell::published();
+        self.remotes[rank].ring();
+    }
+
+    /// Rings all others.
+    pub(super) fn ring_all(&self) {
+        order::Bell::published();
+        for (_, remote) in self.remotes.iter().enumerate().filter(|(rank, _)| *rank != self.me) {
+            remote.ring();
+        }
+    }
+}
+
+/// A rank's words cannot be what this library writes: nothing of it is to be trusted any more.
+pub(super) fn nonsense(rank: usize, of: &str) -> Fault {
+    let how =
+        format!("wrote nonsense into its shared memory (it is about {of}): a bug, or something overwrote it");
+    Fault::Lost { rank, how }
 }
 
 /// "All other ranks have finished `operations` operations of this group."

@@ -1,5 +1,6 @@
 //! Which libfabric, provider and devices serve, and why.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
@@ -122,8 +123,6 @@ fn choose(settings: &Settings, lines: &mut Vec<String>) -> Result<Choice, Unusab
         return Err(Unusable::TooOld { found: library.version(), needed: EFA_NEEDS, path });
     }
     let mut chosen: Vec<(usize, Info<'_>)> = matching(&list, asked).collect();
-    // One entry for each device: the first is the one that the library prefers.
-    let mut seen: Vec<String> = Vec::new();
     if let Some(address) = settings.address.filter(|_| first != "efa") {
         let found = chosen.iter().map(|(_, info)| device(info)).collect::<Vec<_>>();
         chosen.retain(|(_, info)| source(info) == Some(address));
@@ -139,13 +138,9 @@ fn choose(settings: &Settings, lines: &mut Vec<String>) -> Result<Choice, Unusab
         }
         chosen.truncate(1);
     }
-    chosen.retain(|(_, info)| {
-        let name = info.domain().to_owned();
-        !seen.contains(&name) && {
-            seen.push(name);
-            true
-        }
-    });
+    // One entry for each device: the first is the one that the library prefers.
+    let mut seen = HashSet::new();
+    chosen.retain(|(_, info)| seen.insert(info.domain().to_owned()));
     chosen.sort_by_key(|(at, info)| (info.pci(), *at));
     if let Some((local, ranks)) = settings.local.filter(|_| first == "efa") {
         let all = chosen.len();
@@ -231,7 +226,7 @@ fn describe(info: &Info<'_>) -> String {
 }
 
 fn unique(mut names: Vec<String>) -> Vec<String> {
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     names.retain(|name| seen.insert(name.clone()));
     names
 }

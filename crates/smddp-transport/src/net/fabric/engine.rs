@@ -14,12 +14,12 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::buffers::Buffers;
-use super::bulk::{Grant, Offer, Todo};
 use super::pair::Pair;
-use super::provider::{Context, Event, Limits, Provider};
-use super::receives::{Inbox, Queues, first, least, shape};
+use super::provider::{Context, Event, Limits, Rail};
+use super::queues::{Inbox, PINGS, Queues, first, least, shape};
 use super::slab::Slab;
 use super::staging::Staging;
+use super::transfers::{Grant, Offer, Todo};
 use crate::net::wire::Ticket;
 
 /// Where a rank of a group can be reached.
@@ -50,6 +50,7 @@ impl Address {
     }
 }
 
+#[derive(Clone, Copy)]
 pub(super) enum Op {
     Receive { buffer: u32, rail: usize },
     Send { buffer: u32, peer: usize },
@@ -136,7 +137,7 @@ impl Group {
 }
 
 pub(crate) struct Engine {
-    pub(super) provider: Box<dyn Provider>,
+    pub(super) rails: Vec<Box<dyn Rail>>,
     pub(super) limits: Limits,
     name: String,
     pub(super) id: u64,
@@ -203,8 +204,6 @@ pub(crate) enum Careless {
     Completions,
 }
 
-/// Pings to a peer that are not answered yet.
-pub(super) const PINGS: u32 = 2;
 /// A peer that was reached before, and to which nothing can be sent for so long though nothing is under way to it.
 const MUTE: Duration = Duration::from_secs(3);
 /// Rails are not asked again before the next poll after so many refusals. Not after the first: it may be for one peer
@@ -215,27 +214,28 @@ const PING: Duration = Duration::from_millis(200);
 
 impl Engine {
     /// `peers`: of the largest group to be expected; `budget`: bytes for receive buffers, kept as far as can be.
-    pub(crate) fn new(
-        provider: Box<dyn Provider>,
+    pub(crate) fn new<R: Rail + 'static>(
+        name: String,
+        rails: Vec<R>,
         staging: Staging,
         peers: usize,
         budget: usize,
     ) -> Result<Self, String> {
-        let limits = provider.limits();
-        let rails = provider.rails();
+        let boxed = rails.into_iter().map(|rail| Box::new(rail) as Box<dyn Rail>).collect::<Vec<_>>();
+        let limits = boxed.iter().map(|rail| rail.limits()).reduce(Limits::both);
+        let limits = limits.ok_or_else(|| format!("{name} has no device"))?;
+        let rails = boxed.len();
         let (window, message) = shape(&limits, rails, peers.max(1), budget);
-        let mut id = [0; 8];
-        id.copy_from_slice(&crate::process::random()[..8]);
         Ok(Self {
-            name: provider.describe(),
+            name,
             limits,
-            id: u64::from_le_bytes(id),
+            id: u64::from_le_bytes(crate::process::random()),
             staging,
             window,
             first: first(&limits, peers.max(1), window),
             message,
             inboxes: (0..rails).map(|rail| Inbox::new(rail, message)).collect(),
-            sends: Buffers::new(0, message),
+            sends: Buffers::new(message),
             ops: Slab::default(),
             busy: vec![0; rails],
             refused: vec![0; rails],
@@ -252,7 +252,7 @@ impl Engine {
             events: Vec::new(),
             dead: None,
             forks: crate::fork::generation(),
-            provider,
+            rails: boxed,
             #[cfg(test)]
             careless: None,
         })
@@ -305,7 +305,7 @@ impl Engine {
             group: number,
             first: self.first,
             message: self.message as u32,
-            rails: (0..self.busy.len()).map(|rail| self.provider.address(rail)).collect(),
+            rails: self.rails.iter().map(|rail| rail.address()).collect(),
             provider: self.name.split(' ').next().unwrap_or_default().to_owned(),
         };
         Ok((address, number))
@@ -348,7 +348,7 @@ impl Engine {
                     continue;
                 }
                 // Also where nothing is sent from here: a device serves only initiators that it knows.
-                to.push(self.provider.insert(rail, &address.rails[rail % address.rails.len()])?);
+                to.push(self.rails[rail].insert(&address.rails[rail % address.rails.len()])?);
             }
             let known = &mut self.peers[peer];
             known.to = to;
@@ -484,7 +484,11 @@ impl Engine {
             return false;
         }
         fds.push((bell.as_raw_fd(), libc::POLLIN));
-        self.provider.interest(fds)
+        self.rails.iter_mut().all(|rail| {
+            let fd = rail.interest();
+            fds.extend(fd.map(|fd| (fd, libc::POLLIN)));
+            fd.is_some()
+        })
     }
 
     pub(super) fn context(&mut self, op: Op) -> Context {
@@ -496,7 +500,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         if self.forks != crate::fork::generation() {
             // The parent's endpoints: closing them here could talk to its devices.
-            std::mem::forget(std::mem::replace(&mut self.provider, Box::new(super::gone::Gone)));
+            std::mem::forget(std::mem::take(&mut self.rails));
         }
     }
 }

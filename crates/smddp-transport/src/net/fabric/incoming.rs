@@ -20,9 +20,7 @@ impl Engine {
         let mut moved = false;
         let mut events = std::mem::take(&mut self.events);
         if self.dead.is_none() {
-            for rail in 0..self.busy.len() {
-                self.provider.poll(rail, &mut events);
-            }
+            self.rails.iter_mut().for_each(|rail| rail.poll(&mut events));
         }
         self.refused.fill(0);
         for event in events.drain(..) {
@@ -53,27 +51,8 @@ impl Engine {
                 self.came_back(rail, buffer);
             }
             Event::Done(context) => match self.ops.remove(context) {
-                Some(Op::Send { buffer, peer }) => {
-                    self.sends.give(buffer);
-                    self.busy[0] -= 1;
-                    self.peers[peer].sending -= 1;
-                    self.peers[peer].met = true;
-                }
-                Some(Op::Read { peer, rail, group, rank, seq }) => {
-                    self.busy[rail] -= 1;
-                    if let Some(g) = self.groups.get_mut(&group) {
-                        g.moving -= 1;
-                    }
-                    if let Some(offer) = self.moved(group, rank, seq, group != number) {
-                        self.peers[peer].fetched.push(offer);
-                        self.list(peer);
-                    }
-                }
-                Some(Op::Write { rail, offer, .. }) => {
-                    self.busy[rail] -= 1;
-                    self.wrote(offer);
-                }
-                _ => self.die("an operation ended that had not begun"),
+                Some(op) => self.over(op, None, number),
+                None => self.die("an operation ended that had not begun"),
             },
             Event::Written(slot) => {
                 if let Some(grant) = self.counted(slot) {
@@ -88,34 +67,45 @@ impl Engine {
                     self.came_back(rail, buffer);
                 }
             }
-            Event::Failed(context, why) => self.failed(context, &why),
+            Event::Failed(context, why) => match context.and_then(|context| self.ops.remove(context)) {
+                Some(op) => self.over(op, Some(&why), number),
+                None => self.die(&why),
+            },
         }
     }
 
-    fn failed(&mut self, context: Option<u64>, why: &str) {
-        match context.and_then(|c| self.ops.remove(c)) {
-            Some(Op::Send { buffer, peer }) => {
-                self.sends.give(buffer);
-                self.busy[0] -= 1;
-                self.peers[peer].sending -= 1;
-                self.lose(peer, why);
+    /// An operation of this process is over, or has failed.
+    fn over(&mut self, op: Op, failed: Option<&str>, number: u32) {
+        let (peer, rail) = match op {
+            Op::Receive { buffer, rail } => {
+                self.die(failed.unwrap_or("a receive buffer came back without a message"));
+                return self.came_back(rail, buffer);
             }
-            Some(Op::Read { peer, rail, group, .. }) => {
-                self.busy[rail] -= 1;
+            Op::Send { buffer, peer } => {
+                self.sends.give(buffer);
+                self.peers[peer].sending -= 1;
+                self.peers[peer].met |= failed.is_none();
+                (peer, 0)
+            }
+            Op::Read { peer, rail, group, .. } => {
                 if let Some(g) = self.groups.get_mut(&group) {
                     g.moving -= 1;
                 }
-                self.lose(peer, why);
+                (peer, rail)
             }
-            Some(Op::Write { peer, rail, .. }) => {
-                self.busy[rail] -= 1;
-                self.lose(peer, why);
+            Op::Write { peer, rail, .. } => (peer, rail),
+        };
+        self.busy[rail] -= 1;
+        match (op, failed) {
+            (_, Some(why)) => self.lose(peer, why),
+            (Op::Read { group, rank, seq, .. }, None) => {
+                if let Some(offer) = self.moved(group, rank, seq, group != number) {
+                    self.peers[peer].fetched.push(offer);
+                    self.list(peer);
+                }
             }
-            Some(Op::Receive { buffer, rail }) => {
-                self.die(why);
-                self.came_back(rail, buffer);
-            }
-            None => self.die(why),
+            (Op::Write { offer, .. }, None) => self.wrote(offer),
+            (_, None) => {}
         }
     }
 

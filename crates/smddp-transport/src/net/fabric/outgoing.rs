@@ -97,7 +97,7 @@ impl Engine {
 
     /// Hands a message to the provider; `false`: not now.
     fn launch(&mut self, peer: usize, parts: &[&[u8]], counted: bool) -> bool {
-        let buffer = match self.sends.take(self.provider.as_mut()) {
+        let buffer = match self.sends.take(self.rails[0].as_mut()) {
             Ok(buffer) => buffer,
             Err(why) => {
                 self.die(&why);
@@ -124,12 +124,12 @@ impl Engine {
         Head::seal(message, self.peers[peer].owed, counted);
         let to = self.peers[peer].to[0];
         let context = self.context(Op::Send { buffer, peer });
-        // SAFETY: the buffer belongs to the operation until its end is told, and lives as long as the provider.
-        let posted = unsafe { self.provider.send(0, to, local, context) };
+        // SAFETY: the buffer belongs to the operation until its end is told, and lives as long as the rail.
+        let posted = unsafe { self.rails[0].send(to, local, context) };
         #[cfg(test)]
         let posted = if posted == Ok(Posted::Again) && self.breaks(super::engine::Careless::Again) {
             // SAFETY: as above.
-            let mut again = || unsafe { self.provider.send(0, to, local, context) };
+            let mut again = || unsafe { self.rails[0].send(to, local, context) };
             (0..5000).map(|_| again()).find(|p| *p != Ok(Posted::Again)).unwrap_or(posted)
         } else {
             posted

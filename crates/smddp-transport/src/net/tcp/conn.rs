@@ -1,19 +1,21 @@
 //! One connection: what waits to be written, and the reader.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsRawFd, RawFd};
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
+use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-use super::call::{Call, Called, prepare};
-use super::hello::HELLO;
-use super::own::Own;
+use super::call::{Call, Failed};
+use super::dial::{prepare, retried};
 use super::reader::{Read1, Reader};
 use crate::net::frame::{Frame, HEADER};
 use crate::net::wire::{EAGER, Sink, Ticket};
+use crate::own::Own;
 use crate::send::send;
 
 /// The head of a frame, and its payload.
@@ -56,15 +58,6 @@ impl Line {
     }
 }
 
-/// What became of a connection that is being made.
-pub(super) enum Step {
-    /// It is made, now or before.
-    Open,
-    NotYet,
-    Lost(String),
-    Unable(String),
-}
-
 pub(super) struct Conn {
     pub(super) peer: usize,
     pub(super) lane: usize,
@@ -77,6 +70,10 @@ pub(super) struct Conn {
     /// This rank has turned to another connection: the end of this one means nothing.
     pub(super) retired: bool,
     reader: Reader,
+    /// The kernel says that there is something to read.
+    pub(super) ready: bool,
+    /// Events of which the wire's epoll tells.
+    told_of: Cell<i16>,
 }
 
 // SAFETY: lent payloads are plain memory that outlives its entry; one thread at a time owns the wire.
@@ -86,10 +83,9 @@ unsafe impl Send for Conn {}
 const GATHER: usize = 16;
 
 impl Conn {
-    /// Calls a peer; `hello` is the first thing that it hears.
-    pub(super) fn call(peer: usize, lane: usize, address: SocketAddr, hello: [u8; HELLO]) -> Self {
-        let line = Line::Calling(Box::new(Call::new(address, hello)));
-        Self { offered: true, ..Self::new(peer, lane, line) }
+    /// Calls a peer.
+    pub(super) fn call(peer: usize, lane: usize, call: Call) -> Self {
+        Self { offered: true, ..Self::new(peer, lane, Line::Calling(Box::new(call))) }
     }
 
     /// A peer that has called and said hello.
@@ -108,21 +104,19 @@ impl Conn {
             offered: false,
             retired: false,
             reader: Reader::new(),
+            ready: false,
+            told_of: Cell::new(0),
         }
     }
 
-    /// Goes on making the connection, where it is not yet made.
-    pub(super) fn step(&mut self) -> Step {
-        let Line::Calling(call) = &mut self.line else { return Step::Open };
-        match call.go_on() {
-            Called::NotYet => Step::NotYet,
-            Called::Open(socket) => {
-                self.line = Line::Open(socket);
-                Step::Open
-            }
-            Called::Lost(why) => Step::Lost(why),
-            Called::Unable(why) => Step::Unable(why),
+    /// Goes on making the connection. `Ok`: whether it is made, now or before.
+    pub(super) fn step(&mut self) -> Result<bool, Failed> {
+        let Line::Calling(call) = &mut self.line else { return Ok(true) };
+        if let Some(socket) = call.go_on()? {
+            self.line = Line::Open(socket);
+            return Ok(true);
         }
+        Ok(false)
     }
 
     pub(super) fn is_calling(&self) -> bool {
@@ -236,6 +230,28 @@ impl Conn {
         self.line.socket().map_or(-1, AsRawFd::as_raw_fd)
     }
 
+    /// Whether epoll tells what comes in.
+    pub(super) fn enlisted(&self) -> bool {
+        self.told_of.get() & libc::POLLIN != 0
+    }
+
+    /// From now on epoll tells of these events (none: not even of the end) of this connection, which is made, as number `at`; whether it
+    /// does, or there is none.
+    pub(super) fn enlist(&self, epoll: &OwnedFd, at: usize, events: i16) -> bool {
+        let Some(socket) = self.open().filter(|_| events != self.told_of.get()) else { return true };
+        let data = EventData::new_u64(at as u64);
+        // The events' numbers are those of poll.
+        let flags = EventFlags::from_bits_truncate(u32::from(events.cast_unsigned()));
+        let done = match (self.told_of.get(), events) {
+            (0, _) => epoll::add(epoll, socket, data, flags),
+            (_, 0) => epoll::delete(epoll, socket),
+            _ => epoll::modify(epoll, socket, data, flags),
+        };
+        // Where the kernel has no room for it, the connection is tried at every look.
+        self.told_of.set(if done.is_ok() { events } else { 0 });
+        done.is_ok()
+    }
+
     /// Events worth waking up for.
     pub(super) fn events(&self) -> i16 {
         if self.open().is_none() {
@@ -330,14 +346,6 @@ fn tcp_info(fd: RawFd) -> Option<libc::tcp_info> {
     };
     // SAFETY: numbers alone, of which zero is one; an older kernel leaves the last ones so.
     (told == 0).then(|| unsafe { info.assume_init() })
-}
-
-/// What a non-blocking write came to; a connection that is still being made takes nothing yet.
-pub(super) fn retried(result: io::Result<usize>) -> io::Result<usize> {
-    match result {
-        Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(0),
-        other => other,
-    }
 }
 
 /// What a connection has to ask for so that `bytes` may be on their way; `None` where the kernel's own tuning gives as

@@ -8,8 +8,9 @@
 use std::time::{Duration, Instant};
 
 use super::conn::Conn;
-use super::endpoint::TcpAddress;
-use super::watch::{Found, Watch, silent};
+use super::dial::silent;
+use super::listeners::Listeners;
+use super::watch::{Found, Watch};
 
 #[derive(Clone, Copy)]
 pub(super) struct Limits {
@@ -46,9 +47,8 @@ impl Silence {
     /// Peers whose hosts have been found gone.
     pub(super) fn look<'a>(
         &mut self,
-        me: usize,
+        listeners: &Listeners,
         conns: impl Iterator<Item = &'a Conn> + Clone,
-        address: impl Fn(usize) -> Option<&'a TcpAddress>,
     ) -> Vec<usize> {
         let Limits { quiet, gone, pause } = self.limits;
         if self.looked.elapsed() < pause {
@@ -69,8 +69,8 @@ impl Silence {
         self.watches.retain(|(peer, _)| peers.contains(peer));
         for &peer in &peers {
             if !self.watches.iter().any(|(other, _)| *other == peer)
-                && let Some(address) = address(peer)
-                && let Ok(watch) = Watch::call(me, address, gone)
+                && let Some(address) = listeners.address(peer)
+                && let Ok(watch) = Watch::call(listeners.me, address, gone)
             {
                 self.watches.push((peer, watch));
             }

@@ -153,7 +153,7 @@ impl Run {
                 // Payloads on both sides of what a part of the memory takes.
                 None => engine.staging.grain = 128 << 10,
                 // The first thing that the device is told of, so that its key can be guessed where keys count up.
-                Some(_) => drop(engine.staging.part(engine.provider.as_mut(), 0, 1).unwrap()),
+                Some(_) => drop(engine.staging.part(&mut engine.rails, 0, 1).unwrap()),
             }
         }
         let wires = connect(&engines).unwrap();

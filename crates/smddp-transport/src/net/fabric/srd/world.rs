@@ -343,24 +343,19 @@ impl World {
         self.dead[rank] = true;
     }
 
-    /// A rank's provider is gone, and its memory with it: nothing may touch that any more.
-    pub(super) fn leave(&mut self, rank: usize) {
-        self.dead[rank] = true;
-        let rails = self.script.rails;
-        let mine = rank * rails..(rank + 1) * rails;
+    /// A rank's device is gone, and its memory with it: nothing may touch that any more.
+    pub(super) fn leave(&mut self, device: usize) {
+        self.dead[self.devices[device].rank] = true;
         let mut kept = Vec::new();
         for flight in std::mem::take(&mut self.flights) {
-            let touches = mine.contains(&flight.from) || mine.contains(&flight.to);
-            if !touches {
+            if flight.from != device && flight.to != device {
                 kept.push(flight);
-            } else if !mine.contains(&flight.from) {
+            } else if flight.from != device {
                 self.land(flight);
             }
         }
         kept.append(&mut self.flights);
         self.flights = kept;
-        for device in mine {
-            self.devices[device].receives.clear();
-        }
+        self.devices[device].receives.clear();
     }
 }

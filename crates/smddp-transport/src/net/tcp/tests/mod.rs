@@ -9,9 +9,9 @@ use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use super::endpoint::TcpAddress;
-use super::feed::{door, means};
+use crate::fuzzing::feed::{door, means};
 use crate::joint::Prepared;
+use crate::net::tcp::TcpAddress;
 use crate::{Fault, Group, Head, Inlet, Outlet, Wiring};
 
 const DEADLINE: Duration = Duration::from_secs(60);

@@ -3,10 +3,13 @@
 use std::io::Read;
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 
+use super::super::dial::SILENT;
+use super::super::endpoint::TcpEndpoint;
 use super::super::hello::HELLO;
+use super::super::listeners::Listeners;
 use super::super::silence::Limits;
-use super::super::watch::SILENT;
 use super::super::wire::TcpWire;
 use super::*;
 use crate::interface::{Family, Wanted};
@@ -46,10 +49,11 @@ struct Lonely {
 impl Lonely {
     fn new() -> Self {
         let lo = Wanted { value: Some("=lo".to_owned()), from: "a test" };
-        let endpoint = Endpoint::get(8 << 20).unwrap().tcp(&lo, Family::Any).unwrap();
+        let endpoint = TcpEndpoint::get(&Endpoint::get(8 << 20).unwrap(), &lo, Family::Any).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = TcpAddress { socket: listener.local_addr().unwrap(), token: Default::default() };
-        let wire = TcpWire::with(0, endpoint.door(0, 2), vec![None, Some(address)], LIMITS);
+        let listeners = Listeners::new(0, endpoint.door(0, 2), [None, Some(address)].into_iter());
+        let wire = TcpWire::with(Arc::new(listeners), LIMITS).unwrap();
         Self { wire, listener, sink: Sent::default(), frames: 0 }
     }
 

@@ -2,9 +2,9 @@
 
 use std::io::Write;
 
-use super::super::feed::{call, header};
 use super::super::hello::{Purpose, hello};
 use super::*;
+use crate::fuzzing::feed::{call, header};
 
 /// Frames of a stranger: poison, goodbye, data of the next operation, a stream that turns elsewhere.
 fn frames(seq: u64) -> Vec<(usize, Vec<u8>)> {

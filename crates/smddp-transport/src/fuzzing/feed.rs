@@ -4,19 +4,19 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use super::endpoint::TcpAddress;
-use super::hello::{Purpose, hello};
 use crate::interface::{Family, Wanted};
 use crate::joint::{Between, Means, Prepared};
 use crate::net::frame::{Frame, Kind};
+use crate::net::tcp::TcpAddress;
+use crate::net::tcp::hello::{Purpose, hello};
 use crate::{Fault, Group, Head, Inlet, Mail, Outlet, Wiring};
 
 /// Bytes of the largest message of the operation under way, its messages, and all their bytes.
-pub const CELL: usize = 5_000;
-pub const MESSAGES: u64 = 3;
-pub const BYTES: u64 = 14_000;
+pub(crate) const CELL: usize = 5_000;
+pub(crate) const MESSAGES: u64 = 3;
+pub(crate) const BYTES: u64 = 14_000;
 /// Its header.
-pub const HEAD: Head = Head { what: 7, count: 1 };
+pub(crate) const HEAD: Head = Head { what: 7, count: 1 };
 
 /// What may be used between ranks of one process that count as nodes of their own.
 pub(crate) fn means(rank: usize) -> Means {
@@ -62,14 +62,14 @@ fn say(door: &TcpAddress, words: &[u8]) -> TcpStream {
 }
 
 /// Rank 1 of two in an operation, in which each sends the other some messages. Rank 0 is whoever writes.
-pub struct Feed {
+pub(crate) struct Feed {
     link: Group,
     door: TcpAddress,
     /// What its card says of rank 0 stays true.
     _other: Prepared,
     streams: Vec<(Mail, u64)>,
     /// Messages that came and went.
-    pub read: u64,
+    pub(crate) read: u64,
     written: u64,
 }
 
@@ -77,7 +77,7 @@ impl Feed {
     /// # Panics
     /// If this machine has no loopback interface.
     #[must_use]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let [other, me] = [0, 1].map(|rank| {
             Prepared::new(rank, 2, Vec::new(), &means(rank)).unwrap_or_else(|error| panic!("{error}"))
         });
@@ -104,24 +104,24 @@ impl Feed {
 
     /// A connection in rank 0's name that carries frames of this lane (0 or 1).
     #[must_use]
-    pub fn call(&self, lane: usize) -> TcpStream {
+    pub(crate) fn call(&self, lane: usize) -> TcpStream {
         call(&self.door, 0, lane)
     }
 
     /// A connection that begins with any bytes; a hello that is right has 40.
     #[must_use]
-    pub fn caller(&self, words: &[u8]) -> TcpStream {
+    pub(crate) fn caller(&self, words: &[u8]) -> TcpStream {
         say(&self.door, words)
     }
 
     /// The first words of somebody who carries frames of this lane, in any rank's name.
     #[must_use]
-    pub fn hello(&self, from: usize, lane: usize) -> [u8; 40] {
+    pub(crate) fn hello(&self, from: usize, lane: usize) -> [u8; 40] {
         hello(&self.door.token, from, Purpose::Lane(lane))
     }
 
     /// One round of what a rank does that waits; what is wrong by now.
-    pub fn turn(&mut self) -> Vec<Fault> {
+    pub(crate) fn turn(&mut self) -> Vec<Fault> {
         self.link.turn();
         if self.written < MESSAGES
             && let Some(cell) = self.link.cell(0)
@@ -165,7 +165,7 @@ impl Feed {
     }
 
     /// Turns until something is wrong, or `streams` were read to the end and nothing is.
-    pub fn settle(&mut self, streams: &[TcpStream]) -> Vec<Fault> {
+    pub(crate) fn settle(&mut self, streams: &[TcpStream]) -> Vec<Fault> {
         let unread = |stream: &TcpStream| {
             let mut waiting = 0;
             // SAFETY: TIOCOUTQ writes one int; the socket is open.
@@ -193,7 +193,7 @@ impl Default for Feed {
 
 /// A frame's header, by the number of its kind (1 to 10) and its fields: channel, seq, index, bytes, what, count, total.
 #[must_use]
-pub fn header(kind: u8, channel: u32, [seq, index, bytes, what, count, total]: [u64; 6]) -> [u8; 64] {
+pub(crate) fn header(kind: u8, channel: u32, [seq, index, bytes, what, count, total]: [u64; 6]) -> [u8; 64] {
     let kind = Kind::ALL[usize::from(kind.clamp(1, 10)) - 1];
     Frame { kind, channel, seq, index, bytes, what, count, total }.encode()
 }

@@ -43,6 +43,13 @@ impl<S: AsRawFd> Own<S> {
         }
         Self(socket)
     }
+
+    /// The same descriptor as another type.
+    pub(crate) fn map<T: AsRawFd>(self, into: impl FnOnce(S) -> T) -> Own<T> {
+        let this = std::mem::ManuallyDrop::new(self);
+        // SAFETY: read once, as nobody drops or uses `this` any more; it belongs to this thread.
+        Own(into(unsafe { std::ptr::read(&raw const this.0) }))
+    }
 }
 
 impl<S: AsRawFd> Deref for Own<S> {
@@ -76,7 +83,7 @@ mod tests {
         let ours = Own::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
         let (mut theirs, _) = listener.accept().unwrap();
         // Registers the handler.
-        let _ = crate::process::Endpoint::existing();
+        let _ = crate::fork::generation();
         // SAFETY: the child calls nothing but `pause`.
         let child = unsafe { libc::fork() };
         if child == 0 {
