@@ -369,7 +369,7 @@ impl Driver {
         }
         let leaves = |rank: &usize| {
             self.one_node && self.link.head_of(*rank, self.next).is_some_and(head::is_leaving)
-                || self.link.mailed_last(*rank)
+                || self.link.p2p_over(*rank)
         };
         if let Some(rank) = self.mail.sought().into_iter().find(leaves) {
             self.mail.poll(&mut self.link, &self.group)?;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
-use smddp_transport::{Group, Mail, Stream};
+use smddp_transport::{Envelope, Group, MessageId};
 
 use crate::driver::SharedWork;
 use crate::error::Error;
@@ -45,7 +45,7 @@ struct Active {
     post: Post,
     /// The rank a recv was matched with.
     from: usize,
-    stream: Option<Stream>,
+    stream: Option<MessageId>,
     moved: usize,
 }
 
@@ -74,8 +74,8 @@ struct Unexpected {
     /// Its place in the order of arrival.
     number: u64,
     from: usize,
-    mail: Mail,
-    stream: Stream,
+    mail: Envelope,
+    stream: MessageId,
 }
 
 /// The rank whose message a recv waits for (`None`: any), and the tag.
@@ -92,7 +92,7 @@ pub(crate) struct Mailroom {
     /// By rank and tag, each in the order of its sender.
     unexpected: BTreeMap<(usize, u64), VecDeque<Unexpected>>,
     /// A receive found no message that fits: its group is to learn of it.
-    misfit: Option<(Active, Mail)>,
+    misfit: Option<(Active, Envelope)>,
     /// Posts and announcements so far.
     numbers: u64,
     /// Of this poll: the last one in which an announcement to each rank had to wait.
@@ -191,8 +191,8 @@ impl Mailroom {
             let Direction::To(to) = send.post.direction else { return true };
             let bytes = send.bytes();
             if send.stream.is_none() && held[to] != poll {
-                let mail = Mail { tag: send.post.tag, what: send.post.dtype as u64, bytes: bytes as u64 };
-                send.stream = link.mail_open(to, mail);
+                let mail = Envelope { tag: send.post.tag, what: send.post.dtype as u64, bytes: bytes as u64 };
+                send.stream = link.p2p_open(to, mail);
                 moved |= send.stream.is_some();
             }
             let Some(stream) = send.stream else {
@@ -200,16 +200,16 @@ impl Mailroom {
                 return true;
             };
             while send.moved < bytes {
-                let Some((cell, room)) = link.mail_cell(to, stream) else { return true };
+                let Some((cell, room)) = link.p2p_cell(to, stream) else { return true };
                 let piece = room.min(bytes - send.moved);
                 // SAFETY: the cell is ours and has `room` bytes; the buffer holds `bytes` and is valid until the
                 // post is over. This thread owns the driver.
                 unsafe { reduce::copy(cell, (send.post.ptr + send.moved) as *const u8, piece, false) };
-                link.mail_publish(to, stream, piece);
+                link.p2p_publish(to, stream, piece);
                 send.moved += piece;
                 moved = true;
             }
-            link.mail_close(to, stream);
+            link.p2p_close(to, stream);
             send.post.work.finish(Ok(()));
             false
         });
@@ -227,7 +227,7 @@ impl Mailroom {
         };
         let (me, mut moved) = (link.rank(), false);
         for from in ranks.into_iter().filter(|&from| from != me) {
-            while let Some((mail, stream)) = link.mail_next(from) {
+            while let Some((mail, stream)) = link.p2p_next(from) {
                 let number = self.number();
                 self.announced(Unexpected { number, from, mail, stream });
                 moved = true;
@@ -295,12 +295,12 @@ impl Mailroom {
             let bytes = recv.bytes();
             let Some(stream) = recv.stream else { return true };
             while recv.moved < bytes {
-                let Some((piece, room)) = link.mail_piece(recv.from, stream) else { return true };
+                let Some((piece, room)) = link.p2p_piece(recv.from, stream) else { return true };
                 let length = room.min(bytes - recv.moved);
                 // SAFETY: the piece holds `room` bytes until it is released; the buffer has `bytes` and is valid
                 // until the post is over. This thread owns the driver.
                 unsafe { reduce::copy((recv.post.ptr + recv.moved) as *mut u8, piece, length, false) };
-                link.mail_release(recv.from, stream);
+                link.p2p_release(recv.from, stream);
                 recv.moved += length;
                 moved = true;
             }
@@ -361,7 +361,7 @@ fn pop<K: Ord, V>(queues: &mut BTreeMap<K, VecDeque<V>>, key: K) -> Option<V> {
     first
 }
 
-fn misfit(recv: &Active, mail: Mail, from: usize, link: &Group, group: &str) -> Error {
+fn misfit(recv: &Active, mail: Envelope, from: usize, link: &Group, group: &str) -> Error {
     let theirs = DType::from_u8(mail.what as u8);
     let sent = theirs.map_or_else(
         || format!("{} bytes", mail.bytes),

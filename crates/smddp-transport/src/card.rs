@@ -11,7 +11,7 @@ use crate::process::{PROTOCOL, UnixAddress};
 pub(crate) struct Offer {
     /// And whether the address is a loopback one.
     pub(crate) tcp: Result<(TcpAddress, bool), String>,
-    pub(crate) fabric: Result<fabric::Address, String>,
+    pub(crate) fabric: Result<fabric::FabricAddress, String>,
 }
 
 impl Offer {

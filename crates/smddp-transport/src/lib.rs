@@ -22,7 +22,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub use card::{Card, CardError};
 pub use joint::{Group, Reach, Wired};
 pub use net::{fabric, interface};
-pub use p2p::{Mail, PointToPoint, Stream};
+pub use p2p::{Envelope, MessageId, PointToPoint};
 pub use process::{Lent, Maker, Sleeper};
 pub use shm::Board;
 

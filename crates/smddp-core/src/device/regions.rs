@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use smddp_cuda::{Address, Device, Export, Import, Imported, Kind, Region};
-use smddp_transport::{Board, Lent};
 use smddp_transport::fork::PerProcess;
+use smddp_transport::{Board, Lent};
 
 use super::site::Lobby;
 use crate::comm::lock;
@@ -251,12 +251,7 @@ impl Sample {
     }
 
     /// Whether `rank`'s can be had here.
-    pub(super) fn try_of(
-        device: &Arc<Device>,
-        board: &Board,
-        rank: usize,
-        token: u64,
-    ) -> Result<(), String> {
+    pub(super) fn try_of(device: &Arc<Device>, board: &Board, rank: usize, token: u64) -> Result<(), String> {
         if token == 0 {
             return Err(format!("memory of rank {rank}'s device cannot be had by other processes"));
         }

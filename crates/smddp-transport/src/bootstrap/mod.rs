@@ -25,7 +25,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
 use crate::Card;
-use crate::own::Own;
+use crate::own::Uninherited;
 use crate::process::{Id, listen, random};
 use talk::Talk;
 
@@ -40,7 +40,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// Where a rank's children find it.
 #[derive(Serialize, Deserialize)]
-struct Address {
+struct TreeAddress {
     token: Id,
     /// Where its unix socket can be reached: kernel boot and network namespace.
     boot: String,
@@ -83,11 +83,11 @@ enum Above {
     /// Its address is not known yet.
     Unknown,
     Calling {
-        call: Call,
+        call: ParentCall,
         next: Instant,
     },
     Talking {
-        call: Call,
+        call: ParentCall,
         talk: Talk,
     },
     /// There is no connection to it; `carried`: what goes up was taken.
@@ -96,8 +96,8 @@ enum Above {
     },
 }
 
-struct Call {
-    address: Address,
+struct ParentCall {
+    address: TreeAddress,
     since: Instant,
 }
 
@@ -105,8 +105,8 @@ struct Call {
 pub struct CardTree {
     rank: usize,
     size: usize,
-    address: Address,
-    listeners: Vec<Own<OwnedFd>>,
+    address: TreeAddress,
+    listeners: Vec<Uninherited<OwnedFd>>,
     callers: Vec<Talk>,
     children: BTreeMap<usize, Child>,
     above: Above,
@@ -124,17 +124,17 @@ impl CardTree {
     pub fn new(card: &Card) -> io::Result<Self> {
         let (rank, size, token) = (card.rank as usize, card.size as usize, random());
         let socket = [b"smddp-cards-", token.as_slice()].concat();
-        let mut listeners = vec![Own::new(listen(&socket)?.into())];
+        let mut listeners = vec![Uninherited::new(listen(&socket)?.into())];
         // The way that the group's own connections will take; a loopback address says nothing to other hosts.
         let ip = card.offer.tcp.as_ref().ok().map(|(address, _)| address.socket.ip());
         let tcp = ip.filter(|ip| !ip.is_loopback()).and_then(|ip| listen_at(ip).ok());
         let address = tcp.as_ref().and_then(|listener| listener.local_addr().ok());
-        listeners.extend(tcp.map(|listener| Own::new(listener.into())));
+        listeners.extend(tcp.map(|listener| Uninherited::new(listener.into())));
         let (boot, netns) = (card.boot.clone(), card.netns);
         Ok(Self {
             rank,
             size,
-            address: Address { token, boot, netns, socket, tcp: address },
+            address: TreeAddress { token, boot, netns, socket, tcp: address },
             listeners,
             callers: Vec::new(),
             children: BTreeMap::new(),
@@ -162,10 +162,10 @@ impl CardTree {
 
     /// `address`: that of the parent.
     pub fn call(&mut self, address: &[u8]) -> Result<(), String> {
-        let address: Address = postcard::from_bytes(address)
+        let address: TreeAddress = postcard::from_bytes(address)
             .map_err(|_| format!("{} bytes that are no address", address.len()))?;
         let now = Instant::now();
-        self.above = Above::Calling { call: Call { address, since: now }, next: now };
+        self.above = Above::Calling { call: ParentCall { address, since: now }, next: now };
         Ok(())
     }
 
@@ -348,7 +348,7 @@ impl CardTree {
             self.trouble = "it does not answer".to_owned();
             self.above = Above::Unreached { carried: false };
         }
-        if let Above::Calling { call: Call { address, .. }, next } = &mut self.above
+        if let Above::Calling { call: ParentCall { address, .. }, next } = &mut self.above
             && now >= *next
         {
             let near = (&address.boot, address.netns) == (&self.address.boot, self.address.netns);

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use crate::net::tcp::connect;
-use crate::own::Own;
+use crate::own::Uninherited;
 use crate::process::Id;
 use crate::send::send;
 
@@ -19,14 +19,14 @@ const PIECE: usize = 64 << 10;
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 pub(super) struct Talk {
-    socket: Own<OwnedFd>,
+    socket: Uninherited<OwnedFd>,
     out: Vec<u8>,
     sent: usize,
     heard: Vec<u8>,
 }
 
 impl Talk {
-    fn new(socket: Own<OwnedFd>) -> Self {
+    fn new(socket: Uninherited<OwnedFd>) -> Self {
         // Unix sockets have nothing to delay.
         let _ = sockopt::set_tcp_nodelay(&*socket, true);
         Self { socket, out: Vec::new(), sent: 0, heard: Vec::new() }
@@ -34,14 +34,14 @@ impl Talk {
 
     /// Whoever waits at that listener, which does not block; an error: nobody, or this process lacks something.
     pub(super) fn accept(listener: impl AsFd) -> io::Result<Self> {
-        Ok(Self::new(Own::new(rustix::net::accept_with(listener, FLAGS)?)))
+        Ok(Self::new(Uninherited::new(rustix::net::accept_with(listener, FLAGS)?)))
     }
 
     /// An error where the listener's queue is full, too: nobody waits for room in it.
     pub(super) fn unix(name: &[u8]) -> io::Result<Self> {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
         rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
-        Ok(Self::new(Own::new(socket)))
+        Ok(Self::new(Uninherited::new(socket)))
     }
 
     /// What comes of it shows when it is used.

@@ -5,16 +5,18 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
 use crate::lock;
-use crate::net::fabric::provider::{Context, Event, Limits, Local, Posted, Rail, Registered, Remote};
+use crate::net::fabric::provider::{
+    Context, Event, Limits, LocalMemory, Posted, Rail, Registered, RemoteMemory,
+};
 
 /// What was handed to the device and is not over.
 #[derive(Default)]
 pub(super) struct Queues {
-    pub(super) receives: VecDeque<(Local, Context)>,
+    pub(super) receives: VecDeque<(LocalMemory, Context)>,
     /// Sends and writes, whose memory the device reads.
-    pub(super) sends: Vec<(Local, Context)>,
+    pub(super) sends: Vec<(LocalMemory, Context)>,
     /// Reads, whose memory it writes.
-    pub(super) reads: Vec<(Local, Context)>,
+    pub(super) reads: Vec<(LocalMemory, Context)>,
     pub(super) events: Vec<Event>,
 }
 
@@ -73,12 +75,12 @@ impl Rail for Device {
         address.first().map(|&first| first.into()).ok_or_else(|| "no address".to_owned())
     }
 
-    unsafe fn receive(&mut self, local: Local, context: Context) -> Result<Posted, String> {
+    unsafe fn receive(&mut self, local: LocalMemory, context: Context) -> Result<Posted, String> {
         self.with(|queues| queues.receives.push_back((local, context)));
         Ok(Posted::Yes)
     }
 
-    unsafe fn send(&mut self, _: u64, local: Local, context: Context) -> Result<Posted, String> {
+    unsafe fn send(&mut self, _: u64, local: LocalMemory, context: Context) -> Result<Posted, String> {
         self.with(|queues| {
             if queues.sends.len() >= 48 {
                 return Ok(Posted::Again);
@@ -91,8 +93,8 @@ impl Rail for Device {
     unsafe fn one_sided(
         &mut self,
         peer: u64,
-        local: Local,
-        _: Remote,
+        local: LocalMemory,
+        _: RemoteMemory,
         write: Option<u32>,
         context: Context,
     ) -> Result<Posted, String> {

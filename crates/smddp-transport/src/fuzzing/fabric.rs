@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use super::device::Device;
 use super::rank::{ME, Rank, SIZE, endpoint, peer};
 use super::script::Script;
-use crate::net::fabric::engine::{Address, Engine};
-use crate::net::fabric::message::{HEAD, Head, What};
+use crate::net::fabric::engine::{Engine, FabricAddress};
+use crate::net::fabric::message::{HEAD, MessageHead, What};
 use crate::net::fabric::provider::Event;
 use crate::net::fabric::staging::Staging;
 use crate::net::fabric::wire::FabricWire;
@@ -25,7 +25,7 @@ pub fn fabric(bytes: &[u8]) {
     let engine = Arc::new(Mutex::new(engine));
     let Ok((mut wire, mine)) = FabricWire::prepare(&engine, ME, SIZE, SIZE - 1) else { return };
     let group = mine.group();
-    let addresses: Vec<Option<Address>> = (0..SIZE)
+    let addresses: Vec<Option<FabricAddress>> = (0..SIZE)
         .map(|rank| {
             // What a card says.
             let (first, message) = match script.below(8) {
@@ -81,7 +81,7 @@ fn message(script: &mut Script<'_>, next: &mut [u64; SIZE], group: u32, seq: u64
     if what.ordered() && number == next[from] {
         next[from] += 1;
     }
-    let head = Head {
+    let head = MessageHead {
         what,
         credits: script.number() as u32,
         counted: script.below(4) > 0,

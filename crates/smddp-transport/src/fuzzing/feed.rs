@@ -9,7 +9,7 @@ use crate::joint::{Between, Means, Prepared};
 use crate::net::frame::{Frame, Kind};
 use crate::net::tcp::TcpAddress;
 use crate::net::tcp::hello::{Purpose, hello};
-use crate::{Fault, Group, Head, Inlet, Mail, Outlet, Wiring};
+use crate::{Envelope, Fault, Group, Head, Inlet, Outlet, Wiring};
 
 /// Bytes of the largest message of the operation under way, its messages, and all their bytes.
 pub(crate) const CELL: usize = 5_000;
@@ -63,11 +63,11 @@ fn say(door: &TcpAddress, words: &[u8]) -> TcpStream {
 
 /// Rank 1 of two in an operation, in which each sends the other some messages. Rank 0 is whoever writes.
 pub(crate) struct Feed {
-    link: Group,
+    group: Group,
     door: TcpAddress,
     /// What its card says of rank 0 stays true.
     _other: Prepared,
-    streams: Vec<(Mail, u64)>,
+    streams: Vec<(Envelope, u64)>,
     /// Messages that came and went.
     pub(crate) read: u64,
     written: u64,
@@ -82,7 +82,7 @@ impl Feed {
             Prepared::new(rank, 2, Vec::new(), &means(rank)).unwrap_or_else(|error| panic!("{error}"))
         });
         let (cards, door) = (vec![other.card().clone(), me.card().clone()], door(&me));
-        let mut link = me.connect(cards).unwrap_or_else(|error| panic!("{error}")).link;
+        let mut group = me.connect(cards).unwrap_or_else(|error| panic!("{error}")).group;
         let wiring = Wiring {
             outlets: vec![Outlet { readers: vec![0], cell: CELL, messages: MESSAGES, bytes: BYTES }],
             inlets: vec![Inlet {
@@ -97,9 +97,9 @@ impl Feed {
             depth: (2, 2),
             window: 2,
         };
-        let wired = link.wire(wiring);
-        assert!(link.begin(0, HEAD, &wired), "the operation does not begin");
-        Self { link, door, _other: other, streams: Vec::new(), read: 0, written: 0 }
+        let wired = group.wire(wiring);
+        assert!(group.begin(0, HEAD, &wired), "the operation does not begin");
+        Self { group, door, _other: other, streams: Vec::new(), read: 0, written: 0 }
     }
 
     /// A connection in rank 0's name that carries frames of this lane (0 or 1).
@@ -122,38 +122,38 @@ impl Feed {
 
     /// One round of what a rank does that waits; what is wrong by now.
     pub(crate) fn turn(&mut self) -> Vec<Fault> {
-        self.link.turn();
+        self.group.turn();
         if self.written < MESSAGES
-            && let Some(cell) = self.link.cell(0)
+            && let Some(cell) = self.group.cell(0)
         {
             let left = BYTES as usize - self.written as usize * CELL;
             // SAFETY: the cell is this rank's and has `CELL` bytes.
             unsafe { cell.write_bytes(7, left.min(CELL)) };
-            self.link.publish(0, left.min(CELL));
+            self.group.publish(0, left.min(CELL));
             self.written += 1;
         }
         while self.read < MESSAGES
-            && let Ok(Some(message)) = self.link.message(0)
+            && let Ok(Some(message)) = self.group.message(0)
         {
             // SAFETY: it lies in a cell of `CELL` bytes until it is released.
             std::hint::black_box(
                 unsafe { std::slice::from_raw_parts(message, CELL) }.iter().fold(0, |a, b| a ^ b),
             );
-            self.link.release(0);
+            self.group.release(0);
             self.read += 1;
         }
-        while let Some(mail) = self.link.mail_next(0) {
+        while let Some(mail) = self.group.p2p_next(0) {
             self.streams.push(mail);
         }
         for at in (0..self.streams.len()).rev() {
             let (mail, stream) = self.streams[at];
             let mut left = mail.bytes;
             while left > 0
-                && let Some((piece, room)) = self.link.mail_piece(0, stream)
+                && let Some((piece, room)) = self.group.p2p_piece(0, stream)
             {
                 // SAFETY: it has `room` bytes until it is released.
                 std::hint::black_box(unsafe { piece.add(room - 1).read() });
-                self.link.mail_release(0, stream);
+                self.group.p2p_release(0, stream);
                 left -= left.min(room as u64);
             }
             self.streams[at].0.bytes = left;
@@ -161,7 +161,7 @@ impl Feed {
                 self.streams.swap_remove(at);
             }
         }
-        self.link.faults()
+        self.group.faults()
     }
 
     /// Turns until something is wrong, or `streams` were read to the end and nothing is.

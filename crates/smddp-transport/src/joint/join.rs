@@ -8,11 +8,11 @@ use super::offer::Ends;
 use super::reach::Reach;
 use super::scripted::{Scripted, WireScript};
 use crate::Card;
-use crate::net::link::{Net, Way};
+use crate::net::channels::{Net, Uplink};
 use crate::process::Endpoint;
 use crate::shm::{self, Unreachable};
 
-/// Why there is no link.
+/// Why there is no group.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     #[error(transparent)]
@@ -23,7 +23,7 @@ pub enum JoinError {
 
 /// A group, and each rank's node.
 pub struct Joined {
-    pub link: Group,
+    pub group: Group,
     pub nodes: Vec<usize>,
     /// Ranks of this host, whether or not they share memory: they share its cores.
     pub crowd: usize,
@@ -73,8 +73,8 @@ impl Prepared {
         let crowd = cards.iter().filter(|card| card.boot == self.card().boot).count();
         let here: Vec<usize> = (0..cards.len()).filter(|&r| nodes[r] == nodes[me]).collect();
         if here.len() == cards.len() {
-            let link = link(me, self.shm, None, &cards, here)?;
-            return Ok(Joined { link, nodes, crowd, told: Vec::new() });
+            let group = group(me, self.shm, None, &cards, here)?;
+            return Ok(Joined { group, nodes, crowd, told: Vec::new() });
         }
         if self.means.between == Between::Nothing {
             return Err(JoinError::Nodes(forbidden(&cards, &nodes)));
@@ -83,16 +83,16 @@ impl Prepared {
         if let Some(script) = self.script {
             way.wire = Box::new(Scripted::new(way.wire, script));
         }
-        let link = link(me, self.shm, Some(way), &cards, here)?;
-        Ok(Joined { link, nodes, crowd, told })
+        let group = group(me, self.shm, Some(way), &cards, here)?;
+        Ok(Joined { group, nodes, crowd, told })
     }
 }
 
 /// Shared memory with the ranks `here`, and a way to all others, if there are any.
-pub(super) fn link(
+pub(super) fn group(
     me: usize,
     shm: shm::Prepared,
-    way: Option<Way>,
+    way: Option<Uplink>,
     cards: &[Card],
     here: Vec<usize>,
 ) -> Result<Group, JoinError> {
@@ -116,7 +116,7 @@ fn forbidden(cards: &[Card], nodes: &[usize]) -> String {
 }
 
 /// Each rank's node, from what the cards say: memory can be shared inside one boot of one host, by processes of one
-/// user that see the same abstract sockets. Whether it really can is tried when the link is made.
+/// user that see the same abstract sockets. Whether it really can is tried when the group is made.
 pub(super) fn nodes(cards: &[Card]) -> Vec<usize> {
     let label = |card: &Card| (card.boot.clone(), card.netns, card.uid, card.node.clone());
     let mut seen: std::collections::HashMap<_, usize> = std::collections::HashMap::new();

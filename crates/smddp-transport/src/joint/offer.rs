@@ -5,11 +5,11 @@ use std::sync::Arc;
 use super::means::{Between, Means};
 use crate::Card;
 use crate::card::Offer;
+use crate::net::channels::Uplink;
 use crate::net::fabric::choose::Settings;
 use crate::net::fabric::current::{found, shared};
-use crate::net::fabric::wire::{FabricWire, Shared};
+use crate::net::fabric::wire::{FabricWire, SharedEngine};
 use crate::net::interface::{self, Family};
-use crate::net::link::Way;
 use crate::net::tcp::{Door, Listeners, TcpAddress, TcpEndpoint, TcpWire, Watches};
 use crate::net::wire::Wire;
 use crate::process::Endpoint;
@@ -59,7 +59,7 @@ impl Ends {
         cards: &[Card],
         nodes: &[usize],
         means: &Means,
-    ) -> Result<(Way, Vec<String>), String> {
+    ) -> Result<(Uplink, Vec<String>), String> {
         let fabric = match means.between {
             Between::Fabric => true,
             Between::Auto => cards.iter().any(|card| card.offer.fabric.is_ok()),
@@ -119,12 +119,12 @@ impl Ends {
                 return Err(format!("SMDDP_REQUIRE={wanted}, but the way between nodes is {way}{why}"));
             }
         }
-        Ok((Way { wire, listeners, watches }, told))
+        Ok((Uplink { wire, listeners, watches }, told))
     }
 }
 
 /// The process's ends on the fabric.
-fn engine(endpoint: &Arc<Endpoint>, size: usize, means: &Means) -> Result<Shared, String> {
+fn engine(endpoint: &Arc<Endpoint>, size: usize, means: &Means) -> Result<SharedEngine, String> {
     let settings = || -> Result<Settings, String> {
         let named = means.interface.value.is_some() || means.family != Family::Any;
         let address = named

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use super::join::{JoinError, Joined, link, nodes};
+use super::join::{JoinError, Joined, group, nodes};
 use super::means::Means;
+use crate::net::channels::Uplink;
 use crate::net::fabric::srd::{self, Srd, SrdScript};
 use crate::net::fabric::staging::Staging;
-use crate::net::link::Way;
 use crate::net::tcp::{Door, Listeners, TcpEndpoint, Watches};
 use crate::process::Endpoint;
 use crate::shm;
 
-/// The links of `size` ranks of this process, rank `r` on the node that `node(r)` names, over a fabric of that script. As
+/// The group's ends at `size` ranks of this process, rank `r` on the node that `node(r)` names, over a fabric of that script. As
 /// beside a real one, their process's listener answers for those that do not drive.
 pub fn simulated(
     size: usize,
@@ -44,9 +44,9 @@ pub fn simulated(
             let listeners =
                 Arc::new(Listeners::new(me, door, addresses.iter().cloned().enumerate().map(far)));
             let watches = Some(Watches::new(listeners.clone()));
-            let way = Way { wire: Box::new(wire), listeners: Some(listeners), watches };
-            let link = link(me, shm, Some(way), &cards, here)?;
-            Ok(Joined { link, nodes: nodes.clone(), crowd: size, told: Vec::new() })
+            let way = Uplink { wire: Box::new(wire), listeners: Some(listeners), watches };
+            let group = group(me, shm, Some(way), &cards, here)?;
+            Ok(Joined { group, nodes: nodes.clone(), crowd: size, told: Vec::new() })
         })
         .collect::<Result<_, JoinError>>()?;
     Ok((srd, joined))

@@ -14,7 +14,7 @@ pub(crate) const EAGER: usize = 8 << 10;
 
 /// Where an arriving payload goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Destination {
     /// To this address, which has room for all of it. Over [`EAGER`] bytes it lies in the staging memory.
     Here(*mut u8),
     /// Nowhere yet: ask again at a later poll. Nothing behind it on that lane of the pair is delivered meanwhile.
@@ -25,7 +25,7 @@ pub(crate) enum Place {
 
 /// Whoever owns a wire's ends: takes what arrives.
 pub(crate) trait Sink {
-    fn place(&mut self, peer: usize, frame: &Frame) -> Place;
+    fn place(&mut self, peer: usize, frame: &Frame) -> Destination;
     /// The frame is here, its payload where `place` said. Called once for each frame, in the order of its lane.
     fn arrived(&mut self, peer: usize, frame: &Frame);
     /// The payload's memory is free again.

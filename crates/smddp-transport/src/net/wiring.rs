@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::{Inlet, Mismatch, Outlet};
 
-pub(super) struct Out {
+pub(super) struct NetOutlet {
     /// Its number in the program.
     pub(super) channel: usize,
     /// In rotated order, so that not all ranks write to one first.
@@ -22,7 +22,7 @@ pub(super) struct Out {
     pub(super) first_cell: usize,
 }
 
-pub(super) struct In {
+pub(super) struct NetInlet {
     pub(super) want: Inlet,
     pub(super) at: usize,
     pub(super) depth: u64,
@@ -31,8 +31,8 @@ pub(super) struct In {
 /// Channels, and where their cells lie in an operation's memory.
 #[derive(Default)]
 pub(crate) struct NetWiring {
-    pub(super) outs: Vec<Out>,
-    pub(super) ins: Vec<In>,
+    pub(super) outs: Vec<NetOutlet>,
+    pub(super) ins: Vec<NetInlet>,
     /// Inlets by (rank, channel).
     pub(super) places: HashMap<(usize, u32), usize>,
     /// Of all cells.
@@ -65,7 +65,7 @@ impl NetWiring {
             let (first_reader, first_cell) = (wiring.readers, wiring.cells);
             wiring.readers += readers.len();
             wiring.cells += cells as usize;
-            wiring.outs.push(Out {
+            wiring.outs.push(NetOutlet {
                 channel,
                 readers,
                 at,
@@ -81,7 +81,7 @@ impl NetWiring {
         for (index, inlet) in inlets.iter().enumerate() {
             let (at, _, depth) = place(inlet.cell, inlet.messages, window);
             wiring.places.insert((inlet.rank, inlet.channel as u32), index);
-            wiring.ins.push(In { want: *inlet, at, depth });
+            wiring.ins.push(NetInlet { want: *inlet, at, depth });
         }
         wiring.bytes = end;
         wiring
@@ -90,7 +90,7 @@ impl NetWiring {
 
 /// How far one channel that this rank reads has come.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Came {
+pub(super) struct InletProgress {
     /// Messages that were given a cell, that are here, and that are read. As long as one of the first is not among the
     /// second, the operation does not end: so nobody writes to its cells afterwards.
     pub(super) placed: u64,
@@ -103,7 +103,7 @@ pub(super) struct Came {
     pub(super) bad: Option<Mismatch>,
 }
 
-impl Came {
+impl InletProgress {
     /// Something is still to come.
     pub(super) fn awaited(&self, want: &Inlet) -> bool {
         !self.resolved || self.there < want.messages
@@ -112,17 +112,17 @@ impl Came {
 
 /// How far the channels of the operation under way have come.
 #[derive(Default)]
-pub(super) struct Flow {
+pub(super) struct Progress {
     /// Messages, by outlet.
     pub(super) sent: Vec<u64>,
     /// Messages that each reader of each outlet is known to have read.
     pub(super) read: Vec<u64>,
     /// Sends under way from each cell of each outlet.
     pub(super) busy: Vec<u32>,
-    pub(super) came: Vec<Came>,
+    pub(super) came: Vec<InletProgress>,
 }
 
-impl Flow {
+impl Progress {
     /// Nothing has moved yet. Keeps its memory.
     pub(super) fn reset(&mut self, wiring: &NetWiring) {
         fn zero<T: Clone + Default>(list: &mut Vec<T>, length: usize) {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags};
 use rustix::net::SocketFlags;
 
-use crate::own::Own;
+use crate::own::Uninherited;
 use crate::send::send;
 use crate::warn::warn;
 
@@ -35,7 +35,7 @@ pub(crate) trait Host: Send {
         true
     }
     /// What comes of them; a connection that comes back is hung up on after its last stage.
-    fn answer(&self, caller: Own<OwnedFd>, words: &[u8]) -> Option<(Own<OwnedFd>, Stage)>;
+    fn answer(&self, caller: Uninherited<OwnedFd>, words: &[u8]) -> Option<(Uninherited<OwnedFd>, Stage)>;
     /// Whether anybody is still at home.
     fn open(&self) -> bool {
         true
@@ -55,7 +55,7 @@ pub(crate) enum Stage {
 }
 
 struct Caller {
-    socket: Own<OwnedFd>,
+    socket: Uninherited<OwnedFd>,
     since: Instant,
     stage: Stage,
 }
@@ -63,10 +63,10 @@ struct Caller {
 /// All of them at one listener.
 pub(crate) struct Callers {
     pub(super) host: Box<dyn Host>,
-    listener: Own<OwnedFd>,
+    listener: Uninherited<OwnedFd>,
     list: Vec<Caller>,
     /// Connections of those that asked to keep them.
-    kept: Vec<Own<OwnedFd>>,
+    kept: Vec<Uninherited<OwnedFd>>,
     /// Nobody can be taken in before.
     rests: Option<Instant>,
     told: Option<Instant>,
@@ -81,7 +81,7 @@ fn at_once(outcome: io::Result<usize>) -> io::Result<Option<usize>> {
 }
 
 impl Callers {
-    pub(crate) fn new(listener: Own<OwnedFd>, host: impl Host + 'static) -> Self {
+    pub(crate) fn new(listener: Uninherited<OwnedFd>, host: impl Host + 'static) -> Self {
         Self { host: Box::new(host), listener, list: Vec::new(), kept: Vec::new(), rests: None, told: None }
     }
 
@@ -167,7 +167,7 @@ impl Callers {
     pub(crate) fn admit(&mut self, socket: OwnedFd) {
         if self.host.admits(socket.as_fd()) {
             let stage = Stage::Words(Vec::new());
-            self.serve(Caller { socket: Own::new(socket), since: Instant::now(), stage });
+            self.serve(Caller { socket: Uninherited::new(socket), since: Instant::now(), stage });
         }
     }
 

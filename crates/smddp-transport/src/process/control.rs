@@ -12,7 +12,7 @@ use super::pool::Release;
 use crate::lock;
 
 #[derive(Default)]
-struct State {
+struct Blocks {
     /// Free blocks by size.
     free: BTreeMap<usize, Vec<usize>>,
     /// (offset, bytes, when)
@@ -22,7 +22,7 @@ struct State {
 
 #[derive(Default)]
 pub(crate) struct Control {
-    state: Mutex<State>,
+    state: Mutex<Blocks>,
 }
 
 impl Control {

@@ -16,11 +16,11 @@ use super::pool::Pool;
 use super::service::Service;
 use crate::fork::PerProcess;
 use crate::lock;
-use crate::own::Own;
+use crate::own::Uninherited;
 use crate::send::send_all;
 
 /// Another process on this node, its memory mapped.
-pub(crate) struct Peer {
+pub(crate) struct PeerProcess {
     pub(crate) memory: Memory,
     event: OwnedFd,
     /// Set by the service thread when the process is gone.
@@ -36,7 +36,7 @@ pub struct Endpoint {
     pub(crate) service: Service,
     /// What other processes of this node may ask for.
     pub(crate) lending: Arc<Lending>,
-    peers: Mutex<HashMap<Id, Weak<Peer>>>,
+    peers: Mutex<HashMap<Id, Weak<PeerProcess>>>,
 }
 
 static CURRENT: PerProcess<Mutex<Weak<Endpoint>>> = PerProcess::new();
@@ -48,7 +48,7 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
     bytes
 }
 
-impl Peer {
+impl PeerProcess {
     pub(crate) fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
     }
@@ -83,7 +83,7 @@ impl Endpoint {
         let lending = Arc::<Lending>::default();
         let service = Service::start(bell.clone())?;
         service.answer(
-            Own::new(listener.into()),
+            Uninherited::new(listener.into()),
             Host { me: id, memory: fd, bell: bell.clone(), lending: lending.clone() },
         );
         Ok(Self {
@@ -99,7 +99,7 @@ impl Endpoint {
     }
 
     /// The process at an address, its memory mapped; known ones are found again.
-    pub(crate) fn reach(&self, address: &UnixAddress) -> io::Result<Arc<Peer>> {
+    pub(crate) fn reach(&self, address: &UnixAddress) -> io::Result<Arc<PeerProcess>> {
         if let Some(peer) = lock(&self.peers).get(&address.id).and_then(Weak::upgrade) {
             return Ok(peer);
         }
@@ -121,7 +121,7 @@ impl Endpoint {
         let memory =
             Memory::open(memory.as_fd(), usize::try_from(address.memory).map_err(io::Error::other)?)?;
         self.service.watch(watch, &gone);
-        let peer = Arc::new(Peer { memory, event, gone });
+        let peer = Arc::new(PeerProcess { memory, event, gone });
         let mut peers = lock(&self.peers);
         peers.retain(|_, known| known.strong_count() > 0);
         peers.insert(address.id, Arc::downgrade(&peer));

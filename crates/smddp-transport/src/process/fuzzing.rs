@@ -13,7 +13,7 @@ use super::callers::Callers;
 use super::handshake::{self, Host};
 use super::lending::{Lending, Lent};
 use crate::fuzzing::{Script, endpoint};
-use crate::own::Own;
+use crate::own::Uninherited;
 use crate::send::send;
 
 const ME: [u8; 16] = [7; 16];
@@ -39,7 +39,7 @@ fn host() -> Host {
 
 /// Several at once, each with any words, in any pieces.
 pub(crate) fn callers(script: &mut Script<'_>) {
-    let mut callers = Callers::new(Own::new(nothing()), host());
+    let mut callers = Callers::new(Uninherited::new(nothing()), host());
     let mut streams: Vec<UnixStream> = Vec::new();
     while let Some(what) = script.step() {
         match what % 8 {

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::bell::Bell;
 use super::callers::{self, Stage};
 use super::lending::{Lending, Lent};
-use crate::own::Own;
+use crate::own::Uninherited;
 use crate::send::send_all;
 
 /// A process's number among all.
@@ -108,7 +108,7 @@ impl callers::Host for Host {
         words.first_chunk().is_none_or(|hello| parse(hello).is_ok_and(|(_, to)| to == self.me))
     }
 
-    fn answer(&self, caller: Own<OwnedFd>, words: &[u8]) -> Option<(Own<OwnedFd>, Stage)> {
+    fn answer(&self, caller: Uninherited<OwnedFd>, words: &[u8]) -> Option<(Uninherited<OwnedFd>, Stage)> {
         let (from, _) = parse(words.first_chunk()?).ok()?;
         let wanted = u64::from_le_bytes(*words.last_chunk()?);
         let reply = hello(&self.me, &from);

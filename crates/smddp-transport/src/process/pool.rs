@@ -43,7 +43,7 @@ impl Idle {
 }
 
 #[derive(Default)]
-struct State {
+struct Ranges {
     /// Free ranges under the cap, by offset.
     free: BTreeMap<usize, usize>,
     reserve: BTreeMap<usize, usize>,
@@ -52,7 +52,7 @@ struct State {
 }
 
 pub(crate) struct Pool {
-    state: Mutex<State>,
+    state: Mutex<Ranges>,
     cap: usize,
     /// Bytes ever handed out below the cap and still resident, and bytes in use of the reserve.
     resident: AtomicUsize,
@@ -92,7 +92,7 @@ impl Pool {
     /// A pool that may grow to `cap` bytes (rounded up to its grain).
     pub(crate) fn new(cap: usize) -> Self {
         let cap = cap.next_multiple_of(GRAIN);
-        let mut state = State::default();
+        let mut state = Ranges::default();
         if cap > 0 {
             state.free.insert(STAGING, cap);
         }
@@ -193,7 +193,7 @@ impl Pool {
         Some(Region { offset, bytes: least })
     }
 
-    fn carve(&self, state: &mut State, memory: &Memory, bytes: usize) -> Option<Region> {
+    fn carve(&self, state: &mut Ranges, memory: &Memory, bytes: usize) -> Option<Region> {
         let offset = take(&mut state.free, bytes)?;
         memory.populate(offset, bytes, true);
         self.resident.fetch_max(offset + bytes - STAGING, Ordering::Relaxed);
@@ -202,7 +202,7 @@ impl Pool {
 
     /// Puts idle regions under the cap that nobody reads any more back into the free ranges: everybody's, or one
     /// owner's.
-    fn evict(&self, state: &mut State, of: Option<u64>) {
+    fn evict(&self, state: &mut Ranges, of: Option<u64>) {
         let mut i = 0;
         while i < state.idle.len() {
             let idle = &mut state.idle[i];
@@ -226,7 +226,7 @@ impl Pool {
     }
 
     /// Memory past the cap goes back to the system as soon as it can.
-    fn sweep_reserve(&self, state: &mut State, memory: &Memory) {
+    fn sweep_reserve(&self, state: &mut Ranges, memory: &Memory) {
         let mut i = 0;
         while i < state.idle.len() {
             if state.idle[i].region.offset >= STAGING + self.cap && state.idle[i].released() {

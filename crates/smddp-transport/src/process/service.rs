@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::bell::Bell;
 use super::callers::{Callers, Host};
-use crate::own::Own;
+use crate::own::Uninherited;
 use crate::{fork, lock};
 
 struct Watched {
@@ -60,7 +60,7 @@ impl Service {
     }
 
     /// Answers callers at that listener, which does not block, for as long as its host is open.
-    pub(crate) fn answer(&self, listener: Own<OwnedFd>, host: impl Host + 'static) {
+    pub(crate) fn answer(&self, listener: Uninherited<OwnedFd>, host: impl Host + 'static) {
         lock(&self.shared.more).callers.push(Callers::new(listener, host));
         self.wake();
     }

@@ -8,7 +8,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::ranks::{Ranks, Remote};
+use super::ranks::{Ranks, RemoteRank};
 use crate::process::layout::{PAGE, board_at};
 use crate::process::{Endpoint, Lent, Maker};
 
@@ -26,7 +26,7 @@ impl Board {
     /// Bytes of a rank's page.
     pub const PAGE: usize = PAGE;
 
-    fn remote(&self, rank: usize) -> Option<&Remote> {
+    fn remote(&self, rank: usize) -> Option<&RemoteRank> {
         self.ranks.remotes.get((*self.places.get(rank)?)?)
     }
 

@@ -9,7 +9,7 @@ mod channel;
 mod distance;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
-mod mail;
+mod messages;
 mod near;
 #[cfg(test)]
 mod nonsense_tests;

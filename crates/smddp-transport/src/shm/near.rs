@@ -8,7 +8,7 @@ use std::time::Instant;
 use super::board::Board;
 use super::channel::Channel;
 use super::distance::Distance;
-use super::mail::Mailbox;
+use super::messages::NearMessages;
 use super::ranks::{AllDone, Home, Ranks, nonsense};
 use crate::fork;
 use crate::process::layout::*;
@@ -17,7 +17,7 @@ use crate::process::{Endpoint, Region, Sleeper};
 use crate::{Fault, Head, LONGEST_WHY, Mismatch, Outlet, PointToPoint, Wiring};
 
 /// A channel I write, in the operation under way.
-struct Out {
+struct NearOutlet {
     lines: usize,
     cells: usize,
     cell: usize,
@@ -31,7 +31,7 @@ struct Out {
 
 /// A channel I read, in the operation under way; resolved when its writer's header is seen.
 #[derive(Clone, Copy, Default)]
-struct In {
+struct NearInlet {
     resolved: bool,
     at: Channel,
     taken: u64,
@@ -42,7 +42,7 @@ struct In {
 
 /// An operation that is over here and read nobody's header: held against the others' when the next one begins.
 /// Whichever of two ranks comes later finds the other's header there.
-struct Unheld {
+struct Unchecked {
     seq: u64,
     head: Head,
     rank: usize,
@@ -66,11 +66,11 @@ pub struct Near {
     seq: u64,
     head: Head,
     region: Option<Region>,
-    outs: Vec<Out>,
-    ins: Vec<In>,
+    outs: Vec<NearOutlet>,
+    ins: Vec<NearInlet>,
     /// Of the operation begun last.
     wiring: Arc<Wiring>,
-    unheld: Vec<Unheld>,
+    unheld: Vec<Unchecked>,
     differs: Option<Fault>,
     /// A rank whose words make no sense.
     nonsense: Option<Fault>,
@@ -79,7 +79,7 @@ pub struct Near {
     /// Looks in vain since.
     vain: u32,
     distance: Distance,
-    mailbox: Mailbox,
+    messages: NearMessages,
     left: bool,
     /// Devices know this group's pages.
     kept: Arc<AtomicBool>,
@@ -107,7 +107,7 @@ impl Near {
             owed: false,
             vain: 0,
             distance: Distance::default(),
-            mailbox: Mailbox::new(home.clone(), ranks.clone()),
+            messages: NearMessages::new(home.clone(), ranks.clone()),
             left: false,
             kept: Arc::default(),
             forks: fork::generation(),
@@ -223,7 +223,7 @@ impl Near {
                 let read = if reader == Outlet::ELSEWHERE { u64::MAX } else { 0 };
                 memory.word64(region.offset + line + LINE * (1 + i)).store(read, Ordering::Relaxed);
             }
-            self.outs.push(Out {
+            self.outs.push(NearOutlet {
                 lines: region.offset + line,
                 cells: region.offset + cell,
                 cell: cell_bytes,
@@ -254,7 +254,7 @@ impl Near {
         let found = if self.wiring.inline {
             let cells = remote.block + slot_at(self.layout, self.seq) + SLOT_HEADER;
             let at = Channel { cells, cell: SLOT_BYTES, depth: 1, ..Channel::default() };
-            In { resolved: true, at, there: 1, ..In::default() }
+            NearInlet { resolved: true, at, there: 1, ..NearInlet::default() }
         } else {
             let memory = remote.memory();
             let region = stage as usize;
@@ -272,7 +272,7 @@ impl Near {
             if want.messages > 0 && (at.cell < want.cell || at.depth == 0) {
                 return Err(Mismatch { rank: want.rank, theirs, bytes: None });
             }
-            In { resolved: true, at, ack: want.messages > at.depth, ..In::default() }
+            NearInlet { resolved: true, at, ack: want.messages > at.depth, ..NearInlet::default() }
         };
         self.ins[inlet] = found;
         Ok(true)
@@ -306,13 +306,13 @@ impl Near {
             self.wiring = wiring.clone();
         }
         self.ins.clear();
-        self.ins.resize(wiring.inlets.len(), In::default());
+        self.ins.resize(wiring.inlets.len(), NearInlet::default());
         let Some(Home { endpoint, .. }) = &self.home else { return true };
         let header = Slot(endpoint.memory.words(slot));
         header.write((head.what, head.count, stage));
         if wiring.inline && carries {
             // The header is published together with the payload.
-            self.outs.push(Out {
+            self.outs.push(NearOutlet {
                 lines: 0,
                 cells: slot + SLOT_HEADER,
                 cell: SLOT_BYTES,
@@ -417,7 +417,7 @@ impl Near {
         if self.wiring.inlets.is_empty() {
             let others = (0..self.size).filter(|&rank| rank != self.me);
             let (seq, head) = (self.seq, self.head);
-            self.unheld.extend(others.map(|rank| Unheld { seq, head, rank }));
+            self.unheld.extend(others.map(|rank| Unchecked { seq, head, rank }));
         }
         endpoint.memory.count(self.block + DONE).tell(self.seq + 1);
         if !self.wiring.inline {
@@ -455,13 +455,13 @@ impl Near {
     }
 
     /// Messages with the ranks of this node.
-    pub fn mail(&mut self) -> &mut dyn PointToPoint {
-        &mut self.mailbox
+    pub fn p2p(&mut self) -> &mut dyn PointToPoint {
+        &mut self.messages
     }
 
     pub fn faults(&mut self) -> Vec<Fault> {
         let mut faults: Vec<Fault> =
-            self.differs.iter().chain(&self.nonsense).chain(&self.mailbox.nonsense).cloned().collect();
+            self.differs.iter().chain(&self.nonsense).chain(&self.messages.nonsense).cloned().collect();
         for (rank, remote) in self.ranks.remotes.iter().enumerate() {
             if rank == self.me {
                 continue;
@@ -536,7 +536,7 @@ impl Drop for Near {
             return;
         }
         self.leave();
-        self.mailbox.drain();
+        self.messages.drain();
         let Some(Home { endpoint, block, nonce, size }) = self.home.take() else { return };
         if let Some(region) = self.region.take() {
             let release = AllDone { ranks: self.ranks.clone(), operations: u64::MAX };

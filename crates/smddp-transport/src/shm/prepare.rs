@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::near::Near;
-use super::ranks::{Home, Ranks, Remote};
+use super::ranks::{Home, Ranks, RemoteRank};
 use crate::Card;
-use crate::process::endpoint::Peer;
+use crate::process::endpoint::PeerProcess;
 use crate::process::layout::*;
 use crate::process::{Endpoint, UnixAddress, random};
 
@@ -76,7 +76,7 @@ impl Prepared {
                 Some(reach(endpoint, &self.card, &card)?)
             };
             let (home, block) = (endpoint.bell(), usize::try_from(card.block).unwrap_or(usize::MAX));
-            let remote = Remote { peer, home, block, nonce: card.nonce, card };
+            let remote = RemoteRank { peer, home, block, nonce: card.nonce, card };
             // All of the block is read later as if it were there.
             if !remote.memory().holds(block, block_bytes(self.card.size as usize)) {
                 let Card { rank, host, pid, .. } = remote.card;
@@ -89,7 +89,7 @@ impl Prepared {
     }
 }
 
-fn reach(endpoint: &Endpoint, mine: &Card, card: &Card) -> Result<Arc<Peer>, Unreachable> {
+fn reach(endpoint: &Endpoint, mine: &Card, card: &Card) -> Result<Arc<PeerProcess>, Unreachable> {
     let fail =
         |why: String| Unreachable { rank: card.rank as usize, host: card.host.clone(), pid: card.pid, why };
     if card.boot != mine.boot {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::process::bell::{Bell, ring_at};
-use crate::process::endpoint::{Endpoint, Peer};
+use crate::process::endpoint::{Endpoint, PeerProcess};
 use crate::process::layout::*;
 use crate::process::memory::Memory;
 use crate::process::order::{self, Count, Slot};
@@ -23,8 +23,8 @@ pub(super) struct Home {
 }
 
 /// One rank of the group as this process reaches it: its memory and its control block in there.
-pub(super) struct Remote {
-    pub(super) peer: Option<Arc<Peer>>,
+pub(super) struct RemoteRank {
+    pub(super) peer: Option<Arc<PeerProcess>>,
     /// This process's own, where the rank is one of its threads.
     pub(super) home: Bell,
     pub(super) block: usize,
@@ -32,7 +32,7 @@ pub(super) struct Remote {
     pub(super) card: Card,
 }
 
-impl Remote {
+impl RemoteRank {
     pub(super) fn memory(&self) -> &Memory {
         self.peer.as_ref().map_or_else(|| self.home.memory(), |p| &p.memory)
     }
@@ -77,7 +77,7 @@ impl Remote {
 
 /// The ranks of the group; kept alive by whatever still waits for their reads.
 pub(super) struct Ranks {
-    pub(super) remotes: Vec<Remote>,
+    pub(super) remotes: Vec<RemoteRank>,
     pub(super) me: usize,
 }
 

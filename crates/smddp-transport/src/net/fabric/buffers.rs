@@ -2,7 +2,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 
-use super::provider::{Local, Rail};
+use super::provider::{LocalMemory, Rail};
 
 /// Page-aligned memory of this process alone.
 struct Chunk {
@@ -71,9 +71,9 @@ impl Buffers {
     }
 
     /// The first `bytes` of a buffer.
-    pub(crate) fn local(&self, buffer: u32, bytes: usize) -> Local {
+    pub(crate) fn local(&self, buffer: u32, bytes: usize) -> LocalMemory {
         let (chunk, desc) = &self.chunks[buffer as usize / CHUNK];
         let at = chunk.base.wrapping_add(buffer as usize % CHUNK * self.bytes);
-        Local { at, bytes: bytes.min(self.bytes), desc: *desc }
+        LocalMemory { at, bytes: bytes.min(self.bytes), desc: *desc }
     }
 }

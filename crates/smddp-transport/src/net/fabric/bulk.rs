@@ -5,12 +5,12 @@
 //! the receiver counts as many numbers as there are writes. Writes arrive in any order, so none of them says that the
 //! others are there.
 
-use super::engine::{Engine, Op};
-use super::message::{Head, What, numbers};
+use super::engine::{Engine, Operation};
+use super::message::{MessageHead, What, numbers};
 use super::pair::{Offered, remotes};
-use super::provider::{Local, Posted, Remote};
+use super::provider::{LocalMemory, Posted, RemoteMemory};
 use super::queues::Queues;
-use super::transfers::{Grant, Kind, Offer, Todo};
+use super::transfers::{Grant, PayloadOffer, Todo, TransferKind};
 use crate::net::frame::Frame;
 use crate::net::wire::Ticket;
 
@@ -30,9 +30,9 @@ fn piece(bytes: usize, rails: usize, most: usize) -> usize {
 
 impl Engine {
     /// Where bytes of the staging memory are for others, by rail.
-    fn places(&mut self, offset: usize, bytes: usize) -> Result<Vec<Remote>, String> {
+    fn places(&mut self, offset: usize, bytes: usize) -> Result<Vec<RemoteMemory>, String> {
         let part = self.staging.part(&mut self.rails, offset, bytes)?;
-        let place = |r: &super::provider::Registered| Remote {
+        let place = |r: &super::provider::Registered| RemoteMemory {
             address: r.base.wrapping_add(part.offset as u64),
             key: r.key,
         };
@@ -40,8 +40,8 @@ impl Engine {
         let place = |r| {
             use super::engine::Careless;
             match self.careless {
-                Some(Careless::Address) => Remote { address: part.offset as u64, ..place(r) },
-                Some(Careless::Key) => Remote { key: 1, ..place(r) },
+                Some(Careless::Address) => RemoteMemory { address: part.offset as u64, ..place(r) },
+                Some(Careless::Key) => RemoteMemory { key: 1, ..place(r) },
                 _ => place(r),
             }
         };
@@ -67,7 +67,8 @@ impl Engine {
         ticket: Ticket,
     ) {
         let (at, offset) = at;
-        let offer = Offer { group: number, peer, ticket, offset, at, bytes: frame.bytes as usize, writes: 0 };
+        let offer =
+            PayloadOffer { group: number, peer, ticket, offset, at, bytes: frame.bytes as usize, writes: 0 };
         let id = self.offers.insert(offer);
         if let Some(group) = self.groups.get_mut(&number) {
             group.offers += 1;
@@ -83,7 +84,7 @@ impl Engine {
     }
 
     /// An offer needs its memory no more.
-    pub(super) fn offer_over(&mut self, offer: &Offer) {
+    pub(super) fn offer_over(&mut self, offer: &PayloadOffer) {
         if let Some(group) = self.groups.get_mut(&offer.group) {
             group.offers -= 1;
             group.sent.push(offer.ticket);
@@ -141,12 +142,18 @@ impl Engine {
                 .chain(places)
                 .flat_map(u64::to_le_bytes)
                 .collect();
-            let head = Head::new(What::Grant, self.id);
+            let head = MessageHead::new(What::Grant, self.id);
             self.message(peer, head, [&body, &[]]);
             return Ok(1);
         }
         let piece = piece(bytes, self.busy.len(), self.one_sided());
-        self.spread(peer, (place, offset, bytes), piece, &offered.at, Kind::Read { group, rank, seq });
+        self.spread(
+            peer,
+            (place, offset, bytes),
+            piece,
+            &offered.at,
+            TransferKind::Read { group, rank, seq },
+        );
         Ok(bytes.div_ceil(piece))
     }
 
@@ -157,8 +164,8 @@ impl Engine {
         peer: usize,
         (local, offset, bytes): (*mut u8, usize, usize),
         piece: usize,
-        places: &[Remote],
-        kind: Kind,
+        places: &[RemoteMemory],
+        kind: TransferKind,
     ) {
         for from in (0..bytes).step_by(piece) {
             self.turn += 1;
@@ -170,7 +177,7 @@ impl Engine {
                 local: local.wrapping_add(from),
                 offset: offset + from,
                 bytes: piece.min(bytes - from),
-                remote: Remote { address: remote.address.wrapping_add(from as u64), ..remote },
+                remote: RemoteMemory { address: remote.address.wrapping_add(from as u64), ..remote },
                 kind,
             });
         }
@@ -210,7 +217,7 @@ impl Engine {
         }
         let (bytes, at, offset) = (offer.bytes, offer.at.cast_mut(), offer.offset);
         offer.writes = bytes.div_ceil(piece);
-        self.spread(peer, (at, offset, bytes), piece, &places, Kind::Write { offer: id, number });
+        self.spread(peer, (at, offset, bytes), piece, &places, TransferKind::Write { offer: id, number });
         Ok(())
     }
 
@@ -288,7 +295,7 @@ impl Engine {
 
     /// An operation into this process's memory will not come.
     fn abandoned(&mut self, todo: &Todo) {
-        if let Kind::Read { group, .. } = todo.kind
+        if let TransferKind::Read { group, .. } = todo.kind
             && let Some(group) = self.groups.get_mut(&group)
         {
             group.moving -= 1;
@@ -302,11 +309,15 @@ impl Engine {
         #[cfg(test)]
         let desc = if self.breaks(super::engine::Careless::Desc) { 0 } else { desc };
         debug_assert!(self.staging.offset(todo.local, todo.bytes) == Some(todo.offset));
-        let local = Local { at: todo.local, bytes: todo.bytes, desc };
+        let local = LocalMemory { at: todo.local, bytes: todo.bytes, desc };
         let to = self.peers[todo.peer].to[rail];
         let (op, number) = match todo.kind {
-            Kind::Read { group, rank, seq } => (Op::Read { peer: todo.peer, rail, group, rank, seq }, None),
-            Kind::Write { offer, number } => (Op::Write { peer: todo.peer, rail, offer }, Some(number)),
+            TransferKind::Read { group, rank, seq } => {
+                (Operation::Read { peer: todo.peer, rail, group, rank, seq }, None)
+            }
+            TransferKind::Write { offer, number } => {
+                (Operation::Write { peer: todo.peer, rail, offer }, Some(number))
+            }
         };
         let context = self.context(op);
         // SAFETY: staging memory, registered on every rail, which is this transfer's until its end was told.

@@ -54,7 +54,7 @@ fn named(setting: &str, value: Option<&str>) -> String {
 }
 
 /// What serves.
-pub struct Choice {
+pub struct Provider {
     pub provider: String,
     pub version: Version,
     list: InfoList,
@@ -62,7 +62,7 @@ pub struct Choice {
     chosen: Vec<usize>,
 }
 
-impl Choice {
+impl Provider {
     /// The devices, one rail each.
     pub fn devices(&self) -> impl Iterator<Item = Info<'_>> {
         self.chosen.iter().filter_map(|&at| self.list.iter().nth(at))
@@ -78,7 +78,7 @@ impl Choice {
 const EFA_NEEDS: Version = Version::new(1, 18);
 
 /// Looks for a fabric. The lines say what was found and why it is used or not, whatever the result.
-pub fn choose_provider(settings: &Settings) -> (Result<Choice, Unusable>, Vec<String>) {
+pub fn choose_provider(settings: &Settings) -> (Result<Provider, Unusable>, Vec<String>) {
     let mut lines = Vec::new();
     let result = choose(settings, &mut lines);
     lines.push(match &result {
@@ -94,7 +94,7 @@ pub fn choose_provider(settings: &Settings) -> (Result<Choice, Unusable>, Vec<St
     (result, lines)
 }
 
-fn choose(settings: &Settings, lines: &mut Vec<String>) -> Result<Choice, Unusable> {
+fn choose(settings: &Settings, lines: &mut Vec<String>) -> Result<Provider, Unusable> {
     let library = Library::open(settings.library.as_deref()).map_err(|why| {
         let library = settings.library.as_ref().map(|path| path.display().to_string());
         Unusable::Missing { library, why }
@@ -152,7 +152,7 @@ fn choose(settings: &Settings, lines: &mut Vec<String>) -> Result<Choice, Unusab
     }
     let provider = chosen.first().map_or_else(String::new, |(_, info)| name(info));
     let chosen = chosen.into_iter().map(|(at, _)| at).collect();
-    Ok(Choice { provider, version: library.version(), list, chosen })
+    Ok(Provider { provider, version: library.version(), list, chosen })
 }
 
 /// The devices of one of the ranks on a node: neighbours share, or have several each.

@@ -6,7 +6,7 @@ use super::choose::{Settings, choose_provider};
 use super::engine::Engine;
 use super::ofi;
 use super::staging::Staging;
-use super::wire::Shared;
+use super::wire::SharedEngine;
 use crate::fork::PerProcess;
 use crate::lock;
 use crate::process::Endpoint;
@@ -26,7 +26,7 @@ pub(crate) fn shared(
     settings: impl FnOnce() -> Result<Settings, String>,
     peers: usize,
     budget: usize,
-) -> Result<Shared, String> {
+) -> Result<SharedEngine, String> {
     let Current { engine, found } = &mut *lock(CURRENT.get());
     if let Some(engine) = engine.upgrade() {
         return Ok(engine);

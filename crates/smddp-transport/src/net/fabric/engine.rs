@@ -16,15 +16,15 @@ use serde::{Deserialize, Serialize};
 use super::buffers::Buffers;
 use super::pair::Pair;
 use super::provider::{Context, Event, Limits, Rail};
-use super::queues::{Inbox, PINGS, Queues, first, least, shape};
+use super::queues::{PINGS, Queues, ReceiveQueue, first, least, shape};
 use super::slab::Slab;
 use super::staging::Staging;
-use super::transfers::{Grant, Offer, Todo};
+use super::transfers::{Grant, PayloadOffer, Todo};
 use crate::net::wire::Ticket;
 
 /// Where a rank of a group can be reached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Address {
+pub struct FabricAddress {
     /// The process's engine.
     engine: u64,
     /// Its number for the group.
@@ -39,7 +39,7 @@ pub struct Address {
 }
 
 #[cfg(any(test, fuzzing))]
-impl Address {
+impl FabricAddress {
     pub(crate) fn group(&self) -> u32 {
         self.group
     }
@@ -51,7 +51,7 @@ impl Address {
 }
 
 #[derive(Clone, Copy)]
-pub(super) enum Op {
+pub(super) enum Operation {
     Receive { buffer: u32, rail: usize },
     Send { buffer: u32, peer: usize },
     Read { peer: usize, rail: usize, group: u32, rank: u32, seq: u64 },
@@ -60,7 +60,7 @@ pub(super) enum Op {
 
 /// Another process.
 #[derive(Default)]
-pub(super) struct Peer {
+pub(super) struct RemoteEngine {
     /// By my rails; empty until its address is known.
     pub(super) to: Vec<u64>,
     pub(super) message: usize,
@@ -99,7 +99,7 @@ pub(super) struct Member {
     pub(super) next: u64,
 }
 
-pub(super) struct Group {
+pub(super) struct EngineGroup {
     pub(super) me: u32,
     pub(super) size: usize,
     /// Ranks that will write to this one, as far as was known at first.
@@ -117,7 +117,7 @@ pub(super) struct Group {
     rung: bool,
 }
 
-impl Group {
+impl EngineGroup {
     /// Wakes whoever sleeps for this group: another group's owner has moved it on.
     pub(super) fn ring(&mut self) {
         if !self.rung
@@ -147,21 +147,21 @@ pub(crate) struct Engine {
     pub(super) first: u32,
     pub(super) message: usize,
     /// By rail.
-    pub(super) inboxes: Vec<Inbox>,
+    pub(super) inboxes: Vec<ReceiveQueue>,
     pub(super) sends: Buffers,
-    pub(super) ops: Slab<Op>,
+    pub(super) ops: Slab<Operation>,
     /// Sends, reads and writes under way, by rail.
     pub(super) busy: Vec<usize>,
     /// How often each rail had no room since the last poll.
     pub(super) refused: Vec<u32>,
-    pub(super) peers: Vec<Peer>,
+    pub(super) peers: Vec<RemoteEngine>,
     by_id: HashMap<u64, usize>,
-    pub(super) groups: HashMap<u32, Group>,
+    pub(super) groups: HashMap<u32, EngineGroup>,
     next_group: u32,
     /// Peers with something to do.
     pub(super) active: VecDeque<usize>,
     pub(super) todo: VecDeque<Todo>,
-    pub(super) offers: Slab<Offer>,
+    pub(super) offers: Slab<PayloadOffer>,
     pub(super) grants: Slab<Grant>,
     /// Numbers of writes that are still to come to this process.
     pub(super) numbers: usize,
@@ -234,7 +234,7 @@ impl Engine {
             window,
             first: first(&limits, peers.max(1), window),
             message,
-            inboxes: (0..rails).map(|rail| Inbox::new(rail, message)).collect(),
+            inboxes: (0..rails).map(|rail| ReceiveQueue::new(rail, message)).collect(),
             sends: Buffers::new(message),
             ops: Slab::default(),
             busy: vec![0; rails],
@@ -275,14 +275,14 @@ impl Engine {
         me: usize,
         size: usize,
         expected: usize,
-    ) -> Result<(Address, u32), String> {
+    ) -> Result<(FabricAddress, u32), String> {
         let number = self.next_group;
         self.next_group += 1;
         let bell = rustix::event::eventfd(
             0,
             rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK,
         );
-        let group = Group {
+        let group = EngineGroup {
             me: me as u32,
             size,
             expected,
@@ -300,7 +300,7 @@ impl Engine {
             self.groups.remove(&number);
             return Err(why);
         }
-        let address = Address {
+        let address = FabricAddress {
             engine: self.id,
             group: number,
             first: self.first,
@@ -312,7 +312,7 @@ impl Engine {
     }
 
     /// The ranks of a prepared group, by rank; `None`: not reached through here.
-    pub(crate) fn connect(&mut self, number: u32, addresses: &[Option<Address>]) -> Result<(), String> {
+    pub(crate) fn connect(&mut self, number: u32, addresses: &[Option<FabricAddress>]) -> Result<(), String> {
         let mut members = Vec::with_capacity(addresses.len());
         for address in addresses {
             members.push(match address {
@@ -327,7 +327,7 @@ impl Engine {
     }
 
     /// The process behind an address, noted on all rails.
-    fn meet(&mut self, address: &Address) -> Result<usize, String> {
+    fn meet(&mut self, address: &FabricAddress) -> Result<usize, String> {
         let mine = self.name.split(' ').next().unwrap_or_default();
         if address.provider != mine || address.rails.is_empty() {
             return Err(format!("this rank's fabric is {mine}, the other's is {}", address.provider));
@@ -362,12 +362,12 @@ impl Engine {
 
     pub(super) fn peer(&mut self, engine: u64) -> usize {
         *self.by_id.entry(engine).or_insert_with(|| {
-            self.peers.push(Peer::default());
+            self.peers.push(RemoteEngine::default());
             self.peers.len() - 1
         })
     }
 
-    pub(super) fn local(&self, buffers: &Buffers, buffer: u32, bytes: usize) -> super::provider::Local {
+    pub(super) fn local(&self, buffers: &Buffers, buffer: u32, bytes: usize) -> super::provider::LocalMemory {
         #[allow(unused_mut, reason = "changed in tests alone")]
         let mut local = buffers.local(buffer, bytes);
         #[cfg(test)]
@@ -491,7 +491,7 @@ impl Engine {
         })
     }
 
-    pub(super) fn context(&mut self, op: Op) -> Context {
+    pub(super) fn context(&mut self, op: Operation) -> Context {
         self.ops.insert(op)
     }
 }

@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 
-use super::engine::{Engine, Op};
-use super::message::{HEAD, Head, What};
-use super::pair::{Item, Payload, Stage, split};
+use super::engine::{Engine, Operation};
+use super::message::{HEAD, MessageHead, What};
+use super::pair::{Arrival, Item, Payload, split};
 use super::provider::Event;
-use crate::net::wire::{Place, Sink};
+use crate::net::wire::{Destination, Sink};
 
 /// Frames of a lane whose payloads are brought over at once.
 const AHEAD: usize = 4;
@@ -43,7 +43,7 @@ impl Engine {
     fn event(&mut self, event: Event, number: u32, sink: &mut dyn Sink) {
         match event {
             Event::Received(context, bytes) => {
-                let Some(Op::Receive { buffer, rail }) = self.ops.remove(context) else {
+                let Some(Operation::Receive { buffer, rail }) = self.ops.remove(context) else {
                     self.die("a message arrived where no receive buffer is");
                     return;
                 };
@@ -63,7 +63,7 @@ impl Engine {
                 }
             }
             Event::Taken(context) => {
-                if let Some(Op::Receive { buffer, rail }) = self.ops.remove(context) {
+                if let Some(Operation::Receive { buffer, rail }) = self.ops.remove(context) {
                     self.came_back(rail, buffer);
                 }
             }
@@ -75,36 +75,36 @@ impl Engine {
     }
 
     /// An operation of this process is over, or has failed.
-    fn over(&mut self, op: Op, failed: Option<&str>, number: u32) {
+    fn over(&mut self, op: Operation, failed: Option<&str>, number: u32) {
         let (peer, rail) = match op {
-            Op::Receive { buffer, rail } => {
+            Operation::Receive { buffer, rail } => {
                 self.die(failed.unwrap_or("a receive buffer came back without a message"));
                 return self.came_back(rail, buffer);
             }
-            Op::Send { buffer, peer } => {
+            Operation::Send { buffer, peer } => {
                 self.sends.give(buffer);
                 self.peers[peer].sending -= 1;
                 self.peers[peer].met |= failed.is_none();
                 (peer, 0)
             }
-            Op::Read { peer, rail, group, .. } => {
+            Operation::Read { peer, rail, group, .. } => {
                 if let Some(g) = self.groups.get_mut(&group) {
                     g.moving -= 1;
                 }
                 (peer, rail)
             }
-            Op::Write { peer, rail, .. } => (peer, rail),
+            Operation::Write { peer, rail, .. } => (peer, rail),
         };
         self.busy[rail] -= 1;
         match (op, failed) {
             (_, Some(why)) => self.lose(peer, why),
-            (Op::Read { group, rank, seq, .. }, None) => {
+            (Operation::Read { group, rank, seq, .. }, None) => {
                 if let Some(offer) = self.moved(group, rank, seq, group != number) {
                     self.peers[peer].fetched.push(offer);
                     self.list(peer);
                 }
             }
-            (Op::Write { offer, .. }, None) => self.wrote(offer),
+            (Operation::Write { offer, .. }, None) => self.wrote(offer),
             (_, None) => {}
         }
     }
@@ -118,7 +118,7 @@ impl Engine {
         }
         let item = g.pairs.get_mut(&rank)?.moved(seq)?;
         match (&item.stage, &item.payload) {
-            (Stage::Placed, Payload::There(offered)) => Some(offered.id),
+            (Arrival::Placed, Payload::There(offered)) => Some(offered.id),
             _ => None,
         }
     }
@@ -128,7 +128,7 @@ impl Engine {
         // SAFETY: the device has filled these bytes of the buffer and is done with it; nobody else uses it until it
         // is posted again, after this.
         let message = unsafe { std::slice::from_raw_parts(local.at.cast_const(), local.bytes) };
-        let Some(head) = Head::decode(message) else {
+        let Some(head) = MessageHead::decode(message) else {
             self.die("a message arrived that is none of ours");
             return;
         };
@@ -161,7 +161,7 @@ impl Engine {
 
     fn ordered_message(
         &mut self,
-        head: Head,
+        head: MessageHead,
         body: &[u8],
         number: u32,
         sink: &mut dyn Sink,
@@ -192,9 +192,9 @@ impl Engine {
         {
             let rank = head.rank as usize;
             match sink.place(rank, &frame) {
-                Place::Later => {}
+                Destination::Later => {}
                 place => {
-                    if let Place::Here(at) = place {
+                    if let Destination::Here(at) = place {
                         // SAFETY: the sink's promise: room for the frame's payload, which has this length.
                         unsafe { at.copy_from_nonoverlapping(payload.as_ptr(), payload.len()) };
                     }
@@ -259,10 +259,10 @@ impl Engine {
         while at < AHEAD
             && let Some(item) = items.get_mut(at)
         {
-            if item.stage == Stage::Waiting && !self.settle(number, (rank, peer), item, at == 0, sink) {
+            if item.stage == Arrival::Waiting && !self.settle(number, (rank, peer), item, at == 0, sink) {
                 break;
             }
-            if at == 0 && item.stage == Stage::Placed {
+            if at == 0 && item.stage == Arrival::Placed {
                 sink.arrived(rank as usize, &item.frame);
                 items.pop_front();
                 moved = true;
@@ -296,23 +296,23 @@ impl Engine {
         }
         let place = sink.place(rank as usize, &item.frame);
         match (&item.payload, place) {
-            (_, Place::Later) => return false,
-            (Payload::Here(_), Place::Drop) => item.stage = Stage::Placed,
-            (Payload::Here(bytes), Place::Here(at)) => {
+            (_, Destination::Later) => return false,
+            (Payload::Here(_), Destination::Drop) => item.stage = Arrival::Placed,
+            (Payload::Here(bytes), Destination::Here(at)) => {
                 // SAFETY: the sink's promise: room for the frame's payload, which has this length.
                 unsafe { at.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-                item.stage = Stage::Placed;
+                item.stage = Arrival::Placed;
             }
-            (Payload::There(offered), Place::Drop) => {
+            (Payload::There(offered), Destination::Drop) => {
                 self.peers[peer].fetched.push(offered.id);
                 self.list(peer);
-                item.stage = Stage::Placed;
+                item.stage = Arrival::Placed;
             }
-            (Payload::There(offered), Place::Here(at)) => {
+            (Payload::There(offered), Destination::Here(at)) => {
                 let bytes = item.frame.bytes as usize;
                 match self.fetch(number, rank, item.seq, peer, bytes, (offered, at)) {
                     Ok(count) => {
-                        item.stage = Stage::Moving(count);
+                        item.stage = Arrival::Moving(count);
                         if let Some(group) = self.groups.get_mut(&number) {
                             group.moving += count;
                         }

@@ -19,4 +19,4 @@ pub(crate) mod staging;
 mod transfers;
 pub(crate) mod wire;
 
-pub use engine::Address;
+pub use engine::FabricAddress;

@@ -38,7 +38,7 @@ pub(crate) struct Registered {
 
 /// Bytes of this process in an operation.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Local {
+pub(crate) struct LocalMemory {
     pub(crate) at: *mut u8,
     pub(crate) bytes: usize,
     pub(crate) desc: usize,
@@ -46,7 +46,7 @@ pub(crate) struct Local {
 
 /// Bytes of another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Remote {
+pub(crate) struct RemoteMemory {
     pub(crate) address: u64,
     pub(crate) key: u64,
 }
@@ -105,10 +105,10 @@ pub(crate) trait Rail: Send {
     /// # Safety
     /// For this and the following: `local` is registered memory of this process that stays put, and that nobody reads
     /// (receive, a read) or writes (send, a write) in another way until the operation's end was told.
-    unsafe fn receive(&mut self, local: Local, context: Context) -> Result<Posted, String>;
+    unsafe fn receive(&mut self, local: LocalMemory, context: Context) -> Result<Posted, String>;
     /// # Safety
     /// See [`Rail::receive`].
-    unsafe fn send(&mut self, to: u64, local: Local, context: Context) -> Result<Posted, String>;
+    unsafe fn send(&mut self, to: u64, local: LocalMemory, context: Context) -> Result<Posted, String>;
     /// Reads from a peer; or writes to it, and tells it that number when all is there.
     ///
     /// # Safety
@@ -116,8 +116,8 @@ pub(crate) trait Rail: Send {
     unsafe fn one_sided(
         &mut self,
         peer: u64,
-        local: Local,
-        remote: Remote,
+        local: LocalMemory,
+        remote: RemoteMemory,
         write: Option<u32>,
         context: Context,
     ) -> Result<Posted, String>;

@@ -25,7 +25,7 @@ pub(super) fn buffers((opened, window): (usize, u32), (silent, first): (usize, u
 
 /// The receive buffers of a rail. Messages come over the first alone; over all come numbers of writes, for each of
 /// which some devices take a buffer.
-pub(super) struct Inbox {
+pub(super) struct ReceiveQueue {
     pub(super) buffers: Buffers,
     pub(super) bytes: usize,
     /// Posted, and how many should be.
@@ -33,7 +33,7 @@ pub(super) struct Inbox {
     pub(super) wanted: usize,
 }
 
-impl Inbox {
+impl ReceiveQueue {
     pub(super) fn new(rail: usize, message: usize) -> Self {
         let bytes = if rail == 0 { message } else { TOKEN };
         Self { buffers: Buffers::new(bytes), bytes, posted: 0, wanted: 0 }

@@ -1,6 +1,6 @@
 //! Posting receive buffers, as many as there should be.
 
-use super::engine::{Engine, Op};
+use super::engine::{Engine, Operation};
 use super::provider::Posted;
 use super::queues::{Queues, buffers};
 
@@ -61,7 +61,7 @@ impl Engine {
 
     /// Posts one; `false`: not now.
     fn post(&mut self, rail: usize, buffer: u32) -> bool {
-        let context = self.ops.insert(Op::Receive { buffer, rail });
+        let context = self.ops.insert(Operation::Receive { buffer, rail });
         let inbox = &self.inboxes[rail];
         let local = self.local(&inbox.buffers, buffer, inbox.bytes);
         // SAFETY: the buffer belongs to the operation until its end is told, and lives as long as the provider.

@@ -1,10 +1,10 @@
 //! Large payloads on their way, as the engine keeps them.
 
-use super::provider::Remote;
+use super::provider::RemoteMemory;
 use crate::net::wire::Ticket;
 
 /// A payload of this process that a peer may fetch.
-pub(super) struct Offer {
+pub(super) struct PayloadOffer {
     pub(super) group: u32,
     pub(super) peer: usize,
     pub(super) ticket: Ticket,
@@ -17,7 +17,7 @@ pub(super) struct Offer {
 }
 
 // SAFETY: the address of staging memory, whose owner keeps it until the ticket is back; the device reads it.
-unsafe impl Send for Offer {}
+unsafe impl Send for PayloadOffer {}
 
 /// A place that a peer writes to.
 pub(super) struct Grant {
@@ -36,15 +36,15 @@ pub(super) struct Todo {
     pub(super) local: *mut u8,
     pub(super) offset: usize,
     pub(super) bytes: usize,
-    pub(super) remote: Remote,
-    pub(super) kind: Kind,
+    pub(super) remote: RemoteMemory,
+    pub(super) kind: TransferKind,
 }
 
 // SAFETY: the address of staging memory, whose owner keeps it until the operation's end was told.
 unsafe impl Send for Todo {}
 
 #[derive(Clone, Copy)]
-pub(super) enum Kind {
+pub(super) enum TransferKind {
     Read { group: u32, rank: u32, seq: u64 },
     Write { offer: u64, number: u32 },
 }

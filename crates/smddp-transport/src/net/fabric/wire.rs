@@ -3,16 +3,16 @@
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
-use super::engine::{Address, Engine};
+use super::engine::{Engine, FabricAddress};
 use crate::lock;
 use crate::net::frame::Frame;
 use crate::net::wire::{Broken, Sink, Ticket, Wire};
 
 /// An engine, for the groups that use it.
-pub(crate) type Shared = Arc<Mutex<Engine>>;
+pub(crate) type SharedEngine = Arc<Mutex<Engine>>;
 
 pub(crate) struct FabricWire {
-    engine: Shared,
+    engine: SharedEngine,
     group: u32,
 }
 
@@ -21,17 +21,17 @@ impl FabricWire {
     /// here. `me`: this rank of `size`; `expected`: at most so many of the others are in other processes and will be reached
     /// through this wire.
     pub(crate) fn prepare(
-        engine: &Shared,
+        engine: &SharedEngine,
         me: usize,
         size: usize,
         expected: usize,
-    ) -> Result<(Self, Address), String> {
+    ) -> Result<(Self, FabricAddress), String> {
         let (address, group) = lock(engine).prepare(me, size, expected)?;
         Ok((Self { engine: engine.clone(), group }, address))
     }
 
     /// `addresses`: by rank; `None` for this rank and for those that are not reached this way.
-    pub(crate) fn connect(&mut self, addresses: &[Option<Address>]) -> Result<(), String> {
+    pub(crate) fn connect(&mut self, addresses: &[Option<FabricAddress>]) -> Result<(), String> {
         lock(&self.engine).connect(self.group, addresses)
     }
 }

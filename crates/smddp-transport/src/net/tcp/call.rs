@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::dial::{Dial, advice, end_after, lacking};
 use super::hello::{Purpose, TcpAddress};
-use crate::own::Own;
+use crate::own::Uninherited;
 
 /// What this process lacks may come back: other threads close files, ports are given back.
 const LACKING: Duration = Duration::from_secs(5);
@@ -50,7 +50,7 @@ impl Call {
     }
 
     /// The connection, once its hello is said.
-    pub(super) fn go_on(&mut self) -> Result<Option<Own<TcpStream>>, Failed> {
+    pub(super) fn go_on(&mut self) -> Result<Option<Uninherited<TcpStream>>, Failed> {
         let mut dial = match self.dial.take() {
             Some(dial) => dial,
             None if Instant::now() < self.next => return Ok(None),
@@ -79,7 +79,7 @@ impl Call {
         Dial::new(self.me, &self.address, self.purpose, UNANSWERED)
     }
 
-    fn failed(&mut self, error: &io::Error, here: bool) -> Result<Option<Own<TcpStream>>, Failed> {
+    fn failed(&mut self, error: &io::Error, here: bool) -> Result<Option<Uninherited<TcpStream>>, Failed> {
         let now = Instant::now();
         let tried = now - *self.failing.get_or_insert(now);
         let again = matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset);
@@ -106,7 +106,7 @@ impl Call {
         &mut self,
         error: &io::Error,
         since: Duration,
-    ) -> Result<Option<Own<TcpStream>>, Failed> {
+    ) -> Result<Option<Uninherited<TcpStream>>, Failed> {
         self.failing = Instant::now().checked_sub(since);
         self.failed(error, lacking(error))
     }

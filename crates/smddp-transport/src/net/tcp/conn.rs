@@ -12,27 +12,27 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use super::call::{Call, Failed};
 use super::dial::{prepare, retried};
-use super::reader::{Read1, Reader};
+use super::reader::{ReadOutcome, Reader};
 use crate::net::frame::{Frame, HEADER};
 use crate::net::wire::{EAGER, Sink, Ticket};
-use crate::own::Own;
+use crate::own::Uninherited;
 use crate::send::send;
 
 /// The head of a frame, and its payload.
-struct Outgoing {
+struct QueuedFrame {
     head: [u8; HEADER],
-    payload: Payload,
+    payload: QueuedPayload,
     written: usize,
     ticket: Option<Ticket>,
 }
 
-enum Payload {
+enum QueuedPayload {
     Owned(Box<[u8]>),
     /// Staging memory that stays as it is until the ticket is told.
     Lent(*const u8, usize),
 }
 
-impl Payload {
+impl QueuedPayload {
     fn bytes(&self) -> &[u8] {
         match self {
             Self::Owned(bytes) => bytes,
@@ -45,7 +45,7 @@ impl Payload {
 enum Line {
     /// Nothing goes over it yet.
     Calling(Box<Call>),
-    Open(Own<TcpStream>),
+    Open(Uninherited<TcpStream>),
 }
 
 impl Line {
@@ -62,7 +62,7 @@ pub(super) struct Conn {
     pub(super) peer: usize,
     pub(super) lane: usize,
     line: Line,
-    queue: VecDeque<Outgoing>,
+    queue: VecDeque<QueuedFrame>,
     /// The peer takes nothing any more. What it sent before is still to be read: it may say why.
     deaf: bool,
     /// This rank has made it, and the peer has not sent anything over it yet.
@@ -89,7 +89,7 @@ impl Conn {
     }
 
     /// A peer that has called and said hello.
-    pub(super) fn answer(peer: usize, lane: usize, socket: Own<TcpStream>) -> io::Result<Self> {
+    pub(super) fn answer(peer: usize, lane: usize, socket: Uninherited<TcpStream>) -> io::Result<Self> {
         prepare(&socket)?;
         Ok(Self::new(peer, lane, Line::Open(socket)))
     }
@@ -145,7 +145,7 @@ impl Conn {
             return true;
         }
         let (head, bytes) = (frame.encode(), frame.bytes as usize);
-        let lent = Payload::Lent(payload, bytes);
+        let lent = QueuedPayload::Lent(payload, bytes);
         let mut written = 0;
         // What only announces the next frame goes with it, at the next poll.
         if self.queue.is_empty()
@@ -166,12 +166,12 @@ impl Conn {
         }
         let copied = bytes <= EAGER;
         let payload = match copied {
-            true if bytes > 0 => Payload::Owned(lent.bytes().into()),
-            true => Payload::Owned(Box::default()),
+            true if bytes > 0 => QueuedPayload::Owned(lent.bytes().into()),
+            true => QueuedPayload::Owned(Box::default()),
             false => lent,
         };
         let ticket = (!copied).then_some(ticket);
-        self.queue.push_back(Outgoing { head, payload, written, ticket });
+        self.queue.push_back(QueuedFrame { head, payload, written, ticket });
         copied
     }
 
@@ -214,10 +214,10 @@ impl Conn {
         moved
     }
 
-    pub(super) fn read(&mut self, sink: &mut dyn Sink) -> Read1 {
+    pub(super) fn read(&mut self, sink: &mut dyn Sink) -> ReadOutcome {
         match &self.line {
             Line::Open(socket) => self.reader.turn(&mut &**socket, self.peer, sink),
-            Line::Calling(_) => Read1::Nothing,
+            Line::Calling(_) => ReadOutcome::Nothing,
         }
     }
 
@@ -372,8 +372,9 @@ mod tests {
     #[test]
     fn the_kernel_tells_how_long_the_way_is_once_something_was_acknowledged() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let ours = Conn::answer(1, 0, Own::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap()))
-            .unwrap();
+        let ours =
+            Conn::answer(1, 0, Uninherited::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap()))
+                .unwrap();
         let quickest = ours.round_trip().unwrap();
         assert!(quickest < Duration::from_secs(10), "{quickest:?}");
     }
@@ -384,7 +385,7 @@ mod tests {
         if let Some(bytes) = room(1 << 30) {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let ours = Conn::answer(1, 0, Own::new(socket)).unwrap();
+            let ours = Conn::answer(1, 0, Uninherited::new(socket)).unwrap();
             let before = sockopt::socket_send_buffer_size(ours.open().unwrap()).unwrap();
             ours.make_room(bytes);
             assert!(sockopt::socket_send_buffer_size(ours.open().unwrap()).unwrap() > before);
@@ -395,7 +396,7 @@ mod tests {
     fn bytes_for_an_end_that_is_closed_are_not_waited_for() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let mut ours = Conn::answer(1, 0, Own::new(socket)).unwrap();
+        let mut ours = Conn::answer(1, 0, Uninherited::new(socket)).unwrap();
         drop(listener.accept().unwrap());
         // SAFETY: no payload.
         assert!(unsafe { ours.send(&Frame::new(Kind::Leave, 0), std::ptr::null(), 0) });
@@ -412,7 +413,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let found = crate::send::tests::signalled(|| {
             let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let mut ours = Conn::answer(1, 0, Own::new(socket)).unwrap();
+            let mut ours = Conn::answer(1, 0, Uninherited::new(socket)).unwrap();
             drop(listener.accept().unwrap());
             let until = Instant::now() + Duration::from_secs(10);
             while !ours.deaf {

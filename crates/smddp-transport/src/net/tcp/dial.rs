@@ -8,14 +8,14 @@ use std::time::Duration;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::hello::{HELLO, Purpose, TcpAddress, hello};
-use crate::own::Own;
+use crate::own::Uninherited;
 
-pub(crate) fn connect(address: SocketAddr) -> io::Result<Own<TcpStream>> {
+pub(crate) fn connect(address: SocketAddr) -> io::Result<Uninherited<TcpStream>> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
     match rustix::net::connect(&socket, &address) {
-        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(Own::new(TcpStream::from(socket))),
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(Uninherited::new(TcpStream::from(socket))),
         Err(error) => Err(error.into()),
     }
 }
@@ -42,7 +42,7 @@ pub(super) fn end_after(socket: &TcpStream, limit: Option<Duration>) -> io::Resu
 
 /// A connection up to its hello.
 pub(super) struct Dial {
-    pub(super) socket: Own<TcpStream>,
+    pub(super) socket: Uninherited<TcpStream>,
     hello: [u8; HELLO],
     said: usize,
 }

@@ -11,14 +11,14 @@ use super::dial::advice;
 use super::hello::{HELLO, Purpose, TcpAddress, parse};
 use crate::fork::{self, PerProcess};
 use crate::lock;
-use crate::net::interface::{self, Choice, Family, Wanted};
-use crate::own::Own;
+use crate::net::interface::{self, ChosenInterface, Family, Wanted};
+use crate::own::Uninherited;
 use crate::process::callers::{Host, Stage};
 use crate::process::{Bell, Endpoint, Id, random};
 use crate::warn::warn;
 
 /// A connection that is not wanted, and why.
-type Refused = (Own<TcpStream>, &'static str);
+type Refused = (Uninherited<TcpStream>, &'static str);
 
 /// What others want of one group here.
 #[derive(Default)]
@@ -40,14 +40,14 @@ struct Lanes {
     /// (rank of the caller, lane) of all that ever came, or that will not: each comes once at most. So whoever says the
     /// same hello again does not get between two ranks.
     known: HashSet<(usize, usize)>,
-    /// With their connections, those that the group's link has not taken yet.
-    waiting: Vec<(usize, usize, Own<TcpStream>)>,
+    /// With their connections, those that the group has not taken yet.
+    waiting: Vec<(usize, usize, Uninherited<TcpStream>)>,
 }
 
 /// Those who want to notice when this group's end is closed.
 #[derive(Default)]
 struct Watchers {
-    streams: Vec<Own<TcpStream>>,
+    streams: Vec<Uninherited<TcpStream>>,
     closed: bool,
 }
 
@@ -64,7 +64,7 @@ fn tell_closed(mut watcher: &TcpStream) {
 }
 
 impl Watchers {
-    fn add(&mut self, stream: Own<TcpStream>, most: usize) -> Result<(), Refused> {
+    fn add(&mut self, stream: Uninherited<TcpStream>, most: usize) -> Result<(), Refused> {
         if self.closed {
             tell_closed(&stream);
             return Ok(());
@@ -85,7 +85,7 @@ impl Watchers {
 }
 
 impl Inbox {
-    pub(super) fn take(&self) -> Vec<(usize, usize, Own<TcpStream>)> {
+    pub(super) fn take(&self) -> Vec<(usize, usize, Uninherited<TcpStream>)> {
         if !self.fresh.swap(false, Ordering::Acquire) {
             return Vec::new();
         }
@@ -97,7 +97,7 @@ impl Inbox {
         lock(&self.lanes).known.insert((rank, lane));
     }
 
-    fn lane(&self, rank: usize, lane: usize, stream: Own<TcpStream>) -> Result<(), Refused> {
+    fn lane(&self, rank: usize, lane: usize, stream: Uninherited<TcpStream>) -> Result<(), Refused> {
         let mut lanes = lock(&self.lanes);
         if !lanes.known.insert((rank, lane)) {
             return Err((stream, "that rank is connected already, and its first connection goes on"));
@@ -156,7 +156,7 @@ impl Host for Reception {
     }
 
     /// Hands the connection to its group. Where the group is gone, hanging up says so.
-    fn answer(&self, caller: Own<OwnedFd>, words: &[u8]) -> Option<(Own<OwnedFd>, Stage)> {
+    fn answer(&self, caller: Uninherited<OwnedFd>, words: &[u8]) -> Option<(Uninherited<OwnedFd>, Stage)> {
         let (token, rank, purpose) = parse(words.first_chunk()?)?;
         let stream = caller.map(TcpStream::from);
         let inbox = lock(&self.inboxes.by_token).get(&token).and_then(Weak::upgrade);
@@ -196,10 +196,10 @@ impl Host for Reception {
 }
 
 pub(crate) struct TcpEndpoint {
-    pub(crate) interface: Choice,
+    pub(crate) interface: ChosenInterface,
     socket: SocketAddr,
     /// Until callers are answered.
-    listener: Mutex<Option<Own<TcpListener>>>,
+    listener: Mutex<Option<Uninherited<TcpListener>>>,
     inboxes: Arc<Inboxes>,
     endpoint: Arc<Endpoint>,
     forks: u32,
@@ -227,7 +227,7 @@ impl TcpEndpoint {
     }
 
     /// Nobody is answered before [`TcpEndpoint::serve`].
-    fn new(endpoint: Arc<Endpoint>, interface: Choice) -> io::Result<Self> {
+    fn new(endpoint: Arc<Endpoint>, interface: ChosenInterface) -> io::Result<Self> {
         let listener = TcpListener::bind(interface.address.with_port(0))?;
         // The standard library's backlog of 128 is short for the first collective of a large group.
         rustix::net::listen(&listener, 4096)?;
@@ -235,7 +235,7 @@ impl TcpEndpoint {
         Ok(Self {
             socket: listener.local_addr()?,
             interface,
-            listener: Mutex::new(Some(Own::new(listener))),
+            listener: Mutex::new(Some(Uninherited::new(listener))),
             inboxes: Arc::default(),
             endpoint,
             forks: fork::generation(),

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use super::endpoint::Door;
 use super::hello::TcpAddress;
 use super::survey::Survey;
-use crate::net::interface::Choice;
+use crate::net::interface::ChosenInterface;
 
 pub(crate) struct Listeners {
     pub(super) me: usize,
@@ -24,7 +24,7 @@ impl Listeners {
         Self { me, door, addresses }
     }
 
-    pub(crate) fn interface(&self) -> &Choice {
+    pub(crate) fn interface(&self) -> &ChosenInterface {
         &self.door.endpoint.interface
     }
 

@@ -15,11 +15,11 @@
 mod call;
 mod conn;
 mod dial;
-mod ears;
 mod endpoint;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 pub(crate) mod hello;
+mod lane_sink;
 mod listeners;
 mod reader;
 mod silence;

@@ -13,7 +13,7 @@ use super::listeners::Listeners;
 use super::watch::{Found, Watch};
 
 #[derive(Clone, Copy)]
-pub(super) struct Limits {
+pub(super) struct SilenceLimits {
     /// A peer from whose host nothing is heard for so long is looked after.
     pub(super) quiet: Duration,
     /// A host that answers nothing for so long is gone.
@@ -22,7 +22,7 @@ pub(super) struct Limits {
     pub(super) pause: Duration,
 }
 
-impl Default for Limits {
+impl Default for SilenceLimits {
     fn default() -> Self {
         Self {
             quiet: Duration::from_secs(5),
@@ -33,14 +33,14 @@ impl Default for Limits {
 }
 
 pub(super) struct Silence {
-    limits: Limits,
+    limits: SilenceLimits,
     looked: Instant,
     /// By peer.
     watches: Vec<(usize, Watch)>,
 }
 
 impl Silence {
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(super) fn new(limits: SilenceLimits) -> Self {
         Self { limits, looked: Instant::now(), watches: Vec::new() }
     }
 
@@ -50,7 +50,7 @@ impl Silence {
         listeners: &Listeners,
         conns: impl Iterator<Item = &'a Conn> + Clone,
     ) -> Vec<usize> {
-        let Limits { quiet, gone, pause } = self.limits;
+        let SilenceLimits { quiet, gone, pause } = self.limits;
         if self.looked.elapsed() < pause {
             return Vec::new();
         }

@@ -19,7 +19,7 @@ const AT_ONCE: usize = 64;
 const OF_ONE: usize = 2;
 
 /// One rank that is asked.
-struct Call {
+struct Question {
     peer: usize,
     address: TcpAddress,
     dial: Dial,
@@ -28,7 +28,7 @@ struct Call {
     heard: usize,
 }
 
-impl Call {
+impl Question {
     /// Without waiting for the connection.
     fn new(me: usize, peer: usize, address: TcpAddress) -> io::Result<Self> {
         let dial = Dial::new(me, &address, Purpose::Ask, ANSWER)?;
@@ -52,15 +52,15 @@ impl Call {
 }
 
 /// (rank, operations begun), or `None` for one of whose host nothing came.
-pub(crate) type Answer = (usize, Option<u64>);
+pub(crate) type Heard = (usize, Option<u64>);
 
 /// A round of questions, some of them under way. Who refuses or hangs up gives no answer.
 #[derive(Default)]
 pub(crate) struct Survey {
     me: usize,
     waiting: VecDeque<(usize, TcpAddress)>,
-    calls: Vec<Call>,
-    found: Vec<Answer>,
+    calls: Vec<Question>,
+    found: Vec<Heard>,
 }
 
 impl Survey {
@@ -70,7 +70,7 @@ impl Survey {
     }
 
     /// Asks and hears for at most that long; the answers that came.
-    pub(crate) fn go_on(&mut self, at_most: Duration) -> Vec<Answer> {
+    pub(crate) fn go_on(&mut self, at_most: Duration) -> Vec<Heard> {
         self.call();
         let ready = self.ready(at_most);
         let mut next = ready.into_iter();
@@ -106,7 +106,7 @@ impl Survey {
             else {
                 return;
             };
-            match Call::new(self.me, peer, address.clone()) {
+            match Question::new(self.me, peer, address.clone()) {
                 Ok(call) => self.calls.push(call),
                 Err(error) if silent(&error) => self.found.push((peer, None)),
                 // Those that hang up make room. Without any, nobody else can be asked.
@@ -127,7 +127,7 @@ impl Survey {
         if self.calls.is_empty() {
             return Vec::new();
         }
-        let events = |call: &Call| if call.dial.connected() { PollFlags::IN } else { PollFlags::OUT };
+        let events = |call: &Question| if call.dial.connected() { PollFlags::IN } else { PollFlags::OUT };
         let mut fds: Vec<PollFd<'_>> =
             self.calls.iter().map(|c| PollFd::new(&*c.dial.socket, events(c))).collect();
         let at_most = Timespec::try_from(at_most).ok();

@@ -29,7 +29,7 @@ const UNANSWERED: Duration = Duration::from_secs(20);
 const MOST: usize = 64;
 
 /// What is known of a peer's process.
-enum State {
+enum Known {
     /// Since when this rank waits for it, and when that was last said.
     Awaited {
         since: Instant,
@@ -47,7 +47,7 @@ enum State {
 /// All that one rank of a group watches.
 pub(crate) struct Watches {
     listeners: Arc<Listeners>,
-    peers: Vec<State>,
+    peers: Vec<Known>,
     held: usize,
     /// A connection was made: so a refused one means that nobody is there. A network may refuse all of them.
     proven: bool,
@@ -93,7 +93,7 @@ impl Watch {
 
 impl Watches {
     pub(crate) fn new(listeners: Arc<Listeners>) -> Self {
-        let peers = (0..listeners.size()).map(|_| State::Unwatched).collect();
+        let peers = (0..listeners.size()).map(|_| Known::Unwatched).collect();
         Self { listeners, peers, held: 0, proven: false, begun: false }
     }
 
@@ -106,8 +106,8 @@ impl Watches {
             next.into_iter().for_each(|next| self.call(next, now));
         }
         match &mut self.peers[peer] {
-            State::Unwatched => self.peers[peer] = State::Awaited { since: now, last: now },
-            State::Awaited { since, last } => {
+            Known::Unwatched => self.peers[peer] = Known::Awaited { since: now, last: now },
+            Known::Awaited { since, last } => {
                 if now.duration_since(*last) > PAUSE {
                     *since = now;
                 }
@@ -118,7 +118,7 @@ impl Watches {
                     self.call(peer, now);
                 }
             }
-            State::Unknown(since) if now.duration_since(*since) >= AGAIN => self.call(peer, now),
+            Known::Unknown(since) if now.duration_since(*since) >= AGAIN => self.call(peer, now),
             _ => {}
         }
     }
@@ -128,18 +128,18 @@ impl Watches {
         self.peers[peer] = match Watch::call(self.listeners.me, address, UNANSWERED) {
             Ok(watch) => {
                 self.held += 1;
-                State::Held(watch)
+                Known::Held(watch)
             }
             Err(error) => self.missed(&error, now),
         };
     }
 
     /// No connection came about.
-    fn missed(&self, error: &io::Error, now: Instant) -> State {
+    fn missed(&self, error: &io::Error, now: Instant) -> Known {
         if self.proven && error.kind() == io::ErrorKind::ConnectionRefused {
-            return State::Gone(now, "its process listens no more".to_owned());
+            return Known::Gone(now, "its process listens no more".to_owned());
         }
-        State::Unknown(now)
+        Known::Unknown(now)
     }
 
     /// Looks at all connections.
@@ -149,13 +149,13 @@ impl Watches {
         }
         let now = Instant::now();
         for peer in 0..self.peers.len() {
-            let State::Held(watch) = &mut self.peers[peer] else { continue };
+            let Known::Held(watch) = &mut self.peers[peer] else { continue };
             let (found, connected) = (watch.look(), watch.0.connected());
             self.proven |= connected;
             let state = match found {
                 Found::Well => continue,
-                Found::Closed => State::Gone(now + GOODBYE, "it closed its end of the group".to_owned()),
-                Found::Ended(error) if connected => State::Gone(now + GRACE, why(&error)),
+                Found::Closed => Known::Gone(now + GOODBYE, "it closed its end of the group".to_owned()),
+                Found::Ended(error) if connected => Known::Gone(now + GRACE, why(&error)),
                 Found::Ended(error) => self.missed(&error, now),
             };
             self.peers[peer] = state;
@@ -166,8 +166,8 @@ impl Watches {
     /// Peers whose processes are gone, and all that they sent has had its time.
     pub(crate) fn broken(&self) -> Vec<Broken> {
         let now = Instant::now();
-        let gone = |(peer, known): (usize, &State)| match known {
-            State::Gone(at, why) if *at <= now => Some(Broken { peer, why: why.clone() }),
+        let gone = |(peer, known): (usize, &Known)| match known {
+            Known::Gone(at, why) if *at <= now => Some(Broken { peer, why: why.clone() }),
             _ => None,
         };
         self.peers.iter().enumerate().filter_map(gone).collect()
@@ -177,7 +177,7 @@ impl Watches {
     pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) {
         if self.held > 0 {
             fds.extend(self.peers.iter().filter_map(|peer| match peer {
-                State::Held(Watch(dial)) => {
+                Known::Held(Watch(dial)) => {
                     let events = if dial.connected() { libc::POLLIN } else { libc::POLLOUT };
                     Some((dial.socket.as_raw_fd(), events))
                 }
@@ -248,7 +248,7 @@ mod tests {
         let mut watches = watches(vec![address(&listener)]);
         wait(&mut watches, 1, |w| w.proven);
         let theirs = accept(&listener);
-        wait(&mut watches, 1, |w| matches!(w.peers[1], State::Held(_)));
+        wait(&mut watches, 1, |w| matches!(w.peers[1], Known::Held(_)));
         assert_eq!(watches.broken(), vec![]);
         drop((theirs, listener));
         let after = wait(&mut watches, 1, |w| !w.broken().is_empty());
@@ -286,7 +286,7 @@ mod tests {
         let addresses = vec![address(&only)];
         drop(only);
         let mut refused = watches(addresses);
-        wait(&mut refused, 1, |w| matches!(w.peers[1], State::Unknown(_)));
+        wait(&mut refused, 1, |w| matches!(w.peers[1], Known::Unknown(_)));
         assert_eq!(refused.broken(), vec![]);
     }
 
@@ -296,8 +296,8 @@ mod tests {
         let mut watches = watches(vec![theirs.address.clone()]);
         wait(&mut watches, 1, |w| w.proven);
         drop(theirs);
-        wait(&mut watches, 1, |w| matches!(w.peers[1], State::Gone(..)));
-        let State::Gone(at, why) = &watches.peers[1] else { panic!("it went on") };
+        wait(&mut watches, 1, |w| matches!(w.peers[1], Known::Gone(..)));
+        let Known::Gone(at, why) = &watches.peers[1] else { panic!("it went on") };
         assert!(*at > Instant::now() + GRACE && why == "it closed its end of the group");
         assert_eq!(watches.broken(), vec![]);
     }
@@ -308,7 +308,7 @@ mod tests {
         let mut watches = watches(listeners.iter().map(address).collect());
         watches.watch(3);
         watches.check();
-        let held = |w: &Watches| w.peers.iter().map(|p| matches!(p, State::Held(_))).collect::<Vec<_>>();
+        let held = |w: &Watches| w.peers.iter().map(|p| matches!(p, Known::Held(_))).collect::<Vec<_>>();
         assert_eq!(held(&watches), [false, true, false, false]);
         wait(&mut watches, 3, |w| held(w)[3]);
         assert_eq!(held(&watches), [false, true, false, true]);

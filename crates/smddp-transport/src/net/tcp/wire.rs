@@ -11,18 +11,18 @@ use rustix::event::{Timespec, epoll};
 use super::call::{Call, Failed};
 use super::conn::{Conn, room};
 use super::dial::SILENT;
-use super::ears::Ears;
 use super::hello::Purpose;
+use super::lane_sink::LaneSink;
 use super::listeners::Listeners;
-use super::reader::Read1;
-use super::silence::{Limits, Silence};
+use super::reader::ReadOutcome;
+use super::silence::{Silence, SilenceLimits};
 use crate::net::frame::{Frame, Kind, LANES};
 use crate::net::wire::{Broken, Sink, Ticket, Wire};
-use crate::own::Own;
+use crate::own::Uninherited;
 
 /// What is known of a peer.
 #[derive(Default)]
-struct Peer {
+struct PeerState {
     /// The connections over which this rank sends to it, by lane.
     sends: [Option<usize>; LANES],
     /// It has turned from its own connection to the one that this rank made.
@@ -35,7 +35,7 @@ struct Peer {
     unable: Option<String>,
 }
 
-impl Peer {
+impl PeerState {
     /// A connection to it has ended.
     fn end(&mut self, why: String) {
         self.ended.get_or_insert_with(|| (Instant::now(), why));
@@ -44,10 +44,10 @@ impl Peer {
 
 pub(crate) struct TcpWire {
     listeners: Arc<Listeners>,
-    peers: Vec<Peer>,
+    peers: Vec<PeerState>,
     conns: Vec<Option<Conn>>,
     /// Tells which connections have something, by their places in that list.
-    epoll: Own<OwnedFd>,
+    epoll: Uninherited<OwnedFd>,
     /// Tickets of what was gone at once.
     done: Vec<Ticket>,
     silence: Silence,
@@ -66,15 +66,15 @@ const GOODBYE: Duration = Duration::from_millis(250);
 
 impl TcpWire {
     pub(crate) fn new(listeners: Arc<Listeners>) -> io::Result<Self> {
-        Self::with(listeners, Limits::default())
+        Self::with(listeners, SilenceLimits::default())
     }
 
-    pub(super) fn with(listeners: Arc<Listeners>, limits: Limits) -> io::Result<Self> {
+    pub(super) fn with(listeners: Arc<Listeners>, limits: SilenceLimits) -> io::Result<Self> {
         Ok(Self {
-            peers: (0..listeners.size()).map(|_| Peer::default()).collect(),
+            peers: (0..listeners.size()).map(|_| PeerState::default()).collect(),
             listeners,
             conns: Vec::new(),
-            epoll: Own::new(epoll::create(epoll::CreateFlags::CLOEXEC)?),
+            epoll: Uninherited::new(epoll::create(epoll::CreateFlags::CLOEXEC)?),
             done: Vec::new(),
             silence: Silence::new(limits),
             hung_up: false,
@@ -272,12 +272,12 @@ impl Wire for TcpWire {
                 continue;
             }
             let (peer, lane) = (conn.peer, conn.lane);
-            let mut ears = Ears::new(sink, lane, self.peers[peer].moved[lane]);
-            let outcome = conn.read(&mut ears);
+            let mut lane_sink = LaneSink::new(sink, lane, self.peers[peer].moved[lane]);
+            let outcome = conn.read(&mut lane_sink);
             if !conn.enlisted() && conn.events() == libc::POLLIN {
                 conn.enlist(&self.epoll, at, libc::POLLIN);
             }
-            let Ears { heard, left, moves, wrong, .. } = ears;
+            let LaneSink { heard, left, moves, wrong, .. } = lane_sink;
             if heard && std::mem::take(&mut conn.offered) {
                 self.listeners.door.inbox.close(peer, lane);
             }
@@ -294,9 +294,9 @@ impl Wire for TcpWire {
                 continue;
             }
             match outcome {
-                Read1::Moved => moved = true,
-                Read1::Nothing => {}
-                Read1::Ended(why) => {
+                ReadOutcome::Moved => moved = true,
+                ReadOutcome::Nothing => {}
+                ReadOutcome::Ended(why) => {
                     self.end(at, why);
                     moved = true;
                 }
@@ -322,7 +322,7 @@ impl Wire for TcpWire {
     }
 
     fn broken(&self) -> Vec<Broken> {
-        let found = |(peer, known): (usize, &Peer)| known.broken.clone().map(|why| Broken { peer, why });
+        let found = |(peer, known): (usize, &PeerState)| known.broken.clone().map(|why| Broken { peer, why });
         self.peers.iter().enumerate().filter_map(found).collect()
     }
 

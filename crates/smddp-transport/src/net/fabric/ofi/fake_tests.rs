@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use fake_libfabric::{PATH, knob};
 use libfabric_sys::Version;
 
-use super::super::choose::{Choice, Settings, Unusable, choose_provider};
+use super::super::choose::{Provider, Settings, Unusable, choose_provider};
 use super::super::engine::Engine;
 use super::super::srd::connect;
 use super::super::staging::Staging;
@@ -52,7 +52,7 @@ fn settings(provider: Option<&str>, local: Option<(usize, usize)>) -> Settings {
     Settings { library: Some(PATH.into()), provider: provider.map(str::to_owned), address: None, local }
 }
 
-fn choose(settings: &Settings) -> Choice {
+fn choose(settings: &Settings) -> Provider {
     let (choice, lines) = choose_provider(settings);
     choice.unwrap_or_else(|why| panic!("{why}: {lines:?}"))
 }

@@ -8,13 +8,13 @@ mod fake_tests;
 #[cfg(test)]
 mod tests;
 
-use super::choose::Choice;
+use super::choose::Provider;
 use rail::OfiRail;
 #[cfg(test)]
 pub(super) use rail::{OPERATIONS, RECEIVES};
 
 /// Opens an endpoint on every device of a choice: what they are called together, and each.
-pub(crate) fn open(choice: &Choice) -> Result<(String, Vec<OfiRail>), String> {
+pub(crate) fn open(choice: &Provider) -> Result<(String, Vec<OfiRail>), String> {
     let mut rails = Vec::new();
     for info in choice.devices() {
         let Some(copy) = info.duplicate() else { return Err("out of memory".to_owned()) };

@@ -7,7 +7,9 @@ use libfabric_sys::calls::*;
 use libfabric_sys::*;
 
 use super::contexts::Contexts;
-use crate::net::fabric::provider::{Context, Event, Limits, Local, Posted, Rail, Registered, Remote};
+use crate::net::fabric::provider::{
+    Context, Event, Limits, LocalMemory, Posted, Rail, Registered, RemoteMemory,
+};
 
 pub(crate) struct OfiRail {
     /// What the endpoint was opened with; its library too.
@@ -272,7 +274,7 @@ impl Rail for OfiRail {
         Err(format!("fi_av_insert took no address: {}", self.info.library().error(-count.min(0))))
     }
 
-    unsafe fn receive(&mut self, local: Local, context: Context) -> Result<Posted, String> {
+    unsafe fn receive(&mut self, local: LocalMemory, context: Context) -> Result<Posted, String> {
         let at = self.contexts.take(context);
         let desc = local.desc as *mut c_void;
         // SAFETY: the endpoint is enabled; buffer and context stay until the completion (the caller's promise).
@@ -280,7 +282,7 @@ impl Rail for OfiRail {
         self.posted("fi_recv", code, at)
     }
 
-    unsafe fn send(&mut self, to: u64, local: Local, context: Context) -> Result<Posted, String> {
+    unsafe fn send(&mut self, to: u64, local: LocalMemory, context: Context) -> Result<Posted, String> {
         let at = self.contexts.take(context);
         let desc = local.desc as *mut c_void;
         // SAFETY: as in `receive`.
@@ -291,8 +293,8 @@ impl Rail for OfiRail {
     unsafe fn one_sided(
         &mut self,
         peer: u64,
-        local: Local,
-        Remote { address, key }: Remote,
+        local: LocalMemory,
+        RemoteMemory { address, key }: RemoteMemory,
         write: Option<u32>,
         context: Context,
     ) -> Result<Posted, String> {

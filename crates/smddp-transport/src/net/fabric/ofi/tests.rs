@@ -9,7 +9,7 @@ use super::super::staging::Staging;
 use super::*;
 use crate::net::fabric::wire::FabricWire;
 use crate::net::frame::{Frame, Kind};
-use crate::net::wire::{Place, Sink, Ticket, Wire};
+use crate::net::wire::{Destination, Sink, Ticket, Wire};
 use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -34,12 +34,12 @@ fn byte(index: u64, at: usize) -> u8 {
 }
 
 impl Sink for Got {
-    fn place(&mut self, _: usize, frame: &Frame) -> Place {
+    fn place(&mut self, _: usize, frame: &Frame) -> Destination {
         if frame.bytes as usize > crate::net::wire::EAGER {
-            return Place::Here(self.base.wrapping_add(CELL * (2 + frame.index as usize % 4)));
+            return Destination::Here(self.base.wrapping_add(CELL * (2 + frame.index as usize % 4)));
         }
         self.words.push(vec![0; frame.bytes as usize]);
-        Place::Here(self.words.last_mut().unwrap().as_mut_ptr())
+        Destination::Here(self.words.last_mut().unwrap().as_mut_ptr())
     }
 
     fn arrived(&mut self, _: usize, frame: &Frame) {
@@ -195,8 +195,8 @@ struct Anywhere {
 }
 
 impl Sink for Anywhere {
-    fn place(&mut self, _: usize, frame: &Frame) -> Place {
-        Place::Here(self.base.wrapping_add(CELL * (1 + frame.index as usize % 5)))
+    fn place(&mut self, _: usize, frame: &Frame) -> Destination {
+        Destination::Here(self.base.wrapping_add(CELL * (1 + frame.index as usize % 5)))
     }
 
     fn arrived(&mut self, _: usize, _: &Frame) {

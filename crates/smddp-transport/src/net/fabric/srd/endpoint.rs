@@ -4,9 +4,11 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::Rule;
-use super::world::{Region, World};
+use super::world::{KnownMemory, World};
 use crate::lock;
-use crate::net::fabric::provider::{Context, Event, Limits, Local, Posted, Rail, Registered, Remote};
+use crate::net::fabric::provider::{
+    Context, Event, Limits, LocalMemory, Posted, Rail, Registered, RemoteMemory,
+};
 
 pub(super) struct SrdRail {
     world: Arc<Mutex<World>>,
@@ -29,7 +31,7 @@ impl SrdRail {
     }
 
     /// Looks at what every operation has to keep to. The device behind `to`.
-    fn check(&self, world: &mut World, to: Option<u64>, local: Local) -> Result<usize, String> {
+    fn check(&self, world: &mut World, to: Option<u64>, local: LocalMemory) -> Result<usize, String> {
         let device = self.device;
         let peer = match to {
             None => device,
@@ -42,7 +44,7 @@ impl SrdRail {
                 }
             },
         };
-        let known = |r: &Region| {
+        let known = |r: &KnownMemory| {
             let at = local.at as usize;
             r.at <= at && at + local.bytes <= r.at + r.bytes
         };
@@ -100,7 +102,7 @@ impl Rail for SrdRail {
         let count = world.devices[device].regions.len() as u64 + 1;
         let key = if world.holds(Rule::Key) { random } else { count };
         let base = if world.holds(Rule::Address) { at as u64 } else { 0 };
-        world.devices[device].regions.push(Region { at: at as usize, bytes, key, base });
+        world.devices[device].regions.push(KnownMemory { at: at as usize, bytes, key, base });
         Ok(Registered { desc: count as usize, key, base })
     }
 
@@ -116,7 +118,7 @@ impl Rail for SrdRail {
         Ok(number)
     }
 
-    unsafe fn receive(&mut self, local: Local, context: Context) -> Result<Posted, String> {
+    unsafe fn receive(&mut self, local: LocalMemory, context: Context) -> Result<Posted, String> {
         let mut world = self.world();
         let world = &mut *world;
         let device = self.device;
@@ -128,7 +130,7 @@ impl Rail for SrdRail {
         Ok(Posted::Yes)
     }
 
-    unsafe fn send(&mut self, to: u64, local: Local, context: Context) -> Result<Posted, String> {
+    unsafe fn send(&mut self, to: u64, local: LocalMemory, context: Context) -> Result<Posted, String> {
         let mut world = self.world();
         let world = &mut *world;
         if local.bytes > world.script.message && world.holds(Rule::Message) {
@@ -149,8 +151,8 @@ impl Rail for SrdRail {
     unsafe fn one_sided(
         &mut self,
         to: u64,
-        local: Local,
-        remote: Remote,
+        local: LocalMemory,
+        remote: RemoteMemory,
         write: Option<u32>,
         context: Context,
     ) -> Result<Posted, String> {

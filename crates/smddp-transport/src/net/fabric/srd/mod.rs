@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::engine::Engine;
 use super::staging::Staging;
-use super::wire::{FabricWire, Shared};
+use super::wire::{FabricWire, SharedEngine};
 use crate::lock;
 use endpoint::SrdRail;
 use world::World;
@@ -126,7 +126,7 @@ impl Srd {
     }
 
     /// One rank's engine on it.
-    pub(crate) fn engine(&self, rank: usize, staging: Staging, ranks: usize) -> Result<Shared, String> {
+    pub(crate) fn engine(&self, rank: usize, staging: Staging, ranks: usize) -> Result<SharedEngine, String> {
         let SrdScript { rails, seed, .. } = self.world().script;
         let devices = (rank * rails..(rank + 1) * rails).map(|device| SrdRail::new(self.0.clone(), device));
         let name = format!("srd-sim (seed {seed})");
@@ -149,7 +149,7 @@ pub(crate) fn group(
 }
 
 /// A further group over the same engines.
-pub(crate) fn connect(engines: &[Shared]) -> Result<Vec<FabricWire>, String> {
+pub(crate) fn connect(engines: &[SharedEngine]) -> Result<Vec<FabricWire>, String> {
     let size = engines.len();
     let prepared = engines
         .iter()

@@ -7,14 +7,14 @@ use rustix::net::{AddressFamily, SocketType};
 use super::super::call::{Call, Failed};
 use super::super::hello::{HELLO, Purpose};
 use super::*;
-use crate::own::Own;
+use crate::own::Uninherited;
 
 fn to(address: SocketAddr) -> Call {
     Call::new(0, TcpAddress { socket: address, token: Default::default() }, Purpose::Lane(0))
 }
 
 /// Goes on until something comes of it.
-fn outcome(call: &mut Call) -> Result<Own<TcpStream>, Failed> {
+fn outcome(call: &mut Call) -> Result<Uninherited<TcpStream>, Failed> {
     let begun = Instant::now();
     loop {
         assert!(begun.elapsed() < DEADLINE, "nothing comes of the call");

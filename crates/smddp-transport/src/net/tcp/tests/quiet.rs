@@ -9,17 +9,17 @@ use super::super::dial::SILENT;
 use super::super::endpoint::TcpEndpoint;
 use super::super::hello::HELLO;
 use super::super::listeners::Listeners;
-use super::super::silence::Limits;
+use super::super::silence::SilenceLimits;
 use super::super::wire::TcpWire;
 use super::*;
 use crate::interface::{Family, Wanted};
 use crate::net::frame::{Frame, HEADER, Kind};
-use crate::net::wire::{Broken, Place, Sink, Ticket, Wire};
+use crate::net::wire::{Broken, Destination, Sink, Ticket, Wire};
 use crate::process::Endpoint;
 
 /// What is sent again and again, as if it lay in the staging memory.
 static PAYLOAD: [u8; 1 << 20] = [7; 1 << 20];
-const LIMITS: Limits = Limits {
+const LIMITS: SilenceLimits = SilenceLimits {
     quiet: Duration::from_millis(300),
     gone: Duration::from_millis(900),
     pause: Duration::from_millis(20),
@@ -29,8 +29,8 @@ const LIMITS: Limits = Limits {
 struct Sent(u64);
 
 impl Sink for Sent {
-    fn place(&mut self, _: usize, _: &Frame) -> Place {
-        Place::Drop
+    fn place(&mut self, _: usize, _: &Frame) -> Destination {
+        Destination::Drop
     }
     fn arrived(&mut self, _: usize, _: &Frame) {}
     fn sent(&mut self, _: Ticket) {

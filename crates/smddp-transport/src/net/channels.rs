@@ -11,10 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::frame::{Frame, Kind, LANES, MESSAGES};
-use super::letters::Letters;
+use super::messages::FarMessages;
 use super::tcp::{Listeners, Watches};
-use super::wire::{Broken, Place, Sink, Ticket, Wire};
-use super::wiring::{Came, Flow, In, NetWiring};
+use super::wire::{Broken, Destination, Sink, Ticket, Wire};
+use super::wiring::{InletProgress, NetInlet, NetWiring, Progress};
 use crate::fork;
 use crate::process::{Endpoint, Owner};
 use crate::{Fault, Head, LONGEST_WHY, Mismatch, PointToPoint};
@@ -28,7 +28,7 @@ const NOWHERE: *mut u8 = std::ptr::dangling_mut();
 
 /// What is known of a rank.
 #[derive(Clone, Default)]
-struct Peer {
+struct RankState {
     /// Operations it is known to have begun, and the header of the newest.
     begun: u64,
     newest: Head,
@@ -50,7 +50,7 @@ struct Peer {
 }
 
 /// What arrives is judged and kept here.
-pub(super) struct State {
+pub(super) struct Inbound {
     me: usize,
     owner: Owner,
     /// Number of the operation under way, or of the next one.
@@ -61,7 +61,7 @@ pub(super) struct State {
     /// The operation's cells.
     base: *mut u8,
     wiring: Arc<NetWiring>,
-    flow: Flow,
+    flow: Progress,
     /// Sends of cells whose memory is still in use.
     flying: u64,
     past: VecDeque<(u64, Head)>,
@@ -69,16 +69,16 @@ pub(super) struct State {
     /// First operation in which a rank declared the group dead.
     dead_from: Option<u64>,
     /// By rank.
-    peers: Vec<Peer>,
-    pub(super) letters: Letters,
+    peers: Vec<RankState>,
+    pub(super) messages: FarMessages,
 }
 
 // SAFETY: cell addresses lie in the endpoint's staging memory, in a region that this operation owns until it ends; one
 // thread at a time owns the link.
-unsafe impl Send for State {}
+unsafe impl Send for Inbound {}
 
 /// What leads to other nodes, and who watches their ranks where the wire does not.
-pub(crate) struct Way {
+pub(crate) struct Uplink {
     pub(crate) wire: Box<dyn Wire>,
     /// Where those ranks' processes answer for them, though they do not drive.
     pub(crate) listeners: Option<Arc<Listeners>>,
@@ -91,7 +91,7 @@ pub(crate) struct Net {
     /// Peers' TCP listeners tell of their end, where the wire does not: libfabric's providers notice a peer that is gone late
     /// or never while nothing is sent to it.
     watches: Option<Watches>,
-    state: State,
+    state: Inbound,
     poisoned: bool,
     gone: bool,
     /// In the operation under way.
@@ -109,22 +109,22 @@ const ACKNOWLEDGED: Duration = Duration::from_micros(50);
 const TOLD_BY_ONE: usize = 256;
 /// A writer is told of free cells so many times while it goes through its window.
 const WORDS: u64 = 8;
-/// Tickets with this bit are the letters'.
-const LETTER: Ticket = 1 << 63;
+/// Tickets with this bit are the messages'.
+const P2P: Ticket = 1 << 63;
 
 impl Net {
     /// `nonce`: the group's number at this process's staging pool.
     pub(crate) fn new(
         me: usize,
         size: usize,
-        Way { wire, listeners, watches }: Way,
+        Uplink { wire, listeners, watches }: Uplink,
         endpoint: Arc<Endpoint>,
         nonce: u64,
     ) -> Self {
         let owner = Owner::new(endpoint, nonce);
-        let state = State {
+        let state = Inbound {
             me,
-            letters: Letters::new(size, owner.sibling()),
+            messages: FarMessages::new(size, owner.sibling()),
             owner,
             seq: 0,
             open: false,
@@ -132,12 +132,12 @@ impl Net {
             head: Head::default(),
             base: NOWHERE,
             wiring: Arc::default(),
-            flow: Flow::default(),
+            flow: Progress::default(),
             flying: 0,
             past: VecDeque::new(),
             differs: None,
             dead_from: None,
-            peers: vec![Peer::default(); size],
+            peers: vec![RankState::default(); size],
         };
         Self {
             wire,
@@ -160,7 +160,7 @@ impl Net {
     }
 
     pub(crate) fn busy(&self) -> bool {
-        self.state.flying > 0 || self.state.letters.flying() || !self.wire.drained()
+        self.state.flying > 0 || self.state.messages.flying() || !self.wire.drained()
     }
 
     /// Sends a frame whose payload, if any, is short or staged.
@@ -270,7 +270,7 @@ impl Net {
                 ..Frame::new(Kind::Credit, self.state.seq)
             };
             let to = i.want.rank;
-            self.frame(to, &frame, std::ptr::null(), LETTER);
+            self.frame(to, &frame, std::ptr::null(), P2P);
         }
     }
 
@@ -332,7 +332,7 @@ impl Net {
         let awaited: Vec<usize> =
             self.state.inlets().filter(|(i, came)| came.awaited(&i.want)).map(|(i, _)| i.want.rank).collect();
         self.hail(&awaited);
-        for rank in awaited.into_iter().chain(self.state.letters.awaited()) {
+        for rank in awaited.into_iter().chain(self.state.messages.awaited()) {
             self.wire.watch(rank);
             self.watches.iter_mut().for_each(|watches| watches.watch(rank));
         }
@@ -372,7 +372,7 @@ impl Net {
         let head = self.state.head;
         let frame = Frame { what: head.what, count: head.count, ..Frame::new(Kind::Hail, self.state.seq) };
         for &rank in awaited {
-            self.frame(rank, &frame, std::ptr::null(), LETTER);
+            self.frame(rank, &frame, std::ptr::null(), P2P);
         }
     }
 
@@ -385,7 +385,7 @@ impl Net {
         let words = &why.as_bytes()[..why.len().min(LONGEST_WHY)];
         let frame = Frame { bytes: words.len() as u64, ..Frame::new(Kind::Poison, self.state.seq) };
         for rank in self.to_be_told(far) {
-            self.frame(rank, &frame, words.as_ptr(), LETTER);
+            self.frame(rank, &frame, words.as_ptr(), P2P);
         }
         self.wire.poll(&mut self.state);
         self.wire.abandon();
@@ -418,7 +418,7 @@ impl Net {
             for lane in (0..LANES).filter(|lane| lanes >> lane & 1 == 1) {
                 let (channel, index) = (lane as u32, u64::from(lanes));
                 let frame = Frame { channel, index, ..Frame::new(Kind::Leave, self.state.seq) };
-                self.frame(rank, &frame, std::ptr::null(), LETTER);
+                self.frame(rank, &frame, std::ptr::null(), P2P);
             }
         }
         // A dead group's bytes may have nobody to take them.
@@ -437,7 +437,7 @@ impl Net {
     }
 
     /// Whether no message of that rank is still to come.
-    pub(crate) fn mailed_last(&self, rank: usize) -> bool {
+    pub(crate) fn p2p_over(&self, rank: usize) -> bool {
         self.state.peers[rank].goodbyes >> MESSAGES & 1 == 1
     }
 
@@ -455,8 +455,8 @@ impl Net {
     }
 
     /// Messages with the ranks of other nodes, and what they have to send of it.
-    pub(crate) fn mail<T>(&mut self, does: impl FnOnce(&mut dyn PointToPoint) -> T) -> T {
-        let outcome = does(&mut self.state.letters);
+    pub(crate) fn p2p<T>(&mut self, does: impl FnOnce(&mut dyn PointToPoint) -> T) -> T {
+        let outcome = does(&mut self.state.messages);
         self.post();
         outcome
     }
@@ -464,8 +464,8 @@ impl Net {
     /// Sends what messages have to; whether there was anything.
     fn post(&mut self) -> bool {
         let mut any = false;
-        while let Some((to, frame, payload, ticket)) = self.state.letters.due() {
-            self.frame(to, &frame, payload, LETTER | ticket);
+        while let Some((to, frame, payload, ticket)) = self.state.messages.due() {
+            self.frame(to, &frame, payload, P2P | ticket);
             any = true;
         }
         any
@@ -478,27 +478,27 @@ impl Drop for Net {
         // And in a forked child all of it is the parent's.
         if self.forks != fork::generation() || !self.wire.drained() {
             self.state.owner.abandon();
-            self.state.letters.abandon();
+            self.state.messages.abandon();
         }
     }
 }
 
-impl State {
+impl Inbound {
     fn awaits(&self, rank: usize, seq: u64) -> bool {
-        let silent = |(i, came): (&In, &Came)| {
+        let silent = |(i, came): (&NetInlet, &InletProgress)| {
             i.want.rank == rank && came.awaited(&i.want) && came.there <= came.taken
         };
         self.open && self.seq == seq && self.peers[rank].begun <= seq && self.inlets().any(silent)
     }
 
     /// Takes a frame for an error of its sender's.
-    fn refuse(&mut self, peer: usize, what: &'static str) -> Place {
+    fn refuse(&mut self, peer: usize, what: &'static str) -> Destination {
         self.peers[peer].wrong.get_or_insert(what);
-        Place::Drop
+        Destination::Drop
     }
 
     /// What this rank reads, and how far each has come.
-    fn inlets(&self) -> impl Iterator<Item = (&In, &Came)> {
+    fn inlets(&self) -> impl Iterator<Item = (&NetInlet, &InletProgress)> {
         self.wiring.ins.iter().zip(&self.flow.came)
     }
 
@@ -526,16 +526,16 @@ impl State {
         }
     }
 
-    fn place_data(&mut self, peer: usize, frame: &Frame) -> Place {
+    fn place_data(&mut self, peer: usize, frame: &Frame) -> Destination {
         self.peers[peer].begun = self.peers[peer].begun.max(frame.seq.saturating_add(1));
         self.peers[peer].newest = Head { what: frame.what, count: frame.count };
         if frame.seq > self.seq || frame.seq == self.seq && !self.open {
-            return Place::Later;
+            return Destination::Later;
         }
         let inlet = self.wiring.places.get(&(peer, frame.channel)).filter(|_| frame.seq == self.seq).copied();
         let Some(inlet) = inlet else {
             self.hold(peer, frame);
-            return Place::Drop;
+            return Destination::Drop;
         };
         let (i, came) = (&self.wiring.ins[inlet], &mut self.flow.came[inlet]);
         let theirs = Head { what: frame.what, count: frame.count };
@@ -545,7 +545,7 @@ impl State {
             came.bad = Some(Mismatch { rank: peer, theirs, bytes: Some((i.want.bytes, frame.total)) });
         }
         if came.bad.is_some() {
-            return Place::Drop;
+            return Destination::Drop;
         }
         // Each message once, in order, and none besides.
         let known = if i.want.messages == 0 { frame.bytes == 0 } else { frame.index == came.placed };
@@ -553,11 +553,11 @@ impl State {
             return self.refuse(peer, "a message out of order");
         }
         if frame.index >= came.taken + i.depth {
-            return Place::Later;
+            return Destination::Later;
         }
         came.placed += 1;
         let slot = (frame.index % i.depth) as usize * i.want.cell.next_multiple_of(64);
-        Place::Here(self.base.wrapping_add(i.at + slot))
+        Destination::Here(self.base.wrapping_add(i.at + slot))
     }
 
     fn data_arrived(&mut self, peer: usize, frame: &Frame) {
@@ -574,27 +574,27 @@ impl State {
     }
 }
 
-impl Sink for State {
-    fn place(&mut self, peer: usize, frame: &Frame) -> Place {
+impl Sink for Inbound {
+    fn place(&mut self, peer: usize, frame: &Frame) -> Destination {
         self.peers[peer].met = true;
         if self.peers[peer].wrong.is_some() {
-            return Place::Drop;
+            return Destination::Drop;
         }
         match frame.kind {
             Kind::Data => self.place_data(peer, frame),
-            Kind::Piece => match self.letters.place(peer, frame) {
+            Kind::Piece => match self.messages.place(peer, frame) {
                 Some(place) => place,
                 None => self.refuse(peer, "a piece of a message that it did not announce so"),
             },
             Kind::Poison if frame.bytes <= LONGEST_WHY as u64 && self.peers[peer].words.is_none() => {
                 let words = self.peers[peer].words.insert(vec![0; frame.bytes as usize].into());
-                Place::Here(words.as_mut_ptr())
+                Destination::Here(words.as_mut_ptr())
             }
             Kind::Poison => {
                 self.refuse(peer, "more than one reason why the group is dead, or one without an end")
             }
             _ if frame.bytes > 0 => self.refuse(peer, "bytes with a frame that has none"),
-            _ => Place::Drop,
+            _ => Destination::Drop,
         }
     }
 
@@ -630,19 +630,19 @@ impl Sink for State {
             Kind::Hail => self.hailed(peer, frame),
             // Between the ends of a wire.
             Kind::Move | Kind::Moved => {}
-            Kind::Letter => {
-                if let Err(what) = self.letters.announced(peer, frame) {
+            Kind::Announce => {
+                if let Err(what) = self.messages.announced(peer, frame) {
                     self.refuse(peer, what);
                 }
             }
-            Kind::Ready => self.letters.granted(peer, frame),
-            Kind::Piece => self.letters.arrived(peer, frame),
+            Kind::Ready => self.messages.granted(peer, frame),
+            Kind::Piece => self.messages.arrived(peer, frame),
         }
     }
 
     fn sent(&mut self, ticket: Ticket) {
-        if ticket & LETTER != 0 {
-            return self.letters.sent(ticket & !LETTER);
+        if ticket & P2P != 0 {
+            return self.messages.sent(ticket & !P2P);
         }
         let (out, cell) = ((ticket >> 32) as usize, (ticket & 0xffff_ffff) as usize);
         self.flying = self.flying.saturating_sub(1);
@@ -660,7 +660,7 @@ impl Net {
         let state = &self.state;
         let words = |words: &[u8]| words.as_ptr() == at && bytes <= words.len();
         state.owner.holds(at, bytes)
-            || state.letters.holds(at, bytes)
+            || state.messages.holds(at, bytes)
             || state.peers.iter().filter_map(|peer| peer.words.as_deref()).any(words)
     }
 }

@@ -12,7 +12,7 @@ use super::ranks::{Home, Ranks};
 use crate::process::layout::*;
 use crate::process::memory::Memory;
 use crate::process::pool::{Region, Release};
-use crate::{Fault, Mail, PointToPoint, Stream};
+use crate::{Envelope, Fault, MessageId, PointToPoint};
 
 /// Messages up to this many bytes are written whole.
 const EAGER: usize = 64 << 10;
@@ -57,17 +57,17 @@ impl Release for AllRead {
     }
 }
 
-pub(super) struct Mailbox {
+pub(super) struct NearMessages {
     /// A group of one rank has none.
     home: Option<Home>,
     ranks: Arc<Ranks>,
-    next: Stream,
+    next: MessageId,
     /// My rings, by receiver: (offset, messages announced).
     rings: HashMap<usize, (usize, u64)>,
     /// Others' rings to me, by sender: (offset in its memory, messages taken).
     inbound: Vec<(usize, u64)>,
-    outgoing: HashMap<Stream, Outgoing>,
-    incoming: HashMap<Stream, Incoming>,
+    outgoing: HashMap<MessageId, Outgoing>,
+    incoming: HashMap<MessageId, Incoming>,
     /// A sender whose words cannot be true.
     pub(super) nonsense: Option<Fault>,
 }
@@ -87,7 +87,7 @@ fn entry(ring: usize, message: u64) -> usize {
     ring + LINE * (1 + (message % RING_ENTRIES) as usize)
 }
 
-impl Mailbox {
+impl NearMessages {
     pub(super) fn new(home: Option<Home>, ranks: Arc<Ranks>) -> Self {
         Self {
             home,
@@ -138,8 +138,8 @@ impl Home {
     }
 }
 
-impl PointToPoint for Mailbox {
-    fn open(&mut self, to: usize, mail: Mail) -> Option<Stream> {
+impl PointToPoint for NearMessages {
+    fn open(&mut self, to: usize, envelope: Envelope) -> Option<MessageId> {
         let home = self.home.as_ref()?;
         let memory = &home.endpoint.memory;
         let (ring, announced) = match self.rings.get(&to) {
@@ -155,7 +155,7 @@ impl PointToPoint for Mailbox {
         if announced.saturating_sub(memory.count(ring).told()) >= RING_ENTRIES {
             return None;
         }
-        let bytes = usize::try_from(mail.bytes).ok()?;
+        let bytes = usize::try_from(envelope.bytes).ok()?;
         let (region, cell) = home.region(bytes)?;
         let depth =
             region.map_or(1, |r| ((r.bytes - CELLS) / cell.next_multiple_of(LINE).max(1)).max(1)) as u64;
@@ -165,8 +165,9 @@ impl PointToPoint for Mailbox {
             memory.word64(stage).store(0, Ordering::Relaxed);
             memory.word64(stage + LINE).store(0, Ordering::Relaxed);
         }
-        for (i, value) in
-            [mail.tag, mail.what, mail.bytes, stage as u64, cell as u64, depth].into_iter().enumerate()
+        for (i, value) in [envelope.tag, envelope.what, envelope.bytes, stage as u64, cell as u64, depth]
+            .into_iter()
+            .enumerate()
         {
             memory.word64(at + 8 + 8 * i).store(value, Ordering::Relaxed);
         }
@@ -180,7 +181,7 @@ impl PointToPoint for Mailbox {
         Some(self.next)
     }
 
-    fn cell(&mut self, stream: Stream) -> Option<(*mut u8, usize)> {
+    fn cell(&mut self, stream: MessageId) -> Option<(*mut u8, usize)> {
         let (memory, out) = (&self.home.as_ref()?.endpoint.memory, self.outgoing.get(&stream)?);
         let region = out.region?;
         let read = memory.count(region.offset + LINE).told();
@@ -191,7 +192,7 @@ impl PointToPoint for Mailbox {
         Some((memory.at(at, out.cell), out.cell))
     }
 
-    fn publish(&mut self, stream: Stream, _bytes: usize) {
+    fn publish(&mut self, stream: MessageId, _bytes: usize) {
         if let (Some(home), Some(out)) = (&self.home, self.outgoing.get_mut(&stream))
             && let Some(region) = out.region
         {
@@ -201,7 +202,7 @@ impl PointToPoint for Mailbox {
         }
     }
 
-    fn close(&mut self, stream: Stream) {
+    fn close(&mut self, stream: MessageId) {
         if let (Some(home), Some(out)) = (&self.home, self.outgoing.remove(&stream))
             && let Some(region) = out.region
         {
@@ -211,7 +212,7 @@ impl PointToPoint for Mailbox {
         }
     }
 
-    fn next(&mut self, from: usize) -> Option<(Mail, Stream)> {
+    fn next(&mut self, from: usize) -> Option<(Envelope, MessageId)> {
         let remote = self.ranks.remotes.get(from)?;
         let memory = remote.memory();
         let (ring, taken) = &mut self.inbound[from];
@@ -230,12 +231,12 @@ impl PointToPoint for Mailbox {
             return None;
         }
         let field = |i: usize| memory.word64(at + 8 + 8 * i).load(Ordering::Relaxed);
-        let mail = Mail { tag: field(0), what: field(1), bytes: field(2) };
+        let envelope = Envelope { tag: field(0), what: field(1), bytes: field(2) };
         let message = Incoming {
             region: field(3) as usize,
             cell: field(4) as usize,
             depth: field(5).max(1),
-            bytes: mail.bytes as usize,
+            bytes: envelope.bytes as usize,
             taken: 0,
         };
         // One without bytes has no place.
@@ -249,10 +250,10 @@ impl PointToPoint for Mailbox {
         if message.bytes > 0 {
             self.incoming.insert(self.next, message);
         }
-        Some((mail, self.next))
+        Some((envelope, self.next))
     }
 
-    fn piece(&mut self, from: usize, stream: Stream) -> Option<(*const u8, usize)> {
+    fn piece(&mut self, from: usize, stream: MessageId) -> Option<(*const u8, usize)> {
         let message = self.incoming.get(&stream)?;
         let left = message.bytes - message.taken as usize * message.cell;
         if left == 0 {
@@ -268,7 +269,7 @@ impl PointToPoint for Mailbox {
         Some((memory.at(at, bytes), bytes))
     }
 
-    fn release(&mut self, from: usize, stream: Stream) {
+    fn release(&mut self, from: usize, stream: MessageId) {
         if let Some(message) = self.incoming.get_mut(&stream) {
             message.taken += 1;
             self.ranks.remotes[from].memory().count(message.region + LINE).tell(message.taken);
