@@ -119,9 +119,9 @@ fn lender() {
     board.withdraw(tokens[5]);
     say(&mut to, &tokens.map(|token| token.to_string()).join(" "));
     // Its page is the one that the other process sees as this rank's, and so the other way round.
-    until("rank 0 writes its word", || word(&*board, 0, 511).load(Ordering::Acquire) == 7);
-    word(&*board, 1, 3).store(8, Ordering::Release);
-    assert_eq!(word(&*board, 1, 511).load(Ordering::Acquire), 0);
+    until("rank 0 writes its word", || word(&board, 0, 511).load(Ordering::Acquire) == 7);
+    word(&board, 1, 3).store(8, Ordering::Release);
+    assert_eq!(word(&board, 1, 511).load(Ordering::Acquire), 0);
     hear(&mut from);
     assert_eq!(times.load(Ordering::SeqCst), 2, "made anew for each who asks");
 }
@@ -164,8 +164,8 @@ fn what_a_process_lends_arrives_at_another_or_the_reason_does_and_pages_are_shar
     }
     assert_eq!(board.borrow(2, tokens[0]).unwrap_err().to_string(), "it is on another node");
 
-    word(&*board, 0, 511).store(7, Ordering::Release);
-    until("rank 1 writes its word", || word(&*board, 1, 3).load(Ordering::Acquire) == 8);
+    word(&board, 0, 511).store(7, Ordering::Release);
+    until("rank 1 writes its word", || word(&board, 1, 3).load(Ordering::Acquire) == 8);
     say(&mut to, "over");
     assert!(child.0.wait().unwrap().success());
     // Nobody is there any more: an error at once, not a wait.

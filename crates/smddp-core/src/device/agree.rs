@@ -106,7 +106,7 @@ fn meet(
         (_, DevicePath::Host) => Err("SMDDP_CUDA_PATH=host".to_owned()),
         (None, _) => Err("its link shares no memory with the ranks of its node".to_owned()),
         (Some(_), _) if unable.is_some() => Err(String::new()),
-        (Some(board), _) => Sample::new(device, &**board, LEAST_SLAB).map_err(|error| error.to_string()),
+        (Some(board), _) => Sample::new(device, board, LEAST_SLAB).map_err(|error| error.to_string()),
     };
     let mut card = device.uuid().to_vec();
     card.extend(asked.as_ref().map_or(0, |sample| sample.token).to_le_bytes());
@@ -178,7 +178,7 @@ fn reach(comm: &Communicator, on: &On, cards: &[u8], board: &Arc<Board>) -> Resu
         if !on.device.reaches(&uuid) {
             return Err(format!("{} does not reach the device of rank {mate}", on.device.describe()));
         }
-        Sample::try_of(&on.device, &**board, mate, u64::from_le_bytes(token))?;
+        Sample::try_of(&on.device, board, mate, u64::from_le_bytes(token))?;
     }
     Ok(())
 }

@@ -163,11 +163,11 @@ impl Regions {
             return Ok(mapping.clone());
         }
         let board = self.board.as_ref().ok_or("this rank shares memory with nobody")?;
-        let ask = || ask(&**board, rank, token);
+        let ask = || ask(board, rank, token);
         let mapping = match open(&self.device, &ask()?) {
             // What the rank freed may still be mapped here, by any group, and in the way of what has its addresses now:
             // the driver refuses the one while it has the other.
-            Err(_) if self.forget(rank, now, || ask().is_ok()) => fetch(&self.device, &**board, rank, token)?,
+            Err(_) if self.forget(rank, now, || ask().is_ok()) => fetch(&self.device, board, rank, token)?,
             Err(error) => return Err(format!("memory of rank {rank}: {error}")),
             Ok(mapping) => mapping,
         };
