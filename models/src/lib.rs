@@ -8,7 +8,7 @@
 
 /// `layout.rs` counts with it; nothing here does.
 const LONGEST_WHY: usize = 1000;
-#[path = "../../crates/smddp-transport/src/shm/layout.rs"]
+#[path = "../../crates/smddp-transport/src/process/layout.rs"]
 mod layout;
 mod weak;
 

@@ -5,7 +5,7 @@ crate::weak::words!(store: |order| order, load: |order| order, fence: |_| None);
 pub(crate) use crate::layout;
 pub(crate) use crate::weak::error;
 
-#[path = "../../crates/smddp-transport/src/shm/order.rs"]
+#[path = "../../crates/smddp-transport/src/process/order.rs"]
 pub(crate) mod order;
 #[path = "../../crates/smddp-core/src/work.rs"]
 pub(crate) mod work;

@@ -21,5 +21,5 @@ pub(crate) fn group(size: usize) -> Group {
     let prepared = |rank| Prepared::new(rank, size, Vec::new(), &means).unwrap();
     let all: Vec<Prepared> = (0..size).map(prepared).collect();
     let cards = all.iter().map(|one| one.card().clone()).collect();
-    all.into_iter().next().unwrap().connect(cards).unwrap().link
+    all.into_iter().next().unwrap().connect(cards).unwrap().group
 }

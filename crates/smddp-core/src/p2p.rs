@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use smddp_transport::{Group, Mail, Stream};
+use smddp_transport::{Envelope, Group, MessageId};
 
 use crate::error::Error;
 use crate::ledger::Ledger;
@@ -46,7 +46,7 @@ struct Active {
     post: Request,
     /// The rank a recv was matched with.
     from: usize,
-    stream: Option<Stream>,
+    stream: Option<MessageId>,
     moved: usize,
 }
 
@@ -75,8 +75,8 @@ struct Unexpected {
     /// Its place in the order of arrival.
     number: u64,
     from: usize,
-    mail: Mail,
-    stream: Stream,
+    envelope: Envelope,
+    stream: MessageId,
 }
 
 /// Receives by tag, each with its place in the order of posting.
@@ -91,7 +91,7 @@ pub(crate) struct PointToPoint {
     /// By rank and tag, each in the order of its sender.
     unexpected: BTreeMap<(usize, u64), VecDeque<Unexpected>>,
     /// A receive found no message that fits: its group is to learn of it.
-    misfit: Option<(Active, Mail)>,
+    misfit: Option<(Active, Envelope)>,
     /// Posts and announcements so far.
     numbers: u64,
     /// Of this poll: the last one in which an announcement to each rank had to wait.
@@ -162,14 +162,14 @@ impl PointToPoint {
         let (_, recv) = self.waiting.get(&Some(rank))?.values().next()?.front()?;
         let message =
             self.unexpected.range((rank, 0)..=(rank, u64::MAX)).find_map(|(_, list)| list.front())?;
-        Some(misfit(recv, message.mail, rank, group, name))
+        Some(misfit(recv, message.envelope, rank, group, name))
     }
 
     pub(crate) fn poll(&mut self, group: &mut Group, name: &str) -> Result<bool, Error> {
         let mut moved = self.send(group);
         moved |= self.collect(group);
-        if let Some((recv, mail)) = self.misfit.take() {
-            let error = misfit(&recv, mail, recv.from, group, name);
+        if let Some((recv, envelope)) = self.misfit.take() {
+            let error = misfit(&recv, envelope, recv.from, group, name);
             // It ends with the group, as all others do.
             self.recvs.push(recv);
             return Err(error);
@@ -188,8 +188,9 @@ impl PointToPoint {
             let Direction::To(to) = send.post.direction else { return true };
             let bytes = send.bytes();
             if send.stream.is_none() && held[to] != poll {
-                let mail = Mail { tag: send.post.tag, what: send.post.dtype as u64, bytes: bytes as u64 };
-                send.stream = group.mail_open(to, mail);
+                let envelope =
+                    Envelope { tag: send.post.tag, what: send.post.dtype as u64, bytes: bytes as u64 };
+                send.stream = group.p2p_open(to, envelope);
                 moved |= send.stream.is_some();
             }
             let Some(stream) = send.stream else {
@@ -197,16 +198,16 @@ impl PointToPoint {
                 return true;
             };
             while send.moved < bytes {
-                let Some((cell, room)) = group.mail_cell(stream) else { return true };
+                let Some((cell, room)) = group.p2p_cell(to, stream) else { return true };
                 let piece = room.min(bytes - send.moved);
                 // SAFETY: the cell is ours and has `room` bytes; the buffer holds `bytes` and is valid until the
                 // post is over. This thread owns the driver.
                 unsafe { reduce::copy(cell, (send.post.ptr + send.moved) as *const u8, piece, false) };
-                group.mail_publish(stream, piece);
+                group.p2p_publish(to, stream, piece);
                 send.moved += piece;
                 moved = true;
             }
-            group.mail_close(stream);
+            group.p2p_close(to, stream);
             send.post.work.finish(Ok(()));
             false
         });
@@ -224,9 +225,9 @@ impl PointToPoint {
         };
         let (me, mut moved) = (group.rank(), false);
         for from in ranks.into_iter().filter(|&from| from != me) {
-            while let Some((mail, stream)) = group.mail_next(from) {
+            while let Some((envelope, stream)) = group.p2p_next(from) {
                 let number = self.number();
-                self.announced(Unexpected { number, from, mail, stream });
+                self.announced(Unexpected { number, from, envelope, stream });
                 moved = true;
             }
         }
@@ -235,7 +236,7 @@ impl PointToPoint {
 
     /// Gives a message to the first recv that waits for it.
     fn announced(&mut self, message: Unexpected) {
-        let tag = message.mail.tag;
+        let tag = message.envelope.tag;
         let first = |source| Some((self.waiting.get(&source)?.get(&tag)?.front()?.0, source));
         let Some((_, source)) = first(Some(message.from)).into_iter().chain(first(None)).min() else {
             self.unexpected.entry((message.from, tag)).or_default().push_back(message);
@@ -262,18 +263,18 @@ impl PointToPoint {
     }
 
     fn assign(&mut self, mut recv: Active, message: Unexpected) {
-        let Unexpected { from, mail, stream, .. } = message;
+        let Unexpected { from, envelope, stream, .. } = message;
         recv.from = from;
-        if mail.bytes != recv.bytes() as u64 || mail.what != recv.post.dtype as u64 {
+        if envelope.bytes != recv.bytes() as u64 || envelope.what != recv.post.dtype as u64 {
             match self.misfit {
-                None => self.misfit = Some((recv, mail)),
+                None => self.misfit = Some((recv, envelope)),
                 // The first one ends the group, and this one with it.
                 Some(_) => self.recvs.push(recv),
             }
             return;
         }
         if recv.post.direction == Direction::FromAny {
-            self.ledger.asked(from, mail.tag, 1);
+            self.ledger.asked(from, envelope.tag, 1);
         }
         recv.stream = Some(stream);
         recv.post.work.set_source(from);
@@ -286,12 +287,12 @@ impl PointToPoint {
             let bytes = recv.bytes();
             let Some(stream) = recv.stream else { return true };
             while recv.moved < bytes {
-                let Some((piece, room)) = group.mail_piece(recv.from, stream) else { return true };
+                let Some((piece, room)) = group.p2p_piece(recv.from, stream) else { return true };
                 let length = room.min(bytes - recv.moved);
                 // SAFETY: the piece holds `room` bytes until it is released; the buffer has `bytes` and is valid
                 // until the post is over. This thread owns the driver.
                 unsafe { reduce::copy((recv.post.ptr + recv.moved) as *mut u8, piece, length, false) };
-                group.mail_release(recv.from, stream);
+                group.p2p_release(recv.from, stream);
                 recv.moved += length;
                 moved = true;
             }
@@ -351,17 +352,17 @@ fn pop<K: Ord, V>(queues: &mut BTreeMap<K, VecDeque<V>>, key: K) -> Option<V> {
     first
 }
 
-fn misfit(recv: &Active, mail: Mail, from: usize, group: &Group, name: &str) -> Error {
-    let theirs = DType::from_u8(mail.what as u8);
+fn misfit(recv: &Active, envelope: Envelope, from: usize, group: &Group, name: &str) -> Error {
+    let theirs = DType::from_u8(envelope.what as u8);
     let sent = theirs.map_or_else(
-        || format!("{} bytes", mail.bytes),
-        |d| format!("{} elements of {}", mail.bytes / d.size() as u64, d.name()),
+        || format!("{} bytes", envelope.bytes),
+        |d| format!("{} elements of {}", envelope.bytes / d.size() as u64, d.name()),
     );
     Error::Mismatch {
         what: recv.what(),
         group: name.to_owned(),
         rank: from,
-        detail: format!("{} sends {sent}, tag {}", group.describe(from), mail.tag),
+        detail: format!("{} sends {sent}, tag {}", group.describe(from), envelope.tag),
     }
 }
 

@@ -23,7 +23,7 @@ fn a_group_tells_what_is_told_of_one_that_need_not_exist() {
             .map(|rank| Prepared::new(rank, labels.len(), Vec::new(), &node(rank)).unwrap())
             .collect();
         let cards = prepared.iter().map(|prepared| prepared.card().clone()).collect();
-        let link = prepared.into_iter().next().unwrap().connect(cards).unwrap().link;
+        let link = prepared.into_iter().next().unwrap().connect(cards).unwrap().group;
         let group = Communicator::over(link, &labels, "told", Duration::from_secs(60));
         let absent = Absent::new(Topology::from_labels(&labels), Network::ASSUMED, config);
         for collective in Collective::ALL {

@@ -3,23 +3,33 @@
 //! A [`Group`] is one rank's end of a communicator: shared memory with the ranks of its node and, where there are ranks of
 //! others, a wire to them.
 
-pub mod board;
 pub mod bootstrap;
+mod card;
 pub mod fork;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod joint;
 mod net;
+mod own;
+mod p2p;
 pub mod process;
 mod send;
 pub mod shm;
 pub mod warn;
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+pub use card::{Card, CardError};
 pub use joint::{Group, Reach, Wired};
-#[cfg(any(test, fuzzing))]
-pub use net::feed;
 pub use net::{fabric, interface};
-pub use process::Sleeper;
+pub use p2p::{Envelope, MessageId, PointToPoint};
+pub use process::{Lent, Maker, Sleeper};
+pub use shm::Board;
+
+/// Whoever panicked held no half-made state that matters more than going on.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// What a call is: the same on all its ranks, whatever the bits mean to the core.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,17 +104,6 @@ pub enum Fault {
     /// Operation `seq` is over here, which needed nothing of that rank, and it made another call.
     Differs { seq: u64, mine: Head, found: Mismatch },
 }
-
-/// A message between two ranks, outside the collectives.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mail {
-    pub tag: u64,
-    pub what: u64,
-    pub bytes: u64,
-}
-
-/// Where a message of P2P stands: the sender's or the receiver's half.
-pub type Stream = u64;
 
 /// Bytes of the text in which a rank tells why the group is dead.
 pub const LONGEST_WHY: usize = 2000;

@@ -9,10 +9,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use smddp_transport::Reach;
-use smddp_transport::board::{Board, Lent, PAGE};
-use smddp_transport::process::Card;
+use smddp_transport::Card;
 use smddp_transport::shm::{Near, Prepared};
+use smddp_transport::{Board, Lent};
 
 const CAP: usize = 1 << 20;
 const CHILD: &str = "SMDDP_TEST_CHILD";
@@ -26,9 +25,9 @@ fn from_hex(text: &str) -> Vec<u8> {
     (0..text.len() / 2).map(|i| u8::from_str_radix(&text[2 * i..2 * i + 2], 16).unwrap()).collect()
 }
 
-fn word(board: &dyn Board, rank: usize, index: usize) -> &AtomicU64 {
+fn word(board: &Board, rank: usize, index: usize) -> &AtomicU64 {
     let page = board.page(rank).unwrap();
-    assert!(page.addr().is_multiple_of(PAGE));
+    assert!(page.addr().is_multiple_of(Board::PAGE));
     // SAFETY: within the page, which lives as long as the board; reached as an atomic by all.
     unsafe { AtomicU64::from_ptr(page.cast::<u64>().add(index)) }
 }
@@ -42,7 +41,7 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 }
 
 /// Rank 0 and rank 1 in two processes that talk in lines.
-fn board(rank: usize, from: &mut impl BufRead, to: &mut impl Write) -> (Near, Arc<dyn Board>) {
+fn board(rank: usize, from: &mut impl BufRead, to: &mut impl Write) -> (Near, Arc<Board>) {
     let prepared = Prepared::new(rank, 2, CAP, Vec::new()).unwrap();
     say(to, &to_hex(&prepared.card().to_bytes()));
     let theirs = Card::from_bytes(&from_hex(&hear(from))).unwrap();
@@ -51,7 +50,7 @@ fn board(rank: usize, from: &mut impl BufRead, to: &mut impl Write) -> (Near, Ar
         cards.swap(0, 1);
     }
     let link = prepared.connect(cards).unwrap();
-    let board = link.board(Arc::new(Reach::near(rank, 2))).unwrap();
+    let board = link.board(vec![Some(0), Some(1)]).unwrap();
     (link, board)
 }
 
@@ -120,9 +119,9 @@ fn lender() {
     board.withdraw(tokens[5]);
     say(&mut to, &tokens.map(|token| token.to_string()).join(" "));
     // Its page is the one that the other process sees as this rank's, and so the other way round.
-    until("rank 0 writes its word", || word(&*board, 0, 511).load(Ordering::Acquire) == 7);
-    word(&*board, 1, 3).store(8, Ordering::Release);
-    assert_eq!(word(&*board, 1, 511).load(Ordering::Acquire), 0);
+    until("rank 0 writes its word", || word(&board, 0, 511).load(Ordering::Acquire) == 7);
+    word(&board, 1, 3).store(8, Ordering::Release);
+    assert_eq!(word(&board, 1, 511).load(Ordering::Acquire), 0);
     hear(&mut from);
     assert_eq!(times.load(Ordering::SeqCst), 2, "made anew for each who asks");
 }
@@ -165,8 +164,8 @@ fn what_a_process_lends_arrives_at_another_or_the_reason_does_and_pages_are_shar
     }
     assert_eq!(board.borrow(2, tokens[0]).unwrap_err().to_string(), "it is on another node");
 
-    word(&*board, 0, 511).store(7, Ordering::Release);
-    until("rank 1 writes its word", || word(&*board, 1, 3).load(Ordering::Acquire) == 8);
+    word(&board, 0, 511).store(7, Ordering::Release);
+    until("rank 1 writes its word", || word(&board, 1, 3).load(Ordering::Acquire) == 8);
     say(&mut to, "over");
     assert!(child.0.wait().unwrap().success());
     // Nobody is there any more: an error at once, not a wait.

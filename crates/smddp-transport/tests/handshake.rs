@@ -11,8 +11,8 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use smddp_transport::process::{Card, PROTOCOL};
 use smddp_transport::shm::Prepared;
+use smddp_transport::{Card, process::PROTOCOL};
 
 const CAP: usize = 1 << 20;
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use smddp_transport::process::Endpoint;
 use smddp_transport::shm::{Near, Prepared};
-use smddp_transport::{Head, Inlet, Mail, Outlet, Wiring};
+use smddp_transport::{Envelope, Head, Inlet, Outlet, Wiring};
 
 const CAP: usize = 4 << 20;
 
@@ -67,11 +67,11 @@ fn control_blocks_rings_and_regions_come_back_when_groups_are_gone() {
             exchange(&mut links, seq, [100, 70_000, large][(turn + seq as usize) % 3]);
         }
         // A letter that nobody takes, and one that was begun.
-        let open = links[0].mail_open(1, Mail { tag: 1, what: 0, bytes: 5000 }).unwrap();
-        links[0].mail_cell(open).unwrap();
-        links[0].mail_publish(open);
-        links[0].mail_close(open);
-        links[1].mail_open(0, Mail { tag: 2, what: 0, bytes: 1 << 20 }).unwrap();
+        let open = links[0].p2p().open(1, Envelope { tag: 1, what: 0, bytes: 5000 }).unwrap();
+        links[0].p2p().cell(open).unwrap();
+        links[0].p2p().publish(open, 5000);
+        links[0].p2p().close(open);
+        links[1].p2p().open(0, Envelope { tag: 2, what: 0, bytes: 1 << 20 }).unwrap();
         drop(links);
         if turn == 1000 {
             early = Some((endpoint.staging(), resident()));

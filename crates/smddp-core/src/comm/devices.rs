@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smddp_cuda::{Address, Uuid};
 use smddp_plan::{Collective, Memory};
-use smddp_transport::board::Board;
+use smddp_transport::Board;
 
 use super::{Communicator, Options};
 use crate::call::{self, Blocks, Call};
@@ -91,7 +91,7 @@ fn agree(
     on: &On,
     index: usize,
     first: Option<&Arc<SiteHandle>>,
-    board: Option<Arc<dyn Board>>,
+    board: Option<Arc<Board>>,
 ) -> Result<(Arc<SiteHandle>, Site)> {
     let (rank, size, device) = (comm.rank(), comm.size(), &on.device);
     if index >= MOST_SITES {
@@ -138,7 +138,7 @@ fn meet(
     comm: &Communicator,
     on: &On,
     known: Option<Arc<Pages>>,
-    board: Option<Arc<dyn Board>>,
+    board: Option<Arc<Board>>,
     unable: Option<String>,
 ) -> Result<Found> {
     let device = &on.device;
@@ -146,7 +146,7 @@ fn meet(
         (_, DevicePath::Host) => Err("SMDDP_CUDA_PATH=host".to_owned()),
         (None, _) => Err("it shares no memory with the ranks of its node".to_owned()),
         (Some(_), _) if unable.is_some() => Err(String::new()),
-        (Some(board), _) => Sample::new(device, &**board, LEAST_SLAB).map_err(|error| error.to_string()),
+        (Some(board), _) => Sample::new(device, board, LEAST_SLAB).map_err(|error| error.to_string()),
     };
     let mut card = device.uuid().to_vec();
     card.extend(asked.as_ref().map_or(0, |sample| sample.token).to_le_bytes());
@@ -205,7 +205,7 @@ fn impossible(comm: &Communicator, why: &str) -> Error {
 }
 
 /// Whether this rank's device has the memory of its node's devices: tried with a sample of each.
-fn reach(comm: &Communicator, on: &On, cards: &[u8], board: &Arc<dyn Board>) -> Result<(), String> {
+fn reach(comm: &Communicator, on: &On, cards: &[u8], board: &Arc<Board>) -> Result<(), String> {
     let topology = comm.topology();
     for mate in (0..comm.size()).filter(|&mate| topology.share_node(mate, comm.rank())) {
         let card = &cards[mate * CARD..(mate + 1) * CARD];
@@ -218,7 +218,7 @@ fn reach(comm: &Communicator, on: &On, cards: &[u8], board: &Arc<dyn Board>) -> 
         if !on.device.reaches(&uuid) {
             return Err(format!("{} does not reach the device of rank {mate}", on.device.describe()));
         }
-        Sample::try_of(&on.device, &**board, mate, u64::from_le_bytes(token))?;
+        Sample::try_of(&on.device, board, mate, u64::from_le_bytes(token))?;
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use smddp_plan::{Algorithm, Collective, Counts, Memory, Network, Topology};
-use smddp_transport::board::Board;
+use smddp_transport::Board;
 use smddp_transport::fork::{self, PerProcess};
 use smddp_transport::{Group, Sleeper};
 
@@ -67,7 +67,7 @@ pub(crate) struct Inner {
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) facts: GroupFacts,
-    board: Option<Arc<dyn Board>>,
+    board: Option<Arc<Board>>,
     /// The devices that this group has been used on.
     handles: Mutex<Vec<Arc<SiteHandle>>>,
     /// How other nodes are reached; empty where there are none.

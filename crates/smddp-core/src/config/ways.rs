@@ -2,7 +2,7 @@
 
 use smddp_transport::fabric::{
     self,
-    choose::{Choice, Unusable},
+    choose::{Provider, Unusable},
 };
 use smddp_transport::interface;
 use smddp_transport::joint::{Between, Means, may_have_efa};
@@ -61,7 +61,7 @@ impl Config {
         choice.map(|_| lines).map_err(|error| error.to_string())
     }
 
-    fn look_for_fabric(&self) -> (std::result::Result<Choice, Unusable>, Vec<String>) {
+    fn look_for_fabric(&self) -> (std::result::Result<Provider, Unusable>, Vec<String>) {
         fabric::choose::choose_provider(&fabric::choose::Settings {
             library: self.library.clone(),
             provider: self.provider.clone(),

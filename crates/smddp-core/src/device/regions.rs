@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use smddp_cuda::{Address, Device, Export, Import, Imported, Kind, Region};
-use smddp_transport::board::{Board, Lent};
 use smddp_transport::fork::PerProcess;
+use smddp_transport::{Board, Lent};
 
 use super::handle::SiteHandle;
 use crate::sync::lock;
@@ -84,7 +84,7 @@ static ALL: PerProcess<Mutex<Vec<Weak<Mutex<Borrowed>>>>> = PerProcess::new();
 /// What one site lends and has borrowed.
 pub(super) struct Regions {
     device: Arc<Device>,
-    board: Option<Arc<dyn Board>>,
+    board: Option<Arc<Board>>,
     /// By (address, generation) of the regions.
     lent: HashMap<Vec<(Address, u64)>, u64>,
     borrowed: Arc<Mutex<Borrowed>>,
@@ -96,7 +96,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(10);
 const ASK: Duration = Duration::from_millis(100);
 
 impl Regions {
-    pub(super) fn new(handle: &Arc<SiteHandle>, board: Option<Arc<dyn Board>>) -> Self {
+    pub(super) fn new(handle: &Arc<SiteHandle>, board: Option<Arc<Board>>) -> Self {
         let borrowed = Borrowed { handle: Arc::downgrade(handle), mappings: HashMap::new() };
         let borrowed = Arc::new(Mutex::new(borrowed));
         let mut all = lock(ALL.get());
@@ -163,11 +163,11 @@ impl Regions {
             return Ok(mapping.clone());
         }
         let board = self.board.as_ref().ok_or("this rank shares memory with nobody")?;
-        let ask = || ask(&**board, rank, token);
+        let ask = || ask(board, rank, token);
         let mapping = match open(&self.device, &ask()?) {
             // What the rank freed may still be mapped here, by any group, and in the way of what has its addresses now:
             // the driver refuses the one while it has the other.
-            Err(_) if self.forget(rank, now, || ask().is_ok()) => fetch(&self.device, &**board, rank, token)?,
+            Err(_) if self.forget(rank, now, || ask().is_ok()) => fetch(&self.device, board, rank, token)?,
             Err(error) => return Err(format!("memory of rank {rank}: {error}")),
             Ok(mapping) => mapping,
         };
@@ -222,12 +222,12 @@ impl Drop for Regions {
 }
 
 /// What `rank` lends under that number, mapped.
-fn fetch(device: &Arc<Device>, board: &dyn Board, rank: usize, token: u64) -> Result<Mapping, String> {
+fn fetch(device: &Arc<Device>, board: &Board, rank: usize, token: u64) -> Result<Mapping, String> {
     let lent = ask(board, rank, token)?;
     open(device, &lent).map_err(|error| format!("memory of rank {rank}: {error}"))
 }
 
-fn ask(board: &dyn Board, rank: usize, token: u64) -> Result<Lent, String> {
+fn ask(board: &Board, rank: usize, token: u64) -> Result<Lent, String> {
     board.borrow(rank, token).map_err(|error| format!("rank {rank} does not hand over its memory: {error}"))
 }
 
@@ -240,7 +240,7 @@ pub(crate) struct Sample {
 
 impl Sample {
     /// Allocates `bytes`, which stay the caller's.
-    pub(crate) fn new(device: &Arc<Device>, board: &dyn Board, bytes: usize) -> smddp_cuda::Result<Self> {
+    pub(crate) fn new(device: &Arc<Device>, board: &Board, bytes: usize) -> smddp_cuda::Result<Self> {
         let at = device.allocate(bytes)?;
         let region = device.region(at)?;
         if matches!(region.kind, Kind::Private | Kind::Host) || device.export(&region).is_err() {
@@ -251,12 +251,7 @@ impl Sample {
     }
 
     /// Whether `rank`'s can be had here.
-    pub(crate) fn try_of(
-        device: &Arc<Device>,
-        board: &dyn Board,
-        rank: usize,
-        token: u64,
-    ) -> Result<(), String> {
+    pub(crate) fn try_of(device: &Arc<Device>, board: &Board, rank: usize, token: u64) -> Result<(), String> {
         if token == 0 {
             return Err(format!("memory of rank {rank}'s device cannot be had by other processes"));
         }

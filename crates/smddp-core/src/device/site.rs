@@ -4,7 +4,7 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
 use smddp_cuda::{Address, Copy, Device, Event, Reduction, Result, Wait};
-use smddp_transport::board::Board;
+use smddp_transport::Board;
 
 use super::bounce::Bounce;
 use super::handle::SiteHandle;
@@ -61,7 +61,7 @@ impl Site {
     /// `first`: device memory of [`LEAST_SLAB`] bytes, this site's from now on.
     pub(crate) fn new(
         handle: Arc<SiteHandle>,
-        board: Option<Arc<dyn Board>>,
+        board: Option<Arc<Board>>,
         size: usize,
         first: Option<Address>,
     ) -> Self {

@@ -93,7 +93,7 @@ impl Driver {
         }
         let leaves = |rank: &usize| {
             self.group.way().is_empty() && self.group.head_of(*rank, self.next).is_some_and(head::is_leaving)
-                || self.group.mailed_last(*rank)
+                || self.group.p2p_over(*rank)
         };
         if let Some(rank) = self.messages.sought().into_iter().find(leaves) {
             self.messages.poll(&mut self.group, &self.name)?;

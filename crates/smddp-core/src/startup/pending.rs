@@ -3,9 +3,9 @@
 use std::sync::Once;
 use std::time::{Duration, Instant};
 
+use smddp_transport::Card;
 use smddp_transport::bootstrap::CardTree;
 use smddp_transport::joint::{Joined, Prepared};
-use smddp_transport::process::Card;
 
 use super::probe;
 use crate::comm::Communicator;
@@ -56,7 +56,7 @@ impl Pending {
         let here_at = Instant::now();
         let cards = self.checked(cards)?;
         let known = network::noted(cards.iter().map(|card| card.note.as_slice()));
-        let Joined { link: group, nodes, crowd, told } = self
+        let Joined { group, nodes, crowd, told } = self
             .prepared
             .connect(cards)
             .map_err(|error| Error::Topology(format!("group `{}`: {error}", self.name)))?;

@@ -25,7 +25,7 @@ impl Fake {
     pub(crate) fn comm(self, timeout: Duration) -> (Communicator, Prepared) {
         let cards = self.prepared.iter().map(|prepared| prepared.card().clone()).collect();
         let [me, other] = self.prepared;
-        let Joined { link, nodes, .. } = me.connect(cards).unwrap();
+        let Joined { group: link, nodes, .. } = me.connect(cards).unwrap();
         (Communicator::over(link, &nodes, "fake", timeout), other)
     }
 }

@@ -95,7 +95,7 @@ impl Wire {
             Wire::Shm => joined(size, |_| means(None), |_| None),
             Wire::Far => {
                 let mut links = Wire::Shm.links(size);
-                links.iter_mut().for_each(|joined| joined.link.assume_far());
+                links.iter_mut().for_each(|joined| joined.group.assume_far());
                 links
             }
             Wire::Nodes(each) => joined(size, |rank| node(rank, each), |_| None),
@@ -199,7 +199,7 @@ pub(crate) fn over<T: Send>(
     std::thread::scope(|scope| {
         let handles: Vec<_> = links
             .into_iter()
-            .map(|Joined { link, nodes, .. }| {
+            .map(|Joined { group: link, nodes, .. }| {
                 let body = &body;
                 scope.spawn(move || body(&Communicator::over(link, &nodes, "test", timeout)))
             })

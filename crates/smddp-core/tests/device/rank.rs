@@ -37,7 +37,7 @@ pub(crate) fn ranks_on<T: Send>(
         let handles: Vec<_> = links
             .into_iter()
             .zip(ranks)
-            .map(|(Joined { link, nodes, .. }, rank)| {
+            .map(|(Joined { group: link, nodes, .. }, rank)| {
                 let (body, which) = (&body, &which);
                 scope.spawn(move || {
                     become_process(rank);

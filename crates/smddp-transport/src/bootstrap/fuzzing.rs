@@ -1,7 +1,8 @@
 //! What comes to a rank's sockets while its group is made, and out of the store.
 
 use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::OnceLock;
 
 use super::*;
@@ -27,7 +28,7 @@ fn card() -> &'static Card {
 pub fn bootstrap(bytes: &[u8]) {
     let mut script = Script::new(bytes);
     let Ok(mut tree) = CardTree::new(card()) else { return };
-    let parent = Address { token: random(), ..CardTree::new(card()).expect("sockets").address };
+    let parent = TreeAddress { token: random(), ..CardTree::new(card()).expect("sockets").address };
     let address = std::os::unix::net::SocketAddr::from_abstract_name(&parent.socket).expect("a name");
     let listener = UnixListener::bind_addr(&address).expect("a free name");
     listener.set_nonblocking(true).expect("a socket");

@@ -18,17 +18,16 @@ mod talk;
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::os::fd::AsFd;
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::UnixListener;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::{Deserialize, Serialize};
 
-use crate::net::tcp::Own;
-use crate::process::{Card, Id, random};
-use talk::{Listener, Talk};
+use crate::Card;
+use crate::own::Uninherited;
+use crate::process::{Id, listen, random};
+use talk::Talk;
 
 /// Largest card; that of an EFA rank with 32 rails takes a tenth.
 const LARGEST_CARD: usize = 32 << 10;
@@ -41,7 +40,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 
 /// Where a rank's children find it.
 #[derive(Serialize, Deserialize)]
-struct Address {
+struct TreeAddress {
     token: Id,
     /// Where its unix socket can be reached: kernel boot and network namespace.
     boot: String,
@@ -84,11 +83,11 @@ enum Above {
     /// Its address is not known yet.
     Unknown,
     Calling {
-        call: Call,
+        call: ParentCall,
         next: Instant,
     },
     Talking {
-        call: Call,
+        call: ParentCall,
         talk: Talk,
     },
     /// There is no connection to it; `carried`: what goes up was taken.
@@ -97,8 +96,8 @@ enum Above {
     },
 }
 
-struct Call {
-    address: Address,
+struct ParentCall {
+    address: TreeAddress,
     since: Instant,
 }
 
@@ -106,8 +105,8 @@ struct Call {
 pub struct CardTree {
     rank: usize,
     size: usize,
-    address: Address,
-    listeners: Vec<Listener>,
+    address: TreeAddress,
+    listeners: Vec<Uninherited<OwnedFd>>,
     callers: Vec<Talk>,
     children: BTreeMap<usize, Child>,
     above: Above,
@@ -125,19 +124,17 @@ impl CardTree {
     pub fn new(card: &Card) -> io::Result<Self> {
         let (rank, size, token) = (card.rank as usize, card.size as usize, random());
         let socket = [b"smddp-cards-", token.as_slice()].concat();
-        let unix = UnixListener::bind_addr(&std::os::unix::net::SocketAddr::from_abstract_name(&socket)?)?;
-        unix.set_nonblocking(true)?;
-        let mut listeners = vec![Listener::Unix(Own::new(unix))];
+        let mut listeners = vec![Uninherited::new(listen(&socket)?.into())];
         // The way that the group's own connections will take; a loopback address says nothing to other hosts.
         let ip = card.offer.tcp.as_ref().ok().map(|(address, _)| address.socket.ip());
-        let tcp = ip.filter(|ip| !ip.is_loopback()).and_then(|ip| listen(ip).ok());
+        let tcp = ip.filter(|ip| !ip.is_loopback()).and_then(|ip| listen_at(ip).ok());
         let address = tcp.as_ref().and_then(|listener| listener.local_addr().ok());
-        listeners.extend(tcp.map(|listener| Listener::Tcp(Own::new(listener))));
+        listeners.extend(tcp.map(|listener| Uninherited::new(listener.into())));
         let (boot, netns) = (card.boot.clone(), card.netns);
         Ok(Self {
             rank,
             size,
-            address: Address { token, boot, netns, socket, tcp: address },
+            address: TreeAddress { token, boot, netns, socket, tcp: address },
             listeners,
             callers: Vec::new(),
             children: BTreeMap::new(),
@@ -165,10 +162,10 @@ impl CardTree {
 
     /// `address`: that of the parent.
     pub fn call(&mut self, address: &[u8]) -> Result<(), String> {
-        let address: Address = postcard::from_bytes(address)
+        let address: TreeAddress = postcard::from_bytes(address)
             .map_err(|_| format!("{} bytes that are no address", address.len()))?;
         let now = Instant::now();
-        self.above = Above::Calling { call: Call { address, since: now }, next: now };
+        self.above = Above::Calling { call: ParentCall { address, since: now }, next: now };
         Ok(())
     }
 
@@ -296,7 +293,7 @@ impl CardTree {
     fn admit(&mut self) {
         for listener in &self.listeners {
             // What this process lacks (descriptors) may come back: whoever waits goes on waiting.
-            while let Ok(Some(talk)) = listener.accept() {
+            while let Ok(talk) = Talk::accept(listener.as_fd()) {
                 if self.callers.len() == CALLERS {
                     self.callers.remove(0);
                 }
@@ -351,7 +348,7 @@ impl CardTree {
             self.trouble = "it does not answer".to_owned();
             self.above = Above::Unreached { carried: false };
         }
-        if let Above::Calling { call: Call { address, .. }, next } = &mut self.above
+        if let Above::Calling { call: ParentCall { address, .. }, next } = &mut self.above
             && now >= *next
         {
             let near = (&address.boot, address.netns) == (&self.address.boot, self.address.netns);
@@ -469,7 +466,7 @@ impl CardTree {
     }
 }
 
-fn listen(ip: IpAddr) -> io::Result<TcpListener> {
+fn listen_at(ip: IpAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind((ip, 0))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
@@ -499,11 +496,12 @@ fn downward(outcome: &Outcome) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use std::io::Write;
+    use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::UnixStream;
 
     use super::*;
+    use crate::fuzzing::feed::means;
     use crate::joint::Prepared;
-    use crate::net::feed::means;
 
     fn trees(size: usize) -> Vec<CardTree> {
         let rank = |rank| Prepared::new(rank, size, Vec::new(), &means(rank)).unwrap();

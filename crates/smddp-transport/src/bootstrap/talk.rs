@@ -1,13 +1,13 @@
 //! One connection of the bootstrap: frames both ways, nothing blocks.
 
-use std::io::{self, ErrorKind, IoSlice, Read};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::io::{self, ErrorKind, IoSlice};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
-use crate::net::tcp::{Own, connect};
+use crate::net::tcp::connect;
+use crate::own::Uninherited;
 use crate::process::Id;
 use crate::send::send;
 
@@ -16,71 +16,37 @@ const HEAD: usize = 24;
 /// Room for each read.
 const PIECE: usize = 64 << 10;
 
-enum Stream {
-    Unix(Own<UnixStream>),
-    Tcp(Own<TcpStream>),
-}
-
-/// Where callers come from.
-pub(super) enum Listener {
-    Unix(Own<UnixListener>),
-    Tcp(Own<TcpListener>),
-}
-
-impl Listener {
-    /// Whoever waits there; `None`: nobody.
-    pub(super) fn accept(&self) -> io::Result<Option<Talk>> {
-        let stream = match self {
-            Self::Unix(listener) => listener.accept().map(|(stream, _)| Stream::Unix(Own::new(stream))),
-            Self::Tcp(listener) => listener.accept().map(|(stream, _)| Stream::Tcp(Own::new(stream))),
-        };
-        match stream {
-            Ok(stream) => Talk::new(stream).map(Some),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(None),
-            Err(error) => Err(error),
-        }
-    }
-}
-
-impl AsFd for Listener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Unix(listener) => listener.as_fd(),
-            Self::Tcp(listener) => listener.as_fd(),
-        }
-    }
-}
+const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
 pub(super) struct Talk {
-    stream: Stream,
+    socket: Uninherited<OwnedFd>,
     out: Vec<u8>,
     sent: usize,
     heard: Vec<u8>,
 }
 
 impl Talk {
-    fn new(stream: Stream) -> io::Result<Self> {
-        match &stream {
-            Stream::Unix(stream) => stream.set_nonblocking(true)?,
-            Stream::Tcp(stream) => {
-                stream.set_nonblocking(true)?;
-                stream.set_nodelay(true)?;
-            }
-        }
-        Ok(Self { stream, out: Vec::new(), sent: 0, heard: Vec::new() })
+    fn new(socket: Uninherited<OwnedFd>) -> Self {
+        // Unix sockets have nothing to delay.
+        let _ = sockopt::set_tcp_nodelay(&*socket, true);
+        Self { socket, out: Vec::new(), sent: 0, heard: Vec::new() }
+    }
+
+    /// Whoever waits at that listener, which does not block; an error: nobody, or this process lacks something.
+    pub(super) fn accept(listener: impl AsFd) -> io::Result<Self> {
+        Ok(Self::new(Uninherited::new(rustix::net::accept_with(listener, FLAGS)?)))
     }
 
     /// An error where the listener's queue is full, too: nobody waits for room in it.
     pub(super) fn unix(name: &[u8]) -> io::Result<Self> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
         rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
-        Self::new(Stream::Unix(Own::new(UnixStream::from(socket))))
+        Ok(Self::new(Uninherited::new(socket)))
     }
 
     /// What comes of it shows when it is used.
     pub(super) fn tcp(address: SocketAddr) -> io::Result<Self> {
-        Self::new(Stream::Tcp(connect(address)?))
+        Ok(Self::new(connect(address)?.map(OwnedFd::from)))
     }
 
     pub(super) fn say(&mut self, token: &Id, from: usize, bytes: &[u8]) {
@@ -121,10 +87,7 @@ impl Talk {
             }
             let at = self.heard.len();
             self.heard.resize(at + PIECE, 0);
-            let outcome = match &self.stream {
-                Stream::Unix(stream) => (&**stream).read(&mut self.heard[at..]),
-                Stream::Tcp(stream) => (&**stream).read(&mut self.heard[at..]),
-            };
+            let outcome = rustix::io::read(&*self.socket, &mut self.heard[at..]).map_err(io::Error::from);
             self.heard.truncate(at + *outcome.as_ref().unwrap_or(&0));
             match outcome {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
@@ -155,10 +118,7 @@ impl Talk {
 
 impl AsFd for Talk {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.stream {
-            Stream::Unix(stream) => stream.as_fd(),
-            Stream::Tcp(stream) => stream.as_fd(),
-        }
+        self.socket.as_fd()
     }
 }
 

@@ -1,7 +1,7 @@
 //! Cards of other ranks, as a store hands them over.
 
+use crate::Card;
 use crate::joint::fuzzing::judge;
-use crate::process::Card;
 
 /// Cards one behind the other, each with its length in front: those of a group.
 pub fn card(bytes: &[u8]) {

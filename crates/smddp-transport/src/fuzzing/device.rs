@@ -2,18 +2,21 @@
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use crate::net::fabric::provider::{Context, Event, Limits, Local, Posted, Provider, Registered, Remote};
+use crate::lock;
+use crate::net::fabric::provider::{
+    Context, Event, Limits, LocalMemory, Posted, Rail, Registered, RemoteMemory,
+};
 
 /// What was handed to the device and is not over.
 #[derive(Default)]
 pub(super) struct Queues {
-    pub(super) receives: VecDeque<(Local, Context)>,
+    pub(super) receives: VecDeque<(LocalMemory, Context)>,
     /// Sends and writes, whose memory the device reads.
-    pub(super) sends: Vec<(Local, Context)>,
+    pub(super) sends: Vec<(LocalMemory, Context)>,
     /// Reads, whose memory it writes.
-    pub(super) reads: Vec<(Local, Context)>,
+    pub(super) reads: Vec<(LocalMemory, Context)>,
     pub(super) events: Vec<Event>,
 }
 
@@ -32,7 +35,7 @@ impl Device {
     }
 
     pub(super) fn with<T>(&self, of: impl FnOnce(&mut Queues) -> T) -> T {
-        of(&mut self.queues.lock().unwrap_or_else(PoisonError::into_inner))
+        of(&mut lock(&self.queues))
     }
 
     /// A message from outside, where a buffer is posted for it.
@@ -47,15 +50,7 @@ impl Device {
     }
 }
 
-impl Provider for Device {
-    fn describe(&self) -> String {
-        "script".to_owned()
-    }
-
-    fn rails(&self) -> usize {
-        1
-    }
-
+impl Rail for Device {
     fn limits(&self) -> Limits {
         Limits {
             message: 8400,
@@ -68,24 +63,24 @@ impl Provider for Device {
         }
     }
 
-    fn address(&self, _: usize) -> Vec<u8> {
+    fn address(&self) -> Vec<u8> {
         vec![1]
     }
 
-    unsafe fn register(&mut self, _: usize, at: *mut u8, _: usize) -> Result<Registered, String> {
+    unsafe fn register(&mut self, at: *mut u8, _: usize) -> Result<Registered, String> {
         Ok(Registered { desc: 1, key: 1, base: at as u64 })
     }
 
-    fn insert(&mut self, _: usize, address: &[u8]) -> Result<u64, String> {
+    fn insert(&mut self, address: &[u8]) -> Result<u64, String> {
         address.first().map(|&first| first.into()).ok_or_else(|| "no address".to_owned())
     }
 
-    unsafe fn receive(&mut self, _: usize, local: Local, context: Context) -> Result<Posted, String> {
+    unsafe fn receive(&mut self, local: LocalMemory, context: Context) -> Result<Posted, String> {
         self.with(|queues| queues.receives.push_back((local, context)));
         Ok(Posted::Yes)
     }
 
-    unsafe fn send(&mut self, _: usize, _: u64, local: Local, context: Context) -> Result<Posted, String> {
+    unsafe fn send(&mut self, _: u64, local: LocalMemory, context: Context) -> Result<Posted, String> {
         self.with(|queues| {
             if queues.sends.len() >= 48 {
                 return Ok(Posted::Again);
@@ -95,36 +90,27 @@ impl Provider for Device {
         })
     }
 
-    unsafe fn read(
+    unsafe fn one_sided(
         &mut self,
-        _: usize,
-        _: u64,
-        local: Local,
-        _: Remote,
+        peer: u64,
+        local: LocalMemory,
+        _: RemoteMemory,
+        write: Option<u32>,
         context: Context,
     ) -> Result<Posted, String> {
+        if write.is_some() {
+            // SAFETY: the caller's promise is the same.
+            return unsafe { self.send(peer, local, context) };
+        }
         self.with(|queues| queues.reads.push((local, context)));
         Ok(Posted::Yes)
     }
 
-    unsafe fn write(
-        &mut self,
-        rail: usize,
-        to: u64,
-        local: Local,
-        _: Remote,
-        _: u32,
-        context: Context,
-    ) -> Result<Posted, String> {
-        // SAFETY: the caller's promise is the same.
-        unsafe { self.send(rail, to, local, context) }
-    }
-
-    fn poll(&mut self, _: usize, events: &mut Vec<Event>) {
+    fn poll(&mut self, events: &mut Vec<Event>) {
         self.with(|queues| events.append(&mut queues.events));
     }
 
-    fn interest(&mut self, _: &mut Vec<(RawFd, i16)>) -> bool {
-        true
+    fn interest(&mut self) -> Option<RawFd> {
+        None
     }
 }

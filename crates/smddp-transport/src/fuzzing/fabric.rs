@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex};
 use super::device::Device;
 use super::rank::{ME, Rank, SIZE, endpoint, peer};
 use super::script::Script;
-use crate::net::fabric::engine::{Address, Engine};
-use crate::net::fabric::message::{HEAD, Head, What};
+use crate::net::fabric::engine::{Engine, FabricAddress};
+use crate::net::fabric::message::{HEAD, MessageHead, What};
 use crate::net::fabric::provider::Event;
+use crate::net::fabric::staging::Staging;
 use crate::net::fabric::wire::FabricWire;
 
 /// Engines of the peers.
@@ -16,24 +17,28 @@ const ENGINE: u64 = 100;
 pub fn fabric(bytes: &[u8]) {
     let mut script = Script::new(bytes);
     let device = Device::new(script.yes());
-    let Ok(engine) = Engine::new(Box::new(device.clone()), endpoint().whole(), SIZE - 1, 1 << 20) else {
+    let Ok(engine) =
+        Engine::new("script".to_owned(), vec![device.clone()], Staging::of(&endpoint()), SIZE - 1, 1 << 20)
+    else {
         return;
     };
     let engine = Arc::new(Mutex::new(engine));
-    let Ok(prepared) = FabricWire::prepare(&engine, ME, SIZE, SIZE - 1) else { return };
-    let group = prepared.address().group();
-    let addresses: Vec<Option<Address>> = (0..SIZE)
+    let Ok((mut wire, mine)) = FabricWire::prepare(&engine, ME, SIZE, SIZE - 1) else { return };
+    let group = mine.group();
+    let addresses: Vec<Option<FabricAddress>> = (0..SIZE)
         .map(|rank| {
             // What a card says.
             let (first, message) = match script.below(8) {
                 0 => (script.number() as u32, script.number() as u32),
                 _ => (8, 8192),
             };
-            let at = prepared.address().elsewhere(ENGINE + rank as u64, first, message);
+            let at = mine.elsewhere(ENGINE + rank as u64, first, message);
             (rank != ME).then_some(at)
         })
         .collect();
-    let Ok(wire) = prepared.connect(&addresses) else { return };
+    if wire.connect(&addresses).is_err() {
+        return;
+    }
     let mut rank = Rank::new(Box::new(wire));
     let mut next = [0; SIZE];
     while let Some(what) = script.step() {
@@ -76,7 +81,7 @@ fn message(script: &mut Script<'_>, next: &mut [u64; SIZE], group: u32, seq: u64
     if what.ordered() && number == next[from] {
         next[from] += 1;
     }
-    let head = Head {
+    let head = MessageHead {
         what,
         credits: script.number() as u32,
         counted: script.below(4) > 0,

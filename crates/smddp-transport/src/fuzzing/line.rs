@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use crate::lock;
 use crate::net::frame::{Frame, LANES};
-use crate::net::wire::{Broken, EAGER, Place, Sink, Ticket, Wire};
+use crate::net::wire::{Broken, Destination, EAGER, Sink, Ticket, Wire};
 
 /// Frames of a lane whose payloads are on their way at once.
 const AHEAD: usize = 4;
@@ -14,7 +15,7 @@ const AHEAD: usize = 4;
 pub(super) struct Item {
     pub(super) frame: Frame,
     /// `None`: it has no place yet.
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<Destination>,
 }
 
 /// What the wire does at the next poll.
@@ -50,7 +51,7 @@ impl Shared {
     }
 
     pub(super) fn with<T>(&self, of: impl FnOnce(&mut Line) -> T) -> T {
-        of(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        of(&mut lock(&self.0))
     }
 }
 
@@ -63,7 +64,7 @@ impl Line {
                         continue;
                     }
                     match sink.place(peer, &item.frame) {
-                        Place::Later => break,
+                        Destination::Later => break,
                         place => item.place = Some(place),
                     }
                 }
@@ -72,7 +73,7 @@ impl Line {
                 let lane = &mut self.coming[peer][lane];
                 let Some(place) = lane.front().and_then(|item| item.place) else { return };
                 let Some(item) = lane.pop_front() else { return };
-                if let Place::Here(at) = place {
+                if let Destination::Here(at) = place {
                     // SAFETY: the sink's promise, which was held against the rank's memory (`in_place`).
                     unsafe { at.write_bytes(0xab, item.frame.bytes as usize) };
                 }
@@ -90,7 +91,7 @@ impl Line {
     pub(super) fn under_way(&self) -> Vec<(*const u8, usize)> {
         let items = self.coming.iter().flatten().flatten();
         let coming = items.filter_map(|item| match item.place {
-            Some(Place::Here(at)) => Some((at.cast_const(), item.frame.bytes as usize)),
+            Some(Destination::Here(at)) => Some((at.cast_const(), item.frame.bytes as usize)),
             _ => None,
         });
         let going = self.going.iter().filter(|(_, _, bytes)| *bytes > EAGER);

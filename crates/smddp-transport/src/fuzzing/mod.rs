@@ -7,6 +7,7 @@
 mod cards;
 mod device;
 mod fabric;
+pub(crate) mod feed;
 mod headers;
 mod line;
 mod rank;

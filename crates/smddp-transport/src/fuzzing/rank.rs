@@ -3,11 +3,11 @@
 use std::sync::{Arc, OnceLock};
 
 use super::script::Script;
-use crate::net::link::{Net, Way};
+use crate::net::channels::{Net, Uplink};
 use crate::net::wire::Wire;
-use crate::net::wiring::{NetOutlet, NetWiring};
+use crate::net::wiring::NetWiring;
 use crate::process::Endpoint;
-use crate::{Head, Inlet, Mail, Stream};
+use crate::{Envelope, Head, Inlet, MessageId, Outlet};
 
 pub(super) const ME: usize = 0;
 pub(super) const SIZE: usize = 4;
@@ -28,7 +28,7 @@ pub(super) fn peer(script: &mut Script<'_>) -> usize {
 /// A message of P2P under way.
 struct Moving {
     peer: usize,
-    stream: Stream,
+    stream: MessageId,
     bytes: u64,
     moved: u64,
 }
@@ -47,7 +47,7 @@ pub(super) struct Rank {
 impl Rank {
     pub(super) fn new(wire: Box<dyn Wire>) -> Self {
         // The number at the pool is the same for all inputs, so that they use each other's regions.
-        let net = Net::new(ME, SIZE, Way { wire, watches: None }, endpoint(), 7);
+        let net = Net::new(ME, SIZE, Uplink { wire, listeners: None, watches: None }, endpoint(), 7);
         let (outs, ins, sends, receives) = Default::default();
         Self { net, seq: 0, open: false, failed: false, outs, ins, sends, receives }
     }
@@ -66,7 +66,7 @@ impl Rank {
             9 => self.look(script),
             10 => self.send(script),
             11 => self.pieces(script),
-            12..15 => self.mail(script),
+            12..15 => self.p2p(script),
             _ => {
                 // Rarely: nothing goes on after it.
                 if script.byte() == 0 {
@@ -86,7 +86,8 @@ impl Rank {
         for channel in 0..script.below(3) {
             let (messages, cell) = (script.below(6) as u64, 1 + 97 * script.below(200));
             let readers = (1..=1 + script.below(SIZE - 1)).collect();
-            outlets.push(NetOutlet { channel, readers, cell, messages, bytes: messages * cell as u64 });
+            let bytes = messages * cell as u64;
+            outlets.push((channel, Outlet { readers, cell, messages, bytes }));
             self.outs.push((messages, 0, cell));
         }
         let mut inlets = Vec::new();
@@ -179,8 +180,8 @@ impl Rank {
     fn send(&mut self, script: &mut Script<'_>) {
         if self.sends.len() < 4 && !self.failed {
             let (to, bytes) = (peer(script), script.number() % (600 << 10));
-            let mail = Mail { tag: 1, what: 2, bytes };
-            if let Some(stream) = self.net.mail_open(to, mail) {
+            let mail = Envelope { tag: 1, what: 2, bytes };
+            if let Some(stream) = self.net.p2p(|net| net.open(to, mail)) {
                 self.sends.push(Moving { peer: to, stream, bytes, moved: 0 });
             }
         }
@@ -190,21 +191,21 @@ impl Rank {
         let Some(at) = script.below(4).checked_rem(self.sends.len()) else { return };
         while self.sends[at].moved < self.sends[at].bytes {
             let send = &self.sends[at];
-            let Some((cell, room)) = self.net.mail_cell(send.stream) else { return };
+            let Some((cell, room)) = self.net.p2p(|mail| mail.cell(send.stream)) else { return };
             let piece = room.min((send.bytes - send.moved) as usize);
             self.held(cell, piece, "a piece to be filled");
             // SAFETY: memory of that message, as was just seen; one thread.
             unsafe { cell.write_bytes(1, piece) };
-            self.net.mail_publish(send.stream, piece);
+            self.net.p2p(|mail| mail.publish(send.stream, piece));
             self.sends[at].moved += piece as u64;
         }
         let done = self.sends.swap_remove(at);
-        self.net.mail_close(done.stream);
+        self.net.p2p(|mail| mail.close(done.stream));
     }
 
-    fn mail(&mut self, script: &mut Script<'_>) {
+    fn p2p(&mut self, script: &mut Script<'_>) {
         let from = peer(script);
-        if let Some((mail, stream)) = self.net.mail_next(from) {
+        if let Some((mail, stream)) = self.net.p2p(|mail| mail.next(from)) {
             // What a receiver waits for has a buffer of that size; anything else is no match.
             if mail.bytes <= 1 << 20 {
                 self.receives.push(Moving { peer: from, stream, bytes: mail.bytes, moved: 0 });
@@ -213,11 +214,13 @@ impl Rank {
         let Some(at) = script.below(4).checked_rem(self.receives.len()) else { return };
         while self.receives[at].moved < self.receives[at].bytes {
             let receive = &self.receives[at];
-            let Some((piece, room)) = self.net.mail_piece(receive.peer, receive.stream) else { return };
+            let Some((piece, room)) = self.net.p2p(|mail| mail.piece(receive.peer, receive.stream)) else {
+                return;
+            };
             let length = room.min((receive.bytes - receive.moved) as usize);
             assert!(length > 0, "a piece of nothing would be taken for ever");
             self.held(piece, length, "a piece");
-            self.net.mail_release(receive.peer, receive.stream);
+            self.net.p2p(|mail| mail.release(receive.peer, receive.stream));
             self.receives[at].moved += length as u64;
         }
         self.receives.swap_remove(at);

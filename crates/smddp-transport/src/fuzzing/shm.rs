@@ -7,7 +7,7 @@ use super::rank::endpoint;
 use super::script::Script;
 use crate::shm::Near;
 use crate::shm::fuzzing::{Words, pair};
-use crate::{Head, Inlet, Mail, Outlet, Stream, Wiring};
+use crate::{Envelope, Head, Inlet, MessageId, Outlet, Wiring};
 
 /// Rank 0 keeps to the rules; what rank 1 has written is up to the script.
 struct Pair {
@@ -19,8 +19,8 @@ struct Pair {
     ins: Vec<(Inlet, u64)>,
     open: bool,
     failed: bool,
-    sends: Vec<(Stream, u64, u64)>,
-    receives: Vec<(Stream, u64, u64)>,
+    sends: Vec<(MessageId, u64, u64)>,
+    receives: Vec<(MessageId, u64, u64)>,
 }
 
 pub fn shm(bytes: &[u8]) {
@@ -72,7 +72,7 @@ impl Pair {
             6 => self.end(),
             7 => self.look(script),
             8 | 9 => self.send(script),
-            _ => self.mail(),
+            _ => self.p2p(),
         }
     }
 
@@ -166,28 +166,28 @@ impl Pair {
     fn send(&mut self, script: &mut Script<'_>) {
         if self.sends.len() < 3 {
             let bytes = script.number() % (300 << 10);
-            if let Some(stream) = self.link.mail_open(1, Mail { tag: 1, what: 2, bytes }) {
+            if let Some(stream) = self.link.p2p().open(1, Envelope { tag: 1, what: 2, bytes }) {
                 self.sends.push((stream, bytes, 0));
             }
         }
         let Some(at) = script.below(3).checked_rem(self.sends.len()) else { return };
         let (stream, bytes, mut moved) = self.sends[at];
         while moved < bytes {
-            let Some((cell, room)) = self.link.mail_cell(stream) else { break };
+            let Some((cell, room)) = self.link.p2p().cell(stream) else { break };
             let piece = room.min((bytes - moved) as usize);
             self.within(cell, piece);
-            self.link.mail_publish(stream);
+            self.link.p2p().publish(stream, piece);
             moved += piece as u64;
         }
         self.sends[at].2 = moved;
         if moved == bytes {
             self.sends.swap_remove(at);
-            self.link.mail_close(stream);
+            self.link.p2p().close(stream);
         }
     }
 
-    fn mail(&mut self) {
-        if let Some((mail, stream)) = self.link.mail_next(1)
+    fn p2p(&mut self) {
+        if let Some((mail, stream)) = self.link.p2p().next(1)
             && mail.bytes <= 1 << 20
         {
             self.receives.push((stream, mail.bytes, 0));
@@ -196,11 +196,11 @@ impl Pair {
         while at < self.receives.len() {
             let (stream, bytes, mut moved) = self.receives[at];
             while moved < bytes {
-                let Some((piece, room)) = self.link.mail_piece(1, stream) else { break };
+                let Some((piece, room)) = self.link.p2p().piece(1, stream) else { break };
                 let length = room.min((bytes - moved) as usize);
                 assert!(length > 0, "a piece of nothing would be taken for ever");
                 self.within(piece, length);
-                self.link.mail_release(1, stream);
+                self.link.p2p().release(1, stream);
                 moved += length as u64;
             }
             self.receives[at].2 = moved;

@@ -14,12 +14,12 @@ pub fn sink(bytes: &[u8]) {
 pub fn letters(bytes: &[u8]) {
     run(bytes, |script, seq| {
         let stream = script.below(4) as u64;
-        let kind = [Kind::Letter, Kind::Letter, Kind::Ready, Kind::Piece, Kind::Piece][script.below(5)];
+        let kind = [Kind::Announce, Kind::Announce, Kind::Ready, Kind::Piece, Kind::Piece][script.below(5)];
         let short = script.yes();
         let (bytes, index) = (script.number(), script.number() & 7);
         match kind {
             _ if script.below(16) == 0 => script.frame(seq),
-            Kind::Letter => {
+            Kind::Announce => {
                 Frame { index: u64::from(short), what: 2, count: 1, total: bytes, ..Frame::new(kind, stream) }
             }
             Kind::Ready => {

@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::net::TcpStream;
 
+use super::feed::Feed;
 use super::script::Script;
-use crate::net::feed::Feed;
 
 /// Connections at once.
 const MOST: usize = 6;

@@ -4,12 +4,11 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::reach::{In, Out, Reach, Ways, Wired};
-use crate::board::Board;
-use crate::net::link::Net;
+use super::reach::{InletRoute, OutletRoute, Reach, Routes, Wired};
+use crate::net::channels::Net;
 use crate::process::Sleeper;
-use crate::shm::Near;
-use crate::{Fault, Head, Mail, Mismatch, Stream, Wiring};
+use crate::shm::{Board, Near};
+use crate::{Envelope, Fault, Head, MessageId, Mismatch, PointToPoint, Wiring};
 
 /// One rank's end of a communicator. It *lends cells*: a writer fills its next cell of a channel and publishes it, a reader
 /// looks at it where it lies and releases it. Nothing here blocks but [`Group::survey`] and [`Group::leave`]; what cannot be
@@ -26,7 +25,7 @@ pub struct Group {
 struct Far {
     net: Net,
     /// Of the operation begun last.
-    ways: Arc<Ways>,
+    routes: Arc<Routes>,
     /// The cell lent last, by channel, where a message goes both ways.
     lent: Vec<Option<(*mut u8, *mut u8)>>,
 }
@@ -34,12 +33,9 @@ struct Far {
 // SAFETY: `lent` holds addresses of cells that this group owns; one thread at a time owns the group.
 unsafe impl Send for Far {}
 
-/// Streams with this bit are the wire's.
-const NET: Stream = 1 << 63;
-
 impl Group {
     pub(super) fn new(reach: Reach, names: Vec<String>, near: Near, net: Option<Net>) -> Self {
-        let far = net.map(|net| Far { net, ways: Arc::default(), lent: Vec::new() });
+        let far = net.map(|net| Far { net, routes: Arc::default(), lent: Vec::new() });
         Self { reach: Arc::new(reach), names, near, far }
     }
 
@@ -82,7 +78,7 @@ impl Group {
     #[inline]
     pub fn begin(&mut self, seq: u64, head: Head, wired: &Wired) -> bool {
         match (&mut self.far, &wired.far) {
-            (Some(far), Some(ways)) => far.begin(&mut self.near, seq, head, &wired.near, ways),
+            (Some(far), Some(routes)) => far.begin(&mut self.near, seq, head, &wired.near, routes),
             _ => self.near.begin(seq, head, &wired.near),
         }
     }
@@ -109,9 +105,9 @@ impl Group {
     #[inline]
     pub fn message(&mut self, inlet: usize) -> Result<Option<*const u8>, Mismatch> {
         let Some(far) = &mut self.far else { return self.near.message(inlet) };
-        match far.ways.ins[inlet] {
-            In::Near(inlet) => self.near.message(inlet).map_err(|found| self.reach.globally(found)),
-            In::Far(inlet) => far.net.message(inlet),
+        match far.routes.ins[inlet] {
+            InletRoute::Near(inlet) => self.near.message(inlet).map_err(|found| self.reach.globally(found)),
+            InletRoute::Far(inlet) => far.net.message(inlet),
         }
     }
 
@@ -119,9 +115,9 @@ impl Group {
     #[inline]
     pub fn release(&mut self, inlet: usize) {
         let Some(far) = &mut self.far else { return self.near.release(inlet) };
-        match far.ways.ins[inlet] {
-            In::Near(inlet) => self.near.release(inlet),
-            In::Far(inlet) => far.net.release(inlet),
+        match far.routes.ins[inlet] {
+            InletRoute::Near(inlet) => self.near.release(inlet),
+            InletRoute::Far(inlet) => far.net.release(inlet),
         }
     }
 
@@ -167,13 +163,6 @@ impl Group {
         }
     }
 
-    fn way_to_mut(&mut self, rank: usize) -> Result<(usize, &mut Near), &mut Net> {
-        match (self.reach.local(rank), &mut self.far) {
-            (None, Some(far)) => Err(&mut far.net),
-            (local, _) => Ok((local.unwrap_or(rank), &mut self.near)),
-        }
-    }
-
     /// Whether `rank` has begun operation `seq` (or a later one); `None`: not known.
     pub fn arrived(&self, rank: usize, seq: u64) -> Option<bool> {
         self.way_to(rank)
@@ -204,70 +193,46 @@ impl Group {
         self.far.as_ref().map_or_else(Vec::new, |far| far.net.silent())
     }
 
-    /// Starts sending a message; `None`: not yet.
-    pub fn mail_open(&mut self, to: usize, mail: Mail) -> Option<Stream> {
-        match self.way_to_mut(to) {
-            Ok((local, near)) => near.mail_open(local, mail),
-            Err(net) => net.mail_open(to, mail).map(|stream| stream | NET),
+    /// Messages with `rank`, and its number there.
+    fn p2p<T>(&mut self, rank: usize, does: impl FnOnce(&mut dyn PointToPoint, usize) -> T) -> T {
+        match (self.reach.local(rank), &mut self.far) {
+            (None, Some(far)) => far.net.p2p(|mail| does(mail, rank)),
+            (local, _) => does(self.near.p2p(), local.unwrap_or(rank)),
         }
     }
 
-    /// The wire, if that outgoing message goes over it, and its number there.
-    fn outgoing(&mut self, stream: Stream) -> Option<(&mut Net, Stream)> {
-        let far = self.far.as_mut().filter(|_| stream & NET != 0)?;
-        Some((&mut far.net, stream & !NET))
+    /// See [`PointToPoint`], of which these are the calls.
+    pub fn p2p_open(&mut self, to: usize, what: Envelope) -> Option<MessageId> {
+        self.p2p(to, |mail, to| mail.open(to, what))
     }
 
-    /// Next free cell of an outgoing message: address and room in bytes.
-    pub fn mail_cell(&mut self, stream: Stream) -> Option<(*mut u8, usize)> {
-        match self.outgoing(stream) {
-            Some((net, stream)) => net.mail_cell(stream),
-            None => self.near.mail_cell(stream),
-        }
+    pub fn p2p_cell(&mut self, to: usize, stream: MessageId) -> Option<(*mut u8, usize)> {
+        self.p2p(to, |mail, _| mail.cell(stream))
     }
 
-    /// The cell filled last is a piece of `bytes` now.
-    pub fn mail_publish(&mut self, stream: Stream, bytes: usize) {
-        match self.outgoing(stream) {
-            Some((net, stream)) => net.mail_publish(stream, bytes),
-            None => self.near.mail_publish(stream),
-        }
+    pub fn p2p_publish(&mut self, to: usize, stream: MessageId, bytes: usize) {
+        self.p2p(to, |mail, _| mail.publish(stream, bytes));
     }
 
-    /// Everything is written; memory comes back when the receiver is done.
-    pub fn mail_close(&mut self, stream: Stream) {
-        match self.outgoing(stream) {
-            Some((net, stream)) => net.mail_close(stream),
-            None => self.near.mail_close(stream),
-        }
+    pub fn p2p_close(&mut self, to: usize, stream: MessageId) {
+        self.p2p(to, |mail, _| mail.close(stream));
+    }
+
+    pub fn p2p_next(&mut self, from: usize) -> Option<(Envelope, MessageId)> {
+        self.p2p(from, |mail, from| mail.next(from))
+    }
+
+    pub fn p2p_piece(&mut self, from: usize, stream: MessageId) -> Option<(*const u8, usize)> {
+        self.p2p(from, |mail, from| mail.piece(from, stream))
+    }
+
+    pub fn p2p_release(&mut self, from: usize, stream: MessageId) {
+        self.p2p(from, |mail, from| mail.release(from, stream));
     }
 
     /// Whether no message of `rank` is still to come, though what it called for may be.
-    pub fn mailed_last(&self, rank: usize) -> bool {
-        self.way_to(rank).is_err_and(|net| net.mailed_last(rank))
-    }
-
-    /// Next message that `from` announced and that was not yet taken from the wire.
-    pub fn mail_next(&mut self, from: usize) -> Option<(Mail, Stream)> {
-        match self.way_to_mut(from) {
-            Ok((local, near)) => near.mail_next(local),
-            Err(net) => net.mail_next(from),
-        }
-    }
-
-    /// Next piece of an incoming message.
-    pub fn mail_piece(&mut self, from: usize, stream: Stream) -> Option<(*const u8, usize)> {
-        match self.way_to_mut(from) {
-            Ok((local, near)) => near.mail_piece(local, stream),
-            Err(net) => net.mail_piece(from, stream),
-        }
-    }
-
-    pub fn mail_release(&mut self, from: usize, stream: Stream) {
-        match self.way_to_mut(from) {
-            Ok((local, near)) => near.mail_release(local, stream),
-            Err(net) => net.mail_release(from, stream),
-        }
+    pub fn p2p_over(&self, rank: usize) -> bool {
+        self.way_to(rank).is_err_and(|net| net.p2p_over(rank))
     }
 
     /// Anybody who is gone, left or declared the group dead. Called while this rank waits: the ranks that it waits for
@@ -326,8 +291,8 @@ impl Group {
     }
 
     /// What the ranks of this node share besides messages; `None` in a group of one rank.
-    pub fn board(&self) -> Option<Arc<dyn Board>> {
-        self.near.board(self.reach.clone())
+    pub fn board(&self) -> Option<Arc<Board>> {
+        self.near.board(self.reach.places())
     }
 
     /// The bell that rings where something comes in, for any thread.
@@ -358,17 +323,17 @@ impl Far {
         seq: u64,
         head: Head,
         wiring: &Arc<Wiring>,
-        ways: &Arc<Ways>,
+        routes: &Arc<Routes>,
     ) -> bool {
         // All that it needs may be here already; a group that is known to be dead does nothing more.
         if self.net.differs() || self.net.troubled(seq) {
             return false;
         }
-        if !Arc::ptr_eq(&self.ways, ways) {
-            self.net.wire_up(&ways.net);
+        if !Arc::ptr_eq(&self.routes, routes) {
+            self.net.wire_up(&routes.net);
             self.lent.clear();
-            self.lent.resize(ways.outs.len(), None);
-            self.ways = ways.clone();
+            self.lent.resize(routes.outs.len(), None);
+            self.routes = routes.clone();
         }
         if !self.net.reserve() || !near.begin(seq, head, wiring) {
             return false;
@@ -378,20 +343,20 @@ impl Far {
     }
 
     fn cell(&mut self, near: &mut Near, channel: usize) -> Option<*mut u8> {
-        match self.ways.outs[channel] {
-            Out { shm: true, net: None } => near.cell(channel),
-            Out { shm: true, net: Some(net) } => {
+        match self.routes.outs[channel] {
+            OutletRoute { shm: true, net: None } => near.cell(channel),
+            OutletRoute { shm: true, net: Some(net) } => {
                 let (far, near) = (self.net.cell(net)?, near.cell(channel)?);
                 self.lent[channel] = Some((near, far));
                 Some(near)
             }
-            Out { net: Some(net), .. } => self.net.cell(net),
-            Out { .. } => None,
+            OutletRoute { net: Some(net), .. } => self.net.cell(net),
+            OutletRoute { .. } => None,
         }
     }
 
     fn publish(&mut self, near: &mut Near, channel: usize, bytes: usize) {
-        let Out { shm, net } = self.ways.outs[channel];
+        let OutletRoute { shm, net } = self.routes.outs[channel];
         if let Some((near, far)) = self.lent[channel].take() {
             // SAFETY: both cells are this channel's, lent by `cell`, with room for the message; they lie in different
             // regions. The owner of this group has written `bytes` to the first.

@@ -1,39 +1,18 @@
 //! Making a group: what this rank offers, and, with what all others offer, who is reached how.
 
 use std::io;
-use std::path::PathBuf;
 
 use super::group::Group;
-use super::offer::{Between, Ends};
+use super::means::{Between, Means};
+use super::offer::Ends;
 use super::reach::Reach;
 use super::scripted::{Scripted, WireScript};
-use crate::net::interface::{Family, Wanted};
-use crate::net::link::{Net, Way};
-use crate::process::{Card, Endpoint};
+use crate::Card;
+use crate::net::channels::{Net, Uplink};
+use crate::process::Endpoint;
 use crate::shm::{self, Unreachable};
 
-/// What may be used, as the settings say.
-#[derive(Clone, Debug)]
-pub struct Means {
-    /// Cap of the staging pool in bytes.
-    pub staging: usize,
-    /// Whether ranks of one host may share memory at all.
-    pub shm: bool,
-    /// Ranks that name different nodes do not share memory.
-    pub node: Option<String>,
-    pub interface: Wanted,
-    pub family: Family,
-    pub between: Between,
-    /// `SMDDP_LIBFABRIC` and `SMDDP_FABRIC_PROVIDER`.
-    pub library: Option<PathBuf>,
-    pub provider: Option<String>,
-    /// This rank's number on its host, and how many there are, where the launcher tells.
-    pub local: Option<(usize, usize)>,
-    /// Any other way between nodes than this is an error: "tcp", "fabric", or a provider.
-    pub require: Option<String>,
-}
-
-/// Why there is no link.
+/// Why there is no group.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     #[error(transparent)]
@@ -44,7 +23,7 @@ pub enum JoinError {
 
 /// A group, and each rank's node.
 pub struct Joined {
-    pub link: Group,
+    pub group: Group,
     pub nodes: Vec<usize>,
     /// Ranks of this host, whether or not they share memory: they share its cores.
     pub crowd: usize,
@@ -94,26 +73,26 @@ impl Prepared {
         let crowd = cards.iter().filter(|card| card.boot == self.card().boot).count();
         let here: Vec<usize> = (0..cards.len()).filter(|&r| nodes[r] == nodes[me]).collect();
         if here.len() == cards.len() {
-            let link = link(me, self.shm, None, &cards, here)?;
-            return Ok(Joined { link, nodes, crowd, told: Vec::new() });
+            let group = group(me, self.shm, None, &cards, here)?;
+            return Ok(Joined { group, nodes, crowd, told: Vec::new() });
         }
         if self.means.between == Between::Nothing {
             return Err(JoinError::Nodes(forbidden(&cards, &nodes)));
         }
-        let (mut way, told) = self.ends.connect(me, &cards, &nodes, &self.means)?;
+        let (mut way, told) = self.ends.connect(me, &cards, &nodes, &self.means).map_err(JoinError::Nodes)?;
         if let Some(script) = self.script {
             way.wire = Box::new(Scripted::new(way.wire, script));
         }
-        let link = link(me, self.shm, Some(way), &cards, here)?;
-        Ok(Joined { link, nodes, crowd, told })
+        let group = group(me, self.shm, Some(way), &cards, here)?;
+        Ok(Joined { group, nodes, crowd, told })
     }
 }
 
 /// Shared memory with the ranks `here`, and a way to all others, if there are any.
-pub(super) fn link(
+pub(super) fn group(
     me: usize,
     shm: shm::Prepared,
-    way: Option<Way>,
+    way: Option<Uplink>,
     cards: &[Card],
     here: Vec<usize>,
 ) -> Result<Group, JoinError> {
@@ -123,26 +102,21 @@ pub(super) fn link(
     let net = way.zip(near.home());
     let net = net.map(|(way, (endpoint, nonce))| Net::new(me, cards.len(), way, endpoint, nonce));
     let reach = Reach::new(me, cards.len(), here, copies);
-    Ok(Group::new(reach, cards.iter().map(name).collect(), near, net))
-}
-
-/// "rank 3 (host h1, pid 812)".
-pub(super) fn name(card: &Card) -> String {
-    format!("rank {} (host {}, pid {})", card.rank, card.host, card.pid)
+    Ok(Group::new(reach, cards.iter().map(Card::name).collect(), near, net))
 }
 
 fn forbidden(cards: &[Card], nodes: &[usize]) -> String {
     let other = cards.iter().zip(nodes).find(|(_, node)| **node != nodes[0]).map(|(card, _)| card);
     format!(
         "{} and {} do not share memory ({}), and SMDDP_TRANSPORT=shm forbids any other way; unset it to go over the network",
-        name(&cards[0]),
-        other.map_or_else(String::new, name),
+        cards[0].name(),
+        other.map_or_else(String::new, Card::name),
         other.map_or("", |other| apart(&cards[0], other)),
     )
 }
 
 /// Each rank's node, from what the cards say: memory can be shared inside one boot of one host, by processes of one
-/// user that see the same abstract sockets. Whether it really can is tried when the link is made.
+/// user that see the same abstract sockets. Whether it really can is tried when the group is made.
 pub(super) fn nodes(cards: &[Card]) -> Vec<usize> {
     let label = |card: &Card| (card.boot.clone(), card.netns, card.uid, card.node.clone());
     let mut seen: std::collections::HashMap<_, usize> = std::collections::HashMap::new();

@@ -4,15 +4,16 @@
 pub(crate) mod fuzzing;
 mod group;
 mod join;
+mod means;
 mod offer;
 mod reach;
 mod scripted;
 mod simulated;
 
 pub use group::Group;
-pub use join::{JoinError, Joined, Means, Prepared};
-pub(crate) use offer::Offer;
-pub use offer::{Between, may_have_efa};
+pub use join::{JoinError, Joined, Prepared};
+pub use means::{Between, Means};
+pub use offer::may_have_efa;
 pub use reach::{Reach, Wired};
 pub use scripted::WireScript;
 pub use simulated::simulated;

@@ -2,45 +2,23 @@
 
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
-use super::join::{JoinError, Means, name};
-use crate::net::fabric;
-use crate::net::fabric::wire::{FabricWire, Prepared as Slot};
-use crate::net::link::Way;
-use crate::net::tcp::{Door, TcpAddress, TcpWire, Watches};
+use super::means::{Between, Means};
+use crate::Card;
+use crate::card::Offer;
+use crate::net::channels::Uplink;
+use crate::net::fabric::choose::Settings;
+use crate::net::fabric::current::{found, shared};
+use crate::net::fabric::wire::{FabricWire, SharedEngine};
+use crate::net::interface::{self, Family};
+use crate::net::tcp::{Door, Listeners, TcpAddress, TcpEndpoint, TcpWire, Watches};
 use crate::net::wire::Wire;
-use crate::process::{Card, Endpoint};
-
-/// What may be used between nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Between {
-    /// EFA where every rank has it, our own sockets where none has.
-    Auto,
-    Nothing,
-    Tcp,
-    Fabric,
-}
-
-/// What a rank's card says of it; errors say why not.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Offer {
-    /// And whether the address is a loopback one.
-    pub(crate) tcp: Result<(TcpAddress, bool), String>,
-    pub(crate) fabric: Result<fabric::Address, String>,
-}
-
-impl Offer {
-    pub(crate) fn none(why: &str) -> Self {
-        Self { tcp: Err(why.to_owned()), fabric: Err(why.to_owned()) }
-    }
-}
+use crate::process::Endpoint;
 
 /// This rank's ends, until it is known which one the group takes.
 #[derive(Default)]
 pub(super) struct Ends {
     door: Option<Door>,
-    slot: Option<Slot>,
+    fabric: Option<FabricWire>,
 }
 
 /// A fabric is worth looking for where a device might carry it: opening libfabric is slow.
@@ -56,15 +34,16 @@ impl Ends {
         let mut offer = Offer::none("SMDDP_TRANSPORT forbids it");
         // Over a fabric it tells of a peer's end.
         if between != Between::Nothing {
-            offer.tcp = endpoint.tcp(&means.interface, means.family).map(|tcp| {
+            offer.tcp = TcpEndpoint::get(endpoint, &means.interface, means.family).map(|tcp| {
                 let loopback = tcp.interface.loopback;
                 (ends.door.insert(tcp.door(rank, size)).address.clone(), loopback)
             });
         }
         if between == Between::Fabric || between == Between::Auto && may_have_efa() {
-            offer.fabric = endpoint.fabric(means, size).and_then(|engine| {
-                let slot = FabricWire::prepare(&engine, rank, size, size - 1)?;
-                Ok(ends.slot.insert(slot).address().clone())
+            offer.fabric = engine(endpoint, size, means).and_then(|engine| {
+                let (wire, address) = FabricWire::prepare(&engine, rank, size, size - 1)?;
+                ends.fabric = Some(wire);
+                Ok(address)
             });
         } else if between == Between::Auto {
             offer.fabric = Err("no EFA device".to_owned());
@@ -80,8 +59,7 @@ impl Ends {
         cards: &[Card],
         nodes: &[usize],
         means: &Means,
-    ) -> Result<(Way, Vec<String>), JoinError> {
-        let wrong = |text: String| Err(JoinError::Nodes(text));
+    ) -> Result<(Uplink, Vec<String>), String> {
         let fabric = match means.between {
             Between::Fabric => true,
             Between::Auto => cards.iter().any(|card| card.offer.fabric.is_ok()),
@@ -94,57 +72,70 @@ impl Ends {
                 Between::Auto => "other ranks have EFA; SMDDP_TRANSPORT=tcp takes sockets for all",
                 _ => "SMDDP_TRANSPORT=fabric was asked for; SMDDP_TRANSPORT=tcp needs no libfabric",
             };
-            return wrong(format!("{}: {why}. {advice}", name(card)));
+            return Err(format!("{}: {why}. {advice}", card.name()));
         }
         if !fabric {
             check_addresses(cards)?;
         }
         let other = |card: &Card| nodes[card.rank as usize] != nodes[me];
         let (mut told, mut watches) = (Vec::new(), None);
-        let wire: Box<dyn Wire> = if fabric {
-            told.extend(Endpoint::existing().map(|endpoint| endpoint.found()).unwrap_or_default());
-            let Some(slot) = self.slot else { return wrong("this rank has no fabric".to_owned()) };
-            let address = |card: &Card| card.offer.fabric.clone().ok().filter(|_| other(card));
-            let addresses: Vec<_> = cards.iter().map(address).collect();
-            let wire = slot.connect(&addresses).map_err(JoinError::Nodes)?;
-            // Nobody is watched without a listener: said, as deaths are then noticed later.
-            let unwatched = match (&self.door, &cards[me].offer.tcp) {
-                (Some(door), _) => door.endpoint.serve().err().map(|error| error.to_string()),
-                (None, offer) => Some(offer.as_ref().err().cloned().unwrap_or_default()),
+        let listeners = self.door.map(|door| {
+            let called = |card: &Card| match fabric {
+                true => watchable(card, &cards[me]),
+                false => card.offer.tcp.clone().ok().map(|(address, _)| address),
             };
-            match (self.door, unwatched) {
-                (Some(door), None) => {
-                    told.push(format!("peers are watched over tcp {}", door.endpoint.interface));
-                    let watched =
-                        cards.iter().map(|card| watchable(card, &cards[me]).filter(|_| other(card)));
-                    watches = Some(Watches::new(me, door, watched.collect()));
+            let address = |card: &Card| called(card).filter(|_| other(card));
+            Arc::new(Listeners::new(me, door, cards.iter().map(address)))
+        });
+        let wire: Box<dyn Wire> = if fabric {
+            told.extend(found());
+            let Some(mut wire) = self.fabric else { return Err("this rank has no fabric".to_owned()) };
+            let address = |card: &Card| card.offer.fabric.clone().ok().filter(|_| other(card));
+            wire.connect(&cards.iter().map(address).collect::<Vec<_>>())?;
+            // Nobody is watched without a listener: said, as deaths are then noticed later.
+            told.push(match (&listeners, &cards[me].offer.tcp) {
+                (Some(listeners), _) => format!("peers are watched over tcp {}", listeners.interface()),
+                (None, offer) => {
+                    let why = offer.as_ref().err().map_or("", String::as_str);
+                    format!("peers are not watched over tcp: {why}")
                 }
-                (_, why) => {
-                    told.push(format!("peers are not watched over tcp: {}", why.unwrap_or_default()));
-                }
-            }
+            });
+            watches = listeners.clone().map(Watches::new);
             Box::new(wire)
         } else {
-            let Some(door) = self.door else { return wrong("this rank listens nowhere".to_owned()) };
+            let Some(listeners) = listeners.clone() else {
+                return Err("this rank listens nowhere".to_owned());
+            };
             if let Some((_, why)) = lacking.filter(|_| means.between == Between::Auto) {
                 told.push(format!("fabric: none: {why}"));
             }
-            told.push(format!("tcp {}", door.endpoint.interface));
-            door.endpoint
-                .serve()
-                .map_err(|e| JoinError::Nodes(format!("no thread to answer other nodes: {e}")))?;
-            let address = |card: &Card| card.offer.tcp.clone().ok().filter(|_| other(card)).map(|(a, _)| a);
-            Box::new(TcpWire::new(me, door, cards.iter().map(address).collect()))
+            told.push(format!("tcp {}", listeners.interface()));
+            Box::new(TcpWire::new(listeners).map_err(|e| format!("no epoll for connections: {e}"))?)
         };
         if let Some(wanted) = &means.require {
             let way = wire.name();
             if !way.split([' ', ',']).any(|word| word == wanted) {
-                let why = lacking.map_or_else(String::new, |(card, why)| format!("; {}: {why}", name(card)));
-                return wrong(format!("SMDDP_REQUIRE={wanted}, but the way between nodes is {way}{why}"));
+                let why = lacking.map_or_else(String::new, |(card, why)| format!("; {}: {why}", card.name()));
+                return Err(format!("SMDDP_REQUIRE={wanted}, but the way between nodes is {way}{why}"));
             }
         }
-        Ok((Way { wire, watches }, told))
+        Ok((Uplink { wire, listeners, watches }, told))
     }
+}
+
+/// The process's ends on the fabric.
+fn engine(endpoint: &Arc<Endpoint>, size: usize, means: &Means) -> Result<SharedEngine, String> {
+    let settings = || -> Result<Settings, String> {
+        let named = means.interface.value.is_some() || means.family != Family::Any;
+        let address = named
+            .then(|| interface::choose(&means.interface, means.family).map_err(|e| e.to_string()))
+            .transpose()?
+            .map(|choice| choice.address.ip);
+        let (library, provider) = (means.library.clone(), means.provider.clone());
+        Ok(Settings { library, provider, address, local: means.local })
+    };
+    // A quarter of the staging, as for any operation.
+    shared(endpoint, settings, size - 1, means.staging / 4)
 }
 
 /// Where a connection to that rank's process can be tried.
@@ -155,20 +146,20 @@ fn watchable(card: &Card, mine: &Card) -> Option<TcpAddress> {
 }
 
 /// Every rank has an address that the others can reach.
-pub(super) fn check_addresses(cards: &[Card]) -> Result<(), JoinError> {
+pub(super) fn check_addresses(cards: &[Card]) -> Result<(), String> {
     for card in cards {
         match &card.offer.tcp {
-            Err(why) => return Err(JoinError::Nodes(format!("{}: {why}", name(card)))),
+            Err(why) => return Err(format!("{}: {why}", card.name())),
             Ok((address, true)) => {
                 let other = cards.iter().find(|c| (&c.boot, c.netns) != (&card.boot, card.netns));
                 if let Some(other) = other {
-                    return Err(JoinError::Nodes(format!(
+                    return Err(format!(
                         "{} has only the loopback address {}, which {} cannot reach; name an interface with \
                          SMDDP_SOCKET_IFNAME",
-                        name(card),
+                        card.name(),
                         address.socket.ip(),
-                        name(other),
-                    )));
+                        other.name(),
+                    ));
                 }
             }
             Ok(_) => {}

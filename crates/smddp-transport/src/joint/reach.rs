@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use crate::net::wiring::{NetOutlet, NetWiring};
+use crate::net::wiring::NetWiring;
 use crate::{Inlet, Outlet, Wiring};
 
 /// Where each rank of a group is, as one of them reaches it.
@@ -35,6 +35,10 @@ impl Reach {
     /// Its place in this node; `None` for a rank that is not here.
     pub(crate) fn local(&self, rank: usize) -> Option<usize> {
         self.local.get(rank).copied().flatten()
+    }
+
+    pub(super) fn places(&self) -> Vec<Option<usize>> {
+        self.local.clone()
     }
 
     pub(super) fn rank(&self, local: usize) -> usize {
@@ -71,52 +75,46 @@ impl Reach {
             });
             let net = (!remote.is_empty()).then_some(net_outlets.len());
             if net.is_some() {
-                net_outlets.push(NetOutlet {
-                    channel,
-                    readers: remote,
-                    cell: outlet.cell,
-                    messages: outlet.messages,
-                    bytes: outlet.bytes,
-                });
+                net_outlets.push((channel, Outlet { readers: remote, ..outlet.clone() }));
             }
-            outs.push(Out { shm, net });
+            outs.push(OutletRoute { shm, net });
         }
         for inlet in &wiring.inlets {
             ins.push(match self.local[inlet.rank] {
                 Some(rank) => {
                     near.inlets.push(Inlet { rank, ..*inlet });
-                    In::Near(near.inlets.len() - 1)
+                    InletRoute::Near(near.inlets.len() - 1)
                 }
                 None => {
                     net_inlets.push(*inlet);
-                    In::Far(net_inlets.len() - 1)
+                    InletRoute::Far(net_inlets.len() - 1)
                 }
             });
         }
         // A writer needs cells for its own work alone where the wire copies what is on its way.
         let written = if self.copies { wiring.window.min(wiring.depth.0) } else { wiring.window };
         let net = Arc::new(NetWiring::new(self.me, net_outlets, &net_inlets, wiring.window, written));
-        Wired { near: Arc::new(near), far: Some(Arc::new(Ways { outs, ins, net })) }
+        Wired { near: Arc::new(near), far: Some(Arc::new(Routes { outs, ins, net })) }
     }
 }
 
 #[derive(Clone, Copy)]
-pub(super) enum In {
+pub(super) enum InletRoute {
     Near(usize),
     Far(usize),
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Out {
+pub(super) struct OutletRoute {
     pub(super) shm: bool,
     pub(super) net: Option<usize>,
 }
 
 /// Where a call's channels go, in a group that spans nodes.
 #[derive(Default)]
-pub(super) struct Ways {
-    pub(super) outs: Vec<Out>,
-    pub(super) ins: Vec<In>,
+pub(super) struct Routes {
+    pub(super) outs: Vec<OutletRoute>,
+    pub(super) ins: Vec<InletRoute>,
     pub(super) net: Arc<NetWiring>,
 }
 
@@ -125,7 +123,7 @@ pub(super) struct Ways {
 pub struct Wired {
     /// Ranks by their places in this node. Channels keep their numbers; those without a reader here are empty.
     pub(super) near: Arc<Wiring>,
-    pub(super) far: Option<Arc<Ways>>,
+    pub(super) far: Option<Arc<Routes>>,
 }
 
 impl std::fmt::Debug for Wired {

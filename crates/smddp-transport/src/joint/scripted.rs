@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::net::frame::{Frame, Kind};
-use crate::net::tcp::Survey;
 use crate::net::wire::{Broken, Sink, Ticket, Wire};
 
 /// What goes wrong on a rank's way to other nodes. Without any of it the wire is as it was.
@@ -83,14 +82,6 @@ impl Wire for Scripted {
 
     fn check(&mut self) {
         self.wire.iter_mut().for_each(|wire| wire.check());
-    }
-
-    fn survey(&self, peers: &[usize]) -> Survey {
-        self.wire.as_ref().map_or_else(Survey::default, |wire| wire.survey(peers))
-    }
-
-    fn begun(&mut self, operations: u64) {
-        self.wire.iter_mut().for_each(|wire| wire.begun(operations));
     }
 
     fn broken(&self) -> Vec<Broken> {

@@ -1,13 +1,17 @@
 //! A group of threads whose nodes are joined by a simulated fabric.
 
-use super::join::{JoinError, Joined, Means, link, nodes};
+use std::sync::Arc;
+
+use super::join::{JoinError, Joined, group, nodes};
+use super::means::Means;
+use crate::net::channels::Uplink;
 use crate::net::fabric::srd::{self, Srd, SrdScript};
-use crate::net::link::Way;
-use crate::net::tcp::{Door, Watches};
+use crate::net::fabric::staging::Staging;
+use crate::net::tcp::{Door, Listeners, TcpEndpoint, Watches};
 use crate::process::Endpoint;
 use crate::shm;
 
-/// The links of `size` ranks of this process, rank `r` on the node that `node(r)` names, over a fabric of that script. As
+/// The group's ends at `size` ranks of this process, rank `r` on the node that `node(r)` names, over a fabric of that script. As
 /// beside a real one, their process's listener answers for those that do not drive.
 pub fn simulated(
     size: usize,
@@ -25,11 +29,10 @@ pub fn simulated(
     }
     let cards: Vec<_> = prepared.iter().map(|one| one.card().clone()).collect();
     let endpoint = Endpoint::get(means.staging).map_err(|error| wrong(error.to_string()))?;
-    let listener = endpoint.tcp(&means.interface, means.family).map_err(wrong)?;
-    listener.serve().map_err(|error| wrong(error.to_string()))?;
+    let listener = TcpEndpoint::get(&endpoint, &means.interface, means.family).map_err(wrong)?;
     let doors: Vec<Door> = (0..size).map(|rank| listener.door(rank, size)).collect();
     let addresses: Vec<_> = doors.iter().map(|door| door.address.clone()).collect();
-    let (srd, wires) = srd::group(size, script, &endpoint.whole()).map_err(wrong)?;
+    let (srd, wires) = srd::group(size, script, &Staging::of(&endpoint)).map_err(wrong)?;
     let nodes = nodes(&cards);
     let joined = prepared
         .into_iter()
@@ -38,10 +41,12 @@ pub fn simulated(
         .map(|(me, (shm, (wire, door)))| {
             let here = (0..size).filter(|&rank| nodes[rank] == nodes[me]).collect();
             let far = |(rank, address)| (nodes[rank] != nodes[me]).then_some(address);
-            let watches = Watches::new(me, door, addresses.iter().cloned().enumerate().map(far).collect());
-            let way = Way { wire: Box::new(wire), watches: Some(watches) };
-            let link = link(me, shm, Some(way), &cards, here)?;
-            Ok(Joined { link, nodes: nodes.clone(), crowd: size, told: Vec::new() })
+            let listeners =
+                Arc::new(Listeners::new(me, door, addresses.iter().cloned().enumerate().map(far)));
+            let watches = Some(Watches::new(listeners.clone()));
+            let way = Uplink { wire: Box::new(wire), listeners: Some(listeners), watches };
+            let group = group(me, shm, Some(way), &cards, here)?;
+            Ok(Joined { group, nodes: nodes.clone(), crowd: size, told: Vec::new() })
         })
         .collect::<Result<_, JoinError>>()?;
     Ok((srd, joined))

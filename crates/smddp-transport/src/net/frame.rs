@@ -12,12 +12,12 @@ pub(crate) enum Kind {
     Data = 1,
     /// `index` messages of my `channel` in operation `seq` are read.
     Credit = 2,
-    /// Stream `seq` begins: `channel` unused, `what` the element type, `count` the tag, `total` its bytes; `index` is
+    /// Message `seq` begins: `channel` unused, `what` the element type, `count` the tag, `total` its bytes; `index` is
     /// [`Frame::FOLLOWS`] where its only piece comes next.
-    Letter = 3,
-    /// The receiver of stream `seq` has room for `index` pieces in all.
+    Announce = 3,
+    /// The receiver of message `seq` has room for `index` pieces in all.
     Ready = 4,
-    /// Piece `index` of stream `seq`.
+    /// Piece `index` of message `seq`.
     Piece = 5,
     /// The sender declares the group dead; the payload says why.
     Poison = 6,
@@ -35,7 +35,7 @@ impl Kind {
     pub(crate) const ALL: [Self; 10] = [
         Self::Data,
         Self::Credit,
-        Self::Letter,
+        Self::Announce,
         Self::Ready,
         Self::Piece,
         Self::Poison,
@@ -75,16 +75,16 @@ impl Frame {
             Kind::Data | Kind::Credit | Kind::Hail | Kind::Move | Kind::Moved => 0,
             // The last frame of every lane that was used.
             Kind::Leave => self.channel as usize,
-            Kind::Letter | Kind::Ready | Kind::Piece | Kind::Poison => MESSAGES,
+            Kind::Announce | Kind::Ready | Kind::Piece | Kind::Poison => MESSAGES,
         }
     }
 
-    /// Of a `Letter`'s `index`.
+    /// Of an `Announce`'s `index`.
     pub(crate) const FOLLOWS: u64 = 1;
 
     /// Whether the next frame on its lane is sent at once: they may go together.
     pub(crate) const fn announces(&self) -> bool {
-        matches!(self.kind, Kind::Letter) && self.index == Self::FOLLOWS && self.total > 0
+        matches!(self.kind, Kind::Announce) && self.index == Self::FOLLOWS && self.total > 0
     }
 
     pub(crate) const fn new(kind: Kind, seq: u64) -> Self {

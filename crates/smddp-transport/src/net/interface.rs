@@ -150,7 +150,7 @@ impl Wanted {
 
 /// The interface that is used, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Choice {
+pub struct ChosenInterface {
     pub name: String,
     pub address: Address,
     /// Of the link, in Mbit/s, where the driver tells it.
@@ -161,7 +161,7 @@ pub struct Choice {
     pub why: String,
 }
 
-impl fmt::Display for Choice {
+impl fmt::Display for ChosenInterface {
     /// "eth0 10.77.0.1, 10000 Mbit/s (the only one)".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.name, self.address)?;
@@ -190,13 +190,17 @@ pub enum Error {
 }
 
 /// The interface and address to use on this machine.
-pub fn choose(wanted: &Wanted, family: Family) -> Result<Choice, Error> {
+pub fn choose(wanted: &Wanted, family: Family) -> Result<ChosenInterface, Error> {
     let interfaces = machine::interfaces().map_err(|e| Error::Machine(e.to_string()))?;
     choose_from(&interfaces, wanted, family)
 }
 
 /// The interface and address to use, of `interfaces`.
-pub fn choose_from(interfaces: &[Interface], wanted: &Wanted, family: Family) -> Result<Choice, Error> {
+pub fn choose_from(
+    interfaces: &[Interface],
+    wanted: &Wanted,
+    family: Family,
+) -> Result<ChosenInterface, Error> {
     let pattern = match &wanted.value {
         Some(value) => {
             Some(Pattern::parse(value, wanted.from == "GLOO_SOCKET_IFNAME").map_err(|why| Error::Syntax {
@@ -225,7 +229,7 @@ pub fn choose_from(interfaces: &[Interface], wanted: &Wanted, family: Family) ->
             (None, _) => Error::Nothing { family, there },
         });
     };
-    Ok(Choice {
+    Ok(ChosenInterface {
         name: best.interface.name.clone(),
         address: best.address,
         speed_mbit: best.interface.speed_mbit,

@@ -1,13 +1,10 @@
 //! Between nodes: frames over a wire, and channels, credits and messages on top of them.
 
+pub(crate) mod channels;
 pub mod fabric;
 pub(crate) mod frame;
 pub mod interface;
-mod letters;
-pub(crate) mod link;
+mod messages;
 pub(crate) mod tcp;
 pub(crate) mod wire;
 pub(crate) mod wiring;
-
-#[cfg(any(test, fuzzing))]
-pub use tcp::feed;

@@ -4,7 +4,6 @@ use std::os::fd::RawFd;
 use std::time::Duration;
 
 use super::frame::Frame;
-use super::tcp::Survey;
 
 /// A sent payload's number, given by the sender; told again when its memory is free.
 pub(crate) type Ticket = u64;
@@ -15,7 +14,7 @@ pub(crate) const EAGER: usize = 8 << 10;
 
 /// Where an arriving payload goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Destination {
     /// To this address, which has room for all of it. Over [`EAGER`] bytes it lies in the staging memory.
     Here(*mut u8),
     /// Nowhere yet: ask again at a later poll. Nothing behind it on that lane of the pair is delivered meanwhile.
@@ -26,7 +25,7 @@ pub(crate) enum Place {
 
 /// Whoever owns a wire's ends: takes what arrives.
 pub(crate) trait Sink {
-    fn place(&mut self, peer: usize, frame: &Frame) -> Place;
+    fn place(&mut self, peer: usize, frame: &Frame) -> Destination;
     /// The frame is here, its payload where `place` said. Called once for each frame, in the order of its lane.
     fn arrived(&mut self, peer: usize, frame: &Frame);
     /// The payload's memory is free again.
@@ -58,13 +57,6 @@ pub(crate) trait Wire: Send {
     fn watch(&mut self, peer: usize);
     /// Looks for peers that are gone. Called now and then while this rank waits for anything.
     fn check(&mut self) {}
-    /// Questions to `peers`, in that order, what they have begun, though they do not drive; whom this wire cannot ask is
-    /// left out. Asked when a deadline has passed.
-    fn survey(&self, _peers: &[usize]) -> Survey {
-        Survey::default()
-    }
-    /// Others may be told by [`Wire::survey`] that this rank has begun so many operations.
-    fn begun(&mut self, _operations: u64) {}
     /// Peers found broken so far. A peer that ends in good order has sent its `Kind::Leave` frame before.
     fn broken(&self) -> Vec<Broken>;
     /// A peer that this process cannot reach for want of something of its own, and of what. The peer may be well.

@@ -2,19 +2,10 @@
 
 use std::collections::HashMap;
 
-use crate::{Inlet, Mismatch};
+use crate::{Inlet, Mismatch, Outlet};
 
-/// A channel that this rank writes and ranks of other nodes read.
-pub(crate) struct NetOutlet {
+pub(super) struct NetOutlet {
     /// Its number in the program.
-    pub(crate) channel: usize,
-    pub(crate) readers: Vec<usize>,
-    pub(crate) cell: usize,
-    pub(crate) messages: u64,
-    pub(crate) bytes: u64,
-}
-
-pub(super) struct Out {
     pub(super) channel: usize,
     /// In rotated order, so that not all ranks write to one first.
     pub(super) readers: Vec<usize>,
@@ -31,7 +22,7 @@ pub(super) struct Out {
     pub(super) first_cell: usize,
 }
 
-pub(super) struct In {
+pub(super) struct NetInlet {
     pub(super) want: Inlet,
     pub(super) at: usize,
     pub(super) depth: u64,
@@ -40,8 +31,8 @@ pub(super) struct In {
 /// Channels, and where their cells lie in an operation's memory.
 #[derive(Default)]
 pub(crate) struct NetWiring {
-    pub(super) outs: Vec<Out>,
-    pub(super) ins: Vec<In>,
+    pub(super) outs: Vec<NetOutlet>,
+    pub(super) ins: Vec<NetInlet>,
     /// Inlets by (rank, channel).
     pub(super) places: HashMap<(usize, u32), usize>,
     /// Of all cells.
@@ -51,10 +42,10 @@ pub(crate) struct NetWiring {
 }
 
 impl NetWiring {
-    /// `window`: cells of a channel at its readers, on which all ranks agree; `written`: those of its writer.
+    /// `outlets`: each with its number in the program. `window`: cells of a channel at its readers, on which all ranks agree; `written`: those of its writer.
     pub(crate) fn new(
         me: usize,
-        outlets: Vec<NetOutlet>,
+        outlets: Vec<(usize, Outlet)>,
         inlets: &[Inlet],
         window: usize,
         written: usize,
@@ -66,7 +57,7 @@ impl NetWiring {
             end += cell * cells as usize;
             (at, cell, cells)
         };
-        for outlet in outlets {
+        for (channel, outlet) in outlets {
             let (at, cell, cells) = place(outlet.cell, outlet.messages, written);
             let mut readers = outlet.readers;
             let first = readers.iter().position(|&rank| rank > me).unwrap_or(0);
@@ -74,8 +65,8 @@ impl NetWiring {
             let (first_reader, first_cell) = (wiring.readers, wiring.cells);
             wiring.readers += readers.len();
             wiring.cells += cells as usize;
-            wiring.outs.push(Out {
-                channel: outlet.channel,
+            wiring.outs.push(NetOutlet {
+                channel,
                 readers,
                 at,
                 cell,
@@ -90,7 +81,7 @@ impl NetWiring {
         for (index, inlet) in inlets.iter().enumerate() {
             let (at, _, depth) = place(inlet.cell, inlet.messages, window);
             wiring.places.insert((inlet.rank, inlet.channel as u32), index);
-            wiring.ins.push(In { want: *inlet, at, depth });
+            wiring.ins.push(NetInlet { want: *inlet, at, depth });
         }
         wiring.bytes = end;
         wiring
@@ -99,7 +90,7 @@ impl NetWiring {
 
 /// How far one channel that this rank reads has come.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Came {
+pub(super) struct InletProgress {
     /// Messages that were given a cell, that are here, and that are read. As long as one of the first is not among the
     /// second, the operation does not end: so nobody writes to its cells afterwards.
     pub(super) placed: u64,
@@ -112,7 +103,7 @@ pub(super) struct Came {
     pub(super) bad: Option<Mismatch>,
 }
 
-impl Came {
+impl InletProgress {
     /// Something is still to come.
     pub(super) fn awaited(&self, want: &Inlet) -> bool {
         !self.resolved || self.there < want.messages
@@ -121,17 +112,17 @@ impl Came {
 
 /// How far the channels of the operation under way have come.
 #[derive(Default)]
-pub(super) struct Flow {
+pub(super) struct Progress {
     /// Messages, by outlet.
     pub(super) sent: Vec<u64>,
     /// Messages that each reader of each outlet is known to have read.
     pub(super) read: Vec<u64>,
     /// Sends under way from each cell of each outlet.
     pub(super) busy: Vec<u32>,
-    pub(super) came: Vec<Came>,
+    pub(super) came: Vec<InletProgress>,
 }
 
-impl Flow {
+impl Progress {
     /// Nothing has moved yet. Keeps its memory.
     pub(super) fn reset(&mut self, wiring: &NetWiring) {
         fn zero<T: Clone + Default>(list: &mut Vec<T>, length: usize) {

@@ -6,11 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::event::{EventfdFlags, Timespec, eventfd};
+use rustix::thread::futex;
 
+use super::layout::{BELL_POLLERS, BELL_SLEEPERS, BELL_WORD};
 use super::memory::Memory;
-use crate::shm::layout::{BELL_POLLERS, BELL_SLEEPERS, BELL_WORD};
-use crate::shm::order;
+use super::order;
 
 /// A process's bell: whoever publishes something rings it if anybody sleeps there. Sleepers that also wait for
 /// descriptors (sockets) are woken through an eventfd, the others by a futex.
@@ -51,7 +52,11 @@ impl Bell {
     /// Sleeps until the bell rings after that ticket was taken, one of `fds` is ready for its events, or the time is up.
     pub(crate) fn sleep(&self, ticket: u32, fds: &[(RawFd, i16)], at_most: Duration) {
         match fds {
-            [] => wait(self.words().word, ticket, at_most),
+            // Any outcome (woken, changed, timed out, interrupted) sends the caller back to look again.
+            [] => {
+                let time = Timespec::try_from(at_most).ok();
+                let _ = futex::wait(self.words().word, futex::Flags::empty(), ticket, time.as_ref());
+            }
             _ => self.words().poll(ticket, || self.poll(fds, at_most)),
         }
     }
@@ -88,8 +93,7 @@ fn words(memory: &Memory) -> order::Bell<'_> {
 
 fn ring_loud(memory: &Memory, event: BorrowedFd<'_>) {
     let wake = |word: &AtomicU32| {
-        // SAFETY: a futex wake on a mapped word; touches no memory of ours.
-        unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+        let _ = futex::wake(word, futex::Flags::empty(), i32::MAX.cast_unsigned());
     };
     words(memory).ring(wake, || {
         let _ = rustix::io::write(event, &1u64.to_ne_bytes());
@@ -102,16 +106,6 @@ pub(crate) fn ring_at(memory: &Memory, event: BorrowedFd<'_>) {
     if words(memory).wanted() {
         ring_loud(memory, event);
     }
-}
-
-fn wait(word: &AtomicU32, expected: u32, at_most: Duration) {
-    let time = libc::timespec {
-        tv_sec: at_most.as_secs().cast_signed(),
-        tv_nsec: i64::from(at_most.subsec_nanos()),
-    };
-    // SAFETY: the word lives in a mapping that the caller holds; the kernel only reads it. Any outcome (woken,
-    // changed, timed out, interrupted) sends the caller back to look again.
-    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &raw const time) };
 }
 
 /// The bell of this process; a group of one rank has none.

@@ -1,96 +1,75 @@
-//! Callers at this process's unix socket, from the connection until each has what it wants. Nobody is waited for: the
+//! Callers at one of this process's listeners, from the connection until each has what it wants. Nobody is waited for: the
 //! thread that serves them also notices deaths.
 
-use std::io::{self, ErrorKind, IoSlice, Read};
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixStream;
+use std::io::{self, ErrorKind, IoSlice};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use rustix::event::PollFlags;
+use rustix::event::{PollFd, PollFlags};
+use rustix::net::SocketFlags;
 
-use super::handshake::{self, HELLO, Host, WORDS};
+use crate::own::Uninherited;
 use crate::send::send;
+use crate::warn::warn;
 
-/// Whoever has not got on after this time is hung up on.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// So many are served at once; the others wait in the socket's queue. More than ranks of a node.
+/// Whoever has not got on after this time is hung up on. A rank that was stopped meanwhile calls again.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// So many are served at once; the others wait in the listener's queue.
 const MOST: usize = 256;
 /// Where nobody else could come in, a caller that has said nothing for so long makes room.
 const SILENCE: Duration = Duration::from_secs(1);
+/// Callers wait so long for a process that cannot take them in, and the reason is told this often at most.
+const REST: Duration = Duration::from_millis(100);
+const TOLD: Duration = Duration::from_secs(10);
 
-enum Stage {
+/// Whom callers find at a listener, and what they get.
+pub(crate) trait Host: Send {
+    /// Bytes of a caller's first words.
+    fn words(&self) -> usize;
+    /// Whether somebody who has connected is heard at all.
+    fn admits(&self, _caller: BorrowedFd<'_>) -> bool {
+        true
+    }
+    /// Whether these may be the first of such words: whoever speaks something else need not say all of it.
+    fn heeds(&self, _words: &[u8]) -> bool {
+        true
+    }
+    /// What comes of them; a connection that comes back is hung up on after its last stage.
+    fn answer(&self, caller: Uninherited<OwnedFd>, words: &[u8]) -> Option<(Uninherited<OwnedFd>, Stage)>;
+    /// Whether anybody is still at home.
+    fn open(&self) -> bool {
+        true
+    }
+    /// What callers are in vain for while this process lacks something: "ranks of other nodes cannot be answered".
+    fn lacking(&self, error: &io::Error) -> String;
+}
+
+pub(crate) enum Stage {
     /// It says who it is, whom it means and what it wants.
-    Words { bytes: [u8; WORDS], got: usize },
+    Words(Vec<u8>),
     /// The rest of an answer for which its socket had no room.
-    Answer { bytes: Vec<u8>, sent: usize },
-    /// It has this process's memory and looks the process up by its pid. Then it hangs up, or says that it cannot.
+    Answer(Vec<u8>),
+    /// It has this process's memory and looks the process up by its pid. Then it hangs up, or says that it cannot: its
+    /// connection stays then, whose end tells it of this process's end.
     Looking,
 }
 
 struct Caller {
-    stream: UnixStream,
+    socket: Uninherited<OwnedFd>,
     since: Instant,
     stage: Stage,
 }
 
-/// What comes of a look at a caller.
-enum Next {
-    Wait,
-    Over,
-    /// The connection stays: its end tells the caller of this process's end.
-    Keep,
-}
-
-impl Caller {
-    fn events(&self) -> PollFlags {
-        match self.stage {
-            Stage::Answer { .. } => PollFlags::OUT,
-            _ => PollFlags::IN,
-        }
-    }
-
-    /// Goes as far as it goes without waiting. Errors concern this caller only.
-    fn go_on(&mut self, host: &Host) -> io::Result<Next> {
-        loop {
-            match &mut self.stage {
-                Stage::Words { bytes, got } => {
-                    let Some(more) = at_once((&self.stream).read(&mut bytes[*got..]))? else {
-                        return Ok(Next::Wait);
-                    };
-                    *got += more;
-                    if more == 0 {
-                        return Ok(Next::Over);
-                    }
-                    // Whoever speaks something else need not say all of it.
-                    if *got >= HELLO {
-                        handshake::heed(bytes, host)?;
-                    }
-                    if *got == WORDS {
-                        self.stage = match handshake::answer(&self.stream, bytes, host)? {
-                            Some(bytes) => Stage::Answer { bytes, sent: 0 },
-                            None => Stage::Looking,
-                        };
-                    }
-                }
-                Stage::Answer { bytes, sent } => {
-                    while *sent < bytes.len() {
-                        let Some(more) = at_once(send(&self.stream, &[IoSlice::new(&bytes[*sent..])]))?
-                        else {
-                            return Ok(Next::Wait);
-                        };
-                        *sent += more;
-                    }
-                    return Ok(Next::Over);
-                }
-                Stage::Looking => {
-                    let said = at_once((&self.stream).read(&mut [0]))?;
-                    return Ok(
-                        said.map_or(Next::Wait, |said| if said == 1 { Next::Keep } else { Next::Over })
-                    );
-                }
-            }
-        }
-    }
+/// All of them at one listener.
+pub(crate) struct Callers {
+    pub(super) host: Box<dyn Host>,
+    listener: Uninherited<OwnedFd>,
+    list: Vec<Caller>,
+    /// Connections of those that asked to keep them.
+    kept: Vec<Uninherited<OwnedFd>>,
+    /// Nobody can be taken in before.
+    rests: Option<Instant>,
+    told: Option<Instant>,
 }
 
 /// What a call on a socket came to; `None`: not now.
@@ -101,27 +80,15 @@ fn at_once(outcome: io::Result<usize>) -> io::Result<Option<usize>> {
     }
 }
 
-/// All of them.
-#[derive(Default)]
-pub(crate) struct Callers {
-    list: Vec<Caller>,
-    /// Connections of those that asked to keep them.
-    kept: Vec<UnixStream>,
-}
-
 impl Callers {
-    /// Somebody has connected. Other users are hung up on.
-    pub(crate) fn admit(&mut self, stream: UnixStream) {
-        if handshake::same_user(&stream).is_ok() && stream.set_nonblocking(true).is_ok() {
-            let stage = Stage::Words { bytes: [0; WORDS], got: 0 };
-            self.list.push(Caller { stream, since: Instant::now(), stage });
-        }
+    pub(crate) fn new(listener: Uninherited<OwnedFd>, host: impl Host + 'static) -> Self {
+        Self { host: Box::new(host), listener, list: Vec::new(), kept: Vec::new(), rests: None, told: None }
     }
 
     /// Whether one more can be served, if need be instead of one that says nothing.
-    pub(crate) fn room(&mut self) -> bool {
+    fn room(&mut self) -> bool {
         if self.list.len() >= MOST {
-            let silent = |c: &Caller| matches!(c.stage, Stage::Words { .. }) && c.since.elapsed() >= SILENCE;
+            let silent = |c: &Caller| matches!(c.stage, Stage::Words(_)) && c.since.elapsed() >= SILENCE;
             // They are in the order in which they came.
             if let Some(longest) = self.list.iter().position(silent) {
                 self.list.remove(longest);
@@ -130,27 +97,121 @@ impl Callers {
         self.list.len() < MOST
     }
 
-    /// What wakes the thread, one for each.
-    pub(crate) fn fds(&self) -> impl Iterator<Item = (BorrowedFd<'_>, PollFlags)> {
-        self.list.iter().map(|caller| (caller.stream.as_fd(), caller.events()))
+    /// What wakes the thread: the listener, and each caller.
+    pub(crate) fn fds(&mut self) -> impl Iterator<Item = PollFd<'_>> {
+        if self.rests.is_some_and(|until| until <= Instant::now()) {
+            self.rests = None;
+        }
+        let open = self.rests.is_none() && self.room();
+        let listens = if open { PollFlags::IN } else { PollFlags::empty() };
+        let callers = self.list.iter().map(|caller| {
+            let waits = matches!(caller.stage, Stage::Answer(_));
+            PollFd::from_borrowed_fd(
+                caller.socket.as_fd(),
+                if waits { PollFlags::OUT } else { PollFlags::IN },
+            )
+        });
+        std::iter::once(PollFd::from_borrowed_fd(self.listener.as_fd(), listens)).chain(callers)
     }
 
     /// At the latest after this time there is something to do without a sign.
     pub(crate) fn nap(&self) -> Option<Duration> {
+        let rest = self.rests.map(|until| until.saturating_duration_since(Instant::now()));
         let wait = if self.list.len() < MOST { SILENCE } else { SILENCE / 10 };
-        (!self.list.is_empty()).then_some(wait)
+        rest.into_iter().chain((!self.list.is_empty()).then_some(wait)).min()
     }
 
     /// Serves those that are ready, in the order of [`Callers::fds`], and hangs up on those whose time is up.
-    pub(crate) fn turn(&mut self, ready: &[bool], host: &Host) {
-        let mut ready = ready.iter();
-        for mut caller in std::mem::take(&mut self.list) {
-            let ready = ready.next().is_some_and(|ready| *ready);
-            match if ready { caller.go_on(host) } else { Ok(Next::Wait) } {
-                Ok(Next::Wait) if caller.since.elapsed() < PATIENCE => self.list.push(caller),
-                Ok(Next::Keep) => self.kept.push(caller.stream),
-                // A caller that fails gets an error at its own end; it is no concern of this process.
-                _ => {}
+    pub(crate) fn turn(&mut self, mut ready: impl Iterator<Item = bool>) {
+        let listens = ready.next() == Some(true);
+        for caller in std::mem::take(&mut self.list) {
+            match ready.next() == Some(true) {
+                true => self.serve(caller),
+                false => self.keep(caller),
+            }
+        }
+        if listens {
+            self.welcome();
+        }
+    }
+
+    pub(crate) fn welcome(&mut self) {
+        while self.room() {
+            match rustix::net::accept_with(&*self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => self.admit(socket),
+                Err(error) => {
+                    let error = io::Error::from(error);
+                    match error.kind() {
+                        ErrorKind::Interrupted | ErrorKind::ConnectionAborted => continue,
+                        ErrorKind::WouldBlock => {}
+                        // Out of descriptors, most likely. The caller stays in the queue, which would wake this thread
+                        // again and again.
+                        _ => self.rest(&error),
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    fn rest(&mut self, error: &io::Error) {
+        let now = Instant::now();
+        self.rests = Some(now + REST);
+        if self.told.is_none_or(|at| now - at > TOLD) {
+            self.told = Some(now);
+            warn(&self.host.lacking(error));
+        }
+    }
+
+    /// Somebody has connected, over a socket that does not block.
+    pub(crate) fn admit(&mut self, socket: OwnedFd) {
+        if self.host.admits(socket.as_fd()) {
+            let stage = Stage::Words(Vec::new());
+            self.serve(Caller { socket: Uninherited::new(socket), since: Instant::now(), stage });
+        }
+    }
+
+    fn keep(&mut self, caller: Caller) {
+        if caller.since.elapsed() < PATIENCE {
+            self.list.push(caller);
+        }
+    }
+
+    /// Goes on with one as far as it goes without waiting. A caller that fails gets an error at its own end; it is no concern
+    /// of this process.
+    fn serve(&mut self, mut caller: Caller) {
+        loop {
+            match &mut caller.stage {
+                Stage::Words(words) => {
+                    let (got, all) = (words.len(), self.host.words());
+                    words.resize(all, 0);
+                    let read =
+                        at_once(rustix::io::read(&*caller.socket, &mut words[got..]).map_err(Into::into));
+                    words.truncate(got + *read.as_ref().ok().and_then(Option::as_ref).unwrap_or(&0));
+                    match read {
+                        Ok(None) => return self.keep(caller),
+                        Ok(Some(1..)) if self.host.heeds(words) => {}
+                        _ => return,
+                    }
+                    if words.len() == all {
+                        let Some((socket, stage)) = self.host.answer(caller.socket, words) else { return };
+                        (caller.socket, caller.stage) = (socket, stage);
+                    }
+                }
+                Stage::Answer(bytes) if bytes.is_empty() => return,
+                Stage::Answer(bytes) => match at_once(send(&*caller.socket, &[IoSlice::new(bytes)])) {
+                    Ok(Some(sent)) => drop(bytes.drain(..sent)),
+                    Ok(None) => return self.keep(caller),
+                    Err(_) => return,
+                },
+                Stage::Looking => {
+                    match at_once(rustix::io::read(&*caller.socket, &mut [0]).map_err(Into::into)) {
+                        Ok(None) => self.keep(caller),
+                        Ok(Some(1)) => self.kept.push(caller.socket),
+                        _ => {}
+                    }
+                    return;
+                }
             }
         }
     }

@@ -4,14 +4,15 @@
 //! [`Release`] says that they are done.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use super::layout::{CONTROL, CONTROL_BYTES, PAGE};
 use super::memory::Memory;
 use super::pool::Release;
-use crate::shm::layout::{CONTROL, CONTROL_BYTES, PAGE};
+use crate::lock;
 
 #[derive(Default)]
-struct State {
+struct Blocks {
     /// Free blocks by size.
     free: BTreeMap<usize, Vec<usize>>,
     /// (offset, bytes, when)
@@ -21,14 +22,14 @@ struct State {
 
 #[derive(Default)]
 pub(crate) struct Control {
-    state: Mutex<State>,
+    state: Mutex<Blocks>,
 }
 
 impl Control {
     /// A zeroed block. `None` when a quarter of a gigabyte of groups is live at once.
     pub(crate) fn take(&self, memory: &Memory, bytes: usize) -> Option<usize> {
         let bytes = bytes.next_multiple_of(PAGE);
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         let state = &mut *state;
         state.leaving.retain(|(offset, bytes, release)| {
             let keep = !release.released();
@@ -49,7 +50,7 @@ impl Control {
     }
 
     pub(crate) fn give(&self, offset: usize, bytes: usize, when: Arc<dyn Release>) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         state.leaving.push((offset, bytes.next_multiple_of(PAGE), when));
     }
 }

@@ -11,8 +11,9 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
 use super::callers::Callers;
 use super::handshake::{self, Host};
-use crate::board::{Lending, Lent};
+use super::lending::{Lending, Lent};
 use crate::fuzzing::{Script, endpoint};
+use crate::own::Uninherited;
 use crate::send::send;
 
 const ME: [u8; 16] = [7; 16];
@@ -24,30 +25,30 @@ fn nothing() -> OwnedFd {
 }
 
 /// This process as its callers find it, with something to lend under number 1 and something too long under 2.
-fn host() -> &'static Host {
-    static HOST: OnceLock<Host> = OnceLock::new();
-    HOST.get_or_init(|| {
+fn host() -> Host {
+    static LENDING: OnceLock<Arc<Lending>> = OnceLock::new();
+    let lending = LENDING.get_or_init(|| {
         let lending = Arc::<Lending>::default();
         for bytes in [100, Lent::MOST_BYTES + 1] {
             lending.lend(Box::new(move || Ok(Lent { bytes: vec![1; bytes], fds: vec![nothing()] })));
         }
-        Host { me: ME, memory: nothing(), bell: endpoint().bell(), lending }
-    })
+        lending
+    });
+    Host { me: ME, memory: nothing(), bell: endpoint().bell(), lending: lending.clone() }
 }
 
 /// Several at once, each with any words, in any pieces.
 pub(crate) fn callers(script: &mut Script<'_>) {
-    let mut callers = Callers::default();
+    let mut callers = Callers::new(Uninherited::new(nothing()), host());
     let mut streams: Vec<UnixStream> = Vec::new();
     while let Some(what) = script.step() {
         match what % 8 {
             0 if streams.len() < MOST => {
                 let Ok((ours, theirs)) = UnixStream::pair() else { return };
                 let _ = theirs.set_nonblocking(true);
-                if callers.room() {
-                    callers.admit(ours);
-                    streams.push(theirs);
-                }
+                let _ = ours.set_nonblocking(true);
+                callers.admit(ours.into());
+                streams.push(theirs);
             }
             1 | 2 => {
                 let words = handshake::words_of_a_caller(&ME, script.number());
@@ -68,8 +69,8 @@ pub(crate) fn callers(script: &mut Script<'_>) {
             }
             _ => {
                 let count = callers.fds().count();
-                let ready: Vec<bool> = (0..count).map(|_| script.below(4) > 0).collect();
-                callers.turn(&ready, host());
+                let ready: Vec<bool> = (0..count).map(|at| at > 0 && script.below(4) > 0).collect();
+                callers.turn(ready.into_iter());
             }
         }
     }

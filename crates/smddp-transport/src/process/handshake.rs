@@ -16,16 +16,32 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
 };
+use serde::{Deserialize, Serialize};
 
 use super::bell::Bell;
-use super::card::{Id, PROTOCOL};
-use crate::board::{Lending, Lent};
+use super::callers::{self, Stage};
+use super::lending::{Lending, Lent};
+use crate::own::Uninherited;
 use crate::send::send_all;
 
+/// A process's number among all.
+pub(crate) type Id = [u8; 16];
+
+/// How the processes of its host reach a process, and the bytes of its memory.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct UnixAddress {
+    pub(crate) id: Id,
+    pub(super) socket: Vec<u8>,
+    pub(super) memory: u64,
+}
+
+/// Changes with every change of the shared layout or of the handshake.
+pub const PROTOCOL: u32 = 5;
+
 const MAGIC: &[u8; 8] = b"smddp-in";
-pub(crate) const HELLO: usize = 8 + 4 + 16 + 16;
+const HELLO: usize = 8 + 4 + 16 + 16;
 /// After its hello a caller says what it wants: the memory, or what is lent under that number.
-pub(crate) const WORDS: usize = HELLO + 8;
+const WORDS: usize = HELLO + 8;
 const MEMORY: u64 = 0;
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -53,24 +69,21 @@ fn parse(bytes: &[u8; HELLO]) -> io::Result<(Id, Id)> {
     Ok((from, to))
 }
 
-/// (pid, uid) of the other end, as the kernel saw them.
-fn credentials(stream: &UnixStream) -> io::Result<(u32, u32)> {
+/// The other end's pid, if it is this user's, as the kernel saw them.
+fn same_user(stream: impl AsFd) -> io::Result<u32> {
     let found = rustix::net::sockopt::socket_peercred(stream)?;
-    Ok((found.pid.as_raw_nonzero().get().cast_unsigned(), found.uid.as_raw()))
-}
-
-/// The other end's pid, if it is this user's.
-pub(crate) fn same_user(stream: &UnixStream) -> io::Result<u32> {
-    let (pid, uid) = credentials(stream)?;
-    let mine = rustix::process::geteuid().as_raw();
+    let (uid, mine) = (found.uid.as_raw(), rustix::process::geteuid().as_raw());
     if uid == mine {
-        return Ok(pid);
+        return Ok(found.pid.as_raw_nonzero().get().cast_unsigned());
     }
     Err(io::Error::other(format!("the other end runs as user {uid}, this process as user {mine}")))
 }
 
+/// A listener that does not block.
 pub(crate) fn listen(name: &[u8]) -> io::Result<UnixListener> {
-    UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)
+    let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
+    listener.set_nonblocking(true)?;
+    Ok(listener)
 }
 
 /// What callers are given here.
@@ -81,33 +94,45 @@ pub(crate) struct Host {
     pub(crate) lending: Arc<Lending>,
 }
 
-/// Who speaks these words, if this process is meant.
-pub(crate) fn heed(words: &[u8; WORDS], host: &Host) -> io::Result<Id> {
-    let mut said = [0; HELLO];
-    said.copy_from_slice(&words[..HELLO]);
-    let (from, to) = parse(&said)?;
-    if to != host.me {
-        return Err(io::Error::other("a caller meant another process"));
+impl callers::Host for Host {
+    fn words(&self) -> usize {
+        WORDS
     }
-    Ok(from)
-}
 
-/// Answers the words of a caller, whose socket does not block: with the memory, or with what is lent, of which the bytes
-/// come back that are still to be written.
-pub(crate) fn answer(stream: &UnixStream, words: &[u8; WORDS], host: &Host) -> io::Result<Option<Vec<u8>>> {
-    let reply = hello(&host.me, &heed(words, host)?);
-    let mut wanted = [0; 8];
-    wanted.copy_from_slice(&words[HELLO..]);
-    let wanted = u64::from_le_bytes(wanted);
-    if wanted != MEMORY {
-        return lend(stream, &reply, host.lending.make(wanted)).map(Some);
+    fn admits(&self, caller: BorrowedFd<'_>) -> bool {
+        same_user(caller).is_ok()
     }
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    let fds = [host.memory.as_fd(), host.bell.event()];
-    control.push(SendAncillaryMessage::ScmRights(&fds));
-    rustix::net::sendmsg(stream, &[io::IoSlice::new(&reply)], &mut control, SendFlags::NOSIGNAL)?;
-    Ok(None)
+
+    /// Whoever means another process is not answered either.
+    fn heeds(&self, words: &[u8]) -> bool {
+        words.first_chunk().is_none_or(|hello| parse(hello).is_ok_and(|(_, to)| to == self.me))
+    }
+
+    fn answer(&self, caller: Uninherited<OwnedFd>, words: &[u8]) -> Option<(Uninherited<OwnedFd>, Stage)> {
+        let (from, _) = parse(words.first_chunk()?).ok()?;
+        let wanted = u64::from_le_bytes(*words.last_chunk()?);
+        let reply = hello(&self.me, &from);
+        let stage = if wanted == MEMORY {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            let fds = [self.memory.as_fd(), self.bell.event()];
+            control.push(SendAncillaryMessage::ScmRights(&fds));
+            let words = [io::IoSlice::new(&reply)];
+            rustix::net::sendmsg(&*caller, &words, &mut control, SendFlags::NOSIGNAL).ok()?;
+            Stage::Looking
+        } else {
+            Stage::Answer(lend(caller.as_fd(), &reply, self.lending.make(wanted)).ok()?)
+        };
+        Some((caller, stage))
+    }
+
+    fn lacking(&self, error: &io::Error) -> String {
+        format!(
+            "process {} cannot answer other ranks of this host: {error}; they wait (raise the limit on open files, \
+             `ulimit -n`, if that is what it lacks)",
+            std::process::id()
+        )
+    }
 }
 
 /// What the listener handed over.
@@ -120,7 +145,7 @@ pub(crate) struct Answer {
 
 /// Hands over what is lent, or says why not: the reply, a byte (1: it is handed over), the length of what follows. What
 /// the socket has no room for comes back.
-fn lend(stream: &UnixStream, reply: &[u8; HELLO], lent: io::Result<Lent>) -> io::Result<Vec<u8>> {
+fn lend(stream: BorrowedFd<'_>, reply: &[u8; HELLO], lent: io::Result<Lent>) -> io::Result<Vec<u8>> {
     let (given, text, fds) = match lent {
         Ok(lent) => (1, lent.bytes, lent.fds),
         Err(error) => (0, error.to_string().into_bytes(), Vec::new()),
@@ -142,9 +167,9 @@ fn lend(stream: &UnixStream, reply: &[u8; HELLO], lent: io::Result<Lent>) -> io:
 }
 
 /// Asks for what another process lends under that number.
-pub(crate) fn borrow(name: &[u8], me: &Id, them: &Id, token: u64) -> io::Result<Lent> {
-    let (stream, _) = reach(name, me, them, token)?;
-    lent(&stream, them)
+pub(crate) fn borrow(address: &UnixAddress, me: &Id, token: u64) -> io::Result<Lent> {
+    let (stream, _) = reach(address, me, token)?;
+    lent(&stream, &address.id)
 }
 
 /// What comes of such a question.
@@ -193,18 +218,18 @@ fn length(words: &[u8]) -> usize {
 }
 
 /// Connects and says what is wanted; the other end's pid comes back too.
-fn reach(name: &[u8], me: &Id, them: &Id, wanted: u64) -> io::Result<(UnixStream, u32)> {
-    let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)?;
+fn reach(address: &UnixAddress, me: &Id, wanted: u64) -> io::Result<(UnixStream, u32)> {
+    let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(&address.socket)?)?;
     let pid = same_user(&stream)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    send_all(&stream, &[&hello(me, them)[..], &wanted.to_le_bytes()].concat())?;
+    send_all(&stream, &[&hello(me, &address.id)[..], &wanted.to_le_bytes()].concat())?;
     Ok((stream, pid))
 }
 
-pub(crate) fn call(name: &[u8], me: &Id, them: &Id) -> io::Result<Answer> {
-    let (stream, pid) = reach(name, me, them, MEMORY)?;
-    handed(stream, pid, them)
+pub(crate) fn call(address: &UnixAddress, me: &Id) -> io::Result<Answer> {
+    let (stream, pid) = reach(address, me, MEMORY)?;
+    handed(stream, pid, &address.id)
 }
 
 /// What comes of a question for the memory.

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::shm::order::Count;
+use super::order::Count;
 
 /// A shared mapping. Everything in it is reached as atomics or by raw pointer, never as plain references, so
 /// that another process may write at any time.
@@ -20,7 +20,7 @@ pub(crate) struct Memory {
 }
 
 // SAFETY: the mapping lives until `drop`, belongs to no thread, and is only reached through atomics or through
-// raw pointers whose users say who may write when (link.rs, mail.rs).
+// raw pointers whose users say who may write when (near.rs, messages.rs).
 unsafe impl Send for Memory {}
 // SAFETY: as above; shared references hand out atomics and raw pointers only.
 unsafe impl Sync for Memory {}
@@ -59,6 +59,10 @@ impl Memory {
             )?
         };
         Ok(Self { base: base.cast(), len, pinned: AtomicBool::new(false) })
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
     }
 
     /// Whether `bytes` bytes at `offset` lie in it, aligned for words. Asked of every place that another process names,

@@ -1,23 +1,27 @@
 //! What a process has of its own, for all its groups: its memory and what is lent of it, its name, its bell, and whom it knows.
 
 pub(crate) mod bell;
-mod callers;
-pub(crate) mod card;
+pub(crate) mod callers;
 mod control;
 pub(crate) mod endpoint;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod handshake;
+pub(crate) mod layout;
+mod lending;
 pub(crate) mod memory;
+pub(crate) mod order;
 mod owner;
 pub(crate) mod pool;
 mod service;
+mod sync;
 
 pub(crate) use bell::Bell;
 pub use bell::Sleeper;
-pub(crate) use card::Id;
-pub use card::{Card, CardError, PROTOCOL};
 pub use endpoint::Endpoint;
 pub(crate) use endpoint::random;
+pub use handshake::PROTOCOL;
+pub(crate) use handshake::{Id, UnixAddress, listen};
+pub use lending::{Lent, Maker};
 pub(crate) use owner::Owner;
 pub(crate) use pool::Region;

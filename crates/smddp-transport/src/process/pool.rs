@@ -7,11 +7,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::layout::{PAGE, RESERVE_BYTES, STAGING};
 use super::memory::Memory;
-use crate::shm::layout::{PAGE, RESERVE_BYTES, STAGING};
+use crate::lock;
 
 /// Tells when the readers of a region are done with it.
 pub(crate) trait Release: Send + Sync {
@@ -42,7 +43,7 @@ impl Idle {
 }
 
 #[derive(Default)]
-struct State {
+struct Ranges {
     /// Free ranges under the cap, by offset.
     free: BTreeMap<usize, usize>,
     reserve: BTreeMap<usize, usize>,
@@ -51,7 +52,7 @@ struct State {
 }
 
 pub(crate) struct Pool {
-    state: Mutex<State>,
+    state: Mutex<Ranges>,
     cap: usize,
     /// Bytes ever handed out below the cap and still resident, and bytes in use of the reserve.
     resident: AtomicUsize,
@@ -91,7 +92,7 @@ impl Pool {
     /// A pool that may grow to `cap` bytes (rounded up to its grain).
     pub(crate) fn new(cap: usize) -> Self {
         let cap = cap.next_multiple_of(GRAIN);
-        let mut state = State::default();
+        let mut state = Ranges::default();
         if cap > 0 {
             state.free.insert(STAGING, cap);
         }
@@ -119,15 +120,11 @@ impl Pool {
         (self.cap, self.resident.load(Ordering::Relaxed), self.reserve_used.load(Ordering::Relaxed))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// `want` bytes for `owner`, or at least `least`; `None` while the owner should rather wait for its own
     /// regions to come back, or while even the reserve is used up.
     pub(crate) fn acquire(&self, memory: &Memory, owner: u64, want: usize, least: usize) -> Option<Region> {
         let (want, least) = (want.next_multiple_of(GRAIN), least.next_multiple_of(PAGE));
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let state = &mut *state;
 
         let rotate = ROTATE.min(self.cap / 8);
@@ -176,7 +173,7 @@ impl Pool {
         least: usize,
     ) -> Option<Region> {
         let (want, least) = (want.next_multiple_of(PAGE), least.next_multiple_of(PAGE));
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let state = &mut *state;
         let fits = |i: &Idle| i.owner == owner && i.region.bytes >= want && i.region.bytes <= 2 * want;
         for i in 0..state.idle.len() {
@@ -196,7 +193,7 @@ impl Pool {
         Some(Region { offset, bytes: least })
     }
 
-    fn carve(&self, state: &mut State, memory: &Memory, bytes: usize) -> Option<Region> {
+    fn carve(&self, state: &mut Ranges, memory: &Memory, bytes: usize) -> Option<Region> {
         let offset = take(&mut state.free, bytes)?;
         memory.populate(offset, bytes, true);
         self.resident.fetch_max(offset + bytes - STAGING, Ordering::Relaxed);
@@ -205,7 +202,7 @@ impl Pool {
 
     /// Puts idle regions under the cap that nobody reads any more back into the free ranges: everybody's, or one
     /// owner's.
-    fn evict(&self, state: &mut State, of: Option<u64>) {
+    fn evict(&self, state: &mut Ranges, of: Option<u64>) {
         let mut i = 0;
         while i < state.idle.len() {
             let idle = &mut state.idle[i];
@@ -221,7 +218,7 @@ impl Pool {
 
     /// Hands a region back; it is used again when `release` says so.
     pub(crate) fn retire(&self, memory: &Memory, owner: u64, region: Region, release: Arc<dyn Release>) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         state.turn += 1;
         let turn = state.turn;
         state.idle.push(Idle { region, owner, release: Some(release), turn });
@@ -229,7 +226,7 @@ impl Pool {
     }
 
     /// Memory past the cap goes back to the system as soon as it can.
-    fn sweep_reserve(&self, state: &mut State, memory: &Memory) {
+    fn sweep_reserve(&self, state: &mut Ranges, memory: &Memory) {
         let mut i = 0;
         while i < state.idle.len() {
             if state.idle[i].region.offset >= STAGING + self.cap && state.idle[i].released() {
@@ -247,7 +244,7 @@ impl Pool {
 
     /// Forgets which regions were `owner`'s: the group is gone, any other may have them when they are released.
     pub(crate) fn disown(&self, memory: &Memory, owner: u64) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         for idle in &mut state.idle {
             if idle.owner == owner {
                 idle.owner = 0;

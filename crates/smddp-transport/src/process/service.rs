@@ -1,28 +1,34 @@
 //! The one helper thread of an endpoint: answers callers and notices dead peers. It sleeps in `poll`.
 
-use std::io::{self, ErrorKind, Write};
+use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::callers::Callers;
-use super::handshake::Host;
-use crate::fork;
+use super::bell::Bell;
+use super::callers::{Callers, Host};
+use crate::own::Uninherited;
+use crate::{fork, lock};
 
 struct Watched {
     fd: OwnedFd,
     gone: Weak<AtomicBool>,
 }
 
+/// What the thread looks after.
+#[derive(Default)]
+struct Work {
+    watched: Vec<Watched>,
+    callers: Vec<Callers>,
+}
+
 struct Shared {
     wake: OwnedFd,
     stop: AtomicBool,
-    incoming: Mutex<Vec<Watched>>,
+    more: Mutex<Work>,
 }
 
 pub(crate) struct Service {
@@ -32,30 +38,35 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    pub(crate) fn start(listener: UnixListener, host: Host) -> io::Result<Self> {
-        listener.set_nonblocking(true)?;
+    /// `bell` rings where a peer has died.
+    pub(crate) fn start(bell: Bell) -> io::Result<Self> {
         let shared = Arc::new(Shared {
             wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             stop: AtomicBool::new(false),
-            incoming: Mutex::default(),
+            more: Mutex::default(),
         });
         let theirs = shared.clone();
         let thread = std::thread::Builder::new()
             .name("smddp-service".to_owned())
-            .spawn(move || serve(&theirs, listener, &host))?;
+            .spawn(move || serve(&theirs, &bell))?;
         Ok(Self { shared, thread: Some(thread), forks: fork::generation() })
     }
 
     /// Sets `gone` and rings when the process or the connection behind `fd` ends; forgets it when nobody else
     /// holds `gone` any more.
-    pub(crate) fn watch(&self, fd: OwnedFd, gone: Arc<AtomicBool>) {
-        let mut incoming = self.shared.incoming.lock().unwrap_or_else(PoisonError::into_inner);
-        incoming.push(Watched { fd, gone: Arc::downgrade(&gone) });
-        drop(incoming);
+    pub(crate) fn watch(&self, fd: OwnedFd, gone: &Arc<AtomicBool>) {
+        lock(&self.shared.more).watched.push(Watched { fd, gone: Arc::downgrade(gone) });
         self.wake();
     }
 
-    fn wake(&self) {
+    /// Answers callers at that listener, which does not block, for as long as its host is open.
+    pub(crate) fn answer(&self, listener: Uninherited<OwnedFd>, host: impl Host + 'static) {
+        lock(&self.shared.more).callers.push(Callers::new(listener, host));
+        self.wake();
+    }
+
+    /// Something may be over.
+    pub(crate) fn wake(&self) {
         let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
     }
 }
@@ -76,83 +87,35 @@ impl Drop for Service {
     }
 }
 
-/// Callers wait so long for a listener that cannot take them in.
-const REST: Duration = Duration::from_millis(100);
-
-/// Where strangers come in.
-struct Door {
-    listener: UnixListener,
-    callers: Callers,
-    /// Nobody can be taken in before.
-    closed: Option<Instant>,
-    told: bool,
-}
-
-impl Door {
-    /// Whether anybody who waits at the listener can be taken in.
-    fn open(&mut self) -> bool {
-        if self.closed.is_some_and(|until| until <= Instant::now()) {
-            self.closed = None;
-        }
-        self.closed.is_none() && self.callers.room()
-    }
-
-    fn welcome(&mut self) {
-        while self.callers.room() {
-            match self.listener.accept() {
-                Ok((stream, _)) => self.callers.admit(stream),
-                Err(e) if e.kind() == ErrorKind::WouldBlock => return,
-                Err(e) if matches!(e.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted) => {}
-                Err(error) => {
-                    // Out of descriptors, most likely. The caller stays in the queue, which would wake this thread again
-                    // and again.
-                    self.closed = Some(Instant::now() + REST);
-                    if !std::mem::replace(&mut self.told, true) {
-                        // Nobody is left to tell if this fails.
-                        let _ = writeln!(
-                            io::stderr(),
-                            "smddp: process {} cannot answer other ranks of this host: {error}; trying again every {REST:?} \
-                             (raise the limit on open files, `ulimit -n`, if that is what it lacks)",
-                            std::process::id()
-                        );
-                    }
-                    return;
-                }
-            }
-        }
-    }
-
-    /// How long the thread may sleep.
-    fn nap(&self) -> Option<Timespec> {
-        let rest = self.closed.map(|until| until.saturating_duration_since(Instant::now()));
-        let nap = rest.into_iter().chain(self.callers.nap()).min()?;
-        Timespec::try_from(nap).ok()
-    }
-}
-
-fn serve(shared: &Shared, listener: UnixListener, host: &Host) {
-    let mut watched: Vec<Watched> = Vec::new();
-    let mut door = Door { listener, callers: Callers::default(), closed: None, told: false };
+fn serve(shared: &Shared, bell: &Bell) {
+    let Work { mut watched, mut callers } = Work::default();
     while !shared.stop.load(Ordering::Acquire) {
-        watched.append(&mut shared.incoming.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut more = std::mem::take(&mut *lock(&shared.more));
+        watched.append(&mut more.watched);
+        callers.append(&mut more.callers);
         watched.retain(|w| w.gone.strong_count() > 0);
-        let open = door.open();
-        let listens = if open { PollFlags::IN } else { PollFlags::empty() };
-        let mut fds = vec![PollFd::new(&shared.wake, PollFlags::IN), PollFd::new(&door.listener, listens)];
+        callers.retain(|callers| callers.host.open());
+        let nap = callers.iter().filter_map(Callers::nap).min().and_then(|nap| Timespec::try_from(nap).ok());
+        let mut fds = vec![PollFd::new(&shared.wake, PollFlags::IN)];
         fds.extend(watched.iter().map(|w| PollFd::new(&w.fd, PollFlags::IN | PollFlags::HUP)));
-        fds.extend(door.callers.fds().map(|(fd, events)| PollFd::from_borrowed_fd(fd, events)));
-        if poll(&mut fds, door.nap().as_ref()).is_err() {
+        let mut counts = Vec::with_capacity(callers.len());
+        for callers in &mut callers {
+            let before = fds.len();
+            fds.extend(callers.fds());
+            counts.push(fds.len() - before);
+        }
+        if poll(&mut fds, nap.as_ref()).is_err() {
             continue;
         }
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-        if ready[0] {
+        drop(fds);
+        let mut ready = ready.into_iter();
+        if ready.next() == Some(true) {
             let _ = rustix::io::read(&shared.wake, &mut [0u8; 8]);
         }
-        let (ended, callers) = ready[2..].split_at(watched.len());
-        let mut ended = ended.iter();
         let mut died = false;
         watched.retain(|w| {
-            let ended = ended.next().is_some_and(|ended| *ended);
+            let ended = ready.next() == Some(true);
             if ended && let Some(gone) = w.gone.upgrade() {
                 gone.store(true, Ordering::Release);
                 died = true;
@@ -160,11 +123,10 @@ fn serve(shared: &Shared, listener: UnixListener, host: &Host) {
             !ended
         });
         if died {
-            host.bell.ring();
+            bell.ring();
         }
-        door.callers.turn(callers, host);
-        if open && ready[1] {
-            door.welcome();
+        for (callers, count) in callers.iter_mut().zip(counts) {
+            callers.turn(ready.by_ref().take(count));
         }
     }
 }

@@ -1,53 +1,63 @@
-//! The board of ranks that share memory: pages in their control blocks, things lent over their unix sockets.
+//! The board: what the ranks of a node share besides messages. A page of words each, in their control blocks, and things that
+//! are handed over on request, over their unix sockets.
+//!
+//! Devices signal each other through the words and learn of each other's memory through what is lent. What the words
+//! and the things mean is the core's.
 
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use super::layout::{PAGE, board_at};
-use super::ranks::{Ranks, Remote};
-use crate::board::{Board, Lent, Maker};
-use crate::joint::Reach;
-use crate::process::endpoint::Endpoint;
+use super::ranks::{Ranks, RemoteRank};
+use crate::process::layout::{PAGE, board_at};
+use crate::process::{Endpoint, Lent, Maker};
 
-pub(super) struct ShmBoard {
+/// One rank's view of it.
+pub struct Board {
     pub(super) endpoint: Arc<Endpoint>,
     pub(super) ranks: Arc<Ranks>,
     pub(super) layout: usize,
     pub(super) kept: Arc<AtomicBool>,
-    pub(super) reach: Arc<Reach>,
+    /// Places in this node, by rank of the group.
+    pub(super) places: Vec<Option<usize>>,
 }
 
-impl ShmBoard {
-    fn remote(&self, rank: usize) -> Option<&Remote> {
-        self.ranks.remotes.get(self.reach.local(rank)?)
+impl Board {
+    /// Bytes of a rank's page.
+    pub const PAGE: usize = PAGE;
+
+    fn remote(&self, rank: usize) -> Option<&RemoteRank> {
+        self.ranks.remotes.get((*self.places.get(rank)?)?)
     }
-}
 
-impl Board for ShmBoard {
-    fn page(&self, rank: usize) -> Option<*mut u8> {
+    /// The page of `rank`: aligned to its size, zero at first, to be reached as atomics of eight bytes; `None` for a rank of
+    /// another node. It lives as long as this board.
+    pub fn page(&self, rank: usize) -> Option<*mut u8> {
         let remote = self.remote(rank)?;
         Some(remote.memory().at(remote.block + board_at(self.layout), PAGE))
     }
 
-    fn keep(&self) {
+    /// Devices know the pages from now on: they are not used for anything else, though the group may end.
+    pub fn keep(&self) {
         self.kept.store(true, Ordering::Release);
     }
 
-    fn lend(&self, maker: Maker) -> u64 {
+    /// What ranks of this node may ask for under the number that comes back.
+    pub fn lend(&self, maker: Maker) -> u64 {
         self.endpoint.lending.lend(maker)
     }
 
-    fn withdraw(&self, token: u64) {
+    pub fn withdraw(&self, token: u64) {
         self.endpoint.lending.withdraw(token);
     }
 
-    fn borrow(&self, rank: usize, token: u64) -> io::Result<Lent> {
+    /// Asks `rank` for what it lends. Waits for its process, a few seconds at most.
+    pub fn borrow(&self, rank: usize, token: u64) -> io::Result<Lent> {
         let remote = self.remote(rank).ok_or_else(|| io::Error::other("it is on another node"))?;
         match remote.peer {
             // A thread of this process.
             None => self.endpoint.lending.make(token),
-            Some(_) => self.endpoint.borrow(&remote.card, token),
+            Some(_) => self.endpoint.borrow(&remote.card.process, token),
         }
     }
 }

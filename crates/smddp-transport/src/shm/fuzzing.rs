@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::layout::*;
 use super::near::Near;
 use super::prepare::Prepared;
 use crate::process::endpoint::Endpoint;
+use crate::process::layout::*;
 use crate::process::pool::{Region, Release};
 
 /// Bytes of the second rank's own memory.
@@ -109,7 +109,7 @@ impl Words {
 
     /// Whether the shared memory has these bytes.
     pub(crate) fn within(&self, at: *const u8, bytes: usize) -> bool {
-        self.endpoint.whole().offset(at, bytes).is_some()
+        crate::net::fabric::staging::Staging::of(&self.endpoint).offset(at, bytes).is_some()
     }
 }
 

@@ -5,20 +5,18 @@
 //! processes.
 
 mod board;
+mod channel;
 mod distance;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
-pub(crate) mod layout;
-mod mail;
+mod messages;
 mod near;
 #[cfg(test)]
 mod nonsense_tests;
-pub(crate) mod order;
-mod place;
 mod prepare;
 mod ranks;
-mod sync;
 
-pub use layout::SLOT_BYTES;
+pub use crate::process::layout::SLOT_BYTES;
+pub use board::Board;
 pub use near::Near;
 pub use prepare::{Prepared, Unreachable};

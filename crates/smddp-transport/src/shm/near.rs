@@ -5,23 +5,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::time::Instant;
 
-use super::board::ShmBoard;
+use super::board::Board;
+use super::channel::Channel;
 use super::distance::Distance;
-use super::layout::*;
-use super::mail::{Mailbox, Nonsense};
-use super::order::{self, Slot};
-use super::place::Place;
-use super::prepare::Prepared;
-use super::ranks::{AllDone, Ranks};
-use crate::board::Board;
+use super::messages::NearMessages;
+use super::ranks::{AllDone, Home, Ranks, nonsense};
 use crate::fork;
-use crate::joint::Reach;
-use crate::process::pool::Region;
-use crate::process::{Bell, Endpoint, Sleeper};
-use crate::{Fault, Head, LONGEST_WHY, Mail, Mismatch, Outlet, Stream, Wiring};
+use crate::process::layout::*;
+use crate::process::order::Slot;
+use crate::process::{Endpoint, Region, Sleeper};
+use crate::{Fault, Head, LONGEST_WHY, Mismatch, Outlet, PointToPoint, Wiring};
 
 /// A channel I write, in the operation under way.
-struct Out {
+struct NearOutlet {
     lines: usize,
     cells: usize,
     cell: usize,
@@ -35,12 +31,9 @@ struct Out {
 
 /// A channel I read, in the operation under way; resolved when its writer's header is seen.
 #[derive(Clone, Copy, Default)]
-struct In {
+struct NearInlet {
     resolved: bool,
-    lines: usize,
-    cells: usize,
-    cell: usize,
-    depth: u64,
+    at: Channel,
     taken: u64,
     /// Messages that are known to be published.
     there: u64,
@@ -49,7 +42,7 @@ struct In {
 
 /// An operation that is over here and read nobody's header: held against the others' when the next one begins.
 /// Whichever of two ranks comes later finds the other's header there.
-struct Unheld {
+struct Unchecked {
     seq: u64,
     head: Head,
     rank: usize,
@@ -60,25 +53,24 @@ const LOOKS_BEFORE_RINGING: u32 = 8;
 const MEASURED: usize = 32 << 10;
 
 pub struct Near {
-    endpoint: Option<Arc<Endpoint>>,
-    bell: Option<Bell>,
+    /// A group of one rank has none.
+    home: Option<Home>,
     pub(super) ranks: Arc<Ranks>,
     me: usize,
     size: usize,
-    /// Ranks of the whole group: control blocks are laid out before it is known which of them share this node.
+    /// Of the home, or 0.
     layout: usize,
     block: usize,
-    nonce: u64,
     /// Per rank: operations it is known to have begun.
     begun: Vec<u64>,
     seq: u64,
     head: Head,
     region: Option<Region>,
-    outs: Vec<Out>,
-    ins: Vec<In>,
+    outs: Vec<NearOutlet>,
+    ins: Vec<NearInlet>,
     /// Of the operation begun last.
     wiring: Arc<Wiring>,
-    unheld: Vec<Unheld>,
+    unheld: Vec<Unchecked>,
     differs: Option<Fault>,
     /// A rank whose words make no sense.
     nonsense: Option<Fault>,
@@ -87,7 +79,7 @@ pub struct Near {
     /// Looks in vain since.
     vain: u32,
     distance: Distance,
-    mailbox: Mailbox,
+    messages: NearMessages,
     left: bool,
     /// Devices know this group's pages.
     kept: Arc<AtomicBool>,
@@ -95,17 +87,13 @@ pub struct Near {
 }
 
 impl Near {
-    pub(super) fn new(prepared: Prepared, ranks: Ranks) -> Self {
-        let (me, size) = (ranks.me, ranks.remotes.len().max(1));
+    pub(super) fn new(home: Option<Home>, ranks: Ranks) -> Self {
+        let (me, size, ranks) = (ranks.me, ranks.remotes.len().max(1), Arc::new(ranks));
         Self {
-            bell: prepared.endpoint.as_ref().map(|e| e.bell()),
-            endpoint: prepared.endpoint,
-            ranks: Arc::new(ranks),
             me,
             size,
-            layout: prepared.card.size as usize,
-            block: prepared.block,
-            nonce: prepared.nonce,
+            layout: home.as_ref().map_or(1, |home| home.size),
+            block: home.as_ref().map_or(0, |home| home.block),
             begun: vec![0; size],
             seq: 0,
             head: Head::default(),
@@ -119,16 +107,18 @@ impl Near {
             owed: false,
             vain: 0,
             distance: Distance::default(),
-            mailbox: Mailbox::new(size),
+            messages: NearMessages::new(home.clone(), ranks.clone()),
             left: false,
             kept: Arc::default(),
             forks: fork::generation(),
+            home,
+            ranks,
         }
     }
 
     /// The process's endpoint, and this group's number there.
     pub(crate) fn home(&self) -> Option<(Arc<Endpoint>, u64)> {
-        self.endpoint.clone().map(|endpoint| (endpoint, self.nonce))
+        self.home.as_ref().map(|home| (home.endpoint.clone(), home.nonce))
     }
 
     /// Where this rank's control block lies.
@@ -159,21 +149,6 @@ impl Near {
     fn owe(&mut self) {
         self.owed = true;
         self.vain = 0;
-    }
-
-    /// Rings every other rank that sleeps. The caller has just published something.
-    fn ring_all(&self) {
-        order::Bell::published();
-        for (rank, remote) in self.ranks.remotes.iter().enumerate() {
-            if rank != self.me {
-                remote.ring();
-            }
-        }
-    }
-
-    fn ring_one(&self, rank: usize) {
-        order::Bell::published();
-        self.ranks.remotes[rank].ring();
     }
 
     /// Whether everybody has finished with the operation whose slot `seq` takes over.
@@ -220,13 +195,13 @@ impl Near {
     }
 
     fn open_region(&mut self, wiring: &Wiring) -> Option<Region> {
-        let endpoint = self.endpoint.as_ref()?;
+        let Home { endpoint, nonce, .. } = self.home.as_ref()?;
         let lines: usize = wiring.outlets.iter().map(|o| LINE * (1 + o.readers.len())).sum();
         let fixed = wiring.outlets.len() * ENTRY + lines;
         let cells: usize = wiring.outlets.iter().map(|o| o.cell.next_multiple_of(LINE)).sum();
         let bytes = |depth: usize| fixed.next_multiple_of(PAGE) + cells * depth;
         let (want, least) = wiring.depth;
-        let region = endpoint.pool.acquire(&endpoint.memory, self.nonce, bytes(want), bytes(least))?;
+        let region = endpoint.pool.acquire(&endpoint.memory, *nonce, bytes(want), bytes(least))?;
         let depth = if region.bytes >= bytes(want) {
             want
         } else {
@@ -248,7 +223,7 @@ impl Near {
                 let read = if reader == Outlet::ELSEWHERE { u64::MAX } else { 0 };
                 memory.word64(region.offset + line + LINE * (1 + i)).store(read, Ordering::Relaxed);
             }
-            self.outs.push(Out {
+            self.outs.push(NearOutlet {
                 lines: region.offset + line,
                 cells: region.offset + cell,
                 cell: cell_bytes,
@@ -278,36 +253,29 @@ impl Near {
         }
         let found = if self.wiring.inline {
             let cells = remote.block + slot_at(self.layout, self.seq) + SLOT_HEADER;
-            In { resolved: true, cells, cell: SLOT_BYTES, depth: 1, there: 1, ..In::default() }
+            let at = Channel { cells, cell: SLOT_BYTES, depth: 1, ..Channel::default() };
+            NearInlet { resolved: true, at, there: 1, ..NearInlet::default() }
         } else {
             let memory = remote.memory();
             let region = stage as usize;
             // Without a region nothing comes at all.
-            let place = if region == 0 { Some(Place::default()) } else { Place::read(memory, region, &want) };
-            let Some(place) = place else {
-                self.nonsense(want.rank, "where its messages lie");
+            let at =
+                if region == 0 { Some(Channel::default()) } else { Channel::read(memory, region, &want) };
+            let Some(at) = at else {
+                self.nonsense.get_or_insert_with(|| nonsense(want.rank, "where its messages lie"));
                 return Ok(false);
             };
-            if place.bytes != want.bytes {
-                return Err(Mismatch { rank: want.rank, theirs, bytes: Some((want.bytes, place.bytes)) });
+            if at.bytes != want.bytes {
+                return Err(Mismatch { rank: want.rank, theirs, bytes: Some((want.bytes, at.bytes)) });
             }
             // The same bytes in smaller cells, or in none: it cuts them in another way.
-            if want.messages > 0 && (place.cell < want.cell || place.depth == 0) {
+            if want.messages > 0 && (at.cell < want.cell || at.depth == 0) {
                 return Err(Mismatch { rank: want.rank, theirs, bytes: None });
             }
-            let Place { lines, cells, cell, depth, .. } = place;
-            In { resolved: true, lines, cells, cell, depth, ack: want.messages > depth, ..In::default() }
+            NearInlet { resolved: true, at, ack: want.messages > at.depth, ..NearInlet::default() }
         };
         self.ins[inlet] = found;
         Ok(true)
-    }
-
-    /// A rank's words cannot be what this library writes: nothing of it is to be trusted any more.
-    fn nonsense(&mut self, rank: usize, of: &str) {
-        let how = format!(
-            "wrote nonsense into its shared memory (it is about {of}): a bug, or something overwrote it"
-        );
-        self.nonsense.get_or_insert(Fault::Lost { rank, how });
     }
 }
 
@@ -316,7 +284,9 @@ impl Near {
         if !self.slot_free(seq) || !self.unheld.is_empty() && !self.hold() || self.differs.is_some() {
             return false;
         }
-        let Some(endpoint) = self.endpoint.clone() else { return true };
+        if self.home.is_none() {
+            return true;
+        }
         if wiring.inlets.iter().all(|inlet| inlet.messages == 0) && self.troubled(seq) {
             return false;
         }
@@ -336,12 +306,13 @@ impl Near {
             self.wiring = wiring.clone();
         }
         self.ins.clear();
-        self.ins.resize(wiring.inlets.len(), In::default());
+        self.ins.resize(wiring.inlets.len(), NearInlet::default());
+        let Some(Home { endpoint, .. }) = &self.home else { return true };
         let header = Slot(endpoint.memory.words(slot));
         header.write((head.what, head.count, stage));
         if wiring.inline && carries {
             // The header is published together with the payload.
-            self.outs.push(Out {
+            self.outs.push(NearOutlet {
                 lines: 0,
                 cells: slot + SLOT_HEADER,
                 cell: SLOT_BYTES,
@@ -359,7 +330,7 @@ impl Near {
     }
 
     pub fn cell(&mut self, channel: usize) -> Option<*mut u8> {
-        let memory = &self.endpoint.as_ref()?.memory;
+        let memory = &self.home.as_ref()?.endpoint.memory;
         let out = &mut self.outs[channel];
         if out.sent.saturating_sub(out.read) >= out.depth {
             let mut least = u64::MAX;
@@ -377,7 +348,7 @@ impl Near {
     }
 
     pub fn publish(&mut self, channel: usize) {
-        let Some(endpoint) = &self.endpoint else { return };
+        let Some(Home { endpoint, .. }) = &self.home else { return };
         let out = &mut self.outs[channel];
         debug_assert!(out.sent < out.messages);
         out.sent += 1;
@@ -409,13 +380,16 @@ impl Near {
         let memory = self.ranks.remotes[self.wiring.inlets[inlet].rank].memory();
         let found = &mut self.ins[inlet];
         if found.taken >= found.there {
-            found.there = memory.count(found.lines).told();
+            found.there = memory.count(found.at.lines).told();
             if found.taken >= found.there {
                 self.look_in_vain();
                 return Ok(None);
             }
         }
-        Ok(Some(memory.at(found.cells + (found.taken % found.depth) as usize * found.cell, found.cell)))
+        Ok(Some(
+            memory
+                .at(found.at.cells + (found.taken % found.at.depth) as usize * found.at.cell, found.at.cell),
+        ))
     }
 
     pub fn release(&mut self, inlet: usize) {
@@ -424,8 +398,8 @@ impl Near {
         found.taken += 1;
         if found.ack {
             let memory = self.ranks.remotes[want.rank].memory();
-            memory.count(found.lines + LINE * (1 + want.reader)).tell(found.taken);
-            self.ring_one(want.rank);
+            memory.count(found.at.lines + LINE * (1 + want.reader)).tell(found.taken);
+            self.ranks.ring(want.rank);
         }
     }
 
@@ -439,11 +413,11 @@ impl Near {
     }
 
     pub fn end(&mut self) {
-        let Some(endpoint) = &self.endpoint else { return };
+        let Some(Home { endpoint, nonce, .. }) = &self.home else { return };
         if self.wiring.inlets.is_empty() {
             let others = (0..self.size).filter(|&rank| rank != self.me);
             let (seq, head) = (self.seq, self.head);
-            self.unheld.extend(others.map(|rank| Unheld { seq, head, rank }));
+            self.unheld.extend(others.map(|rank| Unchecked { seq, head, rank }));
         }
         endpoint.memory.count(self.block + DONE).tell(self.seq + 1);
         if !self.wiring.inline {
@@ -451,13 +425,13 @@ impl Near {
         }
         if let Some(region) = self.region.take() {
             let release = AllDone { ranks: self.ranks.clone(), operations: self.seq + 1 };
-            endpoint.pool.retire(&endpoint.memory, self.nonce, region, Arc::new(release));
+            endpoint.pool.retire(&endpoint.memory, *nonce, region, Arc::new(release));
         }
     }
 
     /// Whether that rank has begun operation `seq`, or a later one.
     pub fn arrived(&self, rank: usize, seq: u64) -> bool {
-        self.endpoint.is_none() || rank == self.me || {
+        self.home.is_none() || rank == self.me || {
             let remote = &self.ranks.remotes[rank];
             remote.done().told() > seq
                 || (seq..seq + SLOTS).any(|s| remote.slot(self.layout, s).tag().told() == s + 1)
@@ -470,7 +444,7 @@ impl Near {
 
     pub fn flush(&mut self) {
         if std::mem::take(&mut self.owed) {
-            self.ring_all();
+            self.ranks.ring_all();
         }
     }
 
@@ -480,52 +454,14 @@ impl Near {
         Some(Head { what, count })
     }
 
-    pub fn mail_open(&mut self, to: usize, mail: Mail) -> Option<Stream> {
-        let endpoint = self.endpoint.as_ref()?;
-        let stream = self.mailbox.open(endpoint, self.nonce, self.block, to, mail)?;
-        self.ring_one(to);
-        Some(stream)
-    }
-
-    pub fn mail_cell(&mut self, stream: Stream) -> Option<(*mut u8, usize)> {
-        self.mailbox.cell(self.endpoint.as_ref()?, stream)
-    }
-
-    pub fn mail_publish(&mut self, stream: Stream) {
-        if let Some(endpoint) = &self.endpoint
-            && let Some(to) = self.mailbox.publish(endpoint, stream)
-        {
-            self.ring_one(to);
-        }
-    }
-
-    pub fn mail_close(&mut self, stream: Stream) {
-        if let Some(endpoint) = &self.endpoint {
-            self.mailbox.close(endpoint, self.nonce, &self.ranks, stream);
-        }
-    }
-
-    pub fn mail_next(&mut self, from: usize) -> Option<(Mail, Stream)> {
-        match self.mailbox.next(&self.ranks, from) {
-            Ok(found) => found.inspect(|_| self.ring_one(from)),
-            Err(Nonsense) => {
-                self.nonsense(from, "where a message to this rank lies");
-                None
-            }
-        }
-    }
-
-    pub fn mail_piece(&mut self, from: usize, stream: Stream) -> Option<(*const u8, usize)> {
-        self.mailbox.piece(&self.ranks, from, stream)
-    }
-
-    pub fn mail_release(&mut self, from: usize, stream: Stream) {
-        self.mailbox.release(&self.ranks, from, stream);
-        self.ring_one(from);
+    /// Messages with the ranks of this node.
+    pub fn p2p(&mut self) -> &mut dyn PointToPoint {
+        &mut self.messages
     }
 
     pub fn faults(&mut self) -> Vec<Fault> {
-        let mut faults: Vec<Fault> = self.differs.iter().chain(&self.nonsense).cloned().collect();
+        let mut faults: Vec<Fault> =
+            self.differs.iter().chain(&self.nonsense).chain(&self.messages.nonsense).cloned().collect();
         for (rank, remote) in self.ranks.remotes.iter().enumerate() {
             if rank == self.me {
                 continue;
@@ -545,7 +481,7 @@ impl Near {
     }
 
     pub fn poison(&mut self, why: &str) {
-        let Some(endpoint) = &self.endpoint else { return };
+        let Some(Home { endpoint, .. }) = &self.home else { return };
         let state = endpoint.memory.word32(self.block + STATE);
         if state.load(Ordering::Relaxed) & POISONED != 0 {
             return;
@@ -564,27 +500,28 @@ impl Near {
         }
         endpoint.memory.word64(self.block + WHY).store(length as u64, Ordering::Relaxed);
         state.fetch_or(POISONED, Ordering::Release);
-        self.ring_all();
+        self.ranks.ring_all();
     }
 
     pub fn leave(&mut self) {
         if std::mem::replace(&mut self.left, true) {
             return;
         }
-        let Some(endpoint) = &self.endpoint else { return };
+        let Some(Home { endpoint, .. }) = &self.home else { return };
         let state = endpoint.memory.word32(self.block + STATE);
         state.fetch_or(CLOSED, Ordering::Release);
-        self.ring_all();
+        self.ranks.ring_all();
     }
 
-    /// `reach`: the ranks of this node in the numbers of the group.
-    pub fn board(&self, reach: Arc<Reach>) -> Option<Arc<dyn Board>> {
-        let (endpoint, ranks, kept) = (self.endpoint.clone()?, self.ranks.clone(), self.kept.clone());
-        Some(Arc::new(ShmBoard { endpoint, ranks, layout: self.layout, kept, reach }))
+    /// `places`: of the ranks of the group in this node.
+    pub fn board(&self, places: Vec<Option<usize>>) -> Option<Arc<Board>> {
+        let (endpoint, ranks, kept) =
+            (self.home.as_ref()?.endpoint.clone(), self.ranks.clone(), self.kept.clone());
+        Some(Arc::new(Board { endpoint, ranks, layout: self.layout, kept, places }))
     }
 
     pub(crate) fn sleeper(&self) -> Sleeper {
-        Sleeper(self.bell.clone())
+        Sleeper(self.home.as_ref().map(|home| home.endpoint.bell()))
     }
 
     pub(crate) fn assume_far(&mut self) {
@@ -599,19 +536,19 @@ impl Drop for Near {
             return;
         }
         self.leave();
-        let Some(endpoint) = self.endpoint.take() else { return };
+        self.messages.drain();
+        let Some(Home { endpoint, block, nonce, size }) = self.home.take() else { return };
         if let Some(region) = self.region.take() {
             let release = AllDone { ranks: self.ranks.clone(), operations: u64::MAX };
-            endpoint.pool.retire(&endpoint.memory, self.nonce, region, Arc::new(release));
+            endpoint.pool.retire(&endpoint.memory, nonce, region, Arc::new(release));
         }
-        self.mailbox.drain(&endpoint, self.nonce, &self.ranks);
-        endpoint.pool.disown(&endpoint.memory, self.nonce);
+        endpoint.pool.disown(&endpoint.memory, nonce);
         // A device may write its words long after.
         if self.kept.load(Ordering::Acquire) {
             return;
         }
         // The block may be read until every other rank has left, too: they look at its state and last slots.
         let release = AllDone { ranks: self.ranks.clone(), operations: u64::MAX };
-        endpoint.control.give(self.block, block_bytes(self.layout), Arc::new(release));
+        endpoint.control.give(block, block_bytes(size), Arc::new(release));
     }
 }

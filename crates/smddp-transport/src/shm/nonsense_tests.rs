@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use std::sync::atomic::Ordering;
 
-use super::layout::*;
 use super::near::Near;
 use super::prepare::Prepared;
-use crate::{Fault, Head, Inlet, Mail, Outlet, Wiring};
+use crate::process::layout::*;
+use crate::{Envelope, Fault, Head, Inlet, Outlet, Wiring};
 
 const CAP: usize = 4 << 20;
 const BYTES: usize = 20_000;
@@ -128,24 +128,24 @@ fn no_word_of_a_message_makes_its_receiver_panic() {
     for field in 0..8 {
         for value in EVIL {
             let mut links = pair();
-            let mail = Mail { tag: 1, what: 0, bytes: BYTES as u64 };
-            let stream = links[1].mail_open(0, mail).unwrap();
-            links[1].mail_cell(stream).unwrap();
-            links[1].mail_publish(stream);
+            let envelope = Envelope { tag: 1, what: 0, bytes: BYTES as u64 };
+            let stream = links[1].p2p().open(0, envelope).unwrap();
+            links[1].p2p().cell(stream).unwrap();
+            links[1].p2p().publish(stream, BYTES);
             let place = links[1].block() + MAIL;
             let ring = get(&links[1], place);
             // The ring's place, how much of it is read, and the words of the announcement.
             let at =
                 if field == 0 { place } else { ring + if field == 1 { 0 } else { LINE + 8 * (field - 2) } };
             set(&links[1], at, value);
-            if let Some((_, stream)) = links[0].mail_next(1) {
+            if let Some((_, stream)) = links[0].p2p().next(1) {
                 for _ in 0..3 {
-                    if links[0].mail_piece(1, stream).is_some() {
-                        links[0].mail_release(1, stream);
+                    if links[0].p2p().piece(1, stream).is_some() {
+                        links[0].p2p().release(1, stream);
                     }
                 }
             }
-            let _ = links[1].mail_open(0, mail);
+            let _ = links[1].p2p().open(0, envelope);
             told += usize::from(names_rank_1(&mut links[0]));
             set(&links[1], place, ring as u64);
         }

@@ -4,18 +4,18 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::layout::*;
 use super::near::Near;
-use super::ranks::{Ranks, Remote};
-use crate::process::card::Card;
-use crate::process::endpoint::{Endpoint, Peer, nonce};
+use super::ranks::{Home, Ranks, RemoteRank};
+use crate::Card;
+use crate::process::endpoint::PeerProcess;
+use crate::process::layout::*;
+use crate::process::{Endpoint, UnixAddress, random};
 
 /// What is left of the first half of making a group.
 pub struct Prepared {
-    pub(super) endpoint: Option<Arc<Endpoint>>,
-    pub(super) block: usize,
-    pub(super) nonce: u64,
-    pub(super) card: Card,
+    /// A group of one rank has none.
+    home: Option<Home>,
+    card: Card,
 }
 
 /// Ranks that cannot be reached through shared memory.
@@ -37,18 +37,19 @@ impl Prepared {
         settings: Vec<(String, String)>,
     ) -> io::Result<Self> {
         if size <= 1 {
-            let card = Card::new(rank, size, settings, [0; 16], Vec::new(), 0, 0, 0);
-            return Ok(Self { endpoint: None, block: 0, nonce: 0, card });
+            let card = Card::new(rank, size, settings, UnixAddress::default(), (0, 0));
+            return Ok(Self { home: None, card });
         }
         let endpoint = Endpoint::get(staging_cap)?;
         let block = endpoint.control.take(&endpoint.memory, block_bytes(size)).ok_or_else(|| {
             io::Error::other("the control blocks of the live groups fill 256 MiB: destroy some groups")
         })?;
-        let nonce = nonce();
+        // Differs between any two control blocks of any process.
+        let nonce = u64::from_le_bytes(random()) | 1;
         endpoint.memory.word64(block + NONCE).store(nonce, Ordering::Relaxed);
         endpoint.memory.word32(block + STATE).store(OPEN, Ordering::Release);
-        let card = endpoint.card(rank, size, settings, block as u64, nonce);
-        Ok(Self { endpoint: Some(endpoint), block, nonce, card })
+        let card = Card::new(rank, size, settings, endpoint.address.clone(), (block as u64, nonce));
+        Ok(Self { home: Some(Home { endpoint, block, nonce, size }), card })
     }
 
     pub fn card(&self) -> &Card {
@@ -63,16 +64,19 @@ impl Prepared {
     /// ranks by their places in this list.
     pub fn connect(self, cards: Vec<Card>) -> Result<Near, Unreachable> {
         let me = cards.iter().position(|card| card.rank == self.card.rank).unwrap_or(0);
-        let Some(endpoint) = &self.endpoint else {
-            return Ok(Near::new(self, Ranks { remotes: Vec::new(), me }));
+        let Some(Home { endpoint, .. }) = &self.home else {
+            return Ok(Near::new(self.home, Ranks { remotes: Vec::new(), me }));
         };
         let mut remotes = Vec::with_capacity(cards.len());
         for card in cards {
             // Several ranks of one process (threads) share its memory as it is.
-            let peer =
-                if card.endpoint == endpoint.id { None } else { Some(reach(endpoint, &self.card, &card)?) };
+            let peer = if card.process.id == endpoint.address.id {
+                None
+            } else {
+                Some(reach(endpoint, &self.card, &card)?)
+            };
             let (home, block) = (endpoint.bell(), usize::try_from(card.block).unwrap_or(usize::MAX));
-            let remote = Remote { peer, home, block, nonce: card.nonce, card };
+            let remote = RemoteRank { peer, home, block, nonce: card.nonce, card };
             // All of the block is read later as if it were there.
             if !remote.memory().holds(block, block_bytes(self.card.size as usize)) {
                 let Card { rank, host, pid, .. } = remote.card;
@@ -81,17 +85,17 @@ impl Prepared {
             }
             remotes.push(remote);
         }
-        Ok(Near::new(self, Ranks { remotes, me }))
+        Ok(Near::new(self.home, Ranks { remotes, me }))
     }
 }
 
-fn reach(endpoint: &Endpoint, mine: &Card, card: &Card) -> Result<Arc<Peer>, Unreachable> {
+fn reach(endpoint: &Endpoint, mine: &Card, card: &Card) -> Result<Arc<PeerProcess>, Unreachable> {
     let fail =
         |why: String| Unreachable { rank: card.rank as usize, host: card.host.clone(), pid: card.pid, why };
     if card.boot != mine.boot {
         return Err(fail(format!("it runs on another host ({} here, {} there)", mine.host, card.host)));
     }
-    endpoint.reach(card).map_err(|error| {
+    endpoint.reach(&card.process).map_err(|error| {
         fail(if card.netns != mine.netns {
             format!("its network namespace differs, so its unix socket is out of reach ({error})")
         } else if card.uid != mine.uid {

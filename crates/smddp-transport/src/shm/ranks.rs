@@ -3,18 +3,28 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::layout::*;
-use super::order::{Count, Slot};
-use crate::LONGEST_WHY;
 use crate::process::bell::{Bell, ring_at};
-use crate::process::card::Card;
-use crate::process::endpoint::Peer;
+use crate::process::endpoint::{Endpoint, PeerProcess};
+use crate::process::layout::*;
 use crate::process::memory::Memory;
+use crate::process::order::{self, Count, Slot};
 use crate::process::pool::Release;
+use crate::{Card, Fault, LONGEST_WHY};
+
+/// A group of several ranks at its process.
+#[derive(Clone)]
+pub(super) struct Home {
+    pub(super) endpoint: Arc<Endpoint>,
+    /// Where this rank's control block lies.
+    pub(super) block: usize,
+    pub(super) nonce: u64,
+    /// Ranks of the whole group: control blocks are laid out before it is known which of them share this node.
+    pub(super) size: usize,
+}
 
 /// One rank of the group as this process reaches it: its memory and its control block in there.
-pub(super) struct Remote {
-    pub(super) peer: Option<Arc<Peer>>,
+pub(super) struct RemoteRank {
+    pub(super) peer: Option<Arc<PeerProcess>>,
     /// This process's own, where the rank is one of its threads.
     pub(super) home: Bell,
     pub(super) block: usize,
@@ -22,7 +32,7 @@ pub(super) struct Remote {
     pub(super) card: Card,
 }
 
-impl Remote {
+impl RemoteRank {
     pub(super) fn memory(&self) -> &Memory {
         self.peer.as_ref().map_or_else(|| self.home.memory(), |p| &p.memory)
     }
@@ -67,8 +77,31 @@ impl Remote {
 
 /// The ranks of the group; kept alive by whatever still waits for their reads.
 pub(super) struct Ranks {
-    pub(super) remotes: Vec<Remote>,
+    pub(super) remotes: Vec<RemoteRank>,
     pub(super) me: usize,
+}
+
+impl Ranks {
+    /// Rings a rank that sleeps. The caller has just published something.
+    pub(super) fn ring(&self, rank: usize) {
+        order::Bell::published();
+        self.remotes[rank].ring();
+    }
+
+    /// Rings all others.
+    pub(super) fn ring_all(&self) {
+        order::Bell::published();
+        for (_, remote) in self.remotes.iter().enumerate().filter(|(rank, _)| *rank != self.me) {
+            remote.ring();
+        }
+    }
+}
+
+/// A rank's words cannot be what this library writes: nothing of it is to be trusted any more.
+pub(super) fn nonsense(rank: usize, of: &str) -> Fault {
+    let how =
+        format!("wrote nonsense into its shared memory (it is about {of}): a bug, or something overwrote it");
+    Fault::Lost { rank, how }
 }
 
 /// "All other ranks have finished `operations` operations of this group."

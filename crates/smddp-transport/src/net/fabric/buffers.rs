@@ -2,7 +2,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 
-use super::provider::{Local, Provider};
+use super::provider::{LocalMemory, Rail};
 
 /// Page-aligned memory of this process alone.
 struct Chunk {
@@ -29,8 +29,8 @@ impl Drop for Chunk {
     }
 }
 
+/// Of one rail.
 pub(crate) struct Buffers {
-    rail: usize,
     bytes: usize,
     /// (memory, descriptor at the rail)
     chunks: Vec<(Chunk, usize)>,
@@ -44,8 +44,8 @@ unsafe impl Send for Buffers {}
 const CHUNK: usize = 32;
 
 impl Buffers {
-    pub(crate) fn new(rail: usize, bytes: usize) -> Self {
-        Self { rail, bytes, chunks: Vec::new(), free: Vec::new() }
+    pub(crate) fn new(bytes: usize) -> Self {
+        Self { bytes, chunks: Vec::new(), free: Vec::new() }
     }
 
     pub(crate) fn made(&self) -> usize {
@@ -53,13 +53,13 @@ impl Buffers {
     }
 
     /// A free buffer, if need be a new one.
-    pub(crate) fn take(&mut self, provider: &mut dyn Provider) -> Result<u32, String> {
+    pub(crate) fn take(&mut self, rail: &mut dyn Rail) -> Result<u32, String> {
         if let Some(free) = self.free.pop() {
             return Ok(free);
         }
         let chunk = Chunk::new(self.bytes * CHUNK)?;
-        // SAFETY: chunks are freed with this, which the engine drops after the provider.
-        let known = unsafe { provider.register(self.rail, chunk.base, self.bytes * CHUNK) }?;
+        // SAFETY: chunks are freed with this, which the engine drops after its rails.
+        let known = unsafe { rail.register(chunk.base, self.bytes * CHUNK) }?;
         let first = self.made() as u32;
         self.chunks.push((chunk, known.desc));
         self.free.extend((first + 1..first + CHUNK as u32).rev());
@@ -71,9 +71,9 @@ impl Buffers {
     }
 
     /// The first `bytes` of a buffer.
-    pub(crate) fn local(&self, buffer: u32, bytes: usize) -> Local {
+    pub(crate) fn local(&self, buffer: u32, bytes: usize) -> LocalMemory {
         let (chunk, desc) = &self.chunks[buffer as usize / CHUNK];
         let at = chunk.base.wrapping_add(buffer as usize % CHUNK * self.bytes);
-        Local { at, bytes: bytes.min(self.bytes), desc: *desc }
+        LocalMemory { at, bytes: bytes.min(self.bytes), desc: *desc }
     }
 }

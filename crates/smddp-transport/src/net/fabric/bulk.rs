@@ -5,58 +5,14 @@
 //! the receiver counts as many numbers as there are writes. Writes arrive in any order, so none of them says that the
 //! others are there.
 
-use super::engine::{Engine, Op};
-use super::message::{Head, What, numbers};
+use super::engine::{Engine, Operation};
+use super::message::{MessageHead, What, numbers};
 use super::pair::{Offered, remotes};
-use super::provider::{Local, Posted, Remote};
-use super::receives::Queues;
+use super::provider::{LocalMemory, Posted, RemoteMemory};
+use super::queues::Queues;
+use super::transfers::{Grant, PayloadOffer, Todo, TransferKind};
 use crate::net::frame::Frame;
 use crate::net::wire::Ticket;
-
-/// A payload of this process that a peer may fetch.
-pub(super) struct Offer {
-    pub(super) group: u32,
-    pub(super) peer: usize,
-    ticket: Ticket,
-    /// Where it begins in the staging memory.
-    offset: usize,
-    at: *const u8,
-    bytes: usize,
-    /// Writes under way or to come.
-    writes: usize,
-}
-
-// SAFETY: the address of staging memory, whose owner keeps it until the ticket is back; the device reads it.
-unsafe impl Send for Offer {}
-
-/// A place that a peer writes to.
-pub(super) struct Grant {
-    pub(super) peer: usize,
-    pub(super) group: u32,
-    pub(super) rank: u32,
-    pub(super) seq: u64,
-    /// Numbers still to come.
-    pub(super) left: usize,
-}
-
-/// An operation that waits for room in a queue.
-pub(super) struct Todo {
-    peer: usize,
-    rail: usize,
-    local: *mut u8,
-    offset: usize,
-    bytes: usize,
-    remote: Remote,
-    kind: Kind,
-}
-
-// SAFETY: the address of staging memory, whose owner keeps it until the operation's end was told.
-unsafe impl Send for Todo {}
-
-enum Kind {
-    Read { group: u32, rank: u32, seq: u64 },
-    Write { offer: u64, number: u32 },
-}
 
 /// Payloads above this many bytes take all rails.
 const STRIPE: usize = 128 << 10;
@@ -74,9 +30,9 @@ fn piece(bytes: usize, rails: usize, most: usize) -> usize {
 
 impl Engine {
     /// Where bytes of the staging memory are for others, by rail.
-    fn places(&mut self, offset: usize, bytes: usize) -> Result<Vec<Remote>, String> {
-        let part = self.staging.part(self.provider.as_mut(), offset, bytes)?;
-        let place = |r: &super::provider::Registered| Remote {
+    fn places(&mut self, offset: usize, bytes: usize) -> Result<Vec<RemoteMemory>, String> {
+        let part = self.staging.part(&mut self.rails, offset, bytes)?;
+        let place = |r: &super::provider::Registered| RemoteMemory {
             address: r.base.wrapping_add(part.offset as u64),
             key: r.key,
         };
@@ -84,8 +40,8 @@ impl Engine {
         let place = |r| {
             use super::engine::Careless;
             match self.careless {
-                Some(Careless::Address) => Remote { address: part.offset as u64, ..place(r) },
-                Some(Careless::Key) => Remote { key: 1, ..place(r) },
+                Some(Careless::Address) => RemoteMemory { address: part.offset as u64, ..place(r) },
+                Some(Careless::Key) => RemoteMemory { key: 1, ..place(r) },
                 _ => place(r),
             }
         };
@@ -111,7 +67,8 @@ impl Engine {
         ticket: Ticket,
     ) {
         let (at, offset) = at;
-        let offer = Offer { group: number, peer, ticket, offset, at, bytes: frame.bytes as usize, writes: 0 };
+        let offer =
+            PayloadOffer { group: number, peer, ticket, offset, at, bytes: frame.bytes as usize, writes: 0 };
         let id = self.offers.insert(offer);
         if let Some(group) = self.groups.get_mut(&number) {
             group.offers += 1;
@@ -127,7 +84,7 @@ impl Engine {
     }
 
     /// An offer needs its memory no more.
-    pub(super) fn offer_over(&mut self, offer: &Offer) {
+    pub(super) fn offer_over(&mut self, offer: &PayloadOffer) {
         if let Some(group) = self.groups.get_mut(&offer.group) {
             group.offers -= 1;
             group.sent.push(offer.ticket);
@@ -176,7 +133,6 @@ impl Engine {
         let Some(offset) = self.staging.offset(place, bytes) else {
             return Err(format!("a place for {bytes} bytes lies outside the staging memory"));
         };
-        let rails = self.busy.len();
         if let Some((piece, count)) = self.by_writes(offered, bytes) {
             self.numbers += count;
             let places = self.places(offset, bytes)?.into_iter().flat_map(|r| [r.address, r.key]);
@@ -186,28 +142,45 @@ impl Engine {
                 .chain(places)
                 .flat_map(u64::to_le_bytes)
                 .collect();
-            let head = Head::new(What::Grant, self.id);
+            let head = MessageHead::new(What::Grant, self.id);
             self.message(peer, head, [&body, &[]]);
             return Ok(1);
         }
-        let piece = piece(bytes, rails, self.one_sided());
-        let mut count = 0;
+        let piece = piece(bytes, self.busy.len(), self.one_sided());
+        self.spread(
+            peer,
+            (place, offset, bytes),
+            piece,
+            &offered.at,
+            TransferKind::Read { group, rank, seq },
+        );
+        Ok(bytes.div_ceil(piece))
+    }
+
+    /// Puts the operations of a payload at (address, offset in the staging memory, bytes) on the list, a piece each, over all
+    /// rails in turn.
+    fn spread(
+        &mut self,
+        peer: usize,
+        (local, offset, bytes): (*mut u8, usize, usize),
+        piece: usize,
+        places: &[RemoteMemory],
+        kind: TransferKind,
+    ) {
         for from in (0..bytes).step_by(piece) {
             self.turn += 1;
-            let rail = self.turn % rails;
-            let remote = offered.at[rail % offered.at.len()];
+            let rail = self.turn % self.busy.len();
+            let remote = places[rail % places.len()];
             self.todo.push_back(Todo {
                 peer,
                 rail,
-                local: place.wrapping_add(from),
+                local: local.wrapping_add(from),
                 offset: offset + from,
                 bytes: piece.min(bytes - from),
-                remote: Remote { address: remote.address.wrapping_add(from as u64), ..remote },
-                kind: Kind::Read { group, rank, seq },
+                remote: RemoteMemory { address: remote.address.wrapping_add(from as u64), ..remote },
+                kind,
             });
-            count += 1;
         }
-        Ok(count)
     }
 
     /// A peer has fetched these.
@@ -244,20 +217,7 @@ impl Engine {
         }
         let (bytes, at, offset) = (offer.bytes, offer.at.cast_mut(), offer.offset);
         offer.writes = bytes.div_ceil(piece);
-        for from in (0..bytes).step_by(piece) {
-            self.turn += 1;
-            let rail = self.turn % self.busy.len();
-            let remote = places[rail % places.len()];
-            self.todo.push_back(Todo {
-                peer,
-                rail,
-                local: at.wrapping_add(from),
-                offset: offset + from,
-                bytes: piece.min(bytes - from),
-                remote: Remote { address: remote.address.wrapping_add(from as u64), ..remote },
-                kind: Kind::Write { offer: id, number },
-            });
-        }
+        self.spread(peer, (at, offset, bytes), piece, &places, TransferKind::Write { offer: id, number });
         Ok(())
     }
 
@@ -335,7 +295,7 @@ impl Engine {
 
     /// An operation into this process's memory will not come.
     fn abandoned(&mut self, todo: &Todo) {
-        if let Kind::Read { group, .. } = todo.kind
+        if let TransferKind::Read { group, .. } = todo.kind
             && let Some(group) = self.groups.get_mut(&group)
         {
             group.moving -= 1;
@@ -344,27 +304,24 @@ impl Engine {
 
     fn operate(&mut self, todo: &Todo) -> Result<Posted, String> {
         let rail = todo.rail;
-        let part = self.staging.part(self.provider.as_mut(), todo.offset, todo.bytes)?;
+        let part = self.staging.part(&mut self.rails, todo.offset, todo.bytes)?;
         let desc = part.rails[rail].desc;
         #[cfg(test)]
         let desc = if self.breaks(super::engine::Careless::Desc) { 0 } else { desc };
         debug_assert!(self.staging.offset(todo.local, todo.bytes) == Some(todo.offset));
-        let local = Local { at: todo.local, bytes: todo.bytes, desc };
+        let local = LocalMemory { at: todo.local, bytes: todo.bytes, desc };
         let to = self.peers[todo.peer].to[rail];
-        let op = match todo.kind {
-            Kind::Read { group, rank, seq } => Op::Read { peer: todo.peer, rail, group, rank, seq },
-            Kind::Write { offer, .. } => Op::Write { peer: todo.peer, rail, offer },
+        let (op, number) = match todo.kind {
+            TransferKind::Read { group, rank, seq } => {
+                (Operation::Read { peer: todo.peer, rail, group, rank, seq }, None)
+            }
+            TransferKind::Write { offer, number } => {
+                (Operation::Write { peer: todo.peer, rail, offer }, Some(number))
+            }
         };
         let context = self.context(op);
         // SAFETY: staging memory, registered on every rail, which is this transfer's until its end was told.
-        let posted = unsafe {
-            match todo.kind {
-                Kind::Read { .. } => self.provider.read(rail, to, local, todo.remote, context),
-                Kind::Write { number, .. } => {
-                    self.provider.write(rail, to, local, todo.remote, number, context)
-                }
-            }
-        };
+        let posted = unsafe { self.rails[rail].one_sided(to, local, todo.remote, number, context) };
         if posted == Ok(Posted::Yes) {
             self.busy[rail] += 1;
         } else {

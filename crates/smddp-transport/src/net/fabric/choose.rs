@@ -1,5 +1,6 @@
 //! Which libfabric, provider and devices serve, and why.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
@@ -53,7 +54,7 @@ fn named(setting: &str, value: Option<&str>) -> String {
 }
 
 /// What serves.
-pub struct Choice {
+pub struct Provider {
     pub provider: String,
     pub version: Version,
     list: InfoList,
@@ -61,7 +62,7 @@ pub struct Choice {
     chosen: Vec<usize>,
 }
 
-impl Choice {
+impl Provider {
     /// The devices, one rail each.
     pub fn devices(&self) -> impl Iterator<Item = Info<'_>> {
         self.chosen.iter().filter_map(|&at| self.list.iter().nth(at))
@@ -77,7 +78,7 @@ impl Choice {
 const EFA_NEEDS: Version = Version::new(1, 18);
 
 /// Looks for a fabric. The lines say what was found and why it is used or not, whatever the result.
-pub fn choose_provider(settings: &Settings) -> (Result<Choice, Unusable>, Vec<String>) {
+pub fn choose_provider(settings: &Settings) -> (Result<Provider, Unusable>, Vec<String>) {
     let mut lines = Vec::new();
     let result = choose(settings, &mut lines);
     lines.push(match &result {
@@ -93,7 +94,7 @@ pub fn choose_provider(settings: &Settings) -> (Result<Choice, Unusable>, Vec<St
     (result, lines)
 }
 
-fn choose(settings: &Settings, lines: &mut Vec<String>) -> Result<Choice, Unusable> {
+fn choose(settings: &Settings, lines: &mut Vec<String>) -> Result<Provider, Unusable> {
     let library = Library::open(settings.library.as_deref()).map_err(|why| {
         let library = settings.library.as_ref().map(|path| path.display().to_string());
         Unusable::Missing { library, why }
@@ -122,8 +123,6 @@ fn choose(settings: &Settings, lines: &mut Vec<String>) -> Result<Choice, Unusab
         return Err(Unusable::TooOld { found: library.version(), needed: EFA_NEEDS, path });
     }
     let mut chosen: Vec<(usize, Info<'_>)> = matching(&list, asked).collect();
-    // One entry for each device: the first is the one that the library prefers.
-    let mut seen: Vec<String> = Vec::new();
     if let Some(address) = settings.address.filter(|_| first != "efa") {
         let found = chosen.iter().map(|(_, info)| device(info)).collect::<Vec<_>>();
         chosen.retain(|(_, info)| source(info) == Some(address));
@@ -139,13 +138,9 @@ fn choose(settings: &Settings, lines: &mut Vec<String>) -> Result<Choice, Unusab
         }
         chosen.truncate(1);
     }
-    chosen.retain(|(_, info)| {
-        let name = info.domain().to_owned();
-        !seen.contains(&name) && {
-            seen.push(name);
-            true
-        }
-    });
+    // One entry for each device: the first is the one that the library prefers.
+    let mut seen = HashSet::new();
+    chosen.retain(|(_, info)| seen.insert(info.domain().to_owned()));
     chosen.sort_by_key(|(at, info)| (info.pci(), *at));
     if let Some((local, ranks)) = settings.local.filter(|_| first == "efa") {
         let all = chosen.len();
@@ -157,7 +152,7 @@ fn choose(settings: &Settings, lines: &mut Vec<String>) -> Result<Choice, Unusab
     }
     let provider = chosen.first().map_or_else(String::new, |(_, info)| name(info));
     let chosen = chosen.into_iter().map(|(at, _)| at).collect();
-    Ok(Choice { provider, version: library.version(), list, chosen })
+    Ok(Provider { provider, version: library.version(), list, chosen })
 }
 
 /// The devices of one of the ranks on a node: neighbours share, or have several each.
@@ -231,7 +226,7 @@ fn describe(info: &Info<'_>) -> String {
 }
 
 fn unique(mut names: Vec<String>) -> Vec<String> {
-    let mut seen = std::collections::HashSet::new();
+    let mut seen = HashSet::new();
     names.retain(|name| seen.insert(name.clone()));
     names
 }

@@ -14,17 +14,17 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::buffers::Buffers;
-use super::bulk::{Grant, Offer, Todo};
 use super::pair::Pair;
-use super::provider::{Context, Event, Limits, Provider};
-use super::receives::{Inbox, Queues, first, least, shape};
+use super::provider::{Context, Event, Limits, Rail};
+use super::queues::{PINGS, Queues, ReceiveQueue, first, least, shape};
 use super::slab::Slab;
 use super::staging::Staging;
+use super::transfers::{Grant, PayloadOffer, Todo};
 use crate::net::wire::Ticket;
 
 /// Where a rank of a group can be reached.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Address {
+pub struct FabricAddress {
     /// The process's engine.
     engine: u64,
     /// Its number for the group.
@@ -39,7 +39,7 @@ pub struct Address {
 }
 
 #[cfg(any(test, fuzzing))]
-impl Address {
+impl FabricAddress {
     pub(crate) fn group(&self) -> u32 {
         self.group
     }
@@ -50,7 +50,8 @@ impl Address {
     }
 }
 
-pub(super) enum Op {
+#[derive(Clone, Copy)]
+pub(super) enum Operation {
     Receive { buffer: u32, rail: usize },
     Send { buffer: u32, peer: usize },
     Read { peer: usize, rail: usize, group: u32, rank: u32, seq: u64 },
@@ -59,7 +60,7 @@ pub(super) enum Op {
 
 /// Another process.
 #[derive(Default)]
-pub(super) struct Peer {
+pub(super) struct RemoteEngine {
     /// By my rails; empty until its address is known.
     pub(super) to: Vec<u64>,
     pub(super) message: usize,
@@ -98,7 +99,7 @@ pub(super) struct Member {
     pub(super) next: u64,
 }
 
-pub(super) struct Group {
+pub(super) struct EngineGroup {
     pub(super) me: u32,
     pub(super) size: usize,
     /// Ranks that will write to this one, as far as was known at first.
@@ -116,7 +117,7 @@ pub(super) struct Group {
     rung: bool,
 }
 
-impl Group {
+impl EngineGroup {
     /// Wakes whoever sleeps for this group: another group's owner has moved it on.
     pub(super) fn ring(&mut self) {
         if !self.rung
@@ -136,7 +137,7 @@ impl Group {
 }
 
 pub(crate) struct Engine {
-    pub(super) provider: Box<dyn Provider>,
+    pub(super) rails: Vec<Box<dyn Rail>>,
     pub(super) limits: Limits,
     name: String,
     pub(super) id: u64,
@@ -146,21 +147,21 @@ pub(crate) struct Engine {
     pub(super) first: u32,
     pub(super) message: usize,
     /// By rail.
-    pub(super) inboxes: Vec<Inbox>,
+    pub(super) inboxes: Vec<ReceiveQueue>,
     pub(super) sends: Buffers,
-    pub(super) ops: Slab<Op>,
+    pub(super) ops: Slab<Operation>,
     /// Sends, reads and writes under way, by rail.
     pub(super) busy: Vec<usize>,
     /// How often each rail had no room since the last poll.
     pub(super) refused: Vec<u32>,
-    pub(super) peers: Vec<Peer>,
+    pub(super) peers: Vec<RemoteEngine>,
     by_id: HashMap<u64, usize>,
-    pub(super) groups: HashMap<u32, Group>,
+    pub(super) groups: HashMap<u32, EngineGroup>,
     next_group: u32,
     /// Peers with something to do.
     pub(super) active: VecDeque<usize>,
     pub(super) todo: VecDeque<Todo>,
-    pub(super) offers: Slab<Offer>,
+    pub(super) offers: Slab<PayloadOffer>,
     pub(super) grants: Slab<Grant>,
     /// Numbers of writes that are still to come to this process.
     pub(super) numbers: usize,
@@ -203,8 +204,6 @@ pub(crate) enum Careless {
     Completions,
 }
 
-/// Pings to a peer that are not answered yet.
-pub(super) const PINGS: u32 = 2;
 /// A peer that was reached before, and to which nothing can be sent for so long though nothing is under way to it.
 const MUTE: Duration = Duration::from_secs(3);
 /// Rails are not asked again before the next poll after so many refusals. Not after the first: it may be for one peer
@@ -215,27 +214,28 @@ const PING: Duration = Duration::from_millis(200);
 
 impl Engine {
     /// `peers`: of the largest group to be expected; `budget`: bytes for receive buffers, kept as far as can be.
-    pub(crate) fn new(
-        provider: Box<dyn Provider>,
+    pub(crate) fn new<R: Rail + 'static>(
+        name: String,
+        rails: Vec<R>,
         staging: Staging,
         peers: usize,
         budget: usize,
     ) -> Result<Self, String> {
-        let limits = provider.limits();
-        let rails = provider.rails();
+        let boxed = rails.into_iter().map(|rail| Box::new(rail) as Box<dyn Rail>).collect::<Vec<_>>();
+        let limits = boxed.iter().map(|rail| rail.limits()).reduce(Limits::both);
+        let limits = limits.ok_or_else(|| format!("{name} has no device"))?;
+        let rails = boxed.len();
         let (window, message) = shape(&limits, rails, peers.max(1), budget);
-        let mut id = [0; 8];
-        id.copy_from_slice(&crate::process::random()[..8]);
         Ok(Self {
-            name: provider.describe(),
+            name,
             limits,
-            id: u64::from_le_bytes(id),
+            id: u64::from_le_bytes(crate::process::random()),
             staging,
             window,
             first: first(&limits, peers.max(1), window),
             message,
-            inboxes: (0..rails).map(|rail| Inbox::new(rail, message)).collect(),
-            sends: Buffers::new(0, message),
+            inboxes: (0..rails).map(|rail| ReceiveQueue::new(rail, message)).collect(),
+            sends: Buffers::new(message),
             ops: Slab::default(),
             busy: vec![0; rails],
             refused: vec![0; rails],
@@ -252,7 +252,7 @@ impl Engine {
             events: Vec::new(),
             dead: None,
             forks: crate::fork::generation(),
-            provider,
+            rails: boxed,
             #[cfg(test)]
             careless: None,
         })
@@ -275,14 +275,14 @@ impl Engine {
         me: usize,
         size: usize,
         expected: usize,
-    ) -> Result<(Address, u32), String> {
+    ) -> Result<(FabricAddress, u32), String> {
         let number = self.next_group;
         self.next_group += 1;
         let bell = rustix::event::eventfd(
             0,
             rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK,
         );
-        let group = Group {
+        let group = EngineGroup {
             me: me as u32,
             size,
             expected,
@@ -300,19 +300,19 @@ impl Engine {
             self.groups.remove(&number);
             return Err(why);
         }
-        let address = Address {
+        let address = FabricAddress {
             engine: self.id,
             group: number,
             first: self.first,
             message: self.message as u32,
-            rails: (0..self.busy.len()).map(|rail| self.provider.address(rail)).collect(),
+            rails: self.rails.iter().map(|rail| rail.address()).collect(),
             provider: self.name.split(' ').next().unwrap_or_default().to_owned(),
         };
         Ok((address, number))
     }
 
     /// The ranks of a prepared group, by rank; `None`: not reached through here.
-    pub(crate) fn connect(&mut self, number: u32, addresses: &[Option<Address>]) -> Result<(), String> {
+    pub(crate) fn connect(&mut self, number: u32, addresses: &[Option<FabricAddress>]) -> Result<(), String> {
         let mut members = Vec::with_capacity(addresses.len());
         for address in addresses {
             members.push(match address {
@@ -327,7 +327,7 @@ impl Engine {
     }
 
     /// The process behind an address, noted on all rails.
-    fn meet(&mut self, address: &Address) -> Result<usize, String> {
+    fn meet(&mut self, address: &FabricAddress) -> Result<usize, String> {
         let mine = self.name.split(' ').next().unwrap_or_default();
         if address.provider != mine || address.rails.is_empty() {
             return Err(format!("this rank's fabric is {mine}, the other's is {}", address.provider));
@@ -348,7 +348,7 @@ impl Engine {
                     continue;
                 }
                 // Also where nothing is sent from here: a device serves only initiators that it knows.
-                to.push(self.provider.insert(rail, &address.rails[rail % address.rails.len()])?);
+                to.push(self.rails[rail].insert(&address.rails[rail % address.rails.len()])?);
             }
             let known = &mut self.peers[peer];
             known.to = to;
@@ -362,12 +362,12 @@ impl Engine {
 
     pub(super) fn peer(&mut self, engine: u64) -> usize {
         *self.by_id.entry(engine).or_insert_with(|| {
-            self.peers.push(Peer::default());
+            self.peers.push(RemoteEngine::default());
             self.peers.len() - 1
         })
     }
 
-    pub(super) fn local(&self, buffers: &Buffers, buffer: u32, bytes: usize) -> super::provider::Local {
+    pub(super) fn local(&self, buffers: &Buffers, buffer: u32, bytes: usize) -> super::provider::LocalMemory {
         #[allow(unused_mut, reason = "changed in tests alone")]
         let mut local = buffers.local(buffer, bytes);
         #[cfg(test)]
@@ -484,10 +484,14 @@ impl Engine {
             return false;
         }
         fds.push((bell.as_raw_fd(), libc::POLLIN));
-        self.provider.interest(fds)
+        self.rails.iter_mut().all(|rail| {
+            let fd = rail.interest();
+            fds.extend(fd.map(|fd| (fd, libc::POLLIN)));
+            fd.is_some()
+        })
     }
 
-    pub(super) fn context(&mut self, op: Op) -> Context {
+    pub(super) fn context(&mut self, op: Operation) -> Context {
         self.ops.insert(op)
     }
 }
@@ -496,7 +500,7 @@ impl Drop for Engine {
     fn drop(&mut self) {
         if self.forks != crate::fork::generation() {
             // The parent's endpoints: closing them here could talk to its devices.
-            std::mem::forget(std::mem::replace(&mut self.provider, Box::new(super::gone::Gone)));
+            std::mem::forget(std::mem::take(&mut self.rails));
         }
     }
 }

@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 
-use super::engine::{Engine, Op};
-use super::message::{HEAD, Head, What};
-use super::pair::{Item, Payload, Stage, split};
+use super::engine::{Engine, Operation};
+use super::message::{HEAD, MessageHead, What};
+use super::pair::{Arrival, Item, Payload, split};
 use super::provider::Event;
-use crate::net::wire::{Place, Sink};
+use crate::net::wire::{Destination, Sink};
 
 /// Frames of a lane whose payloads are brought over at once.
 const AHEAD: usize = 4;
@@ -20,9 +20,7 @@ impl Engine {
         let mut moved = false;
         let mut events = std::mem::take(&mut self.events);
         if self.dead.is_none() {
-            for rail in 0..self.busy.len() {
-                self.provider.poll(rail, &mut events);
-            }
+            self.rails.iter_mut().for_each(|rail| rail.poll(&mut events));
         }
         self.refused.fill(0);
         for event in events.drain(..) {
@@ -45,7 +43,7 @@ impl Engine {
     fn event(&mut self, event: Event, number: u32, sink: &mut dyn Sink) {
         match event {
             Event::Received(context, bytes) => {
-                let Some(Op::Receive { buffer, rail }) = self.ops.remove(context) else {
+                let Some(Operation::Receive { buffer, rail }) = self.ops.remove(context) else {
                     self.die("a message arrived where no receive buffer is");
                     return;
                 };
@@ -53,27 +51,8 @@ impl Engine {
                 self.came_back(rail, buffer);
             }
             Event::Done(context) => match self.ops.remove(context) {
-                Some(Op::Send { buffer, peer }) => {
-                    self.sends.give(buffer);
-                    self.busy[0] -= 1;
-                    self.peers[peer].sending -= 1;
-                    self.peers[peer].met = true;
-                }
-                Some(Op::Read { peer, rail, group, rank, seq }) => {
-                    self.busy[rail] -= 1;
-                    if let Some(g) = self.groups.get_mut(&group) {
-                        g.moving -= 1;
-                    }
-                    if let Some(offer) = self.moved(group, rank, seq, group != number) {
-                        self.peers[peer].fetched.push(offer);
-                        self.list(peer);
-                    }
-                }
-                Some(Op::Write { rail, offer, .. }) => {
-                    self.busy[rail] -= 1;
-                    self.wrote(offer);
-                }
-                _ => self.die("an operation ended that had not begun"),
+                Some(op) => self.over(op, None, number),
+                None => self.die("an operation ended that had not begun"),
             },
             Event::Written(slot) => {
                 if let Some(grant) = self.counted(slot) {
@@ -84,38 +63,49 @@ impl Engine {
                 }
             }
             Event::Taken(context) => {
-                if let Some(Op::Receive { buffer, rail }) = self.ops.remove(context) {
+                if let Some(Operation::Receive { buffer, rail }) = self.ops.remove(context) {
                     self.came_back(rail, buffer);
                 }
             }
-            Event::Failed(context, why) => self.failed(context, &why),
+            Event::Failed(context, why) => match context.and_then(|context| self.ops.remove(context)) {
+                Some(op) => self.over(op, Some(&why), number),
+                None => self.die(&why),
+            },
         }
     }
 
-    fn failed(&mut self, context: Option<u64>, why: &str) {
-        match context.and_then(|c| self.ops.remove(c)) {
-            Some(Op::Send { buffer, peer }) => {
-                self.sends.give(buffer);
-                self.busy[0] -= 1;
-                self.peers[peer].sending -= 1;
-                self.lose(peer, why);
+    /// An operation of this process is over, or has failed.
+    fn over(&mut self, op: Operation, failed: Option<&str>, number: u32) {
+        let (peer, rail) = match op {
+            Operation::Receive { buffer, rail } => {
+                self.die(failed.unwrap_or("a receive buffer came back without a message"));
+                return self.came_back(rail, buffer);
             }
-            Some(Op::Read { peer, rail, group, .. }) => {
-                self.busy[rail] -= 1;
+            Operation::Send { buffer, peer } => {
+                self.sends.give(buffer);
+                self.peers[peer].sending -= 1;
+                self.peers[peer].met |= failed.is_none();
+                (peer, 0)
+            }
+            Operation::Read { peer, rail, group, .. } => {
                 if let Some(g) = self.groups.get_mut(&group) {
                     g.moving -= 1;
                 }
-                self.lose(peer, why);
+                (peer, rail)
             }
-            Some(Op::Write { peer, rail, .. }) => {
-                self.busy[rail] -= 1;
-                self.lose(peer, why);
+            Operation::Write { peer, rail, .. } => (peer, rail),
+        };
+        self.busy[rail] -= 1;
+        match (op, failed) {
+            (_, Some(why)) => self.lose(peer, why),
+            (Operation::Read { group, rank, seq, .. }, None) => {
+                if let Some(offer) = self.moved(group, rank, seq, group != number) {
+                    self.peers[peer].fetched.push(offer);
+                    self.list(peer);
+                }
             }
-            Some(Op::Receive { buffer, rail }) => {
-                self.die(why);
-                self.came_back(rail, buffer);
-            }
-            None => self.die(why),
+            (Operation::Write { offer, .. }, None) => self.wrote(offer),
+            (_, None) => {}
         }
     }
 
@@ -128,7 +118,7 @@ impl Engine {
         }
         let item = g.pairs.get_mut(&rank)?.moved(seq)?;
         match (&item.stage, &item.payload) {
-            (Stage::Placed, Payload::There(offered)) => Some(offered.id),
+            (Arrival::Placed, Payload::There(offered)) => Some(offered.id),
             _ => None,
         }
     }
@@ -138,7 +128,7 @@ impl Engine {
         // SAFETY: the device has filled these bytes of the buffer and is done with it; nobody else uses it until it
         // is posted again, after this.
         let message = unsafe { std::slice::from_raw_parts(local.at.cast_const(), local.bytes) };
-        let Some(head) = Head::decode(message) else {
+        let Some(head) = MessageHead::decode(message) else {
             self.die("a message arrived that is none of ours");
             return;
         };
@@ -171,7 +161,7 @@ impl Engine {
 
     fn ordered_message(
         &mut self,
-        head: Head,
+        head: MessageHead,
         body: &[u8],
         number: u32,
         sink: &mut dyn Sink,
@@ -202,9 +192,9 @@ impl Engine {
         {
             let rank = head.rank as usize;
             match sink.place(rank, &frame) {
-                Place::Later => {}
+                Destination::Later => {}
                 place => {
-                    if let Place::Here(at) = place {
+                    if let Destination::Here(at) = place {
                         // SAFETY: the sink's promise: room for the frame's payload, which has this length.
                         unsafe { at.copy_from_nonoverlapping(payload.as_ptr(), payload.len()) };
                     }
@@ -269,10 +259,10 @@ impl Engine {
         while at < AHEAD
             && let Some(item) = items.get_mut(at)
         {
-            if item.stage == Stage::Waiting && !self.settle(number, (rank, peer), item, at == 0, sink) {
+            if item.stage == Arrival::Waiting && !self.settle(number, (rank, peer), item, at == 0, sink) {
                 break;
             }
-            if at == 0 && item.stage == Stage::Placed {
+            if at == 0 && item.stage == Arrival::Placed {
                 sink.arrived(rank as usize, &item.frame);
                 items.pop_front();
                 moved = true;
@@ -306,23 +296,23 @@ impl Engine {
         }
         let place = sink.place(rank as usize, &item.frame);
         match (&item.payload, place) {
-            (_, Place::Later) => return false,
-            (Payload::Here(_), Place::Drop) => item.stage = Stage::Placed,
-            (Payload::Here(bytes), Place::Here(at)) => {
+            (_, Destination::Later) => return false,
+            (Payload::Here(_), Destination::Drop) => item.stage = Arrival::Placed,
+            (Payload::Here(bytes), Destination::Here(at)) => {
                 // SAFETY: the sink's promise: room for the frame's payload, which has this length.
                 unsafe { at.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-                item.stage = Stage::Placed;
+                item.stage = Arrival::Placed;
             }
-            (Payload::There(offered), Place::Drop) => {
+            (Payload::There(offered), Destination::Drop) => {
                 self.peers[peer].fetched.push(offered.id);
                 self.list(peer);
-                item.stage = Stage::Placed;
+                item.stage = Arrival::Placed;
             }
-            (Payload::There(offered), Place::Here(at)) => {
+            (Payload::There(offered), Destination::Here(at)) => {
                 let bytes = item.frame.bytes as usize;
                 match self.fetch(number, rank, item.seq, peer, bytes, (offered, at)) {
                     Ok(count) => {
-                        item.stage = Stage::Moving(count);
+                        item.stage = Arrival::Moving(count);
                         if let Some(group) = self.groups.get_mut(&number) {
                             group.moving += count;
                         }

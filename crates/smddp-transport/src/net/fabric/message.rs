@@ -44,7 +44,7 @@ impl What {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Head {
+pub(crate) struct MessageHead {
     pub(crate) what: What,
     /// Whether it took a credit.
     pub(crate) counted: bool,
@@ -60,7 +60,7 @@ pub(crate) struct Head {
     pub(crate) seq: u64,
 }
 
-impl Head {
+impl MessageHead {
     /// One that belongs to no group. What is known only when it goes comes with [`Self::seal`].
     pub(crate) fn new(what: What, engine: u64) -> Self {
         Self { what, counted: false, credits: 0, engine, group: 0, rank: 0, seq: 0 }
@@ -113,15 +113,20 @@ mod tests {
     #[test]
     fn a_header_comes_back_as_it_went() {
         for what in What::ALL {
-            let head =
-                Head { engine: u64::MAX - 1, group: 7, rank: u32::MAX, seq: 1 << 50, ..Head::new(what, 3) };
+            let head = MessageHead {
+                engine: u64::MAX - 1,
+                group: 7,
+                rank: u32::MAX,
+                seq: 1 << 50,
+                ..MessageHead::new(what, 3)
+            };
             let mut bytes = [0xaa; HEAD];
             head.encode(&mut bytes);
-            assert_eq!(Head::decode(&bytes), Some(head));
-            Head::seal(&mut bytes, 11, true);
-            assert_eq!(Head::decode(&bytes), Some(Head { credits: 11, counted: true, ..head }));
-            assert_eq!(Head::decode(&bytes[..HEAD - 1]), None);
+            assert_eq!(MessageHead::decode(&bytes), Some(head));
+            MessageHead::seal(&mut bytes, 11, true);
+            assert_eq!(MessageHead::decode(&bytes), Some(MessageHead { credits: 11, counted: true, ..head }));
+            assert_eq!(MessageHead::decode(&bytes[..HEAD - 1]), None);
         }
-        assert_eq!(Head::decode(&[0; HEAD]), None);
+        assert_eq!(MessageHead::decode(&[0; HEAD]), None);
     }
 }

@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use super::engine::{Engine, Op};
-use super::message::{HEAD, Head, What};
+use super::engine::{Engine, Operation};
+use super::message::{HEAD, MessageHead, What};
 use super::provider::Posted;
 use crate::net::frame::{Frame, HEADER};
 use crate::net::wire::{EAGER, Ticket};
@@ -66,13 +66,18 @@ impl Engine {
         let Some(group) = self.groups.get_mut(&number) else { return };
         let me = group.me;
         let Some(member) = group.members[rank].as_mut() else { return };
-        let head = Head { group: member.group, rank: me, seq: member.next, ..Head::new(what, self.id) };
+        let head = MessageHead {
+            group: member.group,
+            rank: me,
+            seq: member.next,
+            ..MessageHead::new(what, self.id)
+        };
         member.next += 1;
         self.message(peer, head, body);
     }
 
     /// Sends a message, at once where it can be.
-    pub(super) fn message(&mut self, peer: usize, head: Head, body: [&[u8]; 2]) {
+    pub(super) fn message(&mut self, peer: usize, head: MessageHead, body: [&[u8]; 2]) {
         self.open_window(peer);
         let mut start = [0; HEAD];
         head.encode(&mut start);
@@ -97,7 +102,7 @@ impl Engine {
 
     /// Hands a message to the provider; `false`: not now.
     fn launch(&mut self, peer: usize, parts: &[&[u8]], counted: bool) -> bool {
-        let buffer = match self.sends.take(self.provider.as_mut()) {
+        let buffer = match self.sends.take(self.rails[0].as_mut()) {
             Ok(buffer) => buffer,
             Err(why) => {
                 self.die(&why);
@@ -110,7 +115,7 @@ impl Engine {
         let local = if bytes > local.bytes {
             // Only the careless get here.
             let large = Box::leak(parts.concat().into_boxed_slice());
-            super::provider::Local { at: large.as_mut_ptr(), bytes, ..local }
+            super::provider::LocalMemory { at: large.as_mut_ptr(), bytes, ..local }
         } else {
             local
         };
@@ -121,15 +126,15 @@ impl Engine {
             message[at..at + part.len()].copy_from_slice(part);
             at += part.len();
         }
-        Head::seal(message, self.peers[peer].owed, counted);
+        MessageHead::seal(message, self.peers[peer].owed, counted);
         let to = self.peers[peer].to[0];
-        let context = self.context(Op::Send { buffer, peer });
-        // SAFETY: the buffer belongs to the operation until its end is told, and lives as long as the provider.
-        let posted = unsafe { self.provider.send(0, to, local, context) };
+        let context = self.context(Operation::Send { buffer, peer });
+        // SAFETY: the buffer belongs to the operation until its end is told, and lives as long as the rail.
+        let posted = unsafe { self.rails[0].send(to, local, context) };
         #[cfg(test)]
         let posted = if posted == Ok(Posted::Again) && self.breaks(super::engine::Careless::Again) {
             // SAFETY: as above.
-            let mut again = || unsafe { self.provider.send(0, to, local, context) };
+            let mut again = || unsafe { self.rails[0].send(to, local, context) };
             (0..5000).map(|_| again()).find(|p| *p != Ok(Posted::Again)).unwrap_or(posted)
         } else {
             posted
@@ -192,7 +197,7 @@ impl Engine {
 
     fn pump_peer(&mut self, peer: usize) -> bool {
         let mut moved = false;
-        let plain = Head::new(What::Fetched, self.id);
+        let plain = MessageHead::new(What::Fetched, self.id);
         // Before all else: somebody waits for the memory.
         while !self.peers[peer].fetched.is_empty() && self.may_send(peer) {
             let most = (self.peers[peer].message - HEAD) / 8;
@@ -238,7 +243,7 @@ impl Engine {
             return false;
         }
         let mut start = [0; HEAD];
-        Head::new(what, self.id).encode(&mut start);
+        MessageHead::new(what, self.id).encode(&mut start);
         self.launch(peer, &[&start], !p.heard)
     }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::RangeInclusive;
 
 use super::message::{What, numbers};
-use super::provider::Remote;
+use super::provider::RemoteMemory;
 use crate::net::frame::{Frame, HEADER, LANES};
 use crate::net::wire::EAGER;
 
@@ -16,7 +16,7 @@ pub(crate) struct Offered {
     /// The sender's device writes; then the largest of its writes, bytes.
     pub(crate) writes: Option<usize>,
     /// Where it lies, by the sender's rails.
-    pub(crate) at: Vec<Remote>,
+    pub(crate) at: Vec<RemoteMemory>,
 }
 
 impl Offered {
@@ -35,8 +35,8 @@ impl Offered {
 }
 
 /// Addresses and keys, one pair behind the other.
-pub(crate) fn remotes(mut words: impl Iterator<Item = u64>) -> Vec<Remote> {
-    let pair = move || Some(Remote { address: words.next()?, key: words.next()? });
+pub(crate) fn remotes(mut words: impl Iterator<Item = u64>) -> Vec<RemoteMemory> {
+    let pair = move || Some(RemoteMemory { address: words.next()?, key: words.next()? });
     std::iter::from_fn(pair).collect()
 }
 
@@ -50,7 +50,7 @@ pub(crate) enum Payload {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stage {
+pub(crate) enum Arrival {
     /// Has no place yet.
     Waiting,
     /// So many operations bring it to its place.
@@ -66,7 +66,7 @@ pub(crate) struct Item {
     pub(crate) seq: u64,
     pub(crate) frame: Frame,
     pub(crate) payload: Payload,
-    pub(crate) stage: Stage,
+    pub(crate) stage: Arrival,
 }
 
 /// The receiving end of an ordered pair: its messages have one order, and what they bring is delivered lane by lane.
@@ -154,7 +154,7 @@ impl Pair {
             } else {
                 Payload::Here(rest.to_vec())
             };
-            self.partial = Some(Item { seq, frame, payload, stage: Stage::Waiting });
+            self.partial = Some(Item { seq, frame, payload, stage: Arrival::Waiting });
         }
         let whole = |item: &mut Item| match &item.payload {
             Payload::Here(bytes) => bytes.len() as u64 == item.frame.bytes,
@@ -169,8 +169,8 @@ impl Pair {
     /// One operation of a frame on its way is over.
     pub(crate) fn moved(&mut self, seq: u64) -> Option<&mut Item> {
         let item = self.lanes.iter_mut().flatten().find(|item| item.seq == seq)?;
-        if let Stage::Moving(left) = item.stage {
-            item.stage = if left > 1 { Stage::Moving(left - 1) } else { Stage::Placed };
+        if let Arrival::Moving(left) = item.stage {
+            item.stage = if left > 1 { Arrival::Moving(left - 1) } else { Arrival::Placed };
         }
         Some(item)
     }

@@ -38,7 +38,7 @@ pub(crate) struct Registered {
 
 /// Bytes of this process in an operation.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Local {
+pub(crate) struct LocalMemory {
     pub(crate) at: *mut u8,
     pub(crate) bytes: usize,
     pub(crate) desc: usize,
@@ -46,7 +46,7 @@ pub(crate) struct Local {
 
 /// Bytes of another process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Remote {
+pub(crate) struct RemoteMemory {
     pub(crate) address: u64,
     pub(crate) key: u64,
 }
@@ -74,56 +74,56 @@ pub(crate) enum Event {
     Failed(Option<Context>, String),
 }
 
-/// An endpoint per rail, each with its completion queue and its book of addresses.
-pub(crate) trait Provider: Send {
-    /// "efa (libfabric 2.1)".
-    fn describe(&self) -> String;
-    fn rails(&self) -> usize;
+impl Limits {
+    /// What two rails can do alike.
+    pub(crate) fn both(self, other: Self) -> Self {
+        Self {
+            message: self.message.min(other.message),
+            one_sided: self.one_sided.min(other.one_sided),
+            operations: self.operations.min(other.operations),
+            receives: self.receives.min(other.receives),
+            completions: self.completions.min(other.completions),
+            writes: self.writes & other.writes,
+            patient: self.patient & other.patient,
+        }
+    }
+}
+
+/// One device's endpoint, with its completion queue and its book of addresses.
+pub(crate) trait Rail: Send {
     fn limits(&self) -> Limits;
-    /// What others insert to reach this rail.
-    fn address(&self, rail: usize) -> Vec<u8>;
-    /// Makes memory known to a rail, for all operations of this process and of others.
+    /// What others insert to reach it.
+    fn address(&self) -> Vec<u8>;
+    /// Makes memory known to it, for all operations of this process and of others.
     ///
     /// # Safety
-    /// The memory lives until the provider is dropped.
-    unsafe fn register(&mut self, rail: usize, at: *mut u8, bytes: usize) -> Result<Registered, String>;
+    /// The memory lives until the rail is dropped.
+    unsafe fn register(&mut self, at: *mut u8, bytes: usize) -> Result<Registered, String>;
     /// Notes a peer's address; what is returned stands for it.
-    fn insert(&mut self, rail: usize, address: &[u8]) -> Result<u64, String>;
+    fn insert(&mut self, address: &[u8]) -> Result<u64, String>;
 
     /// # Safety
     /// For this and the following: `local` is registered memory of this process that stays put, and that nobody reads
-    /// (receive, read) or writes (send, write) in another way until the operation's end was told.
-    unsafe fn receive(&mut self, rail: usize, local: Local, context: Context) -> Result<Posted, String>;
+    /// (receive, a read) or writes (send, a write) in another way until the operation's end was told.
+    unsafe fn receive(&mut self, local: LocalMemory, context: Context) -> Result<Posted, String>;
     /// # Safety
-    /// See [`Provider::receive`].
-    unsafe fn send(&mut self, rail: usize, to: u64, local: Local, context: Context)
-    -> Result<Posted, String>;
-    /// # Safety
-    /// See [`Provider::receive`].
-    unsafe fn read(
-        &mut self,
-        rail: usize,
-        from: u64,
-        local: Local,
-        remote: Remote,
-        context: Context,
-    ) -> Result<Posted, String>;
-    /// A write that tells the peer `number` when it is there.
+    /// See [`Rail::receive`].
+    unsafe fn send(&mut self, to: u64, local: LocalMemory, context: Context) -> Result<Posted, String>;
+    /// Reads from a peer; or writes to it, and tells it that number when all is there.
     ///
     /// # Safety
-    /// See [`Provider::receive`].
-    unsafe fn write(
+    /// See [`Rail::receive`].
+    unsafe fn one_sided(
         &mut self,
-        rail: usize,
-        to: u64,
-        local: Local,
-        remote: Remote,
-        number: u32,
+        peer: u64,
+        local: LocalMemory,
+        remote: RemoteMemory,
+        write: Option<u32>,
         context: Context,
     ) -> Result<Posted, String>;
 
-    /// Moves the rail on and appends what happened, a few events at most.
-    fn poll(&mut self, rail: usize, events: &mut Vec<Event>);
-    /// Appends the descriptors that tell of events to come. `false`: there are none, or events are waiting already.
-    fn interest(&mut self, fds: &mut Vec<(RawFd, i16)>) -> bool;
+    /// Moves it on and appends what happened, a few events at most.
+    fn poll(&mut self, events: &mut Vec<Event>);
+    /// The descriptor that tells of events to come. `None`: there is none, or events are waiting already.
+    fn interest(&mut self) -> Option<RawFd>;
 }

@@ -7,7 +7,8 @@ use std::any::Any;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::provider::{Provider, Registered};
+use super::provider::{Rail, Registered};
+use crate::process::Endpoint;
 
 /// Memory that belongs to the process and serves all its groups.
 pub(crate) struct Staging {
@@ -42,6 +43,13 @@ pub(crate) struct Part<'a> {
 }
 
 impl Staging {
+    /// All memory that cells may lie in.
+    pub(crate) fn of(endpoint: &Endpoint) -> Self {
+        let (memory, bytes) = (&endpoint.memory, endpoint.memory.len());
+        memory.pin();
+        Self::new(memory.at(0, bytes), bytes, memory.clone())
+    }
+
     /// `keep` keeps the memory where it is.
     pub(crate) fn new(base: *mut u8, bytes: usize, keep: Arc<dyn Any + Send + Sync>) -> Self {
         Self { base, bytes, grain: GRAIN, parts: HashMap::new(), keep }
@@ -61,7 +69,7 @@ impl Staging {
     /// The part that these bytes lie in, which is made known to all rails if it is not yet.
     pub(crate) fn part(
         &mut self,
-        provider: &mut dyn Provider,
+        rails: &mut [Box<dyn Rail>],
         offset: usize,
         bytes: usize,
     ) -> Result<Part<'_>, String> {
@@ -71,9 +79,10 @@ impl Staging {
         let (first, length) = if fits { (first, 2 * self.grain) } else { (offset, bytes) };
         let length = length.min(self.bytes - first);
         if !self.parts.contains_key(&(first, length)) {
-            let known = (0..provider.rails())
-                // SAFETY: `keep` keeps the memory, and the engine drops this after its provider.
-                .map(|rail| unsafe { provider.register(rail, self.base.wrapping_add(first), length) })
+            let known = rails
+                .iter_mut()
+                // SAFETY: `keep` keeps the memory, and the engine drops this after its rails.
+                .map(|rail| unsafe { rail.register(self.base.wrapping_add(first), length) })
                 .collect::<Result<Vec<_>, _>>()?;
             self.parts.insert((first, length), known);
         }

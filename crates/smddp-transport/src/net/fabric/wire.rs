@@ -1,55 +1,38 @@
 //! The wire of one group over an engine that it shares with others.
 
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use super::engine::{Address, Engine};
+use super::engine::{Engine, FabricAddress};
+use crate::lock;
 use crate::net::frame::Frame;
 use crate::net::wire::{Broken, Sink, Ticket, Wire};
 
 /// An engine, for the groups that use it.
-pub(crate) type Shared = Arc<Mutex<Engine>>;
-
-fn lock(engine: &Shared) -> MutexGuard<'_, Engine> {
-    // Whoever panicked held no half-made state that matters more than answering.
-    engine.lock().unwrap_or_else(PoisonError::into_inner)
-}
+pub(crate) type SharedEngine = Arc<Mutex<Engine>>;
 
 pub(crate) struct FabricWire {
-    engine: Shared,
+    engine: SharedEngine,
     group: u32,
 }
 
-/// A group's place at an engine, known to others by its address, before theirs are known here.
-pub(crate) struct Prepared {
-    wire: FabricWire,
-    address: Address,
-}
-
 impl FabricWire {
-    /// `me`: this rank of `size`; `expected`: at most so many of the others are in other processes and will be reached
-    /// through this wire. From here on they may send.
+    /// A group's place at an engine, and what the others need to send there: they may from here on, before theirs are known
+    /// here. `me`: this rank of `size`; `expected`: at most so many of the others are in other processes and will be reached
+    /// through this wire.
     pub(crate) fn prepare(
-        engine: &Shared,
+        engine: &SharedEngine,
         me: usize,
         size: usize,
         expected: usize,
-    ) -> Result<Prepared, String> {
+    ) -> Result<(Self, FabricAddress), String> {
         let (address, group) = lock(engine).prepare(me, size, expected)?;
-        Ok(Prepared { wire: Self { engine: engine.clone(), group }, address })
-    }
-}
-
-impl Prepared {
-    /// What the others need.
-    pub(crate) fn address(&self) -> &Address {
-        &self.address
+        Ok((Self { engine: engine.clone(), group }, address))
     }
 
     /// `addresses`: by rank; `None` for this rank and for those that are not reached this way.
-    pub(crate) fn connect(self, addresses: &[Option<Address>]) -> Result<FabricWire, String> {
-        lock(&self.wire.engine).connect(self.wire.group, addresses)?;
-        Ok(self.wire)
+    pub(crate) fn connect(&mut self, addresses: &[Option<FabricAddress>]) -> Result<(), String> {
+        lock(&self.engine).connect(self.group, addresses)
     }
 }
 

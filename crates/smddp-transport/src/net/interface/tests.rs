@@ -33,7 +33,7 @@ fn machine() -> Vec<Interface> {
     ]
 }
 
-fn chosen(interfaces: &[Interface], value: Option<&str>, family: Family) -> Result<Choice, Error> {
+fn chosen(interfaces: &[Interface], value: Option<&str>, family: Family) -> Result<ChosenInterface, Error> {
     choose_from(interfaces, &Wanted { value: value.map(str::to_owned), from: SMDDP }, family)
 }
 

@@ -1,36 +1,38 @@
 //! One connection: what waits to be written, and the reader.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
-use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsRawFd, RawFd};
+use std::net::TcpStream;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::time::Duration;
 
+use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
-use super::call::{Call, Called, prepare};
-use super::hello::HELLO;
-use super::own::Own;
-use super::reader::{Read1, Reader};
+use super::call::{Call, Failed};
+use super::dial::{prepare, retried};
+use super::reader::{ReadOutcome, Reader};
 use crate::net::frame::{Frame, HEADER};
 use crate::net::wire::{EAGER, Sink, Ticket};
+use crate::own::Uninherited;
 use crate::send::send;
 
 /// The head of a frame, and its payload.
-struct Outgoing {
+struct QueuedFrame {
     head: [u8; HEADER],
-    payload: Payload,
+    payload: QueuedPayload,
     written: usize,
     ticket: Option<Ticket>,
 }
 
-enum Payload {
+enum QueuedPayload {
     Owned(Box<[u8]>),
     /// Staging memory that stays as it is until the ticket is told.
     Lent(*const u8, usize),
 }
 
-impl Payload {
+impl QueuedPayload {
     fn bytes(&self) -> &[u8] {
         match self {
             Self::Owned(bytes) => bytes,
@@ -43,7 +45,7 @@ impl Payload {
 enum Line {
     /// Nothing goes over it yet.
     Calling(Box<Call>),
-    Open(Own<TcpStream>),
+    Open(Uninherited<TcpStream>),
 }
 
 impl Line {
@@ -56,20 +58,11 @@ impl Line {
     }
 }
 
-/// What became of a connection that is being made.
-pub(super) enum Step {
-    /// It is made, now or before.
-    Open,
-    NotYet,
-    Lost(String),
-    Unable(String),
-}
-
 pub(super) struct Conn {
     pub(super) peer: usize,
     pub(super) lane: usize,
     line: Line,
-    queue: VecDeque<Outgoing>,
+    queue: VecDeque<QueuedFrame>,
     /// The peer takes nothing any more. What it sent before is still to be read: it may say why.
     deaf: bool,
     /// This rank has made it, and the peer has not sent anything over it yet.
@@ -77,6 +70,10 @@ pub(super) struct Conn {
     /// This rank has turned to another connection: the end of this one means nothing.
     pub(super) retired: bool,
     reader: Reader,
+    /// The kernel says that there is something to read.
+    pub(super) ready: bool,
+    /// Events of which the wire's epoll tells.
+    told_of: Cell<i16>,
 }
 
 // SAFETY: lent payloads are plain memory that outlives its entry; one thread at a time owns the wire.
@@ -86,14 +83,13 @@ unsafe impl Send for Conn {}
 const GATHER: usize = 16;
 
 impl Conn {
-    /// Calls a peer; `hello` is the first thing that it hears.
-    pub(super) fn call(peer: usize, lane: usize, address: SocketAddr, hello: [u8; HELLO]) -> Self {
-        let line = Line::Calling(Box::new(Call::new(address, hello)));
-        Self { offered: true, ..Self::new(peer, lane, line) }
+    /// Calls a peer.
+    pub(super) fn call(peer: usize, lane: usize, call: Call) -> Self {
+        Self { offered: true, ..Self::new(peer, lane, Line::Calling(Box::new(call))) }
     }
 
     /// A peer that has called and said hello.
-    pub(super) fn answer(peer: usize, lane: usize, socket: Own<TcpStream>) -> io::Result<Self> {
+    pub(super) fn answer(peer: usize, lane: usize, socket: Uninherited<TcpStream>) -> io::Result<Self> {
         prepare(&socket)?;
         Ok(Self::new(peer, lane, Line::Open(socket)))
     }
@@ -108,21 +104,19 @@ impl Conn {
             offered: false,
             retired: false,
             reader: Reader::new(),
+            ready: false,
+            told_of: Cell::new(0),
         }
     }
 
-    /// Goes on making the connection, where it is not yet made.
-    pub(super) fn step(&mut self) -> Step {
-        let Line::Calling(call) = &mut self.line else { return Step::Open };
-        match call.go_on() {
-            Called::NotYet => Step::NotYet,
-            Called::Open(socket) => {
-                self.line = Line::Open(socket);
-                Step::Open
-            }
-            Called::Lost(why) => Step::Lost(why),
-            Called::Unable(why) => Step::Unable(why),
+    /// Goes on making the connection. `Ok`: whether it is made, now or before.
+    pub(super) fn step(&mut self) -> Result<bool, Failed> {
+        let Line::Calling(call) = &mut self.line else { return Ok(true) };
+        if let Some(socket) = call.go_on()? {
+            self.line = Line::Open(socket);
+            return Ok(true);
         }
+        Ok(false)
     }
 
     pub(super) fn is_calling(&self) -> bool {
@@ -151,7 +145,7 @@ impl Conn {
             return true;
         }
         let (head, bytes) = (frame.encode(), frame.bytes as usize);
-        let lent = Payload::Lent(payload, bytes);
+        let lent = QueuedPayload::Lent(payload, bytes);
         let mut written = 0;
         // What only announces the next frame goes with it, at the next poll.
         if self.queue.is_empty()
@@ -172,12 +166,12 @@ impl Conn {
         }
         let copied = bytes <= EAGER;
         let payload = match copied {
-            true if bytes > 0 => Payload::Owned(lent.bytes().into()),
-            true => Payload::Owned(Box::default()),
+            true if bytes > 0 => QueuedPayload::Owned(lent.bytes().into()),
+            true => QueuedPayload::Owned(Box::default()),
             false => lent,
         };
         let ticket = (!copied).then_some(ticket);
-        self.queue.push_back(Outgoing { head, payload, written, ticket });
+        self.queue.push_back(QueuedFrame { head, payload, written, ticket });
         copied
     }
 
@@ -220,10 +214,10 @@ impl Conn {
         moved
     }
 
-    pub(super) fn read(&mut self, sink: &mut dyn Sink) -> Read1 {
+    pub(super) fn read(&mut self, sink: &mut dyn Sink) -> ReadOutcome {
         match &self.line {
             Line::Open(socket) => self.reader.turn(&mut &**socket, self.peer, sink),
-            Line::Calling(_) => Read1::Nothing,
+            Line::Calling(_) => ReadOutcome::Nothing,
         }
     }
 
@@ -234,6 +228,28 @@ impl Conn {
     /// Of nobody's, which `poll` skips, between two attempts to make it.
     pub(super) fn fd(&self) -> RawFd {
         self.line.socket().map_or(-1, AsRawFd::as_raw_fd)
+    }
+
+    /// Whether epoll tells what comes in.
+    pub(super) fn enlisted(&self) -> bool {
+        self.told_of.get() & libc::POLLIN != 0
+    }
+
+    /// From now on epoll tells of these events (none: not even of the end) of this connection, which is made, as number `at`; whether it
+    /// does, or there is none.
+    pub(super) fn enlist(&self, epoll: &OwnedFd, at: usize, events: i16) -> bool {
+        let Some(socket) = self.open().filter(|_| events != self.told_of.get()) else { return true };
+        let data = EventData::new_u64(at as u64);
+        // The events' numbers are those of poll.
+        let flags = EventFlags::from_bits_truncate(u32::from(events.cast_unsigned()));
+        let done = match (self.told_of.get(), events) {
+            (0, _) => epoll::add(epoll, socket, data, flags),
+            (_, 0) => epoll::delete(epoll, socket),
+            _ => epoll::modify(epoll, socket, data, flags),
+        };
+        // Where the kernel has no room for it, the connection is tried at every look.
+        self.told_of.set(if done.is_ok() { events } else { 0 });
+        done.is_ok()
     }
 
     /// Events worth waking up for.
@@ -332,14 +348,6 @@ fn tcp_info(fd: RawFd) -> Option<libc::tcp_info> {
     (told == 0).then(|| unsafe { info.assume_init() })
 }
 
-/// What a non-blocking write came to; a connection that is still being made takes nothing yet.
-pub(super) fn retried(result: io::Result<usize>) -> io::Result<usize> {
-    match result {
-        Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => Ok(0),
-        other => other,
-    }
-}
-
 /// What a connection has to ask for so that `bytes` may be on their way; `None` where the kernel's own tuning gives as
 /// much, or more than may be asked for: who asks gives it up.
 pub(super) fn room(bytes: usize) -> Option<usize> {
@@ -364,8 +372,9 @@ mod tests {
     #[test]
     fn the_kernel_tells_how_long_the_way_is_once_something_was_acknowledged() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let ours = Conn::answer(1, 0, Own::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap()))
-            .unwrap();
+        let ours =
+            Conn::answer(1, 0, Uninherited::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap()))
+                .unwrap();
         let quickest = ours.round_trip().unwrap();
         assert!(quickest < Duration::from_secs(10), "{quickest:?}");
     }
@@ -376,7 +385,7 @@ mod tests {
         if let Some(bytes) = room(1 << 30) {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let ours = Conn::answer(1, 0, Own::new(socket)).unwrap();
+            let ours = Conn::answer(1, 0, Uninherited::new(socket)).unwrap();
             let before = sockopt::socket_send_buffer_size(ours.open().unwrap()).unwrap();
             ours.make_room(bytes);
             assert!(sockopt::socket_send_buffer_size(ours.open().unwrap()).unwrap() > before);
@@ -387,7 +396,7 @@ mod tests {
     fn bytes_for_an_end_that_is_closed_are_not_waited_for() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let mut ours = Conn::answer(1, 0, Own::new(socket)).unwrap();
+        let mut ours = Conn::answer(1, 0, Uninherited::new(socket)).unwrap();
         drop(listener.accept().unwrap());
         // SAFETY: no payload.
         assert!(unsafe { ours.send(&Frame::new(Kind::Leave, 0), std::ptr::null(), 0) });
@@ -404,7 +413,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let found = crate::send::tests::signalled(|| {
             let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let mut ours = Conn::answer(1, 0, Own::new(socket)).unwrap();
+            let mut ours = Conn::answer(1, 0, Uninherited::new(socket)).unwrap();
             drop(listener.accept().unwrap());
             let until = Instant::now() + Duration::from_secs(10);
             while !ours.deaf {

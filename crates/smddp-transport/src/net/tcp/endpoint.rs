@@ -5,31 +5,23 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, OnceLock, PoisonError, Weak};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex, Once, Weak};
 
-use rustix::event::{EventfdFlags, eventfd};
-use serde::{Deserialize, Serialize};
-
-use super::callers::serve;
-use super::hello::Purpose;
-use super::own::Own;
-use crate::fork;
-use crate::net::interface::Choice;
-use crate::process::{Bell, Id, random};
+use super::dial::advice;
+use super::hello::{HELLO, Purpose, TcpAddress, parse};
+use crate::fork::{self, PerProcess};
+use crate::lock;
+use crate::net::interface::{self, ChosenInterface, Family, Wanted};
+use crate::own::Uninherited;
+use crate::process::callers::{Host, Stage};
+use crate::process::{Bell, Endpoint, Id, random};
 use crate::warn::warn;
 
-/// How a rank is reached: its process's address and the group's token there.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct TcpAddress {
-    pub(crate) socket: SocketAddr,
-    pub(crate) token: Id,
-}
-
 /// A connection that is not wanted, and why.
-type Refused = (Own<TcpStream>, &'static str);
+type Refused = (Uninherited<TcpStream>, &'static str);
 
 /// What others want of one group here.
+#[derive(Default)]
 pub(super) struct Inbox {
     me: usize,
     size: usize,
@@ -48,14 +40,14 @@ struct Lanes {
     /// (rank of the caller, lane) of all that ever came, or that will not: each comes once at most. So whoever says the
     /// same hello again does not get between two ranks.
     known: HashSet<(usize, usize)>,
-    /// With their connections, those that the group's link has not taken yet.
-    waiting: Vec<(usize, usize, Own<TcpStream>)>,
+    /// With their connections, those that the group has not taken yet.
+    waiting: Vec<(usize, usize, Uninherited<TcpStream>)>,
 }
 
 /// Those who want to notice when this group's end is closed.
 #[derive(Default)]
 struct Watchers {
-    streams: Vec<Own<TcpStream>>,
+    streams: Vec<Uninherited<TcpStream>>,
     closed: bool,
 }
 
@@ -72,7 +64,7 @@ fn tell_closed(mut watcher: &TcpStream) {
 }
 
 impl Watchers {
-    fn add(&mut self, stream: Own<TcpStream>, most: usize) -> Result<(), Refused> {
+    fn add(&mut self, stream: Uninherited<TcpStream>, most: usize) -> Result<(), Refused> {
         if self.closed {
             tell_closed(&stream);
             return Ok(());
@@ -93,19 +85,7 @@ impl Watchers {
 }
 
 impl Inbox {
-    fn new(me: usize, size: usize) -> Self {
-        Self {
-            me,
-            size,
-            lanes: Mutex::default(),
-            fresh: AtomicBool::new(false),
-            begun: AtomicU64::new(0),
-            watchers: Mutex::default(),
-            refused: AtomicU64::new(0),
-        }
-    }
-
-    pub(super) fn take(&self) -> Vec<(usize, usize, Own<TcpStream>)> {
+    pub(super) fn take(&self) -> Vec<(usize, usize, Uninherited<TcpStream>)> {
         if !self.fresh.swap(false, Ordering::Acquire) {
             return Vec::new();
         }
@@ -117,7 +97,7 @@ impl Inbox {
         lock(&self.lanes).known.insert((rank, lane));
     }
 
-    fn lane(&self, rank: usize, lane: usize, stream: Own<TcpStream>) -> Result<(), Refused> {
+    fn lane(&self, rank: usize, lane: usize, stream: Uninherited<TcpStream>) -> Result<(), Refused> {
         let mut lanes = lock(&self.lanes);
         if !lanes.known.insert((rank, lane)) {
             return Err((stream, "that rank is connected already, and its first connection goes on"));
@@ -157,71 +137,97 @@ impl Drop for Door {
     }
 }
 
-/// What the answering thread works with.
-pub(super) struct Shared {
-    pub(super) wake: OwnedFd,
-    pub(super) stop: AtomicBool,
-    inboxes: Mutex<HashMap<Id, Weak<Inbox>>>,
+/// The groups of this process, for the thread that answers callers.
+#[derive(Default)]
+struct Inboxes {
+    by_token: Mutex<HashMap<Id, Weak<Inbox>>>,
+    closed: AtomicBool,
 }
 
-impl Shared {
+/// Who they are and what they want is in their hello.
+struct Reception {
+    inboxes: Arc<Inboxes>,
+    bell: Bell,
+}
+
+impl Host for Reception {
+    fn words(&self) -> usize {
+        HELLO
+    }
+
     /// Hands the connection to its group. Where the group is gone, hanging up says so.
-    pub(super) fn admit(
-        &self,
-        token: &Id,
-        rank: usize,
-        purpose: Purpose,
-        stream: Own<TcpStream>,
-        bell: &Bell,
-    ) {
-        let inbox = lock(&self.inboxes).get(token).and_then(Weak::upgrade);
+    fn answer(&self, caller: Uninherited<OwnedFd>, words: &[u8]) -> Option<(Uninherited<OwnedFd>, Stage)> {
+        let (token, rank, purpose) = parse(words.first_chunk()?)?;
+        let stream = caller.map(TcpStream::from);
+        let inbox = lock(&self.inboxes.by_token).get(&token).and_then(Weak::upgrade);
         let Some(inbox) = inbox else {
             if purpose == Purpose::Watch {
                 tell_closed(&stream);
             }
-            return;
+            return None;
         };
         if rank >= inbox.size || rank == inbox.me {
-            return inbox.refuse(rank, &stream, "no other rank of this group has that number");
+            inbox.refuse(rank, &stream, "no other rank of this group has that number");
+            return None;
         }
-        match purpose {
-            Purpose::Lane(lane) => match inbox.lane(rank, lane, stream) {
-                Ok(()) => bell.ring(),
-                Err((stream, why)) => inbox.refuse(rank, &stream, why),
-            },
+        let outcome = match purpose {
+            Purpose::Lane(lane) => inbox.lane(rank, lane, stream).inspect(|()| self.bell.ring()),
             Purpose::Ask => {
                 // Eight bytes fit any socket buffer.
                 let begun = inbox.begun.load(Ordering::Acquire);
                 let _ = (&*stream).write_all(&begun.to_le_bytes());
+                Ok(())
             }
-            Purpose::Watch => {
-                let most = WATCHERS * inbox.size;
-                let outcome = lock(&inbox.watchers).add(stream, most);
-                if let Err((stream, why)) = outcome {
-                    inbox.refuse(rank, &stream, why);
-                }
-            }
+            Purpose::Watch => lock(&inbox.watchers).add(stream, WATCHERS * inbox.size),
+        };
+        if let Err((stream, why)) = outcome {
+            inbox.refuse(rank, &stream, why);
         }
+        None
+    }
+
+    fn open(&self) -> bool {
+        !self.inboxes.closed.load(Ordering::Acquire)
+    }
+
+    fn lacking(&self, error: &io::Error) -> String {
+        format!("ranks of other nodes cannot be answered: {error}; they wait. {}", advice(error))
     }
 }
 
 pub(crate) struct TcpEndpoint {
-    pub(crate) interface: Choice,
+    pub(crate) interface: ChosenInterface,
     socket: SocketAddr,
-    listener: Mutex<Option<Own<TcpListener>>>,
-    shared: Arc<Shared>,
-    bell: Bell,
-    thread: OnceLock<JoinHandle<()>>,
+    /// Until callers are answered.
+    listener: Mutex<Option<Uninherited<TcpListener>>>,
+    inboxes: Arc<Inboxes>,
+    endpoint: Arc<Endpoint>,
     forks: u32,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl TcpEndpoint {
-    /// Listens on that interface. Nobody is answered before [`TcpEndpoint::serve`].
-    pub(crate) fn new(interface: Choice, bell: Bell) -> io::Result<Self> {
+    /// The process's listener on that interface; the first group's settings count.
+    pub(crate) fn get(
+        endpoint: &Arc<Endpoint>,
+        wanted: &Wanted,
+        family: Family,
+    ) -> Result<Arc<Self>, String> {
+        static CURRENT: PerProcess<Mutex<Weak<TcpEndpoint>>> = PerProcess::new();
+        let mut cell = lock(CURRENT.get());
+        if let Some(endpoint) = cell.upgrade() {
+            return Ok(endpoint);
+        }
+        let interface = interface::choose(wanted, family).map_err(|e| e.to_string())?;
+        let name = interface.to_string();
+        let endpoint =
+            Self::new(endpoint.clone(), interface).map_err(|e| format!("cannot listen on {name}: {e}"))?;
+        let endpoint = Arc::new(endpoint);
+        *cell = Arc::downgrade(&endpoint);
+        Ok(endpoint)
+    }
+
+    /// Nobody is answered before [`TcpEndpoint::serve`].
+    fn new(endpoint: Arc<Endpoint>, interface: ChosenInterface) -> io::Result<Self> {
         let listener = TcpListener::bind(interface.address.with_port(0))?;
         // The standard library's backlog of 128 is short for the first collective of a large group.
         rustix::net::listen(&listener, 4096)?;
@@ -229,14 +235,9 @@ impl TcpEndpoint {
         Ok(Self {
             socket: listener.local_addr()?,
             interface,
-            listener: Mutex::new(Some(Own::new(listener))),
-            shared: Arc::new(Shared {
-                wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-                stop: AtomicBool::new(false),
-                inboxes: Mutex::default(),
-            }),
-            bell,
-            thread: OnceLock::new(),
+            listener: Mutex::new(Some(Uninherited::new(listener))),
+            inboxes: Arc::default(),
+            endpoint,
             forks: fork::generation(),
         })
     }
@@ -248,8 +249,8 @@ impl TcpEndpoint {
 
     /// For rank `me` of a group of `size`.
     pub(crate) fn door(self: &Arc<Self>, me: usize, size: usize) -> Door {
-        let (token, inbox) = (random(), Arc::new(Inbox::new(me, size)));
-        let mut inboxes = lock(&self.shared.inboxes);
+        let (token, inbox) = (random(), Arc::new(Inbox { me, size, ..Inbox::default() }));
+        let mut inboxes = lock(&self.inboxes.by_token);
         inboxes.retain(|_, inbox| inbox.strong_count() > 0);
         inboxes.insert(token, Arc::downgrade(&inbox));
         let address = TcpAddress { socket: self.socket, token };
@@ -257,30 +258,21 @@ impl TcpEndpoint {
     }
 
     /// Answers callers from now on: a group does span nodes.
-    pub(crate) fn serve(&self) -> io::Result<()> {
+    pub(crate) fn serve(&self) {
         raise_descriptor_limit();
-        let Some(listener) = lock(&self.listener).take() else { return Ok(()) };
-        let (shared, bell) = (self.shared.clone(), self.bell.clone());
-        let thread = std::thread::Builder::new()
-            .name("smddp-accept".to_owned())
-            .spawn(move || serve(&shared, &listener, &bell))?;
-        let _ = self.thread.set(thread);
-        Ok(())
+        if let Some(listener) = lock(&self.listener).take() {
+            let reception = Reception { inboxes: self.inboxes.clone(), bell: self.endpoint.bell() };
+            self.endpoint.service.answer(listener.map(OwnedFd::from), reception);
+        }
     }
 }
 
 impl Drop for TcpEndpoint {
     fn drop(&mut self) {
         // A forked child has no such thread, and shares the parent's eventfd.
-        if !self.ours() {
-            return;
-        }
-        self.shared.stop.store(true, Ordering::Release);
-        let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
-        if let Some(thread) = self.thread.take()
-            && thread.thread().id() != std::thread::current().id()
-        {
-            let _ = thread.join();
+        if self.ours() {
+            self.inboxes.closed.store(true, Ordering::Release);
+            self.endpoint.service.wake();
         }
     }
 }

@@ -5,8 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use super::endpoint::TcpAddress;
-use super::hello::{self, HELLO};
+use super::hello::{self, HELLO, TcpAddress};
 use super::survey::Survey;
 use crate::fuzzing::Script;
 

@@ -1,14 +1,25 @@
 //! The first bytes of a connection: who calls whom, and in which version.
 
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
 use crate::net::frame::LANES;
 use crate::process::{Id, PROTOCOL};
 
-pub(super) const HELLO: usize = 40;
+/// How a rank is reached: its process's address and the group's token there.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TcpAddress {
+    pub(crate) socket: SocketAddr,
+    pub(crate) token: Id,
+}
+
+pub(crate) const HELLO: usize = 40;
 const MAGIC: &[u8; 8] = b"smddp-tc";
 
 /// What a caller wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Purpose {
+pub(crate) enum Purpose {
     /// To send frames of this lane.
     Lane(usize),
     /// To hear how many operations the group has begun there.
@@ -21,7 +32,7 @@ const ASK: u32 = u32::MAX;
 const WATCH: u32 = u32::MAX - 1;
 
 /// The caller is rank `from` of the group whose end at the listener has this token.
-pub(super) fn hello(token: &Id, from: usize, purpose: Purpose) -> [u8; HELLO] {
+pub(crate) fn hello(token: &Id, from: usize, purpose: Purpose) -> [u8; HELLO] {
     let mut bytes = [0; HELLO];
     bytes[..8].copy_from_slice(MAGIC);
     bytes[8..12].copy_from_slice(&PROTOCOL.to_le_bytes());

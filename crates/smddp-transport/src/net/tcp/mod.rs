@@ -10,19 +10,17 @@
 //! tried again, and what this process lacks is told as that (`call`).
 //!
 //! A group that uses another wire has such a listener, too: connections over which nothing is sent tell of a process's
-//! end (`watch`), and the accepting thread answers for a rank that does not drive (`survey`).
+//! end (`watch`), and the service thread answers for a rank that does not drive (`survey`).
 
 mod call;
-mod callers;
 mod conn;
-mod ears;
+mod dial;
 mod endpoint;
 #[cfg(any(test, fuzzing))]
-pub mod feed;
-#[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
-mod hello;
-mod own;
+pub(crate) mod hello;
+mod lane_sink;
+mod listeners;
 mod reader;
 mod silence;
 mod survey;
@@ -31,9 +29,9 @@ mod tests;
 mod watch;
 mod wire;
 
-pub(crate) use call::connect;
-pub(crate) use endpoint::{Door, TcpAddress, TcpEndpoint};
-pub(crate) use own::{Own, forked};
-pub(crate) use survey::Survey;
+pub(crate) use dial::connect;
+pub(crate) use endpoint::{Door, TcpEndpoint};
+pub(crate) use hello::TcpAddress;
+pub(crate) use listeners::Listeners;
 pub(crate) use watch::Watches;
 pub(crate) use wire::TcpWire;

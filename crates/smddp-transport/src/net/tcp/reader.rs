@@ -3,14 +3,14 @@
 use std::io::{self, IoSliceMut, Read};
 
 use crate::net::frame::{Frame, HEADER};
-use crate::net::wire::{Place, Sink};
+use crate::net::wire::{Destination, Sink};
 
 const BUFFER: usize = 64 << 10;
 /// One connection gives way to the others after this many bytes.
 const TURN: usize = 4 << 20;
 
 /// Where the frame under way stands.
-enum State {
+enum Reading {
     Header,
     /// The sink has not said where the payload goes.
     Unplaced(Frame),
@@ -22,15 +22,15 @@ pub(super) struct Reader {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    state: State,
+    state: Reading,
 }
 
-// SAFETY: the address in `State::Payload` is memory that the sink gave for this frame; only whoever owns the wire, one
+// SAFETY: the address in `Reading::Payload` is memory that the sink gave for this frame; only whoever owns the wire, one
 // thread at a time, reads into it.
 unsafe impl Send for Reader {}
 
 /// What a round of reading came to.
-pub(super) enum Read1 {
+pub(super) enum ReadOutcome {
     Moved,
     Nothing,
     /// The stream is at its end, or broken.
@@ -39,34 +39,34 @@ pub(super) enum Read1 {
 
 impl Reader {
     pub(super) fn new() -> Self {
-        Self { buffer: vec![0; BUFFER].into(), start: 0, end: 0, state: State::Header }
+        Self { buffer: vec![0; BUFFER].into(), start: 0, end: 0, state: Reading::Header }
     }
 
     /// Whether it waits for the sink, not for the peer.
     pub(super) fn blocked(&self) -> bool {
-        matches!(self.state, State::Unplaced(_))
+        matches!(self.state, Reading::Unplaced(_))
     }
 
     /// Reads and delivers what is there.
-    pub(super) fn turn(&mut self, socket: &mut impl Read, peer: usize, sink: &mut dyn Sink) -> Read1 {
+    pub(super) fn turn(&mut self, socket: &mut impl Read, peer: usize, sink: &mut dyn Sink) -> ReadOutcome {
         let (mut moved, mut read) = (false, 0);
         loop {
             match self.deliver(peer, sink) {
                 Ok(delivered) => moved |= delivered,
-                Err(why) => return Read1::Ended(why),
+                Err(why) => return ReadOutcome::Ended(why),
             }
             if self.blocked() || read >= TURN {
                 break;
             }
             match self.fill(socket) {
-                Ok((0, _)) => return Read1::Ended("it closed the connection".to_owned()),
+                Ok((0, _)) => return ReadOutcome::Ended("it closed the connection".to_owned()),
                 Ok((n, full)) => {
                     (moved, read) = (true, read + n);
                     if !full {
                         // The stream was emptied; another look costs a system call and finds nothing.
                         return match self.deliver(peer, sink) {
-                            Ok(_) => Read1::Moved,
-                            Err(why) => Read1::Ended(why),
+                            Ok(_) => ReadOutcome::Moved,
+                            Err(why) => ReadOutcome::Ended(why),
                         };
                     }
                 }
@@ -74,10 +74,10 @@ impl Reader {
                     break;
                 }
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => return Read1::Ended(e.to_string()),
+                Err(e) => return ReadOutcome::Ended(e.to_string()),
             }
         }
-        if moved { Read1::Moved } else { Read1::Nothing }
+        if moved { ReadOutcome::Moved } else { ReadOutcome::Nothing }
     }
 
     /// One read from the socket: (bytes, whether there may be more). The payload under way goes to its place, whatever
@@ -89,7 +89,7 @@ impl Reader {
             self.buffer.copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        if let State::Payload(frame, Some(address), got) = &mut self.state {
+        if let Reading::Payload(frame, Some(address), got) = &mut self.state {
             let rest = frame.bytes as usize - *got;
             // SAFETY: the sink gave `frame.bytes` bytes at this address, ours until the frame has arrived; the buffer
             // is empty while a payload is under way, so nothing is overwritten.
@@ -112,20 +112,20 @@ impl Reader {
         let mut moved = false;
         loop {
             match self.state {
-                State::Header => {
+                Reading::Header => {
                     let Some(header) = self.buffer[self.start..self.end].first_chunk::<HEADER>() else {
                         return Ok(moved);
                     };
                     let frame = Frame::decode(header).ok_or("it sent something that is no frame")?;
                     self.start += HEADER;
-                    self.state = State::Unplaced(frame);
+                    self.state = Reading::Unplaced(frame);
                 }
-                State::Unplaced(frame) => match sink.place(peer, &frame) {
-                    Place::Later => return Ok(moved),
-                    Place::Here(address) => self.state = State::Payload(frame, Some(address), 0),
-                    Place::Drop => self.state = State::Payload(frame, None, 0),
+                Reading::Unplaced(frame) => match sink.place(peer, &frame) {
+                    Destination::Later => return Ok(moved),
+                    Destination::Here(address) => self.state = Reading::Payload(frame, Some(address), 0),
+                    Destination::Drop => self.state = Reading::Payload(frame, None, 0),
                 },
-                State::Payload(frame, address, got) => {
+                Reading::Payload(frame, address, got) => {
                     let piece = (frame.bytes as usize - got).min(self.end - self.start);
                     if let Some(address) = address
                         && piece > 0
@@ -140,11 +140,11 @@ impl Reader {
                         }
                     }
                     self.start += piece;
-                    self.state = State::Payload(frame, address, got + piece);
+                    self.state = Reading::Payload(frame, address, got + piece);
                     if got + piece < frame.bytes as usize {
                         return Ok(moved | (piece > 0));
                     }
-                    self.state = State::Header;
+                    self.state = Reading::Header;
                     sink.arrived(peer, &frame);
                     moved = true;
                 }

@@ -8,11 +8,12 @@
 use std::time::{Duration, Instant};
 
 use super::conn::Conn;
-use super::endpoint::TcpAddress;
-use super::watch::{Found, Watch, silent};
+use super::dial::silent;
+use super::listeners::Listeners;
+use super::watch::{Found, Watch};
 
 #[derive(Clone, Copy)]
-pub(super) struct Limits {
+pub(super) struct SilenceLimits {
     /// A peer from whose host nothing is heard for so long is looked after.
     pub(super) quiet: Duration,
     /// A host that answers nothing for so long is gone.
@@ -21,7 +22,7 @@ pub(super) struct Limits {
     pub(super) pause: Duration,
 }
 
-impl Default for Limits {
+impl Default for SilenceLimits {
     fn default() -> Self {
         Self {
             quiet: Duration::from_secs(5),
@@ -32,25 +33,24 @@ impl Default for Limits {
 }
 
 pub(super) struct Silence {
-    limits: Limits,
+    limits: SilenceLimits,
     looked: Instant,
     /// By peer.
     watches: Vec<(usize, Watch)>,
 }
 
 impl Silence {
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(super) fn new(limits: SilenceLimits) -> Self {
         Self { limits, looked: Instant::now(), watches: Vec::new() }
     }
 
     /// Peers whose hosts have been found gone.
     pub(super) fn look<'a>(
         &mut self,
-        me: usize,
+        listeners: &Listeners,
         conns: impl Iterator<Item = &'a Conn> + Clone,
-        address: impl Fn(usize) -> Option<&'a TcpAddress>,
     ) -> Vec<usize> {
-        let Limits { quiet, gone, pause } = self.limits;
+        let SilenceLimits { quiet, gone, pause } = self.limits;
         if self.looked.elapsed() < pause {
             return Vec::new();
         }
@@ -69,8 +69,8 @@ impl Silence {
         self.watches.retain(|(peer, _)| peers.contains(peer));
         for &peer in &peers {
             if !self.watches.iter().any(|(other, _)| *other == peer)
-                && let Some(address) = address(peer)
-                && let Ok(watch) = Watch::call(me, address, gone)
+                && let Some(address) = listeners.address(peer)
+                && let Ok(watch) = Watch::call(listeners.me, address, gone)
             {
                 self.watches.push((peer, watch));
             }

@@ -1,17 +1,13 @@
 //! Asking ranks that do not drive how far they are: their processes' accepting threads answer.
 
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::io::{self, ErrorKind, Read};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::call::{connect, lacking};
-use super::endpoint::TcpAddress;
-use super::hello::{HELLO, Purpose, hello};
-use super::own::Own;
-use super::watch::silent;
+use super::dial::{Dial, lacking, silent};
+use super::hello::{Purpose, TcpAddress};
 
 /// A host that has not taken up a connection by then is silent: a first packet that was lost is sent again after a second.
 const PATIENCE: Duration = Duration::from_millis(1500);
@@ -23,47 +19,29 @@ const AT_ONCE: usize = 64;
 const OF_ONE: usize = 2;
 
 /// One rank that is asked.
-struct Call {
+struct Question {
     peer: usize,
-    address: SocketAddr,
-    stream: Own<TcpStream>,
+    address: TcpAddress,
+    dial: Dial,
     since: Instant,
-    hello: [u8; HELLO],
-    asked: bool,
     answer: [u8; 8],
     heard: usize,
 }
 
-impl Call {
+impl Question {
     /// Without waiting for the connection.
-    fn new(me: usize, peer: usize, address: &TcpAddress) -> io::Result<Self> {
-        let stream = connect(address.socket)?;
-        let hello = hello(&address.token, me, Purpose::Ask);
-        let address = address.socket;
-        Ok(Self {
-            peer,
-            address,
-            stream,
-            since: Instant::now(),
-            hello,
-            asked: false,
-            answer: [0; 8],
-            heard: 0,
-        })
+    fn new(me: usize, peer: usize, address: TcpAddress) -> io::Result<Self> {
+        let dial = Dial::new(me, &address, Purpose::Ask, ANSWER)?;
+        Ok(Self { peer, address, dial, since: Instant::now(), answer: [0; 8], heard: 0 })
     }
 
     /// What there is to do now that the socket is ready; the answer when all of it is here.
     fn go_on(&mut self) -> io::Result<Option<u64>> {
-        if !self.asked {
-            if let Some(error) = self.stream.take_error()? {
-                return Err(error);
-            }
-            // A new connection has room for so little.
-            (&*self.stream).write_all(&self.hello)?;
-            self.asked = true;
+        if !self.dial.connected() {
+            self.dial.say()?;
             return Ok(None);
         }
-        match (&*self.stream).read(&mut self.answer[self.heard..]) {
+        match (&*self.dial.socket).read(&mut self.answer[self.heard..]) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(bytes) => self.heard += bytes,
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
@@ -74,15 +52,15 @@ impl Call {
 }
 
 /// (rank, operations begun), or `None` for one of whose host nothing came.
-pub(crate) type Answer = (usize, Option<u64>);
+pub(crate) type Heard = (usize, Option<u64>);
 
 /// A round of questions, some of them under way. Who refuses or hangs up gives no answer.
 #[derive(Default)]
 pub(crate) struct Survey {
     me: usize,
     waiting: VecDeque<(usize, TcpAddress)>,
-    calls: Vec<Call>,
-    found: Vec<Answer>,
+    calls: Vec<Question>,
+    found: Vec<Heard>,
 }
 
 impl Survey {
@@ -92,7 +70,7 @@ impl Survey {
     }
 
     /// Asks and hears for at most that long; the answers that came.
-    pub(crate) fn go_on(&mut self, at_most: Duration) -> Vec<Answer> {
+    pub(crate) fn go_on(&mut self, at_most: Duration) -> Vec<Heard> {
         self.call();
         let ready = self.ready(at_most);
         let mut next = ready.into_iter();
@@ -101,8 +79,8 @@ impl Survey {
             let outcome = if next.next() == Some(true) { call.go_on() } else { Ok(None) };
             match outcome {
                 // Its host is there: the process may be busy, or stopped, and that says nothing of what it has begun.
-                Ok(None) if call.asked && call.since.elapsed() >= ANSWER => {}
-                Ok(None) if call.asked || call.since.elapsed() < PATIENCE => return true,
+                Ok(None) if call.dial.connected() && call.since.elapsed() >= ANSWER => {}
+                Ok(None) if call.dial.connected() || call.since.elapsed() < PATIENCE => return true,
                 Ok(None) => found.push((call.peer, None)),
                 Ok(Some(begun)) => found.push((call.peer, Some(begun))),
                 Err(error) if silent(&error) => found.push((call.peer, None)),
@@ -121,14 +99,14 @@ impl Survey {
     fn call(&mut self) {
         while self.calls.len() < AT_ONCE {
             let free = |(_, address): &(usize, TcpAddress)| {
-                self.calls.iter().filter(|call| call.address == address.socket).count() < OF_ONE
+                self.calls.iter().filter(|call| call.address.socket == address.socket).count() < OF_ONE
             };
             let Some((peer, address)) =
                 self.waiting.iter().position(free).and_then(|next| self.waiting.remove(next))
             else {
                 return;
             };
-            match Call::new(self.me, peer, &address) {
+            match Question::new(self.me, peer, address.clone()) {
                 Ok(call) => self.calls.push(call),
                 Err(error) if silent(&error) => self.found.push((peer, None)),
                 // Those that hang up make room. Without any, nobody else can be asked.
@@ -149,9 +127,9 @@ impl Survey {
         if self.calls.is_empty() {
             return Vec::new();
         }
-        let events = |call: &Call| if call.asked { PollFlags::IN } else { PollFlags::OUT };
+        let events = |call: &Question| if call.dial.connected() { PollFlags::IN } else { PollFlags::OUT };
         let mut fds: Vec<PollFd<'_>> =
-            self.calls.iter().map(|c| PollFd::new(&*c.stream, events(c))).collect();
+            self.calls.iter().map(|c| PollFd::new(&*c.dial.socket, events(c))).collect();
         let at_most = Timespec::try_from(at_most).ok();
         // Interrupted or refused: whatever is ready is so the next time, too.
         let _ = poll(&mut fds, at_most.as_ref());
@@ -162,7 +140,9 @@ impl Survey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::net::TcpListener;
+    use crate::net::tcp::hello::HELLO;
+    use std::io::Write;
+    use std::net::{SocketAddr, TcpListener};
 
     fn address(listener: &TcpListener) -> TcpAddress {
         TcpAddress { socket: listener.local_addr().unwrap(), token: Default::default() }

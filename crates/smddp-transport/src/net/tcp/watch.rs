@@ -1,18 +1,15 @@
 //! Noticing that a peer's process is gone: a connection to its listener over which nothing is sent. The kernel ends it
 //! with the process, whatever the wire's own connections do.
 
-use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::io::{self, Read};
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::call::{connect, end_after, is_wanted, prepare};
-use super::conn::retried;
-use super::endpoint::{CLOSED, Door, TcpAddress};
-use super::hello::{Purpose, hello};
-use super::own::Own;
-use super::survey::Survey;
+use super::dial::{Dial, SILENT, silent};
+use super::endpoint::CLOSED;
+use super::hello::{Purpose, TcpAddress};
+use super::listeners::Listeners;
 use crate::net::wire::Broken;
 
 /// A peer that keeps this rank waiting so long is watched.
@@ -32,7 +29,7 @@ const UNANSWERED: Duration = Duration::from_secs(20);
 const MOST: usize = 64;
 
 /// What is known of a peer's process.
-enum State {
+enum Known {
     /// Since when this rank waits for it, and when that was last said.
     Awaited {
         since: Instant,
@@ -47,16 +44,10 @@ enum State {
     Unwatched,
 }
 
-struct Peer {
-    address: Option<TcpAddress>,
-    state: State,
-}
-
 /// All that one rank of a group watches.
 pub(crate) struct Watches {
-    me: usize,
-    door: Door,
-    peers: Vec<Peer>,
+    listeners: Arc<Listeners>,
+    peers: Vec<Known>,
     held: usize,
     /// A connection was made: so a refused one means that nobody is there. A network may refuse all of them.
     proven: bool,
@@ -64,11 +55,7 @@ pub(crate) struct Watches {
 }
 
 /// One connection.
-pub(super) struct Watch {
-    stream: Own<TcpStream>,
-    hello: [u8; super::hello::HELLO],
-    said: usize,
-}
+pub(super) struct Watch(Dial);
 
 /// What a look at it found.
 pub(super) enum Found {
@@ -81,28 +68,18 @@ pub(super) enum Found {
 impl Watch {
     /// Nobody being there is found within `patience`.
     pub(super) fn call(me: usize, address: &TcpAddress, patience: Duration) -> io::Result<Self> {
-        let stream = connect(address.socket)?;
-        prepare(&stream)?;
         // The hello always finds room.
-        end_after(&stream, Some(patience))?;
-        Ok(Self { stream, hello: hello(&address.token, me, Purpose::Watch), said: 0 })
+        Dial::new(me, address, Purpose::Watch, patience).map(Self)
     }
 
     pub(super) fn look(&mut self) -> Found {
-        if self.said == 0
-            && let Err(error) = is_wanted(&self.stream)
-        {
-            return Found::Ended(error);
-        }
-        while self.said < self.hello.len() {
-            match retried((&*self.stream).write(&self.hello[self.said..])) {
-                Ok(0) => return Found::Well,
-                Ok(n) => self.said += n,
-                Err(error) => return Found::Ended(error),
-            }
+        match self.0.say() {
+            Ok(true) => {}
+            Ok(false) => return Found::Well,
+            Err(error) => return Found::Ended(error),
         }
         let mut byte = [0];
-        match (&*self.stream).read(&mut byte) {
+        match (&*self.0.socket).read(&mut byte) {
             Ok(0) => Found::Ended(io::ErrorKind::UnexpectedEof.into()),
             Ok(_) if byte == [CLOSED] => Found::Closed,
             Ok(_) => Found::Well,
@@ -112,66 +89,57 @@ impl Watch {
             Err(error) => Found::Ended(error),
         }
     }
-
-    fn connected(&self) -> bool {
-        self.said == self.hello.len()
-    }
 }
 
 impl Watches {
-    /// `addresses` by rank; `None` for ranks that cannot be watched this way.
-    pub(crate) fn new(me: usize, door: Door, addresses: Vec<Option<TcpAddress>>) -> Self {
-        let mine = door.endpoint.interface.address;
-        let here = |theirs: TcpAddress| TcpAddress { socket: mine.reaches(theirs.socket), ..theirs };
-        let peer = |address: Option<TcpAddress>| Peer { address: address.map(here), state: State::Unwatched };
-        let peers = addresses.into_iter().map(peer).collect();
-        Self { me, door, peers, held: 0, proven: false, begun: false }
+    pub(crate) fn new(listeners: Arc<Listeners>) -> Self {
+        let peers = (0..listeners.size()).map(|_| Known::Unwatched).collect();
+        Self { listeners, peers, held: 0, proven: false, begun: false }
     }
 
     /// This rank waits for that peer.
     pub(crate) fn watch(&mut self, peer: usize) {
-        let now = Instant::now();
+        let (now, me, size) = (Instant::now(), self.listeners.me, self.peers.len());
         if !std::mem::replace(&mut self.begun, true) {
             // Shows whether connections can be made here at all, while all is well.
-            let size = self.peers.len();
-            let next = (1..size).map(|i| (self.me + i) % size).find(|&p| self.peers[p].address.is_some());
+            let next = (1..size).map(|i| (me + i) % size).find(|&p| self.listeners.address(p).is_some());
             next.into_iter().for_each(|next| self.call(next, now));
         }
-        match &mut self.peers[peer].state {
-            State::Unwatched => self.peers[peer].state = State::Awaited { since: now, last: now },
-            State::Awaited { since, last } => {
+        match &mut self.peers[peer] {
+            Known::Unwatched => self.peers[peer] = Known::Awaited { since: now, last: now },
+            Known::Awaited { since, last } => {
                 if now.duration_since(*last) > PAUSE {
                     *since = now;
                 }
                 *last = now;
                 let long = now.duration_since(*since) >= PATIENCE;
-                let near = (peer + self.peers.len() - self.me) % self.peers.len() <= MOST;
+                let near = (peer + size - me) % size <= MOST;
                 if long && (near || self.held < MOST) {
                     self.call(peer, now);
                 }
             }
-            State::Unknown(since) if now.duration_since(*since) >= AGAIN => self.call(peer, now),
+            Known::Unknown(since) if now.duration_since(*since) >= AGAIN => self.call(peer, now),
             _ => {}
         }
     }
 
     fn call(&mut self, peer: usize, now: Instant) {
-        let Some(address) = &self.peers[peer].address else { return };
-        self.peers[peer].state = match Watch::call(self.me, address, UNANSWERED) {
+        let Some(address) = self.listeners.address(peer) else { return };
+        self.peers[peer] = match Watch::call(self.listeners.me, address, UNANSWERED) {
             Ok(watch) => {
                 self.held += 1;
-                State::Held(watch)
+                Known::Held(watch)
             }
             Err(error) => self.missed(&error, now),
         };
     }
 
     /// No connection came about.
-    fn missed(&self, error: &io::Error, now: Instant) -> State {
+    fn missed(&self, error: &io::Error, now: Instant) -> Known {
         if self.proven && error.kind() == io::ErrorKind::ConnectionRefused {
-            return State::Gone(now, "its process listens no more".to_owned());
+            return Known::Gone(now, "its process listens no more".to_owned());
         }
-        State::Unknown(now)
+        Known::Unknown(now)
     }
 
     /// Looks at all connections.
@@ -181,16 +149,16 @@ impl Watches {
         }
         let now = Instant::now();
         for peer in 0..self.peers.len() {
-            let State::Held(watch) = &mut self.peers[peer].state else { continue };
-            let (found, connected) = (watch.look(), watch.connected());
+            let Known::Held(watch) = &mut self.peers[peer] else { continue };
+            let (found, connected) = (watch.look(), watch.0.connected());
             self.proven |= connected;
             let state = match found {
                 Found::Well => continue,
-                Found::Closed => State::Gone(now + GOODBYE, "it closed its end of the group".to_owned()),
-                Found::Ended(error) if connected => State::Gone(now + GRACE, why(&error)),
+                Found::Closed => Known::Gone(now + GOODBYE, "it closed its end of the group".to_owned()),
+                Found::Ended(error) if connected => Known::Gone(now + GRACE, why(&error)),
                 Found::Ended(error) => self.missed(&error, now),
             };
-            self.peers[peer].state = state;
+            self.peers[peer] = state;
             self.held -= 1;
         }
     }
@@ -198,43 +166,26 @@ impl Watches {
     /// Peers whose processes are gone, and all that they sent has had its time.
     pub(crate) fn broken(&self) -> Vec<Broken> {
         let now = Instant::now();
-        let gone = |(peer, known): (usize, &Peer)| match &known.state {
-            State::Gone(at, why) if *at <= now => Some(Broken { peer, why: why.clone() }),
+        let gone = |(peer, known): (usize, &Known)| match known {
+            Known::Gone(at, why) if *at <= now => Some(Broken { peer, why: why.clone() }),
             _ => None,
         };
         self.peers.iter().enumerate().filter_map(gone).collect()
     }
 
-    /// See `Wire::survey`.
-    pub(crate) fn survey(&self, peers: &[usize]) -> Survey {
-        let address = |&peer: &usize| Some((peer, self.peers[peer].address.clone()?));
-        Survey::new(self.me, peers.iter().filter_map(address))
-    }
-
-    /// See `Wire::begun`.
-    pub(crate) fn begun(&self, operations: u64) {
-        self.door.inbox.begun.store(operations, Ordering::Release);
-    }
-
     /// Descriptors that end a sleep.
     pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) {
         if self.held > 0 {
-            fds.extend(self.peers.iter().filter_map(|peer| match &peer.state {
-                State::Held(w) if w.connected() => Some((w.stream.as_raw_fd(), libc::POLLIN)),
-                State::Held(w) => Some((w.stream.as_raw_fd(), libc::POLLOUT)),
+            fds.extend(self.peers.iter().filter_map(|peer| match peer {
+                Known::Held(Watch(dial)) => {
+                    let events = if dial.connected() { libc::POLLIN } else { libc::POLLOUT };
+                    Some((dial.socket.as_raw_fd(), events))
+                }
                 _ => None,
             }));
         }
     }
 }
-
-/// Whether a connection ended because nobody answers at the other end.
-pub(super) fn silent(error: &io::Error) -> bool {
-    use io::ErrorKind::{HostUnreachable, NetworkUnreachable, TimedOut};
-    matches!(error.kind(), TimedOut | HostUnreachable | NetworkUnreachable)
-}
-
-pub(super) const SILENT: &str = "its host does not answer any more";
 
 fn why(error: &io::Error) -> String {
     // With the process, the kernel closes its connections: in order, or not if something was left unread.
@@ -243,8 +194,7 @@ fn why(error: &io::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::net::TcpListener;
-    use std::sync::Arc;
+    use std::net::{TcpListener, TcpStream};
 
     use super::*;
     use crate::interface::{Family, Wanted};
@@ -255,8 +205,8 @@ mod tests {
 
     fn endpoint() -> Arc<TcpEndpoint> {
         let lo = Wanted { value: Some("=lo".to_owned()), from: "a test" };
-        let endpoint = Endpoint::get(1 << 20).unwrap().tcp(&lo, Family::Any).unwrap();
-        endpoint.serve().unwrap();
+        let endpoint = TcpEndpoint::get(&Endpoint::get(1 << 20).unwrap(), &lo, Family::Any).unwrap();
+        endpoint.serve();
         endpoint
     }
 
@@ -267,7 +217,8 @@ mod tests {
     /// Rank 0 of a group whose others are at these addresses.
     fn watches(others: Vec<TcpAddress>) -> Watches {
         let door = endpoint().door(0, 1 + others.len());
-        Watches::new(0, door, std::iter::once(None).chain(others.into_iter().map(Some)).collect())
+        let addresses = std::iter::once(None).chain(others.into_iter().map(Some));
+        Watches::new(Arc::new(Listeners::new(0, door, addresses)))
     }
 
     /// Waits for that peer, as a rank in a collective does, until `over`.
@@ -297,7 +248,7 @@ mod tests {
         let mut watches = watches(vec![address(&listener)]);
         wait(&mut watches, 1, |w| w.proven);
         let theirs = accept(&listener);
-        wait(&mut watches, 1, |w| matches!(w.peers[1].state, State::Held(_)));
+        wait(&mut watches, 1, |w| matches!(w.peers[1], Known::Held(_)));
         assert_eq!(watches.broken(), vec![]);
         drop((theirs, listener));
         let after = wait(&mut watches, 1, |w| !w.broken().is_empty());
@@ -318,7 +269,7 @@ mod tests {
         let mut watch = Watch::call(0, &address(&listener), UNANSWERED).unwrap();
         drop(listener.accept().unwrap());
         assert!(matches!(watch.look(), Found::Ended(_)));
-        assert!(!watch.connected());
+        assert!(!watch.0.connected());
     }
 
     #[test]
@@ -335,7 +286,7 @@ mod tests {
         let addresses = vec![address(&only)];
         drop(only);
         let mut refused = watches(addresses);
-        wait(&mut refused, 1, |w| matches!(w.peers[1].state, State::Unknown(_)));
+        wait(&mut refused, 1, |w| matches!(w.peers[1], Known::Unknown(_)));
         assert_eq!(refused.broken(), vec![]);
     }
 
@@ -345,8 +296,8 @@ mod tests {
         let mut watches = watches(vec![theirs.address.clone()]);
         wait(&mut watches, 1, |w| w.proven);
         drop(theirs);
-        wait(&mut watches, 1, |w| matches!(w.peers[1].state, State::Gone(..)));
-        let State::Gone(at, why) = &watches.peers[1].state else { panic!("it went on") };
+        wait(&mut watches, 1, |w| matches!(w.peers[1], Known::Gone(..)));
+        let Known::Gone(at, why) = &watches.peers[1] else { panic!("it went on") };
         assert!(*at > Instant::now() + GRACE && why == "it closed its end of the group");
         assert_eq!(watches.broken(), vec![]);
     }
@@ -357,8 +308,7 @@ mod tests {
         let mut watches = watches(listeners.iter().map(address).collect());
         watches.watch(3);
         watches.check();
-        let held =
-            |w: &Watches| w.peers.iter().map(|p| matches!(p.state, State::Held(_))).collect::<Vec<_>>();
+        let held = |w: &Watches| w.peers.iter().map(|p| matches!(p, Known::Held(_))).collect::<Vec<_>>();
         assert_eq!(held(&watches), [false, true, false, false]);
         wait(&mut watches, 3, |w| held(w)[3]);
         assert_eq!(held(&watches), [false, true, false, true]);

@@ -1,23 +1,28 @@
 //! The wire: a communicator's connections, by peer.
 
-use std::os::fd::RawFd;
-use std::sync::atomic::Ordering;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::conn::{Conn, Step, room};
-use super::ears::Ears;
-use super::endpoint::{Door, TcpAddress};
-use super::hello::{Purpose, hello};
-use super::reader::Read1;
-use super::silence::{Limits, Silence};
-use super::survey::Survey;
-use super::watch::SILENT;
+use rustix::event::{Timespec, epoll};
+
+use super::call::{Call, Failed};
+use super::conn::{Conn, room};
+use super::dial::SILENT;
+use super::hello::Purpose;
+use super::lane_sink::LaneSink;
+use super::listeners::Listeners;
+use super::reader::ReadOutcome;
+use super::silence::{Silence, SilenceLimits};
 use crate::net::frame::{Frame, Kind, LANES};
 use crate::net::wire::{Broken, Sink, Ticket, Wire};
+use crate::own::Uninherited;
 
 /// What is known of a peer.
-struct Peer {
-    address: Option<TcpAddress>,
+#[derive(Default)]
+struct PeerState {
     /// The connections over which this rank sends to it, by lane.
     sends: [Option<usize>; LANES],
     /// It has turned from its own connection to the one that this rank made.
@@ -30,7 +35,7 @@ struct Peer {
     unable: Option<String>,
 }
 
-impl Peer {
+impl PeerState {
     /// A connection to it has ended.
     fn end(&mut self, why: String) {
         self.ended.get_or_insert_with(|| (Instant::now(), why));
@@ -38,13 +43,13 @@ impl Peer {
 }
 
 pub(crate) struct TcpWire {
-    me: usize,
-    door: Door,
-    peers: Vec<Peer>,
+    listeners: Arc<Listeners>,
+    peers: Vec<PeerState>,
     conns: Vec<Option<Conn>>,
+    /// Tells which connections have something, by their places in that list.
+    epoll: Uninherited<OwnedFd>,
     /// Tickets of what was gone at once.
     done: Vec<Ticket>,
-    ready: Vec<libc::pollfd>,
     silence: Silence,
     hung_up: bool,
     /// What connections ask their kernel for, on long ways.
@@ -53,43 +58,28 @@ pub(crate) struct TcpWire {
 
 /// From so many connections on, one system call asks which of them have something.
 const FEW: usize = 2;
+/// It tells of so many at once.
+const READY: usize = 256;
 /// A goodbye over one connection may come this much later than the end of another, be it the only one so far: the
-/// process's accepting thread may still have the other in its hands.
+/// process's service thread may still have the other in its hands.
 const GOODBYE: Duration = Duration::from_millis(250);
 
 impl TcpWire {
-    /// `addresses` by rank; `None` for ranks that are not reached this way.
-    pub(crate) fn new(me: usize, door: Door, addresses: Vec<Option<TcpAddress>>) -> Self {
-        Self::with(me, door, addresses, Limits::default())
+    pub(crate) fn new(listeners: Arc<Listeners>) -> io::Result<Self> {
+        Self::with(listeners, SilenceLimits::default())
     }
 
-    pub(super) fn with(me: usize, door: Door, addresses: Vec<Option<TcpAddress>>, limits: Limits) -> Self {
-        let mine = door.endpoint.interface.address;
-        let here = |theirs: TcpAddress| TcpAddress { socket: mine.reaches(theirs.socket), ..theirs };
-        let peers = addresses
-            .into_iter()
-            .map(|address| address.map(here))
-            .map(|address| Peer {
-                address,
-                sends: [None; LANES],
-                moved: [false; LANES],
-                ended: None,
-                left: false,
-                broken: None,
-                unable: None,
-            })
-            .collect();
-        Self {
-            me,
-            door,
-            peers,
+    pub(super) fn with(listeners: Arc<Listeners>, limits: SilenceLimits) -> io::Result<Self> {
+        Ok(Self {
+            peers: (0..listeners.size()).map(|_| PeerState::default()).collect(),
+            listeners,
             conns: Vec::new(),
+            epoll: Uninherited::new(epoll::create(epoll::CreateFlags::CLOEXEC)?),
             done: Vec::new(),
-            ready: Vec::new(),
             silence: Silence::new(limits),
             hung_up: false,
             room: None,
-        }
+        })
     }
 
     fn keep(&mut self, conn: Conn) -> usize {
@@ -120,10 +110,9 @@ impl TcpWire {
         let found = match theirs {
             Some(found) => found,
             None => {
-                let address = self.peers[peer].address.as_ref()?;
-                let hello = hello(&address.token, self.me, Purpose::Lane(lane));
-                let conn = Conn::call(peer, lane, address.socket, hello);
-                self.keep(conn)
+                let address = self.listeners.address(peer)?.clone();
+                let call = Call::new(self.listeners.me, address, Purpose::Lane(lane));
+                self.keep(Conn::call(peer, lane, call))
             }
         };
         self.peers[peer].sends[lane] = Some(found);
@@ -133,17 +122,17 @@ impl TcpWire {
 
     /// Takes up connections that peers have made: one for each lane of each, as the inbox sees to.
     fn welcome(&mut self) -> bool {
-        let callers = self.door.inbox.take();
+        let callers = self.listeners.door.inbox.take();
         let any = !callers.is_empty();
         for (peer, lane, socket) in callers {
-            if self.peers.get(peer).is_none_or(|known| known.address.is_none()) {
-                self.door.inbox.refuse(peer, &socket, "that rank is on this node");
+            if self.listeners.address(peer).is_none() {
+                self.listeners.door.inbox.refuse(peer, &socket, "that rank is on this node");
                 continue;
             }
             match Conn::answer(peer, lane, socket) {
                 Ok(conn) => {
                     let at = self.keep(conn);
-                    if !self.take_over(at) && peer < self.me {
+                    if !self.take_over(at) && peer < self.listeners.me {
                         self.turn_to(at);
                     }
                 }
@@ -158,10 +147,9 @@ impl TcpWire {
         let Some(conn) = &mut self.conns[at] else { return false };
         let peer = conn.peer;
         match conn.step() {
-            Step::Open => return true,
-            Step::NotYet => {}
-            Step::Lost(why) => self.end(at, why),
-            Step::Unable(why) => {
+            Ok(made) => return made,
+            Err(Failed::Lost(why)) => self.end(at, why),
+            Err(Failed::Unable(why)) => {
                 self.peers[peer].unable.get_or_insert(why);
                 self.drop_conn(at);
             }
@@ -201,6 +189,7 @@ impl TcpWire {
     /// Forgets a connection, and tells of what will never be sent.
     fn drop_conn(&mut self, at: usize) -> Option<Conn> {
         let conn = self.conns[at].take()?;
+        conn.enlist(&self.epoll, at, 0);
         self.done.extend(conn.tickets());
         let sends = &mut self.peers[conn.peer].sends[conn.lane];
         if *sends == Some(at) {
@@ -217,19 +206,21 @@ impl TcpWire {
 
     /// Which connections have something to read, where asking is cheaper than trying.
     fn look(&mut self) -> bool {
-        self.ready.clear();
-        let live = self.conns.iter().flatten().count();
-        if live <= FEW {
+        if self.conns.len() <= FEW && self.conns.iter().flatten().count() <= FEW {
             return false;
         }
-        let entry = |conn: &Option<Conn>| libc::pollfd {
-            fd: conn.as_ref().map_or(-1, Conn::fd),
-            events: libc::POLLIN,
-            revents: 0,
+        let mut room = [const { MaybeUninit::uninit() }; READY];
+        let Ok((events, _)) = epoll::wait(&*self.epoll, &mut room, Some(&Timespec::default())) else {
+            return false;
         };
-        self.ready.extend(self.conns.iter().map(entry));
-        // SAFETY: the list is ours and as long as we say; negative descriptors are skipped; no waiting.
-        unsafe { libc::poll(self.ready.as_mut_ptr(), self.ready.len() as libc::nfds_t, 0) };
+        for event in events {
+            let (at, flags) = (event.data.u64() as usize, event.flags);
+            if flags != epoll::EventFlags::OUT
+                && let Some(Some(conn)) = self.conns.get_mut(at)
+            {
+                conn.ready = true;
+            }
+        }
         true
     }
 
@@ -250,7 +241,7 @@ impl TcpWire {
 
 impl Wire for TcpWire {
     fn name(&self) -> String {
-        let interface = &self.door.endpoint.interface;
+        let interface = self.listeners.interface();
         format!("tcp {} {}", interface.name, interface.address)
     }
 
@@ -277,18 +268,18 @@ impl Wire for TcpWire {
             if !conn.idle() {
                 moved |= conn.flush(sink);
             }
-            if asked
-                && conn.events() & libc::POLLIN != 0
-                && self.ready.get(at).is_some_and(|r| r.revents == 0)
-            {
+            if asked && conn.enlisted() && !std::mem::take(&mut conn.ready) {
                 continue;
             }
             let (peer, lane) = (conn.peer, conn.lane);
-            let mut ears = Ears::new(sink, lane, self.peers[peer].moved[lane]);
-            let outcome = conn.read(&mut ears);
-            let Ears { heard, left, moves, wrong, .. } = ears;
+            let mut lane_sink = LaneSink::new(sink, lane, self.peers[peer].moved[lane]);
+            let outcome = conn.read(&mut lane_sink);
+            if !conn.enlisted() && conn.events() == libc::POLLIN {
+                conn.enlist(&self.epoll, at, libc::POLLIN);
+            }
+            let LaneSink { heard, left, moves, wrong, .. } = lane_sink;
             if heard && std::mem::take(&mut conn.offered) {
-                self.door.inbox.close(peer, lane);
+                self.listeners.door.inbox.close(peer, lane);
             }
             self.peers[peer].left |= left;
             if wrong || moves && self.peers[peer].sends[lane] == Some(at) {
@@ -303,9 +294,9 @@ impl Wire for TcpWire {
                 continue;
             }
             match outcome {
-                Read1::Moved => moved = true,
-                Read1::Nothing => {}
-                Read1::Ended(why) => {
+                ReadOutcome::Moved => moved = true,
+                ReadOutcome::Nothing => {}
+                ReadOutcome::Ended(why) => {
                     self.end(at, why);
                     moved = true;
                 }
@@ -325,23 +316,13 @@ impl Wire for TcpWire {
     }
 
     fn check(&mut self) {
-        let (conns, peers) = (self.conns.iter().flatten(), &self.peers);
-        for peer in self.silence.look(self.me, conns, |peer| peers[peer].address.as_ref()) {
+        for peer in self.silence.look(&self.listeners, self.conns.iter().flatten()) {
             self.peers[peer].broken.get_or_insert_with(|| SILENT.to_owned());
         }
     }
 
-    fn survey(&self, peers: &[usize]) -> Survey {
-        let address = |&peer: &usize| Some((peer, self.peers[peer].address.clone()?));
-        Survey::new(self.me, peers.iter().filter_map(address))
-    }
-
-    fn begun(&mut self, operations: u64) {
-        self.door.inbox.begun.store(operations, Ordering::Release);
-    }
-
     fn broken(&self) -> Vec<Broken> {
-        let found = |(peer, known): (usize, &Peer)| known.broken.clone().map(|why| Broken { peer, why });
+        let found = |(peer, known): (usize, &PeerState)| known.broken.clone().map(|why| Broken { peer, why });
         self.peers.iter().enumerate().filter_map(found).collect()
     }
 
@@ -366,9 +347,16 @@ impl Wire for TcpWire {
     }
 
     fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
-        let conns = self.conns.iter().flatten().map(|conn| (conn.fd(), conn.events()));
-        fds.extend(conns.filter(|&(fd, events)| fd >= 0 && events != 0));
-        true
+        fds.push((self.epoll.as_raw_fd(), libc::POLLIN));
+        let mut all = true;
+        for (at, conn) in self.conns.iter().enumerate().filter_map(|(at, conn)| Some((at, conn.as_ref()?))) {
+            match conn.is_calling() {
+                // Between two attempts there is none.
+                true => fds.extend((conn.fd() >= 0).then(|| (conn.fd(), libc::POLLOUT))),
+                false => all &= conn.enlist(&self.epoll, at, conn.events()),
+            }
+        }
+        all
     }
 
     fn drained(&self) -> bool {
@@ -390,7 +378,7 @@ impl Wire for TcpWire {
 impl Drop for TcpWire {
     fn drop(&mut self) {
         // A forked child's copies: hanging up would end the parent's connections.
-        if !self.door.endpoint.ours() {
+        if !self.listeners.door.endpoint.ours() {
             return;
         }
         self.conns.iter().flatten().for_each(Conn::hang_up);

@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use fake_libfabric::{PATH, knob};
 use libfabric_sys::Version;
 
-use super::super::choose::{Choice, Settings, Unusable, choose_provider};
+use super::super::choose::{Provider, Settings, Unusable, choose_provider};
 use super::super::engine::Engine;
 use super::super::srd::connect;
 use super::super::staging::Staging;
 use super::*;
+use crate::net::fabric::provider::Rail as _;
 use crate::net::wire::Wire;
 
 /// The fake, set up; one test at a time.
@@ -51,7 +52,7 @@ fn settings(provider: Option<&str>, local: Option<(usize, usize)>) -> Settings {
     Settings { library: Some(PATH.into()), provider: provider.map(str::to_owned), address: None, local }
 }
 
-fn choose(settings: &Settings) -> Choice {
+fn choose(settings: &Settings) -> Provider {
     let (choice, lines) = choose_provider(settings);
     choice.unwrap_or_else(|why| panic!("{why}: {lines:?}"))
 }
@@ -121,9 +122,9 @@ fn endpoints_obey_what_the_provider_says_and_close_what_they_open() {
         (fake.set)(knob::NO_OPTIONS, no_options);
         (fake.set)(knob::EMULATED_WRITE, emulated);
         (fake.set)(knob::OPTIONS, 0);
-        let ofi = Ofi::open(&choose(&settings(None, None))).unwrap();
-        assert_eq!(ofi.rails(), 2);
-        let limits = ofi.limits();
+        let (_, rails) = open(&choose(&settings(None, None))).unwrap();
+        assert_eq!(rails.len(), 2);
+        let limits = rails[0].limits().both(rails[1].limits());
         if no_options == 0 {
             // The options of 2.x tell each kind's limit; the endpoint's attributes only the largest.
             assert_eq!((limits.message, limits.one_sided), (8912, 1 << 30));
@@ -135,10 +136,10 @@ fn endpoints_obey_what_the_provider_says_and_close_what_they_open() {
             assert_eq!((limits.message, limits.writes), (1 << 30, true));
             assert_eq!(get(knob::OPTIONS), 0);
         }
-        assert_eq!(ofi.address(0).len(), 32);
-        assert_ne!(ofi.address(0), ofi.address(1));
+        assert_eq!(rails[0].address().len(), 32);
+        assert_ne!(rails[0].address(), rails[1].address());
         assert_eq!(get(knob::OPEN), 2 * 5);
-        drop(ofi);
+        drop(rails);
         assert_eq!((get(knob::OPEN), get(knob::WRONG)), (0, 0));
     }
 }
@@ -149,9 +150,9 @@ fn an_engine_notes_its_peers_on_every_rail_and_posts_buffers() {
     let get = |what| (fake.get)(what);
     let memory: Arc<Vec<AtomicU8>> = Arc::new((0..1 << 16).map(|_| AtomicU8::new(0)).collect());
     let engine = || {
-        let ofi = Ofi::open(&choose(&settings(None, None))).unwrap();
+        let (name, rails) = open(&choose(&settings(None, None))).unwrap();
         let staging = Staging::new(memory[0].as_ptr(), memory.len(), memory.clone());
-        Arc::new(Mutex::new(Engine::new(Box::new(ofi), staging, 1, 1 << 20).unwrap()))
+        Arc::new(Mutex::new(Engine::new(name, rails, staging, 1, 1 << 20).unwrap()))
     };
     let engines = [engine(), engine()];
     assert_eq!(get(knob::REGIONS), 0, "what is not used is not pinned");

@@ -7,9 +7,11 @@ use libfabric_sys::calls::*;
 use libfabric_sys::*;
 
 use super::contexts::Contexts;
-use crate::net::fabric::provider::{Context, Event, Limits, Local, Posted, Registered, Remote};
+use crate::net::fabric::provider::{
+    Context, Event, Limits, LocalMemory, Posted, Rail, Registered, RemoteMemory,
+};
 
-pub(super) struct Rail {
+pub(crate) struct OfiRail {
     /// What the endpoint was opened with; its library too.
     info: InfoList,
     fabric: *mut fid_fabric,
@@ -20,7 +22,7 @@ pub(super) struct Rail {
     regions: Vec<*mut fid_mr>,
     contexts: Contexts,
     pub(super) limits: Limits,
-    pub(super) address: Vec<u8>,
+    address: Vec<u8>,
     /// Tells of completions.
     fd: Option<RawFd>,
     next_key: u64,
@@ -28,7 +30,7 @@ pub(super) struct Rail {
 
 // SAFETY: libfabric's objects belong to no thread; the engine that owns the rail is behind a mutex, which is what
 // `FI_THREAD_DOMAIN` asks for.
-unsafe impl Send for Rail {}
+unsafe impl Send for OfiRail {}
 
 /// Receive buffers and operations that are asked for, of what the provider has.
 pub(crate) const RECEIVES: usize = 8192;
@@ -36,7 +38,7 @@ pub(crate) const OPERATIONS: usize = 512;
 /// Completions that one look takes.
 const LOOK: usize = 16;
 
-impl Rail {
+impl OfiRail {
     pub(super) fn open(info: InfoList) -> Result<Self, String> {
         let limits = limits(&info);
         let mut rail = Self {
@@ -166,53 +168,6 @@ impl Rail {
         unsafe { (*(*self.info.as_ptr()).domain_attr).mr_mode }
     }
 
-    /// # Safety
-    /// See `Provider::register`.
-    pub(super) unsafe fn register(&mut self, at: *mut u8, bytes: usize) -> Result<Registered, String> {
-        let mode = self.mr_mode();
-        let iov = iovec { iov_base: at.cast(), iov_len: bytes };
-        // SAFETY: a plain C structure, of which zero is a valid value.
-        let mut attr: fi_mr_attr = unsafe { std::mem::zeroed() };
-        attr.mr_iov = &raw const iov;
-        attr.iov_count = 1;
-        attr.access = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
-        attr.requested_key = self.next_key;
-        self.next_key += 1;
-        let mut region = std::ptr::null_mut();
-        // SAFETY: the domain is open, the attributes live through the call; the caller keeps the memory.
-        let code = unsafe { fi_mr_regattr(self.domain, &raw const attr, 0, &raw mut region) };
-        self.checked("fi_mr_regattr", code)?;
-        self.regions.push(region);
-        if mode & FI_MR_ENDPOINT != 0 {
-            // SAFETY: both are open, and the region was not enabled yet, as this mode asks for.
-            let code = unsafe {
-                let object = &raw mut (*region).fid;
-                match fi_bind(object, &raw mut (*self.endpoint).fid, 0) {
-                    0 => fi_enable(object),
-                    code => code,
-                }
-            };
-            self.checked("fi_mr_bind", code)?;
-        }
-        let base = if mode & FI_MR_VIRT_ADDR != 0 { at as u64 } else { 0 };
-        // SAFETY: the region is open.
-        let (desc, key) = unsafe { ((*region).mem_desc as usize, (*region).key) };
-        Ok(Registered { desc, key, base })
-    }
-
-    pub(super) fn insert(&mut self, address: &[u8]) -> Result<u64, String> {
-        let mut found = FI_ADDR_NOTAVAIL;
-        // SAFETY: the book is open; the address is what a peer's endpoint of the same provider gave.
-        let count = unsafe {
-            let null = std::ptr::null_mut();
-            fi_av_insert(self.book, address.as_ptr().cast(), 1, &raw mut found, 0, null)
-        };
-        if count == 1 && found != FI_ADDR_NOTAVAIL {
-            return Ok(found);
-        }
-        Err(format!("fi_av_insert took no address: {}", self.info.library().error(-count.min(0))))
-    }
-
     fn posted(&mut self, what: &str, code: isize, at: *mut c_void) -> Result<Posted, String> {
         if code == 0 {
             return Ok(Posted::Yes);
@@ -222,84 +177,6 @@ impl Rail {
             return Ok(Posted::Again);
         }
         Err(format!("{what}: {}", self.info.library().error(-code as i32)))
-    }
-
-    /// # Safety
-    /// For this and the following: see `Provider::receive`.
-    pub(super) unsafe fn receive(&mut self, local: Local, context: Context) -> Result<Posted, String> {
-        let at = self.contexts.take(context);
-        let desc = local.desc as *mut c_void;
-        // SAFETY: the endpoint is enabled; buffer and context stay until the completion (the caller's promise).
-        let code = unsafe { fi_recv(self.endpoint, local.at.cast(), local.bytes, desc, FI_ADDR_UNSPEC, at) };
-        self.posted("fi_recv", code, at)
-    }
-
-    /// # Safety
-    /// See [`Rail::receive`].
-    pub(super) unsafe fn send(&mut self, to: u64, local: Local, context: Context) -> Result<Posted, String> {
-        let at = self.contexts.take(context);
-        let desc = local.desc as *mut c_void;
-        // SAFETY: as in `receive`.
-        let code = unsafe { fi_send(self.endpoint, local.at.cast(), local.bytes, desc, to, at) };
-        self.posted("fi_send", code, at)
-    }
-
-    /// # Safety
-    /// See [`Rail::receive`].
-    pub(super) unsafe fn read(
-        &mut self,
-        from: u64,
-        local: Local,
-        remote: Remote,
-        context: Context,
-    ) -> Result<Posted, String> {
-        let at = self.contexts.take(context);
-        let (buf, desc) = (local.at.cast(), local.desc as *mut c_void);
-        let Remote { address, key } = remote;
-        // SAFETY: as in `receive`.
-        let code = unsafe { fi_read(self.endpoint, buf, local.bytes, desc, from, address, key, at) };
-        self.posted("fi_read", code, at)
-    }
-
-    /// # Safety
-    /// See [`Rail::receive`].
-    pub(super) unsafe fn write(
-        &mut self,
-        to: u64,
-        local: Local,
-        remote: Remote,
-        number: u32,
-        context: Context,
-    ) -> Result<Posted, String> {
-        let at = self.contexts.take(context);
-        let (buf, desc) = (local.at.cast(), local.desc as *mut c_void);
-        let (Remote { address, key }, number) = (remote, u64::from(number));
-        // SAFETY: as in `receive`.
-        let code =
-            unsafe { fi_writedata(self.endpoint, buf, local.bytes, desc, number, to, address, key, at) };
-        self.posted("fi_writedata", code, at)
-    }
-
-    pub(super) fn poll(&mut self, events: &mut Vec<Event>) {
-        let mut entries = [const { std::mem::MaybeUninit::<fi_cq_data_entry>::uninit() }; LOOK];
-        // SAFETY: the queue was opened for entries of this format, and there is room for `LOOK` of them.
-        let count = unsafe { fi_cq_read(self.queue, entries.as_mut_ptr().cast(), LOOK) };
-        match count {
-            0.. => {
-                for entry in &entries[..count as usize] {
-                    // SAFETY: the provider has written the first `count` entries.
-                    let entry = unsafe { entry.assume_init() };
-                    let event = self.event(&entry, events);
-                    events.extend(event);
-                }
-            }
-            c if c == -(FI_EAGAIN as isize) => {}
-            c if c == -(FI_EAVAIL as isize) => events.extend(self.failure()),
-            c => {
-                let why = self.info.library().error(-c as i32);
-                events.push(Event::Failed(None, format!("fi_cq_read: {why}")));
-            }
-        }
     }
 
     fn event(&mut self, entry: &fi_cq_data_entry, events: &mut Vec<Event>) -> Option<Event> {
@@ -341,9 +218,125 @@ impl Rail {
         }
         Some(Event::Failed(context, text))
     }
+}
+
+impl Rail for OfiRail {
+    fn limits(&self) -> Limits {
+        self.limits
+    }
+
+    fn address(&self) -> Vec<u8> {
+        self.address.clone()
+    }
+
+    unsafe fn register(&mut self, at: *mut u8, bytes: usize) -> Result<Registered, String> {
+        let mode = self.mr_mode();
+        let iov = iovec { iov_base: at.cast(), iov_len: bytes };
+        // SAFETY: a plain C structure, of which zero is a valid value.
+        let mut attr: fi_mr_attr = unsafe { std::mem::zeroed() };
+        attr.mr_iov = &raw const iov;
+        attr.iov_count = 1;
+        attr.access = FI_SEND | FI_RECV | FI_READ | FI_WRITE | FI_REMOTE_READ | FI_REMOTE_WRITE;
+        attr.requested_key = self.next_key;
+        self.next_key += 1;
+        let mut region = std::ptr::null_mut();
+        // SAFETY: the domain is open, the attributes live through the call; the caller keeps the memory.
+        let code = unsafe { fi_mr_regattr(self.domain, &raw const attr, 0, &raw mut region) };
+        self.checked("fi_mr_regattr", code)?;
+        self.regions.push(region);
+        if mode & FI_MR_ENDPOINT != 0 {
+            // SAFETY: both are open, and the region was not enabled yet, as this mode asks for.
+            let code = unsafe {
+                let object = &raw mut (*region).fid;
+                match fi_bind(object, &raw mut (*self.endpoint).fid, 0) {
+                    0 => fi_enable(object),
+                    code => code,
+                }
+            };
+            self.checked("fi_mr_bind", code)?;
+        }
+        let base = if mode & FI_MR_VIRT_ADDR != 0 { at as u64 } else { 0 };
+        // SAFETY: the region is open.
+        let (desc, key) = unsafe { ((*region).mem_desc as usize, (*region).key) };
+        Ok(Registered { desc, key, base })
+    }
+
+    fn insert(&mut self, address: &[u8]) -> Result<u64, String> {
+        let mut found = FI_ADDR_NOTAVAIL;
+        // SAFETY: the book is open; the address is what a peer's endpoint of the same provider gave.
+        let count = unsafe {
+            let null = std::ptr::null_mut();
+            fi_av_insert(self.book, address.as_ptr().cast(), 1, &raw mut found, 0, null)
+        };
+        if count == 1 && found != FI_ADDR_NOTAVAIL {
+            return Ok(found);
+        }
+        Err(format!("fi_av_insert took no address: {}", self.info.library().error(-count.min(0))))
+    }
+
+    unsafe fn receive(&mut self, local: LocalMemory, context: Context) -> Result<Posted, String> {
+        let at = self.contexts.take(context);
+        let desc = local.desc as *mut c_void;
+        // SAFETY: the endpoint is enabled; buffer and context stay until the completion (the caller's promise).
+        let code = unsafe { fi_recv(self.endpoint, local.at.cast(), local.bytes, desc, FI_ADDR_UNSPEC, at) };
+        self.posted("fi_recv", code, at)
+    }
+
+    unsafe fn send(&mut self, to: u64, local: LocalMemory, context: Context) -> Result<Posted, String> {
+        let at = self.contexts.take(context);
+        let desc = local.desc as *mut c_void;
+        // SAFETY: as in `receive`.
+        let code = unsafe { fi_send(self.endpoint, local.at.cast(), local.bytes, desc, to, at) };
+        self.posted("fi_send", code, at)
+    }
+
+    unsafe fn one_sided(
+        &mut self,
+        peer: u64,
+        local: LocalMemory,
+        RemoteMemory { address, key }: RemoteMemory,
+        write: Option<u32>,
+        context: Context,
+    ) -> Result<Posted, String> {
+        let at = self.contexts.take(context);
+        let (buf, bytes, desc) = (local.at.cast(), local.bytes, local.desc as *mut c_void);
+        // SAFETY: as in `receive`.
+        let (call, code) = unsafe {
+            match write.map(u64::from) {
+                None => ("fi_read", fi_read(self.endpoint, buf, bytes, desc, peer, address, key, at)),
+                Some(number) => {
+                    let code = fi_writedata(self.endpoint, buf, bytes, desc, number, peer, address, key, at);
+                    ("fi_writedata", code)
+                }
+            }
+        };
+        self.posted(call, code, at)
+    }
+
+    fn poll(&mut self, events: &mut Vec<Event>) {
+        let mut entries = [const { std::mem::MaybeUninit::<fi_cq_data_entry>::uninit() }; LOOK];
+        // SAFETY: the queue was opened for entries of this format, and there is room for `LOOK` of them.
+        let count = unsafe { fi_cq_read(self.queue, entries.as_mut_ptr().cast(), LOOK) };
+        match count {
+            0.. => {
+                for entry in &entries[..count as usize] {
+                    // SAFETY: the provider has written the first `count` entries.
+                    let entry = unsafe { entry.assume_init() };
+                    let event = self.event(&entry, events);
+                    events.extend(event);
+                }
+            }
+            c if c == -(FI_EAGAIN as isize) => {}
+            c if c == -(FI_EAVAIL as isize) => events.extend(self.failure()),
+            c => {
+                let why = self.info.library().error(-c as i32);
+                events.push(Event::Failed(None, format!("fi_cq_read: {why}")));
+            }
+        }
+    }
 
     /// The descriptor, and whether it is safe to sleep on it now.
-    pub(super) fn interest(&mut self) -> Option<RawFd> {
+    fn interest(&mut self) -> Option<RawFd> {
         let fd = self.fd?;
         // SAFETY: both objects are open.
         let code = unsafe {
@@ -354,7 +347,7 @@ impl Rail {
     }
 }
 
-impl Drop for Rail {
+impl Drop for OfiRail {
     fn drop(&mut self) {
         // SAFETY: each object was opened once, is closed once, after what was opened from it; null ones were not
         // opened. Operations under way end with the endpoint.

@@ -9,7 +9,7 @@ use super::super::staging::Staging;
 use super::*;
 use crate::net::fabric::wire::FabricWire;
 use crate::net::frame::{Frame, Kind};
-use crate::net::wire::{Place, Sink, Ticket, Wire};
+use crate::net::wire::{Destination, Sink, Ticket, Wire};
 use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -34,12 +34,12 @@ fn byte(index: u64, at: usize) -> u8 {
 }
 
 impl Sink for Got {
-    fn place(&mut self, _: usize, frame: &Frame) -> Place {
+    fn place(&mut self, _: usize, frame: &Frame) -> Destination {
         if frame.bytes as usize > crate::net::wire::EAGER {
-            return Place::Here(self.base.wrapping_add(CELL * (2 + frame.index as usize % 4)));
+            return Destination::Here(self.base.wrapping_add(CELL * (2 + frame.index as usize % 4)));
         }
         self.words.push(vec![0; frame.bytes as usize]);
-        Place::Here(self.words.last_mut().unwrap().as_mut_ptr())
+        Destination::Here(self.words.last_mut().unwrap().as_mut_ptr())
     }
 
     fn arrived(&mut self, _: usize, frame: &Frame) {
@@ -83,11 +83,12 @@ fn engines(provider: &str, writes: bool) -> Option<[Arc<Mutex<Engine>>; 2]> {
     };
     println!("{lines:#?}");
     let engine = || {
-        let ofi = Ofi::open(&choice).unwrap();
-        let ofi = if writes { ofi } else { ofi.without_writes() };
+        let (name, mut rails) = open(&choice).unwrap();
+        // Large payloads may be read, though the device could write them.
+        rails.iter_mut().for_each(|rail| rail.limits.writes &= writes);
         let memory: Arc<Vec<AtomicU8>> = Arc::new((0..6 * CELL).map(|_| AtomicU8::new(0)).collect());
         let staging = Staging::new(memory[0].as_ptr(), memory.len(), memory.clone());
-        Arc::new(Mutex::new(Engine::new(Box::new(ofi), staging, 1, 16 << 20).unwrap()))
+        Arc::new(Mutex::new(Engine::new(name, rails, staging, 1, 16 << 20).unwrap()))
     };
     Some([engine(), engine()])
 }
@@ -194,8 +195,8 @@ struct Anywhere {
 }
 
 impl Sink for Anywhere {
-    fn place(&mut self, _: usize, frame: &Frame) -> Place {
-        Place::Here(self.base.wrapping_add(CELL * (1 + frame.index as usize % 5)))
+    fn place(&mut self, _: usize, frame: &Frame) -> Destination {
+        Destination::Here(self.base.wrapping_add(CELL * (1 + frame.index as usize % 5)))
     }
 
     fn arrived(&mut self, _: usize, _: &Frame) {
@@ -226,14 +227,14 @@ impl Talk {
 
     /// `exchange` gives the other's address for this one's.
     fn new(engine: &Arc<Mutex<Engine>>, me: usize, exchange: impl FnOnce(String) -> String) -> Self {
-        let prepared = FabricWire::prepare(engine, me, 2, 1).unwrap();
-        let mine = postcard::to_allocvec(prepared.address()).unwrap();
+        let (mut wire, address) = FabricWire::prepare(engine, me, 2, 1).unwrap();
+        let mine = postcard::to_allocvec(&address).unwrap();
         let theirs = exchange(mine.iter().map(|b| format!("{b:02x}")).collect());
         let byte = |i: usize| u8::from_str_radix(&theirs[i..i + 2], 16).unwrap();
         let theirs: Vec<u8> = (0..theirs.len()).step_by(2).map(byte).collect();
         let mut addresses = [None, None];
         addresses[1 - me] = Some(postcard::from_bytes(&theirs).unwrap());
-        let wire = prepared.connect(&addresses).unwrap();
+        wire.connect(&addresses).unwrap();
         let base = engine.lock().unwrap().staging.base();
         Self { wire, sink: Anywhere { base, arrived: 0 }, other: 1 - me, index: 0 }
     }

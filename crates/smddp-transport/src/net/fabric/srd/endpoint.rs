@@ -1,15 +1,18 @@
-//! One rank's end of the simulated fabric.
+//! One rank's device on the simulated fabric.
 
 use std::os::fd::RawFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::Rule;
-use super::world::{Region, World};
-use crate::net::fabric::provider::{Context, Event, Limits, Local, Posted, Provider, Registered, Remote};
+use super::world::{KnownMemory, World};
+use crate::lock;
+use crate::net::fabric::provider::{
+    Context, Event, Limits, LocalMemory, Posted, Rail, Registered, RemoteMemory,
+};
 
-pub(super) struct SrdProvider {
+pub(super) struct SrdRail {
     world: Arc<Mutex<World>>,
-    rank: usize,
+    device: usize,
 }
 
 /// Tries after a full queue, without a poll between them, that are no mistake yet: many peers share a queue.
@@ -18,24 +21,18 @@ const PATIENCE: usize = 1000;
 /// Turns of the world while nothing comes of them for whoever polls.
 const TURNS: usize = 16;
 
-impl SrdProvider {
-    pub(super) fn new(world: Arc<Mutex<World>>, rank: usize) -> Self {
-        Self { world, rank }
+impl SrdRail {
+    pub(super) fn new(world: Arc<Mutex<World>>, device: usize) -> Self {
+        Self { world, device }
     }
 
     fn world(&self) -> MutexGuard<'_, World> {
-        self.world.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.world)
     }
 
-    /// Looks at what every operation has to keep to. The device, and the peer's behind `to`.
-    fn check(
-        &self,
-        world: &mut World,
-        rail: usize,
-        to: Option<u64>,
-        local: Local,
-    ) -> Result<(usize, usize), String> {
-        let device = self.rank * world.script.rails + rail;
+    /// Looks at what every operation has to keep to. The device behind `to`.
+    fn check(&self, world: &mut World, to: Option<u64>, local: LocalMemory) -> Result<usize, String> {
+        let device = self.device;
         let peer = match to {
             None => device,
             Some(to) => match world.devices[device].book.get(&to) {
@@ -47,7 +44,7 @@ impl SrdProvider {
                 }
             },
         };
-        let known = |r: &Region| {
+        let known = |r: &KnownMemory| {
             let at = local.at as usize;
             r.at <= at && at + local.bytes <= r.at + r.bytes
         };
@@ -57,7 +54,7 @@ impl SrdProvider {
             world.violate(Rule::Descriptor, how.clone());
             return Err(how);
         }
-        Ok((device, peer))
+        Ok(peer)
     }
 
     /// Whether there is room for an operation; full now and then.
@@ -76,19 +73,92 @@ impl SrdProvider {
         }
         true
     }
+}
 
-    fn one_sided(
+impl Rail for SrdRail {
+    fn limits(&self) -> Limits {
+        let world = self.world();
+        let script = &world.script;
+        let unless = |rule, limit| if world.holds(rule) { limit } else { usize::MAX >> 1 };
+        Limits {
+            message: unless(Rule::Message, script.message),
+            one_sided: unless(Rule::OneSided, script.one_sided),
+            operations: script.operations,
+            receives: script.receives,
+            completions: script.completions,
+            writes: script.writes,
+            patient: false,
+        }
+    }
+
+    fn address(&self) -> Vec<u8> {
+        self.world().devices[self.device].address.clone()
+    }
+
+    unsafe fn register(&mut self, at: *mut u8, bytes: usize) -> Result<Registered, String> {
+        let mut world = self.world();
+        let device = self.device;
+        let random = world.random.next() & 0xffff_ffff | 1 << 20;
+        let count = world.devices[device].regions.len() as u64 + 1;
+        let key = if world.holds(Rule::Key) { random } else { count };
+        let base = if world.holds(Rule::Address) { at as u64 } else { 0 };
+        world.devices[device].regions.push(KnownMemory { at: at as usize, bytes, key, base });
+        Ok(Registered { desc: count as usize, key, base })
+    }
+
+    fn insert(&mut self, address: &[u8]) -> Result<u64, String> {
+        let mut world = self.world();
+        let device = self.device;
+        let Some(peer) = world.devices.iter().position(|d| d.address == address) else {
+            return Err("no device has that address".to_owned());
+        };
+        // Not the device's number: nobody may guess.
+        let number = world.random.next() >> 16;
+        world.devices[device].book.insert(number, peer);
+        Ok(number)
+    }
+
+    unsafe fn receive(&mut self, local: LocalMemory, context: Context) -> Result<Posted, String> {
+        let mut world = self.world();
+        let world = &mut *world;
+        let device = self.device;
+        self.check(world, None, local)?;
+        if world.devices[device].receives.len() >= world.script.receives {
+            return Ok(Posted::Again);
+        }
+        world.devices[device].receives.push_back((local, context));
+        Ok(Posted::Yes)
+    }
+
+    unsafe fn send(&mut self, to: u64, local: LocalMemory, context: Context) -> Result<Posted, String> {
+        let mut world = self.world();
+        let world = &mut *world;
+        if local.bytes > world.script.message && world.holds(Rule::Message) {
+            let how = format!("a message of {} bytes, and {} is the most", local.bytes, world.script.message);
+            world.violate(Rule::Message, how.clone());
+            return Err(how);
+        }
+        let (device, peer) = (self.device, self.check(world, Some(to), local)?);
+        let full = world.devices[device].busy >= world.script.operations;
+        if !Self::room(world, device, full) {
+            return Ok(Posted::Again);
+        }
+        world.devices[device].busy += 1;
+        world.fly_message(device, peer, local, context);
+        Ok(Posted::Yes)
+    }
+
+    unsafe fn one_sided(
         &mut self,
-        rail: usize,
         to: u64,
-        local: Local,
-        remote: Remote,
+        local: LocalMemory,
+        remote: RemoteMemory,
         write: Option<u32>,
         context: Context,
     ) -> Result<Posted, String> {
         let mut world = self.world();
         let world = &mut *world;
-        let (device, peer) = self.check(world, rail, Some(to), local)?;
+        let (device, peer) = (self.device, self.check(world, Some(to), local)?);
         if local.bytes > world.script.one_sided && world.holds(Rule::OneSided) {
             let how = format!("{} bytes at once, and {} is the most", local.bytes, world.script.one_sided);
             world.violate(Rule::OneSided, how.clone());
@@ -106,121 +176,10 @@ impl SrdProvider {
         world.fly_one_sided((device, peer), local, remote, write, context);
         Ok(Posted::Yes)
     }
-}
 
-impl Provider for SrdProvider {
-    fn describe(&self) -> String {
-        format!("srd-sim (seed {})", self.world().script.seed)
-    }
-
-    fn rails(&self) -> usize {
-        self.world().script.rails
-    }
-
-    fn limits(&self) -> Limits {
-        let world = self.world();
-        let script = &world.script;
-        let unless = |rule, limit| if world.holds(rule) { limit } else { usize::MAX >> 1 };
-        Limits {
-            message: unless(Rule::Message, script.message),
-            one_sided: unless(Rule::OneSided, script.one_sided),
-            operations: script.operations,
-            receives: script.receives,
-            completions: script.completions,
-            writes: script.writes,
-            patient: false,
-        }
-    }
-
-    fn address(&self, rail: usize) -> Vec<u8> {
-        let world = self.world();
-        world.devices[self.rank * world.script.rails + rail].address.clone()
-    }
-
-    unsafe fn register(&mut self, rail: usize, at: *mut u8, bytes: usize) -> Result<Registered, String> {
+    fn poll(&mut self, events: &mut Vec<Event>) {
         let mut world = self.world();
-        let device = self.rank * world.script.rails + rail;
-        let random = world.random.next() & 0xffff_ffff | 1 << 20;
-        let count = world.devices[device].regions.len() as u64 + 1;
-        let key = if world.holds(Rule::Key) { random } else { count };
-        let base = if world.holds(Rule::Address) { at as u64 } else { 0 };
-        world.devices[device].regions.push(Region { at: at as usize, bytes, key, base });
-        Ok(Registered { desc: count as usize, key, base })
-    }
-
-    fn insert(&mut self, rail: usize, address: &[u8]) -> Result<u64, String> {
-        let mut world = self.world();
-        let device = self.rank * world.script.rails + rail;
-        let Some(peer) = world.devices.iter().position(|d| d.address == address) else {
-            return Err("no device has that address".to_owned());
-        };
-        // Not the device's number: nobody may guess.
-        let number = world.random.next() >> 16;
-        world.devices[device].book.insert(number, peer);
-        Ok(number)
-    }
-
-    unsafe fn receive(&mut self, rail: usize, local: Local, context: Context) -> Result<Posted, String> {
-        let mut world = self.world();
-        let world = &mut *world;
-        let (device, _) = self.check(world, rail, None, local)?;
-        if world.devices[device].receives.len() >= world.script.receives {
-            return Ok(Posted::Again);
-        }
-        world.devices[device].receives.push_back((local, context));
-        Ok(Posted::Yes)
-    }
-
-    unsafe fn send(
-        &mut self,
-        rail: usize,
-        to: u64,
-        local: Local,
-        context: Context,
-    ) -> Result<Posted, String> {
-        let mut world = self.world();
-        let world = &mut *world;
-        if local.bytes > world.script.message && world.holds(Rule::Message) {
-            let how = format!("a message of {} bytes, and {} is the most", local.bytes, world.script.message);
-            world.violate(Rule::Message, how.clone());
-            return Err(how);
-        }
-        let (device, peer) = self.check(world, rail, Some(to), local)?;
-        let full = world.devices[device].busy >= world.script.operations;
-        if !Self::room(world, device, full) {
-            return Ok(Posted::Again);
-        }
-        world.devices[device].busy += 1;
-        world.fly_message(device, peer, local, context);
-        Ok(Posted::Yes)
-    }
-
-    unsafe fn read(
-        &mut self,
-        rail: usize,
-        from: u64,
-        local: Local,
-        remote: Remote,
-        context: Context,
-    ) -> Result<Posted, String> {
-        self.one_sided(rail, from, local, remote, None, context)
-    }
-
-    unsafe fn write(
-        &mut self,
-        rail: usize,
-        to: u64,
-        local: Local,
-        remote: Remote,
-        number: u32,
-        context: Context,
-    ) -> Result<Posted, String> {
-        self.one_sided(rail, to, local, remote, Some(number), context)
-    }
-
-    fn poll(&mut self, rail: usize, events: &mut Vec<Event>) {
-        let mut world = self.world();
-        let device = self.rank * world.script.rails + rail;
+        let device = self.device;
         let before = events.len();
         // Whoever asks in vain may go to sleep for longer than the fabric takes.
         for _ in 0..TURNS {
@@ -232,14 +191,13 @@ impl Provider for SrdProvider {
         }
     }
 
-    fn interest(&mut self, _: &mut Vec<(RawFd, i16)>) -> bool {
-        false
+    fn interest(&mut self) -> Option<RawFd> {
+        None
     }
 }
 
-impl Drop for SrdProvider {
+impl Drop for SrdRail {
     fn drop(&mut self) {
-        let rank = self.rank;
-        self.world().leave(rank);
+        self.world().leave(self.device);
     }
 }

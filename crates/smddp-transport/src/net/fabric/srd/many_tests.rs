@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU8;
 
 use super::*;
 use crate::net::frame::{Frame, Kind};
-use crate::net::wire::{Place, Sink, Ticket, Wire};
+use crate::net::wire::{Destination, Sink, Ticket, Wire};
 
 /// Takes what comes to one place.
 struct Taker {
@@ -14,8 +14,8 @@ struct Taker {
 }
 
 impl Sink for Taker {
-    fn place(&mut self, _: usize, _: &Frame) -> Place {
-        Place::Here(self.place)
+    fn place(&mut self, _: usize, _: &Frame) -> Destination {
+        Destination::Here(self.place)
     }
     fn arrived(&mut self, peer: usize, frame: &Frame) {
         self.got.push((peer, frame.index));
@@ -33,7 +33,7 @@ impl Memory {
     fn at(&self, rank: usize) -> *mut u8 {
         self.0[rank * self.1].as_ptr()
     }
-    fn engines(&self, srd: &Srd, ranks: usize) -> Vec<Shared> {
+    fn engines(&self, srd: &Srd, ranks: usize) -> Vec<SharedEngine> {
         let staging = Staging::new(self.at(0), self.0.len(), self.0.clone());
         (0..ranks).map(|rank| srd.engine(rank, staging.clone(), ranks).unwrap()).collect()
     }

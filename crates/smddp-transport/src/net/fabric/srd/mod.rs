@@ -12,12 +12,13 @@ mod many_tests;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use super::engine::Engine;
 use super::staging::Staging;
-use super::wire::{FabricWire, Shared};
-use endpoint::SrdProvider;
+use super::wire::{FabricWire, SharedEngine};
+use crate::lock;
+use endpoint::SrdRail;
 use world::World;
 
 /// What holds on this fabric.
@@ -111,7 +112,7 @@ impl Srd {
     }
 
     fn world(&self) -> MutexGuard<'_, World> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     /// Rules broken so far, and how.
@@ -125,9 +126,11 @@ impl Srd {
     }
 
     /// One rank's engine on it.
-    pub(crate) fn engine(&self, rank: usize, staging: Staging, ranks: usize) -> Result<Shared, String> {
-        let provider = Box::new(SrdProvider::new(self.0.clone(), rank));
-        Ok(Arc::new(Mutex::new(Engine::new(provider, staging, ranks - 1, 16 << 20)?)))
+    pub(crate) fn engine(&self, rank: usize, staging: Staging, ranks: usize) -> Result<SharedEngine, String> {
+        let SrdScript { rails, seed, .. } = self.world().script;
+        let devices = (rank * rails..(rank + 1) * rails).map(|device| SrdRail::new(self.0.clone(), device));
+        let name = format!("srd-sim (seed {seed})");
+        Ok(Arc::new(Mutex::new(Engine::new(name, devices.collect(), staging, ranks - 1, 16 << 20)?)))
     }
 }
 
@@ -146,18 +149,19 @@ pub(crate) fn group(
 }
 
 /// A further group over the same engines.
-pub(crate) fn connect(engines: &[Shared]) -> Result<Vec<FabricWire>, String> {
+pub(crate) fn connect(engines: &[SharedEngine]) -> Result<Vec<FabricWire>, String> {
     let size = engines.len();
     let prepared = engines
         .iter()
         .enumerate()
         .map(|(rank, engine)| FabricWire::prepare(engine, rank, size, size - 1))
         .collect::<Result<Vec<_>, _>>()?;
-    let addresses: Vec<_> = prepared.iter().map(|p| Some(p.address().clone())).collect();
-    let others = |rank: usize| {
+    let (mut wires, addresses): (Vec<_>, Vec<_>) =
+        prepared.into_iter().map(|(wire, address)| (wire, Some(address))).unzip();
+    for (rank, wire) in wires.iter_mut().enumerate() {
         let mut others = addresses.clone();
         others[rank] = None;
-        others
-    };
-    prepared.into_iter().enumerate().map(|(rank, p)| p.connect(&others(rank))).collect()
+        wire.connect(&others)?;
+    }
+    Ok(wires)
 }

@@ -8,7 +8,7 @@ use super::world::Random;
 use super::*;
 use crate::net::fabric::engine::Careless;
 use crate::net::frame::{Frame, Kind};
-use crate::net::wire::{Place, Sink, Ticket, Wire};
+use crate::net::wire::{Destination, Sink, Ticket, Wire};
 
 /// Bytes of a cell, and cells for sending and for receiving of each rank.
 const CELL: usize = 300 << 10;
@@ -75,23 +75,23 @@ struct Got {
 }
 
 impl Sink for Got {
-    fn place(&mut self, peer: usize, frame: &Frame) -> Place {
+    fn place(&mut self, peer: usize, frame: &Frame) -> Destination {
         if let Some((at, _)) = self.places.get(&(peer, frame.index)) {
-            return Place::Here(*at);
+            return Destination::Here(*at);
         }
         let bytes = frame.bytes as usize;
         if self.random.once_in(5) {
-            return Place::Later;
+            return Destination::Later;
         }
         let (at, cell) = if bytes > crate::net::wire::EAGER {
-            let Some(cell) = self.free.pop() else { return Place::Later };
+            let Some(cell) = self.free.pop() else { return Destination::Later };
             (self.memory.wrapping_add(cell * CELL), Some(cell))
         } else {
             self.small.push(vec![0; bytes]);
             (self.small.last_mut().unwrap().as_mut_ptr(), None)
         };
         self.places.insert((peer, frame.index), (at, cell));
-        Place::Here(at)
+        Destination::Here(at)
     }
 
     fn arrived(&mut self, peer: usize, frame: &Frame) {
@@ -153,7 +153,7 @@ impl Run {
                 // Payloads on both sides of what a part of the memory takes.
                 None => engine.staging.grain = 128 << 10,
                 // The first thing that the device is told of, so that its key can be guessed where keys count up.
-                Some(_) => drop(engine.staging.part(engine.provider.as_mut(), 0, 1).unwrap()),
+                Some(_) => drop(engine.staging.part(&mut engine.rails, 0, 1).unwrap()),
             }
         }
         let wires = connect(&engines).unwrap();
@@ -392,8 +392,8 @@ fn groups_share_an_engine_and_keep_their_frames_apart() {
             .collect();
         struct Count<'a>(&'a mut Vec<u64>);
         impl Sink for Count<'_> {
-            fn place(&mut self, _: usize, _: &Frame) -> Place {
-                Place::Drop
+            fn place(&mut self, _: usize, _: &Frame) -> Destination {
+                Destination::Drop
             }
             fn arrived(&mut self, _: usize, frame: &Frame) {
                 self.0.push(frame.index);

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::{Rule, SrdScript};
-use crate::net::fabric::provider::{Context, Event, Local, Remote};
+use crate::net::fabric::provider::{Context, Event, LocalMemory, RemoteMemory};
 
 /// A small generator (splitmix64): the same seed, the same run.
 pub(super) struct Random(u64);
@@ -34,7 +34,7 @@ impl Random {
 
 /// Memory that a device knows.
 #[derive(Clone, Copy)]
-pub(super) struct Region {
+pub(super) struct KnownMemory {
     pub(super) at: usize,
     pub(super) bytes: usize,
     pub(super) key: u64,
@@ -49,8 +49,8 @@ pub(super) struct Device {
     /// Devices noted, by the number they were noted under.
     pub(super) book: HashMap<u64, usize>,
     /// By descriptor less one.
-    pub(super) regions: Vec<Region>,
-    pub(super) receives: VecDeque<(Local, Context)>,
+    pub(super) regions: Vec<KnownMemory>,
+    pub(super) receives: VecDeque<(LocalMemory, Context)>,
     /// What is over and not yet in the completion queue, and what is.
     over: Vec<Event>,
     pub(super) queue: VecDeque<Event>,
@@ -70,7 +70,7 @@ struct Bytes {
 
 enum Cargo {
     Message {
-        local: Local,
+        local: LocalMemory,
         context: Context,
     },
     /// A piece of a one-sided operation.
@@ -145,7 +145,7 @@ impl World {
         }
     }
 
-    pub(super) fn fly_message(&mut self, from: usize, to: usize, local: Local, context: Context) {
+    pub(super) fn fly_message(&mut self, from: usize, to: usize, local: LocalMemory, context: Context) {
         self.fly(from, to, Cargo::Message { local, context });
     }
 
@@ -162,8 +162,8 @@ impl World {
     pub(super) fn fly_one_sided(
         &mut self,
         (from, to): (usize, usize),
-        local: Local,
-        remote: Remote,
+        local: LocalMemory,
+        remote: RemoteMemory,
         write: Option<u32>,
         context: Context,
     ) {
@@ -194,7 +194,13 @@ impl World {
     }
 
     /// Where remote memory lies, if the target serves it.
-    fn target(&mut self, from: usize, to: usize, bytes: usize, remote: Remote) -> Result<usize, String> {
+    fn target(
+        &mut self,
+        from: usize,
+        to: usize,
+        bytes: usize,
+        remote: RemoteMemory,
+    ) -> Result<usize, String> {
         let known = self.devices[to].book.values().any(|&d| d == from);
         if !known && self.holds(Rule::Book) {
             let how = format!("device {to} does not know device {from}, which reads or writes its memory");
@@ -343,24 +349,19 @@ impl World {
         self.dead[rank] = true;
     }
 
-    /// A rank's provider is gone, and its memory with it: nothing may touch that any more.
-    pub(super) fn leave(&mut self, rank: usize) {
-        self.dead[rank] = true;
-        let rails = self.script.rails;
-        let mine = rank * rails..(rank + 1) * rails;
+    /// A rank's device is gone, and its memory with it: nothing may touch that any more.
+    pub(super) fn leave(&mut self, device: usize) {
+        self.dead[self.devices[device].rank] = true;
         let mut kept = Vec::new();
         for flight in std::mem::take(&mut self.flights) {
-            let touches = mine.contains(&flight.from) || mine.contains(&flight.to);
-            if !touches {
+            if flight.from != device && flight.to != device {
                 kept.push(flight);
-            } else if !mine.contains(&flight.from) {
+            } else if flight.from != device {
                 self.land(flight);
             }
         }
         kept.append(&mut self.flights);
         self.flights = kept;
-        for device in mine {
-            self.devices[device].receives.clear();
-        }
+        self.devices[device].receives.clear();
     }
 }

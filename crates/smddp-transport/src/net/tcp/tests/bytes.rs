@@ -2,8 +2,8 @@
 
 use std::io::Write;
 
-use super::super::feed::{BYTES, CELL, Feed, HEAD, header};
 use super::*;
+use crate::fuzzing::feed::{BYTES, CELL, Feed, HEAD, header};
 
 const DATA: u8 = 1;
 const CREDIT: u8 = 2;

@@ -4,22 +4,24 @@ use std::net::{SocketAddr, TcpListener};
 
 use rustix::net::{AddressFamily, SocketType};
 
-use super::super::call::{Call, Called};
-use super::super::hello::{HELLO, Purpose, hello};
+use super::super::call::{Call, Failed};
+use super::super::hello::{HELLO, Purpose};
 use super::*;
+use crate::own::Uninherited;
 
 fn to(address: SocketAddr) -> Call {
-    Call::new(address, hello(&Default::default(), 0, Purpose::Lane(0)))
+    Call::new(0, TcpAddress { socket: address, token: Default::default() }, Purpose::Lane(0))
 }
 
 /// Goes on until something comes of it.
-fn outcome(call: &mut Call) -> Called {
+fn outcome(call: &mut Call) -> Result<Uninherited<TcpStream>, Failed> {
     let begun = Instant::now();
     loop {
         assert!(begun.elapsed() < DEADLINE, "nothing comes of the call");
         match call.go_on() {
-            Called::NotYet => std::thread::park_timeout(Duration::from_millis(1)),
-            other => return other,
+            Ok(None) => std::thread::park_timeout(Duration::from_millis(1)),
+            Ok(Some(socket)) => return Ok(socket),
+            Err(failed) => return Err(failed),
         }
     }
 }
@@ -36,9 +38,9 @@ fn refusing() -> (std::os::fd::OwnedFd, SocketAddr) {
 fn a_refused_call_is_made_again() {
     let (socket, address) = refusing();
     let mut call = to(address);
-    assert!(matches!(call.go_on(), Called::NotYet));
+    assert!(matches!(call.go_on(), Ok(None)));
     rustix::net::listen(&socket, 8).unwrap();
-    assert!(matches!(outcome(&mut call), Called::Open(_)));
+    assert!(outcome(&mut call).is_ok());
     let (mut theirs, _) = TcpListener::from(socket).accept().unwrap();
     theirs.read_exact(&mut [0; HELLO]).unwrap();
 }
@@ -49,9 +51,9 @@ fn a_process_that_is_gone_is_noticed_within_a_second_all_the_same() {
     let once = || {
         let begun = Instant::now();
         let why = match outcome(&mut to(address)) {
-            Called::Lost(why) => why,
-            Called::Unable(why) => panic!("{why}"),
-            _ => panic!("it is there"),
+            Err(Failed::Lost(why)) => why,
+            Err(Failed::Unable(why)) => panic!("{why}"),
+            Ok(_) => panic!("it is there"),
         };
         assert!(why.contains("refused") && why.contains(&address.to_string()), "{why}");
         begun.elapsed()
@@ -68,7 +70,7 @@ fn who_was_hung_up_on_before_its_first_word_calls_again() {
     call.connect_only().unwrap();
     // It was stopped meanwhile, and the other end has lost patience.
     drop(listener.accept().unwrap());
-    assert!(matches!(outcome(&mut call), Called::Open(_)));
+    assert!(outcome(&mut call).is_ok());
     let (mut theirs, _) = listener.accept().unwrap();
     theirs.read_exact(&mut [0; HELLO]).unwrap();
 }
@@ -88,12 +90,12 @@ fn what_this_process_lacks_is_no_loss_of_a_peer() {
         let mut call = to(listener.local_addr().unwrap());
         let error = std::io::Error::from_raw_os_error(code);
         // For a while it may pass.
-        assert!(matches!(call.fails_with(&error, Duration::ZERO), Called::NotYet), "{error}");
-        let Called::Unable(why) = call.fails_with(&error, Duration::from_secs(60)) else {
+        assert!(matches!(call.fails_with(&error, Duration::ZERO), Ok(None)), "{error}");
+        let Err(Failed::Unable(why)) = call.fails_with(&error, Duration::from_secs(60)) else {
             panic!("{error} is told as a loss")
         };
         assert!(why.contains(word) && why.contains(&error.to_string()), "{why}");
         // And it did pass.
-        assert!(matches!(outcome(&mut to(listener.local_addr().unwrap())), Called::Open(_)));
+        assert!(outcome(&mut to(listener.local_addr().unwrap())).is_ok());
     }
 }

@@ -9,16 +9,16 @@ use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use super::endpoint::TcpAddress;
-use super::feed::{door, means};
+use crate::fuzzing::feed::{door, means};
 use crate::joint::Prepared;
+use crate::net::tcp::TcpAddress;
 use crate::{Fault, Group, Head, Inlet, Outlet, Wiring};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
 /// Two ranks of this process, each a node of its own.
 struct Pair {
-    links: [Group; 2],
+    groups: [Group; 2],
     doors: [TcpAddress; 2],
     seq: u64,
 }
@@ -28,8 +28,8 @@ impl Pair {
         let prepared = [0, 1].map(|rank| Prepared::new(rank, 2, Vec::new(), &means(rank)).unwrap());
         let doors = [door(&prepared[0]), door(&prepared[1])];
         let cards = prepared.iter().map(|p| p.card().clone()).collect::<Vec<_>>();
-        let links = prepared.map(|p| p.connect(cards.clone()).unwrap().link);
-        Self { links, doors, seq: 0 }
+        let groups = prepared.map(|p| p.connect(cards.clone()).unwrap().group);
+        Self { groups, doors, seq: 0 }
     }
 
     /// One number each way, as in an all_reduce of one element; what each rank then has of the other.
@@ -40,29 +40,29 @@ impl Pair {
         let mut ended = [false; 2];
         while ended != [true; 2] {
             assert!(begun.elapsed() < DEADLINE, "the ranks do not come to an end: {got:?}");
-            for (rank, link) in self.links.iter_mut().enumerate() {
-                link.turn();
-                if let Some(fault) = link.faults().pop() {
+            for (rank, group) in self.groups.iter_mut().enumerate() {
+                group.turn();
+                if let Some(fault) = group.faults().pop() {
                     return Err(fault);
                 }
                 if !opened[rank] {
-                    let wired = link.wire(wiring(1 - rank));
-                    opened[rank] = link.begin(seq, Head { what: 7, count: 1 }, &wired);
+                    let wired = group.wire(wiring(1 - rank));
+                    opened[rank] = group.begin(seq, Head { what: 7, count: 1 }, &wired);
                     if opened[rank] {
-                        let cell = link.cell(0).unwrap().cast::<u64>();
-                        // SAFETY: the cell is this link's, aligned, and has eight bytes.
+                        let cell = group.cell(0).unwrap().cast::<u64>();
+                        // SAFETY: the cell is this group's, aligned, and has eight bytes.
                         unsafe { cell.write(number(rank, seq)) };
-                        link.publish(0, 8);
+                        group.publish(0, 8);
                     }
                 } else if got[rank].is_none() {
-                    if let Some(message) = link.message(0).unwrap() {
+                    if let Some(message) = group.message(0).unwrap() {
                         // SAFETY: it holds eight bytes until it is released.
                         got[rank] = Some(unsafe { message.cast::<u64>().read() });
-                        link.release(0);
+                        group.release(0);
                     }
-                } else if !ended[rank] && link.settle().unwrap() {
+                } else if !ended[rank] && group.settle().unwrap() {
                     ended[rank] = true;
-                    link.end();
+                    group.end();
                 }
             }
         }

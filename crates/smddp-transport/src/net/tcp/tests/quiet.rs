@@ -3,20 +3,23 @@
 use std::io::Read;
 use std::net::TcpListener;
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 
+use super::super::dial::SILENT;
+use super::super::endpoint::TcpEndpoint;
 use super::super::hello::HELLO;
-use super::super::silence::Limits;
-use super::super::watch::SILENT;
+use super::super::listeners::Listeners;
+use super::super::silence::SilenceLimits;
 use super::super::wire::TcpWire;
 use super::*;
 use crate::interface::{Family, Wanted};
 use crate::net::frame::{Frame, HEADER, Kind};
-use crate::net::wire::{Broken, Place, Sink, Ticket, Wire};
+use crate::net::wire::{Broken, Destination, Sink, Ticket, Wire};
 use crate::process::Endpoint;
 
 /// What is sent again and again, as if it lay in the staging memory.
 static PAYLOAD: [u8; 1 << 20] = [7; 1 << 20];
-const LIMITS: Limits = Limits {
+const LIMITS: SilenceLimits = SilenceLimits {
     quiet: Duration::from_millis(300),
     gone: Duration::from_millis(900),
     pause: Duration::from_millis(20),
@@ -26,8 +29,8 @@ const LIMITS: Limits = Limits {
 struct Sent(u64);
 
 impl Sink for Sent {
-    fn place(&mut self, _: usize, _: &Frame) -> Place {
-        Place::Drop
+    fn place(&mut self, _: usize, _: &Frame) -> Destination {
+        Destination::Drop
     }
     fn arrived(&mut self, _: usize, _: &Frame) {}
     fn sent(&mut self, _: Ticket) {
@@ -46,10 +49,11 @@ struct Lonely {
 impl Lonely {
     fn new() -> Self {
         let lo = Wanted { value: Some("=lo".to_owned()), from: "a test" };
-        let endpoint = Endpoint::get(8 << 20).unwrap().tcp(&lo, Family::Any).unwrap();
+        let endpoint = TcpEndpoint::get(&Endpoint::get(8 << 20).unwrap(), &lo, Family::Any).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = TcpAddress { socket: listener.local_addr().unwrap(), token: Default::default() };
-        let wire = TcpWire::with(0, endpoint.door(0, 2), vec![None, Some(address)], LIMITS);
+        let listeners = Listeners::new(0, endpoint.door(0, 2), [None, Some(address)].into_iter());
+        let wire = TcpWire::with(Arc::new(listeners), LIMITS).unwrap();
         Self { wire, listener, sink: Sent::default(), frames: 0 }
     }
 

@@ -2,9 +2,9 @@
 
 use std::io::Write;
 
-use super::super::feed::{call, header};
 use super::super::hello::{Purpose, hello};
 use super::*;
+use crate::fuzzing::feed::{call, header};
 
 /// Frames of a stranger: poison, goodbye, data of the next operation, a stream that turns elsewhere.
 fn frames(seq: u64) -> Vec<(usize, Vec<u8>)> {
@@ -34,8 +34,8 @@ fn a_second_connection_in_a_ranks_name_is_refused_and_the_first_goes_on() {
             let first = (lane == 1).then(|| call(&pair.doors[to], from, lane));
             let mut second = call(&pair.doors[to], from, lane);
             let _ = second.write_all(&bytes);
-            for link in &mut pair.links {
-                link.turn();
+            for group in &mut pair.groups {
+                group.turn();
             }
             pair.goes_on();
             assert!(is_hung_up_on(&second), "case {case}: it is listened to");
@@ -56,14 +56,14 @@ fn unfinished_words_on_many_connections_in_one_name_harm_nobody() {
             let mut caller = call(&pair.doors[1], 0, 1);
             let _ = caller.write_all(&header(6, 0, [0, 0, bytes, 0, 0, 0]));
             let _ = caller.write_all(&[b'x'; 10]);
-            pair.links[1].turn();
+            pair.groups[1].turn();
             callers.push(caller);
         }
         for part in 0..5 {
             for caller in &mut callers {
                 // Those that were sent away notice it here.
                 let _ = caller.write_all(&[0xa5; 60]);
-                pair.links[1].turn();
+                pair.groups[1].turn();
             }
             drop(vec![vec![1u8; bytes as usize]; part]);
         }

@@ -2,13 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
-use super::layout::{ENTRY, LINE};
 use crate::Inlet;
+use crate::process::layout::{ENTRY, LINE};
 use crate::process::memory::Memory;
 
 /// Where a channel lies in its writer's memory, as the writer says.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Place {
+pub(super) struct Channel {
     pub(super) lines: usize,
     pub(super) cells: usize,
     pub(super) cell: usize,
@@ -16,7 +16,7 @@ pub(super) struct Place {
     pub(super) bytes: u64,
 }
 
-impl Place {
+impl Channel {
     /// `None`: not a place within that memory.
     pub(super) fn read(memory: &Memory, region: usize, want: &Inlet) -> Option<Self> {
         let entry = region.checked_add(want.channel * ENTRY)?;

@@ -11,13 +11,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::frame::{Frame, Kind, LANES, MESSAGES};
-use super::letters::Letters;
-use super::tcp::{Survey, Watches};
-use super::wire::{Broken, Place, Sink, Ticket, Wire};
-use super::wiring::{Came, Flow, In, NetWiring};
+use super::messages::FarMessages;
+use super::tcp::{Listeners, Watches};
+use super::wire::{Broken, Destination, Sink, Ticket, Wire};
+use super::wiring::{InletProgress, NetInlet, NetWiring, Progress};
 use crate::fork;
 use crate::process::{Endpoint, Owner};
-use crate::{Fault, Head, LONGEST_WHY, Mail, Mismatch, Stream};
+use crate::{Fault, Head, LONGEST_WHY, Mismatch, PointToPoint};
 
 mod survey;
 
@@ -26,8 +26,31 @@ const REMEMBERED: usize = 64;
 /// Frames that carry less than a cell need no place: a channel of tokens still has an address.
 const NOWHERE: *mut u8 = std::ptr::dangling_mut();
 
+/// What is known of a rank.
+#[derive(Clone, Default)]
+struct RankState {
+    /// Operations it is known to have begun, and the header of the newest.
+    begun: u64,
+    newest: Head,
+    /// It was asked what it has begun and said so: `begun` is all there is to know.
+    answered: bool,
+    /// It was asked, and nothing came.
+    silent: bool,
+    /// Anything was sent to it or came from it.
+    met: bool,
+    /// Lanes (bits) on which anything was sent to it, and on which it said goodbye.
+    used: u8,
+    goodbyes: u8,
+    left: bool,
+    /// What it says of why the group is dead. Made once, since it may be written to for as long as the wire is.
+    words: Option<Box<[u8]>>,
+    poison: Option<String>,
+    /// It sent what no rank sends, and what: nothing more that it sends counts.
+    wrong: Option<&'static str>,
+}
+
 /// What arrives is judged and kept here.
-pub(super) struct State {
+pub(super) struct Inbound {
     me: usize,
     owner: Owner,
     /// Number of the operation under way, or of the next one.
@@ -38,50 +61,37 @@ pub(super) struct State {
     /// The operation's cells.
     base: *mut u8,
     wiring: Arc<NetWiring>,
-    flow: Flow,
+    flow: Progress,
     /// Sends of cells whose memory is still in use.
     flying: u64,
     past: VecDeque<(u64, Head)>,
     differs: Option<Fault>,
-    /// Per rank: operations it is known to have begun, and the header of the newest.
-    begun: Vec<u64>,
-    newest: Vec<Head>,
-    /// It was asked what it has begun and said so: `begun` is all there is to know.
-    answered: Vec<bool>,
-    /// It was asked, and nothing came.
-    silent: Vec<bool>,
-    /// Ranks that anything was sent to or came from.
-    met: Vec<bool>,
-    /// Lanes (bits) on which anything was sent to each rank, and on which it said goodbye.
-    used: Vec<u8>,
-    goodbyes: Vec<u8>,
-    poison: Vec<Option<String>>,
     /// First operation in which a rank declared the group dead.
     dead_from: Option<u64>,
-    left: Vec<bool>,
-    /// What ranks say of why the group is dead. Made once for each, since it may be written to for as long as the wire is.
-    words: Vec<Option<Box<[u8]>>>,
-    /// Ranks that sent what no rank sends, and what: nothing more that they send counts.
-    wrong: Vec<Option<&'static str>>,
-    pub(super) letters: Letters,
+    /// By rank.
+    peers: Vec<RankState>,
+    pub(super) messages: FarMessages,
 }
 
 // SAFETY: cell addresses lie in the endpoint's staging memory, in a region that this operation owns until it ends; one
 // thread at a time owns the link.
-unsafe impl Send for State {}
+unsafe impl Send for Inbound {}
 
 /// What leads to other nodes, and who watches their ranks where the wire does not.
-pub(crate) struct Way {
+pub(crate) struct Uplink {
     pub(crate) wire: Box<dyn Wire>,
+    /// Where those ranks' processes answer for them, though they do not drive.
+    pub(crate) listeners: Option<Arc<Listeners>>,
     pub(crate) watches: Option<Watches>,
 }
 
 pub(crate) struct Net {
     wire: Box<dyn Wire>,
-    /// Peers' TCP listeners tell of their end and answer for ranks that do not drive, where the wire does not: libfabric's
-    /// providers notice a peer that is gone late or never while nothing is sent to it.
+    listeners: Option<Arc<Listeners>>,
+    /// Peers' TCP listeners tell of their end, where the wire does not: libfabric's providers notice a peer that is gone late
+    /// or never while nothing is sent to it.
     watches: Option<Watches>,
-    state: State,
+    state: Inbound,
     poisoned: bool,
     gone: bool,
     /// In the operation under way.
@@ -99,22 +109,22 @@ const ACKNOWLEDGED: Duration = Duration::from_micros(50);
 const TOLD_BY_ONE: usize = 256;
 /// A writer is told of free cells so many times while it goes through its window.
 const WORDS: u64 = 8;
-/// Tickets with this bit are the letters'.
-const LETTER: Ticket = 1 << 63;
+/// Tickets with this bit are the messages'.
+const P2P: Ticket = 1 << 63;
 
 impl Net {
     /// `nonce`: the group's number at this process's staging pool.
     pub(crate) fn new(
         me: usize,
         size: usize,
-        Way { wire, watches }: Way,
+        Uplink { wire, listeners, watches }: Uplink,
         endpoint: Arc<Endpoint>,
         nonce: u64,
     ) -> Self {
         let owner = Owner::new(endpoint, nonce);
-        let state = State {
+        let state = Inbound {
             me,
-            letters: Letters::new(size, owner.sibling()),
+            messages: FarMessages::new(size, owner.sibling()),
             owner,
             seq: 0,
             open: false,
@@ -122,24 +132,23 @@ impl Net {
             head: Head::default(),
             base: NOWHERE,
             wiring: Arc::default(),
-            flow: Flow::default(),
+            flow: Progress::default(),
             flying: 0,
             past: VecDeque::new(),
             differs: None,
-            begun: vec![0; size],
-            newest: vec![Head::default(); size],
-            answered: vec![false; size],
-            silent: vec![false; size],
-            met: vec![false; size],
-            used: vec![0; size],
-            goodbyes: vec![0; size],
-            poison: vec![None; size],
             dead_from: None,
-            left: vec![false; size],
-            words: vec![None; size],
-            wrong: vec![None; size],
+            peers: vec![RankState::default(); size],
         };
-        Self { wire, watches, state, poisoned: false, gone: false, hailed: false, forks: fork::generation() }
+        Self {
+            wire,
+            listeners,
+            watches,
+            state,
+            poisoned: false,
+            gone: false,
+            hailed: false,
+            forks: fork::generation(),
+        }
     }
 
     pub(crate) fn name(&self) -> String {
@@ -147,22 +156,17 @@ impl Net {
     }
 
     pub(crate) fn turn(&mut self) -> bool {
-        let mut moved = self.wire.poll(&mut self.state);
-        while let Some((to, frame)) = self.state.letters.due() {
-            self.frame(to, &frame, std::ptr::null(), LETTER);
-            moved = true;
-        }
-        moved
+        self.wire.poll(&mut self.state) | self.post()
     }
 
     pub(crate) fn busy(&self) -> bool {
-        self.state.flying > 0 || self.state.letters.flying() || !self.wire.drained()
+        self.state.flying > 0 || self.state.messages.flying() || !self.wire.drained()
     }
 
     /// Sends a frame whose payload, if any, is short or staged.
     fn frame(&mut self, to: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
-        self.state.met[to] = true;
-        self.state.used[to] |= 1 << frame.lane();
+        self.state.peers[to].met = true;
+        self.state.peers[to].used |= 1 << frame.lane();
         // SAFETY: payloads are cells of regions that are kept until their tickets are back, or short.
         unsafe { self.wire.send(to, frame, payload, ticket) };
     }
@@ -176,7 +180,7 @@ impl Net {
         state.wiring = wiring.clone();
         state.flow.reset(wiring);
         for inlet in &wiring.ins {
-            state.met[inlet.want.rank] = true;
+            state.peers[inlet.want.rank].met = true;
         }
     }
 
@@ -191,9 +195,8 @@ impl Net {
         (state.seq, state.head, state.open) = (seq, head, true);
         (state.opened, self.hailed) = (Some(Instant::now()), false);
         state.base = state.owner.base();
-        match &self.watches {
-            Some(watches) => watches.begun(seq + 1),
-            None => self.wire.begun(seq + 1),
+        if let Some(listeners) = &self.listeners {
+            listeners.begun(seq + 1);
         }
         state.flow.reset(&state.wiring);
         // A channel that carries nothing still tells its readers what this operation is.
@@ -267,7 +270,7 @@ impl Net {
                 ..Frame::new(Kind::Credit, self.state.seq)
             };
             let to = i.want.rank;
-            self.frame(to, &frame, std::ptr::null(), LETTER);
+            self.frame(to, &frame, std::ptr::null(), P2P);
         }
     }
 
@@ -296,8 +299,8 @@ impl Net {
 
     /// Whether `rank` has begun operation `seq`; `None`: not known.
     pub(crate) fn arrived(&self, rank: usize, seq: u64) -> Option<bool> {
-        let begun = self.state.begun[rank] > seq;
-        (begun || self.state.answered[rank]).then_some(begun)
+        let begun = self.state.peers[rank].begun > seq;
+        (begun || self.state.peers[rank].answered).then_some(begun)
     }
 
     /// Whether something of `rank` is waited for in operation `seq`, which it is not known to have begun.
@@ -307,11 +310,11 @@ impl Net {
 
     /// Ranks that did not answer the survey.
     pub(crate) fn silent(&self) -> Vec<usize> {
-        (0..self.state.silent.len()).filter(|&rank| self.state.silent[rank]).collect()
+        (0..self.state.peers.len()).filter(|&rank| self.state.peers[rank].silent).collect()
     }
 
     pub(crate) fn head_of(&self, rank: usize, seq: u64) -> Option<Head> {
-        (self.state.begun[rank] == seq + 1).then(|| self.state.newest[rank])
+        (self.state.peers[rank].begun == seq + 1).then(|| self.state.peers[rank].newest)
     }
 
     /// Whether a rank declared the group dead, in operation `seq` or before.
@@ -329,27 +332,22 @@ impl Net {
         let awaited: Vec<usize> =
             self.state.inlets().filter(|(i, came)| came.awaited(&i.want)).map(|(i, _)| i.want.rank).collect();
         self.hail(&awaited);
-        for rank in awaited.into_iter().chain(self.state.letters.awaited()) {
+        for rank in awaited.into_iter().chain(self.state.messages.awaited()) {
             self.wire.watch(rank);
             self.watches.iter_mut().for_each(|watches| watches.watch(rank));
         }
         self.wire.check();
         self.watches.iter_mut().for_each(Watches::check);
         let mut faults: Vec<Fault> = self.state.differs.clone().into_iter().collect();
-        for (rank, why) in self.state.poison.iter().enumerate() {
-            if let Some(why) = why {
-                faults.push(Fault::Poisoned { rank, why: why.clone() });
-            }
-        }
-        let left = self.state.left.iter().enumerate().filter(|(_, left)| **left);
-        faults.extend(left.map(|(rank, _)| Fault::Left { rank }));
-        let wrong = self.state.wrong.iter().enumerate().filter_map(|(rank, what)| Some((rank, (*what)?)));
-        faults
-            .extend(wrong.map(|(rank, what)| Fault::Lost { rank, how: format!("is lost (it sent {what})") }));
+        let peers = || self.state.peers.iter().enumerate();
+        faults.extend(peers().filter_map(|(rank, p)| Some(Fault::Poisoned { rank, why: p.poison.clone()? })));
+        faults.extend(peers().filter(|(_, p)| p.left).map(|(rank, _)| Fault::Left { rank }));
+        let wrong = |what: &str| format!("is lost (it sent {what})");
+        faults.extend(peers().filter_map(|(rank, p)| Some(Fault::Lost { rank, how: wrong(p.wrong?) })));
         let unable = self.wire.unable();
         faults.extend(unable.map(|(rank, why)| Fault::Unable { rank, why }));
         // Who has said why the group is dead may well hang up.
-        let known = |peer: usize| self.state.left[peer] || self.state.poison[peer].is_some();
+        let known = |peer: usize| self.state.peers[peer].left || self.state.peers[peer].poison.is_some();
         let broken = self.broken().into_iter().filter(|b| !known(b.peer));
         faults.extend(broken.map(|b| Fault::Lost { rank: b.peer, how: format!("is lost ({})", b.why) }));
         faults
@@ -364,11 +362,6 @@ impl Net {
         broken
     }
 
-    /// Questions to `peers`, see [`Wire::survey`].
-    fn questions(&self, peers: &[usize]) -> Survey {
-        self.watches.as_ref().map_or_else(|| self.wire.survey(peers), |watches| watches.survey(peers))
-    }
-
     /// Tells ranks that keep this one waiting what it is that they are waited for in: perhaps they make another call, in
     /// which nothing comes this way.
     fn hail(&mut self, awaited: &[usize]) {
@@ -379,7 +372,7 @@ impl Net {
         let head = self.state.head;
         let frame = Frame { what: head.what, count: head.count, ..Frame::new(Kind::Hail, self.state.seq) };
         for &rank in awaited {
-            self.frame(rank, &frame, std::ptr::null(), LETTER);
+            self.frame(rank, &frame, std::ptr::null(), P2P);
         }
     }
 
@@ -392,7 +385,7 @@ impl Net {
         let words = &why.as_bytes()[..why.len().min(LONGEST_WHY)];
         let frame = Frame { bytes: words.len() as u64, ..Frame::new(Kind::Poison, self.state.seq) };
         for rank in self.to_be_told(far) {
-            self.frame(rank, &frame, words.as_ptr(), LETTER);
+            self.frame(rank, &frame, words.as_ptr(), P2P);
         }
         self.wire.poll(&mut self.state);
         self.wire.abandon();
@@ -402,15 +395,16 @@ impl Net {
     /// four, ... ranks away: each tells it on, so everybody hears it.
     fn to_be_told(&self, far: &[usize]) -> Vec<usize> {
         let state = &self.state;
-        let size = state.met.len();
+        let size = state.peers.len();
         let away = |rank: usize| rank.abs_diff(state.me).min(size - rank.abs_diff(state.me));
-        let chosen = |rank: usize| state.met[rank] || size <= TOLD_BY_ONE || away(rank).is_power_of_two();
-        far.iter().copied().filter(|&rank| !state.left[rank] && chosen(rank)).collect()
+        let chosen =
+            |rank: usize| state.peers[rank].met || size <= TOLD_BY_ONE || away(rank).is_power_of_two();
+        far.iter().copied().filter(|&rank| !state.peers[rank].left && chosen(rank)).collect()
     }
 
     fn acquaintances(&self) -> Vec<usize> {
         let state = &self.state;
-        (0..state.met.len()).filter(|&rank| state.met[rank] && !state.left[rank]).collect()
+        (0..state.peers.len()).filter(|&rank| state.peers[rank].met && !state.peers[rank].left).collect()
     }
 
     /// Says goodbye, and sees to it that everything gets out.
@@ -420,11 +414,11 @@ impl Net {
         }
         for rank in self.acquaintances() {
             // On the messages' lane in any case: on the other one it may stand behind a call that the peer never makes.
-            let lanes = self.state.used[rank] | 1 << MESSAGES;
+            let lanes = self.state.peers[rank].used | 1 << MESSAGES;
             for lane in (0..LANES).filter(|lane| lanes >> lane & 1 == 1) {
                 let (channel, index) = (lane as u32, u64::from(lanes));
                 let frame = Frame { channel, index, ..Frame::new(Kind::Leave, self.state.seq) };
-                self.frame(rank, &frame, std::ptr::null(), LETTER);
+                self.frame(rank, &frame, std::ptr::null(), P2P);
             }
         }
         // A dead group's bytes may have nobody to take them.
@@ -443,8 +437,8 @@ impl Net {
     }
 
     /// Whether no message of that rank is still to come.
-    pub(crate) fn mailed_last(&self, rank: usize) -> bool {
-        self.state.goodbyes[rank] >> MESSAGES & 1 == 1
+    pub(crate) fn p2p_over(&self, rank: usize) -> bool {
+        self.state.peers[rank].goodbyes >> MESSAGES & 1 == 1
     }
 
     pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
@@ -460,43 +454,21 @@ impl Net {
         self.wire.expect(bytes);
     }
 
-    pub(crate) fn mail_open(&mut self, to: usize, mail: Mail) -> Option<Stream> {
-        let (stream, frame) = self.state.letters.open(to, mail)?;
-        self.frame(to, &frame, std::ptr::null(), LETTER);
-        Some(stream)
+    /// Messages with the ranks of other nodes, and what they have to send of it.
+    pub(crate) fn p2p<T>(&mut self, does: impl FnOnce(&mut dyn PointToPoint) -> T) -> T {
+        let outcome = does(&mut self.state.messages);
+        self.post();
+        outcome
     }
 
-    pub(crate) fn mail_cell(&mut self, stream: Stream) -> Option<(*mut u8, usize)> {
-        self.state.letters.cell(stream)
-    }
-
-    pub(crate) fn mail_publish(&mut self, stream: Stream, bytes: usize) {
-        if let Some((to, frame, payload, ticket)) = self.state.letters.publish(stream, bytes) {
-            self.frame(to, &frame, payload, LETTER | ticket);
+    /// Sends what messages have to; whether there was anything.
+    fn post(&mut self) -> bool {
+        let mut any = false;
+        while let Some((to, frame, payload, ticket)) = self.state.messages.due() {
+            self.frame(to, &frame, payload, P2P | ticket);
+            any = true;
         }
-    }
-
-    pub(crate) fn mail_close(&mut self, stream: Stream) {
-        self.state.letters.close(stream);
-    }
-
-    pub(crate) fn mail_next(&mut self, from: usize) -> Option<(Mail, Stream)> {
-        self.state.letters.next(from)
-    }
-
-    pub(crate) fn mail_piece(&mut self, from: usize, stream: Stream) -> Option<(*const u8, usize)> {
-        let piece = self.state.letters.piece(from, stream);
-        while let Some((to, frame)) = self.state.letters.due() {
-            self.frame(to, &frame, std::ptr::null(), LETTER);
-        }
-        piece
-    }
-
-    pub(crate) fn mail_release(&mut self, from: usize, stream: Stream) {
-        self.state.letters.release(from, stream);
-        while let Some((to, frame)) = self.state.letters.due() {
-            self.frame(to, &frame, std::ptr::null(), LETTER);
-        }
+        any
     }
 }
 
@@ -506,27 +478,27 @@ impl Drop for Net {
         // And in a forked child all of it is the parent's.
         if self.forks != fork::generation() || !self.wire.drained() {
             self.state.owner.abandon();
-            self.state.letters.abandon();
+            self.state.messages.abandon();
         }
     }
 }
 
-impl State {
+impl Inbound {
     fn awaits(&self, rank: usize, seq: u64) -> bool {
-        let silent = |(i, came): (&In, &Came)| {
+        let silent = |(i, came): (&NetInlet, &InletProgress)| {
             i.want.rank == rank && came.awaited(&i.want) && came.there <= came.taken
         };
-        self.open && self.seq == seq && self.begun[rank] <= seq && self.inlets().any(silent)
+        self.open && self.seq == seq && self.peers[rank].begun <= seq && self.inlets().any(silent)
     }
 
     /// Takes a frame for an error of its sender's.
-    fn refuse(&mut self, peer: usize, what: &'static str) -> Place {
-        self.wrong[peer].get_or_insert(what);
-        Place::Drop
+    fn refuse(&mut self, peer: usize, what: &'static str) -> Destination {
+        self.peers[peer].wrong.get_or_insert(what);
+        Destination::Drop
     }
 
     /// What this rank reads, and how far each has come.
-    fn inlets(&self) -> impl Iterator<Item = (&In, &Came)> {
+    fn inlets(&self) -> impl Iterator<Item = (&NetInlet, &InletProgress)> {
         self.wiring.ins.iter().zip(&self.flow.came)
     }
 
@@ -554,16 +526,16 @@ impl State {
         }
     }
 
-    fn place_data(&mut self, peer: usize, frame: &Frame) -> Place {
-        self.begun[peer] = self.begun[peer].max(frame.seq.saturating_add(1));
-        self.newest[peer] = Head { what: frame.what, count: frame.count };
+    fn place_data(&mut self, peer: usize, frame: &Frame) -> Destination {
+        self.peers[peer].begun = self.peers[peer].begun.max(frame.seq.saturating_add(1));
+        self.peers[peer].newest = Head { what: frame.what, count: frame.count };
         if frame.seq > self.seq || frame.seq == self.seq && !self.open {
-            return Place::Later;
+            return Destination::Later;
         }
         let inlet = self.wiring.places.get(&(peer, frame.channel)).filter(|_| frame.seq == self.seq).copied();
         let Some(inlet) = inlet else {
             self.hold(peer, frame);
-            return Place::Drop;
+            return Destination::Drop;
         };
         let (i, came) = (&self.wiring.ins[inlet], &mut self.flow.came[inlet]);
         let theirs = Head { what: frame.what, count: frame.count };
@@ -573,7 +545,7 @@ impl State {
             came.bad = Some(Mismatch { rank: peer, theirs, bytes: Some((i.want.bytes, frame.total)) });
         }
         if came.bad.is_some() {
-            return Place::Drop;
+            return Destination::Drop;
         }
         // Each message once, in order, and none besides.
         let known = if i.want.messages == 0 { frame.bytes == 0 } else { frame.index == came.placed };
@@ -581,11 +553,11 @@ impl State {
             return self.refuse(peer, "a message out of order");
         }
         if frame.index >= came.taken + i.depth {
-            return Place::Later;
+            return Destination::Later;
         }
         came.placed += 1;
         let slot = (frame.index % i.depth) as usize * i.want.cell.next_multiple_of(64);
-        Place::Here(self.base.wrapping_add(i.at + slot))
+        Destination::Here(self.base.wrapping_add(i.at + slot))
     }
 
     fn data_arrived(&mut self, peer: usize, frame: &Frame) {
@@ -602,32 +574,32 @@ impl State {
     }
 }
 
-impl Sink for State {
-    fn place(&mut self, peer: usize, frame: &Frame) -> Place {
-        self.met[peer] = true;
-        if self.wrong[peer].is_some() {
-            return Place::Drop;
+impl Sink for Inbound {
+    fn place(&mut self, peer: usize, frame: &Frame) -> Destination {
+        self.peers[peer].met = true;
+        if self.peers[peer].wrong.is_some() {
+            return Destination::Drop;
         }
         match frame.kind {
             Kind::Data => self.place_data(peer, frame),
-            Kind::Piece => match self.letters.place(peer, frame) {
+            Kind::Piece => match self.messages.place(peer, frame) {
                 Some(place) => place,
                 None => self.refuse(peer, "a piece of a message that it did not announce so"),
             },
-            Kind::Poison if frame.bytes <= LONGEST_WHY as u64 && self.words[peer].is_none() => {
-                let words = self.words[peer].insert(vec![0; frame.bytes as usize].into());
-                Place::Here(words.as_mut_ptr())
+            Kind::Poison if frame.bytes <= LONGEST_WHY as u64 && self.peers[peer].words.is_none() => {
+                let words = self.peers[peer].words.insert(vec![0; frame.bytes as usize].into());
+                Destination::Here(words.as_mut_ptr())
             }
             Kind::Poison => {
                 self.refuse(peer, "more than one reason why the group is dead, or one without an end")
             }
             _ if frame.bytes > 0 => self.refuse(peer, "bytes with a frame that has none"),
-            _ => Place::Drop,
+            _ => Destination::Drop,
         }
     }
 
     fn arrived(&mut self, peer: usize, frame: &Frame) {
-        if self.wrong[peer].is_some() {
+        if self.peers[peer].wrong.is_some() {
             return;
         }
         match frame.kind {
@@ -645,32 +617,32 @@ impl Sink for State {
                 }
             }
             Kind::Poison => {
-                let words = self.words[peer].as_deref().unwrap_or_default();
+                let words = self.peers[peer].words.as_deref().unwrap_or_default();
                 let why = String::from_utf8_lossy(words).into_owned();
-                self.poison[peer].get_or_insert(why);
+                self.peers[peer].poison.get_or_insert(why);
                 self.dead_from = Some(self.dead_from.map_or(frame.seq, |from| from.min(frame.seq)));
             }
             Kind::Leave => {
                 // What it sent on its other lane may still be on its way.
-                self.goodbyes[peer] |= 1 << (frame.channel & 7);
-                self.left[peer] = u64::from(self.goodbyes[peer]) & frame.index == frame.index;
+                self.peers[peer].goodbyes |= 1 << (frame.channel & 7);
+                self.peers[peer].left = u64::from(self.peers[peer].goodbyes) & frame.index == frame.index;
             }
             Kind::Hail => self.hailed(peer, frame),
             // Between the ends of a wire.
             Kind::Move | Kind::Moved => {}
-            Kind::Letter => {
-                if let Err(what) = self.letters.announced(peer, frame) {
+            Kind::Announce => {
+                if let Err(what) = self.messages.announced(peer, frame) {
                     self.refuse(peer, what);
                 }
             }
-            Kind::Ready => self.letters.granted(peer, frame),
-            Kind::Piece => self.letters.arrived(peer, frame),
+            Kind::Ready => self.messages.granted(peer, frame),
+            Kind::Piece => self.messages.arrived(peer, frame),
         }
     }
 
     fn sent(&mut self, ticket: Ticket) {
-        if ticket & LETTER != 0 {
-            return self.letters.sent(ticket & !LETTER);
+        if ticket & P2P != 0 {
+            return self.messages.sent(ticket & !P2P);
         }
         let (out, cell) = ((ticket >> 32) as usize, (ticket & 0xffff_ffff) as usize);
         self.flying = self.flying.saturating_sub(1);
@@ -688,7 +660,7 @@ impl Net {
         let state = &self.state;
         let words = |words: &[u8]| words.as_ptr() == at && bytes <= words.len();
         state.owner.holds(at, bytes)
-            || state.letters.holds(at, bytes)
-            || state.words.iter().flatten().any(|kept| words(kept))
+            || state.messages.holds(at, bytes)
+            || state.peers.iter().filter_map(|peer| peer.words.as_deref()).any(words)
     }
 }

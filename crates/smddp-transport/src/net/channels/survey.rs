@@ -41,20 +41,22 @@ impl Net {
         let state = &self.state;
         let missing = near(seq) || unknown.iter().any(|&peer| self.arrived(peer, seq) == Some(false));
         // Who has begun it may be silent since: that is looked into where nothing else explains it, and where hosts are.
-        if !missing || state.silent.iter().any(|silent| *silent) {
+        if !missing || state.peers.iter().any(|peer| peer.silent) {
             self.ask(&begun, until);
         }
     }
 
     /// Asks them, until all have answered or a rank tells why the group is dead.
     fn ask(&mut self, peers: &[usize], until: Instant) {
-        let mut survey = self.questions(peers);
+        let Some(mut survey) = self.listeners.as_ref().map(|listeners| listeners.survey(peers)) else {
+            return;
+        };
         while !survey.over() && Instant::now() < until && !self.told() {
             for (peer, begun) in survey.go_on(TURN) {
                 let state = &mut self.state;
-                state.silent[peer] = begun.is_none();
-                state.answered[peer] = begun.is_some();
-                state.begun[peer] = state.begun[peer].max(begun.unwrap_or(0));
+                state.peers[peer].silent = begun.is_none();
+                state.peers[peer].answered = begun.is_some();
+                state.peers[peer].begun = state.peers[peer].begun.max(begun.unwrap_or(0));
             }
             self.wire.poll(&mut self.state);
         }
@@ -73,6 +75,6 @@ impl Net {
     }
 
     fn told(&self) -> bool {
-        self.state.poison.iter().any(Option::is_some)
+        self.state.peers.iter().any(|peer| peer.poison.is_some())
     }
 }

@@ -34,18 +34,25 @@ pub(crate) fn forked() {
 }
 
 /// A socket that forked children do not keep.
-pub(crate) struct Own<S: AsRawFd>(S);
+pub(crate) struct Uninherited<S: AsRawFd>(S);
 
-impl<S: AsRawFd> Own<S> {
+impl<S: AsRawFd> Uninherited<S> {
     pub(crate) fn new(socket: S) -> Self {
         if let Some((word, bit)) = bit(socket.as_raw_fd()) {
             word.fetch_or(bit, Ordering::AcqRel);
         }
         Self(socket)
     }
+
+    /// The same descriptor as another type.
+    pub(crate) fn map<T: AsRawFd>(self, into: impl FnOnce(S) -> T) -> Uninherited<T> {
+        let this = std::mem::ManuallyDrop::new(self);
+        // SAFETY: read once, as nobody drops or uses `this` any more; it belongs to this thread.
+        Uninherited(into(unsafe { std::ptr::read(&raw const this.0) }))
+    }
 }
 
-impl<S: AsRawFd> Deref for Own<S> {
+impl<S: AsRawFd> Deref for Uninherited<S> {
     type Target = S;
 
     fn deref(&self) -> &S {
@@ -53,7 +60,7 @@ impl<S: AsRawFd> Deref for Own<S> {
     }
 }
 
-impl<S: AsRawFd> Drop for Own<S> {
+impl<S: AsRawFd> Drop for Uninherited<S> {
     /// Before the socket is closed and its number belongs to somebody else.
     fn drop(&mut self) {
         if let Some((word, bit)) = bit(self.0.as_raw_fd()) {
@@ -73,10 +80,10 @@ mod tests {
     #[test]
     fn a_forked_child_does_not_keep_a_connection_open() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let ours = Own::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
+        let ours = Uninherited::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
         let (mut theirs, _) = listener.accept().unwrap();
         // Registers the handler.
-        let _ = crate::process::Endpoint::existing();
+        let _ = crate::fork::generation();
         // SAFETY: the child calls nothing but `pause`.
         let child = unsafe { libc::fork() };
         if child == 0 {

@@ -4,19 +4,19 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use super::endpoint::TcpAddress;
-use super::hello::{Purpose, hello};
 use crate::interface::{Family, Wanted};
 use crate::joint::{Between, Means, Prepared};
 use crate::net::frame::{Frame, Kind};
-use crate::{Fault, Group, Head, Inlet, Mail, Outlet, Wiring};
+use crate::net::tcp::TcpAddress;
+use crate::net::tcp::hello::{Purpose, hello};
+use crate::{Envelope, Fault, Group, Head, Inlet, Outlet, Wiring};
 
 /// Bytes of the largest message of the operation under way, its messages, and all their bytes.
-pub const CELL: usize = 5_000;
-pub const MESSAGES: u64 = 3;
-pub const BYTES: u64 = 14_000;
+pub(crate) const CELL: usize = 5_000;
+pub(crate) const MESSAGES: u64 = 3;
+pub(crate) const BYTES: u64 = 14_000;
 /// Its header.
-pub const HEAD: Head = Head { what: 7, count: 1 };
+pub(crate) const HEAD: Head = Head { what: 7, count: 1 };
 
 /// What may be used between ranks of one process that count as nodes of their own.
 pub(crate) fn means(rank: usize) -> Means {
@@ -62,14 +62,14 @@ fn say(door: &TcpAddress, words: &[u8]) -> TcpStream {
 }
 
 /// Rank 1 of two in an operation, in which each sends the other some messages. Rank 0 is whoever writes.
-pub struct Feed {
-    link: Group,
+pub(crate) struct Feed {
+    group: Group,
     door: TcpAddress,
     /// What its card says of rank 0 stays true.
     _other: Prepared,
-    streams: Vec<(Mail, u64)>,
+    streams: Vec<(Envelope, u64)>,
     /// Messages that came and went.
-    pub read: u64,
+    pub(crate) read: u64,
     written: u64,
 }
 
@@ -77,12 +77,12 @@ impl Feed {
     /// # Panics
     /// If this machine has no loopback interface.
     #[must_use]
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let [other, me] = [0, 1].map(|rank| {
             Prepared::new(rank, 2, Vec::new(), &means(rank)).unwrap_or_else(|error| panic!("{error}"))
         });
         let (cards, door) = (vec![other.card().clone(), me.card().clone()], door(&me));
-        let mut link = me.connect(cards).unwrap_or_else(|error| panic!("{error}")).link;
+        let mut group = me.connect(cards).unwrap_or_else(|error| panic!("{error}")).group;
         let wiring = Wiring {
             outlets: vec![Outlet { readers: vec![0], cell: CELL, messages: MESSAGES, bytes: BYTES }],
             inlets: vec![Inlet {
@@ -97,63 +97,63 @@ impl Feed {
             depth: (2, 2),
             window: 2,
         };
-        let wired = link.wire(wiring);
-        assert!(link.begin(0, HEAD, &wired), "the operation does not begin");
-        Self { link, door, _other: other, streams: Vec::new(), read: 0, written: 0 }
+        let wired = group.wire(wiring);
+        assert!(group.begin(0, HEAD, &wired), "the operation does not begin");
+        Self { group, door, _other: other, streams: Vec::new(), read: 0, written: 0 }
     }
 
     /// A connection in rank 0's name that carries frames of this lane (0 or 1).
     #[must_use]
-    pub fn call(&self, lane: usize) -> TcpStream {
+    pub(crate) fn call(&self, lane: usize) -> TcpStream {
         call(&self.door, 0, lane)
     }
 
     /// A connection that begins with any bytes; a hello that is right has 40.
     #[must_use]
-    pub fn caller(&self, words: &[u8]) -> TcpStream {
+    pub(crate) fn caller(&self, words: &[u8]) -> TcpStream {
         say(&self.door, words)
     }
 
     /// The first words of somebody who carries frames of this lane, in any rank's name.
     #[must_use]
-    pub fn hello(&self, from: usize, lane: usize) -> [u8; 40] {
+    pub(crate) fn hello(&self, from: usize, lane: usize) -> [u8; 40] {
         hello(&self.door.token, from, Purpose::Lane(lane))
     }
 
     /// One round of what a rank does that waits; what is wrong by now.
-    pub fn turn(&mut self) -> Vec<Fault> {
-        self.link.turn();
+    pub(crate) fn turn(&mut self) -> Vec<Fault> {
+        self.group.turn();
         if self.written < MESSAGES
-            && let Some(cell) = self.link.cell(0)
+            && let Some(cell) = self.group.cell(0)
         {
             let left = BYTES as usize - self.written as usize * CELL;
             // SAFETY: the cell is this rank's and has `CELL` bytes.
             unsafe { cell.write_bytes(7, left.min(CELL)) };
-            self.link.publish(0, left.min(CELL));
+            self.group.publish(0, left.min(CELL));
             self.written += 1;
         }
         while self.read < MESSAGES
-            && let Ok(Some(message)) = self.link.message(0)
+            && let Ok(Some(message)) = self.group.message(0)
         {
             // SAFETY: it lies in a cell of `CELL` bytes until it is released.
             std::hint::black_box(
                 unsafe { std::slice::from_raw_parts(message, CELL) }.iter().fold(0, |a, b| a ^ b),
             );
-            self.link.release(0);
+            self.group.release(0);
             self.read += 1;
         }
-        while let Some(mail) = self.link.mail_next(0) {
+        while let Some(mail) = self.group.p2p_next(0) {
             self.streams.push(mail);
         }
         for at in (0..self.streams.len()).rev() {
             let (mail, stream) = self.streams[at];
             let mut left = mail.bytes;
             while left > 0
-                && let Some((piece, room)) = self.link.mail_piece(0, stream)
+                && let Some((piece, room)) = self.group.p2p_piece(0, stream)
             {
                 // SAFETY: it has `room` bytes until it is released.
                 std::hint::black_box(unsafe { piece.add(room - 1).read() });
-                self.link.mail_release(0, stream);
+                self.group.p2p_release(0, stream);
                 left -= left.min(room as u64);
             }
             self.streams[at].0.bytes = left;
@@ -161,11 +161,11 @@ impl Feed {
                 self.streams.swap_remove(at);
             }
         }
-        self.link.faults()
+        self.group.faults()
     }
 
     /// Turns until something is wrong, or `streams` were read to the end and nothing is.
-    pub fn settle(&mut self, streams: &[TcpStream]) -> Vec<Fault> {
+    pub(crate) fn settle(&mut self, streams: &[TcpStream]) -> Vec<Fault> {
         let unread = |stream: &TcpStream| {
             let mut waiting = 0;
             // SAFETY: TIOCOUTQ writes one int; the socket is open.
@@ -193,7 +193,7 @@ impl Default for Feed {
 
 /// A frame's header, by the number of its kind (1 to 10) and its fields: channel, seq, index, bytes, what, count, total.
 #[must_use]
-pub fn header(kind: u8, channel: u32, [seq, index, bytes, what, count, total]: [u64; 6]) -> [u8; 64] {
+pub(crate) fn header(kind: u8, channel: u32, [seq, index, bytes, what, count, total]: [u64; 6]) -> [u8; 64] {
     let kind = Kind::ALL[usize::from(kind.clamp(1, 10)) - 1];
     Frame { kind, channel, seq, index, bytes, what, count, total }.encode()
 }

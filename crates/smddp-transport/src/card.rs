@@ -2,12 +2,23 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::joint::Offer;
+use crate::fabric;
+use crate::net::tcp::TcpAddress;
+use crate::process::{PROTOCOL, UnixAddress};
 
-pub(crate) type Id = [u8; 16];
+/// How a rank is reached from other nodes; errors say why it is not.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Offer {
+    /// And whether the address is a loopback one.
+    pub(crate) tcp: Result<(TcpAddress, bool), String>,
+    pub(crate) fabric: Result<fabric::FabricAddress, String>,
+}
 
-/// Changes with every change of the shared layout or of the handshake.
-pub const PROTOCOL: u32 = 5;
+impl Offer {
+    pub(crate) fn none(why: &str) -> Self {
+        Self { tcp: Err(why.to_owned()), fabric: Err(why.to_owned()) }
+    }
+}
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Card {
@@ -24,14 +35,12 @@ pub struct Card {
     pub netns: u64,
     pub pid: u32,
     pub uid: u32,
-    pub(crate) endpoint: Id,
-    pub(crate) socket: Vec<u8>,
-    pub(crate) memory: u64,
+    pub(crate) process: UnixAddress,
+    /// Its control block in there.
     pub(crate) block: u64,
     pub(crate) nonce: u64,
     /// Ranks with different names here do not share memory.
     pub(crate) node: String,
-    /// How other nodes reach this rank.
     pub(crate) offer: Offer,
     /// What the layer above tells the other ranks.
     pub note: Vec<u8>,
@@ -47,16 +56,12 @@ pub enum CardError {
 }
 
 impl Card {
-    #[expect(clippy::too_many_arguments, reason = "a record; built in one place")]
     pub(crate) fn new(
         rank: usize,
         size: usize,
         settings: Vec<(String, String)>,
-        endpoint: Id,
-        socket: Vec<u8>,
-        memory: u64,
-        block: u64,
-        nonce: u64,
+        process: UnixAddress,
+        (block, nonce): (u64, u64),
     ) -> Self {
         Self {
             magic: MAGIC,
@@ -75,9 +80,7 @@ impl Card {
                 .unwrap_or(0),
             pid: std::process::id(),
             uid: rustix::process::geteuid().as_raw(),
-            endpoint,
-            socket,
-            memory,
+            process,
             block,
             nonce,
             node: String::new(),
@@ -95,5 +98,10 @@ impl Card {
             Ok(card) if card.magic == MAGIC => Ok(card),
             _ => Err(CardError::NotACard(bytes.len())),
         }
+    }
+
+    /// "rank 3 (host h1, pid 812)".
+    pub(crate) fn name(&self) -> String {
+        format!("rank {} (host {}, pid {})", self.rank, self.host, self.pid)
     }
 }

@@ -1,10 +1,10 @@
 //! What a connection's frames say of the connection itself; everything else is the sink's.
 
 use crate::net::frame::{Frame, Kind};
-use crate::net::wire::{Place, Sink, Ticket};
+use crate::net::wire::{Destination, Sink, Ticket};
 
 /// Notes who says goodbye, and hands everything on.
-pub(super) struct Ears<'a> {
+pub(super) struct LaneSink<'a> {
     sink: &'a mut dyn Sink,
     lane: usize,
     /// Something came that no rank sends here: nothing more is taken from this connection.
@@ -17,23 +17,23 @@ pub(super) struct Ears<'a> {
     moved: bool,
 }
 
-impl<'a> Ears<'a> {
+impl<'a> LaneSink<'a> {
     pub(super) fn new(sink: &'a mut dyn Sink, lane: usize, moved: bool) -> Self {
         Self { sink, lane, wrong: false, heard: false, left: false, moves: false, moved }
     }
 
-    fn refuse(&mut self) -> Place {
+    fn refuse(&mut self) -> Destination {
         self.wrong = true;
-        Place::Later
+        Destination::Later
     }
 }
 
-impl Sink for Ears<'_> {
-    fn place(&mut self, peer: usize, frame: &Frame) -> Place {
+impl Sink for LaneSink<'_> {
+    fn place(&mut self, peer: usize, frame: &Frame) -> Destination {
         match frame.kind {
             Kind::Moved | Kind::Move if frame.bytes > 0 => self.refuse(),
-            Kind::Moved if !self.moved => Place::Later,
-            Kind::Moved | Kind::Move => Place::Drop,
+            Kind::Moved if !self.moved => Destination::Later,
+            Kind::Moved | Kind::Move => Destination::Drop,
             // The order of its lane is all that a frame can rely on.
             _ if frame.lane() != self.lane => self.refuse(),
             _ => self.sink.place(peer, frame),

@@ -8,12 +8,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::layout::*;
-use super::ranks::Ranks;
-use crate::process::endpoint::Endpoint;
+use super::ranks::{Home, Ranks};
+use crate::process::layout::*;
 use crate::process::memory::Memory;
 use crate::process::pool::{Region, Release};
-use crate::{Mail, Stream};
+use crate::{Envelope, Fault, MessageId, PointToPoint};
 
 /// Messages up to this many bytes are written whole.
 const EAGER: usize = 64 << 10;
@@ -58,18 +57,20 @@ impl Release for AllRead {
     }
 }
 
-pub(super) struct Mailbox {
-    next: Stream,
+pub(super) struct NearMessages {
+    /// A group of one rank has none.
+    home: Option<Home>,
+    ranks: Arc<Ranks>,
+    next: MessageId,
     /// My rings, by receiver: (offset, messages announced).
     rings: HashMap<usize, (usize, u64)>,
     /// Others' rings to me, by sender: (offset in its memory, messages taken).
     inbound: Vec<(usize, u64)>,
-    outgoing: HashMap<Stream, Outgoing>,
-    incoming: HashMap<Stream, Incoming>,
+    outgoing: HashMap<MessageId, Outgoing>,
+    incoming: HashMap<MessageId, Incoming>,
+    /// A sender whose words cannot be true.
+    pub(super) nonsense: Option<Fault>,
 }
-
-/// A sender's words that cannot be true.
-pub(super) struct Nonsense;
 
 impl Incoming {
     /// Whether all of its cells lie in its sender's memory.
@@ -86,65 +87,42 @@ fn entry(ring: usize, message: u64) -> usize {
     ring + LINE * (1 + (message % RING_ENTRIES) as usize)
 }
 
-impl Mailbox {
-    pub(super) fn new(size: usize) -> Self {
+impl NearMessages {
+    pub(super) fn new(home: Option<Home>, ranks: Arc<Ranks>) -> Self {
         Self {
+            home,
             next: 0,
             rings: HashMap::new(),
-            inbound: vec![(0, 0); size],
+            inbound: vec![(0, 0); ranks.remotes.len()],
+            ranks,
             outgoing: HashMap::new(),
             incoming: HashMap::new(),
+            nonsense: None,
         }
     }
 
-    pub(super) fn open(
-        &mut self,
-        endpoint: &Endpoint,
-        owner: u64,
-        block: usize,
-        to: usize,
-        mail: Mail,
-    ) -> Option<Stream> {
-        let memory = &endpoint.memory;
-        let (ring, announced) = match self.rings.get(&to) {
-            Some(&ring) => ring,
-            None => {
-                let ring = endpoint.control.take(memory, RING_BYTES)?;
-                memory.count(block + MAIL + 8 * to).tell(ring as u64);
-                (ring, 0)
-            }
-        };
-        self.rings.insert(to, (ring, announced));
-        // Acquire: the receiver has copied the entry that this one takes over.
-        if announced.saturating_sub(memory.count(ring).told()) >= RING_ENTRIES {
-            return None;
-        }
-        let bytes = usize::try_from(mail.bytes).ok()?;
-        let (region, cell) = self.region(endpoint, owner, bytes)?;
-        let depth =
-            region.map_or(1, |r| ((r.bytes - CELLS) / cell.next_multiple_of(LINE).max(1)).max(1)) as u64;
-        let at = entry(ring, announced);
-        let stage = region.map_or(0, |r| r.offset);
-        if region.is_some() {
-            memory.word64(stage).store(0, Ordering::Relaxed);
-            memory.word64(stage + LINE).store(0, Ordering::Relaxed);
-        }
-        for (i, value) in
-            [mail.tag, mail.what, mail.bytes, stage as u64, cell as u64, depth].into_iter().enumerate()
-        {
-            memory.word64(at + 8 + 8 * i).store(value, Ordering::Relaxed);
-        }
-        // Release: whoever sees the number sees the announcement.
-        memory.count(at).tell(announced + 1);
-        self.rings.insert(to, (ring, announced + 1));
-        self.next += 1;
-        let pieces = bytes.div_ceil(cell.max(1)) as u64;
-        self.outgoing.insert(self.next, Outgoing { to, region, cell, depth, pieces, sent: 0 });
-        Some(self.next)
+    /// When the receiver has read so many pieces of the message there.
+    fn read(&self, Home { endpoint, .. }: &Home, region: usize, pieces: u64, to: usize) -> Arc<AllRead> {
+        Arc::new(AllRead { memory: endpoint.memory.clone(), ranks: self.ranks.clone(), region, pieces, to })
     }
 
+    /// The group is over: everything goes back when its readers are gone.
+    pub(super) fn drain(&mut self) {
+        for stream in self.outgoing.keys().copied().collect::<Vec<_>>() {
+            self.close(stream);
+        }
+        let rings = std::mem::take(&mut self.rings);
+        let Some(home @ Home { endpoint, nonce, .. }) = &self.home else { return };
+        endpoint.pool.disown(&endpoint.memory, nonce ^ MAIL_OWNER);
+        for (to, (ring, _)) in rings {
+            endpoint.control.give(ring, RING_BYTES, self.read(home, ring, u64::MAX, to));
+        }
+    }
+}
+
+impl Home {
     /// Memory for a message of `bytes` and the size of its pieces.
-    fn region(&self, endpoint: &Endpoint, owner: u64, bytes: usize) -> Option<(Option<Region>, usize)> {
+    fn region(&self, bytes: usize) -> Option<(Option<Region>, usize)> {
         if bytes == 0 {
             return Some((None, 0));
         }
@@ -153,89 +131,135 @@ impl Mailbox {
         // Every message may go on, if need be in small pieces and past the cap: the receiver may want the last one
         // announced first.
         let least = want.min(CELLS + 2 * LEAST_PIECE);
-        let region = endpoint.pool.acquire_mail(&endpoint.memory, owner ^ MAIL_OWNER, want, least)?;
+        let memory = &self.endpoint.memory;
+        let region = self.endpoint.pool.acquire_mail(memory, self.nonce ^ MAIL_OWNER, want, least)?;
         let cell = if region.bytes < want { LEAST_PIECE.min(bytes) } else { cell };
         Some((Some(region), cell))
     }
+}
 
-    pub(super) fn cell(&mut self, endpoint: &Endpoint, stream: Stream) -> Option<(*mut u8, usize)> {
-        let out = self.outgoing.get(&stream)?;
+impl PointToPoint for NearMessages {
+    fn open(&mut self, to: usize, envelope: Envelope) -> Option<MessageId> {
+        let home = self.home.as_ref()?;
+        let memory = &home.endpoint.memory;
+        let (ring, announced) = match self.rings.get(&to) {
+            Some(&ring) => ring,
+            None => {
+                let ring = home.endpoint.control.take(memory, RING_BYTES)?;
+                memory.count(home.block + MAIL + 8 * to).tell(ring as u64);
+                (ring, 0)
+            }
+        };
+        self.rings.insert(to, (ring, announced));
+        // Acquire: the receiver has copied the entry that this one takes over.
+        if announced.saturating_sub(memory.count(ring).told()) >= RING_ENTRIES {
+            return None;
+        }
+        let bytes = usize::try_from(envelope.bytes).ok()?;
+        let (region, cell) = home.region(bytes)?;
+        let depth =
+            region.map_or(1, |r| ((r.bytes - CELLS) / cell.next_multiple_of(LINE).max(1)).max(1)) as u64;
+        let at = entry(ring, announced);
+        let stage = region.map_or(0, |r| r.offset);
+        if region.is_some() {
+            memory.word64(stage).store(0, Ordering::Relaxed);
+            memory.word64(stage + LINE).store(0, Ordering::Relaxed);
+        }
+        for (i, value) in [envelope.tag, envelope.what, envelope.bytes, stage as u64, cell as u64, depth]
+            .into_iter()
+            .enumerate()
+        {
+            memory.word64(at + 8 + 8 * i).store(value, Ordering::Relaxed);
+        }
+        // Release: whoever sees the number sees the announcement.
+        memory.count(at).tell(announced + 1);
+        self.ranks.ring(to);
+        self.rings.insert(to, (ring, announced + 1));
+        self.next += 1;
+        let pieces = bytes.div_ceil(cell.max(1)) as u64;
+        self.outgoing.insert(self.next, Outgoing { to, region, cell, depth, pieces, sent: 0 });
+        Some(self.next)
+    }
+
+    fn cell(&mut self, stream: MessageId) -> Option<(*mut u8, usize)> {
+        let (memory, out) = (&self.home.as_ref()?.endpoint.memory, self.outgoing.get(&stream)?);
         let region = out.region?;
-        let read = endpoint.memory.count(region.offset + LINE).told();
+        let read = memory.count(region.offset + LINE).told();
         if out.sent.saturating_sub(read) >= out.depth {
             return None;
         }
         let at = region.offset + CELLS + (out.sent % out.depth) as usize * out.cell.next_multiple_of(LINE);
-        Some((endpoint.memory.at(at, out.cell), out.cell))
+        Some((memory.at(at, out.cell), out.cell))
     }
 
-    pub(super) fn publish(&mut self, endpoint: &Endpoint, stream: Stream) -> Option<usize> {
-        let out = self.outgoing.get_mut(&stream)?;
-        out.sent += 1;
-        endpoint.memory.count(out.region?.offset).tell(out.sent);
-        Some(out.to)
-    }
-
-    pub(super) fn close(&mut self, endpoint: &Endpoint, owner: u64, ranks: &Arc<Ranks>, stream: Stream) {
-        if let Some(out) = self.outgoing.remove(&stream)
+    fn publish(&mut self, stream: MessageId, _bytes: usize) {
+        if let (Some(home), Some(out)) = (&self.home, self.outgoing.get_mut(&stream))
             && let Some(region) = out.region
         {
-            let release = AllRead {
-                memory: endpoint.memory.clone(),
-                ranks: ranks.clone(),
-                region: region.offset,
-                pieces: out.pieces,
-                to: out.to,
-            };
-            endpoint.pool.retire(&endpoint.memory, owner ^ MAIL_OWNER, region, Arc::new(release));
+            out.sent += 1;
+            home.endpoint.memory.count(region.offset).tell(out.sent);
+            self.ranks.ring(out.to);
         }
     }
 
-    pub(super) fn next(&mut self, ranks: &Ranks, from: usize) -> Result<Option<(Mail, Stream)>, Nonsense> {
-        let remote = &ranks.remotes[from];
+    fn close(&mut self, stream: MessageId) {
+        if let (Some(home), Some(out)) = (&self.home, self.outgoing.remove(&stream))
+            && let Some(region) = out.region
+        {
+            let release = self.read(home, region.offset, out.pieces, out.to);
+            let Home { endpoint, nonce, .. } = home;
+            endpoint.pool.retire(&endpoint.memory, nonce ^ MAIL_OWNER, region, release);
+        }
+    }
+
+    fn next(&mut self, from: usize) -> Option<(Envelope, MessageId)> {
+        let remote = self.ranks.remotes.get(from)?;
         let memory = remote.memory();
         let (ring, taken) = &mut self.inbound[from];
         if *ring == 0 {
-            let found = memory.count(remote.block + MAIL + 8 * ranks.me).told();
+            let found = memory.count(remote.block + MAIL + 8 * self.ranks.me).told();
             if found == 0 {
-                return Ok(None);
+                return None;
             }
-            let found = usize::try_from(found).ok().filter(|&ring| memory.holds(ring, RING_BYTES));
-            *ring = found.ok_or(Nonsense)?;
+            match usize::try_from(found).ok().filter(|&ring| memory.holds(ring, RING_BYTES)) {
+                Some(found) => *ring = found,
+                None => return nonsense(&mut self.nonsense, from),
+            }
         }
         let at = entry(*ring, *taken);
         if memory.count(at).told() != *taken + 1 {
-            return Ok(None);
+            return None;
         }
         let field = |i: usize| memory.word64(at + 8 + 8 * i).load(Ordering::Relaxed);
-        let mail = Mail { tag: field(0), what: field(1), bytes: field(2) };
+        let envelope = Envelope { tag: field(0), what: field(1), bytes: field(2) };
         let message = Incoming {
             region: field(3) as usize,
             cell: field(4) as usize,
             depth: field(5).max(1),
-            bytes: mail.bytes as usize,
+            bytes: envelope.bytes as usize,
             taken: 0,
         };
         // One without bytes has no place.
         if message.bytes > 0 && !message.lies_in(memory) {
-            return Err(Nonsense);
+            return nonsense(&mut self.nonsense, from);
         }
         *taken += 1;
         memory.count(*ring).tell(*taken);
+        self.ranks.ring(from);
         self.next += 1;
         if message.bytes > 0 {
             self.incoming.insert(self.next, message);
         }
-        Ok(Some((mail, self.next)))
+        Some((envelope, self.next))
     }
 
-    pub(super) fn piece(&mut self, ranks: &Ranks, from: usize, stream: Stream) -> Option<(*const u8, usize)> {
+    fn piece(&mut self, from: usize, stream: MessageId) -> Option<(*const u8, usize)> {
         let message = self.incoming.get(&stream)?;
         let left = message.bytes - message.taken as usize * message.cell;
         if left == 0 {
             return None;
         }
-        let memory = ranks.remotes[from].memory();
+        let memory = self.ranks.remotes[from].memory();
         if memory.count(message.region).told() <= message.taken {
             return None;
         }
@@ -245,34 +269,22 @@ impl Mailbox {
         Some((memory.at(at, bytes), bytes))
     }
 
-    pub(super) fn release(&mut self, ranks: &Ranks, from: usize, stream: Stream) {
+    fn release(&mut self, from: usize, stream: MessageId) {
         if let Some(message) = self.incoming.get_mut(&stream) {
             message.taken += 1;
-            ranks.remotes[from].memory().count(message.region + LINE).tell(message.taken);
+            self.ranks.remotes[from].memory().count(message.region + LINE).tell(message.taken);
             if message.taken as usize * message.cell >= message.bytes {
                 self.incoming.remove(&stream);
             }
         }
+        self.ranks.ring(from);
     }
+}
 
-    /// The group is over: everything goes back when its readers are gone.
-    pub(super) fn drain(&mut self, endpoint: &Endpoint, owner: u64, ranks: &Arc<Ranks>) {
-        for stream in self.outgoing.keys().copied().collect::<Vec<_>>() {
-            self.close(endpoint, owner, ranks, stream);
-        }
-        endpoint.pool.disown(&endpoint.memory, owner ^ MAIL_OWNER);
-        for (&to, &(ring, _)) in &self.rings {
-            let release = AllRead {
-                memory: endpoint.memory.clone(),
-                ranks: ranks.clone(),
-                region: ring,
-                pieces: u64::MAX,
-                to,
-            };
-            endpoint.control.give(ring, RING_BYTES, Arc::new(release));
-        }
-        self.rings.clear();
-    }
+/// A sender says that its messages lie where none can.
+fn nonsense<T>(found: &mut Option<Fault>, from: usize) -> Option<T> {
+    found.get_or_insert_with(|| super::ranks::nonsense(from, "where a message to this rank lies"));
+    None
 }
 
 /// Regions of messages are not those of collectives: they are released by other rules.

@@ -7,9 +7,9 @@
 use std::collections::{HashMap, VecDeque};
 
 use super::frame::{Frame, Kind};
-use super::wire::{Place, Ticket};
+use super::wire::{Destination, Ticket};
 use crate::process::{Owner, Region};
-use crate::{Mail, Stream};
+use crate::{Envelope, MessageId, PointToPoint};
 
 const PIECE: usize = 128 << 10;
 /// Messages up to this many bytes follow their announcement at once.
@@ -59,22 +59,30 @@ impl Incoming {
     }
 }
 
-pub(super) struct Letters {
+pub(super) struct FarMessages {
     owner: Owner,
-    next: Stream,
-    outgoing: HashMap<Stream, Outgoing>,
+    next: MessageId,
+    outgoing: HashMap<MessageId, Outgoing>,
     /// Short messages' bytes that each rank keeps for this one.
     kept: Vec<u64>,
     /// Bytes of short messages that were taken and that their sender has not been told of.
     untold: Vec<u64>,
-    announced: Vec<VecDeque<(Mail, Stream)>>,
-    incoming: HashMap<(usize, Stream), Incoming>,
+    announced: Vec<VecDeque<(Envelope, MessageId)>>,
+    incoming: HashMap<(usize, MessageId), Incoming>,
     /// Ranks whose announcements were looked for in vain.
     wanted: Vec<bool>,
-    due: VecDeque<(usize, Frame)>,
+    due: VecDeque<Due>,
 }
 
-impl Letters {
+/// A frame that has to be sent to a rank, with its payload.
+pub(super) type Due = (usize, Frame, *const u8, Ticket);
+
+/// One without a payload.
+fn tell(due: &mut VecDeque<Due>, to: usize, frame: Frame) {
+    due.push_back((to, frame, std::ptr::null(), 0));
+}
+
+impl FarMessages {
     pub(super) fn new(size: usize, owner: Owner) -> Self {
         Self {
             owner,
@@ -91,7 +99,7 @@ impl Letters {
     }
 
     /// The next frame that has to be told a rank.
-    pub(super) fn due(&mut self) -> Option<(usize, Frame)> {
+    pub(super) fn due(&mut self) -> Option<Due> {
         self.due.pop_front()
     }
 
@@ -108,74 +116,7 @@ impl Letters {
         ranks
     }
 
-    pub(super) fn open(&mut self, to: usize, mail: Mail) -> Option<(Stream, Frame)> {
-        let stream = self.next;
-        self.next += 1;
-        let short = mail.bytes as usize <= SHORT && self.kept[to] + mail.bytes <= KEPT;
-        if short {
-            self.kept[to] += mail.bytes;
-        }
-        self.outgoing.insert(
-            stream,
-            Outgoing {
-                to,
-                bytes: mail.bytes as usize,
-                short,
-                region: None,
-                granted: u64::from(short),
-                sent: 0,
-                busy: [0; DEPTH as usize],
-                closed: false,
-            },
-        );
-        let frame = Frame {
-            index: if short { Frame::FOLLOWS } else { 0 },
-            what: mail.what,
-            count: mail.tag,
-            total: mail.bytes,
-            ..Frame::new(Kind::Letter, stream)
-        };
-        Some((stream, frame))
-    }
-
-    pub(super) fn cell(&mut self, stream: Stream) -> Option<(*mut u8, usize)> {
-        let out = self.outgoing.get_mut(&stream)?;
-        let slot = (out.sent % DEPTH) as usize;
-        if out.sent >= out.granted || out.busy[slot] > 0 {
-            return None;
-        }
-        if out.region.is_none() {
-            out.region = self.owner.take(if out.short { out.bytes } else { DEPTH as usize * PIECE });
-        }
-        if out.short {
-            return Some((self.owner.address(out.region?), out.bytes));
-        }
-        Some((self.owner.address(out.region?).wrapping_add(slot * PIECE), PIECE))
-    }
-
-    /// (receiver, frame, payload, ticket) of the piece just written.
-    pub(super) fn publish(
-        &mut self,
-        stream: Stream,
-        bytes: usize,
-    ) -> Option<(usize, Frame, *const u8, Ticket)> {
-        let out = self.outgoing.get_mut(&stream)?;
-        let slot = out.sent % DEPTH;
-        let payload = self.owner.address(out.region?).wrapping_add(slot as usize * PIECE).cast_const();
-        let frame = Frame { index: out.sent, bytes: bytes as u64, ..Frame::new(Kind::Piece, stream) };
-        out.sent += 1;
-        out.busy[slot as usize] += 1;
-        Some((out.to, frame, payload, stream << 8 | slot))
-    }
-
-    pub(super) fn close(&mut self, stream: Stream) {
-        if let Some(out) = self.outgoing.get_mut(&stream) {
-            out.closed = true;
-        }
-        self.drop_done(stream);
-    }
-
-    fn drop_done(&mut self, stream: Stream) {
+    fn drop_done(&mut self, stream: MessageId) {
         let done = |out: &mut Outgoing| out.closed && out.busy.iter().all(|&busy| busy == 0);
         if self.outgoing.get_mut(&stream).is_some_and(done)
             && let Some(region) = self.outgoing.remove(&stream).and_then(|out| out.region)
@@ -202,9 +143,9 @@ impl Letters {
 
     /// The error says what it is that no rank sends.
     pub(super) fn announced(&mut self, peer: usize, frame: &Frame) -> Result<(), &'static str> {
-        let mail = Mail { tag: frame.count, what: frame.what, bytes: frame.total };
+        let envelope = Envelope { tag: frame.count, what: frame.what, bytes: frame.total };
         let follows = frame.index == Frame::FOLLOWS;
-        if follows && mail.bytes > SHORT as u64 || usize::try_from(mail.bytes).is_err() {
+        if follows && envelope.bytes > SHORT as u64 || usize::try_from(envelope.bytes).is_err() {
             return Err("a message of an impossible size");
         }
         if self.announced[peer].len() >= ANNOUNCED {
@@ -213,17 +154,23 @@ impl Letters {
         if self.incoming.contains_key(&(peer, frame.seq)) {
             return Err("two messages of one number");
         }
-        self.announced[peer].push_back((mail, frame.seq));
-        if mail.bytes > 0 {
-            let incoming =
-                Incoming { bytes: mail.bytes as usize, follows, region: None, placed: 0, there: 0, taken: 0 };
+        self.announced[peer].push_back((envelope, frame.seq));
+        if envelope.bytes > 0 {
+            let incoming = Incoming {
+                bytes: envelope.bytes as usize,
+                follows,
+                region: None,
+                placed: 0,
+                there: 0,
+                taken: 0,
+            };
             self.incoming.insert((peer, frame.seq), incoming);
         }
         Ok(())
     }
 
     /// `None`: no such piece is awaited.
-    pub(super) fn place(&mut self, peer: usize, frame: &Frame) -> Option<Place> {
+    pub(super) fn place(&mut self, peer: usize, frame: &Frame) -> Option<Destination> {
         let incoming = self.incoming.get_mut(&(peer, frame.seq))?;
         let room = if incoming.follows { 1 } else { incoming.taken + DEPTH };
         let next = frame.index == incoming.placed && incoming.placed < incoming.pieces().min(room);
@@ -234,14 +181,14 @@ impl Letters {
             incoming.region = self.owner.take(incoming.bytes);
             // Memory comes back when some other message is taken.
             if incoming.region.is_none() {
-                return Some(Place::Later);
+                return Some(Destination::Later);
             }
         }
         // Nobody asked for it before it has a region.
         let base = self.owner.address(incoming.region?);
         let slot = if incoming.follows { 0 } else { (frame.index % DEPTH) as usize * PIECE };
         incoming.placed += 1;
-        Some(Place::Here(base.wrapping_add(slot)))
+        Some(Destination::Here(base.wrapping_add(slot)))
     }
 
     pub(super) fn arrived(&mut self, peer: usize, frame: &Frame) {
@@ -251,20 +198,88 @@ impl Letters {
             incoming.there += 1;
         }
     }
+}
 
-    pub(super) fn next(&mut self, from: usize) -> Option<(Mail, Stream)> {
+impl PointToPoint for FarMessages {
+    fn open(&mut self, to: usize, envelope: Envelope) -> Option<MessageId> {
+        let stream = self.next;
+        self.next += 1;
+        let short = envelope.bytes as usize <= SHORT && self.kept[to] + envelope.bytes <= KEPT;
+        if short {
+            self.kept[to] += envelope.bytes;
+        }
+        self.outgoing.insert(
+            stream,
+            Outgoing {
+                to,
+                bytes: envelope.bytes as usize,
+                short,
+                region: None,
+                granted: u64::from(short),
+                sent: 0,
+                busy: [0; DEPTH as usize],
+                closed: false,
+            },
+        );
+        let frame = Frame {
+            index: if short { Frame::FOLLOWS } else { 0 },
+            what: envelope.what,
+            count: envelope.tag,
+            total: envelope.bytes,
+            ..Frame::new(Kind::Announce, stream)
+        };
+        tell(&mut self.due, to, frame);
+        Some(stream)
+    }
+
+    fn cell(&mut self, stream: MessageId) -> Option<(*mut u8, usize)> {
+        let out = self.outgoing.get_mut(&stream)?;
+        let slot = (out.sent % DEPTH) as usize;
+        if out.sent >= out.granted || out.busy[slot] > 0 {
+            return None;
+        }
+        if out.region.is_none() {
+            out.region = self.owner.take(if out.short { out.bytes } else { DEPTH as usize * PIECE });
+        }
+        if out.short {
+            return Some((self.owner.address(out.region?), out.bytes));
+        }
+        Some((self.owner.address(out.region?).wrapping_add(slot * PIECE), PIECE))
+    }
+
+    fn publish(&mut self, stream: MessageId, bytes: usize) {
+        if let Some(out) = self.outgoing.get_mut(&stream)
+            && let Some(region) = out.region
+        {
+            let slot = out.sent % DEPTH;
+            let payload = self.owner.address(region).wrapping_add(slot as usize * PIECE).cast_const();
+            let frame = Frame { index: out.sent, bytes: bytes as u64, ..Frame::new(Kind::Piece, stream) };
+            out.sent += 1;
+            out.busy[slot as usize] += 1;
+            self.due.push_back((out.to, frame, payload, stream << 8 | slot));
+        }
+    }
+
+    fn close(&mut self, stream: MessageId) {
+        if let Some(out) = self.outgoing.get_mut(&stream) {
+            out.closed = true;
+        }
+        self.drop_done(stream);
+    }
+
+    fn next(&mut self, from: usize) -> Option<(Envelope, MessageId)> {
         let found = self.announced[from].pop_front();
         self.wanted[from] = found.is_none();
         found
     }
 
-    pub(super) fn piece(&mut self, from: usize, stream: Stream) -> Option<(*const u8, usize)> {
+    fn piece(&mut self, from: usize, stream: MessageId) -> Option<(*const u8, usize)> {
         let incoming = self.incoming.get_mut(&(from, stream))?;
         if !incoming.follows && incoming.region.is_none() {
             incoming.region = self.owner.take(DEPTH as usize * PIECE);
             incoming.region?;
             let granted = Frame { index: DEPTH, ..Frame::new(Kind::Ready, stream) };
-            self.due.push_back((from, granted));
+            tell(&mut self.due, from, granted);
         }
         if incoming.there <= incoming.taken {
             return None;
@@ -276,7 +291,7 @@ impl Letters {
         Some((self.owner.address(incoming.region?).wrapping_add(slot).cast_const(), PIECE))
     }
 
-    pub(super) fn release(&mut self, from: usize, stream: Stream) {
+    fn release(&mut self, from: usize, stream: MessageId) {
         let Some(incoming) = self.incoming.get_mut(&(from, stream)) else { return };
         incoming.taken += 1;
         if incoming.follows {
@@ -284,11 +299,11 @@ impl Letters {
             if self.untold[from] >= WORD {
                 let total = std::mem::take(&mut self.untold[from]);
                 let frame = Frame { channel: TAKEN, total, ..Frame::new(Kind::Ready, stream) };
-                self.due.push_back((from, frame));
+                tell(&mut self.due, from, frame);
             }
         } else if incoming.taken + DEPTH <= incoming.pieces() {
             let granted = Frame { index: incoming.taken + DEPTH, ..Frame::new(Kind::Ready, stream) };
-            self.due.push_back((from, granted));
+            tell(&mut self.due, from, granted);
         }
         if incoming.taken >= incoming.pieces()
             && let Some(region) = self.incoming.remove(&(from, stream)).and_then(|i| i.region)
@@ -298,7 +313,7 @@ impl Letters {
     }
 }
 
-impl Letters {
+impl FarMessages {
     /// Leaves all memory to whoever may still write into it.
     pub(super) fn abandon(&mut self) {
         self.outgoing.clear();
@@ -306,7 +321,7 @@ impl Letters {
     }
 }
 
-impl Drop for Letters {
+impl Drop for FarMessages {
     fn drop(&mut self) {
         let sent = self.outgoing.drain().filter_map(|(_, out)| out.region);
         let came = self.incoming.drain().filter_map(|(_, incoming)| incoming.region);
@@ -315,7 +330,7 @@ impl Drop for Letters {
 }
 
 #[cfg(any(test, fuzzing))]
-impl Letters {
+impl FarMessages {
     /// Whether these bytes lie in memory of a message.
     pub(super) fn holds(&self, at: *const u8, bytes: usize) -> bool {
         let regions = self.outgoing.values().filter_map(|out| out.region);

@@ -1,0 +1,46 @@
+//! The engine of this process, which its groups share.
+
+use std::sync::{Arc, Mutex, Weak};
+
+use super::choose::{Settings, choose_provider};
+use super::engine::Engine;
+use super::ofi;
+use super::staging::Staging;
+use super::wire::SharedEngine;
+use crate::fork::PerProcess;
+use crate::lock;
+use crate::process::Endpoint;
+
+#[derive(Default)]
+struct Current {
+    engine: Weak<Mutex<Engine>>,
+    /// What was found of a fabric and why it is used or not, in lines.
+    found: Vec<String>,
+}
+
+static CURRENT: PerProcess<Mutex<Current>> = PerProcess::new();
+
+/// The process's engine; the first group's settings count. `peers` and `budget`: see [`Engine::new`].
+pub(crate) fn shared(
+    endpoint: &Endpoint,
+    settings: impl FnOnce() -> Result<Settings, String>,
+    peers: usize,
+    budget: usize,
+) -> Result<SharedEngine, String> {
+    let Current { engine, found } = &mut *lock(CURRENT.get());
+    if let Some(engine) = engine.upgrade() {
+        return Ok(engine);
+    }
+    let (choice, lines) = choose_provider(&settings()?);
+    *found = lines;
+    let (name, rails) = ofi::open(&choice.map_err(|e| e.to_string())?)?;
+    let new = Engine::new(name, rails, Staging::of(endpoint), peers, budget)?;
+    let shared = Arc::new(Mutex::new(new));
+    *engine = Arc::downgrade(&shared);
+    Ok(shared)
+}
+
+/// What the last look for a fabric found, in lines.
+pub(crate) fn found() -> Vec<String> {
+    lock(CURRENT.get()).found.clone()
+}

@@ -1,0 +1,144 @@
+//! A connection that is being made: nothing waits, and what comes of it shows when it is used. What may pass is told from what
+//! this process lacks, and both from a host that is silent.
+
+use std::io::{self, ErrorKind, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+
+use super::hello::{HELLO, Purpose, TcpAddress, hello};
+use crate::own::Uninherited;
+
+pub(crate) fn connect(address: SocketAddr) -> io::Result<Uninherited<TcpStream>> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) | Err(rustix::io::Errno::INPROGRESS) => Ok(Uninherited::new(TcpStream::from(socket))),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// How a connection is to behave. A host that vanishes sends nothing: on one over which nothing is under way, probes tell;
+/// where something is, `silence` finds out.
+pub(super) fn prepare(socket: &TcpStream) -> io::Result<()> {
+    socket.set_nonblocking(true)?;
+    socket.set_nodelay(true)?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    sockopt::set_tcp_keepidle(socket, Duration::from_secs(5))?;
+    sockopt::set_tcp_keepintvl(socket, Duration::from_secs(2))?;
+    sockopt::set_tcp_keepcnt(socket, 5)?;
+    Ok(())
+}
+
+/// Ends a connection on which bytes are not acknowledged for that long. The kernel does so as well where the peer
+/// acknowledges everything and takes nothing more: so this is for calls and for what always finds room, and `None` for the
+/// rest.
+pub(super) fn end_after(socket: &TcpStream, limit: Option<Duration>) -> io::Result<()> {
+    let millis = limit.map_or(0, |limit| u32::try_from(limit.as_millis()).unwrap_or(u32::MAX));
+    Ok(sockopt::set_tcp_user_timeout(socket, millis)?)
+}
+
+/// A connection up to its hello.
+pub(super) struct Dial {
+    pub(super) socket: Uninherited<TcpStream>,
+    hello: [u8; HELLO],
+    said: usize,
+}
+
+impl Dial {
+    /// By rank `me`. A host that answers nothing for `patience` is not there.
+    pub(super) fn new(
+        me: usize,
+        address: &TcpAddress,
+        purpose: Purpose,
+        patience: Duration,
+    ) -> io::Result<Self> {
+        let socket = connect(address.socket)?;
+        prepare(&socket)?;
+        end_after(&socket, Some(patience))?;
+        Ok(Self { socket, hello: hello(&address.token, me, purpose), said: 0 })
+    }
+
+    /// Says the hello, or what is left of it; whether all of it is said.
+    pub(super) fn say(&mut self) -> io::Result<bool> {
+        if self.said == 0 {
+            self.is_wanted()?;
+        }
+        if !self.connected() {
+            self.said += retried((&*self.socket).write(&self.hello[self.said..]))?;
+        }
+        Ok(self.connected())
+    }
+
+    /// Before the first word: who was stopped meanwhile may find that the other end has hung up. Nothing is lost then. And what
+    /// became of the call itself is told once, to whoever asks first.
+    fn is_wanted(&self) -> io::Result<()> {
+        use ErrorKind::{Interrupted, NotConnected, WouldBlock};
+        match self.socket.peek(&mut [0]) {
+            Ok(0) => Err(ErrorKind::ConnectionReset.into()),
+            Err(error) if !matches!(error.kind(), WouldBlock | NotConnected | Interrupted) => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    pub(super) fn connected(&self) -> bool {
+        self.said == HELLO
+    }
+}
+
+/// What a non-blocking write came to; a connection that is still being made takes nothing yet.
+pub(super) fn retried(result: io::Result<usize>) -> io::Result<usize> {
+    match result {
+        Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(0),
+        other => other,
+    }
+}
+
+/// Whether a connection ended because nobody answers at the other end.
+pub(super) fn silent(error: &io::Error) -> bool {
+    use ErrorKind::{HostUnreachable, NetworkUnreachable, TimedOut};
+    matches!(error.kind(), TimedOut | HostUnreachable | NetworkUnreachable)
+}
+
+pub(super) const SILENT: &str = "its host does not answer any more";
+
+/// Whether an error says something of this process or host alone.
+pub(super) fn lacking(error: &io::Error) -> bool {
+    const HERE: [i32; 10] = [
+        libc::EMFILE,
+        libc::ENFILE,
+        libc::EADDRNOTAVAIL,
+        libc::EADDRINUSE,
+        libc::ENOBUFS,
+        libc::ENOMEM,
+        libc::EACCES,
+        libc::EPERM,
+        libc::ENETDOWN,
+        libc::EAFNOSUPPORT,
+    ];
+    error.raw_os_error().is_some_and(|code| HERE.contains(&code))
+}
+
+/// What to try where this process lacks something.
+pub(super) fn advice(error: &io::Error) -> &'static str {
+    match error.raw_os_error().unwrap_or(0) {
+        libc::EMFILE => {
+            "this process has no file descriptor left: raise its limit (`ulimit -n`), or close files that it keeps open"
+        }
+        libc::ENFILE => "this host has no file descriptor left: raise fs.file-max",
+        libc::EADDRNOTAVAIL | libc::EADDRINUSE => {
+            "this host has no port left for another connection (net.ipv4.ip_local_port_range), or its address is gone \
+             (`ip addr`)"
+        }
+        libc::ENOBUFS | libc::ENOMEM => {
+            "this host's kernel has no memory for another socket: free some, or raise net.ipv4.tcp_mem"
+        }
+        libc::EACCES | libc::EPERM => "a firewall or a policy of this host forbids it",
+        libc::ENETDOWN | libc::ENETUNREACH | libc::EAFNOSUPPORT => {
+            "this host has no way there: look at `ip addr` and `ip route`, or name an interface in SMDDP_SOCKET_IFNAME"
+        }
+        _ => "look at what this host lacks",
+    }
+}

@@ -1,0 +1,50 @@
+//! The ranks of a group at their processes' listeners: this one's door, and where the others are called.
+
+use std::sync::atomic::Ordering;
+
+use super::endpoint::Door;
+use super::hello::TcpAddress;
+use super::survey::Survey;
+use crate::net::interface::ChosenInterface;
+
+pub(crate) struct Listeners {
+    pub(super) me: usize,
+    pub(super) door: Door,
+    /// By rank; `None` for those that are not reached this way.
+    addresses: Vec<Option<TcpAddress>>,
+}
+
+impl Listeners {
+    /// From here on callers are answered: the group does span nodes.
+    pub(crate) fn new(me: usize, door: Door, addresses: impl Iterator<Item = Option<TcpAddress>>) -> Self {
+        let mine = door.endpoint.interface.address;
+        let here = |theirs: TcpAddress| TcpAddress { socket: mine.reaches(theirs.socket), ..theirs };
+        let addresses = addresses.map(|address| address.map(here)).collect();
+        door.endpoint.serve();
+        Self { me, door, addresses }
+    }
+
+    pub(crate) fn interface(&self) -> &ChosenInterface {
+        &self.door.endpoint.interface
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.addresses.len()
+    }
+
+    pub(super) fn address(&self, peer: usize) -> Option<&TcpAddress> {
+        self.addresses.get(peer)?.as_ref()
+    }
+
+    /// Questions to `peers`, in that order, what they have begun, though they do not drive; whom nobody can ask is left out.
+    /// Asked when a deadline has passed.
+    pub(crate) fn survey(&self, peers: &[usize]) -> Survey {
+        let address = |&peer: &usize| Some((peer, self.address(peer)?.clone()));
+        Survey::new(self.me, peers.iter().filter_map(address))
+    }
+
+    /// Others may be told that this rank has begun so many operations.
+    pub(crate) fn begun(&self, operations: u64) {
+        self.door.inbox.begun.store(operations, Ordering::Release);
+    }
+}

@@ -1,0 +1,30 @@
+//! Messages between two ranks, outside the collectives.
+
+/// What a message is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Envelope {
+    pub tag: u64,
+    pub what: u64,
+    pub bytes: u64,
+}
+
+/// Where a message stands: the sender's or the receiver's half.
+pub type MessageId = u64;
+
+/// One rank's messages with others, as one carrier brings them. Nothing blocks; what cannot be done yet is `None`.
+pub trait PointToPoint {
+    /// Starts sending a message.
+    fn open(&mut self, to: usize, mail: Envelope) -> Option<MessageId>;
+    /// Next free cell of an outgoing message: address and room in bytes.
+    fn cell(&mut self, stream: MessageId) -> Option<(*mut u8, usize)>;
+    /// The cell filled last is a piece of `bytes` now.
+    fn publish(&mut self, stream: MessageId, bytes: usize);
+    /// Everything is written; memory comes back when the receiver is done.
+    fn close(&mut self, stream: MessageId);
+    /// Next message that `from` announced and that was not yet taken from the wire.
+    fn next(&mut self, from: usize) -> Option<(Envelope, MessageId)>;
+    /// Next piece of an incoming message.
+    fn piece(&mut self, from: usize, stream: MessageId) -> Option<(*const u8, usize)>;
+    /// That piece is read.
+    fn release(&mut self, from: usize, stream: MessageId);
+}
