@@ -80,14 +80,6 @@ pub(crate) enum Act {
         to: Run,
         finish: bool,
     },
-    Signal {
-        semaphore: usize,
-        of: Run,
-    },
-    Wait {
-        semaphore: usize,
-        of: Run,
-    },
 }
 
 #[derive(Clone, Debug)]
@@ -100,7 +92,6 @@ pub(crate) struct Bound {
     pub(crate) wiring: Arc<Wiring>,
     /// The same with the ways of its channels.
     pub(crate) wired: Wired,
-    pub(crate) semaphores: usize,
     /// Offsets in bytes of the blocks of In, Out, Scratch when each is one flat buffer.
     pub(crate) offsets: [Vec<usize>; 3],
     /// Bytes of the blocks of In, Out, Scratch.
@@ -332,7 +323,6 @@ impl Binder {
             turns: Vec::new(),
             wiring: Arc::default(),
             wired: Wired::default(),
-            semaphores: program.semaphores,
             offsets: s.offsets,
             lengths: s.tables,
             scratch: total,
@@ -437,14 +427,6 @@ impl Binder {
             Step::Copy { source, to, finish } => {
                 let (source, to) = (self.run(*source), self.run(*to));
                 (Act::Copy { source, to, finish: *finish }, source.segments)
-            }
-            Step::Signal { semaphore, of } => {
-                let of = self.run(*of);
-                (Act::Signal { semaphore: *semaphore, of }, of.segments)
-            }
-            Step::Wait { semaphore, of } => {
-                let of = self.run(*of);
-                (Act::Wait { semaphore: *semaphore, of }, of.segments)
             }
         }
     }

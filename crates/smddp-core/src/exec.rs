@@ -41,7 +41,6 @@ pub(crate) struct State {
     /// Outputs go past the caches.
     pub(crate) stream: bool,
     pub(crate) lanes: Vec<Cursor>,
-    pub(crate) semaphores: Vec<usize>,
 }
 
 /// Where a lane stands.
@@ -206,16 +205,6 @@ impl State {
                 }
             }
             Act::Copy { source, to, finish } => self.copy(bound, *source, *to, *finish, segment),
-            Act::Signal { semaphore, of } => {
-                if segment < of.segments {
-                    self.semaphores[*semaphore] += 1;
-                }
-            }
-            Act::Wait { semaphore, of } => {
-                if segment < of.segments && self.semaphores[*semaphore] <= segment {
-                    return Ok(false);
-                }
-            }
         }
         Ok(true)
     }

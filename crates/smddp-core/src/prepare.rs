@@ -74,8 +74,6 @@ impl Inner {
         state.stream = stream;
         state.lanes.clear();
         state.lanes.resize(bound.lanes.len(), Cursor::default());
-        state.semaphores.clear();
-        state.semaphores.resize(bound.semaphores, 0);
         op.timeout = timeout;
         op.submitted = None;
         if let RedOp::PremulSum(factor) = call.redop
@@ -97,7 +95,6 @@ fn empty(call: &Call<'_>, bound: &Arc<Bound>) -> Box<Op> {
         lists: [None, None],
         stream: false,
         lanes: Vec::new(),
-        semaphores: Vec::new(),
     };
     Box::new(Op {
         collective: call.collective,

@@ -349,18 +349,6 @@ impl Turn<'_> {
                     }
                 }
             }
-            Act::Signal { semaphore, of } => {
-                if segment < of.segments {
-                    self.state.semaphores[*semaphore] += 1;
-                }
-            }
-            Act::Wait { semaphore, of } => {
-                if segment < of.segments && self.state.semaphores[*semaphore] <= segment {
-                    return Ok(false);
-                }
-                // What the other lane copied comes before what follows.
-                self.site.flush()?;
-            }
         }
         Ok(true)
     }

@@ -70,7 +70,6 @@ pub(crate) fn rewrites(program: &Program) -> bool {
             Step::Send { tee, .. } => *tee,
             Step::Receive { to, .. } | Step::Copy { to, .. } => Some(*to),
             Step::Reduce { to, .. } => *to,
-            Step::Signal { .. } | Step::Wait { .. } => None,
         };
         for span in to.into_iter().filter(|span| span.buffer != Buffer::In) {
             written.extend((span.block..span.block + span.blocks).map(|block| (span.buffer, block)));
