@@ -29,7 +29,8 @@ fn main() {
         .args(["-Wl,-soname,libfake-fabric.so.1", "-Wl,--whole-archive"])
         .arg(&archive)
         .args(["-Wl,--no-whole-archive", "-lpthread", "-ldl", "-lm"]));
-    for source in ["src/fake.rs", "src/fake.map", "../libfabric-sys/src/types.rs", "build.rs"] {
+    for source in ["src/fake.rs", "src/knob.rs", "src/fake.map", "../libfabric-sys/src/types.rs", "build.rs"]
+    {
         assert!(Path::new(&here).join(source).exists(), "{source}");
         println!("cargo::rerun-if-changed={source}");
     }

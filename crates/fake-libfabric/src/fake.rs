@@ -8,6 +8,7 @@
 )]
 #![allow(dead_code, reason = "the types are all of libfabric's that are known")]
 
+mod knob;
 #[path = "../../libfabric-sys/src/types.rs"]
 mod types;
 
@@ -15,6 +16,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use knob::*;
 use types::*;
 
 const ENOSYS: c_int = 38;
@@ -29,38 +31,30 @@ unsafe extern "C" {
     fn strdup(text: *const c_char) -> *mut c_char;
 }
 
-/// By the numbers of `knob`.
-static KNOBS: [AtomicU64; 10] = [const { AtomicU64::new(0) }; 10];
-const VERSION: usize = 0;
-const DEVICES: usize = 1;
-const EMULATED_WRITE: usize = 2;
-const NO_OPTIONS: usize = 3;
-const OPEN: usize = 4;
-const OPTIONS: usize = 5;
-const INSERTED: usize = 6;
-const POSTED: usize = 7;
-const REGIONS: usize = 8;
-const WRONG: usize = 9;
-
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_set(what: u64, value: u64) {
-    KNOBS[what as usize].store(value, Relaxed);
+    of(what).store(value, Relaxed);
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn fake_get(what: u64) -> u64 {
-    KNOBS[what as usize].load(Relaxed)
+    of(what).load(Relaxed)
+}
+
+fn of(knob: u64) -> &'static AtomicU64 {
+    static KNOBS: [AtomicU64; 10] = [const { AtomicU64::new(0) }; 10];
+    &KNOBS[knob as usize]
 }
 
 fn wrong(condition: bool) {
     if condition {
-        KNOBS[WRONG].fetch_add(1, Relaxed);
+        of(WRONG).fetch_add(1, Relaxed);
     }
 }
 
 #[unsafe(no_mangle)]
 pub extern "C" fn fi_version() -> u32 {
-    match KNOBS[VERSION].load(Relaxed) {
+    match of(VERSION).load(Relaxed) {
         0 => 0x0002_0001,
         version => version as u32,
     }
@@ -220,7 +214,7 @@ pub unsafe extern "C" fn fi_getinfo(
     if modes & MR != MR {
         return -ENODATA;
     }
-    let devices = KNOBS[DEVICES].load(Relaxed) as u8;
+    let devices = of(DEVICES).load(Relaxed) as u8;
     let direct = modes & MR_LOCAL != 0 && mode & CONTEXT2 != 0 && version >= 0x0002_0000;
     // Not in the bus's order: who maps devices to ranks has to sort them.
     for device in (0..devices).rev() {
@@ -235,14 +229,19 @@ pub unsafe extern "C" fn fi_getinfo(
 
 // What follows are the objects. Each is a box that its `close` frees.
 
+/// A table of no functions.
+const fn none<T>() -> T {
+    unsafe { std::mem::zeroed() }
+}
+
 unsafe fn open<T>(object: *mut T) -> *mut T {
-    KNOBS[OPEN].fetch_add(1, Relaxed);
+    of(OPEN).fetch_add(1, Relaxed);
     (*object.cast::<fid>()).ops = (&raw const FID).cast_mut();
     object
 }
 
 unsafe extern "C" fn close(object: *mut fid) -> c_int {
-    KNOBS[OPEN].fetch_sub(1, Relaxed);
+    of(OPEN).fetch_sub(1, Relaxed);
     free(object.cast());
     0
 }
@@ -261,9 +260,7 @@ static FID: fi_ops = fi_ops {
     close: Some(close),
     bind: Some(bind),
     control: Some(control),
-    ops_open: None,
-    tostr: None,
-    ops_set: None,
+    ..none()
 };
 
 #[unsafe(no_mangle)]
@@ -295,11 +292,7 @@ unsafe extern "C" fn domain(
 static FABRIC: fi_ops_fabric = fi_ops_fabric {
     size: std::mem::offset_of!(fi_ops_fabric, trywait),
     domain: Some(domain),
-    passive_ep: None,
-    eq_open: None,
-    wait_open: None,
-    trywait: None,
-    domain2: None,
+    ..none()
 };
 
 unsafe extern "C" fn av_open(
@@ -347,14 +340,7 @@ static DOMAIN: fi_ops_domain = fi_ops_domain {
     av_open: Some(av_open),
     cq_open: Some(cq_open),
     endpoint: Some(endpoint),
-    scalable_ep: None,
-    cntr_open: None,
-    poll_open: None,
-    stx_ctx: None,
-    srx_ctx: None,
-    query_atomic: None,
-    query_collective: None,
-    endpoint2: None,
+    ..none()
 };
 
 unsafe extern "C" fn regattr(
@@ -368,14 +354,13 @@ unsafe extern "C" fn regattr(
     wrong(a.iov_count != 1 || a.access == 0 || a.iface != 0);
     wrong(!a.hmem_data.is_null() || a.page_size != 0 || !a.base_mr.is_null() || a.sub_mr_cnt != 0);
     *found = open(new::<fid_mr>());
-    let region = KNOBS[REGIONS].fetch_add(1, Relaxed);
+    let region = of(REGIONS).fetch_add(1, Relaxed);
     (**found).key = 0x5000_0000 + region * 7919;
     (**found).mem_desc = (*found).cast();
     0
 }
 
-static MEMORY: fi_ops_mr =
-    fi_ops_mr { size: size_of::<fi_ops_mr>(), reg: None, regv: None, regattr: Some(regattr) };
+static MEMORY: fi_ops_mr = fi_ops_mr { size: size_of::<fi_ops_mr>(), regattr: Some(regattr), ..none() };
 
 unsafe extern "C" fn insert(
     _: *mut fid_av,
@@ -386,19 +371,14 @@ unsafe extern "C" fn insert(
     _: *mut c_void,
 ) -> c_int {
     wrong(address.is_null() || count != 1);
-    *found = KNOBS[INSERTED].fetch_add(1, Relaxed);
+    *found = of(INSERTED).fetch_add(1, Relaxed);
     1
 }
 
 static BOOK: fi_ops_av = fi_ops_av {
     size: size_of::<fi_ops_av>(),
     insert: Some(insert),
-    insertsvc: None,
-    insertsym: None,
-    remove: None,
-    lookup: None,
-    straddr: None,
-    av_set: None,
+    ..none()
 };
 
 unsafe extern "C" fn read(_: *mut fid_cq, _: *mut c_void, _: usize) -> isize {
@@ -408,32 +388,27 @@ unsafe extern "C" fn read(_: *mut fid_cq, _: *mut c_void, _: usize) -> isize {
 static QUEUE: fi_ops_cq = fi_ops_cq {
     size: size_of::<fi_ops_cq>(),
     read: Some(read),
-    readfrom: None,
-    readerr: None,
-    sread: None,
-    sreadfrom: None,
-    signal: None,
-    strerror: None,
+    ..none()
 };
 
 unsafe extern "C" fn setopt(_: *mut fid, _: c_int, name: c_int, value: *const c_void, len: usize) -> c_int {
-    if KNOBS[NO_OPTIONS].load(Relaxed) != 0 {
+    if of(NO_OPTIONS).load(Relaxed) != 0 {
         return -ENOPROTOOPT;
     }
     wrong(len != 1 || *value.cast::<u8>() != 0);
-    KNOBS[OPTIONS].fetch_or(1 << name, Relaxed);
+    of(OPTIONS).fetch_or(1 << name, Relaxed);
     0
 }
 
 unsafe extern "C" fn getopt(_: *mut fid, _: c_int, name: c_int, value: *mut c_void, len: *mut usize) -> c_int {
-    if KNOBS[NO_OPTIONS].load(Relaxed) != 0 {
+    if of(NO_OPTIONS).load(Relaxed) != 0 {
         return -ENOPROTOOPT;
     }
     match name {
         12 if *len >= 8 => *value.cast::<usize>() = 8912,
         14 if *len >= 8 => *value.cast::<usize>() = 1 << 30,
         n if n == 2 - (0xefa << 16) && *len >= 1 => {
-            *value.cast::<u8>() = KNOBS[EMULATED_WRITE].load(Relaxed) as u8;
+            *value.cast::<u8>() = of(EMULATED_WRITE).load(Relaxed) as u8;
             *len = 1;
         }
         _ => return -ENOPROTOOPT,
@@ -443,13 +418,9 @@ unsafe extern "C" fn getopt(_: *mut fid, _: c_int, name: c_int, value: *mut c_vo
 
 static ENDPOINT: fi_ops_ep = fi_ops_ep {
     size: size_of::<fi_ops_ep>(),
-    cancel: None,
     getopt: Some(getopt),
     setopt: Some(setopt),
-    tx_ctx: None,
-    rx_ctx: None,
-    rx_size_left: None,
-    tx_size_left: None,
+    ..none()
 };
 
 unsafe extern "C" fn getname(object: *mut fid, address: *mut c_void, len: *mut usize) -> c_int {
@@ -464,15 +435,8 @@ unsafe extern "C" fn getname(object: *mut fid, address: *mut c_void, len: *mut u
 
 static NAMES: fi_ops_cm = fi_ops_cm {
     size: size_of::<fi_ops_cm>(),
-    setname: None,
     getname: Some(getname),
-    getpeer: None,
-    connect: None,
-    listen: None,
-    accept: None,
-    reject: None,
-    shutdown: None,
-    join: None,
+    ..none()
 };
 
 unsafe extern "C" fn recv(
@@ -484,7 +448,7 @@ unsafe extern "C" fn recv(
     context: *mut c_void,
 ) -> isize {
     wrong(desc.is_null() || context.is_null() || from != u64::MAX);
-    KNOBS[POSTED].fetch_add(1, Relaxed);
+    of(POSTED).fetch_add(1, Relaxed);
     0
 }
 
@@ -492,12 +456,5 @@ unsafe extern "C" fn recv(
 static MESSAGES: fi_ops_msg = fi_ops_msg {
     size: size_of::<fi_ops_msg>(),
     recv: Some(recv),
-    recvv: None,
-    recvmsg: None,
-    send: None,
-    sendv: None,
-    sendmsg: None,
-    inject: None,
-    senddata: None,
-    injectdata: None,
+    ..none()
 };

@@ -177,8 +177,6 @@ fn summary(program: &Program) -> String {
             Step::Receive { .. } => "receive and forward",
             Step::Reduce { .. } => "reduce",
             Step::Copy { .. } => "copy",
-            Step::Signal { .. } => "signal",
-            Step::Wait { .. } => "wait",
         };
         *kinds.entry(kind).or_default() += 1;
     }

@@ -152,10 +152,6 @@ impl Mover for Host<'_> {
         }
         Ok(())
     }
-
-    fn order(&mut self) -> Outcome<Self> {
-        Ok(())
-    }
 }
 
 impl Host<'_> {

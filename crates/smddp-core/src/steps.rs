@@ -22,7 +22,6 @@ pub(crate) struct Execution {
     /// Outputs go past the caches.
     pub(crate) stream: bool,
     pub(crate) lanes: Vec<Cursor>,
-    pub(crate) semaphores: Vec<usize>,
 }
 
 impl Execution {
@@ -90,8 +89,6 @@ pub(crate) trait Mover {
         segment: usize,
     ) -> Outcome<Self>;
     fn copy(&mut self, source: Run, to: Run, finish: bool, segment: usize) -> Outcome<Self>;
-    /// What follows comes after what another lane wrote.
-    fn order(&mut self) -> Outcome<Self>;
 }
 
 /// Goes through all lanes until each is at its end or a step has to wait: (all are at their ends, some step was taken).
@@ -152,15 +149,6 @@ fn act<M: Mover>(mover: &mut M, act: &Act, segment: usize) -> Outcome<M, bool> {
             });
         }
         Act::Copy { source, to, finish } => mover.copy(*source, *to, *finish, segment)?,
-        Act::Signal { semaphore, of } if segment < of.segments => {
-            mover.execution().semaphores[*semaphore] += 1;
-        }
-        Act::Wait { semaphore, of } if segment < of.segments => {
-            if mover.execution().semaphores[*semaphore] <= segment {
-                return Ok(false);
-            }
-            mover.order()?;
-        }
         _ => {}
     }
     Ok(true)

@@ -51,9 +51,13 @@ pub struct Launch {
 
 /// The program, for `cuModuleLoadData`. It is read through for a zero: to be asked for once.
 pub fn ptx() -> &'static CStr {
-    match CStr::from_bytes_with_nul(concat!(include_str!("../kernels/reduce.ptx"), "\0").as_bytes()) {
+    text(concat!(include_str!("../kernels/reduce.ptx"), "\0"))
+}
+
+const fn text(ended: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(ended.as_bytes()) {
         Ok(text) => text,
-        Err(_) => unreachable!("a text without zeros, and one after it"),
+        Err(_) => unreachable!(),
     }
 }
 
@@ -142,76 +146,40 @@ fn is_float(element: Element) -> bool {
 fn kernel(element: Element, fold: Fold) -> Option<(&'static CStr, usize)> {
     use Element::{BF16, Bool, C64, C128, F16, F32, F64, I8, I16, I32, I64, U8, U16, U32, U64};
     use Fold::{Band, Bor, Bxor, Max, Min, Prod, Sum};
+    macro_rules! numbers {
+        ($fold:literal, $element:expr) => {
+            numbers!($fold, $element, F32 "f32", F64 "f64", F16 "f16", BF16 "bf16", I8 "i8", I16 "i16", I32 "i32",
+                I64 "i64", U8 "u8", U16 "u16", U32 "u32", U64 "u64")
+        };
+        ($fold:literal, $element:expr, $($kind:ident $bits:literal),*) => {
+            match $element {
+                $($kind => const { text(concat!("smddp_", $fold, "_", $bits, "\0")) },)*
+                Bool | C64 | C128 => return None,
+            }
+        };
+    }
     let name = match (fold, element) {
         (Sum | Max | Bor, Bool) => c"smddp_bool_bor",
         (Prod | Min | Band, Bool) => c"smddp_bool_band",
         (Bxor, Bool) => c"smddp_bool_bxor",
-
-        (Sum, F32) => c"smddp_sum_f32",
-        (Sum, F64) => c"smddp_sum_f64",
-        (Sum, F16) => c"smddp_sum_f16",
-        (Sum, BF16) => c"smddp_sum_bf16",
-        (Sum, I8) => c"smddp_sum_i8",
-        (Sum, I16) => c"smddp_sum_i16",
-        (Sum, I32) => c"smddp_sum_i32",
-        (Sum, I64) => c"smddp_sum_i64",
-        (Sum, U8) => c"smddp_sum_u8",
-        (Sum, U16) => c"smddp_sum_u16",
-        (Sum, U32) => c"smddp_sum_u32",
-        (Sum, U64) => c"smddp_sum_u64",
         // The parts of a complex number do not meet in a sum.
-        (Sum, C64) => return Some((c"smddp_sum_f32", F32.size())),
-        (Sum, C128) => return Some((c"smddp_sum_f64", F64.size())),
-
-        (Prod, F32) => c"smddp_prod_f32",
-        (Prod, F64) => c"smddp_prod_f64",
-        (Prod, F16) => c"smddp_prod_f16",
-        (Prod, BF16) => c"smddp_prod_bf16",
-        // The lower half of a product has the same bits with and without signs.
-        (Prod, I8 | U8) => c"smddp_prod_u8",
-        (Prod, I16 | U16) => c"smddp_prod_u16",
-        (Prod, I32 | U32) => c"smddp_prod_u32",
-        (Prod, I64 | U64) => c"smddp_prod_u64",
+        (Sum, C64) => return kernel(F32, Sum),
+        (Sum, C128) => return kernel(F64, Sum),
         (Prod, C64) => c"smddp_prod_c64",
         (Prod, C128) => c"smddp_prod_c128",
-
-        (Min, F32) => c"smddp_min_f32",
-        (Min, F64) => c"smddp_min_f64",
-        (Min, F16) => c"smddp_min_f16",
-        (Min, BF16) => c"smddp_min_bf16",
-        (Min, I8) => c"smddp_min_i8",
-        (Min, I16) => c"smddp_min_i16",
-        (Min, I32) => c"smddp_min_i32",
-        (Min, I64) => c"smddp_min_i64",
-        (Min, U8) => c"smddp_min_u8",
-        (Min, U16) => c"smddp_min_u16",
-        (Min, U32) => c"smddp_min_u32",
-        (Min, U64) => c"smddp_min_u64",
-
-        (Max, F32) => c"smddp_max_f32",
-        (Max, F64) => c"smddp_max_f64",
-        (Max, F16) => c"smddp_max_f16",
-        (Max, BF16) => c"smddp_max_bf16",
-        (Max, I8) => c"smddp_max_i8",
-        (Max, I16) => c"smddp_max_i16",
-        (Max, I32) => c"smddp_max_i32",
-        (Max, I64) => c"smddp_max_i64",
-        (Max, U8) => c"smddp_max_u8",
-        (Max, U16) => c"smddp_max_u16",
-        (Max, U32) => c"smddp_max_u32",
-        (Max, U64) => c"smddp_max_u64",
-
-        (Band | Bor | Bxor, I8 | I16 | I32 | I64 | U8 | U16 | U32 | U64) => {
-            let name = match fold {
-                Band => c"smddp_band",
-                Bor => c"smddp_bor",
-                _ => c"smddp_bxor",
-            };
-            return Some((name, 1));
-        }
-        (Band | Bor | Bxor, F32 | F64 | F16 | BF16) | (Min | Max | Band | Bor | Bxor, C64 | C128) => {
-            return None;
-        }
+        (Sum, _) => numbers!("sum", element),
+        // The lower half of a product has the same bits with and without signs.
+        (Prod, I8) => return kernel(U8, Prod),
+        (Prod, I16) => return kernel(U16, Prod),
+        (Prod, I32) => return kernel(U32, Prod),
+        (Prod, I64) => return kernel(U64, Prod),
+        (Prod, _) => numbers!("prod", element),
+        (Min, _) => numbers!("min", element),
+        (Max, _) => numbers!("max", element),
+        (Band | Bor | Bxor, F32 | F64 | F16 | BF16 | C64 | C128) => return None,
+        (Band, _) => return Some((c"smddp_band", 1)),
+        (Bor, _) => return Some((c"smddp_bor", 1)),
+        (Bxor, _) => return Some((c"smddp_bxor", 1)),
     };
     Some((name, element.size()))
 }

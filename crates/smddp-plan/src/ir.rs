@@ -118,6 +118,11 @@ pub struct Source {
 }
 
 impl Source {
+    /// All of a message.
+    pub const fn whole(rank: usize, channel: usize, reader: usize, message: Span) -> Self {
+        Self { rank, channel, reader, message, take: (0, message.blocks) }
+    }
+
     /// The blocks that I take, as the writer names them.
     pub const fn taken(&self) -> Span {
         Span::new(self.message.buffer, self.message.block + self.take.0, self.take.1)
@@ -148,10 +153,6 @@ pub enum Step {
     /// Copy between my own buffers. Skipped at run time where both are the same memory. `finish` as in Reduce
     /// (a group of one divides by one here).
     Copy { source: Span, to: Span, finish: bool },
-    /// Count semaphore `semaphore` up, once per segment of `of`.
-    Signal { semaphore: usize, of: Span },
-    /// Wait until semaphore `semaphore` counted this segment of `of`.
-    Wait { semaphore: usize, of: Span },
 }
 
 impl Step {
@@ -209,12 +210,11 @@ pub struct Program {
     pub channels: Vec<Channel>,
     pub lanes: Vec<Lane>,
     pub scratch_blocks: usize,
-    pub semaphores: usize,
 }
 
 impl Program {
     pub fn lane(channels: Vec<Channel>, lane: Lane) -> Self {
-        Self { channels, lanes: vec![lane], scratch_blocks: 0, semaphores: 0 }
+        Self { channels, lanes: vec![lane], scratch_blocks: 0 }
     }
 }
 

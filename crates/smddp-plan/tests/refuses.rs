@@ -1,6 +1,6 @@
 //! Plans that are wrong in one way each are refused, for that reason, at the right place.
 
-use smddp_plan::check::{Element, Error, Operation, Place, Sizes, check, programs};
+use smddp_plan::check::{Element, Error, Operation, Position, Sizes, check, programs};
 use smddp_plan::{Algorithm, Buffer, Channel, Collective, Program, Source, Span, Step, Timed, Topology};
 
 /// A right plan that a test spoils.
@@ -45,8 +45,8 @@ impl Case {
     }
 }
 
-fn place(rank: usize, step: usize, segment: usize) -> Place {
-    Place { rank, step, segment, ..Place::default() }
+fn place(rank: usize, step: usize, segment: usize) -> Position {
+    Position { rank, step, segment, ..Position::default() }
 }
 
 fn element(rank: usize, block: usize, segment: usize) -> Element {
@@ -161,27 +161,28 @@ fn a_read_before_the_write() {
     assert_eq!(found, place(1, 0, 0));
 }
 
-/// An all_gather whose receives run in a lane of their own, into Scratch that the first lane sends on from.
+/// A scatter whose root has its own block by way of Scratch, from one lane to another: the other rank's word of its own
+/// block, which was sent after the first copy, orders them.
 fn two_lanes(ordered: bool) -> Case {
-    let span = Span::scratch(0);
-    let lag = |step| Timed { lag: 0, step };
-    let mut first = vec![
-        lag(Step::Copy { source: Span::input(0), to: span, finish: false }),
-        lag(Step::Signal { semaphore: 0, of: span }),
-    ];
-    let mut second = vec![
-        lag(Step::Wait { semaphore: 0, of: span }),
-        lag(Step::Copy { source: span, to: Span::output(0), finish: false }),
-    ];
+    let lane = |steps: Vec<Step>| steps.into_iter().map(|step| Timed { lag: 0, step }).collect();
+    let (input, output, span) = (Span::input(0), Span::output(0), Span::scratch(0));
+    let send = |source| Step::Send { channel: 0, source, tee: None };
+    let receive =
+        |rank, message, to| Step::Receive { from: Source::whole(rank, 0, 0, message), to, forward: None };
+    let mut second =
+        vec![receive(1, Span::TOKEN, Span::TOKEN), Step::Copy { source: span, to: output, finish: false }];
+    let mut theirs = vec![receive(0, Span::input(1), Span::output(1)), send(Span::TOKEN)];
     if !ordered {
-        first.pop();
         second.remove(0);
+        theirs.pop();
     }
-    let program = Program { channels: vec![], lanes: vec![first, second], scratch_blocks: 1, semaphores: 1 };
+    let first = vec![Step::Copy { source: input, to: span, finish: false }, send(Span::input(1))];
+    let to = |reader| vec![Channel { readers: vec![reader] }];
+    let root = Program { channels: to(1), lanes: vec![lane(first), lane(second)], scratch_blocks: 1 };
     Case {
-        collective: Collective::AllGather,
-        programs: vec![program],
-        sizes: Sizes::Blocks(vec![3]),
+        collective: Collective::Scatter,
+        programs: vec![root, Program::lane(to(0), lane(theirs))],
+        sizes: Sizes::Blocks(vec![1; 2]),
         in_place: false,
         depth: 2,
     }
@@ -190,7 +191,7 @@ fn two_lanes(ordered: bool) -> Case {
 #[test]
 fn lanes_without_an_order() {
     assert_eq!(two_lanes(true).check(), Ok(()));
-    let at = Place { lane: 1, ..place(0, 0, 0) };
+    let at = Position { lane: 1, ..place(0, 0, 0) };
     assert_eq!(
         two_lanes(false).refused(),
         Error::Unordered { at, buffer: Buffer::Scratch, block: 0, other: 0 }
@@ -201,14 +202,6 @@ fn lanes_without_an_order() {
     let copy = Step::Copy { source: Span::input(0), to: Span::scratch(0), finish: false };
     case.programs[0].lanes[0].push(Timed { lag: 0, step: copy });
     let Error::Unordered { buffer: Buffer::Scratch, block: 0, .. } = case.refused() else { panic!() };
-}
-
-#[test]
-fn a_semaphore_that_counts_something_else() {
-    let mut case = two_lanes(true);
-    let Step::Signal { of, .. } = &mut case.programs[0].lanes[0][1].step else { panic!() };
-    *of = Span::input(0);
-    assert_eq!(case.refused(), Error::Semaphore { at: Place { lane: 1, ..place(0, 0, 0) } });
 }
 
 #[test]
@@ -291,7 +284,7 @@ fn a_finish_that_is_missing_early_or_twice() {
         _ => None,
     });
     *sums.into_iter().find(|finish| !**finish).unwrap() = true;
-    assert!(matches!(case.refused(), Error::WrongFinish { at: Place { rank: 2, .. } }));
+    assert!(matches!(case.refused(), Error::WrongFinish { at: Position { rank: 2, .. } }));
 
     let mut case = reduce_scatter();
     let again = Step::Copy { source: Span::output(1), to: Span::output(1), finish: true };

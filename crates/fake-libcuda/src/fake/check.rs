@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex};
 use crate::clock::Clock;
 use crate::history::reached;
 use crate::operation::{Operation, Ticket};
-use crate::places::{File, Place, View};
+use crate::views::{File, Allocation, View};
 use crate::shadow::Touch;
 use crate::state::*;
 use crate::streams::Queue;
@@ -91,7 +91,7 @@ pub(crate) struct World {
     hosts: Vec<Host>,
     /// By the numbers of their queues.
     streams: BTreeMap<u64, Stream>,
-    pub(crate) places: HashMap<File, Place>,
+    pub(crate) allocations: HashMap<File, Allocation>,
     /// By process and address.
     pub(crate) views: BTreeMap<(usize, u64), View>,
     actors: usize,
@@ -171,11 +171,11 @@ pub(crate) fn enqueued(queue: &Queue, operation: &Operation) -> Option<Order> {
     with(queue.process, |world, rank| {
         let pending = match operation {
             Operation::Wait { word, value } => {
-                Some(Pending::Word { at: *word, place: world.place(rank, *word), value: *value })
+                Some(Pending::Word { at: *word, place: world.locate(rank, *word), value: *value })
             }
             Operation::Await(ticket) => Some(Pending::Event(ticket.clone())),
             Operation::Write { word, value } => {
-                Some(Pending::Write { place: world.place(rank, *word), value: *value })
+                Some(Pending::Write { place: world.locate(rank, *word), value: *value })
             }
             _ => None,
         };

@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::api;
 use crate::os::{self, MAP_ANONYMOUS, MAP_SHARED, PROT_RW};
-use crate::places::{Had, closed, opened};
+use crate::views::{Had, closed, opened};
 use crate::sharing::Imports;
 use crate::state::*;
 use crate::streams::{acquiring, drain};
@@ -142,18 +142,13 @@ api! {
         if bytes == 0 || address.is_null() {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
+        let id = fresh();
+        let fd = os::memfd(&format!("fake-cuda-{}-{id}", settings().visible[device]), bytes)
+            .ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         write(|memory| {
             memory.take(device, bytes)?;
-            let id = fresh();
-            let Some(fd) = os::memfd(&format!("fake-cuda-{}-{id}", settings().visible[device]), bytes) else {
-                memory.give_back(device, bytes);
-                return Err(CUDA_ERROR_OUT_OF_MEMORY);
-            };
             let at = os::map(0, bytes, PROT_RW, MAP_SHARED, fd.as_raw_fd());
-            if at == 0 {
-                memory.give_back(device, bytes);
-                return Err(CUDA_ERROR_OUT_OF_MEMORY);
-            }
+            let at = at.ok_or(CUDA_ERROR_OUT_OF_MEMORY).inspect_err(|_| memory.give_back(device, bytes))?;
             soil(at, bytes);
             opened(at, bytes, Had::Device, Some(fd.as_raw_fd()));
             memory.ranges.insert(at, Range { bytes, device, id, kind: Kind::Device(fd) });
@@ -162,19 +157,7 @@ api! {
     }
 
     fn cuMemFree_v2(address: CUdeviceptr) {
-        current()?;
-        drain("cuMemFree")?;
-        write(|memory| match memory.ranges.get(&address) {
-            Some(Range { kind: Kind::Device(_), bytes, device, .. }) => {
-                let (bytes, device) = (*bytes, *device);
-                closed(address, "cuMemFree");
-                memory.ranges.remove(&address);
-                memory.give_back(device, bytes);
-                unmap(address, bytes);
-                Ok(())
-            }
-            _ => Err(CUDA_ERROR_INVALID_VALUE),
-        })
+        gone(address, "cuMemFree", |kind| matches!(kind, Kind::Device(_)), CUDA_ERROR_INVALID_VALUE)
     }
 
     fn cuMemHostAlloc(host: *mut *mut c_void, bytes: usize, flags: c_uint) {
@@ -183,10 +166,7 @@ api! {
         if bytes == 0 || flags > 7 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let at = os::map(0, bytes, PROT_RW, MAP_SHARED | MAP_ANONYMOUS, -1);
-        if at == 0 {
-            return Err(CUDA_ERROR_OUT_OF_MEMORY);
-        }
+        let at = os::map(0, bytes, PROT_RW, MAP_SHARED | MAP_ANONYMOUS, -1).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         soil(at, bytes);
         write(|memory| {
             memory.ranges.insert(at, Range { bytes, device, id: fresh(), kind: Kind::Host { ours: true } });
@@ -196,18 +176,8 @@ api! {
     }
 
     fn cuMemFreeHost(host: *mut c_void) {
-        current()?;
-        drain("cuMemFreeHost")?;
-        write(|memory| match memory.ranges.get(&(host as u64)) {
-            Some(Range { kind: Kind::Host { ours: true }, bytes, .. }) => {
-                let bytes = *bytes;
-                closed(host as u64, "cuMemFreeHost");
-                memory.ranges.remove(&(host as u64));
-                unmap(host as u64, bytes);
-                Ok(())
-            }
-            _ => Err(CUDA_ERROR_INVALID_VALUE),
-        })
+        let ours = |kind: &Kind| matches!(kind, Kind::Host { ours: true });
+        gone(host as u64, "cuMemFreeHost", ours, CUDA_ERROR_INVALID_VALUE)
     }
 
     fn cuMemHostRegister_v2(host: *mut c_void, bytes: usize, flags: c_uint) {
@@ -232,16 +202,8 @@ api! {
     }
 
     fn cuMemHostUnregister(host: *mut c_void) {
-        current()?;
-        drain("cuMemHostUnregister")?;
-        write(|memory| match memory.ranges.get(&(host as u64)) {
-            Some(Range { kind: Kind::Host { ours: false }, .. }) => {
-                closed(host as u64, "cuMemHostUnregister");
-                memory.ranges.remove(&(host as u64));
-                Ok(())
-            }
-            _ => Err(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED),
-        })
+        let theirs = |kind: &Kind| matches!(kind, Kind::Host { ours: false });
+        gone(host as u64, "cuMemHostUnregister", theirs, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)
     }
 
     fn cuMemHostGetDevicePointer_v2(address: *mut CUdeviceptr, host: *mut c_void, flags: c_uint) {
@@ -272,6 +234,28 @@ api! {
         }
         Ok(())
     }
+}
+
+/// By `call`, memory at `address` is known no more, and none if it was allocated here; `otherwise` where it is not of that
+/// kind.
+fn gone(address: u64, call: &str, kind: impl Fn(&Kind) -> bool, otherwise: CUresult) -> Answer {
+    current()?;
+    drain(call)?;
+    write(|memory| {
+        let known = memory.ranges.get(&address).is_some_and(|range| kind(&range.kind));
+        let range = known.then(|| {
+            closed(address, call);
+            memory.ranges.remove(&address)
+        });
+        let Range { bytes, device, kind, .. } = range.flatten().ok_or(otherwise)?;
+        if matches!(kind, Kind::Device(_)) {
+            memory.give_back(device, bytes);
+        }
+        if !matches!(kind, Kind::Host { ours: false }) {
+            unmap(address, bytes);
+        }
+        Ok(())
+    })
 }
 
 /// Writes the answer, in its own width; zero, and false, for an address that is unknown.

@@ -7,10 +7,10 @@ use std::sync::Mutex;
 
 use crate::api;
 use crate::memory::read;
-use crate::state::*;
-use crate::operation::Operation;
-use crate::streams::{acquiring, stream};
 use crate::numbers::CUDA_ERROR_INVALID_HANDLE;
+use crate::operation::Operation;
+use crate::state::*;
+use crate::streams::{acquiring, stream};
 use crate::types::*;
 
 /// `struct Args` of the kernels: `smddp_cuda::kernels::Args`.
@@ -154,39 +154,12 @@ api! {
     }
 }
 
-/// How two numbers become one.
-#[derive(Clone, Copy, PartialEq)]
-enum Fold {
-    Sum,
-    Prod,
-    Min,
-    Max,
-    Band,
-    Bor,
-    Bxor,
-}
+/// Two numbers of one kind that become one.
+type Fold<N> = fn(N, N) -> N;
 
-impl Fold {
-    fn of(name: &str) -> Result<Self, String> {
-        Ok(match name {
-            "sum" => Self::Sum,
-            "prod" => Self::Prod,
-            "min" => Self::Min,
-            "max" => Self::Max,
-            "band" => Self::Band,
-            "bor" => Self::Bor,
-            "bxor" => Self::Bxor,
-            _ => return Err(format!("{name} is not known here")),
-        })
-    }
-}
-
-/// Numbers of one kind: how they are read, combined and written.
-trait Element: Copy {
-    const BYTES: usize;
-    unsafe fn get(at: u64) -> Self;
-    unsafe fn put(self, at: u64);
-    fn fold(self, with: Self, fold: Fold) -> Option<Self>;
+/// Numbers as they are computed with.
+trait Number: Copy {
+    fn fold(name: &str) -> Option<Fold<Self>>;
     fn divide(self, _by: u32) -> Self {
         self
     }
@@ -197,23 +170,16 @@ trait Element: Copy {
 
 macro_rules! integers {
     ($($kind:ty)*) => {
-        $(impl Element for $kind {
-            const BYTES: usize = size_of::<Self>();
-            unsafe fn get(at: u64) -> Self {
-                (at as *const Self).read_unaligned()
-            }
-            unsafe fn put(self, at: u64) {
-                (at as *mut Self).write_unaligned(self)
-            }
-            fn fold(self, with: Self, fold: Fold) -> Option<Self> {
-                Some(match fold {
-                    Fold::Sum => self.wrapping_add(with),
-                    Fold::Prod => self.wrapping_mul(with),
-                    Fold::Min => self.min(with),
-                    Fold::Max => self.max(with),
-                    Fold::Band => self & with,
-                    Fold::Bor => self | with,
-                    Fold::Bxor => self ^ with,
+        $(impl Number for $kind {
+            fn fold(name: &str) -> Option<Fold<Self>> {
+                Some(match name {
+                    "sum" => Self::wrapping_add,
+                    "prod" => Self::wrapping_mul,
+                    "min" => Self::min,
+                    "max" => Self::max,
+                    "band" => |a, b| a & b,
+                    "bor" => |a, b| a | b,
+                    "bxor" => |a, b| a ^ b,
                     _ => return None,
                 })
             }
@@ -231,21 +197,14 @@ integers!(i8 i16 i32 i64 u8 u16 u32 u64);
 
 macro_rules! floats {
     ($($kind:ty)*) => {
-        $(impl Element for $kind {
-            const BYTES: usize = size_of::<Self>();
-            unsafe fn get(at: u64) -> Self {
-                (at as *const Self).read_unaligned()
-            }
-            unsafe fn put(self, at: u64) {
-                (at as *mut Self).write_unaligned(self)
-            }
-            fn fold(self, with: Self, fold: Fold) -> Option<Self> {
-                Some(match fold {
-                    Fold::Sum => self + with,
-                    Fold::Prod => self * with,
+        $(impl Number for $kind {
+            fn fold(name: &str) -> Option<Fold<Self>> {
+                Some(match name {
+                    "sum" => |a, b| a + b,
+                    "prod" => |a, b| a * b,
                     // A NaN wins.
-                    Fold::Min => if with < self || with.is_nan() { with } else { self },
-                    Fold::Max => if with > self || with.is_nan() { with } else { self },
+                    "min" => |a, b| if b < a || b.is_nan() { b } else { a },
+                    "max" => |a, b| if b > a || b.is_nan() { b } else { a },
                     _ => return None,
                 })
             }
@@ -255,43 +214,19 @@ macro_rules! floats {
             fn times(self, factor: f64) -> Self {
                 self * factor as Self
             }
+        }
+
+        /// A complex number: products only, sums being of the parts.
+        impl Number for [$kind; 2] {
+            fn fold(name: &str) -> Option<Fold<Self>> {
+                let product: Fold<Self> = |[a, b], [c, d]| [a * c - b * d, a * d + b * c];
+                (name == "prod").then_some(product)
+            }
         })*
     };
 }
 
 floats!(f32 f64);
-
-/// Sixteen bits, in f32 meanwhile.
-macro_rules! halves {
-    ($($name:ident: $widen:expr, $round:expr;)*) => {
-        $(#[derive(Clone, Copy)]
-        struct $name(f32);
-
-        impl Element for $name {
-            const BYTES: usize = 2;
-            unsafe fn get(at: u64) -> Self {
-                Self($widen((at as *const u16).read_unaligned()))
-            }
-            unsafe fn put(self, at: u64) {
-                (at as *mut u16).write_unaligned($round(self.0))
-            }
-            fn fold(self, with: Self, fold: Fold) -> Option<Self> {
-                self.0.fold(with.0, fold).map(Self)
-            }
-            fn divide(self, by: u32) -> Self {
-                Self(self.0.divide(by))
-            }
-            fn times(self, factor: f64) -> Self {
-                Self(self.0.times(factor))
-            }
-        })*
-    };
-}
-
-halves! {
-    Half: widen_half, round_half;
-    Brain: |bits: u16| f32::from_bits(u32::from(bits) << 16), round_brain;
-}
 
 fn round_brain(value: f32) -> u16 {
     let bits = value.to_bits();
@@ -329,51 +264,6 @@ fn round_half(value: f32) -> u16 {
     sign | (((exponent + 14) as u16) << 10).wrapping_add(rounded)
 }
 
-/// A pair of numbers: products only, sums being of the parts.
-macro_rules! pairs {
-    ($($name:ident: $kind:ty;)*) => {
-        $(#[derive(Clone, Copy)]
-        struct $name($kind, $kind);
-
-        impl Element for $name {
-            const BYTES: usize = 2 * size_of::<$kind>();
-            unsafe fn get(at: u64) -> Self {
-                Self(<$kind>::get(at), <$kind>::get(at + size_of::<$kind>() as u64))
-            }
-            unsafe fn put(self, at: u64) {
-                self.0.put(at);
-                self.1.put(at + size_of::<$kind>() as u64);
-            }
-            fn fold(self, with: Self, fold: Fold) -> Option<Self> {
-                let product = Self(self.0 * with.0 - self.1 * with.1, self.0 * with.1 + self.1 * with.0);
-                (fold == Fold::Prod).then_some(product)
-            }
-        })*
-    };
-}
-
-pairs! {
-    C64: f32;
-    C128: f64;
-}
-
-/// A byte that is not 0 is true.
-#[derive(Clone, Copy)]
-struct Truth(u8);
-
-impl Element for Truth {
-    const BYTES: usize = 1;
-    unsafe fn get(at: u64) -> Self {
-        Self(u8::get(at).min(1))
-    }
-    unsafe fn put(self, at: u64) {
-        self.0.put(at)
-    }
-    fn fold(self, with: Self, fold: Fold) -> Option<Self> {
-        self.0.fold(with.0, fold).map(Self)
-    }
-}
-
 impl std::fmt::Display for Launch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Args { sources, to, count, n, .. } = &self.args;
@@ -395,23 +285,26 @@ impl Launch {
     pub(crate) fn run(&self) {
         let name = self.name.strip_prefix("smddp_").unwrap_or(&self.name);
         let done = match name.split_once('_') {
-            Some(("bool", fold)) => self.reduce::<Truth>(fold),
-            Some((fold, "f32")) => self.reduce::<f32>(fold),
-            Some((fold, "f64")) => self.reduce::<f64>(fold),
-            Some((fold, "f16")) => self.reduce::<Half>(fold),
-            Some((fold, "bf16")) => self.reduce::<Brain>(fold),
-            Some((fold, "i8")) => self.reduce::<i8>(fold),
-            Some((fold, "i16")) => self.reduce::<i16>(fold),
-            Some((fold, "i32")) => self.reduce::<i32>(fold),
-            Some((fold, "i64")) => self.reduce::<i64>(fold),
-            Some((fold, "u8")) => self.reduce::<u8>(fold),
-            Some((fold, "u16")) => self.reduce::<u16>(fold),
-            Some((fold, "u32")) => self.reduce::<u32>(fold),
-            Some((fold, "u64")) => self.reduce::<u64>(fold),
-            Some((fold, "c64")) => self.reduce::<C64>(fold),
-            Some((fold, "c128")) => self.reduce::<C128>(fold),
+            // A byte that is not 0 is true.
+            Some(("bool", fold)) => self.reduce(fold, |byte: u8| byte.min(1), |truth| truth),
+            Some((fold, "f32")) => self.plain::<f32>(fold),
+            Some((fold, "f64")) => self.plain::<f64>(fold),
+            Some((fold, "f16")) => self.reduce(fold, widen_half, round_half),
+            Some((fold, "bf16")) => {
+                self.reduce(fold, |bits: u16| f32::from_bits(u32::from(bits) << 16), round_brain)
+            }
+            Some((fold, "i8")) => self.plain::<i8>(fold),
+            Some((fold, "i16")) => self.plain::<i16>(fold),
+            Some((fold, "i32")) => self.plain::<i32>(fold),
+            Some((fold, "i64")) => self.plain::<i64>(fold),
+            Some((fold, "u8")) => self.plain::<u8>(fold),
+            Some((fold, "u16")) => self.plain::<u16>(fold),
+            Some((fold, "u32")) => self.plain::<u32>(fold),
+            Some((fold, "u64")) => self.plain::<u64>(fold),
+            Some((fold, "c64")) => self.plain::<[f32; 2]>(fold),
+            Some((fold, "c128")) => self.plain::<[f64; 2]>(fold),
             // Bits, as bytes.
-            None => self.reduce::<u8>(name),
+            None => self.plain::<u8>(name),
             _ => Err("it is not known here".to_owned()),
         };
         if let Err(why) = done {
@@ -419,11 +312,21 @@ impl Launch {
         }
     }
 
-    fn reduce<E: Element>(&self, fold: &str) -> Result<(), String> {
-        let fold = Fold::of(fold)?;
+    fn plain<N: Number>(&self, fold: &str) -> Result<(), String> {
+        self.reduce(fold, |number: N| number, |number| number)
+    }
+
+    /// Of elements that are read and written as `M` and computed with as `N`.
+    fn reduce<M: Copy, N: Number>(
+        &self,
+        fold: &str,
+        widen: fn(M) -> N,
+        round: fn(N) -> M,
+    ) -> Result<(), String> {
+        let fold = N::fold(fold).ok_or("no such operation")?;
         let Args { sources, to, count, times, n, finish, divide, .. } = self.args;
         let sources = &sources[..n as usize];
-        let bytes = count as usize * E::BYTES;
+        let bytes = count as usize * size_of::<M>();
         // Held to the end, so that nobody takes the memory away meanwhile.
         let memory = read();
         for &at in sources.iter().chain([&to]) {
@@ -431,19 +334,15 @@ impl Launch {
                 return Err(format!("{bytes} bytes at {at:#x} are not there"));
             }
         }
-        for at in (0..bytes as u64).step_by(E::BYTES) {
-            unsafe {
-                let mut value = E::get(sources[0] + at);
-                for source in &sources[1..] {
-                    value = value.fold(E::get(source + at), fold).ok_or("no such operation")?;
-                }
-                value = match finish {
-                    DIVIDE => value.divide(divide),
-                    TIMES => value.times(times),
-                    _ => value,
-                };
-                value.put(to + at);
-            }
+        for at in (0..bytes as u64).step_by(size_of::<M>()) {
+            let get = |source: &u64| widen(unsafe { ((source + at) as *const M).read_unaligned() });
+            let value = sources[1..].iter().fold(get(&sources[0]), |value, source| fold(value, get(source)));
+            let value = match finish {
+                DIVIDE => value.divide(divide),
+                TIMES => value.times(times),
+                _ => value,
+            };
+            unsafe { ((to + at) as *mut M).write_unaligned(round(value)) };
         }
         Ok(())
     }

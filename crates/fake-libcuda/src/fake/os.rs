@@ -73,10 +73,10 @@ pub(crate) fn memfd_name(path: &str) -> Option<String> {
     Some(target.strip_prefix("/memfd:")?.strip_suffix(" (deleted)")?.to_owned())
 }
 
-/// Null if there is no room.
-pub(crate) fn map(at: u64, bytes: usize, prot: c_int, flags: c_int, fd: c_int) -> u64 {
+/// `None` if there is no room.
+pub(crate) fn map(at: u64, bytes: usize, prot: c_int, flags: c_int, fd: c_int) -> Option<u64> {
     let got = unsafe { mmap(at as *mut c_void, bytes, prot, flags, fd, 0) } as u64;
-    if got == u64::MAX { 0 } else { got }
+    (got != u64::MAX).then_some(got)
 }
 
 /// Copies out of memory that may not be there. False if it is not.

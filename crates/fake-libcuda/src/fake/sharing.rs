@@ -7,7 +7,7 @@ use std::os::fd::AsRawFd;
 use crate::api;
 use crate::memory::{Kind, Range, read, unmap, write};
 use crate::os::{self, MAP_SHARED, PROT_RW};
-use crate::places::{Had, closed, opened};
+use crate::views::{Had, closed, opened};
 use crate::state::*;
 use crate::streams::{acquiring, drain};
 use crate::types::*;
@@ -113,10 +113,7 @@ api! {
                 .open(&path)
                 .map_err(|_| CUDA_ERROR_MAP_FAILED)?;
             let bytes = handle.bytes as usize;
-            let base = os::map(0, bytes, PROT_RW, MAP_SHARED, file.as_raw_fd());
-            if base == 0 {
-                return Err(CUDA_ERROR_MAP_FAILED);
-            }
+            let base = os::map(0, bytes, PROT_RW, MAP_SHARED, file.as_raw_fd()).ok_or(CUDA_ERROR_MAP_FAILED)?;
             let device = device_of(&name).unwrap_or(device);
             memory.ranges.insert(base, Range { bytes, device, id: fresh(), kind: Kind::Imported });
             memory.imports.0.insert(handle, (base, 1));

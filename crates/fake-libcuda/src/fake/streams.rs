@@ -15,7 +15,7 @@ use crate::operation::{Copy, Operation, Ticket, transfer};
 use crate::state::*;
 use crate::types::*;
 use crate::words;
-use crate::{os, places};
+use crate::{os, views};
 
 #[derive(Default)]
 struct Waiting {
@@ -170,8 +170,9 @@ impl Delays {
     fn sleep(&mut self) {
         if self.delays {
             match self.next() % 64 {
-                0 => std::thread::sleep(Duration::from_micros(self.next() % 3000)),
-                1..16 => std::thread::sleep(Duration::from_micros(self.next() % 300)),
+                // Long beside what an operation takes, so that others come in between; a test has very many.
+                0 => std::thread::sleep(Duration::from_micros(self.next() % 500)),
+                1..16 => std::thread::sleep(Duration::from_micros(self.next() % 60)),
                 _ => {}
             }
         }
@@ -363,7 +364,7 @@ fn enqueue_copies(stream: CUstream, wanted: impl Iterator<Item = (u64, u64, usiz
             None
         } else {
             let mut bytes = vec![0; bytes];
-            if places::elsewhere(from) || !os::peek(from, &mut bytes) {
+            if views::elsewhere(from) || !os::peek(from, &mut bytes) {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }
             Some(bytes)

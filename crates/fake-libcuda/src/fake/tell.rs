@@ -75,7 +75,7 @@ pub(crate) unsafe extern "C" fn fake_tell(what: *const c_char, to: *mut u8, room
             world.waits.iter().map(line).collect()
         }
         _ => {
-            let line = |(&(rank, base), view): (&(usize, u64), &crate::places::View)| {
+            let line = |(&(rank, base), view): (&(usize, u64), &crate::views::View)| {
                 format!("rank {rank}: {} bytes ({:?}) at {base:#x}", view.bytes, view.had)
             };
             leaks.extend(world.views.iter().map(line));
@@ -105,7 +105,7 @@ pub(crate) unsafe extern "C" fn fake_host(
         _ => (operand as usize, Touch::Write),
     };
     let checked = check::with(process_of(context), |world, rank| {
-        world.place(rank, address)?;
+        world.locate(rank, address)?;
         let by = world.host_operation(rank, &format!("{touch:?} of {bytes} bytes at {address:#x}"));
         let host = world.host(rank);
         let (actor, clock) = (host.actor, host.clock.clone());

@@ -9,7 +9,7 @@ use crate::api;
 use crate::memory::{Kind, Memory, Range, unmap, write};
 use crate::numbers::MEM_ALLOCATION_TYPE_PINNED;
 use crate::os::{self, MAP_ANONYMOUS, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED, PROT_NONE, PROT_RW};
-use crate::places::{Had, closed, opened};
+use crate::views::{Had, closed, opened};
 use crate::state::*;
 use crate::streams::{acquiring, drain};
 use crate::types::*;
@@ -125,10 +125,8 @@ api! {
         if bytes == 0 || !bytes.is_multiple_of(settings().granularity) || flags != 0 || alignment & alignment.wrapping_sub(1) != 0 {
             return Err(CUDA_ERROR_INVALID_VALUE);
         }
-        let at = os::map(0, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1);
-        if at == 0 {
-            return Err(CUDA_ERROR_OUT_OF_MEMORY);
-        }
+        let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+        let at = os::map(0, bytes, PROT_NONE, flags, -1).ok_or(CUDA_ERROR_OUT_OF_MEMORY)?;
         write(|memory| memory.virtuals.reserved.insert(at, (bytes, fresh())));
         give(address, at)
     }
@@ -159,9 +157,8 @@ api! {
             {
                 return Err(CUDA_ERROR_INVALID_VALUE);
             }
-            if os::map(address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, physical.fd.as_raw_fd()) == 0 {
-                return Err(CUDA_ERROR_MAP_FAILED);
-            }
+            os::map(address, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, physical.fd.as_raw_fd())
+                .ok_or(CUDA_ERROR_MAP_FAILED)?;
             let (device, id) = (physical.device, fresh());
             let had = if physical.imported { Had::Imported } else { Had::Device };
             opened(address, bytes, had, Some(physical.fd.as_raw_fd()));
@@ -179,7 +176,7 @@ api! {
                 memory.ranges.remove(&base);
             }
             let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
-            if os::map(address, bytes, PROT_NONE, flags, -1) == 0 { Err(CUDA_ERROR_MAP_FAILED) } else { Ok(()) }
+            os::map(address, bytes, PROT_NONE, flags, -1).map(drop).ok_or(CUDA_ERROR_MAP_FAILED)
         })
     }
 

@@ -51,7 +51,6 @@ pub(super) fn bound(key: &Key, n: usize, decision: &Decision, program: Program) 
             turns: Vec::new(),
             wiring: Arc::default(),
             wired: Wired::default(),
-            semaphores: program.semaphores,
             scratch: aligned.clone().take(program.scratch_blocks).sum(),
             offsets: [place(&input, own_in), place(&output, own_out), running(aligned)],
             lengths: [input, output, scratch],
@@ -129,14 +128,6 @@ impl Binder {
             Step::Copy { source, to, finish } => {
                 let (source, to) = (self.run(*source), self.run(*to));
                 (Act::Copy { source, to, finish: *finish }, source.segments)
-            }
-            Step::Signal { semaphore, of } => {
-                let of = self.run(*of);
-                (Act::Signal { semaphore: *semaphore, of }, of.segments)
-            }
-            Step::Wait { semaphore, of } => {
-                let of = self.run(*of);
-                (Act::Wait { semaphore: *semaphore, of }, of.segments)
             }
         }
     }

@@ -60,8 +60,6 @@ pub(crate) enum Act {
     Receive { from: Incoming, to: Run, forward: Option<usize> },
     Reduce(Reduce),
     Copy { source: Run, to: Run, finish: bool },
-    Signal { semaphore: usize, of: Run },
-    Wait { semaphore: usize, of: Run },
 }
 
 #[derive(Clone, Debug)]
@@ -86,7 +84,6 @@ pub(crate) struct Bound {
     pub(crate) wiring: Arc<Wiring>,
     /// The same with the ways of its channels.
     pub(crate) wired: Wired,
-    pub(crate) semaphores: usize,
     /// Offsets in bytes of the blocks of In, Out, Scratch when each is one flat buffer.
     pub(crate) offsets: [Vec<usize>; 3],
     /// Bytes of the blocks of In, Out, Scratch.
@@ -270,7 +267,6 @@ fn rewrites(program: &Program) -> bool {
             Step::Send { tee, .. } => *tee,
             Step::Receive { to, .. } | Step::Copy { to, .. } => Some(*to),
             Step::Reduce { to, .. } => *to,
-            Step::Signal { .. } | Step::Wait { .. } => None,
         };
         for span in to.into_iter().filter(|span| span.buffer != Buffer::In) {
             written.extend((span.block..span.block + span.blocks).map(|block| (span.buffer, block)));

@@ -64,8 +64,6 @@ impl Inner {
         run.stream = stream;
         run.lanes.clear();
         run.lanes.resize(bound.lanes.len(), Cursor::default());
-        run.semaphores.clear();
-        run.semaphores.resize(bound.semaphores, 0);
         op.timeout = timeout;
         op.submitted = None;
         if let RedOp::PremulSum(factor) = call.redop

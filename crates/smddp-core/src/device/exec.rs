@@ -267,7 +267,7 @@ impl Turn<'_> {
     }
 
     /// A step that reads what others wrote comes after it.
-    fn order_reads(&mut self, reads: Buffer) -> Result<(), Trouble> {
+    fn order(&mut self, reads: Buffer) -> Result<(), Trouble> {
         if reads != Buffer::In {
             self.site.flush()?;
         }
@@ -461,7 +461,7 @@ impl Mover for Turn<'_> {
     }
 
     fn copy(&mut self, source: Run, to: Run, finish: bool, segment: usize) -> Outcome<Self> {
-        self.order_reads(source.buffer)?;
+        self.order(source.buffer)?;
         let divide = self.execution.scale.filter(|n| finish && *n > 1);
         for ((from, bytes), (to, _)) in self.pieces(source, segment).into_iter().zip(self.pieces(to, segment))
         {
@@ -473,9 +473,5 @@ impl Mover for Turn<'_> {
             }
         }
         Ok(())
-    }
-
-    fn order(&mut self) -> Outcome<Self> {
-        Ok(self.site.flush()?)
     }
 }

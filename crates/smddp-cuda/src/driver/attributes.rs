@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 
 use super::cuda::Cuda;
+use super::errors::code_of;
 use super::types::*;
 use crate::device::{Address, Error, Kind, Region, Result};
 
@@ -71,46 +72,43 @@ impl Cuda {
         let (mut asked, mut answers) = (ASKED, [0u64; ASKED.len()]);
         let mut places = answers.each_mut().map(|answer| (answer as *mut u64).cast::<c_void>());
         // SAFETY: as many places as attributes, each with room for the largest answer.
-        let code = unsafe {
-            (self.table.required.pointer_get_attributes)(
+        let told = unsafe {
+            self.table.required.pointer_get_attributes(
                 asked.len() as u32,
                 asked.as_mut_ptr(),
                 places.as_mut_ptr(),
                 address,
             )
         };
-        // Documented to succeed for unknown addresses too, but for some it refuses.
-        if code != CUDA_ERROR_INVALID_VALUE {
-            self.table.check("cuPointerGetAttributes", code)?;
+        match told {
+            // Documented to succeed for unknown addresses too, but for some it refuses.
+            Err(error) if code_of(&error) != CUDA_ERROR_INVALID_VALUE => Err(error),
+            _ => Ok(answers),
         }
-        Ok(answers)
     }
 
     fn one(&self, attribute: i32, address: Address) -> Option<u64> {
         let mut answer = 0u64;
         // SAFETY: room for the largest answer.
-        let code = unsafe {
-            (self.table.required.pointer_get_attribute)((&raw mut answer).cast(), attribute, address)
+        let told = unsafe {
+            self.table.required.pointer_get_attribute((&raw mut answer).cast(), attribute, address)
         };
-        (code == CUDA_SUCCESS).then_some(answer)
+        told.ok().map(|()| answer)
     }
 
     /// The physical allocation that is mapped at `address`.
     fn chunk(&self, address: Address) -> Result<(Address, usize)> {
         let (mut base, mut bytes) = (0, 0);
         // SAFETY: fills both.
-        let code =
-            unsafe { (self.table.required.mem_get_address_range)(&raw mut base, &raw mut bytes, address) };
-        if code == CUDA_ERROR_NOT_FOUND {
+        match unsafe { self.table.required.mem_get_address_range(&raw mut base, &raw mut bytes, address) } {
+            Ok(()) => Ok((base, bytes)),
             // Some drivers say so of mapped memory, and answer by attribute.
-            if let (Some(base), Some(bytes)) =
-                (self.one(MAPPING_BASE_ADDR, address), self.one(MAPPING_SIZE, address))
-            {
-                return Ok((base, bytes as usize));
-            }
+            Err(error) if code_of(&error) == CUDA_ERROR_NOT_FOUND => self
+                .one(MAPPING_BASE_ADDR, address)
+                .zip(self.one(MAPPING_SIZE, address))
+                .map_or(Err(error), |(base, bytes)| Ok((base, bytes as usize))),
+            Err(error) => Err(error),
         }
-        self.table.check("cuMemGetAddressRange", code)?;
-        Ok((base, bytes))
     }
 
     /// Whether the physical memory mapped at `address` was made to be exported as a descriptor.
@@ -118,20 +116,19 @@ impl Cuda {
         let Ok(handle) = self.retain(address) else { return false };
         let mut properties = std::mem::MaybeUninit::<CUmemAllocationProp>::zeroed();
         // SAFETY: fills the structure, of which zeros are a valid value; the handle is held.
-        let (code, properties) = unsafe {
-            let code = (self.table.required.mem_properties)(properties.as_mut_ptr(), handle);
-            (code, properties.assume_init())
+        let (told, properties) = unsafe {
+            let told = self.table.required.mem_properties(properties.as_mut_ptr(), handle);
+            (told, properties.assume_init())
         };
         self.release(handle);
-        code == CUDA_SUCCESS && properties.requested_handle_types & MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0
+        told.is_ok() && properties.requested_handle_types & MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR != 0
     }
 
     /// A share in the physical memory mapped at `address`.
     pub(super) fn retain(&self, address: Address) -> Result<CUmemGenericAllocationHandle> {
         let mut handle = 0;
         // SAFETY: fills the handle; an address that has none is refused.
-        let code = unsafe { (self.table.required.mem_retain)(&raw mut handle, address as *mut c_void) };
-        self.table.check("cuMemRetainAllocationHandle", code)?;
+        unsafe { self.table.required.mem_retain(&raw mut handle, address as *mut c_void) }?;
         Ok(handle)
     }
 

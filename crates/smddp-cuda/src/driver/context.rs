@@ -18,8 +18,7 @@ impl Context {
     pub(super) fn retain(cuda: Arc<Cuda>, device: CUdevice) -> Result<Self> {
         let mut handle = 0;
         // SAFETY: fills the handle; given back in `drop`.
-        let code = unsafe { (cuda.table.required.primary_retain)(&raw mut handle, device) };
-        cuda.table.check("cuDevicePrimaryCtxRetain", code)?;
+        unsafe { cuda.table.required.primary_retain(&raw mut handle, device) }?;
         Ok(Self { cuda, device, handle })
     }
 
@@ -32,13 +31,11 @@ impl Context {
         let table = &self.cuda.table;
         let mut current = 0;
         // SAFETY: fills the handle.
-        let code = unsafe { (table.required.ctx_get_current)(&raw mut current) };
-        table.check("cuCtxGetCurrent", code)?;
+        unsafe { table.required.ctx_get_current(&raw mut current) }?;
         let pushed = current != self.handle;
         if pushed {
             // SAFETY: a context of which a share is held.
-            let code = unsafe { (table.required.ctx_push)(self.handle) };
-            table.check("cuCtxPushCurrent", code)?;
+            unsafe { table.required.ctx_push(self.handle) }?;
         }
         Ok(Current { context: self, pushed, mode: None })
     }
@@ -49,8 +46,7 @@ impl Context {
         let mut current = self.enter()?;
         let mut mode = CAPTURE_MODE_RELAXED;
         // SAFETY: swaps this thread's mode with the number.
-        let code = unsafe { (self.cuda.table.required.exchange_capture_mode)(&raw mut mode) };
-        self.cuda.table.check("cuThreadExchangeStreamCaptureMode", code)?;
+        unsafe { self.cuda.table.required.exchange_capture_mode(&raw mut mode) }?;
         current.mode = Some(mode);
         Ok(current)
     }

@@ -3,7 +3,6 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::device::Device;
 use super::load::Object;
 use super::table::Table;
 use super::types::*;
@@ -24,12 +23,10 @@ impl Cuda {
         let table = Object::open(library, Table::find).map_err(Error::Absent)?;
         let absent = |error: Error| Error::Absent(error.to_string());
         // SAFETY: flags are 0 by contract; may be called more than once, and torch does too.
-        let code = unsafe { (table.required.init)(0) };
-        table.check("cuInit", code).map_err(absent)?;
+        unsafe { table.required.init(0) }.map_err(absent)?;
         let mut count = 0;
         // SAFETY: fills the number; the driver is initialised.
-        let code = unsafe { (table.required.device_get_count)(&raw mut count) };
-        table.check("cuDeviceGetCount", code).map_err(absent)?;
+        unsafe { table.required.device_get_count(&raw mut count) }.map_err(absent)?;
         if count == 0 {
             return Err(Error::Absent("the driver sees no device".to_owned()));
         }
@@ -53,41 +50,24 @@ impl Cuda {
         (self.table.version / 1000, self.table.version % 1000 / 10)
     }
 
-    /// The device `ordinal`, counted as torch does (in the order of CUDA_VISIBLE_DEVICES), in its primary context,
-    /// which is kept alive as long as this is and made if nobody has used the device yet.
-    pub fn device(self: &Arc<Self>, ordinal: i32) -> Result<Arc<Device>> {
-        if !(0..self.count).contains(&ordinal) {
-            return Err(Error::Invalid(format!(
-                "there is no CUDA device {ordinal}: this process sees {} (CUDA_VISIBLE_DEVICES counts)",
-                self.count
-            )));
-        }
-        Ok(Arc::new(Device::new(self.clone(), ordinal, self.handle(ordinal)?)?))
-    }
-
     pub(super) fn handle(&self, ordinal: i32) -> Result<CUdevice> {
         let mut device = 0;
         // SAFETY: fills the handle.
-        let code = unsafe { (self.table.required.device_get)(&raw mut device, ordinal) };
-        self.table.check("cuDeviceGet", code)?;
+        unsafe { self.table.required.device_get(&raw mut device, ordinal) }?;
         Ok(device)
     }
 
     pub(super) fn uuid(&self, device: CUdevice) -> Result<Uuid> {
         let mut uuid = CUuuid { bytes: [0; 16] };
         // SAFETY: fills 16 bytes.
-        let code = unsafe { (self.table.required.device_get_uuid)(&raw mut uuid, device) };
-        self.table.check("cuDeviceGetUuid", code)?;
+        unsafe { self.table.required.device_get_uuid(&raw mut uuid, device) }?;
         Ok(uuid.bytes)
     }
 
     pub(super) fn name(&self, device: CUdevice) -> Result<String> {
         let mut name = [0u8; 128];
         // SAFETY: writes at most the given number of bytes, the terminating zero among them.
-        let code = unsafe {
-            (self.table.required.device_get_name)(name.as_mut_ptr().cast(), name.len() as i32, device)
-        };
-        self.table.check("cuDeviceGetName", code)?;
+        unsafe { self.table.required.device_get_name(name.as_mut_ptr().cast(), name.len() as i32, device) }?;
         let end = name.iter().position(|&byte| byte == 0).unwrap_or(name.len());
         Ok(String::from_utf8_lossy(&name[..end]).into_owned())
     }
@@ -96,15 +76,15 @@ impl Cuda {
     pub(super) fn attribute(&self, device: CUdevice, attribute: i32) -> i32 {
         let mut value = 0;
         // SAFETY: fills the number, or refuses an attribute newer than itself.
-        let code = unsafe { (self.table.required.device_get_attribute)(&raw mut value, attribute, device) };
-        if code == CUDA_SUCCESS { value } else { 0 }
+        let told = unsafe { self.table.required.device_get_attribute(&raw mut value, attribute, device) };
+        told.map_or(0, |()| value)
     }
 
     /// Whether `device` can use memory of `peer`, another device that this process sees.
     pub(super) fn can_access(&self, device: CUdevice, peer: CUdevice) -> bool {
         let mut can = 0;
         // SAFETY: fills the number.
-        let code = unsafe { (self.table.required.device_can_access_peer)(&raw mut can, device, peer) };
-        code == CUDA_SUCCESS && can != 0
+        let told = unsafe { self.table.required.device_can_access_peer(&raw mut can, device, peer) };
+        told.is_ok() && can != 0
     }
 }

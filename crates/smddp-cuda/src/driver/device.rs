@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::context::Context;
 use super::cuda::Cuda;
 use super::launch::Kernels;
-use super::table::MemcpyBatch;
+use super::table::{MemcpyBatch, Required};
 use super::types::*;
 use crate::device::{
     Address, Copy, Error, Event, Export, Import, Imported, Reduction, Region, Result, Stream, Uuid, Wait,
@@ -37,8 +37,22 @@ pub struct Device {
     spare: Mutex<Vec<Stream>>,
 }
 
+impl Cuda {
+    /// The device `ordinal`, counted as torch does (in the order of CUDA_VISIBLE_DEVICES), in its primary context,
+    /// which is kept alive as long as this is and made if nobody has used the device yet.
+    pub fn device(self: &Arc<Self>, ordinal: i32) -> Result<Arc<Device>> {
+        if !(0..self.count()).contains(&ordinal) {
+            return Err(Error::Invalid(format!(
+                "there is no CUDA device {ordinal}: this process sees {} (CUDA_VISIBLE_DEVICES counts)",
+                self.count()
+            )));
+        }
+        Ok(Arc::new(Device::new(self.clone(), ordinal, self.handle(ordinal)?)?))
+    }
+}
+
 impl Device {
-    pub(super) fn new(cuda: Arc<Cuda>, ordinal: i32, device: CUdevice) -> Result<Self> {
+    fn new(cuda: Arc<Cuda>, ordinal: i32, device: CUdevice) -> Result<Self> {
         let name = cuda.name(device)?;
         let (major, minor) = cuda.version();
         if cuda.attribute(device, UNIFIED_ADDRESSING) == 0 {
@@ -56,8 +70,7 @@ impl Device {
         {
             let _current = context.enter()?;
             // SAFETY: fills both.
-            let code = unsafe { (cuda.table.required.ctx_priorities)(&raw mut least, &raw mut greatest) };
-            cuda.table.check("cuCtxGetStreamPriorityRange", code)?;
+            unsafe { cuda.table.required.ctx_priorities(&raw mut least, &raw mut greatest) }?;
         }
         let driver = kernel_module().map_or_else(String::new, |version| format!("driver {version}, "));
         Ok(Self {
@@ -75,8 +88,8 @@ impl Device {
         })
     }
 
-    fn check(&self, call: &'static str, code: CUresult) -> Result<()> {
-        self.cuda.table.check(call, code)
+    fn driver(&self) -> &Required {
+        &self.cuda.table.required
     }
 
     fn spare(&self) -> MutexGuard<'_, Vec<Stream>> {
@@ -88,10 +101,15 @@ impl Device {
     ///
     /// # Safety
     /// The contract of `copy`.
-    unsafe fn copy_batch(&self, batch: MemcpyBatch, stream: Stream, copies: &[Copy]) -> Result<bool> {
-        let mut to: Vec<CUdeviceptr> = copies.iter().map(|copy| copy.to).collect();
-        let mut from: Vec<CUdeviceptr> = copies.iter().map(|copy| copy.from).collect();
-        let mut bytes: Vec<usize> = copies.iter().map(|copy| copy.bytes).collect();
+    unsafe fn copy_batch<'a>(
+        &self,
+        batch: MemcpyBatch,
+        stream: Stream,
+        copies: impl Iterator<Item = &'a Copy> + Clone,
+    ) -> Result<bool> {
+        let mut to: Vec<CUdeviceptr> = copies.clone().map(|copy| copy.to).collect();
+        let mut from: Vec<CUdeviceptr> = copies.clone().map(|copy| copy.from).collect();
+        let mut bytes: Vec<usize> = copies.map(|copy| copy.bytes).collect();
         let mut attributes = CUmemcpyAttributes {
             src_access_order: MEMCPY_SRC_ACCESS_ORDER_STREAM,
             src_loc_hint: CUmemLocation::default(),
@@ -109,7 +127,7 @@ impl Device {
                     to.as_mut_ptr(),
                     from.as_mut_ptr(),
                     bytes.as_mut_ptr(),
-                    copies.len(),
+                    bytes.len(),
                     &raw mut attributes,
                     &raw mut first,
                     1,
@@ -120,7 +138,7 @@ impl Device {
                     to.as_mut_ptr(),
                     from.as_mut_ptr(),
                     bytes.as_mut_ptr(),
-                    copies.len(),
+                    bytes.len(),
                     &raw mut attributes,
                     &raw mut first,
                     1,
@@ -131,7 +149,7 @@ impl Device {
         if matches!(code, CUDA_ERROR_NOT_SUPPORTED | CUDA_ERROR_INVALID_VALUE) {
             return Ok(false);
         }
-        self.check("cuMemcpyBatchAsync", code).map(|()| true)
+        self.driver().check(c"cuMemcpyBatchAsync", code).map(|()| true)
     }
 
     fn words(&self) -> Result<&super::table::Words> {
@@ -149,7 +167,7 @@ impl Drop for Device {
             self.kernels.unload(&self.cuda);
             for stream in self.spare().drain(..) {
                 // SAFETY: made by `create_stream`; nobody has the device any more.
-                unsafe { (self.cuda.table.required.stream_destroy)(stream.0) };
+                unsafe { (self.driver().stream_destroy)(stream.0) };
             }
         }
     }
@@ -218,10 +236,7 @@ impl Device {
         let _current = self.context.enter_relaxed()?;
         let mut stream = 0;
         // SAFETY: fills the handle.
-        let code = unsafe {
-            (self.cuda.table.required.stream_create)(&raw mut stream, STREAM_NON_BLOCKING, self.priority)
-        };
-        self.check("cuStreamCreateWithPriority", code)?;
+        unsafe { self.driver().stream_create(&raw mut stream, STREAM_NON_BLOCKING, self.priority) }?;
         Ok(Stream(stream))
     }
 
@@ -236,39 +251,36 @@ impl Device {
         let _current = self.context.enter_relaxed()?;
         let mut event = 0;
         // SAFETY: fills the handle.
-        let code = unsafe { (self.cuda.table.required.event_create)(&raw mut event, EVENT_DISABLE_TIMING) };
-        self.check("cuEventCreate", code)?;
+        unsafe { self.driver().event_create(&raw mut event, EVENT_DISABLE_TIMING) }?;
         Ok(Event(event))
     }
 
     pub fn destroy_event(&self, event: Event) {
         if let Ok(_current) = self.context.enter_relaxed() {
             // SAFETY: the caller's event, which it does not use again.
-            unsafe { (self.cuda.table.required.event_destroy)(event.0) };
+            unsafe { (self.driver().event_destroy)(event.0) };
         }
     }
 
     pub fn record(&self, event: Event, stream: Stream) -> Result<()> {
         let _current = self.context.enter()?;
         // SAFETY: handles; those that are none are refused.
-        let code = unsafe { (self.cuda.table.required.event_record)(event.0, stream.0) };
-        self.check("cuEventRecord", code)
+        unsafe { self.driver().event_record(event.0, stream.0) }
     }
 
     pub fn wait_event(&self, stream: Stream, event: Event) -> Result<()> {
         let _current = self.context.enter()?;
         // SAFETY: as in `record`.
-        let code = unsafe { (self.cuda.table.required.stream_wait_event)(stream.0, event.0, 0) };
-        self.check("cuStreamWaitEvent", code)
+        unsafe { self.driver().stream_wait_event(stream.0, event.0, 0) }
     }
 
     /// Whether the stream passed the event's last record.
     pub fn passed(&self, event: Event) -> Result<bool> {
         let _current = self.context.enter_relaxed()?;
         // SAFETY: as in `record`.
-        match unsafe { (self.cuda.table.required.event_query)(event.0) } {
+        match unsafe { (self.driver().event_query)(event.0) } {
             CUDA_ERROR_NOT_READY => Ok(false),
-            code => self.check("cuEventQuery", code).map(|()| true),
+            code => self.driver().check(c"cuEventQuery", code).map(|()| true),
         }
     }
 
@@ -277,22 +289,19 @@ impl Device {
         let _current = self.context.enter()?;
         let mut status = CAPTURE_STATUS_NONE;
         // SAFETY: fills the number.
-        let code = unsafe { (self.cuda.table.required.stream_is_capturing)(stream.0, &raw mut status) };
-        if code == CUDA_ERROR_STREAM_CAPTURE_IMPLICIT {
+        match unsafe { self.driver().stream_is_capturing(stream.0, &raw mut status) } {
             // The legacy default stream, while a stream that synchronises with it is being captured: using it would
             // end that capture.
-            return Ok(true);
+            Err(Error::Driver { code: CUDA_ERROR_STREAM_CAPTURE_IMPLICIT, .. }) => Ok(true),
+            asked => asked.map(|()| status != CAPTURE_STATUS_NONE),
         }
-        self.check("cuStreamIsCapturing", code)?;
-        Ok(status != CAPTURE_STATUS_NONE)
     }
 
     /// Blocks this thread until the stream is empty: for tests and for leaving.
     pub fn synchronize(&self, stream: Stream) -> Result<()> {
         let _current = self.context.enter_relaxed()?;
         // SAFETY: as in `record`.
-        let code = unsafe { (self.cuda.table.required.stream_synchronize)(stream.0) };
-        self.check("cuStreamSynchronize", code)
+        unsafe { self.driver().stream_synchronize(stream.0) }
     }
 
     /// The stream waits for all of these, in as few calls of the driver as it has.
@@ -305,7 +314,7 @@ impl Device {
         if let [Wait { word, value }] = *waits {
             // SAFETY: the caller's word.
             let code = unsafe { (words.wait)(stream.0, word, value, STREAM_WAIT_VALUE_GEQ) };
-            return self.check("cuStreamWaitValue64", code);
+            return self.driver().check(c"cuStreamWaitValue64", code);
         }
         for waits in waits.chunks(MAX_BATCH_MEM_OPS) {
             let mut operations: Vec<_> = waits
@@ -324,7 +333,7 @@ impl Device {
             // SAFETY: as many operations as said, read before the call returns; the caller's words.
             let code =
                 unsafe { (words.batch)(stream.0, operations.len() as u32, operations.as_mut_ptr(), 0) };
-            self.check("cuStreamBatchMemOp", code)?;
+            self.driver().check(c"cuStreamBatchMemOp", code)?;
         }
         Ok(())
     }
@@ -335,7 +344,7 @@ impl Device {
         let _current = self.context.enter()?;
         // SAFETY: the caller's word.
         let code = unsafe { (words.write)(stream.0, word, value, STREAM_WRITE_VALUE_DEFAULT) };
-        self.check("cuStreamWriteValue64", code)
+        self.driver().check(c"cuStreamWriteValue64", code)
     }
 
     /// Copies, in any order among themselves, batched where the driver has it.
@@ -343,34 +352,21 @@ impl Device {
     /// Several copies are one batch, which prefers the copy engines, where the driver has batches.
     pub unsafe fn copy(&self, stream: Stream, copies: &[Copy]) -> Result<()> {
         let _current = self.context.enter()?;
-        let mut refused = false;
-        if copies.len() > 1 && !is_default(stream) && self.batches.load(Ordering::Relaxed) {
-            // Batches with an empty copy are refused as a whole.
-            let some: Vec<Copy>;
-            let copies = if copies.iter().any(|copy| copy.bytes == 0) {
-                some = copies.iter().filter(|copy| copy.bytes > 0).copied().collect();
-                &some[..]
-            } else {
-                copies
-            };
-            if copies.is_empty() {
-                return Ok(());
-            }
-            if let Some(batch) = self.cuda.table.memcpy_batch {
-                // SAFETY: the caller's promise.
-                if unsafe { self.copy_batch(batch, stream, copies) }? {
-                    return Ok(());
-                }
-                refused = true;
-            }
-        }
-        for copy in copies.iter().filter(|copy| copy.bytes > 0) {
+        // Batches with an empty copy are refused as a whole.
+        let copies = copies.iter().filter(|copy| copy.bytes > 0);
+        let batches = !is_default(stream) && self.batches.load(Ordering::Relaxed);
+        let batch = self.cuda.table.memcpy_batch.filter(|_| batches && copies.clone().nth(1).is_some());
+        if let Some(batch) = batch
             // SAFETY: the caller's promise.
-            let code =
-                unsafe { (self.cuda.table.required.memcpy_async)(copy.to, copy.from, copy.bytes, stream.0) };
-            self.check("cuMemcpyAsync", code)?;
+            && unsafe { self.copy_batch(batch, stream, copies.clone()) }?
+        {
+            return Ok(());
         }
-        if refused {
+        for copy in copies {
+            // SAFETY: the caller's promise.
+            unsafe { self.driver().memcpy_async(copy.to, copy.from, copy.bytes, stream.0) }?;
+        }
+        if batch.is_some() {
             // It was the batch and not its copies: not tried again.
             self.batches.store(false, Ordering::Relaxed);
         }
@@ -389,8 +385,7 @@ impl Device {
         let _current = self.context.enter_relaxed()?;
         let mut address = 0;
         // SAFETY: fills the address.
-        let code = unsafe { (self.cuda.table.required.mem_alloc)(&raw mut address, bytes) };
-        self.check("cuMemAlloc", code)?;
+        unsafe { self.driver().mem_alloc(&raw mut address, bytes) }?;
         Ok(address)
     }
 
@@ -401,7 +396,7 @@ impl Device {
     pub unsafe fn free(&self, address: Address) {
         if let Ok(_current) = self.context.enter_relaxed() {
             // SAFETY: what `allocate` gave, by the caller's promise.
-            unsafe { (self.cuda.table.required.mem_free)(address) };
+            unsafe { (self.driver().mem_free)(address) };
         }
     }
 
@@ -411,8 +406,7 @@ impl Device {
         let mut memory = std::ptr::null_mut();
         let flags = MEMHOSTALLOC_PORTABLE | MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: fills the pointer.
-        let code = unsafe { (self.cuda.table.required.mem_host_alloc)(&raw mut memory, bytes, flags) };
-        self.check("cuMemHostAlloc", code)?;
+        unsafe { self.driver().mem_host_alloc(&raw mut memory, bytes, flags) }?;
         Ok(memory.cast())
     }
 
@@ -420,7 +414,7 @@ impl Device {
     pub unsafe fn free_host(&self, memory: *mut u8) {
         if let Ok(_current) = self.context.enter_relaxed() {
             // SAFETY: what `allocate_host` gave, by the caller's promise.
-            unsafe { (self.cuda.table.required.mem_free_host)(memory.cast()) };
+            unsafe { (self.driver().mem_free_host)(memory.cast()) };
         }
     }
 
@@ -430,15 +424,13 @@ impl Device {
         let memory: *mut c_void = memory.cast();
         let flags = MEMHOSTREGISTER_PORTABLE | MEMHOSTREGISTER_DEVICEMAP;
         // SAFETY: the caller's memory, mapped as long as it is registered.
-        let code = unsafe { (self.cuda.table.required.mem_host_register)(memory, bytes, flags) };
-        self.check("cuMemHostRegister", code)?;
+        unsafe { self.driver().mem_host_register(memory, bytes, flags) }?;
         let mut address = 0;
         // SAFETY: registered above; flags 0 by contract.
-        let code =
-            unsafe { (self.cuda.table.required.mem_host_get_device_pointer)(&raw mut address, memory, 0) };
-        if let Err(error) = self.check("cuMemHostGetDevicePointer", code) {
+        if let Err(error) = unsafe { self.driver().mem_host_get_device_pointer(&raw mut address, memory, 0) }
+        {
             // SAFETY: registered above, and nobody knows.
-            unsafe { (self.cuda.table.required.mem_host_unregister)(memory) };
+            unsafe { (self.driver().mem_host_unregister)(memory) };
             return Err(error);
         }
         Ok(address)
@@ -448,7 +440,7 @@ impl Device {
     pub unsafe fn unregister(&self, memory: *mut u8) {
         if let Ok(_current) = self.context.enter_relaxed() {
             // SAFETY: what `register` was given, by the caller's promise.
-            unsafe { (self.cuda.table.required.mem_host_unregister)(memory.cast()) };
+            unsafe { (self.driver().mem_host_unregister)(memory.cast()) };
         }
     }
 

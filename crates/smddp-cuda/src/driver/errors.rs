@@ -2,16 +2,16 @@
 
 use std::ffi::CStr;
 
-use super::table::Table;
+use super::table::Required;
 use super::types::*;
 use crate::device::{Error, Result};
 
-impl Table {
+impl Required {
     /// The driver's name for a code.
-    pub(super) fn name(&self, code: CUresult) -> String {
+    fn name(&self, code: CUresult) -> String {
         let mut text = std::ptr::null();
         // SAFETY: sets the pointer to a static string, or to null for a code that it does not know.
-        unsafe { (self.required.get_error_name)(code, &raw mut text) };
+        unsafe { (self.get_error_name)(code, &raw mut text) };
         if text.is_null() {
             return "unknown error".to_owned();
         }
@@ -19,14 +19,23 @@ impl Table {
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 
-    /// The error of a call that returned `code`.
-    pub(super) fn error(&self, call: &'static str, code: CUresult) -> Error {
-        Error::Driver { call, code, name: self.name(code), advice: advice(code).to_owned() }
-    }
-
-    pub(super) fn check(&self, call: &'static str, code: CUresult) -> Result<()> {
+    /// The error of the function `call` where it returned another code than success.
+    #[inline]
+    pub(super) fn check(&self, call: &'static CStr, code: CUresult) -> Result<()> {
         if code == CUDA_SUCCESS { Ok(()) } else { Err(self.error(call, code)) }
     }
+
+    #[cold]
+    fn error(&self, call: &'static CStr, code: CUresult) -> Error {
+        // Without the version of its signature.
+        let call = call.to_str().unwrap_or_default().trim_end_matches("_v2");
+        Error::Driver { call, code, name: self.name(code), advice: advice(code).to_owned() }
+    }
+}
+
+/// The driver's code, or success for an error that is not the driver's.
+pub(super) fn code_of(error: &Error) -> CUresult {
+    if let Error::Driver { code, .. } = error { *code } else { CUDA_SUCCESS }
 }
 
 /// What to do about it; empty where there is nothing to say.

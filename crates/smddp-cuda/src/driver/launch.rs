@@ -38,8 +38,8 @@ impl Kernels {
         let function = self.function(cuda, launch.name)?;
         let mut arguments = [(&raw const launch.args).cast_mut().cast::<c_void>()];
         // SAFETY: one argument, of the kernel's type (`kernels::launch` pairs them), copied before the call returns.
-        let code = unsafe {
-            (cuda.table.required.launch_kernel)(
+        unsafe {
+            cuda.table.required.launch_kernel(
                 function,
                 launch.blocks,
                 1,
@@ -52,8 +52,7 @@ impl Kernels {
                 arguments.as_mut_ptr(),
                 std::ptr::null_mut(),
             )
-        };
-        cuda.table.check("cuLaunchKernel", code)
+        }
     }
 
     fn function(&self, cuda: &Cuda, name: &CStr) -> Result<CUfunction> {
@@ -64,14 +63,13 @@ impl Kernels {
         let module = self.module.get_or_init(|| load(cuda)).clone()?;
         let mut function = 0;
         // SAFETY: a loaded module and a string.
-        let code =
-            unsafe { (cuda.table.required.module_get_function)(&raw mut function, module, name.as_ptr()) };
-        cuda.table.check("cuModuleGetFunction", code).map_err(|error| named(error, name))?;
+        unsafe { cuda.table.required.module_get_function(&raw mut function, module, name.as_ptr()) }
+            .map_err(|error| named(error, name))?;
         if let Some(load) = cuda.table.func_load {
             // Otherwise the first launch may do it.
             // SAFETY: a function of a loaded module.
             let code = unsafe { load(function) };
-            cuda.table.check("cuFuncLoad", code).map_err(|error| named(error, name))?;
+            cuda.table.required.check(c"cuFuncLoad", code).map_err(|error| named(error, name))?;
         }
         functions.insert(name.to_owned(), function);
         Ok(function)
@@ -94,16 +92,16 @@ fn load(cuda: &Cuda) -> Result<CUmodule> {
     let mut values = [log.as_mut_ptr().cast::<c_void>(), LOG as *mut c_void];
     let mut module = 0;
     // SAFETY: null-terminated text; as many values as options, of the kinds that they ask for.
-    let code = unsafe {
-        (cuda.table.required.module_load)(
+    unsafe {
+        cuda.table.required.module_load(
             &raw mut module,
             kernels::ptx().as_ptr().cast(),
             options.len() as u32,
             options.as_mut_ptr(),
             values.as_mut_ptr(),
         )
-    };
-    cuda.table.check("cuModuleLoadDataEx", code).map_err(|error| {
+    }
+    .map_err(|error| {
         let end = log.iter().position(|&byte| byte == 0).unwrap_or(LOG);
         say(error, &format!("the compiler says: {}", String::from_utf8_lossy(&log[..end]).trim()))
     })?;

@@ -1,29 +1,11 @@
 //! Finding and opening the shared object.
 
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 /// What the driver is called on Linux, whatever its version.
 pub const SONAME: &str = "libcuda.so.1";
-
-/// By which rule a library is looked for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
-    Explicit,
-    Loaded,
-    Loader,
-}
-
-impl Place {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Explicit => "named by the caller",
-            Self::Loaded => "already loaded",
-            Self::Loader => "loader path",
-        }
-    }
-}
 
 /// An open shared object. It stays open as long as the process: the driver starts threads.
 pub(super) struct Object(*mut c_void);
@@ -36,32 +18,28 @@ impl Object {
         mut make: impl FnMut(&Self) -> Result<T, String>,
     ) -> Result<T, String> {
         let mut looked = Vec::new();
-        let mut attempt = |at: &Path, place: Place| match Self::load(at, place).and_then(|o| make(&o)) {
+        let mut attempt = |at: &Path, flags, how: &str| match Self::load(at, flags).and_then(|o| make(&o)) {
             Ok(made) => Some(made),
             Err(why) => {
-                looked.push(format!("{} ({}): {why}", at.display(), place.name()));
+                looked.push(format!("{} ({how}): {why}", at.display()));
                 None
             }
         };
         let found = match explicit {
-            Some(path) => attempt(path, Place::Explicit),
-            None => attempt(Path::new(SONAME), Place::Loaded)
-                .or_else(|| attempt(Path::new(SONAME), Place::Loader)),
+            Some(path) => attempt(path, 0, "named by the caller"),
+            None => attempt(Path::new(SONAME), libc::RTLD_NOLOAD, "already loaded")
+                .or_else(|| attempt(Path::new(SONAME), 0, "loader path")),
         };
         found.ok_or_else(|| format!("looked at: {}", looked.join("; ")))
     }
 
-    fn load(at: &Path, place: Place) -> Result<Self, String> {
+    fn load(at: &Path, flags: c_int) -> Result<Self, String> {
         let name = CString::new(at.as_os_str().as_bytes()).map_err(|_| "not a path".to_owned())?;
-        let mut flags = libc::RTLD_NOW | libc::RTLD_LOCAL;
-        if place == Place::Loaded {
-            flags |= libc::RTLD_NOLOAD;
-        }
         // SAFETY: opening runs the library's initialisers; the caller, or the system's owner, named it. The handle
         // is never closed.
-        let handle = unsafe { libc::dlopen(name.as_ptr(), flags) };
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | flags) };
         if handle.is_null() {
-            return Err(if place == Place::Loaded { "not loaded".to_owned() } else { last_error() });
+            return Err(if flags == libc::RTLD_NOLOAD { "not loaded".to_owned() } else { last_error() });
         }
         Ok(Self(handle))
     }

@@ -13,16 +13,15 @@ impl Cuda {
             Kind::Legacy => {
                 let mut handle = CUipcMemHandle { reserved: [0; 64] };
                 // SAFETY: fills the handle.
-                let code = unsafe { (self.table.required.ipc_get_mem_handle)(&raw mut handle, region.base) };
-                self.table.check("cuIpcGetMemHandle", code)?;
+                unsafe { self.table.required.ipc_get_mem_handle(&raw mut handle, region.base) }?;
                 Ok(Export::Legacy(handle.reserved))
             }
             Kind::Mapped => {
                 let handle = self.retain(region.base)?;
                 let mut fd = -1;
                 // SAFETY: for this type of handle a descriptor, an int, is written.
-                let code = unsafe {
-                    (self.table.required.mem_export)(
+                let told = unsafe {
+                    self.table.required.mem_export(
                         (&raw mut fd).cast(),
                         handle,
                         MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
@@ -30,7 +29,7 @@ impl Cuda {
                     )
                 };
                 self.release(handle);
-                self.table.check("cuMemExportToShareableHandle", code)?;
+                told?;
                 // SAFETY: a new descriptor, ours; children that are executed have no use for it.
                 Ok(Export::Descriptor(unsafe {
                     libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC);
@@ -50,28 +49,16 @@ impl Cuda {
             Import::Legacy(handle) => {
                 let mut base = 0;
                 let handle = CUipcMemHandle { reserved: **handle };
+                let flags = IPC_MEM_LAZY_ENABLE_PEER_ACCESS;
                 // SAFETY: fills the address; a handle that is none is refused.
-                let code = unsafe {
-                    (self.table.required.ipc_open_mem_handle)(
-                        &raw mut base,
-                        handle,
-                        IPC_MEM_LAZY_ENABLE_PEER_ACCESS,
-                    )
-                };
-                self.table.check("cuIpcOpenMemHandle", code)?;
+                unsafe { self.table.required.ipc_open_mem_handle(&raw mut base, handle, flags) }?;
                 Ok(Imported { base, bytes, mapped: false })
             }
             Import::Descriptor(fd) => {
                 let mut handle = 0;
+                let (fd, kind) = (fd.as_raw_fd() as usize, MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR);
                 // SAFETY: for this type the descriptor itself is passed in the pointer; it stays the caller's.
-                let code = unsafe {
-                    (self.table.required.mem_import)(
-                        &raw mut handle,
-                        fd.as_raw_fd() as usize as *mut c_void,
-                        MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-                    )
-                };
-                self.table.check("cuMemImportFromShareableHandle", code)?;
+                unsafe { self.table.required.mem_import(&raw mut handle, fd as *mut c_void, kind) }?;
                 let base = self.map(device, handle, bytes);
                 // The mapping, where there is one, keeps the memory.
                 self.release(handle);
@@ -89,11 +76,9 @@ impl Cuda {
         let required = &self.table.required;
         let mut base = 0;
         // SAFETY: fills the address; no alignment above the least, anywhere, flags 0 by contract.
-        let code = unsafe { (required.mem_address_reserve)(&raw mut base, bytes, 0, 0, 0) };
-        self.table.check("cuMemAddressReserve", code)?;
+        unsafe { required.mem_address_reserve(&raw mut base, bytes, 0, 0, 0) }?;
         // SAFETY: addresses reserved above, in whole; the offset has to be 0.
-        let code = unsafe { (required.mem_map)(base, bytes, 0, handle, 0) };
-        if let Err(error) = self.table.check("cuMemMap", code) {
+        if let Err(error) = unsafe { required.mem_map(base, bytes, 0, handle, 0) } {
             // SAFETY: reserved above and not mapped.
             unsafe { (required.mem_address_free)(base, bytes) };
             return Err(error);
@@ -103,8 +88,7 @@ impl Cuda {
             flags: MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
         // SAFETY: mapped above; one description.
-        let code = unsafe { (required.mem_set_access)(base, bytes, &raw const access, 1) };
-        if let Err(error) = self.table.check("cuMemSetAccess", code) {
+        if let Err(error) = unsafe { required.mem_set_access(base, bytes, &raw const access, 1) } {
             self.unmap(base, bytes);
             return Err(error);
         }

@@ -8,6 +8,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
 use super::load::Object;
 use super::types::*;
+use crate::device::Error;
 
 /// Where the batched copy is to be had, and with which arguments.
 #[derive(Clone, Copy, Debug)]
@@ -25,13 +26,15 @@ pub(super) struct Words {
 }
 
 macro_rules! table {
-    ($($field:ident = $name:literal: fn($($argument:ty),*);)*) => {
+    ($(fn $field:ident($($argument:ident: $kind:ty),*) = $name:literal;)*) => {
         /// Every driver since CUDA 12.0 has these.
         #[derive(Clone, Copy, Debug)]
         pub(super) struct Required {
-            $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> CUresult,)*
+            $(pub(super) $field: unsafe extern "C" fn($($kind),*) -> CUresult,)*
         }
 
+        #[expect(clippy::too_many_arguments, reason = "the driver's own")]
+        #[allow(dead_code, reason = "some are called past their codes alone")]
         impl Required {
             /// Names what is missing.
             fn find(object: &Object) -> Result<Self, String> {
@@ -39,7 +42,7 @@ macro_rules! table {
                 $(
                     // SAFETY: the type is that of the function of this name in cuda.h.
                     let $field = unsafe {
-                        object.function::<unsafe extern "C" fn($($argument),*) -> CUresult>($name)
+                        object.function::<unsafe extern "C" fn($($kind),*) -> CUresult>($name)
                     };
                     if $field.is_none() {
                         missing.push($name.to_string_lossy());
@@ -50,64 +53,75 @@ macro_rules! table {
                     _ => Err(format!("opened, but it has no {}", missing.join(", "))),
                 }
             }
+
+            $(
+                /// Makes the call, and an error of its code.
+                ///
+                /// # Safety
+                /// The driver's contract for it.
+                pub(super) unsafe fn $field(&self, $($argument: $kind),*) -> Result<(), Error> {
+                    // SAFETY: the caller's promise.
+                    self.check($name, unsafe { (self.$field)($($argument),*) })
+                }
+            )*
         }
     };
 }
 
 table! {
-    init = c"cuInit": fn(c_uint);
-    driver_get_version = c"cuDriverGetVersion": fn(*mut c_int);
-    get_error_name = c"cuGetErrorName": fn(CUresult, *mut *const c_char);
-    device_get_count = c"cuDeviceGetCount": fn(*mut c_int);
-    device_get = c"cuDeviceGet": fn(*mut CUdevice, c_int);
-    device_get_name = c"cuDeviceGetName": fn(*mut c_char, c_int, CUdevice);
-    device_get_uuid = c"cuDeviceGetUuid_v2": fn(*mut CUuuid, CUdevice);
-    device_get_attribute = c"cuDeviceGetAttribute": fn(*mut c_int, c_int, CUdevice);
-    device_can_access_peer = c"cuDeviceCanAccessPeer": fn(*mut c_int, CUdevice, CUdevice);
-    primary_retain = c"cuDevicePrimaryCtxRetain": fn(*mut CUcontext, CUdevice);
-    primary_release = c"cuDevicePrimaryCtxRelease_v2": fn(CUdevice);
-    ctx_get_current = c"cuCtxGetCurrent": fn(*mut CUcontext);
-    ctx_push = c"cuCtxPushCurrent_v2": fn(CUcontext);
-    ctx_pop = c"cuCtxPopCurrent_v2": fn(*mut CUcontext);
-    ctx_priorities = c"cuCtxGetStreamPriorityRange": fn(*mut c_int, *mut c_int);
-    exchange_capture_mode = c"cuThreadExchangeStreamCaptureMode": fn(*mut c_int);
-    stream_create = c"cuStreamCreateWithPriority": fn(*mut CUstream, c_uint, c_int);
-    stream_destroy = c"cuStreamDestroy_v2": fn(CUstream);
-    stream_synchronize = c"cuStreamSynchronize": fn(CUstream);
-    stream_wait_event = c"cuStreamWaitEvent": fn(CUstream, CUevent, c_uint);
-    stream_is_capturing = c"cuStreamIsCapturing": fn(CUstream, *mut c_int);
-    event_create = c"cuEventCreate": fn(*mut CUevent, c_uint);
-    event_destroy = c"cuEventDestroy_v2": fn(CUevent);
-    event_record = c"cuEventRecord": fn(CUevent, CUstream);
-    event_query = c"cuEventQuery": fn(CUevent);
-    mem_alloc = c"cuMemAlloc_v2": fn(*mut CUdeviceptr, usize);
-    mem_free = c"cuMemFree_v2": fn(CUdeviceptr);
-    mem_host_alloc = c"cuMemHostAlloc": fn(*mut *mut c_void, usize, c_uint);
-    mem_free_host = c"cuMemFreeHost": fn(*mut c_void);
-    mem_host_register = c"cuMemHostRegister_v2": fn(*mut c_void, usize, c_uint);
-    mem_host_unregister = c"cuMemHostUnregister": fn(*mut c_void);
-    mem_host_get_device_pointer = c"cuMemHostGetDevicePointer_v2": fn(*mut CUdeviceptr, *mut c_void, c_uint);
-    mem_get_address_range = c"cuMemGetAddressRange_v2": fn(*mut CUdeviceptr, *mut usize, CUdeviceptr);
-    pointer_get_attribute = c"cuPointerGetAttribute": fn(*mut c_void, c_int, CUdeviceptr);
-    pointer_get_attributes = c"cuPointerGetAttributes": fn(c_uint, *mut c_int, *mut *mut c_void, CUdeviceptr);
-    memcpy_async = c"cuMemcpyAsync": fn(CUdeviceptr, CUdeviceptr, usize, CUstream);
-    ipc_get_mem_handle = c"cuIpcGetMemHandle": fn(*mut CUipcMemHandle, CUdeviceptr);
-    ipc_open_mem_handle = c"cuIpcOpenMemHandle_v2": fn(*mut CUdeviceptr, CUipcMemHandle, c_uint);
-    ipc_close_mem_handle = c"cuIpcCloseMemHandle": fn(CUdeviceptr);
-    mem_address_reserve = c"cuMemAddressReserve": fn(*mut CUdeviceptr, usize, usize, CUdeviceptr, u64);
-    mem_address_free = c"cuMemAddressFree": fn(CUdeviceptr, usize);
-    mem_map = c"cuMemMap": fn(CUdeviceptr, usize, usize, CUmemGenericAllocationHandle, u64);
-    mem_unmap = c"cuMemUnmap": fn(CUdeviceptr, usize);
-    mem_set_access = c"cuMemSetAccess": fn(CUdeviceptr, usize, *const CUmemAccessDesc, usize);
-    mem_release = c"cuMemRelease": fn(CUmemGenericAllocationHandle);
-    mem_retain = c"cuMemRetainAllocationHandle": fn(*mut CUmemGenericAllocationHandle, *mut c_void);
-    mem_properties = c"cuMemGetAllocationPropertiesFromHandle": fn(*mut CUmemAllocationProp, CUmemGenericAllocationHandle);
-    mem_export = c"cuMemExportToShareableHandle": fn(*mut c_void, CUmemGenericAllocationHandle, c_int, u64);
-    mem_import = c"cuMemImportFromShareableHandle": fn(*mut CUmemGenericAllocationHandle, *mut c_void, c_int);
-    module_load = c"cuModuleLoadDataEx": fn(*mut CUmodule, *const c_void, c_uint, *mut c_int, *mut *mut c_void);
-    module_unload = c"cuModuleUnload": fn(CUmodule);
-    module_get_function = c"cuModuleGetFunction": fn(*mut CUfunction, CUmodule, *const c_char);
-    launch_kernel = c"cuLaunchKernel": fn(CUfunction, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, CUstream, *mut *mut c_void, *mut *mut c_void);
+    fn init(flags: c_uint) = c"cuInit";
+    fn driver_get_version(version: *mut c_int) = c"cuDriverGetVersion";
+    fn get_error_name(code: CUresult, name: *mut *const c_char) = c"cuGetErrorName";
+    fn device_get_count(count: *mut c_int) = c"cuDeviceGetCount";
+    fn device_get(device: *mut CUdevice, ordinal: c_int) = c"cuDeviceGet";
+    fn device_get_name(name: *mut c_char, bytes: c_int, device: CUdevice) = c"cuDeviceGetName";
+    fn device_get_uuid(uuid: *mut CUuuid, device: CUdevice) = c"cuDeviceGetUuid_v2";
+    fn device_get_attribute(value: *mut c_int, attribute: c_int, device: CUdevice) = c"cuDeviceGetAttribute";
+    fn device_can_access_peer(can: *mut c_int, device: CUdevice, peer: CUdevice) = c"cuDeviceCanAccessPeer";
+    fn primary_retain(context: *mut CUcontext, device: CUdevice) = c"cuDevicePrimaryCtxRetain";
+    fn primary_release(device: CUdevice) = c"cuDevicePrimaryCtxRelease_v2";
+    fn ctx_get_current(context: *mut CUcontext) = c"cuCtxGetCurrent";
+    fn ctx_push(context: CUcontext) = c"cuCtxPushCurrent_v2";
+    fn ctx_pop(context: *mut CUcontext) = c"cuCtxPopCurrent_v2";
+    fn ctx_priorities(least: *mut c_int, greatest: *mut c_int) = c"cuCtxGetStreamPriorityRange";
+    fn exchange_capture_mode(mode: *mut c_int) = c"cuThreadExchangeStreamCaptureMode";
+    fn stream_create(stream: *mut CUstream, flags: c_uint, priority: c_int) = c"cuStreamCreateWithPriority";
+    fn stream_destroy(stream: CUstream) = c"cuStreamDestroy_v2";
+    fn stream_synchronize(stream: CUstream) = c"cuStreamSynchronize";
+    fn stream_wait_event(stream: CUstream, event: CUevent, flags: c_uint) = c"cuStreamWaitEvent";
+    fn stream_is_capturing(stream: CUstream, status: *mut c_int) = c"cuStreamIsCapturing";
+    fn event_create(event: *mut CUevent, flags: c_uint) = c"cuEventCreate";
+    fn event_destroy(event: CUevent) = c"cuEventDestroy_v2";
+    fn event_record(event: CUevent, stream: CUstream) = c"cuEventRecord";
+    fn event_query(event: CUevent) = c"cuEventQuery";
+    fn mem_alloc(address: *mut CUdeviceptr, bytes: usize) = c"cuMemAlloc_v2";
+    fn mem_free(address: CUdeviceptr) = c"cuMemFree_v2";
+    fn mem_host_alloc(memory: *mut *mut c_void, bytes: usize, flags: c_uint) = c"cuMemHostAlloc";
+    fn mem_free_host(memory: *mut c_void) = c"cuMemFreeHost";
+    fn mem_host_register(memory: *mut c_void, bytes: usize, flags: c_uint) = c"cuMemHostRegister_v2";
+    fn mem_host_unregister(memory: *mut c_void) = c"cuMemHostUnregister";
+    fn mem_host_get_device_pointer(address: *mut CUdeviceptr, memory: *mut c_void, flags: c_uint) = c"cuMemHostGetDevicePointer_v2";
+    fn mem_get_address_range(base: *mut CUdeviceptr, bytes: *mut usize, address: CUdeviceptr) = c"cuMemGetAddressRange_v2";
+    fn pointer_get_attribute(answer: *mut c_void, attribute: c_int, address: CUdeviceptr) = c"cuPointerGetAttribute";
+    fn pointer_get_attributes(count: c_uint, attributes: *mut c_int, answers: *mut *mut c_void, address: CUdeviceptr) = c"cuPointerGetAttributes";
+    fn memcpy_async(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream) = c"cuMemcpyAsync";
+    fn ipc_get_mem_handle(handle: *mut CUipcMemHandle, address: CUdeviceptr) = c"cuIpcGetMemHandle";
+    fn ipc_open_mem_handle(address: *mut CUdeviceptr, handle: CUipcMemHandle, flags: c_uint) = c"cuIpcOpenMemHandle_v2";
+    fn ipc_close_mem_handle(address: CUdeviceptr) = c"cuIpcCloseMemHandle";
+    fn mem_address_reserve(address: *mut CUdeviceptr, bytes: usize, alignment: usize, wanted: CUdeviceptr, flags: u64) = c"cuMemAddressReserve";
+    fn mem_address_free(address: CUdeviceptr, bytes: usize) = c"cuMemAddressFree";
+    fn mem_map(address: CUdeviceptr, bytes: usize, offset: usize, handle: CUmemGenericAllocationHandle, flags: u64) = c"cuMemMap";
+    fn mem_unmap(address: CUdeviceptr, bytes: usize) = c"cuMemUnmap";
+    fn mem_set_access(address: CUdeviceptr, bytes: usize, access: *const CUmemAccessDesc, count: usize) = c"cuMemSetAccess";
+    fn mem_release(handle: CUmemGenericAllocationHandle) = c"cuMemRelease";
+    fn mem_retain(handle: *mut CUmemGenericAllocationHandle, address: *mut c_void) = c"cuMemRetainAllocationHandle";
+    fn mem_properties(properties: *mut CUmemAllocationProp, handle: CUmemGenericAllocationHandle) = c"cuMemGetAllocationPropertiesFromHandle";
+    fn mem_export(exported: *mut c_void, handle: CUmemGenericAllocationHandle, kind: c_int, flags: u64) = c"cuMemExportToShareableHandle";
+    fn mem_import(handle: *mut CUmemGenericAllocationHandle, imported: *mut c_void, kind: c_int) = c"cuMemImportFromShareableHandle";
+    fn module_load(module: *mut CUmodule, image: *const c_void, count: c_uint, options: *mut c_int, values: *mut *mut c_void) = c"cuModuleLoadDataEx";
+    fn module_unload(module: CUmodule) = c"cuModuleUnload";
+    fn module_get_function(function: *mut CUfunction, module: CUmodule, name: *const c_char) = c"cuModuleGetFunction";
+    fn launch_kernel(function: CUfunction, grid_x: c_uint, grid_y: c_uint, grid_z: c_uint, block_x: c_uint, block_y: c_uint, block_z: c_uint, shared: c_uint, stream: CUstream, arguments: *mut *mut c_void, extra: *mut *mut c_void) = c"cuLaunchKernel";
 }
 
 /// The functions of a driver.

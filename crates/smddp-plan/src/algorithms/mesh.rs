@@ -19,11 +19,12 @@
 //! written with lag 1 (all_gather: only blocks that were never mine) or lag 2 (all_reduce, reduce), so after
 //! it was sent. Block `me` is never sent as input; the `Reduce` that reads it is the one that overwrites it.
 
-use super::{Draft, others, rotated};
+use super::draft::{Draft, ONE};
+use super::{others, rotated};
 use crate::ir::{Ask, Collective, Program, Source, Span, Step, reader_of_all};
 
-pub(super) fn plan(ask: &Ask) -> Option<Program> {
-    Some(match ask.collective {
+pub(super) fn plan(ask: &Ask) -> Program {
+    match ask.collective {
         Collective::AllGather => all_gather(ask),
         Collective::ReduceScatter => reduce(ask, Then::Keep),
         Collective::AllReduce => reduce(ask, Then::All),
@@ -33,17 +34,17 @@ pub(super) fn plan(ask: &Ask) -> Option<Program> {
         Collective::Scatter => scatter(ask),
         Collective::AllToAll => all_to_all(ask),
         Collective::Barrier => barrier(ask),
-    })
+    }
 }
 
 /// `writer`'s only channel, which goes to all.
 fn from_all(writer: usize, me: usize, message: Span) -> Source {
-    Source { rank: writer, channel: 0, reader: reader_of_all(writer, me), message, take: (0, message.blocks) }
+    Source::whole(writer, 0, reader_of_all(writer, me), message)
 }
 
 /// `writer`'s channel to me, where it has one for each peer, ascending.
 fn from_pair(writer: usize, me: usize, message: Span) -> Source {
-    Source { rank: writer, channel: reader_of_all(writer, me), reader: 0, message, take: (0, message.blocks) }
+    Source::whole(writer, reader_of_all(writer, me), 0, message)
 }
 
 /// A channel for each peer, ascending (so `reader_of_all` is its number), and In `p` to each `p`.
@@ -52,17 +53,16 @@ fn pairs(draft: &mut Draft, me: usize, size: usize) {
         draft.channel(vec![peer]);
     }
     for peer in rotated(me, size) {
-        draft.send(0, reader_of_all(me, peer), Span::input(peer), None);
+        draft.send(ONE, 0, reader_of_all(me, peer), Span::input(peer), None);
     }
 }
 
 fn all_gather(ask: &Ask) -> Program {
     let (me, mut draft) = (ask.rank, Draft::default());
     let channel = draft.channel(others(me, ask.size).collect());
-    draft.send(0, channel, Span::input(me), Some(Span::output(me)));
+    draft.send(ONE, 0, channel, Span::input(me), Some(Span::output(me)));
     for peer in rotated(me, ask.size) {
-        let from = from_all(peer, me, Span::input(peer));
-        draft.step(1, Step::Receive { from, to: Span::output(peer), forward: None });
+        draft.receive(ONE, 1, from_all(peer, me, Span::input(peer)), Span::output(peer));
     }
     draft.done()
 }
@@ -87,6 +87,7 @@ fn reduce(ask: &Ask, then: Then) -> Program {
         Then::Root => (me != root).then(|| draft.channel(vec![root])),
     };
     draft.step(
+        ONE,
         1,
         Step::Reduce {
             from: others(me, size).map(|p| from_pair(p, me, Span::input(me))).collect(),
@@ -102,8 +103,7 @@ fn reduce(ask: &Ask, then: Then) -> Program {
                 Then::Root => (Span::input(peer), 0),
                 _ => (Span::output(peer), reader_of_all(peer, me)),
             };
-            let from = Source { rank: peer, channel: size - 1, reader, message, take: (0, 1) };
-            draft.step(2, Step::Receive { from, to: Span::output(peer), forward: None });
+            draft.receive(ONE, 2, Source::whole(peer, size - 1, reader, message), Span::output(peer));
         }
     }
     draft.done()
@@ -116,12 +116,11 @@ fn broadcast(ask: &Ask) -> Program {
     if me == root {
         let channel = draft.channel(others(me, size).collect());
         for block in 0..size {
-            draft.send(0, channel, Span::input(block), Some(Span::output(block)));
+            draft.send(ONE, 0, channel, Span::input(block), Some(Span::output(block)));
         }
     } else {
         for block in 0..size {
-            let from = from_all(root, me, Span::input(block));
-            draft.step(0, Step::Receive { from, to: Span::output(block), forward: None });
+            draft.receive(ONE, 0, from_all(root, me, Span::input(block)), Span::output(block));
         }
     }
     draft.done()
@@ -132,14 +131,12 @@ fn gather(ask: &Ask) -> Program {
     let mut draft = Draft::default();
     if me != root {
         let channel = draft.channel(vec![root]);
-        draft.send(0, channel, Span::input(me), None);
+        draft.send(ONE, 0, channel, Span::input(me), None);
         return draft.done();
     }
-    draft.keep(0, me);
+    draft.copy(ONE, Span::input(me), Span::output(me));
     for peer in rotated(me, size) {
-        let message = Span::input(peer);
-        let from = Source { rank: peer, channel: 0, reader: 0, message, take: (0, 1) };
-        draft.step(0, Step::Receive { from, to: Span::output(peer), forward: None });
+        draft.receive(ONE, 0, Source::whole(peer, 0, 0, Span::input(peer)), Span::output(peer));
     }
     draft.done()
 }
@@ -149,10 +146,9 @@ fn scatter(ask: &Ask) -> Program {
     let mut draft = Draft::default();
     if me == root {
         pairs(&mut draft, me, size);
-        draft.keep(0, me);
+        draft.copy(ONE, Span::input(me), Span::output(me));
     } else {
-        let from = from_pair(root, me, Span::input(me));
-        draft.step(0, Step::Receive { from, to: Span::output(me), forward: None });
+        draft.receive(ONE, 0, from_pair(root, me, Span::input(me)), Span::output(me));
     }
     draft.done()
 }
@@ -161,10 +157,9 @@ fn scatter(ask: &Ask) -> Program {
 fn all_to_all(ask: &Ask) -> Program {
     let (me, mut draft) = (ask.rank, Draft::default());
     pairs(&mut draft, me, ask.size);
-    draft.keep(0, me);
+    draft.copy(ONE, Span::input(me), Span::output(me));
     for peer in rotated(me, ask.size) {
-        let from = from_pair(peer, me, Span::input(me));
-        draft.step(1, Step::Receive { from, to: Span::output(peer), forward: None });
+        draft.receive(ONE, 1, from_pair(peer, me, Span::input(me)), Span::output(peer));
     }
     draft.done()
 }
@@ -172,10 +167,9 @@ fn all_to_all(ask: &Ask) -> Program {
 fn barrier(ask: &Ask) -> Program {
     let (me, mut draft) = (ask.rank, Draft::default());
     let channel = draft.channel(others(me, ask.size).collect());
-    draft.send(0, channel, Span::TOKEN, None);
+    draft.send(ONE, 0, channel, Span::TOKEN, None);
     for peer in rotated(me, ask.size) {
-        let from = from_all(peer, me, Span::TOKEN);
-        draft.step(1, Step::Receive { from, to: Span::TOKEN, forward: None });
+        draft.receive(ONE, 1, from_all(peer, me, Span::TOKEN), Span::TOKEN);
     }
     draft.done()
 }

@@ -1,12 +1,12 @@
-//! The table of algorithms: a new one is one file here and one line in `Algorithm::entry`.
+//! The algorithms: a new one is a file here, a name in [`Algorithm`] and a line in [`plan`].
 
+mod draft;
 mod hier;
 mod mesh;
 mod publish;
 
-use crate::ir::{Ask, Channel, Collective, Lane, Program, Span, Step, Timed};
+use crate::ir::{Ask, Collective, Program, Span, Step, Timed};
 use crate::topology::Topology;
-use hier::Inter;
 pub(crate) use hier::LOG_IN_PARTS;
 
 /// `publish`: everybody writes all it has once, each reader takes what it needs (small messages).
@@ -28,14 +28,6 @@ pub enum Algorithm {
     HierPublish = 7,
 }
 
-/// Plans one rank of a group of at least two; `None` where the algorithm does not do it.
-enum Planner {
-    /// All ranks alike.
-    Flat(fn(&Ask) -> Option<Program>),
-    /// Mesh inside nodes, this between them.
-    Hier(Inter),
-}
-
 impl Algorithm {
     pub const ALL: [Self; 8] = [
         Self::Publish,
@@ -50,7 +42,16 @@ impl Algorithm {
 
     /// As settings and logs write it.
     pub const fn name(self) -> &'static str {
-        self.entry().0
+        match self {
+            Self::Publish => "publish",
+            Self::Mesh => "mesh",
+            Self::HierMesh => "hier",
+            Self::HierRing => "hier-ring",
+            Self::HierLog => "hier-log",
+            Self::HierRecursive => "hier-recursive",
+            Self::HierTree => "hier-tree",
+            Self::HierPublish => "hier-publish",
+        }
     }
 
     /// The algorithm of that name, letter by letter; `hier-` may be left out.
@@ -62,23 +63,6 @@ impl Algorithm {
     /// As it may be written.
     pub(crate) fn spellings(self) -> impl Iterator<Item = &'static str> {
         std::iter::once(self.name()).chain(self.name().strip_prefix("hier-"))
-    }
-
-    const fn planner(self) -> Planner {
-        self.entry().1
-    }
-
-    const fn entry(self) -> (&'static str, Planner) {
-        match self {
-            Self::Publish => ("publish", Planner::Flat(publish::plan)),
-            Self::Mesh => ("mesh", Planner::Flat(mesh::plan)),
-            Self::HierMesh => ("hier", Planner::Hier(Inter::Mesh)),
-            Self::HierRing => ("hier-ring", Planner::Hier(Inter::Ring)),
-            Self::HierLog => ("hier-log", Planner::Hier(Inter::Log)),
-            Self::HierRecursive => ("hier-recursive", Planner::Hier(Inter::Recursive)),
-            Self::HierTree => ("hier-tree", Planner::Hier(Inter::Tree)),
-            Self::HierPublish => ("hier-publish", Planner::Hier(Inter::Publish)),
-        }
     }
 
     /// Fewest cells a channel needs for the plan not to deadlock, when the largest block has `segments`
@@ -98,7 +82,7 @@ impl Algorithm {
 
     /// Whether it composes what moves inside nodes with what moves between them.
     pub const fn is_hierarchical(self) -> bool {
-        matches!(self.planner(), Planner::Hier(_))
+        !matches!(self, Self::Publish | Self::Mesh)
     }
 }
 
@@ -116,14 +100,13 @@ pub fn plan(algorithm: Algorithm, ask: &Ask, topology: &Topology) -> Option<Prog
     if ask.size == 1 {
         return Some(alone(ask.collective));
     }
-    match algorithm.planner() {
-        Planner::Flat(plan) => plan(ask),
+    match algorithm {
+        Algorithm::Publish => publish::plan(ask),
+        Algorithm::Mesh => Some(mesh::plan(ask)),
         // The same as the mesh, and as `publish`.
-        Planner::Hier(Inter::Mesh | Inter::Publish) if topology.nodes() == 1 => None,
-        Planner::Hier(inter) if topology.nodes() == 1 => {
-            hier::plan(inter, ask, &Topology::blocks(ask.size, 1))
-        }
-        Planner::Hier(inter) => hier::plan(inter, ask, topology),
+        Algorithm::HierMesh | Algorithm::HierPublish if topology.nodes() == 1 => None,
+        _ if topology.nodes() == 1 => hier::plan(algorithm, ask, &Topology::blocks(ask.size, 1)),
+        _ => hier::plan(algorithm, ask, topology),
     }
 }
 
@@ -133,39 +116,6 @@ fn alone(collective: Collective) -> Program {
     match collective {
         Collective::Barrier => Program::default(),
         _ => Program::lane(Vec::new(), vec![Timed { lag: 0, step: copy }]),
-    }
-}
-
-/// A program of one lane while it is written.
-#[derive(Default)]
-struct Draft {
-    channels: Vec<Channel>,
-    lane: Lane,
-    scratch_blocks: usize,
-}
-
-impl Draft {
-    /// A new channel of mine; returns its number.
-    fn channel(&mut self, readers: Vec<usize>) -> usize {
-        self.channels.push(Channel { readers });
-        self.channels.len() - 1
-    }
-
-    fn step(&mut self, lag: usize, step: Step) {
-        self.lane.push(Timed { lag, step });
-    }
-
-    fn send(&mut self, lag: usize, channel: usize, source: Span, tee: Option<Span>) {
-        self.step(lag, Step::Send { channel, source, tee });
-    }
-
-    /// My own block, from In to Out.
-    fn keep(&mut self, lag: usize, me: usize) {
-        self.step(lag, Step::Copy { source: Span::input(me), to: Span::output(me), finish: false });
-    }
-
-    fn done(self) -> Program {
-        Program { scratch_blocks: self.scratch_blocks, ..Program::lane(self.channels, self.lane) }
     }
 }
 

@@ -15,7 +15,8 @@
 //! Reductions happen at each reader, over all contributions in rank order, so all ranks get the same bits.
 //! In place: the whole In is in the cell (`Send`) before the `Reduce` of that segment writes Out.
 
-use super::{Draft, others, rotated};
+use super::draft::{Draft, ONE};
+use super::{others, rotated};
 use crate::ir::{Ask, Buffer, Collective, Program, Source, Span, Step, reader_of_all};
 
 /// What `writer` publishes; `None` where it only reads.
@@ -48,7 +49,7 @@ pub(super) fn plan(ask: &Ask) -> Option<Program> {
             Broadcast => Some(all_out),
             _ => None,
         };
-        draft.send(0, channel, source, tee);
+        draft.send(ONE, 0, channel, source, tee);
     }
     let own_block_stays = match collective {
         AllToAll => true,
@@ -56,7 +57,7 @@ pub(super) fn plan(ask: &Ask) -> Option<Program> {
         _ => false,
     };
     if own_block_stays {
-        draft.keep(0, me);
+        draft.copy(ONE, Span::input(me), Span::output(me));
     }
     if to_root && me != root {
         return Some(draft.done());
@@ -70,6 +71,7 @@ pub(super) fn plan(ask: &Ask) -> Option<Program> {
         let (take, to) =
             if collective == ReduceScatter { ((me, 1), Span::output(me)) } else { ((0, size), all_out) };
         draft.step(
+            ONE,
             1,
             Step::Reduce {
                 from: others(me, size).filter_map(|p| source(p, take)).collect(),
@@ -90,7 +92,7 @@ pub(super) fn plan(ask: &Ask) -> Option<Program> {
             _ => ((0, 1), Span::output(peer)),
         };
         if let Some(from) = source(peer, take) {
-            draft.step(1, Step::Receive { from, to, forward: None });
+            draft.receive(ONE, 1, from, to);
         }
     }
     Some(draft.done())

@@ -33,11 +33,31 @@ impl Clock {
 
     /// Learns all that `other` knows.
     pub(super) fn join(&mut self, other: &Self) {
-        if self.0.is_empty() {
-            self.0.clone_from(&other.0);
-        }
         for (mine, theirs) in self.0.iter_mut().zip(&other.0) {
             *mine = (*mine).max(*theirs);
+        }
+    }
+}
+
+/// Clocks to be used again: each message under way has some, and they are large.
+#[derive(Debug, Default)]
+pub(super) struct Spare(Vec<Clock>);
+
+impl Spare {
+    /// `kept` learns all that `clock` knows.
+    pub(super) fn keep(&mut self, kept: &mut Clock, clock: &Clock) {
+        if kept.0.is_empty() {
+            *kept = self.0.pop().unwrap_or_default();
+            kept.0.clone_from(&clock.0);
+        } else {
+            kept.join(clock);
+        }
+    }
+
+    /// `kept` knows nothing any more.
+    pub(super) fn forget(&mut self, kept: &mut Clock) {
+        if !kept.0.is_empty() {
+            self.0.push(std::mem::take(kept));
         }
     }
 }

@@ -5,7 +5,7 @@ use std::fmt;
 
 /// Where in a plan: operations are counted over all sequences given, in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct Position {
     pub operation: usize,
     pub rank: usize,
     pub lane: usize,
@@ -13,7 +13,7 @@ pub struct Place {
     pub segment: usize,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { operation, rank, lane, step, segment } = self;
         write!(f, "operation {operation}, rank {rank}, lane {lane}, step {step}, segment {segment}")
@@ -42,29 +42,27 @@ impl fmt::Display for Element {
 pub enum Error {
     /// The program breaks a rule that can be seen without running it. `at.segment` is 0.
     #[error("{at}: {what}")]
-    Malformed { at: Place, what: &'static str },
+    Malformed { at: Position, what: &'static str },
     #[error("{at}: reads {buffer:?} block {block} before it is written")]
-    ReadBeforeWrite { at: Place, buffer: Buffer, block: usize },
+    ReadBeforeWrite { at: Position, buffer: Buffer, block: usize },
     /// In place: the input is gone, Out was written where it lay.
     #[error("{at}: input block {block} was overwritten by an output that shares its memory")]
-    Clobbered { at: Place, block: usize },
+    Clobbered { at: Position, block: usize },
     /// Another lane uses the block and nothing orders the two.
     #[error("{at}: {buffer:?} block {block} is used by lane {other} without an order between the two")]
-    Unordered { at: Place, buffer: Buffer, block: usize, other: usize },
+    Unordered { at: Position, buffer: Buffer, block: usize, other: usize },
     #[error("{at}: rank {contributor} contributes twice to a reduction")]
-    DoubleContributor { at: Place, contributor: usize },
+    DoubleContributor { at: Position, contributor: usize },
     #[error("{at}: reduces parts of different blocks ({first} and {second})")]
-    MixedBlocks { at: Place, first: usize, second: usize },
+    MixedBlocks { at: Position, first: usize, second: usize },
     /// The blocks combined or copied do not have the same number of segments.
     #[error("{at}: blocks of different sizes meet")]
-    Sizes { at: Place },
+    Sizes { at: Position },
     #[error("{at}: expected message {expected:?}, the writer sent segment {segment} of {found:?}")]
-    Message { at: Place, expected: Span, found: Span, segment: usize },
+    Message { at: Position, expected: Span, found: Span, segment: usize },
     /// `finish` on a partial result or on a finished one, or a finished one reduced again.
     #[error("{at}: finishes what is not complete, or what is finished already")]
-    WrongFinish { at: Place },
-    #[error("{at}: the semaphore counted another span or segment than the one waited for")]
-    Semaphore { at: Place },
+    WrongFinish { at: Position },
     #[error("{element}: never written")]
     NotWritten { element: Element },
     #[error("{element}: holds block {found}, not {expected}")]
@@ -82,5 +80,5 @@ pub enum Error {
     #[error("operation {operation}: rank {rank} leaves the barrier before rank {before} has come")]
     BarrierLeaks { operation: usize, rank: usize, before: usize },
     #[error("deadlock with {depth} cells a channel; first of {} that wait: {}", waiting.len(), waiting[0])]
-    Deadlock { depth: usize, waiting: Vec<Place> },
+    Deadlock { depth: usize, waiting: Vec<Position> },
 }

@@ -20,7 +20,7 @@ mod shape;
 mod traffic;
 mod value;
 
-pub use error::{Element, Error, Place};
+pub use error::{Element, Error, Position};
 pub use shape::{Operation, Sizes};
 pub use traffic::{Link, traffic};
 
@@ -59,7 +59,7 @@ pub fn check_concurrent(sequences: &[&[Operation<'_>]], depth: usize) -> Result<
     for sequence in sequences {
         for op in *sequence {
             if depth == 0 || op.size() != sequence[0].size() {
-                let at = Place { operation, ..Place::default() };
+                let at = Position { operation, ..Position::default() };
                 return Err(Error::Malformed {
                     at,
                     what: "no cells, or groups of different size in a sequence",

@@ -32,8 +32,7 @@ pub(super) fn check(
                 }
                 // Where nothing is reduced a block has one contributor, who alone has it as input.
                 let reduces = op.collective.reduces();
-                let missing = (0..op.size()).find(|&r| reduces && !known.ranks.has(r));
-                if let Some(contributor) = missing {
+                if reduces && let Some(contributor) = values.missing(value, op.size()) {
                     return Err(Error::MissingContributor { element, contributor });
                 }
                 if known.finished != reduces {

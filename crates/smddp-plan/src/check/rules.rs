@@ -1,6 +1,8 @@
 //! What can be seen without running a program.
 
-use super::error::{Error, Place};
+use std::collections::BTreeMap;
+
+use super::error::{Error, Position};
 use super::shape::{Operation, Sizes};
 use crate::ir::{Buffer, Collective, Program, Source, Span, Step};
 
@@ -20,20 +22,20 @@ pub(super) fn check(op: &Operation<'_>, operation: usize) -> Result<(), Error> {
     };
     if !sizes_fit || op.root >= size.max(1) {
         return Err(Error::Malformed {
-            at: Place { operation, ..Place::default() },
+            at: Position { operation, ..Position::default() },
             what: "sizes or root do not fit the group",
         });
     }
     for (rank, program) in op.programs.iter().enumerate() {
-        let place = Place { operation, rank, ..Place::default() };
-        channels(op, program, place)?;
+        let at = Position { operation, rank, ..Position::default() };
+        channels(op, program, at)?;
         let mut writers: Vec<Option<(usize, usize)>> = vec![None; program.channels.len()];
-        let mut readers: Vec<((usize, usize), usize)> = Vec::new();
+        let mut readers = BTreeMap::new();
         for (lane, steps) in program.lanes.iter().enumerate() {
             for (step, timed) in steps.iter().enumerate() {
-                let at = Place { lane, step, ..place };
+                let at = Position { lane, step, ..at };
                 let refuse = |what| Err(Error::Malformed { at, what });
-                spans(op, program, at, &timed.step)?;
+                spans(op, at, &timed.step)?;
                 if let Some((channel, _)) = timed.step.published() {
                     let Some(writer) = writers.get_mut(channel) else {
                         return refuse("writes a channel that it does not have");
@@ -52,10 +54,9 @@ pub(super) fn check(op: &Operation<'_>, operation: usize) -> Result<(), Error> {
                     if timed.step.sources()[..i].iter().any(|f| (f.rank, f.channel) == flow) {
                         return refuse("reads one channel twice in a step");
                     }
-                    if readers.iter().any(|&(f, l)| f == flow && l != lane) {
+                    if *readers.entry(flow).or_insert(lane) != lane {
                         return refuse("two lanes read one channel");
                     }
-                    readers.push((flow, lane));
                 }
             }
         }
@@ -63,7 +64,7 @@ pub(super) fn check(op: &Operation<'_>, operation: usize) -> Result<(), Error> {
     Ok(())
 }
 
-fn channels(op: &Operation<'_>, program: &Program, at: Place) -> Result<(), Error> {
+fn channels(op: &Operation<'_>, program: &Program, at: Position) -> Result<(), Error> {
     for channel in &program.channels {
         let readers = &channel.readers;
         if !readers.windows(2).all(|w| w[0] < w[1])
@@ -76,7 +77,7 @@ fn channels(op: &Operation<'_>, program: &Program, at: Place) -> Result<(), Erro
     Ok(())
 }
 
-fn source(op: &Operation<'_>, at: Place, from: &Source) -> Result<(), Error> {
+fn source(op: &Operation<'_>, at: Position, from: &Source) -> Result<(), Error> {
     let refuse = |what| Err(Error::Malformed { at, what });
     let Some(channel) = op.programs.get(from.rank).and_then(|p| p.channels.get(from.channel)) else {
         return refuse("reads a channel that does not exist");
@@ -87,11 +88,11 @@ fn source(op: &Operation<'_>, at: Place, from: &Source) -> Result<(), Error> {
     if from.take.0 + from.take.1 > from.message.blocks {
         return refuse("takes blocks that the message does not have");
     }
-    exists(op, Place { rank: from.rank, ..at }, from.message)
+    exists(op, Position { rank: from.rank, ..at }, from.message)
         .or_else(|_| refuse("names a message of blocks that its writer does not have"))
 }
 
-fn exists(op: &Operation<'_>, at: Place, span: Span) -> Result<(), Error> {
+fn exists(op: &Operation<'_>, at: Position, span: Span) -> Result<(), Error> {
     match (span.block..span.block + span.blocks).all(|b| op.exists(at.rank, span.buffer, b)) {
         true => Ok(()),
         false => Err(Error::Malformed { at, what: "names blocks that the rank does not have" }),
@@ -99,7 +100,7 @@ fn exists(op: &Operation<'_>, at: Place, span: Span) -> Result<(), Error> {
 }
 
 /// Spans exist, are as long as each other, and nobody writes In.
-fn spans(op: &Operation<'_>, program: &Program, at: Place, step: &Step) -> Result<(), Error> {
+fn spans(op: &Operation<'_>, at: Position, step: &Step) -> Result<(), Error> {
     let refuse = |what| Err(Error::Malformed { at, what });
     let (reads, writes) = match step {
         Step::Send { source, tee, .. } => (vec![*source], *tee),
@@ -120,12 +121,6 @@ fn spans(op: &Operation<'_>, program: &Program, at: Place, step: &Step) -> Resul
             (own.iter().map(|o| o.1).collect(), *to)
         }
         Step::Copy { source, to, .. } => (vec![*source], Some(*to)),
-        Step::Signal { semaphore, of } | Step::Wait { semaphore, of } => {
-            if *semaphore >= program.semaphores {
-                return refuse("names a semaphore that does not exist");
-            }
-            (vec![*of], None)
-        }
     };
     for span in reads.iter().chain(&writes) {
         exists(op, at, *span)?;

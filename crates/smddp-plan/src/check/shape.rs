@@ -50,7 +50,10 @@ impl Operation<'_> {
     /// Segments of a block that exists (of `rank`'s, as `rank` names it).
     pub(super) fn segments(&self, rank: usize, buffer: Buffer, block: usize) -> usize {
         match (self.sizes, buffer) {
-            (Sizes::Blocks(blocks), _) => blocks[block % self.size()],
+            // Scratch begins again after the last block; a division each time is dear.
+            (Sizes::Blocks(blocks), _) => {
+                blocks[if block < blocks.len() { block } else { block % blocks.len() }]
+            }
             (Sizes::Pairs(pairs), Buffer::Out) => pairs[block][rank],
             (Sizes::Pairs(pairs), _) => pairs[rank][block % self.size()],
         }

@@ -10,44 +10,13 @@ pub(super) type Value = u32;
 /// Not written.
 pub(super) const NOTHING: Value = 0;
 
-/// A set of ranks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Ranks(Vec<u64>);
-
-impl Ranks {
-    fn one(rank: usize, size: usize) -> Self {
-        let mut words = vec![0; size.div_ceil(64)];
-        words[rank / 64] |= 1 << (rank % 64);
-        Self(words)
-    }
-
-    pub(super) fn has(&self, rank: usize) -> bool {
-        self.0[rank / 64] >> (rank % 64) & 1 == 1
-    }
-
-    /// Adds the members of `other`; the first that was there already is an error.
-    fn add(&mut self, other: &Self) -> Result<(), usize> {
-        for (i, (mine, theirs)) in self.0.iter_mut().zip(&other.0).enumerate() {
-            let both = *mine & theirs;
-            if both != 0 {
-                return Err(i * 64 + both.trailing_zeros() as usize);
-            }
-            *mine |= theirs;
-        }
-        Ok(())
-    }
-
-    fn count(&self) -> usize {
-        self.0.iter().map(|w| w.count_ones() as usize).sum()
-    }
-}
-
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Known {
     /// The block that this is (a part of).
     pub(super) block: usize,
-    pub(super) ranks: Ranks,
     pub(super) finished: bool,
+    /// The set of its contributors: first word in [`Values::ranks`], and how many.
+    ranks: (usize, usize),
 }
 
 /// Why values do not combine.
@@ -62,7 +31,8 @@ pub(super) enum Unfit {
 #[derive(Debug, Default)]
 pub(super) struct Values {
     known: Vec<Known>,
-    inputs: HashMap<(usize, usize, usize), Value>,
+    /// Sets of ranks, one behind the other, a bit for each rank.
+    ranks: Vec<u64>,
     reduced: HashMap<Box<[Value]>, Value>,
     finished: HashMap<Value, Value>,
 }
@@ -74,18 +44,28 @@ impl Values {
     }
 
     /// What is known of a value; `value` is not [`NOTHING`].
-    pub(super) fn get(&self, value: Value) -> &Known {
-        &self.known[value as usize - 1]
+    pub(super) fn get(&self, value: Value) -> Known {
+        self.known[value as usize - 1]
+    }
+
+    fn ranks(&self, value: Value) -> &[u64] {
+        let (first, words) = self.get(value).ranks;
+        &self.ranks[first..first + words]
+    }
+
+    /// The first rank of `size` that did not contribute.
+    pub(super) fn missing(&self, value: Value, size: usize) -> Option<usize> {
+        let first =
+            |(i, word): (usize, &u64)| (*word != u64::MAX).then(|| i * 64 + word.trailing_ones() as usize);
+        self.ranks(value).iter().enumerate().find_map(first).filter(|&rank| rank < size)
     }
 
     /// Rank `rank`'s own contribution to `block`, in a group of `size`.
     pub(super) fn input(&mut self, rank: usize, block: usize, size: usize) -> Value {
-        if let Some(&value) = self.inputs.get(&(rank, block, size)) {
-            return value;
-        }
-        let value = self.add(Known { block, ranks: Ranks::one(rank, size), finished: false });
-        self.inputs.insert((rank, block, size), value);
-        value
+        let (first, words) = (self.ranks.len(), size.div_ceil(64));
+        self.ranks.resize(first + words, 0);
+        self.ranks[first + rank / 64] |= 1 << (rank % 64);
+        self.add(Known { block, finished: false, ranks: (first, words) })
     }
 
     /// The inputs (at least one) combined in this order.
@@ -93,9 +73,10 @@ impl Values {
         if let Some(&value) = self.reduced.get(inputs) {
             return Ok(value);
         }
-        let first = self.get(inputs[0]);
-        let (block, mut ranks) = (first.block, first.ranks.clone());
-        for (i, &input) in inputs.iter().enumerate() {
+        let Known { block, ranks: (_, words), .. } = self.get(inputs[0]);
+        let sum = self.ranks.len();
+        self.ranks.resize(sum + words, 0);
+        for &input in inputs {
             let known = self.get(input);
             if known.finished {
                 return Err(Unfit::Finished);
@@ -103,11 +84,16 @@ impl Values {
             if known.block != block {
                 return Err(Unfit::Mixed(block, known.block));
             }
-            if i > 0 {
-                ranks.add(&known.ranks).map_err(Unfit::Twice)?;
+            for word in 0..words {
+                let theirs = self.ranks[known.ranks.0 + word];
+                let both = self.ranks[sum + word] & theirs;
+                if both != 0 {
+                    return Err(Unfit::Twice(word * 64 + both.trailing_zeros() as usize));
+                }
+                self.ranks[sum + word] |= theirs;
             }
         }
-        let value = self.add(Known { block, ranks, finished: false });
+        let value = self.add(Known { block, finished: false, ranks: (sum, words) });
         self.reduced.insert(inputs.into(), value);
         Ok(value)
     }
@@ -118,11 +104,10 @@ impl Values {
             return Ok(value);
         }
         let known = self.get(value);
-        if known.finished || known.ranks.count() != size {
+        if known.finished || self.missing(value, size).is_some() {
             return Err(Unfit::Finished);
         }
-        let known = Known { block: known.block, ranks: known.ranks.clone(), finished: true };
-        let finished = self.add(known);
+        let finished = self.add(Known { finished: true, ..known });
         self.finished.insert(value, finished);
         Ok(finished)
     }

@@ -20,33 +20,23 @@ const SLOT_RATE: f64 = 20.0;
 /// Bytes per nanosecond, from and to cells.
 const CELL_RATE: f64 = 10.0;
 
-/// What the busiest rank does: hops one after the other, messages written and read, and how often the whole
-/// buffer passes through its hands.
-struct Work {
-    hops: f64,
-    messages: f64,
-    passes: f64,
-}
-
-impl Work {
-    /// Modelled nanoseconds. Segments are left out: they cost both alike.
-    fn time(&self, message: f64, bytes: f64, rate: f64) -> f64 {
-        self.hops * HOP + self.messages * message + self.passes * bytes / rate
-    }
-}
-
 /// Whether `publish` with its message in a slot is no slower than `mesh`.
 pub(super) fn publish_wins(case: &Case<'_>) -> bool {
     use Collective::*;
     let n = case.size as f64;
     let peers = n - 1.0;
     let share = peers / n;
+    // What the busiest rank does: hops one after the other, messages written and read, and how often the whole buffer
+    // passes through its hands. Segments are left out: they cost both alike.
+    let time = |(hops, messages, passes): (f64, f64, f64), message: f64, rate: f64| {
+        hops * HOP + messages * message + passes * case.bytes as f64 / rate
+    };
     let publish = match case.collective {
-        Barrier => (n, 0.0),
-        AllGather | Broadcast | Gather | Scatter => (n, 1.0),
-        ReduceScatter | AllToAll => (n, 1.0 + share),
-        AllReduce => (n, n),
-        Reduce => (peers, peers),
+        Barrier => (1.0, n, 0.0),
+        AllGather | Broadcast | Gather | Scatter => (1.0, n, 1.0),
+        ReduceScatter | AllToAll => (1.0, n, 1.0 + share),
+        AllReduce => (1.0, n, n),
+        Reduce => (1.0, peers, peers),
     };
     let mesh = match case.collective {
         Barrier => (1.0, n, 0.0),
@@ -55,8 +45,5 @@ pub(super) fn publish_wins(case: &Case<'_>) -> bool {
         Reduce => (2.0, 3.0 * peers, 3.0 * share),
         AllReduce => (2.0, 3.0 * peers + 1.0, 3.0 * share + 1.0 / n),
     };
-    let work = |(hops, messages, passes)| Work { hops, messages, passes };
-    let bytes = case.bytes as f64;
-    let publish = work((1.0, publish.0, publish.1)).time(SLOT_MESSAGE, bytes, SLOT_RATE);
-    case.fits_slot() && publish <= work(mesh).time(CELL_MESSAGE, bytes, CELL_RATE)
+    case.fits_slot() && time(publish, SLOT_MESSAGE, SLOT_RATE) <= time(mesh, CELL_MESSAGE, CELL_RATE)
 }

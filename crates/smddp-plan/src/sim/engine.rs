@@ -1,12 +1,12 @@
 //! The replay: lanes run until they must wait; messages leave, arrive and wake them.
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::collections::{BinaryHeap, VecDeque};
 
 use super::blocks::Blocks;
 use super::cluster::Cluster;
 use super::flow::{Flows, Message, NOBODY};
-use super::path::{self, Cause, PathStep, Record};
+use super::path::{self, PathStep, Record, Wait};
 use super::ports::{Leaving, Ports, Time, seconds};
 use super::tape::{Tapes, Verb};
 use crate::ir::Program;
@@ -84,15 +84,13 @@ pub fn replay(
     let segments = load.blocks.largest().div_ceil(load.segment.max(1)).max(1);
     let mut tapes = Tapes::default();
     let mut flows = Flows::new(load.depth);
-    let mut semaphores = vec![0];
     for rank in 0..cluster.size() {
         let program = program(rank);
         flows.push(rank, &program);
         tapes.push(rank, &program, cluster.memory_bytes_per_s.is_some(), segments == 1);
-        semaphores.push(semaphores[rank] + program.semaphores);
     }
     flows.complete(segments);
-    Engine::new(cluster, load, segments, tapes, flows, semaphores).run()
+    Engine::new(cluster, load, segments, tapes, flows).run()
 }
 
 /// A lane: where it is, and since when.
@@ -134,8 +132,6 @@ struct Window {
     queue: VecDeque<Flight>,
 }
 
-type Ticks = VecDeque<(Time, u32)>;
-
 struct Engine<'a> {
     load: &'a Load,
     segments: u64,
@@ -149,10 +145,6 @@ struct Engine<'a> {
     idle: Vec<u32>,
     windows: Vec<Window>,
     window: u64,
-    /// First semaphore of each rank; what was signalled and not yet waited for; the lane that waits.
-    semaphore_base: Vec<usize>,
-    signals: HashMap<usize, Ticks>,
-    waiting: HashMap<usize, u32>,
     memory_ps_per_byte: f64,
     records: Vec<Record>,
     watched: Vec<bool>,
@@ -162,14 +154,7 @@ struct Engine<'a> {
 }
 
 impl<'a> Engine<'a> {
-    fn new(
-        cluster: &Cluster,
-        load: &'a Load,
-        segments: u64,
-        tapes: Tapes,
-        flows: Flows,
-        semaphore_base: Vec<usize>,
-    ) -> Self {
+    fn new(cluster: &Cluster, load: &'a Load, segments: u64, tapes: Tapes, flows: Flows) -> Self {
         let lane = |tape: &super::tape::LaneTape| Lane { turn: 0, at: tape.begin, time: 0, record: NOBODY };
         let mut watched = vec![false; cluster.size()];
         for &rank in load.watch.iter().filter(|&&rank| rank < cluster.size()) {
@@ -188,9 +173,6 @@ impl<'a> Engine<'a> {
             idle: Vec::new(),
             windows: vec![Window::default(); cluster.size()],
             window: cluster.window,
-            semaphore_base,
-            signals: HashMap::new(),
-            waiting: HashMap::new(),
             memory_ps_per_byte: cluster.memory_bytes_per_s.map_or(0.0, |rate| 1e12 / rate),
             records: Vec::new(),
             watched,
@@ -246,30 +228,30 @@ impl<'a> Engine<'a> {
             let Lane { turn, at, .. } = self.lanes[lane as usize];
             let mut at = at;
             while at < tape.end {
-                let op = self.tapes.ops[at as usize];
-                let segment = turn.wrapping_sub(u64::from(op.lag));
+                let action = self.tapes.actions[at as usize];
+                let segment = turn.wrapping_sub(u64::from(action.lag));
                 if segment >= self.segments {
                     // Not begun (wrapped) or over.
                     at = match tape.sorted {
-                        true if turn < u64::from(op.lag) => tape.end,
+                        true if turn < u64::from(action.lag) => tape.end,
                         true => self.skip(at, tape.end, turn),
                         false => at + 1,
                     };
                     continue;
                 }
                 let Load { blocks, segment: cut, .. } = self.load;
-                if let Some(bytes) = blocks.bytes(u64::from(op.first), u64::from(op.blocks), *cut, segment) {
+                if let Some(bytes) =
+                    blocks.bytes(u64::from(action.first), u64::from(action.blocks), *cut, segment)
+                {
                     self.lanes[lane as usize].at = at;
-                    let done = match op.verb {
-                        Verb::Send => self.send(lane, tape.rank, op.a, bytes, now),
-                        Verb::Take => self.take(lane, tape.rank, op.a, op.b, op.reader),
+                    let done = match action.verb {
+                        Verb::Send => self.send(lane, tape.rank, action.a, bytes, now),
+                        Verb::Take => self.take(lane, tape.rank, action.a, action.b, action.reader),
                         Verb::Work => {
-                            let work = bytes as f64 * f64::from(op.a) * self.memory_ps_per_byte;
+                            let work = bytes as f64 * f64::from(action.a) * self.memory_ps_per_byte;
                             self.lanes[lane as usize].time += work.round() as Time;
                             true
                         }
-                        Verb::Signal => self.signal(lane, tape.rank, op.a),
-                        Verb::Wait => self.wait(lane, tape.rank, op.a),
                     };
                     if !done {
                         return;
@@ -284,10 +266,10 @@ impl<'a> Engine<'a> {
         self.lanes[lane as usize].at = tape.end;
     }
 
-    /// The first op from `at` on whose segments are not over in turn `turn`.
+    /// The first action from `at` on whose segments are not over in turn `turn`.
     fn skip(&self, at: u32, end: u32, turn: u64) -> u32 {
-        let ops = &self.tapes.ops[at as usize..end as usize];
-        at + ops.partition_point(|op| u64::from(op.lag) + self.segments <= turn) as u32
+        let actions = &self.tapes.actions[at as usize..end as usize];
+        at + actions.partition_point(|action| u64::from(action.lag) + self.segments <= turn) as u32
     }
 
     fn send(&mut self, lane: u32, rank: u32, channel: u32, bytes: u64, now: Time) -> bool {
@@ -296,7 +278,7 @@ impl<'a> Engine<'a> {
             return false;
         };
         if free > self.lanes[lane as usize].time {
-            self.advance(lane, free, Cause::Credit, NOBODY, Message { record, ..Message::default() });
+            self.advance(lane, free, Wait::Credit, NOBODY, Message { record, ..Message::default() });
         }
         let Lane { time, record, .. } = self.lanes[lane as usize];
         if time > now {
@@ -445,8 +427,8 @@ impl<'a> Engine<'a> {
         };
         let network = self.ports.node(rank as usize) != self.ports.node(writer as usize);
         if message.finish > self.lanes[lane as usize].time {
-            let cause = if network { Cause::Network } else { Cause::Local };
-            self.advance(lane, message.finish, cause, writer, message);
+            let wait = if network { Wait::Network } else { Wait::Local };
+            self.advance(lane, message.finish, wait, writer, message);
         }
         let back = if network { self.ports.network_latency } else { self.ports.local_latency };
         let Lane { time, record, .. } = self.lanes[lane as usize];
@@ -456,35 +438,13 @@ impl<'a> Engine<'a> {
         true
     }
 
-    fn signal(&mut self, lane: u32, rank: u32, semaphore: u32) -> bool {
-        let id = self.semaphore_base[rank as usize] + semaphore as usize;
-        let Lane { time, record, .. } = self.lanes[lane as usize];
-        self.signals.entry(id).or_default().push_back((time, record));
-        if let Some(waiting) = self.waiting.remove(&id) {
-            self.schedule(time, Event::Run(waiting));
-        }
-        true
-    }
-
-    fn wait(&mut self, lane: u32, rank: u32, semaphore: u32) -> bool {
-        let id = self.semaphore_base[rank as usize] + semaphore as usize;
-        let Some((time, record)) = self.signals.get_mut(&id).and_then(VecDeque::pop_front) else {
-            self.waiting.insert(id, lane);
-            return false;
-        };
-        if time > self.lanes[lane as usize].time {
-            self.advance(lane, time, Cause::Signal, NOBODY, Message { record, ..Message::default() });
-        }
-        true
-    }
-
     /// The lane waited until `to`.
-    fn advance(&mut self, lane: u32, to: Time, cause: Cause, peer: u32, message: Message) {
+    fn advance(&mut self, lane: u32, to: Time, wait: Wait, peer: u32, message: Message) {
         let state = &mut self.lanes[lane as usize];
         self.records.push(Record {
             lane,
-            op: state.at - self.tapes.lanes[lane as usize].begin,
-            cause,
+            action: state.at - self.tapes.lanes[lane as usize].begin,
+            wait,
             peer,
             // What was sent without having waited before began with the collective.
             from: message.record,

@@ -20,42 +20,20 @@ pub fn link_bytes_least(
         let own = all * ranks / size;
         let others = all - own;
         let root = node == home;
-        match collective {
+        let (out, inward) = match collective {
             // What a node of few ranks must get is more than what it must send once, and its own is wanted by all.
-            AllGather => (own, others),
-            ReduceScatter => (others, own),
+            AllGather | ReduceScatter => (own, others),
             AllReduce => (2.0 * all * (nodes - 1.0) / nodes, 2.0 * all * (nodes - 1.0) / nodes),
-            Broadcast => {
-                if root {
-                    (all, 0.0)
-                } else {
-                    (0.0, all)
-                }
-            }
-            Reduce => {
-                if root {
-                    (0.0, all)
-                } else {
-                    (all, 0.0)
-                }
-            }
-            Gather => {
-                if root {
-                    (0.0, others)
-                } else {
-                    (own, 0.0)
-                }
-            }
-            Scatter => {
-                if root {
-                    (others, 0.0)
-                } else {
-                    (0.0, own)
-                }
-            }
+            Broadcast | Reduce if root => (all, 0.0),
+            Broadcast | Reduce => (0.0, all),
+            Scatter | Gather if root => (others, 0.0),
+            Scatter | Gather => (0.0, own),
             AllToAll => (ranks * others, ranks * others),
             Barrier => (0.0, 0.0),
-        }
+        };
+        // These go the other way.
+        let back = matches!(collective, ReduceScatter | Reduce | Gather);
+        if back { (inward, out) } else { (out, inward) }
     };
     if cluster.nodes() < 2 {
         return vec![(0, 0); cluster.nodes()];

@@ -3,21 +3,12 @@
 use super::flow::NOBODY;
 use super::ports::{Time, seconds};
 
-/// Why a lane went on no earlier.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cause {
-    Network,
-    Local,
-    Credit,
-    Signal,
-}
-
 /// A lane waited.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
     pub(super) lane: u32,
-    pub(super) op: u32,
-    pub(super) cause: Cause,
+    pub(super) action: u32,
+    pub(super) wait: Wait,
     /// Whom it waited for, where that is a writer.
     pub(super) peer: u32,
     /// The last wait of the lane that this one waited for, when it did what was waited for.
@@ -38,8 +29,6 @@ pub enum Wait {
     Local,
     /// A free cell.
     Credit,
-    /// Another lane of the same rank.
-    Signal,
 }
 
 impl Wait {
@@ -48,7 +37,6 @@ impl Wait {
             Self::Network => "message from another node",
             Self::Local => "message inside the node",
             Self::Credit => "free cell",
-            Self::Signal => "own other lane",
         }
     }
 }
@@ -77,19 +65,14 @@ pub(super) fn trace(records: &[Record], last: u32, rank_of: &dyn Fn(u32) -> usiz
     while at != NOBODY {
         let record = &records[at as usize];
         let before = (record.from != NOBODY).then(|| &records[record.from as usize]);
-        let begin = match record.cause {
-            Cause::Network | Cause::Local => record.posted,
-            Cause::Credit | Cause::Signal => before.map_or(0, |before| before.until),
+        let begin = match record.wait {
+            Wait::Network | Wait::Local => record.posted,
+            Wait::Credit => before.map_or(0, |before| before.until),
         };
         path.push(PathStep {
             rank: rank_of(record.lane),
-            step: record.op as usize,
-            wait: match record.cause {
-                Cause::Network => Wait::Network,
-                Cause::Local => Wait::Local,
-                Cause::Credit => Wait::Credit,
-                Cause::Signal => Wait::Signal,
-            },
+            step: record.action as usize,
+            wait: record.wait,
             on: match record.peer {
                 NOBODY => before.map(|before| rank_of(before.lane)),
                 peer => Some(peer as usize),
@@ -117,7 +100,7 @@ pub struct PathSummary {
     /// Messages inside nodes, under way; how many.
     pub local: f64,
     pub local_hops: usize,
-    /// Waiting for free cells, or for another lane.
+    /// Waiting for free cells.
     pub credit: f64,
     /// The rest: the ranks' own work.
     pub work: f64,
@@ -138,7 +121,7 @@ impl PathSummary {
                     sum.local += moved;
                     sum.local_hops += 1;
                 }
-                Wait::Credit | Wait::Signal => sum.credit += moved,
+                Wait::Credit => sum.credit += moved,
             }
             sum.queue += queue;
         }

@@ -11,13 +11,10 @@ pub(super) enum Verb {
     Take,
     /// Move `a` times the span through memory.
     Work,
-    /// Semaphore `a` up, or down.
-    Signal,
-    Wait,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Op {
+pub(super) struct Action {
     pub(super) verb: Verb,
     pub(super) reader: u16,
     pub(super) lag: u32,
@@ -31,11 +28,11 @@ pub(super) struct Op {
 /// The lanes of all ranks, one behind the other.
 #[derive(Default)]
 pub(super) struct Tapes {
-    pub(super) ops: Vec<Op>,
+    pub(super) actions: Vec<Action>,
     pub(super) lanes: Vec<LaneTape>,
 }
 
-/// One lane: its rank, its ops, and the lag of its last step.
+/// One lane: its rank, its actions, and the lag of its last step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LaneTape {
     pub(super) rank: u32,
@@ -51,50 +48,45 @@ impl Tapes {
     /// dropped.
     pub(super) fn push(&mut self, rank: usize, program: &Program, memory: bool, flat: bool) {
         for lane in &program.lanes {
-            let begin = self.ops.len() as u32;
+            let begin = self.actions.len() as u32;
             for timed in lane {
                 let lag = if flat { 0 } else { timed.lag as u32 };
                 self.step(lag, &timed.step, memory);
             }
-            let ops = &self.ops[begin as usize..];
+            let actions = &self.actions[begin as usize..];
             self.lanes.push(LaneTape {
                 rank: rank as u32,
                 begin,
-                end: self.ops.len() as u32,
-                max_lag: ops.iter().map(|op| op.lag).max().unwrap_or(0),
-                sorted: ops.is_sorted_by_key(|op| op.lag),
+                end: self.actions.len() as u32,
+                max_lag: actions.iter().map(|action| action.lag).max().unwrap_or(0),
+                sorted: actions.is_sorted_by_key(|action| action.lag),
             });
         }
     }
 
     fn step(&mut self, lag: u32, step: &Step, memory: bool) {
         for source in step.sources() {
-            let op = Self::op(Verb::Take, lag, source.rank, source.channel, source.message);
-            self.ops.push(Op { reader: source.reader as u16, ..op });
+            let action = Self::action(Verb::Take, lag, source.rank, source.channel, source.message);
+            self.actions.push(Action { reader: source.reader as u16, ..action });
         }
         if memory {
             match step {
-                Step::Copy { source, .. } => self.ops.push(Self::op(Verb::Work, lag, 1, 0, *source)),
+                Step::Copy { source, .. } => self.actions.push(Self::action(Verb::Work, lag, 1, 0, *source)),
                 Step::Reduce { from, own, .. } => {
                     let span = own.map(|(_, span)| span).or_else(|| from.first().map(|f| f.taken()));
                     let inputs = from.len() + usize::from(own.is_some());
-                    self.ops.extend(span.map(|span| Self::op(Verb::Work, lag, inputs, 0, span)));
+                    self.actions.extend(span.map(|span| Self::action(Verb::Work, lag, inputs, 0, span)));
                 }
                 _ => {}
             }
         }
-        match *step {
-            Step::Signal { semaphore, of } => self.ops.push(Self::op(Verb::Signal, lag, semaphore, 0, of)),
-            Step::Wait { semaphore, of } => self.ops.push(Self::op(Verb::Wait, lag, semaphore, 0, of)),
-            _ => {}
-        }
         if let Some((channel, span)) = step.published() {
-            self.ops.push(Self::op(Verb::Send, lag, channel, 0, span));
+            self.actions.push(Self::action(Verb::Send, lag, channel, 0, span));
         }
     }
 
-    fn op(verb: Verb, lag: u32, a: usize, b: usize, span: Span) -> Op {
+    fn action(verb: Verb, lag: u32, a: usize, b: usize, span: Span) -> Action {
         let (first, blocks) = (span.block as u32, span.blocks as u32);
-        Op { verb, reader: 0, lag, a: a as u32, b: b as u32, first, blocks }
+        Action { verb, reader: 0, lag, a: a as u32, b: b as u32, first, blocks }
     }
 }

@@ -185,22 +185,6 @@ fn the_window_limits_what_is_under_way() {
 }
 
 #[test]
-fn semaphores_order_lanes() {
-    let of = Span::input(0);
-    let program = Program {
-        channels: vec![to(&[1])],
-        lanes: vec![
-            vec![step(Step::Wait { semaphore: 0, of }), send(0, 0)],
-            vec![receive(1, 0, 0, 1), step(Step::Signal { semaphore: 0, of })],
-        ],
-        scratch_blocks: 0,
-        semaphores: 1,
-    };
-    let other = Program::lane(vec![to(&[0])], vec![send(0, 1), receive(0, 0, 0, 0)]);
-    close(microseconds(&cluster(&[1, 1]), 1000, vec![program, other]), 22.0);
-}
-
-#[test]
 fn memory_costs_its_passes() {
     let copy = Step::Copy { source: Span::input(0), to: Span::output(0), finish: false };
     let cluster = Cluster { memory_bytes_per_s: Some(1e9), ..cluster(&[1]) };

@@ -48,7 +48,7 @@ impl Turn<'_> {
                 self.describe(channel, cell, ready, place, bytes);
             }
             Outlet::Far(slot) => {
-                self.order_reads(run.buffer)?;
+                self.order(run.buffer)?;
                 let at = self.site.bounce().address(slot) as Address;
                 self.pack(at, self.pieces(run, segment));
                 self.post(channel, slot, bytes)?;
@@ -82,7 +82,7 @@ impl Turn<'_> {
         if in_a_row && let Some((token, offset)) = self.site.regions().lend(first as Address, next - first)? {
             return Ok((ready(self)?, (token, offset, false)));
         }
-        self.order_reads(run.buffer)?;
+        self.order(run.buffer)?;
         let slab = self.slab(bytes)?;
         self.pack(slab, self.pieces(run, segment));
         Ok((self.site.mark()?, self.show_slab(slab, bytes)?))

@@ -4,13 +4,13 @@
 //! sending and receiving too, so nobody waits for room while it could take something.
 
 use super::routes::lane_of;
-use super::weave::{At, Role, Weave};
-use crate::ir::{Ask, Collective, Program, Source, Span, Step, reader_of_all};
+use crate::algorithms::draft::{At, Draft, Role};
+use crate::ir::{Ask, Collective, Program, Source, Span, reader_of_all};
 use crate::topology::Topology;
 
 pub(super) fn plan(ask: &Ask, topology: &Topology) -> Program {
     let Ask { collective, rank: me, root, .. } = *ask;
-    let mut weave = Weave::default();
+    let mut draft = Draft::default();
     let to_root = collective == Collective::Gather;
     let sends = collective == Collective::AllToAll || (to_root != (me == root));
     let takes = collective == Collective::AllToAll || (to_root == (me == root));
@@ -25,27 +25,25 @@ pub(super) fn plan(ask: &Ask, topology: &Topology) -> Program {
     let number = |writer: usize, reader: usize| if to_root { 0 } else { reader_of_all(writer, reader) };
     if sends {
         for peer in (0..topology.size()).filter(|&peer| peer != me && meets(peer)) {
-            weave.channel(vec![peer]);
+            draft.channel(vec![peer]);
         }
         for peer in rotated(me, topology, false).filter(|&peer| meets(peer)) {
             let block = Span::input(if to_root { me } else { peer });
-            weave.send(lane(Role::Give, Role::Leave, peer), 0, number(me, peer), block, None);
+            draft.send(lane(Role::Give, Role::Leave, peer), 0, number(me, peer), block, None);
         }
     }
     if collective == Collective::AllToAll || me == root {
-        let (source, to) = (Span::input(me), Span::output(me));
-        weave.step((Role::Near, 0), 0, Step::Copy { source, to, finish: false });
+        draft.copy((Role::Near, 0), Span::input(me), Span::output(me));
     }
     if takes {
         for peer in rotated(me, topology, true).filter(|&peer| meets(peer)) {
             let message = Span::input(if to_root { peer } else { me });
-            let from = Source { rank: peer, channel: number(peer, me), reader: 0, message, take: (0, 1) };
+            let from = Source::whole(peer, number(peer, me), 0, message);
             let to = Span::output(if collective == Collective::Scatter { me } else { peer });
-            let step = Step::Receive { from, to, forward: None };
-            weave.step(lane(Role::Near, Role::Enter, peer), 0, step);
+            draft.receive(lane(Role::Near, Role::Enter, peer), 0, from, to);
         }
     }
-    weave.done()
+    draft.done()
 }
 
 /// All other ranks: node by node from mine on, and inside each from my own rail on; or the other way round.

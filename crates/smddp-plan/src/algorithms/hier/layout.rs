@@ -5,7 +5,7 @@
 
 use super::numbers::Numbers;
 use super::routes::{LANES, Routes};
-use super::weave::Weave;
+use crate::algorithms::draft::Draft;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
@@ -73,7 +73,7 @@ pub(super) struct Layout<'r, 't> {
 
 impl<'r, 't> Layout<'r, 't> {
     /// Makes all my channels.
-    pub(super) fn new(routes: &'r Routes<'t>, me: usize, uses: Uses, weave: &mut Weave) -> Self {
+    pub(super) fn new(routes: &'r Routes<'t>, me: usize, uses: Uses, draft: &mut Draft) -> Self {
         let topology = routes.topology;
         let node = topology.node_of(me);
         let ranks = topology.ranks_of(node).len();
@@ -95,25 +95,25 @@ impl<'r, 't> Layout<'r, 't> {
         };
         // Channels that each rank of my node has so far.
         let mut counts = vec![0; ranks];
-        layout.between_nodes(&mut counts, weave);
-        layout.near_channels(&mut counts, weave);
+        layout.between_nodes(&mut counts, draft);
+        layout.near_channels(&mut counts, draft);
         if uses.up && ranks > 1 {
-            layout.give_channels(&mut counts, weave);
+            layout.give_channels(&mut counts, draft);
         }
         if uses.down && ranks > 1 {
-            layout.share_channels(&mut counts, weave);
+            layout.share_channels(&mut counts, draft);
         }
         layout
     }
 
-    fn between_nodes(&mut self, counts: &mut [usize], weave: &mut Weave) {
+    fn between_nodes(&mut self, counts: &mut [usize], draft: &mut Draft) {
         let Self { routes, me, node, uses, .. } = *self;
         for part in 0..routes.parts.len() {
             let entry = routes.entry(part, node);
             if uses.up && routes.home_node(part) != node {
                 counts[routes.topology.local(entry)] += 1;
-                if let (true, Some(parent)) = (entry == me, routes.place(part, node).parent) {
-                    self.up.insert(part, weave.channel(vec![routes.entry(part, parent)]));
+                if let (true, Some(parent)) = (entry == me, routes.node(part, node).parent) {
+                    self.up.insert(part, draft.channel(vec![routes.entry(part, parent)]));
                 }
             }
         }
@@ -123,20 +123,20 @@ impl<'r, 't> Layout<'r, 't> {
                 let sends = routes.parts[part].home == entry && entry != root;
                 sends.then(|| vec![root])
             } else if uses.down && routes.hands_on(part, node) {
-                Some(if entry == me { routes.readers(part, &routes.place(part, node)) } else { Vec::new() })
+                Some(if entry == me { routes.readers(part, node) } else { Vec::new() })
             } else {
                 None
             };
             if let Some(readers) = readers {
                 counts[routes.topology.local(entry)] += 1;
                 if entry == me {
-                    self.leaving.insert(part, weave.channel(readers));
+                    self.leaving.insert(part, draft.channel(readers));
                 }
             }
         }
     }
 
-    fn near_channels(&mut self, counts: &mut [usize], weave: &mut Weave) {
+    fn near_channels(&mut self, counts: &mut [usize], draft: &mut Draft) {
         let Self { routes, me, node, uses, .. } = *self;
         if self.mates.is_empty() {
             return;
@@ -147,7 +147,7 @@ impl<'r, 't> Layout<'r, 't> {
             self.near_of.insert(part, *count);
             *count += 1;
             if home == me {
-                self.near.insert(part, weave.channel(self.mates.clone()));
+                self.near.insert(part, draft.channel(self.mates.clone()));
             }
         }
         if let Some(root) = uses.near_root.filter(|&root| routes.topology.node_of(root) == node) {
@@ -155,13 +155,13 @@ impl<'r, 't> Layout<'r, 't> {
             self.near_root = *count;
             *count += 1;
             if root == me {
-                weave.channel(self.mates.clone());
+                draft.channel(self.mates.clone());
             }
         }
     }
 
     /// One for each lane, lag and entry that I give to.
-    fn give_channels(&mut self, counts: &mut [usize], weave: &mut Weave) {
+    fn give_channels(&mut self, counts: &mut [usize], draft: &mut Draft) {
         let Self { routes, me, node, .. } = *self;
         for part in routes.rotated(node, false) {
             let (slot, entry) = (self.up_slot(part), routes.entry(part, node));
@@ -174,7 +174,7 @@ impl<'r, 't> Layout<'r, 't> {
                 self.given.insert(slot, mates.collect());
             }
             // Mine to myself is none, but known.
-            let mine = if entry == me { usize::MAX } else { weave.channel(vec![entry]) };
+            let mine = if entry == me { usize::MAX } else { draft.channel(vec![entry]) };
             *self.give.at(slot, at) = Some(mine);
             for (local, count) in counts.iter_mut().enumerate() {
                 *count += usize::from(local != at);
@@ -183,7 +183,7 @@ impl<'r, 't> Layout<'r, 't> {
     }
 
     /// One for each lane and lag of mine.
-    fn share_channels(&mut self, counts: &mut [usize], weave: &mut Weave) {
+    fn share_channels(&mut self, counts: &mut [usize], draft: &mut Draft) {
         let Self { routes, me, node, .. } = *self;
         for part in routes.rotated(node, true) {
             if routes.home_node(part) == node {
@@ -196,7 +196,7 @@ impl<'r, 't> Layout<'r, 't> {
                 *number = Some(counts[at]);
                 counts[at] += 1;
                 if entry == me {
-                    weave.channel(self.mates.clone());
+                    draft.channel(self.mates.clone());
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Between nodes: the fewest messages, log2 of the nodes rounded up: all_gather and barrier.
+//! Between nodes: the fewest messages, log2 of the nodes rounded up: all_gather.
 //!
 //! ```text
 //! all_gather, 6 nodes (counted from the node itself)
@@ -25,18 +25,17 @@
 //! sends its old part with lag `2k` and its new one with `2k + 1`; each is received and handed on with the lag after
 //! that, and mates take it with the one after that. In place: only Out is sent, after In is in it.
 
-use super::weave::{Role, Weave};
+use crate::algorithms::draft::{Draft, ONE};
 use crate::ir::{Program, Source, Span, Step, reader_of_all};
 use crate::topology::Topology;
 use std::ops::Range;
 
-const LANE: (Role, usize) = (Role::Near, 0);
 /// From so many nodes on rounds go in parts.
 pub(crate) const MANY: usize = 128;
 /// There a run is at most the blocks that a rail gets in all over this.
 const PIECES: usize = 16;
 
-fn distances(nodes: usize) -> impl Iterator<Item = usize> {
+pub(super) fn distances(nodes: usize) -> impl Iterator<Item = usize> {
     std::iter::successors(Some(1), |d| Some(2 * d)).take_while(move |&d| d < nodes)
 }
 
@@ -99,7 +98,7 @@ fn on(rail: usize, runs: &[Run]) -> usize {
 /// A rank's channels: what it sends to other nodes, part by part; its own block for its mates; what it hands to its
 /// mates, part by part.
 pub(super) fn all_gather(me: usize, topology: &Topology) -> Program {
-    let mut weave = Weave::default();
+    let mut draft = Draft::default();
     let (node, nodes, local) = (topology.node_of(me), topology.nodes(), topology.local(me));
     let ranks = topology.ranks_of(node);
     let mates: Vec<usize> = ranks.iter().copied().filter(|&rank| rank != me).collect();
@@ -109,46 +108,42 @@ pub(super) fn all_gather(me: usize, topology: &Topology) -> Program {
     let mut outgoing = Vec::new();
     for (part, runs) in parts.iter().zip(&sent) {
         let left = topology.rank_at((node + nodes - part.distance) % nodes, local);
-        outgoing.push((0..on(local, runs)).map(|_| weave.channel(vec![left])).collect::<Vec<_>>());
+        outgoing.push((0..on(local, runs)).map(|_| draft.channel(vec![left])).collect::<Vec<_>>());
     }
     // What each of my node has sent to others: the number of its channel to its mates.
     let mut near: Vec<usize> =
         (0..ranks.len()).map(|rail| sent.iter().map(|runs| on(rail, runs)).sum()).collect();
     let (input, output) = (Span::input(me), Span::output(me));
     if mates.is_empty() {
-        weave.step(LANE, 0, Step::Copy { source: input, to: output, finish: false });
+        draft.copy(ONE, input, output);
     } else {
-        let channel = weave.channel(mates.clone());
-        weave.send(LANE, 0, channel, input, Some(output));
+        let channel = draft.channel(mates.clone());
+        draft.send(ONE, 0, channel, input, Some(output));
     }
-    let from_mate = |local_of: usize, channel, message| Source {
-        rank: ranks[local_of],
-        channel,
-        reader: reader_of_all(local_of, local),
-        message,
-        take: (0, message.blocks),
+    let from_mate = |local_of: usize, channel, message| {
+        Source::whole(ranks[local_of], channel, reader_of_all(local_of, local), message)
     };
     for k in (1..ranks.len()).map(|k| (local + k) % ranks.len()) {
         let from = from_mate(k, near[k], Span::input(ranks[k]));
-        weave.step(LANE, 1, Step::Receive { from, to: Span::output(ranks[k]), forward: None });
+        draft.receive(ONE, 1, from, Span::output(ranks[k]));
     }
     near.iter_mut().for_each(|channels| *channels += 1);
 
-    let send = |weave: &mut Weave, number: usize| {
+    let send = |draft: &mut Draft, number: usize| {
         let mine = sent[number].iter().filter(|(rail, _)| *rail == local);
         for (&(_, run), &channel) in mine.zip(&outgoing[number]) {
-            weave.send(LANE, parts[number].lag, channel, run, None);
+            draft.send(ONE, parts[number].lag, channel, run, None);
         }
     };
     // Of one lag, what is sent comes before what is received, which may have to be waited for; unless it is what a
     // mate has received.
     let early = |number: usize| parts[number].lag == parts[number - 1].lag + 1;
     if !parts.is_empty() {
-        send(&mut weave, 0);
+        send(&mut draft, 0);
     }
     for (number, part) in parts.iter().enumerate() {
         if number + 1 < parts.len() && early(number + 1) {
-            send(&mut weave, number + 1);
+            send(&mut draft, number + 1);
         }
         let right = (node + part.distance) % nodes;
         let mut channel: usize =
@@ -156,54 +151,21 @@ pub(super) fn all_gather(me: usize, topology: &Topology) -> Program {
         for (rail, run) in runs(topology, right, part) {
             if rail == local {
                 let rank = topology.rank_at(right, rail);
-                let from = Source { rank, channel, reader: 0, message: run, take: (0, run.blocks) };
+                let from = Source::whole(rank, channel, 0, run);
                 channel += 1;
-                let forward = (!mates.is_empty()).then(|| weave.channel(mates.clone()));
-                weave.step(LANE, part.lag + 1, Step::Receive { from, to: run, forward });
+                let forward = (!mates.is_empty()).then(|| draft.channel(mates.clone()));
+                draft.step(ONE, part.lag + 1, Step::Receive { from, to: run, forward });
             } else {
                 let from = from_mate(rail, near[rail], run);
-                weave.step(LANE, part.lag + 2, Step::Receive { from, to: run, forward: None });
+                draft.receive(ONE, part.lag + 2, from, run);
             }
             near[rail] += 1;
         }
         if number + 1 < parts.len() && !early(number + 1) {
-            send(&mut weave, number + 1);
+            send(&mut draft, number + 1);
         }
     }
-    weave.done()
-}
-
-/// Leaders tell the leader at distance 1, 2, 4, .. to the right, after their mates and before them.
-pub(super) fn barrier(me: usize, topology: &Topology) -> Program {
-    let mut weave = Weave::default();
-    let (node, nodes) = (topology.node_of(me), topology.nodes());
-    let token = |rank, channel, reader| Step::Receive {
-        from: Source { rank, channel, reader, message: Span::TOKEN, take: (0, 0) },
-        to: Span::TOKEN,
-        forward: None,
-    };
-    let (leader, mates) = (topology.ranks_of(node)[0], &topology.ranks_of(node)[1..]);
-    let rounds = distances(nodes).count();
-    if me != leader {
-        let channel = weave.channel(vec![leader]);
-        weave.send(LANE, 0, channel, Span::TOKEN, None);
-        weave.step(LANE, rounds + 2, token(leader, rounds, topology.local(me) - 1));
-        return weave.done();
-    }
-    for &mate in mates {
-        weave.step(LANE, 1, token(mate, 0, 0));
-    }
-    for (round, distance) in distances(nodes).enumerate() {
-        let channel = weave.channel(vec![topology.ranks_of((node + distance) % nodes)[0]]);
-        weave.send(LANE, round + 1, channel, Span::TOKEN, None);
-        let left = topology.ranks_of((node + nodes - distance) % nodes)[0];
-        weave.step(LANE, round + 2, token(left, channel, 0));
-    }
-    if !mates.is_empty() {
-        let channel = weave.channel(mates.to_vec());
-        weave.send(LANE, rounds + 1, channel, Span::TOKEN, None);
-    }
-    weave.done()
+    draft.done()
 }
 
 #[cfg(test)]

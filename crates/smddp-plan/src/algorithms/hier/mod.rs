@@ -28,137 +28,121 @@
 //! In place: a part of Out is written by the step that reads the last contribution to it, or by one that takes a
 //! message which could not be made before all contributions had been read.
 
+mod barrier;
 mod direct;
+mod double_tree;
 mod down;
 mod layout;
 mod log;
-mod mesh;
 mod numbers;
 mod publish;
-mod recursive;
-mod ring;
 mod rooted;
 mod routes;
-mod tree;
+mod trees;
 mod up;
-mod weave;
 
-use crate::ir::{Ask, Buffer, Collective, Program, Step};
+use super::Algorithm::{self, HierLog, HierMesh, HierPublish, HierRecursive, HierRing, HierTree};
+use super::draft::{Draft, Role};
+use crate::ir::{Ask, Buffer, Collective, Program};
 use crate::topology::Topology;
 use layout::{Layout, Uses};
 pub(crate) use log::MANY as LOG_IN_PARTS;
-use routes::{Routes, Shape};
+use routes::Routes;
+use trees::Tree;
 use up::Then;
-use weave::{Role, Weave};
-
-/// What moves between nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Inter {
-    Mesh,
-    Ring,
-    Log,
-    Recursive,
-    Tree,
-    Publish,
-}
 
 /// The program of `ask.rank` where there are at least two nodes.
-pub(super) fn plan(inter: Inter, ask: &Ask, topology: &Topology) -> Option<Program> {
+pub(super) fn plan(algorithm: Algorithm, ask: &Ask, topology: &Topology) -> Option<Program> {
     use Collective::*;
     let me = ask.rank;
-    Some(match (ask.collective, inter) {
-        (AllGather, Inter::Log) => log::all_gather(me, topology),
-        (Barrier, Inter::Log) => log::barrier(me, topology),
-        (Barrier, Inter::Mesh) => mesh::barrier(me, topology),
-        (AllReduce, Inter::Publish) => publish::all_reduce(me, topology),
-        (AllToAll | Gather | Scatter, Inter::Mesh) => direct::plan(ask, topology),
-        (AllGather, _) => all_gather(&Routes::each(topology, inter.shape()?), me),
-        (ReduceScatter, _) => reduce_scatter(&Routes::each(topology, inter.shape()?), me),
-        (AllReduce, _) => all_reduce(&inter.all_reduce(topology)?, me),
-        (Broadcast, _) => rooted::broadcast(&inter.broadcast(topology, ask.root)?, ask),
-        (Reduce, _) => rooted::reduce(&inter.reduce(topology, ask.root)?, ask),
+    Some(match (ask.collective, algorithm) {
+        (Barrier, HierMesh | HierLog) => barrier::plan(algorithm, me, topology),
+        (AllGather, HierLog) => log::all_gather(me, topology),
+        (AllReduce, HierPublish) => publish::all_reduce(me, topology),
+        (AllToAll | Gather | Scatter, HierMesh) => direct::plan(ask, topology),
+        (AllGather, _) => all_gather(&Routes::each(topology, tree(algorithm)?), me),
+        (ReduceScatter, _) => reduce_scatter(&Routes::each(topology, tree(algorithm)?), me),
+        (AllReduce, _) => all_reduce(&all_reduce_routes(algorithm, topology)?, me),
+        (Broadcast, _) => rooted::broadcast(&broadcast_routes(algorithm, topology, ask.root)?, ask),
+        (Reduce, _) => rooted::reduce(&reduce_routes(algorithm, topology, ask.root)?, ask),
         _ => return None,
     })
 }
 
-impl Inter {
-    /// For any number of homes: the tree under each.
-    fn shape(self) -> Option<Shape> {
-        match self {
-            Self::Mesh => Some(Shape::Star),
-            Self::Ring => Some(Shape::Chain),
-            Self::Recursive => Some(Shape::Binomial),
-            Self::Log | Self::Tree | Self::Publish => None,
-        }
+/// For any number of homes: the tree under each.
+fn tree(algorithm: Algorithm) -> Option<Tree> {
+    match algorithm {
+        HierMesh => Some(Tree::Star),
+        HierRing => Some(Tree::Chain),
+        HierRecursive => Some(Tree::Binomial),
+        _ => None,
     }
+}
 
-    fn all_reduce(self, topology: &Topology) -> Option<Routes<'_>> {
-        match self {
-            // Each rail has another node on top.
-            Self::Tree => Some(Routes::pairs(topology, |rail| rail % topology.nodes(), 0)),
-            Self::Log => Some(Routes::whole(topology, Shape::Binomial, 0)),
-            _ => Some(Routes::spread(topology, self.shape()?)),
-        }
+fn all_reduce_routes(algorithm: Algorithm, topology: &Topology) -> Option<Routes<'_>> {
+    match algorithm {
+        // Each rail has another node on top.
+        HierTree => Some(Routes::doubled(topology, |rail| rail % topology.nodes(), 0)),
+        HierLog => Some(Routes::whole(topology, Tree::Binomial, 0)),
+        _ => Some(Routes::spread(topology, tree(algorithm)?)),
     }
+}
 
-    fn broadcast(self, topology: &Topology, root: usize) -> Option<Routes<'_>> {
-        let (node, local) = (topology.node_of(root), topology.local(root));
-        Some(match self {
-            Self::Mesh => Routes::through(topology, root),
-            Self::Ring => Routes::rails(topology, Shape::Chain, node, local),
-            Self::Tree => Routes::pairs(topology, |_| node, local),
-            Self::Log => Routes::whole(topology, Shape::Binomial, root),
-            Self::Publish => Routes::whole(topology, Shape::Star, root),
-            Self::Recursive => return None,
-        })
+fn broadcast_routes(algorithm: Algorithm, topology: &Topology, root: usize) -> Option<Routes<'_>> {
+    let (node, local) = (topology.node_of(root), topology.local(root));
+    match algorithm {
+        HierMesh => Some(Routes::through(topology, root)),
+        HierRing => Some(Routes::rails(topology, Tree::Chain, node, local)),
+        HierTree => Some(Routes::doubled(topology, |_| node, local)),
+        HierLog => Some(Routes::whole(topology, Tree::Binomial, root)),
+        HierPublish => Some(Routes::whole(topology, Tree::Star, root)),
+        _ => None,
     }
+}
 
-    fn reduce(self, topology: &Topology, root: usize) -> Option<Routes<'_>> {
-        let (node, local) = (topology.node_of(root), topology.local(root));
-        match self {
-            // The sums of two nodes meet at the root's; those of more in all nodes but the root's, whose link
-            // would have to carry all of them otherwise.
-            Self::Mesh if topology.nodes() == 2 => Some(Routes::rails(topology, Shape::Star, node, local)),
-            Self::Mesh => Some(Routes::away(topology, root)),
-            _ => self.broadcast(topology, root),
-        }
+fn reduce_routes(algorithm: Algorithm, topology: &Topology, root: usize) -> Option<Routes<'_>> {
+    let (node, local) = (topology.node_of(root), topology.local(root));
+    match algorithm {
+        // The sums of two nodes meet at the root's; those of more in all nodes but the root's, whose link
+        // would have to carry all of them otherwise.
+        HierMesh if topology.nodes() == 2 => Some(Routes::rails(topology, Tree::Star, node, local)),
+        HierMesh => Some(Routes::away(topology, root)),
+        _ => broadcast_routes(algorithm, topology, root),
     }
 }
 
 /// A rank's block from In to Out, to its mates and to the other nodes.
 fn all_gather(routes: &Routes<'_>, me: usize) -> Program {
-    let mut weave = Weave::default();
-    let layout = Layout::new(routes, me, Uses { down: true, near: true, ..Uses::default() }, &mut weave);
+    let mut draft = Draft::default();
+    let layout = Layout::new(routes, me, Uses { down: true, near: true, ..Uses::default() }, &mut draft);
     for part in routes.homed_at(me) {
         let (input, output) = (routes.span(part, Buffer::In), routes.span(part, Buffer::Out));
         match layout.near(part) {
-            Some(channel) => weave.send((Role::Near, 0), 0, channel, input, Some(output)),
-            None => {
-                weave.step((Role::Near, 0), 0, Step::Copy { source: input, to: output, finish: false });
-            }
+            Some(channel) => draft.send((Role::Near, 0), 0, channel, input, Some(output)),
+            None => draft.copy((Role::Near, 0), input, output),
         }
         if let Some(channel) = layout.leaving(part) {
-            weave.send((Role::Leave, 0), 0, channel, input, None);
+            draft.send((Role::Leave, 0), 0, channel, input, None);
         }
     }
-    down::fan_out(&layout, &mut weave, |_| Buffer::In);
-    weave.done()
+    down::fan_out(&layout, &mut draft, |_| Buffer::In);
+    draft.done()
 }
 
 /// Every rank's contribution up to the home of the block.
 fn reduce_scatter(routes: &Routes<'_>, me: usize) -> Program {
-    let mut weave = Weave::default();
-    let layout = Layout::new(routes, me, Uses { up: true, ..Uses::default() }, &mut weave);
-    up::fan_in(&layout, &mut weave, Then::Keep);
-    weave.done()
+    let mut draft = Draft::default();
+    let layout = Layout::new(routes, me, Uses { up: true, ..Uses::default() }, &mut draft);
+    up::fan_in(&layout, &mut draft, Then::Keep);
+    draft.done()
 }
 
 /// Up, and down again as segments are reduced.
 fn all_reduce(routes: &Routes<'_>, me: usize) -> Program {
-    let mut weave = Weave::default();
+    let mut draft = Draft::default();
     let uses = Uses { up: true, down: true, near: true, ..Uses::default() };
-    let layout = Layout::new(routes, me, uses, &mut weave);
-    up::fan_in(&layout, &mut weave, Then::All);
-    down::fan_out(&layout, &mut weave, |_| Buffer::Out);
-    weave.done()
+    let layout = Layout::new(routes, me, uses, &mut draft);
+    up::fan_in(&layout, &mut draft, Then::All);
+    down::fan_out(&layout, &mut draft, |_| Buffer::Out);
+    draft.done()
 }

@@ -4,7 +4,8 @@
 //! (unless it is the home's node), then for each that it hands on one down. Where there is a part for each rank
 //! these are counted node by node, from a table of what each local index is the entry for.
 
-use super::routes::{Place, Routes, Shape};
+use super::routes::Routes;
+use super::trees::Tree;
 use std::collections::HashMap;
 
 pub(super) struct Numbers<'r, 't> {
@@ -75,14 +76,14 @@ impl<'r, 't> Numbers<'r, 't> {
         if !routes.by_rank {
             return self.few_before(part, writer, |part| routes.hands_on(part, node));
         }
-        let place_in_node = routes.parts[part].rail / self.seat(writer).0;
-        match routes.shape {
+        let index = routes.parts[part].rail / self.seat(writer).0;
+        match routes.parts[part].tree {
             // The only part that it hands on.
-            Shape::Star => 0,
-            Shape::Through if node != routes.home_node(part) => 0,
-            Shape::Through => self.entered_before(writer, routes.counted_at(part)) + place_in_node,
-            Shape::Chain | Shape::Binomial | Shape::Pair => {
-                self.handed_before(writer, routes.home_node(part)) + place_in_node
+            Tree::Star => 0,
+            Tree::Through { .. } if node != routes.home_node(part) => 0,
+            Tree::Through { .. } => self.entered_before(writer, routes.counted_at(part)) + index,
+            Tree::Chain | Tree::Binomial | Tree::Double { .. } => {
+                self.handed_before(writer, routes.home_node(part)) + index
             }
         }
     }
@@ -110,11 +111,11 @@ impl<'r, 't> Numbers<'r, 't> {
         let (routes, me) = (self.routes, self.me);
         let rail = routes.parts[part].rail;
         // Entries of all nodes but mine and those that have it already.
-        let above = match routes.shape {
-            Shape::Star => vec![parent],
-            Shape::Through if parent != routes.home_node(part) => vec![parent, routes.home_node(part)],
+        let above = match routes.parts[part].tree {
+            Tree::Star => vec![parent],
+            Tree::Through { .. } if parent != routes.home_node(part) => vec![parent, routes.home_node(part)],
             _ => {
-                let Place { children, .. } = routes.place(part, parent);
+                let children = routes.node(part, parent).children;
                 return children.into_iter().filter(|&n| routes.entry(part, n) < me).count();
             }
         };

@@ -10,37 +10,36 @@
 //! ranks get the same bits; elements are rounded once in the node and once between nodes. Each node's link carries
 //! the whole buffer once for each other node, so this is for little.
 
-use super::weave::{Role, Weave};
+use crate::algorithms::draft::{Draft, ONE};
 use crate::ir::{Buffer, Program, Source, Span, Step};
 use crate::topology::Topology;
 
 pub(super) fn all_reduce(me: usize, topology: &Topology) -> Program {
-    let mut weave = Weave::default();
-    let (node, size, lane) = (topology.node_of(me), topology.size(), (Role::Near, 0));
+    let mut draft = Draft::default();
+    let (node, size) = (topology.node_of(me), topology.size());
     let all = |buffer| Span::new(buffer, 0, size);
-    let whole = |rank, channel, reader, message| Source { rank, channel, reader, message, take: (0, size) };
     let ranks = topology.ranks_of(node);
     let (leader, mates) = (ranks[0], &ranks[1..]);
     if me != leader {
-        let channel = weave.channel(vec![leader]);
-        weave.send(lane, 0, channel, all(Buffer::In), None);
-        let from = whole(leader, 1, topology.local(me) - 1, all(Buffer::Out));
-        weave.step(lane, 3, Step::Receive { from, to: all(Buffer::Out), forward: None });
-        return weave.done();
+        let channel = draft.channel(vec![leader]);
+        draft.send(ONE, 0, channel, all(Buffer::In), None);
+        let out = all(Buffer::Out);
+        draft.receive(ONE, 3, Source::whole(leader, 1, topology.local(me) - 1, out), out);
+        return draft.done();
     }
     // What a leader sends: the sum of its node, or its own input if it is alone.
     let sent = |node| all(if topology.ranks_of(node).len() > 1 { Buffer::Scratch } else { Buffer::In });
     let others: Vec<usize> = (0..topology.nodes()).filter(|&n| n != node).collect();
-    let channel = weave.channel(others.iter().map(|&n| topology.ranks_of(n)[0]).collect());
+    let channel = draft.channel(others.iter().map(|&n| topology.ranks_of(n)[0]).collect());
     if mates.is_empty() {
-        weave.send(lane, 1, channel, all(Buffer::In), None);
+        draft.send(ONE, 1, channel, all(Buffer::In), None);
     } else {
-        weave.scratch_blocks = size;
-        weave.step(
-            lane,
+        draft.scratch_blocks = size;
+        draft.step(
+            ONE,
             1,
             Step::Reduce {
-                from: mates.iter().map(|&mate| whole(mate, 0, 0, all(Buffer::In))).collect(),
+                from: mates.iter().map(|&mate| Source::whole(mate, 0, 0, all(Buffer::In))).collect(),
                 own: Some((0, all(Buffer::In))),
                 to: Some(all(Buffer::Scratch)),
                 send: Some(channel),
@@ -50,9 +49,10 @@ pub(super) fn all_reduce(me: usize, topology: &Topology) -> Program {
     }
     // Nodes are numbered by their first ranks, so leaders ascend with them.
     let reader = |writer: usize| if node < writer { node } else { node - 1 };
-    let from = others.iter().map(|&n| whole(topology.ranks_of(n)[0], 0, reader(n), sent(n))).collect();
-    let send = (!mates.is_empty()).then(|| weave.channel(mates.to_vec()));
+    let from =
+        others.iter().map(|&n| Source::whole(topology.ranks_of(n)[0], 0, reader(n), sent(n))).collect();
+    let send = (!mates.is_empty()).then(|| draft.channel(mates.to_vec()));
     let (own, to) = (Some((node, sent(node))), Some(all(Buffer::Out)));
-    weave.step(lane, 2, Step::Reduce { from, own, to, send, finish: true });
-    weave.done()
+    draft.step(ONE, 2, Step::Reduce { from, own, to, send, finish: true });
+    draft.done()
 }

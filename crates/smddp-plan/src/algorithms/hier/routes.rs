@@ -1,33 +1,11 @@
 //! Parts, their homes, and the tree of nodes along which each travels.
 
-use super::{mesh, recursive, ring, tree};
+use super::trees::{Tree, TreeNode};
 use crate::ir::{Buffer, Span};
 use crate::topology::Topology;
 
 /// Lanes of one role: parts of homes in different nodes wait for each other only where these are congruent.
 pub(super) const LANES: usize = 4;
-
-/// The tree of nodes under a home's node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Shape {
-    /// All other nodes right below.
-    Star,
-    /// One below the other.
-    Chain,
-    Binomial,
-    /// The first or second of two binary trees.
-    Pair,
-    /// One node below, all others below that.
-    Through,
-}
-
-/// A node's place in the tree of a part.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) parent: Option<usize>,
-    pub(super) children: Vec<usize>,
-    pub(super) depth: usize,
-}
 
 /// What moves as one.
 #[derive(Clone, Copy, Debug)]
@@ -37,16 +15,13 @@ pub(super) struct Part {
     pub(super) home: usize,
     /// Its entry has this local index, modulo the ranks of the node.
     pub(super) rail: usize,
-    /// `Pair`: travels the second tree.
-    second: bool,
-    /// `Through`: the node below the home's.
-    middle: usize,
+    /// Of nodes, under the home's.
+    pub(super) tree: Tree,
 }
 
 /// All parts of a collective, the same at every rank.
 pub(super) struct Routes<'a> {
     pub(super) topology: &'a Topology,
-    pub(super) shape: Shape,
     pub(super) parts: Vec<Part>,
     /// Whether there are parts for each node (or all but one): for its first rank, its second, and so on, each with
     /// the rank's local index as its rail. Otherwise they are few.
@@ -57,41 +32,38 @@ pub(super) struct Routes<'a> {
 
 impl<'a> Routes<'a> {
     /// Each rank is the home of its own block.
-    pub(super) fn each(topology: &'a Topology, shape: Shape) -> Self {
-        Self::by_rank(
-            topology,
-            shape,
-            |node| topology.ranks_of(node).len(),
-            |node, local| {
-                let home = topology.ranks_of(node)[local];
-                Part { blocks: (home, 1), home, rail: local, second: false, middle: node }
-            },
-        )
+    pub(super) fn each(topology: &'a Topology, tree: Tree) -> Self {
+        let part = |node, local| {
+            let home = topology.rank_at(node, local);
+            Part { blocks: (home, 1), home, rail: local, tree }
+        };
+        Self::by_rank(topology, |node| topology.ranks_of(node).len(), part)
     }
 
     /// Every node gets an equal share, however many ranks it has: a part for each of its ranks, which are their homes.
-    pub(super) fn spread(topology: &'a Topology, shape: Shape) -> Self {
-        Self::shares(topology, shape, None, |node, rail| topology.rank_at(node, rail))
+    pub(super) fn spread(topology: &'a Topology, tree: Tree) -> Self {
+        Self::shares(topology, None, |node, rail| (topology.rank_at(node, rail), tree))
     }
 
     /// Every node but the root's gets an equal share. A part goes from the root's node to one rank of that node, and
     /// from there to the other nodes.
     pub(super) fn through(topology: &'a Topology, root: usize) -> Self {
         let node = topology.node_of(root);
-        Self::shares(topology, Shape::Through, Some(node), |_, rail| topology.rank_at(node, rail))
+        let part = |middle, rail| (topology.rank_at(node, rail), Tree::Through { middle });
+        Self::shares(topology, Some(node), part)
     }
 
     /// The same parts; that rank is the home.
     pub(super) fn away(topology: &'a Topology, root: usize) -> Self {
-        let home = |node, rail| topology.rank_at(node, rail);
-        Self::shares(topology, Shape::Star, Some(topology.node_of(root)), home)
+        let part = |node, rail| (topology.rank_at(node, rail), Tree::Star);
+        Self::shares(topology, Some(topology.node_of(root)), part)
     }
 
+    /// `part`: the home of a node's part on a rail, and the tree under it.
     fn shares(
         topology: &'a Topology,
-        shape: Shape,
         without: Option<usize>,
-        home: impl Fn(usize, usize) -> usize,
+        part: impl Fn(usize, usize) -> (usize, Tree),
     ) -> Self {
         let nodes = topology.nodes() - usize::from(without.is_some());
         // There are at least as many blocks as nodes, but maybe fewer than would do for all ranks of a node.
@@ -103,57 +75,42 @@ impl<'a> Routes<'a> {
             true => 0,
             false => topology.ranks_of(node).len().min(blocks(node).1),
         };
-        Self::by_rank(topology, shape, count, |node, rail| {
+        Self::by_rank(topology, count, |node, rail| {
             let (first, all) = blocks(node);
             let (skipped, mine) = share(rail, count(node), all);
-            let home = home(node, rail);
-            Part { blocks: (first + skipped, mine), home, rail, second: false, middle: node }
+            let (home, tree) = part(node, rail);
+            Part { blocks: (first + skipped, mine), home, rail, tree }
         })
     }
 
     /// A part for each rail, all with homes in one node; `first` is the rail of the first.
-    pub(super) fn rails(topology: &'a Topology, shape: Shape, node: usize, first: usize) -> Self {
-        let rails = topology.node_sizes().0;
-        Self::few(topology, shape, rails, first, |_| node)
+    pub(super) fn rails(topology: &'a Topology, tree: Tree, node: usize, first: usize) -> Self {
+        Self::few(topology, topology.node_sizes().0, |i| (node, first + i, tree))
     }
 
     /// Two parts for each rail, one for each of two trees.
-    pub(super) fn pairs(topology: &'a Topology, top: impl Fn(usize) -> usize, first: usize) -> Self {
-        let rails = topology.node_sizes().0;
-        let mut routes = Self::few(topology, Shape::Pair, 2 * rails, first, |part| top(part / 2));
-        for (i, part) in routes.parts.iter_mut().enumerate() {
-            part.second = i % 2 == 1;
-        }
-        routes
+    pub(super) fn doubled(topology: &'a Topology, top: impl Fn(usize) -> usize, first: usize) -> Self {
+        let part = |i| (top(i / 2), first + i / 2, Tree::Double { second: i % 2 == 1 });
+        Self::few(topology, 2 * topology.node_sizes().0, part)
     }
 
     /// Everything as one part.
-    pub(super) fn whole(topology: &'a Topology, shape: Shape, home: usize) -> Self {
-        Self::few(topology, shape, 1, topology.local(home), |_| topology.node_of(home))
+    pub(super) fn whole(topology: &'a Topology, tree: Tree, home: usize) -> Self {
+        Self::few(topology, 1, |_| (topology.node_of(home), topology.local(home), tree))
     }
 
-    fn few(
-        topology: &'a Topology,
-        shape: Shape,
-        count: usize,
-        first: usize,
-        node: impl Fn(usize) -> usize,
-    ) -> Self {
-        let each = if shape == Shape::Pair { 2 } else { 1 };
-        let part = |i| Part {
-            blocks: share(i, count, topology.size()),
-            home: topology.rank_at(node(i), first + i / each),
-            rail: first + i / each,
-            second: false,
-            middle: 0,
+    /// `part`: the home's node, the rail, and the tree.
+    fn few(topology: &'a Topology, count: usize, part: impl Fn(usize) -> (usize, usize, Tree)) -> Self {
+        let part = |i| {
+            let (node, rail, tree) = part(i);
+            let blocks = share(i, count, topology.size());
+            Part { blocks, home: topology.rank_at(node, rail), rail, tree }
         };
-        let parts = (0..count).map(part).collect();
-        Self { topology, shape, parts, by_rank: false, starts: Vec::new() }
+        Self { topology, parts: (0..count).map(part).collect(), by_rank: false, starts: Vec::new() }
     }
 
     fn by_rank(
         topology: &'a Topology,
-        shape: Shape,
         count: impl Fn(usize) -> usize,
         part: impl Fn(usize, usize) -> Part,
     ) -> Self {
@@ -162,7 +119,7 @@ impl<'a> Routes<'a> {
             parts.extend((0..count(node)).map(|local| part(node, local)));
             starts.push(parts.len());
         }
-        Self { topology, shape, parts, by_rank: true, starts }
+        Self { topology, parts, by_rank: true, starts }
     }
 
     pub(super) fn span(&self, part: usize, buffer: Buffer) -> Span {
@@ -185,7 +142,10 @@ impl<'a> Routes<'a> {
 
     /// The node that a part is counted to: its home's, or the one that it goes through.
     pub(super) fn counted_at(&self, part: usize) -> usize {
-        if self.shape == Shape::Through { self.parts[part].middle } else { self.home_node(part) }
+        match self.parts[part].tree {
+            Tree::Through { middle } => middle,
+            _ => self.home_node(part),
+        }
     }
 
     /// `by_rank`: the parts counted to a node.
@@ -211,55 +171,29 @@ impl<'a> Routes<'a> {
     }
 
     /// Where `node` is in the tree of `part`.
-    pub(super) fn place(&self, part: usize, node: usize) -> Place {
-        let (nodes, top) = (self.topology.nodes(), self.home_node(part));
-        let Part { second, middle, .. } = self.parts[part];
-        match self.shape {
-            Shape::Star => mesh::star(top, node, nodes),
-            Shape::Through => mesh::through(top, middle, node, nodes),
-            Shape::Chain => ring::chain(top, node, nodes),
-            Shape::Binomial => recursive::binomial(top, node, nodes),
-            Shape::Pair => tree::pair(top, second, node, nodes),
-        }
+    pub(super) fn node(&self, part: usize, node: usize) -> TreeNode {
+        self.parts[part].tree.node(self.home_node(part), node, self.topology.nodes())
     }
 
     /// Whether `node` hands `part` on to other nodes.
     pub(super) fn hands_on(&self, part: usize, node: usize) -> bool {
-        let (nodes, top) = (self.topology.nodes(), self.home_node(part));
-        match self.shape {
-            Shape::Star => node == top,
-            Shape::Chain => (node + 1) % nodes != top,
-            Shape::Through => node == top || (node == self.parts[part].middle && nodes > 2),
-            Shape::Binomial => recursive::has_children(top, node, nodes),
-            Shape::Pair => !self.place(part, node).children.is_empty(),
-        }
+        self.parts[part].tree.has_children(self.home_node(part), node, self.topology.nodes())
     }
 
     /// Nodes above `node` in the tree of `part`.
     pub(super) fn depth(&self, part: usize, node: usize) -> usize {
-        let (nodes, top) = (self.topology.nodes(), self.home_node(part));
-        match self.shape {
-            Shape::Star => usize::from(node != top),
-            Shape::Chain => (node + nodes - top) % nodes,
-            Shape::Through | Shape::Binomial | Shape::Pair => self.place(part, node).depth,
-        }
+        self.parts[part].tree.depth(self.home_node(part), node, self.topology.nodes())
     }
 
-    /// No place is deeper.
+    /// No node is deeper in any tree: they are as high as each other.
     pub(super) fn height(&self) -> usize {
-        let nodes = self.topology.nodes();
-        match self.shape {
-            Shape::Star => 1,
-            Shape::Through => 2,
-            Shape::Chain => nodes - 1,
-            Shape::Binomial => recursive::height(nodes),
-            Shape::Pair => tree::height(nodes),
-        }
+        self.parts.first().map_or(0, |part| part.tree.height(self.topology.nodes()))
     }
 
     /// Readers of what `node` sends down, ascending.
-    pub(super) fn readers(&self, part: usize, place: &Place) -> Vec<usize> {
-        let mut readers: Vec<usize> = place.children.iter().map(|&n| self.entry(part, n)).collect();
+    pub(super) fn readers(&self, part: usize, node: usize) -> Vec<usize> {
+        let children = self.node(part, node).children;
+        let mut readers: Vec<usize> = children.iter().map(|&n| self.entry(part, n)).collect();
         readers.sort_unstable();
         readers
     }
@@ -293,28 +227,28 @@ mod tests {
 
     /// Every node hangs on the top one, its parent has it as a child, and depths count.
     #[test]
-    fn every_shape_is_a_tree_of_all_nodes() {
+    fn every_tree_has_all_nodes() {
         for nodes in 2..40 {
             let topology = Topology::blocks(nodes, 2);
-            let mut all: Vec<Routes<'_>> = [Shape::Star, Shape::Chain, Shape::Binomial]
-                .map(|shape| Routes::each(&topology, shape))
+            let mut all: Vec<Routes<'_>> = [Tree::Star, Tree::Chain, Tree::Binomial]
+                .map(|tree| Routes::each(&topology, tree))
                 .into_iter()
-                .chain([Routes::spread(&topology, Shape::Binomial)])
+                .chain([Routes::spread(&topology, Tree::Binomial)])
                 .collect();
             all.push(Routes::through(&topology, nodes));
             all.push(Routes::away(&topology, 1));
-            all.push(Routes::pairs(&topology, |rail| rail % nodes, 0));
+            all.push(Routes::doubled(&topology, |rail| rail % nodes, 0));
             for routes in all {
                 for part in 0..routes.parts.len() {
                     for node in 0..nodes {
-                        let place = routes.place(part, node);
-                        assert_eq!(place.parent.is_none(), node == routes.home_node(part));
-                        assert_eq!(routes.hands_on(part, node), !place.children.is_empty());
-                        assert!(place.depth <= routes.height());
-                        assert_eq!(routes.depth(part, node), place.depth);
-                        for child in place.children {
-                            let below = routes.place(part, child);
-                            assert_eq!((below.parent, below.depth), (Some(node), place.depth + 1));
+                        let at = routes.node(part, node);
+                        assert_eq!(at.parent.is_none(), node == routes.home_node(part));
+                        assert_eq!(routes.hands_on(part, node), !at.children.is_empty());
+                        assert!(at.depth <= routes.height());
+                        assert_eq!(routes.depth(part, node), at.depth);
+                        for child in at.children {
+                            let below = routes.node(part, child);
+                            assert_eq!((below.parent, below.depth), (Some(node), at.depth + 1));
                         }
                     }
                 }

@@ -1,7 +1,7 @@
 //! Contributions up to the homes: in each node the entry reduces what its mates, itself and the nodes below have.
 
 use super::layout::Layout;
-use super::weave::{Role, Weave};
+use crate::algorithms::draft::{Draft, Role};
 use crate::ir::{Buffer, Source, Span, Step};
 
 /// Where a home's result goes.
@@ -16,7 +16,7 @@ pub(super) enum Then {
 }
 
 /// In the order of the nodes: the sums of those below mine, my node's contributions rank by rank, the other sums.
-pub(super) fn fan_in(layout: &Layout<'_, '_>, weave: &mut Weave, then: Then) {
+pub(super) fn fan_in(layout: &Layout<'_, '_>, draft: &mut Draft, then: Then) {
     let Layout { routes, me, node, .. } = *layout;
     for part in routes.rotated(node, false) {
         let slot = layout.up_slot(part);
@@ -24,14 +24,13 @@ pub(super) fn fan_in(layout: &Layout<'_, '_>, weave: &mut Weave, then: Then) {
         let input = routes.span(part, Buffer::In);
         let entry = routes.entry(part, node);
         if entry != me {
-            weave.send((Role::Give, lane), lag, layout.give(slot, entry), input, None);
+            draft.send((Role::Give, lane), lag, layout.give(slot, entry), input, None);
             continue;
         }
-        let mut below = routes.place(part, node).children;
+        let mut below = routes.node(part, node).children;
         below.sort_unstable();
         let split = below.partition_point(|&child| child < node);
-        let source =
-            |rank, channel| Source { rank, channel, reader: 0, message: input, take: (0, input.blocks) };
+        let source = |rank, channel| Source::whole(rank, channel, 0, input);
         let sum = |&child: &usize| {
             let entry = routes.entry(part, child);
             source(entry, layout.up_of(entry, part))
@@ -53,11 +52,11 @@ pub(super) fn fan_in(layout: &Layout<'_, '_>, weave: &mut Weave, then: Then) {
             (None, Then::Root(_)) => (None, layout.leaving(part), true),
         };
         match (from.is_empty(), send) {
-            (true, Some(channel)) => weave.send(at, lag, channel, input, None),
-            _ => weave.step(at, lag, Step::Reduce { from, own: Some((own, input)), to, send, finish }),
+            (true, Some(channel)) => draft.send(at, lag, channel, input, None),
+            _ => draft.step(at, lag, Step::Reduce { from, own: Some((own, input)), to, send, finish }),
         }
         if let (true, Some(channel)) = (finish && then == Then::All, layout.near(part)) {
-            weave.send(at, lag, channel, output, None);
+            draft.send(at, lag, channel, output, None);
         }
     }
 }

@@ -10,8 +10,8 @@
 
 mod step;
 
-use super::clock::{Clock, Moment};
-use super::error::{Error, Place};
+use super::clock::{Clock, Moment, Spare};
+use super::error::{Error, Position};
 use super::memory::Memory;
 use super::shape::Operation;
 use super::value::{Value, Values};
@@ -43,8 +43,6 @@ struct Flow {
     read: Vec<usize>,
 }
 
-type Signals = Vec<(Span, usize, Clock)>;
-
 /// One operation while it runs.
 struct Run<'a> {
     op: Operation<'a>,
@@ -52,8 +50,6 @@ struct Run<'a> {
     memory: Vec<Memory>,
     /// By writer, then channel.
     flows: Vec<Vec<Flow>>,
-    /// By rank, then semaphore.
-    signals: Vec<Vec<Signals>>,
     began: Vec<Moment>,
     ended: Vec<Clock>,
 }
@@ -62,7 +58,8 @@ struct Run<'a> {
 struct Cursor {
     iteration: usize,
     step: usize,
-    done: bool,
+    /// Iterations of the lane.
+    turns: usize,
 }
 
 struct Rank {
@@ -87,6 +84,10 @@ pub(super) struct Replay<'a> {
     pub(super) values: Values,
     tracks: Vec<Track<'a>>,
     clocks: Vec<Clock>,
+    spare: Spare,
+    /// What the step under way reduces, and what it makes.
+    inputs: Vec<Value>,
+    made: Vec<Value>,
 }
 
 impl<'a> Replay<'a> {
@@ -115,7 +116,15 @@ impl<'a> Replay<'a> {
             made.push(Track { first, runs, ranks });
             first += ops.len();
         }
-        Self { depth, values, tracks: made, clocks: vec![Clock::new(lane); lane] }
+        Self {
+            depth,
+            values,
+            tracks: made,
+            clocks: vec![Clock::new(lane); lane],
+            spare: Spare::default(),
+            inputs: Vec::new(),
+            made: Vec::new(),
+        }
     }
 
     /// To the end of everything.
@@ -168,13 +177,15 @@ impl<'a> Replay<'a> {
         }
         if let Some(run) = runs.get_mut(*now) {
             run.began[rank] = clock.tick(*lane);
-            *cursors = vec![Cursor::default(); run.op.programs[rank].lanes.len()];
+            let turns = |steps: &Vec<Timed>| run.segments + steps.iter().map(|s| s.lag).max().unwrap_or(0);
+            let lanes = run.op.programs[rank].lanes.iter();
+            *cursors = lanes.map(|steps| Cursor { turns: turns(steps), ..Cursor::default() }).collect();
         }
         self.clocks[*lane..*lane + *lanes].fill(clock);
     }
 
     /// Runs a rank until all its lanes wait or it is through; says whether anything happened.
-    fn drive(&mut self, t: usize, rank: usize, waiting: &mut Vec<Place>) -> Result<bool, Error> {
+    fn drive(&mut self, t: usize, rank: usize, waiting: &mut Vec<Position>) -> Result<bool, Error> {
         let mut moved = false;
         loop {
             let now = self.tracks[t].ranks[rank].now;
@@ -185,12 +196,11 @@ impl<'a> Replay<'a> {
             let before = waiting.len();
             for (lane, steps) in op.programs[rank].lanes.iter().enumerate() {
                 let mut cursor = self.tracks[t].ranks[rank].cursors[lane];
-                let lag = steps.iter().map(|s| s.lag).max().unwrap_or(0);
-                while !cursor.done {
+                while cursor.iteration < cursor.turns {
                     if let Some(Timed { lag, step }) = steps.get(cursor.step) {
                         let segment = cursor.iteration.wrapping_sub(*lag);
                         if segment < segments && active(&op, rank, step, segment) {
-                            let at = Place { operation, rank, lane, step: cursor.step, segment };
+                            let at = Position { operation, rank, lane, step: cursor.step, segment };
                             if !self.step(t, now, at, step)? {
                                 waiting.push(at);
                                 break;
@@ -201,7 +211,6 @@ impl<'a> Replay<'a> {
                     } else {
                         cursor.step = 0;
                         cursor.iteration += 1;
-                        cursor.done = cursor.iteration >= segments + lag;
                     }
                 }
                 self.tracks[t].ranks[rank].cursors[lane] = cursor;
@@ -248,7 +257,6 @@ impl<'a> Run<'a> {
                 .iter()
                 .map(|p| p.channels.iter().map(|c| flow(c.readers.len())).collect())
                 .collect(),
-            signals: programs.iter().map(|p| vec![Vec::new(); p.semaphores]).collect(),
             began: vec![Moment::NEVER; op.size()],
             ended: vec![Clock::default(); op.size()],
         }
@@ -276,7 +284,6 @@ fn active(op: &Operation<'_>, rank: usize, step: &Step, segment: usize) -> bool 
     let mine = match step {
         Step::Send { source, .. } | Step::Copy { source, .. } => Some(*source),
         Step::Reduce { own, .. } => own.map(|(_, span)| span),
-        Step::Signal { of, .. } | Step::Wait { of, .. } => Some(*of),
         Step::Receive { .. } => None,
     };
     mine.is_some_and(|span| op.has(rank, span, segment))

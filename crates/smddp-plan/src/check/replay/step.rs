@@ -1,7 +1,7 @@
 //! One segment of one step: what it waits for, and what it does to memory and cells.
 
 use super::super::clock::{Clock, Moment};
-use super::super::error::{Error, Place};
+use super::super::error::{Error, Position};
 use super::super::memory::{Memory, Misuse};
 use super::super::shape::Operation;
 use super::super::value::{NOTHING, Unfit, Value, Values};
@@ -10,10 +10,10 @@ use crate::ir::{Buffer, Source, Span, Step};
 
 impl Replay<'_> {
     /// One segment of one step, or `false` where it must wait.
-    pub(super) fn step(&mut self, t: usize, now: usize, at: Place, step: &Step) -> Result<bool, Error> {
-        let Self { depth, values, tracks, clocks } = self;
+    pub(super) fn step(&mut self, t: usize, now: usize, at: Position, step: &Step) -> Result<bool, Error> {
+        let Self { depth, values, tracks, clocks, spare, inputs, made } = self;
         let Track { runs, ranks, .. } = &mut tracks[t];
-        let Run { op, memory, flows, signals, .. } = &mut runs[now];
+        let Run { op, memory, flows, .. } = &mut runs[now];
         let (depth, me, segment, op) = (*depth, at.rank, at.segment, *op);
         let base = ranks[me].lane;
         let lane = base + at.lane;
@@ -40,15 +40,6 @@ impl Replay<'_> {
         {
             return Ok(false);
         }
-        if let Step::Wait { semaphore, of } = step {
-            let Some((span, counted, clock)) = signals[me][*semaphore].get(segment) else {
-                return Ok(false);
-            };
-            if (span, *counted) != (of, segment) {
-                return Err(Error::Semaphore { at });
-            }
-            clocks[lane].join(clock);
-        }
 
         // It happens: first what I learn from others, then what I do.
         for from in sources() {
@@ -69,7 +60,7 @@ impl Replay<'_> {
             false => NOTHING,
         };
         let mut hands = Hands { op: &op, memory: &mut memory[me], at, base, moment, clock };
-        let mut result = Vec::new();
+        made.clear();
         match step {
             Step::Send { source, tee, .. } => {
                 for i in 0..source.blocks {
@@ -79,30 +70,29 @@ impl Replay<'_> {
                     {
                         hands.write(*tee, i, value)?;
                     }
-                    result.push(value);
+                    made.push(value);
                 }
             }
             Step::Receive { from, to, .. } => {
                 for i in 0..to.blocks {
                     let value = taken(from, i, ranks);
                     hands.write(*to, i, value)?;
-                    result.push(value);
+                    made.push(value);
                 }
             }
             Step::Reduce { from, own, to, finish, .. } => {
                 let blocks = own.map_or_else(|| from[0].take.1, |(_, span)| span.blocks);
-                let mut inputs = Vec::with_capacity(from.len() + 1);
                 for i in 0..blocks {
                     inputs.clear();
                     inputs.extend(from.iter().map(|f| taken(f, i, ranks)));
                     if let Some((position, span)) = own {
                         inputs.insert(*position, hands.read(*span, i)?);
                     }
-                    let value = hands.combine(values, &inputs, *finish)?;
+                    let value = hands.combine(values, inputs, *finish)?;
                     if let Some(to) = to {
                         hands.write(*to, i, value)?;
                     }
-                    result.push(value);
+                    made.push(value);
                 }
             }
             Step::Copy { source, to, finish } => {
@@ -116,10 +106,6 @@ impl Replay<'_> {
                     }
                 }
             }
-            Step::Signal { semaphore, of } => {
-                signals[me][*semaphore].push((*of, segment, clock.clone()));
-            }
-            Step::Wait { .. } => {}
         }
 
         // Give back what was read, publish what was written.
@@ -127,15 +113,15 @@ impl Replay<'_> {
             let cell = &mut ranks[from.rank].cells[incoming(from, flows).0];
             cell.unread -= 1;
             if cell.unread == 0 {
-                cell.written = Clock::default();
+                spare.forget(&mut cell.written);
             }
             if cell.to_come > 0 {
-                cell.released.join(clock);
+                spare.keep(&mut cell.released, clock);
             }
             flows[from.rank][from.channel].read[from.reader] += 1;
         }
         if let Some((channel, span, cell, k)) = outgoing {
-            for (i, &value) in result.iter().enumerate() {
+            for (i, &value) in made.iter().enumerate() {
                 let there = op.segments(me, span.buffer, span.block + i) > segment;
                 if there != (value != NOTHING) {
                     return Err(Error::Sizes { at });
@@ -148,10 +134,10 @@ impl Replay<'_> {
             cell.unread = flow.read.len();
             cell.span = Some(span);
             cell.segment = segment;
-            cell.values = result;
+            std::mem::swap(&mut cell.values, made);
             cell.to_come -= 1;
-            cell.written = clock.clone();
-            cell.released = Clock::default();
+            spare.keep(&mut cell.written, clock);
+            spare.forget(&mut cell.released);
         }
         Ok(true)
     }
@@ -161,7 +147,7 @@ impl Replay<'_> {
 struct Hands<'b, 'a> {
     op: &'b Operation<'a>,
     memory: &'b mut Memory,
-    at: Place,
+    at: Position,
     base: usize,
     moment: Moment,
     clock: &'b Clock,

@@ -15,7 +15,7 @@ use crate::shadow::{Access, Shadow, Touch};
 /// its own, by its address.
 pub(crate) type File = (u64, u64);
 
-pub(crate) struct Place {
+pub(crate) struct Allocation {
     /// Whose it is; nobody's where processes made it known.
     owner: Option<usize>,
     /// Its owner has not given it back.
@@ -95,9 +95,9 @@ pub(crate) fn opened(base: u64, bytes: usize, had: Had, file: Option<RawFd>) {
         };
         let owner = (!matches!(had, Had::Registered)).then_some(rank);
         let shadow = || Shadow::new(had != Had::Device);
-        let place =
-            || Place { owner, live: true, shadow: shadow(), words: HashMap::new(), uses: Uses::new() };
-        world.places.entry(file).or_insert_with(place);
+        let allocation =
+            || Allocation { owner, live: true, shadow: shadow(), words: HashMap::new(), uses: Uses::new() };
+        world.allocations.entry(file).or_insert_with(allocation);
         world.views.insert((rank, base), View { bytes, had, file, offset, uses: Uses::new() });
     });
 }
@@ -111,7 +111,7 @@ pub(crate) fn closed(base: u64, call: &str) {
         let others = world.views.values().filter(|other| other.file == view.file);
         let frees = matches!(view.had, Had::Device | Had::Host);
         if frees {
-            let closed = world.places.get(&view.file).map(|place| &place.uses);
+            let closed = world.allocations.get(&view.file).map(|allocation| &allocation.uses);
             let uses = others.clone().map(|other| &other.uses).chain(closed);
             late.extend(uses.flat_map(|uses| unfinished(uses, &clock)));
         }
@@ -122,11 +122,11 @@ pub(crate) fn closed(base: u64, call: &str) {
             world.report(fault, "nothing orders this use before that", &[&used, &operation]);
         }
         if last {
-            world.places.remove(&view.file);
-        } else if let Some(place) = world.places.get_mut(&view.file) {
-            place.live &= !frees;
+            world.allocations.remove(&view.file);
+        } else if let Some(allocation) = world.allocations.get_mut(&view.file) {
+            allocation.live &= !frees;
             for (actor, used) in view.uses {
-                let last = place.uses.entry(actor).or_insert_with(|| used.clone());
+                let last = allocation.uses.entry(actor).or_insert_with(|| used.clone());
                 *last = if last.0 < used.0 { used } else { last.clone() };
             }
         }
@@ -159,7 +159,7 @@ impl World {
         Some(pieces)
     }
 
-    pub(crate) fn place(&self, rank: usize, address: u64) -> Option<(File, usize)> {
+    pub(crate) fn locate(&self, rank: usize, address: u64) -> Option<(File, usize)> {
         self.find(rank, address).map(|(_, view, into)| (view.file, view.offset + into))
     }
 
@@ -172,8 +172,8 @@ impl World {
 
     /// A word's history, with what was written to it past the checker.
     pub(crate) fn word(&mut self, rank: usize, address: u64) -> Option<&mut Word> {
-        let (value, (file, offset)) = (self.load(rank, address)?, self.place(rank, address)?);
-        let words = &mut self.places.get_mut(&file)?.words;
+        let (value, (file, offset)) = (self.load(rank, address)?, self.locate(rank, address)?);
+        let words = &mut self.allocations.get_mut(&file)?.words;
         let word = words.entry(offset).or_insert_with(|| Word::new(value));
         word.holds(value);
         Some(word)
@@ -191,7 +191,7 @@ impl World {
 
     /// "64 bytes at offset 128 of rank 0's allocation 7".
     fn named(&self, file: File, offset: usize, bytes: usize) -> String {
-        let owner = self.places.get(&file).and_then(|place| place.owner);
+        let owner = self.allocations.get(&file).and_then(|allocation| allocation.owner);
         let owner = owner.map_or("the registered".into(), |rank| format!("rank {rank}'s"));
         format!("{bytes} bytes at offset {offset} of {owner} allocation {:x}", file.1)
     }
@@ -212,15 +212,15 @@ impl World {
             if let Some(view) = self.views.get_mut(&view) {
                 view.uses.insert(actor, (tick, by.clone()));
             }
-            let Some(place) = self.places.get_mut(&file) else { continue };
-            if !place.live {
+            let Some(allocation) = self.allocations.get_mut(&file) else { continue };
+            if !allocation.live {
                 alive = false;
                 let text =
                     format!("nothing orders this before the freeing of {}", self.named(file, offset, bytes));
                 self.report("Freed", &text, &[by]);
                 continue;
             }
-            let found = place.shadow.touch(offset..offset + bytes, &access, clock);
+            let found = allocation.shadow.touch(offset..offset + bytes, &access, clock);
             for (range, earlier) in found.races {
                 let what = self.named(file, range.start, range.len());
                 self.report("Race", &format!("nothing orders these two on {what}"), &[&earlier.by, by]);

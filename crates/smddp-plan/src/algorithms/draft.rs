@@ -1,6 +1,6 @@
-//! A program of several lanes while it is written.
+//! A program while it is written.
 
-use crate::ir::{Channel, Lane, Program, Span, Step, Timed};
+use crate::ir::{Channel, Lane, Program, Source, Span, Step, Timed};
 use std::collections::BTreeMap;
 
 /// What a lane does. The executor asks the lanes in this order: what starts flows first.
@@ -23,14 +23,17 @@ pub(super) enum Role {
 /// A lane: its role, and a number where a role has several.
 pub(super) type At = (Role, usize);
 
+/// The lane of a program that has one.
+pub(super) const ONE: At = (Role::Near, 0);
+
 #[derive(Default)]
-pub(super) struct Weave {
+pub(super) struct Draft {
     channels: Vec<Channel>,
     lanes: BTreeMap<At, Lane>,
     pub(super) scratch_blocks: usize,
 }
 
-impl Weave {
+impl Draft {
     /// A new channel of mine; returns its number.
     pub(super) fn channel(&mut self, mut readers: Vec<usize>) -> usize {
         readers.sort_unstable();
@@ -46,10 +49,19 @@ impl Weave {
         self.step(at, lag, Step::Send { channel, source, tee });
     }
 
+    pub(super) fn receive(&mut self, at: At, lag: usize, from: Source, to: Span) {
+        self.step(at, lag, Step::Receive { from, to, forward: None });
+    }
+
+    /// What comes in goes out as it is.
+    pub(super) fn copy(&mut self, at: At, source: Span, to: Span) {
+        self.step(at, 0, Step::Copy { source, to, finish: false });
+    }
+
     /// Steps of a lane ascend by lag; those of one lag stay in the order in which they came.
     pub(super) fn done(self) -> Program {
         let mut lanes: Vec<Lane> = self.lanes.into_values().collect();
         lanes.iter_mut().for_each(|lane| lane.sort_by_key(|timed| timed.lag));
-        Program { channels: self.channels, lanes, scratch_blocks: self.scratch_blocks, semaphores: 0 }
+        Program { channels: self.channels, lanes, scratch_blocks: self.scratch_blocks }
     }
 }

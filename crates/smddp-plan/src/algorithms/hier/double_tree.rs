@@ -14,27 +14,16 @@
 //! Logarithmic latency, and every node's link is used both ways: Sanders, Speck and Traeff, "Two-tree Algorithms for
 //! Full Bandwidth Broadcast, Reduction and Scan", 2009. Nodes are counted from the top one (`node - top mod nodes`).
 
-use super::routes::Place;
-
-pub(super) fn pair(top: usize, second: bool, node: usize, nodes: usize) -> Place {
-    let tree = Tree { size: nodes, root: top, second };
-    Place { parent: tree.parent(node), children: tree.children(node), depth: tree.depth(node) }
-}
-
-pub(super) fn height(nodes: usize) -> usize {
-    nodes.ilog2() as usize + 1
-}
-
 /// One of the two trees.
-struct Tree {
-    size: usize,
-    root: usize,
-    second: bool,
+pub(super) struct DoubleTree {
+    pub(super) size: usize,
+    pub(super) root: usize,
+    pub(super) second: bool,
 }
 
-impl Tree {
+impl DoubleTree {
     /// The parent of `node`, or `None` at the root.
-    fn parent(&self, node: usize) -> Option<usize> {
+    pub(super) fn parent(&self, node: usize) -> Option<usize> {
         let n = self.size;
         let place = self.relabel((node + n - self.root) % n, true);
         let bit = place & place.wrapping_neg();
@@ -60,7 +49,7 @@ impl Tree {
     }
 
     /// Ascending.
-    fn children(&self, node: usize) -> Vec<usize> {
+    pub(super) fn children(&self, node: usize) -> Vec<usize> {
         let n = self.size;
         let place = self.relabel((node + n - self.root) % n, true);
         // A child's lowest bit is lower, and it differs from its parent by that bit.
@@ -76,7 +65,7 @@ impl Tree {
         children
     }
 
-    fn depth(&self, node: usize) -> usize {
+    pub(super) fn depth(&self, node: usize) -> usize {
         std::iter::successors(self.parent(node), |&r| self.parent(r)).count()
     }
 }
@@ -89,7 +78,7 @@ mod tests {
     fn every_node_hangs_on_the_root_and_is_inner_at_most_once() {
         for size in 2..70 {
             for root in [0, size / 2, size - 1] {
-                let trees = [false, true].map(|second| Tree { size, root, second });
+                let trees = [false, true].map(|second| DoubleTree { size, root, second });
                 for node in 0..size {
                     for tree in &trees {
                         assert!(tree.depth(node) <= size.ilog2() as usize + 1, "{size} {root} {node}");
