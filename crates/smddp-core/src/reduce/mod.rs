@@ -55,8 +55,8 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// None where this dtype cannot do this redop: bits of floats, order or bits of complex numbers, anything
-    /// of opaque dtypes and complex32. The factor of a PREMUL_SUM is not part of it: see [`premultiply`].
+    /// None where this dtype cannot do this redop: bits of floats, order or bits of complex numbers, factors of bools,
+    /// anything of opaque dtypes and complex32. The factor of a PREMUL_SUM is not part of it: see [`premultiply`].
     pub(crate) fn new(dtype: DType, redop: RedOp) -> Option<Kernel> {
         Self::at(Level::best(), dtype, redop)
     }
