@@ -14,17 +14,17 @@ pub type MessageId = u64;
 /// One rank's messages with others, as one carrier brings them. Nothing blocks; what cannot be done yet is `None`.
 pub trait PointToPoint {
     /// Starts sending a message.
-    fn open(&mut self, to: usize, mail: Envelope) -> Option<MessageId>;
+    fn open(&mut self, to: usize, envelope: Envelope) -> Option<MessageId>;
     /// Next free cell of an outgoing message: address and room in bytes.
-    fn cell(&mut self, stream: MessageId) -> Option<(*mut u8, usize)>;
+    fn cell(&mut self, message: MessageId) -> Option<(*mut u8, usize)>;
     /// The cell filled last is a piece of `bytes` now.
-    fn publish(&mut self, stream: MessageId, bytes: usize);
+    fn publish(&mut self, message: MessageId, bytes: usize);
     /// Everything is written; memory comes back when the receiver is done.
-    fn close(&mut self, stream: MessageId);
+    fn close(&mut self, message: MessageId);
     /// Next message that `from` announced and that was not yet taken from the wire.
     fn next(&mut self, from: usize) -> Option<(Envelope, MessageId)>;
     /// Next piece of an incoming message.
-    fn piece(&mut self, from: usize, stream: MessageId) -> Option<(*const u8, usize)>;
+    fn piece(&mut self, from: usize, message: MessageId) -> Option<(*const u8, usize)>;
     /// That piece is read.
-    fn release(&mut self, from: usize, stream: MessageId);
+    fn release(&mut self, from: usize, message: MessageId);
 }

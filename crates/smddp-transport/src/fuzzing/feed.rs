@@ -43,8 +43,8 @@ pub(crate) fn door(prepared: &Prepared) -> TcpAddress {
 }
 
 /// A call to that door, its hello said and heard.
-pub(crate) fn call(door: &TcpAddress, from: usize, lane: usize) -> TcpStream {
-    let stream = say(door, &hello(&door.token, from, Purpose::Lane(lane)));
+pub(crate) fn call(door: &TcpAddress, from: usize, class: usize) -> TcpStream {
+    let stream = say(door, &hello(&door.token, from, Purpose::Class(class)));
     // Callers are heard in the order in which they come.
     let mut asked = say(door, &hello(&door.token, from, Purpose::Ask));
     let _ = asked.read(&mut [0; 8]);
@@ -102,10 +102,10 @@ impl Feed {
         Self { group, door, _other: other, streams: Vec::new(), read: 0, written: 0 }
     }
 
-    /// A connection in rank 0's name that carries frames of this lane (0 or 1).
+    /// A connection in rank 0's name that carries frames of this class (0 or 1).
     #[must_use]
-    pub(crate) fn call(&self, lane: usize) -> TcpStream {
-        call(&self.door, 0, lane)
+    pub(crate) fn call(&self, class: usize) -> TcpStream {
+        call(&self.door, 0, class)
     }
 
     /// A connection that begins with any bytes; a hello that is right has 40.
@@ -114,10 +114,10 @@ impl Feed {
         say(&self.door, words)
     }
 
-    /// The first words of somebody who carries frames of this lane, in any rank's name.
+    /// The first words of somebody who carries frames of this class, in any rank's name.
     #[must_use]
-    pub(crate) fn hello(&self, from: usize, lane: usize) -> [u8; 40] {
-        hello(&self.door.token, from, Purpose::Lane(lane))
+    pub(crate) fn hello(&self, from: usize, class: usize) -> [u8; 40] {
+        hello(&self.door.token, from, Purpose::Class(class))
     }
 
     /// One round of what a rank does that waits; what is wrong by now.

@@ -9,7 +9,7 @@ pub fn frame(bytes: &[u8]) {
     let Some(header) = bytes.first_chunk::<HEADER>() else { return };
     if let Some(frame) = Frame::decode(header) {
         assert_eq!(Frame::decode(&frame.encode()), Some(frame));
-        let _ = (frame.lane(), frame.announces());
+        let _ = (frame.class(), frame.announces());
     }
 }
 

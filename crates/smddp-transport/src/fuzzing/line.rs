@@ -5,10 +5,10 @@ use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
 
 use crate::lock;
-use crate::net::frame::{Frame, LANES};
+use crate::net::frame::{CLASSES, Frame};
 use crate::net::wire::{Broken, Destination, EAGER, Sink, Ticket, Wire};
 
-/// Frames of a lane whose payloads are on their way at once.
+/// Frames of a class whose payloads are on their way at once.
 const AHEAD: usize = 4;
 
 /// A frame on its way in.
@@ -20,9 +20,9 @@ pub(super) struct Item {
 
 /// What the wire does at the next poll.
 pub(super) enum Order {
-    /// Asks for places on a lane.
+    /// Asks for places on a class.
     Place(usize, usize),
-    /// Brings the payload of the lane's first frame, and tells of it.
+    /// Brings the payload of the class's first frame, and tells of it.
     Arrive(usize, usize),
     /// A payload that was sent is out of hands.
     Sent(usize),
@@ -31,8 +31,8 @@ pub(super) enum Order {
 /// What is under way.
 #[derive(Default)]
 pub(super) struct Line {
-    /// By peer and lane.
-    pub(super) coming: Vec<[VecDeque<Item>; LANES]>,
+    /// By peer and class.
+    pub(super) coming: Vec<[VecDeque<Item>; CLASSES]>,
     /// (ticket, payload, bytes) of what was sent.
     pub(super) going: Vec<(Ticket, *const u8, usize)>,
     pub(super) orders: Vec<Order>,
@@ -58,8 +58,8 @@ impl Shared {
 impl Line {
     fn follow(&mut self, order: Order, sink: &mut dyn Sink) {
         match order {
-            Order::Place(peer, lane) => {
-                for item in self.coming[peer][lane].iter_mut().take(AHEAD) {
+            Order::Place(peer, class) => {
+                for item in self.coming[peer][class].iter_mut().take(AHEAD) {
                     if item.place.is_some() {
                         continue;
                     }
@@ -69,10 +69,10 @@ impl Line {
                     }
                 }
             }
-            Order::Arrive(peer, lane) => {
-                let lane = &mut self.coming[peer][lane];
-                let Some(place) = lane.front().and_then(|item| item.place) else { return };
-                let Some(item) = lane.pop_front() else { return };
+            Order::Arrive(peer, class) => {
+                let class = &mut self.coming[peer][class];
+                let Some(place) = class.front().and_then(|item| item.place) else { return };
+                let Some(item) = class.pop_front() else { return };
                 if let Destination::Here(at) = place {
                     // SAFETY: the sink's promise, which was held against the rank's memory (`in_place`).
                     unsafe { at.write_bytes(0xab, item.frame.bytes as usize) };

@@ -3,7 +3,7 @@
 use super::line::{Item, Order, Shared};
 use super::rank::{Rank, SIZE, peer};
 use super::script::Script;
-use crate::net::frame::{Frame, Kind, LANES};
+use crate::net::frame::{CLASSES, Frame, Kind};
 
 /// Frames of all kinds.
 pub fn sink(bytes: &[u8]) {
@@ -39,15 +39,16 @@ fn run(bytes: &[u8], frame: impl Fn(&mut Script<'_>, u64) -> Frame) {
             0..3 => {
                 let peer = peer(&mut script);
                 let frame = frame(&mut script, rank.seq());
-                // Whether a wire holds frames to their lanes is its own affair.
-                let lane = if script.below(4) == 0 { script.below(LANES) } else { frame.lane() % LANES };
-                line.with(|line| line.coming[peer][lane].push_back(Item { frame, place: None }));
-                line.with(|line| line.orders.push(Order::Place(peer, lane)));
+                // Whether a wire holds frames to their classes is its own affair.
+                let class =
+                    if script.below(4) == 0 { script.below(CLASSES) } else { frame.class() % CLASSES };
+                line.with(|line| line.coming[peer][class].push_back(Item { frame, place: None }));
+                line.with(|line| line.orders.push(Order::Place(peer, class)));
             }
             3 | 4 => {
-                let (peer, lane) = (peer(&mut script), script.below(LANES));
-                line.with(|line| line.orders.push(Order::Place(peer, lane)));
-                line.with(|line| line.orders.push(Order::Arrive(peer, lane)));
+                let (peer, class) = (peer(&mut script), script.below(CLASSES));
+                line.with(|line| line.orders.push(Order::Place(peer, class)));
+                line.with(|line| line.orders.push(Order::Arrive(peer, class)));
             }
             5 => {
                 let which = script.below(8);

@@ -10,7 +10,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::frame::{Frame, Kind, LANES, MESSAGES};
+use super::frame::{CLASSES, Frame, Kind, MESSAGES};
 use super::messages::FarMessages;
 use super::tcp::{Listeners, Watches};
 use super::wire::{Broken, Destination, Sink, Ticket, Wire};
@@ -38,7 +38,7 @@ struct RankState {
     silent: bool,
     /// Anything was sent to it or came from it.
     met: bool,
-    /// Lanes (bits) on which anything was sent to it, and on which it said goodbye.
+    /// Classes (bits) on which anything was sent to it, and on which it said goodbye.
     used: u8,
     goodbyes: u8,
     left: bool,
@@ -166,7 +166,7 @@ impl Net {
     /// Sends a frame whose payload, if any, is short or staged.
     fn frame(&mut self, to: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
         self.state.peers[to].met = true;
-        self.state.peers[to].used |= 1 << frame.lane();
+        self.state.peers[to].used |= 1 << frame.class();
         // SAFETY: payloads are cells of regions that are kept until their tickets are back, or short.
         unsafe { self.wire.send(to, frame, payload, ticket) };
     }
@@ -413,10 +413,10 @@ impl Net {
             return;
         }
         for rank in self.acquaintances() {
-            // On the messages' lane in any case: on the other one it may stand behind a call that the peer never makes.
-            let lanes = self.state.peers[rank].used | 1 << MESSAGES;
-            for lane in (0..LANES).filter(|lane| lanes >> lane & 1 == 1) {
-                let (channel, index) = (lane as u32, u64::from(lanes));
+            // On the messages' class in any case: on the other one it may stand behind a call that the peer never makes.
+            let classes = self.state.peers[rank].used | 1 << MESSAGES;
+            for class in (0..CLASSES).filter(|class| classes >> class & 1 == 1) {
+                let (channel, index) = (class as u32, u64::from(classes));
                 let frame = Frame { channel, index, ..Frame::new(Kind::Leave, self.state.seq) };
                 self.frame(rank, &frame, std::ptr::null(), P2P);
             }
@@ -623,7 +623,7 @@ impl Sink for Inbound {
                 self.dead_from = Some(self.dead_from.map_or(frame.seq, |from| from.min(frame.seq)));
             }
             Kind::Leave => {
-                // What it sent on its other lane may still be on its way.
+                // What it sent on its other class may still be on its way.
                 self.peers[peer].goodbyes |= 1 << (frame.channel & 7);
                 self.peers[peer].left = u64::from(self.peers[peer].goodbyes) & frame.index == frame.index;
             }

@@ -21,7 +21,7 @@ pub(crate) enum Kind {
     Piece = 5,
     /// The sender declares the group dead; the payload says why.
     Poison = 6,
-    /// The sender leaves in good order: its last frame on lane `channel`, of the lanes whose bits `index` has.
+    /// The sender leaves in good order: its last frame on class `channel`, of the classes whose bits `index` has.
     Leave = 7,
     /// The sender waits for the receiver in operation `seq`, which is `what`.
     Hail = 8,
@@ -62,18 +62,18 @@ pub(crate) struct Frame {
 /// "smddp" and a version, so that a stream out of step is found at once.
 const MAGIC: u32 = 0x5d0d_0001;
 
-/// Lanes between two ranks.
-pub(crate) const LANES: usize = 2;
+/// Classes between two ranks.
+pub(crate) const CLASSES: usize = 2;
 /// The one of messages, and of bad news.
 pub(crate) const MESSAGES: usize = 1;
 
 impl Frame {
-    /// What waits on one lane holds up nothing on the other: a collective's data may have to wait for its reader to
+    /// What waits on one class holds up nothing on the other: a collective's data may have to wait for its reader to
     /// make that call, and messages between the two go on meanwhile.
-    pub(crate) const fn lane(&self) -> usize {
+    pub(crate) const fn class(&self) -> usize {
         match self.kind {
             Kind::Data | Kind::Credit | Kind::Hail | Kind::Move | Kind::Moved => 0,
-            // The last frame of every lane that was used.
+            // The last frame of every class that was used.
             Kind::Leave => self.channel as usize,
             Kind::Announce | Kind::Ready | Kind::Piece | Kind::Poison => MESSAGES,
         }
@@ -82,7 +82,7 @@ impl Frame {
     /// Of an `Announce`'s `index`.
     pub(crate) const FOLLOWS: u64 = 1;
 
-    /// Whether the next frame on its lane is sent at once: they may go together.
+    /// Whether the next frame on its class is sent at once: they may go together.
     pub(crate) const fn announces(&self) -> bool {
         matches!(self.kind, Kind::Announce) && self.index == Self::FOLLOWS && self.total > 0
     }

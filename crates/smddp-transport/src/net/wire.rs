@@ -17,7 +17,7 @@ pub(crate) const EAGER: usize = 8 << 10;
 pub(crate) enum Destination {
     /// To this address, which has room for all of it. Over [`EAGER`] bytes it lies in the staging memory.
     Here(*mut u8),
-    /// Nowhere yet: ask again at a later poll. Nothing behind it on that lane of the pair is delivered meanwhile.
+    /// Nowhere yet: ask again at a later poll. Nothing behind it on that class of the pair is delivered meanwhile.
     Later,
     /// Nowhere: the payload is dropped, the frame is still delivered.
     Drop,
@@ -26,7 +26,7 @@ pub(crate) enum Destination {
 /// Whoever owns a wire's ends: takes what arrives.
 pub(crate) trait Sink {
     fn place(&mut self, peer: usize, frame: &Frame) -> Destination;
-    /// The frame is here, its payload where `place` said. Called once for each frame, in the order of its lane.
+    /// The frame is here, its payload where `place` said. Called once for each frame, in the order of its class.
     fn arrived(&mut self, peer: usize, frame: &Frame);
     /// The payload's memory is free again.
     fn sent(&mut self, ticket: Ticket);
@@ -39,7 +39,7 @@ pub(crate) struct Broken {
     pub(crate) why: String,
 }
 
-/// One rank's end of one communicator's frames. Between an ordered pair of ranks the frames of a lane ([`Frame::lane`])
+/// One rank's end of one communicator's frames. Between an ordered pair of ranks the frames of a class ([`Frame::class`])
 /// arrive in the order in which they were sent, exactly once; whatever has no order (EFA) is put in order inside the wire. One owner at a time.
 /// Nothing blocks.
 pub(crate) trait Wire: Send {

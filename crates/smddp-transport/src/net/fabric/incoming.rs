@@ -8,7 +8,7 @@ use super::pair::{Arrival, Item, Payload, split};
 use super::provider::Event;
 use crate::net::wire::{Destination, Sink};
 
-/// Frames of a lane whose payloads are brought over at once.
+/// Frames of a class whose payloads are brought over at once.
 const AHEAD: usize = 4;
 
 impl Engine {
@@ -214,7 +214,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Brings waiting frames of a group to their places and tells of them, in the order of each lane; one pair after
+    /// Brings waiting frames of a group to their places and tells of them, in the order of each class; one pair after
     /// the other, beginning elsewhere each time.
     fn deliver(&mut self, number: u32, sink: &mut dyn Sink) -> bool {
         let mut moved = false;
@@ -227,8 +227,8 @@ impl Engine {
             let Some(group) = self.groups.get_mut(&number) else { break };
             // Taken out while others of this engine are called.
             let Some(mut pair) = group.pairs.remove(&rank) else { continue };
-            for lane in &mut pair.lanes {
-                moved |= self.deliver_lane(number, rank, lane, sink);
+            for class in &mut pair.classes {
+                moved |= self.deliver_class(number, rank, class, sink);
             }
             pair.listed = !pair.is_empty();
             if pair.listed {
@@ -245,7 +245,7 @@ impl Engine {
         moved
     }
 
-    fn deliver_lane(
+    fn deliver_class(
         &mut self,
         number: u32,
         rank: u32,

@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 
 use super::message::{What, numbers};
 use super::provider::RemoteMemory;
-use crate::net::frame::{Frame, HEADER, LANES};
+use crate::net::frame::{CLASSES, Frame, HEADER};
 use crate::net::wire::EAGER;
 
 /// A payload in the sender's memory.
@@ -69,7 +69,7 @@ pub(crate) struct Item {
     pub(crate) stage: Arrival,
 }
 
-/// The receiving end of an ordered pair: its messages have one order, and what they bring is delivered lane by lane.
+/// The receiving end of an ordered pair: its messages have one order, and what they bring is delivered class by class.
 #[derive(Default)]
 pub(crate) struct Pair {
     /// Number of the message to be taken next.
@@ -78,8 +78,8 @@ pub(crate) struct Pair {
     ahead: BTreeMap<u64, (What, Vec<u8>)>,
     /// A frame whose payload is not all here.
     partial: Option<Item>,
-    /// Frames of each lane, in order. What waits here is bounded by what the owner of the wire lets its peers send.
-    pub(crate) lanes: [VecDeque<Item>; LANES],
+    /// Frames of each class, in order. What waits here is bounded by what the owner of the wire lets its peers send.
+    pub(crate) classes: [VecDeque<Item>; CLASSES],
     /// Whether the group knows that there is something.
     pub(crate) listed: bool,
 }
@@ -87,13 +87,13 @@ pub(crate) struct Pair {
 impl Pair {
     /// Whether a message with this number, that holds the whole of this frame, can be delivered at once.
     pub(crate) fn idle(&self, seq: u64, frame: &Frame) -> bool {
-        let nothing = self.lanes.get(frame.lane()).is_some_and(VecDeque::is_empty);
+        let nothing = self.classes.get(frame.class()).is_some_and(VecDeque::is_empty);
         self.next == seq && self.partial.is_none() && nothing && self.ahead.is_empty()
     }
 
     /// Whether all that came was delivered.
     pub(crate) fn is_empty(&self) -> bool {
-        self.lanes.iter().all(VecDeque::is_empty)
+        self.classes.iter().all(VecDeque::is_empty)
     }
 
     /// Such a message was delivered.
@@ -143,8 +143,8 @@ impl Pair {
                 return Err("a frame inside another".to_owned());
             }
             let (frame, rest) = split(body).ok_or("no frame")?;
-            if frame.lane() >= LANES {
-                return Err(format!("a frame of lane {}", frame.lane()));
+            if frame.class() >= CLASSES {
+                return Err(format!("a frame of class {}", frame.class()));
             }
             let payload = if what == What::Offer {
                 if !OFFERED.contains(&frame.bytes) {
@@ -161,14 +161,14 @@ impl Pair {
             Payload::There(_) => true,
         };
         if let Some(item) = self.partial.take_if(whole) {
-            self.lanes[item.frame.lane()].push_back(item);
+            self.classes[item.frame.class()].push_back(item);
         }
         Ok(())
     }
 
     /// One operation of a frame on its way is over.
     pub(crate) fn moved(&mut self, seq: u64) -> Option<&mut Item> {
-        let item = self.lanes.iter_mut().flatten().find(|item| item.seq == seq)?;
+        let item = self.classes.iter_mut().flatten().find(|item| item.seq == seq)?;
         if let Arrival::Moving(left) = item.stage {
             item.stage = if left > 1 { Arrival::Moving(left - 1) } else { Arrival::Placed };
         }
@@ -206,7 +206,7 @@ mod tests {
                 let (what, body) = &messages[seq];
                 pair.take(*what, seq as u64, body).unwrap();
             }
-            let found: Vec<_> = pair.lanes[0].iter().map(|i| (i.frame.index, &i.payload)).collect();
+            let found: Vec<_> = pair.classes[0].iter().map(|i| (i.frame.index, &i.payload)).collect();
             let want: Vec<_> =
                 [&b"ab"[..], b"cdefg", b""].map(|p| Payload::Here(p.to_vec())).into_iter().collect();
             assert_eq!(found, want.iter().enumerate().map(|(i, p)| (i as u64, p)).collect::<Vec<_>>());

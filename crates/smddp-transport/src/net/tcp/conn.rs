@@ -60,7 +60,7 @@ impl Line {
 
 pub(super) struct Conn {
     pub(super) peer: usize,
-    pub(super) lane: usize,
+    pub(super) class: usize,
     line: Line,
     queue: VecDeque<QueuedFrame>,
     /// The peer takes nothing any more. What it sent before is still to be read: it may say why.
@@ -84,20 +84,20 @@ const GATHER: usize = 16;
 
 impl Conn {
     /// Calls a peer.
-    pub(super) fn call(peer: usize, lane: usize, call: Call) -> Self {
-        Self { offered: true, ..Self::new(peer, lane, Line::Calling(Box::new(call))) }
+    pub(super) fn call(peer: usize, class: usize, call: Call) -> Self {
+        Self { offered: true, ..Self::new(peer, class, Line::Calling(Box::new(call))) }
     }
 
     /// A peer that has called and said hello.
-    pub(super) fn answer(peer: usize, lane: usize, socket: Uninherited<TcpStream>) -> io::Result<Self> {
+    pub(super) fn answer(peer: usize, class: usize, socket: Uninherited<TcpStream>) -> io::Result<Self> {
         prepare(&socket)?;
-        Ok(Self::new(peer, lane, Line::Open(socket)))
+        Ok(Self::new(peer, class, Line::Open(socket)))
     }
 
-    fn new(peer: usize, lane: usize, line: Line) -> Self {
+    fn new(peer: usize, class: usize, line: Line) -> Self {
         Self {
             peer,
-            lane,
+            class,
             line,
             queue: VecDeque::new(),
             deaf: false,

@@ -25,7 +25,7 @@ type Refused = (Uninherited<TcpStream>, &'static str);
 pub(super) struct Inbox {
     me: usize,
     size: usize,
-    lanes: Mutex<Lanes>,
+    classes: Mutex<Classes>,
     fresh: AtomicBool,
     /// Operations that this rank has begun, for those who ask.
     pub(super) begun: AtomicU64,
@@ -36,8 +36,8 @@ pub(super) struct Inbox {
 
 /// Connections that carry frames.
 #[derive(Default)]
-struct Lanes {
-    /// (rank of the caller, lane) of all that ever came, or that will not: each comes once at most. So whoever says the
+struct Classes {
+    /// (rank of the caller, class) of all that ever came, or that will not: each comes once at most. So whoever says the
     /// same hello again does not get between two ranks.
     known: HashSet<(usize, usize)>,
     /// With their connections, those that the group has not taken yet.
@@ -89,20 +89,20 @@ impl Inbox {
         if !self.fresh.swap(false, Ordering::Acquire) {
             return Vec::new();
         }
-        std::mem::take(&mut lock(&self.lanes).waiting)
+        std::mem::take(&mut lock(&self.classes).waiting)
     }
 
-    /// That rank sends over a connection that was made here: so it never calls for that lane.
-    pub(super) fn close(&self, rank: usize, lane: usize) {
-        lock(&self.lanes).known.insert((rank, lane));
+    /// That rank sends over a connection that was made here: so it never calls for that class.
+    pub(super) fn close(&self, rank: usize, class: usize) {
+        lock(&self.classes).known.insert((rank, class));
     }
 
-    fn lane(&self, rank: usize, lane: usize, stream: Uninherited<TcpStream>) -> Result<(), Refused> {
-        let mut lanes = lock(&self.lanes);
-        if !lanes.known.insert((rank, lane)) {
+    fn class(&self, rank: usize, class: usize, stream: Uninherited<TcpStream>) -> Result<(), Refused> {
+        let mut classes = lock(&self.classes);
+        if !classes.known.insert((rank, class)) {
             return Err((stream, "that rank is connected already, and its first connection goes on"));
         }
-        lanes.waiting.push((rank, lane, stream));
+        classes.waiting.push((rank, class, stream));
         self.fresh.store(true, Ordering::Release);
         Ok(())
     }
@@ -171,7 +171,7 @@ impl Host for Reception {
             return None;
         }
         let outcome = match purpose {
-            Purpose::Lane(lane) => inbox.lane(rank, lane, stream).inspect(|()| self.bell.ring()),
+            Purpose::Class(class) => inbox.class(rank, class, stream).inspect(|()| self.bell.ring()),
             Purpose::Ask => {
                 // Eight bytes fit any socket buffer.
                 let begun = inbox.begun.load(Ordering::Acquire);

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::net::frame::LANES;
+use crate::net::frame::CLASSES;
 use crate::process::{Id, PROTOCOL};
 
 /// How a rank is reached: its process's address and the group's token there.
@@ -20,8 +20,8 @@ const MAGIC: &[u8; 8] = b"smddp-tc";
 /// What a caller wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// To send frames of this lane.
-    Lane(usize),
+    /// To send frames of this class.
+    Class(usize),
     /// To hear how many operations the group has begun there.
     Ask,
     /// To notice the end of the group there, or of the process.
@@ -39,7 +39,7 @@ pub(crate) fn hello(token: &Id, from: usize, purpose: Purpose) -> [u8; HELLO] {
     bytes[12..16].copy_from_slice(&(from as u32).to_le_bytes());
     bytes[16..32].copy_from_slice(token);
     let purpose = match purpose {
-        Purpose::Lane(lane) => lane as u32,
+        Purpose::Class(class) => class as u32,
         Purpose::Ask => ASK,
         Purpose::Watch => WATCH,
     };
@@ -59,7 +59,7 @@ pub(super) fn parse(bytes: &[u8; HELLO]) -> Option<(Id, usize, Purpose)> {
     let purpose = match number(32) {
         ASK => Purpose::Ask,
         WATCH => Purpose::Watch,
-        lane if (lane as usize) < LANES => Purpose::Lane(lane as usize),
+        class if (class as usize) < CLASSES => Purpose::Class(class as usize),
         _ => return None,
     };
     Some((token, number(12) as usize, purpose))

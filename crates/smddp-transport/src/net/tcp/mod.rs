@@ -3,7 +3,7 @@
 //! A process listens once, on the chosen interface; a communicator has its own connections, made when first needed
 //! and used in both directions. A rank sends to a peer over one connection only, so the order of its frames is the
 //! order of that stream. Where both ends of a pair have called each other, they turn to the connection that the lower
-//! rank made: acknowledgements then travel with the data of the other direction. A rank calls once for each lane, so a
+//! rank made: acknowledgements then travel with the data of the other direction. A rank calls once for each class, so a
 //! second call in its name is refused and the first goes on.
 //!
 //! Only the silence of a host ends a connection, never a peer that takes nothing for a while (`silence`). What may pass is
@@ -13,13 +13,13 @@
 //! end (`watch`), and the service thread answers for a rank that does not drive (`survey`).
 
 mod call;
+mod class_sink;
 mod conn;
 mod dial;
 mod endpoint;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 pub(crate) mod hello;
-mod lane_sink;
 mod listeners;
 mod reader;
 mod silence;

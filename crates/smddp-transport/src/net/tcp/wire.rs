@@ -9,24 +9,24 @@ use std::time::{Duration, Instant};
 use rustix::event::{Timespec, epoll};
 
 use super::call::{Call, Failed};
+use super::class_sink::ClassSink;
 use super::conn::{Conn, room};
 use super::dial::SILENT;
 use super::hello::Purpose;
-use super::lane_sink::LaneSink;
 use super::listeners::Listeners;
 use super::reader::ReadOutcome;
 use super::silence::{Silence, SilenceLimits};
-use crate::net::frame::{Frame, Kind, LANES};
+use crate::net::frame::{CLASSES, Frame, Kind};
 use crate::net::wire::{Broken, Sink, Ticket, Wire};
 use crate::own::Uninherited;
 
 /// What is known of a peer.
 #[derive(Default)]
 struct PeerState {
-    /// The connections over which this rank sends to it, by lane.
-    sends: [Option<usize>; LANES],
+    /// The connections over which this rank sends to it, by class.
+    sends: [Option<usize>; CLASSES],
     /// It has turned from its own connection to the one that this rank made.
-    moved: [bool; LANES],
+    moved: [bool; CLASSES],
     /// A connection to it ended, when and how; it may have left in good order over another one.
     ended: Option<(Instant, String)>,
     left: bool,
@@ -95,41 +95,41 @@ impl TcpWire {
     }
 
     /// The connection to send to `peer` over, made if need be.
-    fn outgoing(&mut self, peer: usize, lane: usize) -> Option<usize> {
+    fn outgoing(&mut self, peer: usize, class: usize) -> Option<usize> {
         let known = &self.peers[peer];
         // A connection that has ended is not made anew: what went over it is lost.
         if known.broken.is_some() || known.unable.is_some() || known.ended.is_some() {
             return None;
         }
-        if let Some(found) = known.sends[lane] {
+        if let Some(found) = known.sends[class] {
             return Some(found);
         }
         self.welcome();
         let theirs =
-            self.conns.iter().position(|c| c.as_ref().is_some_and(|c| c.peer == peer && c.lane == lane));
+            self.conns.iter().position(|c| c.as_ref().is_some_and(|c| c.peer == peer && c.class == class));
         let found = match theirs {
             Some(found) => found,
             None => {
                 let address = self.listeners.address(peer)?.clone();
-                let call = Call::new(self.listeners.me, address, Purpose::Lane(lane));
-                self.keep(Conn::call(peer, lane, call))
+                let call = Call::new(self.listeners.me, address, Purpose::Class(class));
+                self.keep(Conn::call(peer, class, call))
             }
         };
-        self.peers[peer].sends[lane] = Some(found);
+        self.peers[peer].sends[class] = Some(found);
         self.step(found);
-        self.peers[peer].sends[lane]
+        self.peers[peer].sends[class]
     }
 
-    /// Takes up connections that peers have made: one for each lane of each, as the inbox sees to.
+    /// Takes up connections that peers have made: one for each class of each, as the inbox sees to.
     fn welcome(&mut self) -> bool {
         let callers = self.listeners.door.inbox.take();
         let any = !callers.is_empty();
-        for (peer, lane, socket) in callers {
+        for (peer, class, socket) in callers {
             if self.listeners.address(peer).is_none() {
                 self.listeners.door.inbox.refuse(peer, &socket, "that rank is on this node");
                 continue;
             }
-            match Conn::answer(peer, lane, socket) {
+            match Conn::answer(peer, class, socket) {
                 Ok(conn) => {
                     let at = self.keep(conn);
                     if !self.take_over(at) && peer < self.listeners.me {
@@ -159,10 +159,10 @@ impl TcpWire {
 
     /// Goes on over this connection, which the peer made, where this rank is still calling: nobody has heard of that call.
     fn take_over(&mut self, at: usize) -> bool {
-        let Some((peer, lane)) = self.conns[at].as_ref().map(|conn| (conn.peer, conn.lane)) else {
+        let Some((peer, class)) = self.conns[at].as_ref().map(|conn| (conn.peer, conn.class)) else {
             return false;
         };
-        let sends = &mut self.peers[peer].sends[lane];
+        let sends = &mut self.peers[peer].sends[class];
         let Some(call) = sends.and_then(|old| self.conns[old].take_if(|conn| conn.is_calling())) else {
             return false;
         };
@@ -175,8 +175,8 @@ impl TcpWire {
 
     /// Goes on over this connection, which the peer made, where this rank has made one, too.
     fn turn_to(&mut self, at: usize) {
-        let Some((peer, lane)) = self.conns[at].as_ref().map(|conn| (conn.peer, conn.lane)) else { return };
-        let Some(old) = self.peers[peer].sends[lane].replace(at) else { return };
+        let Some((peer, class)) = self.conns[at].as_ref().map(|conn| (conn.peer, conn.class)) else { return };
+        let Some(old) = self.peers[peer].sends[class].replace(at) else { return };
         for (at, kind) in [(old, Kind::Move), (at, Kind::Moved)] {
             if let Some(conn) = &mut self.conns[at] {
                 conn.retired = kind == Kind::Move;
@@ -191,7 +191,7 @@ impl TcpWire {
         let conn = self.conns[at].take()?;
         conn.enlist(&self.epoll, at, 0);
         self.done.extend(conn.tickets());
-        let sends = &mut self.peers[conn.peer].sends[conn.lane];
+        let sends = &mut self.peers[conn.peer].sends[conn.class];
         if *sends == Some(at) {
             *sends = None;
         }
@@ -246,7 +246,7 @@ impl Wire for TcpWire {
     }
 
     unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
-        let conn = self.outgoing(peer, frame.lane()).and_then(|at| self.conns[at].as_mut());
+        let conn = self.outgoing(peer, frame.class()).and_then(|at| self.conns[at].as_mut());
         // SAFETY: the caller's promise, which is the same.
         if conn.is_none_or(|conn| unsafe { conn.send(frame, payload, ticket) }) {
             self.done.push(ticket);
@@ -271,24 +271,24 @@ impl Wire for TcpWire {
             if asked && conn.enlisted() && !std::mem::take(&mut conn.ready) {
                 continue;
             }
-            let (peer, lane) = (conn.peer, conn.lane);
-            let mut lane_sink = LaneSink::new(sink, lane, self.peers[peer].moved[lane]);
-            let outcome = conn.read(&mut lane_sink);
+            let (peer, class) = (conn.peer, conn.class);
+            let mut class_sink = ClassSink::new(sink, class, self.peers[peer].moved[class]);
+            let outcome = conn.read(&mut class_sink);
             if !conn.enlisted() && conn.events() == libc::POLLIN {
                 conn.enlist(&self.epoll, at, libc::POLLIN);
             }
-            let LaneSink { heard, left, moves, wrong, .. } = lane_sink;
+            let ClassSink { heard, left, moves, wrong, .. } = class_sink;
             if heard && std::mem::take(&mut conn.offered) {
-                self.listeners.door.inbox.close(peer, lane);
+                self.listeners.door.inbox.close(peer, class);
             }
             self.peers[peer].left |= left;
-            if wrong || moves && self.peers[peer].sends[lane] == Some(at) {
+            if wrong || moves && self.peers[peer].sends[class] == Some(at) {
                 self.end(at, "it sent a frame that does not belong there".to_owned());
                 moved = true;
                 continue;
             }
             if moves {
-                self.peers[peer].moved[lane] = true;
+                self.peers[peer].moved[class] = true;
                 self.drop_conn(at);
                 moved = true;
                 continue;

@@ -30,10 +30,10 @@ fn frame(kind: u8, channel: u32, fields: [u64; 6]) -> Vec<u8> {
 /// What a connection ends with is held back a little, for a goodbye.
 const QUIET: Duration = Duration::from_millis(400);
 
-/// What comes of bytes on a lane, within that time.
-fn after(lane: usize, bytes: &[Vec<u8>], within: Duration) -> (Feed, Vec<Fault>) {
+/// What comes of bytes on a class, within that time.
+fn after(class: usize, bytes: &[Vec<u8>], within: Duration) -> (Feed, Vec<Fault>) {
     let mut feed = Feed::new();
-    let mut stream = feed.call(lane);
+    let mut stream = feed.call(class);
     feed.turn();
     for part in bytes {
         let _ = stream.write_all(part);
@@ -60,14 +60,14 @@ fn what_no_rank_sends_is_an_error_that_names_who_sent_it() {
             0,
             vec![data(0, 0, cell), data(0, 1, cell), data(0, 2, 4000), data(0, 3, 1)],
         ),
-        ("data on the lane of messages", 1, vec![data(0, 0, cell)]),
-        ("poison on the lane of data", 0, vec![frame(POISON, 0, [0, 0, 5, 0, 0, 0])]),
+        ("data on the class of messages", 1, vec![data(0, 0, cell)]),
+        ("poison on the class of data", 0, vec![frame(POISON, 0, [0, 0, 5, 0, 0, 0])]),
         ("a credit with bytes", 0, vec![frame(CREDIT, 0, [0, 1, 5, 0, 0, 0])]),
         ("a credit with endless bytes", 0, vec![frame(CREDIT, 0, [0, 1, most, 0, 0, 0])]),
         ("endless words", 1, vec![frame(POISON, 0, [0, 0, most, 0, 0, 0])]),
         ("long words", 1, vec![frame(POISON, 0, [0, 0, 1 << 20, 0, 0, 0])]),
-        ("a goodbye of another lane", 0, vec![frame(LEAVE, 7, [0, 1, 0, 0, 0, 0])]),
-        ("a goodbye of no lane", 1, vec![frame(LEAVE, u32::MAX, [0, 1, 0, 0, 0, 0])]),
+        ("a goodbye of another class", 0, vec![frame(LEAVE, 7, [0, 1, 0, 0, 0, 0])]),
+        ("a goodbye of no class", 1, vec![frame(LEAVE, u32::MAX, [0, 1, 0, 0, 0, 0])]),
         ("an endless short message", 1, vec![frame(LETTER, 0, [5, 1, 0, 0, 3, most])]),
         ("a long short message", 1, vec![frame(LETTER, 0, [5, 1, 0, 0, 3, long])]),
         (
@@ -96,9 +96,9 @@ fn what_no_rank_sends_is_an_error_that_names_who_sent_it() {
         ("no frame", 0, vec![vec![0xee; 64]]),
         ("half a frame and an end", 0, vec![data(0, 0, cell)[..70].to_vec()]),
     ];
-    for (name, lane, bytes) in cases {
+    for (name, class, bytes) in cases {
         let end = name.ends_with("an end");
-        let (mut feed, mut faults) = after(lane, &bytes, if end { QUIET } else { DEADLINE });
+        let (mut feed, mut faults) = after(class, &bytes, if end { QUIET } else { DEADLINE });
         if end {
             assert_eq!(faults, [], "{name}");
             // The stream was dropped.
@@ -129,9 +129,9 @@ fn what_a_rank_may_send_is_no_error() {
         (0, vec![frame(MOVED, 0, [0; 6]), data(0, 0, cell)], 0),
         (0, vec![frame(HAIL, 0, [u64::MAX, 0, 0, 1, 2, 3])], 0),
     ];
-    for (case, (lane, bytes, read)) in cases.into_iter().enumerate() {
+    for (case, (class, bytes, read)) in cases.into_iter().enumerate() {
         let mut feed = Feed::new();
-        let mut stream = feed.call(lane);
+        let mut stream = feed.call(class);
         for part in &bytes {
             stream.write_all(part).unwrap();
         }
@@ -159,7 +159,7 @@ fn any_frames_in_any_order_on_any_connections_are_an_error_at_worst() {
     for start in 0..150 {
         let mut seed = start;
         let mut feed = Feed::new();
-        let mut streams: Vec<TcpStream> = [0, 1, 0, 1].into_iter().map(|lane| feed.call(lane)).collect();
+        let mut streams: Vec<TcpStream> = [0, 1, 0, 1].into_iter().map(|class| feed.call(class)).collect();
         for _ in 0..24 {
             let mut field = || TELLING[next(&mut seed) as usize % TELLING.len()];
             let fields = [field() % 4, field(), field(), field(), field(), field()];

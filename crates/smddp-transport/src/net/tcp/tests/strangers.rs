@@ -29,10 +29,10 @@ fn a_second_connection_in_a_ranks_name_is_refused_and_the_first_goes_on() {
         for (from, to) in [(0, 1), (1, 0)] {
             let mut pair = Pair::new();
             pair.goes_on();
-            let (lane, bytes) = frames(pair.seq).swap_remove(case);
-            // The lane of messages is connected when it is first used.
-            let first = (lane == 1).then(|| call(&pair.doors[to], from, lane));
-            let mut second = call(&pair.doors[to], from, lane);
+            let (class, bytes) = frames(pair.seq).swap_remove(case);
+            // The class of messages is connected when it is first used.
+            let first = (class == 1).then(|| call(&pair.doors[to], from, class));
+            let mut second = call(&pair.doors[to], from, class);
             let _ = second.write_all(&bytes);
             for group in &mut pair.groups {
                 group.turn();
@@ -89,7 +89,7 @@ fn silent_callers_keep_nobody_from_being_heard_and_are_bounded() {
     let door = pair.doors[1].clone();
     let mut silent: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(door.socket).unwrap()).collect();
     // Whoever says all but the last byte has said nothing.
-    let half = hello(&door.token, 0, Purpose::Lane(0));
+    let half = hello(&door.token, 0, Purpose::Class(0));
     let _ = silent[299].write_all(&half[..39]);
     pair.goes_on();
     assert!(is_hung_up_on(&silent[0]), "the oldest of 300 silent callers is kept");

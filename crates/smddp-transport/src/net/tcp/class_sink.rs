@@ -4,9 +4,9 @@ use crate::net::frame::{Frame, Kind};
 use crate::net::wire::{Destination, Sink, Ticket};
 
 /// Notes who says goodbye, and hands everything on.
-pub(super) struct LaneSink<'a> {
+pub(super) struct ClassSink<'a> {
     sink: &'a mut dyn Sink,
-    lane: usize,
+    class: usize,
     /// Something came that no rank sends here: nothing more is taken from this connection.
     pub(super) wrong: bool,
     /// Anything came besides `Move` and `Moved`.
@@ -17,9 +17,9 @@ pub(super) struct LaneSink<'a> {
     moved: bool,
 }
 
-impl<'a> LaneSink<'a> {
-    pub(super) fn new(sink: &'a mut dyn Sink, lane: usize, moved: bool) -> Self {
-        Self { sink, lane, wrong: false, heard: false, left: false, moves: false, moved }
+impl<'a> ClassSink<'a> {
+    pub(super) fn new(sink: &'a mut dyn Sink, class: usize, moved: bool) -> Self {
+        Self { sink, class, wrong: false, heard: false, left: false, moves: false, moved }
     }
 
     fn refuse(&mut self) -> Destination {
@@ -28,14 +28,14 @@ impl<'a> LaneSink<'a> {
     }
 }
 
-impl Sink for LaneSink<'_> {
+impl Sink for ClassSink<'_> {
     fn place(&mut self, peer: usize, frame: &Frame) -> Destination {
         match frame.kind {
             Kind::Moved | Kind::Move if frame.bytes > 0 => self.refuse(),
             Kind::Moved if !self.moved => Destination::Later,
             Kind::Moved | Kind::Move => Destination::Drop,
-            // The order of its lane is all that a frame can rely on.
-            _ if frame.lane() != self.lane => self.refuse(),
+            // The order of its class is all that a frame can rely on.
+            _ if frame.class() != self.class => self.refuse(),
             _ => self.sink.place(peer, frame),
         }
     }
