@@ -177,12 +177,13 @@ test-hosts: $(STAMPS)/wheel $(STAMPS)/test-tools ## the backend, training and fa
 	$(BIN)/python -m pytest tests/hosts -m ""
 
 .PHONY: check
-check: $(STAMPS)/lint-tools ## what a change must pass: format, clippy, ruff, stubs, all tests
+check: $(STAMPS)/lint-tools ## what a change must pass: format, clippy, ruff, stubs, types, all tests
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --exclude "*.md" .
 	$(MAKE) stubtest
+	$(MAKE) types
 	$(MAKE) test
 
 # Not in `make test`: it takes a quarter of an hour and a nightly toolchain. FUZZ_SECONDS=600 looks longer.
@@ -193,6 +194,11 @@ check-deep: | prerequisites ## loom's models, and a minute of each fuzz target u
 .PHONY: stubtest
 stubtest: $(STAMPS)/wheel $(STAMPS)/lint-tools ## hold smddp/_core.pyi against the built module
 	cd $(VENV) && $(BIN)/python -m mypy.stubtest smddp._core
+
+# With torch and transformers: without them mypy would take all that comes from there for Any.
+.PHONY: types
+types: $(STAMPS)/test-tools $(STAMPS)/lint-tools ## check the types of the Python part
+	$(BIN)/python -m mypy -p smddp --ignore-missing-imports
 
 .PHONY: wheel
 wheel: dist/.wheel ## build the wheel into dist/

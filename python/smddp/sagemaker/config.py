@@ -24,7 +24,7 @@ class Key:
     """One key: its type, its default and its range (``most`` None: no upper bound but the world's size)."""
 
     name: str
-    type: type
+    type: type[int]
     default: int | bool
     least: int = 0
     bounded_by_world: bool = False

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp._flat_param import FlatParamHandle
 
 
 @dataclass
@@ -67,15 +71,17 @@ def _parts(model: nn.Module) -> list[_Part]:
     parts: dict[tuple[dist.ProcessGroup, ...], _Part] = {}
 
     def part_of(groups: list[dist.ProcessGroup], device: torch.device) -> list[torch.Tensor]:
-        groups = tuple(group for group in groups if group.size() > 1)
-        return parts.setdefault(groups, _Part(groups, device)).gradients
+        cut = tuple(group for group in groups if group.size() > 1)
+        return parts.setdefault(cut, _Part(cut, device)).gradients
 
     flattened: set[int] = set()
     for module in FullyShardedDataParallel.fsdp_modules(model):
         if module._handle is not None:
             flattened |= {id(module._handle.flat_param), *map(id, module._handle.flat_param._params or ())}
-            for groups, gradient in _flat(module):
-                part_of(groups, module.compute_device).extend([gradient] if gradient is not None else [])
+            computes_on = module.compute_device
+            assert computes_on is not None  # a unit that has flattened parameters knows it
+            for groups, gradient in _flat(module._handle):
+                part_of(groups, computes_on).extend([gradient] if gradient is not None else [])
     for parameter in model.parameters():
         if id(parameter) in flattened or not parameter.requires_grad:
             continue
@@ -85,6 +91,7 @@ def _parts(model: nn.Module) -> list[_Part]:
             device = torch.device(parameter.device_mesh.device_type)
             groups = _groups(parameter.device_mesh, parameter.placements)
             if gradient is not None:
+                assert isinstance(gradient, DTensor)  # as its parameter is
                 gradient = _like(parameter, gradient).to_local()
         part_of(groups, device).extend([gradient] if gradient is not None else [])
     return list(parts.values())
@@ -102,9 +109,8 @@ def _like(parameter: DTensor, gradient: DTensor) -> DTensor:
     return gradient
 
 
-def _flat(module: FullyShardedDataParallel) -> Iterator[tuple[list[dist.ProcessGroup], torch.Tensor | None]]:
-    """(groups, gradient on this rank) of every parameter that FSDP1 has flattened into this unit."""
-    handle = module._handle
+def _flat(handle: FlatParamHandle) -> Iterator[tuple[list[dist.ProcessGroup], torch.Tensor | None]]:
+    """(groups, gradient on this rank) of every parameter that FSDP1 has flattened into a unit, by its handle."""
     flat = handle.flat_param
     if not flat.requires_grad and not handle._use_orig_params:
         return
@@ -116,6 +122,7 @@ def _flat(module: FullyShardedDataParallel) -> Iterator[tuple[list[dist.ProcessG
         # What FSDP1 keeps of a tensor-parallel parameter is its DTensor's layout.
         tensor = _groups(extension.mesh, extension.placements) if extension is not None else []
         if handle._use_orig_params:
+            assert flat._params is not None  # the original ones
             gradient = flat._params[index].grad
             if isinstance(gradient, DTensor):
                 gradient = gradient.to_local()
@@ -124,6 +131,7 @@ def _flat(module: FullyShardedDataParallel) -> Iterator[tuple[list[dist.ProcessG
         elif whole is None or not info.in_shard:
             gradient = None
         else:
+            assert info.offset_in_shard is not None and info.numel_in_shard is not None  # as it is in the shard
             gradient = whole.narrow(0, info.offset_in_shard, info.numel_in_shard)
         yield [*sharded, *tensor], gradient
 
@@ -157,8 +165,8 @@ def _total(parts: list[_Part], norm_type: float, dtype: torch.dtype) -> torch.Te
 def _local(part: _Part, norm_type: float, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """The largest absolute value, or the sum of p-th powers, of the gradients on this rank."""
     # In `dtype`, as half precision would lose the norm of many small gradients.
-    norms = [torch.linalg.vector_norm(g, norm_type, dtype=dtype).to(device) for g in part.gradients if g.numel()]
-    if not norms:
+    each = [torch.linalg.vector_norm(g, norm_type, dtype=dtype).to(device) for g in part.gradients if g.numel()]
+    if not each:
         return torch.zeros((), dtype=dtype, device=device)
-    norms = torch.stack(norms)
+    norms = torch.stack(each)
     return norms.max() if math.isinf(norm_type) else (norms**norm_type).sum()

@@ -6,7 +6,7 @@ A model without transformers works too: then nothing here applies but the plan i
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
@@ -103,7 +103,7 @@ def _own(module: nn.Module) -> dict[str, Any]:
     if not is_pretrained(module):
         return dict(getattr(module, "_tp_plan", None) or {})
     # The class's, because 4.57 and 5 merge different things into the instance's.
-    plan = dict(type(module)._tp_plan or {})
+    plan = dict(getattr(type(module), "_tp_plan", None) or {})
     base, head = OWN_PLANS.get(model_type(module), ({}, {}))
     if module.base_model is module:
         plan.update(base or getattr(module.config, "base_model_tp_plan", None) or {})
@@ -121,7 +121,30 @@ def layer_class_names(model: nn.Module) -> set[str]:
     return names
 
 
-def localise_heads(attention: nn.Module, query: int, key_value: int) -> None:
+class Attention(Protocol):
+    """An attention module's sizes; each family has those that its forward reads."""
+
+    head_dim: int
+    hidden_size: int
+    num_heads: int
+    num_key_value_groups: int
+    num_kv_heads: int
+    split_size: int
+
+
+def as_attention(module: nn.Module) -> Attention:
+    """``module``, which is known to be an attention module, as one."""
+    return cast(Attention, module)  # families have no class in common
+
+
+def weight_of(module: nn.Module) -> torch.Tensor:
+    """The weight of a projection or an embedding."""
+    weight = module.weight
+    assert isinstance(weight, torch.Tensor)
+    return weight
+
+
+def localise_heads(attention: Attention, query: int, key_value: int) -> None:
     """Tell an attention module how many heads this rank computes.
 
     Most modules take the number from their activations' shape; these attributes are all that the others read.
@@ -144,7 +167,7 @@ def localise_heads(attention: nn.Module, query: int, key_value: int) -> None:
 
 def refuse_variant(model: nn.Module) -> None:
     """Raise NotImplementedError for a variant of a family that its plan does not fit."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     kind = model_type(model)
     if kind == "falcon" and config.alibi:
         raise NotImplementedError(
@@ -202,7 +225,14 @@ def _without_listed_experts(model: nn.Module, plan: dict[str, Any]) -> dict[str,
     return kept
 
 
-def route(block: nn.Module, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+class Routed(Protocol):
+    """What Mixtral's block of 4.57 routes by."""
+
+    gate: nn.Module
+    top_k: int
+
+
+def route(block: Routed, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Mixtral's routing in 4.57: (tokens, hidden) -> router logits, chosen experts (tokens, k), their weights."""
     logits = block.gate(tokens)
     weights, chosen = torch.topk(logits.softmax(-1, dtype=torch.float), block.top_k, dim=-1)

@@ -68,7 +68,7 @@ def layout(world: int, shard: int, tensor: int, context: int = 1, expert: int = 
 
 def order_by_node(nodes: list[str]) -> list[int]:
     """All ranks, those of one node together, nodes in the order of their first rank. ``nodes[r]``: rank r's node."""
-    first = {}
+    first: dict[str, int] = {}
     for rank, node in enumerate(nodes):
         first.setdefault(node, rank)
     return sorted(range(len(nodes)), key=lambda rank: (first[nodes[rank]], rank))
@@ -78,18 +78,25 @@ def device_type() -> str:
     """What the mesh's tensors live on: "cuda" where there is a GPU that the default group can use, else "cpu"."""
     if torch.cuda.is_available():
         try:
-            dist.group.WORLD._get_backend(torch.device("cuda"))
+            _world()._get_backend(torch.device("cuda"))
             return "cuda"
         except RuntimeError:
             pass
     return "cpu"
 
 
+def _world() -> dist.ProcessGroup:
+    world = dist.group.WORLD
+    assert world is not None  # `init` has made it before any mesh
+    return world
+
+
 def _subgroups(rank_lists: list[list[int]]) -> dist.ProcessGroup:
     """The group of this rank among ``rank_lists``, which cover the world; every rank makes all of them."""
     if len(rank_lists) == 1:
-        return dist.group.WORLD
+        return _world()
     mine, _ = dist.new_subgroups_by_enumeration(rank_lists)
+    assert isinstance(mine, dist.ProcessGroup)  # as the lists cover the world
     return mine
 
 

@@ -53,7 +53,11 @@ def _replace(owner: Any, attribute: str, value: Any) -> Undo:
 
 
 def _all(*undo: Undo) -> Undo:
-    return lambda: [one() for one in undo] and None
+    def undo_all() -> None:
+        for one in undo:
+            one()
+
+    return undo_all
 
 
 def _post_param_init_fn() -> Undo:

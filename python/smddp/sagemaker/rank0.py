@@ -59,12 +59,13 @@ def load(
     _agree(_mismatch(model, source) if dist.get_rank() == 0 else "")
     if state.rep_rank or state.shard_rank:
         return model
+    assert state.mesh is not None  # else `_device` has raised
     group = state.mesh.get_group("tensor")
 
     def send(full: torch.Tensor | None, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         return _broadcast(full, shape, dtype, device, [(group, 0)])
 
-    by_name = _by_stored_name(model, source) if dist.get_rank() == 0 else {}
+    by_name = _by_stored_name(model, source) if source is not None and dist.get_rank() == 0 else {}
     for names, parameter, holders in _parameters(model):
         value = next((by_name[name]() for name in names if name in by_name), None)
         full = send(value, parameter.shape, parameter.dtype)
@@ -85,7 +86,7 @@ def take(model: nn.Module) -> dict[str, torch.Tensor] | None:
     mine = state.rep_rank == 0 and state.shard_rank == 0
     values: dict[str, torch.Tensor] = {}
     for (name, *_), parameter, holders in _parameters(model):
-        values[name] = parameter.detach().to_local() if isinstance(parameter, DTensor) else parameter.detach()
+        values[name] = shards.held(parameter)
         empty = torch.empty_like(values[name], device="meta")
         if isinstance(parameter, DTensor):
             empty = shards.around(empty, parameter)
@@ -121,6 +122,7 @@ def spread(
     source = state.rep_rank == 0 and state.shard_rank == 0
     _agree(_unspreadable(model, values) if source else _flat(model))
     mesh = state.mesh
+    assert mesh is not None  # else `_device` has raised
     # First the first shard of every copy, then everyone in each copy.
     route = []
     if state.shard_rank == 0:
@@ -134,11 +136,11 @@ def spread(
         return value.to_local() if isinstance(value, DTensor) else value
 
     for (name, *_), parameter, holders in _parameters(model):
-        is_cut = isinstance(parameter, DTensor)
+        layout = parameter if isinstance(parameter, DTensor) else None
         meta = torch.empty(parameter.shape, device="meta")
-        shape = shards.cut_over(meta, parameter, _TENSOR).shape if is_cut else parameter.shape
+        shape = shards.cut_over(meta, layout, _TENSOR).shape if layout is not None else parameter.shape
         whole = _broadcast(value_of(name, parameter), shape, parameter.dtype, device, route)
-        _set(holders, shards.cut_rest(whole, parameter, _TENSOR) if is_cut else whole)
+        _set(holders, shards.cut_rest(whole, layout, _TENSOR) if layout is not None else whole)
     for (prefix, tensors), name, tensor in _others(model):
         tensors[name] = _broadcast(value_of(prefix + name, tensor), tensor.shape, tensor.dtype, device, route)
     return model
@@ -168,7 +170,9 @@ def _others(model: nn.Module) -> list[tuple[tuple[str, dict[str, Any]], str, tor
 
 def _set(holders: list[tuple[nn.Module, str]], value: torch.Tensor) -> None:
     module, attribute = holders[0]
-    parameter = shards.put(value, module._parameters[attribute])
+    held = module._parameters[attribute]
+    assert held is not None  # `_parameters` lists no other
+    parameter = shards.put(value, held)
     for module, attribute in holders:
         module._parameters[attribute] = parameter
 
@@ -236,7 +240,7 @@ def _unspreadable(model: nn.Module, values: Mapping[str, torch.Tensor] | None) -
     """What is wrong on a rank that sends; "" if nothing."""
     if flat := _flat(model):
         return flat
-    everything = {names[0]: parameter for names, parameter, _ in _parameters(model)}
+    everything: dict[str, torch.Tensor] = {names[0]: parameter for names, parameter, _ in _parameters(model)}
     everything |= {prefix + name: tensor for (prefix, _), name, tensor in _others(model)}
     if values is not None:
         missing = [name for name in everything if name not in values]

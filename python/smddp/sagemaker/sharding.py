@@ -47,7 +47,8 @@ def fsdp_init(original: Callable[..., None]) -> Callable[..., None]:
 
 def _is_ours(mesh: DeviceMesh | None) -> bool:
     """Whether ``mesh`` is a part of `tsm.state.mesh`, as units inside one that we have placed are given."""
-    return mesh is not None and bool(mesh.mesh_dim_names) and set(mesh.mesh_dim_names) <= set(DIMENSIONS)
+    names = (mesh.mesh_dim_names or ()) if mesh is not None else ()
+    return bool(names) and set(names) <= set(DIMENSIONS)
 
 
 _said: set[str] = set()
@@ -62,6 +63,7 @@ def _say_once(text: str) -> None:
 def placed(asked: ShardingStrategy | None) -> tuple[ShardingStrategy, DeviceMesh]:
     """The strategy in force where the script asked for ``asked``, and the mesh it runs on."""
     mesh, degree = state.mesh, state.hybrid_shard_degree
+    assert mesh is not None  # FSDP asks from `init` on
     if degree == 1:
         return ShardingStrategy.NO_SHARD, mesh["replicate"]
     if asked == ShardingStrategy._HYBRID_SHARD_ZERO2:
@@ -87,7 +89,9 @@ def fully_shard_globals() -> tuple[dict[str, Any], list[str]]:
 
 def default_mesh(*_: Any, **__: Any) -> DeviceMesh:
     """The mesh of a `fully_shard` call that names none: (replicate, shard), or one dimension if there is one copy."""
-    return state.mesh["shard"] if state.rep_size == 1 else state.mesh["replicate", "shard"]
+    one_copy = state.rep_size == 1
+    assert state.mesh is not None  # else `rep_size` has raised
+    return state.mesh["shard"] if one_copy else state.mesh["replicate", "shard"]
 
 
 class UntrainedParameters(ValueError):

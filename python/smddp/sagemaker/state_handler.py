@@ -43,6 +43,17 @@ class State:
     raises RuntimeError until then.
     """
 
+    # The configuration's keys, whose properties are made from its table below.
+    hybrid_shard_degree: int
+    sm_activation_offloading: bool
+    activation_loading_horizon: int
+    fsdp_cache_flush_warnings: bool
+    allow_empty_shards: bool
+    tensor_parallel_degree: int
+    context_parallel_degree: int
+    expert_parallel_degree: int
+    random_seed: int
+
     def __init__(self) -> None:
         self._assigned: dict[str, int] = {}
         self._config: dict[str, Any] | None = None

@@ -75,6 +75,7 @@ def transform(
         NotImplementedError: a model or option that does not run yet.
     """
     options = _checked(model, config, cp_comm_type)
+    assert state.mesh is not None  # else `_checked` has raised
     tp = TensorGroup(state.mesh["tensor"])
     source = _source(model) if load_state_dict_from_rank0 else None
     if tp.size > 1:  # one rank has nothing to share, whatever the options
@@ -177,7 +178,7 @@ def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], same: 
     # One entry per module, in torch's form; the styles are torch ParallelStyles.
     parallelize_module(model, tp.mesh, styles)
     for name, heads in planner.heads.items():
-        hf.localise_heads(modules[name], *heads)
+        hf.localise_heads(hf.as_attention(modules[name]), *heads)
     for name, block in planner.blocks.items():
         block.attach(modules[name])
     for names in tied:
@@ -256,9 +257,12 @@ def _source(model: nn.Module) -> dict[str, torch.Tensor] | None:
 def _move(model: nn.Module, device: torch.device | str | None, dtype: torch.dtype | None) -> None:
     if any(parameter.is_meta for parameter in model.parameters()):
         target = torch.device("meta")
+    elif device is not None:
+        target = torch.device(device)
     else:
-        target = torch.device(device if device is not None else state.mesh.device_type)
-    moved: dict[int, nn.Parameter] = {}  # parameters that are one stay one
+        assert state.mesh is not None  # else `_checked` has raised
+        target = torch.device(state.mesh.device_type)
+    moved: dict[int, nn.Parameter | None] = {}  # parameters that are one stay one
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
             if parameter is None:

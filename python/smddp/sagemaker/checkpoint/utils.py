@@ -23,7 +23,7 @@ def SORT_BY_LAST_INT(name: str) -> int:
 
 
 def limit_num_subdirs(
-    dir: str | os.PathLike,
+    dir: str | os.PathLike[str],
     n: int,
     sort_fn: Callable[[str], Any] | None = SORT_BY_LAST_INT,
     regex: str | None = None,

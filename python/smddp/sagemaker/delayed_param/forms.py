@@ -47,7 +47,8 @@ def forms_of(module: nn.Module) -> dict[str, Form | None]:
         for name, p in module._parameters.items()
     }
     for record in _records(module).values():
-        stored = [found.pop(name) for name in record.stored]
+        # None of them is None: only a parameter that is there is stored otherwise.
+        stored = [form for name in record.stored if (form := found.pop(name)) is not None]
         joined = record.join(*(torch.empty(form.shape, dtype=form.dtype, device="meta") for form in stored))
         found[record.source] = Form(joined.shape, joined.dtype, stored[0].requires_grad, stored[0].identity)
     return found
@@ -55,7 +56,7 @@ def forms_of(module: nn.Module) -> dict[str, Form | None]:
 
 def stored_from(module: nn.Module, whole: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """``whole`` values, by original name, as the module stores them; takes them out of ``whole``."""
-    found = {}
+    found: dict[str, torch.Tensor] = {}
     for record in _records(module).values():
         if record.source in whole:
             found.update(zip(record.stored, record.split(whole.pop(record.source))))

@@ -38,7 +38,8 @@ def with_post_param_init_fn(original: Callable[..., None]) -> Callable[..., None
         original(self, *args, **kwargs)
 
     # For other patches, which look up what may be passed.
-    __init__.__signature__ = signature.replace(parameters=[*signature.parameters.values(), extra])
+    full = signature.replace(parameters=[*signature.parameters.values(), extra])
+    __init__.__signature__ = full  # type: ignore[attr-defined]
     return __init__
 
 

@@ -129,8 +129,9 @@ class DelayedParamIniter:
         parameters = list(self._model.parameters())
         if all(p.is_meta and not isinstance(p, DTensor) for p in parameters):
             for module in self._model.modules():
-                if recipe.is_pretrained(module) and callable(getattr(module, "tie_weights", None)):
-                    module.tie_weights()
+                tie_weights = getattr(module, "tie_weights", None)
+                if recipe.is_pretrained(module) and callable(tie_weights):
+                    tie_weights()
                     break
 
     # -- initialisation ---------------------------------------------------------------------------------------------
@@ -185,10 +186,11 @@ class DelayedParamIniter:
         values = forms.stored_from(module, whole)
         for name in names:
             value, target = values.pop(name).detach(), targets[name]
+            assert target is not None  # the inventory holds those that are there
             value = shards.cut(value, target) if isinstance(target, DTensor) else value
             module._parameters[name] = shards.put(value, target)
 
-    def _compute(self, module: nn.Module, names: set[str]) -> dict[str, nn.Parameter]:
+    def _compute(self, module: nn.Module, names: set[str]) -> dict[str, torch.Tensor]:
         """The whole values of the module's own parameters ``names`` (original ones).
 
         Leaves the module with other parameters than it had.
@@ -196,7 +198,10 @@ class DelayedParamIniter:
         key = id(module)
         module._parameters.clear()
         for name, form in self._has.forms[key].items():
-            fresh = None if form is None else form.empty(self._device if name in names else "meta")
+            if form is None:
+                module._parameters[name] = None
+                continue
+            fresh = form.empty(self._device if name in names else "meta")
             if name in names and (key, name) in self._rebuilt:
                 fresh.copy_(self._rebuilt.pop((key, name)))
             module._parameters[name] = fresh
@@ -205,15 +210,18 @@ class DelayedParamIniter:
                 self._custom(module)
         else:
             self._run_steps(module, module)
+        whole: dict[str, torch.Tensor] = {}
         for name in names:
             value, form = module._parameters.get(name), self._has.forms[key][name]
+            assert form is not None  # the inventory holds those that are there
             if value is None or value.is_meta or value.shape != form.shape:
                 raise ValueError(
                     f"init_method_using_config left {self._has.full_name(key, name)} of shape {tuple(form.shape)} as "
                     f"{value if value is None else (tuple(value.shape), value.device)}: it sets the values of the "
                     "module's own parameters, and keeps their shapes"
                 )
-        return {name: module._parameters[name] for name in names}
+            whole[name] = value
+        return whole
 
     def _run_steps(self, module: nn.Module, kept: nn.Module | None, buffers: Collection[str] = ()) -> None:
         """Runs the module's recipe; nothing else than ``kept``'s parameters and the module's ``buffers`` changes."""
@@ -228,20 +236,21 @@ class DelayedParamIniter:
 
     def _fill_buffers(self) -> None:
         """Values for all buffers and tensor attributes that were on meta; puts real ones back that were emptied."""
-        for (key, name), value in self._has.real_buffers.items():
+        for (key, name), real in self._has.real_buffers.items():
             now = self._has.modules[key]._buffers.get(name)
-            if now is not None and (now is value or now.dtype == value.dtype):
-                self._has.modules[key]._buffers[name] = value.to(self._device)
+            if now is not None and (now is real or now.dtype == real.dtype):
+                self._has.modules[key]._buffers[name] = real.to(self._device)
         for key, names in self._has.meta_buffers.items():
-            buffers = self._has.modules[key]._buffers
+            module = self._has.modules[key]
             known = [n for n in names if (key, n) in self._rebuilt or n not in self._recipes[key].unwritten]
             for name in known:
-                buffers[name] = torch.empty(buffers[name].shape, dtype=buffers[name].dtype, device=self._device)
+                empty = module.get_buffer(name)
+                module._buffers[name] = torch.empty(empty.shape, dtype=empty.dtype, device=self._device)
             if written := [name for name in known if (key, name) not in self._rebuilt]:
-                self._run_steps(self._has.modules[key], None, written)
+                self._run_steps(module, None, written)
             for name in known:
                 if (key, name) in self._rebuilt:
-                    buffers[name].copy_(self._rebuilt[key, name])
+                    module.get_buffer(name).copy_(self._rebuilt[key, name])
         for key, names in self._has.meta_attributes.items():
             module = self._has.modules[key]
             for name in names:
@@ -255,14 +264,15 @@ class DelayedParamIniter:
                 self._rebuilt.pop((key, name), None)
 
     def _after_module(self, module: nn.Module) -> None:
-        if not callable(getattr(module, "tie_weights", None)):
+        tie_weights = getattr(module, "tie_weights", None)
+        if not callable(tie_weights):
             return
         for owner, holders in self._has.holders.items():
             held = [self._has.modules[key]._parameters.get(name) for key, name in holders]
             # Before its turn a holder is on meta; flattened by FSDP, it is gone or marked.
             ready = [p for p in held if p is not None and not p.is_meta and not getattr(p, _FLATTENED, False)]
             if len(ready) == len(holders) and any(p is not ready[0] for p in ready):
-                module.tie_weights()
+                tie_weights()
                 logger.info("tied %s again", self._has.full_name(*owner))
                 return
 

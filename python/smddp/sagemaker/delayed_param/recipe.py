@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import nn
@@ -24,6 +24,16 @@ Key = tuple[int, str]
 
 Forms = dict[int, dict[str, Form | None]]
 """The original forms of the parameters of all modules, by the module's id."""
+
+
+if TYPE_CHECKING:
+
+    class Pretrained(nn.Module):
+        """What is needed of a transformers model; `is_pretrained` tells one, without transformers."""
+
+        config: Any
+
+        def _init_weights(self, module: nn.Module) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,7 @@ def initialiser_of(module: nn.Module) -> Callable | None:
     return None
 
 
-def is_pretrained(module: nn.Module) -> bool:
+def is_pretrained(module: nn.Module) -> TypeGuard[Pretrained]:
     """Whether this is a transformers model, which initialises the modules under it from its config."""
     return callable(getattr(module, "_init_weights", None)) and hasattr(module, "config")
 
@@ -103,14 +113,14 @@ def buffers_kept(around: nn.Module, owner: nn.Module, written: Collection[str]) 
             holder.update(tensors)
 
 
-def _by_model(module: nn.Module, pretrained: nn.Module | None) -> Callable | None:
+def _by_model(module: nn.Module, pretrained: Pretrained | None) -> Callable | None:
     return None if pretrained is None else (lambda: pretrained._init_weights(module))
 
 
-def _family(model: nn.Module) -> tuple[dict[int, nn.Module], dict[int, nn.Module]]:
+def _family(model: nn.Module) -> tuple[dict[int, nn.Module], dict[int, Pretrained]]:
     """Each module's parent, and the innermost transformers model that it belongs to (itself included)."""
     parents: dict[int, nn.Module] = {}
-    owners: dict[int, nn.Module] = {}
+    owners: dict[int, Pretrained] = {}
     for module in model.modules():  # parents first
         if is_pretrained(module):
             owners[id(module)] = module

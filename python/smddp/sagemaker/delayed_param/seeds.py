@@ -19,17 +19,16 @@ def seed_of(random_seed: int, *names: str) -> int:
 def seeded(device: torch.device, random_seed: int, *names: str) -> Iterator[None]:
     """Within, the generators of the CPU and of ``device`` start from (seed, names); afterwards they are as before."""
     seed = seed_of(random_seed, *names)
-    accelerated = device.type != "cpu"
-    engine = torch.get_device_module(device.type) if accelerated else None
+    engine = torch.get_device_module(device.type) if device.type != "cpu" else None
     before_cpu = torch.get_rng_state()
-    before = engine.get_rng_state(device) if accelerated else None
+    before = engine.get_rng_state(device) if engine is not None else None
     try:
         # Not torch.manual_seed, which would also change the generators of all other devices.
         torch.default_generator.manual_seed(seed)
-        if accelerated:
+        if engine is not None:
             engine.default_generators[device.index].manual_seed(seed)
         yield
     finally:
         torch.set_rng_state(before_cpu)
-        if accelerated:
+        if engine is not None:
             engine.set_rng_state(before, device)

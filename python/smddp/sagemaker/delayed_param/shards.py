@@ -46,15 +46,17 @@ def _cut(local: torch.Tensor, like: DTensor, dims: list[int]) -> torch.Tensor:
         placement = like.placements[mesh_dim]
         if placement.is_replicate():
             continue
-        parts = local.chunk(like.device_mesh.size(mesh_dim), dim=placement.dim)
+        # Plain and strided shards have no class in common that every torch has.
+        dim: int = placement.dim  # type: ignore[attr-defined]
+        parts = local.chunk(like.device_mesh.size(mesh_dim), dim=dim)
         mine = coordinate[mesh_dim]
         # chunk() gives fewer parts than asked where they run out: the ranks after hold none.
-        local = parts[mine] if mine < len(parts) else local.narrow(placement.dim, 0, 0)
+        local = parts[mine] if mine < len(parts) else local.narrow(dim, 0, 0)
     return local
 
 
 def _checked(local: torch.Tensor, full: torch.Tensor, like: DTensor) -> torch.Tensor:
-    expected = local_shape(like)
+    expected = held(like).shape
     if local.shape != expected:
         raise ValueError(
             f"cutting {tuple(full.shape)} as {like.placements} over {like.device_mesh} gives {tuple(local.shape)}, "
@@ -63,9 +65,10 @@ def _checked(local: torch.Tensor, full: torch.Tensor, like: DTensor) -> torch.Te
     return local.clone(memory_format=torch.contiguous_format)
 
 
-def local_shape(tensor: torch.Tensor) -> torch.Size:
-    """The shape of what this rank holds."""
-    return tensor.detach().to_local().shape if isinstance(tensor, DTensor) else tensor.shape
+def held(tensor: torch.Tensor) -> torch.Tensor:
+    """What this rank holds of ``tensor``, in the same memory and without its graph."""
+    detached = tensor.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached
 
 
 def around(local: torch.Tensor, like: DTensor) -> DTensor:
@@ -81,7 +84,7 @@ def put(value: torch.Tensor, target: nn.Parameter) -> nn.Parameter:
     The parameter to register is returned; it carries the marks that others have set on ``target``.
     """
     if not target.is_meta:
-        (target.detach().to_local() if isinstance(target, DTensor) else target.detach()).copy_(value)
+        held(target).copy_(value)
         return target
     if isinstance(target, DTensor):
         value = around(value, target)

@@ -62,12 +62,12 @@ class VersionWatch:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._saved = tensor._version
-        self._alias = tensor.detach()
+        self._alias = alias = tensor.detach()
         nothing = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        if isinstance(tensor, DTensor):
-            self._alias._local_tensor = nothing
+        if isinstance(alias, DTensor):
+            alias._local_tensor = nothing
         else:
-            self._alias.data = nothing
+            alias.data = nothing
 
     def check(self) -> None:
         """Raise RuntimeError if the tensor was modified since."""

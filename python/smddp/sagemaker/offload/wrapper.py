@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper, OffloadWrapper
 
 from smddp.sagemaker.offload.engine import engine
 
@@ -30,7 +30,7 @@ def prefetching_forward(original: Callable, horizon: Callable[[], int]) -> Calla
     """
 
     @functools.wraps(original)
-    def forward(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def forward(self: OffloadWrapper, *args: Any, **kwargs: Any) -> Any:
         # Inside another wrapper's forward that one's pass covers us; inside backward this is a recomputation,
         # whose tensors are needed at once.
         covered = engine().in_pass() or _in_backward()

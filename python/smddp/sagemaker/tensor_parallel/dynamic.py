@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 
+if TYPE_CHECKING:
+    # What `extend` adds has all of a module, from the class that it is mixed into; it must not bring another one.
+    Mixin = nn.Module
+else:
+    Mixin = object
+
+T = TypeVar("T")
+
 
 def _rebuild(base: type, mixin: type, first: bool) -> nn.Module:
-    module = nn.Module.__new__(_subclass(base, mixin, first))
+    module: nn.Module = nn.Module.__new__(_subclass(base, mixin, first))
     nn.Module.__init__(module)
     return module
 
@@ -26,9 +34,15 @@ def _subclass(base: type, mixin: type, first: bool) -> type:
     return type(base.__name__, bases, {**names, "__reduce_ex__": reduce})
 
 
-def extend(module: nn.Module, mixin: type, first: bool = True) -> None:
-    """Make ``module`` an instance of ``mixin`` too; ``first``: the mixin's methods win over the class's own.
+def extend(module: nn.Module, mixin: type[T], first: bool = True) -> T:
+    """Make ``module`` an instance of ``mixin`` too, and return it; ``first``: the mixin's methods win over the class's
+    own.
 
     The class keeps its name, and the object can be copied and pickled.
     """
-    module.__class__ = _subclass(type(module), mixin, first)
+    # As plain types, since mypy takes a class of modules for nothing that the cache could hash.
+    base: type = type(module)
+    added: type = mixin
+    module.__class__ = _subclass(base, added, first)
+    assert isinstance(module, mixin)
+    return module

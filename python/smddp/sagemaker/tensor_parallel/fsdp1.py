@@ -23,13 +23,13 @@ from torch import nn
 from torch.distributed.fsdp._common_utils import _set_fsdp_flattened
 from torch.distributed.tensor import DTensor
 
-from smddp.sagemaker.tensor_parallel.dynamic import extend
+from smddp.sagemaker.tensor_parallel.dynamic import Mixin, extend
 
 # Module attribute: {parameter name: (the module that has it, its name there)}.
 REFERENCES = "_tp_references"
 
 
-class Tied:
+class Tied(Mixin):
     """A module some of whose parameters are another module's."""
 
     def __getattr__(self, name: str) -> Any:
@@ -117,10 +117,11 @@ def plain_gradients(original: Callable[[Any], None]) -> Callable[[Any], None]:
         def views(tensor: torch.Tensor | None = None) -> Iterator[torch.Tensor]:
             for view, (name, module, _) in zip(views_of(tensor), self.flat_param._param_infos):
                 parameter = getattr(module, name, None)
-                if isinstance(view, DTensor) and not isinstance(parameter, DTensor):
-                    view = view.to_local()
-                elif isinstance(view, DTensor) and view.dtype != parameter.dtype:
-                    of_another_type.append((parameter, view.to_local()))
+                if isinstance(view, DTensor):
+                    if not isinstance(parameter, DTensor):
+                        view = view.to_local()
+                    elif view.dtype != parameter.dtype:
+                        of_another_type.append((parameter, view.to_local()))
                 yield view
 
         self._get_unflat_views = views
@@ -129,7 +130,9 @@ def plain_gradients(original: Callable[[Any], None]) -> Callable[[Any], None]:
         finally:
             self._get_unflat_views = views_of
         for parameter, local in of_another_type:
-            parameter.grad._local_tensor = local
+            gradient = parameter.grad
+            assert isinstance(gradient, DTensor)  # FSDP1 has made it like the parameter
+            gradient._local_tensor = local
 
     return _use_unsharded_grad_views
 

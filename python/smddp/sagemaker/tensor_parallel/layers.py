@@ -86,7 +86,8 @@ def use(model: nn.Module, chosen: LayerProvider) -> None:
 
     for module in model.modules():
         # Fused and transposed projections keep the plain product: their shard is no (out, in) matrix of its own.
-        if type(module).forward in (modules.Column.forward, modules.Row.forward) and not module._tp_transposed:
+        plain = type(module).forward in (modules.Column.forward, modules.Row.forward)
+        if plain and isinstance(module, (modules.Column, modules.Row)) and not module._tp_transposed:
             weight = modules.local(module.weight)
             if weight.dim() == 2:
                 bias = module.bias is not None and isinstance(module, modules.Column)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, overload
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from smddp.sagemaker import hf
 from smddp.sagemaker.tensor_parallel.block import Block
+from smddp.sagemaker.tensor_parallel.dynamic import Mixin
 from smddp.sagemaker.tensor_parallel.layers import Product
 from smddp.sagemaker.tensor_parallel.regions import (
     TensorGroup,
@@ -28,6 +29,10 @@ from smddp.sagemaker.tensor_parallel.regions import (
 )
 
 
+@overload
+def local(tensor: torch.Tensor) -> torch.Tensor: ...
+@overload
+def local(tensor: None) -> None: ...
 def local(tensor: torch.Tensor | None) -> torch.Tensor | None:
     """This rank's shard; a tensor that is whole stays as it is."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -47,9 +52,11 @@ def substituted(module: nn.Module, tensors: dict[str, torch.Tensor]) -> Iterator
         module.__dict__.update(kept)
 
 
-class _Product:
+class _Product(Mixin):
     """``x @ weight + bias`` of a Linear (out, in) or, where ``_tp_transposed``, of transformers' Conv1D (in, out)."""
 
+    weight: torch.Tensor
+    bias: torch.Tensor | None
     _tp_transposed = False
     _tp_product: Product | None = None  # see layers.py
 
@@ -65,20 +72,20 @@ class Column(_Product):
     _tp_block: Block
     _tp_gather = False
 
-    def _shard(self, name: str) -> torch.Tensor | None:
-        """The local shard as a matrix or vector: fused projections are stored with a dimension for their parts."""
-        tensor = local(getattr(self, name))
-        if tensor is None:
-            return None
-        if name == "bias":
-            return tensor.reshape(-1)
-        if tensor.dim() == 2:
-            return tensor
-        return tensor.flatten(1) if self._tp_transposed else tensor.flatten(0, 1)
+    def _local_weight(self) -> torch.Tensor:
+        """The local shard as a matrix: fused projections are stored with a dimension for their parts."""
+        shard = local(self.weight)
+        if shard.dim() == 2:
+            return shard
+        return shard.flatten(1) if self._tp_transposed else shard.flatten(0, 1)
+
+    def _local_bias(self) -> torch.Tensor | None:
+        """The local shard as a vector, as `_local_weight`."""
+        return None if self.bias is None else local(self.bias).reshape(-1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self._tp_block.enter(x, self.training)
-        y = self._product(x, self._shard("weight"), self._shard("bias"))
+        y = self._product(x, self._local_weight(), self._local_bias())
         if self._tp_gather:
             self._tp_block.leave()
             y = gather_from_region(y, self._tp_block.tp)
@@ -92,9 +99,7 @@ class KeyValueColumn(_Product):
     _tp_heads: list[int]
     _tp_head_dim: int
 
-    def _rows(self, name: str) -> torch.Tensor | None:
-        if getattr(self, name) is None:
-            return None
+    def _rows(self, name: str) -> torch.Tensor:
         whole = self._tp_block.parameter(self, name)
         heads = whole.view(-1, self._tp_head_dim, *whole.shape[1:])
         if len(self._tp_heads) == 1:
@@ -103,7 +108,7 @@ class KeyValueColumn(_Product):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self._tp_block.enter(x, self.training)
-        return self._product(x, self._rows("weight"), self._rows("bias"))
+        return self._product(x, self._rows("weight"), None if self.bias is None else self._rows("bias"))
 
 
 class FusedGroupColumn(_Product):
@@ -154,7 +159,7 @@ class Row(_Product):
         return y if bias is None else y + bias
 
 
-class Partial:
+class Partial(Mixin):
     """A module inside a region whose parameters every rank holds whole: their gradients are summed at the border."""
 
     _tp_block: Block
@@ -165,9 +170,10 @@ class Partial:
             return super().forward(*args, **kwargs)
 
 
-class Embedding:
+class Embedding(Mixin):
     """An embedding whose rows (the vocabulary) are shared: ids of other ranks give zeros, then the sum."""
 
+    weight: torch.Tensor
     _tp_group: TensorGroup
     _tp_first: int
     _tp_rows: int
@@ -181,7 +187,7 @@ class Embedding:
         return reduce_from_region(found, self._tp_group, owned=True)
 
 
-class Experts:
+class Experts(Mixin):
     """Experts as stacked parameters: inputs whole, each rank computes its columns of every expert, then the sum."""
 
     _tp_group: TensorGroup
@@ -193,14 +199,18 @@ class Experts:
             return reduce_from_region(super().forward(*args, **kwargs), self._tp_group)
 
     def _matrices(self, name: str) -> torch.Tensor:
-        tensor = local(getattr(self, name))
+        tensor: torch.Tensor = local(getattr(self, name))
         # gate and up in one parameter: (experts, 2, columns, in), see PackedShard.
         return tensor.flatten(1, 2) if tensor.dim() == 4 else tensor
 
 
-class ListedExperts:
+class ListedExperts(Mixin):
     """Experts as a list of modules, called one by one: one border for all of them."""
 
+    experts: nn.ModuleList
+    gate: nn.Module
+    jitter_noise: float
+    top_k: int
     _tp_group: TensorGroup
 
     def forward(self, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -212,7 +212,7 @@ class Planner:
             return styles.Colwise(self._alone(name), gather=True)
         parts = _PARTS.get(style, 1)
         if style == "packed_qkv_colwise":
-            attention = self.model.get_submodule(name.rpartition(".")[0])
+            attention = hf.as_attention(self.model.get_submodule(name.rpartition(".")[0]))
             self._attention(name, columns // parts // attention.head_dim, columns // parts // attention.head_dim)
         if style == "colwise" and name.endswith((".k_proj", ".v_proj")):
             heads = self._key_value_heads(name)
@@ -234,7 +234,7 @@ class Planner:
         if head_dim is None or query is None:
             return None
         query_heads = query.weight.shape[0] // head_dim
-        kv_heads = self.model.get_submodule(name).weight.shape[0] // head_dim
+        kv_heads = hf.weight_of(self.model.get_submodule(name)).shape[0] // head_dim
         self.degrees.need(query_heads, "attention heads")
         if query_heads % self.tp.size:
             return None
@@ -248,7 +248,7 @@ class Planner:
 
     def _grouped(self, name: str, module: nn.Module) -> ParallelStyle:
         """Falcon: (kv heads, [query heads..., key, value], head_dim); 3 * heads if it has no groups."""
-        attention = self.model.get_submodule(name.rpartition(".")[0])
+        attention = hf.as_attention(self.model.get_submodule(name.rpartition(".")[0]))
         query, kv = attention.num_heads, attention.num_kv_heads
         self._attention(name, query, kv)
         if kv % self.tp.size == 0:
@@ -308,7 +308,7 @@ class Planner:
                 full = f"{parent}.{last}"
                 if full not in modules or full in named or not list(modules[full].parameters()):
                     continue
-                wide = [p for p in modules[full].parameters() if p.numel() != 1]
+                wide = any(p.numel() != 1 for p in modules[full].parameters())
                 if wide or list(modules[full].children()):
                     raise NotImplementedError(
                         f"{full}: an activation function with parameters of its own for each column; set "
@@ -348,7 +348,8 @@ def _sizes(name: str, module: nn.Module, style: str) -> tuple[int, int]:
     if isinstance(module, nn.Linear):
         return module.weight.shape[1], module.weight.shape[0]
     if hf.is_conv1d(module):
-        return module.weight.shape[0], module.weight.shape[1]
+        weight = hf.weight_of(module)
+        return weight.shape[0], weight.shape[1]
     raise ValueError(
         f"plan entry {name!r}: style {style!r} is for nn.Linear (and transformers' Conv1D), not {_kind(module)}"
     )

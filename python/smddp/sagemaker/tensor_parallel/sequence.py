@@ -74,8 +74,8 @@ def _outside_blocks(
         if isinstance(module, modules.Row):
             module._tp_outer = outer
         else:
-            extend(module, modules.Partial)
-            module._tp_block, module._tp_names = outer, tuple(names)
+            partial = extend(module, modules.Partial)
+            partial._tp_block, partial._tp_names = outer, tuple(names)
     outer.attach(layer)
     if is_random(layer):
         outer.randomness = RegionRandomness(seed, tp.rank)
@@ -122,4 +122,6 @@ class _Enter:
     def __call__(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
         if module.training:
             activations = args[0] if args else kwargs["hidden_states"]
-            self._block.randomness.enter(activations.device)
+            randomness = self._block.randomness
+            assert randomness is not None  # this hook is for blocks that have it
+            randomness.enter(activations.device)

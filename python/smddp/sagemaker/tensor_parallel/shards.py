@@ -68,7 +68,7 @@ class Grouped(Relayout):
 
 def relayout(module: nn.Module, record: Relayout) -> None:
     """Replace parameter ``record.source`` of ``module`` by the stored ones, and remember how."""
-    parameter = module._parameters[record.source]
+    parameter = module.get_parameter(record.source)
     for name, tensor in zip(record.stored, record.split(parameter.detach())):
         put(module, name, tensor, parameter)
     module.__dict__.setdefault(RELAID, {})[record.source] = record
@@ -76,7 +76,7 @@ def relayout(module: nn.Module, record: Relayout) -> None:
 
 def shard(module: nn.Module, name: str, dim: int, tp: TensorGroup) -> None:
     """Parameter ``name`` of ``module`` becomes a DTensor sharded in ``dim``; no communication, meta included."""
-    parameter = module._parameters[name]
+    parameter = module.get_parameter(name)
     # A copy, so that the whole parameter's memory is free when the last reference to it goes.
     mine = parameter.detach().chunk(tp.size, dim)[tp.rank].clone(memory_format=torch.contiguous_format)
     put(module, name, DTensor.from_local(mine, tp.mesh, [Shard(dim)], run_check=False), parameter)

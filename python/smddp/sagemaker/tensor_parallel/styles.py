@@ -123,6 +123,7 @@ class VocabularyEmbedding(Style):
     """Rows of an embedding shared."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        assert isinstance(module, nn.Embedding)  # the planner takes no other
         rows = module.weight.shape[0] // self.tp.size
         first = rows * self.tp.rank
         shard(module, "weight", 0, self.tp)

@@ -109,16 +109,20 @@ class Participants:
         """All ranks' values, in the group's order, on the coordinator; None elsewhere."""
         if self.size == 1:
             return [value]
-        values = [None] * self.size if self.is_coordinator else None
+        # Places that torch fills.
+        values: list[Any] | None = [None] * self.size if self.is_coordinator else None
         dist.gather_object(value, values, dst=self.coordinator, group=self.group)
         return values
 
     def scatter(self, values: Sequence[T] | None) -> T:
         """One of the coordinator's ``values`` to each rank."""
-        if self.size == 1:
-            return values[0]
-        mine = [None]
-        given = list(values) if self.is_coordinator else None
+        given: list[T] | None = None
+        if self.is_coordinator:
+            assert values is not None
+            given = list(values)
+            if self.size == 1:
+                return given[0]
+        mine: list[Any] = [None]
         dist.scatter_object_list(mine, given, src=self.coordinator, group=self.group)
         return mine[0]
 

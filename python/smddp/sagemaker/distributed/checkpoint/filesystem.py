@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.filesystem import FileSystemBase, _StoragePrefix
+from torch.distributed.checkpoint.filesystem import _StoragePrefix
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
@@ -39,7 +39,7 @@ _RANK_OF_FILE = re.compile(r"__(\d+)_")
 
 def path_to_file_system(
     path: str | os.PathLike, s3_region: str | None = None, s3client_config: Any = None
-) -> FileSystemBase:
+) -> PosixFileSystem | S3FileSystem:
     """The file system that ``path`` lies on."""
     return S3FileSystem(s3_region, s3client_config) if is_s3_uri(path) else PosixFileSystem()
 
@@ -57,6 +57,8 @@ class DistributedFileSystemWriter(FileSystemWriter):
     Raises:
         ImportError: an `s3://` name without s3fs.
     """
+
+    fs: PosixFileSystem | S3FileSystem  # type: ignore[assignment]  # torch declares its own, for directories
 
     def __init__(
         self,
@@ -104,7 +106,7 @@ class DistributedFileSystemWriter(FileSystemWriter):
 
     def begin(self, plans: Sequence[SavePlan]) -> None:
         """On the coordinator: records the files that ``plans`` will write."""
-        files = {}
+        files: dict[str, int] = {}
         for index, plan in enumerate(plans):
             rank = self.ranks[index] if index < len(self.ranks) else index
             count = self.thread_count if self.single_file_per_rank else len(plan.items)
@@ -187,6 +189,8 @@ class DistributedFileSystemReader(FileSystemReader):
         ImportError: an `s3://` name without s3fs.
     """
 
+    fs: PosixFileSystem | S3FileSystem  # type: ignore[assignment]  # torch declares its own, for directories
+
     def __init__(
         self, path: str | os.PathLike, *, s3_region: str | None = None, s3client_config: Any = None, **options: Any
     ) -> None:
@@ -258,8 +262,10 @@ class DistributedFileSystemReader(FileSystemReader):
                 for info in metadata.storage_data.values():
                     info.relative_path = f"{part}/{info.relative_path}"
             whole = metadata if whole is None else _union(whole, metadata)
-        if getattr(whole, "storage_meta", None) is not None:
-            whole.storage_meta.load_id = self.load_id
+        assert whole is not None  # there is at least one part
+        storage_meta = getattr(whole, "storage_meta", None)
+        if storage_meta is not None:
+            storage_meta.load_id = self.load_id
         return whole
 
     def _check_files(self, part: str, metadata: Metadata) -> None:
@@ -322,6 +328,7 @@ def _union(one: Metadata, other: Metadata) -> Metadata:
     for name, entry in other.state_dict_metadata.items():
         mine = one.state_dict_metadata.setdefault(name, entry)
         if mine is not entry and isinstance(mine, TensorStorageMetadata):
+            assert isinstance(entry, TensorStorageMetadata)  # what is a tensor in one part is one in all
             known = {tuple(chunk.offsets) for chunk in mine.chunks}
             mine.chunks.extend(chunk for chunk in entry.chunks if tuple(chunk.offsets) not in known)
     # What is cut nowhere is in every part; the first one's is taken.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,6 +23,9 @@ from smddp.sagemaker.names import plain_name
 from smddp.sagemaker.parallel import DIMENSIONS
 from smddp.sagemaker.state_handler import state
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import Placement
+
 
 def chunk_dtensor(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """`DTensorExtensions.chunk_dtensor` that cuts along the dimension FSDP shards over."""
@@ -32,7 +35,7 @@ def chunk_dtensor(original: Callable[..., torch.Tensor]) -> Callable[..., torch.
         names = device_mesh.mesh_dim_names or ()
         if state.mesh is None or isinstance(tensor, DTensor) or not names or not set(names) <= set(DIMENSIONS):
             return original(self, tensor, rank, device_mesh)
-        whole = [Replicate()] * len(DIMENSIONS)
+        whole: list[Placement] = [Replicate()] * len(DIMENSIONS)
         cut = list(whole)
         cut[DIMENSIONS.index(names[-1])] = Shard(0)
         tensor = DTensor.from_local(tensor.detach().clone(), state.mesh, whole, run_check=False)

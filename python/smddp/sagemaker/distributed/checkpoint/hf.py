@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,31 +50,41 @@ def save_pretrained(model: nn.Module, directory: str | os.PathLike, max_shard_si
     most = files.parse_size(max_shard_size)
     inner = _transformers_model(model)
     world = Participants(None)
-    state = get_model_state_dict(model)
+    state: dict[str, Any] = get_model_state_dict(model)
     stored = {target.name: target for target in targets(model, state) if not _is_tied(inner, target.name)}
     parts = files.split([target.entry(state) for target in stored.values()], most)
     named = list(zip(files.file_names(len(parts)), parts))
     directory = Path(directory)
 
     # Every rank gathers to the end, whatever happens to rank 0's disk.
-    failure: Any = attempt(lambda: directory.mkdir(parents=True, exist_ok=True))
+    failure = _failure(lambda: directory.mkdir(parents=True, exist_ok=True))
     for name, part in named:
-        writer = None
-        if world.is_coordinator and not isinstance(failure, Failure):
-            writer = failure = attempt(lambda name=name, part=part: files.FileWriter(directory / name, part))
+        writer: files.FileWriter | None = None
+        if world.is_coordinator and failure is None:
+            opened = attempt(partial(files.FileWriter, directory / name, part))
+            if isinstance(opened, Failure):
+                failure = opened
+            else:
+                writer = opened
         for entry in part:
             target = stored[entry.name]
             tensor = target.join([_gathered(state[source]) for source in target.sources])
-            if world.is_coordinator and not isinstance(failure, Failure):
-                failure = attempt(lambda writer=writer, tensor=tensor: writer.write(tensor))
+            if writer is not None and failure is None:
+                failure = _failure(partial(writer.write, tensor))
             del tensor
-        if world.is_coordinator and not isinstance(failure, Failure):
-            failure = attempt(writer.close)
-    if world.is_coordinator and not isinstance(failure, Failure):
-        failure = attempt(lambda: _write_rest(inner, directory, named))
-    failure = world.broadcast(failure if isinstance(failure, Failure) else None)
+        if writer is not None and failure is None:
+            failure = _failure(writer.close)
+    if world.is_coordinator and failure is None:
+        failure = _failure(lambda: _write_rest(inner, directory, named))
+    failure = world.broadcast(failure)
     if failure is not None:
         raise_failures(f"saving {directory}", {world.coordinator: failure})
+
+
+def _failure(action: Callable[[], object]) -> Failure | None:
+    """The error that ``action`` raises, as a value; None if it raises none."""
+    result = attempt(action)
+    return result if isinstance(result, Failure) else None
 
 
 def load_pretrained(model: nn.Module, directory: str | os.PathLike) -> None:
@@ -90,7 +102,7 @@ def load_pretrained(model: nn.Module, directory: str | os.PathLike) -> None:
         FileNotFoundError: no safetensors there.
     """
     inner = _transformers_model(model)
-    state = get_model_state_dict(model)
+    state: dict[str, Any] = get_model_state_dict(model)
     wanted: dict[str, torch.Tensor] = {}
     joined: list[Target] = []
     for target in targets(model, state):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from smddp.sagemaker.distributed.checkpoint.safetensors_files import Entry
+from smddp.sagemaker.tensor_parallel.shards import Relayout
 from smddp.sagemaker.tensor_parallel.state_dict import records
 
 
@@ -27,7 +28,7 @@ class Target:
     name: str
     sources: tuple[str, ...]
     join: Callable[[list[torch.Tensor]], torch.Tensor]
-    split: Callable[[torch.Tensor], list[torch.Tensor]]
+    split: Callable[[torch.Tensor], Sequence[torch.Tensor]]
     plain: bool = False
 
     def entry(self, state: dict[str, Any]) -> Entry:
@@ -37,6 +38,10 @@ class Target:
         return Entry(self.name, joined.dtype, tuple(joined.shape))
 
 
+def _join(record: Relayout) -> Callable[[list[torch.Tensor]], torch.Tensor]:
+    return lambda parts: record.join(*parts)
+
+
 def targets(model: nn.Module, state: dict[str, Any]) -> list[Target]:
     """What the tensors of ``state``, by the model's clean names, are in Hugging Face's form; in the model's order."""
     found: list[Target] = []
@@ -44,7 +49,7 @@ def targets(model: nn.Module, state: dict[str, Any]) -> list[Target]:
     for prefix, record in records(model):
         sources = tuple(prefix + name for name in record.stored)
         if all(source in state for source in sources):
-            target = Target(prefix + record.source, sources, lambda parts, r=record: r.join(*parts), record.split)
+            target = Target(prefix + record.source, sources, _join(record), record.split)
             of |= dict.fromkeys(sources, target)
     for name in state:
         target = of.get(name) or Target(name, (name,), lambda parts: parts[0], lambda whole: [whole], True)

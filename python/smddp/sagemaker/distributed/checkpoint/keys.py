@@ -51,7 +51,7 @@ def check(asked: set[str], metadata: Metadata, where: str) -> None:
     raise ValueError(f"the names in {where} do not match: {'; '.join(said)}")
 
 
-def check_same(names: list[list[str] | None], ranks: list[int]) -> None:
+def check_same(names: list[list[str]], ranks: list[int]) -> None:
     """Refuses state dicts that differ between ranks.
 
     Raises:

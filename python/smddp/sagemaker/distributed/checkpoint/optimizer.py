@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -59,7 +59,8 @@ def load_sharded_optimizer_state_dict(
             like = next((model_state_dict[part] for part in path[1:] if part in model_state_dict), None)
             value = _empty(entry, like)
         _put(state, path, value)
-    load(state, storage_reader=_Kept(storage_reader), planner=planner, process_group=process_group)
+    reader = cast(dcp.StorageReader, _Kept(storage_reader))  # it answers as the caller's does
+    load(state, storage_reader=reader, planner=planner, process_group=process_group)
     return state
 
 

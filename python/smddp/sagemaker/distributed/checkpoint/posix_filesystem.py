@@ -9,10 +9,15 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import cast
 
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 PARTIAL = ".part"
+
+
+def _opened(path: Path, mode: str) -> io.IOBase:
+    return cast(io.IOBase, path.open(mode))  # typeshed's IO, which stands for all files, is no IOBase
 
 
 class PosixFileSystem(FileSystem):
@@ -23,12 +28,12 @@ class PosixFileSystem(FileSystem):
         """Opens ``path``; what is written appears only if the block ends without an error."""
         path = Path(path)
         if "w" not in mode:
-            with path.open(mode) as stream:
+            with _opened(path, mode) as stream:
                 yield stream
             return
         partial = path.with_name(path.name + PARTIAL)
         try:
-            with partial.open(mode) as stream:
+            with _opened(partial, mode) as stream:
                 yield stream
                 # DCP's writer has synced and closed it.
                 if not stream.closed:

@@ -91,8 +91,9 @@ def retry_with_jitter(
         errors: what is worth another call.
     """
     if function is None:
-        options = {"attempts": attempts, "seconds": seconds, "most_seconds": most_seconds, "errors": errors}
-        return functools.partial(retry_with_jitter, **options)
+        return functools.partial(
+            retry_with_jitter, attempts=attempts, seconds=seconds, most_seconds=most_seconds, errors=errors
+        )
 
     @functools.wraps(function)
     def retried(*args: Any, **kwargs: Any) -> Any:

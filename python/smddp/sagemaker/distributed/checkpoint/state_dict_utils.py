@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -60,8 +60,10 @@ def sm_state_dict_type(
         )
     if state_dict_config is not None or optim_state_dict_config is not None:
         raise ValueError("SM_LOCAL_STATE_DICT takes no configuration: it always shares the model's memory")
-    replaced = {"state_dict": lambda *_, **__: local_state_dict(model)}
-    replaced["load_state_dict"] = lambda local, strict=True, assign=False: load_local_state_dict(model, local)
+    replaced: dict[str, Callable[..., Any]] = {
+        "state_dict": lambda *_, **__: local_state_dict(model),
+        "load_state_dict": lambda local, strict=True, assign=False: load_local_state_dict(model, local),
+    }
     before = {name: model.__dict__[name] for name in replaced if name in model.__dict__}
     model.__dict__.update(replaced)
     try:

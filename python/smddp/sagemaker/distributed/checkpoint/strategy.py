@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.distributed.checkpoint import SavePlanner as AnySavePlanner
@@ -108,7 +108,10 @@ class PendingSave:
         if gathered is not None:
             failures = {r: v for r, v in zip(self.participants.ranks, gathered) if isinstance(v, Failure)}
             if not failures:
-                finished = attempt(lambda: self._writer.finish(self._metadata, gathered))
+                metadata = self._metadata
+                assert metadata is not None  # on the coordinator
+                written = [part for part in gathered if not isinstance(part, Failure)]
+                finished = attempt(lambda: self._writer.finish(metadata, written))
                 if isinstance(finished, Failure):
                     failures = {self.participants.rank: finished}
             if failures and isinstance(self._writer, DistributedFileSystemWriter):
@@ -184,7 +187,10 @@ class PyTorchDistSaveShardedStrategy:
         key = (tuple(participants.ranks), participants.coordinator, type(planner), saved["kind"])
         told, metadata = self._agree(where, asked, writer, planner, participants, key, force_check_all_plans)
         told = planner.finish_plan(told)
-        source = attempt(lambda: _Staged(told, planner)) if background else planner
+        source: AnySavePlanner | Failure = planner
+        if background:
+            # Writers ask a planner for data and nothing else.
+            source = attempt(lambda: cast(AnySavePlanner, _Staged(told, planner)))
         if isinstance(source, Failure):
             written: Future = Future()
             written.set_exception(source.kind(source.text))
@@ -211,18 +217,20 @@ class PyTorchDistSaveShardedStrategy:
         force: bool,
     ) -> tuple[SavePlan, Metadata | None]:
         """What this rank writes, and on the coordinator the metadata of all."""
-        reusable = isinstance(writer, DistributedFileSystemWriter)
-        if reusable and not force:
+        reusing = writer if isinstance(writer, DistributedFileSystemWriter) else None
+        if reusing is not None and not force:
             known = self._known.get(key)
             same = known is not None and not isinstance(asked, Failure) and known.asked == asked
-            token = int(writer.new_token(), 16) if participants.is_coordinator else _NO_TOKEN
+            token = int(reusing.new_token(), 16) if participants.is_coordinator else _NO_TOKEN
             all_same, token = participants.least([int(same), token])
             if all_same:
+                assert known is not None  # this rank's plan is the same, too
                 name = f"{token:012x}"
                 if participants.is_coordinator:
-                    writer.begin([writer.named(plan, i, name) for i, plan in enumerate(known.all_told)])
+                    assert known.all_told is not None
+                    reusing.begin([reusing.named(plan, i, name) for i, plan in enumerate(known.all_told)])
                 mine = participants.ranks.index(participants.rank)
-                return writer.named(known.told, mine, name), known.metadata
+                return reusing.named(known.told, mine, name), known.metadata
 
         metadata: Metadata | None = None
         all_told: list[SavePlan] | None = None
@@ -231,20 +239,24 @@ class PyTorchDistSaveShardedStrategy:
         if gathered is not None:
             failures = {r: v for r, v in zip(participants.ranks, gathered) if isinstance(v, Failure)}
             if not failures:
+                all_asked = [plan for plan in gathered if not isinstance(plan, Failure)]
 
                 def plan_all() -> list[SavePlan]:
                     nonlocal metadata
-                    plans, metadata = planner.create_global_plan(gathered)
+                    plans, metadata = planner.create_global_plan(all_asked)
                     return writer.prepare_global_plan(plans)
 
-                all_told = attempt(plan_all)
-                if isinstance(all_told, Failure):
-                    failures = {participants.rank: all_told}
+                planned = attempt(plan_all)
+                if isinstance(planned, Failure):
+                    failures = {participants.rank: planned}
+                else:
+                    all_told = planned
             answer = [failures] * participants.size if failures else all_told
         told = participants.scatter(answer)
         if isinstance(told, dict):
             raise_failures(f"planning the save of {where}", told)
-        if reusable:
+        assert not isinstance(asked, Failure)  # all ranks have raised it
+        if reusing is not None:
             self._known[key] = _Known(asked, told, all_told, metadata)
         return told, metadata
 

@@ -22,11 +22,11 @@ class LlamaFlashAttention(LlamaAttention):
         # The class computes by the implementation that its config names; the model's masks follow the model's.
         own = copy.copy(config)
         own._attn_implementation = "sdpa"
-        super().__init__(own, layer_idx)
+        super().__init__(own, layer_idx)  # type: ignore[arg-type]  # it is read only where there is a Cache
         # Made where it is first needed, and kept out of the module tree: it has nothing to save or to initialise.
         self.__dict__["_rotary"] = None
 
-    def forward(
+    def forward(  # type: ignore[override]  # with what older decoder layers pass, too
         self,
         hidden_states: torch.Tensor,
         attention_mask: torch.Tensor | None = None,
