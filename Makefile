@@ -37,7 +37,7 @@ TEST_TOOLS := pytest pytest-timeout pytest-rerunfailures pytest-xdist hypothesis
 LINT_TOOLS := ruff mypy
 
 # nextest runs each test in its own process and stops one that hangs (.config/nextest.toml); it leaves
-# out the doc tests. Cargo's own runner serves where nextest is absent.
+# out the doc tests. Cargo's own runner serves where nextest is absent. Twice as many tests as cores: most of them wait.
 # smddp-py is Python's extension module: it links only into a Python process, and pytest tests it there.
 RUST_TESTS := --workspace --exclude smddp-py
 
@@ -136,7 +136,7 @@ rust-tests-built: | prerequisites
 test-rust: | prerequisites ## the Rust tests alone
 	@sh scripts/libfabric.sh
 	if cargo nextest --version >/dev/null 2>&1; then \
-	    cargo nextest run $(RUST_TESTS); \
+	    cargo nextest run -j $$(( 2 * $$(nproc) )) $(RUST_TESTS); \
 	    cargo test --quiet --doc $(RUST_TESTS); \
 	else \
 	    cargo test $(RUST_TESTS); \

@@ -142,8 +142,13 @@ fn names_nothing(ranks: &Ranks, rank: usize) {
     }
 }
 
+/// Others' sockets may be called anything.
+fn unix_sockets() -> String {
+    String::from_utf8_lossy(&std::fs::read("/proc/net/unix").unwrap()).into_owned()
+}
+
 fn no_trace_of(pids: &[u32]) {
-    let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let sockets = unix_sockets();
     for pid in pids {
         assert!(!Path::new(&format!("/proc/{pid}")).exists(), "process {pid} is left");
         assert!(!sockets.contains(&format!("smddp-{pid}-")), "a socket of process {pid} is left");
@@ -193,7 +198,7 @@ fn a_killed_rank_is_named_by_every_survivor_within_a_second_in_a_hundred_collect
 
 /// Somebody of this user at the door of every rank, who connects and says nothing.
 fn silent_callers(pids: &[u32], each: usize) -> Vec<UnixStream> {
-    let table = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let table = unix_sockets();
     let ours = |name: &&str| pids.iter().any(|pid| name.starts_with(&format!("@smddp-{pid}-")));
     let names = table.lines().filter_map(|line| line.split_whitespace().last()).filter(ours);
     let doors: std::collections::BTreeSet<&str> = names.collect();

@@ -370,7 +370,7 @@ fn a_wait_is_early_where_nothing_that_lets_it_through_is_enqueued() {
 }
 
 #[test]
-fn ten_thousand_operations_take_seconds() {
+fn ten_thousand_operations_take_no_minutes() {
     let started = std::time::Instant::now();
     let (world, page) = (World::seeded(7), Page::new());
     let (a, b) = (Rank::with(&world, &page), Rank::with(&world, &page));
@@ -387,7 +387,8 @@ fn ten_thousand_operations_take_seconds() {
         b.write(page.word(1), turn);
     }
     assert_clean(&world, "clean");
-    assert!(started.elapsed().as_secs() < 20, "{:?}", started.elapsed());
+    // Two seconds alone; what grows with the square of them takes many minutes.
+    assert!(started.elapsed().as_secs() < 100, "{:?}", started.elapsed());
 }
 
 #[test]
