@@ -33,7 +33,7 @@ fn my_id(card: &Card, socket: &str) -> [u8; 16] {
 /// The abstract names of this process's sockets, without the leading zero.
 fn my_sockets() -> Vec<String> {
     let mine = format!("@smddp-{}-", std::process::id());
-    let table = std::fs::read_to_string("/proc/net/unix").unwrap();
+    let table = String::from_utf8_lossy(&std::fs::read("/proc/net/unix").unwrap()).into_owned();
     let names = table.lines().filter_map(|line| line.split_whitespace().last());
     names.filter(|name| name.starts_with(&mine)).map(|name| name[1..].to_owned()).collect()
 }
