@@ -109,6 +109,8 @@ impl TcpWire {
             self.conns.iter().position(|c| c.as_ref().is_some_and(|c| c.peer == peer && c.class == class));
         let found = match theirs {
             Some(found) => found,
+            // It reads nothing more, and takes no second call.
+            None if self.peers[peer].left => return None,
             None => {
                 let address = self.listeners.address(peer)?.clone();
                 let call = Call::new(self.listeners.me, address, Purpose::Class(class));
