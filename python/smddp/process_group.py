@@ -296,7 +296,7 @@ def _ordinal(device: torch.device | None) -> int | None:
     return device.index if device is not None and device.type == "cuda" else None
 
 
-class _Patience:
+class _LeaveBudget:
     """The seconds that groups which are left one after the other have together: ranks late for one are late for all."""
 
     left = 0.0
@@ -305,14 +305,14 @@ class _Patience:
 
 def _leave_together(comm: Any) -> None:
     begun = time.monotonic()
-    if begun > _Patience.until:
-        _Patience.left = comm.leave_seconds()
+    if begun > _LeaveBudget.until:
+        _LeaveBudget.left = comm.leave_seconds()
     try:
-        comm.finish(_Patience.left)
+        comm.finish(_LeaveBudget.left)
     finally:
         ended = time.monotonic()
-        _Patience.left = max(_Patience.left - (ended - begun), 0.0)
-        _Patience.until = ended + 1
+        _LeaveBudget.left = max(_LeaveBudget.left - (ended - begun), 0.0)
+        _LeaveBudget.until = ended + 1
 
 
 def _close(comm: Any, owner: int) -> None:

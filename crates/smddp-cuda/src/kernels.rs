@@ -57,6 +57,7 @@ pub fn ptx() -> &'static CStr {
 const fn text(ended: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(ended.as_bytes()) {
         Ok(text) => text,
+        // A text without zeros, and one after it.
         Err(_) => unreachable!(),
     }
 }

@@ -25,7 +25,7 @@ pub(crate) fn forked() {
         while bits != 0 {
             let fd = word as RawFd * 64 + bits.trailing_zeros() as RawFd;
             bits &= bits - 1;
-            // SAFETY: a number that an `Own` holds open; the child has one thread, which does nothing else now.
+            // SAFETY: a number that an `Uninherited` holds open; the child has one thread, which does nothing else now.
             unsafe { libc::dup3(nothing, fd, libc::O_CLOEXEC) };
         }
     }

@@ -1,4 +1,4 @@
-//! Asking ranks that do not drive how far they are: their processes' accepting threads answer.
+//! Asking ranks that do not drive how far they are: their processes' service threads answer.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read};
