@@ -141,12 +141,14 @@ class Pool:
         self.size = size
         self.alive = True
         self._directory = Path(tempfile.mkdtemp(prefix="smddp-ranks-"))
-        context = multiprocessing.get_context("spawn")
+        # The server that forks them keeps the variables that it was started with.
+        context = multiprocessing.get_context("forkserver")
         self._pipes = []
         self._processes = []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            arguments = (rank, size, str(self._directory), theirs, environment(rank) if environment else {}, prepare)
+            variables = {**os.environ, **(environment(rank) if environment else {})}
+            arguments = (rank, size, str(self._directory), theirs, variables, prepare)
             process = context.Process(target=_rank_main, args=arguments, daemon=False)
             process.start()
             theirs.close()
@@ -210,6 +212,7 @@ def _rank_main(
     os.dup2(log, 2)
     faulthandler.enable(log)
     faulthandler.register(signal.SIGUSR1, file=log, all_threads=True)
+    os.environ.clear()
     os.environ.update(environment, RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
     import torch
 

@@ -66,10 +66,11 @@ def _worker(rank: int, world_size: int, backend: str, log: str, path: str, envir
     faulthandler.enable(file=fd)
     faulthandler.register(signal.SIGUSR1, file=fd, all_threads=True)
     sys.path.insert(0, path)
+    os.environ.clear()
+    os.environ.update(environment, RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
     import torch
 
     torch.set_num_threads(1)
-    os.environ.update(environment, RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
     commands.send(_READY)
     while True:
         try:
@@ -102,7 +103,8 @@ def perform(
         )
         torch.manual_seed(0)
         case(**arguments)
-        dist.destroy_process_group()
+        if dist.is_initialized():  # a case may have ended it
+            dist.destroy_process_group()
     except BaseException:
         return traceback.format_exc()
     return None
@@ -137,10 +139,11 @@ class Ranks:
     def _start(self) -> None:
         self._directory = tempfile.mkdtemp(prefix="ranks-")
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        context = multiprocessing.get_context("spawn")
+        # The server that forks them keeps the variables that it was started with.
+        context = multiprocessing.get_context("forkserver")
         for rank in range(self.world_size):
             mine, theirs = context.Pipe()
-            log, environment = self._log(rank), self._environments[rank]
+            log, environment = self._log(rank), {**os.environ, **self._environments[rank]}
             arguments = (rank, self.world_size, self.backend, log, self._path, environment, theirs)
             process = context.Process(target=_worker, args=arguments)
             process.start()

@@ -4,8 +4,8 @@ import sys
 import pytest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# The pool of ranks is that of tests/clients; the cases and their models are here.
-sys.path[:0] = [HERE, os.path.join(os.path.dirname(HERE), "clients")]
+# The cases and their models.
+sys.path.insert(0, HERE)
 
 
 @pytest.fixture(scope="package")

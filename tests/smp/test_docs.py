@@ -1,4 +1,4 @@
-"""The scripts in docs/smp.md run as they are written, each as a user would start it."""
+"""The scripts in docs/smp.md run as written: the first as a user would start it, the others in the ranks of a pool."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch.distributed as dist
 
 PAGE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs", "smp.md")
 _SCRIPT = re.compile(
@@ -24,12 +25,20 @@ def test_the_page_holds_a_script_for_each_of_the_four_features():
     assert len(scripts()) >= 4
 
 
-@pytest.mark.timeout(200)
-@pytest.mark.parametrize(("ranks", "code"), scripts())
-def test_a_script_of_the_page_runs(ranks, code, tmp_path):
+def test_a_script_of_the_page_runs_under_torchrun(tmp_path):
+    ranks, code = scripts()[0].values
     script = tmp_path / "script.py"
     script.write_text(code)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*launch, str(script)], env=environment, capture_output=True, text=True, timeout=180)
     assert done.returncode == 0, done.stderr[-6000:]
+
+
+@pytest.mark.parametrize(("size", "code"), scripts()[1:])
+def test_a_script_of_the_page_runs(ranks, size, code, tmp_path):
+    assert size == ranks.world_size
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ranks.run("smp_cases.script", "as_torchrun_would", path=str(script), port=store.port)

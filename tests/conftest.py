@@ -1,0 +1,21 @@
+"""What several folders share: a pool of ranks, and the process that all rank processes are forked from."""
+
+import multiprocessing
+import sys
+from pathlib import Path
+
+# `ranks`, the pool of tests/clients, serves tests/smp too, and tests/hosts runs its cases.
+sys.path.insert(0, str(Path(__file__).with_name("clients")))
+
+# Imported once and not by each rank, four at a time on two cores. None of them starts a thread.
+multiprocessing.set_forkserver_preload(
+    [
+        "torch",
+        "torch.distributed.fsdp",
+        "torch.distributed.checkpoint.state_dict",
+        "torch._dynamo",
+        "torch._inductor.compile_fx",
+        "transformers.modeling_utils",
+        "transformers.models.llama.modeling_llama",
+    ]
+)
