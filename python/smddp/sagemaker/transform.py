@@ -17,6 +17,7 @@ from smddp.sagemaker.state_handler import state
 from smddp.sagemaker.tensor_parallel import layers as layers_from
 from smddp.sagemaker.tensor_parallel import plan as plans
 from smddp.sagemaker.tensor_parallel import sequence
+from smddp.sagemaker.tensor_parallel.modules import hold_whole
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 from smddp.sagemaker.tensor_parallel.shards import put
 from smddp.sagemaker.tensor_parallel.transformer import TransformerLMHead, mark
@@ -185,6 +186,7 @@ def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], same: 
         _tie(modules, names)
     if in_sequence:
         sequence.apply(layers, planner.blocks, modules, state.random_seed)
+    hold_whole(model, tp)
     layers_from.use(model, chosen)
     _seed_tracker()
     mark(model, layers)
@@ -215,7 +217,7 @@ def _make_same(model: nn.Module, tp: TensorGroup) -> None:
     parameters = [(name, p) for name, p in model.named_parameters() if not p.is_meta]
     if not parameters:
         return
-    mine = torch.stack([p.detach().double().sum().cpu() for _, p in parameters]).to(tp.mesh.device_type)
+    mine = torch.stack([p.detach().sum(dtype=torch.float64).cpu() for _, p in parameters]).to(tp.mesh.device_type)
     of_all = mine.new_empty(tp.size * len(parameters))
     dist.all_gather_into_tensor(of_all, mine, group=tp.group)
     differs = (of_all.view(tp.size, -1) != of_all[: len(parameters)]).any(0).tolist()

@@ -87,11 +87,12 @@ def assert_trains_as_plain(family, counts=True, **overrides):
     difference = differences(plain, model)
     assert difference < TOLERANCE, (family, overrides, difference)
     for parameter in model.parameters():
-        if not hasattr(parameter, "full_tensor"):  # held whole: the same on every rank
-            of_first = parameter.grad.clone()
+        if parameter.placements[0].is_replicate():  # held whole: the same on every rank
+            mine = parameter.grad.to_local()
+            of_first = mine.clone()
             group = tsm.state.tp_process_group
             dist.broadcast(of_first, dist.get_global_rank(group, 0), group=group)
-            assert torch.equal(of_first, parameter.grad)
+            assert torch.equal(of_first, mine)
     if counts:
         # Two per layer each way; a tied embedding one forward, the head one all-gather and one back.
         layers, embedding = 2, plain.config.tie_word_embeddings

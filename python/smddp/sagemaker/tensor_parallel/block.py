@@ -15,6 +15,7 @@ from torch import nn
 
 from smddp.sagemaker.rng import RegionRandomness
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup, copy_to_region
+from smddp.sagemaker.tensor_parallel.shards import local
 
 
 class Block:
@@ -49,6 +50,8 @@ class Block:
             self.randomness.enter(tensor.device)
         if self.open or self.sequence:
             return tensor
+        if not torch.is_grad_enabled():
+            return tensor  # nothing comes back over the border
         if self._seen is not None:
             seen, version, alias = self._seen
             if seen is tensor and version == tensor._version:
@@ -76,7 +79,7 @@ class Block:
     def _cross(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Takes ``tensors``, and the partial parameters if they have not crossed yet, over one border."""
         partial = [] if self._aliases else self.partial
-        inputs = (*tensors, *(getattr(module, name) for module, name in partial))
+        inputs = (*tensors, *(local(getattr(module, name)) for module, name in partial))
         if not inputs:
             return ()
         aliases = copy_to_region(self.tp, *inputs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, overload
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from smddp.sagemaker import hf
 from smddp.sagemaker.tensor_parallel.block import Block
-from smddp.sagemaker.tensor_parallel.dynamic import Mixin
+from smddp.sagemaker.tensor_parallel.dynamic import Mixin, extend
 from smddp.sagemaker.tensor_parallel.layers import Product
 from smddp.sagemaker.tensor_parallel.regions import (
     TensorGroup,
@@ -27,15 +27,7 @@ from smddp.sagemaker.tensor_parallel.regions import (
     scatter_sequence,
     split_to_region,
 )
-
-
-@overload
-def local(tensor: torch.Tensor) -> torch.Tensor: ...
-@overload
-def local(tensor: None) -> None: ...
-def local(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """This rank's shard; a tensor that is whole stays as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+from smddp.sagemaker.tensor_parallel.shards import local, replicate
 
 
 @contextlib.contextmanager
@@ -147,7 +139,7 @@ class Row(_Product):
             x = split_to_region(x, block.tp)
         y = self._product(x, local(self.weight), None)
         block.leave()
-        bias = self.bias
+        bias = local(self.bias)
         if block.open:
             return y
         if block.sequence:
@@ -167,6 +159,16 @@ class Partial(Mixin):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         with substituted(self, {name: self._tp_block.parameter(self, name) for name in self._tp_names}):
+            return super().forward(*args, **kwargs)
+
+
+class Whole(Mixin):
+    """A module that is not shared: every rank computes all of it, with the values of its replicated parameters."""
+
+    _tp_whole: tuple[str, ...]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with substituted(self, {name: local(getattr(self, name)) for name in self._tp_whole}):
             return super().forward(*args, **kwargs)
 
 
@@ -226,6 +228,29 @@ class ListedExperts(Mixin):
             token, slot = torch.where(chosen == expert)
             total.index_add_(0, token, self.experts[expert](tokens[token]) * weights[token, slot, None])
         return reduce_from_region(total, self._tp_group).view(hidden_states.shape), logits
+
+
+def hold_whole(model: nn.Module, tp: TensorGroup) -> None:
+    """Every parameter of ``model`` that no style has shared becomes a DTensor that is replicated over the group.
+
+    So whatever walks over parameters (norms, optimizers, scalers, checkpoints) finds all of them of one kind, and on
+    one mesh. Modules whose forward takes what is whole into a region themselves stay as they are.
+    """
+    made: dict[int, nn.Parameter] = {}  # parameters that are one stay one
+    for module in model.modules():
+        names = [name for name, p in module._parameters.items() if p is not None and not isinstance(p, DTensor)]
+        for name in names:
+            parameter = module.get_parameter(name)
+            if id(parameter) not in made:
+                replicate(module, name, tp)
+                made[id(parameter)] = module.get_parameter(name)
+            module._parameters[name] = made[id(parameter)]
+        if names and not isinstance(module, _TAKE_WHOLE):
+            extend(module, Whole)._tp_whole = tuple(names)
+
+
+# Their forwards ask for the local part of each parameter.
+_TAKE_WHOLE = (Column, KeyValueColumn, FusedGroupColumn, Row, Partial)
 
 
 def across(tp: TensorGroup, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
