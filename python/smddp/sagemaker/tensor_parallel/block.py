@@ -23,6 +23,7 @@ class Block:
 
     Attributes:
         tp: the tensor group.
+        name: of the module that holds the sharded ones.
         partial: (module, parameter name) of what every rank holds whole and uses in part.
         randomness: this rank's random numbers between entering the region and leaving it; None if nothing inside
             is random.
@@ -30,8 +31,9 @@ class Block:
         open: the region goes on outside of the block, so there is no border.
     """
 
-    def __init__(self, tp: TensorGroup, sequence: bool = False) -> None:
+    def __init__(self, tp: TensorGroup, sequence: bool = False, name: str = "") -> None:
         self.tp = tp
+        self.name = name
         self.sequence = sequence
         self.open = False
         self.partial: list[tuple[nn.Module, str]] = []
@@ -50,6 +52,7 @@ class Block:
             self.randomness.enter(tensor.device)
         if self.open or self.sequence:
             return tensor
+        self.tp.shared_input.hold(tensor, self.name)
         if not torch.is_grad_enabled():
             return tensor  # nothing comes back over the border
         if self._seen is not None:

@@ -181,6 +181,7 @@ class Embedding(Mixin):
     _tp_rows: int
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        self._tp_group.shared_input.hold(ids, "the embedding")
         position = ids - self._tp_first
         mine = (position >= 0) & (position < self._tp_rows)
         with substituted(self, {"weight": local(self.weight)}):
@@ -220,6 +221,7 @@ class ListedExperts(Mixin):
         if self.training and self.jitter_noise > 0:
             low, high = 1.0 - self.jitter_noise, 1.0 + self.jitter_noise
             hidden_states = hidden_states * torch.empty_like(hidden_states).uniform_(low, high)
+        self._tp_group.shared_input.hold(hidden_states, "the experts")
         tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
         logits, chosen, weights = hf.route(self, tokens)
         tokens, weights = copy_to_region(self._tp_group, tokens, weights)
@@ -258,6 +260,7 @@ def across(tp: TensorGroup, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple,
     flat = [*args, *kwargs.values()]
     places = [i for i, value in enumerate(flat) if isinstance(value, torch.Tensor) and value.requires_grad]
     if places:
+        tp.shared_input.hold(flat[places[0]], "the experts")
         for place, alias in zip(places, copy_to_region(tp, *(flat[i] for i in places))):
             flat[place] = alias
     return tuple(flat[: len(args)]), dict(zip(kwargs, flat[len(args) :]))

@@ -173,7 +173,7 @@ class Planner:
         """The block of the module that holds ``name``."""
         parent = name.rpartition(".")[0]
         if parent not in self.blocks:
-            block = self.blocks[parent] = Block(self.tp, self.sequence and self._in_layer(parent))
+            block = self.blocks[parent] = Block(self.tp, self.sequence and self._in_layer(parent), parent)
             block.open = any(parent.startswith(f"{listed}.") for listed in self._listed)
             if is_random(self.model.get_submodule(parent)):
                 block.randomness = RegionRandomness(self.seed, self.tp.rank)
@@ -181,7 +181,7 @@ class Planner:
 
     def _alone(self, name: str) -> Block:
         """A block of the module ``name`` itself."""
-        return self.blocks.setdefault(name, Block(self.tp))
+        return self.blocks.setdefault(name, Block(self.tp, name=name))
 
     def _in_layer(self, name: str) -> bool:
         return any(part.isdigit() for part in name.split("."))
@@ -190,6 +190,12 @@ class Planner:
         block = self._block(name)
         if style == "replicate":
             return styles.Whole(block)
+        if isinstance(getattr(module, "base_layer", None), nn.Module):
+            raise NotImplementedError(
+                f"{name} is a {type(module).__module__}.{_kind(module)} around a layer that the plan shares: adapters "
+                "(PEFT) of shared layers are not cut yet. Train this model with tensor_parallel_degree=1, where FSDP "
+                "shards it, or give adapters only to modules that the plan leaves whole"
+            )
         if style == "replicated_with_grad_allreduce":
             return styles.InRegion(block)
         if style == "embedding_rowwise":

@@ -31,8 +31,17 @@ from torch.distributed.device_mesh import DeviceMesh
 SEQUENCE = 1
 
 
+class SharedInput:
+    """Is told of what enters regions; see `agreement.py`, which compares it."""
+
+    def hold(self, tensor: torch.Tensor, where: str) -> None:
+        """``tensor`` enters a region at the module ``where``."""
+
+
 class TensorGroup:
     """The ranks that share each layer. Copies of a model share it, and an unpickled one is this process's own."""
+
+    shared_input = SharedInput()
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh

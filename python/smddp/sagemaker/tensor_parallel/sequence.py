@@ -100,6 +100,8 @@ class _OnInput:
                 f"sequence_parallel: a sequence of {length} does not divide by tensor_parallel_degree={self._tp.size}: "
                 f"pad it to {-(-length // self._tp.size) * self._tp.size}"
             )
+        if self._border is shard_sequence:
+            self._tp.shared_input.hold(tensor, "the first layer")
         return self._border(tensor, self._tp)
 
 
