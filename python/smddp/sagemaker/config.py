@@ -1,8 +1,8 @@
 """The configuration of `tsm.init()`: its keys, where they come from, and what is wrong with them.
 
-Nine keys are documented for SMP v2; tensor_parallel_checks is ours. The values come, the strongest first, from degrees assigned to `tsm.state`
-before `init`, from the launcher (the environment variable SM_HP_MP_PARAMETERS, a JSON object), from `init`'s
-argument (a dict, or the path of a JSON file), and from the defaults.
+Nine keys are documented for SMP v2; tensor_parallel_checks is ours. The values come, the strongest first, from degrees
+assigned to `tsm.state` before `init`, from the launcher (the environment variable SM_HP_MP_PARAMETERS, a JSON object),
+from `init`'s argument (a dict, or the path of a JSON file), and from the defaults.
 """
 
 from __future__ import annotations
