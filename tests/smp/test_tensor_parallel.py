@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from smddp.sagemaker import hf, sharding
 from smddp.sagemaker.rng import RngStateTracker
-from smddp.sagemaker.tensor_parallel import layers
+from smddp.sagemaker.tensor_parallel import layers, modules
 from smddp.sagemaker.tensor_parallel.plan import wanted_heads
 from smp_cases.models import FAMILIES, tiny
 from torch.distributed.fsdp import ShardingStrategy
@@ -159,6 +159,18 @@ def test_a_wrapper_that_answers_for_its_models_attributes_carries_no_plan_of_its
                 return getattr(self.inner, name)
 
     assert all(name.startswith("inner.") for name in hf.plan_of(Wrapper(tiny())))
+
+
+def test_a_norm_in_an_attention_block_is_of_single_heads_or_refused_whatever_its_name(world):
+    world(tensor_parallel_degree=2)
+    model = tiny()
+    for layer in model.model.layers:
+        layer.self_attn.query_layernorm = torch.nn.LayerNorm(layer.self_attn.head_dim)
+    # Its gradients are summed over the group, as each rank sees its own heads only.
+    assert isinstance(tsm.transform(model).model.layers[1].self_attn.query_layernorm, modules.Partial)
+    wide = tiny()
+    wide.model.layers[1].self_attn.over_all = torch.nn.LayerNorm(32)
+    refused(wide, NotImplementedError, r"layers\.1\.self_attn\.over_all: a norm over all heads")
 
 
 class Adapted(torch.nn.Module):

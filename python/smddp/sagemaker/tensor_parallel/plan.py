@@ -33,8 +33,6 @@ STYLES = (
     "replicate",
 )
 _PARTS = {"packed_colwise": 2, "packed_qkv_colwise": 3}
-# Norms of single heads, between projection and attention: inside the region, whichever plan forgets them.
-_HEAD_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
 # Activation functions between the two projections of an MLP, some of which learn (Apertus' xIELU): as the norms above.
 _ACTIVATIONS = ("act_fn", "act", "activation_fn")
 
@@ -294,9 +292,10 @@ class Planner:
             parent, _, last = name.rpartition(".")
             if last != "q_proj" or style != "colwise":
                 continue
-            for norm in _HEAD_NORMS:
-                full = f"{parent}.{norm}"
-                if full not in modules or full in named:
+            # Norms of single heads, whatever they are called, are inside the region, whichever plan forgets them.
+            for child, norm in modules[parent].named_children():
+                full = f"{parent}.{child}"
+                if full in named or "norm" not in f"{child} {_kind(norm)}".lower():
                     continue
                 wide = [p for p in modules[full].parameters() if p.numel() != modules[parent].head_dim]
                 if wide:
