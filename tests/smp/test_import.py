@@ -39,6 +39,20 @@ for name in names:
     )
 
 
+@pytest.mark.parametrize("package", ["torch.sagemaker", "smddp.sagemaker"])
+def test_transform_stays_the_function_whichever_way_it_is_imported(package):
+    run(
+        f"""
+import importlib, sys
+from {package}.transform import transform
+import torch.sagemaker as tsm
+assert tsm.transform is transform and callable(transform)
+for name in ("torch.sagemaker.transform", "smddp.sagemaker.transform"):
+    assert importlib.import_module(name).transform is tsm.transform is transform
+"""
+    )
+
+
 @pytest.mark.parametrize("first", ["import smddp", "import smdistributed.dataparallel.torch.torch_smddp"])
 def test_it_works_with_torchs_autoload_switched_off(first):
     run(f"{first}\nimport torch.sagemaker as tsm\ntsm.init", TORCH_DEVICE_BACKEND_AUTOLOAD="0")

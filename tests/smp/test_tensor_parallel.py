@@ -9,11 +9,12 @@ import pytest
 import smddp.sagemaker as tsm
 import torch
 import torch.distributed as dist
-from smddp.sagemaker import hf
+from smddp.sagemaker import hf, sharding
 from smddp.sagemaker.rng import RngStateTracker
-from smddp.sagemaker.tensor_parallel import layers
+from smddp.sagemaker.tensor_parallel import layers, modules
 from smddp.sagemaker.tensor_parallel.plan import wanted_heads
 from smp_cases.models import FAMILIES, tiny
+from torch.distributed.fsdp import ShardingStrategy
 
 
 @pytest.fixture
@@ -143,6 +144,61 @@ def test_rank0_needs_real_parameters(world):
     with torch.device("meta"):
         model = tiny()
     refused(model, ValueError, "rank 0 must hold real parameters", load_state_dict_from_rank0=True)
+
+
+def test_a_wrapper_that_answers_for_its_models_attributes_carries_no_plan_of_its_own():
+    class Wrapper(torch.nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.inner = model
+
+        def __getattr__(self, name):
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                return getattr(self.inner, name)
+
+    assert all(name.startswith("inner.") for name in hf.plan_of(Wrapper(tiny())))
+
+
+def test_a_norm_in_an_attention_block_is_of_single_heads_or_refused_whatever_its_name(world):
+    world(tensor_parallel_degree=2)
+    model = tiny()
+    for layer in model.model.layers:
+        layer.self_attn.query_layernorm = torch.nn.LayerNorm(layer.self_attn.head_dim)
+    # Its gradients are summed over the group, as each rank sees its own heads only.
+    assert isinstance(tsm.transform(model).model.layers[1].self_attn.query_layernorm, modules.Partial)
+    wide = tiny()
+    wide.model.layers[1].self_attn.over_all = torch.nn.LayerNorm(32)
+    refused(wide, NotImplementedError, r"layers\.1\.self_attn\.over_all: a norm over all heads")
+
+
+class Adapted(torch.nn.Module):
+    """What PEFT puts in the place of a projection."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base_layer, self.lora_A = base, torch.nn.Linear(base.in_features, 2)
+
+
+def test_adapters_of_layers_that_the_plan_shares_are_refused(world):
+    world(tensor_parallel_degree=2)
+    model = tiny()
+    model.model.layers[0].self_attn.q_proj = Adapted(model.model.layers[0].self_attn.q_proj)
+    inside = torch.nn.ModuleDict({"base_model": model})
+    for wrapped in (model, inside):
+        refused(wrapped, NotImplementedError, r"self_attn\.q_proj is a .*Adapted around.*tensor_parallel_degree=1")
+
+
+@pytest.mark.parametrize(("degree", "becomes"), [(1, "NO_SHARD"), (2, "HYBRID_SHARD")])
+def test_a_strategy_that_the_shard_degree_replaces_is_said(world, degree, becomes, caplog, monkeypatch):
+    world(hybrid_shard_degree=degree)
+    monkeypatch.setattr(sharding, "_said", set())
+    for asked in (None, ShardingStrategy.FULL_SHARD, ShardingStrategy[becomes]):
+        assert sharding.placed(asked)[0].name == becomes
+    assert not caplog.text
+    assert sharding.placed(ShardingStrategy.SHARD_GRAD_OP)[0].name == becomes
+    assert f"asked for SHARD_GRAD_OP: hybrid_shard_degree={degree} makes it {becomes}" in caplog.text
 
 
 @pytest.mark.parametrize("family", FAMILIES)

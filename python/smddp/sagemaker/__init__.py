@@ -11,12 +11,26 @@ SageMaker model parallelism library v2; docs/smp.md lists every symbol and key.
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+from typing import Any
+
 from smddp.sagemaker import patching
 from smddp.sagemaker.patching import patches
 from smddp.sagemaker.start import init, is_initialized
 from smddp.sagemaker.state_handler import state
-from smddp.sagemaker.transform import transform  # the function, in place of the module of the same name
+from smddp.sagemaker.transform import transform
 
 __all__ = ["init", "is_initialized", "patches", "state", "transform"]
 
+
+class _Package(ModuleType):
+    """`transform` is the function, whenever the module of the same name is imported, under either of its names."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name == "transform" and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
 patching.apply_import()

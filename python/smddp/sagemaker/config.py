@@ -1,8 +1,8 @@
 """The configuration of `tsm.init()`: its keys, where they come from, and what is wrong with them.
 
-Nine keys are documented for SMP v2. The values come, the strongest first, from degrees assigned to `tsm.state`
-before `init`, from the launcher (the environment variable SM_HP_MP_PARAMETERS, a JSON object), from `init`'s
-argument (a dict, or the path of a JSON file), and from the defaults.
+Nine keys are documented for SMP v2; tensor_parallel_checks is ours. The values come, the strongest first, from degrees
+assigned to `tsm.state` before `init`, from the launcher (the environment variable SM_HP_MP_PARAMETERS, a JSON object),
+from `init`'s argument (a dict, or the path of a JSON file), and from the defaults.
 """
 
 from __future__ import annotations
@@ -55,6 +55,12 @@ KEYS = {
         Key("tensor_parallel_degree", int, 1, 1, True, "ranks that share each layer; takes effect in `transform`"),
         Key("context_parallel_degree", int, 1, 1, True, "only 1 runs so far"),
         Key("expert_parallel_degree", int, 1, 1, True, "only 1 runs so far"),
+        Key(
+            "tensor_parallel_checks",
+            int,
+            10,
+            meaning="forward passes in which the ranks of a tensor group are held to have the same inputs; 0: none",
+        ),
         Key("random_seed", int, 12345, 0, meaning="seed of what is random in `torch.sagemaker`"),
     )
 }

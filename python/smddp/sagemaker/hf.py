@@ -101,7 +101,8 @@ def plan_of(model: nn.Module) -> dict[str, Any]:
 def _own(module: nn.Module) -> dict[str, Any]:
     """The plan of one module, without its children's."""
     if not is_pretrained(module):
-        return dict(getattr(module, "_tp_plan", None) or {})
+        # Its own: wrappers of models answer for attributes of what they hold.
+        return dict(vars(module).get("_tp_plan") or getattr(type(module), "_tp_plan", None) or {})
     # The class's, because 4.57 and 5 merge different things into the instance's.
     plan = dict(getattr(type(module), "_tp_plan", None) or {})
     base, head = OWN_PLANS.get(model_type(module), ({}, {}))

@@ -160,6 +160,37 @@ def _fsdp1_chunks() -> Undo:
     )
 
 
+def _tensor_groups_norm() -> Undo:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    from smddp.sagemaker import grad_norm
+
+    return _replace(FullyShardedDataParallel, "clip_grad_norm_", grad_norm.clip_grad_norm_)
+
+
+def _agreed_overflow() -> Undo:
+    from torch.amp import GradScaler
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+    from smddp.sagemaker.tensor_parallel import scaler
+
+    return _all(
+        *(
+            _replace(kind, "_unscale_grads_", scaler.agreed(vars(kind)["_unscale_grads_"]))
+            for kind in (GradScaler, ShardedGradScaler)
+        )
+    )
+
+
+def _no_distributed_data_parallel() -> Undo:
+    from torch.nn.parallel import DistributedDataParallel
+
+    from smddp.sagemaker import sharding
+
+    original = DistributedDataParallel.__init__
+    return _replace(DistributedDataParallel, "__init__", sharding.refusing_shared(original))
+
+
 def _translate_on_save() -> Undo:
     from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel
 
@@ -213,6 +244,27 @@ PATCHES = (
         "tensor-parallel parameters of units that are not sharded stay the ones that the optimizer holds, all of them "
         "accumulate gradients in no_sync(), and frozen ones stay frozen",
         _fsdp1_parameters,
+        lambda values, sizes: sizes.tensor > 1,
+    ),
+    Patch(
+        "fsdp1_grad_norm",
+        "torch.distributed.fsdp.FullyShardedDataParallel.clip_grad_norm_",
+        "its norm is the sum over the ranks of the tensor group, too, as torch.sagemaker.grad_norm has it",
+        _tensor_groups_norm,
+        lambda values, sizes: sizes.tensor > 1,
+    ),
+    Patch(
+        "grad_scaler",
+        "_unscale_grads_ of torch.amp.GradScaler and FSDP's ShardedGradScaler",
+        "all ranks of a tensor group skip a step in which the gradients of one of them overflow",
+        _agreed_overflow,
+        lambda values, sizes: sizes.tensor > 1,
+    ),
+    Patch(
+        "no_ddp",
+        "torch.nn.parallel.DistributedDataParallel.__init__",
+        "it cannot take the parameters of a transformed model: say what can",
+        _no_distributed_data_parallel,
         lambda values, sizes: sizes.tensor > 1,
     ),
     Patch(

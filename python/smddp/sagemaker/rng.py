@@ -18,6 +18,7 @@ import hashlib
 from collections.abc import Iterator
 
 import torch
+import torch.distributed as dist
 
 TENSOR_PARALLEL = "model-parallel-rng"
 
@@ -101,6 +102,19 @@ _TRACKER = RngStateTracker()
 def get_rng_state_tracker() -> RngStateTracker:
     """The process's tracker. `transform` adds "model-parallel-rng" to it, seeded random_seed + tp_rank."""
     return _TRACKER
+
+
+def share_default_state(group: dist.ProcessGroup, device: torch.device) -> None:
+    """All ranks of ``group``, a tensor group, go on from the first one's default states, of the CPU and of ``device``.
+
+    So scripts that seed by the rank draw what all ranks of a group must have in common, too. Collective over the group.
+    """
+    cpu = torch.device("cpu")
+    for generator in [cpu] if device == cpu else [cpu, device]:
+        mine = _get_state(generator)
+        common = mine.to(device)
+        dist.broadcast(common, dist.get_global_rank(group, 0), group=group)
+        _set_state(generator, common.to(mine.device))
 
 
 class RegionRandomness:

@@ -6,6 +6,7 @@ get the mesh of `tsm.state`; where they name one, the script's choice is kept an
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
 import warnings
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from smddp.sagemaker.parallel import DIMENSIONS
@@ -45,6 +47,22 @@ def fsdp_init(original: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
+def refusing_shared(original: Callable[..., None]) -> Callable[..., None]:
+    """`DistributedDataParallel.__init__` that raises ValueError for a model whose parameters are DTensors."""
+
+    @functools.wraps(original)
+    def __init__(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+            raise ValueError(
+                f"DistributedDataParallel({type(module).__name__}) after transform(): torch's reducer takes no "
+                "DTensors, which the parameters are now. With hybrid_shard_degree=1, FSDP(model, use_orig_params=True) "
+                "and fully_shard(model) do the same: they copy the model and average its gradients"
+            )
+        original(self, module, *args, **kwargs)
+
+    return __init__
+
+
 def _is_ours(mesh: DeviceMesh | None) -> bool:
     """Whether ``mesh`` is a part of `tsm.state.mesh`, as units inside one that we have placed are given."""
     names = (mesh.mesh_dim_names or ()) if mesh is not None else ()
@@ -65,13 +83,25 @@ def placed(asked: ShardingStrategy | None) -> tuple[ShardingStrategy, DeviceMesh
     mesh, degree = state.mesh, state.hybrid_shard_degree
     assert mesh is not None  # FSDP asks from `init` on
     if degree == 1:
+        _say_replaced(asked, ShardingStrategy.NO_SHARD)
         return ShardingStrategy.NO_SHARD, mesh["replicate"]
     if asked == ShardingStrategy._HYBRID_SHARD_ZERO2:
         return asked, mesh["replicate", "shard"]
     if degree >= 2 or asked == ShardingStrategy.HYBRID_SHARD:
+        _say_replaced(asked, ShardingStrategy.HYBRID_SHARD)
         return ShardingStrategy.HYBRID_SHARD, mesh["replicate", "shard"]
     # Degree 0 with tensor parallelism: one copy over all data-parallel ranks, sharded as the script asked.
     return asked or ShardingStrategy.FULL_SHARD, mesh["shard"]
+
+
+def _say_replaced(asked: ShardingStrategy | None, by: ShardingStrategy) -> None:
+    """Say that hybrid_shard_degree wins over the script's strategy; FULL_SHARD is what scripts that name none have."""
+    if asked not in (None, ShardingStrategy.FULL_SHARD, by):
+        _say_once(
+            f"FSDP was asked for {asked.name}: hybrid_shard_degree={state.hybrid_shard_degree} makes it {by.name}. "
+            "_HYBRID_SHARD_ZERO2 is kept where parameters shall stay whole between forward and backward; "
+            "hybrid_shard_degree=0 leaves the choice to the script"
+        )
 
 
 def fully_shard_globals() -> tuple[dict[str, Any], list[str]]:

@@ -12,11 +12,13 @@ from torch import nn
 from torch.distributed.tensor.parallel import parallelize_module
 
 from smddp.sagemaker import hf
-from smddp.sagemaker.rng import TENSOR_PARALLEL, get_rng_state_tracker
+from smddp.sagemaker.rng import TENSOR_PARALLEL, get_rng_state_tracker, share_default_state
 from smddp.sagemaker.state_handler import state
 from smddp.sagemaker.tensor_parallel import layers as layers_from
 from smddp.sagemaker.tensor_parallel import plan as plans
 from smddp.sagemaker.tensor_parallel import sequence
+from smddp.sagemaker.tensor_parallel.agreement import Agreement
+from smddp.sagemaker.tensor_parallel.modules import hold_whole
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 from smddp.sagemaker.tensor_parallel.shards import put
 from smddp.sagemaker.tensor_parallel.transformer import TransformerLMHead, mark
@@ -146,7 +148,7 @@ def _plan(model: nn.Module, options: Mapping[str, Any]) -> tuple[dict[str, Any],
     """(the plan, whether the caller wrote it)."""
     if "tp_plan" in options:
         return dict(options["tp_plan"]), True
-    return hf.plan_of(model), not hf.is_pretrained(model)
+    return hf.plan_of(model), not any(map(hf.is_pretrained, model.modules()))
 
 
 def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], same: bool) -> None:
@@ -185,9 +187,12 @@ def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], same: 
         _tie(modules, names)
     if in_sequence:
         sequence.apply(layers, planner.blocks, modules, state.random_seed)
+    hold_whole(model, tp)
     layers_from.use(model, chosen)
     _seed_tracker()
+    share_default_state(tp.group, torch.device(tp.mesh.device_type))
     mark(model, layers)
+    Agreement(tp, state.config["tensor_parallel_checks"]).attach(model)
 
 
 def _tied(model: nn.Module) -> list[list[str]]:
@@ -215,7 +220,7 @@ def _make_same(model: nn.Module, tp: TensorGroup) -> None:
     parameters = [(name, p) for name, p in model.named_parameters() if not p.is_meta]
     if not parameters:
         return
-    mine = torch.stack([p.detach().double().sum().cpu() for _, p in parameters]).to(tp.mesh.device_type)
+    mine = torch.stack([p.detach().sum(dtype=torch.float64).cpu() for _, p in parameters]).to(tp.mesh.device_type)
     of_all = mine.new_empty(tp.size * len(parameters))
     dist.all_gather_into_tensor(of_all, mine, group=tp.group)
     differs = (of_all.view(tp.size, -1) != of_all[: len(parameters)]).any(0).tolist()

@@ -15,6 +15,7 @@ from torch import nn
 
 from smddp.sagemaker.rng import RegionRandomness
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup, copy_to_region
+from smddp.sagemaker.tensor_parallel.shards import local
 
 
 class Block:
@@ -22,6 +23,7 @@ class Block:
 
     Attributes:
         tp: the tensor group.
+        name: of the module that holds the sharded ones.
         partial: (module, parameter name) of what every rank holds whole and uses in part.
         randomness: this rank's random numbers between entering the region and leaving it; None if nothing inside
             is random.
@@ -29,8 +31,9 @@ class Block:
         open: the region goes on outside of the block, so there is no border.
     """
 
-    def __init__(self, tp: TensorGroup, sequence: bool = False) -> None:
+    def __init__(self, tp: TensorGroup, sequence: bool = False, name: str = "") -> None:
         self.tp = tp
+        self.name = name
         self.sequence = sequence
         self.open = False
         self.partial: list[tuple[nn.Module, str]] = []
@@ -49,6 +52,9 @@ class Block:
             self.randomness.enter(tensor.device)
         if self.open or self.sequence:
             return tensor
+        self.tp.shared_input.hold(tensor, self.name)
+        if not torch.is_grad_enabled():
+            return tensor  # nothing comes back over the border
         if self._seen is not None:
             seen, version, alias = self._seen
             if seen is tensor and version == tensor._version:
@@ -76,7 +82,7 @@ class Block:
     def _cross(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Takes ``tensors``, and the partial parameters if they have not crossed yet, over one border."""
         partial = [] if self._aliases else self.partial
-        inputs = (*tensors, *(getattr(module, name) for module, name in partial))
+        inputs = (*tensors, *(local(getattr(module, name)) for module, name in partial))
         if not inputs:
             return ()
         aliases = copy_to_region(self.tp, *inputs)

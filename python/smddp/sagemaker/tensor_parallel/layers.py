@@ -83,12 +83,13 @@ def use(model: nn.Module, chosen: LayerProvider) -> None:
     if isinstance(chosen, Plain):
         return
     from smddp.sagemaker.tensor_parallel import modules
+    from smddp.sagemaker.tensor_parallel.shards import local
 
     for module in model.modules():
         # Fused and transposed projections keep the plain product: their shard is no (out, in) matrix of its own.
         plain = type(module).forward in (modules.Column.forward, modules.Row.forward)
         if plain and isinstance(module, (modules.Column, modules.Row)) and not module._tp_transposed:
-            weight = modules.local(module.weight)
+            weight = local(module.weight)
             if weight.dim() == 2:
                 bias = module.bias is not None and isinstance(module, modules.Column)
                 module._tp_product = chosen.product(weight, bias)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, overload
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 
 from smddp.sagemaker import hf
 from smddp.sagemaker.tensor_parallel.block import Block
-from smddp.sagemaker.tensor_parallel.dynamic import Mixin
+from smddp.sagemaker.tensor_parallel.dynamic import Mixin, extend
 from smddp.sagemaker.tensor_parallel.layers import Product
 from smddp.sagemaker.tensor_parallel.regions import (
     TensorGroup,
@@ -27,15 +27,7 @@ from smddp.sagemaker.tensor_parallel.regions import (
     scatter_sequence,
     split_to_region,
 )
-
-
-@overload
-def local(tensor: torch.Tensor) -> torch.Tensor: ...
-@overload
-def local(tensor: None) -> None: ...
-def local(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    """This rank's shard; a tensor that is whole stays as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+from smddp.sagemaker.tensor_parallel.shards import local, replicate
 
 
 @contextlib.contextmanager
@@ -147,10 +139,10 @@ class Row(_Product):
             x = split_to_region(x, block.tp)
         y = self._product(x, local(self.weight), None)
         block.leave()
-        bias = self.bias
+        bias = local(self.bias)
         if block.open:
             return y
-        if block.sequence:
+        if block.sequence and not block.tp.keeps_sequence:
             y = scatter_sequence(y, block.tp)
             if bias is not None and self._tp_outer is not None:
                 bias = self._tp_outer.parameter(self, "bias")
@@ -170,6 +162,16 @@ class Partial(Mixin):
             return super().forward(*args, **kwargs)
 
 
+class Whole(Mixin):
+    """A module that is not shared: every rank computes all of it, with the values of its replicated parameters."""
+
+    _tp_whole: tuple[str, ...]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with substituted(self, {name: local(getattr(self, name)) for name in self._tp_whole}):
+            return super().forward(*args, **kwargs)
+
+
 class Embedding(Mixin):
     """An embedding whose rows (the vocabulary) are shared: ids of other ranks give zeros, then the sum."""
 
@@ -179,6 +181,7 @@ class Embedding(Mixin):
     _tp_rows: int
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        self._tp_group.shared_input.hold(ids, "the embedding")
         position = ids - self._tp_first
         mine = (position >= 0) & (position < self._tp_rows)
         with substituted(self, {"weight": local(self.weight)}):
@@ -218,6 +221,7 @@ class ListedExperts(Mixin):
         if self.training and self.jitter_noise > 0:
             low, high = 1.0 - self.jitter_noise, 1.0 + self.jitter_noise
             hidden_states = hidden_states * torch.empty_like(hidden_states).uniform_(low, high)
+        self._tp_group.shared_input.hold(hidden_states, "the experts")
         tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
         logits, chosen, weights = hf.route(self, tokens)
         tokens, weights = copy_to_region(self._tp_group, tokens, weights)
@@ -228,11 +232,35 @@ class ListedExperts(Mixin):
         return reduce_from_region(total, self._tp_group).view(hidden_states.shape), logits
 
 
+def hold_whole(model: nn.Module, tp: TensorGroup) -> None:
+    """Every parameter of ``model`` that no style has shared becomes a DTensor that is replicated over the group.
+
+    So whatever walks over parameters (norms, optimizers, scalers, checkpoints) finds all of them of one kind, and on
+    one mesh. Modules whose forward takes what is whole into a region themselves stay as they are.
+    """
+    made: dict[int, nn.Parameter] = {}  # parameters that are one stay one
+    for module in model.modules():
+        names = [name for name, p in module._parameters.items() if p is not None and not isinstance(p, DTensor)]
+        for name in names:
+            parameter = module.get_parameter(name)
+            if id(parameter) not in made:
+                replicate(module, name, tp)
+                made[id(parameter)] = module.get_parameter(name)
+            module._parameters[name] = made[id(parameter)]
+        if names and not isinstance(module, _TAKE_WHOLE):
+            extend(module, Whole)._tp_whole = tuple(names)
+
+
+# Their forwards ask for the local part of each parameter.
+_TAKE_WHOLE = (Column, KeyValueColumn, FusedGroupColumn, Row, Partial)
+
+
 def across(tp: TensorGroup, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
     """The arguments with every tensor that needs a gradient taken over one border."""
     flat = [*args, *kwargs.values()]
     places = [i for i, value in enumerate(flat) if isinstance(value, torch.Tensor) and value.requires_grad]
     if places:
+        tp.shared_input.hold(flat[places[0]], "the experts")
         for place, alias in zip(places, copy_to_region(tp, *(flat[i] for i in places))):
             flat[place] = alias
     return tuple(flat[: len(args)]), dict(zip(kwargs, flat[len(args) :]))

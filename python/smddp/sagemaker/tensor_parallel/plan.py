@@ -33,8 +33,6 @@ STYLES = (
     "replicate",
 )
 _PARTS = {"packed_colwise": 2, "packed_qkv_colwise": 3}
-# Norms of single heads, between projection and attention: inside the region, whichever plan forgets them.
-_HEAD_NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
 # Activation functions between the two projections of an MLP, some of which learn (Apertus' xIELU): as the norms above.
 _ACTIVATIONS = ("act_fn", "act", "activation_fn")
 
@@ -173,7 +171,7 @@ class Planner:
         """The block of the module that holds ``name``."""
         parent = name.rpartition(".")[0]
         if parent not in self.blocks:
-            block = self.blocks[parent] = Block(self.tp, self.sequence and self._in_layer(parent))
+            block = self.blocks[parent] = Block(self.tp, self.sequence and self._in_layer(parent), parent)
             block.open = any(parent.startswith(f"{listed}.") for listed in self._listed)
             if is_random(self.model.get_submodule(parent)):
                 block.randomness = RegionRandomness(self.seed, self.tp.rank)
@@ -181,7 +179,7 @@ class Planner:
 
     def _alone(self, name: str) -> Block:
         """A block of the module ``name`` itself."""
-        return self.blocks.setdefault(name, Block(self.tp))
+        return self.blocks.setdefault(name, Block(self.tp, name=name))
 
     def _in_layer(self, name: str) -> bool:
         return any(part.isdigit() for part in name.split("."))
@@ -190,6 +188,12 @@ class Planner:
         block = self._block(name)
         if style == "replicate":
             return styles.Whole(block)
+        if isinstance(getattr(module, "base_layer", None), nn.Module):
+            raise NotImplementedError(
+                f"{name} is a {type(module).__module__}.{_kind(module)} around a layer that the plan shares: adapters "
+                "(PEFT) of shared layers are not cut yet. Train this model with tensor_parallel_degree=1, where FSDP "
+                "shards it, or give adapters only to modules that the plan leaves whole"
+            )
         if style == "replicated_with_grad_allreduce":
             return styles.InRegion(block)
         if style == "embedding_rowwise":
@@ -288,9 +292,10 @@ class Planner:
             parent, _, last = name.rpartition(".")
             if last != "q_proj" or style != "colwise":
                 continue
-            for norm in _HEAD_NORMS:
-                full = f"{parent}.{norm}"
-                if full not in modules or full in named:
+            # Norms of single heads, whatever they are called, are inside the region, whichever plan forgets them.
+            for child, norm in modules[parent].named_children():
+                full = f"{parent}.{child}"
+                if full in named or "norm" not in f"{child} {_kind(norm)}".lower():
                     continue
                 wide = [p for p in modules[full].parameters() if p.numel() != modules[parent].head_dim]
                 if wide:

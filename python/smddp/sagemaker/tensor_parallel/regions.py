@@ -15,6 +15,9 @@ and with sequence parallelism, where activations outside a region are shards of 
     scatter_sequence       reduce-scatter              all-gather
     shard_sequence         this rank's part            all-gather
     gather_whole_sequence  all-gather                  this rank's part
+
+What goes back over a border is taken over its opposite, as an autograd function again, so gradients of gradients
+are right, too.
 """
 
 from __future__ import annotations
@@ -28,14 +31,34 @@ from torch.distributed.device_mesh import DeviceMesh
 SEQUENCE = 1
 
 
+class SharedInput:
+    """Is told of what enters regions; see `agreement.py`, which compares it."""
+
+    def hold(self, tensor: torch.Tensor, where: str) -> None:
+        """``tensor`` enters a region at the module ``where``."""
+
+
 class TensorGroup:
     """The ranks that share each layer. Copies of a model share it, and an unpickled one is this process's own."""
+
+    shared_input = SharedInput()
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh
         self.group = mesh.get_group()
         self.rank = mesh.get_local_rank()
         self.size = mesh.size()
+        self._whole_sequence = False
+
+    @property
+    def keeps_sequence(self) -> bool:
+        """Whether activations stay whole between blocks, under sequence parallelism, in this forward pass."""
+        # What a backward pass recomputes had a gradient, whatever has been evaluated since.
+        return self._whole_sequence and not torch.is_grad_enabled()
+
+    @keeps_sequence.setter
+    def keeps_sequence(self, value: bool) -> None:
+        self._whole_sequence = value
 
     def __deepcopy__(self, memo: dict) -> TensorGroup:
         return self
@@ -84,13 +107,12 @@ def _summed(grads: list[torch.Tensor | None], tp: TensorGroup) -> list[torch.Ten
     """Each gradient's sum over the group, by one all-reduce; None stays None."""
     present = [grad for grad in grads if grad is not None]
     if len(present) <= 1:
-        return [None if grad is None else _all_reduced(grad, tp) for grad in grads]
+        return [None if grad is None else reduce_from_region(grad, tp) for grad in grads]
     dtype = present[0].dtype
     for grad in present:
         dtype = torch.promote_types(dtype, grad.dtype)
     flat = torch.cat([grad.reshape(-1).to(dtype) for grad in present])
-    dist.all_reduce(flat, group=tp.group)
-    pieces = iter(flat.split([grad.numel() for grad in present]))
+    pieces = iter(reduce_from_region(flat, tp, owned=True).split([grad.numel() for grad in present]))
     return [None if grad is None else next(pieces).view(grad.shape).to(grad.dtype) for grad in grads]
 
 
@@ -109,6 +131,7 @@ class _Copy(torch.autograd.Function):
 class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, tp: TensorGroup, owned: bool) -> torch.Tensor:
+        ctx.tp = tp
         total = _all_reduced(tensor, tp, owned)
         if total is tensor:
             ctx.mark_dirty(tensor)
@@ -116,7 +139,7 @@ class _Reduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return grad, None, None
+        return copy_to_region(ctx.tp, grad)[0], None, None
 
 
 class _Gather(torch.autograd.Function):
@@ -127,7 +150,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _part(grad, ctx.tp, ctx.dim), None, None
+        return _Split.apply(grad, ctx.tp, ctx.dim), None, None
 
 
 class _Split(torch.autograd.Function):
@@ -138,7 +161,7 @@ class _Split(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        return _all_gathered(grad, ctx.tp, ctx.dim), None, None
+        return _Gather.apply(grad, ctx.tp, ctx.dim), None, None
 
 
 class _GatherSequence(torch.autograd.Function):
@@ -149,7 +172,7 @@ class _GatherSequence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _reduce_scattered(grad, ctx.tp, SEQUENCE), None
+        return scatter_sequence(grad, ctx.tp), None
 
 
 class _ScatterSequence(torch.autograd.Function):
@@ -160,7 +183,7 @@ class _ScatterSequence(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _all_gathered(grad, ctx.tp, SEQUENCE), None
+        return gather_sequence(grad, ctx.tp), None
 
 
 def copy_to_region(tp: TensorGroup, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:

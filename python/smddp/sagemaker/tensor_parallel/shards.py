@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import overload
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 
@@ -80,6 +81,24 @@ def shard(module: nn.Module, name: str, dim: int, tp: TensorGroup) -> None:
     # A copy, so that the whole parameter's memory is free when the last reference to it goes.
     mine = parameter.detach().chunk(tp.size, dim)[tp.rank].clone(memory_format=torch.contiguous_format)
     put(module, name, DTensor.from_local(mine, tp.mesh, [Shard(dim)], run_check=False), parameter)
+
+
+def replicate(module: nn.Module, name: str, tp: TensorGroup) -> None:
+    """Parameter ``name`` of ``module`` becomes a DTensor that each rank holds whole, in the same memory."""
+    parameter = module.get_parameter(name)
+    mine = parameter.detach()
+    if mine.storage_offset():  # a view into what was stored otherwise, which a DTensor cannot be copied from
+        mine = mine.clone(memory_format=torch.contiguous_format)
+    put(module, name, DTensor.from_local(mine, tp.mesh, [Replicate()], run_check=False), parameter)
+
+
+@overload
+def local(tensor: torch.Tensor) -> torch.Tensor: ...
+@overload
+def local(tensor: None) -> None: ...
+def local(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    """What this rank holds of a parameter, for its arithmetic."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def put(module: nn.Module, name: str, tensor: torch.Tensor, like: nn.Parameter) -> None:

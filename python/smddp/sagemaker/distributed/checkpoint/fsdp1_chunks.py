@@ -19,6 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from smddp.sagemaker.delayed_param.shards import around, held
 from smddp.sagemaker.names import plain_name
 from smddp.sagemaker.parallel import DIMENSIONS
 from smddp.sagemaker.state_handler import state
@@ -54,13 +55,30 @@ def optim_state_dict_to_load(original: Callable[..., dict[str, Any]]) -> Callabl
         specs = _tensor_parallel_specs(model)
         if specs and isinstance(optim_state_dict, dict) and "state" in optim_state_dict:
             parts = dict(optim_state_dict["state"])
-            # In the order of the dictionary, which all ranks share: this communicates.
-            for name in [name for name in parts if name in specs]:
+            # This communicates, and not all ranks hold the dictionary in one order.
+            for name in sorted(name for name in parts if name in specs):
                 parts[name] = {key: _part(value, *specs[name]) for key, value in parts[name].items()}
             optim_state_dict = {**optim_state_dict, "state": parts}
-        return original(model, optim, optim_state_dict, *args, **kwargs)
+        loaded = original(model, optim, optim_state_dict, *args, **kwargs)
+        if specs:
+            _like_parameters(loaded, model, optim)
+        return loaded
 
     return replacement
+
+
+def _like_parameters(loaded: dict[str, Any], model: nn.Module, optim: torch.optim.Optimizer) -> None:
+    """Make plain moments DTensors where the parameters are: in units that FSDP1 copies, torch leaves them plain."""
+    parameters: dict[Any, nn.Parameter] = dict(model.named_parameters())
+    # By number in most optimizers, by name in those that know names.
+    parameters.update(enumerate(p for group in optim.param_groups for p in group["params"]))
+    for key, values in loaded.get("state", {}).items():
+        parameter = parameters.get(key)
+        if isinstance(parameter, DTensor):
+            for name, value in values.items():
+                plain = isinstance(value, torch.Tensor) and not isinstance(value, DTensor)
+                if plain and value.dim() > 0 and value.shape == held(parameter).shape:
+                    values[name] = around(value, parameter)
 
 
 def _tensor_parallel_specs(model: nn.Module) -> dict[str, tuple[Any, torch.Size]]:
