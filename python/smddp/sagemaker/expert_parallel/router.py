@@ -104,6 +104,8 @@ class ListedLayer(Mixin):
     _ep_routing: Routing
     gate: nn.Module
     experts: nn.Module
+    shared_expert: nn.Module  # these two in Qwen2-MoE alone
+    shared_expert_gate: nn.Module
     top_k: int
 
     def forward(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -138,9 +140,9 @@ class ScoredExperts(Mixin):
         return super().forward(tokens, router_indices, routing_weights.gather(1, router_indices))
 
 
-def balance(layer: nn.Module, routing: Routing, listed: bool) -> None:
+def balance(layer: Any, routing: Routing, listed: bool) -> None:
     """Make ``layer`` route by ``routing``; ``listed``: its experts were a list of modules. Its experts are spread."""
-    router: Any = getattr(layer, routing.family.router)
+    router = getattr(layer, routing.family.router)
     if isinstance(router, nn.Linear):
         extend(layer, ListedLayer)._ep_routing = routing
     elif listed:
