@@ -27,12 +27,12 @@ def product() -> list[dict]:
     return [row for row in rows if possible(row)]
 
 
-def pairwise() -> list[dict]:
-    """Few combinations that hold every pair of values which some possible combination holds.
+def pairwise(rows: list[dict] | None = None) -> list[dict]:
+    """Few combinations that hold every pair of values which some of ``rows`` (by default `product()`) holds.
 
     Greedy: always the row with the most pairs that are not held yet.
     """
-    rows = product()
+    rows = product() if rows is None else rows
     missing = {pair for row in rows for pair in _pairs(row)}
     chosen = []
     while missing:

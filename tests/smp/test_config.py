@@ -119,10 +119,13 @@ def test_a_degree_that_does_not_divide_shows_the_arithmetic(world, shard, tensor
         parallel.layout(world, shard, tensor)
 
 
+def test_what_does_not_run_yet_names_its_key():
+    with pytest.raises(NotImplementedError, match="context_parallel_degree=2"):
+        parallel.layout(4, 4, 1, context=2)
+
+
 @pytest.mark.parametrize("key", ["context", "expert"])
-def test_what_does_not_run_yet_names_its_key(key):
-    with pytest.raises(NotImplementedError, match=f"{key}_parallel_degree=2"):
-        parallel.layout(4, 4, 1, **{key: 2})
+def test_other_degrees_divide_the_world_too(key):
     with pytest.raises(ValueError, match=f"{key}_parallel_degree=3 does not divide 4"):
         parallel.layout(4, 4, 1, **{key: 3})
 

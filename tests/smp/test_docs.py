@@ -21,8 +21,8 @@ def scripts() -> list:
         return [pytest.param(int(ranks), code, id=title) for title, ranks, code in _SCRIPT.findall(page.read())]
 
 
-def test_the_page_holds_a_script_for_each_of_the_four_features():
-    assert len(scripts()) >= 4
+def test_the_page_holds_a_script_for_each_of_the_five_features():
+    assert len(scripts()) >= 5
 
 
 def test_a_script_of_the_page_runs_under_torchrun(tmp_path):

@@ -53,13 +53,20 @@ KEYS = {
         Key("fsdp_cache_flush_warnings", bool, True, meaning="warn when the CUDA allocator had to flush its cache"),
         Key("allow_empty_shards", bool, False, meaning="accepted; torch's engines always allow empty shards"),
         Key("tensor_parallel_degree", int, 1, 1, True, "ranks that share each layer; takes effect in `transform`"),
-        Key("context_parallel_degree", int, 1, 1, True, "only 1 runs so far"),
-        Key("expert_parallel_degree", int, 1, 1, True, "only 1 runs so far"),
         Key(
             "tensor_parallel_checks",
             int,
             10,
             meaning="forward passes in which the ranks of a tensor group are held to have the same inputs; 0: none",
+        ),
+        Key("context_parallel_degree", int, 1, 1, True, "only 1 runs so far"),
+        Key(
+            "expert_parallel_degree",
+            int,
+            1,
+            1,
+            True,
+            "ranks among which experts are spread; takes effect in `transform` with a `MoEConfig`",
         ),
         Key("random_seed", int, 12345, 0, meaning="seed of what is random in `torch.sagemaker`"),
     )

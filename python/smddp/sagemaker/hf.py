@@ -22,7 +22,7 @@ REFUSED_STYLES = {
     ),
     **dict.fromkeys(
         ("grouped_gemm", "ep_router", "ep_dispatch_experts", "moe_identity_expert"),
-        "it belongs to expert parallelism (expert_parallel_degree), which does not run yet",
+        "it belongs to expert parallelism: give transform a MoEConfig, and tsm.init expert_parallel_degree",
     ),
     "mla_kv_a_proj": "multi-head latent attention is not supported yet",
     "packed_rowwise": "packed inputs are not supported yet",
@@ -60,6 +60,12 @@ SEQUENCE_PARALLEL = ("llama", "mistral", "qwen2", "qwen3", "gemma", "phi")
 def _transformers() -> Any:
     """The package if something has imported it, else None: a model of it cannot exist before."""
     return sys.modules.get("transformers")
+
+
+def is_before_5() -> bool:
+    """Whether transformers is of the older line that is supported."""
+    package = _transformers()
+    return package is not None and int(package.__version__.split(".")[0]) < 5
 
 
 def is_pretrained(module: nn.Module) -> bool:

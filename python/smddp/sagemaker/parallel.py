@@ -3,11 +3,16 @@
 The world is one mesh of three dimensions, `replicate` x `shard` x `tensor`, with the tensor dimension innermost:
 the ranks of a tensor group are neighbours, those of a shard group are the next nearest, and copies of the model
 are farthest apart. Ranks are ordered by node first, so a shard group that fits into a node stays inside it. Context
-and expert parallelism, when they are built, divide the shard dimension.
+parallelism, when it is built, divides the shard dimension.
+
+Experts have a mesh of their own over the same ranks, `expert_replicate` x `expert_shard` x `expert` x `tensor`: an
+expert group is of neighbours, too, and one copy of all experts lies on as many ranks as one copy of the rest, or on
+the least multiple of that which the expert groups fill.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 DIMENSIONS = ("replicate", "shard", "tensor")
+EXPERT_DIMENSIONS = ("expert_replicate", "expert_shard", "expert", "tensor")
 
 
 @dataclass(frozen=True)
@@ -25,10 +31,25 @@ class Layout:
     shard: int
     tensor: int
     native: bool
+    expert: int = 1
 
     @property
     def world(self) -> int:
         return self.replicate * self.shard * self.tensor
+
+    @property
+    def copy(self) -> int:
+        """Data-parallel ranks that hold one copy of the model, experts included, of `copies`."""
+        return math.lcm(self.shard, self.expert)
+
+    @property
+    def copies(self) -> int:
+        return self.replicate * self.shard // self.copy
+
+    @property
+    def expert_shard(self) -> int:
+        """Ranks that share each expert under FSDP."""
+        return self.copy // self.expert
 
 
 def _divisors(number: int) -> str:
@@ -40,7 +61,7 @@ def layout(world: int, shard: int, tensor: int, context: int = 1, expert: int = 
 
     Raises:
         ValueError: a degree that does not fit, with the arithmetic and the degrees that would.
-        NotImplementedError: context or expert parallelism.
+        NotImplementedError: context parallelism.
     """
     for key, degree in (
         ("tensor_parallel_degree", tensor),
@@ -51,19 +72,25 @@ def layout(world: int, shard: int, tensor: int, context: int = 1, expert: int = 
             raise ValueError(f"{key}={degree} does not divide {world} ranks; these do: {_divisors(world)}")
     if shard and context > shard:
         raise ValueError(f"context_parallel_degree={context} must not exceed hybrid_shard_degree={shard}")
-    for key, degree in (("context_parallel_degree", context), ("expert_parallel_degree", expert)):
-        if degree > 1:
-            raise NotImplementedError(f"{key}={degree}: only 1 runs in this version; set it to 1 or leave it out")
+    if context > 1:
+        raise NotImplementedError(
+            f"context_parallel_degree={context}: only 1 runs in this version; set it to 1 or leave it out"
+        )
     data = world // tensor
+    if data % expert:
+        raise ValueError(
+            f"expert_parallel_degree={expert} does not fit: {world} ranks / tensor_parallel_degree={tensor} = {data}, "
+            f"which is not a multiple of {expert}; these would: {_divisors(data)}"
+        )
     if shard and (shard > data or data % shard):
         if tensor == 1:
             sum_ = f"{world} ranks are not a multiple of {shard}"
         else:
             sum_ = f"{world} ranks / tensor_parallel_degree={tensor} = {data}, which is not a multiple of {shard}"
         raise ValueError(f"hybrid_shard_degree={shard} does not fit: {sum_}; these would: 0, {_divisors(data)}")
-    native = shard == 0 and tensor == 1
+    native = shard == 0 and tensor == 1 and expert == 1
     size = shard or data
-    return Layout(data // size, size, tensor, native)
+    return Layout(data // size, size, tensor, native, expert)
 
 
 def order_by_node(nodes: list[str]) -> list[int]:
@@ -120,7 +147,8 @@ class ParallelState:
 
     Attributes:
         mesh: DeviceMesh (replicate, shard, tensor).
-        one_copy: process group of the ranks that hold one copy of the model together (shard x tensor).
+        expert_mesh: DeviceMesh (expert_replicate, expert_shard, expert, tensor); None without expert parallelism.
+        one_copy: process group of the ranks that hold one copy of the model together (copy x tensor).
         place: this rank's index in each dimension, by name.
     """
 
@@ -129,10 +157,14 @@ class ParallelState:
         _forget_old_meshes()
         self.ranks = torch.tensor(order_by_node(nodes)).view(sizes.replicate, sizes.shard, sizes.tensor)
         self.mesh = DeviceMesh(device_type(), self.ranks, mesh_dim_names=DIMENSIONS)
-        if sizes.tensor == 1:
+        self.expert_mesh: DeviceMesh | None = None
+        if sizes.expert > 1:
+            ranks = self.ranks.view(-1, sizes.expert_shard, sizes.expert, sizes.tensor)
+            self.expert_mesh = DeviceMesh(device_type(), ranks, mesh_dim_names=EXPERT_DIMENSIONS)
+        if sizes.tensor == 1 and sizes.copy == sizes.shard:
             self.one_copy = self.group("shard")
         else:
-            self.one_copy = _subgroups(self.ranks.view(sizes.replicate, -1).tolist())
+            self.one_copy = _subgroups(self.ranks.view(sizes.copies, -1).tolist())
         place = (self.ranks == dist.get_rank()).nonzero()[0].tolist()
         self.place = dict(zip(DIMENSIONS, place))
 
@@ -147,7 +179,7 @@ class ParallelState:
 
     def replication_groups(self) -> list[list[int]]:
         """For each shard, the ranks that hold it, in order of their copy."""
-        return self.ranks.reshape(self.sizes.replicate, -1).T.tolist()
+        return self.ranks.reshape(self.sizes.copies, -1).T.tolist()
 
     def nodes_of_shard_group(self, nodes: list[str]) -> int:
         """How many nodes this rank's shard group spans."""

@@ -204,6 +204,19 @@ def _translate_on_save() -> Undo:
     )
 
 
+def _spread_experts() -> Undo:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.nn.parallel import DistributedDataParallel
+
+    from smddp.sagemaker.expert_parallel import fsdp
+
+    return _all(
+        fsdp.replace_in_fully_shard(),
+        _replace(FullyShardedDataParallel, "__init__", fsdp.around_fsdp1(FullyShardedDataParallel.__init__)),
+        _replace(DistributedDataParallel, "__init__", fsdp.refuse_ddp(DistributedDataParallel.__init__)),
+    )
+
+
 PATCHES = (
     Patch(
         "post_param_init_fn",
@@ -237,6 +250,13 @@ PATCHES = (
         "a call without mesh gets the (replicate, shard) mesh, or the shard dimension alone for one copy",
         _hybrid_fully_shard,
         lambda values, sizes: not sizes.native,
+    ),
+    Patch(
+        "spread_experts",
+        "what fully_shard calls, FullyShardedDataParallel.__init__ and DistributedDataParallel.__init__",
+        "experts are sharded over the ranks that hold the same ones; DistributedDataParallel is refused with them",
+        _spread_experts,
+        lambda values, sizes: sizes.expert > 1,
     ),
     Patch(
         "fsdp1_parameters",

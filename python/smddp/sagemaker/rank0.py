@@ -252,6 +252,8 @@ def _unspreadable(model: nn.Module, values: Mapping[str, torch.Tensor] | None) -
 
 
 def _flat(model: nn.Module) -> str:
+    if state.ep_size > 1:
+        return "with expert_parallel_degree > 1 rank 0 does not hold all experts: load_pretrained loads into any layout"
     if FullyShardedDataParallel.fsdp_modules(model):
         return "FSDP1 has flattened the parameters: load before wrapping, or use its sync_module_states=True"
     return ""

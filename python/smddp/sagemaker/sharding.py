@@ -119,9 +119,9 @@ def fully_shard_globals() -> tuple[dict[str, Any], list[str]]:
 
 def default_mesh(*_: Any, **__: Any) -> DeviceMesh:
     """The mesh of a `fully_shard` call that names none: (replicate, shard), or one dimension if there is one copy."""
-    one_copy = state.rep_size == 1
-    assert state.mesh is not None  # else `rep_size` has raised
-    return state.mesh["shard"] if one_copy else state.mesh["replicate", "shard"]
+    mesh = state.mesh
+    assert mesh is not None  # `fully_shard` asks from `init` on
+    return mesh["shard"] if mesh.size(0) == 1 else mesh["replicate", "shard"]
 
 
 class UntrainedParameters(ValueError):

@@ -128,16 +128,17 @@ class State:
     @property
     def rep_size(self) -> int:
         """Copies of the model; 1 if FSDP is left native."""
-        return self._made("rep_size").sizes.replicate
+        return self._made("rep_size").sizes.copies
 
     @property
     def rep_rank(self) -> int:
         """Which copy of the model this rank belongs to."""
-        return self._made("rep_rank").place["replicate"]
+        return self.dp_rank // self._made("rep_rank").sizes.copy
 
     @property
     def rep_rank_process_group(self) -> dist.ProcessGroup | None:
-        """All ranks of this rank's copy of the model (shard x tensor); None if FSDP is left native."""
+        """All ranks of this rank's copy of the model (shard x tensor, or expert x tensor if that is more); None if FSDP
+        is left native."""
         made = self._made("rep_rank_process_group")
         return None if made.sizes.native else made.one_copy
 
@@ -184,10 +185,29 @@ class State:
             return None
         return self._parallel.group("tensor")
 
-    # Neither context nor expert parallelism runs yet, so their groups are of one rank.
-    ep_rank = property(lambda self: 0, doc="Rank in the expert group.")
-    ep_size = property(lambda self: 1, doc="Size of the expert group.")
-    ep_process_group = property(lambda self: None, doc="None without expert parallelism.")
+    @property
+    def expert_mesh(self) -> DeviceMesh | None:
+        """DeviceMesh ("expert_replicate", "expert_shard", "expert", "tensor"); None without expert parallelism."""
+        return self._parallel.expert_mesh if self._parallel else None
+
+    @property
+    def ep_size(self) -> int:
+        """The expert parallel degree."""
+        return self.expert_parallel_degree
+
+    @property
+    def ep_rank(self) -> int:
+        """Rank in the expert group; 0 before `init`."""
+        mesh = self.expert_mesh
+        return 0 if mesh is None else mesh["expert"].get_local_rank()
+
+    @property
+    def ep_process_group(self) -> dist.ProcessGroup | None:
+        """The ranks among which experts are spread; None without expert parallelism."""
+        mesh = self.expert_mesh
+        return None if mesh is None else mesh.get_group("expert")
+
+    # Context parallelism does not run yet, so its group is of one rank.
     cp_rank = property(lambda self: 0, doc="Rank in the context group.")
     cp_size = property(lambda self: 1, doc="Size of the context group.")
     cp_process_group = property(lambda self: None, doc="None without context parallelism.")
@@ -205,7 +225,8 @@ class State:
         sizes = self._parallel.sizes
         return (
             f"State(rank {self.rank} of {self.world_size}: replicate {sizes.replicate} x shard {sizes.shard}"
-            f" x tensor {sizes.tensor}{', FSDP native' if sizes.native else ''})"
+            f" x tensor {sizes.tensor}{f', expert {sizes.expert}' if sizes.expert > 1 else ''}"
+            f"{', FSDP native' if sizes.native else ''})"
         )
 
 

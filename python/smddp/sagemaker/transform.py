@@ -12,6 +12,8 @@ from torch import nn
 from torch.distributed.tensor.parallel import parallelize_module
 
 from smddp.sagemaker import hf
+from smddp.sagemaker.expert_parallel.spread import Spreader
+from smddp.sagemaker.moe.moe_config import MoEConfig
 from smddp.sagemaker.rng import TENSOR_PARALLEL, get_rng_state_tracker, share_default_state
 from smddp.sagemaker.state_handler import state
 from smddp.sagemaker.tensor_parallel import layers as layers_from
@@ -26,7 +28,7 @@ from smddp.sagemaker.tensor_parallel.transformer import TransformerLMHead, mark
 log = logging.getLogger("smddp.sagemaker")
 
 _CP_COMM_TYPES = ("p2p", "all_gather")
-_OPTIONS = ("tp_plan", "sequence_parallel", "layers")
+_OPTIONS = ("tp_plan", "sequence_parallel", "layers", "moe")
 
 
 def transform(
@@ -61,7 +63,8 @@ def transform(
         dtype: of the floating-point parameters; by default as they are. Buffers keep theirs.
         config: None; or a dict with any of "tp_plan" (above), "sequence_parallel" (bool: activations between
             blocks are shards of the sequence, which must divide by the degree) and "layers" ("plain" or
-            "transformer_engine", see `tensor_parallel/layers.py`); or a `MoEConfig`.
+            "transformer_engine", see `tensor_parallel/layers.py`) and "moe" (a `MoEConfig`, for a model with experts);
+            or a `MoEConfig` alone.
         load_state_dict_from_rank0: rank 0 holds real parameters, which go to its tensor group, see `rank0.load`;
             other ranks' values do not matter and may be on meta.
         cp_comm_type: "p2p" or "all_gather", for context parallelism.
@@ -74,15 +77,26 @@ def transform(
         TypeError: arguments of the wrong type.
         ValueError: a model without a plan, one that is transformed or wrapped by FSDP already, sizes that the
             degree does not divide, an unknown style.
+            With experts: degrees that do not divide them, a family without an adapter, expert_parallel_degree above 1
+            without a `MoEConfig`.
         NotImplementedError: a model or option that does not run yet.
     """
     options = _checked(model, config, cp_comm_type)
+    if load_state_dict_from_rank0 and state.ep_size > 1:
+        raise NotImplementedError(
+            f"load_state_dict_from_rank0 with expert_parallel_degree={state.ep_size}: rank 0 does not hold all "
+            "experts; transform and wrap the model, then read files with distributed.checkpoint.hf.load_pretrained"
+        )
     assert state.mesh is not None  # else `_checked` has raised
     tp = TensorGroup(state.mesh["tensor"])
     source = _source(model) if load_state_dict_from_rank0 else None
+    moe = options.get("moe")
+    experts = Spreader(model, moe) if moe is not None and moe.smp_moe else None
     if tp.size > 1:  # one rank has nothing to share, whatever the options
-        _share(model, tp, options, same=not load_state_dict_from_rank0)
+        _share(model, tp, options, experts, same=not load_state_dict_from_rank0)
     else:
+        if experts is not None:
+            experts.apply()
         mark(model, plans.layers_of(model, _plan(model, options)[0]))
     _move(model, device, dtype)
     if load_state_dict_from_rank0:
@@ -125,14 +139,12 @@ def _refuse_wrapped(model: nn.Module) -> None:
 
 
 def _options(config: Any) -> dict[str, Any]:
-    if config is None:
-        return {}
-    if not isinstance(config, Mapping):
-        if type(config).__name__ != "MoEConfig":
-            raise TypeError(f"config: expected a dict, a MoEConfig or None, got {type(config).__name__}")
-        if state.config["expert_parallel_degree"] > 1:
-            raise NotImplementedError("expert_parallel_degree > 1 does not run yet: set it to 1")
-        return {}
+    if isinstance(config, MoEConfig):
+        config = {"moe": config}
+    if not isinstance(config, Mapping | None):
+        raise TypeError(f"config: expected a dict, a MoEConfig or None, got {type(config).__name__}")
+    config = config or {}
+    _check_moe(config.get("moe"))
     for key in config:
         if key not in _OPTIONS:
             raise ValueError(f"config: unknown key {key!r}; known: {', '.join(_OPTIONS)}")
@@ -144,6 +156,18 @@ def _options(config: Any) -> dict[str, Any]:
     return dict(config)
 
 
+def _check_moe(moe: Any) -> None:
+    if moe is not None and not isinstance(moe, MoEConfig):
+        raise TypeError(f'config: "moe" must be a MoEConfig, got {type(moe).__name__}')
+    degree = state.expert_parallel_degree
+    if degree > 1 and (moe is None or not moe.smp_moe):
+        given = "there is none" if moe is None else "it has smp_moe=False"
+        raise ValueError(
+            f"expert_parallel_degree={degree} takes a MoEConfig, and {given}: transform(model, config=MoEConfig(...)), "
+            "or set the degree to 1"
+        )
+
+
 def _plan(model: nn.Module, options: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
     """(the plan, whether the caller wrote it)."""
     if "tp_plan" in options:
@@ -151,9 +175,11 @@ def _plan(model: nn.Module, options: Mapping[str, Any]) -> tuple[dict[str, Any],
     return hf.plan_of(model), not any(map(hf.is_pretrained, model.modules()))
 
 
-def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], same: bool) -> None:
+def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], experts: Spreader | None, same: bool) -> None:
     plan, strict = _plan(model, options)
     entries = plans.expand(model, plan, strict)
+    if experts is not None:
+        entries = experts.without_experts(entries)
     if not entries:
         raise ValueError(
             f"{type(model).__name__} carries no plan for tensor parallelism. Give one: transform(model, "
@@ -176,6 +202,8 @@ def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], same: 
     if same:
         _make_same(model, tp)
     planner.tell()
+    if experts is not None:
+        experts.apply()
     modules = dict(model.named_modules())
     # One entry per module, in torch's form; the styles are torch ParallelStyles.
     parallelize_module(model, tp.mesh, styles)

@@ -1,1 +1,1 @@
-"""Mixture of experts: configurations and classes that scripts name. Expert parallelism does not run yet."""
+"""Mixture of experts: the configuration and the class that scripts name; `expert_parallel` does the work."""

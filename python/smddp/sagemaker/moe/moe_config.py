@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-LOAD_BALANCING = ("aux_loss", "sinkhorn", "balanced", "none")
+LOAD_BALANCING = ("aux_loss", "sinkhorn", "balanced", "none")  # each is explained in expert_parallel/balancing.py
 
 
 @dataclass
@@ -13,14 +13,16 @@ class MoEConfig:
     """The ``config`` of `transform` for a model with experts.
 
     Attributes:
-        smp_moe: train the experts by the package's own layer rather than the model's.
-        random_seed: of the experts' initial values, >= 0.
-        moe_load_balancing: how tokens are spread: "aux_loss", "sinkhorn", "balanced" or "none".
-        global_token_shuffle: shuffle tokens between ranks before they go to experts.
-        moe_all_to_all_dispatcher: send tokens by all-to-all rather than by all-gather.
-        moe_aux_loss_coeff: factor of the balancing loss, >= 0.
-        moe_z_loss_coeff: factor of the router's z-loss, >= 0.
-        use_cpu_initialization: make the experts' initial values on the CPU.
+        smp_moe: spread the experts and balance their router; False leaves the model's own layers as they are.
+        random_seed: of the shuffle, >= 0. Experts' initial values are the model's own, at any degree.
+        moe_load_balancing: how tokens are spread: "aux_loss", "sinkhorn", "balanced" or "none", see
+            `expert_parallel/balancing.py`.
+        global_token_shuffle: shuffle tokens within the expert group before they go to experts; no result changes.
+        moe_all_to_all_dispatcher: send each token to the ranks that need it, by all-to-all; False: all tokens to all
+            ranks of the expert group, by all-gather.
+        moe_aux_loss_coeff: factor of the balancing loss, >= 0; with "aux_loss" alone.
+        moe_z_loss_coeff: factor of the router's z-loss, >= 0; with every balancing. 0 and "none": as transformers.
+        use_cpu_initialization: accepted; experts' initial values are the model's own, wherever it was made.
 
     Raises TypeError or ValueError for a value of the wrong type or outside its range.
     """

@@ -1,4 +1,4 @@
-"""The class that scripts test a model's experts against."""
+"""The class that scripts test a model's layers of experts against."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from torch import nn
 
 
 class MoELayer(nn.Module):
-    """A layer of experts spread over ranks. Scripts name it in checks; it cannot be made yet.
+    """A layer of experts of a model that `transform` was given with a `MoEConfig`.
 
-    Raises NotImplementedError when constructed.
+    Raises TypeError when constructed: `transform` makes the model's own layers instances of it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError(
-            "MoELayer needs expert parallelism, which does not run yet: set expert_parallel_degree to 1 and keep the "
-            "model's own experts"
+        raise TypeError(
+            "MoELayer is not made by hand: tsm.transform(model, config=MoEConfig(...)) makes the model's own layers of "
+            "experts instances of it"
         )

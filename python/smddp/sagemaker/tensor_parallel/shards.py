@@ -34,6 +34,19 @@ class Relayout:
     ) -> None:
         self.source, self.stored, self.split, self.join = source, stored, split, join
 
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """Every Hugging Face tensor that the stored ones hold; one, but for lists of experts."""
+        return (self.source,)
+
+    def split_all(self, *theirs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """`split` of all `sources`."""
+        return self.split(*theirs)
+
+    def join_all(self, *ours: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """`join` to all `sources`."""
+        return (self.join(*ours),)
+
 
 class Reshaped(Relayout):
     """The same elements in another shape."""

@@ -45,8 +45,10 @@ def translate_state_dict_to_hf(model: nn.Module, state_dict: Mapping[str, Any]) 
             continue
         if len(present) < len(ours):
             raise ValueError(f"{prefix}{record.source} is made of {', '.join(ours)}; only {present[0]} is there")
-        theirs = record.join(*(result.pop(name) for name in ours))
-        result[prefix + record.source] = theirs
+        theirs = record.join_all(*(result.pop(name) for name in ours))
+        if len(theirs) > 1:  # copies, as what is saved must not carry the others' memory
+            theirs = tuple(tensor.clone() for tensor in theirs)
+        result.update(zip((prefix + name for name in record.sources), theirs))
     for name, owner in tied_names(model):
         if owner in result:
             result[name] = result[owner]
@@ -57,8 +59,9 @@ def translate_hf_state_dict(model: nn.Module, state_dict: Mapping[str, Any]) -> 
     """``state_dict`` with Hugging Face's names and layouts (whole tensors) as the transformed ``model`` stores it."""
     result = dict(state_dict)
     for prefix, record in records(model):
-        if prefix + record.source in result:
-            ours = record.split(result.pop(prefix + record.source))
+        theirs = [prefix + name for name in record.sources]
+        if all(name in result for name in theirs):
+            ours = record.split_all(*(result.pop(name) for name in theirs))
             result.update(zip((prefix + name for name in record.stored), ours))
     for name, _ in tied_names(model):
         result.pop(name, None)

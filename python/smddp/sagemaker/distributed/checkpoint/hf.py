@@ -56,7 +56,9 @@ def save_pretrained(model: nn.Module, directory: str | os.PathLike, max_shard_si
     named = list(zip(files.file_names(len(parts)), parts))
     directory = Path(directory)
 
-    # Every rank gathers to the end, whatever happens to rank 0's disk.
+    # Every rank gathers to the end, whatever happens to rank 0's disk. What several targets are made of, once.
+    held: tuple[str, ...] = ()
+    parts_held: list[torch.Tensor] = []
     failure = _failure(lambda: directory.mkdir(parents=True, exist_ok=True))
     for name, part in named:
         writer: files.FileWriter | None = None
@@ -68,7 +70,10 @@ def save_pretrained(model: nn.Module, directory: str | os.PathLike, max_shard_si
                 writer = opened
         for entry in part:
             target = stored[entry.name]
-            tensor = target.join([_gathered(state[source]) for source in target.sources])
+            if target.sources != held:
+                parts_held.clear()
+                held, parts_held = target.sources, [_gathered(state[source]) for source in target.sources]
+            tensor = target.join(parts_held)
             if writer is not None and failure is None:
                 failure = _failure(partial(writer.write, tensor))
             del tensor
@@ -121,8 +126,11 @@ def load_pretrained(model: nn.Module, directory: str | os.PathLike) -> None:
             f"{error}. If transformers renames or joins this model's weights as it loads them, load it on rank 0 with "
             "from_pretrained and spread it: tsm.transform(model, load_state_dict_from_rank0=True)"
         ) from None
+    together: dict[tuple[str, ...], list[Target]] = {}
     for target in joined:
-        for source, part in zip(target.sources, target.split(wanted[target.name])):
+        together.setdefault(target.sources, []).append(target)
+    for sources, made in together.items():
+        for source, part in zip(sources, made[0].split(*(wanted.pop(target.name) for target in made))):
             fill(state[source], part)
     first = inner.get_input_embeddings()
     embedding = next((f"{name}.weight" for name, module in inner.named_modules() if module is first), "")

@@ -22,13 +22,14 @@ class Target:
         name: its name there.
         sources: the names in the model of what makes it up.
         plain: it is the model's tensor as it is.
-        join, split: from whole tensors of the model to this one, and back.
+        join: from whole tensors of the model to this one.
+        split: from this one, or from all that are made of the same sources, in order, to the model's.
     """
 
     name: str
     sources: tuple[str, ...]
     join: Callable[[list[torch.Tensor]], torch.Tensor]
-    split: Callable[[torch.Tensor], Sequence[torch.Tensor]]
+    split: Callable[..., Sequence[torch.Tensor]]
     plain: bool = False
 
     def entry(self, state: dict[str, Any]) -> Entry:
@@ -38,21 +39,24 @@ class Target:
         return Entry(self.name, joined.dtype, tuple(joined.shape))
 
 
-def _join(record: Relayout) -> Callable[[list[torch.Tensor]], torch.Tensor]:
-    return lambda parts: record.join(*parts)
+def _join(record: Relayout, index: int) -> Callable[[list[torch.Tensor]], torch.Tensor]:
+    return lambda parts: record.join_all(*parts)[index]
 
 
 def targets(model: nn.Module, state: dict[str, Any]) -> list[Target]:
     """What the tensors of ``state``, by the model's clean names, are in Hugging Face's form; in the model's order."""
     found: list[Target] = []
-    of: dict[str, Target] = {}
+    of: dict[str, list[Target]] = {}
     for prefix, record in records(model):
         sources = tuple(prefix + name for name in record.stored)
         if all(source in state for source in sources):
-            target = Target(prefix + record.source, sources, _join(record), record.split)
-            of |= dict.fromkeys(sources, target)
+            made = [
+                Target(prefix + name, sources, _join(record, index), record.split_all)
+                for index, name in enumerate(record.sources)
+            ]
+            of |= dict.fromkeys(sources, made)
     for name in state:
-        target = of.get(name) or Target(name, (name,), lambda parts: parts[0], lambda whole: [whole], True)
-        if target.sources[0] == name:
-            found.append(target)
+        made = of.get(name) or [Target(name, (name,), lambda parts: parts[0], lambda whole: [whole], True)]
+        if made[0].sources[0] == name:
+            found += made
     return found

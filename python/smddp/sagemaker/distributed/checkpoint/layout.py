@@ -20,12 +20,14 @@ LOCAL = "local"
 
 @dataclass(frozen=True)
 class Cut:
-    """How one rank's local tensors were cut from the model: its coordinate in the shard and tensor dimensions."""
+    """How one rank's local tensors were cut from the model: its place in the shard, tensor and expert dimensions."""
 
     shard_degree: int
     shard_rank: int
     tensor_degree: int
     tensor_rank: int
+    expert_degree: int = 1
+    expert_rank: int = 0
 
 
 class LocalStateDict(dict):
@@ -144,7 +146,10 @@ def check_fits(saved: dict[str, Any], state_dict: Any, where: str) -> None:
             "dict is not local: make it under sm_state_dict_type(model, SMStateDictType.SM_LOCAL_STATE_DICT), in a run "
             f"with hybrid_shard_degree={saved['shard_degree']} and tensor_parallel_degree={saved['tensor_degree']}"
         )
-    for part, key in (("shard", "hybrid_shard_degree"), ("tensor", "tensor_parallel_degree")):
+    # A checkpoint from before there was expert parallelism says nothing of it.
+    saved = {"expert_degree": 1, "expert_rank": 0, **saved}
+    for part in ("shard", "tensor", "expert"):
+        key = "hybrid_shard_degree" if part == "shard" else f"{part}_parallel_degree"
         then, now = saved[f"{part}_degree"], getattr(local.cut, f"{part}_degree")
         if then != now:
             raise ValueError(

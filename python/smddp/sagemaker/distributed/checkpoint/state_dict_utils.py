@@ -101,7 +101,7 @@ def local_state_dict(model: nn.Module) -> LocalStateDict:
                 local[plain_name(f"{prefix}.{name}")] = tensor.detach()
         if type(module).get_extra_state is not nn.Module.get_extra_state:
             local[plain_name(f"{prefix}.{_EXTRA}")] = module.get_extra_state()
-    local.cut = Cut(*shard, *_tensor_parallel())
+    local.cut = Cut(*shard, *_other_dimensions())
     return local
 
 
@@ -136,15 +136,15 @@ def _sharding(tensor: DTensor) -> tuple[int, int]:
     """FSDP2's shard degree and this rank's place in it; (1, 0) for a tensor that only other dimensions cut."""
     names = tensor.device_mesh.mesh_dim_names or ()
     for dimension, place in enumerate(tensor.placements):
-        if cuts(place) and not (len(names) > dimension and names[dimension].startswith("t")):
+        if cuts(place) and not (len(names) > dimension and names[dimension].startswith(("t", "expert"))):
             return tensor.device_mesh.size(dimension), tensor.device_mesh.get_local_rank(dimension)
     return 1, 0
 
 
-def _tensor_parallel() -> tuple[int, int]:
+def _other_dimensions() -> tuple[int, int, int, int]:
     from smddp.sagemaker.state_handler import state
 
-    return (state.tp_size, state.tp_rank) if state.is_initialized else (1, 0)
+    return (state.tp_size, state.tp_rank, state.ep_size, state.ep_rank) if state.is_initialized else (1, 0, 1, 0)
 
 
 def init_optim_state(opt: torch.optim.Optimizer, skip_empty_param: bool = False) -> None:

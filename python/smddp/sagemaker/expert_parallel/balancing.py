@@ -1,0 +1,128 @@
+"""How tokens are spread over experts, and the losses that keep a router in shape.
+
+    sinkhorn   the choice is by the logits after Sinkhorn's normalization, under which every expert is chosen equally
+               often in the mean over all data-parallel ranks (Clark et al., "Unified Scaling Laws for Routed Language
+               Models", 2022, S-BASE). In training only; the weights stay the router's own.
+    aux_loss   the choice is the router's; experts x sum(share of choices x mean probability) is added to the loss
+               (Shazeer et al., "Outrageously Large Neural Networks", 2017; this form: Fedus et al., "Switch
+               Transformers", 2021). Shares are of all data-parallel ranks' tokens.
+    balanced   token after token, slot after slot, the next expert: every expert gets the same number whatever the
+               router says. It is for measuring what a balanced router would cost, not for training one.
+    none       the choice is the router's.
+
+    z-loss     with any of them: mean(logsumexp(logits)^2) is added (Zoph et al., "ST-MoE", 2022).
+
+Losses are added in the backward pass alone, with the factor that the model's own loss has there (see `scale_of`), so
+the loss that a script reads stays the model's, and micro-batches and gradient scalers are right.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+# Sinkhorn's columns are this equal (a relative error), or these were all its rounds.
+_TOLERANCE = 1e-4
+_ROUNDS = 64
+
+
+def _summed(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum over all ranks that train on different samples, in place."""
+    from smddp.sagemaker.state_handler import state
+
+    mesh = state.mesh
+    assert mesh is not None  # a model is transformed after `init`
+    for dimension in ("shard", "replicate"):
+        group = mesh.get_group(dimension)
+        if group.size() > 1:
+            dist.all_reduce(tensor, group=group)
+    return tensor
+
+
+def sinkhorn(logits: torch.Tensor, k: int) -> torch.Tensor:
+    """The ``k`` experts of each token, (tokens, k), of (tokens, experts) logits. Collective over the data ranks."""
+    with torch.no_grad():
+        # In double, as two ranks' tokens must not be divided otherwise than one process divides them.
+        logits = logits.double()
+        bias = torch.zeros_like(logits[0]) if len(logits) else logits.new_zeros(logits.shape[1])
+        for _ in range(_ROUNDS):
+            columns = _summed((logits + bias).softmax(-1).sum(0))
+            wrong = columns.sum() / len(columns) / columns.clamp_min(torch.finfo(columns.dtype).tiny)
+            bias += wrong.log()
+            if (wrong - 1).abs().max() < _TOLERANCE:
+                break
+        return (logits + bias).topk(k, -1).indices
+
+
+def in_turn(tokens: int, k: int, experts: int, before: int, device: torch.device) -> torch.Tensor:
+    """(tokens, k): expert after expert, for tokens of which ``before`` are on earlier ranks."""
+    turn = torch.arange(before * k, (before + tokens) * k, device=device)
+    return (turn % experts).view(tokens, k)
+
+
+def aux_loss(probabilities: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Of (tokens, experts) probabilities and (tokens, k) choices, a scalar; 1 if balanced. Collective over data ranks.
+
+    Its mean over the ranks is what one process has for all tokens, where the ranks have equally many.
+    """
+    experts = probabilities.shape[1]
+    share = _summed(torch.bincount(chosen.flatten(), minlength=experts).to(probabilities.dtype))
+    return experts * (share / share.sum() * probabilities.mean(0)).sum()
+
+
+def z_loss(logits: torch.Tensor) -> torch.Tensor:
+    """Of (tokens, experts) logits, a scalar."""
+    return logits.float().logsumexp(-1).square().mean()
+
+
+class _Scale:
+    """The factor that the model's loss has in the backward pass that runs now."""
+
+    now: torch.Tensor | float = 1.0
+
+
+class _Observed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, loss: torch.Tensor) -> torch.Tensor:
+        return loss.view_as(loss)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        _Scale.now = grad.detach()
+        return grad
+
+
+class _Added(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+        ctx.loss = loss.dtype, loss.device
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        dtype, device = ctx.loss
+        return grad, torch.as_tensor(_Scale.now, dtype=dtype, device=device)
+
+
+def add_loss(tensor: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+    """``tensor``; the backward pass through it starts that of ``loss``, a scalar, too."""
+    return _Added.apply(tensor, loss)
+
+
+def scale_of(model: nn.Module) -> None:
+    """Let added losses have the factor that the loss of ``model`` has.
+
+    It is read off where the backward pass enters the loss that ``model`` returns. A script that computes its loss
+    from the logits gives added losses the factor 1.
+    """
+
+    def after(module: nn.Module, arguments: Any, output: Any) -> None:
+        _Scale.now = 1.0
+        loss = getattr(output, "loss", None)
+        if isinstance(loss, torch.Tensor) and loss.requires_grad:
+            output.loss = _Observed.apply(loss)
+
+    model.register_forward_hook(after)

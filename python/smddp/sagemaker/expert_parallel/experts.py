@@ -1,0 +1,91 @@
+"""The experts of one rank: tokens of the whole expert group come in, its own tokens' results go out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from smddp.sagemaker.expert_parallel.dispatch import Dispatcher
+from smddp.sagemaker.expert_parallel.exchange import scaled
+from smddp.sagemaker.expert_parallel.families import Family
+from smddp.sagemaker.tensor_parallel.dynamic import Mixin
+from smddp.sagemaker.tensor_parallel.modules import local
+from smddp.sagemaker.tensor_parallel.regions import TensorGroup, copy_to_region, reduce_from_region
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the experts of a layer are, and how they are reached; ``tp`` None: they are not cut by columns."""
+
+    family: Family
+    dispatcher: Dispatcher
+    tp: TensorGroup | None
+
+
+class SpreadExperts(Mixin):
+    """Mixed into a module of stacked experts, whose parameters then hold this rank's alone.
+
+    Gradients of its parameters are sums over the tokens of the expert group, divided by its size: as all others are
+    means over data-parallel ranks, so are these once they are averaged over the ranks that hold the same experts.
+    """
+
+    _ep: Place
+
+    def forward(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """(..., hidden), the chosen experts (tokens, k) and their weights (tokens, k) -> (..., hidden)."""
+        shape, place = tokens.shape, self._ep
+        tokens = tokens.reshape(-1, shape[-1])
+        if place.tp is not None:
+            tokens, weights = copy_to_region(place.tp, tokens, weights)
+        arrived = place.dispatcher.send(tokens, chosen, weights)
+        result = arrived.back(self._weighted(arrived.rows, arrived.experts, arrived.weights))
+        if place.tp is not None:
+            result = reduce_from_region(result, place.tp)
+        return result if result.shape == shape else result.view(shape)
+
+    def _weighted(self, rows: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The sum of what each row's experts (-1: none) make of it, by ``weights``."""
+        row, slot = (experts >= 0).nonzero(as_tuple=True)
+        expert = experts[row, slot]
+        order = expert.argsort(stable=True)
+        row, slot = row[order], slot[order]
+        counts = torch.bincount(expert, minlength=self._ep.dispatcher.here).tolist()
+        matrices = self._matrices()
+        inputs = rows[row].to(next(iter(matrices[0].values())).dtype)
+        # All of them, also where no token came: FSDP reduces gradients on all ranks or on none.
+        outputs = [self._ep.family.compute(self, *each) for each in zip(matrices, inputs.split(counts))]
+        weighted = torch.cat(outputs) * weights[row, slot, None]
+        return torch.zeros_like(rows).index_add(0, row, weighted.to(rows.dtype))
+
+    def _matrices(self) -> list[dict[str, torch.Tensor]]:
+        """Each expert's matrices by name."""
+        dispatcher, names = self._ep.dispatcher, [name for name, _ in self.named_parameters(recurse=False)]
+        whole = {name: scaled(local(getattr(self, name)), 1 / dispatcher.group.size) for name in names}
+        # Gate and up of a tensor rank are stored side by side: (experts, 2, columns, in).
+        stacks = {name: tensor.flatten(1, 2) if tensor.dim() == 4 else tensor for name, tensor in whole.items()}
+        return [dict(zip(names, matrices)) for matrices in zip(*(stack.unbind(0) for stack in stacks.values()))]
+
+
+class StackedExperts(nn.Module):
+    """Experts that were a list of modules, as transformers 5 stacks them: (experts, 2 x inner, hidden) for gate and up,
+    (experts, hidden, inner) for down."""
+
+    def __init__(self, gate_up: nn.Parameter, down: nn.Parameter, act_fn: Any) -> None:
+        super().__init__()
+        self.gate_up_proj, self.down_proj, self.act_fn = gate_up, down, act_fn
+
+    def __getattr__(self, name: str) -> Any:
+        """Attributes of the list's names, "0.w1.weight", exist: torch looks up each name of a full state dict."""
+        return _Named() if name.isdigit() else super().__getattr__(name)
+
+
+class _Named:
+    """What the names of a list of experts lead to; it has no value."""
+
+    def __getattr__(self, name: str) -> _Named:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self

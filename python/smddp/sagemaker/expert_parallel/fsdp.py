@@ -1,0 +1,172 @@
+"""How FSDP shards experts that are spread over ranks: over the ranks that hold the same ones.
+
+Whatever the script wraps its model with, the experts of each layer are a unit of FSDP2 of their own, over the mesh
+(`expert_replicate`, `expert_shard`). `fully_shard` finds them sharded already when it comes to the layer around them;
+FSDP1 is told to leave them alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.tensor import DTensor, Shard
+
+from smddp.sagemaker.expert_parallel.spread import spread_modules
+from smddp.sagemaker.state_handler import state
+
+_SHARDED = "_ep_sharded"  # attribute of experts that are a unit of FSDP
+_OPTIONS = ("reshard_after_forward", "mp_policy", "offload_policy")
+_KEPT = (ShardingStrategy.SHARD_GRAD_OP, ShardingStrategy._HYBRID_SHARD_ZERO2, ShardingStrategy.NO_SHARD)
+
+
+def composable() -> Any:
+    """torch's `fully_shard`, which moved between versions."""
+    try:
+        from torch.distributed.fsdp import fully_shard
+    except ImportError:
+        from torch.distributed._composable.fsdp import fully_shard
+    return fully_shard
+
+
+def mesh() -> DeviceMesh:
+    """What FSDP shards and replicates experts over."""
+    whole = state.expert_mesh
+    assert whole is not None  # only spread experts ask
+    return whole["expert_shard"] if whole.size(0) == 1 else whole["expert_replicate", "expert_shard"]
+
+
+def placement(parameter: nn.Parameter) -> Shard:
+    """The dimension that FSDP cuts: the experts, if each rank gets equally many of them.
+
+    Otherwise another one that divides, as FSDP2 has even parts in all dimensions but the first. Raises ValueError if
+    none does.
+    """
+    ranks = mesh().size(-1)
+    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    taken = {place.dim for place in getattr(parameter, "placements", ()) if isinstance(place, Shard)} - {0}
+    for dim, size in enumerate(local.shape):
+        if dim not in taken and size % ranks == 0:
+            return Shard(dim)
+    raise ValueError(
+        f"experts' parameters of {tuple(local.shape)} per rank cannot be cut into {ranks} equal parts for FSDP: lower "
+        f"hybrid_shard_degree={state.hybrid_shard_degree}, or raise expert_parallel_degree={state.ep_size}"
+    )
+
+
+def shard_experts(model: nn.Module, **options: Any) -> list[nn.Module]:
+    """Make the experts of every layer of ``model`` units of FSDP2; returns them all, earlier ones too."""
+    found = list(spread_modules(model))
+    fresh = [module for module in found if not hasattr(module, _SHARDED)]
+    # Raises for all before the first is wrapped.
+    if any(placement(parameter).dim for module in fresh for parameter in module.parameters()):
+        options["shard_placement_fn"] = placement
+    for module in fresh:
+        setattr(module, _SHARDED, True)
+        composable()(module, mesh=mesh(), **options)
+    return found
+
+
+def around_fully_shard(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What `fully_shard` calls: shards the experts in what it is given first."""
+
+    @functools.wraps(original)
+    def experts_first(module: Any, *args: Any, **kwargs: Any) -> Any:
+        for root in module if isinstance(module, list | tuple) else [module]:
+            if hasattr(root, _SHARDED) and "mesh" not in kwargs:
+                raise ValueError("fully_shard was called on experts that are sharded already, by the call around them")
+            shard_experts(root, **{name: kwargs[name] for name in _OPTIONS if name in kwargs})
+        return original(module, *args, **kwargs)
+
+    return experts_first
+
+
+def replace_in_fully_shard() -> Callable[[], None]:
+    """Put `around_fully_shard` where `fully_shard` finds what it calls; returns what undoes it.
+
+    Scripts bind the name before `tsm.init()`, so the function itself must stay. What it wraps is a variable of its.
+    """
+    wrapper = composable()
+    cell = wrapper.__closure__[wrapper.__code__.co_freevars.index("func")]
+    original = cell.cell_contents
+    cell.cell_contents = around_fully_shard(original)
+
+    def undo() -> None:
+        cell.cell_contents = original
+
+    return undo
+
+
+def around_fsdp1(original: Callable[..., None]) -> Callable[..., None]:
+    """`FullyShardedDataParallel.__init__` that leaves spread experts to FSDP2."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def __init__(self: FullyShardedDataParallel, *args: Any, **kwargs: Any) -> None:
+        bound = signature.bind(self, *args, **kwargs)
+        given = bound.arguments
+        if next(iter(spread_modules(given["module"])), None) is not None:
+            if given.get("sync_module_states"):
+                raise NotImplementedError(
+                    "FSDP(sync_module_states=True) with expert_parallel_degree > 1: rank 0 does not hold all experts. "
+                    "Make the model from one seed on every rank, or load it with load_pretrained after wrapping it"
+                )
+            if any(p.is_meta for module in spread_modules(given["module"]) for p in module.parameters()):
+                raise NotImplementedError(
+                    "FSDP of a model on the meta device with expert_parallel_degree > 1: wrap it with fully_shard, "
+                    "which DelayedParamIniter(model).materialize() completes, or make it on a real device"
+                )
+            _ignore(given, shard_experts(given["module"], **_options(given)))
+        original(*bound.args, **bound.kwargs)
+
+    return __init__
+
+
+def _options(given: dict[str, Any]) -> dict[str, Any]:
+    """FSDP2's words for what FSDP1 was asked for."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+
+    options: dict[str, Any] = {"reshard_after_forward": given.get("sharding_strategy") not in _KEPT}
+    precision = given.get("mixed_precision")
+    if precision is not None:
+        options["mp_policy"] = MixedPrecisionPolicy(
+            param_dtype=precision.param_dtype, reduce_dtype=precision.reduce_dtype, cast_forward_inputs=False
+        )
+    offload = given.get("cpu_offload")
+    if offload is not None and offload.offload_params:
+        options["offload_policy"] = CPUOffloadPolicy()
+    return options
+
+
+def _ignore(given: dict[str, Any], experts: list[nn.Module]) -> None:
+    """Add ``experts`` to what FSDP1 ignores, in the form that the script chose."""
+    states = list(given.get("ignored_states") or ())
+    if states and not isinstance(states[0], nn.Module):
+        known = set(map(id, states))
+        parameters = (p for module in experts for p in module.parameters())
+        given["ignored_states"] = [*states, *(p for p in parameters if id(p) not in known)]
+    elif states:
+        given["ignored_states"] = list({id(module): module for module in [*states, *experts]}.values())
+    else:
+        modules = [*(given.get("ignored_modules") or ()), *experts]
+        given["ignored_modules"] = list({id(module): module for module in modules}.values())
+
+
+def refuse_ddp(original: Callable[..., None]) -> Callable[..., None]:
+    """`DistributedDataParallel.__init__` that refuses spread experts."""
+
+    @functools.wraps(original)
+    def __init__(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        if next(iter(spread_modules(module)), None) is not None:
+            raise ValueError(
+                "DistributedDataParallel would average different experts with each other: wrap the model with FSDP "
+                "or fully_shard; hybrid_shard_degree=1 shards nothing, as DDP"
+            )
+        original(self, module, *args, **kwargs)
+
+    return __init__

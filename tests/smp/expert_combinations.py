@@ -1,0 +1,49 @@
+"""The product that the parity suite of experts covers, and a pairwise choice from it."""
+
+from __future__ import annotations
+
+import itertools
+
+import combinations
+
+RANKS = 4
+DIMENSIONS: dict[str, list] = {
+    "family": ["mixtral", "qwen2_moe", "qwen3_moe", "gpt_oss", "deepseek_v3"],
+    "expert": [1, 2, 4],
+    "tensor": [1, 2],
+    "shard": [0, 1, 2, 4],
+    "fsdp": [1, 2],
+    "balancing": ["none", "sinkhorn", "aux_loss", "balanced"],
+    "dispatcher": ["all_to_all", "all_gather", "shuffled"],
+    "checkpointing": [False, True],
+    "backend": ["smddp", "gloo"],
+}
+# Their plans for attention do not run yet.
+_WITHOUT_TENSOR_PARALLELISM = ("gpt_oss", "deepseek_v3")
+
+
+def possible(row: dict) -> bool:
+    """Degrees must fit the world and the family; losses of our own to compare with are of a softmax's routers."""
+    if row["tensor"] * row["expert"] > RANKS or row["tensor"] * row["shard"] > RANKS:
+        return False
+    if row["tensor"] > 1 and row["family"] in _WITHOUT_TENSOR_PARALLELISM:
+        return False
+    if row["balancing"] == "aux_loss" and row["family"] in _WITHOUT_TENSOR_PARALLELISM:
+        return False
+    return row["expert"] > 1 or row["dispatcher"] == "all_to_all"
+
+
+def product() -> list[dict]:
+    """Every possible combination."""
+    rows = (dict(zip(DIMENSIONS, values)) for values in itertools.product(*DIMENSIONS.values()))
+    return [row for row in rows if possible(row)]
+
+
+def pairwise() -> list[dict]:
+    """Few combinations that hold every possible pair of values."""
+    return combinations.pairwise(product())
+
+
+def over(backend: str, rows: list[dict]) -> list[dict]:
+    """Those of ``rows`` that run over ``backend``, without that."""
+    return [{key: value for key, value in row.items() if key != "backend"} for row in rows if row["backend"] == backend]

@@ -1,0 +1,43 @@
+"""Every combination of experts' degrees, balancing and dispatchers trains as one process does: losses, and every
+gathered gradient.
+
+`make test` runs combinations that hold every pair of values; `make test-smp-full` all of them.
+"""
+
+from __future__ import annotations
+
+import os
+
+import expert_combinations as combinations
+import pytest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PAIRWISE = combinations.pairwise()
+
+
+@pytest.fixture(scope="module")
+def over_gloo():
+    from ranks import Ranks
+
+    pool = Ranks(combinations.RANKS, "gloo", path=HERE)
+    yield pool
+    pool.close()
+
+
+def test_pairwise_over_smddp(ranks):
+    rows = combinations.over("smddp", PAIRWISE)
+    ranks.run("smp_cases.expert_parity", "train_all", seconds=280.0, rows=rows)
+
+
+def test_pairwise_over_gloo(over_gloo):
+    rows = combinations.over("gloo", PAIRWISE)
+    over_gloo.run("smp_cases.expert_parity", "train_all", seconds=280.0, rows=rows)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("expert", combinations.DIMENSIONS["expert"])
+@pytest.mark.parametrize("family", combinations.DIMENSIONS["family"])
+def test_full_over_smddp(ranks, family, expert):
+    rows = [row for row in combinations.product() if (row["family"], row["expert"]) == (family, expert)]
+    ranks.run("smp_cases.expert_parity", "train_all", seconds=2800.0, rows=combinations.over("smddp", rows))
