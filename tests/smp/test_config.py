@@ -17,7 +17,7 @@ def no_launcher(monkeypatch):
 def test_without_any_source_every_key_has_its_default():
     values = config.read(None, {})
     assert values == {key.name: key.default for key in config.KEYS.values()}
-    assert len(values) == 9
+    assert len(values) == 9 + 1  # those of SMP v2, and tensor_parallel_checks
     assert (values["tensor_parallel_degree"], values["hybrid_shard_degree"]) == (1, 0)
 
 
