@@ -603,6 +603,19 @@ def case_sequence_parallel_refuses_what_it_cannot():
             raise AssertionError("no error")
 
 
+def case_sequence_parallel_generates_the_plain_models_tokens():
+    for options in ({}, {"num_key_value_heads": 1, "attention_bias": True, "mlp_bias": True}):
+        with initialized(tensor_parallel_degree=4):
+            plain, model = tiny(**options).eval(), tsm.transform(tiny(**options), config={"sequence_parallel": True})
+            ids, much = batch(0)[:2], {"max_new_tokens": 5, "do_sample": False}
+            loss = loss_of(model, ids)
+            assert torch.equal(model.eval().generate(ids, **much), plain.generate(ids, **much))
+            # What was sharded before is sharded as it goes back.
+            loss.backward()
+            loss_of(plain, ids).backward()
+            assert differences(plain, model) < TOLERANCE
+
+
 def case_sequence_parallel_dropout_differs_by_rank():
     with initialized(tensor_parallel_degree=4):
         model = tsm.transform(tiny("phi", resid_pdrop=0.5), config={"sequence_parallel": True}).train()

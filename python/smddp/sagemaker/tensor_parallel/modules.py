@@ -142,7 +142,7 @@ class Row(_Product):
         bias = local(self.bias)
         if block.open:
             return y
-        if block.sequence:
+        if block.sequence and not block.tp.keeps_sequence:
             y = scatter_sequence(y, block.tp)
             if bias is not None and self._tp_outer is not None:
                 bias = self._tp_outer.parameter(self, "bias")

@@ -48,6 +48,17 @@ class TensorGroup:
         self.group = mesh.get_group()
         self.rank = mesh.get_local_rank()
         self.size = mesh.size()
+        self._whole_sequence = False
+
+    @property
+    def keeps_sequence(self) -> bool:
+        """Whether activations stay whole between blocks, under sequence parallelism, in this forward pass."""
+        # What a backward pass recomputes had a gradient, whatever has been evaluated since.
+        return self._whole_sequence and not torch.is_grad_enabled()
+
+    @keeps_sequence.setter
+    def keeps_sequence(self, value: bool) -> None:
+        self._whole_sequence = value
 
     def __deepcopy__(self, memo: dict) -> TensorGroup:
         return self

@@ -3,7 +3,8 @@
 Norms, residuals and dropouts then work on their part only, and need that part's memory. Each all-reduce of a block
 becomes an all-gather before and a reduce-scatter after it, which moves the same bytes. Parameters outside blocks
 (norms, biases after the sum) see a part of the sequence only, so their gradients are summed: one small all-reduce per
-layer, of all of them together. Before the first layer and after the last, activations are whole.
+layer, of all of them together. Before the first layer and after the last, activations are whole. So they are throughout
+where nothing is trained and the sequence does not divide, as when tokens are generated one by one.
 """
 
 from __future__ import annotations
@@ -94,15 +95,19 @@ class _OnInput:
         return args, {**kwargs, "hidden_states": self._over(kwargs["hidden_states"])}
 
     def _over(self, tensor: torch.Tensor) -> torch.Tensor:
-        length = tensor.shape[SEQUENCE]
-        if self._border is shard_sequence and length % self._tp.size:
+        if self._border is shard_sequence:
+            self._tp.shared_input.hold(tensor, "the first layer")
+            self._choose(tensor.shape[SEQUENCE])
+        return tensor if self._tp.keeps_sequence else self._border(tensor, self._tp)
+
+    def _choose(self, length: int) -> None:
+        """Whether this pass shards its sequence; one that does not divide stays whole where nothing is trained."""
+        self._tp.keeps_sequence = bool(length % self._tp.size)
+        if length % self._tp.size and not self._tp.keeps_sequence:
             raise ValueError(
                 f"sequence_parallel: a sequence of {length} does not divide by tensor_parallel_degree={self._tp.size}: "
                 f"pad it to {-(-length // self._tp.size) * self._tp.size}"
             )
-        if self._border is shard_sequence:
-            self._tp.shared_input.hold(tensor, "the first layer")
-        return self._border(tensor, self._tp)
 
 
 class _GatherOutput:
@@ -110,6 +115,8 @@ class _GatherOutput:
         self._tp = tp
 
     def __call__(self, module: nn.Module, args: tuple, output: Any) -> Any:
+        if self._tp.keeps_sequence:
+            return output
         if isinstance(output, tuple):
             return (gather_whole_sequence(output[0], self._tp), *output[1:])
         return gather_whole_sequence(output, self._tp)
