@@ -53,7 +53,7 @@ KEYS = {
         Key("fsdp_cache_flush_warnings", bool, True, meaning="warn when the CUDA allocator had to flush its cache"),
         Key("allow_empty_shards", bool, False, meaning="accepted; torch's engines always allow empty shards"),
         Key("tensor_parallel_degree", int, 1, 1, True, "ranks that share each layer; takes effect in `transform`"),
-        Key("context_parallel_degree", int, 1, 1, True, "only 1 runs so far"),
+        Key("context_parallel_degree", int, 1, 1, True, "ranks that hold parts of the same sequences; see `transform`"),
         Key("expert_parallel_degree", int, 1, 1, True, "only 1 runs so far"),
         Key("random_seed", int, 12345, 0, meaning="seed of what is random in `torch.sagemaker`"),
     )

@@ -2,8 +2,10 @@
 
 The world is one mesh of three dimensions, `replicate` x `shard` x `tensor`, with the tensor dimension innermost:
 the ranks of a tensor group are neighbours, those of a shard group are the next nearest, and copies of the model
-are farthest apart. Ranks are ordered by node first, so a shard group that fits into a node stays inside it. Context
-and expert parallelism, when they are built, divide the shard dimension.
+are farthest apart. Ranks are ordered by node first, so a shard group that fits into a node stays inside it. A context
+group is a run of neighbours in the shard dimension: its ranks shard parameters and average gradients as all others of
+their shard group do, and only hold parts of the same samples. Expert parallelism, when it is built, divides the shard
+dimension.
 """
 
 from __future__ import annotations
@@ -19,12 +21,16 @@ DIMENSIONS = ("replicate", "shard", "tensor")
 
 @dataclass(frozen=True)
 class Layout:
-    """The sizes of the mesh's dimensions; ``native`` if FSDP stays as the script makes it."""
+    """The sizes of the mesh's dimensions; ``native`` if FSDP stays as the script makes it.
+
+    ``context`` is a divisor of ``shard``: the ranks that hold parts of the same samples.
+    """
 
     replicate: int
     shard: int
     tensor: int
     native: bool
+    context: int = 1
 
     @property
     def world(self) -> int:
@@ -40,7 +46,7 @@ def layout(world: int, shard: int, tensor: int, context: int = 1, expert: int = 
 
     Raises:
         ValueError: a degree that does not fit, with the arithmetic and the degrees that would.
-        NotImplementedError: context or expert parallelism.
+        NotImplementedError: expert parallelism.
     """
     for key, degree in (
         ("tensor_parallel_degree", tensor),
@@ -51,9 +57,10 @@ def layout(world: int, shard: int, tensor: int, context: int = 1, expert: int = 
             raise ValueError(f"{key}={degree} does not divide {world} ranks; these do: {_divisors(world)}")
     if shard and context > shard:
         raise ValueError(f"context_parallel_degree={context} must not exceed hybrid_shard_degree={shard}")
-    for key, degree in (("context_parallel_degree", context), ("expert_parallel_degree", expert)):
-        if degree > 1:
-            raise NotImplementedError(f"{key}={degree}: only 1 runs in this version; set it to 1 or leave it out")
+    if expert > 1:
+        raise NotImplementedError(
+            f"expert_parallel_degree={expert}: only 1 runs in this version; set it to 1 or leave it out"
+        )
     data = world // tensor
     if shard and (shard > data or data % shard):
         if tensor == 1:
@@ -63,7 +70,12 @@ def layout(world: int, shard: int, tensor: int, context: int = 1, expert: int = 
         raise ValueError(f"hybrid_shard_degree={shard} does not fit: {sum_}; these would: 0, {_divisors(data)}")
     native = shard == 0 and tensor == 1
     size = shard or data
-    return Layout(data // size, size, tensor, native)
+    if size % context:
+        raise ValueError(
+            f"context_parallel_degree={context} does not divide a sharding group of {size} ranks "
+            f"(hybrid_shard_degree={shard}, tensor_parallel_degree={tensor}); these do: {_divisors(size)}"
+        )
+    return Layout(data // size, size, tensor, native, context)
 
 
 def order_by_node(nodes: list[str]) -> list[int]:
@@ -121,6 +133,7 @@ class ParallelState:
     Attributes:
         mesh: DeviceMesh (replicate, shard, tensor).
         one_copy: process group of the ranks that hold one copy of the model together (shard x tensor).
+        context: process group of the ranks that hold parts of the same samples; None where each has its own.
         place: this rank's index in each dimension, by name.
     """
 
@@ -133,12 +146,19 @@ class ParallelState:
             self.one_copy = self.group("shard")
         else:
             self.one_copy = _subgroups(self.ranks.view(sizes.replicate, -1).tolist())
+        self.context = None if sizes.context == 1 else _subgroups(self._context_groups())
         place = (self.ranks == dist.get_rank()).nonzero()[0].tolist()
         self.place = dict(zip(DIMENSIONS, place))
 
     def group(self, dimension: str) -> dist.ProcessGroup:
         """This rank's group along one dimension of the mesh."""
         return self.mesh.get_group(dimension)
+
+    def _context_groups(self) -> list[list[int]]:
+        """The ranks of every context group: neighbours in the shard dimension."""
+        sizes = self.sizes
+        split = self.ranks.view(sizes.replicate, sizes.shard // sizes.context, sizes.context, sizes.tensor)
+        return split.transpose(2, 3).reshape(-1, sizes.context).tolist()
 
     @property
     def fsdp_mesh(self) -> DeviceMesh:

@@ -157,15 +157,15 @@ class State:
 
     @property
     def dp_size(self) -> int:
-        """Ranks that train on different samples: world / tensor_parallel_degree."""
+        """Ranks that train on different samples: world / (tensor_parallel_degree * context_parallel_degree)."""
         sizes = self._made("dp_size").sizes
-        return sizes.replicate * sizes.shard
+        return sizes.replicate * sizes.shard // sizes.context
 
     @property
     def dp_rank(self) -> int:
         """Which part of each batch this rank trains on, of `dp_size`."""
         made = self._made("dp_rank")
-        return made.place["replicate"] * made.sizes.shard + made.place["shard"]
+        return (made.place["replicate"] * made.sizes.shard + made.place["shard"]) // made.sizes.context
 
     @property
     def tp_size(self) -> int:
@@ -184,13 +184,25 @@ class State:
             return None
         return self._parallel.group("tensor")
 
-    # Neither context nor expert parallelism runs yet, so their groups are of one rank.
+    @property
+    def cp_size(self) -> int:
+        """The context parallel degree: ranks that hold parts of the same samples."""
+        return self.context_parallel_degree
+
+    @property
+    def cp_rank(self) -> int:
+        """Rank in the context group; 0 before `init`, as scripts ask for it where SMP is switched off."""
+        return self._parallel.place["shard"] % self._parallel.sizes.context if self._parallel else 0
+
+    @property
+    def cp_process_group(self) -> dist.ProcessGroup | None:
+        """The ranks that hold parts of the same samples; None without context parallelism."""
+        return self._parallel.context if self._parallel else None
+
+    # Expert parallelism does not run yet, so its group is of one rank.
     ep_rank = property(lambda self: 0, doc="Rank in the expert group.")
     ep_size = property(lambda self: 1, doc="Size of the expert group.")
     ep_process_group = property(lambda self: None, doc="None without expert parallelism.")
-    cp_rank = property(lambda self: 0, doc="Rank in the context group.")
-    cp_size = property(lambda self: 1, doc="Size of the context group.")
-    cp_process_group = property(lambda self: None, doc="None without context parallelism.")
 
     @property
     def get_rng_state_tracker(self) -> Any:
@@ -205,7 +217,8 @@ class State:
         sizes = self._parallel.sizes
         return (
             f"State(rank {self.rank} of {self.world_size}: replicate {sizes.replicate} x shard {sizes.shard}"
-            f" x tensor {sizes.tensor}{', FSDP native' if sizes.native else ''})"
+            f" x tensor {sizes.tensor}{f', context {sizes.context}' if sizes.context > 1 else ''}"
+            f"{', FSDP native' if sizes.native else ''})"
         )
 
 

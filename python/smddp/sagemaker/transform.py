@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.tensor.parallel import parallelize_module
 
 from smddp.sagemaker import hf
+from smddp.sagemaker.context_parallel import forward as context_parallel
 from smddp.sagemaker.rng import TENSOR_PARALLEL, get_rng_state_tracker
 from smddp.sagemaker.state_handler import state
 from smddp.sagemaker.tensor_parallel import layers as layers_from
@@ -23,7 +24,6 @@ from smddp.sagemaker.tensor_parallel.transformer import TransformerLMHead, mark
 
 log = logging.getLogger("smddp.sagemaker")
 
-_CP_COMM_TYPES = ("p2p", "all_gather")
 _OPTIONS = ("tp_plan", "sequence_parallel", "layers")
 
 
@@ -62,7 +62,8 @@ def transform(
             "transformer_engine", see `tensor_parallel/layers.py`); or a `MoEConfig`.
         load_state_dict_from_rank0: rank 0 holds real parameters, which go to its tensor group, see `rank0.load`;
             other ranks' values do not matter and may be on meta.
-        cp_comm_type: "p2p" or "all_gather", for context parallelism.
+        cp_comm_type: with context_parallel_degree > 1, how keys and values of the other ranks' tokens come: "p2p"
+            (round a ring, while attention is computed; two ranks' at a time) or "all_gather" (all at once, before).
 
     Returns:
         ``model``.
@@ -71,13 +72,14 @@ def transform(
         RuntimeError: before `tsm.init()`; transformer_engine without a GPU (ImportError without the package).
         TypeError: arguments of the wrong type.
         ValueError: a model without a plan, one that is transformed or wrapped by FSDP already, sizes that the
-            degree does not divide, an unknown style.
+            degree does not divide, an unknown style or cp_comm_type, a model whose attention cannot be split.
         NotImplementedError: a model or option that does not run yet.
     """
     options = _checked(model, config, cp_comm_type)
     assert state.mesh is not None  # else `_checked` has raised
     tp = TensorGroup(state.mesh["tensor"])
     source = _source(model) if load_state_dict_from_rank0 else None
+    context_parallel.split(model, cp_comm_type)
     if tp.size > 1:  # one rank has nothing to share, whatever the options
         _share(model, tp, options, same=not load_state_dict_from_rank0)
     else:
@@ -100,11 +102,10 @@ def _checked(model: nn.Module, config: Any, cp_comm_type: str) -> dict[str, Any]
         raise RuntimeError("transform() needs the mesh that tsm.init() makes: call tsm.init() first")
     if not isinstance(model, nn.Module):
         raise TypeError(f"transform() takes a torch.nn.Module, got {type(model).__name__}")
-    if cp_comm_type not in _CP_COMM_TYPES:
-        raise ValueError(f"cp_comm_type={cp_comm_type!r}: must be one of {', '.join(map(repr, _CP_COMM_TYPES))}")
     _refuse_wrapped(model)
     if isinstance(model, TransformerLMHead):
         raise ValueError(f"this {type(model).__name__} is transformed already: call transform() once")
+    context_parallel.check(model, cp_comm_type)
     return _options(config)
 
 
