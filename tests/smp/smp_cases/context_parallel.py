@@ -108,3 +108,114 @@ def case_both_kinds_attend_as_one_process_whatever_the_mask():
             alive_only = part(alive) if number == 0 else 1
             gap = ((got - right) * alive_only).abs().max()
             assert gap < TOLERANCE, (where, number, float(gap))
+
+
+# ---- whole models ----
+
+
+def model_of(family: str) -> torch.nn.Module:
+    """A tiny model; "window" is Mistral with a sliding window."""
+    return tiny("mistral", sliding_window=WINDOW) if family == "window" else tiny(family)
+
+
+def batch(kind: str, step: int) -> dict:
+    """Arguments of a model for whole sequences; each sample has as many labels, so that all weigh the same."""
+    generator = torch.Generator().manual_seed(2000 + step)
+    ids = torch.randint(3, VOCABULARY, (SAMPLES, TOKENS), generator=generator)
+    given = {"input_ids": ids, "labels": ids.clone()}
+    if kind == "padded":  # every other on the left, where transformers' own places start with the padding
+        mask = torch.ones_like(ids)
+        mask[0::2, :3] = 0
+        mask[1::2, -3:] = 0
+        given["attention_mask"] = mask
+        given["labels"] = ids.masked_fill(mask == 0, -100)
+        given["labels"][0::2, 3] = -100  # nothing real predicts it
+    if kind == "packed":
+        lengths = ([3, 9, 4], [8, 5, 3], [1, 14, 1], [6, 6, 4])
+        given["position_ids"] = torch.stack([torch.cat([torch.arange(n) for n in row]) for row in lengths])
+    return given
+
+
+def part_of_batch(given: dict) -> dict:
+    """This rank's part of the samples, and of their tokens."""
+    mine = {key: part_of(value, tsm.state.dp_rank, tsm.state.dp_size) for key, value in given.items()}
+    return get_batch_for_cp_rank(mine)
+
+
+@functools.cache
+def plain(family: str, kind: str) -> tuple[list[float], dict, dict]:
+    """(losses of two steps, the parameters before the first, its gradients) of one process on whole batches."""
+    model = model_of(family)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    losses = []
+    for step in range(2):
+        loss = model(**batch(kind, step), use_cache=False).loss
+        losses.append(float(loss.detach()))
+        if step == 0:
+            loss.backward()
+            gradients = {name: p.grad.clone() for name, p in model.named_parameters(remove_duplicate=False)}
+            torch.optim.SGD(model.parameters(), lr=1.0).step()
+    return losses, before, gradients
+
+
+def configuration(row: dict) -> dict:
+    return {
+        "hybrid_shard_degree": row["shard"],
+        "tensor_parallel_degree": row["tensor"],
+        "context_parallel_degree": row["context"],
+        "sm_activation_offloading": row["offload"],
+    }
+
+
+_IMPLEMENTATIONS = {"reentrant": CheckpointImpl.REENTRANT, "non_reentrant": CheckpointImpl.NO_REENTRANT}
+
+
+def train(row: dict) -> None:
+    """In an initialized world of the row's degrees."""
+    losses, before, gradients = plain(row["family"], row["mask"])
+    model = tsm.transform(model_of(row["family"]), cp_comm_type=row["comm"])
+    model = wrap1(model, False) if row["fsdp"] == 1 else wrap2(model, False)
+    if row["checkpointing"] != "none":
+        wrapper = functools.partial(checkpoint_wrapper, checkpoint_impl=_IMPLEMENTATIONS[row["checkpointing"]])
+        apply_activation_checkpointing(
+            model, checkpoint_wrapper_fn=wrapper, check_fn=lambda module: isinstance(module, TransformerLayer)
+        )
+    outer = offload_wrapper(model) if row["offload"] else model
+    optimizer = torch.optim.SGD(outer.parameters(), lr=1.0)
+    for step in range(2):
+        loss = outer(**part_of_batch(batch(row["mask"], step)), use_cache=False).loss
+        mean = loss.detach().clone()
+        dist.all_reduce(mean)
+        gap = abs(float(mean) / dist.get_world_size() - losses[step])
+        assert gap < TOLERANCE, (step, gap, losses)
+        if tsm.state.dp_size == 1:
+            # Each rank's loss is that of all tokens, not of its own.
+            assert abs(float(loss.detach()) - losses[step]) < TOLERANCE, (step, float(loss.detach()), losses)
+        if step == 0:
+            loss.backward()
+            optimizer.step()
+            check_gradients(before, full(model), gradients)
+
+
+def train_as_the_plain_model(**row) -> None:
+    tsm.init(configuration(row))
+    try:
+        train(row)
+    finally:
+        tsm.state.reset()
+
+
+def train_all(rows: list[dict]) -> None:
+    """Every combination in ``rows``; the first that fails is named. Groups are made once for those that share them."""
+    for config, alike in itertools.groupby(
+        sorted(rows, key=lambda row: list(configuration(row).values())), configuration
+    ):
+        tsm.init(config)
+        try:
+            for row in alike:
+                try:
+                    train(row)
+                except Exception as error:
+                    raise AssertionError(f"in the combination {row}") from error
+        finally:
+            tsm.state.reset()

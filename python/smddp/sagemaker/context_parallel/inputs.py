@@ -126,7 +126,9 @@ class _Part:
             )
         cache = given.get("past_key_values")
         if given.get("use_cache") or (cache is not None and cache.get_seq_length()):
-            raise ValueError("context parallelism: use_cache must be False, since each rank has a part of the keys only")
+            raise ValueError(
+                "context parallelism: use_cache must be False, since each rank has a part of the keys only"
+            )
         self.positions = self._rows(given, "position_ids")
         self.padding = self._rows(given, "attention_mask")
         self.shifted = self._rows(given, "shift_labels")

@@ -161,9 +161,7 @@ def leave() -> list[Mask]:
     return made
 
 
-def make(
-    *_: Any, mask_function: Callable[..., Any], attention_mask: torch.Tensor | None = None, **others: Any
-) -> Mask:
+def make(*_: Any, mask_function: Callable[..., Any], attention_mask: torch.Tensor | None = None, **others: Any) -> Mask:
     """What transformers' mask interface calls for the implementations of `attention.py`.
 
     Raises:
