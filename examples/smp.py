@@ -1,6 +1,7 @@
-"""SMP: a small Llama with hybrid sharding, tensor parallelism, activation checkpointing and prefetching offload.
+"""SMP: a small Llama with hybrid sharding, tensor and context parallelism, checkpointing and prefetching offload.
 
   torchrun --nproc-per-node 4 examples/smp.py --config '{"hybrid_shard_degree": 2, "tensor_parallel_degree": 2}'
+  torchrun --nproc-per-node 4 examples/smp.py --config '{"hybrid_shard_degree": 4, "context_parallel_degree": 2}'
   torchrun --nproc-per-node 4 examples/smp.py --config '{"hybrid_shard_degree": 4}' --resume DIRECTORY
   python examples/smp.py --plain              # one process, without SMP: what the losses are held against
 

@@ -14,14 +14,22 @@ DIMENSIONS: dict[str, list] = {
     "mask": ["causal", "padded", "packed"],
     "checkpointing": ["none", "reentrant", "non_reentrant"],
     "offload": [False, True],
+    "backend": ["smddp", "gloo"],
 }
+# What has its say only where sequences are split.
+_OF_PARTS = ("family", "comm", "checkpointing", "offload")
 
 
 def possible(row: dict) -> bool:
-    """Degrees must fit the world and the sharding group, and only checkpointed layers are offloaded."""
+    """Degrees must fit the world and the sharding group, and only checkpointed layers are offloaded.
+
+    With degree 1 nothing is split, and the options are those of `combinations.py`.
+    """
     ranks = combinations.RANKS // row["tensor"]
+    plain = all(row[key] == values[0] for key, values in DIMENSIONS.items() if key in _OF_PARTS)
     return (
-        row["shard"] <= ranks
+        (row["context"] > 1 or plain)
+        and row["shard"] <= ranks
         and row["context"] <= (row["shard"] or ranks)
         and not (row["offload"] and row["checkpointing"] == "none")
     )
@@ -41,4 +49,4 @@ def name(row: dict) -> str:
     """A test's id."""
     options = "" if row["checkpointing"] == "none" else f"-{row['checkpointing']}" + "-offload" * row["offload"]
     degrees = f"context{row['context']}-tensor{row['tensor']}-shard{row['shard']}"
-    return f"{row['family']}-{row['mask']}-{row['comm']}-{degrees}-fsdp{row['fsdp']}{options}"
+    return f"{row['backend']}-{row['family']}-{row['mask']}-{row['comm']}-{degrees}-fsdp{row['fsdp']}{options}"

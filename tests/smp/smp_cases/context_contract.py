@@ -258,5 +258,7 @@ def case_transformer_engines_layers_are_told_their_group():
         setup_transformer_engine_cp_groups(model, ranks, group)
         assert model[0].told == (group, ranks)
         setup_transformer_engine_cp_groups(tsm.transform(tiny()), ranks, group)
-        fails(ValueError, "call tsm.transform() first", lambda: setup_transformer_engine_cp_groups(tiny(), ranks, group))
+        fails(
+            ValueError, "call tsm.transform() first", lambda: setup_transformer_engine_cp_groups(tiny(), ranks, group)
+        )
         fails(ValueError, "not those of the group", lambda: setup_transformer_engine_cp_groups(model, [0, 3], group))

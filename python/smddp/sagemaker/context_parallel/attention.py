@@ -82,7 +82,7 @@ def all_gather(
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The same over gathered keys and values; ``dropout`` is possible where scores are neither capped nor have sinks."""
+    """The same over gathered keys and values; ``dropout`` is possible but where scores are capped or have sinks."""
     mask, scores, sinks = _asked(module, query, key, attention_mask, scaling, others)
     if dropout and (scores.softcap is not None or sinks is not None):
         raise ValueError(
@@ -124,8 +124,10 @@ def _asked(
     return mask, Scores(scale, others.get("softcap")), others.get("s_aux")
 
 
-def _as_under_autocast(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _as_under_autocast(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """In one dtype: autocast's, as it casts the inputs of torch's own attention; else that of the values."""
-    kind = operands[0].device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else operands[-1].dtype
-    return tuple(operand.to(dtype) for operand in operands)
+    kind = query.device.type
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else value.dtype
+    return query.to(dtype), key.to(dtype), value.to(dtype)

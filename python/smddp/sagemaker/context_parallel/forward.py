@@ -93,7 +93,7 @@ class _Parts:
             raise RuntimeError(
                 f"{type(model).__name__} was split along the sequence by a tsm.init() that tsm.state.reset() has undone"
             )
-        names = [name for name in self._signature.parameters][: len(args)]
+        names = list(self._signature.parameters)[: len(args)]
         given = {**dict(zip(names, args)), **kwargs}
         self._inputs = inputs = exchange(given, group)
         self._was_asked = False

@@ -113,9 +113,10 @@ class _Part:
 
     def __init__(self, given: Mapping[str, Any], group: dist.ProcessGroup) -> None:
         ids = given.get("input_ids")
-        self.ids = ids if ids is not None else given.get("inputs_embeds")
-        if not isinstance(self.ids, torch.Tensor):
+        ids = ids if ids is not None else given.get("inputs_embeds")
+        if not isinstance(ids, torch.Tensor):
             raise ValueError("context parallelism: the model was given neither input_ids nor inputs_embeds")
+        self.ids = ids
         self.group, self.rank, self.size = group, group.rank(), group.size()
         self.batch, self.length = self.ids.shape[:2]
         if self.length % 2:
