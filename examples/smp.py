@@ -89,13 +89,15 @@ def main():
     torch.set_num_threads(1)
     text = common.Text()
     if o.plain:
-        model, rank, part, parts = make(), 0, 0, 1
+        model, rank, part, parts, cut = make(), 0, 0, 1, lambda ids: ids
         clip = lambda model, most: torch.nn.utils.clip_grad_norm_(model.parameters(), most)  # noqa: E731
     else:
         model, root, tsm = sharded(o)
         from torch.sagemaker.distributed.checkpoint.state_dict_loader import load
         from torch.sagemaker.distributed.checkpoint.state_dict_saver import async_save, maybe_finalize_async_calls
         from torch.sagemaker.grad_norm import clip_grad_norm_ as clip
+
+        from torch.sagemaker.context_parallel.utils import get_batch_for_cp_rank as cut
 
         rank, part, parts = dist.get_rank(), tsm.state.dp_rank, tsm.state.dp_size
     optimizer = torch.optim.AdamW(model.parameters(), 5e-4, betas=(0.9, 0.95), weight_decay=0.01)
@@ -110,7 +112,7 @@ def main():
 
     losses, last = {}, o.until or o.steps
     for number in range(first, last):
-        ids = text.batch(number, BATCH, 127).chunk(parts)[part]
+        ids = cut(text.batch(number, BATCH, 127).chunk(parts)[part])
         loss = step(model, optimizer, ids, clip)
         losses[number] = float(loss) if o.plain else common.mean(loss)
     if rank == 0:

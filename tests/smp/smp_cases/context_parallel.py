@@ -6,9 +6,8 @@ import itertools
 import smddp.sagemaker as tsm
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from smddp.sagemaker.context_parallel import attention, chunks, masks
-from smddp.sagemaker.context_parallel.utils import get_batch_for_cp_rank, setup_transformer_engine_cp_groups
+from smddp.sagemaker.context_parallel.utils import get_batch_for_cp_rank
 from smddp.sagemaker.tensor_parallel.transformer import TransformerLayer
 from smp_cases.models import VOCABULARY, part_of, tiny
 from smp_cases.parity import check_gradients, full, wrap1, wrap2

@@ -108,18 +108,19 @@ def attend_backward(
         gradients of query, key and value, float32.
     """
     groups = key.shape[1]
-    of_query, of_key, of_value = [], 0, 0
+    of_query = []
+    of_key = torch.zeros_like(key, dtype=torch.float32)
+    of_value = torch.zeros_like(value, dtype=torch.float32)
     for rows in _tiles(query, key):
         part, grad_part = query[:, :, rows], grad[:, :, rows]
         found = scores.of(part, key)
         weights = probabilities(_masked(found, _rows(mask, rows)), lse[:, :, rows])
-        of_value = of_value + _sums(weights.to(grad.dtype), grad_part, groups).float()
+        of_value += _sums(weights.to(grad.dtype), grad_part, groups)
         of_weights = _products(grad_part, value.transpose(-1, -2)).float()
         of_scores = weights * (of_weights - delta[:, :, rows].unsqueeze(-1))
         of_products = scores.backward(found, of_scores).to(query.dtype)
         of_query.append(_products(of_products, key).float())
-        of_key = of_key + _sums(of_products, part, groups).float()
-    assert isinstance(of_key, torch.Tensor) and isinstance(of_value, torch.Tensor)  # a chunk has a query
+        of_key += _sums(of_products, part, groups)
     return _one(of_query), of_key, of_value
 
 
