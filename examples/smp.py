@@ -93,11 +93,10 @@ def main():
         clip = lambda model, most: torch.nn.utils.clip_grad_norm_(model.parameters(), most)  # noqa: E731
     else:
         model, root, tsm = sharded(o)
+        from torch.sagemaker.context_parallel.utils import get_batch_for_cp_rank as cut
         from torch.sagemaker.distributed.checkpoint.state_dict_loader import load
         from torch.sagemaker.distributed.checkpoint.state_dict_saver import async_save, maybe_finalize_async_calls
         from torch.sagemaker.grad_norm import clip_grad_norm_ as clip
-
-        from torch.sagemaker.context_parallel.utils import get_batch_for_cp_rank as cut
 
         rank, part, parts = dist.get_rank(), tsm.state.dp_rank, tsm.state.dp_size
     optimizer = torch.optim.AdamW(model.parameters(), 5e-4, betas=(0.9, 0.95), weight_decay=0.01)
