@@ -1,6 +1,7 @@
-"""SMP: a small Llama with hybrid sharding, tensor parallelism, activation checkpointing and prefetching offload.
+"""SMP: a small Llama with hybrid sharding, tensor and context parallelism, checkpointing and prefetching offload.
 
   torchrun --nproc-per-node 4 examples/smp.py --config '{"hybrid_shard_degree": 2, "tensor_parallel_degree": 2}'
+  torchrun --nproc-per-node 4 examples/smp.py --config '{"hybrid_shard_degree": 4, "context_parallel_degree": 2}'
   torchrun --nproc-per-node 4 examples/smp.py --config '{"hybrid_shard_degree": 4}' --resume DIRECTORY
   python examples/smp.py --plain              # one process, without SMP: what the losses are held against
 
@@ -88,10 +89,11 @@ def main():
     torch.set_num_threads(1)
     text = common.Text()
     if o.plain:
-        model, rank, part, parts = make(), 0, 0, 1
+        model, rank, part, parts, cut = make(), 0, 0, 1, lambda ids: ids
         clip = lambda model, most: torch.nn.utils.clip_grad_norm_(model.parameters(), most)  # noqa: E731
     else:
         model, root, tsm = sharded(o)
+        from torch.sagemaker.context_parallel.utils import get_batch_for_cp_rank as cut
         from torch.sagemaker.distributed.checkpoint.state_dict_loader import load
         from torch.sagemaker.distributed.checkpoint.state_dict_saver import async_save, maybe_finalize_async_calls
         from torch.sagemaker.grad_norm import clip_grad_norm_ as clip
@@ -109,7 +111,7 @@ def main():
 
     losses, last = {}, o.until or o.steps
     for number in range(first, last):
-        ids = text.batch(number, BATCH, 127).chunk(parts)[part]
+        ids = cut(text.batch(number, BATCH, 127).chunk(parts)[part])
         loss = step(model, optimizer, ids, clip)
         losses[number] = float(loss) if o.plain else common.mean(loss)
     if rank == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 RANKS = 4
 DIMENSIONS: dict[str, list] = {
@@ -21,18 +22,22 @@ def possible(row: dict) -> bool:
     return row["tensor"] * max(row["shard"], 1) <= RANKS and not (row["offload"] and row["checkpointing"] == "none")
 
 
-def product() -> list[dict]:
+def product(dimensions: dict[str, list] = DIMENSIONS, possible: Callable[[dict], bool] = possible) -> list[dict]:
     """Every possible combination."""
-    rows = (dict(zip(DIMENSIONS, values)) for values in itertools.product(*DIMENSIONS.values()))
+    rows = (dict(zip(dimensions, values)) for values in itertools.product(*dimensions.values()))
     return [row for row in rows if possible(row)]
 
 
-def pairwise(rows: list[dict] | None = None) -> list[dict]:
-    """Few combinations that hold every pair of values which some of ``rows`` (by default `product()`) holds.
+def pairwise() -> list[dict]:
+    """Few combinations that hold every pair of values which some possible combination holds."""
+    return choose(product())
+
+
+def choose(rows: list[dict]) -> list[dict]:
+    """Few of ``rows`` that hold every pair of values which some row holds.
 
     Greedy: always the row with the most pairs that are not held yet.
     """
-    rows = product() if rows is None else rows
     missing = {pair for row in rows for pair in _pairs(row)}
     chosen = []
     while missing:

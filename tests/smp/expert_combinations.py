@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import combinations
 
 RANKS = 4
@@ -35,13 +33,12 @@ def possible(row: dict) -> bool:
 
 def product() -> list[dict]:
     """Every possible combination."""
-    rows = (dict(zip(DIMENSIONS, values)) for values in itertools.product(*DIMENSIONS.values()))
-    return [row for row in rows if possible(row)]
+    return combinations.product(DIMENSIONS, possible)
 
 
 def pairwise() -> list[dict]:
     """Few combinations that hold every possible pair of values."""
-    return combinations.pairwise(product())
+    return combinations.choose(product())
 
 
 def over(backend: str, rows: list[dict]) -> list[dict]:

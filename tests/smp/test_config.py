@@ -119,15 +119,30 @@ def test_a_degree_that_does_not_divide_shows_the_arithmetic(world, shard, tensor
         parallel.layout(world, shard, tensor)
 
 
-def test_what_does_not_run_yet_names_its_key():
-    with pytest.raises(NotImplementedError, match="context_parallel_degree=2"):
-        parallel.layout(4, 4, 1, context=2)
-
-
 @pytest.mark.parametrize("key", ["context", "expert"])
 def test_other_degrees_divide_the_world_too(key):
     with pytest.raises(ValueError, match=f"{key}_parallel_degree=3 does not divide 4"):
         parallel.layout(4, 4, 1, **{key: 3})
+
+
+@pytest.mark.parametrize(
+    ("world", "shard", "tensor", "context", "text"),
+    [
+        (4, 4, 1, 3, r"context_parallel_degree=3 does not divide 4 ranks; these do: 1, 2, 4"),
+        (8, 2, 1, 4, r"context_parallel_degree=4 must not exceed hybrid_shard_degree=2"),
+        (12, 3, 1, 2, r"=2 does not divide a sharding group of 3 ranks .*; these do: 1, 3"),
+        (8, 0, 4, 4, r"=4 does not divide a sharding group of 2 ranks .*tensor_parallel_degree=4\); these do: 1, 2"),
+    ],
+)
+def test_a_context_group_is_a_part_of_a_sharding_group(world, shard, tensor, context, text):
+    with pytest.raises(ValueError, match=text):
+        parallel.layout(world, shard, tensor, context)
+    assert parallel.layout(world, shard, tensor, 1).context == 1
+
+
+def test_context_and_expert_parallelism_at_once_are_refused():
+    with pytest.raises(NotImplementedError, match="context_parallel_degree=2 with expert_parallel_degree=2: only one"):
+        parallel.layout(4, 4, 1, context=2, expert=2)
 
 
 def test_ranks_are_ordered_by_node_whatever_the_launcher_numbered():

@@ -33,7 +33,7 @@ SYMBOLS = {
     "nn.huggingface.llama_flashattn": "LlamaFlashAttention",
     "moe.moe_config": "MoEConfig",
     "moe.moe_layer": "MoELayer",
-    "context_parallel.utils": "setup_transformer_engine_cp_groups",
+    "context_parallel.utils": "setup_transformer_engine_cp_groups get_batch_for_cp_rank",
     "logger": "get_logger",
     "utils.utils": "timeit",
     "utils.process_group_utils": "get_global_ranks",

@@ -59,7 +59,7 @@ KEYS = {
             10,
             meaning="forward passes in which the ranks of a tensor group are held to have the same inputs; 0: none",
         ),
-        Key("context_parallel_degree", int, 1, 1, True, "only 1 runs so far"),
+        Key("context_parallel_degree", int, 1, 1, True, "ranks that hold parts of the same sequences; see `transform`"),
         Key(
             "expert_parallel_degree",
             int,

@@ -2,8 +2,9 @@
 
 The world is one mesh of three dimensions, `replicate` x `shard` x `tensor`, with the tensor dimension innermost:
 the ranks of a tensor group are neighbours, those of a shard group are the next nearest, and copies of the model
-are farthest apart. Ranks are ordered by node first, so a shard group that fits into a node stays inside it. Context
-parallelism, when it is built, divides the shard dimension.
+are farthest apart. Ranks are ordered by node first, so a shard group that fits into a node stays inside it. A context
+group is a run of neighbours in the shard dimension: its ranks shard parameters and average gradients as all others of
+their shard group do, and only hold parts of the same samples.
 
 Experts have a mesh of their own over the same ranks, `expert_replicate` x `expert_shard` x `expert` x `tensor`: an
 expert group is of neighbours, too, and one copy of all experts lies on as many ranks as one copy of the rest, or on
@@ -25,12 +26,16 @@ EXPERT_DIMENSIONS = ("expert_replicate", "expert_shard", "expert", "tensor")
 
 @dataclass(frozen=True)
 class Layout:
-    """The sizes of the mesh's dimensions; ``native`` if FSDP stays as the script makes it."""
+    """The sizes of the mesh's dimensions; ``native`` if FSDP stays as the script makes it.
+
+    ``context`` is a divisor of ``shard``: the ranks that hold parts of the same samples.
+    """
 
     replicate: int
     shard: int
     tensor: int
     native: bool
+    context: int = 1
     expert: int = 1
 
     @property
@@ -61,7 +66,7 @@ def layout(world: int, shard: int, tensor: int, context: int = 1, expert: int = 
 
     Raises:
         ValueError: a degree that does not fit, with the arithmetic and the degrees that would.
-        NotImplementedError: context parallelism.
+        NotImplementedError: context and expert parallelism at once.
     """
     for key, degree in (
         ("tensor_parallel_degree", tensor),
@@ -72,10 +77,6 @@ def layout(world: int, shard: int, tensor: int, context: int = 1, expert: int = 
             raise ValueError(f"{key}={degree} does not divide {world} ranks; these do: {_divisors(world)}")
     if shard and context > shard:
         raise ValueError(f"context_parallel_degree={context} must not exceed hybrid_shard_degree={shard}")
-    if context > 1:
-        raise NotImplementedError(
-            f"context_parallel_degree={context}: only 1 runs in this version; set it to 1 or leave it out"
-        )
     data = world // tensor
     if data % expert:
         raise ValueError(
@@ -90,7 +91,17 @@ def layout(world: int, shard: int, tensor: int, context: int = 1, expert: int = 
         raise ValueError(f"hybrid_shard_degree={shard} does not fit: {sum_}; these would: 0, {_divisors(data)}")
     native = shard == 0 and tensor == 1 and expert == 1
     size = shard or data
-    return Layout(data // size, size, tensor, native, expert)
+    if size % context:
+        raise ValueError(
+            f"context_parallel_degree={context} does not divide a sharding group of {size} ranks "
+            f"(hybrid_shard_degree={shard}, tensor_parallel_degree={tensor}); these do: {_divisors(size)}"
+        )
+    if context > 1 and expert > 1:
+        raise NotImplementedError(
+            f"context_parallel_degree={context} with expert_parallel_degree={expert}: only one of them runs above 1 in "
+            "this version; set the other to 1"
+        )
+    return Layout(data // size, size, tensor, native, context, expert)
 
 
 def order_by_node(nodes: list[str]) -> list[int]:
@@ -149,6 +160,7 @@ class ParallelState:
         mesh: DeviceMesh (replicate, shard, tensor).
         expert_mesh: DeviceMesh (expert_replicate, expert_shard, expert, tensor); None without expert parallelism.
         one_copy: process group of the ranks that hold one copy of the model together (copy x tensor).
+        context: process group of the ranks that hold parts of the same samples; None where each has its own.
         place: this rank's index in each dimension, by name.
     """
 
@@ -165,12 +177,24 @@ class ParallelState:
             self.one_copy = self.group("shard")
         else:
             self.one_copy = _subgroups(self.ranks.view(sizes.copies, -1).tolist())
+        self.context = None if sizes.context == 1 else _subgroups(self._context_groups())
         place = (self.ranks == dist.get_rank()).nonzero()[0].tolist()
         self.place = dict(zip(DIMENSIONS, place))
 
     def group(self, dimension: str) -> dist.ProcessGroup:
         """This rank's group along one dimension of the mesh."""
         return self.mesh.get_group(dimension)
+
+    def _context_groups(self) -> list[list[int]]:
+        """The ranks of every context group: neighbours in the shard dimension."""
+        sizes = self.sizes
+        split = self.ranks.view(sizes.replicate, sizes.shard // sizes.context, sizes.context, sizes.tensor)
+        return split.transpose(2, 3).reshape(-1, sizes.context).tolist()
+
+    @property
+    def data_rank(self) -> int:
+        """This rank's place among those of its tensor rank, copy after copy: context ranks are counted one by one."""
+        return self.place["replicate"] * self.sizes.shard + self.place["shard"]
 
     @property
     def fsdp_mesh(self) -> DeviceMesh:

@@ -28,7 +28,7 @@ def is_initialized() -> bool:
 
 
 def init(config: dict[str, Any] | str | os.PathLike | None = None) -> None:
-    """Set up hybrid sharding, tensor and expert parallelism and activation offloading for this process.
+    """Set up hybrid sharding, tensor, context and expert parallelism and activation offloading for this process.
 
     Collective: every rank calls it, with the same configuration. Call it after `dist.init_process_group`; without
     a process group it makes one, over "smddp", from the launcher's environment.
@@ -40,7 +40,7 @@ def init(config: dict[str, Any] | str | os.PathLike | None = None) -> None:
     Raises:
         TypeError, ValueError: a key or value that is wrong, degrees that do not divide the world, or ranks that
             were given different configurations.
-        NotImplementedError: context_parallel_degree above 1.
+        NotImplementedError: context_parallel_degree and expert_parallel_degree both above 1.
         RuntimeError: no process group and no launcher's environment; or a second call with another configuration.
     """
     values = configuration.read(config, state._assigned)

@@ -133,7 +133,8 @@ class State:
     @property
     def rep_rank(self) -> int:
         """Which copy of the model this rank belongs to."""
-        return self.dp_rank // self._made("rep_rank").sizes.copy
+        made = self._made("rep_rank")
+        return made.data_rank // made.sizes.copy
 
     @property
     def rep_rank_process_group(self) -> dist.ProcessGroup | None:
@@ -158,15 +159,15 @@ class State:
 
     @property
     def dp_size(self) -> int:
-        """Ranks that train on different samples: world / tensor_parallel_degree."""
+        """Ranks that train on different samples: world / (tensor_parallel_degree * context_parallel_degree)."""
         sizes = self._made("dp_size").sizes
-        return sizes.replicate * sizes.shard
+        return sizes.replicate * sizes.shard // sizes.context
 
     @property
     def dp_rank(self) -> int:
         """Which part of each batch this rank trains on, of `dp_size`."""
         made = self._made("dp_rank")
-        return made.place["replicate"] * made.sizes.shard + made.place["shard"]
+        return made.data_rank // made.sizes.context
 
     @property
     def tp_size(self) -> int:
@@ -207,10 +208,20 @@ class State:
         mesh = self.expert_mesh
         return None if mesh is None else mesh.get_group("expert")
 
-    # Context parallelism does not run yet, so its group is of one rank.
-    cp_rank = property(lambda self: 0, doc="Rank in the context group.")
-    cp_size = property(lambda self: 1, doc="Size of the context group.")
-    cp_process_group = property(lambda self: None, doc="None without context parallelism.")
+    @property
+    def cp_size(self) -> int:
+        """The context parallel degree: ranks that hold parts of the same samples."""
+        return self.context_parallel_degree
+
+    @property
+    def cp_rank(self) -> int:
+        """Rank in the context group; 0 before `init`, as scripts ask for it where SMP is switched off."""
+        return self._parallel.place["shard"] % self._parallel.sizes.context if self._parallel else 0
+
+    @property
+    def cp_process_group(self) -> dist.ProcessGroup | None:
+        """The ranks that hold parts of the same samples; None without context parallelism."""
+        return self._parallel.context if self._parallel else None
 
     @property
     def get_rng_state_tracker(self) -> Any:
@@ -225,7 +236,8 @@ class State:
         sizes = self._parallel.sizes
         return (
             f"State(rank {self.rank} of {self.world_size}: replicate {sizes.replicate} x shard {sizes.shard}"
-            f" x tensor {sizes.tensor}{f', expert {sizes.expert}' if sizes.expert > 1 else ''}"
+            f" x tensor {sizes.tensor}{f', context {sizes.context}' if sizes.context > 1 else ''}"
+            f"{f', expert {sizes.expert}' if sizes.expert > 1 else ''}"
             f"{', FSDP native' if sizes.native else ''})"
         )
 

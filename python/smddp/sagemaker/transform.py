@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.tensor.parallel import parallelize_module
 
 from smddp.sagemaker import hf
+from smddp.sagemaker.context_parallel import forward as context_parallel
 from smddp.sagemaker.expert_parallel.spread import Spreader
 from smddp.sagemaker.moe.moe_config import MoEConfig
 from smddp.sagemaker.rng import TENSOR_PARALLEL, get_rng_state_tracker, share_default_state
@@ -27,7 +28,6 @@ from smddp.sagemaker.tensor_parallel.transformer import TransformerLMHead, mark
 
 log = logging.getLogger("smddp.sagemaker")
 
-_CP_COMM_TYPES = ("p2p", "all_gather")
 _OPTIONS = ("tp_plan", "sequence_parallel", "layers", "moe")
 
 
@@ -67,7 +67,8 @@ def transform(
             or a `MoEConfig` alone.
         load_state_dict_from_rank0: rank 0 holds real parameters, which go to its tensor group, see `rank0.load`;
             other ranks' values do not matter and may be on meta.
-        cp_comm_type: "p2p" or "all_gather", for context parallelism.
+        cp_comm_type: with context_parallel_degree > 1, how keys and values of the other ranks' tokens come: "p2p"
+            (round a ring, while attention is computed; two ranks' at a time) or "all_gather" (all at once, before).
 
     Returns:
         ``model``.
@@ -76,7 +77,7 @@ def transform(
         RuntimeError: before `tsm.init()`; transformer_engine without a GPU (ImportError without the package).
         TypeError: arguments of the wrong type.
         ValueError: a model without a plan, one that is transformed or wrapped by FSDP already, sizes that the
-            degree does not divide, an unknown style.
+            degree does not divide, an unknown style or cp_comm_type, a model whose attention cannot be split.
             With experts: degrees that do not divide them, a family without an adapter, expert_parallel_degree above 1
             without a `MoEConfig`.
         NotImplementedError: a model or option that does not run yet.
@@ -92,6 +93,7 @@ def transform(
     source = _source(model) if load_state_dict_from_rank0 else None
     moe = options.get("moe")
     experts = Spreader(model, moe) if moe is not None and moe.smp_moe else None
+    context_parallel.split(model, cp_comm_type)
     if tp.size > 1:  # one rank has nothing to share, whatever the options
         _share(model, tp, options, experts, same=not load_state_dict_from_rank0)
     else:
@@ -116,11 +118,10 @@ def _checked(model: nn.Module, config: Any, cp_comm_type: str) -> dict[str, Any]
         raise RuntimeError("transform() needs the mesh that tsm.init() makes: call tsm.init() first")
     if not isinstance(model, nn.Module):
         raise TypeError(f"transform() takes a torch.nn.Module, got {type(model).__name__}")
-    if cp_comm_type not in _CP_COMM_TYPES:
-        raise ValueError(f"cp_comm_type={cp_comm_type!r}: must be one of {', '.join(map(repr, _CP_COMM_TYPES))}")
     _refuse_wrapped(model)
     if isinstance(model, TransformerLMHead):
         raise ValueError(f"this {type(model).__name__} is transformed already: call transform() once")
+    context_parallel.check(model, cp_comm_type)
     return _options(config)
 
 

@@ -1,0 +1,163 @@
+"""Making a transformers model run on parts of sequences: its attention, its positions and its loss."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from smddp.sagemaker import hf
+from smddp.sagemaker.context_parallel import masks
+from smddp.sagemaker.context_parallel.attention import COMM_TYPES, implementation
+from smddp.sagemaker.context_parallel.inputs import Inputs, exchange
+from smddp.sagemaker.state_handler import state
+
+# Kinds of layers that transformers' configurations name, and that attend through its registry.
+_ATTENDING = {"full_attention", "sliding_attention", "chunked_attention"}
+# Rotary frequencies of these kinds depend on the length of the sequence, which a rank does not see.
+_BY_LENGTH = ("dynamic", "longrope")
+
+
+def check(model: nn.Module, comm_type: str) -> None:
+    """Raises ValueError for a model that cannot be split along the sequence, before anything is changed."""
+    if comm_type not in COMM_TYPES:
+        raise ValueError(f"cp_comm_type={comm_type!r}: must be one of {', '.join(map(repr, COMM_TYPES))}")
+    if state.cp_size == 1:
+        return
+    name = type(model).__name__
+    instead = "set context_parallel_degree=1 for this model"
+    if not hf.is_pretrained(model):
+        raise ValueError(f"{name}: context parallelism splits the attention of transformers models only; {instead}")
+    config: Any = model.config
+    if config.get_text_config() is not config or getattr(config, "is_encoder_decoder", False):
+        raise ValueError(f"{name} has more than one sequence (towers, or an encoder); {instead}")
+    arguments = inspect.signature(model.forward).parameters
+    if "position_ids" not in arguments or "attention_mask" not in arguments:
+        raise ValueError(f"{name}: its forward takes no position_ids or attention_mask; {instead}")
+    if getattr(model, "loss_type", None) not in (None, "ForCausalLM"):
+        raise ValueError(f"{name}: its loss ({model.loss_type}) is not one for each next token; {instead}")
+    others = set(getattr(config, "layer_types", None) or ()) - _ATTENDING
+    if others:
+        raise ValueError(f"{name} has layers that are no attention: {', '.join(sorted(others))}; {instead}")
+    if not _by_registry(type(model)):
+        raise ValueError(
+            f"{name} does not take its attention from transformers' registry (ALL_ATTENTION_FUNCTIONS), where "
+            f"context parallelism's is; {instead}"
+        )
+
+
+def _by_registry(kind: Any) -> bool:
+    """Whether a class's attention can be chosen, as `set_attn_implementation` finds out."""
+    return bool(getattr(kind, "_supports_attention_backend", False)) or bool(kind._can_set_attn_implementation())
+
+
+def split(model: Any, comm_type: str) -> None:
+    """Make ``model``, which `check` has passed, take this rank's part of each sequence; nothing for a degree of 1."""
+    if state.cp_size == 1:
+        return
+    name = implementation(comm_type)
+    model.set_attn_implementation(name)
+    if model.config._attn_implementation != name:
+        raise ValueError(
+            f"{type(model).__name__} keeps its attention implementation {model.config._attn_implementation!r}; set "
+            "context_parallel_degree=1 for this model"
+        )
+    parts = _Parts(inspect.signature(model.forward), model.loss_function)
+    model.loss_function = parts.loss
+    model.register_forward_pre_hook(parts.before, with_kwargs=True)
+    model.register_forward_hook(parts.after, with_kwargs=True, always_call=True)
+
+
+def is_split(module: nn.Module) -> bool:
+    """Whether `split` has made ``module``."""
+    return any(isinstance(getattr(hook, "__self__", None), _Parts) for hook in module._forward_pre_hooks.values())
+
+
+class _Parts:
+    """The forward passes of one model, each of this rank's part of a batch."""
+
+    def __init__(self, signature: inspect.Signature, loss: Callable[..., torch.Tensor]) -> None:
+        self._signature = signature
+        self._loss = loss
+        self._inputs: Inputs | None = None
+        self._was_asked = False
+
+    def before(self, model: nn.Module, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:
+        """Tell the model where its tokens are; masks made from here on are of the whole batch."""
+        group = state.cp_process_group
+        if group is None:
+            raise RuntimeError(
+                f"{type(model).__name__} was split along the sequence by a tsm.init() that tsm.state.reset() has undone"
+            )
+        names = list(self._signature.parameters)[: len(args)]
+        given = {**dict(zip(names, args)), **kwargs}
+        self._inputs = inputs = exchange(given, group)
+        self._was_asked = False
+        _check_rotary(model, inputs.tokens.length)
+        masks.enter(inputs.tokens)
+        # With a mask given, transformers does not look for packed sequences in this rank's positions, which jump.
+        given.update(position_ids=inputs.positions, attention_mask=inputs.padding, use_cache=False)
+        return (), given
+
+    def loss(self, logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, **others: Any) -> torch.Tensor:
+        """The model's loss function: this rank's part, as a part of the mean that the ranks' average is to be."""
+        inputs = self._inputs
+        if inputs is None or inputs.targets is None:
+            return self._loss(logits=logits, labels=labels, vocab_size=vocab_size, **others)
+        self._was_asked = True
+        # FSDP averages over the ranks of the context group, too, and of that average each token is to be one share.
+        count = others.pop("num_items_in_batch", None)
+        others["num_items_in_batch"] = (inputs.counted if count is None else count) / inputs.tokens.size
+        others["shift_labels"] = inputs.targets.to(logits.device).contiguous()
+        return self._loss(logits=logits, labels=labels, vocab_size=vocab_size, **others)
+
+    def after(self, model: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> Any:
+        """Hold the pass to what it promised, and give the loss the value that it has over all tokens."""
+        inputs, self._inputs = self._inputs, None
+        made = masks.leave()
+        if inputs is None or output is None:  # the pass raised
+            return None
+        _check_layers(model, made)
+        if inputs.targets is None:
+            return None
+        as_tuple = isinstance(output, tuple)
+        loss = output[0] if as_tuple else output.loss
+        if not self._was_asked:
+            raise NotImplementedError(
+                f"{type(model).__name__} computes its loss without its loss_function, so next-token labels across the "
+                "borders of chunks are missing; set context_parallel_degree=1 for this model"
+            )
+        mean = loss.detach().clone()
+        dist.all_reduce(mean, group=inputs.tokens.group)
+        # The value is that of the group, the gradient this rank's share of it.
+        loss = loss + (mean / inputs.tokens.size - loss.detach())
+        if as_tuple:
+            return loss, *output[1:]
+        output.loss = loss
+        return output
+
+
+def _check_rotary(model: nn.Module, length: int) -> None:
+    for module in model.modules():
+        kind = getattr(module, "rope_type", None)
+        most = getattr(module, "original_max_seq_len", None)
+        if kind in _BY_LENGTH and isinstance(most, int) and length > most:
+            raise NotImplementedError(
+                f"{type(model).__name__}: rotary positions of type {kind!r} depend on the length of a sequence beyond "
+                f"{most} tokens, and these have {length}: no rank sees the length; set context_parallel_degree=1"
+            )
+
+
+def _check_layers(model: Any, made: list[masks.Mask]) -> None:
+    """Raises if a layer has attended to this rank's tokens alone."""
+    attended = len(set().union(*(mask.attended for mask in made)))
+    layers = model.config.num_hidden_layers
+    if attended < layers:
+        raise NotImplementedError(
+            f"{type(model).__name__}: {attended} of {layers} layers attended to the whole sequence, so the others saw "
+            "this rank's part alone; set context_parallel_degree=1 for this model"
+        )

@@ -1,0 +1,84 @@
+"""Attention over all ranks' keys and values, gathered first: cp_comm_type="all_gather"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+
+from smddp.sagemaker.context_parallel import chunks
+from smddp.sagemaker.context_parallel.kernels import Scores, attend
+from smddp.sagemaker.context_parallel.masks import Mask
+
+
+class _Gathered(torch.autograd.Function):
+    """(n,) of each rank -> (ranks, n) of all; backward each rank gets the sum of the gradients of its row."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        ctx.group = group
+        whole = part.new_empty(group.size(), len(part))
+        dist.all_gather_into_tensor(whole.view(-1), part, group=group)
+        return whole
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        part = grad.new_empty(grad.shape[1])
+        dist.reduce_scatter_tensor(part, grad.contiguous().view(-1), group=ctx.group)
+        return part, None
+
+
+def gathered_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    sinks: torch.Tensor | None,
+    mask: Mask,
+    scores: Scores,
+    dropout: float,
+) -> torch.Tensor:
+    """(b, h, s, d), (b, g, s, d), (b, g, s, e) of this rank's tokens -> (b, h, s, e).
+
+    torch's ``scaled_dot_product_attention`` computes it, which picks the fused kernel of the device at hand, except
+    where scores are capped or heads have ``sinks``, see `ring.RingAttention`. ``dropout`` is of the probabilities.
+    """
+    # Keys and values in one collective.
+    rows = _Gathered.apply(torch.cat([key.flatten(), value.flatten()]), mask.tokens.group)
+    keys, values = rows.split([key.numel(), value.numel()], 1)
+    key = chunks.join([row.view(key.shape) for row in keys], 2)
+    value = chunks.join([row.view(value.shape) for row in values], 2)
+    groups = query.shape[1] // key.shape[1]
+    fused = scores.softcap is None and sinks is None
+    if fused and groups > 1:
+        key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    parts: dict[int, torch.Tensor] = {}
+    for queries, columns, visible in mask.spans():
+        operands = query[:, :, queries], key[:, :, columns], value[:, :, columns]
+        if fused:
+            parts[queries.start] = F.scaled_dot_product_attention(
+                *operands, attn_mask=visible, dropout_p=dropout, scale=scores.scale
+            )
+        else:
+            parts[queries.start] = _eager(*operands, visible, sinks, scores)
+    half = query.shape[2] // 2
+    # Queries that see no key at all have no span.
+    none = query.new_zeros(*query.shape[:2], half, value.shape[-1])
+    return torch.cat([parts.get(first, none) for first in (0, half)], 2)
+
+
+def _eager(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    visible: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    scores: Scores,
+) -> torch.Tensor:
+    out, lse = attend(query, key, value, visible, scores)
+    if sinks is not None:
+        out = out * torch.sigmoid(lse - sinks.float().view(1, -1, 1)).unsqueeze(-1)
+    return out.to(value.dtype)

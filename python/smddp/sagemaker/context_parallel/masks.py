@@ -1,0 +1,192 @@
+"""Which keys of the whole sequence this rank's queries see.
+
+transformers describes a mask by a function of the places of query and key in the sequence. Where a rank holds chunks of
+the sequence that function is asked about their true places, so that masks are exact: causal, sliding windows, chunked
+attention, bidirectional. Padding and packed sequences are the whole batch's, which the ranks have told each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from smddp.sagemaker.context_parallel import chunks
+
+# A part of the local queries, a part of the keys at hand, and what is visible between them; None: all.
+Piece = tuple[slice, slice, "torch.Tensor | None"]
+
+# What transformers makes masks of that ask for places alone. Others look tensors up by place, and have only this
+# rank's part of them.
+_BY_PLACE = {
+    "causal_mask_function",
+    "bidirectional_mask_function",
+    "sliding_window_overlay.<locals>.inner_mask",
+    "sliding_window_bidirectional_overlay.<locals>.inner_mask",
+}
+_CHUNKED = {"chunked_overlay.<locals>.inner_mask", "_legacy_chunked_overlay.<locals>.inner_mask"}
+_COMBINED = {"and_masks.<locals>.and_mask", "or_masks.<locals>.or_mask"}
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of one forward pass, as the ranks of the context group have told each other.
+
+    Attributes:
+        group: the context group.
+        batch: sequences.
+        length: tokens of each, all ranks' together.
+        padding: bool (batch, length), False for padding; None without.
+        segments: int (batch, length), which of the sequences packed into a row each token belongs to; None without.
+    """
+
+    group: dist.ProcessGroup
+    batch: int
+    length: int
+    padding: torch.Tensor | None
+    segments: torch.Tensor | None
+
+    @property
+    def rank(self) -> int:
+        return self.group.rank()
+
+    @property
+    def size(self) -> int:
+        return self.group.size()
+
+
+class Mask:
+    """What one kind of attention layers sees, in place of the tensor that transformers makes; the layers share it.
+
+    Attributes:
+        attended: the attention layers that have used it.
+    """
+
+    def __init__(self, tokens: Tokens, function: Callable[..., Any], device: torch.device) -> None:
+        self.tokens = tokens
+        self.attended: set[nn.Module] = set()
+        self._function = function
+        self._device = device
+        self._causal = _names(function) == ["causal_mask_function"]
+        self._plain = self._causal and tokens.padding is None and tokens.segments is None
+        self._pieces: dict[int, list[Piece]] = {}
+        self._spans: list[Piece] | None = None
+
+    def pieces(self, source: int) -> list[Piece]:
+        """What of this rank's queries against rank ``source``'s keys has to be computed."""
+        if source not in self._pieces:
+            self._pieces[source] = self._found(source)
+        return self._pieces[source]
+
+    def spans(self) -> list[Piece]:
+        """The same against the keys of all ranks, in the order of the sequence."""
+        if self._spans is None:
+            tokens = self.tokens
+            everywhere = torch.arange(tokens.length, device=self._device)
+            count = tokens.length // (2 * tokens.size)
+            self._spans = []
+            for half, chunk in enumerate(chunks.held_by(tokens.rank, tokens.size)):
+                # Later keys than the last of the queries are not even looked at.
+                keys = everywhere[: (chunk + 1) * count] if self._causal else everywhere
+                self._spans += self._half(half, everywhere[chunk * count : (chunk + 1) * count], keys, count)
+        return self._spans
+
+    def _found(self, source: int) -> list[Piece]:
+        tokens = self.tokens
+        if self._plain and source != tokens.rank:
+            count = tokens.length // (2 * tokens.size)
+            # An earlier rank's late chunk is later than all of ours, our late chunk than all of a later rank's.
+            first, last = (0, 1) if source < tokens.rank else (1, 2)
+            return [(slice(first * count, 2 * count), slice(0, last * count), None)]
+        queries = chunks.indices(tokens.rank, tokens.size, tokens.length, self._device)
+        keys = chunks.indices(source, tokens.size, tokens.length, self._device)
+        count = len(queries) // 2
+        return [piece for half in (0, 1) for piece in self._half(half, queries.chunk(2)[half], keys, count)]
+
+    def _half(self, half: int, queries: torch.Tensor, keys: torch.Tensor, count: int) -> Iterator[Piece]:
+        """The piece of one chunk of queries against ``keys``, without chunks of keys that none of them sees."""
+        visible = self._visible(queries, keys)
+        of_chunks = visible.unflatten(-1, (-1, count))
+        seen = of_chunks.any(dim=-1).flatten(0, -2).any(dim=0).nonzero().flatten().tolist()
+        if not seen:
+            return
+        columns = slice(seen[0] * count, (seen[-1] + 1) * count)
+        part = visible[..., columns]
+        yield slice(half * count, (half + 1) * count), columns, None if bool(part.all()) else part.contiguous()
+
+    def _visible(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        """bool (batch or 1, 1, queries, keys)."""
+        tokens = self.tokens
+        rows = torch.arange(tokens.batch, device=self._device)[:, None, None, None]
+        none = torch.zeros((), dtype=torch.long, device=self._device)
+        visible = self._function(rows, none, queries[None, None, :, None], keys[None, None, None, :])
+        if tokens.segments is not None:
+            of_queries, of_keys = tokens.segments[:, queries], tokens.segments[:, keys]
+            visible = visible & (of_queries[:, None, :, None] == of_keys[:, None, None, :])
+        if tokens.padding is not None:
+            visible = visible & tokens.padding[:, keys][:, None, None, :]
+        return visible.broadcast_to(visible.shape[0], 1, len(queries), len(keys))
+
+
+def _names(function: Callable[..., Any]) -> list[str]:
+    """The qualified names of the functions that transformers has combined into ``function``."""
+    name = getattr(function, "__qualname__", repr(function))
+    if name not in _COMBINED:
+        return [name]
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or ()))
+    return [name for part in cells["mask_functions"].cell_contents for name in _names(part)]
+
+
+_current: Tokens | None = None
+_made: list[Mask] = []
+
+
+def enter(tokens: Tokens) -> None:
+    """Masks made from now on, until `leave`, are of ``tokens``."""
+    global _current
+    _current = tokens
+    _made.clear()
+
+
+def leave() -> list[Mask]:
+    """Ends what `enter` began; returns the masks that were made."""
+    global _current
+    _current = None
+    made = list(_made)
+    _made.clear()
+    return made
+
+
+def make(*_: Any, mask_function: Callable[..., Any], attention_mask: torch.Tensor | None = None, **others: Any) -> Mask:
+    """What transformers' mask interface calls for the implementations of `attention.py`.
+
+    Raises:
+        RuntimeError: outside the forward pass of a model that `tsm.transform` has made.
+        NotImplementedError: a mask that is not a function of places.
+    """
+    if _current is None:
+        raise RuntimeError(
+            "context parallelism: a mask is made outside the forward pass of the model that tsm.transform() was given; "
+            "call that model, not a part of it"
+        )
+    for name in _names(mask_function):
+        if name in _CHUNKED and _current.padding is None and _current.segments is None:
+            continue
+        if name in _CHUNKED:
+            raise NotImplementedError(
+                "context parallelism: attention in chunks with padding or packed sequences is not supported; set "
+                "context_parallel_degree=1, or give batches without either"
+            )
+        if name not in _BY_PLACE:
+            raise NotImplementedError(
+                f"context parallelism: the mask {name} looks up more than places in the sequence, and this rank has "
+                "only its part of that; set context_parallel_degree=1 for this model"
+            )
+    device = attention_mask.device if attention_mask is not None else torch.device(others.get("device", "cpu"))
+    mask = Mask(_current, mask_function, device)
+    _made.append(mask)
+    return mask
