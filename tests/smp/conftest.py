@@ -16,3 +16,20 @@ def ranks():
     pool = Ranks(4, path=HERE)
     yield pool
     pool.close()
+
+
+@pytest.fixture
+def world():
+    """A function that makes a world of torch's fake group, of which this is rank 0, and initializes SMP in it."""
+    import smddp.sagemaker as tsm
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    def make(size=4, **config):
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+        tsm.init(config)
+
+    yield make
+    tsm.state.reset()
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -8,28 +8,12 @@ import sys
 import pytest
 import smddp.sagemaker as tsm
 import torch
-import torch.distributed as dist
 from smddp.sagemaker import hf, sharding
 from smddp.sagemaker.rng import RngStateTracker
 from smddp.sagemaker.tensor_parallel import layers, modules
 from smddp.sagemaker.tensor_parallel.plan import wanted_heads
 from smp_cases.models import FAMILIES, tiny
 from torch.distributed.fsdp import ShardingStrategy
-
-
-@pytest.fixture
-def world():
-    """A function that makes a fake world and initializes SMP in it."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
-    def make(size=4, **config):
-        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
-        tsm.init(config)
-
-    yield make
-    tsm.state.reset()
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 def shapes(model):

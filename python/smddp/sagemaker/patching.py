@@ -206,14 +206,12 @@ def _translate_on_save() -> Undo:
 
 def _spread_experts() -> Undo:
     from torch.distributed.fsdp import FullyShardedDataParallel
-    from torch.nn.parallel import DistributedDataParallel
 
     from smddp.sagemaker.expert_parallel import fsdp
 
     return _all(
         fsdp.replace_in_fully_shard(),
         _replace(FullyShardedDataParallel, "__init__", fsdp.around_fsdp1(FullyShardedDataParallel.__init__)),
-        _replace(DistributedDataParallel, "__init__", fsdp.refuse_ddp(DistributedDataParallel.__init__)),
     )
 
 
@@ -253,8 +251,8 @@ PATCHES = (
     ),
     Patch(
         "spread_experts",
-        "what fully_shard calls, FullyShardedDataParallel.__init__ and DistributedDataParallel.__init__",
-        "experts are sharded over the ranks that hold the same ones; DistributedDataParallel is refused with them",
+        "what fully_shard calls, and FullyShardedDataParallel.__init__",
+        "experts are sharded over the ranks that hold the same ones",
         _spread_experts,
         lambda values, sizes: sizes.expert > 1,
     ),
@@ -285,7 +283,7 @@ PATCHES = (
         "torch.nn.parallel.DistributedDataParallel.__init__",
         "it cannot take the parameters of a transformed model: say what can",
         _no_distributed_data_parallel,
-        lambda values, sizes: sizes.tensor > 1,
+        lambda values, sizes: sizes.tensor > 1 or sizes.expert > 1,
     ),
     Patch(
         "fsdp1_chunks",

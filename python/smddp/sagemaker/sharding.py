@@ -55,8 +55,9 @@ def refusing_shared(original: Callable[..., None]) -> Callable[..., None]:
         if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
             raise ValueError(
                 f"DistributedDataParallel({type(module).__name__}) after transform(): torch's reducer takes no "
-                "DTensors, which the parameters are now. With hybrid_shard_degree=1, FSDP(model, use_orig_params=True) "
-                "and fully_shard(model) do the same: they copy the model and average its gradients"
+                "DTensors, which the parameters are now, and spread experts must not be averaged. With "
+                "hybrid_shard_degree=1, FSDP(model, use_orig_params=True) and fully_shard(model) do the same: they "
+                "copy the model and average its gradients"
             )
         original(self, module, *args, **kwargs)
 

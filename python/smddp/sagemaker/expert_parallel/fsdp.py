@@ -155,18 +155,3 @@ def _ignore(given: dict[str, Any], experts: list[nn.Module]) -> None:
     else:
         modules = [*(given.get("ignored_modules") or ()), *experts]
         given["ignored_modules"] = list({id(module): module for module in modules}.values())
-
-
-def refuse_ddp(original: Callable[..., None]) -> Callable[..., None]:
-    """`DistributedDataParallel.__init__` that refuses spread experts."""
-
-    @functools.wraps(original)
-    def __init__(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        if next(iter(spread_modules(module)), None) is not None:
-            raise ValueError(
-                "DistributedDataParallel would average different experts with each other: wrap the model with FSDP "
-                "or fully_shard; hybrid_shard_degree=1 shards nothing, as DDP"
-            )
-        original(self, module, *args, **kwargs)
-
-    return __init__
