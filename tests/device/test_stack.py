@@ -454,10 +454,18 @@ def test_what_is_refused_leaves_the_group_as_it_was():
         holds(tensor, reduced(everyones(10), "SUM"))
 
 
-@on_machines("reference", "host")
-def test_memory_that_is_no_devices_is_refused_before_a_stream_meets_it():
+def in_use() -> dist.ProcessGroup:
+    """A group whose first call is over on all ranks: who is still in it would hear of what ends the group."""
     group = dist.new_group()
     dist.all_reduce(mine(10), group=group)
+    gpu.finish(0)
+    dist.barrier()
+    return group
+
+
+@on_machines("reference", "host")
+def test_memory_that_is_no_devices_is_refused_before_a_stream_meets_it():
+    group = in_use()
     foreign = torch.ones(10).as_subclass(gpu.OnDevice)
     with pytest.raises(smddp.Error, match="not CUDA memory"):
         dist.all_reduce(foreign, group=group, async_op=True).wait(datetime.timedelta(seconds=20))
@@ -468,8 +476,7 @@ def test_memory_that_is_no_devices_is_refused_before_a_stream_meets_it():
 @on_machines(*ALL)
 def test_calls_that_do_not_fit_each_other_raise_on_every_rank_and_no_stream_is_stuck():
     rank, _ = world()
-    group = dist.new_group()
-    dist.all_reduce(mine(10), group=group)
+    group = in_use()
     with gpu.stream(gpu.Stream(0)):
         # A rank that comes last hears of it from the others, in the call itself.
         with pytest.raises(smddp.MismatchError):
