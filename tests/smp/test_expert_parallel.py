@@ -3,11 +3,13 @@ balanced as the papers say, and groups are carved out of the data-parallel ranks
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import smddp.sagemaker as tsm
 import torch
 import torch.distributed as dist
-from smddp.sagemaker.expert_parallel import balancing
+from smddp.sagemaker.expert_parallel import balancing, exchange
 from smddp.sagemaker.moe.moe_config import MoEConfig
 from smddp.sagemaker.moe.moe_layer import MoELayer
 from smddp.sagemaker.parallel import layout
@@ -169,14 +171,36 @@ def test_added_losses_have_the_factor_of_the_loss_and_leave_its_value(world):
     world(1)
     config = moe_config(moe_load_balancing="aux_loss", moe_aux_loss_coeff=0.5, moe_z_loss_coeff=0.1)
 
-    def gradient(factor, config):
+    def gradient(factor, config, as_tuple=False):
         model = tsm.transform(tiny_moe("mixtral"), config=config)
-        loss = loss_of(model, batch(0))
+        ids = batch(0)
+        loss = model(ids, labels=ids, return_dict=False)[0] if as_tuple else loss_of(model, ids)
         (loss * factor).backward()
         return loss.detach(), next(p.grad for name, p in model.named_parameters() if name.endswith("gate.weight"))
 
     loss, once = gradient(1.0, config)
     _, eightfold = gradient(8.0, config)
+    _, of_a_tuple = gradient(8.0, config, as_tuple=True)
     bare, without = gradient(1.0, moe_config())
     assert loss == bare and not torch.allclose(once, without, atol=1e-4)
     assert torch.allclose(eightfold, 8 * once, rtol=1e-4, atol=1e-6)
+    assert torch.allclose(of_a_tuple, eightfold, rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_of_gradients_go_through_every_exchange(world):
+    world(1)
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    group = SimpleNamespace(group=dist.group.WORLD, size=1)
+    for there in (
+        lambda rows: exchange.exchange(rows, [3], [3], group),
+        lambda rows: exchange.gather_rows(rows, group),
+        lambda rows: exchange.scatter_rows(rows, group),
+        lambda rows: exchange.scaled(rows, 0.5),
+    ):
+        assert torch.autograd.gradgradcheck(there, (torch.rand(3, 2, dtype=torch.double, requires_grad=True),))
+
+
+def test_a_moe_config_under_context_parallelism_is_refused(world):
+    world(4, context_parallel_degree=2)
+    refused(tiny_moe("mixtral"), NotImplementedError, "MoEConfig with context_parallel_degree=2", MoEConfig())

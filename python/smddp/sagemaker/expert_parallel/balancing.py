@@ -119,10 +119,16 @@ def scale_of(model: nn.Module) -> None:
     from the logits gives added losses the factor 1.
     """
 
-    def after(module: nn.Module, arguments: Any, output: Any) -> None:
+    def after(module: nn.Module, arguments: Any, output: Any) -> Any:
         _Scale.now = 1.0
-        loss = getattr(output, "loss", None)
-        if isinstance(loss, torch.Tensor) and loss.requires_grad:
-            output.loss = _Observed.apply(loss)
+        as_tuple = isinstance(output, tuple)  # return_dict=False
+        loss = output[0] if as_tuple else getattr(output, "loss", None)
+        if not isinstance(loss, torch.Tensor) or loss.dim() or not loss.requires_grad:
+            return None
+        observed = _Observed.apply(loss)
+        if as_tuple:
+            return observed, *output[1:]
+        output.loss = observed
+        return output
 
     model.register_forward_hook(after)

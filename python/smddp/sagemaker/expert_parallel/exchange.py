@@ -5,6 +5,8 @@ exchange      uneven all-to-all  the same, the other way
 gather_rows   all-gather         reduce-scatter
 scatter_rows  reduce-scatter     all-gather
 scaled        nothing            multiplies
+
+A backward pass is one of these functions again, so gradients of gradients are right.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class _Exchange(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return all_to_all(grad, ctx.receive, ctx.send, ctx.group), None, None, None
+        return exchange(grad, ctx.receive, ctx.send, ctx.group), None, None, None
 
 
 def _gathered(rows: torch.Tensor, group: ExpertGroup) -> torch.Tensor:
@@ -81,7 +83,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _scattered(grad, ctx.group), None
+        return scatter_rows(grad, ctx.group), None
 
 
 class _Scatter(torch.autograd.Function):
@@ -92,7 +94,7 @@ class _Scatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _gathered(grad, ctx.group), None
+        return gather_rows(grad, ctx.group), None
 
 
 class _Scaled(torch.autograd.Function):
