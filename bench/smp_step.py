@@ -5,6 +5,8 @@ Both models live in the same four processes and take their steps in turn, so tha
 falls on both; the losses are compared in the same run.
 
   torchrun --standalone --nproc-per-node 4 bench/smp_step.py --shard 2
+  torchrun --standalone --nproc-per-node 4 bench/smp_step.py --shard 4 --context 2 --seq 512
+  torchrun --standalone --nproc-per-node 4 bench/smp_step.py --shard 4 --expert 2 --layers 4 --dim 256
 """
 
 import argparse
@@ -16,24 +18,27 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
 from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 import torch.sagemaker as tsm  # isort: skip  (after transformers, as scripts have it)
+from torch.sagemaker.context_parallel.utils import get_batch_for_cp_rank  # isort: skip
+from torch.sagemaker.moe.moe_config import MoEConfig  # isort: skip
 from torch.sagemaker.tensor_parallel.transformer import TransformerLayer  # isort: skip
 
 
 def make(o):
     torch.manual_seed(1)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=o.vocab,
-            hidden_size=o.dim,
-            intermediate_size=4 * o.dim,
-            num_hidden_layers=o.layers,
-            num_attention_heads=o.dim // 64,
-            num_key_value_heads=o.dim // 64,
-        )
+    size = dict(
+        vocab_size=o.vocab,
+        hidden_size=o.dim,
+        intermediate_size=4 * o.dim,
+        num_hidden_layers=o.layers,
+        num_attention_heads=o.dim // 64,
+        num_key_value_heads=o.dim // 64,
     )
+    if o.expert > 1:
+        return MixtralForCausalLM(MixtralConfig(num_local_experts=8, num_experts_per_tok=2, **size))
+    return LlamaForCausalLM(LlamaConfig(**size))
 
 
 def wrap(model, layer, **options):
@@ -45,6 +50,9 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--shard", type=int, default=2, help="hybrid_shard_degree")
     p.add_argument("--tensor", type=int, default=1, help="tensor_parallel_degree")
+    p.add_argument("--context", type=int, default=1, help="context_parallel_degree")
+    p.add_argument("--kind", default="all_gather", choices=("all_gather", "p2p"), help="cp_comm_type")
+    p.add_argument("--expert", type=int, default=1, help="expert_parallel_degree, of a Mixtral of 8 experts")
     p.add_argument("--layers", type=int, default=6)
     p.add_argument("--dim", type=int, default=512)
     p.add_argument("--vocab", type=int, default=2048)
@@ -55,11 +63,14 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group("smddp")
     gloo = dist.new_group(backend="gloo")
-    tsm.init({"hybrid_shard_degree": o.shard, "tensor_parallel_degree": o.tensor})
+    degrees = {"tensor_parallel_degree": o.tensor, "context_parallel_degree": o.context, "expert_parallel_degree": o.expert}
+    tsm.init({"hybrid_shard_degree": o.shard, **degrees})
 
     plain = make(o)
     plain = wrap(plain, type(plain.model.layers[0]), process_group=gloo)
-    smp = wrap(tsm.transform(make(o)), TransformerLayer)
+    # A balancing that changes no choice and no loss, so that both train alike.
+    moe = {"config": MoEConfig(moe_load_balancing="none", moe_z_loss_coeff=0.0)} if o.expert > 1 else {}
+    smp = wrap(tsm.transform(make(o), **moe, **({"cp_comm_type": o.kind} if o.context > 1 else {})), TransformerLayer)
     runs = {name: (m, torch.optim.AdamW(m.parameters(), 1e-4)) for name, m in (("gloo", plain), ("smp", smp))}
     # Every rank of a tensor group must see the same samples, and both models the same batch.
     share = {"gloo": (dist.get_rank(), dist.get_world_size()), "smp": (tsm.state.dp_rank, tsm.state.dp_size)}
@@ -70,6 +81,8 @@ def main():
         for name, (model, optimizer) in runs.items():
             part, parts = share[name]
             mine = ids.chunk(parts)[part]
+            if name == "smp" and o.context > 1:
+                mine = get_batch_for_cp_rank(mine)
             dist.barrier()
             begun = time.perf_counter()
             loss = model(input_ids=mine, labels=mine, use_cache=False).loss
@@ -88,7 +101,7 @@ def main():
         parameters = sum(q.numel() for q in make(o).parameters())
         cells = (
             f"{parameters / 1e6:.1f} M",
-            f"shard {o.shard} tensor {o.tensor}",
+            " ".join(f"{name.split('_')[0]} {degree}" for name, degree in {"shard": o.shard, **degrees}.items()),
             f"plain FSDP over gloo {took['gloo'] * 1e3:.0f} ms",
             f"SMP over smddp {took['smp'] * 1e3:.0f} ms",
             f"ratio {took['smp'] / took['gloo']:.2f}",

@@ -70,7 +70,10 @@ def _worker(rank: int, world_size: int, backend: str, log: str, path: str, envir
     os.environ.update(environment, RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
     import torch
 
+    import own_placements
+
     torch.set_num_threads(1)
+    own_placements.install()
     commands.send(_READY)
     while True:
         try:
