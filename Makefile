@@ -123,7 +123,7 @@ demo-smp: $(STAMPS)/wheel $(STAMPS)/test-tools ## a tiny Llama with hybrid shard
 # seldom want both cores at once.
 .PHONY: test
 test: ## every test: cargo's, then pytest's
-	$(MAKE) -j 3 rust-tests-built $(STAMPS)/wheel $(STAMPS)/test-tools
+	$(MAKE) -j 3 rust-tests-built $(STAMPS)/wheel transformers-venv
 	$(MAKE) test-rust
 	$(MAKE) test-transformers PYTEST_ARGS='-q -m "not slow" -k "tensor_parallel or delayed or smddp and (context_parallel or expert_parity)"'
 	$(MAKE) test-python
@@ -166,9 +166,12 @@ test-smp-full: $(STAMPS)/wheel $(STAMPS)/test-tools ## torch.sagemaker: the whol
 	$(BIN)/python -m pytest tests/smp -m slow -v -o faulthandler_timeout=0
 
 # The other transformers that is supported, over .venv. `make test` runs part of this, and all on the newest.
-.PHONY: test-transformers
-test-transformers: $(STAMPS)/wheel $(STAMPS)/test-tools ## torch.sagemaker's tests under transformers $(TRANSFORMERS)
+.PHONY: transformers-venv
+transformers-venv: $(STAMPS)/test-tools
 	$(BIN)/python scripts/layered_venv.py .venvs/transformers 'transformers==$(TRANSFORMERS)'
+
+.PHONY: test-transformers
+test-transformers: $(STAMPS)/wheel transformers-venv ## torch.sagemaker's tests under transformers $(TRANSFORMERS)
 	.venvs/transformers/bin/python -m pytest tests/smp $(SECOND_TRY) $(PYTEST_ARGS)
 
 .PHONY: test-hosts

@@ -28,14 +28,14 @@ from torch.sagemaker.tensor_parallel.transformer import TransformerLayer  # isor
 
 def make(o):
     torch.manual_seed(1)
-    size = dict(
-        vocab_size=o.vocab,
-        hidden_size=o.dim,
-        intermediate_size=4 * o.dim,
-        num_hidden_layers=o.layers,
-        num_attention_heads=o.dim // 64,
-        num_key_value_heads=o.dim // 64,
-    )
+    size = {
+        "vocab_size": o.vocab,
+        "hidden_size": o.dim,
+        "intermediate_size": 4 * o.dim,
+        "num_hidden_layers": o.layers,
+        "num_attention_heads": o.dim // 64,
+        "num_key_value_heads": o.dim // 64,
+    }
     if o.expert > 1:
         return MixtralForCausalLM(MixtralConfig(num_local_experts=8, num_experts_per_tok=2, **size))
     return LlamaForCausalLM(LlamaConfig(**size))
@@ -63,8 +63,9 @@ def main():
     torch.set_num_threads(1)
     dist.init_process_group("smddp")
     gloo = dist.new_group(backend="gloo")
-    degrees = {"tensor_parallel_degree": o.tensor, "context_parallel_degree": o.context, "expert_parallel_degree": o.expert}
-    tsm.init({"hybrid_shard_degree": o.shard, **degrees})
+    degrees = {"hybrid_shard": o.shard, "tensor_parallel": o.tensor, "context_parallel": o.context}
+    degrees["expert_parallel"] = o.expert
+    tsm.init({f"{name}_degree": degree for name, degree in degrees.items()})
 
     plain = make(o)
     plain = wrap(plain, type(plain.model.layers[0]), process_group=gloo)
@@ -101,7 +102,7 @@ def main():
         parameters = sum(q.numel() for q in make(o).parameters())
         cells = (
             f"{parameters / 1e6:.1f} M",
-            " ".join(f"{name.split('_')[0]} {degree}" for name, degree in {"shard": o.shard, **degrees}.items()),
+            " ".join(f"{name} {degree}" for name, degree in degrees.items()),
             f"plain FSDP over gloo {took['gloo'] * 1e3:.0f} ms",
             f"SMP over smddp {took['smp'] * 1e3:.0f} ms",
             f"ratio {took['smp'] / took['gloo']:.2f}",

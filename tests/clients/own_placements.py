@@ -1,9 +1,9 @@
 """DTensor's search for an operation's placements, without those that no operand has.
 
-For the first operation on each shape torch prices every combination of placements over all dimensions of a mesh: 0.1 s of
-processor time on three dimensions, a third of what the tests of `torch.sagemaker` take. Where the operands can stay as they
-are, that combination costs nothing and is chosen in any case; so it is looked for among the operands' own placements first,
-and among all only if it is not there.
+For the first operation on each shape torch prices every combination of placements over all dimensions of a mesh: 0.1 s
+of processor time on three dimensions, a third of what the tests of `torch.sagemaker` took. Where the operands can stay
+as they are, that combination costs nothing and is chosen in any case; so it is looked for among the operands' own
+placements first, and among all only if it is not there.
 """
 
 from __future__ import annotations

@@ -68,9 +68,8 @@ def _worker(rank: int, world_size: int, backend: str, log: str, path: str, envir
     sys.path.insert(0, path)
     os.environ.clear()
     os.environ.update(environment, RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
-    import torch
-
     import own_placements
+    import torch
 
     torch.set_num_threads(1)
     own_placements.install()

@@ -52,8 +52,8 @@ class Agreement(SharedInput):
 
         Raises RuntimeError on every rank of the group where the first one of a pass is not.
         """
-        if self._sums is None or tensor.is_meta:
-            return
+        if torch.compiler.is_compiling() or self._sums is None or tensor.is_meta:
+            return  # what is compiled is not looked at
         self._sums.append(_sums(tensor))
         self._places.append(where)
         if len(self._sums) == 1:

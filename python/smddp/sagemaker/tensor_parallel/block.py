@@ -57,10 +57,10 @@ class Block:
             return tensor  # nothing comes back over the border
         if self._seen is not None:
             seen, version, alias = self._seen
-            if seen is tensor and version == tensor._version:
+            if seen is tensor and version == _version(tensor):
                 return alias
         (alias,) = self._cross(tensor)
-        self._seen = (tensor, tensor._version, alias)
+        self._seen = (tensor, _version(tensor), alias)
         return alias
 
     def parameter(self, module: nn.Module, name: str) -> torch.Tensor:
@@ -92,6 +92,11 @@ class Block:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_seen": None, "_aliases": {}}
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often ``tensor`` has been written to; 0 in a graph, where each such write has made a new value."""
+    return 0 if torch.compiler.is_compiling() else tensor._version
 
 
 class _Forget:

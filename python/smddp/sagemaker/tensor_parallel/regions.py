@@ -193,7 +193,8 @@ def copy_to_region(tp: TensorGroup, *tensors: torch.Tensor) -> tuple[torch.Tenso
 
 def reduce_from_region(tensor: torch.Tensor, tp: TensorGroup, owned: bool = False) -> torch.Tensor:
     """The sum of all ranks' ``tensor``, equal on all ranks. ``owned``: it may be overwritten."""
-    return _Reduce.apply(tensor, tp, owned)
+    # A compiler decides itself what is overwritten, and stops at functions that say so.
+    return _Reduce.apply(tensor, tp, owned and not torch.compiler.is_compiling())
 
 
 def gather_from_region(tensor: torch.Tensor, tp: TensorGroup) -> torch.Tensor:
