@@ -61,6 +61,14 @@ def test_a_run_of_four_goes_on_with_two_and_with_four_again(ranks, pair, tmp_pat
     ranks.run(case, "resume_in_this_world", directory=second, shard=four[0], tensor=four[1], **options)
 
 
+def test_a_published_script_goes_on_in_new_processes_from_its_folders_of_tensor_ranks(ranks, pair, tmp_path):
+    case, directory = "smp_cases.published_scripts", str(tmp_path)
+    ranks.run(case, "save_sharded", directory=directory, shard=2, tensor=2)
+    assert sorted(os.listdir(tmp_path)) == ["tp2-0", "tp2-1"]
+    pair.run(case, "resume_sharded", directory=directory, shard=1, tensor=2)
+    ranks.run(case, "resume_sharded", directory=directory, shard=2, tensor=2)
+
+
 # ---- crashes ----
 
 _SAVES_AND_IS_KILLED = """

@@ -160,6 +160,27 @@ def _fsdp1_chunks() -> Undo:
     )
 
 
+def _tensor_parts() -> Undo:
+    from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+
+    from smddp.sagemaker.distributed.checkpoint import tensor_parts
+
+    # Scripts have bound the names of the public functions already; these are what they call.
+    return _all(
+        _replace(state_dict_saver, "_save_state_dict", tensor_parts.saving(state_dict_saver._save_state_dict)),
+        _replace(state_dict_loader, "_load_state_dict", tensor_parts.loading(state_dict_loader._load_state_dict)),
+    )
+
+
+def _older_order() -> Undo:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    from smddp.sagemaker.distributed.checkpoint import fsdp1_chunks
+
+    to_load = fsdp1_chunks.either_order(FullyShardedDataParallel.optim_state_dict_to_load)
+    return _replace(FullyShardedDataParallel, "optim_state_dict_to_load", staticmethod(to_load))
+
+
 def _tensor_groups_norm() -> Undo:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -291,6 +312,20 @@ PATCHES = (
         "sharded state dicts are cut over the shard dimension, and loaded over the tensor dimension",
         _fsdp1_chunks,
         lambda values, sizes: not sizes.native,
+    ),
+    Patch(
+        "tensor_parts",
+        "_save_state_dict and _load_state_dict of torch.distributed.checkpoint",
+        "the group of one tensor rank saves and loads that rank's part, and its coordinator may be a global rank",
+        _tensor_parts,
+        lambda values, sizes: True,
+    ),
+    Patch(
+        "older_order",
+        "FullyShardedDataParallel.optim_state_dict_to_load",
+        "it takes its first three arguments in the order of torch 2.0, too, as older scripts give them",
+        _older_order,
+        lambda values, sizes: True,
     ),
     Patch(
         "optimizer_order",

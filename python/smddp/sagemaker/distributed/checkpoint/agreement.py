@@ -105,6 +105,23 @@ class Participants:
     def size(self) -> int:
         return len(self.ranks)
 
+    def leave_copies(self) -> bool:
+        """Where the group is FSDP's own at a shard degree of 1, whose ranks hold copies of the model: take this rank
+        alone, the first copy. False for the others, which have nothing to write.
+
+        Scripts save by the ranks of the first copy only, with FSDP's group, which is no group of theirs then.
+        """
+        from smddp.sagemaker.state_handler import state
+
+        if self.size == 1 or not state.is_initialized or state.native or state.shard_size != 1:
+            return True
+        if self.group is not state.replication_process_group:
+            return True
+        if state.ranker.get_rep_rank(self.rank) != 0:
+            return False
+        self.ranks, self.coordinator, self.is_coordinator = [self.rank], self.rank, True
+        return True
+
     def gather(self, value: T) -> list[T] | None:
         """All ranks' values, in the group's order, on the coordinator; None elsewhere."""
         if self.size == 1:
