@@ -255,7 +255,7 @@ def case_a_full_checkpoint_is_what_plain_transformers_loads():
 
 
 def case_experts_resume_by_the_calls_of_the_scripts():
-    for kind, tensor in (("sharded", 1), ("asynchronous", 2), ("local", 1)):
+    for kind, tensor in (("sharded", 1), ("asynchronous", 2)):
         with shared_directory() as directory:
             unbroken = _train_experts(kind, tensor, directory, resumes=False)
             resumed = _train_experts(kind, tensor, directory, resumes=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -121,6 +122,22 @@ class Participants:
             return False
         self.ranks, self.coordinator, self.is_coordinator = [self.rank], self.rank, True
         return True
+
+    def meet(self, where: str, seconds: float) -> None:
+        """Waits until all ranks have come to ``where``, a name that they use once.
+
+        Raises:
+            CheckpointError: the group is gone.
+            RuntimeError: not all have come within ``seconds``.
+        """
+        if self.size == 1:
+            return
+        known = dist.is_initialized() and any(group is self.group for group in dist.distributed_c10d._world.pg_map)
+        if not known:
+            raise CheckpointError("the process group of the save is destroyed")
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"{where}/{self.rank}", "")
+        store.wait([f"{where}/{rank}" for rank in self.ranks], timedelta(seconds=seconds))
 
     def gather(self, value: T) -> list[T] | None:
         """All ranks' values, in the group's order, on the coordinator; None elsewhere."""

@@ -177,9 +177,9 @@ class DistributedFileSystemWriter(FileSystemWriter):
 class DistributedFileSystemReader(FileSystemReader):
     """DCP's reader of one checkpoint, which refuses one that is not whole.
 
-    A directory `tp{r}_ep{r}` or `tp{degree}-{r}` that holds only its tensor rank's part of the model is read together with its
-    siblings, so that it loads into any tensor-parallel degree; also where the run has more tensor ranks than the
-    directory has siblings.
+    A directory `tp{r}_ep{r}` or `tp{degree}-{r}` that holds only its tensor rank's part of the model is read together
+    with its siblings, so that it loads into any tensor-parallel degree; also where the run has more tensor ranks than
+    the directory has siblings.
 
     Args:
         path: directory or `s3://` name of the checkpoint.
