@@ -29,6 +29,9 @@ class AsyncCallsQueue:
     def add(self, call: PendingSave) -> int:
         """Puts ``call`` at the end; returns its index, counted from 0 over the queue's life."""
         self._calls.append((self._begun, call))
+        # The last to be registered is the first to be called: before the groups of now are left.
+        atexit.unregister(_finish_what_is_under_way)
+        atexit.register(_finish_what_is_under_way)
         self._begun += 1
         return self._begun - 1
 
@@ -84,7 +87,6 @@ DEFAULT_ASYNC_REQUEST_QUEUE = AsyncCallsQueue()
 _SECONDS_FOR_ALL = 120.0
 
 
-@atexit.register
 def _finish_what_is_under_way() -> None:
     """Finalizes the saves that a script left under way. Where that cannot be, the process ends with status 1.
 
