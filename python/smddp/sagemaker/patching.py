@@ -154,8 +154,10 @@ def _fsdp1_chunks() -> Undo:
 
     chunk_dtensor = fsdp1_chunks.chunk_dtensor(DTensorExtensions.chunk_dtensor)
     to_load = staticmethod(fsdp1_chunks.optim_state_dict_to_load(FullyShardedDataParallel.optim_state_dict_to_load))
+    of_optimizer = staticmethod(fsdp1_chunks.optim_state_dict(FullyShardedDataParallel.optim_state_dict))
     return _all(
         _replace(DTensorExtensions, "chunk_dtensor", chunk_dtensor),
+        _replace(FullyShardedDataParallel, "optim_state_dict", of_optimizer),
         _replace(FullyShardedDataParallel, "optim_state_dict_to_load", to_load),
     )
 
@@ -308,8 +310,9 @@ PATCHES = (
     ),
     Patch(
         "fsdp1_chunks",
-        "DTensorExtensions.chunk_dtensor and FullyShardedDataParallel.optim_state_dict_to_load",
-        "sharded state dicts are cut over the shard dimension, and loaded over the tensor dimension",
+        "DTensorExtensions.chunk_dtensor, and optim_state_dict and optim_state_dict_to_load of FullyShardedDataParallel",
+        "sharded state dicts are cut over the shard dimension, and loaded over the tensor dimension; those of flat "
+        "parameters are made by any group",
         _fsdp1_chunks,
         lambda values, sizes: not sizes.native,
     ),
