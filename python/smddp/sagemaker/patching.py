@@ -227,13 +227,20 @@ def _translate_on_save() -> Undo:
     )
 
 
+def _idle_experts() -> Undo:
+    from smddp.sagemaker import idle_experts
+    from smddp.sagemaker.expert_parallel import fsdp
+
+    return fsdp.replace_in_fully_shard(idle_experts.around_fully_shard)
+
+
 def _spread_experts() -> Undo:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     from smddp.sagemaker.expert_parallel import fsdp
 
     return _all(
-        fsdp.replace_in_fully_shard(),
+        fsdp.replace_in_fully_shard(fsdp.around_fully_shard),
         _replace(FullyShardedDataParallel, "__init__", fsdp.around_fsdp1(FullyShardedDataParallel.__init__)),
     )
 
@@ -273,6 +280,13 @@ PATCHES = (
         lambda values, sizes: not sizes.native,
     ),
     Patch(
+        "idle_experts",
+        "what torch.distributed.fsdp.fully_shard calls",
+        "experts in a list that a rank's tokens have not chosen take part in its reductions",
+        _idle_experts,
+        lambda values, sizes: True,
+    ),
+    Patch(
         "spread_experts",
         "what fully_shard calls, and FullyShardedDataParallel.__init__",
         "experts are sharded over the ranks that hold the same ones",
@@ -310,7 +324,7 @@ PATCHES = (
     ),
     Patch(
         "fsdp1_chunks",
-        "DTensorExtensions.chunk_dtensor, and optim_state_dict and optim_state_dict_to_load of FullyShardedDataParallel",
+        "DTensorExtensions.chunk_dtensor, and optim_state_dict(_to_load) of FullyShardedDataParallel",
         "sharded state dicts are cut over the shard dimension, and loaded over the tensor dimension; those of flat "
         "parameters are made by any group",
         _fsdp1_chunks,
