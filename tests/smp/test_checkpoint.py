@@ -61,6 +61,14 @@ def test_a_run_of_four_goes_on_with_two_and_with_four_again(ranks, pair, tmp_pat
     ranks.run(case, "resume_in_this_world", directory=second, shard=four[0], tensor=four[1], **options)
 
 
+def test_a_published_script_goes_on_in_new_processes_from_its_folders_of_tensor_ranks(ranks, pair, tmp_path):
+    case, directory = "smp_cases.published_scripts", str(tmp_path)
+    ranks.run(case, "save_sharded", directory=directory, shard=2, tensor=2)
+    assert sorted(os.listdir(tmp_path)) == ["tp2-0", "tp2-1"]
+    pair.run(case, "resume_sharded", directory=directory, shard=1, tensor=2)
+    ranks.run(case, "resume_sharded", directory=directory, shard=2, tensor=2)
+
+
 # ---- crashes ----
 
 _SAVES_AND_IS_KILLED = """
@@ -146,6 +154,44 @@ def test_killed_while_it_writes_the_last_whole_checkpoint_loads(tmp_path):
 
     with pytest.raises(FileNotFoundError, match=r"incomplete, its save did not end: no data of ranks? .*1.*__1_"):
         load(found, checkpoint_id=f"{directory}-new")
+
+
+_SAVES_AND_ENDS = """
+import sys
+import torch, torch.distributed as dist
+from smddp.sagemaker.distributed.checkpoint.state_dict_saver import async_save
+
+rank, directory, store = int(sys.argv[1]), *sys.argv[2:4]
+backend = "gloo" if "destroys" in sys.argv else "smddp"
+dist.init_process_group(backend, init_method="file://" + store, rank=rank, world_size=2)
+for step in range(2):
+    async_save({f"part{rank}": torch.full((1000,), float(step))}, checkpoint_id=f"{directory}/{step}")
+if "destroys" in sys.argv:
+    dist.destroy_process_group()
+print("the script has ended")
+"""
+
+
+@pytest.mark.parametrize("how", ["", "destroys"])
+def test_a_save_under_way_when_the_script_ends_is_finished_or_fails_the_script(tmp_path, how):
+    command = [sys.executable, "-c", _SAVES_AND_ENDS]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "at"), str(tmp_path / "store"), how], stderr=-1, stdout=-1, text=True
+        )
+        for rank in range(2)
+    ]
+    told = [process.communicate(timeout=150) for process in processes]
+    assert all(out == "the script has ended\n" for out, _ in told), told
+    if how == "destroys":
+        assert [process.returncode for process in processes] == [1, 1], told
+        assert all("at/1 was never finalized, so it will not load" in err for _, err in told), told
+        return
+    assert [process.returncode for process in processes] == [0, 0], told
+    for step in range(2):
+        found = {"part0": torch.zeros(1000), "part1": torch.zeros(1000)}
+        load(found, checkpoint_id=tmp_path / "at" / str(step))
+        assert all((part == step).all() for part in found.values())
 
 
 def test_what_is_no_whole_checkpoint_is_refused(tmp_path):

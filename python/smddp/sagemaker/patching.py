@@ -154,10 +154,33 @@ def _fsdp1_chunks() -> Undo:
 
     chunk_dtensor = fsdp1_chunks.chunk_dtensor(DTensorExtensions.chunk_dtensor)
     to_load = staticmethod(fsdp1_chunks.optim_state_dict_to_load(FullyShardedDataParallel.optim_state_dict_to_load))
+    of_optimizer = staticmethod(fsdp1_chunks.optim_state_dict(FullyShardedDataParallel.optim_state_dict))
     return _all(
         _replace(DTensorExtensions, "chunk_dtensor", chunk_dtensor),
+        _replace(FullyShardedDataParallel, "optim_state_dict", of_optimizer),
         _replace(FullyShardedDataParallel, "optim_state_dict_to_load", to_load),
     )
+
+
+def _tensor_parts() -> Undo:
+    from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+
+    from smddp.sagemaker.distributed.checkpoint import tensor_parts
+
+    # Scripts have bound the names of the public functions already; these are what they call.
+    return _all(
+        _replace(state_dict_saver, "_save_state_dict", tensor_parts.saving(state_dict_saver._save_state_dict)),
+        _replace(state_dict_loader, "_load_state_dict", tensor_parts.loading(state_dict_loader._load_state_dict)),
+    )
+
+
+def _older_order() -> Undo:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    from smddp.sagemaker.distributed.checkpoint import fsdp1_chunks
+
+    to_load = fsdp1_chunks.either_order(FullyShardedDataParallel.optim_state_dict_to_load)
+    return _replace(FullyShardedDataParallel, "optim_state_dict_to_load", staticmethod(to_load))
 
 
 def _tensor_groups_norm() -> Undo:
@@ -204,13 +227,20 @@ def _translate_on_save() -> Undo:
     )
 
 
+def _idle_experts() -> Undo:
+    from smddp.sagemaker import idle_experts
+    from smddp.sagemaker.expert_parallel import fsdp
+
+    return fsdp.replace_in_fully_shard(idle_experts.around_fully_shard)
+
+
 def _spread_experts() -> Undo:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     from smddp.sagemaker.expert_parallel import fsdp
 
     return _all(
-        fsdp.replace_in_fully_shard(),
+        fsdp.replace_in_fully_shard(fsdp.around_fully_shard),
         _replace(FullyShardedDataParallel, "__init__", fsdp.around_fsdp1(FullyShardedDataParallel.__init__)),
     )
 
@@ -250,6 +280,13 @@ PATCHES = (
         lambda values, sizes: not sizes.native,
     ),
     Patch(
+        "idle_experts",
+        "what torch.distributed.fsdp.fully_shard calls",
+        "experts in a list that a rank's tokens have not chosen take part in its reductions",
+        _idle_experts,
+        lambda values, sizes: True,
+    ),
+    Patch(
         "spread_experts",
         "what fully_shard calls, and FullyShardedDataParallel.__init__",
         "experts are sharded over the ranks that hold the same ones",
@@ -287,10 +324,25 @@ PATCHES = (
     ),
     Patch(
         "fsdp1_chunks",
-        "DTensorExtensions.chunk_dtensor and FullyShardedDataParallel.optim_state_dict_to_load",
-        "sharded state dicts are cut over the shard dimension, and loaded over the tensor dimension",
+        "DTensorExtensions.chunk_dtensor, and optim_state_dict(_to_load) of FullyShardedDataParallel",
+        "sharded state dicts are cut over the shard dimension, and loaded over the tensor dimension; those of flat "
+        "parameters are made by any group",
         _fsdp1_chunks,
         lambda values, sizes: not sizes.native,
+    ),
+    Patch(
+        "tensor_parts",
+        "_save_state_dict and _load_state_dict of torch.distributed.checkpoint",
+        "the group of one tensor rank saves and loads that rank's part, and its coordinator may be a global rank",
+        _tensor_parts,
+        lambda values, sizes: True,
+    ),
+    Patch(
+        "older_order",
+        "FullyShardedDataParallel.optim_state_dict_to_load",
+        "it takes its first three arguments in the order of torch 2.0, too, as older scripts give them",
+        _older_order,
+        lambda values, sizes: True,
     ),
     Patch(
         "optimizer_order",

@@ -6,6 +6,7 @@ not installed is skipped by name.
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import signal
@@ -31,6 +32,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.clients, pytest.mark.timeout(400)]
     ],
 )
 def test_client_equals_one_process(package, script, world_size, tmp_path):
+    _run(package, script, world_size, tmp_path)
+
+
+def test_accelerate_with_fsdp2_and_tensor_parallelism_equals_one_process(tmp_path):
+    if importlib.metadata.version("transformers").split(".")[0] >= "5":
+        pytest.skip("accelerate's tensor parallelism imports what transformers 5 has not: pip install 'transformers<5'")
+    _run("accelerate", "accelerate_tensor_parallel.py", 4, tmp_path)
+
+
+def _run(package, script, world_size, tmp_path):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: pip install -r tests/clients/third_party/requirements-clients.txt")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world_size}"]

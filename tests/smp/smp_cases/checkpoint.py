@@ -231,12 +231,28 @@ def case_native_fsdp1_resumes():
             tsm.state.reset()
 
 
-def _transformed():
+def _transformed(original: bool = True):
     """The tiny Llama as scripts have it: transformed, under FSDP1; values by no seed of their own."""
     model = tsm.transform(tiny())
     policy = functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={type(model.model.layers[0])})
-    model = FSDP(model, auto_wrap_policy=policy, device_id=torch.device("cpu"), use_orig_params=True)
+    model = FSDP(model, auto_wrap_policy=policy, device_id=torch.device("cpu"), use_orig_params=original)
     return model, optimizer_of(model)
+
+
+def case_flat_parameters_with_tensor_parallelism_resume():
+    for layout, save_it, load_it in (
+        ((1, 2), save_any, load_any),  # the group of half of the ranks does not hold global rank 0
+        ((2, 2), save_as_documented, load_as_documented),
+    ):
+        with shared_directory() as directory:
+            for begin in (0, BEFORE):
+                with configured(*layout):
+                    model, optimizer = _transformed(original=False)
+                    if begin:
+                        load_it(model, optimizer, directory)
+                    train(model, optimizer, range(begin, begin + BEFORE))
+                    if not begin:
+                        save_it(model, optimizer, directory)
 
 
 def case_fsdp1_with_tensor_parallelism_resumes_in_torchs_own_form_at_every_degree():

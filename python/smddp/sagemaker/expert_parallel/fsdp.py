@@ -86,15 +86,15 @@ def around_fully_shard(original: Callable[..., Any]) -> Callable[..., Any]:
     return experts_first
 
 
-def replace_in_fully_shard() -> Callable[[], None]:
-    """Put `around_fully_shard` where `fully_shard` finds what it calls; returns what undoes it.
+def replace_in_fully_shard(around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Callable[[], None]:
+    """Put ``around`` of what `fully_shard` calls where it finds that; returns what undoes it.
 
     Scripts bind the name before `tsm.init()`, so the function itself must stay. What it wraps is a variable of its.
     """
     wrapper = composable()
     cell = wrapper.__closure__[wrapper.__code__.co_freevars.index("func")]
     original = cell.cell_contents
-    cell.cell_contents = around_fully_shard(original)
+    cell.cell_contents = around(original)
 
     def undo() -> None:
         cell.cell_contents = original

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -104,6 +105,39 @@ class Participants:
     @property
     def size(self) -> int:
         return len(self.ranks)
+
+    def leave_copies(self) -> bool:
+        """Where the group is FSDP's own at a shard degree of 1, whose ranks hold copies of the model: take this rank
+        alone, the first copy. False for the others, which have nothing to write.
+
+        Scripts save by the ranks of the first copy only, with FSDP's group, which is no group of theirs then.
+        """
+        from smddp.sagemaker.state_handler import state
+
+        if self.size == 1 or not state.is_initialized or state.native or state.shard_size != 1:
+            return True
+        if self.group is not state.replication_process_group:
+            return True
+        if state.ranker.get_rep_rank(self.rank) != 0:
+            return False
+        self.ranks, self.coordinator, self.is_coordinator = [self.rank], self.rank, True
+        return True
+
+    def meet(self, where: str, seconds: float) -> None:
+        """Waits until all ranks have come to ``where``, a name that they use once.
+
+        Raises:
+            CheckpointError: the group is gone.
+            RuntimeError: not all have come within ``seconds``.
+        """
+        if self.size == 1:
+            return
+        known = dist.is_initialized() and any(group is self.group for group in dist.distributed_c10d._world.pg_map)
+        if not known:
+            raise CheckpointError("the process group of the save is destroyed")
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"{where}/{self.rank}", "")
+        store.wait([f"{where}/{rank}" for rank in self.ranks], timedelta(seconds=seconds))
 
     def gather(self, value: T) -> list[T] | None:
         """All ranks' values, in the group's order, on the coordinator; None elsewhere."""

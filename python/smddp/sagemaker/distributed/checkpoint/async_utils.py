@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
+import sys
 import weakref
 
 import torch.distributed as dist
@@ -27,6 +29,9 @@ class AsyncCallsQueue:
     def add(self, call: PendingSave) -> int:
         """Puts ``call`` at the end; returns its index, counted from 0 over the queue's life."""
         self._calls.append((self._begun, call))
+        # The last to be registered is the first to be called: before the groups of now are left.
+        atexit.unregister(_finish_what_is_under_way)
+        atexit.register(_finish_what_is_under_way)
         self._begun += 1
         return self._begun - 1
 
@@ -78,12 +83,43 @@ class AsyncCallsQueue:
 DEFAULT_ASYNC_REQUEST_QUEUE = AsyncCallsQueue()
 
 
-@atexit.register
-def _tell_of_lost_saves() -> None:
-    for queue in _queues:
-        for _, call in queue._calls:
-            _log.error(
-                "the asynchronous save of %s was never finalized, so it will not load: call "
-                "maybe_finalize_async_calls(blocking=True) before the script ends",
-                call.where,
-            )
+# Ranks come to the end of a script together; one that does not, in this time, does something else.
+_SECONDS_FOR_ALL = 120.0
+
+
+def _finish_what_is_under_way() -> None:
+    """Finalizes the saves that a script left under way. Where that cannot be, the process ends with status 1.
+
+    All data is written by now: the interpreter waits for the writing thread before it comes here.
+    """
+    calls = [call for queue in _queues for _, call in queue._calls]
+    if not calls:
+        return
+    # After an exception that nothing caught the others may never come, and the status says already that it failed.
+    failed = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    lost = [(call, "the script failed before") for call in calls] if failed else _finalized(calls)
+    for call, reason in lost:
+        _log.error(
+            "the asynchronous save of %s was never finalized, so it will not load (%s): call "
+            "maybe_finalize_async_calls(blocking=True) before the script ends or destroys its process groups",
+            call.where,
+            reason,
+        )
+    if lost and not failed:
+        # Nothing else changes the status from here.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _finalized(calls: list[PendingSave]) -> list[tuple[PendingSave, str]]:
+    """Finalizes ``calls``, in order; returns those that could not be, with the reason."""
+    lost = []
+    for number, call in enumerate(calls):
+        try:
+            call.participants.meet(f"the end of the script, save {number} of {call.where}", _SECONDS_FOR_ALL)
+            call.finalize()
+        except Exception as error:
+            lost.append((call, f"{type(error).__name__}: {error}"))
+    return lost

@@ -31,7 +31,7 @@ from smddp.sagemaker.distributed.checkpoint.s3_filesystem import S3FileSystem, i
 
 METADATA = ".metadata"
 INCOMPLETE = ".incomplete-"
-_TENSOR_DIRECTORY = re.compile(r"tp\d+_ep\d+")
+_TENSOR_DIRECTORY = re.compile(r"tp\d+_ep\d+|tp\d+-\d+")
 # Saves that this process coordinates and that have not ended.
 _under_way: set[str] = set()
 _RANK_OF_FILE = re.compile(r"__(\d+)_")
@@ -177,9 +177,9 @@ class DistributedFileSystemWriter(FileSystemWriter):
 class DistributedFileSystemReader(FileSystemReader):
     """DCP's reader of one checkpoint, which refuses one that is not whole.
 
-    A directory `tp{r}_ep{r}` that holds only its tensor rank's part of the model is read together with its
-    siblings, so that it loads into any tensor-parallel degree; also where the run has more tensor ranks than the
-    directory has siblings.
+    A directory `tp{r}_ep{r}` or `tp{degree}-{r}` that holds only its tensor rank's part of the model is read together
+    with its siblings, so that it loads into any tensor-parallel degree; also where the run has more tensor ranks than
+    the directory has siblings.
 
     Args:
         path: directory or `s3://` name of the checkpoint.

@@ -67,6 +67,36 @@ def optim_state_dict_to_load(original: Callable[..., dict[str, Any]]) -> Callabl
     return replacement
 
 
+def optim_state_dict(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """`FullyShardedDataParallel.optim_state_dict` of flat parameters by groups without global rank 0, too.
+
+    Those ranks get the names of flat parameters from global rank 0, whatever the group is, as all have the same.
+    """
+
+    @functools.wraps(original)
+    def replacement(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        if "group" in kwargs and any(
+            not unit._use_orig_params for unit in FullyShardedDataParallel.fsdp_modules(model)
+        ):
+            kwargs["group"] = None
+        return original(model, *args, **kwargs)
+
+    return replacement
+
+
+def either_order(original: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """`optim_state_dict_to_load` of FSDP1 that takes (state, model, optimizer), as torch 2.0 did, too."""
+
+    @functools.wraps(original)
+    def replacement(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        if len(args) >= 3 and isinstance(args[0], dict) and isinstance(args[1], nn.Module):
+            loaded, model, optimizer, *rest = args
+            args = (model, optimizer, loaded, *rest)
+        return original(*args, **kwargs)
+
+    return replacement
+
+
 def _like_parameters(loaded: dict[str, Any], model: nn.Module, optim: torch.optim.Optimizer) -> None:
     """Make plain moments DTensors where the parameters are: in units that FSDP1 copies, torch leaves them plain."""
     parameters: dict[Any, nn.Parameter] = dict(model.named_parameters())

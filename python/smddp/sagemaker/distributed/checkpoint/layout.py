@@ -94,12 +94,12 @@ def slices(state_dict: Any, ranks: list[int]) -> int:
     most = 1
     for tensor in tensors(state_dict):
         if isinstance(tensor, DTensor) and any(cuts(place) for place in tensor.placements):
-            needed = _needed(tensor)
-            most = max(most, len(needed) // max(1, len(needed & members)))
+            holders = needed(tensor)
+            most = max(most, len(holders) // max(1, len(holders & members)))
     return most
 
 
-def _needed(tensor: DTensor) -> set[int]:
+def needed(tensor: DTensor) -> set[int]:
     """Ranks that hold one whole copy of ``tensor`` together with this one."""
     mesh, coordinate = tensor.device_mesh, tensor.device_mesh.get_coordinate()
     if coordinate is None:

@@ -15,7 +15,10 @@ from torch.distributed.checkpoint import optimizer as torch_optimizer
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
+from smddp.sagemaker.distributed.checkpoint import places
+from smddp.sagemaker.distributed.checkpoint.agreement import Participants
 from smddp.sagemaker.distributed.checkpoint.state_dict_loader import load
+from smddp.sagemaker.distributed.checkpoint.tensor_parts import part_shape
 
 
 def load_sharded_optimizer_state_dict(
@@ -44,6 +47,7 @@ def load_sharded_optimizer_state_dict(
         ValueError: the checkpoint has no such entry.
         FileNotFoundError: as `load` does.
     """
+    places.agree(storage_reader, Participants(process_group))
     metadata = storage_reader.read_metadata()
     paths: dict[str, tuple] = metadata.planner_data or {}
     wanted = {name: path for name, path in paths.items() if path[0] == optimizer_key}
@@ -116,7 +120,7 @@ def _put(state: Any, path: tuple, value: Any) -> None:
 def _empty(entry: TensorStorageMetadata, like: Any) -> torch.Tensor:
     """A tensor to load ``entry`` into, cut as ``like`` is where their sizes agree, and whole otherwise."""
     dtype, size = entry.properties.dtype, torch.Size(entry.size)
-    if isinstance(like, DTensor) and like.shape == size:
+    if isinstance(like, DTensor) and size in (like.shape, part_shape(like)):
         local = torch.empty_like(like.to_local(), dtype=dtype)
         return DTensor.from_local(
             local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.stateful import Stateful
 
-from smddp.sagemaker.distributed.checkpoint import keys, layout, reshaped
+from smddp.sagemaker.distributed.checkpoint import keys, layout, places, reshaped
 from smddp.sagemaker.distributed.checkpoint.agreement import Participants
 from smddp.sagemaker.distributed.checkpoint.filesystem import DistributedFileSystemReader
 
@@ -58,6 +58,7 @@ def load(
         raise TypeError(f"state_dict must be a dictionary, got {type(state_dict).__name__}")
     reader = _reader(checkpoint_id, storage_reader, s3_region, s3client_config)
     ranks = Participants(process_group, coordinator_rank)
+    places.agree(reader, ranks)
     if isinstance(reader, DistributedFileSystemReader):
         reader.checks_files = ranks.is_coordinator
     where = str(getattr(reader, "checkpoint_id", None) or getattr(reader, "path", reader))

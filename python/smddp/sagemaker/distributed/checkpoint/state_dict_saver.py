@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint import SavePlanner, StorageWriter
 
+from smddp.sagemaker.distributed.checkpoint import places
 from smddp.sagemaker.distributed.checkpoint.agreement import CheckpointError, Participants
 from smddp.sagemaker.distributed.checkpoint.async_utils import DEFAULT_ASYNC_REQUEST_QUEUE, AsyncCallsQueue
 from smddp.sagemaker.distributed.checkpoint.filesystem import DistributedFileSystemWriter
@@ -47,7 +48,9 @@ def save(
             one is whole.
         storage_writer: instead of (or with) ``checkpoint_id``; any DCP writer.
         planner: DCP save planner; ours if None.
-        process_group: the ranks that save; together they hold each tensor once. The default group if None.
+        process_group: the ranks that save; together they hold each tensor once. The default group if None. Given
+            FSDP's own at a shard degree of 1, whose ranks hold copies, the first copy writes, and the others return at
+            once.
         coordinator_rank: global rank that plans and writes `.metadata`. The default 0 means the group's first rank
             where the group does not hold rank 0.
         wait_error_handling: False: a failed save is logged on every rank instead of raised, and leaves an incomplete
@@ -60,7 +63,7 @@ def save(
             not make whole tensors.
         CheckpointError, OSError: on every rank, if any could not write.
     """
-    _begin(
+    call = _begin(
         _default_strategy,
         False,
         state_dict,
@@ -73,7 +76,9 @@ def save(
         force_check_all_plans,
         s3_region,
         s3client_config,
-    ).finalize()
+    )
+    if call is not None:
+        call.finalize()
 
 
 def async_save(
@@ -121,7 +126,8 @@ def async_save(
         s3_region,
         s3client_config,
     )
-    (DEFAULT_ASYNC_REQUEST_QUEUE if queue is None else queue).add(call)
+    if call is not None:
+        (DEFAULT_ASYNC_REQUEST_QUEUE if queue is None else queue).add(call)
 
 
 def maybe_finalize_async_calls(blocking: bool = True, process_group: dist.ProcessGroup | None = None) -> list[int]:
@@ -142,7 +148,8 @@ def _begin(
     force_check_all_plans: bool,
     s3_region: str | None,
     s3client_config: Any,
-) -> PendingSave:
+) -> PendingSave | None:
+    """The save under way; None on ranks that have nothing to write."""
     if not isinstance(state_dict, dict):
         raise TypeError(f"state_dict must be a dictionary, got {type(state_dict).__name__}")
     if writer is None:
@@ -153,11 +160,15 @@ def _begin(
         writer.reset(checkpoint_id)
         if isinstance(writer, DistributedFileSystemWriter):
             writer._token = ""
+    participants = Participants(group, coordinator_rank)
+    if not participants.leave_copies():
+        return None
+    places.agree(writer, participants)
     return strategy.begin(
         state_dict,
         writer,
         planner,
-        Participants(group, coordinator_rank),
+        participants,
         background=background,
         wait_error_handling=wait_error_handling,
         force_check_all_plans=force_check_all_plans,

@@ -1,0 +1,83 @@
+"""Experts in a list, called one by one, of which a rank's tokens may choose only some.
+
+FSDP2 reduces the gradients of those parameters of a unit that have one. Where a rank's tokens have not chosen an
+expert, its parameters have none, and this rank reduces fewer elements than the others. So experts that were not called
+take part in the backward pass with a gradient of zero.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+_WATCHED = "_idle_watched"  # attribute of a block whose experts are watched
+
+
+def watch(model: nn.Module) -> None:
+    """Give the experts of each block in ``model`` that is not called a gradient of zero. Idempotent.
+
+    A block is a module with experts in an `nn.ModuleList` called ``experts``.
+    """
+    for block in model.modules():
+        experts = getattr(block, "experts", None)
+        if isinstance(experts, nn.ModuleList) and not hasattr(block, _WATCHED):
+            watcher = _Watcher()
+            setattr(block, _WATCHED, watcher)
+            block.register_forward_pre_hook(watcher.begin)
+            for expert in experts:
+                expert.register_forward_hook(watcher.called)
+            block.register_forward_hook(watcher.end)
+
+
+def around_fully_shard(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What `fully_shard` calls: watches the experts in what it is given first."""
+
+    @functools.wraps(original)
+    def watched(module: Any, *args: Any, **kwargs: Any) -> Any:
+        for root in module if isinstance(module, list | tuple) else [module]:
+            watch(root)
+        return original(module, *args, **kwargs)
+
+    return watched
+
+
+class _Watcher:
+    """Which experts of one block were called in its present forward pass."""
+
+    def __init__(self) -> None:
+        self._called: set[int] = set()
+
+    def begin(self, block: nn.Module, args: Any) -> None:
+        self._called = set()
+
+    def called(self, expert: nn.Module, args: Any, output: Any) -> None:
+        self._called.add(id(expert))
+
+    def end(self, block: nn.Module, args: Any, output: Any) -> Any:
+        """The block's output, from which gradients of zero go to idle experts."""
+        experts = block.experts
+        assert isinstance(experts, nn.ModuleList)
+        idle = [p for expert in experts if id(expert) not in self._called for p in expert.parameters()]
+        idle = [p for p in idle if p.requires_grad]
+        if not idle or not torch.is_grad_enabled():
+            return output
+        if isinstance(output, torch.Tensor):
+            return _WithIdle.apply(output, *idle)
+        return type(output)((_WithIdle.apply(output[0], *idle), *output[1:]))
+
+
+class _WithIdle(torch.autograd.Function):
+    """The first argument, with a gradient of zero for the others."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, *idle: torch.Tensor) -> torch.Tensor:
+        ctx.idle = idle
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:  # type: ignore[override]
+        return gradient, *(torch.zeros_like(parameter) for parameter in ctx.idle)
