@@ -3,13 +3,13 @@ balanced as the papers say, and groups are carved out of the data-parallel ranks
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import smddp.sagemaker as tsm
 import torch
 import torch.distributed as dist
-from smddp.sagemaker.expert_parallel import balancing, exchange
+from smddp.sagemaker import exchanges
+from smddp.sagemaker.expert_parallel import balancing
+from smddp.sagemaker.expert_parallel.experts import scaled
 from smddp.sagemaker.moe.moe_config import MoEConfig
 from smddp.sagemaker.moe.moe_layer import MoELayer
 from smddp.sagemaker.parallel import layout
@@ -191,12 +191,14 @@ def test_gradients_of_gradients_go_through_every_exchange(world):
     world(1)
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    group = SimpleNamespace(group=dist.group.WORLD, size=1)
+    group = dist.group.WORLD
     for there in (
-        lambda rows: exchange.exchange(rows, [3], [3], group),
-        lambda rows: exchange.gather_rows(rows, group),
-        lambda rows: exchange.scatter_rows(rows, group),
-        lambda rows: exchange.scaled(rows, 0.5),
+        lambda rows: exchanges.exchange(rows, [3], [3], group),
+        lambda rows: exchanges.gather(rows, group),
+        lambda rows: exchanges.scatter(rows, group),
+        lambda rows: exchanges.gather(rows, group, 1),
+        lambda rows: exchanges.scatter(rows, group, 1),
+        lambda rows: scaled(rows, 0.5),
     ):
         assert torch.autograd.gradgradcheck(there, (torch.rand(3, 2, dtype=torch.double, requires_grad=True),))
 

@@ -19,7 +19,7 @@ from smddp.sagemaker.distributed.checkpoint.state_dict_utils import (
     sm_state_dict_type,
 )
 from smddp.sagemaker.expert_parallel.dispatch import dispatcher
-from smddp.sagemaker.expert_parallel.exchange import this_process
+from smddp.sagemaker.expert_parallel.group import this_process
 from smddp.sagemaker.grad_norm import clip_grad_norm_
 from smp_cases.expert_models import moe_config, tiny_moe
 from smp_cases.models import batch, loss_of, part_of

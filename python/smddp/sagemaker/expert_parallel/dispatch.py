@@ -15,13 +15,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from smddp.sagemaker.expert_parallel.exchange import (
-    ExpertGroup,
-    all_to_all,
-    exchange,
-    gather_rows,
-    scatter_rows,
-)
+from smddp.sagemaker.exchanges import all_to_all, exchange, gather, gathered, scatter
+from smddp.sagemaker.expert_parallel.group import ExpertGroup
 
 
 @dataclass(frozen=True)
@@ -63,9 +58,9 @@ class AllToAll(Dispatcher):
     """Each token to the ranks that hold its experts, by an uneven all-to-all; the numbers of rows go ahead."""
 
     def send(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Arrived:
-        group = self.group
+        group = self.group.process_group
         home = chosen // self.here
-        needed = torch.zeros(len(tokens), group.size, dtype=torch.bool, device=tokens.device)
+        needed = torch.zeros(len(tokens), group.size(), dtype=torch.bool, device=tokens.device)
         needed.scatter_(1, home, True)
         rank, token = needed.T.nonzero(as_tuple=True)
         to, from_ = _counts(needed.sum(0), group)
@@ -85,20 +80,20 @@ class AllGather(Dispatcher):
     """Every token to every rank, by an all-gather, and the sums back by a reduce-scatter."""
 
     def send(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Arrived:
-        group, count = self.group, len(tokens)
+        group, count = self.group.process_group, len(tokens)
         most = torch.tensor([count], device=tokens.device)
-        dist.all_reduce(most, dist.ReduceOp.MAX, group=group.group)
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
         missing = int(most) - count
         if missing:  # a reduce-scatter takes equal parts
             tokens, weights = (torch.cat([t, t.new_zeros(missing, t.shape[1])]) for t in (tokens, weights))
             chosen = torch.cat([chosen, chosen.new_full((missing, chosen.shape[1]), -1)])
-        experts = gather_rows(chosen, group) - group.rank * self.here
+        experts = gathered(chosen, group) - group.rank() * self.here
         experts = experts.masked_fill((experts < 0) | (experts >= self.here), -1)
 
         def back(sums: torch.Tensor) -> torch.Tensor:
-            return scatter_rows(sums, group)[:count]
+            return scatter(sums, group)[:count]
 
-        return Arrived(gather_rows(tokens, group), experts, gather_rows(weights, group), back)
+        return Arrived(gather(tokens, group), experts, gather(weights, group), back)
 
 
 class Shuffled(Dispatcher):
@@ -112,10 +107,10 @@ class Shuffled(Dispatcher):
         self.inner, self.seed = inner, seed
 
     def send(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Arrived:
-        group, count = self.group, len(tokens)
+        group, count = self.group.process_group, len(tokens)
         # The same order in every pass, as a recomputed layer must send what it sent before.
         order = torch.randperm(count, generator=torch.Generator().manual_seed(self.seed)).to(tokens.device)
-        parts = torch.tensor([len(part) for part in range_split(count, group.size)], device=tokens.device)
+        parts = torch.tensor([len(part) for part in range_split(count, group.size())], device=tokens.device)
         to, from_ = _counts(parts, group)
         moved = self.inner.send(
             exchange(tokens[order], to, from_, group),
@@ -136,10 +131,10 @@ def range_split(count: int, parts: int) -> list[range]:
     return [range(start, end) for start, end in itertools.pairwise(ends)]
 
 
-def _counts(send: torch.Tensor, group: ExpertGroup) -> tuple[list[int], list[int]]:
+def _counts(send: torch.Tensor, group: dist.ProcessGroup) -> tuple[list[int], list[int]]:
     """How many rows go to each rank, and how many come from each."""
     receive = torch.empty_like(send)
-    dist.all_to_all_single(receive, send.contiguous(), group=group.group)
+    dist.all_to_all_single(receive, send.contiguous(), group=group)
     to, from_ = torch.stack([send, receive]).tolist()  # the device is asked once
     return to, from_
 

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from smddp.sagemaker.expert_parallel.dispatch import Dispatcher
-from smddp.sagemaker.expert_parallel.exchange import scaled
 from smddp.sagemaker.expert_parallel.families import Family
 from smddp.sagemaker.tensor_parallel.dynamic import Mixin
 from smddp.sagemaker.tensor_parallel.modules import local
@@ -67,6 +66,22 @@ class SpreadExperts(Mixin):
         # Gate and up of a tensor rank are stored side by side: (experts, 2, columns, in).
         stacks = {name: tensor.flatten(1, 2) if tensor.dim() == 4 else tensor for name, tensor in whole.items()}
         return [dict(zip(names, matrices)) for matrices in zip(*(stack.unbind(0) for stack in stacks.values()))]
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.factor = factor
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad * ctx.factor, None
+
+
+def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """``tensor``, whose gradient is multiplied by ``factor``."""
+    return tensor if factor == 1.0 else _Scaled.apply(tensor, factor)
 
 
 class StackedExperts(nn.Module):

@@ -12,9 +12,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 from smddp.sagemaker.expert_parallel import balancing
 from smddp.sagemaker.expert_parallel.dispatch import dispatcher
-from smddp.sagemaker.expert_parallel.exchange import this_process
 from smddp.sagemaker.expert_parallel.experts import Place, SpreadExperts
 from smddp.sagemaker.expert_parallel.families import FAMILIES, Family, layers_of_experts
+from smddp.sagemaker.expert_parallel.group import this_process
 from smddp.sagemaker.expert_parallel.router import Routing, balance
 from smddp.sagemaker.expert_parallel.stacks import stacked
 from smddp.sagemaker.moe.moe_config import MoEConfig
