@@ -5,12 +5,17 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from smddp.sagemaker.parallel import Hierarchy
+
 
 class ExpertGroup:
-    """The ranks among which experts are spread; one rank alone has no group. Copies of a model share it."""
+    """The ranks among which experts are spread; one rank alone has no group. Copies of a model share it.
 
-    def __init__(self, mesh: DeviceMesh | None) -> None:
-        self.mesh = mesh
+    ``hierarchy``: how they lie on nodes, where that is of use.
+    """
+
+    def __init__(self, mesh: DeviceMesh | None, hierarchy: Hierarchy | None = None) -> None:
+        self.mesh, self.hierarchy = mesh, hierarchy
         self.rank = 0 if mesh is None else mesh.get_local_rank()
         self.size = 1 if mesh is None else mesh.size()
 
@@ -34,4 +39,4 @@ def this_process() -> ExpertGroup:
     if state.mesh is None:
         raise RuntimeError("a model with spread experts can be made or unpickled only after tsm.init()")
     mesh = state.expert_mesh
-    return ExpertGroup(None if mesh is None else mesh["expert"])
+    return ExpertGroup(None if mesh is None else mesh["expert"], state.expert_hierarchy)
