@@ -216,8 +216,3 @@ def test_gradients_of_gradients_go_through_every_exchange(world):
         lambda rows: scaled(rows, 0.5),
     ):
         assert torch.autograd.gradgradcheck(there, (torch.rand(3, 2, dtype=torch.double, requires_grad=True),))
-
-
-def test_a_moe_config_under_context_parallelism_is_refused(world):
-    world(4, context_parallel_degree=2)
-    refused(tiny_moe("mixtral"), NotImplementedError, "MoEConfig with context_parallel_degree=2", MoEConfig())

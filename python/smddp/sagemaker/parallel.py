@@ -67,7 +67,6 @@ def layout(world: int, shard: int, tensor: int, context: int = 1, expert: int = 
 
     Raises:
         ValueError: a degree that does not fit, with the arithmetic and the degrees that would.
-        NotImplementedError: context and expert parallelism at once.
     """
     for key, degree in (
         ("tensor_parallel_degree", tensor),
@@ -96,11 +95,6 @@ def layout(world: int, shard: int, tensor: int, context: int = 1, expert: int = 
         raise ValueError(
             f"context_parallel_degree={context} does not divide a sharding group of {size} ranks "
             f"(hybrid_shard_degree={shard}, tensor_parallel_degree={tensor}); these do: {_divisors(size)}"
-        )
-    if context > 1 and expert > 1:
-        raise NotImplementedError(
-            f"context_parallel_degree={context} with expert_parallel_degree={expert}: only one of them runs above 1 in "
-            "this version; set the other to 1"
         )
     return Layout(data // size, size, tensor, native, context, expert)
 

@@ -40,7 +40,6 @@ def init(config: dict[str, Any] | str | os.PathLike | None = None) -> None:
     Raises:
         TypeError, ValueError: a key or value that is wrong, degrees that do not divide the world, or ranks that
             were given different configurations.
-        NotImplementedError: context_parallel_degree and expert_parallel_degree both above 1.
         RuntimeError: no process group and no launcher's environment; or a second call with another configuration.
     """
     values = configuration.read(config, state._assigned)

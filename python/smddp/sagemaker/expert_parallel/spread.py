@@ -89,12 +89,13 @@ class Spreader:
             assert family.listed is not None
             layer.experts = stacked(layer.experts, family.listed, parts=self.tp is not None)
         experts: Any = layer.experts
-        for name, _ in list(experts.named_parameters(recurse=False)):
+        names = tuple(name for name, _ in experts.named_parameters(recurse=False))
+        for name in names:
             self._cut(experts, name, family, listed)
         seed = self.config.random_seed if self.config.global_token_shuffle else None
         here = total // self.group.size
         chosen = dispatcher(self.group, here, self.config.moe_all_to_all_dispatcher, seed)
-        extend(experts, SpreadExperts)._ep = Place(family, chosen, self.tp)
+        extend(experts, SpreadExperts)._ep = Place(family, names, chosen, self.tp)
         balance(layer, Routing(family, self.config), listed)
         extend(layer, MoELayer, first=False)
 
