@@ -51,10 +51,11 @@ def paths() -> dict[str, str]:
 
 
 def traffic() -> list[dict[str, Any]]:
-    """What the collectives of all open groups moved so far, in numbers: one entry per group, collective and algorithm.
+    """What the collectives and sends of all open groups moved so far: one entry per group, collective and algorithm.
 
     Each entry: group, size (ranks), nodes (that the group spans), way, collective, algorithm, operations, bytes (the
-    sum of the operations' whole buffers). Groups of more than one node are where bytes cross the network.
+    sum of the operations' whole buffers). Groups of more than one node are where bytes cross the network. Messages that
+    this rank sent, "collective": "send", are counted by where they went: nodes is 1 for its own, 2 for another.
     """
     from smddp._info import traffic as counted
 

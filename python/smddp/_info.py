@@ -128,27 +128,41 @@ def taken() -> dict[str, str]:
 
 
 def traffic() -> list[dict[str, Any]]:
-    """What the collectives of all open groups moved, per group, collective and algorithm.
+    """What the collectives and sends of all open groups moved, per group, collective and algorithm.
 
     Each entry holds group (its name), size (ranks), nodes (how many the group spans), way, collective, algorithm,
     operations, and bytes: the sum of the operations' whole buffers, of which a rank of N contributes or gets 1/N
-    in an all_gather or reduce_scatter, and all in an all_reduce.
+    in an all_gather or reduce_scatter, and all in an all_reduce. Point-to-point messages that this rank sends to other
+    ranks have an entry for those to its own node ("nodes": 1) and one for those to others ("nodes": 2), with
+    "collective": "send".
     """
+    found = []
+    for group in _open_groups():
+        communicator, nodes = group.communicator, group.communicator.nodes()
+        moved = [(len(set(nodes)), *entry) for entry in communicator.taken()]
+        for spanned in (1, 2):
+            sent = [counts for peer, counts in group.sent.items() if len({nodes[peer], nodes[group.rank()]}) == spanned]
+            if sent:
+                moved.append((spanned, "send", "point-to-point", *(sum(counts) for counts in zip(*sent))))
+        for spanned, collective, algorithm, operations, size in moved:
+            found.append(
+                {
+                    "group": communicator.name,
+                    "size": group.size(),
+                    "nodes": spanned,
+                    "way": communicator.way(),
+                    "collective": collective,
+                    "algorithm": algorithm,
+                    "operations": operations,
+                    "bytes": size,
+                }
+            )
+    return found
+
+
+def _open_groups() -> list[Any]:
     groups = sys.modules.get("smddp.process_group")
-    return [
-        {
-            "group": group.communicator.name,
-            "size": group.size(),
-            "nodes": len(set(group.communicator.nodes())),
-            "way": group.communicator.way(),
-            "collective": collective,
-            "algorithm": algorithm,
-            "operations": operations,
-            "bytes": size,
-        }
-        for group in (groups.open_groups() if groups else ())
-        for collective, algorithm, operations, size in group.communicator.taken()
-    ]
+    return groups.open_groups() if groups else []
 
 
 def _amount(size: float) -> str:

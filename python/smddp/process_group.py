@@ -109,6 +109,7 @@ class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  
         self._others = others(request, group_store, rank, size, timeout, name, list(self._all_ranks))
         self._comm = connect(store, name, rank, size, timeout.total_seconds(), self._ranks)
         self._mailbox = Mailbox(rank)
+        self._sent: dict[int, tuple[int, int]] = {}
         self._monitored = MonitoredBarrier(store, rank, size, self._ranks)
         self._device = device_backend(self, timeout)
         self._register_devices()
@@ -159,6 +160,11 @@ class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  
     def communicator(self) -> Any:
         """The native communicator (smddp._core.Comm)."""
         return self._comm
+
+    @property
+    def sent(self) -> dict[int, tuple[int, int]]:
+        """Point-to-point messages that this rank has begun to send, and their bytes, by their receivers' rank here."""
+        return dict(self._sent)
 
     def _get_sequence_number_for_group(self) -> int:
         return self._comm.sequence()

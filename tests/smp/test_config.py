@@ -140,11 +140,6 @@ def test_a_context_group_is_a_part_of_a_sharding_group(world, shard, tensor, con
     assert parallel.layout(world, shard, tensor, 1).context == 1
 
 
-def test_context_and_expert_parallelism_at_once_are_refused():
-    with pytest.raises(NotImplementedError, match="context_parallel_degree=2 with expert_parallel_degree=2: only one"):
-        parallel.layout(4, 4, 1, context=2, expert=2)
-
-
 def test_ranks_are_ordered_by_node_whatever_the_launcher_numbered():
     assert parallel.order_by_node(["a", "a", "b", "b"]) == [0, 1, 2, 3]
     assert parallel.order_by_node(["a", "b", "a", "b"]) == [0, 2, 1, 3]

@@ -3,16 +3,16 @@ balanced as the papers say, and groups are carved out of the data-parallel ranks
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import smddp.sagemaker as tsm
 import torch
 import torch.distributed as dist
-from smddp.sagemaker.expert_parallel import balancing, exchange
+from smddp.sagemaker import exchanges
+from smddp.sagemaker.expert_parallel import balancing
+from smddp.sagemaker.expert_parallel.experts import scaled
 from smddp.sagemaker.moe.moe_config import MoEConfig
 from smddp.sagemaker.moe.moe_layer import MoELayer
-from smddp.sagemaker.parallel import layout
+from smddp.sagemaker.parallel import arranged, even_nodes, layout
 from smp_cases.expert_models import FAMILIES, moe_config, tiny_moe
 from smp_cases.models import batch, loss_of, tiny
 
@@ -80,6 +80,21 @@ def test_a_copy_of_the_experts_lies_on_as_many_ranks_as_one_of_the_rest(
 ):
     sizes = layout(world_size, shard, 1, expert=expert)
     assert (sizes.expert_shard, sizes.copies) == (expert_shard, copies)
+
+
+def test_nodes_are_even_where_each_has_as_many_of_a_group_in_a_run():
+    assert even_nodes([0, 1, 4, 5], list("aaaabbbb")) == [[0, 1], [4, 5]]
+    assert even_nodes([0, 1, 2, 3], list("aaab")) is None
+    assert even_nodes([0, 1, 2, 3], list("abab")) is None
+
+
+@pytest.mark.parametrize(
+    ("shard", "expert", "mesh"),
+    [(2, 1, [[0, 2], [1, 3]]), (2, 2, [[0, 2], [1, 3]]), (4, 1, [[0, 1, 2, 3]]), (2, 4, [[0, 1], [2, 3]])],
+)
+def test_ranks_are_ordered_by_node_unless_a_group_would_not_ascend(shard, expert, mesh):
+    """torch numbers a group's ranks in ascending order, so parts would have the offsets of others."""
+    assert arranged(layout(4, shard, 1, expert=expert), list("abab")).squeeze(-1).tolist() == mesh
 
 
 def test_groups_of_experts_are_neighbours_and_copies_hold_all_of_them(world):
@@ -191,16 +206,13 @@ def test_gradients_of_gradients_go_through_every_exchange(world):
     world(1)
     dist.destroy_process_group()
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    group = SimpleNamespace(group=dist.group.WORLD, size=1)
+    group = dist.group.WORLD
     for there in (
-        lambda rows: exchange.exchange(rows, [3], [3], group),
-        lambda rows: exchange.gather_rows(rows, group),
-        lambda rows: exchange.scatter_rows(rows, group),
-        lambda rows: exchange.scaled(rows, 0.5),
+        lambda rows: exchanges.exchange(rows, [3], [3], group),
+        lambda rows: exchanges.gather(rows, group),
+        lambda rows: exchanges.scatter(rows, group),
+        lambda rows: exchanges.gather(rows, group, 1),
+        lambda rows: exchanges.scatter(rows, group, 1),
+        lambda rows: scaled(rows, 0.5),
     ):
         assert torch.autograd.gradgradcheck(there, (torch.rand(3, 2, dtype=torch.double, requires_grad=True),))
-
-
-def test_a_moe_config_under_context_parallelism_is_refused(world):
-    world(4, context_parallel_degree=2)
-    refused(tiny_moe("mixtral"), NotImplementedError, "MoEConfig with context_parallel_degree=2", MoEConfig())

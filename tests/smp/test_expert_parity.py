@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 
+import context_expert_combinations
 import expert_combinations as combinations
 import pytest
 
@@ -32,6 +33,21 @@ def test_pairwise_over_smddp(ranks):
 def test_pairwise_over_gloo(over_gloo):
     rows = combinations.over("gloo", PAIRWISE)
     over_gloo.run("smp_cases.expert_parity", "train_all", seconds=280.0, rows=rows)
+
+
+def test_split_sequences_over_smddp(ranks):
+    """Contexts and experts at once."""
+    rows = context_expert_combinations.pairwise()
+    ranks.run("smp_cases.expert_parity", "train_all", seconds=280.0, rows=rows)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("expert", context_expert_combinations.DIMENSIONS["expert"])
+@pytest.mark.parametrize("family", context_expert_combinations.DIMENSIONS["family"])
+def test_split_sequences_full_over_smddp(ranks, family, expert):
+    rows = [r for r in context_expert_combinations.product() if (r["family"], r["expert"]) == (family, expert)]
+    ranks.run("smp_cases.expert_parity", "train_all", seconds=2800.0, rows=rows)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Hybrid sharding where the four ranks are on two nodes, by SMDDP_NODE: tcp between them, shared memory within."""
+"""Where the ranks are on two nodes, by SMDDP_NODE: tcp between them, shared memory within. What crosses is counted."""
 
 from __future__ import annotations
 
@@ -7,26 +7,56 @@ import os
 import pytest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+EVEN, IN_TURNS, UNEVEN = [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1]
 
 
-def pool(nodes: list[int]):
+@pytest.fixture(scope="module")
+def on():
+    """A function that gives a pool of ranks on the nodes of a list."""
     from ranks import Ranks
 
-    # The counters are smddp's, so these run on it alone.
-    return Ranks(4, "smddp", path=HERE, environments=[{"SMDDP_NODE": f"node{node}"} for node in nodes])
+    pools = {}
+
+    def pool(nodes: list[int]):
+        if tuple(nodes) not in pools:
+            # The counters are smddp's, so these run on it alone.
+            environments = [{"SMDDP_NODE": f"node{node}"} for node in nodes]
+            pools[tuple(nodes)] = Ranks(len(nodes), "smddp", path=HERE, environments=environments)
+        return pools[tuple(nodes)]
+
+    yield pool
+    for made in pools.values():
+        made.close()
 
 
 @pytest.mark.parametrize(
-    ("nodes", "case"),
+    ("nodes", "module", "case"),
     [
-        ([0, 0, 1, 1], "on_two_nodes_gathers_stay_off_the_network"),
-        ([0, 1, 0, 1], "on_two_nodes_shard_groups_fill_a_node_whatever_the_numbering"),
+        (EVEN, "hybrid", "on_two_nodes_gathers_stay_off_the_network"),
+        (EVEN, "nodes", "tokens_cross_once_for_each_node_that_needs_them"),
+        (EVEN, "nodes", "gradients_of_gradients_cross_nodes"),
+        (EVEN, "nodes", "keys_and_values_cross_by_the_formula"),
+        (IN_TURNS, "hybrid", "on_two_nodes_shard_groups_fill_a_node_whatever_the_numbering"),
+        (IN_TURNS, "nodes", "uneven_nodes_keep_the_flat_way_and_say_so"),
+        pytest.param(UNEVEN, "nodes", "uneven_nodes_keep_the_flat_way_and_say_so", marks=pytest.mark.slow),
     ],
-    ids=["traffic", "numbering"],
 )
-def test_two_nodes(nodes, case):
-    ranks = pool(nodes)
-    try:
-        ranks.run("smp_cases.hybrid", case, seconds=180.0)
-    finally:
-        ranks.close()
+def test_two_nodes(on, nodes, module, case):
+    on(nodes).run(f"smp_cases.{module}", case, seconds=180.0)
+
+
+def test_experts_across_nodes_train_as_one_process(on):
+    from smp_cases.nodes import ROWS
+
+    on(EVEN).run("smp_cases.nodes", "experts_train_as_one_process", seconds=180.0, rows=ROWS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_experts_across_nodes_with_tensor_parallelism_train_as_one_process(on):
+    """Each tensor rank's expert group has two ranks on each of two nodes."""
+    rows = [
+        {"family": "mixtral", "balancing": "sinkhorn", "tensor": 2, "fsdp": 2, "checkpointing": True},
+        {"family": "qwen2_moe", "balancing": "none", "tensor": 2, "fsdp": 1, "shard": 2},
+    ]
+    on([0] * 4 + [1] * 4).run("smp_cases.nodes", "experts_train_as_one_process", seconds=500.0, rows=rows)

@@ -23,6 +23,7 @@ class Messages(Base):
 
     _mailbox: Mailbox
     _timeout: timedelta
+    _sent: dict[int, tuple[int, int]]  # by receiver: messages and their bytes
 
     @collective("send")
     def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int = 0) -> Work:
@@ -37,6 +38,8 @@ class Messages(Base):
             self._mailbox.send(source, tag)
             return self._note(DoneWork([tensor]))
         native = self._comm.send(block(source), code_of(tensor.dtype), dstRank, tag, (source,), 0.0)
+        messages, size = self._sent.get(dstRank, (0, 0))
+        self._sent[dstRank] = messages + 1, size + source.nbytes
         if staged:
             return self._note(self._device_side().message(native, tensor, (), self._ranks))
         return self._note(SmddpWork(native, [tensor], (), self._ranks))

@@ -2,9 +2,9 @@
 
 The world is one mesh of three dimensions, `replicate` x `shard` x `tensor`, with the tensor dimension innermost:
 the ranks of a tensor group are neighbours, those of a shard group are the next nearest, and copies of the model
-are farthest apart. Ranks are ordered by node first, so a shard group that fits into a node stays inside it. A context
-group is a run of neighbours in the shard dimension: its ranks shard parameters and average gradients as all others of
-their shard group do, and only hold parts of the same samples.
+are farthest apart. Ranks are ordered by node first, so a shard group that fits into a node stays inside it (but see
+`arranged`). A context group is a run of neighbours in the shard dimension: its ranks shard parameters and average
+gradients as all others of their shard group do, and only hold parts of the same samples.
 
 Experts have a mesh of their own over the same ranks, `expert_replicate` x `expert_shard` x `expert` x `tensor`: an
 expert group is of neighbours, too, and one copy of all experts lies on as many ranks as one copy of the rest, or on
@@ -13,6 +13,7 @@ the least multiple of that which the expert groups fill.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -66,7 +67,6 @@ def layout(world: int, shard: int, tensor: int, context: int = 1, expert: int = 
 
     Raises:
         ValueError: a degree that does not fit, with the arithmetic and the degrees that would.
-        NotImplementedError: context and expert parallelism at once.
     """
     for key, degree in (
         ("tensor_parallel_degree", tensor),
@@ -96,11 +96,6 @@ def layout(world: int, shard: int, tensor: int, context: int = 1, expert: int = 
             f"context_parallel_degree={context} does not divide a sharding group of {size} ranks "
             f"(hybrid_shard_degree={shard}, tensor_parallel_degree={tensor}); these do: {_divisors(size)}"
         )
-    if context > 1 and expert > 1:
-        raise NotImplementedError(
-            f"context_parallel_degree={context} with expert_parallel_degree={expert}: only one of them runs above 1 in "
-            "this version; set the other to 1"
-        )
     return Layout(data // size, size, tensor, native, context, expert)
 
 
@@ -110,6 +105,41 @@ def order_by_node(nodes: list[str]) -> list[int]:
     for rank, node in enumerate(nodes):
         first.setdefault(node, rank)
     return sorted(range(len(nodes)), key=lambda rank: (first[nodes[rank]], rank))
+
+
+def arranged(sizes: Layout, nodes: list[str]) -> torch.Tensor:
+    """The ranks as (replicate, shard, tensor): ordered by node, or by number where that would not do.
+
+    torch numbers the ranks of a group in ascending order, and a DTensor's parts by their place in the mesh: only where
+    these agree does a part have the offset that its values have.
+    """
+    ranks = torch.tensor(order_by_node(nodes)).view(sizes.replicate, sizes.shard, sizes.tensor)
+    of_experts = ranks.view(-1, sizes.expert_shard, sizes.expert, sizes.tensor)
+    ascending = [bool((mesh.diff(dim=dim) > 0).all()) for mesh in (ranks, of_experts) for dim in range(mesh.dim())]
+    return ranks if all(ascending) else torch.arange(sizes.world).view(ranks.shape)
+
+
+def even_nodes(group: list[int], nodes: list[str]) -> list[list[int]] | None:
+    """The ranks of an ascending ``group``, node by node; ``nodes[r]``: rank r's node.
+
+    None if its nodes hold different numbers of them, or take turns.
+    """
+    runs = [list(run) for _, run in itertools.groupby(group, lambda rank: nodes[rank])]
+    whole = len(runs) == len({nodes[rank] for rank in group})
+    return runs if whole and len({len(run) for run in runs}) == 1 else None
+
+
+@dataclass(frozen=True)
+class Hierarchy:
+    """This rank's groups where an expert group has several ranks on each of several nodes.
+
+    Attributes:
+        between: the ranks in this one's place on each node, in the order of the nodes.
+        within: the ranks on this node.
+    """
+
+    between: dist.ProcessGroup
+    within: dist.ProcessGroup
 
 
 def device_type() -> str:
@@ -160,6 +190,8 @@ class ParallelState:
         mesh: DeviceMesh (replicate, shard, tensor).
         expert_mesh: DeviceMesh (expert_replicate, expert_shard, expert, tensor); None without expert parallelism.
         one_copy: process group of the ranks that hold one copy of the model together (copy x tensor).
+        hierarchy: how the expert group of this process lies on nodes; None where that is of no use, see `Hierarchy`.
+        uneven: expert groups that span nodes and have different numbers of ranks on them.
         context: process group of the ranks that hold parts of the same samples; None where each has its own.
         place: this rank's index in each dimension, by name.
     """
@@ -167,12 +199,15 @@ class ParallelState:
     def __init__(self, sizes: Layout, nodes: list[str]) -> None:
         self.sizes = sizes
         _forget_old_meshes()
-        self.ranks = torch.tensor(order_by_node(nodes)).view(sizes.replicate, sizes.shard, sizes.tensor)
+        self.ranks = arranged(sizes, nodes)
         self.mesh = DeviceMesh(device_type(), self.ranks, mesh_dim_names=DIMENSIONS)
         self.expert_mesh: DeviceMesh | None = None
+        self.hierarchy: Hierarchy | None = None
+        self.uneven: list[list[int]] = []
         if sizes.expert > 1:
             ranks = self.ranks.view(-1, sizes.expert_shard, sizes.expert, sizes.tensor)
             self.expert_mesh = DeviceMesh(device_type(), ranks, mesh_dim_names=EXPERT_DIMENSIONS)
+            self._lay_experts_on(nodes, ranks.transpose(2, 3).reshape(-1, sizes.expert).tolist())
         if sizes.tensor == 1 and sizes.copy == sizes.shard:
             self.one_copy = self.group("shard")
         else:
@@ -184,6 +219,22 @@ class ParallelState:
     def group(self, dimension: str) -> dist.ProcessGroup:
         """This rank's group along one dimension of the mesh."""
         return self.mesh.get_group(dimension)
+
+    def _lay_experts_on(self, nodes: list[str], groups: list[list[int]]) -> None:
+        """Make `hierarchy`, from the ranks of all expert ``groups``."""
+        within, between = [], []
+        for group in map(sorted, groups):
+            on = even_nodes(group, nodes)
+            if on is None:
+                self.uneven.append(group)
+            elif 1 < len(on) < len(group):
+                within += on
+                between += [list(rail) for rail in zip(*on)]
+        if within:
+            near, _ = dist.new_subgroups_by_enumeration(within)
+            far, _ = dist.new_subgroups_by_enumeration(between)
+            if isinstance(near, dist.ProcessGroup) and isinstance(far, dist.ProcessGroup):
+                self.hierarchy = Hierarchy(far, near)
 
     def _context_groups(self) -> list[list[int]]:
         """The ranks of every context group: neighbours in the shard dimension."""

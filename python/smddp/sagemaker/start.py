@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from smddp.sagemaker import config as configuration
 from smddp.sagemaker import patching
-from smddp.sagemaker.parallel import ParallelState, layout
+from smddp.sagemaker.parallel import ParallelState, layout, order_by_node
 from smddp.sagemaker.state_handler import state
 
 log = logging.getLogger("smddp.sagemaker")
@@ -40,7 +40,6 @@ def init(config: dict[str, Any] | str | os.PathLike | None = None) -> None:
     Raises:
         TypeError, ValueError: a key or value that is wrong, degrees that do not divide the world, or ranks that
             were given different configurations.
-        NotImplementedError: context_parallel_degree and expert_parallel_degree both above 1.
         RuntimeError: no process group and no launcher's environment; or a second call with another configuration.
     """
     values = configuration.read(config, state._assigned)
@@ -70,6 +69,17 @@ def init(config: dict[str, Any] | str | os.PathLike | None = None) -> None:
         log.info("%r over %d nodes, backend %s, on %s", state, *where)
         if not sizes.native and (spanned := parallel.nodes_of_shard_group(nodes)) > 1:
             log.info("each shard group of %d ranks spans %d nodes", sizes.shard, spanned)
+        if parallel.ranks.flatten().tolist() != order_by_node(nodes):
+            log.info(
+                "ranks are numbered across nodes in turns, and groups that span nodes have to follow: start them node "
+                "by node, and smaller groups stay inside a node"
+            )
+        if parallel.uneven:
+            log.info(
+                "expert groups like that of ranks %s have different numbers of ranks on their nodes, or in turns: a "
+                "token crosses there between nodes once for each rank that needs it, not once for each node",
+                parallel.uneven[0],
+            )
 
 
 def _make_process_group() -> None:

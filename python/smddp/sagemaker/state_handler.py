@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
 
-    from smddp.sagemaker.parallel import ParallelState
+    from smddp.sagemaker.parallel import Hierarchy, ParallelState
 
 _DEGREES = ("hybrid_shard_degree", "tensor_parallel_degree", "context_parallel_degree", "expert_parallel_degree")
 
@@ -209,6 +209,11 @@ class State:
         return None if mesh is None else mesh.get_group("expert")
 
     @property
+    def expert_hierarchy(self) -> Hierarchy | None:
+        """How the expert group lies on nodes, where it has several ranks on each of several; else None."""
+        return self._parallel.hierarchy if self._parallel else None
+
+    @property
     def cp_size(self) -> int:
         """The context parallel degree: ranks that hold parts of the same samples."""
         return self.context_parallel_degree
@@ -216,7 +221,8 @@ class State:
     @property
     def cp_rank(self) -> int:
         """Rank in the context group; 0 before `init`, as scripts ask for it where SMP is switched off."""
-        return self._parallel.place["shard"] % self._parallel.sizes.context if self._parallel else 0
+        group = self.cp_process_group
+        return 0 if group is None else group.rank()
 
     @property
     def cp_process_group(self) -> dist.ProcessGroup | None:

@@ -167,11 +167,6 @@ def _check_moe(moe: Any) -> None:
             f"expert_parallel_degree={degree} takes a MoEConfig, and {given}: transform(model, config=MoEConfig(...)), "
             "or set the degree to 1"
         )
-    if moe is not None and moe.smp_moe and state.cp_size > 1:
-        raise NotImplementedError(
-            f"MoEConfig with context_parallel_degree={state.cp_size}: balancing is not held against one "
-            "process there yet; leave MoEConfig out, and the model's own experts run"
-        )
 
 
 def _plan(model: nn.Module, options: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:

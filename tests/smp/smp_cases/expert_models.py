@@ -8,6 +8,7 @@ import transformers
 from smddp.sagemaker.moe.moe_config import MoEConfig
 from smp_cases.models import batch, config, loss_of
 
+LENGTH = 16  # of sequences, so that the chunks of four ranks divide them
 _MOE = {"moe_intermediate_size": 32, "num_experts_per_tok": 2}
 _SIZES = {
     "vocab_size": 96,
@@ -108,7 +109,7 @@ def one_process(family: str, balancing: str, aux: float, z: float, **overrides) 
     losses, gradients = [], {}
     for step in range(2):
         added.clear()
-        loss = loss_of(model, batch(step))
+        loss = loss_of(model, batch(step, LENGTH))
         losses.append(float(loss.detach()))
         if step == 0:
             (loss + sum(added)).backward()

@@ -9,6 +9,7 @@ import smddp.sagemaker as tsm
 import torch
 import torch.distributed as dist
 import transformers
+from smddp.sagemaker.context_parallel.utils import get_batch_for_cp_rank
 from smddp.sagemaker.delayed_param import DelayedParamIniter
 from smddp.sagemaker.distributed.checkpoint.hf import load_pretrained, save_pretrained
 from smddp.sagemaker.distributed.checkpoint.state_dict_loader import load
@@ -19,7 +20,7 @@ from smddp.sagemaker.distributed.checkpoint.state_dict_utils import (
     sm_state_dict_type,
 )
 from smddp.sagemaker.expert_parallel.dispatch import dispatcher
-from smddp.sagemaker.expert_parallel.exchange import this_process
+from smddp.sagemaker.expert_parallel.group import this_process
 from smddp.sagemaker.grad_norm import clip_grad_norm_
 from smp_cases.expert_models import moe_config, tiny_moe
 from smp_cases.models import batch, loss_of, part_of
@@ -180,6 +181,21 @@ def case_delayed_initialization_gives_the_values_of_every_degree():
             found.append(full(DelayedParamIniter(model, device="cpu").materialize()))
     for name, value in found[0].items():
         assert torch.equal(value, found[1][name]), name
+
+
+def case_balanced_gives_every_expert_as_many_tokens_of_split_sequences():
+    tsm.init({"expert_parallel_degree": 2, "context_parallel_degree": 2})
+    try:
+        model = _spread(moe_load_balancing="balanced")
+        chosen: list[torch.Tensor] = []
+        experts = next(module for name, module in model.named_modules() if name.endswith(".experts"))
+        experts.register_forward_pre_hook(lambda module, arguments: chosen.append(arguments[1]))
+        loss_of(model, get_batch_for_cp_rank(_mine()[:1, :4]))
+        counts = torch.bincount(chosen[0].flatten(), minlength=4)
+        dist.all_reduce(counts)
+        assert counts.tolist() == [4] * 4 and len(chosen[0]) == 2, (counts, chosen)
+    finally:
+        tsm.state.reset()
 
 
 # ---- checkpoints ----

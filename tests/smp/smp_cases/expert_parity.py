@@ -5,8 +5,9 @@ import functools
 import smddp.sagemaker as tsm
 import torch
 import torch.distributed as dist
+from smddp.sagemaker.context_parallel.utils import get_batch_for_cp_rank
 from smddp.sagemaker.tensor_parallel.transformer import TransformerLayer
-from smp_cases.expert_models import moe_config, one_process, tiny_moe
+from smp_cases.expert_models import LENGTH, moe_config, one_process, tiny_moe
 from smp_cases.models import batch, loss_of, part_of
 from smp_cases.parity import TOLERANCE, check_gradients, full, wrap1, wrap2
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
@@ -37,6 +38,8 @@ def train_as_one_process(
     balancing: str = "none",
     dispatcher: str = "all_to_all",
     checkpointing: bool = False,
+    context: int = 1,
+    comm: str = "p2p",
     **overrides: int,
 ) -> None:
     """Two steps; the parameters tell the gradients of the first."""
@@ -53,6 +56,7 @@ def train_as_one_process(
         {
             "expert_parallel_degree": expert,
             "tensor_parallel_degree": tensor,
+            "context_parallel_degree": context,
             "hybrid_shard_degree": shard,
             "random_seed": 7,
         }
@@ -65,7 +69,7 @@ def train_as_one_process(
             moe_all_to_all_dispatcher=dispatcher != "all_gather",
             global_token_shuffle=dispatcher == "shuffled",
         )
-        model = tsm.transform(tiny_moe(family, **overrides), config=config)
+        model = tsm.transform(tiny_moe(family, **overrides), config=config, cp_comm_type=comm)
         model = wrap1(model, False) if fsdp == 1 else wrap2(model, False)
         if checkpointing:
             _checkpoint(model)
@@ -98,7 +102,8 @@ def _descend(model: torch.nn.Module) -> None:
 def compare(model: torch.nn.Module, losses: list[float], before: dict, gradients: dict) -> None:
     found = []
     for step in range(2):
-        loss = loss_of(model, part_of(batch(step), tsm.state.dp_rank, tsm.state.dp_size))
+        mine = part_of(batch(step, LENGTH), tsm.state.dp_rank, tsm.state.dp_size)
+        loss = loss_of(model, get_batch_for_cp_rank(mine))
         mean = loss.detach().clone()
         dist.all_reduce(mean)
         found.append(float(mean) / dist.get_world_size())

@@ -74,10 +74,10 @@ def tiny(family: str = "llama", **overrides) -> torch.nn.Module:
     return transformers.AutoModelForCausalLM.from_config(config(family, **overrides)).float()
 
 
-def batch(step: int) -> torch.Tensor:
-    """Token ids, (BATCH, SEQUENCE), the same on every rank."""
+def batch(step: int, length: int = SEQUENCE) -> torch.Tensor:
+    """Token ids, (BATCH, length), the same on every rank."""
     generator = torch.Generator().manual_seed(1000 + step)
-    return torch.randint(3, VOCABULARY, (BATCH, SEQUENCE), generator=generator)
+    return torch.randint(3, VOCABULARY, (BATCH, length), generator=generator)
 
 
 def part_of(ids: torch.Tensor, rank: int, size: int) -> torch.Tensor:

@@ -2,34 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
-from torch.autograd.function import once_differentiable
 
 from smddp.sagemaker.context_parallel import chunks
 from smddp.sagemaker.context_parallel.kernels import Scores, attend
 from smddp.sagemaker.context_parallel.masks import Mask
-
-
-class _Gathered(torch.autograd.Function):
-    """(n,) of each rank -> (ranks, n) of all; backward each rank gets the sum of the gradients of its row."""
-
-    @staticmethod
-    def forward(ctx: Any, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-        ctx.group = group
-        whole = part.new_empty(group.size(), len(part))
-        dist.all_gather_into_tensor(whole.view(-1), part, group=group)
-        return whole
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        part = grad.new_empty(grad.shape[1])
-        dist.reduce_scatter_tensor(part, grad.contiguous().view(-1), group=ctx.group)
-        return part, None
+from smddp.sagemaker.exchanges import gather
 
 
 def gathered_attention(
@@ -47,8 +26,9 @@ def gathered_attention(
     where scores are capped or heads have ``sinks``, see `ring.RingAttention`. ``dropout`` is of the probabilities.
     """
     # Keys and values in one collective.
-    rows = _Gathered.apply(torch.cat([key.flatten(), value.flatten()]), mask.tokens.group)
-    keys, values = rows.split([key.numel(), value.numel()], 1)
+    group = mask.tokens.group
+    rows = gather(torch.cat([key.flatten(), value.flatten()]), group)
+    keys, values = rows.view(group.size(), -1).split([key.numel(), value.numel()], 1)
     key = chunks.join([row.view(key.shape) for row in keys], 2)
     value = chunks.join([row.view(value.shape) for row in values], 2)
     groups = query.shape[1] // key.shape[1]

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from smddp.sagemaker.context_parallel import chunks
 from smddp.sagemaker.context_parallel.masks import Tokens
+from smddp.sagemaker.exchanges import gathered
 
 IGNORED = -100  # the label that has no loss, as in torch's cross_entropy
 
@@ -65,13 +66,13 @@ def exchange(given: Mapping[str, Any], group: dist.ProcessGroup) -> Inputs:
         error = wrong
     header = part.header() if part else [1] + [0] * (len(_HEADER) - 1)
     device = _device(given)
-    everyone = _gathered(torch.tensor(header, device=device), group)
+    everyone = gathered(torch.tensor([header], device=device), group)
     if error is not None:
         raise error
     assert part is not None  # else there is an error
     _check(part, [dict(zip(_HEADER, row)) for row in everyone.tolist()])
     rest = part.rest()
-    shared = _gathered(rest, group) if len(rest) else rest.expand(group.size(), 0)
+    shared = gathered(rest[None], group) if len(rest) else rest.expand(group.size(), 0)
     return part.whole(shared, [row[_HEADER.index("counted")] for row in everyone.tolist()])
 
 
@@ -79,13 +80,6 @@ def _device(given: Mapping[str, Any]) -> torch.device:
     ids = given.get("input_ids")
     tensor = ids if ids is not None else given.get("inputs_embeds")
     return tensor.device if isinstance(tensor, torch.Tensor) else torch.device("cpu")
-
-
-def _gathered(row: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """(n,) of each rank -> (ranks, n)."""
-    rows = row.new_empty(group.size(), len(row))
-    dist.all_gather_into_tensor(rows.view(-1), row.contiguous(), group=group)
-    return rows
 
 
 def _check(part: _Part, headers: list[dict[str, int]]) -> None:

@@ -1,8 +1,8 @@
 """Which token goes to which rank, and the way back.
 
 A dispatcher takes this rank's tokens with the experts that their router chose, and gives the rows that this rank's
-experts compute. A token travels once to each rank that holds any of its experts; what they make of it comes back as
-one row, the sum by the router's weights.
+experts compute. A token travels once to each rank that holds any of its experts (between nodes, once to each node);
+what they make of it comes back as one row, the sum by the router's weights.
 """
 
 from __future__ import annotations
@@ -15,13 +15,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from smddp.sagemaker.expert_parallel.exchange import (
-    ExpertGroup,
-    all_to_all,
-    exchange,
-    gather_rows,
-    scatter_rows,
-)
+from smddp.sagemaker.exchanges import all_to_all, exchange, gather, gathered, scatter
+from smddp.sagemaker.expert_parallel.group import ExpertGroup
+from smddp.sagemaker.parallel import Hierarchy
 
 
 @dataclass(frozen=True)
@@ -63,42 +59,92 @@ class AllToAll(Dispatcher):
     """Each token to the ranks that hold its experts, by an uneven all-to-all; the numbers of rows go ahead."""
 
     def send(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Arrived:
-        group = self.group
-        home = chosen // self.here
-        needed = torch.zeros(len(tokens), group.size, dtype=torch.bool, device=tokens.device)
-        needed.scatter_(1, home, True)
-        rank, token = needed.T.nonzero(as_tuple=True)
-        to, from_ = _counts(needed.sum(0), group)
-        theirs = torch.where(home[token] == rank[:, None], chosen[token] - rank[:, None] * self.here, -1)
-        experts = all_to_all(theirs.to(torch.int32), to, from_, group)
-        rows = exchange(tokens[token], to, from_, group)
-        arrived = exchange(weights[token], to, from_, group)
+        return _sent(tokens, chosen, weights, self.group.process_group, self.here)
+
+
+class NodeByNode(Dispatcher):
+    """As `AllToAll`, but once to each other node that holds any of its experts: to the rank there in this one's place.
+
+    From that rank it goes on within the node. What the node's experts make of it is summed there, in the order of
+    their ranks, and comes back as one row. (As in DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.2.2.)
+    """
+
+    def __init__(self, group: ExpertGroup, here: int, hierarchy: Hierarchy) -> None:
+        super().__init__(group, here)
+        self.between, self.within = hierarchy.between, hierarchy.within
+
+    def send(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Arrived:
+        node, on_node = self.between.rank(), self.within.size() * self.here
+        came = _sent(tokens, chosen, weights, self.between, on_node, leave_out=node)
+        own = _from(chosen, node * on_node, on_node)
+        arrived = _sent(
+            torch.cat([tokens, came.rows]),
+            torch.cat([own, came.experts]),
+            torch.cat([weights, came.weights]),
+            self.within,
+            self.here,
+        )
 
         def back(sums: torch.Tensor) -> torch.Tensor:
-            returned = exchange(sums, from_, to, group)
-            return torch.zeros_like(tokens).index_add(0, token, returned)
+            mine, theirs = arrived.back(sums).split([len(tokens), len(came.rows)])
+            return mine + came.back(theirs)
 
-        return Arrived(rows, experts, arrived, back)
+        return Arrived(arrived.rows, arrived.experts, arrived.weights, back)
+
+
+def _sent(
+    tokens: torch.Tensor,
+    chosen: torch.Tensor,
+    weights: torch.Tensor,
+    group: dist.ProcessGroup,
+    here: int,
+    leave_out: int | None = None,
+) -> Arrived:
+    """Each token to the members of ``group`` that hold any of its experts, ``here`` each; to ``leave_out`` nothing.
+
+    An expert of -1 is none.
+    """
+    home = chosen.div(here, rounding_mode="floor")
+    needed = torch.zeros(len(tokens), 1 + group.size(), dtype=torch.bool, device=tokens.device)
+    needed = needed.scatter_(1, home.long() + 1, True)[:, 1:]
+    if leave_out is not None:
+        needed[:, leave_out] = False
+    rank, token = needed.T.nonzero(as_tuple=True)
+    to, from_ = _counts(needed.sum(0), group)
+    experts = all_to_all(_from(chosen[token], rank[:, None] * here, here), to, from_, group)
+    rows = exchange(tokens[token], to, from_, group)
+    arrived = exchange(weights[token], to, from_, group)
+
+    def back(sums: torch.Tensor) -> torch.Tensor:
+        returned = exchange(sums, from_, to, group)
+        return torch.zeros_like(tokens).index_add(0, token, returned)
+
+    return Arrived(rows, experts, arrived, back)
+
+
+def _from(chosen: torch.Tensor, first: torch.Tensor | int, here: int) -> torch.Tensor:
+    """``chosen`` counted from expert ``first`` on; -1 where it is none of the ``here`` from there."""
+    inside = (chosen >= first) & (chosen < first + here)
+    return torch.where(inside, chosen - first, -1).to(torch.int32)
 
 
 class AllGather(Dispatcher):
     """Every token to every rank, by an all-gather, and the sums back by a reduce-scatter."""
 
     def send(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Arrived:
-        group, count = self.group, len(tokens)
+        group, count = self.group.process_group, len(tokens)
         most = torch.tensor([count], device=tokens.device)
-        dist.all_reduce(most, dist.ReduceOp.MAX, group=group.group)
+        dist.all_reduce(most, dist.ReduceOp.MAX, group=group)
         missing = int(most) - count
         if missing:  # a reduce-scatter takes equal parts
             tokens, weights = (torch.cat([t, t.new_zeros(missing, t.shape[1])]) for t in (tokens, weights))
             chosen = torch.cat([chosen, chosen.new_full((missing, chosen.shape[1]), -1)])
-        experts = gather_rows(chosen, group) - group.rank * self.here
-        experts = experts.masked_fill((experts < 0) | (experts >= self.here), -1)
+        experts = _from(gathered(chosen, group), group.rank() * self.here, self.here)
 
         def back(sums: torch.Tensor) -> torch.Tensor:
-            return scatter_rows(sums, group)[:count]
+            return scatter(sums, group)[:count]
 
-        return Arrived(gather_rows(tokens, group), experts, gather_rows(weights, group), back)
+        return Arrived(gather(tokens, group), experts, gather(weights, group), back)
 
 
 class Shuffled(Dispatcher):
@@ -112,10 +158,10 @@ class Shuffled(Dispatcher):
         self.inner, self.seed = inner, seed
 
     def send(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> Arrived:
-        group, count = self.group, len(tokens)
+        group, count = self.group.process_group, len(tokens)
         # The same order in every pass, as a recomputed layer must send what it sent before.
         order = torch.randperm(count, generator=torch.Generator().manual_seed(self.seed)).to(tokens.device)
-        parts = torch.tensor([len(part) for part in range_split(count, group.size)], device=tokens.device)
+        parts = torch.tensor([len(part) for part in range_split(count, group.size())], device=tokens.device)
         to, from_ = _counts(parts, group)
         moved = self.inner.send(
             exchange(tokens[order], to, from_, group),
@@ -136,10 +182,10 @@ def range_split(count: int, parts: int) -> list[range]:
     return [range(start, end) for start, end in itertools.pairwise(ends)]
 
 
-def _counts(send: torch.Tensor, group: ExpertGroup) -> tuple[list[int], list[int]]:
+def _counts(send: torch.Tensor, group: dist.ProcessGroup) -> tuple[list[int], list[int]]:
     """How many rows go to each rank, and how many come from each."""
     receive = torch.empty_like(send)
-    dist.all_to_all_single(receive, send.contiguous(), group=group.group)
+    dist.all_to_all_single(receive, send.contiguous(), group=group)
     to, from_ = torch.stack([send, receive]).tolist()  # the device is asked once
     return to, from_
 
@@ -148,5 +194,7 @@ def dispatcher(group: ExpertGroup, here: int, by_all_to_all: bool, shuffle_seed:
     """The dispatcher that a `MoEConfig` asks for; ``shuffle_seed`` None: tokens are not shuffled."""
     if group.size == 1:
         return Alone(group, here)
-    made: Dispatcher = AllToAll(group, here) if by_all_to_all else AllGather(group, here)
+    made: Dispatcher = AllGather(group, here)
+    if by_all_to_all:
+        made = AllToAll(group, here) if group.hierarchy is None else NodeByNode(group, here, group.hierarchy)
     return made if shuffle_seed is None else Shuffled(made, shuffle_seed)

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from smddp.sagemaker.expert_parallel.dispatch import Dispatcher
-from smddp.sagemaker.expert_parallel.exchange import scaled
 from smddp.sagemaker.expert_parallel.families import Family
 from smddp.sagemaker.tensor_parallel.dynamic import Mixin
 from smddp.sagemaker.tensor_parallel.modules import local
@@ -18,9 +17,17 @@ from smddp.sagemaker.tensor_parallel.regions import TensorGroup, copy_to_region,
 
 @dataclass(frozen=True)
 class Place:
-    """Where the experts of a layer are, and how they are reached; ``tp`` None: they are not cut by columns."""
+    """Where the experts of a layer are, and how they are reached.
+
+    Attributes:
+        family: of the model.
+        names: of the parameters, which FSDP1 makes plain tensors where a checkpointed layer runs again.
+        dispatcher: the way of tokens to experts.
+        tp: None: they are not cut by columns.
+    """
 
     family: Family
+    names: tuple[str, ...]
     dispatcher: Dispatcher
     tp: TensorGroup | None
 
@@ -62,11 +69,27 @@ class SpreadExperts(Mixin):
 
     def _matrices(self) -> list[dict[str, torch.Tensor]]:
         """Each expert's matrices by name."""
-        dispatcher, names = self._ep.dispatcher, [name for name, _ in self.named_parameters(recurse=False)]
-        whole = {name: scaled(local(getattr(self, name)), 1 / dispatcher.group.size) for name in names}
+        degree = self._ep.dispatcher.group.size
+        whole = {name: scaled(local(getattr(self, name)), 1 / degree) for name in self._ep.names}
         # Gate and up of a tensor rank are stored side by side: (experts, 2, columns, in).
         stacks = {name: tensor.flatten(1, 2) if tensor.dim() == 4 else tensor for name, tensor in whole.items()}
-        return [dict(zip(names, matrices)) for matrices in zip(*(stack.unbind(0) for stack in stacks.values()))]
+        return [dict(zip(stacks, matrices)) for matrices in zip(*(stack.unbind(0) for stack in stacks.values()))]
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, factor: float) -> torch.Tensor:
+        ctx.factor = factor
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad * ctx.factor, None
+
+
+def scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
+    """``tensor``, whose gradient is multiplied by ``factor``."""
+    return tensor if factor == 1.0 else _Scaled.apply(tensor, factor)
 
 
 class StackedExperts(nn.Module):

@@ -37,7 +37,7 @@ class Routing:
         elif kind == "balanced":
             from smddp.sagemaker.state_handler import state
 
-            before = state.dp_rank * len(logits)
+            before = (state.dp_rank * state.cp_size + state.cp_rank) * len(logits)
             chosen = balancing.in_turn(len(logits), k, logits.shape[1], before, logits.device)
             weights = self.family.weigh(options, logits, chosen).to(weights.dtype)
         # A checkpointed layer passes here without gradients first: the pass that is recomputed counts.

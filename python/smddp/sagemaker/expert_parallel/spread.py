@@ -12,9 +12,9 @@ from torch.distributed.tensor import DTensor, Shard
 
 from smddp.sagemaker.expert_parallel import balancing
 from smddp.sagemaker.expert_parallel.dispatch import dispatcher
-from smddp.sagemaker.expert_parallel.exchange import this_process
 from smddp.sagemaker.expert_parallel.experts import Place, SpreadExperts
 from smddp.sagemaker.expert_parallel.families import FAMILIES, Family, layers_of_experts
+from smddp.sagemaker.expert_parallel.group import this_process
 from smddp.sagemaker.expert_parallel.router import Routing, balance
 from smddp.sagemaker.expert_parallel.stacks import stacked
 from smddp.sagemaker.moe.moe_config import MoEConfig
@@ -89,12 +89,13 @@ class Spreader:
             assert family.listed is not None
             layer.experts = stacked(layer.experts, family.listed, parts=self.tp is not None)
         experts: Any = layer.experts
-        for name, _ in list(experts.named_parameters(recurse=False)):
+        names = tuple(name for name, _ in experts.named_parameters(recurse=False))
+        for name in names:
             self._cut(experts, name, family, listed)
         seed = self.config.random_seed if self.config.global_token_shuffle else None
         here = total // self.group.size
         chosen = dispatcher(self.group, here, self.config.moe_all_to_all_dispatcher, seed)
-        extend(experts, SpreadExperts)._ep = Place(family, chosen, self.tp)
+        extend(experts, SpreadExperts)._ep = Place(family, names, chosen, self.tp)
         balance(layer, Routing(family, self.config), listed)
         extend(layer, MoELayer, first=False)
 

@@ -28,6 +28,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from smddp.sagemaker.exchanges import gather, gathered, scatter
+
 SEQUENCE = 1
 
 
@@ -88,21 +90,6 @@ def _part(tensor: torch.Tensor, tp: TensorGroup, dim: int) -> torch.Tensor:
     return tensor.chunk(tp.size, dim)[tp.rank].contiguous()
 
 
-def _all_gathered(tensor: torch.Tensor, tp: TensorGroup, dim: int) -> torch.Tensor:
-    """The parts of all ranks in order of rank, side by side in ``dim``."""
-    tensor = tensor.contiguous()
-    parts = tensor.new_empty((tp.size, *tensor.shape))
-    dist.all_gather_into_tensor(parts.view(-1), tensor.view(-1), group=tp.group)
-    return torch.cat(parts.unbind(0), dim)
-
-
-def _reduce_scattered(tensor: torch.Tensor, tp: TensorGroup, dim: int) -> torch.Tensor:
-    parts = torch.stack(tensor.chunk(tp.size, dim))
-    mine = torch.empty_like(parts[0])
-    dist.reduce_scatter_tensor(mine.view(-1), parts.view(-1), group=tp.group)
-    return mine
-
-
 def _summed(grads: list[torch.Tensor | None], tp: TensorGroup) -> list[torch.Tensor | None]:
     """Each gradient's sum over the group, by one all-reduce; None stays None."""
     present = [grad for grad in grads if grad is not None]
@@ -146,7 +133,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, tp: TensorGroup, dim: int) -> torch.Tensor:
         ctx.tp, ctx.dim = tp, dim
-        return _all_gathered(tensor, tp, dim)
+        return gathered(tensor, tp.group, dim)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
@@ -162,28 +149,6 @@ class _Split(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         return _Gather.apply(grad, ctx.tp, ctx.dim), None, None
-
-
-class _GatherSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, tp: TensorGroup) -> torch.Tensor:
-        ctx.tp = tp
-        return _all_gathered(tensor, tp, SEQUENCE)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return scatter_sequence(grad, ctx.tp), None
-
-
-class _ScatterSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, tp: TensorGroup) -> torch.Tensor:
-        ctx.tp = tp
-        return _reduce_scattered(tensor, tp, SEQUENCE)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return gather_sequence(grad, ctx.tp), None
 
 
 def copy_to_region(tp: TensorGroup, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -214,12 +179,12 @@ def shard_sequence(tensor: torch.Tensor, tp: TensorGroup) -> torch.Tensor:
 
 def gather_sequence(tensor: torch.Tensor, tp: TensorGroup) -> torch.Tensor:
     """(batch, s / ranks, ...) -> (batch, s, ...) for use inside a region."""
-    return _GatherSequence.apply(tensor, tp)
+    return gather(tensor, tp.group, SEQUENCE)
 
 
 def scatter_sequence(tensor: torch.Tensor, tp: TensorGroup) -> torch.Tensor:
     """The sum of all ranks' (batch, s, ...), as this rank's (batch, s / ranks, ...)."""
-    return _ScatterSequence.apply(tensor, tp)
+    return scatter(tensor, tp.group, SEQUENCE)
 
 
 def gather_whole_sequence(tensor: torch.Tensor, tp: TensorGroup) -> torch.Tensor:
