@@ -14,6 +14,13 @@ else:
     Mixin = object
 
 T = TypeVar("T")
+# Class attribute of what `extend` makes.
+_EXTENDED = "_tp_extended"
+
+
+def is_extended(module: nn.Module) -> bool:
+    """Whether `extend` has given ``module`` a mixin."""
+    return hasattr(type(module), _EXTENDED)
 
 
 def _rebuild(base: type, mixin: type, first: bool) -> nn.Module:
@@ -29,7 +36,7 @@ def _subclass(base: type, mixin: type, first: bool) -> type:
         return _rebuild, (base, mixin, first), self.__getstate__() if hasattr(self, "__getstate__") else self.__dict__
 
     # The name stays: transformers looks losses, kernels and wrap policies up by it.
-    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    names = {_EXTENDED: True, "__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     bases = (mixin, base) if first else (base, mixin)
     return type(base.__name__, bases, {**names, "__reduce_ex__": reduce})
 

@@ -8,6 +8,8 @@
 - After a backward in no_sync() with use_orig_params=True, the gradients are whole while the parameters are cut again,
   so it puts views of the one into the other's place by `.data`, which a DTensor cannot be put by. Plain parameters get
   plain views. The same holds in mixed precision, where the gradients are of another type meanwhile.
+- While it computes it makes a DTensor of each view of a flat parameter, and the layer takes the local tensor out of it
+  again, an eighth of a step of small layers. So what layers see meanwhile are the plain views.
 - It flattens the shard of a DTensor, and lets it require a gradient whether the DTensor does or not. So frozen ones are
   frozen again.
 """
@@ -20,11 +22,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.fsdp._common_utils import _set_fsdp_flattened
+from torch.distributed.fsdp._common_utils import HandleTrainingState, _set_fsdp_flattened
 from torch.distributed.tensor import DTensor
 
-from smddp.sagemaker.tensor_parallel.dynamic import Mixin, extend
+from smddp.sagemaker.tensor_parallel.dynamic import Mixin, extend, is_extended
 
+_COMPUTING = (HandleTrainingState.FORWARD, HandleTrainingState.BACKWARD_PRE)
 # Module attribute: {parameter name: (the module that has it, its name there)}.
 REFERENCES = "_tp_references"
 
@@ -79,11 +82,29 @@ def keeping_frozen(original: Callable[..., None]) -> Callable[..., None]:
     return _init_flat_param_and_metadata
 
 
+def _computes_on_local(handle: Any) -> bool:
+    """Whether the modules of all DTensors in a flat parameter are ours; those of `parallelize_module` want DTensors."""
+    found: bool | None = getattr(handle, "_tp_computes_on_local", None)
+    if found is None:
+        flat = handle.flat_param
+        places = zip(flat._param_infos, flat._param_extensions)
+        found = all(is_extended(module) for (_, module, _), extension in places if extension is not None)
+        handle._tp_computes_on_local = found
+    return found
+
+
 def keeping_parameters(original: Callable[[Any, bool], None]) -> Callable[[Any, bool], None]:
-    """`FlatParamHandle._use_unsharded_views` that keeps DTensor parameters of unsharded units as they are."""
+    """`FlatParamHandle._use_unsharded_views` that keeps DTensor parameters of unsharded units as they are, and gives
+    layers plain views to compute with."""
 
     @functools.wraps(original)
     def _use_unsharded_views(self: Any, as_params: bool) -> None:
+        if not as_params and self._training_state in _COMPUTING and _computes_on_local(self):
+            extension, self._fsdp_extension = self._fsdp_extension, None
+            try:
+                return original(self, as_params)
+            finally:
+                self._fsdp_extension = extension
         original(self, as_params)
         if not as_params or not self._use_orig_params or self.uses_sharded_strategy:
             return
