@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 from smddp.sagemaker import hf
@@ -238,10 +239,10 @@ def _tied(model: nn.Module) -> list[list[str]]:
 
 
 def _tie(modules: dict[str, nn.Module], names: list[str]) -> None:
-    """Make the parameters ``names``, which were one, one again."""
-    first, _, attribute = names[0].rpartition(".")
-    parameter = modules[first]._parameters[attribute]
-    for name in names[1:]:
+    """Make the parameters ``names``, which were one, one again: the one that has been shared, if any."""
+    of_all = [modules[owner]._parameters[attribute] for owner, _, attribute in (name.rpartition(".") for name in names)]
+    parameter = next((parameter for parameter in of_all if isinstance(parameter, DTensor)), of_all[0])
+    for name in names:
         owner, _, attribute = name.rpartition(".")
         modules[owner].register_parameter(attribute, parameter)
 

@@ -17,6 +17,7 @@ from smddp.sagemaker import hf
 from smddp.sagemaker.rng import RegionRandomness
 from smddp.sagemaker.tensor_parallel import styles
 from smddp.sagemaker.tensor_parallel.block import Block, is_random
+from smddp.sagemaker.tensor_parallel.modules import norms_of
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 
 STYLES = (
@@ -26,10 +27,15 @@ STYLES = (
     "rowwise_split_input",
     "packed_colwise",
     "packed_qkv_colwise",
+    "interleaved_qkv_colwise",
     "grouped_qkv_colwise",
     "embedding_rowwise",
     "replicated_with_grad_allreduce",
+    "bias_by_head",
+    "alibi_by_head",
+    "norms_by_head",
     "moe_tp_experts",
+    "tied",
     "replicate",
 )
 _PARTS = {"packed_colwise": 2, "packed_qkv_colwise": 3}
@@ -74,7 +80,12 @@ def expand(model: nn.Module, plan: Mapping[str, Any], strict: bool) -> dict[str,
 def layers_of(model: nn.Module, plan: Mapping[str, Any]) -> list[nn.Module]:
     """The decoder layers: what the family calls so, else the members of lists that the plan's `*` stands for."""
     names = hf.layer_class_names(model)
-    layers = [module for module in model.modules() if type(module).__name__ in names]
+    # Some families name their embeddings, too, which lie alone.
+    layers = [
+        module
+        for name, module in model.named_modules()
+        if type(module).__name__ in names and name.rpartition(".")[2].isdigit()
+    ]
     if not layers:
         for pattern in plan:
             before, star, _ = pattern.partition(".*")
@@ -161,6 +172,8 @@ class Planner:
             if not any(owner in entries for owner in owners):
                 continue
             for owner in owners:
+                if any(entries.get(name) == "tied" for name in names if name.rpartition(".")[0] == owner):
+                    continue
                 if isinstance(self.model.get_submodule(owner), nn.Embedding):
                     entries.setdefault(owner, "embedding_rowwise")
                 elif owner not in entries:
@@ -196,6 +209,8 @@ class Planner:
             )
         if style == "replicated_with_grad_allreduce":
             return styles.InRegion(block)
+        if style in ("bias_by_head", "alibi_by_head", "norms_by_head"):
+            return self._by_head(name, module, style)
         if style == "embedding_rowwise":
             return self._embedding(name, module)
         if style == "moe_tp_experts":
@@ -215,10 +230,10 @@ class Planner:
                 return styles.Whole(block)
             return styles.Colwise(self._alone(name), gather=True)
         parts = _PARTS.get(style, 1)
-        if style == "packed_qkv_colwise":
-            attention = hf.as_attention(self.model.get_submodule(name.rpartition(".")[0]))
-            self._attention(name, columns // parts // attention.head_dim, columns // parts // attention.head_dim)
-        if style == "colwise" and name.endswith((".k_proj", ".v_proj")):
+        if style in ("packed_qkv_colwise", "interleaved_qkv_colwise"):
+            heads_of_three = self._fused(name, columns, style)
+            self._attention(name, heads_of_three, heads_of_three)
+        if style == "colwise" and hf.is_key_or_value(name):
             heads = self._key_value_heads(name)
             if heads is not None:
                 return styles.KeyValue(block, *heads)
@@ -233,11 +248,10 @@ class Planner:
         """(the heads that this rank needs, head_dim) where key and value heads cannot be shared evenly."""
         parent = name.rpartition(".")[0]
         attention = self.model.get_submodule(parent)
-        head_dim = getattr(attention, "head_dim", None)
-        query = getattr(attention, "q_proj", None)
+        head_dim, query = hf.head_dim(attention), hf.query_of(attention)
         if head_dim is None or query is None:
             return None
-        query_heads = query.weight.shape[0] // head_dim
+        query_heads = hf.weight_of(query).shape[0] // head_dim
         kv_heads = hf.weight_of(self.model.get_submodule(name)).shape[0] // head_dim
         self.degrees.need(query_heads, "attention heads")
         if query_heads % self.tp.size:
@@ -249,6 +263,57 @@ class Planner:
             return None
         self.heads[parent] = (mine, mine // groups)
         return wanted, head_dim
+
+    def _fused(self, name: str, columns: int, style: str) -> int:
+        """The heads of a projection to q, k and v of equal sizes. Raises ValueError where they are not."""
+        attention = self.model.get_submodule(name.rpartition(".")[0])
+        head_dim, (query, key_value) = hf.head_dim(attention), hf.heads_of(attention)
+        if head_dim is None:
+            raise ValueError(
+                f"plan entry {name!r}: style {style!r} shares heads, and {_kind(attention)} does not say how large one "
+                "is: give it the attribute head_dim"
+            )
+        wanted = [3 * head_dim * heads for heads in (query,) if heads is not None]
+        if columns % (3 * head_dim) or (wanted and columns != wanted[0]) or query != key_value:
+            raise ValueError(
+                f"plan entry {name!r}: style {style!r} is for as many columns of q as of k and of v, in heads of "
+                f"{head_dim}: {_kind(attention)} has {query} query heads, {key_value} key and value heads and {columns} "
+                "columns. Give q, k and v a projection each"
+            )
+        return columns // (3 * head_dim)
+
+    def _by_head(self, name: str, module: nn.Module, style: str) -> ParallelStyle:
+        """Styles of what holds, or is given, something for each head."""
+        if style == "alibi_by_head":
+            heads = hf.heads_of(module)[0]
+            if heads is None:
+                raise ValueError(f"plan entry {name!r}: style {style!r}: {_kind(module)} does not say how many heads it has")
+            self.degrees.need(heads, "attention heads")
+            return styles.AlibiByHead(Block(self.tp), heads)
+        if style == "bias_by_head":
+            if not isinstance(module, nn.Embedding):
+                raise ValueError(f"plan entry {name!r}: style {style!r} is for nn.Embedding, not {_kind(module)}")
+            self.degrees.need(module.embedding_dim, f"{_general(name)} (heads)")
+            return styles.BiasByHead(self._block(name))
+        return styles.NormsByHead(self._block(name), self._heads_of_norms(name, module))
+
+    def _heads_of_norms(self, name: str, module: nn.Module) -> list[int]:
+        """Those heads, of queries or of keys by their number, that this rank computes."""
+        count = len(norms_of(module))
+        attention = self.model.get_submodule(name.rpartition(".")[0])
+        head_dim, query = hf.head_dim(attention), hf.query_of(attention)
+        if not count or head_dim is None or query is None:
+            raise ValueError(
+                f"plan entry {name!r}: style 'norms_by_head' is for a module with a LayerNorm for each head, in an "
+                f"attention module with head_dim and a query projection, not for {_kind(module)}"
+            )
+        query_heads = hf.weight_of(query).shape[0] // head_dim
+        if query_heads % self.tp.size:
+            return []  # the degrees' error says so
+        if count % self.tp.size == 0:
+            mine = count // self.tp.size
+            return list(range(self.tp.rank * mine, (self.tp.rank + 1) * mine))
+        return wanted_heads(query_heads, count, self.tp)[0]
 
     def _grouped(self, name: str, module: nn.Module) -> ParallelStyle:
         """Falcon: (kv heads, [query heads..., key, value], head_dim); 3 * heads if it has no groups."""
