@@ -11,7 +11,7 @@ import torch
 from smddp.sagemaker import hf, sharding
 from smddp.sagemaker.rng import RngStateTracker
 from smddp.sagemaker.tensor_parallel import layers, modules
-from smddp.sagemaker.tensor_parallel.plan import wanted_heads
+from smddp.sagemaker.tensor_parallel.heads import wanted_heads
 from smp_cases.models import FAMILIES, tiny
 from torch.distributed.fsdp import ShardingStrategy
 

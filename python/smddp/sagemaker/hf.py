@@ -114,7 +114,7 @@ _KEYS_AND_VALUES = ("k_proj", "v_proj", "key", "value", "k", "v")
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 _KEY_VALUE_HEADS = ("num_kv_heads", "num_key_value_heads")
 # All heads' columns, which older attention modules give their output.
-_WIDTHS = ("hidden_size", "all_head_size", "inner_dim", "split_size")
+_WIDTHS = ("hidden_size", "all_head_size", "inner_dim", "split_size", "embed_dim")
 
 
 class Attention(Protocol):
@@ -189,10 +189,20 @@ def refuse_variant(model: nn.Module) -> None:
     """Raise NotImplementedError for a variant of a family that its plan does not fit."""
     config: Any = getattr(model, "config", None)
     kind = model_type(model)
+    if is_before_5() and any(hasattr(module, "kv_lora_rank") for module in model.modules()):
+        raise NotImplementedError(
+            f"{type(model).__name__}: multi-head latent attention under tensor parallelism needs transformers 5; in this "
+            "line set tensor_parallel_degree=1"
+        )
     if kind == "bloom" and config.slow_but_exact and config.pretraining_tp > 1:
         raise NotImplementedError(
             "BLOOM with slow_but_exact=True and pretraining_tp > 1 cuts its weights into parts by itself, which tensor "
             "parallelism does already: set slow_but_exact=False"
+        )
+    if kind == "gemma4":
+        raise NotImplementedError(
+            "Gemma-4 with images under tensor parallelism: its model reads rows of the shared embedding itself; take "
+            "the text model, Gemma4ForCausalLM, or set tensor_parallel_degree=1"
         )
     if kind == "gpt2" and config.add_cross_attention:
         raise NotImplementedError(
@@ -201,7 +211,7 @@ def refuse_variant(model: nn.Module) -> None:
         )
 
 
-def tiny_inputs(model: nn.Module, seed: int) -> dict[str, torch.Tensor]:
+def tiny_inputs(model: nn.Module, seed: int) -> dict[str, Any]:
     """Arguments of a small forward pass: two samples of twelve tokens, or two images.
 
     Raises ValueError for what is no transformers model, or one of another input.
@@ -214,11 +224,11 @@ def tiny_inputs(model: nn.Module, seed: int) -> dict[str, torch.Tensor]:
         text = config.get_text_config()
         tokens = torch.randint(3, min(text.vocab_size, 1000), (2, 12), generator=generator).to(device)
         if config.is_encoder_decoder:
-            ids = {"input_ids": tokens, "decoder_input_ids": tokens.flip(-1)}
+            found = {"input_ids": tokens, "decoder_input_ids": tokens.flip(-1)}
         else:
-            ids = {"input_ids": tokens}
+            found = {"input_ids": tokens}
         known = inspect.signature(model.forward).parameters
-        return {**ids, "use_cache": False} if "use_cache" in known else ids
+        return {**found, "use_cache": False} if "use_cache" in known else found
     if takes == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
         shape = (2, getattr(config, "num_channels", 3), config.image_size, config.image_size)
         return {"pixel_values": torch.randn(shape, generator=generator).to(device)}
@@ -239,7 +249,8 @@ def experts_layout(module: nn.Module, name: str, style: str) -> tuple[int, int]:
     is_transposed = getattr(module, "is_transposed", False)
     if style == "rowwise":
         return (1 if is_transposed else 2), 1
-    packed = style == "packed_colwise" and getattr(module, "is_concatenated", True)
+    # Some plans of transformers say "colwise" of both in one.
+    packed = (style == "packed_colwise" or "gate_up" in name) and getattr(module, "is_concatenated", True)
     if packed and is_transposed:
         raise NotImplementedError(
             f"{type(module).__name__}: [gate | up] experts stored as (in, out) under tensor parallelism are not "

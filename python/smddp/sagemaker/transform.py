@@ -211,10 +211,11 @@ def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], expert
     planner.tell()
     if experts is not None:
         experts.apply()
-    modules = dict(model.named_modules())
+    # One module may have several names, as the embeddings of encoder and decoder in 4.57.
+    modules = dict(model.named_modules(remove_duplicate=False))
     # One entry per module, in torch's form; the styles are torch ParallelStyles.
     parallelize_module(model, tp.mesh, styles)
-    for name, heads in planner.heads.items():
+    for name, heads in planner.heads.of.items():
         hf.localise_heads(hf.as_attention(modules[name]), *heads)
     for name, block in planner.blocks.items():
         block.attach(modules[name])

@@ -59,6 +59,9 @@ PLANS: dict[str, Plan] = {
     "roberta": {**_BERT, **_ROBERTA_HEAD},
     "xlm-roberta": {**_BERT, **_ROBERTA_HEAD},
     "camembert": {**_BERT, **_ROBERTA_HEAD},
+    "data2vec-text": {**_BERT, **_ROBERTA_HEAD},
+    "ernie": {**_BERT, **_BERT_HEAD},
+    "electra": {**_BERT, "generator_lm_head": "colwise_gather_output"},
     "opt": {
         **_pairs("decoder.layers.*.self_attn.", _QKV, "out_proj"),
         **_pairs("decoder.layers.*.", ("fc1",), "fc2"),
@@ -72,6 +75,9 @@ PLANS: dict[str, Plan] = {
     "marian": _BART,
     "blenderbot": _BART,
     "blenderbot-small": _BART,
+    "plbart": _BART,
+    "xglm": _BART,
+    "biogpt": {**_BART, "output_projection": "colwise_gather_output"},
     "vit": {
         # In 4.57.
         **_pairs("encoder.layer.*.attention.", ("attention.query", "attention.key", "attention.value"), "output.dense"),
@@ -116,6 +122,12 @@ PLANS: dict[str, Plan] = {
         **_pairs("layers.*.mlp.", ("dense_h_to_4h",), "dense_4h_to_h"),
         **_HEAD,
         "embed_out": "colwise_gather_output",  # the head in 4.57
+    },
+    "persimmon": {
+        "layers.*.self_attn.query_key_value": "interleaved_qkv_colwise",
+        "layers.*.self_attn.dense": "rowwise",
+        **_pairs("layers.*.mlp.", ("dense_h_to_4h",), "dense_4h_to_h"),
+        **_HEAD,
     },
     "falcon": {
         "h.*.self_attention": "alibi_by_head",

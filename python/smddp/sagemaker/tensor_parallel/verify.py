@@ -19,7 +19,7 @@ from smddp.sagemaker import hf
 from smddp.sagemaker.names import plain_name
 from smddp.sagemaker.state_handler import state
 from smddp.sagemaker.tensor_parallel.dynamic import original
-from smddp.sagemaker.tensor_parallel.state_dict import translate_hf_state_dict, translate_state_dict_to_hf
+from smddp.sagemaker.tensor_parallel.state_dict import translate_state_dict_to_hf
 from smddp.sagemaker.tensor_parallel.transformer import TransformerLMHead
 
 # Of the largest value there is: what float32 may lose by adding up in another order, many times over.
@@ -104,7 +104,7 @@ def _both(model: nn.Module, config: Mapping[str, Any] | None) -> tuple[nn.Module
             "model; call verify(model, inputs, config) with the model as it is before transform()"
         )
     if any(p.dtype != torch.float32 for p in model.parameters()):
-        raise ValueError("verify() compares in float32: give it the model before transform(), it makes copies in float32")
+        raise ValueError("verify() compares in float32: give it the model before transform(), it copies it so")
     whole = original(type(model))(copy.deepcopy(model.config)).to(next(model.parameters()).device)
     values = {name: _full(parameter.detach()) for name, parameter in model.named_parameters(remove_duplicate=False)}
     whole.load_state_dict(translate_state_dict_to_hf(model, values), strict=False)
