@@ -191,8 +191,8 @@ def refuse_variant(model: nn.Module) -> None:
     kind = model_type(model)
     if is_before_5() and any(hasattr(module, "kv_lora_rank") for module in model.modules()):
         raise NotImplementedError(
-            f"{type(model).__name__}: multi-head latent attention under tensor parallelism needs transformers 5; in this "
-            "line set tensor_parallel_degree=1"
+            f"{type(model).__name__}: multi-head latent attention under tensor parallelism needs transformers 5; in "
+            "this line set tensor_parallel_degree=1"
         )
     if kind == "bloom" and config.slow_but_exact and config.pretraining_tp > 1:
         raise NotImplementedError(
