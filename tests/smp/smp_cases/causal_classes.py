@@ -1,12 +1,19 @@
-"""A tiny model of every causal class of the installed transformers, made from its configuration's own fields."""
+"""A tiny model of every causal class of the installed transformers, made from its configuration's own fields.
+
+Each is right under tensor parallelism, or refused by `transform` with words that say what to change; none is wrong in
+silence, and none fails later.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 
+import smddp.sagemaker as tsm
 import torch
 import transformers
+from smp_cases.tensor_parallel import initialized
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 # What a field of this name becomes, if the configuration has it. Heads must divide by 4.
@@ -125,3 +132,39 @@ _ODD: dict[str, dict] = {
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64},
 }
+
+# Of both lines. They need packages, parts of other models or sizes that these fields do not give.
+NOT_MADE: set[str] = set()
+
+
+def all_are_right_or_refused(kinds: list[str], degree: int = 2) -> None:
+    """Raises AssertionError with every class that is neither."""
+    wrong = []
+    with initialized(tensor_parallel_degree=degree, tensor_parallel_checks=0):
+        for kind in kinds:
+            outcome = _outcome(kind)
+            print(f"{kind}: {outcome}", flush=True)
+            if (outcome.startswith("not made") and kind not in NOT_MADE) or outcome.startswith("wrong"):
+                wrong.append(f"{kind}: {outcome}")
+    assert not wrong, "\n".join(wrong)
+
+
+def _outcome(kind: str) -> str:
+    try:
+        model = tiny(kind)
+        ids = torch.randint(3, 96, (2, 12), generator=torch.Generator().manual_seed(1))
+        inputs = {"input_ids": ids, "labels": ids}
+        model(**inputs).loss.backward()
+        model.zero_grad()
+    except Exception as error:
+        return f"not made: {type(error).__name__} {error}"
+    try:
+        tsm.transform(copy.deepcopy(model))
+    except (ValueError, NotImplementedError) as error:
+        says_what_to_do = "tensor_parallel_degree" in str(error) or "tp_plan" in str(error)
+        return f"{'refused' if says_what_to_do else 'wrong'}: {error}"
+    try:
+        difference = tsm.verify(model, inputs)
+    except Exception as error:
+        return f"wrong: {type(error).__name__} {error}"
+    return f"{'right' if difference < 1e-5 else 'wrong'}: {difference:.1e}"

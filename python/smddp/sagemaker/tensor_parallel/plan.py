@@ -48,7 +48,10 @@ def style_name(style: Any, where: str) -> str:
         raise TypeError(f"plan entry {where!r}: expected a style's name or a ParallelStyle, got {style!r}")
     name = hf.STYLE_NAMES.get(style, style)
     if name in hf.REFUSED_STYLES:
-        raise NotImplementedError(f"plan entry {where!r}: style {style!r}: {hf.REFUSED_STYLES[name]}")
+        raise NotImplementedError(
+            f"plan entry {where!r}: style {style!r}: {hf.REFUSED_STYLES[name]}. For tensor parallelism of the rest "
+            'give a plan without it, config={"tp_plan": {...}}; else set tensor_parallel_degree=1 for this model'
+        )
     if name not in STYLES and name != hf.LISTED_EXPERTS:
         near = difflib.get_close_matches(style, [*STYLES, *hf.STYLE_NAMES], 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""

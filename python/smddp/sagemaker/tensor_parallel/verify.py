@@ -55,8 +55,8 @@ def verify(model: nn.Module, inputs: Any = None, config: Mapping[str, Any] | Non
         raise RuntimeError("verify() needs the mesh that tsm.init() makes: call tsm.init() first")
     if state.tp_size == 1:
         return 0.0
+    arguments = _arguments(model, inputs)
     whole, shared = _both(model, config)
-    arguments = _arguments(whole, inputs)
     outputs, gradients = _run(whole, arguments)
     try:
         found, of_shared = _run(shared, arguments)
