@@ -204,11 +204,6 @@ def refuse_variant(model: nn.Module) -> None:
             "Gemma-4 with images under tensor parallelism: its model reads rows of the shared embedding itself; take "
             "the text model, Gemma4ForCausalLM, or set tensor_parallel_degree=1"
         )
-    if kind == "gpt2" and config.add_cross_attention:
-        raise NotImplementedError(
-            "GPT-2 with add_cross_attention=True under tensor parallelism: its plan covers self-attention only; set "
-            "add_cross_attention=False or tensor_parallel_degree=1"
-        )
 
 
 def tiny_inputs(model: nn.Module, seed: int) -> dict[str, Any]:

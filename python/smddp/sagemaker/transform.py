@@ -223,12 +223,28 @@ def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], expert
         _tie(modules, names)
     if in_sequence:
         sequence.apply(layers, planner.blocks, modules, state.random_seed)
+    _tell_share(model, tp)
     hold_whole(model, tp)
     layers_from.use(model, chosen)
     _seed_tracker()
     share_default_state(tp.group, torch.device(tp.mesh.device_type))
     mark(model, layers)
     Agreement(tp, state.config["tensor_parallel_checks"]).attach(model)
+
+
+def _tell_share(model: nn.Module, tp: TensorGroup) -> None:
+    """Say so where a plan leaves most of a model whole: every rank then holds, and computes, nearly all of it."""
+    parameters = list(model.parameters())
+    everything = sum(p.numel() for p in parameters)  # a DTensor's number is the whole one's
+    shared = sum(p.numel() for p in parameters if isinstance(p, DTensor))
+    if 2 * shared < everything:
+        log.warning(
+            "the plan of %s shares %.0f %% of its parameters among the %d ranks of a tensor group, which all hold, and "
+            "compute, the rest: a plan for more of it is config={'tp_plan': {...}}",
+            type(model).__name__,
+            100 * shared / everything,
+            tp.size,
+        )
 
 
 def _tied(model: nn.Module) -> list[list[str]]:

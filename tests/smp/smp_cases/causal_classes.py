@@ -13,6 +13,7 @@ import inspect
 import smddp.sagemaker as tsm
 import torch
 import transformers
+from smddp.sagemaker import hf
 from smp_cases.tensor_parallel import initialized
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -82,6 +83,9 @@ _SMALL = {
     "patch_size": 8,
     "codebook_size": 96,
     "mamba_expand": 2,
+    "state_size": 8,
+    "conv_kernel": 4,
+    "initializer_range": 0.1,
     "hidden_dropout": 0.0,
     "attention_dropout": 0.0,
 }
@@ -115,6 +119,10 @@ def _small(config_class: type) -> transformers.PretrainedConfig:
     known = {*fields, *vars(config_class()), *getattr(config_class, "attribute_map", {})}
     mapped = getattr(config_class, "attribute_map", {})
     small = {name: value for name, value in _SMALL.items() if name in known and name not in mapped}
+    # Some count their layers' kinds.
+    if "layer_types" in known and "layer_types" in fields:
+        kinds = list(getattr(config_class(), "layer_types", None) or ["full_attention"])
+        small["layer_types"] = (list(dict.fromkeys(kinds)) * 2)[:2]
     if "kv_lora_rank" in known:  # latent attention has as many keys as queries
         small["num_key_value_heads"] = 4
     for name, inner in (getattr(config_class, "sub_configs", None) or {}).items():
@@ -152,8 +160,8 @@ def all_are_right_or_refused(kinds: list[str], degree: int = 2) -> None:
 def _outcome(kind: str) -> str:
     try:
         model = tiny(kind)
-        ids = torch.randint(3, 96, (2, 12), generator=torch.Generator().manual_seed(1))
-        inputs = {"input_ids": ids, "labels": ids}
+        inputs = hf.tiny_inputs(model, seed=1)
+        inputs["labels"] = inputs["input_ids"]
         model(**inputs).loss.backward()
         model.zero_grad()
     except Exception as error:

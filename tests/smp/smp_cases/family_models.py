@@ -135,6 +135,19 @@ MODELS: dict[str, tuple[str, dict, str]] = {
         },
         "GPTJForCausalLM",
     ),
+    "gpt2_decoder": (
+        "GPT2Config",
+        {
+            "n_embd": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "n_positions": 64,
+            "add_cross_attention": True,
+            "attn_pdrop": 0.0,
+            **_ENDS,
+        },
+        "GPT2LMHeadModel",
+    ),
     "bloom": (
         "BloomConfig",
         {"hidden_size": 32, "n_layer": 2, "n_head": 4, "hidden_dropout": 0.1, **_ENDS},

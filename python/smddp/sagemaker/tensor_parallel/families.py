@@ -113,6 +113,8 @@ PLANS: dict[str, Plan] = {
     "gpt2": {
         "h.*.attn.c_attn": "packed_qkv_colwise",
         "h.*.attn.c_proj": "rowwise",
+        "h.*.crossattention.c_attn": "packed_colwise",  # [k | v]
+        **_pairs("h.*.crossattention.", ("q_attn",), "c_proj"),
         **_pairs("h.*.mlp.", ("c_fc",), "c_proj"),
         **_HEAD,
     },
