@@ -144,6 +144,7 @@ _ODD: dict[str, dict] = {
     "gemma4_unified_text": {"global_head_dim": 8},
     "bamba": {"mamba_n_heads": 8, "mamba_d_head": 8},
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8, "layer_types": ["mamba", "attention"]},
+    "jamba": {"use_mamba_kernels": False},
     "mamba2": {"num_heads": 8, "head_dim": 8},
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64},
 }

@@ -65,17 +65,19 @@ class Heads:
         head_dim, query = hf.head_dim(attention), hf.query_of(attention)
         if head_dim is None or query is None:
             return None
-        query_heads = hf.weight_of(query).shape[0] // head_dim
         kv_heads = hf.weight_of(self._model.get_submodule(name)).shape[0] // head_dim
+        groups = getattr(attention, "num_key_value_groups", None)
+        # A query projection may give a gate for each head, too, so what the module says counts.
+        query_heads = groups * kv_heads if isinstance(groups, int) else hf.weight_of(query).shape[0] // head_dim
         self._degrees.need(query_heads, "attention heads")
         if query_heads % self._tp.size:
             return None
-        wanted, groups = wanted_heads(query_heads, kv_heads, self._tp)
+        wanted, each = wanted_heads(query_heads, kv_heads, self._tp)
         mine = query_heads // self._tp.size
         if kv_heads % self._tp.size == 0:
             self.of[_parent(name)] = (mine, kv_heads // self._tp.size)
             return None
-        self.of[_parent(name)] = (mine, mine // groups)
+        self.of[_parent(name)] = (mine, mine // each)
         return wanted, head_dim
 
     def fused(self, name: str, columns: int, style: str) -> None:
