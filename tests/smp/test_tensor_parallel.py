@@ -11,7 +11,7 @@ import torch
 from smddp.sagemaker import hf, sharding
 from smddp.sagemaker.rng import RngStateTracker
 from smddp.sagemaker.tensor_parallel import layers, modules
-from smddp.sagemaker.tensor_parallel.plan import wanted_heads
+from smddp.sagemaker.tensor_parallel.heads import wanted_heads
 from smp_cases.models import FAMILIES, tiny
 from torch.distributed.fsdp import ShardingStrategy
 
@@ -82,6 +82,69 @@ def test_a_style_on_the_wrong_kind_of_module_is_refused(world):
     refused(torch.nn.Sequential(torch.nn.LayerNorm(4)), ValueError, "not LayerNorm", config={"tp_plan": plan})
 
 
+class Attention(torch.nn.Module):
+    """A user's own: ``heads`` of 8 columns, ``key_value`` of them for keys and values, in one weight ``name``."""
+
+    def __init__(self, name, heads, key_value=None, head_dim=True):
+        super().__init__()
+        self.num_heads = heads
+        if key_value:
+            self.num_kv_heads = key_value
+        if head_dim:
+            self.head_dim = 8
+        setattr(self, name, torch.nn.Linear(16, (heads + 2 * (key_value or heads)) * 8))
+        self.out = torch.nn.Linear(heads * 8, 16)
+
+
+@pytest.mark.parametrize(
+    ("attention", "style", "error", "match"),
+    [
+        (
+            Attention("qkv_proj", 4),
+            "colwise",
+            ValueError,
+            r"q, k and v in one weight \(96 columns\).*packed_qkv_colwise",
+        ),
+        (Attention("c_attn", 4, head_dim=False), "colwise", ValueError, "interleaved_qkv_colwise"),
+        (Attention("first", 4), "colwise", ValueError, "q, k and v in one weight"),
+        (Attention("first", 4, 2), "colwise", ValueError, "q, k and v in one weight"),
+        (Attention("gate_up_proj", 4), "colwise", ValueError, "takes packed_colwise"),
+        (Attention("first", 4, 2), "packed_qkv_colwise", ValueError, "4 query heads, 2 key and value heads and 64"),
+        (Attention("first", 4, 2), "interleaved_qkv_colwise", ValueError, "Give q, k and v a projection each"),
+        (Attention("first", 4, head_dim=False), "packed_qkv_colwise", ValueError, "give it the attribute head_dim"),
+        (Attention("first", 3), "packed_qkv_colwise", ValueError, r"attention heads 3 / 2 = 1.5"),
+        (Attention("first", 3, head_dim=False), "colwise", ValueError, r"attention heads 3 / 2 = 1.5"),
+        (Attention("first", 4), "norms_by_head", ValueError, "a LayerNorm for each head"),
+        (Attention("first", 4), "bias_by_head", ValueError, "is for nn.Embedding, not Linear"),
+        (Attention("first", 4), "alibi_by_head", ValueError, "Linear does not say how many heads it has"),
+    ],
+)
+def test_a_plan_that_would_cut_across_heads_or_parts_is_refused(world, attention, style, error, match):
+    world(tensor_parallel_degree=2)
+    name = next(name for name, _ in attention.named_children())
+    plan = {f"0.{name}": style, "0.out": "rowwise"}
+    refused(torch.nn.Sequential(attention), error, match, config={"tp_plan": plan})
+
+
+def test_a_users_attention_computes_its_ranks_heads(world):
+    world(tensor_parallel_degree=2)
+    plan = {"0.first": "packed_qkv_colwise", "0.out": "rowwise"}
+    model = tsm.transform(torch.nn.Sequential(Attention("first", 4)), config={"tp_plan": plan})
+    assert model[0].num_heads == 2
+    with pytest.warns(UserWarning, match=r"4 heads and does not say how large.*tsm.verify\(\)"):
+        tsm.transform(
+            torch.nn.Sequential(Attention("first", 4, head_dim=False)),
+            config={"tp_plan": {**plan, "0.first": "colwise"}},
+        )
+
+
+def test_a_parameter_of_an_attention_module_itself_is_refused(world):
+    world(tensor_parallel_degree=2)
+    model = tiny()
+    model.model.layers[1].self_attn.decay = torch.nn.Parameter(torch.zeros(2))
+    refused(model, NotImplementedError, r"layers\.1\.self_attn\.decay: a parameter of the attention module itself")
+
+
 @pytest.mark.parametrize("degree", [1, 2])
 def test_twice_is_refused(world, degree):
     world(tensor_parallel_degree=degree)
@@ -116,11 +179,6 @@ def test_what_is_not_a_module_is_refused(world):
     world()
     with pytest.raises(TypeError, match=r"takes a torch\.nn\.Module, got str"):
         tsm.transform("llama")
-
-
-def test_falcon_with_alibi_is_refused(world):
-    world(tensor_parallel_degree=2)
-    refused(tiny("falcon", alibi=True), NotImplementedError, "alibi=True")
 
 
 def test_rank0_needs_real_parameters(world):

@@ -19,9 +19,10 @@ from smddp.sagemaker import patching
 from smddp.sagemaker.patching import patches
 from smddp.sagemaker.start import init, is_initialized
 from smddp.sagemaker.state_handler import state
+from smddp.sagemaker.tensor_parallel.verify import verify
 from smddp.sagemaker.transform import transform
 
-__all__ = ["init", "is_initialized", "patches", "state", "transform"]
+__all__ = ["init", "is_initialized", "patches", "state", "transform", "verify"]
 
 
 class _Package(ModuleType):

@@ -5,11 +5,14 @@ A model without transformers works too: then nothing here applies but the plan i
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
+
+from smddp.sagemaker.tensor_parallel import families
 
 # Names of styles in 4.57 -> those of 5, which plans are translated to.
 STYLE_NAMES = {"colwise_rep": "colwise_gather_output", "rowwise_rep": "rowwise_split_input"}
@@ -28,29 +31,6 @@ REFUSED_STYLES = {
     "packed_rowwise": "packed inputs are not supported yet",
     "embedding_colwise": "give the embedding the style embedding_rowwise",
     "sequence_parallel": 'sequence parallelism is chosen for the whole model: config={"sequence_parallel": True}',
-}
-
-# Families whose configuration carries no plan: (of the base model, of the model with a head).
-_HEAD = {"lm_head": "colwise_gather_output"}
-OWN_PLANS: dict[str, tuple[dict[str, str], dict[str, str]]] = {
-    "gpt2": (
-        {
-            "h.*.attn.c_attn": "packed_qkv_colwise",
-            "h.*.attn.c_proj": "rowwise",
-            "h.*.mlp.c_fc": "colwise",
-            "h.*.mlp.c_proj": "rowwise",
-        },
-        _HEAD,
-    ),
-    "falcon": (
-        {
-            "h.*.self_attention.query_key_value": "grouped_qkv_colwise",
-            "h.*.self_attention.dense": "rowwise",
-            "h.*.mlp.dense_h_to_4h": "colwise",
-            "h.*.mlp.dense_4h_to_h": "rowwise",
-        },
-        _HEAD,
-    ),
 }
 
 # Families in which norms, residuals and dropouts between blocks are known to work on a shard of the sequence.
@@ -109,13 +89,12 @@ def _own(module: nn.Module) -> dict[str, Any]:
     if not is_pretrained(module):
         # Its own: wrappers of models answer for attributes of what they hold.
         return dict(vars(module).get("_tp_plan") or getattr(type(module), "_tp_plan", None) or {})
+    if model_type(module) in families.PLANS:
+        return dict(families.PLANS[model_type(module)])
     # The class's, because 4.57 and 5 merge different things into the instance's.
     plan = dict(getattr(type(module), "_tp_plan", None) or {})
-    base, head = OWN_PLANS.get(model_type(module), ({}, {}))
     if module.base_model is module:
-        plan.update(base or getattr(module.config, "base_model_tp_plan", None) or {})
-    elif not plan:
-        plan.update({key: style for key, style in head.items() if isinstance(getattr(module, key, None), nn.Module)})
+        plan.update(getattr(module.config, "base_model_tp_plan", None) or {})
     return plan
 
 
@@ -128,15 +107,51 @@ def layer_class_names(model: nn.Module) -> set[str]:
     return names
 
 
+# What families call the size of a head, the projections, and the numbers of query and of key and value heads.
+_HEAD_SIZES = ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim")
+_QUERIES = ("q_proj", "query", "q")
+_KEYS_AND_VALUES = ("k_proj", "v_proj", "key", "value", "k", "v")
+_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
+_KEY_VALUE_HEADS = ("num_kv_heads", "num_key_value_heads")
+# All heads' columns, which older attention modules give their output.
+_WIDTHS = ("hidden_size", "all_head_size", "inner_dim", "split_size", "embed_dim")
+
+
 class Attention(Protocol):
     """An attention module's sizes; each family has those that its forward reads."""
 
     head_dim: int
-    hidden_size: int
     num_heads: int
     num_key_value_groups: int
     num_kv_heads: int
-    split_size: int
+
+
+def _int(module: nn.Module, names: tuple[str, ...]) -> int | None:
+    found = (getattr(module, name, None) for name in names)
+    return next((number for number in found if isinstance(number, int)), None)
+
+
+def head_dim(module: nn.Module) -> int | None:
+    """The size of one head of an attention module; None if it does not say."""
+    return _int(module, _HEAD_SIZES)
+
+
+def heads_of(module: nn.Module) -> tuple[int | None, int | None]:
+    """(query heads, key and value heads) by an attention module's attributes; None for what it does not say."""
+    query = _int(module, _HEADS)
+    key_value = _int(module, _KEY_VALUE_HEADS)
+    return query, query if key_value is None else key_value
+
+
+def query_of(module: nn.Module) -> nn.Module | None:
+    """The query projection of an attention module, if it has one of its own."""
+    found = (getattr(module, name, None) for name in _QUERIES)
+    return next((child for child in found if isinstance(child, nn.Module)), None)
+
+
+def is_key_or_value(name: str) -> bool:
+    """Whether a module of this name projects to keys or to values."""
+    return name.rpartition(".")[2] in _KEYS_AND_VALUES
 
 
 def as_attention(module: nn.Module) -> Attention:
@@ -156,36 +171,66 @@ def localise_heads(attention: Attention, query: int, key_value: int) -> None:
 
     Most modules take the number from their activations' shape; these attributes are all that the others read.
     """
-    # Older attention modules give their output this many columns.
-    if getattr(attention, "hidden_size", None) == (getattr(attention, "num_heads", None) or 0) * attention.head_dim:
-        attention.hidden_size = query * attention.head_dim
-    for name in ("num_heads", "num_attention_heads", "n_heads"):
-        if isinstance(getattr(attention, name, None), int):
-            setattr(attention, name, query)
-    for name in ("num_kv_heads", "num_key_value_heads"):
-        if isinstance(getattr(attention, name, None), int):
-            setattr(attention, name, key_value)
+    size = head_dim(cast(nn.Module, attention))
+    whole = heads_of(cast(nn.Module, attention))[0]
+    if size is not None and whole is not None:
+        for name in _WIDTHS:
+            if getattr(attention, name, None) == whole * size:
+                setattr(attention, name, query * size)
+    for names, number in ((_HEADS, query), (_KEY_VALUE_HEADS, key_value)):
+        for name in names:
+            if isinstance(getattr(attention, name, None), int):
+                setattr(attention, name, number)
     if hasattr(attention, "num_key_value_groups"):
         attention.num_key_value_groups = query // key_value
-    # GPT-2 splits its fused output into pieces of this size.
-    if isinstance(getattr(attention, "split_size", None), int):
-        attention.split_size = query * attention.head_dim
 
 
 def refuse_variant(model: nn.Module) -> None:
     """Raise NotImplementedError for a variant of a family that its plan does not fit."""
     config: Any = getattr(model, "config", None)
     kind = model_type(model)
-    if kind == "falcon" and config.alibi:
+    if is_before_5() and any(hasattr(module, "kv_lora_rank") for module in model.modules()):
         raise NotImplementedError(
-            "Falcon with alibi=True under tensor parallelism: its biases are made for all heads outside the layers; "
-            "set alibi=False or tensor_parallel_degree=1"
+            f"{type(model).__name__}: multi-head latent attention under tensor parallelism needs transformers 5; in "
+            "this line set tensor_parallel_degree=1"
         )
-    if kind == "gpt2" and config.add_cross_attention:
+    if kind == "bloom" and config.slow_but_exact and config.pretraining_tp > 1:
         raise NotImplementedError(
-            "GPT-2 with add_cross_attention=True under tensor parallelism: its plan covers self-attention only; set "
-            "add_cross_attention=False or tensor_parallel_degree=1"
+            "BLOOM with slow_but_exact=True and pretraining_tp > 1 cuts its weights into parts by itself, which tensor "
+            "parallelism does already: set slow_but_exact=False"
         )
+    if kind == "gemma4":
+        raise NotImplementedError(
+            "Gemma-4 with images under tensor parallelism: its model reads rows of the shared embedding itself; take "
+            "the text model, Gemma4ForCausalLM, or set tensor_parallel_degree=1"
+        )
+
+
+def tiny_inputs(model: nn.Module, seed: int) -> dict[str, Any]:
+    """Arguments of a small forward pass: two samples of twelve tokens, or two images.
+
+    Raises ValueError for what is no transformers model, or one of another input.
+    """
+    takes = getattr(model, "main_input_name", None) if is_pretrained(model) else None
+    config: Any = getattr(model, "config", None)
+    generator = torch.Generator().manual_seed(seed)
+    device = next(model.parameters()).device
+    if takes == "input_ids":
+        text = config.get_text_config()
+        tokens = torch.randint(3, min(text.vocab_size, 1000), (2, 12), generator=generator).to(device)
+        if config.is_encoder_decoder:
+            found = {"input_ids": tokens, "decoder_input_ids": tokens.flip(-1)}
+        else:
+            found = {"input_ids": tokens}
+        known = inspect.signature(model.forward).parameters
+        return {**found, "use_cache": False} if "use_cache" in known else found
+    if takes == "pixel_values" and isinstance(getattr(config, "image_size", None), int):
+        shape = (2, getattr(config, "num_channels", 3), config.image_size, config.image_size)
+        return {"pixel_values": torch.randn(shape, generator=generator).to(device)}
+    raise ValueError(
+        f"verify() makes inputs for transformers models of tokens or of images, not for {type(model).__name__}: give "
+        "some, verify(model, inputs={...})"
+    )
 
 
 def experts_layout(module: nn.Module, name: str, style: str) -> tuple[int, int]:
@@ -199,7 +244,8 @@ def experts_layout(module: nn.Module, name: str, style: str) -> tuple[int, int]:
     is_transposed = getattr(module, "is_transposed", False)
     if style == "rowwise":
         return (1 if is_transposed else 2), 1
-    packed = style == "packed_colwise" and getattr(module, "is_concatenated", True)
+    # Some plans of transformers say "colwise" of both in one.
+    packed = (style == "packed_colwise" or "gate_up" in name) and getattr(module, "is_concatenated", True)
     if packed and is_transposed:
         raise NotImplementedError(
             f"{type(module).__name__}: [gate | up] experts stored as (in, out) under tensor parallelism are not "

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import parallelize_module
 
 from smddp.sagemaker import hf
@@ -205,10 +206,11 @@ def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], expert
     planner.tell()
     if experts is not None:
         experts.apply()
-    modules = dict(model.named_modules())
+    # One module may have several names, as the embeddings of encoder and decoder in 4.57.
+    modules = dict(model.named_modules(remove_duplicate=False))
     # One entry per module, in torch's form; the styles are torch ParallelStyles.
     parallelize_module(model, tp.mesh, styles)
-    for name, heads in planner.heads.items():
+    for name, heads in planner.heads.of.items():
         hf.localise_heads(hf.as_attention(modules[name]), *heads)
     for name, block in planner.blocks.items():
         block.attach(modules[name])
@@ -216,12 +218,28 @@ def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], expert
         _tie(modules, names)
     if in_sequence:
         sequence.apply(layers, planner.blocks, modules, state.random_seed)
+    _tell_share(model, tp)
     hold_whole(model, tp)
     layers_from.use(model, chosen)
     _seed_tracker()
     share_default_state(tp.group, torch.device(tp.mesh.device_type))
     mark(model, layers)
     Agreement(tp, state.config["tensor_parallel_checks"]).attach(model)
+
+
+def _tell_share(model: nn.Module, tp: TensorGroup) -> None:
+    """Say so where a plan leaves most of a model whole: every rank then holds, and computes, nearly all of it."""
+    parameters = list(model.parameters())
+    everything = sum(p.numel() for p in parameters)  # a DTensor's number is the whole one's
+    shared = sum(p.numel() for p in parameters if isinstance(p, DTensor))
+    if 2 * shared < everything:
+        log.warning(
+            "the plan of %s shares %.0f %% of its parameters among the %d ranks of a tensor group, which all hold, and "
+            "compute, the rest: a plan for more of it is config={'tp_plan': {...}}",
+            type(model).__name__,
+            100 * shared / everything,
+            tp.size,
+        )
 
 
 def _tied(model: nn.Module) -> list[list[str]]:
@@ -233,10 +251,10 @@ def _tied(model: nn.Module) -> list[list[str]]:
 
 
 def _tie(modules: dict[str, nn.Module], names: list[str]) -> None:
-    """Make the parameters ``names``, which were one, one again."""
-    first, _, attribute = names[0].rpartition(".")
-    parameter = modules[first]._parameters[attribute]
-    for name in names[1:]:
+    """Make the parameters ``names``, which were one, one again: the one that has been shared, if any."""
+    of_all = [modules[owner]._parameters[attribute] for owner, _, attribute in (name.rpartition(".") for name in names)]
+    parameter = next((parameter for parameter in of_all if isinstance(parameter, DTensor)), of_all[0])
+    for name in names:
         owner, _, attribute = name.rpartition(".")
         modules[owner].register_parameter(attribute, parameter)
 

@@ -41,6 +41,13 @@ def _subclass(base: type, mixin: type, first: bool) -> type:
     return type(base.__name__, bases, {**names, "__reduce_ex__": reduce})
 
 
+def original(cls: type) -> type:
+    """The class that a module was of before `extend`."""
+    while "__reduce_ex__" in vars(cls) and len(cls.__bases__) == 2:
+        cls = next(base for base in cls.__bases__ if base.__qualname__ == cls.__qualname__)
+    return cls
+
+
 def extend(module: nn.Module, mixin: type[T], first: bool = True) -> T:
     """Make ``module`` an instance of ``mixin`` too, and return it; ``first``: the mixin's methods win over the class's
     own.

@@ -57,7 +57,8 @@ def refer_to_first(model: nn.Module) -> None:
             if owner != (module, name):
                 del module._parameters[name]
                 module.__dict__.setdefault(REFERENCES, {})[name] = owner
-                extend(module, Tied)
+                if not isinstance(module, Tied):  # a head may share its weight with one and its bias with another
+                    extend(module, Tied)
 
 
 def keeping_frozen(original: Callable[..., None]) -> Callable[..., None]:

@@ -163,12 +163,21 @@ class Partial(Mixin):
 
 
 class Whole(Mixin):
-    """A module that is not shared: every rank computes all of it, with the values of its replicated parameters."""
+    """A module that is not shared: every rank computes all of it, with the values of its replicated parameters.
 
-    _tp_whole: tuple[str, ...]
+    ``_tp_inner``: its children whose parameters its forward may use without calling them.
+    """
+
+    _tp_whole: tuple[str, ...] = ()
+    _tp_inner: tuple[str, ...] = ()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        with substituted(self, {name: local(getattr(self, name)) for name in self._tp_whole}):
+        with contextlib.ExitStack() as stack:
+            for module in (self, *map(self.get_submodule, self._tp_inner)):
+                # Of a child that FSDP gathers by itself there is nothing to take yet.
+                wrapped = module is not self and any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
+                names = () if wrapped else vars(module).get("_tp_whole", ())
+                stack.enter_context(substituted(module, {name: local(getattr(module, name)) for name in names}))
             return super().forward(*args, **kwargs)
 
 
@@ -188,6 +197,53 @@ class Embedding(Mixin):
             found = super().forward(torch.where(mine, position, 0))
         found = found.masked_fill(~mine.unsqueeze(-1), 0)
         return reduce_from_region(found, self._tp_group, owned=True)
+
+
+class AlibiByHead(Mixin):
+    """An attention module that is given linear biases of all heads (Press et al., 2021), which its model has made."""
+
+    _tp_group: TensorGroup
+    _tp_heads: int
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        # Some models put them into the mask.
+        for name in ("alibi", "position_bias", "attention_mask"):
+            if isinstance(kwargs.get(name), torch.Tensor):
+                kwargs[name] = self._mine(kwargs[name])
+        return super().forward(*args, **kwargs)
+
+    def _mine(self, biases: torch.Tensor) -> torch.Tensor:
+        """(batch, heads, ...), or three dimensions with (batch *) heads the first; a mask of all heads alike stays."""
+        if biases.dim() == 3:
+            return self._mine(biases.unflatten(0, (-1, self._tp_heads))).flatten(0, 1)
+        if biases.dim() < 4 or biases.shape[1] == 1 < self._tp_heads:
+            return biases
+        return biases.chunk(self._tp_group.size, 1)[self._tp_group.rank]
+
+
+class NormsByHead(Mixin):
+    """Layer norms, one for each head: (batch, this rank's heads, sequence, head_dim) -> the same.
+
+    Every rank holds all of them; those of its heads are chosen after the border, so that all have a gradient.
+    """
+
+    _tp_block: Block
+    _tp_heads: list[int]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        norms = norms_of(self)
+        y = F.layer_norm(x, x.shape[-1:], eps=norms[0].eps)
+        y = y * self._chosen(norms, "weight")
+        return y if norms[0].bias is None else y + self._chosen(norms, "bias")
+
+    def _chosen(self, norms: list[nn.LayerNorm], name: str) -> torch.Tensor:
+        stacked = torch.stack([self._tp_block.parameter(norm, name) for norm in norms])
+        return stacked[self._tp_heads].unsqueeze(1)
+
+
+def norms_of(module: nn.Module) -> list[nn.LayerNorm]:
+    """The norms that ``module`` holds a list of."""
+    return [child for child in module.modules() if isinstance(child, nn.LayerNorm)]
 
 
 class Experts(Mixin):
@@ -249,6 +305,15 @@ def hold_whole(model: nn.Module, tp: TensorGroup) -> None:
             module._parameters[name] = made[id(parameter)]
         if names and not isinstance(module, _TAKE_WHOLE):
             extend(module, Whole)._tp_whole = tuple(names)
+    _hand_down(model)
+
+
+def _hand_down(model: nn.Module) -> None:
+    """Modules with a short convolution, as Mamba's, use the weights of their children without calling them."""
+    for module in list(model.modules()):
+        inner = tuple(name for name, child in module.named_children() if "_tp_whole" in vars(child))
+        if inner and any(isinstance(child, nn.Conv1d) for child in module.children()):
+            (module if isinstance(module, Whole) else extend(module, Whole))._tp_inner = inner
 
 
 # Their forwards ask for the local part of each parameter.

@@ -4,7 +4,6 @@ moves."""
 from __future__ import annotations
 
 import difflib
-import math
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from smddp.sagemaker import hf
 from smddp.sagemaker.rng import RegionRandomness
 from smddp.sagemaker.tensor_parallel import styles
 from smddp.sagemaker.tensor_parallel.block import Block, is_random
+from smddp.sagemaker.tensor_parallel.heads import Degrees, Heads
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 
 STYLES = (
@@ -26,10 +26,15 @@ STYLES = (
     "rowwise_split_input",
     "packed_colwise",
     "packed_qkv_colwise",
+    "interleaved_qkv_colwise",
     "grouped_qkv_colwise",
     "embedding_rowwise",
     "replicated_with_grad_allreduce",
+    "bias_by_head",
+    "alibi_by_head",
+    "norms_by_head",
     "moe_tp_experts",
+    "tied",
     "replicate",
 )
 _PARTS = {"packed_colwise": 2, "packed_qkv_colwise": 3}
@@ -43,7 +48,10 @@ def style_name(style: Any, where: str) -> str:
         raise TypeError(f"plan entry {where!r}: expected a style's name or a ParallelStyle, got {style!r}")
     name = hf.STYLE_NAMES.get(style, style)
     if name in hf.REFUSED_STYLES:
-        raise NotImplementedError(f"plan entry {where!r}: style {style!r}: {hf.REFUSED_STYLES[name]}")
+        raise NotImplementedError(
+            f"plan entry {where!r}: style {style!r}: {hf.REFUSED_STYLES[name]}. For tensor parallelism of the rest "
+            'give a plan without it, config={"tp_plan": {...}}; else set tensor_parallel_degree=1 for this model'
+        )
     if name not in STYLES and name != hf.LISTED_EXPERTS:
         near = difflib.get_close_matches(style, [*STYLES, *hf.STYLE_NAMES], 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -74,7 +82,12 @@ def expand(model: nn.Module, plan: Mapping[str, Any], strict: bool) -> dict[str,
 def layers_of(model: nn.Module, plan: Mapping[str, Any]) -> list[nn.Module]:
     """The decoder layers: what the family calls so, else the members of lists that the plan's `*` stands for."""
     names = hf.layer_class_names(model)
-    layers = [module for module in model.modules() if type(module).__name__ in names]
+    # Some families name their embeddings, too, which lie alone.
+    layers = [
+        module
+        for name, module in model.named_modules()
+        if type(module).__name__ in names and name.rpartition(".")[2].isdigit()
+    ]
     if not layers:
         for pattern in plan:
             before, star, _ = pattern.partition(".*")
@@ -97,29 +110,6 @@ def _submodule(model: nn.Module, name: str) -> nn.Module | None:
         return None
 
 
-class Degrees:
-    """Numbers that the degree must divide, collected so that one error can name the degrees that fit all."""
-
-    def __init__(self, degree: int) -> None:
-        self._degree = degree
-        self._numbers: dict[str, int] = {}
-
-    def need(self, number: int, what: str) -> None:
-        self._numbers.setdefault(what, number)
-
-    def check(self) -> None:
-        """Raises ValueError if the degree does not divide one of the numbers."""
-        degree = self._degree
-        bad = [f"{what} {n} / {degree} = {n / degree:g}" for what, n in self._numbers.items() if n % degree]
-        if bad:
-            common = math.gcd(*self._numbers.values())
-            works = ", ".join(str(d) for d in range(1, common + 1) if common % d == 0)
-            raise ValueError(
-                f"tensor_parallel_degree={degree} does not divide this model: {'; '.join(bad)}. "
-                f"Degrees that work for it: {works}"
-            )
-
-
 class Planner:
     """Makes the style of every module named by a plan. Changes nothing."""
 
@@ -127,8 +117,7 @@ class Planner:
         self.model, self.tp, self.seed, self.sequence = model, tp, seed, sequence
         self.degrees = Degrees(tp.size)
         self.blocks: dict[str, Block] = {}
-        # Attention modules with the (query heads, key and value heads) that this rank computes.
-        self.heads: dict[str, tuple[int, int]] = {}
+        self.heads = Heads(model, tp, self.degrees)
         self._listed: list[str] = []
         self.warnings: list[str] = []
 
@@ -151,6 +140,7 @@ class Planner:
         made.update(self._head_norms(named, modules))
         made.update(self._activations(named, modules))
         self.degrees.check()
+        self.heads.check(named)
         return {name: style for name, style in made.items() if not isinstance(style, styles.Whole)}
 
     def with_tied(self, entries: Mapping[str, Any], tied: list[list[str]]) -> dict[str, Any]:
@@ -161,6 +151,8 @@ class Planner:
             if not any(owner in entries for owner in owners):
                 continue
             for owner in owners:
+                if any(entries.get(name) == "tied" for name in names if name.rpartition(".")[0] == owner):
+                    continue
                 if isinstance(self.model.get_submodule(owner), nn.Embedding):
                     entries.setdefault(owner, "embedding_rowwise")
                 elif owner not in entries:
@@ -196,6 +188,8 @@ class Planner:
             )
         if style == "replicated_with_grad_allreduce":
             return styles.InRegion(block)
+        if style in ("bias_by_head", "alibi_by_head", "norms_by_head"):
+            return self._by_head(name, module, style)
         if style == "embedding_rowwise":
             return self._embedding(name, module)
         if style == "moe_tp_experts":
@@ -215,46 +209,39 @@ class Planner:
                 return styles.Whole(block)
             return styles.Colwise(self._alone(name), gather=True)
         parts = _PARTS.get(style, 1)
-        if style == "packed_qkv_colwise":
-            attention = hf.as_attention(self.model.get_submodule(name.rpartition(".")[0]))
-            self._attention(name, columns // parts // attention.head_dim, columns // parts // attention.head_dim)
-        if style == "colwise" and name.endswith((".k_proj", ".v_proj")):
-            heads = self._key_value_heads(name)
+        if style in ("packed_qkv_colwise", "interleaved_qkv_colwise"):
+            self.heads.fused(name, columns, style)
+        if style == "colwise":
+            self.heads.colwise(name, columns)
+        if style == "colwise" and hf.is_key_or_value(name):
+            heads = self.heads.key_or_value(name)
             if heads is not None:
                 return styles.KeyValue(block, *heads)
         self.degrees.need(columns // parts, f"{what} (out{f', each of {parts} parts' if parts > 1 else ''})")
         return styles.Colwise(block, parts=parts)
 
-    def _attention(self, name: str, query: int, key_value: int) -> None:
-        self.degrees.need(query, "attention heads")
-        self.heads[name.rpartition(".")[0]] = (max(1, query // self.tp.size), max(1, key_value // self.tp.size))
-
-    def _key_value_heads(self, name: str) -> tuple[list[int], int] | None:
-        """(the heads that this rank needs, head_dim) where key and value heads cannot be shared evenly."""
-        parent = name.rpartition(".")[0]
-        attention = self.model.get_submodule(parent)
-        head_dim = getattr(attention, "head_dim", None)
-        query = getattr(attention, "q_proj", None)
-        if head_dim is None or query is None:
-            return None
-        query_heads = query.weight.shape[0] // head_dim
-        kv_heads = hf.weight_of(self.model.get_submodule(name)).shape[0] // head_dim
-        self.degrees.need(query_heads, "attention heads")
-        if query_heads % self.tp.size:
-            return None
-        wanted, groups = wanted_heads(query_heads, kv_heads, self.tp)
-        mine = query_heads // self.tp.size
-        if kv_heads % self.tp.size == 0:
-            self.heads[parent] = (mine, kv_heads // self.tp.size)
-            return None
-        self.heads[parent] = (mine, mine // groups)
-        return wanted, head_dim
+    def _by_head(self, name: str, module: nn.Module, style: str) -> ParallelStyle:
+        """Styles of what holds, or is given, something for each head."""
+        if style == "norms_by_head":
+            return styles.NormsByHead(self._block(name), self.heads.by_head(name, module))
+        if style == "bias_by_head":
+            if not isinstance(module, nn.Embedding):
+                raise ValueError(f"plan entry {name!r}: style {style!r} is for nn.Embedding, not {_kind(module)}")
+            self.degrees.need(module.embedding_dim, f"{_general(name)} (heads)")
+            return styles.BiasByHead(self._block(name))
+        heads = hf.heads_of(module)[0]
+        if heads is None:
+            raise ValueError(
+                f"plan entry {name!r}: style {style!r}: {_kind(module)} does not say how many heads it has"
+            )
+        self.degrees.need(heads, "attention heads")
+        return styles.AlibiByHead(Block(self.tp), heads)
 
     def _grouped(self, name: str, module: nn.Module) -> ParallelStyle:
         """Falcon: (kv heads, [query heads..., key, value], head_dim); 3 * heads if it has no groups."""
         attention = hf.as_attention(self.model.get_submodule(name.rpartition(".")[0]))
         query, kv = attention.num_heads, attention.num_kv_heads
-        self._attention(name, query, kv)
+        self.heads.share(name, query, kv)
         if kv % self.tp.size == 0:
             return styles.Colwise(self._block(name))
         if self.tp.size % kv:
@@ -290,14 +277,14 @@ class Planner:
     ) -> Iterator[tuple[str, ParallelStyle]]:
         for name, style in named.items():
             parent, _, last = name.rpartition(".")
-            if last != "q_proj" or style != "colwise":
+            if (last, style) != ("q_proj", "colwise") and not style.endswith("qkv_colwise"):
                 continue
             # Norms of single heads, whatever they are called, are inside the region, whichever plan forgets them.
             for child, norm in modules[parent].named_children():
                 full = f"{parent}.{child}"
                 if full in named or "norm" not in f"{child} {_kind(norm)}".lower():
                     continue
-                wide = [p for p in modules[full].parameters() if p.numel() != modules[parent].head_dim]
+                wide = [p for p in modules[full].parameters() if p.numel() != hf.head_dim(modules[parent])]
                 if wide:
                     raise NotImplementedError(
                         f"{full}: a norm over all heads, which tensor parallelism gives to several ranks; set "
@@ -329,23 +316,8 @@ class Planner:
         )
 
     def tell(self) -> None:
-        for text in self.warnings:
+        for text in dict.fromkeys([*self.warnings, *self.heads.warnings]):
             warnings.warn(text, stacklevel=4)
-
-
-def wanted_heads(query: int, key_value: int, tp: Any) -> tuple[list[int], int]:
-    """The key and value heads that rank ``tp.rank`` of ``tp.size`` needs, and how many of its query heads use each.
-
-    Heads are repeated where a rank's query heads do not use each of them equally often.
-    """
-    mine, group = query // tp.size, query // key_value
-    used = [head // group for head in range(tp.rank * mine, (tp.rank + 1) * mine)]
-    # The same choice on every rank, so that all of them repeat or none does.
-    if mine % group == 0:
-        return sorted(set(used)), group
-    if group % mine == 0:
-        return used[:1], mine
-    return used, 1
 
 
 def _sizes(name: str, module: nn.Module, style: str) -> tuple[int, int]:

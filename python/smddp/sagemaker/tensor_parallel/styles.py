@@ -5,12 +5,18 @@
     colwise_gather_output          "                     "                   all columns, gathered
     packed_colwise                 [gate | up] in one    columns of each     this rank's columns of each
     packed_qkv_colwise             [q | k | v] in one    heads of each       this rank's heads of each
+    interleaved_qkv_colwise        [q | k | v] of each   heads               this rank's heads
+                                   head, one by one
     grouped_qkv_colwise            Falcon's fused qkv    query heads         this rank's query, key and value heads
     rowwise                        Linear, Conv1D        in columns          the sum over the ranks
     rowwise_split_input            "                     "; input is whole   the sum over the ranks
     embedding_rowwise              Embedding             vocabulary          the sum over the ranks
     replicated_with_grad_allreduce any, in a region      whole               the module's own
     moe_tp_experts                 stacked experts       by their own entry  the sum over the ranks
+    bias_by_head                   Embedding             columns, the heads  this rank's columns
+    alibi_by_head                  attention             none; of the biases that come for all heads, this rank's
+    norms_by_head                  a norm for each head  whole               of this rank's heads
+    tied                           a parameter           that of the shared module that has the same
     replicate                      any                   whole               the module's own
 
 The names are those of transformers 5; those of 4.57 are translated in `hf.py`.
@@ -140,6 +146,38 @@ class InRegion(Style):
         names = tuple(name for name, _ in module.named_parameters(recurse=False))
         self.block.partial += [(module, name) for name in names]
         return self._become(module, modules.Partial, block=self.block, names=names)
+
+
+class BiasByHead(Style):
+    """An embedding that gives a bias for each head, by position: this rank's heads."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        shard(module, "weight", 1, self.tp)
+        return self._become(module, modules.Whole, whole=("weight",))
+
+
+class AlibiByHead(Style):
+    """An attention module that is given biases for all ``heads``."""
+
+    def __init__(self, block: Block, heads: int) -> None:
+        super().__init__(block)
+        self.heads = heads
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return self._become(module, modules.AlibiByHead, group=self.tp, heads=self.heads)
+
+
+class NormsByHead(Style):
+    """A list of norms, one for each head, of which this rank uses those of ``heads``."""
+
+    def __init__(self, block: Block, heads: list[int]) -> None:
+        super().__init__(block)
+        self.heads = heads
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for norm in modules.norms_of(module):
+            self.block.partial += [(norm, name) for name, _ in norm.named_parameters(recurse=False)]
+        return self._become(module, modules.NormsByHead, block=self.block, heads=self.heads)
 
 
 class StackedExperts(Style):
