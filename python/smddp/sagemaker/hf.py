@@ -160,8 +160,8 @@ def as_attention(module: nn.Module) -> Attention:
 
 
 def weight_of(module: nn.Module) -> torch.Tensor:
-    """The weight of a projection or an embedding."""
-    weight = module.weight
+    """The weight of a projection or an embedding; of an adapter's, that which is adapted."""
+    weight = getattr(module, "base_layer", module).weight
     assert isinstance(weight, torch.Tensor)
     return weight
 

@@ -18,9 +18,9 @@ from smddp.sagemaker.expert_parallel.spread import Spreader
 from smddp.sagemaker.moe.moe_config import MoEConfig
 from smddp.sagemaker.rng import TENSOR_PARALLEL, get_rng_state_tracker, share_default_state
 from smddp.sagemaker.state_handler import state
+from smddp.sagemaker.tensor_parallel import adapters, sequence
 from smddp.sagemaker.tensor_parallel import layers as layers_from
 from smddp.sagemaker.tensor_parallel import plan as plans
-from smddp.sagemaker.tensor_parallel import sequence
 from smddp.sagemaker.tensor_parallel.agreement import Agreement
 from smddp.sagemaker.tensor_parallel.modules import hold_whole
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
@@ -83,6 +83,10 @@ def transform(
             without a `MoEConfig`.
         NotImplementedError: a model or option that does not run yet.
     """
+    inside = adapters.whole_model(model)
+    if inside is not model:
+        transform(inside, device, dtype, config, load_state_dict_from_rank0, cp_comm_type)
+        return model
     options = _checked(model, config, cp_comm_type)
     if load_state_dict_from_rank0 and state.ep_size > 1:
         raise NotImplementedError(
@@ -210,6 +214,8 @@ def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], expert
     modules = dict(model.named_modules(remove_duplicate=False))
     # One entry per module, in torch's form; the styles are torch ParallelStyles.
     parallelize_module(model, tp.mesh, styles)
+    for adapted in planner.adapted:
+        adapted.apply_dropouts()
     for name, heads in planner.heads.of.items():
         hf.localise_heads(hf.as_attention(modules[name]), *heads)
     for name, block in planner.blocks.items():

@@ -41,6 +41,10 @@ def test_accelerate_with_fsdp2_and_tensor_parallelism_equals_one_process(tmp_pat
     _run("accelerate", "accelerate_tensor_parallel.py", 4, tmp_path)
 
 
+def test_peft_on_shared_layers_equals_one_process(tmp_path):
+    _run("peft", "peft_lora.py", 4, tmp_path)
+
+
 def _run(package, script, world_size, tmp_path):
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: pip install -r tests/clients/third_party/requirements-clients.txt")

@@ -129,9 +129,8 @@ def refuse_wrapped(model: nn.Module) -> None:
         if inside:
             raise ValueError(
                 f"{plain_name(name)} has become a {type(module).__module__}.{type(module).__name__} around a layer "
-                "that transform() had shared among the ranks of a tensor group. Adapters (PEFT) of shared layers would "
-                "be cut by nobody and drift apart: train this model with tensor_parallel_degree=1, where FSDP shards "
-                "it, or give adapters only to modules that the plan leaves whole"
+                "that transform() had shared among the ranks of a tensor group. Adapters (PEFT) that come afterwards "
+                "are cut by nobody and drift apart: make them first, transform(get_peft_model(model, config))"
             )
 
 

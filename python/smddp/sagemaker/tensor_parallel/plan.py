@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from smddp.sagemaker import hf
 from smddp.sagemaker.rng import RegionRandomness
-from smddp.sagemaker.tensor_parallel import styles
+from smddp.sagemaker.tensor_parallel import adapters, styles
 from smddp.sagemaker.tensor_parallel.block import Block, is_random
 from smddp.sagemaker.tensor_parallel.heads import Degrees, Heads
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
@@ -119,6 +119,7 @@ class Planner:
         self.blocks: dict[str, Block] = {}
         self.heads = Heads(model, tp, self.degrees)
         self._listed: list[str] = []
+        self.adapted: list[adapters.Adapted] = []
         self.warnings: list[str] = []
 
     def styles(self, entries: Mapping[str, Any]) -> dict[str, ParallelStyle]:
@@ -136,7 +137,7 @@ class Planner:
         made: dict[str, ParallelStyle] = dict(own)
         for name, style in named.items():
             if name in modules:
-                made[name] = self._style(name, modules[name], style, named)
+                made.update(self._styles(name, modules[name], style, named))
         made.update(self._head_norms(named, modules))
         made.update(self._activations(named, modules))
         self.degrees.check()
@@ -147,7 +148,7 @@ class Planner:
         """``entries`` with styles for embeddings that share their weight with a head that is shared."""
         entries = dict(entries)
         for names in tied:
-            owners = [name.rpartition(".")[0] for name in names]
+            owners = [name.rpartition(".")[0].removesuffix(adapters.BASE) for name in names]
             if not any(owner in entries for owner in owners):
                 continue
             for owner in owners:
@@ -176,16 +177,21 @@ class Planner:
     def _in_layer(self, name: str) -> bool:
         return any(part.isdigit() for part in name.split("."))
 
+    def _styles(self, name: str, module: nn.Module, style: str, named: Mapping[str, str]) -> dict[str, ParallelStyle]:
+        """The style of ``module``; where it is an adapter, those of its projection and of its own parts."""
+        base = adapters.base_of(module)
+        made = self._style(name, base or module, style, named)
+        if base is None or isinstance(made, styles.Whole) or not isinstance(made, styles.Style):
+            return {name: made}
+        adapted = adapters.Adapted(name, module, made)
+        self.adapted.append(adapted)
+        self.blocks.update(adapted.borders)
+        return adapted.styles
+
     def _style(self, name: str, module: nn.Module, style: str, named: Mapping[str, str]) -> ParallelStyle:
         block = self._block(name)
         if style == "replicate":
             return styles.Whole(block)
-        if isinstance(getattr(module, "base_layer", None), nn.Module):
-            raise NotImplementedError(
-                f"{name} is a {type(module).__module__}.{_kind(module)} around a layer that the plan shares: adapters "
-                "(PEFT) of shared layers are not cut yet. Train this model with tensor_parallel_degree=1, where FSDP "
-                "shards it, or give adapters only to modules that the plan leaves whole"
-            )
         if style == "replicated_with_grad_allreduce":
             return styles.InRegion(block)
         if style in ("bias_by_head", "alibi_by_head", "norms_by_head"):

@@ -43,13 +43,13 @@ def apply(layers: list[nn.Module], blocks: dict[str, Block], owners: dict[str, n
     inner = {id(owners[name]): block for name, block in blocks.items() if block.sequence}
     for layer in layers:
         tp: TensorGroup | None = None
-        handled: set[tuple[int, str]] = set()
+        # Adapters have blocks of their own inside the sequence's.
+        handled = {(id(partial), name) for block in blocks.values() for partial, name in block.partial}
         for module in layer.modules():
             if id(module) in inner:
                 block = inner[id(module)]
                 tp = block.tp
                 module.register_forward_pre_hook(_OnInput(tp, gather_sequence), with_kwargs=True)
-                handled |= {(id(partial), name) for partial, name in block.partial}
         if tp is not None:
             _outside_blocks(layer, tp, inner, handled, seed)
     first, last = layers[0], layers[-1]

@@ -1,0 +1,145 @@
+"""Low-rank adapters (PEFT's LoRA) of projections that a plan shares.
+
+An adapter adds B(A(x)) to what its projection makes of x, with A (r, in) and B (out, r). (Hu et al., *LoRA: Low-Rank
+Adaptation of Large Language Models*, 2021.)
+
+    the projection's         A                                B
+    columns are shared       whole, inside the region         its columns shared as the projection's
+    rows are shared          its rows shared, then the sum    whole, outside of the region
+    output is gathered       whole, outside of the region     whole, outside of the region
+
+So no rank holds more of an adapter than its part of the projection needs, and a forward pass sums r numbers a token
+more where rows are shared.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.tensor.parallel import ParallelStyle
+
+from smddp.sagemaker.tensor_parallel import styles
+from smddp.sagemaker.tensor_parallel.block import Block
+from smddp.sagemaker.tensor_parallel.dynamic import Mixin, extend
+
+# What the name of an adapter's projection ends with.
+BASE = ".base_layer"
+
+
+def base_of(module: nn.Module) -> nn.Module | None:
+    """The projection that ``module`` adapts; None if it is no adapter."""
+    base = getattr(module, "base_layer", None)
+    return base if isinstance(base, nn.Module) else None
+
+
+def whole_model(model: nn.Module) -> nn.Module:
+    """The model inside of PEFT's wrapper around all of it."""
+    inside = getattr(model, "get_base_model", None)
+    return inside() if callable(inside) else model
+
+
+class Adapted:
+    """How the adapter of one shared projection is shared.
+
+    Attributes:
+        styles: module name -> style, the projection's own among them.
+        borders: blocks that the adapter has for itself, by the module that holds them.
+
+    Raises:
+        NotImplementedError: an adapter that is not of this form.
+    """
+
+    def __init__(self, name: str, module: nn.Module, base: styles.Style) -> None:
+        self._name, self._block = name, base.block
+        self._rows = isinstance(base, styles.Rowwise)
+        self.styles: dict[str, ParallelStyle] = {name + BASE: base}
+        self.borders: dict[str, Block] = {}
+        inputs, outputs = _linears(name, module, "lora_A"), _linears(name, module, "lora_B")
+        self._dropouts = [child for child in _members(module, "lora_dropout").values() if getattr(child, "p", 0.0) > 0]
+        columns = isinstance(base, styles.KeyValue) or type(base) is styles.Colwise
+        if (
+            not inputs
+            or not outputs
+            or not (columns or self._rows)
+            or _more(module)
+            or (self._dropouts and self._block.sequence)
+            or self._block.open
+        ):
+            raise NotImplementedError(
+                f"{name} is a {type(module).__module__}.{type(module).__name__} around a layer that the plan shares: "
+                "of adapters, LoRA's of linear layers runs (lora_A and lora_B), without DoRA, not of single experts, and "
+                "under sequence_parallel without lora_dropout. Train this model with tensor_parallel_degree=1, where FSDP "
+                "shards it, or give such adapters only to modules that the plan leaves whole"
+            )
+        if isinstance(base, styles.Rowwise):
+            self.styles.update({full: styles.Rowwise(self._block, split=base.split) for full, _ in inputs})
+            self._rows = not base.split
+        elif isinstance(base, styles.Colwise) and base.gather:
+            self._dropouts = []  # outside of any region, as the adapter is
+        else:
+            for full, linear in inputs:
+                # With a dropout what enters is not what the projection sees, so it has a border of its own.
+                border = self._border(full) if self._dropouts else self._block
+                self.styles[full] = styles.KeyValue(border, [0], linear.weight.shape[0])
+            self.styles.update({full: self._columns(full, base) for full, _ in outputs})
+
+    def apply_dropouts(self) -> None:
+        """Let dropouts of whole activations draw the same on all ranks, and those of a rank's columns its own."""
+        for dropout in self._dropouts:
+            extend(dropout, Dropout)
+            dropout.__dict__.update(_tp_block=self._block, _tp_inside=self._rows)
+
+    def _border(self, holder: str) -> Block:
+        self.borders[holder] = Block(self._block.tp, name=self._name)
+        return self.borders[holder]
+
+    def _columns(self, full: str, base: styles.Style) -> ParallelStyle:
+        """A style that cuts columns as ``base`` does, of a module whose input is inside the region already."""
+        block = self._border(full)
+        block.open = True
+        if isinstance(base, styles.KeyValue):
+            return styles.KeyValue(block, base.heads, base.head_dim)
+        assert isinstance(base, styles.Colwise)
+        return styles.Colwise(block, parts=base.parts)
+
+
+class Dropout(Mixin):
+    """A dropout in front of an adapter, between the projections of a block that draws its own numbers."""
+
+    _tp_block: Block
+    _tp_inside: bool
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        randomness = self._tp_block.randomness
+        if randomness is None or not self.training:
+            return super().forward(x)
+        if self._tp_inside:
+            randomness.enter(x.device)
+        else:
+            randomness.leave()
+        dropped: torch.Tensor = super().forward(x)
+        if self._tp_inside:
+            randomness.leave()
+        else:
+            randomness.enter(x.device)
+        return dropped
+
+
+def _more(module: nn.Module) -> bool:
+    """Whether an adapter has parameters besides A and B, as DoRA's magnitudes."""
+    parts = [child for name, child in module.named_children() if name.startswith("lora_")]
+    own = {id(p) for name in ("lora_A", "lora_B") for p in getattr(module, name, nn.Module()).parameters()}
+    return any(id(p) not in own for part in parts for p in part.parameters())
+
+
+def _members(module: nn.Module, part: str) -> dict[str, nn.Module]:
+    """A part of an adapter by name: one module, or one for each of PEFT's adapters."""
+    found = getattr(module, part, None)
+    if isinstance(found, nn.ModuleDict):
+        return {f"{part}.{adapter}": child for adapter, child in found.items()}
+    return {part: found} if isinstance(found, nn.Module) else {}
+
+
+def _linears(name: str, module: nn.Module, part: str) -> list[tuple[str, nn.Linear]]:
+    members = _members(module, part).items()
+    return [(f"{name}.{member}", child) for member, child in members if isinstance(child, nn.Linear)]
