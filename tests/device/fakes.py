@@ -270,6 +270,7 @@ class Group(SmddpCollectives):
         self._others: dict[str, Any] = {}
         self._serves_cpu, self._serves_cuda, self._bound = cpu, cuda, bound
         self._mailbox = Mailbox(0)
+        self._sent = {}
         self._timeout = timedelta(seconds=5)
 
     @property

@@ -67,9 +67,9 @@ class Adapted:
         ):
             raise NotImplementedError(
                 f"{name} is a {type(module).__module__}.{type(module).__name__} around a layer that the plan shares: "
-                "of adapters, LoRA's of linear layers runs (lora_A and lora_B), without DoRA, not of single experts, and "
-                "under sequence_parallel without lora_dropout. Train this model with tensor_parallel_degree=1, where FSDP "
-                "shards it, or give such adapters only to modules that the plan leaves whole"
+                "of adapters, LoRA's of linear layers runs (lora_A and lora_B), without DoRA, not of single experts, "
+                "and under sequence_parallel without lora_dropout. Train this model with tensor_parallel_degree=1, "
+                "where FSDP shards it, or give such adapters only to modules that the plan leaves whole"
             )
         if isinstance(base, styles.Rowwise):
             self.styles.update({full: styles.Rowwise(self._block, split=base.split) for full, _ in inputs})
