@@ -164,6 +164,18 @@ class Ranks:
 
     def run(self, module: str, function: str, seconds: float = 60.0, **arguments) -> None:
         """Runs ``module.function(**arguments)`` on every rank; raises `CaseFailed` unless all return."""
+        try:
+            errors = self._errors(module, function, seconds, arguments)
+        except BaseException:
+            # Such as pytest's own time limit: answers that are still to come would be taken for the next case's.
+            self.close(kill=True)
+            raise
+        if errors:
+            self.close(kill=True)
+            raise CaseFailed(f"{module}.{function} on {self.world_size} ranks of {self.backend}:\n{_merge(errors)}")
+
+    def _errors(self, module: str, function: str, seconds: float, arguments: dict) -> dict[int, str]:
+        """What the ranks say, or fail to say, of one case; {} if all return."""
         if not self._processes:
             self._start()
         self._cases += 1
@@ -193,9 +205,7 @@ class Ranks:
             time.sleep(0.3)  # faulthandler gives no sign of being done
         for rank in waiting.values():
             errors[rank] = f"no answer in time; its stacks:\n{self._tail(rank)}"
-        if errors:
-            self.close(kill=True)
-            raise CaseFailed(f"{module}.{function} on {self.world_size} ranks of {self.backend}:\n{_merge(errors)}")
+        return errors
 
     def _tail(self, rank: int) -> str:
         with contextlib.suppress(OSError), open(self._log(rank), errors="replace") as text:

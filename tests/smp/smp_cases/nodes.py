@@ -1,6 +1,5 @@
 """What crosses between nodes where expert and context groups span two: counted by smddp, against the formulas."""
 
-import contextlib
 import logging
 
 import smddp
@@ -10,19 +9,10 @@ import torch.distributed as dist
 from smddp.sagemaker.expert_parallel.dispatch import AllToAll, NodeByNode, dispatcher
 from smddp.sagemaker.expert_parallel.group import this_process
 from smp_cases import context_parallel, expert_parity
+from smp_cases.context_contract import HEAD, HEADS, LAYERS, initialized
 from smp_cases.models import tiny
 
 EXPERTS, K, TOKENS, HIDDEN = 2, 3, 24, 32  # on each rank; chosen by a token; of a rank
-LAYERS, HEADS, HEAD = 2, 2, 8  # of the tiny Llama: layers, key and value heads, elements of each
-
-
-@contextlib.contextmanager
-def initialized(**degrees):
-    tsm.init({f"{key}_parallel_degree": degree for key, degree in degrees.items()})
-    try:
-        yield
-    finally:
-        tsm.state.reset()
 
 
 def _moved(collective: str) -> dict:
