@@ -85,6 +85,8 @@ def transform(
     """
     inside = adapters.whole_model(model)
     if inside is not model:
+        if state.tp_size > 1:
+            adapters.refuse_outside(model, inside)
         transform(inside, device, dtype, config, load_state_dict_from_rank0, cp_comm_type)
         return model
     options = _checked(model, config, cp_comm_type)

@@ -89,3 +89,24 @@ def case_adapters_of_another_form_are_refused_with_what_runs():
             assert "model.layers.1.self_attn.q_proj" in str(error) and "without DoRA" in str(error), error
         else:
             raise AssertionError("no error")
+
+
+class Prompted(torch.nn.Module):
+    """What PEFT makes of a model whose prompts it trains."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model, self.prompts = model, torch.nn.Embedding(4, 32)
+
+    def get_base_model(self):
+        return self.model
+
+
+def case_parameters_of_the_wrapper_itself_are_refused():
+    with initialized(tensor_parallel_degree=2):
+        try:
+            tsm.transform(Prompted(tiny()))
+        except NotImplementedError as error:
+            assert "Prompted: prompts.weight is no parameter of the model" in str(error), error
+        else:
+            raise AssertionError("no error")

@@ -38,6 +38,17 @@ def whole_model(model: nn.Module) -> nn.Module:
     return inside() if callable(inside) else model
 
 
+def refuse_outside(model: nn.Module, inside: nn.Module) -> None:
+    """Raise NotImplementedError for parameters of PEFT's wrapper itself, as prompts: nobody would share them."""
+    known = {id(parameter) for parameter in inside.parameters()}
+    outside = [name for name, parameter in model.named_parameters() if id(parameter) not in known]
+    if outside:
+        raise NotImplementedError(
+            f"{type(model).__name__}: {outside[0]} is no parameter of the model that transform() shares; of PEFT's "
+            "methods LoRA runs with tensor parallelism, for others set tensor_parallel_degree=1"
+        )
+
+
 class Adapted:
     """How the adapter of one shared projection is shared.
 

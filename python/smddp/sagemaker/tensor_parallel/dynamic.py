@@ -43,7 +43,7 @@ def _subclass(base: type, mixin: type, first: bool) -> type:
 
 def original(cls: type) -> type:
     """The class that a module was of before `extend`."""
-    while "__reduce_ex__" in vars(cls) and len(cls.__bases__) == 2:
+    while _EXTENDED in vars(cls):
         cls = next(base for base in cls.__bases__ if base.__qualname__ == cls.__qualname__)
     return cls
 

@@ -41,10 +41,10 @@ def check(model: nn.Module) -> None:
 def apply(layers: list[nn.Module], blocks: dict[str, Block], owners: dict[str, nn.Module], seed: int) -> None:
     """Put the borders of the sequence into ``layers``; ``owners``: the module that holds each of ``blocks``."""
     inner = {id(owners[name]): block for name, block in blocks.items() if block.sequence}
+    # Adapters have blocks of their own inside the sequence's.
+    handled = {(id(partial), name) for block in blocks.values() for partial, name in block.partial}
     for layer in layers:
         tp: TensorGroup | None = None
-        # Adapters have blocks of their own inside the sequence's.
-        handled = {(id(partial), name) for block in blocks.values() for partial, name in block.partial}
         for module in layer.modules():
             if id(module) in inner:
                 block = inner[id(module)]

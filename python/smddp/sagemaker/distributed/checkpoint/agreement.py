@@ -127,8 +127,7 @@ class Participants:
         """Waits until all ranks have come to ``where``, a name that they use once.
 
         Raises:
-            CheckpointError: the group is gone.
-            RuntimeError: not all have come within ``seconds``.
+            CheckpointError: the group is gone; or not all have come within ``seconds``, with the ranks that have not.
         """
         if self.size == 1:
             return
@@ -137,7 +136,11 @@ class Participants:
             raise CheckpointError("the process group of the save is destroyed")
         store = dist.distributed_c10d._get_default_store()
         store.set(f"{where}/{self.rank}", "")
-        store.wait([f"{where}/{rank}" for rank in self.ranks], timedelta(seconds=seconds))
+        try:
+            store.wait([f"{where}/{rank}" for rank in self.ranks], timedelta(seconds=seconds))
+        except RuntimeError as error:
+            late = [rank for rank in self.ranks if not store.check([f"{where}/{rank}"])]
+            raise CheckpointError(f"ranks {late} did not come to {where} within {seconds:g} s") from error
 
     def gather(self, value: T) -> list[T] | None:
         """All ranks' values, in the group's order, on the coordinator; None elsewhere."""
