@@ -127,7 +127,7 @@ _FORWARDED = (
     "gather_into_tensor scatter reduce_scatter reduce_scatter_single _reduce_scatter_base "
     "reduce_scatter_single_coalesced reduce_scatter_tensor_coalesced all_to_all_single alltoall_base alltoall send "
     "recv recv_anysource barrier monitored_barrier set_timeout get_error _get_sequence_number_for_group "
-    "_set_sequence_number_for_group"
+    "_set_sequence_number_for_group get_reconfigure_handle reconfigure"
 ).split()
 
 
@@ -169,6 +169,10 @@ class SmddpDevice(c10d.Backend):
     @property
     def supports_splitting(self) -> bool:
         return True
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        return self._served_group().supports_reconfigure
 
     @property
     def supports_coalescing(self) -> bool:

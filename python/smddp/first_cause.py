@@ -32,6 +32,12 @@ def noticed() -> None:
         _record_late()
 
 
+def overcome() -> None:
+    """The group went on without that peer: what comes next has causes of its own."""
+    global _noticed
+    _noticed = None
+
+
 def give_way() -> None:
     """Wait until a peer's end, if this process was told of one, is old enough to be seen first."""
     if _noticed is not None and (left := _noticed + _LATE - time.monotonic()) > 0:

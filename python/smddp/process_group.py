@@ -13,16 +13,18 @@ from typing import Any
 
 import torch
 from torch._C import _distributed_c10d as c10d
-from torch.distributed import PrefixStore, ProcessGroup
+from torch.distributed import PrefixStore, ProcessGroup, Work
 from torch.distributed import distributed_c10d as dist_c10d
 
-from smddp import resharding
+from smddp import first_cause, resharding
 from smddp._native import core, shut_down_at_exit
 from smddp._register import NAME
 from smddp.abilities import answering
 from smddp.collectives import SmddpCollectives
+from smddp.collectives.base import DONE
 from smddp.devices import Request, current_request, device_backend, others
 from smddp.options import gather_options, seconds
+from smddp.reconfigure import Handle, NotConfigured, instance, meeting_place, members, store_at, tell_torch
 from smddp.rendezvous import MonitoredBarrier, connect
 from smddp.selfsend import Mailbox
 from smddp.telling import tell, wanted
@@ -35,16 +37,14 @@ _open: MutableMapping[int, SmddpProcessGroup] = (
 )
 _all: weakref.WeakSet[SmddpProcessGroup] = weakref.WeakSet()
 _fork_hook = False
+# Between a group's name and the number of its present configuration.
+_AGAIN = " reconfigured "
 
 
 def create(options: Any, backend_options: Any) -> SmddpProcessGroup:
     """torch's creator: one group, connected when it returns."""
     if backend_options is not None:
         warnings.warn(f"smddp has no group options; {type(backend_options).__name__} is ignored", stacklevel=2)
-    if getattr(options, "enable_reconfigure", False):
-        raise NotImplementedError(
-            "enable_reconfigure: the ranks of a smddp group are fixed; make a new group with new_group"
-        )
     request = current_request()
     if request.device_id is None:
         request.device_id = _device_of_default_group()
@@ -60,6 +60,7 @@ def create(options: Any, backend_options: Any) -> SmddpProcessGroup:
         name=str(options.group_id),
         global_ranks=list(options.global_ranks_in_group),
         request=request,
+        connected=not getattr(options, "enable_reconfigure", False),
     )
 
 
@@ -68,7 +69,8 @@ class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  
     """One group: the collectives of the mixin, and torch's questions about a group.
 
     store: for this group's keys. group_store: the same without a device's prefix.
-    global_ranks: empty for the group of all ranks, as torch has it.
+    global_ranks: empty for the group of all ranks, as torch has it. connected: False for a group whose ranks the first
+    `reconfigure` says.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  
         name: str,
         global_ranks: list[int],
         request: Request,
+        connected: bool = True,
     ) -> None:
         options = getattr(ProcessGroup, "Options", None)
         try:
@@ -92,10 +95,6 @@ class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  
         except TypeError:
             # Some torch in between (2.7) takes a store only for groups that are not written in Python.
             ProcessGroup.__init__(self, rank, size)
-        self._rank = rank
-        self._size = size
-        self._ranks = global_ranks if global_ranks not in ([], list(range(size))) else None
-        self._all_ranks: Sequence[int] = global_ranks or range(size)
         self._store = store
         self._group_store = group_store
         self._timeout = timeout
@@ -106,17 +105,45 @@ class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  
         _watch_forks()
         resharding.install()
         shut_down_at_exit()
-        self._others = others(request, group_store, rank, size, timeout, name, list(self._all_ranks))
-        self._comm = connect(store, name, rank, size, timeout.total_seconds(), self._ranks)
-        self._mailbox = Mailbox(rank)
-        self._sent: dict[int, tuple[int, int]] = {}
-        self._monitored = MonitoredBarrier(store, rank, size, self._ranks)
+        self._others = others(request, group_store, rank, size, timeout, name, global_ranks or list(range(size)))
+        self._reconfigurable = not connected
+        self._instance = instance()
+        self._uuids: set[int] = set()
+        self._become(rank, size, global_ranks)
+        if connected:
+            self._connect(store, name, timeout)
+        else:
+            self._hold(NotConfigured(name, "has no ranks yet"))
         self._device = device_backend(self, timeout)
         self._register_devices()
         _open[id(self)] = self
-        weakref.finalize(self, _close, self._comm, os.getpid()).atexit = False
         _all.add(self)
-        _say_paths(self)
+        if connected:
+            _say_paths(self)
+
+    def _become(self, rank: int, size: int, global_ranks: Sequence[int]) -> None:
+        """This rank of a group of so many, from now on."""
+        self._rank = rank
+        self._size = size
+        self._ranks = global_ranks if list(global_ranks) not in ([], list(range(size))) else None
+        self._all_ranks: Sequence[int] = global_ranks or range(size)
+        self._mailbox = Mailbox(rank)
+        self._sent: dict[int, tuple[int, int]] = {}
+        self._cuda = None
+        self._batch = None
+
+    def _connect(self, store: Any, name: str, limit: timedelta) -> None:
+        """Meets the group's other ranks at the store. Raises as `rendezvous.connect` does."""
+        comm = connect(store, name, self._rank, self._size, limit.total_seconds(), self._ranks)
+        comm.set_timeout(self._timeout.total_seconds())
+        self._hold(comm)
+        self._monitored = MonitoredBarrier(store, self._rank, self._size, self._ranks)
+
+    def _hold(self, comm: Any) -> None:
+        """`comm` is the group's communicator, and is closed with the group at the latest."""
+        self._comm = comm
+        self._closing = weakref.finalize(self, _close, comm, os.getpid())
+        self._closing.atexit = False
 
     def _register_devices(self) -> None:
         custom = ProcessGroup.BackendType.CUSTOM
@@ -230,10 +257,15 @@ class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  
                     shutdown()
 
     def abort(self) -> None:
-        """Make all waiters raise, here and at the peers. Never blocks."""
+        """Make all waiters raise, here and at the peers. Never blocks.
+
+        A group that was made with enable_reconfigure has no error afterwards, as it was asked for: `reconfigure` goes on.
+        """
         self._forget()
         self._mailbox.close()
         self._comm.abort(f"the group was aborted by rank {self._all_ranks[self._rank]}")
+        if self._reconfigurable:
+            self._hold(NotConfigured(self._comm.name, "was aborted"))
         for other in self._unique_others():
             abort = getattr(other, "abort", None)
             if abort is not None:
@@ -247,6 +279,62 @@ class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  
 
     def _forget_coalescing(self) -> None:
         dist_c10d._world.pg_coalesce_state.pop(self, None)
+
+    # Other ranks in the same group
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Any group can go on with other ranks; enable_reconfigure makes one that waits for its first.
+
+        Raises RuntimeError, as torch does, for a group whose devices have different backends.
+        """
+        if self._others:
+            raise RuntimeError(
+                "ProcessGroup reconfigure APIs do not support process groups with multiple backends: "
+                f"{self._request.backends}"
+            )
+        return True
+
+    def get_reconfigure_handle(self) -> str:
+        """What names this member to the others, for their `reconfigure`."""
+        assert self.supports_reconfigure
+        world = dist_c10d.GroupMember.WORLD
+        world_rank = self._rank if world is None or world is self else world.rank()
+        return str(Handle(self._rank, world_rank, self._instance))
+
+    def reconfigure(self, opts: Any) -> Work:
+        """Go on with the ranks that `opts` names: torch's ReconfigureOptions, or smddp's own of that name.
+
+        All of them call it, with the same number and handles; what was under way ends with an error. Returns when the group
+        is made, as a handle that is done. Raises ValueError for handles that make no group, RuntimeError for a number that
+        was used before, CollectiveTimeoutError naming those who did not come, TopologyError where one could not make
+        it; the group is then without ranks, and another call may give it some.
+        """
+        assert self.supports_reconfigure
+        uuid = int(opts.uuid)
+        ranks = members(opts.handles, self._instance)
+        if uuid < 0:
+            raise ValueError(f"reconfigure: the uuid is 0 or more, not {uuid}")
+        if uuid in self._uuids:
+            raise RuntimeError(f"reconfigure: uuid {uuid} was already used in this group; each call needs a new one")
+        limit = opts.timeout if opts.timeout is not None else self._timeout
+        at = dict(opts.hints).get("store")
+        store = meeting_place(self._group_store if at is None else store_at(at, limit), uuid)
+        self._uuids.add(uuid)
+        name = self._comm.name.partition(_AGAIN)[0]
+        self._mailbox.close()
+        self._comm.close()
+        self._hold(NotConfigured(name, f"has no ranks since its reconfiguration {uuid} failed"))
+        place = next(place for place, each in enumerate(ranks) if each.instance == self._instance)
+        whole = self is dist_c10d.GroupMember.WORLD
+        self._become(place, len(ranks), [] if whole else [each.world_rank for each in ranks])
+        self._connect(store, f"{name}{_AGAIN}{uuid}", limit)
+        self._store = store
+        tell_torch(self, ranks)
+        _open[id(self)] = self
+        first_cause.overcome()
+        _say_paths(self)
+        return DONE
 
     # New groups from this one
 
@@ -392,5 +480,5 @@ def _say_paths(group: SmddpProcessGroup) -> None:
 
 
 def open_groups() -> list[SmddpProcessGroup]:
-    """The groups that are open in this process."""
-    return list(_open.values())
+    """The groups that are open in this process and have ranks."""
+    return [group for group in list(_open.values()) if not isinstance(group.communicator, NotConfigured)]

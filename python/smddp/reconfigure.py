@@ -1,0 +1,141 @@
+"""Groups that live on: other ranks under the same group object, after a death or when ranks join.
+
+torch's contract for fault tolerance (`torch.distributed._reconfigure`, from torch 2.15 on): every member shows a handle,
+the members agree by whatever way they have on a number that was not used before and on the handles of those who go on,
+and each calls `reconfigure` with them. What is made is a communicator of its own: nothing that was sent in an earlier one
+can arrive in it. The group object stays, with all that holds it. In an older torch the methods are called on the group.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import distributed_c10d as dist_c10d
+
+_KIND = "smddp"
+
+
+@dataclass
+class ReconfigureOptions:
+    """What `reconfigure` takes, for a torch that has no class of this name.
+
+    uuid: 0 or more, not used before in this group. handles: of all ranks that go on; a list is in the order of their ranks,
+    of a set the ranks keep the order that they have. timeout: for all of it; None: the group's. hints: {"store":
+    "HOST:PORT"} is a TCPStore to meet at, where the store that the group was made with is gone.
+    """
+
+    uuid: int
+    handles: Sequence[str] | set[str]
+    timeout: timedelta | None = None
+    hints: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, order=True)
+class Handle:
+    """A member as others name it: where it stands in the group and in the world, and which object of which process."""
+
+    rank: int
+    world_rank: int
+    instance: str
+
+    def __str__(self) -> str:
+        return f"{_KIND}:{self.rank}:{self.world_rank}:{self.instance}"
+
+    @classmethod
+    def parse(cls, text: str) -> Handle:
+        parts = str(text).split(":")
+        try:
+            if len(parts) == 4 and parts[0] == _KIND and parts[3]:
+                return cls(int(parts[1]), int(parts[2]), parts[3])
+        except ValueError:
+            pass
+        raise ValueError(f"reconfigure: {text!r} is no handle of a smddp group; use what _get_reconfigure_handle gives")
+
+
+def instance() -> str:
+    """A name for one group object among all that any process ever has."""
+    return secrets.token_hex(8)
+
+
+def members(handles: Any, mine: str) -> list[Handle]:
+    """The ranks that go on, in their new order. Raises ValueError for anything else than different handles, one of them
+    `mine`."""
+    ordered = not isinstance(handles, (set, frozenset))
+    found = [Handle.parse(handle) for handle in handles]
+    if not ordered:
+        found.sort()
+    instances = [each.instance for each in found]
+    if len(set(instances)) != len(instances):
+        raise ValueError(f"reconfigure: a member is named twice in {[str(each) for each in found]}")
+    if mine not in instances:
+        raise ValueError(
+            f"reconfigure: this member is not among the {len(found)} handles; only those that go on call it, with the "
+            "handle of each of them"
+        )
+    return found
+
+
+def store_at(address: str, timeout: timedelta) -> Any:
+    """The TCPStore at "HOST:PORT"."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"reconfigure: the hint store is HOST:PORT, not {address!r}")
+    return TCPStore(host.strip("[]"), int(port), is_master=False, wait_for_workers=False, timeout=timeout)
+
+
+def meeting_place(store: Any, uuid: int) -> Any:
+    """Where the members of one configuration meet: no key of another one is seen there."""
+    return PrefixStore(f"reconfigure/{uuid}", store)
+
+
+def tell_torch(group: Any, ranks: list[Handle]) -> None:
+    """Put a group's new ranks where torch keeps them. Those of the group of all ranks are the world's from now on."""
+    world = dist_c10d._world.pg_group_ranks
+    if group in world:
+        whole = group is dist_c10d.GroupMember.WORLD
+        world[group] = {place if whole else each.world_rank: place for place, each in enumerate(ranks)}
+
+
+class NotConfigured:
+    """Stands for the communicator of a group that `reconfigure` is still to make, or that was aborted to be made anew."""
+
+    def __init__(self, name: str, why: str) -> None:
+        self.name = name
+        self._why = why
+
+    def close(self) -> None:
+        pass
+
+    def finish(self, limit: float) -> None:
+        pass
+
+    def leave_seconds(self) -> float:
+        return 0.0
+
+    def abort(self, reason: str) -> None:
+        pass
+
+    def set_timeout(self, timeout: float) -> None:
+        pass
+
+    def error(self) -> None:
+        return None
+
+    def sequence(self) -> int:
+        return 0
+
+    def taken(self) -> list[Any]:
+        return []
+
+    def __getattr__(self, name: str) -> Any:
+        from smddp.errors import ClosedError
+
+        raise ClosedError(
+            f"group {self.name!r} {self._why}: call torch.distributed._reconfigure with a new uuid and the handles of all "
+            "that take part"
+        )

@@ -1,0 +1,57 @@
+"""A group goes on with whom there is: ranks are killed in the middle of their calls, others join, no result is wrong."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+import pytest
+from backend.ranks import BACKEND
+
+from faults.manager import Manager
+from hosts import wires
+
+pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="another backend reconfigures in its own way")
+
+
+def _campaign(size: int, kills: int, nodes: int = 1, environment: dict | None = None, seed: int = 0) -> list:
+    """Kills one or two of `size` members at random moments, and has others take their places."""
+    found = []
+    with Manager(size, nodes, environment, seed) as manager:
+        while sum(found_ for *_, found_ in found) < kills:
+            time.sleep(manager.random.uniform(0.0, 0.03))
+            living = manager.members()
+            many = 2 if len(living) > 3 and manager.random.random() < 0.2 else 1
+            kill = manager.kill(manager.random.sample(living, many))
+            found.append((kill, many))
+            while len(manager.members()) < size:
+                manager.begin_member()
+            # While they start, the others make calls.
+            manager.settle(shuffle=True)
+    return [kill for kill, _ in found]
+
+
+def _told(kills: list) -> str:
+    seconds = sorted(kill.seconds for kill in kills)
+    at = lambda share: seconds[min(len(seconds) - 1, int(share * len(seconds)))]  # noqa: E731
+    return (
+        f"{len(seconds)} times killed; from a death to right results in all survivors, ms: median "
+        f"{1e3 * statistics.median(seconds):.1f}, p90 {1e3 * at(0.9):.1f}, p99 {1e3 * at(0.99):.1f}, most {1e3 * seconds[-1]:.1f}"
+    )
+
+
+@pytest.mark.parametrize("wire", ["shm", "tcp"])
+def test_survivors_go_on_and_newcomers_join(wire):
+    settings = {} if wire == "shm" else wires.settings(wire)
+    kills = _campaign(4, 6, nodes=1 if wire == "shm" else 2, environment=settings)
+    print(_told(kills))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("wire", ["shm", "tcp", "fabric"])
+@pytest.mark.parametrize("size", [2, 3, 5, 8])
+def test_a_thousand_kills(wire, size):
+    settings = {} if wire == "shm" else wires.settings(wire)
+    kills = _campaign(size, 100, nodes=1 if wire == "shm" else 2, environment=settings, seed=size)
+    print(f"{wire}, {size} ranks: {_told(kills)}")
