@@ -13,7 +13,9 @@ use smddp_transport::interface::{Family, Wanted};
 use smddp_transport::joint::Between;
 
 pub use self::values::{DevicePath, parse_bytes};
-use self::values::{Written, algorithm, as_it_is, bytes, micros, named, seconds, some, tune, wanted};
+use self::values::{
+    Written, a_second_or_more, algorithm, as_it_is, bytes, micros, named, seconds, some, tune, wanted,
+};
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
 use crate::network;
@@ -109,6 +111,9 @@ settings! {
     /// how long destroy_process_group waits for the other ranks, to hold what they called against each other; 0: it does not,
     /// and calls that differ may go unnoticed
     SMDDP_LEAVE_SECONDS = "10", own, leave: Duration = seconds;
+    /// seconds after which a host that answers nothing any more, not even that it lives, is lost, while some rank waits for one of
+    /// its ranks; 1 at least. A process that is stopped on a host that answers ends a call at its deadline only
+    SMDDP_PEER_TIMEOUT = "10", own, peer_timeout: Duration = a_second_or_more;
     /// between nodes: auto (EFA where all ranks have it, tcp where none has), tcp, fabric (libfabric), or shm, which makes
     /// ranks that cannot share memory an error
     SMDDP_TRANSPORT = "auto", shared, between: Between = named;

@@ -12,6 +12,7 @@ pub(crate) fn group(size: usize) -> Group {
         node: None,
         interface: Wanted { value: None, from: "" },
         family: Family::Any,
+        peer_timeout: std::time::Duration::from_secs(20),
         between: Between::Nothing,
         library: None,
         provider: None,

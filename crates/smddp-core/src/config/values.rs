@@ -69,6 +69,10 @@ pub(super) fn seconds(text: &str) -> Read<Duration> {
     found.ok_or_else(|| "seconds, 0 or more".to_owned())
 }
 
+pub(super) fn a_second_or_more(text: &str) -> Read<Duration> {
+    seconds(text).ok().filter(|time| time.as_secs() > 0).ok_or_else(|| "seconds, 1 or more".to_owned())
+}
+
 pub(super) fn wanted(text: &str) -> Read<Wanted> {
     Ok(Wanted { value: some(as_it_is)(text)?, from: interface::NAMES[0] })
 }

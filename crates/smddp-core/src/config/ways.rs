@@ -18,6 +18,7 @@ impl Config {
             node: self.node.clone(),
             interface: self.interface.clone(),
             family: self.family,
+            peer_timeout: self.peer_timeout,
             between: self.between,
             library: self.library.clone(),
             provider: self.provider.clone(),

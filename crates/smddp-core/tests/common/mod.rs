@@ -117,6 +117,7 @@ pub(crate) fn means(node: Option<String>) -> Means {
         node,
         interface: Wanted { value: Some("=lo".to_owned()), from: "SMDDP_SOCKET_IFNAME" },
         family: Family::Any,
+        peer_timeout: std::time::Duration::from_secs(20),
         between: Between::Tcp,
         library: None,
         provider: None,

@@ -26,6 +26,7 @@ pub(crate) fn means(rank: usize) -> Means {
         node: Some(format!("node {rank}")),
         interface: Wanted { value: Some("=lo".to_owned()), from: "a test" },
         family: Family::Any,
+        peer_timeout: std::time::Duration::from_secs(20),
         between: Between::Tcp,
         library: None,
         provider: None,

@@ -117,7 +117,7 @@ impl Wire for Shared {
         })
     }
 
-    fn watch(&mut self, _: usize) {}
+    fn watch(&mut self, _: usize, _: bool) {}
 
     fn broken(&self) -> Vec<Broken> {
         Vec::new()

@@ -1,6 +1,7 @@
 //! What may be used between ranks, as the settings say.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use crate::net::interface::{Family, Wanted};
 
@@ -25,6 +26,8 @@ pub struct Means {
     pub node: Option<String>,
     pub interface: Wanted,
     pub family: Family,
+    /// A host that answers nothing for so long is gone.
+    pub peer_timeout: Duration,
     pub between: Between,
     /// `SMDDP_LIBFABRIC` and `SMDDP_FABRIC_PROVIDER`.
     pub library: Option<PathBuf>,

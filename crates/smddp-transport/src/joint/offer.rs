@@ -34,10 +34,11 @@ impl Ends {
         let mut offer = Offer::none("SMDDP_TRANSPORT forbids it");
         // Over a fabric it tells of a peer's end.
         if between != Between::Nothing {
-            offer.tcp = TcpEndpoint::get(endpoint, &means.interface, means.family).map(|tcp| {
-                let loopback = tcp.interface.loopback;
-                (ends.door.insert(tcp.door(rank, size)).address.clone(), loopback)
-            });
+            offer.tcp =
+                TcpEndpoint::get(endpoint, &means.interface, means.family, means.peer_timeout).map(|tcp| {
+                    let loopback = tcp.interface.loopback;
+                    (ends.door.insert(tcp.door(rank, size)).address.clone(), loopback)
+                });
         }
         if between == Between::Fabric || between == Between::Auto && may_have_efa() {
             offer.fabric = engine(endpoint, size, means).and_then(|engine| {

@@ -76,8 +76,8 @@ impl Wire for Scripted {
         moved || self.script.busy
     }
 
-    fn watch(&mut self, peer: usize) {
-        self.wire.iter_mut().for_each(|wire| wire.watch(peer));
+    fn watch(&mut self, peer: usize, elsewhere: bool) {
+        self.wire.iter_mut().for_each(|wire| wire.watch(peer, elsewhere));
     }
 
     fn check(&mut self) {

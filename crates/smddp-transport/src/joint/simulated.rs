@@ -29,7 +29,8 @@ pub fn simulated(
     }
     let cards: Vec<_> = prepared.iter().map(|one| one.card().clone()).collect();
     let endpoint = Endpoint::get(means.staging).map_err(|error| wrong(error.to_string()))?;
-    let listener = TcpEndpoint::get(&endpoint, &means.interface, means.family).map_err(wrong)?;
+    let listener =
+        TcpEndpoint::get(&endpoint, &means.interface, means.family, means.peer_timeout).map_err(wrong)?;
     let doors: Vec<Door> = (0..size).map(|rank| listener.door(rank, size)).collect();
     let addresses: Vec<_> = doors.iter().map(|door| door.address.clone()).collect();
     let (srd, wires) = srd::group(size, script, &Staging::of(&endpoint)).map_err(wrong)?;

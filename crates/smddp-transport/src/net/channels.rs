@@ -333,7 +333,7 @@ impl Net {
             self.state.inlets().filter(|(i, came)| came.awaited(&i.want)).map(|(i, _)| i.want.rank).collect();
         self.hail(&awaited);
         for rank in awaited.into_iter().chain(self.state.messages.awaited()) {
-            self.wire.watch(rank);
+            self.wire.watch(rank, self.watches.is_some());
             self.watches.iter_mut().for_each(|watches| watches.watch(rank));
         }
         self.wire.check();

@@ -53,8 +53,9 @@ pub(crate) trait Wire: Send {
     unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: *const u8, ticket: Ticket);
     /// Moves on what can be moved on, and tells the sink; whether anything moved.
     fn poll(&mut self, sink: &mut dyn Sink) -> bool;
-    /// Makes sure that the death of `peer` will be noticed though nothing is sent to it: this rank waits for it.
-    fn watch(&mut self, peer: usize);
+    /// Makes sure that the death of `peer` will be noticed though nothing is sent to it: this rank waits for it. `elsewhere`:
+    /// something besides the wire tells of it, too.
+    fn watch(&mut self, peer: usize, elsewhere: bool);
     /// Looks for peers that are gone. Called now and then while this rank waits for anything.
     fn check(&mut self) {}
     /// Peers found broken so far. A peer that ends in good order has sent its `Kind::Leave` frame before.

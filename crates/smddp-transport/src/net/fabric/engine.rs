@@ -439,8 +439,9 @@ impl Engine {
             })
     }
 
-    /// A rank waits for another. A message to it shows whether it can still be reached.
-    pub(crate) fn watch(&mut self, number: u32, rank: usize) {
+    /// A rank waits for another. A message to it shows whether it can still be reached. `elsewhere`: another way tells of its
+    /// end, and of its host's; then a peer to which nothing can be sent is only busy, or stopped.
+    pub(crate) fn watch(&mut self, number: u32, rank: usize, elsewhere: bool) {
         let member = self.groups.get(&number).and_then(|g| g.members.get(rank)?.as_ref());
         let Some(peer) = member.map(|m| m.peer) else { return };
         let p = &self.peers[peer];
@@ -459,7 +460,11 @@ impl Engine {
         }
         // Some providers lose a connection without a word, and then ask for patience for ever.
         let p = &mut self.peers[peer];
-        if p.met && p.broken.is_none() && p.mute.get_or_insert_with(Instant::now).elapsed() > MUTE {
+        if !elsewhere
+            && p.met
+            && p.broken.is_none()
+            && p.mute.get_or_insert_with(Instant::now).elapsed() > MUTE
+        {
             self.lose(peer, "the connection to it is gone");
         }
     }

@@ -50,8 +50,8 @@ impl Wire for FabricWire {
         lock(&self.engine).poll(self.group, sink)
     }
 
-    fn watch(&mut self, peer: usize) {
-        lock(&self.engine).watch(self.group, peer);
+    fn watch(&mut self, peer: usize, elsewhere: bool) {
+        lock(&self.engine).watch(self.group, peer, elsewhere);
     }
 
     fn broken(&self) -> Vec<Broken> {

@@ -15,8 +15,6 @@ const LACKING: Duration = Duration::from_secs(5);
 const REFUSED: Duration = Duration::from_millis(400);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
-/// A host that answers no call at all is gone.
-const UNANSWERED: Duration = Duration::from_secs(20);
 
 /// Why there is no connection.
 #[derive(Debug)]
@@ -31,6 +29,8 @@ pub(super) struct Call {
     me: usize,
     address: TcpAddress,
     purpose: Purpose,
+    /// A host that answers no call for so long is gone.
+    patience: Duration,
     /// `None` between two attempts.
     dial: Option<Dial>,
     /// Since when it fails.
@@ -41,8 +41,8 @@ pub(super) struct Call {
 
 impl Call {
     /// By rank `me`.
-    pub(super) fn new(me: usize, address: TcpAddress, purpose: Purpose) -> Self {
-        Self { me, address, purpose, dial: None, failing: None, next: Instant::now() }
+    pub(super) fn new(me: usize, address: TcpAddress, purpose: Purpose, patience: Duration) -> Self {
+        Self { me, address, purpose, patience, dial: None, failing: None, next: Instant::now() }
     }
 
     pub(super) fn socket(&self) -> Option<&TcpStream> {
@@ -76,7 +76,7 @@ impl Call {
     }
 
     fn dial(&self) -> io::Result<Dial> {
-        Dial::new(self.me, &self.address, self.purpose, UNANSWERED)
+        Dial::new(self.me, &self.address, self.purpose, self.patience)
     }
 
     fn failed(&mut self, error: &io::Error, here: bool) -> Result<Option<Uninherited<TcpStream>>, Failed> {

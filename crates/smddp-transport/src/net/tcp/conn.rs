@@ -88,9 +88,14 @@ impl Conn {
         Self { offered: true, ..Self::new(peer, class, Line::Calling(Box::new(call))) }
     }
 
-    /// A peer that has called and said hello.
-    pub(super) fn answer(peer: usize, class: usize, socket: Uninherited<TcpStream>) -> io::Result<Self> {
-        prepare(&socket)?;
+    /// A peer that has called and said hello. `patience`: its host is gone if it answers nothing for so long.
+    pub(super) fn answer(
+        peer: usize,
+        class: usize,
+        socket: Uninherited<TcpStream>,
+        patience: Duration,
+    ) -> io::Result<Self> {
+        prepare(&socket, patience)?;
         Ok(Self::new(peer, class, Line::Open(socket)))
     }
 
@@ -369,12 +374,13 @@ mod tests {
     use std::net::TcpListener;
     use std::time::Instant;
 
+    const PEER_TIMEOUT: Duration = Duration::from_secs(20);
+
     #[test]
     fn the_kernel_tells_how_long_the_way_is_once_something_was_acknowledged() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let ours =
-            Conn::answer(1, 0, Uninherited::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap()))
-                .unwrap();
+        let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let ours = Conn::answer(1, 0, Uninherited::new(socket), PEER_TIMEOUT).unwrap();
         let quickest = ours.round_trip().unwrap();
         assert!(quickest < Duration::from_secs(10), "{quickest:?}");
     }
@@ -385,7 +391,7 @@ mod tests {
         if let Some(bytes) = room(1 << 30) {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let ours = Conn::answer(1, 0, Uninherited::new(socket)).unwrap();
+            let ours = Conn::answer(1, 0, Uninherited::new(socket), PEER_TIMEOUT).unwrap();
             let before = sockopt::socket_send_buffer_size(ours.open().unwrap()).unwrap();
             ours.make_room(bytes);
             assert!(sockopt::socket_send_buffer_size(ours.open().unwrap()).unwrap() > before);
@@ -396,7 +402,7 @@ mod tests {
     fn bytes_for_an_end_that_is_closed_are_not_waited_for() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let mut ours = Conn::answer(1, 0, Uninherited::new(socket)).unwrap();
+        let mut ours = Conn::answer(1, 0, Uninherited::new(socket), PEER_TIMEOUT).unwrap();
         drop(listener.accept().unwrap());
         // SAFETY: no payload.
         assert!(unsafe { ours.send(&Frame::new(Kind::Leave, 0), std::ptr::null(), 0) });
@@ -413,7 +419,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let found = crate::send::tests::signalled(|| {
             let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let mut ours = Conn::answer(1, 0, Uninherited::new(socket)).unwrap();
+            let mut ours = Conn::answer(1, 0, Uninherited::new(socket), PEER_TIMEOUT).unwrap();
             drop(listener.accept().unwrap());
             let until = Instant::now() + Duration::from_secs(10);
             while !ours.deaf {

@@ -21,14 +21,18 @@ pub(crate) fn connect(address: SocketAddr) -> io::Result<Uninherited<TcpStream>>
 }
 
 /// How a connection is to behave. A host that vanishes sends nothing: on one over which nothing is under way, probes tell;
-/// where something is, `silence` finds out.
-pub(super) fn prepare(socket: &TcpStream) -> io::Result<()> {
+/// where something is, `silence` finds out. `patience`: the host is not there that answers nothing for so long.
+pub(super) fn prepare(socket: &TcpStream, patience: Duration) -> io::Result<()> {
     socket.set_nonblocking(true)?;
     socket.set_nodelay(true)?;
     sockopt::set_socket_keepalive(socket, true)?;
-    sockopt::set_tcp_keepidle(socket, Duration::from_secs(5))?;
-    sockopt::set_tcp_keepintvl(socket, Duration::from_secs(2))?;
-    sockopt::set_tcp_keepcnt(socket, 5)?;
+    // In whole seconds, at least one of each: half of the time until the first probe, the rest for those that are lost.
+    let (idle, all) = ((patience / 2).as_secs().max(1), patience.as_secs());
+    let between = (patience / 10).as_secs().max(1);
+    sockopt::set_tcp_keepidle(socket, Duration::from_secs(idle))?;
+    sockopt::set_tcp_keepintvl(socket, Duration::from_secs(between))?;
+    let probes = all.saturating_sub(idle).div_ceil(between).max(1);
+    sockopt::set_tcp_keepcnt(socket, u32::try_from(probes).unwrap_or(u32::MAX))?;
     Ok(())
 }
 
@@ -56,7 +60,7 @@ impl Dial {
         patience: Duration,
     ) -> io::Result<Self> {
         let socket = connect(address.socket)?;
-        prepare(&socket)?;
+        prepare(&socket, patience)?;
         end_after(&socket, Some(patience))?;
         Ok(Self { socket, hello: hello(&address.token, me, purpose), said: 0 })
     }

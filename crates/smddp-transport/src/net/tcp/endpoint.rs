@@ -6,6 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once, Weak};
+use std::time::Duration;
 
 use super::dial::advice;
 use super::hello::{HELLO, Purpose, TcpAddress, parse};
@@ -197,6 +198,8 @@ impl Host for Reception {
 
 pub(crate) struct TcpEndpoint {
     pub(crate) interface: ChosenInterface,
+    /// A host that answers nothing for so long is gone.
+    pub(super) peer_timeout: Duration,
     socket: SocketAddr,
     /// Until callers are answered.
     listener: Mutex<Option<Uninherited<TcpListener>>>,
@@ -211,6 +214,7 @@ impl TcpEndpoint {
         endpoint: &Arc<Endpoint>,
         wanted: &Wanted,
         family: Family,
+        peer_timeout: Duration,
     ) -> Result<Arc<Self>, String> {
         static CURRENT: PerProcess<Mutex<Weak<TcpEndpoint>>> = PerProcess::new();
         let mut cell = lock(CURRENT.get());
@@ -219,15 +223,15 @@ impl TcpEndpoint {
         }
         let interface = interface::choose(wanted, family).map_err(|e| e.to_string())?;
         let name = interface.to_string();
-        let endpoint =
-            Self::new(endpoint.clone(), interface).map_err(|e| format!("cannot listen on {name}: {e}"))?;
+        let endpoint = Self::new(endpoint.clone(), interface, peer_timeout)
+            .map_err(|e| format!("cannot listen on {name}: {e}"))?;
         let endpoint = Arc::new(endpoint);
         *cell = Arc::downgrade(&endpoint);
         Ok(endpoint)
     }
 
     /// Nobody is answered before [`TcpEndpoint::serve`].
-    fn new(endpoint: Arc<Endpoint>, interface: ChosenInterface) -> io::Result<Self> {
+    fn new(endpoint: Arc<Endpoint>, interface: ChosenInterface, peer_timeout: Duration) -> io::Result<Self> {
         let listener = TcpListener::bind(interface.address.with_port(0))?;
         // The standard library's backlog of 128 is short for the first collective of a large group.
         rustix::net::listen(&listener, 4096)?;
@@ -235,6 +239,7 @@ impl TcpEndpoint {
         Ok(Self {
             socket: listener.local_addr()?,
             interface,
+            peer_timeout,
             listener: Mutex::new(Some(Uninherited::new(listener))),
             inboxes: Arc::default(),
             endpoint,

@@ -1,6 +1,7 @@
 //! The ranks of a group at their processes' listeners: this one's door, and where the others are called.
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::endpoint::Door;
 use super::hello::TcpAddress;
@@ -26,6 +27,11 @@ impl Listeners {
 
     pub(crate) fn interface(&self) -> &ChosenInterface {
         &self.door.endpoint.interface
+    }
+
+    /// A host that answers nothing for so long is gone.
+    pub(super) fn peer_timeout(&self) -> Duration {
+        self.door.endpoint.peer_timeout
     }
 
     pub(super) fn size(&self) -> usize {

@@ -22,13 +22,10 @@ pub(super) struct SilenceLimits {
     pub(super) pause: Duration,
 }
 
-impl Default for SilenceLimits {
-    fn default() -> Self {
-        Self {
-            quiet: Duration::from_secs(5),
-            gone: Duration::from_secs(15),
-            pause: Duration::from_millis(500),
-        }
+impl SilenceLimits {
+    /// Such that a host is found gone within `peer_timeout`, the pauses between two looks included.
+    pub(super) fn within(peer_timeout: Duration) -> Self {
+        Self { quiet: peer_timeout / 3, gone: peer_timeout / 2, pause: peer_timeout / 20 }
     }
 }
 

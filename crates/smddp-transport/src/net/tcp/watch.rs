@@ -22,8 +22,6 @@ const AGAIN: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_millis(250);
 /// What a rank sent before it closed its end of the group is on its way, and it has waited for that itself.
 const GOODBYE: Duration = Duration::from_secs(5);
-/// A host that answers nothing for so long is gone.
-const UNANSWERED: Duration = Duration::from_secs(20);
 /// Ranks that are watched because they keep this one waiting; besides, as many that follow it are, so that everyone who
 /// is waited for is watched by somebody. Who notices tells the others.
 const MOST: usize = 64;
@@ -125,7 +123,7 @@ impl Watches {
 
     fn call(&mut self, peer: usize, now: Instant) {
         let Some(address) = self.listeners.address(peer) else { return };
-        self.peers[peer] = match Watch::call(self.listeners.me, address, UNANSWERED) {
+        self.peers[peer] = match Watch::call(self.listeners.me, address, self.listeners.peer_timeout()) {
             Ok(watch) => {
                 self.held += 1;
                 Known::Held(watch)
@@ -205,7 +203,8 @@ mod tests {
 
     fn endpoint() -> Arc<TcpEndpoint> {
         let lo = Wanted { value: Some("=lo".to_owned()), from: "a test" };
-        let endpoint = TcpEndpoint::get(&Endpoint::get(1 << 20).unwrap(), &lo, Family::Any).unwrap();
+        let endpoint =
+            TcpEndpoint::get(&Endpoint::get(1 << 20).unwrap(), &lo, Family::Any, DEADLINE).unwrap();
         endpoint.serve();
         endpoint
     }
@@ -266,7 +265,7 @@ mod tests {
     #[test]
     fn who_was_hung_up_on_before_its_first_word_has_seen_no_death() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut watch = Watch::call(0, &address(&listener), UNANSWERED).unwrap();
+        let mut watch = Watch::call(0, &address(&listener), DEADLINE).unwrap();
         drop(listener.accept().unwrap());
         assert!(matches!(watch.look(), Found::Ended(_)));
         assert!(!watch.0.connected());

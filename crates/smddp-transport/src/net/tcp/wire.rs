@@ -66,7 +66,8 @@ const GOODBYE: Duration = Duration::from_millis(250);
 
 impl TcpWire {
     pub(crate) fn new(listeners: Arc<Listeners>) -> io::Result<Self> {
-        Self::with(listeners, SilenceLimits::default())
+        let limits = SilenceLimits::within(listeners.peer_timeout());
+        Self::with(listeners, limits)
     }
 
     pub(super) fn with(listeners: Arc<Listeners>, limits: SilenceLimits) -> io::Result<Self> {
@@ -113,7 +114,8 @@ impl TcpWire {
             None if self.peers[peer].left => return None,
             None => {
                 let address = self.listeners.address(peer)?.clone();
-                let call = Call::new(self.listeners.me, address, Purpose::Class(class));
+                let patience = self.listeners.peer_timeout();
+                let call = Call::new(self.listeners.me, address, Purpose::Class(class), patience);
                 self.keep(Conn::call(peer, class, call))
             }
         };
@@ -131,7 +133,7 @@ impl TcpWire {
                 self.listeners.door.inbox.refuse(peer, &socket, "that rank is on this node");
                 continue;
             }
-            match Conn::answer(peer, class, socket) {
+            match Conn::answer(peer, class, socket, self.listeners.peer_timeout()) {
                 Ok(conn) => {
                     let at = self.keep(conn);
                     if !self.take_over(at) && peer < self.listeners.me {
@@ -310,7 +312,7 @@ impl Wire for TcpWire {
         moved
     }
 
-    fn watch(&mut self, peer: usize) {
+    fn watch(&mut self, peer: usize, _: bool) {
         let connected = self.conns.iter().flatten().any(|conn| conn.peer == peer);
         if !connected && !self.peers[peer].left {
             self.outgoing(peer, 0);

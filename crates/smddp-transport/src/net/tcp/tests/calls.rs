@@ -10,7 +10,7 @@ use super::*;
 use crate::own::Uninherited;
 
 fn to(address: SocketAddr) -> Call {
-    Call::new(0, TcpAddress { socket: address, token: Default::default() }, Purpose::Class(0))
+    Call::new(0, TcpAddress { socket: address, token: Default::default() }, Purpose::Class(0), PEER_TIMEOUT)
 }
 
 /// Goes on until something comes of it.

@@ -15,6 +15,8 @@ use crate::net::tcp::TcpAddress;
 use crate::{Fault, Group, Head, Inlet, Outlet, Wiring};
 
 const DEADLINE: Duration = Duration::from_secs(60);
+/// Longer than anything that these tests hold up.
+const PEER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Two ranks of this process, each a node of its own.
 struct Pair {
