@@ -22,6 +22,7 @@ from smddp._register import NAME
 from smddp.abilities import answering
 from smddp.collectives import SmddpCollectives
 from smddp.devices import Request, current_request, device_backend, others
+from smddp.listening import Listened
 from smddp.options import gather_options, seconds
 from smddp.rendezvous import MonitoredBarrier, connect
 from smddp.selfsend import Mailbox
@@ -64,7 +65,7 @@ def create(options: Any, backend_options: Any) -> SmddpProcessGroup:
 
 
 @answering(ProcessGroup)
-class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  # torch types each overload
+class SmddpProcessGroup(SmddpCollectives, Listened, ProcessGroup):  # type: ignore[misc]  # torch types each overload
     """One group: the collectives of the mixin, and torch's questions about a group.
 
     store: for this group's keys. group_store: the same without a device's prefix.
@@ -112,25 +113,27 @@ class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  
         self._sent: dict[int, tuple[int, int]] = {}
         self._monitored = MonitoredBarrier(store, rank, size, self._ranks)
         self._device = device_backend(self, timeout)
-        self._register_devices()
+        self._register_devices(self)
+        self._listen()
         _open[id(self)] = self
         weakref.finalize(self, _close, self._comm, os.getpid()).atexit = False
         _all.add(self)
         _say_paths(self)
 
-    def _register_devices(self) -> None:
+    def _register_devices(self, group: Any) -> None:
+        """Tell a group of torch's which backends serve the devices: this one, or the one of its own (listening.py)."""
         custom = ProcessGroup.BackendType.CUSTOM
-        if hasattr(self, "_set_default_backend"):  # torch 2.5 takes it from its options
-            self._set_default_backend(custom)
+        if hasattr(group, "_set_default_backend"):  # torch 2.5 takes it from its options
+            group._set_default_backend(custom)
         # First: torch hands it on to every backend that it is told of.
         if self._request.device_id is not None and self._shows_device(self._request.device_id):
-            self.bound_device_id = self._request.device_id
+            group.bound_device_id = self._request.device_id
         for device, backend in self._request.backends.items():
             if backend == NAME:
-                self._register_backend(torch.device(device), custom, self._device)
+                group._register_backend(torch.device(device), custom, self._device)
         for device, other in self._others.items():
             kind = dist_c10d.Backend.backend_type_map.get(self._request.backends[device], custom)
-            self._register_backend(torch.device(device), kind, other)
+            group._register_backend(torch.device(device), kind, other)
 
     def _shows_device(self, device: torch.device) -> bool:
         """Whether torch may know what device the group is bound to.

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import _profiler_enabled
 from torch.distributed import Work
 
 from smddp.dtypes import CODES, SUM
 from smddp.errors import translate
+from smddp.profiling import way_range
 from smddp.tensors import check_dtype, describe
 from smddp.work import DoneWork, SmddpWork, join
 
@@ -170,6 +172,12 @@ class Base:
 
     def _start(self, call: Call, options: Any) -> Work:
         """Hand one call to the core; a caller that would wait at once is served on the spot."""
+        if _profiler_enabled():
+            with way_range(self._comm, call, self._size):
+                return self._hand_over(call, options)
+        return self._hand_over(call, options)
+
+    def _hand_over(self, call: Call, options: Any) -> Work:
         timeout = options.timeout
         limit = timeout.total_seconds() if timeout > _ZERO else 0.0
         now = self._batch is None and not getattr(options, "asyncOp", True)
