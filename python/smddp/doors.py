@@ -68,8 +68,10 @@ def collective(name: str) -> Callable[[Method], Method]:
                 raise translated from None
             finally:
                 work = works.pop()
-            # torch's own handle of ours knows less. It is all there is where a mode had the call end on its way.
-            return answer if work is None else work
+            if work is not None:
+                return work  # torch's own handle of it knows less
+            # It did not come to the backend. A mode may want that; torch's answer to tensors without memory is silence.
+            return answer if _dispatch_modes() else direct(self, *args, **kwargs)
 
         def direct(self: Any, *args: Any, **kwargs: Any) -> Any:
             try:
