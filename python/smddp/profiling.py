@@ -15,13 +15,19 @@ from smddp._info import COLLECTIVES
 _IN_PARTS = ("gather", "scatter")
 
 
+# Whether any call of this process ran under a profiler yet: until then, nobody asks again on a call's way.
+seen = False
+
+
 def call_range(label: str, arguments: Iterable[Any]) -> Any:
     """The range "smddp:label" of one call; with `record_shapes` torch writes down what its tensors are like."""
+    global seen
+    seen = True
     return _range(f"smddp:{label}", list(_tensors(arguments)), {})
 
 
 def way_range(comm: Any, call: Any, size: int) -> Any:
-    """The range of one collective that a core takes over, named by the way it takes ("smddp way: shm mesh").
+    """The range of one collective that the core takes over, named by the way it takes ("smddp way: shm mesh").
 
     call: a `collectives.base.Call`; size: ranks. Its values (path, bytes, collective, group, seq) are in the trace with
     `record_shapes`; bytes are those of the whole buffer, of which path and plan are a matter.

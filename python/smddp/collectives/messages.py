@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.autograd import _profiler_enabled
 from torch.distributed import Work
 
+from smddp import profiling
 from smddp.collectives.base import After, Base
 from smddp.doors import collective
 from smddp.dtypes import code_of
-from smddp.profiling import message_range
 from smddp.selfsend import Mailbox
 from smddp.tensors import block, landing, one, readable
 from smddp.work import DoneWork, SmddpWork
@@ -86,8 +86,8 @@ class Messages(Base):
         return self._note(SmddpWork(native, [tensor], after, self._ranks))
 
     def _begin(self, what: str, tensor: Tensor, begin: Callable[..., Any], *arguments: Any) -> Any:
-        if _profiler_enabled():
-            with message_range(self._comm, tensor, what):
+        if profiling.seen and _profiler_enabled():
+            with profiling.message_range(self._comm, tensor, what):
                 return begin(*arguments)
         return begin(*arguments)
 
