@@ -15,7 +15,7 @@ Shown = TypeVar("Shown", bound=type)
 _FIXED = "the ranks of a smddp group are fixed; make a new group with new_group"
 _NO_WINDOWS = "smddp has no one-sided windows; use send and recv, or a collective"
 _NO_TIMES = "smddp does not time collectives for torch; use torch.profiler, where they are ranges named smddp:..."
-_NO_HOOKS = "calls of smddp groups do not pass where torch runs such hooks; wrap the calls instead"
+_NO_HOOKS = "smddp groups run no such hooks; register a post hook, or wait for the handles of the calls"
 _NO_ESTIMATES = "smddp cannot estimate collectives without running them; `smddp-bench simulate` can"
 _NO_MEMORY = "smddp takes any tensor as it is and has no allocator of its own; make it with torch.empty"
 _ALWAYS_THERE = "smddp keeps what a group needs until it is destroyed; use destroy_process_group"
@@ -36,15 +36,11 @@ _REFUSED = {
     "merge_remote_group": _FIXED,
     "new_window": _NO_WINDOWS,
     "register_abort_hook": _NO_HOOKS,
-    "register_post_hook": _NO_HOOKS,
-    "register_pre_hook": _NO_HOOKS,
     "resume": _ALWAYS_THERE,
     "shrink": _FIXED,
     "split": "smddp splits groups and not a device's backend; use the group's split_group",
     "suspend": _ALWAYS_THERE,
     "unregister_abort_hook": _NO_HOOKS,
-    "unregister_post_hook": _NO_HOOKS,
-    "unregister_pre_hook": _NO_HOOKS,
 }
 # Under these torch's C++ looks for a method in Python where it has another name there.
 _ALIASES = {"merge_remote_group": "mergeRemoteGroup"}

@@ -20,6 +20,7 @@ from torch._C import _distributed_c10d as c10d
 
 from smddp._register import NAME
 from smddp.abilities import answering
+from smddp.doors import arrive
 
 DEFAULT_DEVICES = {"cpu": NAME, "cuda": NAME}
 
@@ -133,7 +134,7 @@ _FORWARDED = (
 
 def _forward(method: str) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self._served_group(), method)(*args, **kwargs)
+        return arrive(self._served_group(), method, args, kwargs)
 
     call.__name__ = method
     return call
@@ -143,7 +144,7 @@ def _forward(method: str) -> Callable[..., Any]:
 class SmddpDevice(c10d.Backend):
     """What the group shows as the backend of its devices: torch asks it for names and abilities.
 
-    All calls go to the group. It exists in Python from torch 2.14 on, see `device_backend`.
+    All calls go to the group, behind its doors (doors.py). torch takes it from 2.14 on, see `device_backend`.
     """
 
     def __init__(self, group: Any, timeout: timedelta) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch.distributed import DistBackendError
 
-from smddp import first_cause
+from smddp import first_cause, flight
 from smddp._native import core
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ def translate(error: BaseException, ranks: Sequence[int] | None) -> BaseExceptio
         return error
     if dressed is PeerLostError:
         first_cause.noticed()
+    if dressed in (CollectiveTimeoutError, MismatchError, PeerLostError):
+        flight.failed()
     made = dressed(f"{error}{rank_note(ranks)}")
     about = getattr(error, "ranks", ())
     made.ranks = [ranks[rank] for rank in about] if ranks is not None else list(about)

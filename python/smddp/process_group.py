@@ -23,6 +23,7 @@ from smddp.abilities import answering
 from smddp.collectives import SmddpCollectives
 from smddp.collectives.base import DONE
 from smddp.devices import Request, current_request, device_backend, others
+from smddp.listening import Listened
 from smddp.options import gather_options, seconds
 from smddp.reconfigure import Handle, NotConfigured, instance, meeting_place, members, store_at, tell_torch
 from smddp.rendezvous import MonitoredBarrier, connect
@@ -65,7 +66,7 @@ def create(options: Any, backend_options: Any) -> SmddpProcessGroup:
 
 
 @answering(ProcessGroup)
-class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  # torch types each overload
+class SmddpProcessGroup(SmddpCollectives, Listened, ProcessGroup):  # type: ignore[misc]  # torch types each overload
     """One group: the collectives of the mixin, and torch's questions about a group.
 
     store: for this group's keys. group_store: the same without a device's prefix.
@@ -115,7 +116,8 @@ class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  
         else:
             self._hold(NotConfigured(name, "has no ranks yet"))
         self._device = device_backend(self, timeout)
-        self._register_devices()
+        self._register_devices(self)
+        self._listen()
         _open[id(self)] = self
         _all.add(self)
         if connected:
@@ -145,19 +147,20 @@ class SmddpProcessGroup(SmddpCollectives, ProcessGroup):  # type: ignore[misc]  
         self._closing = weakref.finalize(self, _close, comm, os.getpid())
         self._closing.atexit = False
 
-    def _register_devices(self) -> None:
+    def _register_devices(self, group: Any) -> None:
+        """Tell a group of torch's which backends serve the devices: this one, or the one of its own (listening.py)."""
         custom = ProcessGroup.BackendType.CUSTOM
-        if hasattr(self, "_set_default_backend"):  # torch 2.5 takes it from its options
-            self._set_default_backend(custom)
+        if hasattr(group, "_set_default_backend"):  # torch 2.5 takes it from its options
+            group._set_default_backend(custom)
         # First: torch hands it on to every backend that it is told of.
         if self._request.device_id is not None and self._shows_device(self._request.device_id):
-            self.bound_device_id = self._request.device_id
+            group.bound_device_id = self._request.device_id
         for device, backend in self._request.backends.items():
             if backend == NAME:
-                self._register_backend(torch.device(device), custom, self._device)
+                group._register_backend(torch.device(device), custom, self._device)
         for device, other in self._others.items():
             kind = dist_c10d.Backend.backend_type_map.get(self._request.backends[device], custom)
-            self._register_backend(torch.device(device), kind, other)
+            group._register_backend(torch.device(device), kind, other)
 
     def _shows_device(self, device: torch.device) -> bool:
         """Whether torch may know what device the group is bound to.

@@ -1,62 +1,79 @@
-"""Profiler ranges, and the frame that every public method of the collectives runs in."""
+"""What torch's profiler shows of a call: the range that it runs in, and within it the way that its bytes take."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator
+from typing import Any
 
-from torch.autograd import _profiler_enabled
+from torch import Tensor
+from torch._C._profiler import _RecordFunctionFast
 from torch.profiler import record_function
 
-from smddp.tensors import NoMemoryError
-from smddp.waiting import waited_for
+from smddp._info import COLLECTIVES
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+# Collectives of which most ranks hold one part only.
+_IN_PARTS = ("gather", "scatter")
 
 
-def collective(name: str) -> Callable[[Method], Method]:
-    """Marks a method as the collective `name`.
+# Whether any call of this process ran under a profiler yet: until then, nobody asks again on a call's way.
+seen = False
 
-    Under a profiler the call is a range "smddp:name" (torch's own ranges come from a dispatcher that calls
-    from Python do not pass). Results of functional collectives among the arguments are waited for. An exception
-    goes through the group's `_failed`, which translates it and ends a coalescing block that it may have left open.
+
+def call_range(label: str, arguments: Iterable[Any]) -> Any:
+    """The range "smddp:label" of one call; with `record_shapes` torch writes down what its tensors are like."""
+    global seen
+    seen = True
+    return _range(f"smddp:{label}", list(_tensors(arguments)), {})
+
+
+def way_range(comm: Any, call: Any, size: int) -> Any:
+    """The range of one collective that the core takes over, named by the way it takes ("smddp way: shm mesh").
+
+    call: a `collectives.base.Call`; size: ranks. Its values (path, bytes, collective, group, seq) are in the trace with
+    `record_shapes`; bytes are those of the whole buffer, of which path and plan are a matter.
     """
-    label = f"smddp:{name}"
-
-    def wrap(method: Method) -> Method:
-        @functools.wraps(method)
-        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            try:
-                if _profiler_enabled():
-                    with record_function(label):
-                        return method(self, *args, **kwargs)
-                return method(self, *args, **kwargs)
-            except BaseException as error:
-                waited = waited_for(args) if isinstance(error, NoMemoryError) else None
-                if waited is None:
-                    translated = self._failed(error)
-                    if translated is error:
-                        raise
-                    raise translated from None
-            # Nothing has moved yet.
-            return call(self, *waited, **kwargs)
-
-        _never_traced(call)
-        return call  # type: ignore[return-value]
-
-    return wrap
+    collective = COLLECTIVES[call.number]
+    width = 0 if call.like is None else call.like.element_size()
+    nbytes = width * max(_elements(call.source), _elements(call.target))
+    if collective in _IN_PARTS:
+        nbytes = width * size * _elements(call.source if collective == "gather" else call.target)
+    path = None
+    if call.like is not None and not call.like.is_cpu:
+        path = comm.device_path(call.like.get_device())
+    path = path or comm.path(call.number, call.code, nbytes)
+    return _way(comm, path, nbytes, collective)
 
 
-def _never_traced(function: Callable[..., Any]) -> None:
-    """Keep torch.compile out of this function and of all that it calls.
+def message_range(comm: Any, tensor: Tensor, what: str) -> Any:
+    """The same of one message that is sent or received ("send", "recv")."""
+    return _way(comm, comm.way(), tensor.nbytes, what)
 
-    C++ calls our methods while Dynamo is active (DDP's reducer under torch.compile); without this it would trace
-    them and stop at the first object of the native core. The names are private and newer than some torch that
-    is served: where they are missing, so is the problem they solve.
-    """
+
+def _way(comm: Any, path: str, nbytes: int, what: str) -> Any:
+    values = {"path": path, "bytes": nbytes, "collective": what, "group": comm.name, "seq": comm.sequence()}
+    return _range(f"smddp way: {path}", [], values)
+
+
+def _range(name: str, tensors: list[Tensor], values: dict[str, Any]) -> Any:
     try:
-        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-    except ImportError:
-        return
-    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+        return _RecordFunctionFast(name, tensors, values)
+    except TypeError:  # an older torch takes a name and no more
+        return record_function(name)
+
+
+def _tensors(arguments: Iterable[Any]) -> Iterator[Tensor]:
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            yield argument
+        elif isinstance(argument, (list, tuple)):
+            yield from _tensors(argument)
+
+
+def _elements(blocks: Any) -> int:
+    """Elements of the core's blocks (see smddp._core)."""
+    if blocks is None:
+        return 0
+    if isinstance(blocks, list):
+        return sum(count for _, count in blocks)
+    count = blocks[1]
+    return count if isinstance(count, int) else sum(count)

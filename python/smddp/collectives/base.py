@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.autograd import _profiler_enabled
 from torch.distributed import Work
 
+from smddp import profiling
 from smddp.dtypes import CODES, SUM
 from smddp.errors import translate
 from smddp.tensors import check_dtype, describe
@@ -170,24 +172,33 @@ class Base:
 
     def _start(self, call: Call, options: Any) -> Work:
         """Hand one call to the core; a caller that would wait at once is served on the spot."""
-        timeout = options.timeout
-        limit = timeout.total_seconds() if timeout > _ZERO else 0.0
-        now = self._batch is None and not getattr(options, "asyncOp", True)
-        if call.like is not None and not call.like.is_cpu:
-            work = self._device_side().start(self._comm, call, limit, now, self._ranks)
-            return DONE if now else self._note(work)
-        native = self._comm.collective(
-            call.number,
-            call.code,
-            call.redop[0],
-            call.redop[1],
-            call.root,
-            call.source,
-            call.target,
-            call.keep,
-            limit,
-            not now,
-        )
+        # Not a `with` around a method of its own: that takes as long as both doors together.
+        way = None
+        if profiling.seen and _profiler_enabled():
+            way = profiling.way_range(self._comm, call, self._size)
+            way.__enter__()
+        try:
+            timeout = options.timeout
+            limit = timeout.total_seconds() if timeout > _ZERO else 0.0
+            now = self._batch is None and not getattr(options, "asyncOp", True)
+            if call.like is not None and not call.like.is_cpu:
+                work = self._device_side().start(self._comm, call, limit, now, self._ranks)
+                return DONE if now else self._note(work)
+            native = self._comm.collective(
+                call.number,
+                call.code,
+                call.redop[0],
+                call.redop[1],
+                call.root,
+                call.source,
+                call.target,
+                call.keep,
+                limit,
+                not now,
+            )
+        finally:
+            if way is not None:
+                way.__exit__(None, None, None)
         if now:
             for step in call.after:
                 step()

@@ -11,9 +11,9 @@ from torch._C._distributed_c10d import AllToAllOptions, BarrierOptions
 from torch.distributed import Work
 
 from smddp.collectives.base import ALL_TO_ALL, BARRIER, UINT8, After, Base, Call, first_of
+from smddp.doors import collective
 from smddp.dtypes import code_of
 from smddp.options import gather_options
-from smddp.profiling import collective
 from smddp.tensors import block, check_length, cut, describe, landing, readable, split_counts
 
 

@@ -11,9 +11,9 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import Work
 
 from smddp.collectives.base import ALL_GATHER, After, Base, Call, check_pairs, first_of
+from smddp.doors import collective
 from smddp.dtypes import code_of
 from smddp.options import gather_options
-from smddp.profiling import collective
 from smddp.tensors import block, check_length, check_memory, check_writable, describe, landing, one, readable
 from smddp.work import join
 

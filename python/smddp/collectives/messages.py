@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 from torch import Tensor
+from torch.autograd import _profiler_enabled
 from torch.distributed import Work
 
+from smddp import profiling
 from smddp.collectives.base import After, Base
+from smddp.doors import collective
 from smddp.dtypes import code_of
-from smddp.profiling import collective
 from smddp.selfsend import Mailbox
 from smddp.tensors import block, landing, one, readable
 from smddp.work import DoneWork, SmddpWork
@@ -37,7 +40,8 @@ class Messages(Base):
         if dstRank == self._rank:
             self._mailbox.send(source, tag)
             return self._note(DoneWork([tensor]))
-        native = self._comm.send(block(source), code_of(tensor.dtype), dstRank, tag, (source,), 0.0)
+        place, code = block(source), code_of(tensor.dtype)
+        native = self._begin("send", source, self._comm.send, place, code, dstRank, tag, (source,), 0.0)
         messages, size = self._sent.get(dstRank, (0, 0))
         self._sent[dstRank] = messages + 1, size + source.nbytes
         if staged:
@@ -75,10 +79,17 @@ class Messages(Base):
         if source == self._rank:
             native = self._mailbox.receive(buffer, tag, self._timeout.total_seconds())
         else:
-            native = self._comm.recv(block(buffer), code_of(tensor.dtype), source, tag, (tensor, buffer), 0.0)
+            place, code = block(buffer), code_of(tensor.dtype)
+            native = self._begin("recv", buffer, self._comm.recv, place, code, source, tag, (tensor, buffer), 0.0)
         if staged:
             return self._note(self._device_side().message(native, tensor, after, self._ranks))
         return self._note(SmddpWork(native, [tensor], after, self._ranks))
+
+    def _begin(self, what: str, tensor: Tensor, begin: Callable[..., Any], *arguments: Any) -> Any:
+        if profiling.seen and _profiler_enabled():
+            with profiling.message_range(self._comm, tensor, what):
+                return begin(*arguments)
+        return begin(*arguments)
 
     def _check_peer(self, what: str, peer: int, tag: int) -> None:
         if not 0 <= peer < self._size:

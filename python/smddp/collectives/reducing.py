@@ -13,9 +13,9 @@ from torch.distributed import Work
 
 from smddp.collectives.base import ALL_REDUCE, REDUCE, REDUCE_SCATTER, After, Call, check_pairs, first_of
 from smddp.collectives.sparse import SparseAllReduce
+from smddp.doors import collective
 from smddp.dtypes import code_of, reduction
 from smddp.options import gather_options
-from smddp.profiling import collective
 from smddp.tensors import block, check_length, check_memory, check_writable, describe, landing, one, readable
 from smddp.work import join
 

@@ -11,9 +11,9 @@ from torch._C._distributed_c10d import AllreduceOptions
 from torch.distributed import Work
 
 from smddp.collectives.base import ALL_GATHER, Base
+from smddp.doors import collective
 from smddp.dtypes import SUM, code_of, reduction
 from smddp.options import gather_options
-from smddp.profiling import collective
 from smddp.tensors import block, one
 from smddp.work import DoneWork
 

@@ -1,0 +1,128 @@
+"""The two doors into a collective: straight in, or by way of torch's dispatcher while somebody listens there.
+
+torch's hooks, its flight recorder, its NaN check and its dispatch modes stand in torch's dispatcher, between a group
+of torch's own and the backend of a device. Python that calls a group written in Python does not pass there, which makes
+a small call half as long. So a group has one of torch's own beside it (`listening.py`), with the same backends and all
+listeners, and calls go through that one while there is anybody to hear of them. They come out at the backend, which
+brings them to the method that they were meant for.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch._C import _len_torch_dispatch_stack as _dispatch_modes
+from torch.autograd import _profiler_enabled
+
+from smddp.profiling import call_range
+from smddp.tensors import NoMemoryError
+from smddp.waiting import waited_for
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class _OnTheWay(threading.local):
+    """The handles of this thread's calls in the dispatcher, the innermost last."""
+
+    def __init__(self) -> None:
+        self.works: list[Any] = []
+
+
+_on_the_way = _OnTheWay()
+
+
+def collective(name: str) -> Callable[[Method], Method]:
+    """Marks a method as the collective `name`, and gives it its two doors.
+
+    Results of functional collectives among the arguments are waited for. An exception goes through the group's
+    `_failed`, which translates it and ends a coalescing block that it may have left open. Under a profiler the call is
+    a range "smddp:name".
+    """
+
+    def wrap(method: Method) -> Method:
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._heard or _profiler_enabled() or _dispatch_modes():
+                return heard(self, *args, **kwargs)
+            try:
+                return method(self, *args, **kwargs)
+            except BaseException as error:
+                return failed(self, error, args, kwargs)
+
+        def heard(self: Any, *args: Any, **kwargs: Any) -> Any:
+            through = self._dispatched(method.__name__)
+            if through is None:
+                return direct(self, *args, **kwargs)
+            works = _on_the_way.works
+            works.append(None)
+            try:
+                answer = through(*args, **kwargs)
+            except BaseException as error:
+                # A listener may have raised it, of whom the method knows nothing.
+                translated = self._failed(error)
+                if translated is error:
+                    raise
+                raise translated from None
+            finally:
+                work = works.pop()
+            if work is not None:
+                return work  # torch's own handle of it knows less
+            # It did not come to the backend. A mode may want that; torch's answer to tensors without memory is silence.
+            return answer if _dispatch_modes() else direct(self, *args, **kwargs)
+
+        def direct(self: Any, *args: Any, **kwargs: Any) -> Any:
+            try:
+                if _profiler_enabled():
+                    with call_range(name, args):
+                        return method(self, *args, **kwargs)
+                return method(self, *args, **kwargs)
+            except BaseException as error:
+                return failed(self, error, args, kwargs)
+
+        def failed(self: Any, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            waited = waited_for(args) if isinstance(error, NoMemoryError) else None
+            if waited is not None:
+                # Nothing has moved yet.
+                return direct(self, *waited, **kwargs)
+            translated = self._failed(error)
+            if translated is error:
+                raise
+            raise translated from None
+
+        for function in (call, heard, direct):
+            _never_traced(function)
+        call.direct = direct  # type: ignore[attr-defined]
+        return call  # type: ignore[return-value]
+
+    return wrap
+
+
+def arrive(group: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call that came to the backend of a device, out of the dispatcher or of anybody's hands: past both doors."""
+    found = getattr(type(group), method)
+    work = getattr(found, "direct", found)(group, *args, **kwargs)
+    if _on_the_way.works:
+        _on_the_way.works[-1] = work
+    return work
+
+
+def current_work() -> Any:
+    """The handle of this thread's call that is in the dispatcher and has been to its backend; else None."""
+    return _on_the_way.works[-1] if _on_the_way.works else None
+
+
+def _never_traced(function: Callable[..., Any]) -> None:
+    """Keep torch.compile out of this function and of all that it calls.
+
+    C++ calls our methods while Dynamo is active (DDP's reducer under torch.compile); without this it would trace
+    them and stop at the first object of the native core. The names are private and newer than some torch that
+    is served: where they are missing, so is the problem they solve.
+    """
+    try:
+        from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
+    except ImportError:
+        return
+    set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))

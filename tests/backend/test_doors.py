@@ -1,0 +1,279 @@
+"""Who listens in torch's dispatcher hears the calls of a smddp group; nobody else makes them slower."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import pickle
+import tempfile
+import time
+import timeit
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from backend.ranks import Pool, on_ranks
+
+HOOKS = hasattr(c10d.ProcessGroup, "register_pre_hook")
+RECORDER = hasattr(c10d, "FlightRecorderHook")
+needs_hooks = pytest.mark.skipif(not HOOKS, reason="this torch has no hooks around collectives")
+needs_recorder = pytest.mark.skipif(not RECORDER, reason="this torch records no other backends' calls")
+
+
+def four_calls(group: Any = None) -> None:
+    """As the recorder names them: all_reduce, _all_gather_base, broadcast, barrier."""
+    size = dist.get_world_size()
+    dist.all_reduce(torch.ones(2, 3), group=group)
+    dist.all_gather_into_tensor(torch.empty(2 * size), torch.ones(2), group=group)
+    dist.broadcast(torch.ones(2), 0, group=group)
+    dist.barrier(group=group)
+
+
+FOUR = ["all_reduce", "_all_gather_base", "broadcast", "barrier"]
+
+
+def of_the_profiler(calls: Callable[[], None]) -> list[dict[str, Any]]:
+    """The events of a chrome trace of `calls`."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        calls()
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profile.export_chrome_trace(file.name)
+        return json.loads(Path(file.name).read_text())["traceEvents"]
+
+
+@needs_hooks
+@on_ranks(2)
+def test_hooks_run_before_and_after_every_call_of_python_and_of_cpp():
+    group = dist.new_group([0, 1])
+    heard: list[Any] = []
+    group.register_pre_hook(1, lambda called: heard.append(("pre", called.name.name, called.op_id)))
+    group.register_post_hook(2, lambda called: heard.append(("post", called.name.name, called.op_id)))
+    four_calls(group)
+    names = ["ALLREDUCE", "ALLGATHER_BASE", "BROADCAST", "BARRIER"]
+    assert [(when, name) for when, name, _ in heard] == [(when, name) for name in names for when in ("pre", "post")]
+    assert [heard[index][2] for index in (0, 2, 4, 6)] == [heard[index][2] for index in (1, 3, 5, 7)]
+    heard.clear()
+    # The group's C++ callers come by the same way: DDP's reducer and functional collectives.
+    torch.distributed._functional_collectives.all_reduce(torch.ones(2), "sum", group).wait()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1), process_group=group)
+    heard.clear()
+    model(torch.ones(1, 2)).sum().backward()
+    assert [name for when, name, _ in heard if when == "pre"] == ["ALLREDUCE"]
+    heard.clear()
+    group.unregister_pre_hook(1)
+    group.unregister_post_hook(2)
+    four_calls(group)
+    assert not heard and not group._heard
+
+
+@needs_hooks
+@on_ranks(2)
+def test_a_call_that_is_heard_is_the_same_call():
+    group = dist.new_group([0, 1])
+    handles: list[Any] = []
+    group.register_post_hook(1, lambda called: handles.append(called.work))
+    tensor = torch.full((3,), float(dist.get_rank() + 1))
+    work = dist.all_reduce(tensor, group=group, async_op=True)
+    assert type(work).__name__ == "SmddpWork" and handles == [work]
+    work.wait()
+    assert work.is_completed() and tensor.tolist() == [3.0] * 3
+    with pytest.raises(ValueError, match="4 elements"):
+        dist.all_gather_into_tensor(torch.empty(4), torch.ones(3), group=group)
+    with pytest.raises(RuntimeError, match="meta"):
+        dist.all_reduce(torch.empty(4, device="meta"), group=group)
+    with pytest.raises(ValueError, match="meta"):
+        dist.all_gather_into_tensor(torch.empty(4, device="meta"), torch.ones(2), group=group)
+    # The first hook's refusal of a call in a block must not leave the block open.
+    group.register_pre_hook(2, refuse)
+    with pytest.raises(OverflowError), dist._coalescing_manager(group, torch.device("cpu")):
+        dist.all_reduce(torch.ones(1), group=group)
+    group.unregister_pre_hook(2)
+    four_calls(group)
+
+
+def refuse(called: Any) -> None:
+    raise OverflowError
+
+
+@needs_hooks
+@on_ranks(2)
+def test_the_nan_check_finds_nans_before_they_travel():
+    group = dist.new_group([0, 1])
+    handle = c10d.NanCheckHook.attach(group)
+    dist.all_reduce(torch.ones(2), group=group)
+    with pytest.raises(RuntimeError, match=r"(?i)nan"):
+        dist.all_reduce(torch.tensor([1.0, float("nan")]), group=group)
+    dist.all_reduce(torch.ones(2), group=group)
+    handle.remove()
+    dist.all_reduce(torch.tensor([float("nan")]), group=group)
+
+
+@on_ranks(2)
+def test_the_profiler_shows_sizes_and_the_way_of_every_call():
+    def calls() -> None:
+        four_calls()
+        (dist.send if dist.get_rank() else dist.recv)(torch.ones(4), 1 - dist.get_rank())
+
+    events = of_the_profiler(calls)
+    of_calls = {event["name"]: event["args"] for event in events if event.get("name", "").startswith("smddp:")}
+    assert of_calls["smddp:all_reduce"]["Input Dims"] == [[2, 3]]
+    assert of_calls["smddp:all_gather_single"]["Input Dims"] == [[4], [2]]
+    ways = [event["args"] for event in events if event.get("name", "").startswith("smddp way: shm")]
+    told = [(way["collective"], way["bytes"]) for way in ways]
+    message = "send" if dist.get_rank() else "recv"
+    assert told == [("all_reduce", 24), ("all_gather", 16), ("broadcast", 8), ("barrier", 0), (message, 16)]
+    assert all(way["path"].startswith("shm") and way["group"] for way in ways)
+    if HOOKS:
+        assert {"c10d::allreduce_", "c10d::_allgather_base_", "c10d::barrier"} <= {
+            event.get("name") for event in events
+        }
+
+
+@needs_hooks
+@on_ranks(2)
+def test_dispatch_modes_count_calls_as_of_any_backend():
+    from torch.distributed.tensor.debug import CommDebugMode
+
+    with CommDebugMode() as counted:
+        dist.all_reduce(torch.ones(2))
+        dist.all_reduce(torch.ones(2))
+    assert counted.get_total_counts() == 2
+
+
+class Group:
+    """What the doors ask of a group."""
+
+    _heard = False
+
+    def _failed(self, error: BaseException) -> BaseException:
+        return error
+
+
+def test_asking_whether_anybody_listens_costs_three_tenths_of_a_microsecond_at_most():
+    from smddp.doors import collective
+    from torch.autograd import _profiler_enabled
+
+    def method(self: Any, tensors: Any, opts: Any) -> None:
+        pass
+
+    def one_door(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            if _profiler_enabled():
+                raise AssertionError
+            return method(self, *args, **kwargs)
+        except BaseException as error:
+            raise self._failed(error) from None
+
+    two_doors, group = collective("nothing")(method), Group()
+
+    def microseconds(function: Callable[..., Any]) -> float:
+        times = timeit.repeat(lambda: function(group, 1, 2), number=200, repeat=30, timer=time.thread_time)
+        return min(times) / 200 * 1e6
+
+    assert min(microseconds(two_doors) - microseconds(one_door) for _ in range(5)) <= 0.3
+
+
+# The recorder, in ranks of their own: it is asked for by variables that torch reads once.
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pool, Path]]:
+    dumps = tmp_path_factory.mktemp("dumps")
+    variables = {"TORCH_FR_BUFFER_SIZE": "100", "TORCH_FR_DUMP_TEMP_FILE": f"{dumps}/rank_"}
+    pool = Pool(3, environment=lambda rank: variables)
+    yield pool, dumps
+    pool.close()
+
+
+@needs_recorder
+def test_the_flight_recorder_has_four_of_four_calls(recording):
+    recording[0].run(__name__, "four_are_recorded", 60.0)
+
+
+def case(function: Callable[[], None]) -> Callable[[], None]:
+    function.case = function
+    return function
+
+
+def recorded() -> list[dict[str, Any]]:
+    return pickle.loads(c10d._dump_fr_trace(backend="smddp"))["entries"]
+
+
+@case
+def four_are_recorded():
+    four_calls()
+    # torch agrees about the store when it makes a group
+    newest = recorded()[-4:]
+    assert [entry["profiling_name"] for entry in newest] == [f"smddp:{name}" for name in FOUR]
+    assert newest[0]["input_sizes"] == [[2, 3]]
+    assert "four_calls" in {frame["name"] for frame in newest[0]["frames"]}
+    group = dist.new_group([0, 2])
+    if dist.get_rank() != 1:
+        dist.all_reduce(torch.ones(1), group=group)
+        assert recorded()[-1]["process_group"][0] == group.group_name
+        dist.destroy_process_group(group)
+
+
+def analysed(dumps: Path, caplog: pytest.LogCaptureFixture) -> str:
+    """What torch's analyzer says of the dumps."""
+    from torch.distributed.flight_recorder import fr_trace
+
+    assert sorted(dump.name for dump in dumps.iterdir()) == ["rank_0", "rank_1", "rank_2"]
+    caplog.set_level("INFO")
+    fr_trace.main([str(dumps), "--prefix", "rank_"])
+    return caplog.text
+
+
+@needs_recorder
+def test_fr_trace_names_the_rank_that_did_not_come(recording, caplog):
+    pool, dumps = recording
+    pool.run(__name__, "one_rank_does_not_come", 60.0)
+    said = analysed(dumps, caplog)
+    assert "missing ranks: {1}" in said and "collective: smddp:all_reduce" in said, said
+
+
+@needs_recorder
+def test_fr_trace_names_the_rank_that_called_something_else(recording, caplog):
+    pool, dumps = recording
+    pool.run(__name__, "one_rank_calls_something_else", 60.0)
+    said = analysed(dumps, caplog)
+    assert "Culprit rank 1" in said and "'_reduce_scatter_base' does not match" in said, said
+
+
+def start_anew() -> None:
+    from smddp import flight
+
+    flight._dumped = False
+    c10d._reset_fr_trace(backend="smddp")
+
+
+@case
+def one_rank_does_not_come():
+    from smddp import CollectiveTimeoutError
+
+    start_anew()
+    group = dist.new_group([0, 1, 2], timeout=datetime.timedelta(seconds=1))
+    if dist.get_rank() == 1:
+        c10d._dump_fr_trace_file(1, backend="smddp")
+    else:
+        with pytest.raises(CollectiveTimeoutError):
+            dist.all_reduce(torch.ones(4), group=group)
+    dist.barrier()
+    group.abort()
+
+
+@case
+def one_rank_calls_something_else():
+    from smddp import MismatchError
+
+    start_anew()
+    dist.barrier()
+    with pytest.raises(MismatchError):
+        if dist.get_rank() != 1:
+            dist.reduce_scatter_tensor(torch.empty(2), torch.ones(6))
+        dist.all_reduce(torch.ones(4))
