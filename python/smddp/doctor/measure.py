@@ -19,8 +19,9 @@ _BARRIER, _F32, _U8 = 8, 0, 8
 _TAG = 0x646F63
 _SMALLEST, _LARGEST = 64 << 10, 8 << 20
 _WORD = 8
-# Of a pair, in seconds.
-_LATENCY, _BANDWIDTH = 0.008, 0.05
+# Of a pair, in seconds: for many small messages, and what one large message takes at least, so that what links hold
+# in their buffers and let through at once counts for little.
+_LATENCY, _LONG = 0.008, 0.05
 _ROUNDS = 200
 # A node with more ranks measures neighbours only, a job with more nodes some of the pairs of each.
 _MOST_IN_A_NODE = 12
@@ -123,15 +124,14 @@ class Meter:
             rounds = int(_LATENCY * share / max(there_and_back, 1e-7))
             if rounds > 0:
                 there_and_back = min(there_and_back, *self._times(peer, _WORD, min(rounds, _ROUNDS)))
-            size, until = _SMALLEST, time.monotonic() + _BANDWIDTH * share
+            size = _SMALLEST
             while True:
-                # What comes back is a word, whose way is no part of the message's.
                 took = min(self._times(peer, size, 2))
-                bandwidth = max(bandwidth, size / max(took - there_and_back / 2, took / 2))
-                if time.monotonic() >= min(until, self._deadline):
+                if size == _LARGEST or took >= _LONG * share or time.monotonic() >= self._deadline:
                     break
-                if size < _LARGEST and took * 8 < _BANDWIDTH * share:
-                    size *= 4 if size * 4 <= _LARGEST else 2
+                size = min(size * 4, _LARGEST)
+            # What comes back is a word, whose way is no part of the message's.
+            bandwidth = size / max(took - there_and_back / 2, took / 2)
         self._order(peer, 0, 0)
         return there_and_back / 2, bandwidth
 

@@ -56,8 +56,8 @@ def locked_memory(facts: Facts) -> Finding:
     limit = facts["limits"]["locked memory"]
     found = "no limit" if limit is None else f"{size(limit)} (ulimit -l)"
     way = str(facts["core"].get("between_nodes", ""))
-    if way.startswith(("tcp", "nothing")) and not any("uverbs" in device for device in facts["devices"]):
-        return ok(f"{found}; sockets and shared memory lock none")
+    if "fabric: efa" not in way and not any("uverbs" in device for device in facts["devices"]):
+        return ok(f"{found}; what is used here locks none")
     if limit is not None and limit < staging(facts):
         return fail(
             f"{found}; a fabric registers up to {size(staging(facts))} of a rank",

@@ -27,11 +27,15 @@ def interfaces(facts: Facts) -> Finding:
         chosen = facts["settings"].get("SMDDP_TRANSPORT", {}).get("value")
         if chosen == "shm":
             return ok(f"{way.removeprefix(_NOTHING)}; it has {there}")
+        if "libfabric" in way.lower():
+            return ok("not asked for: `libfabric` says why there is no way")
         return fail(
             way.removeprefix(_NOTHING),
             "ranks of different nodes cannot reach each other",
             "name an interface that is up in SMDDP_SOCKET_IFNAME, or unset what names one (NCCL's, gloo's)",
         )
+    if "fabric: " in way:
+        return ok(way)
     others = []
     for name, state in re.findall(r"(\S+) \(([^)]*)\)", there):
         if f" {name} " not in way.partition("(")[0]:

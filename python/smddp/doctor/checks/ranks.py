@@ -24,7 +24,9 @@ def _parted(came: dict[int, Facts], of: Callable[[Facts], Any]) -> str:
     values: dict[str, list[int]] = {}
     for rank, facts in came.items():
         values.setdefault(str(of(facts)), []).append(rank)
-    return ", ".join(f"{value} ({named(ranks)})" for value, ranks in values.items()) if len(values) > 1 else ""
+    return (
+        ", ".join(f"{value or 'empty'} ({named(ranks)})" for value, ranks in values.items()) if len(values) > 1 else ""
+    )
 
 
 @of_job("ranks")
