@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-from smddp._surroundings import size
+from smddp.machine import size
 
 _NAME = 28
 # A column narrower than this is harder to read than a long line.

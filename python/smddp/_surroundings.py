@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
+
+from smddp import machine
 
 # What the historic package installs; it owns the same paths as we do, so pip writes one over the other without a word.
 _HISTORIC = "smdistributed"
@@ -15,48 +15,34 @@ _HISTORIC = "smdistributed"
 
 def collect() -> dict[str, str]:
     """One line for each thing, by its name. Imports torch where it is installed."""
+    limits = machine.limits()
     return {
         "python": f"{platform.python_version()} ({platform.python_implementation()}, {' '.join(platform.libc_ver())})",
         "kernel": platform.release(),
         "processor": _processor(),
-        "memory that can be locked": _limit(resource.RLIMIT_MEMLOCK, size),
-        "open files": _limit(resource.RLIMIT_NOFILE, str),
+        "memory that can be locked": _limit(limits["locked memory"], machine.size),
+        "open files": _limit(limits["open files"], str),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "not set: each rank starts a thread for every core"),
         "torch": torch(),
         "historic package": historic(),
     }
 
 
-def size(number: float) -> str:
-    """With the unit that people read: "64 MiB"."""
-    units = ["TiB", "GiB", "MiB", "KiB", "B"]
-    while number >= 1024 and len(units) > 1:
-        number /= 1024
-        units.pop()
-    return f"{number:.4g} {units[-1]}"
-
-
 def _processor() -> str:
-    lines = _read("/proc/cpuinfo").splitlines()
+    lines = machine.read("/proc/cpuinfo").splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model"))]
-    nodes = len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1
-    usable, all_of_them = len(os.sched_getaffinity(0)), os.cpu_count()
+    found = machine.processors()
+    nodes, quota = found["numa nodes"], found["quota"]
+    granted = "" if quota is None else f"of which its cgroup grants {quota:g}, "
     return (
-        f"{names[0] if names else platform.machine()}: {usable} of {all_of_them} processors usable by this process, "
+        f"{names[0] if names else platform.machine()}: {found['usable']} of {found['all']} processors usable by this "
+        f"process, {granted}"
         f"{nodes} NUMA {'node' if nodes == 1 else 'nodes'}"
     )
 
 
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
-
-
-def _limit(which: int, shown: Callable[[int], str]) -> str:
-    soft, _ = resource.getrlimit(which)
-    return "unlimited" if soft == resource.RLIM_INFINITY else shown(soft)
+def _limit(value: int | None, shown: Callable[[int], str]) -> str:
+    return "unlimited" if value is None else shown(value)
 
 
 def torch() -> str:

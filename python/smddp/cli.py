@@ -12,13 +12,19 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`smddp info` and `smddp bench`. Returns the exit status."""
+    """`smddp info`, `smddp doctor` and `smddp bench`. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="smddp", description="Collective communication for training.")
     parser.add_argument("--version", action="store_true", help="the version, and that of the torch beside it")
     commands = parser.add_subparsers(dest="command")
     info = commands.add_parser("info", help="what was found here, the settings, and the path each collective takes")
     info.add_argument("--json", action="store_true", help="the same for programs")
     info.add_argument("-n", "--ranks", type=int, default=2, help="processes on this machine to show the paths for")
+    doctor = commands.add_parser(
+        "doctor", help="look for what is wrong here, or with a job (under torchrun), and measure"
+    )
+    from smddp.doctor import command
+
+    command.arguments(doctor)
     commands.add_parser("bench", help="measure collectives on this machine or across machines", add_help=False)
     given = list(sys.argv[1:] if argv is None else argv)
     if given[:1] == ["bench"]:
@@ -28,10 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.version:
         return _version()
     if arguments.command is None:
-        parser.error("a command is missing: info or bench")
-    if arguments.ranks < 1:
+        parser.error("a command is missing: info, doctor or bench")
+    if arguments.ranks is not None and arguments.ranks < 1:
         parser.error(f"--ranks must be at least 1, got {arguments.ranks}")
     try:
+        if arguments.command == "doctor":
+            return command.run(arguments, _columns())
         return _info(arguments.ranks, arguments.json)
     except BrokenPipeError:
         # Whoever reads has seen enough; nothing is left to be flushed into the closed pipe.

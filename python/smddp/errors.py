@@ -13,6 +13,7 @@ from torch.distributed import DistBackendError
 
 from smddp import first_cause, flight
 from smddp._native import core
+from smddp.doctor.hints import hint
 
 if TYPE_CHECKING:
     from smddp import _core
@@ -60,7 +61,7 @@ def translate(error: BaseException, ranks: Sequence[int] | None) -> BaseExceptio
     """`error` as one of the classes above; all that is not the core's comes back as it is.
 
     `ranks`: the global ranks of a group that does not hold all ranks in order, else None. The core counts
-    inside the group, so a line is added that says who that is.
+    inside the group, so a line is added that says who that is. The end names the doctor's line that shows the cause.
     """
     dressed = _DRESSED.get(type(error))
     if dressed is None:
@@ -69,7 +70,7 @@ def translate(error: BaseException, ranks: Sequence[int] | None) -> BaseExceptio
         first_cause.noticed()
     if dressed in (CollectiveTimeoutError, MismatchError, PeerLostError):
         flight.failed()
-    made = dressed(f"{error}{rank_note(ranks)}")
+    made = dressed(f"{error}{rank_note(ranks)}{hint(str(error))}")
     about = getattr(error, "ranks", ())
     made.ranks = [ranks[rank] for rank in about] if ranks is not None else list(about)
     return made

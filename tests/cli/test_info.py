@@ -7,7 +7,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from smddp import _info, _report, _surroundings
+from smddp import _info, _report, _surroundings, machine
 
 
 def smddp(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -28,7 +28,7 @@ def test_the_version_is_told_without_a_command():
 
 def test_a_missing_command_is_a_usage_error():
     told = smddp()
-    assert told.returncode == 2 and "info or bench" in told.stderr
+    assert told.returncode == 2 and "info, doctor or bench" in told.stderr
 
 
 def test_all_sections_are_there_and_no_line_is_wider_than_the_terminal():
@@ -96,4 +96,4 @@ def test_driver_devices_and_paths_are_told(monkeypatch):
 
 @pytest.mark.parametrize(("number", "text"), [(0, "0 B"), (1023, "1023 B"), (64 << 20, "64 MiB"), (3 << 42, "12 TiB")])
 def test_sizes_have_units(number, text):
-    assert _surroundings.size(number) == text
+    assert machine.size(number) == text

@@ -1,0 +1,90 @@
+"""The limits of a process: descriptors, memory, processors."""
+
+from __future__ import annotations
+
+import math
+
+from smddp.doctor.finding import Facts, Finding, fail, of_rank, ok, warn
+from smddp.machine import size
+
+# Descriptors of a process by itself: the interpreter's, torch's, its store's, data loaders'.
+_OWN_FILES = 64
+# Two connections to each other rank.
+_FILES_OF_A_PEER = 2
+# What an interpreter with torch maps.
+_OWN_SPACE = 4 << 30
+_OWN_SPACE_WITHOUT_TORCH = 512 << 20
+
+
+def staging(facts: Facts) -> int:
+    """Bytes of the staging memory that one rank may use."""
+    return int(facts["core"].get("staging_cap") or 64 << 20)
+
+
+@of_rank("open files")
+def open_files(facts: Facts) -> Finding:
+    limit, ranks = facts["limits"]["open files"], facts["launch"]["size"]
+    need = _OWN_FILES + _FILES_OF_A_PEER * ranks
+    found = f"{'no limit' if limit is None else limit}; a rank of {ranks} may need about {need}"
+    if limit is not None and limit < need:
+        return fail(
+            found,
+            "`Too many open files`: connections to other ranks and opening data fail",
+            f"ulimit -n {max(need, 65536)} before the launcher (LimitNOFILE= of a service, --ulimit nofile= of docker)",
+        )
+    return ok(found)
+
+
+@of_rank("address space")
+def address_space(facts: Facts) -> Finding:
+    limit, local = facts["limits"]["address space"], facts["launch"]["local size"]
+    if limit is None:
+        return ok("no limit")
+    # A rank maps the staging memory of all ranks of its node.
+    shared = local * staging(facts)
+    found = f"limited to {size(limit)} (ulimit -v)"
+    means = "`no shared memory: Cannot allocate memory`, or an allocation that fails later"
+    if limit < _OWN_SPACE_WITHOUT_TORCH + shared:
+        return fail(f"{found}; a rank maps {size(shared)} of shared memory alone", means, "ulimit -v unlimited")
+    if limit < _OWN_SPACE + shared:
+        return warn(found, means, "ulimit -v unlimited")
+    return ok(found)
+
+
+@of_rank("locked memory")
+def locked_memory(facts: Facts) -> Finding:
+    limit = facts["limits"]["locked memory"]
+    found = "no limit" if limit is None else f"{size(limit)} (ulimit -l)"
+    way = str(facts["core"].get("between_nodes", ""))
+    if "fabric: efa" not in way and not any("uverbs" in device for device in facts["devices"]):
+        return ok(f"{found}; what is used here locks none")
+    if limit is not None and limit < staging(facts):
+        return fail(
+            f"{found}; a fabric registers up to {size(staging(facts))} of a rank",
+            "the fabric's memory registration fails",
+            "ulimit -l unlimited (LimitMEMLOCK=infinity of the launcher's service, --ulimit memlock=-1 of docker)",
+        )
+    return ok(found)
+
+
+@of_rank("processors")
+def processors(facts: Facts) -> Finding:
+    found, local = facts["processors"], facts["launch"]["local size"]
+    told = f"{found['usable']} of {found['all']} usable for {local} rank{'s' * (local > 1)} of this host"
+    quota = found["quota"]
+    if quota is not None:
+        told += f", of which the cgroup's quota grants {quota:g}"
+    if quota is not None and quota < local:
+        return fail(
+            told,
+            "the kernel stops ranks for tens of milliseconds at a time, and every call waits for those it stopped",
+            f"give the container {local} processors or more (--cpus, resources.limits.cpu), or start "
+            f"{math.floor(quota) or 1} of them",
+        )
+    if found["usable"] < local:
+        return warn(
+            told,
+            "ranks take turns on a processor: waits sleep instead of spinning, and small calls take longer",
+            "start as many ranks as processors, or let each use more of them (cpuset, taskset)",
+        )
+    return ok(told)

@@ -1,0 +1,105 @@
+"""`smddp doctor`: arguments in, text or JSON out, an exit status."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import json
+import os
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from smddp.doctor import checks as _checks  # registers them
+from smddp.doctor import heat, launch, report, visit
+from smddp.doctor.finding import FAIL, Finding, fail, judge
+from smddp.doctor.meeting import Client, Lost, Server
+
+assert _checks
+
+_ANYWHERE = "0.0.0.0"
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the command's options."""
+    parser.add_argument("--json", action="store_true", help="the same for programs")
+    parser.add_argument("--quick", action="store_true", help="no measurements")
+    parser.add_argument("--svg", metavar="FILE", help="draw a heat map of the pairs")
+    parser.add_argument("--wait", type=float, default=20.0, metavar="SECONDS", help="for ranks that come late (20)")
+    parser.add_argument("-n", "--ranks", type=int, help="processes to start here, without a launcher (2 to 4)")
+
+
+def run(given: argparse.Namespace, columns: int) -> int:
+    """The exit status: 0 nothing fails, 1 something does, 2 the variables of a launcher make no sense.
+
+    On all ranks but the first it prints nothing unless it finds nobody, and then returns 1.
+    """
+    try:
+        found = launch.launched(os.environ)
+    except ValueError as error:
+        print(f"smddp doctor: {error}", file=sys.stderr)
+        return 2
+    wishes = visit.Wishes(given.wait, given.quick)
+    if found is not None and found.rank > 0:
+        try:
+            visit.other_rank(found, wishes, Client(found.host, found.port, wishes.wait))
+        except Lost as error:
+            print(f"smddp doctor: rank {found.rank}: {error}", file=sys.stderr)
+            return 1
+        return 0
+    return _first(found or launch.alone(given.ranks), found is None, wishes, given, columns)
+
+
+def _first(here: launch.Launch, starts: bool, wishes: visit.Wishes, given: argparse.Namespace, columns: int) -> int:
+    begun = time.monotonic()
+    children: list[Any] = []
+    try:
+        server = _listening(here)
+        if starts:
+            options = [*(["--quick"] if given.quick else []), "--wait", str(given.wait)]
+            children = launch.start(here, server.port, options)
+        # The others come by the same address; this rank is next to its server.
+        own = str(server.server_address[0])
+        client = Client("127.0.0.1" if own == _ANYWHERE else own, server.port, wishes.wait)
+        job = visit.rank_zero(here, wishes, client)
+        findings = judge(job)
+    except (OSError, Lost) as error:
+        job = {"came": {}, "pairs": None, "group": None, "size": here.size}
+        means = "the doctor's ranks cannot meet, nor could a job's"
+        finding = fail(str(error), means, "see the message; another job may use the port")
+        findings = [Finding(**{**asdict(finding), "name": "ranks"})]
+    finally:
+        launch.end(children, visit.ENDING)
+    _tell(job, findings, time.monotonic() - begun, given, columns)
+    return 1 if any(finding.status == FAIL for finding in findings) else 0
+
+
+def _listening(here: launch.Launch) -> Server:
+    """At the meeting place only, not on every interface, but where that is another host's name for this one."""
+    try:
+        return Server(here.host, here.port)
+    except OSError as error:
+        if error.errno != errno.EADDRNOTAVAIL:
+            raise OSError(f"listening at {here.host}:{here.port}, where the ranks meet: {error}") from None
+        return Server(_ANYWHERE, here.port)
+
+
+def _tell(job: dict[str, Any], findings: list[Finding], took: float, given: argparse.Namespace, columns: int) -> None:
+    came, rows = job["came"], (job["pairs"] or {}).get("rows", [])
+    if given.svg and rows:
+        nodes, ranks = job["group"]["nodes"], list(came)
+        place = {rank: at for at, rank in enumerate(ranks)}
+        placed = [{**row, "ranks": [place[rank] for rank in row["ranks"]]} for row in rows]
+        hosts = [came[rank]["identity"]["host"] for rank in ranks]
+        Path(given.svg).write_text(heat.drawn(placed, nodes, hosts))
+    if given.json:
+        about = [{"rank": rank, "host": facts["identity"]["host"], "pid": facts["pid"]} for rank, facts in came.items()]
+        each = [asdict(finding) for finding in findings]
+        told = {"verdict": report.verdict(findings), "seconds": round(took, 2), "size": job["size"], "ranks": about}
+        print(json.dumps({**told, "findings": each, "pairs": rows}, indent=2))
+        return
+    hosts = sorted({facts["identity"]["host"] for facts in came.values()})
+    head = f"smddp doctor: {len(came)} of {job['size']} ranks, {len(hosts)} host{'s' * (len(hosts) != 1)}, {took:.1f} s"
+    print("\n".join(report.lines(head, findings, len(came), columns)))

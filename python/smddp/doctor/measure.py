@@ -1,0 +1,161 @@
+"""Latency and bandwidth between pairs of ranks, by point-to-point messages of a group, in a few seconds in all.
+
+A pair is measured by its lower rank, and one pair at a time within a node. Between nodes their first ranks meet, each
+node with one other at a time. The best of what is seen counts: what else a machine does only ever takes away.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from smddp._native import core
+
+Step = list[tuple[int, int]]
+
+_BARRIER, _F32, _U8 = 8, 0, 8
+_TAG = 0x646F63
+_SMALLEST, _LARGEST = 64 << 10, 8 << 20
+_WORD = 8
+# Of a pair, in seconds: for many small messages, and what one large message takes at least, so that what links hold
+# in their buffers and let through at once counts for little.
+_LATENCY, _LONG = 0.008, 0.05
+_ROUNDS = 200
+# A node with more ranks measures neighbours only, a job with more nodes some of the pairs of each.
+_MOST_IN_A_NODE = 12
+_MOST_NODES = 64
+
+
+def steps(nodes: Sequence[int]) -> list[Step]:
+    """Which pairs are measured together, one step after the other. nodes: the node of each rank."""
+    members: dict[int, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        members.setdefault(node, []).append(rank)
+    inner = [_within(ranks) for ranks in members.values()]
+    longest = max(map(len, inner), default=0)
+    together = [[pairs[at] for pairs in inner if at < len(pairs)] for at in range(longest)]
+    return together + _between([ranks[0] for ranks in members.values()])
+
+
+def _within(ranks: list[int]) -> Step:
+    count = len(ranks)
+    if count <= _MOST_IN_A_NODE:
+        return [(a, b) for at, a in enumerate(ranks) for b in ranks[at + 1 :]]
+    return sorted(
+        {
+            (min(a, b), max(a, b))
+            for at, a in enumerate(ranks)
+            for b in (ranks[(at + 1) % count], ranks[(at + count // 2) % count])
+        }
+    )
+
+
+def _between(leaders: list[int]) -> list[Step]:
+    """Everybody with everybody, as in a tournament: the first stays, the others go round."""
+    if len(leaders) < 2:
+        return []
+    places: list[int | None] = [*leaders, *([None] * (len(leaders) % 2))]
+    rounds = []
+    for _ in range(min(len(places) - 1, _MOST_NODES - 1)):
+        met = zip(places[: len(places) // 2], reversed(places[len(places) // 2 :]))
+        rounds.append([(min(a, b), max(a, b)) for a, b in met if a is not None and b is not None])
+        places[1:] = [places[-1], *places[1:-1]]
+    return rounds
+
+
+class Meter:
+    """One rank's part in measuring."""
+
+    def __init__(self, comm: Any, deadline: float) -> None:
+        """deadline: by time.monotonic(); no pair is begun after it, and no message waits much longer."""
+        self._comm = comm
+        self._deadline = deadline
+        self._large = ctypes.create_string_buffer(_LARGEST)
+        self._word = (ctypes.c_int64 * 2)()
+
+    def run(self, these: Sequence[Step], share: float = 1.0) -> list[dict[str, Any]]:
+        """The rows of the pairs that this rank measured: {"ranks", "latency us", "GB/s"}. All ranks call it alike.
+
+        share: of the usual time of a pair. Raises as messages and barriers of the group do.
+        """
+        rows = []
+        for step in these:
+            # Else a pair of the next step would take this one's processors.
+            self._comm.collective(_BARRIER, _F32, 0, 0.0, 0, None, None, None, self._patience(), False)
+            for first, second in step:
+                if self._comm.rank == first:
+                    latency, bandwidth = self._measure(second, share)
+                    if latency > 0:
+                        rows.append({"ranks": [first, second], "latency us": latency * 1e6, "GB/s": bandwidth / 1e9})
+                elif self._comm.rank == second:
+                    self._follow(first)
+        return rows
+
+    def _patience(self) -> float:
+        return max(self._deadline - time.monotonic(), 0.0) + 10.0
+
+    def _message(self, peer: int, buffer: Any, size: int, sends: bool) -> None:
+        move = self._comm.send if sends else self._comm.recv
+        move((ctypes.addressof(buffer), size), _U8, peer, _TAG, buffer, self._patience()).wait()
+
+    def _order(self, peer: int, size: int, rounds: int) -> None:
+        self._word[0], self._word[1] = size, rounds
+        self._message(peer, self._word, 2 * _WORD, True)
+
+    def _times(self, peer: int, size: int, rounds: int) -> list[float]:
+        self._order(peer, size, rounds)
+        times = []
+        for _ in range(rounds):
+            begun = time.perf_counter()
+            self._message(peer, self._large, size, True)
+            self._message(peer, self._large, _WORD, False)
+            times.append(time.perf_counter() - begun)
+        return times
+
+    def _measure(self, peer: int, share: float) -> tuple[float, float]:
+        """Seconds one way of eight bytes, bytes a second of large messages; zeros where no time is left."""
+        there_and_back, bandwidth = 0.0, 0.0
+        if time.monotonic() < self._deadline:
+            # The first makes the connection.
+            self._times(peer, _WORD, 2)
+            there_and_back = min(self._times(peer, _WORD, 3))
+            rounds = int(_LATENCY * share / max(there_and_back, 1e-7))
+            if rounds > 0:
+                there_and_back = min(there_and_back, *self._times(peer, _WORD, min(rounds, _ROUNDS)))
+            size = _SMALLEST
+            while True:
+                took = min(self._times(peer, size, 2))
+                if size == _LARGEST or took >= _LONG * share or time.monotonic() >= self._deadline:
+                    break
+                size = min(size * 4, _LARGEST)
+            # What comes back is a word, whose way is no part of the message's.
+            bandwidth = size / max(took - there_and_back / 2, took / 2)
+        self._order(peer, 0, 0)
+        return there_and_back / 2, bandwidth
+
+    def _follow(self, peer: int) -> None:
+        while True:
+            self._message(peer, self._word, 2 * _WORD, False)
+            size, rounds = self._word[0], self._word[1]
+            if rounds == 0:
+                return
+            for _ in range(rounds):
+                self._message(peer, self._large, size, False)
+                self._message(peer, self._large, _WORD, True)
+
+
+def best(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row for each pair: its lowest latency and its highest bandwidth."""
+    found: dict[tuple[int, ...], dict[str, Any]] = {}
+    for row in rows:
+        known = found.setdefault(tuple(row["ranks"]), dict(row))
+        known["latency us"] = min(known["latency us"], row["latency us"])
+        known["GB/s"] = max(known["GB/s"], row["GB/s"])
+    return list(found.values())
+
+
+def make(store: Any, rank: int, size: int, seconds: float) -> Any:
+    """The group of those who came."""
+    return core().Comm.make(store, "doctor", rank, size, seconds)

@@ -1,0 +1,147 @@
+"""Where the ranks meet: values by key, that rank 0 serves over TCP.
+
+The doctor asks where torch and the group of all ranks may be what is broken, so it goes by Python's sockets alone. A
+request and its answer are lines of JSON, values are base64; whoever does not begin with the greeting is sent away.
+Every wait has a deadline.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import socket
+import socketserver
+import threading
+import time
+from typing import Any
+
+_GREETING = b"smddp-doctor 1\n"
+_LONGEST_LINE = 16 << 20
+_PATIENCE = 3.0
+_PAUSE = 0.05
+
+
+class Lost(RuntimeError):
+    """Rank 0 cannot be reached, or is gone."""
+
+
+class _Values:
+    def __init__(self) -> None:
+        self._values: dict[str, str] = {}
+        self._changed = threading.Condition()
+
+    def set(self, key: str, value: str) -> None:
+        with self._changed:
+            self._values[key] = value
+            self._changed.notify_all()
+
+    def get(self, key: str, seconds: float) -> str | None:
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._values, seconds)
+            return self._values.get(key)
+
+    def answer(self, request: dict[str, Any]) -> str | None:
+        if request["do"] == "set":
+            self.set(str(request["key"]), str(request["value"]))
+            return None
+        return self.get(str(request["key"]), float(request["seconds"]))
+
+
+class _Caller(socketserver.StreamRequestHandler):
+    timeout = _PATIENCE
+
+    def handle(self) -> None:
+        if self.rfile.read(len(_GREETING)) != _GREETING:
+            return
+        self.wfile.write(_GREETING)
+        self.connection.settimeout(None)
+        values: _Values = self.server.values  # type: ignore[attr-defined]
+        while line := self.rfile.readline(_LONGEST_LINE):
+            self.wfile.write(json.dumps(values.answer(json.loads(line))).encode() + b"\n")
+
+
+class Server(socketserver.ThreadingTCPServer):
+    """Rank 0's side. Raises OSError where it cannot listen there (port 0: any)."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 1024
+
+    def __init__(self, host: str, port: int) -> None:
+        self.values = _Values()
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        self.address_family = family
+        super().__init__((str(address[0]), port), _Caller)
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        return int(self.server_address[1])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A caller that misbehaves or is gone ends its own thread, nothing else."""
+
+
+class Client:
+    """One rank's side; also a store for Comm.make."""
+
+    def __init__(self, host: str, port: int, seconds: float) -> None:
+        """Connects, again and again until the deadline: the server may start later. Raises Lost."""
+        self._lock = threading.Lock()
+        self._where = f"{host}:{port}"
+        deadline = time.monotonic() + seconds
+        while True:
+            left = deadline - time.monotonic()
+            try:
+                self._stream = socket.create_connection((host, port), timeout=max(min(left, _PATIENCE), 0.1))
+                self._stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                self._lines = self._stream.makefile("rb")
+                self._stream.sendall(_GREETING)
+                if self._lines.read(len(_GREETING)) == _GREETING:
+                    return
+                why = "another program listens there"
+            except OSError as error:
+                why = str(error)
+            if left <= 0:
+                raise Lost(f"rank 0 does not answer at {self._where} within {seconds:g} s: {why}")
+            time.sleep(_PAUSE)
+
+    def _ask(self, request: dict[str, Any], seconds: float) -> Any:
+        with self._lock:
+            try:
+                self._stream.settimeout(seconds + _PATIENCE)
+                self._stream.sendall(json.dumps(request).encode() + b"\n")
+                line = self._lines.readline()
+            except OSError as error:
+                raise Lost(f"rank 0 at {self._where} is lost: {error}") from None
+        if not line:
+            raise Lost(f"rank 0 at {self._where} has gone")
+        return json.loads(line)
+
+    def tell(self, key: str, value: Any) -> None:
+        """A value of plain types, for all to ask for."""
+        self.set(key, json.dumps(value).encode())
+
+    def ask(self, key: str, seconds: float) -> Any:
+        """What somebody told, or None if nobody did within so many seconds."""
+        found = self._get(key, seconds)
+        return None if found is None else json.loads(found)
+
+    def set(self, key: str, value: bytes) -> None:
+        self._ask({"do": "set", "key": key, "value": base64.b64encode(value).decode()}, _PATIENCE)
+
+    def check(self, keys: list[str]) -> bool:
+        return all(self._get(key, 0) is not None for key in keys)
+
+    def get(self, key: str) -> bytes:
+        found = self._get(key, 0)
+        if found is None:
+            raise KeyError(key)
+        return found
+
+    def delete_key(self, key: str) -> None:
+        """All keys end with the meeting."""
+
+    def _get(self, key: str, seconds: float) -> bytes | None:
+        found = self._ask({"do": "get", "key": key, "seconds": seconds}, seconds)
+        return None if found is None else base64.b64decode(found)

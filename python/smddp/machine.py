@@ -1,0 +1,195 @@
+"""What the kernel says of this machine and of this process: limits, processors, memory, names.
+
+`smddp info` prints some of it, `smddp doctor` judges it. Every function here answers whatever is wrong with the
+machine: what cannot be read is None, or the system's own words.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import resource
+import socket
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+_PAGE = 4096
+_CGROUPS = "/sys/fs/cgroup"
+# A v1 hierarchy without a limit says a number near 2^63.
+_NO_LIMIT = 1 << 60
+T = TypeVar("T")
+
+
+def read(path: str | Path) -> str:
+    """The text of a file, "" where it cannot be read."""
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def within(seconds: float, look: Callable[[], T]) -> T:
+    """What `look` returns, or TimeoutError after so many seconds: a resolver or a driver may never answer.
+
+    A `look` that does not end stays behind in a thread that keeps no process from ending.
+    """
+    done: list[T] = []
+    raised: list[Exception] = []
+
+    def run() -> None:
+        try:
+            done.append(look())
+        except Exception as error:  # handed to whoever asked
+            raised.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if raised:
+        raise raised[0]
+    if not done:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return done[0]
+
+
+def limits() -> dict[str, int | None]:
+    """The soft limits of this process, None where there is none: open files (number), the rest in bytes."""
+
+    def soft(which: int) -> int | None:
+        value, _ = resource.getrlimit(which)
+        return None if value == resource.RLIM_INFINITY else value
+
+    return {
+        "open files": soft(resource.RLIMIT_NOFILE),
+        "locked memory": soft(resource.RLIMIT_MEMLOCK),
+        "address space": soft(resource.RLIMIT_AS),
+    }
+
+
+def processors() -> dict[str, Any]:
+    """How many there are, how many this process may use, and its cgroups' quota in processors, None without one."""
+    quotas = [quota for quota in map(_cpu_quota, _cgroups("cpu")) if quota is not None]
+    return {
+        "all": os.cpu_count(),
+        "usable": len(os.sched_getaffinity(0)),
+        "quota": min(quotas, default=None),
+        "numa nodes": len(list(Path("/sys/devices/system/node").glob("node[0-9]*"))) or 1,
+    }
+
+
+def memory() -> dict[str, int | None]:
+    """Bytes: of the machine, the tightest limit of this process's cgroups, and what /dev/shm holds and has free."""
+    told = [_memory_limit(folder) for folder in _cgroups("memory")]
+    total = next((line.split()[1] for line in read("/proc/meminfo").splitlines() if line.startswith("MemTotal:")), None)
+    shm: int | None = None
+    free: int | None = None
+    try:
+        found = os.statvfs("/dev/shm")
+        shm, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    except OSError:
+        pass
+    return {
+        "machine": int(total) * 1024 if total else None,
+        "cgroup": min((limit for limit in told if limit is not None), default=None),
+        "/dev/shm": shm,
+        "/dev/shm free": free,
+    }
+
+
+def _cgroups(controller: str) -> list[Path]:
+    """The folders of this process's cgroup and of all above it, v2 or v1."""
+    found: list[Path] = []
+    for line in read("/proc/self/cgroup").splitlines():
+        _, names, path = line.split(":", 2)
+        if names == "" or controller in names.split(","):
+            root = Path(_CGROUPS, names) if names else Path(_CGROUPS)
+            own = root / path.lstrip("/")
+            # In a container's namespace the path may lie outside of what is mounted: the root is then its own.
+            found += [folder for folder in (own, *own.parents) if folder == root or root in folder.parents]
+    return found
+
+
+def _cpu_quota(folder: Path) -> float | None:
+    text = read(folder / "cpu.max") or f"{read(folder / 'cpu.cfs_quota_us')} {read(folder / 'cpu.cfs_period_us')}"
+    quota, period = (*text.split(), "", "")[:2]
+    return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) else None
+
+
+def _memory_limit(folder: Path) -> int | None:
+    text = (read(folder / "memory.max") or read(folder / "memory.limit_in_bytes")).strip()
+    return int(text) if text.isdigit() and int(text) < _NO_LIMIT else None
+
+
+def memfd() -> str | None:
+    """Why this process cannot make, seal and map a memfd; None if it can."""
+    try:
+        fd = os.memfd_create("smddp-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, _PAGE)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            mmap.mmap(fd, _PAGE).close()
+        finally:
+            os.close(fd)
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def abstract_socket() -> str | None:
+    """Why an abstract unix socket of this process cannot be reached, None if it can."""
+    try:
+        with socket.socket(socket.AF_UNIX) as door, socket.socket(socket.AF_UNIX) as caller:
+            # The kernel chooses a name.
+            door.bind("")
+            door.listen(1)
+            caller.settimeout(2)
+            caller.connect(door.getsockname())
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def identity() -> dict[str, Any]:
+    """Host name, boot, user and network namespace: ranks share memory where the last three are the same."""
+    try:
+        namespace: str | None = os.readlink("/proc/self/ns/net")
+    except OSError:
+        namespace = None
+    return {
+        "host": socket.gethostname(),
+        "boot": read("/proc/sys/kernel/random/boot_id").strip(),
+        "user": os.getuid(),
+        "network namespace": namespace,
+    }
+
+
+def kernel() -> dict[str, Any]:
+    """Yama's ptrace scope (None without Yama), huge pages: transparent ones in words, and the number set aside."""
+    scope, pages = read("/proc/sys/kernel/yama/ptrace_scope").strip(), read("/proc/sys/vm/nr_hugepages").strip()
+    modes = read("/sys/kernel/mm/transparent_hugepage/enabled")
+    return {
+        "ptrace scope": int(scope) if scope.isdigit() else None,
+        "transparent huge pages": modes.partition("[")[2].partition("]")[0] or None,
+        "huge pages": int(pages) if pages.isdigit() else None,
+    }
+
+
+def addresses(name: str, seconds: float = 2.0) -> dict[str, Any]:
+    """What a host's name resolves to: addresses, or an error in words."""
+    try:
+        found = within(seconds, lambda: socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
+    except (OSError, UnicodeError) as error:  # TimeoutError is one
+        return {"name": name, "addresses": [], "error": str(error)}
+    return {"name": name, "addresses": sorted({str(entry[4][0]) for entry in found}), "error": None}
+
+
+def size(number: float) -> str:
+    """With the unit that people read: "64 MiB"."""
+    units = ["TiB", "GiB", "MiB", "KiB", "B"]
+    while number >= 1024 and len(units) > 1:
+        number /= 1024
+        units.pop()
+    return f"{number:.4g} {units[-1]}"
