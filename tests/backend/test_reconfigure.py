@@ -1,0 +1,180 @@
+"""A group goes on with other ranks in the same object, as torch's contract for fault tolerance has it."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as dist_c10d
+
+from backend.ranks import on_ranks
+
+LIMIT = datetime.timedelta(seconds=30)
+_numbers = itertools.count(1)
+
+
+def handles_of(group) -> list[str]:
+    """Of all ranks of the world, by whatever way they have."""
+    found = [None] * dist.get_world_size()
+    dist.all_gather_object(found, group.get_reconfigure_handle())
+    return found
+
+
+def again(group, handles, uuid=None, timeout=LIMIT, hints=None) -> None:
+    from smddp.reconfigure import ReconfigureOptions
+
+    uuid = next(_numbers) if uuid is None else uuid
+    group.reconfigure(ReconfigureOptions(uuid, handles, timeout, hints or {})).wait()
+
+
+def assert_adds_up(group, world_ranks: list[int]) -> None:
+    """All collectives of the group are among these ranks of the world, in that order."""
+    assert (group.size(), group.rank()) == (len(world_ranks), world_ranks.index(dist.get_rank()))
+    mine = torch.tensor([dist.get_rank()])
+    every = [torch.empty_like(mine) for _ in world_ranks]
+    dist.all_gather(every, mine, group=group)
+    assert [int(each) for each in every] == world_ranks
+    assert dist.get_process_group_ranks(group) == world_ranks
+    # By its rank in the world, as all calls with a root have it.
+    dist.broadcast(mine, world_ranks[-1], group=group)
+    assert int(mine) == world_ranks[-1]
+
+
+@on_ranks(3)
+def test_a_list_says_the_order_and_a_set_keeps_it():
+    group, me = dist.new_group(), dist.get_rank()
+    handles = handles_of(group)
+    again(group, [handles[rank] for rank in (2, 0, 1)])
+    assert_adds_up(group, [2, 0, 1])
+    again(group, set(handles_of(group)))
+    assert_adds_up(group, [2, 0, 1])
+    handles = handles_of(group)
+    # Two groups of one object: each goes its own way.
+    if me == 1:
+        again(group, [handles[1]], uuid=100)
+        assert_adds_up(group, [1])
+    else:
+        again(group, {handles[0], handles[2]}, uuid=101)
+        assert_adds_up(group, [2, 0])
+    again(group, handles, uuid=102)
+    assert_adds_up(group, [0, 1, 2])
+    dist.destroy_process_group(group)
+
+
+@on_ranks(3)
+def test_who_holds_the_group_goes_on_with_it():
+    """DDP divides by the ranks that there are; a call that was under way ends with an error, and does not come back."""
+    group, me = dist.new_group(), dist.get_rank()
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1, bias=False), process_group=group)
+    handles = handles_of(group)
+    if me == 2:
+        again(group, [handles[2]], uuid=201)
+    else:
+        waiting = dist.all_reduce(torch.ones(4), group=group, async_op=True)
+        again(group, handles[:2], uuid=200)
+        with pytest.raises(dist.DistBackendError):
+            waiting.wait()
+        assert_adds_up(group, [0, 1])
+    with torch.no_grad():
+        model.module.weight.fill_(1.0)
+    model(torch.full((1, 1), float(me + 1))).sum().backward()
+    assert float(model.module.weight.grad) == (3.0 if me == 2 else 1.5)
+    again(group, handles_of(group), uuid=202)
+    assert_adds_up(group, [0, 1, 2])
+    dist.destroy_process_group(group)
+
+
+@on_ranks(3)
+def test_after_an_abort_or_a_failed_attempt_the_next_one_goes_on():
+    group, me = dist.new_group(), dist.get_rank()
+    handles = handles_of(group)
+    group.abort()
+    with pytest.raises(dist.DistBackendError):
+        dist.all_reduce(torch.ones(1), group=group)
+    if me != 0:
+        # Rank 0 is awaited and does not come.
+        with pytest.raises(dist.DistBackendError, match="no card from rank 0"):
+            again(group, handles, uuid=300, timeout=datetime.timedelta(seconds=1))
+        with pytest.raises(dist.DistBackendError, match="reconfiguration 300 failed"):
+            dist.all_reduce(torch.ones(1), group=group)
+    again(group, handles_of(group), uuid=301)
+    assert_adds_up(group, [0, 1, 2])
+    dist.destroy_process_group(group)
+
+
+@on_ranks(2)
+def test_what_makes_no_group_is_refused_and_the_group_stays():
+    group = dist.new_group()
+    handles = handles_of(group)
+    again(group, handles, uuid=400)
+    mine, other = handles[dist.get_rank()], handles[1 - dist.get_rank()]
+    with pytest.raises(RuntimeError, match="already used"):
+        again(group, handles, uuid=400)
+    for wrong, why in [
+        ([other], "not among"),
+        ([], "not among"),
+        ([mine, mine, other], "named twice"),
+        ([mine, "gloo:1"], "no handle of a smddp group"),
+    ]:
+        with pytest.raises(ValueError, match=why):
+            again(group, wrong, uuid=401)
+    with pytest.raises(ValueError, match="0 or more"):
+        again(group, handles, uuid=-1)
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        again(group, handles, uuid=402, hints={"store": "nowhere"})
+    assert_adds_up(group, [0, 1])
+    dist.destroy_process_group(group)
+
+
+@on_ranks(2)
+def test_a_store_that_is_hinted_at_serves_where_the_groups_own_is_gone():
+    group = dist.new_group()
+    addresses = [None, None]
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if dist.get_rank() == 1 else None
+    dist.all_gather_object(addresses, f"127.0.0.1:{server.port}" if server is not None else None)
+    handles = handles_of(group)
+
+    class Gone:
+        def __getattr__(self, name: str) -> None:
+            raise RuntimeError("the store is gone")
+
+    group._group_store = Gone()
+    again(group, handles, uuid=500, hints={"store": addresses[1]})
+    assert_adds_up(group, [0, 1])
+    dist.barrier()
+    dist.destroy_process_group(group)
+
+
+@on_ranks(2)
+def test_a_group_that_waits_for_its_first_ranks_says_so():
+    if not hasattr(dist, "_reconfigure"):
+        pytest.skip("this torch makes no groups with enable_reconfigure")
+    from smddp.devices import Request
+    from smddp.process_group import SmddpProcessGroup
+
+    store = dist.PrefixStore("first", dist_c10d._get_default_store())
+    rank = dist.get_rank()
+    group = SmddpProcessGroup(
+        store=store,
+        group_store=store,
+        rank=rank,
+        size=2,
+        timeout=LIMIT,
+        name="first",
+        global_ranks=[],
+        request=Request(),
+        connected=False,
+    )
+    with pytest.raises(dist.DistBackendError, match="has no ranks yet"):
+        group.allreduce([torch.ones(1)])
+    dist._reconfigure(600, handles_of(group), group, LIMIT).wait()
+    found = torch.ones(3)
+    group.allreduce([found]).wait()
+    assert found.tolist() == [2.0] * 3
+    # What was asked for is no error of the group.
+    group.abort()
+    assert group.get_error() == torch._C._distributed_c10d.ErrorType.SUCCESS
+    dist.barrier()
