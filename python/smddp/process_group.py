@@ -13,19 +13,18 @@ from typing import Any
 
 import torch
 from torch._C import _distributed_c10d as c10d
-from torch.distributed import PrefixStore, ProcessGroup, Work
+from torch.distributed import PrefixStore, ProcessGroup
 from torch.distributed import distributed_c10d as dist_c10d
 
-from smddp import first_cause, resharding
+from smddp import resharding
 from smddp._native import core, shut_down_at_exit
 from smddp._register import NAME
 from smddp.abilities import answering
 from smddp.collectives import SmddpCollectives
-from smddp.collectives.base import DONE
 from smddp.devices import Request, current_request, device_backend, others
 from smddp.listening import Listened
 from smddp.options import gather_options, seconds
-from smddp.reconfigure import Handle, NotConfigured, instance, meeting_place, members, store_at, tell_torch
+from smddp.reconfigure import NotConfigured, Reconfigurable, instance
 from smddp.rendezvous import MonitoredBarrier, connect
 from smddp.selfsend import Mailbox
 from smddp.telling import tell, wanted
@@ -38,8 +37,6 @@ _open: MutableMapping[int, SmddpProcessGroup] = (
 )
 _all: weakref.WeakSet[SmddpProcessGroup] = weakref.WeakSet()
 _fork_hook = False
-# Between a group's name and the number of its present configuration.
-_AGAIN = " reconfigured "
 
 
 def create(options: Any, backend_options: Any) -> SmddpProcessGroup:
@@ -66,7 +63,7 @@ def create(options: Any, backend_options: Any) -> SmddpProcessGroup:
 
 
 @answering(ProcessGroup)
-class SmddpProcessGroup(SmddpCollectives, Listened, ProcessGroup):  # type: ignore[misc]  # torch types each overload
+class SmddpProcessGroup(Reconfigurable, SmddpCollectives, Listened, ProcessGroup):  # type: ignore[misc]
     """One group: the collectives of the mixin, and torch's questions about a group.
 
     store: for this group's keys. group_store: the same without a device's prefix.
@@ -118,10 +115,8 @@ class SmddpProcessGroup(SmddpCollectives, Listened, ProcessGroup):  # type: igno
         self._device = device_backend(self, timeout)
         self._register_devices(self)
         self._listen()
-        _open[id(self)] = self
         _all.add(self)
-        if connected:
-            _say_paths(self)
+        self._opened(connected)
 
     def _become(self, rank: int, size: int, global_ranks: Sequence[int]) -> None:
         """This rank of a group of so many, from now on."""
@@ -140,6 +135,12 @@ class SmddpProcessGroup(SmddpCollectives, Listened, ProcessGroup):  # type: igno
         comm.set_timeout(self._timeout.total_seconds())
         self._hold(comm)
         self._monitored = MonitoredBarrier(store, self._rank, self._size, self._ranks)
+
+    def _opened(self, connected: bool = True) -> None:
+        """The group is in use from now on, `connected` or to be so later."""
+        _open[id(self)] = self
+        if connected:
+            _say_paths(self)
 
     def _hold(self, comm: Any) -> None:
         """`comm` is the group's communicator, and is closed with the group at the latest."""
@@ -262,7 +263,8 @@ class SmddpProcessGroup(SmddpCollectives, Listened, ProcessGroup):  # type: igno
     def abort(self) -> None:
         """Make all waiters raise, here and at the peers. Never blocks.
 
-        A group that was made with enable_reconfigure has no error afterwards, as it was asked for: `reconfigure` goes on.
+        A group that was made with enable_reconfigure has no error afterwards, as it was asked for: it can be
+        reconfigured.
         """
         self._forget()
         self._mailbox.close()
@@ -282,62 +284,6 @@ class SmddpProcessGroup(SmddpCollectives, Listened, ProcessGroup):  # type: igno
 
     def _forget_coalescing(self) -> None:
         dist_c10d._world.pg_coalesce_state.pop(self, None)
-
-    # Other ranks in the same group
-
-    @property
-    def supports_reconfigure(self) -> bool:
-        """Any group can go on with other ranks; enable_reconfigure makes one that waits for its first.
-
-        Raises RuntimeError, as torch does, for a group whose devices have different backends.
-        """
-        if self._others:
-            raise RuntimeError(
-                "ProcessGroup reconfigure APIs do not support process groups with multiple backends: "
-                f"{self._request.backends}"
-            )
-        return True
-
-    def get_reconfigure_handle(self) -> str:
-        """What names this member to the others, for their `reconfigure`."""
-        assert self.supports_reconfigure
-        world = dist_c10d.GroupMember.WORLD
-        world_rank = self._rank if world is None or world is self else world.rank()
-        return str(Handle(self._rank, world_rank, self._instance))
-
-    def reconfigure(self, opts: Any) -> Work:
-        """Go on with the ranks that `opts` names: torch's ReconfigureOptions, or smddp's own of that name.
-
-        All of them call it, with the same number and handles; what was under way ends with an error. Returns when the group
-        is made, as a handle that is done. Raises ValueError for handles that make no group, RuntimeError for a number that
-        was used before, CollectiveTimeoutError naming those who did not come, TopologyError where one could not make
-        it; the group is then without ranks, and another call may give it some.
-        """
-        assert self.supports_reconfigure
-        uuid = int(opts.uuid)
-        ranks = members(opts.handles, self._instance)
-        if uuid < 0:
-            raise ValueError(f"reconfigure: the uuid is 0 or more, not {uuid}")
-        if uuid in self._uuids:
-            raise RuntimeError(f"reconfigure: uuid {uuid} was already used in this group; each call needs a new one")
-        limit = opts.timeout if opts.timeout is not None else self._timeout
-        at = dict(opts.hints).get("store")
-        store = meeting_place(self._group_store if at is None else store_at(at, limit), uuid)
-        self._uuids.add(uuid)
-        name = self._comm.name.partition(_AGAIN)[0]
-        self._mailbox.close()
-        self._comm.close()
-        self._hold(NotConfigured(name, f"has no ranks since its reconfiguration {uuid} failed"))
-        place = next(place for place, each in enumerate(ranks) if each.instance == self._instance)
-        whole = self is dist_c10d.GroupMember.WORLD
-        self._become(place, len(ranks), [] if whole else [each.world_rank for each in ranks])
-        self._connect(store, f"{name}{_AGAIN}{uuid}", limit)
-        self._store = store
-        tell_torch(self, ranks)
-        _open[id(self)] = self
-        first_cause.overcome()
-        _say_paths(self)
-        return DONE
 
     # New groups from this one
 

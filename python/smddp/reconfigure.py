@@ -1,32 +1,39 @@
 """Groups that live on: other ranks under the same group object, after a death or when ranks join.
 
-torch's contract for fault tolerance (`torch.distributed._reconfigure`, from torch 2.15 on): every member shows a handle,
-the members agree by whatever way they have on a number that was not used before and on the handles of those who go on,
-and each calls `reconfigure` with them. What is made is a communicator of its own: nothing that was sent in an earlier one
-can arrive in it. The group object stays, with all that holds it. In an older torch the methods are called on the group.
+torch's contract for fault tolerance (`torch.distributed._reconfigure`, from torch 2.15 on): every member shows a
+handle, the members agree by whatever way they have on a number that was not used before and on the handles of those who
+go on, and each calls `reconfigure` with them. What is made is a communicator of its own: nothing that was sent in an
+earlier one can arrive in it. The group object stays, with all that holds it. In an older torch the methods are called
+on the group.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, TCPStore, Work
 from torch.distributed import distributed_c10d as dist_c10d
 
+from smddp import first_cause
+from smddp.errors import ClosedError
+from smddp.work import DoneWork
+
 _KIND = "smddp"
+# Between a group's name and the number of its present configuration.
+_AGAIN = " reconfigured "
 
 
 @dataclass
 class ReconfigureOptions:
     """What `reconfigure` takes, for a torch that has no class of this name.
 
-    uuid: 0 or more, not used before in this group. handles: of all ranks that go on; a list is in the order of their ranks,
-    of a set the ranks keep the order that they have. timeout: for all of it; None: the group's. hints: {"store":
-    "HOST:PORT"} is a TCPStore to meet at, where the store that the group was made with is gone.
+    uuid: 0 or more, not used before in this group. handles: of all ranks that go on; a list is in the order of their
+    ranks, of a set the ranks keep the order that they have. timeout: for all of it; None: the group's. hints:
+    {"store": "HOST:PORT"} is a TCPStore to meet at, where the store that the group was made with is gone.
     """
 
     uuid: int
@@ -102,7 +109,7 @@ def tell_torch(group: Any, ranks: list[Handle]) -> None:
 
 
 class NotConfigured:
-    """Stands for the communicator of a group that `reconfigure` is still to make, or that was aborted to be made anew."""
+    """Stands for the communicator of a group that `reconfigure` is still to make, or to make anew."""
 
     def __init__(self, name: str, why: str) -> None:
         self.name = name
@@ -133,9 +140,80 @@ class NotConfigured:
         return []
 
     def __getattr__(self, name: str) -> Any:
-        from smddp.errors import ClosedError
-
         raise ClosedError(
-            f"group {self.name!r} {self._why}: call torch.distributed._reconfigure with a new uuid and the handles of all "
-            "that take part"
+            f"group {self.name!r} {self._why}: call torch.distributed._reconfigure with a new uuid and the handles of "
+            "all that take part"
         )
+
+
+class Reconfigurable:
+    """The part of a group that gives it other ranks. The class that uses it sets the attributes below."""
+
+    _comm: Any
+    _rank: int
+    _timeout: timedelta
+    _group_store: Any
+    _store: Any
+    _mailbox: Any
+    _others: dict[str, Any]
+    _request: Any
+    # This object's name among all, and the numbers that it was reconfigured by.
+    _instance: str
+    _uuids: set[int]
+    _become: Callable[..., None]
+    _connect: Callable[..., None]
+    _hold: Callable[[Any], None]
+    _opened: Callable[[], None]
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Any group can go on with other ranks; enable_reconfigure makes one that waits for its first.
+
+        Raises RuntimeError, as torch does, for a group whose devices have different backends.
+        """
+        if self._others:
+            raise RuntimeError(
+                "ProcessGroup reconfigure APIs do not support process groups with multiple backends: "
+                f"{self._request.backends}"
+            )
+        return True
+
+    def get_reconfigure_handle(self) -> str:
+        """What names this member to the others, for their `reconfigure`."""
+        assert self.supports_reconfigure
+        world = dist_c10d.GroupMember.WORLD
+        world_rank = self._rank if world is None or world is self else world.rank()
+        return str(Handle(self._rank, world_rank, self._instance))
+
+    def reconfigure(self, opts: Any) -> Work:
+        """Go on with the ranks that `opts` names: torch's ReconfigureOptions, or smddp's own of that name.
+
+        All of them call it, with the same number and handles; what was under way ends with an error. Returns when the
+        group is made, as a handle that is done. Raises ValueError for handles that make no group, RuntimeError for a
+        number that was used before, CollectiveTimeoutError naming those who did not come, TopologyError where one could
+        not make it; the group is then without ranks, and another call may give it some.
+        """
+        assert self.supports_reconfigure
+        uuid = int(opts.uuid)
+        ranks = members(opts.handles, self._instance)
+        if uuid < 0:
+            raise ValueError(f"reconfigure: the uuid is 0 or more, not {uuid}")
+        if uuid in self._uuids:
+            raise RuntimeError(f"reconfigure: uuid {uuid} was already used in this group; each call needs a new one")
+        limit = opts.timeout if opts.timeout is not None else self._timeout
+        at = dict(opts.hints).get("store")
+        store = meeting_place(self._group_store if at is None else store_at(at, limit), uuid)
+        self._uuids.add(uuid)
+        name = self._comm.name.partition(_AGAIN)[0]
+        self._mailbox.close()
+        self._comm.close()
+        self._hold(NotConfigured(name, f"has no ranks since its reconfiguration {uuid} failed"))
+        place = next(place for place, each in enumerate(ranks) if each.instance == self._instance)
+        whole = self is dist_c10d.GroupMember.WORLD
+        self._become(place, len(ranks), [] if whole else [each.world_rank for each in ranks])
+        self._connect(store, f"{name}{_AGAIN}{uuid}", limit)
+        self._store = store
+        tell_torch(self, ranks)
+        self._opened()
+        first_cause.overcome()
+        return DoneWork([])

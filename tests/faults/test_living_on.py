@@ -1,4 +1,4 @@
-"""A group goes on with whom there is: ranks are killed in the middle of their calls, others join, no result is wrong."""
+"""Groups go on with whom there is: ranks are killed in the middle of their calls, others join, no result is wrong."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import time
 
 import pytest
 from backend.ranks import BACKEND
+from hosts import wires
 
 from faults.manager import Manager
-from hosts import wires
 
 pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="another backend reconfigures in its own way")
 
@@ -34,9 +34,10 @@ def _campaign(size: int, kills: int, nodes: int = 1, environment: dict | None = 
 def _told(kills: list) -> str:
     seconds = sorted(kill.seconds for kill in kills)
     at = lambda share: seconds[min(len(seconds) - 1, int(share * len(seconds)))]  # noqa: E731
+    middle, most = statistics.median(seconds), seconds[-1]
     return (
         f"{len(seconds)} times killed; from a death to right results in all survivors, ms: median "
-        f"{1e3 * statistics.median(seconds):.1f}, p90 {1e3 * at(0.9):.1f}, p99 {1e3 * at(0.99):.1f}, most {1e3 * seconds[-1]:.1f}"
+        f"{1e3 * middle:.1f}, p90 {1e3 * at(0.9):.1f}, p99 {1e3 * at(0.99):.1f}, most {1e3 * most:.1f}"
     )
 
 
