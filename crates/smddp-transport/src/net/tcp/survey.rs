@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::dial::{Dial, lacking, silent};
-use super::hello::{Purpose, TcpAddress};
+use super::hello::{Credential, Purpose, TcpAddress};
 
 /// A host that has not taken up a connection by then is silent: a first packet that was lost is sent again after a second.
 const PATIENCE: Duration = Duration::from_millis(1500);
@@ -30,8 +30,8 @@ struct Question {
 
 impl Question {
     /// Without waiting for the connection.
-    fn new(me: usize, peer: usize, address: TcpAddress) -> io::Result<Self> {
-        let dial = Dial::new(me, &address, Purpose::Ask, ANSWER)?;
+    fn new(credential: &Credential, peer: usize, address: TcpAddress) -> io::Result<Self> {
+        let dial = Dial::new(credential, &address, Purpose::Ask, ANSWER)?;
         Ok(Self { peer, address, dial, since: Instant::now(), answer: [0; 8], heard: 0 })
     }
 
@@ -55,9 +55,8 @@ impl Question {
 pub(crate) type Heard = (usize, Option<u64>);
 
 /// A round of questions, some of them under way. Who refuses or hangs up gives no answer.
-#[derive(Default)]
 pub(crate) struct Survey {
-    me: usize,
+    credential: Credential,
     waiting: VecDeque<(usize, TcpAddress)>,
     calls: Vec<Question>,
     found: Vec<Heard>,
@@ -65,8 +64,12 @@ pub(crate) struct Survey {
 
 impl Survey {
     /// `peers` are asked in that order.
-    pub(super) fn new(me: usize, peers: impl IntoIterator<Item = (usize, TcpAddress)>) -> Self {
-        Self { me, waiting: peers.into_iter().collect(), ..Self::default() }
+    pub(super) fn new(
+        credential: Credential,
+        peers: impl IntoIterator<Item = (usize, TcpAddress)>,
+    ) -> Self {
+        let waiting = peers.into_iter().collect();
+        Self { credential, waiting, calls: Vec::new(), found: Vec::new() }
     }
 
     /// Asks and hears for at most that long; the answers that came.
@@ -79,8 +82,8 @@ impl Survey {
             let outcome = if next.next() == Some(true) { call.go_on() } else { Ok(None) };
             match outcome {
                 // Its host is there: the process may be busy, or stopped, and that says nothing of what it has begun.
-                Ok(None) if call.dial.connected() && call.since.elapsed() >= ANSWER => {}
-                Ok(None) if call.dial.connected() || call.since.elapsed() < PATIENCE => return true,
+                Ok(None) if call.dial.taken_up() && call.since.elapsed() >= ANSWER => {}
+                Ok(None) if call.dial.taken_up() || call.since.elapsed() < PATIENCE => return true,
                 Ok(None) => found.push((call.peer, None)),
                 Ok(Some(begun)) => found.push((call.peer, Some(begun))),
                 Err(error) if silent(&error) => found.push((call.peer, None)),
@@ -106,7 +109,7 @@ impl Survey {
             else {
                 return;
             };
-            match Question::new(self.me, peer, address.clone()) {
+            match Question::new(&self.credential, peer, address.clone()) {
                 Ok(call) => self.calls.push(call),
                 Err(error) if silent(&error) => self.found.push((peer, None)),
                 // Those that hang up make room. Without any, nobody else can be asked.
@@ -127,7 +130,7 @@ impl Survey {
         if self.calls.is_empty() {
             return Vec::new();
         }
-        let events = |call: &Question| if call.dial.connected() { PollFlags::IN } else { PollFlags::OUT };
+        let events = |call: &Question| PollFlags::from_bits_truncate(call.dial.events().cast_unsigned());
         let mut fds: Vec<PollFd<'_>> =
             self.calls.iter().map(|c| PollFd::new(&*c.dial.socket, events(c))).collect();
         let at_most = Timespec::try_from(at_most).ok();

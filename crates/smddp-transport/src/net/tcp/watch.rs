@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::dial::{Dial, SILENT, silent};
 use super::endpoint::CLOSED;
-use super::hello::{Purpose, TcpAddress};
+use super::hello::{Credential, Purpose, TcpAddress};
 use super::listeners::Listeners;
 use crate::net::wire::Broken;
 
@@ -67,9 +67,12 @@ pub(super) enum Found {
 
 impl Watch {
     /// Nobody being there is found within `patience`.
-    pub(super) fn call(me: usize, address: &TcpAddress, patience: Duration) -> io::Result<Self> {
-        // The hello always finds room.
-        Dial::new(me, address, Purpose::Watch, patience).map(Self)
+    pub(super) fn call(
+        credential: &Credential,
+        address: &TcpAddress,
+        patience: Duration,
+    ) -> io::Result<Self> {
+        Dial::new(credential, address, Purpose::Watch, patience).map(Self)
     }
 
     pub(super) fn look(&mut self) -> Found {
@@ -125,7 +128,7 @@ impl Watches {
 
     fn call(&mut self, peer: usize, now: Instant) {
         let Some(address) = self.listeners.address(peer) else { return };
-        self.peers[peer] = match Watch::call(self.listeners.me, address, UNANSWERED) {
+        self.peers[peer] = match Watch::call(self.listeners.credential(), address, UNANSWERED) {
             Ok(watch) => {
                 self.held += 1;
                 Known::Held(watch)
@@ -178,8 +181,7 @@ impl Watches {
         if self.held > 0 {
             fds.extend(self.peers.iter().filter_map(|peer| match peer {
                 Known::Held(Watch(dial)) => {
-                    let events = if dial.connected() { libc::POLLIN } else { libc::POLLOUT };
-                    Some((dial.socket.as_raw_fd(), events))
+                    Some((dial.socket.as_raw_fd(), dial.events()))
                 }
                 _ => None,
             }));
