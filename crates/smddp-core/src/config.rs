@@ -204,7 +204,10 @@ impl Config {
         let bytes = std::fs::read(path).map_err(|error| wrong(format!("it cannot be read: {error}")))?;
         let secret = bytes.trim_ascii().to_vec();
         if secret.len() < FEWEST {
-            let want = format!("{FEWEST} bytes at least, and it has {}: `openssl rand -hex 32` makes such", secret.len());
+            let want = format!(
+                "{FEWEST} bytes at least, and it has {}: `openssl rand -hex 32` makes such",
+                secret.len()
+            );
             return Err(wrong(want));
         }
         Ok(Some(secret))

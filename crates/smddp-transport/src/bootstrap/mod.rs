@@ -167,7 +167,16 @@ impl CardTree {
         Ok(Self {
             rank,
             size,
-            address: TreeAddress { protocol: PROTOCOL, version, id, boot, netns, socket, tcp: address, shared },
+            address: TreeAddress {
+                protocol: PROTOCOL,
+                version,
+                id,
+                boot,
+                netns,
+                socket,
+                tcp: address,
+                shared,
+            },
             token,
             met: false,
             listeners,
@@ -416,7 +425,8 @@ impl CardTree {
             self.trouble = "it does not answer".to_owned();
             self.above = Above::Unreached { carried: false };
         }
-        if let (Above::Calling { call: ParentCall { address, .. }, next }, Some(token)) = (&self.above, &self.token)
+        if let (Above::Calling { call: ParentCall { address, .. }, next }, Some(token)) =
+            (&self.above, &self.token)
             && now >= *next
         {
             let near = (&address.boot, address.netns) == (&self.address.boot, self.address.netns);
@@ -603,7 +613,7 @@ mod tests {
 
     fn trees(size: usize) -> Vec<CardTree> {
         let rank = |rank| Prepared::new(rank, size, Vec::new(), &means(rank)).unwrap();
-        (0..size).map(|one| CardTree::new(rank(one).card()).unwrap()).collect()
+        (0..size).map(|one| rank(one).tree().unwrap()).collect()
     }
 
     /// All ranks take turns until each has an outcome.
@@ -623,7 +633,8 @@ mod tests {
         for rank in 1..trees.len() {
             let parent = trees[rank].parent().unwrap();
             let address = trees[parent].address();
-            trees[rank].call(&address).unwrap();
+            let token = trees[0].token.clone().unwrap();
+            assert!(trees[rank].call(token, &address).unwrap());
         }
     }
 
@@ -638,10 +649,10 @@ mod tests {
         let mut callers = Vec::new();
         for length in 0..80 {
             let mut caller = stranger(&trees[0]);
-            // No token, a token cut off, and frames of any length.
-            let mut bytes = trees[0].address.token.to_vec();
+            // No words, some of them, all of them, and more than that.
+            let mut bytes = talk::hello_of(1, &trees[0].address.id);
             bytes.truncate(length);
-            bytes.resize(length, 0xff);
+            bytes.resize(2 * length, 0xff);
             caller.write_all(&bytes).unwrap();
             callers.push(caller);
         }
@@ -657,12 +668,17 @@ mod tests {
             let mut trees = trees(10);
             call_parents(&mut trees);
             // In the name of rank 9, whose parent is rank 8.
-            let mut child = Talk::unix(&trees[8].address.socket).unwrap();
-            let token = trees[8].address.token;
-            child.say(&token, 9, &[]);
-            child.say(&token, 9, words);
+            let (token, address) = (trees[0].token.clone().unwrap(), trees[8].address());
+            let address = parse_address(&address).unwrap();
+            let mut child = Talk::unix(&address.socket, 9, &address.id, &token).unwrap();
+            child.say(words);
             trees.truncate(9);
-            child.write().unwrap();
+            while !(child.greet(&address.id, None).unwrap() && child.said()) {
+                child.write().unwrap();
+                for tree in &mut trees {
+                    let _ = tree.go_on(Duration::ZERO);
+                }
+            }
             for outcome in outcomes(&mut trees) {
                 let why = format!("rank 9 sent {} bytes that are no cards", words.len());
                 assert_eq!(outcome.unwrap_err(), Failure::of(why), "{words:?}");
@@ -674,7 +690,12 @@ mod tests {
     fn a_child_that_dies_ends_the_meeting_at_once() {
         let mut trees = trees(10);
         call_parents(&mut trees);
-        trees[9].go_on(Duration::ZERO);
+        while !matches!(&trees[9].above, Above::Talking { talk, .. } if talk.known()) {
+            // Without the others, for which rank 0 waits.
+            for rank in [0, 8, 9] {
+                let _ = trees[rank].go_on(Duration::ZERO);
+            }
+        }
         trees[8].go_on(Duration::ZERO);
         trees.truncate(9);
         for outcome in outcomes(&mut trees) {

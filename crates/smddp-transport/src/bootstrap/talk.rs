@@ -20,7 +20,7 @@ const HEAD: usize = 4;
 /// Room for each read.
 const PIECE: usize = 64 << 10;
 /// What a caller says first: magic, version, its rank, whom it means; then a nonce.
-const WORDS: usize = 8 + 4 + 4 + 16 + SALT;
+pub(super) const WORDS: usize = 8 + 4 + 4 + 16 + SALT;
 const MAGIC: &[u8; 8] = b"smddp-cd";
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);

@@ -123,7 +123,9 @@ impl Prepared {
         if self.token.is_none() && cards.len() > 1 {
             self.trust_card(&cards[0]);
             if self.token.is_none() {
-                return Err(JoinError::Nodes("no token came from rank 0: its card is not the one that it made".to_owned()));
+                return Err(JoinError::Nodes(
+                    "no token came from rank 0: its card is not the one that it made".to_owned(),
+                ));
             }
         }
         let me = self.card().rank as usize;

@@ -101,7 +101,15 @@ fn hear(socket: impl AsFd, heard: &mut Vec<u8>, all: usize) -> io::Result<Option
 
 impl Callers {
     pub(crate) fn new(listener: Uninherited<OwnedFd>, host: impl Host + 'static) -> Self {
-        Self { host: Box::new(host), listener, list: Vec::new(), kept: Vec::new(), rests: None, told: None, met: false }
+        Self {
+            host: Box::new(host),
+            listener,
+            list: Vec::new(),
+            kept: Vec::new(),
+            rests: None,
+            told: None,
+            met: false,
+        }
     }
 
     /// Whether one more can be served, if need be instead of one that says nothing.
@@ -221,7 +229,8 @@ impl Callers {
                         Ok(None) => return self.keep(caller),
                         Ok(Some(1..)) if self.host.heeds(words) => {}
                         Ok(Some(1..)) => {
-                            return self.turn_away(caller.socket.as_fd(), "speaks no smddp, or of another version");
+                            return self
+                                .turn_away(caller.socket.as_fd(), "speaks no smddp, or of another version");
                         }
                         _ => return,
                     }
@@ -230,7 +239,8 @@ impl Callers {
                         let challenge = self.host.token(&words).map(|token| Challenge::new(token, words));
                         let Some(Ok((challenge, reply))) = challenge else { return };
                         // An empty socket has room for it.
-                        if !matches!(send(&*caller.socket, &[IoSlice::new(&reply)]), Ok(sent) if sent == reply.len()) {
+                        if !matches!(send(&*caller.socket, &[IoSlice::new(&reply)]), Ok(sent) if sent == reply.len())
+                        {
                             return;
                         }
                         caller.stage = Stage::Proof(Box::new(challenge), Vec::new());

@@ -231,12 +231,7 @@ fn length(words: &[u8]) -> usize {
 }
 
 /// Connects, says what is wanted and proves that it may be; the other end's pid comes back too.
-fn reach(
-    address: &UnixAddress,
-    me: &Id,
-    token: &Arc<Token>,
-    wanted: u64,
-) -> io::Result<(UnixStream, u32)> {
+fn reach(address: &UnixAddress, me: &Id, token: &Arc<Token>, wanted: u64) -> io::Result<(UnixStream, u32)> {
     let mut stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(&address.socket)?)?;
     let pid = same_user(&stream)?;
     stream.set_read_timeout(Some(PATIENCE))?;

@@ -17,12 +17,12 @@ mod service;
 mod sync;
 mod trusted;
 
+pub use crate::token::PROTOCOL;
 pub(crate) use bell::Bell;
 pub use bell::Sleeper;
 pub use endpoint::Endpoint;
 pub(crate) use endpoint::random;
 pub(crate) use handshake::{Id, UnixAddress, listen};
-pub use crate::token::PROTOCOL;
 pub use lending::{Lent, Maker};
 pub(crate) use owner::Owner;
 pub(crate) use pool::Region;

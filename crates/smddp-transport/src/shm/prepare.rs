@@ -64,6 +64,13 @@ impl Prepared {
         }
     }
 
+    /// With rank 0's card, where that came by a way that nobody else reads; any other says nothing.
+    pub fn trust_card(&mut self, first: &Card) {
+        if let Some(token) = &first.token {
+            self.trust(&Arc::new(token.clone()));
+        }
+    }
+
     pub fn card(&self) -> &Card {
         &self.card
     }
@@ -75,10 +82,8 @@ impl Prepared {
     /// Maps the memory of the ranks of this node: `cards` are theirs, ascending, mine included. The link numbers the
     /// ranks by their places in this list.
     pub fn connect(mut self, cards: Vec<Card>) -> Result<Near, Unreachable> {
-        if self.home.as_ref().is_some_and(|home| home.token.is_none())
-            && let Some(token) = cards.iter().find_map(|card| card.token.clone())
-        {
-            self.trust(&Arc::new(token));
+        if self.home.as_ref().is_some_and(|home| home.token.is_none()) {
+            cards.iter().for_each(|card| self.trust_card(card));
         }
         let me = cards.iter().position(|card| card.rank == self.card.rank).unwrap_or(0);
         let Some(Home { endpoint, token, .. }) = &self.home else {

@@ -190,7 +190,8 @@ impl Host for Reception {
     }
 
     fn name(&self, caller: BorrowedFd<'_>) -> String {
-        let address = rustix::net::getpeername(caller).ok().flatten().and_then(|any| SocketAddr::try_from(any).ok());
+        let address =
+            rustix::net::getpeername(caller).ok().flatten().and_then(|any| SocketAddr::try_from(any).ok());
         address.map_or_else(|| "an unknown address".to_owned(), |address| address.to_string())
     }
 

@@ -64,10 +64,7 @@ pub(crate) struct Survey {
 
 impl Survey {
     /// `peers` are asked in that order.
-    pub(super) fn new(
-        credential: Credential,
-        peers: impl IntoIterator<Item = (usize, TcpAddress)>,
-    ) -> Self {
+    pub(super) fn new(credential: Credential, peers: impl IntoIterator<Item = (usize, TcpAddress)>) -> Self {
         let waiting = peers.into_iter().collect();
         Self { credential, waiting, calls: Vec::new(), found: Vec::new() }
     }
@@ -143,19 +140,18 @@ impl Survey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::tcp::hello::HELLO;
+    use crate::fuzzing::feed::{credential, welcome};
     use std::io::Write;
     use std::net::{SocketAddr, TcpListener};
 
     fn address(listener: &TcpListener) -> TcpAddress {
-        TcpAddress { socket: listener.local_addr().unwrap(), token: Default::default() }
+        TcpAddress { socket: listener.local_addr().unwrap(), door: Default::default() }
     }
 
     /// Answers so many callers.
     fn answer(listener: &TcpListener, callers: usize) {
         for _ in 0..callers {
-            let (mut caller, _) = listener.accept().unwrap();
-            caller.read_exact(&mut [0; HELLO]).unwrap();
+            let mut caller = welcome(listener.accept().unwrap().0);
             // In two parts.
             caller.write_all(&[9, 0, 0]).unwrap();
             caller.flush().unwrap();
@@ -170,7 +166,7 @@ mod tests {
         drop(gone);
         let answering = std::thread::spawn(move || answer(&here, 1));
         let begun = Instant::now();
-        let mut survey = Survey::new(0, peers);
+        let mut survey = Survey::new(credential(0), peers);
         let mut found = Vec::new();
         while begun.elapsed() < 2 * PATIENCE {
             found.extend(survey.go_on(Duration::from_millis(20)));
@@ -185,9 +181,9 @@ mod tests {
         // Addresses for documentation: nobody answers, or the network says so at once.
         let address = |i: usize| TcpAddress {
             socket: SocketAddr::from(([192, 0, 2, 1 + (i % 200) as u8], 9)),
-            token: Default::default(),
+            door: Default::default(),
         };
-        let mut survey = Survey::new(0, (0..2 * AT_ONCE).map(|peer| (peer, address(peer))));
+        let mut survey = Survey::new(credential(0), (0..2 * AT_ONCE).map(|peer| (peer, address(peer))));
         let mut most = 0;
         let mut found = Vec::new();
         let begun = Instant::now();
@@ -204,7 +200,7 @@ mod tests {
         let address = address(&here);
         let many = 303;
         let answering = std::thread::spawn(move || answer(&here, many));
-        let mut survey = Survey::new(0, (0..many).map(|peer| (peer, address.clone())));
+        let mut survey = Survey::new(credential(0), (0..many).map(|peer| (peer, address.clone())));
         let mut heard = vec![false; many];
         while !survey.over() {
             for (peer, begun) in survey.go_on(Duration::from_millis(20)) {
