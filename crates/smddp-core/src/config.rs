@@ -132,6 +132,9 @@ settings! {
     SMDDP_SOCKET_IFNAME = "", own, interface: Wanted = wanted;
     /// AF_INET or AF_INET6: the addresses to use; empty: either
     SMDDP_SOCKET_FAMILY = "", shared, family: Family = named;
+    /// a file of 32 bytes or more that only this job's ranks have, the same for all: with it, whoever reads the store still
+    /// cannot speak to a rank; empty: the store's word is enough (docs/security.md)
+    SMDDP_JOB_TOKEN_FILE = "", own, token_file: Option<PathBuf> = some(as_it_is);
     /// device memory within a node: auto (by reference where all devices of the group reach each other), ipc (else an error),
     /// host (always through pinned memory)
     SMDDP_CUDA_PATH = "auto", shared, device_path: DevicePath = named;
@@ -195,6 +198,24 @@ impl Config {
             })
             .as_ref()
             .map_err(Clone::clone)
+    }
+
+    /// What SMDDP_JOB_TOKEN_FILE says, if it is set.
+    pub(crate) fn job_secret(&self) -> Result<Option<Vec<u8>>> {
+        /// Half of it may be guessed.
+        const FEWEST: usize = 32;
+        let Some(path) = &self.token_file else { return Ok(None) };
+        let wrong = |want: String| bad("SMDDP_JOB_TOKEN_FILE", &path.to_string_lossy(), &want);
+        let bytes = std::fs::read(path).map_err(|error| wrong(format!("it cannot be read: {error}")))?;
+        let secret = bytes.trim_ascii().to_vec();
+        if secret.len() < FEWEST {
+            let want = format!(
+                "{FEWEST} bytes at least, and it has {}: `openssl rand -hex 32` makes such",
+                secret.len()
+            );
+            return Err(wrong(want));
+        }
+        Ok(Some(secret))
     }
 
     /// Those that decide about plans.

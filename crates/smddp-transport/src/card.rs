@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::fabric;
 use crate::net::tcp::TcpAddress;
 use crate::process::{PROTOCOL, UnixAddress};
+use crate::token::Token;
 
 /// How a rank is reached from other nodes; errors say why it is not.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -44,6 +45,9 @@ pub struct Card {
     pub(crate) offer: Offer,
     /// What the layer above tells the other ranks.
     pub note: Vec<u8>,
+    /// What all ranks of the group share and strangers lack: made by rank 0. On a card that travels by whatever they trust; over
+    /// connections it never does.
+    pub(crate) token: Option<Token>,
 }
 
 const MAGIC: [u8; 8] = *b"smddp\0\0\x01";
@@ -86,7 +90,13 @@ impl Card {
             node: String::new(),
             offer: Offer::none("a group of one rank"),
             note: Vec::new(),
+            token: None,
         }
+    }
+
+    /// The card without what strangers must not learn.
+    pub(crate) fn told_openly(&self) -> Vec<u8> {
+        Self { token: None, ..self.clone() }.to_bytes()
     }
 
     pub fn to_bytes(&self) -> Vec<u8> {

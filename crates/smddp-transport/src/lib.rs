@@ -15,6 +15,7 @@ mod p2p;
 pub mod process;
 mod send;
 pub mod shm;
+mod token;
 pub mod warn;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -25,6 +26,7 @@ pub use net::{fabric, interface};
 pub use p2p::{Envelope, MessageId, PointToPoint};
 pub use process::{Lent, Maker, Sleeper};
 pub use shm::Board;
+pub use token::Token;
 
 /// Whoever panicked held no half-made state that matters more than going on.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

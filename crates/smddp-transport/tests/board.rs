@@ -42,13 +42,17 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 
 /// Rank 0 and rank 1 in two processes that talk in lines.
 fn board(rank: usize, from: &mut impl BufRead, to: &mut impl Write) -> (Near, Arc<Board>) {
-    let prepared = Prepared::new(rank, 2, CAP, Vec::new()).unwrap();
+    let mut prepared = Prepared::new(rank, 2, CAP, Vec::new()).unwrap();
     say(to, &to_hex(&prepared.card().to_bytes()));
     let theirs = Card::from_bytes(&from_hex(&hear(from))).unwrap();
     let mut cards = vec![prepared.card().clone(), theirs];
     if rank == 1 {
         cards.swap(0, 1);
     }
+    prepared.trust_card(&cards[0]);
+    // Nobody is called who does not hear yet.
+    say(to, "hears");
+    hear(from);
     let link = prepared.connect(cards).unwrap();
     let board = link.board(vec![Some(0), Some(1)]).unwrap();
     (link, board)

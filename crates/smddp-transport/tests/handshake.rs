@@ -11,6 +11,8 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
 use smddp_transport::shm::Prepared;
 use smddp_transport::{Card, process::PROTOCOL};
 
@@ -46,6 +48,62 @@ fn dial(name: &str) -> UnixStream {
 
 fn hello(magic: &[u8; 8], version: u32, from: [u8; 16], to: [u8; 16]) -> Vec<u8> {
     [&magic[..], &version.to_le_bytes(), &from, &to].concat()
+}
+
+/// The group's token: at the end of rank 0's card.
+fn token_of(first: &Card) -> [u8; 32] {
+    *first.to_bytes().last_chunk().unwrap()
+}
+
+/// As docs/security.md has it.
+fn mac(token: &[u8; 32], parts: &[&[u8]]) -> [u8; 32] {
+    let mut mac = Hmac::<Sha256>::new_from_slice(token).unwrap();
+    for part in parts {
+        mac.update(&(part.len() as u64).to_le_bytes());
+        mac.update(part);
+    }
+    mac.finalize().into_bytes().into()
+}
+
+/// What a caller of this version says: a hello, what it wants (the memory), its token's name, a nonce.
+fn words(hello: &[u8], token: &[u8; 32], nonce: u8) -> Vec<u8> {
+    [hello, &[0; 8], &mac(token, &[b"smddp name"])[..16], &[nonce; 32]].concat()
+}
+
+/// The listener's nonce, out of an answer to these words that proves the token.
+fn heard(stream: &mut UnixStream, token: &[u8; 32], words: &[u8]) -> Vec<u8> {
+    let mut reply = [0; 76];
+    stream.read_exact(&mut reply).unwrap();
+    assert_eq!(reply[..12], [&b"smddp-in"[..], &PROTOCOL.to_le_bytes()].concat());
+    assert_eq!(reply[44..], mac(token, &[b"smddp listener", words, &reply[12..44]]));
+    reply[12..44].to_vec()
+}
+
+/// All that a caller says who has the token; the listener's last words come.
+fn enter(stream: &mut UnixStream, token: &[u8; 32], words: &[u8]) -> Vec<u8> {
+    let nonce = heard(stream, token, words);
+    let proof = mac(token, &[b"smddp caller", words, &nonce]);
+    stream.write_all(&proof).unwrap();
+    stream.read_exact(&mut [0; 44]).unwrap();
+    proof.to_vec()
+}
+
+/// Whether nothing comes any more.
+fn is_shut_out(stream: &mut UnixStream) -> bool {
+    let mut answer = Vec::new();
+    // A reset says the same as an end.
+    let _ = stream.read_to_end(&mut answer);
+    answer.is_empty()
+}
+
+/// Rank 0 of two, which trusts its own card's token; rank 1, which keeps it; the socket's name, what says who is meant, the token.
+fn at_home() -> ([smddp_transport::shm::Near; 2], String, Vec<u8>, [u8; 32]) {
+    let prepared = [0, 1].map(|rank| Prepared::new(rank, 2, CAP, Vec::new()).unwrap());
+    let name = my_sockets().pop().unwrap();
+    let cards: Vec<Card> = prepared.iter().map(|p| p.card().clone()).collect();
+    let hello = hello(b"smddp-in", PROTOCOL, [1; 16], my_id(&cards[0], &name));
+    let token = token_of(&cards[0]);
+    (prepared.map(|p| p.connect(cards.clone()).unwrap()), name, hello, token)
 }
 
 /// Eight bytes from sixteen digits.
@@ -91,10 +149,7 @@ fn a_caller_with_another_magic_or_version_gets_nothing_and_harms_nobody() {
     ] {
         let mut stream = dial(&name);
         stream.write_all(&bytes).unwrap();
-        let mut answer = Vec::new();
-        // A reset says the same as an end: nothing came.
-        let _ = stream.read_to_end(&mut answer);
-        assert!(answer.is_empty(), "a stranger got {answer:?}");
+        assert!(is_shut_out(&mut stream), "a stranger got something");
     }
     let cards: Vec<Card> = prepared.iter().map(|p| p.card().clone()).collect();
     for p in prepared {
@@ -110,7 +165,7 @@ fn a_listener_of_another_version_is_refused_with_both_versions_shown() {
     let other = PROTOCOL + 41;
     let answering = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        stream.read_exact(&mut [0; 44]).unwrap();
+        stream.read_exact(&mut [0; 100]).unwrap();
         stream.write_all(&hello(b"smddp-in", other, id, [0; 16])).unwrap();
     });
     let text = prepared.connect(cards).err().unwrap().to_string();
@@ -126,7 +181,7 @@ fn a_listener_that_speaks_something_else_or_is_gone_is_an_error_naming_the_rank(
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
     let answering = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
-        stream.read_exact(&mut [0; 44]).unwrap();
+        stream.read_exact(&mut [0; 100]).unwrap();
         stream.write_all(&[b'x'; 44]).unwrap();
     });
     let text = prepared.connect(cards).err().unwrap().to_string();
@@ -146,14 +201,12 @@ fn a_caller_of_another_user_gets_nothing() {
         return;
     }
     let _alone = alone();
-    let prepared = Prepared::new(0, 2, CAP, Vec::new()).unwrap();
-    let name = my_sockets().pop().unwrap();
-    // The hello, and what is wanted: the memory.
-    let bytes = [hello(b"smddp-in", PROTOCOL, [1; 16], my_id(prepared.card(), &name)), vec![0; 8]].concat();
+    let (_groups, name, hello, token) = at_home();
+    let bytes = words(&hello, &token, 3);
     // The same words of this user are answered.
     let mut stream = dial(&name);
     stream.write_all(&bytes).unwrap();
-    stream.read_exact(&mut [0; 44]).unwrap();
+    enter(&mut stream, &token, &bytes);
     drop(stream);
     // SAFETY: the child makes system calls and small allocations (glibc's allocator is fork-safe) and leaves by
     // `_exit`; it does not return into the test.
@@ -172,6 +225,56 @@ fn a_caller_of_another_user_gets_nothing() {
     // SAFETY: our own child.
     assert_eq!(unsafe { libc::waitpid(pid, &raw mut status, 0) }, pid);
     assert_eq!(status, 0, "a process of another user got an answer");
+}
+
+#[test]
+fn a_caller_of_this_user_without_the_token_gets_nothing_whatever_it_has_recorded() {
+    let _alone = alone();
+    let (_groups, name, hello, token) = at_home();
+    let mut stream = dial(&name);
+    let mine = words(&hello, &token, 3);
+    stream.write_all(&mine).unwrap();
+    let proof = enter(&mut stream, &token, &mine);
+    let other = [7; 32];
+    // A recorded hello, a recorded whole exchange, another token under its own name and under the right one, and nothing.
+    let named = [&mine[..52], &words(&hello, &token, 4)[52..]].concat();
+    let nonce_of = |words: &[u8], proof: &[u8]| {
+        let mut stream = dial(&name);
+        stream.write_all(&[words, proof].concat()).unwrap();
+        let mut all = Vec::new();
+        let _ = stream.read_to_end(&mut all);
+        all.len()
+    };
+    assert_eq!(nonce_of(&words(&hello, &other, 3), &[]), 0, "a token of nobody's is answered");
+    for (words, proof) in [
+        (&mine, proof.clone()),
+        (&named, mac(&other, &[b"smddp caller", &named, &[0; 32]]).to_vec()),
+        (&mine, vec![0; 32]),
+        // What the listener itself says is no proof.
+        (&mine, mac(&token, &[b"smddp listener", &mine, &[0; 32]]).to_vec()),
+    ] {
+        assert_eq!(nonce_of(words, &proof), 76, "more than the listener's own proof");
+    }
+    // And who has it goes on to be heard.
+    let mut stream = dial(&name);
+    stream.write_all(&mine).unwrap();
+    enter(&mut stream, &token, &mine);
+}
+
+#[test]
+fn a_group_that_is_gone_is_no_way_in() {
+    let _alone = alone();
+    let keeps = Prepared::new(0, 2, CAP, Vec::new()).unwrap();
+    let (groups, name, hello, token) = at_home();
+    let words = words(&hello, &token, 3);
+    let mut stream = dial(&name);
+    stream.write_all(&words).unwrap();
+    enter(&mut stream, &token, &words);
+    drop((stream, groups));
+    let mut stream = dial(&name);
+    stream.write_all(&words).unwrap();
+    assert!(is_shut_out(&mut stream));
+    drop(keeps);
 }
 
 #[test]
@@ -206,9 +309,8 @@ fn stat(file: &File) -> String {
 #[test]
 fn a_caller_that_says_nothing_or_half_of_it_keeps_no_other_waiting() {
     let _alone = alone();
-    let prepared = Prepared::new(0, 2, CAP, Vec::new()).unwrap();
-    let name = my_sockets().pop().unwrap();
-    let words = [hello(b"smddp-in", PROTOCOL, [1; 16], my_id(prepared.card(), &name)), vec![0; 8]].concat();
+    let (_groups, name, hello, token) = at_home();
+    let words = words(&hello, &token, 3);
     let silent: Vec<UnixStream> = (0..4).map(|_| dial(&name)).collect();
     let halves: Vec<UnixStream> = (0..4)
         .map(|_| {
@@ -220,13 +322,13 @@ fn a_caller_that_says_nothing_or_half_of_it_keeps_no_other_waiting() {
     let begun = Instant::now();
     let mut stream = dial(&name);
     stream.write_all(&words).unwrap();
-    stream.read_exact(&mut [0; 44]).unwrap();
+    enter(&mut stream, &token, &words);
     // One of them alone has 5 s.
     assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     // The other half may come later.
     for mut stream in halves {
         stream.write_all(&words[30..]).unwrap();
-        stream.read_exact(&mut [0; 44]).unwrap();
+        enter(&mut stream, &token, &words);
     }
     drop(silent);
 }
@@ -234,22 +336,20 @@ fn a_caller_that_says_nothing_or_half_of_it_keeps_no_other_waiting() {
 #[test]
 fn any_number_of_callers_that_say_nothing_make_room_for_one_that_speaks() {
     let _alone = alone();
-    let prepared = Prepared::new(0, 2, CAP, Vec::new()).unwrap();
-    let name = my_sockets().pop().unwrap();
-    let words = [hello(b"smddp-in", PROTOCOL, [1; 16], my_id(prepared.card(), &name)), vec![0; 8]].concat();
+    let (_groups, name, hello, token) = at_home();
+    let words = words(&hello, &token, 3);
     let silent: Vec<UnixStream> = (0..300).map(|_| dial(&name)).collect();
     let mut stream = dial(&name);
     stream.write_all(&words).unwrap();
-    stream.read_exact(&mut [0; 44]).unwrap();
+    enter(&mut stream, &token, &words);
     drop(silent);
 }
 
 #[test]
 fn a_process_without_descriptors_lets_callers_wait_and_stays_idle() {
     let _alone = alone();
-    let prepared = Prepared::new(0, 2, CAP, Vec::new()).unwrap();
-    let name = my_sockets().pop().unwrap();
-    let words = [hello(b"smddp-in", PROTOCOL, [1; 16], my_id(prepared.card(), &name)), vec![0; 8]].concat();
+    let (_groups, name, hello, token) = at_home();
+    let words = words(&hello, &token, 3);
     let limit = |soft: libc::rlim_t| {
         let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
         // SAFETY: fills and reads a record of ours.
@@ -288,5 +388,5 @@ fn a_process_without_descriptors_lets_callers_wait_and_stays_idle() {
     assert!(asleep > 10, "the thread slept in {asleep} of {} looks", looks.len());
     // As soon as there are descriptors again, the caller has what it wants.
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-    stream.read_exact(&mut [0; 44]).unwrap();
+    enter(&mut stream, &token, &words);
 }

@@ -1,6 +1,7 @@
 //! Making a group of ranks that share nothing but a store: every rank's card to every rank.
 //!
-//! Cards travel along a tree of connections ([`CardTree`]); the store holds each rank's address in it, and which ranks came.
+//! Cards travel along a tree of connections ([`CardTree`]); the store holds each rank's address in it, which ranks came, and at
+//! rank 0's address what makes the group's token.
 //! What a rank has to say that cannot connect to its parent goes through the store, too. Keys lie under whatever prefix the
 //! store has for this group; a rank takes its own away in the end, so a later group of the same name never meets an old one.
 
@@ -92,13 +93,13 @@ struct Meeting<'a> {
 }
 
 impl Meeting<'_> {
-    fn meet(&self, pending: Pending) -> Result<Communicator> {
+    fn meet(&self, mut pending: Pending) -> Result<Communicator> {
         let mut tree = pending.tree().map_err(|error| Error::System {
             what: format!("group `{}`: no sockets to exchange cards", self.name),
             why: error.to_string(),
         })?;
         self.store.set(&key("card", self.rank), &tree.address())?;
-        let outcome = self.exchange(&mut tree);
+        let outcome = self.exchange(&mut pending, &mut tree);
         if let Err(error) = &outcome {
             tree.fail(match error {
                 Error::Timeout { missing, detail, .. } => {
@@ -115,7 +116,7 @@ impl Meeting<'_> {
         Ok(comm)
     }
 
-    fn exchange(&self, tree: &mut CardTree) -> Result<Vec<Vec<u8>>> {
+    fn exchange(&self, pending: &mut Pending, tree: &mut CardTree) -> Result<Vec<Vec<u8>>> {
         let longest = LONGEST_PAUSE.max(FOR_EACH_RANK * self.size as u32);
         let (mut pause, mut next) = (FIRST_PAUSE, Instant::now());
         loop {
@@ -126,7 +127,7 @@ impl Meeting<'_> {
                 return Err(failure.map_or_else(|| self.late(tree), |failure| Ok(self.told(failure)))?);
             }
             if now >= next {
-                if self.look(tree)? {
+                if self.look(pending, tree)? {
                     pause = FIRST_PAUSE;
                 }
                 next = Instant::now() + pause;
@@ -144,16 +145,17 @@ impl Meeting<'_> {
     }
 
     /// What the store has for this rank; whether there was anything.
-    fn look(&self, tree: &mut CardTree) -> Result<bool> {
+    fn look(&self, pending: &mut Pending, tree: &mut CardTree) -> Result<bool> {
         let mut moved = false;
-        if let Some(parent) = tree.parent().filter(|_| tree.is_lost())
-            && self.there(&key("card", parent))?
-        {
-            let address = self.store.get(&key("card", parent))?;
-            tree.call(&address).map_err(|why| {
-                Error::Topology(format!("making group `{}`: rank {parent} has {why}", self.name))
-            })?;
-            moved = true;
+        if let Some(parent) = tree.parent().filter(|_| tree.is_lost()) {
+            // One question for both.
+            let mut keys = vec![key("card", 0), key("card", parent)];
+            keys.dedup();
+            if self.store.has(&keys)? {
+                let addresses = keys.iter().map(|key| self.store.get(key)).collect::<Result<Vec<_>>>()?;
+                let (first, last) = (&addresses[0], &addresses[addresses.len() - 1]);
+                moved = pending.call_parent(tree, first, last)?;
+            }
         }
         if let Some((words, why)) = tree.to_carry_up() {
             let (name, rank, parent) = (self.name, self.rank, tree.parent().unwrap_or(0));

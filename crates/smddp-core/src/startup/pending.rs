@@ -37,6 +37,11 @@ impl Pending {
         let mut prepared = Prepared::new(rank, size, config.shared(), &config.means()).map_err(|error| {
             Error::System { what: format!("group `{name}`: no shared memory"), why: error.to_string() }
         })?;
+        if size > 1
+            && let Some(secret) = config.job_secret()?
+        {
+            prepared.set_secret(secret);
+        }
         prepared.set_note(network::note());
         Ok(Self { name: name.to_owned(), timeout, prepared, begun, prepared_at: Instant::now() })
     }
@@ -47,8 +52,26 @@ impl Pending {
     }
 
     /// This rank's part of the tree along which cards may travel.
-    pub(crate) fn tree(&self) -> std::io::Result<CardTree> {
-        CardTree::new(self.prepared.card())
+    pub(crate) fn tree(&mut self) -> std::io::Result<CardTree> {
+        self.prepared.tree()
+    }
+
+    /// Has it call its parent: addresses of rank 0 and of the parent. Whether the parent's is a new one.
+    pub(crate) fn call_parent(&mut self, tree: &mut CardTree, first: &[u8], parent: &[u8]) -> Result<bool> {
+        let making = |why| Error::Topology(format!("making group `{}`: {why}", self.name));
+        self.prepared.call_parent(tree, first, parent).map_err(making)
+    }
+
+    /// What rank 0's card says lets others be heard here, before they have all cards: where [`Pending::connect`] is not the next
+    /// thing that all ranks do.
+    ///
+    /// # Errors
+    /// [`Error::Topology`] for what is no card.
+    pub fn trust(&mut self, first: &[u8]) -> Result<()> {
+        let card = Card::from_bytes(first)
+            .map_err(|e| Error::Topology(format!("group `{}`: rank 0 sent a card that is {e}", self.name)))?;
+        self.prepared.trust_card(&card);
+        Ok(())
     }
 
     /// Second half, with the cards of all ranks in rank order, mine included.

@@ -23,8 +23,9 @@ impl Fake {
 
     /// The other rank is what keeps its door open: without it, it is gone.
     pub(crate) fn comm(self, timeout: Duration) -> (Communicator, Prepared) {
-        let cards = self.prepared.iter().map(|prepared| prepared.card().clone()).collect();
-        let [me, other] = self.prepared;
+        let cards: Vec<_> = self.prepared.iter().map(|prepared| prepared.card().clone()).collect();
+        let [me, mut other] = self.prepared;
+        other.trust_card(&cards[0]);
         let Joined { group: link, nodes, .. } = me.connect(cards).unwrap();
         (Communicator::over(link, &nodes, "fake", timeout), other)
     }

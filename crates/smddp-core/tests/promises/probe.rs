@@ -68,9 +68,13 @@ fn without_a_probe_a_usual_network_is_assumed_and_a_named_one_is_taken() {
 /// Rank 1 has a card, and makes no second step.
 fn absent(me: &Me) {
     use crate::common::procs::{from_hex, to_hex};
-    let pending = smddp_core::Pending::new("world", me.rank, me.size, Duration::from_millis(500)).unwrap();
+    let mut pending =
+        smddp_core::Pending::new("world", me.rank, me.size, Duration::from_millis(500)).unwrap();
     me.put(&format!("card/{}", me.rank), &to_hex(&pending.card()));
     let cards: Vec<_> = (0..me.size).map(|r| from_hex(&me.get(&format!("card/{r}")))).collect();
+    pending.trust(&cards[0]).unwrap();
+    me.put(&format!("hears/{}", me.rank), "1");
+    me.get("hears/1");
     if me.rank == 0 {
         me.say(&format!("error {}", pending.connect(&cards).err().unwrap()));
         me.put("over", "1");

@@ -5,9 +5,12 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::OnceLock;
 
+use super::talk::{WORDS, hello_of};
 use super::*;
+use crate::fuzzing::feed::{answer, known_token};
 use crate::fuzzing::{Script, endpoint};
 use crate::shm::Prepared;
+use crate::token::Claim;
 
 /// A rank that has a parent and a child.
 const ME: usize = 8;
@@ -24,35 +27,61 @@ fn card() -> &'static Card {
     })
 }
 
+/// Who is at the other end of a connection, if he has the token.
+enum Other {
+    Child(Claim),
+    Parent,
+    Stranger,
+}
+
+impl Other {
+    /// What he says to these words.
+    fn answer(&self, words: &[u8]) -> Option<Vec<u8>> {
+        match self {
+            Self::Child(claim) => {
+                words.first_chunk().and_then(|reply| Some(claim.prove(reply).ok()?.to_vec()))
+            }
+            Self::Parent if words.len() == WORDS => Some(answer(words).to_vec()),
+            _ => None,
+        }
+    }
+}
+
 /// Several callers, a parent and a store that say anything, in any order.
 pub fn bootstrap(bytes: &[u8]) {
     let mut script = Script::new(bytes);
-    let Ok(mut tree) = CardTree::new(card()) else { return };
-    let parent = TreeAddress { token: random(), ..CardTree::new(card()).expect("sockets").address };
+    let (token, new) = (known_token(), || CardTree::new(card(), None));
+    let Ok(mut tree) = new() else { return };
+    let parent = TreeAddress { id: random(), ..new().expect("sockets").address };
     let address = std::os::unix::net::SocketAddr::from_abstract_name(&parent.socket).expect("a name");
     let listener = UnixListener::bind_addr(&address).expect("a free name");
     listener.set_nonblocking(true).expect("a socket");
     let mine = std::os::unix::net::SocketAddr::from_abstract_name(&tree.address.socket).expect("a name");
-    let mut callers: Vec<(UnixStream, Id)> = Vec::new();
+    let mut others: Vec<(UnixStream, Other)> = Vec::new();
     while let Some(step) = script.step() {
         match step % 8 {
-            0 if callers.len() < MOST => {
+            0 if others.len() < MOST => {
                 let stream = UnixStream::connect_addr(&mine).expect("a listener");
-                callers.push((stream, tree.address.token));
+                let from = [ME + 1, ME, 0, u32::MAX as usize][script.below(4)];
+                let claim = Claim::new(&token, &hello_of(from, &tree.address.id)).expect("random bytes");
+                let other = match script.below(4) {
+                    0 => Other::Stranger,
+                    _ => {
+                        let _ = crate::send::send_all(&stream, claim.words());
+                        Other::Child(claim)
+                    }
+                };
+                others.push((stream, other));
             }
-            1 => tree.call(&postcard::to_allocvec(&parent).expect("bytes")).expect("an address"),
+            1 => drop(tree.call(token.clone(), &postcard::to_allocvec(&parent).expect("bytes"))),
             2 => tree.carried_up(CHILD, script.take(usize::from(step))),
             3 if tree.outcome.is_none() => tree.carried_down(script.take(usize::from(step))),
-            4 if !callers.is_empty() => drop(callers.remove(script.below(callers.len()))),
-            _ if !callers.is_empty() => {
-                let caller = script.below(callers.len());
-                let (stream, token) = &callers[caller];
-                let from = [ME as u32 + 1, ME as u32, 0, u32::MAX][script.below(4)];
+            4 if !others.is_empty() => drop(others.remove(script.below(others.len()))),
+            _ if !others.is_empty() => {
+                let (stream, _) = &others[script.below(others.len())];
                 let words = script.take(usize::from(step));
                 let length = if script.yes() { words.len() as u32 } else { script.number() as u32 };
-                let mut frame = token.to_vec();
-                frame.extend_from_slice(&from.to_le_bytes());
-                frame.extend_from_slice(&length.to_le_bytes());
+                let mut frame = length.to_le_bytes().to_vec();
                 frame.extend_from_slice(words);
                 frame.truncate(if script.yes() { frame.len() } else { script.below(frame.len()) });
                 let _ = crate::send::send_all(stream, &frame);
@@ -60,17 +89,21 @@ pub fn bootstrap(bytes: &[u8]) {
             _ => {}
         }
         if let Ok((stream, _)) = listener.accept() {
-            callers.push((stream, parent.token));
+            others.push((stream, Other::Parent));
         }
         if let Some(Ok(cards)) = tree.go_on(Duration::ZERO) {
             assert_eq!(cards.len(), SIZE);
         }
-        for (stream, _) in &mut callers {
-            let _ = stream.set_nonblocking(true).and_then(|()| stream.read(&mut [0; 4096]));
+        for (stream, other) in &mut others {
+            let mut heard = [0; 4096];
+            let got = stream.set_nonblocking(true).and_then(|()| stream.read(&mut heard)).unwrap_or(0);
+            if let Some(answer) = other.answer(&heard[..got]) {
+                let _ = crate::send::send_all(&*stream, &answer);
+            }
             let _ = stream.set_nonblocking(false).and_then(|()| stream.flush());
         }
         assert!(tree.callers.len() <= CALLERS && tree.children.keys().all(|&child| child == CHILD));
     }
     // Nobody is called there.
-    let _ = tree.call(bytes);
+    let _ = (tree.call(token, bytes), shared(bytes).is_ok());
 }

@@ -1,73 +1,120 @@
-//! One connection of the bootstrap: frames both ways, nothing blocks.
+//! One connection of the bootstrap: both ends show that they have the group's token, then frames go both ways. Nothing blocks.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
 
+use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use crate::net::tcp::connect;
 use crate::own::Uninherited;
 use crate::process::Id;
 use crate::send::send;
+use crate::token::{Challenge, Claim, PROOF, PROTOCOL, REPLY, SALT, Token};
 
-/// Token, rank of the sender, bytes that follow.
-const HEAD: usize = 24;
+/// Of a frame: the bytes that follow.
+const HEAD: usize = 4;
 /// Room for each read.
 const PIECE: usize = 64 << 10;
+/// What a caller says first: magic, version, its rank, whom it means; then a nonce.
+pub(super) const WORDS: usize = 8 + 4 + 4 + 16 + SALT;
+const MAGIC: &[u8; 8] = b"smddp-cd";
 
 const FLAGS: SocketFlags = SocketFlags::CLOEXEC.union(SocketFlags::NONBLOCK);
 
+/// What is known of the other end.
+enum Standing {
+    /// It has called.
+    Called,
+    Challenged(Challenge),
+    /// This end calls.
+    Calling(Claim),
+    /// It has the token.
+    Known,
+}
+
 pub(super) struct Talk {
     socket: Uninherited<OwnedFd>,
+    standing: Standing,
+    /// Rank of a caller, as it says.
+    pub(super) from: usize,
+    pub(super) since: Instant,
     out: Vec<u8>,
     sent: usize,
+    /// Frames for whoever is known.
+    later: Vec<u8>,
     heard: Vec<u8>,
 }
 
+/// What rank `from` says to whom that number belongs, up to the nonce.
+fn hello(from: usize, to: &Id) -> Vec<u8> {
+    [&MAGIC[..], &PROTOCOL.to_le_bytes(), &(from as u32).to_le_bytes(), to].concat()
+}
+
+fn stranger(why: &str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, why)
+}
+
 impl Talk {
-    fn new(socket: Uninherited<OwnedFd>) -> Self {
+    fn new(socket: Uninherited<OwnedFd>, standing: Standing) -> Self {
         // Unix sockets have nothing to delay.
         let _ = sockopt::set_tcp_nodelay(&*socket, true);
-        Self { socket, out: Vec::new(), sent: 0, heard: Vec::new() }
+        let out = match &standing {
+            Standing::Calling(claim) => claim.words().to_vec(),
+            _ => Vec::new(),
+        };
+        let (later, heard) = (Vec::new(), Vec::new());
+        Self { socket, standing, from: 0, since: Instant::now(), out, sent: 0, later, heard }
     }
 
     /// Whoever waits at that listener, which does not block; an error: nobody, or this process lacks something.
     pub(super) fn accept(listener: impl AsFd) -> io::Result<Self> {
-        Ok(Self::new(Uninherited::new(rustix::net::accept_with(listener, FLAGS)?)))
+        let socket = Uninherited::new(rustix::net::accept_with(listener, FLAGS)?);
+        Ok(Self::new(socket, Standing::Called))
     }
 
-    /// An error where the listener's queue is full, too: nobody waits for room in it.
-    pub(super) fn unix(name: &[u8]) -> io::Result<Self> {
+    /// Rank `from` calls whoever has that number, at that socket. An error where the listener's queue is full, too: nobody waits for
+    /// room in it.
+    pub(super) fn unix(name: &[u8], from: usize, to: &Id, token: &Arc<Token>) -> io::Result<Self> {
+        let claim = Claim::new(token, &hello(from, to))?;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
         rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
-        Ok(Self::new(Uninherited::new(socket)))
+        Ok(Self::new(Uninherited::new(socket), Standing::Calling(claim)))
     }
 
     /// What comes of it shows when it is used.
-    pub(super) fn tcp(address: SocketAddr) -> io::Result<Self> {
-        Ok(Self::new(connect(address)?.map(OwnedFd::from)))
+    pub(super) fn tcp(address: SocketAddr, from: usize, to: &Id, token: &Arc<Token>) -> io::Result<Self> {
+        let claim = Claim::new(token, &hello(from, to))?;
+        Ok(Self::new(connect(address)?.map(OwnedFd::from), Standing::Calling(claim)))
     }
 
-    pub(super) fn say(&mut self, token: &Id, from: usize, bytes: &[u8]) {
-        self.out.extend_from_slice(token);
-        self.out.extend_from_slice(&(from as u32).to_le_bytes());
-        self.out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
-        self.out.extend_from_slice(bytes);
+    /// One frame, which goes to nobody who has not the token.
+    pub(super) fn say(&mut self, bytes: &[u8]) {
+        let known = self.known();
+        let out = if known { &mut self.out } else { &mut self.later };
+        out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+        out.extend_from_slice(bytes);
     }
 
-    /// Whether the connection stands, as far as it was used.
-    pub(super) fn began(&self) -> bool {
-        self.sent > 0
+    /// Whether the other end has shown that it has the token.
+    pub(super) fn known(&self) -> bool {
+        matches!(self.standing, Standing::Known)
     }
 
     pub(super) fn said(&self) -> bool {
-        self.sent == self.out.len()
+        self.sent == self.out.len() && self.later.is_empty()
+    }
+
+    pub(super) fn events(&self) -> PollFlags {
+        if self.sent < self.out.len() { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN }
     }
 
     /// Sends what is left; `Ok`: as far as it goes now.
     pub(super) fn write(&mut self) -> io::Result<()> {
-        while !self.said() {
+        while self.sent < self.out.len() {
             let rest = &self.out[self.sent..];
             match send(&*self, &[IoSlice::new(rest)]) {
                 Ok(bytes) => self.sent += bytes,
@@ -78,32 +125,110 @@ impl Talk {
         Ok(())
     }
 
-    /// The next frame's sender and bytes, once it is here; one of more than `most`, or with another token, is an error.
-    pub(super) fn read(&mut self, token: &Id, most: usize) -> io::Result<Option<(usize, Vec<u8>)>> {
+    /// Goes on with the first words of both ends; whether the other end is known. `me`: whom callers mean, and what they must
+    /// have; before that is known here, they wait.
+    pub(super) fn greet(&mut self, me: &Id, token: Option<&Arc<Token>>) -> io::Result<bool> {
         loop {
-            let frame = self.frame(token, most)?;
-            if frame.is_some() {
-                return Ok(frame);
-            }
-            let at = self.heard.len();
-            self.heard.resize(at + PIECE, 0);
-            let outcome = rustix::io::read(&*self.socket, &mut self.heard[at..]).map_err(io::Error::from);
-            self.heard.truncate(at + *outcome.as_ref().unwrap_or(&0));
-            match outcome {
-                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(_) => {}
-                Err(error) if waits(&error) => return Ok(None),
-                Err(error) => return Err(error),
+            match &self.standing {
+                Standing::Known => return Ok(true),
+                Standing::Called => {
+                    let Some(token) = token else { return Ok(false) };
+                    let whole = self.hear_words(WORDS)?;
+                    self.heeds(me)?;
+                    if !whole {
+                        return Ok(false);
+                    }
+                    let words = std::mem::take(&mut self.heard);
+                    self.from = u32::from_le_bytes([words[12], words[13], words[14], words[15]]) as usize;
+                    let (challenge, reply) = Challenge::new(token.clone(), words)?;
+                    self.out.extend_from_slice(&reply);
+                    self.standing = Standing::Challenged(challenge);
+                    self.write()?;
+                }
+                Standing::Challenged(_) => {
+                    if !self.hear_words(PROOF)? {
+                        return Ok(false);
+                    }
+                    let proof = std::mem::take(&mut self.heard);
+                    if let Standing::Challenged(challenge) = &self.standing
+                        && !challenge.is_met_by(&proof)
+                    {
+                        return Err(stranger("it does not know the token of this job"));
+                    }
+                    self.become_known();
+                }
+                Standing::Calling(_) => {
+                    self.write()?;
+                    let whole = self.hear_words(REPLY)?;
+                    let Standing::Calling(claim) = &self.standing else { continue };
+                    claim.heeds(&self.heard)?;
+                    let Some(reply) = self.heard.first_chunk().filter(|_| whole) else { return Ok(false) };
+                    self.out.extend_from_slice(&claim.prove(reply)?);
+                    self.heard = Vec::new();
+                    self.become_known();
+                }
             }
         }
     }
 
-    fn frame(&mut self, expected: &Id, most: usize) -> io::Result<Option<(usize, Vec<u8>)>> {
+    fn become_known(&mut self) {
+        self.out.append(&mut self.later);
+        self.standing = Standing::Known;
+    }
+
+    /// Whether what came so far may begin a caller's words.
+    fn heeds(&self, me: &Id) -> io::Result<()> {
+        let expected = [&MAGIC[..], &PROTOCOL.to_le_bytes()].concat();
+        let both = self.heard.len().min(expected.len());
+        let meant = self.heard.get(16..32).is_none_or(|meant| meant == me);
+        match self.heard[..both] == expected[..both] && meant {
+            true => Ok(()),
+            false => Err(stranger("it speaks no smddp, or of another version, or means another rank")),
+        }
+    }
+
+    /// Reads up to `all` bytes and none beyond; whether all are here.
+    fn hear_words(&mut self, all: usize) -> io::Result<bool> {
+        while self.heard.len() < all {
+            if !self.hear(all - self.heard.len())? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// At most so many more bytes; whether any came.
+    fn hear(&mut self, most: usize) -> io::Result<bool> {
+        let at = self.heard.len();
+        self.heard.resize(at + most, 0);
+        let outcome = rustix::io::read(&*self.socket, &mut self.heard[at..]).map_err(io::Error::from);
+        self.heard.truncate(at + *outcome.as_ref().unwrap_or(&0));
+        match outcome {
+            Ok(0) => Err(ErrorKind::UnexpectedEof.into()),
+            Ok(_) => Ok(true),
+            Err(error) if waits(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The bytes of the next frame of somebody who is known, once it is here; one of more than `most` is an error.
+    pub(super) fn read(&mut self, most: usize) -> io::Result<Option<Vec<u8>>> {
+        if !self.known() {
+            return Ok(None);
+        }
+        loop {
+            let frame = self.frame(most)?;
+            if frame.is_some() || !self.hear(PIECE)? {
+                return Ok(frame);
+            }
+        }
+    }
+
+    fn frame(&mut self, most: usize) -> io::Result<Option<Vec<u8>>> {
         let Some((head, _)) = self.heard.split_first_chunk::<HEAD>() else { return Ok(None) };
-        let number = |at: usize| u32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]);
-        let (from, length) = (number(16) as usize, number(20) as usize);
-        if head[..16] != *expected || length > most {
-            return Err(io::Error::new(ErrorKind::InvalidData, "it is not one of this group"));
+        let length = u32::from_le_bytes(*head) as usize;
+        if length > most {
+            return Err(stranger("its words are longer than all cards"));
         }
         let end = HEAD + length;
         if self.heard.len() < end {
@@ -112,7 +237,7 @@ impl Talk {
         let rest = self.heard.split_off(end);
         let mut bytes = std::mem::replace(&mut self.heard, rest);
         bytes.drain(..HEAD);
-        Ok(Some((from, bytes)))
+        Ok(Some(bytes))
     }
 }
 
@@ -125,4 +250,10 @@ impl AsFd for Talk {
 fn waits(error: &io::Error) -> bool {
     // A connection that is still being made takes nothing.
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::NotConnected)
+}
+
+/// What a caller says in a test or to a fuzzed rank, up to the nonce.
+#[cfg(any(test, fuzzing))]
+pub(super) fn hello_of(from: usize, to: &Id) -> Vec<u8> {
+    hello(from, to)
 }

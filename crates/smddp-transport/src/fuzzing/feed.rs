@@ -2,13 +2,15 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crate::interface::{Family, Wanted};
 use crate::joint::{Between, Means, Prepared};
 use crate::net::frame::{Frame, Kind};
 use crate::net::tcp::TcpAddress;
-use crate::net::tcp::hello::{Purpose, hello};
+use crate::net::tcp::hello::{Credential, HELLO, Purpose, hello};
+use crate::token::{Challenge, Claim, REPLY, SALT, Token};
 use crate::{Envelope, Fault, Group, Head, Inlet, Outlet, Wiring};
 
 /// Bytes of the largest message of the operation under way, its messages, and all their bytes.
@@ -35,6 +37,40 @@ pub(crate) fn means(rank: usize) -> Means {
     }
 }
 
+/// The token of groups that are made of nothing but addresses.
+pub(crate) fn known_token() -> Arc<Token> {
+    static TOKEN: OnceLock<Arc<Token>> = OnceLock::new();
+    TOKEN.get_or_init(|| Arc::new(Token::random().unwrap_or_else(|error| panic!("{error}")))).clone()
+}
+
+pub(crate) fn credential(rank: usize) -> Credential {
+    Credential { rank, token: known_token() }
+}
+
+/// What a listener that has that token says to a caller's words.
+pub(crate) fn answer(words: &[u8]) -> [u8; REPLY] {
+    let made = Challenge::new(known_token(), words.to_vec());
+    made.unwrap_or_else(|error| panic!("{error}")).1
+}
+
+/// The listener's end of a connection, its caller known.
+#[cfg(test)]
+pub(crate) fn welcome(mut stream: TcpStream) -> TcpStream {
+    let mut words = [0; HELLO + SALT];
+    let met = stream.read_exact(&mut words).and_then(|()| stream.write_all(&answer(&words)));
+    met.and_then(|()| stream.read_exact(&mut [0; crate::token::PROOF]))
+        .unwrap_or_else(|error| panic!("{error}"));
+    stream
+}
+
+/// The token of the group of this rank 0.
+pub(crate) fn token(first: &Prepared) -> Arc<Token> {
+    match &first.card().token {
+        Some(token) => Arc::new(token.clone()),
+        None => panic!("rank 0 makes the token"),
+    }
+}
+
 /// Where that rank is called.
 pub(crate) fn door(prepared: &Prepared) -> TcpAddress {
     match &prepared.card().offer.tcp {
@@ -43,13 +79,31 @@ pub(crate) fn door(prepared: &Prepared) -> TcpAddress {
     }
 }
 
-/// A call to that door, its hello said and heard.
-pub(crate) fn call(door: &TcpAddress, from: usize, class: usize) -> TcpStream {
-    let stream = say(door, &hello(&door.token, from, Purpose::Class(class)));
+/// A call to that door by somebody who has the token, heard.
+pub(crate) fn call(door: &TcpAddress, token: &Arc<Token>, from: usize, class: usize) -> TcpStream {
+    let stream = prove(door, token, from, Purpose::Class(class)).0;
     // Callers are heard in the order in which they come.
-    let mut asked = say(door, &hello(&door.token, from, Purpose::Ask));
+    let mut asked = prove(door, token, from, Purpose::Ask).0;
     let _ = asked.read(&mut [0; 8]);
     stream
+}
+
+/// A connection past its handshake, and all that its caller said.
+pub(crate) fn prove(
+    door: &TcpAddress,
+    token: &Arc<Token>,
+    from: usize,
+    purpose: Purpose,
+) -> (TcpStream, Vec<u8>) {
+    let said = || {
+        let claim = Claim::new(token, &hello(&door.door, from, purpose))?;
+        let (mut stream, mut reply) = (say(door, claim.words()), [0; REPLY]);
+        stream.read_exact(&mut reply)?;
+        let proof = claim.prove(&reply)?;
+        stream.write_all(&proof)?;
+        Ok((stream, [claim.words(), &proof].concat()))
+    };
+    said().unwrap_or_else(|error: std::io::Error| panic!("no connection to {door:?}: {error}"))
 }
 
 fn say(door: &TcpAddress, words: &[u8]) -> TcpStream {
@@ -66,6 +120,7 @@ fn say(door: &TcpAddress, words: &[u8]) -> TcpStream {
 pub(crate) struct Feed {
     group: Group,
     door: TcpAddress,
+    token: Arc<Token>,
     /// What its card says of rank 0 stays true.
     _other: Prepared,
     streams: Vec<(Envelope, u64)>,
@@ -83,6 +138,7 @@ impl Feed {
             Prepared::new(rank, 2, Vec::new(), &means(rank)).unwrap_or_else(|error| panic!("{error}"))
         });
         let (cards, door) = (vec![other.card().clone(), me.card().clone()], door(&me));
+        let token = token(&other);
         let mut group = me.connect(cards).unwrap_or_else(|error| panic!("{error}")).group;
         let wiring = Wiring {
             outlets: vec![Outlet { readers: vec![0], cell: CELL, messages: MESSAGES, bytes: BYTES }],
@@ -100,16 +156,16 @@ impl Feed {
         };
         let wired = group.wire(wiring);
         assert!(group.begin(0, HEAD, &wired), "the operation does not begin");
-        Self { group, door, _other: other, streams: Vec::new(), read: 0, written: 0 }
+        Self { group, door, token, _other: other, streams: Vec::new(), read: 0, written: 0 }
     }
 
     /// A connection in rank 0's name that carries frames of this class (0 or 1).
     #[must_use]
     pub(crate) fn call(&self, class: usize) -> TcpStream {
-        call(&self.door, 0, class)
+        call(&self.door, &self.token, 0, class)
     }
 
-    /// A connection that begins with any bytes; a hello that is right has 40.
+    /// A connection that begins with any bytes; a hello that is right has 40, and 32 of a nonce behind them.
     #[must_use]
     pub(crate) fn caller(&self, words: &[u8]) -> TcpStream {
         say(&self.door, words)
@@ -117,8 +173,8 @@ impl Feed {
 
     /// The first words of somebody who carries frames of this class, in any rank's name.
     #[must_use]
-    pub(crate) fn hello(&self, from: usize, class: usize) -> [u8; 40] {
-        hello(&self.door.token, from, Purpose::Class(class))
+    pub(crate) fn hello(&self, from: usize, class: usize) -> Vec<u8> {
+        [&hello(&self.door.door, from, Purpose::Class(class))[..], &[5; SALT]].concat()
     }
 
     /// One round of what a rank does that waits; what is wrong by now.

@@ -43,6 +43,9 @@ fn caller(script: &mut Script<'_>, feed: &Feed) -> TcpStream {
         let at = script.below(words.len());
         words[at] = script.byte();
     }
+    // And a proof that is none.
+    let more = script.below(40);
+    words.extend(script.take(more));
     feed.caller(&words[..if script.yes() { words.len() } else { script.below(words.len()) }])
 }
 

@@ -1,6 +1,7 @@
 //! Making a group: what this rank offers, and, with what all others offer, who is reached how.
 
 use std::io;
+use std::sync::Arc;
 
 use super::group::Group;
 use super::means::{Between, Means};
@@ -8,9 +9,11 @@ use super::offer::Ends;
 use super::reach::Reach;
 use super::scripted::{Scripted, WireScript};
 use crate::Card;
+use crate::bootstrap::{self, CardTree};
 use crate::net::channels::{Net, Uplink};
 use crate::process::Endpoint;
 use crate::shm::{self, Unreachable};
+use crate::token::Token;
 
 /// Why there is no group.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +40,9 @@ pub struct Prepared {
     ends: Ends,
     means: Means,
     script: Option<WireScript>,
+    /// Of the job's own, beside what the group's store knows.
+    secret: Option<Vec<u8>>,
+    token: Option<Arc<Token>>,
 }
 
 impl Prepared {
@@ -49,7 +55,7 @@ impl Prepared {
             shm.card_mut().node = alone.or_else(|| means.node.clone()).unwrap_or_default();
             (ends, shm.card_mut().offer) = Ends::open(&endpoint, rank, size, means);
         }
-        Ok(Self { shm, ends, means: means.clone(), script: None })
+        Ok(Self { shm, ends, means: means.clone(), script: None, secret: None, token: None })
     }
 
     pub fn card(&self) -> &Card {
@@ -66,8 +72,62 @@ impl Prepared {
         self.script = Some(script);
     }
 
+    /// This rank's part of the tree along which cards travel.
+    pub fn tree(&mut self) -> io::Result<CardTree> {
+        let shared = self.card().token.clone();
+        let token = shared.map(|shared| self.trust(&shared));
+        CardTree::new(self.card(), token)
+    }
+
+    /// Has it call its parent: `first` is rank 0's address in the tree, `parent` the parent's. Whether that is a new one; an
+    /// error says what is wrong with which of them.
+    pub fn call_parent(&mut self, tree: &mut CardTree, first: &[u8], parent: &[u8]) -> Result<bool, String> {
+        let shared = bootstrap::shared(first).map_err(|why| format!("rank 0 has {why}"))?;
+        let token = self.trust(shared.token());
+        if !shared.came_to(&token) {
+            let mine = if self.secret.is_some() { "is set" } else { "is not set" };
+            return Err(format!(
+                "rank 0 has another job token: SMDDP_JOB_TOKEN_FILE {mine} here, and there it is otherwise or names a file \
+                 with other contents"
+            ));
+        }
+        tree.call(token, parent).map_err(|why| format!("rank {} has {why}", tree.parent().unwrap_or(0)))
+    }
+
+    /// Only ranks with the same secret come into a group: before anything else.
+    pub fn set_secret(&mut self, secret: Vec<u8>) {
+        self.secret = Some(secret);
+    }
+
+    /// What rank 0 shares with all: from now on callers who have it are heard here. What it came to.
+    pub(crate) fn trust(&mut self, shared: &Token) -> Arc<Token> {
+        let token = Arc::new(match &self.secret {
+            Some(secret) => shared.with(secret),
+            None => shared.clone(),
+        });
+        self.shm.trust(&token);
+        self.ends.trust(&token);
+        self.token = Some(token.clone());
+        token
+    }
+
+    /// As [`Prepared::connect`] does, where rank 0's card came by a way that nobody else reads.
+    pub fn trust_card(&mut self, first: &Card) {
+        if let Some(shared) = &first.token {
+            self.trust(shared);
+        }
+    }
+
     /// Second half, with the cards of all ranks in rank order, mine included.
-    pub fn connect(self, cards: Vec<Card>) -> Result<Joined, JoinError> {
+    pub fn connect(mut self, cards: Vec<Card>) -> Result<Joined, JoinError> {
+        if self.token.is_none() && cards.len() > 1 {
+            self.trust_card(&cards[0]);
+            if self.token.is_none() {
+                return Err(JoinError::Nodes(
+                    "no token came from rank 0: its card is not the one that it made".to_owned(),
+                ));
+            }
+        }
         let me = self.card().rank as usize;
         let nodes = nodes(&cards);
         let crowd = cards.iter().filter(|card| card.boot == self.card().boot).count();

@@ -13,6 +13,7 @@ use crate::net::interface::{self, Family};
 use crate::net::tcp::{Door, Listeners, TcpAddress, TcpEndpoint, TcpWire, Watches};
 use crate::net::wire::Wire;
 use crate::process::Endpoint;
+use crate::token::Token;
 
 /// This rank's ends, until it is known which one the group takes.
 #[derive(Default)]
@@ -52,6 +53,11 @@ impl Ends {
         (ends, offer)
     }
 
+    /// Callers who have that token are heard from now on.
+    pub(super) fn trust(&self, token: &Arc<Token>) {
+        self.door.iter().for_each(|door| door.trust(token));
+    }
+
     /// The way that all ranks take, found by each of them from the same cards; who watches them, where the wire does not; and in
     /// lines what was found and why.
     pub(super) fn connect(
@@ -80,13 +86,13 @@ impl Ends {
         }
         let other = |card: &Card| nodes[card.rank as usize] != nodes[me];
         let (mut told, mut watches) = (Vec::new(), None);
-        let listeners = self.door.map(|door| {
+        let listeners = self.door.and_then(|door| {
             let called = |card: &Card| match fabric {
                 true => watchable(card, &cards[me]),
                 false => card.offer.tcp.clone().ok().map(|(address, _)| address),
             };
             let address = |card: &Card| called(card).filter(|_| other(card));
-            Arc::new(Listeners::new(me, door, cards.iter().map(address)))
+            Listeners::new(me, door, cards.iter().map(address)).map(Arc::new)
         });
         let wire: Box<dyn Wire> = if fabric {
             told.extend(found());

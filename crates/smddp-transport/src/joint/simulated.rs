@@ -10,6 +10,7 @@ use crate::net::fabric::staging::Staging;
 use crate::net::tcp::{Door, Listeners, TcpEndpoint, Watches};
 use crate::process::Endpoint;
 use crate::shm;
+use crate::token::Token;
 
 /// The group's ends at `size` ranks of this process, rank `r` on the node that `node(r)` names, over a fabric of that script. As
 /// beside a real one, their process's listener answers for those that do not drive.
@@ -32,6 +33,9 @@ pub fn simulated(
     let listener =
         TcpEndpoint::get(&endpoint, &means.interface, means.family, means.peer_timeout).map_err(wrong)?;
     let doors: Vec<Door> = (0..size).map(|rank| listener.door(rank, size)).collect();
+    let token = Token::random().map_err(|error| wrong(error.to_string()))?;
+    let token = Arc::new(token);
+    doors.iter().for_each(|door| door.trust(&token));
     let addresses: Vec<_> = doors.iter().map(|door| door.address.clone()).collect();
     let (srd, wires) = srd::group(size, script, &Staging::of(&endpoint)).map_err(wrong)?;
     let nodes = nodes(&cards);
@@ -42,10 +46,10 @@ pub fn simulated(
         .map(|(me, (shm, (wire, door)))| {
             let here = (0..size).filter(|&rank| nodes[rank] == nodes[me]).collect();
             let far = |(rank, address)| (nodes[rank] != nodes[me]).then_some(address);
-            let listeners =
-                Arc::new(Listeners::new(me, door, addresses.iter().cloned().enumerate().map(far)));
-            let watches = Some(Watches::new(listeners.clone()));
-            let way = Uplink { wire: Box::new(wire), listeners: Some(listeners), watches };
+            let addresses = addresses.iter().cloned().enumerate().map(far);
+            let listeners = Listeners::new(me, door, addresses).map(Arc::new);
+            let watches = listeners.clone().map(Watches::new);
+            let way = Uplink { wire: Box::new(wire), listeners, watches };
             let group = group(me, shm, Some(way), &cards, here)?;
             Ok(Joined { group, nodes: nodes.clone(), crowd: size, told: Vec::new() })
         })

@@ -1,8 +1,9 @@
-//! Callers at one of this process's listeners, from the connection until each has what it wants. Nobody is waited for: the
-//! thread that serves them also notices deaths.
+//! Callers at one of this process's listeners, from the connection until each has what it wants: nothing before it has shown
+//! that it has the token of a group of this process. Nobody is waited for: the thread that serves them also notices deaths.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -10,6 +11,7 @@ use rustix::net::SocketFlags;
 
 use crate::own::Uninherited;
 use crate::send::send;
+use crate::token::{Challenge, PROOF, Token};
 use crate::warn::warn;
 
 /// Whoever has not got on after this time is hung up on. A rank that was stopped meanwhile calls again.
@@ -34,7 +36,11 @@ pub(crate) trait Host: Send {
     fn heeds(&self, _words: &[u8]) -> bool {
         true
     }
-    /// What comes of them; a connection that comes back is hung up on after its last stage.
+    /// The token of which whoever says these has to show that he has it; `None`: there is nothing for him here.
+    fn token(&self, words: &[u8]) -> Option<Arc<Token>>;
+    /// Who has connected, as far as a log can tell.
+    fn name(&self, caller: BorrowedFd<'_>) -> String;
+    /// What comes of the words of a caller that has; a connection that comes back is hung up on after its last stage.
     fn answer(&self, caller: Uninherited<OwnedFd>, words: &[u8]) -> Option<(Uninherited<OwnedFd>, Stage)>;
     /// Whether anybody is still at home.
     fn open(&self) -> bool {
@@ -47,6 +53,8 @@ pub(crate) trait Host: Send {
 pub(crate) enum Stage {
     /// It says who it is, whom it means and what it wants.
     Words(Vec<u8>),
+    /// And shows that it may; what it has said of that.
+    Proof(Box<Challenge>, Vec<u8>),
     /// The rest of an answer for which its socket had no room.
     Answer(Vec<u8>),
     /// It has this process's memory and looks the process up by its pid. Then it hangs up, or says that it cannot: its
@@ -70,6 +78,8 @@ pub(crate) struct Callers {
     /// Nobody can be taken in before.
     rests: Option<Instant>,
     told: Option<Instant>,
+    /// Somebody was sent away who is none of this job's, and that was said.
+    met: bool,
 }
 
 /// What a call on a socket came to; `None`: not now.
@@ -80,15 +90,33 @@ fn at_once(outcome: io::Result<usize>) -> io::Result<Option<usize>> {
     }
 }
 
+/// More of what a caller says, up to `all` bytes; how many, or `None`: not now.
+fn hear(socket: impl AsFd, heard: &mut Vec<u8>, all: usize) -> io::Result<Option<usize>> {
+    let got = heard.len();
+    heard.resize(all, 0);
+    let read = at_once(rustix::io::read(socket, &mut heard[got..]).map_err(Into::into));
+    heard.truncate(got + *read.as_ref().ok().and_then(Option::as_ref).unwrap_or(&0));
+    read
+}
+
 impl Callers {
     pub(crate) fn new(listener: Uninherited<OwnedFd>, host: impl Host + 'static) -> Self {
-        Self { host: Box::new(host), listener, list: Vec::new(), kept: Vec::new(), rests: None, told: None }
+        Self {
+            host: Box::new(host),
+            listener,
+            list: Vec::new(),
+            kept: Vec::new(),
+            rests: None,
+            told: None,
+            met: false,
+        }
     }
 
     /// Whether one more can be served, if need be instead of one that says nothing.
     fn room(&mut self) -> bool {
         if self.list.len() >= MOST {
-            let silent = |c: &Caller| matches!(c.stage, Stage::Words(_)) && c.since.elapsed() >= SILENCE;
+            let unknown = |c: &Caller| matches!(c.stage, Stage::Words(_) | Stage::Proof(..));
+            let silent = |c: &Caller| unknown(c) && c.since.elapsed() >= SILENCE;
             // They are in the order in which they came.
             if let Some(longest) = self.list.iter().position(silent) {
                 self.list.remove(longest);
@@ -165,9 +193,22 @@ impl Callers {
 
     /// Somebody has connected, over a socket that does not block.
     pub(crate) fn admit(&mut self, socket: OwnedFd) {
-        if self.host.admits(socket.as_fd()) {
-            let stage = Stage::Words(Vec::new());
-            self.serve(Caller { socket: Uninherited::new(socket), since: Instant::now(), stage });
+        if !self.host.admits(socket.as_fd()) {
+            return self.turn_away(socket.as_fd(), "runs as another user");
+        }
+        let stage = Stage::Words(Vec::new());
+        self.serve(Caller { socket: Uninherited::new(socket), since: Instant::now(), stage });
+    }
+
+    /// Once is enough: whoever calls again and again does not fill the log.
+    fn turn_away(&mut self, caller: BorrowedFd<'_>, why: &str) {
+        if !std::mem::replace(&mut self.met, true) {
+            warn(&format!(
+                "a stranger at a socket of process {} is refused: {} {why}. Nothing has come of it; further ones are refused \
+                 without a word (docs/security.md)",
+                std::process::id(),
+                self.host.name(caller),
+            ));
         }
     }
 
@@ -183,20 +224,44 @@ impl Callers {
         loop {
             match &mut caller.stage {
                 Stage::Words(words) => {
-                    let (got, all) = (words.len(), self.host.words());
-                    words.resize(all, 0);
-                    let read =
-                        at_once(rustix::io::read(&*caller.socket, &mut words[got..]).map_err(Into::into));
-                    words.truncate(got + *read.as_ref().ok().and_then(Option::as_ref).unwrap_or(&0));
-                    match read {
+                    let all = self.host.words();
+                    match hear(&*caller.socket, words, all) {
                         Ok(None) => return self.keep(caller),
                         Ok(Some(1..)) if self.host.heeds(words) => {}
+                        Ok(Some(1..)) => {
+                            return self
+                                .turn_away(caller.socket.as_fd(), "speaks no smddp, or of another version");
+                        }
                         _ => return,
                     }
                     if words.len() == all {
-                        let Some((socket, stage)) = self.host.answer(caller.socket, words) else { return };
-                        (caller.socket, caller.stage) = (socket, stage);
+                        let words = std::mem::take(words);
+                        let challenge = self.host.token(&words).map(|token| Challenge::new(token, words));
+                        let Some(Ok((challenge, reply))) = challenge else { return };
+                        // An empty socket has room for it.
+                        if !matches!(send(&*caller.socket, &[IoSlice::new(&reply)]), Ok(sent) if sent == reply.len())
+                        {
+                            return;
+                        }
+                        caller.stage = Stage::Proof(Box::new(challenge), Vec::new());
                     }
+                }
+                Stage::Proof(challenge, proof) => {
+                    match hear(&*caller.socket, proof, PROOF) {
+                        Ok(None) => return self.keep(caller),
+                        Ok(Some(1..)) => {}
+                        _ => return,
+                    }
+                    if proof.len() < PROOF {
+                        continue;
+                    }
+                    if !challenge.is_met_by(proof) {
+                        return self.turn_away(caller.socket.as_fd(), "does not know the token of this job");
+                    }
+                    let Some((socket, stage)) = self.host.answer(caller.socket, challenge.words()) else {
+                        return;
+                    };
+                    (caller.socket, caller.stage) = (socket, stage);
                 }
                 Stage::Answer(bytes) if bytes.is_empty() => return,
                 Stage::Answer(bytes) => match at_once(send(&*caller.socket, &[IoSlice::new(bytes)])) {

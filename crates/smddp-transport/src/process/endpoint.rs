@@ -14,10 +14,12 @@ use super::lending::{Lending, Lent};
 use super::memory::Memory;
 use super::pool::Pool;
 use super::service::Service;
+use super::trusted::Trusted;
 use crate::fork::PerProcess;
 use crate::lock;
 use crate::own::Uninherited;
 use crate::send::send_all;
+use crate::token::Token;
 
 /// Another process on this node, its memory mapped.
 pub(crate) struct PeerProcess {
@@ -36,6 +38,7 @@ pub struct Endpoint {
     pub(crate) service: Service,
     /// What other processes of this node may ask for.
     pub(crate) lending: Arc<Lending>,
+    pub(crate) trusted: Arc<Trusted>,
     peers: Mutex<HashMap<Id, Weak<PeerProcess>>>,
 }
 
@@ -80,11 +83,17 @@ impl Endpoint {
         let socket = format!("smddp-{}-{digits}", std::process::id()).into_bytes();
         let listener = handshake::listen(&socket)?;
         let bell = Bell::new(memory.clone())?;
-        let lending = Arc::<Lending>::default();
+        let (lending, trusted) = (Arc::<Lending>::default(), Arc::<Trusted>::default());
         let service = Service::start(bell.clone())?;
         service.answer(
             Uninherited::new(listener.into()),
-            Host { me: id, memory: fd, bell: bell.clone(), lending: lending.clone() },
+            Host {
+                me: id,
+                memory: fd,
+                bell: bell.clone(),
+                lending: lending.clone(),
+                trusted: trusted.clone(),
+            },
         );
         Ok(Self {
             address: UnixAddress { id, socket, memory: bytes as u64 },
@@ -94,16 +103,17 @@ impl Endpoint {
             pool: Pool::new(cap),
             service,
             lending,
+            trusted,
             peers: Mutex::default(),
         })
     }
 
-    /// The process at an address, its memory mapped; known ones are found again.
-    pub(crate) fn reach(&self, address: &UnixAddress) -> io::Result<Arc<PeerProcess>> {
+    /// The process at an address, its memory mapped; known ones are found again, whichever token they were reached under.
+    pub(crate) fn reach(&self, address: &UnixAddress, token: &Arc<Token>) -> io::Result<Arc<PeerProcess>> {
         if let Some(peer) = lock(&self.peers).get(&address.id).and_then(Weak::upgrade) {
             return Ok(peer);
         }
-        let Answer { memory, event, pid, stream } = handshake::call(address, &self.address.id)?;
+        let Answer { memory, event, pid, stream } = handshake::call(address, &self.address.id, token)?;
         let gone = Arc::new(AtomicBool::new(false));
         // Its pid may mean nothing here (another pid namespace): then the open stream tells of its end.
         let watch: OwnedFd = match rustix::process::Pid::from_raw(pid.cast_signed())
@@ -129,8 +139,8 @@ impl Endpoint {
     }
 
     /// What the process at an address lends under that number.
-    pub(crate) fn borrow(&self, address: &UnixAddress, token: u64) -> io::Result<Lent> {
-        handshake::borrow(address, &self.address.id, token)
+    pub(crate) fn borrow(&self, address: &UnixAddress, token: &Arc<Token>, number: u64) -> io::Result<Lent> {
+        handshake::borrow(address, &self.address.id, token, number)
     }
 
     /// The largest piece of staging memory that an operation can ever have where the cap is `cap`.

@@ -12,9 +12,12 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use super::callers::Callers;
 use super::handshake::{self, Host};
 use super::lending::{Lending, Lent};
+use super::trusted::Trusted;
+use crate::fuzzing::feed::known_token;
 use crate::fuzzing::{Script, endpoint};
 use crate::own::Uninherited;
 use crate::send::send;
+use crate::token::{Claim, REPLY};
 
 const ME: [u8; 16] = [7; 16];
 /// Callers at once.
@@ -34,13 +37,16 @@ fn host() -> Host {
         }
         lending
     });
-    Host { me: ME, memory: nothing(), bell: endpoint().bell(), lending: lending.clone() }
+    let trusted = Arc::<Trusted>::default();
+    trusted.add(&known_token());
+    Host { me: ME, memory: nothing(), bell: endpoint().bell(), lending: lending.clone(), trusted }
 }
 
-/// Several at once, each with any words, in any pieces.
+/// Several at once, each with any words, in any pieces; those that have the token are heard further.
 pub(crate) fn callers(script: &mut Script<'_>) {
     let mut callers = Callers::new(Uninherited::new(nothing()), host());
     let mut streams: Vec<UnixStream> = Vec::new();
+    let mut claims: Vec<Option<Claim>> = Vec::new();
     while let Some(what) = script.step() {
         match what % 8 {
             0 if streams.len() < MOST => {
@@ -49,22 +55,34 @@ pub(crate) fn callers(script: &mut Script<'_>) {
                 let _ = ours.set_nonblocking(true);
                 callers.admit(ours.into());
                 streams.push(theirs);
+                claims.push(None);
             }
             1 | 2 => {
-                let words = handshake::words_of_a_caller(&ME, script.number());
-                say(script, &streams, &words);
+                let words = handshake::words_of_a_caller(&ME, script.number(), &known_token());
+                let Ok(claim) = Claim::new(&known_token(), &words) else { return };
+                if let Some(at) = say(script, &streams, claim.words()) {
+                    claims[at] = Some(claim);
+                }
             }
             3 => {
                 let words = script.take(60);
-                say(script, &streams, words);
+                let _ = say(script, &streams, words);
             }
             4 => {
                 let Some(at) = script.below(MOST).checked_rem(streams.len()) else { continue };
-                let _ = streams[at].read(&mut [0; 200]);
+                let mut heard = [0; 200];
+                let got = streams[at].read(&mut heard).unwrap_or(0);
+                if got == REPLY
+                    && let (Some(claim), Some(reply)) = (&claims[at], heard.first_chunk())
+                    && let Ok(proof) = claim.prove(reply)
+                {
+                    let _ = send(&streams[at], &[IoSlice::new(&proof)]);
+                }
             }
             5 => {
                 if let Some(at) = script.below(MOST).checked_rem(streams.len()) {
                     streams.swap_remove(at);
+                    claims.swap_remove(at);
                 }
             }
             _ => {
@@ -76,9 +94,9 @@ pub(crate) fn callers(script: &mut Script<'_>) {
     }
 }
 
-/// The words, one of them changed, or the beginning of them.
-fn say(script: &mut Script<'_>, streams: &[UnixStream], words: &[u8]) {
-    let Some(at) = script.below(MOST).checked_rem(streams.len()) else { return };
+/// The words, one of them changed, or the beginning of them; over which connection.
+fn say(script: &mut Script<'_>, streams: &[UnixStream], words: &[u8]) -> Option<usize> {
+    let at = script.below(MOST).checked_rem(streams.len())?;
     let mut words = words.to_vec();
     if script.below(8) == 0 && !words.is_empty() {
         let at = script.below(words.len());
@@ -88,13 +106,14 @@ fn say(script: &mut Script<'_>, streams: &[UnixStream], words: &[u8]) {
         words.truncate(script.byte().into());
     }
     let _ = send(&streams[at], &[IoSlice::new(&words)]);
+    Some(at)
 }
 
 /// What another process says to a caller that wants its memory, or what it lends.
 pub(crate) fn answered(script: &mut Script<'_>) {
     let Ok((ours, theirs)) = UnixStream::pair() else { return };
     let (memory, fds) = (script.yes(), script.below(4));
-    let mut words = handshake::words_of_a_caller(&ME, 0)[..44].to_vec();
+    let mut words = handshake::words_of_a_caller(&ME, 0, &known_token())[..44].to_vec();
     if script.below(4) == 0 {
         let at = script.below(words.len());
         words[at] = script.byte();

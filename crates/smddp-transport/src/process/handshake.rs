@@ -1,10 +1,10 @@
 //! Strangers become peers: one exchange over an abstract unix socket that hands over the shared memory.
 //!
-//! The caller says who it is, whom it means to reach and what it wants; the listener answers with its identity and either
-//! its memory and its eventfd, or with something that it lends under a number.
-//! Both check magic, protocol version and that the other end runs as the same user.
+//! The caller says who it is, whom it means to reach, what it wants and under which token it speaks. Both ends show that they
+//! have that ([`crate::token`]); then the listener answers with its identity and either its memory and its eventfd, or with
+//! something that it lends under a number. Both check magic, protocol version and that the other end runs as the same user.
 
-use std::io::{self, IoSliceMut};
+use std::io::{self, IoSliceMut, Read};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
@@ -21,8 +21,10 @@ use serde::{Deserialize, Serialize};
 use super::bell::Bell;
 use super::callers::{self, Stage};
 use super::lending::{Lending, Lent};
+use super::trusted::Trusted;
 use crate::own::Uninherited;
 use crate::send::send_all;
+use crate::token::{Claim, PROTOCOL, REPLY, SALT, Token};
 
 /// A process's number among all.
 pub(crate) type Id = [u8; 16];
@@ -35,13 +37,10 @@ pub(crate) struct UnixAddress {
     pub(super) memory: u64,
 }
 
-/// Changes with every change of the shared layout or of the handshake.
-pub const PROTOCOL: u32 = 5;
-
 const MAGIC: &[u8; 8] = b"smddp-in";
 const HELLO: usize = 8 + 4 + 16 + 16;
-/// After its hello a caller says what it wants: the memory, or what is lent under that number.
-const WORDS: usize = HELLO + 8;
+/// After its hello a caller says what it wants: the memory, or what is lent under that number; and its token's name.
+const WORDS: usize = HELLO + 8 + 16;
 const MEMORY: u64 = 0;
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -92,11 +91,12 @@ pub(crate) struct Host {
     pub(crate) memory: OwnedFd,
     pub(crate) bell: Bell,
     pub(crate) lending: Arc<Lending>,
+    pub(crate) trusted: Arc<Trusted>,
 }
 
 impl callers::Host for Host {
     fn words(&self) -> usize {
-        WORDS
+        WORDS + SALT
     }
 
     fn admits(&self, caller: BorrowedFd<'_>) -> bool {
@@ -105,12 +105,25 @@ impl callers::Host for Host {
 
     /// Whoever means another process is not answered either.
     fn heeds(&self, words: &[u8]) -> bool {
-        words.first_chunk().is_none_or(|hello| parse(hello).is_ok_and(|(_, to)| to == self.me))
+        let magic = words.len().min(MAGIC.len());
+        words[..magic] == MAGIC[..magic]
+            && words.first_chunk().is_none_or(|hello| parse(hello).is_ok_and(|(_, to)| to == self.me))
+    }
+
+    fn token(&self, words: &[u8]) -> Option<Arc<Token>> {
+        self.trusted.find(words.get(HELLO + 8..)?.first_chunk()?)
+    }
+
+    fn name(&self, caller: BorrowedFd<'_>) -> String {
+        match rustix::net::sockopt::socket_peercred(caller) {
+            Ok(found) => format!("user {}, pid {}", found.uid.as_raw(), found.pid.as_raw_nonzero()),
+            Err(_) => "somebody".to_owned(),
+        }
     }
 
     fn answer(&self, caller: Uninherited<OwnedFd>, words: &[u8]) -> Option<(Uninherited<OwnedFd>, Stage)> {
         let (from, _) = parse(words.first_chunk()?).ok()?;
-        let wanted = u64::from_le_bytes(*words.last_chunk()?);
+        let wanted = u64::from_le_bytes(*words.get(HELLO..)?.first_chunk()?);
         let reply = hello(&self.me, &from);
         let stage = if wanted == MEMORY {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
@@ -167,8 +180,8 @@ fn lend(stream: BorrowedFd<'_>, reply: &[u8; HELLO], lent: io::Result<Lent>) -> 
 }
 
 /// Asks for what another process lends under that number.
-pub(crate) fn borrow(address: &UnixAddress, me: &Id, token: u64) -> io::Result<Lent> {
-    let (stream, _) = reach(address, me, token)?;
+pub(crate) fn borrow(address: &UnixAddress, me: &Id, token: &Arc<Token>, number: u64) -> io::Result<Lent> {
+    let (stream, _) = reach(address, me, token, number)?;
     lent(&stream, &address.id)
 }
 
@@ -217,18 +230,42 @@ fn length(words: &[u8]) -> usize {
     u32::from_le_bytes(bytes) as usize
 }
 
-/// Connects and says what is wanted; the other end's pid comes back too.
-fn reach(address: &UnixAddress, me: &Id, wanted: u64) -> io::Result<(UnixStream, u32)> {
-    let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(&address.socket)?)?;
+/// Connects, says what is wanted and proves that it may be; the other end's pid comes back too.
+fn reach(address: &UnixAddress, me: &Id, token: &Arc<Token>, wanted: u64) -> io::Result<(UnixStream, u32)> {
+    let mut stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(&address.socket)?)?;
     let pid = same_user(&stream)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    send_all(&stream, &[&hello(me, &address.id)[..], &wanted.to_le_bytes()].concat())?;
+    let claim = Claim::new(token, &words(me, &address.id, wanted, token))?;
+    send_all(&stream, claim.words())?;
+    let (mut reply, mut got) = ([0; REPLY], 0);
+    while got < REPLY {
+        match stream.read(&mut reply[got..]) {
+            Ok(0) => return Err(hung_up()),
+            Ok(bytes) => got += bytes,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+        claim.heeds(&reply[..got])?;
+    }
+    send_all(&stream, &claim.prove(&reply)?)?;
     Ok((stream, pid))
 }
 
-pub(crate) fn call(address: &UnixAddress, me: &Id) -> io::Result<Answer> {
-    let (stream, pid) = reach(address, me, MEMORY)?;
+fn words(from: &Id, to: &Id, wanted: u64, token: &Token) -> [u8; WORDS] {
+    let mut words = [0; WORDS];
+    words[..HELLO].copy_from_slice(&hello(from, to));
+    words[HELLO..HELLO + 8].copy_from_slice(&wanted.to_le_bytes());
+    words[HELLO + 8..].copy_from_slice(&token.name());
+    words
+}
+
+fn hung_up() -> io::Error {
+    io::Error::other("the other end hung up in the handshake (another user, another job or another version?)")
+}
+
+pub(crate) fn call(address: &UnixAddress, me: &Id, token: &Arc<Token>) -> io::Result<Answer> {
+    let (stream, pid) = reach(address, me, token, MEMORY)?;
     handed(stream, pid, &address.id)
 }
 
@@ -241,9 +278,7 @@ pub(crate) fn handed(stream: UnixStream, pid: u32, them: &Id) -> io::Result<Answ
     let into = &mut [IoSliceMut::new(&mut bytes)];
     let got = rustix::io::retry_on_intr(|| rustix::net::recvmsg(stream.as_fd(), into, &mut control, flags))?;
     if got.bytes != HELLO {
-        return Err(io::Error::other(
-            "the other end hung up in the handshake (another user or another version?)",
-        ));
+        return Err(hung_up());
     }
     if parse(&bytes)?.0 != *them {
         return Err(io::Error::other("another process answers under this name"));
@@ -261,9 +296,6 @@ pub(crate) fn handed(stream: UnixStream, pid: u32, them: &Id) -> io::Result<Answ
 
 /// What a caller says.
 #[cfg(any(test, fuzzing))]
-pub(crate) fn words_of_a_caller(to: &Id, wanted: u64) -> [u8; WORDS] {
-    let mut words = [0; WORDS];
-    words[..HELLO].copy_from_slice(&hello(&[9; 16], to));
-    words[HELLO..].copy_from_slice(&wanted.to_le_bytes());
-    words
+pub(crate) fn words_of_a_caller(to: &Id, wanted: u64, token: &Token) -> [u8; WORDS] {
+    words(&[9; 16], to, wanted, token)
 }

@@ -15,12 +15,13 @@ mod owner;
 pub(crate) mod pool;
 mod service;
 mod sync;
+mod trusted;
 
+pub use crate::token::PROTOCOL;
 pub(crate) use bell::Bell;
 pub use bell::Sleeper;
 pub use endpoint::Endpoint;
 pub(crate) use endpoint::random;
-pub use handshake::PROTOCOL;
 pub(crate) use handshake::{Id, UnixAddress, listen};
 pub use lending::{Lent, Maker};
 pub(crate) use owner::Owner;

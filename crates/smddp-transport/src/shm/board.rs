@@ -11,10 +11,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::ranks::{Ranks, RemoteRank};
 use crate::process::layout::{PAGE, board_at};
 use crate::process::{Endpoint, Lent, Maker};
+use crate::token::Token;
 
 /// One rank's view of it.
 pub struct Board {
     pub(super) endpoint: Arc<Endpoint>,
+    pub(super) token: Arc<Token>,
     pub(super) ranks: Arc<Ranks>,
     pub(super) layout: usize,
     pub(super) kept: Arc<AtomicBool>,
@@ -57,7 +59,7 @@ impl Board {
         match remote.peer {
             // A thread of this process.
             None => self.endpoint.lending.make(token),
-            Some(_) => self.endpoint.borrow(&remote.card.process, token),
+            Some(_) => self.endpoint.borrow(&remote.card.process, &self.token, token),
         }
     }
 }

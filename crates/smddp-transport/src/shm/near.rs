@@ -515,9 +515,10 @@ impl Near {
 
     /// `places`: of the ranks of the group in this node.
     pub fn board(&self, places: Vec<Option<usize>>) -> Option<Arc<Board>> {
-        let (endpoint, ranks, kept) =
-            (self.home.as_ref()?.endpoint.clone(), self.ranks.clone(), self.kept.clone());
-        Some(Arc::new(Board { endpoint, ranks, layout: self.layout, kept, places }))
+        let home = self.home.as_ref()?;
+        let (endpoint, token) = (home.endpoint.clone(), home.token.clone()?);
+        let (ranks, kept) = (self.ranks.clone(), self.kept.clone());
+        Some(Arc::new(Board { endpoint, token, ranks, layout: self.layout, kept, places }))
     }
 
     pub(crate) fn sleeper(&self) -> Sleeper {
@@ -537,7 +538,7 @@ impl Drop for Near {
         }
         self.leave();
         self.messages.drain();
-        let Some(Home { endpoint, block, nonce, size }) = self.home.take() else { return };
+        let Some(Home { endpoint, block, nonce, size, .. }) = self.home.take() else { return };
         if let Some(region) = self.region.take() {
             let release = AllDone { ranks: self.ranks.clone(), operations: u64::MAX };
             endpoint.pool.retire(&endpoint.memory, nonce, region, Arc::new(release));

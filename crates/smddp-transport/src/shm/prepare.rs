@@ -10,6 +10,7 @@ use crate::Card;
 use crate::process::endpoint::PeerProcess;
 use crate::process::layout::*;
 use crate::process::{Endpoint, UnixAddress, random};
+use crate::token::Token;
 
 /// What is left of the first half of making a group.
 pub struct Prepared {
@@ -48,8 +49,26 @@ impl Prepared {
         let nonce = u64::from_le_bytes(random()) | 1;
         endpoint.memory.word64(block + NONCE).store(nonce, Ordering::Relaxed);
         endpoint.memory.word32(block + STATE).store(OPEN, Ordering::Release);
-        let card = Card::new(rank, size, settings, endpoint.address.clone(), (block as u64, nonce));
-        Ok(Self { home: Some(Home { endpoint, block, nonce, size }), card })
+        let mut card = Card::new(rank, size, settings, endpoint.address.clone(), (block as u64, nonce));
+        if rank == 0 {
+            card.token = Some(Token::random()?);
+        }
+        Ok(Self { home: Some(Home { endpoint, block, nonce, size, token: None }), card })
+    }
+
+    /// From now on this process hears callers who have that token.
+    pub(crate) fn trust(&mut self, token: &Arc<Token>) {
+        if let Some(home) = &mut self.home {
+            home.endpoint.trusted.add(token);
+            home.token = Some(token.clone());
+        }
+    }
+
+    /// With rank 0's card, where that came by a way that nobody else reads; any other says nothing.
+    pub fn trust_card(&mut self, first: &Card) {
+        if let Some(token) = &first.token {
+            self.trust(&Arc::new(token.clone()));
+        }
     }
 
     pub fn card(&self) -> &Card {
@@ -62,9 +81,12 @@ impl Prepared {
 
     /// Maps the memory of the ranks of this node: `cards` are theirs, ascending, mine included. The link numbers the
     /// ranks by their places in this list.
-    pub fn connect(self, cards: Vec<Card>) -> Result<Near, Unreachable> {
+    pub fn connect(mut self, cards: Vec<Card>) -> Result<Near, Unreachable> {
+        if self.home.as_ref().is_some_and(|home| home.token.is_none()) {
+            cards.iter().for_each(|card| self.trust_card(card));
+        }
         let me = cards.iter().position(|card| card.rank == self.card.rank).unwrap_or(0);
-        let Some(Home { endpoint, .. }) = &self.home else {
+        let Some(Home { endpoint, token, .. }) = &self.home else {
             return Ok(Near::new(self.home, Ranks { remotes: Vec::new(), me }));
         };
         let mut remotes = Vec::with_capacity(cards.len());
@@ -73,7 +95,7 @@ impl Prepared {
             let peer = if card.process.id == endpoint.address.id {
                 None
             } else {
-                Some(reach(endpoint, &self.card, &card)?)
+                Some(reach(endpoint, token.as_ref(), &self.card, &card)?)
             };
             let (home, block) = (endpoint.bell(), usize::try_from(card.block).unwrap_or(usize::MAX));
             let remote = RemoteRank { peer, home, block, nonce: card.nonce, card };
@@ -89,13 +111,21 @@ impl Prepared {
     }
 }
 
-fn reach(endpoint: &Endpoint, mine: &Card, card: &Card) -> Result<Arc<PeerProcess>, Unreachable> {
+fn reach(
+    endpoint: &Endpoint,
+    token: Option<&Arc<Token>>,
+    mine: &Card,
+    card: &Card,
+) -> Result<Arc<PeerProcess>, Unreachable> {
     let fail =
         |why: String| Unreachable { rank: card.rank as usize, host: card.host.clone(), pid: card.pid, why };
     if card.boot != mine.boot {
         return Err(fail(format!("it runs on another host ({} here, {} there)", mine.host, card.host)));
     }
-    endpoint.reach(&card.process).map_err(|error| {
+    let Some(token) = token else {
+        return Err(fail("this rank has not heard the group's token".to_owned()));
+    };
+    endpoint.reach(&card.process, token).map_err(|error| {
         fail(if card.netns != mine.netns {
             format!("its network namespace differs, so its unix socket is out of reach ({error})")
         } else if card.uid != mine.uid {

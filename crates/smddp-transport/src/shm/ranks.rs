@@ -9,6 +9,7 @@ use crate::process::layout::*;
 use crate::process::memory::Memory;
 use crate::process::order::{self, Count, Slot};
 use crate::process::pool::Release;
+use crate::token::Token;
 use crate::{Card, Fault, LONGEST_WHY};
 
 /// A group of several ranks at its process.
@@ -20,6 +21,8 @@ pub(super) struct Home {
     pub(super) nonce: u64,
     /// Ranks of the whole group: control blocks are laid out before it is known which of them share this node.
     pub(super) size: usize,
+    /// Under which its ranks are asked for what they lend; as long as it is here, callers who have it are heard.
+    pub(super) token: Option<Arc<Token>>,
 }
 
 /// One rank of the group as this process reaches it: its memory and its control block in there.

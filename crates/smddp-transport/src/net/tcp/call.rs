@@ -1,4 +1,4 @@
-//! Calling a peer: a connection on its way, up to the hello. What may pass is tried again; and trouble of this process
+//! Calling a peer: a connection on its way, until frames may go over it. What may pass is tried again; and trouble of this process
 //! is told from the loss of a peer.
 
 use std::io::{self, ErrorKind};
@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use super::dial::{Dial, advice, end_after, lacking};
-use super::hello::{Purpose, TcpAddress};
+use super::hello::{Credential, Purpose, TcpAddress};
 use crate::own::Uninherited;
 
 /// What this process lacks may come back: other threads close files, ports are given back.
@@ -26,7 +26,7 @@ pub(super) enum Failed {
 }
 
 pub(super) struct Call {
-    me: usize,
+    credential: Credential,
     address: TcpAddress,
     purpose: Purpose,
     /// A host that answers no call for so long is gone.
@@ -40,16 +40,25 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// By rank `me`.
-    pub(super) fn new(me: usize, address: TcpAddress, purpose: Purpose, patience: Duration) -> Self {
-        Self { me, address, purpose, patience, dial: None, failing: None, next: Instant::now() }
+    pub(super) fn new(
+        credential: Credential,
+        address: TcpAddress,
+        purpose: Purpose,
+        patience: Duration,
+    ) -> Self {
+        Self { credential, address, purpose, patience, dial: None, failing: None, next: Instant::now() }
     }
 
     pub(super) fn socket(&self) -> Option<&TcpStream> {
         self.dial.as_ref().map(|dial| &*dial.socket)
     }
 
-    /// The connection, once its hello is said.
+    /// What it waits for, where there is a socket.
+    pub(super) fn events(&self) -> i16 {
+        self.dial.as_ref().map_or(libc::POLLOUT, Dial::events)
+    }
+
+    /// The connection, once both ends have shown who they are.
     pub(super) fn go_on(&mut self) -> Result<Option<Uninherited<TcpStream>>, Failed> {
         let mut dial = match self.dial.take() {
             Some(dial) => dial,
@@ -76,7 +85,7 @@ impl Call {
     }
 
     fn dial(&self) -> io::Result<Dial> {
-        Dial::new(self.me, &self.address, self.purpose, self.patience)
+        Dial::new(&self.credential, &self.address, self.purpose, self.patience)
     }
 
     fn failed(&mut self, error: &io::Error, here: bool) -> Result<Option<Uninherited<TcpStream>>, Failed> {

@@ -124,6 +124,14 @@ impl Conn {
         Ok(false)
     }
 
+    /// What a connection that is being made waits for.
+    pub(super) fn calls_for(&self) -> i16 {
+        match &self.line {
+            Line::Calling(call) => call.events(),
+            Line::Open(_) => 0,
+        }
+    }
+
     pub(super) fn is_calling(&self) -> bool {
         matches!(self.line, Line::Calling(_))
     }

@@ -1,14 +1,16 @@
-//! A connection that is being made: nothing waits, and what comes of it shows when it is used. What may pass is told from what
+//! A connection that is being made, until both ends have shown that they have the group's token: nothing waits, and what comes of
+//! it shows when it is used. What may pass is told from what
 //! this process lacks, and both from a host that is silent.
 
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use super::hello::{HELLO, Purpose, TcpAddress, hello};
+use super::hello::{Credential, Purpose, TcpAddress, hello};
 use crate::own::Uninherited;
+use crate::token::{Claim, PROOF, REPLY};
 
 pub(crate) fn connect(address: SocketAddr) -> io::Result<Uninherited<TcpStream>> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -44,17 +46,22 @@ pub(super) fn end_after(socket: &TcpStream, limit: Option<Duration>) -> io::Resu
     Ok(sockopt::set_tcp_user_timeout(socket, millis)?)
 }
 
-/// A connection up to its hello.
+/// A connection up to the last of its first words.
 pub(super) struct Dial {
     pub(super) socket: Uninherited<TcpStream>,
-    hello: [u8; HELLO],
+    claim: Claim,
+    /// Of its words.
     said: usize,
+    reply: [u8; REPLY],
+    heard: usize,
+    /// What is said to the reply, and how much of that is.
+    proof: Option<([u8; PROOF], usize)>,
 }
 
 impl Dial {
-    /// By rank `me`. A host that answers nothing for `patience` is not there.
+    /// By whoever has that credential. A host that answers nothing for `patience` is not there.
     pub(super) fn new(
-        me: usize,
+        credential: &Credential,
         address: &TcpAddress,
         purpose: Purpose,
         patience: Duration,
@@ -62,21 +69,45 @@ impl Dial {
         let socket = connect(address.socket)?;
         prepare(&socket, patience)?;
         end_after(&socket, Some(patience))?;
-        Ok(Self { socket, hello: hello(&address.token, me, purpose), said: 0 })
+        let claim = Claim::new(&credential.token, &hello(&address.door, credential.rank, purpose))?;
+        Ok(Self { socket, claim, said: 0, reply: [0; REPLY], heard: 0, proof: None })
     }
 
-    /// Says the hello, or what is left of it; whether all of it is said.
+    /// Goes on with the first words; whether all are said.
     pub(super) fn say(&mut self) -> io::Result<bool> {
+        let words = self.claim.words();
         if self.said == 0 {
             self.is_wanted()?;
         }
-        if !self.connected() {
-            self.said += retried((&*self.socket).write(&self.hello[self.said..]))?;
+        if self.said < words.len() {
+            self.said += retried((&*self.socket).write(&words[self.said..]))?;
+        }
+        if self.said == words.len() && self.proof.is_none() {
+            self.hear()?;
+        }
+        if let Some((proof, said)) = &mut self.proof
+            && *said < PROOF
+        {
+            *said += retried((&*self.socket).write(&proof[*said..]))?;
         }
         Ok(self.connected())
     }
 
-    /// Before the first word: who was stopped meanwhile may find that the other end has hung up. Nothing is lost then. And what
+    /// What the listener answers. One that hangs up instead has no place for this caller now: it may have one later.
+    fn hear(&mut self) -> io::Result<()> {
+        match (&*self.socket).read(&mut self.reply[self.heard..]) {
+            Ok(0) => return Err(ErrorKind::ConnectionReset.into()),
+            outcome => self.heard += retried(outcome)?,
+        }
+        self.claim.heeds(&self.reply[..self.heard])?;
+        if self.heard == REPLY {
+            self.is_wanted()?;
+            self.proof = Some((self.claim.prove(&self.reply)?, 0));
+        }
+        Ok(())
+    }
+
+    /// Before words that cannot be said again: who was stopped meanwhile may find that the other end has hung up. Nothing is lost then. And what
     /// became of the call itself is told once, to whoever asks first.
     fn is_wanted(&self) -> io::Result<()> {
         use ErrorKind::{Interrupted, NotConnected, WouldBlock};
@@ -87,8 +118,20 @@ impl Dial {
         }
     }
 
+    /// Whether its host has taken up the connection.
+    pub(super) fn taken_up(&self) -> bool {
+        self.said > 0
+    }
+
+    /// What it waits for: room for its words, or the other end's.
+    pub(super) fn events(&self) -> i16 {
+        let speaks = self.said < self.claim.words().len() || matches!(self.proof, Some((_, 0..PROOF)));
+        if speaks { libc::POLLOUT } else { libc::POLLIN }
+    }
+
+    /// Both ends have shown who they are.
     pub(super) fn connected(&self) -> bool {
-        self.said == HELLO
+        matches!(self.proof, Some((_, PROOF)))
     }
 }
 

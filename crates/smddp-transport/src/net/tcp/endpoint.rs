@@ -3,19 +3,20 @@
 use std::collections::{HashMap, HashSet};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::Duration;
 
 use super::dial::advice;
-use super::hello::{HELLO, Purpose, TcpAddress, parse};
+use super::hello::{self, HELLO, Purpose, TcpAddress, parse};
 use crate::fork::{self, PerProcess};
 use crate::lock;
 use crate::net::interface::{self, ChosenInterface, Family, Wanted};
 use crate::own::Uninherited;
 use crate::process::callers::{Host, Stage};
 use crate::process::{Bell, Endpoint, Id, random};
+use crate::token::{SALT, Token};
 use crate::warn::warn;
 
 /// A connection that is not wanted, and why.
@@ -124,7 +125,21 @@ impl Inbox {
 pub(crate) struct Door {
     pub(crate) endpoint: Arc<TcpEndpoint>,
     pub(super) inbox: Arc<Inbox>,
+    token: SharedToken,
     pub(crate) address: TcpAddress,
+}
+
+/// What callers at a door must have; nobody is heard there before it is known.
+type SharedToken = Arc<Mutex<Option<Arc<Token>>>>;
+
+impl Door {
+    pub(crate) fn trust(&self, token: &Arc<Token>) {
+        *lock(&self.token) = Some(token.clone());
+    }
+
+    pub(super) fn token(&self) -> Option<Arc<Token>> {
+        lock(&self.token).clone()
+    }
 }
 
 impl Drop for Door {
@@ -138,10 +153,20 @@ impl Drop for Door {
     }
 }
 
+/// What the thread that answers callers knows of a door. Its token outlives the group for a while: who comes late is told that
+/// the group is closed, and by nobody else.
+struct Entrance {
+    inbox: Weak<Inbox>,
+    token: SharedToken,
+}
+
+/// Doors that are remembered, live ones apart.
+const REMEMBERED: usize = 256;
+
 /// The groups of this process, for the thread that answers callers.
 #[derive(Default)]
 struct Inboxes {
-    by_token: Mutex<HashMap<Id, Weak<Inbox>>>,
+    by_door: Mutex<HashMap<Id, Entrance>>,
     closed: AtomicBool,
 }
 
@@ -153,14 +178,29 @@ struct Reception {
 
 impl Host for Reception {
     fn words(&self) -> usize {
-        HELLO
+        HELLO + SALT
+    }
+
+    fn heeds(&self, words: &[u8]) -> bool {
+        hello::heeds(words)
+    }
+
+    fn token(&self, words: &[u8]) -> Option<Arc<Token>> {
+        let (door, ..) = parse(words.first_chunk()?)?;
+        lock(&lock(&self.inboxes.by_door).get(&door)?.token).clone()
+    }
+
+    fn name(&self, caller: BorrowedFd<'_>) -> String {
+        let address =
+            rustix::net::getpeername(caller).ok().flatten().and_then(|any| SocketAddr::try_from(any).ok());
+        address.map_or_else(|| "an unknown address".to_owned(), |address| address.to_string())
     }
 
     /// Hands the connection to its group. Where the group is gone, hanging up says so.
     fn answer(&self, caller: Uninherited<OwnedFd>, words: &[u8]) -> Option<(Uninherited<OwnedFd>, Stage)> {
-        let (token, rank, purpose) = parse(words.first_chunk()?)?;
+        let (door, rank, purpose) = parse(words.first_chunk()?)?;
         let stream = caller.map(TcpStream::from);
-        let inbox = lock(&self.inboxes.by_token).get(&token).and_then(Weak::upgrade);
+        let inbox = lock(&self.inboxes.by_door).get(&door).and_then(|entrance| entrance.inbox.upgrade());
         let Some(inbox) = inbox else {
             if purpose == Purpose::Watch {
                 tell_closed(&stream);
@@ -254,12 +294,15 @@ impl TcpEndpoint {
 
     /// For rank `me` of a group of `size`.
     pub(crate) fn door(self: &Arc<Self>, me: usize, size: usize) -> Door {
-        let (token, inbox) = (random(), Arc::new(Inbox { me, size, ..Inbox::default() }));
-        let mut inboxes = lock(&self.inboxes.by_token);
-        inboxes.retain(|_, inbox| inbox.strong_count() > 0);
-        inboxes.insert(token, Arc::downgrade(&inbox));
-        let address = TcpAddress { socket: self.socket, token };
-        Door { endpoint: self.clone(), inbox, address }
+        let (door, inbox) = (random(), Arc::new(Inbox { me, size, ..Inbox::default() }));
+        let token = SharedToken::default();
+        let mut inboxes = lock(&self.inboxes.by_door);
+        if inboxes.len() >= REMEMBERED {
+            inboxes.retain(|_, entrance| entrance.inbox.strong_count() > 0);
+        }
+        inboxes.insert(door, Entrance { inbox: Arc::downgrade(&inbox), token: token.clone() });
+        let address = TcpAddress { socket: self.socket, door };
+        Door { endpoint: self.clone(), inbox, token, address }
     }
 
     /// Answers callers from now on: a group does span nodes.

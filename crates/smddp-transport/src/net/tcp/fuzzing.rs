@@ -8,11 +8,14 @@ use std::time::Duration;
 use super::hello::{self, HELLO, TcpAddress};
 use super::survey::Survey;
 use crate::fuzzing::Script;
+use crate::fuzzing::feed::{answer, credential};
+use crate::token::SALT;
 
 pub(crate) fn hello(bytes: &[u8]) {
     let Some(bytes) = bytes.first_chunk::<HELLO>() else { return };
-    if let Some((token, rank, purpose)) = hello::parse(bytes) {
-        assert_eq!(hello::parse(&hello::hello(&token, rank, purpose)), Some((token, rank, purpose)));
+    if let Some((door, rank, purpose)) = hello::parse(bytes) {
+        assert!(hello::heeds(bytes) && hello::heeds(&bytes[..9]));
+        assert_eq!(hello::parse(&hello::hello(&door, rank, purpose)), Some((door, rank, purpose)));
     }
 }
 
@@ -31,8 +34,8 @@ pub(crate) fn survey(script: &mut Script<'_>) {
     let listener = elsewhere();
     let Ok(socket) = listener.local_addr() else { return };
     let asked = 1 + script.below(6);
-    let address = |peer: usize| (peer, TcpAddress { socket, token: [peer as u8; 16] });
-    let mut survey = Survey::new(0, (1..=asked).map(address));
+    let address = |peer: usize| (peer, TcpAddress { socket, door: [peer as u8; 16] });
+    let mut survey = Survey::new(credential(0), (1..=asked).map(address));
     let mut streams: Vec<TcpStream> = Vec::new();
     while let Some(what) = script.step() {
         match what % 4 {
@@ -49,9 +52,16 @@ pub(crate) fn survey(script: &mut Script<'_>) {
             }
             _ => {
                 let Some(at) = script.below(6).checked_rem(streams.len()) else { continue };
-                let mut question = [0; HELLO];
+                const WORDS: usize = HELLO + SALT;
+                let mut question = [0; WORDS];
                 match streams[at].read(&mut question) {
-                    Ok(HELLO) => assert!(hello::parse(&question).is_some()),
+                    Ok(WORDS) => {
+                        assert!(question.first_chunk().and_then(hello::parse).is_some());
+                        // Some of them have the token.
+                        if script.below(4) > 0 {
+                            let _ = streams[at].write(&answer(&question));
+                        }
+                    }
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                     _ => {}
                 }

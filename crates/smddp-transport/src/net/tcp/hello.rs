@@ -1,17 +1,27 @@
-//! The first bytes of a connection: who calls whom, and in which version.
+//! The first bytes of a connection: who calls whom, and in which version. A nonce follows them, and each end's proof that it has
+//! the group's token.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::net::frame::CLASSES;
 use crate::process::{Id, PROTOCOL};
+use crate::token::Token;
 
-/// How a rank is reached: its process's address and the group's token there.
+/// How a rank is reached: its process's address and the number of the group's door there, which is no secret.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct TcpAddress {
     pub(crate) socket: SocketAddr,
-    pub(crate) token: Id,
+    pub(crate) door: Id,
+}
+
+/// Who calls: that rank, under its group's token.
+#[derive(Clone, Debug)]
+pub(crate) struct Credential {
+    pub(crate) rank: usize,
+    pub(crate) token: Arc<Token>,
 }
 
 pub(crate) const HELLO: usize = 40;
@@ -31,13 +41,13 @@ pub(crate) enum Purpose {
 const ASK: u32 = u32::MAX;
 const WATCH: u32 = u32::MAX - 1;
 
-/// The caller is rank `from` of the group whose end at the listener has this token.
-pub(crate) fn hello(token: &Id, from: usize, purpose: Purpose) -> [u8; HELLO] {
+/// The caller is rank `from` of the group whose end at the listener is that door.
+pub(crate) fn hello(door: &Id, from: usize, purpose: Purpose) -> [u8; HELLO] {
     let mut bytes = [0; HELLO];
     bytes[..8].copy_from_slice(MAGIC);
     bytes[8..12].copy_from_slice(&PROTOCOL.to_le_bytes());
     bytes[12..16].copy_from_slice(&(from as u32).to_le_bytes());
-    bytes[16..32].copy_from_slice(token);
+    bytes[16..32].copy_from_slice(door);
     let purpose = match purpose {
         Purpose::Class(class) => class as u32,
         Purpose::Ask => ASK,
@@ -47,20 +57,27 @@ pub(crate) fn hello(token: &Id, from: usize, purpose: Purpose) -> [u8; HELLO] {
     bytes
 }
 
-/// (token, rank of the caller, what it wants); `None`: a stranger, or another version. Versions were compared when the group was
+/// Whether these may be the first of such words.
+pub(super) fn heeds(bytes: &[u8]) -> bool {
+    let expected = [&MAGIC[..], &PROTOCOL.to_le_bytes()].concat();
+    let both = bytes.len().min(expected.len());
+    bytes[..both] == expected[..both]
+}
+
+/// (door, rank of the caller, what it wants); `None`: a stranger, or another version. Versions were compared when the group was
 /// made, so there is nobody to tell.
 pub(super) fn parse(bytes: &[u8; HELLO]) -> Option<(Id, usize, Purpose)> {
     let number = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     if &bytes[..8] != MAGIC || number(8) != PROTOCOL {
         return None;
     }
-    let mut token = Id::default();
-    token.copy_from_slice(&bytes[16..32]);
+    let mut door = Id::default();
+    door.copy_from_slice(&bytes[16..32]);
     let purpose = match number(32) {
         ASK => Purpose::Ask,
         WATCH => Purpose::Watch,
         class if (class as usize) < CLASSES => Purpose::Class(class as usize),
         _ => return None,
     };
-    Some((token, number(12) as usize, purpose))
+    Some((door, number(12) as usize, purpose))
 }

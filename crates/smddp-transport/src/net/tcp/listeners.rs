@@ -4,25 +4,32 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::endpoint::Door;
-use super::hello::TcpAddress;
+use super::hello::{Credential, TcpAddress};
 use super::survey::Survey;
 use crate::net::interface::ChosenInterface;
 
 pub(crate) struct Listeners {
     pub(super) me: usize,
     pub(super) door: Door,
+    credential: Credential,
     /// By rank; `None` for those that are not reached this way.
     addresses: Vec<Option<TcpAddress>>,
 }
 
 impl Listeners {
     /// From here on callers are answered: the group does span nodes.
-    pub(crate) fn new(me: usize, door: Door, addresses: impl Iterator<Item = Option<TcpAddress>>) -> Self {
+    /// `None`: the door has no token yet.
+    pub(crate) fn new(
+        me: usize,
+        door: Door,
+        addresses: impl Iterator<Item = Option<TcpAddress>>,
+    ) -> Option<Self> {
+        let credential = Credential { rank: me, token: door.token()? };
         let mine = door.endpoint.interface.address;
         let here = |theirs: TcpAddress| TcpAddress { socket: mine.reaches(theirs.socket), ..theirs };
         let addresses = addresses.map(|address| address.map(here)).collect();
         door.endpoint.serve();
-        Self { me, door, addresses }
+        Some(Self { me, door, credential, addresses })
     }
 
     pub(crate) fn interface(&self) -> &ChosenInterface {
@@ -32,6 +39,11 @@ impl Listeners {
     /// A host that answers nothing for so long is gone.
     pub(super) fn peer_timeout(&self) -> Duration {
         self.door.endpoint.peer_timeout
+    }
+
+    /// What this rank calls the others with.
+    pub(super) fn credential(&self) -> &Credential {
+        &self.credential
     }
 
     pub(super) fn size(&self) -> usize {
@@ -46,7 +58,7 @@ impl Listeners {
     /// Asked when a deadline has passed.
     pub(crate) fn survey(&self, peers: &[usize]) -> Survey {
         let address = |&peer: &usize| Some((peer, self.address(peer)?.clone()));
-        Survey::new(self.me, peers.iter().filter_map(address))
+        Survey::new(self.credential.clone(), peers.iter().filter_map(address))
     }
 
     /// Others may be told that this rank has begun so many operations.

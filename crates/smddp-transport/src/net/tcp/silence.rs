@@ -67,7 +67,7 @@ impl Silence {
         for &peer in &peers {
             if !self.watches.iter().any(|(other, _)| *other == peer)
                 && let Some(address) = listeners.address(peer)
-                && let Ok(watch) = Watch::call(listeners.me, address, gone)
+                && let Ok(watch) = Watch::call(listeners.credential(), address, gone)
             {
                 self.watches.push((peer, watch));
             }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::dial::{Dial, lacking, silent};
-use super::hello::{Purpose, TcpAddress};
+use super::hello::{Credential, Purpose, TcpAddress};
 
 /// A host that has not taken up a connection by then is silent: a first packet that was lost is sent again after a second.
 const PATIENCE: Duration = Duration::from_millis(1500);
@@ -30,8 +30,8 @@ struct Question {
 
 impl Question {
     /// Without waiting for the connection.
-    fn new(me: usize, peer: usize, address: TcpAddress) -> io::Result<Self> {
-        let dial = Dial::new(me, &address, Purpose::Ask, ANSWER)?;
+    fn new(credential: &Credential, peer: usize, address: TcpAddress) -> io::Result<Self> {
+        let dial = Dial::new(credential, &address, Purpose::Ask, ANSWER)?;
         Ok(Self { peer, address, dial, since: Instant::now(), answer: [0; 8], heard: 0 })
     }
 
@@ -55,9 +55,8 @@ impl Question {
 pub(crate) type Heard = (usize, Option<u64>);
 
 /// A round of questions, some of them under way. Who refuses or hangs up gives no answer.
-#[derive(Default)]
 pub(crate) struct Survey {
-    me: usize,
+    credential: Credential,
     waiting: VecDeque<(usize, TcpAddress)>,
     calls: Vec<Question>,
     found: Vec<Heard>,
@@ -65,8 +64,9 @@ pub(crate) struct Survey {
 
 impl Survey {
     /// `peers` are asked in that order.
-    pub(super) fn new(me: usize, peers: impl IntoIterator<Item = (usize, TcpAddress)>) -> Self {
-        Self { me, waiting: peers.into_iter().collect(), ..Self::default() }
+    pub(super) fn new(credential: Credential, peers: impl IntoIterator<Item = (usize, TcpAddress)>) -> Self {
+        let waiting = peers.into_iter().collect();
+        Self { credential, waiting, calls: Vec::new(), found: Vec::new() }
     }
 
     /// Asks and hears for at most that long; the answers that came.
@@ -79,8 +79,8 @@ impl Survey {
             let outcome = if next.next() == Some(true) { call.go_on() } else { Ok(None) };
             match outcome {
                 // Its host is there: the process may be busy, or stopped, and that says nothing of what it has begun.
-                Ok(None) if call.dial.connected() && call.since.elapsed() >= ANSWER => {}
-                Ok(None) if call.dial.connected() || call.since.elapsed() < PATIENCE => return true,
+                Ok(None) if call.dial.taken_up() && call.since.elapsed() >= ANSWER => {}
+                Ok(None) if call.dial.taken_up() || call.since.elapsed() < PATIENCE => return true,
                 Ok(None) => found.push((call.peer, None)),
                 Ok(Some(begun)) => found.push((call.peer, Some(begun))),
                 Err(error) if silent(&error) => found.push((call.peer, None)),
@@ -106,7 +106,7 @@ impl Survey {
             else {
                 return;
             };
-            match Question::new(self.me, peer, address.clone()) {
+            match Question::new(&self.credential, peer, address.clone()) {
                 Ok(call) => self.calls.push(call),
                 Err(error) if silent(&error) => self.found.push((peer, None)),
                 // Those that hang up make room. Without any, nobody else can be asked.
@@ -127,7 +127,7 @@ impl Survey {
         if self.calls.is_empty() {
             return Vec::new();
         }
-        let events = |call: &Question| if call.dial.connected() { PollFlags::IN } else { PollFlags::OUT };
+        let events = |call: &Question| PollFlags::from_bits_truncate(call.dial.events().cast_unsigned());
         let mut fds: Vec<PollFd<'_>> =
             self.calls.iter().map(|c| PollFd::new(&*c.dial.socket, events(c))).collect();
         let at_most = Timespec::try_from(at_most).ok();
@@ -140,19 +140,18 @@ impl Survey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::net::tcp::hello::HELLO;
+    use crate::fuzzing::feed::{credential, welcome};
     use std::io::Write;
     use std::net::{SocketAddr, TcpListener};
 
     fn address(listener: &TcpListener) -> TcpAddress {
-        TcpAddress { socket: listener.local_addr().unwrap(), token: Default::default() }
+        TcpAddress { socket: listener.local_addr().unwrap(), door: Default::default() }
     }
 
     /// Answers so many callers.
     fn answer(listener: &TcpListener, callers: usize) {
         for _ in 0..callers {
-            let (mut caller, _) = listener.accept().unwrap();
-            caller.read_exact(&mut [0; HELLO]).unwrap();
+            let mut caller = welcome(listener.accept().unwrap().0);
             // In two parts.
             caller.write_all(&[9, 0, 0]).unwrap();
             caller.flush().unwrap();
@@ -167,7 +166,7 @@ mod tests {
         drop(gone);
         let answering = std::thread::spawn(move || answer(&here, 1));
         let begun = Instant::now();
-        let mut survey = Survey::new(0, peers);
+        let mut survey = Survey::new(credential(0), peers);
         let mut found = Vec::new();
         while begun.elapsed() < 2 * PATIENCE {
             found.extend(survey.go_on(Duration::from_millis(20)));
@@ -182,9 +181,9 @@ mod tests {
         // Addresses for documentation: nobody answers, or the network says so at once.
         let address = |i: usize| TcpAddress {
             socket: SocketAddr::from(([192, 0, 2, 1 + (i % 200) as u8], 9)),
-            token: Default::default(),
+            door: Default::default(),
         };
-        let mut survey = Survey::new(0, (0..2 * AT_ONCE).map(|peer| (peer, address(peer))));
+        let mut survey = Survey::new(credential(0), (0..2 * AT_ONCE).map(|peer| (peer, address(peer))));
         let mut most = 0;
         let mut found = Vec::new();
         let begun = Instant::now();
@@ -201,7 +200,7 @@ mod tests {
         let address = address(&here);
         let many = 303;
         let answering = std::thread::spawn(move || answer(&here, many));
-        let mut survey = Survey::new(0, (0..many).map(|peer| (peer, address.clone())));
+        let mut survey = Survey::new(credential(0), (0..many).map(|peer| (peer, address.clone())));
         let mut heard = vec![false; many];
         while !survey.over() {
             for (peer, begun) in survey.go_on(Duration::from_millis(20)) {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::dial::{Dial, SILENT, silent};
 use super::endpoint::CLOSED;
-use super::hello::{Purpose, TcpAddress};
+use super::hello::{Credential, Purpose, TcpAddress};
 use super::listeners::Listeners;
 use crate::net::wire::Broken;
 
@@ -65,9 +65,12 @@ pub(super) enum Found {
 
 impl Watch {
     /// Nobody being there is found within `patience`.
-    pub(super) fn call(me: usize, address: &TcpAddress, patience: Duration) -> io::Result<Self> {
-        // The hello always finds room.
-        Dial::new(me, address, Purpose::Watch, patience).map(Self)
+    pub(super) fn call(
+        credential: &Credential,
+        address: &TcpAddress,
+        patience: Duration,
+    ) -> io::Result<Self> {
+        Dial::new(credential, address, Purpose::Watch, patience).map(Self)
     }
 
     pub(super) fn look(&mut self) -> Found {
@@ -123,7 +126,8 @@ impl Watches {
 
     fn call(&mut self, peer: usize, now: Instant) {
         let Some(address) = self.listeners.address(peer) else { return };
-        self.peers[peer] = match Watch::call(self.listeners.me, address, self.listeners.peer_timeout()) {
+        let (credential, patience) = (self.listeners.credential(), self.listeners.peer_timeout());
+        self.peers[peer] = match Watch::call(credential, address, patience) {
             Ok(watch) => {
                 self.held += 1;
                 Known::Held(watch)
@@ -148,12 +152,14 @@ impl Watches {
         let now = Instant::now();
         for peer in 0..self.peers.len() {
             let Known::Held(watch) = &mut self.peers[peer] else { continue };
-            let (found, connected) = (watch.look(), watch.0.connected());
-            self.proven |= connected;
+            let (found, connected, taken_up) = (watch.look(), watch.0.connected(), watch.0.taken_up());
+            self.proven |= taken_up;
             let state = match found {
                 Found::Well => continue,
                 Found::Closed => Known::Gone(now + GOODBYE, "it closed its end of the group".to_owned()),
                 Found::Ended(error) if connected => Known::Gone(now + GRACE, why(&error)),
+                // It hung up in the handshake: too many strangers, or its end, which the next call shows.
+                Found::Ended(_) if taken_up => Known::Unknown(now.checked_sub(AGAIN - PAUSE).unwrap_or(now)),
                 Found::Ended(error) => self.missed(&error, now),
             };
             self.peers[peer] = state;
@@ -175,10 +181,7 @@ impl Watches {
     pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) {
         if self.held > 0 {
             fds.extend(self.peers.iter().filter_map(|peer| match peer {
-                Known::Held(Watch(dial)) => {
-                    let events = if dial.connected() { libc::POLLIN } else { libc::POLLOUT };
-                    Some((dial.socket.as_raw_fd(), events))
-                }
+                Known::Held(Watch(dial)) => Some((dial.socket.as_raw_fd(), dial.events())),
                 _ => None,
             }));
         }
@@ -192,9 +195,10 @@ fn why(error: &io::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{TcpListener, TcpStream};
+    use std::net::TcpListener;
 
     use super::*;
+    use crate::fuzzing::feed::{credential, known_token, welcome};
     use crate::interface::{Family, Wanted};
     use crate::net::tcp::TcpEndpoint;
     use crate::process::Endpoint;
@@ -210,14 +214,15 @@ mod tests {
     }
 
     fn address(listener: &TcpListener) -> TcpAddress {
-        TcpAddress { socket: listener.local_addr().unwrap(), token: crate::process::random() }
+        TcpAddress { socket: listener.local_addr().unwrap(), door: crate::process::random() }
     }
 
     /// Rank 0 of a group whose others are at these addresses.
     fn watches(others: Vec<TcpAddress>) -> Watches {
         let door = endpoint().door(0, 1 + others.len());
+        door.trust(&known_token());
         let addresses = std::iter::once(None).chain(others.into_iter().map(Some));
-        Watches::new(Arc::new(Listeners::new(0, door, addresses)))
+        Watches::new(Arc::new(Listeners::new(0, door, addresses).unwrap()))
     }
 
     /// Waits for that peer, as a rank in a collective does, until `over`.
@@ -234,20 +239,15 @@ mod tests {
         begun.elapsed()
     }
 
-    /// The peer's end of a watch, its hello read.
-    fn accept(listener: &TcpListener) -> TcpStream {
-        let (mut stream, _) = listener.accept().unwrap();
-        stream.read_exact(&mut [0; super::super::hello::HELLO]).unwrap();
-        stream
-    }
-
     /// How long it takes to notice the end of a process.
     fn notice() -> Duration {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut watches = watches(vec![address(&listener)]);
-        wait(&mut watches, 1, |w| w.proven);
-        let theirs = accept(&listener);
-        wait(&mut watches, 1, |w| matches!(w.peers[1], Known::Held(_)));
+        let theirs = std::thread::scope(|scope| {
+            let answering = scope.spawn(|| welcome(listener.accept().unwrap().0));
+            wait(&mut watches, 1, |w| matches!(&w.peers[1], Known::Held(Watch(dial)) if dial.connected()));
+            answering.join().unwrap()
+        });
         assert_eq!(watches.broken(), vec![]);
         drop((theirs, listener));
         let after = wait(&mut watches, 1, |w| !w.broken().is_empty());
@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn who_was_hung_up_on_before_its_first_word_has_seen_no_death() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut watch = Watch::call(0, &address(&listener), DEADLINE).unwrap();
+        let mut watch = Watch::call(&credential(0), &address(&listener), DEADLINE).unwrap();
         drop(listener.accept().unwrap());
         assert!(matches!(watch.look(), Found::Ended(_)));
         assert!(!watch.0.connected());
@@ -292,6 +292,7 @@ mod tests {
     #[test]
     fn an_end_that_is_closed_in_good_order_is_no_death() {
         let theirs = endpoint().door(1, 2);
+        theirs.trust(&known_token());
         let mut watches = watches(vec![theirs.address.clone()]);
         wait(&mut watches, 1, |w| w.proven);
         drop(theirs);

@@ -114,8 +114,9 @@ impl TcpWire {
             None if self.peers[peer].left => return None,
             None => {
                 let address = self.listeners.address(peer)?.clone();
-                let patience = self.listeners.peer_timeout();
-                let call = Call::new(self.listeners.me, address, Purpose::Class(class), patience);
+                let (credential, patience) =
+                    (self.listeners.credential().clone(), self.listeners.peer_timeout());
+                let call = Call::new(credential, address, Purpose::Class(class), patience);
                 self.keep(Conn::call(peer, class, call))
             }
         };
@@ -356,7 +357,7 @@ impl Wire for TcpWire {
         for (at, conn) in self.conns.iter().enumerate().filter_map(|(at, conn)| Some((at, conn.as_ref()?))) {
             match conn.is_calling() {
                 // Between two attempts there is none.
-                true => fds.extend((conn.fd() >= 0).then(|| (conn.fd(), libc::POLLOUT))),
+                true => fds.extend((conn.fd() >= 0).then(|| (conn.fd(), conn.calls_for()))),
                 false => all &= conn.enlist(&self.epoll, at, conn.events()),
             }
         }

@@ -7,10 +7,13 @@ use rustix::net::{AddressFamily, SocketType};
 use super::super::call::{Call, Failed};
 use super::super::hello::{HELLO, Purpose};
 use super::*;
+use crate::fuzzing::feed::{credential, welcome};
 use crate::own::Uninherited;
+use crate::token::{Challenge, SALT};
 
 fn to(address: SocketAddr) -> Call {
-    Call::new(0, TcpAddress { socket: address, token: Default::default() }, Purpose::Class(0), PEER_TIMEOUT)
+    let address = TcpAddress { socket: address, door: Default::default() };
+    Call::new(credential(0), address, Purpose::Class(0), PEER_TIMEOUT)
 }
 
 /// Goes on until something comes of it.
@@ -40,9 +43,9 @@ fn a_refused_call_is_made_again() {
     let mut call = to(address);
     assert!(matches!(call.go_on(), Ok(None)));
     rustix::net::listen(&socket, 8).unwrap();
+    let answering = std::thread::spawn(move || welcome(TcpListener::from(socket).accept().unwrap().0));
     assert!(outcome(&mut call).is_ok());
-    let (mut theirs, _) = TcpListener::from(socket).accept().unwrap();
-    theirs.read_exact(&mut [0; HELLO]).unwrap();
+    answering.join().unwrap();
 }
 
 #[test]
@@ -70,9 +73,31 @@ fn who_was_hung_up_on_before_its_first_word_calls_again() {
     call.connect_only().unwrap();
     // It was stopped meanwhile, and the other end has lost patience.
     drop(listener.accept().unwrap());
+    let answering = std::thread::spawn(move || welcome(listener.accept().unwrap().0));
     assert!(outcome(&mut call).is_ok());
-    let (mut theirs, _) = listener.accept().unwrap();
-    theirs.read_exact(&mut [0; HELLO]).unwrap();
+    answering.join().unwrap();
+}
+
+#[test]
+fn whoever_answers_without_the_token_gets_no_frame() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut call = to(listener.local_addr().unwrap());
+    let answering = std::thread::spawn(move || {
+        let mut theirs = listener.accept().unwrap().0;
+        let mut words = vec![0; HELLO + SALT];
+        theirs.read_exact(&mut words).unwrap();
+        let other = Arc::new(Token::random().unwrap());
+        std::io::Write::write_all(&mut theirs, &Challenge::new(other, words).unwrap().1).unwrap();
+        // Nothing comes.
+        assert_eq!(theirs.read(&mut [0; 1]).unwrap_or(0), 0);
+    });
+    let why = match outcome(&mut call) {
+        Err(Failed::Lost(why)) => why,
+        Err(Failed::Unable(why)) => panic!("{why}"),
+        Ok(_) => panic!("it is called"),
+    };
+    assert!(why.contains("does not know this group's token"), "{why}");
+    answering.join().unwrap();
 }
 
 #[test]
@@ -96,6 +121,9 @@ fn what_this_process_lacks_is_no_loss_of_a_peer() {
         };
         assert!(why.contains(word) && why.contains(&error.to_string()), "{why}");
         // And it did pass.
+        let theirs = listener.try_clone().unwrap();
+        let answering = std::thread::spawn(move || welcome(theirs.accept().unwrap().0));
         assert!(outcome(&mut to(listener.local_addr().unwrap())).is_ok());
+        answering.join().unwrap();
     }
 }

@@ -7,11 +7,13 @@ mod strangers;
 
 use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::fuzzing::feed::{door, means};
+use crate::fuzzing::feed::{self, door, means};
 use crate::joint::Prepared;
 use crate::net::tcp::TcpAddress;
+use crate::token::Token;
 use crate::{Fault, Group, Head, Inlet, Outlet, Wiring};
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -22,6 +24,7 @@ const PEER_TIMEOUT: Duration = Duration::from_secs(20);
 struct Pair {
     groups: [Group; 2],
     doors: [TcpAddress; 2],
+    token: Arc<Token>,
     seq: u64,
 }
 
@@ -29,9 +32,10 @@ impl Pair {
     fn new() -> Self {
         let prepared = [0, 1].map(|rank| Prepared::new(rank, 2, Vec::new(), &means(rank)).unwrap());
         let doors = [door(&prepared[0]), door(&prepared[1])];
+        let token = feed::token(&prepared[0]);
         let cards = prepared.iter().map(|p| p.card().clone()).collect::<Vec<_>>();
         let groups = prepared.map(|p| p.connect(cards.clone()).unwrap().group);
-        Self { groups, doors, seq: 0 }
+        Self { groups, doors, token, seq: 0 }
     }
 
     /// One number each way, as in an all_reduce of one element; what each rank then has of the other.
@@ -69,6 +73,11 @@ impl Pair {
             }
         }
         Ok(got.map(Option::unwrap))
+    }
+
+    /// A call by somebody who has the token.
+    fn call(&self, to: usize, from: usize, class: usize) -> TcpStream {
+        feed::call(&self.doors[to], &self.token, from, class)
     }
 
     /// Exchanges go well and bring what was sent.

@@ -7,7 +7,6 @@ use std::sync::Arc;
 
 use super::super::dial::SILENT;
 use super::super::endpoint::TcpEndpoint;
-use super::super::hello::HELLO;
 use super::super::listeners::Listeners;
 use super::super::silence::SilenceLimits;
 use super::super::wire::TcpWire;
@@ -52,8 +51,10 @@ impl Lonely {
         let endpoint =
             TcpEndpoint::get(&Endpoint::get(8 << 20).unwrap(), &lo, Family::Any, PEER_TIMEOUT).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = TcpAddress { socket: listener.local_addr().unwrap(), token: Default::default() };
-        let listeners = Listeners::new(0, endpoint.door(0, 2), [None, Some(address)].into_iter());
+        let address = TcpAddress { socket: listener.local_addr().unwrap(), door: Default::default() };
+        let door = endpoint.door(0, 2);
+        door.trust(&feed::known_token());
+        let listeners = Listeners::new(0, door, [None, Some(address)].into_iter()).unwrap();
         let wire = TcpWire::with(Arc::new(listeners), LIMITS).unwrap();
         Self { wire, listener, sink: Sent::default(), frames: 0 }
     }
@@ -79,10 +80,22 @@ impl Lonely {
         self.wire.broken()
     }
 
+    /// The peer's end of the connection, its first words said.
+    fn accept(&mut self) -> TcpStream {
+        let listener = self.listener.try_clone().unwrap();
+        let answering = std::thread::spawn(move || feed::welcome(listener.accept().unwrap().0));
+        let begun = Instant::now();
+        while !answering.is_finished() {
+            assert!(begun.elapsed() < DEADLINE);
+            assert_eq!(self.turn(), []);
+        }
+        answering.join().unwrap()
+    }
+
     /// Sends until nothing more is taken; the peer's end.
     fn fill(&mut self) -> TcpStream {
         (0..16).for_each(|_| self.send());
-        let (peer, _) = self.listener.accept().unwrap();
+        let peer = self.accept();
         assert_eq!(self.turn_for(Duration::from_millis(200)), []);
         assert!(!self.wire.drained(), "sixteen messages fit the sockets");
         peer
@@ -117,7 +130,7 @@ fn a_peer_that_takes_nothing_for_long_is_not_lost() {
     // Many times as long as a host may be silent.
     assert_eq!(rank.turn_for(10 * LIMITS.gone), []);
     let reading = std::thread::spawn(move || {
-        let mut all = vec![0; HELLO + 16 * (HEADER + PAYLOAD.len())];
+        let mut all = vec![0; 16 * (HEADER + PAYLOAD.len())];
         peer.read_exact(&mut all).unwrap();
         (peer, all)
     });
@@ -127,7 +140,7 @@ fn a_peer_that_takes_nothing_for_long_is_not_lost() {
         assert_eq!(rank.turn(), []);
     }
     let (_peer, all) = reading.join().unwrap();
-    assert!(all[HELLO + HEADER..].ends_with(&PAYLOAD));
+    assert!(all[HEADER..].ends_with(&PAYLOAD));
 }
 
 #[test]
@@ -144,11 +157,11 @@ fn a_host_that_answers_nothing_is_noticed_though_its_window_was_shut() {
 #[test]
 fn a_host_that_answers_nothing_is_noticed_while_bytes_are_under_way() {
     let mut rank = Lonely::new();
-    // Its hello and a little besides are taken.
+    // A little is taken.
     let frame = Frame::new(Kind::Credit, 0);
     // SAFETY: no payload.
     unsafe { rank.wire.send(1, &frame, std::ptr::null(), 0) };
-    let (peer, _) = rank.listener.accept().unwrap();
+    let peer = rank.accept();
     assert_eq!(rank.turn_for(Duration::from_millis(50)), []);
     cut_off(&rank.listener);
     cut_off(&peer);

@@ -1,10 +1,11 @@
-//! Callers in the name of a rank that is connected already.
+//! Callers without the token, and callers that have it, in the name of a rank that is connected already.
 
 use std::io::Write;
 
-use super::super::hello::{Purpose, hello};
+use super::super::hello::{HELLO, Purpose, hello};
 use super::*;
-use crate::fuzzing::feed::{call, header};
+use crate::fuzzing::feed::header;
+use crate::token::{Claim, PROOF, REPLY, SALT};
 
 /// Frames of a stranger: poison, goodbye, data of the next operation, a stream that turns elsewhere.
 fn frames(seq: u64) -> Vec<(usize, Vec<u8>)> {
@@ -31,8 +32,8 @@ fn a_second_connection_in_a_ranks_name_is_refused_and_the_first_goes_on() {
             pair.goes_on();
             let (class, bytes) = frames(pair.seq).swap_remove(case);
             // The class of messages is connected when it is first used.
-            let first = (class == 1).then(|| call(&pair.doors[to], from, class));
-            let mut second = call(&pair.doors[to], from, class);
+            let first = (class == 1).then(|| pair.call(to, from, class));
+            let mut second = pair.call(to, from, class);
             let _ = second.write_all(&bytes);
             for group in &mut pair.groups {
                 group.turn();
@@ -53,7 +54,7 @@ fn unfinished_words_on_many_connections_in_one_name_harm_nobody() {
         let bytes = 1000 - round * 16;
         let mut callers: Vec<TcpStream> = Vec::new();
         for _ in 0..5 {
-            let mut caller = call(&pair.doors[1], 0, 1);
+            let mut caller = pair.call(1, 0, 1);
             let _ = caller.write_all(&header(6, 0, [0, 0, bytes, 0, 0, 0]));
             let _ = caller.write_all(&[b'x'; 10]);
             pair.groups[1].turn();
@@ -78,7 +79,7 @@ fn nobody_is_a_rank_that_the_group_does_not_have_there() {
     let mut pair = Pair::new();
     pair.goes_on();
     for from in [1, 2, 7, usize::from(u16::MAX), u32::MAX as usize] {
-        assert!(is_hung_up_on(&call(&pair.doors[1], from, 0)), "rank {from} is listened to");
+        assert!(is_hung_up_on(&pair.call(1, from, 0)), "rank {from} is listened to");
     }
     pair.goes_on();
 }
@@ -89,9 +90,90 @@ fn silent_callers_keep_nobody_from_being_heard_and_are_bounded() {
     let door = pair.doors[1].clone();
     let mut silent: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(door.socket).unwrap()).collect();
     // Whoever says all but the last byte has said nothing.
-    let half = hello(&door.token, 0, Purpose::Class(0));
+    let half = hello(&door.door, 0, Purpose::Class(0));
     let _ = silent[299].write_all(&half[..39]);
     pair.goes_on();
     assert!(is_hung_up_on(&silent[0]), "the oldest of 300 silent callers is kept");
+    pair.goes_on();
+}
+
+/// What somebody says who connects there, and what he hears, up to the end of it.
+fn told(door: &TcpAddress, words: &[u8]) -> Vec<u8> {
+    let mut stream = TcpStream::connect(door.socket).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let _ = stream.write_all(words);
+    let mut heard = Vec::new();
+    let _ = stream.read_to_end(&mut heard);
+    heard
+}
+
+#[test]
+fn without_the_token_nothing_that_is_said_reaches_the_group() {
+    let mut pair = Pair::new();
+    pair.goes_on();
+    let door = pair.doors[1].clone();
+    let purposes = [Purpose::Class(0), Purpose::Class(1), Purpose::Ask, Purpose::Watch];
+    for (_, frame) in frames(pair.seq) {
+        // Frames alone, and behind a hello with which a rank would begin: they are no proof.
+        let (class, later) = (frame.len() % 2, frame.clone());
+        for words in [frame, [&hello(&door.door, 0, Purpose::Class(class))[..], &[0; SALT], &later].concat()]
+        {
+            let stream = TcpStream::connect(door.socket).unwrap();
+            (&stream).write_all(&words).unwrap();
+            // It may be sent away before.
+            let _ = stream.shutdown(std::net::Shutdown::Write);
+            assert!(is_hung_up_on(&stream));
+        }
+        pair.goes_on();
+    }
+    for purpose in purposes {
+        // A whole exchange that was recorded, said again: as it was, and to another door.
+        let (recorded, said) = feed::prove(&door, &pair.token, 0, purpose);
+        drop(recorded);
+        assert_eq!(said.len(), HELLO + SALT + PROOF);
+        assert_eq!(told(&door, &said).len(), REPLY, "{purpose:?}: heard more than the listener's own proof");
+        assert_eq!(told(&pair.doors[0], &said).len(), REPLY);
+        // Another token, and one that is right for another purpose, another rank, another door.
+        let claim = Claim::new(&feed::known_token(), &hello(&door.door, 0, purpose)).unwrap();
+        assert_eq!(told(&door, &[claim.words(), &[9; PROOF]].concat()).len(), REPLY);
+        let unknown = Claim::new(&pair.token, &hello(&[9; 16], 0, purpose)).unwrap();
+        assert_eq!(told(&door, unknown.words()).len(), 0, "a door that nobody has");
+    }
+    // The rank itself is not shut out by all that, nor taken for connected.
+    pair.goes_on();
+}
+
+#[test]
+fn a_crowd_of_strangers_leaves_the_job_as_it_is() {
+    let mut pair = Pair::new();
+    pair.goes_on();
+    let door = pair.doors[1].clone();
+    let half = [&hello(&door.door, 0, Purpose::Watch)[..], &[1; SALT]].concat();
+    let callers: Vec<TcpStream> = (0..500)
+        .map(|one| {
+            let mut stream = TcpStream::connect(door.socket).unwrap();
+            // Silent, garbage, a hello without an end, one without a proof, and one in pieces.
+            let words: &[u8] = match one % 5 {
+                0 => &[],
+                1 => &[0xa5; 4000],
+                2 => &half[..30],
+                3 => &half,
+                _ => &half[..1],
+            };
+            let _ = stream.write_all(words);
+            stream
+        })
+        .collect();
+    // A trickle: a byte with each exchange.
+    for at in 1..20 {
+        for mut stream in callers.iter().skip(4).step_by(5) {
+            let _ = stream.write(&half[at..=at]);
+        }
+        pair.goes_on();
+    }
+    // Whoever has the token comes in beside them.
+    let mut asked = feed::prove(&door, &pair.token, 0, Purpose::Ask).0;
+    asked.read_exact(&mut [0; 8]).unwrap();
+    drop(callers);
     pair.goes_on();
 }

@@ -1,0 +1,248 @@
+//! The secret of a group's ranks, and how the two ends of a connection show each other that they have it.
+//!
+//! ```text
+//! caller    -> listener   words: who calls, whom, what for; a nonce
+//! listener  -> caller     magic, version, its own nonce, a MAC over label, words and nonce
+//! caller    -> listener   a MAC over another label, the same words and the same nonce
+//! ```
+//!
+//! Each MAC is HMAC-SHA-256 under the token. What was recorded once is refused, as the other end's nonce is new each time;
+//! what was said to one listener, in one direction or for one purpose holds for no other, as the words name them.
+
+use std::io;
+use std::sync::Arc;
+
+use hmac::{Hmac, KeyInit, Mac};
+use serde::{Deserialize, Serialize};
+use sha2::Sha256;
+
+/// Changes with every change of the shared layout, of the first words of a connection or of what they lead to.
+pub const PROTOCOL: u32 = 6;
+const NONCE: usize = 32;
+/// What a listener answers: magic, version, nonce, MAC.
+pub(crate) const REPLY: usize = 12 + NONCE + 32;
+/// What a caller answers to that.
+pub(crate) const PROOF: usize = 32;
+/// By so much a caller's words are longer than its hello.
+pub(crate) const SALT: usize = NONCE;
+
+/// Shared by the ranks of one group, and by nobody else. It travels through the group's store alone.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct Token([u8; 32]);
+
+impl std::fmt::Debug for Token {
+    /// It stays out of every log.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+/// Bytes that nobody can guess; unlike a number that need only be unlike others, they are worth an error.
+fn unguessable() -> io::Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    let flags = rustix::rand::GetRandomFlags::empty();
+    let got = rustix::io::retry_on_intr(|| rustix::rand::getrandom(&mut bytes, flags))?;
+    match got == bytes.len() {
+        true => Ok(bytes),
+        false => Err(io::Error::other("the system's generator gave too few random bytes")),
+    }
+}
+
+impl Token {
+    pub(crate) fn random() -> io::Result<Self> {
+        unguessable().map(Self)
+    }
+
+    /// Of what the store says and a secret that it does not know: nobody who lacks either has this one.
+    pub(crate) fn with(&self, secret: &[u8]) -> Self {
+        Self(self.mac(&[b"smddp job token", secret]).finalize().into_bytes().into())
+    }
+
+    /// Names it without giving it away.
+    pub(crate) fn name(&self) -> [u8; 16] {
+        let mut id = [0; 16];
+        id.copy_from_slice(&self.mac(&[b"smddp name"]).finalize().into_bytes()[..16]);
+        id
+    }
+
+    /// By which another rank sees whether it has the same.
+    pub(crate) fn check(&self) -> [u8; 32] {
+        self.mac(&[b"smddp check"]).finalize().into_bytes().into()
+    }
+
+    pub(crate) fn fits(&self, check: &[u8; 32]) -> bool {
+        self.mac(&[b"smddp check"]).verify_slice(check).is_ok()
+    }
+
+    /// Over all parts, each with its length: no two lists of parts are the same bytes.
+    fn mac(&self, parts: &[&[u8]]) -> Hmac<Sha256> {
+        let mut block = [0; 64];
+        block[..32].copy_from_slice(&self.0);
+        let mut mac = Hmac::<Sha256>::new((&block).into());
+        for part in parts {
+            mac.update(&(part.len() as u64).to_le_bytes());
+            mac.update(part);
+        }
+        mac
+    }
+
+    fn of_listener(&self, words: &[u8], nonce: &[u8]) -> Hmac<Sha256> {
+        self.mac(&[b"smddp listener", words, nonce])
+    }
+
+    fn of_caller(&self, words: &[u8], nonce: &[u8]) -> Hmac<Sha256> {
+        self.mac(&[b"smddp caller", words, nonce])
+    }
+}
+
+/// A caller's end of a handshake.
+pub(crate) struct Claim {
+    token: Arc<Token>,
+    words: Vec<u8>,
+}
+
+impl Claim {
+    /// `hello` begins with eight bytes of magic.
+    pub(crate) fn new(token: &Arc<Token>, hello: &[u8]) -> io::Result<Self> {
+        Ok(Self { token: token.clone(), words: [hello, &unguessable()?].concat() })
+    }
+
+    /// What the caller says first.
+    pub(crate) fn words(&self) -> &[u8] {
+        &self.words
+    }
+
+    /// Why this is the beginning of no answer, if so: whoever speaks something else may not say all of one.
+    pub(crate) fn heeds(&self, reply: &[u8]) -> io::Result<()> {
+        let Some(head) = reply.first_chunk::<12>() else { return Ok(()) };
+        if head[..8] != self.words[..8] {
+            return Err(refused("the other end does not speak smddp"));
+        }
+        let version = u32::from_le_bytes([head[8], head[9], head[10], head[11]]);
+        match version == PROTOCOL {
+            true => Ok(()),
+            false => Err(refused(&format!("protocol version {PROTOCOL} here, {version} there"))),
+        }
+    }
+
+    /// What the caller says to the listener's answer, if that is one of somebody who has the token.
+    pub(crate) fn prove(&self, reply: &[u8; REPLY]) -> io::Result<[u8; PROOF]> {
+        self.heeds(reply)?;
+        let (nonce, mac) = reply[12..].split_at(NONCE);
+        if self.token.of_listener(&self.words, nonce).verify_slice(mac).is_err() {
+            return Err(refused("the other end does not know this group's token"));
+        }
+        Ok(self.token.of_caller(&self.words, nonce).finalize().into_bytes().into())
+    }
+}
+
+/// A listener's end of it.
+pub(crate) struct Challenge {
+    token: Arc<Token>,
+    words: Vec<u8>,
+    nonce: [u8; NONCE],
+}
+
+impl Challenge {
+    /// For a caller that said these words; with the answer to them.
+    pub(crate) fn new(token: Arc<Token>, words: Vec<u8>) -> io::Result<(Self, [u8; REPLY])> {
+        let challenge = Self { token, words, nonce: unguessable()? };
+        let mut reply = [0; REPLY];
+        reply[..8].copy_from_slice(&challenge.words[..8]);
+        reply[8..12].copy_from_slice(&PROTOCOL.to_le_bytes());
+        reply[12..12 + NONCE].copy_from_slice(&challenge.nonce);
+        let mac = challenge.token.of_listener(&challenge.words, &challenge.nonce);
+        reply[12 + NONCE..].copy_from_slice(&mac.finalize().into_bytes());
+        Ok((challenge, reply))
+    }
+
+    pub(crate) fn words(&self) -> &[u8] {
+        &self.words
+    }
+
+    /// Whether that is what a caller with the token says.
+    pub(crate) fn is_met_by(&self, proof: &[u8]) -> bool {
+        self.token.of_caller(&self.words, &self.nonce).verify_slice(proof).is_ok()
+    }
+}
+
+/// No reason to try again.
+fn refused(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
+}
+
+/// Whether a handshake failed because of who is at the other end.
+pub(crate) fn is_stranger(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::InvalidData
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token() -> Arc<Token> {
+        Arc::new(Token::random().unwrap())
+    }
+
+    /// Both ends, up to the caller's proof.
+    fn meet(caller: &Arc<Token>, listener: &Arc<Token>) -> io::Result<bool> {
+        let claim = Claim::new(caller, b"smddp-tthe words")?;
+        let (challenge, reply) = Challenge::new(listener.clone(), claim.words().to_vec())?;
+        Ok(challenge.is_met_by(&claim.prove(&reply)?))
+    }
+
+    #[test]
+    fn ends_with_one_token_meet_and_others_do_not() {
+        let (ours, theirs) = (token(), token());
+        assert!(meet(&ours, &ours).unwrap());
+        assert!(is_stranger(&meet(&ours, &theirs).unwrap_err()));
+        assert!(!ours.fits(&theirs.check()) && ours.fits(&ours.check()));
+        assert_ne!(ours.name(), theirs.name());
+        // Both halves count.
+        let mixed = Arc::new(ours.with(b"a secret of the job's"));
+        assert!(is_stranger(&meet(&ours, &mixed).unwrap_err()));
+        assert!(is_stranger(&meet(&Arc::new(ours.with(b"another")), &mixed).unwrap_err()));
+    }
+
+    #[test]
+    fn what_was_recorded_opens_nothing() {
+        let token = token();
+        let claim = Claim::new(&token, b"smddp-tthe words").unwrap();
+        let (first, reply) = Challenge::new(token.clone(), claim.words().to_vec()).unwrap();
+        let proof = claim.prove(&reply).unwrap();
+        assert!(first.is_met_by(&proof));
+        // The same words again: another nonce, so the proof of then is none now, nor is the listener's own answer.
+        let (again, other) = Challenge::new(token.clone(), claim.words().to_vec()).unwrap();
+        assert!(!again.is_met_by(&proof) && !again.is_met_by(&reply[REPLY - 32..]));
+        assert!(!again.is_met_by(&other[REPLY - 32..]));
+        // And a caller takes no answer that was given to other words.
+        let next = Claim::new(&token, b"smddp-tthe words").unwrap();
+        assert!(is_stranger(&next.prove(&reply).unwrap_err()));
+    }
+
+    #[test]
+    fn every_byte_of_words_answer_and_proof_counts() {
+        let token = token();
+        let claim = Claim::new(&token, b"smddp-tthe words").unwrap();
+        for at in 0..claim.words().len() {
+            let mut words = claim.words().to_vec();
+            words[at] ^= 1;
+            let (_, reply) = Challenge::new(token.clone(), words).unwrap();
+            assert!(claim.prove(&reply).is_err(), "byte {at} of the words");
+        }
+        let (challenge, reply) = Challenge::new(token.clone(), claim.words().to_vec()).unwrap();
+        for at in 0..REPLY {
+            let mut reply = reply;
+            reply[at] ^= 1;
+            assert!(claim.prove(&reply).is_err(), "byte {at} of the answer");
+        }
+        let proof = claim.prove(&reply).unwrap();
+        for at in 0..PROOF {
+            let mut proof = proof;
+            proof[at] ^= 1;
+            assert!(!challenge.is_met_by(&proof), "byte {at} of the proof");
+        }
+        assert!(!challenge.is_met_by(&proof[..31]) && !challenge.is_met_by(&[]));
+        assert_eq!(format!("{token:?}"), "Token(..)");
+    }
+}
