@@ -13,6 +13,7 @@ use super::layout::STAGING;
 use super::lending::{Lending, Lent};
 use super::memory::Memory;
 use super::pool::Pool;
+use super::questions;
 use super::service::Service;
 use crate::fork::PerProcess;
 use crate::lock;
@@ -86,6 +87,9 @@ impl Endpoint {
             Uninherited::new(listener.into()),
             Host { me: id, memory: fd, bell: bell.clone(), lending: lending.clone() },
         );
+        if let Some((listener, host)) = questions::open() {
+            service.answer(listener, host);
+        }
         Ok(Self {
             address: UnixAddress { id, socket, memory: bytes as u64 },
             memory,

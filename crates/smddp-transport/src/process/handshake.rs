@@ -70,7 +70,7 @@ fn parse(bytes: &[u8; HELLO]) -> io::Result<(Id, Id)> {
 }
 
 /// The other end's pid, if it is this user's, as the kernel saw them.
-fn same_user(stream: impl AsFd) -> io::Result<u32> {
+pub(super) fn same_user(stream: impl AsFd) -> io::Result<u32> {
     let found = rustix::net::sockopt::socket_peercred(stream)?;
     let (uid, mine) = (found.uid.as_raw(), rustix::process::geteuid().as_raw());
     if uid == mine {

@@ -4,6 +4,7 @@ pub(crate) mod bell;
 pub(crate) mod callers;
 mod control;
 pub(crate) mod endpoint;
+mod frames;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod handshake;
@@ -13,6 +14,7 @@ pub(crate) mod memory;
 pub(crate) mod order;
 mod owner;
 pub(crate) mod pool;
+pub(crate) mod questions;
 mod service;
 mod sync;
 
@@ -20,8 +22,10 @@ pub(crate) use bell::Bell;
 pub use bell::Sleeper;
 pub use endpoint::Endpoint;
 pub(crate) use endpoint::random;
+pub use frames::{frames_from, whereabouts};
 pub use handshake::PROTOCOL;
 pub(crate) use handshake::{Id, UnixAddress, listen};
 pub use lending::{Lent, Maker};
 pub(crate) use owner::Owner;
 pub(crate) use pool::Region;
+pub use questions::{Question, answer_with, ask};
