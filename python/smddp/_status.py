@@ -109,7 +109,9 @@ def _write(told: Sequence[dict[str, Any]], folder: Path) -> None:
 
 def lines(told: Sequence[dict[str, Any]], failed: dict[int, str]) -> list[str]:
     """A table: a row for each group of each process."""
-    rows = [("RANK", "PID", "GROUP", "IN GROUP", "DOES", "FOR", "LAST FINISHED", "MOVED BY", "AT")]
+    rows: list[tuple[str, ...]] = [
+        ("RANK", "PID", "GROUP", "IN GROUP", "DOES", "FOR", "LAST FINISHED", "MOVED BY", "AT")
+    ]
     for one in told:
         for group in one["groups"] or [None]:
             rows.append(_row(one, group))

@@ -11,7 +11,7 @@ from typing import Any
 
 def merged(dumps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One process for each rank, one line for each of its groups, one bar for each operation; what never ended
-    reaches to the time of its dump. Times are microseconds since the first operation of all, by the hosts' own clocks."""
+    reaches to the time of its dump. Times are microseconds since the first operation of all, by each host's clock."""
     starts = [op["submitted_ns"] for dump in dumps for group in dump["groups"] for op in group["operations"]]
     first = min(starts, default=0)
     events: list[dict[str, Any]] = []
