@@ -79,6 +79,10 @@ def _gather(asked: Sequence[int], what: int) -> tuple[list[dict[str, Any]], dict
     told, failed = [], {}
     for pid in asked or pids():
         try:
+            # Its socket would take the question up all the same.
+            if _state(pid) in ("T", "t"):
+                failed[pid] = "stopped (by a signal or a debugger)"
+                continue
             told.append(ask(pid, what))
         except PermissionError as error:
             if asked:
@@ -89,13 +93,17 @@ def _gather(asked: Sequence[int], what: int) -> tuple[list[dict[str, Any]], dict
     return told, failed
 
 
-def _why(pid: int, error: Exception) -> str:
+def _state(pid: int) -> str:
+    """The kernel's letter; "" where there is no such process."""
     try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
     except OSError:
+        return ""
+
+
+def _why(pid: int, error: Exception) -> str:
+    if not _state(pid):
         return "no such process"
-    if state in "Tt":
-        return "stopped (by a signal or a debugger)"
     return "no group of smddp is open there" if isinstance(error, ConnectionRefusedError) else f"no answer: {error}"
 
 

@@ -26,7 +26,7 @@ from smddp import _status, _trace
 from backend.ranks import Pool
 
 SECONDS = 60.0
-DEADLINE = datetime.timedelta(seconds=1.5)
+DEADLINE = datetime.timedelta(seconds=0.7)
 _HERE = re.escape(Path(__file__).name)
 
 
@@ -83,7 +83,9 @@ def _a_sleeper_is_named() -> None:
         assert "3 of 4 ranks arrived" in text, text
     text = _deadline_passes([0, 1], 1, "two")
     if dist.get_rank() == 0:
-        assert re.search(rf"rank 1 is in no call.*last finished barrier #\d+.*{_HERE}:\d+ in asleep_in_user", text), text
+        assert re.search(rf"rank 1 is in no call.*last finished barrier #\d+.*{_HERE}:\d+ in asleep_in_user", text), (
+            text
+        )
 
 
 def _another_group_is_named() -> None:
@@ -115,9 +117,9 @@ def _a_stopped_one_is_told() -> None:
             assert _status._gather([pids[1]], 2)[1][pids[1]].startswith("stopped")
         finally:
             os.kill(pids[1], signal.SIGCONT)
+            _store().add("stopped", 1)
     elif dist.get_rank() == 1:
-        with pytest.raises(smddp.CollectiveTimeoutError):
-            dist.all_reduce(torch.ones(2), group=group)
+        asleep_in_user_code("stopped", 1)
     dist.barrier()
 
 
@@ -155,11 +157,11 @@ def _a_dump_has_every_call() -> None:
         dist.all_reduce(torch.ones(5), group=group)
     dist.broadcast(torch.ones(3, dtype=torch.int32), src=2, group=group)
     told = next(one for one in smddp.dump()["groups"] if one["name"] == group.communicator.name)
-    calls = [(one["what"], one["bytes"], one["outcome"]) for one in told["operations"]]
-    assert calls == [(f"all_reduce #{n}", 20, "ok") for n in range(3)] + [("broadcast #3", 12, "ok")], calls
+    calls = [(one["what"], one["bytes"], one["outcome"]) for one in told["operations"][-4:]]
+    assert calls == [(f"all_reduce #{n}", 20, "ok") for n in range(1, 4)] + [("broadcast #4", 12, "ok")], calls
     times = [(one["submitted_ns"], one["ended_ns"]) for one in told["operations"]]
     assert all(begun <= ended < time.time_ns() + 1e9 for begun, ended in times) and times == sorted(times), times
-    assert "root 2" in told["operations"][3]["call"]
+    assert "root 2" in told["operations"][-1]["call"]
     dist.barrier()
 
 

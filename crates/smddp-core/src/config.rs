@@ -13,7 +13,9 @@ use smddp_transport::interface::{Family, Wanted};
 use smddp_transport::joint::Between;
 
 pub use self::values::{DevicePath, parse_bytes};
-use self::values::{Written, algorithm, as_it_is, bytes, micros, named, operations, seconds, some, tune, wanted};
+use self::values::{
+    Written, algorithm, as_it_is, bytes, micros, named, operations, seconds, some, tune, wanted,
+};
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
 use crate::network;

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::Duration;
 
 use smddp_plan::Topology;
+use smddp_transport::Head;
 use smddp_transport::fork::PerProcess;
 use smddp_transport::process::{Question, answer_with};
-use smddp_transport::Head;
 
 use self::clock::{Clock, ticks};
 pub(crate) use self::ring::Outcome;
@@ -151,7 +151,9 @@ fn doing(key: u64) -> String {
         None => "is in no call of this group".to_owned(),
     };
     match last {
-        Some(entry) => text += &format!(" (last finished {}, {} ago)", Recorder::numbered(&entry), ago(entry.ended)),
+        Some(entry) => {
+            text += &format!(" (last finished {}, {} ago)", Recorder::numbered(&entry), ago(entry.ended))
+        }
         None => text += " (none finished before)",
     }
     for other in others {

@@ -74,7 +74,8 @@ impl Ring {
         // Release by a fence: whoever reads any of what follows sees that the row is being written.
         fence(Ordering::Release);
         let start = if started { now } else { 0 };
-        for (at, word) in [(1, head.what), (2, head.count), (3, bytes), (4, now), (5, start), (6, 0), (7, 0)] {
+        for (at, word) in [(1, head.what), (2, head.count), (3, bytes), (4, now), (5, start), (6, 0), (7, 0)]
+        {
             row.set(at, word);
         }
         row.0[0].store(seq + 1, Ordering::Release);
@@ -144,7 +145,10 @@ mod tests {
         let found = ring.entries();
         let seen: Vec<_> = found.iter().map(|e| (e.seq, e.head.what, e.ended, e.outcome)).collect();
         let ok = Outcome::Ok;
-        assert_eq!(seen, [(2, 2, 23, ok), (3, 3, 33, ok), (4, 4, 43, Outcome::Failed), (5, 5, 0, Outcome::Running)]);
+        assert_eq!(
+            seen,
+            [(2, 2, 23, ok), (3, 3, 33, ok), (4, 4, 43, Outcome::Failed), (5, 5, 0, Outcome::Running)]
+        );
     }
 
     #[test]

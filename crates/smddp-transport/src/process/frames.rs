@@ -85,7 +85,11 @@ impl Source {
                 Err(_) => {}
             }
         }
-        if text.is_empty() { Err("it takes no signals") } else { Ok(String::from_utf8_lossy(&text).into_owned()) }
+        if text.is_empty() {
+            Err("it takes no signals")
+        } else {
+            Ok(String::from_utf8_lossy(&text).into_owned())
+        }
     }
 }
 
