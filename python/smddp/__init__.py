@@ -27,7 +27,7 @@ _FROM_CORE = (
     "__version__",
 )
 
-__all__ = ["info", "paths", "traffic", *_FROM_CORE]
+__all__ = ["dump", "info", "paths", "traffic", *_FROM_CORE]
 
 
 def info() -> dict[str, Any]:
@@ -60,6 +60,24 @@ def traffic() -> list[dict[str, Any]]:
     from smddp._info import traffic as counted
 
     return counted()
+
+
+def dump(path: str | None = None) -> dict[str, Any]:
+    """What the recorder has: each open group's newest operations (SMDDP_RECORDER of them), their times and ends.
+
+    path: a file that gets the same as JSON, for `smddp trace`. Times end in _ns, nanoseconds since 1970; a call that
+    is not over has none for its end. Raises OSError where the file cannot be written.
+    """
+    import json
+
+    from smddp._native import core
+
+    text = core().dump()
+    if path is not None:
+        with open(path, "w") as file:
+            file.write(text)
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 def __getattr__(name: str) -> Any:

@@ -155,6 +155,16 @@ def cuda(start: bool = True) -> dict[str, Any]:
 def fabric() -> list[str]:
     """What libfabric offers here and why it would be used or not, in lines. Opens the library."""
 
+def dump() -> str:
+    """What the recorder has of this process's groups, as JSON."""
+
+def stacks() -> bool:
+    """Whether the settings let others be told where the main thread is."""
+
+def frames_from(signal: int, pipe: int, inner: Sequence[str]) -> None:
+    """From now on `signal` has the main thread write its frames into the other end of `pipe`, a descriptor that is the
+    core's from now on. Frames of files under `inner` are left out where others are."""
+
 def shutdown() -> None:
     """Leave all groups in good order and stop the helper threads (the interpreter's exit hook)."""
 

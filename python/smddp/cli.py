@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`smddp info`, `smddp doctor` and `smddp bench`. Returns the exit status."""
+    """`smddp info`, `doctor`, `status`, `trace` and `bench`. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="smddp", description="Collective communication for training.")
     parser.add_argument("--version", action="store_true", help="the version, and that of the torch beside it")
     commands = parser.add_subparsers(dest="command")
@@ -25,6 +25,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     from smddp.doctor import command
 
     command.arguments(doctor)
+    status = commands.add_parser("status", help="what live jobs of this user on this machine are doing")
+    status.add_argument("pid", nargs="*", type=int, help="these processes alone")
+    status.add_argument("--all", action="store_true", help="every process of this user (as without PID)")
+    status.add_argument("--json", action="store_true", help="the same for programs")
+    status.add_argument("--watch", nargs="?", type=float, const=2.0, metavar="SECONDS", help="again every 2 seconds")
+    status.add_argument("--dump", metavar="DIR", help="write what their recorders have there, one file for each")
+    trace = commands.add_parser("trace", help="the ranks' dumps as one trace for Perfetto or chrome://tracing")
+    trace.add_argument("dumps", nargs="+", metavar="DUMP", help="files of smddp.dump(), --dump or SMDDP_DUMP_DIR")
+    trace.add_argument("-o", "--output", default="trace.json")
     commands.add_parser("bench", help="measure collectives on this machine or across machines", add_help=False)
     given = list(sys.argv[1:] if argv is None else argv)
     if given[:1] == ["bench"]:
@@ -34,12 +43,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.version:
         return _version()
     if arguments.command is None:
-        parser.error("a command is missing: info, doctor or bench")
-    if arguments.ranks is not None and arguments.ranks < 1:
-        parser.error(f"--ranks must be at least 1, got {arguments.ranks}")
+        parser.error("a command is missing: info, doctor, status, trace or bench")
+    ranks = getattr(arguments, "ranks", None)
+    if ranks is not None and ranks < 1:
+        parser.error(f"--ranks must be at least 1, got {ranks}")
     try:
         if arguments.command == "doctor":
             return command.run(arguments, _columns())
+        if arguments.command == "status":
+            from smddp import _status
+
+            return _status.main(arguments.pid, arguments.json, arguments.watch, arguments.dump)
+        if arguments.command == "trace":
+            from smddp import _trace
+
+            return _trace.main(arguments.dumps, arguments.output)
         return _info(arguments.ranks, arguments.json)
     except BrokenPipeError:
         # Whoever reads has seen enough; nothing is left to be flushed into the closed pipe.

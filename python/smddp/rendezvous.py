@@ -12,6 +12,7 @@ from typing import Any
 
 from torch.distributed import Store
 
+from smddp import stacks
 from smddp._native import core
 from smddp.errors import translate
 
@@ -44,6 +45,7 @@ def connect(store: Store, name: str, rank: int, size: int, timeout: float, globa
     cannot reach each other or one of them could not make the group at all.
     """
     native = core()
+    stacks.offer()
     try:
         return native.Comm.make(store, name, rank, size, timeout)
     except native.Error as error:

@@ -14,7 +14,8 @@ use smddp_transport::joint::Between;
 
 pub use self::values::{DevicePath, parse_bytes};
 use self::values::{
-    Written, a_second_or_more, algorithm, as_it_is, bytes, micros, named, seconds, some, tune, wanted,
+    Written, a_second_or_more, algorithm, as_it_is, bytes, micros, named, operations, seconds, some, tune,
+    wanted,
 };
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
@@ -147,6 +148,12 @@ settings! {
     SMDDP_DEBUG = "WARN", own, debug: Level = named;
     /// write it to this file instead; %h is the host, %p the process
     SMDDP_DEBUG_FILE = "", own, debug_file: Option<String> = some(as_it_is);
+    /// operations of each group that the recorder keeps, newest first, 64 bytes each; 0: none
+    SMDDP_RECORDER = "1024", own, recorder: usize = operations;
+    /// a folder where each process leaves what its recorder has when a group fails, as smddp-HOST-PID.json
+    SMDDP_DUMP_DIR = "", own, dump_dir: Option<PathBuf> = some(as_it_is);
+    /// 0: no Python line of the main thread is told to other ranks and to `smddp status`; no signal is used
+    SMDDP_STACKS = "1", own, stacks: bool = named;
 }
 
 /// What launchers and other libraries say, which are no settings of ours.

@@ -8,6 +8,7 @@ use crate::device::Enqueued;
 use crate::error::Error;
 use crate::head::{self, call};
 use crate::op::Operation;
+use crate::recorder;
 use crate::report;
 use crate::types::DType;
 
@@ -46,7 +47,7 @@ pub(crate) fn mismatch(
 }
 
 pub(crate) fn timeout(group: &Group, name: &str, op: &Operation) -> Error {
-    let (missing, detail) = absent(group, op.seq);
+    let (missing, detail) = absent(group, name, op);
     let what = numbered(op.collective, op.seq);
     Error::Timeout { what, group: name.to_owned(), after: op.timeout, missing, detail }
 }
@@ -67,7 +68,8 @@ pub(crate) fn stuck(name: &str, enqueued: &Enqueued) -> Error {
 
 /// The ranks that operation `seq` is known to lack, and that in words. A rank that has begun it and does not answer any
 /// more is one of them: its host may be without power.
-fn absent(group: &Group, seq: u64) -> (Vec<usize>, String) {
+fn absent(group: &Group, name: &str, op: &Operation) -> (Vec<usize>, String) {
+    let seq = op.seq;
     let (me, size, silent) = (group.rank(), group.size(), group.silent());
     let (mut late, mut unknown) = (Vec::new(), Vec::new());
     for rank in (0..size).filter(|&rank| rank != me) {
@@ -85,6 +87,7 @@ fn absent(group: &Group, seq: u64) -> (Vec<usize>, String) {
             text += &format!(", missing: {}", report::list(group, &late));
         }
         parts.push(text);
+        parts.extend(doing(group, name, &late));
         if !unknown.is_empty() {
             parts.push(format!("not known: {}, of which no answer came", report::list(group, &unknown)));
         }
@@ -108,6 +111,16 @@ fn absent(group: &Group, seq: u64) -> (Vec<usize>, String) {
     let missing = (0..size).filter(|r| late.contains(r) || silent.contains(r)).collect();
     (missing, parts.join("; "))
 }
+
+/// What the first of these ranks do, which have not arrived: they are asked.
+fn doing(group: &Group, name: &str, late: &[usize]) -> Vec<String> {
+    let said = |&rank: &usize| (rank, group.doing(rank, recorder::about(name, rank)));
+    let asked = late.iter().take(ASKED).map(said).filter(|(_, doing)| !doing.is_empty());
+    asked.map(|(rank, doing)| format!("rank {rank} {doing}")).collect()
+}
+
+/// So many of the ranks that are missing are asked what they do.
+const ASKED: usize = 3;
 
 pub(crate) fn lost(group: &Group, name: &str, what: String, rank: usize, how: &str) -> Error {
     Error::PeerLost {

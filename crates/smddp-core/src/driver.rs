@@ -18,6 +18,7 @@ use crate::head;
 use crate::ledger::Record;
 use crate::op::Operation;
 use crate::p2p::{PointToPoint, Request};
+use crate::recorder::{Outcome, Recorder};
 use crate::report;
 use crate::steps::Progress;
 
@@ -58,6 +59,7 @@ pub(crate) struct Driver {
     pub(crate) finished: u64,
     pub(crate) record: Record,
     tally: Arc<Tally>,
+    recorder: Arc<Recorder>,
     /// The last poll moved a collective.
     advanced: bool,
     pub(crate) name: String,
@@ -73,7 +75,7 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    pub(crate) fn new(group: Group, name: String, tally: Arc<Tally>) -> Self {
+    pub(crate) fn new(group: Group, name: String, tally: Arc<Tally>, recorder: Arc<Recorder>) -> Self {
         let messages = PointToPoint::new(group.rank(), group.size());
         Self {
             group,
@@ -83,6 +85,7 @@ impl Driver {
             finished: 0,
             record: Record::default(),
             tally,
+            recorder,
             advanced: false,
             name,
             spare: None,
@@ -99,6 +102,7 @@ impl Driver {
         if !head::is_leaving(op.bound.head) {
             self.record.add(op.bound.head);
         }
+        self.recorder.submitted(op.seq, op.bound.head, op.bound.bytes, self.queue.is_empty());
         self.next += 1;
         self.queue.push_back(op);
         self.next - 1
@@ -174,6 +178,7 @@ impl Driver {
                     self.finished = op.seq + 1;
                     self.tally.add(op.collective, op.bound.choice.algorithm, op.bound.bytes);
                     if let Some(op) = self.queue.pop_front() {
+                        self.recorder.ended(op.seq, Outcome::Ok, self.queue.front().map(|op| op.seq));
                         self.over(op);
                     }
                 }
@@ -305,6 +310,7 @@ impl Driver {
     /// The group is over: everything that waits ends with `error`, and the others are told.
     pub(crate) fn fail(&mut self, error: &Error) {
         let heard = self.heard.take().filter(|(about, _)| about == error);
+        self.recorder.failed(&error.to_string());
         self.group.poison(&heard.map_or_else(|| report::own(self.group.rank(), error), |(_, report)| report));
         self.end(error);
     }
@@ -312,6 +318,7 @@ impl Driver {
     /// All that waits here ends with `error`.
     pub(crate) fn end(&mut self, error: &Error) {
         for mut op in self.queue.drain(..) {
+            self.recorder.ended(op.seq, Outcome::Failed, None);
             if let Some(work) = op.work.take() {
                 work.finish(Err(error.clone()));
             }

@@ -1,5 +1,7 @@
 //! What was found, the settings, the exit hook, the bench.
 
+use std::os::fd::{FromRawFd, OwnedFd};
+
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use smddp_core::config::SETTINGS;
@@ -85,6 +87,27 @@ pub(crate) fn fabric(py: Python<'_>) -> PyResult<Vec<String>> {
 #[pyfunction]
 pub(crate) fn shutdown(py: Python<'_>) {
     py.detach(smddp_core::shutdown);
+}
+
+/// What the recorder has of this process's groups, as JSON.
+#[pyfunction]
+pub(crate) fn dump(py: Python<'_>) -> String {
+    py.detach(smddp_core::dump)
+}
+
+/// Whether the settings let others be told where the main thread is.
+#[pyfunction]
+pub(crate) fn stacks() -> bool {
+    smddp_core::Config::get().is_ok_and(|config| config.stacks)
+}
+
+/// From now on `signal` has the main thread write its frames into `pipe`'s other end, and whoever asks is told them. Files
+/// under `inner` are left out. The descriptor is the core's from now on.
+#[pyfunction]
+pub(crate) fn frames_from(signal: i32, pipe: i32, inner: Vec<String>) {
+    // SAFETY: the caller has made the pipe for this and gives its end away.
+    let pipe = unsafe { OwnedFd::from_raw_fd(pipe) };
+    smddp_core::frames_from(signal, pipe, inner);
 }
 
 /// The smddp-bench program.

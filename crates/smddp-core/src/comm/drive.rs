@@ -12,6 +12,7 @@ use crate::device::Completion;
 use crate::driver::{Driver, Item};
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
+use crate::recorder;
 use crate::sync::lock;
 use crate::wait::{AboutToSleep, Backoff, Rounds};
 use crate::work::{Shared, interrupted};
@@ -197,6 +198,9 @@ impl Inner {
         if let Some(first) = self.poison.get() {
             log::say(Level::Info, &format!("group `{}` failed: {first}", self.name));
             driver.fail(first);
+            if let Some(folder) = &self.config.dump_dir {
+                recorder::write(folder);
+            }
         }
     }
 

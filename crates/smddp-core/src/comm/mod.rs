@@ -29,6 +29,7 @@ use crate::key::Key;
 use crate::log::{self, Level};
 use crate::network::{Known, Origin};
 use crate::p2p::{Direction, Request};
+use crate::recorder::{self, Recorder};
 use crate::sync::lock;
 use crate::types::{DType, RedOp};
 use crate::wait::SpinPolicy;
@@ -112,8 +113,11 @@ impl Communicator {
             FALLBACK.get_or_init(Config::default)
         });
         let tally = Arc::new(Tally::default());
+        let told = (name, if way.is_empty() { "shm" } else { way.as_str() });
+        let recorder = Recorder::new(told, rank, &facts.topology, tally.clone(), config.recorder);
+        group.about(recorder::about(name, rank));
         let comm = Self(Arc::new(Inner {
-            driver: Mutex::new(Driver::new(group, name.to_owned(), tally.clone())),
+            driver: Mutex::new(Driver::new(group, name.to_owned(), tally.clone(), recorder)),
             tally,
             cache: Mutex::default(),
             inbox: Mutex::default(),

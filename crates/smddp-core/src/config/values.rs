@@ -60,6 +60,12 @@ pub(super) fn tune(text: &str) -> Read<Table> {
     Table::parse(&lines).map_err(|e| e.to_string())
 }
 
+/// A bounded number of them.
+pub(super) fn operations(text: &str) -> Read<usize> {
+    let found = text.parse().ok().filter(|&number| number <= 1 << 20);
+    found.ok_or_else(|| format!("a number from 0 to {}", 1 << 20))
+}
+
 pub(super) fn micros(text: &str) -> Read<Duration> {
     text.parse().map(Duration::from_micros).map_err(|_| "whole microseconds".to_owned())
 }

@@ -10,6 +10,7 @@ use crate::call::numbered;
 use crate::describe;
 use crate::error::Error;
 use crate::head;
+use crate::recorder::Outcome;
 use crate::report;
 
 /// What became of a rank that needs this group no more.
@@ -188,8 +189,9 @@ impl Driver {
     pub(crate) fn leave_alone(&mut self, why: &str) {
         if self.leaves()
             && let Some(op) = self.queue.pop_front()
-            && let Some(work) = op.work
         {
+            self.recorder.ended(op.seq, Outcome::Failed, None);
+            let Some(work) = op.work else { return };
             work.finish(Err(Error::Closed { group: self.name.clone(), why: why.to_owned() }));
         }
     }

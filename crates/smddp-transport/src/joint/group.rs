@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::reach::{InletRoute, OutletRoute, Reach, Routes, Wired};
 use crate::net::channels::Net;
-use crate::process::Sleeper;
+use crate::process::{Sleeper, questions};
 use crate::shm::{Board, Near};
 use crate::{Envelope, Fault, Head, MessageId, Mismatch, PointToPoint, Wiring};
 
@@ -186,6 +186,22 @@ impl Group {
         let (near, reach) = (&self.near, &self.reach);
         let mates = || (0..reach.size()).filter_map(|rank| reach.local(rank));
         far.net.survey(&reach.elsewhere(), |seq| mates().any(|mate| !near.arrived(mate, seq)));
+    }
+
+    /// Questions about this rank, in this process or from elsewhere, come with that number.
+    pub fn about(&self, about: u64) {
+        if let Some(far) = &self.far {
+            far.net.about(about);
+        }
+    }
+
+    /// What `rank` does, in its own words: asked now where it shares this node, else what it said in the survey. `about`: the
+    /// number of questions about it. Empty where it said nothing. May take a second.
+    pub fn doing(&self, rank: usize, about: u64) -> String {
+        match self.way_to(rank) {
+            Err(net) => net.doing(rank).to_owned(),
+            Ok(local) => self.near.pid(local).map_or_else(String::new, |pid| questions::doing(pid, about)),
+        }
     }
 
     /// Ranks whose processes did not answer when they were asked so.

@@ -36,6 +36,8 @@ struct RankState {
     answered: bool,
     /// It was asked, and nothing came.
     silent: bool,
+    /// What it said that it does, when it was asked.
+    doing: String,
     /// Anything was sent to it or came from it.
     met: bool,
     /// Classes (bits) on which anything was sent to it, and on which it said goodbye.
@@ -306,6 +308,18 @@ impl Net {
     /// Whether something of `rank` is waited for in operation `seq`, which it is not known to have begun.
     pub(crate) fn awaits(&self, rank: usize, seq: u64) -> bool {
         self.state.awaits(rank, seq)
+    }
+
+    /// What questions about this rank are about.
+    pub(crate) fn about(&self, about: u64) {
+        if let Some(listeners) = &self.listeners {
+            listeners.about(about);
+        }
+    }
+
+    /// What a rank said in the survey that it does.
+    pub(crate) fn doing(&self, rank: usize) -> &str {
+        &self.state.peers[rank].doing
     }
 
     /// Ranks that did not answer the survey.

@@ -13,6 +13,7 @@ use super::layout::STAGING;
 use super::lending::{Lending, Lent};
 use super::memory::Memory;
 use super::pool::Pool;
+use super::questions;
 use super::service::Service;
 use super::trusted::Trusted;
 use crate::fork::PerProcess;
@@ -95,6 +96,9 @@ impl Endpoint {
                 trusted: trusted.clone(),
             },
         );
+        if let Some((listener, host)) = questions::open() {
+            service.answer(listener, host);
+        }
         Ok(Self {
             address: UnixAddress { id, socket, memory: bytes as u64 },
             memory,

@@ -69,13 +69,21 @@ fn parse(bytes: &[u8; HELLO]) -> io::Result<(Id, Id)> {
 }
 
 /// The other end's pid, if it is this user's, as the kernel saw them.
-fn same_user(stream: impl AsFd) -> io::Result<u32> {
+pub(super) fn same_user(stream: impl AsFd) -> io::Result<u32> {
     let found = rustix::net::sockopt::socket_peercred(stream)?;
     let (uid, mine) = (found.uid.as_raw(), rustix::process::geteuid().as_raw());
     if uid == mine {
         return Ok(found.pid.as_raw_nonzero().get().cast_unsigned());
     }
     Err(io::Error::other(format!("the other end runs as user {uid}, this process as user {mine}")))
+}
+
+/// Who is at the other end of a unix socket, for a log.
+pub(super) fn name_of(caller: BorrowedFd<'_>) -> String {
+    match rustix::net::sockopt::socket_peercred(caller) {
+        Ok(found) => format!("user {}, pid {}", found.uid.as_raw(), found.pid.as_raw_nonzero()),
+        Err(_) => "somebody".to_owned(),
+    }
 }
 
 /// A listener that does not block.
@@ -115,10 +123,7 @@ impl callers::Host for Host {
     }
 
     fn name(&self, caller: BorrowedFd<'_>) -> String {
-        match rustix::net::sockopt::socket_peercred(caller) {
-            Ok(found) => format!("user {}, pid {}", found.uid.as_raw(), found.pid.as_raw_nonzero()),
-            Err(_) => "somebody".to_owned(),
-        }
+        name_of(caller)
     }
 
     fn answer(&self, caller: Uninherited<OwnedFd>, words: &[u8]) -> Option<(Uninherited<OwnedFd>, Stage)> {

@@ -438,6 +438,11 @@ impl Near {
         }
     }
 
+    /// The process of a rank.
+    pub(crate) fn pid(&self, rank: usize) -> Option<u32> {
+        self.ranks.remotes.get(rank).map(|remote| remote.card.pid)
+    }
+
     pub fn far(&self) -> bool {
         self.distance.far()
     }

@@ -52,11 +52,14 @@ impl Net {
             return;
         };
         while !survey.over() && Instant::now() < until && !self.told() {
-            for (peer, begun) in survey.go_on(TURN) {
-                let state = &mut self.state;
-                state.peers[peer].silent = begun.is_none();
-                state.peers[peer].answered = begun.is_some();
-                state.peers[peer].begun = state.peers[peer].begun.max(begun.unwrap_or(0));
+            for (peer, answer) in survey.go_on(TURN) {
+                let state = &mut self.state.peers[peer];
+                state.silent = answer.is_none();
+                state.answered = answer.is_some();
+                if let Some(answer) = answer {
+                    state.begun = state.begun.max(answer.begun);
+                    state.doing = answer.doing;
+                }
             }
             self.wire.poll(&mut self.state);
         }

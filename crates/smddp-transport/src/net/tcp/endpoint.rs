@@ -10,11 +10,13 @@ use std::time::Duration;
 
 use super::dial::advice;
 use super::hello::{self, HELLO, Purpose, TcpAddress, parse};
+use super::survey;
 use crate::fork::{self, PerProcess};
 use crate::lock;
 use crate::net::interface::{self, ChosenInterface, Family, Wanted};
 use crate::own::Uninherited;
 use crate::process::callers::{Host, Stage};
+use crate::process::questions::{Question, tell};
 use crate::process::{Bell, Endpoint, Id, random};
 use crate::token::{SALT, Token};
 use crate::warn::warn;
@@ -31,6 +33,8 @@ pub(super) struct Inbox {
     fresh: AtomicBool,
     /// Operations that this rank has begun, for those who ask.
     pub(super) begun: AtomicU64,
+    /// What questions about this rank are about.
+    pub(super) about: AtomicU64,
     watchers: Mutex<Watchers>,
     /// Callers that were sent away.
     refused: AtomicU64,
@@ -214,9 +218,10 @@ impl Host for Reception {
         let outcome = match purpose {
             Purpose::Class(class) => inbox.class(rank, class, stream).inspect(|()| self.bell.ring()),
             Purpose::Ask => {
-                // Eight bytes fit any socket buffer.
+                // So few bytes fit any socket buffer.
                 let begun = inbox.begun.load(Ordering::Acquire);
-                let _ = (&*stream).write_all(&begun.to_le_bytes());
+                let doing = tell(Question::Doing(inbox.about.load(Ordering::Relaxed)));
+                let _ = (&*stream).write_all(&survey::answer(begun, &doing));
                 Ok(())
             }
             Purpose::Watch => lock(&inbox.watchers).add(stream, WATCHERS * inbox.size),

@@ -61,6 +61,11 @@ impl Listeners {
         Survey::new(self.credential.clone(), peers.iter().filter_map(address))
     }
 
+    /// What questions about this rank are about, for whoever answers them.
+    pub(crate) fn about(&self, about: u64) {
+        self.door.inbox.about.store(about, Ordering::Relaxed);
+    }
+
     /// Others may be told that this rank has begun so many operations.
     pub(crate) fn begun(&self, operations: u64) {
         self.door.inbox.begun.store(operations, Ordering::Release);

@@ -8,6 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::dial::{Dial, lacking, silent};
 use super::hello::{Credential, Purpose, TcpAddress};
+use crate::process::questions::LONGEST_WORDS;
 
 /// A host that has not taken up a connection by then is silent: a first packet that was lost is sent again after a second.
 const PATIENCE: Duration = Duration::from_millis(1500);
@@ -24,35 +25,66 @@ struct Question {
     address: TcpAddress,
     dial: Dial,
     since: Instant,
-    answer: [u8; 8],
-    heard: usize,
+    answer: Vec<u8>,
+}
+
+/// Of an answer: operations begun, and the length of what it does, in words.
+const FIRST: usize = 8 + 2;
+
+/// What a rank says that is asked: the operations that it has begun, and what it does.
+pub(super) fn answer(begun: u64, doing: &str) -> Vec<u8> {
+    let mut answer = begun.to_le_bytes().to_vec();
+    answer.extend((doing.len() as u16).to_le_bytes());
+    answer.extend(doing.bytes());
+    answer
+}
+
+/// An answer, when all of it is here.
+fn parse(answer: &[u8]) -> io::Result<Option<Answer>> {
+    let Some((begun, rest)) = answer.split_first_chunk() else { return Ok(None) };
+    let Some((length, words)) = rest.split_first_chunk() else { return Ok(None) };
+    let length = usize::from(u16::from_le_bytes(*length));
+    if length > LONGEST_WORDS || words.len() > length {
+        return Err(ErrorKind::InvalidData.into());
+    }
+    let text = || String::from_utf8_lossy(words).replace(char::is_control, " ");
+    Ok((words.len() == length).then(|| Answer { begun: u64::from_le_bytes(*begun), doing: text() }))
+}
+
+/// What a rank said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Answer {
+    pub(crate) begun: u64,
+    /// In words; empty where it says nothing.
+    pub(crate) doing: String,
 }
 
 impl Question {
     /// Without waiting for the connection.
     fn new(credential: &Credential, peer: usize, address: TcpAddress) -> io::Result<Self> {
         let dial = Dial::new(credential, &address, Purpose::Ask, ANSWER)?;
-        Ok(Self { peer, address, dial, since: Instant::now(), answer: [0; 8], heard: 0 })
+        Ok(Self { peer, address, dial, since: Instant::now(), answer: Vec::new() })
     }
 
     /// What there is to do now that the socket is ready; the answer when all of it is here.
-    fn go_on(&mut self) -> io::Result<Option<u64>> {
+    fn go_on(&mut self) -> io::Result<Option<Answer>> {
         if !self.dial.connected() {
             self.dial.say()?;
             return Ok(None);
         }
-        match (&*self.dial.socket).read(&mut self.answer[self.heard..]) {
+        let mut part = [0; FIRST + LONGEST_WORDS];
+        match (&*self.dial.socket).read(&mut part) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(bytes) => self.heard += bytes,
+            Ok(bytes) => self.answer.extend(&part[..bytes]),
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(error) => return Err(error),
         }
-        Ok((self.heard == self.answer.len()).then(|| u64::from_le_bytes(self.answer)))
+        parse(&self.answer)
     }
 }
 
-/// (rank, operations begun), or `None` for one of whose host nothing came.
-pub(crate) type Heard = (usize, Option<u64>);
+/// A rank and what it said, or `None` for one of whose host nothing came.
+pub(crate) type Heard = (usize, Option<Answer>);
 
 /// A round of questions, some of them under way. Who refuses or hangs up gives no answer.
 pub(crate) struct Survey {
@@ -82,7 +114,7 @@ impl Survey {
                 Ok(None) if call.dial.taken_up() && call.since.elapsed() >= ANSWER => {}
                 Ok(None) if call.dial.taken_up() || call.since.elapsed() < PATIENCE => return true,
                 Ok(None) => found.push((call.peer, None)),
-                Ok(Some(begun)) => found.push((call.peer, Some(begun))),
+                Ok(Some(answer)) => found.push((call.peer, Some(answer))),
                 Err(error) if silent(&error) => found.push((call.peer, None)),
                 Err(_) => {}
             }
@@ -148,15 +180,32 @@ mod tests {
         TcpAddress { socket: listener.local_addr().unwrap(), door: Default::default() }
     }
 
+    fn nine() -> Answer {
+        Answer { begun: 9, doing: "waits".to_owned() }
+    }
+
     /// Answers so many callers.
-    fn answer(listener: &TcpListener, callers: usize) {
+    fn serve(listener: &TcpListener, callers: usize) {
         for _ in 0..callers {
             let mut caller = welcome(listener.accept().unwrap().0);
             // In two parts.
-            caller.write_all(&[9, 0, 0]).unwrap();
+            let words = answer(9, "waits");
+            caller.write_all(&words[..3]).unwrap();
             caller.flush().unwrap();
-            caller.write_all(&[0; 5]).unwrap();
+            caller.write_all(&words[3..]).unwrap();
         }
+    }
+
+    #[test]
+    fn an_answer_is_whole_or_waited_for_and_a_longer_one_is_none() {
+        let words = answer(7, "in step\n");
+        let whole = Answer { begun: 7, doing: "in step ".to_owned() };
+        assert_eq!(parse(&words).unwrap(), Some(whole));
+        for end in 0..words.len() {
+            assert_eq!(parse(&words[..end]).unwrap(), None);
+        }
+        assert!(parse(&[&words[..], &[0]].concat()).is_err());
+        assert!(parse(&answer(7, &"x".repeat(LONGEST_WORDS + 1))).is_err());
     }
 
     #[test]
@@ -164,7 +213,7 @@ mod tests {
         let [silent, here, gone] = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let peers = vec![(3, address(&silent)), (5, address(&here)), (7, address(&gone))];
         drop(gone);
-        let answering = std::thread::spawn(move || answer(&here, 1));
+        let answering = std::thread::spawn(move || serve(&here, 1));
         let begun = Instant::now();
         let mut survey = Survey::new(credential(0), peers);
         let mut found = Vec::new();
@@ -173,7 +222,7 @@ mod tests {
         }
         answering.join().unwrap();
         // The one that has taken up the connection may still answer; whoever has not refused is not over.
-        assert_eq!((found, survey.over()), (vec![(5, Some(9))], false));
+        assert_eq!((found, survey.over()), (vec![(5, Some(nine()))], false));
     }
 
     #[test]
@@ -199,12 +248,12 @@ mod tests {
         let here = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = address(&here);
         let many = 303;
-        let answering = std::thread::spawn(move || answer(&here, many));
+        let answering = std::thread::spawn(move || serve(&here, many));
         let mut survey = Survey::new(credential(0), (0..many).map(|peer| (peer, address.clone())));
         let mut heard = vec![false; many];
         while !survey.over() {
             for (peer, begun) in survey.go_on(Duration::from_millis(20)) {
-                assert!(begun == Some(9) && !heard[peer], "{peer}: {begun:?}");
+                assert!(begun == Some(nine()) && !heard[peer], "{peer}: {begun:?}");
                 heard[peer] = true;
             }
             assert!(survey.calls.len() <= OF_ONE);

@@ -1,0 +1,171 @@
+//! The recorder: what each group of this process does and did last, for whoever asks, whatever its threads are doing. Always
+//! on; the driver pays two reads of the processor's counter and two cache lines for an operation.
+
+mod clock;
+mod ring;
+mod tell;
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::time::Duration;
+
+use smddp_plan::Topology;
+use smddp_transport::Head;
+use smddp_transport::fork::PerProcess;
+use smddp_transport::process::{Question, answer_with};
+
+use self::clock::{Clock, ticks};
+pub(crate) use self::ring::Outcome;
+use self::ring::{Entry, Ring};
+use crate::driver::Tally;
+use crate::head::{self, mix};
+use crate::sync::lock;
+
+/// One group's.
+pub(crate) struct Recorder {
+    name: String,
+    rank: usize,
+    size: usize,
+    nodes: usize,
+    way: String,
+    ring: Ring,
+    tally: Arc<Tally>,
+    failed: OnceLock<String>,
+    /// Operations that ended in time, whatever is still in the ring.
+    finished: AtomicU64,
+}
+
+static LIVE: PerProcess<Mutex<Vec<Weak<Recorder>>>> = PerProcess::new();
+
+/// What questions about a rank of a group are about, the same wherever it is asked.
+pub(crate) fn about(group: &str, rank: usize) -> u64 {
+    group.bytes().fold(mix(rank as u64), |word, byte| mix(word ^ u64::from(byte)))
+}
+
+impl Recorder {
+    /// Of the newest `capacity` operations. From now on this process answers questions.
+    pub(crate) fn new(
+        (name, way): (&str, &str),
+        rank: usize,
+        topology: &Topology,
+        tally: Arc<Tally>,
+        capacity: usize,
+    ) -> Arc<Self> {
+        clock::begin();
+        answer_with(answer);
+        let recorder = Arc::new(Self {
+            name: name.to_owned(),
+            rank,
+            size: topology.size(),
+            nodes: topology.nodes(),
+            way: way.to_owned(),
+            ring: Ring::new(capacity),
+            tally,
+            failed: OnceLock::new(),
+            finished: AtomicU64::new(0),
+        });
+        let mut live = lock(LIVE.get());
+        live.retain(|known| known.strong_count() > 0);
+        live.push(Arc::downgrade(&recorder));
+        recorder
+    }
+
+    /// The driver knows of an operation; `first`: nothing is before it.
+    #[inline]
+    pub(crate) fn submitted(&self, seq: u64, head: Head, bytes: usize, first: bool) {
+        self.ring.submit(seq, head, bytes as u64, ticks(), first);
+    }
+
+    /// It is over, and the next one's turn has come.
+    #[inline]
+    pub(crate) fn ended(&self, seq: u64, outcome: Outcome, next: Option<u64>) {
+        let now = ticks();
+        self.ring.end(seq, now, outcome);
+        if outcome == Outcome::Ok {
+            self.finished.store(seq + 1, Ordering::Relaxed);
+        }
+        if let Some(next) = next {
+            self.ring.start(next, now);
+        }
+    }
+
+    /// The group is dead.
+    pub(crate) fn failed(&self, why: &str) {
+        let _ = self.failed.set(why.to_owned());
+    }
+
+    /// The newest that ended, and what runs.
+    fn now(&self) -> (Option<Entry>, Option<Entry>) {
+        let entries = self.ring.entries();
+        let ended = |entry: &&Entry| entry.ended != 0;
+        (
+            entries.iter().rev().find(ended).copied(),
+            entries.iter().find(|entry| entry.ended == 0 && entry.outcome == Outcome::Running).copied(),
+        )
+    }
+
+    /// "all_reduce #1531", or the call by which a rank leaves.
+    fn numbered(entry: &Entry) -> String {
+        match head::collective(entry.head) {
+            Some(collective) if !head::is_leaving(entry.head) => crate::call::numbered(collective, entry.seq),
+            _ => head::call(entry.head),
+        }
+    }
+}
+
+fn live() -> Vec<Arc<Recorder>> {
+    lock(LIVE.get()).iter().filter_map(Weak::upgrade).collect()
+}
+
+fn answer(question: Question) -> String {
+    match question {
+        Question::Doing(key) => doing(key),
+        Question::Status => tell::process(false).to_string(),
+        Question::Dump => dump(),
+    }
+}
+
+/// The newest operations of all groups of this process, as JSON.
+pub fn dump() -> String {
+    tell::process(true).to_string()
+}
+
+pub(crate) use self::tell::write;
+
+/// "is in all_reduce #3 of this group for 1.2 s, at train.py:88 in step": what the rank does that `key` is about.
+fn doing(key: u64) -> String {
+    let clock = Clock::now();
+    let all = live();
+    let (asked, others): (Vec<_>, Vec<_>) =
+        all.iter().partition(|recorder| about(&recorder.name, recorder.rank) == key);
+    let Some(recorder) = asked.last() else {
+        return format!("has left the group, and is at {}", tell::whereabouts());
+    };
+    if recorder.ring.is_off() {
+        return format!("keeps no record (SMDDP_RECORDER=0), and is at {}", tell::whereabouts());
+    }
+    let (last, present) = recorder.now();
+    let ago = |ticks: u64| seconds(clock.since(ticks));
+    let mut text = match present {
+        Some(entry) => format!("is in {} for {}", Recorder::numbered(&entry), ago(entry.submitted)),
+        None => "is in no call of this group".to_owned(),
+    };
+    match last {
+        Some(entry) => {
+            text += &format!(" (last finished {}, {} ago)", Recorder::numbered(&entry), ago(entry.ended))
+        }
+        None => text += " (none finished before)",
+    }
+    for other in others {
+        if let (_, Some(entry)) = other.now() {
+            let call = Recorder::numbered(&entry);
+            text += &format!(", but in {call} of group `{}` for {}", other.name, ago(entry.submitted));
+            break;
+        }
+    }
+    text + &format!(", at {}", tell::whereabouts())
+}
+
+fn seconds(time: Duration) -> String {
+    format!("{:.1} s", time.as_secs_f64())
+}

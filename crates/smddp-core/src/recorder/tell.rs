@@ -1,0 +1,106 @@
+//! What the recorder has, as JSON and as a file.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use smddp_plan::{Algorithm, Collective};
+
+use super::clock::Clock;
+use super::{Entry, Outcome, Recorder, live};
+use crate::call::name_of;
+use crate::config::Config;
+use crate::head;
+use crate::log::{self, Level};
+
+pub(super) fn whereabouts() -> String {
+    smddp_transport::process::whereabouts()
+}
+
+fn host() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
+}
+
+/// This process with its groups; `all`: with every operation that is kept, else with the present and the last one.
+pub(super) fn process(all: bool) -> Value {
+    let clock = Clock::now();
+    let launch = Config::get().ok().and_then(|config| config.launch.rank.clone());
+    let groups: Vec<Value> = live().iter().map(|recorder| group(recorder, &clock, all)).collect();
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "host": host(),
+        "pid": std::process::id(),
+        "rank": launch.and_then(|rank| rank.parse::<u64>().ok()),
+        "time_ns": clock.wall(super::ticks()),
+        "at": whereabouts(),
+        "groups": groups,
+    })
+}
+
+fn group(recorder: &Recorder, clock: &Clock, all: bool) -> Value {
+    let (last, present) = recorder.now();
+    let one = |entry: Option<Entry>| entry.map(|entry| operation(&entry, clock));
+    let mut told = json!({
+        "name": recorder.name,
+        "rank": recorder.rank,
+        "size": recorder.size,
+        "nodes": recorder.nodes,
+        "way": recorder.way,
+        "error": recorder.failed.get(),
+        "finished": recorder.finished.load(std::sync::atomic::Ordering::Relaxed),
+        "present": one(present),
+        "last": one(last),
+        "taken": taken(recorder),
+    });
+    if all {
+        let entries = recorder.ring.entries();
+        told["operations"] = entries.iter().map(|entry| operation(entry, clock)).collect();
+    }
+    told
+}
+
+fn taken(recorder: &Recorder) -> Vec<Value> {
+    let ways = Collective::ALL.into_iter().flat_map(|c| Algorithm::ALL.map(|a| (c, a)));
+    ways.map(|(c, a)| (c, a, recorder.tally.get(c, a)))
+        .filter(|(.., (operations, _))| *operations > 0)
+        .map(|(c, a, (operations, bytes))| {
+            json!({"collective": name_of(c), "algorithm": a.name(), "operations": operations, "bytes": bytes})
+        })
+        .collect()
+}
+
+fn operation(entry: &Entry, clock: &Clock) -> Value {
+    let time = |ticks: u64| (ticks != 0).then(|| clock.wall(ticks));
+    let algorithm = Algorithm::ALL.get((entry.head.what >> 40 & 0xf) as usize).map(|a| a.name());
+    json!({
+        "seq": entry.seq,
+        "what": Recorder::numbered(entry),
+        "call": head::call(entry.head),
+        "algorithm": algorithm,
+        "bytes": entry.bytes,
+        "submitted_ns": time(entry.submitted),
+        "started_ns": time(entry.started),
+        "ended_ns": time(entry.ended),
+        "seconds": match entry.ended {
+            0 => clock.since(entry.submitted),
+            ended => clock.since(entry.submitted).saturating_sub(clock.since(ended)),
+        }.as_secs_f64(),
+        "outcome": match entry.outcome {
+            Outcome::Running => "running",
+            Outcome::Ok => "ok",
+            Outcome::Failed => "failed",
+        },
+    })
+}
+
+/// Leaves all that is kept in a file of that folder, whole or not at all: a group has failed.
+pub(crate) fn write(folder: &Path) {
+    let name = format!("smddp-{}-{}.json", host(), std::process::id());
+    let (path, part) = (folder.join(&name), folder.join(format!(".{name}.part")));
+    let written = std::fs::create_dir_all(folder)
+        .and_then(|()| std::fs::write(&part, process(true).to_string()))
+        .and_then(|()| std::fs::rename(&part, &path));
+    match written {
+        Ok(()) => log::say(Level::Info, &format!("what led to it is in {}", path.display())),
+        Err(error) => log::say(Level::Warn, &format!("SMDDP_DUMP_DIR: {}: {error}", path.display())),
+    }
+}

@@ -1,0 +1,151 @@
+//! Where this process's main thread is, found out without its help: on a signal Python's faulthandler writes the frames of the
+//! thread that gets it into a pipe, and never waits for the interpreter's lock.
+
+use std::os::fd::OwnedFd;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::lock;
+
+/// A thread that has not written by then is in a system call that nothing interrupts, or has the signal blocked.
+const PATIENCE: Duration = Duration::from_millis(200);
+/// What it writes comes in many small pieces; after such a pause there are no more.
+const PAUSE: Duration = Duration::from_millis(10);
+/// Others ask for the same at the same moment.
+const FRESH: Duration = Duration::from_millis(500);
+/// Bytes that are read, of more frames than are told.
+const MOST: usize = 16 << 10;
+/// Frames that are told, and bytes of a file's name.
+const TOLD: usize = 3;
+const NAME: usize = 80;
+
+struct Source {
+    signal: i32,
+    pipe: OwnedFd,
+    /// Files under these are no user's: torch's, and this library's.
+    inner: Vec<String>,
+    /// A forked child has the handler and not a pipe of its own.
+    pid: u32,
+    known: Option<(Instant, String)>,
+}
+
+static SOURCE: Mutex<Option<Source>> = Mutex::new(None);
+
+/// From now on this signal has the main thread write its frames into the other end of `pipe`. Files under `inner` are not
+/// told where others are.
+pub fn frames_from(signal: i32, pipe: OwnedFd, inner: Vec<String>) {
+    let _ = rustix::io::ioctl_fionbio(&pipe, true);
+    *lock(&SOURCE) = Some(Source { signal, pipe, inner, pid: std::process::id(), known: None });
+}
+
+/// "/home/me/train.py:88 in step < /home/me/train.py:120 in main": the innermost frame of the user's first, or why there is none.
+pub fn whereabouts() -> String {
+    let mut source = lock(&SOURCE);
+    let Some(source) = source.as_mut().filter(|source| source.pid == std::process::id()) else {
+        return "an unknown line (no stacks are taken in this process)".to_owned();
+    };
+    if let Some((at, text)) = &source.known
+        && at.elapsed() < FRESH
+    {
+        return text.clone();
+    }
+    let text = match source.read() {
+        Ok(text) => told(&text, &source.inner),
+        Err(why) => format!("an unknown line ({why})"),
+    };
+    source.known = Some((Instant::now(), text.clone()));
+    text
+}
+
+impl Source {
+    fn read(&self) -> Result<String, &'static str> {
+        // By default such a signal ends a process.
+        if !caught(self.signal) {
+            return Err("its handler was taken away");
+        }
+        let mut part = [0; 4096];
+        while matches!(rustix::io::read(&self.pipe, &mut part), Ok(1..)) {}
+        let pid = std::process::id() as libc::pid_t;
+        // SAFETY: a signal to this process's own main thread, whose number is the process's; it is caught.
+        unsafe { libc::syscall(libc::SYS_tgkill, pid, pid, self.signal) };
+        let mut text = Vec::new();
+        while text.len() < MOST {
+            let at_most = Timespec::try_from(if text.is_empty() { PATIENCE } else { PAUSE }).ok();
+            let mut fds = [PollFd::new(&self.pipe, PollFlags::IN)];
+            match poll(&mut fds, at_most.as_ref()) {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(_) => continue,
+            }
+            match rustix::io::read(&self.pipe, &mut part) {
+                Ok(0) => break,
+                Ok(bytes) => text.extend(&part[..bytes]),
+                Err(_) => {}
+            }
+        }
+        if text.is_empty() {
+            Err("it takes no signals")
+        } else {
+            Ok(String::from_utf8_lossy(&text).into_owned())
+        }
+    }
+}
+
+/// Whether the process has a handler for that signal.
+fn caught(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    (1..=64).contains(&signal) && mask >> (signal - 1) & 1 == 1
+}
+
+/// What faulthandler wrote, in one line.
+fn told(text: &str, inner: &[String]) -> String {
+    let frames: Vec<_> = text.lines().filter_map(frame).collect();
+    let user = |(file, _): &(&str, &str)| !inner.iter().any(|folder| file.starts_with(folder.as_str()));
+    let first = frames.iter().position(user).unwrap_or(0);
+    let lines = frames[first.min(frames.len())..].iter().take(TOLD).map(|(file, line)| {
+        let from = file.len().saturating_sub(NAME);
+        let from = (from..file.len()).find(|&at| file.is_char_boundary(at)).unwrap_or(0);
+        let cut = if from > 0 { "..." } else { "" };
+        let line: String = line.chars().take(NAME).collect();
+        format!("{cut}{}:{line}", &file[from..])
+    });
+    let lines: Vec<String> = lines.collect();
+    if lines.is_empty() { "no line of Python".to_owned() } else { lines.join(" < ") }
+}
+
+/// `  File "train.py", line 88 in step`: the file, and "88 in step".
+fn frame(line: &str) -> Option<(&str, &str)> {
+    line.trim_start().strip_prefix("File \"")?.rsplit_once("\", line ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STACK: &str = "Stack (most recent call first):\n  File \"/site/torch/nn.py\", line 3 in wait\n  \
+                         File \"/home/me/train.py\", line 88 in step\n  File \"/home/me/train.py\", line 120 in <module>\n";
+
+    #[test]
+    fn the_first_line_that_is_told_is_the_users() {
+        let inner = ["/site/torch/".to_owned()];
+        assert_eq!(told(STACK, &inner), "/home/me/train.py:88 in step < /home/me/train.py:120 in <module>");
+        assert!(told(STACK, &[]).starts_with("/site/torch/nn.py:3 in wait < "));
+    }
+
+    #[test]
+    fn any_text_is_told_in_bounded_words() {
+        let long = format!("  File \"{}\", line 1 in {}\n", "ü/".repeat(400), "f".repeat(600));
+        for text in ["", "Stack\n", "File \"", "File \"\", line ", &long.repeat(90)] {
+            assert!(told(text, &[]).len() < 4 * 2 * NAME, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_signal_that_nobody_handles_is_not_sent() {
+        assert!(!caught(50) && !caught(0) && !caught(65));
+    }
+}

@@ -1,0 +1,164 @@
+"""`smddp status`: asks the live processes of this user what they are doing. Their service threads answer, whatever the
+other threads do. Needs neither torch nor the core.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+_NAME = "smddp-status-"
+_MAGIC = b"smddp-q1"
+_STATUS, _DUMP = 2, 3
+_PATIENCE = 3.0
+
+
+def pids() -> list[int]:
+    """The processes of this network namespace that can be asked, this user's or not."""
+    found = set()
+    for line in Path("/proc/net/unix").read_text().splitlines():
+        name = line.rpartition(" ")[2]
+        if name.startswith(f"@{_NAME}") and name[len(_NAME) + 1 :].isdigit():
+            found.add(int(name[len(_NAME) + 1 :]))
+    return sorted(found)
+
+
+def ask(pid: int, what: int = _STATUS) -> dict[str, Any]:
+    """What that process tells. Raises OSError where it does not answer within 3 seconds or is another user's,
+    ValueError where its answer is none."""
+    until = time.monotonic() + _PATIENCE
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_PATIENCE)
+        connection.connect(f"\0{_NAME}{pid}")
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        owner = struct.unpack("3i", credentials)[1]
+        if owner != os.geteuid():
+            raise PermissionError(f"it is user {owner}'s")
+        connection.sendall(_MAGIC + struct.pack("<QQ", what, 0))
+        parts = []
+        while part := connection.recv(1 << 16):
+            parts.append(part)
+            connection.settimeout(max(until - time.monotonic(), 0.001))
+    if not parts:
+        raise ConnectionError("it hung up")
+    found = json.loads(b"".join(parts))
+    if not isinstance(found, dict):
+        raise ValueError("an answer of another version")
+    return found
+
+
+def main(asked: Sequence[int], as_json: bool, watch: float | None, folder: str | None) -> int:
+    """Tells what the processes `asked`, or all, are doing; every `watch` seconds until interrupted. Returns 1 where
+    one of them does not answer, 0 else."""
+    while True:
+        told, failed = _gather(asked, _DUMP if folder else _STATUS)
+        if folder:
+            _write(told, Path(folder))
+        if as_json:
+            print(json.dumps({"processes": told, "silent": failed}, indent=None if watch else 2))
+        else:
+            clear = "\033[H\033[2J" if watch and sys.stdout.isatty() else ""
+            print(clear + "\n".join(lines(told, failed)))
+        if watch is None:
+            return 1 if failed else 0
+        sys.stdout.flush()
+        try:
+            time.sleep(watch)
+        except KeyboardInterrupt:
+            return 0
+
+
+def _gather(asked: Sequence[int], what: int) -> tuple[list[dict[str, Any]], dict[int, str]]:
+    told, failed = [], {}
+    for pid in asked or pids():
+        try:
+            # Its socket would take the question up all the same.
+            if _state(pid) in ("T", "t"):
+                failed[pid] = "stopped (by a signal or a debugger)"
+                continue
+            told.append(ask(pid, what))
+        except PermissionError as error:
+            if asked:
+                failed[pid] = str(error)
+        except (OSError, ValueError) as error:
+            failed[pid] = _why(pid, error)
+    told.sort(key=lambda one: (one["rank"] is None, one["rank"] or 0, one["pid"]))
+    return told, failed
+
+
+def _state(pid: int) -> str:
+    """The kernel's letter; "" where there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    except OSError:
+        return ""
+
+
+def _why(pid: int, error: Exception) -> str:
+    if not _state(pid):
+        return "no such process"
+    return "no group of smddp is open there" if isinstance(error, ConnectionRefusedError) else f"no answer: {error}"
+
+
+def _write(told: Sequence[dict[str, Any]], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for one in told:
+        path = folder / f"smddp-{one['host']}-{one['pid']}.json"
+        path.write_text(json.dumps(one))
+        print(path, file=sys.stderr)
+
+
+def lines(told: Sequence[dict[str, Any]], failed: dict[int, str]) -> list[str]:
+    """A table: a row for each group of each process."""
+    rows: list[tuple[str, ...]] = [
+        ("RANK", "PID", "GROUP", "IN GROUP", "DOES", "FOR", "LAST FINISHED", "MOVED BY", "AT")
+    ]
+    for one in told:
+        for group in one["groups"] or [None]:
+            rows.append(_row(one, group))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    silent = [f"pid {pid}: {why}" for pid, why in failed.items()]
+    if len(rows) == 1:
+        return silent or ["no process of this user has a group of smddp open here"]
+    return table + silent
+
+
+def _row(one: dict[str, Any], group: dict[str, Any] | None) -> tuple[str, ...]:
+    rank = "-" if one["rank"] is None else str(one["rank"])
+    if group is None:
+        return (rank, str(one["pid"]), "-", "-", "-", "-", "-", "-", one["at"])
+    present, last = group["present"], group["last"]
+    does, since = ("-", "-") if present is None else (present["what"], f"{present['seconds']:.1f} s")
+    if group["error"]:
+        does = "dead"
+    ways: dict[str, int] = {}
+    for way in group["taken"]:
+        ways[way["algorithm"]] = ways.get(way["algorithm"], 0) + way["bytes"]
+    moved = ", ".join(f"{name} {_size(size)}" for name, size in ways.items())
+    return (
+        rank,
+        str(one["pid"]),
+        group["name"],
+        f"{group['rank']} of {group['size']}",
+        does,
+        since,
+        "-" if last is None else last["what"],
+        f"{group['way']}: {moved}" if moved else group["way"],
+        one["at"],
+    )
+
+
+def _size(size: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"

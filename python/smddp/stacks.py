@@ -1,0 +1,52 @@
+"""The main thread's line for whoever asks this process what it does: faulthandler writes it on a signal, without the
+interpreter's lock, and the core's service thread reads it. A handler that somebody installed is never replaced.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+from pathlib import Path
+
+from smddp._native import core
+
+_pid: int | None = None
+_signal: int | None = None
+# The end that faulthandler writes to. It must stay open as long as the handler is there.
+_writes: int | None = None
+
+
+def offer() -> None:
+    """Let the core find out where the main thread is. Idempotent; nothing where SMDDP_STACKS=0 or no signal is free."""
+    global _pid, _signal, _writes
+    if _pid == os.getpid() or not core().stacks():
+        return
+    # After a fork the handler is there, and writes to the parent's pipe.
+    number = _signal or _free_signal()
+    if number is None:
+        return
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    faulthandler.register(number, file=writes, all_threads=False, chain=False)
+    _pid, _signal, _writes = os.getpid(), number, writes
+    core().frames_from(number, reads, _own_folders())
+
+
+def _free_signal() -> int | None:
+    """A real-time signal for which nobody has a handler, in C or in Python."""
+    handled = 0
+    for line in Path("/proc/self/status").read_text().splitlines():
+        name, _, mask = line.partition(":")
+        if name in ("SigCgt", "SigIgn", "SigBlk"):
+            handled |= int(mask, 16)
+    for number in range(int(signal.SIGRTMAX) - 4, int(signal.SIGRTMIN) + 4, -1):
+        if not handled >> (number - 1) & 1:
+            return number
+    return None
+
+
+def _own_folders() -> list[str]:
+    import torch
+
+    return [f"{Path(module).parent}{os.sep}" for module in (__file__, torch.__file__)] + ["<frozen "]

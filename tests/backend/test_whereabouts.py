@@ -1,0 +1,197 @@
+"""What a job tells of itself while it runs and when it fails: the guilty rank's line, `smddp status`, dumps, traces.
+
+Four ranks on two nodes, so that some are asked over a unix socket and some over tcp.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import smddp
+import torch
+import torch.distributed as dist
+from smddp import _status, _trace
+
+from backend.ranks import Pool
+
+SECONDS = 60.0
+DEADLINE = datetime.timedelta(seconds=0.7)
+_HERE = re.escape(Path(__file__).name)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("dumps")
+
+
+@pytest.fixture(scope="module")
+def pool(folder: Path) -> Any:
+    made = Pool(4, lambda rank: {"SMDDP_NODE": f"node{rank // 2}", "SMDDP_DUMP_DIR": str(folder)})
+    yield made
+    made.close()
+
+
+class _Cases:
+    """Rank processes look for `NAME.case` in this module."""
+
+    def __init__(self, case: Any) -> None:
+        self.case = case
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()
+
+
+def asleep_in_user_code(key: str, ranks: int) -> None:
+    """Until so many ranks have seen their deadline pass."""
+    while _store().add(key, 0) < ranks:
+        time.sleep(0.005)
+
+
+def _deadline_passes(ranks: list[int], asleep: int, key: str) -> str:
+    """A call that one rank never makes. Returns what it raised, on the others."""
+    group = dist.new_group(ranks, timeout=DEADLINE)
+    text = ""
+    if dist.get_rank() == asleep:
+        dist.barrier(group) if len(ranks) == 2 else None
+        asleep_in_user_code(key, len(ranks) - 1)
+    elif dist.get_rank() in ranks:
+        dist.barrier(group) if len(ranks) == 2 else None
+        with pytest.raises(smddp.CollectiveTimeoutError) as raised:
+            dist.all_reduce(torch.ones(2), group=group)
+        _store().add(key, 1)
+        text = str(raised.value)
+    dist.barrier()
+    return text
+
+
+def _a_sleeper_is_named() -> None:
+    text = _deadline_passes([0, 1, 2, 3], 3, "four")
+    if dist.get_rank() != 3:
+        assert re.search(rf"rank 3 is in no call of this group.*{_HERE}:\d+ in asleep_in_user_code", text), text
+        assert "3 of 4 ranks arrived" in text, text
+    text = _deadline_passes([0, 1], 1, "two")
+    if dist.get_rank() == 0:
+        assert re.search(rf"rank 1 is in no call.*last finished barrier #\d+.*{_HERE}:\d+ in asleep_in_user", text), (
+            text
+        )
+
+
+def _another_group_is_named() -> None:
+    """Rank 1 waits in another group meanwhile."""
+    late, other = dist.new_group([0, 1], timeout=DEADLINE), dist.new_group([1, 2])
+    if dist.get_rank() == 0:
+        with pytest.raises(
+            smddp.CollectiveTimeoutError, match=r"rank 1 is in no call of this group.*but in barrier #\d+ of group"
+        ):
+            dist.all_reduce(torch.ones(2), group=late)
+        _store().add("other", 1)
+    elif dist.get_rank() == 1:
+        dist.barrier(other)
+    elif dist.get_rank() == 2:
+        asleep_in_user_code("other", 1)
+        dist.barrier(other)
+    dist.barrier()
+
+
+def _a_stopped_one_is_told() -> None:
+    group = dist.new_group([0, 1], timeout=DEADLINE)
+    pids = [None] * 4
+    dist.all_gather_object(pids, os.getpid())
+    if dist.get_rank() == 0:
+        os.kill(pids[1], signal.SIGSTOP)
+        try:
+            with pytest.raises(smddp.CollectiveTimeoutError, match=r"rank 1 is stopped \(by a signal"):
+                dist.all_reduce(torch.ones(2), group=group)
+            assert _status._gather([pids[1]], 2)[1][pids[1]].startswith("stopped")
+        finally:
+            os.kill(pids[1], signal.SIGCONT)
+            _store().add("stopped", 1)
+    elif dist.get_rank() == 1:
+        asleep_in_user_code("stopped", 1)
+    dist.barrier()
+
+
+def _a_waiting_rank_is_seen() -> None:
+    pids = [None] * 4
+    dist.all_gather_object(pids, os.getpid())
+    assert set(pids) <= set(_status.pids())
+    # Whoever only connects, or says anything else, keeps nobody from being answered.
+    silent = [socket.socket(socket.AF_UNIX) for _ in range(20)]
+    if dist.get_rank() == 0:
+        for one in silent:
+            one.connect(f"\0smddp-status-{pids[1]}")
+            one.sendall(b"smddp-q1" + bytes(16))
+        until = time.monotonic() + 20
+        while True:
+            told = [_status.ask(pid) for pid in pids[1:]]
+            does = [next(group["present"] for group in one["groups"] if group["size"] == 4) for one in told]
+            if all(one and one["what"].startswith("barrier") for one in does) or time.monotonic() > until:
+                break
+        assert all(one and one["what"].startswith("barrier") and one["seconds"] < 60 for one in does), does
+        assert all(f"{Path(__file__).name}:" in one["at"] for one in told), told
+        table = "\n".join(_status.lines(told, {}))
+        assert all(f"{pid}" in table for pid in pids[1:]) and "barrier #" in table, table
+        command = [sys.executable, "-m", "smddp", "status", str(pids[1]), "--json"]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert json.loads(said.stdout)["processes"][0]["pid"] == pids[1], said
+    dist.barrier()
+    for one in silent:
+        one.close()
+
+
+def _a_dump_has_every_call() -> None:
+    group = dist.new_group([0, 1, 2, 3])
+    for _ in range(3):
+        dist.all_reduce(torch.ones(5), group=group)
+    dist.broadcast(torch.ones(3, dtype=torch.int32), src=2, group=group)
+    told = next(one for one in smddp.dump()["groups"] if one["name"] == group.communicator.name)
+    calls = [(one["what"], one["bytes"], one["outcome"]) for one in told["operations"][-4:]]
+    assert calls == [(f"all_reduce #{n}", 20, "ok") for n in range(1, 4)] + [("broadcast #4", 12, "ok")], calls
+    times = [(one["submitted_ns"], one["ended_ns"]) for one in told["operations"]]
+    assert all(begun <= ended < time.time_ns() + 1e9 for begun, ended in times) and times == sorted(times), times
+    assert "root 2" in told["operations"][-1]["call"]
+    dist.barrier()
+
+
+a_sleeper_is_named = _Cases(_a_sleeper_is_named)
+another_group_is_named = _Cases(_another_group_is_named)
+a_stopped_one_is_told = _Cases(_a_stopped_one_is_told)
+a_waiting_rank_is_seen = _Cases(_a_waiting_rank_is_seen)
+a_dump_has_every_call = _Cases(_a_dump_has_every_call)
+
+
+def test_a_rank_asleep_in_user_code_is_named_with_its_line_by_all_others(pool: Pool, folder: Path):
+    pool.run(__name__, "a_sleeper_is_named", SECONDS)
+    # The three others left what led to it, and one trace of them has every operation.
+    dumps = [json.loads(path.read_text()) for path in sorted(folder.glob("smddp-*.json"))]
+    assert len(dumps) == 3 and all(any(group["error"] for group in dump["groups"]) for dump in dumps)
+    bars = [event for event in _trace.merged(dumps)["traceEvents"] if event["ph"] == "X"]
+    assert len(bars) == sum(len(group["operations"]) for dump in dumps for group in dump["groups"])
+    assert sum(bar["cat"] == "failed" and bar["name"].startswith("all_reduce") for bar in bars) >= 3
+    assert all(bar["ts"] >= 0 and bar["dur"] >= 0 for bar in bars)
+
+
+@pytest.mark.parametrize(
+    "case", ["another_group_is_named", "a_stopped_one_is_told", "a_waiting_rank_is_seen", "a_dump_has_every_call"]
+)
+def test_whereabouts(pool: Pool, case: str):
+    pool.run(__name__, case, SECONDS)
+
+
+def test_a_trace_of_no_dump_names_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    bad = tmp_path / "bad.json"
+    bad.write_text('{"groups": 1}')
+    assert _trace.main([str(bad)], str(tmp_path / "trace.json")) == 1
+    assert "bad.json is no dump" in capsys.readouterr().err
