@@ -1,4 +1,4 @@
-"""`smddp doctor`: green where all is well, and set-ups that are broken on purpose are each named by the line that shows it."""
+"""`smddp doctor` is green where all is well, and names set-ups that are broken on purpose."""
 
 from __future__ import annotations
 
@@ -156,6 +156,7 @@ def job(here: dict[str, Any], *others: Callable[[dict[str, Any]], None], hosts: 
     came = {rank: copy.deepcopy(here) for rank in (0, 1)}
     for rank, its in came.items():
         its["launch"] |= {"rank": rank, "local rank": rank}
+        its["identity"]["user"] = 0
         its["processors"] |= {"usable": 8, "quota": None}
         its["memory"] |= {"cgroup": None, "/dev/shm": 8 << 30, "/dev/shm free": 8 << 30}
         its["limits"] |= {"open files": 65536, "address space": None}
@@ -186,6 +187,12 @@ def changed(*path: str, to: Any) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+def over_a_fabric_with_little_locked_memory(its: dict[str, Any]) -> None:
+    its["limits"]["locked memory"] = 64 << 10
+    its["core"]["between_nodes"] = "rail efa0; fabric: efa; rails: efa0"
+
+
+LONELY = "tcp lo 127.0.0.1 (there is no other); other hosts cannot reach it"
 LOOPBACK = {"name": "h1", "addresses": ["127.0.1.1", "::1"], "error": None}
 
 
@@ -206,28 +213,21 @@ def test_a_job_on_two_hosts_that_is_well_is_healthy(here):
         ("ptrace scope", WARN, "is 3", 1, changed("kernel", "ptrace scope", to=3)),
         ("names", WARN, "127.0.1.1", 2, changed("host name", to=LOOPBACK)),
         ("names", FAIL, "MASTER_ADDR h1", 2, changed("meeting place", to=LOOPBACK)),
-        ("loopback", FAIL, "rank 1", 2, changed("core", "between_nodes", to="tcp lo 127.0.0.1; other hosts cannot reach it")),
+        ("loopback", FAIL, "rank 1", 2, changed("core", "between_nodes", to=LONELY)),
         ("nodes", WARN, "user: 0 (rank 0)", 1, changed("identity", "user", to=4711)),
         ("nodes", WARN, "network namespace", 1, changed("identity", "network namespace", to="net:[1]")),
         ("versions", FAIL, "0.0.9 (rank 1)", 1, changed("version", to="0.0.9")),
         ("versions", WARN, "torch", 1, changed("torch", to="2.5.0")),
         ("GPU", FAIL, "/dev/nvidia0", 1, changed("devices", to=["/dev/nvidia0"])),
         ("libfabric", FAIL, "uverbs0", 1, changed("devices", to=["/dev/infiniband/uverbs0"])),
-        ("locked memory", FAIL, "64 KiB", 1, lambda its: (
-            its["limits"].update({"locked memory": 64 << 10}), its["core"].update(between_nodes="rail; fabric: efa, ok"))),
+        ("locked memory", FAIL, "64 KiB", 1, over_a_fabric_with_little_locked_memory),
         ("threads", WARN, "not set", 1, changed("environment", to={"LOCAL_WORLD_SIZE": "2"})),
     ],
-)  # fmt: skip
+)
 def test_a_change_of_one_fact_is_named_with_its_rank(here, line, status, words, hosts, change):
     if line in ("GPU", "libfabric") and (here["cuda"] or {}).get("found"):
         pytest.skip("this machine has what is to be missing")
-    changes = [changed("identity", "user", to=0)] if line != "nodes" else []
-    broken = job(here, *changes, change, hosts=hosts)
-    for its in broken["came"].values():
-        its["identity"].setdefault("user", 0)
-    broken["came"][0]["identity"]["user"] = 0
-    if words == "network namespace":
-        broken["came"][1]["identity"]["user"] = 0
+    broken = job(here, change, hosts=hosts)
     found = [it for it in judge(broken) if it.name == line and it.status == status]
     assert [words in it.found for it in found] == [True], judge(broken)
     assert found[0].means and found[0].do
@@ -294,7 +294,7 @@ def test_a_pair_whose_messages_are_delayed_is_named(here):
     assert sorted(row["ranks"] for row in rows) == [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
     assert [row["ranks"] for row in slow(rows)] == [[1, 3]], rows
     whole = job(here)
-    whole["came"] |= {rank: whole["came"][1] for rank in (2, 3)}
+    whole["came"] |= dict.fromkeys((2, 3), whole["came"][1])
     found = next(it for it in judge({**whole, "pairs": {"error": None, "rows": rows}}) if it.name == "pairs")
     assert found.status == FAIL and "ranks 1, 3" in found.found
 
