@@ -232,6 +232,10 @@ bench-hosts: $(STAMPS)/wheel $(STAMPS)/torch ## the same between "hosts" of netw
 docs: $(STAMPS)/wheel ## regenerate the pages that are made from code
 	$(BIN)/python scripts/settings_page.py docs/settings.md
 
+.PHONY: doctor-page
+doctor-page: $(STAMPS)/wheel ## regenerate the screens and the picture of docs/doctor.md (root or user namespaces)
+	$(BIN)/python scripts/doctor_page.py docs/doctor.md
+
 # What it writes is committed, so that no other build needs a compiler for GPUs. It downloads NVIDIA's, 250 MB.
 .PHONY: kernels
 kernels: $(STAMPS)/venv ## compile the reductions of GPUs again, and assemble them for several

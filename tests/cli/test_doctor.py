@@ -1,0 +1,412 @@
+"""`smddp doctor` is green where all is well, and names set-ups that are broken on purpose."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import random
+import re
+import resource
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from smddp import _info, machine
+from smddp.doctor import checks, facts, heat, hints, launch, measure, report
+from smddp.doctor.checks.pairs import common, slow
+from smddp.doctor.finding import FAIL, OF_JOB, OF_RANK, OK, WARN, judge
+from smddp.doctor.meeting import Client, Lost, Server
+
+ROOT = Path(__file__).parents[2]
+NAMES = {*OF_RANK, *OF_JOB}
+assert checks
+
+# ---- machines that are really so ----
+
+
+def started(*arguments: str, limit: tuple[int, int] | None = None, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "smddp", "doctor", "--json", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        preexec_fn=None if limit is None else lambda: resource.setrlimit(limit[0], (limit[1], limit[1])),
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return door.getsockname()[1]
+
+
+def launched(rank: int, port: int, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    """One of two ranks of a launcher."""
+    told = {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+    own = {name: str(value) for name, value in told.items()}
+    return started("--quick", *arguments, **{**own, "MASTER_ADDR": "127.0.0.1", **environment})
+
+
+#: A set-up: the lines that must fail, and words of the first.
+ALONE: dict[str, tuple[dict[str, Any], set[str], str]] = {
+    "files": ({"limit": (resource.RLIMIT_NOFILE, 40)}, {"open files"}, "40; a rank of 2"),
+    "space": ({"limit": (resource.RLIMIT_AS, 400 << 20)}, {"address space", "group"}, "400 MiB"),
+    "interface": ({"SMDDP_SOCKET_IFNAME": "nosuch0"}, {"interfaces"}, "nosuch0"),
+    "libfabric": (
+        {"SMDDP_TRANSPORT": "fabric", "SMDDP_LIBFABRIC": "/no/such/libfabric.so"},
+        {"libfabric"},
+        "/no/such/libfabric.so",
+    ),
+    "value": ({"SMDDP_ALGO": "rign"}, {"settings", "group"}, "rign"),
+}
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[dict[str, Any]]:
+    """All set-ups at once: (exit status, findings by name, standard error) of each."""
+    ports = [free_port() for _ in range(3)]
+    processes = {name: started("--quick", "-n", "2", **broken) for name, (broken, *_) in ALONE.items()}
+    processes["misspelt"] = started("--quick", "-n", "2", SMDDP_SEGMENT_BYTE="1M")
+    processes["differs 1"] = launched(1, ports[0], SMDDP_ALGO="publish", SMDDP_SPIN_US="7")
+    processes["differs"] = launched(0, ports[0])
+    processes["absent"] = launched(0, ports[1], "--wait", "0.5")
+    processes["no rank 0"] = launched(1, ports[2], "--wait", "0.5")
+    try:
+        done: dict[str, Any] = {}
+        for name, process in processes.items():
+            said, errors = process.communicate(timeout=100)
+            found = {row["name"]: row for row in json.loads(said)["findings"]} if said else {}
+            done[name] = (process.returncode, found, errors)
+        yield done
+    finally:
+        for process in processes.values():
+            process.kill()
+
+
+def failing(found: dict[str, Any]) -> set[str]:
+    return {name for name, row in found.items() if row["status"] == FAIL}
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_machine_that_is_really_broken_is_named(runs, name):
+    (status, found, errors), (_, lines, words) = runs[name], ALONE[name]
+    assert (status, failing(found)) == (1, lines), errors
+    first = next(found[line] for line in found if line in lines)
+    assert words in first["found"] and first["means"] and first["do"]
+
+
+def test_a_name_that_is_no_setting_is_a_warning_and_ends_no_job(runs):
+    status, found, _ = runs["misspelt"]
+    assert (status, failing(found)) == (0, set())
+    assert found["settings"]["status"] == WARN and "SMDDP_SEGMENT_BYTE" in found["settings"]["found"]
+
+
+def test_settings_that_differ_between_ranks_are_named_with_their_ranks(runs):
+    status, found, _ = runs["differs"]
+    assert (status, failing(found)) == (1, {"settings between ranks", "group"})
+    assert "SMDDP_ALGO: empty (rank 0), publish (rank 1)" in found["settings between ranks"]["found"]
+    # The others say nothing, and are no failure of their own.
+    assert runs["differs 1"][:2] == (0, {})
+
+
+def test_a_rank_that_does_not_come_is_named_and_holds_nobody_up(runs):
+    status, found, _ = runs["absent"]
+    assert (status, failing(found)) == (1, {"ranks"})
+    assert "rank 1 of 2 did not come within 0.5 s" in found["ranks"]["found"]
+
+
+def test_without_rank_0_the_others_say_where_they_looked(runs):
+    status, _, errors = runs["no rank 0"]
+    assert status == 1 and "rank 0 does not answer at 127.0.0.1:" in errors
+
+
+def test_a_machine_that_is_well_is_green_and_drawn(tmp_path):
+    picture = tmp_path / "pairs.svg"
+    # Two ranks wherever they run: with fewer processors than that nothing is well.
+    process = started("-n", "2", "--svg", str(picture))
+    said, errors = process.communicate(timeout=100)
+    told = json.loads(said)
+    bad = [row for row in told["findings"] if row["status"] == FAIL]
+    assert (process.returncode, bad) == (0, []), errors
+    assert {row["name"] for row in told["findings"]} == NAMES
+    assert [pair["ranks"] for pair in told["pairs"]] == [[0, 1]] and told["pairs"][0]["GB/s"] > 0
+    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
+
+
+# ---- machines that are not here ----
+
+
+@pytest.fixture(scope="module")
+def here() -> dict[str, Any]:
+    return facts.collect({"rank": 0, "size": 2, "local rank": 0, "local size": 2})
+
+
+def job(here: dict[str, Any], *others: Callable[[dict[str, Any]], None], hosts: int = 1) -> dict[str, Any]:
+    """A healthy job of two ranks, with what `others` change of the second."""
+    came = {rank: copy.deepcopy(here) for rank in (0, 1)}
+    for rank, its in came.items():
+        its["launch"] |= {"rank": rank, "local rank": rank}
+        its["identity"]["user"] = 0
+        its["processors"] |= {"usable": 8, "quota": None}
+        its["memory"] |= {"cgroup": None, "/dev/shm": 8 << 30, "/dev/shm free": 8 << 30}
+        its["limits"] |= {"open files": 65536, "address space": None}
+        its["meeting place"] = {"name": "h0", "addresses": ["10.0.0.1"], "error": None}
+        its["host name"] = {"name": f"h{rank}", "addresses": [f"10.0.0.{rank + 1}"], "error": None}
+        its["core"] |= {"between_nodes": "tcp eth0 10.0.0.1 (the only one between hosts)"}
+        if hosts > 1:
+            its["identity"] |= {"host": f"h{rank}", "boot": f"boot {rank}"}
+    for change in others:
+        change(came[1])
+    made = {
+        "size": 2,
+        "way": "shm",
+        "seconds": 0.01,
+        "nodes": [0, 0],
+        "network": None,
+        "paths": {"all_gather": ["a", "b"]},
+    }
+    return {"size": 2, "missing": [], "waited": 20.0, "quick": True, "came": came, "group": made, "pairs": None}
+
+
+def changed(*path: str, to: Any) -> Callable[[dict[str, Any]], None]:
+    def change(its: dict[str, Any]) -> None:
+        for step in path[:-1]:
+            its = its[step]
+        its[path[-1]] = to
+
+    return change
+
+
+def over_a_fabric_with_little_locked_memory(its: dict[str, Any]) -> None:
+    its["limits"]["locked memory"] = 64 << 10
+    its["core"]["between_nodes"] = "rail efa0; fabric: efa; rails: efa0"
+
+
+LONELY = "tcp lo 127.0.0.1 (there is no other); other hosts cannot reach it"
+LOOPBACK = {"name": "h1", "addresses": ["127.0.1.1", "::1"], "error": None}
+
+
+def test_a_job_on_two_hosts_that_is_well_is_healthy(here):
+    assert report.verdict(judge(job(here))) == report.verdict(judge(job(here, hosts=2))) == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "words", "hosts", "change"),
+    [
+        ("processors", FAIL, "quota grants 1.5", 1, changed("processors", "quota", to=1.5)),
+        ("processors", WARN, "1 of", 1, changed("processors", "usable", to=1)),
+        ("memory limit", FAIL, "256 MiB", 1, changed("memory", "cgroup", to=256 << 20)),
+        ("/dev/shm", WARN, "64 MiB", 1, changed("memory", "/dev/shm", to=64 << 20)),
+        ("/dev/shm", WARN, "does not exist", 1, changed("memory", "/dev/shm", to=None)),
+        ("shared memory", FAIL, "Operation not permitted", 1, changed("memfd", to="[Errno 1] Operation not permitted")),
+        ("unix sockets", FAIL, "Permission denied", 1, changed("abstract socket", to="[Errno 13] Permission denied")),
+        ("ptrace scope", WARN, "is 3", 1, changed("kernel", "ptrace scope", to=3)),
+        ("names", WARN, "127.0.1.1", 2, changed("host name", to=LOOPBACK)),
+        ("names", FAIL, "MASTER_ADDR h1", 2, changed("meeting place", to=LOOPBACK)),
+        ("loopback", FAIL, "rank 1", 2, changed("core", "between_nodes", to=LONELY)),
+        ("nodes", WARN, "user: 0 (rank 0)", 1, changed("identity", "user", to=4711)),
+        ("nodes", WARN, "network namespace", 1, changed("identity", "network namespace", to="net:[1]")),
+        ("versions", FAIL, "0.0.9 (rank 1)", 1, changed("version", to="0.0.9")),
+        ("versions", WARN, "torch", 1, changed("torch", to="2.5.0")),
+        ("GPU", FAIL, "/dev/nvidia0", 1, changed("devices", to=["/dev/nvidia0"])),
+        ("libfabric", FAIL, "uverbs0", 1, changed("devices", to=["/dev/infiniband/uverbs0"])),
+        ("locked memory", FAIL, "64 KiB", 1, over_a_fabric_with_little_locked_memory),
+        ("threads", WARN, "not set", 1, changed("environment", to={"LOCAL_WORLD_SIZE": "2"})),
+    ],
+)
+def test_a_change_of_one_fact_is_named_with_its_rank(here, line, status, words, hosts, change):
+    if line in ("GPU", "libfabric") and (here["cuda"] or {}).get("found"):
+        pytest.skip("this machine has what is to be missing")
+    broken = job(here, change, hosts=hosts)
+    found = [it for it in judge(broken) if it.name == line and it.status == status]
+    assert [words in it.found for it in found] == [True], judge(broken)
+    assert found[0].means and found[0].do
+    if line in OF_RANK:
+        assert found[0].ranks == (1,)
+    text = "\n".join(report.lines("head", judge(broken), 2, 100))
+    assert f"{'FAIL' if status == FAIL else 'warn'}  {line}" in text
+
+
+def test_a_check_that_meets_a_strange_machine_keeps_no_other_from_being_told(here):
+    found = judge(job(here, changed("limits", to={})))
+    assert {it.name for it in found} == NAMES
+    assert [it.status for it in found if it.name == "open files"] == [OK, WARN]
+
+
+def test_what_is_well_in_many_ways_takes_few_lines(here):
+    many = job(here)
+    many["came"] = {rank: copy.deepcopy(many["came"][0]) for rank in range(40)}
+    for rank, its in many["came"].items():
+        its["core"]["between_nodes"] = f"tcp eth0 10.0.0.{rank} (the only one between hosts)"
+    many["came"][39]["core"]["between_nodes"] = "nothing: no interface is up"
+    lines = [line for line in report.lines("head", judge(many), 40, 200) if " interfaces " in line]
+    assert len(lines) == 5 and "rank 39: no interface is up" in lines[-1], lines
+
+
+# ---- pairs ----
+
+
+class Delayed:
+    """A communicator whose messages to one rank take longer."""
+
+    def __init__(self, comm: Any, to: int, seconds: float) -> None:
+        self._comm, self._to, self._seconds = comm, to, seconds
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    def send(self, buffer: Any, dtype: int, dst: int, *rest: Any) -> Any:
+        if dst == self._to:
+            time.sleep(self._seconds)
+        return self._comm.send(buffer, dtype, dst, *rest)
+
+
+def measured(delays: dict[int, tuple[int, float]]) -> list[dict[str, Any]]:
+    """The pairs of four ranks, threads of this process; delays: by rank, to whom and how long."""
+    store, name = _info._Values(), f"doctor-{time.monotonic_ns()}"
+
+    def rank(me: int) -> list[dict[str, Any]]:
+        from smddp._native import core
+
+        comm = core().Comm.make(store, name, me, 4, 30.0)
+        talks = Delayed(comm, *delays[me]) if me in delays else comm
+        rows = measure.Meter(talks, time.monotonic() + 20).run(measure.steps([0] * 4), 0.2)
+        comm.close()
+        return rows
+
+    with ThreadPoolExecutor(4) as pool:
+        rows = [row for each in pool.map(rank, range(4)) for row in each]
+    return [{**row, "same node": True} for row in measure.best(rows)]
+
+
+def test_a_pair_whose_messages_are_delayed_is_named(here):
+    rows = measured({1: (3, 0.02)})
+    assert sorted(row["ranks"] for row in rows) == [[0, 1], [0, 2], [0, 3], [1, 2], [1, 3], [2, 3]]
+    assert [row["ranks"] for row in slow(rows)] == [[1, 3]], rows
+    whole = job(here)
+    whole["came"] |= dict.fromkeys((2, 3), whole["came"][1])
+    found = next(it for it in judge({**whole, "pairs": {"error": None, "rows": rows}}) if it.name == "pairs")
+    assert found.status == FAIL and "ranks 1, 3" in found.found
+
+
+def rows_of(size: int, figures: Callable[[int, int], tuple[float, float]]) -> list[dict[str, Any]]:
+    pairs = [(a, b) for a in range(size) for b in range(a + 1, size)]
+    return [
+        {"ranks": [a, b], "latency us": late, "GB/s": wide, "same node": False}
+        for (a, b) in pairs
+        for late, wide in [figures(a, b)]
+    ]
+
+
+def test_noise_is_no_slow_pair_and_a_slow_host_is_named_by_itself():
+    for seed in range(300):
+        noise = random.Random(seed)
+        # What a busy machine does to the best of several tries: up to half as much again, now and then twice.
+        spoilt = lambda a, b: (30 * noise.uniform(1, 1.6), 1.2 / noise.choice([1, 1.1, 1.3, 2]))  # noqa: E731, B023
+        assert slow(rows_of(noise.randint(2, 8), spoilt)) == []
+        guilty = noise.randrange(4)
+        rows = rows_of(4, lambda a, b: (30.0, 0.1) if guilty in (a, b) else spoilt(a, b))  # noqa: B023
+        assert common(slow(rows), rows) == [guilty]
+    two = [{"ranks": [0, 1], "latency us": 9e9, "GB/s": 1e-9, "same node": True}]
+    assert slow(two) == []
+
+
+def test_every_pair_meets_once_and_nobody_twice_at_a_time():
+    for nodes in ([0] * 5, [0, 0, 1, 1], list(range(9)), [0, 1, 1, 2, 0, 2, 2]):
+        steps = measure.steps(nodes)
+        pairs = [pair for step in steps for pair in step]
+        assert len(set(pairs)) == len(pairs)
+        assert all(len({rank for pair in step for rank in pair}) == 2 * len(step) for step in steps)
+        within = [(a, b) for a, b in pairs if nodes[a] == nodes[b]]
+        assert len(within) == sum(nodes.count(n) * (nodes.count(n) - 1) // 2 for n in set(nodes))
+        assert len(pairs) - len(within) == len(set(nodes)) * (len(set(nodes)) - 1) // 2
+    # A large job is measured in part: every node still with many others.
+    large = measure.steps([rank // 8 for rank in range(8 * 200)])
+    assert len(large) < 100
+
+
+def test_the_map_marks_slow_pairs_and_leaves_out_what_is_not_known():
+    rows = rows_of(4, lambda a, b: (900.0, 0.1) if (a, b) == (0, 3) else (30.0, 1.0))
+    root = ElementTree.fromstring(heat.drawn(rows, [0, 1, 2, 3], ["a", "b<", "c", "d"]))
+    framed = [it for it in root.iter() if it.get("stroke") == "#d00000"]
+    assert len(framed) == 4
+
+
+# ---- the meeting ----
+
+
+def test_a_stranger_at_the_meeting_is_sent_away_and_disturbs_nobody():
+    server = Server("127.0.0.1", 0)
+    with socket.create_connection(("127.0.0.1", server.port)) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        stranger.settimeout(10)
+        assert stranger.recv(100) == b""
+    client = Client("127.0.0.1", server.port, 5)
+    threading.Timer(0.05, lambda: Client("127.0.0.1", server.port, 5).tell("late", {"a": [1]})).start()
+    assert client.ask("late", 5) == {"a": [1]}
+    assert client.ask("never", 0.05) is None
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_program_that_is_not_the_doctor_is_told_as_such():
+    with socket.create_server(("127.0.0.1", 0)) as door:
+        thread = threading.Thread(target=lambda: door.accept()[0].sendall(b"HTTP/1.1 400 Bad Request\r\n"))
+        thread.start()
+        with pytest.raises(Lost, match="another program"):
+            Client("127.0.0.1", door.getsockname()[1], 0)
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("changes", "port"), [({}, 29500), ({"TORCHELASTIC_USE_AGENT_STORE": "True"}, 29501), ({"RANK": None}, None)]
+)
+def test_the_launcher_is_read(changes, port):
+    whole = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "h0", "MASTER_PORT": "29500", "LOCAL_WORLD_SIZE": "2"}
+    read = launch.launched({name: value for name, value in {**whole, **changes}.items() if value is not None})
+    assert (read.port if read else None) == port
+
+
+@pytest.mark.parametrize("changes", [{"WORLD_SIZE": "x"}, {"RANK": "4"}, {"MASTER_ADDR": ""}, {"MASTER_PORT": "0"}])
+def test_a_launcher_that_makes_no_sense_is_refused(changes):
+    whole = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "h0", "MASTER_PORT": "29500"}
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        launch.launched({**whole, **changes})
+
+
+def test_what_never_answers_is_given_up():
+    with pytest.raises(TimeoutError, match=r"0\.05 s"):
+        machine.within(0.05, threading.Event().wait)
+
+
+# ---- where errors and pages speak of it ----
+
+
+def test_errors_point_at_lines_that_exist_by_words_that_the_core_has():
+    sources = "".join(path.read_text() for path in ROOT.glob("crates/smddp-*/src/**/*.rs"))
+    for words, line in hints.HINTS:
+        assert line in NAMES, line
+        # The kernel's own words, and a sentence that is put together.
+        assert words.removesuffix(" differs") in sources or words == "Too many open files", words
+    assert hints.SETTING in NAMES
+    text = 'group `g`: SMDDP_ALGO differs: "" on rank 0, "publish" on rank 1 (host h, pid 3)'
+    assert hints.hint(text) == "; `smddp doctor` shows it: settings between ranks"
+    assert hints.hint("anything else") == ""
+
+
+def test_the_page_shows_lines_that_exist():
+    screens = re.findall(r"```text\n(.*?)```", (ROOT / "docs" / "doctor.md").read_text(), re.DOTALL)
+    shown = {
+        match for screen in screens for match in re.findall(r"^  (?:ok  |warn|FAIL)  (\S.*?)(?:  |$)", screen, re.M)
+    }
+    assert shown == NAMES
