@@ -399,11 +399,12 @@ def _in_child() -> None:
     for group in list(_all):
         if not isinstance(group._comm, _Inherited):
             group._comm = _Inherited(group._comm, str(group._request and group.group_name))
-            _kept.append(group._comm)
+            # With the group: the end of its store would count as the parent's, whose file it may take away.
+            _kept.extend((group._comm, group))
     _open.clear()
 
 
-_kept: list[_Inherited] = []
+_kept: list[Any] = []
 
 
 def _watch_forks() -> None:
