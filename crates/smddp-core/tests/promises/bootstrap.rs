@@ -148,14 +148,18 @@ impl Store for Elsewhere {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         let mut value = value.to_vec();
         if key == "smddp/card/8" || key == "smddp/card/0" {
-            // The boot's name follows the token and its own length; the last thing is the TCP address, if there is one.
-            value[17] ^= 1;
+            let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap();
+            let at = value.windows(8).position(|bytes| bytes == &boot[..8]).unwrap();
+            value[at] ^= 1;
+            // Behind the TCP address, if there is one, is what rank 0 shares.
+            let shared = value.split_off(value.len() - if key.ends_with("/0") { 65 } else { 1 });
             if !self.tcp {
                 let name = b"smddp-cards-";
                 let socket = value.windows(name.len()).position(|bytes| bytes == name).unwrap();
                 value.truncate(socket + name.len() + 16);
                 value.push(0);
             }
+            value.extend(shared);
         }
         if key.starts_with("smddp/up/") {
             self.carried.lock().unwrap().push(key.to_owned());

@@ -362,6 +362,10 @@ impl CardTree {
                 Ok((false, _)) => self.callers.push(talk),
                 // In place of an earlier connection of its own that came to nothing.
                 Ok((true, child)) if self.awaited().contains(&child) => {
+                    // It comes too late for a group that there will not be.
+                    if let Some(outcome) = &self.outcome {
+                        talk.say(&downward(outcome));
+                    }
                     self.children.insert(child, Child { talk: Some(talk), heard: false });
                 }
                 Err(error) if is_stranger(&error) && !std::mem::replace(&mut self.met, true) => {
