@@ -1,5 +1,5 @@
 //! The recorder: what each group of this process does and did last, for whoever asks, whatever its threads are doing. Always
-//! on; the driver pays two reads of the processor's counter and two cache lines for an operation.
+//! on; the driver pays two reads of the processor's counter and a cache line for an operation.
 
 mod clock;
 mod ring;
