@@ -3,6 +3,7 @@
 
 mod clock;
 mod ring;
+mod tally;
 mod tell;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +18,7 @@ use smddp_transport::process::{Question, answer_with};
 use self::clock::{Clock, ticks};
 pub(crate) use self::ring::Outcome;
 use self::ring::{Entry, Ring};
-use crate::driver::Tally;
+pub(crate) use self::tally::Tally;
 use crate::head::{self, mix};
 use crate::sync::lock;
 
