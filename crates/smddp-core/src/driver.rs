@@ -4,10 +4,8 @@ mod faults;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use smddp_plan::{Algorithm, Collective};
 use smddp_transport::Group;
 
 use crate::call::numbered;
@@ -18,7 +16,7 @@ use crate::head;
 use crate::ledger::Record;
 use crate::op::Operation;
 use crate::p2p::{PointToPoint, Request};
-use crate::recorder::{Outcome, Recorder};
+use crate::recorder::{Outcome, Recorder, Tally};
 use crate::report;
 use crate::steps::Progress;
 
@@ -28,24 +26,6 @@ pub(crate) enum Item {
     /// Comes before the first collective on its device.
     Site(Box<Site>),
     Request(Request),
-}
-
-/// Operations and bytes of their whole buffers, by collective and algorithm. The driver counts, anybody may look.
-#[derive(Default)]
-pub(crate) struct Tally([[(AtomicU64, AtomicU64); Algorithm::ALL.len()]; Collective::ALL.len()]);
-
-impl Tally {
-    /// Only the driver calls this, so a load and a store do.
-    fn add(&self, collective: Collective, algorithm: Algorithm, size: usize) {
-        let (operations, bytes) = &self.0[collective as usize][algorithm as usize];
-        operations.store(operations.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        bytes.store(bytes.load(Ordering::Relaxed) + size as u64, Ordering::Relaxed);
-    }
-
-    pub(crate) fn get(&self, collective: Collective, algorithm: Algorithm) -> (u64, u64) {
-        let (operations, bytes) = &self.0[collective as usize][algorithm as usize];
-        (operations.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed))
-    }
 }
 
 pub(crate) struct Driver {

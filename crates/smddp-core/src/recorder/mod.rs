@@ -1,8 +1,9 @@
 //! The recorder: what each group of this process does and did last, for whoever asks, whatever its threads are doing. Always
-//! on; the driver pays two reads of the processor's counter and two cache lines for an operation.
+//! on; the driver pays two reads of the processor's counter and a cache line for an operation.
 
 mod clock;
 mod ring;
+mod tally;
 mod tell;
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +18,7 @@ use smddp_transport::process::{Question, answer_with};
 use self::clock::{Clock, ticks};
 pub(crate) use self::ring::Outcome;
 use self::ring::{Entry, Ring};
-use crate::driver::Tally;
+pub(crate) use self::tally::Tally;
 use crate::head::{self, mix};
 use crate::sync::lock;
 

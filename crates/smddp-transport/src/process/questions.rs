@@ -120,7 +120,13 @@ impl callers::Host for Asked {
 
 /// The socket where this process is asked, if it has the name.
 pub(super) fn open() -> Option<(Uninherited<OwnedFd>, impl callers::Host)> {
-    let listener = listen(&name(std::process::id()));
+    let begun = Instant::now();
+    let mut listener = listen(&name(std::process::id()));
+    // The last endpoint of this process may be on its way out in another thread.
+    while listener.is_err() && begun.elapsed() < Duration::from_millis(100) {
+        std::thread::sleep(Duration::from_millis(2));
+        listener = listen(&name(std::process::id()));
+    }
     let listener = listener.inspect_err(|error| {
         warn(&format!("`smddp status` does not see this process: its socket's name is taken ({error})"));
     });
