@@ -3,14 +3,13 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 
-use super::handshake::Id;
 use crate::lock;
 use crate::token::Token;
 
 /// The process has one memory and one socket for all its groups, so callers name the token that they have.
 #[derive(Default)]
 pub(crate) struct Trusted {
-    by_name: Mutex<HashMap<Id, Weak<Token>>>,
+    by_name: Mutex<HashMap<[u8; 16], Weak<Token>>>,
 }
 
 impl Trusted {
@@ -21,7 +20,7 @@ impl Trusted {
         tokens.insert(token.name(), Arc::downgrade(token));
     }
 
-    pub(super) fn find(&self, name: &Id) -> Option<Arc<Token>> {
+    pub(super) fn find(&self, name: &[u8; 16]) -> Option<Arc<Token>> {
         lock(&self.by_name).get(name)?.upgrade()
     }
 }
