@@ -11,6 +11,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import ProcessGroup
 
 from smddp import flight
-from smddp.devices import SmddpDevice
+from smddp.devices import SmddpDevice, device_backend
 from smddp.doors import current_work
 
 # torch's dispatcher asks a backend in Python for all but these.
@@ -35,26 +36,39 @@ class Listened:
 
     _heard = False
     _device: Any
+    _timeout: timedelta
     _group_store: Any
     _rank: int
     _size: int
     _all_ranks: Sequence[int]
-    _register_devices: Callable[[Any], None]
+    _register_devices: Callable[[Any, Any], None]
 
     def _listen(self) -> None:
         """Called when the backends of the group are registered."""
         self._dispatcher: Any = None
-        self._listeners: set[object] = set()
+        self._behind: Any = None
+        # How each listener is put on a group of torch's own, and what that gave.
+        self._listeners: dict[object, Callable[[Any], Any] | None] = {}
+        self._attached: dict[object, Any] = {}
         if dist.get_debug_level() != dist.DebugLevel.OFF:
             self._listener("TORCH_DISTRIBUTED_DEBUG")
         _see_attached()
 
-    def _listener(self, key: object) -> None:
-        self._listeners.add(key)
+    def _listen_anew(self) -> None:
+        """The group has other ranks, of which torch's own group knows nothing: listeners move to another one."""
+        self._dispatcher = None
+        self._attached.clear()
+        for key, attach in self._listeners.items():
+            if attach is not None:
+                self._attached[key] = attach(self._torchs_group())
+
+    def _listener(self, key: object, attach: Callable[[Any], Any] | None = None) -> None:
+        self._listeners[key] = attach
         self._heard = True
 
     def _no_listener(self, key: object) -> None:
-        self._listeners.discard(key)
+        self._listeners.pop(key, None)
+        self._attached.pop(key, None)
         self._heard = bool(self._listeners)
 
     def _dispatched(self, method: str) -> Callable[..., Any] | None:
@@ -68,7 +82,9 @@ class Listened:
         # An older torch has a stand-in of its own for our backend, which it only asks.
         if self._dispatcher is None and isinstance(self._device, SmddpDevice):
             own: Any = ProcessGroup(self._group_store, self._rank, self._size)
-            self._register_devices(own)
+            # Behind a backend of its own: what C++ takes for rank and size is as old as the backend.
+            self._behind = device_backend(self, self._timeout)
+            self._register_devices(own, self._behind)
             own._set_group_desc(self.group_desc)  # type: ignore[attr-defined]
             self._dispatcher = own
         return self._dispatcher
@@ -78,7 +94,7 @@ class Listened:
     def register_pre_hook(self, hook_id: int, hook: Callable[[Any], None]) -> None:
         """Have torch call `hook(PreHookArgs)` before each call. Raises NotImplementedError before torch 2.14."""
         self._hooks("register_pre_hook").register_pre_hook(hook_id, hook)
-        self._listener(("pre", hook_id))
+        self._listener(("pre", hook_id), lambda own: own.register_pre_hook(hook_id, hook))
 
     def unregister_pre_hook(self, hook_id: int) -> None:
         self._hooks("unregister_pre_hook").unregister_pre_hook(hook_id)
@@ -93,7 +109,7 @@ class Listened:
             hook(args)
 
         self._hooks("register_post_hook").register_post_hook(hook_id, with_our_handle)
-        self._listener(("post", hook_id))
+        self._listener(("post", hook_id), lambda own: own.register_post_hook(hook_id, with_our_handle))
 
     def unregister_post_hook(self, hook_id: int) -> None:
         self._hooks("unregister_post_hook").unregister_post_hook(hook_id)
@@ -118,7 +134,7 @@ def _nan_check(attach: Callable[..., Any], pg: Any) -> Any:
     own = pg._torchs_group() if isinstance(pg, Listened) else None
     if own is None:
         return attach(pg)
-    pg._listener("NanCheckHook")  # for good: the group keeps the hook
+    pg._listener("NanCheckHook", attach)  # for good: the group keeps the hook
     return attach(own)
 
 
@@ -128,9 +144,10 @@ def _recorder(attach: Callable[..., Any], pg: Any, global_ranks: Sequence[int] =
         return attach(pg, global_ranks)
     handle = attach(own, global_ranks or list(pg._all_ranks))
     key = object()
-    pg._listener(key)
+    group: Any = weakref.ref(pg)
+    pg._listener(key, lambda other: attach(other, list(group()._all_ranks)))
     # It records until nobody has it any more.
-    weakref.finalize(handle, _drop_listener, weakref.ref(pg), key).atexit = False
+    weakref.finalize(handle, _drop_listener, group, key).atexit = False
     flight.recording(pg._all_ranks[pg._rank])
     return handle
 

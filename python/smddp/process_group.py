@@ -113,7 +113,7 @@ class SmddpProcessGroup(Reconfigurable, SmddpCollectives, Listened, ProcessGroup
         else:
             self._hold(NotConfigured(name, "has no ranks yet"))
         self._device = device_backend(self, timeout)
-        self._register_devices(self)
+        self._register_devices(self, self._device)
         self._listen()
         _all.add(self)
         self._opened(connected)
@@ -148,8 +148,11 @@ class SmddpProcessGroup(Reconfigurable, SmddpCollectives, Listened, ProcessGroup
         self._closing = weakref.finalize(self, _close, comm, os.getpid())
         self._closing.atexit = False
 
-    def _register_devices(self, group: Any) -> None:
-        """Tell a group of torch's which backends serve the devices: this one, or the one of its own (listening.py)."""
+    def _register_devices(self, group: Any, ours: Any) -> None:
+        """Tell a group of torch's which backends serve the devices: this one, or the one of its own (listening.py).
+
+        ours: the backend of those that smddp serves.
+        """
         custom = ProcessGroup.BackendType.CUSTOM
         if hasattr(group, "_set_default_backend"):  # torch 2.5 takes it from its options
             group._set_default_backend(custom)
@@ -158,7 +161,7 @@ class SmddpProcessGroup(Reconfigurable, SmddpCollectives, Listened, ProcessGroup
             group.bound_device_id = self._request.device_id
         for device, backend in self._request.backends.items():
             if backend == NAME:
-                group._register_backend(torch.device(device), custom, self._device)
+                group._register_backend(torch.device(device), custom, ours)
         for device, other in self._others.items():
             kind = dist_c10d.Backend.backend_type_map.get(self._request.backends[device], custom)
             group._register_backend(torch.device(device), kind, other)

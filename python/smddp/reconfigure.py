@@ -164,6 +164,7 @@ class Reconfigurable:
     _connect: Callable[..., None]
     _hold: Callable[[Any], None]
     _opened: Callable[[], None]
+    _listen_anew: Callable[[], None]
 
     @property
     def supports_reconfigure(self) -> bool:
@@ -214,6 +215,7 @@ class Reconfigurable:
         self._connect(store, f"{name}{_AGAIN}{uuid}", limit)
         self._store = store
         tell_torch(self, ranks)
+        self._listen_anew()
         self._opened()
         first_cause.overcome()
         return DoneWork([])

@@ -87,6 +87,21 @@ def test_who_holds_the_group_goes_on_with_it():
     dist.destroy_process_group(group)
 
 
+@on_ranks(2)
+def test_who_listens_goes_on_hearing():
+    group, heard = dist.new_group(), []
+    if not hasattr(dist.ProcessGroup, "register_pre_hook"):
+        pytest.skip("this torch has no such hooks")
+    group.register_pre_hook(1, lambda args: heard.append(args.name))
+    dist.all_reduce(torch.ones(1), group=group)
+    before = len(heard)
+    again(group, handles_of(group)[::-1], uuid=250)
+    dist.all_reduce(torch.ones(1), group=group)
+    assert len(heard) == 2 * before > 0, heard
+    assert_adds_up(group, [1, 0])
+    dist.destroy_process_group(group)
+
+
 @on_ranks(3)
 def test_after_an_abort_or_a_failed_attempt_the_next_one_goes_on():
     group, me = dist.new_group(), dist.get_rank()

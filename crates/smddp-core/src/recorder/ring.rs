@@ -48,8 +48,9 @@ pub(super) struct Ring {
 }
 
 impl Ring {
-    /// Of so many operations; 0: none is kept.
+    /// Of so many operations, or of more: a power of two, as a division would cost what all else does. 0: none is kept.
     pub(super) fn new(capacity: usize) -> Self {
+        let capacity = if capacity == 0 { 0 } else { capacity.next_power_of_two() };
         Self { rows: OnceLock::new(), capacity }
     }
 
@@ -63,7 +64,7 @@ impl Ring {
             return None;
         }
         let rows = self.rows.get_or_init(|| (0..self.capacity).map(|_| Row::default()).collect());
-        rows.get((seq % self.capacity as u64) as usize)
+        rows.get(seq as usize & (self.capacity - 1))
     }
 
     /// An operation is known; `started`: it is the first in its queue.

@@ -35,10 +35,12 @@ pub enum Question {
 impl Question {
     fn parse(words: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u64::from_le_bytes(*words.get(at..at + 8)?.first_chunk()?));
-        match (words.starts_with(MAGIC), word(8)?) {
-            (true, 1) => Some(Self::Doing(word(16)?)),
-            (true, 2) => Some(Self::Status),
-            (true, 3) => Some(Self::Dump),
+        let (what, key) = (word(8)?, word(16)?);
+        match what {
+            _ if !words.starts_with(MAGIC) => None,
+            1 => Some(Self::Doing(key)),
+            2 => Some(Self::Status),
+            3 => Some(Self::Dump),
             _ => None,
         }
     }

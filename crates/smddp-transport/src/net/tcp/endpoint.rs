@@ -48,6 +48,8 @@ struct Classes {
     known: HashSet<(usize, usize)>,
     /// With their connections, those that the group has not taken yet.
     waiting: Vec<(usize, usize, Uninherited<TcpStream>)>,
+    /// Nobody takes any more.
+    over: bool,
 }
 
 /// Those who want to notice when this group's end is closed.
@@ -103,8 +105,19 @@ impl Inbox {
         lock(&self.classes).known.insert((rank, class));
     }
 
+    /// The wire is gone: those that wait, and whoever comes, are hung up on.
+    pub(super) fn end(&self) {
+        let mut classes = lock(&self.classes);
+        classes.over = true;
+        classes.waiting.clear();
+    }
+
     fn class(&self, rank: usize, class: usize, stream: Uninherited<TcpStream>) -> Result<(), Refused> {
         let mut classes = lock(&self.classes);
+        if classes.over {
+            // Hanging up says so.
+            return Ok(());
+        }
         if !classes.known.insert((rank, class)) {
             return Err((stream, "that rank is connected already, and its first connection goes on"));
         }

@@ -387,5 +387,6 @@ impl Drop for TcpWire {
             return;
         }
         self.conns.iter().flatten().for_each(Conn::hang_up);
+        self.listeners.door.inbox.end();
     }
 }

@@ -1,0 +1,184 @@
+"""DDP that outlives its ranks: of four processes one is killed, three go on from memory, and a new one joins them.
+
+python examples/elastic_ddp.py
+
+The group object that DDP holds stays; `torch.distributed._reconfigure` (torch 2.15; in an older one the same method of the
+group) gives it other ranks. Who lives, this program's first process knows, which started them all: in a cluster that is
+the scheduler's or an agent's part. Each step's samples are shared out among whoever is there, so the losses are those of
+one process that sees them all, whatever happens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import multiprocessing
+import multiprocessing.connection
+import os
+import signal
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from smddp.reconfigure import ReconfigureOptions
+from torch.nn.parallel import DistributedDataParallel
+
+SAMPLES = 24  # of each step, for 2, 3 or 4 ranks
+LIMIT = datetime.timedelta(seconds=60)
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    inputs = torch.randn(SAMPLES, 16, generator=torch.Generator().manual_seed(step))
+    return inputs, inputs.sin().sum(1, keepdim=True)
+
+
+def make() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1))
+    return model, torch.optim.Adam(model.parameters(), lr=0.01)
+
+
+def one_process(steps: int) -> list[float]:
+    model, optimizer = make()
+    losses = []
+    for step in range(steps):
+        inputs, targets = batch(step)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def bring_up_to_date(model: Any, optimizer: Any, step: int) -> int:
+    """All ranks go on from the one that has come furthest: a survivor may lack a step, a newcomer lacks all."""
+    steps: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(steps, step)
+    ahead = steps.index(max(steps))
+    state = [(model.state_dict(), optimizer.state_dict())]
+    dist.broadcast_object_list(state, ahead)
+    model.load_state_dict(state[0][0])
+    optimizer.load_state_dict(state[0][1])
+    return steps[ahead]
+
+
+def train(number: int, port: int, steps: int, pipe: Any) -> None:
+    """Rank process `number`. It hears who the ranks are, and says what its losses were."""
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=LIMIT)
+    # Alone at first: whoever else there is comes with the first plan.
+    dist.init_process_group("smddp", store=store, rank=0, world_size=1, timeout=LIMIT)
+    group = dist.group.WORLD
+    pipe.send(("handle", group.get_reconfigure_handle()))
+    model, optimizer = make()
+    parallel = None
+    step = 0
+    while step < steps:
+        while parallel is None or pipe.poll(0):
+            plan = pipe.recv()
+            group.reconfigure(ReconfigureOptions(plan["uuid"], plan["handles"], LIMIT)).wait()
+            step = bring_up_to_date(model, optimizer, step)
+            # Made once; it goes on with the group.
+            parallel = parallel or DistributedDataParallel(model)
+            print(f"process {number} is rank {dist.get_rank()} of {dist.get_world_size()} from step {step}", flush=True)
+        try:
+            inputs, targets = batch(step)
+            share = slice(dist.get_rank(), None, dist.get_world_size())
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(parallel(inputs[share]), targets[share])
+            loss.backward()
+            whole = loss.detach().clone()
+            dist.all_reduce(whole, op=dist.ReduceOp.AVG)
+        except (dist.DistBackendError, RuntimeError) as error:
+            print(f"process {number} at step {step}: {str(error)[:160]}", flush=True)
+            # Whoever started us knows of the death, too, and says who goes on.
+            if not pipe.poll(LIMIT.total_seconds()):
+                raise
+            continue
+        optimizer.step()
+        pipe.send(("loss", step, whole.item()))
+        step += 1
+    dist.destroy_process_group()
+
+
+class Processes:
+    """The rank processes, and who of them takes part."""
+
+    def __init__(self, steps: int) -> None:
+        self.context = multiprocessing.get_context("spawn")
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
+        self.steps = steps
+        self.all: dict[int, tuple[Any, Any]] = {}
+        self.handles: dict[int, str] = {}
+        self.uuid = self.started = 0
+        self.losses: dict[int, float] = {}
+
+    def start(self) -> None:
+        mine, theirs = self.context.Pipe()
+        arguments = (self.started, self.store.port, self.steps, theirs)
+        process = self.context.Process(target=train, args=arguments, daemon=True)
+        process.start()
+        theirs.close()
+        self.all[self.started] = (process, mine)
+        self.started += 1
+
+    def plan(self) -> None:
+        """All that live and have shown their handle go on together."""
+        self.uuid += 1
+        handles = [self.handles[number] for number in self.all if number in self.handles]
+        for number in self.handles.keys() & self.all.keys():
+            self.all[number][1].send({"uuid": self.uuid, "handles": handles})
+
+    def hear(self) -> str | None:
+        """What one of them says next: "handle", "loss", "dead" or "done"; None where nobody is left."""
+        if not self.all:
+            return None
+        pipes = {pipe: number for number, (_, pipe) in self.all.items()}
+        pipe = multiprocessing.connection.wait(list(pipes), LIMIT.total_seconds())[0]
+        number = pipes[pipe]  # type: ignore[index]
+        try:
+            kind, *rest = pipe.recv()  # type: ignore[union-attr]
+        except EOFError:
+            process, _ = self.all.pop(number)
+            process.join()
+            return "done" if process.exitcode == 0 else "dead"
+        if kind == "handle":
+            self.handles[number] = rest[0]
+        else:
+            self.losses[rest[0]] = rest[1]
+        return kind
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--kill-at", type=int, default=50, help="the step at which the second process is killed")
+    steps = parser.parse_args().steps
+    kill_at = parser.parse_args().kill_at
+    expected = one_process(steps)
+    processes = Processes(steps)
+    for _ in range(4):
+        processes.start()
+    awaited, killed = 4, False
+    while (word := processes.hear()) is not None:
+        if word == "handle":
+            awaited -= 1
+            if awaited == 0:
+                processes.plan()
+        elif word == "dead":
+            print(f"a process is dead, {len(processes.all)} go on, and a new one is started", flush=True)
+            processes.plan()
+            processes.start()
+            awaited = 1
+        elif word == "loss" and not killed and len(processes.losses) > kill_at:
+            killed = True
+            os.kill(processes.all[1][0].pid, signal.SIGKILL)
+    off = max(abs(processes.losses[step] - expected[step]) for step in range(steps))
+    print(f"{steps} steps, {processes.uuid} configurations; losses differ from one process's by {off:.1e} at most")
+    if off > 1e-4 or processes.uuid != 3:
+        raise SystemExit("that is not the training of one process")
+
+
+if __name__ == "__main__":
+    main()
