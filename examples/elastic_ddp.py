@@ -2,10 +2,10 @@
 
 python examples/elastic_ddp.py
 
-The group object that DDP holds stays; `torch.distributed._reconfigure` (torch 2.15; in an older one the same method of the
-group) gives it other ranks. Who lives, this program's first process knows, which started them all: in a cluster that is
-the scheduler's or an agent's part. Each step's samples are shared out among whoever is there, so the losses are those of
-one process that sees them all, whatever happens.
+The group object that DDP holds stays; reconfiguring (`torch.distributed._reconfigure` from torch 2.15 on, in any torch
+the method of the group) gives it other ranks. Who lives, this program's first process knows, which started them all: in
+a cluster that is the scheduler's or an agent's part. Each step's samples are shared out among whoever is there, so the
+losses are those of one process that sees them all, whatever happens.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def bring_up_to_date(model: Any, optimizer: Any, step: int) -> int:
     return steps[ahead]
 
 
-def train(number: int, port: int, steps: int, pipe: Any) -> None:
-    """Rank process `number`. It hears who the ranks are, and says what its losses were."""
+def train(number: int, port: int, pipe: Any) -> None:
+    """Rank process `number`. It hears who the ranks are and when to end, and says what its losses were."""
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=LIMIT)
     # Alone at first: whoever else there is comes with the first plan.
@@ -72,15 +72,15 @@ def train(number: int, port: int, steps: int, pipe: Any) -> None:
     group = dist.group.WORLD
     pipe.send(("handle", group.get_reconfigure_handle()))
     model, optimizer = make()
-    parallel = None
-    step = 0
-    while step < steps:
-        while parallel is None or pipe.poll(0):
+    # Made while alone: its constructor compares parameters by calls that only newcomers would make later on.
+    parallel = DistributedDataParallel(model)
+    step, until, plan = 0, None, None
+    while until is None or step < until:
+        while plan is None or pipe.poll(0):
             plan = pipe.recv()
             group.reconfigure(ReconfigureOptions(plan["uuid"], plan["handles"], LIMIT)).wait()
             step = bring_up_to_date(model, optimizer, step)
-            # Made once; it goes on with the group.
-            parallel = parallel or DistributedDataParallel(model)
+            until = plan["until"]
             print(f"process {number} is rank {dist.get_rank()} of {dist.get_world_size()} from step {step}", flush=True)
         try:
             inputs, targets = batch(step)
@@ -105,10 +105,9 @@ def train(number: int, port: int, steps: int, pipe: Any) -> None:
 class Processes:
     """The rank processes, and who of them takes part."""
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self) -> None:
         self.context = multiprocessing.get_context("spawn")
         self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
-        self.steps = steps
         self.all: dict[int, tuple[Any, Any]] = {}
         self.handles: dict[int, str] = {}
         self.uuid = self.started = 0
@@ -116,19 +115,19 @@ class Processes:
 
     def start(self) -> None:
         mine, theirs = self.context.Pipe()
-        arguments = (self.started, self.store.port, self.steps, theirs)
+        arguments = (self.started, self.store.port, theirs)
         process = self.context.Process(target=train, args=arguments, daemon=True)
         process.start()
         theirs.close()
         self.all[self.started] = (process, mine)
         self.started += 1
 
-    def plan(self) -> None:
-        """All that live and have shown their handle go on together."""
+    def plan(self, until: int | None = None) -> None:
+        """All that live and have shown their handle go on together, up to that step."""
         self.uuid += 1
         handles = [self.handles[number] for number in self.all if number in self.handles]
         for number in self.handles.keys() & self.all.keys():
-            self.all[number][1].send({"uuid": self.uuid, "handles": handles})
+            self.all[number][1].send({"uuid": self.uuid, "handles": handles, "until": until})
 
     def hear(self) -> str | None:
         """What one of them says next: "handle", "loss", "dead" or "done"; None where nobody is left."""
@@ -152,12 +151,10 @@ class Processes:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--kill-at", type=int, default=50, help="the step at which the second process is killed")
-    steps = parser.parse_args().steps
-    kill_at = parser.parse_args().kill_at
-    expected = one_process(steps)
-    processes = Processes(steps)
+    parser.add_argument("--more", type=int, default=50, help="steps after another one has joined")
+    arguments = parser.parse_args()
+    processes = Processes()
     for _ in range(4):
         processes.start()
     awaited, killed = 4, False
@@ -165,18 +162,20 @@ def main() -> None:
         if word == "handle":
             awaited -= 1
             if awaited == 0:
-                processes.plan()
+                processes.plan(max(processes.losses) + arguments.more if killed else None)
         elif word == "dead":
             print(f"a process is dead, {len(processes.all)} go on, and a new one is started", flush=True)
             processes.plan()
             processes.start()
             awaited = 1
-        elif word == "loss" and not killed and len(processes.losses) > kill_at:
+        elif word == "loss" and not killed and len(processes.losses) > arguments.kill_at:
             killed = True
             os.kill(processes.all[1][0].pid, signal.SIGKILL)
+    steps = max(processes.losses) + 1
+    expected = one_process(steps)
     off = max(abs(processes.losses[step] - expected[step]) for step in range(steps))
     print(f"{steps} steps, {processes.uuid} configurations; losses differ from one process's by {off:.1e} at most")
-    if off > 1e-4 or processes.uuid != 3:
+    if off > 1e-3 or processes.uuid != 3 or expected[-1] > 0.7 * expected[0]:
         raise SystemExit("that is not the training of one process")
 
 

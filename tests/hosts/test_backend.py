@@ -76,7 +76,7 @@ def backend_cases() -> list:
         for file in sorted((_TESTS / "backend").glob("test_*.py")):
             module = importlib.import_module(f"backend.{file.stem}")
             for name, test in vars(module).items():
-                if hasattr(test, "case"):
+                if hasattr(test, "case") and hasattr(test, "sizes"):
                     sizes = _sizes(test.sizes, lab[1:])
                     found += [(size, lab, f"backend.{file.stem}", name, test.seconds) for size in sizes]
     found.sort(key=lambda row: (LABS.index(row[1]), row[0]))
