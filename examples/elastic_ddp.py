@@ -2,7 +2,7 @@
 
 python examples/elastic_ddp.py
 
-The group object that DDP holds stays; reconfiguring (`torch.distributed._reconfigure` from torch 2.15 on, in any torch
+The group object stays; reconfiguring (`torch.distributed._reconfigure` from torch 2.15 on, in any torch
 the method of the group) gives it other ranks. Who lives, this program's first process knows, which started them all: in
 a cluster that is the scheduler's or an agent's part. Each step's samples are shared out among whoever is there, so the
 losses are those of one process that sees them all, whatever happens.
@@ -25,6 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 SAMPLES = 24  # of each step, for 2, 3 or 4 ranks
 LIMIT = datetime.timedelta(seconds=60)
+# The order of additions differs with the number of ranks: what that makes of the losses is to stay small.
+torch.set_default_dtype(torch.float64)
 
 
 def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,14 +74,14 @@ def train(number: int, port: int, pipe: Any) -> None:
     group = dist.group.WORLD
     pipe.send(("handle", group.get_reconfigure_handle()))
     model, optimizer = make()
-    # Made while alone: its constructor compares parameters by calls that only newcomers would make later on.
-    parallel = DistributedDataParallel(model)
     step, until, plan = 0, None, None
     while until is None or step < until:
         while plan is None or pipe.poll(0):
             plan = pipe.recv()
             group.reconfigure(ReconfigureOptions(plan["uuid"], plan["handles"], LIMIT)).wait()
             step = bring_up_to_date(model, optimizer, step)
+            # Anew on all: of a pass that failed, DDP keeps the number of ranks that its sums are divided by.
+            parallel = DistributedDataParallel(model)
             until = plan["until"]
             print(f"process {number} is rank {dist.get_rank()} of {dist.get_world_size()} from step {step}", flush=True)
         try:
@@ -134,7 +136,10 @@ class Processes:
         if not self.all:
             return None
         pipes = {pipe: number for number, (_, pipe) in self.all.items()}
-        pipe = multiprocessing.connection.wait(list(pipes), LIMIT.total_seconds())[0]
+        ready = multiprocessing.connection.wait(list(pipes), LIMIT.total_seconds())
+        if not ready:
+            raise SystemExit(f"processes {sorted(self.all)} say nothing any more")
+        pipe = ready[0]
         number = pipes[pipe]  # type: ignore[index]
         try:
             kind, *rest = pipe.recv()  # type: ignore[union-attr]
@@ -175,7 +180,7 @@ def main() -> None:
     expected = one_process(steps)
     off = max(abs(processes.losses[step] - expected[step]) for step in range(steps))
     print(f"{steps} steps, {processes.uuid} configurations; losses differ from one process's by {off:.1e} at most")
-    if off > 1e-3 or processes.uuid != 3 or expected[-1] > 0.7 * expected[0]:
+    if off > 1e-9 or processes.uuid != 3 or expected[-1] > 0.7 * expected[0]:
         raise SystemExit("that is not the training of one process")
 
 

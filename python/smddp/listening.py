@@ -85,6 +85,7 @@ class Listened:
             # Behind a backend of its own: what C++ takes for rank and size is as old as the backend.
             self._behind = device_backend(self, self._timeout)
             self._register_devices(own, self._behind)
+            own._set_group_name(self.group_name)  # type: ignore[attr-defined]
             own._set_group_desc(self.group_desc)  # type: ignore[attr-defined]
             self._dispatcher = own
         return self._dispatcher
