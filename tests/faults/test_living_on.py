@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 from backend.ranks import BACKEND
@@ -46,6 +49,12 @@ def test_survivors_go_on_and_newcomers_join(wire):
     settings = {} if wire == "shm" else wires.settings(wire)
     kills = _campaign(4, 6, nodes=1 if wire == "shm" else 2, environment=settings)
     print(_told(kills))
+
+
+def test_the_example_of_ddp_has_the_losses_of_one_process_though_ranks_die_and_join():
+    example = Path(__file__).parents[2] / "examples" / "elastic_ddp.py"
+    done = subprocess.run([sys.executable, str(example)], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0 and " 3 configurations" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.slow
