@@ -24,9 +24,10 @@ from smddp.collectives import SmddpCollectives
 from smddp.devices import Request, current_request, device_backend, others
 from smddp.listening import Listened
 from smddp.options import gather_options, seconds
-from smddp.reconfigure import NotConfigured, Reconfigurable, instance
+from smddp.reconfigure import Reconfigurable, instance
 from smddp.rendezvous import MonitoredBarrier, connect
 from smddp.selfsend import Mailbox
+from smddp.standins import Inherited, NotConfigured
 from smddp.telling import tell, wanted
 
 # Groups that are open in this process. torch's C++ side may hold a group longer than Python does; the Python
@@ -366,42 +367,10 @@ def _close(comm: Any, owner: int) -> None:
         comm.close()
 
 
-class _Inherited:
-    """Stands for the communicator in a forked child, which has the parent's memory but is not a rank."""
-
-    def __init__(self, comm: Any, group: str) -> None:
-        # Never dropped: its end would tell the peers that this rank leaves.
-        self._comm = comm
-        self._group = group
-        self._owner = os.getppid()
-
-    def close(self) -> None:
-        pass
-
-    def finish(self, limit: float) -> None:
-        pass
-
-    def leave_seconds(self) -> float:
-        return 0.0
-
-    def abort(self, reason: str) -> None:
-        pass
-
-    def error(self) -> None:
-        return None
-
-    def __getattr__(self, name: str) -> Any:
-        raise RuntimeError(
-            f"smddp group {self._group!r} was made in process {self._owner}, from which this one ({os.getpid()}) "
-            "was forked later; only the process that made a group is a rank of it. Do collectives in the parent, "
-            "or start the child by spawn and call init_process_group in it."
-        )
-
-
 def _in_child() -> None:
     for group in list(_all):
-        if not isinstance(group._comm, _Inherited):
-            group._comm = _Inherited(group._comm, str(group._request and group.group_name))
+        if not isinstance(group._comm, Inherited):
+            group._comm = Inherited(group._comm, str(group._request and group.group_name))
             # With the group: the end of its store would count as the parent's, whose file it may take away.
             _kept.extend((group._comm, group))
     _open.clear()

@@ -19,7 +19,7 @@ from torch.distributed import PrefixStore, TCPStore, Work
 from torch.distributed import distributed_c10d as dist_c10d
 
 from smddp import first_cause
-from smddp.errors import ClosedError
+from smddp.standins import NotConfigured
 from smddp.work import DoneWork
 
 _KIND = "smddp"
@@ -106,44 +106,6 @@ def tell_torch(group: Any, ranks: list[Handle]) -> None:
     if group in world:
         whole = group is dist_c10d.GroupMember.WORLD
         world[group] = {place if whole else each.world_rank: place for place, each in enumerate(ranks)}
-
-
-class NotConfigured:
-    """Stands for the communicator of a group that `reconfigure` is still to make, or to make anew."""
-
-    def __init__(self, name: str, why: str) -> None:
-        self.name = name
-        self._why = why
-
-    def close(self) -> None:
-        pass
-
-    def finish(self, limit: float) -> None:
-        pass
-
-    def leave_seconds(self) -> float:
-        return 0.0
-
-    def abort(self, reason: str) -> None:
-        pass
-
-    def set_timeout(self, timeout: float) -> None:
-        pass
-
-    def error(self) -> None:
-        return None
-
-    def sequence(self) -> int:
-        return 0
-
-    def taken(self) -> list[Any]:
-        return []
-
-    def __getattr__(self, name: str) -> Any:
-        raise ClosedError(
-            f"group {self.name!r} {self._why}: call torch.distributed._reconfigure with a new uuid and the handles of "
-            "all that take part"
-        )
 
 
 class Reconfigurable:
