@@ -106,6 +106,7 @@ class SmddpProcessGroup(Reconfigurable, SmddpCollectives, Listened, ProcessGroup
         shut_down_at_exit()
         self._others = others(request, group_store, rank, size, timeout, name, global_ranks or list(range(size)))
         self._reconfigurable = not connected
+        self._closing: Any = None
         self._instance = instance()
         self._uuids: set[int] = set()
         self._become(rank, size, global_ranks)
@@ -144,8 +145,10 @@ class SmddpProcessGroup(Reconfigurable, SmddpCollectives, Listened, ProcessGroup
             _say_paths(self)
 
     def _hold(self, comm: Any) -> None:
-        """`comm` is the group's communicator, and is closed with the group at the latest."""
-        self._comm = comm
+        """`comm` is the group's communicator, and is closed with the group at the latest; the one before it now."""
+        before, self._comm = self._closing, comm
+        if before is not None:
+            before()
         self._closing = weakref.finalize(self, _close, comm, os.getpid())
         self._closing.atexit = False
 

@@ -164,12 +164,14 @@ class Reconfigurable:
         if uuid in self._uuids:
             raise RuntimeError(f"reconfigure: uuid {uuid} was already used in this group; each call needs a new one")
         limit = opts.timeout if opts.timeout is not None else self._timeout
-        at = dict(opts.hints).get("store")
+        hints = dict(opts.hints)
+        at = hints.pop("store", None)
+        if hints:
+            raise ValueError(f"reconfigure: unknown hints {sorted(hints)}; smddp knows store")
         store = meeting_place(self._group_store if at is None else store_at(at, limit), uuid)
         self._uuids.add(uuid)
         name = self._comm.name.partition(_AGAIN)[0]
         self._mailbox.close()
-        self._comm.close()
         self._hold(NotConfigured(name, f"has no ranks since its reconfiguration {uuid} failed"))
         place = next(place for place, each in enumerate(ranks) if each.instance == self._instance)
         whole = self is dist_c10d.GroupMember.WORLD

@@ -140,6 +140,8 @@ def test_what_makes_no_group_is_refused_and_the_group_stays():
         again(group, handles, uuid=-1)
     with pytest.raises(ValueError, match="HOST:PORT"):
         again(group, handles, uuid=402, hints={"store": "nowhere"})
+    with pytest.raises(ValueError, match="unknown hints"):
+        again(group, handles, uuid=403, hints={"stor": "127.0.0.1:1"})
     assert_adds_up(group, [0, 1])
     dist.destroy_process_group(group)
 

@@ -68,7 +68,7 @@ class Manager:
         environment = dict(self._environment, OMP_NUM_THREADS="1")
         if self._nodes > 1:
             environment["SMDDP_NODE"] = f"n{number % self._nodes}"
-        arguments = (number, self._size, ("127.0.0.1", self._store.port), environment, theirs)
+        arguments = (number, ("127.0.0.1", self._store.port), environment, theirs)
         process = self._context.Process(target=member.run, args=arguments)
         process.start()
         theirs.close()

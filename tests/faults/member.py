@@ -20,12 +20,12 @@ _TOLD = 30.0
 SECONDS = 20.0
 
 
-def run(number: int, size: int, address: tuple[str, int], environment: dict[str, str], pipe: Any) -> None:
+def run(number: int, address: tuple[str, int], environment: dict[str, str], pipe: Any) -> None:
     """Member `number`, until the pipe closes: (uuid, members, handles, where) come in, words about it go out."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.environ.update(environment)
     try:
-        _Member(number, size, address, pipe).live()
+        _Member(number, address, pipe).live()
     except (EOFError, BrokenPipeError):
         pass
     except BaseException:
@@ -38,7 +38,7 @@ def run(number: int, size: int, address: tuple[str, int], environment: dict[str,
 
 
 class _Member:
-    def __init__(self, number: int, size: int, address: tuple[str, int], pipe: Any) -> None:
+    def __init__(self, number: int, address: tuple[str, int], pipe: Any) -> None:
         import torch
         import torch.distributed as dist
 

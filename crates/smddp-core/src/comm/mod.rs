@@ -246,11 +246,7 @@ impl Communicator {
 
     /// What went which way so far: collective, algorithm, operations, bytes of their whole buffers.
     pub fn taken(&self) -> Vec<(Collective, Algorithm, u64, u64)> {
-        let ways = Collective::ALL.into_iter().flat_map(|c| Algorithm::ALL.map(|a| (c, a)));
-        ways.map(|(c, a)| (c, a, self.0.tally.get(c, a)))
-            .filter(|(.., (operations, _))| *operations > 0)
-            .map(|(c, a, (operations, bytes))| (c, a, operations, bytes))
-            .collect()
+        self.0.tally.taken().collect()
     }
 
     /// Makes `call` with the calling thread driving; returns when it is over.

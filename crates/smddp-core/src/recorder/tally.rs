@@ -16,8 +16,13 @@ impl Tally {
         bytes.store(bytes.load(Ordering::Relaxed) + size as u64, Ordering::Relaxed);
     }
 
-    pub(crate) fn get(&self, collective: Collective, algorithm: Algorithm) -> (u64, u64) {
-        let (operations, bytes) = &self.0[collective as usize][algorithm as usize];
-        (operations.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed))
+    /// Collective, algorithm, operations and bytes of all that was taken.
+    pub(crate) fn taken(&self) -> impl Iterator<Item = (Collective, Algorithm, u64, u64)> {
+        let ways = Collective::ALL.into_iter().flat_map(|c| Algorithm::ALL.map(|a| (c, a)));
+        let counted = ways.map(|(c, a)| {
+            let (operations, bytes) = &self.0[c as usize][a as usize];
+            (c, a, operations.load(Ordering::Relaxed), bytes.load(Ordering::Relaxed))
+        });
+        counted.filter(|(_, _, operations, _)| *operations > 0)
     }
 }

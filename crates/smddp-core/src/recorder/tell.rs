@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use smddp_plan::{Algorithm, Collective};
+use smddp_plan::Algorithm;
 
 use super::clock::Clock;
 use super::{Entry, Outcome, Recorder, live};
@@ -59,13 +59,10 @@ fn group(recorder: &Recorder, clock: &Clock, all: bool) -> Value {
 }
 
 fn taken(recorder: &Recorder) -> Vec<Value> {
-    let ways = Collective::ALL.into_iter().flat_map(|c| Algorithm::ALL.map(|a| (c, a)));
-    ways.map(|(c, a)| (c, a, recorder.tally.get(c, a)))
-        .filter(|(.., (operations, _))| *operations > 0)
-        .map(|(c, a, (operations, bytes))| {
-            json!({"collective": name_of(c), "algorithm": a.name(), "operations": operations, "bytes": bytes})
-        })
-        .collect()
+    let taken = recorder.tally.taken().map(|(c, a, operations, bytes)| {
+        json!({"collective": name_of(c), "algorithm": a.name(), "operations": operations, "bytes": bytes})
+    });
+    taken.collect()
 }
 
 fn operation(entry: &Entry, clock: &Clock) -> Value {
