@@ -75,11 +75,19 @@ class Comm:
     size: int
     name: str
     @staticmethod
-    def make(store: _Store, name: str, rank: int, size: int, timeout: float) -> Comm:
+    def make(
+        store: _Store,
+        name: str,
+        rank: int,
+        size: int,
+        timeout: float,
+        known: tuple[Comm, Sequence[int]] | None = None,
+    ) -> Comm:
         """This rank's end of a group whose ranks all do this over the same store.
 
-        Raises CollectiveTimeoutError naming the ranks that did not come within `timeout` seconds, TopologyError where
-        ranks cannot reach each other or one of them could not make the group at all, and whatever the store raises.
+        known: a group in which all of them are already, and their ranks there; it knows who is dead.
+        Raises CollectiveTimeoutError naming the ranks that did not come within `timeout` seconds, PeerLostError naming
+        one that came and is gone, TopologyError where ranks cannot reach each other or one of them could not make the group at all, and whatever the store raises.
         """
     def collective(
         self,

@@ -111,7 +111,7 @@ class SmddpProcessGroup(Reconfigurable, SmddpCollectives, Listened, ProcessGroup
         self._uuids: set[int] = set()
         self._become(rank, size, global_ranks)
         if connected:
-            self._connect(store, name, timeout)
+            self._connect(store, name, timeout, _in_default_group(self._all_ranks))
         else:
             self._hold(NotConfigured(name, "has no ranks yet"))
         self._device = device_backend(self, timeout)
@@ -131,9 +131,9 @@ class SmddpProcessGroup(Reconfigurable, SmddpCollectives, Listened, ProcessGroup
         self._cuda = None
         self._batch = None
 
-    def _connect(self, store: Any, name: str, limit: timedelta) -> None:
-        """Meets the group's other ranks at the store. Raises as `rendezvous.connect` does."""
-        comm = connect(store, name, self._rank, self._size, limit.total_seconds(), self._ranks)
+    def _connect(self, store: Any, name: str, limit: timedelta, known: Any = None) -> None:
+        """Meets the group's other ranks at the store. known, errors: as those of `rendezvous.connect`."""
+        comm = connect(store, name, self._rank, self._size, limit.total_seconds(), self._ranks, known)
         comm.set_timeout(self._timeout.total_seconds())
         self._hold(comm)
         self._monitored = MonitoredBarrier(store, self._rank, self._size, self._ranks)
@@ -340,6 +340,13 @@ def _device_of_default_group() -> torch.device | None:
     """What torch hands on to new groups, if it knows (see _shows_device)."""
     default = dist_c10d.GroupMember.WORLD
     return default._request.device_id if isinstance(default, SmddpProcessGroup) else None
+
+
+def _in_default_group(ranks: Sequence[int]) -> tuple[Any, list[int]] | None:
+    """The communicator of the default group and these ranks in it, where there is one: it knows who of them is dead."""
+    default = dist_c10d.GroupMember.WORLD
+    comm = default.communicator if isinstance(default, SmddpProcessGroup) else None
+    return (comm, list(ranks)) if isinstance(comm, core().Comm) else None
 
 
 def _ordinal(device: torch.device | None) -> int | None:

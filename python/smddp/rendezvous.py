@@ -38,16 +38,25 @@ def missing(store: Store, keys: Sequence[str], deadline: float) -> list[int]:
         pause = min(pause * 2, longest)
 
 
-def connect(store: Store, name: str, rank: int, size: int, timeout: float, global_ranks: Sequence[int] | None) -> Any:
+def connect(
+    store: Store,
+    name: str,
+    rank: int,
+    size: int,
+    timeout: float,
+    global_ranks: Sequence[int] | None,
+    known: tuple[Any, Sequence[int]] | None = None,
+) -> Any:
     """Make this rank's communicator of the group `name`.
 
-    Raises CollectiveTimeoutError naming the ranks that did not come within `timeout` seconds, TopologyError where ranks
-    cannot reach each other or one of them could not make the group at all.
+    known: the communicator of a group in which all of them are already, and their ranks there; it knows who is dead.
+    Raises CollectiveTimeoutError naming the ranks that did not come within `timeout` seconds, PeerLostError naming one
+    that came and is gone, TopologyError where ranks cannot reach each other or one of them could not make the group at all.
     """
     native = core()
     stacks.offer()
     try:
-        return native.Comm.make(store, name, rank, size, timeout)
+        return native.Comm.make(store, name, rank, size, timeout, known)
     except native.Error as error:
         raise translate(error, global_ranks) from None
 

@@ -45,7 +45,7 @@ pub use smddp_cuda::Stream;
 pub use smddp_plan::{Algorithm, Collective, Network};
 pub use smddp_transport::fork::PerProcess;
 pub use smddp_transport::process::{Endpoint, frames_from};
-pub use startup::{Pending, Store};
+pub use startup::{Known, Pending, Store};
 pub use types::{DType, RedOp};
 pub use wait::cores;
 pub use work::{Keep, set_interrupt};

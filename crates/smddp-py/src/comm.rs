@@ -2,7 +2,7 @@
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use smddp_core::{Call, Collective, Communicator, DType, On, Options, RedOp, Stream};
+use smddp_core::{Call, Collective, Communicator, DType, Known, On, Options, RedOp, Stream};
 
 use crate::blocks::parse;
 use crate::errors::raise;
@@ -39,6 +39,7 @@ fn options(keep: Py<PyAny>, timeout: f64) -> Options {
 #[pymethods]
 impl Comm {
     #[staticmethod]
+    #[pyo3(signature = (store, name, rank, size, timeout, known=None))]
     fn make(
         py: Python<'_>,
         store: Py<PyAny>,
@@ -46,9 +47,14 @@ impl Comm {
         rank: usize,
         size: usize,
         timeout: f64,
+        known: Option<(PyRef<'_, Self>, Vec<usize>)>,
     ) -> PyResult<Self> {
         let store = PyStore::new(store);
-        let made = py.detach(|| Communicator::make(&store, name, rank, size, seconds(timeout)));
+        let known = known.map(|(group, ranks)| (group.comm.clone(), ranks));
+        let made = py.detach(|| {
+            let known = known.as_ref().map(|(group, ranks)| Known { group, ranks });
+            Communicator::make(&store, name, rank, size, seconds(timeout), known)
+        });
         let comm = made.map_err(|error| store.raised(&error).unwrap_or_else(|| raise(py, error)))?;
         Ok(Self { rank: comm.rank(), size: comm.size(), name: comm.name().to_owned(), comm })
     }

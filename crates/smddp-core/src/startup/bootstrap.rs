@@ -7,10 +7,11 @@
 
 use std::time::{Duration, Instant};
 
-use smddp_transport::bootstrap::{CardTree, Failure, UNREACHED};
+use smddp_transport::bootstrap::{CardTree, Failure, UNREACHED, who};
 
-use super::pending::Pending;
+use super::pending::{LOST_WHILE_MADE, Pending};
 use crate::comm::{Communicator, Options};
+use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
 use crate::report::{ROOM, ranges};
@@ -33,6 +34,9 @@ const FOR_EACH_RANK: Duration = Duration::from_micros(200);
 /// How long a rank that cannot make a group waits for the others to find out, too.
 const FAIL_TOGETHER: Duration = Duration::from_secs(2);
 
+/// Between two questions whether a rank that others wait for is still there.
+const KNOCK_PAUSE: Duration = Duration::from_millis(20);
+
 const REFUSED: &str = "smddp/refused";
 
 /// A rank's "card", "failed", "up" or "down".
@@ -40,12 +44,20 @@ fn key(what: &str, rank: usize) -> String {
     format!("smddp/{what}/{rank}")
 }
 
+/// Another group in which the ranks of a new one are already, each with its rank there. It knows who is dead.
+#[derive(Clone, Copy)]
+pub struct Known<'a> {
+    pub group: &'a Communicator,
+    pub ranks: &'a [usize],
+}
+
 impl Communicator {
     /// Makes rank `rank` of the group `name`, with `size` ranks that do the same over the same store within `timeout`, which
-    /// is also the deadline of every call that has none of its own.
+    /// is also the deadline of every call that has none of its own. `known`: a group in which all of them are already.
     ///
     /// # Errors
-    /// [`Error::Timeout`] naming the ranks that did not come; [`Error::Topology`] where ranks cannot reach each other,
+    /// [`Error::Timeout`] naming the ranks that did not come; [`Error::PeerLost`] naming one that came and is gone;
+    /// [`Error::Topology`] where ranks cannot reach each other,
     /// differ in version or settings, or one of them could not make the group at all; the store's own.
     pub fn make(
         store: &dyn Store,
@@ -53,9 +65,12 @@ impl Communicator {
         rank: usize,
         size: usize,
         timeout: Duration,
+        known: Option<Known<'_>>,
     ) -> Result<Communicator> {
         let begun = Instant::now();
-        let meeting = Meeting { store, name, rank, size, timeout, begun, deadline: begun + timeout };
+        let patience = Config::get()?.means().peer_timeout;
+        let deadline = begun + timeout;
+        let meeting = Meeting { store, name, rank, size, timeout, known, patience, begun, deadline };
         let pending = match Pending::new(name, rank, size, timeout) {
             Ok(pending) if size == 1 => {
                 let card = pending.card();
@@ -63,20 +78,26 @@ impl Communicator {
             }
             Ok(pending) => pending,
             Err(error) => {
-                meeting.refuse(&error);
+                let _ = meeting.refuse(&error);
                 return Err(error);
             }
         };
-        let made = meeting.meet(pending);
+        let mut tree = None;
+        let mut made = meeting.meet(pending, &mut tree);
         match &made {
             Err(Error::Timeout { missing, .. }) => {
                 meeting.fail_together(missing);
             }
-            Err(error @ (Error::Topology(_) | Error::System { .. })) => meeting.refuse(error),
+            Err(error @ (Error::Topology(_) | Error::System { .. } | Error::PeerLost { .. })) => {
+                if let Some(cause) = meeting.refuse(error) {
+                    made = Err(meeting.told(cause));
+                }
+            }
             _ => {}
         }
-        // In the end: others may still have to read it.
+        // In the end: others may still have to read it, and to find this rank there.
         let _ = store.delete(&key("card", rank));
+        drop(tree);
         made
     }
 }
@@ -88,28 +109,32 @@ struct Meeting<'a> {
     rank: usize,
     size: usize,
     timeout: Duration,
+    known: Option<Known<'a>>,
+    /// How long an address that leads nowhere may be an earlier attempt's.
+    patience: Duration,
     begun: Instant,
     deadline: Instant,
 }
 
 impl Meeting<'_> {
-    fn meet(&self, mut pending: Pending) -> Result<Communicator> {
-        let mut tree = pending.tree().map_err(|error| Error::System {
+    /// `tree`: with what the others find this rank, from then on.
+    fn meet(&self, mut pending: Pending, tree: &mut Option<CardTree>) -> Result<Communicator> {
+        let new = pending.tree().map_err(|error| Error::System {
             what: format!("group `{}`: no sockets to exchange cards", self.name),
             why: error.to_string(),
         })?;
+        let tree = tree.insert(new);
         self.store.set(&key("card", self.rank), &tree.address())?;
-        let outcome = self.exchange(&mut pending, &mut tree);
+        let outcome = self.exchange(&mut pending, tree);
         if let Err(error) = &outcome {
             tree.fail(match error {
                 Error::Timeout { missing, detail, .. } => {
-                    Failure { missing: missing.clone(), why: detail.clone() }
+                    Failure { missing: missing.clone(), lost: None, why: detail.clone() }
                 }
-                other => Failure { missing: Vec::new(), why: format!("{}{other}", self.mine()) },
+                other => self.failure(other),
             });
         }
         let comm = pending.connect(&outcome?)?;
-        drop(tree);
         // Nobody passes before all have read all cards.
         let left = self.deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         comm.barrier(Options { timeout: Some(left), ..Options::default() })?;
@@ -119,6 +144,7 @@ impl Meeting<'_> {
     fn exchange(&self, pending: &mut Pending, tree: &mut CardTree) -> Result<Vec<Vec<u8>>> {
         let longest = LONGEST_PAUSE.max(FOR_EACH_RANK * self.size as u32);
         let (mut pause, mut next) = (FIRST_PAUSE, Instant::now());
+        let mut next_knock = self.begun + KNOCK_PAUSE;
         loop {
             let now = Instant::now();
             if now >= self.deadline {
@@ -132,6 +158,10 @@ impl Meeting<'_> {
                 }
                 next = Instant::now() + pause;
                 pause = (2 * pause).min(longest);
+            }
+            if now >= next_knock {
+                self.knock(tree)?;
+                next_knock = Instant::now() + KNOCK_PAUSE.max(FOR_EACH_RANK * self.size as u32);
             }
             if interrupted() {
                 return Err(Error::Interrupted);
@@ -177,28 +207,56 @@ impl Meeting<'_> {
                 moved = true;
             }
         }
-        if !moved && let Some(why) = self.refusal()? {
-            return Err(Error::Topology(format!("making group `{}`: {why}", self.name)));
+        if !moved && let Some(failure) = self.refusal()? {
+            return Err(self.told(failure));
         }
         Ok(moved)
     }
 
-    /// How what this rank says of its own failure begins.
-    fn mine(&self) -> String {
-        format!("rank {} could not: ", self.rank)
+    /// Whether those of whom nothing is heard are still there. Who gave up and said so may come again.
+    fn knock(&self, tree: &mut CardTree) -> Result<()> {
+        if let Some(Known { group, ranks }) = self.known {
+            for (there, who) in group.dead() {
+                if let Some(rank) = ranks.iter().position(|&rank| rank == there) {
+                    let how =
+                        format!("ended before the group was made (in group `{}` it is {who})", group.name());
+                    tree.fail(Failure::lost(rank, how));
+                }
+            }
+        }
+        for rank in tree.doubted() {
+            let card = key("card", rank);
+            if self.there(&card)? && !self.there(&key("failed", rank))? {
+                let wrong =
+                    |why| Error::Topology(format!("making group `{}`: rank {rank} has {why}", self.name));
+                tree.knock(rank, &self.store.get(&card)?, self.patience).map_err(wrong)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What others hear of this rank's error.
+    fn failure(&self, error: &Error) -> Failure {
+        match error {
+            Error::PeerLost { rank, how, .. } => Failure::lost(*rank, how.clone()),
+            other => Failure::of(format!("rank {} could not: {other}", self.rank)),
+        }
     }
 
     /// Why another rank cannot make the group. What this one said in an earlier attempt does not hold any more.
-    fn refusal(&self) -> Result<Option<String>> {
-        if !self.there(REFUSED)? {
-            return Ok(None);
+    fn refusal(&self) -> Result<Option<Failure>> {
+        match self.refused()? {
+            Some((Some(by), _)) if by == self.rank => self.store.delete(REFUSED).map(|()| None),
+            refused => Ok(refused.map(|(_, failure)| failure)),
         }
-        let why = String::from_utf8_lossy(&self.store.get(REFUSED)?).into_owned();
-        if !why.starts_with(&self.mine()) {
-            return Ok(Some(why));
+    }
+
+    /// Who said that there will be no group, and why.
+    fn refused(&self) -> Result<Option<(Option<usize>, Failure)>> {
+        match self.there(REFUSED)? {
+            true => Ok(Some(Failure::heard(&self.store.get(REFUSED)?))),
+            false => Ok(None),
         }
-        self.store.delete(REFUSED)?;
-        Ok(None)
     }
 
     fn carry_down(&self, tree: &CardTree) -> Result<()> {
@@ -256,25 +314,50 @@ impl Meeting<'_> {
 
     /// Another rank found out why there will be no group.
     fn told(&self, failure: Failure) -> Error {
+        let group = self.name.to_owned();
+        if let Some(rank) = failure.lost {
+            // A store would wait for what is not there.
+            let card = key("card", rank);
+            let address = if self.there(&card) == Ok(true) { self.store.get(&card) } else { Ok(Vec::new()) };
+            let (what, advice) = ("making it".to_owned(), LOST_WHILE_MADE);
+            return Error::PeerLost {
+                what,
+                group,
+                rank,
+                who: who(rank, &address.unwrap_or_default()),
+                how: failure.why,
+                advice,
+            };
+        }
         match failure.missing.is_empty() {
-            true => Error::Topology(format!("making group `{}`: {}", self.name, failure.why)),
+            true => Error::Topology(format!("making group `{group}`: {}", failure.why)),
             false => self.timeout(failure.missing, failure.why),
         }
     }
 
-    /// In place of a card, so that the others need not wait for one, however late they come. The first cause stays.
-    fn refuse(&self, error: &Error) {
+    /// In place of a card, so that the others need not wait for one, however late they come. The first cause stays; but a rank
+    /// that others take for lost, and that only gave up, knows a better one. Another rank's, if that is why this one failed, too.
+    fn refuse(&self, error: &Error) -> Option<Failure> {
         if self.size == 1 {
-            return;
+            return None;
         }
-        let first = self.refusal() == Ok(None);
+        let failure = self.failure(error);
+        let first = match self.refusal() {
+            Ok(said) => said.is_none_or(|said| said.lost == Some(self.rank)),
+            Err(_) => false,
+        };
         if first {
-            let _ = self.store.set(REFUSED, format!("{}{error}", self.mine()).as_bytes());
+            let _ = self.store.set(REFUSED, &failure.said_by(self.rank));
         }
         // Who has not found out yet reads it whenever it comes.
-        if self.fail_together(&[]) && first {
+        let all = self.fail_together(failure.lost.as_slice());
+        let others =
+            |(by, cause): &(Option<usize>, Failure)| *by != Some(self.rank) && cause.lost != Some(self.rank);
+        let cause = failure.lost.and_then(|_| self.refused().ok()?.filter(others)).map(|(_, cause)| cause);
+        if all && first && cause.is_none() {
             let _ = self.store.delete(REFUSED);
         }
+        cause
     }
 
     /// Most reasons to fail hold for all ranks, and each is to raise its own error. So the first leaves only when the others

@@ -4,5 +4,5 @@ mod bootstrap;
 mod pending;
 mod probe;
 
-pub use bootstrap::Store;
+pub use bootstrap::{Known, Store};
 pub use pending::Pending;

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use smddp_transport::Card;
 use smddp_transport::bootstrap::CardTree;
-use smddp_transport::joint::{Joined, Prepared};
+use smddp_transport::joint::{JoinError, Joined, Prepared};
+use smddp_transport::shm::Unreachable;
 
 use super::probe;
 use crate::comm::Communicator;
@@ -14,6 +15,10 @@ use crate::error::{Error, Result};
 use crate::log::{self, Level};
 use crate::network;
 use crate::wait;
+
+/// What to do where a rank was lost before there was a group.
+pub(super) const LOST_WHILE_MADE: &str =
+    "its own log, or the system's, says why; make the group anew, without it or with a new one in its place";
 
 /// First half of making a communicator. No rank waits here.
 pub struct Pending {
@@ -79,10 +84,8 @@ impl Pending {
         let here_at = Instant::now();
         let cards = self.checked(cards)?;
         let known = network::noted(cards.iter().map(|card| card.note.as_slice()));
-        let Joined { group, nodes, crowd, told } = self
-            .prepared
-            .connect(cards)
-            .map_err(|error| Error::Topology(format!("group `{}`: {error}", self.name)))?;
+        let Joined { group, nodes, crowd, told } =
+            self.prepared.connect(cards).map_err(|error| unjoined(&self.name, error))?;
         wait::note_group(crowd);
         tell_once(&told);
         let comm = Communicator::over(group, &nodes, &self.name, self.timeout);
@@ -142,6 +145,21 @@ impl Pending {
             checked.push(card);
         }
         Ok(checked)
+    }
+}
+
+/// Why ranks that know of each other do not come together.
+fn unjoined(name: &str, error: JoinError) -> Error {
+    match error {
+        JoinError::Unreachable(Unreachable { rank, host, pid, gone: true, why }) => Error::PeerLost {
+            what: "making it".to_owned(),
+            group: name.to_owned(),
+            rank,
+            who: format!("rank {rank} (host {host}, pid {pid})"),
+            how: format!("ended before the group was made: {why}"),
+            advice: LOST_WHILE_MADE,
+        },
+        error => Error::Topology(format!("group `{name}`: {error}")),
     }
 }
 

@@ -13,14 +13,16 @@
 //! Rank 0's address also has what makes the group's token, which nothing else carries. Both ends of each connection show that
 //! they have it before a card moves, from the root down: so what the store still has of an earlier attempt unites nobody.
 
+mod address;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
+mod knock;
 mod shape;
 mod talk;
 
 use std::collections::BTreeMap;
-use std::io::{self, ErrorKind};
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::io;
+use std::net::{IpAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -33,6 +35,10 @@ use crate::own::Uninherited;
 use crate::process::{Id, listen, random};
 use crate::token::{PROTOCOL, Token, is_stranger};
 use crate::warn::warn;
+pub(crate) use address::shared;
+pub use address::{Shared, who};
+use address::{TreeAddress, parse_address};
+use knock::Knock;
 use talk::Talk;
 
 /// Largest card; that of an EFA rank with 32 rails takes a tenth.
@@ -48,41 +54,36 @@ const DOUBTED: Duration = Duration::from_millis(500);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Where a rank's children find it.
-#[derive(Serialize, Deserialize)]
-struct TreeAddress {
-    protocol: u32,
-    version: String,
-    /// Which rank of which attempt this is.
-    id: Id,
-    /// Where its unix socket can be reached: kernel boot and network namespace.
-    boot: String,
-    netns: u64,
-    socket: Vec<u8>,
-    tcp: Option<SocketAddr>,
-    /// Rank 0's.
-    shared: Option<Shared>,
-}
-
-/// What rank 0 shares with all, by way of the store.
-#[derive(Clone, Serialize, Deserialize)]
-pub struct Shared {
-    token: Token,
-    /// Of what the token is with the job's own secret.
-    check: [u8; 32],
-}
-
 /// Why there will be no group.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// Ranks that did not come in time, if that is why.
     pub missing: Vec<usize>,
+    /// The rank that came and is gone, if that is why; then `why` says how that showed.
+    pub lost: Option<usize>,
     pub why: String,
 }
 
 impl Failure {
-    fn of(why: String) -> Self {
-        Self { missing: Vec::new(), why }
+    pub fn of(why: String) -> Self {
+        Self { missing: Vec::new(), lost: None, why }
+    }
+
+    pub fn lost(rank: usize, why: String) -> Self {
+        Self { missing: Vec::new(), lost: Some(rank), why }
+    }
+
+    /// For the others, by some other way than this.
+    pub fn said_by(&self, rank: usize) -> Vec<u8> {
+        postcard::to_allocvec(&(rank, self)).unwrap_or_default()
+    }
+
+    /// Who said it, if it is said in these words, and what.
+    pub fn heard(bytes: &[u8]) -> (Option<usize>, Self) {
+        match postcard::from_bytes(bytes) {
+            Ok((rank, failure)) => (Some(rank), failure),
+            Err(_) => (None, Self::of(String::from_utf8_lossy(bytes).into_owned())),
+        }
     }
 }
 
@@ -125,6 +126,8 @@ struct ParentCall {
     bytes: Vec<u8>,
     read: Instant,
     since: Instant,
+    /// A connection to it stood: it is there, or was.
+    stood: bool,
 }
 
 /// One rank's part of the tree.
@@ -139,6 +142,8 @@ pub struct CardTree {
     callers: Vec<Talk>,
     children: BTreeMap<usize, Child>,
     above: Above,
+    /// Ranks that have no connection here and may be gone.
+    knocks: BTreeMap<usize, Knock>,
     /// Whether everything has gone up.
     told: bool,
     /// Why the last call to the parent came to nothing.
@@ -170,6 +175,9 @@ impl CardTree {
             address: TreeAddress {
                 protocol: PROTOCOL,
                 version,
+                host: card.host.clone(),
+                pid: card.pid,
+                made: address::now(),
                 id,
                 boot,
                 netns,
@@ -183,6 +191,7 @@ impl CardTree {
             callers: Vec::new(),
             children: BTreeMap::new(),
             above: if rank == 0 { Above::Nobody } else { Above::Unknown },
+            knocks: BTreeMap::new(),
             told: false,
             trouble: String::new(),
             cards: BTreeMap::from([(rank, card.told_openly())]),
@@ -213,11 +222,11 @@ impl CardTree {
         let (address, now) = (parse_address(parent)?, Instant::now());
         self.token = Some(token);
         // The same again is no new beginning.
-        let (since, next, new) = match &self.above {
-            Above::Calling { call, next } if call.bytes == parent => (call.since, *next, false),
-            _ => (now, now, true),
+        let (since, next, stood, new) = match &self.above {
+            Above::Calling { call, next } if call.bytes == parent => (call.since, *next, call.stood, false),
+            _ => (now, now, false, true),
         };
-        let call = ParentCall { address, bytes: parent.to_vec(), read: now, since };
+        let call = ParentCall { address, bytes: parent.to_vec(), read: now, since, stood };
         self.above = Above::Calling { call, next };
         Ok(new)
     }
@@ -233,6 +242,40 @@ impl CardTree {
         let mut awaited = self.awaited();
         awaited.retain(|child| !self.children.contains_key(child));
         awaited
+    }
+
+    /// Ranks whose address tells whether they are still there, which nothing else does: for [`CardTree::knock`].
+    pub fn doubted(&self) -> Vec<usize> {
+        if self.outcome.is_some() {
+            return Vec::new();
+        }
+        let above = match &self.above {
+            Above::Nobody | Above::Talking { .. } => None,
+            Above::Unknown | Above::Calling { .. } | Above::Unreached { .. } => self.parent(),
+        };
+        let mut ranks = self.unconnected();
+        ranks.extend(above);
+        ranks.retain(|rank| !self.knocks.get(rank).is_some_and(Knock::stands));
+        ranks
+    }
+
+    /// What the store has as the address of a rank that is doubted. One at which somebody listened and nobody does any more is of a
+    /// rank that is gone; one at which nobody ever did may be of an earlier attempt, and is given so long: `patience`.
+    pub fn knock(&mut self, rank: usize, bytes: &[u8], patience: Duration) -> Result<(), String> {
+        let stood = match &self.above {
+            Above::Calling { call, .. } => self.parent() == Some(rank) && call.stood && call.bytes == bytes,
+            _ => false,
+        };
+        if !self.knocks.get(&rank).is_some_and(|knock| knock.is_of(bytes)) {
+            self.knocks.insert(rank, Knock::new(bytes)?);
+        }
+        if let Some(knock) = self.knocks.get_mut(&rank) {
+            knock.stood |= stood || knock.came_after(&self.address);
+            if knock.finds_nobody(&self.address, patience) {
+                self.fail(Failure::lost(rank, "ended, or gave up, before the group was made".to_owned()));
+            }
+        }
+        Ok(())
     }
 
     /// Whom this rank waits for: children that have something to say, or to hear; else the parent.
@@ -288,6 +331,7 @@ impl CardTree {
         self.admit();
         self.hear_children();
         self.call_parent();
+        self.knocks.values_mut().for_each(Knock::look);
         if self.rank == 0 && self.outcome.is_none() && self.cards.len() == self.size {
             let cards = std::mem::take(&mut self.cards);
             self.finish(Ok(cards.into_values().collect()));
@@ -296,6 +340,7 @@ impl CardTree {
         let busy = self.talks().any(|talk| !talk.said());
         // The parent waits for this rank, and hears of its end too, if it can be reached.
         let unheard = match (&self.outcome, &self.above) {
+            (Some(Err(failure)), _) if failure.lost.is_some() && failure.lost == self.parent() => false,
             (Some(Err(_)), Above::Calling { .. }) => true,
             (Some(Err(_)), Above::Talking { talk, .. }) => !talk.said(),
             _ => false,
@@ -339,7 +384,9 @@ impl CardTree {
         let talks = talks.map(|talk| PollFd::from_borrowed_fd(talk.as_fd(), talk.events()));
         let open = if self.callers.len() < CALLERS { self.listeners.as_slice() } else { &[] };
         let listeners = open.iter().map(|one| PollFd::from_borrowed_fd(one.as_fd(), PollFlags::IN));
-        let mut fds: Vec<PollFd<'_>> = talks.chain(listeners).collect();
+        let knocks = self.knocks.values().filter_map(Knock::socket);
+        let knocks = knocks.map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN));
+        let mut fds: Vec<PollFd<'_>> = talks.chain(listeners).chain(knocks).collect();
         // Interrupted or refused: whatever is ready is so the next time, too.
         let _ = poll(&mut fds, Timespec::try_from(at_most).ok().as_ref());
     }
@@ -433,15 +480,7 @@ impl CardTree {
             (&self.above, &self.token)
             && now >= *next
         {
-            let near = (&address.boot, address.netns) == (&self.address.boot, self.address.netns);
-            let talk = match (near, address.tcp) {
-                (true, _) => Talk::unix(&address.socket, self.rank, &address.id, token),
-                (false, Some(tcp)) => Talk::tcp(tcp, self.rank, &address.id, token),
-                (false, None) => Err(io::Error::new(
-                    ErrorKind::AddrNotAvailable,
-                    "it is on another host and has no TCP address",
-                )),
-            };
+            let talk = Talk::call(address, &self.address, self.rank, token);
             let above = std::mem::replace(&mut self.above, Above::Unreached { carried: false });
             let Above::Calling { call, .. } = above else { return };
             match talk {
@@ -482,7 +521,8 @@ impl CardTree {
             Err(error) if known => self.fail(hung_up(self.parent().unwrap_or(0), &error)),
             Err(error) => {
                 let above = std::mem::replace(&mut self.above, Above::Nobody);
-                let Above::Talking { call, .. } = above else { return };
+                let Above::Talking { mut call, talk } = above else { return };
+                call.stood |= talk.stood();
                 (self.told, self.trouble) = (false, error.to_string());
                 self.above = Above::Calling { call, next: Instant::now() + PAUSE };
             }
@@ -549,35 +589,6 @@ impl CardTree {
     }
 }
 
-/// What rank 0 shares, out of its address.
-pub(crate) fn shared(address: &[u8]) -> Result<Shared, String> {
-    parse_address(address)?.shared.ok_or_else(|| "an address without a token".to_owned())
-}
-
-impl Shared {
-    pub(crate) fn token(&self) -> &Token {
-        &self.token
-    }
-
-    /// Whether that came of it at rank 0, too.
-    pub(crate) fn came_to(&self, token: &Token) -> bool {
-        token.fits(&self.check)
-    }
-}
-
-/// Versions are compared before anybody is called.
-fn parse_address(bytes: &[u8]) -> Result<TreeAddress, String> {
-    let nonsense = |_| format!("{} bytes that are no address", bytes.len());
-    let ((protocol, version), _) = postcard::take_from_bytes::<(u32, &str)>(bytes).map_err(nonsense)?;
-    let mine = env!("CARGO_PKG_VERSION");
-    if (protocol, version) != (PROTOCOL, mine) {
-        return Err(format!(
-            "another version of smddp: {version} with protocol {protocol} there, {mine} with protocol {PROTOCOL} here"
-        ));
-    }
-    postcard::from_bytes(bytes).map_err(nonsense)
-}
-
 fn listen_at(ip: IpAddr) -> io::Result<TcpListener> {
     let listener = TcpListener::bind((ip, 0))?;
     listener.set_nonblocking(true)?;
@@ -595,7 +606,7 @@ fn parse(from: usize, bytes: &[u8]) -> Words {
 }
 
 fn hung_up(rank: usize, error: &io::Error) -> Failure {
-    Failure::of(format!("rank {rank} is gone: it hung up before all cards were there ({error})"))
+    Failure::lost(rank, format!("hung up before all cards were there ({error}): it ended, or gave up"))
 }
 
 fn downward(outcome: &Outcome) -> Vec<u8> {
@@ -674,7 +685,7 @@ mod tests {
             // In the name of rank 9, whose parent is rank 8.
             let (token, address) = (trees[0].token.clone().unwrap(), trees[8].address());
             let address = parse_address(&address).unwrap();
-            let mut child = Talk::unix(&address.socket, 9, &address.id, &token).unwrap();
+            let mut child = Talk::call(&address, &trees[9].address, 9, &token).unwrap();
             child.say(words);
             trees.truncate(9);
             while !(child.greet(&address.id, None).unwrap() && child.said()) {
@@ -703,7 +714,58 @@ mod tests {
         trees[8].go_on(Duration::ZERO);
         trees.truncate(9);
         for outcome in outcomes(&mut trees) {
-            assert!(outcome.unwrap_err().why.contains("rank 9 is gone"));
+            assert_eq!(outcome.unwrap_err().lost, Some(9));
         }
+    }
+
+    #[test]
+    fn a_rank_that_goes_before_it_has_called_is_lost_at_once_if_it_was_seen_and_after_a_while_if_not() {
+        for (seen, patience, lost) in
+            [(true, Duration::MAX, Some(9)), (false, Duration::MAX, None), (false, Duration::ZERO, Some(9))]
+        {
+            let mut trees = trees(10);
+            // Before this one, so that it may be of an earlier attempt.
+            trees[9].address.made = 0;
+            let address = trees[9].address();
+            assert!(trees[8].doubted().contains(&9));
+            if seen {
+                trees[8].knock(9, &address, patience).unwrap();
+                assert!(!trees[8].doubted().contains(&9), "its end would be seen");
+            }
+            trees.truncate(9);
+            for _ in 0..4 {
+                let _ = trees[8].go_on(Duration::ZERO);
+                if trees[8].doubted().contains(&9) {
+                    trees[8].knock(9, &address, patience).unwrap();
+                }
+            }
+            assert_eq!(trees[8].failure().and_then(|failure| failure.lost), lost, "seen: {seen}");
+        }
+    }
+
+    #[test]
+    fn a_rank_of_the_same_host_that_came_after_this_one_is_of_no_earlier_attempt() {
+        let mut trees = trees(10);
+        let address = trees[9].address();
+        trees.truncate(9);
+        for _ in 0..2 {
+            trees[8].knock(9, &address, Duration::MAX).unwrap();
+        }
+        assert_eq!(trees[8].failure().and_then(|failure| failure.lost), Some(9));
+    }
+
+    #[test]
+    fn a_rank_that_comes_again_is_not_the_one_that_went() {
+        let mut trees = trees(10);
+        let address = trees[9].address();
+        trees[8].knock(9, &address, Duration::MAX).unwrap();
+        trees.truncate(9);
+        let again = Prepared::new(9, 10, Vec::new(), &means(9)).unwrap().tree().unwrap();
+        for _ in 0..4 {
+            let _ = trees[8].go_on(Duration::ZERO);
+            trees[8].knock(9, &again.address(), Duration::MAX).unwrap();
+        }
+        assert_eq!(trees[8].failure(), None);
+        assert!(!trees[8].doubted().contains(&9));
     }
 }

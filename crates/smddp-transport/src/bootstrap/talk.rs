@@ -1,7 +1,6 @@
 //! One connection of the bootstrap: both ends show that they have the group's token, then frames go both ways. Nothing blocks.
 
 use std::io::{self, ErrorKind, IoSlice};
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,6 +8,7 @@ use std::time::Instant;
 use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
+use super::address::TreeAddress;
 use crate::net::tcp::connect;
 use crate::own::Uninherited;
 use crate::process::Id;
@@ -76,19 +76,15 @@ impl Talk {
         Ok(Self::new(socket, Standing::Called))
     }
 
-    /// Rank `from` calls whoever has that number, at that socket. An error where the listener's queue is full, too: nobody waits for
-    /// room in it.
-    pub(super) fn unix(name: &[u8], from: usize, to: &Id, token: &Arc<Token>) -> io::Result<Self> {
-        let claim = Claim::new(token, &hello(from, to))?;
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
-        rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(name)?)?;
-        Ok(Self::new(Uninherited::new(socket), Standing::Calling(claim)))
-    }
-
-    /// What comes of it shows when it is used.
-    pub(super) fn tcp(address: SocketAddr, from: usize, to: &Id, token: &Arc<Token>) -> io::Result<Self> {
-        let claim = Claim::new(token, &hello(from, to))?;
-        Ok(Self::new(connect(address)?.map(OwnedFd::from), Standing::Calling(claim)))
+    /// Rank `from`, with the address `mine`, calls whoever has that one.
+    pub(super) fn call(
+        to: &TreeAddress,
+        mine: &TreeAddress,
+        from: usize,
+        token: &Arc<Token>,
+    ) -> io::Result<Self> {
+        let claim = Claim::new(token, &hello(from, &to.id))?;
+        Ok(Self::new(dial(to, mine)?, Standing::Calling(claim)))
     }
 
     /// One frame, which goes to nobody who has not the token.
@@ -102,6 +98,11 @@ impl Talk {
     /// Whether the other end has shown that it has the token.
     pub(super) fn known(&self) -> bool {
         matches!(self.standing, Standing::Known)
+    }
+
+    /// Whether somebody took a connection from here: bytes went out.
+    pub(super) fn stood(&self) -> bool {
+        self.sent > 0
     }
 
     pub(super) fn said(&self) -> bool {
@@ -247,7 +248,20 @@ impl AsFd for Talk {
     }
 }
 
-fn waits(error: &io::Error) -> bool {
+/// A connection from the rank with the address `mine`, on the same host by its unix socket: there a listener whose queue is full
+/// is an error, too, as nobody waits for room in it. What comes of one over TCP shows when it is used.
+pub(super) fn dial(to: &TreeAddress, mine: &TreeAddress) -> io::Result<Uninherited<OwnedFd>> {
+    if to.is_near(mine) {
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, FLAGS, None)?;
+        rustix::net::connect(&socket, &SocketAddrUnix::new_abstract_name(&to.socket)?)?;
+        return Ok(Uninherited::new(socket));
+    }
+    let nowhere =
+        || io::Error::new(ErrorKind::AddrNotAvailable, "it is on another host and has no TCP address");
+    Ok(connect(to.tcp.ok_or_else(nowhere)?)?.map(OwnedFd::from))
+}
+
+pub(super) fn waits(error: &io::Error) -> bool {
     // A connection that is still being made takes nothing.
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted | ErrorKind::NotConnected)
 }

@@ -1,6 +1,6 @@
 //! The first half of making a group's near half, and its meeting with the other ranks' cards.
 
-use std::io;
+use std::io::{self, ErrorKind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -26,6 +26,8 @@ pub struct Unreachable {
     pub rank: usize,
     pub host: String,
     pub pid: u32,
+    /// It was there, and is not any more.
+    pub gone: bool,
     pub why: String,
 }
 
@@ -103,7 +105,7 @@ impl Prepared {
             if !remote.memory().holds(block, block_bytes(self.card.size as usize)) {
                 let Card { rank, host, pid, .. } = remote.card;
                 let why = format!("its card names a control block at {block}, outside of its memory");
-                return Err(Unreachable { rank: rank as usize, host, pid, why });
+                return Err(Unreachable { rank: rank as usize, host, pid, gone: false, why });
             }
             remotes.push(remote);
         }
@@ -117,8 +119,10 @@ fn reach(
     mine: &Card,
     card: &Card,
 ) -> Result<Arc<PeerProcess>, Unreachable> {
-    let fail =
-        |why: String| Unreachable { rank: card.rank as usize, host: card.host.clone(), pid: card.pid, why };
+    let fail = |why: String| {
+        let Card { rank, host, pid, .. } = card;
+        Unreachable { rank: *rank as usize, host: host.clone(), pid: *pid, gone: false, why }
+    };
     if card.boot != mine.boot {
         return Err(fail(format!("it runs on another host ({} here, {} there)", mine.host, card.host)));
     }
@@ -126,12 +130,19 @@ fn reach(
         return Err(fail("this rank has not heard the group's token".to_owned()));
     };
     endpoint.reach(&card.process, token).map_err(|error| {
-        fail(if card.netns != mine.netns {
+        // It showed in the exchange of cards that it has the token, so it refuses nobody who has.
+        let gone = matches!(
+            error.kind(),
+            ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof
+        );
+        let here = (card.netns, card.uid) == (mine.netns, mine.uid);
+        let why = if card.netns != mine.netns {
             format!("its network namespace differs, so its unix socket is out of reach ({error})")
         } else if card.uid != mine.uid {
             format!("it runs as user {}, this process as user {} ({error})", card.uid, mine.uid)
         } else {
             format!("its unix socket does not answer ({error})")
-        })
+        };
+        Unreachable { gone: gone && here, ..fail(why) }
     })
 }
