@@ -16,7 +16,7 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import PrefixStore, ProcessGroup
 from torch.distributed import distributed_c10d as dist_c10d
 
-from smddp import resharding
+from smddp import resharding, watch
 from smddp._native import core, shut_down_at_exit
 from smddp._register import NAME
 from smddp.abilities import answering
@@ -143,6 +143,7 @@ class SmddpProcessGroup(Reconfigurable, SmddpCollectives, Listened, ProcessGroup
         _open[id(self)] = self
         if connected:
             _say_paths(self)
+        watch.start(self._all_ranks[self._rank])
 
     def _hold(self, comm: Any) -> None:
         """`comm` is the group's communicator, and is closed with the group at the latest; the one before it now."""
@@ -284,6 +285,7 @@ class SmddpProcessGroup(Reconfigurable, SmddpCollectives, Listened, ProcessGroup
                 abort()
 
     def _forget(self) -> bool:
+        watch.look()
         return _open.pop(id(self), None) is not None
 
     def _unique_others(self) -> list[Any]:

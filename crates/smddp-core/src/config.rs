@@ -14,8 +14,8 @@ use smddp_transport::joint::Between;
 
 pub use self::values::{DevicePath, parse_bytes};
 use self::values::{
-    Written, a_second_or_more, algorithm, as_it_is, bytes, micros, named, operations, seconds, some, tune,
-    wanted,
+    Written, a_second_or_more, algorithm, as_it_is, bytes, micros, named, operations, port, seconds, some,
+    tune, wanted,
 };
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
@@ -154,6 +154,14 @@ settings! {
     SMDDP_DUMP_DIR = "", own, dump_dir: Option<PathBuf> = some(as_it_is);
     /// 0: no Python line of the main thread is told to other ranks and to `smddp status`; no signal is used
     SMDDP_STACKS = "1", own, stacks: bool = named;
+    /// a file that each rank writes its metrics to, in Prometheus' text format, for node_exporter's textfile collector; %h is
+    /// the host, %p the process, %r the rank, which is put before the name's end where neither %p nor %r is in it
+    SMDDP_METRICS_FILE = "", own, metrics_file: Option<String> = some(as_it_is);
+    /// seconds between two looks at the recorder for metrics, and two writings of SMDDP_METRICS_FILE; 1 at least
+    SMDDP_METRICS_INTERVAL = "10", own, metrics_interval: Duration = a_second_or_more;
+    /// PORT or ADDRESS:PORT where the first rank of a host serves its metrics to Prometheus, at 127.0.0.1 where no address is
+    /// given; the host's other ranks (LOCAL_RANK) have the next ports. 0: any that is free; empty: none
+    SMDDP_METRICS_PORT = "", own, metrics_port: Option<String> = some(port);
 }
 
 /// What launchers and other libraries say, which are no settings of ours.

@@ -79,6 +79,13 @@ pub(super) fn a_second_or_more(text: &str) -> Read<Duration> {
     seconds(text).ok().filter(|time| time.as_secs() > 0).ok_or_else(|| "seconds, 1 or more".to_owned())
 }
 
+/// A port, after an address or alone.
+pub(super) fn port(text: &str) -> Read<String> {
+    let number = text.rsplit_once(':').map_or(text, |(_, number)| number);
+    let found = number.parse::<u16>().map(|_| text.to_owned());
+    found.map_err(|_| "a port, or ADDRESS:PORT".to_owned())
+}
+
 pub(super) fn wanted(text: &str) -> Read<Wanted> {
     Ok(Wanted { value: some(as_it_is)(text)?, from: interface::NAMES[0] })
 }

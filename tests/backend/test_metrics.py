@@ -1,0 +1,204 @@
+"""What a job tells Prometheus: at a file of each rank, and at a port. The dashboard asks for what is there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from smddp import watch
+
+from backend.ranks import Pool
+
+SECONDS = 60.0
+DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana.json"
+
+
+def parsed(text: str) -> dict[tuple[str, ...], float]:
+    """Values by the sample's name, group and collective, summed over all else."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    found: dict[tuple[str, ...], float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = (sample.name, sample.labels.get("group", ""), sample.labels.get("collective", ""))
+            found[key] = found.get(key, 0) + (sample.value if sample.labels.get("le") in (None, "+Inf") else 0)
+            assert sample.labels["rank"].isdigit(), sample
+    return found
+
+
+def served() -> dict[tuple[str, ...], float]:
+    address = watch.address()
+    assert address is not None and address[0] == "127.0.0.1", address
+    with urllib.request.urlopen(f"http://{address[0]}:{address[1]}/metrics", timeout=20) as answer:
+        return parsed(answer.read().decode())
+
+
+def written() -> dict[tuple[str, ...], float]:
+    return parsed(watch.place(os.environ["SMDDP_METRICS_FILE"], dist.get_rank()).read_text())
+
+
+class _Cases:
+    """Rank processes look for `NAME.case` in this module."""
+
+    def __init__(self, case: Any) -> None:
+        self.case = case
+
+
+def _calls_are_counted_with_bytes_and_seconds() -> None:
+    group = dist.new_group([0, 1])
+    name = group.communicator.name
+    for _ in range(3):
+        dist.all_reduce(torch.ones(5), group=group)
+    if dist.get_rank() == 0:
+        dist.send(torch.ones(4), 1, group=group)
+    else:
+        dist.recv(torch.ones(4), 0, group=group)
+    watch.look()
+    # A second look counts nothing twice.
+    watch.look()
+    found = served()
+    assert found["smddp_operations_total", name, "all_reduce"] == 3, found
+    assert found["smddp_bytes_total", name, "all_reduce"] == 60, found
+    assert found["smddp_operation_seconds_count", name, "all_reduce"] == 3, found
+    assert 0 < found["smddp_operation_seconds_sum", name, "all_reduce"] < 60, found
+    assert found.get(("smddp_bytes_total", name, "send"), 0) == (16 if dist.get_rank() == 0 else 0), found
+    assert found["smddp_group_ranks", name, ""] == 2 and found["smddp_group_failed", name, ""] == 0, found
+    # The file comes by itself, by the interval, and is whole whenever it is read.
+    while written().get(("smddp_operations_total", name, "all_reduce")) != 3:
+        assert served()["smddp_operations_total", name, "all_reduce"] == 3
+    # What a group did is told when it is gone.
+    dist.all_reduce(torch.ones(5), group=group)
+    dist.destroy_process_group(group)
+    watch.look()
+    assert served()["smddp_operations_total", name, "all_reduce"] == 4
+    dist.barrier()
+
+
+def _a_waiting_rank_tells_for_how_long() -> None:
+    group = dist.new_group([0, 1])
+    name = group.communicator.name
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        work = dist.all_reduce(torch.ones(2), group=group, async_op=True)
+        age = 0.0
+        while age == 0:
+            watch.look()
+            age = served()["smddp_present_operation_seconds", name, ""]
+        store.set("age", "seen")
+        work.wait()
+    else:
+        store.get("age")
+        dist.all_reduce(torch.ones(2), group=group)
+    watch.look()
+    assert served()["smddp_present_operation_seconds", name, ""] == 0
+    dist.barrier()
+
+
+def _a_failure_is_counted() -> None:
+    group = dist.new_group([0, 1])
+    name = group.communicator.name
+    with pytest.raises(Exception, match="all_reduce"):
+        dist.all_reduce(torch.ones(2 + dist.get_rank()), group=group)
+    watch.look()
+    found = served()
+    assert found["smddp_group_failed", name, ""] == 1, found
+    assert found["smddp_failed_operations_total", name, "all_reduce"] == 1, found
+    dist.barrier()
+
+
+calls_are_counted_with_bytes_and_seconds = _Cases(_calls_are_counted_with_bytes_and_seconds)
+a_waiting_rank_tells_for_how_long = _Cases(_a_waiting_rank_tells_for_how_long)
+a_failure_is_counted = _Cases(_a_failure_is_counted)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("metrics")
+
+
+@pytest.fixture(scope="module")
+def pool(folder: Path) -> Iterator[Pool]:
+    pytest.importorskip("prometheus_client")
+    settings = {
+        "SMDDP_METRICS_FILE": str(folder / "metrics.prom"),
+        "SMDDP_METRICS_INTERVAL": "1",
+        "SMDDP_METRICS_PORT": "0",
+    }
+    made = Pool(2, lambda rank: settings)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "case",
+    ["calls_are_counted_with_bytes_and_seconds", "a_waiting_rank_tells_for_how_long", "a_failure_is_counted"],
+)
+def test_metrics(pool: Pool, case: str):
+    pool.run(__name__, case, SECONDS)
+
+
+ONE_RANK = """
+import torch, torch.distributed as dist
+from smddp._register import register
+register()
+dist.init_process_group("smddp", init_method="file://{store}", rank=0, world_size=1)
+dist.all_reduce(torch.ones(2))
+"""
+
+
+def test_the_dashboard_asks_for_what_a_job_leaves_at_its_end_and_for_nothing_else(tmp_path: Path):
+    pytest.importorskip("prometheus_client")
+    environment = {"SMDDP_METRICS_FILE": f"{tmp_path}/%h-%r.prom", "SMDDP_METRICS_INTERVAL": "3600"}
+    command = [sys.executable, "-c", ONE_RANK.format(store=tmp_path / "store")]
+    subprocess.run(command, check=True, timeout=120, env={**os.environ, **environment})
+    (file,) = tmp_path.glob("*.prom*")
+    assert file.name == f"{os.uname().nodename}-0.prom"
+    assert parsed(file.read_text())["smddp_operations_total", "0", "all_reduce"] == 1
+    names = set(re.findall(r"^# TYPE (smddp_\w+)", file.read_text(), re.M))
+    dashboard = DASHBOARD.read_text()
+    panels = json.loads(dashboard)["panels"]
+    asked = set(re.findall(r"smddp_\w+", " ".join(target["expr"] for panel in panels for target in panel["targets"])))
+    assert {re.sub("_(bucket|sum|count)$", "", name) for name in asked} == names
+    assert set(re.findall(r"smddp_\w+", dashboard)) <= asked
+
+
+def test_without_the_library_the_job_goes_on_with_a_warning(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SMDDP_METRICS_PORT", "0")
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.setattr(watch, "_pid", None)
+    monkeypatch.setattr(watch, "_watch", None)
+    with pytest.warns(RuntimeWarning, match=r"SMDDP_METRICS_PORT: no metrics .*pip install 'smddp\[metrics\]'"):
+        watch.start(0)
+    assert watch.address() is None
+    watch.look()
+
+
+@pytest.mark.parametrize(
+    ("name", "file"),
+    [("/a/metrics.prom", "/a/metrics-3.prom"), ("/a/%h.%r.prom", "/a/{host}.3.prom"), ("/a/m-%p", "/a/m-{pid}")],
+)
+def test_each_rank_has_a_file_of_its_own(name: str, file: str):
+    assert str(watch.place(name, 3)) == file.format(host=os.uname().nodename, pid=os.getpid())
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("9400", ("127.0.0.1", 9402)),
+        ("0.0.0.0:9400", ("0.0.0.0", 9402)),
+        ("[::1]:9400", ("::1", 9402)),
+        ("0", ("127.0.0.1", 0)),
+    ],
+)
+def test_each_rank_of_a_host_has_a_port_of_its_own(text: str, where: tuple[str, int]):
+    assert watch.listener(text, 2) == where
