@@ -11,8 +11,11 @@ import struct
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from smddp import stragglers
 
 _NAME = "smddp-status-"
 _MAGIC = b"smddp-q1"
@@ -23,9 +26,10 @@ _PATIENCE = 3.0
 def pids() -> list[int]:
     """The processes of this network namespace that can be asked, this user's or not."""
     found = set()
-    for line in Path("/proc/net/unix").read_text().splitlines():
+    # Names of sockets are any bytes.
+    for line in Path("/proc/net/unix").read_bytes().decode(errors="replace").split("\n"):
         name = line.rpartition(" ")[2]
-        if name.startswith(f"@{_NAME}") and name[len(_NAME) + 1 :].isdigit():
+        if name.startswith(f"@{_NAME}") and name[len(_NAME) + 1 :].isdecimal():
             found.add(int(name[len(_NAME) + 1 :]))
     return sorted(found)
 
@@ -58,14 +62,18 @@ def main(asked: Sequence[int], as_json: bool, watch: float | None, folder: str |
     """Tells what the processes `asked`, or all, are doing; every `watch` seconds until interrupted. Returns 1 where
     one of them does not answer, 0 else."""
     while True:
-        told, failed = _gather(asked, _DUMP if folder else _STATUS)
+        told, failed = _gather(asked, _DUMP)
         if folder:
             _write(told, Path(folder))
+        late = [one for job in _jobs(told) for one in stragglers.told(job)]
         if as_json:
-            print(json.dumps({"processes": told, "silent": failed}, indent=None if watch else 2))
+            for group in (group for one in told for group in one["groups"] if not folder):
+                del group["operations"]
+            found = {"processes": told, "silent": failed, "stragglers": [asdict(one) for one in late]}
+            print(json.dumps(found, indent=None if watch else 2))
         else:
             clear = "\033[H\033[2J" if watch and sys.stdout.isatty() else ""
-            print(clear + "\n".join(lines(told, failed)))
+            print(clear + "\n".join(lines(told, failed) + [str(one) for one in late]))
         if watch is None:
             return 1 if failed else 0
         sys.stdout.flush()
@@ -73,6 +81,21 @@ def main(asked: Sequence[int], as_json: bool, watch: float | None, folder: str |
             time.sleep(watch)
         except KeyboardInterrupt:
             return 0
+
+
+def _jobs(told: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The processes by their parent: a launcher starts the ranks of one job."""
+    jobs: dict[str, list[dict[str, Any]]] = {}
+    for one in told:
+        jobs.setdefault(_stat(one["pid"], 1), []).append(one)
+    return list(jobs.values())
+
+
+def job() -> list[dict[str, Any]]:
+    """The dumps of this process and of its parent's others, for the first of them; none for the rest."""
+    parent = str(os.getppid())
+    found = [pid for pid in pids() if _stat(pid, 1) == parent]
+    return _gather(found, _DUMP)[0] if found[:1] == [os.getpid()] else []
 
 
 def _gather(asked: Sequence[int], what: int) -> tuple[list[dict[str, Any]], dict[int, str]]:
@@ -95,9 +118,14 @@ def _gather(asked: Sequence[int], what: int) -> tuple[list[dict[str, Any]], dict
 
 def _state(pid: int) -> str:
     """The kernel's letter; "" where there is no such process."""
+    return _stat(pid, 0)
+
+
+def _stat(pid: int, field: int) -> str:
+    """Of what the kernel says behind a process's name, the state first and then the parent."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
-    except OSError:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[field]
+    except (OSError, IndexError):
         return ""
 
 

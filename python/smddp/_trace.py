@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from smddp import stragglers
+
 
 def merged(dumps: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One process for each rank, one line for each of its groups, one bar for each operation; what never ended
@@ -56,4 +58,6 @@ def main(names: Sequence[str], output: str) -> int:
     Path(output).write_text(json.dumps(trace))
     bars = sum(event["ph"] == "X" for event in trace["traceEvents"])
     print(f"{output}: {bars} operations of {len(dumps)} processes; open it at https://ui.perfetto.dev")
+    for late in stragglers.told(dumps):
+        print(late)
     return 0

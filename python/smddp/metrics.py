@@ -16,9 +16,12 @@ from prometheus_client.core import (
     InfoMetricFamily,
 )
 
+from smddp.stragglers import Straggler
+
 _BOUNDS = (1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _GROUP = ("group",)
 _CALL = ("group", "collective")
+_LATE = ("group", "straggler")
 _WAY = ("group", "collective", "algorithm", "way", "nodes")
 # Groups that are gone and still have their totals: a job that makes groups without end does not fill its memory.
 _GONE = 64
@@ -83,6 +86,7 @@ class Metrics:
         self._groups: dict[str, _Group] = {}
         self._process: dict[str, str] = {}
         self._looked = 0.0
+        self._late: list[Straggler] = []
 
     def look(self, dump: dict[str, Any], traffic: Sequence[dict[str, Any]]) -> None:
         """Takes up what `smddp.dump()` and `smddp.traffic()` say now."""
@@ -102,6 +106,11 @@ class Metrics:
                 group = self._groups.setdefault(moved["group"], _Group())
                 key = (moved["collective"], moved["algorithm"], moved["way"], str(moved["nodes"]))
                 group.moved[key] = (moved["operations"], moved["bytes"])
+
+    def late(self, stragglers: Sequence[Straggler]) -> None:
+        """Who comes last again and again, as of now."""
+        with self._lock:
+            self._late = list(stragglers)
 
     def _family(self, kind: Any, name: str, what: str, labels: Sequence[str]) -> Any:
         return kind(f"smddp_{name}", what, labels=[*self._always, *labels])
@@ -139,8 +148,13 @@ class Metrics:
             present.add_metric(labels, group.present)
             ranks.add_metric(labels, group.size)
             failed.add_metric(labels, int(group.failed))
+        late = self._family(
+            GaugeMetricFamily, "straggler_seconds", "Lateness of the rank that comes last again and again.", _LATE
+        )
+        for one in self._late:
+            late.add_metric([*always, one.group, str(one.rank)], one.late_ns / 1e9)
         process = self._family(InfoMetricFamily, "process", "The process of this rank.", ())
         process.add_metric(always, self._process)
         looked = self._family(GaugeMetricFamily, "looked_timestamp_seconds", "When all this was so.", ())
         looked.add_metric(always, self._looked)
-        yield from (operations, size, seconds, failures, present, ranks, failed, process, looked)
+        yield from (operations, size, seconds, failures, present, ranks, failed, late, process, looked)

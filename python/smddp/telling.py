@@ -1,7 +1,8 @@
-"""What is said with SMDDP_DEBUG=INFO."""
+"""What is said with SMDDP_DEBUG=INFO, and warnings."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 
@@ -11,6 +12,13 @@ from smddp._native import core
 def wanted() -> bool:
     """Whether anybody wants to be told."""
     return _settings().get("SMDDP_DEBUG", "").upper() in ("INFO", "TRACE")
+
+
+def warn(line: str) -> None:
+    """The same of what is wrong, which SMDDP_DEBUG=VERSION or NONE keeps quiet. Never raises."""
+    if _settings().get("SMDDP_DEBUG", "").upper() not in ("VERSION", "NONE", "0"):
+        with contextlib.suppress(OSError):
+            tell(line)
 
 
 def tell(line: str) -> None:

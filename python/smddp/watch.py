@@ -1,19 +1,24 @@
-"""The thread that looks at the recorder now and then, where metrics are asked for, and where they go."""
+"""The thread that looks at the recorder now and then: for metrics, and for a rank that is late again and again."""
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import os
-import sys
 import threading
+import time
 import warnings
-from pathlib import Path
 
+from smddp import _status
 from smddp._native import core
+from smddp.exposition import FILE, PORT, Exposition
+from smddp.stragglers import Straggler, Stragglers
+from smddp.telling import warn
 
-_FILE, _PORT, _INTERVAL = "SMDDP_METRICS_FILE", "SMDDP_METRICS_PORT", "SMDDP_METRICS_INTERVAL"
+# Seconds after which a straggler is told of again.
+_AGAIN = 600.0
+# Seconds between two comparisons at most: a rank that is 200 ms late is to be named within fifty steps.
+_LONGEST = 5.0
 
 _watch: Watch | None = None
 _pid: int | None = None
@@ -24,19 +29,10 @@ def start(rank: int) -> None:
     global _watch, _pid
     if _pid == os.getpid():
         return
-    _pid = os.getpid()
+    _pid, _watch = os.getpid(), None
     settings = {name: value for name, value, *_ in core().settings()}
-    if not (settings.get(_FILE) or settings.get(_PORT)):
-        return
-    try:
+    if settings.get(FILE) or settings.get(PORT) or settings.get("SMDDP_STRAGGLERS") == "1":
         _watch = Watch(rank, settings)
-    except ImportError as error:
-        asked = " and ".join(name for name in (_FILE, _PORT) if settings.get(name))
-        warnings.warn(
-            f"{asked}: no metrics without prometheus_client ({error}); pip install 'smddp[metrics]'",
-            RuntimeWarning,
-            stacklevel=2,
-        )
 
 
 def look() -> None:
@@ -47,91 +43,86 @@ def look() -> None:
 
 def address() -> tuple[str, int] | None:
     """Where this process serves its metrics."""
-    return None if _watch is None or _pid != os.getpid() else _watch.address
-
-
-def place(name: str, rank: int) -> Path:
-    """The file of this rank where the setting says `name`."""
-    path = Path(name)
-    if "%p" not in name and "%r" not in name:
-        path = path.with_name(f"{path.stem}-{rank}{path.suffix}")
-    found = str(path).replace("%h", os.uname().nodename).replace("%p", str(os.getpid()))
-    return Path(found.replace("%r", str(rank)))
-
-
-def listener(text: str, local_rank: int) -> tuple[str, int]:
-    """Address and port where the rank of that number on its host serves, by the setting's text."""
-    host, _, number = text.strip().rpartition(":")
-    port = int(number)
-    return host.strip("[]") or "127.0.0.1", port + local_rank if port else 0
+    shown = _watch.exposition if _watch is not None and _pid == os.getpid() else None
+    return shown.address if shown is not None else None
 
 
 class Watch:
-    """Raises ImportError without `prometheus_client`; what fails later is a warning, once for each reason."""
+    """What fails here is told, once for each reason, and ends nothing."""
 
     def __init__(self, rank: int, settings: dict[str, str]) -> None:
-        import prometheus_client
-
-        from smddp.metrics import Metrics
-
-        self._prometheus = prometheus_client
-        self._metrics = Metrics(rank)
-        self._registry = prometheus_client.CollectorRegistry(auto_describe=False)
-        self._registry.register(self._metrics)
-        self._file = place(settings[_FILE], rank) if settings.get(_FILE) else None
-        self._interval = float(settings[_INTERVAL])
         self._warned: set[str] = set()
+        self.exposition = self._exposed(rank, settings)
+        self._stragglers = Stragglers() if settings.get("SMDDP_STRAGGLERS") == "1" else None
+        self._named: dict[tuple[str, int], float] = {}
+        interval = float(settings["SMDDP_METRICS_INTERVAL"])
+        self._interval = min(interval, _LONGEST) if self._stragglers is not None else interval
         self._over = threading.Event()
-        self.address: tuple[str, int] | None = None
         self.look()
-        if settings.get(_PORT):
-            self._serve(*listener(settings[_PORT], int(os.environ.get("LOCAL_RANK") or 0)))
         threading.Thread(target=self._run, name="smddp-watch", daemon=True).start()
         atexit.register(self._end, os.getpid())
 
-    def _serve(self, host: str, port: int) -> None:
+    def _exposed(self, rank: int, settings: dict[str, str]) -> Exposition | None:
+        asked = [name for name in (FILE, PORT) if settings.get(name)]
+        if not asked:
+            return None
         try:
-            server, _ = self._prometheus.start_http_server(port, host, self._registry)
-        except OSError as error:
-            self._warn(f"{_PORT}: {host}:{port}: {error}")
-            return
-        self.address = server.server_address[:2]
-        # A forked child would keep the port when this process is gone.
-        os.register_at_fork(after_in_child=server.socket.close)
+            return Exposition(rank, settings, self._warn)
+        except ImportError as error:
+            warnings.warn(
+                f"{' and '.join(asked)}: no metrics without prometheus_client ({error}); pip install 'smddp[metrics]'",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+            return None
 
     def look(self) -> None:
         """What is so now is what metrics say from now on."""
+        if self.exposition is None:
+            return
         from smddp._info import traffic
 
         try:
-            self._metrics.look(json.loads(core().dump()), traffic())
+            self.exposition.take(json.loads(core().dump()), traffic())
         except Exception as error:  # the job does not end for its metrics
             self._warn(f"metrics: {type(error).__name__}: {error}")
 
-    def write(self) -> None:
-        """The file, as a whole or as it was."""
-        if self._file is None:
-            return
+    def compare(self) -> list[Straggler]:
+        """Who is late now among the ranks of this host, if this is the first of them; what is new is told."""
+        if self._stragglers is None:
+            return []
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            self._prometheus.write_to_textfile(str(self._file), self._registry)
-        except OSError as error:
-            self._warn(f"{_FILE}: {self._file}: {error}")
+            found = self._stragglers.look(_status.job())
+        except Exception as error:
+            self._warn(f"stragglers: {type(error).__name__}: {error}")
+            return []
+        now = time.monotonic()
+        for one in found:
+            if now - self._named.get((one.group, one.rank), -_AGAIN) >= _AGAIN:
+                self._named[one.group, one.rank] = now
+                warn(str(one))
+        if self.exposition is not None:
+            self.exposition.late(found)
+        return found
 
     def _run(self) -> None:
-        self.write()
+        self._write()
         while not self._over.wait(self._interval):
             self.look()
-            self.write()
+            self.compare()
+            self._write()
+
+    def _write(self) -> None:
+        if self.exposition is not None:
+            self.exposition.write()
 
     def _end(self, owner: int) -> None:
         if os.getpid() == owner:
             self._over.set()
             self.look()
-            self.write()
+            self._write()
 
     def _warn(self, text: str) -> None:
         if text not in self._warned:
             self._warned.add(text)
-            with contextlib.suppress(OSError):
-                sys.stderr.write(f"smddp: {text}\n")
+            warn(text)

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from smddp import watch
+from smddp.exposition import listener, place
 
 from backend.ranks import Pool
 
@@ -44,7 +45,7 @@ def served() -> dict[tuple[str, ...], float]:
 
 
 def written() -> dict[tuple[str, ...], float]:
-    return parsed(watch.place(os.environ["SMDDP_METRICS_FILE"], dist.get_rank()).read_text())
+    return parsed(place(os.environ["SMDDP_METRICS_FILE"], dist.get_rank()).read_text())
 
 
 class _Cases:
@@ -188,7 +189,7 @@ def test_without_the_library_the_job_goes_on_with_a_warning(monkeypatch: pytest.
     [("/a/metrics.prom", "/a/metrics-3.prom"), ("/a/%h.%r.prom", "/a/{host}.3.prom"), ("/a/m-%p", "/a/m-{pid}")],
 )
 def test_each_rank_has_a_file_of_its_own(name: str, file: str):
-    assert str(watch.place(name, 3)) == file.format(host=os.uname().nodename, pid=os.getpid())
+    assert str(place(name, 3)) == file.format(host=os.uname().nodename, pid=os.getpid())
 
 
 @pytest.mark.parametrize(
@@ -201,4 +202,4 @@ def test_each_rank_has_a_file_of_its_own(name: str, file: str):
     ],
 )
 def test_each_rank_of_a_host_has_a_port_of_its_own(text: str, where: tuple[str, int]):
-    assert watch.listener(text, 2) == where
+    assert listener(text, 2) == where

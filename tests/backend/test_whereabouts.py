@@ -129,6 +129,8 @@ def _a_waiting_rank_is_seen() -> None:
     assert set(pids) <= set(_status.pids())
     # Whoever only connects, or says anything else, keeps nobody from being answered.
     silent = [socket.socket(socket.AF_UNIX) for _ in range(20)]
+    foreign = socket.socket(socket.AF_UNIX)
+    foreign.bind(b"\0\xa1\xff\r" + bytes(str(os.getpid()), "ascii"))
     if dist.get_rank() == 0:
         for one in silent:
             one.connect(f"\0smddp-status-{pids[1]}")
@@ -147,7 +149,7 @@ def _a_waiting_rank_is_seen() -> None:
         said = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert json.loads(said.stdout)["processes"][0]["pid"] == pids[1], said
     dist.barrier()
-    for one in silent:
+    for one in (*silent, foreign):
         one.close()
 
 
