@@ -234,7 +234,11 @@ docs: $(STAMPS)/wheel ## regenerate the pages that are made from code
 
 .PHONY: doctor-page
 doctor-page: $(STAMPS)/wheel ## regenerate the screens and the picture of docs/doctor.md (root or user namespaces)
-	$(BIN)/python scripts/doctor_page.py docs/doctor.md
+	$(BIN)/python scripts/screens.py docs/doctor.md
+
+.PHONY: status-page
+status-page: $(STAMPS)/wheel ## regenerate the screens and the trace of docs/observability.md, of a live job
+	$(BIN)/python scripts/screens.py docs/observability.md
 
 # What it writes is committed, so that no other build needs a compiler for GPUs. It downloads NVIDIA's, 250 MB.
 .PHONY: kernels

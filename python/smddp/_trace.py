@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from smddp import stragglers
+from smddp._bars import drawn
 
 
 def merged(dumps: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -55,9 +56,11 @@ def main(names: Sequence[str], output: str) -> int:
             print(f"smddp trace: {name} is no dump: {type(error).__name__}: {error}", file=sys.stderr)
             return 1
     trace = merged(dumps)
-    Path(output).write_text(json.dumps(trace))
+    picture = output.endswith(".svg")
+    Path(output).write_text(drawn(trace) if picture else json.dumps(trace))
     bars = sum(event["ph"] == "X" for event in trace["traceEvents"])
-    print(f"{output}: {bars} operations of {len(dumps)} processes; open it at https://ui.perfetto.dev")
+    where = "" if picture else "; open it at https://ui.perfetto.dev"
+    print(f"{output}: {bars} operations of {len(dumps)} processes{where}")
     for late in stragglers.told(dumps):
         print(late)
     return 0

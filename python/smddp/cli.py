@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     status.add_argument("--dump", metavar="DIR", help="write what their recorders have there, one file for each")
     trace = commands.add_parser("trace", help="the ranks' dumps as one trace for Perfetto or chrome://tracing")
     trace.add_argument("dumps", nargs="+", metavar="DUMP", help="files of smddp.dump(), --dump or SMDDP_DUMP_DIR")
-    trace.add_argument("-o", "--output", default="trace.json")
+    trace.add_argument("-o", "--output", default="trace.json", help="FILE.svg: a picture instead")
     commands.add_parser("bench", help="measure collectives on this machine or across machines", add_help=False)
     given = list(sys.argv[1:] if argv is None else argv)
     if given[:1] == ["bench"]:

@@ -16,12 +16,13 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import smddp
 import torch
 import torch.distributed as dist
-from smddp import _status, _trace
+from smddp import _bars, _status, _trace
 
 from backend.ranks import Pool
 
@@ -183,6 +184,9 @@ def test_a_rank_asleep_in_user_code_is_named_with_its_line_by_all_others(pool: P
     assert len(bars) == sum(len(group["operations"]) for dump in dumps for group in dump["groups"])
     assert sum(bar["cat"] == "failed" and bar["name"].startswith("all_reduce") for bar in bars) >= 3
     assert all(bar["ts"] >= 0 and bar["dur"] >= 0 for bar in bars)
+    picture = ElementTree.fromstring(_bars.drawn(_trace.merged(dumps)))
+    titles = [element.text for element in picture.iter() if element.tag.endswith("title")]
+    assert len(titles) == len(bars) and sum(title.endswith("failed") for title in titles) >= 3, titles
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,22 @@
+"""The screens of the docs are what a live job shows."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_the_page_of_status_is_made_from_a_job_that_hangs(tmp_path: Path):
+    page = Path(shutil.copy(ROOT / "docs" / "observability.md", tmp_path))
+    subprocess.run([sys.executable, str(ROOT / "scripts" / "screens.py"), str(page)], check=True, timeout=200)
+    (screen,) = re.findall(r"```text\n(.*?)```", page.read_text(), re.S)
+    assert len(re.findall(r"all_reduce #\d+ +\d+\.\d s ", screen)) == 3, screen
+    assert re.search(r"\n3 .* train.py:\d+ in read_batch < train.py", screen), screen
+    assert "rank 1 was last in" in screen and screen.count("\n") == 6, screen
+    assert (tmp_path / "trace.svg").read_text().count("<title>all_reduce") > 40
