@@ -57,7 +57,7 @@ class Watch:
         self._named: dict[tuple[str, int], float] = {}
         interval = float(settings["SMDDP_METRICS_INTERVAL"])
         self._interval = min(interval, _LONGEST) if self._stragglers is not None else interval
-        self._over = threading.Event()
+        self._over, self._looking = threading.Event(), threading.Lock()
         self.look()
         threading.Thread(target=self._run, name="smddp-watch", daemon=True).start()
         atexit.register(self._end, os.getpid())
@@ -83,7 +83,9 @@ class Watch:
         from smddp._info import traffic
 
         try:
-            self.exposition.take(json.loads(core().dump()), traffic())
+            # What is older than what was taken would look like another group's.
+            with self._looking:
+                self.exposition.take(json.loads(core().dump()), traffic())
         except Exception as error:  # the job does not end for its metrics
             self._warn(f"metrics: {type(error).__name__}: {error}")
 

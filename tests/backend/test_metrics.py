@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -16,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from smddp import watch
-from smddp.exposition import listener, place
+from smddp.exposition import Exposition, listener, place
 
 from backend.ranks import Pool
 
@@ -182,6 +183,18 @@ def test_without_the_library_the_job_goes_on_with_a_warning(monkeypatch: pytest.
         watch.start(0)
     assert watch.address() is None
     watch.look()
+
+
+def test_a_port_or_a_file_that_cannot_be_had_is_told_and_no_more(tmp_path: Path):
+    pytest.importorskip("prometheus_client")
+    (tmp_path / "file").touch()
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = {"SMDDP_METRICS_PORT": str(taken.getsockname()[1]), "SMDDP_METRICS_FILE": f"{tmp_path}/file/a.prom"}
+        shown = Exposition(0, settings, said.append)
+        shown.write()
+    assert shown.address is None
+    assert "SMDDP_METRICS_PORT: 127.0.0.1:" in said[0] and "SMDDP_METRICS_FILE: " in said[1], said
 
 
 @pytest.mark.parametrize(
