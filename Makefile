@@ -151,6 +151,10 @@ test-python: $(STAMPS)/wheel $(STAMPS)/test-tools ## the Python tests alone
 test-slow: $(STAMPS)/wheel $(STAMPS)/test-tools ## the Python tests that `make test` leaves out for their length
 	$(BIN)/python -m pytest -m slow
 
+.PHONY: fault-matrix
+fault-matrix: $(STAMPS)/wheel $(STAMPS)/test-tools ## ranks that end or halt in every call, over every way: prints a table
+	cd tests && OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m faults.matrix $(MATRIX_ARGS)
+
 .PHONY: test-torch-suite
 test-torch-suite: $(STAMPS)/wheel $(STAMPS)/test-tools ## torch's own distributed tests, all of them, with 3 and 4 ranks
 	$(BIN)/python -m pytest tests/torch_suite -m ""
