@@ -53,7 +53,7 @@ class Exposition:
         except OSError as error:
             self._warn(f"{PORT}: {host}:{port}: {error}")
             return
-        self.address = server.server_address[:2]
+        self.address = (host, server.server_port)
         # A forked child would keep the port when this process is gone.
         os.register_at_fork(after_in_child=server.socket.close)
 

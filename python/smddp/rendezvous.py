@@ -51,7 +51,8 @@ def connect(
 
     known: the communicator of a group in which all of them are already, and their ranks there; it knows who is dead.
     Raises CollectiveTimeoutError naming the ranks that did not come within `timeout` seconds, PeerLostError naming one
-    that came and is gone, TopologyError where ranks cannot reach each other or one of them could not make the group at all.
+    that came and is gone, TopologyError where ranks cannot reach each other or one of them could not make the group at
+    all.
     """
     native = core()
     stacks.offer()

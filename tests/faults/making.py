@@ -1,4 +1,4 @@
-"""Ranks that die while a group is made, and what the others raise, how soon. Run as a program: its test is test_making.py."""
+"""Ranks that die while a group is made, and what the others raise, how soon: the program that test_making.py runs."""
 
 from __future__ import annotations
 

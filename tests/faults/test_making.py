@@ -14,8 +14,8 @@ from faults import making
 
 pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="what other backends notice is theirs")
 
-# A busy machine's second and a half, half a second in which the last one is not there yet, and what is given to an address that
-# may be of an earlier attempt.
+# A busy machine's second and a half, half a second in which the last one is not there yet, and what is given to an
+# address that may be of an earlier attempt.
 PATIENCE = 1
 SOON = 2.0 + PATIENCE
 
