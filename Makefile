@@ -1,7 +1,8 @@
 # All targets share one virtual environment, .venv, and set it up themselves.
 # Settings: PYTHON=python3.12 (which Python makes .venv), PYTEST_ARGS="-k ring" (instead of -m "not slow"),
 #           TORCHES="2.5.* 2.7.* newest" (for test-torches), TRANSFORMERS="4.57.*" (for test-transformers),
-#           FUZZ_SECONDS=60 and FUZZ_TARGETS="tcp shm" (for check-deep).
+#           FUZZ_SECONDS=60 and FUZZ_TARGETS="tcp shm" (for check-deep), MATRIX_ARGS="--ways shm --faults kill"
+#           (for fault-matrix).
 
 SHELL       := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
