@@ -77,6 +77,7 @@ class Comm:
     @staticmethod
     def make(
         store: _Store,
+        call: str,
         name: str,
         rank: int,
         size: int,
@@ -85,7 +86,8 @@ class Comm:
     ) -> Comm:
         """This rank's end of a group whose ranks all do this over the same store.
 
-        known: a group in which all of them are already, and their ranks there; it knows who is dead.
+        call: what the user called for it, as errors name it. known: a group in which all of them are already, and their
+        ranks there; it knows who is dead, and who does what.
         Raises CollectiveTimeoutError naming the ranks that did not come within `timeout` seconds, PeerLostError naming
         one that came and is gone, TopologyError where ranks cannot reach each other or one of them could not make the
         group at all, and whatever the store raises.

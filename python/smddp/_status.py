@@ -68,7 +68,7 @@ def main(asked: Sequence[int], as_json: bool, watch: float | None, folder: str |
         late = [one for job in _jobs(told) for one in stragglers.told(job)]
         if as_json:
             for group in (group for one in told for group in one["groups"] if not folder):
-                del group["operations"]
+                del group["operations"], group["messages"]
             found = {"processes": told, "silent": failed, "stragglers": [asdict(one) for one in late]}
             print(json.dumps(found, indent=None if watch else 2))
         else:

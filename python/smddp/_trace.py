@@ -13,9 +13,11 @@ from smddp._bars import drawn
 
 
 def merged(dumps: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One process for each rank, one line for each of its groups, one bar for each operation; what never ended
-    reaches to the time of its dump. Times are microseconds since the first operation of all, by each host's clock."""
-    starts = [op["submitted_ns"] for dump in dumps for group in dump["groups"] for op in group["operations"]]
+    """One process for each rank, one line for each of its groups' collectives and one for its messages, one bar for
+    each operation; what never ended reaches to the time of its dump. Times are microseconds since the first operation
+    of all, by each host's clock."""
+    lines = [ops for dump in dumps for group in dump["groups"] for _, ops in _lines(group)]
+    starts = [op["submitted_ns"] for ops in lines for op in ops]
     first = min(starts, default=0)
     events: list[dict[str, Any]] = []
     for place, dump in enumerate(dumps):
@@ -24,11 +26,16 @@ def merged(dumps: Sequence[dict[str, Any]]) -> dict[str, Any]:
         order = place if rank is None else rank
         events.append({"ph": "M", "pid": place, "name": "process_name", "args": {"name": name}})
         events.append({"ph": "M", "pid": place, "name": "process_sort_index", "args": {"sort_index": order}})
-        for line, group in enumerate(dump["groups"]):
-            args = {"name": f"{group['name']} ({group['way']})"}
-            events.append({"ph": "M", "pid": place, "tid": line, "name": "thread_name", "args": args})
-            events += [_bar(op, place, line, first, dump["time_ns"]) for op in group["operations"]]
+        for line, (name, ops) in enumerate(found for group in dump["groups"] for found in _lines(group)):
+            events.append({"ph": "M", "pid": place, "tid": line, "name": "thread_name", "args": {"name": name}})
+            events += [_bar(op, place, line, first, dump["time_ns"]) for op in ops]
     return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _lines(group: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
+    name = f"{group['name']} ({group['way']})"
+    found = [(name, group["operations"]), (f"{name}: send and recv", group["messages"])]
+    return [(name, ops) for name, ops in found if ops] or found[:1]
 
 
 def _bar(op: dict[str, Any], place: int, line: int, first: int, now: int) -> dict[str, Any]:

@@ -111,7 +111,8 @@ class SmddpProcessGroup(Reconfigurable, SmddpCollectives, Listened, ProcessGroup
         self._uuids: set[int] = set()
         self._become(rank, size, global_ranks)
         if connected:
-            self._connect(store, name, timeout, _in_default_group(self._all_ranks))
+            known = _in_default_group(self._all_ranks)
+            self._connect(store, "new_group" if known else "init_process_group", name, timeout, known)
         else:
             self._hold(NotConfigured(name, "has no ranks yet"))
         self._device = device_backend(self, timeout)
@@ -131,9 +132,9 @@ class SmddpProcessGroup(Reconfigurable, SmddpCollectives, Listened, ProcessGroup
         self._cuda = None
         self._batch = None
 
-    def _connect(self, store: Any, name: str, limit: timedelta, known: Any = None) -> None:
-        """Meets the group's other ranks at the store. known, errors: as those of `rendezvous.connect`."""
-        comm = connect(store, name, self._rank, self._size, limit.total_seconds(), self._ranks, known)
+    def _connect(self, store: Any, call: str, name: str, limit: timedelta, known: Any = None) -> None:
+        """Meets the group's other ranks at the store. call, known, errors: as those of `rendezvous.connect`."""
+        comm = connect(store, call, name, self._rank, self._size, limit.total_seconds(), self._ranks, known)
         comm.set_timeout(self._timeout.total_seconds())
         self._hold(comm)
         self._monitored = MonitoredBarrier(store, self._rank, self._size, self._ranks)

@@ -176,7 +176,7 @@ class Reconfigurable:
         place = next(place for place, each in enumerate(ranks) if each.instance == self._instance)
         whole = self is dist_c10d.GroupMember.WORLD
         self._become(place, len(ranks), [] if whole else [each.world_rank for each in ranks])
-        self._connect(store, f"{name}{_AGAIN}{uuid}", limit)
+        self._connect(store, "reconfigure", f"{name}{_AGAIN}{uuid}", limit)
         self._store = store
         tell_torch(self, ranks)
         self._listen_anew()

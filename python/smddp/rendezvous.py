@@ -40,6 +40,7 @@ def missing(store: Store, keys: Sequence[str], deadline: float) -> list[int]:
 
 def connect(
     store: Store,
+    call: str,
     name: str,
     rank: int,
     size: int,
@@ -49,7 +50,8 @@ def connect(
 ) -> Any:
     """Make this rank's communicator of the group `name`.
 
-    known: the communicator of a group in which all of them are already, and their ranks there; it knows who is dead.
+    call: what the user called for it, as errors name it. known: the communicator of a group in which all of them are
+    already, and their ranks there; it knows who is dead, and who does what.
     Raises CollectiveTimeoutError naming the ranks that did not come within `timeout` seconds, PeerLostError naming one
     that came and is gone, TopologyError where ranks cannot reach each other or one of them could not make the group at
     all.
@@ -57,7 +59,7 @@ def connect(
     native = core()
     stacks.offer()
     try:
-        return native.Comm.make(store, name, rank, size, timeout, known)
+        return native.Comm.make(store, call, name, rank, size, timeout, known)
     except native.Error as error:
         raise translate(error, global_ranks) from None
 

@@ -227,7 +227,7 @@ def test_a_rank_that_never_makes_the_group_is_named():
         with pytest.raises(
             RuntimeError, match=r"Timed out waiting 200ms: no card from ranks 0, 2; 1 of 3.*0=5, 1=6, 2=7"
         ) as caught:
-            connect(store, "lonely", 1, 3, 0.2, [5, 6, 7])
+            connect(store, "init_process_group", "lonely", 1, 3, 0.2, [5, 6, 7])
         assert caught.value.ranks == [5, 7]
         assert not store.check(["smddp/card/1"])
     dist.barrier()

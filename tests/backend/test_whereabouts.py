@@ -82,11 +82,30 @@ def _a_sleeper_is_named() -> None:
     if dist.get_rank() != 3:
         assert re.search(rf"rank 3 is in no call of this group.*{_HERE}:\d+ in asleep_in_user_code", text), text
         assert "3 of 4 ranks arrived" in text, text
+        assert "the call is all_reduce(2 elements of float32, sum)" in text, text
     text = _deadline_passes([0, 1], 1, "two")
     if dist.get_rank() == 0:
         assert re.search(rf"rank 1 is in no call.*last finished barrier #\d+.*{_HERE}:\d+ in asleep_in_user", text), (
             text
         )
+
+
+def _who_does_not_come_to_a_new_group_is_told_of() -> None:
+    """One that shares a node with rank 0 and one that does not."""
+    if dist.get_rank() in (0, 3):
+        with pytest.raises(smddp.CollectiveTimeoutError) as raised:
+            dist.new_group(timeout=DEADLINE)
+        text = str(raised.value)
+        assert text.startswith("new_group on group"), text
+        for rank in (1, 2):
+            name = rf"rank {rank} \(host {socket.gethostname()}, pid \d+\)"
+            assert re.search(rf"{name} is in no call of this group.*{_HERE}:\d+ in asleep_in_user_code", text), text
+        _store().add("no group", 1)
+    else:
+        asleep_in_user_code("no group", 2)
+        # The name of a group is of how many there were before it.
+        dist.distributed_c10d._world.group_count += 1
+    dist.barrier()
 
 
 def _another_group_is_named() -> None:
@@ -121,6 +140,32 @@ def _a_stopped_one_is_told() -> None:
             _store().add("stopped", 1)
     elif dist.get_rank() == 1:
         asleep_in_user_code("stopped", 1)
+    dist.barrier()
+
+
+def _one_that_stopped_after_it_arrived_is_told_beside_the_late_one() -> None:
+    group = dist.new_group([0, 1, 3], timeout=DEADLINE)
+    pids = [None] * 4
+    dist.all_gather_object(pids, os.getpid())
+    if dist.get_rank() == 0:
+        asleep_in_user_code("begun", 1)
+        os.kill(pids[1], signal.SIGSTOP)
+        try:
+            with pytest.raises(smddp.CollectiveTimeoutError) as raised:
+                dist.all_reduce(torch.ones(2), group=group)
+        finally:
+            os.kill(pids[1], signal.SIGCONT)
+            _store().add("went on", 1)
+        assert re.search(r"2 of 3 ranks arrived, missing: rank 2 .* is stopped \(by a", str(raised.value)), raised.value
+        assert raised.value.ranks == [1, 3], raised.value.ranks
+    elif dist.get_rank() == 1:
+        work = dist.all_reduce(torch.ones(2), group=group, async_op=True)
+        _store().add("begun", 1)
+        asleep_in_user_code("went on", 1)
+        with pytest.raises(smddp.CollectiveTimeoutError):
+            work.wait()
+    elif dist.get_rank() == 3:
+        asleep_in_user_code("went on", 1)
     dist.barrier()
 
 
@@ -168,11 +213,40 @@ def _a_dump_has_every_call() -> None:
     dist.barrier()
 
 
+def _a_late_sender_is_told_of_and_messages_are_recorded() -> None:
+    """Once on this node and once on another one."""
+    rank = dist.get_rank()
+    for source, key in ((1, "near"), (2, "far")):
+        group = dist.new_group([0, source], timeout=DEADLINE)
+        if rank == source:
+            dist.send(torch.ones(3), 0, group=group)
+            asleep_in_user_code(key, 1)
+        elif rank == 0:
+            found = torch.empty(3)
+            dist.recv(found, source, group=group)
+            with pytest.raises(smddp.CollectiveTimeoutError) as raised:
+                dist.recv(found, source, group=group, tag=5)
+            _store().add(key, 1)
+            text = str(raised.value)
+            assert re.match(r"recv #1 from rank 1 \(3 elements of float32, tag 5\) on group", text), text
+            last = r"is in no call of this group \(last finished send #0 to rank 0,"
+            assert re.search(rf"rank 1 {last}.*{_HERE}:\d+ in asleep_in_user_code", text), text
+            told = next(one for one in smddp.dump()["groups"] if one["name"] == group.communicator.name)
+            seen = [(one["call"], one["bytes"], one["outcome"]) for one in told["messages"]]
+            call = "recv(3 elements of float32 from rank 1, tag {})"
+            assert seen == [(call.format(0), 12, "ok"), (call.format(5), 12, "failed")], seen
+            assert told["last"]["what"] == "recv #1 from rank 1", told
+        dist.barrier()
+
+
 a_sleeper_is_named = _Cases(_a_sleeper_is_named)
+who_does_not_come_to_a_new_group_is_told_of = _Cases(_who_does_not_come_to_a_new_group_is_told_of)
 another_group_is_named = _Cases(_another_group_is_named)
 a_stopped_one_is_told = _Cases(_a_stopped_one_is_told)
+one_that_stopped_after_it_arrived = _Cases(_one_that_stopped_after_it_arrived_is_told_beside_the_late_one)
 a_waiting_rank_is_seen = _Cases(_a_waiting_rank_is_seen)
 a_dump_has_every_call = _Cases(_a_dump_has_every_call)
+a_late_sender_is_told_of_and_messages_are_recorded = _Cases(_a_late_sender_is_told_of_and_messages_are_recorded)
 
 
 def test_a_rank_asleep_in_user_code_is_named_with_its_line_by_all_others(pool: Pool, folder: Path):
@@ -181,7 +255,8 @@ def test_a_rank_asleep_in_user_code_is_named_with_its_line_by_all_others(pool: P
     dumps = [json.loads(path.read_text()) for path in sorted(folder.glob("smddp-*.json"))]
     assert len(dumps) == 3 and all(any(group["error"] for group in dump["groups"]) for dump in dumps)
     bars = [event for event in _trace.merged(dumps)["traceEvents"] if event["ph"] == "X"]
-    assert len(bars) == sum(len(group["operations"]) for dump in dumps for group in dump["groups"])
+    calls = [group[kind] for dump in dumps for group in dump["groups"] for kind in ("operations", "messages")]
+    assert len(bars) == sum(map(len, calls))
     assert sum(bar["cat"] == "failed" and bar["name"].startswith("all_reduce") for bar in bars) >= 3
     assert all(bar["ts"] >= 0 and bar["dur"] >= 0 for bar in bars)
     picture = ElementTree.fromstring(_bars.drawn(_trace.merged(dumps)))
@@ -190,7 +265,16 @@ def test_a_rank_asleep_in_user_code_is_named_with_its_line_by_all_others(pool: P
 
 
 @pytest.mark.parametrize(
-    "case", ["another_group_is_named", "a_stopped_one_is_told", "a_waiting_rank_is_seen", "a_dump_has_every_call"]
+    "case",
+    [
+        "who_does_not_come_to_a_new_group_is_told_of",
+        "another_group_is_named",
+        "a_stopped_one_is_told",
+        "one_that_stopped_after_it_arrived",
+        "a_waiting_rank_is_seen",
+        "a_dump_has_every_call",
+        "a_late_sender_is_told_of_and_messages_are_recorded",
+    ],
 )
 def test_whereabouts(pool: Pool, case: str):
     pool.run(__name__, case, SECONDS)

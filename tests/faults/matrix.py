@@ -44,8 +44,9 @@ class Found:
             "rank": re.search(rf"\brank {self.plan['victim']}\b", text) is not None,
             "host": socket.gethostname() in text,
             "pid": re.search(rf"\b{self.pid}\b", text) is not None,
-            "operation": any(re.search(rf"\b{word} #", text) for word in words),
-            "number": re.search(r" #\d+ on group", text) is not None,
+            "operation": any(re.search(rf"\b{word} (#|on group)", text) for word in words),
+            # The making of a group has none.
+            "number": re.search(r" #\d+( (to|from) (any )?rank.*?)? on group|new_group on group", text) is not None,
         }
 
 

@@ -30,7 +30,7 @@ pub(crate) fn join_counted(
     let (rank, size) = (launched.rank, launched.size);
     let make = |store: &dyn Store| {
         let left = deadline.saturating_duration_since(Instant::now());
-        let comm = Communicator::make(store, NAME, rank, size, left, None)?;
+        let comm = Communicator::make(store, ("making it", NAME), rank, size, left, None)?;
         comm.set_timeout(timeout);
         Ok::<_, Error>(comm)
     };
@@ -159,7 +159,7 @@ mod tests {
     ) -> smddp_core::Result<Communicator> {
         let values =
             Values::new(Client::connect(&server.addr().to_string(), Instant::now() + timeout).unwrap());
-        Communicator::make(&values, NAME, rank, size, timeout, None)
+        Communicator::make(&values, ("making it", NAME), rank, size, timeout, None)
     }
 
     #[test]

@@ -148,7 +148,7 @@ settings! {
     SMDDP_DEBUG = "WARN", own, debug: Level = named;
     /// write it to this file instead; %h is the host, %p the process
     SMDDP_DEBUG_FILE = "", own, debug_file: Option<String> = some(as_it_is);
-    /// operations of each group that the recorder keeps, the newest, 64 bytes each; 0: none
+    /// collectives of each group that the recorder keeps, the newest, and as many messages, 64 bytes each; 0: none
     SMDDP_RECORDER = "256", own, recorder: usize = operations;
     /// a folder where each process leaves what its recorder has when a group fails, as smddp-HOST-PID.json
     SMDDP_DUMP_DIR = "", own, dump_dir: Option<PathBuf> = some(as_it_is);

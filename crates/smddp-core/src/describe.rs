@@ -70,7 +70,7 @@ pub(crate) fn stuck(name: &str, enqueued: &Enqueued) -> Error {
 /// more is one of them: its host may be without power.
 fn absent(group: &Group, name: &str, op: &Operation) -> (Vec<usize>, String) {
     let seq = op.seq;
-    let (me, size, silent) = (group.rank(), group.size(), group.silent());
+    let (me, size, silent, stalled) = (group.rank(), group.size(), group.silent(), group.stalled());
     let (mut late, mut unknown) = (Vec::new(), Vec::new());
     for rank in (0..size).filter(|&rank| rank != me) {
         match group.arrived(rank, seq) {
@@ -87,14 +87,22 @@ fn absent(group: &Group, name: &str, op: &Operation) -> (Vec<usize>, String) {
             text += &format!(", missing: {}", report::list(group, &late));
         }
         parts.push(text);
+        parts.push(format!("the call is {}", call(op.bound.head)));
         parts.extend(doing(group, name, &late));
+        unknown.retain(|rank| stalled.iter().all(|(stalled, _)| stalled != rank));
         if !unknown.is_empty() {
             parts.push(format!("not known: {}, of which no answer came", report::list(group, &unknown)));
         }
+    } else if silent.is_empty() && !stalled.is_empty() {
+        parts.push(format!("all {size} ranks arrived; the call is {}", call(op.bound.head)));
     } else if silent.is_empty() {
         parts.push(format!(
-            "all {size} ranks arrived, but the operation did not end; a rank is stopped or starved of time"
+            "all {size} ranks arrived, but the operation did not end; a rank is stopped or starved of time; the call is {}",
+            call(op.bound.head)
         ));
+    }
+    for (rank, words) in stalled.iter().filter(|(rank, _)| !late.contains(rank)).take(ASKED) {
+        parts.push(format!("{} {words}", group.describe(*rank)));
     }
     if !silent.is_empty() {
         let verb = if silent.len() == 1 { "does" } else { "do" };
@@ -108,19 +116,24 @@ fn absent(group: &Group, name: &str, op: &Operation) -> (Vec<usize>, String) {
             "look at what those are doing (py-spy dump --pid), or give the group a longer timeout".to_owned(),
         );
     }
-    let missing = (0..size).filter(|r| late.contains(r) || silent.contains(r)).collect();
+    let to_blame = |r: &usize| late.contains(r) || silent.contains(r) || stalled.iter().any(|(s, _)| s == r);
+    let missing = (0..size).filter(to_blame).collect();
     (missing, parts.join("; "))
 }
 
 /// What the first of these ranks do, which have not arrived: they are asked.
-fn doing(group: &Group, name: &str, late: &[usize]) -> Vec<String> {
-    let said = |&rank: &usize| (rank, group.doing(rank, recorder::about(name, rank)));
-    let asked = late.iter().take(ASKED).map(said).filter(|(_, doing)| !doing.is_empty());
-    asked.map(|(rank, doing)| format!("rank {rank} {doing}")).collect()
+pub(crate) fn doing(group: &Group, name: &str, late: &[usize]) -> Vec<String> {
+    let asked = late.iter().take(ASKED);
+    asked.filter_map(|&rank| Some(format!("rank {rank} {}", said(group, name, rank)?))).collect()
+}
+
+/// What a rank says that it does, if anything.
+pub(crate) fn said(group: &Group, name: &str, rank: usize) -> Option<String> {
+    Some(group.doing(rank, recorder::about(name, rank))).filter(|words| !words.is_empty())
 }
 
 /// So many of the ranks that are missing are asked what they do.
-const ASKED: usize = 3;
+pub(crate) const ASKED: usize = 3;
 
 pub(crate) fn lost(group: &Group, name: &str, what: String, rank: usize, how: &str) -> Error {
     Error::PeerLost {

@@ -56,7 +56,7 @@ pub(crate) struct Driver {
 
 impl Driver {
     pub(crate) fn new(group: Group, name: String, tally: Arc<Tally>, recorder: Arc<Recorder>) -> Self {
-        let messages = PointToPoint::new(group.rank(), group.size());
+        let messages = PointToPoint::new(group.rank(), group.size(), recorder.clone());
         Self {
             group,
             queue: VecDeque::new(),

@@ -39,10 +39,12 @@ fn options(keep: Py<PyAny>, timeout: f64) -> Options {
 #[pymethods]
 impl Comm {
     #[staticmethod]
-    #[pyo3(signature = (store, name, rank, size, timeout, known=None))]
+    #[expect(clippy::too_many_arguments, reason = "the call as Python makes it, documented in _core.pyi")]
+    #[pyo3(signature = (store, call, name, rank, size, timeout, known=None))]
     fn make(
         py: Python<'_>,
         store: Py<PyAny>,
+        call: &str,
         name: &str,
         rank: usize,
         size: usize,
@@ -53,7 +55,7 @@ impl Comm {
         let known = known.map(|(group, ranks)| (group.comm.clone(), ranks));
         let made = py.detach(|| {
             let known = known.as_ref().map(|(group, ranks)| Known { group, ranks });
-            Communicator::make(&store, name, rank, size, seconds(timeout), known)
+            Communicator::make(&store, (call, name), rank, size, seconds(timeout), known)
         });
         let comm = made.map_err(|error| store.raised(&error).unwrap_or_else(|| raise(py, error)))?;
         Ok(Self { rank: comm.rank(), size: comm.size(), name: comm.name().to_owned(), comm })

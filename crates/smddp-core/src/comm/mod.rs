@@ -4,6 +4,7 @@ mod devices;
 mod drive;
 mod handle;
 mod leaving;
+mod others;
 mod prepare;
 mod progress;
 
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 use smddp_plan::{Algorithm, Collective, Counts, Memory, Network, Topology};
 use smddp_transport::Board;
 use smddp_transport::fork::{self, PerProcess};
-use smddp_transport::{Fault, Group, Sleeper};
+use smddp_transport::{Group, Sleeper};
 
 use self::drive::{Limit, Target};
 use self::handle::Asked;
@@ -176,33 +177,6 @@ impl Communicator {
     /// Why the group is dead, if it is.
     pub fn error(&self) -> Option<Error> {
         self.0.poison.get().cloned()
-    }
-
-    /// Ranks that ended without a goodbye, as far as this process knows, each as errors name it; none while another thread waits
-    /// in this group.
-    pub fn dead(&self) -> Vec<(usize, String)> {
-        let Some(mut driver) = self.0.try_drive() else { return Vec::new() };
-        let faults = driver.group.faults();
-        let lost = faults.iter().filter_map(|fault| match fault {
-            Fault::Lost { rank, .. } => Some(*rank),
-            _ => None,
-        });
-        // What ended the group, too: nobody looks at it any more.
-        let cause = match self.0.poison.get() {
-            Some(Error::PeerLost { rank, .. }) => Some(*rank),
-            _ => None,
-        };
-        lost.chain(cause).map(|rank| (rank, driver.group.describe(rank))).collect()
-    }
-
-    /// Ranks known to have begun the newest collective that was started here; only this rank while another thread
-    /// waits in this group.
-    pub fn arrived(&self) -> Vec<usize> {
-        let Some(driver) = self.0.try_drive() else { return vec![self.0.rank] };
-        let next = driver.next;
-        (0..self.0.size)
-            .filter(|&r| next == 0 || r == self.0.rank || driver.group.arrived(r, next - 1) == Some(true))
-            .collect()
     }
 
     /// The way a collective on a whole buffer of `bytes` takes, in words.

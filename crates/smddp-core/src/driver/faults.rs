@@ -99,7 +99,8 @@ impl Driver {
         if let Some(rank) = self.messages.sought().into_iter().find(leaves) {
             self.messages.poll(&mut self.group, &self.name)?;
             if self.messages.sought().contains(&rank) {
-                return Err(self.left_behind("recv".to_owned(), rank));
+                let what = self.messages.eldest().unwrap_or_else(|| "recv".to_owned());
+                return Err(self.left_behind(what, rank));
             }
         }
         Ok(())
@@ -116,7 +117,7 @@ impl Driver {
         let what = match (self.queue.front(), self.enqueued.front()) {
             (Some(op), _) => numbered(op.collective, op.seq),
             (None, Some(enqueued)) => numbered(enqueued.collective, enqueued.seq),
-            (None, None) => "send or recv".to_owned(),
+            (None, None) => self.messages.eldest().unwrap_or_else(|| "send or recv".to_owned()),
         };
         for fault in faults {
             if let Fault::Differs { seq, mine, found } = *fault {

@@ -3,6 +3,7 @@
 
 mod clock;
 mod ring;
+mod seen;
 mod tally;
 mod tell;
 
@@ -17,9 +18,11 @@ use smddp_transport::process::{Question, answer_with};
 
 use self::clock::{Clock, ticks};
 pub(crate) use self::ring::Outcome;
-use self::ring::{Entry, Ring};
+use self::ring::Ring;
+use self::seen::Seen;
 pub(crate) use self::tally::Tally;
-use crate::head::{self, mix};
+use crate::head::mix;
+use crate::p2p::Label;
 use crate::sync::lock;
 
 /// One group's.
@@ -29,7 +32,10 @@ pub(crate) struct Recorder {
     size: usize,
     nodes: usize,
     way: String,
+    /// Collectives.
     ring: Ring,
+    /// Sends and recvs, numbered in the order of their posting. Their headers are those of [`Label`].
+    messages: Ring,
     tally: Arc<Tally>,
     failed: OnceLock<String>,
     /// Operations that ended in time, whatever is still in the ring.
@@ -61,6 +67,7 @@ impl Recorder {
             nodes: topology.nodes(),
             way: way.to_owned(),
             ring: Ring::new(capacity),
+            messages: Ring::new(capacity),
             tally,
             failed: OnceLock::new(),
             finished: AtomicU64::new(0),
@@ -90,27 +97,34 @@ impl Recorder {
         }
     }
 
+    /// The driver knows of a send or recv.
+    #[inline]
+    pub(crate) fn posted(&self, seq: u64, label: &Label, bytes: usize) {
+        self.messages.submit(seq, label.head(), bytes as u64, ticks(), false);
+    }
+
+    /// It is announced, or the message that it takes is.
+    #[inline]
+    pub(crate) fn begun(&self, seq: u64) {
+        self.messages.start(seq, ticks());
+    }
+
+    #[inline]
+    pub(crate) fn over(&self, seq: u64, outcome: Outcome) {
+        self.messages.end(seq, ticks(), outcome);
+    }
+
     /// The group is dead.
     pub(crate) fn failed(&self, why: &str) {
         let _ = self.failed.set(why.to_owned());
     }
 
-    /// The newest that ended, and what runs.
-    fn now(&self) -> (Option<Entry>, Option<Entry>) {
-        let entries = self.ring.entries();
-        let ended = |entry: &&Entry| entry.ended != 0;
-        (
-            entries.iter().rev().find(ended).copied(),
-            entries.iter().find(|entry| entry.ended == 0 && entry.outcome == Outcome::Running).copied(),
-        )
-    }
-
-    /// "all_reduce #1531", or the call by which a rank leaves.
-    fn numbered(entry: &Entry) -> String {
-        match head::collective(entry.head) {
-            Some(collective) if !head::is_leaving(entry.head) => crate::call::numbered(collective, entry.seq),
-            _ => head::call(entry.head),
-        }
+    /// What ended last; and what has waited longest, of collectives and of messages.
+    fn now(&self) -> (Option<Seen>, Vec<Seen>) {
+        let (last, present) = seen::now(&self.ring, Seen::Collective);
+        let (last_message, present_message) = seen::now(&self.messages, Seen::Message);
+        let last = last.into_iter().chain(last_message).max_by_key(|seen| seen.entry().ended);
+        (last, present.into_iter().chain(present_message).collect())
     }
 }
 
@@ -147,20 +161,24 @@ fn doing(key: u64) -> String {
     }
     let (last, present) = recorder.now();
     let ago = |ticks: u64| seconds(clock.since(ticks));
-    let mut text = match present {
-        Some(entry) => format!("is in {} for {}", Recorder::numbered(&entry), ago(entry.submitted)),
-        None => "is in no call of this group".to_owned(),
+    let calls: Vec<String> = present
+        .iter()
+        .map(|seen| format!("in {} for {}", seen.numbered(), ago(seen.entry().submitted)))
+        .collect();
+    let mut text = match calls.is_empty() {
+        false => format!("is {}", calls.join(" and ")),
+        true => "is in no call of this group".to_owned(),
     };
     match last {
-        Some(entry) => {
-            text += &format!(" (last finished {}, {} ago)", Recorder::numbered(&entry), ago(entry.ended))
+        Some(seen) => {
+            text += &format!(" (last finished {}, {} ago)", seen.numbered(), ago(seen.entry().ended))
         }
         None => text += " (none finished before)",
     }
     for other in others {
-        if let (_, Some(entry)) = other.now() {
-            let call = Recorder::numbered(&entry);
-            text += &format!(", but in {call} of group `{}` for {}", other.name, ago(entry.submitted));
+        if let Some(seen) = other.now().1.first() {
+            let (call, since) = (seen.numbered(), ago(seen.entry().submitted));
+            text += &format!(", but in {call} of group `{}` for {since}", other.name);
             break;
         }
     }

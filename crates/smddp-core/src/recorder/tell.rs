@@ -6,10 +6,10 @@ use serde_json::{Value, json};
 use smddp_plan::Algorithm;
 
 use super::clock::Clock;
-use super::{Entry, Outcome, Recorder, live};
+use super::ring::{Entry, Ring};
+use super::{Outcome, Recorder, Seen, live};
 use crate::call::name_of;
 use crate::config::Config;
-use crate::head;
 use crate::log::{self, Level};
 
 pub(super) fn whereabouts() -> String {
@@ -38,7 +38,7 @@ pub(super) fn process(all: bool) -> Value {
 
 fn group(recorder: &Recorder, clock: &Clock, all: bool) -> Value {
     let (last, present) = recorder.now();
-    let one = |entry: Option<Entry>| entry.map(|entry| operation(&entry, clock));
+    let one = |seen: Option<&Seen>| seen.map(|seen| operation(seen, clock));
     let mut told = json!({
         "name": recorder.name,
         "rank": recorder.rank,
@@ -47,13 +47,16 @@ fn group(recorder: &Recorder, clock: &Clock, all: bool) -> Value {
         "way": recorder.way,
         "error": recorder.failed.get(),
         "finished": recorder.finished.load(std::sync::atomic::Ordering::Relaxed),
-        "present": one(present),
-        "last": one(last),
+        "present": one(present.first()),
+        "last": one(last.as_ref()),
         "taken": taken(recorder),
     });
     if all {
-        let entries = recorder.ring.entries();
-        told["operations"] = entries.iter().map(|entry| operation(entry, clock)).collect();
+        let all = |ring: &Ring, kind: fn(Entry) -> Seen| -> Value {
+            ring.entries().into_iter().map(|entry| operation(&kind(entry), clock)).collect()
+        };
+        told["operations"] = all(&recorder.ring, Seen::Collective);
+        told["messages"] = all(&recorder.messages, Seen::Message);
     }
     told
 }
@@ -65,13 +68,17 @@ fn taken(recorder: &Recorder) -> Vec<Value> {
     taken.collect()
 }
 
-fn operation(entry: &Entry, clock: &Clock) -> Value {
+fn operation(seen: &Seen, clock: &Clock) -> Value {
+    let entry = seen.entry();
     let time = |ticks: u64| (ticks != 0).then(|| clock.wall(ticks));
-    let algorithm = Algorithm::ALL.get((entry.head.what >> 40 & 0xf) as usize).map(|a| a.name());
+    let algorithm = match seen {
+        Seen::Collective(_) => Algorithm::ALL.get((entry.head.what >> 40 & 0xf) as usize).map(|a| a.name()),
+        Seen::Message(_) => None,
+    };
     json!({
         "seq": entry.seq,
-        "what": Recorder::numbered(entry),
-        "call": head::call(entry.head),
+        "what": seen.numbered(),
+        "call": seen.call(),
         "algorithm": algorithm,
         "bytes": entry.bytes,
         "submitted_ns": time(entry.submitted),

@@ -53,7 +53,8 @@ pub struct Known<'a> {
 
 impl Communicator {
     /// Makes rank `rank` of the group `name`, with `size` ranks that do the same over the same store within `timeout`, which
-    /// is also the deadline of every call that has none of its own. `known`: a group in which all of them are already.
+    /// is also the deadline of every call that has none of its own. `call`: what the user called for it, as errors name it;
+    /// `known`: a group in which all of them are already.
     ///
     /// # Errors
     /// [`Error::Timeout`] naming the ranks that did not come; [`Error::PeerLost`] naming one that came and is gone;
@@ -61,7 +62,7 @@ impl Communicator {
     /// differ in version or settings, or one of them could not make the group at all; the store's own.
     pub fn make(
         store: &dyn Store,
-        name: &str,
+        (call, name): (&str, &str),
         rank: usize,
         size: usize,
         timeout: Duration,
@@ -70,8 +71,8 @@ impl Communicator {
         let begun = Instant::now();
         let patience = Config::get()?.means().peer_timeout;
         let deadline = begun + timeout;
-        let meeting = Meeting { store, name, rank, size, timeout, known, patience, begun, deadline };
-        let pending = match Pending::new(name, rank, size, timeout) {
+        let meeting = Meeting { store, call, name, rank, size, timeout, known, patience, begun, deadline };
+        let pending = match Pending::new(name, rank, size, timeout).map(|pending| pending.called(call)) {
             Ok(pending) if size == 1 => {
                 let card = pending.card();
                 return pending.connect(&[card]);
@@ -105,6 +106,7 @@ impl Communicator {
 /// One rank where a group's ranks meet.
 struct Meeting<'a> {
     store: &'a dyn Store,
+    call: &'a str,
     name: &'a str,
     rank: usize,
     size: usize,
@@ -279,21 +281,36 @@ impl Meeting<'_> {
         let mut missing = Vec::new();
         self.absent(0..self.size, &mut missing)?;
         let detail = if missing.is_empty() {
-            format!("all ranks came, but rank {} still waits for {}", self.rank, named(&tree.waits_for()))
+            let (waits_for, me) = (tree.waits_for(), self.rank);
+            format!(
+                "all ranks came, but rank {me} still waits for {}{}",
+                named(&waits_for),
+                self.doing(&waits_for)
+            )
         } else {
             format!(
-                "no card from {}; {} of {} ranks came. Did all ranks of the group call init_process_group or new_group, \
+                "no card from {}; {} of {} ranks came{}. Did all ranks of the group call init_process_group or new_group, \
                  with the same arguments and in the same order?",
                 named(&missing),
                 self.size - missing.len(),
-                self.size
+                self.size,
+                self.doing(&missing)
             )
         };
         Ok(self.timeout(missing, detail))
     }
 
+    /// What the first of these ranks do: they are asked where there is a group in which they can be.
+    fn doing(&self, late: &[usize]) -> String {
+        let Some(Known { group, ranks }) = self.known else { return String::new() };
+        let there: Vec<usize> = late.iter().filter_map(|&rank| ranks.get(rank).copied()).collect();
+        let said = group.doing(&there);
+        let as_there = || format!("; as group `{}` knows them: {}", group.name(), said.join("; "));
+        if said.is_empty() { String::new() } else { as_there() }
+    }
+
     fn timeout(&self, missing: Vec<usize>, detail: String) -> Error {
-        let (what, group) = ("making it".to_owned(), self.name.to_owned());
+        let (what, group) = (self.call.to_owned(), self.name.to_owned());
         Error::Timeout { what, group, after: self.timeout, missing, detail }
     }
 
@@ -319,7 +336,7 @@ impl Meeting<'_> {
             // A store would wait for what is not there.
             let card = key("card", rank);
             let address = if self.there(&card) == Ok(true) { self.store.get(&card) } else { Ok(Vec::new()) };
-            let (what, advice) = ("making it".to_owned(), LOST_WHILE_MADE);
+            let (what, advice) = (self.call.to_owned(), LOST_WHILE_MADE);
             return Error::PeerLost {
                 what,
                 group,

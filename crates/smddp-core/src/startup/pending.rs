@@ -22,6 +22,7 @@ pub(super) const LOST_WHILE_MADE: &str =
 
 /// First half of making a communicator. No rank waits here.
 pub struct Pending {
+    call: String,
     name: String,
     timeout: Duration,
     prepared: Prepared,
@@ -48,7 +49,13 @@ impl Pending {
             prepared.set_secret(secret);
         }
         prepared.set_note(network::note());
-        Ok(Self { name: name.to_owned(), timeout, prepared, begun, prepared_at: Instant::now() })
+        let (call, name) = ("making it".to_owned(), name.to_owned());
+        Ok(Self { call, name, timeout, prepared, begun, prepared_at: Instant::now() })
+    }
+
+    /// What the user called for it, as errors name it.
+    pub(crate) fn called(self, call: &str) -> Self {
+        Self { call: call.to_owned(), ..self }
     }
 
     /// What all other ranks of the group must get, by whatever store.
@@ -85,7 +92,7 @@ impl Pending {
         let cards = self.checked(cards)?;
         let known = network::noted(cards.iter().map(|card| card.note.as_slice()));
         let Joined { group, nodes, crowd, told } =
-            self.prepared.connect(cards).map_err(|error| unjoined(&self.name, error))?;
+            self.prepared.connect(cards).map_err(|error| unjoined(&self.call, &self.name, error))?;
         wait::note_group(crowd);
         tell_once(&told);
         let comm = Communicator::over(group, &nodes, &self.name, self.timeout);
@@ -149,10 +156,10 @@ impl Pending {
 }
 
 /// Why ranks that know of each other do not come together.
-fn unjoined(name: &str, error: JoinError) -> Error {
+fn unjoined(call: &str, name: &str, error: JoinError) -> Error {
     match error {
         JoinError::Unreachable(Unreachable { rank, host, pid, gone: true, why }) => Error::PeerLost {
-            what: "making it".to_owned(),
+            what: call.to_owned(),
             group: name.to_owned(),
             rank,
             who: format!("rank {rank} (host {host}, pid {pid})"),

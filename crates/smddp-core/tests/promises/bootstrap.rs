@@ -71,7 +71,7 @@ fn all_ranks_meet_however_many_and_nothing_is_left() {
             size,
             |_| true,
             |rank| {
-                let comm = Communicator::make(&store, "all", rank, size, PATIENCE, None);
+                let comm = Communicator::make(&store, ("making it", "all"), rank, size, PATIENCE, None);
                 over.wait();
                 comm
             },
@@ -87,8 +87,11 @@ fn all_ranks_meet_however_many_and_nothing_is_left() {
 #[test]
 fn what_a_rank_asks_of_the_store_does_not_grow_with_the_group() {
     let (size, store) = (120, Values::default());
-    let comms =
-        ranks(size, |_| true, |rank| Communicator::make(&store, "few", rank, size, PATIENCE, None).unwrap());
+    let comms = ranks(
+        size,
+        |_| true,
+        |rank| Communicator::make(&store, ("making it", "few"), rank, size, PATIENCE, None).unwrap(),
+    );
     let each = *store.bytes.lock().unwrap() / size;
     // Its address, its parent's, and looks for it, as many as a busy machine makes of them.
     assert!(each < 6_000, "{each} bytes a rank");
@@ -104,8 +107,9 @@ fn those_who_do_not_come_are_named_by_all_others_about_at_the_deadline() {
         let store = Values::default();
         let began = Instant::now();
         let here = |rank: usize| !missing.contains(&rank);
-        let outcomes =
-            ranks(size, here, |rank| Communicator::make(&store, "late", rank, size, timeout, None).err());
+        let outcomes = ranks(size, here, |rank| {
+            Communicator::make(&store, ("making it", "late"), rank, size, timeout, None).err()
+        });
         assert!(began.elapsed() < timeout + Duration::from_secs(20));
         for (rank, outcome) in outcomes {
             let error = outcome.unwrap();
@@ -130,7 +134,7 @@ fn a_rank_that_is_late_but_comes_makes_the_group() {
             while rank == 8 && there() < size - 1 {
                 thread::yield_now();
             }
-            Communicator::make(&store, "late", rank, size, PATIENCE, None).unwrap()
+            Communicator::make(&store, ("making it", "late"), rank, size, PATIENCE, None).unwrap()
         },
     );
     comms.into_iter().for_each(|(_, comm)| comm.close());
@@ -183,8 +187,11 @@ fn what_cannot_be_connected_goes_through_the_store() {
     let size = 20;
     for tcp in [true, false] {
         let elsewhere = Elsewhere { store: Values::default(), tcp, carried: Mutex::default() };
-        let comms =
-            ranks(size, |_| true, |rank| Communicator::make(&elsewhere, "far", rank, size, PATIENCE, None));
+        let comms = ranks(
+            size,
+            |_| true,
+            |rank| Communicator::make(&elsewhere, ("making it", "far"), rank, size, PATIENCE, None),
+        );
         for (rank, comm) in comms {
             comm.unwrap_or_else(|error| panic!("rank {rank}: {error}")).close();
         }
@@ -225,7 +232,9 @@ fn one_rank_whose_store_fails_ends_all() {
         |_| true,
         |rank| {
             let store: &dyn Store = if rank == 9 { &broken } else { &store };
-            Communicator::make(store, "broken", rank, size, Duration::from_secs(5), None).err().unwrap()
+            Communicator::make(store, ("making it", "broken"), rank, size, Duration::from_secs(5), None)
+                .err()
+                .unwrap()
         },
     );
     let (_, mine) = &outcomes[9];

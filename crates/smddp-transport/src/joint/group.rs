@@ -10,6 +10,9 @@ use crate::process::{Sleeper, questions};
 use crate::shm::{Board, Near};
 use crate::{Envelope, Fault, Head, MessageId, Mismatch, PointToPoint, Wiring};
 
+/// What is said of a rank of another node whose process does not run.
+const MUTE: &str = "does not answer, though its host does: its process is stopped, or has no time";
+
 /// One rank's end of a communicator. It *lends cells*: a writer fills its next cell of a channel and publishes it, a reader
 /// looks at it where it lies and releases it. Nothing here blocks but [`Group::survey`] and [`Group::leave`]; what cannot be
 /// done yet is `None` or `false`, never an error. One owner at a time.
@@ -188,6 +191,14 @@ impl Group {
         far.net.survey(&reach.elsewhere(), |seq| mates().any(|mate| !near.arrived(mate, seq)));
     }
 
+    /// The same for a few ranks, of which something else than an operation is waited for.
+    pub fn survey_of(&mut self, ranks: &[usize]) {
+        let Some(far) = &mut self.far else { return };
+        let peers: Vec<usize> =
+            ranks.iter().copied().filter(|&rank| self.reach.local(rank).is_none()).collect();
+        far.net.survey(&peers, |_| true);
+    }
+
     /// Questions about this rank, in this process or from elsewhere, come with that number.
     pub fn about(&self, about: u64) {
         if let Some(far) = &self.far {
@@ -202,6 +213,16 @@ impl Group {
             Err(net) => net.doing(rank).to_owned(),
             Ok(local) => self.near.pid(local).map_or_else(String::new, |pid| questions::doing(pid, about)),
         }
+    }
+
+    /// Ranks whose processes do not run, though their hosts do, and that in words: of other nodes, as the survey found them.
+    pub fn stalled(&self) -> Vec<(usize, &'static str)> {
+        let near = (0..self.reach.size()).filter(|&rank| {
+            let pid = self.reach.local(rank).and_then(|local| self.near.pid(local));
+            pid.is_some_and(questions::stopped)
+        });
+        let far = self.far.iter().flat_map(|far| far.net.mute());
+        near.map(|rank| (rank, questions::STOPPED)).chain(far.map(|rank| (rank, MUTE))).collect()
     }
 
     /// Ranks whose processes did not answer when they were asked so.

@@ -34,6 +34,8 @@ struct RankState {
     newest: Head,
     /// It was asked what it has begun and said so: `begun` is all there is to know.
     answered: bool,
+    /// Of the survey, too: its host took the question up, and it did not answer.
+    mute: bool,
     /// It was asked, and nothing came.
     silent: bool,
     /// What it said that it does, when it was asked.
@@ -322,7 +324,12 @@ impl Net {
         &self.state.peers[rank].doing
     }
 
-    /// Ranks that did not answer the survey.
+    /// Ranks that did not answer the survey, though their hosts are there.
+    pub(crate) fn mute(&self) -> impl Iterator<Item = usize> {
+        self.state.peers.iter().enumerate().filter(|(_, peer)| peer.mute).map(|(rank, _)| rank)
+    }
+
+    /// Ranks of whose hosts the survey heard nothing.
     pub(crate) fn silent(&self) -> Vec<usize> {
         (0..self.state.peers.len()).filter(|&rank| self.state.peers[rank].silent).collect()
     }

@@ -164,7 +164,7 @@ pub fn ask(pid: u32, question: Question, patience: Duration) -> io::Result<Strin
 /// What a process of this node does, as far as it can be known: `about` names the rank and its group.
 pub(crate) fn doing(pid: u32, about: u64) -> String {
     if stopped(pid) {
-        return "is stopped (by a signal or a debugger)".to_owned();
+        return STOPPED.to_owned();
     }
     match ask(pid, Question::Doing(about), PATIENCE) {
         Ok(text) if !text.is_empty() => text,
@@ -176,8 +176,11 @@ pub(crate) fn doing(pid: u32, about: u64) -> String {
 /// One that is asked for its stack answers within a fraction of it.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// Of a process that does not run.
+pub(crate) const STOPPED: &str = "is stopped (by a signal or a debugger)";
+
 /// Whether the kernel says that a process of this host is stopped.
-fn stopped(pid: u32) -> bool {
+pub(crate) fn stopped(pid: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     // Its name, in brackets, may have any characters.
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))

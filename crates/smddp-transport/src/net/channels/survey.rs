@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::Net;
+use crate::net::tcp::survey::Heard;
 
 /// All of it takes no longer; whoever was not heard by then is not known. Where hosts answer, thousands of ranks take a
 /// fraction of it.
@@ -52,13 +53,16 @@ impl Net {
             return;
         };
         while !survey.over() && Instant::now() < until && !self.told() {
-            for (peer, answer) in survey.go_on(TURN) {
+            for (peer, heard) in survey.go_on(TURN) {
                 let state = &mut self.state.peers[peer];
-                state.silent = answer.is_none();
-                state.answered = answer.is_some();
-                if let Some(answer) = answer {
+                state.silent = heard == Heard::Silent;
+                state.mute = heard == Heard::Mute;
+                if let Heard::Said(answer) = heard {
+                    state.answered = true;
                     state.begun = state.begun.max(answer.begun);
                     state.doing = answer.doing;
+                } else {
+                    state.answered = false;
                 }
             }
             self.wire.poll(&mut self.state);

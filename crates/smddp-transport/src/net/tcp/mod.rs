@@ -23,7 +23,7 @@ pub(crate) mod hello;
 mod listeners;
 mod reader;
 mod silence;
-mod survey;
+pub(crate) mod survey;
 #[cfg(test)]
 mod tests;
 mod watch;

@@ -83,15 +83,22 @@ impl Question {
     }
 }
 
-/// A rank and what it said, or `None` for one of whose host nothing came.
-pub(crate) type Heard = (usize, Option<Answer>);
+/// What came of a question to a rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Heard {
+    Said(Answer),
+    /// Its host is there, and the process does not say anything: it is stopped, or has no time.
+    Mute,
+    /// Nothing came of its host.
+    Silent,
+}
 
 /// A round of questions, some of them under way. Who refuses or hangs up gives no answer.
 pub(crate) struct Survey {
     credential: Credential,
     waiting: VecDeque<(usize, TcpAddress)>,
     calls: Vec<Question>,
-    found: Vec<Heard>,
+    found: Vec<(usize, Heard)>,
 }
 
 impl Survey {
@@ -102,7 +109,7 @@ impl Survey {
     }
 
     /// Asks and hears for at most that long; the answers that came.
-    pub(crate) fn go_on(&mut self, at_most: Duration) -> Vec<Heard> {
+    pub(crate) fn go_on(&mut self, at_most: Duration) -> Vec<(usize, Heard)> {
         self.call();
         let ready = self.ready(at_most);
         let mut next = ready.into_iter();
@@ -110,12 +117,14 @@ impl Survey {
         calls.retain_mut(|call| {
             let outcome = if next.next() == Some(true) { call.go_on() } else { Ok(None) };
             match outcome {
-                // Its host is there: the process may be busy, or stopped, and that says nothing of what it has begun.
-                Ok(None) if call.dial.taken_up() && call.since.elapsed() >= ANSWER => {}
+                // That says nothing of what it has begun.
+                Ok(None) if call.dial.taken_up() && call.since.elapsed() >= ANSWER => {
+                    found.push((call.peer, Heard::Mute))
+                }
                 Ok(None) if call.dial.taken_up() || call.since.elapsed() < PATIENCE => return true,
-                Ok(None) => found.push((call.peer, None)),
-                Ok(Some(answer)) => found.push((call.peer, Some(answer))),
-                Err(error) if silent(&error) => found.push((call.peer, None)),
+                Ok(None) => found.push((call.peer, Heard::Silent)),
+                Ok(Some(answer)) => found.push((call.peer, Heard::Said(answer))),
+                Err(error) if silent(&error) => found.push((call.peer, Heard::Silent)),
                 Err(_) => {}
             }
             false
@@ -140,7 +149,7 @@ impl Survey {
             };
             match Question::new(&self.credential, peer, address.clone()) {
                 Ok(call) => self.calls.push(call),
-                Err(error) if silent(&error) => self.found.push((peer, None)),
+                Err(error) if silent(&error) => self.found.push((peer, Heard::Silent)),
                 // Those that hang up make room. Without any, nobody else can be asked.
                 Err(error) if lacking(&error) => {
                     match self.calls.is_empty() {
@@ -222,7 +231,7 @@ mod tests {
         }
         answering.join().unwrap();
         // The one that has taken up the connection may still answer; whoever has not refused is not over.
-        assert_eq!((found, survey.over()), (vec![(5, Some(nine()))], false));
+        assert_eq!((found, survey.over()), (vec![(5, Heard::Said(nine()))], false));
     }
 
     #[test]
@@ -240,7 +249,10 @@ mod tests {
             found.extend(survey.go_on(Duration::from_millis(20)));
             most = most.max(survey.calls.len());
         }
-        assert!(most <= AT_ONCE && found.iter().all(|(_, begun)| begun.is_none()), "{most}, {found:?}");
+        assert!(
+            most <= AT_ONCE && found.iter().all(|(_, heard)| *heard == Heard::Silent),
+            "{most}, {found:?}"
+        );
     }
 
     #[test]
@@ -252,8 +264,8 @@ mod tests {
         let mut survey = Survey::new(credential(0), (0..many).map(|peer| (peer, address.clone())));
         let mut heard = vec![false; many];
         while !survey.over() {
-            for (peer, begun) in survey.go_on(Duration::from_millis(20)) {
-                assert!(begun == Some(nine()) && !heard[peer], "{peer}: {begun:?}");
+            for (peer, said) in survey.go_on(Duration::from_millis(20)) {
+                assert!(said == Heard::Said(nine()) && !heard[peer], "{peer}: {said:?}");
                 heard[peer] = true;
             }
             assert!(survey.calls.len() <= OF_ONE);

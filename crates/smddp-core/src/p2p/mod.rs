@@ -1,13 +1,19 @@
 //! Send and recv: numbered per ordered pair by their order on the wire, matched by tag, outside the collectives.
 
-use std::collections::{BTreeMap, VecDeque};
+mod label;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smddp_transport::{Envelope, Group, MessageId};
 
+use self::label::Numbers;
+pub(crate) use self::label::{Direction, Label};
+use crate::describe;
 use crate::error::Error;
 use crate::ledger::Ledger;
+use crate::recorder::{Outcome, Recorder};
 use crate::reduce;
 use crate::types::DType;
 use crate::work::Shared;
@@ -24,26 +30,12 @@ pub(crate) struct Request {
     pub(crate) work: Arc<Shared>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Direction {
-    To(usize),
-    From(usize),
-    FromAny,
-}
-
-impl std::fmt::Display for Direction {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::To(rank) => write!(f, "send to rank {rank}"),
-            Self::From(rank) => write!(f, "recv from rank {rank}"),
-            Self::FromAny => f.write_str("recv from any rank"),
-        }
-    }
-}
-
 /// A post under way.
 struct Active {
     post: Request,
+    label: Label,
+    /// Its place among all sends and recvs here.
+    seq: u64,
     /// The rank a recv was matched with.
     from: usize,
     stream: Option<MessageId>,
@@ -54,10 +46,10 @@ impl Active {
     fn bytes(&self) -> usize {
         self.post.count * self.post.dtype.size()
     }
+    /// "send #3 to rank 1 (5 elements of float32, tag 0)"
     fn what(&self) -> String {
         let (count, dtype, tag) = (self.post.count, self.post.dtype.name(), self.post.tag);
-        let peer = self.post.direction;
-        format!("{peer} ({count} elements of {dtype}, tag {tag})")
+        format!("{} ({count} elements of {dtype}, tag {tag})", self.label.numbered())
     }
 }
 
@@ -92,33 +84,44 @@ pub(crate) struct PointToPoint {
     unexpected: BTreeMap<(usize, u64), VecDeque<Unexpected>>,
     /// A receive found no message that fits: its group is to learn of it.
     misfit: Option<(Active, Envelope)>,
+    numbers: Numbers,
+    /// Posts so far.
+    posts: u64,
     /// Posts and announcements so far.
-    numbers: u64,
+    order: u64,
     /// Of this poll: the last one in which an announcement to each rank had to wait.
     held: Vec<u64>,
     polls: u64,
     size: usize,
     pub(crate) ledger: Ledger,
+    recorder: Arc<Recorder>,
 }
 
 impl PointToPoint {
-    pub(crate) fn new(me: usize, size: usize) -> Self {
+    pub(crate) fn new(me: usize, size: usize, recorder: Arc<Recorder>) -> Self {
         Self {
             sends: Vec::new(),
             recvs: Vec::new(),
             waiting: BTreeMap::new(),
             unexpected: BTreeMap::new(),
             misfit: None,
-            numbers: 0,
+            numbers: Numbers::new(size),
+            posts: 0,
+            order: 0,
             held: Vec::new(),
             polls: 0,
             size,
             ledger: Ledger::new(me, size),
+            recorder,
         }
     }
 
     pub(crate) fn post(&mut self, post: Request) {
-        let active = Active { from: 0, stream: None, moved: 0, post };
+        let Request { direction, dtype, tag, .. } = post;
+        let label = Label { direction, number: self.numbers.next(direction), dtype, tag };
+        let active = Active { from: 0, stream: None, moved: 0, post, label, seq: self.posts };
+        self.posts += 1;
+        self.recorder.posted(active.seq, &label, active.bytes());
         enter(&mut self.ledger, &active.post, 1);
         let source = match active.post.direction {
             Direction::To(_) => return self.sends.push(active),
@@ -128,20 +131,27 @@ impl PointToPoint {
         match self.earliest(source, active.post.tag) {
             Some(message) => self.assign(active, message),
             None => {
-                let number = self.number();
+                let number = self.ordered();
                 let by_tag = self.waiting.entry(source).or_default();
                 by_tag.entry(active.post.tag).or_default().push_back((number, active));
             }
         }
     }
 
-    fn number(&mut self) -> u64 {
-        self.numbers += 1;
-        self.numbers
+    fn ordered(&mut self) -> u64 {
+        self.order += 1;
+        self.order
     }
 
     pub(crate) fn pending(&self) -> bool {
         !self.sends.is_empty() || !self.recvs.is_empty() || !self.waiting.is_empty() || self.misfit.is_some()
+    }
+
+    /// The one that waits longest, as errors name it.
+    pub(crate) fn eldest(&self) -> Option<String> {
+        let waiting = self.waiting.values().flat_map(BTreeMap::values).flatten().map(|(_, recv)| recv);
+        let all = self.sends.iter().chain(&self.recvs).chain(self.misfit.iter().map(|(recv, _)| recv));
+        all.chain(waiting).min_by_key(|active| active.seq).map(|active| active.label.numbered())
     }
 
     /// Whether something here cannot end without `rank`.
@@ -191,7 +201,10 @@ impl PointToPoint {
                 let envelope =
                     Envelope { tag: send.post.tag, what: send.post.dtype as u64, bytes: bytes as u64 };
                 send.stream = group.p2p_open(to, envelope);
-                moved |= send.stream.is_some();
+                if send.stream.is_some() {
+                    self.recorder.begun(send.seq);
+                    moved = true;
+                }
             }
             let Some(stream) = send.stream else {
                 held[to] = poll;
@@ -208,6 +221,7 @@ impl PointToPoint {
                 moved = true;
             }
             group.p2p_close(to, stream);
+            self.recorder.over(send.seq, Outcome::Ok);
             send.post.work.finish(Ok(()));
             false
         });
@@ -226,7 +240,7 @@ impl PointToPoint {
         let (me, mut moved) = (group.rank(), false);
         for from in ranks.into_iter().filter(|&from| from != me) {
             while let Some((envelope, stream)) = group.p2p_next(from) {
-                let number = self.number();
+                let number = self.ordered();
                 self.announced(Unexpected { number, from, envelope, stream });
                 moved = true;
             }
@@ -277,6 +291,7 @@ impl PointToPoint {
             self.ledger.asked(from, envelope.tag, 1);
         }
         recv.stream = Some(stream);
+        self.recorder.begun(recv.seq);
         recv.post.work.set_source(from);
         self.recvs.push(recv);
     }
@@ -297,6 +312,7 @@ impl PointToPoint {
                 moved = true;
             }
             moved = true;
+            self.recorder.over(recv.seq, Outcome::Ok);
             recv.post.work.finish(Ok(()));
             false
         });
@@ -309,6 +325,7 @@ impl PointToPoint {
         let begun =
             self.sends.iter().chain(&self.recvs).find(|active| active.stream.is_some() && late(active));
         if let Some(active) = begun {
+            group.survey_of(&peers(std::slice::from_ref(active)));
             return Err(expired(active, group, name));
         }
         let mut ended: Vec<Active> = self.sends.extract_if(.., |send| late(send)).collect();
@@ -324,8 +341,12 @@ impl PointToPoint {
             });
             !by_tag.is_empty()
         });
+        if !ended.is_empty() {
+            group.survey_of(&peers(&ended));
+        }
         for active in ended {
             enter(&mut self.ledger, &active.post, -1);
+            self.recorder.over(active.seq, Outcome::Failed);
             active.post.work.finish(Err(expired(&active, group, name)));
         }
         Ok(())
@@ -337,6 +358,7 @@ impl PointToPoint {
         let misfit = self.misfit.take().map(|(recv, _)| recv);
         let all = self.sends.drain(..).chain(self.recvs.drain(..)).chain(waiting).chain(misfit);
         for active in all.collect::<Vec<_>>() {
+            self.recorder.over(active.seq, Outcome::Failed);
             active.post.work.finish(Err(error.clone()));
         }
     }
@@ -366,13 +388,19 @@ fn misfit(recv: &Active, envelope: Envelope, from: usize, group: &Group, name: &
     }
 }
 
+/// The ranks that these are to or from.
+fn peers(posts: &[Active]) -> Vec<usize> {
+    let ranks = posts.iter().filter_map(|active| active.post.direction.peer());
+    ranks.collect::<BTreeSet<_>>().into_iter().collect()
+}
+
 fn expired(active: &Active, group: &Group, name: &str) -> Error {
-    let missing = match active.post.direction {
-        Direction::To(rank) | Direction::From(rank) => vec![rank],
-        Direction::FromAny => Vec::new(),
-    };
+    let missing: Vec<usize> = active.post.direction.peer().into_iter().collect();
     let detail = match missing.first() {
-        Some(&rank) => format!("nothing came of it; the other side is {}", group.describe(rank)),
+        Some(&rank) => {
+            let other = format!("nothing came of it; the other side is {}", group.describe(rank));
+            [vec![other], describe::doing(group, name, &missing)].concat().join("; ")
+        }
         None => "no rank sent a message with this tag".to_owned(),
     };
     let (what, group) = (active.what(), name.to_owned());
@@ -383,6 +411,11 @@ fn expired(active: &Active, group: &Group, name: &str) -> Error {
 mod tests {
     use super::*;
     use crate::for_tests::group;
+    use smddp_plan::Topology;
+
+    fn recorder() -> Arc<Recorder> {
+        Recorder::new(("test", "shm"), 0, &Topology::single(2), Arc::default(), 4)
+    }
 
     fn recv(into: &mut [f32], tag: u64) -> Request {
         Request {
@@ -399,7 +432,7 @@ mod tests {
 
     /// Of a few tries the one in which nothing else had the processor.
     fn cheapest(group: &mut Group, size: usize, waiting: u64) -> Duration {
-        let mut messages = PointToPoint::new(0, size);
+        let mut messages = PointToPoint::new(0, size, recorder());
         let mut into = [0f32; 1];
         (0..waiting).for_each(|tag| messages.post(recv(&mut into, tag)));
         let looks = |messages: &mut PointToPoint, group: &mut Group| {

@@ -1,0 +1,49 @@
+//! What a communicator knows of its other ranks, and none of it while another thread waits in it.
+
+use smddp_transport::Fault;
+
+use super::Communicator;
+use crate::describe;
+use crate::error::Error;
+
+impl Communicator {
+    /// Ranks that ended without a goodbye, as far as this process knows, each as errors name it.
+    pub fn dead(&self) -> Vec<(usize, String)> {
+        let Some(mut driver) = self.0.try_drive() else { return Vec::new() };
+        // Nobody may have looked since.
+        self.0.turn(&mut driver);
+        let faults = driver.group.faults();
+        let lost = faults.iter().filter_map(|fault| match fault {
+            Fault::Lost { rank, .. } => Some(*rank),
+            _ => None,
+        });
+        // What ended the group, too: nobody looks at it any more.
+        let cause = match self.0.poison.get() {
+            Some(Error::PeerLost { rank, .. }) => Some(*rank),
+            _ => None,
+        };
+        lost.chain(cause).map(|rank| (rank, driver.group.describe(rank))).collect()
+    }
+
+    /// "rank 1 (host h1, pid 812) is in no call of this group, at train.py:88 in step", for the first of `ranks`: they are
+    /// asked, which takes a few seconds where one is stopped.
+    pub(crate) fn doing(&self, ranks: &[usize]) -> Vec<String> {
+        let Some(mut driver) = self.0.try_drive() else { return Vec::new() };
+        let ranks = &ranks[..ranks.len().min(describe::ASKED)];
+        driver.group.survey_of(ranks);
+        let said = |&rank: &usize| {
+            let words = describe::said(&driver.group, &self.0.name, rank);
+            format!("{} {}", driver.group.describe(rank), words.unwrap_or("does not answer".to_owned()))
+        };
+        ranks.iter().map(said).collect()
+    }
+
+    /// Ranks known to have begun the newest collective that was started here; this rank at least.
+    pub fn arrived(&self) -> Vec<usize> {
+        let Some(driver) = self.0.try_drive() else { return vec![self.0.rank] };
+        let next = driver.next;
+        (0..self.0.size)
+            .filter(|&r| next == 0 || r == self.0.rank || driver.group.arrived(r, next - 1) == Some(true))
+            .collect()
+    }
+}

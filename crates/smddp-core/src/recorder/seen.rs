@@ -1,0 +1,51 @@
+//! An entry of one of a group's two rings, which says what its header means.
+
+use super::ring::{Entry, Outcome, Ring};
+use crate::head;
+use crate::p2p::Label;
+
+#[derive(Clone, Copy)]
+pub(super) enum Seen {
+    Collective(Entry),
+    Message(Entry),
+}
+
+impl Seen {
+    pub(super) fn entry(&self) -> &Entry {
+        match self {
+            Self::Collective(entry) | Self::Message(entry) => entry,
+        }
+    }
+
+    /// "all_reduce #1531", "send #3 to rank 1", or the call by which a rank leaves.
+    pub(super) fn numbered(&self) -> String {
+        match self {
+            Self::Collective(entry) => match head::collective(entry.head) {
+                Some(collective) if !head::is_leaving(entry.head) => {
+                    crate::call::numbered(collective, entry.seq)
+                }
+                _ => head::call(entry.head),
+            },
+            Self::Message(entry) => {
+                Label::of(entry.head).map_or_else(|| self.call(), |label| label.numbered())
+            }
+        }
+    }
+
+    /// The same with what it moves.
+    pub(super) fn call(&self) -> String {
+        match self {
+            Self::Collective(entry) => head::call(entry.head),
+            Self::Message(entry) => Label::of(entry.head)
+                .map_or_else(|| "an unknown message".to_owned(), |label| label.call(entry.bytes)),
+        }
+    }
+}
+
+/// Of a ring, what ended last and what has waited longest.
+pub(super) fn now(ring: &Ring, kind: fn(Entry) -> Seen) -> (Option<Seen>, Option<Seen>) {
+    let entries = ring.entries();
+    let last = entries.iter().filter(|entry| entry.ended != 0).max_by_key(|entry| entry.ended);
+    let present = entries.iter().find(|entry| entry.ended == 0 && entry.outcome == Outcome::Running);
+    (last.copied().map(kind), present.copied().map(kind))
+}
