@@ -62,10 +62,22 @@ def test_loopback_is_refused_between_hosts() -> None:
     all_raise(call(SMDDP_SOCKET_IFNAME="lo"), "SMDDP_SOCKET_IFNAME", "lo", "loopback")
 
 
+def test_what_goes_between_hosts_is_encrypted_on_request() -> None:
+    outcome = call(SMDDP_ENCRYPT="1")
+    assert outcome.status == 0 and all("sum 1" in said for said in outcome.said), outcome
+    assert "eth0" in outcome.said[0] and "encrypted" in outcome.said[0], outcome
+
+
+@pytest.mark.slow
+def test_a_fabric_that_cannot_encrypt_is_refused_where_that_is_asked_for() -> None:
+    all_raise(call(**wires.settings("fabric"), SMDDP_ENCRYPT="1"), "SMDDP_ENCRYPT=1", "libfabric", "SMDDP_TRANSPORT=tcp")
+
+
 @pytest.mark.parametrize(
     ("setting", "one", "other"),
     [
-        ("SMDDP_ALGO", "ring", "mesh"),
+        ("SMDDP_ENCRYPT", "1", "0"),
+        pytest.param("SMDDP_ALGO", "ring", "mesh", marks=pytest.mark.slow),
         pytest.param("SMDDP_STAGING_BYTES", "32M", "64M", marks=pytest.mark.slow),
         pytest.param("SMDDP_TRANSPORT", "tcp", "auto", marks=pytest.mark.slow),
     ],

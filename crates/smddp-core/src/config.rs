@@ -136,6 +136,9 @@ settings! {
     /// a file of 32 bytes or more that only this job's ranks have, the same for all: with it, whoever reads the store still
     /// cannot speak to a rank; empty: the store's word is enough (docs/security.md)
     SMDDP_JOB_TOKEN_FILE = "", own, token_file: Option<PathBuf> = some(as_it_is);
+    /// 1: what ranks of different nodes send each other is encrypted and held against changes, over tcp; libfabric cannot, and is an error
+    /// then (docs/security.md)
+    SMDDP_ENCRYPT = "0", shared, encrypts: bool = named;
     /// device memory within a node: auto (by reference where all devices of the group reach each other), ipc (else an error),
     /// host (always through pinned memory)
     SMDDP_CUDA_PATH = "auto", shared, device_path: DevicePath = named;

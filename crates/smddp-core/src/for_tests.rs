@@ -14,6 +14,7 @@ pub(crate) fn group(size: usize) -> Group {
         family: Family::Any,
         peer_timeout: std::time::Duration::from_secs(20),
         between: Between::Nothing,
+        encrypts: false,
         library: None,
         provider: None,
         local: None,

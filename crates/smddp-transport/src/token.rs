@@ -93,6 +93,33 @@ impl Token {
     fn of_caller(&self, words: &[u8], nonce: &[u8]) -> Hmac<Sha256> {
         self.mac(&[b"smddp caller", words, nonce])
     }
+
+    fn keys(&self, words: &[u8], nonce: &[u8]) -> Keys {
+        let key = |label: &[u8]| Key(self.mac(&[label, words, nonce]).finalize().into_bytes().into());
+        Keys { caller: key(b"smddp caller's key"), listener: key(b"smddp listener's key") }
+    }
+}
+
+/// What one end of a connection encrypts with.
+#[derive(Clone)]
+pub(crate) struct Key([u8; 32]);
+
+impl Key {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Another one, of which this one cannot be found out.
+    pub(crate) fn next(&self) -> Self {
+        Self(Token(self.0).mac(&[b"smddp next key"]).finalize().into_bytes().into())
+    }
+}
+
+/// Of one connection alone, as both ends' nonces are in them.
+#[derive(Clone)]
+pub(crate) struct Keys {
+    pub(crate) caller: Key,
+    pub(crate) listener: Key,
 }
 
 /// A caller's end of a handshake.
@@ -134,6 +161,11 @@ impl Claim {
         }
         Ok(self.token.of_caller(&self.words, nonce).finalize().into_bytes().into())
     }
+
+    /// After that answer, which was proved.
+    pub(crate) fn keys(&self, reply: &[u8; REPLY]) -> Keys {
+        self.token.keys(&self.words, &reply[12..12 + NONCE])
+    }
 }
 
 /// A listener's end of it.
@@ -158,6 +190,10 @@ impl Challenge {
 
     pub(crate) fn words(&self) -> &[u8] {
         &self.words
+    }
+
+    pub(crate) fn keys(&self) -> Keys {
+        self.token.keys(&self.words, &self.nonce)
     }
 
     /// Whether that is what a caller with the token says.

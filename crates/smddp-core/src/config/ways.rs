@@ -20,6 +20,7 @@ impl Config {
             family: self.family,
             peer_timeout: self.peer_timeout,
             between: self.between,
+            encrypts: self.encrypts,
             library: self.library.clone(),
             provider: self.provider.clone(),
             local: self.launch.local,
@@ -47,7 +48,8 @@ impl Config {
     fn over_tcp(&self) -> std::result::Result<(Vec<String>, String), String> {
         let choice = interface::choose(&self.interface, self.family).map_err(|error| error.to_string())?;
         let warning = if choice.loopback { "; other hosts cannot reach it" } else { "" };
-        Ok((vec!["tcp".to_owned()], format!("tcp {choice}{warning}")))
+        let sealed = if self.encrypts { ", encrypted" } else { "" };
+        Ok((vec!["tcp".to_owned()], format!("tcp {choice}{sealed}{warning}")))
     }
 
     fn over_fabric(&self) -> std::result::Result<(Vec<String>, String), String> {

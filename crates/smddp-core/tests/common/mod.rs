@@ -79,6 +79,8 @@ pub(crate) enum Wire {
     Far,
     /// Nodes of so many ranks: shared memory inside, sockets between them.
     Nodes(usize),
+    /// The same with what goes between nodes encrypted.
+    Sealed(usize),
     /// Nodes of one rank over a simulated fabric of this seed, where messages are late and overtake each other.
     Srd(u64),
     /// Nodes of one rank over sockets; this one dies at its message of that number.
@@ -87,7 +89,7 @@ pub(crate) enum Wire {
 
 impl Wire {
     /// One of each kind.
-    pub(crate) const EACH: [Wire; 4] = [Wire::Srd(7), Wire::Shm, Wire::Nodes(1), Wire::Nodes(2)];
+    pub(crate) const EACH: [Wire; 4] = [Wire::Srd(7), Wire::Shm, Wire::Nodes(1), Wire::Sealed(2)];
 
     pub(crate) fn links(self, size: usize) -> Vec<Joined> {
         let node = |rank: usize, each: usize| means(Some(format!("node {}", rank / each)));
@@ -99,6 +101,7 @@ impl Wire {
                 links
             }
             Wire::Nodes(each) => joined(size, |rank| node(rank, each), |_| None),
+            Wire::Sealed(each) => joined(size, |rank| Means { encrypts: true, ..node(rank, each) }, |_| None),
             // A group of one rank has no wire.
             Wire::Srd(_) if size == 1 => Wire::Shm.links(size),
             Wire::Srd(seed) => simulated_links(size, 1, SrdScript { seed, ..SrdScript::default() }).1,
@@ -119,6 +122,7 @@ pub(crate) fn means(node: Option<String>) -> Means {
         family: Family::Any,
         peer_timeout: std::time::Duration::from_secs(20),
         between: Between::Tcp,
+        encrypts: false,
         library: None,
         provider: None,
         local: None,

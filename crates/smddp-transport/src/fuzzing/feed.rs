@@ -30,6 +30,7 @@ pub(crate) fn means(rank: usize) -> Means {
         family: Family::Any,
         peer_timeout: std::time::Duration::from_secs(20),
         between: Between::Tcp,
+        encrypts: false,
         library: None,
         provider: None,
         local: None,
@@ -44,7 +45,7 @@ pub(crate) fn known_token() -> Arc<Token> {
 }
 
 pub(crate) fn credential(rank: usize) -> Credential {
-    Credential { rank, token: known_token() }
+    Credential { rank, token: known_token(), encrypts: false }
 }
 
 /// What a listener that has that token says to a caller's words.

@@ -29,6 +29,8 @@ pub struct Means {
     /// A host that answers nothing for so long is gone.
     pub peer_timeout: Duration,
     pub between: Between,
+    /// What goes between nodes is sealed.
+    pub encrypts: bool,
     /// `SMDDP_LIBFABRIC` and `SMDDP_FABRIC_PROVIDER`.
     pub library: Option<PathBuf>,
     pub provider: Option<String>,

@@ -35,11 +35,17 @@ impl Ends {
         let mut offer = Offer::none("SMDDP_TRANSPORT forbids it");
         // Over a fabric it tells of a peer's end.
         if between != Between::Nothing {
-            offer.tcp =
-                TcpEndpoint::get(endpoint, &means.interface, means.family, means.peer_timeout).map(|tcp| {
-                    let loopback = tcp.interface.loopback;
-                    (ends.door.insert(tcp.door(rank, size)).address.clone(), loopback)
-                });
+            offer.tcp = TcpEndpoint::get(
+                endpoint,
+                &means.interface,
+                means.family,
+                means.peer_timeout,
+                means.encrypts,
+            )
+            .map(|tcp| {
+                let loopback = tcp.interface.loopback;
+                (ends.door.insert(tcp.door(rank, size)).address.clone(), loopback)
+            });
         }
         if between == Between::Fabric || between == Between::Auto && may_have_efa() {
             offer.fabric = engine(endpoint, size, means).and_then(|engine| {
@@ -83,6 +89,10 @@ impl Ends {
         }
         if !fabric {
             check_addresses(cards)?;
+        } else if means.encrypts {
+            return Err("SMDDP_ENCRYPT=1, and libfabric does not encrypt; SMDDP_TRANSPORT=tcp takes sockets, which do, or \
+                        encrypt the network below"
+                .to_owned());
         }
         let other = |card: &Card| nodes[card.rank as usize] != nodes[me];
         let (mut told, mut watches) = (Vec::new(), None);

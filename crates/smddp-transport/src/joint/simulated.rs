@@ -31,7 +31,8 @@ pub fn simulated(
     let cards: Vec<_> = prepared.iter().map(|one| one.card().clone()).collect();
     let endpoint = Endpoint::get(means.staging).map_err(|error| wrong(error.to_string()))?;
     let listener =
-        TcpEndpoint::get(&endpoint, &means.interface, means.family, means.peer_timeout).map_err(wrong)?;
+        TcpEndpoint::get(&endpoint, &means.interface, means.family, means.peer_timeout, means.encrypts)
+            .map_err(wrong)?;
     let doors: Vec<Door> = (0..size).map(|rank| listener.door(rank, size)).collect();
     let token = Token::random().map_err(|error| wrong(error.to_string()))?;
     let token = Arc::new(token);

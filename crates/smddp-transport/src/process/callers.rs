@@ -44,8 +44,14 @@ pub(crate) trait Host: Send {
     }
     /// Who has connected, as far as a log can tell.
     fn name(&self, caller: BorrowedFd<'_>) -> String;
-    /// What comes of the words of a caller that has; a connection that comes back is hung up on after its last stage.
-    fn answer(&self, caller: Uninherited<OwnedFd>, words: &[u8]) -> Option<(Uninherited<OwnedFd>, Stage)>;
+    /// What comes of the words of a caller that has; a connection that comes back is hung up on after its last stage. `met`: what
+    /// the caller was asked to show, where it was.
+    fn answer(
+        &self,
+        caller: Uninherited<OwnedFd>,
+        words: &[u8],
+        met: Option<&Challenge>,
+    ) -> Option<(Uninherited<OwnedFd>, Stage)>;
     /// Whether anybody is still at home.
     fn open(&self) -> bool {
         true
@@ -241,7 +247,7 @@ impl Callers {
                     if words.len() == all {
                         let words = std::mem::take(words);
                         if self.host.tells_all() {
-                            let Some((socket, stage)) = self.host.answer(caller.socket, &words) else {
+                            let Some((socket, stage)) = self.host.answer(caller.socket, &words, None) else {
                                 return;
                             };
                             (caller.socket, caller.stage) = (socket, stage);
@@ -269,9 +275,8 @@ impl Callers {
                     if !challenge.is_met_by(proof) {
                         return self.turn_away(caller.socket.as_fd(), "does not know the token of this job");
                     }
-                    let Some((socket, stage)) = self.host.answer(caller.socket, challenge.words()) else {
-                        return;
-                    };
+                    let answer = self.host.answer(caller.socket, challenge.words(), Some(challenge));
+                    let Some((socket, stage)) = answer else { return };
                     (caller.socket, caller.stage) = (socket, stage);
                 }
                 Stage::Answer(bytes) if bytes.is_empty() => return,

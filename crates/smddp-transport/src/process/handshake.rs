@@ -24,7 +24,7 @@ use super::lending::{Lending, Lent};
 use super::trusted::Trusted;
 use crate::own::Uninherited;
 use crate::send::send_all;
-use crate::token::{Claim, PROTOCOL, REPLY, SALT, Token};
+use crate::token::{Challenge, Claim, PROTOCOL, REPLY, SALT, Token};
 
 /// A process's number among all.
 pub(crate) type Id = [u8; 16];
@@ -126,7 +126,12 @@ impl callers::Host for Host {
         name_of(caller)
     }
 
-    fn answer(&self, caller: Uninherited<OwnedFd>, words: &[u8]) -> Option<(Uninherited<OwnedFd>, Stage)> {
+    fn answer(
+        &self,
+        caller: Uninherited<OwnedFd>,
+        words: &[u8],
+        _: Option<&Challenge>,
+    ) -> Option<(Uninherited<OwnedFd>, Stage)> {
         let (from, _) = parse(words.first_chunk()?).ok()?;
         let wanted = u64::from_le_bytes(*words.get(HELLO..)?.first_chunk()?);
         let reply = hello(&self.me, &from);

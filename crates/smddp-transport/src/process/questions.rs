@@ -12,7 +12,7 @@ use super::callers::{self, Stage};
 use super::handshake::{listen, name_of, same_user};
 use crate::own::Uninherited;
 use crate::send::send_all;
-use crate::token::Token;
+use crate::token::{Challenge, Token};
 use crate::warn::warn;
 
 const MAGIC: &[u8; 8] = b"smddp-q1";
@@ -110,7 +110,12 @@ impl callers::Host for Asked {
         name_of(caller)
     }
 
-    fn answer(&self, caller: Uninherited<OwnedFd>, words: &[u8]) -> Option<(Uninherited<OwnedFd>, Stage)> {
+    fn answer(
+        &self,
+        caller: Uninherited<OwnedFd>,
+        words: &[u8],
+        _: Option<&Challenge>,
+    ) -> Option<(Uninherited<OwnedFd>, Stage)> {
         let text = tell(Question::parse(words)?);
         Some((caller, Stage::Answer(text.into_bytes())))
     }

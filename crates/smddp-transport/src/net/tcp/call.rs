@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::dial::{Dial, advice, end_after, lacking};
 use super::hello::{Credential, Purpose, TcpAddress};
+use super::seal::Seal;
 use crate::own::Uninherited;
 
 /// What this process lacks may come back: other threads close files, ports are given back.
@@ -24,6 +25,9 @@ pub(super) enum Failed {
     /// This process lacks something; nothing is known of the peer.
     Unable(String),
 }
+
+/// A connection, and what its bytes are sealed with, if they are.
+pub(super) type Made = (Option<Box<Seal>>, Uninherited<TcpStream>);
 
 pub(super) struct Call {
     credential: Credential,
@@ -59,7 +63,7 @@ impl Call {
     }
 
     /// The connection, once both ends have shown who they are.
-    pub(super) fn go_on(&mut self) -> Result<Option<Uninherited<TcpStream>>, Failed> {
+    pub(super) fn go_on(&mut self) -> Result<Option<Made>, Failed> {
         let mut dial = match self.dial.take() {
             Some(dial) => dial,
             None if Instant::now() < self.next => return Ok(None),
@@ -78,7 +82,7 @@ impl Call {
                 Ok(None)
             }
             said => match said.and_then(|_| end_after(&dial.socket, None)) {
-                Ok(()) => Ok(Some(dial.socket)),
+                Ok(()) => Ok(Some((dial.keys().map(Seal::of_caller), dial.socket))),
                 Err(error) => self.failed(&error, lacking(&error)),
             },
         }
@@ -88,7 +92,7 @@ impl Call {
         Dial::new(&self.credential, &self.address, self.purpose, self.patience)
     }
 
-    fn failed(&mut self, error: &io::Error, here: bool) -> Result<Option<Uninherited<TcpStream>>, Failed> {
+    fn failed(&mut self, error: &io::Error, here: bool) -> Result<Option<Made>, Failed> {
         let now = Instant::now();
         let tried = now - *self.failing.get_or_insert(now);
         let again = matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset);
@@ -111,11 +115,7 @@ impl Call {
     }
 
     /// As if attempts had failed with this error for so long.
-    pub(super) fn fails_with(
-        &mut self,
-        error: &io::Error,
-        since: Duration,
-    ) -> Result<Option<Uninherited<TcpStream>>, Failed> {
+    pub(super) fn fails_with(&mut self, error: &io::Error, since: Duration) -> Result<Option<Made>, Failed> {
         self.failing = Instant::now().checked_sub(since);
         self.failed(error, lacking(error))
     }

@@ -12,7 +12,9 @@ use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use super::call::{Call, Failed};
 use super::dial::{prepare, retried};
+use super::endpoint::CallOfClass;
 use super::reader::{ReadOutcome, Reader};
+use super::seal::Seal;
 use crate::net::frame::{Frame, HEADER};
 use crate::net::wire::{EAGER, Sink, Ticket};
 use crate::own::Uninherited;
@@ -62,6 +64,8 @@ pub(super) struct Conn {
     pub(super) peer: usize,
     pub(super) class: usize,
     line: Line,
+    /// What its bytes are sealed with, if they are.
+    seal: Option<Box<Seal>>,
     queue: VecDeque<QueuedFrame>,
     /// The peer takes nothing any more. What it sent before is still to be read: it may say why.
     deaf: bool,
@@ -89,14 +93,9 @@ impl Conn {
     }
 
     /// A peer that has called and said hello. `patience`: its host is gone if it answers nothing for so long.
-    pub(super) fn answer(
-        peer: usize,
-        class: usize,
-        socket: Uninherited<TcpStream>,
-        patience: Duration,
-    ) -> io::Result<Self> {
-        prepare(&socket, patience)?;
-        Ok(Self::new(peer, class, Line::Open(socket)))
+    pub(super) fn answer(call: CallOfClass, patience: Duration) -> io::Result<Self> {
+        prepare(&call.stream, patience)?;
+        Ok(Self { seal: call.seal, ..Self::new(call.rank, call.class, Line::Open(call.stream)) })
     }
 
     fn new(peer: usize, class: usize, line: Line) -> Self {
@@ -104,6 +103,7 @@ impl Conn {
             peer,
             class,
             line,
+            seal: None,
             queue: VecDeque::new(),
             deaf: false,
             offered: false,
@@ -117,8 +117,8 @@ impl Conn {
     /// Goes on making the connection. `Ok`: whether it is made, now or before.
     pub(super) fn step(&mut self) -> Result<bool, Failed> {
         let Line::Calling(call) = &mut self.line else { return Ok(true) };
-        if let Some(socket) = call.go_on()? {
-            self.line = Line::Open(socket);
+        if let Some((seal, socket)) = call.go_on()? {
+            (self.seal, self.line) = (seal, Line::Open(socket));
             return Ok(true);
         }
         Ok(false)
@@ -160,13 +160,20 @@ impl Conn {
         let (head, bytes) = (frame.encode(), frame.bytes as usize);
         let lent = QueuedPayload::Lent(payload, bytes);
         let mut written = 0;
+        let whole = if bytes > 0 { lent.bytes() } else { &[] };
         // What only announces the next frame goes with it, at the next poll.
         if self.queue.is_empty()
             && !frame.announces()
             && let Line::Open(socket) = &self.line
         {
-            let whole = if bytes > 0 { lent.bytes() } else { &[] };
-            match retried(send(&**socket, &[IoSlice::new(&head), IoSlice::new(whole)])) {
+            let sent = match &mut self.seal {
+                Some(seal) => {
+                    let taken = seal.sealer.take([&head, whole]);
+                    seal.sealer.push(socket).map(|_| taken)
+                }
+                None => retried(send(&**socket, &[IoSlice::new(&head), IoSlice::new(whole)])),
+            };
+            match sent {
                 Ok(n) => written = n,
                 Err(_) => {
                     self.deaf = true;
@@ -178,11 +185,7 @@ impl Conn {
             }
         }
         let copied = bytes <= EAGER;
-        let payload = match copied {
-            true if bytes > 0 => QueuedPayload::Owned(lent.bytes().into()),
-            true => QueuedPayload::Owned(Box::default()),
-            false => lent,
-        };
+        let payload = if copied { QueuedPayload::Owned(whole.into()) } else { lent };
         let ticket = (!copied).then_some(ticket);
         self.queue.push_back(QueuedFrame { head, payload, written, ticket });
         copied
@@ -191,6 +194,9 @@ impl Conn {
     /// Writes what waits; tells the tickets of what is gone. Whether anything moved.
     pub(super) fn flush(&mut self, sink: &mut dyn Sink) -> bool {
         let mut moved = false;
+        if self.seal.is_some() {
+            return self.flush_sealed(sink);
+        }
         let Line::Open(socket) = &self.line else { return false };
         while !self.queue.is_empty() {
             let mut slices = [IoSlice::new(&[]); 2 * GATHER];
@@ -202,8 +208,7 @@ impl Conn {
                 wanted += pair[0].len() + pair[1].len();
             }
             let Ok(written) = retried(send(&**socket, &slices)) else {
-                self.deaf = true;
-                self.queue.drain(..).filter_map(|item| item.ticket).for_each(|ticket| sink.sent(ticket));
+                self.deafen(sink);
                 return true;
             };
             moved |= written > 0;
@@ -227,15 +232,67 @@ impl Conn {
         moved
     }
 
-    pub(super) fn read(&mut self, sink: &mut dyn Sink) -> ReadOutcome {
-        match &self.line {
-            Line::Open(socket) => self.reader.turn(&mut &**socket, self.peer, sink),
-            Line::Calling(_) => ReadOutcome::Nothing,
+    /// The same, sealed: whose records hold a frame's last byte, that frame's memory is free.
+    fn flush_sealed(&mut self, sink: &mut dyn Sink) -> bool {
+        let mut moved = false;
+        loop {
+            let (Line::Open(socket), Some(seal)) = (&self.line, &mut self.seal) else { return moved };
+            match seal.sealer.push(socket) {
+                Ok(pushed) => moved |= pushed > 0,
+                Err(_) => {
+                    self.deafen(sink);
+                    return true;
+                }
+            }
+            if !seal.sealer.is_empty() || self.queue.is_empty() {
+                return moved;
+            }
+            while let Some(item) = self.queue.front_mut() {
+                let (head, body) = (&item.head, item.payload.bytes());
+                let rest = [&head[item.written.min(HEADER)..], &body[item.written.saturating_sub(HEADER)..]];
+                let length = rest[0].len() + rest[1].len();
+                let taken = seal.sealer.take(rest);
+                item.written += taken;
+                if taken < length {
+                    break;
+                }
+                if let Some(ticket) = item.ticket {
+                    sink.sent(ticket);
+                }
+                self.queue.pop_front();
+            }
         }
     }
 
+    /// The peer takes nothing any more.
+    fn deafen(&mut self, sink: &mut dyn Sink) {
+        self.deaf = true;
+        self.queue.drain(..).filter_map(|item| item.ticket).for_each(|ticket| sink.sent(ticket));
+        self.seal.iter_mut().for_each(|seal| seal.sealer.clear());
+    }
+
+    pub(super) fn read(&mut self, sink: &mut dyn Sink) -> ReadOutcome {
+        match (&self.line, &mut self.seal) {
+            (Line::Open(socket), None) => self.reader.turn(&mut &**socket, self.peer, sink),
+            (Line::Open(socket), Some(seal)) => {
+                self.reader.turn(&mut seal.opener.over(socket), self.peer, sink)
+            }
+            (Line::Calling(_), _) => ReadOutcome::Nothing,
+        }
+    }
+
+    /// Whether something that has come is still to be read, of which the kernel knows nothing any more.
+    pub(super) fn has_text(&self) -> bool {
+        self.seal.as_ref().is_some_and(|seal| seal.opener.has_text())
+    }
+
+    /// Everything is the kernel's.
+    fn written(&self) -> bool {
+        self.queue.is_empty() && self.seal.as_ref().is_none_or(|seal| seal.sealer.is_empty())
+    }
+
     pub(super) fn idle(&self) -> bool {
-        self.queue.is_empty() && self.open().is_some()
+        self.written() && self.open().is_some()
     }
 
     /// Of nobody's, which `poll` skips, between two attempts to make it.
@@ -271,7 +328,7 @@ impl Conn {
             return libc::POLLOUT;
         }
         let read = if self.reader.blocked() { 0 } else { libc::POLLIN };
-        let write = if self.queue.is_empty() { 0 } else { libc::POLLOUT };
+        let write = if self.written() { 0 } else { libc::POLLOUT };
         read | write
     }
 
@@ -292,7 +349,7 @@ impl Conn {
     /// How long the peer's host has said nothing, where it has something to say: bytes are under way to it, or wait for
     /// room. (Where its room is used up, it answers a question for more at ever longer intervals.)
     pub(super) fn quiet(&self) -> Option<Duration> {
-        let waits = self.open().is_some_and(|socket| !self.queue.is_empty() || unacknowledged(socket));
+        let waits = self.open().is_some_and(|socket| !self.written() || unacknowledged(socket));
         waits.then(|| self.unheard()).flatten()
     }
 
@@ -382,13 +439,16 @@ mod tests {
     use std::net::TcpListener;
     use std::time::Instant;
 
-    const PEER_TIMEOUT: Duration = Duration::from_secs(20);
+    fn answered(socket: TcpStream) -> io::Result<Conn> {
+        let stream = Uninherited::new(socket);
+        Conn::answer(CallOfClass { rank: 1, class: 0, stream, seal: None }, Duration::from_secs(20))
+    }
 
     #[test]
     fn the_kernel_tells_how_long_the_way_is_once_something_was_acknowledged() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let ours = Conn::answer(1, 0, Uninherited::new(socket), PEER_TIMEOUT).unwrap();
+        let ours = answered(socket).unwrap();
         let quickest = ours.round_trip().unwrap();
         assert!(quickest < Duration::from_secs(10), "{quickest:?}");
     }
@@ -399,7 +459,7 @@ mod tests {
         if let Some(bytes) = room(1 << 30) {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let ours = Conn::answer(1, 0, Uninherited::new(socket), PEER_TIMEOUT).unwrap();
+            let ours = answered(socket).unwrap();
             let before = sockopt::socket_send_buffer_size(ours.open().unwrap()).unwrap();
             ours.make_room(bytes);
             assert!(sockopt::socket_send_buffer_size(ours.open().unwrap()).unwrap() > before);
@@ -410,7 +470,7 @@ mod tests {
     fn bytes_for_an_end_that_is_closed_are_not_waited_for() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let mut ours = Conn::answer(1, 0, Uninherited::new(socket), PEER_TIMEOUT).unwrap();
+        let mut ours = answered(socket).unwrap();
         drop(listener.accept().unwrap());
         // SAFETY: no payload.
         assert!(unsafe { ours.send(&Frame::new(Kind::Leave, 0), std::ptr::null(), 0) });
@@ -427,7 +487,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let found = crate::send::tests::signalled(|| {
             let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-            let mut ours = Conn::answer(1, 0, Uninherited::new(socket), PEER_TIMEOUT).unwrap();
+            let mut ours = answered(socket).unwrap();
             drop(listener.accept().unwrap());
             let until = Instant::now() + Duration::from_secs(10);
             while !ours.deaf {

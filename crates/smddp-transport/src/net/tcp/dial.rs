@@ -10,7 +10,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::hello::{Credential, Purpose, TcpAddress, hello};
 use crate::own::Uninherited;
-use crate::token::{Claim, PROOF, REPLY};
+use crate::token::{Claim, Keys, PROOF, REPLY};
 
 pub(crate) fn connect(address: SocketAddr) -> io::Result<Uninherited<TcpStream>> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
@@ -50,6 +50,7 @@ pub(super) fn end_after(socket: &TcpStream, limit: Option<Duration>) -> io::Resu
 pub(super) struct Dial {
     pub(super) socket: Uninherited<TcpStream>,
     claim: Claim,
+    encrypts: bool,
     /// Of its words.
     said: usize,
     reply: [u8; REPLY],
@@ -70,7 +71,20 @@ impl Dial {
         prepare(&socket, patience)?;
         end_after(&socket, Some(patience))?;
         let claim = Claim::new(&credential.token, &hello(&address.door, credential.rank, purpose))?;
-        Ok(Self { socket, claim, said: 0, reply: [0; REPLY], heard: 0, proof: None })
+        Ok(Self {
+            socket,
+            claim,
+            encrypts: credential.encrypts,
+            said: 0,
+            reply: [0; REPLY],
+            heard: 0,
+            proof: None,
+        })
+    }
+
+    /// Of what is said and heard from now on, where it is to be encrypted. Both ends have shown who they are.
+    pub(super) fn keys(&self) -> Option<Keys> {
+        self.encrypts.then(|| self.claim.keys(&self.reply))
     }
 
     /// Goes on with the first words; whether all are said.

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::dial::advice;
 use super::hello::{self, HELLO, Purpose, TcpAddress, parse};
+use super::seal::Seal;
 use super::survey;
 use crate::fork::{self, PerProcess};
 use crate::lock;
@@ -18,7 +19,7 @@ use crate::own::Uninherited;
 use crate::process::callers::{Host, Stage};
 use crate::process::questions::{Question, tell};
 use crate::process::{Bell, Endpoint, Id, random};
-use crate::token::{SALT, Token};
+use crate::token::{Challenge, SALT, Token};
 use crate::warn::warn;
 
 /// A connection that is not wanted, and why.
@@ -40,6 +41,14 @@ pub(super) struct Inbox {
     refused: AtomicU64,
 }
 
+/// A peer's connection for frames of one class.
+pub(super) struct CallOfClass {
+    pub(super) rank: usize,
+    pub(super) class: usize,
+    pub(super) stream: Uninherited<TcpStream>,
+    pub(super) seal: Option<Box<Seal>>,
+}
+
 /// Connections that carry frames.
 #[derive(Default)]
 struct Classes {
@@ -47,7 +56,7 @@ struct Classes {
     /// same hello again does not get between two ranks.
     known: HashSet<(usize, usize)>,
     /// With their connections, those that the group has not taken yet.
-    waiting: Vec<(usize, usize, Uninherited<TcpStream>)>,
+    waiting: Vec<CallOfClass>,
     /// Nobody takes any more.
     over: bool,
 }
@@ -93,7 +102,7 @@ impl Watchers {
 }
 
 impl Inbox {
-    pub(super) fn take(&self) -> Vec<(usize, usize, Uninherited<TcpStream>)> {
+    pub(super) fn take(&self) -> Vec<CallOfClass> {
         if !self.fresh.swap(false, Ordering::Acquire) {
             return Vec::new();
         }
@@ -112,16 +121,16 @@ impl Inbox {
         classes.waiting.clear();
     }
 
-    fn class(&self, rank: usize, class: usize, stream: Uninherited<TcpStream>) -> Result<(), Refused> {
+    fn class(&self, call: CallOfClass) -> Result<(), Refused> {
         let mut classes = lock(&self.classes);
         if classes.over {
             // Hanging up says so.
             return Ok(());
         }
-        if !classes.known.insert((rank, class)) {
-            return Err((stream, "that rank is connected already, and its first connection goes on"));
+        if !classes.known.insert((call.rank, call.class)) {
+            return Err((call.stream, "that rank is connected already, and its first connection goes on"));
         }
-        classes.waiting.push((rank, class, stream));
+        classes.waiting.push(call);
         self.fresh.store(true, Ordering::Release);
         Ok(())
     }
@@ -191,6 +200,7 @@ struct Inboxes {
 struct Reception {
     inboxes: Arc<Inboxes>,
     bell: Bell,
+    encrypts: bool,
 }
 
 impl Host for Reception {
@@ -214,7 +224,13 @@ impl Host for Reception {
     }
 
     /// Hands the connection to its group. Where the group is gone, hanging up says so.
-    fn answer(&self, caller: Uninherited<OwnedFd>, words: &[u8]) -> Option<(Uninherited<OwnedFd>, Stage)> {
+    fn answer(
+        &self,
+        caller: Uninherited<OwnedFd>,
+        words: &[u8],
+        met: Option<&Challenge>,
+    ) -> Option<(Uninherited<OwnedFd>, Stage)> {
+        let keys = met.filter(|_| self.encrypts).map(Challenge::keys);
         let (door, rank, purpose) = parse(words.first_chunk()?)?;
         let stream = caller.map(TcpStream::from);
         let inbox = lock(&self.inboxes.by_door).get(&door).and_then(|entrance| entrance.inbox.upgrade());
@@ -229,12 +245,15 @@ impl Host for Reception {
             return None;
         }
         let outcome = match purpose {
-            Purpose::Class(class) => inbox.class(rank, class, stream).inspect(|()| self.bell.ring()),
+            Purpose::Class(class) => {
+                let call = CallOfClass { rank, class, stream, seal: keys.map(Seal::of_listener) };
+                inbox.class(call).inspect(|()| self.bell.ring())
+            }
             Purpose::Ask => {
                 // So few bytes fit any socket buffer.
                 let begun = inbox.begun.load(Ordering::Acquire);
                 let doing = tell(Question::Doing(inbox.about.load(Ordering::Relaxed)));
-                let _ = (&*stream).write_all(&survey::answer(begun, &doing));
+                let _ = (&*stream).write_all(&survey::answer(begun, &doing, keys));
                 Ok(())
             }
             Purpose::Watch => lock(&inbox.watchers).add(stream, WATCHERS * inbox.size),
@@ -258,6 +277,8 @@ pub(crate) struct TcpEndpoint {
     pub(crate) interface: ChosenInterface,
     /// A host that answers nothing for so long is gone.
     pub(super) peer_timeout: Duration,
+    /// Frames and answers are sealed.
+    pub(super) encrypts: bool,
     socket: SocketAddr,
     /// Until callers are answered.
     listener: Mutex<Option<Uninherited<TcpListener>>>,
@@ -273,6 +294,7 @@ impl TcpEndpoint {
         wanted: &Wanted,
         family: Family,
         peer_timeout: Duration,
+        encrypts: bool,
     ) -> Result<Arc<Self>, String> {
         static CURRENT: PerProcess<Mutex<Weak<TcpEndpoint>>> = PerProcess::new();
         let mut cell = lock(CURRENT.get());
@@ -281,7 +303,7 @@ impl TcpEndpoint {
         }
         let interface = interface::choose(wanted, family).map_err(|e| e.to_string())?;
         let name = interface.to_string();
-        let endpoint = Self::new(endpoint.clone(), interface, peer_timeout)
+        let endpoint = Self::new(endpoint.clone(), interface, peer_timeout, encrypts)
             .map_err(|e| format!("cannot listen on {name}: {e}"))?;
         let endpoint = Arc::new(endpoint);
         *cell = Arc::downgrade(&endpoint);
@@ -289,7 +311,12 @@ impl TcpEndpoint {
     }
 
     /// Nobody is answered before [`TcpEndpoint::serve`].
-    fn new(endpoint: Arc<Endpoint>, interface: ChosenInterface, peer_timeout: Duration) -> io::Result<Self> {
+    fn new(
+        endpoint: Arc<Endpoint>,
+        interface: ChosenInterface,
+        peer_timeout: Duration,
+        encrypts: bool,
+    ) -> io::Result<Self> {
         let listener = TcpListener::bind(interface.address.with_port(0))?;
         // The standard library's backlog of 128 is short for the first collective of a large group.
         rustix::net::listen(&listener, 4096)?;
@@ -298,6 +325,7 @@ impl TcpEndpoint {
             socket: listener.local_addr()?,
             interface,
             peer_timeout,
+            encrypts,
             listener: Mutex::new(Some(Uninherited::new(listener))),
             inboxes: Arc::default(),
             endpoint,
@@ -327,7 +355,8 @@ impl TcpEndpoint {
     pub(crate) fn serve(&self) {
         raise_descriptor_limit();
         if let Some(listener) = lock(&self.listener).take() {
-            let reception = Reception { inboxes: self.inboxes.clone(), bell: self.endpoint.bell() };
+            let (inboxes, bell) = (self.inboxes.clone(), self.endpoint.bell());
+            let reception = Reception { inboxes, bell, encrypts: self.encrypts };
             self.endpoint.service.answer(listener.map(OwnedFd::from), reception);
         }
     }

@@ -22,6 +22,8 @@ pub(crate) struct TcpAddress {
 pub(crate) struct Credential {
     pub(crate) rank: usize,
     pub(crate) token: Arc<Token>,
+    /// What it says and hears is sealed.
+    pub(crate) encrypts: bool,
 }
 
 pub(crate) const HELLO: usize = 40;

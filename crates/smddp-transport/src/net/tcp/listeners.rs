@@ -24,7 +24,7 @@ impl Listeners {
         door: Door,
         addresses: impl Iterator<Item = Option<TcpAddress>>,
     ) -> Option<Self> {
-        let credential = Credential { rank: me, token: door.token()? };
+        let credential = Credential { rank: me, token: door.token()?, encrypts: door.endpoint.encrypts };
         let mine = door.endpoint.interface.address;
         let here = |theirs: TcpAddress| TcpAddress { socket: mine.reaches(theirs.socket), ..theirs };
         let addresses = addresses.map(|address| address.map(here)).collect();

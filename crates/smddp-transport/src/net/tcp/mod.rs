@@ -22,6 +22,7 @@ pub(crate) mod fuzzing;
 pub(crate) mod hello;
 mod listeners;
 mod reader;
+mod seal;
 mod silence;
 pub(crate) mod survey;
 #[cfg(test)]

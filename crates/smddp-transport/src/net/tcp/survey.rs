@@ -8,7 +8,9 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::dial::{Dial, lacking, silent};
 use super::hello::{Credential, Purpose, TcpAddress};
+use super::seal::{Opener, Sealer};
 use crate::process::questions::LONGEST_WORDS;
+use crate::token::Keys;
 
 /// A host that has not taken up a connection by then is silent: a first packet that was lost is sent again after a second.
 const PATIENCE: Duration = Duration::from_millis(1500);
@@ -26,17 +28,22 @@ struct Question {
     dial: Dial,
     since: Instant,
     answer: Vec<u8>,
+    /// Where it is sealed.
+    opener: Option<Opener>,
 }
 
 /// Of an answer: operations begun, and the length of what it does, in words.
 const FIRST: usize = 8 + 2;
 
 /// What a rank says that is asked: the operations that it has begun, and what it does.
-pub(super) fn answer(begun: u64, doing: &str) -> Vec<u8> {
+pub(super) fn answer(begun: u64, doing: &str, keys: Option<Keys>) -> Vec<u8> {
     let mut answer = begun.to_le_bytes().to_vec();
     answer.extend((doing.len() as u16).to_le_bytes());
     answer.extend(doing.bytes());
-    answer
+    let Some(keys) = keys else { return answer };
+    let mut sealer = Sealer::new(keys.listener);
+    sealer.take([&answer, &[]]);
+    sealer.into_bytes()
 }
 
 /// An answer, when all of it is here.
@@ -63,17 +70,23 @@ impl Question {
     /// Without waiting for the connection.
     fn new(credential: &Credential, peer: usize, address: TcpAddress) -> io::Result<Self> {
         let dial = Dial::new(credential, &address, Purpose::Ask, ANSWER)?;
-        Ok(Self { peer, address, dial, since: Instant::now(), answer: Vec::new() })
+        Ok(Self { peer, address, dial, since: Instant::now(), answer: Vec::new(), opener: None })
     }
 
     /// What there is to do now that the socket is ready; the answer when all of it is here.
     fn go_on(&mut self) -> io::Result<Option<Answer>> {
         if !self.dial.connected() {
-            self.dial.say()?;
+            if self.dial.say()? {
+                self.opener = self.dial.keys().map(|keys| Opener::new(keys.listener));
+            }
             return Ok(None);
         }
         let mut part = [0; FIRST + LONGEST_WORDS];
-        match (&*self.dial.socket).read(&mut part) {
+        let read = match &mut self.opener {
+            Some(opener) => opener.over(&self.dial.socket).read(&mut part),
+            None => (&*self.dial.socket).read(&mut part),
+        };
+        match read {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
             Ok(bytes) => self.answer.extend(&part[..bytes]),
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
@@ -198,7 +211,7 @@ mod tests {
         for _ in 0..callers {
             let mut caller = welcome(listener.accept().unwrap().0);
             // In two parts.
-            let words = answer(9, "waits");
+            let words = answer(9, "waits", None);
             caller.write_all(&words[..3]).unwrap();
             caller.flush().unwrap();
             caller.write_all(&words[3..]).unwrap();
@@ -207,14 +220,14 @@ mod tests {
 
     #[test]
     fn an_answer_is_whole_or_waited_for_and_a_longer_one_is_none() {
-        let words = answer(7, "in step\n");
+        let words = answer(7, "in step\n", None);
         let whole = Answer { begun: 7, doing: "in step ".to_owned() };
         assert_eq!(parse(&words).unwrap(), Some(whole));
         for end in 0..words.len() {
             assert_eq!(parse(&words[..end]).unwrap(), None);
         }
         assert!(parse(&[&words[..], &[0]].concat()).is_err());
-        assert!(parse(&answer(7, &"x".repeat(LONGEST_WORDS + 1))).is_err());
+        assert!(parse(&answer(7, &"x".repeat(LONGEST_WORDS + 1), None)).is_err());
     }
 
     #[test]

@@ -208,7 +208,7 @@ mod tests {
     fn endpoint() -> Arc<TcpEndpoint> {
         let lo = Wanted { value: Some("=lo".to_owned()), from: "a test" };
         let endpoint =
-            TcpEndpoint::get(&Endpoint::get(1 << 20).unwrap(), &lo, Family::Any, DEADLINE).unwrap();
+            TcpEndpoint::get(&Endpoint::get(1 << 20).unwrap(), &lo, Family::Any, DEADLINE, false).unwrap();
         endpoint.serve();
         endpoint
     }

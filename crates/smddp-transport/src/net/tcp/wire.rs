@@ -129,12 +129,13 @@ impl TcpWire {
     fn welcome(&mut self) -> bool {
         let callers = self.listeners.door.inbox.take();
         let any = !callers.is_empty();
-        for (peer, class, socket) in callers {
+        for call in callers {
+            let peer = call.rank;
             if self.listeners.address(peer).is_none() {
-                self.listeners.door.inbox.refuse(peer, &socket, "that rank is on this node");
+                self.listeners.door.inbox.refuse(peer, &call.stream, "that rank is on this node");
                 continue;
             }
-            match Conn::answer(peer, class, socket, self.listeners.peer_timeout()) {
+            match Conn::answer(call, self.listeners.peer_timeout()) {
                 Ok(conn) => {
                     let at = self.keep(conn);
                     if !self.take_over(at) && peer < self.listeners.me {
@@ -247,7 +248,8 @@ impl TcpWire {
 impl Wire for TcpWire {
     fn name(&self) -> String {
         let interface = self.listeners.interface();
-        format!("tcp {} {}", interface.name, interface.address)
+        let sealed = if self.listeners.door.endpoint.encrypts { ", encrypted" } else { "" };
+        format!("tcp {} {}{sealed}", interface.name, interface.address)
     }
 
     unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
@@ -282,6 +284,7 @@ impl Wire for TcpWire {
             if !conn.enlisted() && conn.events() == libc::POLLIN {
                 conn.enlist(&self.epoll, at, libc::POLLIN);
             }
+            conn.ready |= conn.has_text();
             let ClassSink { heard, left, moves, wrong, .. } = class_sink;
             if heard && std::mem::take(&mut conn.offered) {
                 self.listeners.door.inbox.close(peer, class);

@@ -23,7 +23,7 @@ fn outcome(call: &mut Call) -> Result<Uninherited<TcpStream>, Failed> {
         assert!(begun.elapsed() < DEADLINE, "nothing comes of the call");
         match call.go_on() {
             Ok(None) => std::thread::park_timeout(Duration::from_millis(1)),
-            Ok(Some(socket)) => return Ok(socket),
+            Ok(Some((_, socket))) => return Ok(socket),
             Err(failed) => return Err(failed),
         }
     }

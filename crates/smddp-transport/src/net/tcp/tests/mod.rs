@@ -2,6 +2,7 @@
 
 mod bytes;
 mod calls;
+mod onlooker;
 mod quiet;
 mod strangers;
 
@@ -11,10 +12,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::fuzzing::feed::{self, door, means};
-use crate::joint::Prepared;
+use crate::joint::{Means, Prepared};
 use crate::net::tcp::TcpAddress;
 use crate::token::Token;
-use crate::{Fault, Group, Head, Inlet, Outlet, Wiring};
+use crate::{Card, Fault, Group, Head, Inlet, Outlet, Wiring};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 /// Longer than anything that these tests hold up.
@@ -30,10 +31,20 @@ struct Pair {
 
 impl Pair {
     fn new() -> Self {
-        let prepared = [0, 1].map(|rank| Prepared::new(rank, 2, Vec::new(), &means(rank)).unwrap());
+        Self::with(|_| {}, |_| {})
+    }
+
+    /// With other means and cards than usual.
+    fn with(means_of: impl Fn(&mut Means), card_of: impl Fn(&mut Card)) -> Self {
+        let prepared = [0, 1].map(|rank| {
+            let mut means = means(rank);
+            means_of(&mut means);
+            Prepared::new(rank, 2, Vec::new(), &means).unwrap()
+        });
         let doors = [door(&prepared[0]), door(&prepared[1])];
         let token = feed::token(&prepared[0]);
-        let cards = prepared.iter().map(|p| p.card().clone()).collect::<Vec<_>>();
+        let mut cards = prepared.iter().map(|p| p.card().clone()).collect::<Vec<_>>();
+        cards.iter_mut().for_each(card_of);
         let groups = prepared.map(|p| p.connect(cards.clone()).unwrap().group);
         Self { groups, doors, token, seq: 0 }
     }

@@ -49,7 +49,8 @@ impl Lonely {
     fn new() -> Self {
         let lo = Wanted { value: Some("=lo".to_owned()), from: "a test" };
         let endpoint =
-            TcpEndpoint::get(&Endpoint::get(8 << 20).unwrap(), &lo, Family::Any, PEER_TIMEOUT).unwrap();
+            TcpEndpoint::get(&Endpoint::get(8 << 20).unwrap(), &lo, Family::Any, PEER_TIMEOUT, false)
+                .unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = TcpAddress { socket: listener.local_addr().unwrap(), door: Default::default() };
         let door = endpoint.door(0, 2);
