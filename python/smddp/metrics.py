@@ -62,7 +62,9 @@ class _Group:
     def take(self, told: dict[str, Any]) -> None:
         """What a dump says of it."""
         self.size, self.failed = told["size"], bool(told["error"])
-        self.present = told["present"]["seconds"] if told["present"] else 0.0
+        # A message that nobody has sent yet may be waited for as long as anybody likes.
+        collective = told["present"] and told["present"]["algorithm"]
+        self.present = told["present"]["seconds"] if collective else 0.0
         over = [op for op in told["operations"] if op["outcome"] != "running"]
         if over and over[-1]["seq"] < self.seen:
             self.seen = -1  # another group of the same name

@@ -233,6 +233,7 @@ mod tests {
             ("SMDDP_FABRIC_PROVIDER", "tcp"),
             ("SMDDP_SHM", "0"),
             ("SMDDP_SOCKET_FAMILY", "AF_INET6"),
+            ("SMDDP_ENCRYPT", "1"),
             ("SMDDP_CUDA_PATH", "host"),
         ] {
             let (usual, other) = (with(&[]), with(&[(name, value)]));
@@ -240,6 +241,6 @@ mod tests {
                 usual.iter().zip(&other).filter(|(a, b)| a != b).map(|(a, _)| &a.0).collect();
             assert_eq!(differ, [name]);
         }
-        assert_eq!(with(&[]).len(), 12, "a setting that no line above tries");
+        assert_eq!(with(&[]).len(), 13, "a setting that no line above tries");
     }
 }

@@ -37,6 +37,7 @@ const FAIL_TOGETHER: Duration = Duration::from_secs(2);
 /// Between two questions whether a rank that others wait for is still there.
 const KNOCK_PAUSE: Duration = Duration::from_millis(20);
 
+/// Empty where that was taken back: whoever finds it there may still read it, and would wait for one that is gone.
 const REFUSED: &str = "smddp/refused";
 
 /// A rank's "card", "failed", "up" or "down".
@@ -248,17 +249,15 @@ impl Meeting<'_> {
     /// Why another rank cannot make the group. What this one said in an earlier attempt does not hold any more.
     fn refusal(&self) -> Result<Option<Failure>> {
         match self.refused()? {
-            Some((Some(by), _)) if by == self.rank => self.store.delete(REFUSED).map(|()| None),
+            Some((Some(by), _)) if by == self.rank => self.store.set(REFUSED, b"").map(|()| None),
             refused => Ok(refused.map(|(_, failure)| failure)),
         }
     }
 
     /// Who said that there will be no group, and why.
     fn refused(&self) -> Result<Option<(Option<usize>, Failure)>> {
-        match self.there(REFUSED)? {
-            true => Ok(Some(Failure::heard(&self.store.get(REFUSED)?))),
-            false => Ok(None),
-        }
+        let said = if self.there(REFUSED)? { self.store.get(REFUSED)? } else { Vec::new() };
+        Ok((!said.is_empty()).then(|| Failure::heard(&said)))
     }
 
     fn carry_down(&self, tree: &CardTree) -> Result<()> {
@@ -372,7 +371,7 @@ impl Meeting<'_> {
             |(by, cause): &(Option<usize>, Failure)| *by != Some(self.rank) && cause.lost != Some(self.rank);
         let cause = failure.lost.and_then(|_| self.refused().ok()?.filter(others)).map(|(_, cause)| cause);
         if all && first && cause.is_none() {
-            let _ = self.store.delete(REFUSED);
+            let _ = self.store.set(REFUSED, b"");
         }
         cause
     }
