@@ -1,9 +1,10 @@
 //! Calls of the engine on borrowed memory: the only place that hands it pointers.
 
 use std::marker::PhantomData;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp};
+use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp, Work};
 
 use crate::buffers::Buffer;
 use crate::error::Result;
@@ -198,6 +199,96 @@ impl Bound<'_> {
             self.run()?;
         }
         Ok(begun.elapsed())
+    }
+}
+
+/// One side of a call, by its elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    None,
+    Flat(usize),
+    Cut(Vec<usize>),
+}
+
+impl Part {
+    pub(crate) fn elements(&self) -> usize {
+        match self {
+            Part::None => 0,
+            Part::Flat(count) => *count,
+            Part::Cut(counts) => counts.iter().sum(),
+        }
+    }
+
+    fn blocks(&self, ptr: *mut u8) -> Blocks<'_> {
+        match self {
+            Part::None => Blocks::None,
+            Part::Flat(count) => Blocks::Flat { ptr, count: *count },
+            Part::Cut(counts) => Blocks::Cut { ptr, counts },
+        }
+    }
+}
+
+/// A collective of any sizes. In place: its input is the beginning of its output's memory.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Planned {
+    pub collective: Collective,
+    pub dtype: DType,
+    pub redop: RedOp,
+    pub root: usize,
+    pub input: Part,
+    pub output: Part,
+    pub in_place: bool,
+}
+
+impl Planned {
+    /// Bytes of the longer side.
+    pub(crate) fn longest(&self) -> usize {
+        self.input.elements().max(self.output.elements()) * self.dtype.size()
+    }
+}
+
+/// Memory of a call that may go on by itself: its owners hold it, and so does the engine until the call is over.
+#[derive(Clone)]
+pub(crate) struct Memory {
+    sides: Arc<[Mutex<Buffer>; 2]>,
+    capacity: usize,
+}
+
+impl Memory {
+    /// For sides of up to `capacity` bytes.
+    pub(crate) fn new(capacity: usize) -> Result<Memory> {
+        let sides = [Mutex::new(Buffer::new(capacity)?), Mutex::new(Buffer::new(capacity)?)];
+        Ok(Memory { sides: Arc::new(sides), capacity })
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    fn address(&self, side: usize) -> *mut u8 {
+        self.sides[side].lock().unwrap_or_else(PoisonError::into_inner).bytes().as_mut_ptr()
+    }
+}
+
+/// Makes `planned` in `memory`, in which no other call is under way. `alone`: drives it to its end.
+pub(crate) fn make(
+    comm: &Communicator,
+    planned: &Planned,
+    memory: &Memory,
+    alone: bool,
+) -> smddp_core::Result<Option<Work>> {
+    assert!(planned.longest() <= memory.capacity, "{planned:?} in {} bytes", memory.capacity);
+    let Planned { collective, dtype, redop, root, ref input, ref output, in_place } = *planned;
+    let input = input.blocks(memory.address(usize::from(in_place)));
+    let call = Call { collective, dtype, redop, root, input, output: output.blocks(memory.address(1)) };
+    let options = Options { keep: Some(Box::new(memory.clone())), ..Options::default() };
+    // SAFETY: both sides lie in `memory`, which is long enough (just checked), which the engine holds until the call is over
+    // and which nobody else reads or writes: its buffers are lent by `address` alone.
+    unsafe {
+        match alone {
+            true => comm.run(&call, options).map(|()| None),
+            false => comm.start(&call, options).map(Some),
+        }
     }
 }
 

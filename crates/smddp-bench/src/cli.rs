@@ -43,8 +43,8 @@ const AFTER_HELP: &str = "\
 COLLECTIVE: all_gather, reduce_scatter, all_reduce, broadcast, reduce, gather, scatter, all_to_all, barrier,
 sendrecv; hyphens and nccl-tests' names (all_gather_perf, alltoall) are understood too. 'info' instead lists the
 settings, 'startup' tells what making a group of all ranks takes.
-'simulate' and 'explain' replay plans on a described cluster, 'tune' measures which algorithms are best here; each
-has options of its own ('smddp-bench simulate --help').
+'simulate' and 'explain' replay plans on a described cluster, 'tune' measures which algorithms are best here, 'replay'
+makes the calls of a recorded job again; each has options of its own ('smddp-bench simulate --help').
 
 Ranks: --nproc N starts N of them here. Otherwise this process is one rank of those that torchrun, mpirun
 (Open MPI, MPICH) or srun started: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or OMPI_COMM_WORLD_*, PMI_*,
@@ -64,7 +64,7 @@ Exit status: 0 right, 1 wrong data or a failure, 2 a command line that makes no 
     args_override_self = true
 )]
 pub(crate) struct Cli {
-    /// What to measure; or 'startup', 'info', 'simulate', 'explain', 'tune'
+    /// What to measure; or 'startup', 'info', 'simulate', 'explain', 'tune', 'replay'
     #[arg(value_name = "COLLECTIVE")]
     pub task: Task,
     /// Smallest size

@@ -41,6 +41,16 @@ impl Drop for Ranks {
 
 /// Starts `count` ranks by the command `spawn` followed by `args`, and waits for them; the exit status for all.
 pub(crate) fn launch(count: u32, spawn: &[String], args: &[String]) -> Result<i32> {
+    launch_with(count, spawn, args, &[])
+}
+
+/// And with these settings.
+pub(crate) fn launch_with(
+    count: u32,
+    spawn: &[String],
+    args: &[String],
+    settings: &[(&str, String)],
+) -> Result<i32> {
     let Some((program, first)) = spawn.split_first() else {
         return Err(Error::Usage("there is no command that starts a rank".into()));
     };
@@ -55,7 +65,7 @@ pub(crate) fn launch(count: u32, spawn: &[String], args: &[String]) -> Result<i3
         {
             command.env(name, value.to_string());
         }
-        command.env(BEGAN, &began);
+        command.env(BEGAN, &began).envs(settings.iter().map(|(name, value)| (name, value)));
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", server.addr().port().to_string());
         let mut child = command.spawn().map_err(Error::io(format!("starting rank {index} ({program})")))?;
         match pidfd_open(Pid::from_child(&child), PidfdFlags::empty()) {

@@ -34,42 +34,59 @@ pub(crate) fn join_counted(
         comm.set_timeout(timeout);
         Ok::<_, Error>(comm)
     };
-    let made = match (store, &launched.meet) {
-        (Some(addr), _) => {
-            let values = Values::new(Client::connect(addr, deadline)?);
-            (make(&values)?, values.traffic())
-        }
-        (None, None) => {
-            let pending = Pending::new(NAME, rank, size, timeout)?;
-            let card = pending.card();
-            (pending.connect(&[card])?, 0)
-        }
-        (None, Some(meet)) => {
-            let server = if rank == 0 { Some(serve(meet)?) } else { None };
-            let addr = match &server {
-                Some(server) => local(server.addr()).to_string(),
-                None => join_host(&meet.host, meet.port),
-            };
-            let values = Values::new(Client::connect(&addr, deadline)?);
-            let comm = make(&values);
-            // The server must outlive the last rank's last question.
-            let _ = values.set(&format!("taken/{rank}"), b"");
-            let comm = comm?;
-            if let Some(server) = &server {
-                let wait = || deadline.saturating_duration_since(Instant::now());
-                let slow = (0..size).find(|r| server.get(&format!("taken/{r}"), wait()).is_none());
-                if let Some(rank) = slow {
-                    return Err(Error::Rendezvous(format!("rank {rank} vanished during the rendezvous")));
-                }
+    if let (None, None) = (store, &launched.meet) {
+        let pending = Pending::new(NAME, rank, size, timeout)?;
+        let card = pending.card();
+        return Ok((Team::new(pending.connect(&[card])?), 0));
+    }
+    let meeting = Meeting::open(launched, store, deadline)?;
+    let comm = make(&meeting.values).inspect_err(|_| meeting.leave(launched))?;
+    let traffic = meeting.values.traffic();
+    meeting.end(launched, deadline)?;
+    Ok((Team::new(comm), traffic))
+}
+
+/// The store in which the ranks find each other; rank 0 may serve it.
+pub(crate) struct Meeting {
+    pub values: Values,
+    server: Option<Server>,
+}
+
+impl Meeting {
+    /// With `store` somebody else serves it there.
+    pub(crate) fn open(launched: &Launched, store: Option<&str>, deadline: Instant) -> Result<Meeting> {
+        let (server, addr) = match (store, &launched.meet) {
+            (Some(addr), _) => (None, addr.to_owned()),
+            (None, Some(meet)) if launched.rank == 0 => {
+                let server = serve(meet)?;
+                let addr = local(server.addr()).to_string();
+                (Some(server), addr)
             }
-            (comm, values.traffic())
+            (None, Some(meet)) => (None, join_host(&meet.host, meet.port)),
+            (None, None) => return Err(Error::Rendezvous("one rank alone meets nobody".into())),
+        };
+        Ok(Meeting { values: Values::new(Client::connect(&addr, deadline)?), server })
+    }
+
+    /// This rank asks nothing more.
+    fn leave(&self, launched: &Launched) {
+        let _ = self.values.set(&format!("taken/{}", launched.rank), b"");
+    }
+
+    /// The same, and the server outlives the last rank's last question.
+    pub(crate) fn end(&self, launched: &Launched, deadline: Instant) -> Result<()> {
+        self.leave(launched);
+        let Some(server) = &self.server else { return Ok(()) };
+        let wait = || deadline.saturating_duration_since(Instant::now());
+        match (0..launched.size).find(|r| server.get(&format!("taken/{r}"), wait()).is_none()) {
+            Some(rank) => Err(Error::Rendezvous(format!("rank {rank} vanished during the rendezvous"))),
+            None => Ok(()),
         }
-    };
-    Ok((Team::new(made.0), made.1))
+    }
 }
 
 /// The server's values, as the core asks for them.
-struct Values(Mutex<Client>);
+pub(crate) struct Values(Mutex<Client>);
 
 impl Values {
     fn new(client: Client) -> Self {
@@ -78,6 +95,11 @@ impl Values {
 
     fn traffic(&self) -> u64 {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).traffic()
+    }
+
+    /// What some rank sets before `deadline`.
+    pub(crate) fn wait(&self, key: &str, deadline: Instant) -> Result<Option<Vec<u8>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(key, deadline)
     }
 
     fn ask<T>(&self, what: impl FnOnce(&mut Client) -> Result<T>) -> smddp_core::Result<T> {
@@ -111,6 +133,36 @@ impl Store for Values {
     /// The store ends with the job.
     fn delete(&self, _key: &str) -> smddp_core::Result<()> {
         Ok(())
+    }
+}
+
+/// The same values for one of several groups, under names of its own.
+pub(crate) struct Prefixed<'a> {
+    pub values: &'a Values,
+    pub prefix: String,
+}
+
+impl Prefixed<'_> {
+    fn key(&self, key: &str) -> String {
+        format!("{}/{key}", self.prefix)
+    }
+}
+
+impl Store for Prefixed<'_> {
+    fn set(&self, key: &str, value: &[u8]) -> smddp_core::Result<()> {
+        self.values.set(&self.key(key), value)
+    }
+
+    fn has(&self, keys: &[String]) -> smddp_core::Result<bool> {
+        self.values.has(&keys.iter().map(|key| self.key(key)).collect::<Vec<_>>())
+    }
+
+    fn get(&self, key: &str) -> smddp_core::Result<Vec<u8>> {
+        self.values.get(&self.key(key))
+    }
+
+    fn delete(&self, key: &str) -> smddp_core::Result<()> {
+        self.values.delete(&self.key(key))
     }
 }
 

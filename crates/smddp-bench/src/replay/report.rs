@@ -1,0 +1,286 @@
+//! What the replay was like, beside what was recorded: a table in nccl-tests' manner, and how each group ended.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+
+use serde::Serialize;
+use smddp_plan::sim::Cluster;
+
+use super::Cli;
+use super::dump::{Operation, Outcome, Process};
+use super::ending::Ending;
+use super::script::{GroupPlan, Script};
+use super::spec::Spec;
+use crate::error::{Error, Result};
+use crate::format::figure;
+use crate::subject::Subject;
+use crate::types::{DTYPES, REDOPS};
+
+/// Microseconds; `None` where no call ended well.
+#[derive(Clone, Copy, Serialize)]
+struct Times {
+    median: Option<f64>,
+    last: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    group: String,
+    collective: &'static str,
+    size: usize,
+    count: usize,
+    r#type: String,
+    redop: String,
+    root: i64,
+    calls: usize,
+    recorded_us: Times,
+    replayed_us: Times,
+    predicted_us: Option<f64>,
+}
+
+#[derive(Serialize)]
+struct End {
+    group: String,
+    ranks: usize,
+    /// The recording's number of the first call that was made again, and what its numbers are ahead of the replay's.
+    first: u64,
+    ahead: i64,
+    recorded: Option<Ending>,
+    replayed: Option<Ending>,
+    as_recorded: bool,
+}
+
+#[derive(Serialize)]
+pub(crate) struct Report<'a> {
+    smddp_version: &'static str,
+    not_replayed: &'a [String],
+    /// Some group is not replayed at all.
+    partly: bool,
+    results: Vec<Row>,
+    groups: Vec<End>,
+}
+
+/// Seconds by rank, of one number.
+type Call = Vec<f64>;
+
+impl<'a> Report<'a> {
+    pub(crate) fn new(
+        recorded: &[Process],
+        script: &'a Script,
+        replayed: &[Process],
+        cluster: &Cluster,
+    ) -> Result<Self> {
+        let (mut results, mut groups) = (Vec::new(), Vec::new());
+        for group in &script.groups {
+            let again: BTreeMap<(usize, u64), &Operation> = operations(replayed.iter(), group).collect();
+            let mut kinds: BTreeMap<String, (Spec, BTreeMap<u64, [Call; 2]>)> = BTreeMap::new();
+            for ((rank, seq), op) in operations(recorded.iter().filter(|one| !one.is_made_up()), group) {
+                let number = seq.saturating_add_signed(-group.ahead);
+                if seq < group.first {
+                    continue;
+                }
+                let Some(twin) = again.get(&(rank, number)) else { continue };
+                let Ok(spec) = Spec::parse(&op.call, op.bytes) else { continue };
+                // What each rank sends of an uneven all_to_all is its own affair.
+                let words = op.call.split(" #").next().unwrap_or_default();
+                let bytes = if spec.is_pairs() { 0 } else { op.bytes };
+                let kind = kinds.entry(format!("{words} {bytes}")).or_insert((spec, BTreeMap::new()));
+                let call = kind.1.entry(number).or_default();
+                for (times, op) in call.iter_mut().zip([op, *twin]) {
+                    if op.outcome == Outcome::Ok {
+                        times.push(op.seconds);
+                    }
+                }
+            }
+            for (spec, calls) in kinds.into_values() {
+                results.push(row(group, &spec, &calls, predicted(group, &spec, cluster)?));
+            }
+            groups.push(end(group, replayed));
+        }
+        results.sort_by_key(|row| (row.group.clone(), row.collective, row.size));
+        Ok(Report {
+            smddp_version: env!("CARGO_PKG_VERSION"),
+            not_replayed: &script.notes,
+            partly: script.partly,
+            results,
+            groups,
+        })
+    }
+
+    /// 0: all went well, as recorded.
+    pub(crate) fn status(&self) -> i32 {
+        i32::from(self.groups.iter().any(|end| end.replayed.is_some() || !end.as_recorded))
+    }
+
+    pub(crate) fn print(&self, cli: &Cli, processes: &[Process]) -> Result<()> {
+        let mut out = std::io::stdout().lock();
+        self.lines(cli, processes)
+            .iter()
+            .try_for_each(|line| writeln!(out, "{line}"))
+            .and_then(|()| out.flush())
+            .map_err(Error::io("writing the table"))
+    }
+
+    fn lines(&self, cli: &Cli, processes: &[Process]) -> Vec<String> {
+        let mut lines = vec![
+            format!("# smddp-bench version {}", self.smddp_version),
+            format!("# Replay starting: {} ranks, {} groups", processes.len(), self.groups.len()),
+        ];
+        let pace = if cli.no_skew { "no skew".to_owned() } else { format!("speed {}", cli.speed) };
+        lines.push(format!("# {pace}, timeout {} s, predicted for {}", cli.timeout, cli.cluster));
+        lines.extend(self.not_replayed.iter().map(|note| format!("# Note: {note}")));
+        lines.push("#".into());
+        let left = "#       size         count      type   redop    root";
+        let blank = " ".repeat(left.len() - 1);
+        lines.push(format!("#{blank}               recorded            replayed"));
+        lines.push(format!(
+            "{left}   calls   median     last   median     last  predicted  collective, group"
+        ));
+        lines.push("#        (B)    (elements)                                 (us)     (us)     (us)     (us)       (us)".into());
+        lines.extend(self.results.iter().map(Row::line));
+        for end in &self.groups {
+            lines.extend(end.lines());
+        }
+        let good = self.groups.iter().all(|end| end.as_recorded);
+        let good = match (good, self.partly) {
+            (true, false) => "as recorded",
+            (true, true) => "as recorded, as far as it is replayed (see the notes)",
+            (false, _) => "NOT as recorded",
+        };
+        lines.push("#".into());
+        lines.push(format!("# Replay concluded: {good}"));
+        lines
+    }
+
+    pub(crate) fn write(&self, cli: &Cli, path: &Path) -> Result<()> {
+        #[derive(Serialize)]
+        struct Document<'a> {
+            dumps: &'a [std::path::PathBuf],
+            speed: Option<f64>,
+            timeout: f64,
+            cluster: &'a str,
+            #[serde(flatten)]
+            report: &'a Report<'a>,
+        }
+        let speed = (!cli.no_skew).then_some(cli.speed);
+        let (timeout, cluster) = (cli.timeout, cli.cluster.as_str());
+        let document = Document { dumps: &cli.dumps, speed, timeout, cluster, report: self };
+        let text = serde_json::to_string_pretty(&document)
+            .map_err(|e| Error::Io { what: "writing JSON".into(), source: e.into() })?;
+        crate::simulate::write(path, &(text + "\n"))
+    }
+}
+
+impl Row {
+    fn line(&self) -> String {
+        let time = |us: Option<f64>| us.map_or(format!("{:>7}", "-"), |us| figure(us, 7));
+        let both = |times: Times| format!("  {}  {}", time(times.median), time(times.last));
+        format!(
+            "{:>12}  {:>12}  {:>8}  {:>6}  {:>6}  {:>6}{}{}    {}  {}, `{}`",
+            self.size,
+            self.count,
+            self.r#type,
+            self.redop,
+            self.root,
+            self.calls,
+            both(self.recorded_us),
+            both(self.replayed_us),
+            time(self.predicted_us),
+            self.collective,
+            self.group,
+        )
+    }
+}
+
+impl End {
+    fn lines(&self) -> Vec<String> {
+        let name = &self.group;
+        let (recorded, replayed) = match (&self.recorded, &self.replayed) {
+            (None, None) => return Vec::new(),
+            (recorded, replayed) => (text(recorded.as_ref()), text(replayed.as_ref())),
+        };
+        let verdict = if self.as_recorded { "as recorded" } else { "NOT as recorded" };
+        let mut lines = vec!["#".to_owned(), format!("# Group `{name}` ended {verdict}")];
+        lines.push(format!("# recorded: {recorded}"));
+        lines.push(format!("# replayed: {replayed}"));
+        if self.ahead != 0 && self.replayed.is_some() {
+            lines.push(format!("# (number n of the replay is number n + {} of the recording)", self.ahead));
+        }
+        lines
+    }
+}
+
+fn text(ending: Option<&Ending>) -> &str {
+    ending.map_or("no error", |ending| ending.text.as_str())
+}
+
+/// A group's operations in those dumps, by rank and number.
+fn operations<'p>(
+    processes: impl Iterator<Item = &'p Process>,
+    plan: &'p GroupPlan,
+) -> impl Iterator<Item = ((usize, u64), &'p Operation)> {
+    let groups = processes.flat_map(|process| &process.groups);
+    let groups = groups.filter(|group| group.name == plan.name && group.size == plan.size);
+    groups.flat_map(|group| group.operations.iter().flatten().map(|op| ((group.rank, op.seq), op)))
+}
+
+fn end(group: &GroupPlan, replayed: &[Process]) -> End {
+    let groups = replayed.iter().flat_map(|process| &process.groups);
+    let errors =
+        groups.filter(|g| g.name == group.name && g.size == group.size).filter_map(|g| g.error.as_deref());
+    let ending = Ending::of(errors, group.ahead);
+    End {
+        group: group.name.clone(),
+        ranks: group.size,
+        first: group.first,
+        ahead: group.ahead,
+        as_recorded: match (&ending, &group.ending) {
+            (Some(replayed), Some(recorded)) => replayed.is_like(recorded),
+            (replayed, recorded) => replayed.is_none() && recorded.is_none(),
+        },
+        recorded: group.ending.clone(),
+        replayed: ending,
+    }
+}
+
+fn row(group: &GroupPlan, spec: &Spec, calls: &BTreeMap<u64, [Call; 2]>, predicted_us: Option<f64>) -> Row {
+    let times = |side: usize| {
+        let all = calls.values().flat_map(|call| call[side].iter().copied()).collect();
+        let last =
+            calls.values().filter_map(|call| call[side].iter().copied().min_by(f64::total_cmp)).collect();
+        Times { median: median(all), last: median(last) }
+    };
+    let kind = DTYPES.iter().find(|known| known.1 == spec.dtype).map_or(spec.dtype.name(), |known| known.0);
+    let redop = REDOPS.iter().find(|known| known.1 == spec.redop).map_or(spec.redop.name(), |known| known.0);
+    let reduces = spec.collective.reduces();
+    Row {
+        group: group.name.clone(),
+        collective: smddp_core::name_of(spec.collective),
+        size: spec.bytes,
+        count: spec.elements,
+        r#type: if spec.bytes == 0 { "none".into() } else { kind.into() },
+        redop: if reduces { redop.into() } else { "none".into() },
+        root: if spec.collective.has_root() { spec.root as i64 } else { -1 },
+        calls: calls.len(),
+        recorded_us: times(0),
+        replayed_us: times(1),
+        predicted_us,
+    }
+}
+
+fn median(mut seconds: Vec<f64>) -> Option<f64> {
+    seconds.sort_by(f64::total_cmp);
+    seconds.get(seconds.len() / 2).map(|seconds| seconds * 1e6)
+}
+
+/// What the simulator says; nothing of blocks whose sizes are not known, or where nodes differ.
+fn predicted(group: &GroupPlan, spec: &Spec, cluster: &Cluster) -> Result<Option<f64>> {
+    let nodes = group.nodes.max(1);
+    if spec.lacks().is_some() || !group.size.is_multiple_of(nodes) {
+        return Ok(None);
+    }
+    let cluster = cluster.with_nodes(nodes, group.size / nodes);
+    let subject = Subject::new(&cluster, spec.collective, spec.bytes, spec.root, spec.dtype.is_half())?;
+    Ok(subject.job().run(&cluster, Vec::new()).ok().map(|run| run.outcome.seconds * 1e6))
+}

@@ -1,0 +1,194 @@
+//! A recorded call in words, and what stands in for it: buffers, and what the words leave out.
+
+use smddp_core::{Collective, DType, RedOp};
+
+use crate::calls::{Part, Planned};
+use crate::op::Op;
+
+/// What the words of a recorded call say. Its bytes are the recorder's.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Spec {
+    pub collective: Collective,
+    pub dtype: DType,
+    pub redop: RedOp,
+    pub root: usize,
+    pub elements: usize,
+    /// Of what only a name is recorded: the blocks' sizes, or the factor.
+    pub name: Option<String>,
+    pub on_device: bool,
+    pub bytes: usize,
+}
+
+impl Spec {
+    /// "all_reduce(10 elements of float32, sum)"; what is not understood is told.
+    pub(crate) fn parse(call: &str, bytes: usize) -> Result<Spec, String> {
+        let strange = || format!("{call} is no call that this version knows");
+        let (name, rest) = call.split_once('(').ok_or_else(strange)?;
+        let (inside, behind) = rest.split_once(')').ok_or_else(strange)?;
+        let op = Op::ALL.into_iter().find(|op| op.name() == name).ok_or_else(strange)?;
+        let collective = op.collective().ok_or_else(strange)?;
+        let mut parts = inside.split(", ");
+        let (elements, dtype) =
+            parts.next().and_then(|part| part.split_once(" elements of ")).ok_or_else(strange)?;
+        let dtype = DType::ALL.into_iter().find(|known| known.name() == dtype).ok_or_else(strange)?;
+        let mut spec = Spec {
+            collective,
+            dtype,
+            redop: RedOp::Sum,
+            root: 0,
+            elements: elements.parse().map_err(|_| strange())?,
+            name: None,
+            on_device: behind.contains("CUDA"),
+            bytes,
+        };
+        for part in parts {
+            let redop =
+                (0..).map_while(|code| RedOp::from_code(code, 1.0)).find(|redop| redop.name() == part);
+            if let Some(redop) = redop {
+                spec.redop = redop;
+            } else if let Some(root) = part.strip_prefix("root ") {
+                spec.root = root.parse().map_err(|_| strange())?;
+            } else if let Some((_, name)) = part.split_once(" #") {
+                spec.name = Some(name.to_owned());
+            } else {
+                return Err(strange());
+            }
+        }
+        Ok(spec)
+    }
+
+    fn has_factor(&self) -> bool {
+        matches!(self.redop, RedOp::PremulSum(_))
+    }
+
+    /// Each pair of ranks has a size of its own, of which nothing is recorded but what each rank sends in all.
+    pub(crate) fn is_pairs(&self) -> bool {
+        self.collective == Collective::AllToAll && self.elements == 0 && self.bytes > 0
+    }
+
+    /// The blocks differ, and only their sum is recorded. (A factor hides whether they do.)
+    pub(crate) fn is_uneven(&self) -> bool {
+        self.name.is_some() && !self.has_factor()
+    }
+
+    /// What is made up of this call.
+    pub(crate) fn lacks(&self) -> Option<&'static str> {
+        match self {
+            _ if self.is_pairs() => Some("sizes for each pair of ranks are not recorded: cut evenly"),
+            _ if self.is_uneven() => {
+                Some("sizes of uneven blocks are not recorded, only their sum: cut anew")
+            }
+            _ if self.has_factor() => Some("the factor of premul_sum is not recorded: another one"),
+            _ => None,
+        }
+    }
+
+    /// The call again, for rank `rank` of `size`. `sent`: bytes that each rank sends in all, where pairs have sizes of their
+    /// own. `which`: the number of this call's name among those of all its ranks, so that what differed does again.
+    pub(crate) fn plan(&self, rank: usize, size: usize, sent: &[usize], which: usize) -> Planned {
+        use Collective as C;
+        let element = self.dtype.size();
+        // The number in the header may be too small for what it counts.
+        let whole = self.bytes / element;
+        let block = if self.name.is_some() { whole / size } else { self.elements };
+        let here = self.root == rank;
+        let at_root = |part: Part| if here { part } else { Part::None };
+        let cut = |block: usize| match self.is_uneven() {
+            true => (Part::Flat(uneven(whole, size, which)[rank]), Part::Cut(uneven(whole, size, which))),
+            false => (Part::Flat(block), Part::Flat(block * size)),
+        };
+        let (input, output) = match self.collective {
+            C::AllGather => cut(block),
+            C::ReduceScatter => {
+                let (mine, all) = cut(block);
+                (all, mine)
+            }
+            C::AllReduce => (Part::Flat(whole), Part::Flat(whole)),
+            C::Broadcast => (at_root(Part::Flat(whole)), Part::Flat(whole)),
+            C::Reduce => (Part::Flat(whole), at_root(Part::Flat(whole))),
+            C::Gather => (Part::Flat(block), at_root(Part::Flat(block * size))),
+            C::Scatter => (at_root(Part::Flat(block * size)), Part::Flat(block)),
+            C::AllToAll if self.is_pairs() => {
+                let share = |from: usize, to: usize| even_part(sent[from] / element, size, to);
+                let row = (0..size).map(|to| share(rank, to)).collect();
+                (Part::Cut(row), Part::Cut((0..size).map(|from| share(from, rank)).collect()))
+            }
+            C::AllToAll => (Part::Flat(block * size), Part::Flat(block * size)),
+            C::Barrier => (Part::None, Part::None),
+        };
+        let redop = if self.has_factor() { RedOp::PremulSum(1.0 / (which + 1) as f64) } else { self.redop };
+        let in_place = matches!(self.collective, C::AllReduce | C::Broadcast | C::Reduce);
+        let (collective, dtype, root) = (self.collective, self.dtype, self.root);
+        Planned { collective, dtype, redop, root, input, output, in_place }
+    }
+}
+
+/// Blocks that differ, with that sum; for each `which` another list.
+fn uneven(whole: usize, size: usize, which: usize) -> Vec<usize> {
+    let of = size * (size + 1) / 2;
+    let mut blocks: Vec<usize> = (0..size).map(|rank| whole * (rank + 1) / of).collect();
+    let last = size - 1;
+    blocks[last] = whole - blocks[..last].iter().sum::<usize>();
+    if which > 0 && last > 0 && blocks[last] > 0 {
+        blocks[last] -= 1;
+        blocks[(which - 1) % last] += 1;
+    }
+    blocks
+}
+
+fn even_part(whole: usize, size: usize, which: usize) -> usize {
+    whole / size + usize::from(which < whole % size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(call: &str, bytes: usize) -> Spec {
+        Spec::parse(call, bytes).unwrap()
+    }
+
+    #[test]
+    fn calls_are_read_as_the_recorder_writes_them() {
+        let sum = spec("all_reduce(10 elements of bfloat16, avg)", 20);
+        assert_eq!((sum.collective, sum.dtype, sum.redop), (Collective::AllReduce, DType::BF16, RedOp::Avg));
+        let rooted = spec("broadcast(77 elements of int64, root 3) on CUDA", 616);
+        assert_eq!((rooted.root, rooted.elements, rooted.on_device), (3, 77, true));
+        let named = spec("reduce_scatter(6 elements of float32, sum, blocks of sizes #f8e93d94)", 24);
+        assert_eq!((named.name.as_deref(), named.lacks().is_some()), (Some("f8e93d94"), true));
+        assert!(spec("all_to_all(0 elements of float32)", 24).is_pairs());
+        for call in ["an unknown call (0x7)", "all_reduce(x elements of float32)", "hum(1 elements of int8)"]
+        {
+            assert!(Spec::parse(call, 4).is_err(), "{call}");
+        }
+    }
+
+    #[test]
+    fn what_stands_in_for_unknown_sizes_fits_on_all_ranks() {
+        let gather = spec("all_gather(6 elements of float32, blocks of sizes #f8e93d94)", 24);
+        let all: Vec<Planned> = (0..3).map(|rank| gather.plan(rank, 3, &[], 0)).collect();
+        assert_eq!(all.iter().map(|plan| plan.input.elements()).sum::<usize>(), 6);
+        assert!(all.iter().all(|plan| plan.output == all[0].output));
+        assert_ne!(gather.plan(0, 3, &[], 1).output, all[0].output);
+        let pairs = spec("all_to_all(0 elements of float32)", 24);
+        let sent = [24, 28, 0];
+        let of = |part: &Part, at: usize| if let Part::Cut(counts) = part { counts[at] } else { usize::MAX };
+        for from in 0..3 {
+            for to in 0..3 {
+                let (out, into) = (pairs.plan(from, 3, &sent, 0), pairs.plan(to, 3, &sent, 0));
+                assert_eq!(of(&out.input, to), of(&into.output, from));
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_that_differed_differ_again_and_keep_their_sum() {
+        for (whole, size) in [(1, 2), (6, 3), (1000, 7)] {
+            for which in 0..size {
+                let blocks = uneven(whole, size, which);
+                assert_eq!(blocks.iter().sum::<usize>(), whole);
+                assert!(which == 0 || blocks != uneven(whole, size, 0), "{whole} {size} {which}");
+            }
+        }
+    }
+}
