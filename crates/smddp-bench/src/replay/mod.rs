@@ -69,6 +69,9 @@ pub(crate) struct Cli {
     /// Write the figures to this file as JSON, too
     #[arg(short = 'J', long = "json", value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Start all ranks here, also under torchrun, mpirun or srun
+    #[arg(long, action = ArgAction::SetTrue)]
+    pub here: bool,
     /// Port on which the ranks meet, where something else started them
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     pub port: Option<u16>,
@@ -101,7 +104,10 @@ pub(crate) fn run(cli: &Cli, args: &[String], spawn: &[String]) -> Result<i32> {
         launch::follow_parent()?;
     }
     let get = |name: &str| std::env::var(name).ok();
-    let launched = Launched::detect(&get, cli.port, std::os::unix::process::parent_id())?;
+    let launched = match cli.here && cli.store.is_none() {
+        true => Launched::alone(),
+        false => Launched::detect(&get, cli.port, std::os::unix::process::parent_id())?,
+    };
     if cli.store.is_none() && launched.meet.is_none() {
         let most = |process: &Process| {
             process.groups.iter().filter_map(|g| Some(g.operations.as_ref()?.len())).max().unwrap_or(0)
@@ -113,7 +119,7 @@ pub(crate) fn run(cli: &Cli, args: &[String], spawn: &[String]) -> Result<i32> {
     }
     if launched.size != processes.len() {
         return Err(Error::Usage(format!(
-            "{} ranks were started for {} dumps",
+            "{} ranks were started for the {} of the dumps (--here starts them on this machine)",
             launched.size,
             processes.len()
         )));
