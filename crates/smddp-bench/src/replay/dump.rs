@@ -100,14 +100,19 @@ pub(crate) fn parse(text: &str) -> std::result::Result<Vec<Process>, String> {
         return Err("there is nothing in it".to_owned());
     }
     let one = |value| {
-        let process: Process = serde_json::from_value(value).map_err(|error| error.to_string())?;
+        let mut process: Process = serde_json::from_value(value).map_err(|error| error.to_string())?;
         match process.groups.iter().find(|group| group.operations.is_none()) {
             Some(group) => Err(format!(
                 "it has no operations of group `{}`; write it with smddp status --dump DIR, smddp.dump(FILE) or \
                  SMDDP_DUMP_DIR",
                 group.name
             )),
-            None => Ok(process),
+            None => {
+                for group in &mut process.groups {
+                    group.operations.iter_mut().for_each(|all| all.sort_by_key(|op| op.seq));
+                }
+                Ok(process)
+            }
         }
     };
     found.into_iter().map(one).collect()

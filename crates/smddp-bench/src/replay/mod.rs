@@ -44,6 +44,10 @@ the recorded one, 2 a command line or a dump that makes no sense.";
 /// In which all ranks begin at once.
 const MEETING: &str = "smddp-bench replay";
 
+/// Ranks that start on a busy machine are not late calls.
+const STARTS: Duration = Duration::from_secs(120);
+const SLOWEST: f64 = 0.001;
+
 #[derive(Debug, Parser)]
 #[command(name = "smddp-bench replay", about = "Makes the calls of a recorded job again, without its script",
           after_help = AFTER_HELP, args_override_self = true)]
@@ -60,7 +64,7 @@ pub(crate) struct Cli {
     /// No pauses: each call as soon as the one before lets it
     #[arg(long, action = ArgAction::SetTrue, conflicts_with = "speed")]
     pub no_skew: bool,
-    /// Give up when a call, or the meeting of the ranks, takes longer
+    /// Give up when a call takes longer
     #[arg(short = 'T', long, value_name = "SECONDS", default_value_t = 120.0)]
     pub timeout: f64,
     /// What is predicted for: p4d, p5, sockets, or a TOML file
@@ -93,8 +97,8 @@ impl Cli {
 
 pub(crate) fn run(cli: &Cli, args: &[String], spawn: &[String]) -> Result<i32> {
     let timeout = cli.timeout()?;
-    if cli.speed.is_nan() || cli.speed <= 0.0 {
-        return Err(Error::Usage(format!("--speed {} is not a factor", cli.speed)));
+    if !(SLOWEST..).contains(&cli.speed) {
+        return Err(Error::Usage(format!("--speed {} is not a factor from {SLOWEST} on", cli.speed)));
     }
     let mut notes = vec!["messages of send and recv are not recorded, so they are not replayed".to_owned()];
     let processes = stand_in::added(dump::read(&cli.dumps)?, &mut notes);
@@ -142,12 +146,15 @@ pub(crate) fn run(cli: &Cli, args: &[String], spawn: &[String]) -> Result<i32> {
 fn play(cli: &Cli, script: &Script, launched: &Launched, timeout: Duration) -> Result<Option<Vec<Process>>> {
     let (rank, size) = (launched.rank, launched.size);
     let begun = Instant::now();
-    let meeting = Meeting::open(launched, cli.store.as_deref(), begun + timeout)?;
+    let patience = timeout.max(STARTS);
+    let meeting = Meeting::open(launched, cli.store.as_deref(), begun + patience)?;
     let values = &meeting.values;
     let make = |which: usize, name: &str, rank: usize, size: usize| {
         let store = Prefixed { values, prefix: which.to_string() };
-        let comm = Communicator::make(&store, name, rank, size, timeout, None)?;
-        comm.set_timeout(timeout);
+        let comm = Communicator::make(&store, name, rank, size, patience, None)?;
+        if which < script.groups.len() {
+            comm.set_timeout(timeout);
+        }
         Ok::<_, Error>(comm)
     };
     let mut comms = HashMap::new();
@@ -162,8 +169,8 @@ fn play(cli: &Cli, script: &Script, launched: &Launched, timeout: Duration) -> R
     let player = Player { comms: &comms, speed: cli.speed(), timeout };
     let played = player.play(&script.steps[rank]);
     // Who is through is still there for those who wait, until all have given up or are through.
-    let patience = script.lasts().div_f64(cli.speed().min(1.0)) + timeout * 2 + Duration::from_secs(30);
-    let deadline = Instant::now() + patience;
+    let lasts = script.lasts().div_f64(cli.speed().min(1.0)) + timeout * 2 + Duration::from_secs(30);
+    let deadline = Instant::now() + lasts;
     meet(values, "through", launched, b"", deadline)?;
     let dumped = smddp_core::dump();
     comms.values().for_each(Communicator::close);

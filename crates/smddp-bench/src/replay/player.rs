@@ -59,6 +59,8 @@ impl Player<'_> {
                             free.push(memory);
                             reached = Instant::now();
                         }
+                        // The call itself is none.
+                        Err(error @ smddp_core::Error::Invalid(_)) => return Err(error.into()),
                         // The group's own error says why; others may go on.
                         Err(_) => reached = Instant::now(),
                     }

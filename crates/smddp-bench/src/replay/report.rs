@@ -84,7 +84,7 @@ impl<'a> Report<'a> {
                 let Ok(spec) = Spec::parse(&op.call, op.bytes) else { continue };
                 // What each rank sends of an uneven all_to_all is its own affair.
                 let words = op.call.split(" #").next().unwrap_or_default();
-                let bytes = if spec.is_pairs() { 0 } else { op.bytes };
+                let bytes = if spec.pairs { 0 } else { op.bytes };
                 let kind = kinds.entry(format!("{words} {bytes}")).or_insert((spec, BTreeMap::new()));
                 let call = kind.1.entry(number).or_default();
                 for (times, op) in call.iter_mut().zip([op, *twin]) {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::clock::{Timeline, ahead, end};
-use super::dump::{Operation, Outcome, Process};
+use super::dump::{Group, Operation, Outcome, Process};
 use super::ending::{Ending, Kind};
 use super::range::{Members, made, range};
 use super::spec::Spec;
@@ -210,7 +210,12 @@ fn again(
     names: &BTreeMap<u64, BTreeSet<String>>,
     lacks: &mut BTreeMap<String, BTreeSet<u64>>,
 ) -> Result<Planned> {
-    let spec = Spec::parse(&op.call, op.bytes).map_err(Error::Usage)?;
+    let mut spec = Spec::parse(&op.call, op.bytes).map_err(Error::Usage)?;
+    let sent: Vec<usize> = match spec.may_be_pairs() {
+        true => members.groups.iter().map(|group| sent(group, op.seq)).collect(),
+        false => Vec::new(),
+    };
+    spec.pairs = sent.iter().any(|&bytes| bytes > 0);
     let mut lack = |why: &str| {
         lacks.entry(why.to_owned()).or_default().insert(op.seq);
     };
@@ -222,17 +227,15 @@ fn again(
     }
     let which = names.get(&op.seq).zip(spec.name.as_ref());
     let which = which.and_then(|(names, name)| names.iter().position(|known| known == name)).unwrap_or(0);
-    let sent: Vec<usize> = match spec.is_pairs() {
-        true => members.groups.iter().map(|group| sent(group.operations.iter().flatten(), op.seq)).collect(),
-        false => Vec::new(),
-    };
     Ok(spec.plan(rank, members.groups.len(), &sent, which))
 }
 
 /// Bytes that a rank sends in its all_to_all of this number.
-fn sent<'a>(mut operations: impl Iterator<Item = &'a Operation>, seq: u64) -> usize {
-    let found = operations.find(|op| op.seq == seq).and_then(|op| Spec::parse(&op.call, op.bytes).ok());
-    found.filter(Spec::is_pairs).map_or(0, |spec| spec.bytes)
+fn sent(group: &Group, seq: u64) -> usize {
+    let operations = group.operations.as_deref().unwrap_or_default();
+    let at = operations.binary_search_by_key(&seq, |op| op.seq);
+    let spec = at.ok().and_then(|at| Spec::parse(&operations[at].call, operations[at].bytes).ok());
+    spec.filter(Spec::may_be_pairs).map_or(0, |spec| spec.bytes)
 }
 
 /// In the order in which they were made. `synced`: the first one's time is the same as on other hosts.

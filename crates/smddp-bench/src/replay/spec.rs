@@ -16,6 +16,8 @@ pub(crate) struct Spec {
     /// Of what only a name is recorded: the blocks' sizes, or the factor.
     pub name: Option<String>,
     pub on_device: bool,
+    /// Each pair of ranks has a size of its own, of which nothing is recorded but what each rank sends in all.
+    pub pairs: bool,
     pub bytes: usize,
 }
 
@@ -39,8 +41,10 @@ impl Spec {
             elements: elements.parse().map_err(|_| strange())?,
             name: None,
             on_device: behind.contains("CUDA"),
+            pairs: false,
             bytes,
         };
+        spec.pairs = spec.may_be_pairs() && bytes > 0;
         for part in parts {
             let redop =
                 (0..).map_while(|code| RedOp::from_code(code, 1.0)).find(|redop| redop.name() == part);
@@ -61,9 +65,9 @@ impl Spec {
         matches!(self.redop, RedOp::PremulSum(_))
     }
 
-    /// Each pair of ranks has a size of its own, of which nothing is recorded but what each rank sends in all.
-    pub(crate) fn is_pairs(&self) -> bool {
-        self.collective == Collective::AllToAll && self.elements == 0 && self.bytes > 0
+    /// A rank that sends nothing may be one of such a call: the others' bytes tell.
+    pub(crate) fn may_be_pairs(&self) -> bool {
+        self.collective == Collective::AllToAll && self.elements == 0
     }
 
     /// The blocks differ, and only their sum is recorded. (A factor hides whether they do.)
@@ -74,7 +78,7 @@ impl Spec {
     /// What is made up of this call.
     pub(crate) fn lacks(&self) -> Option<&'static str> {
         match self {
-            _ if self.is_pairs() => Some("sizes for each pair of ranks are not recorded: cut evenly"),
+            _ if self.pairs => Some("sizes for each pair of ranks are not recorded: cut evenly"),
             _ if self.is_uneven() => {
                 Some("sizes of uneven blocks are not recorded, only their sum: cut anew")
             }
@@ -108,7 +112,7 @@ impl Spec {
             C::Reduce => (Part::Flat(whole), at_root(Part::Flat(whole))),
             C::Gather => (Part::Flat(block), at_root(Part::Flat(block * size))),
             C::Scatter => (at_root(Part::Flat(block * size)), Part::Flat(block)),
-            C::AllToAll if self.is_pairs() => {
+            C::AllToAll if self.pairs => {
                 let share = |from: usize, to: usize| even_part(sent[from] / element, size, to);
                 let row = (0..size).map(|to| share(rank, to)).collect();
                 (Part::Cut(row), Part::Cut((0..size).map(|from| share(from, rank)).collect()))
@@ -156,7 +160,7 @@ mod tests {
         assert_eq!((rooted.root, rooted.elements, rooted.on_device), (3, 77, true));
         let named = spec("reduce_scatter(6 elements of float32, sum, blocks of sizes #f8e93d94)", 24);
         assert_eq!((named.name.as_deref(), named.lacks().is_some()), (Some("f8e93d94"), true));
-        assert!(spec("all_to_all(0 elements of float32)", 24).is_pairs());
+        assert!(spec("all_to_all(0 elements of float32)", 24).pairs);
         for call in ["an unknown call (0x7)", "all_reduce(x elements of float32)", "hum(1 elements of int8)"]
         {
             assert!(Spec::parse(call, 4).is_err(), "{call}");
