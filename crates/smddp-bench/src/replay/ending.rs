@@ -73,6 +73,9 @@ fn calls(text: &str) -> BTreeSet<String> {
     text.split(" calls ").skip(1).map(call).collect()
 }
 
+/// More ranks than this no range has.
+const MOST: usize = 1 << 16;
+
 /// "rank 2", "rank 5": who is missing, without hosts and processes.
 fn missing(text: &str) -> BTreeSet<String> {
     let Some((_, list)) = text.split_once("missing: ") else { return BTreeSet::new() };
@@ -86,7 +89,13 @@ fn missing(text: &str) -> BTreeSet<String> {
             _ => {}
         }
     }
-    plain.split(',').map(|rank| rank.trim().to_owned()).collect()
+    // Of many ranks all but the first are numbers: "rank 5, 7-9".
+    let each = plain.split(',').filter_map(|part| {
+        let part = part.trim().trim_start_matches("rank ");
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        Some(first.parse::<usize>().ok()?..=last.parse().ok()?)
+    });
+    each.flat_map(|ranks| ranks.take(MOST)).map(|rank| format!("rank {rank}")).collect()
 }
 
 /// "rank 1": who died.
@@ -122,6 +131,14 @@ mod tests {
         assert!(of(&[seen], 0).is_like(&differ));
         assert!(!of(&[&MISMATCH.replace("11 elements", "12 elements")], 0).is_like(&differ));
         assert!(!recorded.is_like(&differ));
+    }
+
+    #[test]
+    fn ranges_of_ranks_are_all_of_them() {
+        let many = "barrier #3 on group `0` Timed out waiting 9ms: 1 of 9 ranks arrived, missing: rank 1 (host a, pid 3), 2, 6-8, \
+            and 37 more; ";
+        let about: Vec<String> = of(&[many], 0).about.into_iter().collect();
+        assert_eq!(about, ["rank 1", "rank 2", "rank 6", "rank 7", "rank 8"]);
     }
 
     #[test]
