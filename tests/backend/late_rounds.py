@@ -1,0 +1,90 @@
+"""A job of three ranks that trains with DDP again and again, each time in a group of its own: in every second round one
+of its ranks is late in the backward pass, in the others all take equally long, give or take what chance does.
+
+Prints a line of JSON for each round: who is late, after how many steps somebody was named, and who was.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from smddp import _status, stragglers, watch
+from smddp._register import register
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+RANKS, STEPS, SECONDS = 3, 50, 0.2
+# What all ranks take for a step where none is late, and by how much each step differs.
+EVEN, JITTER = 0.1, 0.02
+
+
+def named(group: str) -> list[int]:
+    """The ranks of that group of which this process said that they are late."""
+    return [rank for name, rank in watch._watch._named if name == group]
+
+
+def round_of(late: int | None, bucket: float, chance: random.Random) -> dict[str, Any]:
+    """One round, with all_reduces of `bucket` MB; only what rank 0 tells counts."""
+    group = dist.new_group(list(range(RANKS)), backend="cpu:smddp")
+    name = group.group_name
+    rank = dist.get_rank()
+    layers = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    model = DistributedDataParallel(layers, bucket_cap_mb=bucket, process_group=group)
+
+    def held(*_: Any) -> None:
+        time.sleep(EVEN + chance.uniform(0, JITTER) if late is None else SECONDS * (rank == late))
+
+    layers[3].register_full_backward_hook(held)
+    steps = 0
+    while steps < STEPS:
+        steps += 1
+        model(torch.ones(2, 64)).sum().backward()
+        enough = torch.tensor([float(rank == 0 and late is not None and bool(named(name)))])
+        dist.broadcast(enough, 0, group=group)
+        if enough:
+            break
+    if rank == 0:
+        watch._watch.compare()
+    found = {"late": late, "steps": steps, "named": named(name)}
+    found["status"] = [one.rank for one in stragglers.told(_status.job()) if one.group == name] if rank == 0 else []
+    dist.barrier(group)
+    dist.destroy_process_group(group)
+    return found
+
+
+def rank_main(rank: int, folder: Path, rounds: int, seed: int) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(RANKS))
+    torch.set_num_threads(1)
+    register()
+    dist.init_process_group("cpu:smddp", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+    chance = random.Random(seed * RANKS + rank)
+    for number in range(rounds):
+        late = None if number % 2 else (seed + number // 2) % RANKS
+        # Several all_reduces in a step, then one: fewer operations tell of the same steps.
+        found = round_of(late, 25.0 if number % 4 >= 2 else 0.02, chance)
+        if rank == 0:
+            print(json.dumps(found), flush=True)
+    dist.destroy_process_group()
+
+
+def main(folder: Path, rounds: int, seed: int) -> int:
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=rank_main, args=(rank, folder, rounds, seed)) for rank in range(RANKS)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    return max(abs(process.exitcode or 0) for process in ranks)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
