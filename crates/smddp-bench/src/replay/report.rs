@@ -52,9 +52,9 @@ struct End {
 }
 
 #[derive(Serialize)]
-pub(crate) struct Report<'a> {
+pub(crate) struct Report {
     smddp_version: &'static str,
-    not_replayed: &'a [String],
+    not_replayed: Vec<String>,
     /// Some group is not replayed at all.
     partly: bool,
     results: Vec<Row>,
@@ -64,14 +64,15 @@ pub(crate) struct Report<'a> {
 /// Seconds by rank, of one number.
 type Call = Vec<f64>;
 
-impl<'a> Report<'a> {
+impl Report {
     pub(crate) fn new(
         recorded: &[Process],
-        script: &'a Script,
+        script: &Script,
         replayed: &[Process],
         cluster: &Cluster,
     ) -> Result<Self> {
         let (mut results, mut groups) = (Vec::new(), Vec::new());
+        let mut not_replayed = script.notes.clone();
         for group in &script.groups {
             let again: BTreeMap<(usize, u64), &Operation> = operations(replayed.iter(), group).collect();
             let mut kinds: BTreeMap<String, (Spec, BTreeMap<u64, [Call; 2]>)> = BTreeMap::new();
@@ -97,11 +98,21 @@ impl<'a> Report<'a> {
                 results.push(row(group, &spec, &calls, predicted(group, &spec, cluster)?));
             }
             groups.push(end(group, replayed));
+            let here = replayed.iter().flat_map(|process| &process.groups);
+            let here = here
+                .filter(|one| one.name == group.name && one.size == group.size)
+                .map(|one| one.nodes)
+                .max();
+            if let Some(here) = here.filter(|&here| here != group.nodes) {
+                let (name, nodes) = (&group.name, group.nodes);
+                not_replayed
+                    .push(format!("group `{name}` was recorded on {nodes} nodes, and has {here} here"));
+            }
         }
         results.sort_by_key(|row| (row.group.clone(), row.collective, row.size));
         Ok(Report {
             smddp_version: env!("CARGO_PKG_VERSION"),
-            not_replayed: &script.notes,
+            not_replayed,
             partly: script.partly,
             results,
             groups,
@@ -161,7 +172,7 @@ impl<'a> Report<'a> {
             timeout: f64,
             cluster: &'a str,
             #[serde(flatten)]
-            report: &'a Report<'a>,
+            report: &'a Report,
         }
         let speed = (!cli.no_skew).then_some(cli.speed);
         let (timeout, cluster) = (cli.timeout, cli.cluster.as_str());
