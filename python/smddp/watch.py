@@ -17,8 +17,8 @@ from smddp.telling import warn
 
 # Seconds after which a straggler is told of again.
 _AGAIN = 600.0
-# Seconds between two comparisons at most: a rank that is 200 ms late is to be named within fifty steps, also where a step
-# has one operation, so that twenty of them are twenty steps.
+# Seconds between two comparisons at most: a rank that is 200 ms late is to be named within fifty steps, also where a
+# step has one operation, so that twenty of them are twenty steps.
 _LONGEST = 4.0
 
 _watch: Watch | None = None
