@@ -28,6 +28,9 @@ pub(crate) struct Group {
     pub error: Option<String>,
     /// What `smddp status --json` leaves out.
     pub operations: Option<Vec<Operation>>,
+    /// Sends and recvs, which are counted here and no more.
+    #[serde(default)]
+    pub messages: Vec<serde::de::IgnoredAny>,
 }
 
 /// One call of one rank.

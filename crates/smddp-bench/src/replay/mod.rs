@@ -100,8 +100,13 @@ pub(crate) fn run(cli: &Cli, args: &[String], spawn: &[String]) -> Result<i32> {
     if !(SLOWEST..).contains(&cli.speed) {
         return Err(Error::Usage(format!("--speed {} is not a factor from {SLOWEST} on", cli.speed)));
     }
-    let mut notes = vec!["messages of send and recv are not recorded, so they are not replayed".to_owned()];
-    let processes = stand_in::added(dump::read(&cli.dumps)?, &mut notes);
+    let dumps = dump::read(&cli.dumps)?;
+    let messages: usize = dumps.iter().flat_map(|dump| &dump.groups).map(|group| group.messages.len()).sum();
+    let mut notes = Vec::new();
+    if messages > 0 {
+        notes.push(format!("{messages} calls of send and recv are not replayed"));
+    }
+    let processes = stand_in::added(dumps, &mut notes);
     let mut script = Script::new(&processes, &cli.group, notes)?;
     let cluster = crate::cluster_file::load(&cli.cluster)?;
     if cli.store.is_some() {
@@ -151,7 +156,7 @@ fn play(cli: &Cli, script: &Script, launched: &Launched, timeout: Duration) -> R
     let values = &meeting.values;
     let make = |which: usize, name: &str, rank: usize, size: usize| {
         let store = Prefixed { values, prefix: which.to_string() };
-        let comm = Communicator::make(&store, name, rank, size, patience, None)?;
+        let comm = Communicator::make(&store, ("replay", name), rank, size, patience, None)?;
         if which < script.groups.len() {
             comm.set_timeout(timeout);
         }

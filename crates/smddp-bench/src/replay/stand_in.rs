@@ -100,5 +100,13 @@ fn stand_in(
     }
     let (name, size, nodes) =
         there.first().map_or((String::new(), 0, 1), |(_, g)| (g.name.clone(), g.size, g.nodes));
-    Group { name, rank, size, nodes, error: None, operations: Some(calls.into_values().collect()) }
+    Group {
+        name,
+        rank,
+        size,
+        nodes,
+        error: None,
+        operations: Some(calls.into_values().collect()),
+        messages: Vec::new(),
+    }
 }
