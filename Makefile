@@ -1,8 +1,8 @@
 # All targets share one virtual environment, .venv, and set it up themselves.
 # Settings: PYTHON=python3.12 (which Python makes .venv), PYTEST_ARGS="-k ring" (instead of -m "not slow"),
 #           TORCHES="2.5.* 2.7.* newest" (for test-torches), TRANSFORMERS="4.57.*" (for test-transformers),
-#           FUZZ_SECONDS=60 and FUZZ_TARGETS="tcp shm" (for check-deep), MATRIX_ARGS="--ways shm --faults kill"
-#           (for fault-matrix).
+#           FUZZ_SECONDS=60 and FUZZ_TARGETS="tcp shm" (for check-deep), MATRIX_ARGS="--ways shm --sizes 2"
+#           (for fault-matrix and mismatch-matrix).
 
 SHELL       := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -155,6 +155,10 @@ test-slow: $(STAMPS)/wheel $(STAMPS)/test-tools ## the Python tests that `make t
 .PHONY: fault-matrix
 fault-matrix: $(STAMPS)/wheel $(STAMPS)/test-tools ## ranks that end or halt in every call, over every way: prints a table
 	cd tests && OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m faults.matrix $(MATRIX_ARGS)
+
+.PHONY: mismatch-matrix
+mismatch-matrix: $(STAMPS)/wheel $(STAMPS)/test-tools ## ranks that make different calls, in every pair, over every way: prints a table
+	cd tests && OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m faults.mismatch $(MATRIX_ARGS)
 
 .PHONY: test-torch-suite
 test-torch-suite: $(STAMPS)/wheel $(STAMPS)/test-tools ## torch's own distributed tests, all of them, with 3 and 4 ranks

@@ -1,4 +1,4 @@
-"""Calls of torch.distributed as data: what a call is, which forms it has, and how a rank makes it.
+"""Calls of torch.distributed as data: what a call is, which forms it has, how a rank makes it, and what is right.
 
 Two calls match where their keys are the same, whatever form each rank uses; all others differ, and two ranks that make
 them in one group are to be told so.
@@ -6,6 +6,8 @@ them in one group are to be told so.
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +18,20 @@ import torch.distributed as dist
 # Below and above what travels with its header (8 KiB), in float32 elements of a block.
 SMALL, LARGE = 4, 5_000
 
+# The call's work, the tensors that have its results when it is done, and what is right in them.
+Begun = tuple[Any, list[torch.Tensor], list[torch.Tensor]]
+
 
 @dataclass(frozen=True)
 class Call:
-    """One call. key: what it is. form: in which of torch's ways. make: starts it on a group, as its rank there."""
+    """One call. key: what it is. form: in which of torch's ways. begin: starts it on a group, as its rank there."""
 
     key: tuple[Any, ...]
     form: str
-    make: Callable[[Any, bool], Any]
+    begin: Callable[[Any, bool], Begun]
+
+    def make(self, group: Any, later: bool) -> Any:
+        return self.begin(group, later)[0]
 
     def __str__(self) -> str:
         return f"{' '.join(map(_word, self.key))} ({self.form})"
@@ -33,8 +41,20 @@ def _word(part: Any) -> str:
     return str(part).removeprefix("torch.").replace(" ", "")
 
 
-def tensor(count: int, dtype: torch.dtype) -> torch.Tensor:
-    return torch.ones(count, dtype=dtype)
+def of(rank: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """What this rank gives, wherever it gives something."""
+    return torch.full((count,), rank + 1, dtype=dtype)
+
+
+def folded(op: str, size: int) -> float:
+    """One element of what all ranks gave."""
+    given = range(1, size + 1)
+    word, _, factor = op.partition(":")
+    by = {"PRODUCT": operator.mul, "MIN": min, "MAX": max, "BAND": operator.and_, "BOR": operator.or_}
+    by |= {"BXOR": operator.xor}
+    if word in by:
+        return functools.reduce(by[word], given)
+    return sum(given) * (float(factor) if factor else 1 / size if word == "AVG" else 1)
 
 
 def premul(factor: float) -> Any:
@@ -51,61 +71,72 @@ def world_rank(group: Any, rank: int) -> int:
 
 
 def all_reduce(count: int, dtype: torch.dtype = torch.float32, op: str = "SUM", form: str = "flat") -> Call:
-    def make(group: Any, later: bool) -> Any:
-        data = tensor(count, dtype)
+    def begin(group: Any, later: bool) -> Begun:
+        data = of(group.rank(), count, dtype)
         if form == "shaped":
             data = data.view(1, count, 1)
-        return dist.all_reduce(data, op_of(op), group, async_op=later)
+        work = dist.all_reduce(data, op_of(op), group, async_op=later)
+        return work, [data], [torch.full_like(data, folded(op, group.size()))]
 
-    return Call(("all_reduce", count, dtype, op), form, make)
+    return Call(("all_reduce", count, dtype, op), form, begin)
 
 
 def reduce(count: int, root: int = 0, dtype: torch.dtype = torch.float32, op: str = "SUM") -> Call:
-    def make(group: Any, later: bool) -> Any:
-        return dist.reduce(tensor(count, dtype), world_rank(group, root), op_of(op), group, async_op=later)
+    def begin(group: Any, later: bool) -> Begun:
+        data = of(group.rank(), count, dtype)
+        work = dist.reduce(data, world_rank(group, root), op_of(op), group, async_op=later)
+        found = [data] if group.rank() == root else []
+        return work, found, [torch.full_like(each, folded(op, group.size())) for each in found]
 
-    return Call(("reduce", count, dtype, op, f"root={root}"), "flat", make)
+    return Call(("reduce", count, dtype, op, f"root={root}"), "flat", begin)
 
 
 def broadcast(count: int, root: int = 0, dtype: torch.dtype = torch.float32, form: str = "flat") -> Call:
-    def make(group: Any, later: bool) -> Any:
-        data = tensor(count, dtype)
+    def begin(group: Any, later: bool) -> Begun:
+        data = of(group.rank(), count, dtype)
         if form == "strided":
             data = torch.stack((data, data), 1)[:, 0]
-        return dist.broadcast(data, world_rank(group, root), group, async_op=later)
+        work = dist.broadcast(data, world_rank(group, root), group, async_op=later)
+        return work, [data], [of(root, count, dtype)]
 
-    return Call(("broadcast", count, dtype, f"root={root}"), form, make)
+    return Call(("broadcast", count, dtype, f"root={root}"), form, begin)
 
 
 def gather(count: int, root: int = 0, dtype: torch.dtype = torch.float32) -> Call:
-    def make(group: Any, later: bool) -> Any:
-        size = group.size()
-        outputs = [tensor(count, dtype) for _ in range(size)] if group.rank() == root else None
-        return dist.gather(tensor(count, dtype), outputs, world_rank(group, root), group, async_op=later)
+    def begin(group: Any, later: bool) -> Begun:
+        ranks = range(group.size()) if group.rank() == root else []
+        found = [torch.empty(count, dtype=dtype) for _ in ranks]
+        mine = of(group.rank(), count, dtype)
+        work = dist.gather(mine, found or None, world_rank(group, root), group, async_op=later)
+        return work, found, [of(rank, count, dtype) for rank in ranks]
 
-    return Call(("gather", count, dtype, f"root={root}"), "list", make)
+    return Call(("gather", count, dtype, f"root={root}"), "list", begin)
 
 
 def scatter(count: int, root: int = 0, dtype: torch.dtype = torch.float32) -> Call:
-    def make(group: Any, later: bool) -> Any:
-        size = group.size()
-        inputs = [tensor(count, dtype) for _ in range(size)] if group.rank() == root else None
-        return dist.scatter(tensor(count, dtype), inputs, world_rank(group, root), group, async_op=later)
+    def begin(group: Any, later: bool) -> Begun:
+        found = torch.empty(count, dtype=dtype)
+        inputs = [of(rank, count, dtype) for rank in range(group.size())] if group.rank() == root else None
+        work = dist.scatter(found, inputs, world_rank(group, root), group, async_op=later)
+        return work, [found], [of(group.rank(), count, dtype)]
 
-    return Call(("scatter", count, dtype, f"root={root}"), "list", make)
+    return Call(("scatter", count, dtype, f"root={root}"), "list", begin)
 
 
 def all_gather(sizes: Sequence[int], dtype: torch.dtype = torch.float32, form: str = "list") -> Call:
     """sizes: of the blocks, by rank in the group."""
     sizes = tuple(sizes)
 
-    def make(group: Any, later: bool) -> Any:
-        mine = tensor(sizes[group.rank()], dtype)
+    def begin(group: Any, later: bool) -> Begun:
+        mine = of(group.rank(), sizes[group.rank()], dtype)
+        right = [of(rank, size, dtype) for rank, size in enumerate(sizes)]
         if form == "tensor":
-            return dist.all_gather_into_tensor(tensor(sum(sizes), dtype), mine, group, async_op=later)
-        return dist.all_gather([tensor(size, dtype) for size in sizes], mine, group, async_op=later)
+            found = torch.empty(sum(sizes), dtype=dtype)
+            return dist.all_gather_into_tensor(found, mine, group, async_op=later), [found], [torch.cat(right)]
+        outputs = [torch.empty_like(each) for each in right]
+        return dist.all_gather(outputs, mine, group, async_op=later), outputs, right
 
-    return Call(("all_gather", sizes, dtype), form, make)
+    return Call(("all_gather", sizes, dtype), form, begin)
 
 
 def reduce_scatter(
@@ -114,42 +145,48 @@ def reduce_scatter(
     """sizes: of the blocks, by rank in the group."""
     sizes = tuple(sizes)
 
-    def make(group: Any, later: bool) -> Any:
-        mine = tensor(sizes[group.rank()], dtype)
+    def begin(group: Any, later: bool) -> Begun:
+        found = torch.empty(sizes[group.rank()], dtype=dtype)
+        given = of(group.rank(), sum(sizes), dtype)
         if form == "tensor":
-            return dist.reduce_scatter_tensor(mine, tensor(sum(sizes), dtype), op_of(op), group, async_op=later)
-        inputs = [tensor(size, dtype) for size in sizes]
-        return dist.reduce_scatter(mine, inputs, op_of(op), group, async_op=later)
+            work = dist.reduce_scatter_tensor(found, given, op_of(op), group, async_op=later)
+        else:
+            work = dist.reduce_scatter(found, list(given.split(sizes)), op_of(op), group, async_op=later)
+        return work, [found], [torch.full_like(found, folded(op, group.size()))]
 
-    return Call(("reduce_scatter", sizes, dtype, op), form, make)
+    return Call(("reduce_scatter", sizes, dtype, op), form, begin)
 
 
 def all_to_all(sizes: Sequence[int], dtype: torch.dtype = torch.float32, form: str = "list") -> Call:
     """sizes: what every rank sends to each, by rank in the group."""
     sizes = tuple(sizes)
 
-    def make(group: Any, later: bool) -> Any:
+    def begin(group: Any, later: bool) -> Begun:
         mine = sizes[group.rank()]
+        given = of(group.rank(), sum(sizes), dtype)
+        right = [of(rank, mine, dtype) for rank in range(len(sizes))]
         if form == "list":
-            outputs = [tensor(mine, dtype) for _ in sizes]
-            return dist.all_to_all(outputs, [tensor(size, dtype) for size in sizes], group, async_op=later)
-        output, data = tensor(mine * len(sizes), dtype), tensor(sum(sizes), dtype)
-        if form == "even":
-            return dist.all_to_all_single(output, data, group=group, async_op=later)
-        return dist.all_to_all_single(output, data, [mine] * len(sizes), list(sizes), group, async_op=later)
+            outputs = [torch.empty_like(each) for each in right]
+            return dist.all_to_all(outputs, list(given.split(sizes)), group, async_op=later), outputs, right
+        found = torch.empty(mine * len(sizes), dtype=dtype)
+        splits = () if form == "even" else ([mine] * len(sizes), list(sizes))
+        work = dist.all_to_all_single(found, given, *splits, group=group, async_op=later)
+        return work, [found], [torch.cat(right)]
 
-    return Call(("all_to_all", sizes, dtype), form, make)
+    return Call(("all_to_all", sizes, dtype), form, begin)
 
 
 def coalesced(counts: Sequence[int], dtype: torch.dtype = torch.float32) -> Call:
     """all_reduce of several tensors in one call."""
 
-    def make(group: Any, later: bool) -> Any:
-        work = group.allreduce_coalesced([tensor(count, dtype) for count in counts])
-        return work if later else work.wait()
+    def begin(group: Any, later: bool) -> Begun:
+        found = [of(group.rank(), count, dtype) for count in counts]
+        work = group.allreduce_coalesced(found)
+        right = [torch.full_like(each, folded("SUM", group.size())) for each in found]
+        return work if later else work.wait(), found, right
 
-    return Call(("all_reduce_coalesced", tuple(counts), dtype), "list", make)
+    return Call(("all_reduce_coalesced", tuple(counts), dtype), "list", begin)
 
 
 def barrier() -> Call:
-    return Call(("barrier",), "plain", lambda group, later: dist.barrier(group, async_op=later))
+    return Call(("barrier",), "plain", lambda group, later: (dist.barrier(group, async_op=later), [], []))

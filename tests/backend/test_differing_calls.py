@@ -1,4 +1,5 @@
-"""Two ranks that make different calls are told so: all ranks of the group, at the latest when they destroy it.
+"""Two ranks that make different calls are told so, and what both called: all ranks of the group, at the latest when
+they destroy it.
 
 Each case is a pair of calls in a group of its own. One rank, the odd one, makes the second of them, all others the
 first. The pairs are generated from `calls`, so that a new form or collective is held against all others.
@@ -14,8 +15,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from backend import calls
+from backend import calls, tally
 from backend.calls import LARGE, SMALL, Call
+from backend.naming import names_both
 from backend.ranks import on_ranks
 
 # Long enough for a busy machine; a case that is found out does not wait for it.
@@ -64,8 +66,11 @@ def told_apart(pairs: Sequence[Pair], members: Sequence[int] | None = None) -> N
         # The same for two cases in a row, which are often a pair and its reverse.
         chosen = number // 2 % len(members)
         error = make(group, odd if group.rank() == chosen else usual, later=number // 2 // len(members) % 2 == 1)
-        if not isinstance(error, smddp.MismatchError):
-            got = "nothing" if error is None else f"{type(error).__name__}: {str(error)[:160]}"
+        raised = isinstance(error, smddp.MismatchError)
+        named = raised and names_both(str(error), usual, odd)
+        tally.count("collectives", raised, named)
+        if not named:
+            got = "nothing" if error is None else f"{type(error).__name__}: {str(error)[:400]}"
             missed.append(f"{number}: {shown(usual)} | rank {chosen}: {shown(odd)} -> {got}")
     dist.barrier()
     assert not missed, f"{len(missed)} of {len(pairs)} pairs were not told apart on this rank:\n" + "\n".join(missed)
@@ -262,59 +267,3 @@ def test_calls_that_differ_in_a_group_of_some_ranks_are_told_apart():
         for collective in (calls.all_gather, calls.reduce_scatter, calls.all_to_all)
     )
     told_apart(pairs, members=[0, 2])
-
-
-def message(group: Any, what: str, count: int, tag: int, later: bool) -> Any:
-    data = torch.ones(count)
-    peer = dist.get_global_rank(group, 1 - group.rank())
-    if what == "send":
-        return dist.isend(data, peer, group, tag) if later else dist.send(data, peer, group, tag)
-    return dist.irecv(data, peer, group, tag) if later else dist.recv(data, peer, group, tag)
-
-
-def sends(count: int, tag: int = 0, later: bool = False) -> Call:
-    """Rank 0 of the group sends to rank 1. later: it does not wait for it."""
-    made = f"send {count} tag={tag}" + (" unwaited" if later else "")
-    return Call((made,), "message", lambda group, _: message(group, "send", count, tag, later) and None)
-
-
-def receives(count: int, tag: int = 0) -> Call:
-    return Call(
-        (f"recv {count} tag={tag}",), "message", lambda group, _: message(group, "recv", count, tag, False) and None
-    )
-
-
-@on_ranks(2, 3, seconds=SECONDS)
-def test_a_message_that_nobody_receives_is_told_of_at_the_end():
-    import smddp
-
-    missed = []
-    for sent in (sends(SMALL), sends(0), sends(LARGE), sends(LARGE * 200, later=True)):
-        for before in ((), (calls.all_reduce(SMALL),)):
-            group = dist.new_group(timeout=DEADLINE)
-            error = make(group, (*before, sent) if group.rank() == 0 else before, later=False)
-            if not isinstance(error, smddp.MismatchError):
-                missed.append(f"{sent} after {len(before)} calls -> {type(error).__name__}: {str(error)[:160]}")
-    dist.barrier()
-    assert not missed, "\n".join(missed)
-
-
-@on_ranks(2, seconds=SECONDS)
-def test_messages_of_different_sizes_or_tags_are_told_apart():
-    import smddp
-
-    missed = []
-    for sent, received in (
-        (sends(SMALL), receives(SMALL + 1)),
-        (sends(SMALL + 1), receives(SMALL)),
-        (sends(SMALL), receives(LARGE)),
-        (sends(LARGE), receives(SMALL)),
-        (sends(LARGE * 200), receives(LARGE)),
-        (sends(SMALL, tag=1), receives(SMALL, tag=2)),
-    ):
-        group = dist.new_group(timeout=DEADLINE)
-        error = make(group, (sent,) if group.rank() == 0 else (received,), later=False)
-        if not isinstance(error, smddp.MismatchError):
-            missed.append(f"{sent} | {received} -> {type(error).__name__}: {str(error)[:160]}")
-    dist.barrier()
-    assert not missed, "\n".join(missed)
