@@ -132,15 +132,20 @@ def on_two_groups(one: Call, other: Call, orders: tuple[tuple[int, ...], tuple[i
             mine.make(groups[index], False)
     except Exception as raised:
         error = raised
+    # Nobody leaves while somebody waits: that would be another reason.
+    dist.barrier()
     for group in groups:
         make(group, (), False)
-    at = orders[1 if first else 0][0]
-    words = (
+    at, other_rank = (orders[1][0], 1) if first else (orders[0][0], 0)
+    own = (
         "^CollectiveTimeoutError",
-        rf"{mine.key[0]} #\d+ on group `{groups[order[0]].group_name}`",
-        rf"rank {1 if first else 0} .*but in {theirs.key[0]} #\d+ of group `{groups[at].group_name}`",
+        rf"{mine.key[0]} #\d+ on group `{groups[order[0]].group_name}`.*rank {other_rank} ",
     )
-    return [told("another group", f"{one} | {other} on {orders}", error, *words)]
+    both_named = rf"rank {other_rank} .*but in {theirs.key[0]} #\d+ of group `{groups[at].group_name}`"
+    what = f"{one} | {other} on {orders}"
+    wrong = told("another group", what, error, *own, both_named)
+    # Whoever is a moment later finds that the other has raised already.
+    return [wrong if wrong and not all(re.search(word, wrong.partition(" -> ")[2]) for word in own) else None]
 
 
 @on_ranks(2, 3, seconds=SECONDS)

@@ -4,95 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import datetime
 import os
+import random
 import signal
+import threading
 import time
 from typing import Any
 
+from backend.calls import LARGE, SMALL
+
+from faults import acts
+
 _PR_SET_PDEATHSIG = 1
-#: Of each call, and of the making of each group.
-LIMIT = datetime.timedelta(seconds=3)
-# Below and above what travels with its header, in float32 elements of a block.
-_COUNTS = (4, 5_000)
-
-
-def _all_reduce(t: Any, d: Any, r: int, n: int, c: int) -> tuple:
-    data = t.full((c,), r + 1.0)
-    return [d.all_reduce(data, async_op=True)], data, t.full((c,), n * (n + 1) / 2)
-
-
-def _reduce(t: Any, d: Any, r: int, n: int, c: int) -> tuple:
-    data = t.full((c,), r + 1.0)
-    return (
-        [d.reduce(data, 0, async_op=True)],
-        data[: c if r == 0 else 0],
-        t.full((c if r == 0 else 0,), n * (n + 1) / 2),
-    )
-
-
-def _broadcast(t: Any, d: Any, r: int, n: int, c: int) -> tuple:
-    data = t.full((c,), r + 1.0)
-    return [d.broadcast(data, 0, async_op=True)], data, t.ones(c)
-
-
-def _all_gather(t: Any, d: Any, r: int, n: int, c: int) -> tuple:
-    found = t.empty(n * c)
-    work = d.all_gather_into_tensor(found, t.full((c,), r + 1.0), async_op=True)
-    return [work], found, t.arange(1.0, n + 1).repeat_interleave(c)
-
-
-def _reduce_scatter(t: Any, d: Any, r: int, n: int, c: int) -> tuple:
-    found = t.empty(c)
-    work = d.reduce_scatter_tensor(found, t.full((n * c,), r + 1.0), async_op=True)
-    return [work], found, t.full((c,), n * (n + 1) / 2)
-
-
-def _all_to_all(t: Any, d: Any, r: int, n: int, c: int) -> tuple:
-    found = t.empty(n * c)
-    work = d.all_to_all_single(found, t.full((n * c,), r + 1.0), async_op=True)
-    return [work], found, t.arange(1.0, n + 1).repeat_interleave(c)
-
-
-def _gather(t: Any, d: Any, r: int, n: int, c: int) -> tuple:
-    outs = [t.empty(c) for _ in range(n)] if r == 0 else None
-    work = d.gather(t.full((c,), r + 1.0), outs, 0, async_op=True)
-    return [work], outs or [], [t.full((c,), k + 1.0) for k in range(n)] if r == 0 else []
-
-
-def _scatter(t: Any, d: Any, r: int, n: int, c: int) -> tuple:
-    found = t.empty(c)
-    ins = [t.full((c,), k + 1.0) for k in range(n)] if r == 0 else None
-    return [d.scatter(found, ins, 0, async_op=True)], found, t.full((c,), r + 1.0)
-
-
-def _ring(t: Any, d: Any, r: int, n: int, c: int) -> tuple:
-    found = t.empty(c)
-    works = [d.isend(t.full((c,), r + 1.0), (r + 1) % n), d.irecv(found, (r - 1) % n)]
-    return works, found, t.full((c,), (r - 1) % n + 1.0)
-
-
-def _barrier(t: Any, d: Any, r: int, n: int, c: int) -> tuple:
-    return [d.barrier(async_op=True)], t.empty(0), t.empty(0)
-
-
-def _new_group(t: Any, d: Any, r: int, n: int, c: int) -> tuple:
-    # Without a timeout of its own the group would have torch's half hour, whatever the first one has.
-    group, data = d.new_group(list(range(n)), timeout=LIMIT), t.full((c,), r + 1.0)
-    return [d.all_reduce(data, group=group, async_op=True)], data, t.full((c,), n * (n + 1) / 2)
-
-
-_COLLECTIVES = (_all_reduce, _reduce, _broadcast, _all_gather, _reduce_scatter, _all_to_all, _gather, _scatter)
-#: By name: each starts its call, and gives the works, what is found when they are done, and what is right.
-CALLS = {make.__name__[1:]: make for make in (*_COLLECTIVES, _ring, _barrier, _new_group)}
+_COUNTS = (SMALL, LARGE)
+# Seconds within which a rank fails that has begun to make or to leave the group of all.
+_SOON = 0.03
 
 
 def run(plan: dict, rank: int, pipe: Any) -> None:
-    """Rank `rank` of the cell. Says ("fault", time), ("raised", time, text), ("right",) or ("wrong", text)."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Rank `rank` of the cell.
+
+    Says ("fault", time, pid), ("raised", time, text), ("right",), ("left", time) or ("wrong", text).
+    """
+    die_with_parent()
     os.environ.update(plan["environment"])
     if plan["way"] != "shm":
         os.environ["SMDDP_NODE"] = f"n{rank % 2}"
+    # As long as the others would be waited for in a call.
+    os.environ["SMDDP_LEAVE_SECONDS"] = str(acts.LIMIT.seconds)
     try:
         _live(plan, rank, pipe)
     except BaseException as error:
@@ -105,36 +44,59 @@ def run(plan: dict, rank: int, pipe: Any) -> None:
         os._exit(0)
 
 
+def die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def _live(plan: dict, rank: int, pipe: Any) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    store = dist.FileStore(plan["file"], plan["size"])
-    dist.init_process_group("smddp", store=store, rank=rank, world_size=plan["size"], timeout=LIMIT)
+    victim, call = rank == plan["victim"], plan["call"]
+    store = dist.PrefixStore(plan["prefix"], dist.TCPStore("127.0.0.1", plan["port"], timeout=acts.LIMIT))
+    if victim and call == "init":
+        _fail_near(plan, pipe)
+    dist.init_process_group("smddp", store=store, rank=rank, world_size=plan["size"], timeout=acts.LIMIT)
+    if victim and call == "init":
+        time.sleep(60)
     count = _COUNTS[plan["seed"] % 2]
 
-    def make(name: str) -> None:
-        works, found, right = CALLS[name](torch, dist, rank, plan["size"], count)
-        if rank == plan["victim"] and begun and plan["inside"]:
+    def make(name: str, *, fails: bool) -> None:
+        works, found, right = acts.begin(name, count)
+        if fails:
             _fail(plan, pipe)
         for work in works:
             work.wait()
-        same = all(map(torch.equal, found, right)) if isinstance(found, list) else torch.equal(found, right)
-        if not same:
+        if not all(map(torch.equal, found, right)):
             pipe.send(("wrong", name))
             os._exit(1)
 
-    begun = False
-    make("all_reduce")
+    make("all_reduce", fails=False)
     dist.barrier()
-    begun = True
-    if rank == plan["victim"] and not plan["inside"]:
+    if call == "destroy":
+        if victim:
+            _fail_near(plan, pipe)
+        dist.destroy_process_group()
+        pipe.send(("left", time.monotonic()))
+        if victim:
+            time.sleep(60)
+        return
+    if victim and not plan["inside"]:
         _fail(plan, pipe)
-    make(plan["call"])
+    if call not in acts.EDGES:
+        make(call, fails=victim)
     # Who did not need the victim has a right result; what needs everybody must fail.
     dist.barrier()
     pipe.send(("right",))
+
+
+def _fail_near(plan: dict, pipe: Any) -> None:
+    """Fails now, or in a moment in which this rank is in a call that does not come back before it is done."""
+    if not plan["inside"]:
+        _fail(plan, pipe)
+    after = random.Random(plan["seed"]).uniform(0, _SOON)
+    threading.Timer(after, _fail, (plan, pipe)).start()
 
 
 def _fail(plan: dict, pipe: Any) -> None:
