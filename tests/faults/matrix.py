@@ -147,22 +147,27 @@ def plans(ways: list[str], sizes: list[int], faults: list[str], calls: list[str]
 def table(cells: list[Found]) -> str:
     head = "| fault | way | ranks | faults | known after, median | most | rank | host | pid | operation | number |"
     lines = [head, "|---" * 11 + "|"]
-    keys = dict.fromkeys((each.plan["fault"], each.plan["way"]) for each in cells)
-    for fault, way in keys:
-        here = [each for each in cells if (each.plan["fault"], each.plan["way"]) == (fault, way)]
+    # Where no call is under way, the way makes no row.
+    ways = sorted({each.plan["way"] for each in cells})
+    parts = [[way] for way in ways] if cells[0].plan["call"] not in acts.EDGES else [ways]
+    for fault, part in itertools.product(FAULTS, parts):
+        here = [each for each in cells if each.plan["fault"] == fault and each.plan["way"] in part]
         after = [seconds for each in here for seconds in (*(at for at, _ in each.raised), *each.left)]
         named = [each.names(text) for each in here for _, text in each.raised]
         if not after:
             continue
         shares = [f"{100 * sum(each[k] for each in named) / len(named):.1f} %" for k in (named or [{}])[0]]
+        known = statistics.median(after), max(after)
         sizes = ", ".join(map(str, sorted({each.plan["size"] for each in here})))
-        row = [fault, way, sizes, str(len(here)), f"{statistics.median(after):.2f} s", f"{max(after):.2f} s"]
+        row = [fault, ", ".join(part), sizes, str(len(here)), *(f"{max(0.0, at):.2f} s" for at in known)]
         lines.append(f"| {' | '.join(row + (shares or [''] * 5))} |")
     return "\n".join(lines)
 
 
 def tables(cells: list[Found]) -> str:
     """Of faults in calls, and of those where there is no call yet or none any more."""
+    # A fault that could not begin is none, but still bad.
+    cells = [each for each in cells if each.pid]
     parts = {"": [each for each in cells if each.plan["call"] not in acts.EDGES]}
     parts |= {edge: [each for each in cells if each.plan["call"] == edge] for edge in acts.EDGES}
     return "\n\n".join(f"{name}\n{table(part)}".strip() for name, part in parts.items() if part)
