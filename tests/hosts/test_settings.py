@@ -70,7 +70,9 @@ def test_what_goes_between_hosts_is_encrypted_on_request() -> None:
 
 @pytest.mark.slow
 def test_a_fabric_that_cannot_encrypt_is_refused_where_that_is_asked_for() -> None:
-    all_raise(call(**wires.settings("fabric"), SMDDP_ENCRYPT="1"), "SMDDP_ENCRYPT=1", "libfabric", "SMDDP_TRANSPORT=tcp")
+    all_raise(
+        call(**wires.settings("fabric"), SMDDP_ENCRYPT="1"), "SMDDP_ENCRYPT=1", "libfabric", "SMDDP_TRANSPORT=tcp"
+    )
 
 
 @pytest.mark.parametrize(
