@@ -100,6 +100,9 @@ fn absent(group: &Group, name: &str, op: &Operation) -> (Vec<usize>, String) {
             "all {size} ranks arrived, but the operation did not end; a rank is stopped or starved of time; the call is {}",
             call(op.bound.head)
         ));
+        // To leave counts as an operation, too.
+        let others: Vec<usize> = (0..size).filter(|&rank| rank != me).collect();
+        parts.extend(doing(group, name, &others));
     }
     for (rank, words) in stalled.iter().filter(|(rank, _)| !late.contains(rank)).take(ASKED) {
         parts.push(format!("{} {words}", group.describe(*rank)));

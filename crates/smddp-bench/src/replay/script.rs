@@ -114,7 +114,7 @@ impl Script {
             });
         }
         if groups.is_empty() {
-            return Err(Error::Usage(format!("there is nothing to replay: {}", notes[1..].join("; "))));
+            return Err(Error::Usage(format!("there is nothing to replay: {}", notes.join("; "))));
         }
         let spans = entries.iter().flatten().map(|entry| (entry.submitted, entry.ended)).collect();
         let line = Timeline::new(spans);

@@ -206,7 +206,15 @@ impl Driver {
                     return Err(self.hear("destroy_process_group".to_owned(), *rank, why));
                 }
                 Fault::Left { rank } if !self.group.awaits(*rank, seq) => {}
-                Fault::Lost { rank, .. } | Fault::Poisoned { rank, .. } | Fault::Left { rank } => {
+                Fault::Lost { rank, how } => {
+                    // Others may wait for this rank's part in the leaving, and not look after the one that is lost.
+                    let what = "destroy_process_group".to_owned();
+                    let error = describe::lost(&self.group, &self.name, what, *rank, how);
+                    self.group.poison(&report::own(self.group.rank(), &error));
+                    self.leave_alone(&format!("{} is gone", self.group.describe(*rank)));
+                    break;
+                }
+                Fault::Poisoned { rank, .. } | Fault::Left { rank } => {
                     self.leave_alone(&format!("{} is gone", self.group.describe(*rank)));
                     break;
                 }

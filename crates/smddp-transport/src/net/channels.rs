@@ -46,8 +46,9 @@ struct RankState {
     used: u8,
     goodbyes: u8,
     left: bool,
-    /// What it says of why the group is dead. Made once, since it may be written to for as long as the wire is.
-    words: Option<Box<[u8]>>,
+    /// What it says of why the group is dead, and the class on which that comes. Made once, since it may be written to for as
+    /// long as the wire is.
+    words: Option<(u32, Box<[u8]>)>,
     poison: Option<String>,
     /// It sent what no rank sends, and what: nothing more that it sends counts.
     wrong: Option<&'static str>,
@@ -404,9 +405,15 @@ impl Net {
             return;
         }
         let words = &why.as_bytes()[..why.len().min(LONGEST_WHY)];
-        let frame = Frame { bytes: words.len() as u64, ..Frame::new(Kind::Poison, self.state.seq) };
         for rank in self.to_be_told(far) {
-            self.frame(rank, &frame, words.as_ptr(), P2P);
+            // On the messages' class in any case, as with a goodbye. If there is no connection of it yet, this process may have
+            // ended before there is one: so where there is one of the other class as well.
+            let classes = self.state.peers[rank].used | 1 << MESSAGES;
+            for class in (0..CLASSES).filter(|class| classes >> class & 1 == 1) {
+                let (bytes, channel) = (words.len() as u64, class as u32);
+                let frame = Frame { bytes, channel, ..Frame::new(Kind::Poison, self.state.seq) };
+                self.frame(rank, &frame, words.as_ptr(), P2P);
+            }
         }
         self.wire.poll(&mut self.state);
         self.wire.abandon();
@@ -608,12 +615,12 @@ impl Sink for Inbound {
                 None => self.refuse(peer, "a piece of a message that it did not announce so"),
             },
             Kind::Poison if frame.bytes <= LONGEST_WHY as u64 && self.peers[peer].words.is_none() => {
-                let words = self.peers[peer].words.insert(vec![0; frame.bytes as usize].into());
-                Destination::Here(words.as_mut_ptr())
+                let words = vec![0; frame.bytes as usize].into();
+                Destination::Here(self.peers[peer].words.insert((frame.channel, words)).1.as_mut_ptr())
             }
-            Kind::Poison => {
-                self.refuse(peer, "more than one reason why the group is dead, or one without an end")
-            }
+            // It comes on each class that is used: the first to begin counts.
+            Kind::Poison if frame.bytes <= LONGEST_WHY as u64 => Destination::Drop,
+            Kind::Poison => self.refuse(peer, "a reason without an end why the group is dead"),
             _ if frame.bytes > 0 => self.refuse(peer, "bytes with a frame that has none"),
             _ => Destination::Drop,
         }
@@ -638,7 +645,10 @@ impl Sink for Inbound {
                 }
             }
             Kind::Poison => {
-                let words = self.peers[peer].words.as_deref().unwrap_or_default();
+                let Some((class, words)) = &self.peers[peer].words else { return };
+                if *class != frame.channel {
+                    return;
+                }
                 let why = String::from_utf8_lossy(words).into_owned();
                 self.peers[peer].poison.get_or_insert(why);
                 self.dead_from = Some(self.dead_from.map_or(frame.seq, |from| from.min(frame.seq)));
@@ -682,6 +692,6 @@ impl Net {
         let words = |words: &[u8]| words.as_ptr() == at && bytes <= words.len();
         state.owner.holds(at, bytes)
             || state.messages.holds(at, bytes)
-            || state.peers.iter().filter_map(|peer| peer.words.as_deref()).any(words)
+            || state.peers.iter().filter_map(|peer| Some(&*peer.words.as_ref()?.1)).any(words)
     }
 }

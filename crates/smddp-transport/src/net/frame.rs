@@ -73,9 +73,9 @@ impl Frame {
     pub(crate) const fn class(&self) -> usize {
         match self.kind {
             Kind::Data | Kind::Credit | Kind::Hail | Kind::Move | Kind::Moved => 0,
-            // The last frame of every class that was used.
-            Kind::Leave => self.channel as usize,
-            Kind::Announce | Kind::Ready | Kind::Piece | Kind::Poison => MESSAGES,
+            // The last frames of every class that was used.
+            Kind::Leave | Kind::Poison => self.channel as usize,
+            Kind::Announce | Kind::Ready | Kind::Piece => MESSAGES,
         }
     }
 
