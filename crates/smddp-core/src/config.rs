@@ -165,7 +165,7 @@ settings! {
     /// PORT or ADDRESS:PORT where the first rank of a host serves its metrics to Prometheus, at 127.0.0.1 where no address is
     /// given; the host's other ranks (LOCAL_RANK) have the next ports. 0: any that is free; empty: none
     SMDDP_METRICS_PORT = "", own, metrics_port: Option<String> = some(port);
-    /// 1: each host's first process lays the recorders of the host's ranks side by side, every 5 seconds at least, and
+    /// 1: each host's first process lays the recorders of the host's ranks side by side, every 4 seconds at least, and
     /// tells which rank comes last again and again; `smddp status` does when it is asked, whatever is set here
     SMDDP_STRAGGLERS = "0", own, stragglers: bool = named;
 }

@@ -55,7 +55,7 @@ fn unfinished_words_on_many_connections_in_one_name_harm_nobody() {
         let mut callers: Vec<TcpStream> = Vec::new();
         for _ in 0..5 {
             let mut caller = pair.call(1, 0, 1);
-            let _ = caller.write_all(&header(6, 0, [0, 0, bytes, 0, 0, 0]));
+            let _ = caller.write_all(&header(6, 1, [0, 0, bytes, 0, 0, 0]));
             let _ = caller.write_all(&[b'x'; 10]);
             pair.groups[1].turn();
             callers.push(caller);
