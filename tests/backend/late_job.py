@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +61,10 @@ def rank_main(rank: int, folder: Path) -> None:
     dist.destroy_process_group()
 
 
-def main(folder: Path) -> int:
+def forked(rank_main: Callable[..., None], size: int, *given: Any) -> int:
+    """So many ranks as processes of their own. Returns the worst of their exit statuses."""
     context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=rank_main, args=(rank, folder)) for rank in range(RANKS)]
+    ranks = [context.Process(target=rank_main, args=(rank, *given)) for rank in range(size)]
     for process in ranks:
         process.start()
     for process in ranks:
@@ -71,4 +73,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(forked(rank_main, RANKS, Path(sys.argv[1])))

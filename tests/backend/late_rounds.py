@@ -7,7 +7,6 @@ Prints a line of JSON for each round: who is late, after how many steps somebody
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from late_job import forked
 from smddp import _status, stragglers, watch
 from smddp._register import register
 from torch import nn
@@ -76,15 +76,5 @@ def rank_main(rank: int, folder: Path, rounds: int, seed: int) -> None:
     dist.destroy_process_group()
 
 
-def main(folder: Path, rounds: int, seed: int) -> int:
-    context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=rank_main, args=(rank, folder, rounds, seed)) for rank in range(RANKS)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    return max(abs(process.exitcode or 0) for process in ranks)
-
-
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))
+    sys.exit(forked(rank_main, RANKS, Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

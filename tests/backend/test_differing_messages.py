@@ -40,7 +40,7 @@ def words_of(call: Call) -> str:
     """How the core tells of a message."""
     what, count, dtype, tag = call.key
     shown = rf"{count} elements of {str(dtype).removeprefix('torch.')}, {tag.replace('=', ' ')}"
-    return rf"recv from rank 0 \({shown}\)" if what == "recv" else rf"sends {shown}"
+    return rf"recv #\d+ from rank 0 \({shown}\)" if what == "recv" else rf"sends {shown}"
 
 
 @on_ranks(2, 3, seconds=SECONDS)
@@ -86,7 +86,7 @@ def test_batches_of_messages_that_differ_are_told_apart():
         mine = {0: (both(one),), 1: (both(other),)}.get(group.rank(), ())
         error = make(group, mine, later=False)
         # Whoever finds it first: one of the two messages.
-        found = [rf"recv from rank \d \({a} elements.* sends {b} elements" for a, b in ((one, other), (other, one))]
+        found = [rf"recv #\d+ from rank \d \({a} elements.* sends {b} elements" for a, b in ((one, other), (other, one))]
         missed.append(told("messages", f"batch of {one} | {other}", error, "^MismatchError", "|".join(found)))
     check(missed)
 

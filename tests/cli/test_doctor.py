@@ -278,7 +278,7 @@ def measured(delays: dict[int, tuple[int, float]]) -> list[dict[str, Any]]:
     def rank(me: int) -> list[dict[str, Any]]:
         from smddp._native import core
 
-        comm = core().Comm.make(store, name, me, 4, 30.0)
+        comm = core().Comm.make(store, "making it", name, me, 4, 30.0)
         talks = Delayed(comm, *delays[me]) if me in delays else comm
         rows = measure.Meter(talks, time.monotonic() + 20).run(measure.steps([0] * 4), 0.2)
         comm.close()

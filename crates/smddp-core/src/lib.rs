@@ -18,6 +18,7 @@ mod for_tests;
 pub mod fuzzing;
 mod head;
 mod key;
+mod label;
 mod ledger;
 pub mod log;
 pub mod network;

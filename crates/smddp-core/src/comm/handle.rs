@@ -11,7 +11,7 @@ use super::drive::Target;
 use crate::call;
 use crate::device::Completion;
 use crate::error::{Error, Result};
-use crate::p2p::Direction;
+use crate::label::Direction;
 use crate::work::Shared;
 
 /// A call under way.

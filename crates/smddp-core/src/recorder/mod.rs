@@ -22,7 +22,7 @@ use self::ring::Ring;
 use self::seen::Seen;
 pub(crate) use self::tally::Tally;
 use crate::head::mix;
-use crate::p2p::Label;
+use crate::label::Label;
 use crate::sync::lock;
 
 /// One group's.

@@ -2,7 +2,7 @@
 
 use super::ring::{Entry, Outcome, Ring};
 use crate::head;
-use crate::p2p::Label;
+use crate::label::Label;
 
 #[derive(Clone, Copy)]
 pub(super) enum Seen {

@@ -28,7 +28,7 @@ impl Direction {
     }
 
     /// `None`: of any rank.
-    pub(super) fn peer(self) -> Option<usize> {
+    pub(crate) fn peer(self) -> Option<usize> {
         match self {
             Self::To(rank) | Self::From(rank) => Some(rank),
             Self::FromAny => None,
@@ -90,18 +90,18 @@ impl Label {
 }
 
 /// Numbers of a direction's sends or recvs.
-pub(super) struct Numbers {
+pub(crate) struct Numbers {
     to: Vec<u64>,
     from: Vec<u64>,
     from_any: u64,
 }
 
 impl Numbers {
-    pub(super) fn new(size: usize) -> Self {
+    pub(crate) fn new(size: usize) -> Self {
         Self { to: vec![0; size], from: vec![0; size], from_any: 0 }
     }
 
-    pub(super) fn next(&mut self, direction: Direction) -> u64 {
+    pub(crate) fn next(&mut self, direction: Direction) -> u64 {
         let number = match direction {
             Direction::To(rank) => &mut self.to[rank],
             Direction::From(rank) => &mut self.from[rank],

@@ -1,17 +1,14 @@
 //! Send and recv: numbered per ordered pair by their order on the wire, matched by tag, outside the collectives.
 
-mod label;
-
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smddp_transport::{Envelope, Group, MessageId};
 
-use self::label::Numbers;
-pub(crate) use self::label::{Direction, Label};
 use crate::describe;
 use crate::error::Error;
+use crate::label::{Direction, Label, Numbers};
 use crate::ledger::Ledger;
 use crate::recorder::{Outcome, Recorder};
 use crate::reduce;
