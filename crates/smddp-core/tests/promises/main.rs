@@ -27,6 +27,7 @@ mod p2p;
 mod panics;
 mod probe;
 mod soak;
+mod stale;
 mod threads;
 mod types;
 mod window;
@@ -46,6 +47,7 @@ fn rank_process() {
         "alone" => groups::alone(&me),
         "groups" => groups::many(&me),
         "soak" => soak::rank(&me),
+        "stale" => stale::rank(&me),
         "probe" => probe::rank(&me),
         "kill" => kill::rank(&me),
         "lacking" => lacking::rank(&me),
