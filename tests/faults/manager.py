@@ -128,18 +128,21 @@ class Manager:
             errors.append(f"member {number} in {rest[1]}: {rest[2]}")
 
     def kill(self, numbers: list[int], sign: int = signal.SIGKILL) -> Kill:
-        """Kills members at once, and has the others go on when the operating system tells that they are gone."""
+        """Kills members at once, and has the others go on when the first of them has an error, or the system has taken the
+        killed ones down, whichever is first."""
         killed = [self._members.pop(number) for number in numbers]
         begun = time.monotonic()
         for each in killed:
             os.kill(each.process.pid, sign)
-        for each in killed:
-            each.process.join()
-            each.pipe.close()
         order, errors = self.members(), []
+        survivors = [self._members[number].pipe for number in order]
+        multiprocessing.connection.wait([*survivors, *(each.process.sentinel for each in killed)], _START)
         self._uuid += 1
         handles = [self._members[number].handle for number in order]
         for number in order:
             self._members[number].pipe.send({"uuid": self._uuid, "members": order, "handles": handles})
         ended = self._all_right(order, errors)
+        for each in killed:
+            each.process.join()
+            each.pipe.close()
         return Kill(len(order), ended - begun, errors)

@@ -7,11 +7,13 @@ use crate::describe;
 use crate::error::Error;
 
 impl Communicator {
-    /// Ranks that ended without a goodbye, as far as this process knows, each as errors name it.
-    pub fn dead(&self) -> Vec<(usize, String)> {
+    /// Ranks that ended without a goodbye, as far as this process knows, each as errors name it. `awaited`: looked after from
+    /// now on.
+    pub fn dead(&self, awaited: &[usize]) -> Vec<(usize, String)> {
         let Some(mut driver) = self.0.try_drive() else { return Vec::new() };
         // Nobody may have looked since.
         self.0.turn(&mut driver);
+        driver.group.look_after(awaited);
         let faults = driver.group.faults();
         let lost = faults.iter().filter_map(|fault| match fault {
             Fault::Lost { rank, .. } => Some(*rank),

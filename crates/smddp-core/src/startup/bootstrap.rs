@@ -219,7 +219,9 @@ impl Meeting<'_> {
     /// Whether those of whom nothing is heard are still there. Who gave up and said so may come again.
     fn knock(&self, tree: &mut CardTree) -> Result<()> {
         if let Some(Known { group, ranks }) = self.known {
-            for (there, who) in group.dead() {
+            let late: Vec<usize> =
+                tree.waits_for().iter().filter_map(|&rank| ranks.get(rank).copied()).collect();
+            for (there, who) in group.dead(&late) {
                 if let Some(rank) = ranks.iter().position(|&rank| rank == there) {
                     let how =
                         format!("ended before the group was made (in group `{}` it is {who})", group.name());

@@ -14,6 +14,7 @@ mod bootstrap;
 mod busy;
 mod deadline;
 mod death;
+mod dying;
 mod fork;
 mod groups;
 mod kill;
@@ -40,6 +41,7 @@ use common::procs::Me;
 fn rank_process() {
     let Some(me) = Me::role() else { return };
     match me.role.as_str() {
+        "dying" => dying::rank(&me),
         "fork" => fork::rank(&me),
         "leaving" => leaving::rank(&me),
         "p2p" => p2p::rank(&me),

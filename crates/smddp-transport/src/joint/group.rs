@@ -283,6 +283,14 @@ impl Group {
         faults
     }
 
+    /// Ranks that this one waits for elsewhere than in this group: their deaths are noticed from now on, too, if this is
+    /// called again and again.
+    pub fn look_after(&mut self, ranks: &[usize]) {
+        let Some(far) = &mut self.far else { return };
+        let elsewhere = ranks.iter().filter(|&&rank| self.reach.local(rank).is_none());
+        elsewhere.for_each(|&rank| far.net.look_after(rank));
+    }
+
     /// Tells the others that this group is dead and why, in [`crate::LONGEST_WHY`] bytes; more is cut off.
     pub fn poison(&mut self, why: &str) {
         self.near.poison(why);

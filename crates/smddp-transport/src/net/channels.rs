@@ -355,8 +355,7 @@ impl Net {
             self.state.inlets().filter(|(i, came)| came.awaited(&i.want)).map(|(i, _)| i.want.rank).collect();
         self.hail(&awaited);
         for rank in awaited.into_iter().chain(self.state.messages.awaited()) {
-            self.wire.watch(rank, self.watches.is_some());
-            self.watches.iter_mut().for_each(|watches| watches.watch(rank));
+            self.look_after(rank);
         }
         self.wire.check();
         self.watches.iter_mut().for_each(Watches::check);
@@ -373,6 +372,12 @@ impl Net {
         let broken = self.broken().into_iter().filter(|b| !known(b.peer));
         faults.extend(broken.map(|b| Fault::Lost { rank: b.peer, how: format!("is lost ({})", b.why) }));
         faults
+    }
+
+    /// Something is waited for that only `rank` can do.
+    pub(crate) fn look_after(&mut self, rank: usize) {
+        self.wire.watch(rank, self.watches.is_some());
+        self.watches.iter_mut().for_each(|watches| watches.watch(rank));
     }
 
     /// What a listener says of a peer counts before what the wire says.
@@ -450,7 +455,8 @@ impl Net {
             }
         }
         // A dead group's bytes may have nobody to take them.
-        let patience = if self.poisoned { GOODBYE / 20 } else { GOODBYE };
+        let dead = self.poisoned || self.state.peers.iter().any(|peer| peer.poison.is_some());
+        let patience = if dead { GOODBYE / 20 } else { GOODBYE };
         let begun = Instant::now();
         while !self.wire.finish() && begun.elapsed() < patience {
             if self.wire.drained() {

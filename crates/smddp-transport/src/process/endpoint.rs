@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex, Weak};
 
 use super::bell::Bell;
 use super::control::Control;
+use super::deaths::Deaths;
 use super::handshake::{self, Answer, Host, Id, UnixAddress};
-use super::layout::STAGING;
+use super::layout::{LIFE_WORD, STAGING};
 use super::lending::{Lending, Lent};
 use super::memory::Memory;
 use super::pool::Pool;
@@ -28,6 +29,8 @@ pub(crate) struct PeerProcess {
     event: OwnedFd,
     /// Set by the service thread when the process is gone.
     pub(crate) gone: Arc<AtomicBool>,
+    /// Set earlier, as soon as it is known that it will be.
+    pub(crate) dying: AtomicBool,
 }
 
 pub struct Endpoint {
@@ -37,6 +40,7 @@ pub struct Endpoint {
     pub(crate) control: Control,
     pub(crate) pool: Pool,
     pub(crate) service: Service,
+    deaths: Deaths,
     /// What other processes of this node may ask for.
     pub(crate) lending: Arc<Lending>,
     pub(crate) trusted: Arc<Trusted>,
@@ -55,6 +59,11 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
 impl PeerProcess {
     pub(crate) fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
+    }
+
+    /// The word that one of its threads holds.
+    pub(super) fn life(&self) -> &AtomicU32 {
+        self.memory.word32(LIFE_WORD)
     }
 }
 
@@ -86,6 +95,7 @@ impl Endpoint {
         let bell = Bell::new(memory.clone())?;
         let (lending, trusted) = (Arc::<Lending>::default(), Arc::<Trusted>::default());
         let service = Service::start(bell.clone())?;
+        let deaths = Deaths::start(memory.clone(), bell.clone());
         service.answer(
             Uninherited::new(listener.into()),
             Host {
@@ -106,6 +116,7 @@ impl Endpoint {
             control: Control::default(),
             pool: Pool::new(cap),
             service,
+            deaths,
             lending,
             trusted,
             peers: Mutex::default(),
@@ -135,7 +146,8 @@ impl Endpoint {
         let memory =
             Memory::open(memory.as_fd(), usize::try_from(address.memory).map_err(io::Error::other)?)?;
         self.service.watch(watch, &gone);
-        let peer = Arc::new(PeerProcess { memory, event, gone });
+        let peer = Arc::new(PeerProcess { memory, event, gone, dying: AtomicBool::new(false) });
+        self.deaths.watch(&peer);
         let mut peers = lock(&self.peers);
         peers.retain(|_, known| known.strong_count() > 0);
         peers.insert(address.id, Arc::downgrade(&peer));

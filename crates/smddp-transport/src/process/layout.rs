@@ -1,7 +1,7 @@
 //! Where things lie in a process's shared memory.
 //!
 //! ```text
-//! page 0        endpoint: magic, bell
+//! page 0        endpoint: bell, life
 //! CONTROL..     control blocks, one per communicator, and mail rings
 //! STAGING..     the staging pool: `cap` bytes, then room for reserves beyond the cap
 //!
@@ -26,6 +26,9 @@ pub(crate) const BELL_WORD: usize = 64;
 pub(crate) const BELL_SLEEPERS: usize = 68;
 /// Sleepers that wait for descriptors too: they are woken through the eventfd.
 pub(crate) const BELL_POLLERS: usize = 72;
+
+/// A robust futex that a thread of the process holds; 0: none does.
+pub(crate) const LIFE_WORD: usize = 128;
 
 pub(crate) const CONTROL: usize = PAGE;
 pub(crate) const CONTROL_BYTES: usize = 256 << 20;

@@ -3,6 +3,7 @@
 pub(crate) mod bell;
 pub(crate) mod callers;
 mod control;
+mod deaths;
 pub(crate) mod endpoint;
 mod frames;
 #[cfg(any(test, fuzzing))]

@@ -172,7 +172,7 @@ impl Near {
     /// Whether somebody is gone or says that the group is dead.
     fn troubled(&self, seq: u64) -> bool {
         self.ranks.remotes.iter().enumerate().any(|(rank, remote)| {
-            rank != self.me && (remote.state() & POISONED != 0 || remote.gone() && !self.arrived(rank, seq))
+            rank != self.me && (remote.state() & POISONED != 0 || remote.dead() && !self.arrived(rank, seq))
         })
     }
 
@@ -471,14 +471,14 @@ impl Near {
             if rank == self.me {
                 continue;
             }
-            // `gone` before the state: a rank that left in good order and then exited has only left.
-            let gone = remote.gone();
+            // `dead` before the state: a rank that left in good order and then exited has only left.
+            let dead = remote.dead();
             let same = remote.word(NONCE).load(Ordering::Acquire) == remote.nonce;
             if same && remote.state() & POISONED != 0 {
                 faults.push(Fault::Poisoned { rank, why: remote.why() });
             } else if !remote.open() {
                 faults.push(Fault::Left { rank });
-            } else if gone {
+            } else if dead {
                 faults.push(Fault::Lost { rank, how: "died".to_owned() });
             }
         }

@@ -61,8 +61,13 @@ impl RemoteRank {
     pub(super) fn state(&self) -> u32 {
         self.memory().word32(self.block + STATE).load(Ordering::Acquire)
     }
-    pub(super) fn gone(&self) -> bool {
+    /// It has ended, and nothing of it reads or writes any memory.
+    fn gone(&self) -> bool {
         self.peer.as_ref().is_some_and(|p| p.gone.load(Ordering::Acquire))
+    }
+    /// It has ended, or is about to; what it had to say is said.
+    pub(super) fn dead(&self) -> bool {
+        self.gone() || self.peer.as_ref().is_some_and(|p| p.dying.load(Ordering::Acquire))
     }
     /// Why it declared the group dead.
     pub(super) fn why(&self) -> String {

@@ -1,0 +1,189 @@
+//! Deaths of this node's processes, known before the system has taken their memory back.
+//!
+//! A process counts as ended (pidfd, sockets) only when all of its memory is freed: about a second for each 10 GB. But the first
+//! that the kernel does with a thread that ends is to mark the robust futexes it holds (get_robust_list(2)). So one thread of each
+//! process holds such a word in the process's shared memory, and sleeps until one of the words of others is marked.
+//!
+//! Whoever is marked runs no code any more; what its devices do may go on until it has ended, so memory that it may read or
+//! write is not used again before (`PeerProcess::gone`).
+
+use std::cell::Cell;
+use std::mem::offset_of;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread::JoinHandle;
+
+use rustix::thread::futex::{self, Flags, Wait, WaitFlags, WaitPtr, WaitvFlags};
+use rustix::thread::{ClockId, gettid};
+
+use super::bell::Bell;
+use super::endpoint::PeerProcess;
+use super::layout::LIFE_WORD;
+use super::memory::Memory;
+use crate::{fork, lock};
+
+/// What one call can wait for; further processes are told of by their pidfds alone.
+const MOST: usize = 128;
+
+struct Shared {
+    /// Changes where there is something else to do than to wait.
+    turn: AtomicU32,
+    stop: AtomicBool,
+    more: Mutex<Vec<Weak<PeerProcess>>>,
+}
+
+impl Shared {
+    fn wake(&self) {
+        self.turn.fetch_add(1, Ordering::Release);
+        let _ = futex::wake(&self.turn, Flags::PRIVATE, 1);
+    }
+}
+
+/// The thread that holds this process's word and watches those of others.
+pub(crate) struct Deaths {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+    forks: u32,
+}
+
+impl Deaths {
+    /// `memory`, `bell`: this process's; it rings where a peer has died. Without a thread deaths are known later.
+    pub(crate) fn start(memory: Arc<Memory>, bell: Bell) -> Self {
+        let shared = Arc::new(Shared {
+            turn: AtomicU32::new(0),
+            stop: AtomicBool::new(false),
+            more: Mutex::default(),
+        });
+        let theirs = shared.clone();
+        let (ready, held) = sync_channel(1);
+        let thread = std::thread::Builder::new()
+            .name("smddp-deaths".to_owned())
+            .spawn(move || hold(&theirs, &memory, &bell, &ready))
+            .ok();
+        // Nobody is told of this process's memory before the word says something.
+        if thread.is_some() {
+            let _ = held.recv();
+        }
+        Self { shared, thread, forks: fork::generation() }
+    }
+
+    /// Marks the peer as `dying`, and rings, when it does.
+    pub(crate) fn watch(&self, peer: &Arc<PeerProcess>) {
+        lock(&self.shared.more).push(Arc::downgrade(peer));
+        self.shared.wake();
+    }
+}
+
+impl Drop for Deaths {
+    fn drop(&mut self) {
+        // A forked child has no such thread.
+        if self.forks != fork::generation() {
+            return;
+        }
+        self.shared.stop.store(true, Ordering::Release);
+        self.shared.wake();
+        if let Some(thread) = self.thread.take()
+            && thread.thread().id() != std::thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The kernel's `struct robust_list_head`, with a list of one word at most.
+#[repr(C)]
+struct Robust {
+    first: Cell<*const Entry>,
+    /// From an entry to its word.
+    offset: Cell<libc::c_long>,
+    pending: *const Entry,
+    entry: Entry,
+}
+
+/// The kernel's `struct robust_list`; the last one leads back to the head.
+#[repr(C)]
+struct Entry {
+    next: Cell<*const Entry>,
+}
+
+/// Has the kernel look at that list when this thread ends.
+fn tell_kernel(list: *const Robust) {
+    // SAFETY: the kernel reads the list when the thread ends, and only then: it is on the stack of that thread, which tells the
+    // kernel of none before it leaves. Its C library keeps a list there for mutexes of a kind that this thread has none of.
+    let _ = unsafe { libc::syscall(libc::SYS_set_robust_list, list, offset_of!(Robust, entry)) };
+}
+
+fn hold(shared: &Shared, memory: &Memory, bell: &Bell, ready: &SyncSender<()>) {
+    let word = memory.word32(LIFE_WORD);
+    let none = || Cell::new(std::ptr::null());
+    let list = Robust {
+        first: none(),
+        offset: Cell::new(0),
+        pending: std::ptr::null(),
+        entry: Entry { next: none() },
+    };
+    let entry = &raw const list.entry;
+    list.first.set(entry);
+    list.entry.next.set((&raw const list).cast());
+    list.offset.set(word.as_ptr().addr().wrapping_sub(entry.addr()).cast_signed() as libc::c_long);
+    // The kernel wakes somebody who waits for the word only where it says that somebody does.
+    word.store(gettid().as_raw_nonzero().get().cast_unsigned() | libc::FUTEX_WAITERS, Ordering::Release);
+    tell_kernel(&raw const list);
+    let _ = ready.send(());
+    watch(shared, bell);
+    // It leaves in good order: nothing is marked, and nobody need watch.
+    word.store(0, Ordering::Release);
+    let _ = futex::wake(word, Flags::empty(), i32::MAX.cast_unsigned());
+    tell_kernel(std::ptr::null());
+}
+
+fn watch(shared: &Shared, bell: &Bell) {
+    let mut watched: Vec<(Weak<PeerProcess>, u32)> = Vec::new();
+    while !shared.stop.load(Ordering::Acquire) {
+        let turn = shared.turn.load(Ordering::Acquire);
+        let life = |peer: &Weak<PeerProcess>| Some(peer.upgrade()?.life().load(Ordering::Acquire));
+        watched.extend(lock(&shared.more).drain(..).filter_map(|peer| life(&peer).map(|life| (peer, life))));
+        let mut died = false;
+        watched.retain(|(peer, _)| {
+            let Some(peer) = peer.upgrade() else { return false };
+            let life = peer.life().load(Ordering::Acquire);
+            if life & libc::FUTEX_OWNER_DIED != 0 {
+                peer.dying.store(true, Ordering::Release);
+                // The kernel wakes one of those who wait.
+                let _ = futex::wake(peer.life(), Flags::empty(), i32::MAX.cast_unsigned());
+                died = true;
+            }
+            life & libc::FUTEX_OWNER_DIED == 0 && life != 0
+        });
+        if died {
+            bell.ring();
+        }
+        wait(&shared.turn, turn, &watched);
+    }
+}
+
+/// Until another turn comes or one of these words changes.
+fn wait(turn: &AtomicU32, ticket: u32, watched: &[(Weak<PeerProcess>, u32)]) {
+    let entry = |word: &AtomicU32, value: u32, flags: WaitFlags| {
+        let mut wait = Wait::new();
+        wait.val = u64::from(value);
+        wait.uaddr = WaitPtr::new(word.as_ptr().cast());
+        wait.flags = WaitFlags::SIZE_U32 | flags;
+        wait
+    };
+    let mut list = vec![entry(turn, ticket, WaitFlags::PRIVATE)];
+    // A peer's memory may go while this thread sleeps: the kernel has looked the words up by then, or refuses the list.
+    list.extend(
+        watched
+            .iter()
+            .take(MOST - 1)
+            .filter_map(|(peer, life)| Some(entry(peer.upgrade()?.life(), *life, WaitFlags::empty()))),
+    );
+    // Woken, changed, interrupted, or a peer's memory has gone: look again. But an older kernel cannot: this process is watched
+    // by others at best.
+    let slept = futex::waitv(&list, WaitvFlags::empty(), None, ClockId::Monotonic);
+    if matches!(slept, Err(rustix::io::Errno::NOSYS | rustix::io::Errno::PERM)) {
+        let _ = futex::wait(turn, Flags::PRIVATE, ticket, None);
+    }
+}
