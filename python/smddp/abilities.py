@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 Shown = TypeVar("Shown", bound=type)
 
 _APART = "smddp makes no group of parts of others; make a new group with new_group"
-_AGAIN = "a smddp group shrinks in place: torch.distributed._reconfigure with the handles of those who go on"
 _NO_WINDOWS = "smddp has no one-sided windows; use send and recv, or a collective"
 _NO_TIMES = "smddp does not time collectives for torch; use torch.profiler, where they are ranges named smddp:..."
 _NO_HOOKS = "smddp groups run no such hooks; register a post hook, or wait for the handles of the calls"
@@ -38,7 +37,6 @@ _REFUSED = {
     "new_window": _NO_WINDOWS,
     "register_abort_hook": _NO_HOOKS,
     "resume": _ALWAYS_THERE,
-    "shrink": _AGAIN,
     "split": "smddp splits groups and not a device's backend; use the group's split_group",
     "suspend": _ALWAYS_THERE,
     "unregister_abort_hook": _NO_HOOKS,

@@ -134,7 +134,7 @@ _FORWARDED = (
 
 def _forward(method: str) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return arrive(self._served_group(), method, args, kwargs)
+        return arrive(self.served_group(), method, args, kwargs)
 
     call.__name__ = method
     return call
@@ -152,7 +152,8 @@ class SmddpDevice(c10d.Backend):
         self._group = weakref.ref(group)
         self._options = c10d.Backend.Options(NAME, timeout)
 
-    def _served_group(self) -> Any:
+    def served_group(self) -> Any:
+        """Raises RuntimeError where it is gone."""
         group = self._group()
         if group is None:
             raise RuntimeError("this smddp group is gone")
@@ -173,7 +174,14 @@ class SmddpDevice(c10d.Backend):
 
     @property
     def supports_reconfigure(self) -> bool:
-        return self._served_group().supports_reconfigure
+        return self.served_group().supports_reconfigure
+
+    @property
+    def supports_shrinking(self) -> bool:
+        return self.served_group().supports_shrinking
+
+    def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> SmddpDevice:
+        return self.served_group().shrink(ranks_to_exclude, shrink_flags, opts_override)._device
 
     @property
     def supports_coalescing(self) -> bool:
@@ -187,7 +195,7 @@ class SmddpDevice(c10d.Backend):
         """Ranks outside a new group have no part in making it."""
 
     def abort(self) -> None:
-        self._served_group().abort()
+        self.served_group().abort()
 
     def shutdown(self) -> None:
         group = self._group()
@@ -195,7 +203,7 @@ class SmddpDevice(c10d.Backend):
             group.shutdown()
 
     def _set_default_timeout(self, timeout: timedelta) -> None:
-        self._served_group().set_timeout(timeout)
+        self.served_group().set_timeout(timeout)
 
 
 for _method in _FORWARDED:

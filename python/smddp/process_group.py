@@ -7,6 +7,7 @@ import sys
 import time
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import MutableMapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -27,6 +28,7 @@ from smddp.options import gather_options, seconds
 from smddp.reconfigure import Reconfigurable, instance
 from smddp.rendezvous import MonitoredBarrier, connect
 from smddp.selfsend import Mailbox
+from smddp.shrinking import Shrinkable
 from smddp.standins import Inherited, NotConfigured
 from smddp.telling import tell, wanted
 
@@ -64,12 +66,12 @@ def create(options: Any, backend_options: Any) -> SmddpProcessGroup:
 
 
 @answering(ProcessGroup)
-class SmddpProcessGroup(Reconfigurable, SmddpCollectives, Listened, ProcessGroup):  # type: ignore[misc]
+class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, ProcessGroup):  # type: ignore[misc]
     """One group: the collectives of the mixin, and torch's questions about a group.
 
     store: for this group's keys. group_store: the same without a device's prefix.
     global_ranks: empty for the group of all ranks, as torch has it. connected: False for a group whose ranks the first
-    `reconfigure` says.
+    `reconfigure` says. made_by: the call it is made by, as errors name it, where torch does not make it.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class SmddpProcessGroup(Reconfigurable, SmddpCollectives, Listened, ProcessGroup
         global_ranks: list[int],
         request: Request,
         connected: bool = True,
+        made_by: str | None = None,
     ) -> None:
         options = getattr(ProcessGroup, "Options", None)
         try:
@@ -109,10 +112,12 @@ class SmddpProcessGroup(Reconfigurable, SmddpCollectives, Listened, ProcessGroup
         self._closing: Any = None
         self._instance = instance()
         self._uuids: set[int] = set()
+        self._tries: Counter[tuple[int, ...]] = Counter()
         self._become(rank, size, global_ranks)
         if connected:
-            known = _in_default_group(self._all_ranks)
-            self._connect(store, "new_group" if known else "init_process_group", name, timeout, known)
+            known = _in_default_group(self._all_ranks) if made_by is None else None
+            call = made_by or ("new_group" if known else "init_process_group")
+            self._connect(store, call, name, timeout, known)
         else:
             self._hold(NotConfigured(name, "has no ranks yet"))
         self._device = device_backend(self, timeout)
@@ -284,6 +289,12 @@ class SmddpProcessGroup(Reconfigurable, SmddpCollectives, Listened, ProcessGroup
             abort = getattr(other, "abort", None)
             if abort is not None:
                 abort()
+
+    def _leave(self) -> None:
+        """Leave at once, without the other ranks."""
+        self._forget()
+        self._mailbox.close()
+        self._comm.close()
 
     def _forget(self) -> bool:
         watch.look()

@@ -7,7 +7,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
@@ -26,8 +25,8 @@ SETTING_UP = {
 }
 # They end the group, so each has a group of its own.
 ENDING = {"abort", "shutdown"}
-# It gives the group other ranks, and has tests of its own.
-CHANGING = {"reconfigure"}
+# They give the group other ranks, or ranks another group, and have tests of their own.
+CHANGING = {"reconfigure", "shrink"}
 
 
 def ones(count: int = 2) -> torch.Tensor:
@@ -108,7 +107,6 @@ ARGUMENTS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "send": lambda: ([ones()], peer(), 7),
     "setUsePgForSymmMemRendezvous": lambda: (False,),
     "set_timeout": lambda: (second(),),
-    "shrink": lambda: ([1],),
     "split": lambda: (dist.HashStore(), [0, 1], options()),
     "split_group": lambda: ([0, 1],),
     "supports_tensor_alloc": lambda: (CPU,),
@@ -208,20 +206,17 @@ def test_what_ends_a_group_may_be_called_on_the_group_and_on_its_backend():
 
 
 @on_ranks(2)
-def test_a_group_says_that_it_can_be_reconfigured_cannot_be_shrunk_into_another_and_has_no_windows():
+def test_a_group_says_that_it_can_be_reconfigured_and_has_no_windows():
     group = dist.new_group([0, 1])
     for name, answer in (("_supports_reconfigure", True), ("_supports_window", False)):
         if hasattr(dist, name):
             assert getattr(dist, name)(group) is answer
             assert getattr(dist, name)() is answer
-    for name in ("supports_shrinking", "supports_window", "_supports_time_estimate"):
+    for name in ("supports_window", "_supports_time_estimate"):
         if hasattr(c10d.Backend, name):
             assert getattr(backend_of(group), name) is False
     if hasattr(c10d.Backend, "supports_reconfigure"):
         assert backend_of(group).supports_reconfigure is True
-    if hasattr(dist, "shrink_group"):
-        with pytest.raises(TypeError, match="does not support shrinking"):
-            dist.shrink_group([1 - dist.get_rank()], group)
 
 
 @on_ranks(2)
