@@ -1,11 +1,13 @@
 """DDP that outlives its ranks: of four processes one is killed, three go on from memory, and a new one joins them.
 
 python examples/elastic_ddp.py
+torchrun --standalone --nproc-per-node 4 --max-restarts 1 examples/elastic_ddp.py
 
 The group object stays; reconfiguring (`torch.distributed._reconfigure` from torch 2.15 on, in any torch
 the method of the group) gives it other ranks. Who lives, this program's first process knows, which started them all: in
 a cluster that is the scheduler's or an agent's part. Each step's samples are shared out among whoever is there, so the
-losses are those of one process that sees them all, whatever happens.
+losses are those of one process that sees them all, whatever happens. Under torchrun, which starts all ranks anew after
+a death, they go on from a file.
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import signal
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -104,6 +108,46 @@ def train(number: int, port: int, pipe: Any) -> None:
     dist.destroy_process_group()
 
 
+def train_under_torchrun(kill_at: int, steps: int) -> None:
+    """One rank that torchrun started. Rank 1 is killed once; all start anew, and go on from the last step's file."""
+    torch.set_num_threads(1)
+    dist.init_process_group("smddp", timeout=LIMIT)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    restarts = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    file = Path(tempfile.gettempdir()) / f"elastic-ddp-{os.environ['TORCHELASTIC_RUN_ID']}.pt"
+    model, optimizer = make()
+    losses: list[float] = []
+    if restarts:
+        saved = torch.load(file)
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+        losses = saved["losses"]
+    parallel = DistributedDataParallel(model)
+    for step in range(len(losses), steps):
+        if restarts == 0 and rank == 1 and step == kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        inputs, targets = batch(step)
+        share = slice(rank, None, size)
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(parallel(inputs[share]), targets[share])
+        loss.backward()
+        whole = loss.detach().clone()
+        dist.all_reduce(whole, op=dist.ReduceOp.AVG)
+        optimizer.step()
+        losses.append(whole.item())
+        if rank == 0:
+            part = file.with_suffix(".part")
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}, part)
+            part.replace(file)
+    dist.destroy_process_group()
+    if rank == 0:
+        file.unlink()
+        off = max(abs(mine - one) for mine, one in zip(losses, one_process(steps)))
+        print(f"{steps} steps, {restarts} restarts; losses differ from one process's by {off:.1e} at most", flush=True)
+        if off > 1e-9 or restarts != 1:
+            raise SystemExit("that is not the training of one process")
+
+
 class Processes:
     """The rank processes, and who of them takes part."""
 
@@ -159,6 +203,8 @@ def main() -> None:
     parser.add_argument("--kill-at", type=int, default=50, help="the step at which the second process is killed")
     parser.add_argument("--more", type=int, default=50, help="steps after another one has joined")
     arguments = parser.parse_args()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return train_under_torchrun(arguments.kill_at, arguments.kill_at + arguments.more)
     processes = Processes()
     for _ in range(4):
         processes.start()

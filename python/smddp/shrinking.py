@@ -2,9 +2,10 @@
 
 torch asks a backend for the new group's backend, destroys the old group, and makes a group of its own class around what
 it got. That one would not be what a smddp group is: it has no direct door, and can be neither reconfigured nor split.
-Besides, torch takes the excluded ranks, which count in the group, for ranks of the world; and it counts the group, or begins to
-count anew, so that a `new_group` afterwards has another name than on ranks that had no part in this, or one that was
-used before. So our group takes its place, with the ranks that it has; what other backends get stays as torch makes it.
+Besides, torch takes the excluded ranks, which count in the group, for ranks of the world; and it counts the group, or
+begins to count anew, so that a `new_group` afterwards has another name than on ranks that had no part in this, or one
+that was used before. So our group takes its place, with the ranks that it has; what other backends get stays as torch
+makes it.
 """
 
 from __future__ import annotations

@@ -87,8 +87,9 @@ class Manager:
                 self._hear(number, each.pipe.recv(), {}, [])
 
     def settle(self, shuffle: bool = False) -> float:
-        """All that live go on together. Returns when the last one's first result was right, by the monotonic clock."""
+        """All that live go on together. Returns the seconds from telling them to the last one's first right result."""
         self.await_handles()
+        begun = time.monotonic()
         order = self.members()
         if shuffle:
             self.random.shuffle(order)
@@ -96,7 +97,7 @@ class Manager:
         handles = [self._members[number].handle for number in order]
         for number in order:
             self._members[number].pipe.send({"uuid": self._uuid, "members": order, "handles": handles})
-        return self._all_right(order, [])
+        return self._all_right(order, []) - begun
 
     def _all_right(self, order: list[int], errors: list[str]) -> float:
         right: dict[int, float] = {}

@@ -34,14 +34,28 @@ def _campaign(size: int, kills: int, nodes: int = 1, environment: dict | None = 
     return [kill for kill, _ in found]
 
 
+def _joins(size: int, joins: int) -> list[float]:
+    """Each time a newcomer joins `size` - 1 that make calls until they are told, and then one is killed."""
+    found = []
+    with Manager(size, seed=size) as manager:
+        while len(found) < joins:
+            manager.kill(manager.random.sample(manager.members(), 1))
+            manager.begin_member()
+            # While it starts, the others make calls.
+            found.append(manager.settle(shuffle=True))
+    return found
+
+
 def _told(kills: list) -> str:
-    seconds = sorted(kill.seconds for kill in kills)
+    seconds = [kill.seconds for kill in kills]
+    return f"{len(seconds)} times killed; from a death to right results in all survivors, {_spread(seconds)}"
+
+
+def _spread(seconds: list[float]) -> str:
+    seconds = sorted(seconds)
     at = lambda share: seconds[min(len(seconds) - 1, int(share * len(seconds)))]  # noqa: E731
     middle, most = statistics.median(seconds), seconds[-1]
-    return (
-        f"{len(seconds)} times killed; from a death to right results in all survivors, ms: median "
-        f"{1e3 * middle:.1f}, p90 {1e3 * at(0.9):.1f}, p99 {1e3 * at(0.99):.1f}, most {1e3 * most:.1f}"
-    )
+    return f"ms: median {1e3 * middle:.1f}, p90 {1e3 * at(0.9):.1f}, p99 {1e3 * at(0.99):.1f}, most {1e3 * most:.1f}"
 
 
 @pytest.mark.parametrize("wire", ["shm", "tcp"])
@@ -58,6 +72,14 @@ def test_the_example_of_ddp_has_the_losses_of_one_process_though_ranks_die_and_j
 
 
 @pytest.mark.slow
+def test_the_example_of_ddp_goes_on_from_its_file_where_torchrun_starts_all_ranks_anew():
+    example = Path(__file__).parents[2] / "examples" / "elastic_ddp.py"
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
+    done = subprocess.run([*launch, "--max-restarts", "1", str(example)], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and " 1 restarts" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("wire", ["shm", "tcp", "fabric"])
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
@@ -65,3 +87,11 @@ def test_a_thousand_kills(wire, size):
     settings = {} if wire == "shm" else wires.settings(wire)
     kills = _campaign(size, 100, nodes=1 if wire == "shm" else 2, environment=settings, seed=size)
     print(f"{wire}, {size} ranks: {_told(kills)}")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("size", [4, 8])
+def test_a_late_rank_joins_two_hundred_times_under_load(size):
+    joins = _joins(size, 200)
+    print(f"{len(joins)} joins to {size} ranks; from telling them to right results in all, {_spread(joins)}")
