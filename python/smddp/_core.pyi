@@ -141,6 +141,10 @@ class Comm:
         """Number of collectives started so far."""
     def path(self, collective: int, dtype: int, nbytes: int) -> str:
         """The way a call of that size takes, in words."""
+    def estimate(self, collective: int, dtype: int, nbytes: int, root: int) -> float:
+        """Seconds of a call of that size by the cost model; nothing moves."""
+    def estimate_message(self, peer: int, nbytes: int) -> float:
+        """The same of a message to or from a rank; -1: any."""
     def way(self) -> str:
         """What bytes go through: "shm", "tcp eth0 10.0.0.1", or both."""
     def network(self) -> str | None:

@@ -16,7 +16,6 @@ _APART = "smddp makes no group of parts of others; make a new group with new_gro
 _NO_WINDOWS = "smddp has no one-sided windows; use send and recv, or a collective"
 _NO_TIMES = "smddp does not time collectives for torch; use torch.profiler, where they are ranges named smddp:..."
 _NO_HOOKS = "smddp groups run no such hooks; register a post hook, or wait for the handles of the calls"
-_NO_ESTIMATES = "smddp cannot estimate collectives without running them; `smddp-bench simulate` can"
 _NO_MEMORY = "smddp takes any tensor as it is and has no allocator of its own; make it with torch.empty"
 _ALWAYS_THERE = "smddp keeps what a group needs until it is destroyed; use destroy_process_group"
 _NO_BLOCKS = "smddp opens coalescing blocks on the group and not on a device's backend, and starts each call at once"
@@ -24,10 +23,8 @@ _NO_BLOCKS = "smddp opens coalescing blocks on the group and not on a device's b
 _REFUSED = {
     "_enable_collectives_timing": _NO_TIMES,
     "_end_coalescing": _NO_BLOCKS,
-    "_end_time_estimate": _NO_ESTIMATES,
     "_register_on_completion_hook": _NO_HOOKS,
     "_start_coalescing": _NO_BLOCKS,
-    "_start_time_estimate": _NO_ESTIMATES,
     "_wait_for_pending_works": "smddp has no completion hooks to wait for; wait for the handles of the calls",
     "allocate_tensor": _NO_MEMORY,
     "mem_allocator": _NO_MEMORY,

@@ -128,7 +128,7 @@ _FORWARDED = (
     "gather_into_tensor scatter reduce_scatter reduce_scatter_single _reduce_scatter_base "
     "reduce_scatter_single_coalesced reduce_scatter_tensor_coalesced all_to_all_single alltoall_base alltoall send "
     "recv recv_anysource barrier monitored_barrier set_timeout get_error _get_sequence_number_for_group "
-    "_set_sequence_number_for_group get_reconfigure_handle reconfigure"
+    "_set_sequence_number_for_group get_reconfigure_handle reconfigure _start_time_estimate _end_time_estimate"
 ).split()
 
 
@@ -187,6 +187,10 @@ class SmddpDevice(c10d.Backend):
     def supports_coalescing(self) -> bool:
         # Batched sends and receives need no block: each is started at once and none waits for another.
         return False
+
+    @property
+    def _supports_time_estimate(self) -> bool:
+        return True
 
     def eager_connect_single_device(self, device: Any = None) -> None:
         """Groups are connected when they are made."""

@@ -33,15 +33,21 @@ def way_range(comm: Any, call: Any, size: int) -> Any:
     `record_shapes`; bytes are those of the whole buffer, of which path and plan are a matter.
     """
     collective = COLLECTIVES[call.number]
-    width = 0 if call.like is None else call.like.element_size()
-    nbytes = width * max(_elements(call.source), _elements(call.target))
-    if collective in _IN_PARTS:
-        nbytes = width * size * _elements(call.source if collective == "gather" else call.target)
+    nbytes = buffer_bytes(call, size)
     path = None
     if call.like is not None and not call.like.is_cpu:
         path = comm.device_path(call.like.get_device())
     path = path or comm.path(call.number, call.code, nbytes)
     return _way(comm, path, nbytes, collective)
+
+
+def buffer_bytes(call: Any, size: int) -> int:
+    """Bytes of the whole buffer of a `collectives.base.Call` of so many ranks."""
+    collective = COLLECTIVES[call.number]
+    width = 0 if call.like is None else call.like.element_size()
+    if collective in _IN_PARTS:
+        return width * size * _elements(call.source if collective == "gather" else call.target)
+    return width * max(_elements(call.source), _elements(call.target))
 
 
 def message_range(comm: Any, tensor: Tensor, what: str) -> Any:

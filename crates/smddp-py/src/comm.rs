@@ -179,6 +179,22 @@ impl Comm {
         Ok(self.comm.path(collective_of(collective)?, dtype_of(dtype)?, nbytes))
     }
 
+    fn estimate(
+        &self,
+        py: Python<'_>,
+        collective: u8,
+        dtype: u8,
+        nbytes: usize,
+        root: usize,
+    ) -> PyResult<f64> {
+        let (collective, dtype) = (collective_of(collective)?, dtype_of(dtype)?);
+        py.detach(|| self.comm.estimate(collective, dtype, nbytes, root)).map_err(|error| raise(py, error))
+    }
+
+    fn estimate_message(&self, peer: i64, nbytes: usize) -> f64 {
+        self.comm.estimate_message(usize::try_from(peer).ok(), nbytes)
+    }
+
     /// The stream on which the group moves memory of a device. The first call on a device meets all ranks.
     fn device_stream(&self, py: Python<'_>, device: i32) -> PyResult<u64> {
         let found = py.detach(|| {

@@ -16,6 +16,7 @@ from torch.distributed import Work
 from smddp import profiling
 from smddp.dtypes import CODES, SUM
 from smddp.errors import translate
+from smddp.estimating import Estimating
 from smddp.tensors import check_dtype, describe
 from smddp.work import DoneWork, SmddpWork, join
 
@@ -65,12 +66,10 @@ class _Batch:
         self.works: list[Work] = []
 
 
-class Base:
+class Base(Estimating):
     """One group, as its collectives see it. The class that uses it sets the attributes below."""
 
-    _comm: Any
     _rank: int
-    _size: int
     # Global ranks, where they differ from the ranks in the group.
     _ranks: Sequence[int] | None
     # Backends of the devices that are not ours, by device type.
@@ -87,6 +86,8 @@ class Base:
         if self._batch is not None:
             self._batch = None
             self._forget_coalescing()
+        # torch leaves it open, and every later call would move nothing in silence.
+        self._estimate = None
         return translate(error, self._ranks)
 
     def _forget_coalescing(self) -> None:
@@ -172,6 +173,9 @@ class Base:
 
     def _start(self, call: Call, options: Any) -> Work:
         """Hand one call to the core; a caller that would wait at once is served on the spot."""
+        if self._estimate is not None and self._estimate.is_mine():
+            self._estimate.collective(call)
+            return self._note(DoneWork(call.outputs))
         # Not a `with` around a method of its own: that takes as long as both doors together.
         way = None
         if profiling.seen and _profiler_enabled():

@@ -2,6 +2,7 @@
 
 mod devices;
 mod drive;
+mod estimate;
 mod handle;
 mod leaving;
 mod others;
