@@ -3,6 +3,7 @@
 mod values;
 mod ways;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -228,6 +229,15 @@ impl Config {
         let Some(path) = &self.token_file else { return Ok(None) };
         let wrong = |want: String| bad("SMDDP_JOB_TOKEN_FILE", &path.to_string_lossy(), &want);
         let bytes = std::fs::read(path).map_err(|error| wrong(format!("it cannot be read: {error}")))?;
+        let mode = std::fs::metadata(path).map_or(0, |about| about.permissions().mode());
+        // A group may be let in to read: secrets are mounted so for those who may have them.
+        if mode & 0o026 != 0 {
+            let want = format!(
+                "a file that others cannot read or change, and its mode is {:03o}: chmod 600",
+                mode & 0o777
+            );
+            return Err(wrong(want));
+        }
         let secret = bytes.trim_ascii().to_vec();
         if secret.len() < FEWEST {
             let want = format!(

@@ -1,0 +1,106 @@
+"""SMDDP_JOB_TOKEN_FILE: ranks with the same file make a group, others are told which setting differs."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from backend.ranks import Pool
+
+LIMIT = datetime.timedelta(seconds=15)
+SECRET = "0123456789abcdef" * 4
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    folder = tmp_path_factory.mktemp("tokens")
+    for rank in range(3):
+        write(folder / f"rank{rank}.token", SECRET)
+    made = Pool(
+        3,
+        lambda rank: {
+            "SMDDP_JOB_TOKEN_FILE": str(folder / f"rank{rank}.token"),
+            # One of the ranks is on another node.
+            "SMDDP_NODE": f"node{rank // 2}",
+        },
+    )
+    yield made
+    made.close()
+
+
+class _Cases:
+    """Rank processes look for `NAME.case` in this module."""
+
+    def __init__(self, case: Callable[[], None]) -> None:
+        self.case = case
+
+
+def write(path: Path, text: str, mode: int = 0o600) -> None:
+    path.write_text(text)
+    path.chmod(mode)
+
+
+def mine() -> Path:
+    return Path(os.environ["SMDDP_JOB_TOKEN_FILE"])
+
+
+def _error_of_a_group() -> str:
+    """What making one raises, on each rank."""
+    begun = time.monotonic()
+    with pytest.raises((RuntimeError, ValueError)) as raised:
+        dist.new_group(timeout=LIMIT)
+    assert time.monotonic() - begun < LIMIT.total_seconds(), raised.value
+    return str(raised.value)
+
+
+def _the_same_file_lets_all_in() -> None:
+    # What is around the secret does not count.
+    write(mine(), f"{SECRET}\n" if dist.get_rank() else SECRET)
+    summed = torch.ones(3)
+    dist.all_reduce(summed, group=dist.new_group(timeout=LIMIT))
+    assert summed.eq(3).all()
+
+
+def _another_file_is_told_to_all() -> None:
+    for odd in range(3):
+        dist.barrier()
+        write(mine(), SECRET[::-1] if dist.get_rank() == odd else SECRET)
+        text = _error_of_a_group()
+        assert "SMDDP_JOB_TOKEN_FILE" in text, f"rank {odd} has another one: {text}"
+    dist.barrier()
+
+
+def _a_file_that_cannot_be_used_is_named() -> None:
+    bad: list[tuple[Callable[[], None], str]] = [
+        (lambda: mine().unlink(), "cannot be read"),
+        (lambda: write(mine(), ""), "32 bytes at least, and it has 0"),
+        (lambda: write(mine(), SECRET, 0o644), "mode is 644: chmod 600"),
+    ]
+    for spoil, words in bad:
+        dist.barrier()
+        write(mine(), SECRET)
+        if dist.get_rank() == 1:
+            spoil()
+        text = _error_of_a_group()
+        # With the name of the one file that is wrong, on all ranks.
+        assert "SMDDP_JOB_TOKEN_FILE" in text and "rank1.token" in text and words in text, text
+    dist.barrier()
+
+
+the_same_file_lets_all_in = _Cases(_the_same_file_lets_all_in)
+another_file_is_told_to_all = _Cases(_another_file_is_told_to_all)
+a_file_that_cannot_be_used_is_named = _Cases(_a_file_that_cannot_be_used_is_named)
+
+
+@pytest.mark.parametrize(
+    "case", ["the_same_file_lets_all_in", "another_file_is_told_to_all", "a_file_that_cannot_be_used_is_named"]
+)
+def test_job_token(pool: Pool, case: str):
+    pool.run(__name__, case, 60.0)
