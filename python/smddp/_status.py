@@ -136,11 +136,15 @@ def _why(pid: int, error: Exception) -> str:
 
 
 def _write(told: Sequence[dict[str, Any]], folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for one in told:
-        path = folder / f"smddp-{one['host']}-{one['pid']}.json"
-        path.write_text(json.dumps(one))
-        print(path, file=sys.stderr)
+    """A file for each process, and a folder for each job where there are several: a trace or a replay is of one."""
+    jobs = _jobs(told)
+    for job in jobs:
+        place = folder if len(jobs) == 1 else folder / f"job-{_stat(job[0]['pid'], 1) or 'gone'}"
+        place.mkdir(parents=True, exist_ok=True)
+        for one in job:
+            path = place / f"smddp-{one['host']}-{one['pid']}.json"
+            path.write_text(json.dumps(one))
+            print(path, file=sys.stderr)
 
 
 def lines(told: Sequence[dict[str, Any]], failed: dict[int, str]) -> list[str]:

@@ -30,7 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     status.add_argument("--all", action="store_true", help="every process of this user (as without PID)")
     status.add_argument("--json", action="store_true", help="the same for programs")
     status.add_argument("--watch", nargs="?", type=float, const=2.0, metavar="SECONDS", help="again every 2 seconds")
-    status.add_argument("--dump", metavar="DIR", help="write what their recorders have there, one file for each")
+    status.add_argument(
+        "--dump", metavar="DIR", help="write what their recorders have there, one file for each; a folder for each job"
+    )
     trace = commands.add_parser("trace", help="the ranks' dumps as one trace for Perfetto or chrome://tracing")
     trace.add_argument("dumps", nargs="+", metavar="DUMP", help="files of smddp.dump(), --dump or SMDDP_DUMP_DIR")
     trace.add_argument("-o", "--output", default="trace.json", help="FILE.svg: a picture instead")

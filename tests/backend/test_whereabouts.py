@@ -251,9 +251,12 @@ a_late_sender_is_told_of_and_messages_are_recorded = _Cases(_a_late_sender_is_to
 
 def test_a_rank_asleep_in_user_code_is_named_with_its_line_by_all_others(pool: Pool, folder: Path):
     pool.run(__name__, "a_sleeper_is_named", SECONDS)
-    # The three others left what led to it, and one trace of them has every operation.
+    # All left what led to it, the sleeper as well, which knew of nothing; one trace of them has every operation.
     dumps = [json.loads(path.read_text()) for path in sorted(folder.glob("smddp-*.json"))]
-    assert len(dumps) == 3 and all(any(group["error"] for group in dump["groups"]) for dump in dumps)
+    failed = [any(group["error"] for group in dump["groups"]) for dump in dumps]
+    assert len(dumps) == 4 and sum(failed) == 3, failed
+    (asleep,) = (dump for dump, has in zip(dumps, failed) if not has)
+    assert asleep["rank"] == 3 and "asleep_in_user_code" in asleep["at"], asleep["at"]
     bars = [event for event in _trace.merged(dumps)["traceEvents"] if event["ph"] == "X"]
     calls = [group[kind] for dump in dumps for group in dump["groups"] for kind in ("operations", "messages")]
     assert len(bars) == sum(map(len, calls))
@@ -285,3 +288,14 @@ def test_a_trace_of_no_dump_names_the_file(tmp_path: Path, capsys: pytest.Captur
     bad.write_text('{"groups": 1}')
     assert _trace.main([str(bad)], str(tmp_path / "trace.json")) == 1
     assert "bad.json is no dump" in capsys.readouterr().err
+
+
+def test_dumps_of_several_jobs_lie_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    parents = {11: "1", 12: "1", 21: "2"}
+    monkeypatch.setattr(_status, "_stat", lambda pid, field: parents[pid])
+    told = [{"host": "h", "pid": pid} for pid in parents]
+    for name, some in (("two", told), ("one", told[:2])):
+        _status._write(some, tmp_path / name)
+    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.json"))
+    two = ["two/job-1/smddp-h-11.json", "two/job-1/smddp-h-12.json", "two/job-2/smddp-h-21.json"]
+    assert found == ["one/smddp-h-11.json", "one/smddp-h-12.json", *two]

@@ -1,9 +1,12 @@
 //! What the recorder has, as JSON and as a file.
 
 use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 use smddp_plan::Algorithm;
+use smddp_transport::fork::PerProcess;
 
 use super::clock::Clock;
 use super::ring::{Entry, Ring};
@@ -11,6 +14,7 @@ use super::{Outcome, Recorder, Seen, live};
 use crate::call::name_of;
 use crate::config::Config;
 use crate::log::{self, Level};
+use crate::sync::lock;
 
 pub(super) fn whereabouts() -> String {
     smddp_transport::process::whereabouts()
@@ -96,8 +100,36 @@ fn operation(seen: &Seen, clock: &Clock) -> Value {
     })
 }
 
+/// Has a thread of its own do what [`write`] does, where SMDDP_DUMP_DIR says so: the caller answers for this process, and a
+/// disk may be slow. While one is at it, there is nothing to add.
+pub(super) fn leave() {
+    let Some(folder) = Config::get().ok().and_then(|config| config.dump_dir.clone()) else { return };
+    let leaving = &LEAVING.get().asked;
+    if leaving.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let thread = std::thread::Builder::new().name("smddp-dump".to_owned());
+    let begun = thread.spawn(move || {
+        write(&folder);
+        LEAVING.get().asked.store(false, Ordering::Release);
+    });
+    if begun.is_err() {
+        leaving.store(false, Ordering::Release);
+    }
+}
+
+#[derive(Default)]
+struct Leaving {
+    asked: AtomicBool,
+    writing: Mutex<()>,
+}
+
+static LEAVING: PerProcess<Leaving> = PerProcess::new();
+
 /// Leaves all that is kept in a file of that folder, whole or not at all: a group has failed.
 pub(crate) fn write(folder: &Path) {
+    // The newest is the last one.
+    let _one = lock(&LEAVING.get().writing);
     let name = format!("smddp-{}-{}.json", host(), std::process::id());
     let (path, part) = (folder.join(&name), folder.join(format!(".{name}.part")));
     let written = std::fs::create_dir_all(folder)
