@@ -86,7 +86,9 @@ def test_batches_of_messages_that_differ_are_told_apart():
         mine = {0: (both(one),), 1: (both(other),)}.get(group.rank(), ())
         error = make(group, mine, later=False)
         # Whoever finds it first: one of the two messages.
-        found = [rf"recv #\d+ from rank \d \({a} elements.* sends {b} elements" for a, b in ((one, other), (other, one))]
+        found = [
+            rf"recv #\d+ from rank \d \({a} elements.* sends {b} elements" for a, b in ((one, other), (other, one))
+        ]
         missed.append(told("messages", f"batch of {one} | {other}", error, "^MismatchError", "|".join(found)))
     check(missed)
 
