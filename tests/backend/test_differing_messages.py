@@ -115,7 +115,12 @@ def test_calls_for_objects_are_told_apart_from_others():
     for number, (usual, odd) in enumerate((a, b) for a in kinds for b in kinds if a != b):
         chosen = number % dist.get_world_size()
         group = dist.new_group(timeout=DEADLINE)
-        call = Call((), "", lambda group, _: (kinds[odd if group.rank() == chosen else usual][1](group), [], []))  # noqa: B023
+
+        def run(group, _, turn=(chosen, odd, usual)):
+            rank, other, most = turn
+            return kinds[other if group.rank() == rank else most][1](group), [], []
+
+        call = Call((), "", run)
         words = [rf"calls {kinds[name][0]}\(" for name in (usual, odd)]
         missed.append(told("objects", f"{usual} | {odd}", make(group, (call,), False), "^MismatchError", *words))
     check(missed)

@@ -18,9 +18,9 @@ use rustix::thread::futex::{self, Flags, Wait, WaitFlags, WaitPtr, WaitvFlags};
 use rustix::thread::{ClockId, gettid};
 
 use super::bell::Bell;
-use super::endpoint::PeerProcess;
 use super::layout::LIFE_WORD;
 use super::memory::Memory;
+use super::peer::PeerProcess;
 use crate::{fork, lock};
 
 /// What one call can wait for; further processes are told of by their pidfds alone.

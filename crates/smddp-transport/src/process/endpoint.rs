@@ -2,17 +2,18 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, Weak};
 
 use super::bell::Bell;
 use super::control::Control;
 use super::deaths::Deaths;
 use super::handshake::{self, Answer, Host, Id, UnixAddress};
-use super::layout::{LIFE_WORD, STAGING};
+use super::layout::STAGING;
 use super::lending::{Lending, Lent};
 use super::memory::Memory;
+use super::peer::PeerProcess;
 use super::pool::Pool;
 use super::questions;
 use super::service::Service;
@@ -22,16 +23,6 @@ use crate::lock;
 use crate::own::Uninherited;
 use crate::send::send_all;
 use crate::token::Token;
-
-/// Another process on this node, its memory mapped.
-pub(crate) struct PeerProcess {
-    pub(crate) memory: Memory,
-    event: OwnedFd,
-    /// Set by the service thread when the process is gone.
-    pub(crate) gone: Arc<AtomicBool>,
-    /// Set earlier, as soon as it is known that it will be.
-    pub(crate) dying: AtomicBool,
-}
 
 pub struct Endpoint {
     pub(crate) address: UnixAddress,
@@ -54,17 +45,6 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     bytes
-}
-
-impl PeerProcess {
-    pub(crate) fn event(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
-    }
-
-    /// The word that one of its threads holds.
-    pub(super) fn life(&self) -> &AtomicU32 {
-        self.memory.word32(LIFE_WORD)
-    }
 }
 
 impl Endpoint {
@@ -146,7 +126,7 @@ impl Endpoint {
         let memory =
             Memory::open(memory.as_fd(), usize::try_from(address.memory).map_err(io::Error::other)?)?;
         self.service.watch(watch, &gone);
-        let peer = Arc::new(PeerProcess { memory, event, gone, dying: AtomicBool::new(false) });
+        let peer = Arc::new(PeerProcess::new(memory, event, gone));
         self.deaths.watch(&peer);
         let mut peers = lock(&self.peers);
         peers.retain(|_, known| known.strong_count() > 0);

@@ -14,6 +14,7 @@ mod lending;
 pub(crate) mod memory;
 pub(crate) mod order;
 mod owner;
+pub(crate) mod peer;
 pub(crate) mod pool;
 pub(crate) mod questions;
 mod service;

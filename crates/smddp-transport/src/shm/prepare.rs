@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering;
 use super::near::Near;
 use super::ranks::{Home, Ranks, RemoteRank};
 use crate::Card;
-use crate::process::endpoint::PeerProcess;
 use crate::process::layout::*;
+use crate::process::peer::PeerProcess;
 use crate::process::{Endpoint, UnixAddress, random};
 use crate::token::Token;
 

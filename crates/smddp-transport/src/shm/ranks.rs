@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::process::bell::{Bell, ring_at};
-use crate::process::endpoint::{Endpoint, PeerProcess};
+use crate::process::endpoint::Endpoint;
 use crate::process::layout::*;
 use crate::process::memory::Memory;
 use crate::process::order::{self, Count, Slot};
+use crate::process::peer::PeerProcess;
 use crate::process::pool::Release;
 use crate::token::Token;
 use crate::{Card, Fault, LONGEST_WHY};
