@@ -129,8 +129,8 @@ class Manager:
             errors.append(f"member {number} in {rest[1]}: {rest[2]}")
 
     def kill(self, numbers: list[int], sign: int = signal.SIGKILL) -> Kill:
-        """Kills members at once, and has the others go on when the first of them has an error, or when the system has taken
-        the killed ones down."""
+        """Kills members at once, and has the others go on when the first of them has an error, or when the system has
+        taken the killed ones down."""
         killed = [self._members.pop(number) for number in numbers]
         begun = time.monotonic()
         for each in killed:
