@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -47,17 +48,19 @@ def test_all_sections_are_there_and_no_line_is_wider_than_the_terminal():
     assert [line for line in told.stdout.splitlines() if len(line) > 100] == []
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"), [("SMDDP_ALGO", "foo"), ("SMDDP_STAGING_BYTES", "1"), ("SMDDP_DEBUG", "debug")]
-)
-def test_a_setting_that_is_not_valid_is_told_and_hides_nothing_else(setting, value):
-    told = smddp("info", "--json", **{setting: value})
-    assert told.returncode == 1 and told.stderr == "", told.stderr
-    found = json.loads(told.stdout)
-    assert [setting in problem and value.upper() in problem.upper() for problem in found["problems"]] == [True]
-    assert found["settings"][setting]["value"] == value
-    assert "backend" in found["surroundings"]["torch"]
-    assert "WRONG" in smddp("info", **{setting: value}).stdout
+def test_a_setting_that_is_not_valid_is_told_and_hides_nothing_else():
+    wrong = {"SMDDP_ALGO": "foo", "SMDDP_STAGING_BYTES": "1", "SMDDP_DEBUG": "debug"}
+    with ThreadPoolExecutor() as at_once:
+        told = {setting: at_once.submit(smddp, "info", "--json", **{setting: wrong[setting]}) for setting in wrong}
+        text = at_once.submit(smddp, "info", SMDDP_ALGO="foo")
+    for setting, value in wrong.items():
+        answer = told[setting].result()
+        assert answer.returncode == 1 and answer.stderr == "", answer.stderr
+        found = json.loads(answer.stdout)
+        assert [setting in problem and value.upper() in problem.upper() for problem in found["problems"]] == [True]
+        assert found["settings"][setting]["value"] == value
+        assert "backend" in found["surroundings"]["torch"]
+    assert "WRONG" in text.result().stdout
 
 
 def test_a_torch_that_looks_for_no_backend_is_told():
