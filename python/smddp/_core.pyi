@@ -135,6 +135,8 @@ class Comm:
         """SMDDP_LEAVE_SECONDS."""
     def close(self) -> None:
         """Leave in good order. Never blocks for long; idempotent."""
+    def let_go(self) -> None:
+        """The same, for who goes on without this group: what a dead one still has to tell others is told meanwhile."""
     def error(self) -> BaseException | None:
         """Why this communicator is poisoned, or None."""
     def sequence(self) -> int:

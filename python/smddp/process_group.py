@@ -294,7 +294,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
         """Leave at once, without the other ranks."""
         self._forget()
         self._mailbox.close()
-        self._comm.close()
+        self._comm.let_go()
 
     def _forget(self) -> bool:
         watch.look()
@@ -388,7 +388,7 @@ def _leave_together(comm: Any) -> None:
 
 def _close(comm: Any, owner: int) -> None:
     if os.getpid() == owner:
-        comm.close()
+        comm.let_go()
 
 
 def _in_child() -> None:

@@ -17,6 +17,9 @@ class StandIn:
     def close(self) -> None:
         pass
 
+    def let_go(self) -> None:
+        pass
+
     def finish(self, limit: float) -> None:
         pass
 

@@ -167,6 +167,10 @@ impl Comm {
         py.detach(|| self.comm.close());
     }
 
+    fn let_go(&self, py: Python<'_>) {
+        py.detach(|| self.comm.let_go());
+    }
+
     fn error(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         self.comm.error().map(|error| raise(py, error).into_value(py).into_any())
     }

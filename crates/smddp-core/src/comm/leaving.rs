@@ -2,20 +2,23 @@
 //! that nobody receives, may be over before. So the last thing that the ranks of a group do is to hold against each other
 //! what they called: one small all_reduce, and where its sum is wrong, an all_gather that tells why.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use smddp_plan::{Collective, Counts};
+use smddp_transport::fork::PerProcess;
 use smddp_transport::{Group, Head, Mismatch};
 
-use super::Inner;
+use super::{Communicator, Inner};
 use crate::call::{Blocks, Call};
 use crate::describe;
 use crate::driver::Driver;
 use crate::error::{Error, Result};
 use crate::head::{self, mix};
 use crate::ledger::REMEMBERED;
+use crate::sync::lock;
 use crate::types::{DType, RedOp};
 use crate::work::Shared;
 
@@ -180,4 +183,29 @@ impl Inner {
             driver.leave_alone("its time to leave was over");
         }
     }
+}
+
+/// Threads that close groups.
+static CLOSING: PerProcess<Mutex<Vec<JoinHandle<()>>>> = PerProcess::new();
+
+impl Communicator {
+    /// As [`Communicator::close`], for who goes on in another group at once: a dead group's reason may take a tenth of a second
+    /// to arrive between nodes, and a thread of its own waits for that.
+    pub fn let_go(&self) {
+        if self.error().is_none() {
+            return self.close();
+        }
+        let dead = self.clone();
+        let begun = std::thread::Builder::new().name("smddp-leave".to_owned()).spawn(move || dead.close());
+        let Ok(thread) = begun else { return self.close() };
+        let mut closing = lock(CLOSING.get());
+        closing.retain(|thread| !thread.is_finished());
+        closing.push(thread);
+    }
+}
+
+/// Waits until those threads are done.
+pub(super) fn last_words_said() {
+    let closing = std::mem::take(&mut *lock(CLOSING.get()));
+    closing.into_iter().for_each(|thread| drop(thread.join()));
 }

@@ -509,4 +509,5 @@ pub fn shutdown() {
     for comm in live {
         Communicator(comm).close();
     }
+    leaving::last_words_said();
 }

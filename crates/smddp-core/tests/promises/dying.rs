@@ -20,10 +20,13 @@ fn reduce(comm: &Communicator, turn: usize) -> Result<()> {
     Ok(())
 }
 
-/// Whether the process is still being taken down.
+/// Whether the process is still being taken down: its last thread frees its memory, be that the first one or another.
 fn runs(pid: &str) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return false };
+    threads.flatten().any(|thread| {
+        let stat = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+    })
 }
 
 pub(crate) fn rank(me: &Me) {
