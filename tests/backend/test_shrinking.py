@@ -16,8 +16,9 @@ def backend_of(group):
     return group._get_backend(torch.device("cpu"))
 
 
-def shrinkable(group) -> bool:
-    return hasattr(dist, "shrink_group") and getattr(backend_of(group), "supports_shrinking", False)
+def needs_shrinking() -> None:
+    if not (hasattr(dist, "shrink_group") and getattr(backend_of(dist.group.WORLD), "supports_shrinking", False)):
+        pytest.skip("this torch shrinks no group of a backend in Python")
 
 
 def assert_adds_up(group, world_ranks: list[int]) -> None:
@@ -34,8 +35,7 @@ def assert_adds_up(group, world_ranks: list[int]) -> None:
 def test_a_shrunk_group_has_those_who_stay_in_their_order_and_is_a_group_as_any():
     """Excluded are ranks of the group, which are others in the world."""
     me, group = dist.get_rank(), dist.new_group([1, 2, 3])
-    if not shrinkable(dist.group.WORLD):
-        pytest.skip("this torch shrinks no group of a backend in Python")
+    needs_shrinking()
     if me in (1, 3):
         shrunk = dist.shrink_group([1], group)
         assert type(shrunk) is type(dist.group.WORLD)
@@ -64,8 +64,7 @@ def test_a_shrunk_group_has_those_who_stay_in_their_order_and_is_a_group_as_any(
 @on_ranks(3)
 def test_what_is_under_way_ends_with_an_error_and_never_gets_into_the_shrunk_group():
     me = dist.get_rank()
-    if not shrinkable(dist.group.WORLD):
-        pytest.skip("this torch shrinks no group of a backend in Python")
+    needs_shrinking()
     for flags in (dist_c10d.SHRINK_DEFAULT, dist_c10d.SHRINK_ABORT):
         group = dist.new_group()
         if me != 1:
@@ -83,8 +82,7 @@ def test_what_is_under_way_ends_with_an_error_and_never_gets_into_the_shrunk_gro
 @on_ranks(2)
 def test_what_makes_no_smaller_group_is_refused_and_the_group_stays():
     me, group = dist.get_rank(), dist.new_group()
-    if not shrinkable(group):
-        pytest.skip("this torch shrinks no group of a backend in Python")
+    needs_shrinking()
     for wrong, kind, why in [
         ([], ValueError, "cannot be empty"),
         ((1 - me,), TypeError, "must be a list"),
@@ -109,8 +107,7 @@ def test_what_makes_no_smaller_group_is_refused_and_the_group_stays():
 @on_ranks(2)
 def test_a_group_whose_devices_have_different_backends_says_what_to_do_instead():
     group = dist.new_group(backend="cpu:smddp,cuda:gloo")
-    if not shrinkable(dist.group.WORLD):
-        pytest.skip("this torch shrinks no group of a backend in Python")
+    needs_shrinking()
     assert backend_of(group).supports_shrinking is False
     with pytest.raises(RuntimeError, match="use_local_synchronization"):
         backend_of(group).shrink([1 - dist.get_rank()])

@@ -233,7 +233,7 @@ impl Config {
         // A group may be let in to read: secrets are mounted so for those who may have them.
         if mode & 0o026 != 0 {
             let want = format!(
-                "a file that others cannot read or change, and its mode is {:03o}: chmod 600",
+                "a file that others cannot read or change, and its mode is {:03o}: chmod 600 (a mounted secret: defaultMode 0400)",
                 mode & 0o777
             );
             return Err(wrong(want));

@@ -2,15 +2,32 @@
 
 use std::sync::OnceLock;
 
-static EAR: OnceLock<fn(&str)> = OnceLock::new();
+/// What is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Told {
+    /// It should be mended.
+    Warning,
+    /// It is so; for who asks which way was taken.
+    Fact,
+}
+
+static EAR: OnceLock<fn(Told, &str)> = OnceLock::new();
 
 /// Whoever keeps the log hears of it from now on; the first one counts.
-pub fn hear(ear: fn(&str)) {
+pub fn hear(ear: fn(Told, &str)) {
     let _ = EAR.set(ear);
 }
 
-pub(crate) fn warn(text: &str) {
+fn tell(what: Told, text: &str) {
     if let Some(ear) = EAR.get() {
-        ear(text);
+        ear(what, text);
     }
+}
+
+pub(crate) fn warn(text: &str) {
+    tell(Told::Warning, text);
+}
+
+pub(crate) fn note(text: &str) {
+    tell(Told::Fact, text);
 }

@@ -61,12 +61,7 @@ impl Communicator {
         let topology = &self.0.facts.topology;
         let network = self.network().map_or(Network::ASSUMED, |known| known.network);
         let ranks = (0..topology.nodes()).map(|node| topology.ranks_of(node).len()).collect();
-        let port = Port {
-            bytes_per_s: network.bytes_per_ns * 1e9,
-            latency_s: network.latency_ns * 1e-9,
-            message_s: network.message_ns * 1e-9,
-        };
-        Cluster { ranks, network: port, incast: network.incast, ..Cluster::sockets(1, 1) }
+        Cluster { ranks, network: Port::of(network), incast: network.incast, ..Cluster::sockets(1, 1) }
     }
 
     /// A cluster's ranks are numbered node by node.

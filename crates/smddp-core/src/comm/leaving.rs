@@ -190,9 +190,9 @@ static CLOSING: PerProcess<Mutex<Vec<JoinHandle<()>>>> = PerProcess::new();
 
 impl Communicator {
     /// As [`Communicator::close`], for who goes on in another group at once: a dead group's reason may take a tenth of a second
-    /// to arrive between nodes, and a thread of its own waits for that.
+    /// to arrive between nodes, and a thread of its own waits for that. What is under way on devices is waited for here.
     pub fn let_go(&self) {
-        if self.error().is_none() {
+        if self.error().is_none() || !lock(&self.0.handles).is_empty() {
             return self.close();
         }
         let dead = self.clone();

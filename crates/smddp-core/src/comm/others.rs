@@ -5,6 +5,7 @@ use smddp_transport::Fault;
 use super::Communicator;
 use crate::describe;
 use crate::error::Error;
+use crate::report;
 
 impl Communicator {
     /// Ranks that ended without a goodbye, as far as this process knows, each as errors name it. `awaited`: looked after from
@@ -15,15 +16,21 @@ impl Communicator {
         self.0.turn(&mut driver);
         driver.group.look_after(awaited);
         let faults = driver.group.faults();
+        let named = |error: &Error| match error {
+            Error::PeerLost { rank, .. } => Some(*rank),
+            _ => None,
+        };
+        let (group, name) = (&driver.group, &self.0.name);
         let lost = faults.iter().filter_map(|fault| match fault {
             Fault::Lost { rank, .. } => Some(*rank),
+            // Another rank has noticed it first.
+            Fault::Poisoned { rank: from, why } => {
+                named(&report::heard(group, name, "new_group".to_owned(), *from, why))
+            }
             _ => None,
         });
         // What ended the group, too: nobody looks at it any more.
-        let cause = match self.0.poison.get() {
-            Some(Error::PeerLost { rank, .. }) => Some(*rank),
-            _ => None,
-        };
+        let cause = self.0.poison.get().and_then(named);
         lost.chain(cause).map(|rank| (rank, driver.group.describe(rank))).collect()
     }
 

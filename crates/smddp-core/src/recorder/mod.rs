@@ -136,7 +136,7 @@ fn answer(question: Question) -> String {
     match question {
         Question::Doing(key) => {
             // Ranks ask that where a deadline has passed and this one is not there: it may not know of any failure.
-            tell::leave();
+            tell::write_soon();
             doing(key)
         }
         Question::Status => tell::process(false).to_string(),

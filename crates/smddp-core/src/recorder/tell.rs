@@ -102,34 +102,34 @@ fn operation(seen: &Seen, clock: &Clock) -> Value {
 
 /// Has a thread of its own do what [`write`] does, where SMDDP_DUMP_DIR says so: the caller answers for this process, and a
 /// disk may be slow. While one is at it, there is nothing to add.
-pub(super) fn leave() {
+pub(super) fn write_soon() {
     let Some(folder) = Config::get().ok().and_then(|config| config.dump_dir.clone()) else { return };
-    let leaving = &LEAVING.get().asked;
-    if leaving.swap(true, Ordering::AcqRel) {
+    let asked = &WRITING.get().asked;
+    if asked.swap(true, Ordering::AcqRel) {
         return;
     }
     let thread = std::thread::Builder::new().name("smddp-dump".to_owned());
     let begun = thread.spawn(move || {
         write(&folder);
-        LEAVING.get().asked.store(false, Ordering::Release);
+        WRITING.get().asked.store(false, Ordering::Release);
     });
     if begun.is_err() {
-        leaving.store(false, Ordering::Release);
+        asked.store(false, Ordering::Release);
     }
 }
 
 #[derive(Default)]
-struct Leaving {
+struct Writing {
     asked: AtomicBool,
-    writing: Mutex<()>,
+    now: Mutex<()>,
 }
 
-static LEAVING: PerProcess<Leaving> = PerProcess::new();
+static WRITING: PerProcess<Writing> = PerProcess::new();
 
 /// Leaves all that is kept in a file of that folder, whole or not at all: a group has failed.
 pub(crate) fn write(folder: &Path) {
     // The newest is the last one.
-    let _one = lock(&LEAVING.get().writing);
+    let _one = lock(&WRITING.get().now);
     let name = format!("smddp-{}-{}.json", host(), std::process::id());
     let (path, part) = (folder.join(&name), folder.join(format!(".{name}.part")));
     let written = std::fs::create_dir_all(folder)

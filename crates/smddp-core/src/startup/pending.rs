@@ -7,6 +7,7 @@ use smddp_transport::Card;
 use smddp_transport::bootstrap::CardTree;
 use smddp_transport::joint::{JoinError, Joined, Prepared};
 use smddp_transport::shm::Unreachable;
+use smddp_transport::warn::Told;
 
 use super::probe;
 use crate::comm::Communicator;
@@ -39,7 +40,10 @@ impl Pending {
         }
         let begun = Instant::now();
         let config = Config::get()?;
-        smddp_transport::warn::hear(|text| log::say(Level::Warn, text));
+        smddp_transport::warn::hear(|told, text| {
+            let level = if told == Told::Warning { Level::Warn } else { Level::Info };
+            log::say(level, text);
+        });
         let mut prepared = Prepared::new(rank, size, config.shared(), &config.means()).map_err(|error| {
             Error::System { what: format!("group `{name}`: no shared memory"), why: error.to_string() }
         })?;

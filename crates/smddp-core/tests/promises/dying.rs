@@ -1,13 +1,11 @@
 //! A rank with much memory is killed: the system takes its time to free that, and nobody waits for it.
 
-use std::time::Duration;
-
 use smddp_core::{Collective, Communicator, Error, Result};
 
+use crate::common::PATIENCE;
 use crate::common::group::{group, world};
 use crate::common::job::Job;
 use crate::common::procs::{Me, start};
-use crate::common::{PATIENCE, takes_less_than};
 
 const VICTIM: usize = 1;
 /// Takes the system a fifth of a second to free.
@@ -51,17 +49,19 @@ pub(crate) fn rank(me: &Me) {
     drop(held);
 }
 
+/// Whether both survivors were early.
+fn early() -> bool {
+    let mut ranks = start("dying", 3, &[], 2 * PATIENCE);
+    (0..3).for_each(|rank| drop(ranks.hear(rank, "ready")));
+    ranks.kill(VICTIM);
+    let said = [0, 2].map(|rank| ranks.hear(rank, "early").text);
+    println!("{said:?}");
+    ranks.finish([0, 2]);
+    said.iter().all(|said| said == "early true true")
+}
+
 #[test]
 fn a_death_is_known_and_survivors_go_on_before_the_memory_of_the_dead_is_freed() {
     // A machine that has other things to do may hold the survivors up for as long.
-    let late = |early: bool| Duration::from_secs(u64::from(!early));
-    takes_less_than(Duration::from_secs(1), || {
-        let mut ranks = start("dying", 3, &[], 2 * PATIENCE);
-        (0..3).for_each(|rank| drop(ranks.hear(rank, "ready")));
-        ranks.kill(VICTIM);
-        let said = [0, 2].map(|rank| ranks.hear(rank, "early").text);
-        println!("{said:?}");
-        ranks.finish([0, 2]);
-        late(said.iter().all(|said| said == "early true true"))
-    });
+    assert!((0..3).any(|_| early()), "they wait until it is freed, every time");
 }

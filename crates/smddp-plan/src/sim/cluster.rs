@@ -15,6 +15,14 @@ pub struct Port {
     pub message_s: f64,
 }
 
+impl Port {
+    /// As a measurement, or what is assumed without one, has it.
+    pub fn of(network: Network) -> Self {
+        let Network { latency_ns, message_ns, bytes_per_ns, .. } = network;
+        Self { bytes_per_s: bytes_per_ns * 1e9, latency_s: latency_ns * 1e-9, message_s: message_ns * 1e-9 }
+    }
+}
+
 /// How one node differs from the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Override {
@@ -70,20 +78,15 @@ impl Cluster {
 
     /// What the engine assumes where nothing was measured: shared memory, and sockets over 10 Gbit/s.
     pub fn sockets(nodes: usize, ranks: usize) -> Self {
-        let Network { latency_ns, message_ns, bytes_per_ns, incast } = Network::ASSUMED;
         Self {
             name: "sockets".into(),
             ranks: vec![ranks; nodes],
             local: Port { bytes_per_s: 10e9, latency_s: 0.15e-6, message_s: 0.25e-6 },
             local_multicast: true,
-            network: Port {
-                bytes_per_s: bytes_per_ns * 1e9,
-                latency_s: latency_ns * 1e-9,
-                message_s: message_ns * 1e-9,
-            },
+            network: Port::of(Network::ASSUMED),
             rails: 1,
             window: 4 << 20,
-            incast,
+            incast: Network::ASSUMED.incast,
             memory_bytes_per_s: Some(10e9),
             uplink_bytes_per_s: None,
             overrides: BTreeMap::new(),

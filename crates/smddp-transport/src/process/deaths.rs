@@ -14,6 +14,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 
+use rustix::io::Errno;
 use rustix::thread::futex::{self, Flags, Wait, WaitFlags, WaitPtr, WaitvFlags};
 use rustix::thread::{ClockId, gettid};
 
@@ -21,6 +22,7 @@ use super::bell::Bell;
 use super::layout::LIFE_WORD;
 use super::memory::Memory;
 use super::peer::PeerProcess;
+use crate::warn::note;
 use crate::{fork, lock};
 
 /// What one call can wait for; further processes are told of by their pidfds alone.
@@ -139,51 +141,56 @@ fn hold(shared: &Shared, memory: &Memory, bell: &Bell, ready: &SyncSender<()>) {
 }
 
 fn watch(shared: &Shared, bell: &Bell) {
-    let mut watched: Vec<(Weak<PeerProcess>, u32)> = Vec::new();
+    let mut watched: Vec<Weak<PeerProcess>> = Vec::new();
+    let mut able = true;
     while !shared.stop.load(Ordering::Acquire) {
         let turn = shared.turn.load(Ordering::Acquire);
-        let life = |peer: &Weak<PeerProcess>| Some(peer.upgrade()?.life().load(Ordering::Acquire));
-        watched.extend(lock(&shared.more).drain(..).filter_map(|peer| life(&peer).map(|life| (peer, life))));
+        watched.append(&mut lock(&shared.more));
+        let mut list = vec![entry(&shared.turn, turn, WaitFlags::PRIVATE)];
         let mut died = false;
-        watched.retain(|(peer, _)| {
+        watched.retain(|peer| {
             let Some(peer) = peer.upgrade() else { return false };
-            let life = peer.life().load(Ordering::Acquire);
+            let word = peer.life();
+            let life = word.load(Ordering::Acquire);
             if life & libc::FUTEX_OWNER_DIED != 0 {
                 peer.dying.store(true, Ordering::Release);
                 // The kernel wakes one of those who wait.
-                let _ = futex::wake(peer.life(), Flags::empty(), i32::MAX.cast_unsigned());
+                let _ = futex::wake(word, Flags::empty(), i32::MAX.cast_unsigned());
                 died = true;
             }
-            life & libc::FUTEX_OWNER_DIED == 0 && life != 0
+            let lives = life != 0 && life & libc::FUTEX_OWNER_DIED == 0;
+            if lives && list.len() < MOST {
+                list.push(entry(word, life, WaitFlags::empty()));
+            }
+            lives
         });
         if died {
             bell.ring();
         }
-        wait(&shared.turn, turn, &watched);
+        if able {
+            // A peer's memory may go while this thread sleeps: the kernel has looked the words up by then, or refuses the list.
+            match futex::waitv(&list, WaitvFlags::empty(), None, ClockId::Monotonic) {
+                Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::FAULT) => {}
+                Err(why) => {
+                    note(&format!(
+                        "deaths on this node are known only when the system has freed the dead process's memory: this kernel or \
+                         its seccomp filter has no futex_waitv ({why}; Linux 5.16 has)"
+                    ));
+                    able = false;
+                }
+            }
+        } else {
+            // This process is watched by others at best.
+            let _ = futex::wait(&shared.turn, Flags::PRIVATE, turn, None);
+        }
     }
 }
 
-/// Until another turn comes or one of these words changes.
-fn wait(turn: &AtomicU32, ticket: u32, watched: &[(Weak<PeerProcess>, u32)]) {
-    let entry = |word: &AtomicU32, value: u32, flags: WaitFlags| {
-        let mut wait = Wait::new();
-        wait.val = u64::from(value);
-        wait.uaddr = WaitPtr::new(word.as_ptr().cast());
-        wait.flags = WaitFlags::SIZE_U32 | flags;
-        wait
-    };
-    let mut list = vec![entry(turn, ticket, WaitFlags::PRIVATE)];
-    // A peer's memory may go while this thread sleeps: the kernel has looked the words up by then, or refuses the list.
-    list.extend(
-        watched
-            .iter()
-            .take(MOST - 1)
-            .filter_map(|(peer, life)| Some(entry(peer.upgrade()?.life(), *life, WaitFlags::empty()))),
-    );
-    // Woken, changed, interrupted, or a peer's memory has gone: look again. But an older kernel cannot: this process is watched
-    // by others at best.
-    let slept = futex::waitv(&list, WaitvFlags::empty(), None, ClockId::Monotonic);
-    if matches!(slept, Err(rustix::io::Errno::NOSYS | rustix::io::Errno::PERM)) {
-        let _ = futex::wait(turn, Flags::PRIVATE, ticket, None);
-    }
+/// Sleeps where the word has that value.
+fn entry(word: &AtomicU32, value: u32, flags: WaitFlags) -> Wait {
+    let mut wait = Wait::new();
+    wait.val = u64::from(value);
+    wait.uaddr = WaitPtr::new(word.as_ptr().cast());
+    wait.flags = WaitFlags::SIZE_U32 | flags;
+    wait
 }

@@ -25,6 +25,8 @@ const GOODBYE: Duration = Duration::from_secs(5);
 /// Ranks that are watched because they keep this one waiting; besides, as many that follow it are, so that everyone who
 /// is waited for is watched by somebody. Who notices tells the others.
 const MOST: usize = 64;
+/// Ranks that are asked, one after the other, whether connections can be made at all: the first of them may be the dead.
+const PROOFS: usize = 8;
 
 /// What is known of a peer's process.
 enum Known {
@@ -49,7 +51,8 @@ pub(crate) struct Watches {
     held: usize,
     /// A connection was made: so a refused one means that nobody is there. A network may refuse all of them.
     proven: bool,
-    begun: bool,
+    /// Ranks after this one that were asked for that.
+    asked: usize,
 }
 
 /// One connection.
@@ -95,16 +98,20 @@ impl Watch {
 impl Watches {
     pub(crate) fn new(listeners: Arc<Listeners>) -> Self {
         let peers = (0..listeners.size()).map(|_| Known::Unwatched).collect();
-        Self { listeners, peers, held: 0, proven: false, begun: false }
+        Self { listeners, peers, held: 0, proven: false, asked: 0 }
     }
 
     /// This rank waits for that peer.
     pub(crate) fn watch(&mut self, peer: usize) {
         let (now, me, size) = (Instant::now(), self.listeners.me, self.peers.len());
-        if !std::mem::replace(&mut self.begun, true) {
-            // Shows whether connections can be made here at all, while all is well.
-            let next = (1..size).map(|i| (me + i) % size).find(|&p| self.listeners.address(p).is_some());
-            next.into_iter().for_each(|next| self.call(next, now));
+        if !self.proven && self.held == 0 {
+            // Shows whether connections can be made here at all, at first while all is well.
+            let mut others =
+                (1..size).map(|i| (me + i) % size).filter(|&p| self.listeners.address(p).is_some());
+            if let Some(next) = others.nth(self.asked).filter(|_| self.asked < PROOFS) {
+                self.asked += 1;
+                self.call(next, now);
+            }
         }
         match &mut self.peers[peer] {
             Known::Unwatched => self.peers[peer] = Known::Awaited { since: now, last: now },
@@ -149,7 +156,7 @@ impl Watches {
         if self.held == 0 {
             return;
         }
-        let now = Instant::now();
+        let (now, before) = (Instant::now(), self.proven);
         for peer in 0..self.peers.len() {
             let Known::Held(watch) = &mut self.peers[peer] else { continue };
             let (found, connected, taken_up) = (watch.look(), watch.0.connected(), watch.0.taken_up());
@@ -164,6 +171,12 @@ impl Watches {
             };
             self.peers[peer] = state;
             self.held -= 1;
+        }
+        if self.proven && !before {
+            // Who refused a connection before that means more now: it is called again at once.
+            let long_ago = now.checked_sub(AGAIN).unwrap_or(now);
+            let unknown = self.peers.iter_mut().filter(|peer| matches!(peer, Known::Unknown(_)));
+            unknown.for_each(|peer| *peer = Known::Unknown(long_ago));
         }
     }
 
@@ -280,6 +293,15 @@ mod tests {
         let mut ours = watches(addresses);
         wait(&mut ours, 2, |w| !w.broken().is_empty());
         assert_eq!(ours.broken()[0].peer, 2);
+
+        // Whichever of them it is.
+        let (first, second) = (TcpListener::bind("127.0.0.1:0"), TcpListener::bind("127.0.0.1:0"));
+        let (first, second) = (first.unwrap(), second.unwrap());
+        let addresses = vec![address(&first), address(&second)];
+        drop(first);
+        let mut ours = watches(addresses);
+        assert!(wait(&mut ours, 1, |w| !w.broken().is_empty()) < AGAIN);
+        assert_eq!(ours.broken()[0].peer, 1);
 
         let only = TcpListener::bind("127.0.0.1:0").unwrap();
         let addresses = vec![address(&only)];
