@@ -182,6 +182,10 @@ impl Gate {
     }
 
     pub(crate) fn wait(&self) {
+        self.wait_for(PATIENCE);
+    }
+
+    pub(crate) fn wait_for(&self, patience: Duration) {
         let mut state = self.state.lock().unwrap();
         state.0 += 1;
         if state.0 == self.size {
@@ -191,7 +195,7 @@ impl Gate {
         }
         let turn = state.1;
         let (_state, out) =
-            self.changed.wait_timeout_while(state, PATIENCE, |state| state.1 == turn).unwrap();
+            self.changed.wait_timeout_while(state, patience, |state| state.1 == turn).unwrap();
         assert!(!out.timed_out(), "a rank did not come to the gate");
     }
 }

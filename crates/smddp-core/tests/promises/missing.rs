@@ -9,27 +9,48 @@ use smddp_transport::joint::Joined;
 use crate::common::job::Job;
 use crate::common::{Gate, PATIENCE, Wire, fabric_links, over, simulated_links};
 
-/// More than are asked at once.
-const MANY: usize = 300;
-/// Far from what the call takes when everybody comes, on a busy machine too.
-const DEADLINE: Duration = Duration::from_secs(8);
+/// More than are asked at once. Each watches all others, which takes two descriptors of this one process for each: a
+/// process may have 20,000 in many places.
+const MANY: usize = 80;
+/// More than are heard at once, too.
+const MOST: usize = 300;
+/// Far from what the call takes when everybody comes: on an idle machine, on a busy one, on one that does a hundred other things.
+const DEADLINES: [Duration; 3] = [Duration::from_secs(4), Duration::from_secs(16), Duration::from_secs(64)];
 
-/// One of a group of threads, each a node of its own, does not make a call that all others make.
-fn exactly_the_late_one_is_named(links: Vec<Joined>, late: usize) {
-    let size = links.len();
+/// One of a group of threads, each a node of its own, does not make a call that all others make: what is wrong with what they
+/// say at that deadline.
+fn what_the_others_say(links: Vec<Joined>, late: usize, deadline: Duration) -> Option<String> {
+    let (size, long) = (links.len(), 2 * deadline + 4 * PATIENCE);
     let (ready, failed) = (Gate::new(size), Gate::new(size));
-    over(links, 4 * PATIENCE, |comm: &Communicator| {
-        ready.wait();
+    let wrong = over(links, long, |comm: &Communicator| {
+        ready.wait_for(long);
+        let mut wrong = None;
         if comm.rank() != late {
-            comm.set_timeout(DEADLINE);
+            comm.set_timeout(deadline);
             let error = Job::new(comm.rank(), size, Collective::AllReduce, 10, 0, 0).run(comm).unwrap_err();
             let text = error.to_string();
-            let Error::Timeout { missing, .. } = &error else { panic!("{text}") };
-            assert_eq!(*missing, [late], "rank {}: {text}", comm.rank());
-            assert!(text.contains(&format!("missing: rank {late} (")), "{text}");
+            let named = matches!(&error, Error::Timeout { missing, .. } if *missing == [late]);
+            let right = named && text.contains(&format!("missing: rank {late} ("));
+            wrong = (!right).then(|| format!("rank {}: {text}", comm.rank()));
         }
-        failed.wait();
+        failed.wait_for(long);
+        wrong
     });
+    wrong.into_iter().flatten().next()
+}
+
+/// A machine that has no time for anybody is no failure of the group: then it gets more.
+fn exactly_the_late_one_is_named(links: impl Fn() -> Option<Vec<Joined>>, late: usize) {
+    let mut wrong = None;
+    for deadline in DEADLINES {
+        let Some(links) = links() else { return };
+        wrong = what_the_others_say(links, late, deadline);
+        match &wrong {
+            None => return,
+            Some(text) => println!("with {deadline:?}: {text}"),
+        }
+    }
+    panic!("{wrong:?}");
 }
 
 /// The links of a group of that many nodes of one rank, where this machine has such a wire.
@@ -46,20 +67,20 @@ const WIRES: [(&str, Links); 3] = [
 ];
 
 #[test]
-fn of_three_hundred_ranks_the_one_that_is_late_is_named_and_no_other() {
+fn of_many_ranks_the_one_that_is_late_is_named_and_no_other() {
     for (name, links) in WIRES {
         println!("{name}");
-        links(MANY).into_iter().for_each(|links| exactly_the_late_one_is_named(links, 5));
+        exactly_the_late_one_is_named(|| links(MANY), 5);
     }
 }
 
 #[test]
-#[ignore = "900 groups of 300 ranks, each of which waits for its deadline: hours; run with --ignored"]
+#[ignore = "900 groups of 300 ranks, each of which waits for its deadline: hours; run with --ignored and 100,000 descriptors"]
 fn of_three_hundred_ranks_any_one_that_is_late_is_named_and_no_other() {
-    for late in 0..MANY {
+    for late in 0..MOST {
         for (name, links) in WIRES {
             println!("{name}, {late}");
-            links(MANY).into_iter().for_each(|links| exactly_the_late_one_is_named(links, late));
+            exactly_the_late_one_is_named(|| links(MOST), late);
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::interface::{Family, Wanted};
 use crate::joint::{Between, Means, Prepared};
 use crate::net::frame::{Frame, Kind};
 use crate::net::tcp::TcpAddress;
-use crate::net::tcp::hello::{Credential, HELLO, Purpose, hello};
+use crate::net::tcp::hello::{Credential, HELLO, Purpose, TAKEN, hello};
 use crate::token::{Challenge, Claim, REPLY, SALT, Token};
 use crate::{Envelope, Fault, Group, Head, Inlet, Outlet, Wiring};
 
@@ -56,7 +56,14 @@ pub(crate) fn answer(words: &[u8]) -> [u8; REPLY] {
 
 /// The listener's end of a connection, its caller known.
 #[cfg(test)]
-pub(crate) fn welcome(mut stream: TcpStream) -> TcpStream {
+pub(crate) fn welcome(stream: TcpStream) -> TcpStream {
+    let mut stream = hear(stream);
+    stream.write_all(&[TAKEN]).unwrap_or_else(|error| panic!("{error}"));
+    stream
+}
+
+/// A caller that has shown who it is, and does not know yet what comes of that.
+pub(crate) fn hear(mut stream: TcpStream) -> TcpStream {
     let mut words = [0; HELLO + SALT];
     let met = stream.read_exact(&mut words).and_then(|()| stream.write_all(&answer(&words)));
     met.and_then(|()| stream.read_exact(&mut [0; crate::token::PROOF]))
@@ -102,6 +109,8 @@ pub(crate) fn prove(
         stream.read_exact(&mut reply)?;
         let proof = claim.prove(&reply)?;
         stream.write_all(&proof)?;
+        // Who is refused hears nothing more.
+        let _ = stream.read(&mut [0]);
         Ok((stream, [claim.words(), &proof].concat()))
     };
     said().unwrap_or_else(|error: std::io::Error| panic!("no connection to {door:?}: {error}"))
@@ -135,9 +144,11 @@ impl Feed {
     /// If this machine has no loopback interface.
     #[must_use]
     pub(crate) fn new() -> Self {
-        let [other, me] = [0, 1].map(|rank| {
+        let [mut other, me] = [0, 1].map(|rank| {
             Prepared::new(rank, 2, Vec::new(), &means(rank)).unwrap_or_else(|error| panic!("{error}"))
         });
+        // What is said to it is taken up, and read by nobody.
+        other.trust_card(&other.card().clone());
         let (cards, door) = (vec![other.card().clone(), me.card().clone()], door(&me));
         let token = token(&other);
         let mut group = me.connect(cards).unwrap_or_else(|error| panic!("{error}")).group;

@@ -14,6 +14,8 @@ use crate::own::Uninherited;
 const LACKING: Duration = Duration::from_secs(5);
 /// A full queue or a firewall may refuse a caller once; a process that is gone does so for ever, and has to be noticed.
 const REFUSED: Duration = Duration::from_millis(400);
+/// Who hangs up is there. It has too many callers, who may be sent away for their silence; or it has forgotten the group.
+const FORGOTTEN: Duration = Duration::from_secs(2);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -37,6 +39,8 @@ pub(super) struct Call {
     patience: Duration,
     /// `None` between two attempts.
     dial: Option<Dial>,
+    /// The group was there at one of the attempts.
+    known: bool,
     /// Since when it fails.
     failing: Option<Instant>,
     /// The next attempt is not before that.
@@ -50,11 +54,25 @@ impl Call {
         purpose: Purpose,
         patience: Duration,
     ) -> Self {
-        Self { credential, address, purpose, patience, dial: None, failing: None, next: Instant::now() }
+        Self {
+            credential,
+            address,
+            purpose,
+            patience,
+            dial: None,
+            known: false,
+            failing: None,
+            next: Instant::now(),
+        }
     }
 
     pub(super) fn socket(&self) -> Option<&TcpStream> {
         self.dial.as_ref().map(|dial| &*dial.socket)
+    }
+
+    /// Whether the peer's group cannot have it yet.
+    pub(super) fn unheard(&self) -> bool {
+        self.dial.as_ref().is_none_or(|dial| !dial.proved())
     }
 
     /// What it waits for, where there is a socket.
@@ -83,7 +101,10 @@ impl Call {
             }
             said => match said.and_then(|_| end_after(&dial.socket, None)) {
                 Ok(()) => Ok(Some((dial.keys().map(Seal::of_caller), dial.socket))),
-                Err(error) => self.failed(&error, lacking(&error)),
+                Err(error) => {
+                    self.known |= dial.proved();
+                    self.failed(&error, lacking(&error))
+                }
             },
         }
     }
@@ -95,9 +116,14 @@ impl Call {
     fn failed(&mut self, error: &io::Error, here: bool) -> Result<Option<Made>, Failed> {
         let now = Instant::now();
         let tried = now - *self.failing.get_or_insert(now);
-        let again = matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset);
-        let patience = if here { LACKING } else { REFUSED };
-        if (here || again) && tried < patience {
+        let patience = match error.kind() {
+            _ if here => LACKING,
+            ErrorKind::ConnectionRefused => REFUSED,
+            ErrorKind::ConnectionReset if self.known => self.patience,
+            ErrorKind::ConnectionReset => FORGOTTEN.min(self.patience),
+            _ => Duration::ZERO,
+        };
+        if tried < patience {
             self.next = now + PAUSE;
             return Ok(None);
         }

@@ -136,6 +136,11 @@ impl Conn {
         matches!(self.line, Line::Calling(_))
     }
 
+    /// A call of which the peer's group cannot know yet.
+    pub(super) fn is_unheard(&self) -> bool {
+        matches!(&self.line, Line::Calling(call) if call.unheard())
+    }
+
     /// Sends what waits on another connection, over which nothing went.
     pub(super) fn take_over(&mut self, other: Self) {
         self.queue = other.queue;

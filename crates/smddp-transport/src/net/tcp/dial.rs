@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use super::hello::{Credential, Purpose, TcpAddress, hello};
+use super::hello::{CLOSED, Credential, Purpose, REFUSED, TAKEN, TcpAddress, hello};
 use crate::own::Uninherited;
 use crate::token::{Claim, Keys, PROOF, REPLY};
 
@@ -57,6 +57,8 @@ pub(super) struct Dial {
     heard: usize,
     /// What is said to the reply, and how much of that is.
     proof: Option<([u8; PROOF], usize)>,
+    /// The listener has handed it to the group.
+    taken: bool,
 }
 
 impl Dial {
@@ -79,6 +81,7 @@ impl Dial {
             reply: [0; REPLY],
             heard: 0,
             proof: None,
+            taken: false,
         })
     }
 
@@ -104,7 +107,10 @@ impl Dial {
         {
             *said += retried((&*self.socket).write(&proof[*said..]))?;
         }
-        Ok(self.connected())
+        if self.proved() && !self.taken {
+            self.hear_last()?;
+        }
+        Ok(self.taken)
     }
 
     /// What the listener answers. One that hangs up instead has no place for this caller now: it may have one later.
@@ -119,6 +125,24 @@ impl Dial {
             self.proof = Some((self.claim.prove(&self.reply)?, 0));
         }
         Ok(())
+    }
+
+    /// What the listener says to the proof.
+    fn hear_last(&mut self) -> io::Result<()> {
+        let mut word = [0];
+        match (&*self.socket).read(&mut word) {
+            Ok(0) => Err(ErrorKind::ConnectionReset.into()),
+            outcome => match retried(outcome)? {
+                0 => Ok(()),
+                _ if word == [TAKEN] => {
+                    self.taken = true;
+                    Ok(())
+                }
+                _ if word == [CLOSED] => Err(closed()),
+                _ if word == [REFUSED] => Err(io::Error::other("it has a connection of this rank already")),
+                _ => Err(ErrorKind::InvalidData.into()),
+            },
+        }
     }
 
     /// Before words that cannot be said again: who was stopped meanwhile may find that the other end has hung up. Nothing is lost then. And what
@@ -143,9 +167,14 @@ impl Dial {
         if speaks { libc::POLLOUT } else { libc::POLLIN }
     }
 
-    /// Both ends have shown who they are.
-    pub(super) fn connected(&self) -> bool {
+    /// All is said: the listener may hand it to the group at any time.
+    pub(super) fn proved(&self) -> bool {
         matches!(self.proof, Some((_, PROOF)))
+    }
+
+    /// Both ends have shown who they are, and the listener has handed the connection to the group.
+    pub(super) fn connected(&self) -> bool {
+        self.taken
     }
 }
 
@@ -155,6 +184,16 @@ pub(super) fn retried(result: io::Result<usize>) -> io::Result<usize> {
         Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(0),
         other => other,
     }
+}
+
+/// The group is closed there, in good order.
+fn closed() -> io::Error {
+    io::Error::new(ErrorKind::ConnectionAborted, "it has closed its end of the group")
+}
+
+/// Whether that is how a call ended.
+pub(super) fn is_closed(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::ConnectionAborted && error.raw_os_error().is_none()
 }
 
 /// Whether a connection ended because nobody answers at the other end.

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::Duration;
 
 use super::dial::advice;
-use super::hello::{self, HELLO, Purpose, TcpAddress, parse};
+use super::hello::{self, CLOSED, HELLO, Purpose, REFUSED, TAKEN, TcpAddress, parse};
 use super::seal::Seal;
 use super::survey;
 use crate::fork::{self, PerProcess};
@@ -68,22 +68,20 @@ struct Watchers {
     closed: bool,
 }
 
-/// What watchers hear of a group that is closed; a process that dies says nothing.
-pub(super) const CLOSED: u8 = 1;
 /// Watchers of one group, for each of its ranks: a connection that broke on its way may still look whole here.
 const WATCHERS: usize = 4;
 /// Of callers sent away, so many are told of: whoever calls again and again does not fill the log.
 const TOLD: u64 = 8;
 
-fn tell_closed(mut watcher: &TcpStream) {
+fn say(mut caller: &TcpStream, word: u8) {
     // One byte fits any socket buffer.
-    let _ = watcher.write_all(&[CLOSED]);
+    let _ = caller.write_all(&[word]);
 }
 
 impl Watchers {
     fn add(&mut self, stream: Uninherited<TcpStream>, most: usize) -> Result<(), Refused> {
         if self.closed {
-            tell_closed(&stream);
+            say(&stream, CLOSED);
             return Ok(());
         }
         if self.streams.len() >= most {
@@ -96,6 +94,7 @@ impl Watchers {
         if self.streams.len() >= most {
             return Err((stream, "it watches too often"));
         }
+        say(&stream, TAKEN);
         self.streams.push(stream);
         Ok(())
     }
@@ -124,12 +123,14 @@ impl Inbox {
     fn class(&self, call: CallOfClass) -> Result<(), Refused> {
         let mut classes = lock(&self.classes);
         if classes.over {
-            // Hanging up says so.
+            say(&call.stream, CLOSED);
             return Ok(());
         }
         if !classes.known.insert((call.rank, call.class)) {
             return Err((call.stream, "that rank is connected already, and its first connection goes on"));
         }
+        // Before anything that the group sends over it.
+        say(&call.stream, TAKEN);
         classes.waiting.push(call);
         self.fresh.store(true, Ordering::Release);
         Ok(())
@@ -137,6 +138,7 @@ impl Inbox {
 
     /// Sends a caller away that may be no rank of the group.
     pub(super) fn refuse(&self, rank: usize, stream: &TcpStream, why: &str) {
+        say(stream, REFUSED);
         if self.refused.fetch_add(1, Ordering::Relaxed) < TOLD {
             let from = stream.peer_addr().map_or_else(|_| "an unknown address".to_owned(), |a| a.to_string());
             warn(&format!(
@@ -174,7 +176,7 @@ impl Drop for Door {
         if self.endpoint.ours() {
             let mut watchers = lock(&self.inbox.watchers);
             watchers.closed = true;
-            watchers.streams.drain(..).for_each(|watcher| tell_closed(&watcher));
+            watchers.streams.drain(..).for_each(|watcher| say(&watcher, CLOSED));
         }
     }
 }
@@ -223,7 +225,7 @@ impl Host for Reception {
         address.map_or_else(|| "an unknown address".to_owned(), |address| address.to_string())
     }
 
-    /// Hands the connection to its group. Where the group is gone, hanging up says so.
+    /// Hands the connection to its group, if that is still here.
     fn answer(
         &self,
         caller: Uninherited<OwnedFd>,
@@ -235,9 +237,7 @@ impl Host for Reception {
         let stream = caller.map(TcpStream::from);
         let inbox = lock(&self.inboxes.by_door).get(&door).and_then(|entrance| entrance.inbox.upgrade());
         let Some(inbox) = inbox else {
-            if purpose == Purpose::Watch {
-                tell_closed(&stream);
-            }
+            say(&stream, CLOSED);
             return None;
         };
         if rank >= inbox.size || rank == inbox.me {
@@ -253,7 +253,9 @@ impl Host for Reception {
                 // So few bytes fit any socket buffer.
                 let begun = inbox.begun.load(Ordering::Acquire);
                 let doing = tell(Question::Doing(inbox.about.load(Ordering::Relaxed)));
-                let _ = (&*stream).write_all(&survey::answer(begun, &doing, keys));
+                // At once: what follows a byte alone would wait until that is acknowledged.
+                let answer = [&[TAKEN], &*survey::answer(begun, &doing, keys)].concat();
+                let _ = (&*stream).write_all(&answer);
                 Ok(())
             }
             Purpose::Watch => lock(&inbox.watchers).add(stream, WATCHERS * inbox.size),

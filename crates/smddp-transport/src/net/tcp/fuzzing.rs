@@ -60,6 +60,7 @@ pub(crate) fn survey(script: &mut Script<'_>) {
                         // Some of them have the token.
                         if script.below(4) > 0 {
                             let _ = streams[at].write(&answer(&question));
+                            let _ = streams[at].write(&[hello::TAKEN]);
                         }
                     }
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {}

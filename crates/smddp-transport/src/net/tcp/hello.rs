@@ -59,6 +59,14 @@ pub(crate) fn hello(door: &Id, from: usize, purpose: Purpose) -> [u8; HELLO] {
     bytes
 }
 
+/// What a listener says to a caller that has shown who it is: its connection is taken up. Until then it may be hung up on
+/// because there are too many callers, which is no sign of anybody's end.
+pub(crate) const TAKEN: u8 = 2;
+/// What it says instead: whoever it is, this connection is one too many.
+pub(crate) const REFUSED: u8 = 3;
+/// Or that, and to watchers later: this end of the group is closed. A process that dies says nothing.
+pub(crate) const CLOSED: u8 = 1;
+
 /// Whether these may be the first of such words.
 pub(super) fn heeds(bytes: &[u8]) -> bool {
     let expected = [&MAGIC[..], &PROTOCOL.to_le_bytes()].concat();

@@ -76,10 +76,10 @@ impl Question {
     /// What there is to do now that the socket is ready; the answer when all of it is here.
     fn go_on(&mut self) -> io::Result<Option<Answer>> {
         if !self.dial.connected() {
-            if self.dial.say()? {
-                self.opener = self.dial.keys().map(|keys| Opener::new(keys.listener));
+            if !self.dial.say()? {
+                return Ok(None);
             }
-            return Ok(None);
+            self.opener = self.dial.keys().map(|keys| Opener::new(keys.listener));
         }
         let mut part = [0; FIRST + LONGEST_WORDS];
         let read = match &mut self.opener {

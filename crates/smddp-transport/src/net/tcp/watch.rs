@@ -6,9 +6,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::dial::{Dial, SILENT, silent};
-use super::endpoint::CLOSED;
-use super::hello::{Credential, Purpose, TcpAddress};
+use super::dial::{Dial, SILENT, is_closed, silent};
+use super::hello::{CLOSED, Credential, Purpose, TcpAddress};
 use super::listeners::Listeners;
 use crate::net::wire::Broken;
 
@@ -80,6 +79,7 @@ impl Watch {
         match self.0.say() {
             Ok(true) => {}
             Ok(false) => return Found::Well,
+            Err(error) if is_closed(&error) => return Found::Closed,
             Err(error) => return Found::Ended(error),
         }
         let mut byte = [0];
@@ -211,7 +211,7 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
-    use crate::fuzzing::feed::{credential, known_token, welcome};
+    use crate::fuzzing::feed::{credential, hear, known_token, welcome};
     use crate::interface::{Family, Wanted};
     use crate::net::tcp::TcpEndpoint;
     use crate::process::Endpoint;
@@ -282,6 +282,18 @@ mod tests {
         drop(listener.accept().unwrap());
         assert!(matches!(watch.look(), Found::Ended(_)));
         assert!(!watch.0.connected());
+    }
+
+    #[test]
+    fn who_was_hung_up_on_after_its_last_word_has_seen_no_death() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut watches = watches(vec![address(&listener)]);
+        std::thread::scope(|scope| {
+            let answering = scope.spawn(|| drop(hear(listener.accept().unwrap().0)));
+            wait(&mut watches, 1, |w| matches!(w.peers[1], Known::Unknown(_)));
+            answering.join().unwrap();
+        });
+        assert_eq!(watches.broken(), vec![]);
     }
 
     #[test]

@@ -169,7 +169,7 @@ impl TcpWire {
             return false;
         };
         let sends = &mut self.peers[peer].sends[class];
-        let Some(call) = sends.and_then(|old| self.conns[old].take_if(|conn| conn.is_calling())) else {
+        let Some(call) = sends.and_then(|old| self.conns[old].take_if(|conn| conn.is_unheard())) else {
             return false;
         };
         *sends = Some(at);

@@ -5,9 +5,9 @@ use std::net::{SocketAddr, TcpListener};
 use rustix::net::{AddressFamily, SocketType};
 
 use super::super::call::{Call, Failed};
-use super::super::hello::{HELLO, Purpose};
+use super::super::hello::{Credential, HELLO, Purpose};
 use super::*;
-use crate::fuzzing::feed::{credential, welcome};
+use crate::fuzzing::feed::{self, credential, welcome};
 use crate::own::Uninherited;
 use crate::token::{Challenge, SALT};
 
@@ -76,6 +76,35 @@ fn who_was_hung_up_on_before_its_first_word_calls_again() {
     let answering = std::thread::spawn(move || welcome(listener.accept().unwrap().0));
     assert!(outcome(&mut call).is_ok());
     answering.join().unwrap();
+}
+
+/// There are too many callers: who has shown who it is may be hung up on all the same, and has lost nobody.
+#[test]
+fn who_was_hung_up_on_after_its_last_word_calls_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut call = to(listener.local_addr().unwrap());
+    let answering = std::thread::spawn(move || {
+        for _ in 0..3 {
+            drop(feed::hear(listener.accept().unwrap().0));
+        }
+        welcome(listener.accept().unwrap().0)
+    });
+    assert!(outcome(&mut call).is_ok());
+    answering.join().unwrap();
+}
+
+#[test]
+fn a_group_that_is_closed_says_so_to_who_calls_late() {
+    // The process goes on, and listens.
+    let [_other, pair] = [Pair::new(), Pair::new()];
+    let (door, token) = (pair.doors[1].clone(), pair.token.clone());
+    drop(pair);
+    let credential = Credential { rank: 0, token, encrypts: false };
+    let begun = Instant::now();
+    let mut call = Call::new(credential, door, Purpose::Class(1), DEADLINE);
+    let Err(Failed::Lost(why)) = outcome(&mut call) else { panic!("it was taken up") };
+    assert!(why.contains("it has closed its end of the group"), "{why}");
+    assert!(begun.elapsed() < DEADLINE / 2, "it was called again and again");
 }
 
 #[test]
