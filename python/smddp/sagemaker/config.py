@@ -7,14 +7,12 @@ from `init`'s argument (a dict, or the path of a JSON file), and from the defaul
 
 from __future__ import annotations
 
-import difflib
-import json
 import logging
 import os
 from dataclasses import dataclass
 from typing import Any
 
-LAUNCHER = "SM_HP_MP_PARAMETERS"
+from smddp.joining import LAUNCHER, hint, read_json
 
 log = logging.getLogger("smddp.sagemaker")
 
@@ -102,9 +100,8 @@ def check(values: dict[str, Any], source: str) -> dict[str, Any]:
             log.warning("%s: %r is a key of SMP v1 and has no effect here (value %r)", source, given, value)
             continue
         if name not in KEYS:
-            near = difflib.get_close_matches(str(name), [*KEYS, *OLDER_NAMES, *V1_ONLY], 1, 0.5)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{source}: unknown key {given!r}{hint} The keys are {', '.join(KEYS)}.")
+            near = hint(name, [*KEYS, *OLDER_NAMES, *V1_ONLY])
+            raise ValueError(f"{source}: unknown key {given!r}{near} The keys are {', '.join(KEYS)}.")
         if name in checked and checked[name] != value:
             raise ValueError(f"{source}: {given!r} is the older name of {name!r}, and both are given: keep {name!r}")
         checked[name] = _checked(KEYS[name], given, value, source)
@@ -138,12 +135,12 @@ def read(argument: dict[str, Any] | str | os.PathLike | None, assigned: dict[str
     script: dict[str, Any] = {}
     if isinstance(argument, (str, os.PathLike)):
         with open(argument, encoding="utf-8") as text:
-            script = check(_json(text.read(), f"the file {os.fspath(argument)!r} given to init()"), f"{argument}")
+            script = check(read_json(text.read(), f"the file {os.fspath(argument)!r} given to init()"), f"{argument}")
     elif argument is not None:
         script = check(argument, "init()")
     launcher = {}
     if os.environ.get(LAUNCHER, "").strip():
-        launcher = check(_json(os.environ[LAUNCHER], f"the environment variable {LAUNCHER}"), LAUNCHER)
+        launcher = check(read_json(os.environ[LAUNCHER], f"the environment variable {LAUNCHER}"), LAUNCHER)
     values.update(script)
     for name, value in launcher.items():
         if name in script and script[name] != value:
@@ -156,10 +153,3 @@ def read(argument: dict[str, Any] | str | os.PathLike | None, assigned: dict[str
             )
         values[name] = _checked(KEYS[name], name, value, "tsm.state")
     return values
-
-
-def _json(text: str, source: str) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{source} is not JSON ({error}): {text[:200]!r}") from None

@@ -21,6 +21,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from smddp.joining import subgroup
+
 DIMENSIONS = ("replicate", "shard", "tensor")
 EXPERT_DIMENSIONS = ("expert_replicate", "expert_shard", "expert", "tensor")
 
@@ -159,15 +161,6 @@ def _world() -> dist.ProcessGroup:
     return world
 
 
-def _subgroups(rank_lists: list[list[int]]) -> dist.ProcessGroup:
-    """The group of this rank among ``rank_lists``, which cover the world; every rank makes all of them."""
-    if len(rank_lists) == 1:
-        return _world()
-    mine, _ = dist.new_subgroups_by_enumeration(rank_lists)
-    assert isinstance(mine, dist.ProcessGroup)  # as the lists cover the world
-    return mine
-
-
 def _forget_old_meshes() -> None:
     """Make DTensor forget results that it keeps by mesh.
 
@@ -211,8 +204,8 @@ class ParallelState:
         if sizes.tensor == 1 and sizes.copy == sizes.shard:
             self.one_copy = self.group("shard")
         else:
-            self.one_copy = _subgroups(self.ranks.view(sizes.copies, -1).tolist())
-        self.context = None if sizes.context == 1 else _subgroups(self._context_groups())
+            self.one_copy = subgroup(self.ranks.view(sizes.copies, -1).tolist())
+        self.context = None if sizes.context == 1 else subgroup(self._context_groups())
         place = (self.ranks == dist.get_rank()).nonzero()[0].tolist()
         self.place = dict(zip(DIMENSIONS, place))
 

@@ -1,0 +1,219 @@
+"""The configuration of `smp.init()`: its keys, where they come from, and what is wrong with them.
+
+The launcher's values (the environment variable SM_HP_MP_PARAMETERS, a JSON object) win over those of the dict that the
+script gives to `init`. A key whose feature is not there raises, unless its value asks for nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from smddp.joining import LAUNCHER, hint, read_json
+
+log = logging.getLogger("smddp.modelparallel")
+
+ALIASES = {"partitions": "pipeline_parallel_degree"}
+
+# What stands in for each feature that is not there.
+_TENSOR = "torch.sagemaker has tensor parallelism: tsm.init({'tensor_parallel_degree': N}), tsm.transform(model)"
+_SHARDING = "torch.sagemaker shards: tsm.init({'hybrid_shard_degree': N}) and torch's FSDP"
+_HALF = "run the step under torch.autocast, with smp.amp.GradScaler for float16"
+_OFFLOAD = "torch.sagemaker offloads: tsm.init({'sm_activation_offloading': True}) and offload_wrapper"
+
+# SMP v2's own keys: they say which library a configuration was written for.
+_V2 = frozenset(
+    """hybrid_shard_degree context_parallel_degree expert_parallel_degree sm_activation_offloading random_seed
+    fsdp_cache_flush_warnings allow_empty_shards tensor_parallel_seed tensor_parallel_checks""".split()
+)
+
+
+def _key(
+    default: Any,
+    meaning: str,
+    *,
+    kind: type | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    one_of: tuple[str, ...] = (),
+    instead: str = "",
+    no_effect: str = "",
+) -> Any:
+    """A field of `Config`.
+
+    ``instead``: the feature is not there, and this is what to use; only the default is accepted.
+    ``no_effect``: why another value than the default changes nothing; it is told in a warning.
+    """
+    metadata = {
+        "kind": kind or type(default),
+        "meaning": meaning,
+        "least": least,
+        "most": most,
+        "one_of": one_of,
+        "instead": instead,
+        "no_effect": no_effect,
+    }
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Config:
+    """Every key of SMP v1 with its value."""
+
+    pipeline_parallel_degree: int = _key(1, "stages that the model is cut into; also called partitions", least=1)
+    microbatches: int = _key(1, "equal parts that a step's batch is split into", least=1)
+    pipeline: str = _key(
+        "interleaved", "order of forward and backward passes", one_of=("interleaved", "simple", "_only_forward")
+    )
+    active_microbatches: int = _key(
+        None, "microbatches at work at once; by default pipeline_parallel_degree + 2", kind=int, least=1
+    )
+    optimize: str = _key("memory", "what auto_partition saves: memory or speed", one_of=("memory", "speed"))
+    memory_weight: float = _key(
+        None,
+        "memory against computation in auto_partition's costs; 0.8, or 0.2 under speed",
+        kind=float,
+        least=0,
+        most=1,
+    )
+    auto_partition: bool = _key(True, "cut by costs; modules under smp.partition() stay where that puts them")
+    default_partition: int = _key(0, "stage of modules outside smp.partition() without auto_partition", least=0)
+    placement_strategy: str = _key("cluster", "which ranks are neighbours: cluster, spread, or letters D, P, T")
+    ddp: bool = _key(False, "average gradients over the replicas of the model; needed where there are several")
+    ddp_port: int = _key(None, "port of DDP's own group", kind=int, least=0, no_effect="one default group serves all")
+    ddp_dist_backend: str = _key(
+        "auto", "backend of a default group that init makes; auto is smddp", one_of=("auto", "nccl", "smddp", "gloo")
+    )
+    deterministic_server: bool = _key(False, "same order of work in every run; here it always is")
+    contiguous: bool = _key(True, "TensorFlow's: stages of neighbours", instead="auto_partition cuts contiguous stages")
+    horovod: bool = _key(False, "TensorFlow's: replicas by Horovod", instead="'ddp': True")
+    load_partition: bool = _key(False, "read the cut from partition_file", instead="smp.set_partition(module, stage)")
+    partition_file: str = _key(None, "file of load_partition", kind=str, instead="smp.set_partition(module, stage)")
+    skip_tracing: bool = _key(
+        False,
+        "cut without tracing",
+        no_effect="the first step's first microbatch gives the costs, and is not run twice",
+    )
+    tensor_parallel_degree: int = _key(1, "ranks that share each layer", least=1, instead=_TENSOR)
+    prescaled_batch: bool = _key(False, "the ranks of a tensor group read the same batch; with groups of one they do")
+    fp16: bool = _key(False, "float16 model, float32 master weights", instead=_HALF)
+    fp16_params: bool = _key(False, "parameters made in float16", instead=_HALF)
+    bf16: bool = _key(False, "bfloat16 under sharded data parallelism", instead=f"{_HALF}; {_SHARDING}")
+    shard_optimizer_state: bool = _key(False, "replicas share the optimizer's state", instead=_SHARDING)
+    offload_activations: bool = _key(False, "keep checkpoints of activations on the CPU", instead=_OFFLOAD)
+    activation_loading_horizon: int = _key(4, "tasks ahead of which offloaded activations are loaded", least=1)
+    sharded_data_parallel_degree: int = _key(1, "ranks that share the parameters", least=1, instead=_SHARDING)
+    sdp_reduce_bucket_size: int = _key(500_000_000, "elements of a bucket of gradients", least=1, instead=_SHARDING)
+    sdp_param_persistence_threshold: int = _key(1_000_000, "smaller parameters stay whole", least=0, instead=_SHARDING)
+    sdp_max_live_parameters: int = _key(1_000_000_000, "prefetch pauses above it", least=1, instead=_SHARDING)
+    sdp_hierarchical_allgather: bool = _key(True, "gather inside nodes first", instead=_SHARDING)
+    sdp_gradient_clipping: float = _key(1.0, "norm that gradients are clipped to", least=0, instead=_SHARDING)
+    delayed_parameter_initialization: bool = _key(
+        False, "parameters are made when the model is cut", instead="smp.delay_param_initialization(False)"
+    )
+    fast_mode: bool = _key(False, "undocumented in the original", instead="no key")
+    static_mode: bool = _key(False, "undocumented in the original", instead="no key")
+
+    def __post_init__(self) -> None:
+        if self.active_microbatches is None:
+            object.__setattr__(self, "active_microbatches", self.pipeline_parallel_degree + 2)
+        if self.memory_weight is None:
+            object.__setattr__(self, "memory_weight", 0.2 if self.optimize == "speed" else 0.8)
+
+    @property
+    def partitions(self) -> int:
+        """The older name of pipeline_parallel_degree."""
+        return self.pipeline_parallel_degree
+
+
+KEYS = {field.name: field for field in dataclasses.fields(Config)}
+
+
+def check(values: Any, source: str) -> dict[str, Any]:
+    """``values`` under the names of `Config`'s fields. ``source`` is where they come from, for the errors.
+
+    Raises:
+        TypeError: ``values`` is no dictionary, or a value has the wrong type.
+        ValueError: an unknown key (with the nearest known one), a value out of range, two names of one key that differ.
+        NotImplementedError: a key that asks for what is not there.
+    """
+    if not isinstance(values, dict):
+        raise TypeError(f"{source}: expected a dictionary of SMP keys, got {type(values).__name__}: {values!r}")
+    checked: dict[str, Any] = {}
+    for given, value in values.items():
+        name = ALIASES.get(given, given)
+        if name in _V2:
+            raise ValueError(f"{source}: {given!r} is a key of SMP v2, whose import is torch.sagemaker, not of SMP v1")
+        if name not in KEYS:
+            near = hint(name, [*KEYS, *ALIASES])
+            raise ValueError(f"{source}: unknown key {given!r}{near} The keys are {', '.join([*ALIASES, *KEYS])}.")
+        value = _checked(name, given, value, source)
+        if name in checked and checked[name] != value:
+            names = " and ".join(repr(key) for key in values if ALIASES.get(key, key) == name)
+            raise ValueError(f"{source}: {names} are one key, and their values differ: {checked[name]!r} and {value!r}")
+        checked[name] = value
+    return checked
+
+
+def _checked(name: str, given: str, value: Any, source: str) -> Any:
+    field, about = KEYS[name], KEYS[name].metadata
+    kind = about["kind"]
+    if kind is float and type(value) is int:
+        value = float(value)
+    if value is None and field.default is None:
+        return None
+    # bool is an int in Python, and True is no degree.
+    if type(value) is not kind:
+        raise TypeError(f"{source}: {given!r} must be {kind.__name__}, got {type(value).__name__}: {value!r}")
+    least, most = about["least"], about["most"]
+    if least is not None and not least <= value <= (float("inf") if most is None else most):
+        allowed = f"at least {least}" if most is None else f"from {least} to {most}"
+        raise ValueError(f"{source}: {given!r} must be {allowed}, got {value}")
+    if about["one_of"] and value not in about["one_of"]:
+        raise ValueError(f"{source}: {given!r} must be one of {', '.join(about['one_of'])}, got {value!r}")
+    if name == "placement_strategy" and value not in ("cluster", "spread") and sorted(value) != ["D", "P", "T"]:
+        raise ValueError(f"{source}: {given!r} must be cluster, spread or the letters D, P, T once each, got {value!r}")
+    if value != field.default:
+        if about["instead"]:
+            raise NotImplementedError(
+                f"{source}: {given!r}={value!r} is not there in this library's SMP v1 ({about['meaning']}). Instead: "
+                f"{about['instead']}"
+            )
+        if about["no_effect"]:
+            log.warning("%s: %r has no effect here (value %r): %s", source, given, value, about["no_effect"])
+    return value
+
+
+def read(argument: dict[str, Any] | None) -> Config:
+    """The configuration from ``argument``, the dict given to `init` or None, and the launcher, which wins.
+
+    Raises:
+        TypeError, ValueError, NotImplementedError: as `check` does, or keys that contradict each other.
+    """
+    script = {} if argument is None else check(argument, "smp.init()")
+    launcher = {}
+    if os.environ.get(LAUNCHER, "").strip():
+        launcher = check(read_json(os.environ[LAUNCHER], f"the environment variable {LAUNCHER}"), LAUNCHER)
+    for name, value in launcher.items():
+        if name in script and script[name] != value:
+            log.warning("%s=%r from the launcher replaces the script's %r", name, value, script[name])
+    given = {**script, **launcher}
+    config = Config(**given)
+    _contradictions(config, given)
+    return config
+
+
+def _contradictions(config: Config, given: dict[str, Any]) -> None:
+    if not config.auto_partition and "default_partition" not in given:
+        raise ValueError("smp.init(): 'auto_partition' is False, so 'default_partition' must say where modules go")
+    if config.default_partition >= config.pipeline_parallel_degree:
+        raise ValueError(
+            f"smp.init(): 'default_partition'={config.default_partition} is not among the stages 0 to "
+            f"{config.pipeline_parallel_degree - 1} of 'pipeline_parallel_degree'={config.pipeline_parallel_degree}"
+        )
+    for name in ("ddp_port", "ddp_dist_backend"):
+        if given.get(name) not in (None, KEYS[name].default) and not config.ddp:
+            raise ValueError(f"smp.init(): {name!r}={given[name]!r} needs 'ddp': True")

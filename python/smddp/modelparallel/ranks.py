@@ -1,0 +1,137 @@
+"""Who shares what with whom: the arithmetic of placement, and this process's groups.
+
+The world is a grid of three letters: P (stages of the pipeline), T (ranks that share layers) and D (copies of the
+model, "reduced data parallel"). A placement is an order of the letters; ranks are counted with the right-most letter
+fastest. The ranks of every group ascend, and a rank's place in its group follows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from smddp.joining import agree, make_default_group, subgroup
+
+if TYPE_CHECKING:
+    from smddp.modelparallel.config import Config
+
+_STRATEGIES = {"cluster": "DPT", "spread": "TPD"}
+
+# The letters along which the ranks of a group differ.
+GROUPS = {"pp": "P", "tp": "T", "rdp": "D", "dp": "DT", "mp": "PT"}
+
+
+def letters(strategy: str) -> str:
+    """The order of D, P and T that a placement strategy stands for."""
+    return _STRATEGIES.get(strategy, strategy)
+
+
+def place(size: int, strategy: str, pipeline: int, tensor: int = 1) -> dict[str, list[list[int]]]:
+    """All groups of ``size`` ranks, by name ("pp", "tp", "rdp", "dp", "mp"): lists of ranks that cover the world.
+
+    Raises ValueError where the degrees do not divide the world.
+    """
+    if size % (pipeline * tensor):
+        raise ValueError(
+            f"{size} ranks do not fill 'pipeline_parallel_degree'={pipeline} times 'tensor_parallel_degree'={tensor}: "
+            f"start a multiple of {pipeline * tensor} ranks"
+        )
+    extents = {"P": pipeline, "T": tensor, "D": size // (pipeline * tensor)}
+    order = letters(strategy)
+    cells = list(itertools.product(*(range(extents[letter]) for letter in order)))
+    groups: dict[str, list[list[int]]] = {}
+    for name, along in GROUPS.items():
+        found: dict[tuple[int, ...], list[int]] = {}
+        for rank, cell in enumerate(cells):
+            rest = tuple(index for letter, index in zip(order, cell) if letter not in along)
+            found.setdefault(rest, []).append(rank)
+        groups[name] = list(found.values())
+    return groups
+
+
+def mine(groups: dict[str, list[list[int]]], name: str, rank: int) -> list[int]:
+    """The ranks of the group ``name`` that ``rank`` is in."""
+    return next(members for members in groups[name] if rank in members)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place, as plain numbers, and its groups.
+
+    Attributes:
+        pp_ranks: the global ranks of this pipeline, in order of their stage.
+        mail_group: a second group of the same ranks, for messages between stages: they never wait for a collective.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    pp_rank: int
+    pp_size: int
+    tp_rank: int
+    tp_size: int
+    rdp_rank: int
+    rdp_size: int
+    dp_rank: int
+    dp_size: int
+    mp_rank: int
+    mp_size: int
+    pp_ranks: list[int]
+    pp_group: dist.ProcessGroup
+    tp_group: dist.ProcessGroup
+    rdp_group: dist.ProcessGroup
+    dp_group: dist.ProcessGroup
+    mp_group: dist.ProcessGroup
+    mail_group: dist.ProcessGroup
+
+
+def make(config: Config) -> Ranks:
+    """This process's ranks and groups, and a default group where there is none. Collective.
+
+    Raises:
+        ValueError: degrees that do not fit the world, replicas without ``ddp``, or ranks with different configurations.
+        RuntimeError: no process group and no launcher's environment.
+    """
+    if not dist.is_initialized():
+        backend = "smddp" if config.ddp_dist_backend == "auto" else config.ddp_dist_backend
+        make_default_group("smp.init()", backend)
+    rank, size = dist.get_rank(), dist.get_world_size()
+    hosts = agree(vars(config), "smp.init()")
+    groups = place(size, config.placement_strategy, config.pipeline_parallel_degree, config.tensor_parallel_degree)
+    copies = len(groups["mp"])
+    if copies > 1 and not config.ddp:
+        raise ValueError(
+            f"smp.init(): {size} ranks hold {copies} replicas of the model, and 'ddp' is False: set 'ddp': True to "
+            f"average their gradients, or start {size // copies} ranks"
+        )
+    made: dict[tuple[tuple[int, ...], ...], dist.ProcessGroup] = {}
+    values: dict[str, Any] = {}
+    for name, lists in groups.items():
+        # Without tensor parallelism several names mean the same ranks.
+        key = tuple(map(tuple, lists))
+        if key not in made:
+            made[key] = subgroup(lists)
+        members = mine(groups, name, rank)
+        values[f"{name}_group"] = made[key]
+        values[f"{name}_rank"], values[f"{name}_size"] = members.index(rank), len(members)
+    local_rank, local_size = _local(hosts, rank)
+    mail_group, _ = dist.new_subgroups_by_enumeration(groups["pp"])
+    assert isinstance(mail_group, dist.ProcessGroup)  # as the lists cover the world
+    return Ranks(rank, size, local_rank, local_size, pp_ranks=mine(groups, "pp", rank), mail_group=mail_group, **values)
+
+
+def _local(hosts: list[str], rank: int) -> tuple[int, int]:
+    """(rank on this machine, ranks on it), as the launcher says, else by the hosts' names."""
+    for of_rank, of_size in (
+        ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ):
+        if of_rank in os.environ and of_size in os.environ:
+            return int(os.environ[of_rank]), int(os.environ[of_size])
+    here = [other for other, host in enumerate(hosts) if host == hosts[rank]]
+    return here.index(rank), len(here)

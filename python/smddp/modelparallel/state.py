@@ -1,0 +1,53 @@
+"""`smp.state`: what `init` has set up and what the script has wrapped since. One object for the life of the process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smddp.modelparallel.config import Config
+    from smddp.modelparallel.ranks import Ranks
+
+
+class State:
+    """Where this process stands, and the one model and one optimizer of the script.
+
+    Attributes:
+        cfg: the configuration; None before `init`.
+        ranks: this process's place and groups; None before `init`.
+        model: the script's DistributedModel, or None.
+        optimizer: the script's DistributedOptimizer, or None.
+        module_manager: which stage holds which module; the model's, None before there is one.
+    """
+
+    def __init__(self) -> None:
+        self.cfg: Config | None = None
+        self.ranks: Ranks | None = None
+        self.model: Any = None
+        self.optimizer: Any = None
+        self.module_manager: Any = None
+        self._at_reset: list[Any] = []
+
+    @property
+    def initialized(self) -> bool:
+        """Whether `init` has run."""
+        return self.cfg is not None
+
+    def made(self, what: str) -> tuple[Config, Ranks]:
+        """The configuration and the ranks; RuntimeError names ``what`` before `init`."""
+        if self.cfg is None or self.ranks is None:
+            raise RuntimeError(f"smp.{what} needs smp.init() first")
+        return self.cfg, self.ranks
+
+    def at_reset(self, undo: Any) -> None:
+        """Have ``undo()`` called by the next `reset`, the last one first."""
+        self._at_reset.append(undo)
+
+    def reset(self) -> None:
+        """Forget everything and undo what `init` changed in torch. Process groups stay until torch destroys them."""
+        while self._at_reset:
+            self._at_reset.pop()()
+        self.cfg = self.ranks = self.model = self.optimizer = self.module_manager = None
+
+
+state = State()
