@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+
 from smddp.joining import agree, make_default_group, subgroup
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class Ranks:
     Attributes:
         pp_ranks: the global ranks of this pipeline, in order of their stage.
         mail_group: a second group of the same ranks, for messages between stages: they never wait for a collective.
+        object_group: a second group of all ranks, for the objects that a script sends.
     """
 
     rank: int
@@ -87,6 +89,7 @@ class Ranks:
     dp_group: dist.ProcessGroup
     mp_group: dist.ProcessGroup
     mail_group: dist.ProcessGroup
+    object_group: dist.ProcessGroup
 
 
 def make(config: Config) -> Ranks:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from smddp.modelparallel import config as configuration
-from smddp.modelparallel import ranks
+from smddp.modelparallel import grad_norm, ranks
 from smddp.modelparallel.state import state
 
 
@@ -36,3 +36,4 @@ def init(config: dict[str, Any] | None = None) -> None:
         return
     state.ranks = ranks.make(values)
     state.cfg = values
+    state.at_reset(grad_norm.install())

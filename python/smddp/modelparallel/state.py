@@ -9,6 +9,13 @@ if TYPE_CHECKING:
     from smddp.modelparallel.ranks import Ranks
 
 
+class ModuleManager:
+    """What transformers asks for when it saves a model: nothing, as modules keep their names and shapes."""
+
+    def __init__(self) -> None:
+        self.translate_functions: list[Any] = []
+
+
 class State:
     """Where this process stands, and the one model and one optimizer of the script.
 
@@ -17,7 +24,7 @@ class State:
         ranks: this process's place and groups; None before `init`.
         model: the script's DistributedModel, or None.
         optimizer: the script's DistributedOptimizer, or None.
-        module_manager: which stage holds which module; the model's, None before there is one.
+        module_manager: see `ModuleManager`.
     """
 
     def __init__(self) -> None:
@@ -25,7 +32,7 @@ class State:
         self.ranks: Ranks | None = None
         self.model: Any = None
         self.optimizer: Any = None
-        self.module_manager: Any = None
+        self.module_manager: Any = ModuleManager()
         self._at_reset: list[Any] = []
 
     @property
@@ -47,7 +54,8 @@ class State:
         """Forget everything and undo what `init` changed in torch. Process groups stay until torch destroys them."""
         while self._at_reset:
             self._at_reset.pop()()
-        self.cfg = self.ranks = self.model = self.optimizer = self.module_manager = None
+        self.cfg = self.ranks = self.model = self.optimizer = None
+        self.module_manager = ModuleManager()
 
 
 state = State()

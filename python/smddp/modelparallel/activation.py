@@ -1,0 +1,107 @@
+"""Checkpointing of activations: a module's inner results are computed again in the backward pass, and not kept.
+
+A module that is checkpointed stays on one stage, and is checkpointed there; it is marked before the model is cut.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.utils import checkpoint as of_torch
+
+from smddp.modelparallel.state import state
+
+# Marks a module that is checkpointed: the cut leaves it whole.
+MARK = "_smp_checkpointed"
+
+
+def set_activation_checkpointing(
+    module: nn.Module,
+    preserve_rng_state: bool = True,
+    pack_args_as_tuple: bool = False,
+    strategy: str = "each",
+) -> None:
+    """Have every call of a module checkpoint its activations. To be called before the first step.
+
+    Args:
+        strategy: of a torch.nn.Sequential: "each" module in it by itself; "group_N", N of them at a time, or
+            "contiguous", all at a time, keep it on one stage.
+        pack_args_as_tuple: of a torch.nn.Sequential: a tuple passes from module to module as one argument. It always
+            does, as in torch.
+
+    Raises:
+        TypeError: a ModuleList, which is never called.
+        ValueError: an unknown strategy, or one for a module that is no Sequential.
+        RuntimeError: the model is already cut.
+    """
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        raise TypeError(
+            f"set_activation_checkpointing(): a {type(module).__name__} is never called; set it for each module in it"
+        )
+    size = _group(strategy)
+    if isinstance(module, nn.Sequential) and size == 1:
+        for child in module:
+            _mark(child, preserve_rng_state, 0)
+        return
+    if not isinstance(module, nn.Sequential) and size != 1:
+        raise ValueError(f"strategy={strategy!r} is for a torch.nn.Sequential, not {type(module).__name__}")
+    _mark(module, preserve_rng_state, size if isinstance(module, nn.Sequential) else 0)
+
+
+def checkpoint(module: nn.Module, *args: Any, preserve_rng_state: bool = True, **kwargs: Any) -> Any:
+    """Call a module with its activations checkpointed, now and from now on."""
+    if not isinstance(module, nn.Module):
+        raise TypeError(f"checkpoint() takes a module, got {type(module).__name__}")
+    set_activation_checkpointing(module, preserve_rng_state)
+    return module(*args, **kwargs)
+
+
+def checkpoint_sequential(
+    sequential: nn.Sequential,
+    input: Any,
+    strategy: str = "each",
+    preserve_rng_state: bool = True,
+    pack_args_as_tuple: bool = False,
+) -> Any:
+    """Call a Sequential with its activations checkpointed, now and from now on; see `set_activation_checkpointing`."""
+    if not isinstance(sequential, nn.Sequential):
+        raise TypeError(f"checkpoint_sequential() takes a torch.nn.Sequential, got {type(sequential).__name__}")
+    set_activation_checkpointing(sequential, preserve_rng_state, pack_args_as_tuple, strategy)
+    return sequential(input)
+
+
+def _group(strategy: str) -> int:
+    """How many modules of a Sequential are checkpointed together; 0: all."""
+    if strategy in ("each", "contiguous"):
+        return int(strategy == "each")
+    if strategy.startswith("group_") and strategy[6:].isdigit() and int(strategy[6:]) > 0:
+        return int(strategy[6:])
+    raise ValueError(f"strategy={strategy!r} must be 'each', 'contiguous' or 'group_N' with a number N")
+
+
+def _mark(module: nn.Module, preserve_rng_state: bool, size: int) -> None:
+    """Wrap a module's forward; ``size`` modules of a Sequential at a time, all where 0."""
+    if MARK in module.__dict__:
+        return
+    if state.model is not None and state.model.partitioned and state.ranks is not None and state.ranks.pp_size > 1:
+        raise RuntimeError(
+            f"checkpointing of {type(module).__name__} comes after the cut: call smp.set_activation_checkpointing() "
+            "before the first step"
+        )
+    inner = module.forward
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if size == 0 or size >= len(layers):
+            return of_torch.checkpoint(
+                inner, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state, **kwargs
+            )
+        (value,) = args
+        for first in range(0, len(layers), size):
+            group = nn.Sequential(*layers[first : first + size])
+            value = of_torch.checkpoint(group, value, use_reentrant=False, preserve_rng_state=preserve_rng_state)
+        return value
+
+    layers = list(module) if isinstance(module, nn.Sequential) else []
+    # Past nn.Module's own: neither a parameter nor a buffer.
+    module.__dict__[MARK], module.__dict__["forward"] = True, forward

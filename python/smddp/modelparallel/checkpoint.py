@@ -1,0 +1,250 @@
+"""Checkpoints: `smp.save` and `smp.load` of any object, `smp.save_checkpoint` and `smp.resume_from_checkpoint`.
+
+    PATH/newest                             the newest tag
+    PATH/user_content_TAG                   what the script gave
+    PATH/TAG_partial/model_{pp}_{tp}.pt     a stage's part of the model
+    PATH/TAG_partial/optimizer_{pp}_{tp}.pt
+    PATH/TAG                                the whole model, a plain torch file
+    PATH/optimizer_TAG                      the whole optimizer, a plain torch file
+
+Parts are found by the names and numbers in them, so that a checkpoint resumes under another cut.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from smddp.modelparallel import model_state
+from smddp.modelparallel.objects import barrier
+from smddp.modelparallel.optimizer import HELD, merged
+from smddp.modelparallel.state import state
+
+# Where transformers puts a model that it is told to call pytorch_model.bin.
+_SAFE = {"pytorch_model.bin": "model.safetensors"}
+
+
+def save(obj: Any, f: str | os.PathLike[str], partial: bool = True, v3: bool = False, **torch_save: Any) -> None:
+    """torch.save to ``f``, or with ``partial`` to ``f_{mp_rank}``, one file for each part of the model.
+
+    Every process that calls it writes: let one replica do so (``smp.rdp_rank() == 0``).
+
+    Args:
+        v3: the original's way to save with ``shard_optimizer_state``, which is not there; must be false.
+        torch_save: as torch.save takes them.
+    """
+    if v3:
+        raise NotImplementedError("smp.save(v3=True) belongs to the key 'shard_optimizer_state', which is not there")
+    _write(obj, _part(f, "save()") if partial else Path(f), **torch_save)
+
+
+def load(
+    f: str | os.PathLike[str],
+    map_location: Any = None,
+    partial: bool = True,
+    back_compat: bool = False,
+    **torch_load: Any,
+) -> Any:
+    """torch.load of ``f``, or with ``partial`` of ``f_{mp_rank}``, what `save` wrote.
+
+    Args:
+        back_compat: accepted; there are no older files.
+        torch_load: as torch.load takes them.
+    """
+    return torch.load(_part(f, "load()") if partial else Path(f), map_location=map_location, **torch_load)
+
+
+def _part(f: str | os.PathLike[str], caller: str) -> Path:
+    _, ranks = state.made(caller)
+    return Path(f"{os.fspath(f)}_{ranks.mp_rank}")
+
+
+def _write(obj: Any, path: Path, **torch_save: Any) -> None:
+    """torch.save, whole or not at all: who reads never sees half of a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        torch.save(obj, unfinished, **torch_save)
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    tag: str,
+    partial: bool = True,
+    model: Any = None,
+    optimizer: Any = None,
+    user_content: Any = None,
+    translate_if_full: bool = True,
+    num_kept_partial_checkpoints: int | None = None,
+) -> None:
+    """Save model and optimizer under ``path`` as ``tag``. Collective: every process calls it alike.
+
+    Args:
+        partial: a file for each stage; else one plain torch file each for the whole model and the whole optimizer.
+        model, optimizer: by default the script's DistributedModel and DistributedOptimizer.
+        user_content: anything that pickle takes; `resume_from_checkpoint` returns it.
+        translate_if_full: accepted; modules keep their names, so there is nothing to translate.
+        num_kept_partial_checkpoints: older partial checkpoints are removed until so many are left; None keeps all.
+    """
+    _, ranks = state.made("save_checkpoint()")
+    model = state.model if model is None else model
+    optimizer = state.optimizer if optimizer is None else optimizer
+    if model is None:
+        raise RuntimeError("smp.save_checkpoint() needs a smp.DistributedModel")
+    if num_kept_partial_checkpoints is not None and num_kept_partial_checkpoints < 1:
+        raise ValueError(f"num_kept_partial_checkpoints={num_kept_partial_checkpoints} must be at least 1, or None")
+    folder = Path(path)
+    if partial:
+        own = model_state.local(model)
+        if ranks.rdp_rank == 0:
+            into = folder / f"{tag}_partial"
+            _write(own, into / f"model_{ranks.pp_rank}_{ranks.tp_rank}.pt")
+            if optimizer is not None:
+                _write(optimizer.local_state_dict(), into / f"optimizer_{ranks.pp_rank}_{ranks.tp_rank}.pt")
+    else:
+        whole = model_state.whole(model)
+        if ranks.rank == 0:
+            _write(whole, folder / tag)
+        del whole
+        if optimizer is not None:
+            values = optimizer.state_dict()
+            if ranks.rank == 0:
+                _write(values, folder / f"optimizer_{tag}")
+    if ranks.rank == 0 and user_content is not None:
+        _write(user_content, folder / f"user_content_{tag}")
+    # The newest is whole: all parts are there before it is named.
+    barrier()
+    if ranks.rank == 0:
+        unfinished = folder / f".newest.{os.getpid()}"
+        unfinished.write_text(tag, encoding="utf-8")
+        os.replace(unfinished, folder / "newest")
+        if partial and num_kept_partial_checkpoints is not None:
+            _keep(folder, num_kept_partial_checkpoints)
+    barrier()
+
+
+def _keep(folder: Path, number: int) -> None:
+    parts = sorted(folder.glob("*_partial"), key=lambda each: each.stat().st_mtime_ns)
+    for old in parts[:-number]:
+        shutil.rmtree(old)
+        (folder / f"user_content_{old.name.removesuffix('_partial')}").unlink(missing_ok=True)
+
+
+def resume_from_checkpoint(
+    path: str | os.PathLike[str],
+    tag: str | None = None,
+    partial: bool = True,
+    strict: bool = True,
+    load_optimizer: bool = True,
+    load_sharded_optimizer_state: bool = True,
+    translate_function: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> Any:
+    """Load what `save_checkpoint` saved into the script's model and optimizer; parts wait for the cut.
+
+    Call it on every process, after DistributedModel and DistributedOptimizer were made. The cut may be another than
+    that of the checkpoint. What is loaded of ``user_content`` is unpickled: resume only from files that you trust.
+
+    Args:
+        tag: the newest by default.
+        partial: which of the two forms.
+        strict: whether names that are missing or unexpected raise.
+        load_optimizer: false leaves the optimizer as it is.
+        load_sharded_optimizer_state: accepted; belongs to the key ``shard_optimizer_state``, which is not there.
+        translate_function: applied to a whole model's state before it is loaded.
+
+    Returns:
+        The user's content, or None.
+    """
+    state.made("resume_from_checkpoint()")
+    model, optimizer = state.model, state.optimizer if load_optimizer else None
+    if model is None or (load_optimizer and optimizer is None):
+        what = "DistributedModel" if model is None else "DistributedOptimizer (or load_optimizer=False)"
+        raise RuntimeError(f"smp.resume_from_checkpoint() needs a smp.{what}")
+    folder = Path(path)
+    if tag is None:
+        tag = _newest(folder)
+    if partial:
+        parts = folder / f"{tag}_partial"
+        if not parts.is_dir():
+            raise FileNotFoundError(f"no partial checkpoint {parts}{_there(folder)}")
+        _when_cut(model, lambda: _load_parts(parts, model, optimizer, strict))
+    else:
+        values = _read_whole(folder, tag)
+        if translate_function is not None:
+            values = translate_function(values)
+        model_state.load(model, values, strict)
+        if optimizer is not None:
+            file = folder / f"optimizer_{tag}"
+            if not file.exists():
+                raise FileNotFoundError(f"no {file}: load_optimizer=False resumes without an optimizer")
+            optimizer.load_state_dict(_read(file, mmap=False))
+    content = folder / f"user_content_{tag}"
+    # The script's own objects, of any class.
+    return torch.load(content, map_location="cpu", weights_only=False) if content.exists() else None
+
+
+def _newest(folder: Path) -> str:
+    try:
+        return (folder / "newest").read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"no checkpoint in {folder}: there is no file {folder / 'newest'}") from None
+
+
+def _there(folder: Path) -> str:
+    tags = sorted(found.name for found in folder.glob("*_partial"))
+    return f"; there are {', '.join(tags)}" if tags else ""
+
+
+def _when_cut(model: Any, load: Callable[[], None]) -> None:
+    assert state.ranks is not None  # as there is a model
+    if model.partitioned or state.ranks.pp_size == 1:
+        load()
+    else:
+        model.register_post_partition_hook(lambda *_: load())
+
+
+def _read(file: Path, mmap: bool = True) -> Any:
+    """A file of tensors and plain values. With ``mmap`` only what is copied out of it is read."""
+    return torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
+
+
+def _read_whole(folder: Path, tag: str) -> dict[str, Any]:
+    file = folder / tag
+    if not file.exists() and (safe := folder / _SAFE.get(tag, "")).is_file():
+        from safetensors.torch import load_file
+
+        return load_file(safe)
+    if not file.exists():
+        raise FileNotFoundError(f"no checkpoint {file}{_there(folder)}")
+    return _read(file)
+
+
+def _load_parts(parts: Path, model: Any, optimizer: Any, strict: bool) -> None:
+    """Load this stage's part, put together from several files where the cut was another."""
+    assert state.ranks is not None  # as there is a model
+    own = f"{state.ranks.pp_rank}_{state.ranks.tp_rank}.pt"
+    wanted = model_state.held(model)
+    values = _read(parts / f"model_{own}") if (parts / f"model_{own}").exists() else {}
+    if not wanted <= values.keys():
+        values = {}
+        for file in sorted(parts.glob("model_*.pt")):
+            values |= _read(file)
+    model_state.load_now(model, values, True, strict)
+    if optimizer is None:
+        return
+    files = sorted(parts.glob("optimizer_*.pt"))
+    if not files:
+        raise FileNotFoundError(f"no optimizer in {parts}: load_optimizer=False resumes without")
+    # The optimizer keeps the tensors that it is given, so they are read and not mapped.
+    found = _read(parts / f"optimizer_{own}", mmap=False) if parts / f"optimizer_{own}" in files else {HELD: []}
+    if not set(optimizer.held) <= set(found[HELD]):
+        found = merged([_read(file, mmap=False) for file in files])
+    optimizer.load_state_dict(found)

@@ -1,0 +1,117 @@
+"""The norm of the whole model's gradients, of which each stage holds its own.
+
+After `init`, torch's `clip_grad_norm_` goes through here, whatever name a script has bound it to: it looks up
+`_get_total_norm` when it is called. torch 2.5 has no such function, and there its names are replaced.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.utils.clip_grad as of_torch
+
+from smddp.modelparallel.state import state
+
+Norm = Callable[..., torch.Tensor]
+
+
+def _own(gradients: list[torch.Tensor], norm_type: float) -> torch.Tensor:
+    norms = [torch.linalg.vector_norm(gradient, norm_type) for gradient in gradients]
+    if not norms:
+        return torch.tensor(0.0)
+    return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]), norm_type)
+
+
+def _of_the_model(gradients: list[torch.Tensor]) -> bool:
+    """Whether other stages ask for the same norm: they do where it is over the model's gradients.
+
+    The stages run one program, so a list without any gradient stands for what other stages hold.
+    """
+    model = state.model
+    if model is None or state.ranks is None or state.ranks.pp_size == 1 or not model.partitioned:
+        return False
+    own = {id(parameter.grad) for parameter in model.local_parameters() if parameter.grad is not None}
+    return not gradients or any(id(gradient) in own for gradient in gradients)
+
+
+def _device(gradients: list[torch.Tensor]) -> torch.device:
+    for tensor in (*gradients, *state.model.local_parameters()):
+        return tensor.device
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@torch.no_grad()
+def over_stages(own: torch.Tensor, gradients: list[torch.Tensor], norm_type: float) -> torch.Tensor:
+    """The norm over all stages, of which ``own`` is this stage's part. Collective over the pipeline."""
+    assert state.ranks is not None  # `_of_the_model` has looked
+    group = state.ranks.pp_group
+    total = own.to(_device(gradients), torch.float64)
+    if math.isinf(norm_type):
+        dist.all_reduce(total, dist.ReduceOp.MAX, group=group)
+    else:
+        total = total**norm_type
+        dist.all_reduce(total, group=group)
+        total = total ** (1.0 / norm_type)
+    # A stage without gradients has no type of its own: single precision is enough to scale by.
+    return total.to(torch.float32)
+
+
+def _total(before: Norm) -> Norm:
+    def total_norm(tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: Any = None) -> Any:
+        gradients = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if not _of_the_model(gradients):
+            return before(gradients, norm_type, error_if_nonfinite, foreach)
+        norm_type = float(norm_type)
+        total = over_stages(before(gradients, norm_type, False, foreach), gradients, norm_type)
+        if error_if_nonfinite and not torch.isfinite(total):
+            raise RuntimeError(
+                f"The total norm of order {norm_type} of the model's gradients is non-finite on all stages: {total}"
+            )
+        return total
+
+    return total_norm
+
+
+def norm(gradients: list[torch.Tensor], norm_type: float = 2.0, error_if_nonfinite: bool = False) -> torch.Tensor:
+    """The norm of ``gradients``, over all stages where they are the model's. Then it is collective over the pipeline."""
+    return _total(lambda found, kind, *_: _own(found, kind))(gradients, norm_type, error_if_nonfinite)
+
+
+@torch.no_grad()
+def clip(
+    parameters: Iterable[torch.Tensor] | torch.Tensor,
+    max_norm: float,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
+    """torch's `clip_grad_norm_` by the whole model's norm, in terms that every torch has."""
+    held = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+    gradients = [parameter.grad for parameter in held if parameter.grad is not None]
+    total = norm(gradients, norm_type, error_if_nonfinite)
+    factor = (float(max_norm) / (total + 1e-6)).clamp(max=1.0)
+    for gradient in gradients:
+        gradient.mul_(factor.to(gradient.device))
+    return total
+
+
+def install() -> Callable[[], None]:
+    """Make torch's `clip_grad_norm_` see the whole model; returns what undoes it."""
+    owners: list[tuple[Any, str, Any]] = []
+    if hasattr(of_torch, "_get_total_norm"):
+        owners.append((of_torch, "_get_total_norm", _total(of_torch._get_total_norm)))
+    else:
+        owners += [(owner, "clip_grad_norm_", clip) for owner in (of_torch, torch.nn.utils)]
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in owners]
+    for owner, name, function in owners:
+        setattr(owner, name, function)
+
+    def undo() -> None:
+        for owner, name, function in before:
+            setattr(owner, name, function)
+
+    return undo

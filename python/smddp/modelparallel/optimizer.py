@@ -1,0 +1,249 @@
+"""`smp.DistributedOptimizer`: the script's optimizer over this stage's parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from smddp.modelparallel import grad_norm
+from smddp.modelparallel.state import state as smp
+
+IS_PARTIAL = "_smp_is_partial"
+# Which parameters, by their number in the whole optimizer, a partial state was made of.
+HELD = "_smp_params"
+
+
+class DistributedOptimizer(torch.optim.Optimizer):
+    """The optimizer that it wraps, which at the cut loses the parameters of other stages.
+
+    Parameters keep the numbers that they have in one process, so a whole state is that of the same optimizer in one
+    process, and a state saved under one cut loads under another. A state that is loaded before the cut waits for it.
+
+    Args:
+        optimizer: over the whole model's parameters.
+        static_loss_scale, dynamic_loss_scale, dynamic_loss_args: belong to the key ``fp16``, which is not there.
+    """
+
+    # accelerate would wrap it once more, and its wrapper takes state dicts apart.
+    _is_accelerate_prepared = True
+    # `GradScaler` unscales for it.
+    _step_supports_amp_scaling = False
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        static_loss_scale: float | None = 1.0,
+        dynamic_loss_scale: bool = False,
+        dynamic_loss_args: dict[str, Any] | None = None,
+        **loss_args: Any,
+    ) -> None:
+        # Not torch's: groups, state and hooks are the wrapped optimizer's.
+        _, ranks = smp.made("DistributedOptimizer()")
+        if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, DistributedOptimizer):
+            raise TypeError(f"smp.DistributedOptimizer() takes a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        if dynamic_loss_scale or dynamic_loss_args or loss_args or static_loss_scale not in (None, 1.0):
+            raise NotImplementedError(
+                "smp.DistributedOptimizer(): loss scales belong to the key 'fp16', which is not there in this "
+                "library's SMP v1. Instead: run the step under torch.autocast, with smp.amp.GradScaler"
+            )
+        self.optimizer = optimizer
+        self._stages = ranks.pp_size
+        self._waiting: dict[str, Any] | None = None
+        self._cut = False
+        self._all: list[list[int]] = []
+        self._held: list[list[int]] = []
+        self._number()
+        self._global_grad_norm: torch.Tensor | None = None
+        smp.optimizer = self
+        if smp.model is not None and smp.model.partitioned:
+            self._lose_others()
+
+    def __getattr__(self, name: str) -> Any:
+        if "optimizer" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def __repr__(self) -> str:
+        return f"DistributedOptimizer of stage {smp.ranks.pp_rank if smp.ranks else '?'}: {self.optimizer!r}"
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.optimizer.param_groups = groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, values: Any) -> None:
+        self.optimizer.state = values
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self.optimizer.defaults
+
+    @defaults.setter
+    def defaults(self, values: dict[str, Any]) -> None:
+        self.optimizer.defaults = values
+
+    # ---- which parameters ----
+
+    def _number(self) -> None:
+        """Give the parameters of groups that are new the next numbers, as torch counts them in a state dict."""
+        for group in self.optimizer.param_groups[len(self._all) :]:
+            first = sum(map(len, self._all))
+            numbers = list(range(first, first + len(group["params"])))
+            self._all.append(numbers)
+            self._held.append(list(numbers))
+
+    @property
+    def held(self) -> list[int]:
+        """The numbers of the parameters that this stage holds."""
+        return [number for numbers in self._held for number in numbers]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's; after the cut only this stage's parameters stay in the group."""
+        self.optimizer.add_param_group(param_group)
+        self._number()
+        if self._cut:
+            self._lose_others()
+
+    def _lose_others(self) -> None:
+        own = {id(parameter) for parameter in smp.model.local_parameters()}
+        whole = {id(parameter) for parameter in smp.model.get_module().parameters()}
+        everything = [parameter for group in self.param_groups for parameter in group["params"]]
+        self.lose(parameter for parameter in everything if id(parameter) in whole - own)
+
+    def lose(self, parameters: Iterable[torch.Tensor]) -> None:
+        """The model was cut: ``parameters`` belong to other stages. What waited to be loaded is loaded."""
+        lost = {id(parameter): parameter for parameter in parameters}
+        for group, numbers in zip(self.param_groups, self._held):
+            kept = [(n, parameter) for n, parameter in zip(numbers, group["params"]) if id(parameter) not in lost]
+            # In place: schedulers and scripts may hold the group.
+            group["params"] = [parameter for _, parameter in kept]
+            numbers[:] = [number for number, _ in kept]
+        for parameter in lost.values():
+            self.optimizer.state.pop(parameter, None)
+        self._cut = True
+        self._load_what_waits()
+
+    # ---- steps ----
+
+    def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
+        """As the wrapped optimizer's, over this stage's parameters."""
+        self._load_what_waits()
+        return self.optimizer.step() if closure is None else self.optimizer.step(closure)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the wrapped optimizer's, over this stage's parameters."""
+        self.optimizer.zero_grad(set_to_none)
+
+    @property
+    def overflow(self) -> bool:
+        """Whether the last step found gradients that are not finite: the original's word under ``fp16`` alone."""
+        return False
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """Whether `step` left the parameters as they were; see `overflow`."""
+        return self.overflow
+
+    def clip_master_grads(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Clip this optimizer's gradients by the whole model's norm, which it returns. Collective over the pipeline."""
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        self._global_grad_norm = grad_norm.clip(parameters, max_norm, norm_type)
+        return self._global_grad_norm
+
+    # ---- state dicts ----
+
+    def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
+        """This stage's part of the state, its parameters under the numbers that they have in the whole.
+
+        ``gather_if_shard`` is for the key ``shard_optimizer_state``, which is not there: each state is whole.
+        """
+        if self._waiting is not None:
+            return self._waiting
+        packed = self.optimizer.state_dict()
+        held = self.held
+        packed["state"] = {held[index]: values for index, values in packed["state"].items()}
+        for group, numbers in zip(packed["param_groups"], self._all):
+            group["params"] = list(numbers)
+        return {**packed, IS_PARTIAL: self._stages > 1, HELD: held}
+
+    def state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:  # type: ignore[override]
+        """The whole state, as in one process. Collective over the pipeline once the model is cut."""
+        if not self._cut or self._stages == 1:
+            return self.optimizer.state_dict() if self._waiting is None else self._waiting
+        assert smp.ranks is not None  # as there is an optimizer
+        found: list[Any] = [None] * self._stages
+        dist.all_gather_object(found, _on_cpu(self.local_state_dict()), group=smp.ranks.pp_group)
+        return merged(found)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+        """Load a whole state, or this stage's part of one. Before the cut it waits.
+
+        Raises ValueError for groups of other sizes, or a part that lacks parameters of this stage.
+        """
+        if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= state_dict.keys():
+            raise ValueError("load_state_dict() takes what state_dict() or local_state_dict() gave")
+        sizes = [len(group["params"]) for group in state_dict["param_groups"]]
+        if sizes != list(map(len, self._all)):
+            raise ValueError(
+                f"the optimizer has groups of {list(map(len, self._all))} parameters, the loaded state of {sizes}"
+            )
+        if self._stages > 1 and not self._cut:
+            self._waiting = state_dict
+            return
+        self._load(state_dict)
+
+    def _load_what_waits(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            self._load(waiting)
+
+    def _load(self, loaded: dict[str, Any]) -> None:
+        held = self.held
+        missing = sorted(set(held) - set(loaded.get(HELD, held)))
+        if missing:
+            raise ValueError(
+                f"this part of an optimizer's state was saved under another cut: it lacks {len(missing)} of this "
+                f"stage's {len(held)} parameters, number {missing[0]} among them; resume_from_checkpoint() finds them"
+            )
+        local_of = {number: index for index, number in enumerate(held)}
+        # A whole state numbers parameters in order of its groups' lists.
+        order = [number for group in loaded["param_groups"] for number in group["params"]]
+        number_of = dict(zip(order, (number for numbers in self._all for number in numbers)))
+        values = {
+            local_of[number_of[given]]: value
+            for given, value in loaded["state"].items()
+            if number_of.get(given) in local_of
+        }
+        groups = [
+            {**group, "params": [local_of[number] for number in numbers]}
+            for group, numbers in zip(loaded["param_groups"], self._held)
+        ]
+        self.optimizer.load_state_dict({"state": values, "param_groups": groups})
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return {key: _on_cpu(each) for key, each in value.items()}
+    return value
+
+
+def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The whole state of the stages' parts: what the same optimizer gives in one process."""
+    whole = {key: value for key, value in parts[0].items() if key not in (IS_PARTIAL, HELD)}
+    states: dict[int, Any] = {}
+    for part in parts:
+        states.update(part["state"])
+    return {**whole, "state": dict(sorted(states.items()))}
