@@ -77,7 +77,7 @@ def _total(before: Norm) -> Norm:
 
 
 def norm(gradients: list[torch.Tensor], norm_type: float = 2.0, error_if_nonfinite: bool = False) -> torch.Tensor:
-    """The norm of ``gradients``, over all stages where they are the model's. Then it is collective over the pipeline."""
+    """The norm of ``gradients``, over all stages where they are the model's: then collective over the pipeline."""
     return _total(lambda found, kind, *_: _own(found, kind))(gradients, norm_type, error_if_nonfinite)
 
 

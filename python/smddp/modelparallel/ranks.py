@@ -124,7 +124,10 @@ def make(config: Config) -> Ranks:
     local_rank, local_size = _local(hosts, rank)
     mail_group, _ = dist.new_subgroups_by_enumeration(groups["pp"])
     assert isinstance(mail_group, dist.ProcessGroup)  # as the lists cover the world
-    return Ranks(rank, size, local_rank, local_size, pp_ranks=mine(groups, "pp", rank), mail_group=mail_group, **values)
+    object_group = dist.new_group()
+    assert object_group is not None  # as this rank is in it
+    values |= {"pp_ranks": mine(groups, "pp", rank), "mail_group": mail_group, "object_group": object_group}
+    return Ranks(rank, size, local_rank, local_size, **values)
 
 
 def _local(hosts: list[str], rank: int) -> tuple[int, int]:
