@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+# The cases and their models.
+sys.path.insert(0, HERE)
+
+
+@pytest.fixture(scope="package")
+def ranks():
+    """Four ranks of the backend under test, shared by all cases."""
+    from ranks import Ranks
+
+    pool = Ranks(4, path=HERE)
+    yield pool
+    pool.close()

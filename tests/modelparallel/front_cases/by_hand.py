@@ -1,0 +1,104 @@
+"""A model that is cut by hand: what the optimizer and checkpoints ask of `DistributedModel`, without a pipeline.
+
+So what they promise is tested for any cut, whether or not a pipeline would choose it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from smddp.modelparallel import model_state, start
+from smddp.modelparallel.state import state
+from torch import nn
+
+
+@contextlib.contextmanager
+def job(**config) -> Iterator:
+    """`smp.init` with these keys; forgotten afterwards."""
+    start.init(config)
+    try:
+        yield state.ranks
+    finally:
+        state.reset()
+
+
+class Net(nn.Module):
+    """Four layers, the first and last of which share a weight; a buffer of its own, and one in a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.middle = nn.ModuleList([nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 4)])
+        self.last = nn.Linear(4, 4, bias=False)
+        self.last.weight = self.first.weight
+        self.register_buffer("scale", torch.ones(2))
+
+    def forward(self, x):
+        x = self.first(x)
+        for layer in self.middle:
+            x = layer(x)
+        return self.last(x)
+
+
+WHERE = {"first": 0, "middle.0": 1, "middle.1": 1, "middle.2": 2, "last": 0}
+OTHERWISE = {"first": 1, "middle.0": 0, "middle.1": 0, "middle.2": 0, "last": 1}
+
+
+class HandCut:
+    """Stands for DistributedModel: `cut` does what the first step would."""
+
+    def __init__(self, module: nn.Module, where: dict[str, int]) -> None:
+        self.module, self.partitioned, self.where, self.hooks = module, False, {}, []
+        self._wanted = where
+        state.model = self
+
+    def get_module(self) -> nn.Module:
+        return self.module
+
+    def stage_of_parameter(self, name: str) -> int:
+        return self._wanted[name.rpartition(".")[0]]
+
+    def local_parameters(self) -> Iterator[nn.Parameter]:
+        for name, parameter in self.module.named_parameters():
+            if not self.partitioned or self.stage_of_parameter(name) == state.ranks.pp_rank:
+                yield parameter
+
+    def register_post_partition_hook(self, hook) -> None:
+        self.hooks.append(hook)
+
+    def cut(self) -> None:
+        self.where, self.partitioned = self._wanted, True
+        own = {id(parameter) for parameter in self.local_parameters()}
+        others = [parameter for parameter in self.module.parameters() if id(parameter) not in own]
+        for parameter in others:
+            parameter.data = torch.empty(0)
+            parameter.grad = None
+            parameter.requires_grad_(False)
+        if state.optimizer is not None:
+            state.optimizer.lose(others)
+        for hook in self.hooks:
+            hook(self, state.optimizer)
+
+    def state_dict(self):
+        return model_state.whole(self)
+
+    def local_state_dict(self):
+        return model_state.local(self)
+
+    def load_state_dict(self, values, strict=True):
+        return model_state.load(self, values, strict)
+
+
+def gradients(module: nn.Module, seed: int) -> dict[str, torch.Tensor]:
+    """Gradients that all ranks and one process agree on, by the first name of each parameter."""
+    made = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(p.shape, generator=made) for name, p in module.named_parameters()}
+
+
+def give(module: nn.Module, values: dict[str, torch.Tensor]) -> None:
+    """Set the gradients of the parameters that are here."""
+    for name, parameter in module.named_parameters():
+        if parameter.numel():
+            parameter.grad = values[name].clone()
