@@ -1,0 +1,36 @@
+"""What stages tell each other of a failure: the same cause on all of them."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+
+_KEPT: dict[str, type[Exception]] = {kind.__name__: kind for kind in (ValueError, TypeError, NotImplementedError)}
+
+
+class Aborted(BaseException):
+    """Ends the thread of a microbatch after a failure elsewhere. Not for users to catch."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a step ended, in words that pass between processes."""
+
+    kind: str
+    text: str
+    stage: int
+    where: str
+
+    def error(self, stage: int) -> Exception:
+        """The exception to raise on ``stage``."""
+        told = "" if stage == self.stage else f" (told by stage {self.stage})"
+        return _KEPT.get(self.kind, RuntimeError)(f"{self.text}{told}\n{self.where}".rstrip())
+
+
+def of(error: BaseException, stage: int, place: str) -> Failure:
+    """The failure that ``error`` is, at ``place``: microbatch, stage and module in words."""
+    name = type(error).__name__
+    kind = next((known for known, type_ in _KEPT.items() if isinstance(error, type_)), "RuntimeError")
+    text = str(error) if name in (kind, "RuntimeError") else f"{name}: {error}"
+    frames = "".join(traceback.format_exception(type(error), error, error.__traceback__)[-6:])
+    return Failure(kind, f"{place}: {text}", stage, frames)

@@ -1,0 +1,258 @@
+"""`smp.DistributedModel`: the script's model, cut over the stages at the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from smddp.modelparallel import current, cutting, glue, model_state, partition, replicas
+from smddp.modelparallel.backward import Sums
+from smddp.modelparallel.failures import Failure
+from smddp.modelparallel.failures import of as failure_of
+from smddp.modelparallel.partition import Cost, Unit
+from smddp.modelparallel.runner import Measured
+from smddp.modelparallel.state import state
+from smddp.modelparallel.transport import Mail
+
+_MEGABYTE = 1 << 20
+
+
+class DistributedModel(nn.Module):
+    """A model over the stages of a pipeline. One per script; it is called inside functions decorated with `step` alone.
+
+    Every process makes the whole model; stage 0 of the first replica gives the values. The first step cuts it.
+
+    Args:
+        trace_execution_times: cut by the seconds that modules take; by default all runs are cut alike.
+        average_grads_across_microbatches: the mean of the microbatches' gradients; else their sum.
+        bucket_cap_mb: gradients are averaged over replicas in buckets of that size.
+        trace_device, overlapping_allreduce, backward_passes_per_step, trace_memory_usage, broadcast_buffers,
+        gradient_as_bucket_view: taken for scripts that give them; nothing here depends on them.
+
+    Attributes:
+        module: the script's model.
+        partitioned: whether it is cut.
+        where: the stage of each part, by the module's name.
+        measured: what the last step did on this stage.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        trace_device: str = "gpu",
+        trace_execution_times: bool = False,
+        overlapping_allreduce: bool = True,
+        backward_passes_per_step: int = 1,
+        average_grads_across_microbatches: bool = True,
+        bucket_cap_mb: float = 25,
+        trace_memory_usage: bool = False,
+        broadcast_buffers: bool = True,
+        gradient_as_bucket_view: bool = False,
+    ) -> None:
+        super().__init__()
+        self._cfg, self._ranks = state.made("DistributedModel()")
+        if not isinstance(module, nn.Module) or isinstance(module, DistributedModel):
+            raise TypeError(f"smp.DistributedModel() takes a torch.nn.Module, got {type(module).__name__}")
+        self.module = module
+        self.partitioned = False
+        self.where: dict[str, int] = {}
+        self.parameter_shapes = {name: tuple(q.shape) for name, q in module.named_parameters(remove_duplicate=False)}
+        self.units: list[Unit] = []
+        self.costs: dict[str, Cost] = {}
+        self.measured = Measured()
+        self.average_grads_across_microbatches = average_grads_across_microbatches
+        self._times = trace_execution_times
+        self._bucket_bytes = int(bucket_cap_mb * _MEGABYTE)
+        self._tracing = False
+        self._after_cut: list[Callable[..., Any]] = []
+        self._after_step: list[Callable[..., Any]] = []
+        self._local: set[int] = {id(q) for q in module.parameters()}
+        self._stage_of: dict[int, int] = {}
+        self.parameters_of_parts: dict[int, tuple[str, int]] = {}
+        self._sums = Sums({})
+        self.mail = Mail(self._ranks.pp_rank, self._ranks.pp_ranks, self._ranks.mail_group)
+        if self._ranks.size > 1:
+            with torch.no_grad():
+                for tensor in [*module.parameters(), *module.buffers()]:
+                    dist.broadcast(tensor.data, 0)
+        if self._ranks.pp_size > 1:
+            state.at_reset(glue.install())
+        state.model = self
+
+    # ---- calls ----
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's own forward; inside a step."""
+        if current.microbatch is None and not self._tracing and self._ranks.pp_size > 1:
+            raise RuntimeError(
+                "the model is called outside of a step: call it in a function decorated with @smp.step, for "
+                "evaluation too"
+            )
+        return self.module(*args, **kwargs)
+
+    def backward(self, tensors: Any, grad_tensors: Any = None) -> None:
+        """Have the backward pass begin at ``tensors``. Inside a step, in place of ``loss.backward()``.
+
+        It runs once the step function has returned, so gradients are there after the step.
+        """
+        if self._tracing:
+            return
+        mb = current.microbatch
+        if mb is None:
+            raise RuntimeError("model.backward() is called outside of a step: call it in a function under @smp.step")
+        if self._cfg.pipeline == "_only_forward":
+            raise RuntimeError("model.backward() under 'pipeline': '_only_forward'")
+        many = isinstance(tensors, (list, tuple))
+        roots = list(tensors) if many else [tensors]
+        gradients = [None] * len(roots) if grad_tensors is None else list(grad_tensors) if many else [grad_tensors]
+        for tensor, gradient in zip(roots, gradients):
+            if gradient is None and isinstance(tensor, torch.Tensor) and tensor.numel() != 1:
+                raise RuntimeError(f"model.backward() of shape {tuple(tensor.shape)} needs grad_tensors")
+            mb.roots.append((tensor, gradient))
+
+    def get_module(self) -> nn.Module:
+        """The script's model."""
+        return self.module
+
+    # ---- what lies here ----
+
+    def local_named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """This stage's parameters: before the cut, all."""
+        return ((n, q) for n, q in self.module.named_parameters(*args, **kwargs) if id(q) in self._local)
+
+    def local_parameters(self, *args: Any, **kwargs: Any) -> Iterator[nn.Parameter]:
+        """This stage's parameters: before the cut, all."""
+        return (q for _, q in self.local_named_parameters())
+
+    def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """This stage's modules: its parts, what is in them, and what lies on no stage."""
+        return (
+            (n, m) for n, m in self.module.named_modules() if self._stage_of_module(n) in (None, self._ranks.pp_rank)
+        )
+
+    def local_modules(self) -> Iterator[nn.Module]:
+        """As `local_named_modules`."""
+        return (module for _, module in self.local_named_modules())
+
+    def local_named_buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """This stage's buffers, and those that lie on no stage."""
+        own = {id(module) for module in self.local_modules()}
+        for name, module in self.module.named_modules():
+            if id(module) in own:
+                for key, buffer in module.named_buffers(recurse=False):
+                    yield f"{name}.{key}" if name else key, buffer
+
+    def local_buffers(self) -> Iterator[torch.Tensor]:
+        """As `local_named_buffers`."""
+        return (buffer for _, buffer in self.local_named_buffers())
+
+    def _stage_of_module(self, name: str) -> int | None:
+        while name not in self.where and name:
+            name = name.rpartition(".")[0]
+        return self.where.get(name)
+
+    def stage_of_parameter(self, name: str) -> int:
+        """The stage of a parameter by its name in the module; 0 before the cut."""
+        return self._stage_of.get(id(self.module.get_parameter(name)), 0)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """The whole model's state, under the names of one process. Collective over the pipeline after the cut."""
+        return model_state.whole(self)
+
+    def local_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """This stage's part of the state."""
+        return model_state.local(self)
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, *args: Any, **kwargs: Any) -> Any:
+        """Load a whole state, or this stage's part of one."""
+        return model_state.load(self, state_dict, strict)
+
+    # ---- hooks ----
+
+    def register_post_partition_hook(self, hook: Callable[..., Any]) -> None:
+        """Have ``hook(model, optimizer)`` called once the model is cut, or now if it is."""
+        if self.partitioned:
+            hook(self, state.optimizer)
+        else:
+            self._after_cut.append(hook)
+
+    def register_post_step_hook(self, hook: Callable[..., Any]) -> None:
+        """Have ``hook(model, optimizer)`` called after each step's backward pass."""
+        self._after_step.append(hook)
+
+    # ---- the cut ----
+
+    @property
+    def tracing(self) -> bool:
+        return self._tracing
+
+    def cut(self, run: Callable[[], Any]) -> None:
+        """Decide on stage 0 and cut everywhere. ``run`` calls the step function on the first microbatch."""
+        ranks = self._ranks
+        box: list[Any] = [None]
+        # One process decides for all replicas.
+        if ranks.rdp_rank == 0 and ranks.pp_rank == 0:
+            try:
+                box = [(self._decide(run), self.costs)]
+            except Exception as error:
+                box = [failure_of(error, 0, "microbatch 0, stage 0, tracing of the model")]
+        dist.broadcast_object_list(box, src=0)
+        if isinstance(box[0], Failure):
+            raise box[0].error(ranks.pp_rank)
+        where, self.costs = box[0]
+        self.install(where)
+
+    def _decide(self, run: Callable[[], Any]) -> dict[str, int]:
+        cfg = self._cfg
+        stages = cfg.pipeline_parallel_degree
+        if not cfg.auto_partition:
+            return partition.given(self.module, cfg.default_partition, stages)
+        given = partition.given(self.module, None, stages)
+        if not cfg.skip_tracing and stages > 1:
+            self._tracing = True
+            try:
+                self.costs = partition.measure(self.module, run, self._times)
+            finally:
+                self._tracing = False
+        pieces = partition.units(self.module, stages, self.costs, cfg.memory_weight, self._times)
+        return {**partition.cut(pieces, stages), **given}
+
+    def install(self, where: dict[str, int]) -> None:
+        """Cut the model such that modules lie ``where`` they shall."""
+        ranks, cfg = self._ranks, self._cfg
+        self.units = partition.units(self.module, cfg.pipeline_parallel_degree, self.costs, cfg.memory_weight)
+        made = cutting.Cut(self.module, where, cfg.default_partition)
+        parts = cutting.install(made, ranks.pp_rank, lambda piece, number: self.measured.busy(piece, number))
+        self.where = {name: stage for name, _, stage in made.parts}
+        self._stage_of = made.stage_of
+        for name, module, stage in made.parts:
+            for key, q in module.named_parameters():
+                self.parameters_of_parts[id(q)] = (f"{name}.{key}" if name else key, stage)
+        self._local = {number for number, stage in made.stage_of.items() if stage == ranks.pp_rank}
+        self._sums = Sums(
+            {part.number: list(part.module.parameters()) for part in parts if part.owner == ranks.pp_rank}
+        )
+        lost = cutting.drop(self.module, made, ranks.pp_rank)
+        self.partitioned = True
+        if state.optimizer is not None:
+            state.optimizer.lose(lost)
+        hooks, self._after_cut = self._after_cut, []
+        for hook in hooks:
+            hook(self, state.optimizer)
+
+    @property
+    def sums(self) -> Sums:
+        return self._sums
+
+    def finish_step(self, gradients: bool) -> None:
+        """After the microbatches: sums over segments and means over replicas."""
+        if gradients:
+            self._sums.end()
+            if self._ranks.rdp_size > 1:
+                replicas.average(self.local_parameters(), self._ranks.rdp_group, self._bucket_bytes)
+        for hook in self._after_step:
+            hook(self, state.optimizer)

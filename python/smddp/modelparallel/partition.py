@@ -1,0 +1,236 @@
+"""Which module lies on which stage: as the script says, or cut by costs. Pure but for `partition`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+# Where the script puts a module, and that its activations are checkpointed: then it stays whole.
+STAGE = "_smp_stage"
+CHECKPOINTED = "_smp_checkpointed"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one module costs in one microbatch.
+
+    Attributes:
+        order: when it was called first; None: never.
+        flops: of its forward pass.
+        bytes: of its results.
+        seconds: its forward pass took; 0 where not timed.
+    """
+
+    order: int | None = None
+    flops: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Modules that are cut off together: (name of the first, its part of the whole cost)."""
+
+    name: str
+    module: nn.Module
+    cost: float
+
+
+def owned(module: nn.Module) -> bool:
+    """Whether a module has something that lies on a stage: parameters, or buffers that are saved."""
+    return next(module.parameters(), None) is not None or any(
+        name not in each._non_persistent_buffers_set for each in module.modules() for name in each._buffers
+    )
+
+
+def holds(module: nn.Module) -> bool:
+    """Whether it has such itself, and not in a module in it."""
+    return any(q is not None for q in module._parameters.values()) or (
+        owned(module) and next(module.children(), None) is None
+    )
+
+
+def called(module: nn.Module) -> bool:
+    """Whether a module can be called: lists of modules cannot."""
+    return type(module).forward is not nn.Module.forward
+
+
+def set_partition(module: nn.Module, stage: int) -> None:
+    """Put a module, and all in it, on a stage. To be called before the first step."""
+    for each in module.modules():
+        each.__dict__[STAGE] = stage
+
+
+@contextlib.contextmanager
+def partition(stage: int) -> Iterator[None]:
+    """Modules that are made inside lie on ``stage``."""
+    before = nn.Module.__init__
+
+    def init(self: nn.Module, *args: object, **kwargs: object) -> None:
+        before(self, *args, **kwargs)
+        self.__dict__[STAGE] = stage
+
+    nn.Module.__init__ = init  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__init__ = before  # type: ignore[method-assign]
+
+
+def given(model: nn.Module, default: int | None, stages: int) -> dict[str, int]:
+    """The stages that the script gave, by module; ``default``, unless None, for those without.
+
+    Raises ValueError for a stage that is not there.
+    """
+    found = {}
+    for name, module in model.named_modules():
+        if not holds(module):
+            continue
+        stage = module.__dict__.get(STAGE, default)
+        if stage is None:
+            continue
+        if not isinstance(stage, int) or not 0 <= stage < stages:
+            raise ValueError(f"module {name or 'of the model'} was put on stage {stage}; there are 0 to {stages - 1}")
+        found[name] = stage
+    return found
+
+
+def units(
+    model: nn.Module, stages: int, costs: dict[str, Cost], memory_weight: float, seconds: bool = False
+) -> list[Unit]:
+    """The pieces that a cut may lie between, in order of execution, with their parts of the whole cost."""
+    total = sum(q.numel() for q in model.parameters()) or 1
+    found: list[tuple[str, nn.Module]] = []
+    seen: set[int] = set()
+
+    def visit(module: nn.Module, name: str) -> None:
+        if not owned(module) or id(module) in seen:
+            return
+        seen.add(id(module))
+        own = sum(q.numel() for q in module.parameters())
+        large = own > total / (2 * stages) and any(owned(child) for child in module.children())
+        split = not called(module) or isinstance(module, nn.Sequential) or large
+        if split and CHECKPOINTED not in module.__dict__ and all(q is None for q in module._parameters.values()):
+            for key, child in module.named_children():
+                visit(child, f"{name}.{key}" if name else key)
+        else:
+            found.append((name, module))
+
+    visit(model, "")
+    last = 1 + max((cost.order for cost in costs.values() if cost.order is not None), default=0)
+    orders = [costs.get(name, Cost()).order for name, _ in found]
+    ordered = [found[i] for _, i in sorted((last if order is None else order, i) for i, order in enumerate(orders))]
+    used = [costs.get(name, Cost()) for name, _ in ordered]
+    counted: set[int] = set()
+    parameters: list[int] = []
+    for _, module in ordered:
+        # A shared parameter costs once.
+        new = [q for q in module.parameters() if id(q) not in counted]
+        counted.update(map(id, new))
+        parameters.append(sum(q.numel() * q.element_size() for q in new))
+    # A parameter's gradient and its optimizer's state come on top; of results, the part that backward keeps.
+    memory = _shares([4.0 * size + cost.bytes for size, cost in zip(parameters, used)])
+    work = _shares([cost.seconds if seconds else float(cost.flops) for cost in used]) if costs else memory
+    return [
+        Unit(name, module, memory_weight * space + (1 - memory_weight) * time)
+        for (name, module), space, time in zip(ordered, memory, work)
+    ]
+
+
+def _shares(values: list[float]) -> list[float]:
+    total = sum(values)
+    return [value / total for value in values] if total else [1.0 / max(len(values), 1)] * len(values)
+
+
+def cut(pieces: list[Unit], stages: int) -> dict[str, int]:
+    """A stage for each unit: contiguous, the costliest stage as cheap as can be, users of one parameter together.
+
+    Later stages win a tie. Fewer units than stages leave the last stages empty.
+    """
+    first: dict[int, int] = {}
+    follows: dict[int, int] = {}
+    for index, unit in enumerate(pieces):
+        leaders = [first[id(q)] for q in unit.module.parameters() if id(q) in first and first[id(q)] != index]
+        if leaders:
+            follows[index] = min(leaders)
+        for q in unit.module.parameters():
+            first.setdefault(id(q), follows.get(index, index))
+    free = [index for index in range(len(pieces)) if index not in follows]
+    costs = [pieces[i].cost + sum(pieces[k].cost for k, leader in follows.items() if leader == i) for i in free]
+    stage_of = dict(zip(free, balanced(costs, stages)))
+    for index, leader in follows.items():
+        while leader in follows:
+            leader = follows[leader]
+        stage_of[index] = stage_of[leader]
+    return {unit.name: stage_of[index] for index, unit in enumerate(pieces)}
+
+
+def balanced(costs: list[float], stages: int) -> list[int]:
+    """A stage for each of the costs, in order, such that the largest sum of a stage is as small as can be."""
+    count, stages = len(costs), min(stages, len(costs))
+    before = [0.0]
+    for cost in costs:
+        before.append(before[-1] + cost)
+    best = [[float("inf")] * (count + 1) for _ in range(stages + 1)]
+    begin = [[0] * (count + 1) for _ in range(stages + 1)]
+    best[0][0] = 0.0
+    for stage in range(1, stages + 1):
+        for end in range(stage, count + 1):
+            for start in range(stage - 1, end):
+                # Sums in different order may differ in the last bit: that is no better cut.
+                largest = round(max(best[stage - 1][start], before[end] - before[start]), 12)
+                if largest < best[stage][end]:
+                    best[stage][end], begin[stage][end] = largest, start
+    found = [0] * count
+    end = count
+    for stage in range(stages, 0, -1):
+        start = begin[stage][end]
+        found[start:end] = [stage - 1] * (end - start)
+        end = start
+    return found
+
+
+def measure(model: nn.Module, run: object, seconds: bool = False) -> dict[str, Cost]:
+    """The cost of each module in one call of ``run``, by name. Buffers and random numbers stay as they were."""
+    from time import perf_counter
+
+    from torch.utils.flop_counter import FlopCounterMode
+
+    found: dict[str, Cost] = {}
+    names = {module: name for name, module in model.named_modules()}
+    begun: dict[nn.Module, tuple[int, float]] = {}
+    counter = FlopCounterMode(display=False)
+
+    def before(module: nn.Module, args: object) -> None:
+        begun[module] = (counter.get_total_flops(), perf_counter())
+        found.setdefault(names[module], Cost(order=len(found)))
+
+    def after(module: nn.Module, args: object, result: object) -> None:
+        flops, clock = begun[module]
+        old = found[names[module]]
+        tensors = [x for x in torch.utils._pytree.tree_leaves(result) if isinstance(x, torch.Tensor)]
+        found[names[module]] = Cost(
+            old.order,
+            old.flops + counter.get_total_flops() - flops,
+            old.bytes + sum(x.numel() * x.element_size() for x in tensors),
+            old.seconds + (perf_counter() - clock if seconds else 0.0),
+        )
+
+    hooks = []
+    for module in model.modules():
+        hooks += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        with torch.random.fork_rng(), torch.no_grad(), counter:
+            run()  # type: ignore[operator]
+    finally:
+        for hook in hooks:
+            hook.remove()
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
+    return found

@@ -1,0 +1,58 @@
+"""What one microbatch's step function has done so far, so that ranks whose programs part can be told where.
+
+Every rank of a pipeline runs the same program: the same calls of parts and the same operations on placed tensors, in
+the same order. A running hash of them travels with each message; a rank that waits long sends its whole record.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from dataclasses import dataclass, field
+
+import torch
+
+# Frames of these say nothing about the script.
+_OURS = (os.path.dirname(os.path.abspath(__file__)) + os.sep, os.path.dirname(os.path.abspath(torch.__file__)) + os.sep)
+
+Line = tuple[int, str, str, int]
+
+
+@dataclass
+class Program:
+    """The record: of each line the hash up to it, what was done, and the file and line of the script."""
+
+    lines: list[Line] = field(default_factory=list)
+    hash: int = 0
+    ended: bool = False
+
+    def note(self, name: str, operands: object) -> None:
+        """The next line: ``name`` was done to ``operands``, which all ranks know alike."""
+        self.hash = zlib.crc32(f"{name}{operands}".encode(), self.hash)
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_code.co_filename.startswith(_OURS):
+            frame = frame.f_back
+        self.lines.append((self.hash, name, frame.f_code.co_filename, frame.f_lineno))
+
+    def place(self) -> tuple[int, int]:
+        """How many lines there are, and the hash of all."""
+        return len(self.lines), self.hash
+
+
+def at(line: Line) -> str:
+    """A line as errors name it."""
+    return f"{line[1]} at {line[2]}:{line[3]}"
+
+
+def parting(mine: list[Line], mine_ended: bool, theirs: list[Line], theirs_ended: bool) -> tuple[int, str, str] | None:
+    """The first line in which two programs differ: its number, and what each did there; None if they agree so far."""
+    for number, (one, other) in enumerate(zip(mine, theirs)):
+        if one[0] != other[0]:
+            return number, at(one), at(other)
+    number = min(len(mine), len(theirs))
+    if len(mine) > number and theirs_ended:
+        return number, at(mine[number]), "the end of the step"
+    if len(theirs) > number and mine_ended:
+        return number, "the end of the step", at(theirs[number])
+    return None

@@ -1,0 +1,138 @@
+"""Which piece of work a stage does next. Pure: the tests simulate every pipeline up to 8 stages and 16 microbatches.
+
+A stage works on one microbatch at a time, and changes where one waits for another stage. Microbatches start in order,
+on every stage in the same; so the oldest that is not done is never held back by another, its messages are on the way
+or there, and a schedule cannot stand still. A *lane* is what the schedule knows of one microbatch on one stage.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+FORWARD, BACKWARD, DONE = range(3)
+
+
+class Lane:
+    """One microbatch on one stage.
+
+    Attributes:
+        phase: FORWARD until the step function has ended, BACKWARD until all segments are through, DONE.
+        segment: in the backward phase, the segment that is next; they run from the last to the first.
+        waiting: whether what it needs from another stage is still to come.
+    """
+
+    __slots__ = ("number", "phase", "segment", "started", "waiting")
+
+    def __init__(self, number: int) -> None:
+        self.number, self.phase, self.segment, self.started, self.waiting = number, FORWARD, -1, False, False
+
+
+class Plan:
+    """The rules of one stage.
+
+    Args:
+        pipeline: "interleaved" prefers backward work; "simple" and "_only_forward" finish all forward work first.
+        active: microbatches at work at once on the first stage; each later one holds one less.
+    """
+
+    def __init__(self, pipeline: str, active: int, stage: int) -> None:
+        self.interleaved = pipeline == "interleaved"
+        self.limit = max(1, active - stage)
+
+    def may_run(self, lane: Lane, lanes: list[Lane]) -> bool:
+        """Whether a lane could do its next piece now."""
+        if lane.phase == DONE or lane.waiting:
+            return False
+        if not lane.started:
+            if lane.number and not lanes[lane.number - 1].started:
+                return False
+            return not self.interleaved or sum(each.started and each.phase != DONE for each in lanes) < self.limit
+        if lane.phase == BACKWARD:
+            if not self.interleaved and any(each.phase == FORWARD for each in lanes):
+                return False
+            # A segment follows the same one of the microbatch before: sums have one order.
+            if lane.number:
+                before = lanes[lane.number - 1]
+                if before.phase == FORWARD or (before.phase == BACKWARD and before.segment >= lane.segment):
+                    return False
+        return True
+
+    def choose(self, lanes: list[Lane]) -> Lane | None:
+        """The lane that runs next; None if all wait."""
+        able = [lane for lane in lanes if self.may_run(lane, lanes)]
+        return min(able, key=lambda lane: (lane.phase != BACKWARD, lane.number), default=None)
+
+
+@dataclass
+class Simulated:
+    """What a plan does: its length, what was live at most on each stage, and (stage, microbatch, piece, from, to)."""
+
+    length: float = 0.0
+    peak: list[int] = field(default_factory=list)
+    pieces: list[tuple[int, int, str, float, float]] = field(default_factory=list)
+
+
+def simulate(
+    visits: list[int], microbatches: int, pipeline: str, active: int, forward: float = 1.0, backward: float = 2.0
+) -> Simulated:
+    """Run a plan on stages that take ``forward`` and ``backward`` time for each visit.
+
+    Args:
+        visits: the stages that a microbatch passes, such as [0, 1, 2] or, in a loop, [0, 1, 2, 0].
+
+    Raises RuntimeError where the plan stands still.
+    """
+    stages = max(visits) + 1
+    plans = [Plan(pipeline, active, stage) for stage in range(stages)]
+    lanes = [[Lane(number) for number in range(microbatches)] for _ in range(stages)]
+    own = [[index for index, stage in enumerate(visits) if stage == at] for at in range(stages)]
+    # Where each microbatch is: visits passed forward and, counted from the end, backward.
+    passed = [[0, 0] for _ in range(microbatches)]
+    busy = [False] * stages
+    found = Simulated(peak=[0] * stages)
+    events: list[tuple[float, int, int, int]] = []
+    now = 0.0
+
+    def update(number: int) -> None:
+        gone, back = passed[number]
+        for stage in range(stages):
+            lane = lanes[stage][number]
+            left = [index for index in own[stage] if index < len(visits) - back]
+            if gone < len(visits) and any(index >= gone for index in own[stage]):
+                lane.phase, lane.waiting = FORWARD, visits[gone] != stage
+            elif left:
+                # The segments of a stage are its visits.
+                lane.phase, lane.segment = BACKWARD, len(left) - 1
+                lane.waiting = gone < len(visits) or left[-1] != len(visits) - back - 1
+            else:
+                lane.phase = DONE
+
+    for number in range(microbatches):
+        update(number)
+    while any(back < len(visits) for _, back in passed):
+        for stage in range(stages):
+            if busy[stage]:
+                continue
+            lane = plans[stage].choose(lanes[stage])
+            if lane is None:
+                continue
+            lane.started = busy[stage] = True
+            live = sum(each.started and each.phase != DONE for each in lanes[stage])
+            found.peak[stage] = max(found.peak[stage], live)
+            took = forward if lane.phase == FORWARD else backward
+            heapq.heappush(events, (now + took, stage, lane.number, lane.phase))
+            found.pieces.append((stage, lane.number, "FB"[lane.phase], now, now + took))
+        if not events:
+            raise RuntimeError(f"the plan stands still at {now}: {passed}")
+        now, stage, number, phase = heapq.heappop(events)
+        busy[stage] = False
+        passed[number][phase] += 1
+        update(number)
+        while events and events[0][0] == now:
+            _, stage, number, phase = heapq.heappop(events)
+            busy[stage] = False
+            passed[number][phase] += 1
+            update(number)
+    found.length = now
+    return found

@@ -1,0 +1,214 @@
+"""`@smp.step`: a function that runs once for each microbatch, on every stage."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from smddp.modelparallel import batch
+from smddp.modelparallel.batch import StepOutput
+from smddp.modelparallel.model import DistributedModel
+from smddp.modelparallel.runner import Measured, Runner
+from smddp.modelparallel.schedule import Plan
+from smddp.modelparallel.state import state
+
+__all__ = ["StepOutput", "is_tracing", "step"]
+
+
+def is_tracing() -> bool:
+    """Whether this is the run of the step function that gives the costs for the cut."""
+    return state.model is not None and state.model.tracing
+
+
+def step(
+    function: Callable[..., Any] | None = None,
+    non_split_inputs: Iterable[str] = (),
+    input_split_axes: dict[str, Any] | None = None,
+    detach_outputs: bool = True,
+) -> Any:
+    """Decorator: split the arguments into microbatches, run the function on each, and return their results together.
+
+    All stages of a pipeline call it. The tensors are those of its first stage: other stages may give any.
+
+    Args:
+        non_split_inputs: names of arguments that every microbatch gets whole.
+        input_split_axes: by name of an argument, the axis along which its tensors are split; 0 by default.
+        detach_outputs: results carry no graph; must be true.
+
+    Returns what the function returns, with a `StepOutput` in place of each tensor and a list in place of the rest.
+    """
+    if not detach_outputs:
+        raise NotImplementedError(
+            "@smp.step(detach_outputs=False) is not there: a result's graph lies on several stages. Call "
+            "model.backward(loss) inside of the step"
+        )
+    options = frozenset(non_split_inputs), dict(input_split_axes or {})
+    return functools.partial(_decorate, options=options) if function is None else _decorate(function, options)
+
+
+def _decorate(function: Callable[..., Any], options: tuple[frozenset[str], dict[str, Any]]) -> Callable[..., Any]:
+    signature = inspect.signature(function)
+    unknown = (options[0] | options[1].keys()) - signature.parameters.keys()
+    if unknown and not any(each.kind is each.VAR_KEYWORD for each in signature.parameters.values()):
+        raise ValueError(f"@smp.step: {function.__name__}() has no argument {', '.join(sorted(unknown))}")
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        cfg, ranks = state.made("step")
+        model = state.model
+        if model is None:
+            raise RuntimeError("@smp.step: no model: wrap yours with smp.DistributedModel(model) first")
+        bound = signature.bind(*args, **kwargs)
+        inputs = _inputs(dict(bound.arguments), signature)
+        inputs, seed = _of_first_stage(inputs, ranks)
+        calls = _calls(function, signature, inputs, cfg.microbatches, options)
+        if not model.partitioned:
+            model.cut(calls[0])
+        return batch.joined(_run(model, calls, seed))
+
+    return call
+
+
+def _inputs(arguments: dict[str, Any], signature: inspect.Signature) -> dict[str, Any]:
+    """The arguments by name, those of ``**kwargs`` too."""
+    found: dict[str, Any] = {}
+    for name, value in arguments.items():
+        if signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            found.update(value)
+        else:
+            found[name] = value
+    return found
+
+
+def _of_first_stage(inputs: dict[str, Any], ranks: Any) -> tuple[dict[str, Any], int]:
+    """The arguments with the first stage's tensors, and that one's seed for the step. Collective over the pipeline."""
+    mine: dict[str, Any] = {}
+
+    def note(leaf: Any, name: str) -> Any:
+        mine[name] = leaf if isinstance(leaf, torch.Tensor) else None
+        return leaf
+
+    inputs = batch.each(inputs, note, "")
+    seed = int(torch.randint(1 << 62, ()).item())
+    if ranks.pp_size == 1:
+        return inputs, seed
+    given = {name: leaf.detach() for name, leaf in mine.items() if leaf is not None}
+    box: list[Any] = [(given, seed) if ranks.pp_rank == 0 else None]
+    dist.broadcast_object_list(box, src=ranks.pp_ranks[0], group=ranks.pp_group)
+    given, seed = box[0]
+    odd = sorted(given.keys() - mine.keys())
+    # All hear of it: otherwise those that fit would wait for those that do not.
+    everybody: list[Any] = [None] * ranks.pp_size
+    dist.all_gather_object(everybody, odd, group=ranks.pp_group)
+    for stage, lacking in enumerate(everybody):
+        if lacking:
+            raise ValueError(
+                f"step: stage {stage} has no argument for {_plain(lacking[0])}, which stage 0 gives: every stage "
+                "gives arguments of the same structure, with any tensors, or None, in it"
+            )
+    return batch.each(inputs, lambda leaf, name: given.get(name, leaf), ""), seed
+
+
+def _plain(name: str) -> str:
+    return name[1:-1].replace("'", "") if name.startswith("[") and name.count("[") == 1 else name
+
+
+def _calls(
+    function: Callable[..., Any],
+    signature: inspect.Signature,
+    inputs: dict[str, Any],
+    microbatches: int,
+    options: tuple[frozenset[str], dict[str, Any]],
+) -> list[Callable[[], Any]]:
+    whole, axes = options
+    split: dict[str, list[Any]] = {}
+    for name, value in inputs.items():
+        if name in whole or isinstance(value, torch.nn.Module):
+            split[name] = [value] * microbatches
+        else:
+            split[name] = batch.split(value, microbatches, axes.get(name, 0), name)
+    return [
+        functools.partial(_call, function, signature, {name: parts[number] for name, parts in split.items()})
+        for number in range(microbatches)
+    ]
+
+
+def _call(function: Callable[..., Any], signature: inspect.Signature, inputs: dict[str, Any]) -> Any:
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    for name, parameter in signature.parameters.items():
+        if name not in inputs:
+            continue
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            args += inputs[name]
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            args.append(inputs[name])
+    for name, value in inputs.items():
+        known = signature.parameters.get(name)
+        if known is None or known.kind is known.KEYWORD_ONLY:
+            kwargs[name] = value
+    return function(*args, **kwargs)
+
+
+def _run(model: DistributedModel, calls: list[Callable[[], Any]], seed: int) -> list[Any]:
+    cfg, ranks = state.made("step")
+    assert cfg.active_microbatches is not None  # as the configuration fills it in
+    plan = Plan(cfg.pipeline, cfg.active_microbatches, ranks.pp_rank)
+    model.measured = Measured()
+    divisor = len(calls) if model.average_grads_across_microbatches else 1
+    mail = model.mail
+    mail.open()
+    runner = Runner(
+        ranks.pp_rank, ranks.pp_size, mail, plan, model.sums, model.measured, _deadline(ranks.mail_group), divisor
+    )
+    before = torch.default_generator.get_state()
+    try:
+        results = runner.run(calls, _environment(), seed, model.parameters_of_parts)
+    finally:
+        torch.default_generator.set_state(before)
+        mail.close()
+    if runner.failure is not None:  # it came after this stage was done
+        raise runner.failure.error(ranks.pp_rank)
+    model.finish_step(runner.went_back)
+    return results
+
+
+def _deadline(group: dist.ProcessGroup) -> float:
+    """How long a message may take: as long as the group waits."""
+    try:
+        limit = group._get_backend(torch.device("cpu")).options._timeout
+    except (AttributeError, RuntimeError):
+        limit = dist.distributed_c10d._get_default_timeout(dist.get_backend(group))
+    return limit.total_seconds() if isinstance(limit, timedelta) else float(limit)
+
+
+def _environment() -> Callable[[], Any]:
+    """What a microbatch's thread takes over from the thread that called the step."""
+    gradients = torch.is_grad_enabled()
+    inference = torch.is_inference_mode_enabled()
+    modes = list(torch.overrides._get_current_function_mode_stack())
+    casts = [
+        (device, torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled())
+        for device in ("cpu", "cuda")
+        if torch.is_autocast_enabled(device)
+    ]
+
+    @contextlib.contextmanager
+    def environment() -> Any:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(inference))
+            stack.enter_context(torch.set_grad_enabled(gradients))
+            for mode in modes:
+                stack.enter_context(mode)
+            for device, dtype, cached in casts:
+                stack.enter_context(torch.autocast(device, dtype=dtype, cache_enabled=cached))
+            yield
+
+    return environment
