@@ -120,6 +120,19 @@ demo-smp: $(STAMPS)/wheel $(STAMPS)/test-tools ## a tiny Llama with hybrid shard
 	$(TORCHRUN) 4 examples/smp.py --config '{"hybrid_shard_degree": 4}' \
 	    --steps 40 --resume $(DEMO_SMP)/checkpoint --compare $(DEMO_SMP)/one.json
 
+# A pipeline of four stages, saved; resumed as two replicas of two stages; the saved model by transformers alone.
+DEMO_SMP_V1 := $(VENV)/demo-smp-v1
+.PHONY: demo-smp-v1
+demo-smp-v1: $(STAMPS)/wheel $(STAMPS)/test-tools ## GPT-2 as a pipeline of 4 stages; saved, resumed as 2 x 2, loaded by transformers
+	rm -rf $(DEMO_SMP_V1) && mkdir -p $(DEMO_SMP_V1)
+	OMP_NUM_THREADS=1 $(BIN)/python examples/smp_v1.py --plain --losses $(DEMO_SMP_V1)/one.json
+	$(TORCHRUN) 4 examples/smp_v1.py --config '{"partitions": 4, "microbatches": 4}' \
+	    --until 10 --save $(DEMO_SMP_V1)/checkpoint --compare $(DEMO_SMP_V1)/one.json
+	$(TORCHRUN) 4 examples/smp_v1.py --config '{"partitions": 2, "microbatches": 2, "pipeline": "simple", "ddp": true}' \
+	    --resume $(DEMO_SMP_V1)/checkpoint --compare $(DEMO_SMP_V1)/one.json
+	OMP_NUM_THREADS=1 $(BIN)/python examples/smp_v1.py --plain --pretrained $(DEMO_SMP_V1)/checkpoint/whole \
+	    --compare $(DEMO_SMP_V1)/one.json
+
 # One after the other under -j too; only what comes before them goes on side by side: a compiler, a linker and a download
 # seldom want both cores at once.
 .PHONY: test

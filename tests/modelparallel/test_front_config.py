@@ -84,8 +84,8 @@ def test_a_key_whose_feature_is_not_there_raises_and_its_default_does_not():
 
 
 def test_a_key_without_effect_says_so(caplog):
-    config.read({"skip_tracing": True, "ddp": True, "ddp_port": 2345})
-    assert "'skip_tracing' has no effect here" in caplog.text and "'ddp_port' has no effect here" in caplog.text
+    config.read({"ddp": True, "ddp_port": 2345})
+    assert "'ddp_port' has no effect here" in caplog.text
 
 
 def test_every_key_of_the_original_is_there():

@@ -92,11 +92,7 @@ class Config:
     horovod: bool = _key(False, "TensorFlow's: replicas by Horovod", instead="'ddp': True")
     load_partition: bool = _key(False, "read the cut from partition_file", instead="smp.set_partition(module, stage)")
     partition_file: str = _key(None, "file of load_partition", kind=str, instead="smp.set_partition(module, stage)")
-    skip_tracing: bool = _key(
-        False,
-        "cut without tracing",
-        no_effect="the first step's first microbatch gives the costs, and is not run twice",
-    )
+    skip_tracing: bool = _key(False, "cut by parameters alone, without a run that gives costs")
     tensor_parallel_degree: int = _key(1, "ranks that share each layer", least=1, instead=_TENSOR)
     prescaled_batch: bool = _key(False, "the ranks of a tensor group read the same batch; with groups of one they do")
     fp16: bool = _key(False, "float16 model, float32 master weights", instead=_HALF)

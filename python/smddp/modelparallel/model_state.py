@@ -23,11 +23,9 @@ def _stage_of(model: Any, name: str, parameters: set[str]) -> int | None:
     if name in parameters:
         return model.stage_of_parameter(name)
     module = name
-    while module:
+    while module and module not in model.where:
         module = module.rpartition(".")[0]
-        if module in model.where:
-            return model.where[module]
-    return None
+    return model.where.get(module)
 
 
 def stages(model: Any) -> dict[str, int | None]:

@@ -1,0 +1,5 @@
+"""The wrapped model, where transformers looks for its class."""
+
+from smddp.modelparallel.model import DistributedModel
+
+__all__ = ["DistributedModel"]

@@ -1,0 +1,7 @@
+"""The optimizers that scripts took from apex."""
+
+from smddp.modelparallel.optimizers import FusedLAMB, FusedNovoGrad
+
+FusedLamb = FusedLAMB
+
+__all__ = ["FusedLAMB", "FusedLamb", "FusedNovoGrad"]

@@ -1,0 +1,5 @@
+"""Where scripts find `checkpoint`."""
+
+from smdistributed.modelparallel.torch.patches import checkpoint
+
+__all__ = ["checkpoint"]

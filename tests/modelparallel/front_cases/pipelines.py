@@ -1,0 +1,145 @@
+"""Optimizer, checkpoints and activation checkpointing over real pipelines, held against one process."""
+
+from __future__ import annotations
+
+import pytest
+import smdistributed.modelparallel.torch as smp
+import torch
+from front_cases.by_hand import job
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+
+
+def gpt2():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "n_positions": 16, "n_embd": 16, "n_layer": 4, "n_head": 2}
+    return GPT2LMHeadModel(GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0))
+
+
+def batch(number):
+    return torch.randint(0, 64, (8, 12), generator=torch.Generator().manual_seed(number))
+
+
+def loss_of(model, ids):
+    return model(input_ids=ids, labels=ids, use_cache=False).loss
+
+
+def adam(model):
+    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+
+def one_process(numbers):
+    """Losses, gradient norms, and the model after them."""
+    model = gpt2()
+    optimizer, losses, norms = adam(model), [], []
+    for number in numbers:
+        loss = loss_of(model, batch(number))
+        loss.backward()
+        norms.append(clip_grad_norm_(model.parameters(), 0.5).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses, norms, model
+
+
+@smp.step
+def train_step(model, ids):
+    loss = loss_of(model, ids)
+    model.backward(loss)
+    return loss
+
+
+def train(model, optimizer, numbers):
+    losses, norms = [], []
+    for number in numbers:
+        ids = batch(number).chunk(smp.dp_size())[smp.dp_rank()]
+        loss = train_step(model, ids).reduce_mean()
+        norms.append(clip_grad_norm_(model.parameters(), 0.5).item())
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(sum(smp.allgather(loss.item())) / smp.size())
+    return losses, norms
+
+
+def wrapped():
+    model = smp.DistributedModel(gpt2())
+    return model, smp.DistributedOptimizer(adam(model))
+
+
+def case_a_tied_gpt2_trains_saves_and_resumes_with_the_losses_of_one_process(directory):
+    losses, norms, expected = one_process(range(4))
+    with job(partitions=4, microbatches=4):
+        model, optimizer = wrapped()
+        found = train(model, optimizer, range(2))
+        assert found[0] == pytest.approx(losses[:2], rel=1e-5) and found[1] == pytest.approx(norms[:2], rel=1e-4)
+        smp.save_checkpoint(directory, "parts", user_content={"step": 2})
+        smp.save_checkpoint(directory, "whole", partial=False)
+        alone = gpt2()
+        alone.load_state_dict(torch.load(f"{directory}/whole"))
+        assert loss_of(alone, batch(2)).item() == pytest.approx(losses[2], rel=1e-5)
+    for tag, partial in (("parts", True), ("whole", False)):
+        with job(partitions=2, microbatches=2, pipeline="simple", ddp=True):
+            model, optimizer = wrapped()
+            content = smp.resume_from_checkpoint(directory, tag, partial=partial)
+            assert content == ({"step": 2} if partial else None)
+            found = train(model, optimizer, range(2, 4))
+            assert found[0] == pytest.approx(losses[2:], rel=1e-5) and found[1] == pytest.approx(norms[2:], rel=1e-4)
+            whole = model.state_dict()
+            assert whole.keys() == expected.state_dict().keys()
+            torch.testing.assert_close(dict(whole), dict(expected.state_dict()), rtol=1e-3, atol=1e-4)
+            assert whole["lm_head.weight"].data_ptr() == whole["transformer.wte.weight"].data_ptr()
+
+
+def case_checkpointed_activations_change_no_gradient(directory):
+    found = []
+    for checkpointed in (False, True):
+        with job(partitions=2, microbatches=2, ddp=True):
+            torch.manual_seed(0)
+            blocks = [nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.5), nn.Tanh(), nn.Linear(32, 8)) for _ in range(4)]
+            model = smp.DistributedModel(nn.Sequential(*blocks))
+            if checkpointed:
+                smp.set_activation_checkpointing(model.get_module())
+
+            @smp.step
+            def step(model, x):
+                loss = model(x).square().sum()
+                model.backward(loss)
+                return loss
+
+            torch.manual_seed(7)
+            loss = step(model, torch.randn(4, 8)).reduce_mean()
+            found.append((loss.item(), [p.grad for p in model.local_parameters()]))
+    assert found[0][0] == found[1][0] and all(map(torch.equal, found[0][1], found[1][1]))
+    with job(partitions=2, microbatches=2, ddp=True):
+        model = smp.DistributedModel(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)))
+        step(model, torch.randn(4, 8))
+        with pytest.raises(RuntimeError, match="checkpointing of Linear comes after the cut"):
+            smp.set_activation_checkpointing(model.get_module()[0])
+
+
+def case_a_scaled_loss_trains_as_an_unscaled_one(directory):
+    found = []
+    for scale in (None, 256.0):
+        with job(partitions=4, microbatches=2):
+            torch.manual_seed(0)
+            model = smp.DistributedModel(nn.Sequential(*[nn.Linear(6, 6) for _ in range(4)]))
+            optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+            scaler = smp.amp.GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+
+            @smp.step
+            def step(model, x, scaler):
+                loss = model(x).square().mean()
+                model.backward(scaler.scale(loss))
+                return loss
+
+            for number in range(2):
+                step(model, torch.randn(4, 6, generator=torch.Generator().manual_seed(number)), scaler)
+                scaler.unscale_(optimizer)
+                clip_grad_norm_(model.parameters(), 0.1)
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+            found.append(dict(model.state_dict()))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-6, atol=1e-7)

@@ -1,0 +1,68 @@
+"""Every symbol of SMP v1 under the name that scripts use, and docs/smp-v1.md, which tells of each."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "smp-v1.md"
+
+SYMBOLS = {
+    "": """init is_initialized rank size local_rank local_size tp_rank tp_size pp_rank pp_size rdp_rank rdp_size mp_rank
+        mp_size dp_rank dp_size get_world_process_group get_tp_process_group get_pp_process_group get_rdp_process_group
+        get_mp_process_group get_dp_process_group get_mp_group get_dp_group step StepOutput DistributedModel
+        DistributedOptimizer partition set_partition explain set_activation_checkpointing broadcast recv_from send
+        allgather barrier dp_barrier mp_barrier CommGroup RankType save load save_checkpoint resume_from_checkpoint
+        tensor_parallelism set_tensor_parallelism model_creation delay_param_initialization tp_register
+        tp_register_with_module amp nn optimizers patches model state""",
+    "model": "DistributedModel",
+    "amp": "GradScaler",
+    "optimizers": "FusedLAMB FusedLamb FusedNovoGrad",
+    "patches.checkpoint": "checkpoint checkpoint_sequential",
+    "nn.huggingface.gpt2": "translate_state_dict_to_hf_gpt2 translate_hf_state_dict_to_smdistributed_gpt2",
+    "nn": """FusedLayerNorm DistributedLinear DistributedTransformerLMHead DistributedTransformer
+        DistributedTransformerLayer DistributedAttentionLayer DistributedTransformerOutputLayer DistributedEmbedding
+        FlashAttentionLayer""",
+}
+
+
+@pytest.mark.parametrize("module", SYMBOLS)
+def test_a_modules_symbols_import_as_scripts_import_them(module):
+    found = importlib.import_module("smdistributed.modelparallel.torch" + f".{module}" * bool(module))
+    for name in SYMBOLS[module].split():
+        assert hasattr(found, name), f"smdistributed.modelparallel.torch.{module}.{name}"
+
+
+def test_step_is_the_decorator_whatever_else_is_imported():
+    import smddp.modelparallel.step
+    import smdistributed.modelparallel.torch as smp
+
+    assert callable(smp.step) and smp.step is smddp.modelparallel.step.step
+
+
+def test_the_page_names_every_symbol_and_key():
+    import smdistributed.modelparallel.torch as smp
+    from smddp.modelparallel.config import ALIASES, KEYS
+
+    words = set(re.findall(r"\w+", PAGE.read_text(encoding="utf-8")))
+    # Those of smp.nn that begin with Distributed are told together, and each family's translators.
+    wanted = {name for names in SYMBOLS.values() for name in names.split() if not re.search("Distributed|_gpt2$", name)}
+    wanted |= {"DistributedModel", "DistributedOptimizer", *smp.__all__, *KEYS, *ALIASES}
+    assert wanted <= words, wanted - words
+
+
+def test_the_page_s_script_runs_as_written(tmp_path):
+    (code,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    (tmp_path / "script.py").write_text(code + "\nassert loss.ndim == 0\ntorch.distributed.destroy_process_group()\n")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*launch, str(tmp_path / "script.py")], env=environment, capture_output=True, text=True, timeout=180
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
