@@ -193,8 +193,8 @@ transformers-venv: $(STAMPS)/test-tools
 	$(BIN)/python scripts/layered_venv.py .venvs/transformers 'transformers==$(TRANSFORMERS)'
 
 .PHONY: test-transformers
-test-transformers: $(STAMPS)/wheel transformers-venv ## torch.sagemaker's tests under transformers $(TRANSFORMERS)
-	.venvs/transformers/bin/python -m pytest tests/smp $(SECOND_TRY) $(PYTEST_ARGS)
+test-transformers: $(STAMPS)/wheel transformers-venv ## SMP's tests under transformers $(TRANSFORMERS), and its Trainer with -m slow
+	.venvs/transformers/bin/python -m pytest tests/smp tests/modelparallel/test_front_trainer.py $(SECOND_TRY) $(PYTEST_ARGS)
 
 .PHONY: test-hosts
 test-hosts: $(STAMPS)/wheel $(STAMPS)/test-tools ## the backend, training and faults across "hosts" of network namespaces

@@ -35,6 +35,10 @@ class StepOutput:
         """All, along a new first dimension."""
         return torch.stack(self.outputs)
 
+    def detach(self) -> StepOutput:
+        """The same without graphs, as transformers asks for."""
+        return StepOutput([each.detach() for each in self.outputs])
+
     def __repr__(self) -> str:
         return f"StepOutput({self.outputs!r})"
 

@@ -181,7 +181,7 @@ class DistributedModel(nn.Module):
             self._after_cut.append(hook)
 
     def register_post_step_hook(self, hook: Callable[..., Any]) -> None:
-        """Have ``hook(model, optimizer)`` called after each step's backward pass."""
+        """Have ``hook(model, optimizer)`` called after the next step, once: transformers loads the optimizer in it."""
         self._after_step.append(hook)
 
     # ---- the cut ----
@@ -254,5 +254,6 @@ class DistributedModel(nn.Module):
             self._sums.end()
             if self._ranks.rdp_size > 1:
                 replicas.average(self.local_parameters(), self._ranks.rdp_group, self._bucket_bytes)
-        for hook in self._after_step:
+        hooks, self._after_step = self._after_step, []
+        for hook in hooks:
             hook(self, state.optimizer)
