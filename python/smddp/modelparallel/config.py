@@ -95,7 +95,7 @@ class Config:
     skip_tracing: bool = _key(False, "cut by parameters alone, without a run that gives costs")
     tensor_parallel_degree: int = _key(1, "ranks that share each layer", least=1, instead=_TENSOR)
     prescaled_batch: bool = _key(False, "the ranks of a tensor group read the same batch; with groups of one they do")
-    fp16: bool = _key(False, "float16 model, float32 master weights", instead=_HALF)
+    fp16: bool = _key(False, "float16 model, float32 master weights")
     fp16_params: bool = _key(False, "parameters made in float16", instead=_HALF)
     bf16: bool = _key(False, "bfloat16 under sharded data parallelism", instead=f"{_HALF}; {_SHARDING}")
     shard_optimizer_state: bool = _key(False, "replicas share the optimizer's state", instead=_SHARDING)

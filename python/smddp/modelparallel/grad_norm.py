@@ -35,10 +35,13 @@ def _of_the_model(gradients: list[torch.Tensor]) -> bool:
     if model is None or state.ranks is None or state.ranks.pp_size == 1 or not model.partitioned:
         return False
     own = {id(parameter.grad) for parameter in model.local_parameters() if parameter.grad is not None}
+    if state.optimizer is not None and state.optimizer.masters is not None:
+        own |= {id(gradient) for gradient in state.optimizer.masters.gradients()}
     return not gradients or any(id(gradient) in own for gradient in gradients)
 
 
-def _device(gradients: list[torch.Tensor]) -> torch.device:
+def device(gradients: list[torch.Tensor]) -> torch.device:
+    """Where this stage computes: that of ``gradients``, or else of its parameters."""
     for tensor in (*gradients, *state.model.local_parameters()):
         return tensor.device
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -49,7 +52,7 @@ def over_stages(own: torch.Tensor, gradients: list[torch.Tensor], norm_type: flo
     """The norm over all stages, of which ``own`` is this stage's part. Collective over the pipeline."""
     assert state.ranks is not None  # `_of_the_model` has looked
     group = state.ranks.pp_group
-    total = own.to(_device(gradients), torch.float64)
+    total = own.to(device(gradients), torch.float64)
     if math.isinf(norm_type):
         dist.all_reduce(total, dist.ReduceOp.MAX, group=group)
     else:

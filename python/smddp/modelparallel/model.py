@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from smddp.modelparallel import current, cutting, glue, model_state, partition, replicas
+from smddp.modelparallel import current, cutting, glue, half, model_state, partition, replicas
 from smddp.modelparallel.backward import Sums
 from smddp.modelparallel.failures import Failure
 from smddp.modelparallel.failures import of as failure_of
@@ -57,7 +57,7 @@ class DistributedModel(nn.Module):
         self._cfg, self._ranks = state.made("DistributedModel()")
         if not isinstance(module, nn.Module) or isinstance(module, DistributedModel):
             raise TypeError(f"smp.DistributedModel() takes a torch.nn.Module, got {type(module).__name__}")
-        self.module = module
+        self.module = module.half() if self._cfg.fp16 else module
         self.partitioned = False
         self.where: dict[str, int] = {}
         self.parameter_shapes = {name: tuple(q.shape) for name, q in module.named_parameters(remove_duplicate=False)}
@@ -92,6 +92,8 @@ class DistributedModel(nn.Module):
                 "the model is called outside of a step: call it in a function decorated with @smp.step, for "
                 "evaluation too"
             )
+        if self._cfg.fp16:
+            return half.outputs(self.module(*half.inputs(args), **half.inputs(kwargs)))
         return self.module(*args, **kwargs)
 
     def backward(self, tensors: Any, grad_tensors: Any = None) -> None:
@@ -112,6 +114,9 @@ class DistributedModel(nn.Module):
         for tensor, gradient in zip(roots, gradients):
             if gradient is None and isinstance(tensor, torch.Tensor) and tensor.numel() != 1:
                 raise RuntimeError(f"model.backward() of shape {tuple(tensor.shape)} needs grad_tensors")
+            scale = 1.0 if state.optimizer is None else state.optimizer.loss_scale
+            if scale != 1.0:
+                tensor = tensor * scale
             mb.roots.append((tensor, gradient))
 
     def get_module(self) -> nn.Module:

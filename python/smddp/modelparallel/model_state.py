@@ -131,6 +131,8 @@ def load_now(model: Any, values: dict[str, Any], partial: bool, strict: bool) ->
             f"{_some(unexpected)}"
         )
     module.load_state_dict({name: value for name, value in values.items() if name in here}, strict=False)
+    if state.optimizer is not None:
+        state.optimizer.refresh()
     return _IncompatibleKeys(missing, unexpected)
 
 

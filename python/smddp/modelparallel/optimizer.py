@@ -9,11 +9,14 @@ import torch
 import torch.distributed as dist
 
 from smddp.modelparallel import grad_norm
+from smddp.modelparallel.half import LossScale, Masters
 from smddp.modelparallel.state import state as smp
 
 IS_PARTIAL = "_smp_is_partial"
 # Which parameters, by their number in the whole optimizer, a partial state was made of.
 HELD = "_smp_params"
+# Of the key fp16: the masters by number, and the scale.
+MASTERS, LOSS_SCALE = "masters", "loss_scale"
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -24,7 +27,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
 
     Args:
         optimizer: over the whole model's parameters.
-        static_loss_scale, dynamic_loss_scale, dynamic_loss_args: belong to the key ``fp16``, which is not there.
+        static_loss_scale: under the key ``fp16``, what the loss is multiplied by.
+        dynamic_loss_scale: as large a scale as gradients stay finite; a step whose gradients do not is left out.
+        dynamic_loss_args: see `LossScale`; the original's keyword arguments of these names do, too.
     """
 
     # accelerate would wrap it once more, and its wrapper takes state dicts apart.
@@ -41,14 +46,20 @@ class DistributedOptimizer(torch.optim.Optimizer):
         **loss_args: Any,
     ) -> None:
         # Not torch's: groups, state and hooks are the wrapped optimizer's.
-        _, ranks = smp.made("DistributedOptimizer()")
+        cfg, ranks = smp.made("DistributedOptimizer()")
         if not isinstance(optimizer, torch.optim.Optimizer) or isinstance(optimizer, DistributedOptimizer):
             raise TypeError(f"smp.DistributedOptimizer() takes a torch.optim.Optimizer, got {type(optimizer).__name__}")
-        if dynamic_loss_scale or dynamic_loss_args or loss_args or static_loss_scale not in (None, 1.0):
-            raise NotImplementedError(
-                "smp.DistributedOptimizer(): loss scales belong to the key 'fp16', which is not there in this "
-                "library's SMP v1. Instead: run the step under torch.autocast, with smp.amp.GradScaler"
+        options = {**(dynamic_loss_args or {}), **loss_args}
+        self._scale: LossScale | None = None
+        if cfg.fp16:
+            self._scale = LossScale(static_loss_scale, dynamic_loss_scale, options)
+        elif dynamic_loss_scale or options or static_loss_scale not in (None, 1.0):
+            raise ValueError(
+                "smp.DistributedOptimizer(): loss scales need the key 'fp16': True; or run the step under "
+                "torch.autocast, with smp.amp.GradScaler"
             )
+        self.masters: Masters | None = None
+        self._overflow = False
         self.optimizer = optimizer
         self._stages = ranks.pp_size
         self._waiting: dict[str, Any] | None = None
@@ -132,6 +143,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for parameter in lost.values():
             self.optimizer.state.pop(parameter, None)
         self._cut = True
+        if self._scale is not None:
+            self.masters = self.masters or Masters()
+            self.masters.adopt(self.optimizer)
         self._load_what_waits()
 
     # ---- steps ----
@@ -139,27 +153,52 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
         """As the wrapped optimizer's, over this stage's parameters."""
         self._load_what_waits()
-        return self.optimizer.step() if closure is None else self.optimizer.step(closure)
+        if self.masters is None or self._scale is None:
+            return self.optimizer.step() if closure is None else self.optimizer.step(closure)
+        if closure is not None:
+            raise ValueError("step(closure) is not there under 'fp16': the loss is scaled in the step before")
+        self.masters.take(self._scale.scale)
+        self._overflow = self.masters.overflow()
+        if not self._overflow:
+            self.optimizer.step()
+            self.masters.give()
+        self._scale.update(self._overflow)
+        self.masters.taken = False
+        return None
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the wrapped optimizer's, over this stage's parameters."""
         self.optimizer.zero_grad(set_to_none)
+        if self.masters is not None:
+            self.masters.zero_grad()
+
+    @property
+    def loss_scale(self) -> float:
+        """What `model.backward` multiplies the loss by: 1 without ``fp16``."""
+        return 1.0 if self._scale is None else self._scale.scale
 
     @property
     def overflow(self) -> bool:
-        """Whether the last step found gradients that are not finite: the original's word under ``fp16`` alone."""
-        return False
+        """Whether the last step found gradients that are not finite, on any stage; False without ``fp16``."""
+        return self._overflow
 
     @property
     def step_was_skipped(self) -> bool:
-        """Whether `step` left the parameters as they were; see `overflow`."""
-        return self.overflow
+        """Whether the last step left the parameters as they were; see `overflow`."""
+        return self._overflow
 
     def clip_master_grads(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Clip this optimizer's gradients by the whole model's norm, which it returns. Collective over the pipeline."""
+        """Clip the gradients, without the scale, by the whole model's norm, which it returns. Collective."""
+        if self.masters is not None:
+            self.masters.take(self.loss_scale)
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         self._global_grad_norm = grad_norm.clip(parameters, max_norm, norm_type)
         return self._global_grad_norm
+
+    def refresh(self) -> None:
+        """The model was given other values."""
+        if self.masters is not None:
+            self.masters.refresh()
 
     # ---- state dicts ----
 
@@ -175,12 +214,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         packed["state"] = {held[index]: values for index, values in packed["state"].items()}
         for group, numbers in zip(packed["param_groups"], self._all):
             group["params"] = list(numbers)
+        if self.masters is not None and self._scale is not None:
+            values = [master for group in self.param_groups for master in group["params"]]
+            packed |= {MASTERS: dict(zip(held, values)), LOSS_SCALE: self._scale.state_dict()}
         return {**packed, IS_PARTIAL: self._stages > 1, HELD: held}
 
     def state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:  # type: ignore[override]
         """The whole state, as in one process. Collective over the pipeline once the model is cut."""
-        if not self._cut or self._stages == 1:
+        if not self._cut:
             return self.optimizer.state_dict() if self._waiting is None else self._waiting
+        if self._stages == 1:
+            return merged([self.local_state_dict()])
         assert smp.ranks is not None  # as there is an optimizer
         found: list[Any] = [None] * self._stages
         dist.all_gather_object(found, _on_cpu(self.local_state_dict()), group=smp.ranks.pp_group)
@@ -198,7 +242,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ValueError(
                 f"the optimizer has groups of {list(map(len, self._all))} parameters, the loaded state of {sizes}"
             )
-        if self._stages > 1 and not self._cut:
+        if not self._cut and (self._stages > 1 or self._scale is not None):
             self._waiting = state_dict
             return
         self._load(state_dict)
@@ -230,6 +274,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for group, numbers in zip(loaded["param_groups"], self._held)
         ]
         self.optimizer.load_state_dict({"state": values, "param_groups": groups})
+        if self.masters is not None and self._scale is not None and MASTERS in loaded:
+            own = [master for group in self.param_groups for master in group["params"]]
+            with torch.no_grad():
+                for given, value in loaded[MASTERS].items():
+                    if number_of.get(given) in local_of:
+                        own[local_of[number_of[given]]].copy_(value)
+            self.masters.give()
+            self._scale.load_state_dict(loaded[LOSS_SCALE])
 
 
 def _on_cpu(value: Any) -> Any:
@@ -243,7 +295,10 @@ def _on_cpu(value: Any) -> Any:
 def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
     """The whole state of the stages' parts: what the same optimizer gives in one process."""
     whole = {key: value for key, value in parts[0].items() if key not in (IS_PARTIAL, HELD)}
-    states: dict[int, Any] = {}
-    for part in parts:
-        states.update(part["state"])
-    return {**whole, "state": dict(sorted(states.items()))}
+    for key in ("state", MASTERS):
+        if key in whole:
+            values: dict[int, Any] = {}
+            for part in parts:
+                values.update(part[key])
+            whole[key] = dict(sorted(values.items()))
+    return whole
