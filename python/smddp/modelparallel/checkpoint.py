@@ -22,7 +22,7 @@ import torch
 
 from smddp.modelparallel import model_state
 from smddp.modelparallel.objects import barrier
-from smddp.modelparallel.optimizer import HELD, merged
+from smddp.modelparallel.optimizer_state import HELD, merged
 from smddp.modelparallel.state import state
 
 # Where transformers puts a model that it is told to call pytorch_model.bin.

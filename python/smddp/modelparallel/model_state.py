@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys
 
-from smddp.modelparallel.optimizer import IS_PARTIAL
+from smddp.modelparallel.optimizer_state import IS_PARTIAL
 from smddp.modelparallel.state import state
 
 

@@ -10,13 +10,8 @@ import torch.distributed as dist
 
 from smddp.modelparallel import grad_norm
 from smddp.modelparallel.half import LossScale, Masters
+from smddp.modelparallel.optimizer_state import HELD, IS_PARTIAL, LOSS_SCALE, MASTERS, merged, on_cpu
 from smddp.modelparallel.state import state as smp
-
-IS_PARTIAL = "_smp_is_partial"
-# Which parameters, by their number in the whole optimizer, a partial state was made of.
-HELD = "_smp_params"
-# Of the key fp16: the masters by number, and the scale.
-MASTERS, LOSS_SCALE = "masters", "loss_scale"
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -227,7 +222,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             return merged([self.local_state_dict()])
         assert smp.ranks is not None  # as there is an optimizer
         found: list[Any] = [None] * self._stages
-        dist.all_gather_object(found, _on_cpu(self.local_state_dict()), group=smp.ranks.pp_group)
+        dist.all_gather_object(found, on_cpu(self.local_state_dict()), group=smp.ranks.pp_group)
         return merged(found)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
@@ -282,23 +277,3 @@ class DistributedOptimizer(torch.optim.Optimizer):
                         own[local_of[number_of[given]]].copy_(value)
             self.masters.give()
             self._scale.load_state_dict(loaded[LOSS_SCALE])
-
-
-def _on_cpu(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
-    if isinstance(value, dict):
-        return {key: _on_cpu(each) for key, each in value.items()}
-    return value
-
-
-def merged(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The whole state of the stages' parts: what the same optimizer gives in one process."""
-    whole = {key: value for key, value in parts[0].items() if key not in (IS_PARTIAL, HELD)}
-    for key in ("state", MASTERS):
-        if key in whole:
-            values: dict[int, Any] = {}
-            for part in parts:
-                values.update(part[key])
-            whole[key] = dict(sorted(values.items()))
-    return whole
