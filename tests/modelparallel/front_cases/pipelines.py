@@ -114,7 +114,11 @@ def case_checkpointed_activations_change_no_gradient(directory):
     assert found[0][0] == found[1][0] and all(map(torch.equal, found[0][1], found[1][1]))
     with job(partitions=2, microbatches=2, ddp=True):
         model = smp.DistributedModel(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)))
-        step(model, torch.randn(4, 8))
+        seen = []
+        model.register_post_step_hook(lambda *given: seen.append(given))
+        for _ in range(2):
+            step(model, torch.randn(4, 8))
+        assert seen == [(model, None)]  # after the next step, once
         with pytest.raises(RuntimeError, match="checkpointing of Linear comes after the cut"):
             smp.set_activation_checkpointing(model.get_module()[0])
 
