@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.utils._pytree as pytree
 
-from smddp.modelparallel import current, outcomes
+from smddp.modelparallel import current, outcomes, program
 from smddp.modelparallel.microbatch import Microbatch
 from smddp.modelparallel.outcomes import NeedsNumbers, NeedsShape, Outcome, Same
 from smddp.modelparallel.placed import Form, Placed
@@ -62,7 +62,7 @@ def operation(func: Any, args: Any, kwargs: Any) -> Any:
         return func(*plain[0], **plain[1])
     except NeedsShape:
         return _told(mb, func, flat, spec)
-    if not outcome.tensors:
+    if not outcome.tensors and not inplace:
         return pytree.tree_unflatten([leaf for leaf, _ in outcome.leaves], outcome.spec)
     owner = _owner(flat, outcome, inplace)
     results = _run(mb, func, name, flat, spec, owner)
@@ -98,7 +98,7 @@ def check_plain(mb: Microbatch, name: str, x: torch.Tensor) -> None:
 
 def _out_of_place(mb: Microbatch, func: Any, name: str, target: Any) -> Any:
     if name in _AUGMENTED and isinstance(target, torch.Tensor):
-        mb.stale[id(target)] = (target, mb.program.lines[-1][1])
+        mb.stale[id(target)] = (target, program.at(mb.program.lines[-1]))
         return getattr(torch.Tensor, _AUGMENTED[name])
     raise RuntimeError(
         f"{name} writes a tensor of another stage into a plain tensor, which the other stages would not see: make that "

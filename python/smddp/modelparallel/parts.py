@@ -47,10 +47,9 @@ class Part:
                 "several stages. Use smp.set_activation_checkpointing(module) on each of them"
             )
         mb.module = self.name
-        try:
-            return self._call(mb, args, kwargs)
-        finally:
-            mb.module = ""
+        found = self._call(mb, args, kwargs)
+        mb.module = ""  # after an error it stays, as that names it
+        return found
 
     def _call(self, mb: Microbatch, args: Any, kwargs: Any) -> Any:
         flat, spec = pytree.tree_flatten((args, kwargs))

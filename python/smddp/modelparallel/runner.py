@@ -71,6 +71,8 @@ class Runner:
         self.stage, self.stages, self.mail, self.plan, self.sums = stage, stages, mail, plan, sums
         self.measured, self.deadline, self.divisor = measured, deadline, divisor
         self.failure: Failure | None = None
+        # Whether all stages have been told of the failure.
+        self.told = False
         self._microbatches: list[Microbatch] = []
         self._threads: list[threading.Thread] = []
         self._go: list[threading.Semaphore] = []
@@ -301,8 +303,12 @@ class Runner:
         for peer in self.mail.peers:
             with contextlib.suppress(Exception):
                 self.mail.send(peer, (transport.FAILED, 0, 0, 0), (0, 0), self.failure)
+        with self.mail.changed:
+            self.told = True
+            self.mail.changed.notify_all()
 
     def _failed_elsewhere(self, failure: Failure) -> None:
         """On a listener, which has the mailbox."""
         if self.failure is None:
             self.failure = failure
+            self.told = True

@@ -173,7 +173,7 @@ def _run(model: DistributedModel, calls: list[Callable[[], Any]], seed: int) -> 
         results = runner.run(calls, _environment(), seed, model.parameters_of_parts)
     finally:
         torch.default_generator.set_state(before)
-        mail.close()
+        mail.close(lambda: runner.told)
     if runner.failure is not None:  # it came after this stage was done
         raise runner.failure.error(ranks.pp_rank)
     model.finish_step(runner.went_back)

@@ -24,7 +24,7 @@ _HEADER = 24
 _NOTHING, _OBJECT = -1, -2
 
 # Kinds of messages. A key is (kind, microbatch, number, second number).
-FORWARD, BACKWARD, DESCRIPTION, RESULT, RECORD, FAILED, END = range(7)
+FORWARD, BACKWARD, DESCRIPTION, RESULT, RECORD, FAILED, DONE, END = range(8)
 Key = tuple[int, int, int, int]
 
 
@@ -64,9 +64,12 @@ class Mail:
         self._received: defaultdict[int, int] = defaultdict(int)
         self._under_way: list[tuple[Any, Any]] = []
         self._listeners: list[threading.Thread] = []
+        # The peers that wait for nothing more in this step.
+        self._done: set[int] = set()
 
     def open(self) -> None:
         """Begin to receive. Every stage does at the beginning of a step."""
+        self._done = set()
         self._listeners = [
             threading.Thread(target=self._listen, args=(peer,), name=f"smp mail from stage {peer}", daemon=True)
             for peer in self.peers
@@ -74,13 +77,17 @@ class Mail:
         for listener in self._listeners:
             listener.start()
 
-    def close(self) -> None:
-        """Tell all that nothing more comes, take what they still send, and forget what nobody took."""
-        for peer in self.peers:
-            try:
-                self.send(peer, (END, 0, 0, 0), (0, 0))
-            except Exception as error:
-                self._break(error)
+    def close(self, failed: Callable[[], bool]) -> None:
+        """Tell all that nothing more comes, take what they still send, and forget what nobody took.
+
+        Before, all stages wait until none waits for anything: one that does may have to be told why it waits in vain.
+        ``failed``: whether the step has failed and all have been told.
+        """
+        self._tell_all(DONE)
+        with self.changed:
+            while not (failed() or self.broken is not None or len(self._done) == len(self.peers)):
+                self.changed.wait()
+        self._tell_all(END)
         for listener in self._listeners:
             listener.join()
         self._listeners = []
@@ -91,6 +98,13 @@ class Mail:
             except Exception as error:
                 self._break(error)
         self._box = {key: message for key, message in self._box.items() if key[1][0] == DESCRIPTION}
+
+    def _tell_all(self, kind: int) -> None:
+        for peer in self.peers:
+            try:
+                self.send(peer, (kind, 0, 0, 0), (0, 0))
+            except Exception as error:
+                self._break(error)
 
     def _break(self, error: Exception) -> None:
         with self.changed:
@@ -148,7 +162,9 @@ class Mail:
                     continue
                 with self.changed:
                     self.arrived += 1
-                    if key[0] == FAILED:
+                    if key[0] == DONE:
+                        self._done.add(peer)
+                    elif key[0] == FAILED:
                         self.on_failed(payload)
                     else:
                         self._box[peer, key] = Message(payload, (header[4], header[5]))
