@@ -74,12 +74,19 @@ class Simulated:
 
 
 def simulate(
-    visits: list[int], microbatches: int, pipeline: str, active: int, forward: float = 1.0, backward: float = 2.0
+    visits: list[int],
+    microbatches: int,
+    pipeline: str,
+    active: int,
+    forward: float = 1.0,
+    backward: float = 2.0,
+    shares: list[float] | None = None,
 ) -> Simulated:
     """Run a plan on stages that take ``forward`` and ``backward`` time for each visit.
 
     Args:
         visits: the stages that a microbatch passes, such as [0, 1, 2] or, in a loop, [0, 1, 2, 0].
+        shares: what each visit takes of these times, where not all take the whole.
 
     Raises RuntimeError where the plan stands still.
     """
@@ -120,7 +127,9 @@ def simulate(
             lane.started = busy[stage] = True
             live = sum(each.started and each.phase != DONE for each in lanes[stage])
             found.peak[stage] = max(found.peak[stage], live)
-            took = forward if lane.phase == FORWARD else backward
+            gone, back = passed[lane.number]
+            visit = gone if lane.phase == FORWARD else len(visits) - 1 - back
+            took = (forward if lane.phase == FORWARD else backward) * (shares[visit] if shares else 1.0)
             heapq.heappush(events, (now + took, stage, lane.number, lane.phase))
             found.pieces.append((stage, lane.number, "FB"[lane.phase], now, now + took))
         if not events:

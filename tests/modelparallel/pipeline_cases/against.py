@@ -91,6 +91,8 @@ def check(make, function, data, stages, microbatches, pipeline="interleaved", ex
         warnings.simplefilter("ignore")
         wanted, wanted_gradients = one_process(both.alone, function, both.data, microbatches)
         group, size = state.ranks.rdp_group, state.ranks.rdp_size
+        # Another backend's order of a sum over more than two replicas depends on where in a buffer a gradient lies.
+        exact = exact and (size <= 2 or dist.get_backend() == "smddp")
         if size > 1:
             for gradient in wanted_gradients.values():
                 if gradient is not None:

@@ -4,7 +4,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from pipeline_cases.against import Pipeline, check
+from pipeline_cases.against import Pipeline, check, gradients, leaves, one_process
 from pipeline_cases.networks import NETWORKS, SHARED, PingPong, Skips, classes, gpt2, ids, language, rows
 from smddp.modelparallel.activation import set_activation_checkpointing
 from smddp.modelparallel.state import state
@@ -36,33 +36,10 @@ def case_one_stage_with_four_replicas_is_as_one_process():
     one("llama", 1, 2, "simple")
 
 
-def every_model(names=None):
-    for name in names or NETWORKS:
-        for stages in (1, 2, 4):
-            for microbatches in (1, 4):
-                for pipeline in ("interleaved", "simple"):
-                    one(name, stages, microbatches, pipeline)
-        one(name, 4, 8, "interleaved")
-        one(name, 4, 16, "interleaved", active_microbatches=2)
-
-
-def checkpointed(make):
-    def made():
-        model = make()
-        for module in model.modules():
-            if type(module).__name__ in ("GPT2Block", "LlamaDecoderLayer", "BertLayer"):
-                set_activation_checkpointing(module)
-        return model
-
-    return made
-
-
 def case_checkpointed_layers_are_as_one_process():
     with Pipeline(gpt2, language, ids(), 4, 4) as both:
         for block in both.module.transformer.h:
             set_activation_checkpointing(block)
-        from pipeline_cases.against import gradients, leaves, one_process
-
         wanted, wanted_gradients = one_process(both.alone, language, both.data, 4)
         (found,) = leaves(both.run())
         assert [float(x) for x in found.outputs] == [float(x[0]) for x in wanted]
