@@ -45,6 +45,9 @@ RUST_TESTS := --workspace --exclude smddp-py
 # Ranks have deadlines, and a machine may hold one up. The closing line counts what passed at its second try only.
 SECOND_TRY := --reruns 1 -raR
 
+# Folders whose tests mostly wait for programs to start: two at a time.
+SIDE_BY_SIDE := tests/backend tests/cli tests/source tests/wheel
+
 # The file of the CUDA driver without a GPU, for tests/device. Built when a recipe asks.
 FAKE_CUDA = $$(cargo run --quiet -p fake-libcuda)
 
@@ -140,7 +143,8 @@ test: ## every test: cargo's, then pytest's
 	$(MAKE) -j 3 rust-tests-built $(STAMPS)/wheel transformers-venv
 	$(MAKE) test-rust
 	$(MAKE) test-transformers PYTEST_ARGS='-q -m "not slow" -k "tensor_parallel or delayed or smddp and context_parallel"'
-	$(MAKE) test-python
+	$(MAKE) test-python FOLDERS='-n 2 --dist loadfile $(SIDE_BY_SIDE)'
+	$(MAKE) test-python FOLDERS='$(addprefix --ignore=,$(SIDE_BY_SIDE))'
 
 .PHONY: rust-tests-built
 rust-tests-built: | prerequisites
@@ -159,7 +163,7 @@ test-rust: | prerequisites ## the Rust tests alone
 .PHONY: test-python
 test-python: $(STAMPS)/wheel $(STAMPS)/test-tools ## the Python tests alone
 	@sh scripts/libfabric.sh
-	SMDDP_TEST_CUDA_LIBRARY="$(FAKE_CUDA)" $(BIN)/python -m pytest $(SECOND_TRY) $(PYTEST_ARGS)
+	SMDDP_TEST_CUDA_LIBRARY="$(FAKE_CUDA)" $(BIN)/python -m pytest $(SECOND_TRY) $(FOLDERS) $(PYTEST_ARGS)
 
 .PHONY: test-slow
 test-slow: $(STAMPS)/wheel $(STAMPS)/test-tools ## the Python tests that `make test` leaves out for their length
