@@ -45,8 +45,9 @@ RUST_TESTS := --workspace --exclude smddp-py
 # Ranks have deadlines, and a machine may hold one up. The closing line counts what passed at its second try only.
 SECOND_TRY := --reruns 1 -raR
 
-# Folders whose tests mostly wait for programs to start: two at a time.
-SIDE_BY_SIDE := tests/backend tests/cli tests/source tests/wheel
+# Folders whose tests wait for programs to start, or for ranks that take turns: two files at a time.
+SIDE_BY_SIDE := tests/backend tests/cli tests/modelparallel tests/smp tests/source tests/wheel
+TWO_AT_A_TIME := -n 2 --dist loadfile
 
 # The file of the CUDA driver without a GPU, for tests/device. Built when a recipe asks.
 FAKE_CUDA = $$(cargo run --quiet -p fake-libcuda)
@@ -143,7 +144,7 @@ test: ## every test: cargo's, then pytest's
 	$(MAKE) -j 3 rust-tests-built $(STAMPS)/wheel transformers-venv
 	$(MAKE) test-rust
 	$(MAKE) test-transformers PYTEST_ARGS='-q -m "not slow" -k "tensor_parallel or delayed or smddp and context_parallel"'
-	$(MAKE) test-python FOLDERS='-n 2 --dist loadfile $(SIDE_BY_SIDE)'
+	$(MAKE) test-python FOLDERS='$(TWO_AT_A_TIME) $(SIDE_BY_SIDE)'
 	$(MAKE) test-python FOLDERS='$(addprefix --ignore=,$(SIDE_BY_SIDE))'
 
 .PHONY: rust-tests-built
@@ -198,7 +199,8 @@ transformers-venv: $(STAMPS)/test-tools
 
 .PHONY: test-transformers
 test-transformers: $(STAMPS)/wheel transformers-venv ## SMP's tests under transformers $(TRANSFORMERS), and its Trainer with -m slow
-	.venvs/transformers/bin/python -m pytest tests/smp tests/modelparallel/test_front_trainer.py $(SECOND_TRY) $(PYTEST_ARGS)
+	.venvs/transformers/bin/python -m pytest tests/smp tests/modelparallel/test_front_trainer.py \
+	    $(TWO_AT_A_TIME) $(SECOND_TRY) $(PYTEST_ARGS)
 
 .PHONY: test-hosts
 test-hosts: $(STAMPS)/wheel $(STAMPS)/test-tools ## the backend, training and faults across "hosts" of network namespaces
