@@ -45,8 +45,8 @@ RUST_TESTS := --workspace --exclude smddp-py
 # Ranks have deadlines, and a machine may hold one up. The closing line counts what passed at its second try only.
 SECOND_TRY := --reruns 1 -raR
 
-# Folders whose tests wait for programs to start, or for ranks that take turns: two files at a time.
-SIDE_BY_SIDE := tests/backend tests/cli tests/modelparallel tests/smp tests/source tests/wheel
+# Folders whose tests wait for programs to start, or for ranks that take turns, and measure no time: two files at a time.
+SIDE_BY_SIDE := tests/backend tests/modelparallel tests/smp tests/source tests/wheel
 TWO_AT_A_TIME := -n 2 --dist loadfile
 
 # The file of the CUDA driver without a GPU, for tests/device. Built when a recipe asks.
