@@ -85,6 +85,7 @@ class Mail:
         """
         self._tell_all(DONE)
         with self.changed:
+            # A stage that says nothing ends this at the group's deadline: its listener fails, which breaks the mail.
             while not (failed() or self.broken is not None or len(self._done) == len(self.peers)):
                 self.changed.wait()
         self._tell_all(END)

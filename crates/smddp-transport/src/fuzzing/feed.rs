@@ -63,6 +63,7 @@ pub(crate) fn welcome(stream: TcpStream) -> TcpStream {
 }
 
 /// A caller that has shown who it is, and does not know yet what comes of that.
+#[cfg(test)]
 pub(crate) fn hear(mut stream: TcpStream) -> TcpStream {
     let mut words = [0; HELLO + SALT];
     let met = stream.read_exact(&mut words).and_then(|()| stream.write_all(&answer(&words)));
