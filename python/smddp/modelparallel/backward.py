@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +12,7 @@ from smddp.modelparallel.placed import Placed
 
 if TYPE_CHECKING:
     from smddp.modelparallel.microbatch import Microbatch
+    from smddp.modelparallel.replicas import Replicas
     from smddp.modelparallel.values import Segment
 
 
@@ -22,10 +24,11 @@ class Sums:
 
     Args:
         parameters: of each part, by number, this stage's parameters.
+        replicas: to be told of gradients that are final, where there are several.
     """
 
-    def __init__(self, parameters: dict[int, list[torch.nn.Parameter]]) -> None:
-        self._parameters = parameters
+    def __init__(self, parameters: dict[int, list[torch.nn.Parameter]], replicas: Replicas | None = None) -> None:
+        self._parameters, self._replicas = parameters, replicas
         # The segment whose sum is the parameter's own gradient: the first that used it in the first microbatch.
         self._home: dict[int, int] = {}
         self._apart: dict[tuple[int, int], tuple[torch.nn.Parameter, torch.Tensor]] = {}
@@ -39,8 +42,13 @@ class Sums:
     def _of(self, segment: Segment) -> list[torch.nn.Parameter]:
         return [parameter for number in sorted(segment.parts) for parameter in self._parameters.get(number, ())]
 
-    def run(self, segment: Segment, tensors: list[torch.Tensor], gradients: list[Any]) -> None:
-        """Autograd's backward pass of one segment."""
+    def run(
+        self, segment: Segment, tensors: list[torch.Tensor], gradients: list[Any], left: list[Segment] | None
+    ) -> None:
+        """Autograd's backward pass of one segment.
+
+        ``left``: in the last microbatch, the segments whose turn is still to come; else None.
+        """
         guests = {
             id(parameter): parameter
             for parameter in self._of(segment)
@@ -49,11 +57,22 @@ class Sums:
         kept = [(parameter, parameter.grad) for parameter in guests.values()]
         for parameter in guests.values():
             _, parameter.grad = self._apart.pop((id(parameter), segment.index), (parameter, None))
-        torch.autograd.backward(tensors, gradients)
+        watching = (
+            contextlib.nullcontext() if self._replicas is None else self._replicas.watching(self._final(segment, left))
+        )
+        with watching:
+            torch.autograd.backward(tensors, gradients)
         for parameter, gradient in kept:
             if parameter.grad is not None:
                 self._apart[id(parameter), segment.index] = (parameter, parameter.grad)
             parameter.grad = gradient
+
+    def _final(self, segment: Segment, left: list[Segment] | None) -> list[torch.nn.Parameter]:
+        """The parameters whose gradients are complete once ``segment`` is through."""
+        if left is None:
+            return []
+        more = {number for number, _ in self._apart} | {id(q) for other in left for q in self._of(other)}
+        return [q for q in self._of(segment) if self._home.get(id(q)) == segment.index and id(q) not in more]
 
     def end(self) -> None:
         """Add up what segments apart have."""
@@ -79,8 +98,11 @@ def start(mb: Microbatch, divisor: int) -> None:
             raise RuntimeError("model.backward() of a tensor that no module of the model took part in")
 
 
-def segment(mb: Microbatch, at: Segment, sums: Sums, busy: Any) -> None:
-    """Run one segment backward: gradients come in where tensors went out, and go out where these came in."""
+def segment(mb: Microbatch, at: Segment, sums: Sums, busy: Any, last: bool) -> None:
+    """Run one segment backward: gradients come in where tensors went out, and go out where these came in.
+
+    ``last``: it is the last microbatch.
+    """
     tensors = [tensor for tensor, _ in at.roots]
     gradients = [gradient for _, gradient in at.roots]
     for tensor, number, to in at.sends:
@@ -94,7 +116,7 @@ def segment(mb: Microbatch, at: Segment, sums: Sums, busy: Any) -> None:
             gradients.append(slot.gradient)
     if tensors:
         with busy("B", mb.number):
-            sums.run(at, tensors, gradients)
+            sums.run(at, tensors, gradients, mb.segments[: at.index] if last else None)
     for slot, number, source in at.arrivals:
         key = (transport.BACKWARD, mb.number, number, 0)
         mb.mail.send(source, key, mb.program.place(), slot.gradient)

@@ -9,11 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from smddp.modelparallel import current, cutting, glue, half, model_state, partition, replicas
+from smddp.modelparallel import current, cutting, glue, half, model_state, partition
 from smddp.modelparallel.backward import Sums
 from smddp.modelparallel.failures import Failure
 from smddp.modelparallel.failures import of as failure_of
 from smddp.modelparallel.partition import Cost, Unit
+from smddp.modelparallel.replicas import Replicas
 from smddp.modelparallel.runner import Measured
 from smddp.modelparallel.state import state
 from smddp.modelparallel.transport import Mail
@@ -30,13 +31,17 @@ class DistributedModel(nn.Module):
         trace_execution_times: cut by the seconds that modules take; by default all runs are cut alike.
         average_grads_across_microbatches: the mean of the microbatches' gradients; else their sum.
         bucket_cap_mb: gradients are averaged over replicas in buckets of that size.
-        trace_device, overlapping_allreduce, backward_passes_per_step, trace_memory_usage, broadcast_buffers,
+        overlapping_allreduce: a bucket is sent while the last microbatch's backward pass still makes others.
+        trace_device, backward_passes_per_step, trace_memory_usage, broadcast_buffers,
         gradient_as_bucket_view: taken for scripts that give them; nothing here depends on them.
 
     Attributes:
         module: the script's model.
         partitioned: whether it is cut.
         where: the stage of each part, by the module's name.
+        tracing: whether the step function runs for the costs of the cut.
+        sums: how the gradients of a step are added up.
+        replicas: what this stage shares with its replicas, once the model is cut and if there are several.
         measured: what the last step did on this stage.
     """
 
@@ -66,14 +71,15 @@ class DistributedModel(nn.Module):
         self.measured = Measured()
         self.average_grads_across_microbatches = average_grads_across_microbatches
         self._times = trace_execution_times
-        self._bucket_bytes = int(bucket_cap_mb * _MEGABYTE)
-        self._tracing = False
+        self._bucket_bytes, self._overlapping = int(bucket_cap_mb * _MEGABYTE), overlapping_allreduce
+        self.tracing = False
         self._after_cut: list[Callable[..., Any]] = []
         self._after_step: list[Callable[..., Any]] = []
         self._local: set[int] = {id(q) for q in module.parameters()}
         self._stage_of: dict[int, int] = {}
         self.parameters_of_parts: dict[int, tuple[str, int]] = {}
-        self._sums = Sums({})
+        self.replicas: Replicas | None = None
+        self.sums = Sums({})
         self.mail = Mail(self._ranks.pp_rank, self._ranks.pp_ranks, self._ranks.mail_group)
         if self._ranks.size > 1:
             with torch.no_grad():
@@ -87,7 +93,7 @@ class DistributedModel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model's own forward; inside a step."""
-        if current.microbatch is None and not self._tracing and self._ranks.pp_size > 1:
+        if current.microbatch is None and not self.tracing and self._ranks.pp_size > 1:
             raise RuntimeError(
                 "the model is called outside of a step: call it in a function decorated with @smp.step, for "
                 "evaluation too"
@@ -101,7 +107,7 @@ class DistributedModel(nn.Module):
 
         It runs once the step function has returned, so gradients are there after the step.
         """
-        if self._tracing:
+        if self.tracing:
             return
         mb = current.microbatch
         if mb is None:
@@ -191,10 +197,6 @@ class DistributedModel(nn.Module):
 
     # ---- the cut ----
 
-    @property
-    def tracing(self) -> bool:
-        return self._tracing
-
     def cut(self, run: Callable[[], Any]) -> None:
         """Decide on stage 0 and cut everywhere. ``run`` calls the step function on the first microbatch."""
         ranks = self._ranks
@@ -218,11 +220,11 @@ class DistributedModel(nn.Module):
             return partition.given(self.module, cfg.default_partition, stages)
         given = partition.given(self.module, None, stages)
         if not cfg.skip_tracing and stages > 1:
-            self._tracing = True
+            self.tracing = True
             try:
                 self.costs = partition.measure(self.module, run, self._times)
             finally:
-                self._tracing = False
+                self.tracing = False
         pieces = partition.units(self.module, stages, self.costs, cfg.memory_weight, self._times)
         return {**partition.cut(pieces, stages), **given}
 
@@ -238,9 +240,10 @@ class DistributedModel(nn.Module):
             for key, q in module.named_parameters():
                 self.parameters_of_parts[id(q)] = (f"{name}.{key}" if name else key, stage)
         self._local = {number for number, stage in made.stage_of.items() if stage == ranks.pp_rank}
-        self._sums = Sums(
-            {part.number: list(part.module.parameters()) for part in parts if part.owner == ranks.pp_rank}
-        )
+        if ranks.rdp_size > 1:
+            self.replicas = Replicas(self.local_parameters(), ranks.rdp_group, self._bucket_bytes, self._overlapping)
+        own = {part.number: list(part.module.parameters()) for part in parts if part.owner == ranks.pp_rank}
+        self.sums = Sums(own, self.replicas)
         lost = cutting.drop(self.module, made, ranks.pp_rank)
         self.partitioned = True
         if state.optimizer is not None:
@@ -249,16 +252,26 @@ class DistributedModel(nn.Module):
         for hook in hooks:
             hook(self, state.optimizer)
 
-    @property
-    def sums(self) -> Sums:
-        return self._sums
+    # ---- a step ----
+
+    def begin_step(self) -> None:
+        """The model is cut, and the microbatches are about to run."""
+        if self.replicas is not None:
+            self.replicas.begin(owed=self.training and torch.is_grad_enabled())
 
     def finish_step(self, gradients: bool) -> None:
         """After the microbatches: sums over segments and means over replicas."""
         if gradients:
-            self._sums.end()
-            if self._ranks.rdp_size > 1:
-                replicas.average(self.local_parameters(), self._ranks.rdp_group, self._bucket_bytes)
+            self.sums.end()
+        if self.replicas is not None and gradients:
+            self.replicas.end()
+        elif self.replicas is not None and self.replicas.owed:
+            self.replicas.agree()
         hooks, self._after_step = self._after_step, []
         for hook in hooks:
             hook(self, state.optimizer)
+
+    def fail_step(self, error: BaseException) -> None:
+        """The step failed in this pipeline."""
+        if self.replicas is not None and self.replicas.owed:
+            self.replicas.fail(error)

@@ -1,49 +1,221 @@
-"""The mean of gradients over the replicas of a stage."""
+"""The mean of a stage's gradients over its replicas, under way while the last microbatch is still at work.
+
+Parameters lie in buckets in the reverse of the model's order, which is about the order in which backward passes end
+with them. A bucket leaves once all its gradients are final, and after the one before it: so all replicas send the same
+buckets in the same order, whatever their timing. With each parameter goes a one if it has a gradient: that of a
+parameter which got one on some replicas only counts as zero on the others, as with DDP, and one that got none anywhere
+stays without.
+
+Whether a step went well is agreed on at its end, so that a failure in one pipeline ends the step in all.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 import torch
 import torch.distributed as dist
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch import nn
+
+# What the replicas are told of a failure, in bytes.
+_TEXT = 4096
+# How long a pipeline that failed waits for the other replicas to hear of it before it raises.
+_TELLING_SECONDS = 2.0
+_LOOK_SECONDS = 0.002
 
 
-def _buckets(parameters: list[torch.nn.Parameter], limit: int) -> Iterator[list[torch.nn.Parameter]]:
-    bucket: list[torch.nn.Parameter] = []
+class _Bucket:
+    """Gradients that are summed in one call."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.open = len(parameters)
+        self.flat = torch.empty(0)
+        self.work: dist.Work | None = None
+
+    def leave(self, group: dist.ProcessGroup) -> None:
+        like = self.parameters[0]
+        pieces = [torch.zeros_like(q) if q.grad is None else q.grad for q in self.parameters]
+        used = torch.tensor([float(q.grad is not None) for q in self.parameters], dtype=like.dtype, device=like.device)
+        self.flat = torch.cat([*(piece.reshape(-1) for piece in pieces), used])
+        self.work = dist.all_reduce(self.flat, group=group, async_op=True)
+
+    def arrive(self, replicas: int) -> None:
+        """Give each parameter its mean, once the sums are there."""
+        assert self.work is not None  # it has left
+        self.work.wait()
+        sizes = [q.numel() for q in self.parameters]
+        *sums, used = self.flat.split([*sizes, len(sizes)])
+        for parameter, total, count in zip(self.parameters, sums, used.tolist()):
+            if not count:
+                continue
+            mean = (total / replicas).view_as(parameter)
+            if parameter.grad is None:
+                parameter.grad = mean
+            else:
+                parameter.grad.copy_(mean)
+
+    def reset(self) -> None:
+        self.open, self.work, self.flat = len(self.parameters), None, torch.empty(0)
+
+
+def _buckets(parameters: list[nn.Parameter], limit: int) -> Iterator[_Bucket]:
+    held: list[nn.Parameter] = []
     size = 0
     for parameter in parameters:
         own = parameter.numel() * parameter.element_size()
-        if bucket and (size + own > limit or parameter.dtype != bucket[0].dtype):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(parameter)
+        if held and (size + own > limit or (parameter.dtype, parameter.device) != (held[0].dtype, held[0].device)):
+            yield _Bucket(held)
+            held, size = [], 0
+        held.append(parameter)
         size += own
-    if bucket:
-        yield bucket
+    if held:
+        yield _Bucket(held)
 
 
-@torch.no_grad()
-def average(parameters: Iterable[torch.nn.Parameter], group: dist.ProcessGroup, bucket_bytes: int) -> None:
-    """Replace each gradient by its mean over ``group``. Collective.
+class Replicas:
+    """What a stage shares with its replicas.
 
-    A parameter that got a gradient on some replicas only counts as zero on the others, as with DDP; one that got none
-    anywhere stays without.
+    Args:
+        parameters: this stage's.
+        group: of this stage on all replicas.
+        bucket_bytes: at most in one call, but for a larger parameter.
+        overlap: buckets leave during the last microbatch's backward pass; else after it.
+
+    Attributes:
+        owed: the other replicas wait for what this one says of the step.
+        early: how many buckets left during the last step's backward pass.
     """
-    found = [parameter for parameter in parameters if parameter.requires_grad]
-    if not found:
-        return
-    size = dist.get_world_size(group)
-    used = torch.tensor([int(parameter.grad is not None) for parameter in found], device=found[0].device)
-    dist.all_reduce(used, group=group)
-    used_anywhere = [parameter for parameter, count in zip(found, used.tolist()) if count]
-    for bucket in _buckets(used_anywhere, bucket_bytes):
-        gradients = [torch.zeros_like(q) if q.grad is None else q.grad for q in bucket]
-        flat = _flatten_dense_tensors(gradients)
-        dist.all_reduce(flat, group=group)
-        flat /= size
-        for parameter, mean in zip(bucket, _unflatten_dense_tensors(flat, gradients)):
-            if parameter.grad is None:
-                parameter.grad = mean.clone()
-            else:
-                parameter.grad.copy_(mean)
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], group: dist.ProcessGroup, bucket_bytes: int, overlap: bool
+    ) -> None:
+        self.group, self.size, self.rank = group, dist.get_world_size(group), dist.get_rank(group)
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        self._buckets = list(_buckets(trained[::-1], bucket_bytes))
+        self._bucket_of = {id(q): bucket for bucket in self._buckets for q in bucket.parameters}
+        self._device = trained[0].device if trained else torch.device("cpu")
+        self._final: set[int] = set()
+        self._next = 0
+        self._left: list[dist.Work] = []
+        # How often each parameter's gradient was added to in one backward pass of its segment: now, and usually.
+        self._added: Counter[int] = Counter()
+        self._usual: dict[int, int] = {}
+        self._awaited: set[int] = set()
+        self.owed = False
+        self.early = 0
+        self._overlap = overlap
+        if overlap:
+            for parameter in trained:
+                parameter.register_post_accumulate_grad_hook(self._accumulated)
+
+    # ---- during the step ----
+
+    def begin(self, owed: bool) -> None:
+        """A step begins. ``owed``: at its end the replicas agree on how it went, even without a backward pass."""
+        left, self._left = self._left, []
+        for work in left:  # of a step that failed
+            work.wait()
+        for bucket in self._buckets:
+            bucket.reset()
+        self._final.clear()
+        self._next = self.early = 0
+        self.owed = owed
+
+    @contextlib.contextmanager
+    def watching(self, final: list[nn.Parameter]) -> Iterator[None]:
+        """Around the backward pass of one segment, after which the gradients of ``final`` are what they will be."""
+        if not self._overlap:
+            final = []
+        self._added.clear()
+        self._awaited = {id(parameter) for parameter in final}
+        yield
+        self._usual.update(self._added)
+        for parameter in final:
+            self._ready(parameter)
+        self._awaited = set()
+
+    def _accumulated(self, parameter: torch.Tensor) -> None:
+        """Autograd has added to the gradient of ``parameter``."""
+        number = id(parameter)
+        self._added[number] += 1
+        if number in self._final:
+            raise RuntimeError(
+                "a gradient is added to after it was sent to the replicas: modules differ in how often a backward pass "
+                "reaches their parameters. smp.DistributedModel(model, overlapping_allreduce=False) waits for the end"
+            )
+        if number in self._awaited and self._added[number] == self._usual.get(number):
+            self._ready(parameter)
+
+    def _ready(self, parameter: torch.Tensor) -> None:
+        bucket = self._bucket_of.get(id(parameter))
+        if bucket is None or id(parameter) in self._final:
+            return
+        self._final.add(id(parameter))
+        bucket.open -= 1
+        while self._next < len(self._buckets) and not self._buckets[self._next].open:
+            self._leave()
+            self.early += 1
+
+    def _leave(self) -> None:
+        with torch.no_grad():
+            self._buckets[self._next].leave(self.group)
+        self._next += 1
+
+    # ---- its end ----
+
+    def end(self) -> None:
+        """Give each parameter its mean. Collective.
+
+        Raises RuntimeError with the others' words where the step failed on another replica.
+        """
+        self.owed = False
+        while self._next < len(self._buckets):
+            self._leave()
+        self.agree()
+        with torch.no_grad():
+            for bucket in self._buckets:
+                bucket.arrive(self.size)
+
+    def agree(self) -> None:
+        """Hear whether the step went well everywhere, and raise if not. Collective."""
+        self.owed = False
+        failed = torch.zeros(1, dtype=torch.int32, device=self._device)
+        dist.all_reduce(failed, dist.ReduceOp.MAX, group=self.group)
+        if not failed.item():
+            return
+        work, texts = self._tell("")
+        work.wait()
+        self._left += [bucket.work for bucket in self._buckets if bucket.work is not None]
+        told = [(number, bytes(text.tolist()).rstrip(b"\0").decode(errors="replace")) for number, text in texts]
+        raise RuntimeError("; ".join(f"the step failed on replica {number}: {text}" for number, text in told if text))
+
+    def fail(self, error: BaseException) -> None:
+        """The step failed here: tell the other replicas, who hear it at the end of theirs.
+
+        What they have not taken within two seconds stays under way, and the next step waits for it.
+        """
+        self.owed = False
+        with contextlib.suppress(Exception):  # what went wrong first is what is raised
+            while self._next < len(self._buckets):
+                self._leave()
+            failed = torch.ones(1, dtype=torch.int32, device=self._device)
+            self._left = [bucket.work for bucket in self._buckets if bucket.work is not None]
+            self._left.append(dist.all_reduce(failed, dist.ReduceOp.MAX, group=self.group, async_op=True))
+            self._left.append(self._tell(f"{type(error).__name__}: {error}")[0])
+            until = time.monotonic() + _TELLING_SECONDS
+            while time.monotonic() < until and not all(work.is_completed() for work in self._left):
+                time.sleep(_LOOK_SECONDS)
+
+    def _tell(self, text: str) -> tuple[dist.Work, list[tuple[int, torch.Tensor]]]:
+        """Exchange what there is to say of the step."""
+        mine = torch.zeros(_TEXT, dtype=torch.uint8)
+        said = text.encode()[:_TEXT]
+        mine[: len(said)] = torch.tensor(list(said), dtype=torch.uint8)
+        mine = mine.to(self._device)
+        texts = [torch.zeros_like(mine) for _ in range(self.size)]
+        work = dist.all_gather(texts, mine, group=self.group, async_op=True)
+        return work, list(enumerate(texts))

@@ -174,7 +174,7 @@ class Runner:
             for at in reversed(mb.segments):
                 mb.lane.segment = at.index
                 self._leave(mb.number)
-                backward.segment(mb, at, self.sums, self.measured.busy)
+                backward.segment(mb, at, self.sums, self.measured.busy, mb is self._microbatches[-1])
         mb.lane.phase = DONE
         found = []
         for index, leaf in enumerate(leaves):

@@ -66,12 +66,20 @@ def _decorate(function: Callable[..., Any], options: tuple[frozenset[str], dict[
         if model is None:
             raise RuntimeError("@smp.step: no model: wrap yours with smp.DistributedModel(model) first")
         bound = signature.bind(*args, **kwargs)
-        inputs = _inputs(dict(bound.arguments), signature)
-        inputs, seed = _of_first_stage(inputs, ranks)
-        calls = _calls(function, signature, inputs, cfg.microbatches, options)
-        if not model.partitioned:
-            model.cut(calls[0])
-        return batch.joined(_run(model, calls, seed))
+        if model.partitioned:
+            model.begin_step()
+        try:
+            inputs = _inputs(dict(bound.arguments), signature)
+            inputs, seed = _of_first_stage(inputs, ranks)
+            calls = _calls(function, signature, inputs, cfg.microbatches, options)
+            if not model.partitioned:
+                model.cut(calls[0])
+                model.begin_step()
+            results = _run(model, calls, seed)
+        except Exception as error:
+            model.fail_step(error)
+            raise
+        return batch.joined(results)
 
     return call
 
