@@ -171,11 +171,9 @@ def _run(model: DistributedModel, calls: list[Callable[[], Any]], seed: int) -> 
     plan = Plan(cfg.pipeline, cfg.active_microbatches, ranks.pp_rank)
     model.measured = Measured()
     divisor = len(calls) if model.average_grads_across_microbatches else 1
-    mail = model.mail
-    mail.open()
-    runner = Runner(
-        ranks.pp_rank, ranks.pp_size, mail, plan, model.sums, model.measured, _deadline(ranks.mail_group), divisor
-    )
+    mail, deadline = model.mail, _deadline(model.mail.group)
+    mail.open(deadline)
+    runner = Runner(ranks.pp_rank, ranks.pp_size, mail, plan, model.sums, model.measured, deadline, divisor)
     before = torch.default_generator.get_state()
     try:
         results = runner.run(calls, _environment(), seed, model.parameters_of_parts)
@@ -184,6 +182,8 @@ def _run(model: DistributedModel, calls: list[Callable[[], Any]], seed: int) -> 
         mail.close(lambda: runner.told)
     if runner.failure is not None:  # it came after this stage was done
         raise runner.failure.error(ranks.pp_rank)
+    if mail.broken is not None:
+        raise RuntimeError(f"messages between stages: {mail.broken}") from mail.broken
     model.finish_step(runner.went_back)
     return results
 

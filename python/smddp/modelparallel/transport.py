@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +25,11 @@ _HEADER = 24
 _NOTHING, _OBJECT = -1, -2
 
 # Kinds of messages. A key is (kind, microbatch, number, second number).
-FORWARD, BACKWARD, DESCRIPTION, RESULT, RECORD, FAILED, DONE, END = range(8)
+FORWARD, BACKWARD, DESCRIPTION, RESULT, RECORD, FAILED, DONE, END, ALIVE = range(9)
+# How often a stage says that it is there, in parts of the deadline: a listener that hears nothing fails.
+_BEATS = 4
+# How long a step that failed waits for the others to end it, where the deadline has passed.
+_GRACE_SECONDS = 10.0
 Key = tuple[int, int, int, int]
 
 
@@ -64,12 +69,20 @@ class Mail:
         self._received: defaultdict[int, int] = defaultdict(int)
         self._under_way: list[tuple[Any, Any]] = []
         self._listeners: list[threading.Thread] = []
+        self._deadline, self._heard = 0.0, 0.0
+        self._ended = threading.Event()
+        self._beat: threading.Thread | None = None
         # The peers that wait for nothing more in this step.
         self._done: set[int] = set()
 
-    def open(self) -> None:
-        """Begin to receive. Every stage does at the beginning of a step."""
+    def open(self, deadline: float) -> None:
+        """Begin to receive. Every stage does at the beginning of a step. ``deadline``: seconds, the group's."""
         self._done = set()
+        self._deadline, self._heard = deadline, time.monotonic()
+        self._ended.clear()
+        if self.peers:
+            self._beat = threading.Thread(target=self._say_alive, name="smp mail heartbeat", daemon=True)
+            self._beat.start()
         self._listeners = [
             threading.Thread(target=self._listen, args=(peer,), name=f"smp mail from stage {peer}", daemon=True)
             for peer in self.peers
@@ -84,21 +97,46 @@ class Mail:
         ``failed``: whether the step has failed and all have been told.
         """
         self._tell_all(DONE)
-        with self.changed:
-            # A stage that says nothing ends this at the group's deadline: its listener fails, which breaks the mail.
-            while not (failed() or self.broken is not None or len(self._done) == len(self.peers)):
-                self.changed.wait()
+        self._await_all(failed)
+        self._ended.set()
+        if self._beat is not None:
+            self._beat.join()
         self._tell_all(END)
+        until = max(self._heard + self._deadline, time.monotonic() + min(_GRACE_SECONDS, self._deadline))
         for listener in self._listeners:
-            listener.join()
+            listener.join(max(0.0, until - time.monotonic()))
+        deaf = [peer for peer, listener in zip(self.peers, self._listeners) if listener.is_alive()]
+        if deaf:  # no other step can follow, so these threads may stay as they are
+            self._break(self._late(deaf, "have not ended the step"))
         self._listeners = []
-        under_way, self._under_way = self._under_way, []
-        for _, work in under_way:
+        while self._under_way and self.broken is None:
             try:
-                work.wait()
+                self._under_way.pop()[1].wait()
             except Exception as error:
                 self._break(error)
         self._box = {key: message for key, message in self._box.items() if key[1][0] == DESCRIPTION}
+
+    def _await_all(self, failed: Callable[[], bool]) -> None:
+        """Wait until all have said that they are done, as long as something comes within the deadline."""
+        with self.changed:
+            begun = time.monotonic()
+            while not (failed() or self.broken is not None or len(self._done) == len(self.peers)):
+                left = max(self._heard, begun) + self._deadline - time.monotonic()
+                if left <= 0:
+                    self._break(self._late(sorted(set(self.peers) - self._done), "are not done"))
+                else:
+                    self.changed.wait(left)
+
+    def _late(self, stages: list[int], what: str) -> TimeoutError:
+        ranks = [self.ranks[stage] for stage in stages]
+        return TimeoutError(
+            f"nothing came for {self._deadline:g} s, the group's timeout, and stages {stages} (ranks {ranks}) {what}"
+        )
+
+    def _say_alive(self) -> None:
+        """A step may take longer than the deadline, and two stages may have nothing to tell each other in it."""
+        while not self._ended.wait(self._deadline / _BEATS):
+            self._tell_all(ALIVE)
 
     def _tell_all(self, kind: int) -> None:
         for peer in self.peers:
@@ -158,11 +196,14 @@ class Mail:
                 key: Key = (header[0], header[1], header[2], header[3])
                 if key[0] == END:
                     return
+                if key[0] == ALIVE:
+                    continue
                 if key[0] == RECORD:
                     self.on_record(peer, key[1], payload)
                     continue
                 with self.changed:
                     self.arrived += 1
+                    self._heard = time.monotonic()
                     if key[0] == DONE:
                         self._done.add(peer)
                     elif key[0] == FAILED:
