@@ -1,4 +1,4 @@
-"""A trace as a picture: a row for each group of each rank, a bar for each operation."""
+"""A trace as a picture: a row for each line of each process, a bar for each operation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ROOM = 1.25
 
 
 def drawn(trace: Mapping[str, Any]) -> str:
-    """SVG of what `_trace.merged` made.
+    """SVG of a trace in Chrome's format, such as `_trace.merged` makes.
 
     A bar reaches from the operation's start to its end; red ones failed. Pale ones had not ended: one that hangs leaves
     the others room, and is cut off at the right.
@@ -41,7 +41,7 @@ def drawn(trace: Mapping[str, Any]) -> str:
         parts.append(f'<text x="{x + 17}" y="18">{escape(name)}</text>')
     for row, place in enumerate(places):
         y = _TOP + row * _ROW
-        label = f"{processes[place[0]]}, group {lines[place].partition(' (')[0]}"
+        label = f"{processes[place[0]]}, {lines[place].partition(' (')[0]}"
         parts.append(f'<text x="{_LEFT - 8}" y="{y + 14}" text-anchor="end">{escape(label[:34])}</text>')
         parts.append(f'<rect x="{_LEFT}" y="{y}" width="{_WIDTH}" height="{_ROW - 4}" fill="#f4f4f4"/>')
     for bar in bars:
@@ -50,7 +50,8 @@ def drawn(trace: Mapping[str, Any]) -> str:
         left, width = _LEFT + begin, max(end - begin, 0.5)
         colour = _FAILED if bar["cat"] == "failed" else _colour(names, _collective(bar))
         pale = ' fill-opacity="0.4"' if bar["cat"] == "running" else ""
-        title = escape(f"{bar['name']}, {bar['args']['bytes']} bytes, {bar['dur'] / 1000:.3f} ms, {bar['cat']}")
+        size = f"{bar['args']['bytes']} bytes, " if "bytes" in bar["args"] else ""
+        title = escape(f"{bar['name']}, {size}{bar['dur'] / 1000:.3f} ms, {bar['cat']}")
         parts.append(
             f'<rect x="{left:.1f}" y="{y}" width="{width:.1f}" height="{_ROW - 4}" fill="{colour}"{pale}>'
             f"<title>{title}</title></rect>"

@@ -33,7 +33,7 @@ def merged(dumps: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _lines(group: dict[str, Any]) -> list[tuple[str, list[dict[str, Any]]]]:
-    name = f"{group['name']} ({group['way']})"
+    name = f"group {group['name']} ({group['way']})"
     found = [(name, group["operations"]), (f"{name}: send and recv", group["messages"])]
     return [(name, ops) for name, ops in found if ops] or found[:1]
 

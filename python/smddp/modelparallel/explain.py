@@ -1,13 +1,28 @@
-"""`smp.explain()`: the cut as a table."""
+"""`smp.explain()`: the cut as a table, the plan as a drawing, and a step as it was planned and measured."""
 
 from __future__ import annotations
 
-from smddp.modelparallel import schedule
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from smddp import _bars
+from smddp.modelparallel import lanes, schedule
 from smddp.modelparallel.state import state
 
 
-def explain() -> str:
-    """Which module lies where, with parameters and share of the cost, and the bubble that the plan leaves.
+def explain(trace: str | os.PathLike[str] | None = None) -> str:
+    """Which module lies where, with parameters and share of the cost, and the plan with the bubble that it leaves.
+
+    Args:
+        trace: a file to write with the last step of this pipeline's stages, each as planned and as measured: a picture
+            if its name ends in ``.svg``, else a trace for Perfetto or chrome://tracing. Collective over the pipeline;
+            the first replica's first stage writes.
 
     Raises RuntimeError before the first step, which cuts the model.
     """
@@ -47,4 +62,27 @@ def explain() -> str:
     lines.append(
         f"{ranks.pp_size} stages, {m} microbatches, {cfg.pipeline}: {100 * bubble:.1f} % bubble in even stages"
     )
+    if ranks.pp_size > 1:
+        lines += ["in time, digits forward, letters backward (a is microbatch 0):", *lanes.drawn(plan, ranks.pp_size)]
+    if trace is not None:
+        _write(Path(trace), cfg, ranks, model.measured.pieces)
     return "\n".join(lines)
+
+
+def _write(file: Path, cfg: Any, ranks: Any, pieces: list[lanes.Piece]) -> None:
+    # Of the stages of one host the times are of one clock.
+    clock = time.time() - time.perf_counter()
+    own = [(what, number, begin + clock, end + clock) for what, number, begin, end in pieces]
+    told: list[Any] = [None] * ranks.pp_size
+    name = f"stage {ranks.pp_rank} (rank {ranks.rank}, host {socket.gethostname()})"
+    dist.all_gather_object(told, (name, own), group=ranks.pp_group)
+    if ranks.pp_rank or ranks.rdp_rank:
+        return
+
+    def simulate(visits: list[int], forward: float, backward: float, shares: list[float]) -> schedule.Simulated:
+        return schedule.simulate(
+            visits, cfg.microbatches, cfg.pipeline, cfg.active_microbatches, forward, backward, shares
+        )
+
+    found = lanes.trace([name for name, _ in told], [own for _, own in told], simulate)
+    file.write_text(_bars.drawn(found) if file.suffix == ".svg" else json.dumps(found))

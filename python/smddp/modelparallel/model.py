@@ -13,9 +13,9 @@ from smddp.modelparallel import current, cutting, glue, half, model_state, parti
 from smddp.modelparallel.backward import Sums
 from smddp.modelparallel.failures import Failure
 from smddp.modelparallel.failures import of as failure_of
+from smddp.modelparallel.measured import Measured
 from smddp.modelparallel.partition import Cost, Unit
 from smddp.modelparallel.replicas import Replicas
-from smddp.modelparallel.runner import Measured
 from smddp.modelparallel.state import state
 from smddp.modelparallel.transport import Mail
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from smddp.modelparallel import backward, current, failures, program, transport
 from smddp.modelparallel.backward import Sums
 from smddp.modelparallel.failures import Aborted, Failure
 from smddp.modelparallel.glue import check_plain
+from smddp.modelparallel.measured import Measured
 from smddp.modelparallel.microbatch import Microbatch, Parted
 from smddp.modelparallel.placed import Placed
 from smddp.modelparallel.schedule import BACKWARD, DONE, Plan
@@ -25,26 +26,6 @@ from smddp.modelparallel.transport import Mail
 _ASK_SECONDS = 0.5
 # How long a stage that found another's program to differ waits for that one to say where.
 _ANSWER_SECONDS = 10.0
-
-
-class Measured:
-    """What the last step did on this stage: for drawings and tests."""
-
-    def __init__(self) -> None:
-        self.peak = 0
-        self.segments = 0
-        self.operations = 0
-        # (piece, microbatch, from, to)
-        self.pieces: list[tuple[str, int, float, float]] = []
-
-    @contextlib.contextmanager
-    def busy(self, piece: str, microbatch: int) -> Iterator[None]:
-        """A piece of work on this stage."""
-        begun = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.pieces.append((piece, microbatch, begun, time.perf_counter()))
 
 
 class Runner:

@@ -14,8 +14,9 @@ import torch.distributed as dist
 
 from smddp.modelparallel import batch
 from smddp.modelparallel.batch import StepOutput
+from smddp.modelparallel.measured import Measured
 from smddp.modelparallel.model import DistributedModel
-from smddp.modelparallel.runner import Measured, Runner
+from smddp.modelparallel.runner import Runner
 from smddp.modelparallel.schedule import Plan
 from smddp.modelparallel.state import state
 

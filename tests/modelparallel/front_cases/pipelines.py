@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from itertools import pairwise
+from xml.etree import ElementTree
+
 import pytest
 import smdistributed.modelparallel.torch as smp
 import torch
@@ -121,6 +125,35 @@ def case_checkpointed_activations_change_no_gradient(directory):
         assert seen == [(model, None)]  # after the next step, once
         with pytest.raises(RuntimeError, match="checkpointing of Linear comes after the cut"):
             smp.set_activation_checkpointing(model.get_module()[0])
+
+
+def case_a_step_is_drawn_as_planned_and_as_measured(directory):
+    with job(partitions=4, microbatches=4):
+        model, optimizer = wrapped()
+        train(model, optimizer, range(2))
+        text = smp.explain(f"{directory}/step.json")
+        smp.explain(f"{directory}/step.svg")
+        drawn = [line.split()[2] for line in text.splitlines() if line.startswith("stage ")]
+        assert (
+            drawn[3] == "...0aa1bb2cc3dd" + "." * 6 and drawn[0].startswith("0123") and len(set(map(len, drawn))) == 1
+        )
+        if smp.rank() == 0:
+            with open(f"{directory}/step.json") as file:
+                bars = [event for event in json.load(file)["traceEvents"] if event["ph"] == "X"]
+            for stage in range(4):
+                for lane in (0, 1):  # the plan, what was measured
+                    own = sorted((bar for bar in bars if (bar["pid"], bar["tid"]) == (stage, lane)), key=starts)
+                    for piece in ("forward", "backward"):
+                        numbers = {bar["args"]["microbatch"] for bar in own if bar["name"].startswith(piece)}
+                        assert numbers == {0, 1, 2, 3}, (stage, lane, piece)
+                    assert all(one["ts"] + one["dur"] <= other["ts"] + 1e-3 for one, other in pairwise(own))
+            root = ElementTree.parse(f"{directory}/step.svg").getroot()
+            labels = [element.text for element in root if element.tag.endswith("text")]
+            assert {f"stage {stage}, {lane}" for stage in range(4) for lane in ("plan", "measured")} <= set(labels)
+
+
+def starts(bar):
+    return bar["ts"]
 
 
 def case_a_scaled_loss_trains_as_an_unscaled_one(directory):
