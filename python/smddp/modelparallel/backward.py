@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -98,10 +99,10 @@ def start(mb: Microbatch, divisor: int) -> None:
             raise RuntimeError("model.backward() of a tensor that no module of the model took part in")
 
 
-def segment(mb: Microbatch, at: Segment, sums: Sums, busy: Any, last: bool) -> None:
+def segment(mb: Microbatch, at: Segment, sums: Sums, busy: Any, last: bool, on_caller: Callable[[Any], None]) -> None:
     """Run one segment backward: gradients come in where tensors went out, and go out where these came in.
 
-    ``last``: it is the last microbatch.
+    ``last``: it is the last microbatch. ``on_caller`` runs a function on the thread that called the step.
     """
     tensors = [tensor for tensor, _ in at.roots]
     gradients = [gradient for _, gradient in at.roots]
@@ -114,9 +115,14 @@ def segment(mb: Microbatch, at: Segment, sums: Sums, busy: Any, last: bool) -> N
         if slot.gradient is not None:
             tensors.append(tensor)
             gradients.append(slot.gradient)
-    if tensors:
+
+    def run() -> None:
         with busy("B", mb.number):
             sums.run(at, tensors, gradients, mb.segments[: at.index] if last else None)
+
+    if tensors:
+        # The allocator keeps less for other threads, and gradients of weights would be fresh pages each time.
+        on_caller(run)
     for slot, number, source in at.arrivals:
         key = (transport.BACKWARD, mb.number, number, 0)
         mb.mail.send(source, key, mb.program.place(), slot.gradient)

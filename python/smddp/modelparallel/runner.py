@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 from collections.abc import Callable
@@ -58,6 +59,7 @@ class Runner:
         self._threads: list[threading.Thread] = []
         self._go: list[threading.Semaphore] = []
         self._back = threading.Semaphore(0)
+        self._task: Callable[[], None] | None = None
         self._results: list[Any] = []
         self._abort = False
         self.went_back = False
@@ -120,6 +122,22 @@ class Runner:
             raise Aborted
         mb.streams.resume()
 
+    def _on_caller(self, number: int, work: Callable[[], None]) -> None:
+        """On a microbatch's thread: have the thread that called the step do it, and raise what that raises."""
+        raised: list[BaseException] = []
+
+        def task() -> None:
+            try:
+                work()
+            except BaseException as error:
+                raised.append(error)
+
+        self._task = task
+        self._back.release()
+        self._go[number].acquire()
+        if raised:
+            raise raised[0]
+
     def _main(self, number: int, call: Callable[[], Any], environment: Callable[[], Any]) -> None:
         mb = self._microbatches[number]
         self._go[number].acquire()
@@ -155,7 +173,9 @@ class Runner:
             for at in reversed(mb.segments):
                 mb.lane.segment = at.index
                 self._leave(mb.number)
-                backward.segment(mb, at, self.sums, self.measured.busy, mb is self._microbatches[-1])
+                last = mb is self._microbatches[-1]
+                on_caller = functools.partial(self._on_caller, mb.number)
+                backward.segment(mb, at, self.sums, self.measured.busy, last, on_caller)
         mb.lane.phase = DONE
         found = []
         for index, leaf in enumerate(leaves):
@@ -181,6 +201,11 @@ class Runner:
             current.microbatch = mb
             self._go[number].release()
             self._back.acquire()
+            while self._task is not None:
+                task, self._task = self._task, None
+                task()
+                self._go[number].release()
+                self._back.acquire()
             current.microbatch = None
             if not self._under_way(number):
                 ended.add(number)
