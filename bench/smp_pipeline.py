@@ -2,8 +2,8 @@
 """The step of an SMP v1 pipeline against one process that accumulates: same GPT-2, same microbatches, same loss.
 
 The two take turns, so that whatever else the machine does falls on both. An even pipeline of p stages takes
-(m + p - 1) / (m p) of one process's time for m microbatches: "of ideal" is the measured ratio over that. "All at once" is
-the work of one process on every rank at the same time: what sharing the machine's memory and cores costs by itself.
+(m + p - 1) / (m p) of one process's time for m microbatches: "of ideal" is the measured ratio over that. "All at once"
+is the work of one process on every rank at the same time: what sharing the machine's memory and cores costs by itself.
 
   torchrun --standalone --nproc-per-node 2 bench/smp_pipeline.py --microbatches 8
 """

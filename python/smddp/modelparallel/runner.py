@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +21,7 @@ from smddp.modelparallel.placed import Placed
 from smddp.modelparallel.schedule import BACKWARD, DONE, Plan
 from smddp.modelparallel.streams import Streams
 from smddp.modelparallel.transport import Mail
+from smddp.modelparallel.turns import Turns
 
 # How long a stage waits before it asks whether the others run the same program; then twice as long, and so on.
 _ASK_SECONDS = 0.5
@@ -56,10 +56,7 @@ class Runner:
         # Whether all stages have been told of the failure.
         self.told = False
         self._microbatches: list[Microbatch] = []
-        self._threads: list[threading.Thread] = []
-        self._go: list[threading.Semaphore] = []
-        self._back = threading.Semaphore(0)
-        self._task: Callable[[], None] | None = None
+        self._turns = Turns()
         self._results: list[Any] = []
         self._abort = False
         self.went_back = False
@@ -84,12 +81,9 @@ class Runner:
                     parts,
                 )
             )
-            self._go.append(threading.Semaphore(0))
-            arguments = (number, calls[number], environment)
-            self._threads.append(threading.Thread(target=self._main, args=arguments, name=f"smp microbatch {number}"))
         self._results = [None] * len(calls)
-        for thread in self._threads:
-            thread.start()
+        for number, call in enumerate(calls):
+            self._turns.start(functools.partial(self._main, number, call, environment))
         try:
             self._schedule()
         except Exception as error:
@@ -105,42 +99,24 @@ class Runner:
     def _end_threads(self) -> None:
         """Those that are not done find out that they shall end."""
         self._abort = self.failure is not None
-        for number, thread in enumerate(self._threads):
-            # One at a time: what they undo is this process's.
+
+        def at_work(number: int) -> None:  # what they undo is this process's
             current.microbatch = self._microbatches[number]
-            self._go[number].release()
-            thread.join()
+
+        self._turns.end(at_work)
         current.microbatch = None
 
     def _leave(self, number: int) -> None:
         """Let others run until this one is chosen again."""
         mb = self._microbatches[number]
         mb.streams.pause()
-        self._back.release()
-        self._go[number].acquire()
+        self._turns.leave(number)
         if self._abort:
             raise Aborted
         mb.streams.resume()
 
-    def _on_caller(self, number: int, work: Callable[[], None]) -> None:
-        """On a microbatch's thread: have the thread that called the step do it, and raise what that raises."""
-        raised: list[BaseException] = []
-
-        def task() -> None:
-            try:
-                work()
-            except BaseException as error:
-                raised.append(error)
-
-        self._task = task
-        self._back.release()
-        self._go[number].acquire()
-        if raised:
-            raise raised[0]
-
     def _main(self, number: int, call: Callable[[], Any], environment: Callable[[], Any]) -> None:
         mb = self._microbatches[number]
-        self._go[number].acquire()
         if self._abort:
             return
         mb.streams.resume()
@@ -154,7 +130,6 @@ class Runner:
         except BaseException as error:
             self.fail(error, f"microbatch {number}", mb.module)
         mb.lane.phase = DONE
-        self._back.release()
 
     def _microbatch(self, mb: Microbatch, call: Callable[[], Any]) -> Any:
         leaves, spec = pytree.tree_flatten(call())
@@ -174,7 +149,7 @@ class Runner:
                 mb.lane.segment = at.index
                 self._leave(mb.number)
                 last = mb is self._microbatches[-1]
-                on_caller = functools.partial(self._on_caller, mb.number)
+                on_caller = functools.partial(self._turns.on_caller, mb.number)
                 backward.segment(mb, at, self.sums, self.measured.busy, last, on_caller)
         mb.lane.phase = DONE
         found = []
@@ -199,13 +174,7 @@ class Runner:
             live = sum(lane.started and lane.phase != DONE for lane in lanes)
             self.measured.peak = max(self.measured.peak, live)
             current.microbatch = mb
-            self._go[number].release()
-            self._back.acquire()
-            while self._task is not None:
-                task, self._task = self._task, None
-                task()
-                self._go[number].release()
-                self._back.acquire()
+            self._turns.run(number)
             current.microbatch = None
             if not self._under_way(number):
                 ended.add(number)
