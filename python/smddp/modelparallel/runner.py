@@ -13,6 +13,7 @@ import torch.utils._pytree as pytree
 
 from smddp.modelparallel import backward, current, failures, program, transport
 from smddp.modelparallel.backward import Sums
+from smddp.modelparallel.coroutines import Coroutines
 from smddp.modelparallel.failures import Aborted, Failure
 from smddp.modelparallel.glue import check_plain
 from smddp.modelparallel.measured import Measured
@@ -21,7 +22,6 @@ from smddp.modelparallel.placed import Placed
 from smddp.modelparallel.schedule import BACKWARD, DONE, Plan
 from smddp.modelparallel.streams import Streams
 from smddp.modelparallel.transport import Mail
-from smddp.modelparallel.turns import Turns
 
 # How long a stage waits before it asks whether the others run the same program; then twice as long, and so on.
 _ASK_SECONDS = 0.5
@@ -56,7 +56,7 @@ class Runner:
         # Whether all stages have been told of the failure.
         self.told = False
         self._microbatches: list[Microbatch] = []
-        self._turns = Turns()
+        self._threads = Coroutines()
         self._results: list[Any] = []
         self._abort = False
         self.went_back = False
@@ -83,7 +83,7 @@ class Runner:
             )
         self._results = [None] * len(calls)
         for number, call in enumerate(calls):
-            self._turns.start(functools.partial(self._main, number, call, environment))
+            self._threads.start(functools.partial(self._main, number, call, environment))
         try:
             self._schedule()
         except Exception as error:
@@ -103,14 +103,14 @@ class Runner:
         def at_work(number: int) -> None:  # what they undo is this process's
             current.microbatch = self._microbatches[number]
 
-        self._turns.end(at_work)
+        self._threads.end(at_work)
         current.microbatch = None
 
     def _leave(self, number: int) -> None:
         """Let others run until this one is chosen again."""
         mb = self._microbatches[number]
         mb.streams.pause()
-        self._turns.leave(number)
+        self._threads.leave(number)
         if self._abort:
             raise Aborted
         mb.streams.resume()
@@ -149,7 +149,7 @@ class Runner:
                 mb.lane.segment = at.index
                 self._leave(mb.number)
                 last = mb is self._microbatches[-1]
-                on_caller = functools.partial(self._turns.on_caller, mb.number)
+                on_caller = functools.partial(self._threads.on_caller, mb.number)
                 backward.segment(mb, at, self.sums, self.measured.busy, last, on_caller)
         mb.lane.phase = DONE
         found = []
@@ -174,7 +174,7 @@ class Runner:
             live = sum(lane.started and lane.phase != DONE for lane in lanes)
             self.measured.peak = max(self.measured.peak, live)
             current.microbatch = mb
-            self._turns.run(number)
+            self._threads.run(number)
             current.microbatch = None
             if not self._under_way(number):
                 ended.add(number)

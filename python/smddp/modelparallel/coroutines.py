@@ -1,4 +1,4 @@
-"""Threads that take turns with the one that called them: one of all runs at a time."""
+"""Threads as coroutines: they take turns with the one that called them, and one of all runs at a time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 
 
-class Turns:
+class Coroutines:
     """Threads by number. Each runs from `run` to its next `leave`, while the caller waits."""
 
     def __init__(self) -> None:
