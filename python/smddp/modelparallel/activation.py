@@ -89,7 +89,8 @@ def _mark(module: nn.Module, preserve_rng_state: bool, size: int) -> None:
             f"checkpointing of {type(module).__name__} comes after the cut: call smp.set_activation_checkpointing() "
             "before the first step"
         )
-    inner = module.forward
+    # Tensor parallelism gives modules another class, so what runs is looked up when it does.
+    inner = module.__dict__.get("forward", lambda *args, **kwargs: type(module).forward(module, *args, **kwargs))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if size == 0 or size >= len(layers):

@@ -16,12 +16,15 @@ from smddp.modelparallel.failures import of as failure_of
 from smddp.modelparallel.partition import Cost, Unit
 from smddp.modelparallel.runner import Measured
 from smddp.modelparallel.state import state
+from smddp.modelparallel.tensor import registry
+from smddp.modelparallel.tensor.answers import Answers
+from smddp.modelparallel.tensor.split import follow
 from smddp.modelparallel.transport import Mail
 
 _MEGABYTE = 1 << 20
 
 
-class DistributedModel(nn.Module):
+class DistributedModel(Answers, nn.Module):
     """A model over the stages of a pipeline. One per script; it is called inside functions decorated with `step` alone.
 
     Every process makes the whole model; stage 0 of the first replica gives the values. The first step cuts it.
@@ -57,6 +60,8 @@ class DistributedModel(nn.Module):
         self._cfg, self._ranks = state.made("DistributedModel()")
         if not isinstance(module, nn.Module) or isinstance(module, DistributedModel):
             raise TypeError(f"smp.DistributedModel() takes a torch.nn.Module, got {type(module).__name__}")
+        if self._ranks.tp_size > 1:
+            module = registry.replace(module)
         self.module = module.half() if self._cfg.fp16 else module
         self.partitioned = False
         self.where: dict[str, int] = {}
@@ -70,7 +75,6 @@ class DistributedModel(nn.Module):
         self._tracing = False
         self._after_cut: list[Callable[..., Any]] = []
         self._after_step: list[Callable[..., Any]] = []
-        self._local: set[int] = {id(q) for q in module.parameters()}
         self._stage_of: dict[int, int] = {}
         self.parameters_of_parts: dict[int, tuple[str, int]] = {}
         self._sums = Sums({})
@@ -79,6 +83,17 @@ class DistributedModel(nn.Module):
             with torch.no_grad():
                 for tensor in [*module.parameters(), *module.buffers()]:
                     dist.broadcast(tensor.data, 0)
+        self.turn_mail: Mail | None = None
+        if self._ranks.tp_size > 1:
+            from smddp.modelparallel.tensor import cut as of_tensors  # with all of torch.sagemaker's translator
+
+            of_tensors.share(self.module, self._ranks)
+            if state.optimizer is not None:
+                follow(state.optimizer.optimizer)
+        if self._ranks.turn_group is not None:
+            self.turn_mail = Mail(self._ranks.tp_rank, self._ranks.tp_ranks, self._ranks.turn_group)
+            self.turn_mail.changed = self.mail.changed
+        self._local: set[int] = {id(q) for q in module.parameters()}
         if self._ranks.pp_size > 1:
             state.at_reset(glue.install())
         state.model = self
@@ -91,6 +106,12 @@ class DistributedModel(nn.Module):
             raise RuntimeError(
                 "the model is called outside of a step: call it in a function decorated with @smp.step, for "
                 "evaluation too"
+            )
+        apart = self._ranks.tp_size > 1 and not self._cfg.prescaled_batch
+        if apart and current.microbatch is None and not self._tracing:
+            raise RuntimeError(
+                "the model is called outside of a step, where the batches of the ranks that share its layers are not "
+                "put together: call it in a function decorated with @smp.step, or set 'prescaled_batch': True"
             )
         if self._cfg.fp16:
             return half.outputs(self.module(*half.inputs(args), **half.inputs(kwargs)))

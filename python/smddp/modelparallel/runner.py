@@ -19,6 +19,7 @@ from smddp.modelparallel.microbatch import Microbatch, Parted
 from smddp.modelparallel.placed import Placed
 from smddp.modelparallel.schedule import BACKWARD, DONE, Plan
 from smddp.modelparallel.streams import Streams
+from smddp.modelparallel.tensor.turns import Turns
 from smddp.modelparallel.transport import Mail
 
 # How long a stage waits before it asks whether the others run the same program; then twice as long, and so on.
@@ -55,6 +56,7 @@ class Runner:
         mail: opened already.
         deadline: seconds after which a message that does not come is an error.
         divisor: the gradients of all microbatches are divided by it.
+        turns: of the ranks that share layers with this one.
     """
 
     def __init__(
@@ -67,9 +69,11 @@ class Runner:
         measured: Measured,
         deadline: float,
         divisor: int,
+        turns: Turns | None = None,
     ) -> None:
         self.stage, self.stages, self.mail, self.plan, self.sums = stage, stages, mail, plan, sums
         self.measured, self.deadline, self.divisor = measured, deadline, divisor
+        self.turns = turns
         self.failure: Failure | None = None
         # Whether all stages have been told of the failure.
         self.told = False
@@ -78,10 +82,14 @@ class Runner:
         self._go: list[threading.Semaphore] = []
         self._back = threading.Semaphore(0)
         self._results: list[Any] = []
-        self._abort = False
+        self._abort = self._over = False
         self.went_back = False
         mail.on_failed = self._failed_elsewhere
         mail.on_record = self._compare
+        self._mails = [mail]
+        if turns is not None:
+            turns.mail.on_failed = self._failed_elsewhere
+            self._mails.append(turns.mail)
 
     # ---- the threads ----
 
@@ -99,6 +107,7 @@ class Runner:
                     Streams(seed, number, self.stage),
                     lambda number=number: self._leave(number),  # type: ignore[misc]
                     parts,
+                    self.turns is not None,
                 )
             )
             self._go.append(threading.Semaphore(0))
@@ -113,6 +122,8 @@ class Runner:
             self.fail(error, "the schedule")
         finally:
             self._end_threads()
+            with self.mail.changed:
+                self._over = True
         self.measured.segments = len(self._microbatches[0].segments)
         self.measured.operations = len(self._microbatches[0].program.lines)
         if self.failure is not None:
@@ -219,13 +230,9 @@ class Runner:
                         break
                     for mb in self._microbatches:
                         mb.lane.waiting = mb.wants is not None and not self.mail.has(*mb.wants)
-                    # Results that are there are collected first: that ends a microbatch.
-                    for mb in self._microbatches:
-                        if mb.lane.phase == DONE and mb.wants is not None and not mb.lane.waiting:
-                            return mb.number
-                    chosen = self.plan.choose(lanes)
-                    if chosen is not None:
-                        return chosen.number
+                    number = self._choose(lanes) if self.turns is None else self._take_turn(lanes)
+                    if number is not None:
+                        return number
                     if not self.mail.changed.wait(min(ask, 0.25)) and time.monotonic() - begun > ask:
                         break
                     if self.mail.arrived != arrived:
@@ -238,6 +245,18 @@ class Runner:
             self._ask()
             if time.monotonic() - begun > self.deadline:
                 raise TimeoutError(f"nothing came for {self.deadline:g} s; waits for {self._waits()}")
+
+    def _choose(self, lanes: list[Any]) -> int | None:
+        # Results that are there are collected first: that ends a microbatch.
+        for mb in self._microbatches:
+            if mb.lane.phase == DONE and mb.wants is not None and not mb.lane.waiting:
+                return mb.number
+        chosen = self.plan.choose(lanes)
+        return None if chosen is None else chosen.number
+
+    def _take_turn(self, lanes: list[Any]) -> int | None:
+        assert self.turns is not None
+        return self.turns.next(lambda: self._choose(lanes), lambda number: not lanes[number].waiting)
 
     def _waits(self) -> str:
         """What is waited for, for people."""
@@ -300,15 +319,22 @@ class Runner:
                 return
             self.failure = failures.of(error, self.stage, where)
             self.mail.changed.notify_all()
-        for peer in self.mail.peers:
-            with contextlib.suppress(Exception):
-                self.mail.send(peer, (transport.FAILED, 0, 0, 0), (0, 0), self.failure)
+        self._tell()
         with self.mail.changed:
             self.told = True
             self.mail.changed.notify_all()
+
+    def _tell(self) -> None:
+        for mail in self._mails:
+            for peer in mail.peers:
+                with contextlib.suppress(Exception):
+                    mail.send(peer, (transport.FAILED, 0, 0, 0), (0, 0), self.failure)
 
     def _failed_elsewhere(self, failure: Failure) -> None:
         """On a listener, which has the mailbox."""
         if self.failure is None:
             self.failure = failure
+            if self.turns is not None and not self._over:
+                # Those whom the first to fail has no messages with.
+                self._tell()
             self.told = True

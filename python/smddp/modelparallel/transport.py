@@ -24,7 +24,7 @@ _HEADER = 24
 _NOTHING, _OBJECT = -1, -2
 
 # Kinds of messages. A key is (kind, microbatch, number, second number).
-FORWARD, BACKWARD, DESCRIPTION, RESULT, RECORD, FAILED, DONE, END = range(8)
+FORWARD, BACKWARD, DESCRIPTION, RESULT, RECORD, FAILED, DONE, END, TURN = range(9)
 Key = tuple[int, int, int, int]
 
 
