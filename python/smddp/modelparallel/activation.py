@@ -16,6 +16,10 @@ from smddp.modelparallel.state import state
 MARK = "_smp_checkpointed"
 
 
+class CalledApart(nn.Sequential):
+    """Modules that their model calls one by one: whatever the strategy, each is checkpointed by itself."""
+
+
 def set_activation_checkpointing(
     module: nn.Module,
     preserve_rng_state: bool = True,
@@ -40,7 +44,7 @@ def set_activation_checkpointing(
             f"set_activation_checkpointing(): a {type(module).__name__} is never called; set it for each module in it"
         )
     size = _group(strategy)
-    if isinstance(module, nn.Sequential) and size == 1:
+    if isinstance(module, CalledApart) or (isinstance(module, nn.Sequential) and size == 1):
         for child in module:
             _mark(child, preserve_rng_state, 0)
         return

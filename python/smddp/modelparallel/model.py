@@ -185,9 +185,13 @@ class DistributedModel(Answers, nn.Module):
         """The stage of a parameter by its name in the module; 0 before the cut."""
         return self._stage_of.get(id(self.module.get_parameter(name)), 0)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The whole model's state, under the names of one process. Collective over the pipeline after the cut."""
-        return model_state.whole(self)
+    def state_dict(self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any) -> Any:
+        """The whole model's state, under the names of one process. Collective over the pipeline after the cut.
+
+        ``gather_to_rank0``: only the first rank of a tensor group keeps it, others get nothing.
+        """
+        found = model_state.whole(self)
+        return {} if gather_to_rank0 and self._ranks.tp_rank else found
 
     def local_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """This stage's part of the state."""

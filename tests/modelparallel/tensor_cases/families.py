@@ -100,22 +100,22 @@ def train(model, optimizer, numbers, gradients=None):
 
 
 def same_gradients(model, wanted):
-    """Within 1e-6 of each gradient's largest element, or of the model's, where one is all but zero."""
+    """Within 1e-6 of each gradient's largest element, or of a tenth of the model's, where one is all but zero."""
     largest = max(gradient.abs().max().item() for gradient in wanted.values())
     shared = 0
     for name, q in model.local_named_parameters():
         split = split_of(q)
         shared += split is not None
         expected = wanted[name] if split is None else split.mine(wanted[name])
-        scale = max(expected.abs().max().item(), 1e-3 * largest)
+        scale = max(expected.abs().max().item(), 0.1 * largest)
         worst = (q.grad - expected).abs().max().item() / scale
-        assert worst < 2e-6, (name, worst)
+        assert worst < 1e-6, (name, worst)
     assert shared
 
 
-def check(family, layout, prescaled):
+def check(family, layout, prescaled, degree=2):
     losses, norms, gradients, alone, optimizer_alone = one_process(family)
-    with job(tensor_parallel_degree=2, prescaled_batch=prescaled, **layout):
+    with job(tensor_parallel_degree=degree, prescaled_batch=prescaled, **layout):
         model, optimizer = wrapped(family)
         found, found_norms = train(model, optimizer, range(2), gradients)
         assert found == pytest.approx(losses, rel=1e-6) and found_norms == pytest.approx(norms, rel=1e-5)

@@ -42,7 +42,7 @@ class Chosen:
         for names in self._pieces(entries):
             kept.update(self._divides({name: entries[name] for name in names}))
         self.planner = plans.Planner(model, tp, seed, False)
-        self.styles = self.planner.styles(self.planner.with_tied(kept, self.one))
+        self.styles = self.planner.styles(self.planner.with_tied(kept, self.one)) if kept else {}
 
     def _planned(self) -> dict[str, Any]:
         """What plans say of modules that are marked."""
