@@ -68,21 +68,14 @@ def test_what_cannot_be_checkpointed_is_named(module, strategy, error, text):
 
 
 def test_creation_contexts_give_a_dtype_and_refuse_what_is_not_there():
-    with creation.model_creation(dtype=torch.bfloat16, zero_init=True), creation.tensor_parallelism(False):
+    with creation.model_creation(dtype=torch.bfloat16, zero_init=True), creation.delay_param_initialization(False):
         assert nn.Linear(1, 1).weight.dtype == torch.bfloat16
     assert nn.Linear(1, 1).weight.dtype == torch.float32
-    with creation.delay_param_initialization(enabled=False):
-        creation.set_tensor_parallelism(nn.Linear(1, 1), False)
-    for context in (
-        lambda: creation.model_creation(tensor_parallelism=True),
-        creation.tensor_parallelism,
-        creation.delay_param_initialization,
+    with (
+        pytest.raises(NotImplementedError, match=r"is not there in this library's SMP v1\. Instead"),
+        creation.delay_param_initialization(),
     ):
-        with pytest.raises(NotImplementedError, match=r"is not there in this library's SMP v1\. Instead"), context():
-            pass
-    for call in (creation.tp_register, creation.tp_register_with_module, creation.NotThere):
-        with pytest.raises(NotImplementedError):
-            call()
+        pass
 
 
 def lamb(p, g, m, v, step, lr=0.1, b1=0.9, b2=0.999, eps=1e-6, decay=0.01):

@@ -16,6 +16,10 @@ from smddp.modelparallel.state import state
 MARK = "_smp_checkpointed"
 
 
+class CalledApart(nn.Sequential):
+    """Modules that their model calls one by one: whatever the strategy, each is checkpointed by itself."""
+
+
 def set_activation_checkpointing(
     module: nn.Module,
     preserve_rng_state: bool = True,
@@ -40,7 +44,7 @@ def set_activation_checkpointing(
             f"set_activation_checkpointing(): a {type(module).__name__} is never called; set it for each module in it"
         )
     size = _group(strategy)
-    if isinstance(module, nn.Sequential) and size == 1:
+    if isinstance(module, CalledApart) or (isinstance(module, nn.Sequential) and size == 1):
         for child in module:
             _mark(child, preserve_rng_state, 0)
         return
@@ -89,7 +93,8 @@ def _mark(module: nn.Module, preserve_rng_state: bool, size: int) -> None:
             f"checkpointing of {type(module).__name__} comes after the cut: call smp.set_activation_checkpointing() "
             "before the first step"
         )
-    inner = module.forward
+    # Tensor parallelism gives modules another class, so what runs is looked up when it does.
+    inner = module.__dict__.get("forward", lambda *args, **kwargs: type(module).forward(module, *args, **kwargs))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if size == 0 or size >= len(layers):

@@ -24,6 +24,7 @@ from smddp.modelparallel import model_state
 from smddp.modelparallel.objects import barrier
 from smddp.modelparallel.optimizer_state import HELD, merged
 from smddp.modelparallel.state import state
+from smddp.modelparallel.tensor import whole as of_tensors
 
 # Where transformers puts a model that it is told to call pytorch_model.bin.
 _SAFE = {"pytorch_model.bin": "model.safetensors"}
@@ -61,7 +62,7 @@ def load(
 
 def _part(f: str | os.PathLike[str], caller: str) -> Path:
     _, ranks = state.made(caller)
-    return Path(f"{os.fspath(f)}_{ranks.mp_rank}")
+    return Path(f"{os.fspath(f)}_{ranks.mp_rank if ranks.tp_size == 1 else f'{ranks.pp_rank}_{ranks.tp_rank}'}")
 
 
 def _write(obj: Any, path: Path, **torch_save: Any) -> None:
@@ -227,16 +228,24 @@ def _read_whole(folder: Path, tag: str) -> dict[str, Any]:
     return _read(file)
 
 
+def _stages_of(parts: Path, what: str) -> list[list[Path]]:
+    """The files of each stage, those of a tensor group's ranks in their order."""
+    found: dict[str, list[Path]] = {}
+    for file in sorted(parts.glob(f"{what}_*_*.pt"), key=lambda file: [*map(int, file.stem.split("_")[1:])]):
+        found.setdefault(file.stem.rpartition("_")[0], []).append(file)
+    return list(found.values())
+
+
 def _load_parts(parts: Path, model: Any, optimizer: Any, strict: bool) -> None:
     """Load this stage's part, put together from several files where the cut was another."""
     assert state.ranks is not None  # as there is a model
     own = f"{state.ranks.pp_rank}_{state.ranks.tp_rank}.pt"
     wanted = model_state.held(model)
     values = _read(parts / f"model_{own}") if (parts / f"model_{own}").exists() else {}
-    if not wanted <= values.keys():
+    if not wanted <= values.keys() or not of_tensors.fits(values, state.ranks.tp_size):
         values = {}
-        for file in sorted(parts.glob("model_*.pt")):
-            values |= _read(file)
+        for stage in _stages_of(parts, "model"):
+            values |= of_tensors.joined_models([_read(file) for file in stage])
     model_state.load_now(model, values, True, strict)
     if optimizer is None:
         return
@@ -245,6 +254,7 @@ def _load_parts(parts: Path, model: Any, optimizer: Any, strict: bool) -> None:
         raise FileNotFoundError(f"no optimizer in {parts}: load_optimizer=False resumes without")
     # The optimizer keeps the tensors that it is given, so they are read and not mapped.
     found = _read(parts / f"optimizer_{own}", mmap=False) if parts / f"optimizer_{own}" in files else {HELD: []}
-    if not set(optimizer.held) <= set(found[HELD]):
-        found = merged([_read(file, mmap=False) for file in files])
+    if not set(optimizer.held) <= set(found[HELD]) or not of_tensors.fits(found, state.ranks.tp_size):
+        of_stages = [[_read(file, mmap=False) for file in stage] for stage in _stages_of(parts, "optimizer")]
+        found = merged([of_tensors.joined_optimizers(stage) for stage in of_stages])
     optimizer.load_state_dict(found)

@@ -19,7 +19,6 @@ log = logging.getLogger("smddp.modelparallel")
 ALIASES = {"partitions": "pipeline_parallel_degree"}
 
 # What stands in for each feature that is not there.
-_TENSOR = "torch.sagemaker has tensor parallelism: tsm.init({'tensor_parallel_degree': N}), tsm.transform(model)"
 _SHARDING = "torch.sagemaker shards: tsm.init({'hybrid_shard_degree': N}) and torch's FSDP"
 _HALF = "run the step under torch.autocast, with smp.amp.GradScaler for float16"
 _OFFLOAD = "torch.sagemaker offloads: tsm.init({'sm_activation_offloading': True}) and offload_wrapper"
@@ -93,8 +92,8 @@ class Config:
     load_partition: bool = _key(False, "read the cut from partition_file", instead="smp.set_partition(module, stage)")
     partition_file: str = _key(None, "file of load_partition", kind=str, instead="smp.set_partition(module, stage)")
     skip_tracing: bool = _key(False, "cut by parameters alone, without a run that gives costs")
-    tensor_parallel_degree: int = _key(1, "ranks that share each layer", least=1, instead=_TENSOR)
-    prescaled_batch: bool = _key(False, "the ranks of a tensor group read the same batch; with groups of one they do")
+    tensor_parallel_degree: int = _key(1, "ranks that share each layer", least=1)
+    prescaled_batch: bool = _key(False, "the ranks of a tensor group read the same batch")
     fp16: bool = _key(False, "float16 model, float32 master weights")
     fp16_params: bool = _key(False, "parameters made in float16", instead=_HALF)
     bf16: bool = _key(False, "bfloat16 under sharded data parallelism", instead=f"{_HALF}; {_SHARDING}")

@@ -1,4 +1,4 @@
-"""Contexts in which scripts make their model, and what is asked of them that is not there."""
+"""Contexts in which scripts make their model."""
 
 from __future__ import annotations
 
@@ -7,37 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
 
-_INSTEAD = "torch.sagemaker has tensor parallelism: tsm.init({'tensor_parallel_degree': N}), tsm.transform(model)"
-
-
-def _no_tensor_parallelism(what: str) -> NotImplementedError:
-    return NotImplementedError(f"{what} is not there in this library's SMP v1. Instead: {_INSTEAD}")
-
-
-@contextlib.contextmanager
-def tensor_parallelism(enabled: bool = True, **options: Any) -> Iterator[None]:
-    """Modules made inside would share their layers; only ``enabled=False`` is there."""
-    if enabled:
-        raise _no_tensor_parallelism("smp.tensor_parallelism()")
-    yield
-
-
-def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **options: Any) -> None:
-    """Have a module share its layers; only ``enabled=False`` is there."""
-    if enabled:
-        raise _no_tensor_parallelism("smp.set_tensor_parallelism()")
-
-
-def tp_register(*args: Any, **kwargs: Any) -> Any:
-    """Not there: raises NotImplementedError."""
-    raise _no_tensor_parallelism("smp.tp_register()")
-
-
-def tp_register_with_module(*args: Any, **kwargs: Any) -> Any:
-    """Not there: raises NotImplementedError."""
-    raise _no_tensor_parallelism("smp.tp_register_with_module()")
+from smddp.modelparallel.tensor.marks import tensor_parallelism as shared
 
 
 @contextlib.contextmanager
@@ -58,23 +29,15 @@ def model_creation(
     """Make a model inside whose parameters have ``dtype``.
 
     Args:
-        tensor_parallelism: must be false.
+        tensor_parallelism: whether its layers are shared, as by `tensor_parallelism`.
         dtype: of the parameters; by default torch's.
-        tensor_parallel_options: what they change are tensor-parallel modules, of which there are none.
+        tensor_parallel_options: as `tensor_parallelism` takes them.
     """
-    if tensor_parallelism:
-        raise _no_tensor_parallelism("smp.model_creation(tensor_parallelism=True)")
     before = torch.get_default_dtype()
     if dtype is not None:
         torch.set_default_dtype(dtype)
     try:
-        yield
+        with shared(**tensor_parallel_options) if tensor_parallelism else contextlib.nullcontext():
+            yield
     finally:
         torch.set_default_dtype(before)
-
-
-class NotThere(nn.Module):
-    """A tensor-parallel module of the original: scripts may name it and ask whether a module is one."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise _no_tensor_parallelism(f"smp.nn.{type(self).__name__}")

@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.nn.utils.clip_grad as of_torch
 
 from smddp.modelparallel.state import state
+from smddp.modelparallel.tensor.split import counts_here
 
 Norm = Callable[..., torch.Tensor]
 
@@ -27,17 +28,31 @@ def _own(gradients: list[torch.Tensor], norm_type: float) -> torch.Tensor:
 
 
 def _of_the_model(gradients: list[torch.Tensor]) -> bool:
-    """Whether other stages ask for the same norm: they do where it is over the model's gradients.
+    """Whether other ranks of this copy of the model ask for the same norm: where it is over the model's gradients.
 
     The stages run one program, so a list without any gradient stands for what other stages hold.
     """
     model = state.model
-    if model is None or state.ranks is None or state.ranks.pp_size == 1 or not model.partitioned:
+    if model is None or state.ranks is None or state.ranks.mp_size == 1 or not model.partitioned:
         return False
-    own = {id(parameter.grad) for parameter in model.local_parameters() if parameter.grad is not None}
-    if state.optimizer is not None and state.optimizer.masters is not None:
-        own |= {id(gradient) for gradient in state.optimizer.masters.gradients()}
+    own = _own_gradients()
     return not gradients or any(id(gradient) in own for gradient in gradients)
+
+
+def _own_gradients() -> dict[int, Any]:
+    """The parameters that this rank holds, by the id of their gradient; masters among them."""
+    found = {id(q.grad): q for q in state.model.local_parameters() if q.grad is not None}
+    if state.optimizer is not None and state.optimizer.masters is not None:
+        found |= {id(master.grad): q for q, master in state.optimizer.masters.pairs if master.grad is not None}
+    return found
+
+
+def _counted(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Those that this rank adds to a sum over its copy of the model: what a tensor group holds alike counts once."""
+    if state.ranks is None or state.ranks.tp_size == 1:
+        return gradients
+    own = _own_gradients()
+    return [gradient for gradient in gradients if counts_here(own.get(id(gradient)))]
 
 
 def device(gradients: list[torch.Tensor]) -> torch.device:
@@ -49,9 +64,9 @@ def device(gradients: list[torch.Tensor]) -> torch.device:
 
 @torch.no_grad()
 def over_stages(own: torch.Tensor, gradients: list[torch.Tensor], norm_type: float) -> torch.Tensor:
-    """The norm over all stages, of which ``own`` is this stage's part. Collective over the pipeline."""
+    """The norm over all stages, of which ``own`` is this rank's part. Collective over the copy of the model."""
     assert state.ranks is not None  # `_of_the_model` has looked
-    group = state.ranks.pp_group
+    group = state.ranks.mp_group
     total = own.to(device(gradients), torch.float64)
     if math.isinf(norm_type):
         dist.all_reduce(total, dist.ReduceOp.MAX, group=group)
@@ -69,7 +84,7 @@ def _total(before: Norm) -> Norm:
         if not _of_the_model(gradients):
             return before(gradients, norm_type, error_if_nonfinite, foreach)
         norm_type = float(norm_type)
-        total = over_stages(before(gradients, norm_type, False, foreach), gradients, norm_type)
+        total = over_stages(before(_counted(gradients), norm_type, False, foreach), gradients, norm_type)
         if error_if_nonfinite and not torch.isfinite(total):
             raise RuntimeError(
                 f"The total norm of order {norm_type} of the model's gradients is non-finite on all stages: {total}"
@@ -80,7 +95,7 @@ def _total(before: Norm) -> Norm:
 
 
 def norm(gradients: list[torch.Tensor], norm_type: float = 2.0, error_if_nonfinite: bool = False) -> torch.Tensor:
-    """The norm of ``gradients``, over all stages where they are the model's: then collective over the pipeline."""
+    """The norm of ``gradients``, over all stages where they are the model's: then collective over its copy."""
     return _total(lambda found, kind, *_: _own(found, kind))(gradients, norm_type, error_if_nonfinite)
 
 

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from smddp.modelparallel import batch, grad_norm
 from smddp.modelparallel.state import state
+from smddp.modelparallel.tensor.split import SPLIT
 
 DYNAMIC = {
     "init_scale": 2.0**32,
@@ -84,6 +85,7 @@ class Masters:
 
     def _master(self, parameter: torch.Tensor) -> torch.Tensor:
         master = torch.nn.Parameter(parameter.detach().float().clone(), requires_grad=parameter.requires_grad)
+        master.__dict__.update({name: mark for name, mark in vars(parameter).items() if name == SPLIT})
         self.pairs.append((parameter, master))
         return master
 

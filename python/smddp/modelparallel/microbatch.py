@@ -36,6 +36,7 @@ class Microbatch:
         wants: the (stage, key) of the message that it waits for.
         pause: called where it waits for a message.
         parameters_of_parts: (name, stage) of each, by id.
+        in_turns: pause wherever a message is needed, even if it is there: see `tensor.turns`.
     """
 
     def __init__(
@@ -47,9 +48,11 @@ class Microbatch:
         streams: Streams,
         pause: Callable[[], None],
         parameters_of_parts: dict[int, tuple[str, int]],
+        in_turns: bool = False,
     ) -> None:
         self.number, self.stage, self.stages, self.mail = number, stage, stages, mail
         self.streams, self.pause, self.parameters_of_parts = streams, pause, parameters_of_parts
+        self.in_turns = in_turns
         self.lane = Lane(number)
         self.program = Program()
         self.segments = [Segment(0)]
@@ -86,7 +89,7 @@ class Microbatch:
 
     def wait(self, peer: int, key: Key, keep: bool = False, check: bool = False) -> Any:
         """The message of a stage, once it is there. ``check``: it must come from the same line of the program."""
-        if not self.mail.has(peer, key):
+        if self.in_turns or not self.mail.has(peer, key):
             self.wants = (peer, key)
             self.pause()
             self.wants = None

@@ -17,12 +17,15 @@ from smddp.modelparallel.measured import Measured
 from smddp.modelparallel.partition import Cost, Unit
 from smddp.modelparallel.replicas import Replicas
 from smddp.modelparallel.state import state
+from smddp.modelparallel.tensor import registry
+from smddp.modelparallel.tensor.answers import Answers
+from smddp.modelparallel.tensor.split import follow
 from smddp.modelparallel.transport import Mail
 
 _MEGABYTE = 1 << 20
 
 
-class DistributedModel(nn.Module):
+class DistributedModel(Answers, nn.Module):
     """A model over the stages of a pipeline. One per script; it is called inside functions decorated with `step` alone.
 
     Every process makes the whole model; stage 0 of the first replica gives the values. The first step cuts it.
@@ -62,6 +65,8 @@ class DistributedModel(nn.Module):
         self._cfg, self._ranks = state.made("DistributedModel()")
         if not isinstance(module, nn.Module) or isinstance(module, DistributedModel):
             raise TypeError(f"smp.DistributedModel() takes a torch.nn.Module, got {type(module).__name__}")
+        if self._ranks.tp_size > 1:
+            module = registry.replace(module)
         self.module = module.half() if self._cfg.fp16 else module
         self.partitioned = False
         self.where: dict[str, int] = {}
@@ -75,7 +80,6 @@ class DistributedModel(nn.Module):
         self.tracing = False
         self._after_cut: list[Callable[..., Any]] = []
         self._after_step: list[Callable[..., Any]] = []
-        self._local: set[int] = {id(q) for q in module.parameters()}
         self._stage_of: dict[int, int] = {}
         self.parameters_of_parts: dict[int, tuple[str, int]] = {}
         self.replicas: Replicas | None = None
@@ -85,6 +89,17 @@ class DistributedModel(nn.Module):
             with torch.no_grad():
                 for tensor in [*module.parameters(), *module.buffers()]:
                     dist.broadcast(tensor.data, 0)
+        self.turn_mail: Mail | None = None
+        if self._ranks.tp_size > 1:
+            from smddp.modelparallel.tensor import cut as of_tensors  # with all of torch.sagemaker's translator
+
+            of_tensors.share(self.module, self._ranks)
+            if state.optimizer is not None:
+                follow(state.optimizer.optimizer)
+        if self._ranks.turn_group is not None:
+            self.turn_mail = Mail(self._ranks.tp_rank, self._ranks.tp_ranks, self._ranks.turn_group)
+            self.turn_mail.changed = self.mail.changed
+        self._local: set[int] = {id(q) for q in module.parameters()}
         if self._ranks.pp_size > 1:
             state.at_reset(glue.install())
         state.model = self
@@ -97,6 +112,12 @@ class DistributedModel(nn.Module):
             raise RuntimeError(
                 "the model is called outside of a step: call it in a function decorated with @smp.step, for "
                 "evaluation too"
+            )
+        apart = self._ranks.tp_size > 1 and not self._cfg.prescaled_batch
+        if apart and current.microbatch is None and not self.tracing:
+            raise RuntimeError(
+                "the model is called outside of a step, where the batches of the ranks that share its layers are not "
+                "put together: call it in a function decorated with @smp.step, or set 'prescaled_batch': True"
             )
         if self._cfg.fp16:
             return half.outputs(self.module(*half.inputs(args), **half.inputs(kwargs)))
@@ -170,9 +191,13 @@ class DistributedModel(nn.Module):
         """The stage of a parameter by its name in the module; 0 before the cut."""
         return self._stage_of.get(id(self.module.get_parameter(name)), 0)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """The whole model's state, under the names of one process. Collective over the pipeline after the cut."""
-        return model_state.whole(self)
+    def state_dict(self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any) -> Any:
+        """The whole model's state, under the names of one process. Collective over the pipeline after the cut.
+
+        ``gather_to_rank0``: only the first rank of a tensor group keeps it, others get nothing.
+        """
+        found = model_state.whole(self)
+        return {} if gather_to_rank0 and self._ranks.tp_rank else found
 
     def local_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """This stage's part of the state."""

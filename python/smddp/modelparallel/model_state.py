@@ -11,6 +11,7 @@ from torch.nn.modules.module import _IncompatibleKeys
 
 from smddp.modelparallel.optimizer_state import IS_PARTIAL
 from smddp.modelparallel.state import state
+from smddp.modelparallel.tensor import whole as of_tensors
 
 
 def _cut(model: Any) -> bool:
@@ -43,26 +44,35 @@ def local(model: Any) -> dict[str, Any]:
     _, ranks = state.made("DistributedModel.local_state_dict()")
     everything = model.get_module().state_dict()
     if ranks.pp_size == 1:
-        return {**everything, IS_PARTIAL: False}
+        splits = of_tensors.by_name(model.get_module())
+        return {**everything, IS_PARTIAL: ranks.tp_size > 1, **of_tensors.told(splits)}
     if not model.partitioned:
         raise RuntimeError("local_state_dict(): the first step cuts the model, and no stage has a part before")
     here = held(model)
-    return {**{name: value for name, value in everything.items() if name in here}, IS_PARTIAL: True}
+    splits = {name: split for name, split in of_tensors.by_name(model.get_module()).items() if name in here}
+    own = {name: value for name, value in everything.items() if name in here}
+    return {**own, IS_PARTIAL: True, **of_tensors.told(splits)}
 
 
 def whole(model: Any) -> dict[str, Any]:
-    """The whole model's state, on every stage. Collective over the pipeline once the model is cut.
+    """The whole model's state, on every stage. Collective over the pipeline once the model is cut, and over tensor
+    groups.
 
     What other stages hold passes one tensor at a time, and lies on the CPU.
     """
     everything = model.get_module().state_dict()
+    splits = of_tensors.by_name(model.get_module())
     if not _cut(model):
-        return everything
+        return _joined(model, everything, splits)
     ranks = state.ranks
     assert ranks is not None  # as the model is cut
     own = {name: everything[name] for name in held(model)}
     about: list[Any] = [None] * ranks.pp_size
-    told = {name: (tuple(t.shape), t.dtype, t.device.type) for name, t in own.items() if isinstance(t, torch.Tensor)}
+    told = {
+        name: (splits[name].whole if name in splits else tuple(t.shape), t.dtype, t.device.type)
+        for name, t in own.items()
+        if isinstance(t, torch.Tensor)
+    }
     dist.all_gather_object(about, told, group=ranks.pp_group)
     found: dict[str, Any] = {}
     first_name = _first_names(model.get_module())
@@ -77,11 +87,26 @@ def whole(model: Any) -> dict[str, Any]:
             continue
         shape, dtype, device_type = about[stage][name]
         if stage == ranks.pp_rank:
-            tensor = own[name].detach().contiguous()
+            tensor = splits[name].gathered(own[name]) if name in splits else own[name].detach().contiguous()
         else:
             tensor = torch.empty(shape, dtype=dtype, device=device_type)
         dist.broadcast(tensor, src=ranks.pp_ranks[stage], group=ranks.pp_group)
         found[name] = tensor.cpu()
+    return found
+
+
+def _joined(model: Any, everything: dict[str, Any], splits: dict[str, Any]) -> dict[str, Any]:
+    """The state of a model that is not cut into stages, with whole tensors."""
+    if not splits:
+        return everything
+    first_name = _first_names(model.get_module())
+    found: dict[str, Any] = {}
+    for name, value in everything.items():
+        first = first_name.get(name, name)
+        if first in found:
+            found[name] = found[first]
+        else:
+            found[name] = splits[name].gathered(value) if name in splits else value
     return found
 
 
@@ -102,7 +127,7 @@ def load(model: Any, values: dict[str, Any], strict: bool = True) -> Any:
     Raises RuntimeError, if ``strict``, for names that are missing or unexpected.
     """
     partial = bool(values.get(IS_PARTIAL, False))
-    values = {name: value for name, value in values.items() if name != IS_PARTIAL}
+    values = {name: value for name, value in values.items() if name not in (IS_PARTIAL, of_tensors.SPLITS)}
     if partial and not model.partitioned and state.ranks is not None and state.ranks.pp_size > 1:
         model.register_post_partition_hook(lambda *_: load_now(model, values, True, strict))
         return _IncompatibleKeys([], [])
@@ -124,12 +149,14 @@ def load_now(model: Any, values: dict[str, Any], partial: bool, strict: bool) ->
     first = _first_names(module)
     given = {first.get(name, name) for name in values}
     missing = [name for name in names if (not partial or name in here) and first.get(name, name) not in given]
-    unexpected = sorted(values.keys() - set(names) - {IS_PARTIAL})
+    unexpected = sorted(values.keys() - set(names) - {IS_PARTIAL, of_tensors.SPLITS})
     if strict and (missing or unexpected):
         raise RuntimeError(
             f"the loaded state does not fit the model {type(module).__name__}: missing {_some(missing)}; unexpected "
             f"{_some(unexpected)}"
         )
+    splits = of_tensors.by_name(module)
+    values = {name: splits[name].mine(value) if name in splits else value for name, value in values.items()}
     module.load_state_dict({name: value for name, value in values.items() if name in here}, strict=False)
     if state.optimizer is not None:
         state.optimizer.refresh()

@@ -12,6 +12,8 @@ from smddp.modelparallel import grad_norm
 from smddp.modelparallel.half import LossScale, Masters
 from smddp.modelparallel.optimizer_state import HELD, IS_PARTIAL, LOSS_SCALE, MASTERS, merged, on_cpu
 from smddp.modelparallel.state import state as smp
+from smddp.modelparallel.tensor import whole as of_tensors
+from smddp.modelparallel.tensor.split import Split, follow, split_of
 
 
 class DistributedOptimizer(torch.optim.Optimizer):
@@ -56,7 +58,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.masters: Masters | None = None
         self._overflow = False
         self.optimizer = optimizer
-        self._stages = ranks.pp_size
+        self._stages, self._tensor_ranks = ranks.pp_size, ranks.tp_size
+        follow(optimizer)
         self._waiting: dict[str, Any] | None = None
         self._cut = False
         self._all: list[list[int]] = []
@@ -212,17 +215,29 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.masters is not None and self._scale is not None:
             values = [master for group in self.param_groups for master in group["params"]]
             packed |= {MASTERS: dict(zip(held, values)), LOSS_SCALE: self._scale.state_dict()}
-        return {**packed, IS_PARTIAL: self._stages > 1, HELD: held}
+        return {
+            **packed,
+            IS_PARTIAL: self._stages * self._tensor_ranks > 1,
+            HELD: held,
+            **of_tensors.told(self._splits()),
+        }
+
+    def _splits(self) -> dict[int, Split]:
+        """How this rank's parameters are split, by their number, of those that are."""
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        found = ((number, split_of(parameter)) for number, parameter in zip(self.held, parameters))
+        return {number: split for number, split in found if split is not None}
 
     def state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:  # type: ignore[override]
-        """The whole state, as in one process. Collective over the pipeline once the model is cut."""
+        """The whole state, as in one process. Collective over the copy of the model once that is cut."""
         if not self._cut:
             return self.optimizer.state_dict() if self._waiting is None else self._waiting
+        own = of_tensors.of_optimizer(self.local_state_dict(), self._splits())
         if self._stages == 1:
-            return merged([self.local_state_dict()])
+            return merged([own])
         assert smp.ranks is not None  # as there is an optimizer
         found: list[Any] = [None] * self._stages
-        dist.all_gather_object(found, on_cpu(self.local_state_dict()), group=smp.ranks.pp_group)
+        dist.all_gather_object(found, on_cpu(own), group=smp.ranks.pp_group)
         return merged(found)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
@@ -237,10 +252,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ValueError(
                 f"the optimizer has groups of {list(map(len, self._all))} parameters, the loaded state of {sizes}"
             )
-        if not self._cut and (self._stages > 1 or self._scale is not None):
+        if not self._cut and (self._stages * self._tensor_ranks > 1 or self._scale is not None):
             self._waiting = state_dict
             return
         self._load(state_dict)
+
+    def _part(self, index: int, values: dict[str, Any]) -> dict[str, Any]:
+        """A parameter's state, of which a tensor group's rank keeps its part."""
+        split = split_of([parameter for group in self.param_groups for parameter in group["params"]][index])
+        if split is None:
+            return values
+        return {key: split.mine(x) if isinstance(x, torch.Tensor) else x for key, x in values.items()}
 
     def _load_what_waits(self) -> None:
         waiting, self._waiting = self._waiting, None
@@ -260,7 +282,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         order = [number for group in loaded["param_groups"] for number in group["params"]]
         number_of = dict(zip(order, (number for numbers in self._all for number in numbers)))
         values = {
-            local_of[number_of[given]]: value
+            local_of[number_of[given]]: self._part(local_of[number_of[given]], value)
             for given, value in loaded["state"].items()
             if number_of.get(given) in local_of
         }
@@ -274,6 +296,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             with torch.no_grad():
                 for given, value in loaded[MASTERS].items():
                     if number_of.get(given) in local_of:
-                        own[local_of[number_of[given]]].copy_(value)
+                        index = local_of[number_of[given]]
+                        own[index].copy_(self._part(index, {MASTERS: value})[MASTERS])
             self.masters.give()
             self._scale.load_state_dict(loaded[LOSS_SCALE])

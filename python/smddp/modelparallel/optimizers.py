@@ -7,13 +7,30 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from smddp.modelparallel import grad_norm
+from smddp.modelparallel.state import state
+from smddp.modelparallel.tensor.split import split_of
 
 
 def _no_amsgrad(amsgrad: bool, name: str) -> None:
     if amsgrad:
         raise ValueError(f"{name} has no AMSGrad variant: amsgrad must be False")
+
+
+def _lengths(parameter: torch.Tensor, *tensors: torch.Tensor, norm_type: float = 2.0) -> torch.Tensor:
+    """The norms of tensors of a parameter's shape, each over all its parts. Collective where it is shared."""
+    found = torch.stack([torch.linalg.vector_norm(tensor, norm_type) for tensor in tensors])
+    if split_of(parameter) is None:
+        return found
+    assert state.ranks is not None  # as there is a parameter that is shared
+    if math.isinf(norm_type):
+        dist.all_reduce(found, dist.ReduceOp.MAX, group=state.ranks.tp_group)
+        return found
+    found = found.square()
+    dist.all_reduce(found, group=state.ranks.tp_group)
+    return found.sqrt()
 
 
 class _Fused(torch.optim.Optimizer):
@@ -88,20 +105,20 @@ class FusedLAMB(_Fused):
         return torch.where(norm > self._max_grad_norm, self._max_grad_norm / norm, torch.ones_like(norm))
 
     def _update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        state, (beta1, beta2), decay = self.state[parameter], group["betas"], group["weight_decay"]
-        if not state:
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(gradient), torch.zeros_like(gradient)
+        held, (beta1, beta2), decay = self.state[parameter], group["betas"], group["weight_decay"]
+        if not held:
+            held["exp_avg"], held["exp_avg_sq"] = torch.zeros_like(gradient), torch.zeros_like(gradient)
         value = parameter.float()
         if not self._decoupled:
             gradient = gradient + decay * value
-        state["exp_avg"].mul_(beta1).add_(gradient, alpha=1 - beta1 if group["grad_averaging"] else 1.0)
-        state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
+        held["exp_avg"].mul_(beta1).add_(gradient, alpha=1 - beta1 if group["grad_averaging"] else 1.0)
+        held["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         first, second = self._corrections(group)
-        update = (state["exp_avg"] / first) / ((state["exp_avg_sq"] / second).sqrt() + group["eps"])
+        update = (held["exp_avg"] / first) / ((held["exp_avg_sq"] / second).sqrt() + group["eps"])
         if self._decoupled:
             update = update + decay * value
         if decay or self._always:
-            lengths = value.norm(), update.norm()
+            lengths = _lengths(parameter, value, update)
             ratio = torch.where((lengths[0] > 0) & (lengths[1] > 0), lengths[0] / lengths[1], 1.0)
             update = update * ratio
         return update
@@ -144,20 +161,20 @@ class FusedNovoGrad(_Fused):
         self._inside = reg_inside_moment
 
     def _update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        state, (beta1, beta2), decay = self.state[parameter], group["betas"], group["weight_decay"]
-        length = torch.linalg.vector_norm(gradient, group["norm_type"])
-        if not state:
-            state["exp_avg"] = torch.zeros_like(gradient)
-            state["norm"] = torch.zeros_like(length) if group["init_zero"] else length.clone()
+        held, (beta1, beta2), decay = self.state[parameter], group["betas"], group["weight_decay"]
+        (length,) = _lengths(parameter, gradient, norm_type=group["norm_type"])
+        if not held:
+            held["exp_avg"] = torch.zeros_like(gradient)
+            held["norm"] = torch.zeros_like(length) if group["init_zero"] else length.clone()
         if group["norm_type"] == 2:
-            state["norm"] = (beta2 * state["norm"] ** 2 + (1 - beta2) * length**2).sqrt()
+            held["norm"] = (beta2 * held["norm"] ** 2 + (1 - beta2) * length**2).sqrt()
         else:
-            state["norm"] = beta2 * state["norm"] + (1 - beta2) * length
+            held["norm"] = beta2 * held["norm"] + (1 - beta2) * length
         first, second = self._corrections(group)
-        divisor = state["norm"] / math.sqrt(second) + group["eps"]
+        divisor = held["norm"] / math.sqrt(second) + group["eps"]
         share, value = 1 - beta1 if group["grad_averaging"] else 1.0, parameter.float()
         if self._inside:
-            state["exp_avg"].mul_(beta1).add_(gradient / divisor + decay * value, alpha=share)
-            return state["exp_avg"] / first
-        state["exp_avg"].mul_(beta1).add_(gradient, alpha=share)
-        return (state["exp_avg"] / first) / divisor + decay * value
+            held["exp_avg"].mul_(beta1).add_(gradient / divisor + decay * value, alpha=share)
+            return held["exp_avg"] / first
+        held["exp_avg"].mul_(beta1).add_(gradient, alpha=share)
+        return (held["exp_avg"] / first) / divisor + decay * value

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -66,6 +66,8 @@ class Ranks:
         pp_ranks: the global ranks of this pipeline, in order of their stage.
         mail_group: a second group of the same ranks, for messages between stages: they never wait for a collective.
         object_group: a second group of all ranks, for the objects that a script sends.
+        tp_ranks: the global ranks of this tensor group.
+        turn_group: a second group of the tensor group's ranks, for messages beside collectives; None without stages.
     """
 
     rank: int
@@ -90,6 +92,8 @@ class Ranks:
     mp_group: dist.ProcessGroup
     mail_group: dist.ProcessGroup
     object_group: dist.ProcessGroup
+    tp_ranks: list[int] = field(default_factory=list)
+    turn_group: dist.ProcessGroup | None = None
 
 
 def make(config: Config) -> Ranks:
@@ -127,6 +131,9 @@ def make(config: Config) -> Ranks:
     object_group = dist.new_group()
     assert object_group is not None  # as this rank is in it
     values |= {"pp_ranks": mine(groups, "pp", rank), "mail_group": mail_group, "object_group": object_group}
+    values["tp_ranks"] = mine(groups, "tp", rank)
+    if config.tensor_parallel_degree > 1 and config.pipeline_parallel_degree > 1:
+        values["turn_group"] = dist.new_subgroups_by_enumeration(groups["tp"])[0]
     return Ranks(rank, size, local_rank, local_size, **values)
 
 

@@ -21,6 +21,7 @@ from smddp.modelparallel.microbatch import Microbatch, Parted
 from smddp.modelparallel.placed import Placed
 from smddp.modelparallel.schedule import BACKWARD, DONE, Plan
 from smddp.modelparallel.streams import Streams
+from smddp.modelparallel.tensor.turns import Turns
 from smddp.modelparallel.transport import Mail
 
 # How long a stage waits before it asks whether the others run the same program; then twice as long, and so on.
@@ -37,6 +38,7 @@ class Runner:
         mail: opened already.
         deadline: seconds after which a message that does not come is an error.
         divisor: the gradients of all microbatches are divided by it.
+        turns: of the ranks that share layers with this one.
     """
 
     def __init__(
@@ -49,19 +51,25 @@ class Runner:
         measured: Measured,
         deadline: float,
         divisor: int,
+        turns: Turns | None = None,
     ) -> None:
         self.stage, self.stages, self.mail, self.plan, self.sums = stage, stages, mail, plan, sums
         self.measured, self.deadline, self.divisor = measured, deadline, divisor
+        self.turns = turns
         self.failure: Failure | None = None
         # Whether all stages have been told of the failure.
         self.told = False
         self._microbatches: list[Microbatch] = []
         self._threads = Coroutines()
         self._results: list[Any] = []
-        self._abort = False
+        self._abort = self._over = False
         self.went_back = False
         mail.on_failed = self._failed_elsewhere
         mail.on_record = self._compare
+        self._mails = [mail]
+        if turns is not None:
+            turns.mail.on_failed = self._failed_elsewhere
+            self._mails.append(turns.mail)
 
     # ---- the threads ----
 
@@ -79,6 +87,7 @@ class Runner:
                     Streams(seed, number, self.stage),
                     lambda number=number: self._leave(number),  # type: ignore[misc]
                     parts,
+                    self.turns is not None,
                 )
             )
         self._results = [None] * len(calls)
@@ -90,6 +99,8 @@ class Runner:
             self.fail(error, "the schedule")
         finally:
             self._end_threads()
+            with self.mail.changed:
+                self._over = True
         self.measured.segments = len(self._microbatches[0].segments)
         self.measured.operations = len(self._microbatches[0].program.lines)
         if self.failure is not None:
@@ -190,29 +201,41 @@ class Runner:
         while True:
             with self.mail.changed:
                 while True:
-                    if self.failure is not None or self.mail.broken is not None:
+                    if self.failure is not None or self._broken() is not None:
                         break
                     for mb in self._microbatches:
                         mb.lane.waiting = mb.wants is not None and not self.mail.has(*mb.wants)
-                    # Results that are there are collected first: that ends a microbatch.
-                    for mb in self._microbatches:
-                        if mb.lane.phase == DONE and mb.wants is not None and not mb.lane.waiting:
-                            return mb.number
-                    chosen = self.plan.choose(lanes)
-                    if chosen is not None:
-                        return chosen.number
+                    number = self._choose(lanes) if self.turns is None else self._take_turn(lanes)
+                    if number is not None:
+                        return number
                     if not self.mail.changed.wait(min(ask, 0.25)) and time.monotonic() - begun > ask:
                         break
                     if self.mail.arrived != arrived:
                         begun, ask, arrived = time.monotonic(), _ASK_SECONDS, self.mail.arrived
-            if self.failure is None and self.mail.broken is not None:
-                self.fail(self.mail.broken, "messages between stages")
+            broken = self._broken()
+            if self.failure is None and broken is not None:
+                self.fail(broken, "messages between stages")
             if self.failure is not None:
                 return None
             ask *= 2
             self._ask()
             if time.monotonic() - begun > self.deadline:
                 raise TimeoutError(f"nothing came for {self.deadline:g} s; waits for {self._waits()}")
+
+    def _choose(self, lanes: list[Any]) -> int | None:
+        # Results that are there are collected first: that ends a microbatch.
+        for mb in self._microbatches:
+            if mb.lane.phase == DONE and mb.wants is not None and not mb.lane.waiting:
+                return mb.number
+        chosen = self.plan.choose(lanes)
+        return None if chosen is None else chosen.number
+
+    def _take_turn(self, lanes: list[Any]) -> int | None:
+        assert self.turns is not None
+        return self.turns.next(lambda: self._choose(lanes), lambda number: not lanes[number].waiting)
+
+    def _broken(self) -> Exception | None:
+        return next((mail.broken for mail in self._mails if mail.broken is not None), None)
 
     def _waits(self) -> str:
         """What is waited for, for people."""
@@ -258,7 +281,7 @@ class Runner:
         self._show(mb, peer)
         until = time.monotonic() + min(_ANSWER_SECONDS, self.deadline)
         with self.mail.changed:
-            while self.failure is None and self.mail.broken is None and time.monotonic() < until:
+            while self.failure is None and self._broken() is None and time.monotonic() < until:
                 self.mail.changed.wait(0.1)
         if self.failure is None:
             line = program.at(mb.program.lines[-1]) if mb.program.lines else "its beginning"
@@ -275,15 +298,22 @@ class Runner:
                 return
             self.failure = failures.of(error, self.stage, where)
             self.mail.changed.notify_all()
-        for peer in self.mail.peers:
-            with contextlib.suppress(Exception):
-                self.mail.send(peer, (transport.FAILED, 0, 0, 0), (0, 0), self.failure)
+        self._tell()
         with self.mail.changed:
             self.told = True
             self.mail.changed.notify_all()
+
+    def _tell(self) -> None:
+        for mail in self._mails:
+            for peer in mail.peers:
+                with contextlib.suppress(Exception):
+                    mail.send(peer, (transport.FAILED, 0, 0, 0), (0, 0), self.failure)
 
     def _failed_elsewhere(self, failure: Failure) -> None:
         """On a listener, which has the mailbox."""
         if self.failure is None:
             self.failure = failure
+            if self.turns is not None and not self._over:
+                # Those whom the first to fail has no messages with.
+                self._tell()
             self.told = True

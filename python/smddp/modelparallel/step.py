@@ -19,6 +19,8 @@ from smddp.modelparallel.model import DistributedModel
 from smddp.modelparallel.runner import Runner
 from smddp.modelparallel.schedule import Plan
 from smddp.modelparallel.state import state
+from smddp.modelparallel.tensor import batch as together
+from smddp.modelparallel.tensor.turns import Turns
 
 __all__ = ["StepOutput", "is_tracing", "step"]
 
@@ -71,7 +73,7 @@ def _decorate(function: Callable[..., Any], options: tuple[frozenset[str], dict[
             model.begin_step()
         try:
             inputs = _inputs(dict(bound.arguments), signature)
-            inputs, seed = _of_first_stage(inputs, ranks)
+            inputs, seed, share = _of_first_stage(inputs, ranks, lambda: _axes(inputs, options))
             calls = _calls(function, signature, inputs, cfg.microbatches, options)
             if not model.partitioned:
                 model.cut(calls[0])
@@ -80,7 +82,7 @@ def _decorate(function: Callable[..., Any], options: tuple[frozenset[str], dict[
         except Exception as error:
             model.fail_step(error)
             raise
-        return batch.joined(results)
+        return batch.joined(share.mine(results))
 
     return call
 
@@ -96,8 +98,22 @@ def _inputs(arguments: dict[str, Any], signature: inspect.Signature) -> dict[str
     return found
 
 
-def _of_first_stage(inputs: dict[str, Any], ranks: Any) -> tuple[dict[str, Any], int]:
-    """The arguments with the first stage's tensors, and that one's seed for the step. Collective over the pipeline."""
+def _axes(inputs: dict[str, Any], options: tuple[frozenset[str], dict[str, Any]]) -> dict[str, int]:
+    """The axis along which each tensor is split, by its name."""
+    found: dict[str, int] = {}
+    for name, value in inputs.items():
+        if name not in options[0] and not isinstance(value, torch.nn.Module):
+            found.update(together.axes(value, options[1].get(name, 0), f"[{name!r}]"))
+    return found
+
+
+def _of_first_stage(
+    inputs: dict[str, Any], ranks: Any, axes: Callable[[], dict[str, int]]
+) -> tuple[dict[str, Any], int, together.Share]:
+    """The arguments with the first stage's tensors, and that one's seed for the step. Collective over the pipeline.
+
+    With tensor parallelism they are those of the whole tensor group of the first stage.
+    """
     mine: dict[str, Any] = {}
 
     def note(leaf: Any, name: str) -> Any:
@@ -106,12 +122,24 @@ def _of_first_stage(inputs: dict[str, Any], ranks: Any) -> tuple[dict[str, Any],
 
     inputs = batch.each(inputs, note, "")
     seed = int(torch.randint(1 << 62, ()).item())
-    if ranks.pp_size == 1:
-        return inputs, seed
+    if ranks.mp_size == 1:
+        return inputs, seed, together.Share()
     given = {name: leaf.detach() for name, leaf in mine.items() if leaf is not None}
-    box: list[Any] = [(given, seed) if ranks.pp_rank == 0 else None]
-    dist.broadcast_object_list(box, src=ranks.pp_ranks[0], group=ranks.pp_group)
-    given, seed = box[0]
+    box: list[Any] = [(given, seed, {})]
+    if ranks.tp_size > 1 and ranks.pp_rank == 0:
+        cfg, _ = state.made("step")
+        try:
+            box = [together.united(given, seed, axes(), cfg.microbatches, cfg.prescaled_batch, ranks)]
+        except ValueError as error:
+            box = [error]
+    if ranks.pp_size > 1:
+        dist.broadcast_object_list(box, src=ranks.pp_ranks[0], group=ranks.pp_group)
+    if isinstance(box[0], ValueError):
+        raise box[0]
+    given, seed, counts = box[0]
+    share = together.share(counts, ranks.tp_rank)
+    if ranks.pp_size == 1:
+        return batch.each(inputs, lambda leaf, name: given.get(name, leaf), ""), seed, share
     odd = sorted(given.keys() - mine.keys())
     # All hear of it: otherwise those that fit would wait for those that do not.
     everybody: list[Any] = [None] * ranks.pp_size
@@ -122,7 +150,7 @@ def _of_first_stage(inputs: dict[str, Any], ranks: Any) -> tuple[dict[str, Any],
                 f"step: stage {stage} has no argument for {_plain(lacking[0])}, which stage 0 gives: every stage "
                 "gives arguments of the same structure, with any tensors, or None, in it"
             )
-    return batch.each(inputs, lambda leaf, name: given.get(name, leaf), ""), seed
+    return batch.each(inputs, lambda leaf, name: given.get(name, leaf), ""), seed, share
 
 
 def _plain(name: str) -> str:
@@ -172,19 +200,26 @@ def _run(model: DistributedModel, calls: list[Callable[[], Any]], seed: int) -> 
     plan = Plan(cfg.pipeline, cfg.active_microbatches, ranks.pp_rank)
     model.measured = Measured()
     divisor = len(calls) if model.average_grads_across_microbatches else 1
-    mail, deadline = model.mail, _deadline(model.mail.group)
-    mail.open(deadline)
-    runner = Runner(ranks.pp_rank, ranks.pp_size, mail, plan, model.sums, model.measured, deadline, divisor)
+    mail, turns, deadline = model.mail, None, _deadline(model.mail.group)
+    mails = [mail]
+    if model.turn_mail is not None:
+        turns = Turns(model.turn_mail)
+        mails.append(model.turn_mail)
+    for each in mails:
+        each.open(deadline)
+    runner = Runner(ranks.pp_rank, ranks.pp_size, mail, plan, model.sums, model.measured, deadline, divisor, turns)
     before = torch.default_generator.get_state()
     try:
         results = runner.run(calls, _environment(), seed, model.parameters_of_parts)
     finally:
         torch.default_generator.set_state(before)
-        mail.close(lambda: runner.told)
+        for each in mails:
+            each.close(lambda: runner.told)
     if runner.failure is not None:  # it came after this stage was done
         raise runner.failure.error(ranks.pp_rank)
-    if mail.broken is not None:
-        raise RuntimeError(f"messages between stages: {mail.broken}") from mail.broken
+    for each in mails:
+        if each.broken is not None:
+            raise RuntimeError(f"messages between stages: {each.broken}") from each.broken
     model.finish_step(runner.went_back)
     return results
 

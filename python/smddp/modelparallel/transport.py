@@ -25,7 +25,7 @@ _HEADER = 24
 _NOTHING, _OBJECT = -1, -2
 
 # Kinds of messages. A key is (kind, microbatch, number, second number).
-FORWARD, BACKWARD, DESCRIPTION, RESULT, RECORD, FAILED, DONE, END, ALIVE = range(9)
+FORWARD, BACKWARD, DESCRIPTION, RESULT, RECORD, FAILED, DONE, END, ALIVE, TURN = range(10)
 # How often a stage says that it is there, in parts of the deadline: a listener that hears nothing fails.
 _BEATS = 4
 # How long a step that failed waits for the others to end it, where the deadline has passed.

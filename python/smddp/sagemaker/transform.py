@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import parallelize_module
 
 from smddp.sagemaker import hf
 from smddp.sagemaker.context_parallel import forward as context_parallel
@@ -18,7 +17,7 @@ from smddp.sagemaker.expert_parallel.spread import Spreader
 from smddp.sagemaker.moe.moe_config import MoEConfig
 from smddp.sagemaker.rng import TENSOR_PARALLEL, get_rng_state_tracker, share_default_state
 from smddp.sagemaker.state_handler import state
-from smddp.sagemaker.tensor_parallel import adapters, sequence
+from smddp.sagemaker.tensor_parallel import adapters, sequence, share
 from smddp.sagemaker.tensor_parallel import layers as layers_from
 from smddp.sagemaker.tensor_parallel import plan as plans
 from smddp.sagemaker.tensor_parallel.agreement import Agreement
@@ -204,7 +203,7 @@ def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], expert
     if in_sequence:
         sequence.check(model)
     chosen = layers_from.provider(options.get("layers", "plain"))
-    tied = _tied(model)
+    tied = share.tied(model)
     planner = plans.Planner(model, tp, state.random_seed, in_sequence)
     styles = planner.styles(planner.with_tied(entries, tied))
     if same:
@@ -212,18 +211,7 @@ def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], expert
     planner.tell()
     if experts is not None:
         experts.apply()
-    # One module may have several names, as the embeddings of encoder and decoder in 4.57.
-    modules = dict(model.named_modules(remove_duplicate=False))
-    # One entry per module, in torch's form; the styles are torch ParallelStyles.
-    parallelize_module(model, tp.mesh, styles)
-    for adapted in planner.adapted:
-        adapted.apply_dropouts()
-    for name, heads in planner.heads.of.items():
-        hf.localise_heads(hf.as_attention(modules[name]), *heads)
-    for name, block in planner.blocks.items():
-        block.attach(modules[name])
-    for names in tied:
-        _tie(modules, names)
+    modules = share.cut(model, tp, planner, styles, tied)
     if in_sequence:
         sequence.apply(layers, planner.blocks, modules, state.random_seed)
     _tell_share(model, tp)
@@ -248,23 +236,6 @@ def _tell_share(model: nn.Module, tp: TensorGroup) -> None:
             100 * shared / everything,
             tp.size,
         )
-
-
-def _tied(model: nn.Module) -> list[list[str]]:
-    """The names of parameters that are one, in groups."""
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    return [group for group in names.values() if len(group) > 1]
-
-
-def _tie(modules: dict[str, nn.Module], names: list[str]) -> None:
-    """Make the parameters ``names``, which were one, one again: the one that has been shared, if any."""
-    of_all = [modules[owner]._parameters[attribute] for owner, _, attribute in (name.rpartition(".") for name in names)]
-    parameter = next((parameter for parameter in of_all if isinstance(parameter, DTensor)), of_all[0])
-    for name in names:
-        owner, _, attribute = name.rpartition(".")
-        modules[owner].register_parameter(attribute, parameter)
 
 
 def _make_same(model: nn.Module, tp: TensorGroup) -> None:

@@ -2,14 +2,7 @@
 
 from smddp.modelparallel.activation import set_activation_checkpointing
 from smddp.modelparallel.checkpoint import load, resume_from_checkpoint, save, save_checkpoint
-from smddp.modelparallel.creation import (
-    delay_param_initialization,
-    model_creation,
-    set_tensor_parallelism,
-    tensor_parallelism,
-    tp_register,
-    tp_register_with_module,
-)
+from smddp.modelparallel.creation import delay_param_initialization, model_creation
 from smddp.modelparallel.explain import explain
 from smddp.modelparallel.model import DistributedModel
 from smddp.modelparallel.objects import (
@@ -55,6 +48,8 @@ from smddp.modelparallel.places import (
 from smddp.modelparallel.start import init, is_initialized
 from smddp.modelparallel.state import state
 from smddp.modelparallel.step import StepOutput, is_tracing, step
+from smddp.modelparallel.tensor.marks import set_tensor_parallelism, tensor_parallelism
+from smddp.modelparallel.tensor.registry import tp_register, tp_register_with_module
 from smdistributed.modelparallel.torch import amp, model, nn, optimizers, patches
 
 reset = state.reset

@@ -1,6 +1,16 @@
-"""Modules: a layer norm, and the names of the tensor-parallel ones, which raise when they are made."""
+"""Modules: a layer norm, and transformer layers that the ranks of a tensor group share."""
 
-from smddp.modelparallel.creation import NotThere as _NotThere
+from smddp.modelparallel.tensor.layers import (
+    DistributedAttentionLayer,
+    DistributedEmbedding,
+    DistributedLinear,
+    DistributedModule,
+    DistributedTransformer,
+    DistributedTransformerLayer,
+    DistributedTransformerLMHead,
+    DistributedTransformerOutputLayer,
+    FlashAttentionLayer,
+)
 from torch.nn import LayerNorm as _LayerNorm
 
 
@@ -8,34 +18,11 @@ class FusedLayerNorm(_LayerNorm):
     """torch's LayerNorm, which is fused where torch has a kernel."""
 
 
-class DistributedLinear(_NotThere): ...
-
-
-class DistributedTransformerLMHead(_NotThere): ...
-
-
-class DistributedTransformer(_NotThere): ...
-
-
-class DistributedTransformerLayer(_NotThere): ...
-
-
-class DistributedAttentionLayer(_NotThere): ...
-
-
-class DistributedTransformerOutputLayer(_NotThere): ...
-
-
-class DistributedEmbedding(_NotThere): ...
-
-
-class FlashAttentionLayer(_NotThere): ...
-
-
 __all__ = [
     "DistributedAttentionLayer",
     "DistributedEmbedding",
     "DistributedLinear",
+    "DistributedModule",
     "DistributedTransformer",
     "DistributedTransformerLMHead",
     "DistributedTransformerLayer",

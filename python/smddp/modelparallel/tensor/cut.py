@@ -1,0 +1,84 @@
+"""The layers of a model shared over the tensor group, when `DistributedModel` wraps it.
+
+The translator of torch.sagemaker does the work and makes DTensors. A pipeline sums, averages, saves and drops plain
+tensors, so afterwards each rank has its parts as parameters of their own, which say how they are split.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from smddp.modelparallel import activation
+from smddp.modelparallel.ranks import Ranks
+from smddp.modelparallel.tensor.choose import Chosen
+from smddp.modelparallel.tensor.marks import marked
+from smddp.modelparallel.tensor.split import REPLACED, SPLIT, Split
+from smddp.sagemaker import hf
+from smddp.sagemaker.tensor_parallel import plan as plans
+from smddp.sagemaker.tensor_parallel import share as sharing
+from smddp.sagemaker.tensor_parallel.regions import TensorGroup
+from smddp.sagemaker.tensor_parallel.shards import RELAID, put
+
+log = logging.getLogger("smddp.modelparallel")
+
+# Of random numbers inside shared layers, which differ from rank to rank.
+_SEED = 12345
+
+
+def share(model: nn.Module, ranks: Ranks) -> None:
+    """Share the marked modules of ``model``, whose values are the same on all ranks. No communication."""
+    if not any(map(marked, model.modules())):
+        log.warning(
+            "smp.DistributedModel(): 'tensor_parallel_degree' is %d and nothing is shared: make the model under "
+            "smp.tensor_parallelism(), or call smp.set_tensor_parallelism(model)",
+            ranks.tp_size,
+        )
+        return
+    device = next((q.device.type for q in model.parameters()), "cpu")
+    tp = TensorGroup(DeviceMesh.from_group(ranks.tp_group, device))
+    chosen = Chosen(model, tp, _SEED)
+    before = dict(model.named_parameters(remove_duplicate=False))
+    sharing.cut(model, tp, chosen.planner, chosen.styles, chosen.one)
+    _unwrap(model, tp, before)
+    for module in model.modules():
+        if marked(module) and hf.is_pretrained(module) and module.base_model is module:
+            _name_layers(module)
+
+
+class Layers(activation.CalledApart):
+    """The layers of a transformers model under the name that scripts know."""
+
+
+def _name_layers(model: nn.Module) -> None:
+    layers = plans.layers_of(model, hf.plan_of(model))
+    if layers and not hasattr(model, "seq_layers"):
+        # Past nn.Module's own: the layers keep their names in state dicts.
+        model.__dict__["seq_layers"] = Layers(*layers)
+
+
+def _unwrap(model: nn.Module, tp: TensorGroup, before: dict[str, nn.Parameter]) -> None:
+    """A plain parameter in place of each DTensor, and the way from those that scripts may hold to these."""
+    made: dict[int, nn.Parameter] = {}
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, parameter in list(module._parameters.items()):
+            old = before.get(f"{prefix}.{name}" if prefix else name)
+            if not isinstance(parameter, DTensor):
+                if parameter is not None and old is not None and parameter is not old:
+                    old.__dict__[REPLACED] = parameter
+                continue
+            if id(parameter) not in made:
+                assert old is not None  # as plans that add parameters are left out
+                placement = next(each for each in parameter.placements if each.is_shard())
+                split = Split(tp.size, tp.rank, placement.dim, tuple(parameter.shape), tuple(old.shape))  # type: ignore[attr-defined]
+                put(module, name, parameter.to_local().detach(), parameter)  # type: ignore[arg-type]
+                made[id(parameter)] = module._parameters[name]  # type: ignore[assignment]
+                made[id(parameter)].__dict__[SPLIT] = split
+            module._parameters[name] = made[id(parameter)]
+            if old is not None:
+                old.__dict__[REPLACED] = made[id(parameter)]
+    for module in model.modules():
+        module.__dict__.pop(RELAID, None)

@@ -1,0 +1,57 @@
+"""Which modules a script wants shared: marks on modules, which `DistributedModel` reads."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+# The options given with the innermost context that a module was made in, or to the last call; None: not to be shared.
+MARK = "_smp_tensor"
+
+
+def marked(module: nn.Module) -> bool:
+    """Whether a module is to be shared."""
+    return module.__dict__.get(MARK) is not None
+
+
+def options_of(module: nn.Module) -> dict[str, Any]:
+    """What was given with the mark."""
+    return dict(module.__dict__.get(MARK) or {})
+
+
+@contextlib.contextmanager
+def tensor_parallelism(enabled: bool = True, **options: Any) -> Iterator[None]:
+    """Modules that are made inside share their layers over the tensor group, as far as they can; the innermost counts.
+
+    Args:
+        options: arguments of the distributed modules that `tp_register` puts in place of others. Those of the
+            original's kernels (``fused_softmax``, ``fused_bias_gelu``, ``flash_attention`` and so on) change nothing.
+    """
+    before = nn.Module.__init__
+
+    def init(self: nn.Module, *args: object, **kwargs: object) -> None:
+        before(self, *args, **kwargs)
+        # By the context that is entered last, whose `init` calls those around it.
+        self.__dict__[MARK] = options if enabled else None
+
+    nn.Module.__init__ = init  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__init__ = before  # type: ignore[method-assign]
+
+
+def set_tensor_parallelism(module: nn.Module, enabled: bool = True, **options: Any) -> None:
+    """Have a module, and all in it, share its layers, or not. To be called before `DistributedModel`."""
+    from smddp.modelparallel.model import DistributedModel
+
+    if isinstance(module, DistributedModel):
+        raise RuntimeError(
+            "smp.set_tensor_parallelism() comes before smp.DistributedModel(), which shares the layers: give it the "
+            "script's module"
+        )
+    for each in module.modules():
+        each.__dict__[MARK] = options if enabled else None

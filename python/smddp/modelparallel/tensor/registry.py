@@ -1,0 +1,114 @@
+"""`smp.tp_register`: a script's own classes, and the distributed modules that take their places."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from smddp.modelparallel.tensor.marks import marked, options_of
+
+Hook = Callable[..., Any]
+# The arguments that a registered module was made with.
+_MADE = "_smp_made_with"
+
+
+@dataclass(frozen=True)
+class _Entry:
+    dist_module: type[nn.Module]
+    init_hook: Hook | None
+    forward_hook: Hook | None
+    return_hook: Hook | None
+
+
+_registered: dict[type[nn.Module], _Entry] = {}
+
+
+def tp_register(
+    dist_module: type[nn.Module],
+    init_hook: Hook | None = None,
+    forward_hook: Hook | None = None,
+    return_hook: Hook | None = None,
+) -> Callable[[type[nn.Module]], type[nn.Module]]:
+    """A class decorator: `DistributedModel` puts a ``dist_module`` in place of each marked instance, with new values.
+
+    Args:
+        init_hook, forward_hook: from the arguments of the class's own ``__init__`` and ``forward`` to (args, kwargs) of
+            ``dist_module``'s; by default they are the same.
+        return_hook: from what ``dist_module`` returns to what the class would.
+    """
+
+    def register(module_cls: type[nn.Module]) -> type[nn.Module]:
+        tp_register_with_module(module_cls, dist_module, init_hook, forward_hook, return_hook)
+        return module_cls
+
+    return register
+
+
+def tp_register_with_module(
+    module_cls: type[nn.Module],
+    dist_module: type[nn.Module],
+    init_hook: Hook | None = None,
+    forward_hook: Hook | None = None,
+    return_hook: Hook | None = None,
+) -> None:
+    """As `tp_register`, for a class that is there already. Modules made before keep their place."""
+    for name, value in (("module_cls", module_cls), ("dist_module", dist_module)):
+        if not (isinstance(value, type) and issubclass(value, nn.Module)):
+            raise TypeError(f"smp.tp_register(): {name} must be a class of modules, got {value!r}")
+    if module_cls not in _registered:
+        _note_arguments(module_cls)
+    _registered[module_cls] = _Entry(dist_module, init_hook, forward_hook, return_hook)
+
+
+def _note_arguments(module_cls: type[nn.Module]) -> None:
+    before = module_cls.__init__
+
+    @functools.wraps(before)
+    def init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        before(self, *args, **kwargs)
+        if type(self) is module_cls:
+            self.__dict__[_MADE] = (args, kwargs)
+
+    module_cls.__init__ = init  # type: ignore[method-assign]
+
+
+def replace(module: nn.Module) -> nn.Module:
+    """``module`` with distributed modules in place of registered ones that are marked: the outermost."""
+    entry = _registered.get(type(module))
+    if entry is not None and marked(module) and _MADE in module.__dict__:
+        return _replacement(module, entry)
+    for name, child in list(module.named_children()):
+        found = replace(child)
+        if found is not child:
+            setattr(module, name, found)
+    return module
+
+
+def _replacement(module: nn.Module, entry: _Entry) -> nn.Module:
+    args, kwargs = module.__dict__[_MADE]
+    if entry.init_hook is not None:
+        args, kwargs = entry.init_hook(*args, **kwargs)
+    made = entry.dist_module(*args, **{**kwargs, **_taken(entry.dist_module, options_of(module))})
+    if entry.forward_hook is not None or entry.return_hook is not None:
+        before, after = entry.forward_hook, entry.return_hook
+
+        def hooked(*args: Any, **kwargs: Any) -> Any:
+            if before is not None:
+                args, kwargs = before(*args, **kwargs)
+            found = type(made).forward(made, *args, **kwargs)  # of the class that sharing gives it
+            return found if after is None else after(found)
+
+        made.__dict__["forward"] = hooked
+    return made.train(module.training)
+
+
+def _taken(dist_module: type[nn.Module], options: dict[str, Any]) -> dict[str, Any]:
+    """Of the options given with a mark, those that the module's ``__init__`` names."""
+    import inspect
+
+    names = inspect.signature(dist_module.__init__).parameters
+    return {name: value for name, value in options.items() if name in names}

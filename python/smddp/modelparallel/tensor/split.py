@@ -1,0 +1,72 @@
+"""One parameter's part on this rank of a tensor group, and the whole of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from smddp.modelparallel.state import state
+
+# Attributes of a parameter: how it is split; and, of the one that it replaces, this one.
+SPLIT, REPLACED = "_smp_split", "_smp_replaced"
+
+
+@dataclass(frozen=True)
+class Split:
+    """How the ranks of a tensor group share a parameter, and whatever has its shape.
+
+    Attributes:
+        size, rank: of the tensor group.
+        dim: along which the parts lie.
+        stored: the shape of the whole as the parts are cut from it.
+        whole: its shape in one process: the same elements.
+    """
+
+    size: int
+    rank: int
+    dim: int
+    stored: tuple[int, ...]
+    whole: tuple[int, ...]
+
+    @property
+    def part(self) -> tuple[int, ...]:
+        """The shape of each part."""
+        found = list(self.stored)
+        found[self.dim] //= self.size
+        return tuple(found)
+
+    def mine(self, tensor: torch.Tensor) -> torch.Tensor:
+        """This rank's part of a whole tensor; one that is the part already stays."""
+        if tuple(tensor.shape) != self.whole:
+            return tensor
+        return tensor.reshape(self.stored).chunk(self.size, self.dim)[self.rank].contiguous()
+
+    def joined(self, parts: list[torch.Tensor]) -> torch.Tensor:
+        """The whole of all parts."""
+        return torch.cat(parts, self.dim).reshape(self.whole)
+
+    def gathered(self, part: torch.Tensor) -> torch.Tensor:
+        """The whole tensor of which this rank has ``part``. Collective over the tensor group."""
+        assert state.ranks is not None  # as there is a model
+        parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.size)]
+        dist.all_gather(parts, part.detach().contiguous(), group=state.ranks.tp_group)
+        return self.joined(parts)
+
+
+def split_of(parameter: Any) -> Split | None:
+    """How a parameter is shared; None if this rank has all of it."""
+    return getattr(parameter, SPLIT, None)
+
+
+def counts_here(parameter: Any) -> bool:
+    """Whether a sum over the tensor group takes this rank's: of what all ranks hold alike, only the first one's."""
+    return state.ranks is None or state.ranks.tp_rank == 0 or split_of(parameter) is not None
+
+
+def follow(optimizer: torch.optim.Optimizer) -> None:
+    """Give an optimizer that was made before the model was wrapped the parameters that there are now."""
+    for group in optimizer.param_groups:
+        group["params"] = [getattr(q, REPLACED, q) for q in group["params"]]
