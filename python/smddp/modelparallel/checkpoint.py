@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from smddp.modelparallel import model_state
+from smddp.modelparallel import model_state, sharded, sharded_state
 from smddp.modelparallel.objects import barrier
-from smddp.modelparallel.optimizer_state import HELD, merged
+from smddp.modelparallel.optimizer_state import HELD
 from smddp.modelparallel.state import state
 
 # Where transformers puts a model that it is told to call pytorch_model.bin.
@@ -61,7 +61,8 @@ def load(
 
 def _part(f: str | os.PathLike[str], caller: str) -> Path:
     _, ranks = state.made(caller)
-    return Path(f"{os.fspath(f)}_{ranks.mp_rank}")
+    shared = sharded.of(state.model)
+    return Path(f"{os.fspath(f)}_{ranks.mp_rank}{'' if shared is None else f'_{shared.rank}'}")
 
 
 def _write(obj: Any, path: Path, **torch_save: Any) -> None:
@@ -104,11 +105,11 @@ def save_checkpoint(
     folder = Path(path)
     if partial:
         own = model_state.local(model)
-        if ranks.rdp_rank == 0:
+        if sharded.writes(ranks, model):
             into = folder / f"{tag}_partial"
-            _write(own, into / f"model_{ranks.pp_rank}_{ranks.tp_rank}.pt")
+            _write(own, into / f"model_{_own(model)}")
             if optimizer is not None:
-                _write(optimizer.local_state_dict(), into / f"optimizer_{ranks.pp_rank}_{ranks.tp_rank}.pt")
+                _write(optimizer.local_state_dict(), into / f"optimizer_{_own(model)}")
     else:
         whole = model_state.whole(model)
         if ranks.rank == 0:
@@ -129,6 +130,13 @@ def save_checkpoint(
         if partial and num_kept_partial_checkpoints is not None:
             _keep(folder, num_kept_partial_checkpoints)
     barrier()
+
+
+def _own(model: Any) -> str:
+    """The end of this rank's files' names in a partial checkpoint."""
+    _, ranks = state.made("save_checkpoint()")
+    shared = sharded.of(model)
+    return f"{ranks.pp_rank}_{ranks.tp_rank}{'' if shared is None else f'_{shared.rank}'}.pt"
 
 
 def _keep(folder: Path, number: int) -> None:
@@ -229,22 +237,20 @@ def _read_whole(folder: Path, tag: str) -> dict[str, Any]:
 
 def _load_parts(parts: Path, model: Any, optimizer: Any, strict: bool) -> None:
     """Load this stage's part, put together from several files where the cut was another."""
-    assert state.ranks is not None  # as there is a model
-    own = f"{state.ranks.pp_rank}_{state.ranks.tp_rank}.pt"
+    own, shared = _own(model), sharded.of(model)
     wanted = model_state.held(model)
     values = _read(parts / f"model_{own}") if (parts / f"model_{own}").exists() else {}
-    if not wanted <= values.keys():
-        values = {}
-        for file in sorted(parts.glob("model_*.pt")):
-            values |= _read(file)
+    as_saved = sharded_state.fits(values, shared)
+    if not wanted <= values.keys() or not as_saved:
+        values = sharded_state.joined_model([_read(file) for file in sharded_state.in_order(parts.glob("model_*.pt"))])
     model_state.load_now(model, values, True, strict)
     if optimizer is None:
         return
-    files = sorted(parts.glob("optimizer_*.pt"))
+    files = sharded_state.in_order(parts.glob("optimizer_*.pt"))
     if not files:
         raise FileNotFoundError(f"no optimizer in {parts}: load_optimizer=False resumes without")
     # The optimizer keeps the tensors that it is given, so they are read and not mapped.
     found = _read(parts / f"optimizer_{own}", mmap=False) if parts / f"optimizer_{own}" in files else {HELD: []}
-    if not set(optimizer.held) <= set(found[HELD]):
-        found = merged([_read(file, mmap=False) for file in files])
+    if not set(optimizer.held) <= set(found[HELD]) or not as_saved:
+        found = sharded_state.joined_optimizer([_read(file, mmap=False) for file in files])
     optimizer.load_state_dict(found)

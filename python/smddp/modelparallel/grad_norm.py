@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.utils.clip_grad as of_torch
 
+from smddp.modelparallel import sharded_gradients
 from smddp.modelparallel.state import state
 
 Norm = Callable[..., torch.Tensor]
@@ -66,10 +67,13 @@ def over_stages(own: torch.Tensor, gradients: list[torch.Tensor], norm_type: flo
 def _total(before: Norm) -> Norm:
     def total_norm(tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: Any = None) -> Any:
         gradients = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        if not _of_the_model(gradients):
-            return before(gradients, norm_type, error_if_nonfinite, foreach)
         norm_type = float(norm_type)
-        total = over_stages(before(gradients, norm_type, False, foreach), gradients, norm_type)
+        if sharded_gradients.sharded(gradients):
+            total = sharded_gradients.norm(gradients, norm_type)
+        elif _of_the_model(gradients):
+            total = over_stages(before(gradients, norm_type, False, foreach), gradients, norm_type)
+        else:
+            return before(gradients, norm_type, error_if_nonfinite, foreach)
         if error_if_nonfinite and not torch.isfinite(total):
             raise RuntimeError(
                 f"The total norm of order {norm_type} of the model's gradients is non-finite on all stages: {total}"
@@ -97,7 +101,7 @@ def clip(
     gradients = [parameter.grad for parameter in held if parameter.grad is not None]
     total = norm(gradients, norm_type, error_if_nonfinite)
     factor = (float(max_norm) / (total + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
+    for gradient in sharded_gradients.pieces(gradients):
         gradient.mul_(factor.to(gradient.device))
     return total
 

@@ -15,6 +15,7 @@ from smddp.modelparallel.failures import Failure
 from smddp.modelparallel.failures import of as failure_of
 from smddp.modelparallel.partition import Cost, Unit
 from smddp.modelparallel.runner import Measured
+from smddp.modelparallel.sharded import Sharded
 from smddp.modelparallel.state import state
 from smddp.modelparallel.transport import Mail
 
@@ -38,6 +39,7 @@ class DistributedModel(nn.Module):
         partitioned: whether it is cut.
         where: the stage of each part, by the module's name.
         measured: what the last step did on this stage.
+        sharded: how ranks share the parameters, under the key ``sharded_data_parallel_degree``; else None.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class DistributedModel(nn.Module):
         self._cfg, self._ranks = state.made("DistributedModel()")
         if not isinstance(module, nn.Module) or isinstance(module, DistributedModel):
             raise TypeError(f"smp.DistributedModel() takes a torch.nn.Module, got {type(module).__name__}")
-        self.module = module.half() if self._cfg.fp16 else module
+        shared = self._cfg.sharded_data_parallel_degree > 1
+        self.module = module.half() if self._cfg.fp16 and not shared else module
+        self.sharded: Sharded | None = None
         self.partitioned = False
         self.where: dict[str, int] = {}
         self.parameter_shapes = {name: tuple(q.shape) for name, q in module.named_parameters(remove_duplicate=False)}
@@ -82,6 +86,8 @@ class DistributedModel(nn.Module):
         if self._ranks.pp_size > 1:
             state.at_reset(glue.install())
         state.model = self
+        if shared:
+            self._shard()
 
     # ---- calls ----
 
@@ -92,6 +98,8 @@ class DistributedModel(nn.Module):
                 "the model is called outside of a step: call it in a function decorated with @smp.step, for "
                 "evaluation too"
             )
+        if self.sharded is not None:
+            return self.sharded(*args, **kwargs)
         if self._cfg.fp16:
             return half.outputs(self.module(*half.inputs(args), **half.inputs(kwargs)))
         return self.module(*args, **kwargs)
@@ -108,6 +116,8 @@ class DistributedModel(nn.Module):
             raise RuntimeError("model.backward() is called outside of a step: call it in a function under @smp.step")
         if self._cfg.pipeline == "_only_forward":
             raise RuntimeError("model.backward() under 'pipeline': '_only_forward'")
+        if self.sharded is not None:
+            self.sharded.going_back(mb.number)
         many = isinstance(tensors, (list, tuple))
         roots = list(tensors) if many else [tensors]
         gradients = [None] * len(roots) if grad_tensors is None else list(grad_tensors) if many else [grad_tensors]
@@ -249,6 +259,18 @@ class DistributedModel(nn.Module):
         for hook in hooks:
             hook(self, state.optimizer)
 
+    def _shard(self) -> None:
+        """Have ranks share the parameters, in place of a cut: there is one stage."""
+        cfg = self._cfg
+        self.units = partition.units(self.module, 1, {}, cfg.memory_weight)
+        self.sharded = Sharded(self.module, cfg, self._ranks, lambda piece, number: self.measured.busy(piece, number))
+        self.where, self.partitioned = {"": 0}, True
+        self._local = {id(q) for q in self.module.parameters()}
+        self._stage_of = dict.fromkeys(self._local, 0)
+        if state.optimizer is not None:
+            self.sharded.replace(state.optimizer.optimizer)
+            state.optimizer.lose(())
+
     @property
     def sums(self) -> Sums:
         return self._sums
@@ -257,8 +279,10 @@ class DistributedModel(nn.Module):
         """After the microbatches: sums over segments and means over replicas."""
         if gradients:
             self._sums.end()
-            if self._ranks.rdp_size > 1:
+            if self._ranks.rdp_size > 1 and self.sharded is None:
                 replicas.average(self.local_parameters(), self._ranks.rdp_group, self._bucket_bytes)
+        if self.sharded is not None:
+            self.sharded.finish(gradients)
         hooks, self._after_step = self._after_step, []
         for hook in hooks:
             hook(self, state.optimizer)

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from smddp.modelparallel import grad_norm
+from smddp.modelparallel import grad_norm, sharded, sharded_state
 from smddp.modelparallel.half import LossScale, Masters
 from smddp.modelparallel.optimizer_state import HELD, IS_PARTIAL, LOSS_SCALE, MASTERS, merged, on_cpu
+from smddp.modelparallel.sharded_half import Unscaled
 from smddp.modelparallel.state import state as smp
 
 
@@ -56,6 +57,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.masters: Masters | None = None
         self._overflow = False
         self.optimizer = optimizer
+        # What the norm of a sharded model's gradients is held to in each step; 0: nothing is.
+        self._clip_to = cfg.sdp_gradient_clipping
         self._stages = ranks.pp_size
         self._waiting: dict[str, Any] | None = None
         self._cut = False
@@ -65,7 +68,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._global_grad_norm: torch.Tensor | None = None
         smp.optimizer = self
         if smp.model is not None and smp.model.partitioned:
+            if self._shared is not None:
+                self._shared.replace(optimizer)
             self._lose_others()
+
+    @property
+    def _shared(self) -> sharded.Sharded | None:
+        return sharded.of(smp.model)
 
     def __getattr__(self, name: str) -> Any:
         if "optimizer" not in self.__dict__:
@@ -139,7 +148,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self.optimizer.state.pop(parameter, None)
         self._cut = True
         if self._scale is not None:
-            self.masters = self.masters or Masters()
+            self.masters = self.masters or (Masters() if self._shared is None else Unscaled())
             self.masters.adopt(self.optimizer)
         self._load_what_waits()
 
@@ -149,17 +158,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """As the wrapped optimizer's, over this stage's parameters."""
         self._load_what_waits()
         if self.masters is None or self._scale is None:
+            self._clip_shared()
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)
         if closure is not None:
             raise ValueError("step(closure) is not there under 'fp16': the loss is scaled in the step before")
         self.masters.take(self._scale.scale)
         self._overflow = self.masters.overflow()
         if not self._overflow:
+            self._clip_shared()
             self.optimizer.step()
             self.masters.give()
         self._scale.update(self._overflow)
         self.masters.taken = False
         return None
+
+    def _clip_shared(self) -> None:
+        """Under sharded data parallelism every step clips."""
+        if self._shared is not None and self._clip_to:
+            everything = [parameter for group in self.param_groups for parameter in group["params"]]
+            self._global_grad_norm = grad_norm.clip(everything, self._clip_to)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the wrapped optimizer's, over this stage's parameters."""
@@ -204,20 +221,29 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """
         if self._waiting is not None:
             return self._waiting
+        found = self._pack()
+        shared = self._shared
+        return found if shared is None else sharded_state.local_optimizer(found, shared.rank, shared.degree)
+
+    def _pack(self) -> dict[str, Any]:
         packed = self.optimizer.state_dict()
         held = self.held
         packed["state"] = {held[index]: values for index, values in packed["state"].items()}
         for group, numbers in zip(packed["param_groups"], self._all):
             group["params"] = list(numbers)
         if self.masters is not None and self._scale is not None:
-            values = [master for group in self.param_groups for master in group["params"]]
-            packed |= {MASTERS: dict(zip(held, values)), LOSS_SCALE: self._scale.state_dict()}
+            packed[LOSS_SCALE] = self._scale.state_dict()
+            if self._shared is None:
+                values = [master for group in self.param_groups for master in group["params"]]
+                packed[MASTERS] = dict(zip(held, values))
         return {**packed, IS_PARTIAL: self._stages > 1, HELD: held}
 
     def state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:  # type: ignore[override]
         """The whole state, as in one process. Collective over the pipeline once the model is cut."""
         if not self._cut:
             return self.optimizer.state_dict() if self._waiting is None else self._waiting
+        if self._shared is not None:
+            return merged([sharded_state.whole(self._pack())])
         if self._stages == 1:
             return merged([self.local_state_dict()])
         assert smp.ranks is not None  # as there is an optimizer
@@ -256,9 +282,14 @@ class DistributedOptimizer(torch.optim.Optimizer):
                 f"stage's {len(held)} parameters, number {missing[0]} among them; resume_from_checkpoint() finds them"
             )
         local_of = {number: index for index, number in enumerate(held)}
+        own = [parameter for group in self.param_groups for parameter in group["params"]]
         # A whole state numbers parameters in order of its groups' lists.
         order = [number for group in loaded["param_groups"] for number in group["params"]]
         number_of = dict(zip(order, (number for numbers in self._all for number in numbers)))
+        if (shared := self._shared) is not None:
+            sharded_state.check_place(loaded, shared.rank, shared.degree, "an optimizer's state")
+            known = {given: own[local_of[number]] for given, number in number_of.items() if number in local_of}
+            loaded = sharded_state.for_optimizer(loaded, known)
         values = {
             local_of[number_of[given]]: value
             for given, value in loaded["state"].items()
@@ -269,11 +300,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             for group, numbers in zip(loaded["param_groups"], self._held)
         ]
         self.optimizer.load_state_dict({"state": values, "param_groups": groups})
-        if self.masters is not None and self._scale is not None and MASTERS in loaded:
-            own = [master for group in self.param_groups for master in group["params"]]
+        if self.masters is None or self._scale is None or LOSS_SCALE not in loaded:
+            return
+        self._scale.load_state_dict(loaded[LOSS_SCALE])
+        if self._shared is None and MASTERS in loaded:
             with torch.no_grad():
                 for given, value in loaded[MASTERS].items():
                     if number_of.get(given) in local_of:
                         own[local_of[number_of[given]]].copy_(value)
             self.masters.give()
-            self._scale.load_state_dict(loaded[LOSS_SCALE])

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from smddp.modelparallel import grad_norm
+from smddp.modelparallel.sharded_gradients import plain
 
 
 def _no_amsgrad(amsgrad: bool, name: str) -> None:
@@ -145,7 +146,7 @@ class FusedNovoGrad(_Fused):
 
     def _update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
         state, (beta1, beta2), decay = self.state[parameter], group["betas"], group["weight_decay"]
-        length = torch.linalg.vector_norm(gradient, group["norm_type"])
+        length = plain(torch.linalg.vector_norm(gradient, group["norm_type"]))
         if not state:
             state["exp_avg"] = torch.zeros_like(gradient)
             state["norm"] = torch.zeros_like(length) if group["init_zero"] else length.clone()

@@ -161,6 +161,9 @@ def _run(model: DistributedModel, calls: list[Callable[[], Any]], seed: int) -> 
     cfg, ranks = state.made("step")
     assert cfg.active_microbatches is not None  # as the configuration fills it in
     plan = Plan(cfg.pipeline, cfg.active_microbatches, ranks.pp_rank)
+    if model.sharded is not None:
+        # One stage has nothing to fill with others' work: each microbatch goes forward and back before the next.
+        plan = Plan("interleaved", 1, 0)
     model.measured = Measured()
     divisor = len(calls) if model.average_grads_across_microbatches else 1
     mail = model.mail
