@@ -35,12 +35,10 @@ def save(obj: Any, f: str | os.PathLike[str], partial: bool = True, v3: bool = F
     Every process that calls it writes: let one replica do so (``smp.rdp_rank() == 0``).
 
     Args:
-        v3: the original's way to save with ``shard_optimizer_state``, which is not there; must be false.
+        v3: under the key ``shard_optimizer_state``, to ``f_{mp_rank}_{rdp_rank}``: each replica has its share.
         torch_save: as torch.save takes them.
     """
-    if v3:
-        raise NotImplementedError("smp.save(v3=True) belongs to the key 'shard_optimizer_state', which is not there")
-    _write(obj, _part(f, "save()") if partial else Path(f), **torch_save)
+    _write(obj, _part(f, "save()", v3) if partial else Path(f), **torch_save)
 
 
 def load(
@@ -50,17 +48,23 @@ def load(
     back_compat: bool = False,
     **torch_load: Any,
 ) -> Any:
-    """torch.load of ``f``, or with ``partial`` of ``f_{mp_rank}``, what `save` wrote.
+    """torch.load of ``f``, or with ``partial`` of ``f_{mp_rank}``, what `save` wrote, the replica's own first.
 
     Args:
         back_compat: accepted; there are no older files.
         torch_load: as torch.load takes them.
     """
-    return torch.load(_part(f, "load()") if partial else Path(f), map_location=map_location, **torch_load)
+    path = Path(f)
+    if partial:
+        path = _part(f, "load()", True)
+        path = path if path.exists() else _part(f, "load()")
+    return torch.load(path, map_location=map_location, **torch_load)
 
 
-def _part(f: str | os.PathLike[str], caller: str) -> Path:
-    _, ranks = state.made(caller)
+def _part(f: str | os.PathLike[str], caller: str, v3: bool = False) -> Path:
+    cfg, ranks = state.made(caller)
+    if v3 and cfg.shard_optimizer_state:
+        return Path(f"{os.fspath(f)}_{ranks.mp_rank}_{ranks.rdp_rank}")
     shared = sharded.of(state.model)
     return Path(f"{os.fspath(f)}_{ranks.mp_rank}{'' if shared is None else f'_{shared.rank}'}")
 
@@ -105,11 +109,12 @@ def save_checkpoint(
     folder = Path(path)
     if partial:
         own = model_state.local(model)
-        if sharded.writes(ranks, model):
-            into = folder / f"{tag}_partial"
+        into = folder / f"{tag}_partial"
+        writes = sharded.writes(ranks, model)
+        if writes:
             _write(own, into / f"model_{_own(model)}")
-            if optimizer is not None:
-                _write(optimizer.local_state_dict(), into / f"optimizer_{_own(model)}")
+        if optimizer is not None and (writes or optimizer.shares is not None):
+            _write(optimizer.local_state_dict(gather_if_shard=False), into / f"optimizer_{_own(model, optimizer)}")
     else:
         whole = model_state.whole(model)
         if ranks.rank == 0:
@@ -132,11 +137,12 @@ def save_checkpoint(
     barrier()
 
 
-def _own(model: Any) -> str:
-    """The end of this rank's files' names in a partial checkpoint."""
+def _own(model: Any, optimizer: Any = None) -> str:
+    """The end of the name of this rank's file for the model, or the optimizer, in a partial checkpoint."""
     _, ranks = state.made("save_checkpoint()")
-    shared = sharded.of(model)
-    return f"{ranks.pp_rank}_{ranks.tp_rank}{'' if shared is None else f'_{shared.rank}'}.pt"
+    shared, shares = sharded.of(model), optimizer.shares if optimizer is not None else None
+    share = f"_{shared.rank}" if shared is not None else f"_{shares.replica}" if shares is not None else ""
+    return f"{ranks.pp_rank}_{ranks.tp_rank}{share}.pt"
 
 
 def _keep(folder: Path, number: int) -> None:
@@ -165,7 +171,8 @@ def resume_from_checkpoint(
         partial: which of the two forms.
         strict: whether names that are missing or unexpected raise.
         load_optimizer: false leaves the optimizer as it is.
-        load_sharded_optimizer_state: accepted; belongs to the key ``shard_optimizer_state``, which is not there.
+        load_sharded_optimizer_state: under the key ``shard_optimizer_state``, false loads of an optimizer's parts the
+            masters and the loss scale alone.
         translate_function: applied to a whole model's state before it is loaded.
 
     Returns:
@@ -183,7 +190,8 @@ def resume_from_checkpoint(
         parts = folder / f"{tag}_partial"
         if not parts.is_dir():
             raise FileNotFoundError(f"no partial checkpoint {parts}{_there(folder)}")
-        _when_cut(model, lambda: _load_parts(parts, model, optimizer, strict))
+        shares = load_sharded_optimizer_state or optimizer is None or optimizer.shares is None
+        _when_cut(model, lambda: _load_parts(parts, model, optimizer, strict, shares))
     else:
         values = _read_whole(folder, tag)
         if translate_function is not None:
@@ -235,8 +243,11 @@ def _read_whole(folder: Path, tag: str) -> dict[str, Any]:
     return _read(file)
 
 
-def _load_parts(parts: Path, model: Any, optimizer: Any, strict: bool) -> None:
-    """Load this stage's part, put together from several files where the cut was another."""
+def _load_parts(parts: Path, model: Any, optimizer: Any, strict: bool, shares: bool) -> None:
+    """Load this stage's part, put together from several files where the cut was another.
+
+    ``shares``: the optimizer's state, too, and not only its masters and loss scale.
+    """
     own, shared = _own(model), sharded.of(model)
     wanted = model_state.held(model)
     values = _read(parts / f"model_{own}") if (parts / f"model_{own}").exists() else {}
@@ -250,7 +261,10 @@ def _load_parts(parts: Path, model: Any, optimizer: Any, strict: bool) -> None:
     if not files:
         raise FileNotFoundError(f"no optimizer in {parts}: load_optimizer=False resumes without")
     # The optimizer keeps the tensors that it is given, so they are read and not mapped.
-    found = _read(parts / f"optimizer_{own}", mmap=False) if parts / f"optimizer_{own}" in files else {HELD: []}
-    if not set(optimizer.held) <= set(found[HELD]) or not as_saved:
+    mine = parts / f"optimizer_{_own(model, optimizer)}"
+    found = _read(mine, mmap=False) if mine in files else {HELD: []}
+    if not set(optimizer.stepped) <= set(found[HELD]) or not as_saved:
         found = sharded_state.joined_optimizer([_read(file, mmap=False) for file in files])
+    if not shares:
+        found = {**found, "state": {}}
     optimizer.load_state_dict(found)

@@ -20,8 +20,7 @@ ALIASES = {"partitions": "pipeline_parallel_degree"}
 
 # What stands in for each feature that is not there.
 _TENSOR = "torch.sagemaker has tensor parallelism: tsm.init({'tensor_parallel_degree': N}), tsm.transform(model)"
-_SHARDING = "'sharded_data_parallel_degree', which shards parameters and optimizer"
-_HALF = "run the step under torch.autocast, with smp.amp.GradScaler for float16"
+_HALF = "smp.model_creation(dtype=torch.float16); or 'fp16': True, with float32 masters"
 _OFFLOAD = "torch.sagemaker offloads: tsm.init({'sm_activation_offloading': True}) and offload_wrapper"
 
 # SMP v2's own keys: they say which library a configuration was written for.
@@ -98,7 +97,7 @@ class Config:
     fp16: bool = _key(False, "float16 model, float32 master weights")
     fp16_params: bool = _key(False, "parameters made in float16", instead=_HALF)
     bf16: bool = _key(False, "bfloat16 computation, float32 masters; under sharded data parallelism")
-    shard_optimizer_state: bool = _key(False, "replicas share the optimizer's state", instead=_SHARDING)
+    shard_optimizer_state: bool = _key(False, "replicas share the optimizer's state")
     offload_activations: bool = _key(False, "keep checkpoints of activations on the CPU", instead=_OFFLOAD)
     activation_loading_horizon: int = _key(4, "tasks ahead of which offloaded activations are loaded", least=1)
     sharded_data_parallel_degree: int = _key(1, "ranks that share the parameters", least=1)
@@ -232,6 +231,11 @@ def _contradictions_of_sharding(config: Config, given: dict[str, Any]) -> None:
             if name.startswith("sdp_") and given[name] != KEYS[name].default:
                 log.warning("smp.init(): %r has no effect: 'sharded_data_parallel_degree' is 1", name)
         return
+    if config.shard_optimizer_state:
+        raise ValueError(
+            "smp.init(): 'shard_optimizer_state' with 'sharded_data_parallel_degree', which shards the state already: "
+            "leave out one"
+        )
     others = {
         "pipeline_parallel_degree": "its ranks share each layer and not the layers",
         "tensor_parallel_degree": "torch.sagemaker has both: 'hybrid_shard_degree' and 'tensor_parallel_degree'",

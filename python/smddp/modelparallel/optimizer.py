@@ -12,6 +12,7 @@ from smddp.modelparallel import grad_norm, sharded, sharded_state
 from smddp.modelparallel.half import LossScale, Masters
 from smddp.modelparallel.optimizer_state import HELD, IS_PARTIAL, LOSS_SCALE, MASTERS, merged, on_cpu
 from smddp.modelparallel.sharded_half import Unscaled
+from smddp.modelparallel.shares import Shares
 from smddp.modelparallel.state import state as smp
 
 
@@ -59,6 +60,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.optimizer = optimizer
         # What the norm of a sharded model's gradients is held to in each step; 0: nothing is.
         self._clip_to = cfg.sdp_gradient_clipping
+        self.shares = Shares(ranks) if cfg.shard_optimizer_state and ranks.rdp_size > 1 else None
         self._stages = ranks.pp_size
         self._waiting: dict[str, Any] | None = None
         self._cut = False
@@ -123,6 +125,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """The numbers of the parameters that this stage holds."""
         return [number for numbers in self._held for number in numbers]
 
+    @property
+    def stepped(self) -> list[int]:
+        """The numbers of those whose state this process holds: all of the stage's, or its share of them."""
+        everything = [parameter for group in self.param_groups for parameter in group["params"]]
+        return [number for number, parameter in zip(self.held, everything) if self._steps(parameter)]
+
+    def _steps(self, parameter: torch.Tensor) -> bool:
+        if self.shares is None or not self._cut:
+            return True
+        return self.shares.mine(parameter) or (self.masters is not None and self.masters.is_master(parameter))
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; after the cut only this stage's parameters stay in the group."""
         self.optimizer.add_param_group(param_group)
@@ -147,9 +160,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for parameter in lost.values():
             self.optimizer.state.pop(parameter, None)
         self._cut = True
+        if self.shares is not None:
+            masters = self.masters.is_master if self.masters is not None else (lambda parameter: False)
+            self.shares.divide(q for group in self.param_groups for q in group["params"] if not masters(q))
         if self._scale is not None:
             self.masters = self.masters or (Masters() if self._shared is None else Unscaled())
-            self.masters.adopt(self.optimizer)
+            self.masters.adopt(self.optimizer, self._steps)
         self._load_what_waits()
 
     # ---- steps ----
@@ -159,6 +175,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._load_what_waits()
         if self.masters is None or self._scale is None:
             self._clip_shared()
+            if self.shares is not None:
+                return self._step_share(closure)
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)
         if closure is not None:
             raise ValueError("step(closure) is not there under 'fp16': the loss is scaled in the step before")
@@ -166,11 +184,25 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._overflow = self.masters.overflow()
         if not self._overflow:
             self._clip_shared()
-            self.optimizer.step()
-            self.masters.give()
+            if self.shares is None:
+                self.optimizer.step()
+                self.masters.give()
+            else:
+                self._step_share(None)
         self._scale.update(self._overflow)
         self.masters.taken = False
         return None
+
+    def _step_share(self, closure: Any) -> None:
+        """Step this replica's share of the parameters, and have those of the others."""
+        if closure is not None:
+            raise ValueError("step(closure) is not there under 'shard_optimizer_state'")
+        assert self.shares is not None  # `step` has looked
+        with self.shares.alone(self.param_groups, self._steps):
+            self.optimizer.step()
+        if self.masters is not None:
+            self.masters.give()
+        self.shares.spread()
 
     def _clip_shared(self) -> None:
         """Under sharded data parallelism every step clips."""
@@ -204,7 +236,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.masters is not None:
             self.masters.take(self.loss_scale)
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        self._global_grad_norm = grad_norm.clip(parameters, max_norm, norm_type)
+        spread = self.shares is not None and self.masters is not None
+        if spread:
+            parameters = [parameter for parameter in parameters if self._steps(parameter)]
+        self._global_grad_norm = grad_norm.clip(parameters, max_norm, norm_type, spread=spread)
         return self._global_grad_norm
 
     def refresh(self) -> None:
@@ -217,12 +252,16 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
         """This stage's part of the state, its parameters under the numbers that they have in the whole.
 
-        ``gather_if_shard`` is for the key ``shard_optimizer_state``, which is not there: each state is whole.
+        Under ``shard_optimizer_state`` it is put together of the replicas' shares, which is collective over them; with
+        ``gather_if_shard=False`` it is this replica's share.
         """
         if self._waiting is not None:
             return self._waiting
         found = self._pack()
         shared = self._shared
+        if self.shares is not None and self._cut and gather_if_shard:
+            partial = {IS_PARTIAL: self._stages > 1, HELD: self.held}
+            return {**merged(self.shares.gather(on_cpu(found))), **partial}
         return found if shared is None else sharded_state.local_optimizer(found, shared.rank, shared.degree)
 
     def _pack(self) -> dict[str, Any]:
@@ -235,11 +274,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
             packed[LOSS_SCALE] = self._scale.state_dict()
             if self._shared is None:
                 values = [master for group in self.param_groups for master in group["params"]]
-                packed[MASTERS] = dict(zip(held, values))
-        return {**packed, IS_PARTIAL: self._stages > 1, HELD: held}
+                packed[MASTERS] = {number: q for number, q in zip(held, values) if self._steps(q)}
+        stepped = self.stepped
+        return {**packed, IS_PARTIAL: self._stages > 1 or len(stepped) < len(held), HELD: stepped}
 
     def state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:  # type: ignore[override]
-        """The whole state, as in one process. Collective over the pipeline once the model is cut."""
+        """The whole state, as in one process. Collective over all that hold parts of it, once the model is cut."""
         if not self._cut:
             return self.optimizer.state_dict() if self._waiting is None else self._waiting
         if self._shared is not None:
@@ -263,7 +303,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ValueError(
                 f"the optimizer has groups of {list(map(len, self._all))} parameters, the loaded state of {sizes}"
             )
-        if not self._cut and (self._stages > 1 or self._scale is not None):
+        if not self._cut and (self._stages > 1 or self._scale is not None or self.shares is not None):
             self._waiting = state_dict
             return
         self._load(state_dict)
@@ -274,8 +314,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._load(waiting)
 
     def _load(self, loaded: dict[str, Any]) -> None:
-        held = self.held
-        missing = sorted(set(held) - set(loaded.get(HELD, held)))
+        held, stepped = self.held, set(self.stepped)
+        missing = sorted(stepped - set(loaded.get(HELD, stepped)))
         if missing:
             raise ValueError(
                 f"this part of an optimizer's state was saved under another cut: it lacks {len(missing)} of this "
@@ -293,7 +333,7 @@ class DistributedOptimizer(torch.optim.Optimizer):
         values = {
             local_of[number_of[given]]: value
             for given, value in loaded["state"].items()
-            if number_of.get(given) in local_of
+            if number_of.get(given) in stepped
         }
         groups = [
             {**group, "params": [local_of[number] for number in numbers]}
@@ -306,6 +346,6 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self._shared is None and MASTERS in loaded:
             with torch.no_grad():
                 for given, value in loaded[MASTERS].items():
-                    if number_of.get(given) in local_of:
+                    if number_of.get(given) in stepped:
                         own[local_of[number_of[given]]].copy_(value)
             self.masters.give()

@@ -85,7 +85,7 @@ class FusedLAMB(_Fused):
 
     def _scale(self) -> torch.Tensor:
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        norm = grad_norm.norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        norm = grad_norm.in_step([parameter.grad for parameter in parameters if parameter.grad is not None])
         return torch.where(norm > self._max_grad_norm, self._max_grad_norm / norm, torch.ones_like(norm))
 
     def _update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

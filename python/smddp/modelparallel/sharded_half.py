@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 
@@ -17,7 +19,7 @@ class Unscaled(Masters):
         super().__init__()
         self._optimizer: torch.optim.Optimizer | None = None
 
-    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
+    def adopt(self, optimizer: torch.optim.Optimizer, wanted: Callable[[torch.Tensor], bool]) -> None:
         self._optimizer = optimizer
 
     def take(self, scale: float) -> None:
