@@ -21,7 +21,6 @@ ALIASES = {"partitions": "pipeline_parallel_degree"}
 # What stands in for each feature that is not there.
 _TENSOR = "torch.sagemaker has tensor parallelism: tsm.init({'tensor_parallel_degree': N}), tsm.transform(model)"
 _HALF = "smp.model_creation(dtype=torch.float16); or 'fp16': True, with float32 masters"
-_OFFLOAD = "torch.sagemaker offloads: tsm.init({'sm_activation_offloading': True}) and offload_wrapper"
 
 # SMP v2's own keys: they say which library a configuration was written for.
 _V2 = frozenset(
@@ -98,7 +97,7 @@ class Config:
     fp16_params: bool = _key(False, "parameters made in float16", instead=_HALF)
     bf16: bool = _key(False, "bfloat16 computation, float32 masters; under sharded data parallelism")
     shard_optimizer_state: bool = _key(False, "replicas share the optimizer's state")
-    offload_activations: bool = _key(False, "keep checkpoints of activations on the CPU", instead=_OFFLOAD)
+    offload_activations: bool = _key(False, "checkpointed modules' inputs wait in host memory")
     activation_loading_horizon: int = _key(4, "tasks ahead of which offloaded activations are loaded", least=1)
     sharded_data_parallel_degree: int = _key(1, "ranks that share the parameters", least=1)
     sdp_reduce_bucket_size: int = _key(500_000_000, "elements of a bucket of gradients at most", least=1)
@@ -211,6 +210,8 @@ def _contradictions(config: Config, given: dict[str, Any]) -> None:
             f"smp.init(): 'default_partition'={config.default_partition} is not among the stages 0 to "
             f"{config.pipeline_parallel_degree - 1} of 'pipeline_parallel_degree'={config.pipeline_parallel_degree}"
         )
+    if not config.offload_activations and config.activation_loading_horizon != 4:
+        log.warning("smp.init(): 'activation_loading_horizon' has no effect: 'offload_activations' is False")
     _contradictions_of_sharding(config, given)
     for name in ("ddp_port", "ddp_dist_backend"):
         if given.get(name) not in (None, KEYS[name].default) and not config.ddp:

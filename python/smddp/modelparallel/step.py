@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from smddp.modelparallel import batch
+from smddp.modelparallel import batch, offloading
 from smddp.modelparallel.batch import StepOutput
 from smddp.modelparallel.model import DistributedModel
 from smddp.modelparallel.runner import Measured, Runner
@@ -69,6 +69,8 @@ def _decorate(function: Callable[..., Any], options: tuple[frozenset[str], dict[
         inputs = _inputs(dict(bound.arguments), signature)
         inputs, seed = _of_first_stage(inputs, ranks)
         calls = _calls(function, signature, inputs, cfg.microbatches, options)
+        if cfg.offload_activations:
+            calls = offloading.around(calls, model, cfg.activation_loading_horizon)
         if not model.partitioned:
             model.cut(calls[0])
         return batch.joined(_run(model, calls, seed))
