@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 from torch.utils import checkpoint as of_torch
 
+from smddp.modelparallel import offloading
 from smddp.modelparallel.state import state
 
 # Marks a module that is checkpointed: the cut leaves it whole.
@@ -98,13 +99,15 @@ def _mark(module: nn.Module, preserve_rng_state: bool, size: int) -> None:
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if size == 0 or size >= len(layers):
-            return of_torch.checkpoint(
-                inner, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state, **kwargs
-            )
+            with offloading.layer(module):
+                return of_torch.checkpoint(
+                    inner, *args, use_reentrant=False, preserve_rng_state=preserve_rng_state, **kwargs
+                )
         (value,) = args
         for first in range(0, len(layers), size):
             group = nn.Sequential(*layers[first : first + size])
-            value = of_torch.checkpoint(group, value, use_reentrant=False, preserve_rng_state=preserve_rng_state)
+            with offloading.layer(group):
+                value = of_torch.checkpoint(group, value, use_reentrant=False, preserve_rng_state=preserve_rng_state)
         return value
 
     layers = list(module) if isinstance(module, nn.Sequential) else []

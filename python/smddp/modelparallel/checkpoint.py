@@ -20,9 +20,9 @@ from typing import Any
 
 import torch
 
-from smddp.modelparallel import model_state
+from smddp.modelparallel import model_state, sharded, sharded_state
 from smddp.modelparallel.objects import barrier
-from smddp.modelparallel.optimizer_state import HELD, merged
+from smddp.modelparallel.optimizer_state import HELD
 from smddp.modelparallel.state import state
 from smddp.modelparallel.tensor import whole as of_tensors
 
@@ -36,12 +36,10 @@ def save(obj: Any, f: str | os.PathLike[str], partial: bool = True, v3: bool = F
     Every process that calls it writes: let one replica do so (``smp.rdp_rank() == 0``).
 
     Args:
-        v3: the original's way to save with ``shard_optimizer_state``, which is not there; must be false.
+        v3: under the key ``shard_optimizer_state``, to ``f_{mp_rank}_{rdp_rank}``: each replica has its share.
         torch_save: as torch.save takes them.
     """
-    if v3:
-        raise NotImplementedError("smp.save(v3=True) belongs to the key 'shard_optimizer_state', which is not there")
-    _write(obj, _part(f, "save()") if partial else Path(f), **torch_save)
+    _write(obj, _part(f, "save()", v3) if partial else Path(f), **torch_save)
 
 
 def load(
@@ -51,18 +49,28 @@ def load(
     back_compat: bool = False,
     **torch_load: Any,
 ) -> Any:
-    """torch.load of ``f``, or with ``partial`` of ``f_{mp_rank}``, what `save` wrote.
+    """torch.load of ``f``, or with ``partial`` of ``f_{mp_rank}``, what `save` wrote, the replica's own first.
 
     Args:
         back_compat: accepted; there are no older files.
         torch_load: as torch.load takes them.
     """
-    return torch.load(_part(f, "load()") if partial else Path(f), map_location=map_location, **torch_load)
+    path = Path(f)
+    if partial:
+        path = _part(f, "load()", True)
+        path = path if path.exists() else _part(f, "load()")
+    return torch.load(path, map_location=map_location, **torch_load)
 
 
-def _part(f: str | os.PathLike[str], caller: str) -> Path:
-    _, ranks = state.made(caller)
-    return Path(f"{os.fspath(f)}_{ranks.mp_rank if ranks.tp_size == 1 else f'{ranks.pp_rank}_{ranks.tp_rank}'}")
+def _part(f: str | os.PathLike[str], caller: str, v3: bool = False) -> Path:
+    cfg, ranks = state.made(caller)
+    own = str(ranks.mp_rank) if ranks.tp_size == 1 else f"{ranks.pp_rank}_{ranks.tp_rank}"
+    shared = sharded.of(state.model)
+    if v3 and cfg.shard_optimizer_state:
+        own = f"{own}_{ranks.rdp_rank}"
+    elif shared is not None:
+        own = f"{own}_{shared.rank}"
+    return Path(f"{os.fspath(f)}_{own}")
 
 
 def _write(obj: Any, path: Path, **torch_save: Any) -> None:
@@ -105,11 +113,12 @@ def save_checkpoint(
     folder = Path(path)
     if partial:
         own = model_state.local(model)
-        if ranks.rdp_rank == 0:
-            into = folder / f"{tag}_partial"
-            _write(own, into / f"model_{ranks.pp_rank}_{ranks.tp_rank}.pt")
-            if optimizer is not None:
-                _write(optimizer.local_state_dict(), into / f"optimizer_{ranks.pp_rank}_{ranks.tp_rank}.pt")
+        into = folder / f"{tag}_partial"
+        writes = sharded.writes(ranks, model)
+        if writes:
+            _write(own, into / f"model_{_own(model)}")
+        if optimizer is not None and (writes or optimizer.shares is not None):
+            _write(optimizer.local_state_dict(gather_if_shard=False), into / f"optimizer_{_own(model, optimizer)}")
     else:
         whole = model_state.whole(model)
         if ranks.rank == 0:
@@ -130,6 +139,14 @@ def save_checkpoint(
         if partial and num_kept_partial_checkpoints is not None:
             _keep(folder, num_kept_partial_checkpoints)
     barrier()
+
+
+def _own(model: Any, optimizer: Any = None) -> str:
+    """The end of the name of this rank's file for the model, or the optimizer, in a partial checkpoint."""
+    _, ranks = state.made("save_checkpoint()")
+    shared, shares = sharded.of(model), optimizer.shares if optimizer is not None else None
+    share = f"_{shared.rank}" if shared is not None else f"_{shares.replica}" if shares is not None else ""
+    return f"{ranks.pp_rank}_{ranks.tp_rank}{share}.pt"
 
 
 def _keep(folder: Path, number: int) -> None:
@@ -158,7 +175,8 @@ def resume_from_checkpoint(
         partial: which of the two forms.
         strict: whether names that are missing or unexpected raise.
         load_optimizer: false leaves the optimizer as it is.
-        load_sharded_optimizer_state: accepted; belongs to the key ``shard_optimizer_state``, which is not there.
+        load_sharded_optimizer_state: under the key ``shard_optimizer_state``, false loads of an optimizer's parts the
+            masters and the loss scale alone.
         translate_function: applied to a whole model's state before it is loaded.
 
     Returns:
@@ -176,7 +194,8 @@ def resume_from_checkpoint(
         parts = folder / f"{tag}_partial"
         if not parts.is_dir():
             raise FileNotFoundError(f"no partial checkpoint {parts}{_there(folder)}")
-        _when_cut(model, lambda: _load_parts(parts, model, optimizer, strict))
+        shares = load_sharded_optimizer_state or optimizer is None or optimizer.shares is None
+        _when_cut(model, lambda: _load_parts(parts, model, optimizer, strict, shares))
     else:
         values = _read_whole(folder, tag)
         if translate_function is not None:
@@ -228,33 +247,44 @@ def _read_whole(folder: Path, tag: str) -> dict[str, Any]:
     return _read(file)
 
 
-def _stages_of(parts: Path, what: str) -> list[list[Path]]:
-    """The files of each stage, those of a tensor group's ranks in their order."""
-    found: dict[str, list[Path]] = {}
-    for file in sorted(parts.glob(f"{what}_*_*.pt"), key=lambda file: [*map(int, file.stem.split("_")[1:])]):
-        found.setdefault(file.stem.rpartition("_")[0], []).append(file)
-    return list(found.values())
+def _joined(parts: Path, what: str, mmap: bool) -> dict[str, Any]:
+    """The whole state of all files: first of tensor groups, then of shards and shares, then of stages."""
+    groups: dict[tuple[int, ...], list[Path]] = {}
+    for file in sharded_state.in_order(parts.glob(f"{what}_*.pt")):
+        stage, _, *share = map(int, file.stem.split("_")[1:])
+        groups.setdefault((stage, *share), []).append(file)
+    model = what == "model"
+    of_group = of_tensors.joined_models if model else of_tensors.joined_optimizers
+    found = [of_group([_read(file, mmap) for file in files]) for files in groups.values()]
+    return sharded_state.joined_model(found) if model else sharded_state.joined_optimizer(found)
 
 
-def _load_parts(parts: Path, model: Any, optimizer: Any, strict: bool) -> None:
-    """Load this stage's part, put together from several files where the cut was another."""
+def _load_parts(parts: Path, model: Any, optimizer: Any, strict: bool, shares: bool) -> None:
+    """Load this rank's part, put together from several files where the cut was another.
+
+    ``shares``: the optimizer's state, too, and not only its masters and loss scale.
+    """
     assert state.ranks is not None  # as there is a model
-    own = f"{state.ranks.pp_rank}_{state.ranks.tp_rank}.pt"
-    wanted = model_state.held(model)
+    own, shared, wanted = _own(model), sharded.of(model), model_state.held(model)
+    tensor_ranks = state.ranks.tp_size
+
+    def as_saved(part: dict[str, Any]) -> bool:
+        return sharded_state.fits(part, shared) and of_tensors.fits(part, tensor_ranks)
+
     values = _read(parts / f"model_{own}") if (parts / f"model_{own}").exists() else {}
-    if not wanted <= values.keys() or not of_tensors.fits(values, state.ranks.tp_size):
-        values = {}
-        for stage in _stages_of(parts, "model"):
-            values |= of_tensors.joined_models([_read(file) for file in stage])
+    same = as_saved(values)
+    if not wanted <= values.keys() or not same:
+        values = _joined(parts, "model", mmap=True)
     model_state.load_now(model, values, True, strict)
     if optimizer is None:
         return
-    files = sorted(parts.glob("optimizer_*.pt"))
-    if not files:
+    if not any(parts.glob("optimizer_*.pt")):
         raise FileNotFoundError(f"no optimizer in {parts}: load_optimizer=False resumes without")
     # The optimizer keeps the tensors that it is given, so they are read and not mapped.
-    found = _read(parts / f"optimizer_{own}", mmap=False) if parts / f"optimizer_{own}" in files else {HELD: []}
-    if not set(optimizer.held) <= set(found[HELD]) or not of_tensors.fits(found, state.ranks.tp_size):
-        of_stages = [[_read(file, mmap=False) for file in stage] for stage in _stages_of(parts, "optimizer")]
-        found = merged([of_tensors.joined_optimizers(stage) for stage in of_stages])
+    mine = parts / f"optimizer_{_own(model, optimizer)}"
+    found = _read(mine, mmap=False) if mine.exists() else {HELD: []}
+    if not set(optimizer.stepped) <= set(found[HELD]) or not (same and as_saved(found)):
+        found = _joined(parts, "optimizer", mmap=False)
+    if not shares:
+        found = {**found, "state": {}}
     optimizer.load_state_dict(found)

@@ -19,9 +19,7 @@ log = logging.getLogger("smddp.modelparallel")
 ALIASES = {"partitions": "pipeline_parallel_degree"}
 
 # What stands in for each feature that is not there.
-_SHARDING = "torch.sagemaker shards: tsm.init({'hybrid_shard_degree': N}) and torch's FSDP"
-_HALF = "run the step under torch.autocast, with smp.amp.GradScaler for float16"
-_OFFLOAD = "torch.sagemaker offloads: tsm.init({'sm_activation_offloading': True}) and offload_wrapper"
+_HALF = "smp.model_creation(dtype=torch.float16); or 'fp16': True, with float32 masters"
 
 # SMP v2's own keys: they say which library a configuration was written for.
 _V2 = frozenset(
@@ -96,16 +94,18 @@ class Config:
     prescaled_batch: bool = _key(False, "the ranks of a tensor group read the same batch")
     fp16: bool = _key(False, "float16 model, float32 master weights")
     fp16_params: bool = _key(False, "parameters made in float16", instead=_HALF)
-    bf16: bool = _key(False, "bfloat16 under sharded data parallelism", instead=f"{_HALF}; {_SHARDING}")
-    shard_optimizer_state: bool = _key(False, "replicas share the optimizer's state", instead=_SHARDING)
-    offload_activations: bool = _key(False, "keep checkpoints of activations on the CPU", instead=_OFFLOAD)
+    bf16: bool = _key(False, "bfloat16 computation, float32 masters; under sharded data parallelism")
+    shard_optimizer_state: bool = _key(False, "replicas share the optimizer's state")
+    offload_activations: bool = _key(False, "checkpointed modules' inputs wait in host memory")
     activation_loading_horizon: int = _key(4, "tasks ahead of which offloaded activations are loaded", least=1)
-    sharded_data_parallel_degree: int = _key(1, "ranks that share the parameters", least=1, instead=_SHARDING)
-    sdp_reduce_bucket_size: int = _key(500_000_000, "elements of a bucket of gradients", least=1, instead=_SHARDING)
-    sdp_param_persistence_threshold: int = _key(1_000_000, "smaller parameters stay whole", least=0, instead=_SHARDING)
-    sdp_max_live_parameters: int = _key(1_000_000_000, "prefetch pauses above it", least=1, instead=_SHARDING)
-    sdp_hierarchical_allgather: bool = _key(True, "gather inside nodes first", instead=_SHARDING)
-    sdp_gradient_clipping: float = _key(1.0, "norm that gradients are clipped to", least=0, instead=_SHARDING)
+    sharded_data_parallel_degree: int = _key(1, "ranks that share the parameters", least=1)
+    sdp_reduce_bucket_size: int = _key(500_000_000, "elements of a bucket of gradients at most", least=1)
+    sdp_param_persistence_threshold: int = _key(1_000_000, "units of smaller parameters stay gathered", least=0)
+    sdp_max_live_parameters: int = _key(1_000_000_000, "prefetch pauses above it", least=1)
+    sdp_hierarchical_allgather: bool = _key(
+        True, "gather inside nodes first", no_effect="the backend chooses how it gathers, by the nodes"
+    )
+    sdp_gradient_clipping: float = _key(1.0, "norm that a step's gradients are clipped to; 0: none", least=0)
     delayed_parameter_initialization: bool = _key(
         False, "parameters are made when the model is cut", instead="smp.delay_param_initialization(False)"
     )
@@ -209,6 +209,39 @@ def _contradictions(config: Config, given: dict[str, Any]) -> None:
             f"smp.init(): 'default_partition'={config.default_partition} is not among the stages 0 to "
             f"{config.pipeline_parallel_degree - 1} of 'pipeline_parallel_degree'={config.pipeline_parallel_degree}"
         )
+    if not config.offload_activations and config.activation_loading_horizon != 4:
+        log.warning("smp.init(): 'activation_loading_horizon' has no effect: 'offload_activations' is False")
+    _contradictions_of_sharding(config, given)
     for name in ("ddp_port", "ddp_dist_backend"):
         if given.get(name) not in (None, KEYS[name].default) and not config.ddp:
             raise ValueError(f"smp.init(): {name!r}={given[name]!r} needs 'ddp': True")
+
+
+def _contradictions_of_sharding(config: Config, given: dict[str, Any]) -> None:
+    degree = config.sharded_data_parallel_degree
+    if config.bf16 and degree == 1:
+        raise ValueError(
+            "smp.init(): 'bf16': True belongs to 'sharded_data_parallel_degree', which is 1: run the step under "
+            "torch.autocast(device, torch.bfloat16)"
+        )
+    if config.bf16 and config.fp16:
+        raise ValueError("smp.init(): 'fp16' and 'bf16' exclude each other")
+    if degree == 1:
+        for name in given:
+            if name.startswith("sdp_") and given[name] != KEYS[name].default:
+                log.warning("smp.init(): %r has no effect: 'sharded_data_parallel_degree' is 1", name)
+        return
+    if config.shard_optimizer_state:
+        raise ValueError(
+            "smp.init(): 'shard_optimizer_state' with 'sharded_data_parallel_degree', which shards the state already: "
+            "leave out one"
+        )
+    others = {
+        "pipeline_parallel_degree": "its ranks share each layer and not the layers",
+        "tensor_parallel_degree": "torch.sagemaker has both: 'hybrid_shard_degree' and 'tensor_parallel_degree'",
+    }
+    for name, why in others.items():
+        if (other := getattr(config, name)) > 1:
+            raise ValueError(
+                f"smp.init(): 'sharded_data_parallel_degree'={degree} needs {name!r} 1, got {other}: {why}"
+            )

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.utils.clip_grad as of_torch
 
+from smddp.modelparallel import sharded_gradients
 from smddp.modelparallel.state import state
 from smddp.modelparallel.tensor.split import counts_here
 
@@ -63,28 +64,37 @@ def device(gradients: list[torch.Tensor]) -> torch.device:
 
 
 @torch.no_grad()
-def over_stages(own: torch.Tensor, gradients: list[torch.Tensor], norm_type: float) -> torch.Tensor:
-    """The norm over all stages, of which ``own`` is this rank's part. Collective over the copy of the model."""
-    assert state.ranks is not None  # `_of_the_model` has looked
-    group = state.ranks.mp_group
+def over_stages(
+    own: torch.Tensor, gradients: list[torch.Tensor], norm_type: float, spread: bool = False
+) -> torch.Tensor:
+    """The norm over all stages, of which ``own`` is this rank's part. Collective over the copy of the model.
+
+    ``spread``: of the stage's gradients each replica has its share, so collective over these, too.
+    """
+    ranks = state.ranks
+    assert ranks is not None  # `_of_the_model` has looked
+    groups = [ranks.mp_group] * (ranks.mp_size > 1) + [ranks.rdp_group] * spread
     total = own.to(device(gradients), torch.float64)
-    if math.isinf(norm_type):
-        dist.all_reduce(total, dist.ReduceOp.MAX, group=group)
-    else:
-        total = total**norm_type
-        dist.all_reduce(total, group=group)
-        total = total ** (1.0 / norm_type)
+    largest = math.isinf(norm_type)
+    total = total if largest else total**norm_type
+    for group in groups:
+        dist.all_reduce(total, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group)
+    total = total if largest else total ** (1.0 / norm_type)
     # A stage without gradients has no type of its own: single precision is enough to scale by.
     return total.to(torch.float32)
 
 
-def _total(before: Norm) -> Norm:
+def _total(before: Norm, spread: bool = False) -> Norm:
     def total_norm(tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: Any = None) -> Any:
         gradients = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        if not _of_the_model(gradients):
-            return before(gradients, norm_type, error_if_nonfinite, foreach)
         norm_type = float(norm_type)
-        total = over_stages(before(_counted(gradients), norm_type, False, foreach), gradients, norm_type)
+        if sharded_gradients.sharded(gradients):
+            total = sharded_gradients.norm(gradients, norm_type)
+        elif spread or _of_the_model(gradients):
+            own = before(_counted(gradients), norm_type, False, foreach)
+            total = over_stages(own, gradients, norm_type, spread)
+        else:
+            return before(gradients, norm_type, error_if_nonfinite, foreach)
         if error_if_nonfinite and not torch.isfinite(total):
             raise RuntimeError(
                 f"The total norm of order {norm_type} of the model's gradients is non-finite on all stages: {total}"
@@ -94,9 +104,19 @@ def _total(before: Norm) -> Norm:
     return total_norm
 
 
-def norm(gradients: list[torch.Tensor], norm_type: float = 2.0, error_if_nonfinite: bool = False) -> torch.Tensor:
-    """The norm of ``gradients``, over all stages where they are the model's: then collective over its copy."""
-    return _total(lambda found, kind, *_: _own(found, kind))(gradients, norm_type, error_if_nonfinite)
+def norm(
+    gradients: list[torch.Tensor], norm_type: float = 2.0, error_if_nonfinite: bool = False, spread: bool = False
+) -> torch.Tensor:
+    """The norm of ``gradients``, over all stages where they are the model's: then collective over its copy.
+
+    ``spread``: each replica has its share of them; see `over_stages`.
+    """
+    return _total(lambda found, kind, *_: _own(found, kind), spread)(gradients, norm_type, error_if_nonfinite)
+
+
+def in_step(gradients: list[torch.Tensor]) -> torch.Tensor:
+    """The norm of an optimizer's gradients, while it steps: under ``shard_optimizer_state`` it has its share alone."""
+    return norm(gradients, spread=state.optimizer is not None and state.optimizer.shares is not None)
 
 
 @torch.no_grad()
@@ -106,13 +126,14 @@ def clip(
     norm_type: float = 2.0,
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
+    spread: bool = False,
 ) -> torch.Tensor:
     """torch's `clip_grad_norm_` by the whole model's norm, in terms that every torch has."""
     held = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
     gradients = [parameter.grad for parameter in held if parameter.grad is not None]
-    total = norm(gradients, norm_type, error_if_nonfinite)
+    total = norm(gradients, norm_type, error_if_nonfinite, spread)
     factor = (float(max_norm) / (total + 1e-6)).clamp(max=1.0)
-    for gradient in gradients:
+    for gradient in sharded_gradients.pieces(gradients):
         gradient.mul_(factor.to(gradient.device))
     return total
 

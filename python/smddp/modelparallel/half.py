@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -75,18 +76,22 @@ class Masters:
 
     def __init__(self) -> None:
         self.pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._masters: set[int] = set()
         self.taken = False
 
-    def adopt(self, optimizer: torch.optim.Optimizer) -> None:
-        """Put a master in place of each parameter in the groups that has none."""
-        known = {id(master) for _, master in self.pairs}
+    def is_master(self, parameter: torch.Tensor) -> bool:
+        return id(parameter) in self._masters
+
+    def adopt(self, optimizer: torch.optim.Optimizer, wanted: Callable[[torch.Tensor], bool]) -> None:
+        """Put a master in place of each parameter in the groups that is ``wanted`` and has none."""
         for group in optimizer.param_groups:
-            group["params"] = [p if id(p) in known else self._master(p) for p in group["params"]]
+            group["params"] = [p if self.is_master(p) or not wanted(p) else self._master(p) for p in group["params"]]
 
     def _master(self, parameter: torch.Tensor) -> torch.Tensor:
         master = torch.nn.Parameter(parameter.detach().float().clone(), requires_grad=parameter.requires_grad)
         master.__dict__.update({name: mark for name, mark in vars(parameter).items() if name == SPLIT})
         self.pairs.append((parameter, master))
+        self._masters.add(id(master))
         return master
 
     def take(self, scale: float) -> None:
@@ -109,6 +114,9 @@ class Masters:
             finite = torch.minimum(finite, torch.isfinite(gradient).all().float())
         if state.ranks.mp_size > 1:
             dist.all_reduce(finite, dist.ReduceOp.MIN, group=state.ranks.mp_group)
+        if state.optimizer is not None and state.optimizer.shares is not None:
+            # Each replica has looked at its share.
+            dist.all_reduce(finite, dist.ReduceOp.MIN, group=state.ranks.rdp_group)
         return not bool(finite)
 
     @torch.no_grad()

@@ -16,6 +16,7 @@ from smddp.modelparallel.failures import of as failure_of
 from smddp.modelparallel.measured import Measured
 from smddp.modelparallel.partition import Cost, Unit
 from smddp.modelparallel.replicas import Replicas
+from smddp.modelparallel.sharded import Sharded
 from smddp.modelparallel.state import state
 from smddp.modelparallel.tensor import registry
 from smddp.modelparallel.tensor.answers import Answers
@@ -46,6 +47,7 @@ class DistributedModel(Answers, nn.Module):
         sums: how the gradients of a step are added up.
         replicas: what this stage shares with its replicas, once the model is cut and if there are several.
         measured: what the last step did on this stage.
+        sharded: how ranks share the parameters, under the key ``sharded_data_parallel_degree``; else None.
     """
 
     def __init__(
@@ -67,7 +69,9 @@ class DistributedModel(Answers, nn.Module):
             raise TypeError(f"smp.DistributedModel() takes a torch.nn.Module, got {type(module).__name__}")
         if self._ranks.tp_size > 1:
             module = registry.replace(module)
-        self.module = module.half() if self._cfg.fp16 else module
+        shared = self._cfg.sharded_data_parallel_degree > 1
+        self.module = module.half() if self._cfg.fp16 and not shared else module
+        self.sharded: Sharded | None = None
         self.partitioned = False
         self.where: dict[str, int] = {}
         self.parameter_shapes = {name: tuple(q.shape) for name, q in module.named_parameters(remove_duplicate=False)}
@@ -103,6 +107,8 @@ class DistributedModel(Answers, nn.Module):
         if self._ranks.pp_size > 1:
             state.at_reset(glue.install())
         state.model = self
+        if shared:
+            self._shard()
 
     # ---- calls ----
 
@@ -119,6 +125,8 @@ class DistributedModel(Answers, nn.Module):
                 "the model is called outside of a step, where the batches of the ranks that share its layers are not "
                 "put together: call it in a function decorated with @smp.step, or set 'prescaled_batch': True"
             )
+        if self.sharded is not None:
+            return self.sharded(*args, **kwargs)
         if self._cfg.fp16:
             return half.outputs(self.module(*half.inputs(args), **half.inputs(kwargs)))
         return self.module(*args, **kwargs)
@@ -135,6 +143,8 @@ class DistributedModel(Answers, nn.Module):
             raise RuntimeError("model.backward() is called outside of a step: call it in a function under @smp.step")
         if self._cfg.pipeline == "_only_forward":
             raise RuntimeError("model.backward() under 'pipeline': '_only_forward'")
+        if self.sharded is not None:
+            self.sharded.going_back(mb.number)
         many = isinstance(tensors, (list, tuple))
         roots = list(tensors) if many else [tensors]
         gradients = [None] * len(roots) if grad_tensors is None else list(grad_tensors) if many else [grad_tensors]
@@ -277,6 +287,18 @@ class DistributedModel(Answers, nn.Module):
         for hook in hooks:
             hook(self, state.optimizer)
 
+    def _shard(self) -> None:
+        """Have ranks share the parameters, in place of a cut: there is one stage."""
+        cfg = self._cfg
+        self.units = partition.units(self.module, 1, {}, cfg.memory_weight)
+        self.sharded = Sharded(self.module, cfg, self._ranks, lambda piece, number: self.measured.busy(piece, number))
+        self.where, self.partitioned = {"": 0}, True
+        self._local = {id(q) for q in self.module.parameters()}
+        self._stage_of = dict.fromkeys(self._local, 0)
+        if state.optimizer is not None:
+            self.sharded.replace(state.optimizer.optimizer)
+            state.optimizer.lose(())
+
     # ---- a step ----
 
     def begin_step(self) -> None:
@@ -288,6 +310,8 @@ class DistributedModel(Answers, nn.Module):
         """After the microbatches: sums over segments and means over replicas."""
         if gradients:
             self.sums.end()
+        if self.sharded is not None:
+            self.sharded.finish(gradients)
         if self.replicas is not None and gradients:
             self.replicas.end()
         elif self.replicas is not None and self.replicas.owed:

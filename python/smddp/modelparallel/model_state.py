@@ -9,9 +9,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys
 
+from smddp.modelparallel import sharded, sharded_state
 from smddp.modelparallel.optimizer_state import IS_PARTIAL
 from smddp.modelparallel.state import state
 from smddp.modelparallel.tensor import whole as of_tensors
+
+# What parts of a state have beside names of the module's.
+_MARKS = (IS_PARTIAL, sharded_state.SHARD, of_tensors.SPLITS)
 
 
 def _cut(model: Any) -> bool:
@@ -43,6 +47,8 @@ def local(model: Any) -> dict[str, Any]:
     """
     _, ranks = state.made("DistributedModel.local_state_dict()")
     everything = model.get_module().state_dict()
+    if (shared := sharded.of(model)) is not None:
+        return sharded_state.local_model(everything, shared.rank, shared.degree)
     if ranks.pp_size == 1:
         splits = of_tensors.by_name(model.get_module())
         return {**everything, IS_PARTIAL: ranks.tp_size > 1, **of_tensors.told(splits)}
@@ -61,6 +67,8 @@ def whole(model: Any) -> dict[str, Any]:
     What other stages hold passes one tensor at a time, and lies on the CPU.
     """
     everything = model.get_module().state_dict()
+    if sharded.of(model) is not None:
+        return sharded_state.whole_model(everything, _first_names(model.get_module()))
     splits = of_tensors.by_name(model.get_module())
     if not _cut(model):
         return _joined(model, everything, splits)
@@ -127,8 +135,9 @@ def load(model: Any, values: dict[str, Any], strict: bool = True) -> Any:
     Raises RuntimeError, if ``strict``, for names that are missing or unexpected.
     """
     partial = bool(values.get(IS_PARTIAL, False))
-    values = {name: value for name, value in values.items() if name not in (IS_PARTIAL, of_tensors.SPLITS)}
-    if partial and not model.partitioned and state.ranks is not None and state.ranks.pp_size > 1:
+    if (shared := sharded.of(model)) is not None:
+        sharded_state.check_place(values, shared.rank, shared.degree, "a model's state")
+    elif partial and not model.partitioned and state.ranks is not None and state.ranks.pp_size > 1:
         model.register_post_partition_hook(lambda *_: load_now(model, values, True, strict))
         return _IncompatibleKeys([], [])
     return load_now(model, values, partial, strict)
@@ -143,13 +152,15 @@ def held(model: Any) -> set[str]:
 
 
 def load_now(model: Any, values: dict[str, Any], partial: bool, strict: bool) -> Any:
-    """As `load`, of values without a mark; ``partial``: what other stages hold may be missing."""
+    """As `load`, now; ``partial``: what other stages hold may be missing."""
     module: nn.Module = model.get_module()
+    pieces = values.get(sharded_state.SHARD, {}).get("names", ())
+    values = {name: value for name, value in values.items() if name not in _MARKS}
     names, here = list(module.state_dict()), held(model)
     first = _first_names(module)
     given = {first.get(name, name) for name in values}
     missing = [name for name in names if (not partial or name in here) and first.get(name, name) not in given]
-    unexpected = sorted(values.keys() - set(names) - {IS_PARTIAL, of_tensors.SPLITS})
+    unexpected = sorted(values.keys() - set(names))
     if strict and (missing or unexpected):
         raise RuntimeError(
             f"the loaded state does not fit the model {type(module).__name__}: missing {_some(missing)}; unexpected "
@@ -157,7 +168,10 @@ def load_now(model: Any, values: dict[str, Any], partial: bool, strict: bool) ->
         )
     splits = of_tensors.by_name(module)
     values = {name: splits[name].mine(value) if name in splits else value for name, value in values.items()}
-    module.load_state_dict({name: value for name, value in values.items() if name in here}, strict=False)
+    if sharded.of(model) is not None:
+        sharded_state.load_model(module, values, values.keys() & here, pieces)
+    else:
+        module.load_state_dict({name: value for name, value in values.items() if name in here}, strict=False)
     if state.optimizer is not None:
         state.optimizer.refresh()
     return _IncompatibleKeys(missing, unexpected)

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from smddp.modelparallel import grad_norm
+from smddp.modelparallel import grad_norm, sharded, sharded_state
 from smddp.modelparallel.half import LossScale, Masters
 from smddp.modelparallel.optimizer_state import HELD, IS_PARTIAL, LOSS_SCALE, MASTERS, merged, on_cpu
+from smddp.modelparallel.sharded_half import Unscaled
+from smddp.modelparallel.shares import Shares
 from smddp.modelparallel.state import state as smp
 from smddp.modelparallel.tensor import whole as of_tensors
 from smddp.modelparallel.tensor.split import Split, follow, split_of
@@ -58,6 +60,9 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self.masters: Masters | None = None
         self._overflow = False
         self.optimizer = optimizer
+        # What the norm of a sharded model's gradients is held to in each step; 0: nothing is.
+        self._clip_to = cfg.sdp_gradient_clipping
+        self.shares = Shares(ranks) if cfg.shard_optimizer_state and ranks.rdp_size > 1 else None
         self._stages, self._tensor_ranks = ranks.pp_size, ranks.tp_size
         follow(optimizer)
         self._waiting: dict[str, Any] | None = None
@@ -68,7 +73,13 @@ class DistributedOptimizer(torch.optim.Optimizer):
         self._global_grad_norm: torch.Tensor | None = None
         smp.optimizer = self
         if smp.model is not None and smp.model.partitioned:
+            if self._shared is not None:
+                self._shared.replace(optimizer)
             self._lose_others()
+
+    @property
+    def _shared(self) -> sharded.Sharded | None:
+        return sharded.of(smp.model)
 
     def __getattr__(self, name: str) -> Any:
         if "optimizer" not in self.__dict__:
@@ -117,6 +128,17 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """The numbers of the parameters that this stage holds."""
         return [number for numbers in self._held for number in numbers]
 
+    @property
+    def stepped(self) -> list[int]:
+        """The numbers of those whose state this process holds: all of the stage's, or its share of them."""
+        everything = [parameter for group in self.param_groups for parameter in group["params"]]
+        return [number for number, parameter in zip(self.held, everything) if self._steps(parameter)]
+
+    def _steps(self, parameter: torch.Tensor) -> bool:
+        if self.shares is None or not self._cut:
+            return True
+        return self.shares.mine(parameter) or (self.masters is not None and self.masters.is_master(parameter))
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; after the cut only this stage's parameters stay in the group."""
         self.optimizer.add_param_group(param_group)
@@ -141,9 +163,12 @@ class DistributedOptimizer(torch.optim.Optimizer):
         for parameter in lost.values():
             self.optimizer.state.pop(parameter, None)
         self._cut = True
+        if self.shares is not None:
+            masters = self.masters.is_master if self.masters is not None else (lambda parameter: False)
+            self.shares.divide(q for group in self.param_groups for q in group["params"] if not masters(q))
         if self._scale is not None:
-            self.masters = self.masters or Masters()
-            self.masters.adopt(self.optimizer)
+            self.masters = self.masters or (Masters() if self._shared is None else Unscaled())
+            self.masters.adopt(self.optimizer, self._steps)
         self._load_what_waits()
 
     # ---- steps ----
@@ -152,17 +177,41 @@ class DistributedOptimizer(torch.optim.Optimizer):
         """As the wrapped optimizer's, over this stage's parameters."""
         self._load_what_waits()
         if self.masters is None or self._scale is None:
+            self._clip_shared()
+            if self.shares is not None:
+                return self._step_share(closure)
             return self.optimizer.step() if closure is None else self.optimizer.step(closure)
         if closure is not None:
             raise ValueError("step(closure) is not there under 'fp16': the loss is scaled in the step before")
         self.masters.take(self._scale.scale)
         self._overflow = self.masters.overflow()
         if not self._overflow:
-            self.optimizer.step()
-            self.masters.give()
+            self._clip_shared()
+            if self.shares is None:
+                self.optimizer.step()
+                self.masters.give()
+            else:
+                self._step_share(None)
         self._scale.update(self._overflow)
         self.masters.taken = False
         return None
+
+    def _step_share(self, closure: Any) -> None:
+        """Step this replica's share of the parameters, and have those of the others."""
+        if closure is not None:
+            raise ValueError("step(closure) is not there under 'shard_optimizer_state'")
+        assert self.shares is not None  # `step` has looked
+        with self.shares.alone(self.param_groups, self._steps):
+            self.optimizer.step()
+        if self.masters is not None:
+            self.masters.give()
+        self.shares.spread()
+
+    def _clip_shared(self) -> None:
+        """Under sharded data parallelism every step clips."""
+        if self._shared is not None and self._clip_to:
+            everything = [parameter for group in self.param_groups for parameter in group["params"]]
+            self._global_grad_norm = grad_norm.clip(everything, self._clip_to)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As the wrapped optimizer's, over this stage's parameters."""
@@ -190,7 +239,10 @@ class DistributedOptimizer(torch.optim.Optimizer):
         if self.masters is not None:
             self.masters.take(self.loss_scale)
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        self._global_grad_norm = grad_norm.clip(parameters, max_norm, norm_type)
+        spread = self.shares is not None and self.masters is not None
+        if spread:
+            parameters = [parameter for parameter in parameters if self._steps(parameter)]
+        self._global_grad_norm = grad_norm.clip(parameters, max_norm, norm_type, spread=spread)
         return self._global_grad_norm
 
     def refresh(self) -> None:
@@ -203,24 +255,32 @@ class DistributedOptimizer(torch.optim.Optimizer):
     def local_state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:
         """This stage's part of the state, its parameters under the numbers that they have in the whole.
 
-        ``gather_if_shard`` is for the key ``shard_optimizer_state``, which is not there: each state is whole.
+        Under ``shard_optimizer_state`` it is put together of the replicas' shares, which is collective over them; with
+        ``gather_if_shard=False`` it is this replica's share.
         """
         if self._waiting is not None:
             return self._waiting
+        found = self._pack()
+        shared = self._shared
+        if self.shares is not None and self._cut and gather_if_shard:
+            partial = {IS_PARTIAL: self._stages * self._tensor_ranks > 1, HELD: self.held}
+            return {**merged(self.shares.gather(on_cpu(found))), **partial}
+        return found if shared is None else sharded_state.local_optimizer(found, shared.rank, shared.degree)
+
+    def _pack(self) -> dict[str, Any]:
         packed = self.optimizer.state_dict()
         held = self.held
         packed["state"] = {held[index]: values for index, values in packed["state"].items()}
         for group, numbers in zip(packed["param_groups"], self._all):
             group["params"] = list(numbers)
         if self.masters is not None and self._scale is not None:
-            values = [master for group in self.param_groups for master in group["params"]]
-            packed |= {MASTERS: dict(zip(held, values)), LOSS_SCALE: self._scale.state_dict()}
-        return {
-            **packed,
-            IS_PARTIAL: self._stages * self._tensor_ranks > 1,
-            HELD: held,
-            **of_tensors.told(self._splits()),
-        }
+            packed[LOSS_SCALE] = self._scale.state_dict()
+            if self._shared is None:
+                values = [master for group in self.param_groups for master in group["params"]]
+                packed[MASTERS] = {number: q for number, q in zip(held, values) if self._steps(q)}
+        stepped = self.stepped
+        partial = self._stages * self._tensor_ranks > 1 or len(stepped) < len(held)
+        return {**packed, IS_PARTIAL: partial, HELD: stepped, **of_tensors.told(self._splits())}
 
     def _splits(self) -> dict[int, Split]:
         """How this rank's parameters are split, by their number, of those that are."""
@@ -229,9 +289,11 @@ class DistributedOptimizer(torch.optim.Optimizer):
         return {number: split for number, split in found if split is not None}
 
     def state_dict(self, gather_if_shard: bool = True) -> dict[str, Any]:  # type: ignore[override]
-        """The whole state, as in one process. Collective over the copy of the model once that is cut."""
+        """The whole state, as in one process. Collective over all that hold parts of it, once the model is cut."""
         if not self._cut:
             return self.optimizer.state_dict() if self._waiting is None else self._waiting
+        if self._shared is not None:
+            return merged([sharded_state.whole(self._pack())])
         own = of_tensors.of_optimizer(self.local_state_dict(), self._splits())
         if self._stages == 1:
             return merged([own])
@@ -252,7 +314,8 @@ class DistributedOptimizer(torch.optim.Optimizer):
             raise ValueError(
                 f"the optimizer has groups of {list(map(len, self._all))} parameters, the loaded state of {sizes}"
             )
-        if not self._cut and (self._stages * self._tensor_ranks > 1 or self._scale is not None):
+        ranks = self._stages * self._tensor_ranks
+        if not self._cut and (ranks > 1 or self._scale is not None or self.shares is not None):
             self._waiting = state_dict
             return
         self._load(state_dict)
@@ -270,33 +333,39 @@ class DistributedOptimizer(torch.optim.Optimizer):
             self._load(waiting)
 
     def _load(self, loaded: dict[str, Any]) -> None:
-        held = self.held
-        missing = sorted(set(held) - set(loaded.get(HELD, held)))
+        held, stepped = self.held, set(self.stepped)
+        missing = sorted(stepped - set(loaded.get(HELD, stepped)))
         if missing:
             raise ValueError(
                 f"this part of an optimizer's state was saved under another cut: it lacks {len(missing)} of this "
                 f"stage's {len(held)} parameters, number {missing[0]} among them; resume_from_checkpoint() finds them"
             )
         local_of = {number: index for index, number in enumerate(held)}
+        own = [parameter for group in self.param_groups for parameter in group["params"]]
         # A whole state numbers parameters in order of its groups' lists.
         order = [number for group in loaded["param_groups"] for number in group["params"]]
         number_of = dict(zip(order, (number for numbers in self._all for number in numbers)))
+        if (shared := self._shared) is not None:
+            sharded_state.check_place(loaded, shared.rank, shared.degree, "an optimizer's state")
+            known = {given: own[local_of[number]] for given, number in number_of.items() if number in local_of}
+            loaded = sharded_state.for_optimizer(loaded, known)
         values = {
             local_of[number_of[given]]: self._part(local_of[number_of[given]], value)
             for given, value in loaded["state"].items()
-            if number_of.get(given) in local_of
+            if number_of.get(given) in stepped
         }
         groups = [
             {**group, "params": [local_of[number] for number in numbers]}
             for group, numbers in zip(loaded["param_groups"], self._held)
         ]
         self.optimizer.load_state_dict({"state": values, "param_groups": groups})
-        if self.masters is not None and self._scale is not None and MASTERS in loaded:
-            own = [master for group in self.param_groups for master in group["params"]]
+        if self.masters is None or self._scale is None or LOSS_SCALE not in loaded:
+            return
+        self._scale.load_state_dict(loaded[LOSS_SCALE])
+        if self._shared is None and MASTERS in loaded:
             with torch.no_grad():
                 for given, value in loaded[MASTERS].items():
-                    if number_of.get(given) in local_of:
+                    if number_of.get(given) in stepped:
                         index = local_of[number_of[given]]
                         own[index].copy_(self._part(index, {MASTERS: value})[MASTERS])
             self.masters.give()
-            self._scale.load_state_dict(loaded[LOSS_SCALE])

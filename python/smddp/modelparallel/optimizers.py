@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from smddp.modelparallel import grad_norm
+from smddp.modelparallel.sharded_gradients import plain
 from smddp.modelparallel.state import state
 from smddp.modelparallel.tensor.split import split_of
 
@@ -20,8 +21,8 @@ def _no_amsgrad(amsgrad: bool, name: str) -> None:
 
 
 def _lengths(parameter: torch.Tensor, *tensors: torch.Tensor, norm_type: float = 2.0) -> torch.Tensor:
-    """The norms of tensors of a parameter's shape, each over all its parts. Collective where it is shared."""
-    found = torch.stack([torch.linalg.vector_norm(tensor, norm_type) for tensor in tensors])
+    """The norms of tensors of a parameter's shape, each over all parts. Collective where it is shared or sharded."""
+    found = torch.stack([plain(torch.linalg.vector_norm(tensor, norm_type)) for tensor in tensors])
     if split_of(parameter) is None:
         return found
     assert state.ranks is not None  # as there is a parameter that is shared
@@ -101,7 +102,7 @@ class FusedLAMB(_Fused):
 
     def _scale(self) -> torch.Tensor:
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        norm = grad_norm.norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        norm = grad_norm.in_step([parameter.grad for parameter in parameters if parameter.grad is not None])
         return torch.where(norm > self._max_grad_norm, self._max_grad_norm / norm, torch.ones_like(norm))
 
     def _update(self, group: dict[str, Any], parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:

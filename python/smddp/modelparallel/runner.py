@@ -196,7 +196,7 @@ class Runner:
 
     def _next(self, lanes: list[Any], ended: set[int]) -> int | None:
         """The microbatch that runs next, once one can; None after a failure."""
-        begun, ask = time.monotonic(), _ASK_SECONDS
+        begun, ask, limit = time.monotonic(), _ASK_SECONDS, self.deadline + self.mail.slack
         arrived = self.mail.arrived
         while True:
             with self.mail.changed:
@@ -217,9 +217,9 @@ class Runner:
                 self.fail(broken, "messages between stages")
             if self.failure is not None:
                 return None
-            ask *= 2
+            ask = min(2 * ask, limit)
             self._ask()
-            if time.monotonic() - begun > self.deadline:
+            if time.monotonic() - begun > limit:
                 raise TimeoutError(f"nothing came for {self.deadline:g} s; waits for {self._waits()}")
 
     def _choose(self, lanes: list[Any]) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from smddp.modelparallel import config as configuration
-from smddp.modelparallel import grad_norm, ranks
+from smddp.modelparallel import grad_norm, ranks, sharded
 from smddp.modelparallel.state import state
 
 
@@ -34,6 +34,8 @@ def init(config: dict[str, Any] | None = None) -> None:
         if values != state.cfg:
             raise RuntimeError(f"smp.init() ran already, with {state.cfg}; call smp.reset() before another")
         return
-    state.ranks = ranks.make(values)
+    made = ranks.make(values)
+    sharded.check(values, made)
+    state.ranks = made
     state.cfg = values
     state.at_reset(grad_norm.install())

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from smddp.modelparallel import batch
+from smddp.modelparallel import batch, offloading
 from smddp.modelparallel.batch import StepOutput
 from smddp.modelparallel.measured import Measured
 from smddp.modelparallel.model import DistributedModel
@@ -75,6 +75,8 @@ def _decorate(function: Callable[..., Any], options: tuple[frozenset[str], dict[
             inputs = _inputs(dict(bound.arguments), signature)
             inputs, seed, share = _of_first_stage(inputs, ranks, lambda: _axes(inputs, options))
             calls = _calls(function, signature, inputs, cfg.microbatches, options)
+            if cfg.offload_activations:
+                calls = offloading.around(calls, model, cfg.activation_loading_horizon)
             if not model.partitioned:
                 model.cut(calls[0])
                 model.begin_step()
@@ -198,6 +200,9 @@ def _run(model: DistributedModel, calls: list[Callable[[], Any]], seed: int) -> 
     cfg, ranks = state.made("step")
     assert cfg.active_microbatches is not None  # as the configuration fills it in
     plan = Plan(cfg.pipeline, cfg.active_microbatches, ranks.pp_rank)
+    if model.sharded is not None:
+        # One stage has nothing to fill with others' work: each microbatch goes forward and back before the next.
+        plan = Plan("interleaved", 1, 0)
     model.measured = Measured()
     divisor = len(calls) if model.average_grads_across_microbatches else 1
     mail, turns, deadline = model.mail, None, _deadline(model.mail.group)

@@ -28,6 +28,7 @@ _NOTHING, _OBJECT = -1, -2
 FORWARD, BACKWARD, DESCRIPTION, RESULT, RECORD, FAILED, DONE, END, ALIVE, TURN = range(10)
 # How often a stage says that it is there, in parts of the deadline: a listener that hears nothing fails.
 _BEATS = 4
+_SLACK_SECONDS = 0.5
 # How long a step that failed waits for the others to end it, where the deadline has passed.
 _GRACE_SECONDS = 10.0
 Key = tuple[int, int, int, int]
@@ -116,12 +117,18 @@ class Mail:
                 self._break(error)
         self._box = {key: message for key, message in self._box.items() if key[1][0] == DESCRIPTION}
 
+    @property
+    def slack(self) -> float:
+        """How much longer than the deadline to wait for a message: of a stage that is dead or stopped the group, whose
+        last heartbeat may be as late, tells more."""
+        return self._deadline / _BEATS + _SLACK_SECONDS
+
     def _await_all(self, failed: Callable[[], bool]) -> None:
         """Wait until all have said that they are done, as long as something comes within the deadline."""
         with self.changed:
             begun = time.monotonic()
             while not (failed() or self.broken is not None or len(self._done) == len(self.peers)):
-                left = max(self._heard, begun) + self._deadline - time.monotonic()
+                left = max(self._heard, begun) + self._deadline + self.slack - time.monotonic()
                 if left <= 0:
                     self._break(self._late(sorted(set(self.peers) - self._done), "are not done"))
                 else:

@@ -55,11 +55,11 @@ def case_a_stage_that_is_busy_beyond_the_deadline_is_named():
 
     with Impatient(Model, 2, 1.0, place) as both:
         both.run()
-        Busy.seconds = 2.0
+        Busy.seconds = 2.5
         if state.ranks.pp_rank == 0:
-            ends_by(both, 0.9, 3.5, "nothing came for 1 s", "of stage 1")
+            ends_by(both, 1.5, 4.5, "nothing came for 1 s", "of stage 1")
         else:
-            ends_by(both, 1.9, 4.5, "nothing came for 1 s", "told by stage 0")
+            ends_by(both, 2.4, 5.0, "nothing came for 1 s", "told by stage 0")
 
 
 def case_a_stage_that_is_stopped_is_named_by_its_rank():

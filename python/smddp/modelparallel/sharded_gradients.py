@@ -1,0 +1,40 @@
+"""The norm of gradients of which each rank of a shard group has a piece."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+
+def sharded(gradients: list[torch.Tensor]) -> bool:
+    """Whether they are pieces: those of a model under fully_shard all are."""
+    return bool(gradients) and isinstance(gradients[0], DTensor)
+
+
+def pieces(gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+    """What this rank holds of each, in the same memory."""
+    return [each.to_local() if isinstance(each, DTensor) else each for each in gradients]
+
+
+def plain(value: torch.Tensor) -> torch.Tensor:
+    """A number of the whole tensor, of which each rank may have counted its piece. Then collective."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+@torch.no_grad()
+def norm(gradients: list[torch.Tensor], norm_type: float) -> torch.Tensor:
+    """The norm of the whole gradients, a plain tensor. Collective over the shard group."""
+    assert isinstance(gradients[0], DTensor)  # `sharded` has looked
+    mesh = gradients[0].device_mesh
+    # Pieces may be empty, and of those there is no largest element.
+    held = [each for each in pieces(gradients) if each.numel()]
+    largest = math.isinf(norm_type)
+    own = torch.zeros((), dtype=torch.float64, device=mesh.device_type)
+    if held:
+        norms = torch.stack([torch.linalg.vector_norm(each, norm_type, dtype=torch.float64) for each in held])
+        own = norms.max() if largest else (norms**norm_type).sum()
+    dist.all_reduce(own, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=mesh.get_group(mesh.ndim - 1))
+    return (own if largest else own ** (1.0 / norm_type)).to(torch.float32)
