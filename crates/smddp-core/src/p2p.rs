@@ -172,6 +172,14 @@ impl PointToPoint {
         Some(misfit(recv, message.envelope, rank, group, name))
     }
 
+    /// What `rank`, which has left, sent to this one that nobody here asked for: the first of it, in words.
+    pub(crate) fn unasked(&mut self, rank: usize, group: &mut Group) -> Option<String> {
+        self.take_announced(rank, group);
+        let lists = self.unexpected.range((rank, 0)..=(rank, u64::MAX)).filter_map(|(_, list)| list.front());
+        let first = lists.min_by_key(|message| message.number)?;
+        Some(format!("sends {}", in_words(first.envelope)))
+    }
+
     pub(crate) fn poll(&mut self, group: &mut Group, name: &str) -> Result<bool, Error> {
         let mut moved = self.send(group);
         moved |= self.collect(group);
@@ -236,11 +244,17 @@ impl PointToPoint {
         };
         let (me, mut moved) = (group.rank(), false);
         for from in ranks.into_iter().filter(|&from| from != me) {
-            while let Some((envelope, stream)) = group.p2p_next(from) {
-                let number = self.ordered();
-                self.announced(Unexpected { number, from, envelope, stream });
-                moved = true;
-            }
+            moved |= self.take_announced(from, group);
+        }
+        moved
+    }
+
+    fn take_announced(&mut self, from: usize, group: &mut Group) -> bool {
+        let mut moved = false;
+        while let Some((envelope, stream)) = group.p2p_next(from) {
+            let number = self.ordered();
+            self.announced(Unexpected { number, from, envelope, stream });
+            moved = true;
         }
         moved
     }
@@ -371,17 +385,21 @@ fn pop<K: Ord, V>(queues: &mut BTreeMap<K, VecDeque<V>>, key: K) -> Option<V> {
     first
 }
 
+/// "4 elements of float32, tag 0": a message as its sender announced it.
+fn in_words(envelope: Envelope) -> String {
+    let size = match DType::from_u8(envelope.what as u8) {
+        Some(dtype) => format!("{} elements of {}", envelope.bytes / dtype.size() as u64, dtype.name()),
+        None => format!("{} bytes", envelope.bytes),
+    };
+    format!("{size}, tag {}", envelope.tag)
+}
+
 fn misfit(recv: &Active, envelope: Envelope, from: usize, group: &Group, name: &str) -> Error {
-    let theirs = DType::from_u8(envelope.what as u8);
-    let sent = theirs.map_or_else(
-        || format!("{} bytes", envelope.bytes),
-        |d| format!("{} elements of {}", envelope.bytes / d.size() as u64, d.name()),
-    );
     Error::Mismatch {
         what: recv.what(),
         group: name.to_owned(),
         rank: from,
-        detail: format!("{} sends {sent}, tag {}", group.describe(from), envelope.tag),
+        detail: format!("{} sends {}", group.describe(from), in_words(envelope)),
     }
 }
 

@@ -107,9 +107,19 @@ impl Driver {
     }
 
     /// A rank has left that something here waits for.
-    fn left_behind(&self, what: String, rank: usize) -> Error {
+    fn left_behind(&mut self, what: String, rank: usize) -> Error {
         let unclaimed = self.messages.unclaimed(rank, &self.group, &self.name);
-        unclaimed.unwrap_or_else(|| describe::lost(&self.group, &self.name, what, rank, LEFT))
+        unclaimed.unwrap_or_else(|| self.gone(what, rank))
+    }
+
+    /// A rank has left before the operation `what`; it may have had a message in its place.
+    fn gone(&mut self, what: String, rank: usize) -> Error {
+        let unasked = self.messages.unasked(rank, &mut self.group);
+        let sent = unasked.map(|words| {
+            format!("; its last word to this rank is a message that nobody receives: it {words}")
+        });
+        let how = format!("{LEFT}{}", sent.unwrap_or_default());
+        describe::lost(&self.group, &self.name, what, rank, &how)
     }
 
     /// `moving`: messages still come in, perhaps of those who have left.
@@ -167,7 +177,7 @@ impl Driver {
         let (leave, left) = (head::is_leaving(mine), head::is_leaving(found.theirs));
         if left && !leave && !collective.has_root() && self.queue.front().is_some_and(|op| op.seq == seq) {
             let what = numbered(collective, seq);
-            return Err(describe::lost(&self.group, &self.name, what, found.rank, LEFT));
+            return Err(self.gone(what, found.rank));
         }
         // A call of which all ranks are a part raises over there. Without a root's part in it, it may have ended well.
         if leave && !left && head::collective(found.theirs).is_some_and(|theirs| !theirs.has_root()) {

@@ -196,7 +196,7 @@ impl Group {
         let Some(far) = &mut self.far else { return };
         let peers: Vec<usize> =
             ranks.iter().copied().filter(|&rank| self.reach.local(rank).is_none()).collect();
-        far.net.survey(&peers, |_| true);
+        far.net.survey_each(&peers);
     }
 
     /// Questions about this rank, in this process or from elsewhere, come with that number.

@@ -47,6 +47,11 @@ impl Net {
         }
     }
 
+    /// Asks all of `peers`, ranks of other nodes, what they do: something else than an operation is waited for.
+    pub(crate) fn survey_each(&mut self, peers: &[usize]) {
+        self.ask(peers, Instant::now() + PATIENCE);
+    }
+
     /// Asks them, until all have answered or a rank tells why the group is dead.
     fn ask(&mut self, peers: &[usize], until: Instant) {
         let Some(mut survey) = self.listeners.as_ref().map(|listeners| listeners.survey(peers)) else {
