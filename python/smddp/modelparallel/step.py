@@ -149,14 +149,10 @@ def _of_first_stage(
     for stage, lacking in enumerate(everybody):
         if lacking:
             raise ValueError(
-                f"step: stage {stage} has no argument for {_plain(lacking[0])}, which stage 0 gives: every stage "
-                "gives arguments of the same structure, with any tensors, or None, in it"
+                f"step: stage {stage} has no argument for {together.plain(lacking[0])}, which stage 0 gives: every "
+                "stage gives arguments of the same structure, with any tensors, or None, in it"
             )
     return batch.each(inputs, lambda leaf, name: given.get(name, leaf), ""), seed, share
-
-
-def _plain(name: str) -> str:
-    return name[1:-1].replace("'", "") if name.startswith("[") and name.count("[") == 1 else name
 
 
 def _calls(

@@ -29,7 +29,7 @@ BOTH = {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 2}
 def case_batches_that_do_not_go_together_are_named(directory):
     with job(**BOTH, prescaled_batch=True):
         model = shared()
-        with pytest.raises(ValueError, match=r"\['x'\] differs between the ranks 0 and 1 of a tensor group"):
+        with pytest.raises(ValueError, match=r"x differs between the ranks 0 and 1 of a tensor group"):
             step(model, torch.full((2, 4), float(smp.tp_rank())))
         step(model, torch.ones(2, 4))
     with job(**BOTH, microbatches=2):
@@ -92,6 +92,10 @@ def case_what_is_not_shared_is_told(directory):
     with job(tensor_parallel_degree=2, ddp=True), told() as lines:
         model = smp.DistributedModel(nn.Linear(4, 4))
         assert "nothing is shared" in lines[0]
+        model = nn.Linear(4, 4)
+        smp.set_tensor_parallelism(model, use_alibi=True, fused_softmax=True)
+        model = smp.DistributedModel(model)
+        assert "use_alibi has no effect" in lines[1] and "Linear stays whole" in lines[2]
         with pytest.raises(RuntimeError, match=r"comes before smp\.DistributedModel"):
             smp.set_tensor_parallelism(model)
     with job(tensor_parallel_degree=4), told() as lines:

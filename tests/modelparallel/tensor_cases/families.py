@@ -43,7 +43,8 @@ def loss_of(model, ids):
 
 
 def adam(model):
-    return torch.optim.AdamW(model.parameters(), lr=1e-2)
+    # With such an eps, a gradient that is all but zero does not decide by its last bit where a parameter goes.
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
 
 
 @functools.cache
@@ -86,12 +87,12 @@ def wrapped(family, seed=0):
     return model, smp.DistributedOptimizer(adam(model))
 
 
-def train(model, optimizer, numbers, gradients=None):
+def train(model, optimizer, numbers, gradients=None, within=1e-6):
     losses, norms = [], []
     for number in numbers:
         loss = train_step(model, mine(number)).reduce_mean()
         if gradients is not None and number == 0:
-            same_gradients(model, gradients)
+            same_gradients(model, gradients, within)
         norms.append(clip_grad_norm_(model.parameters(), 0.5).item())
         optimizer.step()
         optimizer.zero_grad()
@@ -99,8 +100,8 @@ def train(model, optimizer, numbers, gradients=None):
     return losses, norms
 
 
-def same_gradients(model, wanted):
-    """Within 1e-6 of each gradient's largest element, or of a tenth of the model's, where one is all but zero."""
+def same_gradients(model, wanted, within=1e-6):
+    """Near each gradient, by its largest element, or by a tenth of the model's where one is all but zero."""
     largest = max(gradient.abs().max().item() for gradient in wanted.values())
     shared = 0
     for name, q in model.local_named_parameters():
@@ -109,22 +110,22 @@ def same_gradients(model, wanted):
         expected = wanted[name] if split is None else split.mine(wanted[name])
         scale = max(expected.abs().max().item(), 0.1 * largest)
         worst = (q.grad - expected).abs().max().item() / scale
-        assert worst < 1e-6, (name, worst)
+        assert worst < within, (name, worst)
     assert shared
 
 
-def check(family, layout, prescaled, degree=2):
+def check(family, layout, prescaled, degree=2, within=1e-6):
     losses, norms, gradients, alone, optimizer_alone = one_process(family)
     with job(tensor_parallel_degree=degree, prescaled_batch=prescaled, **layout):
         model, optimizer = wrapped(family)
-        found, found_norms = train(model, optimizer, range(2), gradients)
+        found, found_norms = train(model, optimizer, range(2), gradients, within)
         assert found == pytest.approx(losses, rel=1e-6) and found_norms == pytest.approx(norms, rel=1e-5)
         whole = model.state_dict()
         assert whole.keys() == alone.state_dict().keys()
-        torch.testing.assert_close(dict(whole), dict(alone.state_dict()), rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(dict(whole), dict(alone.state_dict()), rtol=1e-4, atol=1e-6)
         state, wanted = optimizer.state_dict(), optimizer_alone.state_dict()
         assert state.keys() == wanted.keys() and state["param_groups"] == wanted["param_groups"]
-        torch.testing.assert_close(state["state"], wanted["state"], rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(state["state"], wanted["state"], rtol=1e-4, atol=1e-6)
 
 
 def case_gpt2_trains_as_in_one_process(directory):

@@ -45,6 +45,7 @@ def axes(value: Any, axis: Any, name: str) -> dict[str, int]:
         parts = [axes(leaf, at, f"{name}[{index}]") for index, (leaf, at) in enumerate(zip(value, each))]
     else:
         if hasattr(value, "smp_slice"):
+            name = plain(name)
             raise ValueError(
                 f"step: {name} has a way of its own to be split (smp_slice), so the batches of a tensor group's ranks "
                 "cannot be put together: set 'prescaled_batch': True and let them read the same"
@@ -74,7 +75,7 @@ def united(
             odd = sorted(name for name in theirs.keys() | first.keys() if theirs.get(name) != first.get(name))
             if odd:
                 raise ValueError(
-                    f"step: {odd[0]} differs between the ranks 0 and {other} of a tensor group. With "
+                    f"step: {plain(odd[0])} differs between the ranks 0 and {other} of a tensor group. With "
                     "'prescaled_batch': True they read the same batch, that of smp.rdp_rank() among smp.rdp_size()"
                 )
         return given, told[0][1], {}
@@ -84,11 +85,11 @@ def united(
     counts: dict[int, list[int]] = {}
     for name, x in list(given.items()):
         if any(name not in other for other in batches):
-            raise ValueError(f"step: not every rank of the tensor group gives a tensor as {name}")
+            raise ValueError(f"step: not every rank of the tensor group gives a tensor as {plain(name)}")
         if name not in of or not x.dim():
             given[name] = batches[0][name].to(x.device)
             continue
-        given[name], parts = _along(name, [other[name] for other in batches], of[name], microbatches)
+        given[name], parts = _along(plain(name), [other[name] for other in batches], of[name], microbatches)
         given[name] = given[name].to(x.device)
         counts.setdefault(sum(parts), parts)
     return given, found[0][1], counts
@@ -119,6 +120,11 @@ def _along(name: str, parts: list[torch.Tensor], axis: Any, microbatches: int) -
 def share(counts: dict[int, list[int]], rank: int) -> Share:
     """The samples of the ``rank``-th of the group."""
     return Share({total: (sum(parts[:rank]), parts[rank]) for total, parts in counts.items()})
+
+
+def plain(name: str) -> str:
+    """A leaf's name as errors tell it: an argument's own, without brackets."""
+    return name[1:-1].replace("'", "") if name.startswith("[") and name.count("[") == 1 else name
 
 
 def _bytes(x: torch.Tensor) -> bytes:

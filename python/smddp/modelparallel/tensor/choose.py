@@ -66,10 +66,12 @@ class Chosen:
         shared = {name for names in self.one for name in names}
         found: dict[str, Any] = {}
         for name, module in self._names.items():
-            if not name or not marked(module) or id(module) in inside or id(module) in map(id, found.values()):
+            if not marked(module) or id(module) in inside or id(module) in map(id, found.values()):
                 continue
             if type(module) in (nn.Linear, nn.Embedding, DistributedLinear, DistributedEmbedding):
-                if f"{name}.weight" in shared:
+                if not name:
+                    self._whole(type(module).__name__, "a model that is one layer; put it in a module")
+                elif f"{name}.weight" in shared:
                     self._whole(name, "another module has the same weight")
                 else:
                     found[name] = module

@@ -14,8 +14,9 @@ from torch.distributed.tensor import DTensor
 
 from smddp.modelparallel import activation
 from smddp.modelparallel.ranks import Ranks
+from smddp.modelparallel.tensor import registry
 from smddp.modelparallel.tensor.choose import Chosen
-from smddp.modelparallel.tensor.marks import marked
+from smddp.modelparallel.tensor.marks import marked, options_of
 from smddp.modelparallel.tensor.split import REPLACED, SPLIT, Split
 from smddp.sagemaker import hf
 from smddp.sagemaker.tensor_parallel import plan as plans
@@ -25,6 +26,11 @@ from smddp.sagemaker.tensor_parallel.shards import RELAID, put
 
 log = logging.getLogger("smddp.modelparallel")
 
+# Options that choose between kernels, or between ways to begin: they change no result.
+KERNELS = frozenset(
+    """fused_softmax fused_dropout fused_bias_gelu flash_attention triton_flash_attention zero_init optimize
+    distribute_embedding weight_initialization mask_padding""".split()
+)
 # Of random numbers inside shared layers, which differ from rank to rank.
 _SEED = 12345
 
@@ -38,6 +44,7 @@ def share(model: nn.Module, ranks: Ranks) -> None:
             ranks.tp_size,
         )
         return
+    _tell_options(model)
     device = next((q.device.type for q in model.parameters()), "cpu")
     tp = TensorGroup(DeviceMesh.from_group(ranks.tp_group, device))
     chosen = Chosen(model, tp, _SEED)
@@ -47,6 +54,17 @@ def share(model: nn.Module, ranks: Ranks) -> None:
     for module in model.modules():
         if marked(module) and hf.is_pretrained(module) and module.base_model is module:
             _name_layers(module)
+
+
+def _tell_options(model: nn.Module) -> None:
+    """Say which options of `tensor_parallelism` nobody took: those that are not of kernels would change results."""
+    given = {name for module in model.modules() for name, value in options_of(module).items() if value}
+    odd = sorted(given - KERNELS - registry.taken())
+    if odd:
+        log.warning(
+            "smp.tensor_parallelism(): %s has no effect here: modules compute what they compute in one process",
+            ", ".join(odd),
+        )
 
 
 class Layers(activation.CalledApart):

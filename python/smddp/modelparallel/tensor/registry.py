@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
 from torch import nn
@@ -88,6 +89,11 @@ def replace(module: nn.Module) -> nn.Module:
     return module
 
 
+def taken() -> set[str]:
+    """The options that distributed modules of registered classes take."""
+    return {name for entry in _registered.values() for name in signature(entry.dist_module.__init__).parameters}
+
+
 def _replacement(module: nn.Module, entry: _Entry) -> nn.Module:
     args, kwargs = module.__dict__[_MADE]
     if entry.init_hook is not None:
@@ -108,7 +114,5 @@ def _replacement(module: nn.Module, entry: _Entry) -> nn.Module:
 
 def _taken(dist_module: type[nn.Module], options: dict[str, Any]) -> dict[str, Any]:
     """Of the options given with a mark, those that the module's ``__init__`` names."""
-    import inspect
-
-    names = inspect.signature(dist_module.__init__).parameters
+    names = signature(dist_module.__init__).parameters
     return {name: value for name, value in options.items() if name in names}
