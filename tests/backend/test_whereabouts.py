@@ -239,6 +239,30 @@ def _a_late_sender_is_told_of_and_messages_are_recorded() -> None:
         dist.barrier()
 
 
+def _who_is_in_a_collective_is_told_of_by_who_waits_for_its_message() -> None:
+    """Once on this node and once on another one; then the message is sent, and its sender leaves."""
+    rank = dist.get_rank()
+    for source in (1, 2):
+        group = dist.new_group([0, source], timeout=DEADLINE)
+        if rank == 0:
+            with pytest.raises(smddp.CollectiveTimeoutError) as raised:
+                dist.recv(torch.empty(3), source, group=group)
+            assert re.search(r"rank 1 is in barrier #\d for \d", str(raised.value)), raised.value
+        elif rank == source:
+            with pytest.raises((smddp.CollectiveTimeoutError, smddp.PeerLostError), match=r"recv #0 from rank 1"):
+                dist.barrier(group)
+        dist.barrier()
+        group = dist.new_group([0, source])
+        if rank == 0:
+            dist.send(torch.ones(3), source, group=group)
+            dist.destroy_process_group(group)
+        elif rank == source:
+            sent = "rank 0 .* left the group .* a message that nobody receives: it sends 3 elements of float32, tag 0"
+            with pytest.raises(smddp.PeerLostError, match=sent):
+                dist.barrier(group)
+        dist.barrier()
+
+
 a_sleeper_is_named = _Cases(_a_sleeper_is_named)
 who_does_not_come_to_a_new_group_is_told_of = _Cases(_who_does_not_come_to_a_new_group_is_told_of)
 another_group_is_named = _Cases(_another_group_is_named)
@@ -247,6 +271,7 @@ one_that_stopped_after_it_arrived = _Cases(_one_that_stopped_after_it_arrived_is
 a_waiting_rank_is_seen = _Cases(_a_waiting_rank_is_seen)
 a_dump_has_every_call = _Cases(_a_dump_has_every_call)
 a_late_sender_is_told_of_and_messages_are_recorded = _Cases(_a_late_sender_is_told_of_and_messages_are_recorded)
+who_is_in_a_collective_is_told_of = _Cases(_who_is_in_a_collective_is_told_of_by_who_waits_for_its_message)
 
 
 def test_a_rank_asleep_in_user_code_is_named_with_its_line_by_all_others(pool: Pool, folder: Path):
@@ -277,6 +302,7 @@ def test_a_rank_asleep_in_user_code_is_named_with_its_line_by_all_others(pool: P
         "a_waiting_rank_is_seen",
         "a_dump_has_every_call",
         "a_late_sender_is_told_of_and_messages_are_recorded",
+        "who_is_in_a_collective_is_told_of",
     ],
 )
 def test_whereabouts(pool: Pool, case: str):

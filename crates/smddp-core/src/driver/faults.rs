@@ -19,6 +19,9 @@ const LEFT: &str = "left the group (destroyed it or exited) before this operatio
 /// A death in the node is known everywhere there after this time at most.
 const DEATH_IS_TOLD: Duration = Duration::from_secs(1);
 
+/// Between nodes messages have a way of their own, so one that was sent before its sender left may come after that notice.
+const LAST_WORDS: Duration = Duration::from_millis(200);
+
 impl Driver {
     pub(super) fn examine_faults(&mut self) -> Result<Option<Error>, Error> {
         let faults = self.group.faults();
@@ -114,7 +117,15 @@ impl Driver {
 
     /// A rank has left before the operation `what`; it may have had a message in its place.
     fn gone(&mut self, what: String, rank: usize) -> Error {
-        let unasked = self.messages.unasked(rank, &mut self.group);
+        let begun = Instant::now();
+        let unasked = loop {
+            let found = self.messages.unasked(rank, &mut self.group);
+            let all_here = self.group.way().is_empty() || self.group.p2p_over(rank);
+            if found.is_some() || all_here || begun.elapsed() > LAST_WORDS {
+                break found;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        };
         let sent = unasked.map(|words| {
             format!("; its last word to this rank is a message that nobody receives: it {words}")
         });
