@@ -1,10 +1,8 @@
 """Modules: a layer norm, and transformer layers that the ranks of a tensor group share."""
 
-from smddp.modelparallel.tensor.layers import (
+from smddp.modelparallel.tensor.layers import DistributedEmbedding, DistributedLinear, DistributedModule
+from smddp.modelparallel.tensor.transformer import (
     DistributedAttentionLayer,
-    DistributedEmbedding,
-    DistributedLinear,
-    DistributedModule,
     DistributedTransformer,
     DistributedTransformerLayer,
     DistributedTransformerLMHead,
