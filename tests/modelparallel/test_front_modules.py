@@ -67,15 +67,13 @@ def test_what_cannot_be_checkpointed_is_named(module, strategy, error, text):
         activation.set_activation_checkpointing(module, strategy=strategy)
 
 
-def test_creation_contexts_give_a_dtype_and_refuse_what_is_not_there():
+def test_creation_contexts_give_a_dtype_and_delay_parameters_where_they_shall():
     with creation.model_creation(dtype=torch.bfloat16, zero_init=True), creation.delay_param_initialization(False):
         assert nn.Linear(1, 1).weight.dtype == torch.bfloat16
     assert nn.Linear(1, 1).weight.dtype == torch.float32
-    with (
-        pytest.raises(NotImplementedError, match=r"is not there in this library's SMP v1\. Instead"),
-        creation.delay_param_initialization(),
-    ):
-        pass
+    with creation.delay_param_initialization():
+        assert nn.Linear(1, 1).weight.is_meta
+    assert not nn.Linear(1, 1).weight.is_meta
 
 
 def lamb(p, g, m, v, step, lr=0.1, b1=0.9, b2=0.999, eps=1e-6, decay=0.01):

@@ -106,9 +106,7 @@ class Config:
         True, "gather inside nodes first", no_effect="the backend chooses how it gathers, by the nodes"
     )
     sdp_gradient_clipping: float = _key(1.0, "norm that a step's gradients are clipped to; 0: none", least=0)
-    delayed_parameter_initialization: bool = _key(
-        False, "parameters are made when the model is cut", instead="smp.delay_param_initialization(False)"
-    )
+    delayed_parameter_initialization: bool = _key(False, "parameters get values when the model is cut or sharded")
     fast_mode: bool = _key(False, "undocumented in the original", instead="no key")
     static_mode: bool = _key(False, "undocumented in the original", instead="no key")
 

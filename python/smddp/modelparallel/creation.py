@@ -8,18 +8,19 @@ from typing import Any
 
 import torch
 
+from smddp.modelparallel import delayed
 from smddp.modelparallel.tensor.marks import tensor_parallelism as shared
 
 
 @contextlib.contextmanager
 def delay_param_initialization(enabled: bool = True) -> Iterator[None]:
-    """Parameters made inside would get their values at the cut; only ``enabled=False`` is there."""
-    if enabled:
-        raise NotImplementedError(
-            "smp.delay_param_initialization() is not there in this library's SMP v1. Instead: make the model as it is, "
-            "each process then holds all of it until the first step; or torch.sagemaker's DelayedParamIniter"
-        )
-    yield
+    """Parameters made inside get their values where they lie: at the cut, or when the model is sharded.
+
+    Until then they take no memory. Their values are no constructor's, as that draws one parameter after another: they
+    come from the same functions, each with a seed that follows from torch's seed and the parameter's name.
+    """
+    with delayed.creation() if enabled else contextlib.nullcontext():
+        yield
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from smddp.modelparallel import current
+from smddp.modelparallel import current, delayed
 from smddp.modelparallel.partition import called, holds, owned
 from smddp.modelparallel.parts import Part
 from smddp.modelparallel.placed import Form, Placed
@@ -96,7 +96,7 @@ def _place_parameters(module: nn.Module, owner: int, stage: int) -> None:
     members = {}
     for name, parameter in module._parameters.items():
         if parameter is not None:
-            form = Form.of(parameter)
+            form = delayed.form_of(parameter)
             members[name] = property(_reader(parameter, form, owner, stage))
     kind = type(module)
     module.__class__ = type(kind.__name__, (kind,), {"__module__": kind.__module__, **members})

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from smddp.modelparallel import current, cutting, glue, half, model_state, partition
+from smddp.modelparallel import current, cutting, delayed, glue, half, model_state, partition
 from smddp.modelparallel.backward import Sums
 from smddp.modelparallel.failures import Failure
 from smddp.modelparallel.failures import of as failure_of
@@ -92,7 +92,11 @@ class DistributedModel(Answers, nn.Module):
         if self._ranks.size > 1:
             with torch.no_grad():
                 for tensor in [*module.parameters(), *module.buffers()]:
-                    dist.broadcast(tensor.data, 0)
+                    if not tensor.is_meta:
+                        dist.broadcast(tensor.data, 0)
+        self._seed = delayed.agreed_seed(module, self._cfg.delayed_parameter_initialization)
+        if (self._ranks.pp_size == 1 and not shared) or self._ranks.tp_size > 1:
+            delayed.everywhere(module, self._seed)
         self.turn_mail: Mail | None = None
         if self._ranks.tp_size > 1:
             from smddp.modelparallel.tensor import cut as of_tensors  # with all of torch.sagemaker's translator
@@ -254,7 +258,8 @@ class DistributedModel(Answers, nn.Module):
         if not cfg.auto_partition:
             return partition.given(self.module, cfg.default_partition, stages)
         given = partition.given(self.module, None, stages)
-        if not cfg.skip_tracing and stages > 1:
+        # A microbatch can't run through parameters without values.
+        if not cfg.skip_tracing and stages > 1 and not delayed.pending(self.module):
             self.tracing = True
             try:
                 self.costs = partition.measure(self.module, run, self._times)
@@ -268,6 +273,7 @@ class DistributedModel(Answers, nn.Module):
         ranks, cfg = self._ranks, self._cfg
         self.units = partition.units(self.module, cfg.pipeline_parallel_degree, self.costs, cfg.memory_weight)
         made = cutting.Cut(self.module, where, cfg.default_partition)
+        delayed.here(self.module, self._seed, {q for q, stage in made.stage_of.items() if stage == ranks.pp_rank})
         parts = cutting.install(made, ranks.pp_rank, lambda piece, number: self.measured.busy(piece, number))
         self.where = {name: stage for name, _, stage in made.parts}
         self._stage_of = made.stage_of
@@ -280,6 +286,7 @@ class DistributedModel(Answers, nn.Module):
         own = {part.number: list(part.module.parameters()) for part in parts if part.owner == ranks.pp_rank}
         self.sums = Sums(own, self.replicas)
         lost = cutting.drop(self.module, made, ranks.pp_rank)
+        delayed.leave(lost)
         self.partitioned = True
         if state.optimizer is not None:
             state.optimizer.lose(lost)
@@ -292,6 +299,7 @@ class DistributedModel(Answers, nn.Module):
         cfg = self._cfg
         self.units = partition.units(self.module, 1, {}, cfg.memory_weight)
         self.sharded = Sharded(self.module, cfg, self._ranks, lambda piece, number: self.measured.busy(piece, number))
+        self.sharded.fill(self._seed)
         self.where, self.partitioned = {"": 0}, True
         self._local = {id(q) for q in self.module.parameters()}
         self._stage_of = dict.fromkeys(self._local, 0)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys
 
-from smddp.modelparallel import sharded, sharded_state
+from smddp.modelparallel import delayed, sharded, sharded_state
 from smddp.modelparallel.optimizer_state import IS_PARTIAL
 from smddp.modelparallel.state import state
 from smddp.modelparallel.tensor import whole as of_tensors
@@ -71,6 +71,10 @@ def whole(model: Any) -> dict[str, Any]:
         return sharded_state.whole_model(everything, _first_names(model.get_module()))
     splits = of_tensors.by_name(model.get_module())
     if not _cut(model):
+        if delayed.pending(model.get_module()):
+            raise RuntimeError(
+                "state_dict(): under smp.delay_param_initialization() parameters get their values at the first step"
+            )
         return _joined(model, everything, splits)
     ranks = state.ranks
     assert ranks is not None  # as the model is cut
@@ -137,8 +141,10 @@ def load(model: Any, values: dict[str, Any], strict: bool = True) -> Any:
     partial = bool(values.get(IS_PARTIAL, False))
     if (shared := sharded.of(model)) is not None:
         sharded_state.check_place(values, shared.rank, shared.degree, "a model's state")
-    elif partial and not model.partitioned and state.ranks is not None and state.ranks.pp_size > 1:
-        model.register_post_partition_hook(lambda *_: load_now(model, values, True, strict))
+        return load_now(model, values, partial, strict)
+    uncut = not model.partitioned and state.ranks is not None and state.ranks.pp_size > 1
+    if uncut and (partial or delayed.pending(model.get_module())):
+        model.register_post_partition_hook(lambda *_: load_now(model, values, partial, strict))
         return _IncompatibleKeys([], [])
     return load_now(model, values, partial, strict)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from smddp.modelparallel import current, sharded_units
+from smddp.modelparallel import current, delayed, sharded_units
 from smddp.modelparallel.parts import Part
 
 if TYPE_CHECKING:
@@ -56,13 +56,11 @@ class Sharded:
         self.mesh = _mesh(ranks.size, self.degree)
         self._last = config.microbatches - 1
         self._synced = True
-        before = {name: (weakref.ref(q), id(q)) for name, q in module.named_parameters()}
+        self._before = {name: (weakref.ref(q), id(q)) for name, q in module.named_parameters()}
+        self._became: dict[int, Any] = {}
         self._units: list[Any] = []
         self._kept: list[Any] = []
         self._shard(config)
-        after = dict(module.named_parameters())
-        # What the parameters of before have become, for an optimizer that was made before.
-        self._became = {number: (ref, after[name]) for name, (ref, number) in before.items()}
         # `fully_shard` works at the borders of a module's call, so the part is around these.
         self._part = Part(0, "", module, 0, module, busy)
 
@@ -131,6 +129,13 @@ class Sharded:
             each.reshard()
 
     # ---- parameters ----
+
+    def fill(self, seed: int) -> None:
+        """Give parameters on the meta device their values. Afterwards parameters stay the objects that they are."""
+        delayed.everywhere(self.module, seed)
+        after = dict(self.module.named_parameters())
+        # What the parameters of before have become, for an optimizer that was made before.
+        self._became = {number: (ref, after[name]) for name, (ref, number) in self._before.items()}
 
     def replace(self, optimizer: torch.optim.Optimizer) -> None:
         """Give an optimizer that was made before the model was sharded the parameters that it has since."""

@@ -8,6 +8,8 @@ use crate::common::job::Job;
 use crate::common::{Gate, PATIENCE, SOON, Wire, over};
 
 const DEADLINE: Duration = Duration::from_millis(500);
+/// So much may lie between the calls of two ranks that leave a gate together, on a busy machine.
+const A_MOMENT: Duration = Duration::from_millis(200);
 
 fn one(comm: &Communicator, collective: Collective, count: usize) -> Result<()> {
     Job::new(comm.rank(), comm.size(), collective, count, 0, 0).run(comm)
@@ -55,7 +57,8 @@ fn a_rank_that_never_arrives_is_named_by_all_who_wait_and_gets_the_error_too() {
                 assert_eq!(*missing, [2, 3], "rank {} over {wire:?}: {text}", comm.rank());
                 assert!(text.contains("rank 2") && text.contains("rank 3"), "{text}");
                 if !late {
-                    assert!(took >= DEADLINE && took < DEADLINE + SOON, "{took:?}");
+                    // The other one may have begun a moment before, and tell.
+                    assert!(took >= DEADLINE - A_MOMENT && took < DEADLINE + SOON, "{took:?}");
                     failed.wait();
                 }
                 assert_eq!(one(comm, Collective::Barrier, 0), Err(error), "the group stays failed");

@@ -1,0 +1,125 @@
+"""Parameters that are made on the meta device and get their values where they are needed alone.
+
+Under stages that is when the model is cut, and each stage makes its own; under sharded data parallelism, and in one
+stage, when it is wrapped, a module at a time. The values follow from torch's seed on rank 0 and from names: they are
+the same however the model is cut or sharded. `torch.sagemaker.delayed_param` makes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from smddp.modelparallel.placed import Form
+
+log = logging.getLogger("smddp.modelparallel")
+
+
+@contextlib.contextmanager
+def creation() -> Iterator[None]:
+    """Parameters of modules made inside go to the meta device as they are registered. Buffers are real."""
+
+    def to_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or parameter.is_meta:
+            return None
+        before = module._parameters.get(name)
+        if before is not None and before.is_meta:
+            return None  # what takes a parameter's place has been loaded
+        return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
+
+    # torch takes what the hook returns, if it is not None, for the parameter.
+    hook = register_module_parameter_registration_hook(to_meta)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def pending(module: nn.Module) -> bool:
+    """Whether parameters of it have no values yet."""
+    return any(parameter.is_meta for parameter in module.parameters())
+
+
+def agreed_seed(module: nn.Module, asked: bool) -> int:
+    """What the values follow from: torch's seed on rank 0. Collective where parameters have no values yet.
+
+    Args:
+        asked: whether the key ``delayed_parameter_initialization`` is set.
+    """
+    if not pending(module):
+        if asked:
+            log.warning(
+                "'delayed_parameter_initialization' has no effect: make the model inside "
+                "smp.delay_param_initialization(), so that its parameters wait for their values"
+            )
+        return 0
+    box = [torch.initial_seed()]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]
+
+
+def _initer(module: nn.Module, seed: int) -> Any:
+    from smddp.sagemaker.delayed_param import DelayedParamIniter
+
+    return DelayedParamIniter(module, random_seed=seed, device=_device())
+
+
+def _device() -> torch.device:
+    from smddp.sagemaker.parallel import device_type
+
+    kind = device_type()
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
+def everywhere(module: nn.Module, seed: int) -> None:
+    """Give all parameters their values, of which a rank keeps its piece where they are sharded."""
+    if pending(module):
+        initer = _initer(module, seed)
+        with initer.validate_params_and_buffers_inited():
+            initer.materialize()
+
+
+def here(module: nn.Module, seed: int, own: set[int]) -> None:
+    """Give the parameters whose ids are in ``own`` their values, in place: optimizers and scripts hold them."""
+    if not pending(module):
+        return
+    initer = _initer(module, seed)
+    waiting = [q for q in module.parameters() if q.is_meta and id(q) in own]
+    users = {
+        id(q): [(each, key) for each in module.modules() for key, other in each._parameters.items() if other is q]
+        for q in waiting
+    }
+    make = initer.get_param_init_fn()
+    for each, _ in {id(each): (each, key) for used in users.values() for each, key in used}.values():
+        make(each)
+    for parameter in waiting:
+        first, name = users[id(parameter)][0]
+        made = first._parameters[name]
+        assert made is not None  # as `make` has put it there
+        torch.utils.swap_tensors(parameter, made)
+        for each, key in users[id(parameter)]:
+            each._parameters[key] = parameter
+
+
+def leave(parameters: Iterable[nn.Parameter]) -> None:
+    """Have parameters of other stages be empty where the others are, and not on meta: some models ask them where."""
+    device = None
+    for parameter in parameters:
+        if parameter.is_meta:
+            device = device or _device()
+            empty = nn.Parameter(torch.empty(0, dtype=parameter.dtype, device=device), requires_grad=False)
+            torch.utils.swap_tensors(parameter, empty)
+
+
+def form_of(parameter: nn.Parameter) -> Form:
+    """The form of a parameter as it is on its stage."""
+    form = Form.of(parameter)
+    return replace(form, device=_device().type) if parameter.is_meta else form
