@@ -15,10 +15,13 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+_Tensor = TypeVar("_Tensor", bound=torch.Tensor)
 
 # What the replicas are told of a failure, in bytes.
 _TEXT = 4096
@@ -62,18 +65,19 @@ class _Bucket:
         self.open, self.work, self.flat = len(self.parameters), None, torch.empty(0)
 
 
-def _buckets(parameters: list[nn.Parameter], limit: int) -> Iterator[_Bucket]:
-    held: list[nn.Parameter] = []
+def buckets(tensors: Iterable[_Tensor], limit: int) -> Iterator[list[_Tensor]]:
+    """Neighbours of one type and device, in lists of at most ``limit`` bytes, or of one larger tensor."""
+    held: list[_Tensor] = []
     size = 0
-    for parameter in parameters:
-        own = parameter.numel() * parameter.element_size()
-        if held and (size + own > limit or (parameter.dtype, parameter.device) != (held[0].dtype, held[0].device)):
-            yield _Bucket(held)
+    for tensor in tensors:
+        own = tensor.numel() * tensor.element_size()
+        if held and (size + own > limit or (tensor.dtype, tensor.device) != (held[0].dtype, held[0].device)):
+            yield held
             held, size = [], 0
-        held.append(parameter)
+        held.append(tensor)
         size += own
     if held:
-        yield _Bucket(held)
+        yield held
 
 
 class Replicas:
@@ -95,7 +99,7 @@ class Replicas:
     ) -> None:
         self.group, self.size, self.rank = group, dist.get_world_size(group), dist.get_rank(group)
         trained = [parameter for parameter in parameters if parameter.requires_grad]
-        self._buckets = list(_buckets(trained[::-1], bucket_bytes))
+        self._buckets = [_Bucket(together) for together in buckets(trained[::-1], bucket_bytes)]
         self._bucket_of = {id(q): bucket for bucket in self._buckets for q in bucket.parameters}
         self._device = trained[0].device if trained else torch.device("cpu")
         self._final: set[int] = set()

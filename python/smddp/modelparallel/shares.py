@@ -14,10 +14,12 @@ import torch
 import torch.distributed as dist
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
+from smddp.modelparallel.replicas import buckets
+
 if TYPE_CHECKING:
     from smddp.modelparallel.ranks import Ranks
 
-# Parameters travel together in so many bytes.
+# Parameters travel together in so many bytes at most.
 _BUCKET = 25 << 20
 
 
@@ -66,7 +68,7 @@ class Shares:
     def spread(self) -> None:
         """Give the others this replica's share, and take theirs. Collective over the replicas."""
         for owner, parameters in zip(self._ranks, self._of):
-            for bucket in _buckets(parameters):
+            for bucket in buckets(parameters, _BUCKET):
                 flat = _flatten_dense_tensors(bucket)
                 dist.broadcast(flat, owner, group=self._group)
                 for parameter, value in zip(bucket, _unflatten_dense_tensors(flat, bucket)):
@@ -77,16 +79,3 @@ class Shares:
         found: list[Any] = [None] * self.replicas
         dist.all_gather_object(found, part, group=self._group)
         return found
-
-
-def _buckets(parameters: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    bucket: list[torch.Tensor] = []
-    size = 0
-    for parameter in parameters:
-        if bucket and (size > _BUCKET or parameter.dtype != bucket[0].dtype):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(parameter)
-        size += parameter.numel() * parameter.element_size()
-    if bucket:
-        yield bucket
