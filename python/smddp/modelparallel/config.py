@@ -87,8 +87,8 @@ class Config:
     deterministic_server: bool = _key(False, "same order of work in every run; here it always is")
     contiguous: bool = _key(True, "TensorFlow's: stages of neighbours", instead="auto_partition cuts contiguous stages")
     horovod: bool = _key(False, "TensorFlow's: replicas by Horovod", instead="'ddp': True")
-    load_partition: bool = _key(False, "read the cut from partition_file", instead="smp.set_partition(module, stage)")
-    partition_file: str = _key(None, "file of load_partition", kind=str, instead="smp.set_partition(module, stage)")
+    load_partition: bool = _key(False, "read the cut from partition_file")
+    partition_file: str = _key(None, "the cut is written there, or read by load_partition", kind=str)
     skip_tracing: bool = _key(False, "cut by parameters alone, without a run that gives costs")
     tensor_parallel_degree: int = _key(1, "ranks that share each layer", least=1)
     prescaled_batch: bool = _key(False, "the ranks of a tensor group read the same batch")
@@ -202,6 +202,8 @@ def read(argument: dict[str, Any] | None) -> Config:
 def _contradictions(config: Config, given: dict[str, Any]) -> None:
     if not config.auto_partition and "default_partition" not in given:
         raise ValueError("smp.init(): 'auto_partition' is False, so 'default_partition' must say where modules go")
+    if config.load_partition and config.partition_file is None:
+        raise ValueError("smp.init(): 'load_partition' is True, so 'partition_file' must name the file")
     if config.default_partition >= config.pipeline_parallel_degree:
         raise ValueError(
             f"smp.init(): 'default_partition'={config.default_partition} is not among the stages 0 to "

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from smddp.modelparallel import current, cutting, delayed, glue, half, model_state, partition
+from smddp.modelparallel import current, cutting, delayed, glue, half, model_state, partition, partition_file
 from smddp.modelparallel.backward import Sums
 from smddp.modelparallel.failures import Failure
 from smddp.modelparallel.failures import of as failure_of
@@ -255,6 +255,8 @@ class DistributedModel(Answers, nn.Module):
     def _decide(self, run: Callable[[], Any]) -> dict[str, int]:
         cfg = self._cfg
         stages = cfg.pipeline_parallel_degree
+        if cfg.load_partition:
+            return partition_file.read(cfg.partition_file, self.module, stages)
         if not cfg.auto_partition:
             return partition.given(self.module, cfg.default_partition, stages)
         given = partition.given(self.module, None, stages)
@@ -266,7 +268,10 @@ class DistributedModel(Answers, nn.Module):
             finally:
                 self.tracing = False
         pieces = partition.units(self.module, stages, self.costs, cfg.memory_weight, self._times)
-        return {**partition.cut(pieces, stages), **given}
+        where = {**partition.cut(pieces, stages), **given}
+        if cfg.partition_file is not None:
+            partition_file.write(cfg.partition_file, where)
+        return where
 
     def install(self, where: dict[str, int]) -> None:
         """Cut the model such that modules lie ``where`` they shall."""

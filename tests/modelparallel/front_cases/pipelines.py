@@ -127,6 +127,29 @@ def case_checkpointed_activations_change_no_gradient(directory):
             smp.set_activation_checkpointing(model.get_module()[0])
 
 
+def case_a_cut_is_kept_in_a_file_and_read_again(directory):
+    file = f"{directory}/cut.json"
+    with job(partitions=4, microbatches=4, partition_file=file):
+        model, optimizer = wrapped()
+        losses, _ = train(model, optimizer, range(1))
+    with open(file) as kept:
+        where = json.load(kept)
+    assert {where[name] for name in where} == {0, 1, 2, 3}
+    moved = {**where, "transformer.h.1.attn": 3}
+    torch.distributed.barrier()
+    if torch.distributed.get_rank() == 0:
+        with open(file, "w") as kept:
+            json.dump(moved, kept)
+    with job(partitions=4, microbatches=4, partition_file=file, load_partition=True):
+        model, optimizer = wrapped()
+        assert train(model, optimizer, range(1))[0] == losses
+        assert model.stage_of_parameter("transformer.h.1.attn.c_attn.weight") == 3
+    with job(partitions=2, microbatches=4, partition_file=file, load_partition=True, ddp=True):
+        model, optimizer = wrapped()
+        with pytest.raises(ValueError, match=r"has '.*' on stage [23]; there are 0 to 1"):
+            train(model, optimizer, range(1))
+
+
 def case_a_step_is_drawn_as_planned_and_as_measured(directory):
     with job(partitions=4, microbatches=4):
         model, optimizer = wrapped()
