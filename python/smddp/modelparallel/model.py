@@ -15,6 +15,7 @@ from smddp.modelparallel.failures import Failure
 from smddp.modelparallel.failures import of as failure_of
 from smddp.modelparallel.measured import Measured
 from smddp.modelparallel.partition import Cost, Unit
+from smddp.modelparallel.parts import Part
 from smddp.modelparallel.replicas import Replicas
 from smddp.modelparallel.sharded import Sharded
 from smddp.modelparallel.state import state
@@ -88,6 +89,7 @@ class DistributedModel(Answers, nn.Module):
         self.parameters_of_parts: dict[int, tuple[str, int]] = {}
         self.replicas: Replicas | None = None
         self.sums = Sums({})
+        self._parts: list[Part] = []
         self.mail = Mail(self._ranks.pp_rank, self._ranks.pp_ranks, self._ranks.mail_group)
         if self._ranks.size > 1:
             with torch.no_grad():
@@ -279,7 +281,7 @@ class DistributedModel(Answers, nn.Module):
         self.units = partition.units(self.module, cfg.pipeline_parallel_degree, self.costs, cfg.memory_weight)
         made = cutting.Cut(self.module, where, cfg.default_partition)
         delayed.here(self.module, self._seed, {q for q, stage in made.stage_of.items() if stage == ranks.pp_rank})
-        parts = cutting.install(made, ranks.pp_rank, lambda piece, number: self.measured.busy(piece, number))
+        self._parts = cutting.install(made, ranks.pp_rank, lambda piece, number: self.measured.busy(piece, number))
         self.where = {name: stage for name, _, stage in made.parts}
         self._stage_of = made.stage_of
         for name, module, stage in made.parts:
@@ -288,7 +290,7 @@ class DistributedModel(Answers, nn.Module):
         self._local = {number for number, stage in made.stage_of.items() if stage == ranks.pp_rank}
         if ranks.rdp_size > 1:
             self.replicas = Replicas(self.local_parameters(), ranks.rdp_group, self._bucket_bytes, self._overlapping)
-        own = {part.number: list(part.module.parameters()) for part in parts if part.owner == ranks.pp_rank}
+        own = {part.number: list(part.module.parameters()) for part in self._parts if part.owner == ranks.pp_rank}
         self.sums = Sums(own, self.replicas)
         lost = cutting.drop(self.module, made, ranks.pp_rank)
         delayed.leave(lost)
@@ -332,6 +334,11 @@ class DistributedModel(Answers, nn.Module):
         hooks, self._after_step = self._after_step, []
         for hook in hooks:
             hook(self, state.optimizer)
+
+    def forget_descriptions(self) -> None:
+        """Some stages may have heard what a module returns before the step failed and some not: all hear it again."""
+        for part in self._parts:
+            part.known.clear()
 
     def fail_step(self, error: BaseException) -> None:
         """The step failed in this pipeline."""

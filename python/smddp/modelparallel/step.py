@@ -216,6 +216,8 @@ def _run(model: DistributedModel, calls: list[Callable[[], Any]], seed: int) -> 
         torch.default_generator.set_state(before)
         for each in mails:
             each.close(lambda: runner.told)
+        if runner.failure is not None:
+            model.forget_descriptions()
     if runner.failure is not None:  # it came after this stage was done
         raise runner.failure.error(ranks.pp_rank)
     for each in mails:

@@ -95,6 +95,7 @@ class Mail:
         """Tell all that nothing more comes, take what they still send, and forget what nobody took.
 
         Before, all stages wait until none waits for anything: one that does may have to be told why it waits in vain.
+        After a failure descriptions are forgotten, too: some stages may have them and some not.
         ``failed``: whether the step has failed and all have been told.
         """
         self._tell_all(DONE)
@@ -115,7 +116,8 @@ class Mail:
                 self._under_way.pop()[1].wait()
             except Exception as error:
                 self._break(error)
-        self._box = {key: message for key, message in self._box.items() if key[1][0] == DESCRIPTION}
+        kept = () if failed() else self._box.items()
+        self._box = {key: message for key, message in kept if key[1][0] == DESCRIPTION}
 
     @property
     def slack(self) -> float:
