@@ -11,10 +11,8 @@ from torch import nn
 from torch.utils import checkpoint as of_torch
 
 from smddp.modelparallel import offloading
+from smddp.modelparallel.partition import CHECKPOINTED
 from smddp.modelparallel.state import state
-
-# Marks a module that is checkpointed: the cut leaves it whole.
-MARK = "_smp_checkpointed"
 
 
 class CalledApart(nn.Sequential):
@@ -87,7 +85,7 @@ def _group(strategy: str) -> int:
 
 def _mark(module: nn.Module, preserve_rng_state: bool, size: int) -> None:
     """Wrap a module's forward; ``size`` modules of a Sequential at a time, all where 0."""
-    if MARK in module.__dict__:
+    if CHECKPOINTED in module.__dict__:
         return
     if state.model is not None and state.model.partitioned and state.ranks is not None and state.ranks.pp_size > 1:
         raise RuntimeError(
@@ -112,4 +110,4 @@ def _mark(module: nn.Module, preserve_rng_state: bool, size: int) -> None:
 
     layers = list(module) if isinstance(module, nn.Sequential) else []
     # Past nn.Module's own: neither a parameter nor a buffer.
-    module.__dict__[MARK], module.__dict__["forward"] = True, forward
+    module.__dict__[CHECKPOINTED], module.__dict__["forward"] = True, forward

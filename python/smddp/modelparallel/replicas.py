@@ -12,6 +12,7 @@ Whether a step went well is agreed on at its end, so that a failure in one pipel
 from __future__ import annotations
 
 import contextlib
+import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import nn
+
+log = logging.getLogger("smddp.modelparallel")
 
 _Tensor = TypeVar("_Tensor", bound=torch.Tensor)
 
@@ -97,7 +100,7 @@ class Replicas:
     def __init__(
         self, parameters: Iterable[nn.Parameter], group: dist.ProcessGroup, bucket_bytes: int, overlap: bool
     ) -> None:
-        self.group, self.size, self.rank = group, dist.get_world_size(group), dist.get_rank(group)
+        self._group, self._size = group, dist.get_world_size(group)
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         self._buckets = [_Bucket(together) for together in buckets(trained[::-1], bucket_bytes)]
         self._bucket_of = {id(q): bucket for bucket in self._buckets for q in bucket.parameters}
@@ -166,7 +169,7 @@ class Replicas:
 
     def _leave(self) -> None:
         with torch.no_grad():
-            self._buckets[self._next].leave(self.group)
+            self._buckets[self._next].leave(self._group)
         self._next += 1
 
     # ---- its end ----
@@ -182,13 +185,13 @@ class Replicas:
         self.agree()
         with torch.no_grad():
             for bucket in self._buckets:
-                bucket.arrive(self.size)
+                bucket.arrive(self._size)
 
     def agree(self) -> None:
         """Hear whether the step went well everywhere, and raise if not. Collective."""
         self.owed = False
         failed = torch.zeros(1, dtype=torch.int32, device=self._device)
-        dist.all_reduce(failed, dist.ReduceOp.MAX, group=self.group)
+        dist.all_reduce(failed, dist.ReduceOp.MAX, group=self._group)
         if not failed.item():
             return
         work, texts = self._tell("")
@@ -203,16 +206,18 @@ class Replicas:
         What they have not taken within two seconds stays under way, and the next step waits for it.
         """
         self.owed = False
-        with contextlib.suppress(Exception):  # what went wrong first is what is raised
+        try:
             while self._next < len(self._buckets):
                 self._leave()
             failed = torch.ones(1, dtype=torch.int32, device=self._device)
             self._left = [bucket.work for bucket in self._buckets if bucket.work is not None]
-            self._left.append(dist.all_reduce(failed, dist.ReduceOp.MAX, group=self.group, async_op=True))
+            self._left.append(dist.all_reduce(failed, dist.ReduceOp.MAX, group=self._group, async_op=True))
             self._left.append(self._tell(f"{type(error).__name__}: {error}")[0])
             until = time.monotonic() + _TELLING_SECONDS
             while time.monotonic() < until and not all(work.is_completed() for work in self._left):
                 time.sleep(_LOOK_SECONDS)
+        except Exception as trouble:  # what went wrong first is what is raised
+            log.warning("the other replicas cannot be told that this step failed: %s", trouble)
 
     def _tell(self, text: str) -> tuple[dist.Work, list[tuple[int, torch.Tensor]]]:
         """Exchange what there is to say of the step."""
@@ -220,6 +225,6 @@ class Replicas:
         said = text.encode()[:_TEXT]
         mine[: len(said)] = torch.tensor(list(said), dtype=torch.uint8)
         mine = mine.to(self._device)
-        texts = [torch.zeros_like(mine) for _ in range(self.size)]
-        work = dist.all_gather(texts, mine, group=self.group, async_op=True)
+        texts = [torch.zeros_like(mine) for _ in range(self._size)]
+        work = dist.all_gather(texts, mine, group=self._group, async_op=True)
         return work, list(enumerate(texts))

@@ -66,8 +66,9 @@ class Chosen:
         shared = {name for names in self.one for name in names}
         found: dict[str, Any] = {}
         for name, module in self._names.items():
-            if not marked(module) or id(module) in inside or id(module) in map(id, found.values()):
+            if not marked(module) or id(module) in inside:
                 continue
+            inside.add(id(module))  # a module with several names counts once
             if type(module) in (nn.Linear, nn.Embedding, DistributedLinear, DistributedEmbedding):
                 if not name:
                     self._whole(type(module).__name__, "a model that is one layer; put it in a module")

@@ -17,6 +17,11 @@ _ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": F.relu,
     "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
 }
+# Arguments of the original's attention kernels, and what to do without them.
+_NO_KERNEL = {
+    "triton_flash_attention": "leave it out, and torch's own fused attention runs",
+    "use_alibi": "give the biases as attn_mask, which is added to the scores",
+}
 # Added to the scores of what a 0-1 mask masks.
 _MASKED = -10000.0
 
@@ -273,9 +278,9 @@ class FlashAttentionLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.attention_dropout_prob = attention_dropout_prob
-        for name in ("triton_flash_attention", "use_alibi"):
+        for name, instead in _NO_KERNEL.items():
             if options.pop(name, False):
-                raise NotImplementedError(f"smp.nn.FlashAttentionLayer({name}=True): torch's own kernels run here")
+                raise NotImplementedError(f"smp.nn.FlashAttentionLayer({name}=True) is not there: {instead}")
         scaled = options.pop("scale_attention_scores", True)
         if options:
             raise TypeError(f"smp.nn.FlashAttentionLayer() has no argument {', '.join(options)}")
