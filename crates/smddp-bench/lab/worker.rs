@@ -25,11 +25,12 @@ use crate::calls::{Case, Sides, Team};
 use crate::cli::Cli;
 use crate::device::hostname;
 use crate::error::{Error, Result};
-use crate::launched::Launched;
 use crate::op::Op;
 use crate::pattern::{Run, encode};
 use crate::pin::pin;
-use crate::rendezvous;
+use smddp_rendezvous::Launched;
+
+use crate::NAME;
 
 /// The coordinator's own pattern repeats every 31 elements; a whole number of those is compared at once.
 const PERIOD: usize = 31 * 512;
@@ -40,7 +41,7 @@ pub(crate) fn run(cli: &Cli, launched: &Launched) -> Result<()> {
     if env::var_os("PEERS_PIN").is_some() {
         pin(launched.rank)?;
     }
-    let team = rendezvous::join(launched, cli.store.as_deref(), cli.timeout())?;
+    let team = Team::new(smddp_rendezvous::join(NAME, launched, cli.store.as_deref(), cli.timeout())?.comm);
     team.barrier()?;
     let stream = UnixStream::connect(&path).map_err(Error::io(path.clone()))?;
     let mut answers = stream.try_clone().map_err(Error::io(path.clone()))?;

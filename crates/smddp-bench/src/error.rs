@@ -25,6 +25,18 @@ pub(crate) enum Error {
     WrongData(u64),
 }
 
+impl From<smddp_rendezvous::Error> for Error {
+    fn from(error: smddp_rendezvous::Error) -> Self {
+        use smddp_rendezvous::Error as E;
+        match error {
+            E::Usage(text) => Error::Usage(text),
+            E::Core(error) => Error::Core(error),
+            E::Io { what, source } => Error::Io { what, source },
+            error => Error::Rendezvous(error.to_string()),
+        }
+    }
+}
+
 impl Error {
     pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Error {
         let what = what.into();

@@ -14,7 +14,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_de
 
 use crate::error::{Error, Result};
 use crate::startup::{BEGAN, since_the_epoch};
-use crate::store::Server;
+use smddp_rendezvous::Server;
 
 /// How long the other ranks may go on after one failed: they notice it themselves within a second.
 const GRACE: Duration = Duration::from_secs(3);

@@ -21,17 +21,14 @@ pub mod fuzzing;
 mod info;
 mod json;
 mod launch;
-mod launched;
 mod op;
 mod pattern;
 mod pin;
 mod plot;
-mod rendezvous;
 mod replay;
 mod simulate;
 mod sizes;
 mod startup;
-mod store;
 mod subject;
 mod svg;
 mod sweep;
@@ -45,13 +42,17 @@ mod worker;
 use std::io::stdout;
 
 use clap::Parser;
+use smddp_rendezvous::Launched;
 
+use calls::Team;
 use cli::{Cli, Task};
 use error::{Error, Result};
 use json::Report;
-use launched::Launched;
 use op::Op;
 use table::Table;
+
+/// What makes the group, and its name, as errors tell them.
+const NAME: (&str, &str) = ("making it", "bench");
 
 /// Runs the program; the result is the exit status: 0 right, 1 wrong data or a failure, 2 a command line that
 /// makes no sense.
@@ -140,7 +141,8 @@ fn measure(cli: &Cli, args: &[String], op: Op, launched: &Launched) -> Result<()
     if cli.pin {
         pin::pin(launched.local_rank)?;
     }
-    let team = rendezvous::join(launched, cli.store.as_deref(), cli.timeout())?;
+    let joined = smddp_rendezvous::join(NAME, launched, cli.store.as_deref(), cli.timeout())?;
+    let team = Team::new(joined.comm);
     let (devices, one_host) = device::gather(&team, launched.local_rank)?;
     let prints = team.rank() == 0;
     let mut table = Table::new(stdout());

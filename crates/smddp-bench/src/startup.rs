@@ -5,11 +5,12 @@
 use std::io::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use smddp_rendezvous::Launched;
+
+use crate::NAME;
 use crate::calls::Team;
 use crate::cli::Cli;
 use crate::error::{Error, Result};
-use crate::launched::Launched;
-use crate::rendezvous;
 
 /// Set by the launcher: nanoseconds since the epoch.
 pub(crate) const BEGAN: &str = "BENCH_BEGAN";
@@ -32,7 +33,8 @@ pub(crate) fn since_the_epoch() -> Duration {
 pub(crate) fn run(cli: &Cli, launched: &Launched) -> Result<()> {
     let here = since_the_epoch();
     let began = std::env::var(BEGAN).ok().and_then(|text| text.parse().ok()).map(Duration::from_nanos);
-    let (team, traffic) = rendezvous::join_counted(launched, cli.store.as_deref(), cli.timeout())?;
+    let joined = smddp_rendezvous::join(NAME, launched, cli.store.as_deref(), cli.timeout())?;
+    let (team, traffic) = (Team::new(joined.comm), joined.traffic);
     let made = since_the_epoch();
     team.sum_u64(1)?;
     let used = since_the_epoch();

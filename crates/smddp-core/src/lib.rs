@@ -49,7 +49,7 @@ pub use smddp_transport::process::{Endpoint, frames_from};
 pub use startup::{Known, Pending, Store};
 pub use types::{DType, RedOp};
 pub use wait::cores;
-pub use work::{Keep, set_interrupt};
+pub use work::{Keep, interrupted, set_interrupt};
 
 /// The network interfaces of this machine with their addresses, in one line.
 pub fn interfaces() -> String {

@@ -131,6 +131,7 @@ pub fn set_interrupt(check: fn() -> bool) {
     let _ = INTERRUPT.set(check);
 }
 
-pub(crate) fn interrupted() -> bool {
+/// Whether a signal's handler wants to run: for who waits outside the core.
+pub fn interrupted() -> bool {
     INTERRUPT.get().is_some_and(|check| check())
 }

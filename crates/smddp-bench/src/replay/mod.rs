@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 
 use clap::{ArgAction, Parser};
 use smddp_core::{Communicator, Options};
+use smddp_rendezvous::{Launched, Meeting, Prefixed, Values};
 
 use self::dump::Process;
 use self::player::Player;
@@ -23,8 +24,6 @@ use self::report::Report;
 use self::script::Script;
 use crate::error::{Error, Result};
 use crate::launch;
-use crate::launched::Launched;
-use crate::rendezvous::{Meeting, Prefixed, Values};
 
 const AFTER_HELP: &str = "\
 DUMP: what 'smddp status --dump DIR', smddp.dump(FILE) or SMDDP_DUMP_DIR wrote: a file of each rank, or one with all.

@@ -167,7 +167,7 @@ impl Communicator {
         self.0.timeout.store(nanos, Ordering::Relaxed);
     }
 
-    fn timeout(&self, options: &Options) -> Duration {
+    pub(crate) fn timeout(&self, options: &Options) -> Duration {
         options.timeout.unwrap_or_else(|| Duration::from_nanos(self.0.timeout.load(Ordering::Relaxed)))
     }
 

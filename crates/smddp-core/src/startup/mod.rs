@@ -3,6 +3,7 @@
 mod bootstrap;
 mod pending;
 mod probe;
+mod split;
 
 pub use bootstrap::{Known, Store};
 pub use pending::Pending;

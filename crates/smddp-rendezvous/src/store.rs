@@ -3,8 +3,8 @@
 //! One process serves; every rank sets its keys once and waits for the others' keys until a deadline. A
 //! connection begins with a fixed greeting in both directions, so that a stranger on the port (torch's own
 //! store, say) is recognised and named. A request is `op, key length, number, key, value`, where the number is
-//! the value's length (set) or the milliseconds to wait (get); the answer to a get is `found, length, value`.
-//! All numbers are little-endian.
+//! the value's length (set), the milliseconds to wait (get) or nothing (delete); the answer to a get is
+//! `found, length, value`. All numbers are little-endian.
 
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
@@ -14,11 +14,14 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use smddp_core::interrupted;
+
 use crate::error::{Error, Result};
 
-const GREETING: &[u8; 16] = b"smddp-bench kv 1";
+const GREETING: &[u8; 16] = b"smddp kv store 2";
 const SET: u8 = 1;
 const GET: u8 = 2;
+const DELETE: u8 = 3;
 const MAX_KEY: usize = 256;
 /// The cards of all ranks of a large job.
 const MAX_VALUE: usize = 64 << 20;
@@ -45,6 +48,10 @@ impl Shared {
         self.changed.notify_all();
     }
 
+    fn delete(&self, key: &[u8]) {
+        self.values().remove(key);
+    }
+
     fn get(&self, key: &[u8], wait: Duration) -> Option<Vec<u8>> {
         let missing = |values: &mut HashMap<Vec<u8>, Vec<u8>>| !values.contains_key(key);
         let (values, _) = self
@@ -56,18 +63,22 @@ impl Shared {
 }
 
 /// The serving side; it stops taking connections when dropped.
-pub(crate) struct Server {
+pub struct Server {
     shared: Arc<Shared>,
     addr: SocketAddr,
 }
 
 impl Server {
-    pub(crate) fn bind(addr: impl ToSocketAddrs) -> io::Result<Server> {
+    /// Listens at `addr`; port 0 is any that is free.
+    ///
+    /// # Errors
+    /// The system's, where it cannot.
+    pub fn bind(addr: impl ToSocketAddrs) -> io::Result<Server> {
         let listener = TcpListener::bind(addr)?;
         let addr = listener.local_addr()?;
         let shared = Arc::new(Shared::default());
         let state = Arc::clone(&shared);
-        thread::Builder::new().name("bench-store".into()).spawn(move || {
+        thread::Builder::new().name("smddp-store".into()).spawn(move || {
             for stream in listener.incoming() {
                 if state.closing.load(Ordering::Acquire) {
                     break;
@@ -81,13 +92,22 @@ impl Server {
         Ok(Server { shared, addr })
     }
 
-    pub(crate) fn addr(&self) -> SocketAddr {
+    /// Where it listens.
+    pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Waits in the serving process itself.
+    /// For who waits for a value in the serving process itself, without holding the server.
+    pub(crate) fn waiter(&self) -> Waiter {
+        Waiter(Arc::clone(&self.shared))
+    }
+}
+
+pub(crate) struct Waiter(Arc<Shared>);
+
+impl Waiter {
     pub(crate) fn get(&self, key: &str, wait: Duration) -> Option<Vec<u8>> {
-        self.shared.get(key.as_bytes(), wait)
+        self.0.get(key.as_bytes(), wait)
     }
 }
 
@@ -133,6 +153,7 @@ fn serve(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
                 answer.extend_from_slice(value);
                 stream.write_all(&answer)?;
             }
+            DELETE => shared.delete(&key),
             _ => return Ok(()),
         }
     }
@@ -150,13 +171,16 @@ impl Client {
     /// Connects to `host:port`, again and again until `deadline`, for the server may start after us.
     pub(crate) fn connect(addr: &str, deadline: Instant) -> Result<Client> {
         loop {
+            if interrupted() {
+                return Err(smddp_core::Error::Interrupted.into());
+            }
             match Self::attempt(addr) {
                 Ok(client) => return Ok(client),
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
-                    return Err(Error::Rendezvous(format!("no rendezvous at {addr}: {error}")));
+                    return Err(Error::NotMet(format!("no rendezvous at {addr}: {error}")));
                 }
                 Err(error) if Instant::now() + RETRY >= deadline => {
-                    return Err(Error::Rendezvous(format!(
+                    return Err(Error::NotMet(format!(
                         "rank 0 does not answer at {addr} ({error}); is it running, and is the address right?"
                     )));
                 }
@@ -171,8 +195,7 @@ impl Client {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.write_all(GREETING)?;
         let stranger = || {
-            let text =
-                "another program listens there, not smddp-bench of this version (choose a port with --port)";
+            let text = "another program listens there, not smddp of this version (choose another port)";
             io::Error::new(io::ErrorKind::InvalidData, text)
         };
         let mut greeting = [0; GREETING.len()];
@@ -188,10 +211,7 @@ impl Client {
 
     pub(crate) fn set(&mut self, key: &str, value: &[u8]) -> Result<()> {
         if key.len() > MAX_KEY || value.len() > MAX_VALUE {
-            return Err(Error::Rendezvous(format!(
-                "{key}: {} bytes are too many for the store",
-                value.len()
-            )));
+            return Err(Error::NotMet(format!("{key}: {} bytes are too many for the store", value.len())));
         }
         let mut message = request(SET, key, value.len() as u32);
         message.extend_from_slice(value);
@@ -205,6 +225,11 @@ impl Client {
         let wait = deadline.saturating_duration_since(Instant::now());
         let millis = u32::try_from(wait.as_millis()).unwrap_or(u32::MAX);
         self.ask(key, millis).map_err(|e| self.lost(e))
+    }
+
+    pub(crate) fn delete(&mut self, key: &str) -> Result<()> {
+        let sent = self.stream.write_all(&request(DELETE, key, 0));
+        sent.map_err(|e| self.lost(e))
     }
 
     fn ask(&mut self, key: &str, millis: u32) -> io::Result<Option<Vec<u8>>> {
@@ -229,7 +254,7 @@ impl Client {
     }
 
     fn lost(&self, error: io::Error) -> Error {
-        Error::Rendezvous(format!("lost the rendezvous at {}: {error}", self.addr))
+        Error::NotMet(format!("lost the rendezvous at {}: {error}", self.addr))
     }
 }
 
@@ -261,7 +286,7 @@ mod tests {
         client.set("card/1", b"hello").unwrap();
         assert_eq!(waiting.join().unwrap().as_deref(), Some(&b"hello"[..]));
         assert_eq!(client.get("card/0", soon()).unwrap().as_deref(), Some(&b""[..]));
-        assert_eq!(server.get("card/1", Duration::ZERO).as_deref(), Some(&b"hello"[..]));
+        assert_eq!(server.waiter().get("card/1", Duration::ZERO).as_deref(), Some(&b"hello"[..]));
     }
 
     #[test]
@@ -271,6 +296,15 @@ mod tests {
         assert_eq!(client.get("card/7", Instant::now() + Duration::from_millis(30)).unwrap(), None);
         client.set("card/7", b"late").unwrap();
         assert_eq!(client.get("card/7", soon()).unwrap().as_deref(), Some(&b"late"[..]));
+    }
+
+    #[test]
+    fn what_is_deleted_is_gone() {
+        let server = Server::bind("127.0.0.1:0").unwrap();
+        let mut client = Client::connect(&server.addr().to_string(), soon()).unwrap();
+        client.set("card/0", b"x").unwrap();
+        client.delete("card/0").unwrap();
+        assert_eq!(client.get("card/0", Instant::now()).unwrap(), None);
     }
 
     #[test]

@@ -7,11 +7,13 @@
 //! | MPICH, Intel MPI | `PMI_RANK`, `PMI_SIZE` | those, or this host where all ranks are on it |
 //! | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | those, or the step's first host |
 //!
+//! A SageMaker job tells its first host by `SMDATAPARALLEL_SERVER_ADDR` or `SM_HOSTS` where `MASTER_ADDR` is not set.
+//!
 //! Rank 0 serves the store at the meeting point. The port is a function of the environment, which is the same
-//! on every rank, so that nobody has to guess or to try several: `--port`, else `MASTER_PORT`, else one derived
-//! from the job's identity. Under torchrun's agent (`TORCHELASTIC_USE_AGENT_STORE=True`) the agent keeps its own
+//! on every rank, so that nobody has to guess or to try several: the one asked for, else `MASTER_PORT`, else
+//! `SMDATAPARALLEL_SERVER_PORT`, else one derived from the job's identity. Under torchrun's agent (`TORCHELASTIC_USE_AGENT_STORE=True`) the agent keeps its own
 //! store on `MASTER_PORT` for as long as the job lives, and ours is one port above it (one below at 65535).
-//! A port that turns out to be taken is an error of rank 0 that names it; `--port` chooses another.
+//! A port that turns out to be taken is an error of rank 0 that names it.
 
 use crate::error::{Error, Result};
 
@@ -19,18 +21,22 @@ use crate::error::{Error, Result};
 const DERIVED_FIRST: u16 = 20_000;
 const DERIVED_COUNT: u64 = 12_000;
 
+/// One process among those that were started together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Launched {
+pub struct Launched {
     pub rank: usize,
     pub size: usize,
     /// Index among the ranks of this host.
     pub local_rank: usize,
+    /// Ranks of this host, where the launcher says how many.
+    pub local_size: Option<usize>,
     /// Where rank 0's store is; `None` with a single rank.
     pub meet: Option<Meet>,
 }
 
+/// Where rank 0 serves the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Meet {
+pub struct Meet {
     pub host: String,
     pub port: u16,
     /// All ranks are known to be on this host.
@@ -38,17 +44,17 @@ pub(crate) struct Meet {
 }
 
 impl Launched {
-    pub(crate) fn alone() -> Launched {
-        Launched { rank: 0, size: 1, local_rank: 0, meet: None }
+    /// A process that nobody started as one of several.
+    pub fn alone() -> Launched {
+        Launched { rank: 0, size: 1, local_rank: 0, local_size: Some(1), meet: None }
     }
 
-    /// Reads the environment through `get`; `port` is the one asked for on the command line, `parent` the
-    /// parent's process id (the same for all ranks that one launcher started on this host).
-    pub(crate) fn detect(
-        get: &dyn Fn(&str) -> Option<String>,
-        port: Option<u16>,
-        parent: u32,
-    ) -> Result<Launched> {
+    /// Reads the environment through `get`; `port` is the one asked for, `parent` the parent's process id (the same
+    /// for all ranks that one launcher started on this host).
+    ///
+    /// # Errors
+    /// [`Error::Usage`] naming the variable that is missing or makes no sense.
+    pub fn detect(get: &dyn Fn(&str) -> Option<String>, port: Option<u16>, parent: u32) -> Result<Launched> {
         let env = Env { get };
         let Some(launcher) = LAUNCHERS.iter().find(|l| env.has(l.rank)) else {
             return match env.first(&["WORLD_SIZE"]) {
@@ -71,9 +77,13 @@ impl Launched {
             )));
         }
         let local_rank = env.number(launcher.local_rank)?.unwrap_or(0);
-        let local = env.number(launcher.local_size)? == Some(size);
+        let local_size = match env.number(launcher.local_size)? {
+            None if launcher.rank == "SLURM_PROCID" => slurm_tasks_here(&env)?,
+            told => told,
+        };
+        let local = local_size == Some(size);
         let meet = if size == 1 { None } else { Some(meet(&env, launcher, port, parent, local)?) };
-        Ok(Launched { rank, size, local_rank, meet })
+        Ok(Launched { rank, size, local_rank, local_size, meet })
     }
 }
 
@@ -118,24 +128,24 @@ const LAUNCHERS: [Launcher; 4] = [
 ];
 
 fn meet(env: &Env, launcher: &Launcher, port: Option<u16>, parent: u32, local: bool) -> Result<Meet> {
-    let host = match env.text("MASTER_ADDR") {
-        Some(host) => host,
-        None if local => "127.0.0.1".into(),
-        None => match env.first(&["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"]) {
-            Some((_, list)) if launcher.rank == "SLURM_PROCID" => first_host(&list),
-            _ => {
-                let why = "the ranks may be on several hosts, and the first rank's address is not known";
-                return Err(missing("MASTER_ADDR", why));
-            }
-        },
+    let slurm = launcher.rank == "SLURM_PROCID";
+    let lists = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"];
+    let first_node = || env.first(&lists).filter(|_| slurm).map(|(_, list)| first_host(&list));
+    let host = if let Some(host) = env.text("MASTER_ADDR") {
+        host
+    } else if local {
+        "127.0.0.1".into()
+    } else if let Some(host) = env.text("SMDATAPARALLEL_SERVER_ADDR").or_else(|| sm_host(env)) {
+        host
+    } else if let Some(host) = first_node() {
+        host
+    } else {
+        let why = "the ranks may be on several hosts, and the first rank's address is not known";
+        return Err(missing("MASTER_ADDR", why));
     };
-    let port = match (port, env.number(&["MASTER_PORT"])?) {
-        (Some(port), _) => port,
-        (None, Some(master)) => {
-            let master = u16::try_from(master)
-                .ok()
-                .filter(|p| *p > 0)
-                .ok_or_else(|| Error::Usage(format!("MASTER_PORT is {master}, which is not a port")))?;
+    let port = match (port, env.port("MASTER_PORT")?, env.port("SMDATAPARALLEL_SERVER_PORT")?) {
+        (Some(port), ..) => port,
+        (None, Some(master), _) => {
             let taken =
                 env.text("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|v| v.eq_ignore_ascii_case("true"));
             match (taken, master) {
@@ -144,7 +154,8 @@ fn meet(env: &Env, launcher: &Launcher, port: Option<u16>, parent: u32, local: b
                 (true, _) => master + 1,
             }
         }
-        (None, None) => {
+        (None, None, Some(server)) => server,
+        (None, None, None) => {
             let job: Vec<_> = launcher.job.iter().filter_map(|name| env.text(name)).collect();
             if job.is_empty() && !local {
                 return Err(missing(
@@ -158,6 +169,32 @@ fn meet(env: &Env, launcher: &Launcher, port: Option<u16>, parent: u32, local: b
     Ok(Meet { host, port, local: local || host_is_loopback(env) })
 }
 
+/// The first of a SageMaker job's hosts: `["algo-1","algo-2"]`.
+fn sm_host(env: &Env) -> Option<String> {
+    let hosts = env.text("SM_HOSTS")?;
+    hosts.split('"').nth(1).filter(|host| !host.is_empty()).map(str::to_owned)
+}
+
+/// How many tasks of the step Slurm started on this node, from a list such as `4(x2),3`.
+fn slurm_tasks_here(env: &Env) -> Result<Option<usize>> {
+    let (Some(each), Some(node)) = (env.text("SLURM_STEP_TASKS_PER_NODE"), env.number(&["SLURM_NODEID"])?)
+    else {
+        return Ok(None);
+    };
+    let mut before = 0;
+    for part in each.split(',') {
+        let (tasks, times) = part.split_once("(x").unwrap_or((part, "1)"));
+        let (Ok(tasks), Ok(times)) = (tasks.parse(), times.trim_end_matches(')').parse::<usize>()) else {
+            return Ok(None);
+        };
+        before += times;
+        if node < before {
+            return Ok(Some(tasks));
+        }
+    }
+    Ok(None)
+}
+
 /// A loopback `MASTER_ADDR` says that all ranks are here.
 fn host_is_loopback(env: &Env) -> bool {
     env.text("MASTER_ADDR")
@@ -165,7 +202,7 @@ fn host_is_loopback(env: &Env) -> bool {
 }
 
 fn missing(name: &str, why: &str) -> Error {
-    Error::Usage(format!("{name} is not set: {why} (or start local ranks with --nproc N)"))
+    Error::Usage(format!("{name} is not set: {why} (torchrun, mpirun, srun and smddprun set it)"))
 }
 
 fn derived_port(job: &str) -> u16 {
@@ -212,6 +249,12 @@ impl Env<'_> {
             .map(Some)
             .map_err(|_| Error::Usage(format!("{name} is '{value}', which is not a whole number")))
     }
+
+    fn port(&self, name: &str) -> Result<Option<u16>> {
+        let Some(number) = self.number(&[name])? else { return Ok(None) };
+        let port = u16::try_from(number).ok().filter(|port| *port > 0);
+        port.map(Some).ok_or_else(|| Error::Usage(format!("{name} is {number}, which is not a port")))
+    }
 }
 
 #[cfg(test)]
@@ -244,7 +287,7 @@ mod tests {
     #[test]
     fn torchrun_is_read_whole() {
         let meet = Meet { host: "10.0.0.5".into(), port: 29500, local: false };
-        let want = Launched { rank: 3, size: 4, local_rank: 1, meet: Some(meet) };
+        let want = Launched { rank: 3, size: 4, local_rank: 1, local_size: None, meet: Some(meet) };
         assert_eq!(detect(&TORCHRUN).unwrap(), want);
     }
 
@@ -292,6 +335,39 @@ mod tests {
         {
             assert_eq!(first_host(list), first);
         }
+    }
+
+    #[test]
+    fn slurm_tells_how_many_tasks_a_node_has() {
+        for (list, node, tasks) in
+            [("4(x2),3", "0", 4), ("4(x2),3", "1", 4), ("4(x2),3", "2", 3), ("2", "0", 2)]
+        {
+            let vars = [
+                ("SLURM_PROCID", "1"),
+                ("SLURM_NTASKS", "2"),
+                ("SLURM_JOB_ID", "9"),
+                ("SLURM_JOB_NODELIST", "a"),
+                ("SLURM_STEP_TASKS_PER_NODE", list),
+                ("SLURM_NODEID", node),
+            ];
+            assert_eq!(detect(&vars).unwrap().local_size, Some(tasks), "{list} {node}");
+        }
+    }
+
+    #[test]
+    fn a_sagemaker_job_tells_its_first_host() {
+        let mut vars = vec![
+            ("OMPI_COMM_WORLD_RANK", "2"),
+            ("OMPI_COMM_WORLD_SIZE", "4"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+            ("PMIX_NAMESPACE", "job"),
+            ("SM_HOSTS", r#"["algo-1","algo-2"]"#),
+        ];
+        assert_eq!(address(&vars).0, "algo-1");
+        vars.extend([("SMDATAPARALLEL_SERVER_ADDR", "algo-9"), ("SMDATAPARALLEL_SERVER_PORT", "7592")]);
+        assert_eq!(address(&vars), ("algo-9".into(), 7592));
+        vars.extend([("MASTER_ADDR", "first"), ("MASTER_PORT", "29500")]);
+        assert_eq!(address(&vars), ("first".into(), 29500));
     }
 
     #[test]

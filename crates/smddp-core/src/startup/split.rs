@@ -1,0 +1,110 @@
+//! Groups made of a group's ranks, without a store: cards travel by the group's own collectives.
+
+use smddp_plan::Collective;
+
+use super::Pending;
+use crate::call::{Blocks, Call};
+use crate::comm::{Communicator, Options};
+use crate::error::{Error, Result};
+use crate::types::{DType, RedOp};
+
+/// What a rank asks of a split: its color, if it wants a group, and its key.
+#[derive(Clone, Copy, PartialEq)]
+struct Asked {
+    color: Option<i64>,
+    key: i64,
+}
+
+impl Asked {
+    const BYTES: usize = 17;
+
+    fn to_bytes(self) -> Vec<u8> {
+        let color = self.color.unwrap_or(0).to_le_bytes();
+        [&[u8::from(self.color.is_some())], &color[..], &self.key.to_le_bytes()].concat()
+    }
+
+    fn from_bytes(bytes: &[u8]) -> Self {
+        let number =
+            |at: usize| bytes[at..at + 8].iter().rev().fold(0, |n: i64, byte| n << 8 | i64::from(*byte));
+        Self { color: (bytes[0] != 0).then(|| number(1)), key: number(9) }
+    }
+}
+
+impl Communicator {
+    /// Cuts the group into new ones, as `MPI_Comm_split` does: ranks of one `color` are a group, in the order of their
+    /// `key`, and of their rank here where keys are equal. With no color a rank is in none. All ranks of the group call
+    /// it, in the same order among their other calls. The new group has this one's deadline.
+    ///
+    /// # Errors
+    /// As a collective of this group; what keeps a rank from its part of a group is raised on every rank of that.
+    pub fn split(&self, color: Option<i64>, key: i64) -> Result<Option<Communicator>> {
+        let (me, size) = (self.rank(), self.size());
+        let asked = self.bytes_of_all(Asked { color, key }.to_bytes())?;
+        let asked: Vec<Asked> = asked.chunks(Asked::BYTES).map(Asked::from_bytes).collect();
+        let mut members: Vec<usize> =
+            (0..size).filter(|&rank| color.is_some() && asked[rank].color == color).collect();
+        members.sort_by_key(|&rank| (asked[rank].key, rank));
+        let name = format!("{}/split {} of color {}", self.name(), self.sequence(), color.unwrap_or(0));
+        let pending = members.iter().position(|&rank| rank == me).map(|rank| {
+            let made = Pending::new(&name, rank, members.len(), self.timeout(&Options::default()));
+            made.map(|pending| pending.called("split"))
+        });
+        let text = match &pending {
+            None => Ok(Vec::new()),
+            Some(Ok(pending)) => Ok(pending.card()),
+            Some(Err(error)) => Err(error.to_string()),
+        };
+        let texts = self.texts_of_all(text)?;
+        let Some(pending) = pending.transpose()? else { return Ok(None) };
+        let card = |&rank: &usize| {
+            texts[rank].clone().map_err(|why| {
+                let group = self.name();
+                Error::Topology(format!(
+                    "split, making group `{name}`: rank {rank} of group `{group}` could not make its part: {why}"
+                ))
+            })
+        };
+        let cards = members.iter().map(card).collect::<Result<Vec<_>>>()?;
+        pending.connect(&cards).map(Some)
+    }
+
+    /// Every rank's card, or why it has none.
+    fn texts_of_all(&self, mine: Result<Vec<u8>, String>) -> Result<Vec<Result<Vec<u8>, String>>> {
+        let (fine, mut mine) = (mine.is_ok(), mine.unwrap_or_else(String::into_bytes));
+        let lengths = self.bytes_of_all((mine.len() as u32).to_le_bytes().to_vec())?;
+        let length = |at: &[u8]| u32::from_le_bytes([at[0], at[1], at[2], at[3]]) as usize;
+        let lengths: Vec<usize> = lengths.chunks(4).map(length).collect();
+        let room = 1 + lengths.iter().max().unwrap_or(&0);
+        mine.insert(0, u8::from(fine));
+        mine.resize(room, 0);
+        let all = self.bytes_of_all(mine)?;
+        let text = |(all, &length): (&[u8], &usize)| {
+            let text = all[1..=length].to_vec();
+            if all[0] != 0 { Ok(text) } else { Err(String::from_utf8_lossy(&text).into_owned()) }
+        };
+        Ok(all.chunks(room).zip(&lengths).map(text).collect())
+    }
+
+    /// Every rank's bytes, as many of each, in rank order.
+    fn bytes_of_all(&self, mine: Vec<u8>) -> Result<Vec<u8>> {
+        let mut all = vec![0; mine.len() * self.size()];
+        let call = Call {
+            collective: Collective::AllGather,
+            dtype: DType::U8,
+            redop: RedOp::Sum,
+            root: 0,
+            input: Blocks::Flat { ptr: mine.as_ptr().cast_mut(), count: mine.len() },
+            output: Blocks::Flat { ptr: all.as_mut_ptr(), count: all.len() },
+        };
+        // SAFETY: both belong to this thread until the call returns; where a signal has it return early, for ever.
+        match unsafe { self.run(&call, Options::default()) } {
+            Ok(()) => Ok(all),
+            Err(error) => {
+                if error == Error::Interrupted {
+                    std::mem::forget((mine, all));
+                }
+                Err(error)
+            }
+        }
+    }
+}
