@@ -4,13 +4,21 @@ Importing this package needs neither torch nor the native core; both are loaded 
 
     >>> import torch.distributed as dist
     >>> dist.init_process_group("smddp")
+
+or, without torch, on numpy arrays:
+
+    >>> comm = smddp.init()
+    >>> comm.all_reduce(array)
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smddp import _alias
+
+if TYPE_CHECKING:
+    from smddp.world import Communicator, init
 
 # `import torch.sagemaker` works after `import smddp`, too, where torch's discovery of backends is off.
 _alias.install()
@@ -27,7 +35,10 @@ _FROM_CORE = (
     "__version__",
 )
 
-__all__ = ["dump", "info", "paths", "traffic", *_FROM_CORE]
+# Groups without torch.
+_FROM_WORLD = ("Communicator", "init")
+
+__all__ = ["Communicator", "dump", "info", "init", "paths", "traffic", *_FROM_CORE]
 
 
 def info() -> dict[str, Any]:
@@ -85,5 +96,10 @@ def __getattr__(name: str) -> Any:
         from smddp._native import core
 
         value = globals()[name] = getattr(core(), name)
+        return value
+    if name in _FROM_WORLD:
+        from smddp import world
+
+        value = globals()[name] = getattr(world, name)
         return value
     raise AttributeError(f"module 'smddp' has no attribute {name!r}")

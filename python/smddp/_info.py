@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+from smddp import telling
 from smddp._native import core
 
 COLLECTIVES = (
@@ -29,6 +30,17 @@ def paths(comm: Any) -> list[tuple[str, str, str]]:
         (name, comm.path(number, _F32, _SMALL), comm.path(number, _F32, _LARGE))
         for number, name in enumerate(COLLECTIVES)
     ]
+
+
+def say_paths(comm: Any) -> None:
+    """One line by a new group's first rank, with SMDDP_DEBUG=INFO: the paths, and which collectives take them."""
+    if comm.rank != 0 or comm.size == 1 or not telling.wanted():
+        return
+    takers: dict[str, list[str]] = {}
+    for name, small, large in paths(comm):
+        takers.setdefault(f"{small} at 4 KiB, {large} at 64 MiB", []).append(name)
+    shown = "; ".join(f"{', '.join(names)}: {way}" for way, names in takers.items())
+    telling.tell(f"group {comm.name} of {comm.size} ranks: {shown}")
 
 
 def collect(start_cuda: bool = False) -> dict[str, Any]:
@@ -95,29 +107,25 @@ def _torch_version() -> str | None:
 
 
 def _groups() -> list[dict[str, Any]]:
-    groups = sys.modules.get("smddp.process_group")
-    if groups is None:
-        return []
     return [
         {
-            "name": group.communicator.name,
-            "rank": group.rank(),
-            "size": group.size(),
-            "nodes": group.communicator.nodes(),
-            "network": group.communicator.network(),
-            "paths": {name: {"4 KiB": small, "64 MiB": large} for name, small, large in paths(group.communicator)},
+            "name": comm.name,
+            "rank": comm.rank,
+            "size": comm.size,
+            "nodes": comm.nodes(),
+            "network": comm.network(),
+            "paths": {name: {"4 KiB": small, "64 MiB": large} for name, small, large in paths(comm)},
         }
-        for group in groups.open_groups()
+        for comm in (group.communicator for group in _open_groups())
     ]
 
 
 def taken() -> dict[str, str]:
     """How the collectives of all open groups went, by name: "shm + tcp eth0 10.0.0.1 ring x 120 (1.2 GiB)"."""
-    groups = sys.modules.get("smddp.process_group")
     ways: dict[str, dict[str, list[int]]] = {}
-    for group in groups.open_groups() if groups else ():
-        for collective, algorithm, operations, size in group.communicator.taken():
-            way = "one rank" if group.size() == 1 else f"{group.communicator.way()} {algorithm}"
+    for comm in (group.communicator for group in _open_groups()):
+        for collective, algorithm, operations, size in comm.taken():
+            way = "one rank" if comm.size == 1 else f"{comm.way()} {algorithm}"
             total = ways.setdefault(collective, {}).setdefault(way, [0, 0])
             total[0] += operations
             total[1] += size
@@ -141,14 +149,14 @@ def traffic() -> list[dict[str, Any]]:
         communicator, nodes = group.communicator, group.communicator.nodes()
         moved = [(len(set(nodes)), *entry) for entry in communicator.taken()]
         for spanned in (1, 2):
-            sent = [counts for peer, counts in group.sent.items() if len({nodes[peer], nodes[group.rank()]}) == spanned]
+            sent = [counts for peer, counts in group.sent.items() if len({nodes[peer], nodes[communicator.rank]}) == spanned]
             if sent:
                 moved.append((spanned, "send", "point-to-point", *(sum(counts) for counts in zip(*sent))))
         for spanned, collective, algorithm, operations, size in moved:
             found.append(
                 {
                     "group": communicator.name,
-                    "size": group.size(),
+                    "size": communicator.size,
                     "nodes": spanned,
                     "way": communicator.way(),
                     "collective": collective,
@@ -161,8 +169,9 @@ def traffic() -> list[dict[str, Any]]:
 
 
 def _open_groups() -> list[Any]:
-    groups = sys.modules.get("smddp.process_group")
-    return groups.open_groups() if groups else []
+    """torch's groups, and those of `smddp.init`."""
+    fronts = [sys.modules.get(name) for name in ("smddp.process_group", "smddp.world")]
+    return [group for front in fronts if front is not None for group in front.open_groups()]
 
 
 def _amount(size: float) -> str:

@@ -18,6 +18,7 @@ from torch.distributed import PrefixStore, ProcessGroup
 from torch.distributed import distributed_c10d as dist_c10d
 
 from smddp import resharding, watch
+from smddp._info import say_paths
 from smddp._native import core, shut_down_at_exit
 from smddp._register import NAME
 from smddp.abilities import answering
@@ -30,7 +31,6 @@ from smddp.rendezvous import MonitoredBarrier, connect
 from smddp.selfsend import Mailbox
 from smddp.shrinking import Shrinkable
 from smddp.standins import Inherited, NotConfigured
-from smddp.telling import tell, wanted
 
 # Groups that are open in this process. torch's C++ side may hold a group longer than Python does; the Python
 # half must not go first. Dropped in shutdown and abort. torch 2.5 never calls shutdown but drops the group, so
@@ -148,7 +148,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
         """The group is in use from now on, `connected` or to be so later."""
         _open[id(self)] = self
         if connected:
-            _say_paths(self)
+            say_paths(self._comm)
         watch.start(self._all_ranks[self._rank])
 
     def _hold(self, comm: Any) -> None:
@@ -408,21 +408,6 @@ def _watch_forks() -> None:
     if not _fork_hook:
         _fork_hook = True
         os.register_at_fork(after_in_child=_in_child)
-
-
-def _say_paths(group: SmddpProcessGroup) -> None:
-    """One line by the group's first rank, with SMDDP_DEBUG=INFO: the paths, and which collectives take them."""
-    if group._rank != 0 or group._size == 1:
-        return
-    if not wanted():
-        return
-    from smddp._info import paths
-
-    takers: dict[str, list[str]] = {}
-    for name, small, large in paths(group._comm):
-        takers.setdefault(f"{small} at 4 KiB, {large} at 64 MiB", []).append(name)
-    shown = "; ".join(f"{', '.join(names)}: {way}" for way, names in takers.items())
-    tell(f"group {group._comm.name} of {group._size} ranks: {shown}")
 
 
 def open_groups() -> list[SmddpProcessGroup]:

@@ -3,9 +3,10 @@
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use smddp_core::{Call, Collective, Communicator, DType, Known, On, Options, RedOp, Stream};
+use smddp_rendezvous::{Launched, Meet};
 
 use crate::blocks::parse;
-use crate::errors::raise;
+use crate::errors::{not_met, raise};
 use crate::store::PyStore;
 use crate::work::{Work, seconds};
 
@@ -58,7 +59,30 @@ impl Comm {
             Communicator::make(&store, (call, name), rank, size, seconds(timeout), known)
         });
         let comm = made.map_err(|error| store.raised(&error).unwrap_or_else(|| raise(py, error)))?;
-        Ok(Self { rank: comm.rank(), size: comm.size(), name: comm.name().to_owned(), comm })
+        Ok(Self::over(comm))
+    }
+
+    #[staticmethod]
+    #[pyo3(signature = (call, name, rank, size, meet, timeout))]
+    fn join(
+        py: Python<'_>,
+        call: &str,
+        name: &str,
+        rank: usize,
+        size: usize,
+        meet: Option<(String, u16, bool)>,
+        timeout: f64,
+    ) -> PyResult<Self> {
+        let meet = meet.map(|(host, port, local)| Meet { host, port, local });
+        let launched = Launched { rank, size, local_rank: 0, local_size: None, meet };
+        let joined = py.detach(|| smddp_rendezvous::join((call, name), &launched, None, seconds(timeout)));
+        joined.map(|joined| Self::over(joined.comm)).map_err(|error| not_met(py, error))
+    }
+
+    #[pyo3(signature = (color, key))]
+    fn split(&self, py: Python<'_>, color: Option<i64>, key: i64) -> PyResult<Option<Self>> {
+        let made = py.detach(|| self.comm.split(color, key)).map_err(|error| raise(py, error))?;
+        Ok(made.map(Self::over))
     }
 
     #[expect(clippy::too_many_arguments, reason = "the call as Python makes it, documented in _core.pyi")]
@@ -240,12 +264,22 @@ impl Comm {
     }
 }
 
+impl Comm {
+    fn over(comm: Communicator) -> Self {
+        Self { rank: comm.rank(), size: comm.size(), name: comm.name().to_owned(), comm }
+    }
+
+    pub(crate) fn communicator(&self) -> &Communicator {
+        &self.comm
+    }
+}
+
 /// A call on its way through `detach`, which asks that nothing of one thread's Python goes along: these are plain
 /// addresses.
-struct Sendable<'a>(&'a Call<'a>);
+pub(crate) struct Sendable<'a>(pub(crate) &'a Call<'a>);
 
 impl<'a> Sendable<'a> {
-    fn get(&self) -> &'a Call<'a> {
+    pub(crate) fn get(&self) -> &'a Call<'a> {
         self.0
     }
 }

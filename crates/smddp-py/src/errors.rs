@@ -49,3 +49,13 @@ pub(crate) fn raise(py: Python<'_>, error: smddp_core::Error) -> PyErr {
     let _ = exception.value(py).setattr("ranks", ranks);
     exception
 }
+
+/// The exception of ranks that did not meet.
+pub(crate) fn not_met(py: Python<'_>, error: smddp_rendezvous::Error) -> PyErr {
+    use smddp_rendezvous::Error as E;
+    match error {
+        E::Core(error) => raise(py, error),
+        E::Usage(text) => ConfigError::new_err(text),
+        error => TopologyError::new_err(error.to_string()),
+    }
+}

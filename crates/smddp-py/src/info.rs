@@ -6,8 +6,9 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use smddp_core::config::SETTINGS;
 use smddp_core::{Config, Endpoint};
+use smddp_rendezvous::Launched;
 
-use crate::errors::raise;
+use crate::errors::{not_met, raise};
 
 /// (name, value, default, source, what it does) of every setting.
 #[pyfunction]
@@ -109,6 +110,20 @@ pub(crate) fn frames_from(signal: i32, pipe: i32, inner: Vec<String>) {
     let pipe = unsafe { OwnedFd::from_raw_fd(pipe) };
     smddp_core::frames_from(signal, pipe, inner);
 }
+
+/// (rank, size, local rank, local size, where rank 0 serves) of this process among those that a launcher started
+/// together, from the environment; where is (host, port, whether all ranks are on this host).
+#[pyfunction]
+#[pyo3(signature = (port=None))]
+pub(crate) fn launched(py: Python<'_>, port: Option<u16>) -> PyResult<Told> {
+    let get = |name: &str| std::env::var(name).ok();
+    let found = Launched::detect(&get, port, std::os::unix::process::parent_id());
+    let found = found.map_err(|error| not_met(py, error))?;
+    let meet = found.meet.map(|meet| (meet.host, meet.port, meet.local));
+    Ok((found.rank, found.size, found.local_rank, found.local_size, meet))
+}
+
+type Told = (usize, usize, usize, Option<usize>, Option<(String, u16, bool)>);
 
 /// The smddp-bench program.
 #[pyfunction]

@@ -1,6 +1,8 @@
 //! The Python module `smddp._core`: conversions only.
 
+mod arrays;
 mod blocks;
+mod buffers;
 mod comm;
 mod errors;
 mod info;
@@ -28,6 +30,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     errors::add(module)?;
     module.add_class::<comm::Comm>()?;
     module.add_class::<work::Work>()?;
+    module.add_class::<arrays::Arrays>()?;
     module.add_function(wrap_pyfunction!(info::settings, module)?)?;
     module.add_function(wrap_pyfunction!(info::info, module)?)?;
     module.add_function(wrap_pyfunction!(info::cuda, module)?)?;
@@ -36,6 +39,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(info::dump, module)?)?;
     module.add_function(wrap_pyfunction!(info::stacks, module)?)?;
     module.add_function(wrap_pyfunction!(info::frames_from, module)?)?;
+    module.add_function(wrap_pyfunction!(info::launched, module)?)?;
     module.add_function(wrap_pyfunction!(info::bench_main, module)?)?;
     Ok(())
 }
