@@ -3,7 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, final
 
+from typing_extensions import Self, disjoint_base
+
 __all__ = [
+    "Arrays",
     "ClosedError",
     "CollectiveTimeoutError",
     "Comm",
@@ -16,9 +19,14 @@ __all__ = [
     "__version__",
     "bench_main",
     "cuda",
+    "dump",
+    "fabric",
+    "frames_from",
     "info",
+    "launched",
     "settings",
     "shutdown",
+    "stacks",
 ]
 
 __version__: str
@@ -92,6 +100,15 @@ class Comm:
         one that came and is gone, TopologyError where ranks cannot reach each other or one of them could not make the
         group at all, and whatever the store raises.
         """
+    @staticmethod
+    def join(call: str, name: str, rank: int, size: int, meet: tuple[str, int, bool] | None, timeout: float) -> Comm:
+        """The same where rank 0 serves a store of its own at `meet`: host, port, whether all ranks are on that host.
+
+        None is for one rank alone. The deadline of calls that have none of their own is `timeout` from then on.
+        Raises as `make`, and TopologyError where rank 0 cannot listen there, or nobody answers within `timeout`.
+        """
+    def split(self, color: int | None, key: int) -> Comm | None:
+        """The group of the ranks of one color, in the order of their keys, as MPI_Comm_split; all ranks call it."""
     def collective(
         self,
         collective: int,
@@ -104,7 +121,7 @@ class Comm:
         keep: object,
         timeout: float,
         asynchronous: bool,
-        device: int = -1,
+        device: int = ...,
         stream: int = 0,
     ) -> Work | None:
         """Collective numbers as in smddp_plan::Collective, dtype and redop as in smddp_core::types.
@@ -157,6 +174,157 @@ class Comm:
         """(collective, algorithm, operations, bytes of their whole buffers) of all that is over."""
     def arrived(self) -> list[int]:
         """Ranks that are known to have started the newest collective that this rank started."""
+
+_Array = Any
+"""numpy.ndarray, or anything with the buffer protocol or __dlpack__, contiguous, on the host or a CUDA device."""
+
+_Reduction = str | tuple[str, float]
+"""sum, avg, min, max, prod, band, bor, bxor, or ("premul_sum", factor)."""
+
+@disjoint_base
+class Arrays:
+    """A group's calls on arrays; all ranks make the same collectives in the same order.
+
+    Of every collective:
+    out: where the result goes; it has the array's element type. Without it a new numpy array, or the array itself (in
+    place) where it has the result's size.
+    async_op: True returns a Work at once; arrays must be left alone until it is over, and are held until then.
+    timeout: seconds; None is the group's.
+    stream: for arrays on a CUDA device the raw handle of the caller's stream: the call comes after what that holds, and
+    what comes next on it after the call; None is the default stream, with the host waiting for the end.
+    Raises TypeError for element types that differ or do not move, ValueError for shapes that do not fit, arrays that
+    are not contiguous, outputs that are read-only, and reductions that the type has not: before anything moves. Raises
+    CollectiveTimeoutError, MismatchError, PeerLostError or ClosedError, which name operation, group and ranks.
+    """
+
+    def __new__(cls, comm: Comm) -> Self: ...
+    @property
+    def sent(self) -> dict[int, tuple[int, int]]:
+        """Messages that this rank sent so far, and their bytes, by receiver."""
+    def all_reduce(
+        self,
+        array: _Array,
+        op: _Reduction | None = None,
+        *,
+        out: _Array | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+        stream: int | None = None,
+    ) -> Any:
+        """All ranks' arrays, reduced element by element (their sum); in place without `out`."""
+    def reduce(
+        self,
+        array: _Array,
+        op: _Reduction | None = None,
+        root: int = 0,
+        *,
+        out: _Array | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+        stream: int | None = None,
+    ) -> Any:
+        """The same on rank `root` alone; None on the others, whose arrays stay as they are."""
+    def broadcast(
+        self,
+        array: _Array,
+        root: int = 0,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
+        stream: int | None = None,
+    ) -> Any:
+        """Rank `root`'s array into all others'."""
+    def all_gather(
+        self,
+        array: _Array,
+        *,
+        out: _Array | None = None,
+        counts: Sequence[int] | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+        stream: int | None = None,
+    ) -> Any:
+        """All ranks' arrays in rank order: of shape (size, *shape), or `out`, which has size times as many elements.
+
+        counts: each rank's elements where these differ; the result is flat.
+        """
+    def gather(
+        self,
+        array: _Array,
+        root: int = 0,
+        *,
+        out: _Array | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+        stream: int | None = None,
+    ) -> Any:
+        """The same on rank `root` alone, with blocks of one size; None on the others."""
+    def reduce_scatter(
+        self,
+        array: _Array,
+        op: _Reduction | None = None,
+        *,
+        out: _Array | None = None,
+        counts: Sequence[int] | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+        stream: int | None = None,
+    ) -> Any:
+        """This rank's block of the arrays' reduction: the first dimension cut in `size` equal blocks.
+
+        counts: each rank's elements where these differ; the result is flat.
+        """
+    def scatter(
+        self,
+        array: _Array | None,
+        out: _Array,
+        root: int = 0,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
+        stream: int | None = None,
+    ) -> Any:
+        """This rank's block of rank `root`'s array, which no other rank needs to give, into `out`."""
+    def all_to_all(
+        self,
+        array: _Array,
+        *,
+        out: _Array | None = None,
+        counts: tuple[Sequence[int], Sequence[int]] | None = None,
+        async_op: bool = False,
+        timeout: float | None = None,
+        stream: int | None = None,
+    ) -> Any:
+        """Block r of this rank's array to rank r, and rank r's for this rank into block r: the first dimension is cut.
+
+        counts: elements to each rank and from each rank where these differ; the result is flat.
+        """
+    def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Work | None:
+        """Returns when all ranks have called it."""
+    def send(
+        self, array: _Array, dst: int, tag: int = 0, *, async_op: bool = False, timeout: float | None = None
+    ) -> Work | None:
+        """Send an array of the host to rank `dst`, which receives as many elements of that type with that tag."""
+    def recv(
+        self,
+        out: _Array,
+        src: int | None = None,
+        tag: int = 0,
+        *,
+        async_op: bool = False,
+        timeout: float | None = None,
+    ) -> Any:
+        """Receive from rank `src`, or from whoever sends first (None); returns `out`, or a Work whose `source()` says
+        who it was.
+        """
+
+def launched(port: int | None = None) -> tuple[int, int, int, int | None, tuple[str, int, bool] | None]:
+    """Which of the ranks that a launcher started together this process is, as the environment says.
+
+    Rank, size, local rank, ranks of this host (None: the launcher does not say), and where rank 0 serves: host, port
+    and whether all ranks are on this host; None with one rank. Raises ConfigError naming what is missing or makes no
+    sense.
+    """
 
 def settings() -> list[tuple[str, str, str, str, str]]:
     """(name, value, default, where the value came from, what it does) of every SMDDP_* setting."""

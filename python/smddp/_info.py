@@ -149,7 +149,8 @@ def traffic() -> list[dict[str, Any]]:
         communicator, nodes = group.communicator, group.communicator.nodes()
         moved = [(len(set(nodes)), *entry) for entry in communicator.taken()]
         for spanned in (1, 2):
-            sent = [counts for peer, counts in group.sent.items() if len({nodes[peer], nodes[communicator.rank]}) == spanned]
+            mine = nodes[communicator.rank]
+            sent = [counts for peer, counts in group.sent.items() if len({nodes[peer], mine}) == spanned]
             if sent:
                 moved.append((spanned, "send", "point-to-point", *(sum(counts) for counts in zip(*sent))))
         for spanned, collective, algorithm, operations, size in moved:

@@ -1,8 +1,7 @@
 """Groups of ranks without torch: `smddp.init()` and `smddp.Communicator`.
 
-    >>> import numpy, smddp
-    >>> with smddp.init() as comm:                       # one rank of those that mpirun, torchrun or srun started
-    ...     total = comm.all_reduce(numpy.ones(1000, "float32"))
+with smddp.init() as comm:  # one rank of those that mpirun, torchrun or srun started
+    total = comm.all_reduce(numpy.ones(1000, "float32"))
 """
 
 from __future__ import annotations
@@ -35,11 +34,12 @@ class Communicator(Arrays):
 
     Made by `smddp.init`, `from_env` and `split`. Any thread may call; all ranks make the same collectives in the same
     order. Counts are elements, times are seconds. The calls themselves (`all_reduce`, `all_gather`, `send`, ...) are
-    documented at `smddp._core.Arrays`; what they raise: ValueError and TypeError for bad arguments before anything moves,
-    `smddp.CollectiveTimeoutError`, `MismatchError`, `PeerLostError` and `ClosedError` with the ranks they are about in
-    `error.ranks`.
+    documented at `smddp._core.Arrays`. They raise ValueError and TypeError for bad arguments before anything moves, and
+    `smddp.CollectiveTimeoutError`, `MismatchError`, `PeerLostError` and `ClosedError` with the ranks that these are
+    about in `error.ranks`.
     """
 
+    communicator: Comm
     rank: int
     size: int
     name: str
@@ -53,8 +53,9 @@ class Communicator(Arrays):
 
     @classmethod
     def over(cls, comm: Comm, local: tuple[int, int | None] | None = None) -> Communicator:
-        """Take over the core's communicator. local: this rank's place among those of its host and how many these are, where
-        the launcher says so.
+        """Take over the core's communicator.
+
+        local: this rank's place among those of its host, and how many these are, where the launcher says so.
         """
         made = cls.__new__(cls, comm)
         nodes = comm.nodes()
@@ -177,8 +178,8 @@ def init(
     timeout: seconds, for meeting, and the deadline of every call that has none of its own.
 
     Raises smddp.ConfigError, a ValueError, where the environment names no meeting point or makes no sense; ValueError
-    where the arguments do not; smddp.CollectiveTimeoutError naming the ranks that did not come; smddp.TopologyError where
-    rank 0 does not serve or ranks cannot reach each other.
+    where the arguments do not; smddp.CollectiveTimeoutError naming the ranks that did not come; smddp.TopologyError
+    where rank 0 does not serve or ranks cannot reach each other.
     """
     global _made
     _deadline(timeout)
@@ -220,7 +221,7 @@ def _meeting_point(address: str | None, port: int | None) -> tuple[str, int, boo
     host, _, written = (address or "").rpartition(":") if ":" in (address or "") else (address or "", "", "")
     number = written or (str(port) if port is not None else "")
     if not host or not number.isdecimal() or not 0 < int(number) < 65536:
-        raise ValueError(f'smddp.init: address must be "host:port" of rank 0, such as "10.0.0.5:29500", not {address!r}')
+        raise ValueError(f'smddp.init: address must be "host:port" of rank 0 ("10.0.0.5:29500"), not {address!r}')
     host = host.strip("[]")
     return host, int(number), host in ("localhost", "::1") or host.startswith("127.")
 
