@@ -90,7 +90,7 @@ def cuda(start: bool = False) -> dict[str, Any]:
 
 
 def _cuda_in_use() -> bool:
-    if "torch" not in sys.modules:
+    if sys.modules.get("torch") is None:
         return False
     from smddp import cuda
 

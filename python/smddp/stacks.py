@@ -7,6 +7,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import sys
 from pathlib import Path
 
 from smddp._native import core
@@ -47,6 +48,6 @@ def _free_signal() -> int | None:
 
 
 def _own_folders() -> list[str]:
-    import torch
-
-    return [f"{Path(module).parent}{os.sep}" for module in (__file__, torch.__file__)] + ["<frozen "]
+    torch = sys.modules.get("torch")
+    files = [__file__, *([torch.__file__] if torch is not None and torch.__file__ else [])]
+    return [f"{Path(file).parent}{os.sep}" for file in files] + ["<frozen "]

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
-use smddp_core::{Blocks, Call, Collective, Communicator, On, Options, RedOp, Stream};
+use smddp_core::{Blocks, Call, Collective, Communicator, DType, On, Options, RedOp, Stream};
 
 use crate::buffers::{Elements, Export, Use, elements};
 use crate::comm::{Comm, Sendable};
@@ -143,7 +143,7 @@ const REDUCTIONS: &str = "sum, avg, min, max, prod, band, bor, bxor, or (\"premu
 
 fn reduction(op: Option<&Bound<'_, PyAny>>) -> PyResult<RedOp> {
     let Some(op) = op else { return Ok(RedOp::Sum) };
-    let unknown = || PyValueError::new_err(format!("no reduction is called {op}: there are {REDUCTIONS}"));
+    let unknown = || PyValueError::new_err(format!("no reduction is called {op:?}: there are {REDUCTIONS}"));
     if let Ok((name, factor)) = op.extract::<(String, f64)>() {
         return if name == "premul_sum" { Ok(RedOp::PremulSum(factor)) } else { Err(unknown()) };
     }
@@ -176,6 +176,9 @@ impl Arrays {
     ) -> PyResult<Py<PyAny>> {
         let sides = [input, output];
         let (dtype, device) = agreed(how, &sides)?;
+        if (redop, dtype) == (RedOp::Avg, DType::Bool) {
+            return Err(PyValueError::new_err(format!("{}: avg of bool is not defined", how.call)));
+        }
         let call = Call { collective, dtype, redop, root, input: input_blocks, output: output_blocks };
         let mut options = Options { timeout: how.timeout.map(seconds), keep: None, on: None };
         if how.asynchronous || device >= 0 {
@@ -226,11 +229,11 @@ fn held<const N: usize>(sides: [Option<Side<'_, '_>>; N]) -> Held {
 }
 
 /// The element type and device that all sides have.
-fn agreed(how: How, sides: &[Option<Side<'_, '_>>; 2]) -> PyResult<(smddp_core::DType, i32)> {
+fn agreed(how: How, sides: &[Option<Side<'_, '_>>; 2]) -> PyResult<(DType, i32)> {
     let (first, second) = match sides {
         [Some(first), Some(second)] => (first.elements, second.elements),
         [Some(only), None] | [None, Some(only)] => (only.elements, only.elements),
-        [None, None] => return Ok((smddp_core::DType::U8, -1)),
+        [None, None] => return Ok((DType::U8, -1)),
     };
     if first.dtype != second.dtype {
         return Err(PyTypeError::new_err(format!(

@@ -1,0 +1,138 @@
+"""Groups without torch: `smddp.init()` and the collectives on arrays, by ranks that are processes of their own."""
+
+import re
+import shutil
+import subprocess
+import sys
+
+import job
+import pytest
+import smddp
+from launching import JOB, LAUNCHERS, clean, free_port, outputs, run, slurm, start, torchrun
+
+CASES = [case.__name__ for case in job.TOGETHER]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_every_call_gives_what_it_promises(size: int):
+    """All cases of job.py, one group after the other in the same processes."""
+    for text in run("together", size):
+        assert re.findall(r"^(\w+): well$", text, re.MULTILINE) == CASES
+
+
+@pytest.mark.parametrize("case", [case.__name__ for case in job.ALONE])
+def test_what_ends_a_group_is_named(case: str):
+    ended = outputs(start(case, 3 if case != "mismatch" else 2))
+    statuses = [status for status, _ in ended]
+    assert statuses == [0, -9, 0] if case == "killed" else set(statuses) == {0}, ended
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_the_launchers_environment_says_who_is_who(launcher):
+    texts = run("said", 2, launcher)
+    for rank, text in enumerate(texts):
+        assert f"rank {rank} of 2" in text and f"local {rank} of 2" in text
+
+
+def test_mpirun_starts_ranks():
+    mpirun = shutil.which("mpirun")
+    if mpirun is None:
+        pytest.skip("no mpirun on this machine")
+    command = [mpirun, "--allow-run-as-root", "--oversubscribe", "-np", "3", sys.executable, str(JOB), "said"]
+    done = subprocess.run(command, env=clean(), capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert sorted(re.findall(r"rank (\d) of 3", done.stdout)) == ["0", "1", "2"]
+
+
+def test_paths_are_told_where_asked():
+    texts = run("said", 2, SMDDP_DEBUG="INFO")
+    assert "group world of 2 ranks:" in texts[0] and "all_reduce" in texts[0]
+
+
+def test_a_rank_that_does_not_come_to_the_meeting_is_named():
+    script = "import smddp; smddp.init(timeout=1)"
+    for rank in (0, 1):
+        environment = {**clean(), **torchrun(rank, 3, free_port())}
+        ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+        assert ended.returncode == 1
+        last = ended.stderr.splitlines()[-1]
+        # Rank 0 knows who is missing; the others only that rank 0 is not there.
+        assert ("CollectiveTimeoutError" in last and "1, 2" in last) if rank == 0 else "rank 0 does not" in last, last
+
+
+def test_a_taken_port_is_an_error_that_names_it():
+    import socket
+
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(smddp.TopologyError, match=str(port)):
+            smddp.init(0, 2, f"127.0.0.1:{port}", timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"rank": 0}, "rank and size go together"),
+        ({"address": "a:1"}, "rank and size go together"),
+        ({"rank": 0, "size": 2}, "address must be"),
+        ({"rank": 0, "size": 2, "address": "host"}, "address must be"),
+        ({"rank": 0, "size": 2, "address": "host:99999"}, "address must be"),
+        ({"rank": 2, "size": 2, "address": "host:1"}, "rank 2 is not in a group of 2"),
+        ({"rank": 0, "size": 1, "timeout": 0}, "timeout must be"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_named(arguments: dict, says: str):
+    with pytest.raises(ValueError, match=says):
+        smddp.init(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is not set"),
+        ({"WORLD_SIZE": "2"}, "RANK is not set"),
+        ({"RANK": "x", "WORLD_SIZE": "2"}, "RANK is 'x'"),
+        ({"OMPI_COMM_WORLD_RANK": "4", "OMPI_COMM_WORLD_SIZE": "2"}, "there are 2 ranks"),
+    ],
+)
+def test_an_environment_that_makes_no_sense_is_named(environment: dict, says: str, monkeypatch):
+    for name in (*slurm(0, 1, 1), *torchrun(0, 1, 1)):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(smddp.ConfigError, match=says):
+        smddp.init()
+
+
+def test_ranks_meet_at_a_store_of_torch_or_of_their_own(tmp_path):
+    """Threads as ranks: torch's FileStore, and the least that a store can be."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from smddp._info import _Values
+    from torch.distributed import HashStore
+
+    for store in (HashStore(), _Values()):
+        with ThreadPoolExecutor(3) as pool:
+            groups = list(pool.map(lambda rank, store=store: smddp.init(rank, 3, store=store, timeout=20), range(3)))
+            totals = list(pool.map(lambda comm: comm.all_reduce(bytearray(b"\1"))[0], groups))
+            list(pool.map(lambda comm: comm.close(), groups))
+        assert totals == [3, 3, 3]
+
+
+def test_torch_tensors_and_types_of_ml_dtypes_go_too():
+    import torch
+
+    with smddp.init(0, 1) as comm:
+        tensor = torch.arange(6, dtype=torch.bfloat16)
+        assert comm.all_gather(tensor, out=torch.empty(1, 6, dtype=torch.bfloat16)).tolist() == [list(range(6))]
+        assert comm.all_reduce(tensor) is tensor
+        with pytest.raises(ValueError, match="not contiguous"):
+            comm.all_reduce(torch.ones(3, 4).T)
+        ml_dtypes = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
+        import numpy
+
+        for name in ("bfloat16", "float8_e4m3fn"):
+            array = numpy.arange(4).astype(getattr(ml_dtypes, name))
+            assert (comm.all_gather(array)[0] == array).all()
