@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import sysconfig
@@ -55,13 +56,13 @@ class Environment:
     def site_packages(self) -> Path:
         return Path(sysconfig.get_path("purelib", "venv", {"base": self.home, "platbase": self.home}))
 
-    def popen(self, program: str, *arguments: str) -> subprocess.Popen[str]:
+    def popen(self, program: str, *arguments: str, **more: str) -> subprocess.Popen[str]:
         """Starts a program of this environment, out of reach of the sources, in a session of its own."""
         env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SMDDP_"))}
         return subprocess.Popen(
             [self.bin / program, *arguments],
             cwd=self.home,
-            env=env,
+            env={**env, **more},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -166,6 +167,19 @@ def test_ctrl_c_ends_the_benchmark_as_a_signal_does(bare: Environment):
         process.kill()
     assert process.returncode == -signal.SIGINT, out + err
     assert "Traceback" not in err
+
+
+def test_two_ranks_sum_arrays_where_there_is_nothing_but_the_wheel(bare: Environment):
+    script = (
+        "import array, os, smddp\n"
+        "with smddp.init(int(os.environ['ME']), 2, os.environ['AT'], timeout=60) as comm:\n"
+        "    print(list(comm.all_reduce(array.array('f', [comm.rank, 1]))), comm.all_gather_object(comm.rank))\n"
+    )
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        at = f"127.0.0.1:{found.getsockname()[1]}"
+    ranks = [bare.popen("python", "-c", script, ME=str(rank), AT=at) for rank in range(2)]
+    assert [rank.communicate(timeout=60) for rank in ranks] == [("[1.0, 2.0] [0, 1]\n", "")] * 2
 
 
 def test_info_runs_without_torch(bare: Environment):

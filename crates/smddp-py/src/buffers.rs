@@ -252,12 +252,15 @@ impl View {
             // SAFETY: as above.
             let reads = usage.writes
                 && unsafe { PyObject_GetBuffer(object.as_ptr(), &raw mut *view, STRIDES | FORMAT) } == 0;
-            return Err(if reads {
-                usage.read_only()
-            } else {
-                drop(PyErr::take(py));
-                usage.refused(format!("gives no buffer: {why}"))
-            });
+            if reads {
+                return Err(usage.read_only());
+            }
+            drop(PyErr::take(py));
+            if object.hasattr("__dlpack__")? {
+                // Of a type that the buffer protocol has not.
+                return Ok(None);
+            }
+            return Err(usage.refused(format!("gives no buffer: {why}")));
         }
         // SAFETY: the exporter filled them for so many dimensions; a format is a C string.
         let (shape, strides, format) = unsafe {
@@ -362,6 +365,10 @@ fn of_dlpack(array: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<(Elements,
     let py = array.py();
     let Ok(device) = array.call_method0("__dlpack_device__") else { return Ok(None) };
     let (device, _): (i32, i32) = device.extract()?;
+    // Immutable, which DLPack 0 cannot say.
+    if usage.writes && array.get_type().module()?.to_cow()?.starts_with("jax") {
+        return Err(usage.read_only());
+    }
     let arguments = PyDict::new(py);
     if let (ON_CUDA, Some(stream)) = (device, usage.stream) {
         // DLPack's name for the default stream is 1.
