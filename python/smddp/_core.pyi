@@ -318,12 +318,12 @@ class Arrays:
         who it was.
         """
 
-def launched(port: int | None = None) -> tuple[int, int, int, int | None, tuple[str, int, bool] | None]:
+def launched(port: int | None = None) -> tuple[int, int, int, int | None, tuple[str, int, bool] | None] | None:
     """Which of the ranks that a launcher started together this process is, as the environment says.
 
     Rank, size, local rank, ranks of this host (None: the launcher does not say), and where rank 0 serves: host, port
-    and whether all ranks are on this host; None with one rank. Raises ConfigError naming what is missing or makes no
-    sense.
+    and whether all ranks are on this host; None with one rank. None where no launcher did.
+    Raises ConfigError naming what is missing or makes no sense.
     """
 
 def settings() -> list[tuple[str, str, str, str, str]]:

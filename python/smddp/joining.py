@@ -5,18 +5,16 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import os
 import socket
 from collections.abc import Iterable
 from typing import Any
 
 import torch.distributed as dist
 
+from smddp.launching.variables import complete
+
 # The launcher's configuration, a JSON object.
 LAUNCHER = "SM_HP_MP_PARAMETERS"
-
-# Where each launcher says which rank this is, of how many.
-_LAUNCHERS = (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
 
 
 def read_json(text: str, source: str) -> Any:
@@ -35,13 +33,13 @@ def hint(name: object, known: Iterable[str]) -> str:
 
 def make_default_group(caller: str, backend: str = "smddp") -> None:
     """Make the default group from the launcher's environment, for ``caller``, which the error names."""
-    for rank, size in _LAUNCHERS:
-        if rank in os.environ and size in os.environ and "MASTER_ADDR" in os.environ:
-            dist.init_process_group(backend, rank=int(os.environ[rank]), world_size=int(os.environ[size]))
-            return
+    if complete():
+        dist.init_process_group(backend)
+        return
     raise RuntimeError(
         f"{caller} found neither a process group nor a launcher's environment (RANK, WORLD_SIZE, MASTER_ADDR, "
-        "MASTER_PORT): start the script with `torchrun --nproc-per-node 8 script.py`, or call "
+        "MASTER_PORT; Open MPI's, MPICH's or Slurm's): start the script with `torchrun --nproc-per-node 8 script.py`, "
+        "or call "
         f'dist.init_process_group("{backend}", ...) first'
     )
 

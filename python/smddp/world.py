@@ -185,7 +185,7 @@ def init(
     _deadline(timeout)
     given = (rank is not None, size is not None)
     if given == (False, False) and store is None and address is None:
-        rank, size, local_rank, local_size, meet = core().launched(port)
+        rank, size, local_rank, local_size, meet = core().launched(port) or (0, 1, 0, 1, None)
         local: tuple[int, int | None] | None = (local_rank, local_size)
     elif given != (True, True):
         raise ValueError(f"smddp.init: rank and size go together, with address or store (rank {rank}, size {size})")

@@ -112,15 +112,16 @@ pub(crate) fn frames_from(signal: i32, pipe: i32, inner: Vec<String>) {
 }
 
 /// (rank, size, local rank, local size, where rank 0 serves) of this process among those that a launcher started
-/// together, from the environment; where is (host, port, whether all ranks are on this host).
+/// together, from the environment; where is (host, port, whether all ranks are on this host). `None` where none did.
 #[pyfunction]
 #[pyo3(signature = (port=None))]
-pub(crate) fn launched(py: Python<'_>, port: Option<u16>) -> PyResult<Told> {
+pub(crate) fn launched(py: Python<'_>, port: Option<u16>) -> PyResult<Option<Told>> {
     let get = |name: &str| std::env::var(name).ok();
     let found = Launched::detect(&get, port, std::os::unix::process::parent_id());
     let found = found.map_err(|error| not_met(py, error))?;
     let meet = found.meet.map(|meet| (meet.host, meet.port, meet.local));
-    Ok((found.rank, found.size, found.local_rank, found.local_size, meet))
+    let told = (found.rank, found.size, found.local_rank, found.local_size, meet);
+    Ok(Launched::by_a_launcher(&get).then_some(told))
 }
 
 type Told = (usize, usize, usize, Option<usize>, Option<(String, u16, bool)>);

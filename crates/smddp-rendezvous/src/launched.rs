@@ -49,6 +49,12 @@ impl Launched {
         Launched { rank: 0, size: 1, local_rank: 0, local_size: Some(1), meet: None }
     }
 
+    /// Whether a launcher says which rank this process is.
+    pub fn by_a_launcher(get: &dyn Fn(&str) -> Option<String>) -> bool {
+        let env = Env { get };
+        LAUNCHERS.iter().any(|launcher| env.has(launcher.rank))
+    }
+
     /// Reads the environment through `get`; `port` is the one asked for, `parent` the parent's process id (the same
     /// for all ranks that one launcher started on this host).
     ///

@@ -10,6 +10,7 @@ import smddp.modelparallel.partition as partition
 import torch
 import torch.distributed as dist
 from smddp.modelparallel import start
+from smddp.modelparallel.activation import set_activation_checkpointing
 from smddp.modelparallel.state import state
 from smddp.modelparallel.step import step
 
@@ -45,10 +46,29 @@ def gradients(model):
     return {name: q.grad.clone() for name, q in model.local_named_parameters() if q.grad is not None}
 
 
+def layers(model):
+    """Those of every list of layers."""
+    lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
+    found = [layer for each in lists for layer in each]
+    assert found, model
+    return found
+
+
 class Pipeline:
     """A model in a pipeline for the time of a `with`, and what the same is in one process."""
 
-    def __init__(self, make, function, data, stages, microbatches, pipeline="interleaved", place=None, **config):
+    def __init__(
+        self,
+        make,
+        function,
+        data,
+        stages,
+        microbatches,
+        pipeline="interleaved",
+        place=None,
+        checkpointed=False,
+        **config,
+    ):
         self.function, self.microbatches = function, microbatches
         size = dist.get_world_size()
         config = {
@@ -69,6 +89,8 @@ class Pipeline:
             for module, stage in place(self.module, stages):
                 partition.set_partition(module, stage)
         self.model = of_model.DistributedModel(self.module)
+        for layer in layers(self.module) if checkpointed else ():
+            set_activation_checkpointing(layer)
         self.step = step(function)
 
     def run(self):
@@ -82,11 +104,22 @@ class Pipeline:
         state.reset()
 
 
-def check(make, function, data, stages, microbatches, pipeline="interleaved", exact=True, place=None, **config):
+def check(
+    make,
+    function,
+    data,
+    stages,
+    microbatches,
+    pipeline="interleaved",
+    exact=True,
+    place=None,
+    checkpointed=False,
+    **config,
+):
     """Losses and gradients of a pipeline are those of one process, and the same bits come out twice."""
     with (
         warnings.catch_warnings(),
-        Pipeline(make, function, data, stages, microbatches, pipeline, place, **config) as both,
+        Pipeline(make, function, data, stages, microbatches, pipeline, place, checkpointed, **config) as both,
     ):
         warnings.simplefilter("ignore")
         wanted, wanted_gradients = one_process(both.alone, function, both.data, microbatches)

@@ -14,10 +14,12 @@ def alternate(net, stages):
     return [(layer, index % stages) for index, layer in enumerate(net.layers)]
 
 
-def one(name, stages, microbatches, pipeline, **config):
+def one(name, stages, microbatches, pipeline, rows=1, **config):
+    """rows: times as many as the model's data has."""
     make, function, data = NETWORKS[name]
     place = alternate if make is PingPong else None
-    check(make, function, data(), stages, microbatches, pipeline, exact=name not in SHARED, place=place, **config)
+    data = tuple(torch.cat([x] * rows) for x in data())
+    check(make, function, data, stages, microbatches, pipeline, exact=name not in SHARED, place=place, **config)
 
 
 def case_four_stages_are_as_one_process():

@@ -16,17 +16,30 @@ def named(*what):
         raise
 
 
-def matrix(stages):
+def matrix(stages, checkpointed=False):
     for name in NETWORKS:
-        # 16 rows over the replicas.
-        for microbatches in (1, 4, 8) if stages > 1 else (1, 4):
+        for microbatches in (1, 4, 8):
             for pipeline in ("interleaved", "simple"):
                 with named(name, stages, microbatches, pipeline):
-                    one(name, stages, microbatches, pipeline)
+                    # 16 rows, or 32 where four replicas have 8 microbatches.
+                    rows = 2 if (stages, microbatches) == (1, 8) else 1
+                    one(name, stages, microbatches, pipeline, rows=rows, checkpointed=checkpointed)
 
 
 def case_every_model_on_one_stage_with_four_replicas():
     matrix(1)
+
+
+def case_every_model_checkpointed_on_one_stage():
+    matrix(1, checkpointed=True)
+
+
+def case_every_model_checkpointed_on_two_stages():
+    matrix(2, checkpointed=True)
+
+
+def case_every_model_checkpointed_on_four_stages():
+    matrix(4, checkpointed=True)
 
 
 def case_every_model_on_two_stages_with_two_replicas():

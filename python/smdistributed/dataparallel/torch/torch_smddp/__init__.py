@@ -2,11 +2,18 @@
 
 Needed only where torch's own discovery of backends is off (TORCH_DEVICE_BACKEND_AUTOLOAD=0) or absent; it
 does no harm elsewhere. It also loads the native core, so that a script which falls back to another backend
-on ModuleNotFoundError gets an ImportError, with the reason, from an installation that cannot run.
+on ModuleNotFoundError gets an ImportError, with the reason, from an installation that cannot run. Where mpirun or srun
+started this process, torch's variables (RANK, WORLD_SIZE, ...) are set from theirs.
 """
+
+from contextlib import suppress as _suppress
 
 from smddp._native import core as _core
 from smddp._register import register as _register
+from smddp.launching.variables import complete as _complete
 
 _core()
 _register()
+with _suppress(ValueError):
+    # init_process_group may be given all that is missing here.
+    _complete()

@@ -1,0 +1,184 @@
+"""`smddprun` and its relatives, as they are installed: under a launcher they become the rank's command, else they start
+local ranks.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "world"))
+from launching import LAUNCHERS, clean, outputs
+
+BIN = Path(sys.executable).parent
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+SHOW = f"import json, os; print(json.dumps([os.environ.get(name) for name in {NAMES}]))"
+SUM = (
+    "import torch, torch.distributed as dist\n"
+    "dist.init_process_group('smddp')\n"
+    "total = torch.ones(3)\n"
+    "dist.all_reduce(total)\n"
+    "assert total.tolist() == [dist.get_world_size()] * 3\n"
+    "dist.destroy_process_group()\n"
+)
+
+
+def run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
+    command = (str(BIN / command[0]), *command[1:])
+    return subprocess.run(command, env={**clean(), **more}, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_torchs_variables_are_those_of_the_launcher(launcher):
+    ports = set()
+    for rank in range(2):
+        done = run("smddprun", sys.executable, "-c", SHOW, **launcher(rank, 2, 12345))
+        assert done.returncode == 0, done.stderr
+        *numbers, host, port = json.loads(done.stdout)
+        node = "0"
+        assert numbers == [str(rank), "2", str(rank), "2", *([node] if launcher.__name__ != "torchrun" else [None])]
+        assert host in ("127.0.0.1", "localhost")
+        ports.add(port)
+    assert len(ports) == 1 and int(ports.pop()) > 0
+
+
+def test_a_sagemaker_job_says_where_rank_0_is_and_which_host_this_is():
+    place = {
+        "OMPI_COMM_WORLD_RANK": "3",
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "SM_HOSTS": '["algo-1", "algo-2"]',
+        "SM_CURRENT_HOST": "algo-2",
+        "SMDATAPARALLEL_SERVER_ADDR": "algo-1",
+        "SMDATAPARALLEL_SERVER_PORT": "7592",
+    }
+    done = run("smddprun", sys.executable, "-c", SHOW, **place)
+    assert json.loads(done.stdout) == ["3", "4", "1", "2", "1", "algo-1", "7592"], done.stderr
+    done = run("smddprun", sys.executable, "-c", SHOW, **place, MASTER_ADDR="first", MASTER_PORT="1")
+    assert json.loads(done.stdout)[-2:] == ["first", "1"]
+
+
+def test_under_a_launcher_it_is_the_command_with_its_status_and_its_signals():
+    place = LAUNCHERS[1](0, 2, 1)
+    assert run("smddprun", "sh", "-c", "exit 7", **place).returncode == 7
+    assert run("smddprun", "sh", "-c", "kill -USR1 $$", **place).returncode == -signal.SIGUSR1
+    assert run("smddpmprun", "-i", "ml.p4d.24xlarge", "--allow-bypass", "sh", "-c", "exit 5", **place).returncode == 5
+    assert run("smddprun", "-x", "A=b c", "sh", "-c", 'test "$A" = "b c"', **place).returncode == 0
+    done = run("smddprun", "no-such-program", **place)
+    assert done.returncode == 127 and "no-such-program" in done.stderr
+
+
+@pytest.mark.parametrize("program", ["smddprun", "smddpsinglenode", "smddp_singlenode_dev"])
+def test_local_ranks_make_a_group(program):
+    place = {} if program == "smddprun" else LAUNCHERS[1](0, 1, 1)
+    done = run(program, "--nproc", "2", sys.executable, "-c", SUM, **place)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_first_failure_of_a_local_rank_is_named_and_ends_all(tmp_path):
+    script = (
+        "import os, sys, time, pathlib\n"
+        f"pathlib.Path({str(tmp_path)!r}, os.environ['RANK']).write_text(str(os.getpid()))\n"
+        "if os.environ['RANK'] == '1': sys.exit(9)\n"
+        "time.sleep(60)\n"
+    )
+    begun = time.monotonic()
+    done = run("smddprun", "--nproc", "3", sys.executable, "-c", script)
+    assert done.returncode == 9 and "rank 1 (pid" in done.stderr and "exit status 9" in done.stderr
+    assert time.monotonic() - begun < 15
+    for file in tmp_path.iterdir():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(file.read_text()), 0)
+
+
+def test_a_rank_that_a_signal_ended_gives_its_number():
+    done = run("smddprun", "--nproc", "2", "sh", "-c", "kill -9 $$")
+    assert done.returncode == 128 + 9 and "SIGKILL" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_it_ends_the_local_ranks(number, tmp_path):
+    script = (
+        "import os, pathlib, signal, time\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "print(os.getpid(), flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    command = [str(BIN / "smddprun"), "--nproc", "2", sys.executable, "-c", script]
+    process = subprocess.Popen(command, env=clean(), stdout=subprocess.PIPE, text=True)
+    pids = [int(process.stdout.readline()) for _ in range(2)]
+    process.send_signal(number)
+    assert process.wait(timeout=30) == 128 + number
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "a command is missing"),
+        (["--nproc", "0", "true"], "1 or more, not '0'"),
+        (["--nproc", "many", "true"], "not 'many'"),
+        (["--gpus", "2", "true"], "unknown option --gpus"),
+        (["-x"], "-x needs a value"),
+        (["true"], "--nproc N"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense_is_named(arguments, says):
+    done = run("smddprun", *arguments)
+    assert done.returncode == 2 and says in done.stderr, done.stderr
+
+
+def test_an_environment_that_makes_no_sense_is_named():
+    done = run("smddprun", "true", OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="2")
+    assert done.returncode == 2 and "MASTER_ADDR is not set" in done.stderr
+
+
+def test_the_historic_import_is_enough_under_mpirun():
+    """Without smddprun: torch's variables come from Open MPI's."""
+    script = "import smdistributed.dataparallel.torch.torch_smddp\n" + SUM
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", script],
+            env={**clean(), **LAUNCHERS[1](rank, 2, os.getpid())},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    ended = outputs(ranks)
+    assert [status for status, _ in ended] == [0, 0], ended
+
+
+def test_the_toolkit_finds_first_causes_only():
+    script = (
+        "from inspect import isclass\n"
+        "from smdistributed.dataparallel import __version__, exceptions\n"
+        "from smdistributed.modelparallel.backend import exceptions as of_v1\n"
+        "def names(module): return sorted(n for n in dir(module) if isclass(getattr(module, n)))\n"
+        "print(names(exceptions), names(of_v1) == names(exceptions), exceptions.PeerLostError.__name__, __version__)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=clean())
+    expected = "['CollectiveTimeoutError', 'MismatchError', 'TopologyError'] True PeerLostError"
+    assert done.stdout.startswith(expected), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_mpirun_starts_ranks(wrapped):
+    mpirun = shutil.which("mpirun")
+    if mpirun is None:
+        pytest.skip("no mpirun on this machine")
+    command = [mpirun, "--allow-run-as-root", "--oversubscribe", "-np", "2"]
+    script = ("" if wrapped else "import smdistributed.dataparallel.torch.torch_smddp\n") + SUM
+    command += [str(BIN / "smddprun")] if wrapped else []
+    done = subprocess.run([*command, sys.executable, "-c", script], env=clean(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
