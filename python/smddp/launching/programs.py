@@ -96,7 +96,7 @@ def _parse(program: str, argv: Sequence[str], valued: Sequence[str], flags: Sequ
     return asked
 
 
-def _become(program: str, command: Sequence[str]) -> int:
+def _become(program: str, command: list[str]) -> int:
     """Replace this process by the command: exit status and signals are its own."""
     sys.stdout.flush()
     sys.stderr.flush()
