@@ -7,11 +7,12 @@
 //! | MPICH, Intel MPI | `PMI_RANK`, `PMI_SIZE` | those, or this host where all ranks are on it |
 //! | Slurm | `SLURM_PROCID`, `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | those, or the step's first host |
 //!
-//! A SageMaker job tells its first host by `SMDATAPARALLEL_SERVER_ADDR` or `SM_HOSTS` where `MASTER_ADDR` is not set.
+//! A SageMaker job of several hosts under mpirun tells its first host by `SMDATAPARALLEL_SERVER_ADDR` or `SM_HOSTS`, on every
+//! rank; its `MASTER_ADDR` and `MASTER_PORT` do not count, since mpirun leaves them to the ranks of its own host alone.
 //!
 //! Rank 0 serves the store at the meeting point. The port is a function of the environment, which is the same
-//! on every rank, so that nobody has to guess or to try several: the one asked for, else `MASTER_PORT`, else
-//! `SMDATAPARALLEL_SERVER_PORT`, else one derived from the job's identity. Under torchrun's agent (`TORCHELASTIC_USE_AGENT_STORE=True`) the agent keeps its own
+//! on every rank, so that nobody has to guess or to try several: the one asked for, else `MASTER_PORT` (in such a job
+//! `SMDATAPARALLEL_SERVER_PORT`), else one derived from the job's identity. Under torchrun's agent (`TORCHELASTIC_USE_AGENT_STORE=True`) the agent keeps its own
 //! store on `MASTER_PORT` for as long as the job lives, and ours is one port above it (one below at 65535).
 //! A port that turns out to be taken is an error of rank 0 that names it.
 
@@ -134,6 +135,17 @@ const LAUNCHERS: [Launcher; 4] = [
 ];
 
 fn meet(env: &Env, launcher: &Launcher, port: Option<u16>, parent: u32, local: bool) -> Result<Meet> {
+    let mpi = ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].contains(&launcher.rank);
+    if mpi
+        && !local
+        && let Some(host) = env.text("SMDATAPARALLEL_SERVER_ADDR").or_else(|| sm_host(env))
+    {
+        let port = match (port, env.port("SMDATAPARALLEL_SERVER_PORT")?) {
+            (Some(port), _) | (None, Some(port)) => port,
+            (None, None) => job_port(env, launcher, None)?,
+        };
+        return Ok(Meet { host, port, local: false });
+    }
     let slurm = launcher.rank == "SLURM_PROCID";
     let lists = ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"];
     let first_node = || env.first(&lists).filter(|_| slurm).map(|(_, list)| first_host(&list));
@@ -141,17 +153,15 @@ fn meet(env: &Env, launcher: &Launcher, port: Option<u16>, parent: u32, local: b
         host
     } else if local {
         "127.0.0.1".into()
-    } else if let Some(host) = env.text("SMDATAPARALLEL_SERVER_ADDR").or_else(|| sm_host(env)) {
-        host
     } else if let Some(host) = first_node() {
         host
     } else {
         let why = "the ranks may be on several hosts, and the first rank's address is not known";
         return Err(missing("MASTER_ADDR", why));
     };
-    let port = match (port, env.port("MASTER_PORT")?, env.port("SMDATAPARALLEL_SERVER_PORT")?) {
-        (Some(port), ..) => port,
-        (None, Some(master), _) => {
+    let port = match (port, env.port("MASTER_PORT")?) {
+        (Some(port), _) => port,
+        (None, Some(master)) => {
             let taken =
                 env.text("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|v| v.eq_ignore_ascii_case("true"));
             match (taken, master) {
@@ -160,19 +170,21 @@ fn meet(env: &Env, launcher: &Launcher, port: Option<u16>, parent: u32, local: b
                 (true, _) => master + 1,
             }
         }
-        (None, None, Some(server)) => server,
-        (None, None, None) => {
-            let job: Vec<_> = launcher.job.iter().filter_map(|name| env.text(name)).collect();
-            if job.is_empty() && !local {
-                return Err(missing(
-                    "MASTER_PORT",
-                    "nothing names the job, so no port can be derived from it",
-                ));
-            }
-            derived_port(&if job.is_empty() { parent.to_string() } else { job.join("/") })
-        }
+        (None, None) => job_port(env, launcher, local.then_some(parent))?,
     };
     Ok(Meet { host, port, local: local || host_is_loopback(env) })
+}
+
+/// A port that the job's identity gives; where nothing names the job, the `parent` of all its ranks stands for it.
+fn job_port(env: &Env, launcher: &Launcher, parent: Option<u32>) -> Result<u16> {
+    let job: Vec<_> = launcher.job.iter().filter_map(|name| env.text(name)).collect();
+    match (job.is_empty(), parent) {
+        (false, _) => Ok(derived_port(&job.join("/"))),
+        (true, Some(parent)) => Ok(derived_port(&parent.to_string())),
+        (true, None) => {
+            Err(missing("MASTER_PORT", "nothing names the job, so no port can be derived from it"))
+        }
+    }
 }
 
 /// The first of a SageMaker job's hosts: `["algo-1","algo-2"]`.
@@ -372,8 +384,11 @@ mod tests {
         assert_eq!(address(&vars).0, "algo-1");
         vars.extend([("SMDATAPARALLEL_SERVER_ADDR", "algo-9"), ("SMDATAPARALLEL_SERVER_PORT", "7592")]);
         assert_eq!(address(&vars), ("algo-9".into(), 7592));
-        vars.extend([("MASTER_ADDR", "first"), ("MASTER_PORT", "29500")]);
-        assert_eq!(address(&vars), ("first".into(), 29500));
+        // mpirun leaves them to the ranks of its own host alone.
+        vars.extend([("MASTER_ADDR", "algo-1"), ("MASTER_PORT", "7777")]);
+        assert_eq!(address(&vars), ("algo-9".into(), 7592));
+        vars.retain(|(name, _)| !name.starts_with("SMDATAPARALLEL"));
+        assert_eq!(address(&vars), ("algo-1".into(), derived_port("job")));
     }
 
     #[test]

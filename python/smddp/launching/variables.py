@@ -11,7 +11,8 @@ from smddp._native import core
 
 def complete(environ: MutableMapping[str, str] = os.environ) -> bool:
     """Set what torchrun would have set where another launcher started this process: RANK, WORLD_SIZE, LOCAL_RANK,
-    LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT, and SMDATAPARALLEL_LOCAL_RANK; what is there stays.
+    LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT, and SMDATAPARALLEL_LOCAL_RANK. MASTER_ADDR and MASTER_PORT
+    stay where all ranks have them.
 
     Returns False where no launcher did. `environ` must be this process's own, which the core reads.
     Raises smddp.ConfigError where a launcher's variables make no sense, or say nothing of where rank 0 is.
@@ -35,7 +36,7 @@ def complete(environ: MutableMapping[str, str] = os.environ) -> bool:
     }
     for name, value in values.items():
         if value is not None:
-            environ.setdefault(name, str(value))
+            environ[name] = str(value)
     return True
 
 

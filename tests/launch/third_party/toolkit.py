@@ -1,0 +1,111 @@
+"""A job of the unmodified training toolkit: its folder as the service lays it out, and its `train` program."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+BIN = Path(sys.executable).parent
+
+DATA_PARALLEL = {"sagemaker_distributed_dataparallel_enabled": True, "sagemaker_instance_type": "ml.p4d.24xlarge"}
+PYTORCH_DDP = {"sagemaker_pytorch_ddp_enabled": True, "sagemaker_instance_type": "ml.p4d.24xlarge"}
+TORCH_DISTRIBUTED = {"sagemaker_torch_distributed_enabled": True, "sagemaker_instance_type": "ml.p4d.24xlarge"}
+MODEL_PARALLEL = {
+    "sagemaker_mpi_enabled": True,
+    "sagemaker_mpi_num_of_processes_per_host": 2,
+    "sagemaker_mpi_custom_mpi_options": "",
+    "sagemaker_instance_type": "ml.p4d.24xlarge",
+}
+
+
+@dataclass
+class Ended:
+    status: int
+    log: str
+    success: bool
+    failure: str
+    model: list[str]
+
+
+class Job:
+    """One host of a job, in a folder of its own."""
+
+    def __init__(self, folder: Path, script: str, parameters: dict, *, hosts: list[str], host: str, ranks: int) -> None:
+        self.folder = folder
+        # The toolkit counts GPUs by this program, and starts a rank for each.
+        programs = folder / "bin"
+        programs.mkdir(parents=True)
+        (programs / "nvidia-smi").write_text("#!/bin/sh\n" + "".join(f"echo GPU {rank}\n" for rank in range(ranks)))
+        (programs / "nvidia-smi").chmod(0o755)
+        config, code = folder / "input" / "config", folder / "code"
+        for path in (config, code, folder / "model", folder / "output", folder / "input" / "data"):
+            path.mkdir(parents=True, exist_ok=True)
+        (code / "script.py").write_text(script)
+        hyperparameters = {
+            "sagemaker_program": "script.py",
+            "sagemaker_submit_directory": str(code),
+            "sagemaker_container_log_level": 20,
+            **parameters,
+        }
+        # Every value of that file is JSON in a string.
+        text = {name: json.dumps(value) for name, value in hyperparameters.items()}
+        (config / "hyperparameters.json").write_text(json.dumps(text))
+        (config / "inputdataconfig.json").write_text("{}")
+        resources = {
+            "current_host": host,
+            "hosts": hosts,
+            "network_interface_name": "lo" if len(hosts) == 1 else "eth0",
+            "current_group_name": "homogeneousCluster",
+            "current_instance_type": "ml.p4d.24xlarge",
+            "instance_groups": [
+                {"instance_group_name": "homogeneousCluster", "instance_type": "ml.p4d.24xlarge", "hosts": hosts}
+            ],
+        }
+        (config / "resourceconfig.json").write_text(json.dumps(resources))
+        self.environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith(("SM", "PYTEST"))},
+            "PATH": f"{programs}:{BIN}:{os.environ['PATH']}",
+            "SAGEMAKER_BASE_DIR": str(folder),
+            "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",
+            "AWS_REGION": "us-west-2",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONHASHSEED": "random",
+        }
+
+    def start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [str(BIN / "train")],
+            env=self.environment,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def ended(self, process: subprocess.Popen[str], timeout: float = 200) -> Ended:
+        try:
+            log, _ = process.communicate(timeout=timeout)
+        finally:
+            process.kill()
+        output = self.folder / "output"
+        failure = output / "failure"
+        return Ended(
+            process.returncode,
+            log,
+            (output / "success").exists(),
+            failure.read_text() if failure.exists() else "",
+            sorted(path.name for path in (self.folder / "model").iterdir()),
+        )
+
+
+def run(folder: Path, script: str, parameters: dict, ranks: int = 2) -> Ended:
+    """A job of one host."""
+    shutil.rmtree(folder, ignore_errors=True)
+    job = Job(folder, script, parameters, hosts=["algo-1"], host="algo-1", ranks=ranks)
+    return job.ended(job.start())
