@@ -188,6 +188,12 @@ test-clients: $(STAMPS)/wheel $(STAMPS)/test-tools ## DeepSpeed, Lightning, Acce
 	    -r tests/clients/third_party/requirements-clients.txt
 	.venvs/clients/bin/python -m pytest tests/clients/third_party -m ""
 
+# It wants Open MPI and an SSH server (Debian: openmpi-bin, openssh-server) and algo-1 in /etc/hosts; tests say what is missing.
+.PHONY: test-toolkit
+test-toolkit: $(STAMPS)/wheel $(STAMPS)/test-tools ## jobs of SageMaker's unmodified training toolkit (own environment over .venv)
+	$(BIN)/python scripts/layered_venv.py .venvs/toolkit -r tests/launch/third_party/requirements-toolkit.txt
+	PATH="$(CURDIR)/.venvs/toolkit/bin:$(BIN):$$PATH" .venvs/toolkit/bin/python -m pytest tests/launch/third_party -m ""
+
 .PHONY: test-smp-full
 test-smp-full: $(STAMPS)/wheel $(STAMPS)/test-tools ## torch.sagemaker: the whole product of engines, degrees, options and models
 	$(BIN)/python -m pytest tests/smp -m slow -v -o faulthandler_timeout=0
