@@ -1,4 +1,4 @@
-"""The unmodified SageMaker training toolkit starts our jobs, one host: `make test-toolkit`.
+"""The unmodified SageMaker training toolkit starts our jobs, one host: `make test-launch`.
 
 It needs Open MPI and an SSH server on this machine, and the host's name algo-1.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("sagemaker_training", reason="sagemaker-training is not installed: make test-toolkit")
+pytest.importorskip("sagemaker_training", reason="sagemaker-training is not installed: make test-launch")
 import toolkit
 
 JOIN = """
