@@ -13,11 +13,13 @@ or, without torch, on numpy arrays:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from smddp import _alias
 
+# Without the import of typing, which takes longer than all else here.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from smddp.world import Communicator, init
 
 # `import torch.sagemaker` works after `import smddp`, too, where torch's discovery of backends is off.

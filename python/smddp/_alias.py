@@ -2,15 +2,15 @@
 
 Scripts written for SMP import `torch.sagemaker` and its submodules. A finder answers for those names with the modules
 of `smddp.sagemaker` themselves, so each module exists once whatever it is called. A `torch/sagemaker` on disk wins.
+
+Every program that imports smddp imports this: no importlib.abc, whose import would cost more than all of it.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Sequence
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
@@ -18,7 +18,7 @@ ALIAS = "torch.sagemaker"
 REAL = "smddp.sagemaker"
 
 
-class _Loader(Loader):
+class _Loader:
     def __init__(self, real: str) -> None:
         self._real = real
         self._spec: ModuleSpec | None = None
@@ -33,7 +33,7 @@ class _Loader(Loader):
         module.__spec__ = self._spec
 
 
-class _Finder(MetaPathFinder):
+class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
@@ -42,11 +42,14 @@ class _Finder(MetaPathFinder):
                 return None
         elif not fullname.startswith(ALIAS + ".") or sys.modules.get(ALIAS) is not sys.modules.get(REAL):
             return None
+        import importlib.util
+
         real = REAL + fullname[len(ALIAS) :]
         found = importlib.util.find_spec(real)
         if found is None:
             return None
-        return ModuleSpec(fullname, _Loader(real), is_package=found.submodule_search_locations is not None)
+        package = found.submodule_search_locations is not None
+        return ModuleSpec(fullname, _Loader(real), is_package=package)  # type: ignore[arg-type]
 
 
 def install() -> None:

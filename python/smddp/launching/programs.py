@@ -10,18 +10,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from smddp.launching import local, variables
+from smddp.launching import variables
 
 
-@dataclass
 class _Asked:
     """A command line: options of ours, then the rank's command."""
 
-    size: int | None = None
-    variables: dict[str, str] = field(default_factory=dict)
-    command: list[str] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.size: int | None = None
+        self.variables: dict[str, str] = {}
+        self.command: list[str] = []
 
 
 def smddprun() -> int:
@@ -51,6 +50,8 @@ def _main(
         os.environ.update(asked.variables)
         if not alone and asked.size is None and variables.complete():
             return _become(program, asked.command)
+        from smddp.launching import local  # what a launcher's ranks need not load
+
         size = asked.size or local.count_devices()
         if size == 0:
             raise ValueError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import MutableMapping
 
@@ -48,6 +47,8 @@ def node_rank(
         return int(environ["SLURM_NODEID"])
     hosts, current = environ.get("SM_HOSTS"), environ.get("SM_CURRENT_HOST")
     if hosts and current:
+        import json  # seldom needed, by a program whose start counts
+
         try:
             return list(json.loads(hosts)).index(current)
         except ValueError:
