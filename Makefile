@@ -190,8 +190,8 @@ test-clients: $(STAMPS)/wheel $(STAMPS)/test-tools ## DeepSpeed, Lightning, Acce
 
 # It wants Open MPI, an SSH server, Slurm and algo-1 in /etc/hosts; tests that miss one are skipped and say which.
 .PHONY: test-launch
-test-launch: $(STAMPS)/wheel $(STAMPS)/test-tools ## real launchers: SageMaker's unmodified training toolkit, Slurm (own environment over .venv)
-	$(BIN)/python scripts/layered_venv.py .venvs/toolkit -r tests/launch/third_party/requirements-toolkit.txt
+test-launch: $(STAMPS)/wheel $(STAMPS)/test-tools ## real launchers: SageMaker's unmodified training toolkit, Slurm, torchx (own environment over .venv)
+	$(BIN)/python scripts/layered_venv.py .venvs/toolkit -r tests/launch/third_party/requirements-launch.txt
 	PATH="$(CURDIR)/.venvs/toolkit/bin:$(BIN):$$PATH" .venvs/toolkit/bin/python -m pytest tests/launch/third_party -m ""
 
 .PHONY: test-smp-full
