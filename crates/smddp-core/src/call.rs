@@ -42,6 +42,19 @@ pub struct Call<'a> {
     pub output: Blocks<'a>,
 }
 
+impl Call<'_> {
+    /// Of its larger side.
+    pub(crate) fn bytes(&self) -> usize {
+        let count = |blocks: Blocks<'_>| match blocks {
+            Blocks::None => 0,
+            Blocks::Flat { count, .. } => count,
+            Blocks::Cut { counts, .. } => counts.iter().sum(),
+            Blocks::List { parts } => parts.iter().map(|part| part.1).sum(),
+        };
+        count(self.input).max(count(self.output)).saturating_mul(self.dtype.size())
+    }
+}
+
 pub use smddp_plan::tune::collective_name as name_of;
 
 /// A call as errors name it: "all_gather #7".

@@ -203,10 +203,13 @@ impl Arrays {
             over.map_err(|error| raise(py, error))?;
             return Ok(done(py, result));
         }
-        let call = Sendable(&call);
+        let aside = |wait: &mut dyn FnMut()| {
+            let wait = Wait(wait);
+            py.detach(|| wait.over());
+        };
         // SAFETY: the caller's frame holds the arrays until this returns, `sides` their addresses; where a signal has it
         // return before the call is over, both are held for ever.
-        match py.detach(|| unsafe { self.comm.run(call.get(), options) }) {
+        match unsafe { self.comm.run_aside(&call, options, aside) } {
             Ok(()) => Ok(done(py, result)),
             Err(error) => {
                 if error == smddp_core::Error::Interrupted {
@@ -217,6 +220,18 @@ impl Arrays {
         }
     }
 }
+
+/// The core's wait on its way through `detach`, which asks that nothing of one thread's Python goes along.
+struct Wait<'a>(&'a mut dyn FnMut());
+
+impl Wait<'_> {
+    fn over(self) {
+        (self.0)();
+    }
+}
+
+// SAFETY: it runs on this thread, and has addresses, counts and the group's own.
+unsafe impl Send for Wait<'_> {}
 
 fn done(py: Python<'_>, result: Option<&Bound<'_, PyAny>>) -> Py<PyAny> {
     result.map_or_else(|| py.None(), |result| result.clone().unbind())

@@ -45,6 +45,9 @@ impl Target<'_> {
     }
 }
 
+/// Each takes some 30 ns.
+const BRIEF_LOOKS: u32 = 16;
+
 /// When a wait gives up.
 pub(crate) struct Limit {
     until: Option<Instant>,
@@ -227,6 +230,22 @@ impl Inner {
         // Where it panics the group is dead, and that is the outcome.
         self.guard(driver, |driver| self.drive_on(driver, target, limit))
             .unwrap_or_else(|| self.reached(driver, target))
+    }
+
+    /// Drives for less than a microsecond.
+    pub(crate) fn drive_briefly(&self, driver: &mut Driver, target: &Target<'_>) -> Option<Result<()>> {
+        let looks = |driver: &mut Driver| {
+            for _ in 0..BRIEF_LOOKS {
+                self.look(driver);
+                if let Some(outcome) = self.reached(driver, target) {
+                    driver.group.flush();
+                    return Some(outcome);
+                }
+                std::hint::spin_loop();
+            }
+            None
+        };
+        self.guard(driver, looks).unwrap_or_else(|| self.reached(driver, target))
     }
 
     fn drive_on(&self, driver: &mut Driver, target: &Target<'_>, limit: &mut Limit) -> Option<Result<()>> {

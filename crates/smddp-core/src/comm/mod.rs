@@ -82,6 +82,9 @@ pub(crate) struct Inner {
     pub(crate) config: &'static Config,
 }
 
+/// Bytes of a call whose copies nobody notices.
+const BRIEF: usize = 4096;
+
 /// One group's ranks. Cheap to clone; any thread may call.
 #[derive(Clone)]
 pub struct Communicator(Arc<Inner>);
@@ -250,6 +253,21 @@ impl Communicator {
     /// The buffers of `call` are valid, and written by nobody else, until this returns anything but
     /// `Interrupted`; in that case until the call is over.
     pub unsafe fn run(&self, call: &Call<'_>, options: Options) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.run_aside(call, options, |wait| wait()) }
+    }
+
+    /// The same where waiting is to be done in some other state, such as without an interpreter's lock: `aside` calls what it
+    /// is given there. A call of few bytes that ends within a microsecond, as the others have come already, needs none of it.
+    ///
+    /// # Safety
+    /// As for [`Communicator::run`].
+    pub unsafe fn run_aside(
+        &self,
+        call: &Call<'_>,
+        options: Options,
+        aside: impl FnOnce(&mut dyn FnMut()),
+    ) -> Result<()> {
         let inner = &self.0;
         inner.usable()?;
         let counts = call::check(call, inner.rank, inner.size)?;
@@ -261,7 +279,12 @@ impl Communicator {
             inner.collect(&mut driver);
             let number = driver.enqueue(op);
             inner.submitted.fetch_add(1, Ordering::Relaxed);
-            let outcome = inner.drive(&mut driver, &Target::Number(number), &mut Limit::new(None));
+            let target = Target::Number(number);
+            let mut outcome =
+                if call.bytes() <= BRIEF { inner.drive_briefly(&mut driver, &target) } else { None };
+            if outcome.is_none() {
+                aside(&mut || outcome = inner.drive(&mut driver, &target, &mut Limit::new(None)));
+            }
             let outcome = outcome.unwrap_or(Ok(()));
             if outcome == Err(Error::Interrupted)
                 && let Some(op) = driver.queue.iter_mut().find(|op| op.seq == number)
@@ -273,8 +296,15 @@ impl Communicator {
             }
             return outcome;
         }
-        // SAFETY: the caller's promise; `wait` returns when the work is over, or the work holds `keep`.
-        unsafe { self.start(call, options) }?.wait(None)
+        let mut outcome = Ok(());
+        let mut options = Some(options);
+        aside(&mut || {
+            if let Some(options) = options.take() {
+                // SAFETY: the caller's promise; `wait` returns when the work is over, or the work holds `keep`.
+                outcome = unsafe { self.start(call, options) }.and_then(|work| work.wait(None));
+            }
+        });
+        outcome
     }
 
     /// Returns when all ranks of the group have called it.
