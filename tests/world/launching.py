@@ -82,10 +82,14 @@ def clean() -> dict[str, str]:
 
 
 def start(case: str, size: int, environment=torchrun, **more: str) -> list[subprocess.Popen[str]]:
+    return ranks([str(JOB), case], size, environment, **more)
+
+
+def ranks(script: list[str], size: int, environment=torchrun, **more: str) -> list[subprocess.Popen[str]]:
     port = free_port()
     return [
         subprocess.Popen(
-            [sys.executable, str(JOB), case],
+            [sys.executable, *script],
             env={**clean(), **environment(rank, size, port), **more},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -95,12 +99,12 @@ def start(case: str, size: int, environment=torchrun, **more: str) -> list[subpr
     ]
 
 
-def outputs(ranks: list[subprocess.Popen[str]], timeout: float = 100) -> list[tuple[int, str]]:
+def outputs(started: list[subprocess.Popen[str]], timeout: float = 100) -> list[tuple[int, str]]:
     """Exit status and output of every rank; those that hang are killed."""
     try:
-        return [(rank.wait(), text) for rank in ranks for text, _ in (rank.communicate(timeout=timeout),)]
+        return [(rank.wait(), text) for rank in started for text, _ in (rank.communicate(timeout=timeout),)]
     finally:
-        for rank in ranks:
+        for rank in started:
             rank.kill()
 
 

@@ -4,11 +4,12 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import job
 import pytest
 import smddp
-from launching import JOB, LAUNCHERS, clean, free_port, outputs, run, slurm, start, torchrun
+from launching import JOB, LAUNCHERS, clean, free_port, outputs, ranks, run, slurm, start, torchrun
 
 CASES = [case.__name__ for case in job.TOGETHER]
 
@@ -42,6 +43,12 @@ def test_mpirun_starts_ranks():
     done = subprocess.run(command, env=clean(), capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert sorted(re.findall(r"rank (\d) of 3", done.stdout)) == ["0", "1", "2"]
+
+
+def test_the_example_runs():
+    example = Path(__file__).parents[2] / "examples" / "numpy_allreduce.py"
+    ended = outputs(ranks([str(example)], 3))
+    assert [status for status, _ in ended] == [0, 0, 0] and "3 ranks over shm" in ended[0][1], ended
 
 
 def test_paths_are_told_where_asked():

@@ -5,12 +5,12 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, On, Options, RedOp, Stream};
 
-use crate::buffers::{Elements, Export, Use, elements};
+use crate::buffers::Elements;
 use crate::comm::{Comm, Sendable};
 use crate::errors::raise;
+use crate::sides::{How, Side, agreed, held};
 use crate::work::{Work, seconds};
 
 /// One group's ranks, for arrays. `smddp.Communicator` is made of it.
@@ -19,124 +19,6 @@ pub(crate) struct Arrays {
     comm: Communicator,
     /// Messages and their bytes, by the rank that they went to.
     sent: Mutex<BTreeMap<usize, (u64, u64)>>,
-}
-
-/// What a call under way holds: arrays, and what makes their addresses valid. A Python object, since only that may be let go
-/// of on any thread.
-#[pyclass(frozen)]
-struct Held {
-    #[expect(dead_code, reason = "held until the call is over")]
-    exports: Vec<Export>,
-    #[expect(dead_code, reason = "held until the call is over")]
-    arrays: Vec<Py<PyAny>>,
-}
-
-/// One side of a call: an array, what keeps its address valid, and its elements.
-struct Side<'a, 'py> {
-    array: &'a Bound<'py, PyAny>,
-    elements: Elements,
-    export: Export,
-}
-
-/// How a call is to be made, as its keywords say.
-#[derive(Clone, Copy)]
-struct How {
-    call: &'static str,
-    asynchronous: bool,
-    timeout: Option<f64>,
-    stream: Option<u64>,
-}
-
-impl How {
-    fn input<'a, 'py>(self, array: &'a Bound<'py, PyAny>) -> PyResult<Side<'a, 'py>> {
-        self.side(array, "the array", false)
-    }
-
-    /// An array that is input and output.
-    fn place<'a, 'py>(self, array: &'a Bound<'py, PyAny>) -> PyResult<Side<'a, 'py>> {
-        self.side(array, "the array", true)
-    }
-
-    fn output<'a, 'py>(self, array: &'a Bound<'py, PyAny>) -> PyResult<Side<'a, 'py>> {
-        self.side(array, "out", true)
-    }
-
-    fn side<'a, 'py>(
-        self,
-        array: &'a Bound<'py, PyAny>,
-        argument: &'static str,
-        writes: bool,
-    ) -> PyResult<Side<'a, 'py>> {
-        let usage = Use { call: self.call, argument, writes, stream: self.stream };
-        let (elements, export) = elements(array, usage)?;
-        Ok(Side { array, elements, export })
-    }
-
-    /// A new array for the output, like `like` but of that shape.
-    fn fresh<'py>(self, like: &Bound<'py, PyAny>, shape: &[usize]) -> PyResult<Bound<'py, PyAny>> {
-        if self.asynchronous {
-            return Err(PyTypeError::new_err(format!(
-                "{}: async_op=True needs out=, the array that the result goes to",
-                self.call
-            )));
-        }
-        let py = like.py();
-        let made = || {
-            let keywords = PyDict::new(py);
-            keywords.set_item("dtype", like.getattr("dtype")?)?;
-            py.import("numpy")?.call_method("empty", (PyTuple::new(py, shape)?,), Some(&keywords))
-        };
-        made().map_err(|_| {
-            let kind = like.get_type();
-            PyTypeError::new_err(format!(
-                "{}: needs out= where the array is no numpy array: {kind}",
-                self.call
-            ))
-        })
-    }
-
-    fn shape(self, array: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
-        match array.getattr("shape") {
-            Ok(shape) => shape.extract(),
-            Err(_) => {
-                Err(PyTypeError::new_err(format!("{}: needs out= where the array has no shape", self.call)))
-            }
-        }
-    }
-
-    /// The shape of one block of an array whose first dimension is cut in as many as there are ranks.
-    fn cut(self, array: &Bound<'_, PyAny>, size: usize) -> PyResult<Vec<usize>> {
-        let mut shape = self.shape(array)?;
-        match shape.first_mut() {
-            Some(first) if first.is_multiple_of(size) => {
-                *first /= size;
-                Ok(shape)
-            }
-            _ => Err(PyValueError::new_err(format!(
-                "{}: the array of shape {shape:?} is not cut in {size} equal blocks along its first dimension; give \
-                 counts= and out= for blocks that differ",
-                self.call
-            ))),
-        }
-    }
-}
-
-fn flat(elements: Elements) -> Blocks<'static> {
-    Blocks::Flat { ptr: elements.ptr, count: elements.count }
-}
-
-/// Whole, or cut in blocks of these counts.
-fn blocks<'a>(side: &Side<'_, '_>, how: How, counts: Option<&'a [usize]>) -> PyResult<Blocks<'a>> {
-    let Elements { ptr, count, .. } = side.elements;
-    let Some(counts) = counts else { return Ok(Blocks::Flat { ptr, count }) };
-    let sum = counts.iter().sum::<usize>();
-    if sum == count {
-        return Ok(Blocks::Cut { ptr, counts });
-    }
-    Err(PyValueError::new_err(format!(
-        "{}: counts {counts:?} are {sum} elements together, and the array has {count}",
-        how.call
-    )))
 }
 
 const REDUCTIONS: &str = "sum, avg, min, max, prod, band, bor, bxor, or (\"premul_sum\", factor)";
@@ -161,25 +43,39 @@ fn reduction(op: Option<&Bound<'_, PyAny>>) -> PyResult<RedOp> {
     })
 }
 
+type Sides<'a, 'py> = [Option<Side<'a, 'py>>; 2];
+
+/// Input and output of a call whose result has the array's size, and which array it goes to.
+fn in_place_or<'a, 'py>(
+    how: How,
+    array: &'a Bound<'py, PyAny>,
+    out: Option<&'a Bound<'py, PyAny>>,
+) -> PyResult<(Sides<'a, 'py>, &'a Bound<'py, PyAny>)> {
+    let Some(out) = out else {
+        let side = how.place(array)?;
+        return Ok(([Some(side.again()), Some(side)], array));
+    };
+    Ok(([Some(how.input(array)?), Some(how.output(out)?)], out))
+}
+
 impl Arrays {
-    #[expect(clippy::too_many_arguments, reason = "both sides with what they hold")]
-    /// Makes the call of these two sides; `result` is what a call that is over returns.
+    /// Makes the call of these two sides, input and output; `result` is what a call that is over returns.
     fn make(
         &self,
         py: Python<'_>,
         how: How,
         collective: Collective,
         (redop, root): (RedOp, usize),
-        (input, input_blocks): (Option<Side<'_, '_>>, Blocks<'_>),
-        (output, output_blocks): (Option<Side<'_, '_>>, Blocks<'_>),
+        sides: [Option<Side<'_, '_>>; 2],
         result: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Py<PyAny>> {
-        let sides = [input, output];
         let (dtype, device) = agreed(how, &sides)?;
         if (redop, dtype) == (RedOp::Avg, DType::Bool) {
             return Err(PyValueError::new_err(format!("{}: avg of bool is not defined", how.call)));
         }
-        let call = Call { collective, dtype, redop, root, input: input_blocks, output: output_blocks };
+        let [input, output] =
+            sides.each_ref().map(|side| side.as_ref().map_or(Blocks::None, |side| side.blocks));
+        let call = Call { collective, dtype, redop, root, input, output };
         let mut options = Options { timeout: how.timeout.map(seconds), keep: None, on: None };
         if how.asynchronous || device >= 0 {
             let held = Py::new(py, held(sides))?;
@@ -221,56 +117,6 @@ impl Arrays {
     }
 }
 
-/// The core's wait on its way through `detach`, which asks that nothing of one thread's Python goes along.
-struct Wait<'a>(&'a mut dyn FnMut());
-
-impl Wait<'_> {
-    fn over(self) {
-        (self.0)();
-    }
-}
-
-// SAFETY: it runs on this thread, and has addresses, counts and the group's own.
-unsafe impl Send for Wait<'_> {}
-
-fn done(py: Python<'_>, result: Option<&Bound<'_, PyAny>>) -> Py<PyAny> {
-    result.map_or_else(|| py.None(), |result| result.clone().unbind())
-}
-
-fn held<const N: usize>(sides: [Option<Side<'_, '_>>; N]) -> Held {
-    let (arrays, exports) =
-        sides.into_iter().flatten().map(|side| (side.array.clone().unbind(), side.export)).unzip();
-    Held { exports, arrays }
-}
-
-/// The element type and device that all sides have.
-fn agreed(how: How, sides: &[Option<Side<'_, '_>>; 2]) -> PyResult<(DType, i32)> {
-    let (first, second) = match sides {
-        [Some(first), Some(second)] => (first.elements, second.elements),
-        [Some(only), None] | [None, Some(only)] => (only.elements, only.elements),
-        [None, None] => return Ok((DType::U8, -1)),
-    };
-    if first.dtype != second.dtype {
-        return Err(PyTypeError::new_err(format!(
-            "{}: the array has elements of type {}, out has {}",
-            how.call,
-            first.dtype.name(),
-            second.dtype.name()
-        )));
-    }
-    if first.device != second.device {
-        let place =
-            |device: i32| if device < 0 { "the host".to_owned() } else { format!("CUDA device {device}") };
-        return Err(PyValueError::new_err(format!(
-            "{}: the array is on {}, out on {}",
-            how.call,
-            place(first.device),
-            place(second.device)
-        )));
-    }
-    Ok((first.dtype, first.device))
-}
-
 #[pymethods]
 impl Arrays {
     #[new]
@@ -298,22 +144,8 @@ impl Arrays {
     ) -> PyResult<Py<PyAny>> {
         let how = How { call: "all_reduce", asynchronous: async_op, timeout, stream };
         let op = reduction(op)?;
-        let Some(out) = out else {
-            let side = how.place(array)?;
-            let place = flat(side.elements);
-            return self.make(
-                py,
-                how,
-                Collective::AllReduce,
-                (op, 0),
-                (Some(side), place),
-                (None, place),
-                Some(array),
-            );
-        };
-        let (input, output) = (how.input(array)?, how.output(out)?);
-        let (from, to) = (flat(input.elements), flat(output.elements));
-        self.make(py, how, Collective::AllReduce, (op, 0), (Some(input), from), (Some(output), to), Some(out))
+        let (sides, result) = in_place_or(how, array, out)?;
+        self.make(py, how, Collective::AllReduce, (op, 0), sides, Some(result))
     }
 
     #[pyo3(signature = (array, op=None, root=0, *, out=None, async_op=false, timeout=None, stream=None))]
@@ -330,37 +162,12 @@ impl Arrays {
         stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How { call: "reduce", asynchronous: async_op, timeout, stream };
-        let op = reduction(op)?;
-        let collective = Collective::Reduce;
+        let what = (reduction(op)?, root);
         if self.comm.rank() != root {
-            let input = how.input(array)?;
-            let from = flat(input.elements);
-            return self.make(
-                py,
-                how,
-                collective,
-                (op, root),
-                (Some(input), from),
-                (None, Blocks::None),
-                None,
-            );
+            return self.make(py, how, Collective::Reduce, what, [Some(how.input(array)?), None], None);
         }
-        let Some(out) = out else {
-            let side = how.place(array)?;
-            let place = flat(side.elements);
-            return self.make(
-                py,
-                how,
-                collective,
-                (op, root),
-                (Some(side), place),
-                (None, place),
-                Some(array),
-            );
-        };
-        let (input, output) = (how.input(array)?, how.output(out)?);
-        let (from, to) = (flat(input.elements), flat(output.elements));
-        self.make(py, how, collective, (op, root), (Some(input), from), (Some(output), to), Some(out))
+        let (sides, result) = in_place_or(how, array, out)?;
+        self.make(py, how, Collective::Reduce, what, sides, Some(result))
     }
 
     #[pyo3(signature = (array, root=0, *, async_op=false, timeout=None, stream=None))]
@@ -374,19 +181,14 @@ impl Arrays {
         stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How { call: "broadcast", asynchronous: async_op, timeout, stream };
-        let gives = self.comm.rank() == root;
-        let side = if gives { how.input(array)? } else { how.place(array)? };
-        let place = flat(side.elements);
-        let from = if gives { place } else { Blocks::None };
-        self.make(
-            py,
-            how,
-            Collective::Broadcast,
-            (RedOp::Sum, root),
-            (Some(side), from),
-            (None, place),
-            Some(array),
-        )
+        let sides = if self.comm.rank() == root {
+            // The root's array is only read.
+            let side = how.input(array)?;
+            [Some(side.again()), Some(side)]
+        } else {
+            [None, Some(how.place(array)?)]
+        };
+        self.make(py, how, Collective::Broadcast, (RedOp::Sum, root), sides, Some(array))
     }
 
     #[pyo3(signature = (array, *, out=None, counts=None, async_op=false, timeout=None, stream=None))]
@@ -404,10 +206,9 @@ impl Arrays {
         let how = How { call: "all_gather", asynchronous: async_op, timeout, stream };
         let input = how.input(array)?;
         let out = self.gathered(how, array, out, counts.as_deref())?;
-        let output = how.output(&out)?;
-        let (from, to) = (flat(input.elements), blocks(&output, how, counts.as_deref())?);
-        let sides = ((Some(input), from), (Some(output), to));
-        self.make(py, how, Collective::AllGather, (RedOp::Sum, 0), sides.0, sides.1, Some(&out))
+        let output = how.output(&out)?.cut(how, counts.as_deref())?;
+        let sides = [Some(input), Some(output)];
+        self.make(py, how, Collective::AllGather, (RedOp::Sum, 0), sides, Some(&out))
     }
 
     #[pyo3(signature = (array, root=0, *, out=None, async_op=false, timeout=None, stream=None))]
@@ -423,24 +224,13 @@ impl Arrays {
         stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How { call: "gather", asynchronous: async_op, timeout, stream };
-        let input = how.input(array)?;
-        let from = flat(input.elements);
+        let input = Some(how.input(array)?);
         let what = (RedOp::Sum, root);
         if self.comm.rank() != root {
-            return self.make(
-                py,
-                how,
-                Collective::Gather,
-                what,
-                (Some(input), from),
-                (None, Blocks::None),
-                None,
-            );
+            return self.make(py, how, Collective::Gather, what, [input, None], None);
         }
         let out = self.gathered(how, array, out, None)?;
-        let output = how.output(&out)?;
-        let to = flat(output.elements);
-        self.make(py, how, Collective::Gather, what, (Some(input), from), (Some(output), to), Some(&out))
+        self.make(py, how, Collective::Gather, what, [input, Some(how.output(&out)?)], Some(&out))
     }
 
     #[pyo3(signature = (array, op=None, *, out=None, counts=None, async_op=false, timeout=None, stream=None))]
@@ -458,8 +248,7 @@ impl Arrays {
     ) -> PyResult<Py<PyAny>> {
         let how = How { call: "reduce_scatter", asynchronous: async_op, timeout, stream };
         let op = reduction(op)?;
-        let input = how.input(array)?;
-        let from = blocks(&input, how, counts.as_deref())?;
+        let input = how.input(array)?.cut(how, counts.as_deref())?;
         let out = match (out, &counts) {
             (Some(out), _) => out.clone(),
             (None, Some(counts)) => {
@@ -468,10 +257,8 @@ impl Arrays {
             }
             (None, None) => how.fresh(array, &how.cut(array, self.comm.size())?)?,
         };
-        let output = how.output(&out)?;
-        let to = flat(output.elements);
-        let sides = ((Some(input), from), (Some(output), to));
-        self.make(py, how, Collective::ReduceScatter, (op, 0), sides.0, sides.1, Some(&out))
+        let sides = [Some(input), Some(how.output(&out)?)];
+        self.make(py, how, Collective::ReduceScatter, (op, 0), sides, Some(&out))
     }
 
     #[pyo3(signature = (array, out, root=0, *, async_op=false, timeout=None, stream=None))]
@@ -487,8 +274,6 @@ impl Arrays {
         stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How { call: "scatter", asynchronous: async_op, timeout, stream };
-        let output = how.output(out)?;
-        let to = flat(output.elements);
         let input = match (array, self.comm.rank() == root) {
             (Some(array), true) => Some(how.input(array)?),
             (None, true) => {
@@ -497,16 +282,8 @@ impl Arrays {
             }
             (_, false) => None,
         };
-        let from = input.as_ref().map_or(Blocks::None, |input| flat(input.elements));
-        self.make(
-            py,
-            how,
-            Collective::Scatter,
-            (RedOp::Sum, root),
-            (input, from),
-            (Some(output), to),
-            Some(out),
-        )
+        let sides = [input, Some(how.output(out)?)];
+        self.make(py, how, Collective::Scatter, (RedOp::Sum, root), sides, Some(out))
     }
 
     #[pyo3(signature = (array, *, out=None, counts=None, async_op=false, timeout=None, stream=None))]
@@ -522,10 +299,10 @@ impl Arrays {
         stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How { call: "all_to_all", asynchronous: async_op, timeout, stream };
-        let input = how.input(array)?;
         let (sent, received) = counts
             .as_ref()
             .map_or((None, None), |(sent, received)| (Some(sent.as_slice()), Some(received.as_slice())));
+        let input = how.input(array)?.cut(how, sent)?;
         let out = match (out, received) {
             (Some(out), _) => out.clone(),
             (None, Some(received)) => how.fresh(array, &[received.iter().sum()])?,
@@ -534,17 +311,14 @@ impl Arrays {
                 how.fresh(array, &how.shape(array)?)?
             }
         };
-        let output = how.output(&out)?;
-        let (from, to) = (blocks(&input, how, sent)?, blocks(&output, how, received)?);
-        let sides = ((Some(input), from), (Some(output), to));
-        self.make(py, how, Collective::AllToAll, (RedOp::Sum, 0), sides.0, sides.1, Some(&out))
+        let sides = [Some(input), Some(how.output(&out)?.cut(how, received)?)];
+        self.make(py, how, Collective::AllToAll, (RedOp::Sum, 0), sides, Some(&out))
     }
 
     #[pyo3(signature = (*, async_op=false, timeout=None))]
     fn barrier(&self, py: Python<'_>, async_op: bool, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
         let how = How { call: "barrier", asynchronous: async_op, timeout, stream: None };
-        let nothing = || (None, Blocks::None);
-        self.make(py, how, Collective::Barrier, (RedOp::Sum, 0), nothing(), nothing(), None)
+        self.make(py, how, Collective::Barrier, (RedOp::Sum, 0), [None, None], None)
     }
 
     #[pyo3(signature = (array, dst, tag=0, *, async_op=false, timeout=None))]
@@ -558,7 +332,7 @@ impl Arrays {
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
         let how = How { call: "send", asynchronous: async_op, timeout, stream: None };
-        let side = on_host(how, how.input(array)?)?;
+        let side = how.input(array)?.on_host(how)?;
         let Elements { ptr, count, dtype, .. } = side.elements;
         let address = ptr as usize;
         let options = kept(py, timeout, side)?;
@@ -585,7 +359,7 @@ impl Arrays {
         timeout: Option<f64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How { call: "recv", asynchronous: async_op, timeout, stream: None };
-        let side = on_host(how, how.output(out)?)?;
+        let side = how.output(out)?.on_host(how)?;
         let Elements { ptr, count, dtype, .. } = side.elements;
         let address = ptr as usize;
         let options = kept(py, timeout, side)?;
@@ -620,15 +394,20 @@ impl Arrays {
     }
 }
 
-/// Messages go from host memory.
-fn on_host<'a, 'py>(how: How, side: Side<'a, 'py>) -> PyResult<Side<'a, 'py>> {
-    if side.elements.device < 0 {
-        return Ok(side);
+/// The core's wait on its way through `detach`, which asks that nothing of one thread's Python goes along.
+struct Wait<'a>(&'a mut dyn FnMut());
+
+impl Wait<'_> {
+    fn over(self) {
+        (self.0)();
     }
-    Err(PyValueError::new_err(format!(
-        "{}: the array is on CUDA device {}; messages go from host memory: copy it there, or use a collective",
-        how.call, side.elements.device
-    )))
+}
+
+// SAFETY: it runs on this thread, and has addresses, counts and the group's own.
+unsafe impl Send for Wait<'_> {}
+
+fn done(py: Python<'_>, result: Option<&Bound<'_, PyAny>>) -> Py<PyAny> {
+    result.map_or_else(|| py.None(), |result| result.clone().unbind())
 }
 
 fn kept(py: Python<'_>, timeout: Option<f64>, side: Side<'_, '_>) -> PyResult<Options> {

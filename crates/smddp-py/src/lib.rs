@@ -6,6 +6,7 @@ mod buffers;
 mod comm;
 mod errors;
 mod info;
+mod sides;
 mod store;
 mod work;
 

@@ -254,11 +254,11 @@ impl Communicator {
     /// `Interrupted`; in that case until the call is over.
     pub unsafe fn run(&self, call: &Call<'_>, options: Options) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.run_aside(call, options, |wait| wait()) }
+        unsafe { self.run_with(call, options, false, |wait| wait()) }
     }
 
-    /// The same where waiting is to be done in some other state, such as without an interpreter's lock: `aside` calls what it
-    /// is given there. A call of few bytes that ends within a microsecond, as the others have come already, needs none of it.
+    /// The same where what takes long is to be done in some other state, such as without an interpreter's lock: `aside` calls
+    /// what it is given there. A call of few bytes that the others have made already is over without it.
     ///
     /// # Safety
     /// As for [`Communicator::run`].
@@ -266,6 +266,29 @@ impl Communicator {
         &self,
         call: &Call<'_>,
         options: Options,
+        aside: impl FnOnce(&mut dyn FnMut()),
+    ) -> Result<()> {
+        if call.bytes() <= BRIEF {
+            // SAFETY: the caller's promise.
+            return unsafe { self.run_with(call, options, true, aside) };
+        }
+        let (mut outcome, mut options) = (Ok(()), Some(options));
+        aside(&mut || {
+            if let Some(options) = options.take() {
+                // SAFETY: the caller's promise.
+                outcome = unsafe { self.run(call, options) };
+            }
+        });
+        outcome
+    }
+
+    /// # Safety
+    /// As for [`Communicator::run`].
+    unsafe fn run_with(
+        &self,
+        call: &Call<'_>,
+        options: Options,
+        brief: bool,
         aside: impl FnOnce(&mut dyn FnMut()),
     ) -> Result<()> {
         let inner = &self.0;
@@ -280,8 +303,7 @@ impl Communicator {
             let number = driver.enqueue(op);
             inner.submitted.fetch_add(1, Ordering::Relaxed);
             let target = Target::Number(number);
-            let mut outcome =
-                if call.bytes() <= BRIEF { inner.drive_briefly(&mut driver, &target) } else { None };
+            let mut outcome = if brief { inner.drive_briefly(&mut driver, &target) } else { None };
             if outcome.is_none() {
                 aside(&mut || outcome = inner.drive(&mut driver, &target, &mut Limit::new(None)));
             }
