@@ -46,7 +46,7 @@ impl Target<'_> {
 }
 
 /// Each takes some 30 ns.
-const BRIEF_LOOKS: u32 = 16;
+const BRIEF_LOOKS: u32 = 24;
 
 /// When a wait gives up.
 pub(crate) struct Limit {
@@ -241,7 +241,6 @@ impl Inner {
                     driver.group.flush();
                     return Some(outcome);
                 }
-                std::hint::spin_loop();
             }
             None
         };
