@@ -34,7 +34,7 @@ export CARGO_NET_RETRY := 10
 WHEEL_SOURCES := pyproject.toml Cargo.toml $(wildcard Cargo.lock) README.md LICENSE \
     $(shell find crates python -name __pycache__ -prune -o \( -type d -o -type f \) ! -name '*.so' ! -name '*.pyc' -print)
 
-TEST_TOOLS := pytest pytest-timeout pytest-rerunfailures pytest-xdist hypothesis expecttest numpy transformers safetensors accelerate prometheus-client
+TEST_TOOLS := pytest pytest-timeout pytest-rerunfailures pytest-xdist hypothesis expecttest numpy transformers safetensors accelerate prometheus-client ml-dtypes
 LINT_TOOLS := ruff mypy
 
 # nextest runs each test in its own process and stops one that hangs (.config/nextest.toml); it leaves

@@ -66,6 +66,12 @@ def test_a_sagemaker_job_says_where_rank_0_is_and_which_host_this_is():
     assert json.loads(done.stdout)[-2:] == ["algo-1", "7592"]
 
 
+def test_a_store_that_is_there_already_stays_where_it_is():
+    place = {**LAUNCHERS[1](1, 2, 1), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4321"}
+    done = run("smddprun", sys.executable, "-c", SHOW, **place, TORCHELASTIC_USE_AGENT_STORE="True")
+    assert json.loads(done.stdout) == ["1", "2", "1", "2", "0", "127.0.0.1", "4321"], done.stderr
+
+
 def test_under_a_launcher_it_is_the_command_with_its_status_and_its_signals():
     place = LAUNCHERS[1](0, 2, 1)
     assert run("smddprun", "sh", "-c", "exit 7", **place).returncode == 7

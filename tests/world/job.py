@@ -370,6 +370,39 @@ def failing(comm: smddp.Communicator) -> None:
     os._exit(0)
 
 
+class Alarm(Exception):
+    pass
+
+
+def interrupted(comm: smddp.Communicator) -> None:
+    """A signal's handler runs while a call waits, and may raise: the call goes on by itself, with its array held."""
+
+    def ring(*_: object) -> None:
+        raise Alarm
+
+    for count in (2, 100_000):
+        comm.barrier()
+        array = np.full(count, 1 + comm.rank, "float32")
+        if comm.rank == 0 and comm.size > 1:
+            before = signal.signal(signal.SIGALRM, ring)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            begun = time.monotonic()
+            try:
+                comm.all_reduce(array)
+                raise AssertionError("the call is over")
+            except Alarm:
+                assert time.monotonic() - begun < 5
+            signal.signal(signal.SIGALRM, before)
+            del array
+            comm.send(np.ones(1), 1, tag=77)
+        else:
+            if comm.rank == 1:
+                comm.recv(np.empty(1), 0, tag=77)
+            comm.all_reduce(array)
+            assert (array == comm.size * (comm.size + 1) / 2).all()
+        assert (comm.all_reduce(np.ones(3)) == comm.size).all()
+
+
 def again(comm: smddp.Communicator) -> None:
     """The same ranks meet again, with the first group open, closed, and with a group cut out of another."""
     for turn in range(3):
@@ -391,7 +424,7 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-TOGETHER = [said, collectives, buffers, asynchronous, messages, splits, arguments, again, matrix]
+TOGETHER = [said, collectives, buffers, asynchronous, messages, splits, arguments, interrupted, again, matrix]
 ALONE = [deadline, mismatch, killed, aborted, failing]
 
 if __name__ == "__main__":

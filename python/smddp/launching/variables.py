@@ -33,6 +33,9 @@ def complete(environ: MutableMapping[str, str] = os.environ) -> bool:
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
     }
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true":
+        # torch's store is there already; the core's own port is another one.
+        del values["MASTER_ADDR"], values["MASTER_PORT"]
     for name, value in values.items():
         if value is not None:
             environ[name] = str(value)
