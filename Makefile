@@ -137,6 +137,17 @@ demo-smp-v1: $(STAMPS)/wheel $(STAMPS)/test-tools ## GPT-2 as a pipeline of 4 st
 	OMP_NUM_THREADS=1 $(BIN)/python examples/smp_v1.py --plain --pretrained $(DEMO_SMP_V1)/checkpoint/whole \
 	    --compare $(DEMO_SMP_V1)/one.json
 
+# The same ranks by whatever launcher is here: our own, Open MPI's with it and without.
+.PHONY: demo-launch
+demo-launch: $(STAMPS)/wheel $(STAMPS)/test-tools ## numpy arrays and a DDP training by smddprun, and by mpirun where there is one
+	$(BIN)/smddprun --nproc 4 $(BIN)/python examples/numpy_allreduce.py
+	OMP_NUM_THREADS=1 $(BIN)/smddprun --nproc 4 $(BIN)/python examples/ddp.py --backend smddp --steps 20
+	if command -v mpirun >/dev/null; then \
+	    mpirun --allow-run-as-root --oversubscribe -np 4 $(BIN)/python examples/numpy_allreduce.py; \
+	    OMP_NUM_THREADS=1 mpirun --allow-run-as-root --oversubscribe -np 4 \
+	        $(BIN)/smddprun $(BIN)/python examples/ddp.py --backend smddp --steps 20; \
+	fi
+
 # One after the other under -j too; only what comes before them goes on side by side: a compiler, a linker and a download
 # seldom want both cores at once.
 .PHONY: test
