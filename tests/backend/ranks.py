@@ -119,10 +119,9 @@ class Pools:
         self._pools: dict[int, Pool] = {}
 
     def of(self, size: int) -> Pool:
-        pool = self._pools.get(size)
-        if pool is None or not pool.alive:
-            pool = self._pools[size] = Pool(size)
-        return pool
+        if size not in self._pools:
+            self._pools[size] = Pool(size)
+        return self._pools[size]
 
     def close(self) -> None:
         for pool in self._pools.values():
@@ -130,7 +129,7 @@ class Pools:
 
 
 class Pool:
-    """`size` processes with a group of backend smddp.
+    """`size` processes with a group of backend smddp; others in their place after a case that failed.
 
     environment: variables of each rank. prepare: "module:function" that a rank calls before it makes the group.
     """
@@ -139,16 +138,21 @@ class Pool:
         self, size: int, environment: Callable[[int], dict[str, str]] | None = None, prepare: str | None = None
     ) -> None:
         self.size = size
-        self.alive = True
+        self._environment = environment
+        self._prepare = prepare
+        self._start()
+
+    def _start(self) -> None:
+        self._alive = True
         self._directory = Path(tempfile.mkdtemp(prefix="smddp-ranks-"))
         # The server that forks them keeps the variables that it was started with.
         context = multiprocessing.get_context("forkserver")
         self._pipes = []
         self._processes = []
-        for rank in range(size):
+        for rank in range(self.size):
             ours, theirs = context.Pipe()
-            variables = {**os.environ, **(environment(rank) if environment else {})}
-            arguments = (rank, size, str(self._directory), theirs, variables, prepare)
+            variables = {**os.environ, **(self._environment(rank) if self._environment else {})}
+            arguments = (rank, self.size, str(self._directory), theirs, variables, self._prepare)
             process = context.Process(target=_rank_main, args=arguments, daemon=False)
             process.start()
             theirs.close()
@@ -163,6 +167,8 @@ class Pool:
 
     def ask(self, module: str, name: str, seconds: float) -> dict[int, str]:
         """Run one case. Returns what went wrong, by rank."""
+        if not self._alive:
+            self._start()
         return self._send((module, name), seconds)
 
     def _send(self, message: Any, seconds: float) -> dict[int, str]:
@@ -194,7 +200,7 @@ class Pool:
 
     def close(self) -> None:
         """End the ranks, by closing their pipes first."""
-        self.alive = False
+        self._alive = False
         for pipe in self._pipes:
             pipe.close()
         for process in self._processes:

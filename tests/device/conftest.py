@@ -28,7 +28,7 @@ def machines() -> Iterator[Callable[[str], Pool]]:
     pools: dict[str, Pool] = {}
 
     def of(name: str) -> Pool:
-        if name not in pools or not pools[name].alive:
+        if name not in pools:
             pools[name] = MACHINES[name].start(library)
         return pools[name]
 

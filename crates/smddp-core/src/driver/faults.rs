@@ -19,8 +19,9 @@ const LEFT: &str = "left the group (destroyed it or exited) before this operatio
 /// A death in the node is known everywhere there after this time at most.
 const DEATH_IS_TOLD: Duration = Duration::from_secs(1);
 
-/// Between nodes messages have a way of their own, so one that was sent before its sender left may come after that notice.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+/// Between nodes messages have a way of their own, so one that was sent before its sender left may come after that notice. At
+/// its end the sender says so; this is for one that dies before it has.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 impl Driver {
     pub(super) fn examine_faults(&mut self) -> Result<Option<Error>, Error> {
@@ -96,7 +97,7 @@ impl Driver {
             return Ok(());
         }
         let leaves = |rank: &usize| {
-            self.group.way().is_empty() && self.group.head_of(*rank, self.next).is_some_and(head::is_leaving)
+            self.group.is_near(*rank) && self.group.head_of(*rank, self.next).is_some_and(head::is_leaving)
                 || self.group.p2p_over(*rank)
         };
         if let Some(rank) = self.messages.sought().into_iter().find(leaves) {
@@ -119,11 +120,12 @@ impl Driver {
     fn gone(&mut self, what: String, rank: usize) -> Error {
         let begun = Instant::now();
         let unasked = loop {
+            let all_here = self.group.is_near(rank) || self.group.p2p_over(rank);
             let found = self.messages.unasked(rank, &mut self.group);
-            let all_here = self.group.way().is_empty() || self.group.p2p_over(rank);
             if found.is_some() || all_here || begun.elapsed() > LAST_WORDS {
                 break found;
             }
+            self.group.turn();
             std::thread::sleep(Duration::from_millis(1));
         };
         let sent = unasked.map(|words| {

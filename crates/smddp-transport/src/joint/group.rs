@@ -267,7 +267,12 @@ impl Group {
         self.p2p(from, |mail, from| mail.release(from, stream));
     }
 
-    /// Whether no message of `rank` is still to come, though what it called for may be.
+    /// Whether `rank` is in this node.
+    pub fn is_near(&self, rank: usize) -> bool {
+        self.way_to(rank).is_ok()
+    }
+
+    /// Whether `rank`, of another node, has said that no message of it is still to come, though what it called for may be.
     pub fn p2p_over(&self, rank: usize) -> bool {
         self.way_to(rank).is_err_and(|net| net.p2p_over(rank))
     }
