@@ -199,9 +199,9 @@ test-clients: $(STAMPS)/wheel $(STAMPS)/test-tools ## DeepSpeed, Lightning, Acce
 	    -r tests/clients/third_party/requirements-clients.txt
 	.venvs/clients/bin/python -m pytest tests/clients/third_party -m ""
 
-# It wants Open MPI, an SSH server, Slurm and algo-1 in /etc/hosts; tests that miss one are skipped and say which.
 .PHONY: test-launch
-test-launch: $(STAMPS)/wheel $(STAMPS)/test-tools ## real launchers: SageMaker's unmodified training toolkit, Slurm, torchx (own environment over .venv)
+test-launch: $(STAMPS)/wheel $(STAMPS)/test-tools ## real launchers: Open MPI, Slurm, torchx, SageMaker's unmodified training toolkit (own environment over .venv)
+	sh scripts/launchers.sh
 	$(BIN)/python scripts/layered_venv.py .venvs/toolkit -r tests/launch/third_party/requirements-launch.txt
 	PATH="$(CURDIR)/.venvs/toolkit/bin:$(BIN):$$PATH" .venvs/toolkit/bin/python -m pytest tests/launch/third_party -m ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import os
 import socket
 from collections.abc import Iterable
 from typing import Any
@@ -33,7 +34,7 @@ def hint(name: object, known: Iterable[str]) -> str:
 
 def make_default_group(caller: str, backend: str = "smddp") -> None:
     """Make the default group from the launcher's environment, for ``caller``, which the error names."""
-    if complete():
+    if complete() and {"MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
         dist.init_process_group(backend)
         return
     raise RuntimeError(

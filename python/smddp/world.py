@@ -183,6 +183,8 @@ def init(
     """
     global _made
     _deadline(timeout)
+    if store is not None and (address is not None or port is not None):
+        raise ValueError(f"smddp.init: ranks meet at the store or at an address, not both ({address=}, {port=})")
     given = (rank is not None, size is not None)
     if given == (False, False) and store is None and address is None:
         rank, size, local_rank, local_size, meet = core().launched(port) or (0, 1, 0, 1, None)
@@ -191,7 +193,7 @@ def init(
         raise ValueError(f"smddp.init: rank and size go together, with address or store (rank {rank}, size {size})")
     else:
         local, meet = None, None
-        if store is None and size != 1:
+        if store is None and (size != 1 or address is not None):
             meet = _meeting_point(address, port)
     assert rank is not None and size is not None
     if not 0 <= rank < size:
@@ -219,6 +221,8 @@ def _let_go(comm: Comm, owner: int) -> None:
 
 def _meeting_point(address: str | None, port: int | None) -> tuple[str, int, bool]:
     host, _, written = (address or "").rpartition(":") if ":" in (address or "") else (address or "", "", "")
+    if written and port is not None:
+        raise ValueError(f"smddp.init: address {address!r} has a port, and port {port} is given as well")
     number = written or (str(port) if port is not None else "")
     if not host or not number.isdecimal() or not 0 < int(number) < 65536:
         raise ValueError(f'smddp.init: address must be "host:port" of rank 0 ("10.0.0.5:29500"), not {address!r}')

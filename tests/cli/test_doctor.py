@@ -368,20 +368,27 @@ def test_a_program_that_is_not_the_doctor_is_told_as_such():
         thread.join()
 
 
+def launched_by(monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name, raising=False)
+    return launch.launched()
+
+
 @pytest.mark.parametrize(
-    ("changes", "port"), [({}, 29500), ({"TORCHELASTIC_USE_AGENT_STORE": "True"}, 29501), ({"RANK": None}, None)]
+    ("changes", "port"),
+    [({}, 29500), ({"TORCHELASTIC_USE_AGENT_STORE": "True"}, 29501), ({"RANK": None, "WORLD_SIZE": None}, None)],
 )
-def test_the_launcher_is_read(changes, port):
+def test_the_launcher_is_read(changes, port, monkeypatch):
     whole = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "h0", "MASTER_PORT": "29500", "LOCAL_WORLD_SIZE": "2"}
-    read = launch.launched({name: value for name, value in {**whole, **changes}.items() if value is not None})
+    read = launched_by(monkeypatch, {**whole, **changes})
     assert (read.port if read else None) == port
 
 
 @pytest.mark.parametrize("changes", [{"WORLD_SIZE": "x"}, {"RANK": "4"}, {"MASTER_ADDR": ""}, {"MASTER_PORT": "0"}])
-def test_a_launcher_that_makes_no_sense_is_refused(changes):
+def test_a_launcher_that_makes_no_sense_is_refused(changes, monkeypatch):
     whole = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "h0", "MASTER_PORT": "29500"}
     with pytest.raises(ValueError, match=next(iter(changes))):
-        launch.launched({**whole, **changes})
+        launched_by(monkeypatch, {**whole, **changes})
 
 
 def test_what_never_answers_is_given_up():

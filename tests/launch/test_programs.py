@@ -4,7 +4,6 @@ local ranks.
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -66,6 +65,14 @@ def test_a_sagemaker_job_says_where_rank_0_is_and_which_host_this_is():
     assert json.loads(done.stdout)[-2:] == ["algo-1", "7592"]
 
 
+def test_one_rank_alone_has_a_meeting_point_of_its_own():
+    done = run("smddprun", sys.executable, "-c", SHOW, **LAUNCHERS[1](0, 1, 1))
+    *numbers, host, port = json.loads(done.stdout)
+    assert numbers == ["0", "1", "0", "1", "0"] and host == "127.0.0.1" and int(port) > 0, done.stderr
+    done = run("smddprun", sys.executable, "-c", SUM, **LAUNCHERS[1](0, 1, 1))
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_store_that_is_there_already_stays_where_it_is():
     place = {**LAUNCHERS[1](1, 2, 1), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "4321"}
     done = run("smddprun", sys.executable, "-c", SHOW, **place, TORCHELASTIC_USE_AGENT_STORE="True")
@@ -113,9 +120,9 @@ def test_a_rank_that_a_signal_ended_gives_its_number():
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_it_ends_the_local_ranks(number, tmp_path):
     script = (
-        "import os, pathlib, signal, time\n"
+        "import os, signal, time\n"
         "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        "print(os.getpid(), flush=True)\n"
+        "os.write(1, b'%d\\n' % os.getpid())\n"  # both write to one pipe: a line each, whole
         "time.sleep(60)\n"
     )
     command = [str(BIN / "smddprun"), "--nproc", "2", sys.executable, "-c", script]
@@ -166,6 +173,14 @@ def test_the_historic_import_is_enough_under_mpirun():
     assert [status for status, _ in ended] == [0, 0], ended
 
 
+def test_the_historic_import_says_what_the_launcher_left_unsaid():
+    script = "import smdistributed.dataparallel.torch.torch_smddp"
+    done = run("python", "-c", script, OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="2")
+    assert done.returncode == 0 and "MASTER_ADDR is not set" in done.stderr, done.stderr
+    done = run("python", "-c", script, OMPI_COMM_WORLD_RANK="1", OMPI_COMM_WORLD_SIZE="2", SMDDP_DEBUG="NONE")
+    assert done.returncode == 0 and not done.stderr
+
+
 def test_the_toolkit_finds_first_causes_only():
     script = (
         "from inspect import isclass\n"
@@ -177,15 +192,3 @@ def test_the_toolkit_finds_first_causes_only():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=clean())
     expected = "['CollectiveTimeoutError', 'MismatchError', 'TopologyError'] True PeerLostError"
     assert done.stdout.startswith(expected), done.stdout + done.stderr
-
-
-@pytest.mark.parametrize("wrapped", [True, False])
-def test_mpirun_starts_ranks(wrapped):
-    mpirun = shutil.which("mpirun")
-    if mpirun is None:
-        pytest.skip("no mpirun on this machine")
-    command = [mpirun, "--allow-run-as-root", "--oversubscribe", "-np", "2"]
-    script = ("" if wrapped else "import smdistributed.dataparallel.torch.torch_smddp\n") + SUM
-    command += [str(BIN / "smddprun")] if wrapped else []
-    done = subprocess.run([*command, sys.executable, "-c", script], env=clean(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr

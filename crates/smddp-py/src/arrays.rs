@@ -142,7 +142,7 @@ impl Arrays {
         timeout: Option<f64>,
         stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
-        let how = How { call: "all_reduce", asynchronous: async_op, timeout, stream };
+        let how = How::new("all_reduce", async_op, timeout, stream)?;
         let op = reduction(op)?;
         let (sides, result) = in_place_or(how, array, out)?;
         self.make(py, how, Collective::AllReduce, (op, 0), sides, Some(result))
@@ -155,13 +155,14 @@ impl Arrays {
         py: Python<'_>,
         array: &Bound<'_, PyAny>,
         op: Option<&Bound<'_, PyAny>>,
-        root: usize,
+        root: i64,
         out: Option<&Bound<'_, PyAny>>,
         async_op: bool,
         timeout: Option<f64>,
         stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
-        let how = How { call: "reduce", asynchronous: async_op, timeout, stream };
+        let how = How::new("reduce", async_op, timeout, stream)?;
+        let root = how.number("root", root)?;
         let what = (reduction(op)?, root);
         if self.comm.rank() != root {
             return self.make(py, how, Collective::Reduce, what, [Some(how.input(array)?), None], None);
@@ -175,12 +176,13 @@ impl Arrays {
         &self,
         py: Python<'_>,
         array: &Bound<'_, PyAny>,
-        root: usize,
+        root: i64,
         async_op: bool,
         timeout: Option<f64>,
         stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
-        let how = How { call: "broadcast", asynchronous: async_op, timeout, stream };
+        let how = How::new("broadcast", async_op, timeout, stream)?;
+        let root = how.number("root", root)?;
         let sides = if self.comm.rank() == root {
             // The root's array is only read.
             let side = how.input(array)?;
@@ -198,12 +200,13 @@ impl Arrays {
         py: Python<'_>,
         array: &Bound<'_, PyAny>,
         out: Option<&Bound<'_, PyAny>>,
-        counts: Option<Vec<usize>>,
+        counts: Option<Vec<i64>>,
         async_op: bool,
         timeout: Option<f64>,
         stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
-        let how = How { call: "all_gather", asynchronous: async_op, timeout, stream };
+        let how = How::new("all_gather", async_op, timeout, stream)?;
+        let counts = how.counts(counts)?;
         let input = how.input(array)?;
         let out = self.gathered(how, array, out, counts.as_deref())?;
         let output = how.output(&out)?.cut(how, counts.as_deref())?;
@@ -217,13 +220,14 @@ impl Arrays {
         &self,
         py: Python<'_>,
         array: &Bound<'_, PyAny>,
-        root: usize,
+        root: i64,
         out: Option<&Bound<'_, PyAny>>,
         async_op: bool,
         timeout: Option<f64>,
         stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
-        let how = How { call: "gather", asynchronous: async_op, timeout, stream };
+        let how = How::new("gather", async_op, timeout, stream)?;
+        let root = how.number("root", root)?;
         let input = Some(how.input(array)?);
         let what = (RedOp::Sum, root);
         if self.comm.rank() != root {
@@ -241,12 +245,13 @@ impl Arrays {
         array: &Bound<'_, PyAny>,
         op: Option<&Bound<'_, PyAny>>,
         out: Option<&Bound<'_, PyAny>>,
-        counts: Option<Vec<usize>>,
+        counts: Option<Vec<i64>>,
         async_op: bool,
         timeout: Option<f64>,
         stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
-        let how = How { call: "reduce_scatter", asynchronous: async_op, timeout, stream };
+        let how = How::new("reduce_scatter", async_op, timeout, stream)?;
+        let counts = how.counts(counts)?;
         let op = reduction(op)?;
         let input = how.input(array)?.cut(how, counts.as_deref())?;
         let out = match (out, &counts) {
@@ -268,12 +273,13 @@ impl Arrays {
         py: Python<'_>,
         array: Option<&Bound<'_, PyAny>>,
         out: &Bound<'_, PyAny>,
-        root: usize,
+        root: i64,
         async_op: bool,
         timeout: Option<f64>,
         stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
-        let how = How { call: "scatter", asynchronous: async_op, timeout, stream };
+        let how = How::new("scatter", async_op, timeout, stream)?;
+        let root = how.number("root", root)?;
         let input = match (array, self.comm.rank() == root) {
             (Some(array), true) => Some(how.input(array)?),
             (None, true) => {
@@ -293,17 +299,16 @@ impl Arrays {
         py: Python<'_>,
         array: &Bound<'_, PyAny>,
         out: Option<&Bound<'_, PyAny>>,
-        counts: Option<(Vec<usize>, Vec<usize>)>,
+        counts: Option<(Vec<i64>, Vec<i64>)>,
         async_op: bool,
         timeout: Option<f64>,
         stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
-        let how = How { call: "all_to_all", asynchronous: async_op, timeout, stream };
-        let (sent, received) = counts
-            .as_ref()
-            .map_or((None, None), |(sent, received)| (Some(sent.as_slice()), Some(received.as_slice())));
-        let input = how.input(array)?.cut(how, sent)?;
-        let out = match (out, received) {
+        let how = How::new("all_to_all", async_op, timeout, stream)?;
+        let (sent, received) = counts.unzip();
+        let (sent, received) = (how.counts(sent)?, how.counts(received)?);
+        let input = how.input(array)?.cut(how, sent.as_deref())?;
+        let out = match (out, &received) {
             (Some(out), _) => out.clone(),
             (None, Some(received)) => how.fresh(array, &[received.iter().sum()])?,
             (None, None) => {
@@ -311,13 +316,13 @@ impl Arrays {
                 how.fresh(array, &how.shape(array)?)?
             }
         };
-        let sides = [Some(input), Some(how.output(&out)?.cut(how, received)?)];
+        let sides = [Some(input), Some(how.output(&out)?.cut(how, received.as_deref())?)];
         self.make(py, how, Collective::AllToAll, (RedOp::Sum, 0), sides, Some(&out))
     }
 
     #[pyo3(signature = (*, async_op=false, timeout=None))]
     fn barrier(&self, py: Python<'_>, async_op: bool, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
-        let how = How { call: "barrier", asynchronous: async_op, timeout, stream: None };
+        let how = How::new("barrier", async_op, timeout, None)?;
         self.make(py, how, Collective::Barrier, (RedOp::Sum, 0), [None, None], None)
     }
 
@@ -326,12 +331,13 @@ impl Arrays {
         &self,
         py: Python<'_>,
         array: &Bound<'_, PyAny>,
-        dst: usize,
-        tag: u64,
+        dst: i64,
+        tag: i64,
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
-        let how = How { call: "send", asynchronous: async_op, timeout, stream: None };
+        let how = How::new("send", async_op, timeout, None)?;
+        let (dst, tag) = (how.number("dst", dst)?, how.number("tag", tag)? as u64);
         let side = how.input(array)?.on_host(how)?;
         let Elements { ptr, count, dtype, .. } = side.elements;
         let address = ptr as usize;
@@ -353,12 +359,14 @@ impl Arrays {
         &self,
         py: Python<'_>,
         out: &Bound<'_, PyAny>,
-        src: Option<usize>,
-        tag: u64,
+        src: Option<i64>,
+        tag: i64,
         async_op: bool,
         timeout: Option<f64>,
     ) -> PyResult<Py<PyAny>> {
-        let how = How { call: "recv", asynchronous: async_op, timeout, stream: None };
+        let how = How::new("recv", async_op, timeout, None)?;
+        let src = src.map(|src| how.number("src", src)).transpose()?;
+        let tag = how.number("tag", tag)? as u64;
         let side = how.output(out)?.on_host(how)?;
         let Elements { ptr, count, dtype, .. } = side.elements;
         let address = ptr as usize;

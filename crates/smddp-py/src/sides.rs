@@ -67,6 +67,34 @@ pub(crate) struct How {
 }
 
 impl How {
+    /// # Errors
+    /// ValueError for a deadline that is over before it begins.
+    pub(crate) fn new(
+        call: &'static str,
+        asynchronous: bool,
+        timeout: Option<f64>,
+        stream: Option<u64>,
+    ) -> PyResult<Self> {
+        match timeout {
+            Some(seconds) if seconds.is_nan() || seconds <= 0.0 => Err(PyValueError::new_err(format!(
+                "{call}: timeout must be a positive number of seconds, not {seconds}"
+            ))),
+            _ => Ok(Self { call, asynchronous, timeout, stream }),
+        }
+    }
+
+    /// A rank, root, tag or count, which is never negative.
+    pub(crate) fn number(self, name: &str, value: i64) -> PyResult<usize> {
+        usize::try_from(value)
+            .map_err(|_| PyValueError::new_err(format!("{}: {name} {value} is negative", self.call)))
+    }
+
+    pub(crate) fn counts(self, counts: Option<Vec<i64>>) -> PyResult<Option<Vec<usize>>> {
+        counts
+            .map(|counts| counts.into_iter().map(|count| self.number("a count of", count)).collect())
+            .transpose()
+    }
+
     pub(crate) fn input<'a, 'py>(self, array: &'a Bound<'py, PyAny>) -> PyResult<Side<'a, 'py>> {
         self.side(array, "the array", false)
     }

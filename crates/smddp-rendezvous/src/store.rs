@@ -27,6 +27,8 @@ const MAX_KEY: usize = 256;
 const MAX_VALUE: usize = 64 << 20;
 /// How long a server waits for the greeting, a client for an answer beyond the time it asked to wait.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long one attempt to reach the server may take; the next asks anew where its host is.
+const ATTEMPT: Duration = Duration::from_secs(1);
 /// Between two attempts to connect to a server that may not be up yet.
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -174,7 +176,8 @@ impl Client {
             if interrupted() {
                 return Err(smddp_core::Error::Interrupted.into());
             }
-            match Self::attempt(addr) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match Self::attempt(addr, left) {
                 Ok(client) => return Ok(client),
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     return Err(Error::NotMet(format!("no rendezvous at {addr}: {error}")));
@@ -189,10 +192,11 @@ impl Client {
         }
     }
 
-    fn attempt(addr: &str) -> io::Result<Client> {
-        let mut stream = TcpStream::connect(addr)?;
+    fn attempt(addr: &str, left: Duration) -> io::Result<Client> {
+        let mut stream = Self::reach(addr, left)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(left + PATIENCE))?;
         stream.write_all(GREETING)?;
         let stranger = || {
             let text = "another program listens there, not smddp of this version (choose another port)";
@@ -207,6 +211,18 @@ impl Client {
             }
             Err(e) => Err(e),
         }
+    }
+
+    /// A connection to the first of the host's addresses that has one. One that drops what is sent to it costs an attempt's time.
+    fn reach(addr: &str, left: Duration) -> io::Result<TcpStream> {
+        let mut last = io::Error::new(io::ErrorKind::NotFound, "its name has no address");
+        for socket in addr.to_socket_addrs()? {
+            match TcpStream::connect_timeout(&socket, left.clamp(RETRY, ATTEMPT)) {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
     }
 
     pub(crate) fn set(&mut self, key: &str, value: &[u8]) -> Result<()> {
@@ -332,6 +348,15 @@ mod tests {
         let addr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
         let error = Client::connect(&addr, Instant::now()).err().unwrap().to_string();
         assert!(error.contains(&addr), "{error}");
+    }
+
+    #[test]
+    fn a_host_that_drops_everything_is_an_error_at_the_deadline() {
+        // An address for documentation, which no host has: no answer comes, or a router's that there is none.
+        let begun = Instant::now();
+        let error = Client::connect("192.0.2.1:29500", begun + Duration::from_millis(300)).err().unwrap();
+        assert!(error.to_string().contains("does not answer at 192.0.2.1:29500"), "{error}");
+        assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
     }
 
     #[test]

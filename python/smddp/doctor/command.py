@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import errno
 import json
-import os
 import sys
 import time
 from dataclasses import asdict
@@ -37,7 +36,7 @@ def run(given: argparse.Namespace, columns: int) -> int:
     On all ranks but the first it prints nothing unless it finds nobody, and then returns 1.
     """
     try:
-        found = launch.launched(os.environ)
+        found = launch.launched()
     except ValueError as error:
         print(f"smddp doctor: {error}", file=sys.stderr)
         return 2

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from smddp._native import core
 
 #: Processes that it starts: enough to compare pairs, where there are processors for them.
 _FEWEST, _MOST = 2, 4
@@ -31,28 +33,17 @@ class Launch:
         }
 
 
-def launched(environment: Mapping[str, str]) -> Launch | None:
-    """What torchrun (or whoever sets the same variables) says; None where nothing launched this process.
+def launched() -> Launch | None:
+    """What this process's launcher says, as for every job (`smddp._core.launched`); None where there is none.
 
-    The meeting is at MASTER_ADDR, one port above MASTER_PORT where torchrun's agent keeps its own store on that one, as
-    smddp-bench does. Raises ValueError where the variables make no sense.
+    Raises smddp.ConfigError, a ValueError, where the variables make no sense.
     """
-    if "RANK" not in environment:
+    found = core().launched()
+    if found is None:
         return None
-
-    def number(name: str, default: int | None = None) -> int:
-        text = environment.get(name, "" if default is None else str(default))
-        if not text.isdigit():
-            raise ValueError(f"{name} is {text!r}, which is no number; with RANK set a launcher sets it, too")
-        return int(text)
-
-    rank, size, port = number("RANK"), number("WORLD_SIZE"), number("MASTER_PORT")
-    host = environment.get("MASTER_ADDR", "")
-    if rank >= size or not host or not 0 < port < 65536:
-        raise ValueError(f"RANK={rank}, WORLD_SIZE={size}, MASTER_ADDR={host!r}, MASTER_PORT={port} make no sense")
-    if environment.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true":
-        port += 1 if port < 65535 else -1
-    return Launch(rank, size, number("LOCAL_RANK", 0), number("LOCAL_WORLD_SIZE", 1), host, port)
+    rank, size, local_rank, local_size, meet = found
+    host, port, _ = meet or ("127.0.0.1", 0, True)
+    return Launch(rank, size, local_rank, local_size or 1, host, port)
 
 
 def alone(ranks: int | None) -> Launch:

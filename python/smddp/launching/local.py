@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from types import FrameType
+
+from smddp.launching.variables import free_port
 
 # After the first failure the others learn of it themselves and may say what they saw; then they are asked to end, then
 # killed.
@@ -32,9 +33,7 @@ def run(command: Sequence[str], size: int, program: str) -> int:
     That is 0 where all ended well, else the first failing rank's own (128 and the signal's number where one ended it).
     The others end with it, and with a SIGINT or SIGTERM to this process, and with this process.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     ranks: list[subprocess.Popen[bytes]] = []
     asked: list[int] = []
 

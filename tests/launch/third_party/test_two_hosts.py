@@ -16,7 +16,8 @@ dist.init_process_group("smddp")
 total = torch.ones(3)
 dist.all_reduce(total)
 assert total.tolist() == [4, 4, 4]
-print("rank", os.environ["RANK"], "local", os.environ["LOCAL_RANK"], "node", os.environ["NODE_RANK"])
+told = "rank {RANK} local {LOCAL_RANK} node {NODE_RANK}\\n".format_map(os.environ)
+os.write(1, told.encode())  # whole, among those of others
 dist.destroy_process_group()
 """
 

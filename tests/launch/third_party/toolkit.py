@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -77,27 +79,30 @@ class Job:
             "PYTHONHASHSEED": "random",
         }
 
-    def start(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [str(BIN / "train")],
-            env=self.environment,
-            cwd=self.folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+    def start(self) -> subprocess.Popen[bytes]:
+        # A file, since the SSH server that it leaves would keep a pipe open.
+        with open(self.folder / "log", "w") as log:
+            return subprocess.Popen(
+                [str(BIN / "train")],
+                env=self.environment,
+                cwd=self.folder,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
-    def ended(self, process: subprocess.Popen[str], timeout: float = 200) -> Ended:
+    def ended(self, process: subprocess.Popen[bytes], timeout: float = 200) -> Ended:
         try:
-            log, _ = process.communicate(timeout=timeout)
+            process.wait(timeout)
         finally:
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         output = self.folder / "output"
         failure = output / "failure"
         return Ended(
             process.returncode,
-            log,
+            (self.folder / "log").read_text(),
             (output / "success").exists(),
             failure.read_text() if failure.exists() else "",
             sorted(path.name for path in (self.folder / "model").iterdir()),
@@ -107,5 +112,5 @@ class Job:
 def run(folder: Path, script: str, parameters: dict, ranks: int = 2) -> Ended:
     """A job of one host."""
     shutil.rmtree(folder, ignore_errors=True)
-    job = Job(folder, script, parameters, hosts=["algo-1"], host="algo-1", ranks=ranks)
+    job = Job(folder, script, parameters, hosts=["localhost"], host="localhost", ranks=ranks)
     return job.ended(job.start())

@@ -108,16 +108,13 @@ def check(
     data,
     stages,
     microbatches,
-    pipeline="interleaved",
     exact=True,
-    place=None,
-    checkpointed=False,
-    **config,
+    **options,
 ):
     """Losses and gradients of a pipeline are those of one process, and the same bits come out twice."""
     with (
         warnings.catch_warnings(),
-        Pipeline(make, function, data, stages, microbatches, pipeline, place, checkpointed, **config) as both,
+        Pipeline(make, function, data, stages, microbatches, **options) as both,
     ):
         warnings.simplefilter("ignore")
         wanted, wanted_gradients = one_process(both.alone, function, both.data, microbatches)

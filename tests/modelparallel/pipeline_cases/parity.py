@@ -19,7 +19,9 @@ def one(name, stages, microbatches, pipeline, rows=1, **config):
     make, function, data = NETWORKS[name]
     place = alternate if make is PingPong else None
     data = tuple(torch.cat([x] * rows) for x in data())
-    check(make, function, data, stages, microbatches, pipeline, exact=name not in SHARED, place=place, **config)
+    check(
+        make, function, data, stages, microbatches, pipeline=pipeline, exact=name not in SHARED, place=place, **config
+    )
 
 
 def case_four_stages_are_as_one_process():

@@ -200,7 +200,7 @@ def case_what_models_do_between_modules_is_as_in_one_process():
     for name, (make, function, exact) in CASES.items():
         for pipeline in ("interleaved", "simple"):
             try:
-                check(make, function, rows(), 2, 4, pipeline, exact=exact, place=place)
+                check(make, function, rows(), 2, 4, pipeline=pipeline, exact=exact, place=place)
             except BaseException as error:
                 error.add_note(f"case {name}, {pipeline}") if hasattr(error, "add_note") else None
                 raise

@@ -3,18 +3,17 @@
 use std::sync::Arc;
 
 use smddp_cuda::{Address, Uuid};
-use smddp_plan::{Collective, Memory};
+use smddp_plan::Memory;
 use smddp_transport::Board;
 
-use super::{Communicator, Options};
-use crate::call::{self, Blocks, Call};
+use super::Communicator;
+use crate::call::{self, Call};
 use crate::config::DevicePath;
 use crate::device::{DeviceOp, LEAST_SLAB, MOST_SITES, On, Pages, Sample, Site, SiteHandle, Words, refused};
 use crate::driver::Item;
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
 use crate::sync::lock;
-use crate::types::{DType, RedOp};
 
 /// What a rank says of its device: its name for itself, and the number of a sample of its memory.
 const CARD: usize = 24;
@@ -66,22 +65,6 @@ impl Communicator {
         let handle = handles.iter().find(|handle| handle.device.ordinal() == ordinal)?;
         Some((handle.stream, handle.path.clone()))
     }
-}
-
-/// Gathers `mine` of all ranks, over the host.
-fn gather(comm: &Communicator, mine: &[u8]) -> Result<Vec<u8>> {
-    let mut all = vec![0; mine.len() * comm.size()];
-    let call = Call {
-        collective: Collective::AllGather,
-        dtype: DType::U8,
-        redop: RedOp::Sum,
-        root: 0,
-        input: Blocks::Flat { ptr: mine.as_ptr().cast_mut(), count: mine.len() },
-        output: Blocks::Flat { ptr: all.as_mut_ptr(), count: all.len() },
-    };
-    // SAFETY: both buffers outlive the call, which is synchronous; the input is only read.
-    unsafe { comm.run(&call, Options::default()) }?;
-    Ok(all)
 }
 
 /// Makes the group's site number `index` on a device. All ranks do so at the same call. `first`: the group's first, if this
@@ -150,7 +133,7 @@ fn meet(
     };
     let mut card = device.uuid().to_vec();
     card.extend(asked.as_ref().map_or(0, |sample| sample.token).to_le_bytes());
-    let cards = gather(comm, &card)?;
+    let cards = comm.bytes_of_all(card)?;
     let found = asked.as_ref().map_err(Clone::clone).and_then(|_| {
         let board = board.clone().ok_or_else(String::new)?;
         reach(comm, on, &cards, &board)?;
@@ -169,7 +152,7 @@ fn meet(
     let mut verdict = vec![kind];
     verdict.extend(why.bytes().take(VERDICT - 1));
     verdict.resize(VERDICT, 0);
-    let verdicts = gather(comm, &verdict)?;
+    let verdicts = comm.bytes_of_all(verdict.to_vec())?;
     if let (Some(board), Ok(sample)) = (&board, &asked) {
         // All have tried it.
         board.withdraw(sample.token);

@@ -1,5 +1,6 @@
 //! A communicator: one group's ranks with their own sequence numbers.
 
+mod bytes;
 mod devices;
 mod drive;
 mod estimate;

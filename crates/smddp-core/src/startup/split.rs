@@ -1,12 +1,8 @@
 //! Groups made of a group's ranks, without a store: cards travel by the group's own collectives.
 
-use smddp_plan::Collective;
-
 use super::Pending;
-use crate::call::{Blocks, Call};
 use crate::comm::{Communicator, Options};
 use crate::error::{Error, Result};
-use crate::types::{DType, RedOp};
 
 /// What a rank asks of a split: its color, if it wants a group, and its key.
 #[derive(Clone, Copy, PartialEq)]
@@ -83,28 +79,5 @@ impl Communicator {
             if all[0] != 0 { Ok(text) } else { Err(String::from_utf8_lossy(&text).into_owned()) }
         };
         Ok(all.chunks(room).zip(&lengths).map(text).collect())
-    }
-
-    /// Every rank's bytes, as many of each, in rank order.
-    fn bytes_of_all(&self, mine: Vec<u8>) -> Result<Vec<u8>> {
-        let mut all = vec![0; mine.len() * self.size()];
-        let call = Call {
-            collective: Collective::AllGather,
-            dtype: DType::U8,
-            redop: RedOp::Sum,
-            root: 0,
-            input: Blocks::Flat { ptr: mine.as_ptr().cast_mut(), count: mine.len() },
-            output: Blocks::Flat { ptr: all.as_mut_ptr(), count: all.len() },
-        };
-        // SAFETY: both belong to this thread until the call returns; where a signal has it return early, for ever.
-        match unsafe { self.run(&call, Options::default()) } {
-            Ok(()) => Ok(all),
-            Err(error) => {
-                if error == Error::Interrupted {
-                    std::mem::forget((mine, all));
-                }
-                Err(error)
-            }
-        }
     }
 }

@@ -50,11 +50,24 @@ fn numpy_arrays(py: Python<'_>) -> Option<&Bound<'_, PyType>> {
     Some(TYPE.get_or_init(py, || found).bind(py))
 }
 
+/// An array whose mask says which elements count; nothing that moves here would take it along.
+fn masked(array: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let modules = array.py().import("sys")?.getattr("modules")?;
+    let Some(module) = modules.cast::<PyDict>()?.get_item("numpy.ma")? else { return Ok(false) };
+    array.is_instance(&module.getattr("MaskedArray")?)
+}
+
 /// `None` for what is none of numpy's.
 pub(super) fn elements(array: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<Elements>> {
     let Some(kind) = numpy_arrays(array.py()) else { return Ok(None) };
-    if !array.is_exact_instance(kind) && !array.is_instance(kind)? {
-        return Ok(None);
+    if !array.is_exact_instance(kind) {
+        if !array.is_instance(kind)? {
+            return Ok(None);
+        }
+        if masked(array)? {
+            let why = "is a numpy.ma.MaskedArray, whose mask would be lost; give array.data, array.mask or array.filled()";
+            return Err(usage.no_type(why));
+        }
     }
     // SAFETY: an instance of numpy.ndarray begins with these fields, and holds its type; the GIL keeps others from
     // changing them.

@@ -6,14 +6,15 @@ on ModuleNotFoundError gets an ImportError, with the reason, from an installatio
 started this process, torch's variables (RANK, WORLD_SIZE, ...) are set from theirs.
 """
 
-from contextlib import suppress as _suppress
-
+from smddp import telling as _telling
 from smddp._native import core as _core
 from smddp._register import register as _register
 from smddp.launching.variables import complete as _complete
 
 _core()
 _register()
-with _suppress(ValueError):
-    # init_process_group may be given all that is missing here.
+try:
     _complete()
+except _core().ConfigError as _error:
+    # init_process_group may be given all that is missing here.
+    _telling.warn(f"torch's variables (RANK, WORLD_SIZE, MASTER_ADDR, ...) are not set from the launcher's: {_error}")
