@@ -26,16 +26,20 @@ def complete() -> bool:
     else:
         host = os.environ.get("MASTER_ADDR", "127.0.0.1")
         port = os.environ.get("MASTER_PORT") or free_port()
-    values = {
+    node_rank = _node_rank(rank, size, local_rank, local_size)
+    values: dict[str, str | int | None] = {
         "RANK": rank,
         "WORLD_SIZE": size,
         "LOCAL_RANK": local_rank,
         "LOCAL_WORLD_SIZE": local_size,
-        "NODE_RANK": _node_rank(rank, size, local_rank, local_size),
+        "NODE_RANK": node_rank,
         "SMDATAPARALLEL_LOCAL_RANK": local_rank,
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
     }
+    if "SM_HOSTS" in os.environ and "SM_CURRENT_HOST" not in os.environ and node_rank is not None:
+        # mpirun gives all ranks the same variables.
+        values["SM_CURRENT_HOST"] = _current_host(node_rank)
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true":
         # torch's store is there already; the core's own port is another one.
         del values["MASTER_ADDR"], values["MASTER_PORT"]
@@ -55,18 +59,28 @@ def free_port() -> int:
         return number
 
 
+def _sm_hosts() -> list[str]:
+    """A SageMaker job's hosts; none where this is no such job or they make no sense."""
+    import json  # as above
+
+    try:
+        return list(json.loads(os.environ.get("SM_HOSTS", "[]")))
+    except (ValueError, TypeError):
+        return []
+
+
+def _current_host(node_rank: int) -> str | None:
+    hosts = _sm_hosts()
+    return hosts[node_rank] if node_rank < len(hosts) else None
+
+
 def _node_rank(rank: int, size: int, local_rank: int, local_size: int | None) -> int | None:
     """Which of the job's hosts this is, where the launcher, the job or ranks that come host by host say so."""
     if "SLURM_NODEID" in os.environ and "SLURM_PROCID" in os.environ:
         return int(os.environ["SLURM_NODEID"])
-    hosts, current = os.environ.get("SM_HOSTS"), os.environ.get("SM_CURRENT_HOST")
-    if hosts and current:
-        import json  # as above
-
-        try:
-            return list(json.loads(hosts)).index(current)
-        except ValueError:
-            pass
+    current = os.environ.get("SM_CURRENT_HOST")
+    if current is not None and current in _sm_hosts():
+        return _sm_hosts().index(current)
     if local_size is None:
         return None
     by_host = size % local_size == 0 and rank % local_size == local_rank

@@ -195,11 +195,11 @@ def read(argument: dict[str, Any] | None) -> Config:
             log.warning("%s=%r from the launcher replaces the script's %r", name, value, script[name])
     given = {**script, **launcher}
     config = Config(**given)
-    _contradictions(config, given)
+    contradictions(config, given)
     return config
 
 
-def _contradictions(config: Config, given: dict[str, Any]) -> None:
+def contradictions(config: Config, given: dict[str, Any]) -> None:
     if not config.auto_partition and "default_partition" not in given:
         raise ValueError("smp.init(): 'auto_partition' is False, so 'default_partition' must say where modules go")
     if config.load_partition and config.partition_file is None:

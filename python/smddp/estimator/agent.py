@@ -1,0 +1,123 @@
+"""What runs on each host of a job: `python -m smddp.estimator.agent`, told what to do by one line of JSON on its input.
+
+It makes the job's folder, starts the host's command, sends on its output and how ranks failed, and ends everything that
+it started when its input ends: by the launcher's wish, its death, or a broken connection.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+#: How long ranks have after they were asked to end.
+_GRACE = 3.0
+
+
+def main() -> int:
+    told = json.loads(sys.stdin.buffer.readline())
+    folder = Path(told["folder"])
+    if told["files"] is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(fileobj=io.BytesIO(base64.b64decode(told["files"])), mode="r:gz") as archive:
+            archive.extractall(folder, filter="data")
+    say({"ready": os.getpid()})
+    if told["argv"] is None:
+        # Another host's command starts this one's ranks.
+        watching = threading.Event()
+        threading.Thread(target=_report_failures, args=(folder, watching), daemon=True).start()
+        _input_ends()
+        watching.set()
+        return 0
+    if sys.stdin.buffer.readline() != b"start\n":
+        return 0
+    try:
+        child = subprocess.Popen(
+            told["argv"],
+            env={**os.environ, **told["env"]},
+            cwd=told["cwd"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        say({"unable": f"{told['argv'][0]}: {error.strerror}"})
+        return 0
+    over = threading.Event()
+    helpers = [threading.Thread(target=_report_failures, args=(folder, over), daemon=True)]
+    threading.Thread(target=_end_with_input, args=(child, over), daemon=True).start()
+    for helper in helpers:
+        helper.start()
+    assert child.stdout is not None
+    for line in child.stdout:
+        say({"line": line.decode(errors="replace").rstrip("\n")})
+    status = child.wait()
+    over.set()
+    for helper in helpers:
+        helper.join()
+    _end(child.pid)
+    say({"status": status})
+    return 0
+
+
+def _input_ends() -> None:
+    """By the descriptor: Python's own stdin may not be in use when it ends."""
+    while os.read(0, 4096):
+        pass
+
+
+_lock = threading.Lock()
+
+
+def say(what: dict[str, Any]) -> None:
+    with _lock:
+        sys.stdout.write(json.dumps(what) + "\n")
+        sys.stdout.flush()
+
+
+def _end_with_input(child: subprocess.Popen[bytes], over: threading.Event) -> None:
+    _input_ends()
+    if not over.is_set():
+        _end(child.pid)
+
+
+def _end(group: int) -> None:
+    """Ends all of a process group: asks, then kills."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(group, number)
+        except ProcessLookupError:
+            return
+        until = time.monotonic() + _GRACE
+        while number == signal.SIGTERM and time.monotonic() < until:
+            try:
+                os.killpg(group, 0)
+            except ProcessLookupError:
+                return
+            time.sleep(0.05)
+
+
+def _report_failures(folder: Path, over: threading.Event) -> None:
+    known: set[str] = set()
+    while True:
+        last = over.wait(0.1)
+        for file in sorted((folder / "failures").glob("*.json")):
+            if file.name not in known:
+                known.add(file.name)
+                say({"failed": json.loads(file.read_text())})
+        if last:
+            return
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,218 @@
+"""What starts a job's ranks: one command for each host that gets one, as the training toolkit would have it."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+
+from smddp.estimator import machines
+from smddp.estimator.rules import Given
+
+#: The toolkit's, for torchrun and for what its own mpirun hands to smddprun.
+MASTER_PORT = 7777
+SERVER_PORT = 7592
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host of a job and its ranks."""
+
+    name: str
+    slots: int
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is started on a host, with the variables that it has beside those that are there."""
+
+    host: str
+    argv: list[str]
+    env: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        words = [*(f"{name}={value}" for name, value in self.env.items()), *self.argv]
+        return f"{self.host}: {shlex.join(words)}"
+
+
+def hosts_of(given: Given, hosts: Sequence[str] | None, slots: int | None = None) -> list[Host]:
+    """The hosts of "NAME" or "NAME:RANKS"; this machine where none are named.
+
+    slots: ranks of those that say nothing; else what the distribution and the instance type say, else one.
+    Raises ValueError for a job of several instances without hosts, or another number of them.
+    """
+    count = given.instance_count or 1
+    each = slots or given.processes_per_host or 1
+    if hosts is None:
+        if count > 1:
+            raise ValueError(
+                f"instance_count is {count}, and ranks are started here: name the hosts "
+                f"(hosts=['a:{each}', 'b:{each}']), or give instance_count=1"
+            )
+        hosts = ["localhost"]
+    found = []
+    for text in hosts:
+        name, _, number = text.partition(":")
+        if not name or (number and (not number.isdecimal() or int(number) < 1)):
+            raise ValueError(f"hosts: {text!r} is no host: give NAME or NAME:RANKS")
+        found.append(Host(name, int(number or each)))
+    if len({host.name for host in found}) != len(found):
+        raise ValueError(f"hosts: one is named twice in {list(hosts)}")
+    if hosts and count not in (1, len(found)):
+        raise ValueError(f"instance_count is {count}, and {len(found)} hosts are named: {', '.join(hosts)}")
+    return found
+
+
+def build(
+    given: Given,
+    hosts: Sequence[Host],
+    script: Sequence[str],
+    env: Mapping[str, str],
+    *,
+    interface: str | None = None,
+    rank_program: Sequence[str] = (),
+    port: int = MASTER_PORT,
+    python: str = sys.executable,
+) -> list[Command]:
+    """The commands that run `script`, a Python file and its arguments, on `hosts`.
+
+    env: variables of every rank. interface: the network interface between hosts, for mpirun and NCCL; what they choose
+    themselves where there is none. rank_program: what each rank's command is put behind.
+    Raises ValueError where hosts have different numbers of ranks, or a strategy has no command here.
+    """
+    slots = {host.slots for host in hosts}
+    if len(slots) > 1:
+        raise ValueError(f"hosts have different numbers of ranks: {', '.join(f'{h.name}:{h.slots}' for h in hosts)}")
+    program = [*rank_program, python, *script]
+    if len(hosts) == 1:
+        env = {**env, "SM_CURRENT_HOST": hosts[0].name}
+    if given.on("torch_distributed"):
+        return _torchrun(given, hosts, program, env, interface, port, python)
+    if given.on("mpi"):
+        return [_mpi(given, hosts, [*rank_program, python, *_mpi4py(), *script], env, interface)]
+    if given.on("pytorchddp") or given.on("smdistributed.dataparallel"):
+        return [_data_parallel(given, hosts, [*rank_program, python, *_mpi4py(), *script], env, interface)]
+    for name in ("parameter_server", "multi_worker_mirrored_strategy"):
+        if given.on(name):
+            raise ValueError(f"{name} is not started here: use smdistributed.dataparallel or mpi")
+    return [Command(host.name, program, dict(env)) for host in hosts]
+
+
+def _mpi4py() -> list[str]:
+    """It ends all ranks where one has an exception that nobody catches."""
+    return ["-m", "mpi4py"] if find_spec("mpi4py") else []
+
+
+def _network(interface: str | None) -> list[str]:
+    if interface is None:
+        return []
+    return ["-mca", "btl_tcp_if_include", interface, "-mca", "oob_tcp_if_include", interface]
+
+
+def _split(options: str) -> tuple[str, list[str]]:
+    """The toolkit's one option of its own, --NCCL_DEBUG, and what mpirun is given."""
+    debug, rest, words = "INFO", [], options.split()
+    while words:
+        word = words.pop(0)
+        if word.startswith("--NCCL_DEBUG="):
+            debug = word.partition("=")[2]
+        elif word == "--NCCL_DEBUG" and words:
+            debug = words.pop(0)
+        else:
+            rest.append(word)
+    return debug, rest
+
+
+def _exported(*assignments: str) -> list[str]:
+    return [word for assignment in assignments for word in ("-x", assignment)]
+
+
+def _job(env: Mapping[str, str]) -> list[str]:
+    """The job's variables, which mpirun has in its own environment."""
+    return _exported(*env)
+
+
+def _data_parallel(
+    given: Given, hosts: Sequence[Host], program: list[str], env: Mapping[str, str], interface: str | None
+) -> Command:
+    strategy = "pytorchddp" if given.on("pytorchddp") else "smdistributed.dataparallel"
+    debug, options = _split(given.of(strategy).get("custom_mpi_options", ""))
+    several = len(hosts) > 1
+    names = [f"{host.name}:{host.slots}" if several else host.name for host in hosts]
+    argv = ["mpirun", "--host", ",".join(names), "-np", str(sum(host.slots for host in hosts))]
+    argv += ["--allow-run-as-root", "--tag-output", "--oversubscribe", *_network(interface)]
+    argv += ["-mca", "plm_rsh_no_tree_spawn", "1", "-mca", "pml", "ob1", "-mca", "btl", "^openib"]
+    argv += ["-mca", "orte_abort_on_non_zero_status", "1", "-mca", "btl_vader_single_copy_mechanism", "none"]
+    argv += ["-mca", "plm_rsh_num_concurrent", str(len(hosts))]
+    argv += _exported(*([f"NCCL_SOCKET_IFNAME={interface}"] if interface else []), f"NCCL_DEBUG={debug}")
+    argv += _exported("LD_LIBRARY_PATH", "PATH", f"SMDATAPARALLEL_USE_{'HOMOGENEOUS' if several else 'SINGLENODE'}=1")
+    if given.instance_type in machines.EFA:
+        argv += _exported("FI_PROVIDER=efa", "RDMAV_FORK_SAFE=1")
+    argv += [*options, *_efa(given)]
+    if several:
+        argv += _exported(f"SMDATAPARALLEL_SERVER_ADDR={hosts[0].name}", f"SMDATAPARALLEL_SERVER_PORT={SERVER_PORT}")
+        argv += _exported(f"SAGEMAKER_INSTANCE_TYPE={given.instance_type}")
+    return Command(hosts[0].name, [*argv, *_job(env), "smddprun", *program], dict(env))
+
+
+def _mpi(
+    given: Given, hosts: Sequence[Host], program: list[str], env: Mapping[str, str], interface: str | None
+) -> Command:
+    debug, options = _split(given.of("mpi").get("custom_mpi_options", ""))
+    names = [f"{host.name}:{host.slots}" if host.slots > 1 else host.name for host in hosts]
+    argv = ["mpirun", "--host", ",".join(names), "-np", str(sum(host.slots for host in hosts))]
+    argv += ["--allow-run-as-root", "--display-map", "--tag-output", *_network(interface)]
+    argv += ["-mca", "plm_rsh_no_tree_spawn", "1", "-bind-to", "none", "-map-by", "slot"]
+    argv += ["-mca", "pml", "ob1", "-mca", "btl", "^openib", "-mca", "orte_abort_on_non_zero_status", "1"]
+    argv += ["-mca", "btl_vader_single_copy_mechanism", "none"]
+    argv += _exported("NCCL_MIN_NRINGS=4", *([f"NCCL_SOCKET_IFNAME={interface}"] if interface else []))
+    argv += _exported(f"NCCL_DEBUG={debug}", "LD_LIBRARY_PATH", "PATH")
+    argv += options
+    if given.instance_type in machines.EFA:
+        argv += _exported("FI_PROVIDER=efa")
+    argv += [*_efa(given), *_job(env)]
+    backend = given.parameters.get("ddp_dist_backend", "auto")
+    if given.on("smdistributed.modelparallel") and backend == "auto":
+        return Command(
+            hosts[0].name,
+            [*argv, "smddpmprun", "-i", str(given.instance_type), "--allow-bypass", *program],
+            dict(env),
+        )
+    return Command(hosts[0].name, [*argv, "smddprun", *program], dict(env))
+
+
+def _efa(given: Given) -> list[str]:
+    found = ["NCCL_PROTO=simple"] if given.instance_type in machines.EFA else []
+    found += ["FI_EFA_USE_DEVICE_RDMA=1"] if given.instance_type in machines.EFA_RDMA else []
+    return _exported(*found)
+
+
+def _torchrun(
+    given: Given,
+    hosts: Sequence[Host],
+    program: list[str],
+    env: Mapping[str, str],
+    interface: str | None,
+    port: int,
+    python: str,
+) -> list[Command]:
+    more = dict(env)
+    if given.instance_type in machines.EFA:
+        more["FI_PROVIDER"] = "efa"
+        more["NCCL_PROTO"] = "simple"
+    if given.instance_type in machines.EFA_RDMA:
+        more |= {"FI_EFA_USE_DEVICE_RDMA": "1", "RDMAV_FORK_SAFE": "1"}
+    if interface is not None:
+        more["NCCL_SOCKET_IFNAME"] = interface
+    # The script's own interpreter is named, which is what torchrun would take.
+    start = [python, "-m", "torch.distributed.run", "--nnodes", str(len(hosts))]
+    start += ["--nproc_per_node", str(hosts[0].slots)]
+    made = []
+    for number, host in enumerate(hosts):
+        where = ["--master_addr", hosts[0].name, "--master_port", str(port)]
+        place = [*where, "--node_rank", str(number)] if len(hosts) > 1 else ["--standalone"]
+        own = {**more, "SM_CURRENT_HOST": host.name}
+        made.append(Command(host.name, [*start, *place, "--no-python", *program], own))
+    return made

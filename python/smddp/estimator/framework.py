@@ -1,0 +1,455 @@
+"""The estimators: the SDK 2.x' classes, whose jobs run here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from smddp.estimator import job, rules, running
+from smddp.estimator.commands import Command, Host, build, hosts_of
+
+#: Keywords of the SDK that say what a machine of AWS's is to be like, or what is kept where: they change nothing here.
+_NO_EFFECT = frozenset(
+    """role sagemaker_session volume_size volume_kms_key max_run input_mode output_kms_key tags subnets
+    security_group_ids model_uri model_channel_name metric_definitions encrypt_inter_container_traffic
+    use_spot_instances max_wait
+    checkpoint_s3_uri checkpoint_local_path rules debugger_hook_config tensorboard_output_config
+    enable_sagemaker_metrics enable_network_isolation profiler_config disable_profiler max_retry_attempts
+    keep_alive_period_in_seconds training_repository_access_mode training_repository_credentials_provider_arn
+    enable_infra_check container_entry_point container_arguments disable_output_compression
+    enable_remote_debug enable_session_tag_chaining code_location git_config checkpoint_config
+    training_plan instance_placement_config retain_s3_uri""".split()
+)
+
+
+class _Framework:
+    """What all have: rules held in the constructor, hyperparameters, commands, `fit`."""
+
+    _framework_name = ""
+
+    def __init__(
+        self,
+        entry_point: str | None,
+        source_dir: str | None = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+        *,
+        framework_version: str | None = None,
+        py_version: str | None = None,
+        image_uri: str | None = None,
+        distribution: Mapping[str, Any] | None = None,
+        instance_type: str | None = None,
+        instance_count: int | None = None,
+        instance_groups: Sequence[Any] | None = None,
+        base_job_name: str | None = None,
+        output_path: str | None = None,
+        dependencies: Sequence[str] | None = None,
+        environment: Mapping[str, str] | None = None,
+        container_log_level: int = 20,
+        compiler_config: object = None,
+        **more: Any,
+    ) -> None:
+        if entry_point is None:
+            raise ValueError(f"{type(self).__name__}: entry_point is missing: the script that each rank runs")
+        if (framework_version is None or py_version is None) and image_uri is None:
+            raise ValueError(
+                f"{type(self).__name__}: give framework_version and py_version, or image_uri (as for a job of "
+                "SageMaker's; here the Python that calls fit runs the script)"
+            )
+        if compiler_config is not None:
+            raise ValueError("compiler_config: SageMaker's Training Compiler is not here: leave it out")
+        for name in more:
+            if name not in _NO_EFFECT:
+                raise TypeError(f"{type(self).__name__}: unknown argument {name!r}{rules._near(name, _NO_EFFECT)}")
+        self.entry_point, self.source_dir = str(entry_point), source_dir
+        self.framework_version, self.py_version, self.image_uri = framework_version, py_version, image_uri
+        self.instance_type, self.instance_count = instance_type, instance_count
+        self.instance_groups = instance_groups
+        self.base_job_name, self.output_path = base_job_name, output_path
+        self.dependencies = list(dependencies or [])
+        self.environment = dict(environment or {})
+        self.container_log_level = container_log_level
+        self._hyperparameters = dict(hyperparameters or {})
+        self._given = rules.validate(
+            distribution,
+            instance_type=instance_type,
+            instance_count=instance_count,
+            framework=self._framework_name,
+            framework_version=framework_version,
+            py_version=py_version,
+            image_uri=image_uri,
+            entry_point=self.entry_point,
+            instance_groups=instance_groups,
+        )
+        self.distribution = dict(self._given.distribution)
+        self.latest_training_job: Job | None = None
+
+    def hyperparameters(self) -> dict[str, str]:
+        """The script's and the job's, each value as JSON, as the SDK sends them."""
+        whole = {**self._hyperparameters, **self._of_distribution()}
+        return {str(name): json.dumps(value) for name, value in whole.items()}
+
+    def _of_distribution(self) -> dict[str, Any]:
+        """What the training toolkit reads of the strategies."""
+        given = self._given
+        found: dict[str, Any] = {}
+        if self.distribution.get("instance_groups"):
+            found["sagemaker_distribution_instance_groups"] = [
+                group.instance_group_name for group in self.distribution["instance_groups"]
+            ]
+        # pytorchddp is the data parallel library's job by another name.
+        parallel = self.distribution.get("pytorchddp")
+        if parallel is None:
+            parallel = given.of("smdistributed.dataparallel")
+        if "parameter_server" in self.distribution:
+            found["sagemaker_parameter_server_enabled"] = given.on("parameter_server")
+        if "mpi" in self.distribution:
+            found["sagemaker_mpi_enabled"] = given.on("mpi")
+            if given.of("mpi").get("processes_per_host"):
+                found["sagemaker_mpi_num_of_processes_per_host"] = given.of("mpi")["processes_per_host"]
+            found["sagemaker_mpi_custom_mpi_options"] = given.of("mpi").get("custom_mpi_options", "")
+        if "smdistributed" in self.distribution or "pytorchddp" in self.distribution:
+            if given.parameters:
+                found["mp_parameters"] = given.parameters
+            found["sagemaker_distributed_dataparallel_enabled"] = parallel.get("enabled", False)
+            found["sagemaker_instance_type"] = self.instance_type
+            if parallel.get("enabled", False):
+                found["sagemaker_distributed_dataparallel_custom_mpi_options"] = parallel.get("custom_mpi_options", "")
+        if "multi_worker_mirrored_strategy" in self.distribution:
+            found["sagemaker_multi_worker_mirrored_strategy_enabled"] = given.on("multi_worker_mirrored_strategy")
+        if given.on("torch_distributed"):
+            found["sagemaker_torch_distributed_enabled"] = True
+            if self.instance_type is not None:
+                found["sagemaker_instance_type"] = self.instance_type
+            if "smdistributed" not in self.distribution:
+                # Then nothing else counts.
+                kept = ("sagemaker_torch_distributed_enabled", "sagemaker_instance_type")
+                found = {name: value for name, value in found.items() if name in kept}
+        return found
+
+    def commands(
+        self,
+        hosts: Sequence[str] | None = None,
+        *,
+        inputs: Any = None,
+        job_name: str | None = None,
+        interface: str | None = None,
+        python: str = sys.executable,
+    ) -> list[Command]:
+        """What `fit` would start: one command for each host that gets one, with its variables. Nothing is written.
+
+        hosts: "NAME" or "NAME:RANKS"; this machine where there are none. interface: the network interface between them.
+        Raises ValueError where the hosts do not fit the job.
+        """
+        name = job_name or self._new_name()
+        return self._plan(hosts, job.channels(inputs), name, interface, python)[2]
+
+    def fit(
+        self,
+        inputs: Any = None,
+        wait: bool = True,
+        logs: Any = "All",
+        job_name: str | None = None,
+        experiment_config: Mapping[str, str] | None = None,
+        *,
+        hosts: Sequence[str] | None = None,
+        dry_run: bool = False,
+        interface: str | None = None,
+        rsh: str = "ssh",
+        python: str = sys.executable,
+    ) -> list[Command] | None:
+        """Run the job: on this machine, or on `hosts` ("NAME:RANKS") over `rsh`.
+
+        Its folder, of /opt/ml's shape, is JOB_NAME under `output_path` (a path or file://; else ./smddp-jobs), the same
+        path on every host; `model.tar.gz` and `output.tar.gz` are there at the end. Ranks on this machine are as many
+        as the instance type has GPUs, or processes_per_host, or "localhost:N".
+
+        inputs: a path, file:// or s3:// (then by the `aws` program), or one for each channel.
+        wait: return when it has ended; else see `latest_training_job.wait()`. logs: print the ranks' output.
+        dry_run: print what would be started, start nothing, and return it.
+
+        Raises ValueError for inputs, hosts or a script that are not there; smddp.estimator.LaunchError, a RuntimeError,
+        where the job fails, with the first rank that did, its host, how it ended and its last lines.
+        """
+        name = job_name or self._new_name()
+        places = job.channels(inputs)
+        folder, there, found, env = self._plan(hosts, places, name, interface, python)
+        if dry_run:
+            for command in found:
+                print(command)
+            return found
+        found = self._with_what_is_here(found, there)
+        local = {channel: job.local_path(place) for channel, place in places.items()}
+        folder.make()
+        job.copy_code(self.source_dir, self.entry_point, self.dependencies, folder)
+        for channel, path in local.items():
+            link = folder.channel(channel)
+            if path is not None:
+                link.symlink_to(path)
+            else:
+                _sync(places[channel], link)
+        folder.write("hyperparameters", self.hyperparameters())
+        folder.write("inputdataconfig", json.loads(env["SM_INPUT_DATA_CONFIG"]))
+        folder.write("resourceconfig", json.loads(env["SM_RESOURCE_CONFIG"]))
+        tell = _print if logs not in (False, None, "None") else _quiet
+        ranks = sum(host.slots for host in there)
+        tell(f"smddp: job {name}: {ranks} ranks on {', '.join(host.name for host in there)}, in {folder.path}")
+        self.latest_training_job = Job(name, folder)
+        self.latest_training_job._start(
+            lambda: running.Run(folder.path, there, found, folder.code, rsh=rsh, python=python, tell=tell), tell
+        )
+        if wait:
+            self.latest_training_job.wait()
+        return None
+
+    @property
+    def model_data(self) -> str | None:
+        """Where the last job's model.tar.gz is, as file://."""
+        last = self.latest_training_job
+        return None if last is None else f"file://{last.folder / 'model.tar.gz'}"
+
+    def _plan(
+        self, hosts: Sequence[str] | None, places: Mapping[str, str], name: str, interface: str | None, python: str
+    ) -> tuple[job.Folder, list[Host], list[Command], dict[str, str]]:
+        there = hosts_of(self._given, hosts)
+        folder = job.Folder(self._root() / name)
+        whole = {key: json.loads(value) for key, value in self.hyperparameters().items()}
+        script = {key: value for key, value in whole.items() if key != "mp_parameters"}
+        env = job.variables(
+            folder,
+            hosts=[host.name for host in there],
+            ranks_per_host=there[0].slots,
+            instance_type=self.instance_type or "local",
+            job_name=name,
+            entry_point=self.entry_point,
+            hyperparameters=whole,
+            inputs=places,
+            interface=interface,
+            log_level=self.container_log_level,
+        )
+        path = os.environ.get("PATH", os.defpath)
+        env |= {"PATH": f"{Path(python).parent}:{path}", "PYTHONPATH": _python_path(folder.code), **self.environment}
+        found = build(
+            self._given,
+            there,
+            [str(folder.code / self.entry_point_name), *job.arguments(script)],
+            env,
+            interface=interface,
+            rank_program=[python, "-m", "smddp.estimator.rank", str(folder.path)],
+            python=python,
+        )
+        return folder, there, found, env
+
+    @property
+    def entry_point_name(self) -> str:
+        """The script's name in the job's code folder."""
+        return self.entry_point if self.source_dir is not None else Path(self.entry_point).name
+
+    def _with_what_is_here(self, found: list[Command], there: Sequence[Host]) -> list[Command]:
+        """Where there is no mpirun, ranks of one host are started by smddprun, and it is said."""
+        if found[0].argv[0] != "mpirun" or shutil.which("mpirun"):
+            return found
+        if len(there) > 1:
+            running.need("mpirun", "which starts ranks on several hosts: install Open MPI, or use torch_distributed")
+        print("smddp: no mpirun on this machine: smddprun starts the ranks", file=sys.stderr)
+        (command,) = found
+        words = command.argv[command.argv.index("smddp.estimator.rank") - 2 :]
+        if "mpi4py" in words:
+            # Which is mpirun's.
+            at = words.index("mpi4py")
+            words = [*words[: at - 1], *words[at + 1 :]]
+        return [Command(command.host, ["smddprun", "--nproc", str(there[0].slots), *words], command.env)]
+
+    def _root(self) -> Path:
+        output = self.output_path or "smddp-jobs"
+        if output.startswith("s3://"):
+            raise ValueError(f"output_path is {output!r}: jobs that run here write to a path or file://")
+        return Path(output.removeprefix("file://")).absolute()
+
+    def _new_name(self) -> str:
+        base = self.base_job_name or f"{self._framework_name}-training"
+        now = time.time()
+        return f"{base}-{time.strftime('%Y-%m-%d-%H-%M-%S', time.gmtime(now))}-{int(now % 1 * 1000):03d}"
+
+
+class PyTorch(_Framework):
+    """As `sagemaker.pytorch.PyTorch`; `fit` runs the job here.
+
+    distribution: see docs/estimator.md, which has every rule. Arguments that describe a machine of AWS's are taken and
+    change nothing. Raises ValueError for what breaks a rule, TypeError for arguments that nobody knows.
+    """
+
+    _framework_name = "pytorch"
+
+    def __init__(
+        self,
+        entry_point: str | None = None,
+        framework_version: str | None = None,
+        py_version: str | None = None,
+        source_dir: str | None = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+        image_uri: str | None = None,
+        distribution: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        for name in ("training_recipe", "recipe_overrides"):
+            if more.pop(name, None) is not None:
+                raise ValueError(f"{name}: HyperPod's recipes are not run here: give entry_point and distribution")
+        super().__init__(
+            entry_point,
+            source_dir,
+            hyperparameters,
+            framework_version=framework_version,
+            py_version=py_version,
+            image_uri=image_uri,
+            distribution=distribution,
+            **more,
+        )
+
+
+class HuggingFace(_Framework):
+    """As `sagemaker.huggingface.HuggingFace`, of PyTorch; `fit` runs the job here. See `PyTorch`."""
+
+    _framework_name = "huggingface"
+
+    def __init__(
+        self,
+        py_version: str,
+        entry_point: str,
+        transformers_version: str | None = None,
+        tensorflow_version: str | None = None,
+        pytorch_version: str | None = None,
+        source_dir: str | None = None,
+        hyperparameters: Mapping[str, Any] | None = None,
+        image_uri: str | None = None,
+        distribution: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        if image_uri is None and transformers_version is None:
+            raise ValueError("HuggingFace: give transformers_version and pytorch_version, or image_uri")
+        if image_uri is None and (tensorflow_version is None) == (pytorch_version is None):
+            raise ValueError("HuggingFace: give one of pytorch_version and tensorflow_version")
+        super().__init__(
+            entry_point,
+            source_dir,
+            hyperparameters,
+            framework_version=pytorch_version or tensorflow_version,
+            py_version=py_version,
+            image_uri=image_uri,
+            distribution=distribution,
+            **more,
+        )
+        self.transformers_version = transformers_version
+
+
+class TensorFlow(_Framework):
+    """As `sagemaker.tensorflow.TensorFlow`; `fit` runs the job here. See `PyTorch`."""
+
+    _framework_name = "tensorflow"
+
+    def __init__(
+        self,
+        py_version: str | None = None,
+        framework_version: str | None = None,
+        model_dir: str | bool | None = None,
+        image_uri: str | None = None,
+        distribution: Mapping[str, Any] | None = None,
+        *,
+        entry_point: str | None = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(
+            entry_point,
+            more.pop("source_dir", None),
+            more.pop("hyperparameters", None),
+            framework_version=framework_version,
+            py_version=py_version,
+            image_uri=image_uri,
+            distribution=distribution,
+            **more,
+        )
+        if model_dir is not False:
+            self._hyperparameters["model_dir"] = model_dir or "/opt/ml/model"
+
+    def fit(self, *args: Any, **more: Any) -> list[Command] | None:
+        """As `PyTorch.fit`. Raises NotImplementedError for the data parallel library, which has no TensorFlow yet."""
+        if self._given.on("smdistributed.dataparallel") and not more.get("dry_run"):
+            raise NotImplementedError("smdistributed.dataparallel.tensorflow is not in this version of smddp")
+        return super().fit(*args, **more)
+
+
+class Job:
+    """A job that was started."""
+
+    def __init__(self, name: str, folder: job.Folder) -> None:
+        self.name = self.job_name = name
+        self.folder = folder.path
+        self._files = folder
+        self._error: BaseException | None = None
+        self._run: running.Run | None = None
+        self._thread: threading.Thread | None = None
+
+    def _start(self, make: Any, tell: Any) -> None:
+        begun = time.monotonic()
+        self._run = make()
+
+        def follow() -> None:
+            assert self._run is not None
+            try:
+                self._run.wait()
+                self._files.pack()
+                (self._files.output / "success").touch()
+                tell(f"smddp: job {self.name} ended after {time.monotonic() - begun:.1f} s")
+            except BaseException as error:
+                (self._files.output / "failure").write_text(str(error))
+                self._error = error
+
+        self._thread = threading.Thread(target=follow, daemon=True)
+        self._thread.start()
+
+    def wait(self, logs: Any = "All") -> None:
+        """Until it has ended. A Ctrl-C ends it, on all hosts. Raises LaunchError where it failed."""
+        assert self._thread is not None and self._run is not None
+        try:
+            self._thread.join()
+        except BaseException:
+            self.stop()
+            raise
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        """End it, on all hosts."""
+        assert self._thread is not None and self._run is not None
+        self._run.stop()
+        self._thread.join()
+
+
+def _python_path(code: Path) -> str:
+    before = os.environ.get("PYTHONPATH")
+    return f"{code}:{before}" if before else str(code)
+
+
+def _sync(place: str, to: Path) -> None:
+    if shutil.which("aws") is None:
+        raise ValueError(f"inputs: {place!r} needs the `aws` program, which is not here: copy it and give the path")
+    import subprocess
+
+    done = subprocess.run(["aws", "s3", "sync", place, str(to)], capture_output=True, text=True)
+    if done.returncode != 0:
+        raise ValueError(f"inputs: aws s3 sync {re.sub(chr(10), ' ', place)}: {done.stderr.strip()[-500:]}")
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+def _quiet(line: str) -> None:
+    pass

@@ -1,0 +1,54 @@
+"""Instance types: how many GPUs each has, and which have EFA. What is not here is taken as it is."""
+
+from __future__ import annotations
+
+_G5 = {
+    **dict.fromkeys(("xlarge", "2xlarge", "4xlarge", "8xlarge", "16xlarge"), 1),
+    **dict.fromkeys(("12xlarge", "24xlarge"), 4),
+    "48xlarge": 8,
+}
+_FAMILIES = {
+    "ml.p2": {"xlarge": 1, "8xlarge": 8, "16xlarge": 16},
+    "ml.p3": {"2xlarge": 1, "8xlarge": 4, "16xlarge": 8},
+    "ml.p3dn": {"24xlarge": 8},
+    "ml.p4d": {"24xlarge": 8},
+    "ml.p4de": {"24xlarge": 8},
+    "ml.p5": {"4xlarge": 1, "48xlarge": 8},
+    "ml.p5e": {"48xlarge": 8},
+    "ml.p5en": {"48xlarge": 8},
+    "ml.p6-b200": {"48xlarge": 8},
+    "ml.p6-b300": {"48xlarge": 8},
+    "ml.p6e-gb200": {"36xlarge": 4},
+    "ml.g4dn": {"xlarge": 1, "2xlarge": 1, "4xlarge": 1, "8xlarge": 1, "12xlarge": 4, "16xlarge": 1},
+    "ml.g5": _G5,
+    "ml.g6": _G5,
+    "ml.g6e": _G5,
+}
+GPUS = {f"{family}.{size}": gpus for family, sizes in _FAMILIES.items() for size, gpus in sizes.items()}
+
+#: Those whose messages between hosts the training toolkit sends through EFA; a set of its own for RDMA from GPU memory.
+EFA_RDMA = frozenset(
+    "ml.p4d.24xlarge ml.p4de.24xlarge ml.p5.48xlarge ml.p5e.48xlarge ml.trn1.32xlarge ml.p6e-gb200.36xlarge".split()
+)
+EFA = EFA_RDMA | frozenset("ml.g4dn.8xlarge ml.g4dn.12xlarge ml.g5.48xlarge ml.p3dn.24xlarge".split())
+_NO_EFA = ("local", "local_gpu", "ml.p2.", "ml.p3.")
+
+
+def gpus(instance_type: str | None) -> int | None:
+    """GPUs of an instance type; of this machine for "local" and "local_gpu"; None where that is not known."""
+    if instance_type in ("local", "local_gpu"):
+        from smddp.launching.local import count_devices
+
+        return count_devices() or None
+    return GPUS.get(instance_type or "")
+
+
+def lacks_efa(instance_type: str | None) -> bool:
+    """Whether this type is known to have no EFA."""
+    name = instance_type or ""
+    small = name.startswith("ml.g") and name.endswith((".xlarge", ".2xlarge", ".4xlarge"))
+    return small or name.startswith(_NO_EFA)
+
+
+def is_trainium(instance_type: str | None) -> bool:
+    return (instance_type or "").startswith("ml.trn")

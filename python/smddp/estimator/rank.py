@@ -1,0 +1,88 @@
+"""One rank of a job: `python -m smddp.estimator.rank FOLDER COMMAND ...`.
+
+Its output goes on as it comes and into a file of its own; how it fails, and its last words, into another one. Whoever
+started the rank sees the command's own exit status and signals.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import IO
+
+_LAST_LINES = 20
+_PR_SET_PDEATHSIG = 1
+
+
+def main(argv: list[str]) -> int:
+    folder, command = Path(argv[0]), argv[1:]
+    _follow_parent()
+    rank = int(os.environ.get("RANK", "0"))
+    for part in ("logs", "failures"):
+        (folder / part).mkdir(parents=True, exist_ok=True)
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_follow_parent)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda got, _: child.send_signal(got))
+    last: deque[bytes] = deque(maxlen=_LAST_LINES)
+    assert child.stdout is not None and child.stderr is not None
+    # mpirun says itself whose line it is.
+    name = b"" if "OMPI_COMM_WORLD_RANK" in os.environ else b"[rank %d] " % rank
+    logs = folder / "logs"
+    threads = [
+        threading.Thread(target=_pass_on, args=(child.stdout, 1, name, logs / f"rank-{rank}.out", None)),
+        threading.Thread(target=_pass_on, args=(child.stderr, 2, name, logs / f"rank-{rank}.err", last)),
+    ]
+    for thread in threads:
+        thread.start()
+    status = child.wait()
+    ended = time.time()
+    for thread in threads:
+        # Children of its own may hold the pipes for longer than it lives.
+        thread.join(2)
+    if status != 0:
+        told = {
+            "rank": rank,
+            "host": os.environ.get("SM_CURRENT_HOST") or socket.gethostname(),
+            "pid": child.pid,
+            "status": status,
+            "ended": ended,
+            "last": b"".join(last).decode(errors="replace"),
+        }
+        file = folder / "failures" / f".{rank}"
+        file.write_text(json.dumps(told))
+        file.rename(folder / "failures" / f"{rank}.json")
+    if status < 0:
+        # As the command ended: whoever started this sees the signal.
+        signal.signal(-status, signal.SIG_DFL) if -status not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -status)
+    return status
+
+
+def _pass_on(pipe: IO[bytes], to: int, name: bytes, file: Path, last: deque[bytes] | None) -> None:
+    """Line by line, whole, so that lines of different ranks do not run into each other."""
+    with open(file, "ab", buffering=0) as log:
+        for line in pipe:
+            log.write(line)
+            if last is not None:
+                last.append(line)
+            try:
+                os.write(to, name + line)
+            except OSError:
+                pass  # nobody reads any more; the file has it
+
+
+def _follow_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,307 @@
+"""A job under way: an agent on each host, the ranks' output, and who failed first."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import queue
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from smddp.estimator.commands import Command, Host
+
+#: After a first failure is known, others may turn out to have been earlier.
+_EARLIER = 1.0
+#: How long a host's agent has to begin.
+_BEGIN = 60.0
+#: From the wish that all end to the last resort.
+_END = 5.0
+_HERE = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A rank that failed."""
+
+    rank: int
+    host: str
+    pid: int
+    #: Exit status; below zero the signal.
+    status: int
+    ended: float
+    #: Its last lines on stderr.
+    last: str
+
+    @property
+    def how(self) -> str:
+        if self.status < 0:
+            return f"was ended by signal {signal.Signals(-self.status).name}"
+        return f"ended with exit status {self.status}"
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """The smallest is the cause: a rank that lost another one ends at once, while that one may be slow to end."""
+        return "PeerLostError" in self.last or "is a consequence" in self.last, self.ended
+
+
+class LaunchError(RuntimeError):
+    """A job that failed. `failure` is the first rank that did, where one is known; `folder` has all logs."""
+
+    def __init__(self, text: str, folder: Path, failure: Failure | None = None) -> None:
+        super().__init__(text)
+        self.folder = folder
+        self.failure = failure
+
+
+class Run:
+    """A job's processes, from the start on. `wait` ends it."""
+
+    def __init__(
+        self,
+        folder: Path,
+        hosts: Sequence[Host],
+        commands: Sequence[Command],
+        cwd: Path,
+        *,
+        rsh: str = "ssh",
+        python: str = sys.executable,
+        tell: Callable[[str], None] | None = None,
+    ) -> None:
+        """Start it. tell: called with each line of the ranks' output.
+
+        Raises LaunchError where a host's agent does not begin.
+        """
+        self._folder = folder
+        self._tell = tell or (lambda line: None)
+        self._said: queue.Queue[tuple[int, dict[str, Any] | None]] = queue.Queue()
+        self._agents: list[_Agent] = []
+        self._failures: dict[int, Failure] = {}
+        self._over: list[int] | None = None
+        by_host = {command.host: command for command in commands}
+        try:
+            for number, host in enumerate(hosts):
+                self._agents.append(
+                    _Agent(number, host.name, folder, cwd, by_host.get(host.name), rsh, python, self._said)
+                )
+            self._begin()
+        except BaseException:
+            self.stop()
+            raise
+
+    def wait(self) -> None:
+        """Until all ranks have ended. A Ctrl-C ends them everywhere.
+
+        Raises LaunchError with the first rank that failed, its host, how it ended and its last lines.
+        """
+        try:
+            self._follow()
+        finally:
+            self.stop()
+        failed = [agent for agent in self._agents if agent.status]
+        if not failed and not self._failures:
+            return
+        first = min(self._failures.values(), key=lambda failure: failure.order, default=None)
+        if first is None:
+            agent = failed[0]
+            said = "\n".join(agent.last)
+            raise LaunchError(
+                f"{agent.command_name} on {agent.host} ended with exit status {agent.status}, and no rank says why:\n"
+                f"{said}",
+                self._folder,
+            )
+        others = sorted(rank for rank in self._failures if rank != first.rank)
+        after = f"; after it {_listed(others)}" if others else ""
+        raise LaunchError(
+            f"rank {first.rank} (host {first.host}, pid {first.pid}) {first.how}{after}. Its last lines on stderr:\n"
+            f"{first.last.rstrip() or '(none)'}\nAll output: {self._folder / 'logs'}",
+            self._folder,
+            first,
+        )
+
+    def stop(self) -> None:
+        """End what is left of it, on all hosts."""
+        for agent in self._agents:
+            agent.release()
+        until = time.monotonic() + _END
+        for agent in self._agents:
+            agent.end(max(until - time.monotonic(), 0.1))
+        # Failures that were told while they ended.
+        while True:
+            try:
+                self._take(*self._said.get_nowait())
+            except queue.Empty:
+                return
+
+    def _begin(self) -> None:
+        """No host starts ranks before the job's folder is on all of them."""
+        until = time.monotonic() + _BEGIN
+        while waiting := [agent for agent in self._agents if not agent.ready]:
+            try:
+                number, what = self._said.get(timeout=max(until - time.monotonic(), 0))
+            except queue.Empty:
+                names = ", ".join(agent.host for agent in waiting)
+                raise LaunchError(f"no answer from {names} after {_BEGIN:.0f} s", self._folder) from None
+            agent = self._agents[number]
+            if what is None:
+                raise LaunchError(f"{agent.host} cannot be used: {agent.words()}", self._folder)
+            agent.ready = "ready" in what
+        for agent in self._agents:
+            agent.start()
+
+    def _follow(self) -> None:
+        """Until all commands have ended, or a while after the first rank failed."""
+        last = None
+        while any(agent.runs for agent in self._agents):
+            try:
+                self._take(*self._said.get(timeout=0.2))
+            except queue.Empty:
+                pass
+            if self._failures and last is None:
+                last = time.monotonic() + _EARLIER + _END
+            if last is not None and time.monotonic() > last:
+                return
+
+    def _take(self, number: int, what: dict[str, Any] | None) -> None:
+        agent = self._agents[number]
+        if what is None:
+            if agent.runs:
+                agent.status = agent.status or 255
+                agent.last.append(f"the connection to {agent.host} ended: {agent.words()}")
+            agent.runs = False
+        elif "line" in what:
+            agent.last = [*agent.last[-19:], what["line"]]
+            self._tell(what["line"])
+        elif "failed" in what:
+            failure = Failure(**what["failed"])
+            if failure.rank not in self._failures:
+                self._failures[failure.rank] = failure
+                self._tell(f"smddp: rank {failure.rank} (host {failure.host}, pid {failure.pid}) {failure.how}")
+        elif "unable" in what:
+            agent.status, agent.runs = 127, False
+            agent.last.append(what["unable"])
+        elif "status" in what:
+            agent.status, agent.runs = what["status"], False
+
+
+class _Agent:
+    """The process on one host that runs its command."""
+
+    def __init__(
+        self,
+        number: int,
+        host: str,
+        folder: Path,
+        cwd: Path,
+        command: Command | None,
+        rsh: str,
+        python: str,
+        said: queue.Queue[tuple[int, dict[str, Any] | None]],
+    ) -> None:
+        self.host = host
+        self.ready = False
+        self.runs = command is not None
+        self.status = 0
+        self.last: list[str] = []
+        self.command_name = command.argv[0] if command else "its agent"
+        here = host in (*_HERE, socket.gethostname())
+        words = [python, "-m", "smddp.estimator.agent"]
+        self._process = subprocess.Popen(
+            words if here else [*shlex.split(rsh), host, shlex.join(words)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            # Ctrl-C is for the launcher, which then ends it.
+            start_new_session=True,
+        )
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        told = {
+            "folder": str(folder),
+            "cwd": str(cwd),
+            "files": None if here else _packed(folder),
+            "argv": command.argv if command else None,
+            "env": command.env if command else {},
+        }
+        self._stdin: IO[bytes] = self._process.stdin
+        self._errors: list[str] = []
+        threading.Thread(target=_read, args=(number, self._process.stdout, said), daemon=True).start()
+        threading.Thread(target=_keep, args=(self._process.stderr, self._errors), daemon=True).start()
+        self._write(json.dumps(told).encode() + b"\n")
+
+    def start(self) -> None:
+        self._write(b"start\n")
+
+    def release(self) -> None:
+        """Its input ends, so it ends what it started."""
+        try:
+            self._stdin.close()
+        except OSError:
+            pass
+
+    def end(self, seconds: float) -> None:
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def words(self) -> str:
+        """What it, or whatever was to start it, said last."""
+        try:
+            self._process.wait(1)
+        except subprocess.TimeoutExpired:
+            pass
+        return " ".join(self._errors[-5:]) or f"exit status {self._process.poll()}"
+
+    def _write(self, data: bytes) -> None:
+        try:
+            self._stdin.write(data)
+            self._stdin.flush()
+        except OSError:
+            pass  # it has ended, which its output tells
+
+
+def _read(number: int, pipe: IO[bytes], said: queue.Queue[tuple[int, dict[str, Any] | None]]) -> None:
+    for line in pipe:
+        try:
+            what = json.loads(line)
+        except ValueError:
+            what = {"line": line.decode(errors="replace").rstrip("\n")}
+        said.put((number, what if isinstance(what, dict) else {"line": str(what)}))
+    said.put((number, None))
+
+
+def _keep(pipe: IO[bytes], lines: list[str]) -> None:
+    for line in pipe:
+        lines.append(line.decode(errors="replace").rstrip("\n"))
+
+
+def _packed(folder: Path) -> str:
+    """The job's folder as it is before it starts, without its channels: they are where they are on each host."""
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w:gz") as archive:
+        archive.add(folder, ".")
+    return base64.b64encode(data.getvalue()).decode()
+
+
+def _listed(ranks: list[int]) -> str:
+    more = ", ..." if len(ranks) > 8 else ""
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:8]))}{more}"
+
+
+def need(program: str, why: str) -> None:
+    """Raises LaunchError where there is no such program here."""
+    if shutil.which(program) is None:
+        raise LaunchError(f"there is no {program} on this machine, {why}", Path(os.curdir))
