@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`smddp info`, `doctor`, `status`, `trace` and `bench`. Returns the exit status."""
+    """`smddp info`, `doctor`, `status`, `trace`, `launch` and `bench`. Returns the exit status."""
     parser = argparse.ArgumentParser(prog="smddp", description="Collective communication for training.")
     parser.add_argument("--version", action="store_true", help="the version, and that of the torch beside it")
     commands = parser.add_subparsers(dest="command")
@@ -36,16 +36,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     trace = commands.add_parser("trace", help="the ranks' dumps as one trace for Perfetto or chrome://tracing")
     trace.add_argument("dumps", nargs="+", metavar="DUMP", help="files of smddp.dump(), --dump or SMDDP_DUMP_DIR")
     trace.add_argument("-o", "--output", default="trace.json", help="FILE.svg: a picture instead")
+    text = "run a script on ranks here or on several hosts, as an estimator does"
+    commands.add_parser("launch", help=text, add_help=False)
     commands.add_parser("bench", help="measure collectives on this machine or across machines", add_help=False)
     given = list(sys.argv[1:] if argv is None else argv)
+    # These two read their own arguments.
     if given[:1] == ["bench"]:
-        # The benchmark reads its own arguments.
         return bench(given[1:])
+    if given[:1] == ["launch"]:
+        from smddp.estimator import shell
+
+        return shell.main(given[1:])
     arguments = parser.parse_args(given)
     if arguments.version:
         return _version()
     if arguments.command is None:
-        parser.error("a command is missing: info, doctor, status, trace or bench")
+        parser.error("a command is missing: info, doctor, status, trace, launch or bench")
     ranks = getattr(arguments, "ranks", None)
     if ranks is not None and ranks < 1:
         parser.error(f"--ranks must be at least 1, got {ranks}")

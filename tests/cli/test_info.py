@@ -29,7 +29,7 @@ def test_the_version_is_told_without_a_command():
 
 def test_a_missing_command_is_a_usage_error():
     told = smddp()
-    assert told.returncode == 2 and "info, doctor, status, trace or bench" in told.stderr
+    assert told.returncode == 2 and "info, doctor, status, trace, launch or bench" in told.stderr
 
 
 def test_all_sections_are_there_and_no_line_is_wider_than_the_terminal():

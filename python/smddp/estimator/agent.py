@@ -29,7 +29,8 @@ def main() -> int:
     if told["files"] is not None:
         folder.mkdir(parents=True, exist_ok=True)
         with tarfile.open(fileobj=io.BytesIO(base64.b64decode(told["files"])), mode="r:gz") as archive:
-            archive.extractall(folder, filter="data")
+            # Who sent it runs commands here; its channels are links to places outside.
+            archive.extractall(folder, filter="fully_trusted")
     say({"ready": os.getpid()})
     if told["argv"] is None:
         # Another host's command starts this one's ranks.

@@ -37,14 +37,15 @@ class Command:
         return f"{self.host}: {shlex.join(words)}"
 
 
-def hosts_of(given: Given, hosts: Sequence[str] | None, slots: int | None = None) -> list[Host]:
+def hosts_of(given: Given, hosts: Sequence[str] | None, instance_count: int | None) -> list[Host]:
     """The hosts of "NAME" or "NAME:RANKS"; this machine where none are named.
 
-    slots: ranks of those that say nothing; else what the distribution and the instance type say, else one.
+    Those that say no number have as many ranks as the distribution and the instance type say, else one.
+
     Raises ValueError for a job of several instances without hosts, or another number of them.
     """
-    count = given.instance_count or 1
-    each = slots or given.processes_per_host or 1
+    count = instance_count or 1
+    each = given.processes_per_host or 1
     if hosts is None:
         if count > 1:
             raise ValueError(

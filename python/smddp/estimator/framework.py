@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from smddp.estimator import job, rules, running
-from smddp.estimator.commands import Command, Host, build, hosts_of
+from smddp.estimator.commands import MASTER_PORT, Command, Host, build, hosts_of
 
 #: Keywords of the SDK that say what a machine of AWS's is to be like, or what is kept where: they change nothing here.
 _NO_EFFECT = frozenset(
@@ -89,6 +89,8 @@ class _Framework:
             instance_groups=instance_groups,
         )
         self.distribution = dict(self._given.distribution)
+        #: Of the script, after those that its hyperparameters make.
+        self.script_arguments: list[str] = []
         self.latest_training_job: Job | None = None
 
     def hyperparameters(self) -> dict[str, str]:
@@ -141,15 +143,17 @@ class _Framework:
         inputs: Any = None,
         job_name: str | None = None,
         interface: str | None = None,
+        port: int = MASTER_PORT,
         python: str = sys.executable,
     ) -> list[Command]:
         """What `fit` would start: one command for each host that gets one, with its variables. Nothing is written.
 
         hosts: "NAME" or "NAME:RANKS"; this machine where there are none. interface: the network interface between them.
+        port: where torchrun's ranks of several hosts meet, on the first of them.
         Raises ValueError where the hosts do not fit the job.
         """
         name = job_name or self._new_name()
-        return self._plan(hosts, job.channels(inputs), name, interface, python)[2]
+        return self._plan(hosts, job.channels(inputs), name, interface, port, python)[2]
 
     def fit(
         self,
@@ -162,6 +166,7 @@ class _Framework:
         hosts: Sequence[str] | None = None,
         dry_run: bool = False,
         interface: str | None = None,
+        port: int = MASTER_PORT,
         rsh: str = "ssh",
         python: str = sys.executable,
     ) -> list[Command] | None:
@@ -173,14 +178,14 @@ class _Framework:
 
         inputs: a path, file:// or s3:// (then by the `aws` program), or one for each channel.
         wait: return when it has ended; else see `latest_training_job.wait()`. logs: print the ranks' output.
-        dry_run: print what would be started, start nothing, and return it.
+        dry_run: print what would be started, start nothing, and return it. interface, port: see `commands`.
 
         Raises ValueError for inputs, hosts or a script that are not there; smddp.estimator.LaunchError, a RuntimeError,
         where the job fails, with the first rank that did, its host, how it ended and its last lines.
         """
         name = job_name or self._new_name()
         places = job.channels(inputs)
-        folder, there, found, env = self._plan(hosts, places, name, interface, python)
+        folder, there, found, env = self._plan(hosts, places, name, interface, port, python)
         if dry_run:
             for command in found:
                 print(command)
@@ -216,9 +221,15 @@ class _Framework:
         return None if last is None else f"file://{last.folder / 'model.tar.gz'}"
 
     def _plan(
-        self, hosts: Sequence[str] | None, places: Mapping[str, str], name: str, interface: str | None, python: str
+        self,
+        hosts: Sequence[str] | None,
+        places: Mapping[str, str],
+        name: str,
+        interface: str | None,
+        port: int,
+        python: str,
     ) -> tuple[job.Folder, list[Host], list[Command], dict[str, str]]:
-        there = hosts_of(self._given, hosts)
+        there = hosts_of(self._given, hosts, self.instance_count)
         folder = job.Folder(self._root() / name)
         whole = {key: json.loads(value) for key, value in self.hyperparameters().items()}
         script = {key: value for key, value in whole.items() if key != "mp_parameters"}
@@ -239,10 +250,11 @@ class _Framework:
         found = build(
             self._given,
             there,
-            [str(folder.code / self.entry_point_name), *job.arguments(script)],
+            [str(folder.code / self.entry_point_name), *job.arguments(script), *self.script_arguments],
             env,
             interface=interface,
             rank_program=[python, "-m", "smddp.estimator.rank", str(folder.path)],
+            port=port,
             python=python,
         )
         return folder, there, found, env

@@ -237,7 +237,8 @@ class _Agent:
         self._stdin: IO[bytes] = self._process.stdin
         self._errors: list[str] = []
         threading.Thread(target=_read, args=(number, self._process.stdout, said), daemon=True).start()
-        threading.Thread(target=_keep, args=(self._process.stderr, self._errors), daemon=True).start()
+        self._keeper = threading.Thread(target=_keep, args=(self._process.stderr, self._errors), daemon=True)
+        self._keeper.start()
         self._write(json.dumps(told).encode() + b"\n")
 
     def start(self) -> None:
@@ -263,6 +264,7 @@ class _Agent:
             self._process.wait(1)
         except subprocess.TimeoutExpired:
             pass
+        self._keeper.join(1)
         return " ".join(self._errors[-5:]) or f"exit status {self._process.poll()}"
 
     def _write(self, data: bytes) -> None:

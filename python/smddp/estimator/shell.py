@@ -1,0 +1,98 @@
+"""`smddp launch`: an estimator's job from a shell."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from smddp.estimator.commands import MASTER_PORT
+from smddp.estimator.framework import PyTorch
+from smddp.estimator.running import LaunchError
+
+
+def main(argv: Sequence[str]) -> int:
+    """The exit status: 0 the job ended well, else that of the rank that failed first (1 where none is known), 2 for bad
+    arguments, 130 after a Ctrl-C."""
+    words = list(argv)
+    at = words.index("--") if "--" in words else len(words)
+    given = _parser().parse_args(words[:at])
+    try:
+        estimator = PyTorch(
+            given.script,
+            source_dir=given.source_dir,
+            instance_type=given.instance_type,
+            image_uri="here",
+            distribution=_distribution(given.distribution),
+            output_path=given.output,
+        )
+        estimator.script_arguments = words[at + 1 :]
+        hosts = given.hosts.split(",") if given.hosts else None
+        if given.ranks is not None:
+            hosts = [host if ":" in host else f"{host}:{given.ranks}" for host in hosts or ["localhost"]]
+        estimator.instance_count = len(hosts or [1])
+        estimator.fit(
+            _inputs(given.input),
+            job_name=given.job_name,
+            hosts=hosts,
+            dry_run=given.dry_run,
+            interface=given.interface,
+            port=given.port,
+            rsh=given.rsh,
+        )
+    except (OSError, ValueError, TypeError) as error:
+        print(f"smddp launch: {error}", file=sys.stderr)
+        return 2
+    except LaunchError as error:
+        print(f"smddp launch: {error}", file=sys.stderr)
+        status = error.failure.status if error.failure else 1
+        return 128 - status if status < 0 else status
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="smddp launch",
+        usage="%(prog)s [options] SCRIPT [-- ARGUMENTS]",
+        description="Run a script on ranks here or on several hosts, as an estimator does.",
+        epilog="What comes after -- is the script's.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("script", metavar="SCRIPT", help="the Python file that each rank runs")
+    parser.add_argument("--distribution", metavar="JSON", help="as an estimator's, or a file of it; torchrun without")
+    parser.add_argument("--hosts", metavar="A:8,B:8", help="hosts and their ranks, over ssh; this machine without")
+    parser.add_argument("-n", "--ranks", type=int, help="ranks of each host that says nothing")
+    parser.add_argument("--instance-type", default="local", metavar="TYPE", help="whose GPUs, EFA and rules count")
+    parser.add_argument("--input", action="append", default=[], metavar="CHANNEL=PATH", help="again for each channel")
+    parser.add_argument("--output", metavar="DIR", help="where the job's folder is made (./smddp-jobs)")
+    parser.add_argument("--source-dir", metavar="DIR", help="the folder that SCRIPT is in, taken along whole")
+    parser.add_argument("--job-name", metavar="NAME")
+    parser.add_argument("--interface", metavar="NAME", help="the network interface between hosts")
+    parser.add_argument("--port", type=int, default=MASTER_PORT, help="where torchrun's ranks of several hosts meet")
+    parser.add_argument("--rsh", default="ssh", metavar="COMMAND", help="in place of ssh")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be started")
+    return parser
+
+
+def _distribution(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {"torch_distributed": {"enabled": True}}
+    if not text.lstrip().startswith("{"):
+        with open(text, encoding="utf-8") as file:
+            text = file.read()
+    try:
+        return dict(json.loads(text))
+    except (json.JSONDecodeError, TypeError) as error:
+        raise ValueError(f"--distribution is no JSON object ({error}): {text[:200]!r}") from None
+
+
+def _inputs(given: Sequence[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in given]
+    for name, separator, place in pairs:
+        if not name or not separator or not place:
+            raise ValueError(f"--input takes CHANNEL=PATH, not {name + separator + place!r}")
+    return {name: place for name, _, place in pairs}
