@@ -1,6 +1,6 @@
 # All targets share one virtual environment, .venv, and set it up themselves.
 # Settings: PYTHON=python3.12 (which Python makes .venv), PYTEST_ARGS="-k ring" (instead of -m "not slow"),
-#           TORCHES="2.5.* 2.7.* newest" (for test-torches), TRANSFORMERS="4.57.*" (for test-transformers),
+#           TORCHES="2.5.* 2.7.* newest" (for test-torches), TENSORFLOWS, TRANSFORMERS="4.57.*" (for test-transformers),
 #           FUZZ_SECONDS=60 and FUZZ_TARGETS="tcp shm" (for check-deep), MATRIX_ARGS="--ways shm --sizes 2"
 #           (for fault-matrix and mismatch-matrix).
 
@@ -13,6 +13,7 @@ MAKEFLAGS   += --no-builtin-rules --no-print-directory
 
 PYTHON      ?= python3
 TORCHES     ?= 2.5.* 2.7.* newest
+TENSORFLOWS ?= 2.12.* 2.15.* newest
 TRANSFORMERS ?= 4.57.*
 PYTEST_ARGS ?= -m "not slow"
 NPROC       ?= 4
@@ -263,7 +264,11 @@ wheel-portable: $(STAMPS)/zig ## build the wheel for any Linux from glibc 2.28 o
 
 .PHONY: test-torches
 test-torches: dist/.wheel ## the same wheel file against several torch versions, each in a venv of its own under .venvs/
-	PYTHON=$(PYTHON) bash scripts/test-torches.sh "$(TORCHES)"
+	PYTHON=$(PYTHON) bash scripts/test-versions.sh torch "$(TORCHES)" tests/backend
+
+.PHONY: test-tensorflow
+test-tensorflow: dist/.wheel ## the same wheel file against several TensorFlow versions, each in a venv of its own under .venvs/
+	PYTHON=$(PYTHON) bash scripts/test-versions.sh tensorflow-cpu "$(TENSORFLOWS)" tests/tf
 
 .PHONY: bench-peers
 bench-peers: $(STAMPS)/wheel $(STAMPS)/torch ## measure against gloo, Open MPI, MPICH and Intel MPI (root; takes the machine for minutes)

@@ -1,4 +1,4 @@
-"""Prints one Markdown table row of counts from a pytest JUnit file, with the torch and Python that run this."""
+"""Prints one Markdown table row of counts from a pytest JUnit file, with the versions of a package and of Python."""
 
 import platform
 import sys
@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 from importlib.metadata import version
 
 
-def main(path: str) -> int:
+def main(package: str, path: str) -> int:
     root = ElementTree.parse(path).getroot()
     suites = [root] if root.tag == "testsuite" else list(root)
     total, bad, skipped = (
@@ -15,11 +15,11 @@ def main(path: str) -> int:
     )
     seconds = sum(float(suite.get("time", 0)) for suite in suites)
     print(
-        f"| {version('torch')} | {platform.python_version()} | {total - bad - skipped} | {bad} | {skipped} "
+        f"| {version(package)} | {platform.python_version()} | {total - bad - skipped} | {bad} | {skipped} "
         f"| {seconds:.0f} |"
     )
     return 1 if bad or not total else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

@@ -353,5 +353,14 @@ def frames_from(signal: int, pipe: int, inner: Sequence[str]) -> None:
 def shutdown() -> None:
     """Leave all groups in good order and stop the helper threads (the interpreter's exit hook)."""
 
+def tensorflow(comm: Comm | None) -> None:
+    """Tell the TensorFlow that is loaded of the ops, and which group they use from now on; None: they fail.
+
+    Raises ImportError where no TensorFlow is loaded, or one without a function that is needed.
+    """
+
+def tensorflow_waits() -> bool:
+    """Whether an op of a TensorFlow step is under way, on any thread."""
+
 def bench_main(argv: Sequence[str]) -> int:
     """The smddp-bench program. Returns its exit status."""

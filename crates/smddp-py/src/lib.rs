@@ -8,12 +8,16 @@ mod errors;
 mod info;
 mod sides;
 mod store;
+mod tensorflow;
 mod work;
 
 use pyo3::prelude::*;
 
 /// Whether a signal handler wants to run: asked by threads that wait in the core.
 fn signal_waits() -> bool {
+    if smddp_tensorflow::in_kernel() {
+        return false;
+    }
     Python::attach(|py| match py.check_signals() {
         Ok(()) => false,
         Err(error) => {
@@ -41,6 +45,8 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(info::stacks, module)?)?;
     module.add_function(wrap_pyfunction!(info::frames_from, module)?)?;
     module.add_function(wrap_pyfunction!(info::launched, module)?)?;
+    module.add_function(wrap_pyfunction!(tensorflow::tensorflow, module)?)?;
+    module.add_function(wrap_pyfunction!(tensorflow::tensorflow_waits, module)?)?;
     module.add_function(wrap_pyfunction!(info::bench_main, module)?)?;
     Ok(())
 }

@@ -1,0 +1,5 @@
+"""Data parallel training with TensorFlow, on the same core as the torch backend.
+
+Scripts import it by its historic name, `smdistributed.dataparallel.tensorflow`; docs/tensorflow.md has every symbol.
+TensorFlow 2.12 and newer; importing this imports it.
+"""

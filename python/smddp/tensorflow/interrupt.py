@@ -1,0 +1,97 @@
+"""Ctrl-C while a step waits: TensorFlow holds the main thread, so Python's handler does not run before the step ends.
+
+A signal's number comes through a descriptor at once. A thread that reads it ends the group's calls if the handler does
+not run; the step fails, and KeyboardInterrupt follows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import Any
+
+from smddp._native import core
+
+_POLL = 0.02
+
+_writes: int | None = None
+_before: Any = (-1, None)
+_handled = threading.Event()
+#: A step was ended for the signal that the handler is called with next.
+_ended = threading.Event()
+
+
+def watch() -> None:
+    """In the main thread, where SIGINT has a handler of Python's; else a waiting step lasts to its deadline."""
+    global _writes, _before
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        return
+    reads, _writes = os.pipe()
+    os.set_blocking(_writes, False)
+    _before = signal.set_wakeup_fd(_writes, warn_on_full_buffer=False), handler
+    signal.signal(signal.SIGINT, _handle)
+    threading.Thread(target=_follow, args=(reads, _before[0]), name="smddp-signals", daemon=True).start()
+
+
+def unwatch() -> None:
+    """Gives both back, unless somebody has taken them over since."""
+    global _writes
+    if _writes is None:
+        return
+    descriptor, handler = _before
+    with contextlib.suppress(ValueError):  # outside of the main thread
+        if signal.getsignal(signal.SIGINT) is _handle:
+            signal.signal(signal.SIGINT, handler)
+        if (now := signal.set_wakeup_fd(descriptor)) not in (-1, _writes):
+            signal.set_wakeup_fd(now)
+        os.close(_writes)
+    _writes = None
+
+
+def _handle(number: int, frame: FrameType | None) -> Any:
+    _handled.set()
+    if not _ended.is_set():
+        return _before[1](number, frame)
+    _ended.clear()
+    # It runs while TensorFlow makes the exception of the step that was ended, where another one would be lost. So it
+    # waits for whatever comes next in the code that asked for the step.
+    while frame is not None and frame.f_back is not None and _is_of_tensorflow(frame):
+        frame = frame.f_back
+    assert frame is not None
+    tracing = sys.gettrace()
+
+    def deliver(there: FrameType, event: str, value: Any) -> Any:
+        there.f_trace = None
+        sys.settrace(tracing)
+        return _before[1](number, there)
+
+    sys.settrace(lambda frame, event, value: None)
+    frame.f_trace = deliver
+    return None
+
+
+def _is_of_tensorflow(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).split(".")[0] in ("tensorflow", "keras", "tf_keras", "smddp")
+
+
+def _follow(reads: int, before: int) -> None:
+    from smddp.tensorflow import world
+
+    while numbers := os.read(reads, 64):
+        if before >= 0:
+            with contextlib.suppress(OSError):
+                os.write(before, numbers)
+        if signal.SIGINT not in numbers:
+            continue
+        while not _handled.wait(_POLL):
+            if core().tensorflow_waits():
+                _ended.set()
+                world.abort("a step was interrupted (Ctrl-C)")
+                break
+        _handled.clear()
+    os.close(reads)

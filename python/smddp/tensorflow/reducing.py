@@ -1,0 +1,131 @@
+"""all_reduce of many tensors: reductions, compression, buckets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+import tensorflow as tf
+
+from smddp.tensorflow import ops, world
+
+#: MiB of a bucket of gradients; what is fuller starts.
+BUCKET_CAP_MB = 25
+
+
+class ReduceOp(Enum):
+    """How values of the ranks become one. The value is the core's number."""
+
+    SUM = 0
+    AVERAGE = 1
+    MIN = 3
+    MAX = 4
+
+
+class NoneCompressor:
+    """Sends tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: tf.Tensor, context: Any) -> tf.Tensor:
+        return tensor
+
+
+class FP16Compressor:
+    """Sends float32 and float64 as float16."""
+
+    @staticmethod
+    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        if tensor.dtype in (tf.float32, tf.float64):
+            return tf.cast(tensor, tf.float16), tensor.dtype
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: tf.Tensor, context: Any) -> tf.Tensor:
+        return tensor if context is None else tf.cast(tensor, context)
+
+
+class Compression:
+    """What gradients are sent as."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+
+
+def reduction(op: Any) -> ReduceOp:
+    """Raises ValueError for what is none."""
+    if isinstance(op, ReduceOp):
+        return op
+    raise ValueError(f"op is {op!r}: give one of {', '.join(f'ReduceOp.{known.name}' for known in ReduceOp)}")
+
+
+def all_reduce(
+    values: Sequence[Any],
+    op: ReduceOp = ReduceOp.AVERAGE,
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = True,
+    bucket_cap_mb: float = BUCKET_CAP_MB,
+) -> list[Any]:
+    """All of `values` over all ranks, in buckets of one type, from the last to the first: the order in which a backward
+    pass makes gradients. None stays None; IndexedSlices stay such, with the rows of all ranks, unless
+    sparse_as_dense.
+
+    Raises ValueError for an op, or a sparse value with MIN or MAX, which has none.
+    """
+    op = reduction(op)
+    found: list[Any] = list(values)
+    for at, value in enumerate(found):
+        if isinstance(value, tf.IndexedSlices) and sparse_as_dense:
+            found[at] = tf.convert_to_tensor(value)
+    sent: dict[int, tuple[tf.Tensor, Any]] = {
+        at: compression.compress(tf.convert_to_tensor(value))
+        for at, value in enumerate(found)
+        if value is not None and not isinstance(value, tf.IndexedSlices)
+    }
+    under_way = []
+    for bucket in buckets([(at, sent[at][0]) for at in reversed(sent)], int(bucket_cap_mb * 2**20)):
+        tensors = [sent[at][0] for at in bucket]
+        under_way.append((bucket, tensors, ops.start(tensors, op.value)))
+    for bucket, tensors, ticket in under_way:
+        for at, result in zip(bucket, ops.wait(ticket, tensors)):
+            found[at] = compression.decompress(result, sent[at][1])
+    for at in reversed(range(len(found))):
+        if isinstance(found[at], tf.IndexedSlices):
+            found[at] = _sparse(found[at], op, compression)
+    return found
+
+
+def buckets(tensors: Sequence[tuple[int, tf.Tensor]], cap: int) -> list[list[int]]:
+    """Which go together: neighbours of one type, up to `cap` bytes. Those of unknown size go alone.
+
+    Each bucket is where its last tensor is, so that it starts when that one is there.
+    """
+    made: list[list[int]] = []
+    open_: dict[Any, tuple[list[int], int]] = {}
+    for at, tensor in tensors:
+        count = tensor.shape.num_elements()
+        if count is None:
+            made.append([at])
+            continue
+        members, size = open_.pop(tensor.dtype, ([], 0))
+        more = count * tensor.dtype.size
+        if members and size + more > cap:
+            made.append(members)
+            members, size = [], 0
+        open_[tensor.dtype] = ([*members, at], size + more)
+    return made + [members for members, _ in open_.values()]
+
+
+def _sparse(value: tf.IndexedSlices, op: ReduceOp, compression: Any) -> tf.IndexedSlices:
+    if op not in (ReduceOp.SUM, ReduceOp.AVERAGE):
+        raise ValueError(f"{op} of IndexedSlices is not defined: give sparse_as_dense=True")
+    rows, context = compression.compress(value.values)
+    indices = ops.gather(value.indices)
+    rows = compression.decompress(ops.gather(rows), context)
+    if op is ReduceOp.AVERAGE:
+        rows = rows / tf.cast(world.size(), rows.dtype)
+    return tf.IndexedSlices(rows, indices, value.dense_shape)

@@ -1,0 +1,52 @@
+"""`DistributedGradientTape`: a tape whose gradients are all ranks'."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from smddp.tensorflow import world
+from smddp.tensorflow.reducing import Compression, ReduceOp, all_reduce, reduction
+
+
+def DistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = True,
+    op: ReduceOp = ReduceOp.AVERAGE,
+) -> tf.GradientTape:
+    """The same tape, before, during or after its recording, whose `gradient` is that of all ranks.
+
+    compression: `Compression.fp16` sends float16. sparse_as_dense: gradients of embeddings become dense; else they are
+    IndexedSlices with the rows of all ranks. op: how gradients of the ranks become one.
+
+    Raises ValueError before `init`, for device_dense or device_sparse (calls are placed with their tensors), and for an
+    op that is none.
+    """
+    no_devices(device_dense, device_sparse)
+    op = reduction(op)
+    world.world()
+    kind = type(gradtape)
+
+    class Distributed(kind):  # type: ignore[misc, valid-type]
+        def gradient(self, target: Any, sources: Any, *more: Any, **keywords: Any) -> Any:
+            gradients = super().gradient(target, sources, *more, **keywords)
+            flat = tf.nest.flatten(gradients)
+            return tf.nest.pack_sequence_as(gradients, all_reduce(flat, op, compression, sparse_as_dense))
+
+    Distributed.__name__ = Distributed.__qualname__ = "DistributedGradientTape"
+    made = Distributed.__new__(Distributed)
+    # Both are one tape.
+    made.__dict__ = gradtape.__dict__
+    return made
+
+
+def no_devices(dense: str, sparse: str) -> None:
+    if dense or sparse:
+        raise ValueError(
+            f"device_dense and device_sparse are not supported ({dense!r}, {sparse!r}): leave them out, "
+            "collectives are placed with their tensors"
+        )

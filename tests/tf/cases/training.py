@@ -1,0 +1,233 @@
+"""Ranks on shards against one process on the whole batch: tape, optimizer, embeddings, loops and branches."""
+
+import numpy as np
+import smdistributed.dataparallel.tensorflow as sdp
+import tensorflow as tf
+
+STEPS, BATCH = 20, 24
+
+
+def model(seed=7):
+    tf.keras.utils.set_random_seed(seed)
+    made = tf.keras.Sequential(
+        [tf.keras.layers.Dense(16, activation="tanh"), tf.keras.layers.Dense(8), tf.keras.layers.Dense(1)]
+    )
+    made.build((None, 5))
+    return made
+
+
+def data():
+    generator = np.random.default_rng(3)
+    inputs = generator.standard_normal((STEPS, BATCH, 5)).astype("float32")
+    return inputs, (inputs.sum(-1, keepdims=True) ** 2).astype("float32")
+
+
+def shard(array):
+    each = BATCH // sdp.size()
+    return array[sdp.rank() * each : (sdp.rank() + 1) * each]
+
+
+def loss_of(made, inputs, targets):
+    return tf.reduce_mean((made(inputs, training=True) - targets) ** 2)
+
+
+def optimizers():
+    yield "SGD", lambda: tf.keras.optimizers.SGD(0.01, momentum=0.9)
+    yield "Adam", lambda: tf.keras.optimizers.Adam(0.01)
+    if hasattr(tf.keras.optimizers, "legacy") and not hasattr(tf.keras.optimizers.Optimizer, "apply"):
+        yield "legacy Adam", lambda: tf.keras.optimizers.legacy.Adam(0.01)
+
+
+def stepping(made, optimizer, taped=lambda tape: tape):
+    """A step that returns its loss. taped: what is done with the tape after it has recorded."""
+
+    def step(inputs, targets):
+        with tf.GradientTape() as tape:
+            loss = loss_of(made, inputs, targets)
+        gradients = taped(tape).gradient(loss, made.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, made.trainable_variables))
+        return loss
+
+    return step
+
+
+def whole(make):
+    """One process's losses and weights after all steps on the whole batch."""
+    made = model()
+    step = tf.function(stepping(made, make()))
+    return [float(step(*pair)) for pair in zip(*data())], weights(made)
+
+
+def sharded(step):
+    """The ranks' losses, averaged, after all steps on this rank's part of each batch."""
+    return [float(sdp.oob_allreduce(step(shard(inputs), shard(targets)))) for inputs, targets in zip(*data())]
+
+
+def weights(made):
+    return np.concatenate([variable.numpy().ravel() for variable in made.trainable_variables])
+
+
+def alike(made, losses, want):
+    wanted_losses, wanted_weights = want
+    np.testing.assert_allclose(losses, wanted_losses, atol=1e-5, rtol=1e-5)
+    np.testing.assert_allclose(weights(made), wanted_weights, atol=2e-6, rtol=1e-5)
+    everyones = sdp.get_worker_comm().allgather(weights(made).tobytes())
+    assert len(set(everyones)) == 1, "ranks differ"
+
+
+def case_a_distributed_tape_has_one_processs_losses():
+    for name, make in optimizers():
+        for traced in (True, False) if name == "SGD" else (True,):
+            made, optimizer = model(seed=7 + sdp.rank()), make()
+            sdp.broadcast_variables(model().variables, 0)
+            sdp.broadcast_variables(made.variables, 0)
+
+            step = stepping(made, optimizer, sdp.DistributedGradientTape)
+            losses = sharded(tf.function(step) if traced else step)
+            alike(made, losses, whole(make))
+
+
+def case_a_distributed_optimizer_has_one_processs_losses():
+    for _, make in optimizers():
+        made, optimizer = model(), sdp.DistributedOptimizer(make(), bucket_cap_mb=0.0005)
+
+        losses = sharded(tf.function(stepping(made, optimizer)))
+        alike(made, losses, whole(make))
+
+
+def case_a_wrapped_optimizer_keeps_its_state_and_saves_as_a_plain_one():
+    made, optimizer = model(), tf.keras.optimizers.Adam(0.01)
+    inputs, targets = data()
+    for at in range(2):
+        if at == 1:
+            optimizer = sdp.DistributedOptimizer(optimizer)
+        with tf.GradientTape() as tape:
+            loss = loss_of(made, inputs[at], targets[at])
+        optimizer.apply_gradients(zip(tape.gradient(loss, made.trainable_variables), made.trainable_variables))
+        assert int(optimizer.iterations) == at + 1
+    saved = tf.keras.optimizers.serialize(optimizer)
+    assert "smddp" not in str(saved).lower()
+    assert type(tf.keras.optimizers.deserialize(saved)) is tf.keras.optimizers.Adam
+    try:
+        sdp.DistributedOptimizer(optimizer)
+    except ValueError as error:
+        assert "wrapped already" in str(error)
+    else:
+        raise AssertionError("wrapped twice")
+
+
+def case_backward_passes_are_added_up_before_they_are_sent():
+    for average in (False, True):
+        made, optimizer = model(), tf.keras.optimizers.SGD(0.01)
+        optimizer = sdp.DistributedOptimizer(
+            optimizer, backward_passes_per_step=2, average_aggregated_gradients=average
+        )
+        plain, plain_optimizer = model(), tf.keras.optimizers.SGD(0.01)
+
+        step = tf.function(stepping(made, optimizer))
+        inputs, targets = data()
+        for at in range(0, 6, 2):
+            for each in (at, at + 1):
+                step(shard(inputs[each]), shard(targets[each]))
+            with tf.GradientTape() as tape:
+                loss = sum(loss_of(plain, inputs[each], targets[each]) for each in (at, at + 1))
+                loss = loss / 2 if average else loss
+            gradients = tape.gradient(loss, plain.trainable_variables)
+            plain_optimizer.apply_gradients(zip(gradients, plain.trainable_variables))
+        np.testing.assert_allclose(weights(made), weights(plain), atol=2e-6, rtol=1e-5)
+
+
+def case_gradients_of_an_embedding_are_one_processs_both_ways():
+    inputs = np.random.default_rng(5).integers(0, 11, (BATCH, 3))
+
+    def table():
+        return tf.Variable(tf.reshape(tf.range(22.0), (11, 2)) / 10)
+
+    def loss(table, ids):
+        return tf.reduce_mean(tf.reduce_sum(tf.gather(table, ids) ** 2, axis=[1, 2]))
+
+    def gradient_of(own, dense):
+        def gradient(ids):
+            with sdp.DistributedGradientTape(tf.GradientTape(), sparse_as_dense=dense) as tape:
+                value = loss(own, ids)
+            return tape.gradient(value, own)
+
+        return gradient
+
+    plain = table()
+    with tf.GradientTape() as tape:
+        value = loss(plain, inputs)
+    want = tf.convert_to_tensor(tape.gradient(value, plain)).numpy()
+    for dense in (True, False):
+        for traced in (True, False):
+            own = table()
+
+            gradient = gradient_of(own, dense)
+            found = (tf.function(gradient) if traced else gradient)(shard(inputs))
+            assert isinstance(found, tf.IndexedSlices) is not dense
+            np.testing.assert_allclose(tf.convert_to_tensor(found).numpy(), want, rtol=1e-5)
+
+
+def case_what_has_no_gradient_stays_none_and_structures_stay():
+    used, unused = tf.Variable(2.0), tf.Variable(3.0)
+    with sdp.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
+        loss = used * used * (sdp.rank() + 1)
+    found = tape.gradient(loss, {"used": used, "unused": unused})
+    assert found["unused"] is None
+    assert np.isclose(found["used"].numpy(), 4 * (sdp.size() + 1) / 2)
+    assert isinstance(tape, tf.GradientTape) and tape.watched_variables() == (used,)
+    zero = tape.gradient(loss, unused, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    assert zero.numpy() == 0
+
+
+def case_two_hundred_independent_calls_in_loops_and_branches_keep_their_order():
+    @tf.function
+    def step(values, times):
+        for _ in tf.range(times):
+            values = [sdp.oob_allreduce(value, op=sdp.ReduceOp.SUM) / sdp.size() for value in values]
+        if values[0][0] > 0:
+            more = [sdp.oob_allreduce(value * 2, op=sdp.ReduceOp.MAX) for value in values]
+        else:
+            more = [value * 0 for value in values]
+        first = sdp.broadcast(values[0], 0)
+        return [first, *more]
+
+    # Sizes that differ: a call that met another one would be told.
+    values = [tf.fill([at + 1], tf.cast(at + 1, tf.float32)) for at in range(60)]
+    for _ in range(15):
+        found = step(values, tf.constant(2))
+        for at, result in enumerate(found[1:]):
+            assert result.shape == (at + 1,) and np.all(result.numpy() == 2 * (at + 1))
+
+    @tf.function
+    def many(values):
+        return [sdp.oob_allreduce(value, op=sdp.ReduceOp.SUM) for value in values]
+
+    values = [tf.ones([at % 7 + 1]) * at for at in range(200)]
+    for _ in range(30):
+        for at, result in enumerate(many(values)):
+            assert np.all(result.numpy() == at * sdp.size())
+
+
+def case_mixed_precision_scales_and_descends():
+    if not hasattr(tf.keras, "mixed_precision"):
+        return "no mixed precision in this Keras"
+    made = model()
+    inner = tf.keras.optimizers.SGD(0.01)
+    optimizer = tf.keras.mixed_precision.LossScaleOptimizer(inner)
+    optimizer = sdp.DistributedOptimizer(optimizer)
+    inputs, targets = data()
+    losses = []
+    for _ in range(10):
+        with tf.GradientTape() as tape:
+            loss = loss_of(made, shard(inputs[0]), shard(targets[0]))
+            scale = getattr(optimizer, "scale_loss", None) or optimizer.get_scaled_loss
+            scaled = scale(loss)
+        gradients = tape.gradient(scaled, made.trainable_variables)
+        if hasattr(optimizer, "get_unscaled_gradients"):
+            gradients = optimizer.get_unscaled_gradients(gradients)
+        optimizer.apply_gradients(zip(gradients, made.trainable_variables))
+        losses.append(float(sdp.oob_allreduce(loss)))
+    assert losses[-1] < losses[0]
+    assert len(set(sdp.get_worker_comm().allgather(weights(made).tobytes()))) == 1
+    return None

@@ -1,0 +1,86 @@
+"""Starts ranks of `run.py`, and collects what they tell."""
+
+import ast
+import functools
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+if importlib.util.find_spec("tensorflow") is None:
+    pytest.skip("TensorFlow is not installed: make test-tensorflow", allow_module_level=True)
+
+HERE = Path(__file__).parent
+
+
+def cases(module: str) -> list[str]:
+    """Names of a module's cases, without importing it."""
+    tree = ast.parse((HERE / "cases" / f"{module}.py").read_text())
+    return [node.name[5:] for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("case_")]
+
+
+def start(size: int, *command: str, **more: str) -> list[subprocess.Popen]:
+    """`size` ranks of `command`, a script and its arguments, each by itself: one that ends does not end the others."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    place = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    return [
+        subprocess.Popen(
+            [sys.executable, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **place, "RANK": str(rank), "LOCAL_RANK": str(rank), **more},
+        )
+        for rank in range(size)
+    ]
+
+
+@functools.cache
+def told(module: str, size: int) -> tuple[dict, str]:
+    """By case: each rank's words; and all output."""
+    found: dict = {}
+    output = ""
+    for out in outputs(start(size, str(HERE / "run.py"), module), 250):
+        for said in words(out):
+            found.setdefault(said["case"], {})[said["rank"]] = said
+        output += out[-3000:]
+    return found, output
+
+
+def outputs(ranks: list[subprocess.Popen], seconds: float) -> list[str]:
+    """What each rank wrote, after all have ended; they are killed after so long."""
+    until = time.monotonic() + seconds
+    found = []
+    for rank in ranks:
+        try:
+            found.append(rank.communicate(timeout=max(until - time.monotonic(), 0.1))[0])
+        except subprocess.TimeoutExpired:
+            for each in ranks:
+                each.kill()
+            found.append(rank.communicate()[0])
+    return found
+
+
+def words(output: str) -> list[dict]:
+    """The lines of JSON that a rank's tests wrote among other lines."""
+    return [json.loads(line[1:]) for line in output.splitlines() if line.startswith("@{")]
+
+
+def check(module: str, case: str, size: int) -> None:
+    """The case ended well on every rank."""
+    found, output = told(module, size)
+    ranks = found.get(case, {})
+    errors = [f"rank {rank}: {said['error']}" for rank, said in sorted(ranks.items()) if said["error"]]
+    assert not errors, "\n".join(errors)
+    assert len(ranks) == size, f"only ranks {sorted(ranks)} ended {case}:\n{output}"
+    if reason := ranks[0]["skipped"]:
+        pytest.skip(reason)

@@ -1,0 +1,73 @@
+"""Ranks that die, halt or call something else while the others are inside a tf.function."""
+
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from programs import HERE, outputs, start, words
+
+SIZE = 3
+
+
+def ended(kind: str) -> dict[int, dict]:
+    """By rank, what each says of its end."""
+    found = outputs(start(SIZE, str(HERE / "faults.py"), kind), 120)
+    return {said["rank"]: said for output in found for said in words(output)}
+
+
+def test_a_killed_rank_raises_in_all_others_within_a_second():
+    said = ended("killed")
+    assert sorted(said) == [0, 1]
+    for rank in (0, 1):
+        assert said[rank]["kind"] == "InternalError", said[rank]
+        assert "smddp.PeerLostError" in said[rank]["text"] and "rank 2" in said[rank]["text"]
+        assert said[rank]["ended"] - said[rank]["begun"] < 1, said[rank]
+
+
+def test_ranks_that_call_different_things_hear_both_calls():
+    said = ended("mismatch")
+    assert len(said) == SIZE
+    first = [told for told in said.values() if "smddp.MismatchError" in told["text"]]
+    assert first and first[0]["kind"] == "InvalidArgumentError"
+    assert "1000" in first[0]["text"] and "2000" in first[0]["text"], first[0]
+
+
+def test_a_rank_that_does_not_come_is_named_at_the_deadline():
+    said = ended("timeout")
+    for rank in (0, 1):
+        assert said[rank]["kind"] in ("DeadlineExceededError", "InternalError"), said[rank]
+    assert any("smddp.CollectiveTimeoutError" in told["text"] and "rank 2" in told["text"] for told in said.values())
+
+
+def test_ctrl_c_ends_a_step_that_waits_within_a_second():
+    ranks = start(SIZE, str(HERE / "faults.py"), "interrupted")
+    try:
+        first = ranks[0]
+        while "ready" not in first.stdout.readline():
+            assert first.poll() is None
+        wait_inside(first)
+        begun = time.time()
+        first.send_signal(signal.SIGINT)
+        (said,) = words(first.communicate(timeout=60)[0])
+        assert said["kind"] == "KeyboardInterrupt", said
+        assert said["ended"] - begun < 1
+        # The others hear of it: nobody waits for who has gone.
+        (other,) = words(ranks[1].communicate(timeout=60)[0])
+        assert "smddp." in other["text"], other
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+
+
+def wait_inside(rank: subprocess.Popen) -> None:
+    """Until the process does nothing but wait."""
+    until, before = time.monotonic() + 30, -1
+    while time.monotonic() < until:
+        fields = Path(f"/proc/{rank.pid}/stat").read_text().rpartition(")")[2].split()
+        now = int(fields[11]) + int(fields[12])
+        if now == before:
+            return
+        before = now
+        time.sleep(0.1)

@@ -1,0 +1,10 @@
+"""Training loops of 1, 2 and 4 ranks."""
+
+import pytest
+from programs import cases, check
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("case", cases("training"))
+def test_training(case, size):
+    check("training", case, size)
