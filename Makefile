@@ -149,13 +149,30 @@ demo-launch: $(STAMPS)/wheel $(STAMPS)/test-tools ## numpy arrays and a DDP trai
 	        $(BIN)/smddprun $(BIN)/python examples/ddp.py --backend smddp --steps 20; \
 	fi
 
+# TensorFlow is in an environment of its own. One process, then ranks: the losses are the same.
+TF     := .venvs/tensorflow-cpu-newest
+DEMO_TF := $(TF)/demo.json
+demo-tf: export TF_CPP_MIN_LOG_LEVEL := 3
+.PHONY: demo-tf
+demo-tf: tensorflow-venv ## digits with TensorFlow: a loop on 2 and 4 ranks, held against one process, and Keras's fit
+	$(TF)/bin/python examples/tensorflow_mnist.py --losses $(DEMO_TF)
+	for ranks in 2 4; do \
+	    $(TF)/bin/smddprun --nproc $$ranks $(TF)/bin/python examples/tensorflow_mnist.py --compare $(DEMO_TF); \
+	done
+	$(TF)/bin/smddprun --nproc 2 $(TF)/bin/python examples/keras_fit.py
+
+.PHONY: tensorflow-venv
+tensorflow-venv: dist/.wheel
+	PYTHON=$(PYTHON) bash scripts/test-versions.sh tensorflow-cpu newest
+
 # One after the other under -j too; only what comes before them goes on side by side: a compiler, a linker and a download
 # seldom want both cores at once.
 .PHONY: test
 test: ## every test: cargo's, then pytest's
-	$(MAKE) -j 3 rust-tests-built $(STAMPS)/wheel transformers-venv
+	$(MAKE) -j 3 rust-tests-built $(STAMPS)/wheel transformers-venv tensorflow-venv
 	$(MAKE) test-rust
 	$(MAKE) test-transformers PYTEST_ARGS='-q -m "not slow" -k "tensor_parallel or delayed or smddp and context_parallel"'
+	$(MAKE) test-tensorflow TENSORFLOWS=newest
 	$(MAKE) test-python FOLDERS='$(TWO_AT_A_TIME) $(SIDE_BY_SIDE)'
 	$(MAKE) test-python FOLDERS='$(addprefix --ignore=,$(SIDE_BY_SIDE))'
 

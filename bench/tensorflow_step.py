@@ -1,0 +1,152 @@
+"""A training step's time over smddp, MultiWorkerMirroredStrategy (gRPC, ring) and Horovod, in one run, turn by turn.
+
+    smddprun --nproc 2 python bench/tensorflow_step.py --tensors 12 --mib 24
+
+The same model, batch and optimizer in the same processes; gradients are checked in the same run, each way against
+smddp's. Horovod counts where it is installed. Times are rank 0's medians of a whole step, in milliseconds; "alone" is
+the step without any communication.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+import numpy as np
+import smdistributed.dataparallel.tensorflow as sdp
+import tensorflow as tf
+
+try:
+    import horovod.tensorflow as hvd
+except ImportError:
+    hvd = None
+
+Step = Callable[[], Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tensors", type=int, default=12)
+    parser.add_argument("--mib", type=float, default=24, help="of gradients, together")
+    parser.add_argument("--batch", type=int, default=8, help="of each rank")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=8, help="of each way in a round")
+    parser.add_argument("--json", metavar="FILE")
+    given = parser.parse_args()
+
+    sdp.init(timeout=120)
+    strategy = mirrored()
+    width = max(1, int((given.mib * 2**20 / 4 / given.tensors) ** 0.5))
+    inputs = tf.constant(np.random.default_rng(sdp.rank()).standard_normal((given.batch, width)).astype("float32"))
+
+    def loss_of(weights: list[Any]) -> tf.Tensor:
+        value = inputs
+        for weight in weights:
+            value = tf.tanh(value @ weight)
+        return tf.reduce_mean(value**2)
+
+    def weights() -> list[tf.Variable]:
+        # The same everywhere.
+        generator = np.random.default_rng(5)
+        scale = 1 / width**0.5
+        return [
+            tf.Variable((generator.standard_normal((width, width)) * scale).astype("float32"))
+            for _ in range(given.tensors)
+        ]
+
+    def descend(own: list[tf.Variable], gradients: list[Any]) -> None:
+        for weight, gradient in zip(own, gradients):
+            weight.assign_sub(0.1 * gradient)
+
+    def taped(wrap: Callable[[tf.GradientTape], tf.GradientTape]) -> tuple[Step, list[Any]]:
+        own = weights()
+
+        @tf.function
+        def step() -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                loss = loss_of(own)
+            descend(own, wrap(tape).gradient(loss, own))
+            return loss
+
+        return step, own
+
+    ways: dict[str, tuple[Step, list[Any]]] = {"alone": taped(lambda tape: tape)}
+    ways["smddp"] = taped(sdp.DistributedGradientTape)
+    if strategy is not None:
+        with strategy.scope():
+            shared = weights()
+
+        def replica() -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                loss = loss_of(shared)
+            context = tf.distribute.get_replica_context()
+            gradients = context.all_reduce(tf.distribute.ReduceOp.MEAN, tape.gradient(loss, shared))
+            own = [strategy.experimental_local_results(weight)[0] for weight in shared]
+            descend(own, gradients)
+            return loss
+
+        @tf.function
+        def mirrored_step() -> tf.Tensor:
+            return strategy.run(replica)
+
+        ways["mirrored"] = (mirrored_step, shared)
+    if hvd is not None:
+        hvd.init()
+        ways["horovod"] = taped(hvd.DistributedGradientTape)
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for step, _ in ways.values():
+        step()
+        step()
+    for _ in range(given.rounds):
+        for name, (step, _) in ways.items():
+            sdp.get_worker_comm().barrier()
+            for _ in range(given.steps):
+                begun = time.perf_counter()
+                float(step())
+                times[name].append((time.perf_counter() - begun) * 1e3)
+    flat = {name: np.concatenate([np.asarray(weight).ravel() for weight in own]) for name, (_, own) in ways.items()}
+    wrong = {
+        name: int(np.count_nonzero(np.abs(values - flat["smddp"]) > 1e-4))
+        for name, values in flat.items()
+        if name != "alone"
+    }
+    if sdp.rank() == 0:
+        ms = {name: float(np.median(values)) for name, values in times.items()}
+        told = {"ranks": sdp.size(), "tensors": given.tensors, "mib": given.mib, "ms": ms, "wrong": wrong}
+        told["ratio"] = {name: ms["smddp"] / value for name, value in ms.items() if name not in ("alone", "smddp")}
+        print(json.dumps(told), flush=True)
+        if given.json:
+            with open(given.json, "a") as file:
+                file.write(json.dumps(told) + "\n")
+    sdp.shutdown()
+    # gRPC's servers of the strategy are not made to be closed.
+    os._exit(0)
+
+
+def mirrored() -> Any:
+    """The strategy over all ranks; its addresses go by smddp."""
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    here = os.environ.get("SMDDP_BENCH_ADDRESS", "127.0.0.1")
+    workers = sdp.get_worker_comm().allgather(f"{here}:{port}")
+    os.environ["TF_CONFIG"] = json.dumps(
+        {"cluster": {"worker": workers}, "task": {"type": "worker", "index": sdp.rank()}}
+    )
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=tf.distribute.experimental.CommunicationImplementation.RING
+    )
+    return tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+
+
+if __name__ == "__main__":
+    main()
