@@ -76,8 +76,12 @@ def words(output: str) -> list[dict]:
 
 
 def check(module: str, case: str, size: int) -> None:
-    """The case ended well on every rank."""
-    found, output = told(module, size)
+    """The case ended well on every one of `size` ranks of this machine."""
+    verdict(told(module, size), case, size)
+
+
+def verdict(said_and_output: tuple[dict, str], case: str, size: int) -> None:
+    found, output = said_and_output
     ranks = found.get(case, {})
     errors = [f"rank {rank}: {said['error']}" for rank, said in sorted(ranks.items()) if said["error"]]
     assert not errors, "\n".join(errors)

@@ -141,7 +141,8 @@ def case_symbols_are_there_and_bad_arguments_are_errors():
 
     assert sdp.__version__ == parent.__version__ == of_keras.__version__
     assert all(hasattr(module, name) for module in (sdp, of_keras, callbacks) for name in module.__all__)
-    assert 0 <= sdp.local_rank() < sdp.local_size() == sdp.size() == of_keras.size()
+    hosts = sdp.size() // sdp.local_size()
+    assert 0 <= sdp.local_rank() < sdp.local_size() and sdp.local_size() * hosts == sdp.size() == of_keras.size()
     assert sdp.overlap(tensor := tf.ones(1)) is tensor
     refused(RuntimeError, "init() called more than once. smdistributed.dataparallel is already initialized.", sdp.init)
     refused(ValueError, "give one tensor", sdp.allreduce)
