@@ -49,7 +49,7 @@ def test_slurm_runs_torchrun_once_on_each_node(make, capsys, tmp_path):
         "ntasks_per_node": 1,
         "cpus_per_task": 8,
         "gpus_per_node": 8,
-        "srun_args": ["--kill-on-bad-exit=1"],
+        "srun_args": ["--kill-on-bad-exit=1", "--cpus-per-task=8"],
         "partition": "gpu",
     }
     place = "--master_addr '$FIRST_HOST' --master_port '$PORT' --node_rank '$SLURM_NODEID'"

@@ -63,9 +63,13 @@ class Slurm:
             found["cpus_per_task"] = work.ranks_per_node
         if work.gpus:
             found["gpus_per_node"] = work.gpus
+        found |= {name: value for name, value in self._options.items() if value is not None}
         # All end when one has failed; each has told why before that.
-        found["srun_args"] = ["--kill-on-bad-exit=1", *self._options.get("srun_args", [])]
-        return {**found, **{name: value for name, value in self._options.items() if name != "srun_args"}}
+        words = ["--kill-on-bad-exit=1"]
+        if found.get("cpus_per_task"):
+            # Slurm 22.05 and later do not hand sbatch's on.
+            words.append(f"--cpus-per-task={found['cpus_per_task']}")
+        return {**found, "srun_args": [*words, *self._options.get("srun_args", [])]}
 
     def command(self, work: engines.Work) -> list[str]:
         """What each task runs, with the words that only it knows."""
