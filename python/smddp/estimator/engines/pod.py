@@ -16,7 +16,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-from smddp.estimator.job import Folder
+from smddp.estimator.job import Folder, python_path
 
 #: The variable with the job's files.
 FILES = "SMDDP_JOB_FILES"
@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
         with tarfile.open(fileobj=io.BytesIO(base64.b64decode(files)), mode="r:gz") as archive:
             # Who sent it runs commands here.
             archive.extractall(folder.path, filter="fully_trusted")
-    env = {**os.environ, "SM_CURRENT_HOST": socket.gethostname()}
+    env = {**os.environ, "SM_CURRENT_HOST": socket.gethostname(), "PYTHONPATH": python_path(folder.code)}
     child = subprocess.Popen(command, env=env, cwd=folder.code)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _: child.send_signal(got))

@@ -49,8 +49,6 @@ def work(
     if engine.folder is None:
         path = os.environ.get("PATH", os.defpath)
         env |= {"PATH": f"{Path(python).parent}:{path}", "PYTHONPATH": job.python_path(there.code)}
-    else:
-        env["PYTHONPATH"] = str(there.code)
     python = engine.python or python
     return engines.Work(
         name=name,
