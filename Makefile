@@ -200,9 +200,10 @@ test-clients: $(STAMPS)/wheel $(STAMPS)/test-tools ## DeepSpeed, Lightning, Acce
 	.venvs/clients/bin/python -m pytest tests/clients/third_party -m ""
 
 .PHONY: test-launch
-test-launch: $(STAMPS)/wheel $(STAMPS)/test-tools ## real launchers: Open MPI, Slurm, torchx, SageMaker's unmodified training toolkit (own environment over .venv)
+test-launch: $(STAMPS)/wheel $(STAMPS)/test-tools ## real launchers: Open MPI, Slurm, torchx, SageMaker's unmodified training toolkit and SDK (own environments over .venv)
 	sh scripts/launchers.sh
 	$(BIN)/python scripts/layered_venv.py .venvs/toolkit -r tests/launch/third_party/requirements-launch.txt
+	$(BIN)/python scripts/layered_venv.py .venvs/sdk -r tests/launch/third_party/requirements-sdk.txt
 	PATH="$(CURDIR)/.venvs/toolkit/bin:$(BIN):$$PATH" .venvs/toolkit/bin/python -m pytest tests/launch/third_party -m ""
 
 .PHONY: test-smp-full
