@@ -37,8 +37,8 @@ RUN if [ -n "${EFA_INSTALLER}" ]; then \
 ARG TORCH="torch>=2.5"
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 # hadolint ignore=DL3013
-RUN pip install --no-cache-dir --index-url "${TORCH_INDEX}" "${TORCH}" numpy \
-    && pip install --no-cache-dir mpi4py==4.1.2 sagemaker-pytorch-training==3.0.0 sagemaker-training==5.1.4
+RUN pip install --no-cache-dir --index-url "${TORCH_INDEX}" "${TORCH}" \
+    && pip install --no-cache-dir numpy mpi4py==4.1.2 sagemaker-pytorch-training==3.0.0 sagemaker-training==5.1.4
 
 COPY dist/portable/smddp-*.whl /tmp/smddp/
 RUN pip install --no-cache-dir --no-deps /tmp/smddp/smddp-*.whl && rm -r /tmp/smddp
