@@ -1,4 +1,4 @@
-"""Real engines run an estimator's jobs: Slurm by submitit, torchx's local scheduler, a pod's program."""
+"""Real engines run an estimator's jobs: Slurm by submitit, torchx's local scheduler, Kubeflow's client."""
 
 import json
 import os
@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import kubernetes_api
 import pytest
 from slurm_cluster import cluster
 from smddp.estimator import LaunchError, PyTorch
@@ -67,6 +68,13 @@ def ended_well(made: PyTorch, place: Path, said: str) -> None:
         assert f"[rank {rank}] rank {rank} of 2: 3.0 on " in said
         assert f"rank {rank} of 2: 3.0" in (folder / "logs" / f"rank-{rank}.out").read_text()
     assert (folder / "output" / "success").exists() and (folder / "model.tar.gz").exists()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
 
 
 def named(error: LaunchError) -> None:
@@ -148,10 +156,7 @@ def test_slurm_words_of_sbatch_are_passed_on(on_slurm, place):
 def test_torchx_runs_a_job_on_its_local_scheduler(place, capfd, count):
     pytest.importorskip("torchx", reason="torchx is not installed: make test-launch")
     made = estimator(place, TORCHRUN, count)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    job = {"engine": "torchx", "processes_per_host": 2 // count, "job_name": "j", "port": port}
+    job = {"engine": "torchx", "processes_per_host": 2 // count, "job_name": "j", "port": free_port()}
     made.fit(dry_run=True, **job)
     assert f"--nproc_per_node {2 // count}" in capfd.readouterr().out
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
@@ -193,35 +198,53 @@ def test_a_trainjob_is_one_of_kubeflows(place, capfd):
     assert models.TrainerV1alpha1TrainJob.from_dict(manifest).to_dict() == manifest
 
 
-@pytest.mark.parametrize("fails", ["", "key"])
-def test_pods_of_a_trainjob_run_its_ranks(place, capfd, fails):
-    """As the runtime's controller starts them, with its variables; the pods are processes here."""
-    manifest = trainjob(place, capfd, **({"fails": fails} if fails else {}))
-    trainer = manifest["spec"]["trainer"]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    pods = []
-    for number in range(2):
-        folder = str(place / f"pod-{number}")
+@pytest.fixture
+def kubernetes(place):
+    """`smddp launch --engine kubernetes`, and what is in its cluster."""
+    pytest.importorskip("kubeflow", reason="kubeflow is not installed: make test-launch")
+    with kubernetes_api.cluster(place, free_port()) as (cluster, config):
+        env = {**os.environ, "KUBECONFIG": str(config), "OMP_NUM_THREADS": "1"}
+        words = ["--engine", "kubernetes", "--nodes", "2", "--image", "registry.example/train:1", "--job-name", "j"]
+        command = [sys.executable, "-m", "smddp", "launch", "train.py", *words]
 
-        def there(text: str, folder: str = folder) -> str:
-            return text.replace("/opt/ml", folder)
+        def launch(*more: str) -> subprocess.Popen[str]:
+            pipe = subprocess.PIPE
+            return subprocess.Popen([*command, *more], cwd=place, env=env, stdout=pipe, stderr=pipe, text=True)
 
-        env = {each["name"]: there(each["value"]) for each in trainer["env"]}
-        told = {"NNODES": "2", "NPROC_PER_NODE": "1", "NODE_RANK": str(number), "MASTER_ADDR": "localhost"}
-        env |= {f"PET_{name}": value for name, value in {**told, "MASTER_PORT": port}.items()}
-        words = [sys.executable if word == "python" else there(word) for word in trainer["command"]]
-        pods.append(
-            subprocess.Popen(
-                words, env={**os.environ, **env}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            )
-        )
-    said = [each.communicate(timeout=100)[0] for each in pods]
-    if fails:
-        assert all(each.returncode != 0 for each in pods)
-        (line,) = (line for line in "".join(said).splitlines() if "smddp-failure: " in line and "KeyError" in line)
-        assert json.loads(line.partition(": ")[2])["rank"] == 1
-    else:
-        assert [each.returncode for each in pods] == [0, 0], said
-        assert "rank 1 of 2: 3.0" in "".join(said) and (place / "pod-0" / "model" / "model.txt").exists()
+        yield launch, cluster
+
+
+def test_kubernetes_runs_a_job(kubernetes, place):
+    """Kubeflow's own client; the API and the pods are stand-ins."""
+    launch, cluster = kubernetes
+    with launch() as job:
+        said, errors = job.communicate(timeout=100)
+    assert job.returncode == 0, said + errors
+    assert "TrainJob j in tests" in said and "TrainJob j is Complete" in said
+    for rank in range(2):
+        assert f"rank {rank} of 2: 3.0 on {socket.gethostname()} of" in said
+    folder = place / "smddp-jobs" / "j"
+    assert (folder / "output" / "success").exists() and (place / "pod-0" / "model" / "model.txt").exists()
+    sent = json.loads((folder / "trainjob.yaml").read_text())
+    assert sent["spec"] == cluster.trainjob["spec"]
+
+
+def test_kubernetes_a_rank_that_fails_is_named(kubernetes):
+    launch, _ = kubernetes
+    with launch("--", "--fails", "key") as job:
+        said, errors = job.communicate(timeout=100)
+    assert job.returncode == 1 and "rank 1 (host " in errors, said + errors
+    assert 'KeyError: "the user\'s own"' in errors and "Traceback (most recent call last)" in errors
+
+
+def test_kubernetes_ctrl_c_deletes_the_job(kubernetes, place):
+    launch, cluster = kubernetes
+    with launch("--", "--fails", "slow") as job:
+        until = time.monotonic() + 60
+        log = place / "pod-0.log"
+        while not (log.exists() and "rank 0 of 2" in log.read_text()) and time.monotonic() < until:
+            time.sleep(0.05)
+        job.send_signal(signal.SIGINT)
+        job.communicate(timeout=60)
+    assert job.returncode == 130 and cluster.trainjob is None
+    assert all(pod.poll() is not None for pod in cluster.pods)

@@ -21,6 +21,8 @@ API, PLURAL = ("trainer.kubeflow.org", "v1alpha1"), "trainjobs"
 #: What the TrainJob's schema takes, and one variable of Linux'.
 _MOST_VARIABLES, _MOST_WORDS, _LONGEST_WORD, _LONGEST_VARIABLE = 128, 128, 65536, 128 * 1024 - 1
 _ASK = 2.0
+#: How long a cluster may give no answer.
+_PATIENCE = 60.0
 
 
 def make(options: dict[str, Any]) -> Kubernetes:
@@ -140,6 +142,11 @@ def _packed(folder: Path) -> str:
     return text
 
 
+def _whole(error: BaseException) -> str:
+    """Kubeflow's client puts what went wrong into the cause."""
+    return f"{error} ({error.__cause__})" if error.__cause__ else str(error)
+
+
 class _Run:
     def __init__(self, client: Any, work: engines.Work, tell: Callable[[str], None]) -> None:
         self._client, self._name, self._folder, self._tell = client, work.name, work.folder, tell
@@ -150,14 +157,19 @@ class _Run:
 
     def wait(self) -> None:
         """Until the TrainJob has ended. Raises LaunchError with the first rank that failed, from the pods' logs."""
-        status = ""
+        status, answered = "", time.monotonic()
         while not self._stopped:
             try:
                 seen = self._client.get_job(self._name)
-            except RuntimeError as error:
-                self._tell(f"smddp: {error}")  # an API server that does not answer for a while ends nothing
+            except (RuntimeError, TimeoutError) as error:
+                # An API server that does not answer for a while ends nothing.
+                if time.monotonic() - answered > _PATIENCE:
+                    raise LaunchError(
+                        f"TrainJob {self._name} may run, and cannot be followed: {_whole(error)}", self._folder
+                    ) from error
                 time.sleep(_ASK)
                 continue
+            answered = time.monotonic()
             self._read(seen.steps)
             if seen.status != status:
                 status = seen.status
@@ -167,15 +179,19 @@ class _Run:
             time.sleep(_ASK)
         for reader in self._readers.values():
             reader.join(_ASK)
+        if status == "Complete":
+            # Whatever a pod said that was started again.
+            return
+        if not self._failures and not self._stopped:
+            self._read_again()
         if self._failures:
             raise launch_error(list(self._failures.values()), self._folder)
-        if status != "Complete":
-            said = "\n".join(self._last) or "(none)"
-            raise LaunchError(
-                f"TrainJob {self._name} {'was stopped' if self._stopped else 'failed'}, and no rank says why "
-                f"(kubectl describe trainjob {self._name}). The pods' last lines:\n{said}",
-                self._folder,
-            )
+        said = "\n".join(self._last) or "(none)"
+        raise LaunchError(
+            f"TrainJob {self._name} {'was stopped' if self._stopped else 'failed'}, and no rank says why "
+            f"(kubectl describe trainjob {self._name}). The pods' last lines:\n{said}",
+            self._folder,
+        )
 
     def stop(self) -> None:
         """Delete it, and its pods."""
@@ -185,17 +201,33 @@ class _Run:
     def _read(self, steps: Any) -> None:
         """A reader for each pod that has begun."""
         for step in steps:
-            if step.name.startswith("node-") and step.name not in self._readers and step.status != "Pending":
-                reader = threading.Thread(target=self._lines, args=(step.name,), daemon=True)
-                self._readers[step.name] = reader
+            if step.name.startswith("node-") and step.pod_name not in self._readers and step.status != "Pending":
+                reader = threading.Thread(target=self._follow, args=(step.name,), daemon=True)
+                self._readers[step.pod_name] = reader
                 reader.start()
 
-    def _lines(self, step: str) -> None:
-        for line in self._client.get_job_logs(self._name, step=step, follow=True):
-            if line.startswith(pod.FAILED):
-                failure = Failure(**json.loads(line.removeprefix(pod.FAILED)))
-                self._failures[failure.rank] = failure
-                self._tell(f"smddp: rank {failure.rank} (host {failure.host}, pid {failure.pid}) {failure.how}")
-            else:
-                self._last = [*self._last[-19:], line]
-                self._tell(line)
+    def _follow(self, step: str) -> None:
+        try:
+            for line in self._client.get_job_logs(self._name, step=step, follow=True):
+                if not self._is_failure(line):
+                    self._last = [*self._last[-19:], line]
+                    self._tell(line)
+        except (RuntimeError, TimeoutError) as error:
+            self._tell(f"smddp: {_whole(error)}")
+
+    def _read_again(self) -> None:
+        """Failures alone: a log that was followed may have broken off before them."""
+        try:
+            for step in self._client.get_job(self._name).steps:
+                for line in self._client.get_job_logs(self._name, step=step.name):
+                    self._is_failure(line)
+        except (RuntimeError, TimeoutError) as error:
+            self._tell(f"smddp: {_whole(error)}")
+
+    def _is_failure(self, line: str) -> bool:
+        if not line.startswith(pod.FAILED):
+            return False
+        failure = Failure(**json.loads(line.removeprefix(pod.FAILED)))
+        self._failures[failure.rank] = failure
+        self._tell(f"smddp: rank {failure.rank} (host {failure.host}, pid {failure.pid}) {failure.how}")
+        return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import time
 from collections.abc import Callable
@@ -91,7 +92,7 @@ class Slurm:
 
     def start(self, work: engines.Work, tell: Callable[[str], None]) -> _Run:
         submitit = engines.needed("submitit", "submitit", "slurm")
-        executor = submitit.SlurmExecutor(folder=work.folder / "submitit", python=work.python)
+        executor = submitit.SlurmExecutor(folder=work.folder / "submitit", python=shlex.quote(work.python))
         executor.update_parameters(**self.parameters(work))
         tasks = work.nodes * (1 if work.torchrun else work.ranks_per_node)
         try:
