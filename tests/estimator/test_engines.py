@@ -135,6 +135,12 @@ def test_a_job_that_does_not_fit_is_an_error_before_anything_is_written(make, tm
     assert not (tmp_path / "smddp-jobs").exists()
 
 
+def test_a_job_does_not_begin_in_the_folder_of_another(make, tmp_path):
+    (tmp_path / "smddp-jobs" / "j" / "failures").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"there is a job in .*/smddp-jobs/j: give another name, or remove it"):
+        make(count=1).fit(processes_per_host=1, job_name="j")
+
+
 def test_code_that_a_trainjob_cannot_carry_is_an_error(make, tmp_path):
     (tmp_path / "train.py").write_bytes(os.urandom(200_000))
     with pytest.raises(ValueError, match="and a TrainJob carries 131071: give a smaller source_dir"):

@@ -213,7 +213,7 @@ class _Framework:
             return None
         if engine_options is not None:
             raise ValueError("engine_options: there is no engine: give engine=, or leave them out")
-        if processes_per_host is not None:
+        if processes_per_host is not None and (hosts or (self.instance_count or 1) == 1):
             hosts = [host if ":" in host else f"{host}:{processes_per_host}" for host in hosts or ["localhost"]]
         folder, there, found, env = self._plan(hosts, places, name, interface, port, python)
         if dry_run:
@@ -249,6 +249,9 @@ class _Framework:
         elsewhere: Callable[[str], str | None],
     ) -> None:
         """The job's folder. elsewhere: where ranks find a channel, if not in it."""
+        if folder.path.exists() and any(folder.path.iterdir()):
+            # How its ranks failed would be taken for how this one's do.
+            raise ValueError(f"job_name: there is a job in {folder.path}: give another name, or remove it")
         here = {channel: place for channel, place in places.items() if elsewhere(place) is None}
         local = {channel: job.local_path(place) for channel, place in here.items()}
         folder.make()
