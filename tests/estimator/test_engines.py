@@ -10,7 +10,7 @@ from base64 import b64decode
 from io import BytesIO
 
 import pytest
-from smddp.estimator import PyTorch
+from smddp.estimator import PyTorch, shell
 from smddp.estimator.engines import ENGINES, pod
 
 ON = {"enabled": True}
@@ -156,14 +156,22 @@ def test_a_package_that_is_not_there_is_named_with_how_to_install_it(make, tmp_p
     assert not (tmp_path / "smddp-jobs").exists()
 
 
-def test_from_a_shell(make, tmp_path):
+def test_from_a_shell(make, capsys):
     words = ["--engine", "slurm", "--nodes", "2", "-n", "4", "-o", "time=5", "-o", "partition=gpu", "--dry-run"]
-    program = [sys.executable, "-m", "smddp", "launch", "train.py"]
-    done = subprocess.run([*program, *words], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    parameters, command = slurm(done.stdout)
+    assert shell.main(["train.py", *words]) == 0
+    parameters, command = slurm(capsys.readouterr().out)
     assert (parameters["nodes"], parameters["time"], parameters["partition"]) == (2, 5, "gpu")
     assert "--nproc_per_node 4" in command
-    for wrong in (["--nodes", "2"], ["--engine", "slurm", "-o", "time"], ["-o", "time=5"]):
-        done = subprocess.run([*program, *wrong], capture_output=True, text=True, timeout=60)
-        assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--nodes", "2"], "--nodes is for --engine: name the hosts by --hosts"),
+        (["--engine", "slurm", "-o", "time"], "--option takes NAME=VALUE, not 'time'"),
+        (["-o", "time=5"], "there is no engine: give engine="),
+    ],
+)
+def test_from_a_shell_what_does_not_fit_is_status_2(make, capsys, words, says):
+    assert shell.main(["train.py", *words]) == 2
+    assert says in capsys.readouterr().err
