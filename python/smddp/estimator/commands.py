@@ -190,6 +190,39 @@ def _efa(given: Given) -> list[str]:
     return _exported(*found)
 
 
+def efa_variables(given: Given) -> dict[str, str]:
+    """What the toolkit sets for ranks of torchrun on instances with EFA."""
+    found: dict[str, str] = {}
+    if given.instance_type in machines.EFA:
+        found |= {"FI_PROVIDER": "efa", "NCCL_PROTO": "simple"}
+    if given.instance_type in machines.EFA_RDMA:
+        found |= {"FI_EFA_USE_DEVICE_RDMA": "1", "RDMAV_FORK_SAFE": "1"}
+    return found
+
+
+def exported_variables(given: Given) -> dict[str, str]:
+    """Those that custom_mpi_options give by -x, for a launcher that is not mpirun.
+
+    Raises ValueError where they have other options.
+    """
+    found = {}
+    for name in ("mpi", "pytorchddp", "smdistributed.dataparallel"):
+        options = given.of(name).get("custom_mpi_options", "") if given.on(name) else ""
+        debug, words = _split(options)
+        if "--NCCL_DEBUG" in options:
+            found["NCCL_DEBUG"] = debug
+        while words:
+            if words[0] != "-x" or len(words) < 2 or "=" not in words[1]:
+                raise ValueError(
+                    f"custom_mpi_options: {words[0]!r} is for mpirun, which does not start these ranks: "
+                    "give -x NAME=VALUE alone"
+                )
+            variable, _, value = words[1].partition("=")
+            found[variable] = value
+            words = words[2:]
+    return found
+
+
 def _torchrun(
     given: Given,
     hosts: Sequence[Host],
@@ -199,12 +232,7 @@ def _torchrun(
     port: int,
     python: str,
 ) -> list[Command]:
-    more = dict(env)
-    if given.instance_type in machines.EFA:
-        more["FI_PROVIDER"] = "efa"
-        more["NCCL_PROTO"] = "simple"
-    if given.instance_type in machines.EFA_RDMA:
-        more |= {"FI_EFA_USE_DEVICE_RDMA": "1", "RDMAV_FORK_SAFE": "1"}
+    more = {**env, **efa_variables(given)}
     if interface is not None:
         more["NCCL_SOCKET_IFNAME"] = interface
     # The script's own interpreter is named, which is what torchrun would take.

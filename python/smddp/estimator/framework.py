@@ -7,14 +7,17 @@ import os
 import re
 import shutil
 import sys
-import threading
+import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from smddp.estimator import job, rules, running
+from smddp.estimator import engines, job, rules, running
 from smddp.estimator.commands import MASTER_PORT, Command, Host, build, hosts_of
+from smddp.estimator.engines.work import work as engine_work
+from smddp.estimator.training_job import Job
 
 #: Keywords of the SDK that say what a machine of AWS's is to be like, or what is kept where: they change nothing here.
 _NO_EFFECT = frozenset(
@@ -77,7 +80,7 @@ class _Framework:
         self.environment = dict(environment or {})
         self.container_log_level = container_log_level
         self._hyperparameters = dict(hyperparameters or {})
-        self._given = rules.validate(
+        self.given = rules.validate(
             distribution,
             instance_type=instance_type,
             instance_count=instance_count,
@@ -88,7 +91,7 @@ class _Framework:
             entry_point=self.entry_point,
             instance_groups=instance_groups,
         )
-        self.distribution = dict(self._given.distribution)
+        self.distribution = dict(self.given.distribution)
         #: Of the script, after those that its hyperparameters make.
         self.script_arguments: list[str] = []
         self.latest_training_job: Job | None = None
@@ -100,7 +103,7 @@ class _Framework:
 
     def _of_distribution(self) -> dict[str, Any]:
         """What the training toolkit reads of the strategies."""
-        given = self._given
+        given = self.given
         found: dict[str, Any] = {}
         if self.distribution.get("instance_groups"):
             found["sagemaker_distribution_instance_groups"] = [
@@ -169,8 +172,11 @@ class _Framework:
         port: int = MASTER_PORT,
         rsh: str = "ssh",
         python: str = sys.executable,
+        processes_per_host: int | None = None,
+        engine: str | None = None,
+        engine_options: Mapping[str, Any] | None = None,
     ) -> list[Command] | None:
-        """Run the job: on this machine, or on `hosts` ("NAME:RANKS") over `rsh`.
+        """Run the job: on this machine, on `hosts` ("NAME:RANKS") over `rsh`, or by `engine`, which finds the hosts.
 
         Its folder, of /opt/ml's shape, is JOB_NAME under `output_path` (a path or file://; else ./smddp-jobs), the same
         path on every host; `model.tar.gz` and `output.tar.gz` are there at the end. Ranks on this machine are as many
@@ -179,19 +185,75 @@ class _Framework:
         inputs: a path, file:// or s3:// (then by the `aws` program), or one for each channel.
         wait: return when it has ended; else see `latest_training_job.wait()`. logs: print the ranks' output.
         dry_run: print what would be started, start nothing, and return it. interface, port: see `commands`.
+        processes_per_host: ranks of each host that says nothing. engine: "slurm", "kubernetes" or "torchx";
+        engine_options: its own, see docs/estimator.md.
 
-        Raises ValueError for inputs, hosts or a script that are not there; smddp.estimator.LaunchError, a RuntimeError,
-        where the job fails, with the first rank that did, its host, how it ended and its last lines.
+        Raises ValueError for inputs, hosts, options or a script that are not there or do not fit, ImportError without
+        the package of an engine; smddp.estimator.LaunchError, a RuntimeError, where the job fails, with the first rank
+        that did, its host, how it ended and its last lines.
         """
         name = job_name or self._new_name()
         places = job.channels(inputs)
+        tell = _print if logs not in (False, None, "None") else _quiet
+        if engine is not None:
+            if hosts is not None or rsh != "ssh":
+                raise ValueError(
+                    f"hosts, rsh: {engine} finds the hosts itself: give instance_count and processes_per_host"
+                )
+            runs = engines.find(engine, engine_options)
+            folder = job.Folder(self._root() / name)
+            work = engine_work(self, runs, folder, places, name, processes_per_host, interface, port, python)
+            if dry_run:
+                print(self._shown(runs, work, places))
+                return None
+            runs.show(work)  # its errors, before anything is written
+            runs.ready()
+            self._make(folder, places, work.env, runs.channel)
+            self._begin(name, folder, lambda: runs.start(work, tell), tell, wait, packs=runs.folder is None)
+            return None
+        if engine_options is not None:
+            raise ValueError("engine_options: there is no engine: give engine=, or leave them out")
+        if processes_per_host is not None and (hosts or (self.instance_count or 1) == 1):
+            hosts = [host if ":" in host else f"{host}:{processes_per_host}" for host in hosts or ["localhost"]]
         folder, there, found, env = self._plan(hosts, places, name, interface, port, python)
         if dry_run:
             for command in found:
                 print(command)
             return found
         found = self._with_what_is_here(found, there)
-        local = {channel: job.local_path(place) for channel, place in places.items()}
+        self._make(folder, places, env, lambda place: None)
+        ranks = sum(host.slots for host in there)
+        tell(f"smddp: job {name}: {ranks} ranks on {', '.join(host.name for host in there)}, in {folder.path}")
+        self._begin(
+            name,
+            folder,
+            lambda: running.Run(folder.path, there, found, folder.code, rsh=rsh, python=python, tell=tell),
+            tell,
+            wait,
+        )
+        return None
+
+    def _shown(self, engine: engines.Engine, work: engines.Work, places: Mapping[str, str]) -> str:
+        if engine.folder is None:
+            return engine.show(work)
+        # The job's files are part of what is submitted.
+        with tempfile.TemporaryDirectory() as folder:
+            self._make(job.Folder(Path(folder)), places, work.env, engine.channel)
+            return engine.show(replace(work, folder=Path(folder)))
+
+    def _make(
+        self,
+        folder: job.Folder,
+        places: Mapping[str, str],
+        env: Mapping[str, str],
+        elsewhere: Callable[[str], str | None],
+    ) -> None:
+        """The job's folder. elsewhere: where ranks find a channel, if not in it."""
+        if folder.path.exists() and any(folder.path.iterdir()):
+            # How its ranks failed would be taken for how this one's do.
+            raise ValueError(f"job_name: there is a job in {folder.path}: give another name, or remove it")
+        here = {channel: place for channel, place in places.items() if elsewhere(place) is None}
+        local = {channel: job.local_path(place) for channel, place in here.items()}
         folder.make()
         job.copy_code(self.source_dir, self.entry_point, self.dependencies, folder)
         for channel, path in local.items():
@@ -203,16 +265,20 @@ class _Framework:
         folder.write("hyperparameters", self.hyperparameters())
         folder.write("inputdataconfig", json.loads(env["SM_INPUT_DATA_CONFIG"]))
         folder.write("resourceconfig", json.loads(env["SM_RESOURCE_CONFIG"]))
-        tell = _print if logs not in (False, None, "None") else _quiet
-        ranks = sum(host.slots for host in there)
-        tell(f"smddp: job {name}: {ranks} ranks on {', '.join(host.name for host in there)}, in {folder.path}")
-        self.latest_training_job = Job(name, folder)
-        self.latest_training_job._start(
-            lambda: running.Run(folder.path, there, found, folder.code, rsh=rsh, python=python, tell=tell), tell
-        )
+
+    def _begin(
+        self,
+        name: str,
+        folder: job.Folder,
+        make: Callable[[], engines.Started],
+        tell: Callable[[str], None],
+        wait: bool,
+        packs: bool = True,
+    ) -> None:
+        self.latest_training_job = Job(name, folder, packs)
+        self.latest_training_job._start(make, tell)
         if wait:
             self.latest_training_job.wait()
-        return None
 
     @property
     def model_data(self) -> str | None:
@@ -229,35 +295,53 @@ class _Framework:
         port: int,
         python: str,
     ) -> tuple[job.Folder, list[Host], list[Command], dict[str, str]]:
-        there = hosts_of(self._given, hosts, self.instance_count)
+        there = hosts_of(self.given, hosts, self.instance_count)
         folder = job.Folder(self._root() / name)
-        whole = {key: json.loads(value) for key, value in self.hyperparameters().items()}
-        script = {key: value for key, value in whole.items() if key != "mp_parameters"}
-        env = job.variables(
-            folder,
-            hosts=[host.name for host in there],
-            ranks_per_host=there[0].slots,
-            instance_type=self.instance_type or "local",
-            job_name=name,
-            entry_point=self.entry_point,
-            hyperparameters=whole,
-            inputs=places,
-            interface=interface,
-            log_level=self.container_log_level,
-        )
+        env = self.variables(folder, [host.name for host in there], there[0].slots, places, name, interface)
         path = os.environ.get("PATH", os.defpath)
-        env |= {"PATH": f"{Path(python).parent}:{path}", "PYTHONPATH": _python_path(folder.code), **self.environment}
+        env |= {"PATH": f"{Path(python).parent}:{path}", "PYTHONPATH": job.python_path(folder.code), **self.environment}
         found = build(
-            self._given,
+            self.given,
             there,
-            [str(folder.code / self.entry_point_name), *job.arguments(script), *self.script_arguments],
+            self.script(folder),
             env,
             interface=interface,
-            rank_program=[python, "-m", "smddp.estimator.rank", str(folder.path)],
+            rank_program=job.rank_program(folder, python),
             port=port,
             python=python,
         )
         return folder, there, found, env
+
+    def variables(
+        self,
+        folder: job.Folder,
+        hosts: list[str],
+        ranks_per_host: int,
+        places: Mapping[str, str],
+        name: str,
+        interface: str | None,
+    ) -> dict[str, str]:
+        """SM_* of every rank, in a job whose folder is `folder`."""
+        return job.variables(
+            folder,
+            hosts=hosts,
+            ranks_per_host=ranks_per_host,
+            instance_type=self.instance_type or "local",
+            job_name=name,
+            entry_point=self.entry_point,
+            hyperparameters=self._whole(),
+            inputs=places,
+            interface=interface,
+            log_level=self.container_log_level,
+        )
+
+    def _whole(self) -> dict[str, Any]:
+        return {key: json.loads(value) for key, value in self.hyperparameters().items()}
+
+    def script(self, folder: job.Folder) -> list[str]:
+        """What each rank's Python runs: the script and its arguments."""
+        own = {key: value for key, value in self._whole().items() if key != "mp_parameters"}
+        return [str(folder.code / self.entry_point_name), *job.arguments(own), *self.script_arguments]
 
     @property
     def entry_point_name(self) -> str:
@@ -389,64 +473,6 @@ class TensorFlow(_Framework):
         )
         if model_dir is not False:
             self._hyperparameters["model_dir"] = model_dir or "/opt/ml/model"
-
-    def fit(self, *args: Any, **more: Any) -> list[Command] | None:
-        """As `PyTorch.fit`. Raises NotImplementedError for the data parallel library, which has no TensorFlow yet."""
-        if self._given.on("smdistributed.dataparallel") and not more.get("dry_run"):
-            raise NotImplementedError("smdistributed.dataparallel.tensorflow is not in this version of smddp")
-        return super().fit(*args, **more)
-
-
-class Job:
-    """A job that was started."""
-
-    def __init__(self, name: str, folder: job.Folder) -> None:
-        self.name = self.job_name = name
-        self.folder = folder.path
-        self._files = folder
-        self._error: BaseException | None = None
-        self._run: running.Run | None = None
-        self._thread: threading.Thread | None = None
-
-    def _start(self, make: Any, tell: Any) -> None:
-        begun = time.monotonic()
-        self._run = make()
-
-        def follow() -> None:
-            assert self._run is not None
-            try:
-                self._run.wait()
-                self._files.pack()
-                (self._files.output / "success").touch()
-                tell(f"smddp: job {self.name} ended after {time.monotonic() - begun:.1f} s")
-            except BaseException as error:
-                (self._files.output / "failure").write_text(str(error))
-                self._error = error
-
-        self._thread = threading.Thread(target=follow, daemon=True)
-        self._thread.start()
-
-    def wait(self, logs: Any = "All") -> None:
-        """Until it has ended. A Ctrl-C ends it, on all hosts. Raises LaunchError where it failed."""
-        assert self._thread is not None and self._run is not None
-        try:
-            self._thread.join()
-        except BaseException:
-            self.stop()
-            raise
-        if self._error is not None:
-            raise self._error
-
-    def stop(self) -> None:
-        """End it, on all hosts."""
-        assert self._thread is not None and self._run is not None
-        self._run.stop()
-        self._thread.join()
-
-
-def _python_path(code: Path) -> str:
-    before = os.environ.get("PYTHONPATH")
-    return f"{code}:{before}" if before else str(code)
 
 
 def _sync(place: str, to: Path) -> None:

@@ -133,6 +133,16 @@ def arguments(hyperparameters: Mapping[str, Any]) -> list[str]:
     return words
 
 
+def rank_program(folder: Folder, python: str) -> list[str]:
+    """What each rank's command is put behind."""
+    return [python, "-m", "smddp.estimator.rank", str(folder.path)]
+
+
+def python_path(code: Path) -> str:
+    before = os.environ.get("PYTHONPATH")
+    return f"{code}:{before}" if before else str(code)
+
+
 def variables(
     folder: Folder,
     *,
@@ -153,23 +163,18 @@ def variables(
     own = {name: value for name, value in hyperparameters.items() if not name.startswith(_OURS)}
     script = {name: value for name, value in own.items() if name != "mp_parameters"}
     framework = {name: value for name, value in hyperparameters.items() if name.startswith(_OURS)}
-    group = [{"instance_group_name": "homogeneousCluster", "instance_type": instance_type, "hosts": hosts}]
-    resources = {"hosts": hosts, "current_instance_type": instance_type, "instance_groups": group}
     values: dict[str, Any] = {
-        "SM_HOSTS": hosts,
-        "SM_MASTER": hosts[0],
+        **of_hosts(hosts, instance_type),
         "SM_NUM_GPUS": ranks_per_host,
         "SM_NUM_CPUS": os.cpu_count(),
         "SM_CURRENT_INSTANCE_TYPE": instance_type,
         "SM_CURRENT_INSTANCE_GROUP": "homogeneousCluster",
-        "SM_CURRENT_INSTANCE_GROUP_HOSTS": hosts,
         "SM_NETWORK_INTERFACE_NAME": interface or "",
         "SM_HPS": script,
         "SM_USER_ENTRY_POINT": entry_point,
         "SM_MODULE_NAME": entry_point.removesuffix(".py"),
         "SM_MODULE_DIR": str(folder.code),
         "SM_FRAMEWORK_PARAMS": framework,
-        "SM_RESOURCE_CONFIG": resources,
         "SM_INPUT_DATA_CONFIG": {name: {"TrainingInputMode": "File"} for name in inputs},
         "SM_CHANNELS": sorted(inputs),
         "SM_INPUT_DIR": str(folder.path / "input"),
@@ -184,6 +189,14 @@ def variables(
         **{f"SM_HP_{name.upper()}": value for name, value in own.items()},
     }
     return {name: value if isinstance(value, str) else _text(value) for name, value in values.items()}
+
+
+def of_hosts(hosts: list[str], instance_type: str) -> dict[str, str]:
+    """Those that name the job's hosts, which some engines learn when the job has begun."""
+    group = [{"instance_group_name": "homogeneousCluster", "instance_type": instance_type, "hosts": hosts}]
+    resources = {"hosts": hosts, "current_instance_type": instance_type, "instance_groups": group}
+    values = {"SM_HOSTS": hosts, "SM_CURRENT_INSTANCE_GROUP_HOSTS": hosts, "SM_RESOURCE_CONFIG": resources}
+    return {"SM_MASTER": hosts[0], **{name: _text(value) for name, value in values.items()}}
 
 
 def _text(value: Any) -> str:

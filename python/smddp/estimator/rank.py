@@ -29,7 +29,19 @@ def main(argv: list[str]) -> int:
     rank = int(os.environ.get("RANK", "0"))
     for part in ("logs", "failures"):
         (folder / part).mkdir(parents=True, exist_ok=True)
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_follow_parent)
+    env = dict(os.environ)
+    if "SM_CURRENT_HOST" not in env and "GROUP_RANK" in env and "SM_HOSTS" in env:
+        # torchrun by other hands than ours.
+        env["SM_CURRENT_HOST"] = json.loads(env["SM_HOSTS"])[int(env["GROUP_RANK"])]
+    code = folder / "code"
+    child = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=env,
+        cwd=code if code.is_dir() else None,
+        preexec_fn=_follow_parent,
+    )
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda got, _: child.send_signal(got))
     last: deque[bytes] = deque(maxlen=_LAST_LINES)

@@ -66,6 +66,19 @@ class LaunchError(RuntimeError):
         self.failure = failure
 
 
+def launch_error(failures: Sequence[Failure], folder: Path) -> LaunchError:
+    """Of the first of the ranks that failed; at least one."""
+    first = min(failures, key=lambda failure: failure.order)
+    others = sorted(failure.rank for failure in failures if failure.rank != first.rank)
+    after = f"; after it {_listed(others)}" if others else ""
+    return LaunchError(
+        f"rank {first.rank} (host {first.host}, pid {first.pid}) {first.how}{after}. Its last lines on stderr:\n"
+        f"{first.last.rstrip() or '(none)'}\nAll output: {folder / 'logs'}",
+        folder,
+        first,
+    )
+
+
 class Run:
     """A job's processes, from the start on. `wait` ends it."""
 
@@ -113,8 +126,7 @@ class Run:
         failed = [agent for agent in self._agents if agent.status]
         if not failed and not self._failures:
             return
-        first = min(self._failures.values(), key=lambda failure: failure.order, default=None)
-        if first is None:
+        if not self._failures:
             agent = failed[0]
             said = "\n".join(agent.last)
             raise LaunchError(
@@ -122,14 +134,7 @@ class Run:
                 f"{said}",
                 self._folder,
             )
-        others = sorted(rank for rank in self._failures if rank != first.rank)
-        after = f"; after it {_listed(others)}" if others else ""
-        raise LaunchError(
-            f"rank {first.rank} (host {first.host}, pid {first.pid}) {first.how}{after}. Its last lines on stderr:\n"
-            f"{first.last.rstrip() or '(none)'}\nAll output: {self._folder / 'logs'}",
-            self._folder,
-            first,
-        )
+        raise launch_error(list(self._failures.values()), self._folder)
 
     def stop(self) -> None:
         """End what is left of it, on all hosts."""

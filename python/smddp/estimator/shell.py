@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from smddp.estimator.commands import MASTER_PORT
+from smddp.estimator.engines import ENGINES
 from smddp.estimator.framework import PyTorch
 from smddp.estimator.running import LaunchError
 
@@ -24,15 +25,15 @@ def main(argv: Sequence[str]) -> int:
             given.script,
             source_dir=given.source_dir,
             instance_type=given.instance_type,
-            image_uri="here",
+            image_uri=given.image or "here",
             distribution=_distribution(given.distribution),
             output_path=given.output,
         )
         estimator.script_arguments = words[at + 1 :]
         hosts = given.hosts.split(",") if given.hosts else None
-        if given.ranks is not None:
-            hosts = [host if ":" in host else f"{host}:{given.ranks}" for host in hosts or ["localhost"]]
-        estimator.instance_count = len(hosts or [1])
+        if given.nodes is not None and given.engine is None:
+            raise ValueError("--nodes is for --engine: name the hosts by --hosts")
+        estimator.instance_count = given.nodes or len(hosts or [1])
         estimator.fit(
             _inputs(given.input),
             job_name=given.job_name,
@@ -41,8 +42,11 @@ def main(argv: Sequence[str]) -> int:
             interface=given.interface,
             port=given.port,
             rsh=given.rsh,
+            processes_per_host=given.ranks,
+            engine=given.engine,
+            engine_options=_options(given.option) or None,
         )
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, ImportError) as error:
         print(f"smddp launch: {error}", file=sys.stderr)
         return 2
     except LaunchError as error:
@@ -74,6 +78,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--interface", metavar="NAME", help="the network interface between hosts")
     parser.add_argument("--port", type=int, default=MASTER_PORT, help="where torchrun's ranks of several hosts meet")
     parser.add_argument("--rsh", default="ssh", metavar="COMMAND", help="in place of ssh")
+    parser.add_argument("--engine", choices=ENGINES, help="what runs the job in place of ssh")
+    parser.add_argument("--nodes", type=int, help="how many nodes the engine is to find (1)")
+    parser.add_argument("--image", metavar="URI", help="what pods of --engine kubernetes run")
+    parser.add_argument("-o", "--option", action="append", default=[], metavar="NAME=VALUE", help="of the engine")
     parser.add_argument("--dry-run", action="store_true", help="print what would be started")
     return parser
 
@@ -96,3 +104,17 @@ def _inputs(given: Sequence[str]) -> dict[str, str]:
         if not name or not separator or not place:
             raise ValueError(f"--input takes CHANNEL=PATH, not {name + separator + place!r}")
     return {name: place for name, _, place in pairs}
+
+
+def _options(given: Sequence[str]) -> dict[str, Any]:
+    """Each value as JSON where it is, else as text."""
+    found: dict[str, Any] = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not name or not separator:
+            raise ValueError(f"--option takes NAME=VALUE, not {text!r}")
+        try:
+            found[name] = json.loads(value)
+        except json.JSONDecodeError:
+            found[name] = value
+    return found

@@ -1,0 +1,56 @@
+"""A job that others run, followed by the files in its folder: what its ranks print, and how they fail."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from smddp.estimator.running import Failure
+
+#: How long files of other hosts may take to be seen here, once a job has ended.
+_SEEN = 5.0
+
+
+class Follower:
+    def __init__(self, folder: Path, tell: Callable[[str], None]) -> None:
+        self._logs, self._failed = folder / "logs", folder / "failures"
+        self._tell = tell
+        self._read: dict[Path, int] = {}
+        self._parts: dict[Path, bytes] = {}
+        self.failures: dict[int, Failure] = {}
+
+    def look(self) -> None:
+        """Pass on the lines that are new, and take notice of ranks that failed."""
+        for file in sorted(self._logs.glob("rank-*.*")):
+            self._pass_on(file)
+        for file in sorted(self._failed.glob("*.json")):
+            rank = int(file.stem)
+            if rank not in self.failures:
+                failure = Failure(**json.loads(file.read_text()))
+                self.failures[rank] = failure
+                self._tell(f"smddp: rank {rank} (host {failure.host}, pid {failure.pid}) {failure.how}")
+
+    def last_look(self, failed: bool) -> None:
+        """After the job's end. Where it failed, until a rank says why or none does."""
+        until = time.monotonic() + _SEEN
+        self.look()
+        while failed and not self.failures and time.monotonic() < until:
+            time.sleep(0.2)
+            self.look()
+        for file, part in self._parts.items():
+            if part:
+                self._say(file, part)
+
+    def _pass_on(self, file: Path) -> None:
+        with open(file, "rb") as log:
+            log.seek(self._read.get(file, 0))
+            data = log.read()
+        self._read[file] = self._read.get(file, 0) + len(data)
+        *lines, self._parts[file] = (self._parts.get(file, b"") + data).split(b"\n")
+        for line in lines:
+            self._say(file, line)
+
+    def _say(self, file: Path, line: bytes) -> None:
+        self._tell(f"[rank {file.stem.removeprefix('rank-')}] {line.decode(errors='replace')}")

@@ -1,0 +1,56 @@
+"""One task of a Slurm job: it puts in what is known there alone, runs its command, and says how that ended."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from smddp.estimator import job
+
+#: Words of a command that each task puts its own in for.
+NODE = "$SLURM_NODEID"
+FIRST_HOST = "$FIRST_HOST"
+PORT = "$PORT"
+#: How long other tasks have to say what they saw, before Slurm ends them because this one failed.
+_GRACE = 3.0
+
+
+def run(command: Sequence[str], env: Mapping[str, str], folder: str, instance_type: str) -> None:
+    """What submitit calls in each task. Raises RuntimeError where the command fails, which ends the job."""
+    task, node = os.environ["SLURM_PROCID"], int(os.environ.get("SLURM_NODEID", "0"))
+    hosts = _hosts()
+    # Below the ports that systems give to whoever asks; another job on these hosts has another number.
+    port = 20000 + int(os.environ["SLURM_JOB_ID"]) % 10000
+    own = {NODE: str(node), FIRST_HOST: hosts[0], PORT: str(port)}
+    whole = {**os.environ, **env, **job.of_hosts(hosts, instance_type), "SM_CURRENT_HOST": hosts[node]}
+    tasks = Path(folder, "tasks")
+    tasks.mkdir(exist_ok=True)
+    try:
+        status = subprocess.run(
+            [own.get(word, word) for word in command], env=whole, cwd=Path(folder, "code"), stdin=subprocess.DEVNULL
+        ).returncode
+    except OSError as error:
+        print(f"{command[0]}: {error}", flush=True)
+        status = 127
+    if status != 0:
+        time.sleep(_GRACE)
+    part = tasks / f".{task}"
+    part.write_text(str(status))
+    part.rename(tasks / task)
+    if status != 0:
+        raise RuntimeError(f"{command[0]} ended with {status}")
+
+
+def statuses(folder: Path) -> dict[str, int]:
+    """How each task that has ended did, by its number."""
+    found = (file for file in (folder / "tasks").glob("*") if file.name.isdecimal())
+    return {file.name: int(file.read_text()) for file in found}
+
+
+def _hosts() -> list[str]:
+    import submitit
+
+    return list(submitit.JobEnvironment().hostnames)
