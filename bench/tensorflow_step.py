@@ -28,6 +28,9 @@ try:
 except ImportError:
     hvd = None
 
+#: Of this host, for the others where hosts are several.
+ADDRESS, INTERFACE = os.environ.get("BENCH_ADDRESS", "127.0.0.1"), os.environ.get("BENCH_INTERFACE", "lo")
+
 Step = Callable[[], Any]
 
 
@@ -98,7 +101,7 @@ def main() -> None:
 
         ways["mirrored"] = (mirrored_step, shared)
     if hvd is not None:
-        hvd.init()
+        start_horovod()
         ways["horovod"] = taped(hvd.DistributedGradientTape)
     times: dict[str, list[float]] = {name: [] for name in ways}
     for step, _ in ways.values():
@@ -130,6 +133,28 @@ def main() -> None:
     os._exit(0)
 
 
+def start_horovod() -> None:
+    """Over gloo, without its own launcher: rank 0 has the server at which ranks meet."""
+    from horovod.runner.common.util.hosts import SlotInfo
+    from horovod.runner.http.http_server import RendezvousServer
+
+    rank, size, local, hosts = sdp.rank(), sdp.size(), sdp.local_size(), sdp.size() // sdp.local_size()
+    port = None
+    if rank == 0:
+        server = RendezvousServer(verbose=0)
+        port = server.start()
+        slots = [SlotInfo(f"host{at // local}", at, at % local, at // local, size, local, hosts) for at in range(size)]
+        server.init(slots)
+    address, port = sdp.get_worker_comm().bcast((ADDRESS, port))
+    place = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank % local, "LOCAL_SIZE": local, "CROSS_SIZE": hosts}
+    place |= {"CROSS_RANK": rank // local, "HOSTNAME": f"host{rank // local}"}
+    place |= {"GLOO_RENDEZVOUS_ADDR": address, "GLOO_RENDEZVOUS_PORT": port, "GLOO_IFACE": INTERFACE}
+    place |= {"CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo"}
+    os.environ.update({f"HOROVOD_{name}": str(value) for name, value in place.items()})
+    hvd.init()
+    assert hvd.size() == size, f"Horovod has {hvd.size()} ranks of {size}"
+
+
 def mirrored() -> Any:
     """The strategy over all ranks; its addresses go by smddp."""
     import socket
@@ -137,8 +162,7 @@ def mirrored() -> Any:
     with socket.socket() as free:
         free.bind(("", 0))
         port = free.getsockname()[1]
-    here = os.environ.get("SMDDP_BENCH_ADDRESS", "127.0.0.1")
-    workers = sdp.get_worker_comm().allgather(f"{here}:{port}")
+    workers = sdp.get_worker_comm().allgather(f"{ADDRESS}:{port}")
     os.environ["TF_CONFIG"] = json.dumps(
         {"cluster": {"worker": workers}, "task": {"type": "worker", "index": sdp.rank()}}
     )

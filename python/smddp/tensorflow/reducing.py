@@ -10,8 +10,11 @@ import tensorflow as tf
 
 from smddp.tensorflow import ops, world
 
-#: MiB of a bucket of gradients; what is fuller starts.
-BUCKET_CAP_MB = 25
+#: MiB of a bucket of gradients, at most.
+BUCKET_CAP_MB = 25.0
+#: A step's gradients make so many buckets, where these have a MiB: the first is on its way early, and the last, which
+#: no computation hides, is small.
+_BUCKETS = 8
 
 
 class ReduceOp(Enum):
@@ -100,10 +103,13 @@ def all_reduce(
 
 
 def buckets(tensors: Sequence[tuple[int, tf.Tensor]], cap: int) -> list[list[int]]:
-    """Which go together: neighbours of one type, up to `cap` bytes. Those of unknown size go alone.
+    """Which go together: neighbours of one type, up to `cap` bytes, less where that makes few. Those of unknown size go
+    alone.
 
     Each bucket is where its last tensor is, so that it starts when that one is there.
     """
+    whole = sum((tensor.shape.num_elements() or 0) * tensor.dtype.size for _, tensor in tensors)
+    cap = min(cap, max(2**20, whole // _BUCKETS))
     made: list[list[int]] = []
     open_: dict[Any, tuple[list[int], int]] = {}
     for at, tensor in tensors:

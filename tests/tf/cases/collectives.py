@@ -125,6 +125,17 @@ def case_sparse_values_are_gathered_or_summed():
     assert np.allclose(averaged.numpy(), dense.numpy() / sdp.size())
 
 
+def case_buckets_have_one_type_and_are_full_or_an_eighth():
+    from smddp.tensorflow.reducing import buckets
+
+    mib = 2**18
+    tensors = [tf.zeros(mib), tf.zeros(mib, tf.float64), tf.zeros(mib), tf.zeros(3 * mib), tf.zeros(0)]
+    assert buckets(list(enumerate(tensors)), 25 * 2**20) == [[0], [2], [3], [1], [4]]
+    many = [(at, tf.zeros(mib)) for at in range(64)]
+    assert [len(members) for members in buckets(many, 25 * 2**20)] == [8] * 8
+    assert [len(members) for members in buckets(many, 5 * 2**20)] == [5] * 12 + [4]
+
+
 def case_objects_go_between_ranks():
     comm = sdp.get_worker_comm()
     assert comm.bcast({"a": sdp.rank()}, root=0) == {"a": 0}
