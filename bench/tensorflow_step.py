@@ -4,7 +4,8 @@
 
 The same model, batch and optimizer in the same processes; gradients are checked in the same run, each way against
 smddp's. Horovod counts where it is installed. Times are rank 0's medians of a whole step, in milliseconds; "alone" is
-the step without any communication.
+the step without any communication. "overlap" is the part of the gradients that was reduced before their
+last bucket began.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 import numpy as np
+import smddp
 import smdistributed.dataparallel.tensorflow as sdp
 import tensorflow as tf
 
@@ -104,16 +106,21 @@ def main() -> None:
         start_horovod()
         ways["horovod"] = taped(hvd.DistributedGradientTape)
     times: dict[str, list[float]] = {name: [] for name in ways}
+    overlaps: list[float] = []
     for step, _ in ways.values():
         step()
         step()
     for _ in range(given.rounds):
         for name, (step, _) in ways.items():
             sdp.get_worker_comm().barrier()
+            begun_ns = time.time_ns()
             for _ in range(given.steps):
                 begun = time.perf_counter()
                 float(step())
                 times[name].append((time.perf_counter() - begun) * 1e3)
+                if name == "smddp":
+                    overlaps.append(overlap(begun_ns))
+                    begun_ns = time.time_ns()
     flat = {name: np.concatenate([np.asarray(weight).ravel() for weight in own]) for name, (_, own) in ways.items()}
     wrong = {
         name: int(np.count_nonzero(np.abs(values - flat["smddp"]) > 1e-4))
@@ -124,6 +131,7 @@ def main() -> None:
         ms = {name: float(np.median(values)) for name, values in times.items()}
         told = {"ranks": sdp.size(), "tensors": given.tensors, "mib": given.mib, "ms": ms, "wrong": wrong}
         told["ratio"] = {name: ms["smddp"] / value for name, value in ms.items() if name not in ("alone", "smddp")}
+        told["overlap"] = float(np.median(overlaps))
         print(json.dumps(told), flush=True)
         if given.json:
             with open(given.json, "a") as file:
@@ -131,6 +139,17 @@ def main() -> None:
     sdp.shutdown()
     # gRPC's servers of the strategy are not made to be closed.
     os._exit(0)
+
+
+def overlap(since: int) -> float:
+    """Of a step's all_reduces the part of their bytes that was through before the last of them began, which is beside
+    the backward pass. since: when the step began, nanoseconds since 1970.
+    """
+    (world,) = smddp.dump()["groups"]
+    calls = [each for each in world["operations"] if "all_reduce" in each["what"] and each["submitted_ns"] >= since]
+    last = max(each["submitted_ns"] for each in calls)
+    through = sum(each["bytes"] for each in calls if each["ended_ns"] is not None and each["ended_ns"] <= last)
+    return through / sum(each["bytes"] for each in calls)
 
 
 def start_horovod() -> None:
