@@ -199,6 +199,23 @@ def case_two_hundred_independent_calls_in_loops_and_branches_keep_their_order():
         for at, result in enumerate(found[1:]):
             assert result.shape == (at + 1,) and np.all(result.numpy() == 2 * (at + 1))
 
+    # Functions and branches that know nothing of each other.
+    functions = [
+        tf.function(lambda value: sdp.oob_allreduce(tf.sin(value) * 0 + 1, op=sdp.ReduceOp.SUM)) for _ in values
+    ]
+
+    @tf.function
+    def nested(values, which):
+        apart = [tf.reduce_sum(function(value)) for function, value in zip(functions, values)]
+        for value in values[:20]:
+            apart.append(tf.cond(which > 0, lambda: tf.reduce_sum(functions[0](value)), lambda: 0.0))  # noqa: B023
+            apart.append(tf.reduce_sum(sdp.oob_allreduce(tf.cos(value), op=sdp.ReduceOp.SUM) * 0))
+        return apart
+
+    for _ in range(15):
+        found = [float(total) for total in nested(values, tf.constant(1))]
+        assert found[:60] == [(at + 1) * sdp.size() for at in range(60)]
+
     @tf.function
     def many(values):
         return [sdp.oob_allreduce(value, op=sdp.ReduceOp.SUM) for value in values]
