@@ -194,11 +194,63 @@ impl Bound<'_> {
 
     /// The time of `iters` calls in a row, this rank's own.
     pub(crate) fn time(&mut self, iters: usize) -> Result<Duration> {
+        self.iterate(iters, Pace::default(), None)
+    }
+
+    /// The same of iterations at a pace; `each` gets the seconds of one after the other.
+    pub(crate) fn iterate(
+        &mut self,
+        iters: usize,
+        pace: Pace,
+        mut each: Option<&mut Vec<f64>>,
+    ) -> Result<Duration> {
         let begun = Instant::now();
+        let mut before = begun;
         for _ in 0..iters {
-            self.run()?;
+            if pace.calls > 1 {
+                self.run_together(pace.calls)?
+            } else {
+                self.run()?
+            }
+            if pace.barrier {
+                self.team.barrier()?;
+            }
+            if let Some(each) = &mut each {
+                let now = Instant::now();
+                each.push((now - before).as_secs_f64());
+                before = now;
+            }
         }
         Ok(begun.elapsed())
+    }
+
+    /// Starts `calls` of them, then waits for all.
+    fn run_together(&mut self, calls: usize) -> Result<()> {
+        let Target::Collective(call) = &self.target else {
+            return (0..calls).try_for_each(|_| self.run());
+        };
+        let comm = &self.team.comm;
+        // SAFETY: as for `Team::run`; all works are waited for before this returns, or the communicator is aborted.
+        let all = (0..calls)
+            .map(|_| unsafe { comm.start(call, Options::default()) })
+            .collect::<smddp_core::Result<Vec<_>>>();
+        let waited = all.and_then(|works| works.iter().try_for_each(|work| work.wait(None)));
+        self.team.given_up(waited)
+    }
+}
+
+/// What one iteration is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pace {
+    /// Calls that are started together and then waited for.
+    pub calls: usize,
+    /// A barrier after them.
+    pub barrier: bool,
+}
+
+impl Default for Pace {
+    fn default() -> Pace {
+        Pace { calls: 1, barrier: false }
     }
 }
 

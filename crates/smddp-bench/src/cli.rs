@@ -8,9 +8,10 @@ use clap::{ArgAction, Parser};
 use smddp_core::{DType, RedOp};
 
 use crate::error::{Error, Result};
+use crate::neutral::Neutral;
 use crate::op::Op;
 use crate::sizes::parse_size;
-use crate::types::{Selection, parse_dtype, parse_redop};
+use crate::types::{Selection, has, parse_dtype, parse_redop};
 
 /// What to do: the positional argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,6 +40,14 @@ impl FromStr for Task {
     }
 }
 
+/// `all`, or a number.
+fn parse_root(text: &str) -> std::result::Result<i64, String> {
+    match text {
+        "all" => Ok(-1),
+        _ => text.parse().map_err(|_| format!("'{text}' is no rank, and not 'all'")),
+    }
+}
+
 const AFTER_HELP: &str = "\
 COLLECTIVE: all_gather, reduce_scatter, all_reduce, broadcast, reduce, gather, scatter, all_to_all, barrier,
 sendrecv; hyphens and nccl-tests' names (all_gather_perf, alltoall) are understood too. 'info' instead lists the
@@ -49,6 +58,8 @@ makes the calls of a recorded job again; each has options of its own ('smddp-ben
 Ranks: --nproc N starts N of them here. Otherwise this process is one rank of those that torchrun, mpirun
 (Open MPI, MPICH) or srun started: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or OMPI_COMM_WORLD_*, PMI_*,
 SLURM_*. Without either it is the only rank.
+
+Options of nccl-tests for GPUs (-p -y -G -C -R -x -D) are taken with the values that change nothing there.
 
 A size is the whole gathered, reduced or exchanged buffer; K, M, G are powers of 1024. Time is the average of
 the iterations, the same buffers every time; every element of a separate call is checked.
@@ -85,19 +96,27 @@ pub(crate) struct Cli {
     /// Calls before the timed ones, for every row
     #[arg(short = 'w', long = "warmup_iters", alias = "warmup-iters", value_name = "N", default_value_t = 5)]
     pub warmup_iters: usize,
-    /// int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, or all
+    /// Calls of each iteration, started together and then waited for; times are those of one
+    #[arg(short = 'm', long = "agg_iters", alias = "agg-iters", value_name = "N", default_value_t = 1)]
+    pub agg_iters: usize,
+    /// Measure all rows so often; 0: until it is stopped
+    #[arg(short = 'N', long = "run_cycles", alias = "run-cycles", value_name = "N", default_value_t = 1)]
+    pub cycles: usize,
+    /// int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, f8e4m3, f8e5m2 (these two are moved and
+    /// not reduced), or all
     #[arg(short = 'd', long = "datatype", value_name = "TYPE", default_value = "float", value_parser = parse_dtype)]
     pub dtype: Selection<DType>,
-    /// sum, prod, max, min, avg, band, bor, bxor (the last three for integers), or all
+    /// sum, prod, max, min, avg, mulsum, band, bor, bxor (the last three for integers), or all
     #[arg(short = 'o', long = "op", value_name = "OP", default_value = "sum", value_parser = parse_redop)]
     pub redop: Selection<RedOp>,
-    /// Root rank; -1 measures every root in turn
+    /// Root rank; all (or -1) measures every root in turn
     #[arg(
         short = 'r',
         long = "root",
         value_name = "RANK",
-        default_value_t = 0,
-        allow_negative_numbers = true
+        default_value = "0",
+        allow_negative_numbers = true,
+        value_parser = parse_root
     )]
     pub root: i64,
     /// Checked calls per row; 0 checks nothing
@@ -107,8 +126,36 @@ pub(crate) struct Cli {
     #[arg(short = 'a', long = "average", value_name = "0..3", default_value_t = 1,
           value_parser = clap::value_parser!(u8).range(0..=3))]
     pub average: u8,
+    /// Wait at a barrier after each call, inside the time (1); 0 and 2: calls follow each other
+    #[arg(short = 'z', long = "blocking", value_name = "0..2", default_value_t = 0,
+          value_parser = clap::value_parser!(u8).range(0..=2))]
+    pub blocking: u8,
+    /// Begin the buffers this many elements after an aligned address
+    #[arg(short = 'u', long = "unalign", value_name = "ELEMENTS", default_value_t = 0)]
+    pub unalign: usize,
+    /// Time each iteration: columns i_min, i_max, i_p99, i_cv%, and all times in the JSON file
+    #[arg(short = 'I', long = "per_iter_timing", alias = "per-iter-timing", value_name = "0/1", default_value_t = 0,
+          value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub per_iter: u8,
+    /// Leave so many iterations at the beginning out of these columns
+    #[arg(
+        short = 'K',
+        long = "per_iter_skip",
+        alias = "per-iter-skip",
+        value_name = "N",
+        default_value_t = 0
+    )]
+    pub per_iter_skip: usize,
+    /// End each row with the time of day
+    #[arg(short = 'S', long = "report_timestamps", alias = "report-timestamps", value_name = "0/1", default_value_t = 0,
+          value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub timestamps: u8,
+    /// Tell the ranks' memory at the end
+    #[arg(short = 'M', long = "memory_report", alias = "memory-report", alias = "memory", value_name = "0/1",
+          default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub memory: u8,
     /// Write the figures to this file as JSON, too
-    #[arg(short = 'J', long = "json", value_name = "FILE")]
+    #[arg(short = 'J', long = "json", alias = "output_file", alias = "output-file", value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Start this many ranks on this machine
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -128,6 +175,8 @@ pub(crate) struct Cli {
     /// Devices per thread: always 1 here
     #[arg(short = 'g', long = "ngpus", hide = true, default_value_t = 1)]
     pub devices: usize,
+    #[command(flatten)]
+    pub neutral: Neutral,
     /// Set by the parent for the ranks that it starts: its store
     #[arg(long, hide = true, value_name = "HOST:PORT")]
     pub store: Option<String>,
@@ -146,8 +195,42 @@ impl Cli {
         if self.threads != 1 || self.devices != 1 {
             return usage("one process is one rank: use --nproc N, and leave -t and -g at 1".into());
         }
+        if self.agg_iters == 0 {
+            return usage("--agg_iters is 0: an iteration has one call or more".into());
+        }
+        if self.per_iter == 1 && self.per_iter_skip >= self.iters {
+            return usage(format!("-K {} leaves nothing of {} iterations", self.per_iter_skip, self.iters));
+        }
+        if let Some(why) = self.neutral.refusal() {
+            return usage(why);
+        }
+        if let Task::Measure(op) = self.task {
+            self.validate_call(op)?;
+        }
         if Duration::try_from_secs_f64(self.timeout).is_err() || self.timeout <= 0.0 {
             return usage(format!("--timeout {} is not a time in seconds", self.timeout));
+        }
+        Ok(())
+    }
+
+    /// What the call to measure cannot be, as far as the command line says.
+    fn validate_call(&self, op: Op) -> Result<()> {
+        let usage = |text: String| Err(Error::Usage(text));
+        if let (true, Some(ranks)) = (op.has_root(), self.nproc)
+            && self.root >= i64::from(ranks)
+        {
+            return usage(format!("--root {} is not one of the {ranks} ranks", self.root));
+        }
+        if !op.reduces() {
+            return Ok(());
+        }
+        if let Selection::One(name, DType::Opaque1) = self.dtype {
+            return usage(format!("{name} is moved and not reduced: choose another type for {}", op.name()));
+        }
+        if let (Selection::One(name, dtype), Selection::One(redop, op)) = (self.dtype, self.redop)
+            && !has(dtype, op)
+        {
+            return usage(format!("{redop} is defined on integers, and {name} is none"));
         }
         Ok(())
     }
@@ -176,7 +259,10 @@ mod tests {
         assert_eq!(cli.task, Task::Measure(Op::AllGather));
         assert_eq!((cli.min_bytes, cli.max_bytes, cli.step_factor, cli.step_bytes), (8, 256 << 20, 8, 4096));
         assert_eq!((cli.iters, cli.warmup_iters, cli.root, cli.check), (7, 3, -1, 0));
-        assert_eq!((cli.dtype, cli.redop), (Selection::One(DType::F16), Selection::One(RedOp::Max)));
+        assert_eq!(
+            (cli.dtype, cli.redop),
+            (Selection::One("half", DType::F16), Selection::One("max", RedOp::Max))
+        );
         assert_eq!(cli.json, Some("x.json".into()));
     }
 
@@ -196,6 +282,40 @@ mod tests {
         let cli = parse("smddp-bench barrier").unwrap();
         assert_eq!((cli.min_bytes, cli.max_bytes, cli.step_factor), (32 << 20, 32 << 20, 1));
         assert_eq!((cli.iters, cli.warmup_iters, cli.check, cli.root, cli.average), (20, 5, 1, 0, 1));
+    }
+
+    #[test]
+    fn every_option_of_nccl_tests_is_taken_or_refused_with_the_reason() {
+        let neutral = "-t 1 -g 1 -b 8 -e 64 -i 8 -f 2 -n 5 -m 1 -w 1 -N 1 -p 0 -c 1 -o sum -d float -r 0 -z 0 -y 0 -T 9 -G 0 \
+                       -C 0 -S 0 -a 1 -R 0 -x 0 -D 0 -M 0 -u 0 -I 0 -K 0";
+        assert!(parse(&format!("smddp-bench all_reduce {neutral}")).is_ok());
+        let long = "--nthreads 1 --ngpus 1 --agg_iters 2 --run_cycles 3 --parallel_init 1 --blocking 1 --stream_null 0 --cudagraph 0 \
+                    --report_cputime 1 --report_timestamps 1 --output_file x.json --average 3 --local_register 0 --cta_policy 0 \
+                    --device_implementation 0 --device_cta_count 8 --memory_report 1 --unalign 3 --per_iter_timing 1 \
+                    --per_iter_skip 2 --root all";
+        let cli = parse(&format!("smddp-bench broadcast {long}")).unwrap();
+        assert_eq!((cli.agg_iters, cli.cycles, cli.blocking, cli.unalign, cli.root), (2, 3, 1, 3, -1));
+        assert_eq!((cli.per_iter, cli.per_iter_skip, cli.timestamps, cli.memory), (1, 2, 1, 1));
+        for (option, says) in [
+            ("-y 1", "there are no streams"),
+            ("-G 5", "CUDA graph"),
+            ("-R 2", "nothing is registered"),
+            ("-x 1", "thread blocks"),
+            ("-D 1", "implementation on a device"),
+            ("-z 3", "0..=2"),
+            ("-m 0", "--agg_iters"),
+            ("-n 5 -I 1 -K 5", "leaves nothing"),
+            ("-o mean", "mulsum"),
+            ("-d fp8", "f8e4m3"),
+            ("-d f8e4m3", "moved and not reduced"),
+            ("-o band -d half", "band is defined on integers, and half is none"),
+        ] {
+            let error = parse(&format!("smddp-bench all_reduce {option}")).unwrap_err();
+            assert!(error.contains(says), "{option}: {error}");
+        }
+        assert!(
+            parse("smddp-bench broadcast --nproc 2 -r 2").unwrap_err().contains("not one of the 2 ranks")
+        );
     }
 
     #[test]

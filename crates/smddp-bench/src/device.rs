@@ -50,6 +50,15 @@ impl Device {
     }
 }
 
+/// Bytes of memory that this process has held at one time, at most; 0 where the system does not say.
+pub(crate) fn peak_memory() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let kib = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix("kB")?.trim().parse().ok());
+    kib.map_or(0, |kib: u64| kib * 1024)
+}
+
 pub(crate) fn hostname() -> String {
     short(&rustix::system::uname().nodename().to_string_lossy(), 64)
 }

@@ -3,14 +3,15 @@
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 
 use crate::cli::Cli;
+use crate::clock;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::op::Op;
+use crate::periter::PerIter;
 use crate::sweep::{Measure, Row, Summary};
 
 #[derive(Serialize)]
@@ -41,6 +42,9 @@ struct Config {
     warmup_iters: usize,
     iterations: usize,
     aggregated_iterations: usize,
+    per_iter_skip: usize,
+    unalign: usize,
+    blocking: u8,
     validation: usize,
     graph: usize,
     average: u8,
@@ -59,6 +63,10 @@ struct Line {
     root: i64,
     out_of_place: Half,
     in_place: Half,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    out_of_place_per_iter: Option<PerIter>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    in_place_per_iter: Option<PerIter>,
     path: Option<String>,
 }
 
@@ -109,7 +117,10 @@ impl Report {
             step_bytes: (!by_factor).then_some(cli.step_bytes),
             warmup_iters: cli.warmup_iters,
             iterations: cli.iters,
-            aggregated_iterations: 1,
+            aggregated_iterations: cli.agg_iters,
+            per_iter_skip: cli.per_iter_skip,
+            unalign: cli.unalign,
+            blocking: cli.blocking,
             validation: cli.check,
             graph: 0,
             average: cli.average,
@@ -118,7 +129,7 @@ impl Report {
         };
         let document = Document {
             version: 2,
-            start_time: now(),
+            start_time: clock::utc(),
             args: args.to_vec(),
             smddp_version: env!("CARGO_PKG_VERSION"),
             collective: op.name(),
@@ -141,6 +152,8 @@ impl Report {
             root: row.root,
             out_of_place: half(&row.out_of_place),
             in_place: half(&row.in_place),
+            out_of_place_per_iter: row.out_of_place.per_iter.clone(),
+            in_place_per_iter: row.in_place.per_iter.clone(),
             path: row.path.clone(),
         });
     }
@@ -148,7 +161,7 @@ impl Report {
     pub(crate) fn end(mut self, summary: &Summary) -> Result<()> {
         self.document.out_of_bounds = OutOfBounds { count: summary.failed, okay: summary.failed == 0 };
         self.document.average_bus_bandwidth = Bandwidth { bandwidth: summary.busbw };
-        self.document.end_time = now();
+        self.document.end_time = clock::utc();
         let mut text = serde_json::to_string_pretty(&self.document)
             .map_err(|e| Error::Io { what: "writing JSON".into(), source: e.into() })?;
         text.push('\n');
@@ -158,49 +171,4 @@ impl Report {
 
 fn half(m: &Measure) -> Half {
     Half { time: m.seconds * 1e6, alg_bw: m.algbw, bus_bw: m.busbw, nwrong: m.wrong }
-}
-
-/// The time in UTC, as `2026-11-21T09:08:07Z`.
-fn now() -> String {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    let (year, month, day) = date(seconds / 86_400);
-    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
-}
-
-/// Year, month and day of a number of days since 1970 began.
-fn date(mut days: u64) -> (u64, u64, u64) {
-    let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    let mut year = 1970;
-    while days >= 365 + u64::from(leap(year)) {
-        days -= 365 + u64::from(leap(year));
-        year += 1;
-    }
-    let mut month = 1;
-    for length in [31, 28 + u64::from(leap(year)), 31, 30, 31, 30, 31, 31, 30, 31, 30, 31] {
-        if days < length {
-            break;
-        }
-        days -= length;
-        month += 1;
-    }
-    (year, month, days + 1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn days_become_dates() {
-        for (days, want) in [
-            (0, (1970, 1, 1)),
-            (58, (1970, 2, 28)),
-            (59, (1970, 3, 1)),
-            (11_016, (2000, 2, 29)),
-            (20_778, (2026, 11, 21)),
-        ] {
-            assert_eq!(date(days), want);
-        }
-    }
 }

@@ -10,6 +10,7 @@ mod buffers;
 #[allow(unsafe_code)] // The only caller of the engine with pointers.
 mod calls;
 mod cli;
+mod clock;
 mod cluster_file;
 mod device;
 mod drawing;
@@ -21,8 +22,10 @@ pub mod fuzzing;
 mod info;
 mod json;
 mod launch;
+mod neutral;
 mod op;
 mod pattern;
+mod periter;
 mod pin;
 mod plot;
 mod replay;
@@ -145,7 +148,7 @@ fn measure(cli: &Cli, args: &[String], op: Op, launched: &Launched) -> Result<()
     let team = Team::new(joined.comm);
     let (devices, one_host) = device::gather(&team, launched.local_rank)?;
     let prints = team.rank() == 0;
-    let mut table = Table::new(stdout());
+    let mut table = Table::new(stdout(), cli.timestamps == 1);
     let mut report = match &cli.json {
         Some(path) if prints => Some(Report::create(path, op, cli, args, &devices)?),
         _ => None,
@@ -159,6 +162,14 @@ fn measure(cli: &Cli, args: &[String], op: Op, launched: &Launched) -> Result<()
         }
         if prints { table.row(row) } else { Ok(()) }
     })?;
+    if cli.memory == 1 {
+        let memory = team.gather_bytes(&mut device::peak_memory().to_ne_bytes())?;
+        if prints {
+            let each: Vec<u64> =
+                memory.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
+            table.memory(&each)?;
+        }
+    }
     if prints {
         table.end(op, &summary)?;
     }

@@ -8,6 +8,8 @@
 use half::{bf16, f16};
 use smddp_core::{DType, RedOp};
 
+use crate::types::MULSUM;
+
 pub(crate) const PERIOD: usize = 16381;
 
 /// What a byte is set to before a call writes it: no result of a reduction consists of it.
@@ -62,10 +64,12 @@ impl Pattern {
                     (true, _) => base - 1,
                 }
             }
-            // At most LARGEST ranks put in something for an element.
+            // At most `most` ranks put in something for an element.
             _ => {
-                let stride = n.div_ceil(LARGEST);
-                if (rank + i).is_multiple_of(stride) { own % ((LARGEST / n).max(1) + 1) } else { 0 }
+                let most =
+                    if matches!(redop, RedOp::PremulSum(_)) { LARGEST / MULSUM as usize } else { LARGEST };
+                let stride = n.div_ceil(most);
+                if (rank + i).is_multiple_of(stride) { own % ((most / n).max(1) + 1) } else { 0 }
             }
         }
     }
@@ -85,6 +89,7 @@ impl Pattern {
             RedOp::Max => values.max().unwrap_or(0),
             RedOp::Prod => values.product(),
             RedOp::Avg => values.sum::<usize>() / self.ranks,
+            RedOp::PremulSum(_) => values.sum::<usize>() * MULSUM as usize,
             _ => values.sum(),
         };
         encode(self.dtype, value)

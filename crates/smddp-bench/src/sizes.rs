@@ -21,8 +21,8 @@ pub(crate) fn parse_size(text: &str) -> Result<usize, String> {
     }
 }
 
-/// The sizes asked for, in bytes: from `min` to `max`, times `factor` where it is above 1, else plus `step`.
-/// A sweep by factor that begins at 0 goes on with `first` (one element).
+/// The sizes asked for, in bytes: from `min` to `max`, times `factor` where it is above 1, else plus `step`; the last is
+/// `max` itself, whether a step leads to it or not. A sweep by factor that begins at 0 goes on with `first` (one element).
 pub(crate) fn sweep(min: usize, max: usize, factor: usize, step: usize, first: usize) -> Vec<usize> {
     let mut sizes = Vec::new();
     let mut size = min;
@@ -37,6 +37,9 @@ pub(crate) fn sweep(min: usize, max: usize, factor: usize, step: usize, first: u
             Some(next) => size = next,
             None => break,
         }
+    }
+    if sizes.last().is_some_and(|last| *last < max) {
+        sizes.push(max);
     }
     sizes
 }
@@ -65,10 +68,11 @@ mod tests {
 
     #[test]
     fn a_sweep_multiplies_or_adds() {
-        assert_eq!(sweep(8, 600, 8, 1, 4), [8, 64, 512]);
+        assert_eq!(sweep(8, 512, 8, 1, 4), [8, 64, 512]);
+        assert_eq!(sweep(8, 600, 8, 1, 4), [8, 64, 512, 600]);
         assert_eq!(sweep(8, 40, 1, 16, 4), [8, 24, 40]);
         assert_eq!(sweep(0, 16, 2, 1, 4), [0, 4, 8, 16]);
         assert_eq!(sweep(32, 32, 1, 1 << 20, 4), [32]);
-        assert_eq!(sweep(usize::MAX - 1, usize::MAX, 2, 1, 4), [usize::MAX - 1]);
+        assert_eq!(sweep(usize::MAX - 1, usize::MAX, 2, 1, 4), [usize::MAX - 1, usize::MAX]);
     }
 }

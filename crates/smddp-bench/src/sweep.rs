@@ -6,16 +6,17 @@ use rustix::time::{ClockId, clock_gettime};
 use smddp_core::{DType, RedOp};
 
 use crate::buffers::Buffer;
-use crate::calls::{Case, Sides, Team};
+use crate::calls::{Case, Pace, Sides, Team};
 use crate::cli::Cli;
 use crate::error::{Error, Result};
 use crate::op::{Elements, Op};
 use crate::pattern::{POISON, Pattern};
+use crate::periter::PerIter;
 use crate::sizes::sweep;
-use crate::types::{DTYPES, REDOPS, is_bitwise};
+use crate::types::{DTYPES, REDOPS, has};
 
 /// One half of a row.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Measure {
     pub seconds: f64,
     /// GB/s.
@@ -23,6 +24,8 @@ pub(crate) struct Measure {
     pub busbw: f64,
     /// Wrong elements on all ranks; `None` where nothing was checked.
     pub wrong: Option<u64>,
+    /// Where that was asked for.
+    pub per_iter: Option<PerIter>,
 }
 
 #[derive(Clone, Debug)]
@@ -55,43 +58,14 @@ pub(crate) fn measure(
     one_host: bool,
     row: &mut dyn FnMut(&Row) -> Result<()>,
 ) -> Result<Summary> {
-    let mut bench = Bench { team, op, cli, one_host, seed: 0, failed: 0 };
-    let (mut busbw, mut halves) = (0.0, 0);
-    for (dtype_name, dtype) in bench.dtypes() {
-        let element = dtype.size();
-        let sizes = match op {
-            Op::Barrier => vec![0],
-            _ => sweep(cli.min_bytes, cli.max_bytes, cli.step_factor, cli.step_bytes, element),
-        };
-        let shapes: Vec<Elements> =
-            sizes.iter().map(|bytes| op.shape(bytes / element, team.size())).collect();
-        let most = |of: fn(&Elements) -> usize| shapes.iter().map(of).max().unwrap_or(0) * element;
-        let mut input = Buffer::new(most(|s| s.send))?;
-        let mut output = Buffer::new(most(|s| s.send.max(s.receive)))?;
-        for (redop_name, redop) in bench.redops(dtype)? {
-            for root in bench.roots()? {
-                let case = Case { op, dtype, redop, root };
-                for shape in &shapes {
-                    let out_of_place = bench.half(case, *shape, false, &mut input, &mut output)?;
-                    let in_place = bench.half(case, *shape, true, &mut input, &mut output)?;
-                    busbw += out_of_place.busbw + in_place.busbw;
-                    halves += 2;
-                    let bytes = shape.send.max(shape.receive) * element;
-                    row(&Row {
-                        bytes,
-                        count: shape.count,
-                        dtype: dtype_name,
-                        redop: redop_name,
-                        root: if op.has_root() { root as i64 } else { -1 },
-                        out_of_place,
-                        in_place,
-                        path: op.collective().map(|collective| team.comm().path(collective, dtype, bytes)),
-                    })?;
-                }
-            }
+    let mut bench = Bench { team, op, cli, one_host, seed: 0, failed: 0, busbw: 0.0, halves: 0 };
+    for cycle in 0.. {
+        if cli.cycles > 0 && cycle == cli.cycles {
+            break;
         }
+        bench.cycle(row)?;
     }
-    Ok(Summary { failed: bench.failed, busbw: busbw / f64::from(halves.max(1)) })
+    Ok(Summary { failed: bench.failed, busbw: bench.busbw / f64::from(bench.halves.max(1)) })
 }
 
 struct Bench<'a> {
@@ -101,9 +75,55 @@ struct Bench<'a> {
     one_host: bool,
     seed: u64,
     failed: u64,
+    /// Sum over all halves of rows, and how many these are.
+    busbw: f64,
+    halves: u32,
 }
 
 impl Bench<'_> {
+    /// All rows.
+    fn cycle(&mut self, row: &mut dyn FnMut(&Row) -> Result<()>) -> Result<()> {
+        let Bench { team, op, cli, .. } = *self;
+        for (dtype_name, dtype) in self.dtypes() {
+            let element = dtype.size();
+            let sizes = match op {
+                Op::Barrier => vec![0],
+                _ => sweep(cli.min_bytes, cli.max_bytes, cli.step_factor, cli.step_bytes, element),
+            };
+            let shapes: Vec<Elements> =
+                sizes.iter().map(|bytes| op.shape(bytes / element, team.size())).collect();
+            let most = |of: fn(&Elements) -> usize| shapes.iter().map(of).max().unwrap_or(0) * element;
+            let before = cli.unalign * element;
+            let mut input = Buffer::new(before + most(|s| s.send))?;
+            let mut output = Buffer::new(before + most(|s| s.send.max(s.receive)))?;
+            for (redop_name, redop) in self.redops(dtype)? {
+                for root in self.roots()? {
+                    let case = Case { op, dtype, redop, root };
+                    for shape in &shapes {
+                        let out_of_place = self.half(case, *shape, false, &mut input, &mut output)?;
+                        let in_place = self.half(case, *shape, true, &mut input, &mut output)?;
+                        self.busbw += out_of_place.busbw + in_place.busbw;
+                        self.halves += 2;
+                        let bytes = shape.send.max(shape.receive) * element;
+                        row(&Row {
+                            bytes,
+                            count: shape.count,
+                            dtype: dtype_name,
+                            redop: redop_name,
+                            root: if op.has_root() { root as i64 } else { -1 },
+                            out_of_place,
+                            in_place,
+                            path: op
+                                .collective()
+                                .map(|collective| team.comm().path(collective, dtype, bytes)),
+                        })?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn dtypes(&self) -> Vec<(&'static str, DType)> {
         if self.op == Op::Barrier { vec![("none", DType::U8)] } else { self.cli.dtype.of(&DTYPES) }
     }
@@ -114,14 +134,8 @@ impl Bench<'_> {
             return Ok(vec![("none", RedOp::Sum)]);
         }
         let asked = self.cli.redop.of(&REDOPS);
-        let fits = |(_, op): &(&str, RedOp)| dtype.is_integer() || !is_bitwise(*op);
-        let fitting: Vec<_> = asked.iter().copied().filter(fits).collect();
-        match (fitting.is_empty(), asked.first()) {
-            (true, Some((name, _))) => {
-                Err(Error::Usage(format!("{name} is defined on integers, and {} is none", dtype.name())))
-            }
-            _ => Ok(fitting),
-        }
+        // Of all types those that have the op, too; one that was asked for with another is refused by the command line.
+        Ok(asked.into_iter().filter(|(_, op)| has(dtype, *op)).collect())
     }
 
     fn roots(&self) -> Result<Vec<usize>> {
@@ -145,10 +159,14 @@ impl Bench<'_> {
     ) -> Result<Measure> {
         // Where there is no in-place form the second half repeats the first one, unchecked.
         let repeated = in_place && !case.op.has_in_place();
-        let mut setup = Setup::new(case, shape, self.team, in_place && !repeated);
+        let cli = self.cli;
+        let mut setup = Setup::new(case, shape, self.team, in_place && !repeated, cli.unalign);
         setup.prepare(self.next_seed(), a, b);
-        let mine = setup.run(self.team, a, b, self.cli.warmup_iters.max(1), self.cli.iters)?;
-        let seconds = self.over_ranks(mine.as_secs_f64() / self.cli.iters as f64)?;
+        let pace = Pace { calls: cli.agg_iters, barrier: cli.blocking == 1 };
+        let mut each = (cli.per_iter == 1).then(Vec::new);
+        let mine = setup.run(self.team, a, b, (cli.warmup_iters.max(1), cli.iters), pace, each.as_mut())?;
+        let seconds = self.over_ranks(mine.as_secs_f64() / (cli.iters * cli.agg_iters) as f64)?;
+        let per_iter = each.map(|each| self.per_iter(&each)).transpose()?;
         let (algbw, busbw) = case.op.bandwidth(shape, case.dtype.size(), self.team.size(), seconds);
 
         let mut wrong = None;
@@ -159,7 +177,7 @@ impl Bench<'_> {
                     Op::Barrier => (self.early_leaves()?, 0),
                     _ => {
                         setup.prepare(self.next_seed(), a, b);
-                        setup.run(self.team, a, b, 1, 0)?;
+                        setup.run(self.team, a, b, (1, 0), Pace::default(), None)?;
                         (setup.wrong(a, b), setup.outside(a, b))
                     }
                 };
@@ -172,7 +190,19 @@ impl Bench<'_> {
                 }
             }
         }
-        Ok(Measure { seconds, algbw, busbw, wrong })
+        Ok(Measure { seconds, algbw, busbw, wrong, per_iter })
+    }
+
+    /// All ranks' iterations, from this rank's, in seconds of one call.
+    fn per_iter(&self, mine: &[f64]) -> Result<PerIter> {
+        let calls = self.cli.agg_iters as f64;
+        let mut bytes: Vec<u8> = mine.iter().flat_map(|t| (t / calls).to_ne_bytes()).collect();
+        let all = self.team.gather_bytes(&mut bytes)?;
+        let ranks: Vec<Vec<f64>> = all
+            .chunks(bytes.len().max(1))
+            .map(|rank| rank.as_chunks().0.iter().map(|t| f64::from_ne_bytes(*t)).collect())
+            .collect();
+        Ok(PerIter::new(&ranks, self.cli.per_iter_skip))
     }
 
     fn next_seed(&mut self) -> u64 {
@@ -223,25 +253,28 @@ struct Setup {
     rank: usize,
     pattern: Pattern,
     in_place: bool,
+    /// Bytes before the data of each buffer.
+    before: usize,
     sides: Sides,
 }
 
 impl Setup {
-    fn new(case: Case, shape: Elements, team: &Team, in_place: bool) -> Setup {
+    fn new(case: Case, shape: Elements, team: &Team, in_place: bool, unalign: usize) -> Setup {
         let (rank, ranks, element) = (team.rank(), team.size(), case.dtype.size());
         let mine = rank * shape.count * element;
+        let before = unalign * element;
         let (input_at, output_at) = match case.op {
             Op::AllGather | Op::Gather if in_place => (mine, 0),
             Op::ReduceScatter | Op::Scatter if in_place => (0, mine),
             _ => (0, 0),
         };
         let sides = Sides {
-            input: case.op.sends(rank, case.root).then_some((input_at, shape.send)),
-            output: case.op.receives(rank, case.root).then_some((output_at, shape.receive)),
+            input: case.op.sends(rank, case.root).then_some((before + input_at, shape.send)),
+            output: case.op.receives(rank, case.root).then_some((before + output_at, shape.receive)),
         };
         let redop = case.op.reduces().then_some(case.redop);
         let pattern = Pattern { dtype: case.dtype, redop, ranks, seed: 0 };
-        Setup { case, shape, rank, pattern, in_place, sides }
+        Setup { case, shape, rank, pattern, in_place, before, sides }
     }
 
     fn element(&self) -> usize {
@@ -253,10 +286,10 @@ impl Setup {
         self.pattern.seed = seed;
         let Elements { send, receive, .. } = self.shape;
         if self.in_place {
-            b.set_used(send.max(receive) * self.element());
+            b.set_used(self.before + send.max(receive) * self.element());
         } else {
-            a.set_used(send * self.element());
-            b.set_used(receive * self.element());
+            a.set_used(self.before + send * self.element());
+            b.set_used(self.before + receive * self.element());
         }
         b.bytes().fill(POISON);
         if let Some((at, count)) = self.sides.input {
@@ -266,14 +299,15 @@ impl Setup {
         }
     }
 
-    /// Runs the call `warmup` times, then behind a barrier `iters` times; the time of the latter.
+    /// Runs the call `warmup` times, then behind a barrier `iters` times at a pace; the time of the latter.
     fn run(
         &self,
         team: &Team,
         a: &mut Buffer,
         b: &mut Buffer,
-        warmup: usize,
-        iters: usize,
+        (warmup, iters): (usize, usize),
+        pace: Pace,
+        each: Option<&mut Vec<f64>>,
     ) -> Result<Duration> {
         let mut call = match self.in_place {
             true => team.bind_in_place(self.case, self.sides, b),
@@ -281,7 +315,7 @@ impl Setup {
         };
         call.time(warmup)?;
         team.barrier()?;
-        call.time(iters)
+        call.iterate(iters, pace, each)
     }
 
     /// Wrong elements of this rank: of its output, of an output that it should not have got, and of its input
@@ -290,11 +324,15 @@ impl Setup {
         let output = match self.sides.output {
             Some((at, count)) => self.wrong_output(&b.bytes()[at..at + count * self.element()]),
             None if self.in_place => 0,
-            None => b.bytes().chunks(self.element()).filter(|e| e.iter().any(|byte| *byte != POISON)).count()
-                as u64,
+            None => b.bytes()[self.before..]
+                .chunks(self.element())
+                .filter(|e| e.iter().any(|byte| *byte != POISON))
+                .count() as u64,
         };
         let input = match self.sides.input {
-            Some((_, count)) if !self.in_place => self.pattern.of_input(self.rank, 0, count).wrong(a.bytes()),
+            Some((_, count)) if !self.in_place => {
+                self.pattern.of_input(self.rank, 0, count).wrong(&a.bytes()[self.before..])
+            }
             _ => 0,
         };
         output + input

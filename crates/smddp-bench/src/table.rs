@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use crate::cli::Cli;
+use crate::clock;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::format::{figure, general};
@@ -12,11 +13,13 @@ use crate::sweep::{Measure, Row, Summary};
 /// Writes lines to `out`, each as soon as it is known.
 pub(crate) struct Table<W: Write> {
     out: W,
+    /// Each row ends with the time of day.
+    timestamps: bool,
 }
 
 impl<W: Write> Table<W> {
-    pub(crate) fn new(out: W) -> Table<W> {
-        Table { out }
+    pub(crate) fn new(out: W, timestamps: bool) -> Table<W> {
+        Table { out, timestamps }
     }
 
     fn put(&mut self, text: &str) -> Result<()> {
@@ -31,9 +34,9 @@ impl<W: Write> Table<W> {
         self.put(&format!("# smddp-bench version {}", env!("CARGO_PKG_VERSION")))?;
         self.put(&format!("# Collective test starting: {}", op.program()))?;
         self.put(&format!(
-            "# nThread 1 nGpus 1 minBytes {} maxBytes {} step: {step}({kind}) warmup iters: {} iters: {} agg iters: 1 \
+            "# nThread 1 nGpus 1 minBytes {} maxBytes {} step: {step}({kind}) warmup iters: {} iters: {} agg iters: {} \
              validation: {} graph: 0",
-            cli.min_bytes, cli.max_bytes, cli.warmup_iters, cli.iters, cli.check
+            cli.min_bytes, cli.max_bytes, cli.warmup_iters, cli.iters, cli.agg_iters, cli.check
         ))?;
         if !op.has_in_place() {
             self.put(&format!(
@@ -47,12 +50,18 @@ impl<W: Write> Table<W> {
             self.put(&device.line())?;
         }
         self.put("#")?;
-        let half = |time, alg, bus, wrong| format!("  {time:>7}  {alg:>6}  {bus:>6}  {wrong:>6}");
+        let each = |names: [&str; 4]| match cli.per_iter {
+            0 => String::new(),
+            _ => names.map(|name| format!("  {name:>7}")).concat(),
+        };
+        let half = |time, alg, bus, wrong, iterations: [&str; 4]| {
+            format!("  {time:>7}  {alg:>6}  {bus:>6}  {wrong:>6}{}", each(iterations))
+        };
         let left = |size, count, kind, redop, root| {
             format!("# {size:>10}  {count:>12}  {kind:>8}  {redop:>6}  {root:>6}")
         };
-        let names = half("time", "algbw", "busbw", "#wrong");
-        let units = half("(us)", "(GB/s)", "(GB/s)", "");
+        let names = half("time", "algbw", "busbw", "#wrong", ["i_min", "i_max", "i_p99", "i_cv%"]);
+        let units = half("(us)", "(GB/s)", "(GB/s)", "", ["(us)", "(us)", "(us)", ""]);
         // The blanks at the ends are nccl-tests' own.
         self.put(&format!(
             "{}           out-of-place                       in-place          ",
@@ -65,7 +74,20 @@ impl<W: Write> Table<W> {
     pub(crate) fn row(&mut self, row: &Row) -> Result<()> {
         let Row { bytes, count, dtype, redop, root, .. } = row;
         let left = format!("{bytes:>12}  {count:>12}  {dtype:>8}  {redop:>6}  {root:>6}");
-        self.put(&format!("{left}{}{}", half(&row.out_of_place), half(&row.in_place)))
+        let mut text = format!("{left}{}{}", half(&row.out_of_place), half(&row.in_place));
+        if self.timestamps {
+            text.push_str("  ");
+            text.push_str(&clock::local_time());
+        }
+        self.put(&text)
+    }
+
+    /// What the ranks' processes have taken so far, at most.
+    pub(crate) fn memory(&mut self, bytes: &[u64]) -> Result<()> {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let (most, sum) = (bytes.iter().max().copied().unwrap_or(0), bytes.iter().sum::<u64>());
+        let average = mib(sum) / bytes.len().max(1) as f64;
+        self.put(&format!("# Memory of a rank, MiB   : {:.1} at most, {average:.1} on average", mib(most)))
     }
 
     pub(crate) fn end(&mut self, op: Op, summary: &Summary) -> Result<()> {
@@ -79,7 +101,17 @@ impl<W: Write> Table<W> {
 
 fn half(m: &Measure) -> String {
     let wrong = m.wrong.map_or("N/A".into(), |n| general(n as f64));
-    format!("  {}  {}  {}  {wrong:>6}", figure(m.seconds * 1e6, 7), figure(m.algbw, 6), figure(m.busbw, 6))
+    let each = m.per_iter.as_ref().map_or(String::new(), |each| {
+        [each.min_us, each.max_us, each.p99_us, each.cv_pct]
+            .map(|value| format!("  {}", figure(value, 7)))
+            .concat()
+    });
+    format!(
+        "  {}  {}  {}  {wrong:>6}{each}",
+        figure(m.seconds * 1e6, 7),
+        figure(m.algbw, 6),
+        figure(m.busbw, 6)
+    )
 }
 
 #[cfg(test)]
@@ -89,7 +121,7 @@ mod tests {
 
     fn text(f: impl FnOnce(&mut Table<&mut Vec<u8>>) -> Result<()>) -> String {
         let mut out = Vec::new();
-        f(&mut Table::new(&mut out)).unwrap();
+        f(&mut Table::new(&mut out, false)).unwrap();
         String::from_utf8(out).unwrap()
     }
 
@@ -99,8 +131,13 @@ mod tests {
         dtype: &'static str,
         halves: [(f64, f64, f64, Option<u64>); 2],
     ) -> Row {
-        let [out_of_place, in_place] =
-            halves.map(|(us, algbw, busbw, wrong)| Measure { seconds: us / 1e6, algbw, busbw, wrong });
+        let [out_of_place, in_place] = halves.map(|(us, algbw, busbw, wrong)| Measure {
+            seconds: us / 1e6,
+            algbw,
+            busbw,
+            wrong,
+            per_iter: None,
+        });
         Row { bytes, count, dtype, redop: "none", root: -1, out_of_place, in_place, path: None }
     }
 

@@ -3,7 +3,7 @@
 use smddp_core::{DType, RedOp};
 
 /// In the order of `-d all`.
-pub(crate) const DTYPES: [(&str, DType); 10] = [
+pub(crate) const DTYPES: [(&str, DType); 12] = [
     ("int8", DType::I8),
     ("uint8", DType::U8),
     ("int32", DType::I32),
@@ -14,21 +14,26 @@ pub(crate) const DTYPES: [(&str, DType); 10] = [
     ("float", DType::F32),
     ("double", DType::F64),
     ("bfloat16", DType::BF16),
+    ("f8e4m3", DType::Opaque1),
+    ("f8e5m2", DType::Opaque1),
 ];
 
+/// What `mulsum` multiplies each rank's input by.
+pub(crate) const MULSUM: f64 = 2.0;
+
 /// In the order of `-o all`.
-pub(crate) const REDOPS: [(&str, RedOp); 8] = [
+pub(crate) const REDOPS: [(&str, RedOp); 9] = [
     ("sum", RedOp::Sum),
     ("prod", RedOp::Prod),
     ("max", RedOp::Max),
     ("min", RedOp::Min),
     ("avg", RedOp::Avg),
+    ("mulsum", RedOp::PremulSum(MULSUM)),
     ("band", RedOp::Band),
     ("bor", RedOp::Bor),
     ("bxor", RedOp::Bxor),
 ];
 
-/// `None` is `all`.
 pub(crate) fn parse_dtype(text: &str) -> Result<Selection<DType>, String> {
     parse(text, &DTYPES, "datatype")
 }
@@ -40,27 +45,32 @@ pub(crate) fn parse_redop(text: &str) -> Result<Selection<RedOp>, String> {
 /// One of a list of names, or all of them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Selection<T> {
-    One(T),
+    One(&'static str, T),
     All,
 }
 
-impl<T: Copy + PartialEq> Selection<T> {
+impl<T: Copy> Selection<T> {
     pub(crate) fn of(self, all: &[(&'static str, T)]) -> Vec<(&'static str, T)> {
         match self {
             Selection::All => all.to_vec(),
-            Selection::One(one) => all.iter().copied().filter(|(_, x)| *x == one).collect(),
+            Selection::One(name, one) => vec![(name, one)],
         }
     }
 }
 
-fn parse<T: Copy>(text: &str, all: &[(&str, T)], what: &str) -> Result<Selection<T>, String> {
+fn parse<T: Copy>(text: &str, all: &[(&'static str, T)], what: &str) -> Result<Selection<T>, String> {
     if text == "all" {
         return Ok(Selection::All);
     }
-    all.iter().find(|(name, _)| *name == text).map(|(_, x)| Selection::One(*x)).ok_or_else(|| {
+    all.iter().find(|(name, _)| *name == text).map(|(name, x)| Selection::One(name, *x)).ok_or_else(|| {
         let names: Vec<_> = all.iter().map(|(name, _)| *name).collect();
         format!("there is no {what} '{text}'; there are {}, all", names.join(", "))
     })
+}
+
+/// Whether a type's elements can be reduced by an op; those that only move cannot.
+pub(crate) fn has(dtype: DType, op: RedOp) -> bool {
+    dtype != DType::Opaque1 && (dtype.is_integer() || !is_bitwise(op))
 }
 
 pub(crate) const fn is_bitwise(op: RedOp) -> bool {
@@ -73,7 +83,8 @@ mod tests {
 
     #[test]
     fn names_are_nccl_tests() {
-        assert_eq!(parse_dtype("half"), Ok(Selection::One(DType::F16)));
+        assert_eq!(parse_dtype("half"), Ok(Selection::One("half", DType::F16)));
+        assert_eq!(parse_dtype("f8e5m2"), Ok(Selection::One("f8e5m2", DType::Opaque1)));
         assert_eq!(parse_dtype("all"), Ok(Selection::All));
         assert!(parse_dtype("float32").is_err_and(|e| e.contains("bfloat16")));
         assert_eq!(parse_redop("avg").map(|c| c.of(&REDOPS)), Ok(vec![("avg", RedOp::Avg)]));

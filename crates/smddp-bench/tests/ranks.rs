@@ -64,7 +64,8 @@ fn nothing_wrong(collective: &str, args: &str) -> usize {
 fn every_collective_is_right_with_two_ranks() {
     for collective in COLLECTIVES {
         let count = nothing_wrong(collective, "--nproc 2 -b 8 -e 300K -f 8 -n 2 -w 1 --timeout 60");
-        assert_eq!(count, if collective == "barrier" { 1 } else { 6 }, "{collective}");
+        // 8, 64, 512, 4 K, 32 K, 256 K, and what was asked for last.
+        assert_eq!(count, if collective == "barrier" { 1 } else { 7 }, "{collective}");
     }
 }
 
@@ -85,18 +86,18 @@ fn one_rank_alone_is_right() {
 
 #[test]
 fn every_root_type_and_op_is_right() {
-    assert_eq!(nothing_wrong("broadcast", "--nproc 3 -b 1K -e 1K -n 1 -w 0 -r -1 --timeout 60"), 3);
+    assert_eq!(nothing_wrong("broadcast", "--nproc 3 -b 1K -e 1K -n 1 -w 0 -r all --timeout 60"), 3);
     assert_eq!(nothing_wrong("reduce", "--nproc 3 -b 1K -e 1K -n 1 -w 0 -r -1 --timeout 60"), 3);
-    // 6 integer types with 8 ops, 4 floats with 5.
+    // 6 integer types with 9 ops, 4 floats with 6; two types that only move.
     assert_eq!(
         nothing_wrong("all_reduce", "--nproc 3 -b 1001 -e 1001 -n 1 -w 0 -d all -o all --timeout 60"),
-        68
+        78
     );
     assert_eq!(
         nothing_wrong("reduce_scatter", "--nproc 2 -b 9K -e 9K -n 1 -w 0 -d all -o all --timeout 60"),
-        68
+        78
     );
-    assert_eq!(nothing_wrong("all_gather", "--nproc 2 -b 1K -e 1K -n 1 -w 0 -d all --timeout 60"), 10);
+    assert_eq!(nothing_wrong("all_gather", "--nproc 2 -b 1K -e 1K -n 1 -w 0 -d all --timeout 60"), 12);
 }
 
 #[test]
@@ -144,13 +145,68 @@ fn what_cannot_run_is_an_error() {
         ("all_reduce -o band", 2, "band"),
         ("worker", 2, "PEERS_SOCK"),
         ("sendrecv", 2, "two ranks"),
-        ("broadcast --nproc 2 -r 5 --timeout 60", 1, "--root 5"),
+        ("broadcast --nproc 2 -r 5 --timeout 60", 2, "--root 5 is not one of the 2 ranks"),
+        ("all_reduce --nproc 2 -d f8e4m3", 2, "moved and not reduced"),
+        ("all_reduce --nproc 2 -G 1", 2, "CUDA graph"),
         ("all_gather -b 64 -e 64 -J /no/such/folder/x.json", 1, "/no/such/folder/x.json"),
     ] {
         let output = bench(args);
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(status), "{args}: {stderr}");
         assert!(stderr.contains(says), "{args}: {stderr}");
+    }
+}
+
+#[test]
+fn unaligned_aggregated_and_blocking_calls_are_right() {
+    for collective in COLLECTIVES {
+        nothing_wrong(collective, "--nproc 2 -b 8 -e 100K -f 16 -n 2 -w 1 -u 3 -d half --timeout 60");
+        nothing_wrong(collective, "--nproc 3 -b 8 -e 100K -f 16 -n 2 -w 1 -m 4 -z 1 --timeout 60");
+    }
+}
+
+#[test]
+fn all_rows_come_again_in_each_cycle() {
+    let rows = rows("all_gather --nproc 2 -b 1K -e 4K -f 4 -n 1 -w 0 -N 3 --timeout 60");
+    assert_eq!(rows.iter().map(|row| row[0].as_str()).collect::<Vec<_>>(), ["1024", "4096"].repeat(3));
+}
+
+/// The keys are those that nccl-tests' analysis reads.
+#[test]
+fn each_iteration_is_told_in_columns_and_in_json() {
+    let path =
+        PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("iterations-{}.json", std::process::id()));
+    let output = bench(&format!(
+        "all_reduce --nproc 2 -b 1K -e 1K -n 7 -w 1 -I 1 -K 2 -S 1 -M 1 -J {} --timeout 60",
+        path.display()
+    ));
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{stdout}");
+    assert!(
+        stdout.contains("i_min") && stdout.contains("i_cv%") && stdout.contains("# Memory of a rank, MiB")
+    );
+    let row = stdout.lines().find(|line| !line.starts_with('#')).unwrap();
+    // 13 columns, four more in each half, a date and a time.
+    assert_eq!(row.split_whitespace().count(), 13 + 8 + 2, "{row}");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(json["config"]["per_iter_skip"], 2);
+    for half in ["out_of_place_per_iter", "in_place_per_iter"] {
+        let told = &json["results"][0][half];
+        let of = |list: &serde_json::Value| -> Vec<f64> {
+            list.as_array().unwrap().iter().map(|time| time.as_f64().unwrap()).collect()
+        };
+        let (times, ranks) = (of(&told["times_us"]), told["per_process_max_times_us"].as_array().unwrap());
+        assert_eq!((times.len(), ranks.len()), (7, 2));
+        let ranks: Vec<Vec<f64>> = ranks.iter().map(of).collect();
+        for (i, time) in times.iter().enumerate() {
+            assert!((ranks[0][i].max(ranks[1][i]) - time).abs() < 1e-9);
+        }
+        let most = times[2..].iter().copied().fold(0.0, f64::max);
+        assert!((told["max_us"].as_f64().unwrap() - most).abs() < 1e-9);
+        assert!(told["min_us"].as_f64() <= told["avg_us"].as_f64() && told["p99_us"].as_f64() <= Some(most));
+        assert!(told["cv_pct"].as_f64().is_some_and(|cv| cv >= 0.0));
     }
 }
 

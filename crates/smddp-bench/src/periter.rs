@@ -1,0 +1,66 @@
+//! One iteration's time after the other (`-I 1`), of all ranks.
+
+use serde::Serialize;
+
+/// Under nccl-tests' keys, in microseconds. The statistics are over the slowest rank of each iteration, without those that
+/// are skipped.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct PerIter {
+    /// The slowest rank's, of every iteration.
+    times_us: Vec<f64>,
+    pub avg_us: f64,
+    pub min_us: f64,
+    pub max_us: f64,
+    pub p99_us: f64,
+    /// Standard deviation as a percentage of the average.
+    pub cv_pct: f64,
+    /// Every rank's own, of every iteration.
+    per_process_max_times_us: Vec<Vec<f64>>,
+}
+
+impl PerIter {
+    /// `ranks`: seconds of every iteration, by rank.
+    pub(crate) fn new(ranks: &[Vec<f64>], skip: usize) -> PerIter {
+        let own: Vec<Vec<f64>> = ranks.iter().map(|times| times.iter().map(|t| t * 1e6).collect()).collect();
+        let iterations = own.iter().map(Vec::len).min().unwrap_or(0);
+        let times: Vec<f64> =
+            (0..iterations).map(|i| own.iter().map(|times| times[i]).fold(0.0, f64::max)).collect();
+        let mut counted = times[skip.min(times.len())..].to_vec();
+        counted.sort_by(f64::total_cmp);
+        let n = counted.len().max(1) as f64;
+        let average = counted.iter().sum::<f64>() / n;
+        let variance = counted.iter().map(|t| (t - average).powi(2)).sum::<f64>() / (n - 1.0).max(1.0);
+        // The nearest rank: no time that was not measured.
+        let at = ((0.99 * n).ceil() as usize).clamp(1, counted.len().max(1)) - 1;
+        PerIter {
+            avg_us: average,
+            min_us: counted.first().copied().unwrap_or(0.0),
+            max_us: counted.last().copied().unwrap_or(0.0),
+            p99_us: counted.get(at).copied().unwrap_or(0.0),
+            cv_pct: if average > 0.0 { variance.sqrt() / average * 100.0 } else { 0.0 },
+            times_us: times,
+            per_process_max_times_us: own,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_iteration_is_as_long_as_its_slowest_rank() {
+        let found = PerIter::new(&[vec![1e-6, 5e-6, 3e-6], vec![2e-6, 4e-6, 3e-6]], 0);
+        assert_eq!(found.times_us.iter().map(|t| t.round()).collect::<Vec<_>>(), [2.0, 5.0, 3.0]);
+        let near = |a: f64, b: f64| (a - b).abs() < 1e-6;
+        assert!(near(found.avg_us, 10.0 / 3.0) && near(found.min_us, 2.0) && near(found.max_us, 5.0));
+        assert!(near(found.p99_us, 5.0) && near(found.cv_pct, (7.0f64 / 3.0).sqrt() / (10.0 / 3.0) * 100.0));
+        assert_eq!(found.per_process_max_times_us.len(), 2);
+    }
+
+    #[test]
+    fn skipped_iterations_count_in_no_statistic_and_stay_among_the_times() {
+        let found = PerIter::new(&[vec![9e-6, 1e-6, 1e-6]], 1);
+        assert!((found.max_us - 1.0).abs() < 1e-9 && found.times_us.len() == 3 && found.cv_pct < 1e-9);
+    }
+}
