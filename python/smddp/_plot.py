@@ -1,4 +1,4 @@
-"""`smddp-bench ... --plot FILE`: bus bandwidth and time over size."""
+"""`smddp-bench ... --plot FILE`: bus bandwidth and time over size, of one run or of several."""
 
 from __future__ import annotations
 
@@ -10,17 +10,37 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+Bench = Callable[[Sequence[str]], int]
 
-def plotted(bench: Callable[[Sequence[str]], int], argv: list[str], target: str) -> int:
-    """Runs `bench` with a JSON file and draws what it holds into `target`. Returns the exit status."""
+#: Times of both halves of a row; where there is no in-place form only the first counts.
+_HALVES = (("out_of_place", "-", "o"), ("in_place", "--", "x"))
+
+
+def plotted(bench: Bench, argv: list[str], target: str) -> int:
+    """Run `bench` and draw what it wrote, or what it compared, into `target`. Returns the exit status.
+
+    What cannot be drawn is an error before anything is measured.
+    """
     try:
-        from matplotlib.figure import Figure
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:
         print("smddp-bench: --plot needs matplotlib: pip install 'smddp[plot]'", file=sys.stderr)
         return 2
+    known = FigureCanvasAgg.get_supported_filetypes()
+    if Path(target).suffix[1:].lower() not in known:
+        print(f"smddp-bench: --plot {target}: give a name that ends in .{', .'.join(sorted(known))}", file=sys.stderr)
+        return 2
+    if not Path(target).absolute().parent.is_dir():
+        print(f"smddp-bench: --plot {target}: there is no such folder", file=sys.stderr)
+        return 2
+    if argv[:1] == ["compare"]:
+        status = bench(argv)
+        if status in (0, 1):
+            draw([(Path(path).stem, json.loads(Path(path).read_text())) for path in argv[1:3]], target)
+        return status
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "figures.json")
-        for option in ("-J", "--json"):
+        for option in ("-J", "--json", "--output_file"):
             if option in argv[:-1]:
                 path = argv[argv.index(option) + 1]
                 break
@@ -29,31 +49,66 @@ def plotted(bench: Callable[[Sequence[str]], int], argv: list[str], target: str)
         status = bench(argv)
         # Ranks that a launcher started draw nothing but on rank 0, which alone writes the file.
         if status == 0 and os.path.exists(path):
-            draw(Figure(figsize=(7, 6), layout="constrained"), json.loads(Path(path).read_text()), target)
+            draw([("", json.loads(Path(path).read_text()))], target)
     return status
 
 
-def rows(figures: Any) -> list[dict[str, Any]]:
-    """The rows of the benchmark's JSON, wherever they lie in it."""
-    if isinstance(figures, list):
-        found = [row for row in figures if isinstance(row, dict) and "out_of_place" in row]
-        return found or [row for item in figures for row in rows(item)]
-    if isinstance(figures, dict):
-        return [row for item in figures.values() for row in rows(item)]
-    return []
+def draw(runs: Sequence[tuple[str, Any]], target: str) -> None:
+    """Two panels over the size in bytes: bus bandwidth in GB/s, time in us; of a barrier its time alone.
 
+    runs: a label and what a -J file holds; nccl-tests' files are drawn, too.
+    """
+    from matplotlib.figure import Figure
 
-def draw(figure: Any, figures: Any, target: str) -> None:
-    """Two panels over the size in bytes: bus bandwidth in GB/s, time in us."""
-    table = [row for row in rows(figures) if row["size"] > 0]
+    first = runs[0][1]
+    figure = Figure(figsize=(8, 6.5), layout="constrained")
+    figure.suptitle(title(first))
+    if not any(row["size"] for _, run in runs for row in run["results"]):
+        panel = figure.subplots()
+        names = [label or run.get("collective", "") for label, run in runs]
+        panel.bar(names, [run["results"][0]["out_of_place"]["time"] for _, run in runs], width=0.5)
+        panel.set(ylabel="time (us)")
+        panel.grid(axis="y", alpha=0.3)
+        figure.savefig(target)
+        return
     top, bottom = figure.subplots(2, 1, sharex=True)
-    for half, label in (("out_of_place", "out of place"), ("in_place", "in place")):
-        sizes = [row["size"] for row in table]
-        top.plot(sizes, [row[half]["bus_bw"] for row in table], marker="o", label=label)
-        bottom.plot(sizes, [row[half]["time"] for row in table], marker="o", label=label)
-    top.set(ylabel="bus bandwidth (GB/s)", xscale="log")
-    bottom.set(xlabel="size (B)", ylabel="time (us)", xscale="log", yscale="log")
-    top.legend()
+    for number, (label, run) in enumerate(runs):
+        in_place = run.get("config", {}).get("has_in_place", True)
+        for half, line, marker in _HALVES if in_place else _HALVES[:1]:
+            rows = [row for row in run["results"] if row["size"]]
+            name = ", ".join(part for part in (label, half.replace("_", " ") if in_place else "") if part)
+            # Without a name of its own a line is not in the legend.
+            style: dict[str, Any] = {"label": name or None, "color": f"C{number}", "markersize": 4}
+            style |= {"linestyle": line, "marker": marker}
+            sizes = [row["size"] for row in rows]
+            top.plot(sizes, [row[half]["bus_bw"] for row in rows], **style)
+            bottom.plot(sizes, [row[half]["time"] for row in rows], **style)
+    top.set_xscale("log", base=2)
+    top.set(ylabel="bus bandwidth (GB/s)", ylim=(0, None))
+    bottom.set(xlabel="size (bytes)", ylabel="time (us)", yscale="log")
+    bottom.xaxis.set_major_formatter(lambda size, _: binary(size))
+    if top.get_legend_handles_labels()[1]:
+        top.legend()
     for panel in (top, bottom):
         panel.grid(alpha=0.3)
     figure.savefig(target)
+
+
+def title(run: Any) -> str:
+    """What was measured: "all_reduce, 4 ranks on h1, float sum"."""
+    devices = run.get("config", {}).get("devices", [])
+    hosts = list(dict.fromkeys(device.get("hostname", "") for device in devices))
+    where = f" on {hosts[0]}" if len(hosts) == 1 else f" on {len(hosts)} hosts" if hosts else ""
+    row = run["results"][0] if run["results"] else {}
+    kind = " ".join(str(word) for word in (row.get("type"), row.get("redop")) if word not in (None, "none"))
+    ranks = run.get("ranks", len(devices))
+    name = run.get("collective", "collective")
+    return ", ".join(part for part in (str(name), f"{ranks} ranks{where}" if ranks else "", kind) if part)
+
+
+def binary(size: float) -> str:
+    """8, 64K, 1M: the sizes that the command line takes."""
+    for unit, name in ((2**30, "G"), (2**20, "M"), (2**10, "K")):
+        if size >= unit:
+            return f"{size / unit:g}{name}"
+    return f"{size:g}"

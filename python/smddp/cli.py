@@ -129,15 +129,32 @@ def bench(argv: Sequence[str] | None = None) -> int:
     # It runs without Python's help, and so does its end by Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # The subcommands that draw write their own files.
-    if "--plot" not in given or given[0] in ("simulate", "explain", "tune"):
+    if given[:1] in (["simulate"], ["explain"], ["tune"]):
         return native.bench_main(given)
-    at = given.index("--plot")
-    if at + 1 == len(given):
+    backends, rest = _taken(given, "--torch")
+    if backends is not None:
+        from smddp import _through_torch
+
+        return _through_torch.main(rest, backends)
+    target, rest = _taken(given, "--plot")
+    if target is None:
+        return native.bench_main(given)
+    if not target:
         print("smddp-bench: --plot takes a file name (.svg or .png)", file=sys.stderr)
         return 2
     from smddp._plot import plotted
 
-    return plotted(native.bench_main, given[:at] + given[at + 2 :], given[at + 1])
+    return plotted(native.bench_main, rest, target)
+
+
+def _taken(given: list[str], option: str) -> tuple[str | None, list[str]]:
+    """An option's value, None without it, and the other words."""
+    for at, word in enumerate(given):
+        if word == option:
+            return "".join(given[at + 1 : at + 2]), given[:at] + given[at + 2 :]
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2], given[:at] + given[at + 1 :]
+    return None, given
 
 
 if __name__ == "__main__":

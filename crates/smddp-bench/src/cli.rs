@@ -53,11 +53,14 @@ COLLECTIVE: all_gather, reduce_scatter, all_reduce, broadcast, reduce, gather, s
 sendrecv; hyphens and nccl-tests' names (all_gather_perf, alltoall) are understood too. 'info' instead lists the
 settings, 'startup' tells what making a group of all ranks takes.
 'simulate' and 'explain' replay plans on a described cluster, 'tune' measures which algorithms are best here, 'replay'
-makes the calls of a recorded job again; each has options of its own ('smddp-bench simulate --help').
+makes the calls of a recorded job again, 'compare' judges one run's -J file against another's; each has options of its own ('smddp-bench simulate --help').
 
 Ranks: --nproc N starts N of them here. Otherwise this process is one rank of those that torchrun, mpirun
 (Open MPI, MPICH) or srun started: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or OMPI_COMM_WORLD_*, PMI_*,
 SLURM_*. Without either it is the only rank.
+
+From Python's smddp-bench, --plot FILE.png (.svg, .pdf) draws the figures ('compare A B --plot' both runs), and --torch
+BACKEND,BACKEND measures them through torch.distributed, turn by turn.
 
 Options of nccl-tests for GPUs (-p -y -G -C -R -x -D) are taken with the values that change nothing there.
 
@@ -75,7 +78,7 @@ Exit status: 0 right, 1 wrong data or a failure, 2 a command line that makes no 
     args_override_self = true
 )]
 pub(crate) struct Cli {
-    /// What to measure; or 'startup', 'info', 'simulate', 'explain', 'tune', 'replay'
+    /// What to measure; or 'startup', 'info', 'simulate', 'explain', 'tune', 'compare', 'replay'
     #[arg(value_name = "COLLECTIVE")]
     pub task: Task,
     /// Smallest size

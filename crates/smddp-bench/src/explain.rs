@@ -12,7 +12,7 @@ use crate::cluster_file;
 use crate::drawing;
 use crate::error::{Error, Result};
 use crate::op::Op;
-use crate::simulate::{clusters, describe, path_text, share, simulated, size, write};
+use crate::simulate::{clusters, describe, path_text, picture, share, simulated, size, write};
 use crate::sizes::parse_size;
 use crate::subject::Subject;
 
@@ -54,6 +54,7 @@ pub(crate) struct Cli {
 }
 
 pub(crate) fn run(cli: &Cli) -> Result<i32> {
+    picture(cli.draw.as_deref())?;
     let collective = simulated(cli.op)?;
     let base = cluster_file::load(&cli.cluster)?;
     let nodes: Vec<usize> = cli.nodes.into_iter().collect();

@@ -12,6 +12,7 @@ mod calls;
 mod cli;
 mod clock;
 mod cluster_file;
+mod compare;
 mod device;
 mod drawing;
 mod error;
@@ -83,7 +84,7 @@ pub fn main_from(args: Vec<String>, spawn: &[String]) -> i32 {
     }
 }
 
-/// What has options of its own: `simulate`, `explain`, `tune`, `replay`. `None` where it is none of them.
+/// What has options of its own: `simulate`, `explain`, `tune`, `compare`, `replay`. `None` where it is none of them.
 fn subcommand(args: &[String], spawn: &[String]) -> Option<i32> {
     let (name, rest) = args.split_first()?;
     let rest = || std::iter::once(format!("smddp-bench {name}")).chain(rest.iter().cloned());
@@ -91,6 +92,7 @@ fn subcommand(args: &[String], spawn: &[String]) -> Option<i32> {
         "simulate" => simulate::Cli::try_parse_from(rest()).map(|cli| simulate::run(&cli)),
         "explain" => explain::Cli::try_parse_from(rest()).map(|cli| explain::run(&cli)),
         "tune" => tune::Cli::try_parse_from(rest()).map(|cli| tune::run(&cli, spawn)),
+        "compare" => compare::Cli::try_parse_from(rest()).map(|cli| compare::run(&cli)),
         "replay" => replay::Cli::try_parse_from(rest()).map(|cli| replay::run(&cli, args, spawn)),
         _ => return None,
     };

@@ -127,6 +127,7 @@ struct Document<'a> {
 }
 
 pub(crate) fn run(cli: &Cli) -> Result<i32> {
+    picture(cli.plot.as_deref())?;
     let collective = simulated(cli.op)?;
     let base = cluster_file::load(&cli.cluster)?;
     let clusters = clusters(&base, &cli.nodes, cli.ppn)?;
@@ -314,6 +315,17 @@ pub(crate) fn size(bytes: u64) -> String {
         }
     }
     bytes.to_string()
+}
+
+/// A picture's name, before anything is computed for it.
+pub(crate) fn picture(path: Option<&Path>) -> Result<()> {
+    match path.map(|path| (path, path.extension().and_then(|e| e.to_str()))) {
+        Some((path, extension)) if extension != Some("svg") => Err(Error::Usage(format!(
+            "{}: pictures are written as SVG: give a name that ends in .svg",
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
 }
 
 pub(crate) fn write(path: &Path, text: &str) -> Result<()> {

@@ -1,0 +1,92 @@
+"""`smddp-bench` as Python's console command has it: pictures, comparisons, backends of torch side by side."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(sys.executable).parent / "smddp-bench"
+PNG = b"\x89PNG\r\n"
+
+
+def bench(*words: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([BENCH, *map(str, words)], capture_output=True, text=True, timeout=120, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """Two runs through torch: figures-smddp.json, figures-gloo.json."""
+    folder = tmp_path_factory.mktemp("runs")
+    sizes = ("-b", 0, "-e", "64K", "-f", 64, "-n", 5, "-w", 1)
+    done = bench("all_reduce", "--torch", "smddp,gloo", "--nproc", 2, *sizes, "-J", "figures.json", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if not line.startswith("#")]
+    assert [row[0] for row in rows] == ["0", "8", "512", "32768", "65536"]
+    assert all(row[5] == row[8] == "0" and float(row[9]) > 0 for row in rows), done.stdout
+    assert "# Out of bounds values : 0 OK" in done.stdout
+    return folder
+
+
+def test_backends_of_torch_leave_a_file_each(runs):
+    for name in ("smddp", "gloo"):
+        found = json.loads((runs / f"figures-{name}.json").read_text())
+        assert (found["backend"], found["ranks"], len(found["results"])) == (name, 2, 5)
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"])
+def test_collectives_through_torch_are_checked(collective):
+    sizes = ("-b", "1K", "-e", "1K", "-n", 1, "-w", 1, "-d", "int32")
+    done = bench(collective, "--torch=smddp", "--nproc", 3, *sizes)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "# Out of bounds values : 0 OK" in done.stdout
+
+
+def test_two_runs_are_compared_with_a_verdict_for_each_row_and_drawn(runs):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'smddp[plot]'")
+    files = ("figures-gloo.json", "figures-smddp.json")
+    done = bench("compare", *files, "--plot", "both.png", cwd=runs)
+    assert done.returncode in (0, 1), done.stderr
+    assert "# B/A " in done.stdout and "# A: figures-gloo.json all_reduce" in done.stdout
+    assert (runs / "both.png").read_bytes().startswith(PNG)
+    slower = json.loads((runs / files[1]).read_text())
+    for row in slower["results"]:
+        row["out_of_place"]["time"] = row["in_place"]["time"] = 1e9
+    (runs / "slower.json").write_text(json.dumps(slower))
+    judged = bench("compare", files[0], "slower.json", cwd=runs)
+    assert judged.returncode == 1 and judged.stdout.count("SLOWER") == 10
+    same = bench("compare", files[0], files[0], cwd=runs)
+    assert same.returncode == 0 and "10 the same" in same.stdout
+
+
+def test_a_run_is_drawn_a_barrier_too(tmp_path):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'smddp[plot]'")
+    done = bench("all_gather", "--nproc", 2, "-b", 8, "-e", "64K", "-f", 64, "-n", 2, f"--plot={tmp_path}/a.svg")
+    assert done.returncode == 0, done.stderr
+    drawn = (tmp_path / "a.svg").read_text()
+    assert "<svg" in drawn and "all_gather, 2 ranks" in drawn
+    assert bench("barrier", "--nproc", 2, "-n", 2, "--plot", tmp_path / "b.png").returncode == 0
+    assert (tmp_path / "b.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("barrier", "--plot"), "--plot takes a file name"),
+        (("barrier", "--plot", "x.foo"), "give a name that ends in .avif"),
+        (("barrier", "--plot", "no/such/x.png"), "there is no such folder"),
+        (("explain", "all_gather", "--draw", "x.png"), "give a name that ends in .svg"),
+        (("simulate", "all_gather", "--plot", "x.png"), "give a name that ends in .svg"),
+        (("all_reduce", "--torch", "smddp,smddp"), "each once"),
+        (("all_reduce", "--torch", "smddp", "-b", "8T"), "'8T' is no size"),
+        (("all_reduce", "--torch", "smddp", "-o", "avg", "-d", "int32"), "avg of int32"),
+        (("compare", __file__, __file__), "is no file of -J"),
+    ],
+)
+def test_what_cannot_be_is_told_before_anything_is_measured(words, says, tmp_path):
+    if "x.foo" in words or "no/such/x.png" in words:
+        pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'smddp[plot]'")
+    done = bench(*words, cwd=tmp_path)
+    assert done.returncode == 2 and says in done.stderr, done.stderr
+    assert "Traceback" not in done.stderr and not list(tmp_path.iterdir())
