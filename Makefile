@@ -252,6 +252,7 @@ check: $(STAMPS)/lint-tools ## what a change must pass: format, clippy, ruff, st
 	$(MAKE) lint-docker
 	$(MAKE) stubtest
 	$(MAKE) types
+	$(MAKE) docs-site
 	$(MAKE) test
 
 # Not in `make test`: it takes a quarter of an hour and a nightly toolchain. FUZZ_SECONDS=600 looks longer.
@@ -262,6 +263,12 @@ check-deep: | prerequisites ## loom's models, and a minute of each fuzz target u
 .PHONY: lint-docker
 lint-docker: $(STAMPS)/lint-tools ## hold the Dockerfiles against hadolint's rules
 	$(BIN)/hadolint docker/*.Dockerfile
+
+.PHONY: docs-site
+docs-site: $(STAMPS)/venv ## build the documentation as a site into dist/site, strictly; it can be read offline
+	test -x .venvs/docs/bin/mkdocs || { $(PYTHON) -m venv .venvs/docs \
+	    && .venvs/docs/bin/python -m pip install --quiet mkdocs-material 'mkdocstrings[python]'; }
+	NO_MKDOCS_2_WARNING=1 .venvs/docs/bin/mkdocs build --quiet --strict
 
 .PHONY: stubtest
 stubtest: $(STAMPS)/wheel $(STAMPS)/lint-tools ## hold smddp/_core.pyi against the built module

@@ -1,0 +1,29 @@
+"""The documentation's pages are found and their links lead somewhere; `make docs-site` builds them strictly."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```|^    .*?$|`[^`\n]*`", re.S | re.M)
+
+
+def test_every_page_is_in_the_sites_navigation_and_in_the_list_of_pages():
+    listed = (ROOT / "docs" / "README.md").read_text()
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2]
+    for page in PAGES:
+        name = page.relative_to(ROOT / "docs").as_posix()
+        assert f"- {name}\n" in navigation, f"mkdocs.yml does not name {name}"
+        if "/" not in name and name != "README.md":
+            assert f"]({name})" in listed, f"docs/README.md does not name {name}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_links_lead_to_files_that_are_there(page):
+    for words in LINK.findall(FENCE.sub("", page.read_text())):
+        target = (words[0] or words[1]).partition("#")[0]
+        if target and "://" not in target and not target.startswith("mailto:"):
+            assert (page.parent / target).exists(), f"{page.name} leads to {target}"
