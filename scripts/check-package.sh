@@ -16,7 +16,7 @@ twine check --strict "$wheel" "$sdist"
 pyroma --min 10 "$sdist"
 
 step "the stable ABI (abi3audit)"
-abi3audit --strict --summary "$wheel"
+python scripts/check_abi.py "$wheel"
 
 step "the wheel's own tests"
 WHEEL=$wheel python -m pytest -q tests/wheel tests/source/test_third_party.py tests/source/test_publishing.py
@@ -40,6 +40,9 @@ done
 step "the forms and workflows (their schemas)"
 check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 check-jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/{bug,idea}.yml
+check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 
 step "licences, sources and duplicates of all crates (cargo deny)"
 cargo deny check licenses bans sources
