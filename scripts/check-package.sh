@@ -45,7 +45,7 @@ check-jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLA
 check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 
 step "licences, sources and duplicates of all crates (cargo deny)"
-cargo deny check licenses bans sources
+cargo deny check --hide-inclusion-graph licenses bans sources
 # The one check that needs GitHub.
 if timeout 60 git ls-remote --quiet https://github.com/RustSec/advisory-db HEAD >/dev/null 2>&1; then
     cargo deny check advisories

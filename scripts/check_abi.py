@@ -25,7 +25,9 @@ def main(wheel: str) -> int:
     if not modules:
         print(f"{wheel} has no module of the stable ABI")
     elif not wrong:
-        print(f"{len(modules)} module within the stable ABI of {modules[0]['result']['baseline']}, but for {len(KNOWN)} known")
+        print(
+            f"{modules[0]['name']} keeps to the stable ABI of {modules[0]['result']['baseline']}, but for {sorted(KNOWN)}"
+        )
     return 1 if wrong or not modules else 0
 
 

@@ -1,7 +1,7 @@
 """Writes third-party/LICENSES.txt: the licence texts of all crates that the wheel is built from.
 
-Their licences ask that text and copyright lines travel with the binary. A text that several crates have stands once, and
-the crates that have it above it.
+Their licences ask that text and copyright lines travel with the binary. A text that several crates have stands once,
+under the names of those crates.
 """
 
 import re
@@ -17,7 +17,8 @@ HEAD = """\
 Third-party software in smddp's wheel
 
 smddp itself is under Apache-2.0 (LICENSE). Its native module is built from the Rust crates below. Where a crate offers
-several licences, smddp takes Apache-2.0 if that is among them, otherwise MIT. The texts that the crates come with follow the list.
+several licences, smddp takes Apache-2.0 if that is among them, otherwise MIT. The texts that the
+crates come with follow the list.
 
 The module also holds Rust's standard library and what that is built from, (c) the Rust Project contributors,
 under "MIT OR Apache-2.0" and taken under Apache-2.0: https://github.com/rust-lang/rust/blob/main/COPYRIGHT

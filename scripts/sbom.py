@@ -1,4 +1,4 @@
-"""Writes third-party/smddp.cyclonedx.json: the crates that the wheel is built from, as a CycloneDX 1.5 bill of materials.
+"""Writes third-party/smddp.cyclonedx.json, a CycloneDX 1.5 bill of materials: the crates that the wheel is built from.
 
 maturin would write one by itself, with the paths of the machine, a random number, the time and the crates of every
 platform. This one says what is built, and says the same wherever that is.
