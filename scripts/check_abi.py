@@ -25,9 +25,8 @@ def main(wheel: str) -> int:
     if not modules:
         print(f"{wheel} has no module of the stable ABI")
     elif not wrong:
-        print(
-            f"{modules[0]['name']} keeps to the stable ABI of {modules[0]['result']['baseline']}, but for {sorted(KNOWN)}"
-        )
+        baseline = modules[0]["result"]["baseline"]
+        print(f"{modules[0]['name']} keeps to the stable ABI of {baseline}, but for {sorted(KNOWN)}")
     return 1 if wrong or not modules else 0
 
 

@@ -47,8 +47,8 @@ def test_one_rank_of_a_host_warns(beside: Path):
 
 
 def test_torch_is_imported_and_has_the_backend_where_warnings_are_errors(beside: Path):
-    code = "import warnings, torch; warnings.simplefilter('error'); from smddp import _register; _register.autoload()\n"
-    told = python("-c", code + "print(torch.distributed.is_backend_available('smddp'))", PYTHONPATH=str(beside))
+    code = "import torch; print(torch.distributed.is_backend_available('smddp'))"
+    told = python("-W", "error::RuntimeWarning", "-c", code, PYTHONPATH=str(beside))
     assert told.stdout == "True\n"
 
 
