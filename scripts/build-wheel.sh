@@ -4,17 +4,20 @@
 #   scripts/build-wheel.sh OUT [--portable] [MATURIN OPTIONS]
 #
 # --portable: for any Linux from glibc 2.28 on, as old as that of torch's own wheels. zig links against the symbols of that
-# glibc. Its linker cannot take debug information alone away, so the standard library's stays in.
+# glibc. Its linker cannot take debug information alone away, and its C compiler adds some: it goes afterwards.
 #
 # The same commit gives the same bytes in whatever folder and for whomever: paths of this machine, which panic messages would
 # have in them, are replaced, and maturin writes no dates.
 set -euo pipefail
 out=$(realpath --canonicalize-missing "$1")
 shift
-cd "${SOURCE:-$(dirname "$0")/..}"
+tools=$(realpath "$(dirname "$0")")
+cd "${SOURCE:-$tools/..}"
+portable=
 options=(--release --out "$out")
 if [ "${1:-}" = --portable ]; then
     shift
+    portable=1
     options+=(--zig --compatibility manylinux_2_28)
     export CARGO_PROFILE_RELEASE_STRIP=none
 fi
@@ -33,4 +36,5 @@ for remap in "${remaps[@]}"; do
 done
 export CARGO_ENCODED_RUSTFLAGS=$flags
 
-exec maturin build "${options[@]}" "$@"
+maturin build "${options[@]}" "$@"
+[ -z "$portable" ] || python "$tools/strip_wheel.py" "$out"/smddp-*.whl
