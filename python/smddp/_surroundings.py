@@ -7,10 +7,7 @@ import platform
 from collections.abc import Callable
 from importlib import metadata
 
-from smddp import machine
-
-# What the historic package installs; it owns the same paths as we do, so pip writes one over the other without a word.
-_HISTORIC = "smdistributed"
+from smddp import _historic, machine
 
 
 def collect() -> dict[str, str]:
@@ -68,15 +65,4 @@ def torch() -> str:
 
 def historic() -> str:
     """Whether another distribution owns the paths of `smdistributed`."""
-    owners = {name for name in metadata.packages_distributions().get(_HISTORIC, []) if name != "smddp"}
-    theirs = sorted(
-        f"{name} {metadata.version(name)}"
-        for name in owners
-        if any(str(path).startswith("smdistributed/dataparallel/") for path in metadata.files(name) or ())
-    )
-    if not theirs:
-        return "not installed"
-    return (
-        f"{', '.join(theirs)} has files at the same paths as smddp: which ones are there depends on what was installed "
-        f"last, and removing either removes them; `pip uninstall {theirs[0].split()[0]}`, then install smddp again"
-    )
+    return _historic.told() or "not installed"

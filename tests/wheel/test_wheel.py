@@ -17,8 +17,6 @@ from pathlib import Path
 
 import pytest
 
-DIST = Path(__file__).parents[2] / "dist"
-
 # What every glibc system has: the binary may link to nothing else.
 SYSTEM_LIBRARIES = {
     "ld-linux-x86-64.so.2",
@@ -29,17 +27,6 @@ SYSTEM_LIBRARIES = {
     "libpthread.so.0",
     "librt.so.1",
 }
-
-
-@pytest.fixture(scope="module")
-def wheel() -> Path:
-    if given := os.environ.get("WHEEL"):
-        return Path(given).resolve()
-    found = list(DIST.glob("smddp-*.whl"))
-    if not found:
-        pytest.skip("no wheel in dist/: `make wheel` builds it")
-    assert len(found) == 1, f"one wheel should be in dist/, not {[path.name for path in found]}"
-    return found[0]
 
 
 class Environment:

@@ -2,6 +2,10 @@
 
 from typing import Any
 
+from smddp import _historic
+
+_historic.warn_once()
+
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
