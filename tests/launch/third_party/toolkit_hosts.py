@@ -131,7 +131,7 @@ def _machine(folder: Path, key: Path) -> None:
 
 
 class Several:
-    """Jobs side by side, since the toolkit waits for half a minute after a job that ended well, and a worker for minutes
+    """Jobs side by side: the toolkit waits for half a minute after a job that ended well, and a worker for minutes
     where its master failed."""
 
     def __init__(self, begin: Callable[[Any], Running], wanted: Iterable[Hashable], timeout: float) -> None:
