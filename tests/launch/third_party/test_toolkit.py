@@ -3,7 +3,6 @@
 It needs Open MPI and an SSH server on this machine.
 """
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,27 +12,7 @@ import toolkit
 import toolkit_scripts as scripts
 
 
-@pytest.fixture(scope="module", autouse=True)
-def machine():
-    for program in ("mpirun", "/usr/sbin/sshd"):
-        if shutil.which(program) is None:
-            pytest.skip(f"no {program} on this machine (Debian: openmpi-bin, openssh-server)")
-
-
-@pytest.fixture
-def host_name():
-    """The toolkit's ranks have a gethostname() of its own, which reads this file and crashes where there is none."""
-    file = Path("/opt/ml/input/config/resourceconfig.json")
-    if file.exists():
-        yield
-        return
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text('{"current_host": "localhost", "hosts": ["localhost"]}')
-    except OSError as error:
-        pytest.skip(f"{file} cannot be made: {error}")
-    yield
-    file.unlink()
+pytestmark = pytest.mark.usefixtures("host_name")
 
 
 @pytest.mark.parametrize("strategy", ["DATA_PARALLEL", "PYTORCH_DDP", "TORCH_DISTRIBUTED"])
@@ -43,7 +22,7 @@ def test_a_job_ends_well(tmp_path: Path, strategy: str):
     assert "smddprun" in ended.log or strategy == "TORCH_DISTRIBUTED"
 
 
-def test_a_model_parallel_job_over_mpi_ends_well(tmp_path: Path, host_name):
+def test_a_model_parallel_job_over_mpi_ends_well(tmp_path: Path):
     ended = toolkit.run(tmp_path / "job", scripts.SHARDS, toolkit.MODEL_PARALLEL)
     toolkit.ended_well(ended)
     assert "smddpmprun -i ml.p4d.24xlarge --allow-bypass" in ended.log

@@ -51,25 +51,7 @@ def job(request, jobs) -> list[toolkit.Ended]:
     return jobs.ended(request.param)
 
 
-def both_end_well(job: list[toolkit.Ended]) -> None:
-    first, other = job
-    toolkit.ended_well(first)
-    assert other.status == 0 and other.success and not other.failure, other.log[-6000:]
-
-
-@jobs_of("TRAINS", "DATA_PARALLEL", "TORCH_DISTRIBUTED")
-def test_a_job_ends_well(job):
-    both_end_well(job)
-
-
-@jobs_of("SHARDS", "MODEL_PARALLEL")
-def test_a_model_parallel_job_over_mpi_ends_well(job):
-    both_end_well(job)
-
-
-@jobs_of("TF_TRAINS", "DATA_PARALLEL")
-def test_a_tensorflow_job_ends_well(job):
-    both_end_well(job)
+# Failures first, whose jobs take longest.
 
 
 @jobs_of("FAILS", *MPI)
@@ -103,3 +85,24 @@ def test_hosts_that_cannot_reach_each_other_are_reported_by_name(job):
 @jobs_of("TF_CANNOT_MEET", "DATA_PARALLEL")
 def test_hosts_that_cannot_reach_each_other_are_reported_by_name_in_tensorflow(job):
     toolkit.blames(job[0], "TopologyError", "nosuch0")
+
+
+def both_end_well(job: list[toolkit.Ended]) -> None:
+    first, other = job
+    toolkit.ended_well(first)
+    assert other.status == 0 and other.success and not other.failure, other.log[-6000:]
+
+
+@jobs_of("TRAINS", "DATA_PARALLEL", "TORCH_DISTRIBUTED")
+def test_a_job_ends_well(job):
+    both_end_well(job)
+
+
+@jobs_of("SHARDS", "MODEL_PARALLEL")
+def test_a_model_parallel_job_over_mpi_ends_well(job):
+    both_end_well(job)
+
+
+@jobs_of("TF_TRAINS", "DATA_PARALLEL")
+def test_a_tensorflow_job_ends_well(job):
+    both_end_well(job)

@@ -3,7 +3,6 @@
 It is in an environment of its own (.venvs/toolkit-tensorflow), which has no torch.
 """
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,13 +10,10 @@ import toolkit
 import toolkit_scripts as scripts
 
 
-@pytest.fixture(scope="module", autouse=True)
-def machine():
-    for program in ("mpirun", "/usr/sbin/sshd"):
-        if shutil.which(program) is None:
-            pytest.skip(f"no {program} on this machine (Debian: openmpi-bin, openssh-server)")
-    if not toolkit.TENSORFLOW.there():
-        pytest.skip(f"no {toolkit.TENSORFLOW.bin}: make test-launch")
+pytestmark = [
+    pytest.mark.usefixtures("host_name"),
+    pytest.mark.skipif(not toolkit.TENSORFLOW.there(), reason=f"no {toolkit.TENSORFLOW.bin}: make test-launch"),
+]
 
 
 def run(folder: Path, script: str) -> toolkit.Ended:
