@@ -231,11 +231,18 @@ test-clients: $(STAMPS)/wheel $(STAMPS)/test-tools ## DeepSpeed, Lightning, Acce
 	    -r tests/clients/third_party/requirements-clients.txt
 	.venvs/clients/bin/python -m pytest tests/clients/third_party -m ""
 
+# The toolkit for TensorFlow asks for a numpy and a toolkit that are older than TensorFlow's: it is installed by itself, into an
+# environment that has no torch.
+TOOLKIT_TF := .venvs/toolkit-tensorflow
 .PHONY: test-launch
-test-launch: $(STAMPS)/wheel $(STAMPS)/test-tools ## real launchers: Open MPI, Slurm, torchx, SageMaker's unmodified training toolkit and SDK (own environments over .venv)
+test-launch: $(STAMPS)/wheel $(STAMPS)/test-tools ## real launchers: Open MPI, Slurm, torchx, SageMaker's SDK and unmodified training toolkits, on one host and two (own environments)
 	sh scripts/launchers.sh
 	$(BIN)/python scripts/layered_venv.py .venvs/toolkit -r tests/launch/third_party/requirements-launch.txt
 	$(BIN)/python scripts/layered_venv.py .venvs/sdk -r tests/launch/third_party/requirements-sdk.txt
+	[ -e $(TOOLKIT_TF)/bin/pip ] || $(PYTHON) -m venv $(TOOLKIT_TF)
+	$(TOOLKIT_TF)/bin/python -m pip install --quiet -r tests/launch/third_party/requirements-tensorflow.txt
+	$(TOOLKIT_TF)/bin/python -m pip install --quiet --no-deps sagemaker-tensorflow-training==20.5.0
+	$(TOOLKIT_TF)/bin/python -m pip install --quiet --force-reinstall --no-deps dist/smddp-*.whl
 	PATH="$(CURDIR)/.venvs/toolkit/bin:$(BIN):$$PATH" .venvs/toolkit/bin/python -m pytest tests/launch/third_party -m ""
 
 .PHONY: test-smp-full

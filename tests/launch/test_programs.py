@@ -65,6 +65,17 @@ def test_a_sagemaker_job_says_where_rank_0_is_and_which_host_this_is():
     assert json.loads(done.stdout)[-2:] == ["algo-1", "7592"]
 
 
+def test_a_host_knows_its_place_in_a_job_better_than_mpirun_says(tmp_path):
+    """The toolkit's `mpi` strategy gives ranks of all hosts the SM_CURRENT_HOST of the first."""
+    config = tmp_path / "input" / "config" / "resourceconfig.json"
+    config.parent.mkdir(parents=True)
+    config.write_text('{"current_host": "algo-2", "hosts": ["algo-1", "algo-2"]}')
+    place = {**LAUNCHERS[1](3, 4, 1), "SM_HOSTS": '["algo-1", "algo-2"]', "SM_CURRENT_HOST": "algo-1"}
+    show = "import os; print(os.environ['NODE_RANK'], os.environ['SM_CURRENT_HOST'])"
+    done = run("smddprun", sys.executable, "-c", show, **place, SAGEMAKER_BASE_DIR=str(tmp_path))
+    assert done.stdout.split() == ["1", "algo-2"], done.stderr
+
+
 def test_one_rank_alone_has_a_meeting_point_of_its_own():
     done = run("smddprun", sys.executable, "-c", SHOW, **LAUNCHERS[1](0, 1, 1))
     *numbers, host, port = json.loads(done.stdout)

@@ -37,9 +37,10 @@ def complete() -> bool:
         "MASTER_ADDR": host,
         "MASTER_PORT": port,
     }
-    if "SM_HOSTS" in os.environ and "SM_CURRENT_HOST" not in os.environ and node_rank is not None:
-        # mpirun gives all ranks the same variables.
-        values["SM_CURRENT_HOST"] = _current_host(node_rank)
+    hosts = _sm_hosts()
+    if node_rank is not None and node_rank < len(hosts):
+        # mpirun gives all ranks the same variables: its own host's, or none.
+        values["SM_CURRENT_HOST"] = hosts[node_rank]
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() == "true":
         # torch's store is there already; the core's own port is another one.
         del values["MASTER_ADDR"], values["MASTER_PORT"]
@@ -69,18 +70,37 @@ def _sm_hosts() -> list[str]:
         return []
 
 
-def _current_host(node_rank: int) -> str | None:
+def _place_in_job() -> int | None:
+    """This host's place among those of a SageMaker job."""
     hosts = _sm_hosts()
-    return hosts[node_rank] if node_rank < len(hosts) else None
+    # The host's own file first: in its `mpi` strategy the toolkit hands the first host's SM_CURRENT_HOST to all ranks.
+    for name in (_configured_host(), os.environ.get("SM_CURRENT_HOST")) if hosts else ():
+        if name in hosts:
+            return hosts.index(name)
+    return None
+
+
+def _configured_host() -> str | None:
+    """What the service calls this host."""
+    import json  # as above
+
+    try:
+        with open(
+            os.path.join(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"), "input/config/resourceconfig.json")
+        ) as file:
+            name: str = json.load(file)["current_host"]
+            return name
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _node_rank(rank: int, size: int, local_rank: int, local_size: int | None) -> int | None:
     """Which of the job's hosts this is, where the launcher, the job or ranks that come host by host say so."""
     if "SLURM_NODEID" in os.environ and "SLURM_PROCID" in os.environ:
         return int(os.environ["SLURM_NODEID"])
-    current = os.environ.get("SM_CURRENT_HOST")
-    if current is not None and current in _sm_hosts():
-        return _sm_hosts().index(current)
+    place = _place_in_job()
+    if place is not None:
+        return place
     if local_size is None:
         return None
     by_host = size % local_size == 0 and rank % local_size == local_rank

@@ -12,7 +12,22 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-BIN = Path(sys.executable).parent
+
+@dataclass(frozen=True)
+class Image:
+    """What a container's image has of the toolkit: where its programs are, and its part for a framework."""
+
+    bin: Path
+    module: str
+
+    def there(self) -> bool:
+        return (self.bin / "train").exists()
+
+
+PYTORCH = Image(Path(sys.executable).parent, "sagemaker_pytorch_container.training:main")
+TENSORFLOW = Image(
+    Path(__file__).parents[3] / ".venvs" / "toolkit-tensorflow" / "bin", "sagemaker_tensorflow_container.training:main"
+)
 
 DATA_PARALLEL = {"sagemaker_distributed_dataparallel_enabled": True, "sagemaker_instance_type": "ml.p4d.24xlarge"}
 PYTORCH_DDP = {"sagemaker_pytorch_ddp_enabled": True, "sagemaker_instance_type": "ml.p4d.24xlarge"}
@@ -22,6 +37,7 @@ MODEL_PARALLEL = {
     "sagemaker_mpi_num_of_processes_per_host": 2,
     "sagemaker_mpi_custom_mpi_options": "",
     "sagemaker_instance_type": "ml.p4d.24xlarge",
+    "mp_parameters": {"hybrid_shard_degree": 2},
 }
 
 
@@ -33,12 +49,28 @@ class Ended:
     failure: str
     model: list[str]
 
+    def kind(self) -> str:
+        """The error's name, with which a failure file begins."""
+        return self.failure.partition(":")[0]
+
 
 class Job:
-    """One host of a job, in a folder of its own."""
+    """One host of a job, in a folder of its own, which is at `base` where it runs."""
 
-    def __init__(self, folder: Path, script: str, parameters: dict, *, hosts: list[str], host: str, ranks: int) -> None:
-        self.folder = folder
+    def __init__(
+        self,
+        folder: Path,
+        script: str,
+        parameters: dict,
+        image: Image,
+        *,
+        hosts: list[str],
+        host: str,
+        ranks: int,
+        base: Path | None = None,
+    ) -> None:
+        self.folder, self.image = folder, image
+        base = base or folder
         # The toolkit counts GPUs by this program, and starts a rank for each.
         programs = folder / "bin"
         programs.mkdir(parents=True)
@@ -50,7 +82,7 @@ class Job:
         (code / "script.py").write_text(script)
         hyperparameters = {
             "sagemaker_program": "script.py",
-            "sagemaker_submit_directory": str(code),
+            "sagemaker_submit_directory": str(base / "code"),
             "sagemaker_container_log_level": 20,
             **parameters,
         }
@@ -71,9 +103,9 @@ class Job:
         (config / "resourceconfig.json").write_text(json.dumps(resources))
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("SM", "PYTEST"))},
-            "PATH": f"{programs}:{BIN}:{os.environ['PATH']}",
-            "SAGEMAKER_BASE_DIR": str(folder),
-            "SAGEMAKER_TRAINING_MODULE": "sagemaker_pytorch_container.training:main",
+            "PATH": f"{base / 'bin'}:{image.bin}:{os.environ['PATH']}",
+            "SAGEMAKER_BASE_DIR": str(base),
+            "SAGEMAKER_TRAINING_MODULE": image.module,
             "AWS_REGION": "us-west-2",
             "OMP_NUM_THREADS": "1",
             "PYTHONHASHSEED": "random",
@@ -83,7 +115,7 @@ class Job:
         # A file, since the SSH server that it leaves would keep a pipe open.
         with open(self.folder / "log", "w") as log:
             return subprocess.Popen(
-                [str(BIN / "train")],
+                [str(self.image.bin / "train")],
                 env=self.environment,
                 cwd=self.folder,
                 stdout=log,
@@ -98,10 +130,14 @@ class Job:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        return self.left(process.returncode)
+
+    def left(self, status: int) -> Ended:
+        """What the toolkit left, which ended with `status`."""
         output = self.folder / "output"
         failure = output / "failure"
         return Ended(
-            process.returncode,
+            status,
             (self.folder / "log").read_text(),
             (output / "success").exists(),
             failure.read_text() if failure.exists() else "",
@@ -109,8 +145,23 @@ class Job:
         )
 
 
-def run(folder: Path, script: str, parameters: dict, ranks: int = 2) -> Ended:
+def run(folder: Path, script: str, parameters: dict, image: Image = PYTORCH, ranks: int = 2) -> Ended:
     """A job of one host."""
     shutil.rmtree(folder, ignore_errors=True)
-    job = Job(folder, script, parameters, hosts=["localhost"], host="localhost", ranks=ranks)
+    job = Job(folder, script, parameters, image, hosts=["localhost"], host="localhost", ranks=ranks)
     return job.ended(job.start())
+
+
+def ended_well(ended: Ended) -> None:
+    assert ended.status == 0 and ended.success and not ended.failure, ended.log[-6000:]
+    assert ended.model == ["model.pt"]
+
+
+def blames(ended: Ended, kind: str, *words: str) -> None:
+    """The job failed, and its failure file has this error's name and these words."""
+    assert ended.status != 0 and not ended.success, ended.log[-6000:]
+    assert ended.kind() == kind and all(word in ended.failure for word in words), ended.failure[:6000]
+
+
+def blames_the_user(ended: Ended) -> None:
+    blames(ended, "ExecuteUserScriptError", 'KeyError: "the user\'s own"')
