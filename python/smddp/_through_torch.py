@@ -99,7 +99,8 @@ class _Bench:
         self.dtype = getattr(torch, given.datatype)
         self.device = torch.device(given.device)
         if self.device.type == "cuda":
-            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+            devices = torch.get_device_module(self.device)
+            devices.set_device(int(os.environ.get("LOCAL_RANK", "0")) % devices.device_count())
         self.wrong = 0
         self.results: dict[str, list[dict[str, Any]]] = {name: [] for name in given.backends}
 
@@ -268,7 +269,7 @@ class _Bench:
         if self.device.type == "cuda":
             import torch
 
-            torch.cuda.synchronize()
+            torch.get_device_module(self.device).synchronize()
 
     def document(self, name: str) -> dict[str, Any]:
         """What `smddp-bench compare` and --plot read."""
