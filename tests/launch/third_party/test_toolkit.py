@@ -11,7 +11,6 @@ pytest.importorskip("sagemaker_training", reason="sagemaker-training is not inst
 import toolkit
 import toolkit_scripts as scripts
 
-
 pytestmark = pytest.mark.usefixtures("host_name")
 
 

@@ -9,7 +9,6 @@ import pytest
 import toolkit
 import toolkit_scripts as scripts
 
-
 pytestmark = [
     pytest.mark.usefixtures("host_name"),
     pytest.mark.skipif(not toolkit.TENSORFLOW.there(), reason=f"no {toolkit.TENSORFLOW.bin}: make test-launch"),
