@@ -1,9 +1,19 @@
-"""What a machine needs for the toolkit's jobs of one host."""
+"""The environment's own programs for all of these tests; what a machine needs for the toolkit's jobs of one host."""
 
+import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def activated():
+    """Launchers look for `smddprun` on the path: it is there as in an activated environment, whoever starts pytest."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+        yield
 
 
 @pytest.fixture(scope="module")
