@@ -297,6 +297,7 @@ impl Driver {
 
     /// All that waits here ends with `error`.
     pub(crate) fn end(&mut self, error: &Error) {
+        self.group.let_go();
         for mut op in self.queue.drain(..) {
             self.recorder.ended(op.seq, Outcome::Failed, None);
             if let Some(work) = op.work.take() {

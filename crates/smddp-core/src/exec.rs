@@ -21,6 +21,7 @@ pub(crate) fn advance(
         }
         *begun = true;
         moved = true;
+        land(bound, execution, group);
     }
     let mut host = Host { bound, execution, group };
     let (done, ran) = walk(bound, &mut host)?;
@@ -29,6 +30,24 @@ pub(crate) fn advance(
         return Ok(Progress::Done);
     }
     Ok(Progress::moved(moved || ran))
+}
+
+/// Says where messages belong that need no cell.
+fn land(bound: &Bound, execution: &mut Execution, group: &mut Group) {
+    if bound.direct.is_empty() {
+        return;
+    }
+    execution.in_place = execution.overlaps(bound);
+    for &(inlet, to) in bound.direct.arrives(execution.in_place) {
+        let at = execution.address(bound, to.buffer, to.block, 0);
+        let flat = !matches!(execution.lists.get(to.buffer as usize), Some(Some(_)));
+        let bytes = match to.row {
+            Some((_, bytes)) if flat || to.blocks == 1 => bytes,
+            _ if to.blocks == 1 => bound.length(to.buffer, to.block),
+            _ => continue,
+        };
+        group.land(inlet, at as *mut u8, bytes, bound.choice.segment);
+    }
 }
 
 /// The calling thread moves bytes.
@@ -66,6 +85,13 @@ impl Mover for Host<'_> {
         tee: Option<Run>,
         segment: usize,
     ) -> Outcome<Self> {
+        if self.bound.direct.leaves(channel, self.execution.in_place)
+            && let Some((from, bytes)) = self.whole(source, segment)
+        {
+            self.keep(tee, (from, bytes), segment);
+            self.group.publish_from(channel, from as *const u8, bytes);
+            return Ok(());
+        }
         let far = self.group.far();
         let rows = match tee {
             None => self.row(source).map(|(from, bytes)| (from, from, bytes)),
@@ -98,21 +124,34 @@ impl Mover for Host<'_> {
         segment: usize,
     ) -> Outcome<Self, bool> {
         let (skip, stream) = (self.bound.skipped(from, segment), self.execution.stream);
+        // It is sent on from where it is kept, or by way of a cell.
+        let place = onward.and_then(|(channel, _)| {
+            let direct = self.bound.direct.leaves(channel, self.execution.in_place);
+            self.whole(to, segment).filter(|_| direct)
+        });
+        let cell = onward.filter(|_| place.is_none()).map(|(_, cell)| cell);
         let mut taken = 0;
         self.pieces(to, segment, |kept, bytes| {
             let (kept, piece) = (kept as *mut u8, message.wrapping_add(skip + taken));
             // SAFETY: the message stays where it is until it is released and holds these bytes (the writer's and
-            // our sizes were held against each other); `kept` lies in the call's buffers; the cell is ours.
+            // our sizes were held against each other); `kept` lies in the call's buffers; the cell is ours. A message that
+            // came to its place without a cell is where it is kept.
             unsafe {
-                match onward {
-                    Some((_, cell)) => reduce::copy_tee(cell.wrapping_add(taken), kept, piece, bytes, stream),
+                match cell {
+                    Some(cell) if kept.cast_const() == piece => {
+                        reduce::copy(cell.wrapping_add(taken), piece, bytes, false);
+                    }
+                    Some(cell) => reduce::copy_tee(cell.wrapping_add(taken), kept, piece, bytes, stream),
+                    None if kept.cast_const() == piece => {}
                     None => reduce::copy(kept, piece, bytes, stream),
                 }
             }
             taken += bytes;
         });
-        if let Some((channel, _)) = onward {
-            self.group.publish(channel, taken);
+        match (onward, place) {
+            (Some((channel, _)), Some((at, _))) => self.group.publish_from(channel, at as *const u8, taken),
+            (Some((channel, _)), None) => self.group.publish(channel, taken),
+            (None, _) => {}
         }
         Ok(true)
     }
@@ -167,6 +206,30 @@ impl Host<'_> {
             Some(Some(_)) => None,
             _ => Some((self.execution.bases[table] + offset, bytes)),
         }
+    }
+
+    /// Where one segment of a run lies if it is one piece of memory: address and bytes.
+    fn whole(&self, run: Run, segment: usize) -> Option<(usize, usize)> {
+        let block = || {
+            let bytes = self.bound.piece(run.buffer, run.block, segment);
+            (self.address(run, run.block, segment), bytes)
+        };
+        self.row(run).or_else(|| (run.blocks == 1).then(block))
+    }
+
+    /// Keeps `bytes` at `from`, one segment, in `tee`.
+    fn keep(&self, tee: Option<Run>, (from, bytes): (usize, usize), segment: usize) {
+        let Some(tee) = tee else { return };
+        let mut done = 0;
+        self.pieces(tee, segment, |kept, piece| {
+            let (source, piece) = (from + done, piece.min(bytes - done));
+            if kept != source {
+                // SAFETY: both lie in the call's buffers, valid and exclusively ours until the operation is over, and do not
+                // overlap.
+                unsafe { reduce::copy(kept as *mut u8, source as *const u8, piece, self.execution.stream) };
+            }
+            done += piece;
+        });
     }
 
     /// Calls `each` for the pieces of one segment of a run: (address, bytes).

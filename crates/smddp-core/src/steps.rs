@@ -19,6 +19,8 @@ pub(crate) struct Execution {
     /// Address of each flat buffer; 0 where `lists` has the blocks' addresses.
     pub(crate) bases: [usize; 3],
     pub(crate) lists: [Option<Vec<usize>>; 2],
+    /// In and Out overlap. Known where that matters, see `bind::Direct`.
+    pub(crate) in_place: bool,
     /// Outputs go past the caches.
     pub(crate) stream: bool,
     pub(crate) lanes: Vec<Cursor>,
@@ -32,6 +34,22 @@ impl Execution {
             _ => bound.offsets[table][block],
         };
         self.bases[table] + offset + segment * bound.choice.segment
+    }
+}
+
+impl Execution {
+    /// Whether memory of Out is memory of In, too.
+    pub(crate) fn overlaps(&self, bound: &Bound) -> bool {
+        let [input, output] = [Buffer::In, Buffer::Out].map(|buffer| {
+            let blocks = 0..bound.lengths[buffer as usize].len();
+            let ends = blocks.map(|block| {
+                let at = self.address(bound, buffer, block, 0);
+                (at, at + bound.length(buffer, block))
+            });
+            let some = ends.filter(|(at, end)| at < end);
+            some.fold((usize::MAX, 0), |(low, high), (at, end)| (low.min(at), high.max(end)))
+        });
+        input.0 < output.1 && output.0 < input.1
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use smddp_plan::{Buffer, Collective, Decision, Program, Source, Span, Step};
 use smddp_transport::{Inlet, Outlet, Wired, Wiring};
 
-use super::{Act, Bound, Incoming, Reduce, Run};
+use super::{Act, Bound, Direct, Incoming, Reduce, Run};
 use crate::head;
 use crate::key::Key;
 
@@ -55,6 +55,7 @@ pub(super) fn bound(key: &Key, n: usize, decision: &Decision, program: Program) 
             offsets: [place(&input, own_in), place(&output, own_out), running(aligned)],
             lengths: [input, output, scratch],
             near: Default::default(),
+            direct: Direct::default(),
             head: head::of(key, decision),
             bytes: decision.bytes(),
         },

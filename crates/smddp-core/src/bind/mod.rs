@@ -2,6 +2,7 @@
 
 mod binder;
 mod cache;
+mod direct;
 mod staging;
 
 use std::ops::Range;
@@ -13,6 +14,7 @@ use smddp_plan::{
 use smddp_transport::{Head, Reach, Wired, Wiring};
 
 pub(crate) use self::cache::Cache;
+pub(crate) use self::direct::Direct;
 pub(crate) use self::staging::check;
 use crate::call::name_of;
 use crate::config::Config;
@@ -91,6 +93,8 @@ pub(crate) struct Bound {
     pub(crate) scratch: usize,
     /// On a device: whether each outlet's and each inlet's messages are by reference.
     pub(crate) near: [Vec<bool>; 2],
+    /// Messages that need no cell.
+    pub(crate) direct: Direct,
     /// The header: operation, dtype, root, plan; and how many elements, see `head::count`.
     pub(crate) head: Head,
     /// Whole buffer, as nccl-tests counts it.
@@ -231,11 +235,15 @@ pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<Bou
             choice.algorithm.name()
         )));
     }
+    let once = !rewrites(&program);
     let mut bound = Bound { kernel, ..binder::bound(key, n, &decision, program) };
     if key.memory != Memory::Host {
         on_device(&mut bound, key, facts);
     }
     bound.wired = facts.reach.wire(&bound.wiring);
+    if key.memory == Memory::Host && once {
+        bound.direct = Direct::new(&bound, key.collective);
+    }
     Ok(bound)
 }
 
@@ -259,7 +267,7 @@ fn on_device(bound: &mut Bound, key: &Key, facts: &GroupFacts) {
 pub(crate) const DESCRIPTOR: usize = 64;
 
 /// Whether a program writes any block of Out or Scratch twice: then what it sent by reference would change under its
-/// readers.
+/// readers, and what came early into it be overwritten.
 fn rewrites(program: &Program) -> bool {
     let mut written = Vec::new();
     for timed in program.lanes.iter().flatten() {

@@ -104,6 +104,34 @@ impl Group {
         }
     }
 
+    /// Instead: `bytes` at `payload`, which stay as they are until the operation is over or lets go. For an outlet that
+    /// [`Wired::leaves_directly`].
+    #[inline]
+    pub fn publish_from(&mut self, channel: usize, payload: *const u8, bytes: usize) {
+        if let Some(far) = &mut self.far
+            && let Some(net) = far.routes.outs[channel].net
+        {
+            far.net.publish_from(net, payload, bytes);
+        }
+    }
+
+    /// Messages of an inlet that [`Wired::arrives_directly`] come to lie one behind the other, `stride` bytes from one to the
+    /// next, in `bytes` at `at`: memory of the operation just begun, until it is over or lets go.
+    pub fn land(&mut self, inlet: usize, at: *mut u8, bytes: usize, stride: usize) {
+        if let Some(far) = &mut self.far
+            && let InletRoute::Far(inlet) = far.routes.ins[inlet]
+        {
+            far.net.land(inlet, at, bytes, stride);
+        }
+    }
+
+    /// The operation under way ends without being over: its memory is the caller's again.
+    pub fn let_go(&mut self) {
+        if let Some(far) = &mut self.far {
+            far.net.let_go();
+        }
+    }
+
     /// The next unread message of inlet `inlet`, where it lies.
     #[inline]
     pub fn message(&mut self, inlet: usize) -> Result<Option<*const u8>, Mismatch> {

@@ -94,7 +94,7 @@ impl Reach {
         // A writer needs cells for its own work alone where the wire copies what is on its way.
         let written = if self.copies { wiring.window.min(wiring.depth.0) } else { wiring.window };
         let net = Arc::new(NetWiring::new(self.me, net_outlets, &net_inlets, wiring.window, written));
-        Wired { near: Arc::new(near), far: Some(Arc::new(Routes { outs, ins, net })) }
+        Wired { near: Arc::new(near), far: Some(Arc::new(Routes { outs, ins, net, direct: self.copies })) }
     }
 }
 
@@ -116,6 +116,8 @@ pub(super) struct Routes {
     pub(super) outs: Vec<OutletRoute>,
     pub(super) ins: Vec<InletRoute>,
     pub(super) net: Arc<NetWiring>,
+    /// The wire takes messages from any memory and brings them to any.
+    direct: bool,
 }
 
 /// A call's channels with their ways; kept with the bound call.
@@ -124,6 +126,20 @@ pub struct Wired {
     /// Ranks by their places in this node. Channels keep their numbers; those without a reader here are empty.
     pub(super) near: Arc<Wiring>,
     pub(super) far: Option<Arc<Routes>>,
+}
+
+impl Wired {
+    /// Whether messages of that outlet may leave from the call's own memory: all its readers are beyond such a wire.
+    pub fn leaves_directly(&self, channel: usize) -> bool {
+        let routes = self.far.as_ref().filter(|routes| routes.direct);
+        routes.is_some_and(|routes| matches!(routes.outs[channel], OutletRoute { shm: false, net: Some(_) }))
+    }
+
+    /// Whether messages of that inlet may arrive in the call's own memory.
+    pub fn arrives_directly(&self, inlet: usize) -> bool {
+        let routes = self.far.as_ref().filter(|routes| routes.direct);
+        routes.is_some_and(|routes| matches!(routes.ins[inlet], InletRoute::Far(_)))
+    }
 }
 
 impl std::fmt::Debug for Wired {

@@ -99,6 +99,10 @@ impl Wire for Scripted {
         self.wire.as_ref().is_some_and(|wire| wire.copies())
     }
 
+    fn let_go(&mut self) {
+        self.wire.iter_mut().for_each(|wire| wire.let_go());
+    }
+
     fn round_trip(&self, peer: usize) -> Option<Duration> {
         self.wire.as_ref()?.round_trip(peer)
     }

@@ -14,7 +14,7 @@ use super::frame::{CLASSES, Frame, Kind, MESSAGES};
 use super::messages::FarMessages;
 use super::tcp::{Listeners, Watches};
 use super::wire::{Broken, Destination, Sink, Ticket, Wire};
-use super::wiring::{InletProgress, NetInlet, NetWiring, Progress};
+use super::wiring::{InletProgress, Landing, NetInlet, NetWiring, Progress};
 use crate::fork;
 use crate::process::{Endpoint, Owner};
 use crate::{Fault, Head, LONGEST_WHY, Mismatch, PointToPoint};
@@ -67,6 +67,8 @@ pub(super) struct Inbound {
     base: *mut u8,
     wiring: Arc<NetWiring>,
     flow: Progress,
+    /// Inlets whose messages arrive in the call's own memory.
+    landings: Vec<Option<Landing>>,
     /// Sends of cells whose memory is still in use.
     flying: u64,
     past: VecDeque<(u64, Head)>,
@@ -78,8 +80,8 @@ pub(super) struct Inbound {
     pub(super) messages: FarMessages,
 }
 
-// SAFETY: cell addresses lie in the endpoint's staging memory, in a region that this operation owns until it ends; one
-// thread at a time owns the link.
+// SAFETY: cell addresses lie in the endpoint's staging memory, in a region that this operation owns until it ends, and landings
+// in the call's output, valid until it ends or lets go; one thread at a time owns the link.
 unsafe impl Send for Inbound {}
 
 /// What leads to other nodes, and who watches their ranks where the wire does not.
@@ -138,6 +140,7 @@ impl Net {
             base: NOWHERE,
             wiring: Arc::default(),
             flow: Progress::default(),
+            landings: Vec::new(),
             flying: 0,
             past: VecDeque::new(),
             differs: None,
@@ -172,7 +175,8 @@ impl Net {
     fn frame(&mut self, to: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
         self.state.peers[to].met = true;
         self.state.peers[to].used |= 1 << frame.class();
-        // SAFETY: payloads are cells of regions that are kept until their tickets are back, or short.
+        // SAFETY: payloads are cells of regions that are kept until their tickets are back, or short, or the call's input, kept
+        // until then or until it is let go.
         unsafe { self.wire.send(to, frame, payload, ticket) };
     }
 
@@ -204,19 +208,19 @@ impl Net {
             listeners.begun(seq + 1);
         }
         state.flow.reset(&state.wiring);
+        state.landings.clear();
         // A channel that carries nothing still tells its readers what this operation is.
         for out in 0..self.state.wiring.outs.len() {
             if self.state.wiring.outs[out].messages == 0 {
-                self.tell(out, 0, 0);
+                self.tell(out, 0, std::ptr::null(), 0);
             }
         }
     }
 
-    /// A message of `bytes` in cell `index` goes to all readers of an outlet.
-    fn tell(&mut self, out: usize, index: u64, bytes: usize) {
+    /// Message `index`, of `bytes`, goes to all readers of an outlet.
+    fn tell(&mut self, out: usize, index: u64, payload: *const u8, bytes: usize) {
         let (state, o) = (&self.state, &self.state.wiring.outs[out]);
         let cell = index % o.cells;
-        let payload = state.base.wrapping_add(o.at + cell as usize * o.cell).cast_const();
         let frame = Frame {
             channel: o.channel as u32,
             index,
@@ -247,18 +251,41 @@ impl Net {
     }
 
     pub(crate) fn publish(&mut self, out: usize, bytes: usize) {
+        let (state, o) = (&self.state, &self.state.wiring.outs[out]);
+        let cell = state.flow.sent[out] % o.cells;
+        let payload = state.base.wrapping_add(o.at + cell as usize * o.cell);
+        self.publish_from(out, payload, bytes);
+    }
+
+    /// A message that lies in `payload` takes the place of the cell that is free.
+    pub(crate) fn publish_from(&mut self, out: usize, payload: *const u8, bytes: usize) {
         let index = self.state.flow.sent[out];
         self.state.flow.sent[out] += 1;
-        self.tell(out, index, bytes);
+        self.tell(out, index, payload, bytes);
+    }
+
+    /// In the operation under way, messages of this inlet arrive one behind the other in `bytes` from `at` on.
+    pub(crate) fn land(&mut self, inlet: usize, at: *mut u8, bytes: usize, stride: usize) {
+        let state = &mut self.state;
+        state.landings.resize(state.wiring.ins.len(), None);
+        state.landings[inlet] = Some(Landing { at, bytes, stride });
+    }
+
+    /// The memory of the call under way is its caller's again.
+    pub(crate) fn let_go(&mut self) {
+        self.state.landings.clear();
+        self.wire.let_go();
     }
 
     pub(crate) fn message(&mut self, inlet: usize) -> Result<Option<*const u8>, Mismatch> {
-        let (i, came) = (&self.state.wiring.ins[inlet], &self.state.flow.came[inlet]);
-        if let Some(bad) = came.bad {
-            return Err(bad);
+        let came = &self.state.flow.came[inlet];
+        match came.bad {
+            Some(bad) => Err(bad),
+            None if came.there > came.taken => {
+                Ok(self.state.lies(inlet, came.taken, 0).map(<*mut u8>::cast_const))
+            }
+            None => Ok(None),
         }
-        let slot = (came.taken % i.depth) as usize * i.want.cell.next_multiple_of(64);
-        Ok((came.there > came.taken).then(|| self.state.base.wrapping_add(i.at + slot).cast_const()))
     }
 
     pub(crate) fn release(&mut self, inlet: usize) {
@@ -589,9 +616,21 @@ impl Inbound {
         if frame.index >= came.taken + i.depth {
             return Destination::Later;
         }
-        came.placed += 1;
-        let slot = (frame.index % i.depth) as usize * i.want.cell.next_multiple_of(64);
-        Destination::Here(self.base.wrapping_add(i.at + slot))
+        let Some(place) = self.lies(inlet, frame.index, frame.bytes) else {
+            return self.refuse(peer, "a message that is longer than what is left of its block");
+        };
+        self.flow.came[inlet].placed += 1;
+        Destination::Here(place)
+    }
+
+    /// Where message `index` of an inlet lies: in the call's own memory, if it is to and `bytes` fit there, or in a cell.
+    fn lies(&self, inlet: usize, index: u64, bytes: u64) -> Option<*mut u8> {
+        if let Some(landing) = self.landings.get(inlet).copied().flatten() {
+            return landing.place(index, bytes);
+        }
+        let i = &self.wiring.ins[inlet];
+        let slot = (index % i.depth) as usize * i.want.cell.next_multiple_of(64);
+        Some(self.base.wrapping_add(i.at + slot))
     }
 
     fn data_arrived(&mut self, peer: usize, frame: &Frame) {

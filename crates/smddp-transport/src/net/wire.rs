@@ -8,14 +8,16 @@ use super::frame::Frame;
 /// A sent payload's number, given by the sender; told again when its memory is free.
 pub(crate) type Ticket = u64;
 
-/// Payloads up to this many bytes may lie anywhere and are copied (or gone) when `send` returns; larger ones lie in
-/// the process's staging memory and stay unchanged until their ticket comes back.
+/// Payloads up to this many bytes may lie anywhere and are copied (or gone) when `send` returns; larger ones stay unchanged
+/// until their ticket comes back, or [`Wire::let_go`]. They lie in the process's staging memory, or anywhere if the wire
+/// [`Wire::copies`].
 pub(crate) const EAGER: usize = 8 << 10;
 
 /// Where an arriving payload goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Destination {
-    /// To this address, which has room for all of it. Over [`EAGER`] bytes it lies in the staging memory.
+    /// To this address, which has room for all of it. Over [`EAGER`] bytes it lies in the staging memory, or anywhere if the
+    /// wire [`Wire::copies`].
     Here(*mut u8),
     /// Nowhere yet: ask again at a later poll. Nothing behind it on that class of the pair is delivered meanwhile.
     Later,
@@ -64,10 +66,14 @@ pub(crate) trait Wire: Send {
     fn unable(&self) -> Option<(usize, String)> {
         None
     }
-    /// Whether a payload's memory is free long before its reader has it: something on the way took a copy.
+    /// Whether a payload's memory is free long before its reader has it: something on the way took a copy. Then payloads may
+    /// leave from any memory and arrive in any.
     fn copies(&self) -> bool {
         false
     }
+    /// Memory outside the staging memory is its owner's again: what is still to be sent from there is copied, and what
+    /// still comes for it is dropped.
+    fn let_go(&mut self) {}
     /// The quickest there and back to `peer` that the kernel has seen, if one sees any.
     fn round_trip(&self, _peer: usize) -> Option<Duration> {
         None

@@ -88,6 +88,24 @@ impl NetWiring {
     }
 }
 
+/// Memory of the call's own in which a channel's messages arrive, one behind the other, without a cell.
+#[derive(Clone, Copy)]
+pub(super) struct Landing {
+    pub(super) at: *mut u8,
+    pub(super) bytes: usize,
+    /// From one message to the next.
+    pub(super) stride: usize,
+}
+
+impl Landing {
+    /// Where message `index` lies; `None`: `bytes` do not fit there.
+    pub(super) fn place(&self, index: u64, bytes: u64) -> Option<*mut u8> {
+        let offset = usize::try_from(index).ok()?.checked_mul(self.stride)?;
+        let end = offset.checked_add(usize::try_from(bytes).ok()?)?;
+        (end <= self.bytes).then(|| self.at.wrapping_add(offset))
+    }
+}
+
 /// How far one channel that this rank reads has come.
 #[derive(Clone, Copy, Default)]
 pub(super) struct InletProgress {

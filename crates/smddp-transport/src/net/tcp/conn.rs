@@ -30,7 +30,7 @@ struct QueuedFrame {
 
 enum QueuedPayload {
     Owned(Box<[u8]>),
-    /// Staging memory that stays as it is until the ticket is told.
+    /// Memory that stays as it is until the ticket is told, or all of it is let go.
     Lent(*const u8, usize),
 }
 
@@ -38,7 +38,7 @@ impl QueuedPayload {
     fn bytes(&self) -> &[u8] {
         match self {
             Self::Owned(bytes) => bytes,
-            // SAFETY: readable and unchanged until its ticket is told, which is the promise of `Wire::send`.
+            // SAFETY: readable and unchanged until its ticket is told or it is let go, which is the promise of `Wire::send`.
             Self::Lent(address, bytes) => unsafe { std::slice::from_raw_parts(*address, *bytes) },
         }
     }
@@ -276,6 +276,16 @@ impl Conn {
         self.seal.iter_mut().for_each(|seal| seal.sealer.clear());
     }
 
+    /// Lent memory is its owner's again.
+    pub(super) fn let_go(&mut self) {
+        for item in &mut self.queue {
+            if let QueuedPayload::Lent(..) = item.payload {
+                item.payload = QueuedPayload::Owned(item.payload.bytes().into());
+            }
+        }
+        self.reader.let_go();
+    }
+
     pub(super) fn read(&mut self, sink: &mut dyn Sink) -> ReadOutcome {
         match (&self.line, &mut self.seal) {
             (Line::Open(socket), None) => self.reader.turn(&mut &**socket, self.peer, sink),
@@ -441,6 +451,7 @@ pub(super) fn room(bytes: usize) -> Option<usize> {
 mod tests {
     use super::*;
     use crate::net::frame::Kind;
+    use crate::net::wire::Destination;
     use std::net::TcpListener;
     use std::time::Instant;
 
@@ -485,6 +496,45 @@ mod tests {
             assert!(Instant::now() < until, "an answer is waited for that never comes");
             std::thread::yield_now();
         }
+    }
+
+    struct Tickets(Vec<Ticket>);
+
+    impl Sink for Tickets {
+        fn place(&mut self, _: usize, _: &Frame) -> Destination {
+            Destination::Drop
+        }
+        fn arrived(&mut self, _: usize, _: &Frame) {}
+        fn sent(&mut self, ticket: Ticket) {
+            self.0.push(ticket);
+        }
+    }
+
+    #[test]
+    fn what_is_lent_is_its_owners_again_once_it_is_let_go_and_is_sent_as_it_was() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut ours = answered(TcpStream::connect(listener.local_addr().unwrap()).unwrap()).unwrap();
+        let (mut theirs, _) = listener.accept().unwrap();
+        // More than the kernel takes while nobody reads.
+        let mut lent = vec![7u8; 64 << 20];
+        let frame = Frame { bytes: lent.len() as u64, ..Frame::new(Kind::Data, 0) };
+        // SAFETY: unchanged until it is let go.
+        assert!(!unsafe { ours.send(&frame, lent.as_ptr(), 3) }, "all of it is gone at once");
+        ours.let_go();
+        lent.fill(9);
+        let wanted = HEADER + lent.len();
+        let reader = std::thread::spawn(move || {
+            let mut got = vec![0; wanted];
+            io::Read::read_exact(&mut theirs, &mut got).map(|()| got)
+        });
+        let (mut sink, until) = (Tickets(Vec::new()), Instant::now() + Duration::from_secs(20));
+        while !ours.idle() {
+            assert!(Instant::now() < until, "it does not get out");
+            ours.flush(&mut sink);
+        }
+        let got = reader.join().unwrap().unwrap();
+        assert!(got[HEADER..].iter().all(|&byte| byte == 7), "it was read after it was let go");
+        assert_eq!(sink.0, [3]);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::io::{self, IoSliceMut, Read};
 
-use crate::net::frame::{Frame, HEADER};
+use crate::net::frame::{Frame, HEADER, Kind};
 use crate::net::wire::{Destination, Sink};
 
 const BUFFER: usize = 64 << 10;
@@ -45,6 +45,15 @@ impl Reader {
     /// Whether it waits for the sink, not for the peer.
     pub(super) fn blocked(&self) -> bool {
         matches!(self.state, Reading::Unplaced(_))
+    }
+
+    /// The memory of a collective is its owner's again: the rest of a payload for it is dropped.
+    pub(super) fn let_go(&mut self) {
+        if let Reading::Payload(frame, address, _) = &mut self.state
+            && frame.kind == Kind::Data
+        {
+            *address = None;
+        }
     }
 
     /// Reads and delivers what is there.
@@ -150,5 +159,48 @@ impl Reader {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::wire::Ticket;
+
+    /// Everything goes to one place.
+    struct Place(*mut u8, u32);
+
+    impl Sink for Place {
+        fn place(&mut self, _: usize, _: &Frame) -> Destination {
+            Destination::Here(self.0)
+        }
+        fn arrived(&mut self, _: usize, _: &Frame) {
+            self.1 += 1;
+        }
+        fn sent(&mut self, _: Ticket) {}
+    }
+
+    /// A socket that has no more than this.
+    struct Some<'a>(&'a [u8]);
+
+    impl Read for Some<'_> {
+        fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+            if self.0.is_empty() { Err(io::ErrorKind::WouldBlock.into()) } else { self.0.read(into) }
+        }
+    }
+
+    #[test]
+    fn memory_that_is_let_go_is_not_written_any_more() {
+        const BYTES: usize = 100_000;
+        let frame = Frame { bytes: BYTES as u64, ..Frame::new(Kind::Data, 0) };
+        let stream = [&frame.encode()[..], &[7; BYTES]].concat();
+        let (first, rest) = stream.split_at(HEADER + BYTES / 2);
+        let mut memory = vec![0u8; BYTES];
+        let (mut reader, mut place) = (Reader::new(), Place(memory.as_mut_ptr(), 0));
+        reader.turn(&mut Some(first), 0, &mut place);
+        reader.let_go();
+        reader.turn(&mut Some(rest), 0, &mut place);
+        assert_eq!(place.1, 1, "the frame itself is delivered");
+        assert_eq!(memory.iter().filter(|&&byte| byte == 7).count(), BYTES / 2);
     }
 }

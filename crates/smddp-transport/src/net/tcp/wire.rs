@@ -342,6 +342,10 @@ impl Wire for TcpWire {
         true
     }
 
+    fn let_go(&mut self) {
+        self.conns.iter_mut().flatten().for_each(Conn::let_go);
+    }
+
     fn round_trip(&self, peer: usize) -> Option<Duration> {
         let conns = self.conns.iter().flatten().filter(|conn| conn.peer == peer);
         conns.filter_map(Conn::round_trip).min()

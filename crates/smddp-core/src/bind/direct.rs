@@ -1,0 +1,151 @@
+//! Messages that go over sockets need no cell: the kernel takes them from where they lie, and brings them to where they belong.
+//!
+//! A message may wait in this process after its step was taken, and may arrive long before the step that waits for it. So what
+//! leaves from a place must stay there, and what arrives in one must be written by nobody else and not be read as something else any
+//! more. A program that writes each block once promises that, but for a call in place, whose In is its Out: see [`Direct::leaves`].
+
+use smddp_plan::{Buffer, Collective};
+
+use super::{Act, Bound, Run};
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Direct {
+    outs: Vec<Leaving>,
+    /// Inlets whose messages arrive in Out, and where.
+    ins: Vec<(usize, Run)>,
+    /// A call in place reads each block before anything can arrive for it.
+    arrives_in_place: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Leaving {
+    #[default]
+    FromCells,
+    /// From In, Out or Scratch, unless the call is in place.
+    Apart,
+    /// In any case.
+    Always,
+}
+
+impl Direct {
+    pub(super) fn new(bound: &Bound, collective: Collective) -> Self {
+        // In and Out have the same blocks in the same places, if In is a part of Out at all.
+        let arrives_in_place = matches!(
+            collective,
+            Collective::AllReduce | Collective::AllGather | Collective::Broadcast | Collective::Reduce
+        );
+        let place = |channel| match bound.wired.leaves_directly(channel) {
+            true if arrives_in_place && stays(bound, channel) => Leaving::Always,
+            true => Leaving::Apart,
+            false => Leaving::FromCells,
+        };
+        let outs = (0..bound.wiring.outlets.len()).map(place).collect();
+        Self { outs, ins: arriving(bound), arrives_in_place }
+    }
+
+    /// Whether messages of that outlet leave from where they lie. `in_place`: In and Out overlap.
+    #[inline]
+    pub(crate) fn leaves(&self, channel: usize, in_place: bool) -> bool {
+        match self.outs.get(channel) {
+            Some(Leaving::Always) => true,
+            Some(Leaving::Apart) => !in_place,
+            _ => false,
+        }
+    }
+
+    /// Inlets whose messages arrive in Out, and where.
+    pub(crate) fn arrives(&self, in_place: bool) -> &[(usize, Run)] {
+        if in_place && !self.arrives_in_place { &[] } else { &self.ins }
+    }
+
+    /// Whether it matters to a call that it is in place.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ins.is_empty() && self.outs.iter().all(|&leaving| leaving == Leaving::FromCells)
+    }
+}
+
+fn arriving(bound: &Bound) -> Vec<(usize, Run)> {
+    let mut uses = vec![0; bound.wiring.inlets.len()];
+    let mut ins = Vec::new();
+    for (_, act) in bound.lanes.iter().flatten() {
+        match act {
+            Act::Receive { from, to, .. } => {
+                uses[from.inlet] += 1;
+                let whole = from.before == 0 && from.message.blocks == to.blocks;
+                // Segments of several blocks do not lie one behind the other.
+                let placed = to.buffer == Buffer::Out && (to.blocks == 1 || to.row.is_some());
+                if whole && placed && bound.wired.arrives_directly(from.inlet) {
+                    ins.push((from.inlet, *to));
+                }
+            }
+            Act::Reduce(reduce) => reduce.from.iter().for_each(|from| uses[from.inlet] += 1),
+            Act::Send { .. } | Act::Copy { .. } => {}
+        }
+    }
+    // The messages of one step alone.
+    ins.retain(|&(inlet, _)| uses[inlet] == 1);
+    ins
+}
+
+/// Whether what an outlet sends stays as it is until it has left, though In is Out: either nothing is written there, or only what
+/// its one reader makes of it.
+fn stays(bound: &Bound, outlet: usize) -> bool {
+    let acts = || bound.lanes.iter().flatten().map(|(_, act)| act);
+    let sends = |act: &Act| match act {
+        Act::Send { channel, source, .. } => Some((*channel, *source)),
+        _ => None,
+    };
+    let one_reader = bound.wiring.outlets[outlet].readers.len() == 1;
+    acts().filter_map(sends).filter(|&(channel, _)| channel == outlet).all(|(_, source)| {
+        let meets = |run: &Run| {
+            run.buffer != Buffer::Scratch
+                && run.block < source.block + source.blocks
+                && source.block < run.block + run.blocks
+        };
+        let once = acts().filter_map(sends).filter(|(_, other)| meets(other)).count() == 1;
+        source.buffer == Buffer::Scratch
+            || acts().all(|act| match act {
+                Act::Receive { to, .. } => !meets(to) || one_reader && once,
+                Act::Reduce(reduce) => !reduce.keep || !meets(&reduce.result),
+                Act::Copy { to, finish, .. } => !finish || !meets(to),
+                Act::Send { .. } => true,
+            })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, OnceLock};
+
+    use smddp_plan::{Algorithm, Counts, Memory, Topology};
+    use smddp_transport::Reach;
+
+    use super::*;
+    use crate::bind::{GroupFacts, bind};
+    use crate::config::Config;
+    use crate::key::Key;
+    use crate::types::{DType, RedOp};
+
+    /// Whether all outlets of rank 0 of four nodes that send from In may do so in place.
+    fn all_stay(collective: Collective, algorithm: Algorithm) -> bool {
+        let topology = Topology::from_labels(&[0, 1, 2, 3]);
+        let (reach, network) = (Arc::new(Reach::near(0, 4)), OnceLock::new());
+        let facts =
+            GroupFacts { rank: 0, topology, slot: 0, reach, assumed: GroupFacts::assumed(""), network };
+        let redop = if collective.reduces() { RedOp::Sum.code() } else { 0 };
+        let (counts, memory, dtype) = (Counts::Even(1 << 20), Memory::Host, DType::F32);
+        let key = Key { collective, dtype, redop, root: 0, factor: 0, counts, memory, site: 0 };
+        let config = Config { algorithm: Some(algorithm), ..Config::default() };
+        let bound = bind(&key, &facts, &config).unwrap();
+        (0..bound.wiring.outlets.len()).all(|outlet| stays(&bound, outlet))
+    }
+
+    #[test]
+    fn a_call_in_place_sends_from_where_only_the_readers_answer_is_written() {
+        assert!(all_stay(Collective::AllReduce, Algorithm::HierMesh));
+        assert!(all_stay(Collective::AllGather, Algorithm::HierMesh));
+        assert!(all_stay(Collective::Broadcast, Algorithm::HierMesh));
+        // Each adds all itself, as soon as it has the others', who may still wait for its own.
+        assert!(!all_stay(Collective::AllReduce, Algorithm::HierPublish));
+    }
+}
