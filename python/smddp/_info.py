@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+import os
 import sys
 from typing import Any
 
@@ -55,18 +57,31 @@ def collect(start_cuda: bool = False) -> dict[str, Any]:
     except ValueError as error:
         machine = {}
         problems.append(str(error))
+    settings = {
+        name: {"value": value, "default": default, "from": origin, "what": what}
+        for name, value, default, origin, what in native.settings()
+    }
     return {
         "version": native.__version__,
         "core": native.__file__,
         "torch": _torch_version(),
         "problems": problems,
+        "unknown settings": _unknown(settings),
         "machine": machine,
         "cuda": cuda(start_cuda),
-        "settings": {
-            name: {"value": value, "default": default, "from": origin, "what": what}
-            for name, value, default, origin, what in native.settings()
-        },
+        "settings": settings,
         "groups": _groups(),
+    }
+
+
+def _unknown(settings: dict[str, Any]) -> dict[str, str | None]:
+    """Variables of the environment that no setting is called by, as the core warns of them, each with the nearest."""
+    others = ("SMDDP_TEST_", "SMDDP_AG_")
+    names = [name for name in os.environ if name.startswith("SMDDP_") and name not in settings]
+    return {
+        name: next(iter(difflib.get_close_matches(name, settings, 1)), None)
+        for name in sorted(names)
+        if not name.startswith(others)
     }
 
 

@@ -23,6 +23,7 @@ def lines(found: dict[str, Any], ranks: int, columns: int) -> list[str]:
 
     told = [f"smddp {found['version']}   torch {found['torch'] or 'not installed'}"]
     told += rows("WRONG", [("", problem) for problem in found["problems"]])
+    told += rows("no such setting", [("", unknown(*names)) for names in found["unknown settings"].items()])
     told += rows("machine", [(name, _machine(name, value)) for name, value in found["machine"].items()])
     told += rows("around it", list(found["surroundings"].items()))
     told += rows("CUDA", cuda(found["cuda"]))
@@ -42,6 +43,10 @@ def lines(found: dict[str, Any], ranks: int, columns: int) -> list[str]:
         ],
     )
     return told
+
+
+def unknown(name: str, nearest: str | None) -> str:
+    return f"{name}: smddp has no such setting" + (f"; did you mean {nearest}?" if nearest else "")
 
 
 def cuda(found: dict[str, Any]) -> list[tuple[str, str]]:

@@ -34,6 +34,13 @@ def main(argv: list[str], backends: str) -> int:
     if not given.backends or len(set(given.backends)) != len(given.backends):
         print(f"smddp-bench: --torch {backends!r}: give backends by commas, each once: smddp,gloo", file=sys.stderr)
         return 2
+    from torch.distributed import Backend
+
+    unknown = [name for name in given.backends if name not in Backend.backend_list]
+    if unknown:
+        known = ", ".join(name for name in Backend.backend_list if name != "undefined")
+        print(f"smddp-bench: --torch: torch has no backend {unknown[0]!r}; here are {known}", file=sys.stderr)
+        return 2
     if given.nproc is not None:
         from smddp.launching import local
 

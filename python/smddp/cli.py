@@ -126,6 +126,12 @@ def bench(argv: Sequence[str] | None = None) -> int:
         print(f"smddp-bench: {error}", file=sys.stderr)
         return 1
     given = list(sys.argv[1:] if argv is None else argv)
+    try:
+        native.info()
+    except ValueError as error:
+        # Once, and not by every rank.
+        print(f"smddp-bench: {error}", file=sys.stderr)
+        return 2
     # It runs without Python's help, and so does its end by Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # The subcommands that draw write their own files.

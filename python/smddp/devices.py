@@ -78,7 +78,8 @@ def others(
             except Exception as error:
                 raise RuntimeError(
                     f"smddp holds the backends of a group's other devices itself, and could not make "
-                    f"{backend!r} for {device!r}: {error}"
+                    f"{backend!r} for {device!r}: {error}; where this machine has no such device, leave "
+                    f"'{device}:{backend}' out of the backend's name"
                 ) from error
             made[backend] = found[device]
     return found

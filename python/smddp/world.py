@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 else:
     Arrays = core().Arrays
 
+#: What the ranks' meeting asks of a store.
+_STORE = ("set", "get", "check", "delete_key")
+
 # torch's own deadline of a group.
 DEFAULT_TIMEOUT = 1800.0
 
@@ -185,6 +188,9 @@ def init(
     _deadline(timeout)
     if store is not None and (address is not None or port is not None):
         raise ValueError(f"smddp.init: ranks meet at the store or at an address, not both ({address=}, {port=})")
+    if store is not None and not all(callable(getattr(store, name, None)) for name in _STORE):
+        kind = type(store).__name__
+        raise TypeError(f"smddp.init: store must have {', '.join(_STORE)}, as torch's stores do; {kind} has not")
     given = (rank is not None, size is not None)
     if given == (False, False) and store is None and address is None:
         rank, size, local_rank, local_size, meet = core().launched(port) or (0, 1, 0, 1, None)

@@ -41,7 +41,7 @@ def collect(launch: dict[str, int]) -> dict[str, Any]:
         "torch": found.get("torch"),
         "historic": _surroundings.historic(),
         "settings": settings,
-        "unknown settings": _unknown(settings),
+        "unknown settings": sorted(found.get("unknown settings", [])),
         "problems": [*found["problems"], *problems],
         "core": found.get("machine", {}),
         "cuda": found.get("cuda"),
@@ -60,13 +60,3 @@ def collect(launch: dict[str, int]) -> dict[str, Any]:
         "meeting place": machine.addresses(os.environ["MASTER_ADDR"]) if os.environ.get("MASTER_ADDR") else None,
         "environment": {name: os.environ[name] for name in _VARIABLES if name in os.environ},
     }
-
-
-def _unknown(settings: dict[str, Any]) -> list[str]:
-    """Names that no setting has, as the core warns of them."""
-    others = ("SMDDP_TEST_", "SMDDP_AG_")
-    return sorted(
-        name
-        for name in os.environ
-        if name.startswith("SMDDP_") and name not in settings and not name.startswith(others)
-    )
