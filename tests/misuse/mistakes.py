@@ -1,7 +1,7 @@
 """Mistakes that people make, and the words that what they are told must hold.
 
-Run as a program it makes each of them in a forked child of its own, because torch is imported once, and prints as JSON what
-came of it.
+Run as a program it makes each of them in a forked child, because torch is imported once, and prints what came of it as
+JSON.
 """
 
 from __future__ import annotations
