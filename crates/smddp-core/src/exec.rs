@@ -42,8 +42,8 @@ fn land(bound: &Bound, execution: &mut Execution, group: &mut Group) {
         let at = execution.address(bound, to.buffer, to.block, 0);
         let flat = !matches!(execution.lists.get(to.buffer as usize), Some(Some(_)));
         let bytes = match to.row {
-            Some((_, bytes)) if flat || to.blocks == 1 => bytes,
             _ if to.blocks == 1 => bound.length(to.buffer, to.block),
+            Some((_, bytes)) if flat => bytes,
             _ => continue,
         };
         group.land(inlet, at as *mut u8, bytes, bound.choice.segment);

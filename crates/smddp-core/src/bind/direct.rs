@@ -10,6 +10,7 @@ use super::{Act, Bound, Run};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Direct {
+    /// By outlet; none where all messages leave from cells, as on one node.
     outs: Vec<Leaving>,
     /// Inlets whose messages arrive in Out, and where.
     ins: Vec<(usize, Run)>,
@@ -39,7 +40,10 @@ impl Direct {
             true => Leaving::Apart,
             false => Leaving::FromCells,
         };
-        let outs = (0..bound.wiring.outlets.len()).map(place).collect();
+        let mut outs: Vec<Leaving> = (0..bound.wiring.outlets.len()).map(place).collect();
+        if outs.iter().all(|&leaving| leaving == Leaving::FromCells) {
+            outs.clear();
+        }
         Self { outs, ins: arriving(bound), arrives_in_place }
     }
 
@@ -60,7 +64,7 @@ impl Direct {
 
     /// Whether it matters to a call that it is in place.
     pub(crate) fn is_empty(&self) -> bool {
-        self.ins.is_empty() && self.outs.iter().all(|&leaving| leaving == Leaving::FromCells)
+        self.ins.is_empty() && self.outs.is_empty()
     }
 }
 
