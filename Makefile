@@ -50,7 +50,7 @@ RUST_TESTS := --workspace --exclude smddp-py
 SECOND_TRY := --reruns 1 -raR
 
 # Folders whose tests wait for programs to start, or for ranks that take turns, and measure no time: two files at a time.
-SIDE_BY_SIDE := tests/backend tests/misuse tests/modelparallel tests/smp tests/source tests/wheel
+SIDE_BY_SIDE := tests/backend tests/misuse tests/modelparallel tests/pages tests/smp tests/source tests/wheel
 TWO_AT_A_TIME := -n 2 --dist loadfile
 
 BUILD_WHEEL := PATH="$(BIN):$$PATH" bash scripts/build-wheel.sh
@@ -212,6 +212,10 @@ test-python: $(STAMPS)/wheel $(STAMPS)/test-tools ## the Python tests alone
 .PHONY: test-slow
 test-slow: $(STAMPS)/wheel $(STAMPS)/test-tools ## the Python tests that `make test` leaves out for their length
 	$(BIN)/python -m pytest -m slow
+
+.PHONY: test-pages
+test-pages: $(STAMPS)/wheel $(STAMPS)/test-tools ## every command of README.md and the quick start, the demos in a fresh clone
+	$(BIN)/python -m pytest -m "" tests/pages
 
 .PHONY: fault-matrix
 fault-matrix: $(STAMPS)/wheel $(STAMPS)/test-tools ## ranks that end or halt in every call, over every way: prints a table

@@ -119,6 +119,7 @@ def bench(argv: Sequence[str] | None = None) -> int:
     import signal
 
     from smddp._native import core
+    from smddp.launching.variables import launched
 
     try:
         native = core()
@@ -128,6 +129,8 @@ def bench(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         native.info()
+        if not any(word.startswith("--nproc") for word in given):
+            launched()
     except ValueError as error:
         # Once, and not by every rank.
         print(f"smddp-bench: {error}", file=sys.stderr)

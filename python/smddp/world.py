@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from smddp import stacks
 from smddp._info import COLLECTIVES, say_paths
 from smddp._native import core, shut_down_at_exit
+from smddp.launching.variables import launched
 
 if TYPE_CHECKING:
     from smddp._core import Arrays, Comm
@@ -193,7 +194,7 @@ def init(
         raise TypeError(f"smddp.init: store must have {', '.join(_STORE)}, as torch's stores do; {kind} has not")
     given = (rank is not None, size is not None)
     if given == (False, False) and store is None and address is None:
-        rank, size, local_rank, local_size, meet = core().launched(port) or (0, 1, 0, 1, None)
+        rank, size, local_rank, local_size, meet = launched(port) or (0, 1, 0, 1, None)
         local: tuple[int, int | None] | None = (local_rank, local_size)
     elif given != (True, True):
         raise ValueError(f"smddp.init: rank and size go together, with address or store (rank {rank}, size {size})")

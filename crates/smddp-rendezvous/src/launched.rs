@@ -9,6 +9,7 @@
 //!
 //! A SageMaker job of several hosts under mpirun tells its first host by `SMDATAPARALLEL_SERVER_ADDR` or `SM_HOSTS`, on every
 //! rank; its `MASTER_ADDR` and `MASTER_PORT` do not count, since mpirun leaves them to the ranks of its own host alone.
+//! Elsewhere a Python caller asks mpirun's process manager before it gives up (`smddp.launching`).
 //!
 //! Rank 0 serves the store at the meeting point. The port is a function of the environment, which is the same
 //! on every rank, so that nobody has to guess or to try several: the one asked for, else `MASTER_PORT` (in such a job

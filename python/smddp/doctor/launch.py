@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from smddp._native import core
+from smddp.launching import variables
 
 #: Processes that it starts: enough to compare pairs, where there are processors for them.
 _FEWEST, _MOST = 2, 4
@@ -34,11 +34,11 @@ class Launch:
 
 
 def launched() -> Launch | None:
-    """What this process's launcher says, as for every job (`smddp._core.launched`); None where there is none.
+    """What this process's launcher says, as for every job ; None where there is none.
 
     Raises smddp.ConfigError, a ValueError, where the variables make no sense.
     """
-    found = core().launched()
+    found = variables.launched()
     if found is None:
         return None
     rank, size, local_rank, local_size, meet = found

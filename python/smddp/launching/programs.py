@@ -99,6 +99,8 @@ def _parse(program: str, argv: Sequence[str], valued: Sequence[str], flags: Sequ
 
 def _become(program: str, command: list[str]) -> int:
     """Replace this process by the command: exit status and signals are its own."""
+    if asked := sys.modules.get("smddp.launching.process_manager"):
+        asked.leave()
     sys.stdout.flush()
     sys.stderr.flush()
     try:

@@ -3,29 +3,55 @@
 from __future__ import annotations
 
 import os
+from typing import cast
 
 from smddp._native import core
+
+#: Rank, size, local rank, local size, and where rank 0 serves: host, port, whether all are there. None: no launcher.
+Launched = tuple[int, int, int, int | None, tuple[str, int, bool] | None] | None
+
+
+def launched(port: int | None = None) -> Launched:
+    """What this process's launcher says (`smddp._core.launched`). Where MPI ranks of several hosts are told no
+    MASTER_ADDR, it is asked for and set, and MASTER_PORT where nothing else names the job.
+
+    Raises smddp.ConfigError, a ValueError, where variables make no sense, or nobody says where the first rank is.
+    """
+    native = core()
+    try:
+        found = native.launched(port)
+    except native.ConfigError as error:
+        from smddp.launching import process_manager  # seldom needed, by a program whose start counts
+
+        try:
+            if not process_manager.complete():
+                raise
+        except OSError as reason:
+            text = f"{error}; its process manager was asked and does not say: {reason}; mpirun -x MASTER_ADDR=HOST does"
+            raise native.ConfigError(text) from None
+        found = native.launched(port)
+    return cast(Launched, found)
 
 
 def complete() -> bool:
     """Set what torchrun would have set where another launcher started this process: RANK, WORLD_SIZE, LOCAL_RANK,
     LOCAL_WORLD_SIZE, NODE_RANK, MASTER_ADDR and MASTER_PORT, and SMDATAPARALLEL_LOCAL_RANK. MASTER_ADDR and MASTER_PORT
-    stay where all ranks have them.
+    stay where all ranks have them, and are asked for where mpirun started ranks on several hosts.
 
     Returns False where no launcher did.
     Raises smddp.ConfigError where a launcher's variables make no sense, or say nothing of where rank 0 is.
     """
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return True
-    found = core().launched()
+    found = launched()
     if found is None:
         return False
     rank, size, local_rank, local_size, meet = found
-    if meet is not None:
-        host, port, _ = meet
-    else:
-        host = os.environ.get("MASTER_ADDR", "127.0.0.1")
-        port = os.environ.get("MASTER_PORT") or free_port()
+    host, port, _ = meet or (
+        os.environ.get("MASTER_ADDR", "127.0.0.1"),
+        os.environ.get("MASTER_PORT") or free_port(),
+        True,
+    )
     node_rank = _node_rank(rank, size, local_rank, local_size)
     values: dict[str, str | int | None] = {
         "RANK": rank,
@@ -52,7 +78,7 @@ def complete() -> bool:
 
 def free_port() -> int:
     """A port of this host that nobody has now."""
-    import socket  # seldom needed, by a program whose start counts
+    import socket  # as above
 
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

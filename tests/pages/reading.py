@@ -1,0 +1,33 @@
+"""What the pages for newcomers tell them to type: shell commands and Python scripts, as they are written."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_FENCE = re.compile(r"^```python\n(.*?)^```", re.S | re.M)
+_INDENTED = re.compile(r"^    (\S.*)$", re.M)
+_CELL = re.compile(r"`([^`]+)`")
+#: What begins a command, also in a table, where names of files and settings stand in the same type.
+_PROGRAMS = ("docker", "make", "mpirun", "pip", "python", "smddp", "smddp-bench", "smddprun", "srun", "torchrun", "uv")
+
+
+def scripts(page: str) -> list[str]:
+    """The page's Python blocks, in order."""
+    return _FENCE.findall((ROOT / page).read_text())
+
+
+def commands(page: str) -> list[str]:
+    """The page's shell commands, in order and without the comments behind them."""
+    text = _FENCE.sub("", (ROOT / page).read_text())
+    lines = _INDENTED.findall(text)
+    in_tables = [words for row in re.findall(r"^\|.*\|$", text, re.M) for words in _CELL.findall(row)]
+    in_text = [words for line in text.splitlines() if line[:1].isalpha() for words in _CELL.findall(line)]
+    told = [*lines, *(words for words in (*in_tables, *in_text) if _begins_a_command(words))]
+    return list(dict.fromkeys(re.split(r"\s+#\s", line)[0].strip() for line in told))
+
+
+def _begins_a_command(words: str) -> bool:
+    first, _, rest = words.partition(" ")
+    return first in _PROGRAMS and bool(rest)

@@ -1,0 +1,204 @@
+"""What README.md and the quick start tell people to type does what they say, as it is written.
+
+A command that these pages have and no row here, or the other way round, is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import reading
+
+ROOT = reading.ROOT
+LAB = ROOT / "bench" / "lab"
+PAGES = ("README.md", "docs/quickstart.md")
+TORCH, ARRAYS = 0, -1  # which Python block of a page `script.py` is: both begin with torch's and end with numpy's
+ROOT_MAY = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """How a command is run, and what it must say."""
+
+    says: str
+    script: int = TORCH
+    #: seconds
+    limit: int = 100
+    needs: str = ""
+    #: what the command finds in its folder
+    before: str = ""
+    #: on which of the lab's two hosts, whose names stand in place of HOST, a and b
+    hosts: str = ""
+    status: tuple[int, ...] = (0,)
+
+
+ROWS = {
+    "torchrun --standalone --nproc-per-node 4 script.py": Row(""),
+    "torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29400 script.py": Row(
+        "", hosts="each"
+    ),
+    "mpirun -np 8 --host a:4,b:4 smddprun python script.py": Row("", needs="mpirun", hosts="first"),
+    "smddp launch script.py --hosts a:4,b:4": Row("", hosts="first"),
+    "mpirun -np 4 python script.py": Row("", ARRAYS, needs="mpirun"),
+    "mpirun -np 4 python examples/numpy_allreduce.py": Row("4 ranks", needs="mpirun"),
+    # A machine that tests run on may lack what a training machine needs: 1 is "not well", and says what.
+    "smddp doctor": Row("libfabric", status=(0, 1)),
+    "smddp info": Row("libfabric"),
+    "smddp status": Row("group", status=(0, 1)),
+    "smddp-bench all_reduce --nproc 4 -b 8 -e 64M -f 8": Row("# Out of bounds values : 0 OK"),
+    "smddp-bench all_reduce --torch smddp,gloo --nproc 2": Row("gloo"),
+    "smddp-bench startup --nproc 64": Row("64"),
+    "smddp-bench explain all_gather --bytes 64M --nodes 4 --ppn 8 --draw plan.svg": Row("all_gather"),
+    "smddp-bench replay dumps/*.json": Row(
+        "",
+        before="mkdir dumps && SMDDP_DUMP_DIR=dumps smddprun --nproc 2 python -c '"
+        "import numpy, smddp\nwith smddp.init() as comm:\n"
+        '  comm.all_reduce(numpy.ones(3))\n  smddp.dump(f"dumps/{comm.rank}.json")\'',
+    ),
+}
+#: The same, longer than `make test` should take: `make test-pages` has them.
+SLOW_ROWS = {
+    "make demo": Row("text never trained on", limit=600),
+    "make demo-hosts": Row("text never trained on", limit=600),
+    "make demo-smp": Row("", limit=600),
+    "make demo-smp-v1": Row("", limit=600),
+    "make demo-tf": Row("", limit=900),
+    "make demo-launch": Row("4 ranks", limit=600),
+    "make wheel && pip install dist/smddp-*.whl": Row("Successfully installed smddp", limit=1200),
+    "make wheel-portable": Row("smddp-", limit=1800),
+    "pip install dist/portable/smddp-*.whl": Row(
+        "Successfully installed smddp", before="make wheel-portable", limit=1800
+    ),
+    "uv pip install dist/portable/smddp-*.whl": Row("+ smddp", needs="uv", before="make wheel-portable", limit=1800),
+    "torchrun --standalone --nproc-per-node 4 examples/fsdp2.py --backend gloo": Row(
+        "text never trained on", limit=300
+    ),
+}
+_ENGINES = "tests/launch/third_party/test_real_engines.py"
+#: Held by other tests, that have what these need.
+ELSEWHERE = {
+    "make test": ".ci/run",
+    "python examples/elastic_ddp.py": "tests/faults/test_living_on.py",
+    "smddprun --nproc 4 python examples/tensorflow_mnist.py": "Makefile",
+    "srun -n 8 smddprun python script.py": "tests/launch/third_party/test_slurm.py",
+    "smddp launch script.py --engine slurm --nodes 2 -n 4": _ENGINES,
+    "smddp launch script.py --engine kubernetes --nodes 2 -n 4 --image IMAGE": _ENGINES,
+    # No daemon where tests run: the files that images are made of are read by that test.
+    "docker run --shm-size 8g --network host": "tests/source/test_dockerfiles.py",
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A folder that has what the commands mean by relative names."""
+    for name in ("Makefile", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def environment(place: Path) -> dict[str, str]:
+    """As in an activated environment; `ssh` leads to the lab's hosts."""
+    programs = place / "programs"
+    programs.mkdir()
+    (programs / "ssh").symlink_to(LAB / "netlab-rsh")
+    path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
+    return {**os.environ, **ROOT_MAY, "PATH": path, "OMP_NUM_THREADS": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+
+
+def written(command: str, place: Path, row: Row, page: str) -> subprocess.CompletedProcess:
+    """Runs a command of a page in `place`, with that page's script beside it."""
+    (place / "script.py").write_text(reading.scripts(page)[row.script])
+    env, words = environment(place), ["bash", "-c", command]
+    if row.hosts:
+        command = re.sub(r"\bHOST\b|\ba(?=:\d)", "h0", re.sub(r"\bb(?=:\d)", "h1", command))
+        words = ["bash", "-c", command]
+        env |= {"OMPI_MCA_plm_rsh_agent": str(LAB / "netlab-rsh"), "OMPI_MCA_plm_rsh_no_tree_spawn": "1"}
+        env |= {"OMPI_MCA_btl_tcp_if_include": "eth0", "OMPI_MCA_oob_tcp_if_include": "eth0"}
+        if row.hosts == "each":
+            words = [LAB / "netlab", "run", "--hosts", "2", "--procs", "1", "--raw", "--", *words]
+        else:
+            inside = [LAB / "netlab", "exec", "h0", "--", "sh", "-c", f"cd {place} && {shlex.join(words)}"]
+            words = [LAB / "netlab", "up", "--hosts", "2", "--", *inside]
+    return subprocess.run(words, cwd=place, env=env, capture_output=True, text=True, timeout=row.limit)
+
+
+def holds(page: str, command: str, row: Row, place: Path) -> None:
+    if row.needs and shutil.which(row.needs) is None:
+        pytest.skip(f"no {row.needs} on this machine")
+    if row.hosts and subprocess.run([LAB / "netlab", "check"], capture_output=True).returncode != 0:
+        pytest.skip("no network namespaces here (bench/lab/netlab check)")
+    if row.before:
+        subprocess.run(["bash", "-c", row.before], cwd=place, check=True, env=environment(place), timeout=row.limit)
+        shutil.rmtree(place / "programs")
+    done = written(command, place, row, page)
+    told = done.stdout + done.stderr
+    assert done.returncode in row.status, told
+    assert row.says in told, told
+    assert "Traceback" not in told, told
+
+
+def told_by(rows: dict[str, Row]) -> list:
+    """Each command once, of the first page that has it."""
+    pages = {command: page for page in reversed(PAGES) for command in reading.commands(page)}
+    return [pytest.param(pages[command], command, id=command) for command in rows]
+
+
+def test_each_command_of_the_pages_is_run_by_a_test():
+    told = {command for page in PAGES for command in reading.commands(page)}
+    assert told == {*ROWS, *SLOW_ROWS, *ELSEWHERE}
+    for command, file in ELSEWHERE.items():
+        assert (ROOT / file).exists(), f"{command} is held by {file}, which is not there"
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("page, command", told_by(ROWS))
+def test_a_command_does_what_the_page_says(page: str, command: str, place: Path):
+    holds(page, command, ROWS[command], place)
+
+
+PRINTED = {
+    "script.py": (TORCH, "torchrun --standalone --nproc-per-node 4 script.py", "tensor([4., 4., 4., 4.])"),
+    "notebook": (1, "python script.py", "2.0"),
+    "arrays": (ARRAYS, "smddprun --nproc 4 python script.py", "[4. 4. 4.]"),
+}
+
+
+@pytest.mark.parametrize("which", PRINTED)
+def test_a_script_of_the_quick_start_prints_the_sum(which: str, place: Path):
+    script, command, says = PRINTED[which]
+    # The notebook's port is written out: a host of the lab has it free.
+    lab = "" if which != "notebook" else "first"
+    holds("docs/quickstart.md", command, Row(says, script, hosts=lab), place)
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory) -> Path:
+    """What is committed, as a newcomer has it, with an environment of its own."""
+    place = tmp_path_factory.mktemp("newcomer") / "smddp"
+    subprocess.run(["git", "clone", "--quiet", ROOT, place], check=True)
+    subprocess.run([sys.executable, "-m", "venv", place / "own"], check=True)
+    return place
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+@pytest.mark.parametrize("page, command", told_by(SLOW_ROWS))
+def test_a_long_command_does_what_the_page_says(page: str, command: str, clone: Path):
+    row = SLOW_ROWS[command]
+    if row.needs and shutil.which(row.needs) is None:
+        pytest.skip(f"no {row.needs} on this machine")
+    bin = clone / (".venv" if command.startswith("torchrun") else "own") / "bin"
+    env = {**os.environ, "PATH": f"{bin}{os.pathsep}{os.environ['PATH']}", "VIRTUAL_ENV": str(bin.parent)}
+    words = ["bash", "-c", f"{row.before or ':'} && {command}"]
+    done = subprocess.run(words, cwd=clone, env=env, capture_output=True, text=True, timeout=row.limit)
+    told = done.stdout + done.stderr
+    assert done.returncode == 0, told
+    assert row.says in told, told
