@@ -1,4 +1,4 @@
-"""A pipeline by torch.distributed.pipelining: the blocks of a GPT on as many ranks, activations sent from each to the next.
+"""A pipeline by torch.distributed.pipelining: the blocks of a GPT on several ranks, which send each other activations.
 
 torchrun --nproc-per-node 4 examples/pipeline.py --backend smddp
 
@@ -62,9 +62,8 @@ def main():
     common.start(o)
     rank, size = dist.get_rank(), dist.get_world_size()
     if o.layers < size or o.batch % o.microbatches:
-        raise SystemExit(
-            f"--layers {o.layers} must be {size} or more, and --microbatches {o.microbatches} a divisor of --batch {o.batch}"
-        )
+        rule = f"--layers {o.layers} must be {size} or more, and --microbatches {o.microbatches} a divisor"
+        raise SystemExit(f"{rule} of --batch {o.batch}")
     text, last = common.Text(), rank == size - 1
     part = Stage(common.make(o), rank, size)
     stage = PipelineStage(part, rank, size, torch.device("cpu"))

@@ -86,6 +86,7 @@ _ENGINES = "tests/launch/third_party/test_real_engines.py"
 #: Held by other tests, that have what these need.
 ELSEWHERE = {
     "make test": ".ci/run",
+    "smddp trace": "tests/pages/test_examples.py",
     "python examples/elastic_ddp.py": "tests/faults/test_living_on.py",
     "smddprun --nproc 4 python examples/tensorflow_mnist.py": "Makefile",
     "srun -n 8 smddprun python script.py": "tests/launch/third_party/test_slurm.py",

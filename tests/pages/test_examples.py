@@ -1,5 +1,8 @@
-"""The examples that no other test runs. (hosts: ddp, fsdp1, fsdp2, dtensor_tp; faults: elastic_ddp; world: numpy_allreduce;
-make's demos: smp, smp_v1, tensorflow_mnist, keras_fit)"""
+"""The examples that no other test runs.
+
+tests/hosts has ddp, fsdp1, fsdp2 and dtensor_tp, tests/faults elastic_ddp, tests/world numpy_allreduce; make's demos have
+smp, smp_v1, tensorflow_mnist and keras_fit.
+"""
 
 import json
 import os
