@@ -1,6 +1,6 @@
 """The examples that no other test runs.
 
-tests/hosts has ddp, fsdp1, fsdp2 and dtensor_tp, tests/faults elastic_ddp, tests/world numpy_allreduce; make's demos have
+tests/hosts has ddp, fsdp1, fsdp2 and dtensor_tp, tests/faults elastic_ddp, tests/world numpy_allreduce; the demos have
 smp, smp_v1, tensorflow_mnist and keras_fit.
 """
 
