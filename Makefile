@@ -367,6 +367,10 @@ doctor-page: $(STAMPS)/wheel ## regenerate the screens and the picture of docs/d
 status-page: $(STAMPS)/wheel ## regenerate the screens and the trace of docs/observability.md, of a live job
 	$(BIN)/python scripts/screens.py docs/observability.md
 
+.PHONY: screens
+screens: $(STAMPS)/wheel $(STAMPS)/test-tools ## regenerate docs/screens.md and its pictures
+	$(BIN)/python scripts/screens.py docs/screens.md
+
 # What it writes is committed, so that no other build needs a compiler for GPUs. It downloads NVIDIA's, 250 MB.
 .PHONY: kernels
 kernels: $(STAMPS)/venv ## compile the reductions of GPUs again, and assemble them for several

@@ -2,6 +2,7 @@
 
   scripts/screens.py docs/doctor.md           `smddp doctor`, and its heat map
   scripts/screens.py docs/observability.md    `smddp status` of a job, and its trace
+  scripts/screens.py docs/screens.md          `smddp info`, a bench with its plot, two compared, a plan with its drawing
 
 The doctor's second screen is of four "hosts" of network namespaces (bench/lab/netlab), one of which has a slow link; it
 needs what the lab needs. The job (screens_job.py) is live, and hangs. Figures are those of the machine that runs it.
@@ -9,6 +10,7 @@ needs what the lab needs. The job (screens_job.py) is live, and hangs. Figures a
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -85,7 +87,26 @@ def job(page: Path) -> list[str]:
     return [status.replace(f"{made}/", "")]
 
 
-SCREENS = {"doctor.md": doctor, "observability.md": job}
+def commands(page: Path) -> list[str]:
+    """Each of the page's headings is the command; the files that it names lie beside the page, or are not kept."""
+    bench, screens = [*SMDDP, "bench"], []
+    with tempfile.TemporaryDirectory() as made:
+        sizes = ["-b", "1K", "-e", "64M", "-f", "8"]
+        said(["env", "SMDDP_ALGO=mesh", *bench, "all_reduce", "--nproc", "2", *sizes, "-J", f"{made}/mesh.json"])
+        for line in re.findall("^## `(.*)`$", page.read_text(), re.M):
+            words = shlex.split(line)
+            command = [*(SMDDP if words[0] == "smddp" else bench), *words[1:]]
+            for at, word in enumerate(command):
+                if word.endswith(".json"):
+                    command[at] = f"{made}/{word}"
+                elif word.endswith((".png", ".svg")):
+                    command[at] = str(page.with_name(word))
+            screens.append(said(command).replace(f"{made}/", "").replace(f"{page.parent}/", ""))
+    screens[0] = screens[0].partition("\nsettings: ")[0]
+    return screens
+
+
+SCREENS = {"doctor.md": doctor, "observability.md": job, "screens.md": commands}
 
 
 def main(arguments: list[str]) -> int:
