@@ -47,7 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         from smddp.estimator import shell
 
         return shell.main(given[1:])
-    arguments = parser.parse_args(given)
+    arguments, strange = parser.parse_known_args(given)
+    if strange:
+        # With the usage of the command that they were given to.
+        commands.choices.get(arguments.command, parser).error(f"unrecognized arguments: {' '.join(strange)}")
     if arguments.version:
         return _version()
     if arguments.command is None:

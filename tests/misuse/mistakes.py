@@ -132,6 +132,9 @@ def _arrays() -> dict[str, Case]:
             lambda c: c.all_gather(ONES, out=np.ones(5)), "ValueError", "4 elements", "5"
         ),
         "a root that is no rank": case(lambda c: c.broadcast(ONES, 3), "ValueError", "root 3", "group of 1"),
+        "a factor that is missing": case(
+            lambda c: c.all_reduce(ONES, "premul_sum"), "ValueError", "premul_sum has a factor", "0.5"
+        ),
         "a misspelt reduction": case(lambda c: c.all_reduce(ONES, "summ"), "ValueError", "'summ'", "sum, avg"),
         "too many counts": case(lambda c: c.all_gather(ONES, counts=[1, 2]), "ValueError", "2 blocks for 1 ranks"),
         "counts that do not fit": case(lambda c: c.all_gather(ONES, counts=[3]), "ValueError", "4 elements", "for 3"),
@@ -258,6 +261,7 @@ def _programs() -> dict[str, Case]:
 
     usage = {
         "smddp infoo": (smddp_("infoo"), "'infoo'", "doctor"),
+        "an option that the doctor lacks": (smddp_("doctor", "--fast"), "usage: smddp doctor", "--fast", "--quick"),
         "no ranks to show": (smddp_("info", "-n", "0"), "at least 1", "0"),
         "a pid that is no number": (smddp_("status", "abc"), "'abc'"),
         "launch without a script": (smddp_("launch"), "SCRIPT"),
@@ -286,6 +290,10 @@ def _programs() -> dict[str, Case]:
     found["smddprun of no program"] = Case(
         program("smddprun", "--nproc", "2", "no-such-prog"), 127, ("'no-such-prog'", "No such file")
     )
+    found["a rank in letters"] = Case(program("smddprun", "true"), USAGE, ("RANK", "'x'"), {**RANK_0, "RANK": "x"})
+    found["a rank beyond all"] = Case(
+        program("smddprun", "true"), USAGE, ("RANK is 2", "2 ranks"), {**RANK_0, "RANK": "2"}
+    )
     found["a process that is not there"] = Case(smddp_("status", "999999999"), 1, ("no such process",))
     found["a trace of no dump"] = Case(smddp_("trace", HERE), 1, ("is no dump",))
     found["a replay of no file"] = Case(bench("replay", "/no/f.json"), 1, ("/no/f.json", "No such file"))
@@ -300,6 +308,9 @@ def _layers() -> dict[str, Case]:
         "a degree as a text": Case(sharding({"tensor_parallel_degree": "2"}), "TypeError", ("int", "'2'")),
         "a degree that does not divide": Case(sharding({"tensor_parallel_degree": 2}), "ValueError", ("2", "1 ranks")),
         "a degree below all": Case(sharding({"tensor_parallel_degree": 0}), "ValueError", ("at least 1", "0")),
+        "a file that is not there": Case(
+            sharding("/no/such.json"), "FileNotFoundError", ("'/no/such.json'", "given to init()", "is not there")
+        ),
         "a number for keys": Case(sharding(3), "TypeError", ("dictionary", "int")),
         "SMP without a launcher": Case(
             lambda: __import__("torch.sagemaker").sagemaker.init({}), "RuntimeError", ("torchrun", "init_process_group")

@@ -39,6 +39,9 @@ fn reduction(op: Option<&Bound<'_, PyAny>>) -> PyResult<RedOp> {
         "band" => RedOp::Band,
         "bor" => RedOp::Bor,
         "bxor" => RedOp::Bxor,
+        "premul_sum" => {
+            return Err(PyValueError::new_err("premul_sum has a factor: (\"premul_sum\", 0.5)"));
+        }
         _ => return Err(unknown()),
     })
 }

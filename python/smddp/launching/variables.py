@@ -42,6 +42,9 @@ def complete() -> bool:
     Raises smddp.ConfigError where a launcher's variables make no sense, or say nothing of where rank 0 is.
     """
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        numbers = os.environ["RANK"], os.environ["WORLD_SIZE"]
+        if not all(number.isdecimal() for number in numbers) or int(numbers[0]) >= int(numbers[1]):
+            launched()  # says why not
         return True
     found = launched()
     if found is None:

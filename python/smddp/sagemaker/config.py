@@ -134,8 +134,13 @@ def read(argument: dict[str, Any] | str | os.PathLike | None, assigned: dict[str
     values: dict[str, int | bool] = {key.name: key.default for key in KEYS.values()}
     script: dict[str, Any] = {}
     if isinstance(argument, (str, os.PathLike)):
-        with open(argument, encoding="utf-8") as text:
-            script = check(read_json(text.read(), f"the file {os.fspath(argument)!r} given to init()"), f"{argument}")
+        source = f"the file {os.fspath(argument)!r} given to init()"
+        try:
+            with open(argument, encoding="utf-8") as file:
+                text = file.read()
+        except FileNotFoundError as error:
+            raise FileNotFoundError(error.errno, f"{source} is not there, seen from {os.getcwd()}") from None
+        script = check(read_json(text, source), f"{argument}")
     elif argument is not None:
         script = check(argument, "init()")
     launcher = {}
