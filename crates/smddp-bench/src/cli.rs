@@ -62,6 +62,9 @@ SLURM_*. Without either it is the only rank.
 From Python's smddp-bench, --plot FILE.png (.svg, .pdf) draws the figures ('compare A B --plot' both runs), and --torch
 BACKEND,BACKEND measures them through torch.distributed, turn by turn.
 
+NCCL_TESTS_SPLIT=\"AND 0x7\" (OR, MOD, DIV, & | % /) or NCCL_TESTS_SPLIT_MASK=0x7 cut the ranks in groups by a color, the rank
+with that value; all groups make the calls side by side, and bandwidths are those of rank 0's group.
+
 Options of nccl-tests for GPUs (-p -y -G -C -R -x -D) are taken with the values that change nothing there.
 
 A size is the whole gathered, reduced or exchanged buffer; K, M, G are powers of 1024. Time is the average of
@@ -219,11 +222,6 @@ impl Cli {
     /// What the call to measure cannot be, as far as the command line says.
     fn validate_call(&self, op: Op) -> Result<()> {
         let usage = |text: String| Err(Error::Usage(text));
-        if let (true, Some(ranks)) = (op.has_root(), self.nproc)
-            && self.root >= i64::from(ranks)
-        {
-            return usage(format!("--root {} is not one of the {ranks} ranks", self.root));
-        }
         if !op.reduces() {
             return Ok(());
         }
@@ -234,6 +232,23 @@ impl Cli {
             && !has(dtype, op)
         {
             return usage(format!("{redop} is defined on integers, and {name} is none"));
+        }
+        Ok(())
+    }
+
+    /// What groups of so many ranks cannot do.
+    pub(crate) fn validate_groups(&self, op: Op, groups: &[usize]) -> Result<()> {
+        let fewest = groups.iter().copied().min().unwrap_or(1);
+        if op.has_root() && (self.root < -1 || self.root >= fewest as i64) {
+            let of = if groups.len() > 1 { " of the smallest group" } else { "" };
+            return Err(Error::Usage(format!("--root {} is not one of the {fewest} ranks{of}", self.root)));
+        }
+        let groups: Vec<String> = groups.iter().map(usize::to_string).collect();
+        if op == Op::SendRecv && fewest < 2 {
+            let groups = groups.join(", ");
+            return Err(Error::Usage(format!(
+                "sendrecv needs two ranks or more in a group (--nproc N), not {groups}"
+            )));
         }
         Ok(())
     }
@@ -316,9 +331,21 @@ mod tests {
             let error = parse(&format!("smddp-bench all_reduce {option}")).unwrap_err();
             assert!(error.contains(says), "{option}: {error}");
         }
-        assert!(
-            parse("smddp-bench broadcast --nproc 2 -r 2").unwrap_err().contains("not one of the 2 ranks")
-        );
+    }
+
+    #[test]
+    fn groups_that_are_too_small_are_refused_with_their_sizes() {
+        for (line, groups, says) in [
+            ("broadcast -r 2", &[2][..], "--root 2 is not one of the 2 ranks"),
+            ("reduce -r -2", &[2], "--root -2 is not one of the 2 ranks"),
+            ("gather -r 2", &[3, 2], "--root 2 is not one of the 2 ranks of the smallest group"),
+            ("sendrecv", &[2, 1], "sendrecv needs two ranks or more in a group (--nproc N), not 2, 1"),
+        ] {
+            let cli = parse(&format!("smddp-bench {line}")).unwrap();
+            let Task::Measure(op) = cli.task else { panic!("{line}") };
+            assert_eq!(cli.validate_groups(op, groups).unwrap_err().to_string(), says);
+            assert_eq!(cli.validate_groups(op, &[3, 4]).is_ok(), cli.root >= 0, "{line}");
+        }
     }
 
     #[test]

@@ -32,6 +32,7 @@ mod plot;
 mod replay;
 mod simulate;
 mod sizes;
+mod split;
 mod startup;
 mod subject;
 mod svg;
@@ -53,6 +54,8 @@ use cli::{Cli, Task};
 use error::{Error, Result};
 use json::Report;
 use op::Op;
+use split::Split;
+use sweep::Ranks;
 use table::Table;
 
 /// What makes the group, and its name, as errors tell them.
@@ -121,13 +124,20 @@ fn dispatch(cli: &Cli, args: &[String], spawn: &[String], rank: &mut Option<usiz
     if cli.task == Task::Info {
         return info::print().map(|()| 0);
     }
+    let get = |name: &str| std::env::var(name).ok();
+    let split = match cli.task {
+        Task::Measure(_) => Split::from_env(&get)?,
+        _ => None,
+    };
     if let (Some(count), None) = (cli.nproc, &cli.store) {
+        if let Task::Measure(op) = cli.task {
+            cli.validate_groups(op, &groups(split, count as usize))?;
+        }
         return launch::launch(count, spawn, args);
     }
     if cli.store.is_some() {
         launch::follow_parent()?;
     }
-    let get = |name: &str| std::env::var(name).ok();
     let launched = Launched::detect(&get, cli.port, std::os::unix::process::parent_id())?;
     *rank = Some(launched.rank);
     match cli.task {
@@ -135,21 +145,27 @@ fn dispatch(cli: &Cli, args: &[String], spawn: &[String], rank: &mut Option<usiz
         #[cfg(feature = "lab")]
         Task::Worker => worker::run(cli, &launched).map(|()| 0),
         Task::Startup => startup::run(cli, &launched).map(|()| 0),
-        Task::Measure(op) => measure(cli, args, op, &launched).map(|()| 0),
+        Task::Measure(op) => measure(cli, args, (op, split), &launched).map(|()| 0),
     }
 }
 
-fn measure(cli: &Cli, args: &[String], op: Op, launched: &Launched) -> Result<()> {
-    if op == Op::SendRecv && launched.size == 1 {
-        return Err(Error::Usage("sendrecv needs two ranks or more (--nproc N)".into()));
-    }
+/// The numbers of ranks that make a call together.
+fn groups(split: Option<Split>, ranks: usize) -> Vec<usize> {
+    split.map_or_else(|| vec![ranks], |split| split.sizes(ranks))
+}
+
+fn measure(cli: &Cli, args: &[String], (op, split): (Op, Option<Split>), launched: &Launched) -> Result<()> {
+    let groups = groups(split, launched.size);
+    cli.validate_groups(op, &groups)?;
     if cli.pin {
         pin::pin(launched.local_rank)?;
     }
     let joined = smddp_rendezvous::join(NAME, launched, cli.store.as_deref(), cli.timeout())?;
-    let team = Team::new(joined.comm);
-    let (devices, one_host) = device::gather(&team, launched.local_rank)?;
-    let prints = team.rank() == 0;
+    let world = Team::new(joined.comm);
+    let color = split.map(|split| split.color(world.rank()));
+    let part = color.map(|color| world.part(color)).transpose()?;
+    let (devices, one_host) = device::gather(&world, launched.local_rank, color.unwrap_or(0))?;
+    let prints = world.rank() == 0;
     let mut table = Table::new(stdout(), cli.timestamps == 1);
     let mut report = match &cli.json {
         Some(path) if prints => Some(Report::create(path, op, cli, args, &devices)?),
@@ -158,14 +174,20 @@ fn measure(cli: &Cli, args: &[String], op: Op, launched: &Launched) -> Result<()
     if prints {
         table.begin(op, cli, &devices)?;
     }
-    let summary = sweep::measure(&team, op, cli, one_host, &mut |row| {
+    let ranks = Ranks {
+        world: &world,
+        team: part.as_ref().unwrap_or(&world),
+        fewest: groups.into_iter().min().unwrap_or(1),
+        one_host,
+    };
+    let summary = sweep::measure(ranks, op, cli, &mut |row| {
         if let Some(report) = &mut report {
             report.row(row);
         }
         if prints { table.row(row) } else { Ok(()) }
     })?;
     if cli.memory == 1 {
-        let memory = team.gather_bytes(&mut device::peak_memory().to_ne_bytes())?;
+        let memory = world.gather_bytes(&mut device::peak_memory().to_ne_bytes())?;
         if prints {
             let each: Vec<u64> =
                 memory.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
@@ -178,6 +200,9 @@ fn measure(cli: &Cli, args: &[String], op: Op, launched: &Launched) -> Result<()
     if let Some(report) = report {
         report.end(&summary)?;
     }
-    team.comm().close();
+    if let Some(part) = part {
+        part.comm().close();
+    }
+    world.comm().close();
     if summary.failed == 0 { Ok(()) } else { Err(Error::WrongData(summary.failed)) }
 }

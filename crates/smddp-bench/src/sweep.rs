@@ -8,7 +8,7 @@ use smddp_core::{DType, RedOp};
 use crate::buffers::Buffer;
 use crate::calls::{Case, Pace, Sides, Team};
 use crate::cli::Cli;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::op::{Elements, Op};
 use crate::pattern::{POISON, Pattern};
 use crate::periter::PerIter;
@@ -50,15 +50,27 @@ pub(crate) struct Summary {
     pub busbw: f64,
 }
 
+/// Who measures.
+#[derive(Clone, Copy)]
+pub(crate) struct Ranks<'a> {
+    /// All of them: times and wrong elements are over all.
+    pub world: &'a Team,
+    /// Those that make the calls together, or all.
+    pub team: &'a Team,
+    /// Ranks of the smallest such group.
+    pub fewest: usize,
+    /// All ranks are on one host.
+    pub one_host: bool,
+}
+
 /// Measures `op` as `cli` says, on all ranks alike; `row` is told every row (on every rank).
 pub(crate) fn measure(
-    team: &Team,
+    ranks: Ranks<'_>,
     op: Op,
     cli: &Cli,
-    one_host: bool,
     row: &mut dyn FnMut(&Row) -> Result<()>,
 ) -> Result<Summary> {
-    let mut bench = Bench { team, op, cli, one_host, seed: 0, failed: 0, busbw: 0.0, halves: 0 };
+    let mut bench = Bench { ranks, op, cli, seed: 0, failed: 0, busbw: 0.0, halves: 0 };
     for cycle in 0.. {
         if cli.cycles > 0 && cycle == cli.cycles {
             break;
@@ -69,10 +81,9 @@ pub(crate) fn measure(
 }
 
 struct Bench<'a> {
-    team: &'a Team,
+    ranks: Ranks<'a>,
     op: Op,
     cli: &'a Cli,
-    one_host: bool,
     seed: u64,
     failed: u64,
     /// Sum over all halves of rows, and how many these are.
@@ -83,7 +94,7 @@ struct Bench<'a> {
 impl Bench<'_> {
     /// All rows.
     fn cycle(&mut self, row: &mut dyn FnMut(&Row) -> Result<()>) -> Result<()> {
-        let Bench { team, op, cli, .. } = *self;
+        let Bench { ranks: Ranks { team, .. }, op, cli, .. } = *self;
         for (dtype_name, dtype) in self.dtypes() {
             let element = dtype.size();
             let sizes = match op {
@@ -97,7 +108,7 @@ impl Bench<'_> {
             let mut input = Buffer::new(before + most(|s| s.send))?;
             let mut output = Buffer::new(before + most(|s| s.send.max(s.receive)))?;
             for (redop_name, redop) in self.redops(dtype)? {
-                for root in self.roots()? {
+                for root in self.roots() {
                     let case = Case { op, dtype, redop, root };
                     for shape in &shapes {
                         let out_of_place = self.half(case, *shape, false, &mut input, &mut output)?;
@@ -138,13 +149,11 @@ impl Bench<'_> {
         Ok(asked.into_iter().filter(|(_, op)| has(dtype, *op)).collect())
     }
 
-    fn roots(&self) -> Result<Vec<usize>> {
-        let ranks = self.team.size();
+    fn roots(&self) -> Vec<usize> {
         match (self.op.has_root(), usize::try_from(self.cli.root)) {
-            (false, _) => Ok(vec![0]),
-            (true, Ok(root)) if root < ranks => Ok(vec![root]),
-            (true, Err(_)) if self.cli.root == -1 => Ok((0..ranks).collect()),
-            _ => Err(Error::Usage(format!("--root {} is not one of the {ranks} ranks", self.cli.root))),
+            (false, _) => vec![0],
+            (true, Ok(root)) => vec![root],
+            (true, Err(_)) => (0..self.ranks.fewest).collect(),
         }
     }
 
@@ -159,30 +168,31 @@ impl Bench<'_> {
     ) -> Result<Measure> {
         // Where there is no in-place form the second half repeats the first one, unchecked.
         let repeated = in_place && !case.op.has_in_place();
-        let cli = self.cli;
-        let mut setup = Setup::new(case, shape, self.team, in_place && !repeated, cli.unalign);
+        let (cli, Ranks { world, team, one_host, .. }) = (self.cli, self.ranks);
+        let mut setup = Setup::new(case, shape, team, in_place && !repeated, cli.unalign);
         setup.prepare(self.next_seed(), a, b);
         let pace = Pace { calls: cli.agg_iters, barrier: cli.blocking == 1 };
         let mut each = (cli.per_iter == 1).then(Vec::new);
-        let mine = setup.run(self.team, a, b, (cli.warmup_iters.max(1), cli.iters), pace, each.as_mut())?;
+        let counts = (cli.warmup_iters.max(1), cli.iters);
+        let mine = setup.run(self.ranks, a, b, counts, pace, each.as_mut())?;
         let seconds = self.over_ranks(mine.as_secs_f64() / (cli.iters * cli.agg_iters) as f64)?;
         let per_iter = each.map(|each| self.per_iter(&each)).transpose()?;
-        let (algbw, busbw) = case.op.bandwidth(shape, case.dtype.size(), self.team.size(), seconds);
+        let (algbw, busbw) = case.op.bandwidth(shape, case.dtype.size(), team.size(), seconds);
 
         let mut wrong = None;
         if !repeated {
             for _ in 0..self.cli.check {
                 let (elements, outside) = match case.op {
-                    Op::Barrier if !self.one_host => break,
+                    Op::Barrier if !one_host => break,
                     Op::Barrier => (self.early_leaves()?, 0),
                     _ => {
                         setup.prepare(self.next_seed(), a, b);
-                        setup.run(self.team, a, b, (1, 0), Pace::default(), None)?;
+                        setup.run(self.ranks, a, b, (1, 0), Pace::default(), None)?;
                         (setup.wrong(a, b), setup.outside(a, b))
                     }
                 };
-                let elements = self.team.sum_u64(elements)?;
-                let outside = self.team.sum_u64(outside)?;
+                let elements = world.sum_u64(elements)?;
+                let outside = world.sum_u64(outside)?;
                 wrong = Some(wrong.unwrap_or(0) + elements);
                 if elements + outside > 0 {
                     self.failed += 1;
@@ -197,7 +207,7 @@ impl Bench<'_> {
     fn per_iter(&self, mine: &[f64]) -> Result<PerIter> {
         let calls = self.cli.agg_iters as f64;
         let mut bytes: Vec<u8> = mine.iter().flat_map(|t| (t / calls).to_ne_bytes()).collect();
-        let all = self.team.gather_bytes(&mut bytes)?;
+        let all = self.ranks.world.gather_bytes(&mut bytes)?;
         let ranks: Vec<Vec<f64>> = all
             .chunks(bytes.len().max(1))
             .map(|rank| rank.as_chunks().0.iter().map(|t| f64::from_ne_bytes(*t)).collect())
@@ -212,28 +222,24 @@ impl Bench<'_> {
 
     /// The ranks' times as one, as `-a` says.
     fn over_ranks(&self, seconds: f64) -> Result<f64> {
-        match self.cli.average {
-            0 => self.team.reduce_f64(if self.team.rank() == 0 { seconds } else { 0.0 }, RedOp::Sum),
-            2 => self.team.reduce_f64(seconds, RedOp::Min),
-            3 => self.team.reduce_f64(seconds, RedOp::Max),
-            _ => Ok(self.team.reduce_f64(seconds, RedOp::Sum)? / self.team.size() as f64),
-        }
+        self.ranks.world.average(seconds, self.cli.average)
     }
 
     /// Barriers that I left before the last rank came: each rank in turn comes late. All ranks read one clock.
     fn early_leaves(&self) -> Result<u64> {
+        let team = self.ranks.team;
         let mut early = 0;
-        for late in 0..self.team.size() {
-            if late == self.team.rank() {
+        for late in 0..team.size() {
+            if late == team.rank() {
                 let until = Instant::now() + Duration::from_micros(200);
                 while Instant::now() < until {
                     std::hint::spin_loop();
                 }
             }
             let mut entered = clock_ns().to_ne_bytes();
-            self.team.barrier()?;
+            team.barrier()?;
             let left = clock_ns();
-            let all = self.team.gather_bytes(&mut entered)?;
+            let all = team.gather_bytes(&mut entered)?;
             let last = all.as_chunks().0.iter().map(|t: &[u8; 8]| i64::from_ne_bytes(*t)).max();
             early += u64::from(last > Some(left));
         }
@@ -302,7 +308,7 @@ impl Setup {
     /// Runs the call `warmup` times, then behind a barrier `iters` times at a pace; the time of the latter.
     fn run(
         &self,
-        team: &Team,
+        Ranks { world, team, .. }: Ranks<'_>,
         a: &mut Buffer,
         b: &mut Buffer,
         (warmup, iters): (usize, usize),
@@ -314,7 +320,8 @@ impl Setup {
             false => team.bind(self.case, self.sides, a, b),
         };
         call.time(warmup)?;
-        team.barrier()?;
+        // All groups begin together.
+        world.barrier()?;
         call.iterate(iters, pace, each)
     }
 

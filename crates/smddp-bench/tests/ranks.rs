@@ -25,16 +25,26 @@ fn has_in_place(collective: &str) -> bool {
 }
 
 fn bench(args: &str) -> Output {
+    bench_split("", args)
+}
+
+/// With NCCL_TESTS_SPLIT as `split`.
+fn bench_split(split: &str, args: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_smddp-bench"));
-    for name in ["RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"] {
+    for name in
+        ["RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "NCCL_TESTS_SPLIT_MASK"]
+    {
         command.env_remove(name);
     }
-    command.args(args.split_whitespace()).output().unwrap()
+    command.env("NCCL_TESTS_SPLIT", split).args(args.split_whitespace()).output().unwrap()
 }
 
 /// The rows of a run that succeeded: 13 columns each.
 fn rows(args: &str) -> Vec<Vec<String>> {
-    let output = bench(args);
+    rows_of(bench(args), args)
+}
+
+fn rows_of(output: Output, args: &str) -> Vec<Vec<String>> {
     let stdout = String::from_utf8(output.stdout).unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{args}: {}\n{stdout}\n{stderr}", output.status);
@@ -154,6 +164,53 @@ fn what_cannot_run_is_an_error() {
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(status), "{args}: {stderr}");
         assert!(stderr.contains(says), "{args}: {stderr}");
+    }
+}
+
+#[test]
+fn groups_make_their_calls_side_by_side_and_each_is_checked() {
+    for (split, groups) in [("MOD 2", [0, 1, 0, 1]), ("DIV 2", [0, 0, 1, 1]), ("| 0x1", [1, 1, 3, 3])] {
+        for collective in ["all_reduce", "reduce_scatter", "gather", "barrier", "sendrecv"] {
+            let args = format!("{collective} --nproc 4 -b 8 -e 64K -f 16 -n 2 -w 1 -r all --timeout 60");
+            let output = bench_split(split, &args);
+            let listed: Vec<usize> = String::from_utf8_lossy(&output.stdout)
+                .lines()
+                .filter_map(|line| line.split_once(" Group ")?.1.split_whitespace().next()?.parse().ok())
+                .collect();
+            assert_eq!(listed, groups, "{split} {collective}");
+            let rows = rows_of(output, &args);
+            assert!(rows.iter().all(|row| row[8] == "0"), "{split} {collective}: {rows:?}");
+            assert_eq!(
+                rows.len(),
+                [5, 10, 1][usize::from(collective == "gather") + 2 * usize::from(collective == "barrier")]
+            );
+        }
+    }
+}
+
+#[test]
+fn bandwidth_and_counts_are_those_of_a_group() {
+    let of = |split: &str, column: usize| {
+        let args = "all_gather --nproc 3 -b 48 -e 48 -n 2 -w 1 --timeout 60";
+        rows_of(bench_split(split, args), args)[0][column].clone()
+    };
+    // 12 elements of 4 bytes: a third, a half of the first group of two, all.
+    assert_eq!([of("AND 0", 1), of("MOD 2", 1), of("MOD 3", 1)], ["4", "6", "12"]);
+    assert_eq!(of("MOD 3", 7), "0.00");
+}
+
+#[test]
+fn what_cannot_be_split_is_told_before_a_rank_starts() {
+    for (split, args, says) in [
+        ("MOD 0", "all_gather --nproc 2", "divided by 0"),
+        ("XOR 1", "all_gather --nproc 2", "NCCL_TESTS_SPLIT is 'XOR 1'"),
+        ("MOD 2", "sendrecv --nproc 3", "sendrecv needs two ranks or more in a group (--nproc N), not 2, 1"),
+        ("DIV 2", "broadcast --nproc 4 -r 2", "--root 2 is not one of the 2 ranks of the smallest group"),
+    ] {
+        let output = bench_split(split, args);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{split} {args}: {stderr}");
+        assert!(stderr.contains(says) && !stderr.contains("rank 0"), "{split} {args}: {stderr}");
     }
 }
 

@@ -13,7 +13,7 @@ use crate::op::Op;
 /// Tag of the messages of `sendrecv`.
 const TAG: u64 = 0;
 
-/// All the ranks, and what a benchmark needs of them.
+/// Ranks that make calls together, and what a benchmark needs of them.
 pub(crate) struct Team {
     comm: Communicator,
 }
@@ -49,6 +49,12 @@ pub(crate) struct Bound<'a> {
 impl Team {
     pub(crate) fn new(comm: Communicator) -> Team {
         Team { comm }
+    }
+
+    /// The ranks of one color, in the order of their ranks here; all ranks ask for theirs.
+    pub(crate) fn part(&self, color: i64) -> Result<Team> {
+        // A rank that has a color is in a group.
+        Ok(Team { comm: self.comm.split(Some(color), 0)?.unwrap_or_else(|| self.comm.clone()) })
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -115,6 +121,16 @@ impl Team {
         let mut bytes = value.to_ne_bytes();
         self.reduce_one(&mut bytes, DType::F64, redop)?;
         Ok(f64::from_ne_bytes(bytes))
+    }
+
+    /// The ranks' times as one, as nccl-tests' `-a` says.
+    pub(crate) fn average(&self, seconds: f64, how: u8) -> Result<f64> {
+        match how {
+            0 => self.reduce_f64(if self.rank() == 0 { seconds } else { 0.0 }, RedOp::Sum),
+            2 => self.reduce_f64(seconds, RedOp::Min),
+            3 => self.reduce_f64(seconds, RedOp::Max),
+            _ => Ok(self.reduce_f64(seconds, RedOp::Sum)? / self.size() as f64),
+        }
     }
 
     pub(crate) fn sum_u64(&self, value: u64) -> Result<u64> {
