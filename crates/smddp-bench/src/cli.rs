@@ -50,7 +50,7 @@ fn parse_root(text: &str) -> std::result::Result<i64, String> {
 
 const AFTER_HELP: &str = "\
 COLLECTIVE: all_gather, reduce_scatter, all_reduce, broadcast, reduce, gather, scatter, all_to_all, barrier,
-sendrecv; hyphens and nccl-tests' names (all_gather_perf, alltoall) are understood too. 'info' instead lists the
+sendrecv, hypercube; hyphens and nccl-tests' names (all_gather_perf, alltoall) are understood too. 'info' instead lists the
 settings, 'startup' tells what making a group of all ranks takes.
 'simulate' and 'explain' replay plans on a described cluster, 'tune' measures which algorithms are best here, 'replay'
 makes the calls of a recorded job again, 'compare' judges one run's -J file against another's; each has options of its own ('smddp-bench simulate --help').
@@ -243,14 +243,16 @@ impl Cli {
             let of = if groups.len() > 1 { " of the smallest group" } else { "" };
             return Err(Error::Usage(format!("--root {} is not one of the {fewest} ranks{of}", self.root)));
         }
+        let needs = match op {
+            Op::SendRecv if fewest < 2 => "two ranks or more",
+            Op::Hypercube if !groups.iter().all(|ranks| ranks.is_power_of_two()) => {
+                "a number of ranks that is a power of two"
+            }
+            _ => return Ok(()),
+        };
         let groups: Vec<String> = groups.iter().map(usize::to_string).collect();
-        if op == Op::SendRecv && fewest < 2 {
-            let groups = groups.join(", ");
-            return Err(Error::Usage(format!(
-                "sendrecv needs two ranks or more in a group (--nproc N), not {groups}"
-            )));
-        }
-        Ok(())
+        let (name, found) = (op.name(), groups.join(", "));
+        Err(Error::Usage(format!("{name} needs {needs} in a group (--nproc N), not {found}")))
     }
 
     pub(crate) fn timeout(&self) -> Duration {
@@ -340,11 +342,16 @@ mod tests {
             ("reduce -r -2", &[2], "--root -2 is not one of the 2 ranks"),
             ("gather -r 2", &[3, 2], "--root 2 is not one of the 2 ranks of the smallest group"),
             ("sendrecv", &[2, 1], "sendrecv needs two ranks or more in a group (--nproc N), not 2, 1"),
+            (
+                "hypercube",
+                &[4, 3],
+                "hypercube needs a number of ranks that is a power of two in a group (--nproc N), not 4, 3",
+            ),
         ] {
             let cli = parse(&format!("smddp-bench {line}")).unwrap();
             let Task::Measure(op) = cli.task else { panic!("{line}") };
             assert_eq!(cli.validate_groups(op, groups).unwrap_err().to_string(), says);
-            assert_eq!(cli.validate_groups(op, &[3, 4]).is_ok(), cli.root >= 0, "{line}");
+            assert_eq!(cli.validate_groups(op, &[8, 4]).is_ok(), cli.root >= 0, "{line}");
         }
     }
 

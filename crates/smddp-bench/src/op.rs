@@ -18,6 +18,8 @@ pub(crate) enum Op {
     Barrier,
     /// Every rank sends to the next and receives from the one before.
     SendRecv,
+    /// An all_gather in log2 of the ranks exchanges.
+    Hypercube,
 }
 
 /// Elements of one case.
@@ -32,7 +34,7 @@ pub(crate) struct Elements {
 }
 
 impl Op {
-    pub(crate) const ALL: [Op; 10] = [
+    pub(crate) const ALL: [Op; 11] = [
         Op::AllGather,
         Op::ReduceScatter,
         Op::AllReduce,
@@ -43,10 +45,14 @@ impl Op {
         Op::AllToAll,
         Op::Barrier,
         Op::SendRecv,
+        Op::Hypercube,
     ];
 
     pub(crate) fn name(self) -> &'static str {
-        self.collective().map_or("sendrecv", name_of)
+        match self {
+            Op::Hypercube => "hypercube",
+            _ => self.collective().map_or("sendrecv", name_of),
+        }
     }
 
     /// The program of nccl-tests that measures the same (barrier: the name it would have).
@@ -95,7 +101,9 @@ impl Op {
     pub(crate) const fn shape(self, elements: usize, ranks: usize) -> Elements {
         let block = elements / ranks;
         match self {
-            Op::AllGather | Op::Gather => Elements { count: block, send: block, receive: block * ranks },
+            Op::AllGather | Op::Gather | Op::Hypercube => {
+                Elements { count: block, send: block, receive: block * ranks }
+            }
             Op::ReduceScatter | Op::Scatter => Elements { count: block, send: block * ranks, receive: block },
             Op::AllToAll => Elements { count: block, send: block * ranks, receive: block * ranks },
             Op::AllReduce | Op::Broadcast | Op::Reduce | Op::SendRecv => {
@@ -111,13 +119,18 @@ impl Op {
         match self {
             Op::AllReduce => 2.0 * (n - 1.0) / n,
             Op::AllGather | Op::ReduceScatter | Op::Gather | Op::Scatter | Op::AllToAll => (n - 1.0) / n,
-            Op::Broadcast | Op::Reduce | Op::SendRecv | Op::Barrier => 1.0,
+            Op::Broadcast | Op::Reduce | Op::SendRecv | Op::Hypercube | Op::Barrier => 1.0,
         }
     }
 
     /// (algbw, busbw) in GB/s of a call that took `seconds`.
     pub(crate) fn bandwidth(self, shape: Elements, element: usize, ranks: usize, seconds: f64) -> (f64, f64) {
-        let bytes = (shape.send.max(shape.receive) * element) as f64;
+        let elements = match self {
+            // Without the block that a rank has already: that is where its factor went.
+            Op::Hypercube => shape.count * (ranks - 1),
+            _ => shape.send.max(shape.receive),
+        };
+        let bytes = (elements * element) as f64;
         let algbw = if bytes == 0.0 { 0.0 } else { bytes / 1e9 / seconds };
         (algbw, algbw * self.bus_factor(ranks))
     }
@@ -153,6 +166,7 @@ mod tests {
             ("sendrecv_perf", Op::SendRecv),
             ("send_recv", Op::SendRecv),
             ("Reduce-Scatter", Op::ReduceScatter),
+            ("hypercube_perf", Op::Hypercube),
         ] {
             assert_eq!(text.parse(), Ok(op));
         }
@@ -165,6 +179,10 @@ mod tests {
         assert_eq!(Op::AllToAll.collective(), Some(Collective::AllToAll));
         assert_eq!(Op::Barrier.collective(), Some(Collective::Barrier));
         assert_eq!((Op::SendRecv.collective(), Op::SendRecv.program()), (None, "sendrecv_perf".to_owned()));
+        assert_eq!(
+            (Op::Hypercube.collective(), Op::Hypercube.program()),
+            (None, "hypercube_perf".to_owned())
+        );
         assert_eq!(Op::AllToAll.program(), "alltoall_perf");
         assert!(Op::ALL.into_iter().filter_map(Op::collective).eq(Collective::ALL));
     }
@@ -190,6 +208,7 @@ mod tests {
         assert_eq!(of(Op::Gather), (16.0, 12.0));
         assert_eq!(of(Op::Broadcast), (16.0, 16.0));
         assert_eq!(of(Op::SendRecv), (16.0, 16.0));
+        assert_eq!(of(Op::Hypercube), (12.0, 12.0));
         assert_eq!(Op::Barrier.bandwidth(Op::Barrier.shape(0, 4), 4, 4, 1e-6), (0.0, 0.0));
     }
 }

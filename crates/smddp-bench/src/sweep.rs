@@ -270,7 +270,7 @@ impl Setup {
         let mine = rank * shape.count * element;
         let before = unalign * element;
         let (input_at, output_at) = match case.op {
-            Op::AllGather | Op::Gather if in_place => (mine, 0),
+            Op::AllGather | Op::Gather | Op::Hypercube if in_place => (mine, 0),
             Op::ReduceScatter | Op::Scatter if in_place => (0, mine),
             _ => (0, 0),
         };
@@ -356,7 +356,7 @@ impl Setup {
                 .sum()
         };
         match case.op {
-            Op::AllGather | Op::Gather => blocks(0),
+            Op::AllGather | Op::Gather | Op::Hypercube => blocks(0),
             Op::AllToAll => blocks(rank * count),
             Op::ReduceScatter => pattern.of_reduced(rank * count, count).wrong(found),
             Op::AllReduce | Op::Reduce => pattern.of_reduced(0, receive).wrong(found),

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-const COLLECTIVES: [&str; 10] = [
+const COLLECTIVES: [&str; 11] = [
     "all_gather",
     "reduce_scatter",
     "all_reduce",
@@ -17,7 +17,17 @@ const COLLECTIVES: [&str; 10] = [
     "all_to_all",
     "barrier",
     "sendrecv",
+    "hypercube",
 ];
+
+/// Those that `ranks` ranks can make.
+fn collectives(ranks: usize) -> impl Iterator<Item = &'static str> {
+    COLLECTIVES.into_iter().filter(move |name| match *name {
+        "sendrecv" => ranks > 1,
+        "hypercube" => ranks.is_power_of_two(),
+        _ => true,
+    })
+}
 
 /// Collectives whose second half is measured in place, and so checked.
 fn has_in_place(collective: &str) -> bool {
@@ -72,7 +82,7 @@ fn nothing_wrong(collective: &str, args: &str) -> usize {
 
 #[test]
 fn every_collective_is_right_with_two_ranks() {
-    for collective in COLLECTIVES {
+    for collective in collectives(2) {
         let count = nothing_wrong(collective, "--nproc 2 -b 8 -e 300K -f 8 -n 2 -w 1 --timeout 60");
         // 8, 64, 512, 4 K, 32 K, 256 K, and what was asked for last.
         assert_eq!(count, if collective == "barrier" { 1 } else { 7 }, "{collective}");
@@ -81,15 +91,21 @@ fn every_collective_is_right_with_two_ranks() {
 
 #[test]
 fn every_collective_is_right_with_three_ranks() {
-    for collective in COLLECTIVES {
+    for collective in collectives(3) {
         // From nothing to a size that three ranks cannot share evenly.
         nothing_wrong(collective, "--nproc 3 -b 0 -e 200K -f 11 -n 2 -w 1 --timeout 60");
     }
 }
 
 #[test]
+fn a_hypercube_is_right_in_every_dimension() {
+    assert_eq!(nothing_wrong("hypercube", "--nproc 8 -b 0 -e 100K -f 30 -n 2 -w 1 -z 1 --timeout 60"), 5);
+    nothing_wrong("hypercube_perf", "--nproc 4 -b 64K -e 64K -n 2 -w 1 -u 1 -d all --timeout 60");
+}
+
+#[test]
 fn one_rank_alone_is_right() {
-    for collective in COLLECTIVES.into_iter().filter(|c| *c != "sendrecv") {
+    for collective in collectives(1) {
         nothing_wrong(collective, "-b 0 -e 10K -f 50 -n 2 -w 1");
     }
 }
@@ -155,6 +171,7 @@ fn what_cannot_run_is_an_error() {
         ("all_reduce -o band", 2, "band"),
         ("worker", 2, "PEERS_SOCK"),
         ("sendrecv", 2, "two ranks"),
+        ("hypercube --nproc 3", 2, "power of two"),
         ("broadcast --nproc 2 -r 5 --timeout 60", 2, "--root 5 is not one of the 2 ranks"),
         ("all_reduce --nproc 2 -d f8e4m3", 2, "moved and not reduced"),
         ("all_reduce --nproc 2 -G 1", 2, "CUDA graph"),
@@ -216,8 +233,10 @@ fn what_cannot_be_split_is_told_before_a_rank_starts() {
 
 #[test]
 fn unaligned_aggregated_and_blocking_calls_are_right() {
-    for collective in COLLECTIVES {
+    for collective in collectives(2) {
         nothing_wrong(collective, "--nproc 2 -b 8 -e 100K -f 16 -n 2 -w 1 -u 3 -d half --timeout 60");
+    }
+    for collective in collectives(3) {
         nothing_wrong(collective, "--nproc 3 -b 8 -e 100K -f 16 -n 2 -w 1 -m 4 -z 1 --timeout 60");
     }
 }

@@ -1,5 +1,7 @@
 //! Calls of the engine on borrowed memory: the only place that hands it pointers.
 
+mod exchange;
+
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,8 +12,8 @@ use crate::buffers::Buffer;
 use crate::error::Result;
 use crate::op::Op;
 
-/// Tag of the messages of `sendrecv`.
-const TAG: u64 = 0;
+/// Address and elements.
+type Side = (*mut u8, usize);
 
 /// Ranks that make calls together, and what a benchmark needs of them.
 pub(crate) struct Team {
@@ -36,7 +38,8 @@ pub(crate) struct Case {
 
 enum Target {
     Collective(Call<'static>),
-    Neighbours { input: (*mut u8, usize), output: (*mut u8, usize), dtype: DType },
+    Neighbours { input: Side, output: Side, dtype: DType },
+    Hypercube { own: Side, all: Side, dtype: DType },
 }
 
 /// A call bound to buffers, which stay borrowed for as long as it can be run.
@@ -89,7 +92,7 @@ impl Team {
         self.bound(case, from, to)
     }
 
-    fn bound(&self, case: Case, from: Option<(*mut u8, usize)>, to: Option<(*mut u8, usize)>) -> Bound<'_> {
+    fn bound(&self, case: Case, from: Option<Side>, to: Option<Side>) -> Bound<'_> {
         let blocks = |side| match side {
             Some((ptr, count)) => Blocks::Flat { ptr, count },
             None => Blocks::None,
@@ -105,8 +108,11 @@ impl Team {
             }),
             None => {
                 let nowhere = (std::ptr::NonNull::dangling().as_ptr(), 0);
-                let (input, output) = (from.unwrap_or(nowhere), to.unwrap_or(nowhere));
-                Target::Neighbours { input, output, dtype: case.dtype }
+                let (input, output, dtype) = (from.unwrap_or(nowhere), to.unwrap_or(nowhere), case.dtype);
+                match case.op {
+                    Op::Hypercube => Target::Hypercube { own: input, all: output, dtype },
+                    _ => Target::Neighbours { input, output, dtype },
+                }
             }
         };
         Bound { team: self, target, buffers: PhantomData }
@@ -181,30 +187,14 @@ impl Team {
             error.into()
         })
     }
-
-    fn exchange(&self, input: (*mut u8, usize), output: (*mut u8, usize), dtype: DType) -> Result<()> {
-        let (rank, size) = (self.rank(), self.size());
-        let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
-        // SAFETY: as for `run`; both works are waited for before this returns, or the communicator is aborted.
-        let works = unsafe {
-            let comm = &self.comm;
-            comm.recv(output.0, output.1, dtype, Some(previous), TAG, Options::default()).and_then(
-                |receive| {
-                    let send = comm.send(input.0, input.1, dtype, next, TAG, Options::default())?;
-                    send.wait(None)?;
-                    receive.wait(None)
-                },
-            )
-        };
-        self.given_up(works)
-    }
 }
 
 impl Bound<'_> {
     pub(crate) fn run(&mut self) -> Result<()> {
         match &self.target {
             Target::Collective(call) => self.team.run(call),
-            Target::Neighbours { input, output, dtype } => self.team.exchange(*input, *output, *dtype),
+            Target::Neighbours { input, output, dtype } => self.team.neighbours(*input, *output, *dtype),
+            Target::Hypercube { own, all, dtype } => self.team.hypercube(*own, *all, *dtype),
         }
     }
 
@@ -360,6 +350,6 @@ pub(crate) fn make(
     }
 }
 
-fn side(dtype: DType, side: Option<(usize, usize)>, buffer: &mut Buffer) -> Option<(*mut u8, usize)> {
+fn side(dtype: DType, side: Option<(usize, usize)>, buffer: &mut Buffer) -> Option<Side> {
     side.map(|(first, count)| (buffer.bytes()[first..first + count * dtype.size()].as_mut_ptr(), count))
 }
