@@ -50,7 +50,7 @@ fn parse_root(text: &str) -> std::result::Result<i64, String> {
 
 const AFTER_HELP: &str = "\
 COLLECTIVE: all_gather, reduce_scatter, all_reduce, broadcast, reduce, gather, scatter, all_to_all, barrier,
-sendrecv, hypercube; hyphens and nccl-tests' names (all_gather_perf, alltoall) are understood too. 'info' instead lists the
+sendrecv, hypercube, alltoallv; hyphens and nccl-tests' names (all_gather_perf, alltoall) are understood too. 'info' instead lists the
 settings, 'startup' tells what making a group of all ranks takes.
 'simulate' and 'explain' replay plans on a described cluster, 'tune' measures which algorithms are best here, 'replay'
 makes the calls of a recorded job again, 'compare' judges one run's -J file against another's; each has options of its own ('smddp-bench simulate --help').

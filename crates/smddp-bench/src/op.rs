@@ -20,6 +20,8 @@ pub(crate) enum Op {
     SendRecv,
     /// An all_gather in log2 of the ranks exchanges.
     Hypercube,
+    /// all_to_all with blocks of many sizes.
+    AllToAllV,
 }
 
 /// Elements of one case.
@@ -34,7 +36,7 @@ pub(crate) struct Elements {
 }
 
 impl Op {
-    pub(crate) const ALL: [Op; 11] = [
+    pub(crate) const ALL: [Op; 12] = [
         Op::AllGather,
         Op::ReduceScatter,
         Op::AllReduce,
@@ -46,11 +48,13 @@ impl Op {
         Op::Barrier,
         Op::SendRecv,
         Op::Hypercube,
+        Op::AllToAllV,
     ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Op::Hypercube => "hypercube",
+            Op::AllToAllV => "alltoallv",
             _ => self.collective().map_or("sendrecv", name_of),
         }
     }
@@ -75,7 +79,7 @@ impl Op {
 
     /// Whether input and output may share memory. Where not, the second half of a row repeats the first.
     pub(crate) const fn has_in_place(self) -> bool {
-        !matches!(self, Op::AllToAll | Op::SendRecv | Op::Barrier)
+        !matches!(self, Op::AllToAll | Op::AllToAllV | Op::SendRecv | Op::Barrier)
     }
 
     /// The input of `rank` is part of the call.
@@ -105,7 +109,9 @@ impl Op {
                 Elements { count: block, send: block, receive: block * ranks }
             }
             Op::ReduceScatter | Op::Scatter => Elements { count: block, send: block * ranks, receive: block },
-            Op::AllToAll => Elements { count: block, send: block * ranks, receive: block * ranks },
+            Op::AllToAll | Op::AllToAllV => {
+                Elements { count: block, send: block * ranks, receive: block * ranks }
+            }
             Op::AllReduce | Op::Broadcast | Op::Reduce | Op::SendRecv => {
                 Elements { count: elements, send: elements, receive: elements }
             }
@@ -118,7 +124,9 @@ impl Op {
         let n = ranks as f64;
         match self {
             Op::AllReduce => 2.0 * (n - 1.0) / n,
-            Op::AllGather | Op::ReduceScatter | Op::Gather | Op::Scatter | Op::AllToAll => (n - 1.0) / n,
+            Op::AllGather | Op::ReduceScatter | Op::Gather | Op::Scatter | Op::AllToAll | Op::AllToAllV => {
+                (n - 1.0) / n
+            }
             Op::Broadcast | Op::Reduce | Op::SendRecv | Op::Hypercube | Op::Barrier => 1.0,
         }
     }
@@ -134,6 +142,18 @@ impl Op {
         let algbw = if bytes == 0.0 { 0.0 } else { bytes / 1e9 / seconds };
         (algbw, algbw * self.bus_factor(ranks))
     }
+}
+
+/// Elements of each block that `rank` of `ranks` sends in alltoallv, `total` in all; it receives as many from each: with the
+/// sum of both ranks, modulo `ranks`, a block grows from next to nothing to twice the average, and 0 gets what is left.
+pub(crate) fn uneven(total: usize, ranks: usize, rank: usize) -> Vec<usize> {
+    let step = 2 * total / (ranks * ranks);
+    let left = total - step * (ranks * (ranks - 1) / 2);
+    let block = |peer: usize| match (rank + peer) % ranks {
+        0 => left,
+        k => k * step,
+    };
+    (0..ranks).map(block).collect()
 }
 
 impl FromStr for Op {
@@ -163,6 +183,8 @@ mod tests {
             ("all_gather_perf", Op::AllGather),
             ("alltoall_perf", Op::AllToAll),
             ("alltoall", Op::AllToAll),
+            ("alltoallv_perf", Op::AllToAllV),
+            ("all_to_all_v", Op::AllToAllV),
             ("sendrecv_perf", Op::SendRecv),
             ("send_recv", Op::SendRecv),
             ("Reduce-Scatter", Op::ReduceScatter),
@@ -188,6 +210,21 @@ mod tests {
     }
 
     #[test]
+    fn uneven_blocks_fit_each_other_and_add_up_on_every_rank() {
+        for ranks in [1, 2, 3, 4, 7] {
+            for total in [0, ranks, 5 * ranks, 1000 * ranks] {
+                let all: Vec<Vec<usize>> = (0..ranks).map(|rank| uneven(total, ranks, rank)).collect();
+                for (rank, blocks) in all.iter().enumerate() {
+                    assert_eq!(blocks.iter().sum::<usize>(), total);
+                    assert!((0..ranks).all(|peer| all[peer][rank] == blocks[peer]), "{ranks} {total}");
+                }
+            }
+        }
+        assert_eq!(uneven(800, 4, 0), [200, 100, 200, 300]);
+        assert_eq!(uneven(800, 4, 3), [300, 200, 100, 200]);
+    }
+
+    #[test]
     fn size_is_the_whole_buffer() {
         assert_eq!(Op::AllGather.shape(17, 3), Elements { count: 5, send: 5, receive: 15 });
         assert_eq!(Op::ReduceScatter.shape(17, 3), Elements { count: 5, send: 15, receive: 5 });
@@ -205,6 +242,7 @@ mod tests {
         assert_eq!(of(Op::ReduceScatter), (16.0, 12.0));
         assert_eq!(of(Op::AllReduce), (16.0, 24.0));
         assert_eq!(of(Op::AllToAll), (16.0, 12.0));
+        assert_eq!(of(Op::AllToAllV), (16.0, 12.0));
         assert_eq!(of(Op::Gather), (16.0, 12.0));
         assert_eq!(of(Op::Broadcast), (16.0, 16.0));
         assert_eq!(of(Op::SendRecv), (16.0, 16.0));

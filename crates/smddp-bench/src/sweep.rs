@@ -9,7 +9,7 @@ use crate::buffers::Buffer;
 use crate::calls::{Case, Pace, Sides, Team};
 use crate::cli::Cli;
 use crate::error::Result;
-use crate::op::{Elements, Op};
+use crate::op::{Elements, Op, uneven};
 use crate::pattern::{POISON, Pattern};
 use crate::periter::PerIter;
 use crate::sizes::sweep;
@@ -358,6 +358,7 @@ impl Setup {
         match case.op {
             Op::AllGather | Op::Gather | Op::Hypercube => blocks(0),
             Op::AllToAll => blocks(rank * count),
+            Op::AllToAllV => self.wrong_uneven(found),
             Op::ReduceScatter => pattern.of_reduced(rank * count, count).wrong(found),
             Op::AllReduce | Op::Reduce => pattern.of_reduced(0, receive).wrong(found),
             Op::Broadcast => pattern.of_input(case.root, 0, receive).wrong(found),
@@ -365,6 +366,19 @@ impl Setup {
             Op::SendRecv => pattern.of_input((rank + ranks - 1) % ranks, 0, receive).wrong(found),
             Op::Barrier => 0,
         }
+    }
+
+    /// The same of alltoallv: a rank's block lies behind those for the ranks before.
+    fn wrong_uneven(&self, found: &[u8]) -> u64 {
+        let Setup { shape: Elements { receive, .. }, rank, ref pattern, .. } = *self;
+        let mut rest = found;
+        let wrong = (0..pattern.ranks).map(|from| {
+            let sent = uneven(receive, pattern.ranks, from);
+            let (block, behind) = rest.split_at(sent[rank] * self.element());
+            rest = behind;
+            pattern.of_input(from, sent[..rank].iter().sum(), sent[rank]).wrong(block)
+        });
+        wrong.sum()
     }
 
     /// Bytes that were written outside the buffers in use.

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-const COLLECTIVES: [&str; 11] = [
+const COLLECTIVES: [&str; 12] = [
     "all_gather",
     "reduce_scatter",
     "all_reduce",
@@ -18,6 +18,7 @@ const COLLECTIVES: [&str; 11] = [
     "barrier",
     "sendrecv",
     "hypercube",
+    "alltoallv",
 ];
 
 /// Those that `ranks` ranks can make.
@@ -31,7 +32,7 @@ fn collectives(ranks: usize) -> impl Iterator<Item = &'static str> {
 
 /// Collectives whose second half is measured in place, and so checked.
 fn has_in_place(collective: &str) -> bool {
-    !matches!(collective, "all_to_all" | "barrier" | "sendrecv")
+    !matches!(collective, "all_to_all" | "alltoallv" | "barrier" | "sendrecv")
 }
 
 fn bench(args: &str) -> Output {

@@ -10,7 +10,7 @@ use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp, 
 
 use crate::buffers::Buffer;
 use crate::error::Result;
-use crate::op::Op;
+use crate::op::{Op, uneven};
 
 /// Address and elements.
 type Side = (*mut u8, usize);
@@ -36,8 +36,25 @@ pub(crate) struct Case {
     pub root: usize,
 }
 
+/// One collective of the engine.
+struct Asked {
+    call: Call<'static>,
+    /// Both sides lie in blocks of these counts, if they are not all the same.
+    cut: Option<Vec<usize>>,
+}
+
+impl Asked {
+    fn call(&self) -> Call<'_> {
+        let blocks = |side| match (side, &self.cut) {
+            (Blocks::Flat { ptr, .. }, Some(counts)) => Blocks::Cut { ptr, counts },
+            (side, _) => side,
+        };
+        Call { input: blocks(self.call.input), output: blocks(self.call.output), ..self.call }
+    }
+}
+
 enum Target {
-    Collective(Call<'static>),
+    Collective(Asked),
     Neighbours { input: Side, output: Side, dtype: DType },
     Hypercube { own: Side, all: Side, dtype: DType },
 }
@@ -97,23 +114,20 @@ impl Team {
             Some((ptr, count)) => Blocks::Flat { ptr, count },
             None => Blocks::None,
         };
-        let target = match case.op.collective() {
-            Some(collective) => Target::Collective(Call {
-                collective,
-                dtype: case.dtype,
-                redop: case.redop,
-                root: case.root,
-                input: blocks(from),
-                output: blocks(to),
-            }),
-            None => {
-                let nowhere = (std::ptr::NonNull::dangling().as_ptr(), 0);
-                let (input, output, dtype) = (from.unwrap_or(nowhere), to.unwrap_or(nowhere), case.dtype);
-                match case.op {
-                    Op::Hypercube => Target::Hypercube { own: input, all: output, dtype },
-                    _ => Target::Neighbours { input, output, dtype },
-                }
+        let (dtype, nowhere) = (case.dtype, (std::ptr::NonNull::dangling().as_ptr(), 0));
+        let (one, other) = (from.unwrap_or(nowhere), to.unwrap_or(nowhere));
+        let collective = |collective, cut| {
+            let (input, output) = (blocks(from), blocks(to));
+            let call = Call { collective, dtype, redop: case.redop, root: case.root, input, output };
+            Target::Collective(Asked { call, cut })
+        };
+        let target = match (case.op, case.op.collective()) {
+            (_, Some(plain)) => collective(plain, None),
+            (Op::AllToAllV, _) => {
+                collective(Collective::AllToAll, Some(uneven(one.1, self.size(), self.rank())))
             }
+            (Op::Hypercube, _) => Target::Hypercube { own: one, all: other, dtype },
+            _ => Target::Neighbours { input: one, output: other, dtype },
         };
         Bound { team: self, target, buffers: PhantomData }
     }
@@ -192,7 +206,7 @@ impl Team {
 impl Bound<'_> {
     pub(crate) fn run(&mut self) -> Result<()> {
         match &self.target {
-            Target::Collective(call) => self.team.run(call),
+            Target::Collective(asked) => self.team.run(&asked.call()),
             Target::Neighbours { input, output, dtype } => self.team.neighbours(*input, *output, *dtype),
             Target::Hypercube { own, all, dtype } => self.team.hypercube(*own, *all, *dtype),
         }
@@ -232,13 +246,13 @@ impl Bound<'_> {
 
     /// Starts `calls` of them, then waits for all.
     fn run_together(&mut self, calls: usize) -> Result<()> {
-        let Target::Collective(call) = &self.target else {
+        let Target::Collective(asked) = &self.target else {
             return (0..calls).try_for_each(|_| self.run());
         };
-        let comm = &self.team.comm;
+        let (comm, call) = (&self.team.comm, asked.call());
         // SAFETY: as for `Team::run`; all works are waited for before this returns, or the communicator is aborted.
         let all = (0..calls)
-            .map(|_| unsafe { comm.start(call, Options::default()) })
+            .map(|_| unsafe { comm.start(&call, Options::default()) })
             .collect::<smddp_core::Result<Vec<_>>>();
         let waited = all.and_then(|works| works.iter().try_for_each(|work| work.wait(None)));
         self.team.given_up(waited)
