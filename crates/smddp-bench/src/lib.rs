@@ -9,6 +9,7 @@
 mod buffers;
 #[allow(unsafe_code)] // The only caller of the engine with pointers.
 mod calls;
+mod cases;
 mod cli;
 mod clock;
 mod cluster_file;
@@ -23,13 +24,18 @@ pub mod fuzzing;
 mod info;
 mod json;
 mod launch;
+mod messages;
 mod neutral;
 mod op;
+mod osu;
+mod overlap;
 mod pattern;
 mod periter;
 mod pin;
 mod plot;
 mod replay;
+mod row;
+mod setup;
 mod simulate;
 mod sizes;
 mod split;
@@ -38,6 +44,7 @@ mod subject;
 mod svg;
 mod sweep;
 mod table;
+mod task;
 mod tune;
 mod types;
 #[cfg(feature = "lab")]
@@ -50,13 +57,14 @@ use clap::Parser;
 use smddp_rendezvous::Launched;
 
 use calls::Team;
-use cli::{Cli, Task};
+use cli::Cli;
 use error::{Error, Result};
 use json::Report;
-use op::Op;
+use row::{Row, Summary};
 use split::Split;
 use sweep::Ranks;
 use table::Table;
+use task::Task;
 
 /// What makes the group, and its name, as errors tell them.
 const NAME: (&str, &str) = ("making it", "bench");
@@ -126,13 +134,11 @@ fn dispatch(cli: &Cli, args: &[String], spawn: &[String], rank: &mut Option<usiz
     }
     let get = |name: &str| std::env::var(name).ok();
     let split = match cli.task {
-        Task::Measure(_) => Split::from_env(&get)?,
+        Task::Measure(_) | Task::Overlap(_) => Split::from_env(&get)?,
         _ => None,
     };
     if let (Some(count), None) = (cli.nproc, &cli.store) {
-        if let Task::Measure(op) = cli.task {
-            cli.validate_groups(op, &groups(split, count as usize))?;
-        }
+        cli.validate_groups(&groups(split, count as usize))?;
         return launch::launch(count, spawn, args);
     }
     if cli.store.is_some() {
@@ -145,7 +151,9 @@ fn dispatch(cli: &Cli, args: &[String], spawn: &[String], rank: &mut Option<usiz
         #[cfg(feature = "lab")]
         Task::Worker => worker::run(cli, &launched).map(|()| 0),
         Task::Startup => startup::run(cli, &launched).map(|()| 0),
-        Task::Measure(op) => measure(cli, args, (op, split), &launched).map(|()| 0),
+        Task::Measure(_) | Task::Messages(_) | Task::Overlap(_) => {
+            measure(cli, args, split, &launched).map(|()| 0)
+        }
     }
 }
 
@@ -154,9 +162,9 @@ fn groups(split: Option<Split>, ranks: usize) -> Vec<usize> {
     split.map_or_else(|| vec![ranks], |split| split.sizes(ranks))
 }
 
-fn measure(cli: &Cli, args: &[String], (op, split): (Op, Option<Split>), launched: &Launched) -> Result<()> {
+fn measure(cli: &Cli, args: &[String], split: Option<Split>, launched: &Launched) -> Result<()> {
     let groups = groups(split, launched.size);
-    cli.validate_groups(op, &groups)?;
+    cli.validate_groups(&groups)?;
     if cli.pin {
         pin::pin(launched.local_rank)?;
     }
@@ -166,13 +174,13 @@ fn measure(cli: &Cli, args: &[String], (op, split): (Op, Option<Split>), launche
     let part = color.map(|color| world.part(color)).transpose()?;
     let (devices, one_host) = device::gather(&world, launched.local_rank, color.unwrap_or(0))?;
     let prints = world.rank() == 0;
-    let mut table = Table::new(stdout(), cli.timestamps == 1);
+    let mut table = Table::new(stdout(), cli);
     let mut report = match &cli.json {
-        Some(path) if prints => Some(Report::create(path, op, cli, args, &devices)?),
+        Some(path) if prints => Some(Report::create(path, cli, args, &devices)?),
         _ => None,
     };
     if prints {
-        table.begin(op, cli, &devices)?;
+        table.begin(cli, &devices)?;
     }
     let ranks = Ranks {
         world: &world,
@@ -180,12 +188,18 @@ fn measure(cli: &Cli, args: &[String], (op, split): (Op, Option<Split>), launche
         fewest: groups.into_iter().min().unwrap_or(1),
         one_host,
     };
-    let summary = sweep::measure(ranks, op, cli, &mut |row| {
+    let mut told = |row: &Row| {
         if let Some(report) = &mut report {
             report.row(row);
         }
         if prints { table.row(row) } else { Ok(()) }
-    })?;
+    };
+    let summary = match cli.task {
+        Task::Measure(op) => sweep::measure(ranks, op, cli, &mut told)?,
+        Task::Messages(test) => messages::measure(&world, test, cli, &mut told)?,
+        Task::Overlap(op) => overlap::measure(ranks, op, cli, &mut told)?,
+        _ => Summary::default(),
+    };
     if cli.memory == 1 {
         let memory = world.gather_bytes(&mut device::peak_memory().to_ne_bytes())?;
         if prints {
@@ -195,7 +209,7 @@ fn measure(cli: &Cli, args: &[String], (op, split): (Op, Option<Split>), launche
         }
     }
     if prints {
-        table.end(op, &summary)?;
+        table.end(&summary)?;
     }
     if let Some(report) = report {
         report.end(&summary)?;

@@ -173,6 +173,8 @@ fn what_cannot_run_is_an_error() {
         ("worker", 2, "PEERS_SOCK"),
         ("sendrecv", 2, "two ranks"),
         ("hypercube --nproc 3", 2, "power of two"),
+        ("latency --nproc 3", 2, "an even number of ranks (--nproc N), not 3"),
+        ("bw", 2, "an even number of ranks"),
         ("broadcast --nproc 2 -r 5 --timeout 60", 2, "--root 5 is not one of the 2 ranks"),
         ("all_reduce --nproc 2 -d f8e4m3", 2, "moved and not reduced"),
         ("all_reduce --nproc 2 -G 1", 2, "CUDA graph"),
@@ -330,4 +332,87 @@ fn torchruns_environment_is_enough() {
         return;
     }
     panic!("no port stayed free long enough");
+}
+
+/// The rows of one of OSU's tests that succeeded, each right.
+fn osu_rows(args: &str, figures: usize) -> Vec<Vec<f64>> {
+    let output = bench(args);
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args}: {}\n{stdout}\n{stderr}", output.status);
+    assert!(stdout.contains("\n# Out of bounds values : 0 OK\n"), "{args}\n{stdout}");
+    let row = |line: &str| {
+        let line = line.strip_suffix("Pass").unwrap_or_else(|| panic!("{args}: {line}"));
+        let row: Vec<f64> = line.split_whitespace().map(|figure| figure.parse().unwrap()).collect();
+        assert_eq!(row.len(), 1 + figures, "{args}: {line}");
+        row
+    };
+    stdout.lines().filter(|line| !line.starts_with('#')).map(row).collect()
+}
+
+#[test]
+fn messages_between_pairs_are_timed_and_each_byte_is_checked() {
+    for (test, figures) in [("latency", 1), ("bw", 1), ("bibw", 1), ("message_rate", 2)] {
+        for run in ["--nproc 2 -W 5", "--nproc 4 -W 64"] {
+            // More messages under way than there is memory for at the last size.
+            let rows =
+                osu_rows(&format!("{test} {run} -b 0 -e 600K -f 600 -n 3 -w 1 -c 2 --timeout 60"), figures);
+            assert_eq!(
+                rows.iter().map(|row| row[0]).collect::<Vec<_>>(),
+                [0.0, 1.0, 600.0, 360_000.0, 614_400.0]
+            );
+            assert!(rows[1..].iter().all(|row| row[1] > 0.0), "{test} {run}: {rows:?}");
+        }
+    }
+    // The rate is that of the bytes.
+    for row in osu_rows("osu_mbw_mr --nproc 2 -b 1000 -e 4000 -n 5 --timeout 60", 2) {
+        assert!((row[1] * 1e6 / row[0] - row[2]).abs() <= row[2] * 1e-2 + 1e4 / row[0], "{row:?}");
+    }
+}
+
+#[test]
+fn percentiles_of_messages_are_in_order_and_in_the_file_that_compare_reads() {
+    let path =
+        PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("latency-{}.json", std::process::id()));
+    let file = path.display();
+    for row in osu_rows(&format!("latency --nproc 2 -e 64 -f 8 -n 50 -I 1 -K 5 -J {file} --timeout 60"), 6) {
+        assert!(row[2..].is_sorted() && row[2] > 0.0, "{row:?}");
+    }
+    let json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    assert_eq!((&json["collective"], &json["config"]["has_in_place"]), (&"latency".into(), &false.into()));
+    let row = &json["results"][1];
+    assert!(row["mb_per_s"].as_f64() > Some(0.0) && row["messages_per_s"].as_f64() > Some(0.0), "{row}");
+    assert_eq!(row["out_of_place_per_iter"]["per_process_max_times_us"].as_array().map(Vec::len), Some(1));
+    let compared = bench(&format!("compare {file} {file}"));
+    std::fs::remove_file(&path).unwrap();
+    assert!(compared.status.success() && String::from_utf8_lossy(&compared.stdout).contains("6 the same"));
+}
+
+#[test]
+fn collectives_beside_a_computation_are_right() {
+    for collective in [
+        "iall_gather",
+        "ireduce_scatter",
+        "osu_iallreduce",
+        "osu_ibcast",
+        "ireduce",
+        "igather",
+        "iscatter",
+        "iall_to_all",
+    ] {
+        for ranks in [2, 3] {
+            let args = format!("{collective} --nproc {ranks} -b 12 -e 100K -f 90 -n 5 -w 1 --timeout 60");
+            for row in osu_rows(&args, 4) {
+                assert!(
+                    row[1..4].iter().all(|us| *us > 0.0) && (0.0..=100.0).contains(&row[4]),
+                    "{args}: {row:?}"
+                );
+            }
+        }
+    }
+    let barrier = bench("ibarrier --nproc 2 -n 5 --timeout 60");
+    let stdout = String::from_utf8_lossy(&barrier.stdout);
+    assert!(
+        barrier.status.success() && stdout.lines().any(|line| line.starts_with('0') && line.ends_with("N/A"))
+    );
 }

@@ -1,6 +1,7 @@
 //! Calls of the engine on borrowed memory: the only place that hands it pointers.
 
 mod exchange;
+mod stream;
 
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,6 +12,8 @@ use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp, 
 use crate::buffers::Buffer;
 use crate::error::Result;
 use crate::op::{Op, uneven};
+
+pub(crate) use stream::Stream;
 
 /// Address and elements.
 type Side = (*mut u8, usize);
@@ -242,6 +245,21 @@ impl Bound<'_> {
             }
         }
         Ok(begun.elapsed())
+    }
+
+    /// Starts it, does something else, and waits for it.
+    pub(crate) fn beside(&mut self, something: &mut dyn FnMut()) -> Result<()> {
+        let Target::Collective(asked) = &self.target else {
+            something();
+            return self.run();
+        };
+        // SAFETY: as for `Team::run`; the work is waited for before this returns, or the communicator is aborted.
+        let started = unsafe { self.team.comm.start(&asked.call(), Options::default()) };
+        let waited = started.and_then(|work| {
+            something();
+            work.wait(None)
+        });
+        self.team.given_up(waited)
     }
 
     /// Starts `calls` of them, then waits for all.

@@ -1,0 +1,75 @@
+//! What to do, by its name.
+
+use std::str::FromStr;
+
+use crate::messages::Test;
+use crate::op::Op;
+
+/// What to do: the positional argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Task {
+    Measure(Op),
+    /// Messages between pairs of ranks.
+    Messages(Test),
+    /// A collective beside a computation.
+    Overlap(Op),
+    /// Obey a coordinator of side-by-side measurements.
+    #[cfg(feature = "lab")]
+    Worker,
+    /// Time and memory of making a group.
+    Startup,
+    /// List the engine's settings.
+    Info,
+}
+
+impl FromStr for Task {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Task, String> {
+        match text {
+            #[cfg(feature = "lab")]
+            "worker" => Ok(Task::Worker),
+            "startup" => Ok(Task::Startup),
+            "info" => Ok(Task::Info),
+            _ => Task::measured(text),
+        }
+    }
+}
+
+impl Task {
+    /// As tables and files call it.
+    pub(crate) fn name(self) -> String {
+        match self {
+            Task::Measure(op) => op.name().into(),
+            Task::Messages(test) => test.name().into(),
+            Task::Overlap(op) => format!("i{}", op.name()),
+            Task::Startup => "startup".into(),
+            Task::Info => "info".into(),
+            #[cfg(feature = "lab")]
+            Task::Worker => "worker".into(),
+        }
+    }
+
+    /// Whether the second half of a row is another measurement than the first.
+    pub(crate) const fn has_in_place(self) -> bool {
+        matches!(self, Task::Measure(op) if op.has_in_place())
+    }
+
+    /// OSU's tests have osu_ before their names, or nothing.
+    fn measured(text: &str) -> std::result::Result<Task, String> {
+        let plain = text.strip_prefix("osu_").unwrap_or(text);
+        if let Some(test) = Test::named(plain) {
+            return Ok(Task::Messages(test));
+        }
+        let overlapped = plain.strip_prefix('i').map(|name| if name == "bcast" { "broadcast" } else { name });
+        if let Some(op) = overlapped.and_then(|name| name.parse::<Op>().ok())
+            && op.collective().is_some()
+        {
+            return Ok(Task::Overlap(op));
+        }
+        text.parse().map(Task::Measure).map_err(|error: String| {
+            let tests = Test::ALL.map(Test::name).join(", ");
+            format!("{error}; of messages {tests}; beside a computation iall_reduce, iall_gather, ...")
+        })
+    }
+}
