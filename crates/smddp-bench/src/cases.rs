@@ -47,9 +47,8 @@ pub(crate) fn each(
 ) -> Result<()> {
     for (dtype_name, dtype) in dtypes(op, cli) {
         let element = dtype.size();
-        let sizes = if op == Op::Barrier { vec![0] } else { cli.sizes(element) };
         let shapes: Vec<Elements> =
-            sizes.iter().map(|bytes| op.shape(bytes / element, ranks.team.size())).collect();
+            sizes(op, cli, dtype).iter().map(|bytes| op.shape(bytes / element, ranks.team.size())).collect();
         let most = |of: fn(&Elements) -> usize| shapes.iter().map(of).max().unwrap_or(0) * element;
         let before = cli.unalign * element;
         let mut input = Buffer::new(before + most(|s| s.send))?;
@@ -65,6 +64,17 @@ pub(crate) fn each(
         }
     }
     Ok(())
+}
+
+/// How many these are.
+pub(crate) fn count(ranks: Ranks<'_>, op: Op, cli: &Cli) -> usize {
+    let of = |dtype| redops(op, cli, dtype).len() * sizes(op, cli, dtype).len();
+    let calls: usize = dtypes(op, cli).into_iter().map(|(_, dtype)| of(dtype)).sum();
+    calls * roots(op, cli, ranks.fewest).len()
+}
+
+fn sizes(op: Op, cli: &Cli, dtype: DType) -> Vec<usize> {
+    if op == Op::Barrier { vec![0] } else { cli.sizes(dtype.size()) }
 }
 
 fn dtypes(op: Op, cli: &Cli) -> Vec<(&'static str, DType)> {

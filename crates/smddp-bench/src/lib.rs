@@ -33,6 +33,7 @@ mod pattern;
 mod periter;
 mod pin;
 mod plot;
+mod progress;
 mod replay;
 mod row;
 mod setup;
@@ -51,7 +52,7 @@ mod types;
 #[path = "../lab/worker.rs"]
 mod worker;
 
-use std::io::stdout;
+use std::io::{IsTerminal, stderr, stdout};
 
 use clap::Parser;
 use smddp_rendezvous::Launched;
@@ -60,6 +61,7 @@ use calls::Team;
 use cli::Cli;
 use error::{Error, Result};
 use json::Report;
+use progress::Progress;
 use row::{Row, Summary};
 use split::Split;
 use sweep::Ranks;
@@ -162,6 +164,14 @@ fn groups(split: Option<Split>, ranks: usize) -> Vec<usize> {
     split.map_or_else(|| vec![ranks], |split| split.sizes(ranks))
 }
 
+/// Rows of one round.
+fn rows(ranks: Ranks<'_>, cli: &Cli) -> usize {
+    match cli.task {
+        Task::Measure(op) | Task::Overlap(op) => cases::count(ranks, op, cli),
+        _ => cli.sizes(1).len(),
+    }
+}
+
 fn measure(cli: &Cli, args: &[String], split: Option<Split>, launched: &Launched) -> Result<()> {
     let groups = groups(split, launched.size);
     cli.validate_groups(&groups)?;
@@ -188,11 +198,20 @@ fn measure(cli: &Cli, args: &[String], split: Option<Split>, launched: &Launched
         fewest: groups.into_iter().min().unwrap_or(1),
         one_host,
     };
+    let mut progress = Progress::new(
+        (prints && stderr().is_terminal()).then(stderr),
+        (cli.cycles > 0).then(|| cli.cycles * rows(ranks, cli)),
+    );
     let mut told = |row: &Row| {
         if let Some(report) = &mut report {
             report.row(row);
         }
-        if prints { table.row(row) } else { Ok(()) }
+        progress.wipe();
+        if prints {
+            table.row(row)?;
+        }
+        progress.next();
+        Ok(())
     };
     let summary = match cli.task {
         Task::Measure(op) => sweep::measure(ranks, op, cli, &mut told)?,
@@ -200,6 +219,7 @@ fn measure(cli: &Cli, args: &[String], split: Option<Split>, launched: &Launched
         Task::Overlap(op) => overlap::measure(ranks, op, cli, &mut told)?,
         _ => Summary::default(),
     };
+    drop(progress);
     if cli.memory == 1 {
         let memory = world.gather_bytes(&mut device::peak_memory().to_ne_bytes())?;
         if prints {
