@@ -33,6 +33,7 @@ OSU's tests: latency, bw, bibw, message_rate (osu_mbw_mr) between the first half
 settings, 'startup' tells what making a group of all ranks takes.
 'simulate' and 'explain' replay plans on a described cluster, 'tune' measures which algorithms are best here, 'replay'
 makes the calls of a recorded job again, 'compare' judges one run's -J file against another's; each has options of its own ('smddp-bench simulate --help').
+'completion SHELL' prints what completes this command line, 'man' the manual's pages.
 
 Ranks: --nproc N starts N of them here. Otherwise this process is one rank of those that torchrun, mpirun
 (Open MPI, MPICH) or srun started: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or OMPI_COMM_WORLD_*, PMI_*,
@@ -60,7 +61,7 @@ Exit status: 0 right, 1 wrong data or a failure, 2 a command line that makes no 
     args_override_self = true
 )]
 pub(crate) struct Cli {
-    /// What to measure; or 'startup', 'info', 'simulate', 'explain', 'tune', 'compare', 'replay'
+    /// What to measure; or 'startup', 'info', 'simulate', 'explain', 'tune', 'compare', 'replay', 'completion', 'man'
     #[arg(value_name = "COLLECTIVE")]
     pub task: Task,
     /// Smallest size

@@ -29,6 +29,7 @@ mod neutral;
 mod op;
 mod osu;
 mod overlap;
+mod pages;
 mod pattern;
 mod periter;
 mod pin;
@@ -97,7 +98,7 @@ pub fn main_from(args: Vec<String>, spawn: &[String]) -> i32 {
     }
 }
 
-/// What has options of its own: `simulate`, `explain`, `tune`, `compare`, `replay`. `None` where it is none of them.
+/// What has options of its own: `simulate`, `explain`, `tune`, `compare`, `replay`, `completion`, `man`. `None` where it is none of them.
 fn subcommand(args: &[String], spawn: &[String]) -> Option<i32> {
     let (name, rest) = args.split_first()?;
     let rest = || std::iter::once(format!("smddp-bench {name}")).chain(rest.iter().cloned());
@@ -107,6 +108,8 @@ fn subcommand(args: &[String], spawn: &[String]) -> Option<i32> {
         "tune" => tune::Cli::try_parse_from(rest()).map(|cli| tune::run(&cli, spawn)),
         "compare" => compare::Cli::try_parse_from(rest()).map(|cli| compare::run(&cli)),
         "replay" => replay::Cli::try_parse_from(rest()).map(|cli| replay::run(&cli, args, spawn)),
+        "completion" => pages::Completion::try_parse_from(rest()).map(|cli| pages::complete(&cli)),
+        "man" => pages::Manual::try_parse_from(rest()).map(|cli| pages::manual(&cli)),
         _ => return None,
     };
     Some(match parsed {

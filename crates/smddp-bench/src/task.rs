@@ -37,6 +37,14 @@ impl FromStr for Task {
 }
 
 impl Task {
+    /// All of them, by the names that tables and files have.
+    pub(crate) fn names() -> Vec<String> {
+        let measured = Op::ALL.map(Task::Measure).into_iter();
+        let beside = Op::ALL.into_iter().filter(|op| op.collective().is_some()).map(Task::Overlap);
+        let messages = Test::ALL.map(Task::Messages);
+        measured.chain(messages).chain(beside).chain([Task::Startup, Task::Info]).map(Task::name).collect()
+    }
+
     /// As tables and files call it.
     pub(crate) fn name(self) -> String {
         match self {
