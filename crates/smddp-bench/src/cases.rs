@@ -7,8 +7,8 @@ use crate::calls::{Case, Team};
 use crate::cli::Cli;
 use crate::error::Result;
 use crate::op::{Elements, Op};
+use crate::ranks::Ranks;
 use crate::row::{Measure, Row};
-use crate::sweep::Ranks;
 use crate::types::{DTYPES, REDOPS, has};
 
 /// One row's call.

@@ -7,11 +7,10 @@ use clap::{ArgAction, Parser};
 use smddp_core::{DType, RedOp};
 
 use crate::error::{Error, Result};
-use crate::messages::Test;
 use crate::neutral::Neutral;
 use crate::op::Op;
 use crate::sizes::{Steps, parse_size, sweep};
-use crate::task::Task;
+use crate::task::{Task, Test};
 use crate::types::{Selection, has, parse_dtype, parse_redop};
 
 /// `all`, or a number.

@@ -35,6 +35,7 @@ mod periter;
 mod pin;
 mod plot;
 mod progress;
+mod ranks;
 mod replay;
 mod row;
 mod setup;
@@ -63,9 +64,9 @@ use cli::Cli;
 use error::{Error, Result};
 use json::Report;
 use progress::Progress;
+use ranks::Ranks;
 use row::{Row, Summary};
 use split::Split;
-use sweep::Ranks;
 use table::Table;
 use task::Task;
 

@@ -11,52 +11,17 @@ use crate::error::Result;
 use crate::pattern::{POISON, Pattern};
 use crate::periter::PerIter;
 use crate::row::{Measure, Osu, Row, Summary};
+use crate::task::Test;
 
 /// Bytes of the memory that messages arrive in, as far as two of them fit: it stays in the cache, as OSU's one buffer does.
 const ARRIVALS: usize = 16 << 20;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Test {
-    /// A message there and one back; half of that time.
-    Latency,
-    /// A window of messages one way, then an answer.
-    Bandwidth,
-    /// A window each way at the same time.
-    Bidirectional,
-    /// As `Bandwidth`, and messages in a second.
-    Rate,
-}
-
-impl Test {
-    pub(crate) const ALL: [Test; 4] = [Test::Latency, Test::Bandwidth, Test::Bidirectional, Test::Rate];
-
-    pub(crate) const fn name(self) -> &'static str {
-        match self {
-            Test::Latency => "latency",
-            Test::Bandwidth => "bw",
-            Test::Bidirectional => "bibw",
-            Test::Rate => "message_rate",
-        }
-    }
-
-    /// By our names, with hyphens or none, and by OSU's.
-    pub(crate) fn named(text: &str) -> Option<Test> {
-        match text.to_ascii_lowercase().replace(['_', '-'], "").as_str() {
-            "latency" | "multilat" => Some(Test::Latency),
-            "bw" => Some(Test::Bandwidth),
-            "bibw" => Some(Test::Bidirectional),
-            "messagerate" | "mbwmr" => Some(Test::Rate),
-            _ => None,
-        }
-    }
-
-    /// Messages of a pair in one iteration, whose time is the half of them of `Latency`.
-    fn messages(self, window: usize) -> usize {
-        match self {
-            Test::Latency => 1,
-            Test::Bandwidth | Test::Rate => window,
-            Test::Bidirectional => 2 * window,
-        }
+/// Messages of a pair in the time that a row tells: an iteration, or half a round trip.
+fn messages(test: Test, window: usize) -> usize {
+    match test {
+        Test::Latency => 1,
+        Test::Bandwidth | Test::Rate => window,
+        Test::Bidirectional => 2 * window,
     }
 }
 
@@ -132,7 +97,7 @@ impl Pair<'_> {
             let found = self.wrong((seed << 16) + number)?;
             wrong = Some(wrong.unwrap_or(0) + self.team.sum_u64(found)?);
         }
-        let messages_per_s = (pairs * self.test.messages(self.window)) as f64 / seconds;
+        let messages_per_s = (pairs * messages(self.test, self.window)) as f64 / seconds;
         let mb_per_s = messages_per_s * self.bytes as f64 / 1e6;
         let (algbw, busbw) = (mb_per_s / 1e3, mb_per_s / 1e3);
         let out_of_place = Measure { seconds, algbw, busbw, wrong, per_iter };

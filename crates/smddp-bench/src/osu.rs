@@ -1,11 +1,10 @@
 //! Tables of OSU's tests, in OSU's columns.
 
 use crate::cli::Cli;
-use crate::messages::Test;
 use crate::op::Op;
 use crate::periter::PerIter;
 use crate::row::{Osu, Row};
-use crate::task::Task;
+use crate::task::{Task, Test};
 
 /// Names of the figures behind the size.
 fn columns(task: Task) -> &'static [&'static str] {

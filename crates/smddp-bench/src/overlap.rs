@@ -13,9 +13,9 @@ use crate::cli::Cli;
 use crate::error::Result;
 use crate::op::Op;
 use crate::periter::PerIter;
+use crate::ranks::Ranks;
 use crate::row::{Measure, Osu, Row, Summary};
 use crate::setup::Setup;
-use crate::sweep::Ranks;
 
 /// Measures as `cli` says, on all ranks alike; `row` is told every row (on every rank).
 pub(crate) fn measure(

@@ -7,7 +7,7 @@ use crate::calls::{Bound, Case, Pace, Sides, Team};
 use crate::error::Result;
 use crate::op::{Elements, Op, uneven};
 use crate::pattern::{POISON, Pattern};
-use crate::sweep::Ranks;
+use crate::ranks::Ranks;
 
 /// One case laid out in the buffers. Out of place: input in `a`, output in `b`. In place: both in `b`.
 pub(crate) struct Setup {

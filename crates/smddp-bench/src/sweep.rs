@@ -5,27 +5,15 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::buffers::Buffer;
-use crate::calls::{Case, Pace, Team};
+use crate::calls::{Case, Pace};
 use crate::cases;
 use crate::cli::Cli;
 use crate::error::Result;
 use crate::op::{Elements, Op};
 use crate::periter::PerIter;
+use crate::ranks::Ranks;
 use crate::row::{Measure, Row, Summary};
 use crate::setup::Setup;
-
-/// Who measures.
-#[derive(Clone, Copy)]
-pub(crate) struct Ranks<'a> {
-    /// All of them: times and wrong elements are over all.
-    pub world: &'a Team,
-    /// Those that make the calls together, or all.
-    pub team: &'a Team,
-    /// Ranks of the smallest such group.
-    pub fewest: usize,
-    /// All ranks are on one host.
-    pub one_host: bool,
-}
 
 /// Measures `op` as `cli` says, on all ranks alike; `row` is told every row (on every rank).
 pub(crate) fn measure(

@@ -2,7 +2,6 @@
 
 use std::str::FromStr;
 
-use crate::messages::Test;
 use crate::op::Op;
 
 /// What to do: the positional argument.
@@ -79,5 +78,42 @@ impl Task {
             let tests = Test::ALL.map(Test::name).join(", ");
             format!("{error}; of messages {tests}; beside a computation iall_reduce, iall_gather, ...")
         })
+    }
+}
+
+/// A test of messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Test {
+    /// A message there and one back; half of that time.
+    Latency,
+    /// A window of messages one way, then an answer.
+    Bandwidth,
+    /// A window each way at the same time.
+    Bidirectional,
+    /// As `Bandwidth`, and messages in a second.
+    Rate,
+}
+
+impl Test {
+    pub(crate) const ALL: [Test; 4] = [Test::Latency, Test::Bandwidth, Test::Bidirectional, Test::Rate];
+
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Test::Latency => "latency",
+            Test::Bandwidth => "bw",
+            Test::Bidirectional => "bibw",
+            Test::Rate => "message_rate",
+        }
+    }
+
+    /// By our names, with hyphens or none, and by OSU's.
+    pub(crate) fn named(text: &str) -> Option<Test> {
+        match text.to_ascii_lowercase().replace(['_', '-'], "").as_str() {
+            "latency" | "multilat" => Some(Test::Latency),
+            "bw" => Some(Test::Bandwidth),
+            "bibw" => Some(Test::Bidirectional),
+            "messagerate" | "mbwmr" => Some(Test::Rate),
+            _ => None,
+        }
     }
 }
