@@ -20,7 +20,7 @@ struct Document {
     start_time: String,
     args: Vec<String>,
     smddp_version: &'static str,
-    collective: String,
+    collective: &'static str,
     ranks: usize,
     config: Config,
     results: Vec<Line>,

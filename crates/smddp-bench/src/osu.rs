@@ -21,11 +21,11 @@ const ITERATIONS: [&str; 5] = ["i_min(us)", "i_p50(us)", "i_p90(us)", "i_p99(us)
 /// OSU's program that measures the same.
 pub(crate) fn program(task: Task) -> String {
     let name = match task {
-        Task::Messages(Test::Rate) => "mbw_mr".into(),
+        Task::Messages(Test::Rate) => String::from("mbw_mr"),
         Task::Overlap(Op::ReduceScatter) => "ireduce_scatter".into(),
         Task::Overlap(Op::Broadcast) => "ibcast".into(),
         Task::Overlap(_) => task.name().replace('_', ""),
-        _ => task.name(),
+        _ => task.name().into(),
     };
     format!("osu_{name}")
 }

@@ -2,11 +2,11 @@
 //! themselves.
 
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
-use clap::{Arg, Command, CommandFactory, Parser, ValueHint};
-use clap_complete::{Shell, generate};
+use clap::{Arg, Command, CommandFactory, Parser, ValueEnum, ValueHint};
+use clap_complete::{generate, shells};
 use clap_mangen::Man;
 
 use crate::error::{Error, Result};
@@ -15,6 +15,13 @@ use crate::types::{DTYPES, REDOPS};
 use crate::{cli, compare, explain, replay, simulate, tune};
 
 const PROGRAM: &str = "smddp-bench";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Shell {
+    Bash,
+    Zsh,
+    Fish,
+}
 
 /// Prints a script that completes the command line
 #[derive(Debug, Parser)]
@@ -43,57 +50,46 @@ pub(crate) struct Manual {
 pub(crate) fn complete(cli: &Completion) -> Result<i32> {
     let mut script = Vec::new();
     // bash offers options behind the first word whatever it is; the others know those of subcommands alone.
-    let mut command = if cli.shell == Shell::Bash { program() } else { by_first_word() };
-    generate(cli.shell, &mut command, PROGRAM, &mut script);
+    match cli.shell {
+        Shell::Bash => generate(shells::Bash, &mut program(), PROGRAM, &mut script),
+        Shell::Zsh => generate(shells::Zsh, &mut by_first_word(), PROGRAM, &mut script),
+        Shell::Fish => generate(shells::Fish, &mut by_first_word(), PROGRAM, &mut script),
+    }
     // For bash the generator (clap_complete 4.6) takes a program's hyphen for a subcommand's beginning, in one of two places.
     let script = String::from_utf8_lossy(&script).replace("smddp__subcmd__bench", "smddp__bench");
     print(script.as_bytes())
 }
 
 pub(crate) fn manual(cli: &Manual) -> Result<i32> {
-    let pages = pages();
     if let Some(folder) = &cli.to {
-        for page in &pages {
-            page.write(folder)?;
+        for (page, command) in pages() {
+            let path = folder.join(format!("{page}.1"));
+            std::fs::write(&path, text(command)?)
+                .map_err(Error::io(format!("writing {}", path.display())))?;
         }
         return Ok(0);
     }
     let wanted = cli.subcommand.as_ref().map_or(PROGRAM.into(), |name| format!("{PROGRAM}-{name}"));
-    let found = pages.into_iter().find(|page| page.name == wanted).ok_or_else(|| {
-        let names = subcommands().iter().map(|each| each.get_name().to_owned()).collect::<Vec<_>>();
-        Error::Usage(format!("there is no page of {wanted}; give {} or nothing", names.join(", ")))
+    let found = pages().into_iter().find(|(page, _)| *page == wanted);
+    let (_, command) = found.ok_or_else(|| {
+        let names = each().map(|(name, ..)| name).join(", ");
+        Error::Usage(format!("there is no page of {wanted}; give {names} or nothing"))
     })?;
-    print(&found.text()?)
+    print(&text(command)?)
 }
 
-/// One page of the manual.
-struct Page {
-    name: String,
-    command: Command,
+fn text(command: Command) -> Result<Vec<u8>> {
+    let mut text = Vec::new();
+    Man::new(command).render(&mut text).map_err(Error::io("writing a page"))?;
+    Ok(text)
 }
 
-impl Page {
-    fn text(&self) -> Result<Vec<u8>> {
-        let mut text = Vec::new();
-        Man::new(self.command.clone()).render(&mut text).map_err(Error::io("writing a page"))?;
-        Ok(text)
-    }
-
-    fn write(&self, folder: &Path) -> Result<()> {
-        let path = folder.join(format!("{}.1", self.name));
-        std::fs::write(&path, self.text()?).map_err(Error::io(format!("writing {}", path.display())))
-    }
-}
-
-fn pages() -> Vec<Page> {
-    let mut pages = vec![Page { name: PROGRAM.into(), command: program() }];
-    for command in subcommands() {
-        let name = format!("{PROGRAM}-{}", command.get_name());
-        let shown = format!("{PROGRAM} {}", command.get_name());
-        let command = command.name(name.clone()).bin_name(shown).display_name(name.clone());
-        pages.push(Page { name, command });
-    }
-    pages
+/// The manual's pages by name.
+fn pages() -> Vec<(&'static str, Command)> {
+    let of = |(name, page, command): (&str, &'static str, Command)| {
+        (page, command.name(page).display_name(page).bin_name(format!("{PROGRAM} {name}")))
+    };
+    std::iter::once((PROGRAM, program())).chain(each().into_iter().map(of)).collect()
 }
 
 /// The whole command line as one: what measures, and the subcommands beside it.
@@ -127,18 +123,22 @@ fn by_first_word() -> Command {
     Command::new(PROGRAM).version(env!("CARGO_PKG_VERSION")).subcommands(measured).subcommands(subcommands())
 }
 
-fn subcommands() -> Vec<Command> {
+fn subcommands() -> impl Iterator<Item = Command> {
+    each().into_iter().map(|(name, _, command)| command.name(name))
+}
+
+/// Each subcommand with its name and that of its page.
+fn each() -> [(&'static str, &'static str, Command); 7] {
     [
-        ("simulate", simulate::Cli::command()),
-        ("explain", explain::Cli::command()),
-        ("tune", tune::Cli::command()),
-        ("compare", compare::Cli::command().arg(plot())),
-        ("replay", replay::Cli::command()),
-        ("completion", Completion::command()),
-        ("man", Manual::command()),
+        ("simulate", "smddp-bench-simulate", simulate::Cli::command()),
+        ("explain", "smddp-bench-explain", explain::Cli::command()),
+        ("tune", "smddp-bench-tune", tune::Cli::command()),
+        ("compare", "smddp-bench-compare", compare::Cli::command().arg(plot())),
+        ("replay", "smddp-bench-replay", replay::Cli::command()),
+        ("completion", "smddp-bench-completion", Completion::command()),
+        ("man", "smddp-bench-man", Manual::command()),
     ]
-    .map(|(name, command)| command.name(name).version(env!("CARGO_PKG_VERSION")))
-    .into()
+    .map(|(name, page, command)| (name, page, command.version(env!("CARGO_PKG_VERSION"))))
 }
 
 fn names<T>(of: &[(&'static str, T)]) -> PossibleValuesParser {

@@ -37,7 +37,7 @@ impl FromStr for Task {
 
 impl Task {
     /// All of them, by the names that tables and files have.
-    pub(crate) fn names() -> Vec<String> {
+    pub(crate) fn names() -> Vec<&'static str> {
         let measured = Op::ALL.map(Task::Measure).into_iter();
         let beside = Op::ALL.into_iter().filter(|op| op.collective().is_some()).map(Task::Overlap);
         let messages = Test::ALL.map(Task::Messages);
@@ -45,15 +45,15 @@ impl Task {
     }
 
     /// As tables and files call it.
-    pub(crate) fn name(self) -> String {
+    pub(crate) fn name(self) -> &'static str {
         match self {
-            Task::Measure(op) => op.name().into(),
-            Task::Messages(test) => test.name().into(),
-            Task::Overlap(op) => format!("i{}", op.name()),
-            Task::Startup => "startup".into(),
-            Task::Info => "info".into(),
+            Task::Measure(op) => op.name(),
+            Task::Messages(test) => test.name(),
+            Task::Overlap(op) => beside(op),
+            Task::Startup => "startup",
+            Task::Info => "info",
             #[cfg(feature = "lab")]
-            Task::Worker => "worker".into(),
+            Task::Worker => "worker",
         }
     }
 
@@ -78,6 +78,23 @@ impl Task {
             let tests = Test::ALL.map(Test::name).join(", ");
             format!("{error}; of messages {tests}; beside a computation iall_reduce, iall_gather, ...")
         })
+    }
+}
+
+/// A collective's name beside a computation.
+fn beside(op: Op) -> &'static str {
+    match op {
+        Op::AllGather => "iall_gather",
+        Op::ReduceScatter => "ireduce_scatter",
+        Op::AllReduce => "iall_reduce",
+        Op::Broadcast => "ibroadcast",
+        Op::Reduce => "ireduce",
+        Op::Gather => "igather",
+        Op::Scatter => "iscatter",
+        Op::AllToAll => "iall_to_all",
+        Op::Barrier => "ibarrier",
+        // These have no form that goes on by itself.
+        Op::SendRecv | Op::Hypercube | Op::AllToAllV => op.name(),
     }
 }
 
