@@ -1,6 +1,8 @@
 """`smddp-bench` as Python's console command has it: pictures, comparisons, backends of torch side by side."""
 
 import json
+import os
+import pty
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +70,26 @@ def test_a_run_is_drawn_a_barrier_too(tmp_path):
     assert "<svg" in drawn and "all_gather, 2 ranks" in drawn
     assert bench("barrier", "--nproc", 2, "-n", 2, "--plot", tmp_path / "b.png").returncode == 0
     assert (tmp_path / "b.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "latency", "iall_gather"])
+def test_a_terminal_is_told_which_row_of_how_many_and_nothing_is_left_there(collective):
+    master, slave = pty.openpty()
+    words = [BENCH, collective, "--nproc", "2", "-b", "8", "-e", "512", "-f", "8", "-n", "2", "-w", "1", "-N", "2"]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=slave, text=True, timeout=120)
+    os.close(slave)
+    told = os.read(master, 1 << 16).decode()
+    os.close(master)
+    assert done.returncode == 0, told
+    shown = [f"row {row} of 6" for row in range(1, 7)]
+    blank = f"\r{' ' * len(shown[0])}\r"
+    assert told == "".join(text + blank for text in shown)
+    assert "row 1" not in done.stdout
+
+
+def test_a_pipe_is_told_nothing_but_the_table():
+    done = bench("all_reduce", "--nproc", 2, "-b", 8, "-e", 8, "-n", 2)
+    assert done.returncode == 0 and done.stderr == "" and "row 1" not in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,10 @@ impl Buffer {
         Ok(buffer)
     }
 
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
     /// Puts the second guard behind the first `bytes` bytes and renews both.
     pub(crate) fn set_used(&mut self, bytes: usize) {
         assert!(bytes <= self.capacity, "{bytes} bytes of a buffer of {}", self.capacity);

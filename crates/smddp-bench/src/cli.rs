@@ -1,7 +1,6 @@
 //! The command line: nccl-tests' options in their short spelling, with long forms.
 
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Duration;
 
 use clap::{ArgAction, Parser};
@@ -10,35 +9,9 @@ use smddp_core::{DType, RedOp};
 use crate::error::{Error, Result};
 use crate::neutral::Neutral;
 use crate::op::Op;
-use crate::sizes::parse_size;
+use crate::sizes::{Steps, parse_size, sweep};
+use crate::task::{Task, Test};
 use crate::types::{Selection, has, parse_dtype, parse_redop};
-
-/// What to do: the positional argument.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Task {
-    Measure(Op),
-    /// Obey a coordinator of side-by-side measurements.
-    #[cfg(feature = "lab")]
-    Worker,
-    /// Time and memory of making a group.
-    Startup,
-    /// List the engine's settings.
-    Info,
-}
-
-impl FromStr for Task {
-    type Err = String;
-
-    fn from_str(text: &str) -> std::result::Result<Task, String> {
-        match text {
-            #[cfg(feature = "lab")]
-            "worker" => Ok(Task::Worker),
-            "startup" => Ok(Task::Startup),
-            "info" => Ok(Task::Info),
-            _ => text.parse().map(Task::Measure),
-        }
-    }
-}
 
 /// `all`, or a number.
 fn parse_root(text: &str) -> std::result::Result<i64, String> {
@@ -48,12 +21,18 @@ fn parse_root(text: &str) -> std::result::Result<i64, String> {
     }
 }
 
+/// OSU's tests repeat sizes above this less often.
+const LARGE: usize = 8192;
+
 const AFTER_HELP: &str = "\
 COLLECTIVE: all_gather, reduce_scatter, all_reduce, broadcast, reduce, gather, scatter, all_to_all, barrier,
-sendrecv; hyphens and nccl-tests' names (all_gather_perf, alltoall) are understood too. 'info' instead lists the
+sendrecv, hypercube, alltoallv; hyphens and nccl-tests' names (all_gather_perf, alltoall) are understood too.
+OSU's tests: latency, bw, bibw, message_rate (osu_mbw_mr) between the first half of the ranks and the second; iall_reduce, iall_gather,
+...: how much of the call a computation hides. 'info' instead lists the
 settings, 'startup' tells what making a group of all ranks takes.
 'simulate' and 'explain' replay plans on a described cluster, 'tune' measures which algorithms are best here, 'replay'
 makes the calls of a recorded job again, 'compare' judges one run's -J file against another's; each has options of its own ('smddp-bench simulate --help').
+'completion SHELL' prints what completes this command line, 'man' the manual's pages.
 
 Ranks: --nproc N starts N of them here. Otherwise this process is one rank of those that torchrun, mpirun
 (Open MPI, MPICH) or srun started: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or OMPI_COMM_WORLD_*, PMI_*,
@@ -61,6 +40,9 @@ SLURM_*. Without either it is the only rank.
 
 From Python's smddp-bench, --plot FILE.png (.svg, .pdf) draws the figures ('compare A B --plot' both runs), and --torch
 BACKEND,BACKEND measures them through torch.distributed, turn by turn.
+
+NCCL_TESTS_SPLIT=\"AND 0x7\" (OR, MOD, DIV, & | % /) or NCCL_TESTS_SPLIT_MASK=0x7 cut the ranks in groups by a color, the rank
+with that value; all groups make the calls side by side, and bandwidths are those of rank 0's group.
 
 Options of nccl-tests for GPUs (-p -y -G -C -R -x -D) are taken with the values that change nothing there.
 
@@ -78,27 +60,31 @@ Exit status: 0 right, 1 wrong data or a failure, 2 a command line that makes no 
     args_override_self = true
 )]
 pub(crate) struct Cli {
-    /// What to measure; or 'startup', 'info', 'simulate', 'explain', 'tune', 'compare', 'replay'
+    /// What to measure; or 'startup', 'info', 'simulate', 'explain', 'tune', 'compare', 'replay', 'completion', 'man'
     #[arg(value_name = "COLLECTIVE")]
     pub task: Task,
     /// Smallest size
-    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", default_value = "32M", value_parser = parse_size)]
-    pub min_bytes: usize,
-    /// Largest size
-    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", default_value = "32M", value_parser = parse_size)]
-    pub max_bytes: usize,
-    /// Multiply the size by this from row to row (1: add --stepbytes instead)
-    #[arg(short = 'f', long = "stepfactor", value_name = "FACTOR", default_value_t = 1)]
-    pub step_factor: usize,
+    #[arg(short = 'b', long = "minbytes", value_name = "SIZE", value_parser = parse_size)]
+    min_bytes: Option<usize>,
+    /// Largest size [default: both 32M; OSU's tests begin at 1, or one float, and end at 4M, or 1M]
+    #[arg(short = 'e', long = "maxbytes", value_name = "SIZE", value_parser = parse_size)]
+    max_bytes: Option<usize>,
+    /// Multiply the size by this from row to row [default: 1, add --stepbytes instead; 2 in OSU's tests]
+    #[arg(short = 'f', long = "stepfactor", value_name = "FACTOR")]
+    step_factor: Option<usize>,
     /// Add this to the size from row to row
     #[arg(short = 'i', long = "stepbytes", value_name = "SIZE", default_value = "1M", value_parser = parse_size)]
-    pub step_bytes: usize,
-    /// Timed calls per row
-    #[arg(short = 'n', long = "iters", value_name = "N", default_value_t = 20)]
-    pub iters: usize,
-    /// Calls before the timed ones, for every row
-    #[arg(short = 'w', long = "warmup_iters", alias = "warmup-iters", value_name = "N", default_value_t = 5)]
-    pub warmup_iters: usize,
+    step_bytes: usize,
+    /// Timed calls per row [default: 20; in OSU's tests as many as there: fewer above 8K]
+    #[arg(short = 'n', long = "iters", value_name = "N")]
+    iters: Option<usize>,
+    /// Calls before the timed ones, for every row [default: 5; a tenth of --iters in OSU's tests]
+    #[arg(short = 'w', long = "warmup_iters", alias = "warmup-iters", value_name = "N")]
+    warmup_iters: Option<usize>,
+    /// Messages under way at a time in bw, bibw and message_rate
+    #[arg(short = 'W', long = "window", alias = "window-size", value_name = "N", default_value_t = 64,
+          value_parser = clap::value_parser!(u32).range(1..=65536))]
+    pub window: u32,
     /// Calls of each iteration, started together and then waited for; times are those of one
     #[arg(short = 'm', long = "agg_iters", alias = "agg-iters", value_name = "N", default_value_t = 1)]
     pub agg_iters: usize,
@@ -189,10 +175,11 @@ impl Cli {
     /// What clap cannot check.
     pub(crate) fn validate(&self) -> Result<()> {
         let usage = |text: String| Err(Error::Usage(text));
-        if self.min_bytes > self.max_bytes {
-            return usage(format!("--minbytes {} is above --maxbytes {}", self.min_bytes, self.max_bytes));
+        let Steps { min, max, .. } = self.steps();
+        if min > max {
+            return usage(format!("--minbytes {min} is above --maxbytes {max}"));
         }
-        if self.iters == 0 {
+        if self.iters == Some(0) {
             return usage("--iters is 0, so there is nothing to measure".into());
         }
         if self.threads != 1 || self.devices != 1 {
@@ -201,13 +188,18 @@ impl Cli {
         if self.agg_iters == 0 {
             return usage("--agg_iters is 0: an iteration has one call or more".into());
         }
-        if self.per_iter == 1 && self.per_iter_skip >= self.iters {
-            return usage(format!("-K {} leaves nothing of {} iterations", self.per_iter_skip, self.iters));
+        let (_, fewest) = self.counts(max);
+        if self.per_iter == 1 && self.per_iter_skip >= fewest {
+            return usage(format!("-K {} leaves nothing of {fewest} iterations", self.per_iter_skip));
+        }
+        if let Some(option) = self.not_osus() {
+            let name = self.task.name();
+            return usage(format!("{name} is one of OSU's tests, which have no {option}: leave it out"));
         }
         if let Some(why) = self.neutral.refusal() {
             return usage(why);
         }
-        if let Task::Measure(op) = self.task {
+        if let Task::Measure(op) | Task::Overlap(op) = self.task {
             self.validate_call(op)?;
         }
         if Duration::try_from_secs_f64(self.timeout).is_err() || self.timeout <= 0.0 {
@@ -216,14 +208,21 @@ impl Cli {
         Ok(())
     }
 
+    /// An option that changes what nccl-tests measure, given where OSU's test is asked for.
+    fn not_osus(&self) -> Option<&'static str> {
+        let messages = match self.task {
+            Task::Messages(_) => true,
+            Task::Overlap(_) => false,
+            _ => return None,
+        };
+        let given =
+            [("-m", self.agg_iters != 1), ("-z", self.blocking != 0), ("-u", messages && self.unalign != 0)];
+        given.into_iter().find_map(|(option, given)| given.then_some(option))
+    }
+
     /// What the call to measure cannot be, as far as the command line says.
     fn validate_call(&self, op: Op) -> Result<()> {
         let usage = |text: String| Err(Error::Usage(text));
-        if let (true, Some(ranks)) = (op.has_root(), self.nproc)
-            && self.root >= i64::from(ranks)
-        {
-            return usage(format!("--root {} is not one of the {ranks} ranks", self.root));
-        }
         if !op.reduces() {
             return Ok(());
         }
@@ -236,6 +235,73 @@ impl Cli {
             return usage(format!("{redop} is defined on integers, and {name} is none"));
         }
         Ok(())
+    }
+
+    /// What groups of so many ranks cannot do.
+    pub(crate) fn validate_groups(&self, groups: &[usize]) -> Result<()> {
+        let fewest = groups.iter().copied().min().unwrap_or(1);
+        let op = match self.task {
+            Task::Measure(op) | Task::Overlap(op) => op,
+            Task::Messages(test) if !fewest.is_multiple_of(2) => {
+                return Err(Error::Usage(format!(
+                    "{} is between pairs: it needs an even number of ranks (--nproc N), not {fewest}",
+                    test.name()
+                )));
+            }
+            _ => return Ok(()),
+        };
+        if op.has_root() && (self.root < -1 || self.root >= fewest as i64) {
+            let of = if groups.len() > 1 { " of the smallest group" } else { "" };
+            return Err(Error::Usage(format!("--root {} is not one of the {fewest} ranks{of}", self.root)));
+        }
+        let needs = match op {
+            Op::SendRecv if fewest < 2 => "two ranks or more",
+            Op::Hypercube if !groups.iter().all(|ranks| ranks.is_power_of_two()) => {
+                "a number of ranks that is a power of two"
+            }
+            _ => return Ok(()),
+        };
+        let groups: Vec<String> = groups.iter().map(usize::to_string).collect();
+        let (name, found) = (op.name(), groups.join(", "));
+        Err(Error::Usage(format!("{name} needs {needs} in a group (--nproc N), not {found}")))
+    }
+
+    pub(crate) fn steps(&self) -> Steps {
+        let (min, max, factor) = match self.task {
+            Task::Messages(_) => (1, 4 << 20, 2),
+            Task::Overlap(_) => (4, 1 << 20, 2),
+            _ => (32 << 20, 32 << 20, 1),
+        };
+        Steps {
+            min: self.min_bytes.unwrap_or(min),
+            max: self.max_bytes.unwrap_or(max),
+            factor: self.step_factor.unwrap_or(factor),
+            bytes: self.step_bytes,
+        }
+    }
+
+    /// In bytes; `element` is the first behind nothing.
+    pub(crate) fn sizes(&self, element: usize) -> Vec<usize> {
+        sweep(self.steps(), element)
+    }
+
+    /// Calls of a size before those that are timed, one at least, and how many these are.
+    pub(crate) fn counts(&self, bytes: usize) -> (usize, usize) {
+        let small = bytes <= LARGE;
+        let (warmup, iters) = match self.task {
+            Task::Messages(Test::Latency) => (None, if small { 10_000 } else { 1_000 }),
+            Task::Messages(_) => (None, if small { 100 } else { 20 }),
+            Task::Overlap(_) => (None, if small { 1_000 } else { 100 }),
+            _ => (Some(5), 20),
+        };
+        let iters = self.iters.unwrap_or(iters);
+        (self.warmup_iters.or(warmup).unwrap_or(iters / 10).max(1), iters)
+    }
+
+    /// The rounds of all rows.
+    pub(crate) fn rounds(&self) -> impl Iterator<Item = usize> + use<> {
+        let last = if self.cycles == 0 { usize::MAX } else { self.cycles };
+        0..last
     }
 
     pub(crate) fn timeout(&self) -> Duration {
@@ -260,8 +326,8 @@ mod tests {
         )
         .unwrap();
         assert_eq!(cli.task, Task::Measure(Op::AllGather));
-        assert_eq!((cli.min_bytes, cli.max_bytes, cli.step_factor, cli.step_bytes), (8, 256 << 20, 8, 4096));
-        assert_eq!((cli.iters, cli.warmup_iters, cli.root, cli.check), (7, 3, -1, 0));
+        assert_eq!(cli.steps(), Steps { min: 8, max: 256 << 20, factor: 8, bytes: 4096 });
+        assert_eq!((cli.counts(8), cli.root, cli.check), ((3, 7), -1, 0));
         assert_eq!(
             (cli.dtype, cli.redop),
             (Selection::One("half", DType::F16), Selection::One("max", RedOp::Max))
@@ -283,8 +349,35 @@ mod tests {
     #[test]
     fn defaults_are_nccl_tests() {
         let cli = parse("smddp-bench barrier").unwrap();
-        assert_eq!((cli.min_bytes, cli.max_bytes, cli.step_factor), (32 << 20, 32 << 20, 1));
-        assert_eq!((cli.iters, cli.warmup_iters, cli.check, cli.root, cli.average), (20, 5, 1, 0, 1));
+        assert_eq!(cli.steps(), Steps { min: 32 << 20, max: 32 << 20, factor: 1, bytes: 1 << 20 });
+        assert_eq!((cli.counts(8), cli.check, cli.root, cli.average), ((5, 20), 1, 0, 1));
+    }
+
+    #[test]
+    fn names_sizes_and_counts_of_osus_tests_are_osus() {
+        for (name, task) in [
+            ("latency", Task::Messages(Test::Latency)),
+            ("osu_multi_lat", Task::Messages(Test::Latency)),
+            ("osu_bw", Task::Messages(Test::Bandwidth)),
+            ("bibw", Task::Messages(Test::Bidirectional)),
+            ("message_rate", Task::Messages(Test::Rate)),
+            ("osu_mbw_mr", Task::Messages(Test::Rate)),
+            ("osu_iallreduce", Task::Overlap(Op::AllReduce)),
+            ("iall_gather", Task::Overlap(Op::AllGather)),
+            ("osu_ibcast", Task::Overlap(Op::Broadcast)),
+            ("ibarrier", Task::Overlap(Op::Barrier)),
+        ] {
+            assert_eq!(parse(&format!("smddp-bench {name}")).unwrap().task, task, "{name}");
+        }
+        let cli = parse("smddp-bench latency").unwrap();
+        assert_eq!(cli.steps(), Steps { min: 1, max: 4 << 20, factor: 2, bytes: 1 << 20 });
+        assert_eq!((cli.counts(8192), cli.counts(8193)), ((1000, 10_000), (100, 1000)));
+        assert_eq!((cli.window, parse("smddp-bench bw -W 3 -n 50").unwrap().counts(1)), (64, (5, 50)));
+        assert!(parse("smddp-bench bw -m 2").unwrap_err().contains("have no -m"));
+        assert!(parse("smddp-bench iall_gather -u 2").is_ok());
+        for name in ["isendrecv", "ihypercube", "osu_put_latency"] {
+            assert!(parse(&format!("smddp-bench {name}")).unwrap_err().contains("message_rate"), "{name}");
+        }
     }
 
     #[test]
@@ -316,14 +409,31 @@ mod tests {
             let error = parse(&format!("smddp-bench all_reduce {option}")).unwrap_err();
             assert!(error.contains(says), "{option}: {error}");
         }
-        assert!(
-            parse("smddp-bench broadcast --nproc 2 -r 2").unwrap_err().contains("not one of the 2 ranks")
-        );
+    }
+
+    #[test]
+    fn groups_that_are_too_small_are_refused_with_their_sizes() {
+        for (line, groups, says) in [
+            ("broadcast -r 2", &[2][..], "--root 2 is not one of the 2 ranks"),
+            ("reduce -r -2", &[2], "--root -2 is not one of the 2 ranks"),
+            ("gather -r 2", &[3, 2], "--root 2 is not one of the 2 ranks of the smallest group"),
+            ("sendrecv", &[2, 1], "sendrecv needs two ranks or more in a group (--nproc N), not 2, 1"),
+            ("bw", &[3], "bw is between pairs: it needs an even number of ranks (--nproc N), not 3"),
+            (
+                "hypercube",
+                &[4, 3],
+                "hypercube needs a number of ranks that is a power of two in a group (--nproc N), not 4, 3",
+            ),
+        ] {
+            let cli = parse(&format!("smddp-bench {line}")).unwrap();
+            assert_eq!(cli.validate_groups(groups).unwrap_err().to_string(), says);
+            assert_eq!(cli.validate_groups(&[8, 4]).is_ok(), cli.root >= 0, "{line}");
+        }
     }
 
     #[test]
     fn the_last_of_a_repeated_option_counts() {
-        assert_eq!(parse("smddp-bench reduce -n 3 -n 4").unwrap().iters, 4);
+        assert_eq!(parse("smddp-bench reduce -n 3 -n 4").unwrap().counts(8).1, 4);
     }
 
     #[test]

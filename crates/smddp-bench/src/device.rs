@@ -11,7 +11,8 @@ const RECORD: usize = 512;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Device {
     pub rank: usize,
-    pub group: usize,
+    /// The color of its group.
+    pub group: i64,
     pub pid: u32,
     pub hostname: String,
     /// The local rank: there is no device other than the host's processor.
@@ -24,14 +25,14 @@ pub(crate) struct Device {
 }
 
 impl Device {
-    fn mine(rank: usize, local_rank: usize) -> Device {
+    fn mine(rank: usize, local_rank: usize, group: i64) -> Device {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let model = read("/proc/cpuinfo").lines().find_map(|line| {
             line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim().to_owned())
         });
         Device {
             rank,
-            group: 0,
+            group,
             pid: std::process::id(),
             hostname: hostname(),
             device: local_rank,
@@ -64,12 +65,12 @@ pub(crate) fn hostname() -> String {
 }
 
 /// All ranks' devices in rank order, and whether all are on one host.
-pub(crate) fn gather(team: &Team, local_rank: usize) -> Result<(Vec<Device>, bool)> {
-    let mine = Device::mine(team.rank(), local_rank);
+pub(crate) fn gather(world: &Team, local_rank: usize, group: i64) -> Result<(Vec<Device>, bool)> {
+    let mine = Device::mine(world.rank(), local_rank, group);
     let broken = |e: serde_json::Error| Error::Io { what: "describing this rank".into(), source: e.into() };
     let mut record = serde_json::to_vec(&mine).map_err(broken)?;
     record.resize(RECORD, b' ');
-    let all = team.gather_bytes(&mut record)?;
+    let all = world.gather_bytes(&mut record)?;
     let parsed: std::result::Result<Vec<Device>, _> =
         all.chunks(RECORD).map(serde_json::from_slice).collect();
     let mut devices = parsed.map_err(broken)?;

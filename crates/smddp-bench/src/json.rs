@@ -10,9 +10,9 @@ use crate::cli::Cli;
 use crate::clock;
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::op::Op;
 use crate::periter::PerIter;
-use crate::sweep::{Measure, Row, Summary};
+use crate::row::{Measure, Osu, Row, Summary};
+use crate::sizes::Steps;
 
 #[derive(Serialize)]
 struct Document {
@@ -68,6 +68,8 @@ struct Line {
     #[serde(skip_serializing_if = "Option::is_none")]
     in_place_per_iter: Option<PerIter>,
     path: Option<String>,
+    #[serde(flatten)]
+    osu: Option<Osu>,
 }
 
 #[derive(Serialize)]
@@ -99,24 +101,20 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    pub(crate) fn create(
-        path: &Path,
-        op: Op,
-        cli: &Cli,
-        args: &[String],
-        devices: &[Device],
-    ) -> Result<Report> {
+    pub(crate) fn create(path: &Path, cli: &Cli, args: &[String], devices: &[Device]) -> Result<Report> {
         let file = File::create(path).map_err(Error::io(format!("creating {}", path.display())))?;
-        let by_factor = cli.step_factor > 1;
+        let Steps { min, max, factor, bytes } = cli.steps();
+        let (warmup_iters, iterations) = cli.counts(min);
+        let by_factor = factor > 1;
         let config = Config {
             nthreads: 1,
             ngpus: 1,
-            minimum_bytes: cli.min_bytes,
-            maximum_bytes: cli.max_bytes,
-            step_factor: by_factor.then_some(cli.step_factor),
-            step_bytes: (!by_factor).then_some(cli.step_bytes),
-            warmup_iters: cli.warmup_iters,
-            iterations: cli.iters,
+            minimum_bytes: min,
+            maximum_bytes: max,
+            step_factor: by_factor.then_some(factor),
+            step_bytes: (!by_factor).then_some(bytes),
+            warmup_iters,
+            iterations,
             aggregated_iterations: cli.agg_iters,
             per_iter_skip: cli.per_iter_skip,
             unalign: cli.unalign,
@@ -124,7 +122,7 @@ impl Report {
             validation: cli.check,
             graph: 0,
             average: cli.average,
-            has_in_place: op.has_in_place(),
+            has_in_place: cli.task.has_in_place(),
             devices: devices.to_vec(),
         };
         let document = Document {
@@ -132,7 +130,7 @@ impl Report {
             start_time: clock::utc(),
             args: args.to_vec(),
             smddp_version: env!("CARGO_PKG_VERSION"),
-            collective: op.name(),
+            collective: cli.task.name(),
             ranks: devices.len(),
             config,
             results: Vec::new(),
@@ -155,6 +153,7 @@ impl Report {
             out_of_place_per_iter: row.out_of_place.per_iter.clone(),
             in_place_per_iter: row.in_place.per_iter.clone(),
             path: row.path.clone(),
+            osu: row.osu,
         });
     }
 

@@ -9,6 +9,7 @@
 mod buffers;
 #[allow(unsafe_code)] // The only caller of the engine with pointers.
 mod calls;
+mod cases;
 mod cli;
 mod clock;
 mod cluster_file;
@@ -23,37 +24,51 @@ pub mod fuzzing;
 mod info;
 mod json;
 mod launch;
+mod messages;
 mod neutral;
 mod op;
+mod osu;
+mod overlap;
+mod pages;
 mod pattern;
 mod periter;
 mod pin;
 mod plot;
+mod progress;
+mod ranks;
 mod replay;
+mod row;
+mod setup;
 mod simulate;
 mod sizes;
+mod split;
 mod startup;
 mod subject;
 mod svg;
 mod sweep;
 mod table;
+mod task;
 mod tune;
 mod types;
 #[cfg(feature = "lab")]
 #[path = "../lab/worker.rs"]
 mod worker;
 
-use std::io::stdout;
+use std::io::{IsTerminal, stderr, stdout};
 
 use clap::Parser;
 use smddp_rendezvous::Launched;
 
 use calls::Team;
-use cli::{Cli, Task};
+use cli::Cli;
 use error::{Error, Result};
 use json::Report;
-use op::Op;
+use progress::Progress;
+use ranks::Ranks;
+use row::{Row, Summary};
+use split::Split;
 use table::Table;
+use task::Task;
 
 /// What makes the group, and its name, as errors tell them.
 const NAME: (&str, &str) = ("making it", "bench");
@@ -84,7 +99,7 @@ pub fn main_from(args: Vec<String>, spawn: &[String]) -> i32 {
     }
 }
 
-/// What has options of its own: `simulate`, `explain`, `tune`, `compare`, `replay`. `None` where it is none of them.
+/// What has options of its own: `simulate`, `explain`, `tune`, `compare`, `replay`, `completion`, `man`. `None` where it is none of them.
 fn subcommand(args: &[String], spawn: &[String]) -> Option<i32> {
     let (name, rest) = args.split_first()?;
     let rest = || std::iter::once(format!("smddp-bench {name}")).chain(rest.iter().cloned());
@@ -94,6 +109,8 @@ fn subcommand(args: &[String], spawn: &[String]) -> Option<i32> {
         "tune" => tune::Cli::try_parse_from(rest()).map(|cli| tune::run(&cli, spawn)),
         "compare" => compare::Cli::try_parse_from(rest()).map(|cli| compare::run(&cli)),
         "replay" => replay::Cli::try_parse_from(rest()).map(|cli| replay::run(&cli, args, spawn)),
+        "completion" => pages::Completion::try_parse_from(rest()).map(|cli| pages::complete(&cli)),
+        "man" => pages::Manual::try_parse_from(rest()).map(|cli| pages::manual(&cli)),
         _ => return None,
     };
     Some(match parsed {
@@ -121,13 +138,18 @@ fn dispatch(cli: &Cli, args: &[String], spawn: &[String], rank: &mut Option<usiz
     if cli.task == Task::Info {
         return info::print().map(|()| 0);
     }
+    let get = |name: &str| std::env::var(name).ok();
+    let split = match cli.task {
+        Task::Measure(_) | Task::Overlap(_) => Split::from_env(&get)?,
+        _ => None,
+    };
     if let (Some(count), None) = (cli.nproc, &cli.store) {
+        cli.validate_groups(&groups(split, count as usize))?;
         return launch::launch(count, spawn, args);
     }
     if cli.store.is_some() {
         launch::follow_parent()?;
     }
-    let get = |name: &str| std::env::var(name).ok();
     let launched = Launched::detect(&get, cli.port, std::os::unix::process::parent_id())?;
     *rank = Some(launched.rank);
     match cli.task {
@@ -135,37 +157,75 @@ fn dispatch(cli: &Cli, args: &[String], spawn: &[String], rank: &mut Option<usiz
         #[cfg(feature = "lab")]
         Task::Worker => worker::run(cli, &launched).map(|()| 0),
         Task::Startup => startup::run(cli, &launched).map(|()| 0),
-        Task::Measure(op) => measure(cli, args, op, &launched).map(|()| 0),
+        Task::Measure(_) | Task::Messages(_) | Task::Overlap(_) => {
+            measure(cli, args, split, &launched).map(|()| 0)
+        }
     }
 }
 
-fn measure(cli: &Cli, args: &[String], op: Op, launched: &Launched) -> Result<()> {
-    if op == Op::SendRecv && launched.size == 1 {
-        return Err(Error::Usage("sendrecv needs two ranks or more (--nproc N)".into()));
+/// The numbers of ranks that make a call together.
+fn groups(split: Option<Split>, ranks: usize) -> Vec<usize> {
+    split.map_or_else(|| vec![ranks], |split| split.sizes(ranks))
+}
+
+/// Rows of one round.
+fn rows(ranks: Ranks<'_>, cli: &Cli) -> usize {
+    match cli.task {
+        Task::Measure(op) | Task::Overlap(op) => cases::count(ranks, op, cli),
+        _ => cli.sizes(1).len(),
     }
+}
+
+fn measure(cli: &Cli, args: &[String], split: Option<Split>, launched: &Launched) -> Result<()> {
+    let groups = groups(split, launched.size);
+    cli.validate_groups(&groups)?;
     if cli.pin {
         pin::pin(launched.local_rank)?;
     }
     let joined = smddp_rendezvous::join(NAME, launched, cli.store.as_deref(), cli.timeout())?;
-    let team = Team::new(joined.comm);
-    let (devices, one_host) = device::gather(&team, launched.local_rank)?;
-    let prints = team.rank() == 0;
-    let mut table = Table::new(stdout(), cli.timestamps == 1);
+    let world = Team::new(joined.comm);
+    let color = split.map(|split| split.color(world.rank()));
+    let part = color.map(|color| world.part(color)).transpose()?;
+    let (devices, one_host) = device::gather(&world, launched.local_rank, color.unwrap_or(0))?;
+    let prints = world.rank() == 0;
+    let mut table = Table::new(stdout(), cli);
     let mut report = match &cli.json {
-        Some(path) if prints => Some(Report::create(path, op, cli, args, &devices)?),
+        Some(path) if prints => Some(Report::create(path, cli, args, &devices)?),
         _ => None,
     };
     if prints {
-        table.begin(op, cli, &devices)?;
+        table.begin(cli, &devices)?;
     }
-    let summary = sweep::measure(&team, op, cli, one_host, &mut |row| {
+    let ranks = Ranks {
+        world: &world,
+        team: part.as_ref().unwrap_or(&world),
+        fewest: groups.into_iter().min().unwrap_or(1),
+        one_host,
+    };
+    let mut progress = Progress::new(
+        (prints && stderr().is_terminal()).then(stderr),
+        (cli.cycles > 0).then(|| cli.cycles * rows(ranks, cli)),
+    );
+    let mut told = |row: &Row| {
         if let Some(report) = &mut report {
             report.row(row);
         }
-        if prints { table.row(row) } else { Ok(()) }
-    })?;
+        progress.wipe();
+        if prints {
+            table.row(row)?;
+        }
+        progress.next();
+        Ok(())
+    };
+    let summary = match cli.task {
+        Task::Measure(op) => sweep::measure(ranks, op, cli, &mut told)?,
+        Task::Messages(test) => messages::measure(&world, test, cli, &mut told)?,
+        Task::Overlap(op) => overlap::measure(ranks, op, cli, &mut told)?,
+        _ => Summary::default(),
+    };
+    drop(progress);
     if cli.memory == 1 {
-        let memory = team.gather_bytes(&mut device::peak_memory().to_ne_bytes())?;
+        let memory = world.gather_bytes(&mut device::peak_memory().to_ne_bytes())?;
         if prints {
             let each: Vec<u64> =
                 memory.as_chunks().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
@@ -173,11 +233,14 @@ fn measure(cli: &Cli, args: &[String], op: Op, launched: &Launched) -> Result<()
         }
     }
     if prints {
-        table.end(op, &summary)?;
+        table.end(&summary)?;
     }
     if let Some(report) = report {
         report.end(&summary)?;
     }
-    team.comm().close();
+    if let Some(part) = part {
+        part.comm().close();
+    }
+    world.comm().close();
     if summary.failed == 0 { Ok(()) } else { Err(Error::WrongData(summary.failed)) }
 }

@@ -18,6 +18,10 @@ pub(crate) enum Op {
     Barrier,
     /// Every rank sends to the next and receives from the one before.
     SendRecv,
+    /// An all_gather in log2 of the ranks exchanges.
+    Hypercube,
+    /// all_to_all with blocks of many sizes.
+    AllToAllV,
 }
 
 /// Elements of one case.
@@ -32,7 +36,7 @@ pub(crate) struct Elements {
 }
 
 impl Op {
-    pub(crate) const ALL: [Op; 10] = [
+    pub(crate) const ALL: [Op; 12] = [
         Op::AllGather,
         Op::ReduceScatter,
         Op::AllReduce,
@@ -43,10 +47,16 @@ impl Op {
         Op::AllToAll,
         Op::Barrier,
         Op::SendRecv,
+        Op::Hypercube,
+        Op::AllToAllV,
     ];
 
     pub(crate) fn name(self) -> &'static str {
-        self.collective().map_or("sendrecv", name_of)
+        match self {
+            Op::Hypercube => "hypercube",
+            Op::AllToAllV => "alltoallv",
+            _ => self.collective().map_or("sendrecv", name_of),
+        }
     }
 
     /// The program of nccl-tests that measures the same (barrier: the name it would have).
@@ -69,7 +79,7 @@ impl Op {
 
     /// Whether input and output may share memory. Where not, the second half of a row repeats the first.
     pub(crate) const fn has_in_place(self) -> bool {
-        !matches!(self, Op::AllToAll | Op::SendRecv | Op::Barrier)
+        !matches!(self, Op::AllToAll | Op::AllToAllV | Op::SendRecv | Op::Barrier)
     }
 
     /// The input of `rank` is part of the call.
@@ -95,9 +105,13 @@ impl Op {
     pub(crate) const fn shape(self, elements: usize, ranks: usize) -> Elements {
         let block = elements / ranks;
         match self {
-            Op::AllGather | Op::Gather => Elements { count: block, send: block, receive: block * ranks },
+            Op::AllGather | Op::Gather | Op::Hypercube => {
+                Elements { count: block, send: block, receive: block * ranks }
+            }
             Op::ReduceScatter | Op::Scatter => Elements { count: block, send: block * ranks, receive: block },
-            Op::AllToAll => Elements { count: block, send: block * ranks, receive: block * ranks },
+            Op::AllToAll | Op::AllToAllV => {
+                Elements { count: block, send: block * ranks, receive: block * ranks }
+            }
             Op::AllReduce | Op::Broadcast | Op::Reduce | Op::SendRecv => {
                 Elements { count: elements, send: elements, receive: elements }
             }
@@ -110,17 +124,36 @@ impl Op {
         let n = ranks as f64;
         match self {
             Op::AllReduce => 2.0 * (n - 1.0) / n,
-            Op::AllGather | Op::ReduceScatter | Op::Gather | Op::Scatter | Op::AllToAll => (n - 1.0) / n,
-            Op::Broadcast | Op::Reduce | Op::SendRecv | Op::Barrier => 1.0,
+            Op::AllGather | Op::ReduceScatter | Op::Gather | Op::Scatter | Op::AllToAll | Op::AllToAllV => {
+                (n - 1.0) / n
+            }
+            Op::Broadcast | Op::Reduce | Op::SendRecv | Op::Hypercube | Op::Barrier => 1.0,
         }
     }
 
     /// (algbw, busbw) in GB/s of a call that took `seconds`.
     pub(crate) fn bandwidth(self, shape: Elements, element: usize, ranks: usize, seconds: f64) -> (f64, f64) {
-        let bytes = (shape.send.max(shape.receive) * element) as f64;
+        let elements = match self {
+            // Without the block that a rank has already: that is where its factor went.
+            Op::Hypercube => shape.count * (ranks - 1),
+            _ => shape.send.max(shape.receive),
+        };
+        let bytes = (elements * element) as f64;
         let algbw = if bytes == 0.0 { 0.0 } else { bytes / 1e9 / seconds };
         (algbw, algbw * self.bus_factor(ranks))
     }
+}
+
+/// Elements of each block that `rank` of `ranks` sends in alltoallv, `total` in all; it receives as many from each: with the
+/// sum of both ranks, modulo `ranks`, a block grows from next to nothing to twice the average, and 0 gets what is left.
+pub(crate) fn uneven(total: usize, ranks: usize, rank: usize) -> Vec<usize> {
+    let step = 2 * total / (ranks * ranks);
+    let left = total - step * (ranks * (ranks - 1) / 2);
+    let block = |peer: usize| match (rank + peer) % ranks {
+        0 => left,
+        k => k * step,
+    };
+    (0..ranks).map(block).collect()
 }
 
 impl FromStr for Op {
@@ -150,9 +183,12 @@ mod tests {
             ("all_gather_perf", Op::AllGather),
             ("alltoall_perf", Op::AllToAll),
             ("alltoall", Op::AllToAll),
+            ("alltoallv_perf", Op::AllToAllV),
+            ("all_to_all_v", Op::AllToAllV),
             ("sendrecv_perf", Op::SendRecv),
             ("send_recv", Op::SendRecv),
             ("Reduce-Scatter", Op::ReduceScatter),
+            ("hypercube_perf", Op::Hypercube),
         ] {
             assert_eq!(text.parse(), Ok(op));
         }
@@ -165,8 +201,27 @@ mod tests {
         assert_eq!(Op::AllToAll.collective(), Some(Collective::AllToAll));
         assert_eq!(Op::Barrier.collective(), Some(Collective::Barrier));
         assert_eq!((Op::SendRecv.collective(), Op::SendRecv.program()), (None, "sendrecv_perf".to_owned()));
+        assert_eq!(
+            (Op::Hypercube.collective(), Op::Hypercube.program()),
+            (None, "hypercube_perf".to_owned())
+        );
         assert_eq!(Op::AllToAll.program(), "alltoall_perf");
         assert!(Op::ALL.into_iter().filter_map(Op::collective).eq(Collective::ALL));
+    }
+
+    #[test]
+    fn uneven_blocks_fit_each_other_and_add_up_on_every_rank() {
+        for ranks in [1, 2, 3, 4, 7] {
+            for total in [0, ranks, 5 * ranks, 1000 * ranks] {
+                let all: Vec<Vec<usize>> = (0..ranks).map(|rank| uneven(total, ranks, rank)).collect();
+                for (rank, blocks) in all.iter().enumerate() {
+                    assert_eq!(blocks.iter().sum::<usize>(), total);
+                    assert!((0..ranks).all(|peer| all[peer][rank] == blocks[peer]), "{ranks} {total}");
+                }
+            }
+        }
+        assert_eq!(uneven(800, 4, 0), [200, 100, 200, 300]);
+        assert_eq!(uneven(800, 4, 3), [300, 200, 100, 200]);
     }
 
     #[test]
@@ -187,9 +242,11 @@ mod tests {
         assert_eq!(of(Op::ReduceScatter), (16.0, 12.0));
         assert_eq!(of(Op::AllReduce), (16.0, 24.0));
         assert_eq!(of(Op::AllToAll), (16.0, 12.0));
+        assert_eq!(of(Op::AllToAllV), (16.0, 12.0));
         assert_eq!(of(Op::Gather), (16.0, 12.0));
         assert_eq!(of(Op::Broadcast), (16.0, 16.0));
         assert_eq!(of(Op::SendRecv), (16.0, 16.0));
+        assert_eq!(of(Op::Hypercube), (12.0, 12.0));
         assert_eq!(Op::Barrier.bandwidth(Op::Barrier.shape(0, 4), 4, 4, 1e-6), (0.0, 0.0));
     }
 }

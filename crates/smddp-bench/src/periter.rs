@@ -2,6 +2,10 @@
 
 use serde::Serialize;
 
+use crate::calls::Team;
+use crate::cli::Cli;
+use crate::error::Result;
+
 /// Under nccl-tests' keys, in microseconds. The statistics are over the slowest rank of each iteration, without those that
 /// are skipped.
 #[derive(Clone, Debug, Serialize)]
@@ -11,6 +15,8 @@ pub(crate) struct PerIter {
     pub avg_us: f64,
     pub min_us: f64,
     pub max_us: f64,
+    pub p50_us: f64,
+    pub p90_us: f64,
     pub p99_us: f64,
     /// Standard deviation as a percentage of the average.
     pub cv_pct: f64,
@@ -19,6 +25,19 @@ pub(crate) struct PerIter {
 }
 
 impl PerIter {
+    /// The iterations of the `first` ranks of all, from this rank's seconds, each of `-m` calls.
+    pub(crate) fn gathered(world: &Team, mine: &[f64], first: usize, cli: &Cli) -> Result<PerIter> {
+        let calls = cli.agg_iters as f64;
+        let mut bytes: Vec<u8> = mine.iter().flat_map(|t| (t / calls).to_ne_bytes()).collect();
+        let all = world.gather_bytes(&mut bytes)?;
+        let ranks: Vec<Vec<f64>> = all
+            .chunks(bytes.len().max(1))
+            .take(first)
+            .map(|rank| rank.as_chunks().0.iter().map(|t| f64::from_ne_bytes(*t)).collect())
+            .collect();
+        Ok(PerIter::new(&ranks, cli.per_iter_skip))
+    }
+
     /// `ranks`: seconds of every iteration, by rank.
     pub(crate) fn new(ranks: &[Vec<f64>], skip: usize) -> PerIter {
         let own: Vec<Vec<f64>> = ranks.iter().map(|times| times.iter().map(|t| t * 1e6).collect()).collect();
@@ -31,12 +50,17 @@ impl PerIter {
         let average = counted.iter().sum::<f64>() / n;
         let variance = counted.iter().map(|t| (t - average).powi(2)).sum::<f64>() / (n - 1.0).max(1.0);
         // The nearest rank: no time that was not measured.
-        let at = ((0.99 * n).ceil() as usize).clamp(1, counted.len().max(1)) - 1;
+        let percentile = |share: f64| {
+            let at = ((share * n).ceil() as usize).clamp(1, counted.len().max(1)) - 1;
+            counted.get(at).copied().unwrap_or(0.0)
+        };
         PerIter {
             avg_us: average,
             min_us: counted.first().copied().unwrap_or(0.0),
             max_us: counted.last().copied().unwrap_or(0.0),
-            p99_us: counted.get(at).copied().unwrap_or(0.0),
+            p50_us: percentile(0.50),
+            p90_us: percentile(0.90),
+            p99_us: percentile(0.99),
             cv_pct: if average > 0.0 { variance.sqrt() / average * 100.0 } else { 0.0 },
             times_us: times,
             per_process_max_times_us: own,
@@ -56,6 +80,13 @@ mod tests {
         assert!(near(found.avg_us, 10.0 / 3.0) && near(found.min_us, 2.0) && near(found.max_us, 5.0));
         assert!(near(found.p99_us, 5.0) && near(found.cv_pct, (7.0f64 / 3.0).sqrt() / (10.0 / 3.0) * 100.0));
         assert_eq!(found.per_process_max_times_us.len(), 2);
+    }
+
+    #[test]
+    fn a_percentile_is_a_time_that_was_measured() {
+        let times: Vec<f64> = (1..=200).rev().map(|t| f64::from(t) * 1e-6).collect();
+        let found = PerIter::new(&[times], 0);
+        assert_eq!([found.p50_us, found.p90_us, found.p99_us].map(f64::round), [100.0, 180.0, 198.0]);
     }
 
     #[test]

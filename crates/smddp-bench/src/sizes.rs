@@ -21,9 +21,19 @@ pub(crate) fn parse_size(text: &str) -> Result<usize, String> {
     }
 }
 
+/// The sizes of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Steps {
+    pub min: usize,
+    pub max: usize,
+    /// From size to size where it is above 1, else `bytes` are added.
+    pub factor: usize,
+    pub bytes: usize,
+}
+
 /// The sizes asked for, in bytes: from `min` to `max`, times `factor` where it is above 1, else plus `step`; the last is
 /// `max` itself, whether a step leads to it or not. A sweep by factor that begins at 0 goes on with `first` (one element).
-pub(crate) fn sweep(min: usize, max: usize, factor: usize, step: usize, first: usize) -> Vec<usize> {
+pub(crate) fn sweep(Steps { min, max, factor, bytes: step }: Steps, first: usize) -> Vec<usize> {
     let mut sizes = Vec::new();
     let mut size = min;
     while size <= max {
@@ -68,6 +78,7 @@ mod tests {
 
     #[test]
     fn a_sweep_multiplies_or_adds() {
+        let sweep = |min, max, factor, bytes, first| sweep(Steps { min, max, factor, bytes }, first);
         assert_eq!(sweep(8, 512, 8, 1, 4), [8, 64, 512]);
         assert_eq!(sweep(8, 600, 8, 1, 4), [8, 64, 512, 600]);
         assert_eq!(sweep(8, 40, 1, 16, 4), [8, 24, 40]);

@@ -7,42 +7,43 @@ use crate::clock;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::format::{figure, general};
-use crate::op::Op;
-use crate::sweep::{Measure, Row, Summary};
+use crate::osu;
+use crate::row::{Measure, Row, Summary};
+use crate::sizes::Steps;
+use crate::task::Task;
 
 /// Writes lines to `out`, each as soon as it is known.
 pub(crate) struct Table<W: Write> {
     out: W,
+    task: Task,
     /// Each row ends with the time of day.
     timestamps: bool,
+    /// Which call the last rows were, where they can be of several.
+    call: Option<String>,
 }
 
 impl<W: Write> Table<W> {
-    pub(crate) fn new(out: W, timestamps: bool) -> Table<W> {
-        Table { out, timestamps }
+    pub(crate) fn new(out: W, cli: &Cli) -> Table<W> {
+        Table { out, task: cli.task, timestamps: cli.timestamps == 1, call: None }
     }
 
     fn put(&mut self, text: &str) -> Result<()> {
         writeln!(self.out, "{text}").and_then(|()| self.out.flush()).map_err(Error::io("writing the table"))
     }
 
-    pub(crate) fn begin(&mut self, op: Op, cli: &Cli, devices: &[Device]) -> Result<()> {
-        let (step, kind) = match cli.step_factor {
-            0 | 1 => (cli.step_bytes, "bytes"),
-            factor => (factor, "factor"),
-        };
+    /// The program of nccl-tests or OSU that measures the same.
+    fn program(&self) -> String {
+        match self.task {
+            Task::Measure(op) => op.program(),
+            task => osu::program(task),
+        }
+    }
+
+    pub(crate) fn begin(&mut self, cli: &Cli, devices: &[Device]) -> Result<()> {
         self.put(&format!("# smddp-bench version {}", env!("CARGO_PKG_VERSION")))?;
-        self.put(&format!("# Collective test starting: {}", op.program()))?;
-        self.put(&format!(
-            "# nThread 1 nGpus 1 minBytes {} maxBytes {} step: {step}({kind}) warmup iters: {} iters: {} agg iters: {} \
-             validation: {} graph: 0",
-            cli.min_bytes, cli.max_bytes, cli.warmup_iters, cli.iters, cli.agg_iters, cli.check
-        ))?;
-        if !op.has_in_place() {
-            self.put(&format!(
-                "# {} has no in-place form: the second half repeats the first, unchecked",
-                op.name()
-            ))?;
+        self.put(&format!("# Collective test starting: {}", self.program()))?;
+        if let Task::Measure(_) = self.task {
+            self.settings(cli)?;
         }
         self.put("#")?;
         self.put("# Using devices")?;
@@ -50,6 +51,31 @@ impl<W: Write> Table<W> {
             self.put(&device.line())?;
         }
         self.put("#")?;
+        match self.task {
+            Task::Measure(_) => self.columns(cli),
+            _ => osu::head(cli, devices.len()).iter().try_for_each(|line| self.put(line)),
+        }
+    }
+
+    fn settings(&mut self, cli: &Cli) -> Result<()> {
+        let Steps { min, max, factor, bytes } = cli.steps();
+        let (warmup, iters) = cli.counts(min);
+        let (step, kind) = if factor > 1 { (factor, "factor") } else { (bytes, "bytes") };
+        self.put(&format!(
+            "# nThread 1 nGpus 1 minBytes {min} maxBytes {max} step: {step}({kind}) warmup iters: {} iters: {iters} agg iters: {} \
+             validation: {} graph: 0",
+            warmup, cli.agg_iters, cli.check
+        ))?;
+        if !self.task.has_in_place() {
+            let name = self.task.name();
+            self.put(&format!(
+                "# {name} has no in-place form: the second half repeats the first, unchecked"
+            ))?;
+        }
+        Ok(())
+    }
+
+    fn columns(&mut self, cli: &Cli) -> Result<()> {
         let each = |names: [&str; 4]| match cli.per_iter {
             0 => String::new(),
             _ => names.map(|name| format!("  {name:>7}")).concat(),
@@ -72,14 +98,19 @@ impl<W: Write> Table<W> {
     }
 
     pub(crate) fn row(&mut self, row: &Row) -> Result<()> {
+        let now = || if self.timestamps { format!("  {}", clock::local_time()) } else { String::new() };
+        if let Some(line) = osu::line(row, self.task) {
+            let line = line + &now();
+            let call = osu::call(row);
+            if let Some(call) = call.as_ref().filter(|call| self.call.as_ref() != Some(call)) {
+                self.put(call)?;
+            }
+            self.call = call;
+            return self.put(&line);
+        }
         let Row { bytes, count, dtype, redop, root, .. } = row;
         let left = format!("{bytes:>12}  {count:>12}  {dtype:>8}  {redop:>6}  {root:>6}");
-        let mut text = format!("{left}{}{}", half(&row.out_of_place), half(&row.in_place));
-        if self.timestamps {
-            text.push_str("  ");
-            text.push_str(&clock::local_time());
-        }
-        self.put(&text)
+        self.put(&format!("{left}{}{}{}", half(&row.out_of_place), half(&row.in_place), now()))
     }
 
     /// What the ranks' processes have taken so far, at most.
@@ -90,12 +121,14 @@ impl<W: Write> Table<W> {
         self.put(&format!("# Memory of a rank, MiB   : {:.1} at most, {average:.1} on average", mib(most)))
     }
 
-    pub(crate) fn end(&mut self, op: Op, summary: &Summary) -> Result<()> {
+    pub(crate) fn end(&mut self, summary: &Summary) -> Result<()> {
         let verdict = if summary.failed == 0 { "OK" } else { "FAILED" };
         self.put(&format!("# Out of bounds values : {} {verdict}", summary.failed))?;
-        self.put(&format!("# Avg bus bandwidth    : {} ", general(summary.busbw)))?;
+        if let Task::Measure(_) = self.task {
+            self.put(&format!("# Avg bus bandwidth    : {} ", general(summary.busbw)))?;
+        }
         self.put("#")?;
-        self.put(&format!("# Collective test concluded: {}", op.program()))
+        self.put(&format!("# Collective test concluded: {}", self.program()))
     }
 }
 
@@ -119,9 +152,13 @@ mod tests {
     use super::*;
     use clap::Parser;
 
-    fn text(f: impl FnOnce(&mut Table<&mut Vec<u8>>) -> Result<()>) -> String {
+    fn cli(line: &str) -> Cli {
+        Cli::try_parse_from(line.split(' ')).unwrap()
+    }
+
+    fn text(cli: &Cli, f: impl FnOnce(&mut Table<&mut Vec<u8>>) -> Result<()>) -> String {
         let mut out = Vec::new();
-        f(&mut Table::new(&mut out, false)).unwrap();
+        f(&mut Table::new(&mut out, cli)).unwrap();
         String::from_utf8(out).unwrap()
     }
 
@@ -138,7 +175,7 @@ mod tests {
             wrong,
             per_iter: None,
         });
-        Row { bytes, count, dtype, redop: "none", root: -1, out_of_place, in_place, path: None }
+        Row { bytes, count, dtype, redop: "none", root: -1, out_of_place, in_place, path: None, osu: None }
     }
 
     #[test]
@@ -169,14 +206,14 @@ mod tests {
             ),
         ];
         for (row, want) in cases {
-            assert_eq!(text(|t| t.row(&row)), want);
+            assert_eq!(text(&cli("x all_gather"), |t| t.row(&row)), want);
         }
     }
 
     #[test]
     fn the_head_is_byte_for_byte_nccl_tests() {
-        let cli = Cli::try_parse_from("x all_reduce -b 8 -e 8G -f 2".split(' ')).unwrap();
-        let head = text(|t| t.begin(Op::AllReduce, &cli, &[]));
+        let cli = cli("x all_reduce -b 8 -e 8G -f 2");
+        let head = text(&cli, |t| t.begin(&cli, &[]));
         let want = [
             concat!("# smddp-bench version ", env!("CARGO_PKG_VERSION")),
             "# Collective test starting: all_reduce_perf",
@@ -193,7 +230,7 @@ mod tests {
 
     #[test]
     fn the_end_is_byte_for_byte_nccl_tests() {
-        let end = |failed| text(|t| t.end(Op::AllToAll, &Summary { failed, busbw: 9.04853 }));
+        let end = |failed| text(&cli("x alltoall"), |t| t.end(&Summary { failed, busbw: 9.04853 }));
         let want = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 9.04853 \n#\n\
                     # Collective test concluded: alltoall_perf\n";
         assert_eq!(end(0), want);

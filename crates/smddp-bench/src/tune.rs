@@ -16,6 +16,7 @@ use crate::error::{Error, Result};
 use crate::op::Op;
 use crate::simulate::{size, write};
 use crate::sizes::parse_size;
+use crate::split;
 
 const AFTER_HELP: &str = "\
 Without --nproc it is one rank of those that torchrun, mpirun or srun started, as for a measurement; rank 0 writes.
@@ -199,8 +200,10 @@ fn measured(cli: &Cli, spawn: &[String], op: Op, algorithm: Option<Algorithm>) -
     if let Some(nproc) = cli.nproc {
         command.args(["--nproc", &nproc.to_string()]);
     }
-    // Neither an old table nor an algorithm of the caller's.
-    command.env_remove("SMDDP_TUNE").env_remove("SMDDP_ALGO");
+    // Neither an old table nor an algorithm of the caller's, and all ranks together.
+    ["SMDDP_TUNE", "SMDDP_ALGO"].iter().chain(&split::VARIABLES).for_each(|name| {
+        command.env_remove(name);
+    });
     if let Some(algorithm) = algorithm {
         command.env("SMDDP_ALGO", algorithm.name());
     }

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
-const COLLECTIVES: [&str; 10] = [
+const COLLECTIVES: [&str; 12] = [
     "all_gather",
     "reduce_scatter",
     "all_reduce",
@@ -17,24 +17,45 @@ const COLLECTIVES: [&str; 10] = [
     "all_to_all",
     "barrier",
     "sendrecv",
+    "hypercube",
+    "alltoallv",
 ];
+
+/// Those that `ranks` ranks can make.
+fn collectives(ranks: usize) -> impl Iterator<Item = &'static str> {
+    COLLECTIVES.into_iter().filter(move |name| match *name {
+        "sendrecv" => ranks > 1,
+        "hypercube" => ranks.is_power_of_two(),
+        _ => true,
+    })
+}
 
 /// Collectives whose second half is measured in place, and so checked.
 fn has_in_place(collective: &str) -> bool {
-    !matches!(collective, "all_to_all" | "barrier" | "sendrecv")
+    !matches!(collective, "all_to_all" | "alltoallv" | "barrier" | "sendrecv")
 }
 
 fn bench(args: &str) -> Output {
+    bench_split("", args)
+}
+
+/// With NCCL_TESTS_SPLIT as `split`.
+fn bench_split(split: &str, args: &str) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_smddp-bench"));
-    for name in ["RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"] {
+    for name in
+        ["RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "NCCL_TESTS_SPLIT_MASK"]
+    {
         command.env_remove(name);
     }
-    command.args(args.split_whitespace()).output().unwrap()
+    command.env("NCCL_TESTS_SPLIT", split).args(args.split_whitespace()).output().unwrap()
 }
 
 /// The rows of a run that succeeded: 13 columns each.
 fn rows(args: &str) -> Vec<Vec<String>> {
-    let output = bench(args);
+    rows_of(bench(args), args)
+}
+
+fn rows_of(output: Output, args: &str) -> Vec<Vec<String>> {
     let stdout = String::from_utf8(output.stdout).unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{args}: {}\n{stdout}\n{stderr}", output.status);
@@ -62,7 +83,7 @@ fn nothing_wrong(collective: &str, args: &str) -> usize {
 
 #[test]
 fn every_collective_is_right_with_two_ranks() {
-    for collective in COLLECTIVES {
+    for collective in collectives(2) {
         let count = nothing_wrong(collective, "--nproc 2 -b 8 -e 300K -f 8 -n 2 -w 1 --timeout 60");
         // 8, 64, 512, 4 K, 32 K, 256 K, and what was asked for last.
         assert_eq!(count, if collective == "barrier" { 1 } else { 7 }, "{collective}");
@@ -71,15 +92,21 @@ fn every_collective_is_right_with_two_ranks() {
 
 #[test]
 fn every_collective_is_right_with_three_ranks() {
-    for collective in COLLECTIVES {
+    for collective in collectives(3) {
         // From nothing to a size that three ranks cannot share evenly.
         nothing_wrong(collective, "--nproc 3 -b 0 -e 200K -f 11 -n 2 -w 1 --timeout 60");
     }
 }
 
 #[test]
+fn a_hypercube_is_right_in_every_dimension() {
+    assert_eq!(nothing_wrong("hypercube", "--nproc 8 -b 0 -e 100K -f 30 -n 2 -w 1 -z 1 --timeout 60"), 5);
+    nothing_wrong("hypercube_perf", "--nproc 4 -b 64K -e 64K -n 2 -w 1 -u 1 -d all --timeout 60");
+}
+
+#[test]
 fn one_rank_alone_is_right() {
-    for collective in COLLECTIVES.into_iter().filter(|c| *c != "sendrecv") {
+    for collective in collectives(1) {
         nothing_wrong(collective, "-b 0 -e 10K -f 50 -n 2 -w 1");
     }
 }
@@ -145,6 +172,9 @@ fn what_cannot_run_is_an_error() {
         ("all_reduce -o band", 2, "band"),
         ("worker", 2, "PEERS_SOCK"),
         ("sendrecv", 2, "two ranks"),
+        ("hypercube --nproc 3", 2, "power of two"),
+        ("latency --nproc 3", 2, "an even number of ranks (--nproc N), not 3"),
+        ("bw", 2, "an even number of ranks"),
         ("broadcast --nproc 2 -r 5 --timeout 60", 2, "--root 5 is not one of the 2 ranks"),
         ("all_reduce --nproc 2 -d f8e4m3", 2, "moved and not reduced"),
         ("all_reduce --nproc 2 -G 1", 2, "CUDA graph"),
@@ -158,9 +188,58 @@ fn what_cannot_run_is_an_error() {
 }
 
 #[test]
+fn groups_make_their_calls_side_by_side_and_each_is_checked() {
+    for (split, groups) in [("MOD 2", [0, 1, 0, 1]), ("DIV 2", [0, 0, 1, 1]), ("| 0x1", [1, 1, 3, 3])] {
+        for collective in ["all_reduce", "reduce_scatter", "gather", "barrier", "sendrecv"] {
+            let args = format!("{collective} --nproc 4 -b 8 -e 64K -f 16 -n 2 -w 1 -r all --timeout 60");
+            let output = bench_split(split, &args);
+            let listed: Vec<usize> = String::from_utf8_lossy(&output.stdout)
+                .lines()
+                .filter_map(|line| line.split_once(" Group ")?.1.split_whitespace().next()?.parse().ok())
+                .collect();
+            assert_eq!(listed, groups, "{split} {collective}");
+            let rows = rows_of(output, &args);
+            assert!(rows.iter().all(|row| row[8] == "0"), "{split} {collective}: {rows:?}");
+            assert_eq!(
+                rows.len(),
+                [5, 10, 1][usize::from(collective == "gather") + 2 * usize::from(collective == "barrier")]
+            );
+        }
+    }
+}
+
+#[test]
+fn bandwidth_and_counts_are_those_of_a_group() {
+    let of = |split: &str, column: usize| {
+        let args = "all_gather --nproc 3 -b 48 -e 48 -n 2 -w 1 --timeout 60";
+        rows_of(bench_split(split, args), args)[0][column].clone()
+    };
+    // 12 elements of 4 bytes: a third, a half of the first group of two, all.
+    assert_eq!([of("AND 0", 1), of("MOD 2", 1), of("MOD 3", 1)], ["4", "6", "12"]);
+    assert_eq!(of("MOD 3", 7), "0.00");
+}
+
+#[test]
+fn what_cannot_be_split_is_told_before_a_rank_starts() {
+    for (split, args, says) in [
+        ("MOD 0", "all_gather --nproc 2", "divided by 0"),
+        ("XOR 1", "all_gather --nproc 2", "NCCL_TESTS_SPLIT is 'XOR 1'"),
+        ("MOD 2", "sendrecv --nproc 3", "sendrecv needs two ranks or more in a group (--nproc N), not 2, 1"),
+        ("DIV 2", "broadcast --nproc 4 -r 2", "--root 2 is not one of the 2 ranks of the smallest group"),
+    ] {
+        let output = bench_split(split, args);
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{split} {args}: {stderr}");
+        assert!(stderr.contains(says) && !stderr.contains("rank 0"), "{split} {args}: {stderr}");
+    }
+}
+
+#[test]
 fn unaligned_aggregated_and_blocking_calls_are_right() {
-    for collective in COLLECTIVES {
+    for collective in collectives(2) {
         nothing_wrong(collective, "--nproc 2 -b 8 -e 100K -f 16 -n 2 -w 1 -u 3 -d half --timeout 60");
+    }
+    for collective in collectives(3) {
         nothing_wrong(collective, "--nproc 3 -b 8 -e 100K -f 16 -n 2 -w 1 -m 4 -z 1 --timeout 60");
     }
 }
@@ -253,4 +332,87 @@ fn torchruns_environment_is_enough() {
         return;
     }
     panic!("no port stayed free long enough");
+}
+
+/// The rows of one of OSU's tests that succeeded, each right.
+fn osu_rows(args: &str, figures: usize) -> Vec<Vec<f64>> {
+    let output = bench(args);
+    let stdout = String::from_utf8(output.stdout).unwrap();
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args}: {}\n{stdout}\n{stderr}", output.status);
+    assert!(stdout.contains("\n# Out of bounds values : 0 OK\n"), "{args}\n{stdout}");
+    let row = |line: &str| {
+        let line = line.strip_suffix("Pass").unwrap_or_else(|| panic!("{args}: {line}"));
+        let row: Vec<f64> = line.split_whitespace().map(|figure| figure.parse().unwrap()).collect();
+        assert_eq!(row.len(), 1 + figures, "{args}: {line}");
+        row
+    };
+    stdout.lines().filter(|line| !line.starts_with('#')).map(row).collect()
+}
+
+#[test]
+fn messages_between_pairs_are_timed_and_each_byte_is_checked() {
+    for (test, figures) in [("latency", 1), ("bw", 1), ("bibw", 1), ("message_rate", 2)] {
+        for run in ["--nproc 2 -W 5", "--nproc 4 -W 64"] {
+            // More messages under way than there is memory for at the last size.
+            let rows =
+                osu_rows(&format!("{test} {run} -b 0 -e 600K -f 600 -n 3 -w 1 -c 2 --timeout 60"), figures);
+            assert_eq!(
+                rows.iter().map(|row| row[0]).collect::<Vec<_>>(),
+                [0.0, 1.0, 600.0, 360_000.0, 614_400.0]
+            );
+            assert!(rows[1..].iter().all(|row| row[1] > 0.0), "{test} {run}: {rows:?}");
+        }
+    }
+    // The rate is that of the bytes.
+    for row in osu_rows("osu_mbw_mr --nproc 2 -b 1000 -e 4000 -n 5 --timeout 60", 2) {
+        assert!((row[1] * 1e6 / row[0] - row[2]).abs() <= row[2] * 1e-2 + 1e4 / row[0], "{row:?}");
+    }
+}
+
+#[test]
+fn percentiles_of_messages_are_in_order_and_in_the_file_that_compare_reads() {
+    let path =
+        PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("latency-{}.json", std::process::id()));
+    let file = path.display();
+    for row in osu_rows(&format!("latency --nproc 2 -e 64 -f 8 -n 50 -I 1 -K 5 -J {file} --timeout 60"), 6) {
+        assert!(row[2..].is_sorted() && row[2] > 0.0, "{row:?}");
+    }
+    let json: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+    assert_eq!((&json["collective"], &json["config"]["has_in_place"]), (&"latency".into(), &false.into()));
+    let row = &json["results"][1];
+    assert!(row["mb_per_s"].as_f64() > Some(0.0) && row["messages_per_s"].as_f64() > Some(0.0), "{row}");
+    assert_eq!(row["out_of_place_per_iter"]["per_process_max_times_us"].as_array().map(Vec::len), Some(1));
+    let compared = bench(&format!("compare {file} {file}"));
+    std::fs::remove_file(&path).unwrap();
+    assert!(compared.status.success() && String::from_utf8_lossy(&compared.stdout).contains("6 the same"));
+}
+
+#[test]
+fn collectives_beside_a_computation_are_right() {
+    for collective in [
+        "iall_gather",
+        "ireduce_scatter",
+        "osu_iallreduce",
+        "osu_ibcast",
+        "ireduce",
+        "igather",
+        "iscatter",
+        "iall_to_all",
+    ] {
+        for ranks in [2, 3] {
+            let args = format!("{collective} --nproc {ranks} -b 12 -e 100K -f 90 -n 5 -w 1 --timeout 60");
+            for row in osu_rows(&args, 4) {
+                assert!(
+                    row[1..4].iter().all(|us| *us > 0.0) && (0.0..=100.0).contains(&row[4]),
+                    "{args}: {row:?}"
+                );
+            }
+        }
+    }
+    let barrier = bench("ibarrier --nproc 2 -n 5 --timeout 60");
+    let stdout = String::from_utf8_lossy(&barrier.stdout);
+    assert!(
+        barrier.status.success() && stdout.lines().any(|line| line.starts_with('0') && line.ends_with("N/A"))
+    );
 }

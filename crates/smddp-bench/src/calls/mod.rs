@@ -1,5 +1,8 @@
 //! Calls of the engine on borrowed memory: the only place that hands it pointers.
 
+mod exchange;
+mod stream;
+
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,12 +11,14 @@ use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp, 
 
 use crate::buffers::Buffer;
 use crate::error::Result;
-use crate::op::Op;
+use crate::op::{Op, uneven};
 
-/// Tag of the messages of `sendrecv`.
-const TAG: u64 = 0;
+pub(crate) use stream::Stream;
 
-/// All the ranks, and what a benchmark needs of them.
+/// Address and elements.
+type Side = (*mut u8, usize);
+
+/// Ranks that make calls together, and what a benchmark needs of them.
 pub(crate) struct Team {
     comm: Communicator,
 }
@@ -34,9 +39,27 @@ pub(crate) struct Case {
     pub root: usize,
 }
 
+/// One collective of the engine.
+struct Asked {
+    call: Call<'static>,
+    /// Both sides lie in blocks of these counts, if they are not all the same.
+    cut: Option<Vec<usize>>,
+}
+
+impl Asked {
+    fn call(&self) -> Call<'_> {
+        let blocks = |side| match (side, &self.cut) {
+            (Blocks::Flat { ptr, .. }, Some(counts)) => Blocks::Cut { ptr, counts },
+            (side, _) => side,
+        };
+        Call { input: blocks(self.call.input), output: blocks(self.call.output), ..self.call }
+    }
+}
+
 enum Target {
-    Collective(Call<'static>),
-    Neighbours { input: (*mut u8, usize), output: (*mut u8, usize), dtype: DType },
+    Collective(Asked),
+    Neighbours { input: Side, output: Side, dtype: DType },
+    Hypercube { own: Side, all: Side, dtype: DType },
 }
 
 /// A call bound to buffers, which stay borrowed for as long as it can be run.
@@ -49,6 +72,12 @@ pub(crate) struct Bound<'a> {
 impl Team {
     pub(crate) fn new(comm: Communicator) -> Team {
         Team { comm }
+    }
+
+    /// The ranks of one color, in the order of their ranks here; all ranks ask for theirs.
+    pub(crate) fn part(&self, color: i64) -> Result<Team> {
+        // A rank that has a color is in a group.
+        Ok(Team { comm: self.comm.split(Some(color), 0)?.unwrap_or_else(|| self.comm.clone()) })
     }
 
     pub(crate) fn rank(&self) -> usize {
@@ -83,25 +112,25 @@ impl Team {
         self.bound(case, from, to)
     }
 
-    fn bound(&self, case: Case, from: Option<(*mut u8, usize)>, to: Option<(*mut u8, usize)>) -> Bound<'_> {
+    fn bound(&self, case: Case, from: Option<Side>, to: Option<Side>) -> Bound<'_> {
         let blocks = |side| match side {
             Some((ptr, count)) => Blocks::Flat { ptr, count },
             None => Blocks::None,
         };
-        let target = match case.op.collective() {
-            Some(collective) => Target::Collective(Call {
-                collective,
-                dtype: case.dtype,
-                redop: case.redop,
-                root: case.root,
-                input: blocks(from),
-                output: blocks(to),
-            }),
-            None => {
-                let nowhere = (std::ptr::NonNull::dangling().as_ptr(), 0);
-                let (input, output) = (from.unwrap_or(nowhere), to.unwrap_or(nowhere));
-                Target::Neighbours { input, output, dtype: case.dtype }
+        let (dtype, nowhere) = (case.dtype, (std::ptr::NonNull::dangling().as_ptr(), 0));
+        let (one, other) = (from.unwrap_or(nowhere), to.unwrap_or(nowhere));
+        let collective = |collective, cut| {
+            let (input, output) = (blocks(from), blocks(to));
+            let call = Call { collective, dtype, redop: case.redop, root: case.root, input, output };
+            Target::Collective(Asked { call, cut })
+        };
+        let target = match (case.op, case.op.collective()) {
+            (_, Some(plain)) => collective(plain, None),
+            (Op::AllToAllV, _) => {
+                collective(Collective::AllToAll, Some(uneven(one.1, self.size(), self.rank())))
             }
+            (Op::Hypercube, _) => Target::Hypercube { own: one, all: other, dtype },
+            _ => Target::Neighbours { input: one, output: other, dtype },
         };
         Bound { team: self, target, buffers: PhantomData }
     }
@@ -115,6 +144,16 @@ impl Team {
         let mut bytes = value.to_ne_bytes();
         self.reduce_one(&mut bytes, DType::F64, redop)?;
         Ok(f64::from_ne_bytes(bytes))
+    }
+
+    /// The ranks' times as one, as nccl-tests' `-a` says.
+    pub(crate) fn average(&self, seconds: f64, how: u8) -> Result<f64> {
+        match how {
+            0 => self.reduce_f64(if self.rank() == 0 { seconds } else { 0.0 }, RedOp::Sum),
+            2 => self.reduce_f64(seconds, RedOp::Min),
+            3 => self.reduce_f64(seconds, RedOp::Max),
+            _ => Ok(self.reduce_f64(seconds, RedOp::Sum)? / self.size() as f64),
+        }
     }
 
     pub(crate) fn sum_u64(&self, value: u64) -> Result<u64> {
@@ -165,30 +204,14 @@ impl Team {
             error.into()
         })
     }
-
-    fn exchange(&self, input: (*mut u8, usize), output: (*mut u8, usize), dtype: DType) -> Result<()> {
-        let (rank, size) = (self.rank(), self.size());
-        let (next, previous) = ((rank + 1) % size, (rank + size - 1) % size);
-        // SAFETY: as for `run`; both works are waited for before this returns, or the communicator is aborted.
-        let works = unsafe {
-            let comm = &self.comm;
-            comm.recv(output.0, output.1, dtype, Some(previous), TAG, Options::default()).and_then(
-                |receive| {
-                    let send = comm.send(input.0, input.1, dtype, next, TAG, Options::default())?;
-                    send.wait(None)?;
-                    receive.wait(None)
-                },
-            )
-        };
-        self.given_up(works)
-    }
 }
 
 impl Bound<'_> {
     pub(crate) fn run(&mut self) -> Result<()> {
         match &self.target {
-            Target::Collective(call) => self.team.run(call),
-            Target::Neighbours { input, output, dtype } => self.team.exchange(*input, *output, *dtype),
+            Target::Collective(asked) => self.team.run(&asked.call()),
+            Target::Neighbours { input, output, dtype } => self.team.neighbours(*input, *output, *dtype),
+            Target::Hypercube { own, all, dtype } => self.team.hypercube(*own, *all, *dtype),
         }
     }
 
@@ -224,15 +247,30 @@ impl Bound<'_> {
         Ok(begun.elapsed())
     }
 
+    /// Starts it, does something else, and waits for it.
+    pub(crate) fn beside(&mut self, something: &mut dyn FnMut()) -> Result<()> {
+        let Target::Collective(asked) = &self.target else {
+            something();
+            return self.run();
+        };
+        // SAFETY: as for `Team::run`; the work is waited for before this returns, or the communicator is aborted.
+        let started = unsafe { self.team.comm.start(&asked.call(), Options::default()) };
+        let waited = started.and_then(|work| {
+            something();
+            work.wait(None)
+        });
+        self.team.given_up(waited)
+    }
+
     /// Starts `calls` of them, then waits for all.
     fn run_together(&mut self, calls: usize) -> Result<()> {
-        let Target::Collective(call) = &self.target else {
+        let Target::Collective(asked) = &self.target else {
             return (0..calls).try_for_each(|_| self.run());
         };
-        let comm = &self.team.comm;
+        let (comm, call) = (&self.team.comm, asked.call());
         // SAFETY: as for `Team::run`; all works are waited for before this returns, or the communicator is aborted.
         let all = (0..calls)
-            .map(|_| unsafe { comm.start(call, Options::default()) })
+            .map(|_| unsafe { comm.start(&call, Options::default()) })
             .collect::<smddp_core::Result<Vec<_>>>();
         let waited = all.and_then(|works| works.iter().try_for_each(|work| work.wait(None)));
         self.team.given_up(waited)
@@ -344,6 +382,6 @@ pub(crate) fn make(
     }
 }
 
-fn side(dtype: DType, side: Option<(usize, usize)>, buffer: &mut Buffer) -> Option<(*mut u8, usize)> {
+fn side(dtype: DType, side: Option<(usize, usize)>, buffer: &mut Buffer) -> Option<Side> {
     side.map(|(first, count)| (buffer.bytes()[first..first + count * dtype.size()].as_mut_ptr(), count))
 }
