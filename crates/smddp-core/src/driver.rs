@@ -170,7 +170,7 @@ impl Driver {
                 Err(Trouble::Device(why)) => {
                     let what = format!("{} on group `{}`", numbered(op.collective, op.seq), self.name);
                     // A rank that failed takes its memory back: then its reason is the one to tell.
-                    let cause = self.examine_faults()?;
+                    let cause = self.examine_faults(Instant::now())?;
                     return Err(cause.unwrap_or(Error::System { what, why }));
                 }
                 Err(Trouble::Peer(why)) => {
@@ -228,7 +228,7 @@ impl Driver {
             }
             if site.handle.released() {
                 // Another rank let all streams go on: the data is not to be trusted. Its reason is on its way.
-                if let Some(error) = self.examine_faults()? {
+                if let Some(error) = self.examine_faults(Instant::now())? {
                     return Err(error);
                 }
                 let enqueued = &self.enqueued[index];
