@@ -59,7 +59,7 @@ impl Net {
         };
         let mut now = Instant::now();
         while !survey.over() && now < until && !self.told() {
-            for (peer, heard) in survey.go_on(TURN) {
+            for (peer, heard) in survey.go_on(TURN, now) {
                 let state = &mut self.state.peers[peer];
                 state.silent = heard == Heard::Silent;
                 state.mute = heard == Heard::Mute;
