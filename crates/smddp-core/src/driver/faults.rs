@@ -76,8 +76,8 @@ impl Driver {
                 return Err(describe::timeout(&self.group, &self.name, op));
             }
         }
-        for enqueued in &self.enqueued {
-            if now.duration_since(enqueued.submitted) >= enqueued.timeout {
+        for enqueued in &mut self.enqueued {
+            if now.duration_since(*enqueued.submitted.get_or_insert(now)) >= enqueued.timeout {
                 return Err(describe::stuck(&self.name, enqueued));
             }
         }
