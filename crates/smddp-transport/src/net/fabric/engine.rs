@@ -210,7 +210,7 @@ const MUTE: Duration = Duration::from_secs(3);
 /// alone, to which a connection is being made.
 const REFUSALS: u32 = 8;
 /// Between two pings.
-const PING: Duration = Duration::from_millis(200);
+pub(super) const PING: Duration = Duration::from_millis(200);
 
 impl Engine {
     /// `peers`: of the largest group to be expected; `budget`: bytes for receive buffers, kept as far as can be.
