@@ -108,13 +108,13 @@ impl Driver {
     }
 
     /// How long nobody may sleep: a device rings no bell.
-    pub(crate) fn nap(&self) -> Duration {
+    pub(crate) fn nap(&self, now: Instant) -> Duration {
         match self.queue.front() {
             Some(op) if op.device.is_some() && op.begun => Duration::from_micros(50),
             _ if !self.enqueued.is_empty() => Duration::from_millis(1),
             // Ever more seldom: a device may hang for good.
             _ => self.releasing.map_or(Duration::MAX, |since| {
-                (since.elapsed() / 100).clamp(Duration::from_millis(1), Duration::from_millis(100))
+                (now.duration_since(since) / 100).clamp(Duration::from_millis(1), Duration::from_millis(100))
             }),
         }
     }
@@ -170,7 +170,7 @@ impl Driver {
                 Err(Trouble::Device(why)) => {
                     let what = format!("{} on group `{}`", numbered(op.collective, op.seq), self.name);
                     // A rank that failed takes its memory back: then its reason is the one to tell.
-                    let cause = self.examine_faults()?;
+                    let cause = self.examine_faults(Instant::now())?;
                     return Err(cause.unwrap_or(Error::System { what, why }));
                 }
                 Err(Trouble::Peer(why)) => {
@@ -207,7 +207,7 @@ impl Driver {
                     number: device.number,
                     seq: op.seq,
                     collective: op.collective,
-                    submitted: op.submitted.unwrap_or_else(Instant::now),
+                    submitted: op.submitted,
                     timeout: op.timeout,
                     work,
                 })
@@ -228,7 +228,7 @@ impl Driver {
             }
             if site.handle.released() {
                 // Another rank let all streams go on: the data is not to be trusted. Its reason is on its way.
-                if let Some(error) = self.examine_faults()? {
+                if let Some(error) = self.examine_faults(Instant::now())? {
                     return Err(error);
                 }
                 let enqueued = &self.enqueued[index];
@@ -268,9 +268,9 @@ impl Driver {
     }
 
     /// The group is dead: lets all streams go on, again and again, because one that goes on may write smaller numbers.
-    pub(crate) fn keep_releasing(&mut self) {
+    pub(crate) fn keep_releasing(&mut self, now: Instant) {
         let Some(since) = self.releasing else { return };
-        let late = since.elapsed() >= RELEASING;
+        let late = now.duration_since(since) >= RELEASING;
         let empty = self.release(late);
         // A stream that stood still so long writes its numbers when it goes on, over those that release.
         if late && empty {
@@ -288,15 +288,15 @@ impl Driver {
     }
 
     /// The group is over: everything that waits ends with `error`, and the others are told.
-    pub(crate) fn fail(&mut self, error: &Error) {
+    pub(crate) fn fail(&mut self, error: &Error, now: Instant) {
         let heard = self.heard.take().filter(|(about, _)| about == error);
         self.recorder.failed(&error.to_string());
         self.group.poison(&heard.map_or_else(|| report::own(self.group.rank(), error), |(_, report)| report));
-        self.end(error);
+        self.end(error, now);
     }
 
     /// All that waits here ends with `error`.
-    pub(crate) fn end(&mut self, error: &Error) {
+    pub(crate) fn end(&mut self, error: &Error, now: Instant) {
         self.group.let_go();
         for mut op in self.queue.drain(..) {
             self.recorder.ended(op.seq, Outcome::Failed, None);
@@ -311,8 +311,8 @@ impl Driver {
             }
         }
         if !self.sites.is_empty() {
-            self.releasing.get_or_insert_with(Instant::now);
-            self.keep_releasing();
+            self.releasing.get_or_insert(now);
+            self.keep_releasing(now);
         }
     }
 }

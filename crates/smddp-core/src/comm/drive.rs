@@ -55,8 +55,9 @@ pub(crate) struct Limit {
 }
 
 impl Limit {
-    pub(crate) fn new(timeout: Option<Duration>) -> Self {
-        Self { until: timeout.and_then(|timeout| Instant::now().checked_add(timeout)), asked: None }
+    /// `None`: never.
+    pub(crate) fn new(until: Option<Instant>) -> Self {
+        Self { until, asked: None }
     }
 
     /// Whether the time is up; or a signal waits, which is looked for a few times a second.
@@ -105,7 +106,7 @@ impl Inner {
         if catch_unwind(AssertUnwindSafe(|| self.die(driver, error))).is_err()
             && let Some(first) = self.poison.get()
         {
-            driver.end(first);
+            driver.end(first, Instant::now());
         }
         None
     }
@@ -119,11 +120,11 @@ impl Inner {
     pub(crate) fn look(&self, driver: &mut Driver) -> bool {
         self.collect(driver);
         if let Some(error) = self.poison.get() {
-            let had = driver.waited_for();
+            let (had, now) = (driver.waited_for(), Instant::now());
             if had {
-                driver.fail(error);
+                driver.fail(error, now);
             }
-            driver.keep_releasing();
+            driver.keep_releasing(now);
             // What tells the others may still be in a queue that moves only when it is looked at.
             return had | (driver.group.busy() && driver.group.turn());
         }
@@ -190,8 +191,8 @@ impl Inner {
     }
 
     /// Looks for reasons why nothing moves.
-    pub(crate) fn examine(&self, driver: &mut Driver) {
-        if let Err(error) = driver.examine(Instant::now()) {
+    pub(crate) fn examine(&self, driver: &mut Driver, now: Instant) {
+        if let Err(error) = driver.examine(now) {
             self.die(driver, error);
         }
     }
@@ -200,7 +201,7 @@ impl Inner {
         let _ = self.poison.set(error);
         if let Some(first) = self.poison.get() {
             log::say(Level::Info, &format!("group `{}` failed: {first}", self.name));
-            driver.fail(first);
+            driver.fail(first, Instant::now());
             if let Some(folder) = &self.config.dump_dir {
                 recorder::write(folder);
             }
@@ -262,7 +263,7 @@ impl Inner {
             }
             // Blocked; or other things go on and on, behind which a call must not wait longer than it may.
             if about_to_sleep.is_some() || rounds.due() {
-                self.examine(driver);
+                self.examine(driver, Instant::now());
                 if let Some(outcome) = self.reached(driver, target) {
                     return Some(outcome);
                 }
@@ -273,7 +274,7 @@ impl Inner {
                     Err(interrupted) => return Some(Err(interrupted)),
                 }
                 if let Some(about_to_sleep) = about_to_sleep.take() {
-                    backoff.nap(&about_to_sleep, &driver.group, limit.left(now).min(driver.nap()));
+                    backoff.nap(&about_to_sleep, &driver.group, limit.left(now).min(driver.nap(now)));
                     continue;
                 }
             }
@@ -289,7 +290,7 @@ impl Inner {
         if self.forks != fork::generation() {
             return Err(Error::Forked { group: self.name.clone() });
         }
-        let mut limit = Limit::new(timeout);
+        let mut limit = Limit::new(timeout.and_then(|timeout| Instant::now().checked_add(timeout)));
         let mut nap = Duration::from_micros(50);
         while !target.is_seen() {
             if let Some(mut driver) = self.try_drive() {
@@ -313,7 +314,7 @@ impl Inner {
 
     /// Drives for so long at most, and only where no other thread waits here. No signal ends it.
     pub(super) fn drive_to(self: &Arc<Self>, target: &Target<'_>, limit: Duration) {
-        let mut limit = Limit::new(Some(limit));
+        let mut limit = Limit::new(Instant::now().checked_add(limit));
         while let Some(mut driver) = self.drive_soon() {
             let outcome = self.drive(&mut driver, target, &mut limit);
             self.leave(driver);
@@ -330,5 +331,22 @@ impl Inner {
         if pending || self.has_items() {
             progress::register(self);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_gives_up_once_its_time_is_up_and_no_moment_earlier() {
+        let (now, time) = (Instant::now(), Duration::from_secs(9));
+        let mut limit = Limit::new(Some(now + time));
+        for (waited, over) in [(Duration::ZERO, false), (time - Duration::from_nanos(1), false), (time, true)]
+        {
+            assert_eq!(limit.over(now + waited), Ok(over), "{waited:?}");
+            assert_eq!(limit.left(now + waited), time - waited);
+        }
+        assert_eq!(Limit::new(None).over(now + 1000 * time), Ok(false));
     }
 }

@@ -456,7 +456,7 @@ impl Communicator {
             Some(mut driver) => {
                 inner.guard(&mut driver, |driver| {
                     inner.look(driver);
-                    inner.poison.get().map(|error| driver.fail(error))
+                    inner.poison.get().map(|error| driver.fail(error, Instant::now()))
                 });
             }
             // Whoever drives sees it at its next look.
@@ -529,7 +529,7 @@ impl Communicator {
         {
             inner.turn(&mut driver);
             if !fresh {
-                driver.fail(error);
+                driver.fail(error, Instant::now());
             }
         }
         driver.group.leave();

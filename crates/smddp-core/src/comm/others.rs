@@ -1,5 +1,7 @@
 //! What a communicator knows of its other ranks, and none of it while another thread waits in it.
 
+use std::time::Instant;
+
 use smddp_transport::Fault;
 
 use super::Communicator;
@@ -14,8 +16,9 @@ impl Communicator {
         let Some(mut driver) = self.0.try_drive() else { return Vec::new() };
         // Nobody may have looked since.
         self.0.turn(&mut driver);
-        driver.group.look_after(awaited);
-        let faults = driver.group.faults();
+        let now = Instant::now();
+        driver.group.look_after(awaited, now);
+        let faults = driver.group.faults(now);
         let named = |error: &Error| match error {
             Error::PeerLost { rank, .. } => Some(*rank),
             _ => None,

@@ -5,7 +5,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use smddp_transport::fork::PerProcess;
 
@@ -92,8 +92,9 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
             let pending = comm.guard(&mut driver, |driver| {
                 moved |= comm.look(driver);
                 if late {
-                    comm.examine(driver);
-                    at_most = at_most.min(driver.nap()).min(longest(&driver.group, &mut fds));
+                    let now = Instant::now();
+                    comm.examine(driver, now);
+                    at_most = at_most.min(driver.nap(now)).min(longest(&driver.group, &mut fds));
                 }
                 driver.group.flush();
                 driver.pending() || comm.has_items()

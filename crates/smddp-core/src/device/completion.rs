@@ -15,7 +15,8 @@ pub(crate) struct Enqueued {
     pub(crate) number: u64,
     pub(crate) seq: u64,
     pub(crate) collective: Collective,
-    pub(crate) submitted: Instant,
+    /// `None` until that is asked for.
+    pub(crate) submitted: Option<Instant>,
     pub(crate) timeout: Duration,
     pub(crate) work: Option<Arc<Shared>>,
 }

@@ -24,21 +24,24 @@ const DEATH_IS_TOLD: Duration = Duration::from_secs(1);
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 impl Driver {
-    pub(super) fn examine_faults(&mut self) -> Result<Option<Error>, Error> {
-        let faults = self.group.faults();
+    pub(super) fn examine_faults(&mut self, now: Instant) -> Result<Option<Error>, Error> {
+        let faults = self.group.faults(now);
         Ok(self.judge(&faults, false).err())
     }
 
     /// Something went wrong at another rank. If it is dead, that is the reason; this process hears of it soon.
     pub(super) fn await_faults(&mut self) -> Result<(), Error> {
         let begun = Instant::now();
-        while begun.elapsed() < DEATH_IS_TOLD {
-            if let Some(error) = self.examine_faults()? {
+        loop {
+            let now = Instant::now();
+            if let Some(error) = self.examine_faults(now)? {
                 return Err(error);
+            }
+            if now - begun >= DEATH_IS_TOLD {
+                return Ok(());
             }
             std::thread::sleep(Duration::from_millis(1));
         }
-        Ok(())
     }
 
     /// Looks for reasons why what is waited for does not come: the dead, the gone, and passed deadlines. Called when blocked,
@@ -50,7 +53,7 @@ impl Driver {
                 self.differ(seq, mine, found)?;
             }
         }
-        let faults = self.group.faults();
+        let faults = self.group.faults(now);
         if !faults.is_empty() {
             // Whoever left may have published what we wait for just before.
             let moved = self.poll()?;
@@ -66,15 +69,15 @@ impl Driver {
             let since = *op.submitted.get_or_insert(now);
             if now.duration_since(since) >= op.timeout {
                 self.group.survey();
-                // Another rank may have found the cause meanwhile.
-                let faults = self.group.faults();
+                // Another rank may have found the cause meanwhile: that took its time.
+                let faults = self.group.faults(Instant::now());
                 self.judge(&faults, false)?;
                 let Some(op) = self.queue.front() else { return Ok(()) };
                 return Err(describe::timeout(&self.group, &self.name, op));
             }
         }
-        for enqueued in &self.enqueued {
-            if now.duration_since(enqueued.submitted) >= enqueued.timeout {
+        for enqueued in &mut self.enqueued {
+            if now.duration_since(*enqueued.submitted.get_or_insert(now)) >= enqueued.timeout {
                 return Err(describe::stuck(&self.name, enqueued));
             }
         }

@@ -156,38 +156,41 @@ impl Meeting<'_> {
                 return Err(failure.map_or_else(|| self.late(tree), |failure| Ok(self.told(failure)))?);
             }
             if now >= next {
-                if self.look(pending, tree)? {
+                if self.look(pending, tree, now)? {
                     pause = FIRST_PAUSE;
                 }
                 next = Instant::now() + pause;
                 pause = (2 * pause).min(longest);
             }
             if now >= next_knock {
-                self.knock(tree)?;
+                self.knock(tree, now)?;
                 next_knock = Instant::now() + KNOCK_PAUSE.max(FOR_EACH_RANK * self.size as u32);
             }
             if interrupted() {
                 return Err(Error::Interrupted);
             }
-            if let Some(outcome) = tree.go_on(next.saturating_duration_since(Instant::now())) {
+            // The store may have taken its time.
+            let now = Instant::now();
+            if let Some(outcome) = tree.go_on(now) {
                 let outcome = outcome.clone();
                 self.carry_down(tree)?;
                 return outcome.map_err(|failure| self.told(failure));
             }
+            tree.wait(next.saturating_duration_since(now), now);
         }
     }
 
     /// What the store has for this rank; whether there was anything.
-    fn look(&self, pending: &mut Pending, tree: &mut CardTree) -> Result<bool> {
+    fn look(&self, pending: &mut Pending, tree: &mut CardTree, now: Instant) -> Result<bool> {
         let mut moved = false;
-        if let Some(parent) = tree.parent().filter(|_| tree.is_lost()) {
+        if let Some(parent) = tree.parent().filter(|_| tree.is_lost(now)) {
             // One question for both.
             let mut keys = vec![key("card", 0), key("card", parent)];
             keys.dedup();
             if self.store.has(&keys)? {
                 let addresses = keys.iter().map(|key| self.store.get(key)).collect::<Result<Vec<_>>>()?;
                 let (first, last) = (&addresses[0], &addresses[addresses.len() - 1]);
-                moved = pending.call_parent(tree, first, last)?;
+                moved = pending.call_parent(tree, first, last, now)?;
             }
         }
         if let Some((words, why)) = tree.to_carry_up() {
@@ -204,7 +207,7 @@ impl Meeting<'_> {
             moved = true;
         }
         // Who has no connection says so here, but not at once.
-        for child in if self.begun.elapsed() >= UNREACHED { tree.unconnected() } else { Vec::new() } {
+        for child in if now - self.begun >= UNREACHED { tree.unconnected() } else { Vec::new() } {
             if self.there(&key("up", child))? {
                 tree.carried_up(child, &self.take(&key("up", child))?);
                 moved = true;
@@ -217,7 +220,7 @@ impl Meeting<'_> {
     }
 
     /// Whether those of whom nothing is heard are still there. Who gave up and said so may come again.
-    fn knock(&self, tree: &mut CardTree) -> Result<()> {
+    fn knock(&self, tree: &mut CardTree, now: Instant) -> Result<()> {
         if let Some(Known { group, ranks }) = self.known {
             let late: Vec<usize> =
                 tree.waits_for().iter().filter_map(|&rank| ranks.get(rank).copied()).collect();
@@ -234,7 +237,7 @@ impl Meeting<'_> {
             if self.there(&card)? && !self.there(&key("failed", rank))? {
                 let wrong =
                     |why| Error::Topology(format!("making group `{}`: rank {rank} has {why}", self.name));
-                tree.knock(rank, &self.store.get(&card)?, self.patience).map_err(wrong)?;
+                tree.knock(rank, &self.store.get(&card)?, self.patience, now).map_err(wrong)?;
             }
         }
         Ok(())

@@ -73,9 +73,15 @@ impl Pending {
     }
 
     /// Has it call its parent: addresses of rank 0 and of the parent. Whether the parent's is a new one.
-    pub(crate) fn call_parent(&mut self, tree: &mut CardTree, first: &[u8], parent: &[u8]) -> Result<bool> {
+    pub(crate) fn call_parent(
+        &mut self,
+        tree: &mut CardTree,
+        first: &[u8],
+        parent: &[u8],
+        now: Instant,
+    ) -> Result<bool> {
         let making = |why| Error::Topology(format!("making group `{}`: {why}", self.name));
-        self.prepared.call_parent(tree, first, parent).map_err(making)
+        self.prepared.call_parent(tree, first, parent, now).map_err(making)
     }
 
     /// What rank 0's card says lets others be heard here, before they have all cards: where [`Pending::connect`] is not the next

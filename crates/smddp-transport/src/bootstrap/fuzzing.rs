@@ -73,7 +73,11 @@ pub fn bootstrap(bytes: &[u8]) {
                 };
                 others.push((stream, other));
             }
-            1 => drop(tree.call(token.clone(), &postcard::to_allocvec(&parent).expect("bytes"))),
+            1 => drop(tree.call(
+                token.clone(),
+                &postcard::to_allocvec(&parent).expect("bytes"),
+                Instant::now(),
+            )),
             2 => tree.carried_up(CHILD, script.take(usize::from(step))),
             3 if tree.outcome.is_none() => tree.carried_down(script.take(usize::from(step))),
             4 if !others.is_empty() => drop(others.remove(script.below(others.len()))),
@@ -91,7 +95,7 @@ pub fn bootstrap(bytes: &[u8]) {
         if let Ok((stream, _)) = listener.accept() {
             others.push((stream, Other::Parent));
         }
-        if let Some(Ok(cards)) = tree.go_on(Duration::ZERO) {
+        if let Some(Ok(cards)) = tree.go_on(Instant::now()) {
             assert_eq!(cards.len(), SIZE);
         }
         for (stream, other) in &mut others {
@@ -105,5 +109,5 @@ pub fn bootstrap(bytes: &[u8]) {
         assert!(tree.callers.len() <= CALLERS && tree.children.keys().all(|&child| child == CHILD));
     }
     // Nobody is called there.
-    let _ = (tree.call(token, bytes), shared(bytes).is_ok());
+    let _ = (tree.call(token, bytes, Instant::now()), shared(bytes).is_ok());
 }

@@ -45,7 +45,7 @@ impl Knock {
     }
 
     /// Its address was read once more and is still the same: knocks there. Whether nobody is there any more.
-    pub(super) fn finds_nobody(&mut self, mine: &TreeAddress, patience: Duration) -> bool {
+    pub(super) fn finds_nobody(&mut self, mine: &TreeAddress, patience: Duration, now: Instant) -> bool {
         if self.socket.is_some() {
             return false;
         }
@@ -53,14 +53,14 @@ impl Knock {
         let twice = self.refused.is_some();
         match dial(&self.address, mine) {
             Ok(socket) => self.socket = Some(socket),
-            Err(error) => self.took(&error),
+            Err(error) => self.took(&error, now),
         }
-        self.look();
-        twice && self.refused.is_some_and(|since| self.stood || since.elapsed() >= patience)
+        self.look(now);
+        twice && self.refused.is_some_and(|since| self.stood || now.duration_since(since) >= patience)
     }
 
     /// What became of the connection.
-    pub(super) fn look(&mut self) {
+    pub(super) fn look(&mut self, now: Instant) {
         let Some(socket) = self.socket.as_deref() else { return };
         let outcome = rustix::io::read(socket, &mut [0_u8; 64]).map_err(io::Error::from);
         match outcome {
@@ -74,16 +74,16 @@ impl Knock {
             Ok(0) => self.socket = None,
             Err(error) => {
                 self.socket = None;
-                self.took(&error);
+                self.took(&error, now);
             }
         }
     }
 
     /// No connection came of it.
-    fn took(&mut self, error: &io::Error) {
+    fn took(&mut self, error: &io::Error, now: Instant) {
         match error.kind() {
             ErrorKind::ConnectionRefused => {
-                self.refused.get_or_insert_with(Instant::now);
+                self.refused.get_or_insert(now);
             }
             // Its queue is full: somebody listens.
             ErrorKind::WouldBlock => (self.stood, self.refused) = (true, None),

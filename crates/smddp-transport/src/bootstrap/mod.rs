@@ -209,17 +209,17 @@ impl CardTree {
     }
 
     /// Whether the addresses of rank 0 and of the parent are still to come, or to be read again.
-    pub fn is_lost(&self) -> bool {
+    pub fn is_lost(&self, now: Instant) -> bool {
         match &self.above {
             Above::Unknown => true,
-            Above::Calling { call, .. } => call.read.elapsed() >= DOUBTED,
+            Above::Calling { call, .. } => now.duration_since(call.read) >= DOUBTED,
             _ => false,
         }
     }
 
     /// `token`: what came of what rank 0 shares; `parent`: the address of the parent. Whether it is a new one.
-    pub(crate) fn call(&mut self, token: Arc<Token>, parent: &[u8]) -> Result<bool, String> {
-        let (address, now) = (parse_address(parent)?, Instant::now());
+    pub(crate) fn call(&mut self, token: Arc<Token>, parent: &[u8], now: Instant) -> Result<bool, String> {
+        let address = parse_address(parent)?;
         self.token = Some(token);
         // The same again is no new beginning.
         let (since, next, stood, new) = match &self.above {
@@ -261,7 +261,13 @@ impl CardTree {
 
     /// What the store has as the address of a rank that is doubted. One at which somebody listened and nobody does any more is of a
     /// rank that is gone; one at which nobody ever did may be of an earlier attempt, and is given so long: `patience`.
-    pub fn knock(&mut self, rank: usize, bytes: &[u8], patience: Duration) -> Result<(), String> {
+    pub fn knock(
+        &mut self,
+        rank: usize,
+        bytes: &[u8],
+        patience: Duration,
+        now: Instant,
+    ) -> Result<(), String> {
         let stood = match &self.above {
             Above::Calling { call, .. } => self.parent() == Some(rank) && call.stood && call.bytes == bytes,
             _ => false,
@@ -271,7 +277,7 @@ impl CardTree {
         }
         if let Some(knock) = self.knocks.get_mut(&rank) {
             knock.stood |= stood || knock.came_after(&self.address);
-            if knock.finds_nobody(&self.address, patience) {
+            if knock.finds_nobody(&self.address, patience, now) {
                 self.fail(Failure::lost(rank, "ended, or gave up, before the group was made".to_owned()));
             }
         }
@@ -325,13 +331,12 @@ impl CardTree {
         self.outcome.as_ref().map(|outcome| (carried.collect(), downward(outcome)))
     }
 
-    /// Moves on what can be moved, waiting for it that long at most; what came of it, once all children have it too.
-    pub fn go_on(&mut self, at_most: Duration) -> Option<&Outcome> {
-        self.wait(at_most);
-        self.admit();
+    /// Moves on what can be moved; what came of it, once all children have it too.
+    pub fn go_on(&mut self, now: Instant) -> Option<&Outcome> {
+        self.admit(now);
         self.hear_children();
-        self.call_parent();
-        self.knocks.values_mut().for_each(Knock::look);
+        self.call_parent(now);
+        self.knocks.values_mut().for_each(|knock| knock.look(now));
         if self.rank == 0 && self.outcome.is_none() && self.cards.len() == self.size {
             let cards = std::mem::take(&mut self.cards);
             self.finish(Ok(cards.into_values().collect()));
@@ -370,16 +375,15 @@ impl CardTree {
         self.size * LARGEST_CARD
     }
 
-    fn wait(&self, at_most: Duration) {
+    /// Waits until something can be moved, from `now` on for that long at most.
+    pub fn wait(&self, at_most: Duration, now: Instant) {
         let (parent, at_most) = match &self.above {
             Above::Talking { talk, .. } => (Some(talk), at_most),
-            Above::Calling { next, .. } => {
-                (None, at_most.min(next.saturating_duration_since(Instant::now())))
-            }
+            Above::Calling { next, .. } => (None, at_most.min(next.saturating_duration_since(now))),
             _ => (None, at_most),
         };
         // Callers keep what they say until they can be heard, and listeners their queues.
-        let heard = if self.hears() { self.callers.as_slice() } else { &[] };
+        let heard = if self.hears(now) { self.callers.as_slice() } else { &[] };
         let talks = self.talks().chain(parent).chain(heard);
         let talks = talks.map(|talk| PollFd::from_borrowed_fd(talk.as_fd(), talk.events()));
         let open = if self.callers.len() < CALLERS { self.listeners.as_slice() } else { &[] };
@@ -392,16 +396,16 @@ impl CardTree {
     }
 
     /// Callers that say whose child they are, and what it has.
-    fn admit(&mut self) {
+    fn admit(&mut self, now: Instant) {
         for listener in &self.listeners {
             // What this process lacks (descriptors) may come back: whoever waits goes on waiting.
             while self.callers.len() < CALLERS
-                && let Ok(talk) = Talk::accept(listener.as_fd())
+                && let Ok(talk) = Talk::accept(listener.as_fd(), now)
             {
                 self.callers.push(talk);
             }
         }
-        if !self.hears() {
+        if !self.hears(now) {
             return;
         }
         for mut talk in std::mem::take(&mut self.callers) {
@@ -427,17 +431,17 @@ impl CardTree {
             }
         }
         if self.callers.len() == CALLERS {
-            self.callers.retain(|caller| caller.since.elapsed() < SILENCE);
+            self.callers.retain(|caller| now.duration_since(caller.since) < SILENCE);
         }
     }
 
     /// Whether callers are answered: once this rank's own way up stands, or it is known that there will be none soon.
-    fn hears(&self) -> bool {
+    fn hears(&self, now: Instant) -> bool {
         match &self.above {
             Above::Nobody | Above::Unreached { .. } => true,
             Above::Unknown => false,
-            Above::Calling { call, .. } => call.since.elapsed() >= 2 * DOUBTED,
-            Above::Talking { talk, call } => talk.known() || call.since.elapsed() >= 2 * DOUBTED,
+            Above::Calling { call, .. } => now.duration_since(call.since) >= 2 * DOUBTED,
+            Above::Talking { talk, call } => talk.known() || now.duration_since(call.since) >= 2 * DOUBTED,
         }
     }
 
@@ -467,8 +471,7 @@ impl CardTree {
     }
 
     /// A call that did not come through is made again for a while.
-    fn call_parent(&mut self) {
-        let now = Instant::now();
+    fn call_parent(&mut self, now: Instant) {
         if let Above::Talking { talk, call } = &self.above
             && !talk.known()
             && now.duration_since(call.since) >= UNREACHED
@@ -480,7 +483,7 @@ impl CardTree {
             (&self.above, &self.token)
             && now >= *next
         {
-            let talk = Talk::call(address, &self.address, self.rank, token);
+            let talk = Talk::call(address, &self.address, self.rank, token, now);
             let above = std::mem::replace(&mut self.above, Above::Unreached { carried: false });
             let Above::Calling { call, .. } = above else { return };
             match talk {
@@ -493,10 +496,10 @@ impl CardTree {
                 }
             }
         }
-        self.talk_to_parent();
+        self.talk_to_parent(now);
     }
 
-    fn talk_to_parent(&mut self) {
+    fn talk_to_parent(&mut self, now: Instant) {
         let failed = matches!(self.outcome, Some(Err(_)));
         let (most, ready) = (self.most(), !self.told && (failed || self.awaited().is_empty()));
         let upward = if ready { self.upward() } else { Vec::new() };
@@ -524,7 +527,7 @@ impl CardTree {
                 let Above::Talking { mut call, talk } = above else { return };
                 call.stood |= talk.stood();
                 (self.told, self.trouble) = (false, error.to_string());
-                self.above = Above::Calling { call, next: Instant::now() + PAUSE };
+                self.above = Above::Calling { call, next: now + PAUSE };
             }
         }
     }
@@ -626,6 +629,9 @@ mod tests {
     use crate::fuzzing::feed::means;
     use crate::joint::Prepared;
 
+    /// The shortest time there is.
+    const MOMENT: Duration = Duration::from_nanos(1);
+
     fn trees(size: usize) -> Vec<CardTree> {
         let rank = |rank| Prepared::new(rank, size, Vec::new(), &means(rank)).unwrap();
         (0..size).map(|one| rank(one).tree().unwrap()).collect()
@@ -638,7 +644,9 @@ mod tests {
         while found.iter().any(Option::is_none) {
             assert!(begun.elapsed() < Duration::from_secs(60), "it goes on for ever");
             for (tree, found) in trees.iter_mut().zip(&mut found) {
-                *found = tree.go_on(Duration::from_micros(100)).cloned().or(found.take());
+                let now = Instant::now();
+                tree.wait(Duration::from_micros(100), now);
+                *found = tree.go_on(now).cloned().or(found.take());
             }
         }
         found.into_iter().flatten().collect()
@@ -649,7 +657,7 @@ mod tests {
             let parent = trees[rank].parent().unwrap();
             let address = trees[parent].address();
             let token = trees[0].token.clone().unwrap();
-            assert!(trees[rank].call(token, &address).unwrap());
+            assert!(trees[rank].call(token, &address, Instant::now()).unwrap());
         }
     }
 
@@ -685,13 +693,13 @@ mod tests {
             // In the name of rank 9, whose parent is rank 8.
             let (token, address) = (trees[0].token.clone().unwrap(), trees[8].address());
             let address = parse_address(&address).unwrap();
-            let mut child = Talk::call(&address, &trees[9].address, 9, &token).unwrap();
+            let mut child = Talk::call(&address, &trees[9].address, 9, &token, Instant::now()).unwrap();
             child.say(words);
             trees.truncate(9);
             while !(child.greet(&address.id, None).unwrap() && child.said()) {
                 child.write().unwrap();
                 for tree in &mut trees {
-                    let _ = tree.go_on(Duration::ZERO);
+                    let _ = tree.go_on(Instant::now());
                 }
             }
             for outcome in outcomes(&mut trees) {
@@ -708,39 +716,92 @@ mod tests {
         while !matches!(&trees[9].above, Above::Talking { talk, .. } if talk.known()) {
             // Without the others, for which rank 0 waits.
             for rank in [0, 8, 9] {
-                let _ = trees[rank].go_on(Duration::ZERO);
+                let _ = trees[rank].go_on(Instant::now());
             }
         }
-        trees[8].go_on(Duration::ZERO);
+        trees[8].go_on(Instant::now());
         trees.truncate(9);
         for outcome in outcomes(&mut trees) {
             assert_eq!(outcome.unwrap_err().lost, Some(9));
         }
     }
 
-    #[test]
-    fn a_rank_that_goes_before_it_has_called_is_lost_at_once_if_it_was_seen_and_after_a_while_if_not() {
-        for (seen, patience, lost) in
-            [(true, Duration::MAX, Some(9)), (false, Duration::MAX, None), (false, Duration::ZERO, Some(9))]
-        {
-            let mut trees = trees(10);
-            // Before this one, so that it may be of an earlier attempt.
-            trees[9].address.made = 0;
-            let address = trees[9].address();
-            assert!(trees[8].doubted().contains(&9));
-            if seen {
-                trees[8].knock(9, &address, patience).unwrap();
-                assert!(!trees[8].doubted().contains(&9), "its end would be seen");
-            }
-            trees.truncate(9);
-            for _ in 0..4 {
-                let _ = trees[8].go_on(Duration::ZERO);
-                if trees[8].doubted().contains(&9) {
-                    trees[8].knock(9, &address, patience).unwrap();
-                }
-            }
-            assert_eq!(trees[8].failure().and_then(|failure| failure.lost), lost, "seen: {seen}");
+    /// Rank 8 of ten, and the address of rank 9, which is gone and came before it: so it may be of an earlier attempt.
+    fn without_the_last(seen: Option<Instant>) -> (CardTree, Vec<u8>) {
+        let mut trees = trees(10);
+        trees[9].address.made = 0;
+        let address = trees[9].address();
+        assert!(trees[8].doubted().contains(&9));
+        if let Some(now) = seen {
+            trees[8].knock(9, &address, Duration::MAX, now).unwrap();
+            assert!(!trees[8].doubted().contains(&9), "its end would be seen");
         }
+        (trees.swap_remove(8), address)
+    }
+
+    fn lost(tree: &CardTree) -> Option<usize> {
+        tree.failure().and_then(|failure| failure.lost)
+    }
+
+    #[test]
+    fn a_rank_that_was_seen_and_goes_before_it_has_called_is_lost_at_once() {
+        let now = Instant::now();
+        let (mut tree, address) = without_the_last(Some(now));
+        for _ in 0..4 {
+            let _ = tree.go_on(now);
+            if tree.doubted().contains(&9) {
+                tree.knock(9, &address, Duration::MAX, now).unwrap();
+            }
+        }
+        assert_eq!(lost(&tree), Some(9));
+    }
+
+    #[test]
+    fn a_rank_that_nobody_saw_is_lost_once_nobody_was_there_for_so_long_and_no_moment_earlier() {
+        let (now, patience) = (Instant::now(), Duration::from_secs(5));
+        let (mut tree, address) = without_the_last(None);
+        for waited in [Duration::ZERO, patience - MOMENT] {
+            tree.knock(9, &address, patience, now + waited).unwrap();
+            assert_eq!(lost(&tree), None, "{waited:?}");
+        }
+        tree.knock(9, &address, patience, now + patience).unwrap();
+        assert_eq!(lost(&tree), Some(9));
+    }
+
+    #[test]
+    fn a_parent_that_does_not_answer_is_not_reached_once_its_time_is_up_and_no_moment_earlier() {
+        let (mut trees, now) = (trees(2), Instant::now());
+        let (token, address) = (trees[0].token.clone().unwrap(), trees[0].address());
+        assert!(trees[1].call(token.clone(), &address, now).unwrap());
+        for (waited, lost) in [(DOUBTED - MOMENT, false), (DOUBTED, true)] {
+            assert_eq!(trees[1].is_lost(now + waited), lost, "its address is to be read again: {waited:?}");
+        }
+        // The same address, read again, is no new beginning.
+        assert!(!trees[1].call(token, &address, now + DOUBTED).unwrap());
+        assert!(!trees[1].is_lost(now + DOUBTED));
+        for waited in [DOUBTED, UNREACHED - MOMENT] {
+            assert_eq!(trees[1].go_on(now + waited), None);
+            assert_eq!(trees[1].to_carry_up(), None, "{waited:?}");
+        }
+        assert_eq!(trees[1].go_on(now + UNREACHED), None);
+        assert_eq!(trees[1].to_carry_up().unwrap().1, "it does not answer");
+    }
+
+    #[test]
+    fn strangers_that_take_all_the_room_make_some_once_they_were_silent_for_so_long_and_no_moment_earlier() {
+        let (mut trees, now) = (trees(2), Instant::now());
+        let mut strangers = Vec::new();
+        for _ in 0..CALLERS {
+            strangers.push(stranger(&trees[0]));
+            let _ = trees[0].go_on(now);
+        }
+        for (waited, left) in
+            [(Duration::ZERO, CALLERS), (SILENCE - MOMENT, CALLERS), (SILENCE, 0), (2 * SILENCE, 0)]
+        {
+            let _ = trees[0].go_on(now + waited);
+            assert_eq!(trees[0].callers.len(), left, "{waited:?}");
+        }
+        drop(strangers);
     }
 
     #[test]
@@ -749,7 +810,7 @@ mod tests {
         let address = trees[9].address();
         trees.truncate(9);
         for _ in 0..2 {
-            trees[8].knock(9, &address, Duration::MAX).unwrap();
+            trees[8].knock(9, &address, Duration::MAX, Instant::now()).unwrap();
         }
         assert_eq!(trees[8].failure().and_then(|failure| failure.lost), Some(9));
     }
@@ -758,12 +819,12 @@ mod tests {
     fn a_rank_that_comes_again_is_not_the_one_that_went() {
         let mut trees = trees(10);
         let address = trees[9].address();
-        trees[8].knock(9, &address, Duration::MAX).unwrap();
+        trees[8].knock(9, &address, Duration::MAX, Instant::now()).unwrap();
         trees.truncate(9);
         let again = Prepared::new(9, 10, Vec::new(), &means(9)).unwrap().tree().unwrap();
         for _ in 0..4 {
-            let _ = trees[8].go_on(Duration::ZERO);
-            trees[8].knock(9, &again.address(), Duration::MAX).unwrap();
+            let _ = trees[8].go_on(Instant::now());
+            trees[8].knock(9, &again.address(), Duration::MAX, Instant::now()).unwrap();
         }
         assert_eq!(trees[8].failure(), None);
         assert!(!trees[8].doubted().contains(&9));

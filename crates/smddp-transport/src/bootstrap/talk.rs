@@ -59,7 +59,7 @@ fn stranger(why: &str) -> io::Error {
 }
 
 impl Talk {
-    fn new(socket: Uninherited<OwnedFd>, standing: Standing) -> Self {
+    fn new(socket: Uninherited<OwnedFd>, standing: Standing, now: Instant) -> Self {
         // Unix sockets have nothing to delay.
         let _ = sockopt::set_tcp_nodelay(&*socket, true);
         let out = match &standing {
@@ -67,13 +67,13 @@ impl Talk {
             _ => Vec::new(),
         };
         let (later, heard) = (Vec::new(), Vec::new());
-        Self { socket, standing, from: 0, since: Instant::now(), out, sent: 0, later, heard }
+        Self { socket, standing, from: 0, since: now, out, sent: 0, later, heard }
     }
 
     /// Whoever waits at that listener, which does not block; an error: nobody, or this process lacks something.
-    pub(super) fn accept(listener: impl AsFd) -> io::Result<Self> {
+    pub(super) fn accept(listener: impl AsFd, now: Instant) -> io::Result<Self> {
         let socket = Uninherited::new(rustix::net::accept_with(listener, FLAGS)?);
-        Ok(Self::new(socket, Standing::Called))
+        Ok(Self::new(socket, Standing::Called, now))
     }
 
     /// Rank `from`, with the address `mine`, calls whoever has that one.
@@ -82,9 +82,10 @@ impl Talk {
         mine: &TreeAddress,
         from: usize,
         token: &Arc<Token>,
+        now: Instant,
     ) -> io::Result<Self> {
         let claim = Claim::new(token, &hello(from, &to.id))?;
-        Ok(Self::new(dial(to, mine)?, Standing::Calling(claim)))
+        Ok(Self::new(dial(to, mine)?, Standing::Calling(claim), now))
     }
 
     /// One frame, which goes to nobody who has not the token.

@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::interface::{Family, Wanted};
 use crate::joint::{Between, Means, Prepared};
@@ -192,6 +192,11 @@ impl Feed {
 
     /// One round of what a rank does that waits; what is wrong by now.
     pub(crate) fn turn(&mut self) -> Vec<Fault> {
+        self.turn_at(Instant::now())
+    }
+
+    /// The same at that time.
+    pub(crate) fn turn_at(&mut self, now: Instant) -> Vec<Fault> {
         self.group.turn();
         if self.written < MESSAGES
             && let Some(cell) = self.group.cell(0)
@@ -231,7 +236,7 @@ impl Feed {
                 self.streams.swap_remove(at);
             }
         }
-        self.group.faults()
+        self.group.faults(now)
     }
 
     /// Turns until something is wrong, or `streams` were read to the end and nothing is.

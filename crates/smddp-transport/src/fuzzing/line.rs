@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use crate::lock;
 use crate::net::frame::{CLASSES, Frame};
@@ -30,11 +31,11 @@ pub(super) enum Order {
 
 /// What is under way.
 #[derive(Default)]
-pub(super) struct Line {
+pub(crate) struct Line {
     /// By peer and class.
     pub(super) coming: Vec<[VecDeque<Item>; CLASSES]>,
     /// (ticket, payload, bytes) of what was sent.
-    pub(super) going: Vec<(Ticket, *const u8, usize)>,
+    pub(crate) going: Vec<(Ticket, *const u8, usize)>,
     pub(super) orders: Vec<Order>,
 }
 
@@ -42,15 +43,15 @@ pub(super) struct Line {
 unsafe impl Send for Line {}
 
 #[derive(Clone)]
-pub(super) struct Shared(pub(super) Arc<Mutex<Line>>);
+pub(crate) struct Shared(pub(super) Arc<Mutex<Line>>);
 
 impl Shared {
-    pub(super) fn new(size: usize) -> Self {
+    pub(crate) fn new(size: usize) -> Self {
         let coming = (0..size).map(|_| Default::default()).collect();
         Self(Arc::new(Mutex::new(Line { coming, ..Line::default() })))
     }
 
-    pub(super) fn with<T>(&self, of: impl FnOnce(&mut Line) -> T) -> T {
+    pub(crate) fn with<T>(&self, of: impl FnOnce(&mut Line) -> T) -> T {
         of(&mut lock(&self.0))
     }
 }
@@ -117,7 +118,7 @@ impl Wire for Shared {
         })
     }
 
-    fn watch(&mut self, _: usize, _: bool) {}
+    fn watch(&mut self, _: usize, _: bool, _: Instant) {}
 
     fn broken(&self) -> Vec<Broken> {
         Vec::new()

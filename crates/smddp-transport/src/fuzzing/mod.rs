@@ -9,7 +9,7 @@ mod device;
 mod fabric;
 pub(crate) mod feed;
 mod headers;
-mod line;
+pub(crate) mod line;
 mod rank;
 mod script;
 mod shm;

@@ -1,6 +1,7 @@
 //! A rank that keeps to the rules, over a wire that brings it anything.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use super::script::Script;
 use crate::net::channels::{Net, Uplink};
@@ -173,7 +174,7 @@ impl Rank {
         let _ = (self.net.busy(), self.net.name(), self.net.interest(&mut Vec::new()));
         if script.yes() {
             // A fault ends the group; some go on for a while.
-            self.failed |= !self.net.faults().is_empty() && script.yes();
+            self.failed |= !self.net.faults(Instant::now()).is_empty() && script.yes();
         }
     }
 

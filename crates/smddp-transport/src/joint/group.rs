@@ -2,7 +2,7 @@
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::reach::{InletRoute, OutletRoute, Reach, Routes, Wired};
 use crate::net::channels::Net;
@@ -306,22 +306,22 @@ impl Group {
     }
 
     /// Anybody who is gone, left or declared the group dead. Called while this rank waits: the ranks that it waits for
-    /// are looked after from now on, if they were not before.
-    pub fn faults(&mut self) -> Vec<Fault> {
+    /// are looked after from `now` on, if they were not before.
+    pub fn faults(&mut self, now: Instant) -> Vec<Fault> {
         let mut faults = self.near.faults();
         if let Some(far) = &mut self.far {
             faults.iter_mut().for_each(|fault| self.reach.fault_globally(fault));
-            faults.extend(far.net.faults());
+            faults.extend(far.net.faults(now));
         }
         faults
     }
 
-    /// Ranks that this one waits for elsewhere than in this group: their deaths are noticed from now on, too, if this is
+    /// Ranks that this one waits for elsewhere than in this group: their deaths are noticed from `now` on, too, if this is
     /// called again and again.
-    pub fn look_after(&mut self, ranks: &[usize]) {
+    pub fn look_after(&mut self, ranks: &[usize], now: Instant) {
         let Some(far) = &mut self.far else { return };
         let elsewhere = ranks.iter().filter(|&&rank| self.reach.local(rank).is_none());
-        elsewhere.for_each(|&rank| far.net.look_after(rank));
+        elsewhere.for_each(|&rank| far.net.look_after(rank, now));
     }
 
     /// Tells the others that this group is dead and why, in [`crate::LONGEST_WHY`] bytes; more is cut off.

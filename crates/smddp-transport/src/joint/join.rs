@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::group::Group;
 use super::means::{Between, Means};
@@ -81,7 +82,13 @@ impl Prepared {
 
     /// Has it call its parent: `first` is rank 0's address in the tree, `parent` the parent's. Whether that is a new one; an
     /// error says what is wrong with which of them.
-    pub fn call_parent(&mut self, tree: &mut CardTree, first: &[u8], parent: &[u8]) -> Result<bool, String> {
+    pub fn call_parent(
+        &mut self,
+        tree: &mut CardTree,
+        first: &[u8],
+        parent: &[u8],
+        now: Instant,
+    ) -> Result<bool, String> {
         let shared = bootstrap::shared(first).map_err(|why| format!("rank 0 has {why}"))?;
         let token = self.trust(shared.token());
         if !shared.came_to(&token) {
@@ -91,7 +98,7 @@ impl Prepared {
                  with other contents"
             ));
         }
-        tree.call(token, parent).map_err(|why| format!("rank {} has {why}", tree.parent().unwrap_or(0)))
+        tree.call(token, parent, now).map_err(|why| format!("rank {} has {why}", tree.parent().unwrap_or(0)))
     }
 
     /// Only ranks with the same secret come into a group: before anything else.

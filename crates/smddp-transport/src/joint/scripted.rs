@@ -3,7 +3,7 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::net::frame::{Frame, Kind};
 use crate::net::wire::{Broken, Sink, Ticket, Wire};
@@ -76,12 +76,12 @@ impl Wire for Scripted {
         moved || self.script.busy
     }
 
-    fn watch(&mut self, peer: usize, elsewhere: bool) {
-        self.wire.iter_mut().for_each(|wire| wire.watch(peer, elsewhere));
+    fn watch(&mut self, peer: usize, elsewhere: bool, now: Instant) {
+        self.wire.iter_mut().for_each(|wire| wire.watch(peer, elsewhere, now));
     }
 
-    fn check(&mut self) {
-        self.wire.iter_mut().for_each(|wire| wire.check());
+    fn check(&mut self, now: Instant) {
+        self.wire.iter_mut().for_each(|wire| wire.check(now));
     }
 
     fn broken(&self) -> Vec<Broken> {

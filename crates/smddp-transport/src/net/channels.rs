@@ -20,6 +20,8 @@ use crate::process::{Endpoint, Owner};
 use crate::{Fault, Head, LONGEST_WHY, Mismatch, PointToPoint};
 
 mod survey;
+#[cfg(test)]
+mod tests;
 
 /// Headers of operations that are over here, against which late frames are held.
 const REMEMBERED: usize = 64;
@@ -61,7 +63,6 @@ pub(super) struct Inbound {
     /// Number of the operation under way, or of the next one.
     seq: u64,
     open: bool,
-    opened: Option<Instant>,
     head: Head,
     /// The operation's cells.
     base: *mut u8,
@@ -92,6 +93,17 @@ pub(crate) struct Uplink {
     pub(crate) watches: Option<Watches>,
 }
 
+/// Whether those that are waited for were told so.
+#[derive(Default)]
+enum Hail {
+    /// Nobody had to be waited for.
+    #[default]
+    Idle,
+    /// Since that time.
+    Waits(Instant),
+    Told,
+}
+
 pub(crate) struct Net {
     wire: Box<dyn Wire>,
     listeners: Option<Arc<Listeners>>,
@@ -102,7 +114,7 @@ pub(crate) struct Net {
     poisoned: bool,
     gone: bool,
     /// In the operation under way.
-    hailed: bool,
+    hail: Hail,
     forks: u32,
 }
 
@@ -135,7 +147,6 @@ impl Net {
             owner,
             seq: 0,
             open: false,
-            opened: None,
             head: Head::default(),
             base: NOWHERE,
             wiring: Arc::default(),
@@ -154,7 +165,7 @@ impl Net {
             state,
             poisoned: false,
             gone: false,
-            hailed: false,
+            hail: Hail::default(),
             forks: fork::generation(),
         }
     }
@@ -202,7 +213,7 @@ impl Net {
     pub(crate) fn begin(&mut self, seq: u64, head: Head) {
         let state = &mut self.state;
         (state.seq, state.head, state.open) = (seq, head, true);
-        (state.opened, self.hailed) = (Some(Instant::now()), false);
+        self.hail = Hail::Idle;
         state.base = state.owner.base();
         if let Some(listeners) = &self.listeners {
             listeners.begun(seq + 1);
@@ -376,16 +387,16 @@ impl Net {
         self.state.differs.is_some()
     }
 
-    /// Looks after the ranks that this one waits for, and tells what is known to be wrong.
-    pub(crate) fn faults(&mut self) -> Vec<Fault> {
+    /// Looks after the ranks that this one waits for, and tells what is known to be wrong by `now`.
+    pub(crate) fn faults(&mut self, now: Instant) -> Vec<Fault> {
         let awaited: Vec<usize> =
             self.state.inlets().filter(|(i, came)| came.awaited(&i.want)).map(|(i, _)| i.want.rank).collect();
-        self.hail(&awaited);
+        self.hail(&awaited, now);
         for rank in awaited.into_iter().chain(self.state.messages.awaited()) {
-            self.look_after(rank);
+            self.look_after(rank, now);
         }
-        self.wire.check();
-        self.watches.iter_mut().for_each(Watches::check);
+        self.wire.check(now);
+        self.watches.iter_mut().for_each(|watches| watches.check(now));
         let mut faults: Vec<Fault> = self.state.differs.clone().into_iter().collect();
         let peers = || self.state.peers.iter().enumerate();
         faults.extend(peers().filter_map(|(rank, p)| Some(Fault::Poisoned { rank, why: p.poison.clone()? })));
@@ -396,20 +407,20 @@ impl Net {
         faults.extend(unable.map(|(rank, why)| Fault::Unable { rank, why }));
         // Who has said why the group is dead may well hang up.
         let known = |peer: usize| self.state.peers[peer].left || self.state.peers[peer].poison.is_some();
-        let broken = self.broken().into_iter().filter(|b| !known(b.peer));
+        let broken = self.broken(now).into_iter().filter(|b| !known(b.peer));
         faults.extend(broken.map(|b| Fault::Lost { rank: b.peer, how: format!("is lost ({})", b.why) }));
         faults
     }
 
     /// Something is waited for that only `rank` can do.
-    pub(crate) fn look_after(&mut self, rank: usize) {
-        self.wire.watch(rank, self.watches.is_some());
-        self.watches.iter_mut().for_each(|watches| watches.watch(rank));
+    pub(crate) fn look_after(&mut self, rank: usize, now: Instant) {
+        self.wire.watch(rank, self.watches.is_some(), now);
+        self.watches.iter_mut().for_each(|watches| watches.watch(rank, now));
     }
 
     /// What a listener says of a peer counts before what the wire says.
-    fn broken(&self) -> Vec<Broken> {
-        let mut broken = self.watches.as_ref().map_or_else(Vec::new, Watches::broken);
+    fn broken(&self, now: Instant) -> Vec<Broken> {
+        let mut broken = self.watches.as_ref().map_or_else(Vec::new, |watches| watches.broken(now));
         let known = |peer: usize| broken.iter().any(|b| b.peer == peer);
         let also: Vec<_> = self.wire.broken().into_iter().filter(|b| !known(b.peer)).collect();
         broken.extend(also);
@@ -418,11 +429,16 @@ impl Net {
 
     /// Tells ranks that keep this one waiting what it is that they are waited for in: perhaps they make another call, in
     /// which nothing comes this way.
-    fn hail(&mut self, awaited: &[usize]) {
-        if !self.state.open || self.hailed || self.state.opened.is_none_or(|at| at.elapsed() < HAIL) {
-            return;
+    fn hail(&mut self, awaited: &[usize], now: Instant) {
+        match self.hail {
+            _ if !self.state.open => return,
+            Hail::Idle => {
+                self.hail = Hail::Waits(now);
+                return;
+            }
+            Hail::Waits(since) if now.duration_since(since) >= HAIL => self.hail = Hail::Told,
+            Hail::Waits(_) | Hail::Told => return,
         }
-        self.hailed = true;
         let head = self.state.head;
         let frame = Frame { what: head.what, count: head.count, ..Frame::new(Kind::Hail, self.state.seq) };
         for &rank in awaited {
@@ -484,16 +500,19 @@ impl Net {
         // A dead group's bytes may have nobody to take them.
         let dead = self.poisoned || self.state.peers.iter().any(|peer| peer.poison.is_some());
         let patience = if dead { GOODBYE / 20 } else { GOODBYE };
-        let begun = Instant::now();
-        while !self.wire.finish() && begun.elapsed() < patience {
+        let mut now = Instant::now();
+        let until = now + patience;
+        while !self.wire.finish() && now < until {
             if self.wire.drained() {
                 // Only acknowledgements are on their way.
                 std::thread::sleep(ACKNOWLEDGED);
             } else if !self.wire.poll(&mut self.state) {
+                self.wire.check(now);
                 let mut fds = Vec::new();
                 self.interest(&mut fds);
                 self.state.owner.nap(&fds);
             }
+            now = Instant::now();
         }
     }
 

@@ -1,7 +1,7 @@
 //! What a wire between nodes does: frames go from this rank to ranks of other nodes, for one communicator.
 
 use std::os::fd::RawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::frame::Frame;
 
@@ -53,13 +53,14 @@ pub(crate) trait Wire: Send {
     /// # Safety
     /// `payload` points at `frame.bytes` readable bytes, which keep to the rule of [`EAGER`].
     unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: *const u8, ticket: Ticket);
-    /// Moves on what can be moved on, and tells the sink; whether anything moved.
+    /// Moves on what can be moved on, and tells the sink; whether anything moved. Looks at no clock: what needs the time waits
+    /// for [`Wire::check`].
     fn poll(&mut self, sink: &mut dyn Sink) -> bool;
     /// Makes sure that the death of `peer` will be noticed though nothing is sent to it: this rank waits for it. `elsewhere`:
     /// something besides the wire tells of it, too.
-    fn watch(&mut self, peer: usize, elsewhere: bool);
-    /// Looks for peers that are gone. Called now and then while this rank waits for anything.
-    fn check(&mut self) {}
+    fn watch(&mut self, peer: usize, elsewhere: bool, now: Instant);
+    /// Looks for peers that are gone, and does what is due by `now`. Called now and then while this rank waits for anything.
+    fn check(&mut self, _now: Instant) {}
     /// Peers found broken so far. A peer that ends in good order has sent its `Kind::Leave` frame before.
     fn broken(&self) -> Vec<Broken>;
     /// A peer that this process cannot reach for want of something of its own, and of what. The peer may be well.

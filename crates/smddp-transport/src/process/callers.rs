@@ -123,10 +123,10 @@ impl Callers {
     }
 
     /// Whether one more can be served, if need be instead of one that says nothing.
-    fn room(&mut self) -> bool {
+    fn room(&mut self, now: Instant) -> bool {
         if self.list.len() >= MOST {
             let unknown = |c: &Caller| matches!(c.stage, Stage::Words(_) | Stage::Proof(..));
-            let silent = |c: &Caller| unknown(c) && c.since.elapsed() >= SILENCE;
+            let silent = |c: &Caller| unknown(c) && now.duration_since(c.since) >= SILENCE;
             // They are in the order in which they came.
             if let Some(longest) = self.list.iter().position(silent) {
                 self.list.remove(longest);
@@ -136,11 +136,11 @@ impl Callers {
     }
 
     /// What wakes the thread: the listener, and each caller.
-    pub(crate) fn fds(&mut self) -> impl Iterator<Item = PollFd<'_>> {
-        if self.rests.is_some_and(|until| until <= Instant::now()) {
+    pub(crate) fn fds(&mut self, now: Instant) -> impl Iterator<Item = PollFd<'_>> {
+        if self.rests.is_some_and(|until| until <= now) {
             self.rests = None;
         }
-        let open = self.rests.is_none() && self.room();
+        let open = self.rests.is_none() && self.room(now);
         let listens = if open { PollFlags::IN } else { PollFlags::empty() };
         let callers = self.list.iter().map(|caller| {
             let waits = matches!(caller.stage, Stage::Answer(_));
@@ -153,30 +153,30 @@ impl Callers {
     }
 
     /// At the latest after this time there is something to do without a sign.
-    pub(crate) fn nap(&self) -> Option<Duration> {
-        let rest = self.rests.map(|until| until.saturating_duration_since(Instant::now()));
+    pub(crate) fn nap(&self, now: Instant) -> Option<Duration> {
+        let rest = self.rests.map(|until| until.saturating_duration_since(now));
         let wait = if self.list.len() < MOST { SILENCE } else { SILENCE / 10 };
         rest.into_iter().chain((!self.list.is_empty()).then_some(wait)).min()
     }
 
     /// Serves those that are ready, in the order of [`Callers::fds`], and hangs up on those whose time is up.
-    pub(crate) fn turn(&mut self, mut ready: impl Iterator<Item = bool>) {
+    pub(crate) fn turn(&mut self, mut ready: impl Iterator<Item = bool>, now: Instant) {
         let listens = ready.next() == Some(true);
         for caller in std::mem::take(&mut self.list) {
             match ready.next() == Some(true) {
-                true => self.serve(caller),
-                false => self.keep(caller),
+                true => self.serve(caller, now),
+                false => self.keep(caller, now),
             }
         }
         if listens {
-            self.welcome();
+            self.welcome(now);
         }
     }
 
-    pub(crate) fn welcome(&mut self) {
-        while self.room() {
+    fn welcome(&mut self, now: Instant) {
+        while self.room(now) {
             match rustix::net::accept_with(&*self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(socket) => self.admit(socket),
+                Ok(socket) => self.admit(socket, now),
                 Err(error) => {
                     let error = io::Error::from(error);
                     match error.kind() {
@@ -184,7 +184,7 @@ impl Callers {
                         ErrorKind::WouldBlock => {}
                         // Out of descriptors, most likely. The caller stays in the queue, which would wake this thread
                         // again and again.
-                        _ => self.rest(&error),
+                        _ => self.rest(&error, now),
                     }
                     return;
                 }
@@ -192,8 +192,7 @@ impl Callers {
         }
     }
 
-    fn rest(&mut self, error: &io::Error) {
-        let now = Instant::now();
+    fn rest(&mut self, error: &io::Error, now: Instant) {
         self.rests = Some(now + REST);
         if self.told.is_none_or(|at| now - at > TOLD) {
             self.told = Some(now);
@@ -202,12 +201,12 @@ impl Callers {
     }
 
     /// Somebody has connected, over a socket that does not block.
-    pub(crate) fn admit(&mut self, socket: OwnedFd) {
+    pub(crate) fn admit(&mut self, socket: OwnedFd, now: Instant) {
         if !self.host.admits(socket.as_fd()) {
             return self.turn_away(socket.as_fd(), "runs as another user");
         }
         let stage = Stage::Words(Vec::new());
-        self.serve(Caller { socket: Uninherited::new(socket), since: Instant::now(), stage });
+        self.serve(Caller { socket: Uninherited::new(socket), since: now, stage }, now);
     }
 
     /// Once is enough: whoever calls again and again does not fill the log.
@@ -222,21 +221,21 @@ impl Callers {
         }
     }
 
-    fn keep(&mut self, caller: Caller) {
-        if caller.since.elapsed() < PATIENCE {
+    fn keep(&mut self, caller: Caller, now: Instant) {
+        if now.duration_since(caller.since) < PATIENCE {
             self.list.push(caller);
         }
     }
 
     /// Goes on with one as far as it goes without waiting. A caller that fails gets an error at its own end; it is no concern
     /// of this process.
-    fn serve(&mut self, mut caller: Caller) {
+    fn serve(&mut self, mut caller: Caller, now: Instant) {
         loop {
             match &mut caller.stage {
                 Stage::Words(words) => {
                     let all = self.host.words();
                     match hear(&*caller.socket, words, all) {
-                        Ok(None) => return self.keep(caller),
+                        Ok(None) => return self.keep(caller, now),
                         Ok(Some(1..)) if self.host.heeds(words) => {}
                         Ok(Some(1..)) => {
                             return self
@@ -265,7 +264,7 @@ impl Callers {
                 }
                 Stage::Proof(challenge, proof) => {
                     match hear(&*caller.socket, proof, PROOF) {
-                        Ok(None) => return self.keep(caller),
+                        Ok(None) => return self.keep(caller, now),
                         Ok(Some(1..)) => {}
                         _ => return,
                     }
@@ -282,12 +281,12 @@ impl Callers {
                 Stage::Answer(bytes) if bytes.is_empty() => return,
                 Stage::Answer(bytes) => match at_once(send(&*caller.socket, &[IoSlice::new(bytes)])) {
                     Ok(Some(sent)) => drop(bytes.drain(..sent)),
-                    Ok(None) => return self.keep(caller),
+                    Ok(None) => return self.keep(caller, now),
                     Err(_) => return,
                 },
                 Stage::Looking => {
                     match at_once(rustix::io::read(&*caller.socket, &mut [0]).map_err(Into::into)) {
-                        Ok(None) => self.keep(caller),
+                        Ok(None) => self.keep(caller, now),
                         Ok(Some(1)) => self.kept.push(caller.socket),
                         _ => {}
                     }
@@ -295,5 +294,103 @@ impl Callers {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// The shortest time there is.
+    const MOMENT: Duration = Duration::from_nanos(1);
+
+    struct Nobody;
+
+    impl Host for Nobody {
+        fn words(&self) -> usize {
+            8
+        }
+        fn token(&self, _: &[u8]) -> Option<Arc<Token>> {
+            None
+        }
+        fn name(&self, _: BorrowedFd<'_>) -> String {
+            String::new()
+        }
+        fn answer(
+            &self,
+            _: Uninherited<OwnedFd>,
+            _: &[u8],
+            _: Option<&Challenge>,
+        ) -> Option<(Uninherited<OwnedFd>, Stage)> {
+            None
+        }
+        fn lacking(&self, error: &io::Error) -> String {
+            error.to_string()
+        }
+    }
+
+    /// At something that takes nobody in.
+    fn callers() -> Callers {
+        Callers::new(Uninherited::new(File::open("/dev/null").unwrap().into()), Nobody)
+    }
+
+    /// One that says nothing.
+    fn call(callers: &mut Callers, now: Instant) -> UnixStream {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        callers.admit(ours.into(), now);
+        theirs
+    }
+
+    fn is_hung_up_on(mut caller: &UnixStream) -> bool {
+        matches!(caller.read(&mut [0]), Ok(0))
+    }
+
+    #[test]
+    fn whoever_does_not_get_on_is_hung_up_on_once_his_time_is_up_and_no_moment_earlier() {
+        let (mut callers, now) = (callers(), Instant::now());
+        let (caller, later) = (call(&mut callers, now), call(&mut callers, now + MOMENT));
+        callers.turn([false; 3].into_iter(), now + PATIENCE - MOMENT);
+        assert!(!is_hung_up_on(&caller));
+        callers.turn([false; 3].into_iter(), now + PATIENCE);
+        assert_eq!([&caller, &later].map(is_hung_up_on), [true, false]);
+    }
+
+    #[test]
+    fn where_nobody_else_could_come_in_the_first_to_be_silent_for_so_long_makes_room_and_no_moment_earlier() {
+        let (mut callers, now) = (callers(), Instant::now());
+        let first = call(&mut callers, now);
+        let others: Vec<_> = (1..MOST).map(|_| call(&mut callers, now + MOMENT)).collect();
+        assert_eq!(callers.fds(now + SILENCE - MOMENT).count(), 1 + MOST);
+        assert!(!is_hung_up_on(&first));
+        // One of them is enough.
+        for _ in 0..2 {
+            assert_eq!(callers.fds(now + 2 * SILENCE).count(), MOST);
+        }
+        assert!(is_hung_up_on(&first) && !others.iter().any(is_hung_up_on));
+    }
+
+    #[test]
+    fn a_process_that_can_take_nobody_in_rests_and_tells_of_it_now_and_then() {
+        let (mut callers, begun) = (callers(), Instant::now());
+        let mut told_at = |waited: Duration| {
+            let now = begun + waited;
+            callers.turn([true].into_iter(), now);
+            assert_eq!(callers.nap(now), Some(REST));
+            // Whoever is in the queue wakes nobody before that.
+            let _ = callers.fds(now + REST - MOMENT);
+            assert_eq!(callers.nap(now + REST - MOMENT), Some(MOMENT));
+            let _ = callers.fds(now + REST);
+            assert_eq!(callers.nap(now + REST), None);
+            callers.told
+        };
+        assert_eq!(told_at(Duration::ZERO), Some(begun));
+        assert_eq!(told_at(TOLD), Some(begun));
+        assert_eq!(told_at(TOLD + MOMENT), Some(begun + TOLD + MOMENT));
     }
 }

@@ -6,6 +6,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
@@ -53,7 +54,7 @@ pub(crate) fn callers(script: &mut Script<'_>) {
                 let Ok((ours, theirs)) = UnixStream::pair() else { return };
                 let _ = theirs.set_nonblocking(true);
                 let _ = ours.set_nonblocking(true);
-                callers.admit(ours.into());
+                callers.admit(ours.into(), Instant::now());
                 streams.push(theirs);
                 claims.push(None);
             }
@@ -86,9 +87,9 @@ pub(crate) fn callers(script: &mut Script<'_>) {
                 }
             }
             _ => {
-                let count = callers.fds().count();
+                let count = callers.fds(Instant::now()).count();
                 let ready: Vec<bool> = (0..count).map(|at| at > 0 && script.below(4) > 0).collect();
-                callers.turn(ready.into_iter());
+                callers.turn(ready.into_iter(), Instant::now());
             }
         }
     }

@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -95,13 +96,15 @@ fn serve(shared: &Shared, bell: &Bell) {
         callers.append(&mut more.callers);
         watched.retain(|w| w.gone.strong_count() > 0);
         callers.retain(|callers| callers.host.open());
-        let nap = callers.iter().filter_map(Callers::nap).min().and_then(|nap| Timespec::try_from(nap).ok());
+        let now = Instant::now();
+        let nap = callers.iter().filter_map(|callers| callers.nap(now)).min();
+        let nap = nap.and_then(|nap| Timespec::try_from(nap).ok());
         let mut fds = vec![PollFd::new(&shared.wake, PollFlags::IN)];
         fds.extend(watched.iter().map(|w| PollFd::new(&w.fd, PollFlags::IN | PollFlags::HUP)));
         let mut counts = Vec::with_capacity(callers.len());
         for callers in &mut callers {
             let before = fds.len();
-            fds.extend(callers.fds());
+            fds.extend(callers.fds(now));
             counts.push(fds.len() - before);
         }
         if poll(&mut fds, nap.as_ref()).is_err() {
@@ -125,8 +128,9 @@ fn serve(shared: &Shared, bell: &Bell) {
         if died {
             bell.ring();
         }
+        let now = Instant::now();
         for (callers, count) in callers.iter_mut().zip(counts) {
-            callers.turn(ready.by_ref().take(count));
+            callers.turn(ready.by_ref().take(count), now);
         }
     }
 }

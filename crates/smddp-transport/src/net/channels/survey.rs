@@ -57,8 +57,9 @@ impl Net {
         let Some(mut survey) = self.listeners.as_ref().map(|listeners| listeners.survey(peers)) else {
             return;
         };
-        while !survey.over() && Instant::now() < until && !self.told() {
-            for (peer, heard) in survey.go_on(TURN) {
+        let mut now = Instant::now();
+        while !survey.over() && now < until && !self.told() {
+            for (peer, heard) in survey.go_on(TURN, now) {
                 let state = &mut self.state.peers[peer];
                 state.silent = heard == Heard::Silent;
                 state.mute = heard == Heard::Mute;
@@ -70,18 +71,23 @@ impl Net {
                     state.answered = false;
                 }
             }
+            now = Instant::now();
             self.wire.poll(&mut self.state);
+            self.wire.check(now);
         }
     }
 
     /// Waits for a rank to tell why the group is dead; whether one has.
     fn hear(&mut self, until: Instant) -> bool {
-        while !self.told() && Instant::now() < until {
+        let mut now = Instant::now();
+        while !self.told() && now < until {
             if !self.wire.poll(&mut self.state) {
+                self.wire.check(now);
                 let mut fds = Vec::new();
                 self.interest(&mut fds);
                 self.state.owner.nap(&fds);
             }
+            now = Instant::now();
         }
         self.told()
     }

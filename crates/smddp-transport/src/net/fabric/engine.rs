@@ -210,7 +210,7 @@ const MUTE: Duration = Duration::from_secs(3);
 /// alone, to which a connection is being made.
 const REFUSALS: u32 = 8;
 /// Between two pings.
-const PING: Duration = Duration::from_millis(200);
+pub(super) const PING: Duration = Duration::from_millis(200);
 
 impl Engine {
     /// `peers`: of the largest group to be expected; `budget`: bytes for receive buffers, kept as far as can be.
@@ -441,29 +441,26 @@ impl Engine {
 
     /// A rank waits for another. A message to it shows whether it can still be reached. `elsewhere`: another way tells of its
     /// end, and of its host's; then a peer to which nothing can be sent is only busy, or stopped.
-    pub(crate) fn watch(&mut self, number: u32, rank: usize, elsewhere: bool) {
+    pub(crate) fn watch(&mut self, number: u32, rank: usize, elsewhere: bool, now: Instant) {
         let member = self.groups.get(&number).and_then(|g| g.members.get(rank)?.as_ref());
         let Some(peer) = member.map(|m| m.peer) else { return };
         let p = &self.peers[peer];
         // A peer that is busy with other things answers late. Two, because the first one to a process that is gone
         // may get as far as a socket's buffer.
-        if p.pinged >= PINGS || p.sending > 0 || p.ping.is_some_and(|at| at.elapsed() < PING) {
+        if p.pinged >= PINGS || p.sending > 0 || p.ping.is_some_and(|at| now.duration_since(at) < PING) {
             return;
         }
         // Its first message has arrived there; the answer takes as long as its process is busy with other things.
         if !p.heard && p.credits == 0 && p.met {
             return;
         }
-        if self.ping(peer) {
+        if self.ping(peer, now) {
             self.peers[peer].mute = None;
             return;
         }
         // Some providers lose a connection without a word, and then ask for patience for ever.
         let p = &mut self.peers[peer];
-        if !elsewhere
-            && p.met
-            && p.broken.is_none()
-            && p.mute.get_or_insert_with(Instant::now).elapsed() > MUTE
+        if !elsewhere && p.met && p.broken.is_none() && now.duration_since(*p.mute.get_or_insert(now)) > MUTE
         {
             self.lose(peer, "the connection to it is gone");
         }

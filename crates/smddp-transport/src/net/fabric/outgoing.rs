@@ -248,12 +248,12 @@ impl Engine {
     }
 
     /// `false`: not now.
-    pub(super) fn ping(&mut self, peer: usize) -> bool {
+    pub(super) fn ping(&mut self, peer: usize, now: Instant) -> bool {
         let sent = self.uncounted(peer, What::Ping);
         if sent {
             let p = &mut self.peers[peer];
             p.pinged += 1;
-            p.ping = Some(Instant::now());
+            p.ping = Some(now);
         }
         sent
     }

@@ -2,6 +2,7 @@
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use super::engine::{Engine, FabricAddress};
 use crate::lock;
@@ -50,8 +51,8 @@ impl Wire for FabricWire {
         lock(&self.engine).poll(self.group, sink)
     }
 
-    fn watch(&mut self, peer: usize, elsewhere: bool) {
-        lock(&self.engine).watch(self.group, peer, elsewhere);
+    fn watch(&mut self, peer: usize, elsewhere: bool, now: Instant) {
+        lock(&self.engine).watch(self.group, peer, elsewhere, now);
     }
 
     fn broken(&self) -> Vec<Broken> {

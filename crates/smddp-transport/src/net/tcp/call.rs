@@ -11,13 +11,13 @@ use super::seal::Seal;
 use crate::own::Uninherited;
 
 /// What this process lacks may come back: other threads close files, ports are given back.
-const LACKING: Duration = Duration::from_secs(5);
+pub(super) const LACKING: Duration = Duration::from_secs(5);
 /// A full queue or a firewall may refuse a caller once; a process that is gone does so for ever, and has to be noticed.
-const REFUSED: Duration = Duration::from_millis(400);
+pub(super) const REFUSED: Duration = Duration::from_millis(400);
 /// Who hangs up is there. It has too many callers, who may be sent away for their silence; or it has forgotten the group.
 const FORGOTTEN: Duration = Duration::from_secs(2);
 /// Between two attempts.
-const PAUSE: Duration = Duration::from_millis(20);
+pub(super) const PAUSE: Duration = Duration::from_millis(20);
 
 /// Why there is no connection.
 #[derive(Debug)]
@@ -37,14 +37,24 @@ pub(super) struct Call {
     purpose: Purpose,
     /// A host that answers no call for so long is gone.
     patience: Duration,
-    /// `None` between two attempts.
-    dial: Option<Dial>,
+    attempt: Attempt,
     /// The group was there at one of the attempts.
     known: bool,
     /// Since when it fails.
     failing: Option<Instant>,
-    /// The next attempt is not before that.
-    next: Instant,
+}
+
+enum Attempt {
+    /// It is made when the call goes on.
+    Due,
+    Dialled(Dial),
+    /// It came to this, which may pass. `here`: this process lacks something.
+    Failed {
+        error: io::Error,
+        here: bool,
+    },
+    /// The next one is not before that.
+    Resting(Instant),
 }
 
 impl Call {
@@ -54,81 +64,105 @@ impl Call {
         purpose: Purpose,
         patience: Duration,
     ) -> Self {
-        Self {
-            credential,
-            address,
-            purpose,
-            patience,
-            dial: None,
-            known: false,
-            failing: None,
-            next: Instant::now(),
+        Self { credential, address, purpose, patience, attempt: Attempt::Due, known: false, failing: None }
+    }
+
+    fn dialled(&self) -> Option<&Dial> {
+        match &self.attempt {
+            Attempt::Dialled(dial) => Some(dial),
+            _ => None,
         }
     }
 
     pub(super) fn socket(&self) -> Option<&TcpStream> {
-        self.dial.as_ref().map(|dial| &*dial.socket)
+        self.dialled().map(|dial| &*dial.socket)
     }
 
     /// Whether the peer's group cannot have it yet.
     pub(super) fn unheard(&self) -> bool {
-        self.dial.as_ref().is_none_or(|dial| !dial.proved())
+        self.dialled().is_none_or(|dial| !dial.proved())
     }
 
     /// What it waits for, where there is a socket.
     pub(super) fn events(&self) -> i16 {
-        self.dial.as_ref().map_or(libc::POLLOUT, Dial::events)
+        self.dialled().map_or(libc::POLLOUT, Dial::events)
     }
 
     /// The connection, once both ends have shown who they are.
     pub(super) fn go_on(&mut self) -> Result<Option<Made>, Failed> {
-        let mut dial = match self.dial.take() {
-            Some(dial) => dial,
-            None if Instant::now() < self.next => return Ok(None),
-            None => match self.dial() {
+        let mut dial = match std::mem::replace(&mut self.attempt, Attempt::Due) {
+            Attempt::Dialled(dial) => dial,
+            Attempt::Due => match self.dial() {
                 Ok(dial) => dial,
                 // Found out without asking anybody.
                 Err(error) => {
                     let here = lacking(&error) || error.raw_os_error() == Some(libc::ENETUNREACH);
-                    return self.failed(&error, here);
+                    return self.failed(error, here).map(|()| None);
                 }
             },
+            waits => {
+                self.attempt = waits;
+                return Ok(None);
+            }
         };
         match dial.say() {
             Ok(false) => {
-                self.dial = Some(dial);
+                self.attempt = Attempt::Dialled(dial);
                 Ok(None)
             }
             said => match said.and_then(|_| end_after(&dial.socket, None)) {
                 Ok(()) => Ok(Some((dial.keys().map(Seal::of_caller), dial.socket))),
                 Err(error) => {
                     self.known |= dial.proved();
-                    self.failed(&error, lacking(&error))
+                    let here = lacking(&error);
+                    self.failed(error, here).map(|()| None)
                 }
             },
         }
+    }
+
+    /// What the time brings: another attempt is due, or there were enough of them.
+    pub(super) fn check(&mut self, now: Instant) -> Result<(), Failed> {
+        match &self.attempt {
+            Attempt::Failed { error, here } => {
+                let since = *self.failing.get_or_insert(now);
+                if now.duration_since(since) >= self.patience_with(error, *here) {
+                    return Err(self.given_up(error, *here));
+                }
+                self.attempt = Attempt::Resting(now + PAUSE);
+            }
+            Attempt::Resting(until) if *until <= now => self.attempt = Attempt::Due,
+            _ => {}
+        }
+        Ok(())
     }
 
     fn dial(&self) -> io::Result<Dial> {
         Dial::new(&self.credential, &self.address, self.purpose, self.patience)
     }
 
-    fn failed(&mut self, error: &io::Error, here: bool) -> Result<Option<Made>, Failed> {
-        let now = Instant::now();
-        let tried = now - *self.failing.get_or_insert(now);
-        let patience = match error.kind() {
+    /// What may pass is held against the time at the next check.
+    fn failed(&mut self, error: io::Error, here: bool) -> Result<(), Failed> {
+        if self.patience_with(&error, here).is_zero() {
+            return Err(self.given_up(&error, here));
+        }
+        self.attempt = Attempt::Failed { error, here };
+        Ok(())
+    }
+
+    fn patience_with(&self, error: &io::Error, here: bool) -> Duration {
+        match error.kind() {
             _ if here => LACKING,
             ErrorKind::ConnectionRefused => REFUSED,
             ErrorKind::ConnectionReset if self.known => self.patience,
             ErrorKind::ConnectionReset => FORGOTTEN.min(self.patience),
             _ => Duration::ZERO,
-        };
-        if tried < patience {
-            self.next = now + PAUSE;
-            return Ok(None);
         }
+    }
+
+    fn given_up(&self, error: &io::Error, here: bool) -> Failed {
         let why = format!("no connection to {}: {error}", self.address.socket);
-        Err(if here { Failed::Unable(format!("{why}; {}", advice(error))) } else { Failed::Lost(why) })
+        if here { Failed::Unable(format!("{why}; {}", advice(error))) } else { Failed::Lost(why) }
     }
 }
 
@@ -136,13 +170,13 @@ impl Call {
 impl Call {
     /// As if the rank were stopped before it says anything.
     pub(super) fn connect_only(&mut self) -> io::Result<()> {
-        self.dial = Some(self.dial()?);
+        self.attempt = Attempt::Dialled(self.dial()?);
         Ok(())
     }
 
-    /// As if attempts had failed with this error for so long.
-    pub(super) fn fails_with(&mut self, error: &io::Error, since: Duration) -> Result<Option<Made>, Failed> {
-        self.failing = Instant::now().checked_sub(since);
-        self.failed(error, lacking(error))
+    /// As if an attempt had failed with this error.
+    pub(super) fn fails_with(&mut self, error: io::Error) -> Result<(), Failed> {
+        let here = lacking(&error);
+        self.failed(error, here)
     }
 }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::net::{AddressFamily, SocketType, sockopt};
@@ -122,6 +122,14 @@ impl Conn {
             return Ok(true);
         }
         Ok(false)
+    }
+
+    /// What the time brings for a connection that is being made.
+    pub(super) fn check(&mut self, now: Instant) -> Result<(), Failed> {
+        match &mut self.line {
+            Line::Calling(call) => call.check(now),
+            Line::Open(_) => Ok(()),
+        }
     }
 
     /// What a connection that is being made waits for.
@@ -453,7 +461,6 @@ mod tests {
     use crate::net::frame::Kind;
     use crate::net::wire::Destination;
     use std::net::TcpListener;
-    use std::time::Instant;
 
     fn answered(socket: TcpStream) -> io::Result<Conn> {
         let stream = Uninherited::new(socket);

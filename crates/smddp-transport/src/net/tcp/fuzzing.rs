@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::OnceLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::hello::{self, HELLO, TcpAddress};
 use super::survey::Survey;
@@ -40,7 +40,7 @@ pub(crate) fn survey(script: &mut Script<'_>) {
     while let Some(what) = script.step() {
         match what % 4 {
             0 | 1 => {
-                for (peer, _) in survey.go_on(Duration::ZERO) {
+                for (peer, _) in survey.go_on(Duration::ZERO, Instant::now()) {
                     assert!((1..=asked).contains(&peer), "rank {peer} was not asked");
                 }
             }

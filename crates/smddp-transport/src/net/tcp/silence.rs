@@ -31,14 +31,14 @@ impl SilenceLimits {
 
 pub(super) struct Silence {
     limits: SilenceLimits,
-    looked: Instant,
+    looked: Option<Instant>,
     /// By peer.
     watches: Vec<(usize, Watch)>,
 }
 
 impl Silence {
     pub(super) fn new(limits: SilenceLimits) -> Self {
-        Self { limits, looked: Instant::now(), watches: Vec::new() }
+        Self { limits, looked: None, watches: Vec::new() }
     }
 
     /// Peers whose hosts have been found gone.
@@ -46,12 +46,13 @@ impl Silence {
         &mut self,
         listeners: &Listeners,
         conns: impl Iterator<Item = &'a Conn> + Clone,
+        now: Instant,
     ) -> Vec<usize> {
         let SilenceLimits { quiet, gone, pause } = self.limits;
-        if self.looked.elapsed() < pause {
+        if self.looked.is_some_and(|at| now.duration_since(at) < pause) {
             return Vec::new();
         }
-        self.looked = Instant::now();
+        self.looked = Some(now);
         let mut peers: Vec<usize> = conns
             .clone()
             .filter(|conn| conn.quiet().is_some_and(|time| time >= quiet))

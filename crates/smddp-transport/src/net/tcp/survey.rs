@@ -68,9 +68,9 @@ pub(crate) struct Answer {
 
 impl Question {
     /// Without waiting for the connection.
-    fn new(credential: &Credential, peer: usize, address: TcpAddress) -> io::Result<Self> {
+    fn new(credential: &Credential, peer: usize, address: TcpAddress, now: Instant) -> io::Result<Self> {
         let dial = Dial::new(credential, &address, Purpose::Ask, ANSWER)?;
-        Ok(Self { peer, address, dial, since: Instant::now(), answer: Vec::new(), opener: None })
+        Ok(Self { peer, address, dial, since: now, answer: Vec::new(), opener: None })
     }
 
     /// What there is to do now that the socket is ready; the answer when all of it is here.
@@ -121,20 +121,19 @@ impl Survey {
         Self { credential, waiting, calls: Vec::new(), found: Vec::new() }
     }
 
-    /// Asks and hears for at most that long; the answers that came.
-    pub(crate) fn go_on(&mut self, at_most: Duration) -> Vec<(usize, Heard)> {
-        self.call();
+    /// Asks at `now`, and hears for at most that long; the answers that came.
+    pub(crate) fn go_on(&mut self, at_most: Duration, now: Instant) -> Vec<(usize, Heard)> {
+        self.call(now);
         let ready = self.ready(at_most);
         let mut next = ready.into_iter();
         let Self { calls, found, .. } = self;
         calls.retain_mut(|call| {
             let outcome = if next.next() == Some(true) { call.go_on() } else { Ok(None) };
+            let waited = now.duration_since(call.since);
             match outcome {
                 // That says nothing of what it has begun.
-                Ok(None) if call.dial.taken_up() && call.since.elapsed() >= ANSWER => {
-                    found.push((call.peer, Heard::Mute))
-                }
-                Ok(None) if call.dial.taken_up() || call.since.elapsed() < PATIENCE => return true,
+                Ok(None) if call.dial.taken_up() && waited >= ANSWER => found.push((call.peer, Heard::Mute)),
+                Ok(None) if call.dial.taken_up() || waited < PATIENCE => return true,
                 Ok(None) => found.push((call.peer, Heard::Silent)),
                 Ok(Some(answer)) => found.push((call.peer, Heard::Said(answer))),
                 Err(error) if silent(&error) => found.push((call.peer, Heard::Silent)),
@@ -150,7 +149,7 @@ impl Survey {
         self.waiting.is_empty() && self.calls.is_empty() && self.found.is_empty()
     }
 
-    fn call(&mut self) {
+    fn call(&mut self, now: Instant) {
         while self.calls.len() < AT_ONCE {
             let free = |(_, address): &(usize, TcpAddress)| {
                 self.calls.iter().filter(|call| call.address.socket == address.socket).count() < OF_ONE
@@ -160,7 +159,7 @@ impl Survey {
             else {
                 return;
             };
-            match Question::new(&self.credential, peer, address.clone()) {
+            match Question::new(&self.credential, peer, address.clone(), now) {
                 Ok(call) => self.calls.push(call),
                 Err(error) if silent(&error) => self.found.push((peer, Heard::Silent)),
                 // Those that hang up make room. Without any, nobody else can be asked.
@@ -231,20 +230,25 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_answer_keeps_nobody_from_being_heard() {
+    fn who_does_not_answer_keeps_nobody_from_being_heard_and_is_mute_once_his_time_is_up() {
         let [silent, here, gone] = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
         let peers = vec![(3, address(&silent)), (5, address(&here)), (7, address(&gone))];
         drop(gone);
         let answering = std::thread::spawn(move || serve(&here, 1));
-        let begun = Instant::now();
+        let now = Instant::now();
         let mut survey = Survey::new(credential(0), peers);
         let mut found = Vec::new();
-        while begun.elapsed() < 2 * PATIENCE {
-            found.extend(survey.go_on(Duration::from_millis(20)));
+        let only_one = |survey: &Survey| matches!(&survey.calls[..], [call] if call.dial.taken_up());
+        while !only_one(&survey) {
+            found.extend(survey.go_on(Duration::from_millis(20), now));
         }
         answering.join().unwrap();
-        // The one that has taken up the connection may still answer; whoever has not refused is not over.
-        assert_eq!((found, survey.over()), (vec![(5, Heard::Said(nine()))], false));
+        assert_eq!(found, [(5, Heard::Said(nine()))]);
+        // The one that has taken up the connection may still answer.
+        assert_eq!(survey.go_on(Duration::ZERO, now + ANSWER - Duration::from_nanos(1)), []);
+        assert!(!survey.over());
+        assert_eq!(survey.go_on(Duration::ZERO, now + ANSWER), [(3, Heard::Mute)]);
+        assert!(survey.over());
     }
 
     #[test]
@@ -257,10 +261,11 @@ mod tests {
         let mut survey = Survey::new(credential(0), (0..2 * AT_ONCE).map(|peer| (peer, address(peer))));
         let mut most = 0;
         let mut found = Vec::new();
-        let begun = Instant::now();
-        while !survey.over() && begun.elapsed() < 20 * PATIENCE {
-            found.extend(survey.go_on(Duration::from_millis(20)));
+        let mut now = Instant::now();
+        while !survey.over() {
+            found.extend(survey.go_on(Duration::ZERO, now));
             most = most.max(survey.calls.len());
+            now += PATIENCE;
         }
         assert!(
             most <= AT_ONCE && found.iter().all(|(_, heard)| *heard == Heard::Silent),
@@ -275,9 +280,9 @@ mod tests {
         let many = 303;
         let answering = std::thread::spawn(move || serve(&here, many));
         let mut survey = Survey::new(credential(0), (0..many).map(|peer| (peer, address.clone())));
-        let mut heard = vec![false; many];
+        let (mut heard, now) = (vec![false; many], Instant::now());
         while !survey.over() {
-            for (peer, said) in survey.go_on(Duration::from_millis(20)) {
+            for (peer, said) in survey.go_on(Duration::from_millis(20), now) {
                 assert!(said == Heard::Said(nine()) && !heard[peer], "{peer}: {said:?}");
                 heard[peer] = true;
             }

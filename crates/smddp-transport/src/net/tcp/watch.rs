@@ -102,8 +102,8 @@ impl Watches {
     }
 
     /// This rank waits for that peer.
-    pub(crate) fn watch(&mut self, peer: usize) {
-        let (now, me, size) = (Instant::now(), self.listeners.me, self.peers.len());
+    pub(crate) fn watch(&mut self, peer: usize, now: Instant) {
+        let (me, size) = (self.listeners.me, self.peers.len());
         if !self.proven && self.held == 0 {
             // Shows whether connections can be made here at all, at first while all is well.
             let mut others =
@@ -152,11 +152,11 @@ impl Watches {
     }
 
     /// Looks at all connections.
-    pub(crate) fn check(&mut self) {
+    pub(crate) fn check(&mut self, now: Instant) {
         if self.held == 0 {
             return;
         }
-        let (now, before) = (Instant::now(), self.proven);
+        let before = self.proven;
         for peer in 0..self.peers.len() {
             let Known::Held(watch) = &mut self.peers[peer] else { continue };
             let (found, connected, taken_up) = (watch.look(), watch.0.connected(), watch.0.taken_up());
@@ -181,8 +181,7 @@ impl Watches {
     }
 
     /// Peers whose processes are gone, and all that they sent has had its time.
-    pub(crate) fn broken(&self) -> Vec<Broken> {
-        let now = Instant::now();
+    pub(crate) fn broken(&self, now: Instant) -> Vec<Broken> {
         let gone = |(peer, known): (usize, &Known)| match known {
             Known::Gone(at, why) if *at <= now => Some(Broken { peer, why: why.clone() }),
             _ => None,
@@ -238,41 +237,49 @@ mod tests {
         Watches::new(Arc::new(Listeners::new(0, door, addresses).unwrap()))
     }
 
-    /// Waits for that peer, as a rank in a collective does, until `over`.
-    fn wait(watches: &mut Watches, peer: usize, over: impl Fn(&Watches) -> bool) -> Duration {
+    /// The shortest time there is.
+    const MOMENT: Duration = Duration::from_nanos(1);
+
+    /// Waits for that peer, as a rank in a collective does, and at that time goes on to, until `over`.
+    fn wait(watches: &mut Watches, peer: usize, now: Instant, over: impl Fn(&Watches) -> bool) {
         let begun = Instant::now();
         while !over(watches) {
             assert!(begun.elapsed() < DEADLINE, "nothing was noticed");
-            watches.watch(peer);
-            watches.check();
+            watches.watch(peer, now);
+            watches.check(now);
             let mut fds = Vec::new();
             watches.interest(&mut fds);
-            std::thread::sleep(Duration::from_millis(5));
+            std::thread::yield_now();
         }
-        begun.elapsed()
     }
 
-    /// How long it takes to notice the end of a process.
-    fn notice() -> Duration {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut watches = watches(vec![address(&listener)]);
-        let theirs = std::thread::scope(|scope| {
-            let answering = scope.spawn(|| welcome(listener.accept().unwrap().0));
-            wait(&mut watches, 1, |w| matches!(&w.peers[1], Known::Held(Watch(dial)) if dial.connected()));
-            answering.join().unwrap()
-        });
-        assert_eq!(watches.broken(), vec![]);
-        drop((theirs, listener));
-        let after = wait(&mut watches, 1, |w| !w.broken().is_empty());
-        assert_eq!(watches.broken(), [Broken { peer: 1, why: "its process ended".to_owned() }]);
-        after
+    /// Waits for that peer for so long from that time on that it is watched; the time that it is then.
+    fn wait_long(watches: &mut Watches, peer: usize, from: Instant) -> Instant {
+        for waited in [Duration::ZERO, PAUSE, PATIENCE] {
+            watches.watch(peer, from + waited);
+        }
+        from + PATIENCE
+    }
+
+    fn is_gone(watches: &Watches, peer: usize) -> bool {
+        matches!(watches.peers[peer], Known::Gone(..))
     }
 
     #[test]
-    fn a_process_that_ends_without_a_word_is_noticed_within_a_second() {
-        // The machine may hold up this thread once.
-        let quickest = (0..3).map(|_| notice()).min().unwrap();
-        assert!(quickest < Duration::from_secs(1), "{quickest:?}");
+    fn a_process_that_ends_without_a_word_is_told_once_what_it_sent_has_had_its_time_and_no_moment_earlier() {
+        let (listener, now) = (TcpListener::bind("127.0.0.1:0").unwrap(), Instant::now());
+        let mut watches = watches(vec![address(&listener)]);
+        let theirs = std::thread::scope(|scope| {
+            let answering = scope.spawn(|| welcome(listener.accept().unwrap().0));
+            let connected = |w: &Watches| matches!(&w.peers[1], Known::Held(Watch(dial)) if dial.connected());
+            wait(&mut watches, 1, now, connected);
+            answering.join().unwrap()
+        });
+        drop((theirs, listener));
+        wait(&mut watches, 1, now, |w| is_gone(w, 1));
+        assert_eq!(watches.broken(now + GRACE - MOMENT), vec![]);
+        let broken = Broken { peer: 1, why: "its process ended".to_owned() };
+        assert_eq!(watches.broken(now + GRACE), [broken]);
     }
 
     #[test]
@@ -286,65 +293,90 @@ mod tests {
 
     #[test]
     fn who_was_hung_up_on_after_its_last_word_has_seen_no_death() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (listener, now) = (TcpListener::bind("127.0.0.1:0").unwrap(), Instant::now());
         let mut watches = watches(vec![address(&listener)]);
         std::thread::scope(|scope| {
             let answering = scope.spawn(|| drop(hear(listener.accept().unwrap().0)));
-            wait(&mut watches, 1, |w| matches!(w.peers[1], Known::Unknown(_)));
+            wait(&mut watches, 1, now, |w| matches!(w.peers[1], Known::Unknown(_)));
             answering.join().unwrap();
         });
-        assert_eq!(watches.broken(), vec![]);
+        assert_eq!(watches.broken(now + DEADLINE), vec![]);
+    }
+
+    /// Two ranks, of which the first or the second is gone.
+    fn two_of_whom_one_is_gone(gone: usize) -> (TcpListener, Watches) {
+        let mut listeners: Vec<_> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let addresses = listeners.iter().map(address).collect();
+        drop(listeners.remove(gone - 1));
+        (listeners.remove(0), watches(addresses))
     }
 
     #[test]
-    fn a_listener_that_is_gone_means_a_process_that_is_gone_only_where_connections_can_be_made() {
-        let (first, second) = (TcpListener::bind("127.0.0.1:0"), TcpListener::bind("127.0.0.1:0"));
-        let (first, second) = (first.unwrap(), second.unwrap());
-        let addresses = vec![address(&first), address(&second)];
-        drop(second);
-        let mut ours = watches(addresses);
-        wait(&mut ours, 2, |w| !w.broken().is_empty());
-        assert_eq!(ours.broken()[0].peer, 2);
+    fn a_listener_that_is_gone_means_a_process_that_is_gone_where_connections_can_be_made_whichever_it_is() {
+        for gone in [1, 2] {
+            let (_other, mut watches) = two_of_whom_one_is_gone(gone);
+            let now = wait_long(&mut watches, gone, Instant::now());
+            // It is not left alone for a while, though it was perhaps called before anybody else was reached.
+            wait(&mut watches, gone, now, |w| !w.broken(now).is_empty());
+            assert_eq!(watches.broken(now)[0].peer, gone);
+        }
+    }
 
-        // Whichever of them it is.
-        let (first, second) = (TcpListener::bind("127.0.0.1:0"), TcpListener::bind("127.0.0.1:0"));
-        let (first, second) = (first.unwrap(), second.unwrap());
-        let addresses = vec![address(&first), address(&second)];
-        drop(first);
-        let mut ours = watches(addresses);
-        assert!(wait(&mut ours, 1, |w| !w.broken().is_empty()) < AGAIN);
-        assert_eq!(ours.broken()[0].peer, 1);
-
-        let only = TcpListener::bind("127.0.0.1:0").unwrap();
+    #[test]
+    fn where_no_connection_can_be_made_nobody_is_gone_and_another_is_tried_after_its_time_and_no_moment_earlier()
+     {
+        let (only, now) = (TcpListener::bind("127.0.0.1:0").unwrap(), Instant::now());
         let addresses = vec![address(&only)];
         drop(only);
         let mut refused = watches(addresses);
-        wait(&mut refused, 1, |w| matches!(w.peers[1], Known::Unknown(_)));
-        assert_eq!(refused.broken(), vec![]);
+        let unknown = |w: &Watches| matches!(w.peers[1], Known::Unknown(at) if at == now);
+        wait(&mut refused, 1, now, unknown);
+        refused.watch(1, now + AGAIN - MOMENT);
+        assert!(unknown(&refused), "it is called too soon");
+        refused.watch(1, now + AGAIN);
+        assert!(!unknown(&refused), "it is not called again");
+        assert_eq!(refused.broken(now + DEADLINE), vec![]);
     }
 
     #[test]
-    fn an_end_that_is_closed_in_good_order_is_no_death() {
-        let theirs = endpoint().door(1, 2);
+    fn an_end_that_is_closed_in_good_order_is_no_death_before_its_last_words_have_had_their_time() {
+        let (theirs, now) = (endpoint().door(1, 2), Instant::now());
         theirs.trust(&known_token());
         let mut watches = watches(vec![theirs.address.clone()]);
-        wait(&mut watches, 1, |w| w.proven);
+        wait(&mut watches, 1, now, |w| w.proven);
         drop(theirs);
-        wait(&mut watches, 1, |w| matches!(w.peers[1], Known::Gone(..)));
-        let Known::Gone(at, why) = &watches.peers[1] else { panic!("it went on") };
-        assert!(*at > Instant::now() + GRACE && why == "it closed its end of the group");
-        assert_eq!(watches.broken(), vec![]);
+        wait(&mut watches, 1, now, |w| is_gone(w, 1));
+        assert_eq!(watches.broken(now + GOODBYE - MOMENT), vec![]);
+        let broken = Broken { peer: 1, why: "it closed its end of the group".to_owned() };
+        assert_eq!(watches.broken(now + GOODBYE), [broken]);
+    }
+
+    fn held(watches: &Watches) -> Vec<bool> {
+        watches.peers.iter().map(|peer| matches!(peer, Known::Held(_))).collect()
     }
 
     #[test]
-    fn nobody_is_watched_who_keeps_nobody_waiting_except_the_next_rank() {
+    fn nobody_is_watched_who_keeps_nobody_waiting_so_long_except_the_next_rank() {
         let listeners: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
         let mut watches = watches(listeners.iter().map(address).collect());
-        watches.watch(3);
-        watches.check();
-        let held = |w: &Watches| w.peers.iter().map(|p| matches!(p, Known::Held(_))).collect::<Vec<_>>();
-        assert_eq!(held(&watches), [false, true, false, false]);
-        wait(&mut watches, 3, |w| held(w)[3]);
+        let begun = Instant::now();
+        for waited in [Duration::ZERO, PAUSE, PATIENCE - MOMENT] {
+            watches.watch(3, begun + waited);
+            watches.check(begun + waited);
+            assert_eq!(held(&watches), [false, true, false, false], "{waited:?}");
+        }
+        watches.watch(3, begun + PATIENCE);
         assert_eq!(held(&watches), [false, true, false, true]);
+    }
+
+    #[test]
+    fn who_is_waited_for_now_and_then_is_waited_for_anew_each_time() {
+        let listeners: Vec<_> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let mut watches = watches(listeners.iter().map(address).collect());
+        let begun = Instant::now();
+        for times in 0..9 {
+            watches.watch(3, begun + times * (PAUSE + MOMENT));
+        }
+        assert_eq!(held(&watches), [false, true, false, false]);
     }
 }

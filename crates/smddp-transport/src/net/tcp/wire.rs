@@ -27,8 +27,9 @@ struct PeerState {
     sends: [Option<usize>; CLASSES],
     /// It has turned from its own connection to the one that this rank made.
     moved: [bool; CLASSES],
-    /// A connection to it ended, when and how; it may have left in good order over another one.
-    ended: Option<(Instant, String)>,
+    /// A connection to it ended, and how; it may have left in good order over another one. With the time at which that was first
+    /// looked at.
+    ended: Option<(Option<Instant>, String)>,
     left: bool,
     broken: Option<String>,
     /// What this process lacks to reach it.
@@ -38,7 +39,7 @@ struct PeerState {
 impl PeerState {
     /// A connection to it has ended.
     fn end(&mut self, why: String) {
-        self.ended.get_or_insert_with(|| (Instant::now(), why));
+        self.ended.get_or_insert((None, why));
     }
 }
 
@@ -62,7 +63,7 @@ const FEW: usize = 2;
 const READY: usize = 256;
 /// A goodbye over one connection may come this much later than the end of another, be it the only one so far: the
 /// process's service thread may still have the other in its hands.
-const GOODBYE: Duration = Duration::from_millis(250);
+pub(super) const GOODBYE: Duration = Duration::from_millis(250);
 
 impl TcpWire {
     pub(crate) fn new(listeners: Arc<Listeners>) -> io::Result<Self> {
@@ -154,13 +155,20 @@ impl TcpWire {
         let peer = conn.peer;
         match conn.step() {
             Ok(made) => return made,
-            Err(Failed::Lost(why)) => self.end(at, why),
-            Err(Failed::Unable(why)) => {
+            Err(failed) => self.give_up(at, peer, failed),
+        }
+        false
+    }
+
+    /// No connection comes about.
+    fn give_up(&mut self, at: usize, peer: usize, failed: Failed) {
+        match failed {
+            Failed::Lost(why) => self.end(at, why),
+            Failed::Unable(why) => {
                 self.peers[peer].unable.get_or_insert(why);
                 self.drop_conn(at);
             }
         }
-        false
     }
 
     /// Goes on over this connection, which the peer made, where this rank is still calling: nobody has heard of that call.
@@ -230,15 +238,13 @@ impl TcpWire {
         true
     }
 
-    fn judge(&mut self) {
+    /// Whoever has not said goodbye in time is gone.
+    fn judge(&mut self, now: Instant) {
         for peer in &mut self.peers {
-            let Some((since, why)) = &peer.ended else { continue };
-            if peer.left || peer.broken.is_some() {
-                peer.ended = None;
-                continue;
-            }
-            if since.elapsed() > GOODBYE {
-                peer.broken = Some(why.clone());
+            if let Some((since, why)) = &mut peer.ended
+                && now.duration_since(*since.get_or_insert(now)) >= GOODBYE
+            {
+                peer.broken = Some(std::mem::take(why));
                 peer.ended = None;
             }
         }
@@ -310,21 +316,33 @@ impl Wire for TcpWire {
                 }
             }
         }
-        if self.peers.iter().any(|peer| peer.ended.is_some()) {
-            self.judge();
+        // Ends that mean nothing.
+        for peer in &mut self.peers {
+            if peer.ended.is_some() && (peer.left || peer.broken.is_some()) {
+                peer.ended = None;
+            }
         }
         moved
     }
 
-    fn watch(&mut self, peer: usize, _: bool) {
+    fn watch(&mut self, peer: usize, _: bool, _: Instant) {
         let connected = self.conns.iter().flatten().any(|conn| conn.peer == peer);
         if !connected && !self.peers[peer].left {
             self.outgoing(peer, 0);
         }
     }
 
-    fn check(&mut self) {
-        for peer in self.silence.look(&self.listeners, self.conns.iter().flatten()) {
+    fn check(&mut self, now: Instant) {
+        for at in 0..self.conns.len() {
+            let Some(conn) = self.conns[at].as_mut().filter(|conn| conn.is_calling()) else { continue };
+            let peer = conn.peer;
+            match conn.check(now) {
+                Ok(()) => _ = self.step(at),
+                Err(failed) => self.give_up(at, peer, failed),
+            }
+        }
+        self.judge(now);
+        for peer in self.silence.look(&self.listeners, self.conns.iter().flatten(), now) {
             self.peers[peer].broken.get_or_insert_with(|| SILENT.to_owned());
         }
     }

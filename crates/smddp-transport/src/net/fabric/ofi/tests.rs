@@ -179,7 +179,7 @@ fn a_peer_that_is_gone_is_noticed_by_whoever_waits_for_it() {
         let sure = provider == "tcp;ofi_rxm";
         let patience = Duration::from_secs(if sure { 20 } else { 1 });
         while wires[0].broken().is_empty() && begun.elapsed() < patience {
-            wires[0].watch(1, false);
+            wires[0].watch(1, false, Instant::now());
             wires[0].poll(&mut sinks[0]);
         }
         println!("{provider}: {:?} after {:?}", wires[0].broken(), begun.elapsed());
@@ -298,7 +298,7 @@ fn kill(provider: &str, idle: bool, patience: Duration) -> Option<bool> {
     child.wait().unwrap();
     let begun = Instant::now();
     while talk.wire.broken().is_empty() && begun.elapsed() < patience {
-        talk.wire.watch(1, false);
+        talk.wire.watch(1, false, Instant::now());
         if idle {
             talk.wire.poll(&mut talk.sink);
         } else {

@@ -3,10 +3,11 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
+use std::time::{Duration, Instant};
 
 use super::world::Random;
 use super::*;
-use crate::net::fabric::engine::Careless;
+use crate::net::fabric::engine::{Careless, PING};
 use crate::net::frame::{Frame, Kind};
 use crate::net::wire::{Destination, Sink, Ticket, Wire};
 
@@ -424,5 +425,45 @@ fn groups_share_an_engine_and_keep_their_frames_apart() {
             assert!(group[0].0.drained());
         }
         assert_eq!(srd.violations(), []);
+    }
+}
+
+#[test]
+fn who_is_waited_for_and_answers_is_pinged_again_after_a_while_and_no_moment_earlier() {
+    struct Nothing;
+    impl Sink for Nothing {
+        fn place(&mut self, _: usize, _: &Frame) -> Destination {
+            Destination::Drop
+        }
+        fn arrived(&mut self, _: usize, _: &Frame) {}
+        fn sent(&mut self, _: Ticket) {}
+    }
+    let (memory, now) = (Memory::new(2), Instant::now());
+    let srd = Srd::new(2, SrdScript::default());
+    let engines: Vec<_> = (0..2).map(|rank| srd.engine(rank, memory.staging(), 2).unwrap()).collect();
+    let mut wires = connect(&engines).unwrap();
+    // Each has heard of the other.
+    for (rank, wire) in wires.iter_mut().enumerate() {
+        // SAFETY: no payload.
+        unsafe { wire.send(1 - rank, &Frame::new(Kind::Credit, 1), std::ptr::null(), 0) };
+    }
+    let mut last_ping = |waited: Option<Duration>| {
+        if let Some(waited) = waited {
+            wires[0].watch(1, false, now + waited);
+        }
+        (0..500).for_each(|_| wires.iter_mut().for_each(|wire| _ = wire.poll(&mut Nothing)));
+        let peers = &lock(&engines[0]).peers;
+        assert!(peers.iter().all(|peer| peer.pinged == 0), "a ping is not answered");
+        peers.iter().find_map(|peer| peer.ping).map(|at| at - now)
+    };
+    assert_eq!(last_ping(None), None);
+    for (waited, last) in [
+        (Duration::ZERO, Duration::ZERO),
+        (PING - Duration::from_nanos(1), Duration::ZERO),
+        (PING, PING),
+        (2 * PING - Duration::from_nanos(1), PING),
+        (9 * PING, 9 * PING),
+    ] {
+        assert_eq!(last_ping(Some(waited)), Some(last), "{waited:?}");
     }
 }

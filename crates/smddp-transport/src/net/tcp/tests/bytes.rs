@@ -1,7 +1,9 @@
 //! What a rank writes that no rank writes.
 
 use std::io::Write;
+use std::net::Shutdown;
 
+use super::super::wire::GOODBYE;
 use super::*;
 use crate::fuzzing::feed::{BYTES, CELL, Feed, HEAD, header};
 
@@ -27,11 +29,8 @@ fn frame(kind: u8, channel: u32, fields: [u64; 6]) -> Vec<u8> {
     [&header(kind, channel, fields)[..], &vec![0x5a; bytes]].concat()
 }
 
-/// What a connection ends with is held back a little, for a goodbye.
-const QUIET: Duration = Duration::from_millis(400);
-
-/// What comes of bytes on a class, within that time.
-fn after(class: usize, bytes: &[Vec<u8>], within: Duration) -> (Feed, Vec<Fault>) {
+/// What comes of bytes on a class.
+fn after(class: usize, bytes: &[Vec<u8>]) -> (Feed, Vec<Fault>) {
     let mut feed = Feed::new();
     let mut stream = feed.call(class);
     feed.turn();
@@ -41,7 +40,7 @@ fn after(class: usize, bytes: &[Vec<u8>], within: Duration) -> (Feed, Vec<Fault>
     let begun = Instant::now();
     loop {
         let faults = feed.settle(std::slice::from_ref(&stream));
-        if !faults.is_empty() || begun.elapsed() > within {
+        if !faults.is_empty() || begun.elapsed() > DEADLINE {
             return (feed, faults);
         }
     }
@@ -94,19 +93,9 @@ fn what_no_rank_sends_is_an_error_that_names_who_sent_it() {
         ("a turn with bytes", 0, vec![frame(MOVE, 0, [0, 0, 3, 0, 0, 0])]),
         ("a turn where there is no other way", 0, vec![frame(MOVE, 0, [0; 6])]),
         ("no frame", 0, vec![vec![0xee; 64]]),
-        ("half a frame and an end", 0, vec![data(0, 0, cell)[..70].to_vec()]),
     ];
     for (name, class, bytes) in cases {
-        let end = name.ends_with("an end");
-        let (mut feed, mut faults) = after(class, &bytes, if end { QUIET } else { DEADLINE });
-        if end {
-            assert_eq!(faults, [], "{name}");
-            // The stream was dropped.
-            let begun = Instant::now();
-            while faults.is_empty() && begun.elapsed() < DEADLINE {
-                faults = feed.turn();
-            }
-        }
+        let (feed, faults) = after(class, &bytes);
         assert!(
             matches!(&faults[..], [Fault::Lost { rank: 0, .. }, ..]),
             "{name}: {faults:?}, {} messages read",
@@ -136,12 +125,32 @@ fn what_a_rank_may_send_is_no_error() {
             stream.write_all(part).unwrap();
         }
         let begun = Instant::now();
-        let mut faults = Vec::new();
-        while begun.elapsed() < Duration::from_millis(300) || feed.read < read && begun.elapsed() < DEADLINE {
-            faults = feed.turn();
+        while feed.read < read && begun.elapsed() < DEADLINE {
+            feed.turn();
         }
+        let mut faults = feed.settle(std::slice::from_ref(&stream));
+        // What is held back would be told by then.
+        faults.extend(feed.turn_at(Instant::now() + 2 * GOODBYE));
         assert_eq!((feed.read, &faults[..]), (read, &[][..]), "case {case}");
     }
+}
+
+#[test]
+fn who_hangs_up_in_the_middle_of_a_frame_is_lost_once_a_goodbye_has_had_its_time_and_no_moment_earlier() {
+    let (mut feed, now) = (Feed::new(), Instant::now());
+    let mut stream = feed.call(0);
+    stream.write_all(&data(0, 0, CELL as u64)[..70]).unwrap();
+    stream.shutdown(Shutdown::Write).unwrap();
+    stream.set_nonblocking(true).unwrap();
+    // Whoever has noticed hangs up, too.
+    while !matches!(stream.read(&mut [0; 64]), Ok(0)) {
+        assert_eq!(feed.turn_at(now), []);
+    }
+    for held_back in [Duration::ZERO, GOODBYE - Duration::from_nanos(1)] {
+        assert_eq!(feed.turn_at(now + held_back), []);
+    }
+    let faults = feed.turn_at(now + GOODBYE);
+    assert!(matches!(&faults[..], [Fault::Lost { rank: 0, .. }]), "{faults:?}");
 }
 
 /// The next number of a row that looks like chance.

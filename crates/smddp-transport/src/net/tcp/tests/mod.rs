@@ -59,7 +59,7 @@ impl Pair {
             assert!(begun.elapsed() < DEADLINE, "the ranks do not come to an end: {got:?}");
             for (rank, group) in self.groups.iter_mut().enumerate() {
                 group.turn();
-                if let Some(fault) = group.faults().pop() {
+                if let Some(fault) = group.faults(Instant::now()).pop() {
                     return Err(fault);
                 }
                 if !opened[rank] {

@@ -70,7 +70,7 @@ impl Lonely {
     /// What a rank does that waits.
     fn turn(&mut self) -> Vec<Broken> {
         self.wire.poll(&mut self.sink);
-        self.wire.check();
+        self.wire.check(Instant::now());
         std::thread::park_timeout(Duration::from_millis(2));
         self.wire.broken()
     }
