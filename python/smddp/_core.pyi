@@ -329,6 +329,9 @@ def launched(port: int | None = None) -> tuple[int, int, int, int | None, tuple[
 def settings() -> list[tuple[str, str, str, str, str]]:
     """(name, value, default, where the value came from, what it does) of every SMDDP_* setting."""
 
+def say(warning: bool, text: str) -> None:
+    """A line of the log, where SMDDP_DEBUG asks for warnings, or for facts. Never raises."""
+
 def info() -> dict[str, Any]:
     """What was found on this machine: host, cores, SIMD level, what serves in a node and between nodes, staging."""
 

@@ -3,8 +3,11 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
+
+import smddp
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess:
@@ -170,9 +173,37 @@ os.wait()
 """
     done = python(code, SMDDP_DEBUG="INFO")
     assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith("smddp: group")]
+    lines = [line for line in done.stderr.splitlines() if "SMDDP INFO group" in line and "all_gather" in line]
     assert len(lines) == 1
-    assert "all_gather" in lines[0] and "reduce_scatter" in lines[0]
+    assert "reduce_scatter" in lines[0]
+
+
+def test_the_log_says_when_where_and_how_grave_and_names_who_is_late():
+    code = """
+import os, tempfile, time, torch.distributed as dist
+store = tempfile.mktemp()
+rank = 1 if os.fork() == 0 else 0
+os.environ['RANK'] = str(rank)
+dist.init_process_group('smddp', init_method='file://' + store, rank=rank, world_size=2)
+time.sleep(3 * rank)
+dist.barrier()
+dist.destroy_process_group()
+if rank == 1:
+    os._exit(0)
+os.wait()
+"""
+    done = python(code, SMDDP_DEBUG="TRACE")
+    assert done.returncode == 0, done.stderr
+    shape = re.compile(r"(20\d\d-\d\d-\d\dT[\d:]{8}\.\d{6}Z) (\S+):(\d+) \[([01?])\] SMDDP ([A-Z]+) (.+)")
+    found = [shape.fullmatch(line) for line in done.stderr.splitlines()]
+    assert all(found), done.stderr
+    of_0 = [match.groups()[4:] for match in found if match[4] == "0"]
+    assert sorted(match[1] for match in found if match[4] == "0") == [match[1] for match in found if match[4] == "0"]
+    assert [text for level, text in of_0 if level == "VERSION"] == [f"version {smddp.__version__}"]
+    (late,) = [text for level, text in of_0 if "has waited" in text]
+    assert re.match(r"barrier #\d+ on group", late) and "not here yet: rank 1 (" in late, late
+    traced = [text for level, text in of_0 if level == "TRACE" and text.startswith(late.split(" on ")[0])]
+    assert [text.split("`")[2].split(":")[0] for text in traced] == [" begins", " ends"], traced
 
 
 def test_the_function_info_knows_the_open_groups():

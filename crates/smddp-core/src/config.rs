@@ -148,7 +148,8 @@ settings! {
     SMDDP_CUDA_AHEAD = "0", own, cuda_ahead: bool = named;
     /// the CUDA driver's file; empty: the one that is loaded already, then libcuda.so.1 on the loader's path
     SMDDP_CUDA_LIBRARY = "", own, cuda: Option<PathBuf> = some(as_it_is);
-    /// VERSION, WARN, INFO or TRACE: what is told on standard error
+    /// what is told on standard error: VERSION, WARN (what is wrong, too), INFO (the ways that bytes take, ranks that are
+    /// seconds late, why a group failed), TRACE (each collective)
     SMDDP_DEBUG = "WARN", own, debug: Level = named;
     /// write it to this file instead; %h is the host, %p the process
     SMDDP_DEBUG_FILE = "", own, debug_file: Option<String> = some(as_it_is);

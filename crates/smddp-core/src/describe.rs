@@ -1,5 +1,7 @@
 //! Errors in words: both calls of a mismatch, who is missing, who died.
 
+use std::time::Duration;
+
 use smddp_plan::Collective;
 use smddp_transport::{Group, Head, Mismatch};
 
@@ -50,6 +52,16 @@ pub(crate) fn timeout(group: &Group, name: &str, op: &Operation) -> Error {
     let (missing, detail) = absent(group, name, op);
     let what = numbered(op.collective, op.seq);
     Error::Timeout { what, group: name.to_owned(), after: op.timeout, missing, detail }
+}
+
+/// Who is known not to have come yet, nobody asked; `None` where all have come, or it is not known of anybody.
+pub(crate) fn late(group: &Group, name: &str, op: &Operation, after: Duration) -> Option<String> {
+    let absent = |&rank: &usize| rank != group.rank() && group.arrived(rank, op.seq) == Some(false);
+    let absent: Vec<usize> = (0..group.size()).filter(absent).collect();
+    (!absent.is_empty()).then(|| {
+        let (what, who) = (numbered(op.collective, op.seq), report::list(group, &absent));
+        format!("{what} on group `{name}` has waited for {} s; not here yet: {who}", after.as_secs())
+    })
 }
 
 /// An operation that is on the device since, and does not end there.

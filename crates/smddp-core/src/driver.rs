@@ -14,6 +14,7 @@ use crate::error::Error;
 use crate::exec;
 use crate::head;
 use crate::ledger::Record;
+use crate::log::{self, Level};
 use crate::op::Operation;
 use crate::p2p::{PointToPoint, Request};
 use crate::recorder::{Outcome, Recorder, Tally};
@@ -52,6 +53,10 @@ pub(crate) struct Driver {
     releasing: Option<Instant>,
     /// The error that came of another rank's report, and the report.
     heard: Option<(Error, String)>,
+    /// SMDDP_DEBUG=TRACE.
+    traced: bool,
+    /// The last call of which it was told that ranks are late.
+    told_late: Option<u64>,
 }
 
 impl Driver {
@@ -73,6 +78,8 @@ impl Driver {
             enqueued: VecDeque::new(),
             releasing: None,
             heard: None,
+            traced: log::tells(Level::Trace),
+            told_late: None,
         }
     }
 
@@ -83,6 +90,14 @@ impl Driver {
             self.record.add(op.bound.head);
         }
         self.recorder.submitted(op.seq, op.bound.head, op.bound.bytes, self.queue.is_empty());
+        if self.traced {
+            let (what, algorithm) = (numbered(op.collective, op.seq), op.bound.choice.algorithm);
+            let bytes = op.bound.bytes;
+            log::say(
+                Level::Trace,
+                &format!("{what} on group `{}` begins: {bytes} bytes by {}", self.name, algorithm.name()),
+            );
+        }
         self.next += 1;
         self.queue.push_back(op);
         self.next - 1
@@ -159,6 +174,10 @@ impl Driver {
                     self.tally.add(op.collective, op.bound.choice.algorithm, op.bound.bytes);
                     if let Some(op) = self.queue.pop_front() {
                         self.recorder.ended(op.seq, Outcome::Ok, self.queue.front().map(|op| op.seq));
+                        if self.traced {
+                            let what = numbered(op.collective, op.seq);
+                            log::say(Level::Trace, &format!("{what} on group `{}` ends", self.name));
+                        }
                         self.over(op);
                     }
                 }

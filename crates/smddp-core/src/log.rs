@@ -1,4 +1,12 @@
-//! One line a fact, in the shape NCCL's users know: `host:pid [rank] SMDDP LEVEL text`.
+//! One line a fact, in the shape NCCL's users know: `time host:pid [rank] SMDDP LEVEL text`. What Python has to tell comes
+//! here, too.
+//!
+//! | level | what is told from there on |
+//! |---|---|
+//! | VERSION | rank 0's version |
+//! | WARN | what is wrong, or will be |
+//! | INFO | each group's ways and network, who is seconds late, why a group failed |
+//! | TRACE | each collective's begin and end |
 
 use std::io::Write;
 use std::sync::OnceLock;
@@ -24,7 +32,15 @@ static LOG: OnceLock<Log> = OnceLock::new();
 
 /// From here on facts of that level are told; the first one who opens it counts.
 pub(crate) fn open(level: Level, file: Option<String>, rank: Option<String>) {
-    let _ = LOG.set(Log { level, file, rank });
+    let first = rank.as_deref().is_none_or(|rank| rank == "0");
+    if LOG.set(Log { level, file, rank }).is_ok() && first {
+        say(Level::Version, &format!("version {}", env!("CARGO_PKG_VERSION")));
+    }
+}
+
+/// Whether facts of that level are told.
+pub fn tells(level: Level) -> bool {
+    LOG.get().is_some_and(|log| level <= log.level)
 }
 
 /// Tells `text` if the settings ask for this level.
@@ -33,8 +49,8 @@ pub fn say(level: Level, text: &str) {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let (host, pid) = (host.trim(), std::process::id());
     let rank = log.rank.as_deref().unwrap_or("?");
-    let name = format!("{level:?}").to_uppercase();
-    let line = format!("{host}:{pid} [{rank}] SMDDP {name} {text}\n");
+    let (now, name) = (jiff::Timestamp::now(), format!("{level:?}").to_uppercase());
+    let line = format!("{now:.6} {host}:{pid} [{rank}] SMDDP {name} {text}\n");
     let to_file = log.file.as_ref().and_then(|pattern| {
         let path = pattern.replace("%h", host).replace("%p", &pid.to_string());
         let opened = std::fs::OpenOptions::new().create(true).append(true).open(&path);

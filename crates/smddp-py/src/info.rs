@@ -5,7 +5,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use smddp_core::config::SETTINGS;
-use smddp_core::{Config, Endpoint};
+use smddp_core::{Config, Endpoint, log};
 use smddp_rendezvous::Launched;
 
 use crate::errors::{not_met, raise};
@@ -22,6 +22,15 @@ pub(crate) fn settings() -> Vec<(String, String, String, String, String)> {
             (s.name.to_owned(), value, s.default.to_owned(), source.to_owned(), s.what.to_owned())
         })
         .collect()
+}
+
+/// A line of the log, where SMDDP_DEBUG asks for facts like it.
+#[pyfunction]
+pub(crate) fn say(warning: bool, text: &str) {
+    // Whoever reads the settings first opens the log; one that is not valid is told by whoever makes a group.
+    if Config::get().is_ok() {
+        log::say(if warning { log::Level::Warn } else { log::Level::Info }, text);
+    }
 }
 
 /// What was found on this machine.

@@ -10,6 +10,7 @@ use crate::call::numbered;
 use crate::describe;
 use crate::error::Error;
 use crate::head;
+use crate::log::{self, Level};
 use crate::recorder::Outcome;
 use crate::report;
 
@@ -22,6 +23,9 @@ const DEATH_IS_TOLD: Duration = Duration::from_secs(1);
 /// Between nodes messages have a way of their own, so one that was sent before its sender left may come after that notice. At
 /// its end the sender says so; this is for one that dies before it has.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// A call that waits so long for a rank says so.
+const LATE: Duration = Duration::from_secs(2);
 
 impl Driver {
     pub(super) fn examine_faults(&mut self, now: Instant) -> Result<Option<Error>, Error> {
@@ -67,6 +71,12 @@ impl Driver {
         }
         if let Some(op) = self.queue.front_mut() {
             let since = *op.submitted.get_or_insert(now);
+            if now.duration_since(since) >= LATE && self.told_late != Some(op.seq) {
+                self.told_late = Some(op.seq);
+                if let Some(text) = describe::late(&self.group, &self.name, op, now.duration_since(since)) {
+                    log::say(Level::Info, &text);
+                }
+            }
             if now.duration_since(since) >= op.timeout {
                 self.group.survey();
                 // Another rank may have found the cause meanwhile: that took its time.
