@@ -16,7 +16,7 @@ pub(super) const LINE: usize = 64;
 /// Which instantiation of the kernels runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {
-    /// What the target guarantees (SSE2 on x86-64). Streaming stores are ordinary stores here.
+    /// What the target guarantees (SSE2 on x86-64, NEON on aarch64). Streaming stores are ordinary stores here.
     Scalar,
     #[cfg(target_arch = "x86_64")]
     Avx2,
