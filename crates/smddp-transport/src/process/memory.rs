@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::param::page_size;
 
 use super::order::Count;
 
@@ -117,8 +118,9 @@ impl Memory {
 
     /// Touches pages ahead of use, so that the first operation does not pay for them. Best effort.
     pub(crate) fn populate(&self, offset: usize, bytes: usize, write: bool) {
-        let start = offset & !4095;
-        let end = (offset + bytes).next_multiple_of(4096).min(self.len);
+        let page = page_size();
+        let start = offset - offset % page;
+        let end = (offset + bytes).next_multiple_of(page).min(self.len);
         let advice = if write { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
         // SAFETY: the range lies inside this mapping (checked by `at`); populating changes no bytes.
         let _ = unsafe { rustix::mm::madvise(self.at(start, end - start).cast(), end - start, advice) };
@@ -133,10 +135,16 @@ impl Memory {
         self.pinned.load(Ordering::Relaxed)
     }
 
-    /// Gives the pages back to the system; they read as zero afterwards. `offset` and `bytes` are page multiples.
+    /// Gives the whole pages in there back to the system; they read as zero afterwards. The kernel would round the end up, and
+    /// take along what lies behind it.
     pub(crate) fn discard(&self, offset: usize, bytes: usize) {
+        let page = page_size();
+        let (start, end) = (offset.next_multiple_of(page), offset + bytes - (offset + bytes) % page);
+        if start >= end {
+            return;
+        }
         // SAFETY: in range (checked by `at`); the caller's allocator owns the range and nobody reads it any more.
-        let _ = unsafe { libc::madvise(self.at(offset, bytes).cast(), bytes, libc::MADV_REMOVE) };
+        let _ = unsafe { libc::madvise(self.at(start, end - start).cast(), end - start, libc::MADV_REMOVE) };
     }
 }
 
