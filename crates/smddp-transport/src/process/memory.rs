@@ -154,3 +154,27 @@ impl Drop for Memory {
         let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_pages_are_given_back() {
+        let page = page_size();
+        let (memory, _fd) = Memory::create(6 * page).unwrap();
+        let words = |memory: &Memory| -> Vec<u64> {
+            (0..12).map(|half| memory.word64(half * page / 2).load(Ordering::Relaxed)).collect()
+        };
+        let fill = || (0..12).for_each(|half| memory.word64(half * page / 2).store(7, Ordering::Relaxed));
+        // From the middle of page 1 to the middle of page 4: pages 2 and 3.
+        fill();
+        memory.discard(page + page / 2, 3 * page);
+        assert_eq!(words(&memory), [7, 7, 7, 7, 0, 0, 0, 0, 7, 7, 7, 7]);
+        // A whole one; and one that lies in two, neither of them whole.
+        fill();
+        memory.discard(page, page);
+        memory.discard(4 * page + page / 2, page);
+        assert_eq!(words(&memory), [7, 7, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7]);
+    }
+}

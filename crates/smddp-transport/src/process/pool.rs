@@ -243,6 +243,12 @@ impl Pool {
         }
     }
 
+    /// From now on a device may know any page of `memory`. Behind the lock: whoever gives one back for want of this has done so.
+    pub(crate) fn pin(&self, memory: &Memory) {
+        let _state = lock(&self.state);
+        memory.pin();
+    }
+
     /// Forgets which regions were `owner`'s: the group is gone, any other may have them when they are released.
     pub(crate) fn disown(&self, memory: &Memory, owner: u64) {
         let mut state = lock(&self.state);
