@@ -39,7 +39,7 @@ impl Control {
             keep
         });
         if let Some(offset) = state.free.get_mut(&bytes).and_then(Vec::pop) {
-            memory.discard(offset, bytes);
+            memory.clear(offset, bytes);
             return Some(offset);
         }
         if state.next + bytes > CONTROL_BYTES {

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
@@ -126,6 +126,14 @@ impl Memory {
         let _ = unsafe { rustix::mm::madvise(self.at(start, end - start).cast(), end - start, advice) };
     }
 
+    /// Writes zeros, by words: others may look at some of them meanwhile. Whoever sees one sees all that came before as done.
+    pub(crate) fn clear(&self, offset: usize, bytes: usize) {
+        fence(Ordering::Release);
+        for at in (offset..offset + bytes).step_by(8) {
+            self.word64(at).store(0, Ordering::Relaxed);
+        }
+    }
+
     /// From now on a device may know any of its pages, and would go on with the old one where a page is given back.
     pub(crate) fn pin(&self) {
         self.pinned.store(true, Ordering::Relaxed);
@@ -135,7 +143,7 @@ impl Memory {
         self.pinned.load(Ordering::Relaxed)
     }
 
-    /// Gives the whole pages in there back to the system; they read as zero afterwards. The kernel would round the end up, and
+    /// Gives the whole pages in there back to the system; they read as zero afterwards, but for emulators. The kernel would round the end up, and
     /// take along what lies behind it.
     pub(crate) fn discard(&self, offset: usize, bytes: usize) {
         let page = page_size();
