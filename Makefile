@@ -1,7 +1,7 @@
 # All targets share one virtual environment, .venv, and set it up themselves.
 # Settings: PYTHON=python3.12 (which Python makes .venv), PYTEST_ARGS="-k ring" (instead of -m "not slow"),
 #           TORCHES="2.5.* 2.7.* newest" (for test-torches), TENSORFLOWS, TRANSFORMERS="4.57.*" (for test-transformers),
-#           FREETHREADED=python3.13t (for wheel-freethreaded),
+#           FREETHREADED=python3.13t (for wheel-freethreaded), WHEELS=wheel-portable (for check-package, instead of both),
 #           FUZZ_SECONDS=60 and FUZZ_TARGETS="tcp shm" (for check-deep), MATRIX_ARGS="--ways shm --sizes 2"
 #           (for fault-matrix and mismatch-matrix).
 
@@ -17,6 +17,7 @@ TORCHES     ?= 2.5.* 2.7.* newest
 TENSORFLOWS ?= 2.12.* 2.15.* newest
 TRANSFORMERS ?= 4.57.*
 FREETHREADED ?= python3.14t
+WHEELS      ?= wheel-portable wheel-aarch64
 PYTEST_ARGS ?= -m "not slow"
 NPROC       ?= 4
 
@@ -310,9 +311,16 @@ wheel: dist/.wheel ## build the wheel into dist/
 
 .PHONY: wheel-portable
 wheel-portable: $(STAMPS)/zig ## build the wheel for any Linux from glibc 2.28 on, into dist/portable/
-	rm -rf dist/portable
+	rm -f dist/portable/smddp-*_$$(uname -m).whl
 	$(BUILD_WHEEL) dist/portable --portable --interpreter $(BIN)/python
-	@ls -l dist/portable/smddp-*.whl
+	@ls -l dist/portable/smddp-*_$$(uname -m).whl
+
+# Built on any machine that has Rust's standard library for it; a machine of that kind is not needed.
+.PHONY: wheel-aarch64
+wheel-aarch64: $(STAMPS)/zig ## the same for aarch64 (Graviton, Grace), beside it
+	rm -f dist/portable/smddp-*_aarch64.whl
+	$(BUILD_WHEEL) dist/portable --portable aarch64-unknown-linux-gnu --interpreter $(BIN)/python
+	@ls -l dist/portable/smddp-*_aarch64.whl
 
 # A wheel of the stable ABI installs on no free-threaded Python before 3.15: this one is for one version.
 .PHONY: wheel-freethreaded
@@ -327,11 +335,13 @@ sdist: $(STAMPS)/maturin ## build the source distribution into dist/portable/
 	$(BIN)/maturin sdist --out dist/portable
 	@ls -l dist/portable/smddp-*.tar.gz
 
-# Not in `make check`: it builds the wheel twice more, and compiles cargo-deny once.
+# Not in `make check`: it builds each wheel twice more, and compiles cargo-deny once.
 .PHONY: check-package
-check-package: wheel-portable $(STAMPS)/package-tools $(STAMPS)/cargo-deny ## what a release must pass: metadata, ABI, licences, bill of materials, two equal builds
+check-package: $(STAMPS)/package-tools $(STAMPS)/cargo-deny ## what a release must pass: metadata, ABI, licences, bill of materials, two equal builds
+	rm -rf dist/portable
+	$(MAKE) $(WHEELS)
 	$(MAKE) sdist
-	PATH="$(BIN):$$PATH" bash scripts/check-package.sh dist/portable/smddp-*.whl dist/portable/smddp-*.tar.gz
+	PATH="$(BIN):$$PATH" bash scripts/check-package.sh dist/portable/smddp-*.tar.gz dist/portable/smddp-*.whl
 
 # To be committed, so that every way to build the wheel has them.
 .PHONY: third-party

@@ -41,7 +41,7 @@ RUN pip install --no-cache-dir --index-url "${TORCH_INDEX}" "${TORCH}" \
     && pip install --no-cache-dir numpy mpi4py==4.1.2 sagemaker-pytorch-training==3.0.0 sagemaker-training==5.1.4
 
 COPY dist/portable/smddp-*.whl /tmp/smddp/
-RUN pip install --no-cache-dir --no-deps /tmp/smddp/smddp-*.whl && rm -r /tmp/smddp
+RUN pip install --no-cache-dir --no-deps "/tmp/smddp/smddp-"*_"$(uname -m)".whl && rm -r /tmp/smddp
 
 # Hosts of a job reach each other with one key, that of the image: who has the image can enter its jobs' hosts, if a
 # network leads there.

@@ -9,7 +9,7 @@ FROM ${BASE}
 
 COPY dist/portable/smddp-*.whl /tmp/smddp/
 RUN pip uninstall --yes smdistributed-dataparallel smdistributed-modelparallel \
-    && pip install --no-cache-dir --no-deps /tmp/smddp/smddp-*.whl \
+    && pip install --no-cache-dir --no-deps "/tmp/smddp/smddp-"*_"$(uname -m)".whl \
     && rm -r /tmp/smddp
 
 # What a job of this image finds, and whether its ranks can meet at all: an image that cannot is not made.

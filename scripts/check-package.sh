@@ -2,9 +2,11 @@
 # Holds what would be published against what indexes, installers and readers expect; `make check-package` calls it with
 # its tools on the path.
 #
-#   scripts/check-package.sh WHEEL SDIST
+#   scripts/check-package.sh SDIST WHEEL...
 set -euo pipefail
-wheel=$(realpath "$1") sdist=$(realpath "$2")
+sdist=$(realpath "$1")
+shift
+mapfile -t wheels < <(realpath "$@")
 cd "$(dirname "$0")/.."
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
@@ -12,18 +14,25 @@ trap 'rm -rf "$scratch"' EXIT
 step() { printf '\n== %s\n' "$*"; }
 
 step "the metadata (twine, pyroma)"
-twine check --strict "$wheel" "$sdist"
+twine check --strict "${wheels[@]}" "$sdist"
 pyroma --min 10 "$sdist"
 
 step "the stable ABI (abi3audit)"
-python scripts/check_abi.py "$wheel"
+for wheel in "${wheels[@]}"; do
+    python scripts/check_abi.py "$wheel"
+done
 
-step "the wheel's own tests"
-WHEEL=$wheel python -m pytest -q tests/wheel tests/source/test_third_party.py tests/source/test_publishing.py
+step "the wheels' own tests"
+for wheel in "${wheels[@]}"; do
+    WHEEL=$wheel python -m pytest -q tests/wheel
+done
+python -m pytest -q tests/source/test_third_party.py tests/source/test_publishing.py
 
 step "the bill of materials (CycloneDX's schema)"
-unzip -q "$wheel" '*.dist-info/sboms/*' -d "$scratch/wheel"
-for bill in "$scratch"/wheel/*.dist-info/sboms/*; do
+for wheel in "${wheels[@]}"; do
+    unzip -q "$wheel" '*.dist-info/sboms/*' -d "$scratch/bills/${wheel##*_}"
+done
+for bill in "$scratch"/bills/*/*.dist-info/sboms/*; do
     python - "$bill" <<'PYTHON'
 import sys
 from pathlib import Path
@@ -62,11 +71,14 @@ tar -xzf "$sdist" -C "$scratch/source" --strip-components 1
 # What is downloaded already is not downloaded again.
 mkdir -p "${CARGO_HOME:-$HOME/.cargo}/registry"
 ln -s "${CARGO_HOME:-$HOME/.cargo}/registry" "$scratch/cargo/registry"
-SOURCE=$scratch/source RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup} CARGO_HOME=$scratch/cargo CARGO_TARGET_DIR=$scratch/target \
-    bash scripts/build-wheel.sh "$scratch/out" --portable --interpreter "$(command -v python)"
-again=$scratch/out/${wheel##*/}
-if ! cmp "$wheel" "$again"; then
-    diff <(unzip -v "$wheel") <(unzip -v "$again") || true
-    exit 1
-fi
-sha256sum "$wheel" "$sdist"
+for wheel in "${wheels[@]}"; do
+    target=$(sed -E 's/.*manylinux_[0-9]+_[0-9]+_(.*)\.whl/\1-unknown-linux-gnu/' <<<"$wheel")
+    SOURCE=$scratch/source RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup} CARGO_HOME=$scratch/cargo CARGO_TARGET_DIR=$scratch/target \
+        bash scripts/build-wheel.sh "$scratch/out" --portable "$target" --interpreter "$(command -v python)"
+    again=$scratch/out/${wheel##*/}
+    if ! cmp "$wheel" "$again"; then
+        diff <(unzip -v "$wheel") <(unzip -v "$again") || true
+        exit 1
+    fi
+done
+sha256sum "${wheels[@]}" "$sdist"

@@ -18,8 +18,11 @@ at_least() {
 apt='apt-get update && apt-get install -y'
 [ "$(id -u)" = 0 ] || apt='sudo apt-get update && sudo apt-get install -y'
 
-[ "$(uname -s)-$(uname -m)" = Linux-x86_64 ] ||
-    lacks "Linux on x86-64 (this is $(uname -s) on $(uname -m))" "another machine; no other platform is supported yet"
+case "$(uname -s)-$(uname -m)" in
+Linux-x86_64 | Linux-aarch64) ;;
+*) lacks "Linux on x86-64 or aarch64 (this is $(uname -s) on $(uname -m))" \
+    "another machine; no other platform is supported yet" ;;
+esac
 
 rustup="curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y"
 if ! command -v cargo >/dev/null 2>&1 || ! command -v rustc >/dev/null 2>&1; then

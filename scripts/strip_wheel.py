@@ -5,6 +5,10 @@ What a linker that knows --strip-debug would have done. Entries keep their order
 
 import base64
 import hashlib
+import os
+import platform
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,17 +16,40 @@ import zipfile
 from pathlib import Path
 
 
-def stripped(module: bytes) -> bytes:
+def tool(machine: str) -> tuple[list[str], dict[str, str]]:
+    """What takes debug information out of modules for that processor, and its environment.
+
+    binutils' strip often knows this machine's processor alone; the objcopy that comes with Rust knows all of them.
+    """
+    if machine == platform.machine():
+        return ["strip"], {}
+    asked = subprocess.run(["rustc", "--print", "sysroot"], check=True, stdout=subprocess.PIPE, text=True)
+    sysroot = Path(asked.stdout.strip())
+    found = sorted(sysroot.glob("lib/rustlib/*/bin/rust-objcopy"))
+    if found:
+        return [str(found[0])], {"LD_LIBRARY_PATH": str(sysroot / "lib")}
+    strip = f"{machine}-linux-gnu-strip"
+    if shutil.which(strip):
+        return [strip], {}
+    sys.exit(
+        f"missing: a program that strips modules for {machine}: neither {strip} nor a rust-objcopy in {sysroot}\n"
+        f"    install it with: apt-get install binutils-{machine.replace('_', '-')}-linux-gnu"
+    )
+
+
+def stripped(module: bytes, machine: str) -> bytes:
+    command, environment = tool(machine)
     with tempfile.NamedTemporaryFile(suffix=".so") as file:
         Path(file.name).write_bytes(module)
-        subprocess.run(["strip", "--strip-debug", file.name], check=True)
+        subprocess.run([*command, "--strip-debug", file.name], check=True, env={**os.environ, **environment})
         return Path(file.name).read_bytes()
 
 
 def main(path: Path) -> None:
+    machine = re.search(r"manylinux_\d+_\d+_(\w+)\.whl$", path.name)[1]
     with zipfile.ZipFile(path) as archive:
         entries = [(info, archive.read(info)) for info in archive.infolist()]
-    changed = {info.filename: stripped(data) for info, data in entries if info.filename.endswith(".so")}
+    changed = {info.filename: stripped(data, machine) for info, data in entries if info.filename.endswith(".so")}
     partial = path.with_suffix(".partial")
     with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
         for info, data in entries:

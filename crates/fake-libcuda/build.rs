@@ -10,8 +10,13 @@ fn variable(name: &str) -> String {
 
 fn library(source: &Path, object: &Path) {
     let mut command = Command::new(variable("RUSTC"));
+    // Which linker cargo has for another platform than this machine's.
+    if let Ok(linker) = std::env::var("RUSTC_LINKER") {
+        command.arg("-C").arg(format!("linker={linker}"));
+    }
     command
         .args(["--edition", "2024", "--crate-type", "cdylib", "--crate-name", "cuda"])
+        .args(["--target", &variable("TARGET")])
         .args(["-C", "panic=abort", "-C", "opt-level=2", "-C", "debuginfo=0"])
         .args(["-C", "link-arg=-Wl,-soname,libcuda.so.1", "-o"])
         .arg(object)

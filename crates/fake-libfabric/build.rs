@@ -19,10 +19,13 @@ fn main() {
     let (archive, object) = (out.join("libfake.a"), out.join("libfabric.so.1"));
     run(Command::new(variable("RUSTC"))
         .args(["--edition", "2024", "--crate-type", "staticlib", "--crate-name", "fake"])
+        .args(["--target", &variable("TARGET")])
         .args(["-C", "panic=abort", "-C", "relocation-model=pic", "-C", "opt-level=1", "-o"])
         .arg(&archive)
         .arg(here.join("src/fake.rs")));
-    run(Command::new(std::env::var("CC").unwrap_or_else(|_| "cc".to_owned()))
+    let compiler =
+        std::env::var("RUSTC_LINKER").or_else(|_| std::env::var("CC")).unwrap_or_else(|_| "cc".to_owned());
+    run(Command::new(compiler)
         .args(["-shared", "-o"])
         .arg(&object)
         .arg(format!("-Wl,--version-script={}", here.join("src/fake.map").display()))

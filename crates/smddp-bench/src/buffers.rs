@@ -5,6 +5,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 
 use rustix::mm::{Advice, madvise};
+use rustix::param::page_size;
 
 use crate::error::{Error, Result};
 
@@ -12,7 +13,6 @@ use crate::error::{Error, Result};
 pub(crate) const GUARD: usize = 64;
 
 const GUARD_BYTE: u8 = 0x5C;
-const PAGE: usize = 4096;
 const HUGE_PAGE: usize = 2 << 20;
 /// Buffers from here on are aligned to, and asked to consist of, huge pages.
 const HUGE_FROM: usize = 4 << 20;
@@ -35,7 +35,7 @@ unsafe impl Send for Buffer {}
 impl Buffer {
     /// Zeroed memory for up to `capacity` bytes, all of them in use.
     pub(crate) fn new(capacity: usize) -> Result<Buffer> {
-        let align = if capacity >= HUGE_FROM { HUGE_PAGE } else { PAGE };
+        let align = if capacity >= HUGE_FROM { HUGE_PAGE } else { page_size() };
         let layout = capacity
             .checked_add(align + GUARD)
             .and_then(|size| Layout::from_size_align(size, align).ok())
@@ -123,7 +123,7 @@ mod tests {
 
     #[test]
     fn data_is_aligned_for_pages_and_huge_pages() {
-        assert_eq!(Buffer::new(100).unwrap().bytes().as_ptr() as usize % PAGE, 0);
+        assert_eq!(Buffer::new(100).unwrap().bytes().as_ptr() as usize % page_size(), 0);
         assert_eq!(Buffer::new(HUGE_FROM).unwrap().bytes().as_ptr() as usize % HUGE_PAGE, 0);
     }
 

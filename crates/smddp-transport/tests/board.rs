@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::param::page_size;
 use smddp_transport::Card;
 use smddp_transport::shm::{Near, Prepared};
 use smddp_transport::{Board, Lent};
@@ -27,7 +28,7 @@ fn from_hex(text: &str) -> Vec<u8> {
 
 fn word(board: &Board, rank: usize, index: usize) -> &AtomicU64 {
     let page = board.page(rank).unwrap();
-    assert!(page.addr().is_multiple_of(Board::PAGE));
+    assert!(page.addr().is_multiple_of(page_size()) && Board::PAGE.is_multiple_of(page_size()));
     // SAFETY: within the page, which lives as long as the board; reached as an atomic by all.
     unsafe { AtomicU64::from_ptr(page.cast::<u64>().add(index)) }
 }

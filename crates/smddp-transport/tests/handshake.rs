@@ -368,7 +368,7 @@ fn a_process_without_descriptors_lets_callers_wait_and_stays_idle() {
     let mut address =
         libc::sockaddr_un { sun_family: libc::AF_UNIX as libc::sa_family_t, sun_path: [0; 108] };
     for (place, byte) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
-        *place = byte.cast_signed();
+        *place = byte as libc::c_char;
     }
     let length = size_of::<libc::sa_family_t>() + 1 + name.len();
     let thread = service_thread();

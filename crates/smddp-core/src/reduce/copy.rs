@@ -7,6 +7,8 @@
 #[cfg(target_arch = "x86_64")]
 use super::avx2::Avx2;
 use super::level::{Isa, LINE, Level, Scalar};
+#[cfg(target_arch = "aarch64")]
+use super::neon::Neon;
 
 /// Bytes from which the register loop runs. It needs at least two registers of the widest set.
 const OWN_LOOP: usize = 256;
@@ -32,6 +34,8 @@ pub(super) unsafe fn copy_at<const TEE: bool>(
     unsafe {
         match level {
             Level::Scalar => move_bytes::<Scalar, TEE>(kept, cell, src, n, stream),
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon => move_bytes::<Neon, TEE>(kept, cell, src, n, stream),
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => avx2::<TEE>(kept, cell, src, n, stream),
         }

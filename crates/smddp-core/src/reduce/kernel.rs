@@ -9,6 +9,8 @@
 use super::avx2::Avx2;
 use super::element::{And, Combine, Complex, Element, Finish, Max, Min, Or, Prod, Sum, Truth, Xor};
 use super::level::{Isa, LINE, Level, Scalar};
+#[cfg(target_arch = "aarch64")]
+use super::neon::Neon;
 use crate::types::{DType, RedOp};
 use ::half::{bf16, f16};
 
@@ -111,12 +113,20 @@ fn at_level<E: Element, O: Combine<E::Acc>, const W: usize, const V: usize>(leve
         Level::Scalar => scalar::<E, O, W, V>,
         #[cfg(target_arch = "x86_64")]
         Level::Avx2 => avx2::<E, O, W, V>,
+        #[cfg(target_arch = "aarch64")]
+        Level::Neon => neon::<E, O, W, V>,
     }
 }
 
 unsafe fn scalar<E: Element, O: Combine<E::Acc>, const W: usize, const V: usize>(call: &Call<'_>) {
     // SAFETY: the caller's contract; the portable set needs no feature.
     unsafe { reduce::<Scalar, E, O, W, V>(call) }
+}
+
+#[cfg(target_arch = "aarch64")]
+unsafe fn neon<E: Element, O: Combine<E::Acc>, const W: usize, const V: usize>(call: &Call<'_>) {
+    // SAFETY: the caller's contract; every processor of the target has NEON.
+    unsafe { reduce::<Neon, E, O, W, V>(call) }
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -16,10 +16,12 @@ pub(super) const LINE: usize = 64;
 /// Which instantiation of the kernels runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Level {
-    /// What the target guarantees (SSE2 on x86-64). Streaming stores are ordinary stores here.
+    /// What the target guarantees (SSE2 on x86-64, NEON on aarch64). Streaming stores are ordinary stores here.
     Scalar,
     #[cfg(target_arch = "x86_64")]
     Avx2,
+    #[cfg(target_arch = "aarch64")]
+    Neon,
 }
 
 impl Level {
@@ -32,6 +34,9 @@ impl Level {
                 return &[Level::Scalar, Level::Avx2];
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        return &[Level::Scalar, Level::Neon];
+        #[cfg(not(target_arch = "aarch64"))]
         &[Level::Scalar]
     }
 
@@ -46,6 +51,8 @@ impl Level {
             Level::Scalar => "scalar",
             #[cfg(target_arch = "x86_64")]
             Level::Avx2 => "avx2",
+            #[cfg(target_arch = "aarch64")]
+            Level::Neon => "neon",
         }
     }
 }

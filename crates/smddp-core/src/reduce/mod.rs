@@ -11,6 +11,8 @@ mod element;
 mod half;
 mod kernel;
 mod level;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 #[cfg(test)]
 mod tests;
 
@@ -19,7 +21,7 @@ use self::kernel::{Call, Loop};
 use self::level::Level;
 use crate::types::{DType, RedOp};
 
-/// The instruction set the kernels run on this machine: `avx2` or `scalar`.
+/// The instruction set the kernels run on this machine: `avx2`, `neon` or `scalar`.
 pub fn simd_level() -> &'static str {
     Level::best().name()
 }

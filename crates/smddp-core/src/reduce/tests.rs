@@ -5,6 +5,7 @@
 
 mod copies;
 mod device;
+mod hashes;
 mod kernels;
 mod oracle;
 

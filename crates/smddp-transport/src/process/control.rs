@@ -39,7 +39,7 @@ impl Control {
             keep
         });
         if let Some(offset) = state.free.get_mut(&bytes).and_then(Vec::pop) {
-            memory.discard(offset, bytes);
+            memory.clear(offset, bytes);
             return Some(offset);
         }
         if state.next + bytes > CONTROL_BYTES {
@@ -52,5 +52,32 @@ impl Control {
     pub(crate) fn give(&self, offset: usize, bytes: usize, when: Arc<dyn Release>) {
         let mut state = lock(&self.state);
         state.leaving.push((offset, bytes.next_multiple_of(PAGE), when));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use super::*;
+
+    struct Now;
+    impl Release for Now {
+        fn released(&self) -> bool {
+            true
+        }
+    }
+
+    #[test]
+    fn a_block_that_is_used_again_is_zero() {
+        let (memory, _fd) = Memory::create(CONTROL + 4 * PAGE).unwrap();
+        let control = Control::default();
+        let (block, words) =
+            (control.take(&memory, PAGE + 1).unwrap(), (PAGE + 1).next_multiple_of(PAGE) / 8);
+        let word = |index: usize| memory.word64(block + 8 * index);
+        (0..words).for_each(|index| word(index).store(7, Ordering::Relaxed));
+        control.give(block, PAGE + 1, Arc::new(Now));
+        assert_eq!(control.take(&memory, PAGE + 1), Some(block));
+        assert!((0..words).all(|index| word(index).load(Ordering::Relaxed) == 0));
     }
 }

@@ -20,7 +20,10 @@
 use crate::LONGEST_WHY;
 
 pub(crate) const LINE: usize = 64;
-pub(crate) const PAGE: usize = 4096;
+/// The largest page that a kernel of this architecture may have: what stands alone in its pages does so under each of them.
+pub(crate) const PAGE: usize = if cfg!(target_arch = "x86_64") { 4 << 10 } else { 64 << 10 };
+/// What staging memory is cut into.
+pub(crate) const GRAIN: usize = 4 << 10;
 
 pub(crate) const BELL_WORD: usize = 64;
 pub(crate) const BELL_SLEEPERS: usize = 68;

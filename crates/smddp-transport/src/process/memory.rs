@@ -2,10 +2,11 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::param::page_size;
 
 use super::order::Count;
 
@@ -117,11 +118,20 @@ impl Memory {
 
     /// Touches pages ahead of use, so that the first operation does not pay for them. Best effort.
     pub(crate) fn populate(&self, offset: usize, bytes: usize, write: bool) {
-        let start = offset & !4095;
-        let end = (offset + bytes).next_multiple_of(4096).min(self.len);
+        let page = page_size();
+        let start = offset - offset % page;
+        let end = (offset + bytes).next_multiple_of(page).min(self.len);
         let advice = if write { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
         // SAFETY: the range lies inside this mapping (checked by `at`); populating changes no bytes.
         let _ = unsafe { rustix::mm::madvise(self.at(start, end - start).cast(), end - start, advice) };
+    }
+
+    /// Writes zeros, by words: others may look at some of them meanwhile. Whoever sees one sees all that came before as done.
+    pub(crate) fn clear(&self, offset: usize, bytes: usize) {
+        fence(Ordering::Release);
+        for at in (offset..offset + bytes).step_by(8) {
+            self.word64(at).store(0, Ordering::Relaxed);
+        }
     }
 
     /// From now on a device may know any of its pages, and would go on with the old one where a page is given back.
@@ -133,10 +143,16 @@ impl Memory {
         self.pinned.load(Ordering::Relaxed)
     }
 
-    /// Gives the pages back to the system; they read as zero afterwards. `offset` and `bytes` are page multiples.
+    /// Gives the whole pages in there back to the system; they read as zero afterwards, but for emulators. The kernel would round the end up, and
+    /// take along what lies behind it.
     pub(crate) fn discard(&self, offset: usize, bytes: usize) {
+        let page = page_size();
+        let (start, end) = (offset.next_multiple_of(page), offset + bytes - (offset + bytes) % page);
+        if start >= end {
+            return;
+        }
         // SAFETY: in range (checked by `at`); the caller's allocator owns the range and nobody reads it any more.
-        let _ = unsafe { libc::madvise(self.at(offset, bytes).cast(), bytes, libc::MADV_REMOVE) };
+        let _ = unsafe { libc::madvise(self.at(start, end - start).cast(), end - start, libc::MADV_REMOVE) };
     }
 }
 
@@ -144,5 +160,29 @@ impl Drop for Memory {
     fn drop(&mut self) {
         // SAFETY: mapped by `map` with this length, unmapped once; whoever uses pointers into it holds an Arc.
         let _ = unsafe { rustix::mm::munmap(self.base.cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_pages_are_given_back() {
+        let page = page_size();
+        let (memory, _fd) = Memory::create(6 * page).unwrap();
+        let words = |memory: &Memory| -> Vec<u64> {
+            (0..12).map(|half| memory.word64(half * page / 2).load(Ordering::Relaxed)).collect()
+        };
+        let fill = || (0..12).for_each(|half| memory.word64(half * page / 2).store(7, Ordering::Relaxed));
+        // From the middle of page 1 to the middle of page 4: pages 2 and 3.
+        fill();
+        memory.discard(page + page / 2, 3 * page);
+        assert_eq!(words(&memory), [7, 7, 7, 7, 0, 0, 0, 0, 7, 7, 7, 7]);
+        // A whole one; and one that lies in two, neither of them whole.
+        fill();
+        memory.discard(page, page);
+        memory.discard(4 * page + page / 2, page);
+        assert_eq!(words(&memory), [7, 7, 0, 0, 7, 7, 7, 7, 7, 7, 7, 7]);
     }
 }

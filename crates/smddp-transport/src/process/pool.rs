@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::layout::{PAGE, RESERVE_BYTES, STAGING};
+use super::layout::{GRAIN, RESERVE_BYTES, STAGING};
 use super::memory::Memory;
 use crate::lock;
 
@@ -63,7 +63,8 @@ pub(crate) struct Pool {
 /// readers still have in their own caches costs several times the copy itself (measured: 128 KiB in 14 us, in 3.3
 /// us when the readers' copies are gone); this is a few times a second-level cache, and far below a third-level one.
 const ROTATE: usize = 4 << 20;
-const GRAIN: usize = 4 * PAGE;
+/// Regions of collectives, and the cap, are whole numbers of these.
+const COARSE: usize = 4 * GRAIN;
 
 fn take(free: &mut BTreeMap<usize, usize>, bytes: usize) -> Option<usize> {
     let (&offset, &len) = free.iter().find(|&(_, &len)| len >= bytes)?;
@@ -91,7 +92,7 @@ fn give(free: &mut BTreeMap<usize, usize>, mut offset: usize, mut bytes: usize) 
 impl Pool {
     /// A pool that may grow to `cap` bytes (rounded up to its grain).
     pub(crate) fn new(cap: usize) -> Self {
-        let cap = cap.next_multiple_of(GRAIN);
+        let cap = cap.next_multiple_of(COARSE);
         let mut state = Ranges::default();
         if cap > 0 {
             state.free.insert(STAGING, cap);
@@ -107,7 +108,7 @@ impl Pool {
 
     /// Bytes of address space behind `STAGING`.
     pub(crate) fn span(cap: usize) -> usize {
-        cap.next_multiple_of(GRAIN) + RESERVE_BYTES
+        cap.next_multiple_of(COARSE) + RESERVE_BYTES
     }
 
     /// The largest region that can ever be had: all that lies under the cap, or all of the reserve.
@@ -123,7 +124,7 @@ impl Pool {
     /// `want` bytes for `owner`, or at least `least`; `None` while the owner should rather wait for its own
     /// regions to come back, or while even the reserve is used up.
     pub(crate) fn acquire(&self, memory: &Memory, owner: u64, want: usize, least: usize) -> Option<Region> {
-        let (want, least) = (want.next_multiple_of(GRAIN), least.next_multiple_of(PAGE));
+        let (want, least) = (want.next_multiple_of(COARSE), least.next_multiple_of(GRAIN));
         let mut state = lock(&self.state);
         let state = &mut *state;
 
@@ -172,7 +173,7 @@ impl Pool {
         want: usize,
         least: usize,
     ) -> Option<Region> {
-        let (want, least) = (want.next_multiple_of(PAGE), least.next_multiple_of(PAGE));
+        let (want, least) = (want.next_multiple_of(GRAIN), least.next_multiple_of(GRAIN));
         let mut state = lock(&self.state);
         let state = &mut *state;
         let fits = |i: &Idle| i.owner == owner && i.region.bytes >= want && i.region.bytes <= 2 * want;
@@ -240,6 +241,12 @@ impl Pool {
                 i += 1;
             }
         }
+    }
+
+    /// From now on a device may know any page of `memory`. Behind the lock: whoever gives one back for want of this has done so.
+    pub(crate) fn pin(&self, memory: &Memory) {
+        let _state = lock(&self.state);
+        memory.pin();
     }
 
     /// Forgets which regions were `owner`'s: the group is gone, any other may have them when they are released.

@@ -32,7 +32,7 @@ impl Board {
         self.ranks.remotes.get((*self.places.get(rank)?)?)
     }
 
-    /// The page of `rank`: aligned to its size, zero at first, to be reached as atomics of eight bytes; `None` for a rank of
+    /// The page of `rank`: whole pages of the kernel's, zero at first, to be reached as atomics of eight bytes; `None` for a rank of
     /// another node. It lives as long as this board.
     pub fn page(&self, rank: usize) -> Option<*mut u8> {
         let remote = self.remote(rank)?;

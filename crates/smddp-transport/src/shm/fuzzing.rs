@@ -82,7 +82,7 @@ impl Words {
         for channel in 0..4 {
             let entry = self.region.offset + channel * ENTRY;
             let lines = 4 * ENTRY + 2 * channel * LINE;
-            for (at, value) in [lines as u64, PAGE as u64, cell, 2, bytes].into_iter().enumerate() {
+            for (at, value) in [lines as u64, GRAIN as u64, cell, 2, bytes].into_iter().enumerate() {
                 self.word(entry + 8 * at).store(value, Ordering::Relaxed);
             }
             self.word(self.region.offset + lines).store(5, Ordering::Relaxed);

@@ -21,8 +21,8 @@ const PIECES: usize = 4;
 /// What a message is moved with when the pool is used up.
 const LEAST_PIECE: usize = 16 << 10;
 
-/// Region of a message: line `published`, line `read`, cells from the second page on.
-const CELLS: usize = PAGE;
+/// Region of a message: line `published`, line `read`, cells from the second grain on.
+const CELLS: usize = GRAIN;
 
 struct Outgoing {
     to: usize,

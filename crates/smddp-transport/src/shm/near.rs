@@ -199,17 +199,17 @@ impl Near {
         let lines: usize = wiring.outlets.iter().map(|o| LINE * (1 + o.readers.len())).sum();
         let fixed = wiring.outlets.len() * ENTRY + lines;
         let cells: usize = wiring.outlets.iter().map(|o| o.cell.next_multiple_of(LINE)).sum();
-        let bytes = |depth: usize| fixed.next_multiple_of(PAGE) + cells * depth;
+        let bytes = |depth: usize| fixed.next_multiple_of(GRAIN) + cells * depth;
         let (want, least) = wiring.depth;
         let region = endpoint.pool.acquire(&endpoint.memory, *nonce, bytes(want), bytes(least))?;
         let depth = if region.bytes >= bytes(want) {
             want
         } else {
-            (region.bytes - fixed.next_multiple_of(PAGE)).checked_div(cells).unwrap_or(want).max(least)
+            (region.bytes - fixed.next_multiple_of(GRAIN)).checked_div(cells).unwrap_or(want).max(least)
         };
         let memory = &endpoint.memory;
         let mut line = wiring.outlets.len() * ENTRY;
-        let mut cell = fixed.next_multiple_of(PAGE);
+        let mut cell = fixed.next_multiple_of(GRAIN);
         self.outs.clear();
         for (channel, outlet) in wiring.outlets.iter().enumerate() {
             let cell_bytes = outlet.cell.next_multiple_of(LINE);

@@ -49,7 +49,8 @@ impl Prepared {
         })?;
         // Differs between any two control blocks of any process.
         let nonce = u64::from_le_bytes(random()) | 1;
-        endpoint.memory.word64(block + NONCE).store(nonce, Ordering::Relaxed);
+        // Release: whoever sees by it that the block's last group is over here sees what this process read there as read.
+        endpoint.memory.word64(block + NONCE).store(nonce, Ordering::Release);
         endpoint.memory.word32(block + STATE).store(OPEN, Ordering::Release);
         let mut card = Card::new(rank, size, settings, endpoint.address.clone(), (block as u64, nonce));
         if rank == 0 {

@@ -2,6 +2,8 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 
+use rustix::param::page_size;
+
 use super::provider::{LocalMemory, Rail};
 
 /// Page-aligned memory of this process alone.
@@ -12,7 +14,7 @@ struct Chunk {
 
 impl Chunk {
     fn new(bytes: usize) -> Result<Self, String> {
-        let layout = Layout::from_size_align(bytes.max(1), 4096).map_err(|e| e.to_string())?;
+        let layout = Layout::from_size_align(bytes.max(1), page_size()).map_err(|e| e.to_string())?;
         // SAFETY: the layout is not empty.
         let base = unsafe { alloc_zeroed(layout) };
         if base.is_null() {

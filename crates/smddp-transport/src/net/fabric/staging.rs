@@ -46,7 +46,7 @@ impl Staging {
     /// All memory that cells may lie in.
     pub(crate) fn of(endpoint: &Endpoint) -> Self {
         let (memory, bytes) = (&endpoint.memory, endpoint.memory.len());
-        memory.pin();
+        endpoint.pool.pin(memory);
         Self::new(memory.at(0, bytes), bytes, memory.clone())
     }
 
