@@ -23,7 +23,7 @@ def commands(page: str) -> list[str]:
     text = _FENCE.sub("", (ROOT / page).read_text())
     lines = _INDENTED.findall(text)
     in_tables = [words for row in re.findall(r"^\|.*\|$", text, re.M) for words in _CELL.findall(row)]
-    in_text = [words for line in text.splitlines() if line[:1].isalpha() for words in _CELL.findall(line)]
+    in_text = [words for line in text.splitlines() if not line.startswith(("|", " ")) for words in _CELL.findall(line)]
     told = [*lines, *(words for words in (*in_tables, *in_text) if _begins_a_command(words))]
     return list(dict.fromkeys(re.split(r"\s+#\s", line)[0].strip() for line in told))
 
