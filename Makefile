@@ -214,6 +214,10 @@ test-python: $(STAMPS)/wheel $(STAMPS)/test-tools ## the Python tests alone
 test-slow: $(STAMPS)/wheel $(STAMPS)/test-tools ## the Python tests that `make test` leaves out for their length
 	$(BIN)/python -m pytest -m slow
 
+.PHONY: test-images
+test-images: wheel-portable ## the wheel on images that have nothing but Python and pip, by debootstrap (root; gigabytes, under .images/)
+	bash scripts/test-images.sh dist/portable/smddp-*_$$(uname -m).whl
+
 .PHONY: test-pages
 test-pages: $(STAMPS)/wheel $(STAMPS)/test-tools ## every command of README.md and the quick start, the demos in a fresh clone
 	$(BIN)/python -m pytest -m "" tests/pages

@@ -25,8 +25,11 @@ in_image() { # IMAGE COMMAND
         mount -t tmpfs tmpfs "$image/dev/shm"
         mount -t proc proc "$image/proc"
         cp /etc/resolv.conf "$image/etc/resolv.conf"
+        # Whom this machine trusts when it asks an index.
+        cp /etc/ssl/certs/ca-certificates.crt "$image/etc/ssl/certs/"
         exec env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 OMP_NUM_THREADS=1 PIP_ROOT_USER_ACTION=ignore \
-            PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off chroot "$image" bash -euo pipefail -c "$2"' - "$@"
+            PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off \
+            PIP_CERT=/etc/ssl/certs/ca-certificates.crt SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt chroot "$image" bash -euo pipefail -c "$2"' - "$@"
 }
 
 image() { # SUITE PACKAGES

@@ -206,6 +206,11 @@ os.wait()
     assert [text.split("`")[2].split(":")[0] for text in traced] == [" begins", " ends"], traced
 
 
+def test_nothing_is_told_where_nothing_is_wrong():
+    code = "import smddp\nwith smddp.init() as comm:\n    comm.barrier()"
+    assert python(code, SMDDP_DEBUG="").stderr == python(code, SMDDP_DEBUG="WARN").stderr == ""
+
+
 def test_the_function_info_knows_the_open_groups():
     code = """
 import tempfile, torch, torch.distributed as dist, smddp

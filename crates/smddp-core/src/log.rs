@@ -3,7 +3,7 @@
 //!
 //! | level | what is told from there on |
 //! |---|---|
-//! | VERSION | rank 0's version |
+//! | VERSION | rank 0's version; not at WARN, the default |
 //! | WARN | what is wrong, or will be |
 //! | INFO | each group's ways and network, who is seconds late, why a group failed |
 //! | TRACE | each collective's begin and end |
@@ -32,8 +32,9 @@ static LOG: OnceLock<Log> = OnceLock::new();
 
 /// From here on facts of that level are told; the first one who opens it counts.
 pub(crate) fn open(level: Level, file: Option<String>, rank: Option<String>) {
-    let first = rank.as_deref().is_none_or(|rank| rank == "0");
-    if LOG.set(Log { level, file, rank }).is_ok() && first {
+    // Where nobody asked for anything, only what is wrong is told.
+    let asked = level != Level::Warn && rank.as_deref().is_none_or(|rank| rank == "0");
+    if LOG.set(Log { level, file, rank }).is_ok() && asked {
         say(Level::Version, &format!("version {}", env!("CARGO_PKG_VERSION")));
     }
 }
