@@ -29,7 +29,8 @@ in_image() { # IMAGE COMMAND
         cp /etc/ssl/certs/ca-certificates.crt "$image/etc/ssl/certs/"
         exec env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 OMP_NUM_THREADS=1 PIP_ROOT_USER_ACTION=ignore \
             PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off \
-            PIP_CERT=/etc/ssl/certs/ca-certificates.crt SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt chroot "$image" bash -euo pipefail -c "$2"' - "$@"
+            PIP_CERT=/etc/ssl/certs/ca-certificates.crt SSL_CERT_FILE=/etc/ssl/certs/ca-certificates.crt \
+            chroot "$image" bash -euo pipefail -c "$2"' - "$@"
 }
 
 image() { # SUITE PACKAGES
@@ -41,8 +42,7 @@ image() { # SUITE PACKAGES
     fi
     mkdir -p "$at/job"
     cp "$wheel" "$at/job/"
-    python3 -c 'import re, sys; print(re.search("(?s)```python\n(.*?)```", open("docs/quickstart.md").read())[1])' \
-        >"$at/job/script.py"
+    PYTHONPATH=tests/pages python3 -c 'import reading; print(reading.scripts("docs/quickstart.md")[0])' >"$at/job/script.py"
 }
 
 # What every environment has to do; $bin is its folder of programs, $install what puts packages into it.

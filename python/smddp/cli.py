@@ -132,8 +132,6 @@ def bench(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     try:
         native.info()
-        if not any(word.startswith("--nproc") for word in given):
-            launched()
     except ValueError as error:
         # Once, and not by every rank.
         print(f"smddp-bench: {error}", file=sys.stderr)
@@ -143,6 +141,12 @@ def bench(argv: Sequence[str] | None = None) -> int:
     # The subcommands that draw write their own files.
     if given[:1] in (["simulate"], ["explain"], ["tune"]):
         return native.bench_main(given)
+    if not any(word.startswith("--nproc") for word in given):
+        try:
+            launched()
+        except ValueError as error:
+            print(f"smddp-bench: {error}", file=sys.stderr)
+            return 2
     backends, rest = _taken(given, "--torch")
     if backends is not None:
         from smddp import _through_torch

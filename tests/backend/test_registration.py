@@ -157,21 +157,26 @@ def test_info_tells_the_path_of_every_collective():
     assert "all_gather" in text.stdout and text.returncode == 0
 
 
-def test_the_debug_setting_tells_the_path_of_every_collective_once_for_a_group():
-    code = """
-import os, tempfile, torch.distributed as dist
+#: Two ranks that make a barrier; the second comes `late` seconds later.
+TWO = """
+import os, tempfile, time, torch.distributed as dist
 from smddp._register import register
 register()
 store = tempfile.mktemp()
 rank = 1 if os.fork() == 0 else 0
+os.environ['RANK'] = str(rank)
 dist.init_process_group('smddp', init_method='file://' + store, rank=rank, world_size=2)
+time.sleep({late} * rank)
 dist.barrier()
 dist.destroy_process_group()
 if rank == 1:
     os._exit(0)
 os.wait()
 """
-    done = python(code, SMDDP_DEBUG="INFO")
+
+
+def test_the_debug_setting_tells_the_path_of_every_collective_once_for_a_group():
+    done = python(TWO.format(late=0), SMDDP_DEBUG="INFO")
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if "SMDDP INFO group" in line and "all_gather" in line]
     assert len(lines) == 1
@@ -179,20 +184,7 @@ os.wait()
 
 
 def test_the_log_says_when_where_and_how_grave_and_names_who_is_late():
-    code = """
-import os, tempfile, time, torch.distributed as dist
-store = tempfile.mktemp()
-rank = 1 if os.fork() == 0 else 0
-os.environ['RANK'] = str(rank)
-dist.init_process_group('smddp', init_method='file://' + store, rank=rank, world_size=2)
-time.sleep(3 * rank)
-dist.barrier()
-dist.destroy_process_group()
-if rank == 1:
-    os._exit(0)
-os.wait()
-"""
-    done = python(code, SMDDP_DEBUG="TRACE")
+    done = python(TWO.format(late=3), SMDDP_DEBUG="TRACE")
     assert done.returncode == 0, done.stderr
     shape = re.compile(r"(20\d\d-\d\d-\d\dT[\d:]{8}\.\d{6}Z) (\S+):(\d+) \[([01?])\] SMDDP ([A-Z]+) (.+)")
     found = [shape.fullmatch(line) for line in done.stderr.splitlines()]

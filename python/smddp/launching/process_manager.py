@@ -12,16 +12,14 @@ MPI_Init fails then: it is told its address by `mpirun -x MASTER_ADDR=HOST`, and
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import os
 import socket
-import zlib
 from collections.abc import Callable, Iterator
 
 #: Seconds that Hydra's other ranks may take to come.
 _PATIENCE = 60.0
-#: As the core derives a port from the job's identity: below Linux's ephemeral ones.
-_FIRST_PORT, _PORTS = 20_000, 12_000
 #: PMIx: the name of a rank's host, and the type of a value that is a string (pmix_common.h).
 _HOST_NAME, _STRING = b"pmix.hname", 3
 
@@ -40,8 +38,10 @@ def complete() -> bool:
         return not told[0]
     if "PMI_RANK" in os.environ and "PMI_FD" in os.environ:
         host, job = _ask_hydra()
-        os.environ.setdefault("MASTER_ADDR", host)
-        os.environ.setdefault("MASTER_PORT", str(_FIRST_PORT + zlib.crc32(job.encode()) % _PORTS))
+        if not told[0]:
+            os.environ["MASTER_ADDR"] = host
+        # From the job's name the core derives a port.
+        os.environ.setdefault("HYDRA_JOBID", job)
         return True
     return False
 
@@ -49,15 +49,24 @@ def complete() -> bool:
 def leave() -> None:
     """Takes leave of a manager that was asked, which takes a rank that ends without it for a crashed one."""
     global _leave
-    if _leave is not None:
-        _leave()
-    _leave = None
+    owed, _leave = _leave, None
+    # A manager that is gone misses nobody.
+    with contextlib.suppress(OSError):
+        if owed is not None:
+            owed()
 
 
 def _owes(leave_taking: Callable[[], object]) -> None:
     global _leave
     _leave = leave_taking
     atexit.register(leave)
+    os.register_at_fork(after_in_child=_owes_nothing)
+
+
+def _owes_nothing() -> None:
+    """A child is no rank: its end is no matter of the manager's."""
+    global _leave
+    _leave = None
 
 
 class _Process(ctypes.Structure):
@@ -111,18 +120,21 @@ def _ask_hydra() -> tuple[str, str]:
     asked.settimeout(_PATIENCE)
     lines = asked.makefile("rw", encoding="ascii")
 
-    def say(words: str) -> dict[str, str]:
+    def say(words: str, key: str = "cmd") -> str:
         lines.write(f"cmd={words}\n")
         lines.flush()
-        answer = dict(word.partition("=")[::2] for word in lines.readline().split())
-        if answer.get("rc", "0") != "0" or "cmd" not in answer:
+        try:
+            answer = dict(word.partition("=")[::2] for word in lines.readline().split())
+        except TimeoutError:
+            raise TimeoutError(f"Hydra has no answer to {words} after {_PATIENCE:g} s: have all ranks come?") from None
+        if answer.get("rc", "0") != "0" or key not in answer:
             raise OSError(f"Hydra answers {answer or 'nothing'} to {words}")
-        return answer
+        return answer[key]
 
     say("init pmi_version=1 pmi_subversion=1")
     _owes(lambda: say("finalize"))
-    job = say("get_my_kvsname")["kvsname"]
+    job = say("get_my_kvsname", "kvsname")
     if os.environ["PMI_RANK"] == "0":
         say(f"put kvsname={job} key=smddp-host value={socket.gethostname()}")
     say("barrier_in")
-    return say(f"get kvsname={job} key=smddp-host")["value"], job
+    return say(f"get kvsname={job} key=smddp-host", "value"), job

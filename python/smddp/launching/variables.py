@@ -13,7 +13,7 @@ Launched = tuple[int, int, int, int | None, tuple[str, int, bool] | None] | None
 
 def launched(port: int | None = None) -> Launched:
     """What this process's launcher says (`smddp._core.launched`). Where MPI ranks of several hosts are told no
-    MASTER_ADDR, it is asked for and set, and MASTER_PORT where nothing else names the job.
+    MASTER_ADDR, it is asked for and set, and the job's name where nothing else says it.
 
     Raises smddp.ConfigError, a ValueError, where variables make no sense, or nobody says where the first rank is.
     """
