@@ -28,7 +28,7 @@ def launched(port: int | None = None) -> Launched:
                 raise
         except OSError as reason:
             text = f"{error}; its process manager was asked and does not say: {reason}; mpirun -x MASTER_ADDR=HOST does"
-            raise native.ConfigError(text) from None
+            raise native.ConfigError(text) from reason
         found = native.launched(port)
     return cast(Launched, found)
 
