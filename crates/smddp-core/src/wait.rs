@@ -39,8 +39,8 @@ const COSTLY_YIELDS: u32 = 6;
 const FREE_LOOKS: u32 = 128;
 /// Looks without a pause: a rank that is on time comes within them.
 const QUICK_LOOKS: u32 = 32;
-/// The spin budget moves between these, in microseconds: doubled when spinning was enough, halved when it was not,
-/// so that ranks whose cores are taken by others soon stop burning their turns.
+/// The spin budget moves between these, in microseconds: doubled by a wait that the longest would have covered, however it was
+/// spent, halved by a longer one, so that ranks whose cores are taken by others soon stop burning their turns.
 const LONGEST_SPIN: u32 = 50;
 const SHORTEST_SPIN: u32 = 1;
 
@@ -100,8 +100,11 @@ impl SpinPolicy {
         })
     }
 
-    fn learn(&self, enough: bool) {
+    /// `waited`: how long something took to come. What ended a spin that was too short says nothing: a budget that shrank
+    /// by it below the way to the other rank and back would never grow again.
+    fn learn(&self, waited: Duration) {
         let budget = self.budget.load(Ordering::Relaxed);
+        let enough = waited <= Duration::from_micros(u64::from(LONGEST_SPIN));
         let next = if enough { budget * 2 } else { budget / 2 };
         self.budget.store(next.clamp(SHORTEST_SPIN, LONGEST_SPIN), Ordering::Relaxed);
     }
@@ -126,12 +129,9 @@ impl<'a> Backoff<'a> {
     /// Something moved: start anew.
     #[inline]
     pub(crate) fn reset(&mut self) {
-        if self.since.is_some() {
-            if self.yields == 0 {
-                self.spin_policy.learn(true);
-            }
+        if let Some(since) = self.since.take() {
+            self.spin_policy.learn(since.elapsed());
             self.spin = self.spin_policy.spin();
-            self.since = None;
         }
         self.looks = 0;
         self.yields = 0;
@@ -152,12 +152,9 @@ impl<'a> Backoff<'a> {
                 return false;
             }
             let since = *self.since.get_or_insert_with(Instant::now);
-            if self.yields == 0 {
-                if since.elapsed() < self.spin {
-                    (0..8).for_each(|_| std::hint::spin_loop());
-                    return false;
-                }
-                self.spin_policy.learn(false);
+            if self.yields == 0 && since.elapsed() < self.spin {
+                (0..8).for_each(|_| std::hint::spin_loop());
+                return false;
             }
         }
         if self.yields < self.spin_policy.yields {
@@ -211,5 +208,23 @@ impl<'a> AboutToSleep<'a> {
 impl Drop for AboutToSleep<'_> {
     fn drop(&mut self) {
         self.sleeper.rise();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spin_that_became_too_short_grows_again_where_the_waits_are_short() {
+        let policy = SpinPolicy::new(None, true);
+        let budget = |waited: u64, times: usize| {
+            (0..times).for_each(|_| policy.learn(Duration::from_micros(waited)));
+            policy.budget.load(Ordering::Relaxed)
+        };
+        assert_eq!(budget(50, 1), LONGEST_SPIN);
+        assert_eq!(budget(51, 10), SHORTEST_SPIN, "others need the core");
+        // Longer than the spin of then, which ended in a sleep.
+        assert_eq!(budget(30, 10), LONGEST_SPIN);
     }
 }
