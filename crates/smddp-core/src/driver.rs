@@ -15,9 +15,9 @@ use crate::exec;
 use crate::head;
 use crate::ledger::Record;
 use crate::log::{self, Level};
-use crate::op::Operation;
+use crate::op::{Operation, Repeat};
 use crate::p2p::{PointToPoint, Request};
-use crate::recorder::{Outcome, Recorder, Tally};
+use crate::recorder::{Outcome, Recorder, Tally, ticks};
 use crate::report;
 use crate::steps::Progress;
 
@@ -46,6 +46,8 @@ pub(crate) struct Driver {
     pub(crate) name: String,
     /// A finished operation, to be filled again.
     pub(crate) spare: Option<Box<Operation>>,
+    /// Finished ones whose calls may come again.
+    kept: Vec<Box<Operation>>,
     sites: Vec<Site>,
     /// Operations that are a device's matter now.
     enqueued: VecDeque<Enqueued>,
@@ -74,6 +76,7 @@ impl Driver {
             advanced: false,
             name,
             spare: None,
+            kept: Vec::with_capacity(KEPT),
             sites: Vec::new(),
             enqueued: VecDeque::new(),
             releasing: None,
@@ -83,13 +86,60 @@ impl Driver {
         }
     }
 
-    /// Numbers a collective and puts it behind the others.
-    pub(crate) fn enqueue(&mut self, mut op: Box<Operation>) -> u64 {
+    /// A finished operation of the same call, if one is kept.
+    pub(crate) fn again(&mut self, call: &Repeat) -> Option<Box<Operation>> {
+        let at = self.kept.iter().rposition(|op| op.repeat.as_ref() == Some(call))?;
+        Some(self.kept.swap_remove(at))
+    }
+
+    /// The same as [`Self::enqueue`] for one that the caller waits for. A small one that nothing is before goes on at once, and is
+    /// written down while its message is on its way: a look at the clock takes as long as that.
+    pub(crate) fn enter(&mut self, mut op: Box<Operation>) -> Result<(), Error> {
+        if self.traced || !self.queue.is_empty() || op.device.is_some() || !op.bound.wiring.inline {
+            self.enqueue(op);
+            return Ok(());
+        }
         op.seq = self.next;
+        self.next += 1;
+        let Operation { seq, bound, execution, begun, .. } = &mut *op;
+        let progress = exec::advance(*seq, begun, bound, execution, &mut self.group);
+        let now = ticks();
+        self.note(&op, now);
+        let (seq, mine) = (op.seq, op.bound.head);
+        self.queue.push_back(op);
+        match progress {
+            Ok(Progress::Done) => self.end_first(now),
+            Ok(_) => {}
+            Err(mismatch) => self.differ(seq, mine, mismatch)?,
+        }
+        Ok(())
+    }
+
+    /// A collective has its number.
+    fn note(&mut self, op: &Operation, now: u64) {
         if !head::is_leaving(op.bound.head) {
             self.record.add(op.bound.head);
         }
-        self.recorder.submitted(op.seq, op.bound.head, op.bound.bytes, self.queue.is_empty());
+        self.recorder.submitted(op.seq, op.bound.head, op.bound.bytes, now, self.queue.is_empty());
+    }
+
+    /// The first collective of the queue is over here.
+    fn end_first(&mut self, now: u64) {
+        let Some(op) = self.queue.pop_front() else { return };
+        self.finished = op.seq + 1;
+        self.tally.add(op.collective, op.bound.choice.algorithm, op.bound.bytes);
+        self.recorder.ended(op.seq, Outcome::Ok, now, self.queue.front().map(|op| op.seq));
+        if self.traced {
+            let what = numbered(op.collective, op.seq);
+            log::say(Level::Trace, &format!("{what} on group `{}` ends", self.name));
+        }
+        self.over(op);
+    }
+
+    /// Numbers a collective and puts it behind the others.
+    pub(crate) fn enqueue(&mut self, mut op: Box<Operation>) -> u64 {
+        op.seq = self.next;
+        self.note(&op, ticks());
         if self.traced {
             let (what, algorithm) = (numbered(op.collective, op.seq), op.bound.choice.algorithm);
             let bytes = op.bound.bytes;
@@ -170,16 +220,7 @@ impl Driver {
             match outcome {
                 Ok(Progress::Done) => {
                     moved = true;
-                    self.finished = op.seq + 1;
-                    self.tally.add(op.collective, op.bound.choice.algorithm, op.bound.bytes);
-                    if let Some(op) = self.queue.pop_front() {
-                        self.recorder.ended(op.seq, Outcome::Ok, self.queue.front().map(|op| op.seq));
-                        if self.traced {
-                            let what = numbered(op.collective, op.seq);
-                            log::say(Level::Trace, &format!("{what} on group `{}` ends", self.name));
-                        }
-                        self.over(op);
-                    }
+                    self.end_first(ticks());
                 }
                 Ok(Progress::Moved) => {
                     moved = true;
@@ -232,7 +273,14 @@ impl Driver {
                 })
             }
         }
-        self.spare = Some(op);
+        if !op.worth_keeping() {
+            self.spare = Some(op);
+            return;
+        }
+        if self.kept.len() == KEPT {
+            self.spare = Some(self.kept.swap_remove(0));
+        }
+        self.kept.push(op);
     }
 
     /// Ends the operations with which the device is through.
@@ -318,7 +366,7 @@ impl Driver {
     pub(crate) fn end(&mut self, error: &Error, now: Instant) {
         self.group.let_go();
         for mut op in self.queue.drain(..) {
-            self.recorder.ended(op.seq, Outcome::Failed, None);
+            self.recorder.ended(op.seq, Outcome::Failed, ticks(), None);
             if let Some(work) = op.work.take() {
                 work.finish(Err(error.clone()));
             }
@@ -335,6 +383,9 @@ impl Driver {
         }
     }
 }
+
+/// Operations that are kept for their calls to come again: of a training step that makes more, few are so small that it matters.
+const KEPT: usize = 8;
 
 /// Streams of a dead group are let go on for this long at least: what they had queued is over by then as a rule. Callers'
 /// streams wait for that no longer.

@@ -6,9 +6,40 @@ use std::time::{Duration, Instant};
 use smddp_plan::Collective;
 
 use crate::bind::Bound;
+use crate::call::{Blocks, Call};
 use crate::device::DeviceOp;
 use crate::steps::Execution;
+use crate::types::{DType, RedOp};
 use crate::work::Shared;
+
+/// What two calls have in common of which the second differs from the first in its addresses at most. The first was checked
+/// and bound, so the second need not be.
+#[derive(PartialEq)]
+pub(crate) struct Repeat {
+    collective: Collective,
+    dtype: DType,
+    redop: RedOp,
+    root: usize,
+    /// Elements of input and output, where there is one.
+    counts: [Option<usize>; 2],
+}
+
+impl Repeat {
+    /// `None`: of buffers in several pieces, or of a factor that is the caller's, nothing is kept.
+    pub(crate) fn of(call: &Call<'_>) -> Option<Self> {
+        let count = |blocks| match blocks {
+            Blocks::None => Some(None),
+            Blocks::Flat { count, .. } => Some(Some(count)),
+            Blocks::Cut { .. } | Blocks::List { .. } => None,
+        };
+        let Call { collective, dtype, redop, root, input, output } = *call;
+        let counts = [count(input)?, count(output)?];
+        (!matches!(redop, RedOp::PremulSum(_))).then_some(Self { collective, dtype, redop, root, counts })
+    }
+}
+
+/// Scratch of an operation that is kept for a call that may come again, in bytes.
+const KEPT_SCRATCH: usize = 64 << 10;
 
 /// One operation under way.
 pub(crate) struct Operation {
@@ -23,6 +54,8 @@ pub(crate) struct Operation {
     pub(crate) timeout: Duration,
     pub(crate) submitted: Option<Instant>,
     pub(crate) work: Option<Arc<Shared>>,
+    /// What a call is like that may take it over as it is.
+    pub(crate) repeat: Option<Repeat>,
     /// Its buffers are a device's.
     pub(crate) device: Option<Box<DeviceOp>>,
 }
@@ -41,7 +74,13 @@ impl Operation {
             timeout: Duration::ZERO,
             submitted: None,
             work: None,
+            repeat: None,
             device: None,
         }
+    }
+
+    /// Whether it is worth its memory until its call comes again.
+    pub(crate) fn worth_keeping(&self) -> bool {
+        self.repeat.is_some() && size_of_val(&self.scratch[..]) <= KEPT_SCRATCH
     }
 }

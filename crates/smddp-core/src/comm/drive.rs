@@ -208,7 +208,7 @@ impl Inner {
         }
     }
 
-    fn reached(&self, driver: &Driver, target: &Target<'_>) -> Option<Result<()>> {
+    pub(super) fn reached(&self, driver: &Driver, target: &Target<'_>) -> Option<Result<()>> {
         let dead = self.poison.get();
         match target {
             Target::Number(number) if driver.finished > *number => Some(Ok(())),

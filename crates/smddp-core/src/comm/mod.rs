@@ -294,17 +294,23 @@ impl Communicator {
     ) -> Result<()> {
         let inner = &self.0;
         inner.usable()?;
-        let counts = call::check(call, inner.rank, inner.size)?;
-        let timeout = self.timeout(&options);
         if options.on.is_none()
             && let Some(mut driver) = inner.try_drive()
         {
-            let op = inner.prepare(driver.spare.take(), call, counts, timeout, None)?;
+            let op = inner.made(&mut driver, call, self.timeout(&options))?;
             inner.collect(&mut driver);
-            let number = driver.enqueue(op);
+            let number = driver.next;
+            if let Some(Err(error)) = inner.guard(&mut driver, |driver| driver.enter(op)) {
+                inner.die(&mut driver, error);
+            }
             inner.submitted.fetch_add(1, Ordering::Relaxed);
             let target = Target::Number(number);
-            let mut outcome = if brief { inner.drive_briefly(&mut driver, &target) } else { None };
+            let mut outcome = inner.reached(&driver, &target);
+            if outcome.is_some() {
+                driver.group.flush();
+            } else if brief {
+                outcome = inner.drive_briefly(&mut driver, &target);
+            }
             if outcome.is_none() {
                 aside(&mut || outcome = inner.drive(&mut driver, &target, &mut Limit::new(None)));
             }

@@ -7,17 +7,36 @@ use smddp_plan::Counts;
 
 use super::Inner;
 use crate::bind::{self, bind};
-use crate::call::{Blocks, Call, name_of};
+use crate::call::{self, Blocks, Call, name_of};
 use crate::device::DeviceOp;
+use crate::driver::Driver;
 use crate::error::Result;
 use crate::key::Key;
-use crate::op::Operation;
+use crate::op::{Operation, Repeat};
 use crate::reduce;
 use crate::steps::Cursor;
 use crate::sync::lock;
 use crate::types::RedOp;
 
 impl Inner {
+    /// The operation of a call that the caller waits for. One that came before costs a look at what is kept of it.
+    pub(super) fn made(
+        &self,
+        driver: &mut Driver,
+        call: &Call<'_>,
+        timeout: Duration,
+    ) -> Result<Box<Operation>> {
+        let repeat = Repeat::of(call);
+        if let Some(mut op) = repeat.as_ref().and_then(|repeat| driver.again(repeat)) {
+            self.point(&mut op, (base(&call.input), base(&call.output)), timeout);
+            return Ok(op);
+        }
+        let counts = call::check(call, self.rank, self.size)?;
+        let mut op = self.prepare(driver.spare.take(), call, counts, timeout, None)?;
+        op.repeat = repeat;
+        Ok(op)
+    }
+
     /// `spare`: a finished operation, to be filled again.
     pub(crate) fn prepare(
         &self,
@@ -45,27 +64,32 @@ impl Inner {
         Ok(op)
     }
 
+    /// An operation whose call comes again meets the addresses of this one.
+    pub(crate) fn point(&self, op: &mut Operation, (input, output): (usize, usize), timeout: Duration) {
+        op.begun = false;
+        op.timeout = timeout;
+        op.submitted = None;
+        let bound = &op.bound;
+        let run = &mut op.execution;
+        run.bases = [input, output, op.scratch.as_ptr() as usize];
+        run.stream = bound.bytes >= self.config.stream && !(input == output && self.size == 2);
+        run.lanes.clear();
+        run.lanes.resize(bound.lanes.len(), Cursor::default());
+    }
+
     fn fill(&self, op: &mut Operation, call: &Call<'_>, timeout: Duration, device: Option<Box<DeviceOp>>) {
         let reducing = call.collective.reduces();
         let scale = (reducing && call.redop == RedOp::Avg).then_some(self.size as u32);
         let (in_base, in_list) = place(&call.input);
         let (out_base, out_list) = place(&call.output);
-        let bound = &op.bound;
-        let stream = bound.bytes >= self.config.stream && !(in_base == out_base && self.size == 2);
         op.collective = call.collective;
+        op.repeat = None;
         op.scratch.clear();
-        op.scratch.resize(if device.is_none() { bound.scratch.div_ceil(16) } else { 0 }, 0);
-        op.begun = false;
-        let run = &mut op.execution;
-        run.dtype = call.dtype;
-        run.scale = scale;
-        run.bases = [in_base, out_base, op.scratch.as_ptr() as usize];
-        run.lists = [in_list, out_list];
-        run.stream = stream;
-        run.lanes.clear();
-        run.lanes.resize(bound.lanes.len(), Cursor::default());
-        op.timeout = timeout;
-        op.submitted = None;
+        op.scratch.resize(if device.is_none() { op.bound.scratch.div_ceil(16) } else { 0 }, 0);
+        op.execution.dtype = call.dtype;
+        op.execution.scale = scale;
+        op.execution.lists = [in_list, out_list];
+        self.point(op, (in_base, out_base), timeout);
         if let RedOp::PremulSum(factor) = call.redop
             && reducing
             && device.is_none()
@@ -76,13 +100,21 @@ impl Inner {
     }
 }
 
+/// Base address of blocks in a row.
+fn base(blocks: &Blocks<'_>) -> usize {
+    match blocks {
+        Blocks::Flat { ptr, .. } | Blocks::Cut { ptr, .. } => *ptr as usize,
+        Blocks::None | Blocks::List { .. } => 0,
+    }
+}
+
 /// Base address, and the blocks' addresses where they do not lie in a row.
 fn place(blocks: &Blocks<'_>) -> (usize, Option<Vec<usize>>) {
-    match blocks {
-        Blocks::None => (0, None),
-        Blocks::Flat { ptr, .. } | Blocks::Cut { ptr, .. } => (*ptr as usize, None),
-        Blocks::List { parts } => (0, Some(parts.iter().map(|p| p.0 as usize).collect())),
-    }
+    let list = match blocks {
+        Blocks::List { parts } => Some(parts.iter().map(|part| part.0 as usize).collect()),
+        _ => None,
+    };
+    (base(blocks), list)
 }
 
 /// The input times the caller's factor, in memory of the operation's own.

@@ -11,7 +11,7 @@ use crate::describe;
 use crate::error::Error;
 use crate::head;
 use crate::log::{self, Level};
-use crate::recorder::Outcome;
+use crate::recorder::{Outcome, ticks};
 use crate::report;
 
 /// What became of a rank that needs this group no more.
@@ -227,7 +227,7 @@ impl Driver {
         if self.leaves()
             && let Some(op) = self.queue.pop_front()
         {
-            self.recorder.ended(op.seq, Outcome::Failed, None);
+            self.recorder.ended(op.seq, Outcome::Failed, ticks(), None);
             let Some(work) = op.work else { return };
             work.finish(Err(Error::Closed { group: self.name.clone(), why: why.to_owned() }));
         }

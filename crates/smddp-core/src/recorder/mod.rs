@@ -16,7 +16,8 @@ use smddp_transport::Head;
 use smddp_transport::fork::PerProcess;
 use smddp_transport::process::{Question, answer_with};
 
-use self::clock::{Clock, ticks};
+use self::clock::Clock;
+pub(crate) use self::clock::ticks;
 pub(crate) use self::ring::Outcome;
 use self::ring::Ring;
 use self::seen::Seen;
@@ -78,16 +79,15 @@ impl Recorder {
         recorder
     }
 
-    /// The driver knows of an operation; `first`: nothing is before it.
+    /// The driver knows of an operation since `now`, in [`ticks`]; `first`: nothing is before it.
     #[inline]
-    pub(crate) fn submitted(&self, seq: u64, head: Head, bytes: usize, first: bool) {
-        self.ring.submit(seq, head, bytes as u64, ticks(), first);
+    pub(crate) fn submitted(&self, seq: u64, head: Head, bytes: usize, now: u64, first: bool) {
+        self.ring.submit(seq, head, bytes as u64, now, first);
     }
 
     /// It is over, and the next one's turn has come.
     #[inline]
-    pub(crate) fn ended(&self, seq: u64, outcome: Outcome, next: Option<u64>) {
-        let now = ticks();
+    pub(crate) fn ended(&self, seq: u64, outcome: Outcome, now: u64, next: Option<u64>) {
         self.ring.end(seq, now, outcome);
         if outcome == Outcome::Ok {
             self.finished.store(seq + 1, Ordering::Relaxed);

@@ -27,6 +27,7 @@ mod missing;
 mod p2p;
 mod panics;
 mod probe;
+mod repeats;
 mod soak;
 mod stale;
 mod threads;
