@@ -25,6 +25,8 @@ in_image() { # IMAGE COMMAND
         mount -t tmpfs tmpfs "$image/dev/shm"
         mount -t proc proc "$image/proc"
         cp /etc/resolv.conf "$image/etc/resolv.conf"
+        # As every installed machine has it, and debootstrap does not.
+        echo "127.0.0.1 localhost" >"$image/etc/hosts"
         # Whom this machine trusts when it asks an index.
         cp /etc/ssl/certs/ca-certificates.crt "$image/etc/ssl/certs/"
         exec env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 OMP_NUM_THREADS=1 PIP_ROOT_USER_ACTION=ignore \
@@ -41,6 +43,7 @@ image() { # SUITE PACKAGES
         touch "$at/.ready"
     fi
     mkdir -p "$at/job"
+    rm -f "$at"/job/*.whl  # of a run before
     cp "$wheel" "$at/job/"
     PYTHONPATH=tests/pages python3 -c 'import reading; print(reading.scripts("docs/quickstart.md")[0])' >"$at/job/script.py"
 }

@@ -7,6 +7,7 @@ from typing_extensions import Self, disjoint_base
 
 __all__ = [
     "Arrays",
+    "AtOnce",
     "ClosedError",
     "CollectiveTimeoutError",
     "Comm",
@@ -24,9 +25,12 @@ __all__ = [
     "frames_from",
     "info",
     "launched",
+    "say",
     "settings",
     "shutdown",
     "stacks",
+    "tensorflow",
+    "tensorflow_waits",
 ]
 
 __version__: str
@@ -180,6 +184,33 @@ _Array = Any
 
 _Reduction = str | tuple[str, float]
 """sum, avg, min, max, prod, band, bor, bxor, or ("premul_sum", factor)."""
+
+@final
+class AtOnce:
+    """A group's synchronous calls on ordinary tensors in host memory, which are read in C. A new torch only.
+
+    exchange: torch's DLPack exchange API. kinds: the classes of ordinary tensors. reductions: torch's and the core's
+    numbers of them. zero: the timeout that is none. Raises ValueError for an exchange API of a version that is not known.
+
+    Each call is over where it returns True. False: nothing has moved, because a tensor or an option is not so ordinary.
+    Raises the call's error.
+    """
+
+    def __new__(
+        cls,
+        comm: Comm,
+        exchange: object,
+        kinds: Sequence[type],
+        reductions: Sequence[tuple[object, int]],
+        zero: object,
+    ) -> Self: ...
+    def all_reduce(self, tensors: object, opts: object) -> bool: ...
+    def broadcast(self, tensors: object, opts: object) -> bool: ...
+    def all_gather(self, output: object, input: object, opts: object) -> bool: ...
+    def reduce_scatter(self, output: object, input: object, opts: object) -> bool: ...
+    def all_to_all(
+        self, output: object, input: object, output_splits: object, input_splits: object, opts: object
+    ) -> bool: ...
 
 @disjoint_base
 class Arrays:

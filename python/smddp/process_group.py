@@ -22,6 +22,7 @@ from smddp._info import say_paths
 from smddp._native import core, shut_down_at_exit
 from smddp._register import NAME
 from smddp.abilities import answering
+from smddp.at_once import at_once
 from smddp.collectives import SmddpCollectives
 from smddp.devices import Request, current_request, device_backend, others
 from smddp.listening import Listened
@@ -154,6 +155,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
     def _hold(self, comm: Any) -> None:
         """`comm` is the group's communicator, and is closed with the group at the latest; the one before it now."""
         before, self._comm = self._closing, comm
+        self._at_once = at_once(comm) if self._serves_cpu else None
         if before is not None:
             before()
         self._closing = weakref.finalize(self, _close, comm, os.getpid())
@@ -394,6 +396,7 @@ def _close(comm: Any, owner: int) -> None:
 def _in_child() -> None:
     for group in list(_all):
         if not isinstance(group._comm, Inherited):
+            group._at_once = None
             group._comm = Inherited(group._comm, str(group._request and group.group_name))
             # With the group: the end of its store would count as the parent's, whose file it may take away.
             _kept.extend((group._comm, group))

@@ -47,6 +47,7 @@ pub(crate) struct Driver {
     /// A finished operation, to be filled again.
     pub(crate) spare: Option<Box<Operation>>,
     /// Finished ones whose calls may come again.
+    #[expect(clippy::vec_box, reason = "they go from here to the queue and back without being copied")]
     kept: Vec<Box<Operation>>,
     sites: Vec<Site>,
     /// Operations that are a device's matter now.

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, On, Options, RedOp, Stream};
 
 use crate::buffers::Elements;
-use crate::comm::{Comm, Sendable};
+use crate::comm::{Comm, Sendable, Wait};
 use crate::errors::raise;
 use crate::sides::{How, Side, agreed, held};
 use crate::work::{Work, seconds};
@@ -404,18 +404,6 @@ impl Arrays {
         }
     }
 }
-
-/// The core's wait on its way through `detach`, which asks that nothing of one thread's Python goes along.
-struct Wait<'a>(&'a mut dyn FnMut());
-
-impl Wait<'_> {
-    fn over(self) {
-        (self.0)();
-    }
-}
-
-// SAFETY: it runs on this thread, and has addresses, counts and the group's own.
-unsafe impl Send for Wait<'_> {}
 
 fn done(py: Python<'_>, result: Option<&Bound<'_, PyAny>>) -> Py<PyAny> {
     result.map_or_else(|| py.None(), |result| result.clone().unbind())

@@ -288,3 +288,15 @@ impl<'a> Sendable<'a> {
 unsafe impl Send for Sendable<'_> {}
 // SAFETY: as above.
 unsafe impl Sync for Sendable<'_> {}
+
+/// The core's wait on its way through `detach`, which asks that nothing of one thread's Python goes along.
+pub(crate) struct Wait<'a>(pub(crate) &'a mut dyn FnMut());
+
+impl Wait<'_> {
+    pub(crate) fn over(self) {
+        (self.0)();
+    }
+}
+
+// SAFETY: it runs on this thread, and has addresses, counts and the group's own.
+unsafe impl Send for Wait<'_> {}

@@ -1,6 +1,7 @@
 //! The Python module `smddp._core`: conversions only.
 
 mod arrays;
+mod at_once;
 mod blocks;
 mod buffers;
 mod comm;
@@ -36,6 +37,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<comm::Comm>()?;
     module.add_class::<work::Work>()?;
     module.add_class::<arrays::Arrays>()?;
+    module.add_class::<at_once::AtOnce>()?;
     module.add_function(wrap_pyfunction!(info::settings, module)?)?;
     module.add_function(wrap_pyfunction!(info::info, module)?)?;
     module.add_function(wrap_pyfunction!(info::say, module)?)?;

@@ -79,7 +79,15 @@ class Base(Estimating):
     # CUDA's ordinal of the device that the group is bound to.
     _bound: int | None
     _cuda: DeviceSide | None = None
+    # The short way of calls that are quite ordinary, if there is one; smddp._core.AtOnce.
+    _at_once: Any = None
     _batch: _Batch | None = None
+
+    def _short_way(self) -> Any:
+        """That of this moment: not in a coalescing block, nor under a profiler, nor while times are only estimated."""
+        if self._batch is not None or self._estimate is not None or (profiling.seen and _profiler_enabled()):
+            return None
+        return self._at_once
 
     def _failed(self, error: BaseException) -> BaseException:
         """Called with everything that a public method raises; returns what is to be raised."""

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllToAllOptions, BarrierOptions
 from torch.distributed import Work
 
-from smddp.collectives.base import ALL_TO_ALL, BARRIER, UINT8, After, Base, Call, first_of
+from smddp.collectives.base import ALL_TO_ALL, BARRIER, DONE, UINT8, After, Base, Call, first_of
 from smddp.doors import collective
 from smddp.dtypes import code_of
 from smddp.options import gather_options
@@ -32,6 +32,9 @@ class Exchanging(Base):
     ) -> Work:
         if type(opts) is not AllToAllOptions:
             opts = gather_options(AllToAllOptions, opts, timeout)
+        short = self._short_way()
+        if short is not None and short.all_to_all(output, input, output_split_sizes, input_split_sizes, opts):
+            return DONE
         if not (input.is_cpu and self._serves_cpu) and not self._on_cuda(input):
             return first_of(self._elsewhere(input), "all_to_all_single", "alltoall_base")(
                 output, input, output_split_sizes, input_split_sizes, opts

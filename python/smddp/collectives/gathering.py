@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import Work
 
-from smddp.collectives.base import ALL_GATHER, After, Base, Call, check_pairs, first_of
+from smddp.collectives.base import ALL_GATHER, DONE, After, Base, Call, check_pairs, first_of
 from smddp.doors import collective
 from smddp.dtypes import code_of
 from smddp.options import gather_options
@@ -69,6 +69,9 @@ class Gathering(Base):
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Work:
         if type(opts) is not AllgatherOptions:
             opts = gather_options(AllgatherOptions, opts)
+        short = self._short_way()
+        if short is not None and short.all_gather(output, input, opts):
+            return DONE
         if not (input.is_cpu and self._serves_cpu) and not self._on_cuda(input):
             return first_of(self._elsewhere(input), "all_gather_single", "_allgather_base")(output, input, opts)
         return self._all_gather_single("all_gather_into_tensor", output, input, opts)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllreduceCoalescedOptions, AllreduceOptions, ReduceOptions, ReduceScatterOptions
 from torch.distributed import Work
 
-from smddp.collectives.base import ALL_REDUCE, REDUCE, REDUCE_SCATTER, After, Call, check_pairs, first_of
+from smddp.collectives.base import ALL_REDUCE, DONE, REDUCE, REDUCE_SCATTER, After, Call, check_pairs, first_of
 from smddp.collectives.sparse import SparseAllReduce
 from smddp.doors import collective
 from smddp.dtypes import code_of, reduction
@@ -31,6 +31,9 @@ class Reducing(SparseAllReduce):
             tensors = [tensors]
         if type(opts) is not AllreduceOptions:
             opts = gather_options(AllreduceOptions, opts, op, timeout)
+        short = self._short_way()
+        if short is not None and short.all_reduce(tensors, opts):
+            return DONE
         tensor = one(tensors, "all_reduce")
         if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
             return self._elsewhere(tensor).allreduce(tensors, opts)
@@ -145,6 +148,9 @@ class Reducing(SparseAllReduce):
     def reduce_scatter_single(self, outputTensor: Tensor, inputTensor: Tensor, opts: Any = None) -> Work:
         if type(opts) is not ReduceScatterOptions:
             opts = gather_options(ReduceScatterOptions, opts)
+        short = self._short_way()
+        if short is not None and short.reduce_scatter(outputTensor, inputTensor, opts):
+            return DONE
         if not (inputTensor.is_cpu and self._serves_cpu) and not self._on_cuda(inputTensor):
             other = self._elsewhere(inputTensor)
             return first_of(other, "reduce_scatter_single", "_reduce_scatter_base")(outputTensor, inputTensor, opts)

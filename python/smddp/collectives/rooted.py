@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import BroadcastOptions, GatherOptions, ScatterOptions
 from torch.distributed import Work
 
-from smddp.collectives.base import BROADCAST, GATHER, SCATTER, After, Base, Call, first_of
+from smddp.collectives.base import BROADCAST, DONE, GATHER, SCATTER, After, Base, Call, first_of
 from smddp.doors import collective
 from smddp.dtypes import code_of
 from smddp.options import gather_options
@@ -33,6 +33,9 @@ class Rooted(Base):
             tensors = [tensors]
         if type(opts) is not BroadcastOptions:
             opts = gather_options(BroadcastOptions, opts, root, timeout)
+        short = self._short_way()
+        if short is not None and short.broadcast(tensors, opts):
+            return DONE
         tensor = one(tensors, "broadcast")
         if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
             return self._elsewhere(tensor).broadcast(tensors, opts)

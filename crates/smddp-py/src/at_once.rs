@@ -1,0 +1,307 @@
+//! `AtOnce`: calls on ordinary tensors in host memory whose caller waits. torch tells of its tensors in C (the exchange API of
+//! DLPack 1.3), so a small call is not mostly Python. What is not so plain is left to Python's way.
+
+use std::ffi::{c_int, c_void};
+use std::ptr::NonNull;
+
+use pyo3::exceptions::PyValueError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyList, PyType};
+use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp};
+
+use crate::comm::{Comm, Sendable, Wait};
+use crate::errors::raise;
+
+/// DLPack's `DLTensor`.
+#[repr(C)]
+struct DlTensor {
+    data: *mut u8,
+    device_type: i32,
+    device: i32,
+    dimensions: i32,
+    code: u8,
+    bits: u8,
+    lanes: u16,
+    shape: *const i64,
+    strides: *const i64,
+    offset: u64,
+}
+
+/// Fills in what a Python object's tensor is, which it goes on owning; not 0: an exception is set.
+type Tell = unsafe extern "C" fn(*mut pyo3::ffi::PyObject, *mut DlTensor) -> c_int;
+
+/// DLPack's `DLPackExchangeAPI`, as far as it is used.
+#[repr(C)]
+struct Exchange {
+    major: u32,
+    minor: u32,
+    older: *const Exchange,
+    others: [*const c_void; 3],
+    tell: Option<Tell>,
+}
+
+const HOST: i32 = 1;
+/// Memory that was given back has an address like its offset; see `block` in `smddp.tensors`.
+const LOW: usize = 1 << 40;
+
+/// A tensor's elements, in a row.
+#[derive(Clone, Copy)]
+struct Row {
+    ptr: *mut u8,
+    count: usize,
+    /// Of its first axis; 0 where it has none.
+    length: i64,
+    dtype: DType,
+}
+
+impl Row {
+    fn blocks(self) -> Blocks<'static> {
+        Blocks::Flat { ptr: self.ptr, count: self.count }
+    }
+}
+
+/// One group's.
+#[pyclass(frozen)]
+pub(crate) struct AtOnce {
+    comm: Communicator,
+    tell: Tell,
+    /// The classes of ordinary tensors, without those derived from them.
+    kinds: Vec<Py<PyType>>,
+    /// torch's reductions, the most frequent first, and their numbers.
+    reductions: Vec<(Py<PyAny>, RedOp)>,
+    /// A timeout that is none.
+    zero: Py<PyAny>,
+}
+
+fn dtype(told: &DlTensor) -> Option<DType> {
+    if told.lanes != 1 {
+        return None;
+    }
+    Some(match (told.code, told.bits) {
+        (0, 8) => DType::I8,
+        (0, 16) => DType::I16,
+        (0, 32) => DType::I32,
+        (0, 64) => DType::I64,
+        (1, 8) => DType::U8,
+        (1, 16) => DType::U16,
+        (1, 32) => DType::U32,
+        (1, 64) => DType::U64,
+        (2, 16) => DType::F16,
+        (2, 32) => DType::F32,
+        (2, 64) => DType::F64,
+        (4, 16) => DType::BF16,
+        (6, 8) => DType::Bool,
+        // Complex numbers may be conjugated, which is not told.
+        _ => return None,
+    })
+}
+
+/// Elements, if they lie in order.
+fn elements(shape: &[i64], strides: Option<&[i64]>) -> Option<usize> {
+    let mut count: i64 = 1;
+    for (axis, &length) in shape.iter().enumerate().rev() {
+        if length != 1 && strides.is_some_and(|strides| strides[axis] != count) {
+            return None;
+        }
+        count = count.checked_mul(length)?;
+    }
+    usize::try_from(count).ok()
+}
+
+impl AtOnce {
+    /// `None`: it is not an ordinary tensor in host memory, with elements that lie in order.
+    fn row(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<Row>> {
+        let py = tensor.py();
+        let kind = tensor.get_type();
+        if !self.kinds.iter().any(|ordinary| kind.is(ordinary)) {
+            return Ok(None);
+        }
+        let mut told = std::mem::MaybeUninit::<DlTensor>::zeroed();
+        // SAFETY: torch's function of that type; the GIL is held, the object lives as long as the caller's reference, and the
+        // struct is as large as DLPack 1 says.
+        if unsafe { (self.tell)(tensor.as_ptr(), told.as_mut_ptr()) } != 0 {
+            // Without memory, as transformed by functorch: Python's way says what there is to say.
+            drop(PyErr::take(py));
+            return Ok(None);
+        }
+        // SAFETY: zeroes are one, too.
+        let told = unsafe { told.assume_init() };
+        let Some(dtype) = dtype(&told).filter(|_| told.device_type == HOST) else { return Ok(None) };
+        let axes = usize::try_from(told.dimensions).unwrap_or(0);
+        let list = |at: *const i64| {
+            let at = if axes == 0 { NonNull::dangling().as_ptr() } else { at.cast_mut() };
+            // SAFETY: `axes` numbers of the tensor's own, which nobody changes while the GIL is held; or none.
+            (!at.is_null()).then(|| unsafe { std::slice::from_raw_parts(at.cast_const(), axes) })
+        };
+        let Some(shape) = list(told.shape) else { return Ok(None) };
+        let Some(count) = elements(shape, list(told.strides)) else { return Ok(None) };
+        let ptr = told.data.wrapping_add(told.offset as usize);
+        if count == 0 || (ptr as usize) < LOW {
+            return Ok(None);
+        }
+        // Only numbers with a sign in front may be negated in the reading, which is not told either.
+        let negated = matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
+            && tensor.call_method0(intern!(py, "is_neg"))?.is_truthy()?;
+        let length = shape.first().copied().unwrap_or(0);
+        Ok((!negated).then_some(Row { ptr, count, length, dtype }))
+    }
+
+    /// Whether the caller waits, under the group's own deadline.
+    fn waits(&self, opts: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let py = opts.py();
+        if opts.getattr(intern!(py, "asyncOp"))?.is_truthy()? {
+            return Ok(false);
+        }
+        Ok(!opts.getattr(intern!(py, "timeout"))?.gt(&self.zero)?)
+    }
+
+    fn reduction(&self, opts: &Bound<'_, PyAny>, dtype: DType) -> PyResult<Option<RedOp>> {
+        let wanted = opts.getattr(intern!(opts.py(), "reduceOp"))?;
+        for (known, redop) in &self.reductions {
+            if wanted.eq(known)? {
+                return Ok((dtype != DType::Bool || *redop != RedOp::Avg).then_some(*redop));
+            }
+        }
+        Ok(None)
+    }
+
+    fn make(
+        &self,
+        (collective, redop, root): (Collective, RedOp, usize),
+        (input, output): (Blocks<'static>, Blocks<'static>),
+        dtype: DType,
+        tensors: [&Bound<'_, PyAny>; 2],
+    ) -> PyResult<bool> {
+        let py = tensors[0].py();
+        let call = Call { collective, dtype, redop, root, input, output };
+        let call = Sendable(&call);
+        let kept = tensors.map(|tensor| tensor.clone().unbind());
+        let options = Options { keep: Some(Box::new(kept)), ..Options::default() };
+        let aside = |wait: &mut dyn FnMut()| {
+            let wait = Wait(wait);
+            py.detach(|| wait.over());
+        };
+        // SAFETY: `keep` holds the tensors until the call is over; Python owns them, the core only borrows.
+        let done = unsafe { self.comm.run_aside(call.get(), options, aside) };
+        done.map(|()| true).map_err(|error| raise(py, error))
+    }
+
+    /// The only tensor of a list, in place.
+    fn only<'py>(tensors: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
+        let list = tensors.cast::<PyList>().ok().filter(|list| list.len() == 1)?;
+        list.get_item(0).ok()
+    }
+
+    /// Rows of two tensors of one dtype.
+    fn pair(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Option<(Row, Row)>> {
+        let Some(output) = self.row(output)? else { return Ok(None) };
+        Ok(self.row(input)?.filter(|input| input.dtype == output.dtype).map(|input| (output, input)))
+    }
+}
+
+#[pymethods]
+impl AtOnce {
+    #[new]
+    fn new(
+        comm: &Comm,
+        exchange: &Bound<'_, PyCapsule>,
+        kinds: Vec<Py<PyType>>,
+        reductions: Vec<(Py<PyAny>, u8)>,
+        zero: Py<PyAny>,
+    ) -> PyResult<Self> {
+        let at = exchange.pointer_checked(Some(c"dlpack_exchange_api"))?;
+        // SAFETY: what a capsule of that name points to, as DLPack has it: a static of torch's that begins with its version.
+        let known = unsafe { at.cast::<Exchange>().as_ref() };
+        let fits = known.major == 1 && known.minor >= 3;
+        let tell = known.tell.filter(|_| fits).ok_or_else(|| {
+            let (major, minor) = (known.major, known.minor);
+            PyValueError::new_err(format!(
+                "torch tells of its tensors by DLPack {major}.{minor}, not as 1.3 does"
+            ))
+        })?;
+        let reductions = reductions
+            .into_iter()
+            .filter_map(|(torchs, number)| RedOp::from_code(number, 1.0).map(|redop| (torchs, redop)));
+        Ok(Self { comm: comm.communicator().clone(), tell, kinds, reductions: reductions.collect(), zero })
+    }
+
+    fn all_reduce(&self, tensors: &Bound<'_, PyAny>, opts: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let Some(tensor) = Self::only(tensors) else { return Ok(false) };
+        let Some(row) = self.row(&tensor)?.filter(|_| self.waits(opts).unwrap_or(false)) else {
+            return Ok(false);
+        };
+        let Some(redop) = self.reduction(opts, row.dtype)? else { return Ok(false) };
+        let place = row.blocks();
+        self.make((Collective::AllReduce, redop, 0), (place, place), row.dtype, [&tensor, &tensor])
+    }
+
+    fn broadcast(&self, tensors: &Bound<'_, PyAny>, opts: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let Some(tensor) = Self::only(tensors) else { return Ok(false) };
+        let Some(row) = self.row(&tensor)?.filter(|_| self.waits(opts).unwrap_or(false)) else {
+            return Ok(false);
+        };
+        let root = opts.getattr(intern!(opts.py(), "rootRank"))?.extract::<usize>().ok();
+        let Some(root) = root.filter(|&root| root < self.comm.size()) else { return Ok(false) };
+        let place = row.blocks();
+        let input = if root == self.comm.rank() { place } else { Blocks::None };
+        self.make((Collective::Broadcast, RedOp::Sum, root), (input, place), row.dtype, [&tensor, &tensor])
+    }
+
+    fn all_gather(
+        &self,
+        output: &Bound<'_, PyAny>,
+        input: &Bound<'_, PyAny>,
+        opts: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        let Some((to, from)) = self.pair(output, input)?.filter(|_| self.waits(opts).unwrap_or(false)) else {
+            return Ok(false);
+        };
+        if from.count.checked_mul(self.comm.size()) != Some(to.count) {
+            return Ok(false);
+        }
+        let what = (Collective::AllGather, RedOp::Sum, 0);
+        self.make(what, (from.blocks(), to.blocks()), to.dtype, [output, input])
+    }
+
+    fn reduce_scatter(
+        &self,
+        output: &Bound<'_, PyAny>,
+        input: &Bound<'_, PyAny>,
+        opts: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        let Some((to, from)) = self.pair(output, input)?.filter(|_| self.waits(opts).unwrap_or(false)) else {
+            return Ok(false);
+        };
+        let Some(redop) = self.reduction(opts, to.dtype)? else { return Ok(false) };
+        if to.count.checked_mul(self.comm.size()) != Some(from.count) {
+            return Ok(false);
+        }
+        let what = (Collective::ReduceScatter, redop, 0);
+        self.make(what, (from.blocks(), to.blocks()), to.dtype, [output, input])
+    }
+
+    /// Without split sizes only.
+    fn all_to_all(
+        &self,
+        output: &Bound<'_, PyAny>,
+        input: &Bound<'_, PyAny>,
+        output_splits: &Bound<'_, PyAny>,
+        input_splits: &Bound<'_, PyAny>,
+        opts: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        if output_splits.is_truthy()? || input_splits.is_truthy()? {
+            return Ok(false);
+        }
+        let Some((to, from)) = self.pair(output, input)?.filter(|_| self.waits(opts).unwrap_or(false)) else {
+            return Ok(false);
+        };
+        let size = self.comm.size() as i64;
+        let cut = |row: Row| row.length > 0 && row.length % size == 0;
+        if to.count != from.count || !cut(to) || !cut(from) {
+            return Ok(false);
+        }
+        let what = (Collective::AllToAll, RedOp::Sum, 0);
+        self.make(what, (from.blocks(), to.blocks()), to.dtype, [output, input])
+    }
+}
