@@ -26,7 +26,7 @@ in_image() { # IMAGE COMMAND
         mount -t proc proc "$image/proc"
         cp /etc/resolv.conf "$image/etc/resolv.conf"
         # As every installed machine has it, and debootstrap does not.
-        echo "127.0.0.1 localhost" >"$image/etc/hosts"
+        echo "127.0.0.1 localhost $(uname -n)" >"$image/etc/hosts"
         # Whom this machine trusts when it asks an index.
         cp /etc/ssl/certs/ca-certificates.crt "$image/etc/ssl/certs/"
         exec env -i HOME=/root PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 OMP_NUM_THREADS=1 PIP_ROOT_USER_ACTION=ignore \
