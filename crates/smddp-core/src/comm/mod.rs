@@ -84,7 +84,7 @@ pub(crate) struct Inner {
 }
 
 /// Bytes of a call whose copies nobody notices.
-const BRIEF: usize = 4096;
+const BRIEF: usize = 32 << 10;
 
 /// One group's ranks. Cheap to clone; any thread may call.
 #[derive(Clone)]
