@@ -88,7 +88,7 @@ in_image "$images/bullseye" "
     echo 'deb-src $mirror bookworm main' >/etc/apt/sources.list.d/source.list
     apt-get -qq update
     mkdir -p /build && cd /build && apt-get -qq source --download-only python3.11
-    tar xf python3.11_*.orig.tar.xz && cd Python-3.11*
+    tar xf python3.11_*.orig.tar.?z && cd Python-3.11*
     ./configure --quiet --prefix=/opt/conda/envs/job >configure.log && make -s -j 2 >make.log 2>&1
     make -s install >install.log 2>&1"
 try_in bullseye "a prefix as conda's environments have, pip" 'torch' '

@@ -18,6 +18,7 @@ from smddp import _alias
 # Without the import of typing, which takes longer than all else here.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import logging
     from typing import Any
 
     from smddp.world import Communicator, init
@@ -40,7 +41,7 @@ _FROM_CORE = (
 # Groups without torch.
 _FROM_WORLD = ("Communicator", "init")
 
-__all__ = ["Communicator", "dump", "info", "init", "paths", "traffic", *_FROM_CORE]
+__all__ = ["Communicator", "dump", "info", "init", "log_to", "paths", "traffic", *_FROM_CORE]
 
 
 def info() -> dict[str, Any]:
@@ -91,6 +92,21 @@ def dump(path: str | None = None) -> dict[str, Any]:
             file.write(text)
     found: dict[str, Any] = json.loads(text)
     return found
+
+
+def log_to(logger: logging.Logger | str = "smddp") -> None:
+    """Makes lines of the log records of Python's `logging`, in this process, instead of lines on standard error.
+
+    logger: a logger or its name. What is told is what that logger is enabled for when this is called (WARN is WARNING,
+    INFO INFO, TRACE DEBUG), and whatever SMDDP_DEBUG asks for; each record has the time at which it was told.
+    Raises TypeError for anything else.
+
+        logging.basicConfig(level=logging.INFO)
+        smddp.log_to()
+    """
+    from smddp.logged import log_to
+
+    log_to(logger)
 
 
 def __getattr__(name: str) -> Any:

@@ -13,6 +13,7 @@ __all__ = [
     "Comm",
     "ConfigError",
     "Error",
+    "Lines",
     "MismatchError",
     "PeerLostError",
     "TopologyError",
@@ -29,6 +30,7 @@ __all__ = [
     "settings",
     "shutdown",
     "stacks",
+    "tells",
     "tensorflow",
     "tensorflow_waits",
 ]
@@ -190,7 +192,7 @@ class AtOnce:
     """A group's synchronous calls on ordinary tensors in host memory, which are read in C. A new torch only.
 
     exchange: torch's DLPack exchange API. kinds: the classes of ordinary tensors. reductions: torch's and the core's
-    numbers of them. zero: the timeout that is none. Raises ValueError for an exchange API of a version that is not known.
+    numbers of them. zero: the timeout that is none. Raises ValueError for an exchange API of an unknown version.
 
     Each call is over where it returns True. False: nothing has moved, because a tensor or an option is not so ordinary.
     Raises the call's error.
@@ -360,8 +362,23 @@ def launched(port: int | None = None) -> tuple[int, int, int, int | None, tuple[
 def settings() -> list[tuple[str, str, str, str, str]]:
     """(name, value, default, where the value came from, what it does) of every SMDDP_* setting."""
 
+@final
+class Lines:
+    """Lines of the log, for whoever reads them instead of standard error; a forked child's go there again."""
+
+    def __new__(cls, level: str) -> Self:
+        """From `level` (WARN, INFO or TRACE) on, and what the settings ask for. Raises ValueError for another word."""
+    def next(self) -> tuple[str, float, str] | None:
+        """(level, seconds since 1970, text) of the next line; None once lines go elsewhere. Releases the GIL."""
+    @staticmethod
+    def close() -> None:
+        """Lines go to standard error again."""
+
 def say(warning: bool, text: str) -> None:
     """A line of the log, where SMDDP_DEBUG asks for warnings, or for facts. Never raises."""
+
+def tells() -> bool:
+    """Whether the log tells facts: SMDDP_DEBUG=INFO or TRACE, or a logger that is enabled for them."""
 
 def info() -> dict[str, Any]:
     """What was found on this machine: host, cores, SIMD level, what serves in a node and between nodes, staging."""

@@ -7,8 +7,7 @@ from smddp._native import core
 
 def wanted() -> bool:
     """Whether anybody wants to be told."""
-    given = {name: value for name, value, *_ in core().settings()}
-    return given.get("SMDDP_DEBUG", "").upper() in ("INFO", "TRACE")
+    return core().tells()
 
 
 def warn(line: str) -> None:

@@ -9,7 +9,14 @@
 //! | TRACE | each collective's begin and end |
 
 use std::io::Write;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Mutex, OnceLock};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use smddp_transport::fork::PerProcess;
+
+use crate::sync::lock;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
@@ -30,6 +37,33 @@ struct Log {
 
 static LOG: OnceLock<Log> = OnceLock::new();
 
+/// A line on its way to whoever wants them instead of a file.
+pub struct Line {
+    pub level: Level,
+    /// Seconds since 1970.
+    pub time: f64,
+    pub text: String,
+}
+
+/// Where lines go instead, and from which level on they are told besides what the settings ask for. A forked child has neither:
+/// the thread that reads is the parent's.
+#[derive(Default)]
+struct Diverted {
+    to: Mutex<Option<Sender<Line>>>,
+    level: AtomicU8,
+}
+
+static DIVERTED: PerProcess<Diverted> = PerProcess::new();
+
+/// From here on lines come out of what this returns, those up to `level` and those that the settings ask for.
+pub fn divert(level: Level) -> Receiver<Line> {
+    let (to, lines) = channel();
+    let diverted = DIVERTED.get();
+    *lock(&diverted.to) = Some(to);
+    diverted.level.store(level as u8, Ordering::Relaxed);
+    lines
+}
+
 /// From here on facts of that level are told; the first one who opens it counts.
 pub(crate) fn open(level: Level, file: Option<String>, rank: Option<String>) {
     // Where nobody asked for anything, only what is wrong is told.
@@ -39,14 +73,28 @@ pub(crate) fn open(level: Level, file: Option<String>, rank: Option<String>) {
     }
 }
 
+/// They go where they went before.
+pub fn divert_no_more() {
+    let diverted = DIVERTED.get();
+    *lock(&diverted.to) = None;
+    diverted.level.store(Level::None as u8, Ordering::Relaxed);
+}
+
 /// Whether facts of that level are told.
 pub fn tells(level: Level) -> bool {
     LOG.get().is_some_and(|log| level <= log.level)
+        || level as u8 <= DIVERTED.get().level.load(Ordering::Relaxed)
 }
 
 /// Tells `text` if the settings ask for this level.
 pub fn say(level: Level, text: &str) {
-    let Some(log) = LOG.get().filter(|log| level <= log.level) else { return };
+    let Some(log) = LOG.get().filter(|_| tells(level)) else { return };
+    if let Some(to) = lock(&DIVERTED.get().to).as_ref() {
+        let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
+        if to.send(Line { level, time, text: text.to_owned() }).is_ok() {
+            return;
+        }
+    }
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let (host, pid) = (host.trim(), std::process::id());
     let rank = log.rank.as_deref().unwrap_or("?");

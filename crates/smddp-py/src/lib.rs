@@ -38,9 +38,11 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<work::Work>()?;
     module.add_class::<arrays::Arrays>()?;
     module.add_class::<at_once::AtOnce>()?;
+    module.add_class::<info::Lines>()?;
     module.add_function(wrap_pyfunction!(info::settings, module)?)?;
     module.add_function(wrap_pyfunction!(info::info, module)?)?;
     module.add_function(wrap_pyfunction!(info::say, module)?)?;
+    module.add_function(wrap_pyfunction!(info::tells, module)?)?;
     module.add_function(wrap_pyfunction!(info::cuda, module)?)?;
     module.add_function(wrap_pyfunction!(info::fabric, module)?)?;
     module.add_function(wrap_pyfunction!(info::shutdown, module)?)?;

@@ -1,0 +1,67 @@
+"""`smddp.log_to`: the log as records of Python's logging."""
+
+import subprocess
+import sys
+
+import pytest
+import smddp
+from launching import clean
+
+SCRIPT = """
+import logging, os, sys
+import smddp
+
+logging.basicConfig(level=logging.{level}, format="%(levelname)s|%(name)s|%(message)s", stream=sys.stdout)
+smddp.log_to({name})
+from smddp.telling import tell, warn
+{body}
+"""
+
+
+def told(level: str = "INFO", name: str = "", body: str = "", **settings: str) -> tuple[list[str], str]:
+    """The records' lines, and what went to standard error."""
+    script = SCRIPT.format(level=level, name=name, body=body)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**clean(), **settings}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines(), done.stderr
+
+
+def test_lines_are_records_to_the_last_one_before_the_exit_and_not_on_standard_error():
+    lines, errors = told(body="for i in range(500): tell(f'fact {i}')\nwarn('wrong')")
+    assert lines == [*(f"INFO|smddp|fact {i}" for i in range(500)), "WARNING|smddp|wrong"]
+    assert errors == ""
+
+
+def test_a_loggers_level_and_name_count():
+    assert told("WARNING", "'trainer.smddp'", "tell('fact')\nwarn('wrong')")[0] == ["WARNING|trainer.smddp|wrong"]
+    assert told("INFO", "logging.getLogger('mine')", "tell('fact')")[0] == ["INFO|mine|fact"]
+
+
+def test_the_cores_own_lines_come_as_what_they_are():
+    body = "import numpy\nwith smddp.init() as comm: comm.all_reduce(numpy.ones(3))"
+    lines, errors = told("DEBUG", body=body)
+    assert any(line.startswith("INFO|smddp|") and "group" in line for line in lines), (lines, errors)
+    assert not errors, errors
+
+
+def test_who_logs_elsewhere_next_is_the_one_who_hears_and_a_forked_child_tells_on_standard_error():
+    body = """
+tell("first")
+smddp.log_to("second")
+tell("fact")
+child = os.fork()
+if child == 0:
+    warn("of a child")
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+    lines, errors = told(body=body)
+    assert lines == ["INFO|smddp|first", "INFO|second|fact"]
+    assert "SMDDP WARN of a child" in errors
+
+
+def test_what_is_no_logger_is_refused():
+    with pytest.raises(TypeError, match="not 5"):
+        smddp.log_to(5)
