@@ -365,6 +365,10 @@ test-tensorflow: dist/.wheel ## the same wheel file against several TensorFlow v
 bench-peers: $(STAMPS)/wheel $(STAMPS)/torch ## measure against gloo, Open MPI, MPICH and Intel MPI (root; takes the machine for minutes)
 	bash bench/peers.sh
 
+.PHONY: bench-curves
+bench-curves: $(STAMPS)/test-tools ## draw what bench-peers left in target/bench as the picture of docs/performance.md
+	$(BIN)/python bench/curves.py target/bench docs/performance-curves.svg
+
 .PHONY: bench-hosts
 bench-hosts: $(STAMPS)/wheel $(STAMPS)/torch ## the same between "hosts" of network namespaces with 1 Gbit/s links (root; about twenty minutes)
 	bash bench/hosts.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Measures smddp against gloo, Open MPI, MPICH and Intel MPI on this machine, all of them in turns, and
-# prints the table of docs/performance.md. `make bench-peers` calls it.
+# prints the table of docs/performance.md. `make bench-peers` calls it. Where matplotlib is, the figures are drawn, too.
 #
 #   bench/peers.sh            everything (about fifteen minutes; nothing else should run meanwhile)
 #   bench/peers.sh quick      few sizes, three rounds: does the tooling work?
@@ -34,7 +34,7 @@ case ,$impls, in *,smddp-core,*) cargo build --quiet --release -p smddp-bench --
 echo '*' >"$PEERS/.gitignore"
 case ,$impls, in *,openmpi5,* | *,mpich5,* | *,impi,*) sh "$lab/peers/setup-peers.sh" "$PEERS" ;; esac
 cc -O2 -pthread -o "$out/coredist" bench/coredist.c
-rm -f "$out"/*.json "$out"/*.txt "$out"/*.log
+rm -f "$out"/*.json "$out"/*.txt "$out"/*.log "$out/curves.svg"
 
 near() { "${quiet[@]}" "$out/coredist" -t 0.5 -m "${CORE_NS:-200}" | tee -a "$out/probes.log"; }
 
@@ -88,4 +88,9 @@ fi
 
 echo
 "$python" bench/ratios.py "$out" | tee "$out/table.md"
+if "$python" -c 'import matplotlib' 2>/dev/null; then
+    "$python" bench/curves.py "$out" "$out/curves.svg" || failed=1
+else
+    echo "# not drawn: matplotlib is not installed; \`make bench-curves\` installs it and draws these figures" >&2
+fi
 exit $failed
