@@ -46,7 +46,7 @@ pub(crate) struct Driver {
     pub(crate) name: String,
     /// A finished operation, to be filled again.
     pub(crate) spare: Option<Box<Operation>>,
-    /// Finished ones whose calls may come again.
+    /// Finished ones whose calls may come again, the one that ended last at the end.
     #[expect(clippy::vec_box, reason = "they go from here to the queue and back without being copied")]
     kept: Vec<Box<Operation>>,
     sites: Vec<Site>,
@@ -90,7 +90,7 @@ impl Driver {
     /// A finished operation of the same call, if one is kept.
     pub(crate) fn again(&mut self, call: &Repeat) -> Option<Box<Operation>> {
         let at = self.kept.iter().rposition(|op| op.repeat.as_ref() == Some(call))?;
-        Some(self.kept.swap_remove(at))
+        Some(self.kept.remove(at))
     }
 
     /// The same as [`Self::enqueue`] for one that the caller waits for. A small one that nothing is before goes on at once, and is
@@ -279,7 +279,7 @@ impl Driver {
             return;
         }
         if self.kept.len() == KEPT {
-            self.spare = Some(self.kept.swap_remove(0));
+            self.spare = Some(self.kept.remove(0));
         }
         self.kept.push(op);
     }

@@ -38,8 +38,8 @@ impl Repeat {
     }
 }
 
-/// Scratch of an operation that is kept for a call that may come again, in bytes.
-const KEPT_SCRATCH: usize = 64 << 10;
+/// Bytes of its own that an operation may have to be kept for a call that may come again.
+const WORTH_KEEPING: usize = 64 << 10;
 
 /// One operation under way.
 pub(crate) struct Operation {
@@ -81,6 +81,7 @@ impl Operation {
 
     /// Whether it is worth its memory until its call comes again.
     pub(crate) fn worth_keeping(&self) -> bool {
-        self.repeat.is_some() && size_of_val(&self.scratch[..]) <= KEPT_SCRATCH
+        let own = self.scratch.capacity() + self.scaled.capacity();
+        self.repeat.is_some() && own * size_of::<u128>() <= WORTH_KEEPING
     }
 }
