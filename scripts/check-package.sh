@@ -30,6 +30,7 @@ python -m pytest -q tests/source/test_third_party.py tests/source/test_publishin
 
 step "the bill of materials (CycloneDX's schema)"
 for wheel in "${wheels[@]}"; do
+    mkdir -p "$scratch/bills/${wheel##*_}"
     unzip -q "$wheel" '*.dist-info/sboms/*' -d "$scratch/bills/${wheel##*_}"
 done
 for bill in "$scratch"/bills/*/*.dist-info/sboms/*; do

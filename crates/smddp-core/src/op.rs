@@ -85,3 +85,45 @@ impl Operation {
         self.repeat.is_some() && own * size_of::<u128>() <= WORTH_KEEPING
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::OnceLock;
+
+    use smddp_plan::{Counts, Memory, Topology};
+    use smddp_transport::Reach;
+
+    use super::*;
+    use crate::bind::{GroupFacts, bind};
+    use crate::config::Config;
+    use crate::key::Key;
+
+    fn of(call: &Call<'_>) -> Operation {
+        let topology = Topology::single(2);
+        let reach = Arc::new(Reach::near(0, 2));
+        let assumed = GroupFacts::assumed("");
+        let facts = GroupFacts { rank: 0, topology, slot: 0, reach, assumed, network: OnceLock::new() };
+        let key = Key::of(call, Counts::Whole(3), (Memory::Host, 0));
+        let bound = bind(&key, &facts, &Config::default()).unwrap();
+        Operation { repeat: Repeat::of(call), ..Operation::new(Arc::new(bound)) }
+    }
+
+    #[test]
+    fn an_operation_is_kept_unless_it_has_large_buffers_or_its_call_is_not_told_by_counts() {
+        let (collective, dtype) = (Collective::AllReduce, DType::F32);
+        let flat = Blocks::Flat { ptr: std::ptr::null_mut(), count: 3 };
+        let call = |redop, input| Call { collective, dtype, redop, root: 0, input, output: flat };
+        let plain = call(RedOp::Sum, flat);
+        assert!(of(&plain).worth_keeping());
+        assert!(!of(&call(RedOp::PremulSum(1.0), flat)).worth_keeping(), "a factor is the caller's");
+        let parts = [(std::ptr::null_mut(), 3)];
+        assert!(
+            !of(&call(RedOp::Sum, Blocks::List { parts: &parts })).worth_keeping(),
+            "addresses of its own"
+        );
+        // Empty again, and as large as before.
+        let large = || Vec::with_capacity(WORTH_KEEPING / size_of::<u128>() + 1);
+        assert!(!Operation { scratch: large(), ..of(&plain) }.worth_keeping());
+        assert!(!Operation { scaled: large(), ..of(&plain) }.worth_keeping());
+    }
+}
