@@ -220,7 +220,7 @@ test-images: wheel-portable ## the wheel on images that have nothing but Python 
 
 .PHONY: test-pages
 test-pages: $(STAMPS)/wheel $(STAMPS)/test-tools ## every command of README.md and the quick start, the demos in a fresh clone
-	$(BIN)/python -m pytest -m "" tests/pages
+	$(BIN)/python -m pytest -m "" -o faulthandler_timeout=0 tests/pages
 
 .PHONY: fault-matrix
 fault-matrix: $(STAMPS)/wheel $(STAMPS)/test-tools ## ranks that end or halt in every call, over every way: prints a table
