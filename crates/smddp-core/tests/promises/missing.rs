@@ -90,7 +90,7 @@ fn of_three_hundred_ranks_any_one_that_is_late_is_named_and_no_other() {
 fn a_cause_that_goes_from_rank_to_rank_is_told_once_and_whole() {
     let (size, late) = (40, 20);
     // Time enough for all others to make the call, on a machine that has other work for each core.
-    let (limit, said) = (Duration::from_millis(2500), "waiting 2.5s");
+    let (limit, said) = (Duration::from_millis(2500), "waiting 2500ms");
     for wire in [Wire::Shm, Wire::Nodes(1), Wire::Nodes(4)] {
         let failed = Gate::new(size);
         let texts = over(wire.links(size), PATIENCE / 3, |comm| {
