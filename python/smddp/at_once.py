@@ -11,6 +11,7 @@ from torch.nn import Parameter
 
 from smddp._native import core
 from smddp.dtypes import AVG, MAX, MIN, SUM
+from smddp.telling import tell
 
 _REDUCTIONS = [(ReduceOp.SUM, SUM), (ReduceOp.AVG, AVG), (ReduceOp.MAX, MAX), (ReduceOp.MIN, MIN)]
 
@@ -23,5 +24,6 @@ def at_once(comm: Any) -> Any:
         return None
     try:
         return native.AtOnce(comm, exchange, [Tensor, Parameter], _REDUCTIONS, timedelta(0))
-    except ValueError:
-        return None  # in a way of a version that is not known here
+    except ValueError as error:
+        tell(f"group {comm.name}: small calls take Python's longer way: {error}")
+        return None

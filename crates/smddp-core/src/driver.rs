@@ -138,7 +138,7 @@ impl Driver {
     }
 
     /// Numbers a collective and puts it behind the others.
-    pub(crate) fn enqueue(&mut self, mut op: Box<Operation>) -> u64 {
+    pub(crate) fn enqueue(&mut self, mut op: Box<Operation>) {
         op.seq = self.next;
         self.note(&op, ticks());
         if self.traced {
@@ -151,14 +151,11 @@ impl Driver {
         }
         self.next += 1;
         self.queue.push_back(op);
-        self.next - 1
     }
 
     pub(crate) fn take_up(&mut self, item: Item) {
         match item {
-            Item::Collective(op) => {
-                self.enqueue(op);
-            }
+            Item::Collective(op) => self.enqueue(op),
             Item::Site(site) => self.sites.push(*site),
             Item::Request(request) => self.messages.post(request),
         }

@@ -2,7 +2,6 @@
 //! DLPack 1.3), so a small call is not mostly Python. What is not so plain is left to Python's way.
 
 use std::ffi::{c_int, c_void};
-use std::ptr::NonNull;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::intern;
@@ -10,23 +9,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyList, PyType};
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp};
 
-use crate::comm::{Comm, Sendable, Wait};
+use crate::buffers::dlpack::{DlTensor, ON_CPU};
+use crate::comm::{Comm, Sendable, Wait, redop_of};
 use crate::errors::raise;
-
-/// DLPack's `DLTensor`.
-#[repr(C)]
-struct DlTensor {
-    data: *mut u8,
-    device_type: i32,
-    device: i32,
-    dimensions: i32,
-    code: u8,
-    bits: u8,
-    lanes: u16,
-    shape: *const i64,
-    strides: *const i64,
-    offset: u64,
-}
 
 /// Fills in what a Python object's tensor is, which it goes on owning; not 0: an exception is set.
 type Tell = unsafe extern "C" fn(*mut pyo3::ffi::PyObject, *mut DlTensor) -> c_int;
@@ -41,7 +26,6 @@ struct Exchange {
     tell: Option<Tell>,
 }
 
-const HOST: i32 = 1;
 /// Memory that was given back has an address like its offset; see `block` in `smddp.tensors`.
 const LOW: usize = 1 << 40;
 
@@ -74,39 +58,9 @@ pub(crate) struct AtOnce {
     zero: Py<PyAny>,
 }
 
-fn dtype(told: &DlTensor) -> Option<DType> {
-    if told.lanes != 1 {
-        return None;
-    }
-    Some(match (told.code, told.bits) {
-        (0, 8) => DType::I8,
-        (0, 16) => DType::I16,
-        (0, 32) => DType::I32,
-        (0, 64) => DType::I64,
-        (1, 8) => DType::U8,
-        (1, 16) => DType::U16,
-        (1, 32) => DType::U32,
-        (1, 64) => DType::U64,
-        (2, 16) => DType::F16,
-        (2, 32) => DType::F32,
-        (2, 64) => DType::F64,
-        (4, 16) => DType::BF16,
-        (6, 8) => DType::Bool,
-        // Complex numbers may be conjugated, which is not told.
-        _ => return None,
-    })
-}
-
-/// Elements, if they lie in order.
-fn elements(shape: &[i64], strides: Option<&[i64]>) -> Option<usize> {
-    let mut count: i64 = 1;
-    for (axis, &length) in shape.iter().enumerate().rev() {
-        if length != 1 && strides.is_some_and(|strides| strides[axis] != count) {
-            return None;
-        }
-        count = count.checked_mul(length)?;
-    }
-    usize::try_from(count).ok()
+/// What is read as it is written: complex numbers may be conjugated, which DLPack does not tell, and bytes are only moved.
+fn ordinary(dtype: DType) -> bool {
+    !matches!(dtype, DType::C32 | DType::C64 | DType::C128 | DType::Opaque1)
 }
 
 impl AtOnce {
@@ -114,7 +68,7 @@ impl AtOnce {
     fn row(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<Row>> {
         let py = tensor.py();
         let kind = tensor.get_type();
-        if !self.kinds.iter().any(|ordinary| kind.is(ordinary)) {
+        if !self.kinds.iter().any(|known| kind.is(known)) {
             return Ok(None);
         }
         let mut told = std::mem::MaybeUninit::<DlTensor>::zeroed();
@@ -127,33 +81,29 @@ impl AtOnce {
         }
         // SAFETY: zeroes are one, too.
         let told = unsafe { told.assume_init() };
-        let Some(dtype) = dtype(&told).filter(|_| told.device_type == HOST) else { return Ok(None) };
-        let axes = usize::try_from(told.dimensions).unwrap_or(0);
-        let list = |at: *const i64| {
-            let at = if axes == 0 { NonNull::dangling().as_ptr() } else { at.cast_mut() };
-            // SAFETY: `axes` numbers of the tensor's own, which nobody changes while the GIL is held; or none.
-            (!at.is_null()).then(|| unsafe { std::slice::from_raw_parts(at.cast_const(), axes) })
-        };
-        let Some(shape) = list(told.shape) else { return Ok(None) };
-        let Some(count) = elements(shape, list(told.strides)) else { return Ok(None) };
-        let ptr = told.data.wrapping_add(told.offset as usize);
-        if count == 0 || (ptr as usize) < LOW {
+        let Some(dtype) = told.dtype().filter(|&dtype| told.device == ON_CPU && ordinary(dtype)) else {
             return Ok(None);
-        }
+        };
+        // SAFETY: torch filled it in; the tensor lives as above, and nobody changes its shape while the GIL is held.
+        let (row, first) = unsafe { (told.row(), told.shape().first()) };
+        let Some((ptr, count)) = row.filter(|&(ptr, count)| count > 0 && ptr as usize >= LOW) else {
+            return Ok(None);
+        };
         // Only numbers with a sign in front may be negated in the reading, which is not told either.
         let negated = matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
             && tensor.call_method0(intern!(py, "is_neg"))?.is_truthy()?;
-        let length = shape.first().copied().unwrap_or(0);
-        Ok((!negated).then_some(Row { ptr, count, length, dtype }))
+        Ok((!negated).then_some(Row { ptr, count, length: first.copied().unwrap_or(0), dtype }))
     }
 
-    /// Whether the caller waits, under the group's own deadline.
+    /// Whether the caller waits, under the group's own deadline. Where options do not say so, a handle is wanted.
     fn waits(&self, opts: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = opts.py();
-        if opts.getattr(intern!(py, "asyncOp"))?.is_truthy()? {
-            return Ok(false);
+        match opts.getattr_opt(intern!(py, "asyncOp"))? {
+            Some(handle) if !handle.is_truthy()? => {
+                Ok(!opts.getattr(intern!(py, "timeout"))?.gt(&self.zero)?)
+            }
+            _ => Ok(false),
         }
-        Ok(!opts.getattr(intern!(py, "timeout"))?.gt(&self.zero)?)
     }
 
     fn reduction(&self, opts: &Bound<'_, PyAny>, dtype: DType) -> PyResult<Option<RedOp>> {
@@ -187,16 +137,37 @@ impl AtOnce {
         done.map(|()| true).map_err(|error| raise(py, error))
     }
 
-    /// The only tensor of a list, in place.
-    fn only<'py>(tensors: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
-        let list = tensors.cast::<PyList>().ok().filter(|list| list.len() == 1)?;
-        list.get_item(0).ok()
+    /// The only tensor of a list, of a caller that waits.
+    fn one<'py>(
+        &self,
+        tensors: &Bound<'py, PyAny>,
+        opts: &Bound<'_, PyAny>,
+    ) -> PyResult<Option<(Bound<'py, PyAny>, Row)>> {
+        let Ok(list) = tensors.cast::<PyList>() else { return Ok(None) };
+        if list.len() != 1 || !self.waits(opts)? {
+            return Ok(None);
+        }
+        let tensor = list.get_item(0)?;
+        Ok(self.row(&tensor)?.map(|row| (tensor, row)))
     }
 
-    /// Rows of two tensors of one dtype.
-    fn pair(&self, output: &Bound<'_, PyAny>, input: &Bound<'_, PyAny>) -> PyResult<Option<(Row, Row)>> {
+    /// Two tensors of one dtype, of a caller that waits.
+    fn two(
+        &self,
+        output: &Bound<'_, PyAny>,
+        input: &Bound<'_, PyAny>,
+        opts: &Bound<'_, PyAny>,
+    ) -> PyResult<Option<(Row, Row)>> {
+        if !self.waits(opts)? {
+            return Ok(None);
+        }
         let Some(output) = self.row(output)? else { return Ok(None) };
         Ok(self.row(input)?.filter(|input| input.dtype == output.dtype).map(|input| (output, input)))
+    }
+
+    /// Whether the longer one has as many elements as `block` for each rank.
+    fn divides(&self, block: Row, longer: Row) -> bool {
+        block.count.checked_mul(self.comm.size()) == Some(longer.count)
     }
 }
 
@@ -220,27 +191,20 @@ impl AtOnce {
                 "torch tells of its tensors by DLPack {major}.{minor}, not as 1.3 does"
             ))
         })?;
-        let reductions = reductions
-            .into_iter()
-            .filter_map(|(torchs, number)| RedOp::from_code(number, 1.0).map(|redop| (torchs, redop)));
-        Ok(Self { comm: comm.communicator().clone(), tell, kinds, reductions: reductions.collect(), zero })
+        let reductions = reductions.into_iter().map(|(torchs, number)| Ok((torchs, redop_of(number, 1.0)?)));
+        let reductions = reductions.collect::<PyResult<_>>()?;
+        Ok(Self { comm: comm.communicator().clone(), tell, kinds, reductions, zero })
     }
 
     fn all_reduce(&self, tensors: &Bound<'_, PyAny>, opts: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let Some(tensor) = Self::only(tensors) else { return Ok(false) };
-        let Some(row) = self.row(&tensor)?.filter(|_| self.waits(opts).unwrap_or(false)) else {
-            return Ok(false);
-        };
+        let Some((tensor, row)) = self.one(tensors, opts)? else { return Ok(false) };
         let Some(redop) = self.reduction(opts, row.dtype)? else { return Ok(false) };
         let place = row.blocks();
         self.make((Collective::AllReduce, redop, 0), (place, place), row.dtype, [&tensor, &tensor])
     }
 
     fn broadcast(&self, tensors: &Bound<'_, PyAny>, opts: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let Some(tensor) = Self::only(tensors) else { return Ok(false) };
-        let Some(row) = self.row(&tensor)?.filter(|_| self.waits(opts).unwrap_or(false)) else {
-            return Ok(false);
-        };
+        let Some((tensor, row)) = self.one(tensors, opts)? else { return Ok(false) };
         let root = opts.getattr(intern!(opts.py(), "rootRank"))?.extract::<usize>().ok();
         let Some(root) = root.filter(|&root| root < self.comm.size()) else { return Ok(false) };
         let place = row.blocks();
@@ -254,10 +218,8 @@ impl AtOnce {
         input: &Bound<'_, PyAny>,
         opts: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
-        let Some((to, from)) = self.pair(output, input)?.filter(|_| self.waits(opts).unwrap_or(false)) else {
-            return Ok(false);
-        };
-        if from.count.checked_mul(self.comm.size()) != Some(to.count) {
+        let Some((to, from)) = self.two(output, input, opts)? else { return Ok(false) };
+        if !self.divides(from, to) {
             return Ok(false);
         }
         let what = (Collective::AllGather, RedOp::Sum, 0);
@@ -270,11 +232,9 @@ impl AtOnce {
         input: &Bound<'_, PyAny>,
         opts: &Bound<'_, PyAny>,
     ) -> PyResult<bool> {
-        let Some((to, from)) = self.pair(output, input)?.filter(|_| self.waits(opts).unwrap_or(false)) else {
-            return Ok(false);
-        };
+        let Some((to, from)) = self.two(output, input, opts)? else { return Ok(false) };
         let Some(redop) = self.reduction(opts, to.dtype)? else { return Ok(false) };
-        if to.count.checked_mul(self.comm.size()) != Some(from.count) {
+        if !self.divides(to, from) {
             return Ok(false);
         }
         let what = (Collective::ReduceScatter, redop, 0);
@@ -293,9 +253,7 @@ impl AtOnce {
         if output_splits.is_truthy()? || input_splits.is_truthy()? {
             return Ok(false);
         }
-        let Some((to, from)) = self.pair(output, input)?.filter(|_| self.waits(opts).unwrap_or(false)) else {
-            return Ok(false);
-        };
+        let Some((to, from)) = self.two(output, input, opts)? else { return Ok(false) };
         let size = self.comm.size() as i64;
         let cut = |row: Row| row.length > 0 && row.length % size == 0;
         if to.count != from.count || !cut(to) || !cut(from) {

@@ -33,6 +33,11 @@ fn dtype_of(code: u8) -> PyResult<DType> {
     DType::from_u8(code).ok_or_else(|| PyValueError::new_err(format!("no element type has number {code}")))
 }
 
+pub(crate) fn redop_of(code: u8, factor: f64) -> PyResult<RedOp> {
+    RedOp::from_code(code, factor)
+        .ok_or_else(|| PyValueError::new_err(format!("no reduction has number {code}")))
+}
+
 fn options(keep: Py<PyAny>, timeout: f64) -> Options {
     Options { timeout: (timeout > 0.0).then(|| seconds(timeout)), keep: Some(Box::new(keep)), on: None }
 }
@@ -104,8 +109,7 @@ impl Comm {
         stream: u64,
     ) -> PyResult<Option<Work>> {
         let (input, output) = (parse(input)?, parse(output)?);
-        let redop = RedOp::from_code(redop, factor)
-            .ok_or_else(|| PyValueError::new_err(format!("no reduction has number {redop}")))?;
+        let redop = redop_of(redop, factor)?;
         let call = Call {
             collective: collective_of(collective)?,
             dtype: dtype_of(dtype)?,

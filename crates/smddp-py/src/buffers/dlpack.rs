@@ -11,9 +11,9 @@ use smddp_core::DType;
 use super::{Elements, Use, contiguous, numbers};
 
 #[repr(C)]
-struct DlTensor {
+pub(crate) struct DlTensor {
     data: *mut u8,
-    device: i32,
+    pub(crate) device: i32,
     ordinal: i32,
     ndim: i32,
     code: u8,
@@ -36,7 +36,7 @@ struct DlVersioned {
 }
 
 const READ_ONLY: u64 = 1;
-const ON_CPU: i32 = 1;
+pub(crate) const ON_CPU: i32 = 1;
 const ON_CUDA: i32 = 2;
 const ON_CUDA_HOST: i32 = 3;
 
@@ -91,45 +91,61 @@ pub(super) fn elements(array: &Bound<'_, PyAny>, usage: Use) -> PyResult<Option<
             )));
         }
     };
-    let dtype = of_code(tensor).ok_or_else(|| {
+    let dtype = tensor.dtype().ok_or_else(|| {
         let (code, bits, lanes) = (tensor.code, tensor.bits, tensor.lanes);
         usage.no_type(format!(
             "has elements of DLPack type ({code}, {bits} bits, {lanes} lanes), which smddp does not move"
         ))
     })?;
-    // SAFETY: as many numbers as dimensions; strides may be absent.
-    let (shape, strides) =
-        unsafe { (numbers(tensor.shape, tensor.ndim), numbers(tensor.strides, tensor.ndim)) };
-    let sizes = |numbers: &[i64]| numbers.iter().map(|&n| n as isize).collect::<Vec<_>>();
-    if !contiguous(&sizes(shape), &sizes(strides), 1) {
-        return Err(usage.not_contiguous());
-    }
-    let count = shape.iter().map(|&n| n as usize).product();
-    let ptr = tensor.data.wrapping_add(tensor.byte_offset as usize);
+    // SAFETY: a whole tensor, whose numbers live as long as the capsule.
+    let (ptr, count) = unsafe { tensor.row() }.ok_or_else(|| usage.not_contiguous())?;
     Ok(Some((Elements { ptr, count, dtype, device }, capsule.unbind())))
 }
 
-fn of_code(tensor: &DlTensor) -> Option<DType> {
-    let (DlTensor { code, bits, .. }, 1) = (tensor, tensor.lanes) else { return None };
-    Some(match (code, bits) {
-        (0, 8) => DType::I8,
-        (0, 16) => DType::I16,
-        (0, 32) => DType::I32,
-        (0, 64) => DType::I64,
-        (1, 8) => DType::U8,
-        (1, 16) => DType::U16,
-        (1, 32) => DType::U32,
-        (1, 64) => DType::U64,
-        (2, 16) => DType::F16,
-        (2, 32) => DType::F32,
-        (2, 64) => DType::F64,
-        (4, 16) => DType::BF16,
-        (5, 32) => DType::C32,
-        (5, 64) => DType::C64,
-        (5, 128) => DType::C128,
-        (6, 8) => DType::Bool,
-        // The float8 types.
-        (7..=14, 8) => DType::Opaque1,
-        _ => return None,
-    })
+impl DlTensor {
+    /// # Safety
+    /// Somebody has filled it in, and what it describes still lives.
+    pub(crate) unsafe fn shape(&self) -> &[i64] {
+        // SAFETY: as many numbers as dimensions.
+        unsafe { numbers(self.shape, self.ndim) }
+    }
+
+    /// Address and number of its elements, if they lie in C's order without gaps.
+    ///
+    /// # Safety
+    /// As of [`Self::shape`].
+    pub(crate) unsafe fn row(&self) -> Option<(*mut u8, usize)> {
+        // SAFETY: the caller's promise; strides may be absent.
+        let (shape, strides) = unsafe { (self.shape(), numbers(self.strides, self.ndim)) };
+        let count = shape.iter().map(|&n| n as usize).product();
+        contiguous(shape, strides, 1).then(|| (self.data.wrapping_add(self.byte_offset as usize), count))
+    }
+
+    /// `None`: of a type that smddp does not move.
+    pub(crate) fn dtype(&self) -> Option<DType> {
+        if self.lanes != 1 {
+            return None;
+        }
+        Some(match (self.code, self.bits) {
+            (0, 8) => DType::I8,
+            (0, 16) => DType::I16,
+            (0, 32) => DType::I32,
+            (0, 64) => DType::I64,
+            (1, 8) => DType::U8,
+            (1, 16) => DType::U16,
+            (1, 32) => DType::U32,
+            (1, 64) => DType::U64,
+            (2, 16) => DType::F16,
+            (2, 32) => DType::F32,
+            (2, 64) => DType::F64,
+            (4, 16) => DType::BF16,
+            (5, 32) => DType::C32,
+            (5, 64) => DType::C64,
+            (5, 128) => DType::C128,
+            (6, 8) => DType::Bool,
+            // The float8 types.
+            (7..=14, 8) => DType::Opaque1,
+            _ => return None,
+        })
+    }
 }

@@ -3,11 +3,12 @@
 //! The unsafe here reads structures that other libraries fill: their layouts are part of those libraries' stable binary
 //! interfaces (numpy's array object, CPython's `Py_buffer`, DLPack 0 and 1), and all of it happens with the GIL held.
 
-mod dlpack;
+pub(crate) mod dlpack;
 mod numpy;
 mod view;
 
 use std::ffi::c_int;
+use std::ops::Mul;
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -86,14 +87,18 @@ pub(crate) fn elements(array: &Bound<'_, PyAny>, usage: Use) -> PyResult<(Elemen
 }
 
 /// Rows in C's order without gaps; where there is nothing, or one alone, a stride says nothing.
-fn contiguous(shape: &[isize], strides: &[isize], itemsize: isize) -> bool {
-    if strides.is_empty() || shape.contains(&0) {
+fn contiguous<T: Copy + PartialEq + From<u8> + Mul<Output = T>>(
+    shape: &[T],
+    strides: &[T],
+    itemsize: T,
+) -> bool {
+    if strides.is_empty() || shape.contains(&T::from(0)) {
         return true;
     }
     let mut expected = itemsize;
     shape.iter().zip(strides).rev().all(|(&n, &stride)| {
-        let fits = n == 1 || stride == expected;
-        expected *= n;
+        let fits = n == T::from(1) || stride == expected;
+        expected = expected * n;
         fits
     })
 }
