@@ -70,9 +70,13 @@ impl Deaths {
         Self { shared, thread, forks: fork::generation() }
     }
 
-    /// Marks the peer as `dying`, and rings, when it does.
+    /// Marks the peer as `dying`, and rings, when it does: from the next [`Deaths::look`] on.
     pub(crate) fn watch(&self, peer: &Arc<PeerProcess>) {
         lock(&self.shared.more).push(Arc::downgrade(peer));
+    }
+
+    /// Once for all peers that were met together, since the thread then hands the kernel all of its words anew.
+    pub(crate) fn look(&self) {
         self.shared.wake();
     }
 }

@@ -31,7 +31,7 @@ pub struct Endpoint {
     pub(crate) control: Control,
     pub(crate) pool: Pool,
     pub(crate) service: Service,
-    deaths: Deaths,
+    pub(crate) deaths: Deaths,
     /// What other processes of this node may ask for.
     pub(crate) lending: Arc<Lending>,
     pub(crate) trusted: Arc<Trusted>,
@@ -103,7 +103,8 @@ impl Endpoint {
         })
     }
 
-    /// The process at an address, its memory mapped; known ones are found again, whichever token they were reached under.
+    /// The process at an address, its memory mapped; known ones are found again, whichever token they were reached under. Its
+    /// death is known early from the next look of `deaths` on.
     pub(crate) fn reach(&self, address: &UnixAddress, token: &Arc<Token>) -> io::Result<Arc<PeerProcess>> {
         if let Some(peer) = lock(&self.peers).get(&address.id).and_then(Weak::upgrade) {
             return Ok(peer);

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -24,72 +24,64 @@ struct Watched {
     gone: Weak<AtomicBool>,
 }
 
-/// What is to be looked after from now on.
-#[derive(Default)]
-struct Work {
-    watched: Vec<Watched>,
-    callers: Vec<Callers>,
-}
-
-/// Processes and connections whose ends are waited for, by number, and the thread's own eventfd.
+/// Processes and connections whose ends are waited for, and the thread's own eventfd.
 struct Ends {
     epoll: OwnedFd,
-    watched: HashMap<u64, Watched>,
-    next: u64,
+    watched: Mutex<HashMap<u64, Watched>>,
+    /// Numbers given, of which epoll tells.
+    next: AtomicU64,
 }
 
 impl Ends {
-    /// The number of the thread's eventfd.
+    /// The number of the eventfd.
     const WAKE: u64 = u64::MAX;
 
     fn new(wake: &OwnedFd) -> io::Result<Self> {
         let epoll = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, wake, EventData::new_u64(Self::WAKE), EventFlags::IN)?;
-        Ok(Self { epoll, watched: HashMap::new(), next: 0 })
+        Ok(Self { epoll, watched: Mutex::default(), next: AtomicU64::new(0) })
     }
 
-    fn add(&mut self, watched: Watched) {
-        let (number, flags) = (self.next, EventFlags::IN | EventFlags::HUP);
-        if let Err(why) = epoll::add(&self.epoll, &watched.fd, EventData::new_u64(number), flags) {
-            note(&format!(
+    fn add(&self, new: Watched) {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        // Locked until it is in the map, since the thread may hear of it at once.
+        let mut watched = lock(&self.watched);
+        match epoll::add(&self.epoll, &new.fd, EventData::new_u64(number), EventFlags::IN) {
+            Ok(()) => drop(watched.insert(number, new)),
+            Err(why) => note(&format!(
                 "the end of a process of this node will be known at a deadline only: epoll refuses its descriptor ({why})"
-            ));
-            return;
+            )),
         }
-        self.next += 1;
-        self.watched.insert(number, watched);
     }
 
     /// Nobody else holds their marks any more.
-    fn forget(&mut self) {
-        let epoll = &self.epoll;
-        self.watched.retain(|_, watched| {
+    fn forget(&self) {
+        lock(&self.watched).retain(|_, watched| {
             let held = watched.gone.strong_count() > 0;
             if !held {
                 // A forked child may have the descriptor, too: closing it would not take it out.
-                let _ = epoll::delete(epoll, &watched.fd);
+                let _ = epoll::delete(&self.epoll, &watched.fd);
             }
             held
         });
     }
 
     /// Marks those that have ended; whether there were any. What woke the thread is read off.
-    fn mark(&mut self, wake: &OwnedFd) -> bool {
+    fn mark(&self, wake: &OwnedFd) -> bool {
         let mut events =
             [const { epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) } }; 16];
         let mut died = false;
         // Of more the next turn hears.
-        if let Ok(count) = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default())) {
-            for event in &events[..count] {
-                if event.data.u64() == Self::WAKE {
-                    let _ = rustix::io::read(wake, &mut [0u8; 8]);
-                }
-                let Some(ended) = self.watched.remove(&event.data.u64()) else { continue };
-                let _ = epoll::delete(&self.epoll, &ended.fd);
-                if let Some(gone) = ended.gone.upgrade() {
-                    gone.store(true, Ordering::Release);
-                    died = true;
-                }
+        let count = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default())).unwrap_or(0);
+        for event in &events[..count] {
+            if event.data.u64() == Self::WAKE {
+                let _ = rustix::io::read(wake, &mut [0u8; 8]);
+            }
+            let Some(ended) = lock(&self.watched).remove(&event.data.u64()) else { continue };
+            let _ = epoll::delete(&self.epoll, &ended.fd);
+            if let Some(gone) = ended.gone.upgrade() {
+                gone.store(true, Ordering::Release);
+                died = true;
             }
         }
         died
@@ -99,7 +91,9 @@ impl Ends {
 struct Shared {
     wake: OwnedFd,
     stop: AtomicBool,
-    more: Mutex<Work>,
+    ends: Ends,
+    /// Callers to be heard from now on.
+    more: Mutex<Vec<Callers>>,
 }
 
 pub(crate) struct Service {
@@ -111,29 +105,25 @@ pub(crate) struct Service {
 impl Service {
     /// `bell` rings where a peer has died.
     pub(crate) fn start(bell: Bell) -> io::Result<Self> {
-        let shared = Arc::new(Shared {
-            wake: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
-            stop: AtomicBool::new(false),
-            more: Mutex::default(),
-        });
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let ends = Ends::new(&wake)?;
+        let shared = Arc::new(Shared { wake, stop: AtomicBool::new(false), ends, more: Mutex::default() });
         let theirs = shared.clone();
-        let ends = Ends::new(&shared.wake)?;
         let thread = std::thread::Builder::new()
             .name("smddp-service".to_owned())
-            .spawn(move || serve(&theirs, ends, &bell))?;
+            .spawn(move || serve(&theirs, &bell))?;
         Ok(Self { shared, thread: Some(thread), forks: fork::generation() })
     }
 
     /// Sets `gone` and rings when the process or the connection behind `fd` ends; forgets it when nobody else
     /// holds `gone` any more.
     pub(crate) fn watch(&self, fd: OwnedFd, gone: &Arc<AtomicBool>) {
-        lock(&self.shared.more).watched.push(Watched { fd, gone: Arc::downgrade(gone) });
-        self.wake();
+        self.shared.ends.add(Watched { fd, gone: Arc::downgrade(gone) });
     }
 
     /// Answers callers at that listener, which does not block, for as long as its host is open.
     pub(crate) fn answer(&self, listener: Uninherited<OwnedFd>, host: impl Host + 'static) {
-        lock(&self.shared.more).callers.push(Callers::new(listener, host));
+        lock(&self.shared.more).push(Callers::new(listener, host));
         self.wake();
     }
 
@@ -159,18 +149,16 @@ impl Drop for Service {
     }
 }
 
-fn serve(shared: &Shared, mut ends: Ends, bell: &Bell) {
+fn serve(shared: &Shared, bell: &Bell) {
     let mut callers: Vec<Callers> = Vec::new();
     while !shared.stop.load(Ordering::Acquire) {
-        let mut more = std::mem::take(&mut *lock(&shared.more));
-        more.watched.into_iter().for_each(|watched| ends.add(watched));
-        callers.append(&mut more.callers);
-        ends.forget();
+        callers.append(&mut lock(&shared.more));
+        shared.ends.forget();
         callers.retain(|callers| callers.host.open());
         let now = Instant::now();
         let nap = callers.iter().filter_map(|callers| callers.nap(now)).min();
         let nap = nap.and_then(|nap| Timespec::try_from(nap).ok());
-        let mut fds = vec![PollFd::new(&ends.epoll, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&shared.ends.epoll, PollFlags::IN)];
         let mut counts = Vec::with_capacity(callers.len());
         for callers in &mut callers {
             let before = fds.len();
@@ -183,7 +171,7 @@ fn serve(shared: &Shared, mut ends: Ends, bell: &Bell) {
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
         let mut ready = ready.into_iter();
-        if ready.next() == Some(true) && ends.mark(&shared.wake) {
+        if ready.next() == Some(true) && shared.ends.mark(&shared.wake) {
             bell.ring();
         }
         let now = Instant::now();

@@ -110,6 +110,7 @@ impl Prepared {
             }
             remotes.push(remote);
         }
+        endpoint.deaths.look();
         Ok(Near::new(self.home, Ranks { remotes, me }))
     }
 }
