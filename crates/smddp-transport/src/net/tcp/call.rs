@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use super::dial::{Dial, advice, end_after, lacking};
+use super::dial::{Dial, Probes, advice, end_after, lacking, probe};
 use super::hello::{Credential, Purpose, TcpAddress};
 use super::seal::Seal;
 use crate::own::Uninherited;
@@ -110,7 +110,7 @@ impl Call {
                 self.attempt = Attempt::Dialled(dial);
                 Ok(None)
             }
-            said => match said.and_then(|_| end_after(&dial.socket, None)) {
+            said => match said.and_then(|_| self.made(&dial.socket)) {
                 Ok(()) => Ok(Some((dial.keys().map(Seal::of_caller), dial.socket))),
                 Err(error) => {
                     self.known |= dial.proved();
@@ -119,6 +119,12 @@ impl Call {
                 }
             },
         }
+    }
+
+    /// From now on frames go over it.
+    fn made(&self, socket: &TcpStream) -> io::Result<()> {
+        end_after(socket, None)?;
+        probe(socket, self.patience, Probes::Late)
     }
 
     /// What the time brings: another attempt is due, or there were enough of them.

@@ -11,7 +11,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use rustix::net::{AddressFamily, SocketType, sockopt};
 
 use super::call::{Call, Failed};
-use super::dial::{prepare, retried};
+use super::dial::{Probes, prepare, retried};
 use super::endpoint::CallOfClass;
 use super::reader::{ReadOutcome, Reader};
 use super::seal::Seal;
@@ -94,7 +94,7 @@ impl Conn {
 
     /// A peer that has called and said hello. `patience`: its host is gone if it answers nothing for so long.
     pub(super) fn answer(call: CallOfClass, patience: Duration) -> io::Result<Self> {
-        prepare(&call.stream, patience)?;
+        prepare(&call.stream, patience, Probes::Late)?;
         Ok(Self { seal: call.seal, ..Self::new(call.rank, call.class, Line::Open(call.stream)) })
     }
 
@@ -458,7 +458,10 @@ pub(super) fn room(bytes: usize) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fuzzing::feed::{credential, welcome};
     use crate::net::frame::Kind;
+    use crate::net::tcp::dial::Dial;
+    use crate::net::tcp::hello::{Purpose, TcpAddress};
     use crate::net::wire::Destination;
     use std::net::TcpListener;
 
@@ -474,6 +477,45 @@ mod tests {
         let ours = answered(socket).unwrap();
         let quickest = ours.round_trip().unwrap();
         assert!(quickest < Duration::from_secs(10), "{quickest:?}");
+    }
+
+    /// After how long the kernel gives it up where no probe is answered, at the latest.
+    fn given_up(socket: &TcpStream) -> Duration {
+        let between = sockopt::tcp_keepintvl(socket).unwrap() * sockopt::tcp_keepcnt(socket).unwrap();
+        sockopt::tcp_keepidle(socket).unwrap() + between
+    }
+
+    #[test]
+    fn lost_probes_end_a_connection_that_only_watches_in_time_and_one_for_frames_no_sooner_than_four_times_that()
+     {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = TcpAddress { socket: listener.local_addr().unwrap(), door: crate::process::random() };
+        let patience = Duration::from_secs(10);
+        let dialled = Dial::new(&credential(0), &address, Purpose::Watch, patience).unwrap();
+        assert!(given_up(&dialled.socket) <= patience);
+        let accepted = Conn::answer(
+            CallOfClass {
+                rank: 1,
+                class: 0,
+                stream: Uninherited::new(listener.accept().unwrap().0),
+                seal: None,
+            },
+            patience,
+        );
+        assert!(given_up(accepted.unwrap().open().unwrap()) >= 4 * patience);
+        let mut calling = Call::new(credential(0), address, Purpose::Class(0), patience);
+        let called = std::thread::scope(|scope| {
+            let answering = scope.spawn(|| welcome(listener.accept().unwrap().0));
+            let until = Instant::now() + Duration::from_secs(10);
+            loop {
+                assert!(Instant::now() < until, "nobody answers");
+                if let Some((_, socket)) = calling.go_on().unwrap() {
+                    drop(answering.join().unwrap());
+                    break socket;
+                }
+            }
+        });
+        assert!(given_up(&called) >= 4 * patience);
     }
 
     #[test]

@@ -22,19 +22,37 @@ pub(crate) fn connect(address: SocketAddr) -> io::Result<Uninherited<TcpStream>>
     }
 }
 
+/// How soon the kernel gives up a connection over which nothing is under way.
+pub(super) enum Probes {
+    /// Within the time after which a host that answers nothing is gone: nothing is ever under way over it.
+    Soon,
+    /// Late: where anything is waited for, something is under way or another connection tells. Of hundreds on a busy host that
+    /// are probed at the same moments, a few lose all of the first probes, and what the other end sent would be lost with them.
+    Late,
+}
+
 /// How a connection is to behave. A host that vanishes sends nothing: on one over which nothing is under way, probes tell;
 /// where something is, `silence` finds out. `patience`: the host is not there that answers nothing for so long.
-pub(super) fn prepare(socket: &TcpStream, patience: Duration) -> io::Result<()> {
+pub(super) fn prepare(socket: &TcpStream, patience: Duration, probes: Probes) -> io::Result<()> {
     socket.set_nonblocking(true)?;
     socket.set_nodelay(true)?;
     sockopt::set_socket_keepalive(socket, true)?;
-    // In whole seconds, at least one of each: half of the time until the first probe, the rest for those that are lost.
+    probe(socket, patience, probes)
+}
+
+/// In whole seconds, at least one of each: half of the time until the first probe, then as many as lie between.
+pub(super) fn probe(socket: &TcpStream, patience: Duration, probes: Probes) -> io::Result<()> {
     let (idle, all) = ((patience / 2).as_secs().max(1), patience.as_secs());
-    let between = (patience / 10).as_secs().max(1);
+    let (between, most) = match probes {
+        Probes::Soon => {
+            let between = (patience / 10).as_secs().max(1);
+            (between, all.saturating_sub(idle).div_ceil(between).max(1))
+        }
+        Probes::Late => (idle, 9),
+    };
     sockopt::set_tcp_keepidle(socket, Duration::from_secs(idle))?;
     sockopt::set_tcp_keepintvl(socket, Duration::from_secs(between))?;
-    let probes = all.saturating_sub(idle).div_ceil(between).max(1);
-    sockopt::set_tcp_keepcnt(socket, u32::try_from(probes).unwrap_or(u32::MAX))?;
+    sockopt::set_tcp_keepcnt(socket, u32::try_from(most).unwrap_or(u32::MAX))?;
     Ok(())
 }
 
@@ -70,7 +88,7 @@ impl Dial {
         patience: Duration,
     ) -> io::Result<Self> {
         let socket = connect(address.socket)?;
-        prepare(&socket, patience)?;
+        prepare(&socket, patience, Probes::Soon)?;
         end_after(&socket, Some(patience))?;
         let claim = Claim::new(&credential.token, &hello(&address.door, credential.rank, purpose))?;
         Ok(Self {
