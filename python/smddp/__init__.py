@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import logging
     from typing import Any
 
+    from smddp.bound import bind
     from smddp.world import Communicator, init
 
 # `import torch.sagemaker` works after `import smddp`, too, where torch's discovery of backends is off.
@@ -41,7 +42,10 @@ _FROM_CORE = (
 # Groups without torch.
 _FROM_WORLD = ("Communicator", "init")
 
-__all__ = ["Communicator", "dump", "info", "init", "log_to", "paths", "traffic", *_FROM_CORE]
+# Calls that are bound to torch's tensors.
+_FROM_BOUND = ("bind",)
+
+__all__ = ["Communicator", "bind", "dump", "info", "init", "log_to", "paths", "traffic", *_FROM_CORE]
 
 
 def info() -> dict[str, Any]:
@@ -119,5 +123,10 @@ def __getattr__(name: str) -> Any:
         from smddp import world
 
         value = globals()[name] = getattr(world, name)
+        return value
+    if name in _FROM_BOUND:
+        from smddp import bound
+
+        value = globals()[name] = getattr(bound, name)
         return value
     raise AttributeError(f"module 'smddp' has no attribute {name!r}")

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, final
 
-from typing_extensions import Self, disjoint_base
+from typing_extensions import Never, Self, disjoint_base
 
 __all__ = [
     "Arrays",
     "AtOnce",
+    "BoundCall",
     "ClosedError",
     "CollectiveTimeoutError",
     "Comm",
@@ -213,6 +214,39 @@ class AtOnce:
     def all_to_all(
         self, output: object, input: object, output_splits: object, input_splits: object, opts: object
     ) -> bool: ...
+
+@final
+class BoundCall:
+    """What `smddp.bind` gives: one collective, made each time it is called, on what its tensors then hold.
+
+    Raises the call's error, and RuntimeError where a tensor has other memory than when it was bound.
+    """
+
+    def __new__(
+        cls,
+        comm: Comm,
+        collective: int,
+        dtype: int,
+        redop: tuple[int, float],
+        root: int,
+        input: _Blocks,
+        output: _Blocks,
+        tensors: Sequence[tuple[object, int]],
+        timeout: float,
+        translate: Callable[[BaseException], BaseException],
+    ) -> Self: ...
+    # Of a native class all of these say *args and **kwargs; it takes none.
+    def __call__(self, *args: Never, **kwargs: Never) -> None:
+        """The call, over when this returns."""
+    def start(self) -> None:
+        """Begins the call. Raises RuntimeError where one is begun that was not waited for."""
+    def wait(self, timeout: float | None = None) -> None:
+        """Waits for the call that was started, `timeout` seconds at most; None is the call's own deadline.
+
+        Raises RuntimeError where none was started.
+        """
+    def is_done(self) -> bool:
+        """Whether nothing is under way."""
 
 @disjoint_base
 class Arrays:

@@ -22,14 +22,14 @@ pub(crate) struct Comm {
     comm: Communicator,
 }
 
-fn collective_of(code: u8) -> PyResult<Collective> {
+pub(crate) fn collective_of(code: u8) -> PyResult<Collective> {
     Collective::ALL
         .get(code as usize)
         .copied()
         .ok_or_else(|| PyValueError::new_err(format!("no collective has number {code}")))
 }
 
-fn dtype_of(code: u8) -> PyResult<DType> {
+pub(crate) fn dtype_of(code: u8) -> PyResult<DType> {
     DType::from_u8(code).ok_or_else(|| PyValueError::new_err(format!("no element type has number {code}")))
 }
 

@@ -3,6 +3,7 @@
 mod arrays;
 mod at_once;
 mod blocks;
+mod bound;
 mod buffers;
 mod comm;
 mod errors;
@@ -39,6 +40,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<work::Work>()?;
     module.add_class::<arrays::Arrays>()?;
     module.add_class::<at_once::AtOnce>()?;
+    module.add_class::<bound::BoundCall>()?;
     module.add_class::<log::Lines>()?;
     module.add_function(wrap_pyfunction!(info::settings, module)?)?;
     module.add_function(wrap_pyfunction!(info::info, module)?)?;

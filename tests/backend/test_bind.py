@@ -1,0 +1,135 @@
+"""`smddp.bind`: a collective that is looked at once and made again and again."""
+
+from __future__ import annotations
+
+import pytest
+import smddp
+import torch
+import torch.distributed as dist
+
+from backend.oracle import same
+from backend.ranks import BACKEND, on_ranks
+
+pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="only smddp's groups have bound calls")
+
+
+def _full(value: float, count: int = 3) -> torch.Tensor:
+    return torch.full((count,), float(value))
+
+
+@on_ranks(2, 3)
+def test_a_bound_call_gives_what_the_call_gives_each_time_on_what_the_tensors_then_hold():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    reduced, gathered, mine = _full(0), torch.empty(3 * size), _full(0)
+    listed = [_full(0) for _ in range(size)]
+    scattered, parts, exchanged = _full(0), torch.empty(3 * size), torch.empty(3 * size)
+    calls = {
+        "all_reduce": smddp.bind(dist.all_reduce, reduced, op=dist.ReduceOp.AVG),
+        "all_gather_into_tensor": smddp.bind(dist.all_gather_into_tensor, gathered, mine),
+        "all_gather": smddp.bind(dist.all_gather, listed, mine),
+        "reduce_scatter_tensor": smddp.bind(dist.reduce_scatter_tensor, scattered, parts),
+        "all_to_all_single": smddp.bind(dist.all_to_all_single, exchanged, parts),
+        "broadcast": smddp.bind(dist.broadcast, mine, src=size - 1),
+        "barrier": smddp.bind(dist.barrier),
+    }
+    for turn in range(3):
+        for begin in (lambda call: call(), lambda call: (call.start(), call.wait())):
+            reduced.fill_(rank + turn)
+            begin(calls["all_reduce"])
+            same(reduced, _full((size - 1) / 2 + turn))
+            mine.fill_(rank + 10 * turn)
+            begin(calls["all_gather_into_tensor"])
+            begin(calls["all_gather"])
+            wanted = torch.arange(size).repeat_interleave(3) + 10.0 * turn
+            same(gathered, wanted)
+            same(torch.cat(listed), wanted)
+            parts.copy_(torch.arange(3.0 * size) + turn + rank)
+            begin(calls["reduce_scatter_tensor"])
+            same(scattered, size * (torch.arange(3.0) + 3 * rank + turn) + sum(range(size)))
+            begin(calls["all_to_all_single"])
+            own = torch.arange(3.0) + 3 * rank + turn
+            same(exchanged, torch.cat([own + peer for peer in range(size)]))
+            begin(calls["broadcast"])
+            same(mine, _full(size - 1 + 10 * turn))
+            begin(calls["barrier"])
+
+
+@on_ranks(3)
+def test_one_rank_may_bind_what_the_others_call_in_a_group_of_its_own_too():
+    rank = dist.get_rank()
+    group = dist.new_group([0, 2])
+    large = _full(rank, 100_000)
+    if rank == 0:
+        bound = smddp.bind(dist.all_reduce, large)
+        bound()
+    else:
+        dist.all_reduce(large)
+    same(large, _full(3, 100_000))
+    if rank == 1:
+        with pytest.raises(ValueError, match="not in the group"):
+            smddp.bind(dist.broadcast, large, 0, group)
+        return
+    here = _full(rank)
+    bound = smddp.bind(dist.reduce, here, 2, dist.ReduceOp.MAX, group)
+    bound()
+    assert rank != 2 or here.tolist() == [2.0] * 3
+    dist.destroy_process_group(group)
+    with pytest.raises(smddp.ClosedError) as caught:
+        bound()
+    assert isinstance(caught.value, dist.DistBackendError), "as the call itself raises it"
+
+
+@on_ranks(2)
+def test_binding_moves_nothing_and_is_refused_before_anything_moves_where_it_cannot_be():
+    tensor = _full(dist.get_rank())
+    bound = smddp.bind(dist.all_reduce, tensor)
+    same(tensor, _full(dist.get_rank()))
+    for wrong, error, words in [
+        (lambda: smddp.bind(dist.all_reduce, tensor, async_op=True), ValueError, "start"),
+        (lambda: smddp.bind(dist.send, tensor, 0), TypeError, "all_reduce"),
+        (lambda: smddp.bind(print, tensor), TypeError, "all_reduce"),
+        (lambda: smddp.bind(dist.all_reduce), TypeError, "tensor"),
+        (lambda: smddp.bind(dist.all_reduce, torch.ones(2, 3).T), ValueError, "contiguous"),
+        (lambda: smddp.bind(dist.all_reduce, torch.ones(3, device="meta")), ValueError, "CPU"),
+        (lambda: smddp.bind(dist.all_gather_into_tensor, tensor, tensor), ValueError, "all_gather"),
+        (lambda: smddp.bind(dist.broadcast, tensor, 7), ValueError, "7"),
+    ]:
+        with pytest.raises(error, match=words):
+            wrong()
+    with pytest.raises(RuntimeError, match="start"):
+        bound.wait()
+    assert bound.is_done()
+    # And after all that the group is as it was.
+    dist.all_reduce(tensor)
+    same(tensor, _full(1))
+    bound()
+    same(tensor, _full(2))
+
+
+@on_ranks(2)
+def test_a_call_that_is_not_waited_for_is_not_begun_again_and_memory_that_is_gone_is_not_touched():
+    rank = dist.get_rank()
+    large, small = _full(rank, 1 << 20), _full(rank)
+    bound = smddp.bind(dist.all_reduce, large)
+    bound.start()
+    with pytest.raises(RuntimeError, match="wait"):
+        bound.start()
+    bound.wait()
+    same(large, _full(1, 1 << 20))
+    again = smddp.bind(dist.all_reduce, small)
+    small.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError, match="bind it anew"):
+        again()
+    large.set_(torch.ones(5))
+    with pytest.raises(RuntimeError, match="bind it anew"):
+        bound.start()
+
+
+@on_ranks(2)
+def test_a_rank_that_calls_something_else_is_told_of_on_both():
+    group = dist.new_group()
+    tensor = _full(1)
+    bound = smddp.bind(dist.all_reduce, tensor, group=group)
+    with pytest.raises(smddp.MismatchError, match="broadcast") as caught:
+        bound() if dist.get_rank() == 0 else dist.broadcast(tensor, 0, group)
+    assert "all_reduce" in str(caught.value)
