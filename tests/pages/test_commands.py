@@ -76,10 +76,10 @@ SLOW_ROWS = {
     "make wheel && pip install dist/smddp-*.whl": Row("Successfully installed smddp", limit=1200),
     "make wheel-portable": Row("smddp-", limit=1800),
     "pip install dist/portable/smddp-*_$(uname -m).whl": Row(
-        "Successfully installed smddp", before="make wheel-portable", limit=1800
+        "Successfully installed smddp", before="make wheel-portable && pip uninstall --yes smddp", limit=1800
     ),
     "uv pip install dist/portable/smddp-*_$(uname -m).whl": Row(
-        "+ smddp", needs="uv", before="make wheel-portable", limit=1800
+        "+ smddp", needs="uv", before="make wheel-portable && pip uninstall --yes smddp", limit=1800
     ),
     "torchrun --standalone --nproc-per-node 4 examples/fsdp2.py --backend gloo": Row(
         "text never trained on", before="make demo", limit=900
