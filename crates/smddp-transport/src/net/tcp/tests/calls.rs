@@ -4,8 +4,8 @@ use std::net::{SocketAddr, TcpListener};
 
 use rustix::net::{AddressFamily, SocketType};
 
-use super::super::call::{Call, Failed, LACKING, PAUSE, REFUSED};
-use super::super::hello::{Credential, HELLO, Purpose};
+use super::super::call::{self, Call, Failed, LACKING, PAUSE};
+use super::super::hello::{CLOSED, Credential, HELLO, Purpose, REFUSED, TAKEN};
 use super::*;
 use crate::fuzzing::feed::{self, credential, welcome};
 use crate::own::Uninherited;
@@ -69,9 +69,9 @@ fn who_refuses_calls_for_so_long_is_gone_and_no_moment_earlier() {
     assert!(fails_at(&mut call, begun).is_ok());
     // Nobody is called again at once.
     assert!(call.check(begun + PAUSE).is_ok());
-    assert!(fails_at(&mut call, begun + REFUSED - Duration::from_nanos(1)).is_ok());
-    assert!(call.check(begun + REFUSED + PAUSE).is_ok());
-    let why = match fails_at(&mut call, begun + REFUSED) {
+    assert!(fails_at(&mut call, begun + call::REFUSED - Duration::from_nanos(1)).is_ok());
+    assert!(call.check(begun + call::REFUSED + PAUSE).is_ok());
+    let why = match fails_at(&mut call, begun + call::REFUSED) {
         Err(Failed::Lost(why)) => why,
         Err(Failed::Unable(why)) => panic!("{why}"),
         Ok(()) => panic!("it is waited for"),
@@ -144,6 +144,33 @@ fn whoever_answers_without_the_token_gets_no_frame() {
         Ok(_) => panic!("it is called"),
     };
     assert!(why.contains("does not know this group's token"), "{why}");
+    answering.join().unwrap();
+}
+
+#[test]
+fn of_all_last_words_one_alone_makes_a_connection_and_each_other_says_why_there_is_none() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let answering = std::thread::spawn(move || {
+        for word in 0..=u8::MAX {
+            let mut theirs = feed::hear(listener.accept().unwrap().0);
+            std::io::Write::write_all(&mut theirs, &[word]).unwrap();
+        }
+    });
+    for word in 0..=u8::MAX {
+        let why = match (outcome(&mut to(address)), word) {
+            (Ok(_), TAKEN) => continue,
+            (Err(Failed::Lost(why)), _) => why,
+            (Ok(_), _) => panic!("{word} makes a connection"),
+            (Err(Failed::Unable(why)), _) => panic!("{word} is this process's fault: {why}"),
+        };
+        let wanted = match word {
+            CLOSED => "it has closed its end of the group",
+            REFUSED => "it has a connection of this rank already",
+            _ => "invalid data",
+        };
+        assert!(why.contains(wanted) && why.contains(&address.to_string()), "{word}: {why}");
+    }
     answering.join().unwrap();
 }
 
