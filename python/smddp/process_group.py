@@ -8,7 +8,7 @@ import time
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -25,6 +25,7 @@ from smddp.abilities import answering
 from smddp.at_once import at_once
 from smddp.collectives import SmddpCollectives
 from smddp.devices import Request, current_request, device_backend, others
+from smddp.ending import hear_of_ends
 from smddp.listening import Listened
 from smddp.options import gather_options, seconds
 from smddp.reconfigure import Reconfigurable, instance
@@ -34,11 +35,8 @@ from smddp.shrinking import Shrinkable
 from smddp.standins import Inherited, NotConfigured
 
 # Groups that are open in this process. torch's C++ side may hold a group longer than Python does; the Python
-# half must not go first. Dropped in shutdown and abort. torch 2.5 never calls shutdown but drops the group, so
-# there only the group's own end can close it.
-_open: MutableMapping[int, SmddpProcessGroup] = (
-    {} if hasattr(ProcessGroup, "shutdown") else weakref.WeakValueDictionary()
-)
+# half must not go first. Dropped in shutdown and abort.
+_open: dict[int, SmddpProcessGroup] = {}
 _all: weakref.WeakSet[SmddpProcessGroup] = weakref.WeakSet()
 _fork_hook = False
 
@@ -350,6 +348,9 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
         return group
 
     splitGroup = split_group
+
+
+hear_of_ends(SmddpProcessGroup)
 
 
 def _device_of_default_group() -> torch.device | None:

@@ -10,12 +10,14 @@ on the group.
 from __future__ import annotations
 
 import secrets
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import PrefixStore, TCPStore, Work
+import torch
+from torch.distributed import PrefixStore, ProcessGroup, TCPStore, Work
 from torch.distributed import distributed_c10d as dist_c10d
 
 from smddp import first_cause
@@ -113,6 +115,7 @@ class Reconfigurable:
 
     _comm: Any
     _rank: int
+    _all_ranks: Sequence[int]
     _timeout: timedelta
     _group_store: Any
     _store: Any
@@ -182,4 +185,18 @@ class Reconfigurable:
         self._listen_anew()
         self._opened()
         first_cause.overcome()
+        self._warn_of_torchs_size()
         return DoneWork([])
+
+    def _warn_of_torchs_size(self) -> None:
+        """An older torch has the number of ranks in C++ and asks nobody again: DDP would scale gradients wrongly."""
+        kept, now = ProcessGroup.size(self), len(self._all_ranks)  # type: ignore[arg-type]
+        if kept != now:
+            warnings.warn(
+                f"reconfigure: torch {torch.__version__} goes on with {kept} ranks where this group has {now} "
+                f"now, and DistributedDataParallel would divide gradients by {kept}. Average them with "
+                "all_reduce and ReduceOp.AVG, make a new group for DistributedDataParallel, or use a newer torch "
+                "(2.15 asks the group)",
+                RuntimeWarning,
+                stacklevel=3,
+            )

@@ -125,14 +125,8 @@ def test_a_failure_inside_a_coalescing_block_does_not_swallow_later_calls():
     group_still_works()
 
 
-def skip_where_groups_are_not_told() -> None:
-    if not hasattr(dist.ProcessGroup, "shutdown"):
-        pytest.skip("this torch does not tell a group that it was destroyed")
-
-
 @on_ranks(2)
 def test_a_destroyed_group_refuses_calls():
-    skip_where_groups_are_not_told()
     group = dist.new_group([0, 1])
     dist.all_reduce(torch.ones(1), group=group)
     dist.barrier()
@@ -148,7 +142,6 @@ def test_a_destroyed_group_refuses_calls():
 def test_errors_are_torchs_and_ours():
     import smddp
 
-    skip_where_groups_are_not_told()
     group = dist.new_group([0, 1])
     dist.destroy_process_group(group)
     with pytest.raises(dist.DistBackendError):

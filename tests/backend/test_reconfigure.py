@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -81,9 +82,26 @@ def test_who_holds_the_group_goes_on_with_it():
     with torch.no_grad():
         model.module.weight.fill_(1.0)
     model(torch.full((1, 1), float(me + 1))).sum().backward()
-    assert float(model.module.weight.grad) == (3.0 if me == 2 else 1.5)
+    asked = dist.ProcessGroup.size(group) == group.size()  # an older torch divides by 3 ranks, and is warned of
+    assert float(model.module.weight.grad) == pytest.approx((3.0 if me == 2 else 1.5) if asked else 1.0)
     again(group, handles_of(group), uuid=202)
     assert_adds_up(group, [0, 1, 2])
+    dist.destroy_process_group(group)
+
+
+@on_ranks(2)
+def test_a_torch_that_goes_on_with_the_old_number_of_ranks_is_warned_of():
+    group = dist.new_group()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        again(group, handles_of(group)[::-1], uuid=260)
+        assert not caught, "it has as many ranks as before"
+        again(group, [group.get_reconfigure_handle()], uuid=261 + dist.get_rank())
+    told = [str(each.message) for each in caught if "DistributedDataParallel" in str(each.message)]
+    if dist.ProcessGroup.size(group) == 1:
+        assert not told, "this torch asks the group"
+    else:
+        assert len(told) == 1 and "goes on with 2 ranks where this group has 1" in told[0], told
     dist.destroy_process_group(group)
 
 
