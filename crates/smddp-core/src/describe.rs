@@ -150,6 +150,15 @@ pub(crate) fn said(group: &Group, name: &str, rank: usize) -> Option<String> {
 /// So many of the ranks that are missing are asked what they do.
 pub(crate) const ASKED: usize = 3;
 
+/// How a rank was lost where others are, too: any of them may be the one that all else came of.
+pub(crate) fn with_others(group: &Group, how: &str, others: &[usize]) -> String {
+    if others.is_empty() {
+        how.to_owned()
+    } else {
+        format!("{how}; gone, too: {}", report::list(group, others))
+    }
+}
+
 pub(crate) fn lost(group: &Group, name: &str, what: String, rank: usize, how: &str) -> Error {
     Error::PeerLost {
         what,

@@ -164,10 +164,14 @@ impl Driver {
             return self.judge_leaving(faults);
         }
         // Then the dead: they are the cause, what others report is the consequence.
-        for fault in faults {
-            if let Fault::Lost { rank, how } = fault {
-                return Err(describe::lost(&self.group, &self.name, what, *rank, how));
-            }
+        let mut lost = faults.iter().filter_map(|fault| match fault {
+            Fault::Lost { rank, how } => Some((*rank, how)),
+            _ => None,
+        });
+        if let Some((rank, how)) = lost.next() {
+            let others: Vec<usize> = lost.map(|(other, _)| other).filter(|&other| other != rank).collect();
+            let how = describe::with_others(&self.group, how, &others);
+            return Err(describe::lost(&self.group, &self.name, what, rank, &how));
         }
         // What another rank reports may well be how this process's own trouble looks from there.
         for fault in faults {

@@ -28,6 +28,7 @@ mod p2p;
 mod panics;
 mod probe;
 mod repeats;
+mod several;
 mod soak;
 mod stale;
 mod threads;
@@ -49,6 +50,7 @@ fn rank_process() {
         "algorithm" => algorithms::rank(&me),
         "alone" => groups::alone(&me),
         "groups" => groups::many(&me),
+        "several" => several::rank(&me),
         "soak" => soak::rank(&me),
         "stale" => stale::rank(&me),
         "probe" => probe::rank(&me),

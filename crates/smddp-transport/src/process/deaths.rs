@@ -70,7 +70,7 @@ impl Deaths {
         Self { shared, thread, forks: fork::generation() }
     }
 
-    /// Marks the peer as `dying`, and rings, when it does: from the next [`Deaths::look`] on.
+    /// Marks the peer, and rings, when it dies: from the next [`Deaths::look`] on.
     pub(crate) fn watch(&self, peer: &Arc<PeerProcess>) {
         lock(&self.shared.more).push(Arc::downgrade(peer));
     }
@@ -157,7 +157,7 @@ fn watch(shared: &Shared, bell: &Bell) {
             let word = peer.life();
             let life = word.load(Ordering::Acquire);
             if life & libc::FUTEX_OWNER_DIED != 0 {
-                peer.dying.store(true, Ordering::Release);
+                peer.dies();
                 // The kernel wakes one of those who wait.
                 let _ = futex::wake(word, Flags::empty(), i32::MAX.cast_unsigned());
                 died = true;

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use super::layout::LIFE_WORD;
 use super::memory::Memory;
@@ -13,18 +13,31 @@ pub(crate) struct PeerProcess {
     event: OwnedFd,
     /// Set by the service thread when the process is gone.
     pub(crate) gone: Arc<AtomicBool>,
-    /// Set earlier, as soon as it is known that it will be.
-    pub(crate) dying: AtomicBool,
+    /// Set earlier, as soon as it is known that it will be: which of the deaths that this process learned of it is, from 1.
+    death: AtomicU64,
 }
+
+/// Deaths that this process learned of.
+static DEATHS: AtomicU64 = AtomicU64::new(0);
 
 impl PeerProcess {
     /// `event`: what wakes those who poll there. `gone`: as whoever watches it sets it.
     pub(super) fn new(memory: Memory, event: OwnedFd, gone: Arc<AtomicBool>) -> Self {
-        Self { memory, event, gone, dying: AtomicBool::new(false) }
+        Self { memory, event, gone, death: AtomicU64::new(0) }
     }
 
     pub(crate) fn event(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
+    }
+
+    /// It will be gone.
+    pub(super) fn dies(&self) {
+        self.death.store(DEATHS.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Release);
+    }
+
+    /// Which of the deaths that this process learned of is its own, if it is known that it will be gone.
+    pub(crate) fn death(&self) -> Option<u64> {
+        Some(self.death.load(Ordering::Acquire)).filter(|&number| number > 0)
     }
 
     /// The word that one of its threads holds.

@@ -464,24 +464,28 @@ impl Near {
         &mut self.messages
     }
 
+    /// The dead in the order in which they died, as far as that is known.
     pub fn faults(&mut self) -> Vec<Fault> {
+        let mut dead: Vec<(u64, usize)> = Vec::new();
         let mut faults: Vec<Fault> =
             self.differs.iter().chain(&self.nonsense).chain(&self.messages.nonsense).cloned().collect();
         for (rank, remote) in self.ranks.remotes.iter().enumerate() {
             if rank == self.me {
                 continue;
             }
-            // `dead` before the state: a rank that left in good order and then exited has only left.
-            let dead = remote.dead();
+            // `ended` before the state: a rank that left in good order and then exited has only left.
+            let ended = remote.dead();
             let same = remote.word(NONCE).load(Ordering::Acquire) == remote.nonce;
             if same && remote.state() & POISONED != 0 {
                 faults.push(Fault::Poisoned { rank, why: remote.why() });
             } else if !remote.open() {
                 faults.push(Fault::Left { rank });
-            } else if dead {
-                faults.push(Fault::Lost { rank, how: "died".to_owned() });
+            } else if ended {
+                dead.push((remote.death().unwrap_or(u64::MAX), rank));
             }
         }
+        dead.sort_unstable();
+        faults.extend(dead.into_iter().map(|(_, rank)| Fault::Lost { rank, how: "died".to_owned() }));
         faults
     }
 

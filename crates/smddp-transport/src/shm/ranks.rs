@@ -68,7 +68,11 @@ impl RemoteRank {
     }
     /// It has ended, or is about to; what it had to say is said.
     pub(super) fn dead(&self) -> bool {
-        self.gone() || self.peer.as_ref().is_some_and(|p| p.dying.load(Ordering::Acquire))
+        self.gone() || self.death().is_some()
+    }
+    /// Which of the deaths that this process learned of is its own, where that was seen as it began.
+    pub(super) fn death(&self) -> Option<u64> {
+        self.peer.as_ref()?.death()
     }
     /// Why it declared the group dead.
     pub(super) fn why(&self) -> String {

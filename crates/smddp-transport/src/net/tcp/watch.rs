@@ -180,13 +180,15 @@ impl Watches {
         }
     }
 
-    /// Peers whose processes are gone, and all that they sent has had its time.
+    /// Peers whose processes are gone, and all that they sent has had its time; the first to go first.
     pub(crate) fn broken(&self, now: Instant) -> Vec<Broken> {
         let gone = |(peer, known): (usize, &Known)| match known {
-            Known::Gone(at, why) if *at <= now => Some(Broken { peer, why: why.clone() }),
+            Known::Gone(at, why) if *at <= now => Some((*at, Broken { peer, why: why.clone() })),
             _ => None,
         };
-        self.peers.iter().enumerate().filter_map(gone).collect()
+        let mut gone: Vec<_> = self.peers.iter().enumerate().filter_map(gone).collect();
+        gone.sort_by_key(|(at, _)| *at);
+        gone.into_iter().map(|(_, broken)| broken).collect()
     }
 
     /// Descriptors that end a sleep.
