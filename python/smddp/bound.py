@@ -115,7 +115,7 @@ def _ours(group: Any) -> SmddpProcessGroup:
 def _taken(group: SmddpProcessGroup, call: Callable[[], Any]) -> Call:
     """What the group would do for that."""
     if group._estimate is not None:
-        raise RuntimeError("bind: times are being estimated on this group")
+        raise RuntimeError("bind: times are being estimated on this group, or another thread binds a call of it")
     taken = _Taken()
     group._estimate = taken  # type: ignore[assignment]
     try:

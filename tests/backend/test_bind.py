@@ -121,8 +121,9 @@ def test_a_call_that_is_not_waited_for_is_not_begun_again_and_memory_that_is_gon
     with pytest.raises(RuntimeError, match="bind it anew"):
         again()
     large.set_(torch.ones(5))
-    with pytest.raises(RuntimeError, match="bind it anew"):
-        bound.start()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="bind it anew"):
+            bound.start()
 
 
 @on_ranks(2)

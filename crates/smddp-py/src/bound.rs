@@ -1,6 +1,7 @@
 //! `BoundCall`: a collective on tensors that stay where they are, made again and again.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pyo3::exceptions::PyRuntimeError;
@@ -28,6 +29,8 @@ pub(crate) struct BoundCall {
     timeout: Option<Duration>,
     /// Makes of the core's error what the caller gets.
     translate: Py<PyAny>,
+    /// A call was started that was not waited for.
+    busy: AtomicBool,
     begun: Mutex<Option<Work>>,
 }
 
@@ -66,7 +69,7 @@ impl BoundCall {
         }
     }
 
-    fn begun(&self) -> std::sync::MutexGuard<'_, Option<Work>> {
+    fn begun(&self) -> MutexGuard<'_, Option<Work>> {
         self.begun.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -94,6 +97,7 @@ impl BoundCall {
             tensors: tensors.into_iter().map(|(tensor, address)| Placed { tensor, address }).collect(),
             timeout: (timeout > 0.0).then(|| seconds(timeout)),
             translate,
+            busy: AtomicBool::new(false),
             begun: Mutex::default(),
         })
     }
@@ -113,16 +117,25 @@ impl BoundCall {
 
     fn start(this: &Bound<'_, Self>) -> PyResult<()> {
         let (py, bound) = (this.py(), this.get());
-        if bound.begun().is_some() {
+        if bound.busy.swap(true, Ordering::AcqRel) {
             return Err(PyRuntimeError::new_err(
                 "start: the call that was started before is not waited for yet; wait() first",
             ));
         }
-        let (call, options) = (bound.call(), Self::options(this)?);
+        let call = bound.call();
         let call = Sendable(&call);
-        // SAFETY: as in `__call__`.
-        let work = py.detach(|| unsafe { bound.comm.start(call.get(), options) });
-        *bound.begun() = Some(work.map_err(|error| bound.failed(py, error))?);
+        let begun = Self::options(this).and_then(|options| {
+            // SAFETY: as in `__call__`.
+            let work = py.detach(|| unsafe { bound.comm.start(call.get(), options) });
+            work.map_err(|error| bound.failed(py, error))
+        });
+        match begun {
+            Ok(work) => *bound.begun() = Some(work),
+            Err(error) => {
+                bound.busy.store(false, Ordering::Release);
+                return Err(error);
+            }
+        }
         Ok(())
     }
 
@@ -135,11 +148,13 @@ impl BoundCall {
         if waited.is_err() && !work.is_done() {
             // It goes on, and may be waited for again.
             *self.begun() = Some(work);
+        } else {
+            self.busy.store(false, Ordering::Release);
         }
         waited.map_err(|error| self.failed(py, error))
     }
 
     fn is_done(&self) -> bool {
-        self.begun().as_ref().is_none_or(Work::is_done)
+        !self.busy.load(Ordering::Acquire) || self.begun().as_ref().is_some_and(Work::is_done)
     }
 }
