@@ -30,9 +30,10 @@ impl PeerProcess {
         self.event.as_fd()
     }
 
-    /// It will be gone.
-    pub(super) fn dies(&self) {
-        self.death.store(DEATHS.fetch_add(1, Ordering::Relaxed) + 1, Ordering::Release);
+    /// It will be gone, or is; what is known already stays.
+    pub(crate) fn dies(&self) {
+        let number = DEATHS.fetch_add(1, Ordering::Relaxed) + 1;
+        let _ = self.death.compare_exchange(0, number, Ordering::AcqRel, Ordering::Acquire);
     }
 
     /// Which of the deaths that this process learned of is its own, if it is known that it will be gone.

@@ -481,7 +481,7 @@ impl Near {
             } else if !remote.open() {
                 faults.push(Fault::Left { rank });
             } else if ended {
-                dead.push((remote.death().unwrap_or(u64::MAX), rank));
+                dead.push((remote.nth_death().unwrap_or(u64::MAX), rank));
             }
         }
         dead.sort_unstable();

@@ -70,9 +70,17 @@ impl RemoteRank {
     pub(super) fn dead(&self) -> bool {
         self.gone() || self.death().is_some()
     }
-    /// Which of the deaths that this process learned of is its own, where that was seen as it began.
-    pub(super) fn death(&self) -> Option<u64> {
+    /// Which of the deaths that this process learned of is its own.
+    fn death(&self) -> Option<u64> {
         self.peer.as_ref()?.death()
+    }
+    /// The same of one that is dead, seen now if not before.
+    pub(super) fn nth_death(&self) -> Option<u64> {
+        let peer = self.peer.as_ref()?;
+        if peer.death().is_none() {
+            peer.dies();
+        }
+        peer.death()
     }
     /// Why it declared the group dead.
     pub(super) fn why(&self) -> String {
