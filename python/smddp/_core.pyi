@@ -435,6 +435,12 @@ def frames_from(signal: int, pipe: int, inner: Sequence[str]) -> None:
     """From now on `signal` has the main thread write its frames into the other end of `pipe`, a descriptor that is the
     core's from now on. Frames of files under `inner` are left out where others are."""
 
+def leave_error(text: str) -> None:
+    """Have processes of this node that see this one go say that this was its last error.
+
+    text: whose error, and what it is; 1,200 bytes of it count.
+    """
+
 def shutdown() -> None:
     """Leave all groups in good order and stop the helper threads (the interpreter's exit hook)."""
 

@@ -49,11 +49,13 @@ def shut_down_at_exit() -> None:
         return
     _exit_hook_pid = owner = os.getpid()
     native = core()
-    # Here and not above, because it asks this module for the core.
+    # Here and not above, because they ask this module for the core.
+    from smddp import last_error
     from smddp.first_cause import give_way
 
     def leave() -> None:
         if os.getpid() == owner:
+            last_error.leave()
             give_way()
             native.shutdown()
 

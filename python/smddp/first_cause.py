@@ -53,7 +53,7 @@ def _record_late() -> None:
 
     @functools.wraps(record)
     def record_exception(self: Any, e: BaseException) -> None:
-        if _follows(e):
+        if follows(e, core().PeerLostError):
             # torchrun may end this process before Python prints it.
             sys.stderr.write(f"smddp: rank {os.environ.get('RANK', '?')}: {type(e).__name__}: {e}\n")
             sys.stderr.flush()
@@ -63,11 +63,11 @@ def _record_late() -> None:
     module.ErrorHandler.record_exception = record_exception
 
 
-def _follows(error: BaseException | None) -> bool:
-    """Whether an error is a peer's end, or was raised from one or while one was handled."""
+def follows(error: BaseException | None, cause: type[BaseException]) -> bool:
+    """Whether an error is a ``cause``, or was raised from one or while one was handled."""
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
-        if isinstance(error, core().PeerLostError):
+        if isinstance(error, cause):
             return True
         seen.add(id(error))
         error = error.__cause__ or error.__context__

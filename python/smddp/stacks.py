@@ -31,7 +31,7 @@ def offer() -> None:
     os.set_blocking(writes, False)
     faulthandler.register(number, file=writes, all_threads=False, chain=False)
     _pid, _signal, _writes = os.getpid(), number, writes
-    core().frames_from(number, reads, _own_folders())
+    core().frames_from(number, reads, own_folders())
 
 
 def _free_signal() -> int | None:
@@ -47,7 +47,8 @@ def _free_signal() -> int | None:
     return None
 
 
-def _own_folders() -> list[str]:
+def own_folders() -> list[str]:
+    """What the files begin with that are not the program's, but ours, torch's or the interpreter's."""
     torch = sys.modules.get("torch")
     files = [__file__, *([torch.__file__] if torch is not None and torch.__file__ else [])]
     return [f"{Path(file).parent}{os.sep}" for file in files] + ["<frozen "]

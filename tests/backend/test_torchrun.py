@@ -72,6 +72,9 @@ WAYS = [
 def test_torchrun_blames_the_rank_that_failed_first(tmp_path, ranks, how, when, recorded) -> None:
     causes, said = blamed(tmp_path, ranks, how, when, recorded, restarts=0)
     assert causes == [1], said
+    if how == "raise":
+        told = r"is of the program of pid \d+: ValueError: the first cause, at script\.py:\d+ in fail"
+        assert re.search(f"the last error that it knew of, .* s before this one, {told}", said), said
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use smddp_plan::Collective;
+use smddp_transport::process::leave_error;
 use smddp_transport::{Group, Head, Mismatch};
 
 use crate::call::numbered;
@@ -157,6 +158,18 @@ pub(crate) fn with_others(group: &Group, how: &str, others: &[usize]) -> String 
     } else {
         format!("{how}; gone, too: {}", report::list(group, others))
     }
+}
+
+/// Whoever sees this process die is told of this error of the group.
+pub(crate) fn leave(group: &Group, name: &str, error: &Error) {
+    leave_error(&format!("{} of group `{name}`: {error}", group.describe(group.rank())));
+}
+
+/// What the process of a rank that is gone wrote down of its last error, if it had one.
+pub(crate) fn last_error(group: &Group, rank: usize) -> String {
+    group.last_error(rank).map_or_else(String::new, |(ago, text)| {
+        format!("; the last error that it knew of, {:.2} s before this one, is of {text}", ago.as_secs_f64())
+    })
 }
 
 pub(crate) fn lost(group: &Group, name: &str, what: String, rank: usize, how: &str) -> Error {

@@ -7,8 +7,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use smddp_transport::Group;
+use smddp_transport::process::leave_error;
 
 use crate::call::numbered;
+use crate::describe;
 use crate::device::{self, Enqueued, Site, Trouble};
 use crate::error::Error;
 use crate::exec;
@@ -56,6 +58,8 @@ pub(crate) struct Driver {
     releasing: Option<Instant>,
     /// The error that came of another rank's report, and the report.
     heard: Option<(Error, String)>,
+    /// The last error of the process whose death ends this group.
+    quoted: Option<String>,
     /// SMDDP_DEBUG=TRACE.
     traced: bool,
     /// The last call of which it was told that ranks are late.
@@ -82,6 +86,7 @@ impl Driver {
             enqueued: VecDeque::new(),
             releasing: None,
             heard: None,
+            quoted: None,
             traced: log::tells(Level::Trace),
             told_late: None,
         }
@@ -350,6 +355,15 @@ impl Driver {
             empty &= site.release_all(late);
         }
         empty
+    }
+
+    /// Whoever sees this process die later, and waits for it in whichever group, is told of this error; of the first one where
+    /// one came of another.
+    pub(crate) fn leave_error(&mut self, error: &Error) {
+        match self.quoted.take() {
+            Some(first) => leave_error(&first),
+            None => describe::leave(&self.group, &self.name, error),
+        }
     }
 
     /// The group is over: everything that waits ends with `error`, and the others are told.

@@ -358,7 +358,9 @@ impl PointToPoint {
         for active in ended {
             enter(&mut self.ledger, &active.post, -1);
             self.recorder.over(active.seq, Outcome::Failed);
-            active.post.work.finish(Err(expired(&active, group, name)));
+            let error = expired(&active, group, name);
+            describe::leave(group, name, &error);
+            active.post.work.finish(Err(error));
         }
         Ok(())
     }

@@ -102,13 +102,9 @@ impl Arrays {
             over.map_err(|error| raise(py, error))?;
             return Ok(done(py, result));
         }
-        let aside = |wait: &mut dyn FnMut()| {
-            let wait = Wait(wait);
-            py.detach(|| wait.over());
-        };
         // SAFETY: the caller's frame holds the arrays until this returns, `sides` their addresses; where a signal has it
         // return before the call is over, both are held for ever.
-        match unsafe { self.comm.run_aside(&call, options, aside) } {
+        match unsafe { self.comm.run_aside(&call, options, Wait::detached(py)) } {
             Ok(()) => Ok(done(py, result)),
             Err(error) => {
                 if error == smddp_core::Error::Interrupted {

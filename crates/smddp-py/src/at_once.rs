@@ -128,12 +128,8 @@ impl AtOnce {
         let call = Sendable(&call);
         let kept = tensors.map(|tensor| tensor.clone().unbind());
         let options = Options { keep: Some(Box::new(kept)), ..Options::default() };
-        let aside = |wait: &mut dyn FnMut()| {
-            let wait = Wait(wait);
-            py.detach(|| wait.over());
-        };
         // SAFETY: `keep` holds the tensors until the call is over; Python owns them, the core only borrows.
-        let done = unsafe { self.comm.run_aside(call.get(), options, aside) };
+        let done = unsafe { self.comm.run_aside(call.get(), options, Wait::detached(py)) };
         done.map(|()| true).map_err(|error| raise(py, error))
     }
 

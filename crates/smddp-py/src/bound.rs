@@ -106,12 +106,8 @@ impl BoundCall {
         let (py, bound) = (this.py(), this.get());
         let (call, options) = (bound.call(), Self::options(this)?);
         let call = Sendable(&call);
-        let aside = |wait: &mut dyn FnMut()| {
-            let wait = Wait(wait);
-            py.detach(|| wait.over());
-        };
         // SAFETY: `keep` holds the tensors until the call is over, and they are where they were.
-        let done = unsafe { bound.comm.run_aside(call.get(), options, aside) };
+        let done = unsafe { bound.comm.run_aside(call.get(), options, Wait::detached(py)) };
         done.map_err(|error| bound.failed(py, error))
     }
 
@@ -119,7 +115,8 @@ impl BoundCall {
         let (py, bound) = (this.py(), this.get());
         if bound.busy.swap(true, Ordering::AcqRel) {
             return Err(PyRuntimeError::new_err(
-                "start: the call that was started before is not waited for yet; wait() first",
+                "start: the call that was started before is not waited for, or another thread starts or waits for it; \
+                 wait() first, and have one thread at a time use it",
             ));
         }
         let call = bound.call();

@@ -294,10 +294,18 @@ unsafe impl Send for Sendable<'_> {}
 unsafe impl Sync for Sendable<'_> {}
 
 /// The core's wait on its way through `detach`, which asks that nothing of one thread's Python goes along.
-pub(crate) struct Wait<'a>(pub(crate) &'a mut dyn FnMut());
+pub(crate) struct Wait<'a>(&'a mut dyn FnMut());
 
 impl Wait<'_> {
-    pub(crate) fn over(self) {
+    /// Waits without the lock of the interpreter: what `run_aside` takes.
+    pub(crate) fn detached(py: Python<'_>) -> impl FnOnce(&mut dyn FnMut()) {
+        move |wait| {
+            let wait = Wait(wait);
+            py.detach(|| wait.over());
+        }
+    }
+
+    fn over(self) {
         (self.0)();
     }
 }

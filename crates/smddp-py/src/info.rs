@@ -90,6 +90,12 @@ pub(crate) fn shutdown(py: Python<'_>) {
     py.detach(smddp_core::shutdown);
 }
 
+/// Has those who see this process go say that this was its last error.
+#[pyfunction]
+pub(crate) fn leave_error(text: &str) {
+    smddp_core::leave_error(text);
+}
+
 /// What the recorder has of this process's groups, as JSON.
 #[pyfunction]
 pub(crate) fn dump(py: Python<'_>) -> String {

@@ -49,6 +49,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(info::cuda, module)?)?;
     module.add_function(wrap_pyfunction!(info::fabric, module)?)?;
     module.add_function(wrap_pyfunction!(info::shutdown, module)?)?;
+    module.add_function(wrap_pyfunction!(info::leave_error, module)?)?;
     module.add_function(wrap_pyfunction!(info::dump, module)?)?;
     module.add_function(wrap_pyfunction!(info::stacks, module)?)?;
     module.add_function(wrap_pyfunction!(info::frames_from, module)?)?;

@@ -201,6 +201,7 @@ impl Inner {
         let _ = self.poison.set(error);
         if let Some(first) = self.poison.get() {
             log::say(Level::Info, &format!("group `{}` failed: {first}", self.name));
+            driver.leave_error(first);
             driver.fail(first, Instant::now());
             if let Some(folder) = &self.config.dump_dir {
                 recorder::write(folder);

@@ -34,7 +34,8 @@ impl Communicator {
         });
         // What ended the group, too: nobody looks at it any more.
         let cause = self.0.poison.get().and_then(named);
-        lost.chain(cause).map(|rank| (rank, driver.group.describe(rank))).collect()
+        let told = |rank| driver.group.describe(rank) + &describe::last_error(&driver.group, rank);
+        lost.chain(cause).map(|rank| (rank, told(rank))).collect()
     }
 
     /// "rank 1 (host h1, pid 812) is in no call of this group, at train.py:88 in step", for the first of `ranks`: they are

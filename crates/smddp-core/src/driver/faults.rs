@@ -144,7 +144,7 @@ impl Driver {
         let sent = unasked.map(|words| {
             format!("; its last word to this rank is a message that nobody receives: it {words}")
         });
-        let how = format!("{LEFT}{}", sent.unwrap_or_default());
+        let how = format!("{LEFT}{}{}", sent.unwrap_or_default(), describe::last_error(&self.group, rank));
         describe::lost(&self.group, &self.name, what, rank, &how)
     }
 
@@ -170,7 +170,9 @@ impl Driver {
         });
         if let Some((rank, how)) = lost.next() {
             let others: Vec<usize> = lost.map(|(other, _)| other).filter(|&other| other != rank).collect();
-            let how = describe::with_others(&self.group, how, &others);
+            let how =
+                describe::with_others(&self.group, how, &others) + &describe::last_error(&self.group, rank);
+            self.quoted = self.group.last_error(rank).map(|(_, text)| text);
             return Err(describe::lost(&self.group, &self.name, what, rank, &how));
         }
         // What another rank reports may well be how this process's own trouble looks from there.

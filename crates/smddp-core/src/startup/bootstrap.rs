@@ -8,6 +8,7 @@
 use std::time::{Duration, Instant};
 
 use smddp_transport::bootstrap::{CardTree, Failure, UNREACHED, who};
+use smddp_transport::process::leave_error;
 
 use super::pending::{LOST_WHILE_MADE, Pending};
 use crate::comm::{Communicator, Options};
@@ -100,6 +101,9 @@ impl Communicator {
         // In the end: others may still have to read it, and to find this rank there.
         let _ = store.delete(&key("card", rank));
         drop(tree);
+        if let Err(error) = &made {
+            leave_error(&format!("rank {rank} (pid {}) of group `{name}`: {error}", std::process::id()));
+        }
         made
     }
 }

@@ -12,6 +12,7 @@ mod algorithms;
 mod bits;
 mod bootstrap;
 mod busy;
+mod consequence;
 mod deadline;
 mod death;
 mod dying;
@@ -43,6 +44,7 @@ use common::procs::Me;
 fn rank_process() {
     let Some(me) = Me::role() else { return };
     match me.role.as_str() {
+        "consequence" => consequence::rank(&me),
         "dying" => dying::rank(&me),
         "fork" => fork::rank(&me),
         "leaving" => leaving::rank(&me),

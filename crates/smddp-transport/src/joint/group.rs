@@ -243,6 +243,12 @@ impl Group {
         }
     }
 
+    /// The last error of the process of `rank`, which names the one that had it, and how long ago that was; `None` if it had
+    /// none, or is of another node.
+    pub fn last_error(&self, rank: usize) -> Option<(Duration, String)> {
+        self.near.last_error(self.reach.local(rank)?)
+    }
+
     /// Ranks whose processes do not run, though their hosts do, and that in words: of other nodes, as the survey found them.
     pub fn stalled(&self) -> Vec<(usize, &'static str)> {
         let near = (0..self.reach.size()).filter(|&rank| {

@@ -1,7 +1,7 @@
 //! Where things lie in a process's shared memory.
 //!
 //! ```text
-//! page 0        endpoint: bell, life
+//! page 0        endpoint: bell, life, last error
 //! CONTROL..     control blocks, one per communicator, and mail rings
 //! STAGING..     the staging pool: `cap` bytes, then room for reserves beyond the cap
 //!
@@ -32,6 +32,11 @@ pub(crate) const BELL_POLLERS: usize = 72;
 
 /// A robust futex that a thread of the process holds; 0: none does.
 pub(crate) const LIFE_WORD: usize = 128;
+
+/// When the process's last error was (nanoseconds of the monotonic clock), its length and text.
+pub(crate) const ERROR_TIME: usize = 192;
+pub(crate) const ERROR_TEXT: usize = 200;
+pub(crate) const LONGEST_ERROR: usize = 1200;
 
 pub(crate) const CONTROL: usize = PAGE;
 pub(crate) const CONTROL_BYTES: usize = 256 << 20;
@@ -83,4 +88,5 @@ pub(crate) const fn block_bytes(size: usize) -> usize {
     board_at(size) + PAGE
 }
 
+const _: () = assert!(ERROR_TEXT + 8 + LONGEST_ERROR <= PAGE);
 const _: () = assert!(SLOT_STRIDE.is_multiple_of(LINE) && (SLOT_HEADER + SLOT_BYTES) <= SLOT_STRIDE);

@@ -134,6 +134,31 @@ impl Memory {
         }
     }
 
+    /// Writes a text's length and bytes, `most` of them at most, which others may read at any time: they see it whole, not at
+    /// all, or, where it takes the place of another one, perhaps a mixture of both.
+    pub(crate) fn write_text(&self, offset: usize, text: &str, most: usize) {
+        let bytes = &text.as_bytes()[..text.len().min(most)];
+        self.word64(offset).store(0, Ordering::Relaxed);
+        fence(Ordering::Release);
+        for (i, chunk) in bytes.chunks(8).enumerate() {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.word64(offset + 8 + 8 * i).store(u64::from_le_bytes(word), Ordering::Relaxed);
+        }
+        self.word64(offset).store(bytes.len() as u64, Ordering::Release);
+    }
+
+    /// What [`Self::write_text`] wrote, or whatever lies there.
+    pub(crate) fn read_text(&self, offset: usize, most: usize) -> String {
+        let length =
+            usize::try_from(self.word64(offset).load(Ordering::Acquire)).map_or(most, |told| told.min(most));
+        let bytes: Vec<u8> = (0..length.div_ceil(8))
+            .flat_map(|i| self.word64(offset + 8 + 8 * i).load(Ordering::Relaxed).to_le_bytes())
+            .take(length)
+            .collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
     /// From now on a device may know any of its pages, and would go on with the old one where a page is given back.
     pub(crate) fn pin(&self) {
         self.pinned.store(true, Ordering::Relaxed);

@@ -9,6 +9,7 @@ mod frames;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
 mod handshake;
+pub(crate) mod last_error;
 pub(crate) mod layout;
 mod lending;
 pub(crate) mod memory;
@@ -28,6 +29,7 @@ pub use endpoint::Endpoint;
 pub(crate) use endpoint::random;
 pub use frames::{frames_from, whereabouts};
 pub(crate) use handshake::{Id, UnixAddress, listen};
+pub use last_error::leave_error;
 pub use lending::{Lent, Maker};
 pub(crate) use owner::Owner;
 pub(crate) use pool::Region;

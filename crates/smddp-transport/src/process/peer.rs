@@ -30,10 +30,13 @@ impl PeerProcess {
         self.event.as_fd()
     }
 
-    /// It will be gone, or is; what is known already stays.
-    pub(crate) fn dies(&self) {
-        let number = DEATHS.fetch_add(1, Ordering::Relaxed) + 1;
-        let _ = self.death.compare_exchange(0, number, Ordering::AcqRel, Ordering::Acquire);
+    /// It will be gone, or is: which of the deaths that this process learned of that is.
+    pub(crate) fn dies(&self) -> u64 {
+        self.death().unwrap_or_else(|| {
+            let number = DEATHS.fetch_add(1, Ordering::Relaxed) + 1;
+            let known = self.death.compare_exchange(0, number, Ordering::AcqRel, Ordering::Acquire);
+            known.err().unwrap_or(number)
+        })
     }
 
     /// Which of the deaths that this process learned of is its own, if it is known that it will be gone.

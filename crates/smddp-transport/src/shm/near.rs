@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::board::Board;
 use super::channel::Channel;
@@ -443,6 +443,11 @@ impl Near {
         self.ranks.remotes.get(rank).map(|remote| remote.card.pid)
     }
 
+    /// The last error of a rank's process, and how long ago that was.
+    pub(crate) fn last_error(&self, rank: usize) -> Option<(Duration, String)> {
+        self.ranks.remotes.get(rank)?.last_error()
+    }
+
     pub fn far(&self) -> bool {
         self.distance.far()
     }
@@ -495,19 +500,7 @@ impl Near {
         if state.load(Ordering::Relaxed) & POISONED != 0 {
             return;
         }
-        let text = why.as_bytes();
-        let mut padded = text[..text.len().min(LONGEST_WHY)].to_vec();
-        let length = padded.len();
-        padded.resize(length.next_multiple_of(8), 0);
-        for (i, chunk) in padded.chunks_exact(8).enumerate() {
-            let mut word = [0; 8];
-            word.copy_from_slice(chunk);
-            endpoint
-                .memory
-                .word64(self.block + WHY + 8 + 8 * i)
-                .store(u64::from_le_bytes(word), Ordering::Relaxed);
-        }
-        endpoint.memory.word64(self.block + WHY).store(length as u64, Ordering::Relaxed);
+        endpoint.memory.write_text(self.block + WHY, why, LONGEST_WHY);
         state.fetch_or(POISONED, Ordering::Release);
         self.ranks.ring_all();
     }

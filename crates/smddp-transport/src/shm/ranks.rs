@@ -2,9 +2,11 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::process::bell::{Bell, ring_at};
 use crate::process::endpoint::Endpoint;
+use crate::process::last_error::left_in;
 use crate::process::layout::*;
 use crate::process::memory::Memory;
 use crate::process::order::{self, Count, Slot};
@@ -76,19 +78,15 @@ impl RemoteRank {
     }
     /// The same of one that is dead, seen now if not before.
     pub(super) fn nth_death(&self) -> Option<u64> {
-        let peer = self.peer.as_ref()?;
-        if peer.death().is_none() {
-            peer.dies();
-        }
-        peer.death()
+        self.peer.as_ref().map(|peer| peer.dies())
     }
     /// Why it declared the group dead.
     pub(super) fn why(&self) -> String {
-        let length = (self.word(WHY).load(Ordering::Relaxed) as usize).min(LONGEST_WHY);
-        let bytes: Vec<u8> = (0..length.div_ceil(8))
-            .flat_map(|i| self.word(WHY + 8 + 8 * i).load(Ordering::Relaxed).to_le_bytes())
-            .collect();
-        String::from_utf8_lossy(&bytes[..length]).into_owned()
+        self.memory().read_text(self.block + WHY, LONGEST_WHY)
+    }
+    /// The last error of its process, and how long ago that was.
+    pub(super) fn last_error(&self) -> Option<(Duration, String)> {
+        left_in(&self.peer.as_ref()?.memory)
     }
     /// No more reads will come from this rank in this group.
     pub(super) fn finished(&self) -> bool {

@@ -1,0 +1,28 @@
+"""The exception that ends a program, for the ranks that still wait for it: theirs is a consequence."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+from smddp import first_cause, stacks
+from smddp._native import core
+
+
+def leave() -> None:
+    """Tell those of this node that see this process go what nobody caught in it, if that was no error of a group."""
+    error = getattr(sys, "last_value", None)
+    # The core tells of its own.
+    if error is not None and not first_cause.follows(error, core().Error):
+        core().leave_error(f"the program of pid {os.getpid()}: {type(error).__name__}: {error}{_place(error)}")
+
+
+def _place(error: BaseException) -> str:
+    """Where in the program, as far as others may be told of that (SMDDP_STACKS)."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames or not core().stacks():
+        return ""
+    theirs = [frame for frame in frames if not frame.filename.startswith(tuple(stacks.own_folders()))]
+    frame = (theirs or frames)[-1]
+    return f", at {os.path.basename(frame.filename)}:{frame.lineno} in {frame.name}"
