@@ -55,5 +55,18 @@ def test_split_sequences_full_over_smddp(ranks, family, expert):
 @pytest.mark.parametrize("expert", combinations.DIMENSIONS["expert"])
 @pytest.mark.parametrize("family", combinations.DIMENSIONS["family"])
 def test_full_over_smddp(ranks, family, expert):
-    rows = [row for row in combinations.product() if (row["family"], row["expert"]) == (family, expert)]
-    ranks.run("smp_cases.expert_parity", "train_all", seconds=2800.0, rows=combinations.over("smddp", rows))
+    rows = combinations.over("smddp", _of(family, expert))
+    ranks.run("smp_cases.expert_parity", "train_all", seconds=2800.0, rows=rows)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("expert", combinations.DIMENSIONS["expert"])
+@pytest.mark.parametrize("family", combinations.DIMENSIONS["family"])
+def test_full_over_gloo(over_gloo, family, expert):
+    rows = combinations.over("gloo", _of(family, expert))
+    over_gloo.run("smp_cases.expert_parity", "train_all", seconds=2800.0, rows=rows)
+
+
+def _of(family: str, expert: int) -> list[dict]:
+    return [row for row in combinations.product() if (row["family"], row["expert"]) == (family, expert)]

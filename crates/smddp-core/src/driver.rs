@@ -60,6 +60,8 @@ pub(crate) struct Driver {
     heard: Option<(Error, String)>,
     /// The last error of the process whose death ends this group.
     quoted: Option<String>,
+    /// When the call by which this rank leaves first met another one.
+    met: Option<Instant>,
     /// SMDDP_DEBUG=TRACE.
     traced: bool,
     /// The last call of which it was told that ranks are late.
@@ -87,6 +89,7 @@ impl Driver {
             releasing: None,
             heard: None,
             quoted: None,
+            met: None,
             traced: log::tells(Level::Trace),
             told_late: None,
         }
@@ -244,6 +247,7 @@ impl Driver {
                 Err(Trouble::Mismatch(mismatch)) => {
                     let (seq, mine) = (op.seq, op.bound.head);
                     self.differ(seq, mine, mismatch)?;
+                    break;
                 }
             }
         }

@@ -24,6 +24,9 @@ const DEATH_IS_TOLD: Duration = Duration::from_secs(1);
 /// its end the sender says so; this is for one that dies before it has.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// Within this time a rank that has a message which nobody receives has said so to the others.
+const HEARSAY: Duration = Duration::from_millis(250);
+
 /// A call that waits so long for a rank says so.
 const LATE: Duration = Duration::from_secs(2);
 
@@ -129,23 +132,45 @@ impl Driver {
         unclaimed.unwrap_or_else(|| self.gone(what, rank))
     }
 
-    /// A rank has left before the operation `what`; it may have had a message in its place.
+    /// A rank has left before the operation `what`; it may have had a message in its place, to this rank or to another one.
     fn gone(&mut self, what: String, rank: usize) -> Error {
         let begun = Instant::now();
-        let unasked = loop {
+        loop {
+            if let Some(words) = self.messages.unasked(rank, &mut self.group) {
+                let (who, group) = (self.group.describe(rank), self.name.clone());
+                let sent = "its last word to this rank is a message that nobody receives: it";
+                return Error::Mismatch {
+                    what,
+                    group,
+                    rank,
+                    detail: format!("{who} {LEFT}; {sent} {words}"),
+                };
+            }
+            if let Some((from, why)) = self.told_mismatch() {
+                return self.hear(what, from, &why);
+            }
             let all_here = self.group.is_near(rank) || self.group.p2p_over(rank);
-            let found = self.messages.unasked(rank, &mut self.group);
-            if found.is_some() || all_here || begun.elapsed() > LAST_WORDS {
-                break found;
+            let patience = match self.group.size() {
+                2 if all_here => Duration::ZERO,
+                _ if all_here => HEARSAY,
+                _ => LAST_WORDS,
+            };
+            if begun.elapsed() >= patience {
+                break;
             }
             self.group.turn();
             std::thread::sleep(Duration::from_millis(1));
-        };
-        let sent = unasked.map(|words| {
-            format!("; its last word to this rank is a message that nobody receives: it {words}")
-        });
-        let how = format!("{LEFT}{}{}", sent.unwrap_or_default(), describe::last_error(&self.group, rank));
+        }
+        let how = format!("{LEFT}{}", describe::last_error(&self.group, rank));
         describe::lost(&self.group, &self.name, what, rank, &how)
+    }
+
+    /// The rank that reports that calls differ, and what it says.
+    fn told_mismatch(&mut self) -> Option<(usize, String)> {
+        self.group.faults(Instant::now()).into_iter().find_map(|fault| match fault {
+            Fault::Poisoned { rank, why } if report::is_mismatch(&why) => Some((rank, why)),
+            _ => None,
+        })
     }
 
     /// `moving`: messages still come in, perhaps of those who have left.
@@ -213,11 +238,16 @@ impl Driver {
         }
         // A call of which all ranks are a part raises over there. Without a root's part in it, it may have ended well.
         if leave && !left && head::collective(found.theirs).is_some_and(|theirs| !theirs.has_root()) {
-            self.leave_alone(&format!(
-                "{} waits in {}",
-                self.group.describe(found.rank),
-                head::call(found.theirs)
-            ));
+            // Unless a message of this one is what it lacks: then it says so.
+            let sent = self.messages.ledger.counts.iter().any(|&(sent, _)| sent > 0);
+            let since = *self.met.get_or_insert_with(Instant::now);
+            if !sent || since.elapsed() >= 2 * HEARSAY {
+                self.leave_alone(&format!(
+                    "{} waits in {}",
+                    self.group.describe(found.rank),
+                    head::call(found.theirs)
+                ));
+            }
             return Ok(());
         }
         Err(describe::mismatch(&self.group, &self.name, collective, seq, mine, found))

@@ -123,7 +123,7 @@ impl Recorder {
     fn now(&self) -> (Option<Seen>, Vec<Seen>) {
         let (last, present) = seen::now(&self.ring, Seen::Collective);
         let (last_message, present_message) = seen::now(&self.messages, Seen::Message);
-        let last = last.into_iter().chain(last_message).max_by_key(|seen| seen.entry().ended);
+        let last = last.into_iter().chain(last_message).max_by_key(Seen::order);
         (last, present.into_iter().chain(present_message).collect())
     }
 }
@@ -175,7 +175,11 @@ fn doing(key: u64) -> String {
     };
     match last {
         Some(seen) => {
-            text += &format!(" (last finished {}, {} ago)", seen.numbered(), ago(seen.entry().ended))
+            let (call, ago) = (seen.numbered(), ago(seen.entry().ended));
+            text += &match seen.entry().outcome {
+                Outcome::Failed => format!(" ({call} failed {ago} ago)"),
+                _ => format!(" (last finished {call}, {ago} ago)"),
+            };
         }
         None => text += " (none finished before)",
     }

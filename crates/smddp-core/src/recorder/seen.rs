@@ -17,6 +17,16 @@ impl Seen {
         }
     }
 
+    /// Whether it is the call by which a rank leaves: what was before that says more.
+    fn leaves(&self) -> bool {
+        matches!(self, Self::Collective(entry) if head::is_leaving(entry.head))
+    }
+
+    /// What says more of what came last: by calls of the program, and by time.
+    pub(super) fn order(&self) -> (bool, u64) {
+        (!self.leaves(), self.entry().ended)
+    }
+
     /// "all_reduce #1531", "send #3 to rank 1", or the call by which a rank leaves.
     pub(super) fn numbered(&self) -> String {
         match self {
@@ -45,7 +55,7 @@ impl Seen {
 /// Of a ring, what ended last and what has waited longest.
 pub(super) fn now(ring: &Ring, kind: fn(Entry) -> Seen) -> (Option<Seen>, Option<Seen>) {
     let entries = ring.entries();
-    let last = entries.iter().filter(|entry| entry.ended != 0).max_by_key(|entry| entry.ended);
+    let last = entries.iter().filter(|entry| entry.ended != 0).copied().map(kind).max_by_key(Seen::order);
     let present = entries.iter().find(|entry| entry.ended == 0 && entry.outcome == Outcome::Running);
-    (last.copied().map(kind), present.copied().map(kind))
+    (last, present.copied().map(kind))
 }
