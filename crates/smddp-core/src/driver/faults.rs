@@ -25,7 +25,7 @@ const DEATH_IS_TOLD: Duration = Duration::from_secs(1);
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Within this time a rank that has a message which nobody receives has said so to the others.
-const HEARSAY: Duration = Duration::from_millis(250);
+const REPORT_TIME: Duration = Duration::from_millis(250);
 
 /// A call that waits so long for a rank says so.
 const LATE: Duration = Duration::from_secs(2);
@@ -152,7 +152,7 @@ impl Driver {
             let all_here = self.group.is_near(rank) || self.group.p2p_over(rank);
             let patience = match self.group.size() {
                 2 if all_here => Duration::ZERO,
-                _ if all_here => HEARSAY,
+                _ if all_here => REPORT_TIME,
                 _ => LAST_WORDS,
             };
             if begun.elapsed() >= patience {
@@ -241,7 +241,7 @@ impl Driver {
             // Unless a message of this one is what it lacks: then it says so.
             let sent = self.messages.ledger.counts.iter().any(|&(sent, _)| sent > 0);
             let since = *self.met.get_or_insert_with(Instant::now);
-            if !sent || since.elapsed() >= 2 * HEARSAY {
+            if !sent || since.elapsed() >= 2 * REPORT_TIME {
                 self.leave_alone(&format!(
                     "{} waits in {}",
                     self.group.describe(found.rank),

@@ -105,14 +105,15 @@ class Heads:
         if _FUSED_MLP.search(last):
             raise ValueError(
                 f"plan entry {name!r}: style 'colwise' would give some ranks gates and others what they gate: [gate | "
-                "up] in one weight takes packed_colwise"
+                "up] in one weight takes packed_colwise, which tp_plan is to say"
             )
         one_weight = head_dim and query and key_value and columns == (query + 2 * key_value) * head_dim
         if _FUSED_QKV.search(last) or (one_weight and columns != query * head_dim):  # type: ignore[operator]
             raise ValueError(
                 f"plan entry {name!r}: q, k and v in one weight ({columns} columns), which style 'colwise' would cut "
                 "across: [q | k | v] takes packed_qkv_colwise; heads one after another, each with its q, k and v, "
-                "interleaved_qkv_colwise; Falcon's groups grouped_qkv_colwise"
+                "interleaved_qkv_colwise; Falcon's groups grouped_qkv_colwise. Say so in tp_plan; another order takes "
+                "tensor_parallel_degree 1"
             )
         if query is None or _parent(name) in self.of or columns % query:
             return
