@@ -205,6 +205,15 @@ def _agreed_overflow() -> Undo:
     )
 
 
+def _adapters() -> Undo:
+    from torch.nn.modules.module import register_module_module_registration_hook
+
+    from smddp.sagemaker.tensor_parallel import injection
+
+    # Its type does not say that a hook may return what becomes part instead.
+    return register_module_module_registration_hook(injection.on_registration).remove  # type: ignore[arg-type]
+
+
 def _no_distributed_data_parallel() -> Undo:
     from torch.nn.parallel import DistributedDataParallel
 
@@ -313,6 +322,13 @@ PATCHES = (
         "_unscale_grads_ of torch.amp.GradScaler and FSDP's ShardedGradScaler",
         "all ranks of a tensor group skip a step in which the gradients of one of them overflow",
         _agreed_overflow,
+        lambda values, sizes: sizes.tensor > 1,
+    ),
+    Patch(
+        "adapters",
+        "what a torch.nn.Module does with a module that becomes part of it (a global hook)",
+        "adapters of layers that are shared already are shared as they come",
+        _adapters,
         lambda values, sizes: sizes.tensor > 1,
     ),
     Patch(

@@ -207,7 +207,7 @@ def _share(model: nn.Module, tp: TensorGroup, options: Mapping[str, Any], expert
     planner = plans.Planner(model, tp, state.random_seed, in_sequence)
     styles = planner.styles(planner.with_tied(entries, tied))
     if same:
-        _make_same(model, tp)
+        _tell_differences(share.make_same(model, tp), tp)
     planner.tell()
     if experts is not None:
         experts.apply()
@@ -238,30 +238,14 @@ def _tell_share(model: nn.Module, tp: TensorGroup) -> None:
         )
 
 
-def _make_same(model: nn.Module, tp: TensorGroup) -> None:
-    """Give all ranks of the tensor group the first one's values where theirs differ: each cuts from the same model.
-
-    Scripts that make their model without a seed are right without tensor parallelism, so they must be with it.
-    """
-    parameters = [(name, p) for name, p in model.named_parameters() if not p.is_meta]
-    if not parameters:
-        return
-    mine = torch.stack([p.detach().sum(dtype=torch.float64).cpu() for _, p in parameters]).to(tp.mesh.device_type)
-    of_all = mine.new_empty(tp.size * len(parameters))
-    dist.all_gather_into_tensor(of_all, mine, group=tp.group)
-    differs = (of_all.view(tp.size, -1) != of_all[: len(parameters)]).any(0).tolist()
-    for (_, parameter), different in zip(parameters, differs):
-        if different:
-            values = parameter.detach().to(tp.mesh.device_type).contiguous()
-            dist.broadcast(values, dist.get_global_rank(tp.group, 0), group=tp.group)
-            parameter.data.copy_(values)
-    if any(differs):
+def _tell_differences(differed: list[str], tp: TensorGroup) -> None:
+    if differed:
         log.warning(
-            "%d of %d parameters differed within a tensor group (%s, ...), as after making the model without a common "
-            "seed; all its ranks have the first one's values now",
-            sum(differs),
-            len(differs),
-            parameters[differs.index(True)][0],
+            "%d parameters differed within a tensor group of %d ranks (%s, ...), as after making the model without a "
+            "common seed; all its ranks have the first one's values now",
+            len(differed),
+            tp.size,
+            differed[0],
         )
 
 

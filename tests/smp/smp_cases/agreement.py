@@ -88,31 +88,31 @@ def case_recomputed_layers_and_low_precision_pass_the_check():
                     loss_of(model, batch(0)).backward()
 
 
-class Adapter(torch.nn.Module):
-    """What PEFT puts in the place of a projection."""
+class Wrapper(torch.nn.Module):
+    """Adds to what a projection makes, and is no adapter of PEFT's form."""
 
     def __init__(self, base: torch.nn.Module) -> None:
         super().__init__()
-        self.base_layer = base
+        self.inner = base
         rows, columns = base.weight.to_local().shape if hasattr(base.weight, "to_local") else base.weight.shape
         self.lora_A, self.lora_B = torch.nn.Linear(columns, 2, bias=False), torch.nn.Linear(2, rows, bias=False)
 
     def forward(self, x):
-        return self.base_layer(x) + self.lora_B(self.lora_A(x))
+        return self.inner(x) + self.lora_B(self.lora_A(x))
 
 
-def case_adapters_of_shared_layers_are_refused_at_the_first_pass():
+def case_what_is_put_around_shared_layers_and_not_known_is_refused_at_the_first_pass():
     with initialized(tensor_parallel_degree=2):
         for name in ("q_proj", "o_proj"):
             for engine in ("alone", "fsdp2"):
                 model = tsm.transform(tiny())
                 attention = model.model.layers[1].self_attn
-                setattr(attention, name, Adapter(getattr(attention, name)))
+                setattr(attention, name, Wrapper(getattr(attention, name)))
                 model = model if engine == "alone" else wrapped(model, engine)
                 try:
                     loss_of(model, batch(0))
                 except ValueError as error:
-                    assert f"model.layers.1.self_attn.{name} has become a smp_cases.agreement.Adapter" in str(error)
+                    assert f"model.layers.1.self_attn.{name} has become a smp_cases.agreement.Wrapper" in str(error)
                 else:
                     raise AssertionError("no error")
 

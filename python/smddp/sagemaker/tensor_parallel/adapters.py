@@ -9,26 +9,30 @@ Adaptation of Large Language Models*, 2021.)
     output is gathered       whole, outside of the region     whole, outside of the region
 
 So no rank holds more of an adapter than its part of the projection needs, and a forward pass sums r numbers a token
-more where rows are shared.
+more where rows are shared. Adapters that come after `transform` are shared in `injection.py`.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.distributed.tensor.parallel import ParallelStyle
+from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
+from smddp.sagemaker.rng import RegionRandomness
+from smddp.sagemaker.state_handler import state
 from smddp.sagemaker.tensor_parallel import styles
 from smddp.sagemaker.tensor_parallel.block import Block
 from smddp.sagemaker.tensor_parallel.dynamic import Mixin, extend
 
-# What the name of an adapter's projection ends with.
-BASE = ".base_layer"
+# What an adapter calls its projection.
+BASE = "base_layer"
+# Attribute of an adapter's parts, which hold a module for each of PEFT's adapters, once these are shared.
+COMPLETE = "_tp_complete"
 
 
 def base_of(module: nn.Module) -> nn.Module | None:
     """The projection that ``module`` adapts; None if it is no adapter."""
-    base = getattr(module, "base_layer", None)
+    base = getattr(module, BASE, None)
     return base if isinstance(base, nn.Module) else None
 
 
@@ -53,19 +57,18 @@ class Adapted:
     """How the adapter of one shared projection is shared.
 
     Attributes:
-        styles: module name -> style, the projection's own among them.
-        borders: blocks that the adapter has for itself, by the module that holds them.
+        borders: blocks that the adapter has for itself, by the module in it that holds them.
 
     Raises:
         NotImplementedError: an adapter that is not of this form.
     """
 
     def __init__(self, name: str, module: nn.Module, base: styles.Style) -> None:
-        self._name, self._block = name, base.block
+        self._name, self._module, self._block = name, module, base.block
         self._rows = isinstance(base, styles.Rowwise)
-        self.styles: dict[str, ParallelStyle] = {name + BASE: base}
+        self._styles: dict[str, ParallelStyle] = {}
         self.borders: dict[str, Block] = {}
-        inputs, outputs = _linears(name, module, "lora_A"), _linears(name, module, "lora_B")
+        inputs, outputs = _linears(module, "lora_A"), _linears(module, "lora_B")
         self._dropouts = [child for child in _members(module, "lora_dropout").values() if getattr(child, "p", 0.0) > 0]
         columns = isinstance(base, styles.KeyValue) or type(base) is styles.Colwise
         if (
@@ -83,30 +86,39 @@ class Adapted:
                 "where FSDP shards it, or give such adapters only to modules that the plan leaves whole"
             )
         if isinstance(base, styles.Rowwise):
-            self.styles.update({full: styles.Rowwise(self._block, split=base.split) for full, _ in inputs})
+            self._styles.update({part: styles.Rowwise(self._block, split=base.split) for part, _ in inputs})
+            if self._block.outer is not None:
+                self._styles.update({part: styles.InRegion(self._block.outer) for part, _ in outputs})
             self._rows = not base.split
         elif isinstance(base, styles.Colwise) and base.gather:
             self._dropouts = []  # outside of any region, as the adapter is
         else:
-            for full, linear in inputs:
+            for part, linear in inputs:
                 # With a dropout what enters is not what the projection sees, so it has a border of its own.
-                border = self._border(full) if self._dropouts else self._block
-                self.styles[full] = styles.KeyValue(border, [0], linear.weight.shape[0])
-            self.styles.update({full: self._columns(full, base) for full, _ in outputs})
+                border = self._border(part) if self._dropouts else self._block
+                self._styles[part] = styles.KeyValue(border, [0], linear.weight.shape[0])
+            self._styles.update({part: self._columns(part, base) for part, _ in outputs})
 
-    def apply_dropouts(self) -> None:
-        """Let dropouts of whole activations draw the same on all ranks, and those of a rank's columns its own."""
+    def apply(self) -> None:
+        """Share A and B, and let dropouts of whole activations draw the same on all ranks, and those of a rank's
+        columns its own."""
+        if self._styles:
+            parallelize_module(self._module, self._block.tp.mesh, self._styles)
+        if self._dropouts and self._block.randomness is None:  # nothing in the block was random before
+            self._block.randomness = RegionRandomness(state.random_seed, self._block.tp.rank)
         for dropout in self._dropouts:
             extend(dropout, Dropout)
             dropout.__dict__.update(_tp_block=self._block, _tp_inside=self._rows)
+        for part in ("lora_A", "lora_B"):
+            vars(self._module.get_submodule(part))[COMPLETE] = True
 
-    def _border(self, holder: str) -> Block:
-        self.borders[holder] = Block(self._block.tp, name=self._name)
-        return self.borders[holder]
+    def _border(self, part: str) -> Block:
+        self.borders[part] = Block(self._block.tp, name=self._name)
+        return self.borders[part]
 
-    def _columns(self, full: str, base: styles.Style) -> ParallelStyle:
+    def _columns(self, part: str, base: styles.Style) -> ParallelStyle:
         """A style that cuts columns as ``base`` does, of a module whose input is inside the region already."""
-        block = self._border(full)
+        block = self._border(part)
         block.open = True
         if isinstance(base, styles.KeyValue):
             return styles.KeyValue(block, base.heads, base.head_dim)
@@ -151,6 +163,5 @@ def _members(module: nn.Module, part: str) -> dict[str, nn.Module]:
     return {part: found} if isinstance(found, nn.Module) else {}
 
 
-def _linears(name: str, module: nn.Module, part: str) -> list[tuple[str, nn.Linear]]:
-    members = _members(module, part).items()
-    return [(f"{name}.{member}", child) for member, child in members if isinstance(child, nn.Linear)]
+def _linears(module: nn.Module, part: str) -> list[tuple[str, nn.Linear]]:
+    return [(name, child) for name, child in _members(module, part).items() if isinstance(child, nn.Linear)]

@@ -16,7 +16,7 @@ from torch import nn
 from smddp.sagemaker.names import plain_name
 from smddp.sagemaker.tensor_parallel.regions import SharedInput, TensorGroup
 
-# Module attribute of everything that was there in `transform`.
+# Module attribute of everything that `transform` has seen.
 _KNOWN = "_tp_known"
 # Entries that one pass compares, so that what is sent has one size on all ranks.
 _MOST = 256
@@ -41,8 +41,7 @@ class Agreement(SharedInput):
 
     def attach(self, model: nn.Module) -> None:
         """Compare in forward passes of ``model``, all of whose modules are there now."""
-        for module in model.modules():
-            module.__dict__[_KNOWN] = True
+        know(model)
         self._tp.shared_input = self
         model.register_forward_pre_hook(self._begin)
         model.register_forward_hook(self._end)
@@ -120,8 +119,14 @@ def _weights(length: int, like: torch.Tensor) -> torch.Tensor:
     return torch.arange(1, length + 1, dtype=torch.float64, device=like.device).sqrt().cos().add_(1.5).to(like.dtype)
 
 
+def know(module: nn.Module) -> None:
+    """``module`` and all in it are shared, or whole on all ranks, as they should be."""
+    for inside in module.modules():
+        inside.__dict__[_KNOWN] = True
+
+
 def refuse_wrapped(model: nn.Module) -> None:
-    """Raise ValueError if shared layers have been wrapped by modules that know nothing of it, such as adapters."""
+    """Raise ValueError if shared layers have been wrapped by modules that know nothing of it."""
     for name, module in model.named_modules():
         if _KNOWN in module.__dict__ or _hands_on(module):
             continue
@@ -129,8 +134,9 @@ def refuse_wrapped(model: nn.Module) -> None:
         if inside:
             raise ValueError(
                 f"{plain_name(name)} has become a {type(module).__module__}.{type(module).__name__} around a layer "
-                "that transform() had shared among the ranks of a tensor group. Adapters (PEFT) that come afterwards "
-                "are cut by nobody and drift apart: make them first, transform(get_peft_model(model, config))"
+                "that transform() had shared among the ranks of a tensor group. What it adds is cut by nobody and "
+                "drifts apart. Of adapters, PEFT's LoRA runs, before transform() and after it; anything else has to be "
+                "there before, with a plan that names its parts"
             )
 
 

@@ -28,6 +28,7 @@ class Block:
         randomness: this rank's random numbers between entering the region and leaving it; None if nothing inside
             is random.
         sequence: activations outside are shards of the sequence; `sequence.py` puts the border before the block.
+        outer: with ``sequence``, the layer's border for parameters outside of its blocks.
         open: the region goes on outside of the block, so there is no border.
     """
 
@@ -35,6 +36,7 @@ class Block:
         self.tp = tp
         self.name = name
         self.sequence = sequence
+        self.outer: Block | None = None
         self.open = False
         self.partial: list[tuple[nn.Module, str]] = []
         self.randomness: RegionRandomness | None = None

@@ -309,10 +309,12 @@ def hold_whole(model: nn.Module, tp: TensorGroup) -> None:
 
 
 def _hand_down(model: nn.Module) -> None:
-    """Modules with a short convolution, as Mamba's, use the weights of their children without calling them."""
+    """Some modules use the weights of their children without calling them: those with a short convolution, as Mamba's,
+    and those with parameters in a dict or a list, as adapters of embeddings."""
     for module in list(model.modules()):
         inner = tuple(name for name, child in module.named_children() if "_tp_whole" in vars(child))
-        if inner and any(isinstance(child, nn.Conv1d) for child in module.children()):
+        kinds = (nn.Conv1d, nn.ParameterDict, nn.ParameterList)
+        if inner and any(isinstance(child, kinds) for child in module.children()):
             (module if isinstance(module, Whole) else extend(module, Whole))._tp_inner = inner
 
 

@@ -148,7 +148,7 @@ class Planner:
         """``entries`` with styles for embeddings that share their weight with a head that is shared."""
         entries = dict(entries)
         for names in tied:
-            owners = [name.rpartition(".")[0].removesuffix(adapters.BASE) for name in names]
+            owners = [name.rpartition(".")[0].removesuffix(f".{adapters.BASE}") for name in names]
             if not any(owner in entries for owner in owners):
                 continue
             for owner in owners:
@@ -178,15 +178,15 @@ class Planner:
         return any(part.isdigit() for part in name.split("."))
 
     def _styles(self, name: str, module: nn.Module, style: str, named: Mapping[str, str]) -> dict[str, ParallelStyle]:
-        """The style of ``module``; where it is an adapter, those of its projection and of its own parts."""
+        """The style of ``module``; where it is an adapter, that of its projection."""
         base = adapters.base_of(module)
         made = self._style(name, base or module, style, named)
         if base is None or isinstance(made, styles.Whole) or not isinstance(made, styles.Style):
             return {name: made}
         adapted = adapters.Adapted(name, module, made)
         self.adapted.append(adapted)
-        self.blocks.update(adapted.borders)
-        return adapted.styles
+        self.blocks.update({f"{name}.{part}": border for part, border in adapted.borders.items()})
+        return {f"{name}.{adapters.BASE}": made}
 
     def _style(self, name: str, module: nn.Module, style: str, named: Mapping[str, str]) -> ParallelStyle:
         block = self._block(name)

@@ -64,6 +64,8 @@ def _outside_blocks(
     """Parameters that see a part of the sequence cross a border of the layer's own."""
     outer = Block(tp)
     for module in layer.modules():
+        if id(module) in inner:
+            inner[id(module)].outer = outer
         names = [
             name
             for name, parameter in module._parameters.items()

@@ -1,14 +1,18 @@
-"""The cut itself: what a plan's styles do to the modules of a model, and to parameters that are one."""
+"""The cut itself: what a plan's styles do to the modules of a model, to parameters that are one, and to those that the
+ranks of a tensor group have made each for itself."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle, parallelize_module
 
 from smddp.sagemaker import hf
+from smddp.sagemaker.tensor_parallel import styles as of_modules
 from smddp.sagemaker.tensor_parallel.plan import Planner
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
 
@@ -33,8 +37,11 @@ def cut(
     modules = dict(model.named_modules(remove_duplicate=False))
     # One entry per module, in torch's form; the styles are torch ParallelStyles.
     parallelize_module(model, tp.mesh, dict(styles))
+    for name, style in styles.items():
+        if isinstance(style, of_modules.Style):
+            of_modules.remember(modules[name], name, style)
     for adapted in planner.adapted:
-        adapted.apply_dropouts()
+        adapted.apply()
     for name, heads in planner.heads.of.items():
         hf.localise_heads(hf.as_attention(modules[name]), *heads)
     for name, block in planner.blocks.items():
@@ -42,6 +49,27 @@ def cut(
     for names in one:
         _tie(modules, names)
     return modules
+
+
+def make_same(model: nn.Module, tp: TensorGroup) -> list[str]:
+    """Give all ranks of the tensor group the first one's values where theirs differ, and return those names.
+
+    Each rank cuts from the same model then. Scripts that make their model without a seed are right without tensor
+    parallelism, so they must be with it. Parameters that are shared already, or on meta, stay. Collective.
+    """
+    parameters = [(name, p) for name, p in model.named_parameters() if not p.is_meta and not isinstance(p, DTensor)]
+    if not parameters:
+        return []
+    mine = torch.stack([p.detach().sum(dtype=torch.float64).cpu() for _, p in parameters]).to(tp.mesh.device_type)
+    of_all = mine.new_empty(tp.size * len(parameters))
+    dist.all_gather_into_tensor(of_all, mine, group=tp.group)
+    differs = (of_all.view(tp.size, -1) != of_all[: len(parameters)]).any(0).tolist()
+    different = [named for named, differ in zip(parameters, differs) if differ]
+    for _, parameter in different:
+        values = parameter.detach().to(tp.mesh.device_type).contiguous()
+        dist.broadcast(values, dist.get_global_rank(tp.group, 0), group=tp.group)
+        parameter.data.copy_(values)
+    return [name for name, _ in different]
 
 
 def _tie(modules: dict[str, nn.Module], names: list[str]) -> None:

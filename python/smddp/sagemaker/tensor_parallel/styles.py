@@ -25,6 +25,7 @@ The names are those of transformers 5; those of 4.57 are translated in `hf.py`.
 from __future__ import annotations
 
 import abc
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -53,6 +54,32 @@ class Style(ParallelStyle):
         for name, value in attributes.items():
             setattr(module, f"_tp_{name}", value)
         return module
+
+
+class Shared(NamedTuple):
+    """What a module was shared by.
+
+    Attributes:
+        name: of the module in the model.
+        style: that has been applied to it.
+    """
+
+    name: str
+    style: Style
+
+
+# Module attribute: `Shared`.
+_SHARED = "_tp_shared"
+
+
+def remember(module: nn.Module, name: str, style: Style) -> None:
+    """``module``, which is called ``name``, has been shared by ``style``."""
+    module.__dict__[_SHARED] = Shared(name, style)
+
+
+def shared(module: nn.Module) -> Shared | None:
+    """What `remember` was told of ``module``."""
+    return module.__dict__.get(_SHARED)
 
 
 def transposed(module: nn.Module) -> bool:
