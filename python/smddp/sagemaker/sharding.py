@@ -54,10 +54,11 @@ def refusing_shared(original: Callable[..., None]) -> Callable[..., None]:
     def __init__(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
             raise ValueError(
-                f"DistributedDataParallel({type(module).__name__}) after transform(): torch's reducer takes no "
-                "DTensors, which the parameters are now, and spread experts must not be averaged. With "
-                "hybrid_shard_degree=1, FSDP(model, use_orig_params=True) and fully_shard(model) do the same: they "
-                "copy the model and average its gradients"
+                f"DistributedDataParallel({type(module).__name__}) after transform(): the parameters are DTensors now, "
+                "whose gradients its reducer cannot copy into its buffers; its device_mesh= makes plain tensors of "
+                "them, so that norms and checkpoints would take a rank's part for the whole; and spread experts must "
+                "not be averaged. With hybrid_shard_degree=1, FSDP(model, use_orig_params=True) and fully_shard(model) "
+                "do the same: they copy the model and average its gradients"
             )
         original(self, module, *args, **kwargs)
 
