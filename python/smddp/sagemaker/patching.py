@@ -80,6 +80,15 @@ def _hybrid_fsdp() -> Undo:
     return _replace(FullyShardedDataParallel, "__init__", functools.wraps(original)(sharding.fsdp_init(original)))
 
 
+def _unsharded_frozen() -> Undo:
+    from torch.distributed.fsdp import _runtime_utils
+
+    from smddp.sagemaker import sharding
+
+    replacement = sharding.registering_again(_runtime_utils._catch_all_reshard)
+    return _replace(_runtime_utils, "_catch_all_reshard", replacement)
+
+
 def _hybrid_fully_shard() -> Undo:
     from smddp.sagemaker import sharding
 
@@ -279,6 +288,13 @@ PATCHES = (
         "torch.distributed.fsdp.FullyShardedDataParallel.__init__",
         "a call without process_group and device_mesh gets the mesh and strategy of hybrid_shard_degree",
         _hybrid_fsdp,
+        lambda values, sizes: not sizes.native,
+    ),
+    Patch(
+        "unsharded_frozen",
+        "_catch_all_reshard of FSDP1",
+        "frozen units that hybrid_shard_degree=1 does not shard are in state dicts after a backward pass, too",
+        _unsharded_frozen,
         lambda values, sizes: not sizes.native,
     ),
     Patch(

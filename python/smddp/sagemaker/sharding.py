@@ -47,6 +47,25 @@ def fsdp_init(original: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
+def registering_again(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    """FSDP1's `_catch_all_reshard`, after which the parameters of units that are not sharded are parameters again.
+
+    While it computes, a unit's modules have plain views of them, until its gradients come; a frozen unit has none, and
+    torch takes one that is not sharded for one that has been resharded.
+    """
+
+    @functools.wraps(original)
+    def _catch_all_reshard(fsdp_state: Any) -> None:
+        original(fsdp_state)
+        handle = fsdp_state._handle
+        if handle and handle._use_orig_params and not handle.uses_sharded_strategy:
+            name, module, _ = handle.flat_param._param_infos[0]
+            if name not in module._parameters:
+                handle._use_unsharded_views(as_params=True)
+
+    return _catch_all_reshard
+
+
 def refusing_shared(original: Callable[..., None]) -> Callable[..., None]:
     """`DistributedDataParallel.__init__` that raises ValueError for a model whose parameters are DTensors."""
 

@@ -69,7 +69,7 @@ ORDERS = {
 }
 ROWS = [
     ("llama", 2, ("fsdp1", "fsdp2"), ("before", "after", "injected after")),
-    ("llama", 4, ("alone", "fsdp2"), ("after",)),
+    ("llama", 4, ("alone", "fsdp1", "fsdp2"), ("after",)),
     ("gpt2", 2, ("fsdp2",), ("before", "after")),
 ]
 

@@ -137,6 +137,19 @@ def case_adapters_that_come_after_transform_are_the_first_ranks_and_dtensors():
             assert torch.equal(whole(found[name]), parameter), name
 
 
+def case_frozen_units_that_fsdp1_does_not_shard_are_in_state_dicts_after_a_pass():
+    wanted = adapted(only=("q_proj",)).state_dict()
+    for tensor in (4, 1):
+        with initialized(hybrid_shard_degree=1, tensor_parallel_degree=tensor):
+            model = wrapped(tsm.transform(adapted(only=("q_proj",))), "fsdp1")
+            for _ in range(2):
+                loss_of(model, batch(0)).backward()
+                found = model.state_dict()  # a frozen embedding and head are in the outermost unit
+                assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
+                for name, value in wanted.items():
+                    assert torch.equal(whole(found[name]), value), (tensor, name)
+
+
 class EmbeddingAdapter(torch.nn.Module):
     """What PEFT puts in the place of an embedding."""
 
