@@ -145,6 +145,44 @@ def test_a_parameter_of_an_attention_module_itself_is_refused(world):
     refused(model, NotImplementedError, r"layers\.1\.self_attn\.decay: a parameter of the attention module itself")
 
 
+def test_local_params_are_of_single_heads_or_refused(world):
+    world(tensor_parallel_degree=2)
+    styles = {"layers.*.self_attn": "local_params", "layers.*.self_attn.decay": "colwise"}
+    plan = {**hf.plan_of(tiny()), **{f"model.{name}": style for name, style in styles.items()}}
+    for elements, fits in ((4, True), (6, False)):
+        model = tiny()
+        for layer in model.model.layers:
+            layer.self_attn.decay = torch.nn.Parameter(torch.arange(float(elements)))
+        if fits:
+            shared = tsm.transform(model, config={"tp_plan": plan}).model.layers[1].self_attn.decay
+            assert shared.to_local().tolist() == [0.0, 1.0]
+        else:
+            match = r"for each of the 4 attention heads, and decay is of shape \(6,\)"
+            refused(model, ValueError, match, config={"tp_plan": plan})
+
+
+class Experts(torch.nn.Module):
+    """Four experts with biases."""
+
+    def __init__(self):
+        super().__init__()
+        self.down_proj = torch.nn.Parameter(torch.zeros(4, 16, 8))
+        self.down_proj_bias = torch.nn.Parameter(torch.zeros(4, 8))
+
+
+@pytest.mark.parametrize(
+    ("bias", "error", "match"),
+    [
+        ({}, NotImplementedError, r"0\.down_proj_bias: the plan gives no style.*tp_plan.*tensor_parallel_degree=1"),
+        ({"0.down_proj_bias": "colwise"}, ValueError, "'0.down_proj_bias': style 'colwise' would cut between experts"),
+    ],
+)
+def test_a_bias_of_experts_that_every_rank_would_add_is_refused(world, bias, error, match):
+    world(tensor_parallel_degree=2)
+    plan = {"0": "moe_tp_experts", "0.down_proj": "colwise", **bias}
+    refused(torch.nn.Sequential(Experts()), error, match, config={"tp_plan": plan})
+
+
 @pytest.mark.parametrize("degree", [1, 2])
 def test_twice_is_refused(world, degree):
     world(tensor_parallel_degree=degree)

@@ -15,20 +15,25 @@ from torch import nn
 from smddp.sagemaker.tensor_parallel import families
 
 # Names of styles in 4.57 -> those of 5, which plans are translated to.
-STYLE_NAMES = {"colwise_rep": "colwise_gather_output", "rowwise_rep": "rowwise_split_input"}
+STYLE_NAMES = {
+    "colwise_rep": "colwise_gather_output",
+    "rowwise_rep": "rowwise_split_input",
+    # There a block adds its partial sums up at its end, by "gather"; here each row-wise module adds its own.
+    "local_colwise": "colwise",
+    "local_rowwise": "rowwise",
+    "local": "moe_tp_experts",
+    "gather": "replicate",
+}
 
 # Styles that transformers has and that do not run here, with the reason.
 REFUSED_STYLES = {
-    **dict.fromkeys(
-        ("local_colwise", "local_rowwise", "local_packed_rowwise", "local", "gather", "local_params", "all_reduce"),
-        "layers with several partial sums of their own are not supported yet",
-    ),
+    "all_reduce": "a sum over the ranks is the end of a rowwise module, so leave it out of the plan",
     **dict.fromkeys(
         ("grouped_gemm", "ep_router", "ep_dispatch_experts", "moe_identity_expert"),
         "it belongs to expert parallelism: give transform a MoEConfig, and tsm.init expert_parallel_degree",
     ),
     "mla_kv_a_proj": "multi-head latent attention is not supported yet",
-    "packed_rowwise": "packed inputs are not supported yet",
+    **dict.fromkeys(("packed_rowwise", "local_packed_rowwise"), "packed inputs are not supported yet"),
     "embedding_colwise": "give the embedding the style embedding_rowwise",
     "sequence_parallel": 'sequence parallelism is chosen for the whole model: config={"sequence_parallel": True}',
 }
@@ -110,7 +115,8 @@ def layer_class_names(model: nn.Module) -> set[str]:
 # What families call the size of a head, the projections, and the numbers of query and of key and value heads.
 _HEAD_SIZES = ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim")
 _QUERIES = ("q_proj", "query", "q")
-_KEYS_AND_VALUES = ("k_proj", "v_proj", "key", "value", "k", "v")
+_KEYS = ("k_proj", "key", "k")
+_VALUES = ("v_proj", "value", "v")
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 _KEY_VALUE_HEADS = ("num_kv_heads", "num_key_value_heads")
 # All heads' columns, which older attention modules give their output.
@@ -136,6 +142,12 @@ def head_dim(module: nn.Module) -> int | None:
     return _int(module, _HEAD_SIZES)
 
 
+def value_dim(module: nn.Module) -> int | None:
+    """The size of one head of values, which few attention modules have larger or smaller than `head_dim`."""
+    size = getattr(module, "v_head_dim", None)
+    return size if isinstance(size, int) else head_dim(module)
+
+
 def heads_of(module: nn.Module) -> tuple[int | None, int | None]:
     """(query heads, key and value heads) by an attention module's attributes; None for what it does not say."""
     query = _int(module, _HEADS)
@@ -151,7 +163,12 @@ def query_of(module: nn.Module) -> nn.Module | None:
 
 def is_key_or_value(name: str) -> bool:
     """Whether a module of this name projects to keys or to values."""
-    return name.rpartition(".")[2] in _KEYS_AND_VALUES
+    return name.rpartition(".")[2] in _KEYS or is_value(name)
+
+
+def is_value(name: str) -> bool:
+    """Whether a module of this name projects to values."""
+    return name.rpartition(".")[2] in _VALUES
 
 
 def as_attention(module: nn.Module) -> Attention:
@@ -234,24 +251,16 @@ def tiny_inputs(model: nn.Module, seed: int) -> dict[str, Any]:
 
 
 def experts_layout(module: nn.Module, name: str, style: str) -> tuple[int, int]:
-    """(dimension, parts side by side in it) of the stacked experts' parameter ``name``: (experts, out, in) or, in
-    modules that say so, (experts, in, out)."""
-    if getattr(module, "has_bias", False):
-        raise NotImplementedError(
-            f"{type(module).__name__}: experts with biases under tensor parallelism: every rank would add the bias of "
-            "the sum; set tensor_parallel_degree=1 for this model"
-        )
-    is_transposed = getattr(module, "is_transposed", False)
+    """(dimension, parts side by side in it) of the stacked experts' parameter ``name``.
+
+    "rowwise" is the last dimension and "colwise" the last but one, whichever of them is the input: a family that stores
+    (experts, in, out) has its plan so.
+    """
     if style == "rowwise":
-        return (1 if is_transposed else 2), 1
+        return module.get_parameter(name).dim() - 1, 1
     # Some plans of transformers say "colwise" of both in one.
-    packed = (style == "packed_colwise" or "gate_up" in name) and getattr(module, "is_concatenated", True)
-    if packed and is_transposed:
-        raise NotImplementedError(
-            f"{type(module).__name__}: [gate | up] experts stored as (in, out) under tensor parallelism are not "
-            "supported yet; set tensor_parallel_degree=1 for this model"
-        )
-    return (2 if is_transposed else 1), (2 if packed else 1)
+    both = "gate_up" in name and getattr(module, "is_concatenated", True)
+    return module.get_parameter(name).dim() - 2, (2 if style == "packed_colwise" or both else 1)
 
 
 # ---- Mixtral in 4.57: experts are a list of modules, called one by one ----

@@ -1,4 +1,4 @@
-"""Tiny models of the families that have a plan of our own, and what they are trained on.
+"""Tiny models of the families that have a plan of our own or a style that no other has, and what they are trained on.
 
 Dropout between blocks is on, which all ranks draw alike; in blocks it is off, as each rank draws for its own heads.
 """
@@ -186,10 +186,40 @@ MODELS: dict[str, tuple[str, dict, str]] = {
         {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "attn_implementation": "eager"},
         "FalconForCausalLM",
     ),
+    "gpt_oss": (
+        "GptOssConfig",
+        {
+            **_SIZES,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+        "GptOssForCausalLM",
+    ),
+    # Values of another size than keys, and twice as many of both in the layers that have sinks.
+    "mimo_v2_flash": (
+        "MiMoV2FlashConfig",
+        {
+            **_SIZES,
+            "num_key_value_heads": 1,
+            "head_dim": 8,
+            "v_head_dim": 16,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse"],
+            "moe_intermediate_size": 16,
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+        "MiMoV2FlashForCausalLM",
+    ),
 }
 
-# Transformers 4.57 cannot initialize it.
-IN_5_ONLY = ("stablelm_norms",)
+# Transformers 4.57 cannot initialize the first and does not know the others.
+IN_5_ONLY = ("stablelm_norms", "mimo_v2_flash")
 
 
 def names() -> list[str]:

@@ -131,6 +131,18 @@ PLANS: dict[str, Plan] = {
         **_pairs("layers.*.mlp.", ("dense_h_to_4h",), "dense_4h_to_h"),
         **_HEAD,
     },
+    "gpt_oss": {
+        **_pairs("layers.*.self_attn.", _QKV, "o_proj"),
+        "layers.*.self_attn": "local_params",
+        "layers.*.self_attn.sinks": "colwise",
+        # Stored as (experts, in, out), gate and up in turn.
+        "layers.*.mlp.experts": "moe_tp_experts",
+        "layers.*.mlp.experts.gate_up_proj": "rowwise",
+        "layers.*.mlp.experts.gate_up_proj_bias": "rowwise",
+        "layers.*.mlp.experts.down_proj": "colwise",
+        "layers.*.mlp.experts.down_proj_bias": "bias_of_sum",
+        **_HEAD,
+    },
     "falcon": {
         "h.*.self_attention": "alibi_by_head",
         "h.*.self_attention.query_key_value": "grouped_qkv_colwise",

@@ -62,13 +62,14 @@ class Heads:
     def key_or_value(self, name: str) -> tuple[list[int], int] | None:
         """(the heads that this rank needs, head_dim) of a key or value projection that cannot be shared evenly."""
         attention = self._model.get_submodule(_parent(name))
-        head_dim, query = hf.head_dim(attention), hf.query_of(attention)
-        if head_dim is None or query is None:
+        query_dim, query = hf.head_dim(attention), hf.query_of(attention)
+        head_dim = hf.value_dim(attention) if hf.is_value(name) else query_dim
+        if query_dim is None or head_dim is None or query is None:
             return None
         kv_heads = hf.weight_of(self._model.get_submodule(name)).shape[0] // head_dim
         groups = getattr(attention, "num_key_value_groups", None)
         # A query projection may give a gate for each head, too, so what the module says counts.
-        query_heads = groups * kv_heads if isinstance(groups, int) else hf.weight_of(query).shape[0] // head_dim
+        query_heads = groups * kv_heads if isinstance(groups, int) else hf.weight_of(query).shape[0] // query_dim
         self._degrees.need(query_heads, "attention heads")
         if query_heads % self._tp.size:
             return None

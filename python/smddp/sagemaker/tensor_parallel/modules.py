@@ -250,17 +250,25 @@ class Experts(Mixin):
     """Experts as stacked parameters: inputs whole, each rank computes its columns of every expert, then the sum."""
 
     _tp_group: TensorGroup
-    _tp_names: tuple[str, ...]
+    _tp_dims: dict[str, tuple[int, int]]
+    _tp_biases: tuple[str, ...]
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         args, kwargs = across(self._tp_group, args, kwargs)
-        with substituted(self, {name: self._matrices(name) for name in self._tp_names}):
+        inside = {name: self._matrices(name) for name in self._tp_dims}
+        inside.update((name, self._share(name)) for name in self._tp_biases)
+        with substituted(self, inside):
             return reduce_from_region(super().forward(*args, **kwargs), self._tp_group)
 
     def _matrices(self, name: str) -> torch.Tensor:
         tensor: torch.Tensor = local(getattr(self, name))
-        # gate and up in one parameter: (experts, 2, columns, in), see PackedShard.
-        return tensor.flatten(1, 2) if tensor.dim() == 4 else tensor
+        dim, parts = self._tp_dims[name]
+        return tensor.flatten(dim, dim + 1) if parts > 1 else tensor  # as `Reshaped` stores it
+
+    def _share(self, name: str) -> torch.Tensor:
+        """What this rank adds of a bias of the sum. Each rank has the gradient of all of it, so that counts once."""
+        whole: torch.Tensor = local(getattr(self, name))
+        return whole.detach() / self._tp_group.size + (whole - whole.detach())
 
 
 class ListedExperts(Mixin):
@@ -319,7 +327,7 @@ def _hand_down(model: nn.Module) -> None:
 
 
 # Their forwards ask for the local part of each parameter.
-_TAKE_WHOLE = (Column, KeyValueColumn, FusedGroupColumn, Row, Partial)
+_TAKE_WHOLE = (Column, KeyValueColumn, FusedGroupColumn, Row, Partial, Experts)
 
 
 def across(tp: TensorGroup, args: tuple, kwargs: dict[str, Any]) -> tuple[tuple, dict[str, Any]]:

@@ -34,6 +34,8 @@ STYLES = (
     "alibi_by_head",
     "norms_by_head",
     "moe_tp_experts",
+    "bias_of_sum",
+    "local_params",
     "tied",
     "replicate",
 )
@@ -200,6 +202,8 @@ class Planner:
             return self._embedding(name, module)
         if style == "moe_tp_experts":
             return self._experts(name, module, named)
+        if style == "local_params":
+            return self._own_of_heads(name, module, named)
         if style == hf.LISTED_EXPERTS:
             return styles.ListedExperts(block)
         rows, columns = _sizes(name, module, style)
@@ -268,15 +272,39 @@ class Planner:
         return styles.VocabularyEmbedding(Block(self.tp))
 
     def _experts(self, name: str, module: nn.Module, named: Mapping[str, str]) -> ParallelStyle:
-        dims = {}
+        dims, biases = {}, []
         for parameter, value in module.named_parameters(recurse=False):
             style = named.get(f"{name}.{parameter}")
             if style is None:
-                raise NotImplementedError(f"{name}.{parameter}: the plan gives no style for this parameter of experts")
+                raise NotImplementedError(
+                    f"{name}.{parameter}: the plan gives no style for this parameter of experts; give one with it, "
+                    'config={"tp_plan": {...}}, or set tensor_parallel_degree=1 for this model'
+                )
+            if style == "bias_of_sum":
+                biases.append(parameter)
+                continue
             dim, parts = hf.experts_layout(module, parameter, style)
+            if dim < 1:
+                raise ValueError(
+                    f"plan entry '{name}.{parameter}': style {style!r} would cut between experts: a bias takes "
+                    "'rowwise', or 'bias_of_sum' where it is added to the sum"
+                )
             dims[parameter] = (dim, parts)
             self.degrees.need(value.shape[dim] // parts, f"{_general(name)}.{parameter}")
-        return styles.StackedExperts(Block(self.tp), dims)
+        if not dims:
+            return styles.Whole(Block(self.tp))  # experts are modules, which have styles of their own
+        return styles.StackedExperts(Block(self.tp), dims, tuple(biases))
+
+    def _own_of_heads(self, name: str, module: nn.Module, named: Mapping[str, str]) -> ParallelStyle:
+        """The style of an attention module whose own parameters are of single heads, as sinks."""
+        found = {own: p for own, p in module.named_parameters(recurse=False) if f"{name}.{own}" in named}
+        for own, parameter in found.items():
+            if parameter.shape[0] != hf.attention_heads(self.model):
+                raise ValueError(
+                    f"plan entry {name!r}: style 'local_params' is for parameters with an element for each of the "
+                    f"{hf.attention_heads(self.model)} attention heads, and {own} is of shape {tuple(parameter.shape)}"
+                )
+        return styles.LocalParams(Block(self.tp), tuple(found))
 
     def _head_norms(
         self, named: Mapping[str, str], modules: Mapping[str, nn.Module]

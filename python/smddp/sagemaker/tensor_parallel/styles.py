@@ -13,6 +13,8 @@
     embedding_rowwise              Embedding             vocabulary          the sum over the ranks
     replicated_with_grad_allreduce any, in a region      whole               the module's own
     moe_tp_experts                 stacked experts       by their own entry  the sum over the ranks
+    bias_of_sum                    their last bias       whole               each rank adds its share of it
+    local_params                   attention             its own, by head    the module's own, of this rank's heads
     bias_by_head                   Embedding             columns, the heads  this rank's columns
     alibi_by_head                  attention             none; of the biases that come for all heads, this rank's
     norms_by_head                  a norm for each head  whole               of this rank's heads
@@ -207,12 +209,28 @@ class NormsByHead(Style):
         return self._become(module, modules.NormsByHead, block=self.block, heads=self.heads)
 
 
-class StackedExperts(Style):
-    """Experts in stacked parameters; ``dims``: {parameter: (dimension, parts side by side in it)}."""
+class LocalParams(Style):
+    """An attention module with parameters of its own, ``names``, that have an element for each head: this rank's."""
 
-    def __init__(self, block: Block, dims: dict[str, tuple[int, int]]) -> None:
+    def __init__(self, block: Block, names: tuple[str, ...]) -> None:
         super().__init__(block)
-        self.dims = dims
+        self.names = names
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        for name in self.names:
+            shard(module, name, 0, self.tp)
+        return self._become(module, modules.Whole, whole=self.names)
+
+
+class StackedExperts(Style):
+    """Experts in stacked parameters.
+
+    ``dims``: {parameter: (dimension, parts side by side in it)}; ``biases``: parameters that the sum is given once.
+    """
+
+    def __init__(self, block: Block, dims: dict[str, tuple[int, int]], biases: tuple[str, ...]) -> None:
+        super().__init__(block)
+        self.dims, self.biases = dims, biases
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for name, (dim, parts) in self.dims.items():
@@ -221,7 +239,7 @@ class StackedExperts(Style):
                 ours = (*shape[:dim], parts, shape[dim] // parts, *shape[dim + 1 :])
                 relayout(module, Reshaped(name, shape, ours))
             shard(module, name, dim + (parts > 1), self.tp)
-        return self._become(module, modules.Experts, group=self.tp, names=tuple(self.dims))
+        return self._become(module, modules.Experts, group=self.tp, dims=self.dims, biases=self.biases)
 
 
 class ListedExperts(Style):
