@@ -23,7 +23,9 @@ def possible(row: dict) -> bool:
     ranks = combinations.RANKS // row["tensor"]
     if row["shard"] > ranks or row["context"] > (row["shard"] or ranks) or row["expert"] > ranks:
         return False
-    if row["family"] in ("gpt_oss", "deepseek_v3") and (row["tensor"] > 1 or row["balancing"] == "aux_loss"):
+    if row["family"] == "gpt_oss" and row["tensor"] > 1:
+        return False
+    if row["family"] in ("gpt_oss", "deepseek_v3") and row["balancing"] == "aux_loss":
         return False
     return row["expert"] > 1 or row["dispatcher"] == "all_to_all"
 

@@ -17,8 +17,10 @@ DIMENSIONS: dict[str, list] = {
     "backend": ["smddp", "gloo"],
 }
 _RECOMPUTED = {"tensor": 1, "shard": 0, "fsdp": 1, "checkpointing": True, "balancing": "none", "backend": "smddp"}
-# Their plans for attention do not run yet.
-_WITHOUT_TENSOR_PARALLELISM = ("gpt_oss", "deepseek_v3")
+# A tensor group does not share experts with biases yet.
+_WITHOUT_TENSOR_PARALLELISM = ("gpt_oss",)
+# Their routers are no softmax of all experts.
+_OTHER_ROUTERS = ("gpt_oss", "deepseek_v3")
 
 
 def possible(row: dict) -> bool:
@@ -27,7 +29,7 @@ def possible(row: dict) -> bool:
         return False
     if row["tensor"] > 1 and row["family"] in _WITHOUT_TENSOR_PARALLELISM:
         return False
-    if row["balancing"] == "aux_loss" and row["family"] in _WITHOUT_TENSOR_PARALLELISM:
+    if row["balancing"] == "aux_loss" and row["family"] in _OTHER_ROUTERS:
         return False
     return row["expert"] > 1 or row["dispatcher"] == "all_to_all"
 

@@ -11,11 +11,12 @@ from smp_cases import family_models
 NAMES = family_models.names()
 # One of each layout; the others' rows in the table are theirs.
 IN_CI = ["bert", "roberta", "opt", "t5", "bart", "vit", "gptj", "bloom", "gpt_neo", "stablelm", "mpt", "falcon_alibi"]
-# Styles that few have: sinks of heads, experts with biases.
-FEW = [name for name in ("gpt_oss", "mimo_v2_flash") if name in NAMES]
+# Styles that few have: sinks of heads, experts with biases, latent attention.
+FEW = ["gpt_oss", "mimo_v2_flash", "deepseek_v2", "deepseek_v3", "deepseek_v3_whole_queries"]
+FEW = [name for name in FEW if name in NAMES]
 # Tied heads with biases, encoder and decoder, biases by head, fused heads; each with both engines in the full
 # product.
-UNDER_FSDP = [("bert", 1, 2), ("t5", 2, 2), ("bart", 1, 2), ("bloom", 2, 2), ("gpt_oss", 1, 2)]
+UNDER_FSDP = [("bert", 1, 2), ("t5", 2, 2), ("bart", 1, 2), ("bloom", 2, 2), ("gpt_oss", 1, 2), ("deepseek_v3", 2, 2)]
 
 
 def test_each_layout_trains_as_one_process(ranks):
@@ -25,6 +26,10 @@ def test_each_layout_trains_as_one_process(ranks):
 @pytest.mark.parametrize("degree", [2, 4])
 def test_what_few_have_trains_as_one_process(ranks, degree):
     ranks.run("smp_cases.families", "all_train_as_one_process", seconds=180.0, names=FEW, degree=degree)
+
+
+def test_latent_attention_and_experts_stay_within_the_budget(ranks):
+    ranks.run("smp_cases.families", "latent_attention_and_experts_stay_within_the_budget")
 
 
 def test_they_train_as_one_process_under_fsdp(ranks):

@@ -32,7 +32,6 @@ REFUSED_STYLES = {
         ("grouped_gemm", "ep_router", "ep_dispatch_experts", "moe_identity_expert"),
         "it belongs to expert parallelism: give transform a MoEConfig, and tsm.init expert_parallel_degree",
     ),
-    "mla_kv_a_proj": "multi-head latent attention is not supported yet",
     **dict.fromkeys(("packed_rowwise", "local_packed_rowwise"), "packed inputs are not supported yet"),
     "embedding_colwise": "give the embedding the style embedding_rowwise",
     "sequence_parallel": 'sequence parallelism is chosen for the whole model: config={"sequence_parallel": True}',
@@ -113,10 +112,14 @@ def layer_class_names(model: nn.Module) -> set[str]:
 
 
 # What families call the size of a head, the projections, and the numbers of query and of key and value heads.
-_HEAD_SIZES = ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim")
+# Latent attention's heads are of qk_head_dim, whatever its head_dim, which some give the part with positions.
+_HEAD_SIZES = ("qk_head_dim", "head_dim", "attention_head_size", "head_size", "key_value_proj_dim")
 _QUERIES = ("q_proj", "query", "q")
 _KEYS = ("k_proj", "key", "k")
 _VALUES = ("v_proj", "value", "v")
+# Latent attention: norms before its heads, and the projection that gives a key for all heads besides the latent.
+LATENT_NORMS = ("q_a_layernorm", "kv_a_layernorm")
+LATENT = "kv_a_proj_with_mqa"
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head")
 _KEY_VALUE_HEADS = ("num_kv_heads", "num_key_value_heads")
 # All heads' columns, which older attention modules give their output.
@@ -183,6 +186,14 @@ def weight_of(module: nn.Module) -> torch.Tensor:
     return weight
 
 
+def reads_children(module: nn.Module) -> bool:
+    """Whether ``module`` uses the weights of its children without calling them: LongCat's router of 4.57, modules with a
+    short convolution, as Mamba's, and those with parameters in a dict or a list, as adapters of embeddings."""
+    kinds = (nn.Conv1d, nn.ParameterDict, nn.ParameterList)
+    reads = any(isinstance(child, kinds) for child in module.children())
+    return reads or type(module).__name__ == "LongcatFlashTopkRouter"
+
+
 def localise_heads(attention: Attention, query: int, key_value: int) -> None:
     """Tell an attention module how many heads this rank computes.
 
@@ -206,11 +217,6 @@ def refuse_variant(model: nn.Module) -> None:
     """Raise NotImplementedError for a variant of a family that its plan does not fit."""
     config: Any = getattr(model, "config", None)
     kind = model_type(model)
-    if is_before_5() and any(hasattr(module, "kv_lora_rank") for module in model.modules()):
-        raise NotImplementedError(
-            f"{type(model).__name__}: multi-head latent attention under tensor parallelism needs transformers 5; in "
-            "this line set tensor_parallel_degree=1"
-        )
     if kind == "bloom" and config.slow_but_exact and config.pretraining_tp > 1:
         raise NotImplementedError(
             "BLOOM with slow_but_exact=True and pretraining_tp > 1 cuts its weights into parts by itself, which tensor "

@@ -6,7 +6,7 @@ import torch.distributed as dist
 from smddp.sagemaker.tensor_parallel.transformer import TransformerLayer
 from smp_cases import family_models
 from smp_cases.parity import TOLERANCE, check_gradients, full, wrap1, wrap2
-from smp_cases.tensor_parallel import differences, initialized
+from smp_cases.tensor_parallel import Collectives, differences, initialized
 
 
 def loss_of(model: torch.nn.Module, arguments: dict) -> torch.Tensor:
@@ -39,6 +39,18 @@ def all_train_as_one_process(names: list[str], degree: int) -> None:
     with initialized(tensor_parallel_degree=degree):
         for name in names:
             trains_as_one_process(name)
+
+
+def latent_attention_and_experts_stay_within_the_budget() -> None:
+    """Of a dense layer and one with routed and shared experts."""
+    with initialized(tensor_parallel_degree=2, tensor_parallel_checks=0):
+        model = tsm.transform(family_models.tiny("deepseek_v3"))
+        with Collectives() as forward:
+            loss = loss_of(model, family_models.inputs(model, 0))
+        with Collectives() as backward:
+            loss.backward()
+    assert forward.counts == {"all_reduce": 2 + 3, "all_gather_into_tensor": 1}, forward.counts
+    assert backward.counts == {"all_reduce": (2 + 2) + (3 + 2) + 1}, backward.counts
 
 
 def all_train_under_fsdp(rows: list[tuple[str, int, int]]) -> None:

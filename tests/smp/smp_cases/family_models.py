@@ -53,6 +53,23 @@ _OPT = {
     "word_embed_proj_dim": 32,
     **_ENDS,
 }
+# Heads of 24 columns, of which a third has positions, as the published ones.
+_DEEPSEEK = {
+    **_SIZES,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 8,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 4,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+}
 _FALCON = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -199,6 +216,9 @@ MODELS: dict[str, tuple[str, dict, str]] = {
         },
         "GptOssForCausalLM",
     ),
+    "deepseek_v3": ("DeepseekV3Config", _DEEPSEEK, "DeepseekV3ForCausalLM"),
+    "deepseek_v3_whole_queries": ("DeepseekV3Config", {**_DEEPSEEK, "q_lora_rank": None}, "DeepseekV3ForCausalLM"),
+    "deepseek_v2": ("DeepseekV2Config", _DEEPSEEK, "DeepseekV2ForCausalLM"),
     # Values of another size than keys, and twice as many of both in the layers that have sinks.
     "mimo_v2_flash": (
         "MiMoV2FlashConfig",

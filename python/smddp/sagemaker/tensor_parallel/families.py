@@ -10,6 +10,7 @@ from __future__ import annotations
 Plan = dict[str, str]
 
 _HEAD: Plan = {"lm_head": "colwise_gather_output"}
+_GATED = ("gate_proj", "up_proj")
 
 
 def _pairs(before: str, up: tuple[str, ...], down: str) -> Plan:
@@ -51,6 +52,21 @@ _T5: Plan = {
     },
     "block.*.layer.0.SelfAttention.relative_attention_bias": "bias_by_head",
     **_pairs("block.*.layer.*.DenseReluDense.", ("wi", "wi_0", "wi_1"), "wo"),
+    **_HEAD,
+}
+
+# Latent attention: what is before its heads is whole. Transformers' plans leave all of it so, or cut the latents.
+_DEEPSEEK: Plan = {
+    **_pairs("layers.*.self_attn.", ("q_proj", "q_b_proj", "kv_b_proj"), "o_proj"),
+    "layers.*.self_attn.kv_a_proj_with_mqa": "mla_kv_a_proj",
+    **_pairs("layers.*.mlp.", _GATED, "down_proj"),
+    **_pairs("layers.*.mlp.shared_experts.", _GATED, "down_proj"),
+    "layers.*.mlp.experts": "moe_tp_experts",
+    # In 4.57.
+    **_pairs("layers.*.mlp.experts.*.", _GATED, "down_proj"),
+    # In 5.
+    "layers.*.mlp.experts.gate_up_proj": "packed_colwise",
+    "layers.*.mlp.experts.down_proj": "rowwise",
     **_HEAD,
 }
 
@@ -107,7 +123,7 @@ PLANS: dict[str, Plan] = {
         **_pairs("layers.*.self_attn.", _QKV, "o_proj"),
         "layers.*.self_attn.q_layernorm": "norms_by_head",
         "layers.*.self_attn.k_layernorm": "norms_by_head",
-        **_pairs("layers.*.mlp.", ("gate_proj", "up_proj"), "down_proj"),
+        **_pairs("layers.*.mlp.", _GATED, "down_proj"),
         **_HEAD,
     },
     "gpt2": {
@@ -131,6 +147,8 @@ PLANS: dict[str, Plan] = {
         **_pairs("layers.*.mlp.", ("dense_h_to_4h",), "dense_4h_to_h"),
         **_HEAD,
     },
+    "deepseek_v2": _DEEPSEEK,
+    "deepseek_v3": _DEEPSEEK,
     "gpt_oss": {
         **_pairs("layers.*.self_attn.", _QKV, "o_proj"),
         "layers.*.self_attn": "local_params",

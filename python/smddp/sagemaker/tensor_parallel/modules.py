@@ -162,6 +162,18 @@ class Partial(Mixin):
             return super().forward(*args, **kwargs)
 
 
+class SharedKey(Mixin):
+    """A projection to what stays outside of the region and, in its last columns, to a key for all heads, inside it."""
+
+    _tp_block: Block
+    _tp_columns: int
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x)
+        latent, key = y.split([y.shape[-1] - self._tp_columns, self._tp_columns], -1)
+        return torch.cat([latent, self._tp_block.enter(key, self.training)], -1)
+
+
 class Whole(Mixin):
     """A module that is not shared: every rank computes all of it, with the values of its replicated parameters.
 
@@ -271,6 +283,19 @@ class Experts(Mixin):
         return whole.detach() / self._tp_group.size + (whole - whole.detach())
 
 
+class RoutedExperts(Mixin):
+    """DeepSeek-V3's layer in 4.57, which calls a list of experts one by one: one border for all of them."""
+
+    _tp_group: TensorGroup
+
+    def moe(self, tokens: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """(tokens, hidden), and the experts and weights (tokens, k) that the router gives each -> (tokens, hidden)."""
+        self._tp_group.shared_input.hold(tokens, "the experts")
+        tokens, weights = copy_to_region(self._tp_group, tokens, weights)
+        total = super().moe(tokens, chosen, weights)  # type: ignore[misc]  # of the class that this is mixed into
+        return reduce_from_region(total, self._tp_group)
+
+
 class ListedExperts(Mixin):
     """Experts as a list of modules, called one by one: one border for all of them."""
 
@@ -317,12 +342,10 @@ def hold_whole(model: nn.Module, tp: TensorGroup) -> None:
 
 
 def _hand_down(model: nn.Module) -> None:
-    """Some modules use the weights of their children without calling them: those with a short convolution, as Mamba's,
-    and those with parameters in a dict or a list, as adapters of embeddings."""
+    """Some modules use the weights of their children without calling them."""
     for module in list(model.modules()):
         inner = tuple(name for name, child in module.named_children() if "_tp_whole" in vars(child))
-        kinds = (nn.Conv1d, nn.ParameterDict, nn.ParameterList)
-        if inner and any(isinstance(child, kinds) for child in module.children()):
+        if inner and hf.reads_children(module):
             (module if isinstance(module, Whole) else extend(module, Whole))._tp_inner = inner
 
 

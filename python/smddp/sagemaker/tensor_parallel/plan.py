@@ -33,6 +33,7 @@ STYLES = (
     "bias_by_head",
     "alibi_by_head",
     "norms_by_head",
+    "mla_kv_a_proj",
     "moe_tp_experts",
     "bias_of_sum",
     "local_params",
@@ -132,7 +133,11 @@ class Planner:
         modules = dict(self.model.named_modules())
         own = {name: style for name, style in entries.items() if isinstance(style, ParallelStyle)}
         named = {name: style_name(style, name) for name, style in entries.items() if name not in own}
-        self._listed = [name for name, style in named.items() if style == hf.LISTED_EXPERTS]
+        self._listed = [
+            name
+            for name, style in named.items()
+            if style == hf.LISTED_EXPERTS or (style == "moe_tp_experts" and self._calls_list(name))
+        ]
         heads = hf.attention_heads(self.model)
         if heads is not None:
             self.degrees.need(heads, "num_attention_heads")
@@ -142,6 +147,7 @@ class Planner:
                 made.update(self._styles(name, modules[name], style, named))
         made.update(self._head_norms(named, modules))
         made.update(self._activations(named, modules))
+        made.update(self._shared_keys(named, modules))
         self.degrees.check()
         self.heads.check(named)
         return {name: style for name, style in made.items() if not isinstance(style, styles.Whole)}
@@ -183,7 +189,10 @@ class Planner:
         """The style of ``module``; where it is an adapter, that of its projection."""
         base = adapters.base_of(module)
         made = self._style(name, base or module, style, named)
-        if base is None or isinstance(made, styles.Whole) or not isinstance(made, styles.Style):
+        if style == "moe_tp_experts" and name in self._listed:
+            return {name.rpartition(".")[0]: made}
+        # A key that all heads use has its adapter's part in it.
+        if base is None or isinstance(made, styles.Whole | styles.SharedKey) or not isinstance(made, styles.Style):
             return {name: made}
         adapted = adapters.Adapted(name, module, made)
         self.adapted.append(adapted)
@@ -202,6 +211,8 @@ class Planner:
             return self._embedding(name, module)
         if style == "moe_tp_experts":
             return self._experts(name, module, named)
+        if style == "mla_kv_a_proj":
+            return self._shared_key(name)
         if style == "local_params":
             return self._own_of_heads(name, module, named)
         if style == hf.LISTED_EXPERTS:
@@ -272,6 +283,8 @@ class Planner:
         return styles.VocabularyEmbedding(Block(self.tp))
 
     def _experts(self, name: str, module: nn.Module, named: Mapping[str, str]) -> ParallelStyle:
+        if name in self._listed:
+            return styles.RoutedExperts(Block(self.tp))
         dims, biases = {}, []
         for parameter, value in module.named_parameters(recurse=False):
             style = named.get(f"{name}.{parameter}")
@@ -295,6 +308,31 @@ class Planner:
             return styles.Whole(Block(self.tp))  # experts are modules, which have styles of their own
         return styles.StackedExperts(Block(self.tp), dims, tuple(biases))
 
+    def _calls_list(self, name: str) -> bool:
+        """Whether ``name`` is a list of experts that its layer calls by a method of its own."""
+        layer = self.model.get_submodule(name.rpartition(".")[0])
+        return isinstance(self.model.get_submodule(name), nn.ModuleList) and hasattr(layer, "moe")
+
+    def _shared_key(self, name: str) -> ParallelStyle:
+        attention = self.model.get_submodule(name.rpartition(".")[0])
+        columns = getattr(attention, "qk_rope_head_dim", None)
+        if not isinstance(columns, int):
+            raise ValueError(
+                f"plan entry {name!r}: style 'mla_kv_a_proj': {_kind(attention)} does not say how many columns are the "
+                "key of all heads: give it the attribute qk_rope_head_dim"
+            )
+        return styles.SharedKey(self._block(name), columns)
+
+    def _shared_keys(
+        self, named: Mapping[str, str], modules: Mapping[str, nn.Module]
+    ) -> Iterator[tuple[str, ParallelStyle]]:
+        """The keys for all heads of latent attention that is cut by heads, whichever plan forgets them."""
+        for name, style in named.items():
+            parent, _, last = name.rpartition(".")
+            full = f"{parent}.{hf.LATENT}"
+            if (last, style) == ("kv_b_proj", "colwise") and full in modules and full not in named:
+                yield full, self._shared_key(full)
+
     def _own_of_heads(self, name: str, module: nn.Module, named: Mapping[str, str]) -> ParallelStyle:
         """The style of an attention module whose own parameters are of single heads, as sinks."""
         found = {own: p for own, p in module.named_parameters(recurse=False) if f"{name}.{own}" in named}
@@ -316,7 +354,7 @@ class Planner:
             # Norms of single heads, whatever they are called, are inside the region, whichever plan forgets them.
             for child, norm in modules[parent].named_children():
                 full = f"{parent}.{child}"
-                if full in named or "norm" not in f"{child} {_kind(norm)}".lower():
+                if full in named or child in hf.LATENT_NORMS or "norm" not in f"{child} {_kind(norm)}".lower():
                     continue
                 wide = [p for p in modules[full].parameters() if p.numel() != hf.head_dim(modules[parent])]
                 if wide:

@@ -12,7 +12,10 @@
     rowwise_split_input            "                     "; input is whole   the sum over the ranks
     embedding_rowwise              Embedding             vocabulary          the sum over the ranks
     replicated_with_grad_allreduce any, in a region      whole               the module's own
-    moe_tp_experts                 stacked experts       by their own entry  the sum over the ranks
+    mla_kv_a_proj                  latent attention's    whole               the module's own, its last columns, a key
+                                   first, of keys                            for all heads, inside the region
+    moe_tp_experts                 stacked experts, or   by their own entry  the sum over the ranks
+                                   a list of them
     bias_of_sum                    their last bias       whole               each rank adds its share of it
     local_params                   attention             its own, by head    the module's own, of this rank's heads
     bias_by_head                   Embedding             columns, the heads  this rank's columns
@@ -177,6 +180,17 @@ class InRegion(Style):
         return self._become(module, modules.Partial, block=self.block, names=names)
 
 
+class SharedKey(Style):
+    """Latent attention's first projection of keys: the last ``columns`` are a key that every rank's heads use."""
+
+    def __init__(self, block: Block, columns: int) -> None:
+        super().__init__(block)
+        self.columns = columns
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return self._become(module, modules.SharedKey, block=self.block, columns=self.columns)
+
+
 class BiasByHead(Style):
     """An embedding that gives a bias for each head, by position: this rank's heads."""
 
@@ -240,6 +254,13 @@ class StackedExperts(Style):
                 relayout(module, Reshaped(name, shape, ours))
             shard(module, name, dim + (parts > 1), self.tp)
         return self._become(module, modules.Experts, group=self.tp, dims=self.dims, biases=self.biases)
+
+
+class RoutedExperts(Style):
+    """A layer that calls the experts in its list by a method of its own; their projections have styles of their own."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return self._become(module, modules.RoutedExperts, group=self.tp)
 
 
 class ListedExperts(Style):
