@@ -11,12 +11,20 @@ from smp_cases import family_models
 NAMES = family_models.names()
 # One of each layout; the others' rows in the table are theirs.
 IN_CI = ["bert", "roberta", "opt", "t5", "bart", "vit", "gptj", "bloom", "gpt_neo", "stablelm", "mpt", "falcon_alibi"]
-# Styles that few have: sinks of heads, experts with biases, latent attention.
-FEW = ["gpt_oss", "mimo_v2_flash", "deepseek_v2", "deepseek_v3", "deepseek_v3_whole_queries"]
+# Styles that few have: sinks of heads, experts with biases or stored as (in, out), latent attention.
+FEW = ["gpt_oss", "mimo_v2_flash", "deepseek_v2", "deepseek_v3", "deepseek_v3_whole_queries", "llama4"]
 FEW = [name for name in FEW if name in NAMES]
 # Tied heads with biases, encoder and decoder, biases by head, fused heads; each with both engines in the full
 # product.
-UNDER_FSDP = [("bert", 1, 2), ("t5", 2, 2), ("bart", 1, 2), ("bloom", 2, 2), ("gpt_oss", 1, 2), ("deepseek_v3", 2, 2)]
+UNDER_FSDP = [
+    ("bert", 1, 2),
+    ("t5", 2, 2),
+    ("bart", 1, 2),
+    ("bloom", 2, 2),
+    ("gpt_oss", 1, 2),
+    ("deepseek_v3", 2, 2),
+    ("llama4", 1, 2),
+]
 
 
 def test_each_layout_trains_as_one_process(ranks):

@@ -118,6 +118,8 @@ class Attention(torch.nn.Module):
         (Attention("first", 4), "bias_by_head", ValueError, "is for nn.Embedding, not Linear"),
         (Attention("first", 4), "alibi_by_head", ValueError, "Linear does not say how many heads it has"),
         (Attention("first", 4), "mla_kv_a_proj", ValueError, "give it the attribute qk_rope_head_dim"),
+        (Attention("first", 4), "packed_rowwise", ValueError, "is for parameters of experts, not Linear"),
+        (Attention("first", 4), "bias_of_sum", ValueError, "is for parameters of experts, not Linear"),
     ],
 )
 def test_a_plan_that_would_cut_across_heads_or_parts_is_refused(world, attention, style, error, match):

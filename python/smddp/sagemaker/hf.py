@@ -21,6 +21,7 @@ STYLE_NAMES = {
     # There a block adds its partial sums up at its end, by "gather"; here each row-wise module adds its own.
     "local_colwise": "colwise",
     "local_rowwise": "rowwise",
+    "local_packed_rowwise": "packed_rowwise",
     "local": "moe_tp_experts",
     "gather": "replicate",
 }
@@ -32,7 +33,6 @@ REFUSED_STYLES = {
         ("grouped_gemm", "ep_router", "ep_dispatch_experts", "moe_identity_expert"),
         "it belongs to expert parallelism: give transform a MoEConfig, and tsm.init expert_parallel_degree",
     ),
-    **dict.fromkeys(("packed_rowwise", "local_packed_rowwise"), "packed inputs are not supported yet"),
     "embedding_colwise": "give the embedding the style embedding_rowwise",
     "sequence_parallel": 'sequence parallelism is chosen for the whole model: config={"sequence_parallel": True}',
 }
@@ -262,11 +262,12 @@ def experts_layout(module: nn.Module, name: str, style: str) -> tuple[int, int]:
     "rowwise" is the last dimension and "colwise" the last but one, whichever of them is the input: a family that stores
     (experts, in, out) has its plan so.
     """
-    if style == "rowwise":
-        return module.get_parameter(name).dim() - 1, 1
+    dims = module.get_parameter(name).dim()
+    if style.endswith("rowwise"):
+        return dims - 1, (2 if style == "packed_rowwise" else 1)
     # Some plans of transformers say "colwise" of both in one.
     both = "gate_up" in name and getattr(module, "is_concatenated", True)
-    return module.get_parameter(name).dim() - 2, (2 if style == "packed_colwise" or both else 1)
+    return dims - 2, (2 if style == "packed_colwise" or both else 1)
 
 
 # ---- Mixtral in 4.57: experts are a list of modules, called one by one ----

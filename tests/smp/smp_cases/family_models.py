@@ -219,6 +219,20 @@ MODELS: dict[str, tuple[str, dict, str]] = {
     "deepseek_v3": ("DeepseekV3Config", _DEEPSEEK, "DeepseekV3ForCausalLM"),
     "deepseek_v3_whole_queries": ("DeepseekV3Config", {**_DEEPSEEK, "q_lora_rank": None}, "DeepseekV3ForCausalLM"),
     "deepseek_v2": ("DeepseekV2Config", _DEEPSEEK, "DeepseekV2ForCausalLM"),
+    "llama4": (
+        "Llama4TextConfig",
+        {
+            **_SIZES,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "intermediate_size_mlp": 64,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 8,
+        },
+        "Llama4ForCausalLM",
+    ),
     # Values of another size than keys, and twice as many of both in the layers that have sinks.
     "mimo_v2_flash": (
         "MiMoV2FlashConfig",

@@ -24,6 +24,7 @@ STYLES = (
     "colwise_gather_output",
     "rowwise",
     "rowwise_split_input",
+    "packed_rowwise",
     "packed_colwise",
     "packed_qkv_colwise",
     "interleaved_qkv_colwise",
@@ -41,6 +42,7 @@ STYLES = (
     "replicate",
 )
 _PARTS = {"packed_colwise": 2, "packed_qkv_colwise": 3}
+_OF_EXPERTS = ("packed_rowwise", "bias_of_sum")
 # Activation functions between the two projections of an MLP, some of which learn (Apertus' xIELU): as the norms above.
 _ACTIVATIONS = ("act_fn", "act", "activation_fn")
 
@@ -217,6 +219,8 @@ class Planner:
             return self._own_of_heads(name, module, named)
         if style == hf.LISTED_EXPERTS:
             return styles.ListedExperts(block)
+        if style in _OF_EXPERTS:
+            raise ValueError(f"plan entry {name!r}: style {style!r} is for parameters of experts, not {_kind(module)}")
         rows, columns = _sizes(name, module, style)
         what = _general(name)
         if style == "grouped_qkv_colwise":

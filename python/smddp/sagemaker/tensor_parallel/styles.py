@@ -10,6 +10,8 @@
     grouped_qkv_colwise            Falcon's fused qkv    query heads         this rank's query, key and value heads
     rowwise                        Linear, Conv1D        in columns          the sum over the ranks
     rowwise_split_input            "                     "; input is whole   the sum over the ranks
+    packed_rowwise                 [gate | up] of        columns of each     this rank's columns of each
+                                   experts, (in, out)
     embedding_rowwise              Embedding             vocabulary          the sum over the ranks
     replicated_with_grad_allreduce any, in a region      whole               the module's own
     mla_kv_a_proj                  latent attention's    whole               the module's own, its last columns, a key
