@@ -11,9 +11,10 @@ from smp_cases import family_models
 NAMES = family_models.names()
 # One of each layout; the others' rows in the table are theirs.
 IN_CI = ["bert", "roberta", "opt", "t5", "bart", "vit", "gptj", "bloom", "gpt_neo", "stablelm", "mpt", "falcon_alibi"]
-# Styles that few have: sinks of heads, experts with biases or stored as (in, out), latent attention.
-FEW = ["gpt_oss", "mimo_v2_flash", "deepseek_v2", "deepseek_v3", "deepseek_v3_whole_queries", "llama4"]
-FEW = [name for name in FEW if name in NAMES]
+# Styles that few have: sinks of heads, latent attention, experts with biases, stored as (in, out), or that return what
+# they get.
+FEW = ["gpt_oss", "mimo_v2_flash", "deepseek_v2", "deepseek_v3", "deepseek_v3_whole_queries", "minicpm3"]
+FEW = [name for name in [*FEW, "longcat_flash", "llama4"] if name in NAMES]
 # Tied heads with biases, encoder and decoder, biases by head, fused heads; each with both engines in the full
 # product.
 UNDER_FSDP = [

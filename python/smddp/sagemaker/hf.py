@@ -30,7 +30,7 @@ STYLE_NAMES = {
 REFUSED_STYLES = {
     "all_reduce": "a sum over the ranks is the end of a rowwise module, so leave it out of the plan",
     **dict.fromkeys(
-        ("grouped_gemm", "ep_router", "ep_dispatch_experts", "moe_identity_expert"),
+        ("grouped_gemm", "ep_router", "ep_dispatch_experts"),
         "it belongs to expert parallelism: give transform a MoEConfig, and tsm.init expert_parallel_degree",
     ),
     "embedding_colwise": "give the embedding the style embedding_rowwise",

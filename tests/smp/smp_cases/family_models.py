@@ -219,6 +219,25 @@ MODELS: dict[str, tuple[str, dict, str]] = {
     "deepseek_v3": ("DeepseekV3Config", _DEEPSEEK, "DeepseekV3ForCausalLM"),
     "deepseek_v3_whole_queries": ("DeepseekV3Config", {**_DEEPSEEK, "q_lora_rank": None}, "DeepseekV3ForCausalLM"),
     "deepseek_v2": ("DeepseekV2Config", _DEEPSEEK, "DeepseekV2ForCausalLM"),
+    "minicpm3": (
+        "MiniCPM3Config",
+        {key: _DEEPSEEK[key] for key in _DEEPSEEK if key in _SIZES or key.endswith(("rank", "head_dim", "heads"))},
+        "MiniCPM3ForCausalLM",
+    ),
+    # Two attention modules a layer, and experts that return what they get.
+    "longcat_flash": (
+        "LongcatFlashConfig",
+        {
+            **{key: value for key, value in _DEEPSEEK.items() if key not in ("num_hidden_layers", "intermediate_size")},
+            "num_layers": 2,
+            "head_dim": 8,  # of the part with positions
+            "ffn_hidden_size": 64,
+            "expert_ffn_hidden_size": 16,
+            "zero_expert_num": 2,
+            "moe_topk": 2,
+        },
+        "LongcatFlashForCausalLM",
+    ),
     "llama4": (
         "Llama4TextConfig",
         {
@@ -253,7 +272,7 @@ MODELS: dict[str, tuple[str, dict, str]] = {
 }
 
 # Transformers 4.57 cannot initialize the first and does not know the others.
-IN_5_ONLY = ("stablelm_norms", "mimo_v2_flash")
+IN_5_ONLY = ("stablelm_norms", "mimo_v2_flash", "minicpm3")
 
 
 def names() -> list[str]:

@@ -283,6 +283,16 @@ class Experts(Mixin):
         return whole.detach() / self._tp_group.size + (whole - whole.detach())
 
 
+class IdentityExpert(Mixin):
+    """An expert that returns what it gets, which all ranks add up."""
+
+    _tp_group: TensorGroup
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        same: torch.Tensor = super().forward(x)
+        return same / self._tp_group.size
+
+
 class RoutedExperts(Mixin):
     """DeepSeek-V3's layer in 4.57, which calls a list of experts one by one: one border for all of them."""
 

@@ -36,6 +36,7 @@ STYLES = (
     "norms_by_head",
     "mla_kv_a_proj",
     "moe_tp_experts",
+    "moe_identity_expert",
     "bias_of_sum",
     "local_params",
     "tied",
@@ -215,6 +216,8 @@ class Planner:
             return self._experts(name, module, named)
         if style == "mla_kv_a_proj":
             return self._shared_key(name)
+        if style == "moe_identity_expert":
+            return styles.IdentityExpert(block)
         if style == "local_params":
             return self._own_of_heads(name, module, named)
         if style == hf.LISTED_EXPERTS:

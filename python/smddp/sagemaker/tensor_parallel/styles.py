@@ -19,6 +19,8 @@
     moe_tp_experts                 stacked experts, or   by their own entry  the sum over the ranks
                                    a list of them
     bias_of_sum                    their last bias       whole               each rank adds its share of it
+    moe_identity_expert            those that return     none                this rank's share of it
+                                   what they get
     local_params                   attention             its own, by head    the module's own, of this rank's heads
     bias_by_head                   Embedding             columns, the heads  this rank's columns
     alibi_by_head                  attention             none; of the biases that come for all heads, this rank's
@@ -256,6 +258,13 @@ class StackedExperts(Style):
                 relayout(module, Reshaped(name, shape, ours))
             shard(module, name, dim + (parts > 1), self.tp)
         return self._become(module, modules.Experts, group=self.tp, dims=self.dims, biases=self.biases)
+
+
+class IdentityExpert(Style):
+    """An expert among stacked ones that returns what it gets."""
+
+    def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
+        return self._become(module, modules.IdentityExpert, group=self.tp)
 
 
 class RoutedExperts(Style):
