@@ -51,6 +51,12 @@ def test_columns_of_experts_that_a_tensor_group_cannot_share_are_refused(world):
     refused(model, ValueError, "tensor_parallel_degree=2 does not divide the 33 columns", MoEConfig())
 
 
+def test_experts_with_biases_that_a_tensor_group_would_spread_are_refused_with_what_runs(world):
+    world(expert_parallel_degree=1, tensor_parallel_degree=2)
+    refused(tiny_moe("gpt_oss"), NotImplementedError, "leave it out, so that a tensor group shares", MoEConfig())
+    tsm.transform(tiny_moe("gpt_oss"))
+
+
 def test_what_is_no_configuration_of_experts_is_refused(world):
     world(expert_parallel_degree=2)
     refused(tiny_moe("mixtral"), TypeError, '"moe" must be a MoEConfig, got dict', {"moe": {}})

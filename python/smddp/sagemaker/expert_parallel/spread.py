@@ -57,8 +57,8 @@ class Spreader:
             return
         if not family.cut:
             raise NotImplementedError(
-                f"{name}: experts with biases under tensor parallelism are not supported yet: every rank would add the "
-                "bias of the sum; set tensor_parallel_degree=1 for this model"
+                f"{name}: a MoEConfig for experts with biases is not supported yet under tensor parallelism: leave it "
+                "out, so that a tensor group shares the experts, or set tensor_parallel_degree=1 for this model"
             )
         inner = _inner(layer.experts, family)
         if inner % self.tp.size:
