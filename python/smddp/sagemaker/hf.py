@@ -187,7 +187,7 @@ def weight_of(module: nn.Module) -> torch.Tensor:
 
 
 def reads_children(module: nn.Module) -> bool:
-    """Whether ``module`` uses the weights of its children without calling them: LongCat's router of 4.57, modules with a
+    """Whether ``module`` uses the weights of its children without calling them: LongCat's router of 4.57, those with a
     short convolution, as Mamba's, and those with parameters in a dict or a list, as adapters of embeddings."""
     kinds = (nn.Conv1d, nn.ParameterDict, nn.ParameterList)
     reads = any(isinstance(child, kinds) for child in module.children())
