@@ -253,11 +253,12 @@ def _who_is_in_a_collective_is_told_of_by_who_waits_for_its_message() -> None:
                 dist.barrier(group)
         dist.barrier()
         group = dist.new_group([0, source])
+        sent = "rank 0 .* left the group .* a message that nobody receives: it sends 3 elements of float32, tag 0"
         if rank == 0:
             dist.send(torch.ones(3), source, group=group)
-            dist.destroy_process_group(group)
+            with pytest.raises(smddp.MismatchError, match=sent):
+                dist.destroy_process_group(group)
         elif rank == source:
-            sent = "rank 0 .* left the group .* a message that nobody receives: it sends 3 elements of float32, tag 0"
             with pytest.raises(smddp.MismatchError, match=sent):
                 dist.barrier(group)
         dist.barrier()
