@@ -358,8 +358,8 @@ test-torches: dist/.wheel ## the same wheel file against several torch versions,
 	PYTHON=$(PYTHON) bash scripts/test-versions.sh torch "$(TORCHES)" tests/backend
 
 .PHONY: test-tensorflow
-test-tensorflow: dist/.wheel ## the same wheel file against several TensorFlow versions, each in a venv of its own under .venvs/
-	PYTHON=$(PYTHON) bash scripts/test-versions.sh tensorflow-cpu "$(TENSORFLOWS)" tests/tf
+test-tensorflow: dist/.wheel ## the same wheel file against several TensorFlow versions, each in a venv of its own under .venvs/ (PYTEST_ARGS= for all tests)
+	PYTHON=$(PYTHON) bash scripts/test-versions.sh tensorflow-cpu "$(TENSORFLOWS)" tests/tf $(PYTEST_ARGS)
 
 .PHONY: bench-peers
 bench-peers: $(STAMPS)/wheel $(STAMPS)/torch ## measure against gloo, Open MPI, MPICH and Intel MPI (root; takes the machine for minutes)

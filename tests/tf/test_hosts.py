@@ -24,6 +24,12 @@ def told(module: str) -> tuple[dict, str]:
     return found, done.stdout[-3000:] + done.stderr[-3000:]
 
 
-@pytest.mark.parametrize(("module", "case"), [(module, case) for module in MODULES for case in cases(module)])
+def both() -> list:
+    """Calls between hosts are in `make test`; that training loops are right there, too, follows from them as a rule."""
+    marks = {"training": pytest.mark.slow}
+    return [pytest.param(module, case, marks=marks.get(module, ())) for module in MODULES for case in cases(module)]
+
+
+@pytest.mark.parametrize(("module", "case"), both())
 def test_across_hosts(module, case):
     verdict(told(module), case, 4)
