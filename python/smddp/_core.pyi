@@ -27,6 +27,7 @@ __all__ = [
     "frames_from",
     "info",
     "launched",
+    "leave_error",
     "say",
     "settings",
     "shutdown",
