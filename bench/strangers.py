@@ -21,6 +21,8 @@ import sys
 import threading
 
 TURNS = 7
+# For one turn, which takes a few.
+SECONDS = 120
 STAYING, EACH = 500, 0.02
 SIZES = ("-b", "8", "-e", "1M", "-f", "128", "-n", "3000", "-w", "200")
 _LISTENS = "0A"
@@ -75,10 +77,15 @@ def turn(bench: str, *, beside: bool) -> tuple[dict[str, tuple[float, str]], int
     strangers = threading.Thread(target=knock, args=(job, over, calls))
     if beside:
         strangers.start()
-    said, _ = job.communicate()
-    over.set()
+    try:
+        said, _ = job.communicate(timeout=SECONDS)
+    finally:
+        over.set()
+        job.kill()
     if beside:
         strangers.join()
+    if job.returncode:
+        sys.exit(f"{' '.join(command)} ended with status {job.returncode}")
     rows = [line.split() for line in said.splitlines()]
     return {row[0]: (float(row[5]), row[8]) for row in rows if row and row[0].isdigit()}, calls[0]
 

@@ -55,8 +55,10 @@ def shut_down_at_exit() -> None:
 
     def leave() -> None:
         if os.getpid() == owner:
-            last_error.leave()
-            give_way()
-            native.shutdown()
+            try:
+                last_error.leave()
+            finally:
+                give_way()
+                native.shutdown()
 
     atexit.register(leave)

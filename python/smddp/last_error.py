@@ -15,7 +15,9 @@ def leave() -> None:
     error = getattr(sys, "last_value", None)
     # The core tells of its own.
     if error is not None and not first_cause.follows(error, core().Error):
-        core().leave_error(f"the program of pid {os.getpid()}: {type(error).__name__}: {error}{_place(error)}")
+        # In one line, and whatever its own __str__ does.
+        told = " ".join("".join(traceback.format_exception_only(type(error), error)).split())
+        core().leave_error(f"the program of pid {os.getpid()}: {told}{_place(error)}")
 
 
 def _place(error: BaseException) -> str:

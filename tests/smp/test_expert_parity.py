@@ -54,19 +54,8 @@ def test_split_sequences_full_over_smddp(ranks, family, expert):
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("expert", combinations.DIMENSIONS["expert"])
 @pytest.mark.parametrize("family", combinations.DIMENSIONS["family"])
-def test_full_over_smddp(ranks, family, expert):
-    rows = combinations.over("smddp", _of(family, expert))
-    ranks.run("smp_cases.expert_parity", "train_all", seconds=2800.0, rows=rows)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize("expert", combinations.DIMENSIONS["expert"])
-@pytest.mark.parametrize("family", combinations.DIMENSIONS["family"])
-def test_full_over_gloo(over_gloo, family, expert):
-    rows = combinations.over("gloo", _of(family, expert))
-    over_gloo.run("smp_cases.expert_parity", "train_all", seconds=2800.0, rows=rows)
-
-
-def _of(family: str, expert: int) -> list[dict]:
-    return [row for row in combinations.product() if (row["family"], row["expert"]) == (family, expert)]
+@pytest.mark.parametrize(("backend", "pool"), [("smddp", "ranks"), ("gloo", "over_gloo")])
+def test_full(request, backend, pool, family, expert):
+    rows = [row for row in combinations.product() if (row["family"], row["expert"]) == (family, expert)]
+    rows = combinations.over(backend, rows)
+    request.getfixturevalue(pool).run("smp_cases.expert_parity", "train_all", seconds=2800.0, rows=rows)
