@@ -98,6 +98,9 @@ settings! {
     /// algorithms by size, as `smddp-bench tune` writes them: all_gather:64k-4m:@hier#all_reduce:0-32k:@tree, or the name of
     /// a file with such lines
     SMDDP_TUNE = "", shared, tune: Table = tune;
+    /// 1: reductions combine the ranks' values in one order, a tree over the group's ranks, whatever the algorithm, the size, the
+    /// wire and the split into nodes: the same bits on any of them (docs/reproducibility.md)
+    SMDDP_CANONICAL_ORDER = "0", shared, canonical: bool = named;
     /// size of a pipelined piece, at most SMDDP_STAGING_BYTES; empty: chosen by size and number of ranks
     SMDDP_SEGMENT_BYTES = "", shared, segment: Option<usize> = some(|text| Ok(bytes(64)(text)? & !63));
     /// 0: no measurement of the network between nodes when the first group spans some; a usual one is assumed. What is
@@ -257,6 +260,7 @@ impl Config {
             tune: Some(&self.tune),
             segment: self.segment,
             staging: self.staging,
+            canonical: self.canonical,
         }
     }
 

@@ -1,5 +1,6 @@
 //! The executor for host memory.
 
+use smddp_plan::Association;
 use smddp_transport::{Group, Mismatch};
 
 use crate::bind::{Bound, Incoming, Reduce, Run};
@@ -318,7 +319,15 @@ impl Host<'_> {
         // SAFETY: every source holds `bytes` bytes (messages until they are released, own blocks in the call's
         // buffers); the destinations are the call's output and our cell. A destination may be one of the
         // sources exactly (in place), never overlap it otherwise.
-        unsafe { kernel.run(first, second, sources, count, scale, stream) };
+        unsafe {
+            match &step.association {
+                Association::InOrder => kernel.run(first, second, sources, count, scale, stream),
+                Association::Tree(joins) => {
+                    let size = self.execution.dtype.size();
+                    kernel.run_tree((first, second), (sources, joins), (count, size), scale, stream);
+                }
+            }
+        }
     }
 }
 

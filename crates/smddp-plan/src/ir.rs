@@ -67,6 +67,8 @@ pub struct Ask {
     pub root: usize,
     /// all_to_all whose pairs differ in size.
     pub uneven_pairs: bool,
+    /// Reductions keep one order for every layout, see `algorithms/canonical.rs`.
+    pub canonical: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -129,6 +131,16 @@ impl Source {
     }
 }
 
+/// How the inputs of a reduction are combined.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Association {
+    /// One after the other: `((0 1) 2) 3`.
+    #[default]
+    InOrder,
+    /// Input by input is laid on a stack, and after the `i`-th the two upper ones are combined `[i]` times, until one is left.
+    Tree(Vec<usize>),
+}
+
 /// One verb. Every step works on one segment at a time: segment `s` of a span is, for each of its blocks,
 /// bytes `[s*seg, (s+1)*seg)` cut to the block's length, packed one behind the other. A step skips a segment
 /// that none of its span's blocks has; a token has exactly one.
@@ -149,6 +161,7 @@ pub enum Step {
         to: Option<Span>,
         send: Option<usize>,
         finish: bool,
+        association: Association,
     },
     /// Copy between my own buffers. Skipped at run time where both are the same memory. `finish` as in Reduce
     /// (a group of one divides by one here).

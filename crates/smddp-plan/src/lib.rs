@@ -17,5 +17,5 @@ pub mod tune;
 
 pub use algorithms::{Algorithm, plan};
 pub use choice::{Choice, Counts, Decision, Group, Memory, Network, Settings, Shape, decide};
-pub use ir::{Ask, Buffer, Channel, Collective, Lane, Program, Source, Span, Step, Timed};
+pub use ir::{Ask, Association, Buffer, Channel, Collective, Lane, Program, Source, Span, Step, Timed};
 pub use topology::Topology;

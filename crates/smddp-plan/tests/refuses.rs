@@ -1,7 +1,9 @@
 //! Plans that are wrong in one way each are refused, for that reason, at the right place.
 
 use smddp_plan::check::{Element, Error, Operation, Position, Sizes, check, programs};
-use smddp_plan::{Algorithm, Buffer, Channel, Collective, Program, Source, Span, Step, Timed, Topology};
+use smddp_plan::{
+    Algorithm, Association, Buffer, Channel, Collective, Program, Source, Span, Step, Timed, Topology,
+};
 
 /// A right plan that a test spoils.
 struct Case {
@@ -85,6 +87,7 @@ fn echo(finish_at_leaf: bool) -> Case {
         to,
         send,
         finish,
+        association: Association::InOrder,
     };
     let root = vec![
         Timed { lag: 0, step: Step::Send { channel: 0, source: input, tee: None } },
@@ -298,6 +301,23 @@ fn ranks_that_reduce_in_different_orders() {
     let Step::Reduce { own, .. } = case.step(2, 1) else { panic!() };
     own.as_mut().unwrap().0 = 0;
     assert_eq!(case.refused(), Error::OrdersDiffer { element: element(2, 0, 0), other: 0 });
+}
+
+#[test]
+fn an_order_that_is_not_the_trees() {
+    let spoilt = |joins: &[usize]| {
+        let mut case = Case::new(Algorithm::Mesh, Collective::ReduceScatter, 4, 1);
+        for rank in 0..4 {
+            let Step::Reduce { association, .. } = case.step(rank, 3) else { panic!() };
+            *association = Association::Tree(if rank == 1 { joins.to_vec() } else { vec![0, 1, 0, 2] });
+        }
+        case.check()
+    };
+    assert_eq!(spoilt(&[0, 1, 0, 2]), Ok(()));
+    assert_eq!(spoilt(&[0, 1, 1, 1]), Err(Error::NotCanonical { element: element(1, 1, 0) }));
+    for joins in [&[0, 1, 0][..], &[0, 1, 0, 1], &[0, 2, 0, 2], &[0, 1, 0, 2, 0]] {
+        assert_eq!(spoilt(joins), Err(Error::Association { at: place(1, 3, 0), inputs: 4 }));
+    }
 }
 
 #[test]

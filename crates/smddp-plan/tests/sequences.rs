@@ -148,7 +148,14 @@ fn programs_grow_with_the_group_and_no_faster() {
         let size = topology.size();
         for algorithm in Algorithm::ALL {
             for collective in Collective::ALL {
-                let ask = smddp_plan::Ask { collective, rank: size / 2, size, root: 0, uneven_pairs: false };
+                let ask = smddp_plan::Ask {
+                    collective,
+                    rank: size / 2,
+                    size,
+                    root: 0,
+                    uneven_pairs: false,
+                    canonical: false,
+                };
                 let Some(program) = smddp_plan::plan(algorithm, &ask, &topology) else {
                     continue;
                 };

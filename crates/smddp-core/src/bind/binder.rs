@@ -109,7 +109,7 @@ impl Binder {
                 forward.iter().for_each(|&channel| self.sends(channel, to));
                 (Act::Receive { from, to, forward: *forward }, from.message.segments)
             }
-            Step::Reduce { from, own, to, send, finish } => {
+            Step::Reduce { from, own, to, send, finish, association } => {
                 let result = match (to, own, from.first()) {
                     (Some(to), ..) => *to,
                     (None, Some((_, own)), _) => *own,
@@ -123,8 +123,8 @@ impl Binder {
                 let from: Vec<Incoming> = from.iter().map(|f| self.incoming(f, None)).collect();
                 let segments = from.iter().map(|f| f.message.segments).fold(result.segments, usize::max);
                 let own = own.map(|(at, span)| (at, self.run(span)));
-                let (keep, send, finish) = (to.is_some(), *send, *finish);
-                (Act::Reduce(Reduce { from, own, result, keep, send, finish }), segments)
+                let (keep, send, finish, association) = (to.is_some(), *send, *finish, association.clone());
+                (Act::Reduce(Reduce { from, own, result, keep, send, finish, association }), segments)
             }
             Step::Copy { source, to, finish } => {
                 let (source, to) = (self.run(*source), self.run(*to));

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use smddp_plan::{
-    Ask, Buffer, Choice, Decision, Group, Memory, Network, Program, Step, Topology, decide, plan,
+    Ask, Association, Buffer, Choice, Decision, Group, Memory, Network, Program, Step, Topology, decide, plan,
 };
 use smddp_transport::{Head, Reach, Wired, Wiring};
 
@@ -74,6 +74,7 @@ pub(crate) struct Reduce {
     pub(crate) keep: bool,
     pub(crate) send: Option<usize>,
     pub(crate) finish: bool,
+    pub(crate) association: Association,
 }
 
 #[derive(Clone, Debug)]
@@ -186,10 +187,11 @@ pub(crate) fn decided(key: &Key, facts: &GroupFacts, config: &Config) -> Decisio
 pub(crate) fn told(way: &str, decision: &Decision) -> String {
     let Choice { algorithm, segment, .. } = decision.choice;
     let cells = decision.choice.window();
+    let order = if decision.canonical { " in canonical order" } else { "" };
     if decision.inline {
-        return format!("{way} {}, one message", algorithm.name());
+        return format!("{way} {}{order}, one message", algorithm.name());
     }
-    format!("{way} {}, segments of {} KiB, {cells} cells", algorithm.name(), segment.div_ceil(1024))
+    format!("{way} {}{order}, segments of {} KiB, {cells} cells", algorithm.name(), segment.div_ceil(1024))
 }
 
 /// The kernel of a reducing collective; an error where its dtype cannot be reduced so.
@@ -220,6 +222,7 @@ pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<Bou
         size: n,
         root: if key.collective.has_root() { key.root } else { 0 },
         uneven_pairs: decision.uneven_pairs(),
+        canonical: decision.canonical,
     };
     let program = plan(choice.algorithm, &ask, &facts.topology).ok_or_else(|| {
         Error::Invalid(format!(
@@ -228,6 +231,13 @@ pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<Bou
             choice.algorithm.name()
         ))
     })?;
+    if decision.canonical && key.memory != Memory::Host {
+        return Err(Error::Invalid(format!(
+            "{}: SMDDP_CANONICAL_ORDER=1 is for memory of the host, and this is a device's, which reduces in the order of the ranks \
+             of each node",
+            name_of(key.collective)
+        )));
+    }
     if key.memory == Memory::Reference && rewrites(&program) {
         return Err(Error::Invalid(format!(
             "{}: algorithm {} writes where others still read, which memory of a device does not allow (SMDDP_ALGO?)",

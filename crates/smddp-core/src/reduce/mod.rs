@@ -15,6 +15,7 @@ mod level;
 mod neon;
 #[cfg(test)]
 mod tests;
+mod tree;
 
 use self::element::Finish;
 use self::kernel::{Call, Loop};

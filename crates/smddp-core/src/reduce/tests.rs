@@ -8,6 +8,7 @@ mod device;
 mod hashes;
 mod kernels;
 mod oracle;
+mod trees;
 
 use super::level::Level;
 

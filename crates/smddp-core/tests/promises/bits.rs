@@ -1,6 +1,6 @@
 //! A reduction has the same bits on all ranks, on every run, and whichever collective asks for it.
 
-use half::bf16;
+use half::{bf16, f16};
 use smddp_core::network::{Known, Origin};
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Network, Options, RedOp};
 
@@ -17,13 +17,14 @@ fn scramble(mut x: u64) -> u64 {
 }
 
 /// Values of very different sizes: each order of the sum gives other bits.
-fn data(rank: usize, dtype: DType, bytes: usize) -> Vec<u8> {
+pub(crate) fn data(rank: usize, dtype: DType, bytes: usize) -> Vec<u8> {
     (0..bytes / dtype.size())
         .flat_map(|i| {
             let x = scramble((rank * 1_000_003 + i) as u64);
             let value = ((x >> 40) as f32 - 8_388_608.0) * 2f32.powi((x % 23) as i32 - 30);
             match dtype {
                 DType::BF16 => bf16::from_f32(value).to_ne_bytes().to_vec(),
+                DType::F16 => f16::from_f32(value / 65_536.0).to_ne_bytes().to_vec(),
                 _ => value.to_ne_bytes().to_vec(),
             }
         })

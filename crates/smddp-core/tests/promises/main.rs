@@ -12,6 +12,7 @@ mod algorithms;
 mod bits;
 mod bootstrap;
 mod busy;
+mod canonical;
 mod consequence;
 mod deadline;
 mod death;
@@ -50,6 +51,7 @@ fn rank_process() {
         "leaving" => leaving::rank(&me),
         "p2p" => p2p::rank(&me),
         "algorithm" => algorithms::rank(&me),
+        "canonical" => canonical::rank(&me),
         "alone" => groups::alone(&me),
         "groups" => groups::many(&me),
         "several" => several::rank(&me),

@@ -21,7 +21,7 @@
 
 use super::draft::{Draft, ONE};
 use super::{others, rotated};
-use crate::ir::{Ask, Collective, Program, Source, Span, Step, reader_of_all};
+use crate::ir::{Ask, Association, Collective, Program, Source, Span, Step, reader_of_all};
 
 pub(super) fn plan(ask: &Ask) -> Program {
     match ask.collective {
@@ -95,6 +95,7 @@ fn reduce(ask: &Ask, then: Then) -> Program {
             to: keeps.then_some(Span::output(me)),
             send,
             finish: true,
+            association: Association::InOrder,
         },
     );
     if then == Then::All || (then == Then::Root && me == root) {

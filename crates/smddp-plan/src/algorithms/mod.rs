@@ -1,5 +1,6 @@
 //! The algorithms: a new one is a file here, a name in [`Algorithm`] and a line in [`plan`].
 
+mod canonical;
 mod draft;
 mod hier;
 mod mesh;
@@ -7,6 +8,7 @@ mod publish;
 
 use crate::ir::{Ask, Collective, Program, Span, Step, Timed};
 use crate::topology::Topology;
+pub(crate) use canonical::halves;
 pub(crate) use hier::LOG_IN_PARTS;
 
 /// `publish`: everybody writes all it has once, each reader takes what it needs (small messages).
@@ -86,7 +88,7 @@ impl Algorithm {
     }
 }
 
-/// The program of `ask.rank`, or `None` where the algorithm does not do this collective (or this shape), or
+/// The program of `ask.rank`, or `None` where the algorithm does not do this collective (or this shape, or order), or
 /// the question makes no sense (a rank outside the group, a topology of another size).
 ///
 /// Of every program, whatever the algorithm:
@@ -100,14 +102,18 @@ pub fn plan(algorithm: Algorithm, ask: &Ask, topology: &Topology) -> Option<Prog
     if ask.size == 1 {
         return Some(alone(ask.collective));
     }
-    match algorithm {
+    let program = match algorithm {
         Algorithm::Publish => publish::plan(ask),
         Algorithm::Mesh => Some(mesh::plan(ask)),
         // The same as the mesh, and as `publish`.
         Algorithm::HierMesh | Algorithm::HierPublish if topology.nodes() == 1 => None,
         _ if topology.nodes() == 1 => hier::plan(algorithm, ask, &Topology::blocks(ask.size, 1)),
         _ => hier::plan(algorithm, ask, topology),
+    }?;
+    if ask.canonical && ask.collective.reduces() {
+        return canonical::arrange(program, algorithm, ask, topology);
     }
+    Some(program)
 }
 
 /// A group of one: what comes in goes out.

@@ -17,7 +17,7 @@
 
 use super::draft::{Draft, ONE};
 use super::{others, rotated};
-use crate::ir::{Ask, Buffer, Collective, Program, Source, Span, Step, reader_of_all};
+use crate::ir::{Ask, Association, Buffer, Collective, Program, Source, Span, Step, reader_of_all};
 
 /// What `writer` publishes; `None` where it only reads.
 fn message(ask: &Ask, writer: usize) -> Option<Span> {
@@ -34,7 +34,7 @@ fn message(ask: &Ask, writer: usize) -> Option<Span> {
 
 pub(super) fn plan(ask: &Ask) -> Option<Program> {
     use Collective::*;
-    let Ask { collective, rank: me, size, root, uneven_pairs } = *ask;
+    let Ask { collective, rank: me, size, root, uneven_pairs, .. } = *ask;
     if uneven_pairs {
         return None;
     }
@@ -79,6 +79,7 @@ pub(super) fn plan(ask: &Ask) -> Option<Program> {
                 to: Some(to),
                 send: None,
                 finish: true,
+                association: Association::InOrder,
             },
         );
         return Some(draft.done());

@@ -73,6 +73,10 @@ pub enum Error {
     NotFinished { element: Element },
     #[error("{element}: reduced in another order than at rank {other}")]
     OrdersDiffer { element: Element, other: usize },
+    #[error("{element}: reduced in another order than that of the tree, as the plan says")]
+    NotCanonical { element: Element },
+    #[error("{at}: combines {inputs} inputs by a tree of another form")]
+    Association { at: Position, inputs: usize },
     #[error(
         "operation {operation}: {messages} messages of rank {writer}'s channel {channel} are never read by rank {reader}"
     )]

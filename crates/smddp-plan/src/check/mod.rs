@@ -3,7 +3,7 @@
 //! Of every operation it proves, for the sizes, depth and aliasing given, that
 //! - each segment of each output block has exactly the right contributors, each once, and a reduction went
 //!   through exactly one `finish`; that all ranks of an all_reduce combine in the same order (so have the same
-//!   bits); that nobody leaves a barrier before all have come;
+//!   bits), and where the plan says so in the order of the canonical tree; that nobody leaves a barrier before all have come;
 //! - nothing is read before it is written, nor overwritten while another lane may still use it, nor, in place,
 //!   while its input is still needed;
 //! - what a reader expects of a message is what the writer sent, and every message is read;
@@ -37,9 +37,13 @@ pub fn programs(
     root: usize,
     uneven_pairs: bool,
 ) -> Option<Vec<Program>> {
-    let size = topology.size();
-    let ask = |rank| Ask { collective, rank, size, root, uneven_pairs };
-    (0..size).map(|rank| plan(algorithm, &ask(rank), topology)).collect()
+    let ask = Ask { collective, rank: 0, size: topology.size(), root, uneven_pairs, canonical: false };
+    programs_for(algorithm, &ask, topology)
+}
+
+/// The same, as any of the ranks asks.
+pub fn programs_for(algorithm: Algorithm, ask: &Ask, topology: &Topology) -> Option<Vec<Program>> {
+    (0..ask.size).map(|rank| plan(algorithm, &Ask { rank, ..*ask }, topology)).collect()
 }
 
 /// Checks one operation with `depth` cells a channel.

@@ -14,6 +14,7 @@ pub(super) fn check(
     memory: &[Memory],
     values: &Values,
 ) -> Result<(), Error> {
+    let canonical = op.says_canonical();
     for rank in 0..op.size() {
         for block in (0..op.size()).filter(|&b| op.exists(rank, Buffer::Out, b)) {
             for segment in 0..op.segments(rank, Buffer::Out, block) {
@@ -37,6 +38,9 @@ pub(super) fn check(
                 }
                 if known.finished != reduces {
                     return Err(Error::NotFinished { element });
+                }
+                if canonical && known.subtree != Some((0, op.size())) {
+                    return Err(Error::NotCanonical { element });
                 }
                 if op.collective == Collective::AllReduce && value != memory[0].result(block, segment) {
                     return Err(Error::OrdersDiffer { element, other: 0 });

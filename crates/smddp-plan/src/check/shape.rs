@@ -1,6 +1,6 @@
 //! The shape of one operation: which blocks exist where, how many segments they have, what shares memory.
 
-use crate::ir::{Buffer, Collective, Program, Span};
+use crate::ir::{Association, Buffer, Collective, Program, Span, Step};
 
 /// Segments of each block.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,6 +28,12 @@ pub struct Operation<'a> {
 impl Operation<'_> {
     pub(super) fn size(&self) -> usize {
         self.programs.len()
+    }
+
+    /// Whether it promises the order of the canonical tree.
+    pub(super) fn says_canonical(&self) -> bool {
+        let tree = |step: &Step| matches!(step, Step::Reduce { association: Association::Tree(_), .. });
+        self.programs.iter().flat_map(|program| &program.lanes).flatten().any(|timed| tree(&timed.step))
     }
 
     /// Whether `rank` has that block at all.

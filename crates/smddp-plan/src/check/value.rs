@@ -2,6 +2,8 @@
 //!
 //! Values are interned: equal numbers mean the same contributions in the same order, so the same bits.
 
+use crate::algorithms::halves;
+use crate::ir::Association;
 use std::collections::HashMap;
 
 /// A value's number.
@@ -15,6 +17,8 @@ pub(super) struct Known {
     /// The block that this is (a part of).
     pub(super) block: usize,
     pub(super) finished: bool,
+    /// Where it was combined as a subtree of the canonical tree: its ranks.
+    pub(super) subtree: Option<(usize, usize)>,
     /// The set of its contributors: first word in [`Values::ranks`], and how many.
     ranks: (usize, usize),
 }
@@ -25,6 +29,8 @@ pub(super) enum Unfit {
     Twice(usize),
     Mixed(usize, usize),
     Finished,
+    /// So many inputs have no such tree.
+    Tree(usize),
 }
 
 /// All values of one replay.
@@ -33,7 +39,8 @@ pub(super) struct Values {
     known: Vec<Known>,
     /// Sets of ranks, one behind the other, a bit for each rank.
     ranks: Vec<u64>,
-    reduced: HashMap<Box<[Value]>, Value>,
+    /// By association and inputs.
+    reduced: HashMap<Association, HashMap<Box<[Value]>, Value>>,
     finished: HashMap<Value, Value>,
 }
 
@@ -65,14 +72,20 @@ impl Values {
         let (first, words) = (self.ranks.len(), size.div_ceil(64));
         self.ranks.resize(first + words, 0);
         self.ranks[first + rank / 64] |= 1 << (rank % 64);
-        self.add(Known { block, finished: false, ranks: (first, words) })
+        self.add(Known { block, finished: false, subtree: Some((rank, rank + 1)), ranks: (first, words) })
     }
 
     /// The inputs (at least one) combined in this order.
-    pub(super) fn reduce(&mut self, inputs: &[Value]) -> Result<Value, Unfit> {
-        if let Some(&value) = self.reduced.get(inputs) {
+    pub(super) fn reduce(
+        &mut self,
+        inputs: &[Value],
+        association: &Association,
+        size: usize,
+    ) -> Result<Value, Unfit> {
+        if let Some(&value) = self.reduced.get(association).and_then(|known| known.get(inputs)) {
             return Ok(value);
         }
+        let subtree = self.subtree(inputs, association, size)?;
         let Known { block, ranks: (_, words), .. } = self.get(inputs[0]);
         let sum = self.ranks.len();
         self.ranks.resize(sum + words, 0);
@@ -93,9 +106,38 @@ impl Values {
                 self.ranks[sum + word] |= theirs;
             }
         }
-        let value = self.add(Known { block, finished: false, ranks: (sum, words) });
-        self.reduced.insert(inputs.into(), value);
+        let value = self.add(Known { block, finished: false, subtree, ranks: (sum, words) });
+        self.reduced.entry(association.clone()).or_default().insert(inputs.into(), value);
         Ok(value)
+    }
+
+    /// What part of the canonical tree comes of combining subtrees of it so; `None`: no part of it.
+    fn subtree(
+        &self,
+        inputs: &[Value],
+        association: &Association,
+        size: usize,
+    ) -> Result<Option<(usize, usize)>, Unfit> {
+        let unfit = Unfit::Tree(inputs.len());
+        let joins = match association {
+            Association::InOrder => (0..inputs.len()).map(|input| usize::from(input > 0)).collect(),
+            Association::Tree(joins) => joins.clone(),
+        };
+        if joins.len() != inputs.len() {
+            return Err(unfit);
+        }
+        let mut stack: Vec<Option<(usize, usize)>> = Vec::new();
+        for (&input, joins) in inputs.iter().zip(joins) {
+            stack.push(self.get(input).subtree);
+            for _ in 0..joins {
+                let (Some(right), Some(left)) = (stack.pop(), stack.pop()) else { return Err(unfit) };
+                stack.push(left.zip(right).and_then(|(left, right)| {
+                    let meet = left.1 == right.0 && halves(size, &(left.0..left.1), &(right.0..right.1));
+                    meet.then_some((left.0, right.1))
+                }));
+            }
+        }
+        if stack.len() == 1 { Ok(stack[0]) } else { Err(unfit) }
     }
 
     /// The complete result for a group of `size`.

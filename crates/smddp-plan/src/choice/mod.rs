@@ -110,6 +110,8 @@ pub struct Decision {
     pub blocks: [Vec<usize>; 2],
     /// Every message is alone on its channel and fits a slot: it lies beside its flag.
     pub inline: bool,
+    /// A reduction in one order, whatever else was chosen.
+    pub canonical: bool,
 }
 
 impl Decision {
@@ -168,7 +170,8 @@ pub fn decide(shape: &Shape, group: &Group<'_>, settings: &Settings<'_>) -> Deci
         && shape.memory == Memory::Host
         && case.fits(group.slot)
         && case.block <= choice.segment;
-    Decision { choice, counts: shape.counts.clone(), blocks: [input, output], inline }
+    let canonical = settings.canonical && shape.collective.reduces();
+    Decision { choice, counts: shape.counts.clone(), blocks: [input, output], inline, canonical }
 }
 
 /// Where blocks of these lengths begin, and the last one ends.
@@ -200,17 +203,15 @@ fn by_pairs(shape: &Shape, size: usize, settings: &Settings<'_>) -> Counts {
 /// On several: one of the hierarchical algorithms. A reducing collective's is chosen for [`Network::ASSUMED`], with
 /// the transport's own [`Network::incast`].
 fn cheapest(case: &Case<'_>) -> Choice {
-    if case.topology.nodes() > 1
-        && let Some(choice) = cheapest_between(case)
-    {
-        return choice;
+    if case.topology.nodes() > 1 {
+        if let Some(choice) = cheapest_between(case) {
+            return choice;
+        }
+        // Nodes whose sums are not in the order asked for: each rank's contribution goes by itself.
+        let need = need::need(Algorithm::Mesh, case).unwrap_or_default();
+        return cut::cut_between(Algorithm::Mesh, &need, case);
     }
-    // Slots are in shared memory.
-    let algorithm = if case.topology.nodes() == 1 && cost::publish_wins(case) {
-        Algorithm::Publish
-    } else {
-        Algorithm::Mesh
-    };
+    let algorithm = if cost::publish_wins(case) { Algorithm::Publish } else { Algorithm::Mesh };
     cut::cut(algorithm, &need::need(algorithm, case).unwrap_or_default(), case)
 }
 

@@ -95,11 +95,13 @@ pub struct Settings<'a> {
     pub segment: Option<usize>,
     /// Staging that the process may use for one operation.
     pub staging: usize,
+    /// Reductions combine in one order, whatever else is chosen.
+    pub canonical: bool,
 }
 
 impl Default for Settings<'_> {
     fn default() -> Self {
-        Self { algorithm: None, tune: None, segment: None, staging: 64 << 20 }
+        Self { algorithm: None, tune: None, segment: None, staging: 64 << 20, canonical: false }
     }
 }
 
@@ -119,6 +121,7 @@ pub(super) struct Case<'a> {
     /// Blocks differ in size between pairs (all_to_all).
     pub(super) uneven_pairs: bool,
     pub(super) rounds_per_hop_forbidden: bool,
+    pub(super) canonical: bool,
     pub(super) memory: Memory,
     pub(super) slot: usize,
     pub(super) staging: usize,
@@ -149,6 +152,7 @@ impl<'a> Case<'a> {
             starts,
             uneven_pairs: pairs,
             rounds_per_hop_forbidden: shape.half && shape.collective.reduces(),
+            canonical: settings.canonical,
             memory: shape.memory,
             slot: group.slot,
             staging: settings.staging,
@@ -195,7 +199,7 @@ impl<'a> Case<'a> {
 
     /// The question to any planner, for rank 0 and root 0.
     pub(super) fn ask(&self) -> Ask {
-        let Self { collective, size, uneven_pairs, .. } = *self;
-        Ask { collective, rank: 0, size, root: 0, uneven_pairs }
+        let Self { collective, size, uneven_pairs, canonical, .. } = *self;
+        Ask { collective, rank: 0, size, root: 0, uneven_pairs, canonical }
     }
 }

@@ -81,7 +81,8 @@ impl Job {
     /// The program of a rank; `None` where the algorithm does not do the collective.
     pub fn program(&self, cluster: &Cluster, topology: &Topology, rank: usize) -> Option<Program> {
         let (collective, root, uneven_pairs) = (self.collective, self.root, self.decision.uneven_pairs());
-        let ask = Ask { collective, rank, size: cluster.size(), root, uneven_pairs };
+        let canonical = self.decision.canonical;
+        let ask = Ask { collective, rank, size: cluster.size(), root, uneven_pairs, canonical };
         plan(self.decision.choice.algorithm, &ask, topology)
     }
 }

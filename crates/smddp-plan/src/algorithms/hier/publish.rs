@@ -11,7 +11,7 @@
 //! the whole buffer once for each other node, so this is for little.
 
 use crate::algorithms::draft::{Draft, ONE};
-use crate::ir::{Buffer, Program, Source, Span, Step};
+use crate::ir::{Association, Buffer, Program, Source, Span, Step};
 use crate::topology::Topology;
 
 pub(super) fn all_reduce(me: usize, topology: &Topology) -> Program {
@@ -44,6 +44,7 @@ pub(super) fn all_reduce(me: usize, topology: &Topology) -> Program {
                 to: Some(all(Buffer::Scratch)),
                 send: Some(channel),
                 finish: false,
+                association: Association::InOrder,
             },
         );
     }
@@ -53,6 +54,6 @@ pub(super) fn all_reduce(me: usize, topology: &Topology) -> Program {
         others.iter().map(|&n| Source::whole(topology.ranks_of(n)[0], 0, reader(n), sent(n))).collect();
     let send = (!mates.is_empty()).then(|| draft.channel(mates.to_vec()));
     let (own, to) = (Some((node, sent(node))), Some(all(Buffer::Out)));
-    draft.step(ONE, 2, Step::Reduce { from, own, to, send, finish: true });
+    draft.step(ONE, 2, Step::Reduce { from, own, to, send, finish: true, association: Association::InOrder });
     draft.done()
 }

@@ -2,7 +2,7 @@
 
 use super::layout::Layout;
 use crate::algorithms::draft::{Draft, Role};
-use crate::ir::{Buffer, Source, Span, Step};
+use crate::ir::{Association, Buffer, Source, Span, Step};
 
 /// Where a home's result goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,7 +53,10 @@ pub(super) fn fan_in(layout: &Layout<'_, '_>, draft: &mut Draft, then: Then) {
         };
         match (from.is_empty(), send) {
             (true, Some(channel)) => draft.send(at, lag, channel, input, None),
-            _ => draft.step(at, lag, Step::Reduce { from, own: Some((own, input)), to, send, finish }),
+            _ => {
+                let (own, association) = (Some((own, input)), Association::InOrder);
+                draft.step(at, lag, Step::Reduce { from, own, to, send, finish, association });
+            }
         }
         if let (true, Some(channel)) = (finish && then == Then::All, layout.near(part)) {
             draft.send(at, lag, channel, output, None);

@@ -6,7 +6,7 @@ use super::super::memory::{Memory, Misuse};
 use super::super::shape::Operation;
 use super::super::value::{NOTHING, Unfit, Value, Values};
 use super::{Flow, Rank, Replay, Run, Track};
-use crate::ir::{Buffer, Source, Span, Step};
+use crate::ir::{Association, Buffer, Source, Span, Step};
 
 impl Replay<'_> {
     /// One segment of one step, or `false` where it must wait.
@@ -80,7 +80,7 @@ impl Replay<'_> {
                     made.push(value);
                 }
             }
-            Step::Reduce { from, own, to, finish, .. } => {
+            Step::Reduce { from, own, to, finish, association, .. } => {
                 let blocks = own.map_or_else(|| from[0].take.1, |(_, span)| span.blocks);
                 for i in 0..blocks {
                     inputs.clear();
@@ -88,7 +88,7 @@ impl Replay<'_> {
                     if let Some((position, span)) = own {
                         inputs.insert(*position, hands.read(*span, i)?);
                     }
-                    let value = hands.combine(values, inputs, *finish)?;
+                    let value = hands.combine(values, inputs, association, *finish)?;
                     if let Some(to) = to {
                         hands.write(*to, i, value)?;
                     }
@@ -99,7 +99,7 @@ impl Replay<'_> {
                 for i in 0..source.blocks {
                     let mut value = hands.read(*source, i)?;
                     if *finish {
-                        value = hands.combine(values, &[value], true)?;
+                        value = hands.combine(values, &[value], &Association::InOrder, true)?;
                     }
                     if *finish || !hands.same(*source, *to, i) {
                         hands.write(*to, i, value)?;
@@ -195,7 +195,13 @@ impl Hands<'_, '_> {
             .map_err(|misuse| self.error(misuse, buffer, block))
     }
 
-    fn combine(&self, values: &mut Values, inputs: &[Value], finish: bool) -> Result<Value, Error> {
+    fn combine(
+        &self,
+        values: &mut Values,
+        inputs: &[Value],
+        association: &Association,
+        finish: bool,
+    ) -> Result<Value, Error> {
         let at = self.at;
         let missing = inputs.iter().filter(|&&v| v == NOTHING).count();
         if missing == inputs.len() {
@@ -204,12 +210,13 @@ impl Hands<'_, '_> {
         if missing > 0 {
             return Err(Error::Sizes { at });
         }
-        let combined = values.reduce(inputs);
+        let combined = values.reduce(inputs, association, self.op.size());
         combined.and_then(|v| if finish { values.finish(v, self.op.size()) } else { Ok(v) }).map_err(
             |unfit| match unfit {
                 Unfit::Twice(contributor) => Error::DoubleContributor { at, contributor },
                 Unfit::Mixed(first, second) => Error::MixedBlocks { at, first, second },
                 Unfit::Finished => Error::WrongFinish { at },
+                Unfit::Tree(inputs) => Error::Association { at, inputs },
             },
         )
     }

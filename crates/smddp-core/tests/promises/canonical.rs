@@ -1,0 +1,117 @@
+//! With SMDDP_CANONICAL_ORDER=1 a reduction has the same bits for every layout: those of a tree over the ranks.
+
+use half::{bf16, f16};
+use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp};
+
+use crate::bits::data;
+use crate::common::procs::{Me, start};
+use crate::common::{PATIENCE, Wire, over};
+
+/// Elements of the whole buffer: one, no multiple of anything, and several segments.
+const COUNTS: [usize; 3] = [1, 1_555, 12_000];
+
+/// Ranks `low..high` of `n`, combined as a tree: pairs, pairs of pairs, and so on. Rounds each time.
+fn tree(values: &[f32], redop: RedOp, round: fn(f32) -> f32, top: bool) -> f32 {
+    let n = values.len();
+    if n == 1 {
+        return values[0];
+    }
+    let (left, right) = values.split_at(n.next_power_of_two() / 2);
+    let (a, b) = (tree(left, redop, round, false), tree(right, redop, round, false));
+    let both = if redop == RedOp::Prod { a * b } else { a + b };
+    round(if top && redop == RedOp::Avg { both / n as f32 } else { both })
+}
+
+/// What `count` elements of all ranks come to, as bytes.
+fn want(n: usize, dtype: DType, redop: RedOp, count: usize) -> Vec<u8> {
+    type Read = fn(&[u8]) -> f32;
+    let (read, round): (Read, fn(f32) -> f32) = match dtype {
+        DType::BF16 => (|b| bf16::from_ne_bytes([b[0], b[1]]).to_f32(), |x| bf16::from_f32(x).to_f32()),
+        DType::F16 => (|b| f16::from_ne_bytes([b[0], b[1]]).to_f32(), |x| f16::from_f32(x).to_f32()),
+        _ => (|b| f32::from_ne_bytes([b[0], b[1], b[2], b[3]]), |x| x),
+    };
+    let all: Vec<Vec<u8>> = (0..n).map(|rank| data(rank, dtype, count * dtype.size())).collect();
+    (0..count)
+        .flat_map(|i| {
+            let at = i * dtype.size();
+            let values: Vec<f32> = all.iter().map(|bytes| read(&bytes[at..])).collect();
+            let result = tree(&values, redop, round, true);
+            match dtype {
+                DType::BF16 => bf16::from_f32(result).to_ne_bytes().to_vec(),
+                DType::F16 => f16::from_f32(result).to_ne_bytes().to_vec(),
+                _ => result.to_ne_bytes().to_vec(),
+            }
+        })
+        .collect()
+}
+
+/// The call's result at this rank, and where it begins in the whole.
+fn reduced(
+    comm: &Communicator,
+    collective: Collective,
+    dtype: DType,
+    redop: RedOp,
+    count: usize,
+    root: usize,
+) -> Option<(usize, Vec<u8>)> {
+    let (me, n, size) = (comm.rank(), comm.size(), dtype.size());
+    let count = if collective == Collective::ReduceScatter { count / n * n } else { count };
+    let mut input = data(me, dtype, count * size);
+    let out = if collective == Collective::ReduceScatter { count / n } else { count };
+    let mut output = vec![0xa5u8; out * size];
+    let flat = |data: &mut Vec<u8>| Blocks::Flat { ptr: data.as_mut_ptr(), count: data.len() / size };
+    let has_output = collective != Collective::Reduce || me == root;
+    let given = flat(&mut input);
+    let taken = if has_output { flat(&mut output) } else { Blocks::None };
+    let call = Call { collective, dtype, redop, root, input: given, output: taken };
+    // SAFETY: the buffers outlive the call, which is synchronous.
+    unsafe { comm.run(&call, Options::default()) }.unwrap();
+    let start = if collective == Collective::ReduceScatter { me * output.len() } else { 0 };
+    has_output.then_some((start, output))
+}
+
+/// This process has its settings from the environment, and all ranks as threads.
+pub(crate) fn rank(me: &Me) {
+    // What is forced moves otherwise only where there is more than one way.
+    let forced = std::env::var("SMDDP_ALGO").is_ok_and(|name| !name.is_empty());
+    let sizes = if forced { &[4, 6][..] } else { &[2, 3, 4, 6, 8] };
+    for &n in sizes {
+        let cases: Vec<_> = [
+            (DType::F32, RedOp::Sum),
+            (DType::F32, RedOp::Prod),
+            (DType::BF16, RedOp::Avg),
+            (DType::F16, RedOp::Sum),
+        ]
+        .into_iter()
+        .flat_map(|(dtype, redop)| COUNTS.map(|count| (dtype, redop, count, want(n, dtype, redop, count))))
+        .collect();
+        let nodes = [1, 2, 3, 4].into_iter().filter(|each| *each < n).map(Wire::Nodes);
+        for wire in nodes.chain([Wire::Shm, Wire::Far, Wire::Srd(7), Wire::Sealed(2)]) {
+            over(wire.links(n), PATIENCE, |comm| {
+                for &(dtype, redop, count, ref want) in &cases {
+                    for collective in [Collective::AllReduce, Collective::ReduceScatter, Collective::Reduce] {
+                        let got = reduced(comm, collective, dtype, redop, count, n - 1);
+                        let Some((start, got)) = got else { continue };
+                        assert!(
+                            got == want[start..start + got.len()],
+                            "{collective:?} {dtype:?} {redop:?} of {count} on rank {} of {n} over {wire:?}",
+                            comm.rank()
+                        );
+                    }
+                }
+            });
+        }
+    }
+    me.say("done");
+}
+
+#[test]
+fn the_canonical_order_has_the_same_bits_for_every_algorithm_cut_split_and_wire() {
+    for (algorithm, segment) in [("", ""), ("", "4096"), ("mesh", ""), ("hier-ring", "65536")] {
+        let environment =
+            [("SMDDP_CANONICAL_ORDER", "1"), ("SMDDP_ALGO", algorithm), ("SMDDP_SEGMENT_BYTES", segment)];
+        let mut ranks = start("canonical", 1, &environment, 4 * PATIENCE);
+        ranks.hear(0, "done");
+        ranks.finish([0]);
+    }
+}
