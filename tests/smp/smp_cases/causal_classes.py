@@ -49,6 +49,9 @@ _SMALL = {
     "decoder_attention_heads": 4,
     "num_key_value_heads": 2,
     "head_dim": 8,
+    "swa_num_attention_heads": 4,
+    "swa_num_key_value_heads": 2,
+    "swa_head_dim": 8,
     "kv_channels": 8,
     "qk_nope_head_dim": 8,
     "qk_rope_head_dim": 8,
@@ -75,6 +78,7 @@ _SMALL = {
     "global_head_dim": 8,
     "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": 96,
+    "unpadded_vocab_size": 96,
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": 0,
@@ -146,6 +150,12 @@ _ODD: dict[str, dict] = {
     "granitemoehybrid": {"mamba_n_heads": 8, "mamba_d_head": 8, "layer_types": ["mamba", "attention"]},
     "jamba": {"use_mamba_kernels": False},
     "mamba2": {"num_heads": 8, "head_dim": 8},
+    # Of its two layers the second is gone through again.
+    "inkling2_loop_text": {
+        "n_layers_per_attn_res_block": 1,
+        "loop_layer_index_start": 1,
+        "loop_layer_index_end": 2,
+    },
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_d_ssm": 64},
 }
 
