@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from smddp.bound import bind
+    from smddp.symmetric import empty
     from smddp.world import Communicator, init
 
 # `import torch.sagemaker` works after `import smddp`, too, where torch's discovery of backends is off.
@@ -42,10 +43,13 @@ _FROM_CORE = (
 # Groups without torch.
 _FROM_WORLD = ("Communicator", "init")
 
+# Tensors in memory that ranks of a host have in common.
+_FROM_SYMMETRIC = ("empty",)
+
 # Calls that are bound to torch's tensors.
 _FROM_BOUND = ("bind",)
 
-__all__ = ["Communicator", "bind", "dump", "info", "init", "log_to", "paths", "traffic", *_FROM_CORE]
+__all__ = ["Communicator", "bind", "dump", "empty", "info", "init", "log_to", "paths", "traffic", *_FROM_CORE]
 
 
 def info() -> dict[str, Any]:
@@ -128,5 +132,10 @@ def __getattr__(name: str) -> Any:
         from smddp import bound
 
         value = globals()[name] = getattr(bound, name)
+        return value
+    if name in _FROM_SYMMETRIC:
+        from smddp import symmetric
+
+        value = globals()[name] = getattr(symmetric, name)
         return value
     raise AttributeError(f"module 'smddp' has no attribute {name!r}")

@@ -17,6 +17,7 @@ __all__ = [
     "Lines",
     "MismatchError",
     "PeerLostError",
+    "SymmetricBuffer",
     "TopologyError",
     "Work",
     "__version__",
@@ -408,6 +409,19 @@ class Lines:
     @staticmethod
     def close() -> None:
         """Lines go to standard error again."""
+
+@final
+class SymmetricBuffer:
+    """Memory of this process that the other ranks of its node read where it lies; free again when it is dropped.
+
+    Raises MemoryError where so much is not free in one piece, OSError where there is no such memory."""
+    def __new__(cls, bytes: int) -> SymmetricBuffer: ...
+    @property
+    def address(self) -> int:
+        """Where it begins: at a page."""
+    @staticmethod
+    def usage() -> tuple[int, int, int]:
+        """(bytes of buffers, bytes that there may be, messages that were read where they lay) of this process."""
 
 def say(warning: bool, text: str) -> None:
     """A line of the log, where SMDDP_DEBUG asks for warnings, or for facts. Never raises."""

@@ -57,7 +57,7 @@ def cuda(found: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _machine(name: str, value: Any) -> str:
-    return size(value) if name.startswith("staging_") else str(value)
+    return size(value) if name.startswith("staging_") or name == "symmetric_in_use" else str(value)
 
 
 def _row(name: str, text: str, columns: int) -> list[str]:

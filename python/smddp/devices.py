@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from smddp import symmetric
 from smddp._register import NAME
 from smddp.abilities import answering
 from smddp.doors import arrive
@@ -192,6 +193,18 @@ class SmddpDevice(c10d.Backend):
     @property
     def _supports_time_estimate(self) -> bool:
         return True
+
+    def supports_tensor_alloc(self, device: Any) -> bool:
+        return torch.device(device).type == "cpu"
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: Any) -> torch.Tensor:
+        """Of `size` elements, in memory that the ranks of this host take from directly: FSDP2's buffers, for one.
+
+        Raises ValueError for a device that is not the CPU, MemoryError where so much is not free in one piece.
+        """
+        if not self.supports_tensor_alloc(device):
+            raise ValueError(f"smddp allocates tensors of the CPU, and this is for {device}; make it with torch.empty")
+        return symmetric.tensor((size,), dtype)
 
     def eager_connect_single_device(self, device: Any = None) -> None:
         """Groups are connected when they are made."""

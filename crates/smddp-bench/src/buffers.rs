@@ -7,6 +7,8 @@ use std::ptr::NonNull;
 use rustix::mm::{Advice, madvise};
 use rustix::param::page_size;
 
+use smddp_core::{Config, SymmetricBuffer};
+
 use crate::error::{Error, Result};
 
 /// Bytes on each side of the region in use that nobody may write.
@@ -22,6 +24,8 @@ const HUGE_FROM: usize = 4 << 20;
 pub(crate) struct Buffer {
     base: NonNull<u8>,
     layout: Layout,
+    /// Whose memory it is, where it was not allocated here.
+    symmetric: Option<SymmetricBuffer>,
     align: usize,
     capacity: usize,
     /// Bytes of the data in use; the second guard lies right behind them.
@@ -36,10 +40,7 @@ impl Buffer {
     /// Zeroed memory for up to `capacity` bytes, all of them in use.
     pub(crate) fn new(capacity: usize) -> Result<Buffer> {
         let align = if capacity >= HUGE_FROM { HUGE_PAGE } else { page_size() };
-        let layout = capacity
-            .checked_add(align + GUARD)
-            .and_then(|size| Layout::from_size_align(size, align).ok())
-            .ok_or(Error::Allocation(capacity))?;
+        let layout = Self::layout(capacity, align)?;
         // SAFETY: the layout's size is at least `align`, so not zero.
         let base = NonNull::new(unsafe { alloc(layout) }).ok_or(Error::Allocation(capacity))?;
         if align == HUGE_PAGE {
@@ -48,11 +49,30 @@ impl Buffer {
             // change its contents. Where the kernel has no huge pages the refusal does not matter.
             let _ = unsafe { madvise(base.as_ptr().add(align).cast(), whole, Advice::LinuxHugepage) };
         }
+        Ok(Self::over(base, layout, capacity, None))
+    }
+
+    /// The same in memory that the ranks of this node read where it lies.
+    pub(crate) fn symmetric(capacity: usize) -> Result<Buffer> {
+        let layout = Self::layout(capacity, page_size())?;
+        let staging = Config::get()?.staging;
+        let none = |_| Error::Allocation(capacity);
+        let memory = SymmetricBuffer::new(staging, layout.size()).map_err(none)?;
+        let base = NonNull::new(memory.as_mut_ptr()).ok_or(Error::Allocation(capacity))?;
+        Ok(Self::over(base, layout, capacity, Some(memory)))
+    }
+
+    fn layout(capacity: usize, align: usize) -> Result<Layout> {
+        let size = capacity.checked_add(align + GUARD);
+        size.and_then(|size| Layout::from_size_align(size, align).ok()).ok_or(Error::Allocation(capacity))
+    }
+
+    fn over(base: NonNull<u8>, layout: Layout, capacity: usize, symmetric: Option<SymmetricBuffer>) -> Self {
         // SAFETY: `base` is valid for writes of `layout.size()` bytes, and nobody else knows it yet.
         unsafe { base.as_ptr().write_bytes(0, layout.size()) };
-        let mut buffer = Buffer { base, layout, align, capacity, used: 0 };
+        let mut buffer = Buffer { base, layout, symmetric, align: layout.align(), capacity, used: 0 };
         buffer.set_used(capacity);
-        Ok(buffer)
+        buffer
     }
 
     pub(crate) fn capacity(&self) -> usize {
@@ -96,6 +116,9 @@ impl Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
+        if self.symmetric.is_some() {
+            return;
+        }
         // SAFETY: `base` came from `alloc` with this very layout and is freed once.
         unsafe { dealloc(self.base.as_ptr(), self.layout) };
     }

@@ -122,6 +122,10 @@ pub(crate) struct Cli {
     /// Begin the buffers this many elements after an aligned address
     #[arg(short = 'u', long = "unalign", value_name = "ELEMENTS", default_value_t = 0)]
     pub unalign: usize,
+    /// Buffers in symmetric memory (2), which the ranks of a node read where it lies; 0 and 1: in any
+    #[arg(short = 'R', long = "local_register", alias = "local-register", value_name = "0..2", default_value_t = 0,
+          value_parser = clap::value_parser!(u8).range(0..=2))]
+    pub register: u8,
     /// Time each iteration: columns i_min, i_max, i_p99, i_cv%, and all times in the JSON file
     #[arg(short = 'I', long = "per_iter_timing", alias = "per-iter-timing", value_name = "0/1", default_value_t = 0,
           value_parser = clap::value_parser!(u8).range(0..=1))]
@@ -391,11 +395,12 @@ mod tests {
                     --per_iter_skip 2 --root all";
         let cli = parse(&format!("smddp-bench broadcast {long}")).unwrap();
         assert_eq!((cli.agg_iters, cli.cycles, cli.blocking, cli.unalign, cli.root), (2, 3, 1, 3, -1));
+        assert_eq!(parse("smddp-bench all_gather -R 2").unwrap().register, 2);
         assert_eq!((cli.per_iter, cli.per_iter_skip, cli.timestamps, cli.memory), (1, 2, 1, 1));
         for (option, says) in [
             ("-y 1", "there are no streams"),
             ("-G 5", "CUDA graph"),
-            ("-R 2", "nothing is registered"),
+            ("-R 3", "0..=2"),
             ("-x 1", "thread blocks"),
             ("-D 1", "implementation on a device"),
             ("-z 3", "0..=2"),

@@ -17,8 +17,6 @@ pub(crate) struct Neutral {
     stream_null: u32,
     #[arg(short = 'G', long = "cudagraph", hide = true, default_value_t = 0)]
     cudagraph: u32,
-    #[arg(short = 'R', long = "local_register", alias = "local-register", hide = true, default_value_t = 0)]
-    local_register: u32,
     #[arg(short = 'x', long = "cta_policy", alias = "cta-policy", hide = true, default_value_t = 0)]
     cta_policy: u32,
     #[arg(
@@ -40,7 +38,6 @@ impl Neutral {
         let asked = [
             ("-y", self.stream_null, "there are no streams: calls are on host memory"),
             ("-G", self.cudagraph, "calls on host memory make no CUDA graph"),
-            ("-R", self.local_register, "host memory is read where it lies, and nothing is registered"),
             ("-x", self.cta_policy, "no thread blocks of a device take part"),
             ("-D", self.device_implementation, "there is no implementation on a device"),
         ];

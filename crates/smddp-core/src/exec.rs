@@ -1,7 +1,7 @@
 //! The executor for host memory.
 
 use smddp_plan::Association;
-use smddp_transport::{Group, Mismatch};
+use smddp_transport::{Group, Mismatch, Stay};
 
 use crate::bind::{Bound, Incoming, Reduce, Run};
 use crate::reduce;
@@ -17,7 +17,8 @@ pub(crate) fn advance(
 ) -> Result<Progress, Mismatch> {
     let mut moved = false;
     if !*begun {
-        if !group.begin(seq, bound.head, &bound.wired) {
+        let stays = staying(bound, execution);
+        if !group.begin(seq, bound.head, &bound.wired, &stays) {
             return Ok(Progress::Blocked);
         }
         *begun = true;
@@ -33,12 +34,28 @@ pub(crate) fn advance(
     Ok(Progress::moved(moved || ran))
 }
 
-/// Says where messages belong that need no cell.
-fn land(bound: &Bound, execution: &mut Execution, group: &mut Group) {
+/// Messages that need no cell if they lie in symmetric memory.
+fn staying(bound: &Bound, execution: &mut Execution) -> Vec<Stay> {
     if bound.direct.is_empty() {
-        return;
+        return Vec::new();
     }
     execution.in_place = execution.overlaps(bound);
+    let flat =
+        |run: &Run| run.blocks == 1 || !matches!(execution.lists.get(run.buffer as usize), Some(Some(_)));
+    bound
+        .direct
+        .stays(execution.in_place)
+        .filter(|(_, run)| flat(run))
+        .map(|(channel, run)| Stay {
+            channel,
+            at: execution.address(bound, run.buffer, run.block, 0) as *const u8,
+            stride: bound.wiring.outlets[channel].cell,
+        })
+        .collect()
+}
+
+/// Says where messages belong that need no cell.
+fn land(bound: &Bound, execution: &Execution, group: &mut Group) {
     for &(inlet, to) in bound.direct.arrives(execution.in_place) {
         let at = execution.address(bound, to.buffer, to.block, 0);
         let flat = !matches!(execution.lists.get(to.buffer as usize), Some(Some(_)));
@@ -101,7 +118,11 @@ impl Mover for Host<'_> {
             }
         };
         let mut at = 0;
-        if let Some((from, kept, bytes)) = rows {
+        if let Some((from, bytes)) = self.whole(source, segment).filter(|(from, _)| *from == cell as usize) {
+            // It stays where it is.
+            self.keep(tee, (from, bytes), segment);
+            at = bytes;
+        } else if let Some((from, kept, bytes)) = rows {
             self.put(far, cell, from, kept, bytes);
             at = bytes;
         } else {
@@ -312,6 +333,7 @@ impl Host<'_> {
         let past_caches = self.group.far() && bytes >= WORTH_STREAMING;
         let (first, second, stream) = match cell {
             None => (out, none, stream),
+            Some(cell) if cell == out => (out, none, stream),
             Some(cell) if !step.keep => (cell, none, past_caches),
             Some(cell) if past_caches => (cell, out, true),
             Some(cell) => (out, cell, stream),

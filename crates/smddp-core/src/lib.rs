@@ -45,7 +45,7 @@ pub use reduce::simd_level;
 pub use smddp_cuda::Stream;
 pub use smddp_plan::{Algorithm, Collective, Network};
 pub use smddp_transport::fork::PerProcess;
-pub use smddp_transport::process::{Endpoint, frames_from, leave_error};
+pub use smddp_transport::process::{Endpoint, SymmetricBuffer, SymmetricUsage, frames_from, leave_error};
 pub use startup::{Known, Pending, Store};
 pub use types::{DType, RedOp};
 pub use wait::cores;

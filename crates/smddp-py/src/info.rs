@@ -5,7 +5,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use smddp_core::config::SETTINGS;
-use smddp_core::{Config, Endpoint};
+use smddp_core::{Config, Endpoint, SymmetricBuffer, SymmetricUsage};
 use smddp_rendezvous::Launched;
 
 use crate::errors::{not_met, raise};
@@ -43,6 +43,9 @@ pub(crate) fn info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let (_, resident, reserve) = Endpoint::existing().map_or((0, 0, 0), |e| e.staging());
     found.set_item("staging_resident", resident)?;
     found.set_item("staging_reserve_in_use", reserve)?;
+    let SymmetricUsage { used, messages, .. } = SymmetricBuffer::usage();
+    found.set_item("symmetric_in_use", used)?;
+    found.set_item("symmetric_messages", messages)?;
     Ok(found)
 }
 

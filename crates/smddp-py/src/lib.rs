@@ -11,6 +11,7 @@ mod info;
 mod log;
 mod sides;
 mod store;
+mod symmetric;
 mod tensorflow;
 mod work;
 
@@ -42,6 +43,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<at_once::AtOnce>()?;
     module.add_class::<bound::BoundCall>()?;
     module.add_class::<log::Lines>()?;
+    module.add_class::<symmetric::SymmetricBuffer>()?;
     module.add_function(wrap_pyfunction!(info::settings, module)?)?;
     module.add_function(wrap_pyfunction!(info::info, module)?)?;
     module.add_function(wrap_pyfunction!(log::say, module)?)?;

@@ -24,8 +24,8 @@ pub use card::{Card, CardError};
 pub use joint::{Group, Reach, Wired};
 pub use net::{fabric, interface};
 pub use p2p::{Envelope, MessageId, PointToPoint};
-pub use process::{Lent, Maker, Sleeper};
-pub use shm::Board;
+pub use process::{Lent, Maker, Sleeper, SymmetricBuffer, SymmetricUsage};
+pub use shm::{Board, Stay};
 pub use token::Token;
 
 /// Whoever panicked held no half-made state that matters more than going on.

@@ -34,7 +34,7 @@ fn exchange(links: &mut [Near; 2], seq: u64, bytes: usize) {
     };
     let head = Head { what: 7, count: 1 };
     for (rank, link) in links.iter_mut().enumerate() {
-        assert!(link.begin(seq, head, &Arc::new(wiring(1 - rank))));
+        assert!(link.begin(seq, head, &Arc::new(wiring(1 - rank)), &[]));
         let cell = link.cell(0).unwrap();
         // SAFETY: the cell is this link's and has `bytes` bytes.
         unsafe { cell.write_bytes(rank as u8 + 1, bytes) };

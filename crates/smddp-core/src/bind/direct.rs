@@ -1,4 +1,5 @@
-//! Messages that go over sockets need no cell: the kernel takes them from where they lie, and brings them to where they belong.
+//! Messages that need no cell. Over sockets the kernel takes them from where they lie, and brings them to where they belong; from
+//! symmetric memory the ranks of the node take them themselves.
 //!
 //! A message may wait in this process after its step was taken, and may arrive long before the step that waits for it. So what
 //! leaves from a place must stay there, and what arrives in one must be written by nobody else and not be read as something else any
@@ -16,6 +17,9 @@ pub(crate) struct Direct {
     ins: Vec<(usize, Run)>,
     /// A call in place reads each block before anything can arrive for it.
     arrives_in_place: bool,
+    /// Outlets whose messages may stay where they lie, if that is symmetric memory: one block each, or blocks in a row that are
+    /// one message.
+    stays: Vec<(usize, Run, Leaving)>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -44,7 +48,14 @@ impl Direct {
         if outs.iter().all(|&leaving| leaving == Leaving::FromCells) {
             outs.clear();
         }
-        Self { outs, ins: arriving(bound), arrives_in_place }
+        let stays = staying(bound, arrives_in_place);
+        Self { outs, ins: arriving(bound), arrives_in_place, stays }
+    }
+
+    /// Outlets whose messages may stay where they lie, and what those are.
+    pub(crate) fn stays(&self, in_place: bool) -> impl Iterator<Item = (usize, Run)> {
+        let may = move |leaving: Leaving| leaving == Leaving::Always || !in_place;
+        self.stays.iter().filter(move |(.., leaving)| may(*leaving)).map(|&(channel, run, _)| (channel, run))
     }
 
     /// Whether messages of that outlet leave from where they lie. `in_place`: In and Out overlap.
@@ -64,8 +75,38 @@ impl Direct {
 
     /// Whether it matters to a call that it is in place.
     pub(crate) fn is_empty(&self) -> bool {
-        self.ins.is_empty() && self.outs.is_empty()
+        self.ins.is_empty() && self.outs.is_empty() && self.stays.is_empty()
     }
+}
+
+/// Below, a copy costs less than hearing from each reader that it has read.
+const WORTH_STAYING: usize = 16 << 10;
+
+/// Of each outlet whose messages are all made by one step, from one place or into one that is kept.
+fn staying(bound: &Bound, in_place: bool) -> Vec<(usize, Run, Leaving)> {
+    let mut makers: Vec<Vec<Option<Run>>> = vec![Vec::new(); bound.wiring.outlets.len()];
+    for (_, act) in bound.lanes.iter().flatten() {
+        match act {
+            Act::Send { channel, source, .. } => makers[*channel].push(Some(*source)),
+            Act::Receive { forward: Some(channel), .. } => makers[*channel].push(None),
+            Act::Reduce(reduce) => {
+                let kept = reduce.keep.then_some(reduce.result);
+                reduce.send.iter().for_each(|&channel| makers[channel].push(kept));
+            }
+            Act::Receive { .. } | Act::Copy { .. } => {}
+        }
+    }
+    let mut found = Vec::new();
+    for (channel, makers) in makers.iter().enumerate() {
+        let &[Some(run)] = &makers[..] else { continue };
+        let placed = run.buffer != Buffer::Scratch && (run.blocks == 1 || run.row.is_some());
+        let enough = bound.wiring.outlets[channel].bytes >= WORTH_STAYING as u64;
+        if placed && enough && bound.wired.may_stay(channel) {
+            let always = in_place && stays(bound, channel);
+            found.push((channel, run, if always { Leaving::Always } else { Leaving::Apart }));
+        }
+    }
+    found
 }
 
 fn arriving(bound: &Bound) -> Vec<(usize, Run)> {

@@ -119,7 +119,7 @@ impl Turn<'_> {
     fn advance(&mut self, seq: u64, begun: &mut bool) -> Result<Progress, Trouble> {
         let mut moved = false;
         if self.op.stage == Stage::Opening {
-            if !self.group.begin(seq, self.bound.head, &self.bound.wired) {
+            if !self.group.begin(seq, self.bound.head, &self.bound.wired, &[]) {
                 return Ok(Progress::Blocked);
             }
             *begun = true;

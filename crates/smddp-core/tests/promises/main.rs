@@ -33,6 +33,7 @@ mod repeats;
 mod several;
 mod soak;
 mod stale;
+mod symmetric;
 mod threads;
 mod types;
 mod window;

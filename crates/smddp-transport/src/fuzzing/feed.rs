@@ -168,7 +168,7 @@ impl Feed {
             window: 2,
         };
         let wired = group.wire(wiring);
-        assert!(group.begin(0, HEAD, &wired), "the operation does not begin");
+        assert!(group.begin(0, HEAD, &wired, &[]), "the operation does not begin");
         Self { group, door, token, _other: other, streams: Vec::new(), read: 0, written: 0 }
     }
 

@@ -96,7 +96,7 @@ impl Pair {
             wiring.inlets.push(Inlet { rank: 1, channel, reader: 0, cell, messages, bytes });
         }
         let wiring = Arc::new(wiring);
-        if self.link.begin(self.seq, Head { what: 1, count: 1 }, &wiring) {
+        if self.link.begin(self.seq, Head { what: 1, count: 1 }, &wiring, &[]) {
             self.open = true;
             self.outs = wiring.outlets.iter().map(|out| (out.messages, 0, out.cell)).collect();
             self.ins = wiring.inlets.iter().map(|inlet| (*inlet, 0)).collect();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::reach::{InletRoute, OutletRoute, Reach, Routes, Wired};
 use crate::net::channels::Net;
 use crate::process::{Sleeper, questions};
-use crate::shm::{Board, Near};
+use crate::shm::{Board, Near, Stay};
 use crate::{Envelope, Fault, Head, MessageId, Mismatch, PointToPoint, Wiring};
 
 /// What is said of a rank of another node whose process does not run.
@@ -78,11 +78,14 @@ impl Group {
 
     /// Opens operation `seq`: takes what memory it needs and tells the others what it is. `false`: not yet, or not
     /// at all because of a fault (an operation that needs nothing of the others would not notice it otherwise).
+    ///
+    /// `stays`: messages that lie in symmetric memory, which stay as they are until the operation is over, of outlets that
+    /// [`Wired::may_stay`]. Their cells are there; where that is no such memory, they are as ever.
     #[inline]
-    pub fn begin(&mut self, seq: u64, head: Head, wired: &Wired) -> bool {
+    pub fn begin(&mut self, seq: u64, head: Head, wired: &Wired, stays: &[Stay]) -> bool {
         match (&mut self.far, &wired.far) {
-            (Some(far), Some(routes)) => far.begin(&mut self.near, seq, head, &wired.near, routes),
-            _ => self.near.begin(seq, head, &wired.near),
+            (Some(far), Some(routes)) => far.begin(&mut self.near, seq, head, (&wired.near, stays), routes),
+            _ => self.near.begin(seq, head, &wired.near, stays),
         }
     }
 
@@ -406,7 +409,7 @@ impl Far {
         near: &mut Near,
         seq: u64,
         head: Head,
-        wiring: &Arc<Wiring>,
+        (wiring, stays): (&Arc<Wiring>, &[Stay]),
         routes: &Arc<Routes>,
     ) -> bool {
         // All that it needs may be here already; a group that is known to be dead does nothing more.
@@ -419,7 +422,7 @@ impl Far {
             self.lent.resize(routes.outs.len(), None);
             self.routes = routes.clone();
         }
-        if !self.net.reserve() || !near.begin(seq, head, wiring) {
+        if !self.net.reserve() || !near.begin(seq, head, wiring, stays) {
             return false;
         }
         self.net.begin(seq, head);

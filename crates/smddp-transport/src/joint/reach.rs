@@ -135,6 +135,13 @@ impl Wired {
         routes.is_some_and(|routes| matches!(routes.outs[channel], OutletRoute { shm: false, net: Some(_) }))
     }
 
+    /// Whether messages of that outlet may stay where they lie: all its readers map this process's memory.
+    pub fn may_stay(&self, channel: usize) -> bool {
+        let near =
+            |routes: &Arc<Routes>| matches!(routes.outs[channel], OutletRoute { shm: true, net: None });
+        !self.near.inline && self.far.as_ref().is_none_or(near)
+    }
+
     /// Whether messages of that inlet may arrive in the call's own memory.
     pub fn arrives_directly(&self, inlet: usize) -> bool {
         let routes = self.far.as_ref().filter(|routes| routes.direct);

@@ -10,13 +10,14 @@ use super::bell::Bell;
 use super::control::Control;
 use super::deaths::Deaths;
 use super::handshake::{self, Answer, Host, Id, UnixAddress};
-use super::layout::STAGING;
+use super::layout::{STAGING, SYMMETRIC_BYTES};
 use super::lending::{Lending, Lent};
 use super::memory::Memory;
 use super::peer::PeerProcess;
 use super::pool::Pool;
 use super::questions;
 use super::service::Service;
+use super::symmetric::Symmetric;
 use super::trusted::Trusted;
 use crate::fork::PerProcess;
 use crate::lock;
@@ -30,6 +31,7 @@ pub struct Endpoint {
     bell: Bell,
     pub(crate) control: Control,
     pub(crate) pool: Pool,
+    pub(crate) symmetric: Symmetric,
     pub(crate) service: Service,
     pub(crate) deaths: Deaths,
     /// What other processes of this node may ask for.
@@ -65,7 +67,8 @@ impl Endpoint {
     }
 
     fn new(cap: usize) -> io::Result<Self> {
-        let bytes = STAGING + Pool::span(cap);
+        let symmetric = Symmetric::new(STAGING + Pool::span(cap));
+        let bytes = STAGING + Pool::span(cap) + SYMMETRIC_BYTES;
         let (memory, fd) = Memory::create(bytes)?;
         let memory = Arc::new(memory);
         let id: Id = random();
@@ -95,6 +98,7 @@ impl Endpoint {
             bell,
             control: Control::default(),
             pool: Pool::new(cap),
+            symmetric,
             service,
             deaths,
             lending,

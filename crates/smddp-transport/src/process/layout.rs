@@ -4,6 +4,7 @@
 //! page 0        endpoint: bell, life, last error
 //! CONTROL..     control blocks, one per communicator, and mail rings
 //! STAGING..     the staging pool: `cap` bytes, then room for reserves beyond the cap
+//! behind it     symmetric memory: tensors
 //!
 //! control block of one rank in one communicator
 //!   line 0   nonce, state                 line 1  done (operations finished)
@@ -44,6 +45,9 @@ pub(crate) const STAGING: usize = CONTROL + CONTROL_BYTES;
 /// Address space (not memory) past the cap, for the reserves of started operations.
 pub(crate) const RESERVE_BYTES: usize = 1 << 30;
 
+/// The same behind those, for tensors that other ranks read where they lie.
+pub(crate) const SYMMETRIC_BYTES: usize = 16 << 30;
+
 pub(crate) const NONCE: usize = 0;
 pub(crate) const STATE: usize = 8;
 pub(crate) const DONE: usize = LINE;
@@ -66,7 +70,8 @@ pub(crate) const WHAT: usize = 8;
 pub(crate) const COUNT: usize = 16;
 pub(crate) const STAGE: usize = 24;
 
-/// Channel entry: offset of its lines, offset of its cells, cell bytes, depth, payload bytes (u64 each, padded).
+/// Channel entry: offset of its lines, offset of its cells, cell bytes, depth, payload bytes, and 1 where its readers are to say
+/// what they have read in any case (u64 each, padded).
 pub(crate) const ENTRY: usize = 64;
 
 pub(crate) const RING_ENTRIES: u64 = 16;

@@ -73,6 +73,11 @@ impl Memory {
         offset.is_multiple_of(8) && offset <= self.len && bytes <= self.len - offset
     }
 
+    /// How far from the beginning an address lies, if not before it.
+    pub(crate) fn offset(&self, at: usize) -> Option<usize> {
+        at.checked_sub(self.base as usize)
+    }
+
     /// Address of `bytes` bytes at `offset`. What another process names was looked at before ([`Self::holds`]): out of
     /// range is a bug of this one, and stops here.
     #[inline]

@@ -19,6 +19,7 @@ pub(crate) mod peer;
 pub(crate) mod pool;
 pub(crate) mod questions;
 mod service;
+mod symmetric;
 mod sync;
 mod trusted;
 
@@ -34,3 +35,4 @@ pub use lending::{Lent, Maker};
 pub(crate) use owner::Owner;
 pub(crate) use pool::Region;
 pub use questions::{Question, answer_with, ask};
+pub use symmetric::{SymmetricBuffer, SymmetricUsage};

@@ -66,7 +66,7 @@ const ROTATE: usize = 4 << 20;
 /// Regions of collectives, and the cap, are whole numbers of these.
 const COARSE: usize = 4 * GRAIN;
 
-fn take(free: &mut BTreeMap<usize, usize>, bytes: usize) -> Option<usize> {
+pub(super) fn take(free: &mut BTreeMap<usize, usize>, bytes: usize) -> Option<usize> {
     let (&offset, &len) = free.iter().find(|&(_, &len)| len >= bytes)?;
     free.remove(&offset);
     if len > bytes {
@@ -75,7 +75,7 @@ fn take(free: &mut BTreeMap<usize, usize>, bytes: usize) -> Option<usize> {
     Some(offset)
 }
 
-fn give(free: &mut BTreeMap<usize, usize>, mut offset: usize, mut bytes: usize) {
+pub(super) fn give(free: &mut BTreeMap<usize, usize>, mut offset: usize, mut bytes: usize) {
     if let Some((&before, &len)) = free.range(..offset).next_back()
         && before + len == offset
     {

@@ -14,6 +14,8 @@ pub(super) struct Channel {
     pub(super) cell: usize,
     pub(super) depth: u64,
     pub(super) bytes: u64,
+    /// Whether each reader is to say what it has read.
+    pub(super) acks: bool,
 }
 
 impl Channel {
@@ -30,6 +32,13 @@ impl Channel {
         // The line that counts the messages, and one for each reader up to this rank's.
         let there =
             memory.holds(lines, LINE * (2 + want.reader)) && memory.holds(cells, cell.checked_mul(depth)?);
-        there.then_some(Self { lines, cells, cell, depth: depth as u64, bytes: field(4) })
+        there.then_some(Self {
+            lines,
+            cells,
+            cell,
+            depth: depth as u64,
+            bytes: field(4),
+            acks: field(5) != 0,
+        })
     }
 }

@@ -18,5 +18,5 @@ mod ranks;
 
 pub use crate::process::layout::SLOT_BYTES;
 pub use board::Board;
-pub use near::Near;
+pub use near::{Near, Stay};
 pub use prepare::{Prepared, Unreachable};

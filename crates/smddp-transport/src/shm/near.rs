@@ -12,9 +12,19 @@ use super::messages::NearMessages;
 use super::ranks::{AllDone, Home, Ranks, nonsense};
 use crate::fork;
 use crate::process::layout::*;
+use crate::process::memory::Memory;
 use crate::process::order::Slot;
 use crate::process::{Endpoint, Region, Sleeper};
 use crate::{Fault, Head, LONGEST_WHY, Mismatch, Outlet, PointToPoint, Wiring};
+
+/// An outlet whose messages stay where they lie, in this process's symmetric memory, one behind the other, `stride` bytes from one to
+/// the next: its readers take them from there, and the operation is over when they have.
+#[derive(Clone, Copy, Debug)]
+pub struct Stay {
+    pub channel: usize,
+    pub at: *const u8,
+    pub stride: usize,
+}
 
 /// A channel I write, in the operation under way.
 struct NearOutlet {
@@ -27,6 +37,16 @@ struct NearOutlet {
     read: u64,
     readers: usize,
     messages: u64,
+    /// The caller's own memory.
+    stays: bool,
+}
+
+impl NearOutlet {
+    /// Messages that all its readers have read, as far as they say.
+    fn read_by_all(&self, memory: &Memory) -> u64 {
+        let read = (1..=self.readers).map(|reader| memory.count(self.lines + LINE * reader).told());
+        read.min().unwrap_or(u64::MAX)
+    }
 }
 
 /// A channel I read, in the operation under way; resolved when its writer's header is seen.
@@ -194,11 +214,20 @@ impl Near {
         self.differs.is_none()
     }
 
-    fn open_region(&mut self, wiring: &Wiring) -> Option<Region> {
+    fn open_region(&mut self, wiring: &Wiring, stays: &[Stay]) -> Option<Region> {
         let Home { endpoint, nonce, .. } = self.home.as_ref()?;
+        // Where an outlet's messages lie of themselves: offset and stride.
+        let stays = |channel: usize| {
+            let Stay { at, stride, .. } = *stays.iter().find(|stay| stay.channel == channel)?;
+            let bytes = stride.checked_mul(usize::try_from(wiring.outlets[channel].messages).ok()?)?;
+            Some((endpoint.symmetric.offset(&endpoint.memory, at as usize, bytes)?, stride))
+        };
         let lines: usize = wiring.outlets.iter().map(|o| LINE * (1 + o.readers.len())).sum();
         let fixed = wiring.outlets.len() * ENTRY + lines;
-        let cells: usize = wiring.outlets.iter().map(|o| o.cell.next_multiple_of(LINE)).sum();
+        let cells: usize = (0..wiring.outlets.len())
+            .filter(|&channel| stays(channel).is_none())
+            .map(|channel| wiring.outlets[channel].cell.next_multiple_of(LINE))
+            .sum();
         let bytes = |depth: usize| fixed.next_multiple_of(GRAIN) + cells * depth;
         let (want, least) = wiring.depth;
         let region = endpoint.pool.acquire(&endpoint.memory, *nonce, bytes(want), bytes(least))?;
@@ -212,10 +241,18 @@ impl Near {
         let mut cell = fixed.next_multiple_of(GRAIN);
         self.outs.clear();
         for (channel, outlet) in wiring.outlets.iter().enumerate() {
-            let cell_bytes = outlet.cell.next_multiple_of(LINE);
+            let stays = stays(channel);
+            let (cells, cell_bytes, cells_deep) = match stays {
+                Some((offset, stride)) => (offset - region.offset, stride, outlet.messages as usize),
+                None => (cell, outlet.cell.next_multiple_of(LINE), depth),
+            };
             let entry = region.offset + channel * ENTRY;
-            for (i, value) in [line, cell, cell_bytes, depth, outlet.bytes as usize].into_iter().enumerate() {
+            let told = [line, cells, cell_bytes, cells_deep, outlet.bytes as usize, stays.is_some().into()];
+            for (i, value) in told.into_iter().enumerate() {
                 memory.word64(entry + 8 * i).store(value as u64, Ordering::Relaxed);
+            }
+            if stays.is_some() {
+                endpoint.symmetric.messages.fetch_add(outlet.messages, Ordering::Relaxed);
             }
             memory.word64(region.offset + line).store(0, Ordering::Relaxed);
             for (i, &reader) in outlet.readers.iter().enumerate() {
@@ -225,16 +262,17 @@ impl Near {
             }
             self.outs.push(NearOutlet {
                 lines: region.offset + line,
-                cells: region.offset + cell,
+                cells: region.offset + cells,
                 cell: cell_bytes,
-                depth: depth as u64,
+                depth: cells_deep as u64,
                 sent: 0,
                 read: 0,
                 readers: outlet.readers.len(),
                 messages: outlet.messages,
+                stays: stays.is_some(),
             });
             line += LINE * (1 + outlet.readers.len());
-            cell += cell_bytes * depth;
+            cell += if stays.is_some() { 0 } else { cell_bytes * depth };
         }
         Some(region)
     }
@@ -272,7 +310,8 @@ impl Near {
             if want.messages > 0 && (at.cell < want.cell || at.depth == 0) {
                 return Err(Mismatch { rank: want.rank, theirs, bytes: None });
             }
-            NearInlet { resolved: true, at, ack: want.messages > at.depth, ..NearInlet::default() }
+            let ack = at.acks || want.messages > at.depth;
+            NearInlet { resolved: true, at, ack, ..NearInlet::default() }
         };
         self.ins[inlet] = found;
         Ok(true)
@@ -280,7 +319,7 @@ impl Near {
 }
 
 impl Near {
-    pub fn begin(&mut self, seq: u64, head: Head, wiring: &Arc<Wiring>) -> bool {
+    pub fn begin(&mut self, seq: u64, head: Head, wiring: &Arc<Wiring>, stays: &[Stay]) -> bool {
         if !self.slot_free(seq) || !self.unheld.is_empty() && !self.hold() || self.differs.is_some() {
             return false;
         }
@@ -297,7 +336,7 @@ impl Near {
         let carries = wiring.outlets.iter().any(|outlet| outlet.messages > 0);
         let mut stage = 0;
         if !wiring.inline && carries {
-            let Some(region) = self.open_region(wiring) else { return false };
+            let Some(region) = self.open_region(wiring, stays) else { return false };
             stage = region.offset as u64;
             self.region = Some(region);
         }
@@ -321,6 +360,7 @@ impl Near {
                 read: 0,
                 readers: 0,
                 messages: 1,
+                stays: false,
             });
         } else {
             header.tell(seq);
@@ -333,11 +373,7 @@ impl Near {
         let memory = &self.home.as_ref()?.endpoint.memory;
         let out = &mut self.outs[channel];
         if out.sent.saturating_sub(out.read) >= out.depth {
-            let mut least = u64::MAX;
-            for reader in 1..=out.readers {
-                least = least.min(memory.count(out.lines + LINE * reader).told());
-            }
-            out.read = least;
+            out.read = out.read_by_all(memory);
             // A reader that says it has read more than there was spoils its own messages only.
             if out.sent.saturating_sub(out.read) >= out.depth {
                 self.flush();
@@ -359,7 +395,7 @@ impl Near {
         };
         // The readers look at this line while they wait, so it is in their caches: how long it takes to take it back
         // tells how far they are. The barriers cost little beside a large cell.
-        let measured = !self.wiring.inline && out.cell >= MEASURED && out.sent % 4 == 2;
+        let measured = !self.wiring.inline && !out.stays && out.cell >= MEASURED && out.sent % 4 == 2;
         let begun = measured.then(|| {
             fence(Ordering::SeqCst);
             Instant::now()
@@ -396,6 +432,12 @@ impl Near {
         let want = self.wiring.inlets[inlet];
         let found = &mut self.ins[inlet];
         found.taken += 1;
+        // Its writer's own memory is what was read, if that was still as it had been then.
+        if found.at.acks && !self.ranks.remotes[want.rank].sound() {
+            let how = "ended its call before this rank had read its memory".to_owned();
+            self.nonsense.get_or_insert(Fault::Lost { rank: want.rank, how });
+            return;
+        }
         if found.ack {
             let memory = self.ranks.remotes[want.rank].memory();
             memory.count(found.at.lines + LINE * (1 + want.reader)).tell(found.taken);
@@ -408,6 +450,15 @@ impl Near {
             if !self.ins[inlet].resolved && !self.resolve(inlet)? {
                 return Ok(false);
             }
+        }
+        if self.nonsense.is_some() {
+            return Ok(false);
+        }
+        let Some(Home { endpoint, .. }) = &self.home else { return Ok(true) };
+        let unread = |out: &NearOutlet| out.stays && out.read_by_all(&endpoint.memory) < out.messages;
+        if self.outs.iter().any(unread) {
+            self.look_in_vain();
+            return Ok(false);
         }
         Ok(true)
     }

@@ -4,14 +4,16 @@ use std::sync::Arc;
 
 use std::sync::atomic::Ordering;
 
-use super::near::Near;
+use super::near::{Near, Stay};
 use super::prepare::Prepared;
+use crate::process::SymmetricBuffer;
 use crate::process::layout::*;
 use crate::{Envelope, Fault, Head, Inlet, Outlet, Wiring};
 
 const CAP: usize = 4 << 20;
 const BYTES: usize = 20_000;
 const HEAD: Head = Head { what: 7, count: 1 };
+const END: usize = STAGING + CAP + RESERVE_BYTES + SYMMETRIC_BYTES;
 /// Offsets, sizes and counts that nobody means well with, and some that are merely wrong.
 const EVIL: [u64; 12] = [
     0,
@@ -20,8 +22,8 @@ const EVIL: [u64; 12] = [
     64,
     4097,
     (STAGING + CAP) as u64,
-    (STAGING + CAP + RESERVE_BYTES) as u64 - 8,
-    (STAGING + CAP + RESERVE_BYTES) as u64 + 64,
+    END as u64 - 8,
+    END as u64 + 64,
     1 << 40,
     1 << 63,
     u64::MAX - 63,
@@ -51,7 +53,7 @@ fn wiring(peer: usize, cell: usize) -> Wiring {
 fn begun(cell: usize) -> [Near; 2] {
     let mut links = pair();
     for (rank, link) in links.iter_mut().enumerate() {
-        assert!(link.begin(0, HEAD, &Arc::new(wiring(1 - rank, cell))));
+        assert!(link.begin(0, HEAD, &Arc::new(wiring(1 - rank, cell)), &[]));
     }
     links[1].cell(0).unwrap();
     links[1].publish(0);
@@ -177,11 +179,40 @@ fn a_card_that_names_a_block_outside_of_its_memory_is_refused() {
 #[test]
 fn a_writer_with_smaller_cells_is_a_mismatch() {
     let mut links = pair();
-    assert!(links[0].begin(0, HEAD, &Arc::new(wiring(1, BYTES))));
+    assert!(links[0].begin(0, HEAD, &Arc::new(wiring(1, BYTES)), &[]));
     // As many bytes in two messages.
-    assert!(links[1].begin(0, HEAD, &Arc::new(wiring(0, BYTES / 2))));
+    assert!(links[1].begin(0, HEAD, &Arc::new(wiring(0, BYTES / 2)), &[]));
     links[1].cell(0).unwrap();
     links[1].publish(0);
     let found = links[0].message(0).unwrap_err();
     assert_eq!((found.rank, found.theirs, found.bytes), (1, HEAD, None));
+}
+
+/// What was read may have been overwritten by then: the caller has its memory back.
+#[test]
+fn a_writer_that_gave_up_while_its_memory_was_read_is_an_error_of_the_reader() {
+    let buffer = SymmetricBuffer::new(CAP, BYTES).unwrap();
+    for gives_up in [false, true] {
+        let mut links = pair();
+        let stay = Stay { channel: 0, at: buffer.as_mut_ptr(), stride: BYTES };
+        assert!(links[0].begin(0, HEAD, &Arc::new(wiring(1, BYTES)), &[]));
+        assert!(links[1].begin(0, HEAD, &Arc::new(wiring(0, BYTES)), &[stay]));
+        assert_eq!(links[1].cell(0), Some(buffer.as_mut_ptr()));
+        links[1].publish(0);
+        links[0].cell(0).unwrap();
+        links[0].publish(0);
+        links[1].message(0).unwrap().unwrap();
+        links[1].release(0);
+        assert!(!links[1].settle().unwrap(), "nobody has read it");
+        assert_eq!(links[0].message(0).unwrap(), Some(buffer.as_mut_ptr().cast_const()));
+        if gives_up {
+            links[1].poison("its deadline has passed");
+        }
+        links[0].release(0);
+        assert_eq!(links.each_mut().map(|link| link.settle().unwrap()), [!gives_up; 2]);
+        let lost = links[0].faults().into_iter().any(|fault| {
+            matches!(fault, Fault::Lost { rank: 1, how } if how.contains("before this rank had read"))
+        });
+        assert_eq!(lost, gives_up);
+    }
 }

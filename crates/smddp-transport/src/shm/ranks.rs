@@ -1,7 +1,7 @@
 //! The ranks of a node as one of them reaches the others.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
 use crate::process::bell::{Bell, ring_at};
@@ -60,6 +60,11 @@ impl RemoteRank {
     /// Whether the block is still this group's and not closed.
     pub(super) fn open(&self) -> bool {
         self.word(NONCE).load(Ordering::Acquire) == self.nonce && self.state() & CLOSED == 0
+    }
+    /// It is in the group, and the group is not dead; asked after all that was read before.
+    pub(super) fn sound(&self) -> bool {
+        fence(Ordering::Acquire);
+        self.open() && self.state() & POISONED == 0
     }
     pub(super) fn state(&self) -> u32 {
         self.memory().word32(self.block + STATE).load(Ordering::Acquire)

@@ -64,7 +64,7 @@ impl Pair {
                 }
                 if !opened[rank] {
                     let wired = group.wire(wiring(1 - rank));
-                    opened[rank] = group.begin(seq, Head { what: 7, count: 1 }, &wired);
+                    opened[rank] = group.begin(seq, Head { what: 7, count: 1 }, &wired, &[]);
                     if opened[rank] {
                         let cell = group.cell(0).unwrap().cast::<u64>();
                         // SAFETY: the cell is this group's, aligned, and has eight bytes.

@@ -1,0 +1,106 @@
+"""Tensors in memory that the ranks of a host read where it lies: `smddp.empty`, and torch's doors to it."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import smddp
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+from backend.oracle import same
+from backend.ranks import BACKEND, on_ranks
+
+pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="only smddp has such memory")
+
+
+def _stayed() -> int:
+    """Messages of this process that were read where they lay."""
+    from smddp import _core
+
+    return _core.SymmetricBuffer.usage()[2]
+
+
+def _in_use() -> int:
+    from smddp import _core
+
+    gc.collect()
+    return _core.SymmetricBuffer.usage()[0]
+
+
+@on_ranks(2, 3)
+def test_collectives_take_from_it_and_it_is_the_callers_again_after_each():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    shard, whole = smddp.empty(40_000), smddp.empty((size, 40_000))
+    halves = smddp.empty(96_000, dtype=torch.bfloat16)
+    for turn in range(3):
+        before = _stayed()
+        shard.fill_(rank + turn)
+        dist.all_gather_into_tensor(whole.view(-1), shard)
+        shard.fill_(-1)
+        same(whole[:, 7], torch.arange(size) + float(turn))
+        assert _stayed() > before
+
+        part = torch.empty(40_000)
+        dist.reduce_scatter_tensor(part, whole.view(-1))
+        same(part, torch.full((40_000,), size * (rank + float(turn))))
+
+        halves.fill_(rank + 1)
+        work = dist.all_reduce(halves, async_op=True)
+        work.wait()
+        same(halves, torch.full((96_000,), size * (size + 1) / 2, dtype=torch.bfloat16))
+
+
+@on_ranks(2)
+def test_a_tensor_holds_its_memory_and_gives_it_back():
+    before = _in_use()
+    tensor = smddp.empty(3, 5000, dtype=torch.float64)
+    row = tensor[1]
+    assert tensor.shape == (3, 5000) and tensor.dtype == torch.float64 and tensor.is_contiguous()
+    assert _in_use() >= before + 8 * 15_000
+    del tensor
+    row.fill_(1)
+    assert _in_use() > before
+    del row
+    assert _in_use() == before
+    assert smddp.empty(0).shape == (0,) and smddp.empty().shape == ()
+    assert smddp.empty(4, dtype="float32").dtype.name == "float32"
+
+
+@on_ranks(2)
+def test_what_cannot_be_made_is_refused():
+    with pytest.raises(MemoryError, match=r"symmetric memory are not free in one piece: .* MiB are in use"):
+        smddp.empty(1 << 40)
+    with pytest.raises(ValueError, match="no extent may be negative"):
+        smddp.empty(2, -1)
+    with pytest.raises(TypeError, match="Python objects"):
+        smddp.empty(2, dtype=object)
+
+
+@on_ranks(2)
+def test_fsdp2s_buffers_are_in_it_where_it_is_asked_to():
+    ask = "set_allocate_memory_from_process_group_for_comm"
+    losses = {}
+    for symmetric in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 256))
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+        if not hasattr(model, ask):
+            return  # an older torch has no such door
+        getattr(model, ask)(symmetric)
+        for module in model:
+            getattr(module, ask)(symmetric)
+        before = _stayed()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            loss = model(torch.ones(4, 256) * (1 + step)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        losses[symmetric] = loss.item()
+        assert (_stayed() > before) == symmetric
+    assert losses[True] == losses[False]
