@@ -100,6 +100,8 @@ fn every_collective_reads_it_where_it_lies_and_gives_it_back() {
 /// Large enough, and where words may lie: then no message was copied into a cell.
 #[test]
 fn messages_that_stay_are_counted() {
+    // The process keeps its memory, and the count, as long as somebody has some.
+    let _held = SymmetricBuffer::new(CAP, 1).unwrap();
     let before = SymmetricBuffer::usage().messages;
     over(Wire::Shm.links(2), PATIENCE, |comm| {
         let (mut input, mut output) = (Floats::new(50_000, 0), Floats::new(100_000, 0));
