@@ -162,6 +162,7 @@ impl Driver {
             std::thread::sleep(Duration::from_millis(1));
         }
         let how = format!("{LEFT}{}", describe::last_error(&self.group, rank));
+        self.quoted = self.group.last_error(rank).map(|(_, text)| text);
         describe::lost(&self.group, &self.name, what, rank, &how)
     }
 

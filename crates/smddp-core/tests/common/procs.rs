@@ -199,11 +199,10 @@ pub(crate) fn start(role: &str, size: usize, environment: &[(&str, &str)], patie
             .env(RANK, rank.to_string())
             .env(SIZE, size.to_string())
             .env("RUST_BACKTRACE", "0")
-            .envs(
-                environment
-                    .iter()
-                    .map(|(name, value)| (name, value.replace("{pair}", &(rank / 2).to_string()))),
-            )
+            .envs(environment.iter().map(|(name, value)| {
+                let value = value.replace("{pair}", &(rank / 2).to_string());
+                (name, value.replace("{rank}", &rank.to_string()))
+            }))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

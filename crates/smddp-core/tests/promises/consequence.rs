@@ -11,6 +11,8 @@ use crate::common::procs::{Me, start};
 const SIZE: usize = 4;
 /// Rank 1 waits for a message.
 const MESSAGE: &str = "SMDDP_TEST_MESSAGE";
+/// Each rank is a node of its own, and leaves where others are killed: between nodes a process that is killed tells nothing.
+const APART: [(&str, &str); 2] = [("SMDDP_NODE", "node {rank}"), ("SMDDP_SOCKET_IFNAME", "=lo")];
 
 fn fail(comm: &Communicator) -> Error {
     comm.barrier(Options::default()).unwrap_err()
@@ -46,6 +48,11 @@ pub(crate) fn rank(me: &Me) {
         "{error}"
     );
     me.say(&error.to_string());
+    if std::env::var(APART[0].0).is_ok() {
+        me.get(&format!("leave {}", me.rank));
+        smddp_core::shutdown();
+        me.say("left");
+    }
     me.get("over");
 }
 
@@ -55,11 +62,18 @@ fn tells(environment: &[(&str, &str)], what: &str) {
     let cause = ranks.hear(1, what).text;
     assert!(cause.contains("on group `pair` Timed out"), "{cause}");
     for (dies, hears) in [(1, 0), (0, 3)] {
-        ranks.kill(dies);
+        if environment.starts_with(&APART) {
+            ranks.put(&format!("leave {dies}"), "yes");
+        } else {
+            ranks.kill(dies);
+        }
         let error = ranks.hear(hears, "barrier").text;
         assert!(error.contains(&format!("of group `pair`: {cause}")), "{error}");
     }
-    ranks.put("over", "yes");
+    // Whoever is left.
+    for end in ["over", "leave 3"] {
+        ranks.put(end, "yes");
+    }
     ranks.finish([2, 3]);
 }
 
@@ -71,4 +85,10 @@ fn a_rank_that_ends_with_an_error_of_another_group_tells_it_to_all_who_wait_for_
 #[test]
 fn a_rank_that_ends_with_the_error_of_a_message_tells_it_to_all_who_wait_for_it() {
     tells(&[(MESSAGE, "1")], "recv");
+}
+
+#[test]
+fn a_rank_that_leaves_after_an_error_tells_it_to_ranks_of_other_nodes_that_wait_for_it() {
+    tells(&APART, "barrier");
+    tells(&[&APART[..], &[(MESSAGE, "1")]].concat(), "recv");
 }

@@ -247,9 +247,9 @@ impl Group {
     }
 
     /// The last error of the process of `rank`, which names the one that had it, and how long ago that was; `None` if it had
-    /// none, or is of another node.
+    /// none, or is of another node and has not said goodbye.
     pub fn last_error(&self, rank: usize) -> Option<(Duration, String)> {
-        self.near.last_error(self.reach.local(rank)?)
+        self.way_to(rank).map_or_else(|net| net.last_error(rank), |local| self.near.last_error(local))
     }
 
     /// Ranks whose processes do not run, though their hosts do, and that in words: of other nodes, as the survey found them.

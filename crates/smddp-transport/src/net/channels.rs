@@ -10,15 +10,18 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use self::goodbye::LastError;
 use super::frame::{CLASSES, Frame, Kind, MESSAGES};
 use super::messages::FarMessages;
 use super::tcp::{Listeners, Watches};
 use super::wire::{Broken, Destination, Sink, Ticket, Wire};
 use super::wiring::{InletProgress, Landing, NetInlet, NetWiring, Progress};
 use crate::fork;
-use crate::process::{Endpoint, Owner};
+use crate::process::layout::LONGEST_ERROR;
+use crate::process::{Endpoint, Owner, last_error};
 use crate::{Fault, Head, LONGEST_WHY, Mismatch, PointToPoint};
 
+mod goodbye;
 mod survey;
 #[cfg(test)]
 mod tests;
@@ -48,6 +51,8 @@ struct RankState {
     used: u8,
     goodbyes: u8,
     left: bool,
+    /// What came with its goodbye.
+    last_error: Option<LastError>,
     /// What it says of why the group is dead, and the class on which that comes. Made once, since it may be written to for as
     /// long as the wire is.
     words: Option<(u32, Box<[u8]>)>,
@@ -397,6 +402,7 @@ impl Net {
         }
         self.wire.check(now);
         self.watches.iter_mut().for_each(|watches| watches.check(now));
+        self.state.peers.iter_mut().filter_map(|p| p.last_error.as_mut()).for_each(|error| error.seen(now));
         let mut faults: Vec<Fault> = self.state.differs.clone().into_iter().collect();
         let peers = || self.state.peers.iter().enumerate();
         faults.extend(peers().filter_map(|(rank, p)| Some(Fault::Poisoned { rank, why: p.poison.clone()? })));
@@ -488,13 +494,18 @@ impl Net {
         if std::mem::replace(&mut self.gone, true) {
             return;
         }
+        let error = last_error::own();
         for rank in self.acquaintances() {
             // On the messages' class in any case: on the other one it may stand behind a call that the peer never makes.
             let classes = self.state.peers[rank].used | 1 << MESSAGES;
             for class in (0..CLASSES).filter(|class| classes >> class & 1 == 1) {
                 let (channel, index) = (class as u32, u64::from(classes));
-                let frame = Frame { channel, index, ..Frame::new(Kind::Leave, self.state.seq) };
-                self.frame(rank, &frame, std::ptr::null(), P2P);
+                let mut frame = Frame { channel, index, ..Frame::new(Kind::Leave, self.state.seq) };
+                let mut payload = std::ptr::null();
+                if let Some((ago, text)) = error.as_ref().filter(|_| class == MESSAGES) {
+                    (frame.bytes, frame.total, payload) = goodbye::words(*ago, text);
+                }
+                self.frame(rank, &frame, payload, P2P);
             }
         }
         // A dead group's bytes may have nobody to take them.
@@ -519,6 +530,11 @@ impl Net {
     /// Whether no message of that rank is still to come.
     pub(crate) fn p2p_over(&self, rank: usize) -> bool {
         self.state.peers[rank].goodbyes >> MESSAGES & 1 == 1
+    }
+
+    /// The last error of a rank's process, if it said goodbye with one, and how long ago that was.
+    pub(crate) fn last_error(&self, rank: usize) -> Option<(Duration, String)> {
+        self.state.peers[rank].last_error.as_ref()?.told()
     }
 
     pub(crate) fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
@@ -685,6 +701,15 @@ impl Sink for Inbound {
             // It comes on each class that is used: the first to begin counts.
             Kind::Poison if frame.bytes <= LONGEST_WHY as u64 => Destination::Drop,
             Kind::Poison => self.refuse(peer, "a reason without an end why the group is dead"),
+            Kind::Leave if frame.bytes > LONGEST_ERROR as u64 => self.refuse(peer, "an error without an end"),
+            // Once, and where it belongs.
+            Kind::Leave if frame.bytes > 0 => {
+                let known = &mut self.peers[peer].last_error;
+                match frame.channel as usize == MESSAGES && known.is_none() {
+                    true => Destination::Here(known.insert(LastError::new(frame)).place()),
+                    false => Destination::Drop,
+                }
+            }
             _ if frame.bytes > 0 => self.refuse(peer, "bytes with a frame that has none"),
             _ => Destination::Drop,
         }
@@ -721,6 +746,9 @@ impl Sink for Inbound {
                 // What it sent on its other class may still be on its way.
                 self.peers[peer].goodbyes |= 1 << (frame.channel & 7);
                 self.peers[peer].left = u64::from(self.peers[peer].goodbyes) & frame.index == frame.index;
+                if frame.channel as usize == MESSAGES {
+                    self.peers[peer].last_error.iter_mut().for_each(LastError::came);
+                }
             }
             Kind::Hail => self.hailed(peer, frame),
             // Between the ends of a wire.
@@ -757,5 +785,6 @@ impl Net {
         state.owner.holds(at, bytes)
             || state.messages.holds(at, bytes)
             || state.peers.iter().filter_map(|peer| Some(&*peer.words.as_ref()?.1)).any(words)
+            || state.peers.iter().filter_map(|peer| Some(peer.last_error.as_ref()?.text())).any(words)
     }
 }

@@ -21,7 +21,8 @@ pub(crate) enum Kind {
     Piece = 5,
     /// The sender declares the group dead; the payload says why.
     Poison = 6,
-    /// The sender leaves in good order: its last frame on class `channel`, of the classes whose bits `index` has.
+    /// The sender leaves in good order: its last frame on class `channel`, of the classes whose bits `index` has. On the
+    /// messages' class the payload is its process's last error, `total` nanoseconds old, if it had one.
     Leave = 7,
     /// The sender waits for the receiver in operation `seq`, which is `what`.
     Hail = 8,

@@ -36,6 +36,11 @@ fn write(memory: &Memory, text: &str, now: Duration) {
     memory.write_text(ERROR_TEXT, &text[..end.unwrap_or(0)], LONGEST_ERROR);
 }
 
+/// The last error of this process, which is to be told where its memory cannot be read, and how long ago that was.
+pub(crate) fn own() -> Option<(Duration, String)> {
+    left_in(&Endpoint::existing()?.memory)
+}
+
 /// What the process whose memory this is wrote down last, and how long ago.
 pub(crate) fn left_in(memory: &Memory) -> Option<(Duration, String)> {
     let text = memory.read_text(ERROR_TEXT, LONGEST_ERROR);

@@ -5,8 +5,11 @@ use std::time::{Duration, Instant};
 
 use super::{HAIL, Net, Uplink};
 use crate::fuzzing::{endpoint, line};
+use crate::net::frame::{Frame, Kind, MESSAGES};
+use crate::net::wire::{Destination, Sink};
 use crate::net::wiring::NetWiring;
-use crate::{Head, Inlet};
+use crate::process::layout::LONGEST_ERROR;
+use crate::{Fault, Head, Inlet};
 
 /// Rank 0 of two, over a wire on which nothing comes by itself.
 fn rank() -> (Net, line::Shared) {
@@ -41,4 +44,35 @@ fn who_keeps_a_rank_waiting_is_told_what_for_once_the_time_is_up_and_once_for_ea
         net.end();
         now += 100 * HAIL;
     }
+}
+
+/// Rank 1's goodbye on a class, with an error of so many bytes; where those are to go.
+fn goodbye(net: &mut Net, class: usize, bytes: usize) -> Destination {
+    let (channel, index, bytes) = (class as u32, 3, bytes as u64);
+    let frame = Frame { channel, index, bytes, total: 5_000_000_000, ..Frame::new(Kind::Leave, 0) };
+    let place = net.state.place(1, &frame);
+    if let Destination::Here(at) = place {
+        // SAFETY: what lies there has room for the payload.
+        unsafe { at.write_bytes(b'x', bytes as usize) };
+    }
+    net.state.arrived(1, &frame);
+    place
+}
+
+#[test]
+fn who_leaves_tells_its_last_error_once_and_no_longer_one_than_there_is_room_for() {
+    let (mut net, _line) = rank();
+    assert!(matches!(goodbye(&mut net, MESSAGES, LONGEST_ERROR), Destination::Here(_)));
+    // Neither a second time nor elsewhere.
+    assert_eq!(goodbye(&mut net, MESSAGES, 1), Destination::Drop);
+    assert_eq!(goodbye(&mut net, 0, 1), Destination::Drop);
+    assert_eq!(net.faults(Instant::now()), [Fault::Left { rank: 1 }]);
+    let (ago, text) = net.last_error(1).unwrap();
+    assert_eq!(text, "x".repeat(LONGEST_ERROR));
+    assert!(ago >= Duration::from_secs(5) && ago < Duration::from_secs(60), "{ago:?}");
+
+    let (mut net, _line) = rank();
+    assert_eq!(goodbye(&mut net, MESSAGES, LONGEST_ERROR + 1), Destination::Drop);
+    assert_eq!(net.last_error(1), None);
+    assert!(matches!(&net.faults(Instant::now())[..], [Fault::Lost { rank: 1, .. }]));
 }
