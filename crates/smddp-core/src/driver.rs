@@ -62,6 +62,8 @@ pub(crate) struct Driver {
     quoted: Option<String>,
     /// When the call by which this rank leaves first met another one.
     met: Option<Instant>,
+    /// This rank leaves, and the receivers of its messages know that there is none after those.
+    told_last: bool,
     /// SMDDP_DEBUG=TRACE.
     traced: bool,
     /// The last call of which it was told that ranks are late.
@@ -90,6 +92,7 @@ impl Driver {
             heard: None,
             quoted: None,
             met: None,
+            told_last: false,
             traced: log::tells(Level::Trace),
             told_late: None,
         }

@@ -53,6 +53,11 @@ impl Ledger {
         self.balance = self.balance.wrapping_add(Self::name(self.me, to, tag).wrapping_mul(times as u64));
     }
 
+    /// The ranks to which this one has sent anything.
+    pub(crate) fn receivers(&self) -> Vec<usize> {
+        self.counts.iter().enumerate().filter(|(_, (sent, _))| *sent > 0).map(|(rank, _)| rank).collect()
+    }
+
     pub(crate) fn asked(&mut self, from: usize, tag: u64, times: i32) {
         self.counts[from].1 = self.counts[from].1.wrapping_add_signed(times);
         self.balance = self.balance.wrapping_sub(Self::name(from, self.me, tag).wrapping_mul(times as u64));

@@ -159,6 +159,11 @@ impl PointToPoint {
             || (self.size == 2 && self.waiting.contains_key(&None))
     }
 
+    /// Whether each message that is to be sent is announced to its receiver.
+    pub(crate) fn announced_all(&self) -> bool {
+        self.sends.iter().all(|send| send.stream.is_some())
+    }
+
     /// The ranks of which a recv waits for a message.
     pub(crate) fn sought(&self) -> Vec<usize> {
         self.waiting.keys().flatten().copied().collect()

@@ -54,6 +54,7 @@ impl Driver {
     /// Looks for reasons why what is waited for does not come: the dead, the gone, and passed deadlines. Called when blocked,
     /// and now and then while something moves.
     pub(crate) fn examine(&mut self, now: Instant) -> Result<(), Error> {
+        self.tell_last();
         if let Some(op) = self.queue.front().filter(|op| op.begun) {
             let (seq, mine) = (op.seq, op.bound.head);
             if let Some(found) = self.group.settle().err().or_else(|| self.other_call(seq, mine)) {
@@ -104,6 +105,18 @@ impl Driver {
             let theirs = self.group.head_of(rank, seq).filter(|&theirs| theirs != mine)?;
             Some(Mismatch { rank, theirs, bytes: None })
         })
+    }
+
+    /// A short message is out of this rank's hands before anybody asks for it. So a rank that leaves, and has to wait for that,
+    /// tells those whom it sent anything that this was all: a recv that waits for another message ends then, with an error
+    /// that this rank is still there to hear.
+    fn tell_last(&mut self) {
+        if !self.told_last && self.leaves() && self.messages.announced_all() {
+            self.told_last = true;
+            for rank in self.messages.ledger.receivers() {
+                self.group.p2p_last(rank);
+            }
+        }
     }
 
     /// A rank that leaves sends nothing more to the recvs that wait for it. In a node all that it sent can be seen before that it

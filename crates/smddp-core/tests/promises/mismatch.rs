@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Error, Options, RedOp, Result};
 
-use crate::common::{Gate, PATIENCE, SOON, Wire, over, shape};
+use crate::common::{Gate, PATIENCE, SOON, Wire, fabric_links, over, shape};
 
 /// One call, small enough to be written in a table.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -271,4 +271,31 @@ fn a_message_of_another_size_or_type_fails_on_both_sides_naming_both() {
             });
         }
     }
+}
+
+#[test]
+fn a_message_with_another_tag_than_its_recv_is_told_to_its_sender_at_the_latest_when_that_leaves() {
+    let begun = Instant::now();
+    for links in Wire::EACH.map(|wire| wire.links(3)).into_iter().chain(fabric_links(3)) {
+        over(links, PATIENCE, |comm| {
+            let mut data = [0f32; 10];
+            let ptr: *mut u8 = data.as_mut_ptr().cast();
+            // SAFETY: the buffer outlives the work, which is waited for.
+            let called = unsafe {
+                match comm.rank() {
+                    0 => comm.send(ptr, 10, DType::F32, 1, 3, Options::default()).map(Some),
+                    1 => comm.recv(ptr, 10, DType::F32, Some(0), 4, Options::default()).map(Some),
+                    _ => Ok(None),
+                }
+            };
+            let outcome = called.unwrap().map_or(Ok(()), |work| work.wait(None));
+            let error = outcome.and_then(|()| comm.finish(PATIENCE)).unwrap_err();
+            let text = error.to_string();
+            assert!(matches!(error, Error::Mismatch { .. }), "rank {}: {text}", comm.rank());
+            for tag in ["tag 3", "tag 4"] {
+                assert!(text.contains(tag), "rank {}: `{tag}` is not in: {text}", comm.rank());
+            }
+        });
+    }
+    assert!(begun.elapsed() < SOON, "took {:?}", begun.elapsed());
 }

@@ -309,6 +309,15 @@ impl Group {
         self.way_to(rank).is_ok()
     }
 
+    /// Tells `rank`, if it is of another node, that this one has no message for it any more, though it is still here.
+    pub fn p2p_last(&mut self, rank: usize) {
+        if self.reach.local(rank).is_none()
+            && let Some(far) = &mut self.far
+        {
+            far.net.p2p_last(rank);
+        }
+    }
+
     /// Whether `rank`, of another node, has said that no message of it is still to come, though what it called for may be.
     pub fn p2p_over(&self, rank: usize) -> bool {
         self.way_to(rank).is_err_and(|net| net.p2p_over(rank))

@@ -50,6 +50,8 @@ struct RankState {
     /// Classes (bits) on which anything was sent to it, and on which it said goodbye.
     used: u8,
     goodbyes: u8,
+    /// All its messages are announced.
+    last_announced: bool,
     left: bool,
     /// What came with its goodbye.
     last_error: Option<LastError>,
@@ -527,9 +529,16 @@ impl Net {
         }
     }
 
-    /// Whether no message of that rank is still to come.
+    /// Whether no message of that rank is still to be announced.
     pub(crate) fn p2p_over(&self, rank: usize) -> bool {
-        self.state.peers[rank].goodbyes >> MESSAGES & 1 == 1
+        let peer = &self.state.peers[rank];
+        peer.last_announced || peer.goodbyes >> MESSAGES & 1 == 1
+    }
+
+    /// Tells a rank that all messages to it are announced.
+    pub(crate) fn p2p_last(&mut self, rank: usize) {
+        self.post();
+        self.frame(rank, &Frame::new(Kind::Last, self.state.seq), std::ptr::null(), P2P);
     }
 
     /// The last error of a rank's process, if it said goodbye with one, and how long ago that was.
@@ -758,6 +767,7 @@ impl Sink for Inbound {
                     self.refuse(peer, what);
                 }
             }
+            Kind::Last => self.peers[peer].last_announced = true,
             Kind::Ready => self.messages.granted(peer, frame),
             Kind::Piece => self.messages.arrived(peer, frame),
         }

@@ -30,10 +30,12 @@ pub(crate) enum Kind {
     Move = 9,
     /// The sender's first frame over this connection: `Move` is its last over another one.
     Moved = 10,
+    /// The sender is about to leave together with all others, and has announced its last message.
+    Last = 11,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 10] = [
+    pub(crate) const ALL: [Self; 11] = [
         Self::Data,
         Self::Credit,
         Self::Announce,
@@ -44,6 +46,7 @@ impl Kind {
         Self::Hail,
         Self::Move,
         Self::Moved,
+        Self::Last,
     ];
 }
 
@@ -76,7 +79,7 @@ impl Frame {
             Kind::Data | Kind::Credit | Kind::Hail | Kind::Move | Kind::Moved => 0,
             // The last frames of every class that was used.
             Kind::Leave | Kind::Poison => self.channel as usize,
-            Kind::Announce | Kind::Ready | Kind::Piece => MESSAGES,
+            Kind::Announce | Kind::Ready | Kind::Piece | Kind::Last => MESSAGES,
         }
     }
 
