@@ -148,7 +148,9 @@ def on_two_groups(one: Call, other: Call, orders: tuple[tuple[int, ...], tuple[i
         "^CollectiveTimeoutError",
         rf"{mine.key[0]} #\d+ on group `{groups[order[0]].group_name}`.*rank {other_rank} ",
     )
-    both_named = rf"rank {other_rank} .*but in {theirs.key[0]} #\d+ of group `{groups[at].group_name}`"
+    # Whose deadline has passed a moment earlier is out of that call.
+    theirs_named = rf"{theirs.key[0]} #\d+ of group `{groups[at].group_name}`"
+    both_named = rf"rank {other_rank} .*(but in {theirs_named}|and {theirs_named} failed)"
     what = f"{one} | {other} on {orders}"
     wrong = told("another group", what, error, *own, both_named)
     # Whoever is a moment later finds that the other has raised already.

@@ -125,6 +125,23 @@ def _another_group_is_named() -> None:
     dist.barrier()
 
 
+def _a_call_of_another_group_that_has_failed_is_named() -> None:
+    """Rank 1's deadline in another group passes first."""
+    late, other = dist.new_group([0, 1], timeout=2 * DEADLINE), dist.new_group([1, 2], timeout=DEADLINE)
+    if dist.get_rank() == 0:
+        said = r"rank 1 is in no call of this group.*and barrier #\d+ of group `.*` failed 0\.\d s ago"
+        with pytest.raises(smddp.CollectiveTimeoutError, match=said):
+            dist.all_reduce(torch.ones(2), group=late)
+        _store().add("failed", 1)
+    elif dist.get_rank() == 1:
+        with pytest.raises(smddp.CollectiveTimeoutError):
+            dist.barrier(other)
+        asleep_in_user_code("failed", 1)
+    elif dist.get_rank() == 2:
+        asleep_in_user_code("failed", 1)
+    dist.barrier()
+
+
 def _a_stopped_one_is_told() -> None:
     group = dist.new_group([0, 1], timeout=DEADLINE)
     pids = [None] * 4
@@ -267,6 +284,7 @@ def _who_is_in_a_collective_is_told_of_by_who_waits_for_its_message() -> None:
 a_sleeper_is_named = _Cases(_a_sleeper_is_named)
 who_does_not_come_to_a_new_group_is_told_of = _Cases(_who_does_not_come_to_a_new_group_is_told_of)
 another_group_is_named = _Cases(_another_group_is_named)
+a_call_of_another_group_that_has_failed_is_named = _Cases(_a_call_of_another_group_that_has_failed_is_named)
 a_stopped_one_is_told = _Cases(_a_stopped_one_is_told)
 one_that_stopped_after_it_arrived = _Cases(_one_that_stopped_after_it_arrived_is_told_beside_the_late_one)
 a_waiting_rank_is_seen = _Cases(_a_waiting_rank_is_seen)
@@ -298,6 +316,7 @@ def test_a_rank_asleep_in_user_code_is_named_with_its_line_by_all_others(pool: P
     [
         "who_does_not_come_to_a_new_group_is_told_of",
         "another_group_is_named",
+        "a_call_of_another_group_that_has_failed_is_named",
         "a_stopped_one_is_told",
         "one_that_stopped_after_it_arrived",
         "a_waiting_rank_is_seen",

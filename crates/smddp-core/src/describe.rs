@@ -87,6 +87,8 @@ fn absent(group: &Group, name: &str, op: &Operation) -> (Vec<usize>, String) {
     let (mut late, mut unknown) = (Vec::new(), Vec::new());
     for rank in (0..size).filter(|&rank| rank != me) {
         match group.arrived(rank, seq) {
+            // It leaves in its place.
+            Some(true) if group.head_of(rank, seq).is_some_and(head::is_leaving) => late.push(rank),
             Some(true) => {}
             None if !silent.contains(&rank) => unknown.push(rank),
             _ => late.push(rank),
@@ -113,7 +115,6 @@ fn absent(group: &Group, name: &str, op: &Operation) -> (Vec<usize>, String) {
             "all {size} ranks arrived, but the operation did not end; a rank is stopped or starved of time; the call is {}",
             call(op.bound.head)
         ));
-        // To leave counts as an operation, too.
         let others: Vec<usize> = (0..size).filter(|&rank| rank != me).collect();
         parts.extend(doing(group, name, &others));
     }

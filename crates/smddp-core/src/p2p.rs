@@ -43,6 +43,13 @@ impl Active {
     fn bytes(&self) -> usize {
         self.post.count * self.post.dtype.size()
     }
+    fn is_late(&self, now: Instant) -> bool {
+        now.duration_since(self.post.submitted) >= self.post.timeout
+    }
+    /// The rank that it is to or from, where it is of one.
+    fn peer(&self) -> Option<usize> {
+        self.post.direction.peer()
+    }
     /// "send #3 to rank 1 (5 elements of float32, tag 0)"
     fn what(&self) -> String {
         let (count, dtype, tag) = (self.post.count, self.post.dtype.name(), self.post.tag);
@@ -335,13 +342,22 @@ impl PointToPoint {
         moved
     }
 
-    /// Ends posts whose time is up. One that has not begun ends alone; a message cut in the middle ends the group.
-    pub(crate) fn expire(&mut self, group: &mut Group, name: &str, now: Instant) -> Result<(), Error> {
-        let late = |active: &Active| now.duration_since(active.post.submitted) >= active.post.timeout;
+    /// The ranks that posts whose time is up are to or from; `None` where there is no such post.
+    pub(crate) fn late(&self, now: Instant) -> Option<Vec<usize>> {
+        let waiting = self.waiting.values().flat_map(BTreeMap::values).flatten().map(|(_, recv)| recv);
+        let all = self.sends.iter().chain(&self.recvs).chain(waiting);
+        let mut late = all.filter(|active| active.is_late(now)).peekable();
+        late.peek()?;
+        Some(late.filter_map(Active::peer).collect::<BTreeSet<_>>().into_iter().collect())
+    }
+
+    /// Ends posts whose time is up, and whose peers were asked. One that has not begun ends alone; a message cut in the middle
+    /// ends the group.
+    pub(crate) fn expire(&mut self, group: &Group, name: &str, now: Instant) -> Result<(), Error> {
+        let late = |active: &Active| active.is_late(now);
         let begun =
             self.sends.iter().chain(&self.recvs).find(|active| active.stream.is_some() && late(active));
         if let Some(active) = begun {
-            group.survey_of(&peers(std::slice::from_ref(active)));
             return Err(expired(active, group, name));
         }
         let mut ended: Vec<Active> = self.sends.extract_if(.., |send| late(send)).collect();
@@ -357,9 +373,6 @@ impl PointToPoint {
             });
             !by_tag.is_empty()
         });
-        if !ended.is_empty() {
-            group.survey_of(&peers(&ended));
-        }
         for active in ended {
             enter(&mut self.ledger, &active.post, -1);
             self.recorder.over(active.seq, Outcome::Failed);
@@ -410,14 +423,8 @@ fn misfit(recv: &Active, envelope: Envelope, from: usize, group: &Group, name: &
     }
 }
 
-/// The ranks that these are to or from.
-fn peers(posts: &[Active]) -> Vec<usize> {
-    let ranks = posts.iter().filter_map(|active| active.post.direction.peer());
-    ranks.collect::<BTreeSet<_>>().into_iter().collect()
-}
-
 fn expired(active: &Active, group: &Group, name: &str) -> Error {
-    let missing: Vec<usize> = active.post.direction.peer().into_iter().collect();
+    let missing: Vec<usize> = active.peer().into_iter().collect();
     let detail = match missing.first() {
         Some(&rank) => {
             let other = format!("nothing came of it; the other side is {}", group.describe(rank));

@@ -140,6 +140,7 @@ impl Inner {
         let mut op = self.prepare(driver.spare.take(), &call, counts, Duration::MAX, None)?;
         let mut bound = (*op.bound).clone();
         bound.head = head::leaving(bound.head);
+        bound.wired = bound.wired.untold();
         op.bound = Arc::new(bound);
         let work = Arc::new(Shared::new(Some(Box::new((given, taken.clone())))));
         op.work = Some(work.clone());

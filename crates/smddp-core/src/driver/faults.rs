@@ -96,7 +96,12 @@ impl Driver {
             }
         }
         self.look_for_leavers()?;
-        self.messages.expire(&mut self.group, &self.name, now)
+        let Some(late) = self.messages.late(now) else { return Ok(()) };
+        self.group.survey_of(&late);
+        // As above.
+        let faults = self.group.faults(Instant::now());
+        self.judge(&faults, false)?;
+        self.messages.expire(&self.group, &self.name, now)
     }
 
     /// Where calls differ, all may be writing to ranks that do not read, and hold nobody's header against their own.

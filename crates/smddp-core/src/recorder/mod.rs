@@ -183,16 +183,66 @@ fn doing(key: u64) -> String {
         }
         None => text += " (none finished before)",
     }
-    for other in others {
+    for other in &others {
         if let Some(seen) = other.now().1.first() {
             let (call, since) = (seen.numbered(), ago(seen.entry().submitted));
             text += &format!(", but in {call} of group `{}` for {since}", other.name);
             break;
         }
     }
+    if let Some((failed, name)) = last_failure(&others) {
+        let (call, at) = (failed.numbered(), clock.since(failed.entry().ended));
+        if at < JUST_NOW {
+            text += &format!(", and {call} of group `{name}` failed {} ago", seconds(at));
+        }
+    }
     text + &format!(", at {}", tell::whereabouts())
+}
+
+/// Ranks that wait for each other in different groups have one deadline as a rule, and who is asked last is out of its call.
+const JUST_NOW: Duration = Duration::from_secs(5);
+
+/// The call that failed last in any of these groups, and its group.
+fn last_failure<'a>(of: &[&'a Arc<Recorder>]) -> Option<(Seen, &'a str)> {
+    let last = |recorder: &&'a Arc<Recorder>| Some((recorder.now().0?, recorder.name.as_str()));
+    let failed = of.iter().filter_map(last).filter(|(seen, _)| seen.entry().outcome == Outcome::Failed);
+    failed.max_by_key(|(seen, _)| seen.order())
 }
 
 fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use smddp_plan::Collective;
+
+    /// Of a group of this test's own.
+    fn recorder(name: &str) -> Arc<Recorder> {
+        Recorder::new((name, "shm"), 0, &Topology::single(2), Arc::default(), 4)
+    }
+
+    fn makes(recorder: &Recorder, collective: Collective, outcome: Option<Outcome>) {
+        recorder.submitted(0, Head { what: collective as u64, count: 1 }, 4, ticks(), true);
+        if let Some(outcome) = outcome {
+            recorder.ended(0, outcome, ticks(), None);
+        }
+    }
+
+    #[test]
+    fn who_is_in_no_call_says_which_one_of_another_group_has_just_failed() {
+        let [asked, well, failed, waits] = ["who asked", "who well", "who failed", "who waits"].map(recorder);
+        let says = || doing(about("who asked", 0));
+        makes(&well, Collective::Barrier, Some(Outcome::Ok));
+        assert!(!says().contains(" failed "), "{}", says());
+        makes(&failed, Collective::AllGather, Some(Outcome::Failed));
+        let failure = ", and all_gather #0 of group `who failed` failed 0.0 s ago";
+        assert!(says().contains(failure), "{}", says());
+        makes(&waits, Collective::AllReduce, None);
+        assert!(says().contains(", but in all_reduce #0 of group `who waits` for "), "{}", says());
+        assert!(says().contains(failure), "{}", says());
+        makes(&asked, Collective::AllGather, Some(Outcome::Failed));
+        assert!(says().contains(" (all_gather #0 failed 0.0 s ago)"), "{}", says());
+    }
 }

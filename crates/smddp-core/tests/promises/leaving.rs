@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use smddp_core::{Collective, Communicator, DType, Error, Options};
+use smddp_transport::{Head, Wiring};
 
 use crate::common::group::world;
 use crate::common::job::Job;
@@ -87,4 +88,18 @@ fn what_a_rank_sent_arrives_though_it_leaves_at_once_and_has_unread_frames() {
         }
         one(comm, Collective::Broadcast, 4_000_000, 2).unwrap();
     });
+}
+
+/// It would look as if it were where those are that wait for it.
+#[test]
+fn a_rank_that_leaves_has_not_arrived_in_the_call_of_that_number() {
+    let mut links = Wire::Nodes(1).links(2);
+    let (mut leaves, mut asks) = (links.remove(1).group, links.remove(0).group);
+    let wired = leaves.wire(Wiring { depth: (1, 1), window: 1, ..Wiring::default() });
+    for (seq, wired, arrived) in [(0, wired.clone(), true), (1, wired.untold(), false)] {
+        assert!(leaves.begin(seq, Head::default(), &wired));
+        asks.survey();
+        assert_eq!(asks.arrived(1, seq), Some(arrived), "#{seq}");
+        leaves.end();
+    }
 }

@@ -84,7 +84,13 @@ impl Group {
     #[inline]
     pub fn begin(&mut self, seq: u64, head: Head, wired: &Wired, stays: &[Stay]) -> bool {
         match (&mut self.far, &wired.far) {
-            (Some(far), Some(routes)) => far.begin(&mut self.near, seq, head, (&wired.near, stays), routes),
+            (Some(far), Some(routes)) => {
+                let begun = far.begin(&mut self.near, seq, head, (&wired.near, stays), routes);
+                if begun && !wired.untold {
+                    far.net.tell_begun();
+                }
+                begun
+            }
             _ => self.near.begin(seq, head, &wired.near, stays),
         }
     }

@@ -57,7 +57,7 @@ impl Reach {
     /// The ways of a call's channels: found once, when the call is bound.
     pub fn wire(&self, wiring: &Arc<Wiring>) -> Wired {
         if self.ranks.len() == self.size() {
-            return Wired { near: wiring.clone(), far: None };
+            return Wired { near: wiring.clone(), far: None, untold: false };
         }
         let mut near = Wiring { depth: wiring.depth, ..Wiring::default() };
         let (mut outs, mut ins) = (Vec::new(), Vec::new());
@@ -94,7 +94,8 @@ impl Reach {
         // A writer needs cells for its own work alone where the wire copies what is on its way.
         let written = if self.copies { wiring.window.min(wiring.depth.0) } else { wiring.window };
         let net = Arc::new(NetWiring::new(self.me, net_outlets, &net_inlets, wiring.window, written));
-        Wired { near: Arc::new(near), far: Some(Arc::new(Routes { outs, ins, net, direct: self.copies })) }
+        let far = Some(Arc::new(Routes { outs, ins, net, direct: self.copies }));
+        Wired { near: Arc::new(near), far, untold: false }
     }
 }
 
@@ -126,9 +127,17 @@ pub struct Wired {
     /// Ranks by their places in this node. Channels keep their numbers; those without a reader here are empty.
     pub(super) near: Arc<Wiring>,
     pub(super) far: Option<Arc<Routes>>,
+    /// Who asks this rank how far it is is not told that it has begun this call.
+    pub(super) untold: bool,
 }
 
 impl Wired {
+    /// The same for a call that only ends what this rank does in the group: to the others it is in none of theirs.
+    #[must_use]
+    pub fn untold(self) -> Self {
+        Self { untold: true, ..self }
+    }
+
     /// Whether messages of that outlet may leave from the call's own memory: all its readers are beyond such a wire.
     pub fn leaves_directly(&self, channel: usize) -> bool {
         let routes = self.far.as_ref().filter(|routes| routes.direct);

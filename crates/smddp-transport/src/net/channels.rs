@@ -222,9 +222,6 @@ impl Net {
         (state.seq, state.head, state.open) = (seq, head, true);
         self.hail = Hail::Idle;
         state.base = state.owner.base();
-        if let Some(listeners) = &self.listeners {
-            listeners.begun(seq + 1);
-        }
         state.flow.reset(&state.wiring);
         state.landings.clear();
         // A channel that carries nothing still tells its readers what this operation is.
@@ -232,6 +229,13 @@ impl Net {
             if self.state.wiring.outs[out].messages == 0 {
                 self.tell(out, 0, std::ptr::null(), 0);
             }
+        }
+    }
+
+    /// Who asks is told of the operation under way, too.
+    pub(crate) fn tell_begun(&self) {
+        if let Some(listeners) = &self.listeners {
+            listeners.begun(self.state.seq + 1);
         }
     }
 
