@@ -47,7 +47,7 @@ struct RankState {
     doing: String,
     /// Anything was sent to it or came from it.
     met: bool,
-    /// Classes (bits) on which anything was sent to it, and on which it said goodbye.
+    /// Classes (bits) on which anything was sent to it or came from it, and on which it said goodbye.
     used: u8,
     goodbyes: u8,
     /// All its messages are announced.
@@ -700,6 +700,9 @@ impl Sink for Inbound {
         self.peers[peer].met = true;
         if self.peers[peer].wrong.is_some() {
             return Destination::Drop;
+        }
+        if matches!(frame.kind, Kind::Data | Kind::Credit | Kind::Hail) {
+            self.peers[peer].used |= 1 << frame.class();
         }
         match frame.kind {
             Kind::Data => self.place_data(peer, frame),

@@ -76,3 +76,18 @@ fn who_leaves_tells_its_last_error_once_and_no_longer_one_than_there_is_room_for
     assert_eq!(net.last_error(1), None);
     assert!(matches!(&net.faults(Instant::now())[..], [Fault::Lost { rank: 1, .. }]));
 }
+
+/// A connection that is there brings the reason at once; one that is still to be made may come later than this rank's end.
+#[test]
+fn why_a_group_is_dead_goes_over_the_connection_on_which_a_rank_was_heard_too() {
+    for (heard, told) in [(false, 1), (true, 2)] {
+        let (mut net, line) = rank();
+        if heard {
+            let hail = Frame::new(Kind::Hail, 0);
+            assert_eq!(net.state.place(1, &hail), Destination::Drop);
+            net.state.arrived(1, &hail);
+        }
+        net.poison("calls differ", &[1]);
+        assert_eq!(line.with(|line| line.going.len()), told, "heard: {heard}");
+    }
+}
