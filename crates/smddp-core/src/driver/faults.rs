@@ -27,6 +27,10 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 /// Within this time a rank that has a message which nobody receives has said so to the others.
 const REPORT_TIME: Duration = Duration::from_millis(250);
 
+/// A rank that leaves, and meets a call that lacks a message of it perhaps, hears of that within this time: the other rank may
+/// have to wait for a processor.
+const ANSWER_TIME: Duration = Duration::from_secs(1);
+
 /// A call that waits so long for a rank says so.
 const LATE: Duration = Duration::from_secs(2);
 
@@ -260,7 +264,7 @@ impl Driver {
             // Unless a message of this one is what it lacks: then it says so.
             let sent = self.messages.ledger.counts.iter().any(|&(sent, _)| sent > 0);
             let since = *self.met.get_or_insert_with(Instant::now);
-            if !sent || since.elapsed() >= 2 * REPORT_TIME {
+            if !sent || since.elapsed() >= ANSWER_TIME {
                 self.leave_alone(&format!(
                     "{} waits in {}",
                     self.group.describe(found.rank),
