@@ -201,6 +201,6 @@ def messages_and_collectives() -> list[str | None]:
 @pytest.mark.slow
 @on_ranks(2, 3, seconds=SECONDS)
 def test_nobody_goes_on_from_a_collective_where_another_rank_has_a_message():
-    # Who has sent a small message and leaves is not told: that is counted in docs/reliability.md, and not tested.
+    # How many are told, and in which words, depends on the time that ranks have: docs/reliability.md counts it.
     for line in filter(None, messages_and_collectives()):
         print(line)
