@@ -51,7 +51,8 @@ RUST_TESTS := --workspace --exclude smddp-py
 SECOND_TRY := --reruns 1 -raR
 
 # Folders whose tests wait for programs to start, or for ranks that take turns, and measure no time: two files at a time.
-SIDE_BY_SIDE := tests/backend tests/misuse tests/modelparallel tests/pages tests/smp tests/source tests/wheel
+SIDE_BY_SIDE := tests/backend tests/clients tests/estimator tests/launch tests/misuse tests/modelparallel tests/pages tests/smp \
+    tests/source tests/torch_suite tests/wheel
 TWO_AT_A_TIME := -n 2 --dist loadfile
 
 BUILD_WHEEL := PATH="$(BIN):$$PATH" bash scripts/build-wheel.sh

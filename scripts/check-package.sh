@@ -26,7 +26,7 @@ step "the wheels' own tests"
 for wheel in "${wheels[@]}"; do
     WHEEL=$wheel python -m pytest -q tests/wheel
 done
-python -m pytest -q tests/source/test_third_party.py tests/source/test_publishing.py
+python -m pytest -q tests/source/test_licences.py tests/source/test_publishing.py
 
 step "the bill of materials (CycloneDX's schema)"
 for wheel in "${wheels[@]}"; do
