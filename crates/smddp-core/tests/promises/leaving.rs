@@ -97,7 +97,7 @@ fn a_rank_that_leaves_has_not_arrived_in_the_call_of_that_number() {
     let (mut leaves, mut asks) = (links.remove(1).group, links.remove(0).group);
     let wired = leaves.wire(Wiring { depth: (1, 1), window: 1, ..Wiring::default() });
     for (seq, wired, arrived) in [(0, wired.clone(), true), (1, wired.untold(), false)] {
-        assert!(leaves.begin(seq, Head::default(), &wired));
+        assert!(leaves.begin(seq, Head::default(), &wired, &[]));
         asks.survey();
         assert_eq!(asks.arrived(1, seq), Some(arrived), "#{seq}");
         leaves.end();
