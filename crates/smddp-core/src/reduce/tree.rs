@@ -8,9 +8,9 @@ use std::mem::MaybeUninit;
 use super::Kernel;
 
 /// Bytes of a piece; whole cache lines, and elements.
-const PIECE: usize = 2 << 10;
-/// A stack of so many holds the tree over 2^32 inputs.
-const HIGH: usize = 33;
+const PIECE: usize = 4 << 10;
+/// A stack of so many holds the tree over 65,536 inputs, more than a group has ranks.
+const HIGH: usize = 17;
 
 impl Kernel {
     /// As [`Kernel::run`], but combined as `joins` says: sources are laid on a stack one by one, and after the `i`-th the two

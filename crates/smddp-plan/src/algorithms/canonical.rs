@@ -43,6 +43,9 @@ fn association(size: usize, inputs: &[Range<usize>]) -> Option<Association> {
     (stack.len() == 1).then_some(Association::Tree(joins))
 }
 
+/// Ranks of the largest group: who reduces keeps a stack as high as the tree.
+const MOST: usize = 1 << 16;
+
 /// The same program with its reductions in the order of the tree; `None` where it cannot keep it.
 pub(super) fn arrange(
     mut program: Program,
@@ -56,6 +59,9 @@ pub(super) fn arrange(
         // Sums of several nodes travel.
         _ => return None,
     };
+    if ask.size > MOST {
+        return None;
+    }
     let node = |rank: usize| subtree(ask.size, topology.ranks_of(topology.node_of(rank)));
     // All of them, though this program may meet a few: every rank comes to the same.
     if by_node && !(0..topology.nodes()).all(|node| subtree(ask.size, topology.ranks_of(node)).is_some()) {
