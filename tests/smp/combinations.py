@@ -28,6 +28,11 @@ def product(dimensions: dict[str, list] = DIMENSIONS, possible: Callable[[dict],
     return [row for row in rows if possible(row)]
 
 
+def in_parts(rows: list[dict], most: int = 16) -> list[list[dict]]:
+    """`rows` in runs of a few: groups end with the default group after each, and gloo has threads for every one."""
+    return [rows[first : first + most] for first in range(0, len(rows), most)]
+
+
 def pairwise() -> list[dict]:
     """Few combinations that hold every pair of values which some possible combination holds."""
     return choose(product())

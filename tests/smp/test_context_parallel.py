@@ -44,4 +44,5 @@ def test_full(pool, family):
     """All combinations of one family."""
     wanted = {"family": family, "backend": pool.backend}.items()
     rows = [row for row in context_combinations.product() if wanted <= row.items()]
-    pool.run("smp_cases.context_parallel", "train_all", seconds=1400.0, rows=rows)
+    for part in combinations.in_parts(rows):
+        pool.run("smp_cases.context_parallel", "train_all", seconds=1400.0, rows=part)

@@ -11,6 +11,7 @@ import os
 import context_expert_combinations
 import expert_combinations as combinations
 import pytest
+from combinations import in_parts
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PAIRWISE = combinations.pairwise()
@@ -47,7 +48,8 @@ def test_split_sequences_over_smddp(ranks):
 @pytest.mark.parametrize("family", context_expert_combinations.DIMENSIONS["family"])
 def test_split_sequences_full_over_smddp(ranks, family, expert):
     rows = [r for r in context_expert_combinations.product() if (r["family"], r["expert"]) == (family, expert)]
-    ranks.run("smp_cases.expert_parity", "train_all", seconds=2800.0, rows=rows)
+    for part in in_parts(rows):
+        ranks.run("smp_cases.expert_parity", "train_all", seconds=2800.0, rows=part)
 
 
 @pytest.mark.slow
@@ -57,5 +59,5 @@ def test_split_sequences_full_over_smddp(ranks, family, expert):
 @pytest.mark.parametrize(("backend", "pool"), [("smddp", "ranks"), ("gloo", "over_gloo")])
 def test_full(request, backend, pool, family, expert):
     rows = [row for row in combinations.product() if (row["family"], row["expert"]) == (family, expert)]
-    rows = combinations.over(backend, rows)
-    request.getfixturevalue(pool).run("smp_cases.expert_parity", "train_all", seconds=2800.0, rows=rows)
+    for part in in_parts(combinations.over(backend, rows)):
+        request.getfixturevalue(pool).run("smp_cases.expert_parity", "train_all", seconds=2800.0, rows=part)
