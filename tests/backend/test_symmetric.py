@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 
 import pytest
 import smddp
@@ -67,6 +68,19 @@ def test_a_tensor_holds_its_memory_and_gives_it_back():
     assert _in_use() == before
     assert smddp.empty(0).shape == (0,) and smddp.empty().shape == ()
     assert smddp.empty(4, dtype="float32").dtype.name == "float32"
+
+
+@on_ranks(2)
+def test_a_forked_child_that_lets_go_of_it_takes_nothing_from_its_parent():
+    tensor = smddp.empty(300 << 20, dtype=torch.uint8)  # more than is kept when it is gone
+    tensor[:10] = 7
+    child = os.fork()
+    if child == 0:
+        del tensor
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    same(tensor[:10], torch.full((10,), 7, dtype=torch.uint8))
 
 
 @on_ranks(2)

@@ -17,7 +17,11 @@ pub(crate) fn advance(
 ) -> Result<Progress, Mismatch> {
     let mut moved = false;
     if !*begun {
-        let stays = staying(bound, execution);
+        let symmetric = group.has_symmetric();
+        if bound.direct.matters(symmetric) {
+            execution.in_place = execution.overlaps(bound);
+        }
+        let stays = if symmetric { staying(bound, execution) } else { Vec::new() };
         if !group.begin(seq, bound.head, &bound.wired, &stays) {
             return Ok(Progress::Blocked);
         }
@@ -35,11 +39,7 @@ pub(crate) fn advance(
 }
 
 /// Messages that need no cell if they lie in symmetric memory.
-fn staying(bound: &Bound, execution: &mut Execution) -> Vec<Stay> {
-    if bound.direct.is_empty() {
-        return Vec::new();
-    }
-    execution.in_place = execution.overlaps(bound);
+fn staying(bound: &Bound, execution: &Execution) -> Vec<Stay> {
     let flat =
         |run: &Run| run.blocks == 1 || !matches!(execution.lists.get(run.buffer as usize), Some(Some(_)));
     bound

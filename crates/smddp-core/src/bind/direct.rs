@@ -73,9 +73,9 @@ impl Direct {
         if in_place && !self.arrives_in_place { &[] } else { &self.ins }
     }
 
-    /// Whether it matters to a call that it is in place.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.ins.is_empty() && self.outs.is_empty() && self.stays.is_empty()
+    /// Whether it matters to a call that it is in place. `symmetric`: this process has such memory.
+    pub(crate) fn matters(&self, symmetric: bool) -> bool {
+        !self.ins.is_empty() || !self.outs.is_empty() || symmetric && !self.stays.is_empty()
     }
 }
 

@@ -80,7 +80,7 @@ impl Group {
     /// at all because of a fault (an operation that needs nothing of the others would not notice it otherwise).
     ///
     /// `stays`: messages that lie in symmetric memory, which stay as they are until the operation is over, of outlets that
-    /// [`Wired::may_stay`]. Their cells are there; where that is no such memory, they are as ever.
+    /// [`Wired::may_stay`], ascending. Their cells are there; where that is no such memory, they are as ever.
     #[inline]
     pub fn begin(&mut self, seq: u64, head: Head, wired: &Wired, stays: &[Stay]) -> bool {
         match (&mut self.far, &wired.far) {
@@ -93,6 +93,12 @@ impl Group {
             }
             _ => self.near.begin(seq, head, &wired.near, stays),
         }
+    }
+
+    /// Whether this process has symmetric memory, so that messages may lie there.
+    #[inline]
+    pub fn has_symmetric(&self) -> bool {
+        self.near.has_symmetric()
     }
 
     /// My next free cell of outlet `channel`.

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::endpoint::Endpoint;
 use super::layout::{GRAIN, SYMMETRIC_BYTES};
 use super::memory::Memory;
 use super::pool::{give, take};
-use crate::lock;
+use crate::{fork, lock};
 
 /// Pages of buffers that are gone stay for the next ones, up to this and to half of what is in use.
 const IDLE: usize = 256 << 20;
@@ -18,7 +18,6 @@ const IDLE: usize = 256 << 20;
 struct Ranges {
     /// By offset. What was never used lies at the end.
     free: BTreeMap<usize, usize>,
-    used: usize,
     /// Bytes that were given back with their pages.
     idle: usize,
 }
@@ -28,6 +27,8 @@ struct Ranges {
 pub(crate) struct Symmetric {
     state: Mutex<Ranges>,
     first: usize,
+    /// Bytes of buffers.
+    used: AtomicUsize,
     /// Messages that were read where they lay.
     pub(crate) messages: AtomicU64,
 }
@@ -46,7 +47,14 @@ impl Symmetric {
     /// From `first` on, [`SYMMETRIC_BYTES`].
     pub(crate) fn new(first: usize) -> Self {
         let free = BTreeMap::from([(first, SYMMETRIC_BYTES)]);
-        Self { state: Mutex::new(Ranges { free, ..Ranges::default() }), first, messages: AtomicU64::new(0) }
+        let state = Mutex::new(Ranges { free, ..Ranges::default() });
+        Self { state, first, used: AtomicUsize::new(0), messages: AtomicU64::new(0) }
+    }
+
+    /// Whether anything can lie in here.
+    #[inline]
+    pub(crate) fn in_use(&self) -> bool {
+        self.used.load(Ordering::Relaxed) > 0
     }
 
     /// Where these bytes lie, if all of them are in here and where words may lie.
@@ -58,16 +66,16 @@ impl Symmetric {
     fn take(&self, bytes: usize) -> Option<usize> {
         let mut state = lock(&self.state);
         let offset = take(&mut state.free, bytes)?;
-        state.used += bytes;
+        self.used.fetch_add(bytes, Ordering::Relaxed);
         state.idle = state.idle.saturating_sub(bytes);
         Some(offset)
     }
 
     fn give(&self, memory: &Memory, offset: usize, bytes: usize) {
         let mut state = lock(&self.state);
-        state.used -= bytes;
+        let used = self.used.fetch_sub(bytes, Ordering::Relaxed) - bytes;
         // A device that knows a page would go on with the old one.
-        if state.idle + bytes > IDLE + state.used / 2 && !memory.pinned() {
+        if state.idle + bytes > IDLE + used / 2 && !memory.pinned() {
             memory.discard(offset, bytes);
         } else {
             state.idle += bytes;
@@ -84,6 +92,7 @@ pub struct SymmetricBuffer {
     /// Whole grains.
     room: usize,
     bytes: usize,
+    forks: u32,
 }
 
 impl SymmetricBuffer {
@@ -101,14 +110,15 @@ impl SymmetricBuffer {
             let text = format!("{bytes} {what}: {used} of {most} MiB are in use");
             io::Error::new(io::ErrorKind::OutOfMemory, text)
         })?;
-        Ok(Self { endpoint, offset, room, bytes })
+        Ok(Self { endpoint, offset, room, bytes, forks: fork::generation() })
     }
 
     pub fn usage() -> SymmetricUsage {
         let most = SYMMETRIC_BYTES;
         Endpoint::existing().map_or(SymmetricUsage { most, ..SymmetricUsage::default() }, |endpoint| {
-            let Symmetric { state, messages, .. } = &endpoint.symmetric;
-            SymmetricUsage { used: lock(state).used, most, messages: messages.load(Ordering::Relaxed) }
+            let Symmetric { used, messages, .. } = &endpoint.symmetric;
+            let (used, messages) = (used.load(Ordering::Relaxed), messages.load(Ordering::Relaxed));
+            SymmetricUsage { used, most, messages }
         })
     }
 
@@ -134,6 +144,10 @@ impl std::fmt::Debug for SymmetricBuffer {
 
 impl Drop for SymmetricBuffer {
     fn drop(&mut self) {
+        // A forked child's copy: the memory is the parent's, who may go on with it.
+        if self.forks != fork::generation() {
+            return;
+        }
         self.endpoint.symmetric.give(&self.endpoint.memory, self.offset, self.room);
     }
 }
@@ -173,7 +187,7 @@ mod tests {
         let word = |offset: usize| memory.word64(offset).load(Ordering::Relaxed);
         for (offset, stays) in [(0, true), (IDLE, false)] {
             memory.word64(offset).store(7, Ordering::Relaxed);
-            lock(&symmetric.state).used += IDLE;
+            symmetric.used.fetch_add(IDLE, Ordering::Relaxed);
             symmetric.give(&memory, offset, IDLE);
             assert_eq!(word(offset), if stays { 7 } else { 0 });
         }

@@ -141,6 +141,12 @@ impl Near {
         self.home.as_ref().map(|home| (home.endpoint.clone(), home.nonce))
     }
 
+    /// Whether this process has symmetric memory.
+    #[inline]
+    pub(crate) fn has_symmetric(&self) -> bool {
+        self.home.as_ref().is_some_and(|home| home.endpoint.symmetric.in_use())
+    }
+
     /// Where this rank's control block lies.
     #[cfg(test)]
     pub(super) fn block(&self) -> usize {
@@ -218,7 +224,8 @@ impl Near {
         let Home { endpoint, nonce, .. } = self.home.as_ref()?;
         // Where an outlet's messages lie of themselves: offset and stride.
         let stays = |channel: usize| {
-            let Stay { at, stride, .. } = *stays.iter().find(|stay| stay.channel == channel)?;
+            let place = stays.binary_search_by_key(&channel, |stay| stay.channel).ok()?;
+            let Stay { at, stride, .. } = stays[place];
             let bytes = stride.checked_mul(usize::try_from(wiring.outlets[channel].messages).ok()?)?;
             Some((endpoint.symmetric.offset(&endpoint.memory, at as usize, bytes)?, stride))
         };
