@@ -1,6 +1,7 @@
 //! What a process has of its own, for all its groups: its memory and what is lent of it, its name, its bell, and whom it knows.
 
 pub(crate) mod bell;
+mod buffer;
 pub(crate) mod callers;
 mod control;
 mod deaths;
@@ -26,6 +27,7 @@ mod trusted;
 pub use crate::token::PROTOCOL;
 pub(crate) use bell::Bell;
 pub use bell::Sleeper;
+pub use buffer::{SymmetricBuffer, SymmetricUsage};
 pub use endpoint::Endpoint;
 pub(crate) use endpoint::random;
 pub use frames::{frames_from, whereabouts};
@@ -35,4 +37,3 @@ pub use lending::{Lent, Maker};
 pub(crate) use owner::Owner;
 pub(crate) use pool::Region;
 pub use questions::{Question, answer_with, ask};
-pub use symmetric::{SymmetricBuffer, SymmetricUsage};

@@ -1,0 +1,117 @@
+//! A piece of a process's symmetric memory.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::endpoint::Endpoint;
+use super::layout::{GRAIN, SYMMETRIC_BYTES};
+use super::symmetric::Symmetric;
+use crate::fork;
+
+/// Of this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SymmetricUsage {
+    /// Bytes of buffers, and how many there may be.
+    pub used: usize,
+    pub most: usize,
+    /// Messages of its that were read where they lay, and not copied into cells.
+    pub messages: u64,
+}
+
+/// Bytes of this process that the others of its node read where they lie; given back when it is dropped. A forked child has them
+/// in common with its parent.
+pub struct SymmetricBuffer {
+    endpoint: Arc<Endpoint>,
+    offset: usize,
+    /// Whole grains.
+    room: usize,
+    bytes: usize,
+    forks: u32,
+}
+
+impl SymmetricBuffer {
+    /// `cap`: bytes of the staging pool, where this is the first that the process has of all this.
+    ///
+    /// # Errors
+    /// The process has no such memory, or not so much of it is free.
+    pub fn new(cap: usize, bytes: usize) -> io::Result<Self> {
+        let endpoint = Endpoint::get(cap)?;
+        let room = bytes.max(1).checked_next_multiple_of(GRAIN).unwrap_or(usize::MAX);
+        let offset = endpoint.symmetric.take(room).ok_or_else(|| {
+            let SymmetricUsage { used, most, .. } = Self::usage();
+            let (used, most) = (used >> 20, most >> 20);
+            let what = "bytes of symmetric memory are not free in one piece";
+            let text = format!("{bytes} {what}: {used} of {most} MiB are in use");
+            io::Error::new(io::ErrorKind::OutOfMemory, text)
+        })?;
+        Ok(Self { endpoint, offset, room, bytes, forks: fork::generation() })
+    }
+
+    pub fn usage() -> SymmetricUsage {
+        let most = SYMMETRIC_BYTES;
+        Endpoint::existing().map_or(SymmetricUsage { most, ..SymmetricUsage::default() }, |endpoint| {
+            let Symmetric { used, messages, .. } = &endpoint.symmetric;
+            let (used, messages) = (used.load(Ordering::Relaxed), messages.load(Ordering::Relaxed));
+            SymmetricUsage { used, most, messages }
+        })
+    }
+
+    /// Aligned to pages. What it holds at first is anything.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        self.endpoint.memory.at(self.offset, self.bytes)
+    }
+
+    pub fn len(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
+    }
+}
+
+impl std::fmt::Debug for SymmetricBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "SymmetricBuffer({} bytes)", self.bytes)
+    }
+}
+
+impl Drop for SymmetricBuffer {
+    fn drop(&mut self) {
+        // A forked child's copy: the memory is the parent's, who may go on with it.
+        if self.forks != fork::generation() {
+            return;
+        }
+        self.endpoint.symmetric.give(&self.endpoint.memory, self.offset, self.room);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CAP: usize = 1 << 20;
+
+    #[test]
+    fn buffers_are_apart_and_their_room_is_used_again() {
+        let first = SymmetricBuffer::new(CAP, 5_000).unwrap();
+        let second = SymmetricBuffer::new(CAP, 0).unwrap();
+        let (a, b) = (first.as_mut_ptr() as usize, second.as_mut_ptr() as usize);
+        assert!(a.is_multiple_of(4096) && b.is_multiple_of(4096) && a.abs_diff(b) >= 4096);
+        let Endpoint { memory, symmetric, .. } = &*first.endpoint;
+        assert!(symmetric.offset(memory, a + 8, 4_000).is_some());
+        // Not where words may lie, not in there, and beyond its end.
+        assert_eq!(symmetric.offset(memory, a + 1, 8), None);
+        assert_eq!(symmetric.offset(memory, memory.at(0, 8) as usize, 8), None);
+        assert_eq!(symmetric.offset(memory, a, SYMMETRIC_BYTES + 1), None);
+        assert_eq!(symmetric.offset(memory, std::ptr::from_ref(&CAP) as usize, 8), None);
+    }
+
+    #[test]
+    fn more_than_there_is_is_told_with_what_is_in_use() {
+        let error = SymmetricBuffer::new(CAP, usize::MAX).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::OutOfMemory);
+        assert!(error.to_string().contains("MiB are in use"), "{error}");
+    }
+}
