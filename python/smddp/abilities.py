@@ -16,9 +16,7 @@ _APART = "smddp makes no group of parts of others; make a new group with new_gro
 _NO_WINDOWS = "smddp has no one-sided windows; use send and recv, or a collective"
 _NO_TIMES = "smddp does not time collectives for torch; use torch.profiler, where they are ranges named smddp:..."
 _NO_HOOKS = "smddp groups run no such hooks; register a post hook, or wait for the handles of the calls"
-_NO_MEMORY = (
-    "smddp takes any tensor as it is and has no pool for torch; smddp.empty is what ranks of a host share"
-)
+_NO_MEMORY = "smddp takes any tensor as it is and has no pool for torch; smddp.empty is what ranks of a host share"
 _ALWAYS_THERE = "smddp keeps what a group needs until it is destroyed; use destroy_process_group"
 _NO_BLOCKS = "smddp opens coalescing blocks on the group and not on a device's backend, and starts each call at once"
 

@@ -18,7 +18,7 @@ def memory(nbytes: int) -> Any:
     Raises MemoryError where so much of it is not free in one piece.
     """
     owner = core().SymmetricBuffer(nbytes)
-    buffer = (ctypes.c_char * nbytes).from_address(owner.address)
+    buffer: Any = (ctypes.c_char * nbytes).from_address(owner.address)
     # Whatever is made over the buffer refers to it, and so to the memory.
     buffer.owner = owner
     return buffer
