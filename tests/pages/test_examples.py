@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import reading
 
 EXAMPLES = reading.ROOT / "examples"
@@ -26,11 +27,14 @@ def ranks(count: int, example: str, *words: object) -> str:
     return done.stdout
 
 
+# The two longest, in `make test-pages`: tests/modelparallel and tests/smp/test_checkpoint.py hold what they show, too.
+@pytest.mark.slow
 def test_the_pipeline_has_the_losses_of_one_process():
     told = ranks(4, "pipeline.py", "--steps", 6, "--check")
     assert "4 stages, 4 microbatches" in told and "from the losses of one process" in told
 
 
+@pytest.mark.slow
 def test_two_ranks_go_on_where_four_were(tmp_path: Path):
     def losses(told: str) -> dict[str, str]:
         return dict(line.split(": loss ") for line in told.splitlines() if ": loss " in line)
