@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from smddp.bound import bind
+    from smddp.overlapping import overlap_fsdp
     from smddp.symmetric import empty
     from smddp.world import Communicator, init
 
@@ -49,7 +50,10 @@ _FROM_SYMMETRIC = ("empty",)
 # Calls that are bound to torch's tensors.
 _FROM_BOUND = ("bind",)
 
-__all__ = ["Communicator", "bind", "dump", "empty", "info", "init", "log_to", "paths", "traffic", *_FROM_CORE]
+# What FSDP2 does meanwhile.
+_FROM_OVERLAPPING = ("overlap_fsdp",)
+
+__all__ = ["Communicator", "bind", "dump", "empty", "info", "init", "log_to", "overlap_fsdp", "paths", "traffic", *_FROM_CORE]
 
 
 def info() -> dict[str, Any]:
@@ -132,6 +136,11 @@ def __getattr__(name: str) -> Any:
         from smddp import bound
 
         value = globals()[name] = getattr(bound, name)
+        return value
+    if name in _FROM_OVERLAPPING:
+        from smddp import overlapping
+
+        value = globals()[name] = getattr(overlapping, name)
         return value
     if name in _FROM_SYMMETRIC:
         from smddp import symmetric

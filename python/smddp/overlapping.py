@@ -1,0 +1,148 @@
+"""`smddp.overlap_fsdp`: FSDP2 on CPUs computes while its shards and gradients are under way.
+
+On GPUs streams do that. On a CPU torch's FSDP2 waits for each all_gather and each reduce_scatter where it begins it, so a
+step takes the sum of both times.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import Variable
+
+from smddp import telling
+
+# As many units' gradients may be on their way at a time: one that moves, and one that is ready when it has ended.
+_IN_FLIGHT = 2
+
+
+def overlap_fsdp(model: nn.Module) -> None:
+    """Has the parameters of a model that FSDP2 shards over CPUs come, and its gradients go, while it computes.
+
+    model: a module for which `fully_shard` was called, after it was called for all its parts and after
+    `set_allocate_memory_from_process_group_for_comm`, if that is wanted. Needs torch 2.9. The group may be any backend's.
+
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+        smddp.overlap_fsdp(model)
+
+    Forward: while a unit computes, the next one is gathered, in the order in which the model has them; an order of yours
+    (`set_modules_to_forward_prefetch`) stays. Backward: likewise, and gradients are waited for when backward is over, where
+    nothing looks at them before. Something does where they are added to others (a second backward without zero_grad),
+    reduced further over a second dimension of the mesh or by a hook, divided or converted afterwards (a reduce_dtype that is
+    not the parameters' type, float16), or taken by a hook of the parameter: such a unit is waited for at once, and
+    SMDDP_DEBUG=INFO says why. Values do not change. A unit more is in memory while another one computes, and two units'
+    gradients at most. What goes wrong on the way is raised by backward(). Units on GPUs are left as they are.
+
+    Raises TypeError for a model without FSDP2, RuntimeError for a torch that is too old.
+    """
+    try:
+        from torch.distributed.fsdp import FSDPModule
+        from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter as _  # noqa: F401
+    except ImportError:
+        raise RuntimeError(f"overlap_fsdp needs torch 2.9 or later, and this is {torch.__version__}") from None
+    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if not units:
+        raise TypeError(f"fully_shard was not called for this {type(model).__name__}, nor for a module in it")
+    gradients = _UnderWay()
+    for unit in units:
+        for group in _groups(unit):
+            if group.device.type == "cpu" and not isinstance(group._reduce_scatter_comm, _ReduceScatter):
+                group._reduce_scatter_comm = _ReduceScatter(group, group._reduce_scatter_comm, gradients)
+                group.unshard_async_op = True
+    for unit, following in pairwise(units):
+        if not unit._get_fsdp_state()._states_to_forward_prefetch:
+            unit.set_modules_to_forward_prefetch([following])
+
+
+def _groups(unit: Any) -> list[Any]:
+    """The groups of parameters that a unit moves together."""
+    state = unit._get_fsdp_state()
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []  # before torch 2.11
+
+
+class _UnderWay:
+    """A model's reduce_scatters that backward has begun and not waited for yet."""
+
+    def __init__(self) -> None:
+        self._works: deque[tuple[Any, Tensor, Tensor]] = deque()
+
+    def add(self, work: Any, *tensors: Tensor) -> None:
+        """Called in backward, at whose end all is waited for. The tensors live until then."""
+        self._works.append((work, *tensors))
+        Variable._execution_engine.queue_callback(self.wait)
+        while len(self._works) > _IN_FLIGHT:
+            self._works.popleft()[0].wait()
+
+    def wait(self) -> None:
+        failed: BaseException | None = None
+        while self._works:
+            try:
+                self._works.popleft()[0].wait()
+            except Exception as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+
+class _ReduceScatter:
+    """What FSDP2 calls for a group of parameters, in place of its own, which does the work."""
+
+    def __init__(self, group: Any, inner: Any, gradients: _UnderWay) -> None:
+        self._group = group
+        self._inner = inner
+        self._gradients = gradients
+        self._told: str | None = None
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        memory: Tensor = self._inner.allocate(size, dtype=dtype, device=device)
+        return memory
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
+        work = self._inner(output_tensor=output_tensor, input_tensor=input_tensor, group=group, op=op, async_op=True)
+        if async_op or work is None:
+            return work
+        reader = _reader(self._group, output_tensor, op)
+        if reader is None:
+            self._gradients.add(work, output_tensor, input_tensor)
+            return None
+        if reader != self._told and telling.wanted():
+            self._told = reader
+            telling.tell(f"overlap_fsdp: a unit's gradients are waited for at once: {reader}")
+        work.wait()
+        return None
+
+
+def _reader(group: Any, output: Tensor, op: Any) -> str | None:
+    """What reads the reduced gradients before backward is over, if anything does."""
+    from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
+
+    if torch._C._current_graph_task_id() < 0:
+        return "they are reduced outside of backward"
+    if isinstance(group.mesh_info, DDPMeshInfo):
+        return "they are reduced over a second dimension of the mesh"
+    if group._all_reduce_hook is not None:
+        return "an all-reduce hook takes them"
+    if op == dist.ReduceOp.SUM:
+        return "they may be divided afterwards"
+    for parameter in group.fsdp_params:
+        sharded = parameter.sharded_param
+        if sharded.grad is not None:
+            return "they are added to gradients that were not cleared"
+        if getattr(sharded, "_post_accumulate_grad_hooks", None):
+            return "a hook of a parameter takes them"
+        if parameter.offload_to_cpu:
+            return "they are moved to the host"
+        wanted = parameter.sharded_grad_dtype if hasattr(parameter, "sharded_grad_dtype") else parameter.orig_dtype
+        if wanted is not None and wanted != output.dtype:
+            return f"they are converted from {output.dtype} to {wanted}"
+    return None
