@@ -28,9 +28,13 @@ def product(dimensions: dict[str, list] = DIMENSIONS, possible: Callable[[dict],
     return [row for row in rows if possible(row)]
 
 
-def in_parts(rows: list[dict], most: int = 16) -> list[list[dict]]:
-    """`rows` in runs of a few: groups end with the default group after each, and gloo has threads for every one."""
-    return [rows[first : first + most] for first in range(0, len(rows), most)]
+def train_all(pool, module: str, rows: list[dict], seconds: float) -> None:
+    """`rows` by a module's `train_all`, a few in a default group. gloo's threads outlive it: its ranks are started anew."""
+    few, fresh = 16, 96
+    for first in range(0, len(rows), few):
+        if pool.backend == "gloo" and first % fresh == 0:
+            pool.close()
+        pool.run(f"smp_cases.{module}", "train_all", seconds=seconds, rows=rows[first : first + few])
 
 
 def pairwise() -> list[dict]:

@@ -44,5 +44,4 @@ def test_full(pool, family):
     """All combinations of one family."""
     wanted = {"family": family, "backend": pool.backend}.items()
     rows = [row for row in context_combinations.product() if wanted <= row.items()]
-    for part in combinations.in_parts(rows):
-        pool.run("smp_cases.context_parallel", "train_all", seconds=1400.0, rows=part)
+    combinations.train_all(pool, "context_parallel", rows, 1400.0)

@@ -11,7 +11,7 @@ import os
 import context_expert_combinations
 import expert_combinations as combinations
 import pytest
-from combinations import in_parts
+from combinations import train_all
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PAIRWISE = combinations.pairwise()
@@ -48,8 +48,7 @@ def test_split_sequences_over_smddp(ranks):
 @pytest.mark.parametrize("family", context_expert_combinations.DIMENSIONS["family"])
 def test_split_sequences_full_over_smddp(ranks, family, expert):
     rows = [r for r in context_expert_combinations.product() if (r["family"], r["expert"]) == (family, expert)]
-    for part in in_parts(rows):
-        ranks.run("smp_cases.expert_parity", "train_all", seconds=2800.0, rows=part)
+    train_all(ranks, "expert_parity", rows, 2800.0)
 
 
 @pytest.mark.slow
@@ -59,5 +58,4 @@ def test_split_sequences_full_over_smddp(ranks, family, expert):
 @pytest.mark.parametrize(("backend", "pool"), [("smddp", "ranks"), ("gloo", "over_gloo")])
 def test_full(request, backend, pool, family, expert):
     rows = [row for row in combinations.product() if (row["family"], row["expert"]) == (family, expert)]
-    for part in in_parts(combinations.over(backend, rows)):
-        request.getfixturevalue(pool).run("smp_cases.expert_parity", "train_all", seconds=2800.0, rows=part)
+    train_all(request.getfixturevalue(pool), "expert_parity", combinations.over(backend, rows), 2800.0)

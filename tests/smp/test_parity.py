@@ -41,5 +41,4 @@ def test_pairwise(pool, row):
 def test_full(pool, family):
     """All combinations of one family, a few in a group."""
     rows = [row for row in combinations.product() if row["family"] == family]
-    for part in combinations.in_parts(rows):
-        pool.run("smp_cases.parity", "train_all", seconds=1400.0, rows=part)
+    combinations.train_all(pool, "parity", rows, 1400.0)
