@@ -8,6 +8,7 @@
 pub mod algorithms;
 pub mod check;
 pub mod choice;
+pub mod format;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod ir;
@@ -17,5 +18,6 @@ pub mod tune;
 
 pub use algorithms::{Algorithm, plan};
 pub use choice::{Choice, Counts, Decision, Group, Memory, Network, Settings, Shape, decide};
+pub use format::{Format, Formats};
 pub use ir::{Ask, Association, Buffer, Channel, Collective, Lane, Program, Source, Span, Step, Timed};
 pub use topology::Topology;

@@ -136,7 +136,7 @@ fn case(
     let bytes = if whole { bytes } else { bytes.max(element * size) };
     let counts = Counts::of_buffer(collective, bytes / element, size);
     let memory = if cluster.local_multicast { Memory::Host } else { Memory::Reference };
-    let shape = Shape { collective, element, half, counts, memory };
+    let shape = Shape { collective, element, half, single: false, counts, memory };
     let settings = Settings::default();
     let job = |decision| Job { collective, root: 0, decision };
     let time = |job: &Job| (job.run(cluster, Vec::new()).unwrap().outcome.seconds, job.decision.choice);
@@ -228,7 +228,14 @@ fn gathers_of_a_thousand_nodes_take_few_messages() {
     for bytes in [16 << 20, 256 << 20] {
         let counts = Counts::of_buffer(Collective::AllGather, bytes / 4, topology.size());
         let memory = Memory::Reference;
-        let shape = Shape { collective: Collective::AllGather, element: 4, half: false, counts, memory };
+        let shape = Shape {
+            collective: Collective::AllGather,
+            element: 4,
+            half: false,
+            single: false,
+            counts,
+            memory,
+        };
         let group = Group { topology: &topology, slot: 0, network: cluster.prices() };
         let choice = decide(&shape, &group, &Settings::default()).choice;
         assert_eq!(choice.algorithm, Algorithm::HierLog, "{bytes}");
@@ -245,6 +252,7 @@ fn small_all_reduces_of_a_thousand_nodes_take_few_messages() {
             collective: Collective::AllReduce,
             element: 4,
             half: false,
+            single: false,
             counts,
             memory: Memory::Host,
         };

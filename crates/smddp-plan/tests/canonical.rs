@@ -83,7 +83,14 @@ fn the_choice_keeps_it_for_every_size() {
             {
                 for bytes in [4, 4 << 10, 1 << 20, 256 << 20] {
                     let counts = Counts::of_buffer(collective, bytes / 4, topology.size());
-                    let shape = Shape { collective, element: 4, half: false, counts, memory: Memory::Host };
+                    let shape = Shape {
+                        collective,
+                        element: 4,
+                        half: false,
+                        single: false,
+                        counts,
+                        memory: Memory::Host,
+                    };
                     let group = Group { topology: &topology, slot: 0, network: Network::ASSUMED };
                     let settings = Settings { canonical: true, algorithm, ..Settings::default() };
                     let decision = decide(&shape, &group, &settings);

@@ -31,7 +31,8 @@ impl Shape {
             true => Counts::Pairs(vec![bytes / size; size], vec![bytes / size; size]),
             false => Counts::of_buffer(collective, bytes, size),
         };
-        let shape = smddp_plan::Shape { collective, element: 1, half, counts, memory: Memory::Host };
+        let shape =
+            smddp_plan::Shape { collective, element: 1, half, single: false, counts, memory: Memory::Host };
         let slot = if topology.nodes() > 1 { 0 } else { 8 * KIB };
         let settings = Settings { algorithm, staging, ..Settings::default() };
         decide(&shape, &Group { topology, slot, network }, &settings).choice

@@ -75,6 +75,10 @@ pub enum Error {
     OrdersDiffer { element: Element, other: usize },
     #[error("{element}: reduced in another order than that of the tree, as the plan says")]
     NotCanonical { element: Element },
+    #[error("{at}: writes block {block} of {buffer:?} while other ranks may still read it there")]
+    Lent { at: Position, buffer: Buffer, block: usize },
+    #[error("{element}: other ranks have it as it came out of the format of a link, this one as it was made")]
+    NotRounded { element: Element },
     #[error("{at}: combines {inputs} inputs by a tree of another form")]
     Association { at: Position, inputs: usize },
     #[error(

@@ -1,5 +1,7 @@
 //! One rank's memory in one operation, and who touched it last.
 
+use std::collections::HashMap;
+
 use super::clock::{Clock, Moment};
 use super::shape::Operation;
 use super::value::{NOTHING, Value, Values};
@@ -12,12 +14,16 @@ struct Piece {
     /// Still what the caller gave us.
     input: bool,
     written: Moment,
+    /// Readers of messages that are this piece itself, and who have yet to read.
+    lent: usize,
 }
 
 /// Why memory may not be used like that.
 pub(super) enum Misuse {
     Unwritten,
     Clobbered,
+    /// Others have yet to read it.
+    Lent,
     /// By the lane with this number in the clock.
     Unordered(usize),
 }
@@ -30,6 +36,8 @@ pub(super) struct Memory {
     /// Last read of piece `p` by the rank's lane `l`, at `p * lanes + l`.
     reads: Vec<Moment>,
     lanes: usize,
+    /// When other ranks have read a piece where it lies.
+    borrowed: HashMap<usize, Vec<Moment>>,
 }
 
 impl Memory {
@@ -39,6 +47,7 @@ impl Memory {
             pieces: Vec::new(),
             reads: Vec::new(),
             lanes: op.programs[rank].lanes.len(),
+            borrowed: HashMap::new(),
         };
         for buffer in [Buffer::In, Buffer::Out, Buffer::Scratch] {
             let blocks = match buffer {
@@ -55,7 +64,7 @@ impl Memory {
                     let value =
                         if input { values.input(rank, op.block_id(rank, block), op.size()) } else { NOTHING };
                     let first = memory.pieces.len();
-                    let piece = Piece { value, input, written: Moment::NEVER };
+                    let piece = Piece { value, input, written: Moment::NEVER, lent: 0 };
                     memory.pieces.resize(first + op.segments(rank, buffer, block), piece);
                     first
                 };
@@ -107,13 +116,43 @@ impl Memory {
         clock: &Clock,
     ) -> Result<(), Misuse> {
         let at = self.at(buffer, block, segment);
+        if self.pieces[at].lent > 0 {
+            return Err(Misuse::Lent);
+        }
+        let borrowed = self.borrowed.get(&at).into_iter().flatten();
+        if borrowed.into_iter().any(|&used| !clock.knows(used)) {
+            return Err(Misuse::Lent);
+        }
         let reads = &self.reads[at * self.lanes..(at + 1) * self.lanes];
         let uses = reads.iter().chain(std::iter::once(&self.pieces[at].written));
         if let Some(other) = uses.into_iter().find(|&&used| !clock.knows(used)) {
             return Err(Misuse::Unordered(other.lane));
         }
-        self.pieces[at] = Piece { value, input: false, written: now };
+        self.pieces[at] = Piece { value, input: false, written: now, lent: 0 };
         Ok(())
+    }
+
+    /// A message of so many readers is this piece itself, if that is what it holds.
+    pub(super) fn lend(
+        &mut self,
+        (buffer, block, segment): (Buffer, usize, usize),
+        value: Value,
+        readers: usize,
+    ) -> bool {
+        let at = self.at(buffer, block, segment);
+        self.pieces[at].lent += readers;
+        self.pieces[at].value == value
+    }
+
+    /// One of them has it behind it; `read`: it took this piece.
+    pub(super) fn returned(
+        &mut self,
+        (buffer, block, segment): (Buffer, usize, usize),
+        read: Option<Moment>,
+    ) {
+        let at = self.at(buffer, block, segment);
+        self.pieces[at].lent -= 1;
+        self.borrowed.entry(at).or_default().extend(read);
     }
 
     /// What is there in the end.

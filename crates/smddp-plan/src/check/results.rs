@@ -13,8 +13,10 @@ pub(super) fn check(
     operation: usize,
     memory: &[Memory],
     values: &Values,
+    rounded: bool,
 ) -> Result<(), Error> {
     let canonical = op.says_canonical();
+    let alike = rounded && matches!(op.collective, Collective::AllGather | Collective::AllReduce);
     for rank in 0..op.size() {
         for block in (0..op.size()).filter(|&b| op.exists(rank, Buffer::Out, b)) {
             for segment in 0..op.segments(rank, Buffer::Out, block) {
@@ -41,6 +43,11 @@ pub(super) fn check(
                 }
                 if canonical && known.subtree != Some((0, op.size())) {
                     return Err(Error::NotCanonical { element });
+                }
+                // In place a rank's own block of an all_gather is rounded where it lies.
+                let stays = !reduces && op.shared(rank, block);
+                if alike && !known.rounded && !stays {
+                    return Err(Error::NotRounded { element });
                 }
                 if op.collective == Collective::AllReduce && value != memory[0].result(block, segment) {
                     return Err(Error::OrdersDiffer { element, other: 0 });

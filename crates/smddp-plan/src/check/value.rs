@@ -17,6 +17,8 @@ pub(super) struct Known {
     /// The block that this is (a part of).
     pub(super) block: usize,
     pub(super) finished: bool,
+    /// As it comes out of the format of a link.
+    pub(super) rounded: bool,
     /// Where it was combined as a subtree of the canonical tree: its ranks.
     pub(super) subtree: Option<(usize, usize)>,
     /// The set of its contributors: first word in [`Values::ranks`], and how many.
@@ -42,6 +44,7 @@ pub(super) struct Values {
     /// By association and inputs.
     reduced: HashMap<Association, HashMap<Box<[Value]>, Value>>,
     finished: HashMap<Value, Value>,
+    rounded: HashMap<Value, Value>,
 }
 
 impl Values {
@@ -72,7 +75,8 @@ impl Values {
         let (first, words) = (self.ranks.len(), size.div_ceil(64));
         self.ranks.resize(first + words, 0);
         self.ranks[first + rank / 64] |= 1 << (rank % 64);
-        self.add(Known { block, finished: false, subtree: Some((rank, rank + 1)), ranks: (first, words) })
+        let subtree = Some((rank, rank + 1));
+        self.add(Known { block, finished: false, rounded: false, subtree, ranks: (first, words) })
     }
 
     /// The inputs (at least one) combined in this order.
@@ -106,7 +110,7 @@ impl Values {
                 self.ranks[sum + word] |= theirs;
             }
         }
-        let value = self.add(Known { block, finished: false, subtree, ranks: (sum, words) });
+        let value = self.add(Known { block, finished: false, rounded: false, subtree, ranks: (sum, words) });
         self.reduced.entry(association.clone()).or_default().insert(inputs.into(), value);
         Ok(value)
     }
@@ -140,6 +144,19 @@ impl Values {
         if stack.len() == 1 { Ok(stack[0]) } else { Err(unfit) }
     }
 
+    /// What comes out of the format of a link that it goes through; of what came out of one, the same.
+    pub(super) fn round(&mut self, value: Value) -> Value {
+        if value == NOTHING || self.get(value).rounded {
+            return value;
+        }
+        if let Some(&rounded) = self.rounded.get(&value) {
+            return rounded;
+        }
+        let rounded = self.add(Known { rounded: true, ..self.get(value) });
+        self.rounded.insert(value, rounded);
+        rounded
+    }
+
     /// The complete result for a group of `size`.
     pub(super) fn finish(&mut self, value: Value, size: usize) -> Result<Value, Unfit> {
         if let Some(&value) = self.finished.get(&value) {
@@ -149,7 +166,7 @@ impl Values {
         if known.finished || self.missing(value, size).is_some() {
             return Err(Unfit::Finished);
         }
-        let finished = self.add(Known { finished: true, ..known });
+        let finished = self.add(Known { finished: true, rounded: false, ..known });
         self.finished.insert(value, finished);
         Ok(finished)
     }

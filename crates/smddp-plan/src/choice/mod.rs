@@ -18,6 +18,7 @@ pub use alternatives::alternatives;
 pub use shape::{Counts, Group, Memory, Settings, Shape};
 
 use crate::algorithms::Algorithm;
+use crate::format::Format;
 use crate::ir::Collective;
 use shape::Case;
 
@@ -112,6 +113,8 @@ pub struct Decision {
     pub inline: bool,
     /// A reduction in one order, whatever else was chosen.
     pub canonical: bool,
+    /// How elements travel between nodes, if not as they are.
+    pub format: Option<Format>,
 }
 
 impl Decision {
@@ -171,7 +174,8 @@ pub fn decide(shape: &Shape, group: &Group<'_>, settings: &Settings<'_>) -> Deci
         && case.fits(group.slot)
         && case.block <= choice.segment;
     let canonical = settings.canonical && shape.collective.reduces();
-    Decision { choice, counts: shape.counts.clone(), blocks: [input, output], inline, canonical }
+    let format = case.format;
+    Decision { choice, counts: shape.counts.clone(), blocks: [input, output], inline, canonical, format }
 }
 
 /// Where blocks of these lengths begin, and the last one ends.

@@ -142,7 +142,14 @@ mod tests {
                 for collective in Collective::ALL {
                     let size = topology.size();
                     let counts = Counts::Even(1);
-                    let shape = Shape { collective, element: 64, half: false, counts, memory: Memory::Host };
+                    let shape = Shape {
+                        collective,
+                        element: 64,
+                        half: false,
+                        single: false,
+                        counts,
+                        memory: Memory::Host,
+                    };
                     let group = Group { topology: &topology, slot: 0, network: Network::ASSUMED };
                     let starts: Vec<usize> = (0..=size).map(|block| 64 * block).collect();
                     let case = Case::new(&shape, &starts, &group, &Settings::default());

@@ -1,6 +1,7 @@
 //! What a choice is made for: a call, the group it is made in, and the settings in force.
 
 use crate::algorithms::Algorithm;
+use crate::format::{Format, Formats};
 use crate::ir::{Ask, Collective, Span};
 use crate::topology::Topology;
 use crate::tune::Table;
@@ -70,6 +71,8 @@ pub struct Shape {
     pub element: usize,
     /// 16-bit floats. Their reductions round once only: by no algorithm that rounds at every hop.
     pub half: bool,
+    /// 32-bit floats, which may travel in fewer bits between nodes.
+    pub single: bool,
     pub counts: Counts,
     pub memory: Memory,
 }
@@ -97,11 +100,20 @@ pub struct Settings<'a> {
     pub staging: usize,
     /// Reductions combine in one order, whatever else is chosen.
     pub canonical: bool,
+    /// How 32-bit floats travel between nodes.
+    pub formats: Formats,
 }
 
 impl Default for Settings<'_> {
     fn default() -> Self {
-        Self { algorithm: None, tune: None, segment: None, staging: 64 << 20, canonical: false }
+        Self {
+            algorithm: None,
+            tune: None,
+            segment: None,
+            staging: 64 << 20,
+            canonical: false,
+            formats: Formats::default(),
+        }
     }
 }
 
@@ -122,12 +134,17 @@ pub(super) struct Case<'a> {
     pub(super) uneven_pairs: bool,
     pub(super) rounds_per_hop_forbidden: bool,
     pub(super) canonical: bool,
+    /// What goes between nodes has a format.
+    pub(super) format: Option<Format>,
     pub(super) memory: Memory,
     pub(super) slot: usize,
     pub(super) staging: usize,
     pub(super) network: Network,
     pub(super) topology: &'a Topology,
 }
+
+/// Buffers from which fewer bytes on a link are worth what it costs to make them of more.
+const WORTH_CODING: usize = 64 << 10;
 
 /// What pairs are taken for: they are known to two ranks only, so the choice must not depend on them.
 const PAIR: usize = 1 << 20;
@@ -142,17 +159,23 @@ impl<'a> Case<'a> {
     ) -> Self {
         let size = group.topology.size();
         let pairs = shape.counts.are_pairs();
+        let bytes = if pairs { size * PAIR } else { starts.last().copied().unwrap_or(0) };
+        let format = settings.formats.of(shape.collective).filter(|_| {
+            let may = shape.single && shape.memory == Memory::Host && !settings.canonical;
+            may && group.topology.nodes() > 1 && bytes >= WORTH_CODING
+        });
         let lengths = || starts.windows(2).map(|ends| ends[1] - ends[0]);
         Self {
             collective: shape.collective,
             size,
-            bytes: if pairs { size * PAIR } else { starts.last().copied().unwrap_or(0) },
+            bytes,
             block: if pairs { PAIR } else { lengths().max().unwrap_or(0) },
             filled: if pairs { size } else { lengths().filter(|&bytes| bytes > 0).count() },
             starts,
             uneven_pairs: pairs,
             rounds_per_hop_forbidden: shape.half && shape.collective.reduces(),
             canonical: settings.canonical,
+            format,
             memory: shape.memory,
             slot: group.slot,
             staging: settings.staging,
@@ -192,9 +215,12 @@ impl<'a> Case<'a> {
         self.fits(self.slot)
     }
 
-    /// Whether it may be used as far as rounding goes.
+    /// Whether it may be used as far as rounding goes. Where several ranks reduce an element, each with its own contribution
+    /// as it is and the others' rounded by a format, they would not agree.
     pub(super) fn allows(&self, algorithm: Algorithm) -> bool {
+        let one_reduces = algorithm.is_hierarchical() && algorithm != Algorithm::HierPublish;
         !(self.rounds_per_hop_forbidden && algorithm.rounds_per_hop())
+            && (one_reduces || self.format.is_none())
     }
 
     /// The question to any planner, for rank 0 and root 0.

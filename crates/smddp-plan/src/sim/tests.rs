@@ -238,7 +238,7 @@ fn cuts(cluster: &Cluster, collective: Collective, algorithm: Algorithm, bytes: 
     let topology = cluster.topology();
     let group = Group { topology: &topology, slot: 0, network: cluster.prices() };
     let counts = Counts::of_buffer(collective, bytes as usize, cluster.size());
-    let shape = Shape { collective, element: 1, half: false, counts, memory: Memory::Host };
+    let shape = Shape { collective, element: 1, half: false, single: false, counts, memory: Memory::Host };
     let all = alternatives(&shape, &group, &Settings::default());
     let of: Vec<_> = all.into_iter().filter(|decision| decision.choice.algorithm == algorithm).collect();
     // Finer ones than its own take long to replay.

@@ -10,6 +10,7 @@
 
 mod step;
 
+use super::Ways;
 use super::clock::{Clock, Moment, Spare};
 use super::error::{Error, Position};
 use super::memory::Memory;
@@ -85,6 +86,7 @@ pub(super) struct Replay<'a> {
     tracks: Vec<Track<'a>>,
     clocks: Vec<Clock>,
     spare: Spare,
+    ways: Ways<'a>,
     /// What the step under way reduces, and what it makes.
     inputs: Vec<Value>,
     made: Vec<Value>,
@@ -92,7 +94,7 @@ pub(super) struct Replay<'a> {
 
 impl<'a> Replay<'a> {
     /// Each track's operations are of one group. Programs have passed the rules.
-    pub(super) fn new(tracks: &[&[Operation<'a>]], depth: usize) -> Self {
+    pub(super) fn new(tracks: &[&[Operation<'a>]], depth: usize, ways: Ways<'a>) -> Self {
         let mut values = Values::default();
         let (mut first, mut lane) = (0, 0);
         let mut made = Vec::new();
@@ -122,6 +124,7 @@ impl<'a> Replay<'a> {
             tracks: made,
             clocks: vec![Clock::new(lane); lane],
             spare: Spare::default(),
+            ways,
             inputs: Vec::new(),
             made: Vec::new(),
         }

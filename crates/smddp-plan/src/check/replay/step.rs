@@ -1,17 +1,19 @@
 //! One segment of one step: what it waits for, and what it does to memory and cells.
 
+use super::super::Ways;
 use super::super::clock::{Clock, Moment};
 use super::super::error::{Error, Position};
 use super::super::memory::{Memory, Misuse};
 use super::super::shape::Operation;
 use super::super::value::{NOTHING, Unfit, Value, Values};
 use super::{Flow, Rank, Replay, Run, Track};
-use crate::ir::{Association, Buffer, Source, Span, Step};
+use crate::ir::{Association, Buffer, Collective, Source, Span, Step};
 
 impl Replay<'_> {
     /// One segment of one step, or `false` where it must wait.
     pub(super) fn step(&mut self, t: usize, now: usize, at: Position, step: &Step) -> Result<bool, Error> {
-        let Self { depth, values, tracks, clocks, spare, inputs, made } = self;
+        let Self { depth, values, tracks, clocks, spare, ways, inputs, made } = self;
+        let Ways { rounded, stays } = *ways;
         let Track { runs, ranks, .. } = &mut tracks[t];
         let Run { op, memory, flows, .. } = &mut runs[now];
         let (depth, me, segment, op) = (*depth, at.rank, at.segment, *op);
@@ -55,16 +57,40 @@ impl Replay<'_> {
         }
         let moment = clocks[lane].tick(lane);
         let clock = &clocks[lane];
-        let taken = |from: &Source, i: usize, ranks: &[Rank]| match op.has(from.rank, from.message, segment) {
-            true => ranks[from.rank].cells[incoming(from, flows).0].values[from.take.0 + i],
-            false => NOTHING,
+        // Messages that are their writers' memory are read there.
+        let stays = |rank: usize, channel: usize| stays.is_some_and(|stays| stays(rank, channel));
+        for from in sources().filter(|from| stays(from.rank, from.channel)) {
+            for i in 0..from.message.blocks {
+                let (buffer, block) = (from.message.buffer, from.message.block + i);
+                if op.segments(from.rank, buffer, block) > segment {
+                    let taken = (from.take.0..from.take.0 + from.take.1).contains(&i);
+                    memory[from.rank].returned((buffer, block, segment), taken.then_some(moment));
+                }
+            }
+        }
+        let taken = |from: &Source, i: usize, ranks: &[Rank], values: &mut Values| {
+            if !op.has(from.rank, from.message, segment) {
+                return NOTHING;
+            }
+            let value = ranks[from.rank].cells[incoming(from, flows).0].values[from.take.0 + i];
+            let crosses = rounded.is_some_and(|nodes| !nodes.share_node(from.rank, me));
+            if crosses { values.round(value) } else { value }
+        };
+        // Where all ranks are to have what one rank has or makes.
+        let rounds =
+            rounded.filter(|_| matches!(op.collective, Collective::AllGather | Collective::AllReduce));
+        let given = |value: Value, source: Span, finish: bool, values: &mut Values| match rounds {
+            Some(_) if finish || !op.collective.reduces() && source.buffer == Buffer::In => {
+                values.round(value)
+            }
+            _ => value,
         };
         let mut hands = Hands { op: &op, memory: &mut memory[me], at, base, moment, clock };
         made.clear();
         match step {
             Step::Send { source, tee, .. } => {
                 for i in 0..source.blocks {
-                    let value = hands.read(*source, i)?;
+                    let value = given(hands.read(*source, i)?, *source, false, values);
                     if let Some(tee) = tee
                         && !hands.same(*source, *tee, i)
                     {
@@ -75,7 +101,7 @@ impl Replay<'_> {
             }
             Step::Receive { from, to, .. } => {
                 for i in 0..to.blocks {
-                    let value = taken(from, i, ranks);
+                    let value = taken(from, i, ranks, values);
                     hands.write(*to, i, value)?;
                     made.push(value);
                 }
@@ -84,11 +110,14 @@ impl Replay<'_> {
                 let blocks = own.map_or_else(|| from[0].take.1, |(_, span)| span.blocks);
                 for i in 0..blocks {
                     inputs.clear();
-                    inputs.extend(from.iter().map(|f| taken(f, i, ranks)));
+                    for from in from {
+                        inputs.push(taken(from, i, ranks, values));
+                    }
                     if let Some((position, span)) = own {
                         inputs.insert(*position, hands.read(*span, i)?);
                     }
                     let value = hands.combine(values, inputs, association, *finish)?;
+                    let value = given(value, Span::TOKEN, *finish, values);
                     if let Some(to) = to {
                         hands.write(*to, i, value)?;
                     }
@@ -101,6 +130,7 @@ impl Replay<'_> {
                     if *finish {
                         value = hands.combine(values, &[value], &Association::InOrder, true)?;
                     }
+                    value = given(value, *source, *finish, values);
                     if *finish || !hands.same(*source, *to, i) {
                         hands.write(*to, i, value)?;
                     }
@@ -125,6 +155,13 @@ impl Replay<'_> {
                 let there = op.segments(me, span.buffer, span.block + i) > segment;
                 if there != (value != NOTHING) {
                     return Err(Error::Sizes { at });
+                }
+            }
+            for (i, &value) in made.iter().enumerate().filter(|_| stays(me, channel)) {
+                let (place, readers) =
+                    ((span.buffer, span.block + i, segment), flows[me][channel].read.len());
+                if value != NOTHING && !memory[me].lend(place, value, readers) {
+                    return Err(Error::Malformed { at, what: "a message by reference that is not kept" });
                 }
             }
             let flow = &mut flows[me][channel];
@@ -167,6 +204,7 @@ impl Hands<'_, '_> {
         match misuse {
             Misuse::Unwritten => Error::ReadBeforeWrite { at, buffer, block },
             Misuse::Clobbered => Error::Clobbered { at, block },
+            Misuse::Lent => Error::Lent { at, buffer, block },
             Misuse::Unordered(lane) => Error::Unordered { at, buffer, block, other: lane - self.base },
         }
     }
