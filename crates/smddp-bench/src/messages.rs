@@ -132,7 +132,7 @@ impl Pair<'_> {
 
     /// Wrong bytes of an iteration with data of its own, in every slot that it filled and around the buffers.
     fn wrong(&mut self, seed: u64) -> Result<u64> {
-        let pattern = Pattern { dtype: DType::U8, redop: None, ranks: self.team.size(), seed };
+        let pattern = Pattern { dtype: DType::U8, redop: None, ranks: self.team.size(), format: None, seed };
         pattern.of_input(self.team.rank(), 0, self.bytes).fill(self.stream.out().bytes());
         self.stream.arrived().bytes().fill(POISON);
         self.once()?;

@@ -3,10 +3,11 @@
 //! A pattern gives the bits of element `i` of the whole buffer; it repeats every [`PERIOD`] elements, a prime,
 //! so a block that lands in a wrong place does not look right, and a check runs at the speed of a comparison.
 //! Collectives that only move data get arbitrary bits. Reductions get small whole numbers whose result every
-//! order of evaluation reaches exactly, in 8-bit integers and 16-bit floats too.
+//! order of evaluation reaches exactly, in 8-bit integers and 16-bit floats too. So do collectives whose elements travel in another
+//! format than their own (`SMDDP_WIRE_FORMAT`): 16 bits hold such numbers, 8 bits with a scale hold them nearly.
 
 use half::{bf16, f16};
-use smddp_core::{DType, RedOp};
+use smddp_core::{DType, Format, RedOp};
 
 use crate::types::MULSUM;
 
@@ -25,6 +26,8 @@ pub(crate) struct Pattern {
     /// `None`: data is only moved.
     pub redop: Option<RedOp>,
     pub ranks: usize,
+    /// How elements may travel between nodes.
+    pub format: Option<Format>,
     /// Another seed, other data: what an earlier call left is not taken for right.
     pub seed: u64,
 }
@@ -34,7 +37,13 @@ impl Pattern {
     fn input(&self, rank: usize, i: usize) -> u64 {
         let i = i % PERIOD;
         let own = mix(self.seed, rank as u64 + 1, i as u64);
-        let Some(redop) = self.redop else { return own };
+        let Some(redop) = self.redop else {
+            return if self.format.is_some() {
+                encode(self.dtype, own as usize % (LARGEST + 1))
+            } else {
+                own
+            };
+        };
         match redop {
             RedOp::Band | RedOp::Bor | RedOp::Bxor => own,
             _ => encode(self.dtype, self.value(redop, rank, i, own)),
@@ -100,9 +109,20 @@ impl Pattern {
         Run::new(self.dtype, elements, PERIOD, |i| self.input(rank, start + i))
     }
 
+    /// The same after it came from `rank`.
+    pub(crate) fn of_moved(&self, rank: usize, start: usize, elements: usize) -> Run {
+        Run { off: self.off(), ..self.of_input(rank, start, elements) }
+    }
+
+    /// How far an element may be off: half a step of the scale on each way.
+    fn off(&self) -> f32 {
+        if self.format == Some(Format::Int8) { 0.51 * (self.ranks + 1) as f32 } else { 0.0 }
+    }
+
     /// The reduction over all ranks, from element `start`.
     pub(crate) fn of_reduced(&self, start: usize, elements: usize) -> Run {
-        Run::new(self.dtype, elements, PERIOD, |i| self.reduced(start + i))
+        let exact = Run::new(self.dtype, elements, PERIOD, |i| self.reduced(start + i));
+        Run { off: self.off(), ..exact }
     }
 }
 
@@ -113,6 +133,8 @@ pub(crate) struct Run {
     element: usize,
     /// Length of the whole run in bytes.
     len: usize,
+    /// How far elements may be off, which are f32 then.
+    off: f32,
 }
 
 impl Run {
@@ -123,7 +145,7 @@ impl Run {
         for i in 0..elements.min(period) {
             bytes.extend_from_slice(&bits(i).to_le_bytes()[..element]);
         }
-        Run { bytes, element, len: elements * element }
+        Run { bytes, element, len: elements * element, off: 0.0 }
     }
 
     /// Bytes.
@@ -151,7 +173,14 @@ impl Run {
             return 0;
         }
         let pairs = chunk.chunks(self.element).zip(want.chunks(self.element));
-        pairs.filter(|(found, want)| found != want).count() as u64
+        pairs.filter(|(found, want)| !self.fits(found, want)).count() as u64
+    }
+}
+
+impl Run {
+    fn fits(&self, found: &[u8], want: &[u8]) -> bool {
+        let float = |bytes: &[u8]| bytes.try_into().map_or(f32::NAN, f32::from_le_bytes);
+        found == want || self.off > 0.0 && (float(found) - float(want)).abs() <= self.off
     }
 }
 
@@ -186,7 +215,7 @@ mod tests {
     fn results_are_exact_in_eight_bits() {
         for ranks in [1, 2, 3, 4, 7, 8, 16, 63, 64, 126, 127, 300] {
             for (_, redop) in REDOPS.into_iter().filter(|(_, op)| !is_bitwise(*op)) {
-                let p = Pattern { dtype: DType::I64, redop: Some(redop), ranks, seed: 5 };
+                let p = Pattern { dtype: DType::I64, redop: Some(redop), ranks, format: None, seed: 5 };
                 for i in 0..500 {
                     assert!(p.reduced(i) as usize <= LARGEST, "{redop:?} of {ranks}");
                     let each: Vec<u64> = (0..ranks).map(|r| p.input(r, i)).collect();
@@ -202,7 +231,7 @@ mod tests {
     #[test]
     fn ranks_and_elements_differ() {
         for (_, redop) in REDOPS {
-            let p = Pattern { dtype: DType::I32, redop: Some(redop), ranks: 4, seed: 1 };
+            let p = Pattern { dtype: DType::I32, redop: Some(redop), ranks: 4, format: None, seed: 1 };
             let of = |rank, start| p.of_input(rank, start, 300).bytes;
             assert_ne!(of(0, 0), of(1, 0), "{redop:?}");
             assert_ne!(of(0, 0), of(0, 1), "{redop:?}");
@@ -213,7 +242,7 @@ mod tests {
     #[test]
     fn a_run_finds_every_changed_element() {
         for (_, dtype) in DTYPES {
-            let p = Pattern { dtype, redop: None, ranks: 2, seed: 9 };
+            let p = Pattern { dtype, redop: None, ranks: 2, format: None, seed: 9 };
             let elements = 2 * PERIOD + 77;
             let run = p.of_input(1, 1234, elements);
             let mut data = vec![0; run.len()];

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use smddp_core::{Config, DType, Format};
+
 use crate::buffers::Buffer;
 use crate::calls::{Bound, Case, Pace, Sides, Team};
 use crate::error::Result;
@@ -36,7 +38,8 @@ impl Setup {
             output: case.op.receives(rank, case.root).then_some((before + output_at, shape.receive)),
         };
         let redop = case.op.reduces().then_some(case.redop);
-        let pattern = Pattern { dtype: case.dtype, redop, ranks, seed: 0 };
+        let format = format(case);
+        let pattern = Pattern { dtype: case.dtype, redop, ranks, format, seed: 0 };
         Setup { case, shape, rank, pattern, in_place, before, sides }
     }
 
@@ -114,7 +117,7 @@ impl Setup {
         let blocks = |start: usize| {
             let block = count * self.element();
             (0..ranks)
-                .map(|r| pattern.of_input(r, start, count).wrong(&found[r * block..(r + 1) * block]))
+                .map(|r| pattern.of_moved(r, start, count).wrong(&found[r * block..(r + 1) * block]))
                 .sum()
         };
         match case.op {
@@ -148,4 +151,10 @@ impl Setup {
         let a = if self.in_place { 0 } else { a.overwritten() };
         (a + b.overwritten()) as u64
     }
+}
+
+/// How the settings have a case's elements travel between nodes.
+fn format(case: Case) -> Option<Format> {
+    let formats = Config::get().ok()?.formats;
+    formats.of(case.op.collective()?).filter(|_| case.dtype == DType::F32)
 }

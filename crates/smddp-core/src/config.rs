@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use smddp_plan::tune::{Table, distance};
-use smddp_plan::{Algorithm, Network, Settings};
+use smddp_plan::{Algorithm, Formats, Network, Settings};
 use smddp_transport::interface::{Family, Wanted};
 use smddp_transport::joint::Between;
 
@@ -101,6 +101,9 @@ settings! {
     /// 1: reductions combine the ranks' values in one order, a tree over the group's ranks, whatever the algorithm, the size, the
     /// wire and the split into nodes: the same bits on any of them (docs/reproducibility.md)
     SMDDP_CANONICAL_ORDER = "0", shared, canonical: bool = named;
+    /// how all_gather, reduce_scatter and all_reduce of 32-bit floats, 64 KiB and more, travel between nodes: bf16, f16 or int8
+    /// (a scale for each 256), or by collective: all_gather=bf16,reduce_scatter=int8; empty: as they are (docs/formats.md)
+    SMDDP_WIRE_FORMAT = "", shared, formats: Formats = Formats::parse;
     /// size of a pipelined piece, at most SMDDP_STAGING_BYTES; empty: chosen by size and number of ranks
     SMDDP_SEGMENT_BYTES = "", shared, segment: Option<usize> = some(|text| Ok(bytes(64)(text)? & !63));
     /// 0: no measurement of the network between nodes when the first group spans some; a usual one is assumed. What is
@@ -261,6 +264,7 @@ impl Config {
             segment: self.segment,
             staging: self.staging,
             canonical: self.canonical,
+            formats: self.formats,
         }
     }
 
@@ -278,6 +282,11 @@ impl Config {
                 config.staging
             );
             return Err(bad("SMDDP_SEGMENT_BYTES", &get("SMDDP_SEGMENT_BYTES").unwrap_or_default(), &want));
+        }
+        if config.canonical && config.formats != Formats::default() {
+            let want =
+                "nothing with SMDDP_CANONICAL_ORDER=1: what is rounded depends on the split into nodes";
+            return Err(bad("SMDDP_WIRE_FORMAT", &config.formats.to_string(), want));
         }
         Ok(config)
     }
@@ -334,6 +343,14 @@ mod tests {
             assert!(text.contains("SMDDP_SEGMENT_BYTES") && text.contains(segment), "{text}");
             assert!(text.contains("SMDDP_STAGING_BYTES") && text.contains(allowed), "{text}");
         }
+    }
+
+    #[test]
+    fn formats_and_one_order_for_any_layout_exclude_each_other() {
+        let text =
+            with(&[("SMDDP_WIRE_FORMAT", "bf16"), ("SMDDP_CANONICAL_ORDER", "1")]).unwrap_err().to_string();
+        assert!(text.contains("SMDDP_WIRE_FORMAT") && text.contains("SMDDP_CANONICAL_ORDER"), "{text}");
+        assert!(with(&[("SMDDP_WIRE_FORMAT", "fp8")]).unwrap_err().to_string().contains("int8"));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use smddp_plan::format::named;
 use smddp_transport::Group;
 use smddp_transport::process::leave_error;
 
@@ -139,7 +140,7 @@ impl Driver {
     fn end_first(&mut self, now: u64) {
         let Some(op) = self.queue.pop_front() else { return };
         self.finished = op.seq + 1;
-        self.tally.add(op.collective, op.bound.choice.algorithm, op.bound.bytes);
+        self.tally.add(op.collective, op.bound.way(), op.bound.bytes);
         self.recorder.ended(op.seq, Outcome::Ok, now, self.queue.front().map(|op| op.seq));
         if self.traced {
             let what = numbered(op.collective, op.seq);
@@ -153,11 +154,11 @@ impl Driver {
         op.seq = self.next;
         self.note(&op, ticks());
         if self.traced {
-            let (what, algorithm) = (numbered(op.collective, op.seq), op.bound.choice.algorithm);
-            let bytes = op.bound.bytes;
+            let (what, bytes) = (numbered(op.collective, op.seq), op.bound.bytes);
+            let way = named(op.bound.way());
             log::say(
                 Level::Trace,
-                &format!("{what} on group `{}` begins: {bytes} bytes by {}", self.name, algorithm.name()),
+                &format!("{what} on group `{}` begins: {bytes} bytes by {way}", self.name),
             );
         }
         self.next += 1;

@@ -1,8 +1,11 @@
 //! The executor for host memory.
 
+mod coded;
+
 use smddp_plan::Association;
 use smddp_transport::{Group, Mismatch, Stay};
 
+use self::coded::Coded;
 use crate::bind::{Bound, Incoming, Reduce, Run};
 use crate::reduce;
 use crate::steps::{Execution, Mover, Outcome, Progress, walk, with_room};
@@ -30,7 +33,10 @@ pub(crate) fn advance(
         land(bound, execution, group);
     }
     let mut host = Host { bound, execution, group };
-    let (done, ran) = walk(bound, &mut host)?;
+    let (done, ran) = match &bound.coding {
+        None => walk(bound, &mut host)?,
+        Some(coding) => walk(bound, &mut Coded { host, coding })?,
+    };
     if done && group.settle()? {
         group.end();
         return Ok(Progress::Done);

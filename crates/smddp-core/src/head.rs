@@ -14,6 +14,8 @@ use crate::types::{DType, RedOp};
 const NAMED: u64 = 1 << 63;
 /// Bits of that number.
 const NUMBER: u32 = 31;
+/// Of `what`, beside the type: elements travel in a format between nodes.
+const CODED: u64 = 1 << 15;
 /// Of `what`, which has room for it beside the reduction: the call by which a rank leaves the group.
 const LEAVING: u64 = 1 << 23;
 
@@ -26,7 +28,8 @@ pub(crate) fn of(key: &Key, decision: &Decision) -> Head {
         | (if key.collective.has_root() { key.root as u64 & 0xffff } else { 0xffff }) << 24
         | (choice.algorithm as u64) << 40
         | ((choice.segment as u64 >> 6) & 0xffff) << 44
-        | u64::from(pairs) << 60;
+        | u64::from(pairs) << 60
+        | if decision.format.is_some() { CODED } else { 0 };
     Head { what, count: count(&decision.counts, key.factor) }
 }
 
@@ -72,7 +75,7 @@ pub(crate) fn collective(head: Head) -> Option<Collective> {
 }
 
 pub(crate) fn dtype(head: Head) -> Option<DType> {
-    DType::from_u8((head.what >> 8) as u8)
+    DType::from_u8((head.what >> 8 & 0x7f) as u8)
 }
 
 /// A header as the call it stands for.
@@ -97,6 +100,9 @@ pub(crate) fn call(head: Head) -> String {
     }
     if collective.has_root() {
         text += &format!(", root {}", (head.what >> 24) & 0xffff);
+    }
+    if head.what & CODED != 0 {
+        text += ", as SMDDP_WIRE_FORMAT says";
     }
     text + if is_on_device(head) { ") on CUDA" } else { ")" }
 }
@@ -126,6 +132,7 @@ mod tests {
             counts,
             memory: Memory::Host,
             site: 0,
+            exact: false,
         }
     }
 

@@ -3,6 +3,7 @@
 use smddp_plan::{Collective, Counts, Memory, Shape};
 
 use crate::call::Call;
+use crate::exact::is_exact;
 use crate::types::{DType, RedOp};
 
 /// What a binding depends on.
@@ -19,6 +20,8 @@ pub(crate) struct Key {
     /// Where the buffers are; on a device: its number in the group, the same on all ranks (else 0).
     pub(crate) memory: Memory,
     pub(crate) site: usize,
+    /// Elements travel as they are, whatever the settings say.
+    pub(crate) exact: bool,
 }
 
 impl Key {
@@ -30,7 +33,7 @@ impl Key {
             _ => 0,
         };
         let Call { collective, dtype, root, .. } = *call;
-        Self { collective, dtype, redop, factor, root, counts, memory, site }
+        Self { collective, dtype, redop, factor, root, counts, memory, site, exact: is_exact() }
     }
 
     /// What the choice may depend on.
@@ -39,6 +42,7 @@ impl Key {
             collective: self.collective,
             element: self.dtype.size(),
             half: self.dtype.is_half(),
+            single: self.dtype == DType::F32,
             counts: self.counts.clone(),
             memory: self.memory,
         }

@@ -8,6 +8,7 @@ use smddp_plan::Collective;
 use crate::bind::Bound;
 use crate::call::{Blocks, Call};
 use crate::device::DeviceOp;
+use crate::exact::is_exact;
 use crate::steps::Execution;
 use crate::types::{DType, RedOp};
 use crate::work::Shared;
@@ -22,6 +23,7 @@ pub(crate) struct Repeat {
     root: usize,
     /// Elements of input and output, where there is one.
     counts: [Option<usize>; 2],
+    exact: bool,
 }
 
 impl Repeat {
@@ -34,7 +36,14 @@ impl Repeat {
         };
         let Call { collective, dtype, redop, root, input, output } = *call;
         let counts = [count(input)?, count(output)?];
-        (!matches!(redop, RedOp::PremulSum(_))).then_some(Self { collective, dtype, redop, root, counts })
+        (!matches!(redop, RedOp::PremulSum(_))).then_some(Self {
+            collective,
+            dtype,
+            redop,
+            root,
+            counts,
+            exact: is_exact(),
+        })
     }
 }
 

@@ -39,6 +39,7 @@ impl Imagined {
             counts: self.counts.clone(),
             memory: self.memory,
             site: 0,
+            exact: false,
         }
     }
 }

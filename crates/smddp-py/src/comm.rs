@@ -255,11 +255,13 @@ impl Comm {
         self.comm.nodes()
     }
 
-    fn taken(&self, py: Python<'_>) -> Vec<(&'static str, &'static str, u64, u64)> {
+    fn taken(&self, py: Python<'_>) -> Vec<(&'static str, String, u64, u64)> {
         let taken = py.detach(|| self.comm.taken());
         taken
             .into_iter()
-            .map(|(c, a, operations, bytes)| (smddp_core::name_of(c), a.name(), operations, bytes))
+            .map(|(c, way, operations, bytes)| {
+                (smddp_core::name_of(c), smddp_core::named(way), operations, bytes)
+            })
             .collect()
     }
 

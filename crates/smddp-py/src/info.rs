@@ -142,3 +142,9 @@ pub(crate) fn bench_main(py: Python<'_>, argv: Vec<String>) -> PyResult<i32> {
     let spawn = [python, "-m".to_owned(), "smddp.cli".to_owned(), "bench".to_owned()];
     Ok(py.detach(|| smddp_bench::main_from(argv, &spawn)))
 }
+
+/// Has this thread's collectives leave elements as they are between nodes, or not; what they did before.
+#[pyfunction]
+pub(crate) fn set_exact(exact: bool) -> bool {
+    smddp_core::set_exact(exact)
+}

@@ -46,6 +46,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<symmetric::SymmetricBuffer>()?;
     module.add_function(wrap_pyfunction!(info::settings, module)?)?;
     module.add_function(wrap_pyfunction!(info::info, module)?)?;
+    module.add_function(wrap_pyfunction!(info::set_exact, module)?)?;
     module.add_function(wrap_pyfunction!(log::say, module)?)?;
     module.add_function(wrap_pyfunction!(log::tells, module)?)?;
     module.add_function(wrap_pyfunction!(info::cuda, module)?)?;

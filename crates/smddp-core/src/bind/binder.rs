@@ -6,7 +6,7 @@ use std::sync::Arc;
 use smddp_plan::{Buffer, Collective, Decision, Program, Source, Span, Step};
 use smddp_transport::{Inlet, Outlet, Wired, Wiring};
 
-use super::{Act, Bound, Direct, Incoming, Reduce, Run};
+use super::{Act, Bound, Coding, Direct, GroupFacts, Incoming, Reduce, Run};
 use crate::head;
 use crate::key::Key;
 
@@ -20,8 +20,9 @@ fn running(lengths: impl Iterator<Item = usize>) -> Vec<usize> {
         .collect()
 }
 
-/// Binds a program of one of `n` ranks to the sizes on which all have decided.
-pub(super) fn bound(key: &Key, n: usize, decision: &Decision, program: Program) -> Bound {
+/// Binds a rank's program to the sizes on which all have decided.
+pub(super) fn bound(key: &Key, facts: &GroupFacts, decision: &Decision, program: Program) -> Bound {
+    let n = facts.topology.size();
     let [input, output] = decision.blocks.clone();
     // A buffer that holds only this rank's block has it at its beginning.
     let (own_in, own_out) = match key.collective {
@@ -44,6 +45,7 @@ pub(super) fn bound(key: &Key, n: usize, decision: &Decision, program: Program) 
         inlets: Vec::new(),
         known: HashMap::new(),
         uneven_pairs: decision.uneven_pairs(),
+        far: (0..n).map(|rank| !facts.topology.share_node(rank, facts.rank)).collect(),
         bound: Bound {
             choice: decision.choice,
             kernel: None,
@@ -56,6 +58,7 @@ pub(super) fn bound(key: &Key, n: usize, decision: &Decision, program: Program) 
             lengths: [input, output, scratch],
             near: Default::default(),
             direct: Direct::default(),
+            coding: decision.format.map(|format| Coding::new(format, key.collective)),
             head: head::of(key, decision),
             bytes: decision.bytes(),
         },
@@ -63,7 +66,11 @@ pub(super) fn bound(key: &Key, n: usize, decision: &Decision, program: Program) 
     for lane in &program.lanes {
         binder.lane(lane.iter().map(|timed| (timed.lag, &timed.step)));
     }
-    let Binder { mut bound, outlets, inlets, .. } = binder;
+    let Binder { mut bound, outlets, inlets, far, .. } = binder;
+    if let Some(coding) = &mut bound.coding {
+        coding.outs = outlets.iter().map(|outlet| is_far(outlet, &far)).collect();
+        coding.ins = inlets.iter().map(|inlet| far[inlet.rank]).collect();
+    }
     let most = outlets.iter().map(|outlet| outlet.messages).max().unwrap_or(0) as usize;
     // One cell does for one message; more messages need two, or a writer waits for a reader that waits for it.
     let least = if most <= 1 { 1 } else { 2 };
@@ -81,6 +88,13 @@ struct Binder {
     /// The inlet of a rank's channel.
     known: HashMap<(usize, usize), usize>,
     uneven_pairs: bool,
+    /// Of each rank, whether it is on another node.
+    far: Vec<bool>,
+}
+
+/// Whether a channel goes to another node; all its readers are on one.
+fn is_far(outlet: &Outlet, far: &[bool]) -> bool {
+    outlet.readers.first().is_some_and(|&reader| far[reader])
 }
 
 impl Binder {
@@ -149,13 +163,23 @@ impl Binder {
         Run { buffer: span.buffer, block: span.block, blocks: span.blocks, segments, row }
     }
 
-    fn bytes(&self, run: Run) -> u64 {
-        run.range().map(|block| self.bound.lengths[run.buffer as usize][block] as u64).sum()
+    /// Bytes of all messages of a run, coded or not.
+    fn bytes(&self, coded: bool, run: Run) -> u64 {
+        let (segment, coding) = (self.bound.choice.segment, self.bound.coding.as_ref().filter(|_| coded));
+        let length = |block: usize| self.bound.lengths[run.buffer as usize][block];
+        let size = |length: usize| match coding {
+            Some(coding) => {
+                length / segment * coding.size(true, segment) + coding.size(true, length % segment)
+            }
+            None => length,
+        };
+        run.range().map(|block| size(length(block)) as u64).sum()
     }
 
     /// The channel carries the segments of a run; the first is its largest.
     fn sends(&mut self, channel: usize, run: Run) {
-        let (largest, bytes) = (self.bound.message(run, 0), self.bytes(run));
+        let coded = is_far(&self.outlets[channel], &self.far);
+        let (largest, bytes) = (self.bound.coded(coded, run, 0), self.bytes(coded, run));
         let outlet = &mut self.outlets[channel];
         outlet.cell = outlet.cell.max(largest);
         outlet.messages += run.segments as u64;
@@ -169,8 +193,9 @@ impl Binder {
             None if self.uneven_pairs => Span::TOKEN,
             _ => source.message,
         });
-        let (largest, bytes) = (self.bound.message(message, 0), self.bytes(message));
         let (rank, channel) = (source.rank, source.channel);
+        let coded = self.far[rank];
+        let (largest, bytes) = (self.bound.coded(coded, message, 0), self.bytes(coded, message));
         let inlet = *self.known.entry((rank, channel)).or_insert_with(|| {
             self.inlets.push(Inlet { rank, channel, reader: source.reader, cell: 0, messages: 0, bytes: 0 });
             self.inlets.len() - 1
@@ -180,6 +205,7 @@ impl Binder {
         known.cell = known.cell.max(largest);
         known.bytes += bytes;
         let before = source.take.0;
-        Incoming { inlet, message, before, skip: self.bound.message(Run { blocks: before, ..message }, 0) }
+        let skip = self.bound.coded(coded, Run { blocks: before, ..message }, 0);
+        Incoming { inlet, message, before, skip }
     }
 }

@@ -93,7 +93,7 @@ mod tests {
         let key = |count: usize| {
             let (collective, dtype, memory) = (Collective::AllToAll, DType::F32, Memory::Host);
             let counts = Counts::Even(count);
-            Key { collective, dtype, redop: 0, root: 0, factor: 0, counts, memory, site: 0 }
+            Key { collective, dtype, redop: 0, root: 0, factor: 0, counts, memory, site: 0, exact: false }
         };
         let config = Config::default();
         let mut cache = Cache { budget: 1 << 20, ..Cache::default() };

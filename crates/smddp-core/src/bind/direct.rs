@@ -162,6 +162,7 @@ fn stays(bound: &Bound, outlet: usize) -> bool {
 mod tests {
     use std::sync::{Arc, OnceLock};
 
+    use smddp_plan::check::{Operation, Sizes, check_by_reference, programs};
     use smddp_plan::{Algorithm, Counts, Memory, Topology};
     use smddp_transport::Reach;
 
@@ -171,6 +172,73 @@ mod tests {
     use crate::key::Key;
     use crate::types::{DType, RedOp};
 
+    /// The binding of a call by each rank of a group.
+    fn bound_by_all(
+        topology: &Topology,
+        collective: Collective,
+        algorithm: Algorithm,
+        count: usize,
+    ) -> Option<Vec<Bound>> {
+        let redop = if collective.reduces() { RedOp::Sum.code() } else { 0 };
+        let config = Config { algorithm: Some(algorithm), ..Config::default() };
+        (0..topology.size())
+            .map(|rank| {
+                let (reach, network) = (Arc::new(Reach::near(rank, topology.size())), OnceLock::new());
+                let assumed = GroupFacts::assumed("");
+                let facts =
+                    GroupFacts { rank, topology: topology.clone(), slot: 4096, reach, assumed, network };
+                let (counts, memory, dtype) = (Counts::Even(count), Memory::Host, DType::F32);
+                let key = Key {
+                    collective,
+                    dtype,
+                    redop,
+                    root: 0,
+                    factor: 0,
+                    counts,
+                    memory,
+                    site: 0,
+                    exact: false,
+                };
+                let bound = bind(&key, &facts, &config).ok()?;
+                (bound.choice.algorithm == algorithm).then_some(bound)
+            })
+            .collect()
+    }
+
+    /// The checker follows who reads which memory when, over all ranks.
+    #[test]
+    fn what_stays_in_symmetric_memory_is_not_written_while_others_may_read_it() {
+        let mut staying = 0;
+        let ways = Algorithm::ALL.into_iter().flat_map(|a| Collective::ALL.map(|collective| (a, collective)));
+        // Blocks of one segment, and of several.
+        let cases = ways.flat_map(|way| [1 << 12, 1 << 16].map(|count| (way, count)));
+        for size in 2..=6 {
+            let topology = Topology::single(size);
+            for ((algorithm, collective), count) in cases.clone() {
+                let bounds = bound_by_all(&topology, collective, algorithm, count);
+                let Some(bounds) = bounds else { continue };
+                let programs = programs(algorithm, collective, &topology, 0, false).unwrap();
+                for (in_place, segments) in [(false, 1), (false, 3), (true, 1), (true, 3)] {
+                    if in_place && collective == Collective::AllToAll {
+                        continue;
+                    }
+                    let stay: Vec<Vec<usize>> = bounds
+                        .iter()
+                        .map(|bound| bound.direct.stays(in_place).map(|(channel, _)| channel).collect())
+                        .collect();
+                    let sizes = Sizes::Blocks(vec![segments; size]);
+                    let op = Operation { collective, root: 0, programs: &programs, sizes: &sizes, in_place };
+                    let stays = |rank: usize, channel: usize| stay[rank].contains(&channel);
+                    if let Err(error) = check_by_reference(&op, 2, &stays) {
+                        panic!("{algorithm:?} {collective:?} {size} in place={in_place} {stay:?}: {error}");
+                    }
+                    staying += stay.iter().map(Vec::len).sum::<usize>();
+                }
+            }
+        }
+        assert!(staying > 100, "{staying}");
+    }
+
     /// Whether all outlets of rank 0 of four nodes that send from In may do so in place.
     fn all_stay(collective: Collective, algorithm: Algorithm) -> bool {
         let topology = Topology::from_labels(&[0, 1, 2, 3]);
@@ -179,7 +247,7 @@ mod tests {
             GroupFacts { rank: 0, topology, slot: 0, reach, assumed: GroupFacts::assumed(""), network };
         let redop = if collective.reduces() { RedOp::Sum.code() } else { 0 };
         let (counts, memory, dtype) = (Counts::Even(1 << 20), Memory::Host, DType::F32);
-        let key = Key { collective, dtype, redop, root: 0, factor: 0, counts, memory, site: 0 };
+        let key = Key { collective, dtype, redop, root: 0, factor: 0, counts, memory, site: 0, exact: false };
         let config = Config { algorithm: Some(algorithm), ..Config::default() };
         let bound = bind(&key, &facts, &config).unwrap();
         (0..bound.wiring.outlets.len()).all(|outlet| stays(&bound, outlet))

@@ -6,10 +6,12 @@ mod direct;
 mod staging;
 
 use std::ops::Range;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Once, OnceLock};
 
+use smddp_plan::format::{Way, named};
 use smddp_plan::{
-    Ask, Association, Buffer, Choice, Decision, Group, Memory, Network, Program, Step, Topology, decide, plan,
+    Ask, Association, Buffer, Choice, Collective, Decision, Format, Formats, Group, Memory, Network, Program,
+    Settings, Step, Topology, decide, plan,
 };
 use smddp_transport::{Head, Reach, Wired, Wiring};
 
@@ -21,6 +23,7 @@ use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::head;
 use crate::key::Key;
+use crate::log::{self, Level};
 use crate::network::Known;
 use crate::reduce::Kernel;
 use crate::types::RedOp;
@@ -96,13 +99,53 @@ pub(crate) struct Bound {
     pub(crate) near: [Vec<bool>; 2],
     /// Messages that need no cell.
     pub(crate) direct: Direct,
+    /// Where messages between nodes are in a format.
+    pub(crate) coding: Option<Coding>,
     /// The header: operation, dtype, root, plan; and how many elements, see `head::count`.
     pub(crate) head: Head,
     /// Whole buffer, as nccl-tests counts it.
     pub(crate) bytes: usize,
 }
 
+/// How messages between nodes are coded, and what all ranks are to have as it comes out of that.
+#[derive(Clone, Debug)]
+pub(crate) struct Coding {
+    pub(crate) format: Format,
+    /// Of each outlet, and of each inlet: whether it goes to another node, or comes from one.
+    pub(crate) outs: Vec<bool>,
+    pub(crate) ins: Vec<bool>,
+    /// Each rank's input goes to all ranks.
+    pub(crate) rounds_inputs: bool,
+    /// The results of finished reductions do.
+    pub(crate) rounds_results: bool,
+}
+
+impl Coding {
+    fn new(format: Format, collective: Collective) -> Self {
+        let alike = matches!(collective, Collective::AllGather | Collective::AllReduce);
+        let reduces = collective.reduces();
+        let (rounds_inputs, rounds_results) = (alike && !reduces, alike && reduces);
+        Self { format, outs: Vec::new(), ins: Vec::new(), rounds_inputs, rounds_results }
+    }
+
+    /// Whether what is read there is rounded.
+    pub(crate) fn rounds(&self, source: Run) -> bool {
+        self.rounds_inputs && source.buffer == Buffer::In
+    }
+
+    /// Bytes in a message of so many bytes of a block.
+    #[inline]
+    pub(crate) fn size(&self, coded: bool, bytes: usize) -> usize {
+        if coded { self.format.bytes(bytes / size_of::<f32>()) } else { bytes }
+    }
+}
+
 impl Bound {
+    /// Its algorithm, and how elements travel between nodes.
+    pub(crate) fn way(&self) -> Way {
+        (self.choice.algorithm, self.coding.as_ref().map(|coding| coding.format))
+    }
+
     pub(crate) fn length(&self, buffer: Buffer, block: usize) -> usize {
         self.lengths[buffer as usize][block]
     }
@@ -119,13 +162,25 @@ impl Bound {
         run.range().map(|block| self.piece(run.buffer, block, segment)).sum()
     }
 
+    /// The same, coded or not.
+    fn coded(&self, coded: bool, run: Run, segment: usize) -> usize {
+        match &self.coding {
+            Some(coding) if coded => {
+                let pieces = run.range().map(|block| self.piece(run.buffer, block, segment));
+                pieces.map(|bytes| coding.size(true, bytes)).sum()
+            }
+            _ => self.message(run, segment),
+        }
+    }
+
     /// Bytes of a message before the blocks that are taken.
     #[inline]
     pub(crate) fn skipped(&self, from: &Incoming, segment: usize) -> usize {
         if segment == 0 {
             from.skip
         } else {
-            self.message(Run { blocks: from.before, ..from.message }, segment)
+            let coded = self.coding.as_ref().is_some_and(|coding| coding.ins[from.inlet]);
+            self.coded(coded, Run { blocks: from.before, ..from.message }, segment)
         }
     }
 
@@ -180,18 +235,21 @@ impl GroupFacts {
 
 /// What the planner decides about a call.
 pub(crate) fn decided(key: &Key, facts: &GroupFacts, config: &Config) -> Decision {
-    decide(&key.shape(), &facts.group(), &config.plans())
+    let settings = config.plans();
+    let formats = if key.exact { Formats::default() } else { settings.formats };
+    decide(&key.shape(), &facts.group(), &Settings { formats, ..settings })
 }
 
 /// A decision in words, as `smddp info` and tables have it.
 pub(crate) fn told(way: &str, decision: &Decision) -> String {
     let Choice { algorithm, segment, .. } = decision.choice;
+    let algorithm = named((algorithm, decision.format));
     let cells = decision.choice.window();
     let order = if decision.canonical { " in canonical order" } else { "" };
     if decision.inline {
-        return format!("{way} {}{order}, one message", algorithm.name());
+        return format!("{way} {algorithm}{order}, one message");
     }
-    format!("{way} {}{order}, segments of {} KiB, {cells} cells", algorithm.name(), segment.div_ceil(1024))
+    format!("{way} {algorithm}{order}, segments of {} KiB, {cells} cells", segment.div_ceil(1024))
 }
 
 /// The kernel of a reducing collective; an error where its dtype cannot be reduced so.
@@ -246,15 +304,31 @@ pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<Bou
         )));
     }
     let once = !rewrites(&program);
-    let mut bound = Bound { kernel, ..binder::bound(key, n, &decision, program) };
+    let mut bound = Bound { kernel, ..binder::bound(key, facts, &decision, program) };
     if key.memory != Memory::Host {
         on_device(&mut bound, key, facts);
     }
     bound.wired = facts.reach.wire(&bound.wiring);
-    if key.memory == Memory::Host && once {
+    if let Some(coding) = bound.coding.as_ref().filter(|coding| coding.rounds_inputs && rank == 0) {
+        warn_of_gathers(coding.format);
+    }
+    if key.memory == Memory::Host && once && bound.coding.is_none() {
         bound.direct = Direct::new(&bound, key.collective);
     }
     Ok(bound)
+}
+
+/// Whoever gathers parameters to save them may not think of it.
+fn warn_of_gathers(format: Format) {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let text = format!(
+            "SMDDP_WIRE_FORMAT: what all_gather brings of float32 is rounded to {} between nodes; gather whole checkpoints within \
+             `with smddp.exact():`",
+            format.name()
+        );
+        log::say(Level::Warn, &text);
+    });
 }
 
 /// Messages of a node that go by reference are a few words each.

@@ -59,7 +59,8 @@ mod tests {
             GroupFacts { rank: 0, topology, slot: 0, reach, assumed: GroupFacts::assumed(""), network };
         let counts = Counts::Even(16 << 20);
         let (collective, dtype, memory) = (Collective::AllToAll, DType::F32, Memory::Host);
-        let key = Key { collective, dtype, redop: 0, root: 0, factor: 0, counts, memory, site: 0 };
+        let key =
+            Key { collective, dtype, redop: 0, root: 0, factor: 0, counts, memory, site: 0, exact: false };
         check(&bind(&key, &facts, config)?, &facts, "all_to_all", config.staging)
     }
 

@@ -52,7 +52,17 @@ impl Communicator {
     fn job(&self, collective: Collective, dtype: DType, bytes: usize, root: usize) -> Job {
         let counts = Counts::of_buffer(collective, bytes / dtype.size(), self.0.size);
         let redop = if collective.reduces() { RedOp::Sum.code() } else { 0 };
-        let key = Key { collective, dtype, redop, factor: 0, root, counts, memory: Memory::Host, site: 0 };
+        let key = Key {
+            collective,
+            dtype,
+            redop,
+            factor: 0,
+            root,
+            counts,
+            memory: Memory::Host,
+            site: 0,
+            exact: false,
+        };
         Job { collective, root, decision: bind::decided(&key, &self.0.facts, self.0.config) }
     }
 

@@ -14,7 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use smddp_plan::{Algorithm, Collective, Counts, Memory, Network, Topology};
+use smddp_plan::format::Way;
+use smddp_plan::{Collective, Counts, Memory, Network, Topology};
 use smddp_transport::Board;
 use smddp_transport::fork::{self, PerProcess};
 use smddp_transport::{Group, Sleeper};
@@ -191,8 +192,17 @@ impl Communicator {
             return "one rank: a copy at most".to_owned();
         }
         let counts = Counts::of_buffer(collective, bytes / dtype.size(), self.0.size);
-        let key =
-            Key { collective, dtype, redop: 0, factor: 0, root: 0, counts, memory: Memory::Host, site: 0 };
+        let key = Key {
+            collective,
+            dtype,
+            redop: 0,
+            factor: 0,
+            root: 0,
+            counts,
+            memory: Memory::Host,
+            site: 0,
+            exact: false,
+        };
         bind::told(&self.way(), &bind::decided(&key, &self.0.facts, self.0.config))
     }
 
@@ -241,8 +251,8 @@ impl Communicator {
         (0..self.0.size).map(|rank| self.0.facts.topology.node_of(rank)).collect()
     }
 
-    /// What went which way so far: collective, algorithm, operations, bytes of their whole buffers.
-    pub fn taken(&self) -> Vec<(Collective, Algorithm, u64, u64)> {
+    /// What went which way so far: collective, algorithm and format between nodes, operations, bytes of their whole buffers.
+    pub fn taken(&self) -> Vec<(Collective, Way, u64, u64)> {
         self.0.tally.taken().collect()
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use smddp_plan::tune::Table;
-use smddp_plan::{Algorithm, Network};
+use smddp_plan::{Algorithm, Formats, Network};
 use smddp_transport::interface::{self, Family, Wanted};
 use smddp_transport::joint::Between;
 
@@ -184,6 +184,7 @@ written! {
     Algorithm: |algorithm| algorithm.name().to_owned();
     /// A file's name says nothing of what is in it.
     Table: |table| table.to_string();
+    Formats: |formats| formats.to_string();
     Network: |network| {
         let (latency, message) = (network.latency_ns / 1e3, network.message_ns / 1e3);
         format!("latency_us={latency},message_us={message},gbit={}", network.bytes_per_ns * 8.0)
@@ -207,6 +208,7 @@ mod tests {
             ("SMDDP_STAGING_BYTES", "64M", ""),
             ("SMDDP_ALGO", "ring", " RING "),
             ("SMDDP_SEGMENT_BYTES", "64k", "65536"),
+            ("SMDDP_WIRE_FORMAT", "bf16", "all_reduce=BF16, all_gather=bf16,reduce_scatter=bf16"),
             ("SMDDP_NETWORK", "gbit=10,latency_us=2.5", " latency_us=2.50, gbit=10.0"),
             ("SMDDP_TRANSPORT", "tcp", " tcp"),
             ("SMDDP_TRANSPORT", "auto", ""),
@@ -226,6 +228,7 @@ mod tests {
             ("SMDDP_ALGO", "ring"),
             ("SMDDP_CANONICAL_ORDER", "1"),
             ("SMDDP_TUNE", "all_reduce:0-32k:@tree"),
+            ("SMDDP_WIRE_FORMAT", "int8"),
             ("SMDDP_SEGMENT_BYTES", "64k"),
             ("SMDDP_PROBE", "0"),
             ("SMDDP_NETWORK", "gbit=3"),
@@ -242,6 +245,6 @@ mod tests {
                 usual.iter().zip(&other).filter(|(a, b)| a != b).map(|(a, _)| &a.0).collect();
             assert_eq!(differ, [name]);
         }
-        assert_eq!(with(&[]).len(), 14, "a setting that no line above tries");
+        assert_eq!(with(&[]).len(), 15, "a setting that no line above tries");
     }
 }

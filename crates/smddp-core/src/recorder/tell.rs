@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::{Value, json};
 use smddp_plan::Algorithm;
+use smddp_plan::format::named;
 use smddp_transport::fork::PerProcess;
 
 use super::clock::Clock;
@@ -66,8 +67,8 @@ fn group(recorder: &Recorder, clock: &Clock, all: bool) -> Value {
 }
 
 fn taken(recorder: &Recorder) -> Vec<Value> {
-    let taken = recorder.tally.taken().map(|(c, a, operations, bytes)| {
-        json!({"collective": name_of(c), "algorithm": a.name(), "operations": operations, "bytes": bytes})
+    let taken = recorder.tally.taken().map(|(c, way, operations, bytes)| {
+        json!({"collective": name_of(c), "algorithm": named(way), "operations": operations, "bytes": bytes})
     });
     taken.collect()
 }

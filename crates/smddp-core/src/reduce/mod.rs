@@ -6,6 +6,7 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
+mod coding;
 mod copy;
 mod element;
 mod half;
@@ -17,6 +18,7 @@ mod neon;
 mod tests;
 mod tree;
 
+pub(crate) use self::coding::{decode, encode, round};
 use self::element::Finish;
 use self::kernel::{Call, Loop};
 use self::level::Level;

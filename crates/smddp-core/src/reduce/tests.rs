@@ -3,6 +3,7 @@
 //! Results must equal the oracle's bit for bit, so the levels also equal each other. `device` holds the kernels of GPUs
 //! to these.
 
+mod codings;
 mod copies;
 mod device;
 mod hashes;

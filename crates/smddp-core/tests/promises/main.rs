@@ -18,6 +18,7 @@ mod deadline;
 mod death;
 mod dying;
 mod fork;
+mod formats;
 mod groups;
 mod kill;
 mod lacking;
@@ -53,6 +54,7 @@ fn rank_process() {
         "p2p" => p2p::rank(&me),
         "algorithm" => algorithms::rank(&me),
         "canonical" => canonical::rank(&me),
+        "formats" => formats::rank(&me),
         "alone" => groups::alone(&me),
         "groups" => groups::many(&me),
         "several" => several::rank(&me),
