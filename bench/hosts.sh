@@ -46,9 +46,10 @@ collective() { # NAME HOSTS PROCS OPS SIZES LIBRARIES [OPTION OF peers.py]
         --rounds "$rounds" --pause 0.5 --case-s "${case_s:-6}" ${7:-} --json "$out/$1.json" | tee "$out/$1.txt"
 }
 
-training() { # BACKEND
-    "${quiet[@]}" "$lab/netlab" run --hosts 2 --rate "$rate" --raw -- \
-        "$venv/bin/python" "$lab/peers/fsdp_bench.py" --backend "$1" --steps 5 --warmup 1 | tee "$out/fsdp-$1.txt"
+# A waiting call's thread has to run beside the computation's: real-time turns of 100 ms would hold it up.
+training() { # NAME FORMAT OPTION of fsdp_bench.py...
+    SMDDP_WIRE_FORMAT=$2 "$lab/quiet" "$lab/netlab" run --hosts 2 --rate "$rate" --raw -- \
+        "$venv/bin/python" "$lab/peers/fsdp_bench.py" "${@:3}" --steps 7 --warmup 2 | tee "$out/fsdp-$1.txt"
 }
 
 failed=0
@@ -77,7 +78,13 @@ part() {
                         all_gather,reduce_scatter,all_reduce 16m,64m gloo,smddp-core $limit || failed=1
                 done
             done ;;
-        fsdp) for backend in gloo smddp; do training "$backend" || failed=1; done ;;
+        fsdp)
+            training gloo "" --backend gloo || failed=1
+            training gloo-overlapped "" --backend gloo --overlap || failed=1
+            training smddp "" --backend smddp || failed=1
+            training overlapped "" --backend smddp --overlap || failed=1
+            training bf16 bf16 --backend smddp --overlap || failed=1
+            training int8 bf16,reduce_scatter=int8 --backend smddp --overlap || failed=1 ;;
         *) echo "hosts.sh: no such part: $1" >&2; exit 2 ;;
     esac
 }

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from smddp.bound import bind
+    from smddp.formats import exact
     from smddp.overlapping import overlap_fsdp
     from smddp.symmetric import empty
     from smddp.world import Communicator, init
@@ -50,10 +51,26 @@ _FROM_SYMMETRIC = ("empty",)
 # Calls that are bound to torch's tensors.
 _FROM_BOUND = ("bind",)
 
+# What keeps its bits between nodes.
+_FROM_FORMATS = ("exact",)
+
 # What FSDP2 does meanwhile.
 _FROM_OVERLAPPING = ("overlap_fsdp",)
 
-__all__ = ["Communicator", "bind", "dump", "empty", "info", "init", "log_to", "overlap_fsdp", "paths", "traffic", *_FROM_CORE]
+__all__ = [
+    "Communicator",
+    "bind",
+    "dump",
+    "empty",
+    "exact",
+    "info",
+    "init",
+    "log_to",
+    "overlap_fsdp",
+    "paths",
+    "traffic",
+    *_FROM_CORE,
+]
 
 
 def info() -> dict[str, Any]:
@@ -136,6 +153,11 @@ def __getattr__(name: str) -> Any:
         from smddp import bound
 
         value = globals()[name] = getattr(bound, name)
+        return value
+    if name in _FROM_FORMATS:
+        from smddp import formats
+
+        value = globals()[name] = getattr(formats, name)
         return value
     if name in _FROM_OVERLAPPING:
         from smddp import overlapping

@@ -423,6 +423,9 @@ class SymmetricBuffer:
     def usage() -> tuple[int, int, int]:
         """(bytes of buffers, bytes that there may be, messages that were read where they lay) of this process."""
 
+def set_exact(exact: bool) -> bool:
+    """Has this thread's collectives leave elements as they are between nodes, or not; what they did before."""
+
 def say(warning: bool, text: str) -> None:
     """A line of the log, where SMDDP_DEBUG asks for warnings, or for facts. Never raises."""
 

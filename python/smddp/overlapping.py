@@ -1,14 +1,13 @@
 """`smddp.overlap_fsdp`: FSDP2 on CPUs computes while its shards and gradients are under way.
 
-On GPUs streams do that. On a CPU torch's FSDP2 waits for each all_gather and each reduce_scatter where it begins it, so a
-step takes the sum of both times.
+On GPUs streams do that. On a CPU torch's FSDP2 waits for each all_gather and each reduce_scatter where it begins it, so
+a step takes the sum of both times.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,26 +19,29 @@ from smddp import telling
 
 # As many units' gradients may be on their way at a time: one that moves, and one that is ready when it has ended.
 _IN_FLIGHT = 2
+# So many units are gathered ahead in forward: one that moves, and one that moves while the first is laid out.
+_AHEAD = 2
 
 
 def overlap_fsdp(model: nn.Module) -> None:
     """Has the parameters of a model that FSDP2 shards over CPUs come, and its gradients go, while it computes.
 
     model: a module for which `fully_shard` was called, after it was called for all its parts and after
-    `set_allocate_memory_from_process_group_for_comm`, if that is wanted. Needs torch 2.9. The group may be any backend's.
+    `set_allocate_memory_from_process_group_for_comm`, if that is wanted. Needs torch 2.9. Any backend's group will do.
 
         for block in model.blocks:
             fully_shard(block)
         fully_shard(model)
         smddp.overlap_fsdp(model)
 
-    Forward: while a unit computes, the next one is gathered, in the order in which the model has them; an order of yours
-    (`set_modules_to_forward_prefetch`) stays. Backward: likewise, and gradients are waited for when backward is over, where
-    nothing looks at them before. Something does where they are added to others (a second backward without zero_grad),
-    reduced further over a second dimension of the mesh or by a hook, divided or converted afterwards (a reduce_dtype that is
-    not the parameters' type, float16), or taken by a hook of the parameter: such a unit is waited for at once, and
-    SMDDP_DEBUG=INFO says why. Values do not change. A unit more is in memory while another one computes, and two units'
-    gradients at most. What goes wrong on the way is raised by backward(). Units on GPUs are left as they are.
+    Forward: while a unit computes, the next two are gathered, in the order in which the model has them; an order of
+    yours (`set_modules_to_forward_prefetch`) stays. The last one is not resharded before its backward. Backward: the
+    next one is gathered likewise, and gradients are waited for when backward is over, where nothing looks at them
+    before. Something does where they are added to others (a second backward without zero_grad), reduced further over a
+    second dimension of the mesh or by a hook, divided or converted afterwards (a reduce_dtype that is not the
+    parameters' type, float16), or taken by a hook of the parameter: such a unit is waited for at once, and
+    SMDDP_DEBUG=INFO says why. Values do not change. Two units more are in memory while another one computes, and two
+    units' gradients at most. What goes wrong on the way is raised by backward(). Units on GPUs are left as they are.
 
     Raises TypeError for a model without FSDP2, RuntimeError for a torch that is too old.
     """
@@ -48,7 +50,7 @@ def overlap_fsdp(model: nn.Module) -> None:
         from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter as _  # noqa: F401
     except ImportError:
         raise RuntimeError(f"overlap_fsdp needs torch 2.9 or later, and this is {torch.__version__}") from None
-    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    units: list[Any] = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not units:
         raise TypeError(f"fully_shard was not called for this {type(model).__name__}, nor for a module in it")
     gradients = _UnderWay()
@@ -57,9 +59,15 @@ def overlap_fsdp(model: nn.Module) -> None:
             if group.device.type == "cpu" and not isinstance(group._reduce_scatter_comm, _ReduceScatter):
                 group._reduce_scatter_comm = _ReduceScatter(group, group._reduce_scatter_comm, gradients)
                 group.unshard_async_op = True
-    for unit, following in pairwise(units):
-        if not unit._get_fsdp_state()._states_to_forward_prefetch:
-            unit.set_modules_to_forward_prefetch([following])
+    for number, unit in enumerate(units):
+        following = units[number + 1 : number + 1 + _AHEAD]
+        if following and not unit._get_fsdp_state()._states_to_forward_prefetch:
+            unit.set_modules_to_forward_prefetch(following)
+    if len(units) > 1:
+        # Backward begins with the last one: it stays, and the one before it comes before the last one's backward.
+        units[-1].set_reshard_after_forward(False, recurse=False)
+        if len(units) > 2 and not units[0]._get_fsdp_state()._states_to_backward_prefetch:
+            units[0].set_modules_to_backward_prefetch([units[-2]])
 
 
 def _groups(unit: Any) -> list[Any]:

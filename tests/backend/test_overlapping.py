@@ -20,7 +20,8 @@ from backend.ranks import BACKEND, on_ranks
 
 fully_shard: Any = pytest.importorskip("torch.distributed.fsdp").fully_shard
 api = pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_api")
-pytestmark = pytest.mark.skipif(not hasattr(api, "ReduceScatter"), reason="FSDP2 takes others' collectives from torch 2.9")
+takes_ours = hasattr(api, "ReduceScatter")
+pytestmark = pytest.mark.skipif(not takes_ours, reason="FSDP2 takes others' collectives from torch 2.9 on")
 
 
 class Layer(nn.Module):
@@ -121,6 +122,7 @@ def test_values_are_those_of_plain_fsdp_whatever_reads_the_gradients():
 
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
     size = dist.get_world_size()
+    copies = init_device_mesh("cpu", (1, size), mesh_dim_names=("copies", "shards"))
     ways: list[tuple[str, str | None, dict[str, Any], int, Callable[[Model], None] | None]] = [
         ("plain", None, {}, 1, None),
         ("kept whole", None, {"reshard_after_forward": False}, 1, None),
@@ -130,7 +132,7 @@ def test_values_are_those_of_plain_fsdp_whatever_reads_the_gradients():
         ("added up", "they are added", {}, 2, None),
         ("converted", "they are converted", {"mp_policy": half}, 1, None),
         ("hooked", "a hook of a parameter", {}, 1, hooked),
-        ("two dimensions", "a second dimension", {"mesh": init_device_mesh("cpu", (1, size), mesh_dim_names=("copies", "shards"))}, 1, None),
+        ("two dimensions", "a second dimension", {"mesh": copies}, 1, None),
     ]
     for name, reason, options, backwards, change in ways:
         results = []
@@ -201,10 +203,10 @@ def test_what_goes_wrong_on_the_way_is_raised_by_backward():
     model = _sharded(True, layers=1, mesh=mesh, reshard_after_forward=False)
     loss = model(torch.ones(5, 7))
     if dist.get_rank() == 0:
-        with pytest.raises(smddp.MismatchError, match="reduce_scatter.*all_reduce"):
+        with pytest.raises(smddp.MismatchError, match=r"reduce_scatter.*all_reduce"):
             loss.backward()
     else:
-        with pytest.raises(smddp.MismatchError, match="all_reduce.*reduce_scatter"):
+        with pytest.raises(smddp.MismatchError, match=r"all_reduce.*reduce_scatter"):
             dist.all_reduce(torch.ones(3), group=group)
 
 

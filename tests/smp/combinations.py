@@ -29,8 +29,8 @@ def product(dimensions: dict[str, list] = DIMENSIONS, possible: Callable[[dict],
 
 
 def train_all(pool, module: str, rows: list[dict], seconds: float) -> None:
-    """`rows` by a module's `train_all`, a few in a default group. gloo's threads outlive it: its ranks are started anew."""
-    few, fresh = 16, 96
+    """`rows` by a module's `train_all`, a few in a default group; gloo's threads outlive that, so its ranks end."""
+    few, fresh = 16, 32
     for first in range(0, len(rows), few):
         if pool.backend == "gloo" and first % fresh == 0:
             pool.close()

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys
 
+from smddp.formats import exact
 from smddp.modelparallel import delayed, sharded, sharded_state
 from smddp.modelparallel.optimizer_state import IS_PARTIAL
 from smddp.modelparallel.state import state
@@ -60,6 +61,7 @@ def local(model: Any) -> dict[str, Any]:
     return {**own, IS_PARTIAL: True, **of_tensors.told(splits)}
 
 
+@exact()
 def whole(model: Any) -> dict[str, Any]:
     """The whole model's state, on every stage. Collective over the pipeline once the model is cut, and over tensor
     groups.

@@ -14,12 +14,14 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
+from smddp.formats import exact
 from smddp.modelparallel.optimizer_state import HELD, IS_PARTIAL, merged
 
 # {"rank", "degree", "names"}: of a model's part the names of what is sharded, of an optimizer's "number key".
 SHARD = "_smp_shard"
 
 
+@exact()
 def whole(value: Any) -> Any:
     """``value`` with whole tensors, on the CPU, in place of sharded ones. Collective over the shard group."""
     if isinstance(value, DTensor):

@@ -13,12 +13,14 @@ from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType
 from torch.distributed.tensor import DTensor
 
+from smddp.formats import exact
 from smddp.sagemaker.tensor_parallel.state_dict import tied_names, translate_state_dict_to_hf
 
 # What may stand between the model that a script saves and FSDP's root.
 _ROOT = re.compile(r"((_checkpoint_wrapped_module|_orig_mod|module)\.)*")
 
 
+@exact()
 def whole(tensor: Any) -> Any:
     """``tensor`` without cuts; collective over its mesh. Where it was offloaded, so is the result."""
     if not isinstance(tensor, DTensor):
@@ -65,7 +67,8 @@ def fsdp_state_dict(original: Callable[..., dict[str, Any]]) -> Callable[..., di
 
     @functools.wraps(original)
     def state_dict(self: FullyShardedDataParallel, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        made = original(self, *args, **kwargs)
+        with exact():
+            made = original(self, *args, **kwargs)
         prefix = kwargs.get("prefix", args[1] if len(args) > 1 else "")
         config = getattr(self, "_state_dict_config", None)
         kind = getattr(self, "_state_dict_type", None)

@@ -16,6 +16,7 @@ from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
+from smddp.formats import exact
 from smddp.sagemaker.distributed.checkpoint import safetensors_files as files
 from smddp.sagemaker.distributed.checkpoint.agreement import (
     Failure,
@@ -31,6 +32,7 @@ from smddp.sagemaker.distributed.checkpoint.state_dict_loader import load
 from smddp.sagemaker.names import plain_name
 
 
+@exact()
 def save_pretrained(model: nn.Module, directory: str | os.PathLike, max_shard_size: int | str = "5GB") -> None:
     """Writes the whole model so that `AutoModelForCausalLM.from_pretrained(directory)` loads it. Collective.
 

@@ -1,0 +1,25 @@
+"""`smddp.exact`: calls that SMDDP_WIRE_FORMAT does not concern."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from smddp._native import core
+
+
+@contextmanager
+def exact() -> Iterator[None]:
+    """Collectives that this thread calls within leave elements as they are between nodes, whatever the settings say.
+
+    For what is gathered to be kept (a checkpoint of whole parameters, statistics) where SMDDP_WIRE_FORMAT is set. All
+    ranks of a call must do the same, or it is a MismatchError. Also a decorator. Changes nothing without the setting.
+
+        with smddp.exact():
+            state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    """
+    before = core().set_exact(True)
+    try:
+        yield
+    finally:
+        core().set_exact(before)
