@@ -30,6 +30,7 @@ __all__ = [
     "launched",
     "leave_error",
     "say",
+    "set_exact",
     "settings",
     "shutdown",
     "stacks",
