@@ -35,13 +35,13 @@ def overlap_fsdp(model: nn.Module) -> None:
         smddp.overlap_fsdp(model)
 
     Forward: while a unit computes, the next two are gathered, in the order in which the model has them; an order of
-    yours (`set_modules_to_forward_prefetch`) stays. The last one is not resharded before its backward. Backward: the
+    yours (`set_modules_to_forward_prefetch`) stays. The last two are not resharded before their backward. Backward: the
     next one is gathered likewise, and gradients are waited for when backward is over, where nothing looks at them
     before. Something does where they are added to others (a second backward without zero_grad), reduced further over a
     second dimension of the mesh or by a hook, divided or converted afterwards (a reduce_dtype that is not the
     parameters' type, float16), or taken by a hook of the parameter: such a unit is waited for at once, and
     SMDDP_DEBUG=INFO says why. Values do not change. Two units more are in memory while another one computes, and two
-    units' gradients at most. What goes wrong on the way is raised by backward(). Units on GPUs are left as they are.
+    units' gradients at most. What goes wrong on the way is raised by backward(). A model on a GPU is left as it is.
 
     Raises TypeError for a model without FSDP2, RuntimeError for a torch that is too old.
     """
@@ -53,21 +53,25 @@ def overlap_fsdp(model: nn.Module) -> None:
     units: list[Any] = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if not units:
         raise TypeError(f"fully_shard was not called for this {type(model).__name__}, nor for a module in it")
+    if any(group.device.type != "cpu" for unit in units for group in _groups(unit)):
+        telling.tell("overlap_fsdp: streams of the model's device overlap its collectives, so nothing is changed")
+        return
     gradients = _UnderWay()
-    for unit in units:
-        for group in _groups(unit):
-            if group.device.type == "cpu" and not isinstance(group._reduce_scatter_comm, _ReduceScatter):
-                group._reduce_scatter_comm = _ReduceScatter(group, group._reduce_scatter_comm, gradients)
-                group.unshard_async_op = True
+    for group in (group for unit in units for group in _groups(unit)):
+        if not isinstance(group._reduce_scatter_comm, _ReduceScatter):
+            group._reduce_scatter_comm = _ReduceScatter(group, group._reduce_scatter_comm, gradients)
+            group.unshard_async_op = True
     for number, unit in enumerate(units):
         following = units[number + 1 : number + 1 + _AHEAD]
         if following and not unit._get_fsdp_state()._states_to_forward_prefetch:
             unit.set_modules_to_forward_prefetch(following)
-    if len(units) > 1:
-        # Backward begins with the last one: it stays, and the one before it comes before the last one's backward.
-        units[-1].set_reshard_after_forward(False, recurse=False)
-        if len(units) > 2 and not units[0]._get_fsdp_state()._states_to_backward_prefetch:
-            units[0].set_modules_to_backward_prefetch([units[-2]])
+    whole = isinstance(model, FSDPModule)
+    parts = units[1:] if whole else units
+    # Backward begins with those that were gathered last: they stay, and the next one comes before their backward.
+    for unit in parts[-_AHEAD:]:
+        unit.set_reshard_after_forward(False, recurse=False)
+    if whole and parts[:-_AHEAD] and not units[0]._get_fsdp_state()._states_to_backward_prefetch:
+        units[0].set_modules_to_backward_prefetch([parts[-_AHEAD - 1]])
 
 
 def _groups(unit: Any) -> list[Any]:
