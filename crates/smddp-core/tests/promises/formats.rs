@@ -130,7 +130,10 @@ fn each(comm: &Communicator, format: &str, several: bool, count: usize) -> Vec<f
 /// This process has its settings from the environment, and all ranks as threads.
 pub(crate) fn rank(me: &Me) {
     let format = std::env::var("SMDDP_WIRE_FORMAT").unwrap();
-    for n in [2, 3, 6] {
+    // What is forced moves otherwise only where there is more than one way.
+    let forced = std::env::var("SMDDP_ALGO").is_ok_and(|name| !name.is_empty());
+    let sizes = if forced { &[3, 6][..] } else { &[2, 3, 6] };
+    for &n in sizes {
         let nodes = [1, 2, 3].into_iter().filter(|each| *each < n).map(Wire::Nodes);
         for wire in nodes.chain([Wire::Shm, Wire::Srd(7), Wire::Sealed(1)]) {
             let seen: Mutex<HashMap<usize, Vec<f32>>> = Mutex::default();
