@@ -42,20 +42,15 @@ _FROM_CORE = (
     "__version__",
 )
 
-# Groups without torch.
-_FROM_WORLD = ("Communicator", "init")
-
-# Tensors in memory that ranks of a host have in common.
-_FROM_SYMMETRIC = ("empty",)
-
-# Calls that are bound to torch's tensors.
-_FROM_BOUND = ("bind",)
-
-# What keeps its bits between nodes.
-_FROM_FORMATS = ("exact",)
-
-# What FSDP2 does meanwhile.
-_FROM_OVERLAPPING = ("overlap_fsdp",)
+# What is in modules of its own, of which most need torch.
+_FROM = {
+    "Communicator": "world",
+    "init": "world",
+    "bind": "bound",
+    "empty": "symmetric",
+    "exact": "formats",
+    "overlap_fsdp": "overlapping",
+}
 
 __all__ = [
     "Communicator",
@@ -144,29 +139,9 @@ def __getattr__(name: str) -> Any:
 
         value = globals()[name] = getattr(core(), name)
         return value
-    if name in _FROM_WORLD:
-        from smddp import world
+    if name in _FROM:
+        import importlib
 
-        value = globals()[name] = getattr(world, name)
-        return value
-    if name in _FROM_BOUND:
-        from smddp import bound
-
-        value = globals()[name] = getattr(bound, name)
-        return value
-    if name in _FROM_FORMATS:
-        from smddp import formats
-
-        value = globals()[name] = getattr(formats, name)
-        return value
-    if name in _FROM_OVERLAPPING:
-        from smddp import overlapping
-
-        value = globals()[name] = getattr(overlapping, name)
-        return value
-    if name in _FROM_SYMMETRIC:
-        from smddp import symmetric
-
-        value = globals()[name] = getattr(symmetric, name)
+        value = globals()[name] = getattr(importlib.import_module(f"smddp.{_FROM[name]}"), name)
         return value
     raise AttributeError(f"module 'smddp' has no attribute {name!r}")

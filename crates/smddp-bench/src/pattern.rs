@@ -111,18 +111,20 @@ impl Pattern {
 
     /// The same after it came from `rank`.
     pub(crate) fn of_moved(&self, rank: usize, start: usize, elements: usize) -> Run {
-        Run { off: self.off(), ..self.of_input(rank, start, elements) }
+        Run { off: self.off(1), ..self.of_input(rank, start, elements) }
     }
 
-    /// How far an element may be off: half a step of the scale on each way.
-    fn off(&self) -> f32 {
-        if self.format == Some(Format::Int8) { 0.51 * (self.ranks + 1) as f32 } else { 0.0 }
+    /// How far an element may be off that was rounded so often: half a step of the scale each time, which is at most one. Of
+    /// many roundings most cancel out, and a check that lets everything pass is none.
+    fn off(&self, times: usize) -> f32 {
+        let most = LARGEST as f32 / 4.0;
+        if self.format == Some(Format::Int8) { (0.51 * times as f32).min(most) } else { 0.0 }
     }
 
     /// The reduction over all ranks, from element `start`.
     pub(crate) fn of_reduced(&self, start: usize, elements: usize) -> Run {
         let exact = Run::new(self.dtype, elements, PERIOD, |i| self.reduced(start + i));
-        Run { off: self.off(), ..exact }
+        Run { off: self.off(self.ranks + 1), ..exact }
     }
 }
 
@@ -175,9 +177,7 @@ impl Run {
         let pairs = chunk.chunks(self.element).zip(want.chunks(self.element));
         pairs.filter(|(found, want)| !self.fits(found, want)).count() as u64
     }
-}
 
-impl Run {
     fn fits(&self, found: &[u8], want: &[u8]) -> bool {
         let float = |bytes: &[u8]| bytes.try_into().map_or(f32::NAN, f32::from_le_bytes);
         found == want || self.off > 0.0 && (float(found) - float(want)).abs() <= self.off

@@ -116,11 +116,8 @@ impl Memory {
         clock: &Clock,
     ) -> Result<(), Misuse> {
         let at = self.at(buffer, block, segment);
-        if self.pieces[at].lent > 0 {
-            return Err(Misuse::Lent);
-        }
-        let borrowed = self.borrowed.get(&at).into_iter().flatten();
-        if borrowed.into_iter().any(|&used| !clock.knows(used)) {
+        let mut borrowed = self.borrowed.get(&at).into_iter().flatten();
+        if self.pieces[at].lent > 0 || borrowed.any(|&used| !clock.knows(used)) {
             return Err(Misuse::Lent);
         }
         let reads = &self.reads[at * self.lanes..(at + 1) * self.lanes];
@@ -152,7 +149,9 @@ impl Memory {
     ) {
         let at = self.at(buffer, block, segment);
         self.pieces[at].lent -= 1;
-        self.borrowed.entry(at).or_default().extend(read);
+        if let Some(read) = read {
+            self.borrowed.entry(at).or_default().push(read);
+        }
     }
 
     /// What is there in the end.
