@@ -9,11 +9,12 @@ import random
 import signal
 import threading
 import time
+from datetime import timedelta
 from typing import Any
 
 from backend.calls import LARGE, SMALL
 
-from faults import acts
+from faults import acts, network
 
 _PR_SET_PDEATHSIG = 1
 _COUNTS = (SMALL, LARGE)
@@ -24,14 +25,18 @@ _SOON = 0.03
 def run(plan: dict, rank: int, pipe: Any) -> None:
     """Rank `rank` of the cell.
 
-    Says ("fault", time, pid), ("raised", time, text), ("right",), ("left", time) or ("wrong", text).
+    Says ("fault", time), ("raised", time, text), ("right", time), ("left", time) or ("wrong", text). Who says "fault" goes
+    on when it has an answer, if it still can.
     """
     die_with_parent()
+    acts.LIMIT = timedelta(seconds=limit(plan))
     os.environ.update(plan["environment"])
-    if plan["way"] != "shm":
+    if plan["fault"] in network.FAULTS:
+        network.enter(network.host_of(rank, plan["size"]))
+    elif plan["way"] != "shm":
         os.environ["SMDDP_NODE"] = f"n{rank % 2}"
     # As long as the others would be waited for in a call.
-    os.environ["SMDDP_LEAVE_SECONDS"] = str(acts.LIMIT.seconds)
+    os.environ["SMDDP_LEAVE_SECONDS"] = str(acts.LIMIT.total_seconds())
     try:
         _live(plan, rank, pipe)
     except BaseException as error:
@@ -44,6 +49,10 @@ def run(plan: dict, rank: int, pipe: Any) -> None:
         os._exit(0)
 
 
+def limit(plan: dict) -> float:
+    return network.LIMIT if plan["fault"] in network.FAULTS else acts.LIMIT.total_seconds()
+
+
 def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
@@ -54,11 +63,13 @@ def _live(plan: dict, rank: int, pipe: Any) -> None:
 
     torch.set_num_threads(1)
     victim, call = rank == plan["victim"], plan["call"]
-    store = dist.PrefixStore(plan["prefix"], dist.TCPStore("127.0.0.1", plan["port"], timeout=acts.LIMIT))
+    # After its fault. What befalls the network leaves the rank.
+    halts = victim and plan["fault"] not in network.FAULTS
+    store = dist.PrefixStore(plan["prefix"], dist.TCPStore(*plan["store"], timeout=acts.LIMIT))
     if victim and call == "init":
         _fail_near(plan, pipe)
     dist.init_process_group("smddp", store=store, rank=rank, world_size=plan["size"], timeout=acts.LIMIT)
-    if victim and call == "init":
+    if halts and call == "init":
         time.sleep(60)
     count = _COUNTS[plan["seed"] % 2]
 
@@ -79,16 +90,20 @@ def _live(plan: dict, rank: int, pipe: Any) -> None:
             _fail_near(plan, pipe)
         dist.destroy_process_group()
         pipe.send(("left", time.monotonic()))
-        if victim:
+        if halts:
             time.sleep(60)
         return
     if victim and not plan["inside"]:
+        # Others may wait for this rank by then, and have nothing more to send to it.
+        time.sleep(plan.get("waits", 0.0))
         _fail(plan, pipe)
     if call not in acts.EDGES:
         make(call, fails=victim)
-    # Who did not need the victim has a right result; what needs everybody must fail.
+    # Who did not need the victim has a right result; what needs everybody must fail, unless all is only slower.
     dist.barrier()
-    pipe.send(("right",))
+    pipe.send(("right", time.monotonic()))
+    # Its end would be news for the others, too.
+    time.sleep(60)
 
 
 def _fail_near(plan: dict, pipe: Any) -> None:
@@ -100,7 +115,10 @@ def _fail_near(plan: dict, pipe: Any) -> None:
 
 
 def _fail(plan: dict, pipe: Any) -> None:
-    pipe.send(("fault", time.monotonic(), os.getpid()))
+    pipe.send(("fault", time.monotonic()))
+    if plan["fault"] in network.FAULTS:
+        pipe.recv()
+        return
     if plan["fault"] == "exit":
         os._exit(0)
     if plan["fault"] == "exception":

@@ -1,4 +1,4 @@
-"""Ranks that die while a group is made, and what the others raise, how soon: the program that test_making.py runs."""
+"""Ranks that die while a group is made, a store that halts, what is raised, how soon: what test_making.py runs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from smddp._register import register
 
 SIZE = 5
 LIMIT = timedelta(seconds=60)
+SILENT_LIMIT = 2
 
 
 def _init(rank: int, path: Path) -> None:
@@ -106,6 +107,27 @@ def died_before_new_group(directory: Path, victim: int) -> list[tuple[int, float
     return one.end(one.kill())
 
 
+def under_a_silent_store(limit: timedelta) -> tuple[float, str]:
+    """The store's process halts, as its host may fall silent. Seconds until a rank that asks it failed, and how."""
+    here, there = os.pipe()
+    server = os.fork()
+    if not server:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(there, str(store.port).encode())
+        signal.pause()
+    try:
+        store = dist.TCPStore("127.0.0.1", int(os.read(here, 9)), timeout=limit)
+        os.kill(server, signal.SIGSTOP)
+        begun, text = time.monotonic(), "no error"
+        try:
+            dist.init_process_group("smddp", store=store, rank=1, world_size=2, timeout=limit)
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+        return time.monotonic() - begun, text
+    finally:
+        os.kill(server, signal.SIGKILL)
+
+
 def main() -> None:
     register()
     with tempfile.TemporaryDirectory() as directory:
@@ -115,7 +137,8 @@ def main() -> None:
             rounds.append(("init", victim, died_in_init(Path(directory), victim, late)))
         for victim in (0, 3):
             rounds.append(("new_group", victim, died_before_new_group(Path(directory), victim)))
-    json.dump(rounds, sys.stdout)
+    # In the end: ranks are forked from a process that has no thread of smddp's.
+    json.dump({"dead": rounds, "silent": under_a_silent_store(timedelta(seconds=SILENT_LIMIT))}, sys.stdout)
 
 
 if __name__ == "__main__":

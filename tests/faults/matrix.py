@@ -12,19 +12,22 @@ import random
 import re
 import socket
 import statistics
+import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hosts import wires
 
-from faults import acts, cell
+from faults import acts, cell, network
 
-FAULTS = ("kill", "exit", "stop", "exception")
-# Seconds of each call, and how much later than that a rank hangs.
-_LIMIT, _GRACE = acts.LIMIT.total_seconds(), 10.0
+FAULTS = ("kill", "exit", "stop", "exception", *network.FAULTS)
+# How much later than the deadline of two calls a rank hangs, in seconds.
+_GRACE = 10.0
 # A death is known in this many seconds.
 _DEATH = 1.0
+# Of a cell whose first group is not made within a call's time, on a busy machine.
+_ATTEMPTS = 3
 _MAKING = "(new_group|init_process_group)"
 
 
@@ -32,31 +35,58 @@ _MAKING = "(new_group|init_process_group)"
 class Found:
     """What came of one cell.
 
-    raised: (seconds after the fault, text) of each survivor. left: seconds, of those that destroyed the group and were
-    told nothing. bad: a promise is broken.
+    pids: of the ranks, once the fault has come. raised: (rank, seconds after the fault, text) of each survivor. left:
+    seconds, of those that were told nothing, as they had to be: they destroyed the group, or the network only lost
+    frames. bad: a promise is broken.
     """
 
     plan: dict
-    raised: list[tuple[float, str]] = field(default_factory=list)
+    raised: list[tuple[int, float, str]] = field(default_factory=list)
     bad: list[str] = field(default_factory=list)
     left: list[float] = field(default_factory=list)
     unnamed: list[str] = field(default_factory=list)
-    pid: int = 0
+    pids: list[int] = field(default_factory=list)
 
-    def names(self, text: str) -> dict[str, bool]:
+    @property
+    def network(self) -> bool:
+        return self.plan["fault"] in network.FAULTS
+
+    def gone(self, rank: int) -> list[int]:
+        """The ranks at fault as `rank` sees it: one, or all of the host that it does not reach, or of all other hosts."""
+        if not self.network:
+            return [self.plan["victim"]]
+        host = [network.host_of(each, self.plan["size"]) for each in range(self.plan["size"])]
+        cut = host[self.plan["victim"]]
+        return [each for each in range(self.plan["size"]) if (host[each] == cut) != (host[rank] == cut)]
+
+    def names(self, rank: int, text: str) -> dict[str, bool]:
+        gone, size = self.gone(rank), self.plan["size"]
+        hosts = {f"h{network.host_of(each, size)}" if self.network else socket.gethostname() for each in gone}
         return {
-            "rank": re.search(rf"\brank {self.plan['victim']}\b", text) is not None,
-            "host": socket.gethostname() in text,
-            "pid": re.search(rf"\b{self.pid}\b", text) is not None,
+            "rank": any(_mentions(each, text) or _by_map(each, text) for each in gone),
+            "host": any(f"host {host}" in text for host in hosts),
+            "pid": any(re.search(rf"\b{self.pids[each]}\b", text) for each in gone),
             "operation": any(re.search(rf"\b{word} (#|on group)", text) for word in acts.words(self.plan["call"])),
             # The making of a group has none.
             "number": re.search(rf" #\d+( (to|from) (any )?rank.*?)? on group|{_MAKING} on group", text) is not None,
         }
 
 
+def _mentions(rank: int, text: str) -> bool:
+    """In "rank 5" or "ranks 1, 4-6"."""
+    parts = re.findall(r"(\d+)(?:-(\d+))?", " ".join(re.findall(r"\branks? (\d[\d, -]*)", text)))
+    return any(int(first) <= rank <= int(last or first) for first, last in parts)
+
+
+def _by_map(rank: int, text: str) -> bool:
+    """Whether it is named by its rank in a smaller group, with a map: "rank 0 (host ...) ... 0=4, 1=5"."""
+    there = re.search(rf"\b(\d+)={rank}\b", text)
+    return there is not None and re.search(rf"\brank {there[1]} \(", text) is not None
+
+
 def one(plan: dict) -> Found:
     """Forks the ranks of a cell from this process, which has imported torch and has no thread of smddp's."""
-    context, found = multiprocessing.get_context("fork"), Found(plan)
+    context, found = multiprocessing.get_context("fork"), Found({key: plan[key] for key in plan if key != "store"})
     ranks = {}
     for rank in range(plan["size"]):
         mine, theirs = context.Pipe()
@@ -71,12 +101,16 @@ def one(plan: dict) -> Found:
             process.kill()
             process.join()
             pipe.close()
+        if found.network:
+            network.restore(network.host_of(plan["victim"], plan["size"]))
     return found
 
 
-def keep(pipe: object) -> None:
+def keep(pipe: object, host: int | None) -> None:
     """A store for all cells, in a process of its own: ranks that stop keep no lock of it."""
     cell.die_with_parent()
+    if host is not None:
+        network.enter(host)
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -85,10 +119,20 @@ def keep(pipe: object) -> None:
         time.sleep(60)
 
 
+def _store(host: int | None) -> tuple[str, int]:
+    context = multiprocessing.get_context("fork")
+    mine, theirs = context.Pipe()
+    context.Process(target=keep, args=(theirs, host), daemon=True).start()
+    return "127.0.0.1" if host is None else network.STORE, mine.recv()
+
+
 def _listen(ranks: dict, found: Found) -> None:
+    plan = found.plan
     waiting, fault, raised, left = dict(ranks), 0.0, [], []
-    until = time.monotonic() + 2 * _LIMIT + _GRACE
-    while any(rank != found.plan["victim"] for rank, _ in waiting.values()) or not fault:
+    # Whom the fault leaves.
+    survives = [found.network or rank != plan["victim"] for rank in range(plan["size"])]
+    until = time.monotonic() + 2 * cell.limit(plan) + _GRACE
+    while any(survives[rank] for rank, _ in waiting.values()) or (waiting and not fault):
         ready = multiprocessing.connection.wait(list(waiting), max(0.0, until - time.monotonic()))
         if not ready:
             found.bad.append(f"HANG of ranks {sorted(rank for rank, _ in waiting.values())}")
@@ -99,10 +143,14 @@ def _listen(ranks: dict, found: Found) -> None:
                 word = pipe.recv()
             except EOFError:
                 word = ("ended",)
-            if rank == found.plan["victim"]:
-                if word[0] == "fault":
-                    fault, found.pid = word[1:]
-                    continue
+            if word[0] == "fault":
+                fault = word[1]
+                if found.network:
+                    network.disturb(plan["fault"], network.host_of(rank, plan["size"]))
+                    fault = time.monotonic()
+                    pipe.send("done")
+                continue
+            if not survives[rank]:
                 # A group may be destroyed before the fault in that.
                 if word[0] == "left":
                     continue
@@ -110,36 +158,57 @@ def _listen(ranks: dict, found: Found) -> None:
                     found.bad.append(f"the victim has no fault: {word}")
                     return
             elif word[0] == "raised":
-                raised.append(word[1:])
-            elif word[0] == "left":
+                raised.append((rank, *word[1:]))
+            elif word[0] == "left" or (word[0] == "right" and found.network):
                 left.append(word[1])
             else:
                 found.bad.append(f"rank {rank}: {word}")
             del waiting[pipe]
     if not fault:
         return
-    found.raised = [(at - fault, text) for at, text in raised]
+    found.pids = [process.pid for _, process in sorted(ranks.values(), key=lambda each: each[0])]
+    found.raised = [(rank, at - fault, text) for rank, at, text in raised]
     found.left = [at - fault for at in left]
+    _judge(found)
+
+
+def _judge(found: Found) -> None:
+    call, fault = found.plan["call"], found.plan["fault"]
+    # Where frames still come from a host that hears nothing, its own ranks find out first, and the others by their end.
+    silence = network.SILENCE * (2 if fault == "drop" and call in acts.MAKING else 1) + _DEATH
     # Of a rank that has not come to init_process_group nobody knows that it ended: it may yet come.
-    soon = found.plan["fault"] in ("kill", "exit") and found.plan["call"] != "init"
-    found.bad += [f"LATE, left after {seconds:.3f} s" for seconds in found.left if soon and seconds > _DEATH]
-    for seconds, text in found.raised:
-        if seconds < 0:
-            found.bad.append(f"FALSE ALARM {-seconds:.3f} s before the fault: {text}")
-        if soon and seconds > _DEATH:
-            found.bad.append(f"LATE, after {seconds:.3f} s: {text}")
-        if missing := [what for what, named in found.names(text).items() if not named]:
-            found.unnamed.append(f"no {', '.join(missing)}: {text}")
+    soon = {"kill": _DEATH, "exit": _DEATH, "cut": silence, "drop": silence}.get(fault)
+    soon = None if call == "init" or (found.network and call == "destroy") else soon
+    needed = fault in ("cut", "drop") and not found.plan["inside"] and call not in acts.EDGES
+    if needed and not found.raised:
+        found.bad.append("nobody was told of it")
+    found.bad += [f"LATE, left after {seconds:.3f} s" for seconds in found.left if soon and seconds > soon]
+    for rank, seconds, text in found.raised:
+        if seconds < 0 or fault == "loss":
+            found.bad.append(f"FALSE ALARM of rank {rank} {seconds:.3f} s after the fault: {text}")
+        elif soon and seconds > soon:
+            found.bad.append(f"LATE, rank {rank} after {seconds:.3f} s: {text}")
+        if missing := [what for what, named in found.names(rank, text).items() if not named]:
+            found.unnamed.append(f"rank {rank} names no {', '.join(missing)}: {text}")
 
 
 def plans(ways: list[str], sizes: list[int], faults: list[str], calls: list[str], seed: int) -> list[dict]:
     draw, made = random.Random(seed), []
     for way, size, fault, call in itertools.product(ways, sizes, faults, calls):
+        if fault in network.FAULTS and way == "shm":
+            continue
         settings = {} if way == "shm" else wires.WIRES[way]
+        settings = settings | network.settings() if fault in network.FAULTS else settings
         # A group is made with its call; the fault is before it.
         inside = fault != "exception" and draw.random() < 0.5
-        plan = {"way": way, "size": size, "fault": fault, "call": call, "victim": draw.randrange(size)}
+        victim = draw.randrange(size)
+        # The store's host stays.
+        while fault in network.FAULTS and network.host_of(victim, size) == network.STORES_HOST:
+            victim = draw.randrange(size)
+        plan = {"way": way, "size": size, "fault": fault, "call": call, "victim": victim}
         more = {"inside": inside, "seed": draw.randrange(1000), "environment": settings}
+        if fault in network.FAULTS:
+            more["waits"] = 0.0 if inside else draw.choice((0.0, network.WAIT))
         made.append(plan | more)
     return made
 
@@ -152,8 +221,8 @@ def table(cells: list[Found]) -> str:
     parts = [[way] for way in ways] if cells[0].plan["call"] not in acts.EDGES else [ways]
     for fault, part in itertools.product(FAULTS, parts):
         here = [each for each in cells if each.plan["fault"] == fault and each.plan["way"] in part]
-        after = [seconds for each in here for seconds in (*(at for at, _ in each.raised), *each.left)]
-        named = [each.names(text) for each in here for _, text in each.raised]
+        after = [seconds for each in here for seconds in (*(at for _, at, _ in each.raised), *each.left)]
+        named = [each.names(rank, text) for each in here for rank, _, text in each.raised]
         if not after:
             continue
         shares = [f"{100 * sum(each[k] for each in named) / len(named):.1f} %" for k in (named or [{}])[0]]
@@ -167,7 +236,7 @@ def table(cells: list[Found]) -> str:
 def tables(cells: list[Found]) -> str:
     """Of faults in calls, and of those where there is no call yet or none any more."""
     # A fault that could not begin is none, but still bad.
-    cells = [each for each in cells if each.pid]
+    cells = [each for each in cells if each.pids]
     parts = {"": [each for each in cells if each.plan["call"] not in acts.EDGES]}
     parts |= {edge: [each for each in cells if each.plan["call"] == edge] for edge in acts.EDGES}
     return "\n\n".join(f"{name}\n{table(part)}".strip() for name, part in parts.items() if part)
@@ -193,14 +262,21 @@ def main() -> int:
     if "fabric" in ways and (reason := wires.why_not("fabric")):
         print(f"fabric is left out: {reason}")
         ways.remove("fabric")
-    context = multiprocessing.get_context("fork")
-    mine, theirs = context.Pipe()
-    context.Process(target=keep, args=(theirs,), daemon=True).start()
-    port, cells = mine.recv(), saved(given.into)
+    if set(faults) & set(network.FAULTS) and not network.in_lab():
+        if not (reason := network.why_not()):
+            return network.again_in_lab("faults.matrix", sys.argv[1:])
+        print(f"{', '.join(network.FAULTS)} are left out: {reason}")
+        faults = [fault for fault in faults if fault not in network.FAULTS]
+    cells, store = saved(given.into), {False: _store(None)}
+    if network.in_lab():
+        store[True] = _store(network.STORES_HOST)
     todo = [plan for turn in range(given.rounds) for plan in plans(ways, sizes, faults, calls, given.seed + turn)]
-    done = [{key: each.plan[key] for key in each.plan if key not in ("port", "prefix")} for each in cells]
+    done = [{key: each.plan[key] for key in each.plan if key != "prefix"} for each in cells]
     for number, plan in enumerate(plan for plan in todo if plan not in done):
-        found = one(plan | {"port": port, "prefix": f"cell{number}"})
+        for attempt in range(_ATTEMPTS):
+            where = {"store": store[plan["fault"] in network.FAULTS], "prefix": f"cell{number}.{attempt}"}
+            if (found := one(plan | where)).pids:
+                break
         cells.append(found)
         for word in (*found.bad, *found.unnamed):
             print(f"{plan}: {word}", flush=True)

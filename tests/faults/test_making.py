@@ -1,4 +1,4 @@
-"""A rank that dies while a group is made is named by all others at once, not at the deadline."""
+"""A rank that dies while a group is made is named by all others at once, and a store that falls silent at the deadline."""
 
 from __future__ import annotations
 
@@ -20,12 +20,25 @@ PATIENCE = 1
 SOON = 2.0 + PATIENCE
 
 
-def test_who_dies_while_a_group_is_made_is_named_by_all_within_seconds():
+@pytest.fixture(scope="module")
+def said() -> dict:
     settings = {**os.environ, "SMDDP_PEER_TIMEOUT": str(PATIENCE)}
     done = subprocess.run([sys.executable, making.__file__], capture_output=True, text=True, timeout=150, env=settings)
     assert done.returncode == 0, done.stderr
-    for what, victim, said in json.loads(done.stdout):
-        assert len(said) == making.SIZE - 1, (what, said)
-        for rank, seconds, text in said:
+    return json.loads(done.stdout)
+
+
+def test_who_dies_while_a_group_is_made_is_named_by_all_within_seconds(said):
+    for what, victim, errors in said["dead"]:
+        assert len(errors) == making.SIZE - 1, (what, errors)
+        for rank, seconds, text in errors:
             assert text.startswith("PeerLostError") and f"rank {victim} (host " in text, (what, rank, text)
             assert "pid " in text and seconds < SOON, (what, rank, seconds, text)
+
+
+def test_a_store_that_does_not_answer_is_named_at_the_deadline(said):
+    seconds, text = said["silent"]
+    assert text.startswith("CollectiveTimeoutError: init_process_group on group"), text
+    assert "the store (TCPStore at 127.0.0.1:" in text and "does not answer" in text, text
+    # Once more it is asked, for a second.
+    assert making.SILENT_LIMIT <= seconds < making.SILENT_LIMIT + 3, seconds

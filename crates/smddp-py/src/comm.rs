@@ -57,8 +57,8 @@ impl Comm {
         timeout: f64,
         known: Option<(PyRef<'_, Self>, Vec<usize>)>,
     ) -> PyResult<Self> {
-        let store = PyStore::new(store);
         let known = known.map(|(group, ranks)| (group.comm.clone(), ranks));
+        let store = PyStore::new(store, (call, name), seconds(timeout), known.clone());
         let made = py.detach(|| {
             let known = known.as_ref().map(|(group, ranks)| Known { group, ranks });
             Communicator::make(&store, (call, name), rank, size, seconds(timeout), known)

@@ -38,6 +38,9 @@ const FAIL_TOGETHER: Duration = Duration::from_secs(2);
 /// Between two questions whether a rank that others wait for is still there.
 const KNOCK_PAUSE: Duration = Duration::from_millis(20);
 
+/// So many ranks are named with host and pid where they are late.
+const FEW: usize = 4;
+
 /// Empty where that was taken back: whoever finds it there may still read it, and would wait for one that is gone.
 const REFUSED: &str = "smddp/refused";
 
@@ -51,6 +54,25 @@ fn key(what: &str, rank: usize) -> String {
 pub struct Known<'a> {
     pub group: &'a Communicator,
     pub ranks: &'a [usize],
+}
+
+impl Known<'_> {
+    /// Of these ranks of the new group those that are dead, each with how it is known; all are looked after from now on.
+    fn dead(&self, late: &[usize]) -> Vec<(usize, String)> {
+        let there: Vec<usize> = late.iter().filter_map(|&rank| self.ranks.get(rank).copied()).collect();
+        let dead = self.group.dead(&there).into_iter();
+        let here = dead.filter_map(|(there, who)| Some((self.ranks.iter().position(|&r| r == there)?, who)));
+        let how =
+            |who| format!("ended before the group was made (in group `{}` it is {who})", self.group.name());
+        here.map(|(rank, who)| (rank, how(who))).collect()
+    }
+
+    /// The error of the first of these ranks of the new group `name` that is dead, for who waits outside the core.
+    pub fn lost(&self, (call, name): (&str, &str), late: &[usize]) -> Option<Error> {
+        let (rank, how) = self.dead(late).into_iter().next()?;
+        let (what, group, advice) = (call.to_owned(), name.to_owned(), LOST_WHILE_MADE);
+        Some(Error::PeerLost { what, group, rank, who: who(rank, &[]), how, advice })
+    }
 }
 
 impl Communicator {
@@ -225,16 +247,8 @@ impl Meeting<'_> {
 
     /// Whether those of whom nothing is heard are still there. Who gave up and said so may come again.
     fn knock(&self, tree: &mut CardTree, now: Instant) -> Result<()> {
-        if let Some(Known { group, ranks }) = self.known {
-            let late: Vec<usize> =
-                tree.waits_for().iter().filter_map(|&rank| ranks.get(rank).copied()).collect();
-            for (there, who) in group.dead(&late) {
-                if let Some(rank) = ranks.iter().position(|&rank| rank == there) {
-                    let how =
-                        format!("ended before the group was made (in group `{}` it is {who})", group.name());
-                    tree.fail(Failure::lost(rank, how));
-                }
-            }
+        for (rank, how) in self.known.map_or_else(Vec::new, |known| known.dead(&tree.waits_for())) {
+            tree.fail(Failure::lost(rank, how));
         }
         for rank in tree.doubted() {
             let card = key("card", rank);
@@ -289,11 +303,12 @@ impl Meeting<'_> {
         let mut missing = Vec::new();
         self.absent(0..self.size, &mut missing)?;
         let detail = if missing.is_empty() {
-            let (waits_for, me) = (tree.waits_for(), self.rank);
+            missing = tree.waits_for();
             format!(
-                "all ranks came, but rank {me} still waits for {}{}",
-                named(&waits_for),
-                self.doing(&waits_for)
+                "all ranks came, but rank {} still waits for {}{}",
+                self.rank,
+                self.known(&missing)?,
+                self.doing(&missing)
             )
         } else {
             format!(
@@ -306,6 +321,20 @@ impl Meeting<'_> {
             )
         };
         Ok(self.timeout(missing, detail))
+    }
+
+    /// Ranks that came, by what they said where they are; of many only their numbers.
+    fn known(&self, ranks: &[usize]) -> Result<String> {
+        if ranks.len() > FEW {
+            return Ok(named(ranks));
+        }
+        let told = |&rank: &usize| {
+            let card = key("card", rank);
+            // It may have gone since.
+            let address = if self.there(&card)? { self.store.get(&card)? } else { Vec::new() };
+            Ok(who(rank, &address))
+        };
+        Ok(ranks.iter().map(told).collect::<Result<Vec<_>>>()?.join(", "))
     }
 
     /// What the first of these ranks do: they are asked where there is a group in which they can be.

@@ -1,6 +1,7 @@
 //! One connection of the bootstrap: both ends show that they have the group's token, then frames go both ways. Nothing blocks.
 
 use std::io::{self, ErrorKind, IoSlice};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,6 +10,7 @@ use rustix::event::PollFlags;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 
 use super::address::TreeAddress;
+use crate::net::reached;
 use crate::net::tcp::connect;
 use crate::own::Uninherited;
 use crate::process::Id;
@@ -174,6 +176,11 @@ impl Talk {
     }
 
     fn become_known(&mut self) {
+        if let Ok(Some(other)) = rustix::net::getpeername(&*self.socket)
+            && let Ok(address) = SocketAddr::try_from(other)
+        {
+            reached::note(address.ip());
+        }
         self.out.append(&mut self.later);
         self.standing = Standing::Known;
     }

@@ -5,6 +5,7 @@ pub mod fabric;
 pub(crate) mod frame;
 pub mod interface;
 mod messages;
+pub(crate) mod reached;
 pub(crate) mod tcp;
 pub(crate) mod wire;
 pub(crate) mod wiring;

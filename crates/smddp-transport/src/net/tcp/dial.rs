@@ -3,12 +3,13 @@
 //! this process lacks, and both from a host that is silent.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
 use super::hello::{CLOSED, Credential, Purpose, REFUSED, TAKEN, TcpAddress, hello};
+use crate::net::reached;
 use crate::own::Uninherited;
 use crate::token::{Claim, Keys, PROOF, REPLY};
 
@@ -67,6 +68,7 @@ pub(super) fn end_after(socket: &TcpStream, limit: Option<Duration>) -> io::Resu
 /// A connection up to the last of its first words.
 pub(super) struct Dial {
     pub(super) socket: Uninherited<TcpStream>,
+    host: IpAddr,
     claim: Claim,
     encrypts: bool,
     /// Of its words.
@@ -93,6 +95,7 @@ impl Dial {
         let claim = Claim::new(&credential.token, &hello(&address.door, credential.rank, purpose))?;
         Ok(Self {
             socket,
+            host: address.socket.ip(),
             claim,
             encrypts: credential.encrypts,
             said: 0,
@@ -115,7 +118,11 @@ impl Dial {
             self.is_wanted()?;
         }
         if self.said < words.len() {
-            self.said += retried((&*self.socket).write(&words[self.said..]))?;
+            let written = retried((&*self.socket).write(&words[self.said..]))?;
+            if self.said == 0 && written > 0 {
+                reached::note(self.host);
+            }
+            self.said += written;
         }
         if self.said == words.len() && self.proof.is_none() {
             self.hear()?;

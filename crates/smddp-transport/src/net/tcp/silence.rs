@@ -1,5 +1,6 @@
-//! Whether the host of a peer that takes nothing more still answers.
+//! Whether the host of a peer that is waited for, or that takes nothing more, still answers.
 //!
+//! Where nothing is under way nothing would be missed: the kernel's own probes of such a connection come late (`Probes::Late`).
 //! A peer that does something else takes no bytes, and its window stays shut for as long as that takes: no loss. The kernel
 //! acknowledges for it, at ever longer intervals, so the connection itself shows late or never that the host is gone; and
 //! a limit of the kernel's (TCP_USER_TIMEOUT) ends both alike. So a second connection, over which nothing is under way, is
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::conn::Conn;
 use super::dial::silent;
 use super::listeners::Listeners;
-use super::watch::{Found, Watch};
+use super::watch::{Found, MOST, Watch, near};
 
 #[derive(Clone, Copy)]
 pub(super) struct SilenceLimits {
@@ -41,11 +42,12 @@ impl Silence {
         Self { limits, looked: None, watches: Vec::new() }
     }
 
-    /// Peers whose hosts have been found gone.
+    /// Peers whose hosts have been found gone. `awaited`: those for which this rank waits.
     pub(super) fn look<'a>(
         &mut self,
         listeners: &Listeners,
         conns: impl Iterator<Item = &'a Conn> + Clone,
+        awaited: impl Iterator<Item = usize>,
         now: Instant,
     ) -> Vec<usize> {
         let SilenceLimits { quiet, gone, pause } = self.limits;
@@ -57,6 +59,7 @@ impl Silence {
             .clone()
             .filter(|conn| conn.quiet().is_some_and(|time| time >= quiet))
             .map(|conn| conn.peer)
+            .chain(awaited)
             .collect();
         peers.sort_unstable();
         peers.dedup();
@@ -66,7 +69,9 @@ impl Silence {
         peers.retain(|&peer| unheard(peer).is_some_and(|time| time >= quiet));
         self.watches.retain(|(peer, _)| peers.contains(peer));
         for &peer in &peers {
-            if !self.watches.iter().any(|(other, _)| *other == peer)
+            let room = self.watches.len() < MOST || near(listeners.me, peer, listeners.size());
+            if room
+                && !self.watches.iter().any(|(other, _)| *other == peer)
                 && let Some(address) = listeners.address(peer)
                 && let Ok(watch) = Watch::call(listeners.credential(), address, gone)
             {

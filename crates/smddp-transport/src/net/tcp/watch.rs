@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::dial::{Dial, SILENT, is_closed, silent};
 use super::hello::{CLOSED, Credential, Purpose, TcpAddress};
 use super::listeners::Listeners;
+use crate::net::reached;
 use crate::net::wire::Broken;
 
 /// A peer that keeps this rank waiting so long is watched.
@@ -23,7 +24,7 @@ const GRACE: Duration = Duration::from_millis(250);
 const GOODBYE: Duration = Duration::from_secs(5);
 /// Ranks that are watched because they keep this one waiting; besides, as many that follow it are, so that everyone who
 /// is waited for is watched by somebody. Who notices tells the others.
-const MOST: usize = 64;
+pub(super) const MOST: usize = 64;
 /// Ranks that are asked, one after the other, whether connections can be made at all: the first of them may be the dead.
 const PROOFS: usize = 8;
 
@@ -121,8 +122,7 @@ impl Watches {
                 }
                 *last = now;
                 let long = now.duration_since(*since) >= PATIENCE;
-                let near = (peer + size - me) % size <= MOST;
-                if long && (near || self.held < MOST) {
+                if long && (near(me, peer, size) || self.held < MOST) {
                     self.call(peer, now);
                 }
             }
@@ -139,14 +139,18 @@ impl Watches {
                 self.held += 1;
                 Known::Held(watch)
             }
-            Err(error) => self.missed(&error, now),
+            Err(error) => self.missed(peer, &error, now),
         };
     }
 
     /// No connection came about.
-    fn missed(&self, error: &io::Error, now: Instant) -> Known {
+    fn missed(&self, peer: usize, error: &io::Error, now: Instant) -> Known {
         if self.proven && error.kind() == io::ErrorKind::ConnectionRefused {
             return Known::Gone(now, "its process listens no more".to_owned());
+        }
+        let answered = || self.listeners.address(peer).is_some_and(|to| reached::before(to.socket.ip()));
+        if silent(error) && answered() {
+            return Known::Gone(now, SILENT.to_owned());
         }
         Known::Unknown(now)
     }
@@ -167,7 +171,7 @@ impl Watches {
                 Found::Ended(error) if connected => Known::Gone(now + GRACE, why(&error)),
                 // It hung up in the handshake: too many strangers, or its end, which the next call shows.
                 Found::Ended(_) if taken_up => Known::Unknown(now.checked_sub(AGAIN - PAUSE).unwrap_or(now)),
-                Found::Ended(error) => self.missed(&error, now),
+                Found::Ended(error) => self.missed(peer, &error, now),
             };
             self.peers[peer] = state;
             self.held -= 1;
@@ -200,6 +204,11 @@ impl Watches {
             }));
         }
     }
+}
+
+/// Whether that peer follows this rank so closely that it is watched however many are.
+pub(super) fn near(me: usize, peer: usize, size: usize) -> bool {
+    (peer + size - me) % size <= MOST
 }
 
 fn why(error: &io::Error) -> String {
@@ -338,6 +347,22 @@ mod tests {
         refused.watch(1, now + AGAIN);
         assert!(!unknown(&refused), "it is not called again");
         assert_eq!(refused.broken(now + DEADLINE), vec![]);
+    }
+
+    #[test]
+    fn a_host_that_answers_no_call_is_gone_where_it_has_answered_one_before_and_perhaps_out_of_reach_else() {
+        let host = "127.77.0.1".parse().unwrap();
+        let address = TcpAddress { socket: (host, 9).into(), door: crate::process::random() };
+        let (watches, now) = (watches(vec![address]), Instant::now());
+        let silence = io::Error::from(io::ErrorKind::TimedOut);
+        assert!(matches!(watches.missed(1, &silence, now), Known::Unknown(_)));
+        reached::note(host);
+        assert!(
+            matches!(watches.missed(1, &silence, now), Known::Gone(at, why) if at == now && why == SILENT)
+        );
+        // What this process lacks says nothing of the host.
+        let lacks = io::Error::from(io::ErrorKind::OutOfMemory);
+        assert!(matches!(watches.missed(1, &lacks, now), Known::Unknown(_)));
     }
 
     #[test]

@@ -31,6 +31,8 @@ struct PeerState {
     /// looked at.
     ended: Option<(Option<Instant>, String)>,
     left: bool,
+    /// When this rank last said that it waits for it.
+    awaited: Option<Instant>,
     broken: Option<String>,
     /// What this process lacks to reach it.
     unable: Option<String>,
@@ -61,6 +63,8 @@ pub(crate) struct TcpWire {
 const FEW: usize = 2;
 /// It tells of so many at once.
 const READY: usize = 256;
+/// Who is waited for is named again and again, at intervals shorter than this.
+const AWAITED: Duration = Duration::from_secs(1);
 /// A goodbye over one connection may come this much later than the end of another, be it the only one so far: the
 /// process's service thread may still have the other in its hands.
 pub(super) const GOODBYE: Duration = Duration::from_millis(250);
@@ -325,7 +329,8 @@ impl Wire for TcpWire {
         moved
     }
 
-    fn watch(&mut self, peer: usize, _: bool, _: Instant) {
+    fn watch(&mut self, peer: usize, _: bool, now: Instant) {
+        self.peers[peer].awaited = Some(now);
         let connected = self.conns.iter().flatten().any(|conn| conn.peer == peer);
         if !connected && !self.peers[peer].left {
             self.outgoing(peer, 0);
@@ -342,7 +347,9 @@ impl Wire for TcpWire {
             }
         }
         self.judge(now);
-        for peer in self.silence.look(&self.listeners, self.conns.iter().flatten(), now) {
+        let awaits = |peer: &PeerState| peer.awaited.is_some_and(|at| now.duration_since(at) < AWAITED);
+        let awaited = self.peers.iter().enumerate().filter(|(_, peer)| awaits(peer)).map(|(peer, _)| peer);
+        for peer in self.silence.look(&self.listeners, self.conns.iter().flatten(), awaited, now) {
             self.peers[peer].broken.get_or_insert_with(|| SILENT.to_owned());
         }
     }

@@ -191,3 +191,34 @@ fn a_host_that_goes_while_it_is_looked_after_is_noticed() {
     cut_off(&rank.listener);
     assert_eq!(rank.turn_for(DEADLINE), lost());
 }
+
+/// Waits for the peer for that time, or until it is lost. Nothing is under way to it.
+fn wait_for(rank: &mut Lonely, time: Duration) -> Vec<Broken> {
+    let begun = Instant::now();
+    while begun.elapsed() < time && rank.turn().is_empty() {
+        rank.wire.watch(1, false, Instant::now());
+    }
+    rank.wire.broken()
+}
+
+#[test]
+fn a_host_that_goes_while_its_peer_is_waited_for_is_noticed_and_a_peer_that_is_only_late_is_not_lost() {
+    let mut rank = Lonely::new();
+    // SAFETY: no payload.
+    unsafe { rank.wire.send(1, &Frame::new(Kind::Credit, 0), std::ptr::null(), 0) };
+    let peer = rank.accept();
+    // It is looked after by another connection, which its kernel takes up.
+    assert_eq!(wait_for(&mut rank, 5 * LIMITS.gone), []);
+    cut_off(&peer);
+    cut_off(&rank.listener);
+    rank.listener.set_nonblocking(true).unwrap();
+    while let Ok((watch, _)) = rank.listener.accept() {
+        cut_off(&watch);
+        // Closing it would say something.
+        std::mem::forget(watch);
+    }
+    let cut = Instant::now();
+    // The kernel's probes come by the second: the first after one, and another one for its answer.
+    assert_eq!(wait_for(&mut rank, DEADLINE), lost());
+    assert!(cut.elapsed() < Duration::from_secs(5), "{:?}", cut.elapsed());
+}
