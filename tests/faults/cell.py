@@ -98,7 +98,7 @@ def _live(plan: dict, rank: int, pipe: Any) -> None:
         time.sleep(plan.get("waits", 0.0))
         _fail(plan, pipe)
     if call not in acts.EDGES:
-        make(call, fails=victim)
+        make(call, fails=victim and plan["inside"])
     # Who did not need the victim has a right result; what needs everybody must fail, unless all is only slower.
     dist.barrier()
     pipe.send(("right", time.monotonic()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import itertools
 import json
@@ -28,6 +29,8 @@ _GRACE = 10.0
 _DEATH = 1.0
 # Of a cell whose first group is not made within a call's time, on a busy machine.
 _ATTEMPTS = 3
+# What the core calls FAIL_TOGETHER.
+_TOGETHER = 2.0
 _MAKING = "(new_group|init_process_group)"
 
 
@@ -148,7 +151,9 @@ def _listen(ranks: dict, found: Found) -> None:
                 if found.network:
                     network.disturb(plan["fault"], network.host_of(rank, plan["size"]))
                     fault = time.monotonic()
-                    pipe.send("done")
+                    # It may have ended meanwhile.
+                    with contextlib.suppress(OSError):
+                        pipe.send("done")
                 continue
             if not survives[rank]:
                 # A group may be destroyed before the fault in that.
@@ -174,15 +179,22 @@ def _listen(ranks: dict, found: Found) -> None:
 
 def _judge(found: Found) -> None:
     call, fault = found.plan["call"], found.plan["fault"]
-    # Where frames still come from a host that hears nothing, its own ranks find out first, and the others by their end.
-    silence = network.SILENCE * (2 if fault == "drop" and call in acts.MAKING else 1) + _DEATH
+    silence = network.SILENCE + _DEATH
+    if fault == "deaf":
+        # Its own ranks find out first. What they have to say of it waits behind what nobody acknowledges to them, and the signs of
+        # life that it still sends become rarer each time.
+        silence += 2 * network.SILENCE
+    if call in acts.MAKING:
+        # Who cannot make a group waits for the others to find out, too.
+        silence += _TOGETHER
     # Of a rank that has not come to init_process_group nobody knows that it ended: it may yet come.
-    soon = {"kill": _DEATH, "exit": _DEATH, "cut": silence, "drop": silence}.get(fault)
-    soon = None if call == "init" or (found.network and call == "destroy") else soon
-    needed = fault in ("cut", "drop") and not found.plan["inside"] and call not in acts.EDGES
+    soon = _DEATH if fault in ("kill", "exit") else silence if found.network else None
+    if call == "init" or (found.network and call == "destroy"):
+        soon = None
+    found.bad += [f"LATE, left after {seconds:.3f} s" for seconds in found.left if soon and seconds > soon]
+    needed = found.network and fault != "loss" and not found.plan["inside"] and call not in acts.EDGES
     if needed and not found.raised:
         found.bad.append("nobody was told of it")
-    found.bad += [f"LATE, left after {seconds:.3f} s" for seconds in found.left if soon and seconds > soon]
     for rank, seconds, text in found.raised:
         if seconds < 0 or fault == "loss":
             found.bad.append(f"FALSE ALARM of rank {rank} {seconds:.3f} s after the fault: {text}")

@@ -11,8 +11,14 @@ from pathlib import Path
 
 from hosts import netlab
 
-#: What the lab does to one host. Of what is lost everything is sent again, so nobody may notice.
-FAULTS = {"cut": ("cut", {}), "drop": ("blackhole", {}), "loss": ("loss", {"to": "15%"})}
+#: What the lab does to one host. "deaf": what it sends still arrives. Of what is lost everything is sent again, so nobody may
+#: notice.
+FAULTS = {
+    "cut": ("cut", {}),
+    "drop": ("isolate", {}),
+    "deaf": ("blackhole", {}),
+    "loss": ("loss", {"to": "15%"}),
+}
 #: Seconds after which a silent host is lost, and what a call has: it is to end by that, not by its own deadline.
 SILENCE, LIMIT = 2.0, 6.0
 #: Seconds for which the others wait for a rank before its network goes, in some cells.
