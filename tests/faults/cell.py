@@ -90,7 +90,7 @@ def _live(plan: dict, rank: int, pipe: Any) -> None:
             _fail_near(plan, pipe)
         dist.destroy_process_group()
         pipe.send(("left", time.monotonic()))
-        if halts:
+        if victim:
             time.sleep(60)
         return
     if victim and not plan["inside"]:

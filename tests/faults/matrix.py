@@ -131,7 +131,7 @@ def _store(host: int | None) -> tuple[str, int]:
 
 def _listen(ranks: dict, found: Found) -> None:
     plan = found.plan
-    waiting, fault, raised, left = dict(ranks), 0.0, [], []
+    waiting, fault, early, raised, left = dict(ranks), 0.0, False, [], []
     # Whom the fault leaves.
     survives = [found.network or rank != plan["victim"] for rank in range(plan["size"])]
     until = time.monotonic() + 2 * cell.limit(plan) + _GRACE
@@ -154,11 +154,14 @@ def _listen(ranks: dict, found: Found) -> None:
                     # It may have ended meanwhile.
                     with contextlib.suppress(OSError):
                         pipe.send("done")
+                if found.network and early:
+                    del waiting[pipe]
+                continue
+            if rank == plan["victim"] and word[0] == "left" and not fault:
+                # The group may be destroyed before the fault in that.
+                early = True
                 continue
             if not survives[rank]:
-                # A group may be destroyed before the fault in that.
-                if word[0] == "left":
-                    continue
                 if not fault:
                     found.bad.append(f"the victim has no fault: {word}")
                     return
@@ -233,7 +236,10 @@ def table(cells: list[Found]) -> str:
     parts = [[way] for way in ways] if cells[0].plan["call"] not in acts.EDGES else [ways]
     for fault, part in itertools.product(FAULTS, parts):
         here = [each for each in cells if each.plan["fault"] == fault and each.plan["way"] in part]
-        after = [seconds for each in here for seconds in (*(at for _, at, _ in each.raised), *each.left)]
+        after = [at for each in here for _, at, _ in each.raised]
+        # Else who was told nothing had all that it needed.
+        if fault == "loss" or here and here[0].plan["call"] == "destroy":
+            after += [at for each in here for at in each.left]
         named = [each.names(rank, text) for each in here for rank, _, text in each.raised]
         if not after:
             continue
