@@ -61,6 +61,8 @@ pub(crate) struct Driver {
     heard: Option<(Error, String)>,
     /// The last error of the process whose death ends this group.
     quoted: Option<String>,
+    /// A rank that left while it had still to take something in that operation, and when that was first seen.
+    untaken: Option<(usize, u64, Instant)>,
     /// When the call by which this rank leaves first met another one.
     met: Option<Instant>,
     /// This rank leaves, and the receivers of its messages know that there is none after those.
@@ -92,6 +94,7 @@ impl Driver {
             releasing: None,
             heard: None,
             quoted: None,
+            untaken: None,
             met: None,
             told_last: false,
             traced: log::tells(Level::Trace),

@@ -234,7 +234,7 @@ impl Driver {
                 Fault::Poisoned { rank, why } => return Err(self.hear(what, *rank, why)),
                 Fault::Left { rank } => {
                     let needed = self.queue.front().is_some_and(|op| self.group.awaits(*rank, op.seq));
-                    if needed || !moving && self.messages.needs(*rank) {
+                    if needed || self.takes_no_more(*rank) || !moving && self.messages.needs(*rank) {
                         return Err(self.left_behind(what, *rank));
                     }
                 }
@@ -242,6 +242,23 @@ impl Driver {
             }
         }
         Ok(())
+    }
+
+    /// Whether a rank has left without taking what this one has for it in the operation under way. The last word that it has taken
+    /// all may still be on its way.
+    fn takes_no_more(&mut self, rank: usize) -> bool {
+        let Some(seq) = self.queue.front().map(|op| op.seq).filter(|&seq| self.group.owes(rank, seq)) else {
+            return false;
+        };
+        match self.untaken {
+            Some((who, when, since)) if (who, when) == (rank, seq) => since.elapsed() >= LAST_WORDS,
+            // One of them is enough.
+            Some((_, when, _)) if when == seq => false,
+            _ => {
+                self.untaken = Some((rank, seq, Instant::now()));
+                false
+            }
+        }
     }
 
     /// What another rank reports, as an error here, which is passed on in that rank's words.

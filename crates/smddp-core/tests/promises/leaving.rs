@@ -1,6 +1,6 @@
 //! A rank that leaves in good order is missed only where it is needed.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use smddp_core::{Collective, Communicator, DType, Error, Options};
 use smddp_transport::{Head, Wiring};
@@ -101,5 +101,26 @@ fn a_rank_that_leaves_has_not_arrived_in_the_call_of_that_number() {
         asks.survey();
         assert_eq!(asks.arrived(1, seq), Some(arrived), "#{seq}");
         leaves.end();
+    }
+}
+
+/// The root of a broadcast waits for nobody's data, only for what it sends to be taken.
+#[test]
+fn who_sends_to_a_rank_that_left_does_not_wait_for_the_deadline() {
+    for wire in [Wire::Nodes(1), Wire::Srd(7)] {
+        let begun = Instant::now();
+        over(wire.links(2), PATIENCE, |comm| {
+            one(comm, Collective::Broadcast, 100, 1).unwrap();
+            if comm.rank() == 0 {
+                comm.close();
+                return;
+            }
+            // It has gone out, or it is said that nobody takes it.
+            match one(comm, Collective::Broadcast, 4_000_000, 1) {
+                Ok(()) | Err(Error::PeerLost { rank: 0, .. }) => {}
+                other => panic!("{other:?}"),
+            }
+        });
+        assert!(begun.elapsed() < PATIENCE / 3, "{:?}", begun.elapsed());
     }
 }

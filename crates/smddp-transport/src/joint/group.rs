@@ -220,6 +220,11 @@ impl Group {
         self.way_to(rank).map_or_else(|net| net.awaits(rank, seq), |local| !self.near.arrived(local, seq))
     }
 
+    /// Whether operation `seq` cannot end here before `rank`, of another node, has taken what this one has for it.
+    pub fn owes(&self, rank: usize, seq: u64) -> bool {
+        self.way_to(rank).err().is_some_and(|net| net.owes(rank, seq))
+    }
+
     /// What `rank` says operation `seq` is, if it begun it and has not gone on far.
     pub fn head_of(&self, rank: usize, seq: u64) -> Option<Head> {
         self.way_to(rank).map_or_else(|net| net.head_of(rank, seq), |local| self.near.head_of(local, seq))

@@ -362,6 +362,11 @@ impl Net {
         self.state.awaits(rank, seq)
     }
 
+    /// Whether something of operation `seq` is still on its way to `rank`, or waits for it to take what came before.
+    pub(crate) fn owes(&self, rank: usize, seq: u64) -> bool {
+        self.state.open && self.state.seq == seq && self.state.debtors().any(|reader| reader == rank)
+    }
+
     /// What questions about this rank are about.
     pub(crate) fn about(&self, about: u64) {
         if let Some(listeners) = &self.listeners {
@@ -403,7 +408,9 @@ impl Net {
         let awaited: Vec<usize> =
             self.state.inlets().filter(|(i, came)| came.awaited(&i.want)).map(|(i, _)| i.want.rank).collect();
         self.hail(&awaited, now);
-        for rank in awaited.into_iter().chain(self.state.messages.awaited()) {
+        let readers = if self.state.open { self.state.debtors().collect() } else { Vec::new() };
+        let awaited = awaited.into_iter().chain(readers).chain(self.state.messages.awaited());
+        for rank in awaited {
             self.look_after(rank, now);
         }
         self.wire.check(now);
@@ -598,6 +605,20 @@ impl Inbound {
             i.want.rank == rank && came.awaited(&i.want) && came.there <= came.taken
         };
         self.open && self.seq == seq && self.peers[rank].begun <= seq && self.inlets().any(silent)
+    }
+
+    /// Readers to whom something is on its way, or that keep a writer from going on.
+    fn debtors(&self) -> impl Iterator<Item = usize> {
+        let flow = &self.flow;
+        self.wiring.outs.iter().enumerate().flat_map(move |(out, o)| {
+            let flies = flow.busy[o.first_cell..o.first_cell + o.cells as usize].iter().any(|&busy| busy > 0);
+            let sent = flow.sent[out];
+            let full = move |reader: usize| {
+                sent < o.messages && sent - flow.read[o.first_reader + reader] >= o.window
+            };
+            let readers = o.readers.iter().enumerate();
+            readers.filter(move |&(reader, _)| flies || full(reader)).map(|(_, &rank)| rank)
+        })
     }
 
     /// Takes a frame for an error of its sender's.

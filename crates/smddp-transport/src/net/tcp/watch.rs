@@ -145,10 +145,10 @@ impl Watches {
 
     /// No connection came about.
     fn missed(&self, peer: usize, error: &io::Error, now: Instant) -> Known {
-        if self.proven && error.kind() == io::ErrorKind::ConnectionRefused {
+        let answered = || self.listeners.address(peer).is_some_and(|to| reached::before(to.socket.ip()));
+        if error.kind() == io::ErrorKind::ConnectionRefused && (self.proven || answered()) {
             return Known::Gone(now, "its process listens no more".to_owned());
         }
-        let answered = || self.listeners.address(peer).is_some_and(|to| reached::before(to.socket.ip()));
         if silent(error) && answered() {
             return Known::Gone(now, SILENT.to_owned());
         }
