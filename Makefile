@@ -188,7 +188,7 @@ test: ## every test: cargo's, then pytest's
 	$(MAKE) -j 3 rust-tests-built $(STAMPS)/wheel transformers-venv tensorflow-venv
 	$(MAKE) test-rust
 	$(MAKE) test-transformers PYTEST_ARGS='-q -m "not slow" -k "tensor_parallel or delayed or smddp and context_parallel"'
-	$(MAKE) test-tensorflow TENSORFLOWS=newest
+	$(MAKE) test-tensorflow TENSORFLOWS=newest PYTEST_ARGS='$(TWO_AT_A_TIME) $(PYTEST_ARGS)'
 	$(MAKE) test-python FOLDERS='$(TWO_AT_A_TIME) $(SIDE_BY_SIDE)'
 	$(MAKE) test-python FOLDERS='$(addprefix --ignore=,$(SIDE_BY_SIDE))'
 
