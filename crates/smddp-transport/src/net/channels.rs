@@ -474,8 +474,8 @@ impl Net {
         let words = &why.as_bytes()[..why.len().min(LONGEST_WHY)];
         for rank in self.to_be_told(far) {
             // On the messages' class in any case, as with a goodbye. If there is no connection of it yet, this process may have
-            // ended before there is one: so where there is one of the other class as well.
-            let classes = self.state.peers[rank].used | 1 << MESSAGES;
+            // ended before there is one: so where there is one of the other class as well, be it that nothing came over it yet.
+            let classes = self.state.peers[rank].used | self.wire.linked(rank) | 1 << MESSAGES;
             for class in (0..CLASSES).filter(|class| classes >> class & 1 == 1) {
                 let (bytes, channel) = (words.len() as u64, class as u32);
                 let frame = Frame { bytes, channel, ..Frame::new(Kind::Poison, self.state.seq) };

@@ -67,6 +67,10 @@ pub(crate) trait Wire: Send {
     fn unable(&self) -> Option<(usize, String)> {
         None
     }
+    /// Classes (bits) of which there is a connection with that peer already, by whomever it was made.
+    fn linked(&self, _peer: usize) -> u8 {
+        0
+    }
     /// Whether a payload's memory is free long before its reader has it: something on the way took a copy. Then payloads may
     /// leave from any memory and arrive in any.
     fn copies(&self) -> bool {

@@ -363,6 +363,11 @@ impl Wire for TcpWire {
         self.peers.iter().enumerate().find_map(|(peer, known)| Some((peer, known.unable.clone()?)))
     }
 
+    fn linked(&self, peer: usize) -> u8 {
+        let with = self.conns.iter().flatten().filter(|conn| conn.peer == peer && !conn.is_calling());
+        with.fold(0, |bits, conn| bits | 1 << conn.class)
+    }
+
     fn copies(&self) -> bool {
         true
     }
