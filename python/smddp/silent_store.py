@@ -1,7 +1,7 @@
 """The end of a process in which a thread still waits for a store that has fallen silent.
 
-The core leaves such a thread behind (`Comm.make`); it is in torch's client, and goes on when the store answers after all.
-If that is first when the interpreter is taken down, the client's way back into it aborts the process.
+The core leaves such a thread behind (`Comm.make`); it is in torch's client, and goes on when the store answers
+after all. If that is first when the interpreter is taken down, the client's way back into it aborts the process.
 """
 
 from __future__ import annotations

@@ -65,13 +65,19 @@ def _split_group(group: Any, count: int) -> Begun:
 
 
 _OWN: dict[str, Callable[[Any, int], Any]] = {"ring": _ring, "new_group": _new_group, "split_group": _split_group}
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
 MAKING = ("new_group", "split_group")
 #: A rank that ends here is met by others that make or leave the group of all, so there is no call to name.
 EDGES = ("init", "destroy")
 CALLS = (*_forms(2, 1), *_OWN, *EDGES)
 
-# What messages call it, where that is not the beginning of its name. A group may just have been made, or measures its network.
-_WORDS = {"ring": ("send", "recv"), "new_group": ("all_reduce", "new_group"), "init": ("init_process_group", "all_reduce", "send", "recv")}
+# What messages call it, where that is not the beginning of its name. A group may just have been made, or measures its
+# network.
+_WORDS = {
+    "ring": ("send", "recv"),
+    "new_group": ("all_reduce", "new_group"),
+    "init": ("init_process_group", "all_reduce", "send", "recv"),
+}
 _WORDS["split_group"] = _WORDS["new_group"]
 
 

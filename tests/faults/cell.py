@@ -25,8 +25,8 @@ _SOON = 0.03
 def run(plan: dict, rank: int, pipe: Any) -> None:
     """Rank `rank` of the cell.
 
-    Says ("fault", time), ("raised", time, text), ("right", time), ("left", time) or ("wrong", text). Who says "fault" goes
-    on when it has an answer, if it still can.
+    Says ("fault", time), ("raised", time, text), ("right", time), ("left", time) or ("wrong", text). Who says "fault"
+    goes on when it has an answer, if it still can.
     """
     die_with_parent()
     acts.LIMIT = timedelta(seconds=limit(plan))

@@ -55,7 +55,7 @@ class Found:
         return self.plan["fault"] in network.FAULTS
 
     def gone(self, rank: int) -> list[int]:
-        """The ranks at fault as `rank` sees it: one, or all of the host that it does not reach, or of all other hosts."""
+        """The ranks at fault as `rank` sees it: one, or all of a host that it does not reach, or of all other hosts."""
         if not self.network:
             return [self.plan["victim"]]
         host = [network.host_of(each, self.plan["size"]) for each in range(self.plan["size"])]
@@ -184,8 +184,8 @@ def _judge(found: Found) -> None:
     call, fault = found.plan["call"], found.plan["fault"]
     silence = network.SILENCE + _DEATH
     if fault == "deaf":
-        # Its own ranks find out first. What they have to say of it waits behind what nobody acknowledges to them, and the signs of
-        # life that it still sends become rarer each time.
+        # Its own ranks find out first. What they have to say of it waits behind what nobody acknowledges to them, and
+        # the signs of life that it still sends become rarer each time.
         silence += 2 * network.SILENCE
     if call in acts.MAKING:
         # Who cannot make a group waits for the others to find out, too.
@@ -196,6 +196,8 @@ def _judge(found: Found) -> None:
         soon = None
     found.bad += [f"LATE, left after {seconds:.3f} s" for seconds in found.left if soon and seconds > soon]
     needed = found.network and fault != "loss" and not found.plan["inside"] and call not in acts.EDGES
+    # Who is deaf may have all that it needs by then, where another rank only sends.
+    needed = needed and not (fault == "deaf" and call.partition("-")[0] in acts.ROOTED)
     if needed and not found.raised:
         found.bad.append("nobody was told of it")
     for rank, seconds, text in found.raised:
@@ -238,7 +240,7 @@ def table(cells: list[Found]) -> str:
         here = [each for each in cells if each.plan["fault"] == fault and each.plan["way"] in part]
         after = [at for each in here for _, at, _ in each.raised]
         # Else who was told nothing had all that it needed.
-        if fault == "loss" or here and here[0].plan["call"] == "destroy":
+        if fault == "loss" or (here and here[0].plan["call"] == "destroy"):
             after += [at for each in here for at in each.left]
         named = [each.names(rank, text) for each in here for rank, _, text in each.raised]
         if not after:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from hosts import netlab
 
-#: What the lab does to one host. "deaf": what it sends still arrives. Of what is lost everything is sent again, so nobody may
-#: notice.
+#: What the lab does to one host. "deaf": what it sends still arrives. Of what is lost everything is sent again, so
+#: nobody may notice.
 FAULTS = {
     "cut": ("cut", {}),
     "drop": ("isolate", {}),

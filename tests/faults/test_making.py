@@ -1,4 +1,4 @@
-"""A rank that dies while a group is made is named by all others at once, and a store that falls silent at the deadline."""
+"""A rank that dies while a group is made is named by all at once, and a store that falls silent at the deadline."""
 
 from __future__ import annotations
 
