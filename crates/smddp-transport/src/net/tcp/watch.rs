@@ -147,8 +147,7 @@ impl Watches {
     fn missed(&self, peer: usize, error: &io::Error, now: Instant) -> Known {
         let answered = || self.listeners.address(peer).is_some_and(|to| reached::before(to.socket.ip()));
         if error.kind() == io::ErrorKind::ConnectionRefused && (self.proven || answered()) {
-            // Not sooner than an end that was seen: of several dead the first is named.
-            return Known::Gone(now + GRACE, "its process listens no more".to_owned());
+            return Known::Gone(now, "its process listens no more".to_owned());
         }
         if silent(error) && answered() {
             return Known::Gone(now, SILENT.to_owned());
@@ -329,9 +328,8 @@ mod tests {
             let (_other, mut watches) = two_of_whom_one_is_gone(gone);
             let now = wait_long(&mut watches, gone, Instant::now());
             // It is not left alone for a while, though it was perhaps called before anybody else was reached.
-            wait(&mut watches, gone, now, |w| is_gone(w, gone));
-            assert_eq!(watches.broken(now + GRACE - MOMENT), vec![]);
-            assert_eq!(watches.broken(now + GRACE)[0].peer, gone);
+            wait(&mut watches, gone, now, |w| !w.broken(now).is_empty());
+            assert_eq!(watches.broken(now)[0].peer, gone);
         }
     }
 
