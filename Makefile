@@ -224,7 +224,7 @@ test-pages: $(STAMPS)/wheel $(STAMPS)/test-tools ## every command of README.md a
 	$(BIN)/python -m pytest -m "" -o faulthandler_timeout=0 tests/pages
 
 .PHONY: fault-matrix
-fault-matrix: $(STAMPS)/wheel $(STAMPS)/test-tools ## ranks that end or halt in every call, over every way: prints a table
+fault-matrix: $(STAMPS)/wheel $(STAMPS)/test-tools ## ranks that end or halt, and networks that go, in every call, over every way: prints a table
 	cd tests && OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m faults.matrix $(MATRIX_ARGS)
 
 .PHONY: mismatch-matrix

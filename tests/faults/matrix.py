@@ -39,8 +39,8 @@ class Found:
     """What came of one cell.
 
     pids: of the ranks, once the fault has come. raised: (rank, seconds after the fault, text) of each survivor. left:
-    seconds, of those that were told nothing, as they had to be: they destroyed the group, or the network only lost
-    frames. bad: a promise is broken.
+    seconds, of those that were told nothing and need not be: they destroyed the group, or had all that they needed
+    before the network went, or it only lost frames. bad: a promise is broken.
     """
 
     plan: dict

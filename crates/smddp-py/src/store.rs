@@ -11,7 +11,7 @@ use pyo3::types::{PyBytes, PyCFunction};
 use smddp_core::{Communicator, Error, Known, Result, Store, interrupted, log};
 
 const ASKING: &str = "asking the store";
-/// Between two looks whether Ctrl-C came.
+/// Between two looks whether Ctrl-C came, or a rank is known to be dead.
 const LOOK: Duration = Duration::from_millis(50);
 /// After which an answer is told to be late.
 const SLOW: Duration = Duration::from_secs(10);

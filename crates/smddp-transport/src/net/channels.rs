@@ -614,7 +614,7 @@ impl Inbound {
             let flies = flow.busy[o.first_cell..o.first_cell + o.cells as usize].iter().any(|&busy| busy > 0);
             let sent = flow.sent[out];
             let full = move |reader: usize| {
-                sent < o.messages && sent - flow.read[o.first_reader + reader] >= o.window
+                sent < o.messages && sent.saturating_sub(flow.read[o.first_reader + reader]) >= o.window
             };
             let readers = o.readers.iter().enumerate();
             readers.filter(move |&(reader, _)| flies || full(reader)).map(|(_, &rank)| rank)
