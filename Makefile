@@ -57,8 +57,8 @@ TWO_AT_A_TIME := -n 2 --dist loadfile
 
 BUILD_WHEEL := PATH="$(BIN):$$PATH" bash scripts/build-wheel.sh
 
-# The file of the CUDA driver without a GPU, for tests/device. Built when a recipe asks.
-FAKE_CUDA = $$(cargo run --quiet -p fake-libcuda)
+# The files of the CUDA driver without a GPU and of the libfabric that simulates EFA, for tests. Built when a recipe asks.
+FAKES = SMDDP_TEST_CUDA_LIBRARY="$$(cargo run --quiet -p fake-libcuda)" SMDDP_TEST_EFA_LIBRARY="$$(cargo run --quiet -p fake-libfabric)"
 
 .PHONY: help
 help: ## this list
@@ -209,11 +209,11 @@ test-rust: | prerequisites ## the Rust tests alone
 .PHONY: test-python
 test-python: $(STAMPS)/wheel $(STAMPS)/test-tools ## the Python tests alone
 	@sh scripts/libfabric.sh
-	SMDDP_TEST_CUDA_LIBRARY="$(FAKE_CUDA)" $(BIN)/python -m pytest $(SECOND_TRY) $(FOLDERS) $(PYTEST_ARGS)
+	$(FAKES) $(BIN)/python -m pytest $(SECOND_TRY) $(FOLDERS) $(PYTEST_ARGS)
 
 .PHONY: test-slow
 test-slow: $(STAMPS)/wheel $(STAMPS)/test-tools ## the Python tests that `make test` leaves out for their length
-	$(BIN)/python -m pytest -m slow
+	$(FAKES) $(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
 
 .PHONY: test-images
 test-images: wheel-portable ## the wheel on images that have nothing but Python and pip, by debootstrap (root; gigabytes, under .images/)
@@ -225,11 +225,11 @@ test-pages: $(STAMPS)/wheel $(STAMPS)/test-tools ## every command of README.md a
 
 .PHONY: fault-matrix
 fault-matrix: $(STAMPS)/wheel $(STAMPS)/test-tools ## ranks that end or halt, and networks that go, in every call, over every way: prints a table
-	cd tests && OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m faults.matrix $(MATRIX_ARGS)
+	cd tests && $(FAKES) OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m faults.matrix $(MATRIX_ARGS)
 
 .PHONY: mismatch-matrix
 mismatch-matrix: $(STAMPS)/wheel $(STAMPS)/test-tools ## ranks that make different calls, in every pair, over every way: prints a table
-	cd tests && OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m faults.mismatch $(MATRIX_ARGS)
+	cd tests && $(FAKES) OMP_NUM_THREADS=1 $(BIN)/python -W ignore -m faults.mismatch $(MATRIX_ARGS)
 
 .PHONY: test-torch-suite
 test-torch-suite: $(STAMPS)/wheel $(STAMPS)/test-tools ## torch's own distributed tests, all of them, with 3 and 4 ranks

@@ -32,8 +32,8 @@ fn main() {
         .args(["-Wl,-soname,libfake-fabric.so.1", "-Wl,--whole-archive"])
         .arg(&archive)
         .args(["-Wl,--no-whole-archive", "-lpthread", "-ldl", "-lm"]));
-    for source in ["src/fake.rs", "src/knob.rs", "src/fake.map", "../libfabric-sys/src/types.rs", "build.rs"]
-    {
+    let sources = ["src/fake.rs", "src/port.rs", "src/table.rs", "src/knob.rs", "src/fake.map", "build.rs"];
+    for source in sources.into_iter().chain(["../libfabric-sys/src/types.rs"]) {
         assert!(Path::new(&here).join(source).exists(), "{source}");
         println!("cargo::rerun-if-changed={source}");
     }

@@ -18,7 +18,7 @@ import signal
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,13 @@ CASE_SECONDS = 60.0
 _AFTER_FAILURE = 15.0
 # How long they may take to import torch, all at once on a machine with two cores.
 _START_SECONDS = 200.0
+
+# What ranks of one node promise, and those of several cannot.
+ONE_NODE = {
+    "test_the_profiler_shows_sizes_and_the_way_of_every_call": "the way is not shared memory",
+    "test_collectives_take_from_it_and_it_is_the_callers_again_after_each": "a rank alone on its node lends to nobody",
+    "test_fsdp2s_buffers_are_in_it_where_it_is_asked_to": "a rank alone on its node lends to nobody",
+}
 
 Case = Callable[[], None]
 
@@ -52,6 +59,15 @@ def on_ranks(*sizes: int, seconds: float = CASE_SECONDS) -> Callable[[Case], Any
         return test
 
     return wrap
+
+
+def all_cases() -> Iterator[tuple[str, str, Any]]:
+    """Those of this folder's tests that `on_ranks` made: their module, their name, and the test."""
+    for file in sorted(Path(__file__).parent.glob("test_*.py")):
+        module = importlib.import_module(f"backend.{file.stem}")
+        for name, test in vars(module).items():
+            if hasattr(test, "case") and hasattr(test, "sizes"):
+                yield module.__name__, name, test
 
 
 def ask(

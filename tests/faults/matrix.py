@@ -212,9 +212,9 @@ def _judge(found: Found) -> None:
 def plans(ways: list[str], sizes: list[int], faults: list[str], calls: list[str], seed: int) -> list[dict]:
     draw, made = random.Random(seed), []
     for way, size, fault, call in itertools.product(ways, sizes, faults, calls):
-        if fault in network.FAULTS and way == "shm":
+        if fault in network.FAULTS and way not in wires.WIRES:
             continue
-        settings = {} if way == "shm" else wires.WIRES[way]
+        settings = wires.WAYS[way]
         settings = settings | network.settings() if fault in network.FAULTS else settings
         # A group is made with its call; the fault is before it.
         inside = fault != "exception" and draw.random() < 0.5
@@ -269,7 +269,7 @@ def saved(path: Path | None) -> list[Found]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ways", default="shm,tcp,fabric")
+    parser.add_argument("--ways", default="shm,tcp,fabric,efa")
     parser.add_argument("--sizes", default="2,4,8")
     parser.add_argument("--faults", default=",".join(FAULTS))
     parser.add_argument("--calls", default=",".join(acts.CALLS))
@@ -279,9 +279,7 @@ def main() -> int:
     given = parser.parse_args()
     sizes = [int(size) for size in given.sizes.split(",") if size]
     ways, faults, calls = (word.split(",") for word in (given.ways, given.faults, given.calls))
-    if "fabric" in ways and (reason := wires.why_not("fabric")):
-        print(f"fabric is left out: {reason}")
-        ways.remove("fabric")
+    ways = wires.usable(ways)
     if set(faults) & set(network.FAULTS) and not network.in_lab():
         if not (reason := network.why_not()):
             return network.again_in_lab("faults.matrix", sys.argv[1:])

@@ -23,7 +23,7 @@ def environment(way: str, folder: str):
     more = {tally.FOLDER: folder}
     if way == "shm":
         return lambda rank: more
-    return lambda rank: more | wires.WIRES[way] | {"SMDDP_NODE": f"n{rank % 2}"}
+    return lambda rank: more | wires.WAYS[way] | {"SMDDP_NODE": f"n{rank % 2}"}
 
 
 def cases(size: int, only: str) -> list[tuple[str, str]]:
@@ -63,14 +63,11 @@ def table(found: dict[tuple[str, str, int], list[tuple[bool, bool]]]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ways", default="shm,tcp,fabric")
+    parser.add_argument("--ways", default="shm,tcp,fabric,efa")
     parser.add_argument("--sizes", default="2,3,4")
     parser.add_argument("--only", default="", help="cases with this in their name")
     given = parser.parse_args()
-    ways = given.ways.split(",")
-    if "fabric" in ways and (reason := wires.why_not("fabric")):
-        print(f"fabric is left out: {reason}")
-        ways.remove("fabric")
+    ways = wires.usable(given.ways.split(","))
     found: dict[tuple[str, str, int], list[tuple[bool, bool]]] = {}
     for way in ways:
         for size in map(int, given.sizes.split(",")):

@@ -58,9 +58,9 @@ def _spread(seconds: list[float]) -> str:
     return f"ms: median {1e3 * middle:.1f}, p90 {1e3 * at(0.9):.1f}, p99 {1e3 * at(0.99):.1f}, most {1e3 * most:.1f}"
 
 
-@pytest.mark.parametrize("wire", ["shm", "tcp"])
+@pytest.mark.parametrize("wire", ["shm", "tcp", "efa"])
 def test_survivors_go_on_and_newcomers_join(wire):
-    settings = {} if wire == "shm" else wires.settings(wire)
+    settings = wires.settings(wire)
     kills = _campaign(4, 6, nodes=1 if wire == "shm" else 2, environment=settings)
     print(_told(kills))
 
@@ -81,10 +81,10 @@ def test_the_example_of_ddp_goes_on_from_its_file_where_torchrun_starts_all_rank
 
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("wire", ["shm", "tcp", "fabric"])
+@pytest.mark.parametrize("wire", wires.WAYS)
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
 def test_a_thousand_kills(wire, size):
-    settings = {} if wire == "shm" else wires.settings(wire)
+    settings = wires.settings(wire)
     kills = _campaign(size, 100, nodes=1 if wire == "shm" else 2, environment=settings, seed=size)
     print(f"{wire}, {size} ranks: {_told(kills)}")
 

@@ -6,10 +6,8 @@ runs with all four ranks, and with three where that makes hosts of unequal size.
 
 from __future__ import annotations
 
-import importlib
-from pathlib import Path
-
 import pytest
+from backend.ranks import ONE_NODE, all_cases
 
 from hosts.pool import Labs
 from hosts.wires import WIRES
@@ -18,7 +16,6 @@ SHAPES = [(2, 2), (4, 1)]
 # (wire, hosts, processes on each)
 LABS = [(wire, *shape) for wire in WIRES for shape in SHAPES]
 CLIENTS = {"fsdp2", "fsdp1", "ddp", "tensor_parallel", "zero"}
-_TESTS = Path(__file__).parents[1]
 
 # (shape, case): what one machine promises and hosts of several ranks cannot.
 NOT_ACROSS = {
@@ -73,12 +70,9 @@ def backend_cases() -> list:
     """(lab, module, case, seconds, ranks); one number of ranks after the other."""
     found = []
     for lab in LABS:
-        for file in sorted((_TESTS / "backend").glob("test_*.py")):
-            module = importlib.import_module(f"backend.{file.stem}")
-            for name, test in vars(module).items():
-                if hasattr(test, "case") and hasattr(test, "sizes"):
-                    sizes = _sizes(test.sizes, lab[1:])
-                    found += [(size, lab, f"backend.{file.stem}", name, test.seconds) for size in sizes]
+        for module, name, test in all_cases():
+            sizes = _sizes(test.sizes, lab[1:])
+            found += [(size, lab, module, name, test.seconds) for size in sizes]
     found.sort(key=lambda row: (LABS.index(row[1]), row[0]))
     return [_param(lab, module, name, seconds, size, name=name) for size, lab, module, name, seconds in found]
 
@@ -97,7 +91,7 @@ def client_cases() -> list:
 
 @pytest.mark.parametrize(("lab", "module", "name", "seconds", "size"), backend_cases())
 def test_backend(labs: Labs, lab, module, name, seconds, size) -> None:
-    if reason := NOT_ACROSS.get((lab[1:], name)):
+    if reason := ONE_NODE.get(name) or NOT_ACROSS.get((lab[1:], name)):
         pytest.skip(reason)
     labs.of(*lab).run_backend_case(module, name, size, seconds)
 

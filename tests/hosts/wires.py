@@ -1,4 +1,5 @@
-"""What the hosts are joined by: our own sockets, or libfabric over the same network."""
+"""What the hosts are joined by: our own sockets, or libfabric over the same network; and processes of one machine,
+which count as on several nodes, by these, by memory, or by EFA, simulated."""
 
 from __future__ import annotations
 
@@ -15,10 +16,31 @@ WIRES = {
     "fabric": {"SMDDP_TRANSPORT": "fabric", "SMDDP_FABRIC_PROVIDER": "tcp", "SMDDP_REQUIRE": "fabric"},
 }
 
+# The file of the libfabric that simulates EFA between processes (crates/fake-libfabric).
+_EFA = os.environ.get("SMDDP_TEST_EFA_LIBRARY", "")
+
+#: The settings of processes of one machine. Those that are no wire of WIRES join no hosts.
+WAYS = {
+    "shm": {},
+    **WIRES,
+    "efa": {
+        "SMDDP_TRANSPORT": "fabric",
+        "SMDDP_LIBFABRIC": _EFA,
+        "SMDDP_FABRIC_PROVIDER": "efa",
+        "SMDDP_REQUIRE": "fabric",
+        "FAKE_EFA_DEVICES": "2",
+    },
+}
+
 
 @functools.cache
 def why_not(wire: str) -> str | None:
     """Why tests cannot use this wire here; None if they can."""
+    if wire == "efa" and not os.path.exists(_EFA):
+        return (
+            f"SMDDP_TEST_EFA_LIBRARY ({_EFA!r}) is not the file of the simulated EFA; `make test-python` sets it, or: "
+            "export SMDDP_TEST_EFA_LIBRARY=$(cargo run -q -p fake-libfabric)"
+        )
     if wire != "fabric":
         return None
     library = os.environ.get("SMDDP_LIBFABRIC") or "libfabric.so.1"
@@ -36,4 +58,13 @@ def settings(wire: str, backend: str = "smddp") -> dict[str, str]:
         pytest.skip(f"{backend} has no such choice")
     if reason := why_not(wire):
         pytest.skip(reason)
-    return WIRES[wire]
+    return WAYS[wire]
+
+
+def usable(ways: list[str]) -> list[str]:
+    """Those of these that there are here; says which are not, and why."""
+    reasons = {way: why_not(way) for way in ways}
+    for way, reason in reasons.items():
+        if reason:
+            print(f"{way} is left out: {reason}")
+    return [way for way in ways if not reasons[way]]

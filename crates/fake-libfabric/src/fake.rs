@@ -9,21 +9,27 @@
 #![allow(dead_code, reason = "the types are all of libfabric's that are known")]
 
 mod knob;
+mod port;
+mod table;
 #[path = "../../libfabric-sys/src/types.rs"]
 mod types;
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use knob::*;
+use port::{EAGAIN, EINVAL, Entry, Local, Port, Random, Remote};
+use table::{Name, Table};
 use types::*;
 
 const ENOSYS: c_int = 38;
-const EAGAIN: c_int = 11;
+const ENOMEM: c_int = 12;
 const ENODATA: c_int = 61;
-const EINVAL: c_int = 22;
 const ENOPROTOOPT: c_int = 92;
+const EIO: c_int = 5;
+const EAVAIL: c_int = 259;
 
 unsafe extern "C" {
     fn calloc(count: usize, bytes: usize) -> *mut c_void;
@@ -42,13 +48,27 @@ pub extern "C" fn fake_get(what: u64) -> u64 {
 }
 
 fn of(knob: u64) -> &'static AtomicU64 {
-    static KNOBS: [AtomicU64; 10] = [const { AtomicU64::new(0) }; 10];
-    &KNOBS[knob as usize]
+    static KNOBS: OnceLock<[AtomicU64; 11]> = OnceLock::new();
+    let start = || {
+        let knobs = [const { AtomicU64::new(0) }; 11];
+        for (knob, name) in VARIABLES {
+            let value = std::env::var(name).ok().and_then(|value| value.parse().ok());
+            knobs[knob as usize].store(value.unwrap_or(0), Relaxed);
+        }
+        knobs
+    };
+    &KNOBS.get_or_init(start)[knob as usize]
 }
 
-fn wrong(condition: bool) {
+/// EFA would not take this.
+fn wrong(why: &str) {
+    of(WRONG).fetch_add(1, Relaxed);
+    eprintln!("fake EFA: {why}");
+}
+
+fn wrong_if(condition: bool, why: &str) {
     if condition {
-        of(WRONG).fetch_add(1, Relaxed);
+        wrong(why);
     }
 }
 
@@ -64,6 +84,7 @@ pub extern "C" fn fi_version() -> u32 {
 pub extern "C" fn fi_strerror(number: c_int) -> *const c_char {
     match number {
         ENODATA => c"No data available".as_ptr(),
+        EIO => c"Input/output error".as_ptr(),
         _ => c"some error".as_ptr(),
     }
 }
@@ -165,13 +186,13 @@ unsafe fn efa(bus: u8, direct: bool) -> *mut fi_info {
     (*info).addr_format = 13;
     let tx = (*info).tx_attr;
     (*tx).inject_size = 32;
-    (*tx).size = 4096;
+    (*tx).size = port::OPERATIONS;
     (*tx).iov_limit = 2;
     (*tx).rma_iov_limit = 1;
-    (*(*info).rx_attr).size = 8192;
+    (*(*info).rx_attr).size = port::RECEIVES;
     let ep = (*info).ep_attr;
     (*ep).kind = 3;
-    (*ep).max_msg_size = 1 << 30;
+    (*ep).max_msg_size = port::ONE_SIDED;
     let domain = (*info).domain_attr;
     let kind = if direct { "dgrm" } else { "rdm" };
     (*domain).name = strdup(format!("rdmap{bus}s27-{kind}\0").as_ptr().cast());
@@ -227,26 +248,98 @@ pub unsafe extern "C" fn fi_getinfo(
     if (*found).is_null() { -ENODATA } else { 0 }
 }
 
-// What follows are the objects. Each is a box that its `close` frees.
+// What follows are the objects. Each is a box that its `close` frees, and begins with what libfabric says of it.
+
+#[repr(C)]
+struct Fabric {
+    fid: fid_fabric,
+}
+
+#[repr(C)]
+struct Domain {
+    fid: fid_domain,
+    table: Box<Table>,
+}
+
+#[repr(C)]
+struct Region {
+    fid: fid_mr,
+    domain: *mut Domain,
+    at: u64,
+    bytes: u64,
+}
+
+#[repr(C)]
+struct Book {
+    fid: fid_av,
+    domain: *mut Domain,
+    peers: Vec<Name>,
+}
+
+#[repr(C)]
+struct Queue {
+    fid: fid_cq,
+    size: usize,
+    endpoint: *mut Endpoint,
+}
+
+#[repr(C)]
+struct Endpoint {
+    fid: fid_ep,
+    domain: *mut Domain,
+    book: *mut Book,
+    port: Port,
+}
+
+/// Of objects: what they are.
+const BOOK_CLASS: usize = 1;
+const QUEUE_CLASS: usize = 2;
 
 /// A table of no functions.
 const fn none<T>() -> T {
     unsafe { std::mem::zeroed() }
 }
 
-unsafe fn open<T>(object: *mut T) -> *mut T {
-    of(OPEN).fetch_add(1, Relaxed);
-    (*object.cast::<fid>()).ops = (&raw const FID).cast_mut();
-    object
+fn fid<T>(class: usize) -> fid {
+    fid { fclass: class, context: null_mut(), ops: std::ptr::from_ref(Functions::<T>::ALL).cast_mut() }
 }
 
-unsafe extern "C" fn close(object: *mut fid) -> c_int {
+fn open<T>(object: T) -> *mut T {
+    of(OPEN).fetch_add(1, Relaxed);
+    Box::into_raw(Box::new(object))
+}
+
+/// Those that every object has.
+struct Functions<T>(T);
+
+impl<T> Functions<T> {
+    const ALL: &'static fi_ops = &fi_ops {
+        size: size_of::<fi_ops>(),
+        close: Some(close::<T>),
+        bind: Some(bind),
+        control: Some(control),
+        ..none()
+    };
+}
+
+unsafe extern "C" fn close<T>(object: *mut fid) -> c_int {
     of(OPEN).fetch_sub(1, Relaxed);
-    free(object.cast());
+    drop(Box::from_raw(object.cast::<T>()));
     0
 }
 
-unsafe extern "C" fn bind(_: *mut fid, _: *mut fid, _: u64) -> c_int {
+/// An endpoint to its address book or its queue.
+unsafe extern "C" fn bind(object: *mut fid, to: *mut fid, _: u64) -> c_int {
+    let endpoint = object.cast::<Endpoint>();
+    match (*to).fclass {
+        BOOK_CLASS => (*endpoint).book = to.cast(),
+        QUEUE_CLASS => {
+            let queue = to.cast::<Queue>();
+            (*queue).endpoint = endpoint;
+            (*endpoint).port.completions = (*queue).size;
+        }
+        _ => return -EINVAL,
+    }
     0
 }
 
@@ -255,23 +348,15 @@ unsafe extern "C" fn control(_: *mut fid, command: c_int, _: *mut c_void) -> c_i
     if command == 6 { 0 } else { -ENOSYS }
 }
 
-static FID: fi_ops = fi_ops {
-    size: size_of::<fi_ops>(),
-    close: Some(close),
-    bind: Some(bind),
-    control: Some(control),
-    ..none()
-};
-
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fi_fabric(
     attr: *mut fi_fabric_attr,
     fabric: *mut *mut fid_fabric,
     _context: *mut c_void,
 ) -> c_int {
-    wrong(attr.is_null() || (*attr).prov_name.is_null());
-    *fabric = open(new::<fid_fabric>());
-    (**fabric).ops = (&raw const FABRIC).cast_mut();
+    wrong_if(attr.is_null() || (*attr).prov_name.is_null(), "a fabric without a provider's name");
+    let ops = (&raw const FABRIC).cast_mut();
+    *fabric = open(Fabric { fid: fid_fabric { fid: fid::<Fabric>(0), ops, api_version: 0 } }).cast();
     0
 }
 
@@ -281,29 +366,36 @@ unsafe extern "C" fn domain(
     found: *mut *mut fid_domain,
     _: *mut c_void,
 ) -> c_int {
-    wrong((*info).nic.is_null());
-    *found = open(new::<fid_domain>());
-    (**found).ops = (&raw const DOMAIN).cast_mut();
-    (**found).mr = (&raw const MEMORY).cast_mut();
+    wrong_if((*info).nic.is_null(), "a domain without a device");
+    let (ops, mr) = ((&raw const DOMAIN).cast_mut(), (&raw const MEMORY).cast_mut());
+    *found = open(Domain { fid: fid_domain { fid: fid::<Domain>(0), ops, mr }, table: Table::new(token()) })
+        .cast();
     0
 }
 
+/// A number that no other device on this machine has.
+fn token() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |since| since.as_nanos());
+    let number = u64::from(std::process::id()) << 32 | NEXT.fetch_add(1, Relaxed);
+    Random(now as u64 ^ number.rotate_left(20)).next() | 1
+}
+
 /// As short as an old provider's: what lies behind must not be looked at.
-static FABRIC: fi_ops_fabric = fi_ops_fabric {
-    size: std::mem::offset_of!(fi_ops_fabric, trywait),
-    domain: Some(domain),
-    ..none()
-};
+static FABRIC: fi_ops_fabric =
+    fi_ops_fabric { size: std::mem::offset_of!(fi_ops_fabric, trywait), domain: Some(domain), ..none() };
 
 unsafe extern "C" fn av_open(
-    _: *mut fid_domain,
+    domain: *mut fid_domain,
     attr: *mut fi_av_attr,
     found: *mut *mut fid_av,
     _: *mut c_void,
 ) -> c_int {
-    wrong((*attr).kind != 2);
-    *found = open(new::<fid_av>());
-    (**found).ops = (&raw const BOOK).cast_mut();
+    wrong_if((*attr).kind != 2, "an address book that is no table");
+    let fid = fid_av { fid: fid::<Book>(BOOK_CLASS), ops: (&raw const BOOK).cast_mut() };
+    *found = open(Book { fid, domain: domain.cast(), peers: Vec::new() }).cast();
     0
 }
 
@@ -316,22 +408,31 @@ unsafe extern "C" fn cq_open(
     if (*attr).wait_obj != 0 {
         return -ENOSYS;
     }
-    wrong((*attr).format != 3 || (*attr).size == 0);
-    *found = open(new::<fid_cq>());
-    (**found).ops = (&raw const QUEUE).cast_mut();
+    wrong_if((*attr).format != 3 || (*attr).size == 0, "a queue of another format, or without room");
+    let fid = fid_cq { fid: fid::<Queue>(QUEUE_CLASS), ops: (&raw const QUEUE).cast_mut() };
+    *found = open(Queue { fid, size: (*attr).size, endpoint: null_mut() }).cast();
     0
 }
 
 unsafe extern "C" fn endpoint(
-    _: *mut fid_domain,
+    domain: *mut fid_domain,
     _: *mut fi_info,
     found: *mut *mut fid_ep,
     _: *mut c_void,
 ) -> c_int {
-    *found = open(new::<fid_ep>());
-    (**found).ops = (&raw const ENDPOINT).cast_mut();
-    (**found).cm = (&raw const NAMES).cast_mut();
-    (**found).msg = (&raw const MESSAGES).cast_mut();
+    let domain = domain.cast::<Domain>();
+    let Ok(port) = Port::open((*domain).table.name(), of(TAKES).load(Relaxed) != 0) else { return -EIO };
+    let fid = fid_ep {
+        fid: fid::<Endpoint>(0),
+        ops: (&raw const ENDPOINT).cast_mut(),
+        cm: (&raw const NAMES).cast_mut(),
+        msg: (&raw const MESSAGES).cast_mut(),
+        rma: (&raw const ONE_SIDED).cast_mut(),
+        tagged: null_mut(),
+        atomic: null_mut(),
+        collective: null_mut(),
+    };
+    *found = open(Endpoint { fid, domain, book: null_mut(), port }).cast();
     0
 }
 
@@ -344,69 +445,109 @@ static DOMAIN: fi_ops_domain = fi_ops_domain {
 };
 
 unsafe extern "C" fn regattr(
-    _: *mut fid,
+    domain: *mut fid,
     attr: *const fi_mr_attr,
     _: u64,
     found: *mut *mut fid_mr,
 ) -> c_int {
     // One range, and nothing in what newer versions have appended.
     let a = &*attr;
-    wrong(a.iov_count != 1 || a.access == 0 || a.iface != 0);
-    wrong(!a.hmem_data.is_null() || a.page_size != 0 || !a.base_mr.is_null() || a.sub_mr_cnt != 0);
-    *found = open(new::<fid_mr>());
-    let region = of(REGIONS).fetch_add(1, Relaxed);
-    (**found).key = 0x5000_0000 + region * 7919;
-    (**found).mem_desc = (*found).cast();
+    wrong_if(a.iov_count != 1 || a.access == 0 || a.iface != 0, "memory of several ranges, or for nothing");
+    let appended = !a.hmem_data.is_null() || a.page_size != 0 || !a.base_mr.is_null() || a.sub_mr_cnt != 0;
+    wrong_if(appended, "something in what newer versions have appended");
+    let domain = domain.cast::<Domain>();
+    let (at, bytes) = ((*a.mr_iov).iov_base as u64, (*a.mr_iov).iov_len as u64);
+    let key = 0x5000_0000 + of(REGIONS).fetch_add(1, Relaxed) * 7919;
+    if !(*domain).table.register(key, at, bytes) {
+        return -ENOMEM;
+    }
+    let fid = fid_mr { fid: fid::<Region>(0), mem_desc: null_mut(), key };
+    let region = open(Region { fid, domain, at, bytes });
+    (*region).fid.mem_desc = region.cast();
+    *found = region.cast();
     0
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        unsafe { (*self.domain).table.forget(self.fid.key) };
+    }
 }
 
 static MEMORY: fi_ops_mr = fi_ops_mr { size: size_of::<fi_ops_mr>(), regattr: Some(regattr), ..none() };
 
 unsafe extern "C" fn insert(
-    _: *mut fid_av,
+    book: *mut fid_av,
     address: *const c_void,
     count: usize,
     found: *mut fi_addr_t,
     _: u64,
     _: *mut c_void,
 ) -> c_int {
-    wrong(address.is_null() || count != 1);
-    *found = of(INSERTED).fetch_add(1, Relaxed);
+    wrong_if(address.is_null() || count != 1, "other than one address at once");
+    let book = &mut *book.cast::<Book>();
+    let name = Name::of(address.cast::<[u8; Name::BYTES]>().read_unaligned());
+    if !(*book.domain).table.note(name) {
+        return -ENOMEM;
+    }
+    of(INSERTED).fetch_add(1, Relaxed);
+    *found = book.peers.len() as u64;
+    book.peers.push(name);
     1
 }
 
-static BOOK: fi_ops_av = fi_ops_av {
-    size: size_of::<fi_ops_av>(),
-    insert: Some(insert),
-    ..none()
-};
+static BOOK: fi_ops_av = fi_ops_av { size: size_of::<fi_ops_av>(), insert: Some(insert), ..none() };
 
-unsafe extern "C" fn read(_: *mut fid_cq, _: *mut c_void, _: usize) -> isize {
-    -(EAGAIN as isize)
+unsafe extern "C" fn read(queue: *mut fid_cq, room: *mut c_void, count: usize) -> isize {
+    let queue = queue.cast::<Queue>();
+    let port = &mut (*(*queue).endpoint).port;
+    let entries = port.read(count);
+    for (at, entry) in entries.iter().enumerate() {
+        let Entry { context, flags, bytes, data, .. } = *entry;
+        let line = fi_cq_data_entry { op_context: context, flags, len: bytes, buf: null_mut(), data };
+        room.cast::<fi_cq_data_entry>().add(at).write(line);
+    }
+    match entries.len() {
+        0 if port.has_failed() => -(EAVAIL as isize),
+        0 => -(EAGAIN as isize),
+        count => count as isize,
+    }
 }
 
-static QUEUE: fi_ops_cq = fi_ops_cq {
-    size: size_of::<fi_ops_cq>(),
-    read: Some(read),
-    ..none()
-};
+unsafe extern "C" fn readerr(queue: *mut fid_cq, room: *mut fi_cq_err_entry, _: u64) -> isize {
+    let queue = queue.cast::<Queue>();
+    let Some(entry) = (*(*queue).endpoint).port.failed() else { return -(EAGAIN as isize) };
+    (*room).op_context = entry.context;
+    (*room).flags = entry.flags;
+    (*room).err = entry.error;
+    1
+}
+
+static QUEUE: fi_ops_cq =
+    fi_ops_cq { size: size_of::<fi_ops_cq>(), read: Some(read), readerr: Some(readerr), ..none() };
 
 unsafe extern "C" fn setopt(_: *mut fid, _: c_int, name: c_int, value: *const c_void, len: usize) -> c_int {
     if of(NO_OPTIONS).load(Relaxed) != 0 {
         return -ENOPROTOOPT;
     }
-    wrong(len != 1 || *value.cast::<u8>() != 0);
+    wrong_if(len != 1 || *value.cast::<u8>() != 0, "an option that is not switched off");
     of(OPTIONS).fetch_or(1 << name, Relaxed);
     0
 }
 
-unsafe extern "C" fn getopt(_: *mut fid, _: c_int, name: c_int, value: *mut c_void, len: *mut usize) -> c_int {
+unsafe extern "C" fn getopt(
+    _: *mut fid,
+    _: c_int,
+    name: c_int,
+    value: *mut c_void,
+    len: *mut usize,
+) -> c_int {
     if of(NO_OPTIONS).load(Relaxed) != 0 {
         return -ENOPROTOOPT;
     }
     match name {
-        12 if *len >= 8 => *value.cast::<usize>() = 8912,
-        14 if *len >= 8 => *value.cast::<usize>() = 1 << 30,
+        12 if *len >= 8 => *value.cast::<usize>() = port::MESSAGE,
+        14 if *len >= 8 => *value.cast::<usize>() = port::ONE_SIDED,
         n if n == 2 - (0xefa << 16) && *len >= 1 => {
             *value.cast::<u8>() = of(EMULATED_WRITE).load(Relaxed) as u8;
             *len = 1;
@@ -416,45 +557,111 @@ unsafe extern "C" fn getopt(_: *mut fid, _: c_int, name: c_int, value: *mut c_vo
     0
 }
 
-static ENDPOINT: fi_ops_ep = fi_ops_ep {
-    size: size_of::<fi_ops_ep>(),
-    getopt: Some(getopt),
-    setopt: Some(setopt),
-    ..none()
-};
+static ENDPOINT: fi_ops_ep =
+    fi_ops_ep { size: size_of::<fi_ops_ep>(), getopt: Some(getopt), setopt: Some(setopt), ..none() };
 
 unsafe extern "C" fn getname(object: *mut fid, address: *mut c_void, len: *mut usize) -> c_int {
-    if *len < 32 {
+    if *len < Name::BYTES {
         return -EINVAL;
     }
-    *len = 32;
-    address.cast::<u8>().write_bytes(0xfe, 32);
-    address.cast::<u64>().write_unaligned(object as u64);
+    *len = Name::BYTES;
+    let endpoint = object.cast::<Endpoint>();
+    address.cast::<[u8; Name::BYTES]>().write_unaligned((*(*endpoint).domain).table.name().bytes());
     0
 }
 
-static NAMES: fi_ops_cm = fi_ops_cm {
-    size: size_of::<fi_ops_cm>(),
-    getname: Some(getname),
-    ..none()
-};
+static NAMES: fi_ops_cm = fi_ops_cm { size: size_of::<fi_ops_cm>(), getname: Some(getname), ..none() };
+
+/// Memory of an operation. `None`: it was not registered.
+unsafe fn local(at: *const c_void, bytes: usize, desc: *mut c_void, context: *mut c_void) -> Option<Local> {
+    let region = desc.cast::<Region>();
+    let start = at as u64;
+    let inside =
+        !region.is_null() && start >= (*region).at && start + bytes as u64 <= (*region).at + (*region).bytes;
+    wrong_if(!inside, "memory without the descriptor of its registration");
+    wrong_if(context.is_null(), "an operation without a context");
+    inside.then_some(Local { at: at.cast_mut().cast(), bytes, context })
+}
+
+unsafe fn peer(endpoint: *mut Endpoint, address: fi_addr_t) -> Option<Name> {
+    let book = (*endpoint).book.as_ref()?;
+    let found = book.peers.get(address as usize).copied();
+    wrong_if(found.is_none(), "an address that is in no book");
+    found
+}
 
 unsafe extern "C" fn recv(
-    _: *mut fid_ep,
-    _: *mut c_void,
-    _: usize,
+    endpoint: *mut fid_ep,
+    at: *mut c_void,
+    bytes: usize,
     desc: *mut c_void,
     from: fi_addr_t,
     context: *mut c_void,
 ) -> isize {
-    wrong(desc.is_null() || context.is_null() || from != u64::MAX);
+    wrong_if(from != u64::MAX, "a receive buffer for one peer");
+    let Some(local) = local(at, bytes, desc, context) else { return -(EINVAL as isize) };
     of(POSTED).fetch_add(1, Relaxed);
-    0
+    (*endpoint.cast::<Endpoint>()).port.receive(local) as isize
 }
 
-/// No one-sided table, and no sends: a call of them would be -FI_ENOSYS.
-static MESSAGES: fi_ops_msg = fi_ops_msg {
-    size: size_of::<fi_ops_msg>(),
-    recv: Some(recv),
+unsafe extern "C" fn send(
+    endpoint: *mut fid_ep,
+    at: *const c_void,
+    bytes: usize,
+    desc: *mut c_void,
+    to: fi_addr_t,
+    context: *mut c_void,
+) -> isize {
+    let endpoint = endpoint.cast::<Endpoint>();
+    let (Some(local), Some(to)) = (local(at, bytes, desc, context), peer(endpoint, to)) else {
+        return -(EINVAL as isize);
+    };
+    (*endpoint).port.send(to, local) as isize
+}
+
+static MESSAGES: fi_ops_msg =
+    fi_ops_msg { size: size_of::<fi_ops_msg>(), recv: Some(recv), send: Some(send), ..none() };
+
+unsafe extern "C" fn read_from(
+    endpoint: *mut fid_ep,
+    at: *mut c_void,
+    bytes: usize,
+    desc: *mut c_void,
+    from: fi_addr_t,
+    address: u64,
+    key: u64,
+    context: *mut c_void,
+) -> isize {
+    let endpoint = endpoint.cast::<Endpoint>();
+    let (Some(local), Some(from)) = (local(at, bytes, desc, context), peer(endpoint, from)) else {
+        return -(EINVAL as isize);
+    };
+    (*endpoint).port.one_sided(from, local, Remote { at: address, key }, None) as isize
+}
+
+unsafe extern "C" fn write_data(
+    endpoint: *mut fid_ep,
+    at: *const c_void,
+    bytes: usize,
+    desc: *mut c_void,
+    data: u64,
+    to: fi_addr_t,
+    address: u64,
+    key: u64,
+    context: *mut c_void,
+) -> isize {
+    wrong_if(of(EMULATED_WRITE).load(Relaxed) != 0, "a write, and the device has none");
+    wrong_if(data > u64::from(u32::MAX), "a number that does not fit");
+    let endpoint = endpoint.cast::<Endpoint>();
+    let (Some(local), Some(to)) = (local(at, bytes, desc, context), peer(endpoint, to)) else {
+        return -(EINVAL as isize);
+    };
+    (*endpoint).port.one_sided(to, local, Remote { at: address, key }, Some(data as u32)) as isize
+}
+
+static ONE_SIDED: fi_ops_rma = fi_ops_rma {
+    size: size_of::<fi_ops_rma>(),
+    read: Some(read_from),
+    writedata: Some(write_data),
     ..none()
 };

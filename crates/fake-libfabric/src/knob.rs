@@ -1,4 +1,4 @@
-//! What `fake_set` and `fake_get` take.
+//! What `fake_set` and `fake_get` take, and the variables that a process begins with.
 
 /// The library's version, as libfabric packs it.
 pub const VERSION: u64 = 0;
@@ -18,3 +18,8 @@ pub const POSTED: u64 = 7;
 pub const REGIONS: u64 = 8;
 /// Calls that EFA would not take. Only read.
 pub const WRONG: u64 = 9;
+/// 1: a write's number takes a receive buffer of its target, as on older devices.
+pub const TAKES: u64 = 10;
+
+pub const VARIABLES: [(u64, &str); 3] =
+    [(DEVICES, "FAKE_EFA_DEVICES"), (EMULATED_WRITE, "FAKE_EFA_EMULATED_WRITE"), (TAKES, "FAKE_EFA_TAKES")];

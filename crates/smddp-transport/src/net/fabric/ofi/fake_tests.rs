@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicU8;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use fake_libfabric::{PATH, knob};
 use libfabric_sys::Version;
@@ -10,6 +11,7 @@ use super::super::choose::{Provider, Settings, Unusable, choose_provider};
 use super::super::engine::Engine;
 use super::super::srd::connect;
 use super::super::staging::Staging;
+use super::tests::{frames_over, kill};
 use super::*;
 use crate::net::fabric::provider::Rail as _;
 use crate::net::wire::Wire;
@@ -39,7 +41,7 @@ impl Fake {
                 _turn: turn,
             }
         };
-        for what in 0..=knob::WRONG {
+        for what in 0..=knob::TAKES {
             (fake.set)(what, 0);
         }
         (fake.set)(knob::VERSION, version.packed().into());
@@ -165,4 +167,22 @@ fn an_engine_notes_its_peers_on_every_rail_and_posts_buffers() {
     assert!(!wires[0].interest(&mut Vec::new()));
     drop((wires, engines));
     assert_eq!((get(knob::OPEN), get(knob::WRONG)), (0, 0));
+}
+
+#[test]
+fn frames_go_between_engines_by_efas_rules_written_read_and_where_numbers_take_buffers() {
+    let fake = Fake::new(NEW, 2);
+    for (emulated, takes) in [(0, 0), (1, 0), (0, 1)] {
+        (fake.set)(knob::EMULATED_WRITE, emulated);
+        (fake.set)(knob::TAKES, takes);
+        assert!(frames_over("efa", true));
+        assert_eq!(((fake.get)(knob::OPEN), (fake.get)(knob::WRONG)), (0, 0));
+    }
+}
+
+#[test]
+fn a_killed_process_is_noticed_by_whoever_talks_to_it_over_simulated_efa() {
+    let fake = Fake::new(NEW, 2);
+    assert_eq!(kill("efa", false, Duration::from_secs(30)), Some(true));
+    assert_eq!((fake.get)(knob::WRONG), 0);
 }

@@ -67,8 +67,13 @@ impl Sink for Got {
 
 /// Two engines of this process; `None` where the provider is not there.
 fn engines(provider: &str, writes: bool) -> Option<[Arc<Mutex<Engine>>; 2]> {
+    // EFA is simulated.
+    let library = match provider {
+        "efa" => Some(fake_libfabric::PATH.into()),
+        _ => std::env::var_os("SMDDP_LIBFABRIC").map(Into::into),
+    };
     let settings = Settings {
-        library: std::env::var_os("SMDDP_LIBFABRIC").map(Into::into),
+        library,
         provider: Some(provider.to_owned()),
         address: Some([127, 0, 0, 1].into()),
         ..Settings::default()
@@ -98,7 +103,7 @@ fn got(base: *mut u8) -> Got {
 }
 
 /// Frames of many sizes from one endpoint to the other; sleeps on descriptors where nothing moves.
-fn frames_over(provider: &str, writes: bool) -> bool {
+pub(super) fn frames_over(provider: &str, writes: bool) -> bool {
     let Some(engines) = engines(provider, writes) else { return false };
     let memories = engines.each_ref().map(|e| e.lock().unwrap().staging.base());
     println!("{:?}", engines[0].lock().unwrap().limits);
@@ -268,12 +273,13 @@ fn the_other_process() {
 }
 
 /// Kills a process to which this one talks; `None` where the provider is not there.
-fn kill(provider: &str, idle: bool, patience: Duration) -> Option<bool> {
+pub(super) fn kill(provider: &str, idle: bool, patience: Duration) -> Option<bool> {
     use std::io::{BufRead, BufReader, Write};
     let [engine, _] = engines(provider, true)?;
     let mut child = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "net::fabric::ofi::tests::the_other_process", "--nocapture"])
         .env("FABRIC_TEST_CHILD", provider)
+        .env("FAKE_EFA_DEVICES", "2")
         .stdin(std::process::Stdio::piped())
         .stdout(std::process::Stdio::piped())
         .spawn()

@@ -1,0 +1,5 @@
+//! Prints where the library lies, for scripts: `SMDDP_LIBFABRIC=$(cargo run -q -p fake-libfabric)`.
+
+fn main() {
+    println!("{}", fake_libfabric::PATH);
+}

@@ -1,0 +1,170 @@
+//! What a device knows, where the devices of other processes look it up: a real one asks its peer's card, and no
+//! program there takes part. They read this memory through the kernel.
+
+use std::mem::{offset_of, size_of};
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+#[repr(C)]
+struct Region {
+    /// 0: no longer registered.
+    key: AtomicU64,
+    at: AtomicU64,
+    bytes: AtomicU64,
+}
+
+const REGIONS: usize = 1024;
+const KNOWN: usize = 4096;
+
+/// Of one domain. Its address does not change while it is open.
+#[repr(C)]
+pub struct Table {
+    /// 0 when it is closed.
+    token: AtomicU64,
+    regions: AtomicU64,
+    known: AtomicU64,
+    region: [Region; REGIONS],
+    /// The tokens of the devices in the address book.
+    peer: [AtomicU64; KNOWN],
+}
+
+/// What an endpoint's address says, and a peer can do with it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Name {
+    pub process: i32,
+    pub token: u64,
+    table: u64,
+}
+
+impl Name {
+    pub const BYTES: usize = 32;
+
+    pub fn bytes(self) -> [u8; Self::BYTES] {
+        let mut bytes = [0xfe; Self::BYTES];
+        bytes[..4].copy_from_slice(&self.process.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.token.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.table.to_le_bytes());
+        bytes
+    }
+
+    pub fn of(bytes: [u8; Self::BYTES]) -> Self {
+        let word = |at: usize| std::array::from_fn(|i| bytes[at + i]);
+        Self {
+            process: i32::from_le_bytes(std::array::from_fn(|i| bytes[i])),
+            token: u64::from_le_bytes(word(8)),
+            table: u64::from_le_bytes(word(16)),
+        }
+    }
+}
+
+/// Why a one-sided operation cannot be.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// Its process or its device is gone.
+    Gone,
+    /// The caller has broken a rule.
+    Wrong(String),
+}
+
+#[repr(C)]
+struct Range {
+    at: *mut u8,
+    bytes: usize,
+}
+
+unsafe extern "C" {
+    fn process_vm_readv(pid: i32, to: *const Range, n: u64, from: *const Range, m: u64, flags: u64) -> isize;
+    fn process_vm_writev(pid: i32, from: *const Range, n: u64, to: *const Range, m: u64, flags: u64)
+    -> isize;
+}
+
+/// Copies bytes from or into another process. `false`: they are not there, or it is not.
+pub fn copy(process: i32, here: *mut u8, there: u64, bytes: usize, write: bool) -> bool {
+    let (here, there) = (Range { at: here, bytes }, Range { at: there as *mut u8, bytes });
+    let copied = unsafe {
+        match write {
+            true => process_vm_writev(process, &raw const here, 1, &raw const there, 1, 0),
+            false => process_vm_readv(process, &raw const here, 1, &raw const there, 1, 0),
+        }
+    };
+    bytes == 0 || copied == bytes as isize
+}
+
+fn words(name: Name, from: usize, count: usize) -> Option<Vec<u64>> {
+    let mut words = vec![0u64; count];
+    let at = name.table + from as u64;
+    copy(name.process, words.as_mut_ptr().cast(), at, 8 * count, false).then_some(words)
+}
+
+impl Table {
+    pub fn new(token: u64) -> Box<Self> {
+        // Zero is right for all of it, and it is large for a stack.
+        let mut table: Box<Self> = unsafe { Box::new_zeroed().assume_init() };
+        *table.token.get_mut() = token;
+        table
+    }
+
+    pub fn name(&self) -> Name {
+        let (process, token) = (std::process::id() as i32, self.token.load(Relaxed));
+        Name { process, token, table: std::ptr::from_ref(self) as u64 }
+    }
+
+    pub fn register(&self, key: u64, at: u64, bytes: u64) -> bool {
+        let number = self.regions.load(Relaxed) as usize;
+        let Some(region) = self.region.get(number) else { return false };
+        region.at.store(at, Relaxed);
+        region.bytes.store(bytes, Relaxed);
+        region.key.store(key, Release);
+        self.regions.store(number as u64 + 1, Release);
+        true
+    }
+
+    pub fn forget(&self, key: u64) {
+        for region in &self.region[..self.regions.load(Relaxed) as usize] {
+            if region.key.load(Relaxed) == key {
+                region.key.store(0, Release);
+            }
+        }
+    }
+
+    pub fn note(&self, peer: Name) -> bool {
+        let number = self.known.load(Relaxed) as usize;
+        let Some(place) = self.peer.get(number) else { return false };
+        place.store(peer.token, Release);
+        self.known.store(number as u64 + 1, Release);
+        true
+    }
+
+    /// Whether memory with this key holds these bytes of this process.
+    pub fn holds(&self, key: u64, at: u64, bytes: u64) -> bool {
+        self.region[..self.regions.load(Acquire) as usize].iter().any(|region| {
+            let start = region.at.load(Relaxed);
+            region.key.load(Acquire) == key && at >= start && at + bytes <= start + region.bytes.load(Relaxed)
+        })
+    }
+
+    /// What `peer` says to an operation of `me` on `bytes` at its `at`.
+    pub fn ask(peer: Name, me: u64, key: u64, at: u64, bytes: u64) -> Result<(), Refused> {
+        let head = words(peer, 0, 3).filter(|head| head[0] == peer.token).ok_or(Refused::Gone)?;
+        let (regions, known) = ((head[1] as usize).min(REGIONS), (head[2] as usize).min(KNOWN));
+        let known = words(peer, offset_of!(Self, peer), known).ok_or(Refused::Gone)?;
+        if !known.contains(&me) {
+            return Err(Refused::Wrong("a device that the target does not know".to_owned()));
+        }
+        let words = words(peer, offset_of!(Self, region), regions * size_of::<Region>() / 8);
+        let words = words.ok_or(Refused::Gone)?;
+        let Some(&[_, start, size]) = words.as_chunks::<3>().0.iter().find(|region| region[0] == key) else {
+            return Err(Refused::Wrong(format!("the target has no key {key:#x}")));
+        };
+        if at < start || at + bytes > start + size {
+            return Err(Refused::Wrong(format!("{at:#x} is no address in the memory of key {key:#x}")));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Table {
+    fn drop(&mut self) {
+        self.token.store(0, Release);
+    }
+}

@@ -1,0 +1,64 @@
+"""The backend's tests by EFA's rules: between processes of this machine, which count as on two nodes, over a libfabric
+that behaves as EFA's does. What breaks a rule is refused there, and told on standard error."""
+
+from __future__ import annotations
+
+import pytest
+from hosts import wires
+
+from backend.ranks import ONE_NODE, Pool, all_cases
+
+QUICK = {
+    "test_all_gather_into_tensor_puts_each_block_in_its_place",
+    "test_all_to_all_single_takes_uneven_splits_and_shaped_rows",
+    "test_large_and_empty_reductions",
+    "test_messages_go_round_in_every_type_and_size",
+    "test_overlapping_groups_work_side_by_side",
+}
+NOT_ACROSS = ONE_NODE | {"test_half_precision_sums_round_once": "sums across nodes of several ranks round once a level"}
+# Also where devices do not write, and where the number of a write takes a receive buffer, as on older ones.
+DEVICES = {"": {}, "reads": {"FAKE_EFA_EMULATED_WRITE": "1"}, "takes": {"FAKE_EFA_TAKES": "1"}}
+
+
+def _cases() -> list:
+    found = []
+    for device in DEVICES:
+        for module, name, test in all_cases():
+            # A number that is for one case alone is kept, three or four do for all others.
+            several = [size for size in test.sizes if size > 1]
+            sizes = several if len(several) == 1 else [3, 4]
+            for size in sizes:
+                quick = name in QUICK and size == sizes[-1] and (not device or "large" in name)
+                marks = [] if quick else [pytest.mark.slow]
+                values = (device, size, module, name, test.seconds)
+                found.append(pytest.param(*values, marks=marks, id="-".join(filter(None, (device, str(size), name)))))
+    # One pool after the other.
+    return sorted(found, key=lambda param: param.values[:2])
+
+
+@pytest.fixture(scope="module")
+def efa_pool():
+    """A function: the pool of so many ranks over such devices. One at a time."""
+    kept: dict = {}
+
+    def of(device: str, size: int) -> Pool:
+        if (device, size) not in kept:
+            close()
+            settings = {**wires.settings("efa"), **DEVICES[device]}
+            kept[device, size] = Pool(size, lambda rank: {**settings, "SMDDP_NODE": f"node{rank % 2}"})
+        return kept[device, size]
+
+    def close() -> None:
+        for pool in kept.values():
+            pool.close()
+        kept.clear()
+
+    yield of
+    close()
+
+
+@pytest.mark.parametrize(("device", "size", "module", "name", "seconds"), _cases())
+def test_backend(efa_pool, device, size, module, name, seconds) -> None:
+    if reason := NOT_ACROSS.get(name):
+        pytest.skip(reason)
+    efa_pool(device, size).run(module, name, seconds)
