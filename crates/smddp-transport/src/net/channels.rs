@@ -59,6 +59,8 @@ struct RankState {
     /// long as the wire is.
     words: Option<(u32, Box<[u8]>)>,
     poison: Option<String>,
+    /// Since when the wire has it for broken.
+    broken: Option<Instant>,
     /// It sent what no rank sends, and what: nothing more that it sends counts.
     wrong: Option<&'static str>,
 }
@@ -129,6 +131,8 @@ pub(crate) struct Net {
 const HAIL: Duration = Duration::from_millis(50);
 /// Leaving waits this long for the last bytes to get out.
 const GOODBYE: Duration = Duration::from_secs(2);
+/// A group's failure waits this long for the word of it to get out.
+const SPEAK: Duration = Duration::from_millis(50);
 /// Acknowledgements are looked for this often.
 const ACKNOWLEDGED: Duration = Duration::from_micros(50);
 /// Ranks of a group of which one tells all others what has happened.
@@ -416,6 +420,7 @@ impl Net {
         self.wire.check(now);
         self.watches.iter_mut().for_each(|watches| watches.check(now));
         self.state.peers.iter_mut().filter_map(|p| p.last_error.as_mut()).for_each(|error| error.seen(now));
+        let broken = self.broken(now);
         let mut faults: Vec<Fault> = self.state.differs.clone().into_iter().collect();
         let peers = || self.state.peers.iter().enumerate();
         faults.extend(peers().filter_map(|(rank, p)| Some(Fault::Poisoned { rank, why: p.poison.clone()? })));
@@ -426,7 +431,7 @@ impl Net {
         faults.extend(unable.map(|(rank, why)| Fault::Unable { rank, why }));
         // Who has said why the group is dead may well hang up.
         let known = |peer: usize| self.state.peers[peer].left || self.state.peers[peer].poison.is_some();
-        let broken = self.broken(now).into_iter().filter(|b| !known(b.peer));
+        let broken = broken.into_iter().filter(|b| !known(b.peer));
         faults.extend(broken.map(|b| Fault::Lost { rank: b.peer, how: format!("is lost ({})", b.why) }));
         faults
     }
@@ -437,12 +442,19 @@ impl Net {
         self.watches.iter_mut().for_each(|watches| watches.watch(rank, now));
     }
 
-    /// What a listener says of a peer counts before what the wire says.
-    fn broken(&self, now: Instant) -> Vec<Broken> {
+    /// What a listener says of a peer counts before what the wire says; the first to go first.
+    fn broken(&mut self, now: Instant) -> Vec<Broken> {
         let mut broken = self.watches.as_ref().map_or_else(Vec::new, |watches| watches.broken(now));
-        let known = |peer: usize| broken.iter().any(|b| b.peer == peer);
-        let also: Vec<_> = self.wire.broken().into_iter().filter(|b| !known(b.peer)).collect();
-        broken.extend(also);
+        let last_words = self.wire.last_words();
+        let mut also = Vec::new();
+        for found in self.wire.broken() {
+            let since = *self.state.peers[found.peer].broken.get_or_insert(now);
+            if now.duration_since(since) >= last_words && !broken.iter().any(|b| b.peer == found.peer) {
+                also.push((since, found));
+            }
+        }
+        also.sort_by_key(|(since, _)| *since);
+        broken.extend(also.into_iter().map(|(_, found)| found));
         broken
     }
 
@@ -484,6 +496,18 @@ impl Net {
         }
         self.wire.poll(&mut self.state);
         self.wire.abandon();
+        self.speak();
+    }
+
+    /// Sees to it that messages get out, for a moment: this process may end of the error that it is about to raise, and be taken
+    /// for the first cause where nobody heard of another.
+    fn speak(&mut self) {
+        let until = Instant::now() + SPEAK;
+        while !self.wire.spoken() && Instant::now() < until {
+            if !self.wire.poll(&mut self.state) {
+                std::thread::sleep(ACKNOWLEDGED);
+            }
+        }
     }
 
     /// All that this rank has to do with, and all others of a group that is not large. Of a large one those that are one, two,

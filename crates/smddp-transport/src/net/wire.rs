@@ -8,6 +8,9 @@ use super::frame::Frame;
 /// A sent payload's number, given by the sender; told again when its memory is free.
 pub(crate) type Ticket = u64;
 
+/// What a process said before its end may still be under way over a wire when that end is seen.
+pub(crate) const GRACE: Duration = Duration::from_millis(250);
+
 /// Payloads up to this many bytes may lie anywhere and are copied (or gone) when `send` returns; larger ones stay unchanged
 /// until their ticket comes back, or [`Wire::let_go`]. They lie in the process's staging memory, or anywhere if the wire
 /// [`Wire::copies`].
@@ -63,6 +66,10 @@ pub(crate) trait Wire: Send {
     fn check(&mut self, _now: Instant) {}
     /// Peers found broken so far. A peer that ends in good order has sent its `Kind::Leave` frame before.
     fn broken(&self) -> Vec<Broken>;
+    /// For so long after a peer was found broken what it said before may still arrive: why its group failed, perhaps.
+    fn last_words(&self) -> Duration {
+        Duration::ZERO
+    }
     /// A peer that this process cannot reach for want of something of its own, and of what. The peer may be well.
     fn unable(&self) -> Option<(usize, String)> {
         None
@@ -90,6 +97,10 @@ pub(crate) trait Wire: Send {
     fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool;
     /// Whether all that was sent is out of this process's hands.
     fn drained(&self) -> bool;
+    /// Whether that holds for all messages: payloads of a dead group may stay where they are for ever.
+    fn spoken(&self) -> bool {
+        self.drained()
+    }
     /// The group is dead: what still arrives is of no use to anybody.
     fn abandon(&mut self) {}
     /// Nothing more will be sent: whether everything has arrived that would be lost if this wire were dropped.

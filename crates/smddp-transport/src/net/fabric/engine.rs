@@ -430,13 +430,17 @@ impl Engine {
     /// Whether all that a group sent is out of this process's hands, and nothing writes into its memory.
     pub(crate) fn drained(&self, number: u32) -> bool {
         let Some(group) = self.groups.get(&number) else { return true };
-        group.offers == 0
-            && group.moving == 0
-            && group.members.iter().flatten().all(|member| {
-                let peer = &self.peers[member.peer];
-                peer.broken.is_some()
-                    || peer.outgoing.is_empty() && peer.fetched.is_empty() && peer.sending == 0
-            })
+        group.offers == 0 && group.moving == 0 && self.spoken(number)
+    }
+
+    /// Whether all messages to a group's members are out of this process's hands.
+    pub(crate) fn spoken(&self, number: u32) -> bool {
+        let Some(group) = self.groups.get(&number) else { return true };
+        group.members.iter().flatten().all(|member| {
+            let peer = &self.peers[member.peer];
+            peer.broken.is_some()
+                || peer.outgoing.is_empty() && peer.fetched.is_empty() && peer.sending == 0
+        })
     }
 
     /// A rank waits for another. A message to it shows whether it can still be reached. `elsewhere`: another way tells of its

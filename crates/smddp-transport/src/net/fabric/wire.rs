@@ -2,12 +2,12 @@
 
 use std::os::fd::RawFd;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::engine::{Engine, FabricAddress};
 use crate::lock;
 use crate::net::frame::Frame;
-use crate::net::wire::{Broken, Sink, Ticket, Wire};
+use crate::net::wire::{Broken, GRACE, Sink, Ticket, Wire};
 
 /// An engine, for the groups that use it.
 pub(crate) type SharedEngine = Arc<Mutex<Engine>>;
@@ -60,6 +60,10 @@ impl Wire for FabricWire {
         broken.into_iter().map(|(peer, why)| Broken { peer, why }).collect()
     }
 
+    fn last_words(&self) -> Duration {
+        GRACE
+    }
+
     fn interest(&self, fds: &mut Vec<(RawFd, i16)>) -> bool {
         lock(&self.engine).interest(self.group, fds)
     }
@@ -70,6 +74,10 @@ impl Wire for FabricWire {
 
     fn drained(&self) -> bool {
         lock(&self.engine).drained(self.group)
+    }
+
+    fn spoken(&self) -> bool {
+        lock(&self.engine).spoken(self.group)
     }
 }
 

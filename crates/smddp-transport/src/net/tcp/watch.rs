@@ -10,7 +10,7 @@ use super::dial::{Dial, SILENT, is_closed, silent};
 use super::hello::{CLOSED, Credential, Purpose, TcpAddress};
 use super::listeners::Listeners;
 use crate::net::reached;
-use crate::net::wire::Broken;
+use crate::net::wire::{Broken, GRACE};
 
 /// A peer that keeps this rank waiting so long is watched.
 const PATIENCE: Duration = Duration::from_millis(200);
@@ -18,8 +18,6 @@ const PATIENCE: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(100);
 /// Where no connection could be made, another is tried after this time.
 const AGAIN: Duration = Duration::from_secs(1);
-/// What a process sent before its end may still be under way over the wire.
-const GRACE: Duration = Duration::from_millis(250);
 /// What a rank sent before it closed its end of the group is on its way, and it has waited for that itself.
 const GOODBYE: Duration = Duration::from_secs(5);
 /// Ranks that are watched because they keep this one waiting; besides, as many that follow it are, so that everyone who
@@ -147,7 +145,7 @@ impl Watches {
     fn missed(&self, peer: usize, error: &io::Error, now: Instant) -> Known {
         let answered = || self.listeners.address(peer).is_some_and(|to| reached::before(to.socket.ip()));
         if error.kind() == io::ErrorKind::ConnectionRefused && (self.proven || answered()) {
-            return Known::Gone(now, "its process listens no more".to_owned());
+            return Known::Gone(now + GRACE, "its process listens no more".to_owned());
         }
         if silent(error) && answered() {
             return Known::Gone(now, SILENT.to_owned());
@@ -328,8 +326,8 @@ mod tests {
             let (_other, mut watches) = two_of_whom_one_is_gone(gone);
             let now = wait_long(&mut watches, gone, Instant::now());
             // It is not left alone for a while, though it was perhaps called before anybody else was reached.
-            wait(&mut watches, gone, now, |w| !w.broken(now).is_empty());
-            assert_eq!(watches.broken(now)[0].peer, gone);
+            wait(&mut watches, gone, now, |w| is_gone(w, gone));
+            assert_eq!(watches.broken(now + GRACE)[0].peer, gone);
         }
     }
 
