@@ -1,6 +1,7 @@
 """FSDP2: parameters, gradients and optimizer state sharded over all ranks (all_gather and reduce_scatter).
 
 torchrun --nproc-per-node 4 examples/fsdp2.py --backend smddp
+With --error-feedback, what SMDDP_WIRE_FORMAT rounds away of gradients is added to the next step's.
 """
 
 import common
@@ -13,8 +14,12 @@ except ImportError:
     raise SystemExit("this example needs torch 2.6 or later: FSDP2 of torch 2.5 works on GPUs alone") from None
 
 
+def options(parser):
+    parser.add_argument("--error-feedback", action="store_true", help="smddp.error_feedback_fsdp")
+
+
 def main():
-    o = common.arguments(__doc__)
+    o = common.arguments(__doc__, options)
     common.start(o)
     twin = common.make(o)
     model = common.make(o)
@@ -23,6 +28,10 @@ def main():
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
+    if o.error_feedback:
+        import smddp
+
+        smddp.error_feedback_fsdp(model)
     common.train(o, "FSDP2", model, twin)
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from smddp.bound import bind
+    from smddp.feedback import ErrorFeedback, error_feedback_hook
+    from smddp.feedback_fsdp import error_feedback_fsdp
     from smddp.formats import exact
     from smddp.overlapping import overlap_fsdp
     from smddp.symmetric import empty
@@ -48,15 +50,21 @@ _FROM = {
     "init": "world",
     "bind": "bound",
     "empty": "symmetric",
+    "ErrorFeedback": "feedback",
+    "error_feedback_hook": "feedback",
+    "error_feedback_fsdp": "feedback_fsdp",
     "exact": "formats",
     "overlap_fsdp": "overlapping",
 }
 
 __all__ = [
     "Communicator",
+    "ErrorFeedback",
     "bind",
     "dump",
     "empty",
+    "error_feedback_fsdp",
+    "error_feedback_hook",
     "exact",
     "info",
     "init",

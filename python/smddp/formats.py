@@ -23,3 +23,11 @@ def exact() -> Iterator[None]:
         yield
     finally:
         core().set_exact(before)
+
+
+def is_exact() -> bool:
+    """Whether this thread is within `exact`."""
+    native = core()
+    before: bool = native.set_exact(True)
+    native.set_exact(before)
+    return before

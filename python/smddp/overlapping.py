@@ -45,19 +45,12 @@ def overlap_fsdp(model: nn.Module) -> None:
 
     Raises TypeError for a model without FSDP2, RuntimeError for a torch that is too old.
     """
-    try:
-        from torch.distributed.fsdp import FSDPModule
-        from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter as _  # noqa: F401
-    except ImportError:
-        raise RuntimeError(f"overlap_fsdp needs torch 2.9 or later, and this is {torch.__version__}") from None
-    units: list[Any] = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    if not units:
-        raise TypeError(f"fully_shard was not called for this {type(model).__name__}, nor for a module in it")
-    if any(group.device.type != "cpu" for unit in units for group in _groups(unit)):
+    units = list(fsdp_units(model, "overlap_fsdp").values())
+    if any(group.device.type != "cpu" for unit in units for group in fsdp_groups(unit)):
         telling.tell("overlap_fsdp: streams of the model's device overlap its collectives, so nothing is changed")
         return
     gradients = _UnderWay()
-    for group in (group for unit in units for group in _groups(unit)):
+    for group in (group for unit in units for group in fsdp_groups(unit)):
         if not isinstance(group._reduce_scatter_comm, _ReduceScatter):
             group._reduce_scatter_comm = _ReduceScatter(group, group._reduce_scatter_comm, gradients)
             group.unshard_async_op = True
@@ -65,7 +58,7 @@ def overlap_fsdp(model: nn.Module) -> None:
         following = units[number + 1 : number + 1 + _AHEAD]
         if following and not unit._get_fsdp_state()._states_to_forward_prefetch:
             unit.set_modules_to_forward_prefetch(following)
-    whole = isinstance(model, FSDPModule)
+    whole = units[0] is model
     parts = units[1:] if whole else units
     # Backward begins with those that were gathered last: they stay, and the next one comes before their backward.
     for unit in parts[-_AHEAD:]:
@@ -74,7 +67,22 @@ def overlap_fsdp(model: nn.Module) -> None:
         units[0].set_modules_to_backward_prefetch([parts[-_AHEAD - 1]])
 
 
-def _groups(unit: Any) -> list[Any]:
+def fsdp_units(model: nn.Module, what: str) -> dict[str, Any]:
+    """The modules for which `fully_shard` was called, by name. Raises TypeError, RuntimeError as `what` says."""
+    try:
+        from torch.distributed.fsdp import FSDPModule
+        from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter as _  # noqa: F401
+    except ImportError:
+        raise RuntimeError(f"{what} needs torch 2.9 or later, and this is {torch.__version__}") from None
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{what} takes a module, not {type(model).__name__}")
+    units: dict[str, Any] = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
+    if not units:
+        raise TypeError(f"fully_shard was not called for this {type(model).__name__}, nor for a module in it")
+    return units
+
+
+def fsdp_groups(unit: Any) -> list[Any]:
     """The groups of parameters that a unit moves together."""
     state = unit._get_fsdp_state()
     if hasattr(state, "_fsdp_param_groups"):
@@ -111,16 +119,16 @@ class _ReduceScatter:
 
     def __init__(self, group: Any, inner: Any, gradients: _UnderWay) -> None:
         self._group = group
-        self._inner = inner
+        self.inner = inner
         self._gradients = gradients
         self._told: str | None = None
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        memory: Tensor = self._inner.allocate(size, dtype=dtype, device=device)
+        memory: Tensor = self.inner.allocate(size, dtype=dtype, device=device)
         return memory
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
-        work = self._inner(output_tensor=output_tensor, input_tensor=input_tensor, group=group, op=op, async_op=True)
+        work = self.inner(output_tensor=output_tensor, input_tensor=input_tensor, group=group, op=op, async_op=True)
         if async_op or work is None:
             return work
         reader = _reader(self._group, output_tensor, op)

@@ -178,7 +178,7 @@ def test_gradients_are_under_way_while_backward_goes_on():
 @on_ranks(2)
 def test_the_next_unit_is_gathered_while_one_computes():
     model = _sharded(True)
-    following = overlapping._groups(model.layers[2])[0]
+    following = overlapping.fsdp_groups(model.layers[2])[0]
     seen = []
 
     def before() -> None:

@@ -1,0 +1,455 @@
+"""Error feedback: what SMDDP_WIRE_FORMAT rounds away of gradients is added to the next step's, under DDP and FSDP2."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import smddp
+import torch
+import torch.distributed as dist
+from smddp import overlapping
+from smddp.crossing import Crossing, crossing
+from smddp.rounding import GROUP, round_off, rounded
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from backend.ranks import BACKEND, Pool, on_ranks
+
+pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="the setting is smddp's")
+
+# Nodes of the ranks, and formats.
+_PLACES = {"apart": ([0, 1], "int8"), "uneven": ([0, 0, 1], "int8,all_gather=f16")}
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Callable[[str], Pool]]:
+    made: list[Pool] = []
+
+    @functools.cache
+    def of(place: str) -> Pool:
+        nodes, formats = _PLACES[place]
+        # A network that is not measured: pieces have the same sizes each time.
+        common = {"SMDDP_WIRE_FORMAT": formats, "SMDDP_NETWORK": "latency_us=15,message_us=1,gbit=9.6"}
+        made.append(Pool(len(nodes), lambda rank: {"SMDDP_NODE": f"node{nodes[rank]}", **common}))
+        return made[-1]
+
+    yield of
+    for each in made:
+        each.close()
+
+
+_cases: list[tuple[str, str]] = []
+
+
+def _case(*places: str) -> Any:
+    """Decorator: run the function on the ranks of each place. Rank processes look for `NAME.case` in this module."""
+
+    def wrap(function: Any) -> Any:
+        function.case = function
+        _cases.extend((place, function.__name__) for place in places)
+        return function
+
+    return wrap
+
+
+def _net() -> nn.Sequential:
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(150, 150), nn.Tanh(), nn.Linear(150, 151), nn.Tanh(), nn.Linear(151, 150))
+    # Laid out by columns, as a channels_last kernel is by channels.
+    net[0].weight.data = net[0].weight.data.t().contiguous().t()
+    return net
+
+
+def _ddp(feedback: bool, group: Any = None, **options: Any) -> tuple[DistributedDataParallel, Any]:
+    """Buckets of about one layer, after the first step in another order than before."""
+    model = DistributedDataParallel(_net(), process_group=group, bucket_cap_mb=0.1, **options)
+    state = smddp.ErrorFeedback(model) if feedback else None
+    if feedback:
+        model.register_comm_hook(state, smddp.error_feedback_hook)
+    return model, state
+
+
+def _gradients(model: Any, step: int, parts: int = 1) -> list[Tensor]:
+    """Of a step, whose batch comes in parts. Steps are much alike, so that roundings are."""
+    for part in range(parts):
+        with model.no_sync() if part + 1 < parts else contextlib.nullcontext():
+            random = torch.Generator().manual_seed(10 * dist.get_rank() + part)
+            model((1 + 0.001 * step) * torch.randn(8, 150, generator=random)).square().mean().backward()
+    found = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    return found
+
+
+def _sums(model: Any, steps: range, parts: int = 1, exact: bool = False) -> list[Tensor]:
+    total: list[Tensor] = []
+    for step in steps:
+        with smddp.exact() if exact else contextlib.nullcontext():
+            came = [gradient.double() for gradient in _gradients(model, step, parts)]
+        total = [a + b for a, b in zip(total, came, strict=True)] if total else came
+    return total
+
+
+def _owed(state: Any) -> list[Tensor]:
+    """By all ranks together, in the order of the model's parameters."""
+    kept = {name.partition("/")[2]: tensor for name, tensor in state.state_dict().items()}
+    together = [kept[name].double() for name, _ in _net().named_parameters()]
+    for tensor in together:
+        dist.all_reduce(tensor, group=state.process_group)
+    return together
+
+
+def _off(some: list[Tensor], others: list[Tensor]) -> float:
+    return max(float((a - b).abs().max()) for a, b in zip(some, others, strict=True))
+
+
+def _alike(tensors: list[Tensor]) -> bool:
+    flat = torch.cat([tensor.flatten() for tensor in tensors]).double()
+    least, most = flat.clone(), flat.clone()
+    dist.all_reduce(least, dist.ReduceOp.MIN)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    return torch.equal(least, most)
+
+
+@_case("apart", "uneven")
+def what_is_rounded_is_what_the_wire_rounds() -> None:
+    """In blocks that are cut in pieces of whole groups, and in others; what is rounded stays what it is on its way."""
+    across, rank = crossing(None), dist.get_rank()
+    pieces = set()
+    for block in (9_000, 12_345, 65_537, 100_000, 200_001):
+        random = torch.Generator().manual_seed(block)
+        shape = (across.size, block)
+        # One rank of each node has something, so that rounding a node's sum is rounding that.
+        given = torch.randn(shape, generator=random) * torch.exp(3 * torch.randn(shape, generator=random))
+        first = rank in (0, across.size - 1)
+        mine = given if first else torch.zeros(shape)
+        sent = mine.clone()
+        away = across.round(sent, None)
+        came, again, exactly = (torch.empty(block) for _ in range(3))
+        dist.reduce_scatter_tensor(came, mine.clone())
+        dist.reduce_scatter_tensor(again, sent.clone())
+        with smddp.exact():
+            dist.reduce_scatter_tensor(exactly, sent.clone())
+        way = across.way("reduce_scatter", across.size * block)
+        assert torch.equal(came, exactly), (block, way)
+        assert torch.equal(again, exactly), block
+        assert away.count_nonzero() > 0
+        pieces.add(way.piece % GROUP == 0)
+    assert pieces == {True, False}
+
+
+@_case("apart", "uneven")
+def sums_of_gradients_stay_within_a_step() -> None:
+    """Without, roundings add up; and what is missing in the sum is, to the last bits, what the ranks owe."""
+    steps, few = range(40), range(2)
+    exact = _sums(_ddp(False)[0], steps, exact=True)
+    plain = _sums(_ddp(False)[0], steps)
+    model, state = _ddp(True)
+    kept = _sums(model, few)
+    once = _off(kept, _sums(_ddp(False)[0], few, exact=True))
+    kept = [a + b for a, b in zip(kept, _sums(model, range(2, 40)), strict=True)]
+    assert _off(kept, exact) < 2 * once < _off(plain, exact), (_off(kept, exact), once, _off(plain, exact))
+    assert _off([a + b for a, b in zip(kept, _owed(state), strict=True)], exact) < 1e-8 < 0.01 * once
+    assert _alike(kept)
+    assert "int8 between nodes" in smddp.paths()["reduce_scatter"]
+
+
+@_case("apart")
+def owed_is_kept_when_buckets_are_made_anew_and_when_loaded() -> None:
+    """With accumulated gradients, in a group made for it, buckets as views, into another model with other buckets."""
+    group = dist.new_group([0, 1])
+    exact = _sums(_ddp(False, group)[0], range(6), 2, exact=True)
+    model, state = _ddp(True, group, gradient_as_bucket_view=True)
+    first = _sums(model, range(1), 2)  # in the first step's buckets
+    first = [a + b for a, b in zip(first, _sums(model, range(1, 3), 2), strict=True)]
+    saved = state.state_dict()
+    assert set(saved) == {f"rank{dist.get_rank()}/{name}" for name, _ in _net().named_parameters()}
+    owing = max(float(tensor.abs().max()) for tensor in saved.values())
+    model, state = _ddp(True, group)
+    state.load_state_dict(saved)
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in state.state_dict().items())
+    second = _sums(model, range(3, 6), 2)
+    missing = [e - a - b - o for e, a, b, o in zip(exact, first, second, _owed(state), strict=True)]
+    assert max(float(tensor.abs().max()) for tensor in missing) < 1e-8 < 0.01 * owing
+    dist.destroy_process_group(group)
+
+
+@_case("apart", "uneven")
+def where_nothing_is_rounded_bits_are_as_without() -> None:
+    """Within `exact`, whatever is owed; in buckets that are too small; in other types."""
+
+    def same(hooked: Any, steps: range) -> bool:
+        plain, _ = _ddp(False)
+        ours = [_gradients(hooked, step) for step in steps]
+        theirs = [_gradients(plain, step) for step in steps]
+        return all(torch.equal(a, b) for some, others in zip(ours, theirs) for a, b in zip(some, others, strict=True))
+
+    model, state = _ddp(True)
+    with smddp.exact():
+        assert same(model, range(3)) and state.state_dict() == {}
+    assert not same(model, range(3))
+    before = state.state_dict()
+    with smddp.exact():
+        assert same(model, range(3))
+    after = state.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+
+    results = []
+    for hooked in (False, True):
+        torch.manual_seed(5)
+        for layer in (nn.Linear(60, 60), nn.Linear(200, 200).double()):
+            model = DistributedDataParallel(layer)
+            if hooked:
+                state = smddp.ErrorFeedback(model)
+                model.register_comm_hook(state, smddp.error_feedback_hook)
+            x = torch.full((3, layer.in_features), 0.1 + dist.get_rank(), dtype=layer.weight.dtype)
+            model(x).exp().sum().backward()
+            results.append(layer.weight.grad)
+            assert not hooked or state.state_dict() == {}
+    assert all(torch.equal(a, b) for a, b in zip(results[:2], results[2:], strict=True))
+
+
+@_case("apart")
+def what_is_not_finite_is_not_owed() -> None:
+    model, state = _ddp(True)
+    _gradients(model, 0)
+    hook = model.module[0].weight.register_hook(lambda gradient: gradient.index_fill(0, torch.tensor([3]), torch.inf))
+    came = _gradients(model, 1)
+    hook.remove()
+    assert not came[0].isfinite().all() and all(gradient.isfinite().all() for gradient in came[2:])
+    assert all(tensor.isfinite().all() for tensor in state.state_dict().values())
+    assert all(gradient.isfinite().all() for gradient in _gradients(model, 2))
+
+
+@_case("apart")
+def mistakes_raise_before_anything_moves() -> None:
+    model, state = _ddp(True)
+    _gradients(model, 0)
+    saved, rank = state.state_dict(), dist.get_rank()
+    calls = crossing(None).comm.sequence()
+    with pytest.raises(TypeError, match="takes a module, not int"):
+        smddp.ErrorFeedback(3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"a group of torch\.distributed, not str"):
+        smddp.ErrorFeedback(model, "world")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="not the one that this model's DDP has"):
+        smddp.ErrorFeedback(model, crossing(None).node_group())
+    with pytest.raises(TypeError, match=r"state is a smddp\.ErrorFeedback, not NoneType"):
+        smddp.error_feedback_hook(None, None)  # type: ignore[arg-type]
+    name, tensor = next(iter(saved.items()))
+    other = name.replace(f"rank{rank}", f"rank{1 - rank}")
+    for wrong, error, text in (
+        ([1], TypeError, "not list"),
+        ({other: tensor}, ValueError, "nothing is owed by the name"),
+        ({name: tensor[:1]}, ValueError, "has the shape"),
+        ({name: tensor.double()}, TypeError, "float64"),
+        ({name: 1}, TypeError, "not int"),
+    ):
+        with pytest.raises(error, match=text):
+            state.load_state_dict(wrong)  # type: ignore[arg-type]
+    assert all(torch.equal(tensor, saved[name]) for name, tensor in state.state_dict().items())
+    with pytest.MonkeyPatch.context() as patch:
+        way = Crossing.way
+        patch.setattr(Crossing, "way", lambda self, name, n: way(self, name, n) if name == "all_reduce" else None)
+        with pytest.raises(ValueError, match="no format for reduce_scatter and all_gather"):
+            smddp.ErrorFeedback(model)
+    assert crossing(None).comm.sequence() == calls
+
+    stranger = DistributedDataParallel(_net())
+    stranger.register_comm_hook(smddp.ErrorFeedback(nn.Linear(2, 2)), smddp.error_feedback_hook)
+    with pytest.raises(Exception, match="parameters that the model given to ErrorFeedback has not"):
+        _gradients(stranger, 0)
+
+
+@on_ranks(2)
+def test_without_formats_ddp_has_the_same_bits():
+    results = []
+    for feedback in (False, True):
+        model, state = _ddp(feedback)
+        results += [_gradients(model, step) for step in range(3)]
+    assert state.state_dict() == {}
+    assert all(torch.equal(a, b) for i in range(3) for a, b in zip(results[i], results[3 + i], strict=True))
+
+
+# ---- FSDP2 ----
+
+
+def _api() -> Any:
+    return pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_api")
+
+
+def _sharded(**options: Any) -> Any:
+    if not hasattr(_api(), "ReduceScatter"):
+        pytest.skip("FSDP2 takes others' collectives from torch 2.9 on")
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Sequential(*(nn.Linear(151, 151) for _ in range(3)))
+    torch.manual_seed(2)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    for layer in model:
+        fully_shard(layer, reshard_after_forward=False, **options)
+    return fully_shard(model, **options)
+
+
+def _shards(model: Any, steps: range, exact: bool = False) -> list[list[Tensor]]:
+    """Gradients of some steps, which are much alike; parameters are gathered as they are."""
+    found = []
+    for step in steps:
+        random = torch.Generator().manual_seed(dist.get_rank())
+        with smddp.exact():
+            loss = model((1 + 0.001 * step) * torch.randn(8, 151, generator=random)).square().mean()
+        with smddp.exact() if exact else contextlib.nullcontext():
+            loss.backward()
+        found.append([p.grad.to_local().clone() for p in model.parameters() if p.grad is not None])
+        model.zero_grad()
+    return found
+
+
+def _same(some: list[list[Tensor]], others: list[list[Tensor]]) -> bool:
+    return all(torch.equal(a, b) for x, y in zip(some, others, strict=True) for a, b in zip(x, y, strict=True))
+
+
+def _total(steps: list[list[Tensor]]) -> list[Tensor]:
+    return [torch.stack([step[i] for step in steps]).double().sum(0) for i in range(len(steps[0]))]
+
+
+class _Heard:
+    """Takes down what a unit's reduce_scatter is given."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner, self.given = inner, []
+
+    def allocate(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.inner.allocate(*args, **kwargs)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
+        self.given.append(input_tensor.clone())
+        return self.inner(output_tensor, input_tensor, group, op, async_op)
+
+
+@_case("apart", "uneven")
+def shards_of_gradients_stay_within_a_step() -> None:
+    steps = range(40)
+    exact, plain = _total(_shards(_sharded(), steps, exact=True)), _total(_shards(_sharded(), steps))
+    model = _sharded()
+    smddp.error_feedback_fsdp(model)
+    found = _shards(model, steps)
+    once = _off(_total(found[:1]), _total(_shards(_sharded(), range(1), exact=True)))
+    most = torch.tensor([_off(_total(found), exact), once, _off(plain, exact)], dtype=torch.float64)
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    kept, once, drift = most.tolist()
+    assert kept < 2 * once < drift, (kept, once, drift)
+
+
+@_case("apart", "uneven")
+def what_a_unit_owes_is_what_was_rounded_away() -> None:
+    model = _sharded()
+    units = overlapping.fsdp_units(model, "")
+    groups = [group for unit in units.values() for group in overlapping.fsdp_groups(unit)]
+    sent = [_Heard(group._reduce_scatter_comm) for group in groups]
+    for group, heard in zip(groups, sent, strict=True):
+        group._reduce_scatter_comm = heard
+    state = smddp.error_feedback_fsdp(model)
+    given = [_Heard(group._reduce_scatter_comm) for group in groups]
+    for group, heard in zip(groups, given, strict=True):
+        group._reduce_scatter_comm = heard
+    _shards(model, range(5))
+    across, owed = crossing(None), state.state_dict()
+    assert set(owed) == {f"rank{dist.get_rank()}/{number}" for number in range(3)}
+    nodes = across.comm.nodes()
+    mates = [rank for rank in range(across.size) if nodes[rank] == nodes[across.rank]]
+    for tensor, asked, went in zip(owed.values(), given, sent, strict=True):
+        missing = torch.stack(asked.given).double().sum(0) - torch.stack(went.given).double().sum(0)
+        missing = missing.view(across.size, -1)
+        missing[across.far] -= across.expanded(tensor, missing.shape[1])
+        each = [torch.empty_like(missing) for _ in range(across.size)]
+        with smddp.exact():
+            dist.all_gather(each, missing)
+        # Of all ranks of the node together: one contributes for all of them.
+        unexplained, explained = float(sum(each[rank] for rank in mates).abs().max()), float(tensor.abs().max())
+        assert unexplained < 1e-3 * explained, (unexplained, explained)
+
+
+@_case("apart", "uneven")
+def loaded_and_overlapped_units_go_on_with_the_same_bits() -> None:
+    model = _sharded()
+    state = smddp.error_feedback_fsdp(model)
+    first = _shards(model, range(3))
+    saved = state.state_dict()
+    second = _shards(model, range(3, 6))
+
+    other = _sharded()
+    smddp.overlap_fsdp(other)
+    again = smddp.error_feedback_fsdp(other)
+    again.load_state_dict(saved)
+    assert _same(_shards(other, range(3, 6)), second)
+    again.load_state_dict({})
+    assert _same(_shards(other, range(3)), first) and not _same(_shards(_sharded(), range(3)), first)
+
+    third = _sharded()
+    smddp.error_feedback_fsdp(third)
+    smddp.overlap_fsdp(third)
+    assert _same(_shards(third, range(3)), first)
+
+
+@_case("apart")
+def units_whose_gradients_are_exact_or_not_all_there_are_as_without() -> None:
+    model, plain = _sharded(), _sharded()
+    state = smddp.error_feedback_fsdp(model)
+    with_exact = [_shards(each, range(2), exact=True) for each in (model, plain)]
+    assert _same(*with_exact) and state.state_dict() == {}
+
+    def without_bias(module: Any) -> None:
+        for layer in module:
+            layer.forward = lambda x, layer=layer: x @ layer.weight
+
+    without_bias(model)
+    without_bias(plain)
+    assert _same(_shards(model, range(2)), _shards(plain, range(2))) and state.state_dict() == {}
+
+
+@_case("apart")
+def models_that_cannot_have_it_are_refused() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    model = _sharded()
+    with pytest.raises(TypeError, match="fully_shard was not called for this Linear"):
+        smddp.error_feedback_fsdp(nn.Linear(2, 2))
+    with pytest.raises(TypeError, match="takes a module, not int"):
+        smddp.error_feedback_fsdp(3)  # type: ignore[arg-type]
+    copies = init_device_mesh("cpu", (2, 1), mesh_dim_names=("copies", "shards"))
+    with pytest.raises(ValueError, match="over a second dimension of the mesh"):
+        smddp.error_feedback_fsdp(_sharded(mesh=copies))
+    state = smddp.error_feedback_fsdp(model)
+    smddp.overlap_fsdp(model)
+    with pytest.raises(ValueError, match="was called before for 0"):
+        smddp.error_feedback_fsdp(model)
+    _shards(model, range(1))
+    name, tensor = next(iter(state.state_dict().items()))
+    for wrong, error in (({name: tensor[1:]}, ValueError), ({"0": tensor}, ValueError), (tensor, TypeError)):
+        with pytest.raises(error):
+            state.load_state_dict(wrong)
+    assert torch.equal(state.state_dict()[name], tensor)
+
+
+@pytest.mark.parametrize(("place", "case"), _cases)
+def test_between_nodes(pool, place, case):
+    pool(place).run(__name__, case, 60)
+
+
+@pytest.mark.parametrize("format", ["bf16", "f16", "int8"])
+def test_rounding_once_is_rounding_twice(format):
+    random = torch.Generator().manual_seed(1)
+    rows = torch.randn(300, GROUP, generator=random) * torch.exp(9 * torch.randn(300, 1, generator=random))
+    rows = rows.clamp(-6e4, 6e4)
+    rows[0], rows[1], rows[2, 3] = 0.0, 1e-38, -0.0
+    once = rounded(rows, format)
+    assert torch.equal(rounded(once, format), once)
+    left = rows.clone()
+    away = round_off(left, format)
+    assert torch.equal(left, once) and torch.equal(left + away, rows)
+    left[5, 7] = torch.nan
+    assert round_off(left, format).isfinite().all() and left[5, 7].isnan()
