@@ -63,6 +63,8 @@ pub(crate) struct Driver {
     quoted: Option<String>,
     /// A rank that left while it had still to take something in that operation, and when that was first seen.
     untaken: Option<(usize, u64, Instant)>,
+    /// The operation under way that others had ended before they declared the group dead, and since when that is known.
+    behind: Option<(u64, Instant)>,
     /// When the call by which this rank leaves first met another one.
     met: Option<Instant>,
     /// This rank leaves, and the receivers of its messages know that there is none after those.
@@ -95,6 +97,7 @@ impl Driver {
             heard: None,
             quoted: None,
             untaken: None,
+            behind: None,
             met: None,
             told_last: false,
             traced: log::tells(Level::Trace),

@@ -231,6 +231,7 @@ impl Driver {
         }
         for fault in faults {
             match fault {
+                Fault::Poisoned { rank, .. } if self.ends_yet(*rank) => {}
                 Fault::Poisoned { rank, why } => return Err(self.hear(what, *rank, why)),
                 Fault::Left { rank } => {
                     let needed = self.queue.front().is_some_and(|op| self.group.awaits(*rank, op.seq));
@@ -242,6 +243,22 @@ impl Driver {
             }
         }
         Ok(())
+    }
+
+    /// Whether the operation under way may end yet: the rank that declared the group dead had ended it before, so what is lacking
+    /// may be on its way, and what failed is a later call, which this rank is to make first. A making ends with such a call.
+    fn ends_yet(&mut self, rank: usize) -> bool {
+        let Some(seq) = self.queue.front().map(|op| op.seq) else { return false };
+        if !self.group.failed_after(rank, seq) {
+            return false;
+        }
+        match self.behind {
+            Some((when, since)) if when == seq => since.elapsed() < REPORT_TIME,
+            _ => {
+                self.behind = Some((seq, Instant::now()));
+                true
+            }
+        }
     }
 
     /// Whether a rank has left without taking what this one has for it in the operation under way. The last word that it has taken

@@ -299,3 +299,15 @@ fn a_message_with_another_tag_than_its_recv_is_told_to_its_sender_at_the_latest_
     }
     assert!(begun.elapsed() < SOON, "took {:?}", begun.elapsed());
 }
+
+/// The word that the group is dead may overtake what a slower rank still waits for in an earlier call, which has ended elsewhere.
+#[test]
+fn a_call_that_has_ended_anywhere_ends_everywhere_though_the_next_one_differs() {
+    for turn in 0..200 {
+        over(Wire::Nodes(2).links(8), PATIENCE, |comm| {
+            barrier(comm).unwrap_or_else(|error| panic!("turn {turn}, rank {}: {error}", comm.rank()));
+            let error = run(comm, Make { count: 10 + usize::from(comm.rank() == 0), ..BASE }).unwrap_err();
+            assert!(matches!(error, Error::Mismatch { .. }), "turn {turn}: {error}");
+        });
+    }
+}

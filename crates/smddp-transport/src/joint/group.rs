@@ -351,6 +351,14 @@ impl Group {
         faults
     }
 
+    /// Whether that rank, which declared the group dead, had ended operation `seq` before.
+    pub fn failed_after(&self, rank: usize, seq: u64) -> bool {
+        match self.reach.local(rank) {
+            Some(local) => self.near.arrived(local, seq + 1),
+            None => self.far.as_ref().is_some_and(|far| far.net.failed_after(rank, seq)),
+        }
+    }
+
     /// Ranks that this one waits for elsewhere than in this group: their deaths are noticed from `now` on, too, if this is
     /// called again and again.
     pub fn look_after(&mut self, ranks: &[usize], now: Instant) {

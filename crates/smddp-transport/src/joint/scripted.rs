@@ -91,6 +91,14 @@ impl Wire for Scripted {
         }
     }
 
+    fn last_words(&self) -> Duration {
+        self.wire.as_ref().map_or(Duration::ZERO, |wire| wire.last_words())
+    }
+
+    fn spoken(&self) -> bool {
+        self.wire.as_ref().is_none_or(|wire| wire.spoken())
+    }
+
     fn unable(&self) -> Option<(usize, String)> {
         self.wire.as_ref()?.unable()
     }

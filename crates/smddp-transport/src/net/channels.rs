@@ -58,7 +58,8 @@ struct RankState {
     /// What it says of why the group is dead, and the class on which that comes. Made once, since it may be written to for as
     /// long as the wire is.
     words: Option<(u32, Box<[u8]>)>,
-    poison: Option<String>,
+    /// In which operation it declared the group dead, and why.
+    poison: Option<(u64, String)>,
     /// Since when the wire has it for broken.
     broken: Option<Instant>,
     /// It sent what no rank sends, and what: nothing more that it sends counts.
@@ -402,6 +403,11 @@ impl Net {
         self.state.dead_from.is_some_and(|from| from <= seq)
     }
 
+    /// Whether that rank declared the group dead in an operation after `seq`.
+    pub(crate) fn failed_after(&self, rank: usize, seq: u64) -> bool {
+        self.state.peers[rank].poison.as_ref().is_some_and(|(from, _)| *from > seq)
+    }
+
     /// Whether a rank made another call in an operation that is over here.
     pub(crate) fn differs(&self) -> bool {
         self.state.differs.is_some()
@@ -423,7 +429,8 @@ impl Net {
         let broken = self.broken(now);
         let mut faults: Vec<Fault> = self.state.differs.clone().into_iter().collect();
         let peers = || self.state.peers.iter().enumerate();
-        faults.extend(peers().filter_map(|(rank, p)| Some(Fault::Poisoned { rank, why: p.poison.clone()? })));
+        faults
+            .extend(peers().filter_map(|(rank, p)| Some(Fault::Poisoned { rank, why: p.poison.clone()?.1 })));
         faults.extend(peers().filter(|(_, p)| p.left).map(|(rank, _)| Fault::Left { rank }));
         let wrong = |what: &str| format!("is lost (it sent {what})");
         faults.extend(peers().filter_map(|(rank, p)| Some(Fault::Lost { rank, how: wrong(p.wrong?) })));
@@ -800,7 +807,7 @@ impl Sink for Inbound {
                     return;
                 }
                 let why = String::from_utf8_lossy(words).into_owned();
-                self.peers[peer].poison.get_or_insert(why);
+                self.peers[peer].poison.get_or_insert((frame.seq, why));
                 self.dead_from = Some(self.dead_from.map_or(frame.seq, |from| from.min(frame.seq)));
             }
             Kind::Leave => {

@@ -438,8 +438,7 @@ impl Engine {
         let Some(group) = self.groups.get(&number) else { return true };
         group.members.iter().flatten().all(|member| {
             let peer = &self.peers[member.peer];
-            peer.broken.is_some()
-                || peer.outgoing.is_empty() && peer.fetched.is_empty() && peer.sending == 0
+            peer.broken.is_some() || peer.outgoing.is_empty() && peer.fetched.is_empty() && peer.sending == 0
         })
     }
 
