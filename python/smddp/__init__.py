@@ -100,8 +100,9 @@ def traffic() -> list[dict[str, Any]]:
     """What the collectives and sends of all open groups moved so far: one entry per group, collective and algorithm.
 
     Each entry: group, size (ranks), nodes (that the group spans), way, collective, algorithm, operations, bytes (the
-    sum of the operations' whole buffers). Groups of more than one node are where bytes cross the network. Messages that
-    this rank sent, "collective": "send", are counted by where they went: nodes is 1 for its own, 2 for another.
+    sum of the operations' whole buffers), crossed (bytes that this rank itself sent to other nodes, as they travelled).
+    Messages that this rank sent, "collective": "send", are counted by where they went: nodes is 1 for its own, 2 for
+    another.
     """
     from smddp._info import traffic as counted
 

@@ -180,8 +180,8 @@ class Comm:
         """What the choice of segments and algorithms goes by between nodes, and how it is known; None on one node."""
     def nodes(self) -> list[int]:
         """The node of each rank, numbered by first appearance."""
-    def taken(self) -> list[tuple[str, str, int, int]]:
-        """(collective, algorithm, operations, bytes of their whole buffers) of all that is over."""
+    def taken(self) -> list[tuple[str, str, int, int, int]]:
+        """(collective, algorithm, operations, bytes of whole buffers, bytes sent to other nodes) of what is over."""
     def arrived(self) -> list[int]:
         """Ranks that are known to have started the newest collective that this rank started."""
 

@@ -139,7 +139,7 @@ def taken() -> dict[str, str]:
     """How the collectives of all open groups went, by name: "shm + tcp eth0 10.0.0.1 ring x 120 (1.2 GiB)"."""
     ways: dict[str, dict[str, list[int]]] = {}
     for comm in (group.communicator for group in _open_groups()):
-        for collective, algorithm, operations, size in comm.taken():
+        for collective, algorithm, operations, size, _crossed in comm.taken():
             way = "one rank" if comm.size == 1 else f"{comm.way()} {algorithm}"
             total = ways.setdefault(collective, {}).setdefault(way, [0, 0])
             total[0] += operations
@@ -155,9 +155,10 @@ def traffic() -> list[dict[str, Any]]:
 
     Each entry holds group (its name), size (ranks), nodes (how many the group spans), way, collective, algorithm,
     operations, and bytes: the sum of the operations' whole buffers, of which a rank of N contributes or gets 1/N
-    in an all_gather or reduce_scatter, and all in an all_reduce. Point-to-point messages that this rank sends to other
-    ranks have an entry for those to its own node ("nodes": 1) and one for those to others ("nodes": 2), with
-    "collective": "send".
+    in an all_gather or reduce_scatter, and all in an all_reduce; crossed: of bytes that travelled, those that this
+    rank itself sent to ranks of other nodes, in the format that SMDDP_WIRE_FORMAT gave them. Point-to-point messages
+    that this rank sends to other ranks have an entry for those to its own node ("nodes": 1) and one for those to
+    others ("nodes": 2), with "collective": "send".
     """
     found = []
     for group in _open_groups():
@@ -167,8 +168,9 @@ def traffic() -> list[dict[str, Any]]:
             mine = nodes[communicator.rank]
             sent = [counts for peer, counts in group.sent.items() if len({nodes[peer], mine}) == spanned]
             if sent:
-                moved.append((spanned, "send", "point-to-point", *(sum(counts) for counts in zip(*sent))))
-        for spanned, collective, algorithm, operations, size in moved:
+                operations, size = (sum(counts) for counts in zip(*sent))
+                moved.append((spanned, "send", "point-to-point", operations, size, size * (spanned - 1)))
+        for spanned, collective, algorithm, operations, size, crossed in moved:
             found.append(
                 {
                     "group": communicator.name,
@@ -179,6 +181,7 @@ def traffic() -> list[dict[str, Any]]:
                     "algorithm": algorithm,
                     "operations": operations,
                     "bytes": size,
+                    "crossed": crossed,
                 }
             )
     return found

@@ -93,7 +93,7 @@ class ErrorFeedback:
             for index in [index for index in self._buckets if index >= bucket.index()]:
                 self._arrears = _sum(self._arrears, self._buckets.pop(index).owed())
             known = None
-        if across is None or formats.is_exact() or across.way("all_reduce", buffer.numel()) is None:
+        if across is None or formats.is_exact() or across.format("all_reduce", buffer.numel()) is None:
             return None
         if known is None:
             known = self._buckets[bucket.index()] = Bucket(bucket, names, across)
@@ -171,9 +171,9 @@ def checked(state: Mapping[str, Tensor], shapes: Mapping[str, torch.Size]) -> di
 def _check(group: dist.ProcessGroup | None) -> None:
     """Raises ValueError as `ErrorFeedback`."""
     across = crossing(group)
-    if across is None or across.way("all_reduce", _LARGE * across.size) is None:
+    if across is None or across.format("all_reduce", _LARGE * across.size) is None:
         return
-    lacking = [name for name in ("reduce_scatter", "all_gather") if across.way(name, _LARGE * across.size) is None]
+    lacking = [name for name in ("reduce_scatter", "all_gather") if across.format(name, _LARGE * across.size) is None]
     if lacking:
         raise ValueError(
             f"SMDDP_WIRE_FORMAT has no format for {' and '.join(lacking)}, by which error feedback moves gradients in "

@@ -97,7 +97,7 @@ def _check(fqn: str, group: Any) -> None:
         comm = getattr(comm, "inner", None)
     over = getattr(group.mesh_info, "replicate_process_group", None)
     across = crossing(over) if over is not None else None
-    if across is not None and across.way("all_reduce", _elements(group)) is not None:
+    if across is not None and across.format("all_reduce", _elements(group)) is not None:
         raise ValueError(
             f"the gradients of {fqn or 'this model'} are reduced over a second dimension of the mesh, by an all_reduce "
             "in a format, whose rounding cannot be remembered; shard over all ranks, or name formats without all_reduce"

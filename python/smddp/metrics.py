@@ -55,7 +55,8 @@ class _Group:
         self.present = 0.0
         # The newest operation whose end was counted.
         self.seen = -1
-        self.moved: dict[tuple[str, ...], tuple[int, int]] = {}
+        # Operations, bytes, and those that crossed to other nodes.
+        self.moved: dict[tuple[str, ...], tuple[int, int, int]] = {}
         self.seconds: dict[str, _Seconds] = {}
         self.failures: dict[str, int] = {}
 
@@ -107,7 +108,7 @@ class Metrics:
             for moved in traffic:
                 group = self._groups.setdefault(moved["group"], _Group())
                 key = (moved["collective"], moved["algorithm"], moved["way"], str(moved["nodes"]))
-                group.moved[key] = (moved["operations"], moved["bytes"])
+                group.moved[key] = (moved["operations"], moved["bytes"], moved["crossed"])
 
     def late(self, stragglers: Sequence[Straggler]) -> None:
         """Who comes last again and again, as of now."""
@@ -126,6 +127,9 @@ class Metrics:
         always = list(self._always.values())
         operations = self._family(CounterMetricFamily, "operations", "Operations that are over, and sends begun.", _WAY)
         size = self._family(CounterMetricFamily, "bytes", "Bytes of their whole buffers.", _WAY)
+        crossed = self._family(
+            CounterMetricFamily, "crossed_bytes", "Bytes that this rank sent to other nodes, as they travelled.", _WAY
+        )
         seconds = self._family(
             HistogramMetricFamily,
             "operation_seconds",
@@ -140,9 +144,9 @@ class Metrics:
         failed = self._family(GaugeMetricFamily, "group_failed", "1: the group is dead.", _GROUP)
         for name, group in self._groups.items():
             labels = [*always, name]
-            for key, (count, moved) in group.moved.items():
-                operations.add_metric([*labels, *key], count)
-                size.add_metric([*labels, *key], moved)
+            for key, counts in group.moved.items():
+                for family, count in zip((operations, size, crossed), counts):
+                    family.add_metric([*labels, *key], count)
             for collective, found in group.seconds.items():
                 seconds.add_metric([*labels, collective], found.buckets(), found.total)
             for collective, count in group.failures.items():
@@ -159,4 +163,4 @@ class Metrics:
         process.add_metric(always, self._process)
         looked = self._family(GaugeMetricFamily, "looked_timestamp_seconds", "When all this was so.", ())
         looked.add_metric(always, self._looked)
-        yield from (operations, size, seconds, failures, present, ranks, failed, late, process, looked)
+        yield from (operations, size, crossed, seconds, failures, present, ranks, failed, late, process, looked)

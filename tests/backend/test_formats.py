@@ -74,6 +74,28 @@ def values_and_ways() -> None:
 
 
 @_case
+def what_crosses_is_counted_as_it_travels() -> None:
+    rank, n = dist.get_rank(), 256 * 1024
+    group = dist.new_group([0, 1])
+    mine, whole, part = torch.ones(n), torch.empty(2 * n), torch.empty(n // 2)
+    dist.all_gather_into_tensor(whole, mine, group=group)
+    dist.reduce_scatter_tensor(part, mine, group=group)
+    with smddp.exact():
+        dist.all_gather_into_tensor(whole, mine, group=group)
+    (dist.send if rank else dist.recv)(mine, 1 - rank, group=group)
+    counted = {
+        (entry["collective"], "between" in entry["algorithm"]): entry["crossed"]
+        for entry in smddp.traffic()
+        if entry["group"] == group.group_name and entry["operations"]
+    }
+    del counted["barrier", False]
+    gathered = {("all_gather", True): 2 * n, ("all_gather", False): 4 * n}
+    # Eight bits an element, and a scale for each 256.
+    sums = {("reduce_scatter", True): n // 2 + n // 2 // 256 * 4}
+    assert counted == gathered | sums | ({("send", False): 4 * n} if rank else {}), counted
+
+
+@_case
 def replicas_stay_alike() -> None:
     torch.manual_seed(dist.get_rank())
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 1)))
@@ -100,6 +122,14 @@ def ranks_that_differ_are_told() -> None:
             dist.all_gather_into_tensor(whole, mine, group=group)
 
 
-@pytest.mark.parametrize("case", ["ranks_that_differ_are_told", "values_and_ways", "replicas_stay_alike"])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "ranks_that_differ_are_told",
+        "values_and_ways",
+        "what_crosses_is_counted_as_it_travels",
+        "replicas_stay_alike",
+    ],
+)
 def test_between_two_nodes(nodes, case):
     nodes.run(__name__, case, 60)

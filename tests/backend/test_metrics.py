@@ -71,6 +71,7 @@ def _calls_are_counted_with_bytes_and_seconds() -> None:
     found = served()
     assert found["smddp_operations_total", name, "all_reduce"] == 3, found
     assert found["smddp_bytes_total", name, "all_reduce"] == 60, found
+    assert found["smddp_crossed_bytes_total", name, "all_reduce"] == 0, found
     assert found["smddp_operation_seconds_count", name, "all_reduce"] == 3, found
     assert 0 < found["smddp_operation_seconds_sum", name, "all_reduce"] < 60, found
     assert found.get(("smddp_bytes_total", name, "send"), 0) == (16 if dist.get_rank() == 0 else 0), found

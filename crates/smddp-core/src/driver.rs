@@ -43,6 +43,8 @@ pub(crate) struct Driver {
     pub(crate) finished: u64,
     pub(crate) record: Record,
     tally: Arc<Tally>,
+    /// What crossed nodes up to the end of the last collective.
+    crossed: u64,
     recorder: Arc<Recorder>,
     /// The last poll moved a collective.
     advanced: bool,
@@ -86,6 +88,7 @@ impl Driver {
             finished: 0,
             record: Record::default(),
             tally,
+            crossed: 0,
             recorder,
             advanced: false,
             name,
@@ -146,7 +149,9 @@ impl Driver {
     fn end_first(&mut self, now: u64) {
         let Some(op) = self.queue.pop_front() else { return };
         self.finished = op.seq + 1;
-        self.tally.add(op.collective, op.bound.way(), op.bound.bytes);
+        let crossed = self.group.crossed();
+        self.tally.add(op.collective, op.bound.way(), op.bound.bytes as u64, crossed - self.crossed);
+        self.crossed = crossed;
         self.recorder.ended(op.seq, Outcome::Ok, now, self.queue.front().map(|op| op.seq));
         if self.traced {
             let what = numbered(op.collective, op.seq);

@@ -42,7 +42,7 @@ pub use config::Config;
 pub use device::On;
 pub use error::{Error, Result};
 pub use exact::set_exact;
-pub use recorder::dump;
+pub use recorder::{Taken, dump};
 pub use reduce::simd_level;
 pub use smddp_cuda::Stream;
 pub use smddp_plan::format::named;

@@ -91,3 +91,30 @@ fn only_large_buffers_of_32_bit_floats_between_nodes_have_a_format() {
         |_: &mut Shape, settings: &mut Settings<'_>| settings.algorithm = Some(Algorithm::HierPublish);
     assert_eq!(format(Collective::AllReduce, large, &two, publish), Some("bf16"));
 }
+
+/// Where groups begin must not depend on how a block is cut, which depends on a measured network.
+#[test]
+fn segments_of_int8_are_whole_groups() {
+    let two = Topology::blocks(2, 2);
+    let formats = Formats::parse("int8").unwrap();
+    for (collective, segment) in [
+        (Collective::AllGather, None),
+        (Collective::ReduceScatter, None),
+        (Collective::AllReduce, None),
+        (Collective::AllReduce, Some(5000)),
+    ] {
+        for elements in (20_000..400_000).step_by(7_777) {
+            for rate in [0.1, 1.0, 12.0] {
+                let counts = Counts::of_buffer(collective, elements, two.size());
+                let shape =
+                    Shape { collective, element: 4, half: false, single: true, counts, memory: Memory::Host };
+                let network = Network { bytes_per_ns: rate, ..Network::ASSUMED };
+                let group = Group { topology: &two, slot: 4096, network };
+                let settings = Settings { formats, segment, ..Settings::default() };
+                let decision = decide(&shape, &group, &settings);
+                assert_eq!(decision.format.map(|format| format.name()), Some("int8"));
+                assert_eq!(decision.choice.segment % 1024, 0, "{collective:?}, {elements} elements");
+            }
+        }
+    }
+}

@@ -255,12 +255,18 @@ impl Comm {
         self.comm.nodes()
     }
 
-    fn taken(&self, py: Python<'_>) -> Vec<(&'static str, String, u64, u64)> {
+    fn taken(&self, py: Python<'_>) -> Vec<(&'static str, String, u64, u64, u64)> {
         let taken = py.detach(|| self.comm.taken());
         taken
             .into_iter()
-            .map(|(c, way, operations, bytes)| {
-                (smddp_core::name_of(c), smddp_core::named(way), operations, bytes)
+            .map(|t| {
+                (
+                    smddp_core::name_of(t.collective),
+                    smddp_core::named(t.way),
+                    t.operations,
+                    t.bytes,
+                    t.crossed,
+                )
             })
             .collect()
     }

@@ -14,7 +14,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
-use smddp_plan::format::Way;
 use smddp_plan::{Collective, Counts, Memory, Network, Topology};
 use smddp_transport::Board;
 use smddp_transport::fork::{self, PerProcess};
@@ -34,7 +33,7 @@ use crate::label::Direction;
 use crate::log::{self, Level};
 use crate::network::{Known, Origin};
 use crate::p2p::Request;
-use crate::recorder::{self, Recorder, Tally};
+use crate::recorder::{self, Recorder, Taken, Tally};
 use crate::sync::lock;
 use crate::types::{DType, RedOp};
 use crate::wait::SpinPolicy;
@@ -251,8 +250,8 @@ impl Communicator {
         (0..self.0.size).map(|rank| self.0.facts.topology.node_of(rank)).collect()
     }
 
-    /// What went which way so far: collective, algorithm and format between nodes, operations, bytes of their whole buffers.
-    pub fn taken(&self) -> Vec<(Collective, Way, u64, u64)> {
+    /// What went which way so far.
+    pub fn taken(&self) -> Vec<Taken> {
         self.0.tally.taken().collect()
     }
 

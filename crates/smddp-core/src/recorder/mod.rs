@@ -21,6 +21,7 @@ pub(crate) use self::clock::ticks;
 pub(crate) use self::ring::Outcome;
 use self::ring::Ring;
 use self::seen::Seen;
+pub use self::tally::Taken;
 pub(crate) use self::tally::Tally;
 use crate::head::mix;
 use crate::label::Label;

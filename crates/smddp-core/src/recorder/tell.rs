@@ -67,8 +67,14 @@ fn group(recorder: &Recorder, clock: &Clock, all: bool) -> Value {
 }
 
 fn taken(recorder: &Recorder) -> Vec<Value> {
-    let taken = recorder.tally.taken().map(|(c, way, operations, bytes)| {
-        json!({"collective": name_of(c), "algorithm": named(way), "operations": operations, "bytes": bytes})
+    let taken = recorder.tally.taken().map(|taken| {
+        json!({
+            "collective": name_of(taken.collective),
+            "algorithm": named(taken.way),
+            "operations": taken.operations,
+            "bytes": taken.bytes,
+            "crossed": taken.crossed,
+        })
     });
     taken.collect()
 }

@@ -103,7 +103,7 @@ fn another_network_cuts_a_reduction_otherwise_and_leaves_its_bits_alone() {
                     }
                     let out = reduce(comm, collective, dtype, RedOp::Sum, bytes, false);
                     let taken = comm.taken();
-                    (out, comm.path(collective, dtype, bytes), taken[0].1)
+                    (out, comm.path(collective, dtype, bytes), taken[0].way)
                 })
             };
             let [usual, slow, fast] = [None, Some(slow), Some(fast)].map(over_network);

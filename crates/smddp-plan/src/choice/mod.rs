@@ -18,7 +18,7 @@ pub use alternatives::alternatives;
 pub use shape::{Counts, Group, Memory, Settings, Shape};
 
 use crate::algorithms::Algorithm;
-use crate::format::Format;
+use crate::format::{Format, GROUP};
 use crate::ir::Collective;
 use shape::Case;
 
@@ -165,8 +165,9 @@ pub fn decide(shape: &Shape, group: &Group<'_>, settings: &Settings<'_>) -> Deci
     if group.topology.nodes() == 1 && shape.memory == Memory::Reference {
         choice.segment = WHOLE;
     }
-    // A segment is whole elements.
-    choice.segment = choice.segment.max(64).next_multiple_of(64);
+    // A segment is whole elements; and whole groups of a format, so that groups begin where they do in any other cut.
+    let whole = if case.format == Some(Format::Int8) { GROUP * size_of::<f32>() } else { 64 };
+    choice.segment = choice.segment.max(whole).next_multiple_of(whole);
     // By what all ranks know, so that they agree.
     choice.depth = choice.depth.max(choice.algorithm.least_depth(case.block.div_ceil(choice.segment)));
     let inline = choice.algorithm == Algorithm::Publish

@@ -9,7 +9,11 @@ use super::flow::{Flows, Message, NOBODY};
 use super::path::{self, PathStep, Record, Wait};
 use super::ports::{Leaving, Ports, Time, seconds};
 use super::tape::{Tapes, Verb};
+use crate::format::Format;
 use crate::ir::Program;
+
+/// Bytes of what a format makes fewer of.
+pub(super) const FLOAT: usize = 4;
 
 /// How the programs are bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,6 +23,8 @@ pub struct Load {
     pub segment: u64,
     /// Cells of each channel.
     pub depth: usize,
+    /// How what goes between nodes travels, floats of 32 bits all.
+    pub format: Option<Format>,
     /// Ranks whose ports' occupation is recorded, for drawing.
     pub watch: Vec<usize>,
 }
@@ -301,6 +307,7 @@ impl<'a> Engine<'a> {
                 local += 1;
                 continue;
             }
+            let bytes = self.load.format.map_or(bytes, |format| format.bytes(bytes as usize / FLOAT) as u64);
             self.out.network_messages += 1;
             self.out.out_bytes[node] += bytes;
             let flight =

@@ -2,7 +2,7 @@
 
 use super::blocks::Blocks;
 use super::cluster::Cluster;
-use super::engine::{Load, Outcome, Stuck, replay};
+use super::engine::{FLOAT, Load, Outcome, Stuck, replay};
 use super::line::line_seconds;
 use super::path::PathSummary;
 use crate::algorithms::plan;
@@ -50,7 +50,7 @@ impl Job {
         let refused = || Unplanned::Algorithm(algorithm.name(), collective);
         program(0).ok_or_else(refused)?;
         let blocks = Blocks::new(&self.decision.blocks[0]);
-        let load = Load { blocks, segment: segment as u64, depth, watch };
+        let load = Load { blocks, segment: segment as u64, depth, format: self.decision.format, watch };
         let mut complete = true;
         let outcome = replay(cluster, &load, |rank| {
             program(rank).unwrap_or_else(|| {
@@ -62,7 +62,9 @@ impl Job {
             return Err(refused());
         }
         let outcome = outcome?;
-        let line = line_seconds(cluster, collective, self.decision.bytes() as u64, root);
+        let bytes = self.decision.bytes();
+        let travel = self.decision.format.map_or(bytes, |format| format.bytes(bytes / FLOAT));
+        let line = line_seconds(cluster, collective, travel as u64, root);
         let line_share = (line > 0.0).then_some(line / outcome.seconds);
         Ok(Run { job: self.clone(), outcome, line_share })
     }

@@ -29,6 +29,7 @@ fn load(size: usize, block: u64) -> Load {
         blocks: Blocks::Row { bytes: block * size as u64, each: block, count: size as u64 },
         segment: block,
         depth: 2,
+        format: None,
         watch: vec![],
     }
 }
@@ -160,6 +161,7 @@ fn a_full_channel_waits_for_its_reader() {
         blocks: Blocks::Row { bytes: 4000, each: 1000, count: 4 },
         segment: 1000,
         depth: 2,
+        format: None,
         watch: vec![],
     };
     let mut programs = programs.into_iter();

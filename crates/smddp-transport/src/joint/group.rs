@@ -393,6 +393,11 @@ impl Group {
         self.far.as_ref().is_none_or(|far| far.net.interest(fds))
     }
 
+    /// Bytes of collectives that this rank has sent to ranks of other nodes.
+    pub fn crossed(&self) -> u64 {
+        self.far.as_ref().map_or(0, |far| far.net.crossed())
+    }
+
     /// How ranks of other nodes are reached; empty where there are none.
     pub fn way(&self) -> String {
         self.far.as_ref().map_or_else(String::new, |far| far.net.name())

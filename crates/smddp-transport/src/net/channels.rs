@@ -82,6 +82,8 @@ pub(super) struct Inbound {
     landings: Vec<Option<Landing>>,
     /// Sends of cells whose memory is still in use.
     flying: u64,
+    /// Bytes of collectives that were given to the wire.
+    crossed: u64,
     past: VecDeque<(u64, Head)>,
     differs: Option<Fault>,
     /// First operation in which a rank declared the group dead.
@@ -165,6 +167,7 @@ impl Net {
             flow: Progress::default(),
             landings: Vec::new(),
             flying: 0,
+            crossed: 0,
             past: VecDeque::new(),
             differs: None,
             dead_from: None,
@@ -260,6 +263,7 @@ impl Net {
         let ticket = (out as u64) << 32 | cell;
         let (readers, place) = (o.readers.len(), o.first_cell + cell as usize);
         self.state.flying += readers as u64;
+        self.state.crossed += (bytes * readers) as u64;
         self.state.flow.busy[place] += readers as u32;
         for reader in 0..readers {
             let to = self.state.wiring.outs[out].readers[reader];
@@ -396,6 +400,11 @@ impl Net {
 
     pub(crate) fn head_of(&self, rank: usize, seq: u64) -> Option<Head> {
         (self.state.peers[rank].begun == seq + 1).then(|| self.state.peers[rank].newest)
+    }
+
+    /// Bytes of collectives that were given to the wire.
+    pub(crate) fn crossed(&self) -> u64 {
+        self.state.crossed
     }
 
     /// Whether a rank declared the group dead, in operation `seq` or before.
