@@ -111,11 +111,18 @@ fn absent(group: &Group, name: &str, op: &Operation) -> (Vec<usize>, String) {
     } else if silent.is_empty() && !stalled.is_empty() {
         parts.push(format!("all {size} ranks arrived; the call is {}", call(op.bound.head)));
     } else if silent.is_empty() {
+        let mut others = group.lacking();
+        let waits = match others.is_empty() {
+            true => String::new(),
+            false => format!(", and this rank waits for {}", report::list(group, &others)),
+        };
         parts.push(format!(
-            "all {size} ranks arrived, but the operation did not end; a rank is stopped or starved of time; the call is {}",
+            "all {size} ranks arrived, but the operation did not end{waits}; a rank is stopped or starved of time; the \
+             call is {}",
             call(op.bound.head)
         ));
-        let others: Vec<usize> = (0..size).filter(|&rank| rank != me).collect();
+        // Those that it waits for first: not everybody is asked.
+        others.extend((0..size).filter(|rank| *rank != me && !others.contains(rank)).collect::<Vec<_>>());
         parts.extend(doing(group, name, &others));
     }
     for (rank, words) in stalled.iter().filter(|(rank, _)| !late.contains(rank)).take(ASKED) {

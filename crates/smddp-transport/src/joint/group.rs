@@ -225,6 +225,11 @@ impl Group {
         self.way_to(rank).err().is_some_and(|net| net.owes(rank, seq))
     }
 
+    /// Ranks of other nodes that the operation under way lacks something of here.
+    pub fn lacking(&self) -> Vec<usize> {
+        self.far.as_ref().map_or_else(Vec::new, |far| far.net.lacking())
+    }
+
     /// What `rank` says operation `seq` is, if it begun it and has not gone on far.
     pub fn head_of(&self, rank: usize, seq: u64) -> Option<Head> {
         self.way_to(rank).map_or_else(|net| net.head_of(rank, seq), |local| self.near.head_of(local, seq))

@@ -424,10 +424,8 @@ impl Net {
 
     /// Looks after the ranks that this one waits for, and tells what is known to be wrong by `now`.
     pub(crate) fn faults(&mut self, now: Instant) -> Vec<Fault> {
-        let awaited: Vec<usize> =
-            self.state.inlets().filter(|(i, came)| came.awaited(&i.want)).map(|(i, _)| i.want.rank).collect();
+        let (awaited, readers) = self.state.lacking();
         self.hail(&awaited, now);
-        let readers = if self.state.open { self.state.debtors().collect() } else { Vec::new() };
         let awaited = awaited.into_iter().chain(readers).chain(self.state.messages.awaited());
         for rank in awaited {
             self.look_after(rank, now);
@@ -450,6 +448,15 @@ impl Net {
         let broken = broken.into_iter().filter(|b| !known(b.peer));
         faults.extend(broken.map(|b| Fault::Lost { rank: b.peer, how: format!("is lost ({})", b.why) }));
         faults
+    }
+
+    /// Ranks that the operation under way lacks something of: what they send, or that they take what is sent to them.
+    pub(crate) fn lacking(&self) -> Vec<usize> {
+        let (mut ranks, readers) = self.state.lacking();
+        ranks.extend(readers);
+        ranks.sort_unstable();
+        ranks.dedup();
+        ranks
     }
 
     /// Something is waited for that only `rank` can do.
@@ -659,6 +666,12 @@ impl Inbound {
             let readers = o.readers.iter().enumerate();
             readers.filter(move |&(reader, _)| flies || full(reader)).map(|(_, &rank)| rank)
         })
+    }
+
+    /// Ranks of which something is to come, and those that have still to take something.
+    fn lacking(&self) -> (Vec<usize>, Vec<usize>) {
+        let awaited = self.inlets().filter(|(i, came)| came.awaited(&i.want)).map(|(i, _)| i.want.rank);
+        (awaited.collect(), if self.open { self.debtors().collect() } else { Vec::new() })
     }
 
     /// Takes a frame for an error of its sender's.
