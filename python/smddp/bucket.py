@@ -11,10 +11,6 @@ from torch import Tensor
 
 from smddp.crossing import Crossing
 
-# From so many elements a block on, it is as many times this: a quarter of it, a segment, is whole groups then.
-_QUARTERED = 1024
-_WORTH_IT = 32 * 1024
-
 
 class Bucket:
     """What its steps have in common.
@@ -32,8 +28,7 @@ class Bucket:
         self._places = [(like.size(), like.stride(), start) for like, start in zip(likes, starts)]
         self.count = buffer.numel()
         self.across = across
-        block = -(-self.count // across.size)
-        self.block = -(-block // _QUARTERED) * _QUARTERED if block >= _WORTH_IT else block
+        self.block = -(-self.count // across.size)
         self.away: Tensor | None = None
         self.own: Tensor | None = None
 
