@@ -73,7 +73,8 @@ def _calls_are_counted_with_bytes_and_seconds() -> None:
     assert found["smddp_bytes_total", name, "all_reduce"] == 60, found
     assert found["smddp_crossed_bytes_total", name, "all_reduce"] == 0, found
     assert found["smddp_operation_seconds_count", name, "all_reduce"] == 3, found
-    assert 0 < found["smddp_operation_seconds_sum", name, "all_reduce"] < 60, found
+    # A rank that comes last finds all that it needs: such a call takes no time.
+    assert 0 <= found["smddp_operation_seconds_sum", name, "all_reduce"] < 60, found
     assert found.get(("smddp_bytes_total", name, "send"), 0) == (16 if dist.get_rank() == 0 else 0), found
     assert found["smddp_group_ranks", name, ""] == 2 and found["smddp_group_failed", name, ""] == 0, found
     # The file comes by itself, by the interval, and is whole whenever it is read.
