@@ -211,6 +211,10 @@ class Pool:
             time.sleep(0.05)
         return self._log(rank)
 
+    def said(self) -> str:
+        """All that the ranks wrote so far."""
+        return "\n".join((self._directory / f"rank{rank}.log").read_text(errors="replace") for rank in range(self.size))
+
     def _log(self, rank: int) -> str:
         return (self._directory / f"rank{rank}.log").read_text(errors="replace")[-6000:]
 
