@@ -155,7 +155,7 @@ fn nothing_of_an_earlier_group_lands_in_a_later_one() {
 
 /// `cargo nextest run -p smddp-core --run-ignored only stale`.
 #[test]
-#[ignore = "three minutes, of which the test above is a hundredth; run with --ignored"]
+#[ignore = "four minutes, of which the test above is a hundredth; run with --ignored"]
 fn nothing_of_ten_thousand_earlier_groups_lands_in_a_later_one() {
     go_through(3, SHM, 6000);
     go_through(4, TCP, 4000);

@@ -16,7 +16,7 @@ use super::hello::Purpose;
 use super::listeners::Listeners;
 use super::reader::ReadOutcome;
 use super::silence::{Silence, SilenceLimits};
-use crate::net::frame::{CLASSES, Frame, Kind};
+use crate::net::frame::{CLASSES, Frame, Kind, MESSAGES};
 use crate::net::wire::{Broken, Sink, Ticket, Wire};
 use crate::own::Uninherited;
 
@@ -403,6 +403,10 @@ impl Wire for TcpWire {
 
     fn drained(&self) -> bool {
         self.conns.iter().flatten().all(Conn::idle)
+    }
+
+    fn spoken(&self) -> bool {
+        self.conns.iter().flatten().filter(|conn| conn.class == MESSAGES).all(Conn::idle)
     }
 
     fn finish(&mut self) -> bool {
