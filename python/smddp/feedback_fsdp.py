@@ -13,6 +13,7 @@ from smddp import formats, telling
 from smddp.crossing import crossing
 from smddp.feedback import checked
 from smddp.overlapping import fsdp_groups, fsdp_units
+from smddp.rounding import GROUP
 
 
 class FsdpErrorFeedback:
@@ -127,7 +128,7 @@ class _ReduceScatter:
         over = getattr(self._group.mesh_info, "shard_process_group", None)
         across = crossing(over) if over is not None else None
         share = across.share(_elements(self._group)) if across is not None else None
-        return None if share is None else torch.Size((share, 256))
+        return None if share is None else torch.Size((share, GROUP))
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         memory: Tensor = self.inner.allocate(size, dtype=dtype, device=device)

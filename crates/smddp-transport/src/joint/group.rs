@@ -358,10 +358,8 @@ impl Group {
 
     /// Whether that rank, which declared the group dead, had ended operation `seq` before.
     pub fn failed_after(&self, rank: usize, seq: u64) -> bool {
-        match self.reach.local(rank) {
-            Some(local) => self.near.arrived(local, seq + 1),
-            None => self.far.as_ref().is_some_and(|far| far.net.failed_after(rank, seq)),
-        }
+        self.way_to(rank)
+            .map_or_else(|net| net.failed_after(rank, seq), |local| self.near.arrived(local, seq + 1))
     }
 
     /// Ranks that this one waits for elsewhere than in this group: their deaths are noticed from `now` on, too, if this is
