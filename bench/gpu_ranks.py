@@ -1,7 +1,8 @@
 """Rank processes on one device for gpu_check.py and gpu_speed.py: starting them, and what they say.
 
-A script that uses this is run again once for each rank, with `--case NAME`. What the ranks find is a list of entries
-(name, verdict, detail); a rank writes each into a file as it comes, so a rank that dies or hangs is told apart.
+A script that uses this is run again once for each rank, with `--case NAME`, or NAME+NAME for several by the same
+processes: starting some takes longer than most cases. What the ranks find is a list of entries (name, verdict, detail);
+a rank writes each into a file as it comes, so a rank that dies or hangs is told apart.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import datetime
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -65,11 +67,13 @@ class Rank:
             found.append(f"{what}: {str(error)[:300]}")
 
     def tell_tallies(self) -> None:
-        for name, wrong in self.tallies.items():
+        tallies, self.tallies = self.tallies, {}
+        for name, wrong in tallies.items():
             if wrong:
                 self.say(name, FAIL, f"{len(wrong)} of {self.counts[name]} wrong, first: {wrong[0]}")
             else:
                 self.say(name, PASS, f"{self.counts[name]} results, bit for bit")
+            self.counts[name] = 0
 
     # The device.
 
@@ -112,7 +116,7 @@ def run(
     env: Callable[[int], dict[str, str]],
     **given: Any,
 ) -> list[tuple[str, str, str]]:
-    """Run one case on `size` ranks: its entries, the worst rank's verdict for each name. seconds: the limit.
+    """Run a case, or some (a+b), on `size` ranks for `seconds` at most: its entries, for each name the worst rank's.
 
     A rank of `given["killed"]` is meant to die.
     """
@@ -161,7 +165,7 @@ def run(
 
 
 def rank_main(cases: dict[str, Callable[[Rank], None]], arguments: argparse.Namespace) -> int:
-    """In a rank: make the group and run the case."""
+    """In a rank: make the group and run the cases, until one fails."""
     import torch
     import torch.distributed as dist
     from smddp._register import register
@@ -180,13 +184,15 @@ def rank_main(cases: dict[str, Callable[[Rank], None]], arguments: argparse.Name
         world_size=me.size,
         timeout=datetime.timedelta(seconds=given.get("timeout", 60)),
     )
+    case = arguments.case
     try:
-        cases[arguments.case](me)
-        me.tell_tallies()
+        for case in arguments.case.split("+"):
+            cases[case](me)
+            me.tell_tallies()
         dist.destroy_process_group()
     except BaseException as error:
         me.tell_tallies()
-        me.say(arguments.case, FAIL, f"{type(error).__name__}: {str(error)[:400]}")
+        me.say(case, FAIL, f"{type(error).__name__}: {str(error)[:400]}")
         traceback.print_exc()
         return 1
     return 0
@@ -199,6 +205,48 @@ def no_gpu() -> str | None:
     if not torch.cuda.is_available():
         return f"torch {torch.__version__} finds no CUDA device"
     return None
+
+
+TRIED = """
+import ctypes
+driver, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+exit(min(driver.cuInit(0) or driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0), 255))
+"""
+
+
+@contextlib.contextmanager
+def sharing(wanted: bool) -> Iterator[str]:
+    """NVIDIA's MPS, by a daemon of our own, for processes that are started meanwhile; yields how they share the GPU.
+
+    Without it they take turns of some milliseconds, so a stream that waits for another process's costs as much.
+    """
+    turns = "the processes take turns on the GPU"
+    control = shutil.which("nvidia-cuda-mps-control") or shutil.which(
+        "nvidia-cuda-mps-control", path="/usr/local/nvidia/bin"
+    )
+    if not wanted or control is None:
+        yield f"{turns} ({'--turns' if not wanted else 'there is no nvidia-cuda-mps-control'})"
+        return
+    if "CUDA_MPS_PIPE_DIRECTORY" in os.environ:
+        yield "the processes share the GPU by the MPS of CUDA_MPS_PIPE_DIRECTORY"
+        return
+    folder = tempfile.mkdtemp(prefix="smddp-mps-")
+    own = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+    env = {**os.environ, **own}
+    subprocess.run([control, "-d"], env=env, timeout=30)
+    try:
+        tried = subprocess.run([sys.executable, "-c", TRIED], env=env, timeout=60)
+        if tried.returncode:
+            yield f"{turns} (MPS does not work here: error {tried.returncode})"
+            return
+        os.environ.update(own)
+        try:
+            yield "the processes share the GPU by MPS"
+        finally:
+            for name in own:
+                del os.environ[name]
+    finally:
+        subprocess.run([control], input="quit -t 5\n", text=True, env=env, timeout=60)
 
 
 def machine() -> str:
@@ -219,6 +267,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--given", help=argparse.SUPPRESS)
+    parser.add_argument("--turns", action="store_true", help="processes take turns on the GPU: no MPS")
     parser.add_argument(
         "--device", default="cuda:0", help="cpu runs what it can on CPU tensors: a check of this script, not of a GPU"
     )

@@ -39,7 +39,10 @@ def model(sizes: argparse.Namespace) -> torch.nn.Module:
         max_position_embeddings=sizes.tokens,
         use_cache=False,
     )
-    return transformers.AutoModelForCausalLM.from_config(config).to(sizes.device).train()
+    # Made where it will live: a processor takes minutes to draw the parameters of a large one.
+    with torch.device(sizes.device):
+        made = transformers.AutoModelForCausalLM.from_config(config)
+    return made.to(sizes.device).train()
 
 
 def checkpointed(made: torch.nn.Module) -> torch.nn.Module:
