@@ -80,7 +80,7 @@ class Work:
         """The exception a wait would raise now, without raising it."""
     def source(self) -> int:
         """The rank a receive got its message from; -1 before that and for all other calls."""
-    def keeps_host(self) -> bool:
+    def is_enqueued(self) -> bool:
         """Whether wait_stream would wait, now, for the other ranks to make the call."""
     def on_enqueued(self, callback: Callable[[], Any]) -> None:
         """Call back once from a helper thread when all of it is on the device, or done; at once if it is already."""

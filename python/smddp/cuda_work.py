@@ -125,10 +125,10 @@ class CudaWork(DeviceWork):
     def _when_done(self, callback: Callable[[], None]) -> None:
         # The value of a future is for streams, and these wait by themselves. torch's own backend does the same; what
         # waits for futures (the DDP reducer, hooks) counts on it to run ahead of the device.
-        if self._native.keeps_host():
-            self._native.on_enqueued(callback)
-        else:
+        if self._native.is_enqueued():
             callback()
+        else:
+            self._native.on_enqueued(callback)
 
 
 class StagedWork(DeviceWork):

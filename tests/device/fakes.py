@@ -209,8 +209,8 @@ class Native:
     def source(self) -> int:
         return 1
 
-    def keeps_host(self) -> bool:
-        return False
+    def is_enqueued(self) -> bool:
+        return True
 
     def on_done(self, callback: Callable[[], Any]) -> None:
         if self._done:

@@ -35,12 +35,10 @@ class Machine:
         return Pool(self.ranks, environment, "device.simulated:install")
 
 
-AHEAD = {"SMDDP_CUDA_AHEAD": "1"}
 MACHINES = {
     "reference": Machine(3, "by reference", {"FAKE_CUDA_SEED": "7"}),
-    "ahead": Machine(3, "by reference", {"FAKE_CUDA_SEED": "9", **AHEAD}),
-    "host": Machine(2, "through pinned host memory", {"FAKE_CUDA_SEED": "8", "SMDDP_CUDA_PATH": "host", **AHEAD}),
-    "nodes": Machine(4, "by reference", AHEAD, nodes=2),
+    "host": Machine(2, "through pinned host memory", {"FAKE_CUDA_SEED": "8", "SMDDP_CUDA_PATH": "host"}),
+    "nodes": Machine(4, "by reference", nodes=2),
 }
 
 

@@ -149,9 +149,6 @@ settings! {
     /// device memory within a node: auto (by reference where all devices of the group reach each other), ipc (else an error),
     /// host (always through pinned memory)
     SMDDP_CUDA_PATH = "auto", shared, device_path: DevicePath = named;
-    /// 1: where other ranks have not made a call yet, its wait keeps the stream and not the host. Only with a driver that
-    /// allocates and maps memory while a stream waits: with any other, a call on new memory hangs
-    SMDDP_CUDA_AHEAD = "0", own, cuda_ahead: bool = named;
     /// the CUDA driver's file; empty: the one that is loaded already, then libcuda.so.1 on the loader's path
     SMDDP_CUDA_LIBRARY = "", own, cuda: Option<PathBuf> = some(as_it_is);
     /// what is told on standard error: VERSION, WARN (what is wrong, too), INFO (the ways that bytes take, ranks that are
@@ -184,8 +181,6 @@ pub struct Launch {
     pub rank: Option<String>,
     /// This rank's number on its host, and how many there are.
     pub local: Option<(usize, usize)>,
-    /// All streams of a device share one queue of the hardware, as programs wish that lay computing over communication.
-    pub one_queue: bool,
 }
 
 impl Launch {
@@ -195,7 +190,6 @@ impl Launch {
             rank: get("RANK"),
             // A launcher that counts otherwise tells nothing.
             local: number("LOCAL_RANK").zip(number("LOCAL_WORLD_SIZE")).filter(|(rank, ranks)| rank < ranks),
-            one_queue: get("CUDA_DEVICE_MAX_CONNECTIONS").is_some_and(|text| text.trim() == "1"),
         }
     }
 }
@@ -360,7 +354,6 @@ mod tests {
             ("SMDDP_ALGO", "rign"),
             ("SMDDP_DEBUG", "loud"),
             ("SMDDP_PROBE", "no"),
-            ("SMDDP_CUDA_AHEAD", "maybe"),
             ("SMDDP_NETWORK", "gbit=fast"),
         ] {
             let text = with(&[(name, value)]).unwrap_err().to_string();

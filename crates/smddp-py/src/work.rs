@@ -41,8 +41,8 @@ impl Work {
         self.0.source().map_or(-1, |rank| rank as i64)
     }
 
-    fn keeps_host(&self) -> bool {
-        self.0.keeps_host()
+    fn is_enqueued(&self) -> bool {
+        self.0.is_enqueued()
     }
 
     fn on_enqueued(&self, callback: Py<PyAny>) {

@@ -106,8 +106,7 @@ fn agree(
         &format!("group `{}`: rank {rank} on {}: within the node {path}", comm.name(), device.describe()),
     );
     let words = Words::new(device.clone(), pages, (rank, size), index).map_err(failed)?;
-    let ahead = comm.config().cuda_ahead && !comm.config().launch.one_queue;
-    let handle = SiteHandle::new(device.clone(), (index, memory), path, words, ahead).map_err(failed)?;
+    let handle = SiteHandle::new(device.clone(), (index, memory), path, words).map_err(failed)?;
     let site =
         Site::new(handle.clone(), board.filter(|_| memory == Memory::Reference && size > 1), size, sample);
     Ok((handle, site))

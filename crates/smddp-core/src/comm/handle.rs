@@ -81,24 +81,12 @@ impl Work {
         self.shared.is_done() || self.completion.as_ref().is_some_and(Completion::enqueued)
     }
 
-    /// Whether [`Self::wait_stream`] would wait here, now: the host stays until the other ranks have made the call, too.
-    pub fn keeps_host(&self) -> bool {
-        !self.is_enqueued()
-            && self
-                .completion
-                .as_ref()
-                .is_none_or(|completion| completion.handle.keeps_host(completion.number))
-    }
-
-    /// What comes next on `stream`, one of the device's, is after this call. Does not wait for the device. Waits for the
-    /// other ranks to make the call, unless `SMDDP_CUDA_AHEAD` lets the stream do that and the group knows the memory that
-    /// its calls use. Raises the call's error if it has failed already. For calls on the host this is `wait`.
+    /// What comes next on `stream`, one of the device's, is after this call. Waits for the other ranks to make the call, and
+    /// not for the device. Raises the call's error if it has failed already. For calls on the host this is `wait`.
     pub fn wait_stream(&self, stream: smddp_cuda::Stream) -> Result<()> {
         let (Some(completion), comm) = (&self.completion, &self.comm) else { return self.wait(None) };
-        if self.keeps_host() {
+        if !self.is_enqueued() {
             comm.reach(&Target::Enqueued(&self.shared, completion), None)?;
-        } else if !self.is_enqueued() {
-            comm.nudge();
         }
         // If it failed, what is left of it on the device still uses its memory.
         let waits = completion.wait_stream(stream);

@@ -71,10 +71,6 @@ impl Bounce {
         self.slots.iter().any(|slot| matches!(slot.in_use, Use::Until(_)))
     }
 
-    pub(super) fn count(&self) -> usize {
-        self.slots.len()
-    }
-
     pub(super) fn address(&self, slot: usize) -> *mut u8 {
         self.slots[slot].at
     }

@@ -35,16 +35,15 @@ impl Completion {
         self.end.get().is_some()
     }
 
-    /// What comes next on `stream` is after the operation. Never waits: where not all of it is enqueued yet, the stream
-    /// waits for a word that the operation writes at its end.
+    /// What comes next on `stream` is after the operation, all of which is enqueued; after what there is of one that failed.
     pub(crate) fn wait_stream(&self, stream: Stream) -> Result<()> {
-        let device = &self.handle.device;
+        let SiteHandle { device, stream: own, .. } = &*self.handle;
         if self.handle.is_done(self.number) {
             return Ok(());
         }
         match self.end.get() {
             Some(mark) => device.wait_event(stream, mark.event()),
-            None => self.handle.gate(stream, self.number),
+            None => device.wait_event(stream, self.handle.mark(*own)?.event()),
         }
     }
 }

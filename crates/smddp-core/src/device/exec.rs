@@ -178,7 +178,7 @@ impl Turn<'_> {
     }
 
     fn slab(&mut self, bytes: usize) -> Result<Address, Trouble> {
-        let (index, at) = self.site.slab(bytes, self.op.number)?;
+        let (index, at) = self.site.slab(bytes)?;
         self.op.slabs.push(index);
         Ok(at)
     }
@@ -406,7 +406,7 @@ impl Mover for Turn<'_> {
         }
         let bytes = self.bound.message(run, segment);
         let none = !self.op.outbox.iter().any(|outgoing| outgoing.channel == channel);
-        Ok(self.site.slot(bytes, none, self.op.number)?.map(|slot| (channel, Outlet::Far(slot))))
+        Ok(self.site.slot(bytes, none)?.map(|slot| (channel, Outlet::Far(slot))))
     }
 
     fn send(&mut self, to: Self::Room, source: Run, tee: Option<Run>, segment: usize) -> Outcome<Self> {

@@ -152,10 +152,6 @@ impl Regions {
         Ok(Some((token, offset)))
     }
 
-    pub(super) fn knows(&self, rank: usize, token: u64) -> bool {
-        lock(&self.borrowed).mappings.contains_key(&(rank, token))
-    }
-
     /// What `rank` lends under that number, mapped here for operation `now`; it stays mapped until that is over.
     pub(super) fn borrow(&mut self, rank: usize, token: u64, now: u64) -> Result<Arc<Mapping>, String> {
         if let Some((mapping, used)) = lock(&self.borrowed).mappings.get_mut(&(rank, token)) {

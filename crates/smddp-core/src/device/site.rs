@@ -102,34 +102,25 @@ impl Site {
         self.handle.words.reached(self.handle.words.passed(), number)
     }
 
-    /// A pinned slot, as [`Bounce::take`] gives it to operation `number`.
-    pub(super) fn slot(&mut self, bytes: usize, needed: bool, number: u64) -> Result<Option<usize>> {
-        let before = self.memory.bounce.count();
+    /// A pinned slot, as [`Bounce::take`] gives it.
+    pub(super) fn slot(&mut self, bytes: usize, needed: bool) -> Result<Option<usize>> {
         let words = &self.handle.words;
-        let slot = self.memory.bounce.take(bytes, |number| words.reached(words.passed(), number), needed)?;
-        if self.memory.bounce.count() > before {
-            self.handle.learns(number);
-        }
-        Ok(slot)
+        self.memory.bounce.take(bytes, |number| words.reached(words.passed(), number), needed)
     }
 
     /// What `rank` lends under that number, mapped here for operation `number`.
     pub(super) fn borrow(&mut self, rank: usize, token: u64, number: u64) -> Result<Arc<Mapping>, String> {
-        if !self.memory.regions.knows(rank, token) {
-            self.handle.learns(number);
-        }
         self.memory.regions.borrow(rank, token, number)
     }
 
     /// Device memory of `bytes`, until it is given back.
-    pub(super) fn slab(&mut self, bytes: usize, number: u64) -> Result<(usize, Address)> {
+    pub(super) fn slab(&mut self, bytes: usize) -> Result<(usize, Address)> {
         let slabs = &mut self.memory.slabs;
         if let Some(index) = slabs.iter().position(|slab| slab.free && slab.bytes >= bytes) {
             slabs[index].free = false;
             return Ok((index, slabs[index].at));
         }
         let bytes = bytes.next_power_of_two().max(LEAST_SLAB);
-        self.handle.learns(number);
         let at = self.handle.device.allocate(bytes)?;
         slabs.push(Slab { at, bytes, free: false });
         Ok((slabs.len() - 1, at))

@@ -1,26 +1,16 @@
 //! Right results over every wire, size, type and kind of memory, and nothing unordered on the way.
 
-use std::sync::Once;
-
 use smddp_core::{Collective, DType, RedOp};
 
 use crate::common::{ALL, PATIENCE, Wire};
 use crate::rank::{Job, Memory, PLAIN, Rank, Site, ranks, ranks_on};
 use crate::world::{World, assert_clean, open_device};
 
-/// Streams may stand at words that are written later.
-pub(crate) fn ahead() {
-    static ONCE: Once = Once::new();
-    // SAFETY: before the first group of this process, which reads its settings once; nobody writes the environment later.
-    ONCE.call_once(|| unsafe { std::env::set_var("SMDDP_CUDA_AHEAD", "1") });
-}
-
 pub(crate) fn world(seed: u64) -> World {
     world_of(&format!("FAKE_CUDA_SEED={}", seed + 1))
 }
 
 pub(crate) fn world_of(settings: &str) -> World {
-    ahead();
     World::new(&format!("{settings} FAKE_CUDA_GRANULARITY=4096"))
 }
 
@@ -163,7 +153,7 @@ fn calls_overlap_and_mix_with_calls_on_host_memory() {
 }
 
 #[test]
-fn streams_wait_for_calls_that_other_ranks_have_not_made_yet() {
+fn calls_that_other_ranks_have_not_made_yet_are_waited_for() {
     for seed in 0..4 {
         let world = world(seed);
         let wire = if seed % 2 == 0 { Wire::Shm } else { Wire::Nodes(2) };

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use smddp_core::{Collective, DType, RedOp};
 
-use crate::collectives::ahead;
 use crate::common::{ALL, Wire};
 use crate::rank::{Job, PLAIN, Site, ranks};
 use crate::world::World;
@@ -28,7 +27,6 @@ fn program(world: &World, wire: Wire, size: usize, collective: Collective, count
 }
 
 fn left_out(seed: u64, wait: &str) -> World {
-    ahead();
     World::new(&format!("FAKE_CUDA_SEED={} FAKE_CUDA_DROP={wait}", seed + 1))
 }
 

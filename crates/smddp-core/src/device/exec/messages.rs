@@ -129,7 +129,7 @@ impl Turn<'_> {
         }
         let bytes = self.bound.message(from.message, segment);
         let free = needed || !self.site.bounce().moving();
-        let Some(slot) = self.site.slot(bytes, free, self.op.number)? else { return Ok(None) };
+        let Some(slot) = self.site.slot(bytes, free)? else { return Ok(None) };
         let at = self.site.bounce().address(slot);
         self.site.handle.device.host_touches(at as Address, bytes, true);
         // SAFETY: the message holds these bytes (both ranks' sizes were held against each other) and stays until it is

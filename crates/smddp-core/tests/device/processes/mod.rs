@@ -16,7 +16,6 @@ const BY_REFERENCE: (&str, &str) = ("SMDDP_TEST_PATH", "by reference");
 const STAGED: (&str, &str) = ("SMDDP_TEST_PATH", "through pinned host memory");
 const LO: (&str, &str) = ("SMDDP_SOCKET_IFNAME", "=lo");
 const PAIRS: (&str, &str) = ("SMDDP_NODE", "node {pair}");
-const AHEAD: (&str, &str) = ("SMDDP_CUDA_AHEAD", "1");
 
 /// Not a promise of its own: the entry of the processes that these tests start.
 pub(crate) fn rank(me: &Me) {
@@ -38,11 +37,7 @@ fn all(role: &str, size: usize, settings: &[(&str, &str)]) {
 #[test]
 fn every_collective_is_right_between_processes_with_an_old_driver_and_a_new_one() {
     all("every collective", 2, &[BY_REFERENCE, ("FAKE_CUDA_VERSION", "12000")]);
-    all(
-        "every collective",
-        3,
-        &[BY_REFERENCE, ("FAKE_CUDA_VERSION", "13000"), ("FAKE_CUDA_SEED", "3"), AHEAD],
-    );
+    all("every collective", 3, &[BY_REFERENCE, ("FAKE_CUDA_VERSION", "13000"), ("FAKE_CUDA_SEED", "3")]);
 }
 
 #[test]
@@ -64,8 +59,8 @@ fn memory_that_turns_out_not_to_be_exported_is_copied_to_whole_blocks_of_the_gro
 #[test]
 fn groups_of_the_same_processes_work_at_once_and_come_and_go() {
     all("several groups", 3, &[("FAKE_CUDA_SEED", "5")]);
-    all("several groups", 3, &[("FAKE_CUDA_SEED", "6"), AHEAD]);
-    all("several groups", 4, &[LO, PAIRS, AHEAD]);
+    all("several groups", 3, &[("FAKE_CUDA_SEED", "6")]);
+    all("several groups", 4, &[LO, PAIRS]);
 }
 
 #[test]
@@ -79,27 +74,25 @@ fn a_driver_that_waits_for_all_streams_before_it_maps_memory_holds_nobody_up() {
 #[test]
 fn thousands_of_calls_in_the_order_of_a_stream_are_right() {
     all("soak", 2, &[("SMDDP_TEST_TURNS", "1000")]);
-    all("soak", 2, &[("SMDDP_TEST_TURNS", "1000"), AHEAD]);
     all("soak", 3, &[("SMDDP_TEST_TURNS", "300"), ("FAKE_CUDA_SEED", "11"), ("FAKE_CUDA_VERSION", "12080")]);
 }
 
 #[test]
 fn streams_that_share_one_queue_do_not_wait_for_what_comes_behind_them() {
     let one = ("CUDA_DEVICE_MAX_CONNECTIONS", "1");
-    all("soak", 3, &[("SMDDP_TEST_TURNS", "300"), ("FAKE_CUDA_SEED", "13"), one, AHEAD]);
-    all("several groups", 3, &[("FAKE_CUDA_SEED", "5"), one, AHEAD]);
+    all("soak", 3, &[("SMDDP_TEST_TURNS", "300"), ("FAKE_CUDA_SEED", "13"), one]);
+    all("several groups", 3, &[("FAKE_CUDA_SEED", "5"), one]);
 }
 
 #[test]
-fn mappings_are_closed_while_streams_wait_for_calls() {
-    all("many buffers", 2, &[AHEAD]);
+fn mappings_are_closed_while_calls_are_on_the_device() {
+    all("many buffers", 2, &[]);
 }
 
 #[test]
 fn a_killed_process_is_named_by_the_others_and_their_streams_go_on() {
     for case in 0..15usize {
-        let ahead = (AHEAD.0, if case / 2 % 2 == 0 { "1" } else { "0" });
-        let mut ranks = start("killed", 3, &[("SMDDP_TEST_CASE", &case.to_string()), ahead], LIMIT);
+        let mut ranks = start("killed", 3, &[("SMDDP_TEST_CASE", &case.to_string())], LIMIT);
         (0..3).for_each(|rank| drop(ranks.hear(rank, "ready")));
         // Not a wait for anything: it moves the blow to another moment.
         std::thread::park_timeout(Duration::from_micros((case as u64 * 613) % 4000));
@@ -120,7 +113,7 @@ fn a_killed_process_is_named_by_the_others_and_their_streams_go_on() {
 
 #[test]
 fn a_process_that_does_not_make_the_call_is_named_and_the_callers_streams_go_on() {
-    for settings in [&[][..], &[AHEAD], &[LO, PAIRS, AHEAD]] {
+    for settings in [&[][..], &[LO, PAIRS]] {
         let mut ranks = start("absent", 3, settings, LIMIT);
         (0..2).for_each(|rank| drop(ranks.hear(rank, "failed")));
         ranks.put("over", "yes");
