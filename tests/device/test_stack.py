@@ -273,7 +273,7 @@ def test_many_calls_are_under_way_at_once_and_waited_for_in_any_order():
         assert work.is_success()
 
 
-@on_machines("reference", "host")
+@on_machines("reference")
 def test_futures_run_ahead_of_the_device_and_their_callbacks_after_the_call():
     tensor = mine(3000)
     with gpu.stream(gpu.Stream(0)) as caller:
@@ -291,7 +291,7 @@ def test_futures_run_ahead_of_the_device_and_their_callbacks_after_the_call():
         holds(twice, reduced(everyones(3000), "SUM"))
 
 
-@on_machines(*ALL)
+@on_machines("reference")
 def test_calls_and_waits_never_keep_the_host_and_the_data_follows_the_streams():
     """The callers' streams stand still, so whatever waited for them on the host would stand still too."""
     _, size = world()

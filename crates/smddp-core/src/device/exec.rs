@@ -379,9 +379,8 @@ impl Turn<'_> {
             waits.push(Wait { word: lines.reads(), value: number });
         }
         waits.into_iter().for_each(|wait| self.site.await_word(wait));
-        self.site.flush()?;
         let handle = self.op.handle.clone();
-        self.site.write(handle.done_word(), number)?;
+        self.site.finish(handle.done_word(), number)?;
         let _ = self.op.end.set(handle.mark(handle.stream)?);
         Ok(true)
     }

@@ -206,6 +206,19 @@ impl Site {
         Ok(self.passed)
     }
 
+    /// All that was asked for, and then `value` in a word.
+    pub(super) fn finish(&mut self, word: Address, value: u64) -> Result<()> {
+        if !self.copies.is_empty() {
+            self.flush()?;
+        }
+        let (device, stream) = (&*self.handle.device, self.handle.stream);
+        self.dirty |= !self.waits.is_empty();
+        // SAFETY: words of pages that the handle keeps.
+        unsafe { device.wait_and_write(stream, &self.waits, word, value)? };
+        self.waits.clear();
+        Ok(())
+    }
+
     pub(super) fn write(&self, word: Address, value: u64) -> Result<()> {
         // SAFETY: a word of a page that the handle keeps.
         unsafe { self.handle.device.write_word(self.handle.stream, word, value) }

@@ -87,6 +87,11 @@ impl Cuda {
         }
     }
 
+    /// Whether the allocation at `address` is still the one of that [`Region::generation`]; never for mapped memory.
+    pub(super) fn is_buffer(&self, address: Address, generation: u64) -> bool {
+        self.one(BUFFER_ID, address) == Some(generation)
+    }
+
     fn one(&self, attribute: i32, address: Address) -> Option<u64> {
         let mut answer = 0u64;
         // SAFETY: room for the largest answer.

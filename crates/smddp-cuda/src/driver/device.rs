@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::context::Context;
 use super::cuda::Cuda;
+use super::known::Known;
 use super::launch::Kernels;
 use super::table::{MemcpyBatch, Required};
 use super::types::*;
@@ -33,6 +34,7 @@ pub struct Device {
     /// The driver has a batched copy, and it worked so far.
     batches: AtomicBool,
     kernels: Kernels,
+    known: Mutex<Known>,
     /// Streams that were given back, for the next that asks.
     spare: Mutex<Vec<Stream>>,
 }
@@ -78,6 +80,7 @@ impl Device {
             uuid: cuda.uuid(device)?,
             batches: AtomicBool::new(cuda.table.memcpy_batch.is_some()),
             kernels: Kernels::default(),
+            known: Mutex::default(),
             spare: Mutex::default(),
             priority: greatest,
             context,
@@ -94,6 +97,10 @@ impl Device {
 
     fn spare(&self) -> MutexGuard<'_, Vec<Stream>> {
         self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All copies in one call. False where the driver refuses: it has no such call for this device, or not for such memory,
@@ -170,6 +177,16 @@ impl Drop for Device {
                 unsafe { (self.driver().stream_destroy)(stream.0) };
             }
         }
+    }
+}
+
+fn memory_operation(operation: u32, address: Address, value: u64, flags: u32) -> CUstreamBatchMemOpParams {
+    CUstreamBatchMemOpParams { operation, _gap: 0, address, value, flags, _gap2: 0, alias: 0, _pad: 0 }
+}
+
+impl Wait {
+    fn operation(&self) -> CUstreamBatchMemOpParams {
+        memory_operation(STREAM_MEM_OP_WAIT_VALUE_64, self.word, self.value, STREAM_WAIT_VALUE_GEQ)
     }
 }
 
@@ -316,23 +333,43 @@ impl Device {
             let code = unsafe { (words.wait)(stream.0, word, value, STREAM_WAIT_VALUE_GEQ) };
             return self.driver().check(c"cuStreamWaitValue64", code);
         }
-        for waits in waits.chunks(MAX_BATCH_MEM_OPS) {
-            let mut operations: Vec<_> = waits
-                .iter()
-                .map(|wait| CUstreamBatchMemOpParams {
-                    operation: STREAM_MEM_OP_WAIT_VALUE_64,
-                    _gap: 0,
-                    address: wait.word,
-                    value: wait.value,
-                    flags: STREAM_WAIT_VALUE_GEQ,
-                    _gap2: 0,
-                    alias: 0,
-                    _pad: 0,
-                })
-                .collect();
+        // SAFETY: the caller's words.
+        unsafe { self.batch(words, stream, waits.iter().map(Wait::operation)) }
+    }
+
+    /// The stream waits for all of these and then writes a word, as by `wait_words` and `write_word`.
+    pub unsafe fn wait_and_write(
+        &self,
+        stream: Stream,
+        waits: &[Wait],
+        word: Address,
+        value: u64,
+    ) -> Result<()> {
+        if waits.is_empty() {
+            // SAFETY: the caller's word.
+            return unsafe { self.write_word(stream, word, value) };
+        }
+        let words = self.words()?;
+        let _current = self.context.enter()?;
+        let write = memory_operation(STREAM_MEM_OP_WRITE_VALUE_64, word, value, STREAM_WRITE_VALUE_DEFAULT);
+        // SAFETY: the caller's words.
+        unsafe { self.batch(words, stream, waits.iter().map(Wait::operation).chain([write])) }
+    }
+
+    /// In their order, in as few calls as there can be.
+    ///
+    /// # Safety
+    /// The words are the caller's; the context is current.
+    unsafe fn batch(
+        &self,
+        words: &super::table::Words,
+        stream: Stream,
+        operations: impl Iterator<Item = CUstreamBatchMemOpParams>,
+    ) -> Result<()> {
+        let mut operations: Vec<_> = operations.collect();
+        for some in operations.chunks_mut(MAX_BATCH_MEM_OPS) {
             // SAFETY: as many operations as said, read before the call returns; the caller's words.
-            let code =
-                unsafe { (words.batch)(stream.0, operations.len() as u32, operations.as_mut_ptr(), 0) };
+            let code = unsafe { (words.batch)(stream.0, some.len() as u32, some.as_mut_ptr(), 0) };
             self.driver().check(c"cuStreamBatchMemOp", code)?;
         }
         Ok(())
@@ -448,7 +485,14 @@ impl Device {
     /// memory of another device than this.
     pub fn region(&self, address: Address) -> Result<Region> {
         let _current = self.context.enter()?;
-        self.cuda.region(self.ordinal, address)
+        if let Some(region) =
+            self.known().find(address, |generation| self.cuda.is_buffer(address, generation))
+        {
+            return Ok(region);
+        }
+        let region = self.cuda.region(self.ordinal, address)?;
+        self.known().learn(region);
+        Ok(region)
     }
 
     pub fn export(&self, region: &Region) -> Result<Export> {

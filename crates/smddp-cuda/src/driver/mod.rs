@@ -16,6 +16,7 @@ mod cuda;
 mod device;
 mod errors;
 mod host;
+mod known;
 mod launch;
 mod load;
 mod share;

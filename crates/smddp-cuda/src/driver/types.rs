@@ -89,6 +89,7 @@ pub(crate) const CAPTURE_MODE_RELAXED: c_int = 2;
 
 // CUstreamBatchMemOpType and flags
 pub(crate) const STREAM_MEM_OP_WAIT_VALUE_64: c_uint = 4;
+pub(crate) const STREAM_MEM_OP_WRITE_VALUE_64: c_uint = 5;
 pub(crate) const STREAM_WAIT_VALUE_GEQ: c_uint = 0;
 /// With the memory barrier: everything before in the stream is visible everywhere first.
 pub(crate) const STREAM_WRITE_VALUE_DEFAULT: c_uint = 0;
