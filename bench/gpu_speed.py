@@ -77,9 +77,12 @@ def peers_memory(me: Rank, tensor):
     import torch.distributed as dist
     from torch.multiprocessing.reductions import reduce_tensor
 
+    # One for each reader: torch counts them, and lets the memory go when each has.
+    mine = [reduce_tensor(tensor) if other != me.rank else None for other in range(me.size)]
     found = [None] * me.size
-    dist.all_gather_object(found, reduce_tensor(tensor))
-    return [rebuild(*given) for other, (rebuild, given) in enumerate(found) if other != me.rank]
+    dist.all_gather_object(found, mine)
+    meant = [given[me.rank] for other, given in enumerate(found) if other != me.rank]
+    return [rebuild(*arguments) for rebuild, arguments in meant]
 
 
 def gather(me: Rank) -> None:

@@ -54,6 +54,9 @@ pub(crate) struct Limit {
     asked: Option<Instant>,
 }
 
+/// Tries for the driver before a wait sleeps.
+const LOOKS: u32 = 50;
+
 impl Limit {
     /// `None`: never.
     pub(crate) fn new(until: Option<Instant>) -> Self {
@@ -292,7 +295,8 @@ impl Inner {
             return Err(Error::Forked { group: self.name.clone() });
         }
         let mut limit = Limit::new(timeout.and_then(|timeout| Instant::now().checked_add(timeout)));
-        let mut nap = Duration::from_micros(50);
+        // The progress thread has the driver for one look as a rule: far shorter than a sleep.
+        let (mut looks, mut nap) = (LOOKS, Duration::from_micros(50));
         while !target.is_seen() {
             if let Some(mut driver) = self.try_drive() {
                 let outcome = self.drive(&mut driver, target, &mut limit);
@@ -302,6 +306,9 @@ impl Inner {
                     Some(_) => break,
                     None => {}
                 }
+            } else if looks > 0 {
+                looks -= 1;
+                std::thread::yield_now();
             } else if let Some(work) = target.work() {
                 work.sleep(nap);
                 nap = (nap * 2).min(Duration::from_millis(5));

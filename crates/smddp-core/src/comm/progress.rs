@@ -17,6 +17,8 @@ use crate::wait::{AboutToSleep, Backoff, Rounds, SpinPolicy, longest};
 struct Queue {
     incoming: Vec<Arc<Inner>>,
     running: bool,
+    /// The thread sleeps until it is told of a change: telling it otherwise would be a system call for nothing.
+    sleeps: bool,
     kicks: u64,
 }
 
@@ -40,7 +42,21 @@ pub(crate) fn register(comm: &Arc<Inner>) {
         // Without a thread, whoever waits still drives.
         state.running = spawned.is_ok();
     }
-    changed.notify_all();
+    if state.sleeps {
+        changed.notify_all();
+    }
+}
+
+/// The thread's own sleep.
+fn sleep<'a>(
+    mut state: MutexGuard<'a, Queue>,
+    changed: &Condvar,
+    at_most: Duration,
+) -> (MutexGuard<'a, Queue>, bool) {
+    state.sleeps = true;
+    let (mut state, timeout) = changed.wait_timeout(state, at_most).unwrap_or_else(PoisonError::into_inner);
+    state.sleeps = false;
+    (state, timeout.timed_out())
 }
 
 fn run() {
@@ -59,11 +75,9 @@ fn run() {
                 }
                 // Idle for a while: go; the next asynchronous call makes a new thread.
                 let kicks = state.kicks;
-                let (next, timeout) = changed
-                    .wait_timeout(state, Duration::from_secs(5))
-                    .unwrap_or_else(PoisonError::into_inner);
+                let (next, timed_out) = sleep(state, changed, Duration::from_secs(5));
                 state = next;
-                if timeout.timed_out() && state.kicks == kicks && state.incoming.is_empty() {
+                if timed_out && state.kicks == kicks && state.incoming.is_empty() {
                     state.running = false;
                     return;
                 }
@@ -118,7 +132,7 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
             }
             if !owned {
                 // All taken by waiters, who register what they leave behind.
-                drop(changed.wait_timeout(state, Duration::from_millis(2)));
+                drop(sleep(state, changed, Duration::from_millis(2)));
                 about_to_sleep = None;
                 continue;
             }
