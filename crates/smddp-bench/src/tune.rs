@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use clap::{ArgAction, Parser};
 use serde::Deserialize;
-use smddp_plan::tune::{Entry, Table};
+use smddp_plan::tune::{Entry, Place, Table};
 use smddp_plan::{Algorithm, Collective};
 
 use crate::error::{Error, Result};
@@ -20,7 +20,8 @@ use crate::split;
 
 const AFTER_HELP: &str = "\
 Without --nproc it is one rank of those that torchrun, mpirun or srun started, as for a measurement; rank 0 writes.
-The table is loaded with SMDDP_TUNE. Sizes between and beyond the measured ones take the nearest.
+The table is loaded with SMDDP_TUNE. Sizes between and beyond the measured ones take the nearest. Its entries hold for
+host memory and for groups of as many ranks as were measured; tables of several numbers of ranks may stand in one file.
 
 A reducing collective (all_reduce, reduce_scatter, reduce) is tuned only with --reducing: its algorithm decides the
 order of its additions, so with such a table floats may come out with other bits than without.
@@ -128,7 +129,7 @@ pub(crate) fn run(cli: &Cli, spawn: &[String]) -> Result<i32> {
                 sample.times.iter().map(|(a, us)| format!("{} {us:.1}", a.name())).collect();
             let _ = writeln!(notes, "# {} {}: {} us", op.name(), size(sample.bytes), times.join(", "));
         }
-        table.entries.extend(entries(collective, &samples));
+        table.entries.extend(entries(collective, ranks, &samples));
     }
     if ranks == 0 {
         return Ok(0);
@@ -263,7 +264,7 @@ fn best(sample: &Sample) -> Option<Algorithm> {
 }
 
 /// One entry for neighbouring sizes with the same algorithm; borders lie in the geometric middle.
-fn entries(collective: Collective, samples: &[Sample]) -> Vec<Entry> {
+fn entries(collective: Collective, ranks: usize, samples: &[Sample]) -> Vec<Entry> {
     let mut entries: Vec<Entry> = Vec::new();
     let mut before = None;
     for (sample, algorithm) in samples.iter().filter_map(|s| Some((s, best(s)?))) {
@@ -274,7 +275,8 @@ fn entries(collective: Collective, samples: &[Sample]) -> Vec<Entry> {
             Some(last) => last.to = from,
             None => {}
         }
-        entries.push(Entry { collective, from, to: u64::MAX, algorithm });
+        let (to, place, ranks) = (u64::MAX, Some(Place::Host), ranks..=ranks);
+        entries.push(Entry { collective, from, to, place, ranks, algorithm });
     }
     entries
 }
@@ -303,10 +305,11 @@ mod tests {
             sample(256 << 10, Mesh, &[(Mesh, 30.0), (HierRing, 20.0)]),
             sample(1 << 20, Mesh, &[(Mesh, 90.0), (HierRing, 91.0)]),
         ];
-        let table = Table { entries: entries(Collective::AllGather, &samples) };
+        let table = Table { entries: entries(Collective::AllGather, 4, &samples) };
         assert_eq!(
             table.to_string(),
-            "all_gather:0-16k:@publish#all_gather:16k-512k:@hier-ring#all_gather:512k-inf:@mesh"
+            "all_gather:0-16k:host:[4]:@publish#all_gather:16k-512k:host:[4]:@hier-ring\
+             #all_gather:512k-inf:host:[4]:@mesh"
         );
         assert_eq!(Table::parse(&table.to_string()).unwrap(), table);
     }

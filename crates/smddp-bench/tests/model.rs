@@ -151,7 +151,10 @@ fn tune_writes_a_table_that_can_be_loaded() {
     let table = smddp_plan::tune::Table::parse(&file.text()).unwrap();
     for collective in [smddp_plan::Collective::AllGather, smddp_plan::Collective::Broadcast] {
         for bytes in [0, 64 << 10, 1 << 40] {
-            assert!(table.algorithm(collective, bytes).is_some(), "{}", file.text());
+            let of = |memory, ranks| table.algorithm(collective, bytes, memory, ranks);
+            assert!(of(smddp_plan::Memory::Host, 2).is_some(), "{}", file.text());
+            // What was not measured is not said.
+            assert_eq!((of(smddp_plan::Memory::Host, 3), of(smddp_plan::Memory::Bounced, 2)), (None, None));
         }
     }
     assert!(!file.text().contains("bits"), "{}", file.text());
@@ -163,7 +166,7 @@ fn tune_says_that_reductions_may_change() {
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{stderr}");
     assert!(stderr.contains("bits") && stdout.contains("bits"), "{stdout} {stderr}");
-    assert!(stdout.contains("all_reduce:0-inf:@mesh"), "{stdout}");
+    assert!(stdout.contains("all_reduce:0-inf:host:[2]:@mesh"), "{stdout}");
 }
 
 #[test]

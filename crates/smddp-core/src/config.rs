@@ -95,8 +95,8 @@ settings! {
     /// use this algorithm wherever it does the collective: publish or mesh, all ranks alike; hier-ring, hier-log,
     /// hier-recursive, hier-tree (`hier-` may be left out), hier-publish, hier: the mesh inside nodes, this between them
     SMDDP_ALGO = "", shared, algorithm: Option<Algorithm> = some(algorithm);
-    /// algorithms by size, as `smddp-bench tune` writes them: all_gather:64k-4m:@hier#all_reduce:0-32k:@tree, or the name of
-    /// a file with such lines
+    /// algorithms by size, and if wanted by memory and ranks of the group, as `smddp-bench tune` writes them:
+    /// all_gather:64k-4m:@hier#all_reduce:0-32k:host:[8]:@tree; or the name of a file with such lines
     SMDDP_TUNE = "", shared, tune: Table = tune;
     /// 1: reductions combine the ranks' values in one order, a tree over the group's ranks, whatever the algorithm, the size, the
     /// wire and the split into nodes: the same bits on any of them (docs/reproducibility.md)

@@ -343,12 +343,9 @@ impl Driver {
     /// Lets go of all devices; what their streams still use is theirs to give back.
     pub(crate) fn forget_devices(&mut self) {
         while let Some(since) = self.releasing
-            && !self.release(false)
+            && !self.release()
+            && since.elapsed() < RELEASING
         {
-            if since.elapsed() >= RELEASING {
-                self.release(true);
-                break;
-            }
             std::thread::sleep(Duration::from_micros(100));
         }
         self.enqueued.clear();
@@ -360,18 +357,17 @@ impl Driver {
     pub(crate) fn keep_releasing(&mut self, now: Instant) {
         let Some(since) = self.releasing else { return };
         let late = now.duration_since(since) >= RELEASING;
-        let empty = self.release(late);
         // A stream that stood still so long writes its numbers when it goes on, over those that release.
-        if late && empty {
+        if self.release() && late {
             self.releasing = None;
         }
     }
 
     /// Lets all streams go on; whether they are empty.
-    fn release(&mut self, late: bool) -> bool {
+    fn release(&mut self) -> bool {
         let mut empty = true;
         for site in &mut self.sites {
-            empty &= site.release_all(late);
+            empty &= site.release();
         }
         empty
     }

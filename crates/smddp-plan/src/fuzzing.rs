@@ -1,5 +1,6 @@
 //! Texts that people write, made of arbitrary bytes. See `fuzz/`.
 
+use crate::choice::Memory;
 use crate::ir::Collective;
 use crate::tune::Table;
 
@@ -10,9 +11,12 @@ pub fn tune(bytes: &[u8]) {
         Ok(table) => {
             assert_eq!(Table::parse(&table.to_string()).as_ref(), Ok(&table), "what is written can be read");
             for entry in &table.entries {
-                assert!(table.algorithm(entry.collective, entry.from).is_some());
+                let ranks = *entry.ranks.start();
+                let found = [Memory::Host, Memory::Reference]
+                    .map(|memory| table.algorithm(entry.collective, entry.from, memory, ranks));
+                assert!(found.iter().any(Option::is_some));
             }
-            let _ = Collective::ALL.map(|collective| table.algorithm(collective, u64::MAX));
+            let _ = Collective::ALL.map(|collective| table.algorithm(collective, u64::MAX, Memory::Host, 8));
         }
         Err(error) => {
             let line = text.lines().nth(error.line - 1).unwrap_or_default();

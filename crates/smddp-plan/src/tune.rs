@@ -1,27 +1,63 @@
 //! Tuning tables: which algorithm a collective takes at which size, as `SMDDP_TUNE` and `smddp-bench tune` write it.
 //!
 //! ```text
-//! all_gather:64k-4m:@hier#all_gather:4m-inf:@hier-log#all_reduce:0-32k:@tree
+//! all_gather:64k-4m:@hier#all_gather:4m-inf:@hier-log#all_reduce:0-32k:host:[8]:@tree
 //! ```
 //!
-//! An entry is `COLLECTIVE:FROM-TO:@ALGORITHM`: from `FROM` bytes of the whole buffer on, below `TO`; `inf` has no
-//! end. Without a range, as `all_gather:@ring`, it holds for all sizes. Entries are separated by `#` or by a new
-//! line; a line that begins with `# ` is a comment. Where entries overlap, the later one holds.
+//! An entry is `COLLECTIVE:WHEN:@ALGORITHM`, and `WHEN` none or some of these, with `:` between: `FROM-TO`, from `FROM`
+//! bytes of the whole buffer on, below `TO`, where `inf` has no end; `host` or `cuda`, the memory of the call's
+//! buffers; `[8]` or `[2-16]`, the ranks of the group, where `inf` has no end, too. What is not said holds for all, as in
+//! `all_gather:@ring`. Entries are separated by `#` or by a new line; a line that begins with `# ` is a comment. Where
+//! entries overlap, the later one holds. (UCC's tables are written alike.)
 
 use std::fmt;
+use std::ops::RangeInclusive;
 
 use crate::algorithms::Algorithm;
+use crate::choice::Memory;
 use crate::ir::Collective;
 
 /// One entry: sizes `from..to` of a collective.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
     pub collective: Collective,
     pub from: u64,
     /// `u64::MAX`: without end.
     pub to: u64,
+    /// `None`: any.
+    pub place: Option<Place>,
+    /// Of the group; to `usize::MAX`: without end.
+    pub ranks: RangeInclusive<usize>,
     pub algorithm: Algorithm,
 }
+
+/// Where a call's buffers are, as tables tell it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    Host,
+    Cuda,
+}
+
+impl Place {
+    pub const ALL: [Self; 2] = [Self::Host, Self::Cuda];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Host => "host",
+            Self::Cuda => "cuda",
+        }
+    }
+
+    pub const fn of(memory: Memory) -> Self {
+        match memory {
+            Memory::Host => Self::Host,
+            Memory::Bounced | Memory::Reference => Self::Cuda,
+        }
+    }
+}
+
+/// Groups of any size.
+pub const ANY_RANKS: RangeInclusive<usize> = 1..=usize::MAX;
 
 /// A tuning table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -66,10 +102,23 @@ impl Table {
         Ok(Self { entries })
     }
 
-    /// What the table says of a collective of `bytes` (the whole buffer); `None` where it says nothing.
-    pub fn algorithm(&self, collective: Collective, bytes: u64) -> Option<Algorithm> {
-        let holds =
-            |e: &&Entry| e.collective == collective && e.from <= bytes && (bytes < e.to || e.to == u64::MAX);
+    /// What the table says of a collective of `bytes` (the whole buffer) in such memory, by a group of so many ranks; `None`
+    /// where it says nothing.
+    pub fn algorithm(
+        &self,
+        collective: Collective,
+        bytes: u64,
+        memory: Memory,
+        ranks: usize,
+    ) -> Option<Algorithm> {
+        let place = Place::of(memory);
+        let holds = |e: &&Entry| {
+            e.collective == collective
+                && e.from <= bytes
+                && (bytes < e.to || e.to == u64::MAX)
+                && e.place.is_none_or(|wanted| wanted == place)
+                && e.ranks.contains(&ranks)
+        };
         self.entries.iter().rev().find(holds).map(|entry| entry.algorithm)
     }
 }
@@ -89,8 +138,18 @@ impl fmt::Display for Table {
 
 impl fmt::Display for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { collective, from, to, algorithm } = *self;
-        write!(f, "{}:{}-{}:@{}", collective_name(collective), size(from), size(to), algorithm.name())
+        let Self { collective, from, to, place, ref ranks, algorithm } = *self;
+        write!(f, "{}:{}-{}", collective_name(collective), size(from), size(to))?;
+        if let Some(place) = place {
+            write!(f, ":{}", place.name())?;
+        }
+        match (*ranks.start(), *ranks.end()) {
+            (1, usize::MAX) => {}
+            (least, usize::MAX) => write!(f, ":[{least}-inf]")?,
+            (least, most) if least == most => write!(f, ":[{least}]")?,
+            (least, most) => write!(f, ":[{least}-{most}]")?,
+        }
+        write!(f, ":@{}", algorithm.name())
     }
 }
 
@@ -112,34 +171,59 @@ pub const fn collective_name(collective: Collective) -> &'static str {
 /// One entry; an error has its place in `text`, counted from 0.
 fn entry(text: &str) -> Result<Entry, (usize, String)> {
     let parts: Vec<&str> = text.split(':').collect();
-    let (name, range, algorithm) = match parts[..] {
-        [name, algorithm] => (name, None, algorithm),
-        [name, range, algorithm] => (name, Some(range), algorithm),
-        _ => return Err((0, format!("'{text}' is not COLLECTIVE:FROM-TO:@ALGORITHM"))),
+    let [name, ref when @ .., algorithm] = parts[..] else {
+        return Err((0, format!("'{text}' is not COLLECTIVE:WHEN:@ALGORITHM")));
     };
     let collective = Collective::ALL
         .into_iter()
         .find(|&c| collective_name(c) == name)
         .ok_or_else(|| (0, unknown("collective", name, Collective::ALL.map(collective_name).into_iter())))?;
-    let at = name.chars().count() + 1;
-    let (from, to) = match range {
-        None => (0, u64::MAX),
-        Some(range) => bounds(range).map_err(|reason| (at, reason))?,
-    };
-    let at = at + range.map_or(0, |range| range.chars().count() + 1);
+    let mut at = name.chars().count() + 1;
+    let (mut sizes, mut place, mut ranks) = (None, None, None);
+    for part in when {
+        let twice = if let Some(inside) = part.strip_prefix('[') {
+            ranks.replace(group(part, inside).map_err(|reason| (at, reason))?).is_some()
+        } else if let Some(known) = Place::ALL.into_iter().find(|place| place.name() == *part) {
+            place.replace(known).is_some()
+        } else {
+            sizes.replace(bounds(part).map_err(|reason| (at, reason))?).is_some()
+        };
+        if twice {
+            return Err((at, format!("'{part}' is the second of its kind in this entry")));
+        }
+        at += part.chars().count() + 1;
+    }
     let Some(wanted) = algorithm.strip_prefix('@') else {
         return Err((at, format!("'{algorithm}' should be @ and the name of an algorithm")));
     };
     let algorithm = Algorithm::from_name(wanted).ok_or_else(|| {
         (at + 1, unknown("algorithm", wanted, Algorithm::ALL.into_iter().flat_map(Algorithm::spellings)))
     })?;
-    Ok(Entry { collective, from, to, algorithm })
+    let (from, to) = sizes.unwrap_or((0, u64::MAX));
+    Ok(Entry { collective, from, to, place, ranks: ranks.unwrap_or(ANY_RANKS), algorithm })
+}
+
+/// `[8]`, `[2-16]`, `[9-inf]`.
+fn group(text: &str, inside: &str) -> Result<RangeInclusive<usize>, String> {
+    let number = |text: &str| match text.trim() {
+        "inf" => Some(usize::MAX),
+        number => number.parse::<usize>().ok().filter(|&ranks| ranks > 0),
+    };
+    let ends = inside.strip_suffix(']').map(|inside| inside.split_once('-').unwrap_or((inside, inside)));
+    let ranks = ends.and_then(|(least, most)| Some(number(least)?..=number(most)?));
+    match ranks {
+        Some(ranks) if ranks.is_empty() => Err(format!("there are no ranks in '{text}'")),
+        Some(ranks) if *ranks.start() < usize::MAX => Ok(ranks),
+        _ => Err(format!("'{text}' is not a number of ranks such as [8], [2-16] or [9-inf]")),
+    }
 }
 
 fn bounds(range: &str) -> Result<(u64, u64), String> {
-    let (from, to) = range
-        .split_once('-')
-        .ok_or_else(|| format!("'{range}' is not a range of sizes such as 64k-4m or 4m-inf"))?;
+    let (from, to) = range.split_once('-').ok_or_else(|| {
+        format!(
+            "'{range}' is not a range of sizes such as 64k-4m or 4m-inf, host or cuda, or ranks as in [8]"
+        )
+    })?;
     let (from, to) = (bytes(from)?, bytes(to)?);
     if from >= to {
         return Err(format!("the range '{range}' is empty"));
@@ -199,7 +283,7 @@ mod tests {
     #[test]
     fn a_table_says_which_algorithm_a_size_takes() {
         let table = Table::parse("all_gather:64k-4m:@ring#all_reduce:0-32k:@tree").unwrap();
-        let of = |collective, bytes| table.algorithm(collective, bytes);
+        let of = |collective, bytes| table.algorithm(collective, bytes, Memory::Host, 8);
         assert_eq!(of(Collective::AllGather, (64 << 10) - 1), None);
         assert_eq!(of(Collective::AllGather, 64 << 10), Some(Algorithm::HierRing));
         assert_eq!(of(Collective::AllGather, (4 << 20) - 1), Some(Algorithm::HierRing));
@@ -214,7 +298,27 @@ mod tests {
         let table = Table::parse(text).unwrap();
         assert_eq!(table.to_string(), text);
         assert_eq!(Table::parse(&table.to_string()).unwrap(), table);
-        assert_eq!(table.algorithm(Collective::Barrier, u64::MAX), Some(Algorithm::HierLog));
+        assert_eq!(table.algorithm(Collective::Barrier, u64::MAX, Memory::Host, 2), Some(Algorithm::HierLog));
+    }
+
+    #[test]
+    fn an_entry_may_be_for_some_memory_and_some_groups_alone() {
+        let text = "all_gather:0-inf:@mesh#all_gather:0-1m:cuda:@hier-ring#all_gather:1k-inf:host:[8]:@hier-log\
+                    #reduce:0-inf:[2-3]:@hier-tree#reduce:0-inf:[9-inf]:@mesh";
+        let table = Table::parse(text).unwrap();
+        assert_eq!(table.to_string(), text);
+        let gather = |memory, ranks| table.algorithm(Collective::AllGather, 1 << 10, memory, ranks);
+        assert_eq!(gather(Memory::Host, 8), Some(Algorithm::HierLog));
+        assert_eq!(gather(Memory::Host, 7), Some(Algorithm::Mesh));
+        assert_eq!(gather(Memory::Bounced, 8), Some(Algorithm::HierRing));
+        assert_eq!(gather(Memory::Reference, 8), Some(Algorithm::HierRing));
+        let reduce = |ranks| table.algorithm(Collective::Reduce, 0, Memory::Host, ranks);
+        let found = [1, 2, 3, 4, 8, 9, 4096].map(reduce);
+        let (tree, mesh) = (Some(Algorithm::HierTree), Some(Algorithm::Mesh));
+        assert_eq!(found, [None, tree, tree, None, None, mesh, mesh]);
+        // In any order.
+        let other = Table::parse("all_gather:[2-2]:host:0-8k:@ring").unwrap();
+        assert_eq!(other.to_string(), "all_gather:0-8k:host:[2]:@hier-ring");
     }
 
     #[test]
@@ -228,8 +332,9 @@ mod tests {
             "all_gather:0-inf:@hier-ring#all_gather:0-8k:@publish#reduce:1g-1024g:@hier-tree"
         );
         // The later entry holds.
-        assert_eq!(table.algorithm(Collective::AllGather, 8), Some(Algorithm::Publish));
-        assert_eq!(table.algorithm(Collective::AllGather, 8192), Some(Algorithm::HierRing));
+        let of = |bytes| table.algorithm(Collective::AllGather, bytes, Memory::Host, 2);
+        assert_eq!(of(8), Some(Algorithm::Publish));
+        assert_eq!(of(8192), Some(Algorithm::HierRing));
         assert_eq!(Table::parse(" \n").unwrap(), Table::default());
     }
 
@@ -242,7 +347,13 @@ mod tests {
             ("reduce:1k-1x:@ring", 1, 8, "'1x' is not a size"),
             ("reduce:4k-4k:@ring", 1, 8, "empty"),
             ("reduce:0-4k:ring", 1, 13, "should be @"),
-            ("reduce", 1, 1, "COLLECTIVE:FROM-TO:@ALGORITHM"),
+            ("reduce", 1, 1, "COLLECTIVE:WHEN:@ALGORITHM"),
+            ("reduce:0-4k:hots:@ring", 1, 13, "host or cuda"),
+            ("reduce:host:[0]:@ring", 1, 13, "not a number of ranks"),
+            ("reduce:[8-2]:@ring", 1, 8, "there are no ranks"),
+            ("reduce:[inf]:@ring", 1, 8, "not a number of ranks"),
+            ("reduce:[2:@ring", 1, 8, "not a number of ranks"),
+            ("reduce:[2]:0-1k:[4]:@ring", 1, 17, "second of its kind"),
             ("reduce:99999999999999g-inf:@ring", 1, 8, "not a size"),
         ] {
             let error = Table::parse(text).unwrap_err();

@@ -81,7 +81,7 @@ impl SiteHandle {
 
     /// Whether a failure released everything.
     pub(crate) fn released(&self) -> bool {
-        self.words.load(self.words.done()) >= super::words::POISON || self.words.released()
+        self.words.released()
     }
 
     pub(super) fn done_word(&self) -> Address {

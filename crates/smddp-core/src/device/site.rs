@@ -225,20 +225,14 @@ impl Site {
     }
 
     /// The group is dead: nobody waits any more. Done again and again until the stream is empty, which comes back.
-    ///
-    /// Callers' streams wait until then, because what is enqueued still uses their memory; no longer where it is `late`.
-    pub(crate) fn release_all(&mut self, late: bool) -> bool {
+    pub(crate) fn release(&mut self) -> bool {
         let SiteHandle { device, stream, words, .. } = &*self.handle;
-        words.release_sites();
+        words.release();
         if self.end.is_none() {
             self.end = device.create_event().ok().filter(|&event| device.record(event, *stream).is_ok());
         }
         // What cannot be asked is not waited for.
-        let empty = self.end.is_none_or(|event| device.passed(event).unwrap_or(true));
-        if empty || late {
-            words.release_callers();
-        }
-        empty
+        self.end.is_none_or(|event| device.passed(event).unwrap_or(true))
     }
 }
 

@@ -164,17 +164,8 @@ impl Words {
 
     /// Lets every site's stream go on that waits for a word of this group. Streams may write smaller numbers after it, so
     /// it is done again until this rank's stream is empty.
-    pub(super) fn release_sites(&self) {
-        self.release(self.lines.iter().flatten().flat_map(|lines| lines.stream_words()));
-    }
-
-    /// Lets callers' streams go on that wait for this rank's operations, which come to nothing any more.
-    pub(super) fn release_callers(&self) {
-        self.release([self.done()]);
-    }
-
-    fn release(&self, words: impl IntoIterator<Item = Address>) {
-        for word in words {
+    pub(super) fn release(&self) {
+        for word in self.lines.iter().flatten().flat_map(|lines| lines.stream_words()) {
             if self.load(word) < POISON {
                 self.store(word, POISON);
             }
