@@ -304,9 +304,10 @@ impl Conn {
         }
     }
 
-    /// Whether something that has come is still to be read, of which the kernel knows nothing any more.
-    pub(super) fn has_text(&self) -> bool {
-        self.seal.as_ref().is_some_and(|seal| seal.opener.has_text())
+    /// Whether something that has come is still to be read, of which the kernel knows nothing any more: sealed bytes that were
+    /// opened, or a frame that the sink had no place for.
+    pub(super) fn has_more(&self) -> bool {
+        self.reader.blocked() || self.seal.as_ref().is_some_and(|seal| seal.opener.has_text())
     }
 
     /// Everything is the kernel's.

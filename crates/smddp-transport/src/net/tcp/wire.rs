@@ -294,7 +294,8 @@ impl Wire for TcpWire {
             if !conn.enlisted() && conn.events() == libc::POLLIN {
                 conn.enlist(&self.epoll, at, libc::POLLIN);
             }
-            conn.ready |= conn.has_text();
+            // What has come already is tried again at each look: the kernel will not tell of it.
+            conn.ready |= conn.has_more();
             let ClassSink { heard, left, moves, wrong, .. } = class_sink;
             if heard && std::mem::take(&mut conn.offered) {
                 self.listeners.door.inbox.close(peer, class);

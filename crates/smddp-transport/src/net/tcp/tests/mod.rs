@@ -1,5 +1,6 @@
 //! A live endpoint, and raw sockets that say what no rank says.
 
+mod again;
 mod bytes;
 mod calls;
 mod onlooker;
