@@ -64,7 +64,10 @@ def on_ranks(*sizes: int, seconds: float = CASE_SECONDS) -> Callable[[Case], Any
 def all_cases() -> Iterator[tuple[str, str, Any]]:
     """Those of this folder's tests that `on_ranks` made: their module, their name, and the test."""
     for file in sorted(Path(__file__).parent.glob("test_*.py")):
-        module = importlib.import_module(f"backend.{file.stem}")
+        try:
+            module = importlib.import_module(f"backend.{file.stem}")
+        except pytest.skip.Exception:
+            continue  # not for this torch
         for name, test in vars(module).items():
             if hasattr(test, "case") and hasattr(test, "sizes"):
                 yield module.__name__, name, test

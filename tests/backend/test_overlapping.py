@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from backend.ranks import BACKEND, on_ranks
 
+api = pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_api", reason="torch 2.5 has it elsewhere")
 fully_shard: Any = pytest.importorskip("torch.distributed.fsdp").fully_shard
-api = pytest.importorskip("torch.distributed.fsdp._fully_shard._fsdp_api")
 takes_ours = hasattr(api, "ReduceScatter")
 pytestmark = pytest.mark.skipif(not takes_ours, reason="FSDP2 takes others' collectives from torch 2.9 on")
 
