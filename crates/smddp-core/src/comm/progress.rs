@@ -44,6 +44,10 @@ pub(crate) fn register(comm: &Arc<Inner>) {
     }
     if state.sleeps {
         changed.notify_all();
+    } else {
+        // It may sleep until something comes for other communicators, or until this one has more room to send.
+        drop(state);
+        comm.sleeper.rouse();
     }
 }
 

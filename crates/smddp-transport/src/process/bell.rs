@@ -2,16 +2,18 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::thread::futex;
 
 use super::layout::{BELL_POLLERS, BELL_SLEEPERS, BELL_WORD};
+
 use super::memory::Memory;
 use super::order;
+use crate::lock;
 
 /// A process's bell: whoever publishes something rings it if anybody sleeps there. Sleepers that also wait for
 /// descriptors (sockets) are woken through an eventfd, the others by a futex.
@@ -19,13 +21,22 @@ use super::order;
 pub(crate) struct Bell {
     memory: Arc<Memory>,
     event: Arc<OwnedFd>,
+    /// What else those threads poll that poll the eventfd. The first to wake empties it, and one that has looked, but does not
+    /// poll yet, would miss the ring: so that one passes it on to each of these.
+    pollers: Arc<Mutex<Pollers>>,
+}
+
+#[derive(Default)]
+struct Pollers {
+    polling: Vec<Arc<OwnedFd>>,
+    spare: Vec<Arc<OwnedFd>>,
 }
 
 impl Bell {
     /// The bell in that memory, this process's.
     pub(crate) fn new(memory: Arc<Memory>) -> io::Result<Self> {
         let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Self { memory, event: Arc::new(event) })
+        Ok(Self { memory, event: Arc::new(event), pollers: Arc::default() })
     }
 
     fn words(&self) -> order::Bell<'_> {
@@ -51,20 +62,53 @@ impl Bell {
 
     /// Sleeps until the bell rings after that ticket was taken, one of `fds` is ready for its events, or the time is up.
     pub(crate) fn sleep(&self, ticket: u32, fds: &[(RawFd, i16)], at_most: Duration) {
+        self.sleep_after(ticket, fds, at_most, || {});
+    }
+
+    /// The same. `before`: what happens, where descriptors are polled, between the last look at the ticket and that.
+    fn sleep_after(&self, ticket: u32, fds: &[(RawFd, i16)], at_most: Duration, before: impl FnOnce()) {
         match fds {
             // Any outcome (woken, changed, timed out, interrupted) sends the caller back to look again.
             [] => {
                 let time = Timespec::try_from(at_most).ok();
                 let _ = futex::wait(self.words().word, futex::Flags::empty(), ticket, time.as_ref());
             }
-            _ => self.words().poll(ticket, || self.poll(fds, at_most)),
+            _ => {
+                // Before the look at the ticket: whoever empties the eventfd after a later ring knows of this thread.
+                let mine = self.enter();
+                self.words().poll(ticket, || {
+                    before();
+                    self.poll(fds, at_most, mine.as_deref());
+                });
+                mine.into_iter().for_each(|mine| self.leave(mine));
+            }
         }
     }
 
-    fn poll(&self, fds: &[(RawFd, i16)], at_most: Duration) {
+    /// This thread's own descriptor while it polls. Where there is none to be had, a ring may be heard at the end of the time.
+    fn enter(&self) -> Option<Arc<OwnedFd>> {
+        let mut pollers = lock(&self.pollers);
+        let spare = pollers.spare.pop();
+        let mine = match spare {
+            Some(spare) => spare,
+            None => Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).ok()?),
+        };
+        pollers.polling.push(mine.clone());
+        Some(mine)
+    }
+
+    fn leave(&self, mine: Arc<OwnedFd>) {
+        let mut pollers = lock(&self.pollers);
+        pollers.polling.retain(|polling| !Arc::ptr_eq(polling, &mine));
+        pollers.spare.push(mine);
+    }
+
+    fn poll(&self, fds: &[(RawFd, i16)], at_most: Duration, mine: Option<&OwnedFd>) {
         let entry = |fd, events| libc::pollfd { fd, events, revents: 0 };
-        let mut list = Vec::with_capacity(fds.len() + 1);
+        let mut list = Vec::with_capacity(fds.len() + 2);
         list.push(entry(self.event.as_raw_fd(), libc::POLLIN));
+        // A negative one is passed over.
+        list.push(entry(mine.map_or(-1, AsRawFd::as_raw_fd), libc::POLLIN));
         list.extend(fds.iter().map(|&(fd, events)| entry(fd, events)));
         let time = libc::timespec {
             tv_sec: at_most.as_secs().cast_signed(),
@@ -77,6 +121,18 @@ impl Bell {
         };
         if list[0].revents != 0 {
             let _ = rustix::io::read(&*self.event, &mut [0u8; 8]);
+            self.pass_on(mine);
+        }
+        if let Some(mine) = mine.filter(|_| list[1].revents != 0) {
+            let _ = rustix::io::read(mine, &mut [0u8; 8]);
+        }
+    }
+
+    /// Wakes the other pollers.
+    fn pass_on(&self, mine: Option<&OwnedFd>) {
+        let mine = mine.map(AsRawFd::as_raw_fd);
+        for other in lock(&self.pollers).polling.iter().filter(|other| Some(other.as_raw_fd()) != mine) {
+            let _ = rustix::io::write(other, &1u64.to_ne_bytes());
         }
     }
 
@@ -118,6 +174,14 @@ impl Sleeper {
         self.0.iter().for_each(Bell::ring);
     }
 
+    /// The same; costs little where nobody does. Whoever does not sleep yet sees what this thread did before.
+    pub fn rouse(&self) {
+        if let Some(bell) = &self.0 {
+            order::Bell::published();
+            ring_at(bell.memory(), bell.event());
+        }
+    }
+
     /// I am about to sleep: what is published from here on rings. One more look at the wires comes now, which sees what was
     /// published before; then [`Sleeper::sleep`] with this ticket, unless there was something; then [`Sleeper::rise`].
     pub fn drowse(&self) -> u32 {
@@ -136,6 +200,7 @@ impl Sleeper {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
     use std::time::Instant;
 
     use super::*;
@@ -153,5 +218,47 @@ mod tests {
             bell.rise();
             assert!(begun.elapsed() < Duration::from_secs(10), "it sleeps its time out");
         }
+    }
+
+    #[test]
+    fn a_ring_reaches_who_is_about_to_poll_though_another_poller_has_taken_it() {
+        let bell = Bell::new(Arc::new(Memory::create(1 << 20).unwrap().0)).unwrap();
+        let fds = &[(bell.event().as_raw_fd(), 0)][..];
+        let [mine, other] = [bell.drowse(), bell.drowse()];
+        let begun = Instant::now();
+        bell.sleep_after(mine, fds, Duration::from_secs(20), || {
+            // It has not rung when this thread looks. Then it does, and the other thread is quicker.
+            std::thread::scope(|scope| {
+                let polling = scope.spawn(|| bell.sleep(other, fds, Duration::from_secs(20)));
+                while bell.words().pollers.load(Ordering::Relaxed) < 2 {
+                    std::thread::yield_now();
+                }
+                ring_at(bell.memory(), bell.event());
+                polling.join().unwrap();
+            });
+        });
+        assert!(begun.elapsed() < Duration::from_secs(10), "it sleeps its time out");
+    }
+
+    #[test]
+    fn what_one_poller_passes_on_is_passed_on_by_nobody() {
+        let bell = Bell::new(Arc::new(Memory::create(1 << 20).unwrap().0)).unwrap();
+        let fds = &[(bell.event().as_raw_fd(), 0)][..];
+        bell.drowse();
+        ring_at(bell.memory(), bell.event());
+        // Old rings are slept through once they were heard, by any number of threads.
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    let sleeps = || {
+                        let begun = Instant::now();
+                        bell.sleep(bell.drowse(), fds, Duration::from_millis(50));
+                        begun.elapsed()
+                    };
+                    let slept = (0..20).filter(|_| sleeps() >= Duration::from_millis(50)).count();
+                    assert!(slept > 10, "{slept} of 20 sleeps were left alone");
+                });
+            }
+        });
     }
 }
