@@ -26,9 +26,11 @@ def nodes() -> Iterator[Pool]:
 
 
 def one_group_waits_and_another_calls() -> None:
-    """Seconds that rank 1 waits for a call that rank 0 has made before it computes, and in which rank 0's host has to take
-    part meanwhile. In every second round rank 0 also has a call of another group under way, to which nobody comes: the
-    thread that looks after both sleeps for that one, 20 ms where nothing wakes it."""
+    """Seconds that rank 1 waits for a call that rank 0 made before it computes.
+
+    Rank 0's host has to take part meanwhile. In every second round it also has a call of another group under way, to
+    which nobody comes: the thread that looks after both sleeps for that one, 20 ms where nothing wakes it.
+    """
     rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     waits, calls = dist.new_group([0, 1]), dist.new_group([0, 1])
     took: dict[bool, list[float]] = {False: [], True: []}
