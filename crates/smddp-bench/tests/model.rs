@@ -5,6 +5,8 @@
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+use smddp_plan::tune::Place;
+
 fn bench(args: &str) -> Output {
     bench_with(args, &[])
 }
@@ -151,10 +153,10 @@ fn tune_writes_a_table_that_can_be_loaded() {
     let table = smddp_plan::tune::Table::parse(&file.text()).unwrap();
     for collective in [smddp_plan::Collective::AllGather, smddp_plan::Collective::Broadcast] {
         for bytes in [0, 64 << 10, 1 << 40] {
-            let of = |memory, ranks| table.algorithm(collective, bytes, memory, ranks);
-            assert!(of(smddp_plan::Memory::Host, 2).is_some(), "{}", file.text());
+            let of = |place, ranks| table.algorithm(collective, bytes, place, ranks);
+            assert!(of(Place::Host, 2).is_some(), "{}", file.text());
             // What was not measured is not said.
-            assert_eq!((of(smddp_plan::Memory::Host, 3), of(smddp_plan::Memory::Bounced, 2)), (None, None));
+            assert_eq!((of(Place::Host, 3), of(Place::Cuda, 2)), (None, None));
         }
     }
     assert!(!file.text().contains("bits"), "{}", file.text());

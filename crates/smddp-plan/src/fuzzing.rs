@@ -1,8 +1,7 @@
 //! Texts that people write, made of arbitrary bytes. See `fuzz/`.
 
-use crate::choice::Memory;
 use crate::ir::Collective;
-use crate::tune::Table;
+use crate::tune::{Place, Table};
 
 /// A tuning table.
 pub fn tune(bytes: &[u8]) {
@@ -12,11 +11,11 @@ pub fn tune(bytes: &[u8]) {
             assert_eq!(Table::parse(&table.to_string()).as_ref(), Ok(&table), "what is written can be read");
             for entry in &table.entries {
                 let ranks = *entry.ranks.start();
-                let found = [Memory::Host, Memory::Reference]
-                    .map(|memory| table.algorithm(entry.collective, entry.from, memory, ranks));
+                let found =
+                    Place::ALL.map(|place| table.algorithm(entry.collective, entry.from, place, ranks));
                 assert!(found.iter().any(Option::is_some));
             }
-            let _ = Collective::ALL.map(|collective| table.algorithm(collective, u64::MAX, Memory::Host, 8));
+            let _ = Collective::ALL.map(|collective| table.algorithm(collective, u64::MAX, Place::Host, 8));
         }
         Err(error) => {
             let line = text.lines().nth(error.line - 1).unwrap_or_default();

@@ -14,7 +14,6 @@ use std::fmt;
 use std::ops::RangeInclusive;
 
 use crate::algorithms::Algorithm;
-use crate::choice::Memory;
 use crate::ir::Collective;
 
 /// One entry: sizes `from..to` of a collective.
@@ -45,13 +44,6 @@ impl Place {
         match self {
             Self::Host => "host",
             Self::Cuda => "cuda",
-        }
-    }
-
-    pub const fn of(memory: Memory) -> Self {
-        match memory {
-            Memory::Host => Self::Host,
-            Memory::Bounced | Memory::Reference => Self::Cuda,
         }
     }
 }
@@ -102,16 +94,15 @@ impl Table {
         Ok(Self { entries })
     }
 
-    /// What the table says of a collective of `bytes` (the whole buffer) in such memory, by a group of so many ranks; `None`
-    /// where it says nothing.
+    /// What the table says of a collective of `bytes` (the whole buffer) there, by a group of so many ranks; `None` where
+    /// it says nothing.
     pub fn algorithm(
         &self,
         collective: Collective,
         bytes: u64,
-        memory: Memory,
+        place: Place,
         ranks: usize,
     ) -> Option<Algorithm> {
-        let place = Place::of(memory);
         let holds = |e: &&Entry| {
             e.collective == collective
                 && e.from <= bytes
@@ -283,7 +274,7 @@ mod tests {
     #[test]
     fn a_table_says_which_algorithm_a_size_takes() {
         let table = Table::parse("all_gather:64k-4m:@ring#all_reduce:0-32k:@tree").unwrap();
-        let of = |collective, bytes| table.algorithm(collective, bytes, Memory::Host, 8);
+        let of = |collective, bytes| table.algorithm(collective, bytes, Place::Host, 8);
         assert_eq!(of(Collective::AllGather, (64 << 10) - 1), None);
         assert_eq!(of(Collective::AllGather, 64 << 10), Some(Algorithm::HierRing));
         assert_eq!(of(Collective::AllGather, (4 << 20) - 1), Some(Algorithm::HierRing));
@@ -298,7 +289,7 @@ mod tests {
         let table = Table::parse(text).unwrap();
         assert_eq!(table.to_string(), text);
         assert_eq!(Table::parse(&table.to_string()).unwrap(), table);
-        assert_eq!(table.algorithm(Collective::Barrier, u64::MAX, Memory::Host, 2), Some(Algorithm::HierLog));
+        assert_eq!(table.algorithm(Collective::Barrier, u64::MAX, Place::Host, 2), Some(Algorithm::HierLog));
     }
 
     #[test]
@@ -307,12 +298,11 @@ mod tests {
                     #reduce:0-inf:[2-3]:@hier-tree#reduce:0-inf:[9-inf]:@mesh";
         let table = Table::parse(text).unwrap();
         assert_eq!(table.to_string(), text);
-        let gather = |memory, ranks| table.algorithm(Collective::AllGather, 1 << 10, memory, ranks);
-        assert_eq!(gather(Memory::Host, 8), Some(Algorithm::HierLog));
-        assert_eq!(gather(Memory::Host, 7), Some(Algorithm::Mesh));
-        assert_eq!(gather(Memory::Bounced, 8), Some(Algorithm::HierRing));
-        assert_eq!(gather(Memory::Reference, 8), Some(Algorithm::HierRing));
-        let reduce = |ranks| table.algorithm(Collective::Reduce, 0, Memory::Host, ranks);
+        let gather = |place, ranks| table.algorithm(Collective::AllGather, 1 << 10, place, ranks);
+        assert_eq!(gather(Place::Host, 8), Some(Algorithm::HierLog));
+        assert_eq!(gather(Place::Host, 7), Some(Algorithm::Mesh));
+        assert_eq!(gather(Place::Cuda, 8), Some(Algorithm::HierRing));
+        let reduce = |ranks| table.algorithm(Collective::Reduce, 0, Place::Host, ranks);
         let found = [1, 2, 3, 4, 8, 9, 4096].map(reduce);
         let (tree, mesh) = (Some(Algorithm::HierTree), Some(Algorithm::Mesh));
         assert_eq!(found, [None, tree, tree, None, None, mesh, mesh]);
@@ -332,7 +322,7 @@ mod tests {
             "all_gather:0-inf:@hier-ring#all_gather:0-8k:@publish#reduce:1g-1024g:@hier-tree"
         );
         // The later entry holds.
-        let of = |bytes| table.algorithm(Collective::AllGather, bytes, Memory::Host, 2);
+        let of = |bytes| table.algorithm(Collective::AllGather, bytes, Place::Host, 2);
         assert_eq!(of(8), Some(Algorithm::Publish));
         assert_eq!(of(8192), Some(Algorithm::HierRing));
         assert_eq!(Table::parse(" \n").unwrap(), Table::default());

@@ -1,27 +1,26 @@
 //! Allocations that were asked about before: whether one is still there takes one question, and what it is takes ten.
 
-use std::collections::BTreeMap;
-
 use crate::device::{Address, Kind, Region};
 
 /// So many are kept.
 const MOST: usize = 4096;
 
-/// By address.
+/// In the order of their addresses.
 #[derive(Debug, Default)]
-pub(super) struct Known(BTreeMap<Address, Region>);
+pub(super) struct Known(Vec<Region>);
 
 impl Known {
     /// The region in which `address` lies, if `is` says that the allocation there still has this generation.
     pub(super) fn find(&mut self, address: Address, is: impl FnOnce(u64) -> bool) -> Option<Region> {
-        let (&base, &region) = self.0.range(..=address).next_back()?;
-        if address - base >= region.bytes as u64 {
+        let at = self.0.partition_point(|region| region.base <= address).checked_sub(1)?;
+        let region = self.0[at];
+        if address - region.base >= region.bytes as u64 {
             return None;
         }
         if is(region.generation) {
             return Some(region);
         }
-        self.0.remove(&base);
+        self.0.remove(at);
         None
     }
 
@@ -33,7 +32,12 @@ impl Known {
         if self.0.len() >= MOST {
             self.0.clear();
         }
-        self.0.insert(region.base, region);
+        let at = self.0.partition_point(|known| known.base < region.base);
+        if self.0.get(at).is_some_and(|known| known.base == region.base) {
+            self.0[at] = region;
+        } else {
+            self.0.insert(at, region);
+        }
     }
 }
 

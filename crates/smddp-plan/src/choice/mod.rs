@@ -156,7 +156,7 @@ pub fn decide(shape: &Shape, group: &Group<'_>, settings: &Settings<'_>) -> Deci
     if shape.memory != Memory::Host {
         case.slot = ONE_HOP;
     }
-    let table = || settings.tune?.algorithm(shape.collective, case.bytes as u64, shape.memory, size);
+    let table = || settings.tune?.algorithm(shape.collective, case.bytes as u64, shape.memory.place(), size);
     let wanted = settings.algorithm.or_else(table);
     let mut choice = wanted.and_then(|wanted| named(wanted, &case)).unwrap_or_else(|| cheapest(&case));
     if let Some(segment) = settings.segment {

@@ -4,7 +4,7 @@ use crate::algorithms::Algorithm;
 use crate::format::{Format, Formats};
 use crate::ir::{Ask, Collective, Span};
 use crate::topology::Topology;
-use crate::tune::Table;
+use crate::tune::{Place, Table};
 
 use super::Network;
 
@@ -61,6 +61,16 @@ pub enum Memory {
     Bounced,
     /// On a device; ranks of a node read each other's memory.
     Reference,
+}
+
+impl Memory {
+    /// As tables tell it.
+    pub(super) const fn place(self) -> Place {
+        match self {
+            Self::Host => Place::Host,
+            Self::Bounced | Self::Reference => Place::Cuda,
+        }
+    }
 }
 
 /// The shape of a call, as far as the choice may depend on it (never on the call's own timing).

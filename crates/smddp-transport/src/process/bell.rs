@@ -10,7 +10,6 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::thread::futex;
 
 use super::layout::{BELL_POLLERS, BELL_SLEEPERS, BELL_WORD};
-
 use super::memory::Memory;
 use super::order;
 use crate::lock;
