@@ -390,18 +390,16 @@ def trace(me: Rank) -> None:
         own = [name for name in on_device if not name.lower().startswith(others)]
         return own, len(on_device)
 
+    # (name, call, the rank that is only read from)
     gathers = (
-        ("all_gather", lambda: dist.all_gather_into_tensor(out, tensor)),
-        ("all_to_all", lambda: dist.all_to_all_single(torch.empty_like(tensor), tensor)),
+        ("all_gather", lambda: dist.all_gather_into_tensor(out, tensor), None),
+        ("broadcast", lambda: dist.broadcast(tensor, 0), 0),
+        ("all_to_all", lambda: dist.all_to_all_single(torch.empty_like(tensor), tensor), None),
     )
-    for name, call in gathers:
+    for name, call, root in gathers:
         kernels, events = seen(call)
         told = f"{events} device events in 10 calls, kernels: {sorted(set(kernels)) or 'none'}"
-        me.judge(f"no kernels in {name}", not kernels and events > 0, told)
-    # A root is read from, and does nothing itself.
-    kernels, events = seen(lambda: dist.broadcast(tensor, 0))
-    told = f"{events} device events in 10 calls, kernels: {sorted(set(kernels)) or 'none'}"
-    me.judge("no kernels in broadcast", not kernels and (events > 0 or me.rank == 0), told)
+        me.judge(f"no kernels in {name}", not kernels and (events > 0 or me.rank == root), told)
     kernels, events = seen(lambda: dist.all_reduce(tensor))
     me.judge("kernels in all_reduce", 0 < len(set(kernels)) <= 2, f"{sorted(set(kernels))} x {len(kernels)}")
 

@@ -67,13 +67,13 @@ class Rank:
             found.append(f"{what}: {str(error)[:300]}")
 
     def tell_tallies(self) -> None:
-        tallies, self.tallies = self.tallies, {}
+        tallies, counts = self.tallies, self.counts
+        self.tallies, self.counts = {}, {}
         for name, wrong in tallies.items():
             if wrong:
-                self.say(name, FAIL, f"{len(wrong)} of {self.counts[name]} wrong, first: {wrong[0]}")
+                self.say(name, FAIL, f"{len(wrong)} of {counts[name]} wrong, first: {wrong[0]}")
             else:
-                self.say(name, PASS, f"{self.counts[name]} results, bit for bit")
-            self.counts[name] = 0
+                self.say(name, PASS, f"{counts[name]} results, bit for bit")
 
     # The device.
 
