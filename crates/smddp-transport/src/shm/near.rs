@@ -69,8 +69,9 @@ struct Unchecked {
 }
 
 const LOOKS_BEFORE_RINGING: u32 = 8;
-/// Cells from which the distance is measured.
-const MEASURED: usize = 32 << 10;
+/// Cells from which the distance is measured, at one message of so many.
+const MEASURED: usize = 8 << 10;
+const MEASURED_EVERY: u32 = 4;
 
 pub struct Near {
     /// A group of one rank has none.
@@ -99,6 +100,8 @@ pub struct Near {
     /// Looks in vain since.
     vain: u32,
     distance: Distance,
+    /// Messages of large cells.
+    large: u32,
     messages: NearMessages,
     left: bool,
     /// Devices know this group's pages.
@@ -127,6 +130,7 @@ impl Near {
             owed: false,
             vain: 0,
             distance: Distance::default(),
+            large: 0,
             messages: NearMessages::new(home.clone(), ranks.clone()),
             left: false,
             kept: Arc::default(),
@@ -402,8 +406,9 @@ impl Near {
         };
         // The readers look at this line while they wait, so it is in their caches: how long it takes to take it back
         // tells how far they are. The barriers cost little beside a large cell.
-        let measured = !self.wiring.inline && !out.stays && out.cell >= MEASURED && out.sent % 4 == 2;
-        let begun = measured.then(|| {
+        let large = !self.wiring.inline && !out.stays && out.cell >= MEASURED;
+        self.large = self.large.wrapping_add(large.into());
+        let begun = (large && self.large.is_multiple_of(MEASURED_EVERY)).then(|| {
             fence(Ordering::SeqCst);
             Instant::now()
         });
