@@ -23,6 +23,7 @@ mod bell;
 mod cells;
 mod finish;
 mod slot;
+mod turns;
 
 use std::process::{Command, Stdio};
 

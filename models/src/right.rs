@@ -9,3 +9,5 @@ pub(crate) use crate::weak::error;
 pub(crate) mod order;
 #[path = "../../crates/smddp-core/src/work.rs"]
 pub(crate) mod work;
+#[path = "../../crates/smddp-core/src/turns.rs"]
+pub(crate) mod turns;

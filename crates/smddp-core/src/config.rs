@@ -16,7 +16,7 @@ use smddp_transport::joint::Between;
 pub use self::values::{DevicePath, parse_bytes};
 use self::values::{
     Written, a_second_or_more, algorithm, as_it_is, bytes, micros, named, operations, port, seconds, some,
-    tune, wanted,
+    threads, tune, wanted,
 };
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
@@ -114,6 +114,9 @@ settings! {
     SMDDP_NETWORK = "", shared, network: Option<Network> = some(network::parse);
     /// outputs of this size and more are written past the caches
     SMDDP_STREAM_BYTES = "16M", own, stream: usize = bytes(0);
+    /// threads, its own among them, that a waiting rank has for copies and reductions of 64 KiB and more; 1: itself alone; empty: its
+    /// share of the cores, 4 at most
+    SMDDP_THREADS = "", own, threads: Option<usize> = some(threads);
     /// microseconds a waiting rank spins before it yields and sleeps; empty: 50, or 0 where ranks outnumber cores
     SMDDP_SPIN_US = "", own, spin: Option<Duration> = some(micros);
     /// how long destroy_process_group waits for the other ranks, to hold what they called against each other; 0: it does not,

@@ -9,6 +9,7 @@ use self::coded::Coded;
 use crate::bind::{Bound, Incoming, Reduce, Run};
 use crate::reduce;
 use crate::steps::{Execution, Mover, Outcome, Progress, walk, with_room};
+use crate::team::share_out;
 
 /// Runs operation `seq` until done or blocked.
 pub(crate) fn advance(
@@ -335,7 +336,7 @@ impl Host<'_> {
         }
         let (out, none) = (out as *mut u8, std::ptr::null_mut());
         let scale = if step.finish { self.execution.scale } else { None };
-        let (count, stream) = (bytes / self.execution.dtype.size(), self.execution.stream);
+        let (size, stream) = (self.execution.dtype.size(), self.execution.stream);
         let past_caches = self.group.far() && bytes >= WORTH_STREAMING;
         let (first, second, stream) = match cell {
             None => (out, none, stream),
@@ -347,14 +348,25 @@ impl Host<'_> {
         // SAFETY: every source holds `bytes` bytes (messages until they are released, own blocks in the call's
         // buffers); the destinations are the call's output and our cell. A destination may be one of the
         // sources exactly (in place), never overlap it otherwise.
+        // Parts have no element in common.
         unsafe {
-            match &step.association {
-                Association::InOrder => kernel.run(first, second, sources, count, scale, stream),
-                Association::Tree(joins) => {
-                    let size = self.execution.dtype.size();
-                    kernel.run_tree((first, second), (sources, joins), (count, size), scale, stream);
-                }
-            }
+            share_out(bytes, |at, bytes| {
+                let first = first.wrapping_add(at);
+                let second = if second.is_null() { second } else { second.wrapping_add(at) };
+                with_room(sources.len(), std::ptr::null(), |parts| {
+                    parts
+                        .iter_mut()
+                        .zip(sources.iter())
+                        .for_each(|(part, source)| *part = source.wrapping_add(at));
+                    let count = bytes / size;
+                    match &step.association {
+                        Association::InOrder => kernel.run(first, second, parts, count, scale, stream),
+                        Association::Tree(joins) => {
+                            kernel.run_tree((first, second), (parts, joins), (count, size), scale, stream);
+                        }
+                    }
+                });
+            });
         }
     }
 }

@@ -32,6 +32,8 @@ mod report;
 mod startup;
 mod steps;
 mod sync;
+mod team;
+mod turns;
 pub mod types;
 mod wait;
 mod work;

@@ -14,6 +14,11 @@ pub(crate) fn note_group(size: usize) {
     CROWD.fetch_max(size, Ordering::Relaxed);
 }
 
+/// Ranks that share this host's cores, as far as this process knows.
+pub(crate) fn crowd() -> usize {
+    CROWD.load(Ordering::Relaxed)
+}
+
 /// Cores of this machine, as the waiting policy counts them. Not those this thread may run on: a rank pinned to a core still has its own.
 pub fn cores() -> usize {
     std::fs::read_to_string("/sys/devices/system/cpu/online")
@@ -92,7 +97,7 @@ impl SpinPolicy {
     fn spin(&self) -> Duration {
         self.fixed.unwrap_or_else(|| {
             static CORES: OnceLock<usize> = OnceLock::new();
-            if CROWD.load(Ordering::Relaxed) <= *CORES.get_or_init(cores) {
+            if crowd() <= *CORES.get_or_init(cores) {
                 Duration::from_micros(u64::from(self.budget.load(Ordering::Relaxed)))
             } else {
                 Duration::ZERO

@@ -11,6 +11,7 @@ use smddp_transport::fork::PerProcess;
 
 use super::Inner;
 use crate::sync::lock;
+use crate::team;
 use crate::wait::{AboutToSleep, Backoff, Rounds, SpinPolicy, longest};
 
 #[derive(Default)]
@@ -64,6 +65,7 @@ fn sleep<'a>(
 }
 
 fn run() {
+    team::stay_alone();
     let mut comms: Vec<Arc<Inner>> = Vec::new();
     loop {
         {

@@ -66,6 +66,13 @@ pub(super) fn operations(text: &str) -> Read<usize> {
     found.ok_or_else(|| format!("a number from 0 to {}", 1 << 20))
 }
 
+pub(super) fn threads(text: &str) -> Read<usize> {
+    text.parse()
+        .ok()
+        .filter(|number| (1..=64).contains(number))
+        .ok_or_else(|| "a number from 1 to 64".to_owned())
+}
+
 pub(super) fn micros(text: &str) -> Read<Duration> {
     text.parse().map(Duration::from_micros).map_err(|_| "whole microseconds".to_owned())
 }

@@ -22,6 +22,7 @@ pub(crate) use self::coding::{decode, encode, round};
 use self::element::Finish;
 use self::kernel::{Call, Loop};
 use self::level::Level;
+use crate::team::share_out;
 use crate::types::{DType, RedOp};
 
 /// The instruction set the kernels run on this machine: `avx2`, `neon` or `scalar`.
@@ -36,8 +37,14 @@ pub fn simd_level() -> &'static str {
 /// `src` is readable and `dst` writable for `n` bytes, and they do not overlap. No alignment is needed.
 #[inline]
 pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, n: usize, stream: bool) {
-    // SAFETY: the caller's contract; the level was detected.
-    unsafe { copy::copy_at::<false>(Level::best(), dst, dst, src, n, stream) }
+    let level = Level::best();
+    // SAFETY: the caller's contract; the level was detected, and no two parts have a byte in common.
+    unsafe {
+        share_out(n, |at, n| {
+            let (dst, src) = (dst.wrapping_add(at), src.wrapping_add(at));
+            copy::copy_at::<false>(level, dst, dst, src, n, stream);
+        });
+    }
 }
 
 /// Writes `n` bytes of `src` to two places, reading them once. `stream` concerns `kept` only: `cell` is about
@@ -47,8 +54,14 @@ pub(crate) unsafe fn copy(dst: *mut u8, src: *const u8, n: usize, stream: bool) 
 /// As [`copy`], for both destinations; no two of the three buffers overlap.
 #[inline]
 pub(crate) unsafe fn copy_tee(cell: *mut u8, kept: *mut u8, src: *const u8, n: usize, stream: bool) {
-    // SAFETY: the caller's contract; the level was detected.
-    unsafe { copy::copy_at::<true>(Level::best(), kept, cell, src, n, stream) }
+    let level = Level::best();
+    // SAFETY: as in `copy`.
+    unsafe {
+        share_out(n, |at, n| {
+            let [kept, cell] = [kept, cell].map(|to| to.wrapping_add(at));
+            copy::copy_at::<true>(level, kept, cell, src.wrapping_add(at), n, stream);
+        });
+    }
 }
 
 /// A reduction of one dtype by one redop, resolved for this machine.

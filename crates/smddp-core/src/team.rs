@@ -1,0 +1,252 @@
+//! Threads that help whoever waits for a call with its large copies and reductions. They share out the elements, never the operands of
+//! one, so the bits are what one thread makes.
+//!
+//! Only a thread that waits is helped: what the progress thread does goes on beside a computation, which has the cores.
+
+use std::cell::{Cell, UnsafeCell};
+use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::{self, Thread};
+
+use smddp_transport::fork::PerProcess;
+
+use crate::config::Config;
+use crate::turns::Turns;
+use crate::wait;
+
+/// Bytes from which a piece is shared out; parts are multiples of the other.
+const WORTH_SHARING: usize = 64 << 10;
+const PART: usize = 16 << 10;
+/// Threads of a rank at most, where nobody says how many.
+const USUAL: usize = 4;
+/// Looks for a job before a helper sleeps: some tens of microseconds.
+const LOOKS: u32 = 1 << 10;
+
+thread_local! {
+    static ALONE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// This thread is never helped.
+pub(crate) fn stay_alone() {
+    ALONE.set(true);
+}
+
+/// Calls `part` with (first byte, bytes) for parts that make up `bytes` bytes: on this thread, and on others where it pays.
+///
+/// # Safety
+/// `part` may run on several threads at a time, each with bytes of its own, and does not panic.
+#[inline]
+pub(crate) unsafe fn share_out(bytes: usize, part: impl Fn(usize, usize)) {
+    if bytes < WORTH_SHARING || ALONE.get() {
+        return part(0, bytes);
+    }
+    match team() {
+        // SAFETY: the caller's promise.
+        Some(team) => unsafe { team.share_out(bytes, &part) },
+        None => part(0, bytes),
+    }
+}
+
+static TEAM: PerProcess<OnceLock<Option<Arc<Team>>>> = PerProcess::new();
+
+/// The process's, made when something large is first to be done.
+fn team() -> Option<&'static Team> {
+    TEAM.get()
+        .get_or_init(|| {
+            let wanted = Config::get()
+                .map_or(1, |config| config.threads.unwrap_or_else(|| share_of_cores().min(USUAL)));
+            Team::new(wanted.saturating_sub(1))
+        })
+        .as_deref()
+}
+
+/// Cores that this rank may take for its own.
+fn share_of_cores() -> usize {
+    let allowed = thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let ranks = wait::crowd();
+    // A launcher that gave each rank some has shared them out already.
+    if allowed * ranks <= wait::cores() { allowed } else { allowed / ranks }
+}
+
+/// What there is to do, as all who take part see it.
+#[derive(Clone, Copy)]
+struct Job {
+    part: *const dyn Fn(usize, usize),
+    bytes: usize,
+    /// Bytes of each part but the last.
+    each: usize,
+}
+
+struct Team {
+    turns: Turns,
+    job: UnsafeCell<Option<Job>>,
+    /// Bytes of it that somebody has taken.
+    taken: AtomicUsize,
+    /// Whoever has it leads.
+    lead: Mutex<()>,
+    helpers: Vec<Helper>,
+}
+
+#[derive(Default)]
+struct Helper {
+    asleep: AtomicBool,
+    thread: OnceLock<Thread>,
+}
+
+// SAFETY: `job` is written by the leader alone, while none stands and nobody is inside; helpers read it while they are inside a turn.
+unsafe impl Sync for Team {}
+// SAFETY: as above; a job's addresses are used while its leader waits.
+unsafe impl Send for Team {}
+impl UnwindSafe for Team {}
+impl RefUnwindSafe for Team {}
+
+impl Team {
+    /// `None` without helpers, or where no thread is to be had.
+    fn new(helpers: usize) -> Option<Arc<Self>> {
+        if helpers == 0 {
+            return None;
+        }
+        let team = Arc::new(Self {
+            turns: Turns::default(),
+            job: UnsafeCell::new(None),
+            taken: AtomicUsize::new(0),
+            lead: Mutex::new(()),
+            helpers: (0..helpers).map(|_| Helper::default()).collect(),
+        });
+        let start = |place| {
+            let team = team.clone();
+            thread::Builder::new()
+                .name(format!("smddp-helper-{place}"))
+                .spawn(move || team.help(place))
+                .is_ok()
+        };
+        (0..helpers).any(start).then_some(team)
+    }
+
+    /// # Safety
+    /// As of the function of that name.
+    unsafe fn share_out(&self, bytes: usize, part: &dyn Fn(usize, usize)) {
+        // Of two threads that wait for different groups one is helped.
+        let Ok(_lead) = self.lead.try_lock() else { return part(0, bytes) };
+        let each = (bytes / (2 * (self.helpers.len() + 1))).next_multiple_of(PART);
+        // SAFETY: `part` outlives its job, which is over before this returns.
+        let part =
+            unsafe { std::mem::transmute::<&dyn Fn(usize, usize), &'static dyn Fn(usize, usize)>(part) };
+        let job = Job { part, bytes, each };
+        // SAFETY: whoever led before waited until nobody was inside.
+        unsafe { *self.job.get() = Some(job) };
+        self.taken.store(0, Ordering::Relaxed);
+        self.turns.open();
+        for helper in &self.helpers {
+            if helper.asleep.load(Ordering::Relaxed)
+                && let Some(thread) = helper.thread.get()
+            {
+                thread.unpark();
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.take_part(job) };
+        self.turns.close();
+        let mut looks = 0;
+        while !self.turns.empty() {
+            looks += 1;
+            if looks < LOOKS { std::hint::spin_loop() } else { thread::yield_now() }
+        }
+    }
+
+    /// Takes parts until none is left.
+    ///
+    /// # Safety
+    /// The job is not over before this returns.
+    unsafe fn take_part(&self, job: Job) {
+        loop {
+            let at = self.taken.fetch_add(job.each, Ordering::Relaxed);
+            if at >= job.bytes {
+                return;
+            }
+            // SAFETY: it lives as long as the job.
+            unsafe { (*job.part)(at, job.each.min(job.bytes - at)) };
+        }
+    }
+
+    fn help(&self, place: usize) {
+        let helper = &self.helpers[place];
+        let _ = helper.thread.set(thread::current());
+        stay_alone();
+        let (mut last, mut looks) = (0, 0);
+        loop {
+            if let Some(turn) = self.turns.news(last) {
+                (last, looks) = (turn, 0);
+                if self.turns.enter(turn) {
+                    // SAFETY: it stands until this has left.
+                    unsafe { (*self.job.get()).into_iter().for_each(|job| self.take_part(job)) };
+                    self.turns.leave();
+                }
+                continue;
+            }
+            looks += 1;
+            if looks < LOOKS {
+                std::hint::spin_loop();
+                continue;
+            }
+            looks = 0;
+            helper.asleep.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            if self.turns.news(last).is_none() {
+                thread::park();
+            }
+            helper.asleep.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+
+    #[test]
+    fn every_byte_is_done_once_by_whoever_takes_it() {
+        let team = Team::new(3).unwrap();
+        for round in 0..2_000 {
+            let bytes = WORTH_SHARING + round * 37;
+            let done: Vec<AtomicU64> = (0..bytes.div_ceil(64)).map(|_| AtomicU64::new(0)).collect();
+            let part = |at: usize, bytes: usize| {
+                for byte in at..at + bytes {
+                    done[byte / 64].fetch_add(1, Ordering::Relaxed);
+                }
+            };
+            // SAFETY: the parts are counted by atomics.
+            unsafe { team.share_out(bytes, &part) };
+            for (line, count) in done.iter().enumerate() {
+                assert_eq!(count.load(Ordering::Relaxed), (bytes - 64 * line).min(64) as u64);
+            }
+            // Now and then the helpers have gone to sleep.
+            if round % 100 == 0 {
+                thread::sleep(std::time::Duration::from_millis(1));
+            }
+        }
+    }
+
+    #[test]
+    fn several_leaders_do_their_own_when_somebody_else_is_helped() {
+        let team = Team::new(2).unwrap();
+        let total = AtomicU64::new(0);
+        thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..500 {
+                        let part = |_: usize, bytes: usize| {
+                            total.fetch_add(bytes as u64, Ordering::Relaxed);
+                        };
+                        // SAFETY: an atomic.
+                        unsafe { team.share_out(WORTH_SHARING, &part) };
+                    }
+                });
+            }
+        });
+        assert_eq!(total.load(Ordering::Relaxed), 1_500 * WORTH_SHARING as u64);
+    }
+}
