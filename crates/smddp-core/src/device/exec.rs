@@ -52,7 +52,9 @@ enum Stage {
 struct OutgoingMessage {
     channel: usize,
     slot: usize,
-    bytes: usize,
+    /// What it is one segment of.
+    run: Run,
+    segment: usize,
     /// The stream has filled the slot when it has passed this number.
     filled: u64,
 }
@@ -246,12 +248,15 @@ impl Turn<'_> {
                 index += 1;
                 continue;
             };
+            let &OutgoingMessage { channel, run, segment, .. } = outgoing;
             let slot = self.site.bounce().address(outgoing.slot);
-            self.site.handle.device.host_touches(slot as Address, outgoing.bytes, false);
+            let bytes = self.bound.message(run, segment);
+            self.site.handle.device.host_touches(slot as Address, bytes, false);
+            let coding = self.bound.coding.as_ref().filter(|coding| coding.outs[channel]);
             // SAFETY: the stream has filled the slot and nobody writes it before it is free; the cell is ours and holds
             // the message (bind sized it).
-            unsafe { std::ptr::copy_nonoverlapping(slot, cell, outgoing.bytes) };
-            self.group.publish(outgoing.channel, outgoing.bytes);
+            let given = unsafe { messages::leave(self.bound, coding, (run, segment), slot, cell) };
+            self.group.publish(channel, given);
             self.site.bounce().free(outgoing.slot);
             self.op.outbox.remove(index);
             moved = true;
@@ -338,7 +343,7 @@ impl Turn<'_> {
         }
         match (onward, first) {
             (Some(onward), None) => self.message(onward, result, segment)?,
-            (Some((channel, Outlet::Far(slot))), Some(_)) => self.post(channel, slot, bytes)?,
+            (Some((channel, Outlet::Far(slot))), Some(_)) => self.post(channel, slot, result, segment)?,
             (Some((channel, Outlet::Near(cell))), Some(slab)) => {
                 let ready = self.site.mark()?;
                 let place = if bytes == 0 { (0, 0, false) } else { self.show_slab(slab, bytes)? };

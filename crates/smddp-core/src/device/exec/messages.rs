@@ -4,8 +4,9 @@ use smddp_cuda::Address;
 use smddp_plan::Buffer;
 
 use super::{OutgoingMessage, Trouble, Turn};
-use crate::bind::{DESCRIPTOR, Incoming, Run};
+use crate::bind::{Bound, Coding, DESCRIPTOR, Incoming, Run};
 use crate::device::reduction::Pieces;
+use crate::reduce::{decode, encode};
 
 /// Where a message is written to.
 pub(super) enum Outlet {
@@ -33,6 +34,61 @@ pub(super) struct Near {
     packed: bool,
 }
 
+/// Copies one segment of a run from a slot to a cell, in a format or as it is; the bytes of it there.
+///
+/// # Safety
+/// The slot holds the segment, the cell has room for it, and nobody else uses them meanwhile.
+pub(super) unsafe fn leave(
+    bound: &Bound,
+    coding: Option<&Coding>,
+    (run, segment): (Run, usize),
+    slot: *const u8,
+    cell: *mut u8,
+) -> usize {
+    let (mut taken, mut given) = (0, 0);
+    for block in run.range() {
+        let bytes = bound.piece(run.buffer, block, segment);
+        let (from, to) = (slot.wrapping_add(taken), cell.wrapping_add(given));
+        // SAFETY: the caller's promise; what is coded is 32-bit floats.
+        unsafe {
+            match coding {
+                Some(coding) => encode(coding.format, to, from, bytes / size_of::<f32>()),
+                None => std::ptr::copy_nonoverlapping(from, to, bytes),
+            }
+        }
+        taken += bytes;
+        given += coding.map_or(bytes, |coding| coding.size(true, bytes));
+    }
+    given
+}
+
+/// The way back, from a message to a slot.
+///
+/// # Safety
+/// The message holds the segment, the slot has room for it, and nobody else uses the slot meanwhile.
+unsafe fn arrive(
+    bound: &Bound,
+    coding: Option<&Coding>,
+    (run, segment): (Run, usize),
+    message: *const u8,
+    slot: *mut u8,
+) {
+    let (mut taken, mut given) = (0, 0);
+    for block in run.range() {
+        let bytes = bound.piece(run.buffer, block, segment);
+        let (from, to) = (message.wrapping_add(taken), slot.wrapping_add(given));
+        // SAFETY: the caller's promise; what is coded is 32-bit floats.
+        unsafe {
+            match coding {
+                Some(coding) => decode(coding.format, to, from, bytes / size_of::<f32>()),
+                None => std::ptr::copy_nonoverlapping(from, to, bytes),
+            }
+        }
+        taken += coding.map_or(bytes, |coding| coding.size(true, bytes));
+        given += bytes;
+    }
+}
+
 impl Turn<'_> {
     /// A message of one segment of `run`, which lies in the call's buffers.
     pub(super) fn message(
@@ -51,15 +107,21 @@ impl Turn<'_> {
                 self.order(run.buffer)?;
                 let at = self.site.bounce().address(slot) as Address;
                 self.pack(at, self.pieces(run, segment));
-                self.post(channel, slot, bytes)?;
+                self.post(channel, slot, run, segment)?;
             }
         }
         Ok(())
     }
 
-    pub(super) fn post(&mut self, channel: usize, slot: usize, bytes: usize) -> Result<(), Trouble> {
+    pub(super) fn post(
+        &mut self,
+        channel: usize,
+        slot: usize,
+        run: Run,
+        segment: usize,
+    ) -> Result<(), Trouble> {
         let filled = self.site.host_mark()?;
-        self.op.outbox.push_back(OutgoingMessage { channel, slot, bytes, filled });
+        self.op.outbox.push_back(OutgoingMessage { channel, slot, run, segment, filled });
         Ok(())
     }
 
@@ -132,9 +194,10 @@ impl Turn<'_> {
         let Some(slot) = self.site.slot(bytes, free)? else { return Ok(None) };
         let at = self.site.bounce().address(slot);
         self.site.handle.device.host_touches(at as Address, bytes, true);
-        // SAFETY: the message holds these bytes (both ranks' sizes were held against each other) and stays until it is
+        let coding = self.bound.coding.as_ref().filter(|coding| coding.ins[from.inlet]);
+        // SAFETY: the message holds these elements (both ranks' sizes were held against each other) and stays until it is
         // released; no stream uses the slot.
-        unsafe { std::ptr::copy_nonoverlapping(message, at, bytes) };
+        unsafe { arrive(self.bound, coding, (from.message, segment), message, at) };
         Ok(Some(Inlet::Far(slot)))
     }
 

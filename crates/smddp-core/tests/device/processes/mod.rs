@@ -21,6 +21,7 @@ const PAIRS: (&str, &str) = ("SMDDP_NODE", "node {pair}");
 pub(crate) fn rank(me: &Me) {
     match me.role.as_str() {
         "every collective" => roles::every_collective(me),
+        "scattered in a format" => roles::scattered_in_a_format(me),
         "several groups" => roles::several_groups(me),
         "soak" => roles::soak(me),
         "many buffers" => roles::many_buffers(me),
@@ -43,6 +44,13 @@ fn every_collective_is_right_between_processes_with_an_old_driver_and_a_new_one(
 #[test]
 fn every_collective_is_right_between_two_nodes_of_two_processes() {
     all("every collective", 4, &[BY_REFERENCE, LO, PAIRS]);
+}
+
+#[test]
+fn gradients_travel_between_nodes_in_a_format_and_sums_are_those_of_host_memory() {
+    for format in ["reduce_scatter=f16", "reduce_scatter=int8"] {
+        all("scattered in a format", 4, &[LO, PAIRS, ("SMDDP_WIRE_FORMAT", format)]);
+    }
 }
 
 #[test]

@@ -47,6 +47,22 @@ pub(crate) fn every_collective(me: &Me) {
     gpu.leave_nothing();
 }
 
+/// reduce_scatter of what is worth coding, and of what is not.
+pub(crate) fn scattered_in_a_format(me: &Me) {
+    let gpu = Gpu::open();
+    let comm = world(me, PATIENCE);
+    for count in [40_001, 200_003, 1000] {
+        Job::new((&gpu, &comm), Collective::ReduceScatter, count, 0, (Kind::Legacy, false)).run().unwrap();
+    }
+    let scattered = comm.taken().into_iter().filter(|taken| taken.collective == Collective::ReduceScatter);
+    let coded: u64 = scattered.filter(|taken| taken.way.1.is_some()).map(|taken| taken.operations).sum();
+    // As many on host memory, which they are held against.
+    assert_eq!(coded, 4, "all but the small ones");
+    comm.close();
+    drop(comm);
+    gpu.leave_nothing();
+}
+
 /// Jobs of several groups at once, in an order of each rank's own.
 pub(crate) fn several_groups(me: &Me) {
     let gpu = Gpu::open();
