@@ -40,6 +40,9 @@ impl std::convert::From<smddp_cuda::Error> for Trouble {
     }
 }
 
+/// Bytes of a call whose copies are a kernel's: a launch takes the host less time than one copy, however many it makes.
+const FEW: usize = 256 << 10;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Opening,
@@ -148,6 +151,7 @@ impl Turn<'_> {
     /// After what the caller's stream did before.
     fn open(&mut self) -> Result<(), Trouble> {
         self.check_targets()?;
+        self.site.few = self.bound.bytes <= FEW && self.owns(Buffer::In) && self.owns(Buffer::Out);
         if let Some(after) = self.op.after.take() {
             self.site.after(after.event())?;
         }
@@ -175,6 +179,16 @@ impl Turn<'_> {
             self.site.handle.device.region(at as Address)?;
         }
         Ok(())
+    }
+
+    /// Whether all there is of one of the caller's buffers is memory of the call's device.
+    fn owns(&self, buffer: Buffer) -> bool {
+        let device = &self.site.handle.device;
+        let whole = |base: usize| base == 0 || device.owns(base as Address);
+        match &self.execution.lists[buffer as usize] {
+            Some(blocks) => blocks.iter().all(|&block| whole(block)),
+            None => whole(self.execution.bases[buffer as usize]),
+        }
     }
 
     fn slab(&mut self, bytes: usize) -> Result<Address, Trouble> {

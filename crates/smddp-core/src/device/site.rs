@@ -49,6 +49,8 @@ pub(crate) struct Site {
     /// Not yet enqueued: waits, then copies in any order.
     waits: Vec<Wait>,
     copies: Vec<Copy>,
+    /// The call has few bytes, all in memory that kernels reach.
+    pub(super) few: bool,
     /// The end of all that was enqueued before the group failed.
     end: Option<Event>,
 }
@@ -81,6 +83,7 @@ impl Site {
             seen: vec![0; size],
             waits: Vec::new(),
             copies: Vec::new(),
+            few: false,
             end: None,
         }
     }
@@ -172,7 +175,12 @@ impl Site {
             self.dirty = true;
             // SAFETY: buffers of the call, which its caller keeps until it is over; slots and slabs of this site;
             // peers' memory, whose owners wait for this rank's reads before their operation is over.
-            unsafe { device.copy(stream, &self.copies)? };
+            unsafe {
+                match self.few {
+                    true => device.copy_few(stream, &self.copies)?,
+                    false => device.copy(stream, &self.copies)?,
+                }
+            }
             self.copies.clear();
         }
         Ok(())

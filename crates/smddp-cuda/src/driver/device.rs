@@ -410,6 +410,22 @@ impl Device {
         Ok(())
     }
 
+    /// The same for memory that kernels of this device reach: by a launch instead of several copies where that is quicker.
+    pub unsafe fn copy_few(&self, stream: Stream, copies: &[Copy]) -> Result<()> {
+        for some in copies.chunks(kernels::MOST_COPIES) {
+            match kernels::copy(some) {
+                // SAFETY: the caller's promise.
+                None => unsafe { self.copy(stream, some)? },
+                Some(launch) => {
+                    let _current = self.context.enter()?;
+                    // SAFETY: the caller's promise.
+                    unsafe { self.kernels.launch(&self.cuda, stream, &launch)? }
+                }
+            }
+        }
+        Ok(())
+    }
+
     pub unsafe fn reduce(&self, stream: Stream, reduction: &Reduction) -> Result<()> {
         let Some(launch) = kernels::launch(reduction)? else { return Ok(()) };
         let _current = self.context.enter()?;
@@ -493,6 +509,12 @@ impl Device {
         let region = self.cuda.region(self.ordinal, address)?;
         self.known().learn(region);
         Ok(region)
+    }
+
+    /// Whether the memory at `address` is this device's own, so that its kernels reach it.
+    pub fn owns(&self, address: Address) -> bool {
+        let current = self.context.enter();
+        current.is_ok() && self.cuda.owner(address) == Some(self.ordinal)
     }
 
     pub fn export(&self, region: &Region) -> Result<Export> {
