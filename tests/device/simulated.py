@@ -82,6 +82,10 @@ class Driver:
         """How many things this process has of the driver."""
         return self._library.fake_open()
 
+    def calls(self, *names: str) -> int:
+        """How often this process called functions of these names."""
+        return sum(self._library.fake_calls(name.encode()) for name in names)
+
 
 driver: Driver
 

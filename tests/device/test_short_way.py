@@ -222,7 +222,29 @@ def test_a_group_without_cpu_tensors_leaves_them_to_others():
 def test_an_error_of_the_call_is_the_groups():
     group = dist.new_group(list(range(dist.get_world_size())))
     dist.all_reduce(filled(1, 1), group=group)
+    # All have made it.
+    dist.barrier()
     group._comm.abort("the test says so")
     for handle in (False, True):
         with pytest.raises(smddp.Error, match="the test says so"):
             dist.all_reduce(filled(1, 1), group=group, async_op=handle)
+
+
+@on_machines("reference")
+def test_a_small_call_is_one_launch_and_four_calls_for_words_at_most():
+    meet()
+    rank, size = dist.get_rank(), dist.get_world_size()
+    output, tensor = gpu.empty(256 * size), filled(256, rank)
+    words = ("cuStreamWriteValue64_v2", "cuStreamWaitValue64_v2", "cuStreamBatchMemOp_v2")
+    copies = ("cuMemcpyAsync", "cuMemcpyBatchAsync", "cuMemcpyBatchAsync_v2", "cuMemcpyDtoDAsync_v2")
+    dist.all_gather_into_tensor(output, tensor)
+    for handle in (False, True):
+        before = [gpu.driver.calls(*names) for names in (("cuLaunchKernel",), words, copies)]
+        work = dist.all_gather_into_tensor(output, tensor, async_op=handle)
+        if work is not None:
+            work.wait()
+        after = [gpu.driver.calls(*names) for names in (("cuLaunchKernel",), words, copies)]
+        launches, of_words, of_copies = (now - then for now, then in zip(after, before, strict=True))
+        assert (launches, of_copies) == (1, 0)
+        assert 2 <= of_words <= 4
+        holds(output, *(float(other) for other in range(size) for _ in range(256)))

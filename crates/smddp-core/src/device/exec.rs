@@ -71,6 +71,8 @@ pub(crate) struct DeviceOp {
     stage: Stage,
     /// The input is there when this rank's progress word has reached it.
     ready: u64,
+    /// (channel, bytes) of messages in cells that nobody sees yet.
+    unpublished: Vec<(usize, usize)>,
     outbox: VecDeque<OutgoingMessage>,
     pub(crate) slabs: Vec<usize>,
 }
@@ -85,6 +87,7 @@ impl DeviceOp {
             redop,
             stage: Stage::Opening,
             ready: 0,
+            unpublished: Vec::new(),
             outbox: VecDeque::new(),
             slabs: Vec::new(),
         }
@@ -134,7 +137,10 @@ impl Turn<'_> {
             moved |= self.pump();
             let (done, ran) = walk(self.bound, self)?;
             moved |= ran;
-            self.site.flush()?;
+            self.publish()?;
+            if done || !self.site.few {
+                self.site.flush()?;
+            }
             if !done || !self.op.outbox.is_empty() || !self.group.settle()? {
                 return Ok(Progress::moved(moved));
             }
@@ -142,10 +148,21 @@ impl Turn<'_> {
             self.group.end();
             self.op.stage = Stage::Ending;
         }
-        if self.end()? {
+        if self.op.end.get().is_some() || self.end(None)? {
             return Ok(Progress::Done);
         }
         Ok(Progress::moved(moved))
+    }
+
+    /// Hands on messages whose data is there when this rank's progress word says so, now that its write is enqueued.
+    pub(super) fn publish(&mut self) -> Result<(), Trouble> {
+        if !self.op.unpublished.is_empty() {
+            self.site.flush_words()?;
+            for (channel, bytes) in self.op.unpublished.drain(..) {
+                self.group.publish(channel, bytes);
+            }
+        }
+        Ok(())
     }
 
     /// After what the caller's stream did before.
@@ -335,6 +352,8 @@ impl Turn<'_> {
                 pieces.insert(position.min(pieces.len()), vec![piece]);
             }
         }
+        // Before a launch, which takes longer.
+        self.publish()?;
         let kept = self.pieces(result, segment);
         // A result that is not kept goes straight to where it is sent from.
         let mut packed = match (step.keep, &onward) {
@@ -356,25 +375,29 @@ impl Turn<'_> {
             (Some((channel, Outlet::Near(cell))), Some(slab)) => {
                 let ready = self.site.mark()?;
                 let place = if bytes == 0 { (0, 0, false) } else { self.show_slab(slab, bytes)? };
-                self.describe(channel, cell, ready, place, bytes);
+                self.describe(channel, cell, ready, place, bytes)?;
             }
             (None, _) => {}
         }
         Ok(())
     }
 
-    /// Tells those whose memory this rank reads when it is through with it.
+    /// Tells those whose memory this rank reads when it is through with it. Where they are as far, that is the end.
     fn announce(&mut self) -> Result<(), Trouble> {
-        self.site.flush()?;
-        if let Some(mine) = self.site.words().mine() {
-            self.site.write(mine.reads(), self.op.number)?;
-            self.site.words().store(mine.enqueued(), self.op.number);
+        let Some(mine) = self.site.words().mine() else { return Ok(()) };
+        let reads = (mine.reads(), self.op.number);
+        if !self.end(Some(reads))? {
+            self.site.flush()?;
+            self.site.write(reads.0, reads.1)?;
         }
+        // Not before the write is enqueued: a stream waits only for what is.
+        self.site.words().store(mine.enqueued(), self.op.number);
         Ok(())
     }
 
     /// The operation is over when all who read this rank's memory are through: false while their reads are not even enqueued.
-    fn end(&mut self) -> Result<bool, Trouble> {
+    /// `reads`: what is still to be told of this rank's.
+    fn end(&mut self, reads: Option<(Address, u64)>) -> Result<bool, Trouble> {
         let near =
             |channel: &usize| self.bound.near[0][*channel] && self.bound.wiring.outlets[*channel].bytes > 0;
         let mut readers: Vec<usize> = (0..self.bound.wiring.outlets.len())
@@ -392,9 +415,8 @@ impl Turn<'_> {
             }
             waits.push(Wait { word: lines.reads(), value: number });
         }
-        waits.into_iter().for_each(|wait| self.site.await_word(wait));
         let handle = self.op.handle.clone();
-        self.site.finish(handle.done_word(), number)?;
+        self.site.finish(reads, &waits, (handle.done_word(), number))?;
         let _ = self.op.end.set(handle.mark(handle.stream)?);
         Ok(true)
     }
@@ -415,6 +437,9 @@ impl Mover for Turn<'_> {
 
     fn room(&mut self, channel: usize, run: Run, segment: usize) -> Outcome<Self, Option<Self::Room>> {
         if self.bound.near[0][channel] {
+            if self.op.unpublished.iter().any(|message| message.0 == channel) {
+                self.publish()?;
+            }
             return Ok(self.group.cell(channel).map(|cell| (channel, Outlet::Near(cell))));
         }
         let bytes = self.bound.message(run, segment);
