@@ -87,9 +87,12 @@ impl Met {
         // Without the GIL: what can be moved at once is moved here.
         let started = py.detach(|| {
             // SAFETY: `keep` holds the tensors until the call is over; Python owns them, the core only borrows.
-            let work = unsafe { comm.start(call.get(), options) }?;
-            let waits = if handle { Ok(()) } else { work.wait_stream(stream) };
-            Ok((work, waits))
+            unsafe {
+                match handle {
+                    true => comm.start(call.get(), options).map(|work| (work, Ok(()))),
+                    false => comm.start_for(call.get(), options, stream),
+                }
+            }
         });
         let (work, waits) = started.map_err(|error| raise(py, error))?;
         // A stream that waits needs no record: whoever gets the memory next, in the order of that stream, is after the call.
