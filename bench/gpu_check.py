@@ -364,7 +364,7 @@ def kill(me: Rank) -> None:
 
 
 def trace(me: Rank) -> None:
-    """The profiler sees no kernel between the marks around an all_gather, and few in a reduction."""
+    """The profiler sees no kernel between the marks of a large all_gather, one in a small one, few in a reduction."""
     import torch
     import torch.distributed as dist
 
@@ -376,7 +376,7 @@ def trace(me: Rank) -> None:
     tensor = torch.ones(4 << 20, device=me.device)
     out = torch.empty(me.size * tensor.numel(), device=me.device)
 
-    def seen(call: Callable[[], object]) -> tuple[list[str], int]:
+    def seen(call: Callable[[], object]) -> tuple[list[str], list[str]]:
         call()
         me.sync()
         dist.barrier()
@@ -388,7 +388,7 @@ def trace(me: Rank) -> None:
         # Copies, what torch's own ranges and the profiler's synchronisation records look like on the device's line.
         others = ("memcpy", "memset", "smddp:", "stream", "event", "context")
         own = [name for name in on_device if not name.lower().startswith(others)]
-        return own, len(on_device)
+        return own, on_device
 
     # (name, call, the rank that is only read from)
     gathers = (
@@ -398,8 +398,13 @@ def trace(me: Rank) -> None:
     )
     for name, call, root in gathers:
         kernels, events = seen(call)
-        told = f"{events} device events in 10 calls, kernels: {sorted(set(kernels)) or 'none'}"
-        me.judge(f"no kernels in {name}", not kernels and (events > 0 or me.rank == root), told)
+        told = f"{len(events)} device events in 10 calls, kernels: {sorted(set(kernels)) or 'none'}"
+        me.judge(f"no kernels in {name}", not kernels and (len(events) > 0 or me.rank == root), told)
+    few, all_few = tensor[:256], out[: 256 * me.size]
+    kernels, events = seen(lambda: dist.all_gather_into_tensor(all_few, few))
+    copies = [name for name in events if name.lower().startswith("memcpy")]
+    told = f"in 10 calls {sorted(set(kernels))} x {len(kernels)}, {len(copies)} copies"
+    me.judge("a kernel alone in a small all_gather", set(kernels) == {"smddp_copy"} and not copies, told)
     kernels, events = seen(lambda: dist.all_reduce(tensor))
     me.judge("kernels in all_reduce", 0 < len(set(kernels)) <= 2, f"{sorted(set(kernels))} x {len(kernels)}")
 

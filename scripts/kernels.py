@@ -83,9 +83,13 @@ class Nvrtc:
 
 
 def tidy(ptx: str) -> str:
-    """Without comments, empty lines, and the table of targets that every program gets and ours does not use."""
-    lines = (re.sub(r"\s*//.*", "", line).rstrip() for line in ptx.splitlines())
-    return "".join(f"{line}\n" for line in lines if line and "2nv6target" not in line)
+    """Without comments, empty lines, and the table of targets that every program gets and ours does not use.
+
+    It is a part of every wheel: no space that means nothing, and short names of labels, which are each kernel's own.
+    """
+    lines = (re.sub(r"\s*//.*", "", line).strip() for line in ptx.splitlines())
+    text = "".join(f"{line}\n" for line in lines if line and "2nv6target" not in line)
+    return re.sub(r"\$L__BB\d+_", "$L", re.sub(r", ", ",", re.sub(r"[ \t]+", " ", text)))
 
 
 def made(temporary: Path) -> str:

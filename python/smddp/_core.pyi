@@ -193,12 +193,14 @@ _Reduction = str | tuple[str, float]
 
 @final
 class AtOnce:
-    """A group's synchronous calls on ordinary tensors in host memory, which are read in C. A new torch only.
+    """A group's calls on ordinary tensors, which are read in C. A new torch only.
 
     exchange: torch's DLPack exchange API. kinds: the classes of ordinary tensors. reductions: torch's and the core's
-    numbers of them. zero: the timeout that is none. Raises ValueError for an exchange API of an unknown version.
+    numbers of them. zero: the timeout that is none. host: the group serves host memory, for callers that wait. Raises
+    ValueError for an exchange API of an unknown version.
 
-    Each call is over where it returns True. False: nothing has moved, because a tensor or an option is not so ordinary.
+    Each call is over where it returns True, or the current stream of its device waits for it; its handle is for who
+    does not wait for one on a device. False: nothing has moved, because a tensor or an option is not so ordinary.
     Raises the call's error.
     """
 
@@ -209,14 +211,17 @@ class AtOnce:
         kinds: Sequence[type],
         reductions: Sequence[tuple[object, int]],
         zero: object,
+        host: bool = True,
     ) -> Self: ...
-    def all_reduce(self, tensors: object, opts: object) -> bool: ...
-    def broadcast(self, tensors: object, opts: object) -> bool: ...
-    def all_gather(self, output: object, input: object, opts: object) -> bool: ...
-    def reduce_scatter(self, output: object, input: object, opts: object) -> bool: ...
+    def meet(self, device: int, stream: object) -> None:
+        """Calls on that CUDA device are served from now on. stream: torch's object for the group's stream there."""
+    def all_reduce(self, tensors: object, opts: object) -> bool | Work: ...
+    def broadcast(self, tensors: object, opts: object) -> bool | Work: ...
+    def all_gather(self, output: object, input: object, opts: object) -> bool | Work: ...
+    def reduce_scatter(self, output: object, input: object, opts: object) -> bool | Work: ...
     def all_to_all(
         self, output: object, input: object, output_splits: object, input_splits: object, opts: object
-    ) -> bool: ...
+    ) -> bool | Work: ...
 
 @final
 class BoundCall:

@@ -153,7 +153,7 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
     def _hold(self, comm: Any) -> None:
         """`comm` is the group's communicator, and is closed with the group at the latest; the one before it now."""
         before, self._comm = self._closing, comm
-        self._at_once = at_once(comm) if self._serves_cpu else None
+        self._at_once = at_once(comm, self._serves_cpu) if self._serves_cpu or self._serves_cuda else None
         if before is not None:
             before()
         self._closing = weakref.finalize(self, _close, comm, os.getpid())

@@ -37,7 +37,9 @@ class Machine:
 
 MACHINES = {
     "reference": Machine(3, "by reference", {"FAKE_CUDA_SEED": "7"}),
-    "host": Machine(2, "through pinned host memory", {"FAKE_CUDA_SEED": "8", "SMDDP_CUDA_PATH": "host"}),
+    "host": Machine(
+        2, "through pinned host memory", {"FAKE_CUDA_SEED": "8", "SMDDP_CUDA_PATH": "host", "SMDDP_TEST_SHORT": "0"}
+    ),
     "nodes": Machine(4, "by reference", nodes=2),
 }
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from smddp import cuda
+from smddp import at_once, cuda
 
 _NOT_READY = 600
 _NON_BLOCKING = 1
@@ -81,6 +81,10 @@ class Driver:
     def open(self) -> int:
         """How many things this process has of the driver."""
         return self._library.fake_open()
+
+    def calls(self, *names: str) -> int:
+        """How often this process called functions of these names."""
+        return sum(self._library.fake_calls(name.encode()) for name in names)
 
 
 driver: Driver
@@ -241,6 +245,9 @@ class OnDevice(torch.Tensor):
     def get_device(self) -> int:
         return self.index
 
+    def record_stream(self, used: Stream) -> None:
+        record(self, used)
+
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -337,6 +344,64 @@ class Held:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+# The place of torch's exchange API
+
+
+class _Tensor(ctypes.Structure):
+    """The beginning of DLPack's DLTensor."""
+
+    _fields_ = [("data", ctypes.c_void_p), ("device", ctypes.c_int32), ("ordinal", ctypes.c_int32)]
+
+
+_Tell = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.POINTER(_Tensor))
+_Current = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+
+
+class _Exchange(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("older", ctypes.c_void_p),
+        ("others", ctypes.c_void_p * 3),
+        ("tell", _Tell),
+        ("current", _Current),
+    ]
+
+
+_NAME = b"dlpack_exchange_api"
+_ON_CUDA = 2
+
+
+def exchange() -> Any:
+    """torch's own, but that tensors say where they are, and streams are those of here; None in a torch without one."""
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if capsule is None:
+        return None
+    at = ctypes.pythonapi.PyCapsule_GetPointer
+    at.restype, at.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    torchs = _Exchange.from_address(at(capsule, _NAME))
+
+    def tell(tensor: torch.Tensor, told: Any) -> int:
+        code = torchs.tell(tensor, told)
+        if not code and isinstance(tensor, OnDevice):
+            told[0].device, told[0].ordinal = _ON_CUDA, tensor.index
+        return code
+
+    def give_current(kind: int, device: int, stream: Any) -> int:
+        stream[0] = current(device).handle
+        return 0
+
+    table = _Exchange(torchs.major, torchs.minor, None, torchs.others, _Tell(tell), _Current(give_current))
+    # As torch's, there for good.
+    _tables.append(table)
+    new = ctypes.pythonapi.PyCapsule_New
+    new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return new(ctypes.addressof(table), _NAME, None)
+
+
+_tables: list[_Exchange] = []
 
 
 # The place of smddp.cuda
@@ -488,6 +553,10 @@ def install() -> None:
     ]
     for name in replaced:
         setattr(cuda, name, globals()[name])
+    # Else Python's way serves all.
+    if os.environ.get("SMDDP_TEST_SHORT", "1") == "1":
+        at_once.exchange = exchange
+        at_once.KINDS.extend((OnDevice, OnDevice1))
     # torch's broadcast asks it, for 8-bit floats.
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
     torch.accelerator.device_count = lambda: 2

@@ -23,7 +23,7 @@ from smddp.collectives.base import (
     SCATTER,
 )
 
-from device.fakes import COMM_STREAM, HOST_BLOCKING, POOL_STREAM, SIDE_STREAM, Group, SparseOnDevice, on
+from device.fakes import COMM_STREAM, HOST_BLOCKING, POOL_STREAM, SIDE_STREAM, Group, Native, SparseOnDevice, on
 
 c10d = torch._C._distributed_c10d
 
@@ -111,6 +111,21 @@ def test_a_caller_that_waits_at_once_has_its_stream_waiting_when_the_call_return
     assert not group._comm.calls[-1].asynchronous
     assert [kind for kind, *_ in group.log if kind != "record"][-3:] == ["stream waits", "copy", "event"]
     assert not group.said(*HOST_BLOCKING)
+
+
+def test_the_allocator_is_not_told_of_a_call_that_the_stream_waits_for_at_once(fake, monkeypatch):
+    group = Group(fake)
+    group.allreduce([ones(1)], options(c10d.AllreduceOptions, sync=True))
+    assert not group.said("record")
+
+    def interrupted(native, stream):
+        raise KeyboardInterrupt
+
+    # The call goes on, and no stream waits.
+    monkeypatch.setattr(Native, "wait_stream", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        group.allreduce([ones(1)], options(c10d.AllreduceOptions, sync=True))
+    assert [stream for *_, stream in group.said("record")] == [COMM_STREAM]
 
 
 def test_calls_in_a_coalescing_block_wait_together(fake):

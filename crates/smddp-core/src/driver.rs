@@ -75,6 +75,8 @@ pub(crate) struct Driver {
     traced: bool,
     /// The last call of which it was told that ranks are late.
     told_late: Option<u64>,
+    /// The progress thread looks after this group, and has found that it is only [`Self::landing`]: it looks again soon.
+    pub(crate) watched: bool,
 }
 
 impl Driver {
@@ -105,6 +107,7 @@ impl Driver {
             told_last: false,
             traced: log::tells(Level::Trace),
             told_late: None,
+            watched: false,
         }
     }
 
@@ -191,6 +194,13 @@ impl Driver {
     /// Whether some call is not over.
     pub(crate) fn waited_for(&self) -> bool {
         !self.queue.is_empty() || self.messages.pending() || !self.enqueued.is_empty()
+    }
+
+    /// Whether devices alone have something to end. Nothing that comes from others matters then, and a look now and then is
+    /// enough.
+    pub(crate) fn landing(&self) -> bool {
+        let host = !self.queue.is_empty() || self.messages.pending() || self.group.busy();
+        !host && !self.enqueued.is_empty() && self.releasing.is_none()
     }
 
     /// How long nobody may sleep: a device rings no bell.

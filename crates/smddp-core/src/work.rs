@@ -30,6 +30,8 @@ struct State {
     callbacks: Vec<Callback>,
     /// Those that wait for no more than its being on a device.
     early: Vec<Callback>,
+    /// Threads that sleep until something changes: with none there is nobody to call the kernel for.
+    sleepers: usize,
 }
 
 impl Shared {
@@ -60,7 +62,9 @@ impl Shared {
         let callbacks = std::mem::take(&mut state.callbacks);
         // Dropped outside the lock: it may run foreign code.
         let keep = state.keep.take();
-        self.changed.notify_all();
+        if state.sleepers > 0 {
+            self.changed.notify_all();
+        }
         drop(state);
         early.into_iter().chain(callbacks).for_each(foreign);
         foreign(|| drop(keep));
@@ -71,6 +75,9 @@ impl Shared {
         let mut state = self.lock();
         self.enqueued.store(true, Ordering::Release);
         let early = std::mem::take(&mut state.early);
+        if state.sleepers > 0 {
+            self.changed.notify_all();
+        }
         drop(state);
         early.into_iter().for_each(foreign);
     }
@@ -87,11 +94,14 @@ impl Shared {
         usize::try_from(self.source.load(Ordering::Relaxed)).ok()
     }
 
-    /// Sleeps until done, or the time is up.
+    /// Sleeps until it is on a device or done, or the time is up.
     pub(crate) fn sleep(&self, at_most: Duration) {
-        let state = self.lock();
+        let mut state = self.lock();
         if !self.is_done() {
-            drop(self.changed.wait_timeout(state, at_most));
+            state.sleepers += 1;
+            let (mut state, _) =
+                self.changed.wait_timeout(state, at_most).unwrap_or_else(PoisonError::into_inner);
+            state.sleepers -= 1;
         }
     }
 

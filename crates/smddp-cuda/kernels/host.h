@@ -25,17 +25,29 @@ DEVICE void inside(u64 array, u64 at, u64 size, const char *what) {
     }
 }
 
+/* Of a grid of copies the arrays are from and to by turns, and there is no other destination. */
+DEVICE u32 arrays(void) {
+    return running->to ? running->n : 2 * running->n;
+}
+
 DEVICE void readable(u64 from, u64 size) {
     /* Mostly the source of the load before. */
     static u32 source;
-    for (u32 tries = 0; tries < running->n; tries++) {
-        source = source < running->n ? source : 0;
+    for (u32 tries = 0; tries < arrays(); tries++) {
+        source = source < arrays() ? source : 0;
         if (from - running->sources[source] < extent)
             break;
         source++;
     }
-    source = source < running->n ? source : 0;
+    source = source < arrays() ? source : 0;
     inside(running->sources[source], from, size, "a read");
+}
+
+DEVICE void writable(u64 to, u64 size) {
+    u64 array = running->to;
+    for (u32 copy = 0; copy < running->n && !array; copy++)
+        array = to - running->sources[2 * copy + 1] < extent ? running->sources[2 * copy + 1] : 0;
+    inside(array, to, size, "a write");
 }
 
 #define ACCESS(type, wide, load, store)                  \
@@ -47,7 +59,7 @@ DEVICE void readable(u64 from, u64 size) {
     }                                                    \
     DEVICE void store(u64 to, wide value) {              \
         type bits = (type)value;                         \
-        inside(running->to, to, sizeof bits, "a write"); \
+        writable(to, sizeof bits);                       \
         memcpy((void *)to, &bits, sizeof bits);          \
     }
 
@@ -64,7 +76,7 @@ DEVICE struct Pack load_pack(u64 from) {
 }
 
 DEVICE void store_pack(u64 to, struct Pack pack) {
-    inside(running->to, to, sizeof pack, "a write");
+    writable(to, sizeof pack);
     memcpy((void *)to, &pack, sizeof pack);
 }
 

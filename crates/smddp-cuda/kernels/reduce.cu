@@ -1,4 +1,4 @@
-/* The reductions of device memory: one kernel for each (element, fold), all from one pattern.
+/* The reductions of device memory: one kernel for each (element, fold), all from one pattern. And small copies.
  *
  * The arithmetic is that of smddp-core's reduce module, bit for bit; only where a sum or a product is a NaN, which NaN
  * is the choice of whoever computes. `scripts/kernels.py` makes reduce.ptx of this file. smddp-core's tests compile it
@@ -576,3 +576,40 @@ KERNEL(bxor, 2, 4, 32, u32, 8, u8, bxor, none)
 KERNEL(bool_band, 2, 4, 32, truths, 8, truth, band, none)
 KERNEL(bool_bor, 2, 4, 32, truths, 8, truth, bor, none)
 KERNEL(bool_bxor, 2, 4, 32, truths, 8, truth, bxor, none)
+
+/* ---- small copies ---- */
+
+/* The units of one copy that are this thread's, four in flight. As in a pass, a thread without a unit reads the last one. */
+#define MOVE(name, bytes, raw, load, store)                                           \
+    DEVICE void name(u64 to, u64 from, u64 units, u64 first, u64 threads) {           \
+        for (; first < units; first += threads * 4) {                                 \
+            raw in[4];                                                                \
+            UNROLL for (int d = 0; d < 4; d++) {                                      \
+                u64 unit = first + threads * d;                                       \
+                in[d] = load(from + (unit < units ? unit : units - 1) * (bytes));     \
+            }                                                                         \
+            UNROLL for (int d = 0; d < 4; d++) {                                      \
+                if (first + threads * d < units)                                      \
+                    store(to + (first + threads * d) * (bytes), in[d]);               \
+            }                                                                         \
+        }                                                                             \
+    }
+
+MOVE(move_packs, 16, struct Pack, load_pack, store_pack)
+MOVE(move_words, 4, u32, load_32, store_32)
+MOVE(move_bytes, 1, u32, load_8, store_8)
+
+/* `n` copies of `count` bytes each: `sources` are where one is from and where it goes, by turns. `packs` of `finish` bytes,
+ * to which all addresses are aligned, then what remains. Blocks are dealt out to the copies. */
+ENTRY(smddp_copy) {
+    const u32 which = blockIdx.x % args.n;
+    const u64 from = args.sources[2 * which], to = args.sources[2 * which + 1];
+    const u64 first = (u64)(blockIdx.x / args.n) * THREADS + threadIdx.x;
+    const u64 threads = (u64)(gridDim.x / args.n) * THREADS;
+    const u64 whole = args.packs * args.finish;
+    if (args.finish == 16)
+        move_packs(to, from, args.packs, first, threads);
+    else
+        move_words(to, from, args.packs, first, threads);
+    move_bytes(to + whole, from + whole, args.count - whole, first, threads);
+}

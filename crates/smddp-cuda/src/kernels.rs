@@ -1,4 +1,4 @@
-//! The reductions as the driver takes them: the program, and what is launched of it.
+//! The reductions and small copies as the driver takes them: the program, and what is launched of it.
 //!
 //! The program is `kernels/reduce.cu`, compiled by `scripts/kernels.py` to the PTX that lies beside it; the driver
 //! translates that for its GPU (about a second on a processor's core, once: it keeps what it made).
@@ -7,7 +7,7 @@
 
 use std::ffi::CStr;
 
-use crate::{Element, Error, Fold, MAX_SOURCES, Reduction, Result};
+use crate::{Copy, Element, Error, Fold, MAX_SOURCES, Reduction, Result};
 
 /// Blocks of a launch at most: eight take no more than eight multiprocessors, the others are the model's.
 pub const MAX_BLOCKS: u32 = 8;
@@ -15,6 +15,10 @@ pub const MAX_BLOCKS: u32 = 8;
 pub const THREADS: u32 = 512;
 /// Bytes of what a thread reads at once, and the alignment that this needs.
 const PACK: usize = 16;
+/// Copies of one launch.
+pub(crate) const MOST_COPIES: usize = MAX_SOURCES / 2;
+/// What a thread moves at once: a launch of more takes longer than the copy engines, which are asked in as much time.
+const MOST_UNITS: usize = 16 << 10;
 
 /// The one parameter of every kernel: `struct Args` of `reduce.cu`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -60,6 +64,40 @@ const fn text(ended: &'static str) -> &'static CStr {
         // A text without zeros, and one after it.
         Err(_) => unreachable!(),
     }
+}
+
+/// Copies as one launch; `None` where there are too many, or of different sizes, or it would take long.
+pub fn copy(copies: &[Copy]) -> Option<Launch> {
+    let (n, bytes) = (copies.len(), copies.first()?.bytes);
+    if n > MOST_COPIES || bytes == 0 || copies.iter().any(|copy| copy.bytes != bytes) {
+        return None;
+    }
+    let all = copies.iter().fold(0, |all, copy| all | copy.to | copy.from);
+    // Of bytes alone none are whole units.
+    let unit = if all.is_multiple_of(PACK as u64) { PACK } else { 4 };
+    let packs = if all.is_multiple_of(unit as u64) { bytes / unit } else { 0 };
+    let units = packs + (bytes - packs * unit);
+    if units > MOST_UNITS / n {
+        return None;
+    }
+    let mut args = Args {
+        sources: [0; MAX_SOURCES],
+        to: 0,
+        count: bytes as u64,
+        head: 0,
+        packs: packs as u64,
+        times: 1.0,
+        n: n as u32,
+        finish: unit as u32,
+        divide: 1,
+        unused: 0,
+    };
+    for (places, copy) in args.sources.chunks_exact_mut(2).zip(copies) {
+        places.copy_from_slice(&[copy.from, copy.to]);
+    }
+    // As many blocks for each copy.
+    let each = units.div_ceil(THREADS as usize).min(MAX_BLOCKS as usize / n);
+    Some(Launch { name: c"smddp_copy", blocks: (each * n) as u32, threads: THREADS, args })
 }
 
 /// What a reduction comes to; `None` where it has no elements.

@@ -82,6 +82,44 @@ fn the_default_streams_get_no_batch() {
 }
 
 #[test]
+fn few_copies_are_one_launch_and_others_are_copied() {
+    with("few_copies_are_one_launch_and_others_are_copied", &[("FAKE_CUDA_SEED", "7")], || {
+        let device = device(0);
+        let stream = device.create_stream().unwrap();
+        let pattern: Vec<u8> = (0..64u32 << 10).map(|i| (i * 7 % 251) as u8).collect();
+        let from = filled(&device, stream, &pattern);
+        // (copies, bytes of each, launches)
+        for (n, bytes, launches) in
+            [(1, 100, 1), (3, 1024, 1), (9, 1001, 2), (16, 64, 2), (2, 32 << 10, 1), (2, 20_001, 0)]
+        {
+            let to = device.allocate(pattern.len()).unwrap();
+            let copies: Vec<Copy> = (0..n)
+                .map(|i| i * bytes as u64)
+                .map(|at| Copy { to: to + at, from: from + at, bytes })
+                .collect();
+            let before = calls(c"cuLaunchKernel");
+            // SAFETY: all live to the end.
+            unsafe { device.copy_few(stream, &copies) }.unwrap();
+            assert_eq!(calls(c"cuLaunchKernel") - before, launches, "{n} of {bytes}");
+            let all = n as usize * bytes;
+            assert_eq!(contents(&device, stream, to, all), pattern[..all], "{n} of {bytes}");
+        }
+    });
+}
+
+#[test]
+fn a_device_owns_its_memory_and_no_other() {
+    with("a_device_owns_its_memory_and_no_other", &[("FAKE_CUDA_DEVICES", "2")], || {
+        let (device, other) = (device(0), device(1));
+        let mine = device.allocate(4096).unwrap();
+        assert!(device.owns(mine + 5));
+        assert!(!other.owns(mine));
+        assert!(!device.owns(words(&device)));
+        assert!(!device.owns(std::ptr::from_ref(&device) as u64));
+    });
+}
+
+#[test]
 fn copies_of_nothing_are_nothing() {
     with("copies_of_nothing_are_nothing", &[], || {
         let device = device(0);

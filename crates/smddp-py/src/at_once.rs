@@ -1,5 +1,8 @@
-//! `AtOnce`: calls on ordinary tensors in host memory whose caller waits. torch tells of its tensors in C (the exchange API of
-//! DLPack 1.3), so a small call is not mostly Python. What is not so plain is left to Python's way.
+//! `AtOnce`: calls on ordinary tensors, in host memory where the caller waits, and on the devices that the group has met. torch
+//! tells of its tensors in C (the exchange API of DLPack 1.3), so a small call is not mostly Python. What is not so plain is
+//! left to Python's way.
+
+mod met;
 
 use std::ffi::{c_int, c_void};
 
@@ -9,9 +12,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyList, PyType};
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp};
 
-use crate::buffers::dlpack::{DlTensor, ON_CPU};
+use self::met::{Current, Met, Started};
+use crate::buffers::dlpack::{DlTensor, ON_CPU, ON_CUDA};
 use crate::comm::{Comm, Sendable, Wait, redop_of};
 use crate::errors::raise;
+use crate::work::Work;
 
 /// Fills in what a Python object's tensor is, which it goes on owning; not 0: an exception is set.
 type Tell = unsafe extern "C" fn(*mut pyo3::ffi::PyObject, *mut DlTensor) -> c_int;
@@ -24,6 +29,7 @@ struct Exchange {
     older: *const Exchange,
     others: [*const c_void; 3],
     tell: Option<Tell>,
+    current: Option<Current>,
 }
 
 /// Memory that was given back has an address like its offset; see `block` in `smddp.tensors`.
@@ -37,6 +43,8 @@ struct Row {
     /// Of its first axis; 0 where it has none.
     length: i64,
     dtype: DType,
+    /// The ordinal of its CUDA device; -1 for the host.
+    device: i32,
 }
 
 impl Row {
@@ -45,11 +53,25 @@ impl Row {
     }
 }
 
+/// What a call came to, for Python.
+#[derive(IntoPyObject)]
+enum Answer {
+    /// It is over, or the current stream waits for it; false: nothing has moved.
+    Over(bool),
+    UnderWay(Work),
+}
+
+const NO: Answer = Answer::Over(false);
+
 /// One group's.
 #[pyclass(frozen)]
 pub(crate) struct AtOnce {
     comm: Communicator,
     tell: Tell,
+    current: Current,
+    /// The group serves host memory.
+    host: bool,
+    met: Met,
     /// The classes of ordinary tensors, without those derived from them.
     kinds: Vec<Py<PyType>>,
     /// torch's reductions, the most frequent first, and their numbers.
@@ -64,7 +86,7 @@ fn ordinary(dtype: DType) -> bool {
 }
 
 impl AtOnce {
-    /// `None`: it is not an ordinary tensor in host memory, with elements that lie in order.
+    /// `None`: it is not an ordinary tensor of ours, with elements that lie in order.
     fn row(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<Row>> {
         let py = tensor.py();
         let kind = tensor.get_type();
@@ -81,29 +103,39 @@ impl AtOnce {
         }
         // SAFETY: zeroes are one, too.
         let told = unsafe { told.assume_init() };
-        let Some(dtype) = told.dtype().filter(|&dtype| told.device == ON_CPU && ordinary(dtype)) else {
-            return Ok(None);
+        let device = match told.device {
+            ON_CPU if self.host => -1,
+            ON_CUDA => told.ordinal,
+            _ => return Ok(None),
         };
+        let Some(dtype) = told.dtype().filter(|&dtype| ordinary(dtype)) else { return Ok(None) };
         // SAFETY: torch filled it in; the tensor lives as above, and nobody changes its shape while the GIL is held.
         let (row, first) = unsafe { (told.row(), told.shape().first()) };
-        let Some((ptr, count)) = row.filter(|&(ptr, count)| count > 0 && ptr as usize >= LOW) else {
-            return Ok(None);
-        };
+        let Some((ptr, count)) = row.filter(|&(_, count)| count > 0) else { return Ok(None) };
+        if (ptr as usize) < LOW {
+            let offset = tensor.call_method0(intern!(py, "storage_offset"))?.extract::<usize>()?;
+            if ptr as usize == offset * dtype.size() {
+                return Ok(None);
+            }
+        }
         // Only numbers with a sign in front may be negated in the reading, which is not told either.
         let negated = matches!(dtype, DType::F16 | DType::BF16 | DType::F32 | DType::F64)
             && tensor.call_method0(intern!(py, "is_neg"))?.is_truthy()?;
-        Ok((!negated).then_some(Row { ptr, count, length: first.copied().unwrap_or(0), dtype }))
+        Ok((!negated).then_some(Row { ptr, count, length: first.copied().unwrap_or(0), dtype, device }))
     }
 
-    /// Whether the caller waits, under the group's own deadline. Where options do not say so, a handle is wanted.
-    fn waits(&self, opts: &Bound<'_, PyAny>) -> PyResult<bool> {
+    /// Whether a handle is wanted, as where options do not say; `None`: that is not for here, or the call has a deadline of
+    /// its own.
+    fn handle(&self, opts: &Bound<'_, PyAny>) -> PyResult<Option<bool>> {
         let py = opts.py();
-        match opts.getattr_opt(intern!(py, "asyncOp"))? {
-            Some(handle) if !handle.is_truthy()? => {
-                Ok(!opts.getattr(intern!(py, "timeout"))?.gt(&self.zero)?)
-            }
-            _ => Ok(false),
+        let asked = opts.getattr_opt(intern!(py, "asyncOp"))?;
+        let handle = asked.map_or(Ok(true), |asked| asked.is_truthy())?;
+        // Host memory is served where the caller waits only.
+        if handle && !self.met.any() {
+            return Ok(None);
         }
+        let own = opts.getattr(intern!(py, "timeout"))?.gt(&self.zero)?;
+        Ok((!own).then_some(handle))
     }
 
     fn reduction(&self, opts: &Bound<'_, PyAny>, dtype: DType) -> PyResult<Option<RedOp>> {
@@ -120,45 +152,58 @@ impl AtOnce {
         &self,
         (collective, redop, root): (Collective, RedOp, usize),
         (input, output): (Blocks<'static>, Blocks<'static>),
-        dtype: DType,
+        row: Row,
+        handle: bool,
         tensors: [&Bound<'_, PyAny>; 2],
-    ) -> PyResult<bool> {
+    ) -> PyResult<Answer> {
         let py = tensors[0].py();
-        let call = Call { collective, dtype, redop, root, input, output };
+        let call = Call { collective, dtype: row.dtype, redop, root, input, output };
+        if row.device >= 0 {
+            let started = self.met.start(self.current, row.device, &self.comm, &call, handle, tensors)?;
+            return Ok(match started {
+                Started::No => NO,
+                Started::Waits => Answer::Over(true),
+                Started::UnderWay(work) => Answer::UnderWay(work),
+            });
+        }
+        if handle {
+            return Ok(NO);
+        }
         let call = Sendable(&call);
         let kept = tensors.map(|tensor| tensor.clone().unbind());
         let options = Options { keep: Some(Box::new(kept)), ..Options::default() };
         // SAFETY: `keep` holds the tensors until the call is over; Python owns them, the core only borrows.
         let done = unsafe { self.comm.run_aside(call.get(), options, Wait::detached(py)) };
-        done.map(|()| true).map_err(|error| raise(py, error))
+        done.map(|()| Answer::Over(true)).map_err(|error| raise(py, error))
     }
 
-    /// The only tensor of a list, of a caller that waits.
+    /// The only tensor of a list, and whether its caller wants a handle.
     fn one<'py>(
         &self,
         tensors: &Bound<'py, PyAny>,
         opts: &Bound<'_, PyAny>,
-    ) -> PyResult<Option<(Bound<'py, PyAny>, Row)>> {
+    ) -> PyResult<Option<(Bound<'py, PyAny>, Row, bool)>> {
         let Ok(list) = tensors.cast::<PyList>() else { return Ok(None) };
-        if list.len() != 1 || !self.waits(opts)? {
+        if list.len() != 1 {
             return Ok(None);
         }
+        let Some(handle) = self.handle(opts)? else { return Ok(None) };
         let tensor = list.get_item(0)?;
-        Ok(self.row(&tensor)?.map(|row| (tensor, row)))
+        Ok(self.row(&tensor)?.map(|row| (tensor, row, handle)))
     }
 
-    /// Two tensors of one dtype, of a caller that waits.
+    /// Two tensors of one dtype on one device, and whether their caller wants a handle.
     fn two(
         &self,
         output: &Bound<'_, PyAny>,
         input: &Bound<'_, PyAny>,
         opts: &Bound<'_, PyAny>,
-    ) -> PyResult<Option<(Row, Row)>> {
-        if !self.waits(opts)? {
-            return Ok(None);
-        }
+    ) -> PyResult<Option<(Row, Row, bool)>> {
+        let Some(handle) = self.handle(opts)? else { return Ok(None) };
         let Some(output) = self.row(output)? else { return Ok(None) };
-        Ok(self.row(input)?.filter(|input| input.dtype == output.dtype).map(|input| (output, input)))
+        let input = self.row(input)?;
+        let alike = |input: &Row| (input.dtype, input.device) == (output.dtype, output.device);
+        Ok(input.filter(alike).map(|input| (output, input, handle)))
     }
 
     /// Whether the longer one has as many elements as `block` for each rank.
@@ -170,18 +215,20 @@ impl AtOnce {
 #[pymethods]
 impl AtOnce {
     #[new]
+    #[pyo3(signature = (comm, exchange, kinds, reductions, zero, host=true))]
     fn new(
         comm: &Comm,
         exchange: &Bound<'_, PyCapsule>,
         kinds: Vec<Py<PyType>>,
         reductions: Vec<(Py<PyAny>, u8)>,
         zero: Py<PyAny>,
+        host: bool,
     ) -> PyResult<Self> {
         let at = exchange.pointer_checked(Some(c"dlpack_exchange_api"))?;
         // SAFETY: what a capsule of that name points to, as DLPack has it: a static of torch's that begins with its version.
         let known = unsafe { at.cast::<Exchange>().as_ref() };
         let fits = known.major == 1 && known.minor >= 3;
-        let tell = known.tell.filter(|_| fits).ok_or_else(|| {
+        let (tell, current) = known.tell.zip(known.current).filter(|_| fits).ok_or_else(|| {
             let (major, minor) = (known.major, known.minor);
             PyValueError::new_err(format!(
                 "torch tells of its tensors by DLPack {major}.{minor}, not as 1.3 does"
@@ -189,23 +236,29 @@ impl AtOnce {
         })?;
         let reductions = reductions.into_iter().map(|(torchs, number)| Ok((torchs, redop_of(number, 1.0)?)));
         let reductions = reductions.collect::<PyResult<_>>()?;
-        Ok(Self { comm: comm.communicator().clone(), tell, kinds, reductions, zero })
+        let (comm, met) = (comm.communicator().clone(), Met::default());
+        Ok(Self { comm, tell, current, host, met, kinds, reductions, zero })
     }
 
-    fn all_reduce(&self, tensors: &Bound<'_, PyAny>, opts: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let Some((tensor, row)) = self.one(tensors, opts)? else { return Ok(false) };
-        let Some(redop) = self.reduction(opts, row.dtype)? else { return Ok(false) };
+    /// The group has met a device; `stream` is torch's object for its stream there.
+    fn meet(&self, py: Python<'_>, device: i32, stream: Py<PyAny>) -> PyResult<()> {
+        self.met.add(py, device, stream)
+    }
+
+    fn all_reduce(&self, tensors: &Bound<'_, PyAny>, opts: &Bound<'_, PyAny>) -> PyResult<Answer> {
+        let Some((tensor, row, handle)) = self.one(tensors, opts)? else { return Ok(NO) };
+        let Some(redop) = self.reduction(opts, row.dtype)? else { return Ok(NO) };
         let place = row.blocks();
-        self.make((Collective::AllReduce, redop, 0), (place, place), row.dtype, [&tensor, &tensor])
+        self.make((Collective::AllReduce, redop, 0), (place, place), row, handle, [&tensor, &tensor])
     }
 
-    fn broadcast(&self, tensors: &Bound<'_, PyAny>, opts: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let Some((tensor, row)) = self.one(tensors, opts)? else { return Ok(false) };
+    fn broadcast(&self, tensors: &Bound<'_, PyAny>, opts: &Bound<'_, PyAny>) -> PyResult<Answer> {
+        let Some((tensor, row, handle)) = self.one(tensors, opts)? else { return Ok(NO) };
         let root = opts.getattr(intern!(opts.py(), "rootRank"))?.extract::<usize>().ok();
-        let Some(root) = root.filter(|&root| root < self.comm.size()) else { return Ok(false) };
+        let Some(root) = root.filter(|&root| root < self.comm.size()) else { return Ok(NO) };
         let place = row.blocks();
         let input = if root == self.comm.rank() { place } else { Blocks::None };
-        self.make((Collective::Broadcast, RedOp::Sum, root), (input, place), row.dtype, [&tensor, &tensor])
+        self.make((Collective::Broadcast, RedOp::Sum, root), (input, place), row, handle, [&tensor, &tensor])
     }
 
     fn all_gather(
@@ -213,13 +266,13 @@ impl AtOnce {
         output: &Bound<'_, PyAny>,
         input: &Bound<'_, PyAny>,
         opts: &Bound<'_, PyAny>,
-    ) -> PyResult<bool> {
-        let Some((to, from)) = self.two(output, input, opts)? else { return Ok(false) };
+    ) -> PyResult<Answer> {
+        let Some((to, from, handle)) = self.two(output, input, opts)? else { return Ok(NO) };
         if !self.divides(from, to) {
-            return Ok(false);
+            return Ok(NO);
         }
         let what = (Collective::AllGather, RedOp::Sum, 0);
-        self.make(what, (from.blocks(), to.blocks()), to.dtype, [output, input])
+        self.make(what, (from.blocks(), to.blocks()), to, handle, [output, input])
     }
 
     fn reduce_scatter(
@@ -227,14 +280,14 @@ impl AtOnce {
         output: &Bound<'_, PyAny>,
         input: &Bound<'_, PyAny>,
         opts: &Bound<'_, PyAny>,
-    ) -> PyResult<bool> {
-        let Some((to, from)) = self.two(output, input, opts)? else { return Ok(false) };
-        let Some(redop) = self.reduction(opts, to.dtype)? else { return Ok(false) };
+    ) -> PyResult<Answer> {
+        let Some((to, from, handle)) = self.two(output, input, opts)? else { return Ok(NO) };
+        let Some(redop) = self.reduction(opts, to.dtype)? else { return Ok(NO) };
         if !self.divides(to, from) {
-            return Ok(false);
+            return Ok(NO);
         }
         let what = (Collective::ReduceScatter, redop, 0);
-        self.make(what, (from.blocks(), to.blocks()), to.dtype, [output, input])
+        self.make(what, (from.blocks(), to.blocks()), to, handle, [output, input])
     }
 
     /// Without split sizes only.
@@ -245,17 +298,17 @@ impl AtOnce {
         output_splits: &Bound<'_, PyAny>,
         input_splits: &Bound<'_, PyAny>,
         opts: &Bound<'_, PyAny>,
-    ) -> PyResult<bool> {
+    ) -> PyResult<Answer> {
         if output_splits.is_truthy()? || input_splits.is_truthy()? {
-            return Ok(false);
+            return Ok(NO);
         }
-        let Some((to, from)) = self.two(output, input, opts)? else { return Ok(false) };
+        let Some((to, from, handle)) = self.two(output, input, opts)? else { return Ok(NO) };
         let size = self.comm.size() as i64;
         let cut = |row: Row| row.length > 0 && row.length % size == 0;
         if to.count != from.count || !cut(to) || !cut(from) {
-            return Ok(false);
+            return Ok(NO);
         }
         let what = (Collective::AllToAll, RedOp::Sum, 0);
-        self.make(what, (from.blocks(), to.blocks()), to.dtype, [output, input])
+        self.make(what, (from.blocks(), to.blocks()), to, handle, [output, input])
     }
 }

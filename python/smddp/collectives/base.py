@@ -89,6 +89,10 @@ class Base(Estimating):
             return None
         return self._at_once
 
+    def _under_way(self, native: Any, output: Tensor) -> Work:
+        """The handle of a call on a device that took the short way. native: the core's."""
+        return self._device_side().handle(native, output, self._ranks)
+
     def _failed(self, error: BaseException) -> BaseException:
         """Called with everything that a public method raises; returns what is to be raised."""
         if self._batch is not None:
@@ -194,7 +198,7 @@ class Base(Estimating):
             limit = timeout.total_seconds() if timeout > _ZERO else 0.0
             now = self._batch is None and not getattr(options, "asyncOp", True)
             if call.like is not None and not call.like.is_cpu:
-                work = self._device_side().start(self._comm, call, limit, now, self._ranks)
+                work = self._device_side().start((self._comm, self._at_once), call, limit, now, self._ranks)
                 return DONE if now else self._note(work)
             native = self._comm.collective(
                 call.number,

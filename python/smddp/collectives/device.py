@@ -50,11 +50,13 @@ class DeviceSide:
             raise RuntimeError(_CAPTURE)
         self._met.add(device)
 
-    def start(self, comm: Any, call: Any, limit: float, now: bool, ranks: Sequence[int] | None) -> CudaWork:
+    def start(self, ways: tuple[Any, Any], call: Any, limit: float, now: bool, ranks: Sequence[int] | None) -> CudaWork:
         """Hand one call to the core, ordered after the current stream.
 
-        now: the caller will not look at the handle, so the current stream waits at once.
+        ways: the communicator, and its short way if there is one, which serves this device from now on. now: the caller
+        will not look at the handle, so the current stream waits at once.
         """
+        comm, short = ways
         device = call.like.get_device()
         native = comm.collective(
             call.number,
@@ -71,19 +73,29 @@ class DeviceSide:
             stream=cuda.stream_of(device),
         )
         # After the call, which makes the stream where it is the first on this device.
-        stream = self._stream(comm, device)
+        stream = self._stream(comm, short, device)
         tensors = list(_tensors(call.keep))
-        for tensor in tensors:
-            cuda.record(tensor, stream)
         work = CudaWork(native, device, call.outputs, call.after, tensors if call.after else (), ranks)
-        if now:
-            work.wait()
+        waits = False
+        try:
+            waits = now and work.wait()
+        finally:
+            # A stream that waits needs no record: who gets the memory next, in its order, is after the call.
+            if not waits:
+                for tensor in tensors:
+                    cuda.record(tensor, stream)
         return work
 
-    def _stream(self, comm: Any, device: int) -> Any:
+    def handle(self, native: Any, output: Tensor, ranks: Sequence[int] | None) -> CudaWork:
+        """That of a call which the core has begun by itself (smddp._core.AtOnce)."""
+        return CudaWork(native, output.get_device(), [output], (), (), ranks)
+
+    def _stream(self, comm: Any, short: Any, device: int) -> Any:
         stream = self._streams.get(device)
         if stream is None:
             stream = self._streams[device] = cuda.external(comm.device_stream(device), device)
+            if short is not None:
+                short.meet(device, stream)
         return stream
 
     def settle(self, asked: Iterable[int | None]) -> None:

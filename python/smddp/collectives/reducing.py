@@ -32,8 +32,8 @@ class Reducing(SparseAllReduce):
         if type(opts) is not AllreduceOptions:
             opts = gather_options(AllreduceOptions, opts, op, timeout)
         short = self._short_way()
-        if short is not None and short.all_reduce(tensors, opts):
-            return DONE
+        if short is not None and (made := short.all_reduce(tensors, opts)):
+            return DONE if made is True else self._under_way(made, tensors[0])
         tensor = one(tensors, "all_reduce")
         if not (tensor.is_cpu and self._serves_cpu) and not self._on_cuda(tensor):
             return self._elsewhere(tensor).allreduce(tensors, opts)
@@ -149,8 +149,8 @@ class Reducing(SparseAllReduce):
         if type(opts) is not ReduceScatterOptions:
             opts = gather_options(ReduceScatterOptions, opts)
         short = self._short_way()
-        if short is not None and short.reduce_scatter(outputTensor, inputTensor, opts):
-            return DONE
+        if short is not None and (made := short.reduce_scatter(outputTensor, inputTensor, opts)):
+            return DONE if made is True else self._under_way(made, outputTensor)
         if not (inputTensor.is_cpu and self._serves_cpu) and not self._on_cuda(inputTensor):
             other = self._elsewhere(inputTensor)
             return first_of(other, "reduce_scatter_single", "_reduce_scatter_base")(outputTensor, inputTensor, opts)

@@ -266,6 +266,10 @@ fn round_half(value: f32) -> u16 {
 
 impl std::fmt::Display for Launch {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        if self.copies() {
+            let moves: Vec<_> = self.moves().collect();
+            return write!(f, "copies of {} bytes from and to {moves:#x?}", self.args.count);
+        }
         let Args { sources, to, count, n, .. } = &self.args;
         write!(f, "{} of {count} from {:#x?} to {to:#x}", self.name, &sources[..*n as usize])
     }
@@ -274,6 +278,10 @@ impl std::fmt::Display for Launch {
 impl Launch {
     /// What it reads and writes. A source may be what is written, in whole.
     pub(crate) fn parts(&self) -> Vec<(u64, usize, bool)> {
+        if self.copies() {
+            let bytes = self.args.count as usize;
+            return self.moves().flat_map(|(from, to)| [(from, bytes, false), (to, bytes, true)]).collect();
+        }
         let Args { sources, to, count, n, .. } = &self.args;
         // A kernel is named after the bits of its elements; without any they are bytes.
         let bits = self.name.rsplit('_').next().unwrap_or_default().trim_start_matches(char::is_alphabetic);
@@ -282,9 +290,21 @@ impl Launch {
         sources.map(|source| (*source, bytes, false)).chain([(*to, bytes, true)]).collect()
     }
 
+    /// Whether it is the kernel of small copies.
+    fn copies(&self) -> bool {
+        self.name == "smddp_copy"
+    }
+
+    /// Of each of its copies: from, to.
+    fn moves(&self) -> impl Iterator<Item = (u64, u64)> {
+        let Args { sources, n, .. } = &self.args;
+        sources.chunks_exact(2).take(*n as usize).map(|places| (places[0], places[1]))
+    }
+
     pub(crate) fn run(&self) {
         let name = self.name.strip_prefix("smddp_").unwrap_or(&self.name);
         let done = match name.split_once('_') {
+            _ if self.copies() => self.copy(),
             // A byte that is not 0 is true.
             Some(("bool", fold)) => self.reduce(fold, |byte: u8| byte.min(1), |truth| truth),
             Some((fold, "f32")) => self.plain::<f32>(fold),
@@ -314,6 +334,22 @@ impl Launch {
 
     fn plain<N: Number>(&self, fold: &str) -> Result<(), String> {
         self.reduce(fold, |number: N| number, |number| number)
+    }
+
+    fn copy(&self) -> Result<(), String> {
+        let Args { count, packs, finish, .. } = self.args;
+        let bytes = count as usize;
+        let memory = read();
+        for (from, to) in self.moves() {
+            if !memory.covers(from, bytes) || !memory.covers(to, bytes) {
+                return Err(format!("{bytes} bytes at {from:#x} or {to:#x} are not there"));
+            }
+            if packs > 0 && (from | to) % u64::from(finish) != 0 {
+                return Err(format!("{from:#x} or {to:#x} is not aligned to {finish} bytes"));
+            }
+            unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
+        }
+        Ok(())
     }
 
     /// Of elements that are read and written as `M` and computed with as `N`.

@@ -160,10 +160,15 @@ impl Inner {
     /// Gets a submitted item going, here if nobody drives.
     pub(super) fn get_going(self: &Arc<Self>) {
         if !self.nudge() {
-            // The one who drives sleeps perhaps; and if it leaves now, the progress thread takes over.
-            progress::register(self);
-            self.sleeper.ring();
+            self.tell_driver();
         }
+    }
+
+    /// Something was submitted while another thread drives.
+    pub(super) fn tell_driver(self: &Arc<Self>) {
+        // It sleeps perhaps; and if it leaves now, the progress thread takes over.
+        progress::register(self);
+        self.sleeper.ring();
     }
 
     /// Hands what was submitted to the driver, in its order.
@@ -334,7 +339,8 @@ impl Inner {
 
     /// What is left behind is the progress thread's.
     pub(crate) fn leave(self: &Arc<Self>, driver: MutexGuard<'_, Driver>) {
-        let pending = driver.pending() || self.has_items();
+        let watched = driver.watched && driver.landing();
+        let pending = driver.pending() && !watched;
         drop(driver);
         if pending || self.has_items() {
             progress::register(self);

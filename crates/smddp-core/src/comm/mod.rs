@@ -359,6 +359,37 @@ impl Communicator {
     /// The buffers of `call` are valid, and written by nobody else, until the work is done. `options.keep` is the
     /// way to see to that.
     pub unsafe fn start(&self, call: &Call<'_>, options: Options) -> Result<Work> {
+        // SAFETY: the caller's promise.
+        let work = unsafe { self.begin(call, options) }?;
+        self.0.get_going();
+        Ok(work)
+    }
+
+    /// The same for who has `stream`, one of the device's, wait for it at once, as by [`Work::wait_stream`], whose outcome comes
+    /// with it: this thread drives, and no other is told of the call.
+    ///
+    /// # Safety
+    /// As for [`Communicator::start`].
+    pub unsafe fn start_for(
+        &self,
+        call: &Call<'_>,
+        options: Options,
+        stream: smddp_cuda::Stream,
+    ) -> Result<(Work, Result<()>)> {
+        // SAFETY: the caller's promise.
+        let work = unsafe { self.begin(call, options) }?;
+        if self.0.try_drive().is_none() {
+            self.0.tell_driver();
+        }
+        let waits = work.wait_stream(stream);
+        Ok((work, waits))
+    }
+
+    /// A call that is submitted, and with which nobody goes on yet.
+    ///
+    /// # Safety
+    /// As for [`Communicator::start`].
+    unsafe fn begin(&self, call: &Call<'_>, options: Options) -> Result<Work> {
         let inner = &self.0;
         inner.usable()?;
         let counts = call::check(call, inner.rank, inner.size)?;
@@ -379,7 +410,6 @@ impl Communicator {
             inner.submitted.fetch_add(1, Ordering::Relaxed);
             Item::Collective(op)
         });
-        inner.get_going();
         let call = Asked::Collective(call.collective);
         Ok(Work { shared, comm: inner.clone(), call, completion })
     }

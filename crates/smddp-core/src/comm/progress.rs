@@ -64,6 +64,9 @@ fn sleep<'a>(
     (state, timeout.timed_out())
 }
 
+/// Between two looks at groups that others drive.
+const SOON: Duration = Duration::from_millis(2);
+
 fn run() {
     team::stay_alone();
     let mut comms: Vec<Arc<Inner>> = Vec::new();
@@ -102,13 +105,19 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
     let mut backoff = Backoff::new(&spin_policy);
     let Some(sleeper) = comms.first().map(|comm| comm.sleeper.clone()) else { return };
     let (mut rounds, mut about_to_sleep) = (Rounds::default(), None::<AboutToSleep<'_>>);
+    // About to rest: devices alone have something to end, so no message need end the sleep, and nobody rings for one.
+    let mut about_to_rest = false;
     while !comms.is_empty() {
         // The last look before sleeping, or other things go on and on.
-        let late = about_to_sleep.is_some() || rounds.due();
-        let (mut moved, mut owned) = (false, false);
+        let late = about_to_sleep.is_some() || about_to_rest || rounds.due();
+        let (mut moved, mut owned, mut landing) = (false, false, true);
         let (mut fds, mut at_most) = (Vec::new(), Duration::MAX);
         comms.retain(|comm| {
-            let Some(mut driver) = comm.try_drive() else { return true };
+            let Some(mut driver) = comm.try_drive() else {
+                // Whoever has it may leave it to the next look.
+                at_most = at_most.min(SOON);
+                return true;
+            };
             let pending = comm.guard(&mut driver, |driver| {
                 moved |= comm.look(driver);
                 if late {
@@ -122,6 +131,8 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
             // One that panicked has nothing more to do.
             let pending = pending.unwrap_or(false);
             owned |= pending;
+            driver.watched = pending && driver.landing();
+            landing &= driver.watched || !pending;
             pending
         });
         if moved {
@@ -136,9 +147,14 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
             if !state.incoming.is_empty() {
                 return;
             }
-            if !owned {
-                // All taken by waiters, who register what they leave behind.
-                drop(sleep(state, changed, Duration::from_millis(2)));
+            if !owned || (about_to_rest && landing) {
+                // All taken by waiters, who register what they leave behind; or whoever has more to do registers.
+                drop(sleep(state, changed, at_most.min(SOON)));
+                (about_to_sleep, about_to_rest) = (None, false);
+                continue;
+            }
+            about_to_rest = landing;
+            if landing {
                 about_to_sleep = None;
                 continue;
             }

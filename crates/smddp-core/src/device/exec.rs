@@ -40,6 +40,9 @@ impl std::convert::From<smddp_cuda::Error> for Trouble {
     }
 }
 
+/// Bytes of a call whose copies are a kernel's: a launch takes the host less time than one copy, however many it makes.
+const FEW: usize = 256 << 10;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Opening,
@@ -70,6 +73,8 @@ pub(crate) struct DeviceOp {
     stage: Stage,
     /// The input is there when this rank's progress word has reached it.
     ready: u64,
+    /// (channel, bytes) of messages in cells that nobody sees yet.
+    unpublished: Vec<(usize, usize)>,
     outbox: VecDeque<OutgoingMessage>,
     pub(crate) slabs: Vec<usize>,
 }
@@ -84,6 +89,7 @@ impl DeviceOp {
             redop,
             stage: Stage::Opening,
             ready: 0,
+            unpublished: Vec::new(),
             outbox: VecDeque::new(),
             slabs: Vec::new(),
         }
@@ -133,7 +139,10 @@ impl Turn<'_> {
             moved |= self.pump();
             let (done, ran) = walk(self.bound, self)?;
             moved |= ran;
-            self.site.flush()?;
+            self.publish()?;
+            if done || !self.site.few {
+                self.site.flush()?;
+            }
             if !done || !self.op.outbox.is_empty() || !self.group.settle()? {
                 return Ok(Progress::moved(moved));
             }
@@ -141,15 +150,27 @@ impl Turn<'_> {
             self.group.end();
             self.op.stage = Stage::Ending;
         }
-        if self.end()? {
+        if self.op.end.get().is_some() || self.end(None)? {
             return Ok(Progress::Done);
         }
         Ok(Progress::moved(moved))
     }
 
+    /// Hands on messages whose data is there when this rank's progress word says so, now that its write is enqueued.
+    pub(super) fn publish(&mut self) -> Result<(), Trouble> {
+        if !self.op.unpublished.is_empty() {
+            self.site.flush_words()?;
+            for (channel, bytes) in self.op.unpublished.drain(..) {
+                self.group.publish(channel, bytes);
+            }
+        }
+        Ok(())
+    }
+
     /// After what the caller's stream did before.
     fn open(&mut self) -> Result<(), Trouble> {
         self.check_targets()?;
+        self.site.few = self.bound.bytes <= FEW && self.owns(Buffer::In) && self.owns(Buffer::Out);
         if let Some(after) = self.op.after.take() {
             self.site.after(after.event())?;
         }
@@ -177,6 +198,16 @@ impl Turn<'_> {
             self.site.handle.device.region(at as Address)?;
         }
         Ok(())
+    }
+
+    /// Whether all there is of one of the caller's buffers is memory of the call's device.
+    fn owns(&self, buffer: Buffer) -> bool {
+        let device = &self.site.handle.device;
+        let whole = |base: usize| base == 0 || device.owns(base as Address);
+        match &self.execution.lists[buffer as usize] {
+            Some(blocks) => blocks.iter().all(|&block| whole(block)),
+            None => whole(self.execution.bases[buffer as usize]),
+        }
     }
 
     fn slab(&mut self, bytes: usize) -> Result<Address, Trouble> {
@@ -326,6 +357,8 @@ impl Turn<'_> {
                 pieces.insert(position.min(pieces.len()), vec![piece]);
             }
         }
+        // Before a launch, which takes longer.
+        self.publish()?;
         let kept = self.pieces(result, segment);
         // A result that is not kept goes straight to where it is sent from.
         let mut packed = match (step.keep, &onward) {
@@ -347,25 +380,29 @@ impl Turn<'_> {
             (Some((channel, Outlet::Near(cell))), Some(slab)) => {
                 let ready = self.site.mark()?;
                 let place = if bytes == 0 { (0, 0, false) } else { self.show_slab(slab, bytes)? };
-                self.describe(channel, cell, ready, place, bytes);
+                self.describe(channel, cell, ready, place, bytes)?;
             }
             (None, _) => {}
         }
         Ok(())
     }
 
-    /// Tells those whose memory this rank reads when it is through with it.
+    /// Tells those whose memory this rank reads when it is through with it. Where they are as far, that is the end.
     fn announce(&mut self) -> Result<(), Trouble> {
-        self.site.flush()?;
-        if let Some(mine) = self.site.words().mine() {
-            self.site.write(mine.reads(), self.op.number)?;
-            self.site.words().store(mine.enqueued(), self.op.number);
+        let Some(mine) = self.site.words().mine() else { return Ok(()) };
+        let reads = (mine.reads(), self.op.number);
+        if !self.end(Some(reads))? {
+            self.site.flush()?;
+            self.site.write(reads.0, reads.1)?;
         }
+        // Not before the write is enqueued: a stream waits only for what is.
+        self.site.words().store(mine.enqueued(), self.op.number);
         Ok(())
     }
 
     /// The operation is over when all who read this rank's memory are through: false while their reads are not even enqueued.
-    fn end(&mut self) -> Result<bool, Trouble> {
+    /// `reads`: what is still to be told of this rank's.
+    fn end(&mut self, reads: Option<(Address, u64)>) -> Result<bool, Trouble> {
         let near =
             |channel: &usize| self.bound.near[0][*channel] && self.bound.wiring.outlets[*channel].bytes > 0;
         let mut readers: Vec<usize> = (0..self.bound.wiring.outlets.len())
@@ -383,9 +420,8 @@ impl Turn<'_> {
             }
             waits.push(Wait { word: lines.reads(), value: number });
         }
-        waits.into_iter().for_each(|wait| self.site.await_word(wait));
         let handle = self.op.handle.clone();
-        self.site.finish(handle.done_word(), number)?;
+        self.site.finish(reads, &waits, (handle.done_word(), number))?;
         let _ = self.op.end.set(handle.mark(handle.stream)?);
         Ok(true)
     }
@@ -406,6 +442,9 @@ impl Mover for Turn<'_> {
 
     fn room(&mut self, channel: usize, run: Run, segment: usize) -> Outcome<Self, Option<Self::Room>> {
         if self.bound.near[0][channel] {
+            if self.op.unpublished.iter().any(|message| message.0 == channel) {
+                self.publish()?;
+            }
             return Ok(self.group.cell(channel).map(|cell| (channel, Outlet::Near(cell))));
         }
         let bytes = self.bound.message(run, segment);

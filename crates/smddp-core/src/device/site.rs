@@ -46,9 +46,12 @@ pub(crate) struct Site {
     dirty: bool,
     /// By rank: the progress that the stream waits for already.
     seen: Vec<u64>,
-    /// Not yet enqueued: waits, then copies in any order.
+    /// Not yet enqueued: a write of this rank's progress word, then waits, then copies in any order.
+    written: Option<(Address, u64)>,
     waits: Vec<Wait>,
     copies: Vec<Copy>,
+    /// The call has few bytes, all in memory that kernels reach.
+    pub(super) few: bool,
     /// The end of all that was enqueued before the group failed.
     end: Option<Event>,
 }
@@ -79,8 +82,10 @@ impl Site {
             passed: 0,
             dirty: false,
             seen: vec![0; size],
+            written: None,
             waits: Vec::new(),
             copies: Vec::new(),
+            few: false,
             end: None,
         }
     }
@@ -149,10 +154,6 @@ impl Site {
         }
     }
 
-    pub(super) fn await_word(&mut self, wait: Wait) {
-        self.waits.push(wait);
-    }
-
     /// Waits that were asked for before are enqueued before it; other copies since the last flush are not ordered.
     pub(super) fn copy(&mut self, to: Address, from: Address, bytes: usize) {
         if bytes > 0 && to != from {
@@ -160,19 +161,29 @@ impl Site {
         }
     }
 
-    pub(super) fn flush(&mut self) -> Result<()> {
+    /// Enqueues what was asked for of words. A number of [`Self::mark`] may be published after it.
+    pub(super) fn flush_words(&mut self) -> Result<()> {
+        self.dirty |= !self.waits.is_empty();
         let (device, stream) = (&*self.handle.device, self.handle.stream);
-        if !self.waits.is_empty() {
-            self.dirty = true;
-            // SAFETY: words of pages that the handle keeps.
-            unsafe { device.wait_words(stream, &self.waits)? };
-            self.waits.clear();
-        }
+        // SAFETY: words of pages that the handle keeps.
+        unsafe { device.words_in_turn(stream, self.written.take(), &self.waits, None)? };
+        self.waits.clear();
+        Ok(())
+    }
+
+    pub(super) fn flush(&mut self) -> Result<()> {
+        self.flush_words()?;
+        let (device, stream) = (&*self.handle.device, self.handle.stream);
         if !self.copies.is_empty() {
             self.dirty = true;
             // SAFETY: buffers of the call, which its caller keeps until it is over; slots and slabs of this site;
             // peers' memory, whose owners wait for this rank's reads before their operation is over.
-            unsafe { device.copy(stream, &self.copies)? };
+            unsafe {
+                match self.few {
+                    true => device.copy_few(stream, &self.copies)?,
+                    false => device.copy(stream, &self.copies)?,
+                }
+            }
             self.copies.clear();
         }
         Ok(())
@@ -185,14 +196,15 @@ impl Site {
         unsafe { self.handle.device.reduce(self.handle.stream, reduction) }
     }
 
-    /// The number that this rank's progress word reaches once all that was asked for is over.
+    /// The number that this rank's progress word reaches once all that was asked for is over. Nobody may wait for it before
+    /// the next [`Self::flush_words`].
     pub(super) fn mark(&mut self) -> Result<u64> {
         self.flush()?;
         if self.dirty
             && let Some(mine) = self.handle.words.mine()
         {
             self.progress += 1;
-            self.write(mine.progress(), self.progress)?;
+            self.written = Some((mine.progress(), self.progress));
             self.dirty = false;
         }
         Ok(self.progress)
@@ -206,17 +218,18 @@ impl Site {
         Ok(self.passed)
     }
 
-    /// All that was asked for, and then `value` in a word.
-    pub(super) fn finish(&mut self, word: Address, value: u64) -> Result<()> {
-        if !self.copies.is_empty() {
-            self.flush()?;
-        }
+    /// All that was asked for; then a word if there is one `before`, the `waits`, and a last word.
+    pub(super) fn finish(
+        &mut self,
+        before: Option<(Address, u64)>,
+        waits: &[Wait],
+        last: (Address, u64),
+    ) -> Result<()> {
+        self.flush()?;
+        self.dirty |= !waits.is_empty();
         let (device, stream) = (&*self.handle.device, self.handle.stream);
-        self.dirty |= !self.waits.is_empty();
         // SAFETY: words of pages that the handle keeps.
-        unsafe { device.wait_and_write(stream, &self.waits, word, value)? };
-        self.waits.clear();
-        Ok(())
+        unsafe { device.words_in_turn(stream, before, waits, Some(last)) }
     }
 
     pub(super) fn write(&self, word: Address, value: u64) -> Result<()> {

@@ -92,6 +92,12 @@ impl Cuda {
         self.one(BUFFER_ID, address) == Some(generation)
     }
 
+    /// The device whose memory is at `address`.
+    pub(super) fn owner(&self, address: Address) -> Option<i32> {
+        let of_device = self.one(MEMORY_TYPE, address) == Some(u64::from(MEMORYTYPE_DEVICE));
+        self.one(DEVICE_ORDINAL, address).filter(|_| of_device).map(|ordinal| ordinal as i32)
+    }
+
     fn one(&self, attribute: i32, address: Address) -> Option<u64> {
         let mut answer = 0u64;
         // SAFETY: room for the largest answer.

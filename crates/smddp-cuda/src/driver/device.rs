@@ -337,23 +337,33 @@ impl Device {
         unsafe { self.batch(words, stream, waits.iter().map(Wait::operation)) }
     }
 
-    /// The stream waits for all of these and then writes a word, as by `wait_words` and `write_word`.
-    pub unsafe fn wait_and_write(
+    /// The stream writes a word, waits for all of these and writes another word, as by `write_word` and `wait_words`.
+    pub unsafe fn words_in_turn(
         &self,
         stream: Stream,
+        before: Option<(Address, u64)>,
         waits: &[Wait],
-        word: Address,
-        value: u64,
+        after: Option<(Address, u64)>,
     ) -> Result<()> {
-        if waits.is_empty() {
-            // SAFETY: the caller's word.
-            return unsafe { self.write_word(stream, word, value) };
+        match (before, waits, after) {
+            // SAFETY: the caller's words.
+            (None, waits, None) => return unsafe { self.wait_words(stream, waits) },
+            (Some((word, value)), [], None) | (None, [], Some((word, value))) => {
+                // SAFETY: as above.
+                return unsafe { self.write_word(stream, word, value) };
+            }
+            _ => {}
         }
         let words = self.words()?;
         let _current = self.context.enter()?;
-        let write = memory_operation(STREAM_MEM_OP_WRITE_VALUE_64, word, value, STREAM_WRITE_VALUE_DEFAULT);
+        let write = |(word, value)| {
+            memory_operation(STREAM_MEM_OP_WRITE_VALUE_64, word, value, STREAM_WRITE_VALUE_DEFAULT)
+        };
+        let waits = waits.iter().map(Wait::operation);
         // SAFETY: the caller's words.
-        unsafe { self.batch(words, stream, waits.iter().map(Wait::operation).chain([write])) }
+        unsafe {
+            self.batch(words, stream, before.map(write).into_iter().chain(waits).chain(after.map(write)))
+        }
     }
 
     /// In their order, in as few calls as there can be.
@@ -406,6 +416,22 @@ impl Device {
         if batch.is_some() {
             // It was the batch and not its copies: not tried again.
             self.batches.store(false, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// The same for memory that kernels of this device reach: by a launch instead of several copies where that is quicker.
+    pub unsafe fn copy_few(&self, stream: Stream, copies: &[Copy]) -> Result<()> {
+        for some in copies.chunks(kernels::MOST_COPIES) {
+            match kernels::copy(some) {
+                // SAFETY: the caller's promise.
+                None => unsafe { self.copy(stream, some)? },
+                Some(launch) => {
+                    let _current = self.context.enter()?;
+                    // SAFETY: the caller's promise.
+                    unsafe { self.kernels.launch(&self.cuda, stream, &launch)? }
+                }
+            }
         }
         Ok(())
     }
@@ -493,6 +519,12 @@ impl Device {
         let region = self.cuda.region(self.ordinal, address)?;
         self.known().learn(region);
         Ok(region)
+    }
+
+    /// Whether the memory at `address` is this device's own, so that its kernels reach it.
+    pub fn owns(&self, address: Address) -> bool {
+        let current = self.context.enter();
+        current.is_ok() && self.cuda.owner(address) == Some(self.ordinal)
     }
 
     pub fn export(&self, region: &Region) -> Result<Export> {

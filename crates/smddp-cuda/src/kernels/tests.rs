@@ -2,8 +2,8 @@ use std::collections::BTreeSet;
 
 use sha2::{Digest, Sha256};
 
-use super::{Args, DIVIDE, KEEP, Launch, MAX_BLOCKS, THREADS, TIMES, launch, ptx};
-use crate::{Element, Error, Fold, MAX_SOURCES, Reduction};
+use super::{Args, DIVIDE, KEEP, Launch, MAX_BLOCKS, THREADS, TIMES, copy, launch, ptx};
+use crate::{Copy, Element, Error, Fold, MAX_SOURCES, Reduction};
 
 /// A sum of two arrays that begin `at` bytes after a pack's boundary.
 fn sum(element: Element, count: usize, at: u64) -> Reduction {
@@ -55,6 +55,8 @@ fn every_kernel_is_launched_by_something_and_every_launch_has_its_kernel() {
             }
         }
     }
+    let small = [Copy { to: 16, from: 32, bytes: 1 }];
+    launched.insert(copy(&small).expect("few bytes").name.to_str().expect("ASCII"));
     assert_eq!(launched, there);
 }
 
@@ -63,7 +65,35 @@ fn kernels_take_what_is_passed_to_them() {
     let parameters = text().lines().filter(|line| line.contains(".param .align")).count();
     let ours = format!("_param_0[{}]", size_of::<Args>());
     assert_eq!(text().lines().filter(|line| line.ends_with(&ours)).count(), parameters);
-    assert_eq!(text().matches(&format!("\n.maxntid {THREADS}, 1, 1\n")).count(), parameters);
+    assert_eq!(text().matches(&format!("\n.maxntid {THREADS},1,1\n")).count(), parameters);
+}
+
+/// `n` copies of `bytes` each, that begin `at` bytes after a pack's boundary.
+fn copies(n: usize, bytes: usize, at: u64) -> Vec<Copy> {
+    let place = |base: u64, i: usize| base + i as u64 * 0x10_0000 + at;
+    (0..n).map(|i| Copy { to: place(0x1000_0000, i), from: place(0x2000_0000, i), bytes }).collect()
+}
+
+#[test]
+fn a_few_small_copies_of_one_size_are_one_launch_on_eight_multiprocessors_at_most() {
+    let parts = |n, bytes, at| {
+        copy(&copies(n, bytes, at)).map(|launch| (launch.blocks, launch.args.finish, launch.args.packs))
+    };
+    assert_eq!(parts(1, 1024, 0), Some((1, 16, 64)));
+    assert_eq!(parts(2, 1024, 4), Some((2, 4, 256)));
+    assert_eq!(parts(2, 1024, 1), Some((4, 4, 0)));
+    assert_eq!(parts(2, 128 << 10, 0), Some((8, 16, 8192)));
+    assert_eq!(parts(3, 80 << 10, 0), Some((6, 16, 5120)));
+    assert_eq!(parts(8, 32 << 10, 0), Some((MAX_BLOCKS, 16, 2048)));
+    for (n, bytes, at) in
+        [(2, (128 << 10) + 16, 0), (2, (32 << 10) + 4, 4), (2, (8 << 10) + 1, 1), (9, 1, 0), (1, 0, 0)]
+    {
+        assert_eq!(parts(n, bytes, at), None, "{n} of {bytes} at {at}");
+    }
+    let mut mixed = copies(2, 64, 0);
+    mixed[1].bytes = 32;
+    assert_eq!(copy(&mixed), None);
+    assert_eq!(copy(&[]), None);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use super::{Elements, Use, contiguous, numbers};
 pub(crate) struct DlTensor {
     data: *mut u8,
     pub(crate) device: i32,
-    ordinal: i32,
+    pub(crate) ordinal: i32,
     ndim: i32,
     code: u8,
     bits: u8,
@@ -37,7 +37,7 @@ struct DlVersioned {
 
 const READ_ONLY: u64 = 1;
 pub(crate) const ON_CPU: i32 = 1;
-const ON_CUDA: i32 = 2;
+pub(crate) const ON_CUDA: i32 = 2;
 const ON_CUDA_HOST: i32 = 3;
 
 /// `None` for what has no `__dlpack_device__`.

@@ -101,7 +101,7 @@ impl Turn<'_> {
         match outlet {
             Outlet::Near(cell) => {
                 let (ready, place) = self.show(run, segment, bytes)?;
-                self.describe(channel, cell, ready, place, bytes);
+                self.describe(channel, cell, ready, place, bytes)?;
             }
             Outlet::Far(slot) => {
                 self.order(run.buffer)?;
@@ -157,7 +157,8 @@ impl Turn<'_> {
         Ok((token, offset, true))
     }
 
-    /// Publishes a message by reference.
+    /// Publishes a message by reference; that of a small call when the others of the same turn are, so that the write it waits for
+    /// and this stream's own waits are one call of the driver.
     pub(super) fn describe(
         &mut self,
         channel: usize,
@@ -165,13 +166,14 @@ impl Turn<'_> {
         ready: u64,
         (token, offset, packed): (u64, u64, bool),
         bytes: usize,
-    ) {
+    ) -> Result<(), Trouble> {
         let words = [ready, token, offset, u64::from(packed)];
         for (i, word) in words.into_iter().enumerate() {
             // SAFETY: a cell of DESCRIPTOR bytes, ours until it is published.
             unsafe { cell.cast::<u64>().add(i).write_unaligned(word) };
         }
-        self.group.publish(channel, bytes.min(DESCRIPTOR));
+        self.op.unpublished.push((channel, bytes.min(DESCRIPTOR)));
+        if self.site.few { Ok(()) } else { self.publish() }
     }
 
     /// What a message says, or its bytes in a slot: `None` where there is no slot.

@@ -6,8 +6,8 @@ use std::process::Command;
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use smddp_cuda::kernels::{Args, launch};
-use smddp_cuda::{Element, Fold, MAX_SOURCES, Reduction};
+use smddp_cuda::kernels::{self, Args, Launch, launch};
+use smddp_cuda::{Copy, Element, Fold, MAX_SOURCES, Reduction};
 
 use super::super::{Kernel, premultiply};
 use super::{Guarded, Random};
@@ -70,13 +70,17 @@ fn reduce_as_a_device(reduction: &Reduction) -> bool {
         return false;
     };
     if let Some(launch) = launch {
-        let program = Program::get();
-        let kernel = symbol(program.library, launch.name);
-        let bytes = reduction.count * reduction.element.size();
-        // SAFETY: a kernel of that library; the caller owns the arrays that the arguments name.
-        unsafe { (program.run)(kernel, launch.blocks, launch.threads, &launch.args, bytes as u64) };
+        run(&launch, reduction.count * reduction.element.size());
     }
     true
+}
+
+/// The caller owns the arrays of `bytes` that the arguments name.
+fn run(launch: &Launch, bytes: usize) {
+    let program = Program::get();
+    let kernel = symbol(program.library, launch.name);
+    // SAFETY: a kernel of that library; the caller's arrays.
+    unsafe { (program.run)(kernel, launch.blocks, launch.threads, &launch.args, bytes as u64) };
 }
 
 /// The last step of a reduction.
@@ -328,5 +332,37 @@ fn every_value_of_16_bits_is_read_and_written_alike() {
             let case = Case { last, ..Case::plain(element, Fold::Sum, 1, 1 << 16) };
             case.check_with(std::slice::from_ref(&every));
         }
+    }
+}
+
+#[test]
+fn a_device_copies_every_byte_and_no_other_wherever_it_lies() {
+    let mut random = Random(0xc0b1);
+    for n in 1..=8 {
+        for bytes in [1, 3, 4, 15, 16, 17, 63, 64, 100, 1000, 1023, 1024, 2048] {
+            for (from, to) in [(0, 0), (16, 32), (4, 4), (4, 12), (0, 20), (1, 1), (0, 3), (13, 2)] {
+                check_copies(n, bytes, (from, to), &mut random);
+            }
+        }
+    }
+    // More than one turn of a block.
+    check_copies(2, 128 << 10, (0, 16), &mut random);
+    check_copies(1, (64 << 10) - 6, (4, 8), &mut random);
+    check_copies(1, 16 << 10, (1, 2), &mut random);
+}
+
+fn check_copies(n: usize, bytes: usize, (from, to): (usize, usize), random: &mut Random) {
+    let contents: Vec<_> = (0..n).map(|_| elements(Element::U8, bytes, random)).collect();
+    let sources: Vec<_> = contents.iter().map(|content| Guarded::holding(content, from)).collect();
+    let mut targets: Vec<_> = (0..n).map(|_| Guarded::new(bytes, to)).collect();
+    let copies: Vec<_> = sources
+        .iter()
+        .zip(&mut targets)
+        .map(|(from, to)| Copy { to: to.mut_ptr() as u64, from: from.ptr() as u64, bytes })
+        .collect();
+    run(&kernels::copy(&copies).unwrap(), bytes);
+    for (content, (source, target)) in contents.iter().zip(sources.iter().zip(&targets)) {
+        assert_eq!(source.content(), content, "{n} of {bytes} from {from} to {to}");
+        assert_eq!(target.content(), content, "{n} of {bytes} from {from} to {to}");
     }
 }
