@@ -1,4 +1,5 @@
-/* The reductions of device memory: one kernel for each (element, fold), all from one pattern. And small copies.
+/* The reductions of device memory: one kernel for each (element, fold), all from one pattern. And small copies,
+ * and what floats are rounded to before they travel between nodes in a format.
  *
  * The arithmetic is that of smddp-core's reduce module, bit for bit; only where a sum or a product is a NaN, which NaN
  * is the choice of whoever computes. `scripts/kernels.py` makes reduce.ptx of this file. smddp-core's tests compile it
@@ -612,4 +613,65 @@ ENTRY(smddp_copy) {
     else
         move_words(to, from, args.packs, first, threads);
     move_bytes(to + whole, from + whole, args.count - whole, first, threads);
+}
+
+/* ---- formats: 32-bit floats as they come out of one (smddp-core's reduce/coding) ---- */
+
+#define ROUND(name, rounded)                                                                \
+    ENTRY(smddp_##name##_f32) {                                                             \
+        const u64 threads = (u64)gridDim.x * THREADS;                                       \
+        u64 first = (u64)blockIdx.x * THREADS + threadIdx.x;                                \
+        for (; first < args.count; first += threads * 4) {                                  \
+            u32 in[4];                                                                      \
+            UNROLL for (int d = 0; d < 4; d++) {                                            \
+                u64 at = first + threads * d;                                               \
+                in[d] = load_32(args.sources[0] + (at < args.count ? at : args.count - 1) * 4); \
+            }                                                                               \
+            UNROLL for (int d = 0; d < 4; d++) {                                            \
+                if (first + threads * d < args.count)                                       \
+                    store_32(args.to + (first + threads * d) * 4, rounded(in[d]));          \
+            }                                                                               \
+        }                                                                                   \
+    }
+
+#define ROUNDED_BF16(bits) of_f32(widen_bf16(narrow_bf16(to_f32(bits))))
+#define ROUNDED_F16(bits) of_f32(widen_f16(narrow_f16(to_f32(bits))))
+
+ROUND(bf16, ROUNDED_BF16)
+ROUND(f16, ROUNDED_F16)
+
+/* Elements with one scale; smddp-plan's format has the same. */
+#define GROUP 256
+#define MAGNITUDE 0x7fffffffu
+#define INFINITE 0x7f800000u
+
+/* A thread has a group, whose largest element decides about all. */
+ENTRY(smddp_int8_f32) {
+    const u64 threads = (u64)gridDim.x * THREADS, groups = (args.count + GROUP - 1) / GROUP;
+    u64 group = (u64)blockIdx.x * THREADS + threadIdx.x;
+    for (; group < groups; group += threads) {
+        const u64 from = args.sources[0] + group * GROUP * 4, to = args.to + group * GROUP * 4;
+        const u64 left = args.count - group * GROUP;
+        const u32 n = left < GROUP ? (u32)left : GROUP;
+        u32 most = 0;
+        _Pragma("unroll 8") for (u32 i = 0; i < n; i++) {
+            u32 size = load_32(from + i * 4) & MAGNITUDE;
+            most = size > most ? size : most;
+        }
+        float scale = 0.0f, inverse = 0.0f;
+        if (most >= INFINITE) {
+            scale = to_f32(0x7fc00000u);
+        } else if (most >= (127u - 100) << 23) {
+            const u32 exact = of_f32(to_f32(most) / 127.0f);
+            const float above = to_f32((exact + 0xffu) & ~0xffu);
+            scale = (of_f32(127.0f * above) & MAGNITUDE) < INFINITE ? above : to_f32(exact & ~0xffu);
+            inverse = 1.0f / scale;
+        }
+        _Pragma("unroll 8") for (u32 i = 0; i < n; i++) {
+            /* 1.5 * 2^23: the nearest whole number is left in the lowest bits. */
+            const u32 sum = of_f32(to_f32(load_32(from + i * 4)) * inverse + 12582912.0f);
+            const i32 whole = (i32)(sum << 24) >> 24;
+            store_32(to + i * 4, of_f32((float)whole * scale));
+        }
+    }
 }

@@ -152,6 +152,15 @@ impl Fold {
         [Fold::Sum, Fold::Prod, Fold::Min, Fold::Max, Fold::Band, Fold::Bor, Fold::Bxor];
 }
 
+/// What 32-bit floats are rounded to: see `smddp_plan::Format`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rounding {
+    Bf16,
+    F16,
+    /// Whole numbers times a scale for each 256 elements.
+    Int8,
+}
+
 /// Sources that one kernel launch takes.
 pub const MAX_SOURCES: usize = 16;
 

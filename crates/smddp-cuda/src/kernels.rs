@@ -7,7 +7,7 @@
 
 use std::ffi::CStr;
 
-use crate::{Copy, Element, Error, Fold, MAX_SOURCES, Reduction, Result};
+use crate::{Address, Copy, Element, Error, Fold, MAX_SOURCES, Reduction, Result, Rounding};
 
 /// Blocks of a launch at most: eight take no more than eight multiprocessors, the others are the model's.
 pub const MAX_BLOCKS: u32 = 8;
@@ -153,6 +153,26 @@ pub fn launch(reduction: &Reduction) -> Result<Option<Launch>> {
     let turns = if packs > 0 { packs } else { count };
     let blocks = turns.div_ceil(THREADS as usize).min(MAX_BLOCKS as usize) as u32;
     Ok(Some(Launch { name, blocks, threads: THREADS, args }))
+}
+
+/// `count` 32-bit floats at `from`, each as it comes out of a format, to where `to` is, which may be the same; `None` where there
+/// are none. [`Error::Invalid`] for an address that is not aligned to floats.
+pub fn round(rounding: Rounding, to: Address, from: Address, count: usize) -> Result<Option<Launch>> {
+    let sum = Reduction {
+        element: Element::F32,
+        fold: Fold::Sum,
+        sources: vec![from],
+        to,
+        count,
+        divide: None,
+        times: None,
+    };
+    let name = match rounding {
+        Rounding::Bf16 => c"smddp_bf16_f32",
+        Rounding::F16 => c"smddp_f16_f32",
+        Rounding::Int8 => c"smddp_int8_f32",
+    };
+    Ok(launch(&sum)?.map(|launch| Launch { name, ..launch }))
 }
 
 /// The last step: what is done, and its two operands.

@@ -10,6 +10,6 @@ pub mod kernels;
 
 pub use device::{
     Address, Copy, Element, Error, Event, Export, Fold, Import, Imported, Kind, MAX_SOURCES, Reduction,
-    Region, Result, Stream, Uuid, Wait, reached,
+    Region, Result, Rounding, Stream, Uuid, Wait, reached,
 };
 pub use driver::Device;

@@ -307,6 +307,7 @@ impl Launch {
             _ if self.copies() => self.copy(),
             // A byte that is not 0 is true.
             Some(("bool", fold)) => self.reduce(fold, |byte: u8| byte.min(1), |truth| truth),
+            Some((format @ ("bf16" | "f16" | "int8"), "f32")) => self.round(format),
             Some((fold, "f32")) => self.plain::<f32>(fold),
             Some((fold, "f64")) => self.plain::<f64>(fold),
             Some((fold, "f16")) => self.reduce(fold, widen_half, round_half),
@@ -334,6 +335,35 @@ impl Launch {
 
     fn plain<N: Number>(&self, fold: &str) -> Result<(), String> {
         self.reduce(fold, |number: N| number, |number| number)
+    }
+
+    /// Floats as they come out of a format.
+    fn round(&self, format: &str) -> Result<(), String> {
+        let Args { sources, to, count, .. } = &self.args;
+        let (from, bytes) = (sources[0], *count as usize * size_of::<f32>());
+        let memory = read();
+        if !memory.covers(from, bytes) || !memory.covers(*to, bytes) {
+            return Err(format!("{bytes} bytes at {from:#x} or {to:#x} are not there"));
+        }
+        // Exactly one place, or two that do not overlap.
+        let given = unsafe { std::slice::from_raw_parts(from as *const f32, *count as usize) }.to_vec();
+        let found = unsafe { std::slice::from_raw_parts_mut(*to as *mut f32, *count as usize) };
+        for (given, found) in given.chunks(256).zip(found.chunks_mut(256)) {
+            let most = given.iter().fold(0f32, |most, x| most.max(x.abs()));
+            let exact = (most / 127.0).to_bits();
+            let above = f32::from_bits((exact + 0xff) & !0xff);
+            let scale = if (127.0 * above).is_finite() { above } else { f32::from_bits(exact & !0xff) };
+            for (&x, found) in given.iter().zip(found) {
+                *found = match format {
+                    "bf16" => f32::from_bits(u32::from(round_brain(x)) << 16),
+                    "f16" => widen_half(round_half(x)),
+                    _ if given.iter().any(|x| !x.is_finite()) => f32::NAN,
+                    _ if most < 2f32.powi(-100) => 0.0,
+                    _ => (x * (1.0 / scale)).round_ties_even() * scale,
+                };
+            }
+        }
+        Ok(())
     }
 
     fn copy(&self) -> Result<(), String> {

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
 
 use smddp_cuda::{Address, MAX_SOURCES, Wait};
-use smddp_plan::{Algorithm, Buffer, Collective};
+use smddp_plan::{Algorithm, Buffer, Collective, Format};
 use smddp_transport::{Group, Mismatch};
 
 use self::messages::{Inlet, Outlet};
@@ -219,6 +219,9 @@ impl Turn<'_> {
     /// Takes a copy of the input where it is to be multiplied first, or would be overwritten under its readers: the
     /// mesh overwrites a block only with what its last reader made of it, other plans may be earlier.
     fn stage_input(&mut self) -> Result<(), Trouble> {
+        if let Some(coding) = self.bound.coding.as_ref().filter(|coding| coding.rounds_inputs) {
+            return self.round_input(coding.format);
+        }
         let factor = match self.op.redop {
             RedOp::PremulSum(factor) if self.collective.reduces() => Some(factor),
             _ => None,
@@ -250,6 +253,20 @@ impl Turn<'_> {
         self.site.flush()?;
         self.execution.bases[0] = base as usize;
         self.execution.lists[0] = None;
+        Ok(())
+    }
+
+    /// An all_gather's own block as all ranks are to have it, in memory of the group's own.
+    fn round_input(&mut self, format: Format) -> Result<(), Trouble> {
+        let block = self.group.rank();
+        let bytes = self.bound.length(Buffer::In, block);
+        if bytes > 0 {
+            let from = self.execution.address(self.bound, Buffer::In, block, 0) as Address;
+            let rounded = self.slab(bytes)?;
+            reduction::round(self.site, format, from, rounded, bytes)?;
+            self.execution.bases[0] = rounded as usize - self.bound.offsets[0][block];
+            self.execution.lists[0] = None;
+        }
         Ok(())
     }
 
@@ -343,6 +360,8 @@ impl Turn<'_> {
         let result = step.result;
         let manner = self.manner()?;
         let divide = if step.finish { self.execution.scale } else { None };
+        let coding = self.bound.coding.as_ref().filter(|coding| step.finish && coding.rounds_results);
+        let rounded = coding.map(|coding| coding.format);
         let bytes = self.bound.message(result, segment);
         // By block: what each source has of it, in the order of the reduction.
         let mut blocks: Vec<Vec<Pieces>> = vec![Vec::new(); result.blocks];
@@ -371,6 +390,9 @@ impl Turn<'_> {
             let target = packed.unwrap_or(kept);
             if bytes > 0 {
                 reduction::reduce(self.site, manner, sources, target, bytes, divide)?;
+                if let Some(format) = rounded {
+                    reduction::round(self.site, format, target, target, bytes)?;
+                }
             }
             packed = packed.map(|at| at + bytes as u64);
         }

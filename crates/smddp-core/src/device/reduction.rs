@@ -1,6 +1,7 @@
 //! A step's reduction as launches of the kernel.
 
-use smddp_cuda::{Address, Element, Fold, MAX_SOURCES, Reduction};
+use smddp_cuda::{Address, Element, Fold, MAX_SOURCES, Reduction, Rounding};
+use smddp_plan::Format;
 
 use super::site::Site;
 use crate::types::{DType, RedOp};
@@ -91,6 +92,22 @@ fn piece(pieces: &Pieces, at: usize) -> (Address, usize) {
         before += bytes;
     }
     (0, 0)
+}
+
+/// `to` becomes `from`, 32-bit floats, as they come out of a format.
+pub(super) fn round(
+    site: &mut Site,
+    format: Format,
+    from: Address,
+    to: Address,
+    bytes: usize,
+) -> smddp_cuda::Result<()> {
+    let rounding = match format {
+        Format::Bf16 => Rounding::Bf16,
+        Format::F16 => Rounding::F16,
+        Format::Int8 => Rounding::Int8,
+    };
+    site.round(rounding, (to, from), bytes / size_of::<f32>())
 }
 
 /// `to` becomes `factor` times `from`.

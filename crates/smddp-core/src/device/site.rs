@@ -3,7 +3,7 @@
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-use smddp_cuda::{Address, Copy, Device, Event, Reduction, Result, Wait};
+use smddp_cuda::{Address, Copy, Device, Event, Reduction, Result, Rounding, Wait};
 use smddp_transport::Board;
 
 use super::bounce::Bounce;
@@ -194,6 +194,18 @@ impl Site {
         self.dirty = true;
         // SAFETY: as in `flush`.
         unsafe { self.handle.device.reduce(self.handle.stream, reduction) }
+    }
+
+    pub(super) fn round(
+        &mut self,
+        rounding: Rounding,
+        places: (Address, Address),
+        count: usize,
+    ) -> Result<()> {
+        self.flush()?;
+        self.dirty = true;
+        // SAFETY: as in `flush`.
+        unsafe { self.handle.device.round(self.handle.stream, rounding, places, count) }
     }
 
     /// The number that this rank's progress word reaches once all that was asked for is over. Nobody may wait for it before

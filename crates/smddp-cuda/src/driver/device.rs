@@ -11,7 +11,8 @@ use super::launch::Kernels;
 use super::table::{MemcpyBatch, Required};
 use super::types::*;
 use crate::device::{
-    Address, Copy, Error, Event, Export, Import, Imported, Reduction, Region, Result, Stream, Uuid, Wait,
+    Address, Copy, Error, Event, Export, Import, Imported, Reduction, Region, Result, Rounding, Stream, Uuid,
+    Wait,
 };
 use crate::kernels;
 
@@ -436,8 +437,25 @@ impl Device {
         Ok(())
     }
 
+    /// 32-bit floats as they come out of a format, see [`kernels::round`].
+    pub unsafe fn round(
+        &self,
+        stream: Stream,
+        rounding: Rounding,
+        (to, from): (Address, Address),
+        count: usize,
+    ) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(stream, kernels::round(rounding, to, from, count)?) }
+    }
+
     pub unsafe fn reduce(&self, stream: Stream, reduction: &Reduction) -> Result<()> {
-        let Some(launch) = kernels::launch(reduction)? else { return Ok(()) };
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(stream, kernels::launch(reduction)?) }
+    }
+
+    unsafe fn launch(&self, stream: Stream, launch: Option<kernels::Launch>) -> Result<()> {
+        let Some(launch) = launch else { return Ok(()) };
         let _current = self.context.enter()?;
         // SAFETY: the caller's promise.
         unsafe { self.kernels.launch(&self.cuda, stream, &launch) }

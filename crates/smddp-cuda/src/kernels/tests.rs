@@ -2,8 +2,8 @@ use std::collections::BTreeSet;
 
 use sha2::{Digest, Sha256};
 
-use super::{Args, DIVIDE, KEEP, Launch, MAX_BLOCKS, THREADS, TIMES, copy, launch, ptx};
-use crate::{Copy, Element, Error, Fold, MAX_SOURCES, Reduction};
+use super::{Args, DIVIDE, KEEP, Launch, MAX_BLOCKS, THREADS, TIMES, copy, launch, ptx, round};
+use crate::{Copy, Element, Error, Fold, MAX_SOURCES, Reduction, Rounding};
 
 /// A sum of two arrays that begin `at` bytes after a pack's boundary.
 fn sum(element: Element, count: usize, at: u64) -> Reduction {
@@ -56,6 +56,10 @@ fn every_kernel_is_launched_by_something_and_every_launch_has_its_kernel() {
         }
     }
     let small = [Copy { to: 16, from: 32, bytes: 1 }];
+    for rounding in [Rounding::Bf16, Rounding::F16, Rounding::Int8] {
+        let rounded = round(rounding, 16, 32, 1).ok().flatten().expect("an element");
+        launched.insert(rounded.name.to_str().expect("ASCII"));
+    }
     launched.insert(copy(&small).expect("few bytes").name.to_str().expect("ASCII"));
     assert_eq!(launched, there);
 }

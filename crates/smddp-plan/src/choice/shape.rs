@@ -171,9 +171,7 @@ impl<'a> Case<'a> {
         let pairs = shape.counts.are_pairs();
         let bytes = if pairs { size * PAIR } else { starts.last().copied().unwrap_or(0) };
         let format = settings.formats.of(shape.collective).filter(|_| {
-            // On a device nothing rounds what all ranks are to have alike.
-            let rounds = shape.memory == Memory::Host || shape.collective == Collective::ReduceScatter;
-            let may = shape.single && rounds && !settings.canonical;
+            let may = shape.single && !settings.canonical;
             may && group.topology.nodes() > 1 && bytes >= WORTH_CODING
         });
         let lengths = || starts.windows(2).map(|ends| ends[1] - ends[0]);

@@ -7,9 +7,10 @@ use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use smddp_cuda::kernels::{self, Args, Launch, launch};
-use smddp_cuda::{Copy, Element, Fold, MAX_SOURCES, Reduction};
+use smddp_cuda::{Copy, Element, Fold, MAX_SOURCES, Reduction, Rounding};
+use smddp_plan::Format;
 
-use super::super::{Kernel, premultiply};
+use super::super::{Kernel, premultiply, round};
 use super::{Guarded, Random};
 use crate::types::{DType, RedOp};
 
@@ -364,5 +365,47 @@ fn check_copies(n: usize, bytes: usize, (from, to): (usize, usize), random: &mut
     for (content, (source, target)) in contents.iter().zip(sources.iter().zip(&targets)) {
         assert_eq!(source.content(), content, "{n} of {bytes} from {from} to {to}");
         assert_eq!(target.content(), content, "{n} of {bytes} from {from} to {to}");
+    }
+}
+
+#[test]
+fn a_device_rounds_to_formats_as_the_processor_does() {
+    let mut random = Random(11);
+    let formats =
+        [(Format::Bf16, Rounding::Bf16), (Format::F16, Rounding::F16), (Format::Int8, Rounding::Int8)];
+    for (format, rounding) in formats {
+        for count in [1, 255, 257, 1000] {
+            for odd in [None, Some(f32::NAN), Some(f32::INFINITY), Some(-0.0), Some(f32::MAX)] {
+                // Of all sizes that a float has, then all alike.
+                for bits in [8, 2] {
+                    let number = |_| {
+                        let x = random.next();
+                        let exponent =
+                            (127 + (x >> 40) as u32 % (1 << bits)).saturating_sub(1 << (bits - 1)).min(254);
+                        f32::from_bits((x as u32) & 0x807f_ffff | exponent << 23)
+                    };
+                    let mut given: Vec<f32> = (0..count).map(number).collect();
+                    if let Some(odd) = odd {
+                        given[count / 2] = odd;
+                    }
+                    let (mut wanted, mut found) = (vec![0f32; count], vec![0f32; count]);
+                    // SAFETY: vectors of so many elements.
+                    unsafe { round(format, wanted.as_mut_ptr().cast(), given.as_ptr().cast(), count) };
+                    let at = |data: *const f32| data as u64;
+                    let launch = kernels::round(rounding, at(found.as_mut_ptr()), at(given.as_ptr()), count);
+                    run(&launch.unwrap().unwrap(), 4 * count);
+                    // In place.
+                    let launch = kernels::round(rounding, at(given.as_mut_ptr()), at(given.as_ptr()), count);
+                    run(&launch.unwrap().unwrap(), 4 * count);
+                    for (i, wanted) in wanted.iter().enumerate() {
+                        for found in [found[i], given[i]] {
+                            let same =
+                                wanted.to_bits() == found.to_bits() || wanted.is_nan() && found.is_nan();
+                            assert!(same, "{format:?}, {i} of {count}, {odd:?}: {found}, not {wanted}");
+                        }
+                    }
+                }
+            }
+        }
     }
 }

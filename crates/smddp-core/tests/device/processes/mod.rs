@@ -21,7 +21,7 @@ const PAIRS: (&str, &str) = ("SMDDP_NODE", "node {pair}");
 pub(crate) fn rank(me: &Me) {
     match me.role.as_str() {
         "every collective" => roles::every_collective(me),
-        "scattered in a format" => roles::scattered_in_a_format(me),
+        "in a format" => roles::in_a_format(me),
         "several groups" => roles::several_groups(me),
         "soak" => roles::soak(me),
         "many buffers" => roles::many_buffers(me),
@@ -47,10 +47,12 @@ fn every_collective_is_right_between_two_nodes_of_two_processes() {
 }
 
 #[test]
-fn gradients_travel_between_nodes_in_a_format_and_sums_are_those_of_host_memory() {
-    for format in ["reduce_scatter=f16", "reduce_scatter=int8"] {
-        all("scattered in a format", 4, &[LO, PAIRS, ("SMDDP_WIRE_FORMAT", format)]);
+fn what_travels_between_nodes_in_a_format_comes_to_what_it_does_on_host_memory() {
+    for format in ["bf16", "f16", "int8"] {
+        all("in a format", 4, &[LO, PAIRS, ("SMDDP_WIRE_FORMAT", format)]);
     }
+    all("in a format", 4, &[LO, PAIRS, ("SMDDP_WIRE_FORMAT", "int8"), ("SMDDP_CUDA_PATH", "host")]);
+    all("in a format", 3, &[LO, PAIRS, ("SMDDP_WIRE_FORMAT", "int8"), ("SMDDP_ALGO", "hier-ring")]);
 }
 
 #[test]

@@ -47,17 +47,20 @@ pub(crate) fn every_collective(me: &Me) {
     gpu.leave_nothing();
 }
 
-/// reduce_scatter of what is worth coding, and of what is not.
-pub(crate) fn scattered_in_a_format(me: &Me) {
+/// The collectives that have formats, of what is worth coding and of what is not. (Eight bits leave no number as it is.)
+pub(crate) fn in_a_format(me: &Me) {
     let gpu = Gpu::open();
     let comm = world(me, PATIENCE);
-    for count in [40_001, 200_003, 1000] {
-        Job::new((&gpu, &comm), Collective::ReduceScatter, count, 0, (Kind::Legacy, false)).run().unwrap();
+    for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllReduce] {
+        for (count, in_place) in [(40_001, false), (200_003, true), (100, false)] {
+            let job = Job::new((&gpu, &comm), collective, count, 0, (Kind::Mapped, in_place));
+            job.run().unwrap_or_else(|e| panic!("{collective:?} {count}: {e}"));
+        }
+        let taken = comm.taken().into_iter().filter(|taken| taken.collective == collective);
+        let coded: u64 = taken.filter(|taken| taken.way.1.is_some()).map(|taken| taken.operations).sum();
+        // As many on host memory, which they are held against.
+        assert_eq!(coded, 4, "{collective:?}: all but the small ones");
     }
-    let scattered = comm.taken().into_iter().filter(|taken| taken.collective == Collective::ReduceScatter);
-    let coded: u64 = scattered.filter(|taken| taken.way.1.is_some()).map(|taken| taken.operations).sum();
-    // As many on host memory, which they are held against.
-    assert_eq!(coded, 4, "all but the small ones");
     comm.close();
     drop(comm);
     gpu.leave_nothing();
