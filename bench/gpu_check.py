@@ -247,6 +247,29 @@ def late(me: Rank) -> None:
             )
 
 
+def formats(me: Rank) -> None:
+    """With SMDDP_WIRE_FORMAT a device's tensors come to what the host's do."""
+    import torch
+    import torch.distributed as dist
+
+    name = f"{os.environ.get('SMDDP_WIRE_FORMAT')} between nodes"
+    for count in (20_000, 300_001):
+        generator = torch.Generator().manual_seed(7 * me.rank)
+        # Sums of whole numbers are exact in any order.
+        given = torch.randint(-1000, 1000, (count * me.size,), generator=generator).float()
+        found = []
+        for device in ("cpu", me.device):
+            whole = given.clone().to(device)
+            block, gathered = whole[:count].clone(), torch.empty_like(whole)
+            scattered = torch.empty_like(block)
+            dist.all_gather_into_tensor(gathered, block)
+            dist.reduce_scatter_tensor(scattered, whole)
+            dist.all_reduce(whole)
+            found.append([gathered.cpu(), scattered.cpu(), whole.cpu()])
+        for what, host, device in zip(("all_gather", "reduce_scatter", "all_reduce"), *found):
+            me.same(name, f"{what} of {count}", device, host)
+
+
 def soak(me: Rank) -> None:
     """Random calls of several groups from several streams, inputs overwritten at once."""
     import torch
@@ -673,7 +696,7 @@ def overlapped(events) -> float:
 
 
 CASES = {
-    f.__name__: f for f in (values, order, late, soak, kill, trace, training, bad_input, offload)
+    f.__name__: f for f in (values, order, late, formats, soak, kill, trace, training, bad_input, offload)
 }  # fmt: skip
 
 
@@ -781,6 +804,12 @@ def part_nodes(report: Report) -> None:
         report.case(f"2 nodes over {way}", "values", 4, 150, env, types=few)
         report.case(f"2 nodes over {way}", "training", 4, 120, env)
         report.case(f"2 nodes over {way}", "kill", 4, 90, env, killed=3, timeout=60)
+    for wire_format in ("bf16", "f16", "int8"):
+
+        def coded(rank: int, wire_format=wire_format) -> dict[str, str]:
+            return {"SMDDP_TRANSPORT": "tcp", "SMDDP_NODE": f"node{rank // 2}", "SMDDP_WIRE_FORMAT": wire_format}
+
+        report.case("2 nodes over tcp", "formats", 4, 90, coded)
 
 
 def no_libfabric() -> str | None:
