@@ -160,15 +160,10 @@ impl Inner {
     /// Gets a submitted item going, here if nobody drives.
     pub(super) fn get_going(self: &Arc<Self>) {
         if !self.nudge() {
-            self.tell_driver();
+            // The one who drives sleeps perhaps; and if it leaves now, the progress thread takes over.
+            progress::register(self);
+            self.sleeper.ring();
         }
-    }
-
-    /// Something was submitted while another thread drives.
-    pub(super) fn tell_driver(self: &Arc<Self>) {
-        // It sleeps perhaps; and if it leaves now, the progress thread takes over.
-        progress::register(self);
-        self.sleeper.ring();
     }
 
     /// Hands what was submitted to the driver, in its order.
@@ -315,6 +310,10 @@ impl Inner {
                 looks -= 1;
                 std::thread::yield_now();
             } else if let Some(work) = target.work() {
+                if self.has_items() {
+                    // Whoever drives sleeps, and has not seen what this thread waits for.
+                    self.sleeper.ring();
+                }
                 work.sleep(nap);
                 nap = (nap * 2).min(Duration::from_millis(5));
             }

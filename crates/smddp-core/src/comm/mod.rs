@@ -378,9 +378,6 @@ impl Communicator {
     ) -> Result<(Work, Result<()>)> {
         // SAFETY: the caller's promise.
         let work = unsafe { self.begin(call, options) }?;
-        if self.0.try_drive().is_none() {
-            self.0.tell_driver();
-        }
         let waits = work.wait_stream(stream);
         Ok((work, waits))
     }

@@ -137,9 +137,11 @@ impl Turn<'_> {
         }
         if self.op.stage == Stage::Running {
             moved |= self.pump();
-            let (done, ran) = walk(self.bound, self)?;
-            moved |= ran;
+            let walked = walk(self.bound, self);
+            // Whatever this rank found: its call may be what differs, and messages tell the others so.
             self.publish()?;
+            let (done, ran) = walked?;
+            moved |= ran;
             if done || !self.site.few {
                 self.site.flush()?;
             }
