@@ -220,6 +220,7 @@ def _settings() -> dict[str, Case]:
         "SMDDP_PROBE": ("yes", "one of 0, 1"),
         "SMDDP_NETWORK": ("gbit=fast", "latency_us"),
         "SMDDP_STREAM_BYTES": ("-1", "a size"),
+        "SMDDP_THREADS": ("0", "1 to 64"),
         "SMDDP_SPIN_US": ("1.5", "whole microseconds"),
         "SMDDP_LEAVE_SECONDS": ("soon", "seconds"),
         "SMDDP_PEER_TIMEOUT": ("0", "1 or more"),
