@@ -115,7 +115,7 @@ settings! {
     /// outputs of this size and more are written past the caches
     SMDDP_STREAM_BYTES = "16M", own, stream: usize = bytes(0);
     /// threads, its own among them, that a waiting rank has for copies and reductions of 64 KiB and more; 1: itself alone; empty: its
-    /// share of the cores, 4 at most
+    /// share of the cores, 4 at most, where that is 3 or more
     SMDDP_THREADS = "", own, threads: Option<usize> = some(threads);
     /// microseconds a waiting rank spins before it yields and sleeps; empty: 50, or 0 where ranks outnumber cores
     SMDDP_SPIN_US = "", own, spin: Option<Duration> = some(micros);

@@ -19,7 +19,7 @@ use crate::wait;
 const WORTH_SHARING: usize = 64 << 10;
 const PART: usize = 16 << 10;
 /// Threads of a rank at most, where nobody says how many.
-const USUAL: usize = 4;
+const MOST: usize = 4;
 /// Looks for a job before a helper sleeps: some tens of microseconds.
 const LOOKS: u32 = 1 << 10;
 
@@ -54,19 +54,20 @@ static TEAM: PerProcess<OnceLock<Option<Arc<Team>>>> = PerProcess::new();
 fn team() -> Option<&'static Team> {
     TEAM.get()
         .get_or_init(|| {
-            let wanted = Config::get()
-                .map_or(1, |config| config.threads.unwrap_or_else(|| share_of_cores().min(USUAL)));
+            let wanted = Config::get().map_or(1, |config| config.threads.unwrap_or_else(usual));
             Team::new(wanted.saturating_sub(1))
         })
         .as_deref()
 }
 
-/// Cores that this rank may take for its own.
-fn share_of_cores() -> usize {
+/// Threads where nobody says how many, from this rank's share of the cores.
+fn usual() -> usize {
     let allowed = thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let ranks = wait::crowd();
     // A launcher that gave each rank some has shared them out already.
-    if allowed * ranks <= wait::cores() { allowed } else { allowed / ranks }
+    let share = if allowed * ranks <= wait::cores() { allowed } else { allowed / ranks };
+    // Of two cores the other is better left to what else there is: eight ranks on sixteen gained as often as they lost.
+    if share > 2 { share.min(MOST) } else { 1 }
 }
 
 /// What there is to do, as all who take part see it.
