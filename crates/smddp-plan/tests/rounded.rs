@@ -84,7 +84,15 @@ fn only_large_buffers_of_32_bit_floats_between_nodes_have_a_format() {
     assert_eq!(format(Collective::AllReduce, 32 << 10, &two, |_, _| ()), None);
     assert_eq!(format(Collective::AllReduce, large, &Topology::blocks(1, 4), |_, _| ()), None);
     assert_eq!(format(Collective::AllReduce, large, &two, |shape, _| shape.single = false), None);
-    assert_eq!(format(Collective::AllReduce, large, &two, |shape, _| shape.memory = Memory::Bounced), None);
+    // In any memory.
+    assert_eq!(
+        format(Collective::AllReduce, large, &two, |shape, _| shape.memory = Memory::Bounced),
+        Some("bf16")
+    );
+    assert_eq!(
+        format(Collective::AllGather, large, &two, |shape, _| shape.memory = Memory::Reference),
+        Some("bf16")
+    );
     assert_eq!(format(Collective::AllReduce, large, &two, |_, settings| settings.canonical = true), None);
     // What is forced gives way where ranks would not agree.
     let publish =
