@@ -25,7 +25,7 @@ from device.machines import on_machines
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"),
-    reason="torch.Tensor has no __dlpack_c_exchange_api__ (2.15 has), so there is no short way",
+    reason="torch.Tensor has no __dlpack_c_exchange_api__ (2.11 has), so there is no short way",
 )
 SHORT = ("reference", "nodes")
 

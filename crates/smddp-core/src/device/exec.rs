@@ -305,7 +305,7 @@ impl Turn<'_> {
             let coding = self.bound.coding.as_ref().filter(|coding| coding.outs[channel]);
             // SAFETY: the stream has filled the slot and nobody writes it before it is free; the cell is ours and holds
             // the message (bind sized it).
-            let given = unsafe { messages::leave(self.bound, coding, (run, segment), slot, cell) };
+            let given = unsafe { messages::carry(self.bound, coding, (run, segment), true, (slot, cell)) };
             self.group.publish(channel, given);
             self.site.bounce().free(outgoing.slot);
             self.op.outbox.remove(index);

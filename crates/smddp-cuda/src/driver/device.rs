@@ -424,13 +424,11 @@ impl Device {
     /// The same for memory that kernels of this device reach: by a launch instead of several copies where that is quicker.
     pub unsafe fn copy_few(&self, stream: Stream, copies: &[Copy]) -> Result<()> {
         for some in copies.chunks(kernels::MOST_COPIES) {
-            match kernels::copy(some) {
-                // SAFETY: the caller's promise.
-                None => unsafe { self.copy(stream, some)? },
-                Some(launch) => {
-                    let _current = self.context.enter()?;
-                    // SAFETY: the caller's promise.
-                    unsafe { self.kernels.launch(&self.cuda, stream, &launch)? }
+            // SAFETY: the caller's promise.
+            unsafe {
+                match kernels::copy(some) {
+                    None => self.copy(stream, some)?,
+                    launch => self.launch(stream, launch)?,
                 }
             }
         }

@@ -34,59 +34,35 @@ pub(super) struct Near {
     packed: bool,
 }
 
-/// Copies one segment of a run from a slot to a cell, in a format or as it is; the bytes of it there.
+/// Copies one segment of a run from a slot to a cell, where it leaves, or back, where it arrives. In cells it may be in a format. The
+/// bytes of it there.
 ///
 /// # Safety
-/// The slot holds the segment, the cell has room for it, and nobody else uses them meanwhile.
-pub(super) unsafe fn leave(
+/// It lies at `from`, there is room for it at `to`, and nobody else uses that meanwhile.
+pub(super) unsafe fn carry(
     bound: &Bound,
     coding: Option<&Coding>,
     (run, segment): (Run, usize),
-    slot: *const u8,
-    cell: *mut u8,
+    leaves: bool,
+    (mut from, mut to): (*const u8, *mut u8),
 ) -> usize {
-    let (mut taken, mut given) = (0, 0);
+    let mut all = 0;
     for block in run.range() {
         let bytes = bound.piece(run.buffer, block, segment);
-        let (from, to) = (slot.wrapping_add(taken), cell.wrapping_add(given));
+        let in_cell = coding.map_or(bytes, |coding| coding.size(true, bytes));
         // SAFETY: the caller's promise; what is coded is 32-bit floats.
         unsafe {
             match coding {
-                Some(coding) => encode(coding.format, to, from, bytes / size_of::<f32>()),
-                None => std::ptr::copy_nonoverlapping(from, to, bytes),
-            }
-        }
-        taken += bytes;
-        given += coding.map_or(bytes, |coding| coding.size(true, bytes));
-    }
-    given
-}
-
-/// The way back, from a message to a slot.
-///
-/// # Safety
-/// The message holds the segment, the slot has room for it, and nobody else uses the slot meanwhile.
-unsafe fn arrive(
-    bound: &Bound,
-    coding: Option<&Coding>,
-    (run, segment): (Run, usize),
-    message: *const u8,
-    slot: *mut u8,
-) {
-    let (mut taken, mut given) = (0, 0);
-    for block in run.range() {
-        let bytes = bound.piece(run.buffer, block, segment);
-        let (from, to) = (message.wrapping_add(taken), slot.wrapping_add(given));
-        // SAFETY: the caller's promise; what is coded is 32-bit floats.
-        unsafe {
-            match coding {
+                Some(coding) if leaves => encode(coding.format, to, from, bytes / size_of::<f32>()),
                 Some(coding) => decode(coding.format, to, from, bytes / size_of::<f32>()),
                 None => std::ptr::copy_nonoverlapping(from, to, bytes),
             }
         }
-        taken += coding.map_or(bytes, |coding| coding.size(true, bytes));
-        given += bytes;
+        let (taken, given) = if leaves { (bytes, in_cell) } else { (in_cell, bytes) };
+        (from, to) = (from.wrapping_add(taken), to.wrapping_add(given));
+        all += in_cell;
     }
+    all
 }
 
 impl Turn<'_> {
@@ -199,7 +175,7 @@ impl Turn<'_> {
         let coding = self.bound.coding.as_ref().filter(|coding| coding.ins[from.inlet]);
         // SAFETY: the message holds these elements (both ranks' sizes were held against each other) and stays until it is
         // released; no stream uses the slot.
-        unsafe { arrive(self.bound, coding, (from.message, segment), message, at) };
+        unsafe { carry(self.bound, coding, (from.message, segment), false, (message, at)) };
         Ok(Some(Inlet::Far(slot)))
     }
 
