@@ -12,7 +12,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 mode=${1:-full}
-impls=${IMPLS:-gloo,smddp,smddp-core,openmpi5,mpich5,impi}
+impls=${IMPLS:-gloo,smddp,smddp-core,smddp-symmetric,openmpi5,mpich5,impi}
 tries=${TRIES:-5}
 python=$PWD/.venv/bin/python
 out=target/bench
@@ -30,7 +30,7 @@ elif ! "${quiet[@]}" true 2>/dev/null; then
 fi
 
 mkdir -p "$out" "$PEERS"
-case ,$impls, in *,smddp-core,*) cargo build --quiet --release -p smddp-bench --features lab ;; esac
+case ,$impls, in *,smddp-core,* | *,smddp-symmetric,*) cargo build --quiet --release -p smddp-bench --features lab ;; esac
 echo '*' >"$PEERS/.gitignore"
 case ,$impls, in *,openmpi5,* | *,mpich5,* | *,impi,*) sh "$lab/peers/setup-peers.sh" "$PEERS" ;; esac
 cc -O2 -pthread -o "$out/coredist" bench/coredist.c
@@ -63,9 +63,9 @@ collective() { # NAME RANKS OPS SIZES
         --rounds "$rounds" --pause 0.5 --json "$out/$1.json"
 }
 
-training() { # BACKEND
+training() { # BACKEND [OPTION of fsdp_bench.py]
     "${quiet[@]}" "$python" -m torch.distributed.run --standalone --nproc-per-node 2 "$lab/peers/fsdp_bench.py" \
-        --backend "$1" --steps 7 --warmup 2 | tee "$out/fsdp-$1.txt"
+        --backend "$@" --steps 7 --warmup 2 | tee "$out/fsdp-$1${2:-}.txt"
 }
 
 failed=0
@@ -78,12 +78,13 @@ else
     for op in all_gather reduce_scatter all_reduce; do
         gated collective "n2-$op" 2 "$op" 8,1k,16k,256k,4m,64m || failed=1
     done
-    for op in all_gather reduce_scatter; do
+    for op in all_gather reduce_scatter all_reduce; do
         gated collective "n4-$op" 4 "$op" 256k,1m,4m,64m || failed=1
     done
     for backend in gloo smddp; do
         case ,$impls, in *,$backend,*) gated training "$backend" || failed=1 ;; esac
     done
+    case ,$impls, in *,smddp-symmetric,*) gated training smddp --symmetric || failed=1 ;; esac
 fi
 
 echo

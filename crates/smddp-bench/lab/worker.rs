@@ -11,8 +11,8 @@
 //! | `quit`, or anything else | none; the worker ends |
 //!
 //! A failure is answered with `error TEXT`. Environment: `PEERS_SOCK` the socket, `PEERS_NAME` the name to say
-//! hello with, `PEERS_PIN` to stay on one core, and the launcher's variables (see `launched`). Sizes mean the whole
-//! buffer; all_reduce and broadcast work in place.
+//! hello with, `PEERS_PIN` to stay on one core, and the launcher's variables (see `launched`). `-R 2` as for
+//! every other use of `smddp-bench`. Sizes mean the whole buffer; all_reduce and broadcast work in place.
 
 use std::env;
 use std::io::{BufRead, BufReader, Write};
@@ -20,7 +20,7 @@ use std::os::unix::net::UnixStream;
 
 use smddp_core::{DType, RedOp};
 
-use crate::buffers::Buffer;
+use crate::buffers::{Buffer, Maker};
 use crate::calls::{Case, Sides, Team};
 use crate::cli::Cli;
 use crate::device::hostname;
@@ -54,7 +54,7 @@ pub(crate) fn run(cli: &Cli, launched: &Launched) -> Result<()> {
         env!("CARGO_PKG_VERSION")
     );
     answers.write_all(hello.as_bytes()).map_err(Error::io(path.clone()))?;
-    let mut worker = Worker { team: &team, job: None };
+    let mut worker = Worker { team: &team, make: Buffer::maker(cli.register), job: None };
     for line in BufReader::new(stream).lines() {
         let line = line.map_err(Error::io(path.clone()))?;
         let Some(mut answer) = worker.obey(&line) else {
@@ -69,6 +69,7 @@ pub(crate) fn run(cli: &Cli, launched: &Launched) -> Result<()> {
 
 struct Worker<'a> {
     team: &'a Team,
+    make: Maker,
     job: Option<Job>,
 }
 
@@ -97,7 +98,7 @@ impl Worker<'_> {
             return Ok("no such op or type".into());
         };
         self.job = None; // Its memory goes back before the next is taken.
-        let mut job = Job::new(op, dtype, bytes, self.team)?;
+        let mut job = Job::new(op, dtype, bytes, self.team, self.make)?;
         job.fill();
         let answer = format!("ok {}", job.count * dtype.size());
         self.job = Some(job);
@@ -174,7 +175,7 @@ struct Job {
 }
 
 impl Job {
-    fn new(op: JobOp, dtype: DType, bytes: usize, team: &Team) -> Result<Job> {
+    fn new(op: JobOp, dtype: DType, bytes: usize, team: &Team, make: Maker) -> Result<Job> {
         let (rank, ranks) = (team.rank(), team.size());
         let part = (bytes / dtype.size() / ranks).max(1);
         let count = part * ranks;
@@ -196,8 +197,8 @@ impl Job {
             count,
             part,
             sides: Sides { input: input_side, output: Some((0, receive)) },
-            input: Buffer::new(send * dtype.size())?,
-            output: Buffer::new(receive * dtype.size())?,
+            input: make(send * dtype.size())?,
+            output: make(receive * dtype.size())?,
         })
     }
 

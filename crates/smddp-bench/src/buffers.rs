@@ -32,11 +32,19 @@ pub(crate) struct Buffer {
     used: usize,
 }
 
+/// What makes a buffer of so many bytes.
+pub(crate) type Maker = fn(usize) -> Result<Buffer>;
+
 // SAFETY: the allocation belongs to this value alone; no thread keeps a pointer into it except through borrows
 // of it (or through calls that hold such a borrow until they are done, see `calls`).
 unsafe impl Send for Buffer {}
 
 impl Buffer {
+    /// As `-R` says.
+    pub(crate) fn maker(register: u8) -> Maker {
+        if register == 2 { Self::symmetric } else { Self::new }
+    }
+
     /// Zeroed memory for up to `capacity` bytes, all of them in use.
     pub(crate) fn new(capacity: usize) -> Result<Buffer> {
         let align = if capacity >= HUGE_FROM { HUGE_PAGE } else { page_size() };
@@ -53,7 +61,7 @@ impl Buffer {
     }
 
     /// The same in memory that the ranks of this node read where it lies.
-    pub(crate) fn symmetric(capacity: usize) -> Result<Buffer> {
+    fn symmetric(capacity: usize) -> Result<Buffer> {
         let layout = Self::layout(capacity, page_size())?;
         let staging = Config::get()?.staging;
         let none = |_| Error::Allocation(capacity);

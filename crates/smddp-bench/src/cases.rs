@@ -51,7 +51,7 @@ pub(crate) fn each(
             sizes(op, cli, dtype).iter().map(|bytes| op.shape(bytes / element, ranks.team.size())).collect();
         let most = |of: fn(&Elements) -> usize| shapes.iter().map(of).max().unwrap_or(0) * element;
         let before = cli.unalign * element;
-        let make = if cli.register == 2 { Buffer::symmetric } else { Buffer::new };
+        let make = Buffer::maker(cli.register);
         let mut input = make(before + most(|s| s.send))?;
         let mut output = make(before + most(|s| s.send.max(s.receive)))?;
         for (redop_name, redop) in redops(op, cli, dtype) {
