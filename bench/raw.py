@@ -64,7 +64,7 @@ class Bench:
         out = subprocess.run(cmd, env={**os.environ, "PIN": "0"}, capture_output=True, text=True, check=True).stdout
         return float(out.split()[1])
 
-    def ours(self, op: str, size: int, turns: int) -> float:
+    def ours(self, op: str, size: int, turns: int, side: str = "out_of_place") -> float:
         """Mean microseconds of a call with buffers of `size` bytes in all."""
         found = self.folder / "row.json"
         both = []
@@ -81,9 +81,9 @@ class Bench:
             if p.returncode:
                 raise RuntimeError(out)
         (row,) = json.loads(found.read_text())["results"]
-        if row["out_of_place"]["nwrong"]:
+        if row[side]["nwrong"]:
             raise RuntimeError(f"{op} {size}: wrong elements")
-        return row["out_of_place"]["time"]
+        return row[side]["time"]
 
 
 def measure(place, opt, folder: Path) -> list[dict]:
@@ -105,7 +105,7 @@ def measure(place, opt, folder: Path) -> list[dict]:
         row = {"place": place.name, "what": "stream", "bytes": 64 << 20}
         for streams in (1, 2, 4):
             row[f"raw{streams}_gbit"] = bench.raw("stream", 1 << 20, streams, 1.5)
-        row["broadcast_gbit"] = (64 << 20) * 8e-3 / bench.ours("broadcast", 64 << 20, 20)
+        row["broadcast_gbit"] = (64 << 20) * 8e-3 / bench.ours("broadcast", 64 << 20, 20, "in_place")
         rows.append(row)
         print(row, file=sys.stderr, flush=True)
     finally:
@@ -135,7 +135,7 @@ def main() -> int:
     p.add_argument("--places", default="hosts,loopback")
     p.add_argument("--sizes", default="8,64,1k,8k,64k,256k,1m,4m")
     p.add_argument("--rate", help="of the hosts' links, as 10gbit (default: not shaped)")
-    p.add_argument("--bench", default="smddp-bench")
+    p.add_argument("--bench", default=str(Path(sys.executable).with_name("smddp-bench")))
     p.add_argument("--json", type=Path)
     p.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     o = p.parse_args()

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use smddp_plan::tune::{Table, distance};
 use smddp_plan::{Algorithm, Formats, Network, Settings};
+use smddp_transport::SingleCopy;
 use smddp_transport::interface::{Family, Wanted};
 use smddp_transport::joint::Between;
 
@@ -117,6 +118,9 @@ settings! {
     /// threads, its own among them, that a waiting rank has for copies and reductions of 64 KiB and more; 1: itself alone; empty: its
     /// share of the cores, 4 at most, where that is 3 or more
     SMDDP_THREADS = "", own, threads: Option<usize> = some(threads);
+    /// whether ranks of a node read large messages of each other where they lie (process_vm_readv), without staging: auto where that
+    /// is quicker, which is measured, and permitted; 1: wherever it is permitted; 0: never
+    SMDDP_SINGLE_COPY = "auto", own, single_copy: SingleCopy = named;
     /// microseconds a waiting rank spins before it yields and sleeps; empty: 50, or 0 where ranks outnumber cores
     SMDDP_SPIN_US = "", own, spin: Option<Duration> = some(micros);
     /// how long destroy_process_group waits for the other ranks, to hold what they called against each other; 0: it does not,

@@ -6,7 +6,7 @@ use smddp_plan::Association;
 use smddp_transport::{Group, Mismatch, Stay};
 
 use self::coded::Coded;
-use crate::bind::{Bound, Incoming, Reduce, Run};
+use crate::bind::{Bound, Incoming, Reduce, Run, Staying};
 use crate::reduce;
 use crate::steps::{Execution, Mover, Outcome, Progress, walk, with_room};
 use crate::team::share_out;
@@ -25,7 +25,7 @@ pub(crate) fn advance(
         if bound.direct.matters(symmetric) {
             execution.in_place = execution.overlaps(bound);
         }
-        let stays = if symmetric { staying(bound, execution) } else { Vec::new() };
+        let stays = if bound.direct.any_stay(symmetric) { staying(bound, execution) } else { Vec::new() };
         if !group.begin(seq, bound.head, &bound.wired, &stays) {
             return Ok(Progress::Blocked);
         }
@@ -45,18 +45,19 @@ pub(crate) fn advance(
     Ok(Progress::moved(moved || ran))
 }
 
-/// Messages that need no cell if they lie in symmetric memory.
+/// Messages that need no cell if the others can read them where they lie.
 fn staying(bound: &Bound, execution: &Execution) -> Vec<Stay> {
     let flat =
         |run: &Run| run.blocks == 1 || !matches!(execution.lists.get(run.buffer as usize), Some(Some(_)));
     bound
         .direct
         .stays(execution.in_place)
-        .filter(|(_, run)| flat(run))
-        .map(|(channel, run)| Stay {
+        .filter(|staying| flat(&staying.run))
+        .map(|&Staying { channel, run, single_copy, .. }| Stay {
             channel,
             at: execution.address(bound, run.buffer, run.block, 0) as *const u8,
             stride: bound.wiring.outlets[channel].cell,
+            single_copy,
         })
         .collect()
 }

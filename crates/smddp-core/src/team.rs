@@ -48,16 +48,20 @@ pub(crate) unsafe fn share_out(bytes: usize, part: impl Fn(usize, usize)) {
     }
 }
 
+/// Whether a rank of this process has helpers.
+pub(crate) fn has_helpers() -> bool {
+    wanted() > 1
+}
+
+fn wanted() -> usize {
+    Config::get().map_or(1, |config| config.threads.unwrap_or_else(usual))
+}
+
 static TEAM: PerProcess<OnceLock<Option<Arc<Team>>>> = PerProcess::new();
 
 /// The process's, made when something large is first to be done.
 fn team() -> Option<&'static Team> {
-    TEAM.get()
-        .get_or_init(|| {
-            let wanted = Config::get().map_or(1, |config| config.threads.unwrap_or_else(usual));
-            Team::new(wanted.saturating_sub(1))
-        })
-        .as_deref()
+    TEAM.get().get_or_init(|| Team::new(wanted().saturating_sub(1))).as_deref()
 }
 
 /// Threads where nobody says how many, from this rank's share of the cores.

@@ -5,7 +5,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use smddp_core::config::SETTINGS;
-use smddp_core::{Config, Endpoint, SymmetricBuffer, SymmetricUsage};
+use smddp_core::{Config, Endpoint, SingleCopy, SymmetricBuffer, SymmetricUsage};
 use smddp_rendezvous::Launched;
 
 use crate::errors::{not_met, raise};
@@ -46,7 +46,19 @@ pub(crate) fn info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let SymmetricUsage { used, messages, .. } = SymmetricBuffer::usage();
     found.set_item("symmetric_in_use", used)?;
     found.set_item("symmetric_messages", messages)?;
+    found.set_item("single_copy", single_copy(config.single_copy))?;
+    found.set_item("single_copies", Endpoint::existing().map_or(0, |endpoint| endpoint.single_copies()))?;
     Ok(found)
+}
+
+/// Whether ranks of a node read large messages of this process where they lie, as far as it is this process's to say.
+fn single_copy(setting: SingleCopy) -> &'static str {
+    match setting {
+        SingleCopy::Never => "no: SMDDP_SINGLE_COPY=0",
+        SingleCopy::Always => "wherever it is permitted: SMDDP_SINGLE_COPY=1",
+        SingleCopy::Auto if SingleCopy::is_quicker() => "where it is permitted: quicker here than staging",
+        SingleCopy::Auto => "no: not quicker here than staging",
+    }
 }
 
 /// The CUDA driver: whether there is one, or why not, its version, and its devices, a line each. `start`: it may be

@@ -24,7 +24,7 @@ pub use card::{Card, CardError};
 pub use joint::{Group, Reach, Wired};
 pub use net::{fabric, interface};
 pub use p2p::{Envelope, MessageId, PointToPoint};
-pub use process::{Lent, Maker, Sleeper, SymmetricBuffer, SymmetricUsage};
+pub use process::{Lent, Maker, SingleCopy, Sleeper, SymmetricBuffer, SymmetricUsage};
 pub use shm::{Board, Stay};
 pub use token::Token;
 

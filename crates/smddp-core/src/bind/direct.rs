@@ -6,6 +6,7 @@
 //! more. A program that writes each block once promises that, but for a call in place, whose In is its Out: see [`Direct::leaves`].
 
 use smddp_plan::{Buffer, Collective};
+use smddp_transport::SingleCopy;
 
 use super::{Act, Bound, Run};
 
@@ -17,9 +18,20 @@ pub(crate) struct Direct {
     ins: Vec<(usize, Run)>,
     /// A call in place reads each block before anything can arrive for it.
     arrives_in_place: bool,
-    /// Outlets whose messages may stay where they lie, if that is symmetric memory: one block each, or blocks in a row that are
-    /// one message.
-    stays: Vec<(usize, Run, Leaving)>,
+    stays: Vec<Staying>,
+    /// Some of them in any memory.
+    single_copy: bool,
+}
+
+/// An outlet whose messages may stay where they lie, if that is symmetric memory: one block each, or blocks in a row that are one
+/// message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Staying {
+    pub(crate) channel: usize,
+    pub(crate) run: Run,
+    leaving: Leaving,
+    /// Whether other memory will do.
+    pub(crate) single_copy: SingleCopy,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -33,7 +45,7 @@ enum Leaving {
 }
 
 impl Direct {
-    pub(super) fn new(bound: &Bound, collective: Collective) -> Self {
+    pub(super) fn new(bound: &Bound, collective: Collective, single_copy: SingleCopy) -> Self {
         // In and Out have the same blocks in the same places, if In is a part of Out at all.
         let arrives_in_place = matches!(
             collective,
@@ -48,14 +60,19 @@ impl Direct {
         if outs.iter().all(|&leaving| leaving == Leaving::FromCells) {
             outs.clear();
         }
-        let stays = staying(bound, arrives_in_place);
-        Self { outs, ins: arriving(bound), arrives_in_place, stays }
+        let stays = staying(bound, collective, arrives_in_place, single_copy);
+        let single_copy = stays.iter().any(|staying| staying.single_copy != SingleCopy::Never);
+        Self { outs, ins: arriving(bound, single_copy), arrives_in_place, stays, single_copy }
     }
 
-    /// Outlets whose messages may stay where they lie, and what those are.
-    pub(crate) fn stays(&self, in_place: bool) -> impl Iterator<Item = (usize, Run)> {
-        let may = move |leaving: Leaving| leaving == Leaving::Always || !in_place;
-        self.stays.iter().filter(move |(.., leaving)| may(*leaving)).map(|&(channel, run, _)| (channel, run))
+    /// Outlets whose messages may stay where they lie.
+    pub(crate) fn stays(&self, in_place: bool) -> impl Iterator<Item = &Staying> {
+        self.stays.iter().filter(move |staying| staying.leaving == Leaving::Always || !in_place)
+    }
+
+    /// Whether some may. `symmetric`: this process has such memory.
+    pub(crate) fn any_stay(&self, symmetric: bool) -> bool {
+        self.single_copy || symmetric && !self.stays.is_empty()
     }
 
     /// Whether messages of that outlet leave from where they lie. `in_place`: In and Out overlap.
@@ -75,15 +92,18 @@ impl Direct {
 
     /// Whether it matters to a call that it is in place. `symmetric`: this process has such memory.
     pub(crate) fn matters(&self, symmetric: bool) -> bool {
-        !self.ins.is_empty() || !self.outs.is_empty() || symmetric && !self.stays.is_empty()
+        !self.ins.is_empty() || !self.outs.is_empty() || self.any_stay(symmetric)
     }
 }
 
 /// Below, a copy costs less than hearing from each reader that it has read.
 const WORTH_STAYING: usize = 16 << 10;
 
+/// The same where the kernel is to copy it, which has to look up each page.
+const WORTH_FETCHING: usize = 512 << 10;
+
 /// Of each outlet whose messages are all made by one step, from one place or into one that is kept.
-fn staying(bound: &Bound, in_place: bool) -> Vec<(usize, Run, Leaving)> {
+fn staying(bound: &Bound, collective: Collective, in_place: bool, single_copy: SingleCopy) -> Vec<Staying> {
     let mut makers: Vec<Vec<Option<Run>>> = vec![Vec::new(); bound.wiring.outlets.len()];
     for (_, act) in bound.lanes.iter().flatten() {
         match act {
@@ -100,16 +120,24 @@ fn staying(bound: &Bound, in_place: bool) -> Vec<(usize, Run, Leaving)> {
     for (channel, makers) in makers.iter().enumerate() {
         let &[Some(run)] = &makers[..] else { continue };
         let placed = run.buffer != Buffer::Scratch && (run.blocks == 1 || run.row.is_some());
-        let enough = bound.wiring.outlets[channel].bytes >= WORTH_STAYING as u64;
+        let outlet = &bound.wiring.outlets[channel];
+        let enough = outlet.bytes >= WORTH_STAYING as u64;
+        // Instead of two copies; of several readers each saves less than the kernel costs it, and one that adds it to something has to
+        // have it copied first.
+        let fetched =
+            outlet.bytes >= WORTH_FETCHING as u64 && outlet.readers.len() == 1 && !collective.reduces();
         if placed && enough && bound.wired.may_stay(channel) {
             let always = in_place && stays(bound, channel);
-            found.push((channel, run, if always { Leaving::Always } else { Leaving::Apart }));
+            let leaving = if always { Leaving::Always } else { Leaving::Apart };
+            let single_copy = if fetched { single_copy } else { SingleCopy::Never };
+            found.push(Staying { channel, run, leaving, single_copy });
         }
     }
     found
 }
 
-fn arriving(bound: &Bound) -> Vec<(usize, Run)> {
+/// `single_copy`: this call's messages may lie in their writers' memory.
+fn arriving(bound: &Bound, single_copy: bool) -> Vec<(usize, Run)> {
     let mut uses = vec![0; bound.wiring.inlets.len()];
     let mut ins = Vec::new();
     for (_, act) in bound.lanes.iter().flatten() {
@@ -119,7 +147,9 @@ fn arriving(bound: &Bound) -> Vec<(usize, Run)> {
                 let whole = from.before == 0 && from.message.blocks == to.blocks;
                 // Segments of several blocks do not lie one behind the other.
                 let placed = to.buffer == Buffer::Out && (to.blocks == 1 || to.row.is_some());
-                if whole && placed && bound.wired.arrives_directly(from.inlet) {
+                let directly = bound.wired.arrives_directly(from.inlet)
+                    || single_copy && bound.wired.may_be_fetched(from.inlet);
+                if whole && placed && directly {
                     ins.push((from.inlet, *to));
                 }
             }
@@ -224,7 +254,7 @@ mod tests {
                     }
                     let stay: Vec<Vec<usize>> = bounds
                         .iter()
-                        .map(|bound| bound.direct.stays(in_place).map(|(channel, _)| channel).collect())
+                        .map(|bound| bound.direct.stays(in_place).map(|staying| staying.channel).collect())
                         .collect();
                     let sizes = Sizes::Blocks(vec![segments; size]);
                     let op = Operation { collective, root: 0, programs: &programs, sizes: &sizes, in_place };

@@ -13,10 +13,10 @@ use smddp_plan::{
     Ask, Association, Buffer, Choice, Collective, Decision, Format, Formats, Group, Memory, Network, Program,
     Settings, Step, Topology, decide, plan,
 };
-use smddp_transport::{Head, Reach, Wired, Wiring};
+use smddp_transport::{Head, Reach, SingleCopy, Wired, Wiring};
 
 pub(crate) use self::cache::Cache;
-pub(crate) use self::direct::Direct;
+pub(crate) use self::direct::{Direct, Staying};
 pub(crate) use self::staging::check;
 use crate::call::name_of;
 use crate::config::Config;
@@ -26,6 +26,7 @@ use crate::key::Key;
 use crate::log::{self, Level};
 use crate::network::Known;
 use crate::reduce::Kernel;
+use crate::team::has_helpers;
 use crate::types::RedOp;
 
 /// Blocks of one buffer, ready to be walked: numbers into the tables of [`Bound`].
@@ -313,7 +314,9 @@ pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<Bou
         warn_of_gathers(coding.format);
     }
     if key.memory == Memory::Host && once && bound.coding.is_none() {
-        bound.direct = Direct::new(&bound, key.collective);
+        // Helpers share out copies by this process, and are quicker together than the kernel.
+        let single_copy = if has_helpers() { SingleCopy::Never } else { config.single_copy };
+        bound.direct = Direct::new(&bound, key.collective, single_copy);
     }
     Ok(bound)
 }

@@ -20,6 +20,8 @@ struct Queue {
     running: bool,
     /// The thread sleeps until it is told of a change: telling it otherwise would be a system call for nothing.
     sleeps: bool,
+    /// It looks again in a moment, told or not.
+    rests: bool,
     kicks: u64,
 }
 
@@ -45,23 +47,31 @@ pub(crate) fn register(comm: &Arc<Inner>) {
     }
     if state.sleeps {
         changed.notify_all();
-    } else {
+    } else if !state.rests {
         // It may sleep until something comes for other communicators, or until this one has more room to send.
         drop(state);
         comm.sleeper.rouse();
     }
 }
 
-/// The thread's own sleep.
+/// Who calls and waits at once, again and again, registers each time what it then drives itself. Waking the thread for that costs two
+/// system calls, and the caller's processor where that is the thread's, too.
+const REST: Duration = Duration::from_micros(50);
+
+/// The thread's own sleep, whose end says whether it was as long as it could be. After a look before which somebody has registered,
+/// `seen` being the registrations that it knew of, it is short, and nobody need end it.
 fn sleep<'a>(
     mut state: MutexGuard<'a, Queue>,
     changed: &Condvar,
+    seen: &mut u64,
     at_most: Duration,
 ) -> (MutexGuard<'a, Queue>, bool) {
-    state.sleeps = true;
+    let rests = std::mem::replace(seen, state.kicks) != state.kicks;
+    (state.rests, state.sleeps) = (rests, !rests);
+    let at_most = if rests { at_most.min(REST) } else { at_most };
     let (mut state, timeout) = changed.wait_timeout(state, at_most).unwrap_or_else(PoisonError::into_inner);
-    state.sleeps = false;
-    (state, timeout.timed_out())
+    (state.rests, state.sleeps) = (false, false);
+    (state, timeout.timed_out() && !rests)
 }
 
 /// Between two looks at groups that others drive.
@@ -70,6 +80,7 @@ const SOON: Duration = Duration::from_millis(2);
 fn run() {
     team::stay_alone();
     let mut comms: Vec<Arc<Inner>> = Vec::new();
+    let mut seen = 0;
     loop {
         {
             let (mut state, changed) = progress();
@@ -84,7 +95,7 @@ fn run() {
                 }
                 // Idle for a while: go; the next asynchronous call makes a new thread.
                 let kicks = state.kicks;
-                let (next, timed_out) = sleep(state, changed, Duration::from_secs(5));
+                let (next, timed_out) = sleep(state, changed, &mut seen, Duration::from_secs(5));
                 state = next;
                 if timed_out && state.kicks == kicks && state.incoming.is_empty() {
                     state.running = false;
@@ -94,12 +105,12 @@ fn run() {
         }
         // A group may be dropped here with what its callers wanted held, which is not ours and may panic: the others' calls
         // go on. Panics of a driver end its group before they get here.
-        let _ = catch_unwind(AssertUnwindSafe(|| drive(&mut comms)));
+        let _ = catch_unwind(AssertUnwindSafe(|| drive(&mut comms, &mut seen)));
     }
 }
 
 /// Drives until nothing is pending anywhere, or something new comes in.
-fn drive(comms: &mut Vec<Arc<Inner>>) {
+fn drive(comms: &mut Vec<Arc<Inner>>, seen: &mut u64) {
     // In the background: no spinning beside the threads that compute.
     let spin_policy = SpinPolicy::new(Some(Duration::ZERO), false);
     let mut backoff = Backoff::new(&spin_policy);
@@ -149,7 +160,7 @@ fn drive(comms: &mut Vec<Arc<Inner>>) {
             }
             if !owned || (about_to_rest && landing) {
                 // All taken by waiters, who register what they leave behind; or whoever has more to do registers.
-                drop(sleep(state, changed, at_most.min(SOON)));
+                drop(sleep(state, changed, seen, at_most.min(SOON)));
                 (about_to_sleep, about_to_rest) = (None, false);
                 continue;
             }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use smddp_plan::tune::Table;
 use smddp_plan::{Algorithm, Formats, Network};
+use smddp_transport::SingleCopy;
 use smddp_transport::interface::{self, Family, Wanted};
 use smddp_transport::joint::Between;
 
@@ -120,6 +121,11 @@ impl Named for Between {
 impl Named for Family {
     const NAMES: &'static [(&'static str, Self)] =
         &[("", Self::Any), ("AF_INET", Self::V4), ("AF_INET6", Self::V6)];
+}
+
+impl Named for SingleCopy {
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("auto", Self::Auto), ("0", Self::Never), ("1", Self::Always)];
 }
 
 /// How device memory goes within a node.

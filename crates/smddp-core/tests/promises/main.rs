@@ -32,6 +32,7 @@ mod panics;
 mod probe;
 mod repeats;
 mod several;
+mod single_copy;
 mod soak;
 mod stale;
 mod symmetric;
@@ -58,6 +59,7 @@ fn rank_process() {
         "alone" => groups::alone(&me),
         "groups" => groups::many(&me),
         "several" => several::rank(&me),
+        "single_copy" => single_copy::rank(&me),
         "soak" => soak::rank(&me),
         "stale" => stale::rank(&me),
         "probe" => probe::rank(&me),

@@ -79,8 +79,8 @@ impl Group {
     /// Opens operation `seq`: takes what memory it needs and tells the others what it is. `false`: not yet, or not
     /// at all because of a fault (an operation that needs nothing of the others would not notice it otherwise).
     ///
-    /// `stays`: messages that lie in symmetric memory, which stay as they are until the operation is over, of outlets that
-    /// [`Wired::may_stay`], ascending. Their cells are there; where that is no such memory, they are as ever.
+    /// `stays`: messages that stay as they are until the operation is over, of outlets that [`Wired::may_stay`], ascending. Their cells
+    /// are where they lie, if the others can read that; else they are as ever.
     #[inline]
     pub fn begin(&mut self, seq: u64, head: Head, wired: &Wired, stays: &[Stay]) -> bool {
         match (&mut self.far, &wired.far) {
@@ -133,10 +133,10 @@ impl Group {
     /// Messages of an inlet that [`Wired::arrives_directly`] come to lie one behind the other, `stride` bytes from one to the
     /// next, in `bytes` at `at`: memory of the operation just begun, until it is over or lets go.
     pub fn land(&mut self, inlet: usize, at: *mut u8, bytes: usize, stride: usize) {
-        if let Some(far) = &mut self.far
-            && let InletRoute::Far(inlet) = far.routes.ins[inlet]
-        {
-            far.net.land(inlet, at, bytes, stride);
+        let Some(far) = &mut self.far else { return self.near.land(inlet, at, bytes, stride) };
+        match far.routes.ins[inlet] {
+            InletRoute::Near(inlet) => self.near.land(inlet, at, bytes, stride),
+            InletRoute::Far(inlet) => far.net.land(inlet, at, bytes, stride),
         }
     }
 

@@ -151,6 +151,12 @@ impl Wired {
         !self.near.inline && self.far.as_ref().is_none_or(near)
     }
 
+    /// Whether messages of that inlet may lie in their writer's own memory: it is of this node.
+    pub fn may_be_fetched(&self, inlet: usize) -> bool {
+        let near = |routes: &Arc<Routes>| matches!(routes.ins[inlet], InletRoute::Near(_));
+        !self.near.inline && self.far.as_ref().is_none_or(near)
+    }
+
     /// Whether messages of that inlet may arrive in the call's own memory.
     pub fn arrives_directly(&self, inlet: usize) -> bool {
         let routes = self.far.as_ref().filter(|routes| routes.direct);

@@ -3,14 +3,14 @@
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use super::bell::Bell;
 use super::control::Control;
 use super::deaths::Deaths;
 use super::handshake::{self, Answer, Host, Id, UnixAddress};
-use super::layout::{STAGING, SYMMETRIC_BYTES};
+use super::layout::{OWN_ADDRESS, STAGING, SYMMETRIC_BYTES};
 use super::lending::{Lending, Lent};
 use super::memory::Memory;
 use super::peer::PeerProcess;
@@ -32,6 +32,7 @@ pub struct Endpoint {
     pub(crate) control: Control,
     pub(crate) pool: Pool,
     pub(crate) symmetric: Symmetric,
+    pub(crate) single_copies: AtomicU64,
     pub(crate) service: Service,
     pub(crate) deaths: Deaths,
     /// What other processes of this node may ask for.
@@ -71,6 +72,8 @@ impl Endpoint {
         let bytes = STAGING + Pool::span(cap) + SYMMETRIC_BYTES;
         let (memory, fd) = Memory::create(bytes)?;
         let memory = Arc::new(memory);
+        let own = memory.word64(OWN_ADDRESS);
+        own.store(own.as_ptr() as u64, Ordering::Release);
         let id: Id = random();
         let digits: String = id[..8].iter().map(|byte| format!("{byte:02x}")).collect();
         let socket = format!("smddp-{}-{digits}", std::process::id()).into_bytes();
@@ -99,6 +102,7 @@ impl Endpoint {
             control: Control::default(),
             pool: Pool::new(cap),
             symmetric,
+            single_copies: AtomicU64::new(0),
             service,
             deaths,
             lending,
@@ -115,12 +119,14 @@ impl Endpoint {
         }
         let Answer { memory, event, pid, stream } = handshake::call(address, &self.address.id, token)?;
         let gone = Arc::new(AtomicBool::new(false));
+        let mut known = None;
         // Its pid may mean nothing here (another pid namespace): then the open stream tells of its end.
         let watch: OwnedFd = match rustix::process::Pid::from_raw(pid.cast_signed())
             .map(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()))
         {
             Some(Ok(pidfd)) => {
                 drop(stream);
+                known = rustix::process::Pid::from_raw(pid.cast_signed());
                 pidfd
             }
             _ => {
@@ -131,7 +137,7 @@ impl Endpoint {
         let memory =
             Memory::open(memory.as_fd(), usize::try_from(address.memory).map_err(io::Error::other)?)?;
         self.service.watch(watch, &gone);
-        let peer = Arc::new(PeerProcess::new(memory, event, gone));
+        let peer = Arc::new(PeerProcess::new(memory, event, gone, known));
         self.deaths.watch(&peer);
         let mut peers = lock(&self.peers);
         peers.retain(|_, known| known.strong_count() > 0);
@@ -152,6 +158,11 @@ impl Endpoint {
     /// (cap, resident, reserve in use) of the staging pool, bytes.
     pub fn staging(&self) -> (usize, usize, usize) {
         self.pool.usage()
+    }
+
+    /// Messages of this process that others read in memory that it does not share.
+    pub fn single_copies(&self) -> u64 {
+        self.single_copies.load(Ordering::Relaxed)
     }
 
     pub(crate) fn bell(&self) -> Bell {

@@ -34,6 +34,9 @@ pub(crate) const BELL_POLLERS: usize = 72;
 /// A robust futex that a thread of the process holds; 0: none does.
 pub(crate) const LIFE_WORD: usize = 128;
 
+/// The address of this word in its own process: who reads it there through the kernel may read the rest.
+pub(crate) const OWN_ADDRESS: usize = 144;
+
 /// When the process's last error was (nanoseconds of the monotonic clock), its length and text.
 pub(crate) const ERROR_TIME: usize = 192;
 pub(crate) const ERROR_TEXT: usize = 200;
@@ -58,6 +61,8 @@ pub(crate) const MAIL: usize = (WHY + 8 + LONGEST_WHY).next_multiple_of(LINE);
 pub(crate) const OPEN: u32 = 1;
 pub(crate) const CLOSED: u32 = 2;
 pub(crate) const POISONED: u32 = 4;
+/// The rank may read the memory of all others of its node.
+pub(crate) const READS: u32 = 8;
 
 /// Operations whose headers are kept; also how far a rank may run ahead of another.
 pub(crate) const SLOTS: u64 = 4;
@@ -70,9 +75,14 @@ pub(crate) const WHAT: usize = 8;
 pub(crate) const COUNT: usize = 16;
 pub(crate) const STAGE: usize = 24;
 
-/// Channel entry: offset of its lines, offset of its cells, cell bytes, depth, payload bytes, and 1 where its readers are to say
-/// what they have read in any case (u64 each, padded).
+/// Channel entry: offset of its lines, offset of its cells, cell bytes, depth, payload bytes, and how
+/// they lie (u64 each, padded).
 pub(crate) const ENTRY: usize = 64;
+/// How a channel's messages lie: in cells; in symmetric memory, where readers say what they have read in any case; or, where they do, too,
+/// in memory that the writer does not share, at an address of its own.
+pub(crate) const IN_CELLS: u64 = 0;
+pub(crate) const IN_SYMMETRIC: u64 = 1;
+pub(crate) const IN_FOREIGN: u64 = 2;
 
 pub(crate) const RING_ENTRIES: u64 = 16;
 pub(crate) const RING_BYTES: usize = LINE * (1 + RING_ENTRIES as usize);

@@ -6,6 +6,7 @@ pub(crate) mod callers;
 mod control;
 mod deaths;
 pub(crate) mod endpoint;
+pub(crate) mod foreign;
 mod frames;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
@@ -30,6 +31,7 @@ pub use bell::Sleeper;
 pub use buffer::{SymmetricBuffer, SymmetricUsage};
 pub use endpoint::Endpoint;
 pub(crate) use endpoint::random;
+pub use foreign::SingleCopy;
 pub use frames::{frames_from, whereabouts};
 pub(crate) use handshake::{Id, UnixAddress, listen};
 pub use last_error::leave_error;

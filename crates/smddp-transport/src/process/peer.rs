@@ -4,6 +4,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use rustix::process::Pid;
+
+use super::foreign;
 use super::layout::LIFE_WORD;
 use super::memory::Memory;
 
@@ -11,6 +14,8 @@ use super::memory::Memory;
 pub(crate) struct PeerProcess {
     pub(crate) memory: Memory,
     event: OwnedFd,
+    /// By which the kernel reads the rest of its memory for this process, where it does.
+    pub(crate) readable: Option<Pid>,
     /// Set by the service thread when the process is gone.
     pub(crate) gone: Arc<AtomicBool>,
     /// Set earlier, as soon as it is known that it will be: which of the deaths that this process learned of it is, from 1.
@@ -21,9 +26,10 @@ pub(crate) struct PeerProcess {
 static DEATHS: AtomicU64 = AtomicU64::new(0);
 
 impl PeerProcess {
-    /// `event`: what wakes those who poll there. `gone`: as whoever watches it sets it.
-    pub(super) fn new(memory: Memory, event: OwnedFd, gone: Arc<AtomicBool>) -> Self {
-        Self { memory, event, gone, death: AtomicU64::new(0) }
+    /// `event`: what wakes those who poll there. `gone`: as whoever watches it sets it. `pid`: if it has one here.
+    pub(super) fn new(memory: Memory, event: OwnedFd, gone: Arc<AtomicBool>, pid: Option<Pid>) -> Self {
+        let readable = pid.filter(|&pid| foreign::permitted(pid, &memory));
+        Self { memory, event, readable, gone, death: AtomicU64::new(0) }
     }
 
     pub(crate) fn event(&self) -> BorrowedFd<'_> {

@@ -11,19 +11,30 @@ use super::distance::Distance;
 use super::messages::NearMessages;
 use super::ranks::{AllDone, Home, Ranks, nonsense};
 use crate::fork;
+use crate::process::foreign;
 use crate::process::layout::*;
 use crate::process::memory::Memory;
 use crate::process::order::Slot;
-use crate::process::{Endpoint, Region, Sleeper};
+use crate::process::{Endpoint, Region, SingleCopy, Sleeper};
 use crate::{Fault, Head, LONGEST_WHY, Mismatch, Outlet, PointToPoint, Wiring};
 
-/// An outlet whose messages stay where they lie, in this process's symmetric memory, one behind the other, `stride` bytes from one to
-/// the next: its readers take them from there, and the operation is over when they have.
+/// An outlet whose messages stay where they lie, one behind the other, `stride` bytes from one to the next: its readers take them from
+/// there, and the operation is over when they have.
 #[derive(Clone, Copy, Debug)]
 pub struct Stay {
     pub channel: usize,
     pub at: *const u8,
     pub stride: usize,
+    /// Whether they do where that is not this process's symmetric memory.
+    pub single_copy: SingleCopy,
+}
+
+/// Where an outlet's messages stay.
+enum Place {
+    /// Offset in this process's memory.
+    Symmetric(usize),
+    /// Address.
+    Foreign(usize),
 }
 
 /// A channel I write, in the operation under way.
@@ -39,6 +50,8 @@ struct NearOutlet {
     messages: u64,
     /// The caller's own memory.
     stays: bool,
+    /// `cells` is an address.
+    foreign: bool,
 }
 
 impl NearOutlet {
@@ -58,6 +71,17 @@ struct NearInlet {
     /// Messages that are known to be published.
     there: u64,
     ack: bool,
+    /// Messages that were read by the kernel.
+    fetched: u64,
+}
+
+/// Where messages of an inlet come to lie that the kernel reads: in the call's memory, if that is known, or here.
+#[derive(Default)]
+struct Landing {
+    at: usize,
+    bytes: usize,
+    stride: usize,
+    own: Vec<u8>,
 }
 
 /// An operation that is over here and read nobody's header: held against the others' when the next one begins.
@@ -89,12 +113,16 @@ pub struct Near {
     region: Option<Region>,
     outs: Vec<NearOutlet>,
     ins: Vec<NearInlet>,
+    /// By inlet, as far as there is one.
+    landings: Vec<Landing>,
     /// Of the operation begun last.
     wiring: Arc<Wiring>,
     unheld: Vec<Unchecked>,
     differs: Option<Fault>,
     /// A rank whose words make no sense.
     nonsense: Option<Fault>,
+    /// Something was read that may not have been the message any more: what is under way cannot end well.
+    spoiled: bool,
     /// Somebody may sleep who should see what was published.
     owed: bool,
     /// Looks in vain since.
@@ -112,6 +140,11 @@ pub struct Near {
 impl Near {
     pub(super) fn new(home: Option<Home>, ranks: Ranks) -> Self {
         let (me, size, ranks) = (ranks.me, ranks.remotes.len().max(1), Arc::new(ranks));
+        if let Some(home) = &home
+            && ranks.remotes.iter().all(|remote| remote.readable().is_some())
+        {
+            home.endpoint.memory.word32(home.block + STATE).fetch_or(READS, Ordering::Release);
+        }
         Self {
             me,
             size,
@@ -123,10 +156,12 @@ impl Near {
             region: None,
             outs: Vec::new(),
             ins: Vec::new(),
+            landings: Vec::new(),
             wiring: Arc::default(),
             unheld: Vec::new(),
             differs: None,
             nonsense: None,
+            spoiled: false,
             owed: false,
             vain: 0,
             distance: Distance::default(),
@@ -226,17 +261,28 @@ impl Near {
 
     fn open_region(&mut self, wiring: &Wiring, stays: &[Stay]) -> Option<Region> {
         let Home { endpoint, nonce, .. } = self.home.as_ref()?;
-        // Where an outlet's messages lie of themselves: offset and stride.
-        let stays = |channel: usize| {
-            let place = stays.binary_search_by_key(&channel, |stay| stay.channel).ok()?;
-            let Stay { at, stride, .. } = stays[place];
-            let bytes = stride.checked_mul(usize::try_from(wiring.outlets[channel].messages).ok()?)?;
-            Some((endpoint.symmetric.offset(&endpoint.memory, at as usize, bytes)?, stride))
-        };
+        // Where an outlet's messages lie of themselves, and their stride.
+        let places: Vec<Option<(Place, usize)>> = (0..wiring.outlets.len())
+            .map(|channel| {
+                let found = stays.binary_search_by_key(&channel, |stay| stay.channel).ok()?;
+                let Stay { at, stride, single_copy, .. } = stays[found];
+                let outlet = &wiring.outlets[channel];
+                let bytes = stride.checked_mul(usize::try_from(outlet.messages).ok()?)?;
+                if let Some(offset) = endpoint.symmetric.offset(&endpoint.memory, at as usize, bytes) {
+                    return Some((Place::Symmetric(offset), stride));
+                }
+                let payload = usize::try_from(outlet.bytes).ok()?;
+                let lent = single_copy != SingleCopy::Never
+                    && self.ranks.all_read()
+                    && single_copy.pays()
+                    && foreign::lendable(at, payload);
+                lent.then_some((Place::Foreign(at as usize), stride))
+            })
+            .collect();
         let lines: usize = wiring.outlets.iter().map(|o| LINE * (1 + o.readers.len())).sum();
         let fixed = wiring.outlets.len() * ENTRY + lines;
         let cells: usize = (0..wiring.outlets.len())
-            .filter(|&channel| stays(channel).is_none())
+            .filter(|&channel| places[channel].is_none())
             .map(|channel| wiring.outlets[channel].cell.next_multiple_of(LINE))
             .sum();
         let bytes = |depth: usize| fixed.next_multiple_of(GRAIN) + cells * depth;
@@ -252,18 +298,24 @@ impl Near {
         let mut cell = fixed.next_multiple_of(GRAIN);
         self.outs.clear();
         for (channel, outlet) in wiring.outlets.iter().enumerate() {
-            let stays = stays(channel);
-            let (cells, cell_bytes, cells_deep) = match stays {
-                Some((offset, stride)) => (offset - region.offset, stride, outlet.messages as usize),
-                None => (cell, outlet.cell.next_multiple_of(LINE), depth),
+            let messages = outlet.messages as usize;
+            let in_cells = outlet.cell.next_multiple_of(LINE);
+            // As told: offset in the region, or address.
+            let (cells, cell_bytes, cells_deep, lie) = match &places[channel] {
+                Some((Place::Symmetric(offset), stride)) => {
+                    endpoint.symmetric.messages.fetch_add(outlet.messages, Ordering::Relaxed);
+                    (offset - region.offset, *stride, messages, IN_SYMMETRIC)
+                }
+                Some((Place::Foreign(at), stride)) => {
+                    endpoint.single_copies.fetch_add(outlet.messages, Ordering::Relaxed);
+                    (*at, *stride, messages, IN_FOREIGN)
+                }
+                None => (cell, in_cells, depth, IN_CELLS),
             };
             let entry = region.offset + channel * ENTRY;
-            let told = [line, cells, cell_bytes, cells_deep, outlet.bytes as usize, stays.is_some().into()];
+            let told = [line, cells, cell_bytes, cells_deep, outlet.bytes as usize, lie as usize];
             for (i, value) in told.into_iter().enumerate() {
                 memory.word64(entry + 8 * i).store(value as u64, Ordering::Relaxed);
-            }
-            if stays.is_some() {
-                endpoint.symmetric.messages.fetch_add(outlet.messages, Ordering::Relaxed);
             }
             memory.word64(region.offset + line).store(0, Ordering::Relaxed);
             for (i, &reader) in outlet.readers.iter().enumerate() {
@@ -273,17 +325,18 @@ impl Near {
             }
             self.outs.push(NearOutlet {
                 lines: region.offset + line,
-                cells: region.offset + cells,
+                cells: if lie == IN_FOREIGN { cells } else { region.offset + cells },
                 cell: cell_bytes,
                 depth: cells_deep as u64,
                 sent: 0,
                 read: 0,
                 readers: outlet.readers.len(),
                 messages: outlet.messages,
-                stays: stays.is_some(),
+                stays: lie != IN_CELLS,
+                foreign: lie == IN_FOREIGN,
             });
             line += LINE * (1 + outlet.readers.len());
-            cell += if stays.is_some() { 0 } else { cell_bytes * depth };
+            cell += if lie == IN_CELLS { cell_bytes * depth } else { 0 };
         }
         Some(region)
     }
@@ -357,6 +410,7 @@ impl Near {
         }
         self.ins.clear();
         self.ins.resize(wiring.inlets.len(), NearInlet::default());
+        self.landings.iter_mut().for_each(|landing| landing.bytes = 0);
         let Some(Home { endpoint, .. }) = &self.home else { return true };
         let header = Slot(endpoint.memory.words(slot));
         header.write((head.what, head.count, stage));
@@ -372,6 +426,7 @@ impl Near {
                 readers: 0,
                 messages: 1,
                 stays: false,
+                foreign: false,
             });
         } else {
             header.tell(seq);
@@ -391,7 +446,9 @@ impl Near {
                 return None;
             }
         }
-        Some(memory.at(out.cells + (out.sent % out.depth) as usize * out.cell, out.cell))
+        let at = out.cells + (out.sent % out.depth) as usize * out.cell;
+        // The caller's own, as it said.
+        Some(if out.foreign { std::ptr::with_exposed_provenance_mut(at) } else { memory.at(at, out.cell) })
     }
 
     pub fn publish(&mut self, channel: usize) {
@@ -425,7 +482,8 @@ impl Near {
             self.look_in_vain();
             return Ok(None);
         }
-        let memory = self.ranks.remotes[self.wiring.inlets[inlet].rank].memory();
+        let remote = &self.ranks.remotes[self.wiring.inlets[inlet].rank];
+        let memory = remote.memory();
         let found = &mut self.ins[inlet];
         if found.taken >= found.there {
             found.there = memory.count(found.at.lines).told();
@@ -434,10 +492,69 @@ impl Near {
                 return Ok(None);
             }
         }
+        if found.at.foreign {
+            return Ok(self.fetch(inlet));
+        }
         Ok(Some(
             memory
                 .at(found.at.cells + (found.taken % found.at.depth) as usize * found.at.cell, found.at.cell),
         ))
+    }
+
+    /// Messages of that inlet come to lie one behind the other, `stride` bytes from one to the next, in `bytes` at `at`, if the kernel
+    /// reads them: memory of the operation just begun, until it is over.
+    pub(crate) fn land(&mut self, inlet: usize, at: *mut u8, bytes: usize, stride: usize) {
+        let Some(landing) = self.landing(inlet) else { return };
+        (landing.at, landing.bytes, landing.stride) = (at.expose_provenance(), bytes, stride);
+    }
+
+    fn landing(&mut self, inlet: usize) -> Option<&mut Landing> {
+        let inlets = self.ins.len();
+        if self.landings.len() < inlets {
+            self.landings.resize_with(inlets, Landing::default);
+        }
+        self.landings.get_mut(inlet)
+    }
+
+    /// The next message of an inlet whose writer does not share what it sends; `None` once it cannot be had.
+    fn fetch(&mut self, inlet: usize) -> Option<*const u8> {
+        let NearInlet { at, taken, fetched, .. } = self.ins[inlet];
+        let want = self.wiring.inlets[inlet];
+        let first = usize::try_from(taken).ok()?.checked_mul(at.cell)?;
+        // What its writer says is as long as it was to be (see `resolve`); the last message may be shorter.
+        let bytes = usize::try_from(want.bytes).ok()?.checked_sub(first)?.min(at.cell);
+        let landing = self.landing(inlet)?;
+        let to: *mut u8 = if (landing.stride == at.cell || first == 0) && first + bytes <= landing.bytes {
+            std::ptr::with_exposed_provenance_mut(landing.at + first)
+        } else {
+            landing.own.resize(bytes.max(landing.own.len()), 0);
+            landing.own.as_mut_ptr()
+        };
+        if fetched <= taken {
+            let remote = &self.ranks.remotes[want.rank];
+            // SAFETY: either the place that the owner of the operation named for these bytes, which nobody else touches until it is
+            // over, or this inlet's own memory, as long as the message.
+            let read = remote
+                .readable()
+                .map(|pid| unsafe { foreign::read(pid, at.cells.wrapping_add(first), to, bytes) });
+            match read {
+                Some(Ok(())) => self.ins[inlet].fetched = taken + 1,
+                // It gave up, or died, which is told elsewhere.
+                _ if remote.state() & POISONED != 0 || remote.dead() => return None,
+                Some(Err(error)) if error.raw_os_error() == Some(libc::ESRCH) => return None,
+                found => {
+                    let why = found
+                        .and_then(Result::err)
+                        .map_or_else(|| "not permitted".to_owned(), |error| error.to_string());
+                    let how = format!(
+                        "sends from memory that cannot be read here ({why}); SMDDP_SINGLE_COPY=0 does without"
+                    );
+                    self.nonsense.get_or_insert(Fault::Unable { rank: want.rank, why: how });
+                    return None;
+                }
+            }
+        }
+        Some(to)
     }
 
     pub fn release(&mut self, inlet: usize) {
@@ -445,9 +562,14 @@ impl Near {
         let found = &mut self.ins[inlet];
         found.taken += 1;
         // Its writer's own memory is what was read, if that was still as it had been then.
-        if found.at.acks && !self.ranks.remotes[want.rank].sound() {
-            let how = "ended its call before this rank had read its memory".to_owned();
-            self.nonsense.get_or_insert(Fault::Lost { rank: want.rank, how });
+        let remote = &self.ranks.remotes[want.rank];
+        if found.at.acks && !remote.sound() {
+            self.spoiled = true;
+            // One that says why the group is dead is asked for that.
+            if remote.state() & POISONED == 0 {
+                let how = "ended its call before this rank had read its memory".to_owned();
+                self.nonsense.get_or_insert(Fault::Lost { rank: want.rank, how });
+            }
             return;
         }
         if found.ack {
@@ -463,7 +585,7 @@ impl Near {
                 return Ok(false);
             }
         }
-        if self.nonsense.is_some() {
+        if self.nonsense.is_some() || self.spoiled {
             return Ok(false);
         }
         let Some(Home { endpoint, .. }) = &self.home else { return Ok(true) };

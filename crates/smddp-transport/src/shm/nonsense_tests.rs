@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 
 use super::near::{Near, Stay};
 use super::prepare::Prepared;
-use crate::process::SymmetricBuffer;
 use crate::process::layout::*;
+use crate::process::{SingleCopy, SymmetricBuffer};
 use crate::{Envelope, Fault, Head, Inlet, Outlet, Wiring};
 
 const CAP: usize = 4 << 20;
@@ -188,13 +188,70 @@ fn a_writer_with_smaller_cells_is_a_mismatch() {
     assert_eq!((found.rank, found.theirs, found.bytes), (1, HEAD, None));
 }
 
+/// Rank 1 sends from `memory`, which it does not share.
+fn lent(memory: &[u8]) -> [Near; 2] {
+    let mut links = pair();
+    let stay = Stay { channel: 0, at: memory.as_ptr(), stride: BYTES, single_copy: SingleCopy::Always };
+    assert!(links[0].begin(0, HEAD, &Arc::new(wiring(1, BYTES)), &[]));
+    assert!(links[1].begin(0, HEAD, &Arc::new(wiring(0, BYTES)), &[stay]));
+    assert_eq!(links[1].cell(0).map(<*mut u8>::cast_const), Some(memory.as_ptr()));
+    links[1].publish(0);
+    links[0].cell(0).unwrap();
+    links[0].publish(0);
+    links
+}
+
+#[test]
+fn memory_that_is_not_shared_is_read_into_its_place_and_once() {
+    for placed in [false, true] {
+        let (mut from, mut to) = (vec![1; BYTES], vec![0; BYTES]);
+        let mut links = lent(&from);
+        if placed {
+            links[0].land(0, to.as_mut_ptr(), BYTES, BYTES);
+        }
+        let at = links[0].message(0).unwrap().unwrap();
+        assert_eq!(at == to.as_ptr(), placed);
+        // SAFETY: the message is so long, and this thread's.
+        assert!(unsafe { std::slice::from_raw_parts(at, BYTES) } == from);
+        from.fill(2);
+        assert_eq!(links[0].message(0).unwrap(), Some(at));
+        // SAFETY: as above.
+        assert!(unsafe { std::slice::from_raw_parts(at, BYTES) } == vec![1; BYTES], "it is read once");
+        assert!(!links[1].settle().unwrap(), "not before its reader says so");
+        links[0].release(0);
+        links[1].message(0).unwrap().unwrap();
+        links[1].release(0);
+        assert!(links.each_mut().map(|link| link.settle().unwrap()) == [true; 2]);
+    }
+}
+
+#[test]
+fn no_word_of_a_channel_whose_memory_is_not_shared_makes_its_reader_panic() {
+    let from = vec![1; BYTES];
+    for field in 0..5 {
+        for value in EVIL {
+            let mut links = lent(&from);
+            let entry = get(&links[1], links[1].block() + slot_at(2, 0) + STAGE);
+            set(&links[1], entry + 8 * field, value);
+            read(&mut links[0]);
+            let told = links[0].faults().into_iter().any(|fault| match fault {
+                Fault::Unable { rank: 1, why } => why.contains("SMDDP_SINGLE_COPY=0"),
+                Fault::Lost { rank: 1, how } => how.contains("nonsense"),
+                _ => false,
+            });
+            assert!(told || field != 1, "{value:#x}: nothing is there");
+        }
+    }
+}
+
 /// What was read may have been overwritten by then: the caller has its memory back.
 #[test]
 fn a_writer_that_gave_up_while_its_memory_was_read_is_an_error_of_the_reader() {
     let buffer = SymmetricBuffer::new(CAP, BYTES).unwrap();
     for gives_up in [false, true] {
         let mut links = pair();
-        let stay = Stay { channel: 0, at: buffer.as_mut_ptr(), stride: BYTES };
+        let stay =
+            Stay { channel: 0, at: buffer.as_mut_ptr(), stride: BYTES, single_copy: SingleCopy::Never };
         assert!(links[0].begin(0, HEAD, &Arc::new(wiring(1, BYTES)), &[]));
         assert!(links[1].begin(0, HEAD, &Arc::new(wiring(0, BYTES)), &[stay]));
         assert_eq!(links[1].cell(0), Some(buffer.as_mut_ptr()));
@@ -210,9 +267,9 @@ fn a_writer_that_gave_up_while_its_memory_was_read_is_an_error_of_the_reader() {
         }
         links[0].release(0);
         assert_eq!(links.each_mut().map(|link| link.settle().unwrap()), [!gives_up; 2]);
-        let lost = links[0].faults().into_iter().any(|fault| {
-            matches!(fault, Fault::Lost { rank: 1, how } if how.contains("before this rank had read"))
-        });
-        assert_eq!(lost, gives_up);
+        let faults = links[0].faults();
+        let told =
+            matches!(&faults[..], [Fault::Poisoned { rank: 1, why }] if why == "its deadline has passed");
+        assert_eq!((told, faults.is_empty()), (gives_up, !gives_up), "its own reason, and nothing else");
     }
 }

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::Duration;
 
+use rustix::process::{Pid, getpid};
+
 use crate::process::bell::{Bell, ring_at};
 use crate::process::endpoint::Endpoint;
 use crate::process::last_error::left_in;
@@ -41,6 +43,10 @@ pub(super) struct RemoteRank {
 impl RemoteRank {
     pub(super) fn memory(&self) -> &Memory {
         self.peer.as_ref().map_or_else(|| self.home.memory(), |p| &p.memory)
+    }
+    /// By which the kernel reads its process's memory, where it does.
+    pub(super) fn readable(&self) -> Option<Pid> {
+        self.peer.as_ref().map_or_else(|| Some(getpid()), |peer| peer.readable)
     }
     /// Wakes its process if anybody sleeps there.
     pub(super) fn ring(&self) {
@@ -110,6 +116,12 @@ impl Ranks {
     pub(super) fn ring(&self, rank: usize) {
         order::Bell::published();
         self.remotes[rank].ring();
+    }
+
+    /// Whether all others may read this rank's memory.
+    pub(super) fn all_read(&self) -> bool {
+        let mut others = self.remotes.iter().enumerate().filter(|(rank, _)| *rank != self.me);
+        others.all(|(_, remote)| remote.state() & READS != 0)
     }
 
     /// Rings all others.
