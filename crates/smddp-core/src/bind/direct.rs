@@ -122,10 +122,10 @@ fn staying(bound: &Bound, collective: Collective, in_place: bool, single_copy: S
         let placed = run.buffer != Buffer::Scratch && (run.blocks == 1 || run.row.is_some());
         let outlet = &bound.wiring.outlets[channel];
         let enough = outlet.bytes >= WORTH_STAYING as u64;
-        // Instead of two copies; of several readers each saves less than the kernel costs it, and one that adds it to something has to
-        // have it copied first.
-        let fetched =
-            outlet.bytes >= WORTH_FETCHING as u64 && outlet.readers.len() == 1 && !collective.reduces();
+        // Of several readers each saves less than the kernel costs it; and all_reduce in place, which writes where it was read, is as
+        // often slower.
+        let worth = !collective.reduces() || collective == Collective::ReduceScatter;
+        let fetched = outlet.bytes >= WORTH_FETCHING as u64 && outlet.readers.len() == 1 && worth;
         if placed && enough && bound.wired.may_stay(channel) {
             let always = in_place && stays(bound, channel);
             let leaving = if always { Leaving::Always } else { Leaving::Apart };

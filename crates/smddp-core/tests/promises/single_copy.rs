@@ -14,6 +14,7 @@ pub(crate) fn rank(me: &Me) {
     for collective in [
         Collective::AllGather,
         Collective::AllToAll,
+        Collective::ReduceScatter,
         Collective::Broadcast,
         Collective::Scatter,
         Collective::Gather,

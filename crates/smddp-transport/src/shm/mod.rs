@@ -9,6 +9,7 @@ mod channel;
 mod distance;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
+mod landing;
 mod messages;
 mod near;
 #[cfg(test)]

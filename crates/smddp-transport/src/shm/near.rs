@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::board::Board;
 use super::channel::Channel;
 use super::distance::Distance;
+use super::landing::Landings;
 use super::messages::NearMessages;
 use super::ranks::{AllDone, Home, Ranks, nonsense};
 use crate::fork;
@@ -75,15 +76,6 @@ struct NearInlet {
     fetched: u64,
 }
 
-/// Where messages of an inlet come to lie that the kernel reads: in the call's memory, if that is known, or here.
-#[derive(Default)]
-struct Landing {
-    at: usize,
-    bytes: usize,
-    stride: usize,
-    own: Vec<u8>,
-}
-
 /// An operation that is over here and read nobody's header: held against the others' when the next one begins.
 /// Whichever of two ranks comes later finds the other's header there.
 struct Unchecked {
@@ -113,8 +105,7 @@ pub struct Near {
     region: Option<Region>,
     outs: Vec<NearOutlet>,
     ins: Vec<NearInlet>,
-    /// By inlet, as far as there is one.
-    landings: Vec<Landing>,
+    landings: Landings,
     /// Of the operation begun last.
     wiring: Arc<Wiring>,
     unheld: Vec<Unchecked>,
@@ -156,7 +147,7 @@ impl Near {
             region: None,
             outs: Vec::new(),
             ins: Vec::new(),
-            landings: Vec::new(),
+            landings: Landings::default(),
             wiring: Arc::default(),
             unheld: Vec::new(),
             differs: None,
@@ -262,27 +253,28 @@ impl Near {
     fn open_region(&mut self, wiring: &Wiring, stays: &[Stay]) -> Option<Region> {
         let Home { endpoint, nonce, .. } = self.home.as_ref()?;
         // Where an outlet's messages lie of themselves, and their stride.
-        let places: Vec<Option<(Place, usize)>> = (0..wiring.outlets.len())
-            .map(|channel| {
-                let found = stays.binary_search_by_key(&channel, |stay| stay.channel).ok()?;
-                let Stay { at, stride, single_copy, .. } = stays[found];
-                let outlet = &wiring.outlets[channel];
-                let bytes = stride.checked_mul(usize::try_from(outlet.messages).ok()?)?;
-                if let Some(offset) = endpoint.symmetric.offset(&endpoint.memory, at as usize, bytes) {
-                    return Some((Place::Symmetric(offset), stride));
-                }
-                let payload = usize::try_from(outlet.bytes).ok()?;
-                let lent = single_copy != SingleCopy::Never
-                    && self.ranks.all_read()
-                    && single_copy.pays()
-                    && foreign::lendable(at, payload);
-                lent.then_some((Place::Foreign(at as usize), stride))
-            })
-            .collect();
+        let place = |channel: usize| {
+            let found = stays.binary_search_by_key(&channel, |stay| stay.channel).ok()?;
+            let Stay { at, stride, single_copy, .. } = stays[found];
+            let outlet = &wiring.outlets[channel];
+            let bytes = stride.checked_mul(usize::try_from(outlet.messages).ok()?)?;
+            if let Some(offset) = endpoint.symmetric.offset(&endpoint.memory, at as usize, bytes) {
+                return Some((Place::Symmetric(offset), stride));
+            }
+            let lent = single_copy != SingleCopy::Never
+                && self.ranks.all_read()
+                && single_copy.pays()
+                && foreign::lendable(at, usize::try_from(outlet.bytes).ok()?);
+            lent.then_some((Place::Foreign(at as usize), stride))
+        };
+        // Looked for once: what may be read can change. Most calls have none.
+        let places: Vec<_> =
+            if stays.is_empty() { Vec::new() } else { (0..wiring.outlets.len()).map(place).collect() };
+        let place = |channel: usize| places.get(channel).and_then(Option::as_ref);
         let lines: usize = wiring.outlets.iter().map(|o| LINE * (1 + o.readers.len())).sum();
         let fixed = wiring.outlets.len() * ENTRY + lines;
         let cells: usize = (0..wiring.outlets.len())
-            .filter(|&channel| places[channel].is_none())
+            .filter(|&channel| place(channel).is_none())
             .map(|channel| wiring.outlets[channel].cell.next_multiple_of(LINE))
             .sum();
         let bytes = |depth: usize| fixed.next_multiple_of(GRAIN) + cells * depth;
@@ -301,7 +293,7 @@ impl Near {
             let messages = outlet.messages as usize;
             let in_cells = outlet.cell.next_multiple_of(LINE);
             // As told: offset in the region, or address.
-            let (cells, cell_bytes, cells_deep, lie) = match &places[channel] {
+            let (cells, cell_bytes, cells_deep, lie) = match place(channel) {
                 Some((Place::Symmetric(offset), stride)) => {
                     endpoint.symmetric.messages.fetch_add(outlet.messages, Ordering::Relaxed);
                     (offset - region.offset, *stride, messages, IN_SYMMETRIC)
@@ -410,7 +402,7 @@ impl Near {
         }
         self.ins.clear();
         self.ins.resize(wiring.inlets.len(), NearInlet::default());
-        self.landings.iter_mut().for_each(|landing| landing.bytes = 0);
+        self.landings.forget();
         let Some(Home { endpoint, .. }) = &self.home else { return true };
         let header = Slot(endpoint.memory.words(slot));
         header.write((head.what, head.count, stage));
@@ -504,16 +496,7 @@ impl Near {
     /// Messages of that inlet come to lie one behind the other, `stride` bytes from one to the next, in `bytes` at `at`, if the kernel
     /// reads them: memory of the operation just begun, until it is over.
     pub(crate) fn land(&mut self, inlet: usize, at: *mut u8, bytes: usize, stride: usize) {
-        let Some(landing) = self.landing(inlet) else { return };
-        (landing.at, landing.bytes, landing.stride) = (at.expose_provenance(), bytes, stride);
-    }
-
-    fn landing(&mut self, inlet: usize) -> Option<&mut Landing> {
-        let inlets = self.ins.len();
-        if self.landings.len() < inlets {
-            self.landings.resize_with(inlets, Landing::default);
-        }
-        self.landings.get_mut(inlet)
+        self.landings.name(inlet, at, bytes, stride);
     }
 
     /// The next message of an inlet whose writer does not share what it sends; `None` once it cannot be had.
@@ -523,13 +506,7 @@ impl Near {
         let first = usize::try_from(taken).ok()?.checked_mul(at.cell)?;
         // What its writer says is as long as it was to be (see `resolve`); the last message may be shorter.
         let bytes = usize::try_from(want.bytes).ok()?.checked_sub(first)?.min(at.cell);
-        let landing = self.landing(inlet)?;
-        let to: *mut u8 = if (landing.stride == at.cell || first == 0) && first + bytes <= landing.bytes {
-            std::ptr::with_exposed_provenance_mut(landing.at + first)
-        } else {
-            landing.own.resize(bytes.max(landing.own.len()), 0);
-            landing.own.as_mut_ptr()
-        };
+        let to = self.landings.place(inlet, at.cell, first, bytes);
         if fetched <= taken {
             let remote = &self.ranks.remotes[want.rank];
             // SAFETY: either the place that the owner of the operation named for these bytes, which nobody else touches until it is
@@ -547,7 +524,7 @@ impl Near {
                         .and_then(Result::err)
                         .map_or_else(|| "not permitted".to_owned(), |error| error.to_string());
                     let how = format!(
-                        "sends from memory that cannot be read here ({why}); SMDDP_SINGLE_COPY=0 does without"
+                        "it sends from memory that cannot be read here ({why}); SMDDP_SINGLE_COPY=0 does without"
                     );
                     self.nonsense.get_or_insert(Fault::Unable { rank: want.rank, why: how });
                     return None;
