@@ -60,9 +60,14 @@ impl Direct {
         if outs.iter().all(|&leaving| leaving == Leaving::FromCells) {
             outs.clear();
         }
-        let stays = staying(bound, collective, arrives_in_place, single_copy);
+        // Where bytes go one way, staging has both ranks copy at once; and all_reduce in place, which writes where it was read, is as often
+        // slower.
+        let worth =
+            matches!(collective, Collective::AllGather | Collective::AllToAll | Collective::ReduceScatter);
+        let wanted = if worth { single_copy } else { SingleCopy::Never };
+        let stays = staying(bound, arrives_in_place, wanted);
         let single_copy = stays.iter().any(|staying| staying.single_copy != SingleCopy::Never);
-        Self { outs, ins: arriving(bound, single_copy), arrives_in_place, stays, single_copy }
+        Self { outs, ins: arriving(bound, wanted != SingleCopy::Never), arrives_in_place, stays, single_copy }
     }
 
     /// Outlets whose messages may stay where they lie.
@@ -103,7 +108,7 @@ const WORTH_STAYING: usize = 16 << 10;
 const WORTH_FETCHING: usize = 512 << 10;
 
 /// Of each outlet whose messages are all made by one step, from one place or into one that is kept.
-fn staying(bound: &Bound, collective: Collective, in_place: bool, single_copy: SingleCopy) -> Vec<Staying> {
+fn staying(bound: &Bound, in_place: bool, single_copy: SingleCopy) -> Vec<Staying> {
     let mut makers: Vec<Vec<Option<Run>>> = vec![Vec::new(); bound.wiring.outlets.len()];
     for (_, act) in bound.lanes.iter().flatten() {
         match act {
@@ -122,10 +127,8 @@ fn staying(bound: &Bound, collective: Collective, in_place: bool, single_copy: S
         let placed = run.buffer != Buffer::Scratch && (run.blocks == 1 || run.row.is_some());
         let outlet = &bound.wiring.outlets[channel];
         let enough = outlet.bytes >= WORTH_STAYING as u64;
-        // Of several readers each saves less than the kernel costs it; and all_reduce in place, which writes where it was read, is as
-        // often slower.
-        let worth = !collective.reduces() || collective == Collective::ReduceScatter;
-        let fetched = outlet.bytes >= WORTH_FETCHING as u64 && outlet.readers.len() == 1 && worth;
+        // Of several readers each saves less than the kernel costs it.
+        let fetched = outlet.bytes >= WORTH_FETCHING as u64 && outlet.readers.len() == 1;
         if placed && enough && bound.wired.may_stay(channel) {
             let always = in_place && stays(bound, channel);
             let leaving = if always { Leaving::Always } else { Leaving::Apart };
@@ -147,8 +150,10 @@ fn arriving(bound: &Bound, single_copy: bool) -> Vec<(usize, Run)> {
                 let whole = from.before == 0 && from.message.blocks == to.blocks;
                 // Segments of several blocks do not lie one behind the other.
                 let placed = to.buffer == Buffer::Out && (to.blocks == 1 || to.row.is_some());
-                let directly = bound.wired.arrives_directly(from.inlet)
-                    || single_copy && bound.wired.may_be_fetched(from.inlet);
+                let fetched = single_copy
+                    && bound.wiring.inlets[from.inlet].bytes >= WORTH_FETCHING as u64
+                    && bound.wired.may_be_fetched(from.inlet);
+                let directly = fetched || bound.wired.arrives_directly(from.inlet);
                 if whole && placed && directly {
                     ins.push((from.inlet, *to));
                 }
