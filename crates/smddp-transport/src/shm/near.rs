@@ -474,8 +474,7 @@ impl Near {
             self.look_in_vain();
             return Ok(None);
         }
-        let remote = &self.ranks.remotes[self.wiring.inlets[inlet].rank];
-        let memory = remote.memory();
+        let memory = self.ranks.remotes[self.wiring.inlets[inlet].rank].memory();
         let found = &mut self.ins[inlet];
         if found.taken >= found.there {
             found.there = memory.count(found.at.lines).told();
@@ -550,8 +549,7 @@ impl Near {
             return;
         }
         if found.ack {
-            let memory = self.ranks.remotes[want.rank].memory();
-            memory.count(found.at.lines + LINE * (1 + want.reader)).tell(found.taken);
+            remote.memory().count(found.at.lines + LINE * (1 + want.reader)).tell(found.taken);
             self.ranks.ring(want.rank);
         }
     }
