@@ -6,6 +6,7 @@ JSON.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import socket
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import smddp
@@ -329,24 +331,33 @@ CASES = {**_arrays(), **_meeting(), **_torch(), **_settings(), **_programs(), **
 FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "OMPI_", "PMI", "SLURM_", "SM_", "SMDDP_")
 
 
-def come_of(case: Case, taken: int) -> tuple[object, str]:
-    """How a child of this process ends that makes the mistake, and what it says. taken: a port that is in use."""
-    with tempfile.TemporaryFile() as out:
-        child = os.fork()
-        if child == 0:
-            for stream in (1, 2):
-                os.dup2(out.fileno(), stream)
-            os.environ.update({name: value.replace("PORT", str(taken)) for name, value in case.environment.items()})
-            try:
-                ends = case.does()
-            except SystemExit as leaving:
-                ends = leaving.code
-            except BaseException as error:
-                print(f"{error}\n{MARK}{type(error).__name__}")
-                ends = RAISED
-            sys.stdout.flush()
-            os._exit(ends if isinstance(ends, int) else 0)
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+#: Children at once: some wait for a deadline.
+AT_ONCE = 6
+
+
+def begun(case: Case, taken: int) -> tuple[int, BinaryIO]:
+    """A child of this process that makes the mistake, and where it says so. taken: a port that is in use."""
+    out = tempfile.TemporaryFile()
+    child = os.fork()
+    if child == 0:
+        for stream in (1, 2):
+            os.dup2(out.fileno(), stream)
+        os.environ.update({name: value.replace("PORT", str(taken)) for name, value in case.environment.items()})
+        try:
+            ends = case.does()
+        except SystemExit as leaving:
+            ends = leaving.code
+        except BaseException as error:
+            print(f"{error}\n{MARK}{type(error).__name__}")
+            ends = RAISED
+        sys.stdout.flush()
+        os._exit(ends if isinstance(ends, int) else 0)
+    return child, out
+
+
+def come_of(status: int, out: BinaryIO) -> tuple[object, str]:
+    """How a child that has ended made its mistake, and what it said."""
+    with out:
         out.seek(0)
         said = out.read().decode()
     if status == RAISED:
@@ -354,11 +365,28 @@ def come_of(case: Case, taken: int) -> tuple[object, str]:
     return status, said
 
 
+def outcomes(taken: int) -> dict[str, tuple[object, str]]:
+    """What comes of every mistake."""
+    found: dict[str, tuple[object, str]] = {}
+    left, under_way = list(CASES), {}
+    while left or under_way:
+        while left and len(under_way) < AT_ONCE:
+            name = left.pop(0)
+            child, out = begun(CASES[name], taken)
+            under_way[child] = name, out
+        child, status = os.wait()
+        name, out = under_way.pop(child)
+        found[name] = come_of(os.waitstatus_to_exitcode(status), out)
+    return found
+
+
 if __name__ == "__main__":
     for name in [name for name in os.environ if name.startswith(FOREIGN)]:
         del os.environ[name]
+    # Once, and not by each child; none of them starts a thread.
+    for module in ("smddp.estimator.shell", "torch.sagemaker", "smdistributed.modelparallel.torch"):
+        importlib.import_module(module)
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()
-        port = listening.getsockname()[1]
-        json.dump({name: come_of(case, port) for name, case in CASES.items()}, sys.stdout)
+        json.dump(outcomes(listening.getsockname()[1]), sys.stdout)
