@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import forked
 import smddp
 
 
@@ -18,6 +19,13 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess:
 
 def succeeds(code: str, **environment: str) -> str:
     done = python(code, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def succeeds_after_torch(code: str, **environment: str) -> str:
+    """The same where torch is imported already."""
+    done = forked.run(code, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -103,7 +111,7 @@ with warnings.catch_warnings(record=True) as caught:
     _register.autoload()
 print(len(caught), 'no room' in str(caught[0].message))
 """
-    assert succeeds(code) == "1 True"
+    assert succeeds_after_torch(code) == "1 True"
 
 
 def test_smdistributed_is_a_package_that_can_be_found():
@@ -127,7 +135,7 @@ assert issubclass(exceptions.PeerLostError, RuntimeError)
 print(first is second is torch.nn.parallel.DistributedDataParallel, dist.get_rank(), dist.get_world_size(),
       torch.distributed.get_backend(), dist.get_local_rank())
 """
-    assert succeeds(code, LOCAL_RANK="0") == "True 0 1 smddp 0"
+    assert succeeds_after_torch(code, LOCAL_RANK="0") == "True 0 1 smddp 0"
 
 
 def test_the_local_rank_must_come_from_a_launcher():
@@ -141,7 +149,7 @@ except RuntimeError as error:
     empty = dict.fromkeys(
         ("LOCAL_RANK", "SMDATAPARALLEL_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"), ""
     )
-    assert "torchrun" in succeeds(code, **empty)
+    assert "torchrun" in succeeds_after_torch(code, **empty)
 
 
 def test_info_tells_the_path_of_every_collective():
@@ -176,7 +184,7 @@ os.wait()
 
 
 def test_the_debug_setting_tells_the_path_of_every_collective_once_for_a_group():
-    done = python(TWO.format(late=0), SMDDP_DEBUG="INFO")
+    done = forked.run(TWO.format(late=0), SMDDP_DEBUG="INFO")
     assert done.returncode == 0, done.stderr
     lines = [line for line in done.stderr.splitlines() if "SMDDP INFO group" in line and "all_gather" in line]
     assert len(lines) == 1
@@ -184,7 +192,7 @@ def test_the_debug_setting_tells_the_path_of_every_collective_once_for_a_group()
 
 
 def test_the_log_says_when_where_and_how_grave_and_names_who_is_late():
-    done = python(TWO.format(late=3), SMDDP_DEBUG="TRACE")
+    done = forked.run(TWO.format(late=3), SMDDP_DEBUG="TRACE")
     assert done.returncode == 0, done.stderr
     shape = re.compile(r"(20\d\d-\d\d-\d\dT[\d:]{8}\.\d{6}Z) (\S+):(\d+) \[([01?])\] SMDDP ([A-Z]+) (.+)")
     found = [shape.fullmatch(line) for line in done.stderr.splitlines()]
@@ -213,4 +221,4 @@ print([(group['rank'], group['size'], 'all_gather' in group['paths']) for group 
 dist.destroy_process_group()
 print(smddp.info()['groups'])
 """
-    assert succeeds(code).splitlines() == ["[(0, 1, True)]", "[]"]
+    assert succeeds_after_torch(code).splitlines() == ["[(0, 1, True)]", "[]"]

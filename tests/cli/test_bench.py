@@ -3,10 +3,12 @@
 import json
 import os
 import pty
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 BENCH = Path(sys.executable).parent / "smddp-bench"
@@ -39,10 +41,16 @@ def test_backends_of_torch_leave_a_file_each(runs):
 
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce"])
 def test_collectives_through_torch_are_checked(collective):
-    sizes = ("-b", "1K", "-e", "1K", "-n", 1, "-w", 1, "-d", "int32")
-    done = bench(collective, "--torch=smddp", "--nproc", 3, *sizes)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "# Out of bounds values : 0 OK" in done.stdout
+    """In ranks that a launcher started, such as torchrun; `runs` are of the program's own."""
+    words = [collective, "--torch=smddp", "-b", "1K", "-e", "1K", "-n", "1", "-w", "1", "-d", "int32"]
+    code = f"import sys; from smddp.cli import bench; sys.exit(bench({words}))"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(3)]
+    ended = forked.run_all([(code, {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", **meeting, **one}) for one in own])
+    assert [done.returncode for done in ended] == [0, 0, 0], ended
+    assert "# Out of bounds values : 0 OK" in ended[0].stdout
 
 
 def test_two_runs_are_compared_with_a_verdict_for_each_row_and_drawn(runs):

@@ -26,6 +26,12 @@ SUM = (
     "assert total.tolist() == [dist.get_world_size()] * 3\n"
     "dist.destroy_process_group()\n"
 )
+#: The same without torch, which takes seconds to start.
+ARRAYS = (
+    "import numpy, smddp\n"
+    "with smddp.init() as comm:\n"
+    "    assert comm.all_reduce(numpy.ones(3)).tolist() == [comm.size] * 3\n"
+)
 
 
 def run(*command: str, **more: str) -> subprocess.CompletedProcess[str]:
@@ -103,7 +109,8 @@ def test_under_a_launcher_it_is_the_command_with_its_status_and_its_signals():
 @pytest.mark.parametrize("program", ["smddprun", "smddpsinglenode", "smddp_singlenode_dev"])
 def test_local_ranks_make_a_group(program):
     place = {} if program == "smddprun" else LAUNCHERS[1](0, 1, 1)
-    done = run(program, "--nproc", "2", sys.executable, "-c", SUM, **place)
+    group = SUM if program == "smddprun" else ARRAYS + "    assert comm.size == 2\n"
+    done = run(program, "--nproc", "2", sys.executable, "-c", group, **place)
     assert done.returncode == 0, done.stderr
 
 

@@ -6,10 +6,18 @@ import os
 import subprocess
 import sys
 
+import forked
 import pytest
 
 
 def run(code: str, **environment: str) -> str:
+    """In a process that has torch, and none of our modules but what torch's import brings."""
+    done = forked.run(code, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run_anew(code: str, **environment: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, **environment},
@@ -19,6 +27,11 @@ def run(code: str, **environment: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_the_process_that_the_others_are_forked_from_has_none_of_it():
+    ours = ("torch.sagemaker", "smddp.sagemaker", "smdistributed")
+    assert run(f"import sys; print([name for name in sys.modules if name.startswith({ours})])") == "[]\n"
 
 
 def test_every_module_is_one_object_under_both_names():
@@ -55,7 +68,7 @@ for name in ("torch.sagemaker.transform", "smddp.sagemaker.transform"):
 
 @pytest.mark.parametrize("first", ["import smddp", "import smdistributed.dataparallel.torch.torch_smddp"])
 def test_it_works_with_torchs_autoload_switched_off(first):
-    run(f"{first}\nimport torch.sagemaker as tsm\ntsm.init", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    run_anew(f"{first}\nimport torch.sagemaker as tsm\ntsm.init", TORCH_DEVICE_BACKEND_AUTOLOAD="0")
 
 
 def test_a_real_torch_sagemaker_wins(tmp_path):

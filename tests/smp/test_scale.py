@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import textwrap
 
+import forked
 import pytest
 
 RANKS = 1024
@@ -14,7 +13,7 @@ SHARD = 8
 
 COUNT = textwrap.dedent(
     """
-    import json, sys
+    import json
     import torch, torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -22,9 +21,8 @@ COUNT = textwrap.dedent(
     from transformers import LlamaConfig, LlamaForCausalLM
     import torch.sagemaker as tsm
 
-    ranks, config = int(sys.argv[1]), json.loads(sys.argv[2])
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    tsm.init(config)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=RANKS)
+    tsm.init(CONFIG)
     sizes = LlamaConfig(vocab_size=256, hidden_size=64, intermediate_size=128, num_hidden_layers=4,
                         num_attention_heads=4, num_key_value_heads=2)
     model = LlamaForCausalLM(sizes)
@@ -61,9 +59,7 @@ COUNT = textwrap.dedent(
 def calls(config: dict) -> tuple[int, list[tuple[str, int, list[int]]]]:
     """The model's bytes, and (operation, bytes of the larger buffer, members) of each collective in one step."""
     pytest.importorskip("transformers", reason="the models are transformers'")
-    done = subprocess.run(
-        [sys.executable, "-c", COUNT, str(RANKS), json.dumps(config)], capture_output=True, text=True, timeout=200
-    )
+    done = forked.run(f"RANKS, CONFIG = {RANKS}, {config}\n{COUNT}")
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
     return found["whole"], found["calls"]
