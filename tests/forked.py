@@ -1,7 +1,7 @@
 """Runs code in processes that are forked from the server that has torch (conftest.py).
 
-Importing it again takes seconds and proves nothing there. What is about a process's very first import of torch needs a Python
-of its own.
+Importing it again takes seconds and proves nothing there. What is about a process's very first import
+of torch needs a Python of its own.
 """
 
 from __future__ import annotations

@@ -161,8 +161,7 @@ def test_info_tells_the_path_of_every_collective():
     assert set(found["paths"]) >= {"all_gather", "reduce_scatter", "all_reduce", "barrier"}
     assert all(found["paths"]["all_gather"].values())
     assert any(name.startswith("SMDDP_") for name in found["settings"])
-    text = subprocess.run([sys.executable, "-m", "smddp.cli", "info"], capture_output=True, text=True, timeout=60)
-    assert "all_gather" in text.stdout and text.returncode == 0
+    # tests/cli has the text.
 
 
 #: Two ranks that make a barrier; the second comes `late` seconds later.

@@ -4,9 +4,9 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
+import forked
 import pytest
 from smddp import _info, _report, _surroundings, machine
 
@@ -50,17 +50,16 @@ def test_all_sections_are_there_and_no_line_is_wider_than_the_terminal():
 
 def test_a_setting_that_is_not_valid_is_told_and_hides_nothing_else():
     wrong = {"SMDDP_ALGO": "foo", "SMDDP_STAGING_BYTES": "1", "SMDDP_DEBUG": "debug"}
-    with ThreadPoolExecutor() as at_once:
-        told = {setting: at_once.submit(smddp, "info", "--json", **{setting: wrong[setting]}) for setting in wrong}
-        text = at_once.submit(smddp, "info", SMDDP_ALGO="foo")
-    for setting, value in wrong.items():
-        answer = told[setting].result()
+    info = "import sys; from smddp.cli import main; sys.exit(main(['info', {}]))"
+    programs = [(info.format("'--json'"), {setting: value}) for setting, value in wrong.items()]
+    *told, text = forked.run_all([*programs, (info.format(""), {"SMDDP_ALGO": "foo"})])
+    for (setting, value), answer in zip(wrong.items(), told):
         assert answer.returncode == 1 and answer.stderr == "", answer.stderr
         found = json.loads(answer.stdout)
         assert [setting in problem and value.upper() in problem.upper() for problem in found["problems"]] == [True]
         assert found["settings"][setting]["value"] == value
         assert "backend" in found["surroundings"]["torch"]
-    assert "WRONG" in text.result().stdout
+    assert "WRONG" in text.stdout
 
 
 def test_a_torch_that_looks_for_no_backend_is_told():
