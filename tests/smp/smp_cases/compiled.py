@@ -34,7 +34,7 @@ def case_a_shared_model_is_one_graph_in_both_directions():
 
 def case_compiled_layers_train_under_fully_shard():
     with initialized(hybrid_shard_degree=2, tensor_parallel_degree=2), fresh_compiler():
-        plain, model = tiny(), tsm.transform(tiny())
+        plain, model = tiny(num_hidden_layers=1), tsm.transform(tiny(num_hidden_layers=1))
         for module in model.modules():
             if isinstance(module, TETransformerLayer):
                 module.compile(backend="aot_eager", fullgraph=True)
