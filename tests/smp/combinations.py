@@ -42,6 +42,12 @@ def pairwise() -> list[dict]:
     return choose(product())
 
 
+def pairwise_of_any_family() -> list[dict]:
+    """As few that hold every pair of what is not the family; the families take turns."""
+    rows = choose([{key: row[key] for key in row if key != "family"} for row in product() if row["family"] == "llama"])
+    return [{"family": family, **row} for family, row in zip(itertools.cycle(DIMENSIONS["family"]), rows)]
+
+
 def choose(rows: list[dict]) -> list[dict]:
     """Few of ``rows`` that hold every pair of values which some row holds.
 

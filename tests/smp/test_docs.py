@@ -1,4 +1,4 @@
-"""The scripts in docs/smp.md run as written: the first as a user would start it, the others in the ranks of a pool."""
+"""The scripts in docs/smp.md run as written, in the ranks of a pool; `make test-slow` has torchrun start the first."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def test_the_page_holds_a_script_for_each_of_the_five_features():
     assert len(scripts()) >= 5
 
 
+@pytest.mark.slow
 def test_a_script_of_the_page_runs_under_torchrun(tmp_path):
     ranks, code = scripts()[0].values
     script = tmp_path / "script.py"
@@ -35,7 +36,7 @@ def test_a_script_of_the_page_runs_under_torchrun(tmp_path):
     assert done.returncode == 0, done.stderr[-6000:]
 
 
-@pytest.mark.parametrize(("size", "code"), scripts()[1:])
+@pytest.mark.parametrize(("size", "code"), scripts())
 def test_a_script_of_the_page_runs(ranks, size, code, tmp_path):
     assert size == ranks.world_size
     script = tmp_path / "script.py"
