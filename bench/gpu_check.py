@@ -12,6 +12,7 @@ if any failed. One GPU shows order, lifetimes and values; it does not show links
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import sys
@@ -398,6 +399,8 @@ def trace(me: Rank) -> None:
 
     tensor = torch.ones(4 << 20, device=me.device)
     out = torch.empty(me.size * tensor.numel(), device=me.device)
+    # Of our kernels, by trace: blocks of the launches.
+    grids: list[set[int]] = []
 
     def seen(call: Callable[[], object]) -> tuple[list[str], list[str]]:
         call()
@@ -407,6 +410,10 @@ def trace(me: Rank) -> None:
             for _ in range(10):
                 call()
             me.sync()
+        profiler.export_chrome_trace(str(me.folder / f"trace{me.rank}.json"))
+        told = json.loads((me.folder / f"trace{me.rank}.json").read_text())["traceEvents"]
+        ours = [event["args"] for event in told if event.get("name", "").startswith("smddp_") and "args" in event]
+        grids.append({args["grid"][0] for args in ours if "grid" in args})
         on_device = [e.name for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
         # Copies, what torch's own ranges and the profiler's synchronisation records look like on the device's line.
         others = ("memcpy", "memset", "smddp:", "stream", "event", "context")
@@ -430,6 +437,9 @@ def trace(me: Rank) -> None:
     me.judge("a kernel alone in a small all_gather", set(kernels) == {"smddp_copy"} and not copies, told)
     kernels, events = seen(lambda: dist.all_reduce(tensor))
     me.judge("kernels in all_reduce", 0 < len(set(kernels)) <= 2, f"{sorted(set(kernels))} x {len(kernels)}")
+    allowed = int(os.environ.get("SMDDP_CUDA_SMS", "8"))
+    took = grids[-1]
+    me.judge("multiprocessors of all_reduce", took == {allowed}, f"{sorted(took)} of {allowed} that it may take")
 
 
 def make_model():
@@ -779,7 +789,8 @@ def part_kill(report: Report) -> None:
 
 
 def part_trace(report: Report) -> None:
-    report.case("trace 4 ranks", "trace", 4, 90)
+    # One rank has its own opinion of what a reduction may take.
+    report.case("trace 4 ranks", "trace", 4, 90, lambda rank: {"SMDDP_CUDA_SMS": "3"} if rank == 3 else {})
 
 
 def part_training(report: Report) -> None:

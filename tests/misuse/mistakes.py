@@ -231,6 +231,7 @@ def _settings() -> dict[str, Case]:
         "SMDDP_SOCKET_FAMILY": ("AF_INET7", "AF_INET6"),
         "SMDDP_ENCRYPT": ("true", "one of 0, 1"),
         "SMDDP_CUDA_PATH": ("peer", "auto, ipc, host"),
+        "SMDDP_CUDA_SMS": ("0", "1 to 64"),
         "SMDDP_DEBUG": ("loud", "WARN, INFO"),
         "SMDDP_RECORDER": ("many", "a number"),
         "SMDDP_METRICS_PORT": ("http", "a port"),

@@ -17,7 +17,7 @@ use smddp_transport::joint::Between;
 pub use self::values::{DevicePath, parse_bytes};
 use self::values::{
     Written, a_second_or_more, algorithm, as_it_is, bytes, micros, named, operations, port, seconds, some,
-    threads, tune, wanted,
+    tune, up_to_64, wanted,
 };
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
@@ -117,7 +117,7 @@ settings! {
     SMDDP_STREAM_BYTES = "16M", own, stream: usize = bytes(0);
     /// threads, its own among them, that a waiting rank has for copies and reductions of 64 KiB and more; 1: itself alone; empty: its
     /// share of the cores, 4 at most, where that is 3 or more
-    SMDDP_THREADS = "", own, threads: Option<usize> = some(threads);
+    SMDDP_THREADS = "", own, threads: Option<usize> = some(up_to_64);
     /// whether ranks of a node read large messages of each other where they lie (process_vm_readv), without staging: auto where that
     /// is quicker, which is measured, and permitted; 1: wherever it is permitted; 0: never
     SMDDP_SINGLE_COPY = "auto", own, single_copy: SingleCopy = named;
@@ -156,6 +156,8 @@ settings! {
     /// device memory within a node: auto (by reference where all devices of the group reach each other), ipc (else an error),
     /// host (always through pinned memory)
     SMDDP_CUDA_PATH = "auto", shared, device_path: DevicePath = named;
+    /// multiprocessors that a reduction on a device takes at most, 1 to 64: what it takes, the model's kernels beside it have not
+    SMDDP_CUDA_SMS = "8", own, multiprocessors: usize = up_to_64;
     /// the CUDA driver's file; empty: the one that is loaded already, then libcuda.so.1 on the loader's path
     SMDDP_CUDA_LIBRARY = "", own, cuda: Option<PathBuf> = some(as_it_is);
     /// what is told on standard error: VERSION, WARN (what is wrong, too), INFO (the ways that bytes take, ranks that are

@@ -9,8 +9,9 @@ use std::ffi::CStr;
 
 use crate::{Address, Copy, Element, Error, Fold, MAX_SOURCES, Reduction, Result, Rounding};
 
-/// Blocks of a launch at most: eight take no more than eight multiprocessors, the others are the model's.
-pub const MAX_BLOCKS: u32 = 8;
+/// Blocks of a launch at most, unless the user says how many: eight take no more than eight multiprocessors, the others are the
+/// model's.
+pub const USUAL_BLOCKS: u32 = 8;
 /// Threads of every block; the kernels count on it.
 pub const THREADS: u32 = 512;
 /// Bytes of what a thread reads at once, and the alignment that this needs.
@@ -96,15 +97,15 @@ pub fn copy(copies: &[Copy]) -> Option<Launch> {
         places.copy_from_slice(&[copy.from, copy.to]);
     }
     // As many blocks for each copy.
-    let each = units.div_ceil(THREADS as usize).min(MAX_BLOCKS as usize / n);
+    let each = units.div_ceil(THREADS as usize).min(USUAL_BLOCKS as usize / n);
     Some(Launch { name: c"smddp_copy", blocks: (each * n) as u32, threads: THREADS, args })
 }
 
-/// What a reduction comes to; `None` where it has no elements.
+/// What a reduction comes to, by `most` blocks; `None` where it has no elements.
 ///
 /// [`Error::Invalid`] for what no kernel does: a fold that the element does not know, no sources or too many, a last
 /// step for anything but a sum, an address that is not aligned to its element.
-pub fn launch(reduction: &Reduction) -> Result<Option<Launch>> {
+pub fn launch(reduction: &Reduction, most: u32) -> Result<Option<Launch>> {
     let Reduction { element, fold, ref sources, to, count, .. } = *reduction;
     let invalid = |what: String| Err(Error::Invalid(what));
     let Some((name, unit)) = kernel(element, fold) else {
@@ -151,13 +152,18 @@ pub fn launch(reduction: &Reduction) -> Result<Option<Launch>> {
     };
     args.sources[..sources.len()].copy_from_slice(sources);
     let turns = if packs > 0 { packs } else { count };
-    let blocks = turns.div_ceil(THREADS as usize).min(MAX_BLOCKS as usize) as u32;
+    let blocks = turns.div_ceil(THREADS as usize).min(most as usize) as u32;
     Ok(Some(Launch { name, blocks, threads: THREADS, args }))
 }
 
 /// `count` 32-bit floats at `from`, each as it comes out of a format, to where `to` is, which may be the same; `None` where there
 /// are none. [`Error::Invalid`] for an address that is not aligned to floats.
-pub fn round(rounding: Rounding, to: Address, from: Address, count: usize) -> Result<Option<Launch>> {
+pub fn round(
+    rounding: Rounding,
+    (to, from): (Address, Address),
+    count: usize,
+    most: u32,
+) -> Result<Option<Launch>> {
     let sum = Reduction {
         element: Element::F32,
         fold: Fold::Sum,
@@ -172,7 +178,7 @@ pub fn round(rounding: Rounding, to: Address, from: Address, count: usize) -> Re
         Rounding::F16 => c"smddp_f16_f32",
         Rounding::Int8 => c"smddp_int8_f32",
     };
-    Ok(launch(&sum)?.map(|launch| Launch { name, ..launch }))
+    Ok(launch(&sum, most)?.map(|launch| Launch { name, ..launch }))
 }
 
 /// The last step: what is done, and its two operands.

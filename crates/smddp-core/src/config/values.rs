@@ -67,7 +67,7 @@ pub(super) fn operations(text: &str) -> Read<usize> {
     found.ok_or_else(|| format!("a number from 0 to {}", 1 << 20))
 }
 
-pub(super) fn threads(text: &str) -> Read<usize> {
+pub(super) fn up_to_64(text: &str) -> Read<usize> {
     text.parse()
         .ok()
         .filter(|number| (1..=64).contains(number))

@@ -40,6 +40,7 @@ pub fn device(ordinal: i32) -> Result<Arc<Device>> {
         return Ok(known.clone());
     }
     let device = cuda()?.device(ordinal).map_err(|error| refused(TENSORS, &error))?;
+    device.take_at_most(Config::get()?.multiprocessors as u32);
     devices.insert(ordinal, device.clone());
     Ok(device)
 }

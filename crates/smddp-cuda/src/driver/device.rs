@@ -1,7 +1,7 @@
 //! A device, over the driver.
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::context::Context;
@@ -35,6 +35,8 @@ pub struct Device {
     /// The driver has a batched copy, and it worked so far.
     batches: AtomicBool,
     kernels: Kernels,
+    /// Blocks of a reduction at most.
+    most: AtomicU32,
     known: Mutex<Known>,
     /// Streams that were given back, for the next that asks.
     spare: Mutex<Vec<Stream>>,
@@ -81,6 +83,7 @@ impl Device {
             uuid: cuda.uuid(device)?,
             batches: AtomicBool::new(cuda.table.memcpy_batch.is_some()),
             kernels: Kernels::default(),
+            most: AtomicU32::new(kernels::USUAL_BLOCKS),
             known: Mutex::default(),
             spare: Mutex::default(),
             priority: greatest,
@@ -440,16 +443,25 @@ impl Device {
         &self,
         stream: Stream,
         rounding: Rounding,
-        (to, from): (Address, Address),
+        places: (Address, Address),
         count: usize,
     ) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.launch(stream, kernels::round(rounding, to, from, count)?) }
+        unsafe { self.launch(stream, kernels::round(rounding, places, count, self.most())?) }
     }
 
     pub unsafe fn reduce(&self, stream: Stream, reduction: &Reduction) -> Result<()> {
         // SAFETY: the caller's promise.
-        unsafe { self.launch(stream, kernels::launch(reduction)?) }
+        unsafe { self.launch(stream, kernels::launch(reduction, self.most())?) }
+    }
+
+    /// Reductions take no more than so many multiprocessors from now on.
+    pub fn take_at_most(&self, multiprocessors: u32) {
+        self.most.store(multiprocessors, Ordering::Relaxed);
+    }
+
+    fn most(&self) -> u32 {
+        self.most.load(Ordering::Relaxed)
     }
 
     unsafe fn launch(&self, stream: Stream, launch: Option<kernels::Launch>) -> Result<()> {

@@ -2,7 +2,7 @@ use std::collections::BTreeSet;
 
 use sha2::{Digest, Sha256};
 
-use super::{Args, DIVIDE, KEEP, Launch, MAX_BLOCKS, THREADS, TIMES, copy, launch, ptx, round};
+use super::{Args, DIVIDE, KEEP, Launch, THREADS, TIMES, USUAL_BLOCKS, copy, launch, ptx, round};
 use crate::{Copy, Element, Error, Fold, MAX_SOURCES, Reduction, Rounding};
 
 /// A sum of two arrays that begin `at` bytes after a pack's boundary.
@@ -12,7 +12,7 @@ fn sum(element: Element, count: usize, at: u64) -> Reduction {
 }
 
 fn launched(reduction: &Reduction) -> Launch {
-    launch(reduction).expect("a reduction that can be").expect("elements")
+    launch(reduction, USUAL_BLOCKS).expect("a reduction that can be").expect("elements")
 }
 
 fn text() -> &'static str {
@@ -50,14 +50,14 @@ fn every_kernel_is_launched_by_something_and_every_launch_has_its_kernel() {
     let mut launched = BTreeSet::new();
     for element in Element::ALL {
         for fold in Fold::ALL {
-            if let Ok(Some(launch)) = launch(&Reduction { fold, ..sum(element, 1, 0) }) {
+            if let Ok(Some(launch)) = launch(&Reduction { fold, ..sum(element, 1, 0) }, 1) {
                 launched.insert(launch.name.to_str().expect("ASCII"));
             }
         }
     }
     let small = [Copy { to: 16, from: 32, bytes: 1 }];
     for rounding in [Rounding::Bf16, Rounding::F16, Rounding::Int8] {
-        let rounded = round(rounding, 16, 32, 1).ok().flatten().expect("an element");
+        let rounded = round(rounding, (16, 32), 1, 1).ok().flatten().expect("an element");
         launched.insert(rounded.name.to_str().expect("ASCII"));
     }
     launched.insert(copy(&small).expect("few bytes").name.to_str().expect("ASCII"));
@@ -88,7 +88,7 @@ fn a_few_small_copies_of_one_size_are_one_launch_on_eight_multiprocessors_at_mos
     assert_eq!(parts(2, 1024, 1), Some((4, 4, 0)));
     assert_eq!(parts(2, 128 << 10, 0), Some((8, 16, 8192)));
     assert_eq!(parts(3, 80 << 10, 0), Some((6, 16, 5120)));
-    assert_eq!(parts(8, 32 << 10, 0), Some((MAX_BLOCKS, 16, 2048)));
+    assert_eq!(parts(8, 32 << 10, 0), Some((USUAL_BLOCKS, 16, 2048)));
     for (n, bytes, at) in
         [(2, (128 << 10) + 16, 0), (2, (32 << 10) + 4, 4), (2, (8 << 10) + 1, 1), (9, 1, 0), (1, 0, 0)]
     {
@@ -112,7 +112,7 @@ fn what_no_element_can_is_refused() {
                 _ => true,
             };
             let reduction = Reduction { fold, ..sum(element, 1, 0) };
-            assert_eq!(launch(&reduction).is_ok(), can, "{element:?} {fold:?}");
+            assert_eq!(launch(&reduction, 1).is_ok(), can, "{element:?} {fold:?}");
         }
     }
 }
@@ -134,18 +134,22 @@ fn a_reduction_that_cannot_be_meant_is_refused_even_if_it_is_empty() {
         Reduction { to: 0x30_0001, ..sum(Element::BF16, 0, 0) },
     ];
     for reduction in bad {
-        assert!(matches!(launch(&reduction), Err(Error::Invalid(_))), "{reduction:?}");
+        assert!(matches!(launch(&reduction, 1), Err(Error::Invalid(_))), "{reduction:?}");
     }
-    assert_eq!(launch(&plain), Ok(None));
+    assert_eq!(launch(&plain, 1), Ok(None));
 }
 
 #[test]
-fn a_launch_takes_eight_multiprocessors_at_most_and_no_more_than_it_needs() {
+fn a_launch_takes_no_more_multiprocessors_than_it_may_and_than_it_needs() {
     let blocks = |element, count, at| launched(&sum(element, count, at)).blocks;
     assert_eq!(blocks(Element::F32, 1, 0), 1);
     assert_eq!(blocks(Element::F32, 4 * 512, 0), 1);
     assert_eq!(blocks(Element::F32, 4 * 512 + 4, 0), 2);
-    assert_eq!(blocks(Element::F32, 1 << 40, 0), MAX_BLOCKS);
+    assert_eq!(blocks(Element::F32, 1 << 40, 0), USUAL_BLOCKS);
+    for most in [1, 7, 64] {
+        let large = launch(&sum(Element::F32, 1 << 40, 0), most).expect("a sum").expect("elements");
+        assert_eq!(large.blocks, most);
+    }
     // Shorter than what precedes the first pack.
     assert_eq!(blocks(Element::U8, 3, 9), 1);
     let mixed = Reduction { to: 0x30_0004, ..sum(Element::F32, 4 * 512, 0) };

@@ -21,7 +21,7 @@ pub(crate) struct Memory {
 }
 
 // SAFETY: the mapping lives until `drop`, belongs to no thread, and is only reached through atomics or through
-// raw pointers whose users say who may write when (near.rs, messages.rs).
+// raw pointers whose users say who may write when (outlets.rs, messages.rs).
 unsafe impl Send for Memory {}
 // SAFETY: as above; shared references hand out atomics and raw pointers only.
 unsafe impl Sync for Memory {}

@@ -2,79 +2,21 @@
 //! places in the node.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use super::board::Board;
-use super::channel::Channel;
 use super::distance::Distance;
+use super::inlets::NearInlet;
 use super::landing::Landings;
 use super::messages::NearMessages;
-use super::ranks::{AllDone, Home, Ranks, nonsense};
+use super::outlets::{NearOutlet, Stay};
+use super::ranks::{AllDone, Home, Ranks};
 use crate::fork;
-use crate::process::foreign;
 use crate::process::layout::*;
-use crate::process::memory::Memory;
 use crate::process::order::Slot;
-use crate::process::{Endpoint, Region, SingleCopy, Sleeper};
-use crate::{Fault, Head, LONGEST_WHY, Mismatch, Outlet, PointToPoint, Wiring};
-
-/// An outlet whose messages stay where they lie, one behind the other, `stride` bytes from one to the next: its readers take them from
-/// there, and the operation is over when they have.
-#[derive(Clone, Copy, Debug)]
-pub struct Stay {
-    pub channel: usize,
-    pub at: *const u8,
-    pub stride: usize,
-    /// Whether they do where that is not this process's symmetric memory.
-    pub single_copy: SingleCopy,
-}
-
-/// Where an outlet's messages stay.
-enum Place {
-    /// Offset in this process's memory.
-    Symmetric(usize),
-    /// Address.
-    Foreign(usize),
-}
-
-/// A channel I write, in the operation under way.
-struct NearOutlet {
-    lines: usize,
-    cells: usize,
-    cell: usize,
-    depth: u64,
-    sent: u64,
-    /// Fewest messages that all readers are known to have read.
-    read: u64,
-    readers: usize,
-    messages: u64,
-    /// The caller's own memory.
-    stays: bool,
-    /// `cells` is an address.
-    foreign: bool,
-}
-
-impl NearOutlet {
-    /// Messages that all its readers have read, as far as they say.
-    fn read_by_all(&self, memory: &Memory) -> u64 {
-        let read = (1..=self.readers).map(|reader| memory.count(self.lines + LINE * reader).told());
-        read.min().unwrap_or(u64::MAX)
-    }
-}
-
-/// A channel I read, in the operation under way; resolved when its writer's header is seen.
-#[derive(Clone, Copy, Default)]
-struct NearInlet {
-    resolved: bool,
-    at: Channel,
-    taken: u64,
-    /// Messages that are known to be published.
-    there: u64,
-    ack: bool,
-    /// Messages that were read by the kernel.
-    fetched: u64,
-}
+use crate::process::{Endpoint, Region, Sleeper};
+use crate::{Fault, Head, LONGEST_WHY, Mismatch, PointToPoint, Wiring};
 
 /// An operation that is over here and read nobody's header: held against the others' when the next one begins.
 /// Whichever of two ranks comes later finds the other's header there.
@@ -85,42 +27,39 @@ struct Unchecked {
 }
 
 const LOOKS_BEFORE_RINGING: u32 = 8;
-/// Cells from which the distance is measured, at one message of so many.
-const MEASURED: usize = 8 << 10;
-const MEASURED_EVERY: u32 = 4;
 
 pub struct Near {
     /// A group of one rank has none.
-    home: Option<Home>,
+    pub(super) home: Option<Home>,
     pub(super) ranks: Arc<Ranks>,
     me: usize,
     size: usize,
     /// Of the home, or 0.
-    layout: usize,
-    block: usize,
+    pub(super) layout: usize,
+    pub(super) block: usize,
     /// Per rank: operations it is known to have begun.
-    begun: Vec<u64>,
-    seq: u64,
-    head: Head,
+    pub(super) begun: Vec<u64>,
+    pub(super) seq: u64,
+    pub(super) head: Head,
     region: Option<Region>,
-    outs: Vec<NearOutlet>,
-    ins: Vec<NearInlet>,
-    landings: Landings,
+    pub(super) outs: Vec<NearOutlet>,
+    pub(super) ins: Vec<NearInlet>,
+    pub(super) landings: Landings,
     /// Of the operation begun last.
-    wiring: Arc<Wiring>,
+    pub(super) wiring: Arc<Wiring>,
     unheld: Vec<Unchecked>,
     differs: Option<Fault>,
     /// A rank whose words make no sense.
-    nonsense: Option<Fault>,
+    pub(super) nonsense: Option<Fault>,
     /// Something was read that may not have been the message any more: what is under way cannot end well.
-    spoiled: bool,
+    pub(super) spoiled: bool,
     /// Somebody may sleep who should see what was published.
     owed: bool,
     /// Looks in vain since.
     vain: u32,
-    distance: Distance,
+    pub(super) distance: Distance,
     /// Messages of large cells.
-    large: u32,
+    pub(super) large: u32,
     messages: NearMessages,
     left: bool,
     /// Devices know this group's pages.
@@ -194,7 +133,7 @@ impl Near {
 
     /// Nothing there yet. After a few looks whoever sleeps is woken: waking costs a full barrier, and ranks that are
     /// on time are all awake.
-    fn look_in_vain(&mut self) {
+    pub(super) fn look_in_vain(&mut self) {
         self.vain += 1;
         if self.owed && self.vain > LOOKS_BEFORE_RINGING {
             self.flush();
@@ -202,7 +141,7 @@ impl Near {
     }
 
     /// Something was published: sleepers are to be woken, though not before this rank has nothing better to do.
-    fn owe(&mut self) {
+    pub(super) fn owe(&mut self) {
         self.owed = true;
         self.vain = 0;
     }
@@ -250,131 +189,6 @@ impl Near {
         self.differs.is_none()
     }
 
-    fn open_region(&mut self, wiring: &Wiring, stays: &[Stay]) -> Option<Region> {
-        let Home { endpoint, nonce, .. } = self.home.as_ref()?;
-        // Where an outlet's messages lie of themselves, and their stride.
-        let place = |channel: usize| {
-            let found = stays.binary_search_by_key(&channel, |stay| stay.channel).ok()?;
-            let Stay { at, stride, single_copy, .. } = stays[found];
-            let outlet = &wiring.outlets[channel];
-            let bytes = stride.checked_mul(usize::try_from(outlet.messages).ok()?)?;
-            if let Some(offset) = endpoint.symmetric.offset(&endpoint.memory, at as usize, bytes) {
-                return Some((Place::Symmetric(offset), stride));
-            }
-            let lent = single_copy != SingleCopy::Never
-                && self.ranks.all_read()
-                && single_copy.pays()
-                && foreign::lendable(at, usize::try_from(outlet.bytes).ok()?);
-            lent.then_some((Place::Foreign(at as usize), stride))
-        };
-        // Looked for once: what may be read can change. Most calls have none.
-        let places: Vec<_> =
-            if stays.is_empty() { Vec::new() } else { (0..wiring.outlets.len()).map(place).collect() };
-        let place = |channel: usize| places.get(channel).and_then(Option::as_ref);
-        let lines: usize = wiring.outlets.iter().map(|o| LINE * (1 + o.readers.len())).sum();
-        let fixed = wiring.outlets.len() * ENTRY + lines;
-        let cells: usize = (0..wiring.outlets.len())
-            .filter(|&channel| place(channel).is_none())
-            .map(|channel| wiring.outlets[channel].cell.next_multiple_of(LINE))
-            .sum();
-        let bytes = |depth: usize| fixed.next_multiple_of(GRAIN) + cells * depth;
-        let (want, least) = wiring.depth;
-        let region = endpoint.pool.acquire(&endpoint.memory, *nonce, bytes(want), bytes(least))?;
-        let depth = if region.bytes >= bytes(want) {
-            want
-        } else {
-            (region.bytes - fixed.next_multiple_of(GRAIN)).checked_div(cells).unwrap_or(want).max(least)
-        };
-        let memory = &endpoint.memory;
-        let mut line = wiring.outlets.len() * ENTRY;
-        let mut cell = fixed.next_multiple_of(GRAIN);
-        self.outs.clear();
-        for (channel, outlet) in wiring.outlets.iter().enumerate() {
-            let messages = outlet.messages as usize;
-            let in_cells = outlet.cell.next_multiple_of(LINE);
-            // As told: offset in the region, or address.
-            let (cells, cell_bytes, cells_deep, lie) = match place(channel) {
-                Some((Place::Symmetric(offset), stride)) => {
-                    endpoint.symmetric.messages.fetch_add(outlet.messages, Ordering::Relaxed);
-                    (offset - region.offset, *stride, messages, IN_SYMMETRIC)
-                }
-                Some((Place::Foreign(at), stride)) => {
-                    endpoint.single_copies.fetch_add(outlet.messages, Ordering::Relaxed);
-                    (*at, *stride, messages, IN_FOREIGN)
-                }
-                None => (cell, in_cells, depth, IN_CELLS),
-            };
-            let entry = region.offset + channel * ENTRY;
-            let told = [line, cells, cell_bytes, cells_deep, outlet.bytes as usize, lie as usize];
-            for (i, value) in told.into_iter().enumerate() {
-                memory.word64(entry + 8 * i).store(value as u64, Ordering::Relaxed);
-            }
-            memory.word64(region.offset + line).store(0, Ordering::Relaxed);
-            for (i, &reader) in outlet.readers.iter().enumerate() {
-                // A reader elsewhere never holds anything up here.
-                let read = if reader == Outlet::ELSEWHERE { u64::MAX } else { 0 };
-                memory.word64(region.offset + line + LINE * (1 + i)).store(read, Ordering::Relaxed);
-            }
-            self.outs.push(NearOutlet {
-                lines: region.offset + line,
-                cells: if lie == IN_FOREIGN { cells } else { region.offset + cells },
-                cell: cell_bytes,
-                depth: cells_deep as u64,
-                sent: 0,
-                read: 0,
-                readers: outlet.readers.len(),
-                messages: outlet.messages,
-                stays: lie != IN_CELLS,
-                foreign: lie == IN_FOREIGN,
-            });
-            line += LINE * (1 + outlet.readers.len());
-            cell += if lie == IN_CELLS { cell_bytes * depth } else { 0 };
-        }
-        Some(region)
-    }
-
-    /// Looks for the writer's header and finds the channel's place.
-    fn resolve(&mut self, inlet: usize) -> Result<bool, Mismatch> {
-        let want = self.wiring.inlets[inlet];
-        let remote = &self.ranks.remotes[want.rank];
-        let Some((what, count, stage)) = remote.slot(self.layout, self.seq).read(self.seq) else {
-            return Ok(false);
-        };
-        self.begun[want.rank] = self.seq + 1;
-        let theirs = Head { what, count };
-        if theirs != self.head {
-            return Err(Mismatch { rank: want.rank, theirs, bytes: None });
-        }
-        let found = if self.wiring.inline {
-            let cells = remote.block + slot_at(self.layout, self.seq) + SLOT_HEADER;
-            let at = Channel { cells, cell: SLOT_BYTES, depth: 1, ..Channel::default() };
-            NearInlet { resolved: true, at, there: 1, ..NearInlet::default() }
-        } else {
-            let memory = remote.memory();
-            let region = stage as usize;
-            // Without a region nothing comes at all.
-            let at =
-                if region == 0 { Some(Channel::default()) } else { Channel::read(memory, region, &want) };
-            let Some(at) = at else {
-                self.nonsense.get_or_insert_with(|| nonsense(want.rank, "where its messages lie"));
-                return Ok(false);
-            };
-            if at.bytes != want.bytes {
-                return Err(Mismatch { rank: want.rank, theirs, bytes: Some((want.bytes, at.bytes)) });
-            }
-            // The same bytes in smaller cells, or in none: it cuts them in another way.
-            if want.messages > 0 && (at.cell < want.cell || at.depth == 0) {
-                return Err(Mismatch { rank: want.rank, theirs, bytes: None });
-            }
-            let ack = at.acks || want.messages > at.depth;
-            NearInlet { resolved: true, at, ack, ..NearInlet::default() }
-        };
-        self.ins[inlet] = found;
-        Ok(true)
-    }
-}
-
-impl Near {
     pub fn begin(&mut self, seq: u64, head: Head, wiring: &Arc<Wiring>, stays: &[Stay]) -> bool {
         if !self.slot_free(seq) || !self.unheld.is_empty() && !self.hold() || self.differs.is_some() {
             return false;
@@ -425,133 +239,6 @@ impl Near {
             self.owe();
         }
         true
-    }
-
-    pub fn cell(&mut self, channel: usize) -> Option<*mut u8> {
-        let memory = &self.home.as_ref()?.endpoint.memory;
-        let out = &mut self.outs[channel];
-        if out.sent.saturating_sub(out.read) >= out.depth {
-            out.read = out.read_by_all(memory);
-            // A reader that says it has read more than there was spoils its own messages only.
-            if out.sent.saturating_sub(out.read) >= out.depth {
-                self.flush();
-                return None;
-            }
-        }
-        let at = out.cells + (out.sent % out.depth) as usize * out.cell;
-        // The caller's own, as it said.
-        Some(if out.foreign { std::ptr::with_exposed_provenance_mut(at) } else { memory.at(at, out.cell) })
-    }
-
-    pub fn publish(&mut self, channel: usize) {
-        let Some(Home { endpoint, .. }) = &self.home else { return };
-        let out = &mut self.outs[channel];
-        debug_assert!(out.sent < out.messages);
-        out.sent += 1;
-        let (word, value) = if self.wiring.inline {
-            (self.block + slot_at(self.layout, self.seq) + TAG, self.seq + 1)
-        } else {
-            (out.lines, out.sent)
-        };
-        // The readers look at this line while they wait, so it is in their caches: how long it takes to take it back
-        // tells how far they are. The barriers cost little beside a large cell.
-        let large = !self.wiring.inline && !out.stays && out.cell >= MEASURED;
-        self.large = self.large.wrapping_add(large.into());
-        let begun = (large && self.large.is_multiple_of(MEASURED_EVERY)).then(|| {
-            fence(Ordering::SeqCst);
-            Instant::now()
-        });
-        endpoint.memory.count(word).tell(value);
-        if let Some(begun) = begun {
-            fence(Ordering::SeqCst);
-            self.distance.learn(begun.elapsed());
-        }
-        self.owe();
-    }
-
-    pub fn message(&mut self, inlet: usize) -> Result<Option<*const u8>, Mismatch> {
-        if !self.ins[inlet].resolved && !self.resolve(inlet)? {
-            self.look_in_vain();
-            return Ok(None);
-        }
-        let memory = self.ranks.remotes[self.wiring.inlets[inlet].rank].memory();
-        let found = &mut self.ins[inlet];
-        if found.taken >= found.there {
-            found.there = memory.count(found.at.lines).told();
-            if found.taken >= found.there {
-                self.look_in_vain();
-                return Ok(None);
-            }
-        }
-        if found.at.foreign {
-            return Ok(self.fetch(inlet));
-        }
-        Ok(Some(
-            memory
-                .at(found.at.cells + (found.taken % found.at.depth) as usize * found.at.cell, found.at.cell),
-        ))
-    }
-
-    /// Messages of that inlet come to lie one behind the other, `stride` bytes from one to the next, in `bytes` at `at`, if the kernel
-    /// reads them: memory of the operation just begun, until it is over.
-    pub(crate) fn land(&mut self, inlet: usize, at: *mut u8, bytes: usize, stride: usize) {
-        self.landings.name(inlet, at, bytes, stride);
-    }
-
-    /// The next message of an inlet whose writer does not share what it sends; `None` once it cannot be had.
-    fn fetch(&mut self, inlet: usize) -> Option<*const u8> {
-        let NearInlet { at, taken, fetched, .. } = self.ins[inlet];
-        let want = self.wiring.inlets[inlet];
-        let first = usize::try_from(taken).ok()?.checked_mul(at.cell)?;
-        // What its writer says is as long as it was to be (see `resolve`); the last message may be shorter.
-        let bytes = usize::try_from(want.bytes).ok()?.checked_sub(first)?.min(at.cell);
-        let to = self.landings.place(inlet, at.cell, first, bytes);
-        if fetched <= taken {
-            let remote = &self.ranks.remotes[want.rank];
-            // SAFETY: either the place that the owner of the operation named for these bytes, which nobody else touches until it is
-            // over, or this inlet's own memory, as long as the message.
-            let read = remote
-                .readable()
-                .map(|pid| unsafe { foreign::read(pid, at.cells.wrapping_add(first), to, bytes) });
-            match read {
-                Some(Ok(())) => self.ins[inlet].fetched = taken + 1,
-                // It gave up, or died, which is told elsewhere.
-                _ if remote.state() & POISONED != 0 || remote.dead() => return None,
-                Some(Err(error)) if error.raw_os_error() == Some(libc::ESRCH) => return None,
-                found => {
-                    let why = found
-                        .and_then(Result::err)
-                        .map_or_else(|| "not permitted".to_owned(), |error| error.to_string());
-                    let how = format!(
-                        "it sends from memory that cannot be read here ({why}); SMDDP_SINGLE_COPY=0 does without"
-                    );
-                    self.nonsense.get_or_insert(Fault::Unable { rank: want.rank, why: how });
-                    return None;
-                }
-            }
-        }
-        Some(to)
-    }
-
-    pub fn release(&mut self, inlet: usize) {
-        let want = self.wiring.inlets[inlet];
-        let found = &mut self.ins[inlet];
-        found.taken += 1;
-        // Its writer's own memory is what was read, if that was still as it had been then.
-        let remote = &self.ranks.remotes[want.rank];
-        if found.at.acks && !remote.sound() {
-            self.spoiled = true;
-            // One that says why the group is dead is asked for that.
-            if remote.state() & POISONED == 0 {
-                let how = "ended its call before this rank had read its memory".to_owned();
-                self.nonsense.get_or_insert(Fault::Lost { rank: want.rank, how });
-            }
-            return;
-        }
-        if found.ack {
-            remote.memory().count(found.at.lines + LINE * (1 + want.reader)).tell(found.taken);
-            self.ranks.ring(want.rank);
-        }
     }
 
     pub fn settle(&mut self) -> Result<bool, Mismatch> {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use std::sync::atomic::Ordering;
 
-use super::near::{Near, Stay};
+use super::near::Near;
+use super::outlets::Stay;
 use super::prepare::Prepared;
 use crate::process::layout::*;
 use crate::process::{SingleCopy, SymmetricBuffer};
@@ -173,7 +174,8 @@ fn a_card_that_names_a_block_outside_of_its_memory_is_refused() {
             }
         }
     }
-    assert!(refused >= 8, "{refused} of them were refused");
+    // Some may lie in it, the more groups this process has.
+    assert!(refused >= 6, "{refused} of them were refused");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::ptr::null_mut;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use smddp_cuda::kernels::{self, Args, Launch, launch};
+use smddp_cuda::kernels::{self, Args, Launch, USUAL_BLOCKS, launch};
 use smddp_cuda::{Copy, Element, Fold, MAX_SOURCES, Reduction, Rounding};
 use smddp_plan::Format;
 
@@ -67,7 +67,7 @@ fn symbol(library: *mut c_void, name: &CStr) -> *mut c_void {
 
 /// What a device does with a reduction; false where it has no kernel for it.
 fn reduce_as_a_device(reduction: &Reduction) -> bool {
-    let Ok(launch) = launch(reduction) else {
+    let Ok(launch) = launch(reduction, USUAL_BLOCKS) else {
         return false;
     };
     if let Some(launch) = launch {
@@ -392,10 +392,20 @@ fn a_device_rounds_to_formats_as_the_processor_does() {
                     // SAFETY: vectors of so many elements.
                     unsafe { round(format, wanted.as_mut_ptr().cast(), given.as_ptr().cast(), count) };
                     let at = |data: *const f32| data as u64;
-                    let launch = kernels::round(rounding, at(found.as_mut_ptr()), at(given.as_ptr()), count);
+                    let launch = kernels::round(
+                        rounding,
+                        (at(found.as_mut_ptr()), at(given.as_ptr())),
+                        count,
+                        USUAL_BLOCKS,
+                    );
                     run(&launch.unwrap().unwrap(), 4 * count);
                     // In place.
-                    let launch = kernels::round(rounding, at(given.as_mut_ptr()), at(given.as_ptr()), count);
+                    let launch = kernels::round(
+                        rounding,
+                        (at(given.as_mut_ptr()), at(given.as_ptr())),
+                        count,
+                        USUAL_BLOCKS,
+                    );
                     run(&launch.unwrap().unwrap(), 4 * count);
                     for (i, wanted) in wanted.iter().enumerate() {
                         for found in [found[i], given[i]] {
