@@ -9,18 +9,15 @@ mod channel;
 mod distance;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
-mod inlets;
 mod landing;
 mod messages;
 mod near;
 #[cfg(test)]
 mod nonsense_tests;
-mod outlets;
 mod prepare;
 mod ranks;
 
 pub use crate::process::layout::SLOT_BYTES;
 pub use board::Board;
-pub use near::Near;
-pub use outlets::Stay;
+pub use near::{Near, Stay};
 pub use prepare::{Prepared, Unreachable};

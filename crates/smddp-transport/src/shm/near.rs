@@ -1,16 +1,20 @@
 //! The near half of a group: one rank's end of what the ranks of a node have in shared memory. Ranks are numbered by their
 //! places in the node.
 
+mod inlets;
+mod outlets;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use self::inlets::NearInlet;
+use self::outlets::NearOutlet;
+pub use self::outlets::Stay;
 use super::board::Board;
 use super::distance::Distance;
-use super::inlets::NearInlet;
 use super::landing::Landings;
 use super::messages::NearMessages;
-use super::outlets::{NearOutlet, Stay};
 use super::ranks::{AllDone, Home, Ranks};
 use crate::fork;
 use crate::process::layout::*;
@@ -30,36 +34,36 @@ const LOOKS_BEFORE_RINGING: u32 = 8;
 
 pub struct Near {
     /// A group of one rank has none.
-    pub(super) home: Option<Home>,
+    home: Option<Home>,
     pub(super) ranks: Arc<Ranks>,
     me: usize,
     size: usize,
     /// Of the home, or 0.
-    pub(super) layout: usize,
-    pub(super) block: usize,
+    layout: usize,
+    block: usize,
     /// Per rank: operations it is known to have begun.
-    pub(super) begun: Vec<u64>,
-    pub(super) seq: u64,
-    pub(super) head: Head,
+    begun: Vec<u64>,
+    seq: u64,
+    head: Head,
     region: Option<Region>,
-    pub(super) outs: Vec<NearOutlet>,
-    pub(super) ins: Vec<NearInlet>,
-    pub(super) landings: Landings,
+    outs: Vec<NearOutlet>,
+    ins: Vec<NearInlet>,
+    landings: Landings,
     /// Of the operation begun last.
-    pub(super) wiring: Arc<Wiring>,
+    wiring: Arc<Wiring>,
     unheld: Vec<Unchecked>,
     differs: Option<Fault>,
     /// A rank whose words make no sense.
-    pub(super) nonsense: Option<Fault>,
+    nonsense: Option<Fault>,
     /// Something was read that may not have been the message any more: what is under way cannot end well.
-    pub(super) spoiled: bool,
+    spoiled: bool,
     /// Somebody may sleep who should see what was published.
     owed: bool,
     /// Looks in vain since.
     vain: u32,
-    pub(super) distance: Distance,
+    distance: Distance,
     /// Messages of large cells.
-    pub(super) large: u32,
+    large: u32,
     messages: NearMessages,
     left: bool,
     /// Devices know this group's pages.
@@ -133,7 +137,7 @@ impl Near {
 
     /// Nothing there yet. After a few looks whoever sleeps is woken: waking costs a full barrier, and ranks that are
     /// on time are all awake.
-    pub(super) fn look_in_vain(&mut self) {
+    fn look_in_vain(&mut self) {
         self.vain += 1;
         if self.owed && self.vain > LOOKS_BEFORE_RINGING {
             self.flush();
@@ -141,7 +145,7 @@ impl Near {
     }
 
     /// Something was published: sleepers are to be woken, though not before this rank has nothing better to do.
-    pub(super) fn owe(&mut self) {
+    fn owe(&mut self) {
         self.owed = true;
         self.vain = 0;
     }

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use std::sync::atomic::Ordering;
 
-use super::near::Near;
-use super::outlets::Stay;
+use super::near::{Near, Stay};
 use super::prepare::Prepared;
 use crate::process::layout::*;
 use crate::process::{SingleCopy, SymmetricBuffer};

@@ -1,8 +1,8 @@
 //! The channels that a rank reads: where their writers say that messages lie, and how those are taken.
 
-use super::channel::Channel;
-use super::near::Near;
-use super::ranks::nonsense;
+use super::super::channel::Channel;
+use super::super::ranks::nonsense;
+use super::Near;
 use crate::process::foreign;
 use crate::process::layout::*;
 use crate::{Fault, Head, Mismatch};

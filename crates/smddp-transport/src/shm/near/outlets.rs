@@ -3,8 +3,8 @@
 use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
-use super::near::Near;
-use super::ranks::Home;
+use super::super::ranks::Home;
+use super::Near;
 use crate::process::foreign;
 use crate::process::layout::*;
 use crate::process::memory::Memory;
