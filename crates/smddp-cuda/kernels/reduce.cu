@@ -6,12 +6,12 @@
  * as C for the host (host.h) and hold it to the processor's own kernels: so it is written in what C and CUDA C++ have
  * in common, patterns are macros, and for a device nothing is included.
  *
- * Speed. A kernel has eight blocks at most, so that it takes eight multiprocessors at most. What one of them reads in a
+ * Speed. A kernel has eight blocks at most if nobody says otherwise, so that it takes eight multiprocessors. What one of them reads in a
  * second is what it has in flight divided by the latency: about 0.7 us to its own memory, about 2 us to a peer's. So a
  * thread asks for BATCH sources, up to four packs of 16 bytes each, before it folds the first: with 512 threads in a
  * block that is 128 KiB in flight, half of the registers. For four sources or more that should reach the 64 bytes a
  * cycle that a multiprocessor takes from the second cache (110 GB/s), or some 50 GB/s from a peer, where the latency is
- * the limit. These figures are computed, not measured.
+ * the limit. These figures are computed; on an H200 a multiprocessor moved 59 GB/s, read and written (docs/gpu.md).
  */
 
 typedef unsigned int u32;
