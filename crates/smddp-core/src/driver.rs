@@ -279,6 +279,17 @@ impl Driver {
         Ok(moved)
     }
 
+    /// Messages that were just submitted set out. What comes in over a wire, which each look asks the kernel for, is left to whoever
+    /// waits.
+    pub(crate) fn set_out(&mut self) -> Result<bool, Error> {
+        if !self.group.spans_nodes() {
+            return self.poll();
+        }
+        let moved = self.messages.send(&mut self.group);
+        self.group.push();
+        Ok(moved)
+    }
+
     /// An operation to which this host has nothing to add.
     fn over(&mut self, mut op: Box<Operation>) {
         let work = op.work.take();

@@ -27,6 +27,17 @@ pub(crate) struct Request {
     pub(crate) work: Arc<Shared>,
 }
 
+/// What a message's bytes pass through.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Through {
+    /// Not asked yet: the message is not known.
+    Unknown,
+    /// Cells of the carrier's.
+    Cells,
+    /// Nothing: they leave from the post's own memory, or arrive in it.
+    Nothing,
+}
+
 /// A post under way.
 struct Active {
     post: Request,
@@ -36,6 +47,7 @@ struct Active {
     /// The rank a recv was matched with.
     from: usize,
     stream: Option<MessageId>,
+    through: Through,
     moved: usize,
 }
 
@@ -123,7 +135,15 @@ impl PointToPoint {
     pub(crate) fn post(&mut self, post: Request) {
         let Request { direction, dtype, tag, .. } = post;
         let label = Label { direction, number: self.numbers.next(direction), dtype, tag };
-        let active = Active { from: 0, stream: None, moved: 0, post, label, seq: self.posts };
+        let active = Active {
+            from: 0,
+            stream: None,
+            through: Through::Unknown,
+            moved: 0,
+            post,
+            label,
+            seq: self.posts,
+        };
         self.posts += 1;
         self.recorder.posted(active.seq, &label, active.bytes());
         enter(&mut self.ledger, &active.post, 1);
@@ -205,7 +225,8 @@ impl PointToPoint {
         Ok(moved)
     }
 
-    fn send(&mut self, group: &mut Group) -> bool {
+    /// Moves on what is sent.
+    pub(crate) fn send(&mut self, group: &mut Group) -> bool {
         let mut moved = false;
         // Announcements keep their order per receiver; the bytes of different messages may interleave.
         self.polls += 1;
@@ -227,6 +248,16 @@ impl PointToPoint {
                 held[to] = poll;
                 return true;
             };
+            if send.through == Through::Unknown {
+                let lent = group.p2p_lend(to, stream, send.post.ptr as *const u8);
+                send.through = if lent { Through::Nothing } else { Through::Cells };
+            }
+            if send.through == Through::Nothing {
+                if !group.p2p_gone(to, stream) {
+                    return true;
+                }
+                (send.moved, moved) = (bytes, true);
+            }
             while send.moved < bytes {
                 let Some((cell, room)) = group.p2p_cell(to, stream) else { return true };
                 let piece = room.min(bytes - send.moved);
@@ -324,6 +355,16 @@ impl PointToPoint {
         self.recvs.retain_mut(|recv| {
             let bytes = recv.bytes();
             let Some(stream) = recv.stream else { return true };
+            if recv.through == Through::Unknown {
+                let lands = group.p2p_land(recv.from, stream, recv.post.ptr as *mut u8);
+                recv.through = if lands { Through::Nothing } else { Through::Cells };
+            }
+            if recv.through == Through::Nothing {
+                if !group.p2p_landed(recv.from, stream) {
+                    return true;
+                }
+                recv.moved = bytes;
+            }
             while recv.moved < bytes {
                 let Some((piece, room)) = group.p2p_piece(recv.from, stream) else { return true };
                 let length = room.min(bytes - recv.moved);

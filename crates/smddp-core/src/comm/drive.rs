@@ -131,13 +131,26 @@ impl Inner {
             // What tells the others may still be in a queue that moves only when it is looked at.
             return had | (driver.group.busy() && driver.group.turn());
         }
-        match driver.poll() {
-            Ok(moved) => moved,
-            Err(error) => {
-                self.die(driver, error);
-                true
-            }
+        let outcome = driver.poll();
+        self.moved(driver, outcome)
+    }
+
+    /// The same for messages that were just submitted, which only set out.
+    fn set_out(&self, driver: &mut Driver) -> bool {
+        self.collect(driver);
+        if self.poison.get().is_some() {
+            return self.look(driver);
         }
+        let outcome = driver.set_out();
+        self.moved(driver, outcome)
+    }
+
+    /// Failures end the group.
+    fn moved(&self, driver: &mut Driver, outcome: Result<bool>) -> bool {
+        outcome.unwrap_or_else(|error| {
+            self.die(driver, error);
+            true
+        })
     }
 
     /// Puts an item, made while no other can come before it, where the driver finds it.
@@ -148,18 +161,23 @@ impl Inner {
         self.filled.store(true, Ordering::Release);
     }
 
-    /// Moves on what can be moved, if nobody drives; whether that was so.
-    pub(super) fn nudge(self: &Arc<Self>) -> bool {
-        let Some(mut driver) = self.try_drive() else { return false };
-        self.turn(&mut driver);
-        driver.group.flush();
-        self.leave(driver);
-        true
+    /// Gets a submitted collective going, here if nobody drives.
+    pub(super) fn get_going(self: &Arc<Self>) {
+        self.nudge(Self::look);
     }
 
-    /// Gets a submitted item going, here if nobody drives.
-    pub(super) fn get_going(self: &Arc<Self>) {
-        if !self.nudge() {
+    /// Gets a submitted message going, here if nobody drives.
+    pub(super) fn get_message_going(self: &Arc<Self>) {
+        self.nudge(Self::set_out);
+    }
+
+    fn nudge(self: &Arc<Self>, how: fn(&Self, &mut Driver) -> bool) {
+        if let Some(mut driver) = self.try_drive() {
+            // Where it panics, the group is dead.
+            let _ = self.guard(&mut driver, |driver| how(self, driver));
+            driver.group.flush();
+            self.leave(driver);
+        } else {
             // The one who drives sleeps perhaps; and if it leaves now, the progress thread takes over.
             progress::register(self);
             self.sleeper.ring();

@@ -482,7 +482,7 @@ impl Communicator {
             work: shared.clone(),
         };
         inner.submit(|| Item::Request(post));
-        inner.get_going();
+        inner.get_message_going();
         Ok(Work { shared, comm: inner.clone(), call: Asked::Message(direction), completion: None })
     }
 

@@ -153,6 +153,61 @@ fn messages_in_any_order_need_no_more_than_the_smallest_staging() {
     ranks.finish(0..3);
 }
 
+/// Whatever way it goes: in a cell, at once, or from the sender's memory to the receiver's.
+#[test]
+fn a_sender_may_write_again_once_its_send_is_over_though_nobody_has_looked_at_the_message() {
+    for wire in Wire::EACH {
+        for count in [1, 2_000, 16_000, 16_384, 16_385, 300_001] {
+            let (begun, gate) = (Gate::new(2), Gate::new(2));
+            over(wire.links(2), PATIENCE, |comm| {
+                if comm.rank() == 0 {
+                    let mut data = letter(0, 1, count);
+                    let work = send(comm, &data, 1, 1).unwrap();
+                    // A long one waits for its receiver; any other one does not.
+                    if count <= 16_384 {
+                        work.wait(None).unwrap();
+                        data.fill(f32::NAN);
+                        gate.wait();
+                    } else {
+                        gate.wait();
+                        work.wait(None).unwrap();
+                        data.fill(f32::NAN);
+                    }
+                    begun.wait();
+                } else {
+                    gate.wait();
+                    let mut into = vec![f32::NAN; count];
+                    let work = recv(comm, &mut into, Some(0), 1).unwrap();
+                    work.wait(None).unwrap();
+                    begun.wait();
+                    assert!(into == letter(0, 1, count), "{count} elements over {wire:?}");
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn a_sender_that_dies_in_a_message_is_named_and_what_is_received_is_not_written_afterwards() {
+    for at in [1, 2, 5, 9] {
+        over(Wire::Dying(1, at).links(2), PATIENCE, |comm| {
+            let (data, mut into) = (letter(comm.rank(), 1, 1 << 20), vec![0f32; 1 << 20]);
+            let receive = recv(comm, &mut into, Some(1 - comm.rank()), 1).unwrap();
+            let send = send(comm, &data, 1 - comm.rank(), 1).unwrap();
+            let ends = [receive.wait(None), send.wait(None)];
+            if comm.rank() == 0 {
+                let error = ends[0].as_ref().unwrap_err();
+                assert!(matches!(error, Error::PeerLost { rank: 1, .. }), "{error}");
+                into.fill(-1.0);
+                comm.close();
+                assert!(into.iter().all(|&element| element == -1.0), "it is written after its end");
+            } else {
+                comm.close();
+            }
+        });
+    }
+}
+
 #[test]
 fn an_expired_recv_ends_alone_and_leaves_the_group_usable() {
     for wire in Wire::EACH {

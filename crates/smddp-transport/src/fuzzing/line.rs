@@ -37,6 +37,8 @@ pub(crate) struct Line {
     /// (ticket, payload, bytes) of what was sent.
     pub(crate) going: Vec<(Ticket, *const u8, usize)>,
     pub(super) orders: Vec<Order>,
+    /// It takes payloads from any memory and brings them to any.
+    pub(crate) copies: bool,
 }
 
 // SAFETY: addresses of the rank's memory; one thread drives both.
@@ -107,6 +109,22 @@ impl Wire for Shared {
 
     unsafe fn send(&mut self, _: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
         self.with(|line| line.going.push((ticket, payload, frame.bytes as usize)));
+    }
+
+    unsafe fn post(&mut self, _: usize, _: &Frame, _: *const u8) {
+        assert!(self.copies(), "a payload from anywhere");
+    }
+
+    fn copies(&self) -> bool {
+        self.with(|line| line.copies)
+    }
+
+    fn let_go(&mut self) {
+        self.with(|line| {
+            let placed = line.coming.iter_mut().flatten().flatten().filter(|item| item.place.is_some());
+            placed.for_each(|item| item.place = Some(Destination::Drop));
+            line.going.iter_mut().for_each(|(_, _, bytes)| *bytes = 0);
+        });
     }
 
     fn poll(&mut self, sink: &mut dyn Sink) -> bool {

@@ -32,6 +32,8 @@ struct Moving {
     stream: MessageId,
     bytes: u64,
     moved: u64,
+    /// The post's own memory, where the message needs no cells.
+    memory: Option<Box<[u8]>>,
 }
 
 pub(super) struct Rank {
@@ -43,14 +45,16 @@ pub(super) struct Rank {
     ins: Vec<(Inlet, u64)>,
     sends: Vec<Moving>,
     receives: Vec<Moving>,
+    /// Memory that was let go, which nobody may use any more.
+    gone: Vec<Box<[u8]>>,
 }
 
 impl Rank {
     pub(super) fn new(wire: Box<dyn Wire>) -> Self {
         // The number at the pool is the same for all inputs, so that they use each other's regions.
         let net = Net::new(ME, SIZE, Uplink { wire, listeners: None, watches: None }, endpoint(), 7);
-        let (outs, ins, sends, receives) = Default::default();
-        Self { net, seq: 0, open: false, failed: false, outs, ins, sends, receives }
+        let (outs, ins, sends, receives, gone) = Default::default();
+        Self { net, seq: 0, open: false, failed: false, outs, ins, sends, receives, gone }
     }
 
     pub(super) fn seq(&self) -> u64 {
@@ -73,6 +77,9 @@ impl Rank {
                 if script.byte() == 0 {
                     self.failed = true;
                     self.net.poison("this rank has had enough", &[1, 3]);
+                    self.net.let_go();
+                    let posts = self.sends.drain(..).chain(self.receives.drain(..));
+                    self.gone.extend(posts.filter_map(|post| post.memory));
                 }
             }
         }
@@ -183,13 +190,22 @@ impl Rank {
             let (to, bytes) = (peer(script), script.number() % (600 << 10));
             let mail = Envelope { tag: 1, what: 2, bytes };
             if let Some(stream) = self.net.p2p(|net| net.open(to, mail)) {
-                self.sends.push(Moving { peer: to, stream, bytes, moved: 0 });
+                let memory = vec![1; bytes as usize].into_boxed_slice();
+                let lent = self.net.p2p(|mail| mail.lend(stream, memory.as_ptr()));
+                self.sends.push(Moving { peer: to, stream, bytes, moved: 0, memory: lent.then_some(memory) });
             }
         }
     }
 
     fn pieces(&mut self, script: &mut Script<'_>) {
         let Some(at) = script.below(4).checked_rem(self.sends.len()) else { return };
+        if self.sends[at].memory.is_some() {
+            let stream = self.sends[at].stream;
+            if !self.net.p2p(|mail| mail.gone(stream)) {
+                return;
+            }
+            self.sends[at].moved = self.sends[at].bytes;
+        }
         while self.sends[at].moved < self.sends[at].bytes {
             let send = &self.sends[at];
             let Some((cell, room)) = self.net.p2p(|mail| mail.cell(send.stream)) else { return };
@@ -209,10 +225,20 @@ impl Rank {
         if let Some((mail, stream)) = self.net.p2p(|mail| mail.next(from)) {
             // What a receiver waits for has a buffer of that size; anything else is no match.
             if mail.bytes <= 1 << 20 {
-                self.receives.push(Moving { peer: from, stream, bytes: mail.bytes, moved: 0 });
+                let mut memory = vec![0; mail.bytes as usize].into_boxed_slice();
+                let lands = script.yes() && self.net.p2p(|net| net.land(from, stream, memory.as_mut_ptr()));
+                let memory = lands.then_some(memory);
+                self.receives.push(Moving { peer: from, stream, bytes: mail.bytes, moved: 0, memory });
             }
         }
         let Some(at) = script.below(4).checked_rem(self.receives.len()) else { return };
+        if self.receives[at].memory.is_some() {
+            let (from, stream) = (self.receives[at].peer, self.receives[at].stream);
+            if !self.net.p2p(|mail| mail.landed(from, stream)) {
+                return;
+            }
+            self.receives[at].moved = self.receives[at].bytes;
+        }
         while self.receives[at].moved < self.receives[at].bytes {
             let receive = &self.receives[at];
             let Some((piece, room)) = self.net.p2p(|mail| mail.piece(receive.peer, receive.stream)) else {

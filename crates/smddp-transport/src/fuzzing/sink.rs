@@ -33,6 +33,8 @@ pub fn letters(bytes: &[u8]) {
 fn run(bytes: &[u8], frame: impl Fn(&mut Script<'_>, u64) -> Frame) {
     let mut script = Script::new(bytes);
     let line = Shared::new(SIZE);
+    let copies = script.yes();
+    line.with(|line| line.copies = copies);
     let mut rank = Rank::new(Box::new(line.clone()));
     while let Some(what) = script.step() {
         match what % 8 {

@@ -70,6 +70,18 @@ impl Group {
         self.far.as_mut().is_some_and(|far| far.net.turn())
     }
 
+    /// Whether it has ranks on other nodes.
+    pub fn spans_nodes(&self) -> bool {
+        self.far.is_some()
+    }
+
+    /// Sends what waits for a wire, without a look at what comes in.
+    pub fn push(&mut self) {
+        if let Some(far) = &mut self.far {
+            far.net.push();
+        }
+    }
+
     /// Whether something that this rank has finished with is still to be sent: then somebody has to go on driving.
     #[inline]
     pub fn busy(&self) -> bool {
@@ -140,7 +152,7 @@ impl Group {
         }
     }
 
-    /// The operation under way ends without being over: its memory is the caller's again.
+    /// The operation and the messages under way end without being over: their memory is the callers' again.
     pub fn let_go(&mut self) {
         if let Some(far) = &mut self.far {
             far.net.let_go();
@@ -306,6 +318,14 @@ impl Group {
         self.p2p(to, |mail, _| mail.cell(stream))
     }
 
+    pub fn p2p_lend(&mut self, to: usize, stream: MessageId, at: *const u8) -> bool {
+        self.p2p(to, |mail, _| mail.lend(stream, at))
+    }
+
+    pub fn p2p_gone(&mut self, to: usize, stream: MessageId) -> bool {
+        self.p2p(to, |mail, _| mail.gone(stream))
+    }
+
     pub fn p2p_publish(&mut self, to: usize, stream: MessageId, bytes: usize) {
         self.p2p(to, |mail, _| mail.publish(stream, bytes));
     }
@@ -316,6 +336,14 @@ impl Group {
 
     pub fn p2p_next(&mut self, from: usize) -> Option<(Envelope, MessageId)> {
         self.p2p(from, |mail, from| mail.next(from))
+    }
+
+    pub fn p2p_land(&mut self, from: usize, stream: MessageId, at: *mut u8) -> bool {
+        self.p2p(from, |mail, from| mail.land(from, stream, at))
+    }
+
+    pub fn p2p_landed(&mut self, from: usize, stream: MessageId) -> bool {
+        self.p2p(from, |mail, from| mail.landed(from, stream))
     }
 
     pub fn p2p_piece(&mut self, from: usize, stream: MessageId) -> Option<(*const u8, usize)> {

@@ -39,6 +39,17 @@ impl Scripted {
         Self { name: wire.name(), wire: Some(wire), script, messages: 0, last: 0, left: Vec::new() }
     }
 
+    /// Something is sent.
+    fn tells(&mut self, peer: usize, frame: &Frame) {
+        self.messages += u64::from(matches!(frame.kind, Kind::Data | Kind::Piece));
+        if frame.kind == Kind::Poison {
+            self.script.poisoned.fetch_add(1, Ordering::SeqCst);
+        }
+        if self.wire.is_some() && self.script.death.is_some_and(|death| death <= self.messages) {
+            (self.wire, self.last) = (None, peer);
+        }
+    }
+
     fn panic_by_script(&self) {
         let thread = std::thread::current();
         let here = self.script.panics.is_some_and(|which| thread.name().unwrap_or_default().contains(which));
@@ -55,17 +66,19 @@ impl Wire for Scripted {
     }
 
     unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
-        self.messages += u64::from(matches!(frame.kind, Kind::Data | Kind::Piece));
-        if frame.kind == Kind::Poison {
-            self.script.poisoned.fetch_add(1, Ordering::SeqCst);
-        }
-        if self.wire.is_some() && self.script.death.is_some_and(|death| death <= self.messages) {
-            (self.wire, self.last) = (None, peer);
-        }
+        self.tells(peer, frame);
         match &mut self.wire {
             // SAFETY: the caller's promise, which is the same.
             Some(wire) => unsafe { wire.send(peer, frame, payload, ticket) },
             None => self.left.push(ticket),
+        }
+    }
+
+    unsafe fn post(&mut self, peer: usize, frame: &Frame, payload: *const u8) {
+        self.tells(peer, frame);
+        if let Some(wire) = &mut self.wire {
+            // SAFETY: the caller's promise, which is the same.
+            unsafe { wire.post(peer, frame, payload) };
         }
     }
 
@@ -74,6 +87,10 @@ impl Wire for Scripted {
         self.left.drain(..).for_each(|ticket| sink.sent(ticket));
         let moved = self.wire.as_mut().is_some_and(|wire| wire.poll(sink));
         moved || self.script.busy
+    }
+
+    fn push(&mut self, sink: &mut dyn Sink) {
+        self.wire.iter_mut().for_each(|wire| wire.push(sink));
     }
 
     fn watch(&mut self, peer: usize, elsewhere: bool, now: Instant) {

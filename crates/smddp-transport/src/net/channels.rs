@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use self::goodbye::LastError;
-use super::frame::{CLASSES, Frame, Kind, MESSAGES};
-use super::messages::FarMessages;
+use super::frame::{CLASSES, COLLECTIVES, Frame, Kind, MESSAGES};
+use super::messages::{Due, FarMessages};
 use super::tcp::{Listeners, Watches};
 use super::wire::{Broken, Destination, Sink, Ticket, Wire};
 use super::wiring::{InletProgress, Landing, NetInlet, NetWiring, Progress};
@@ -157,7 +157,7 @@ impl Net {
         let owner = Owner::new(endpoint, nonce);
         let state = Inbound {
             me,
-            messages: FarMessages::new(size, owner.sibling()),
+            messages: FarMessages::new(size, owner.sibling(), wire.copies()),
             owner,
             seq: 0,
             open: false,
@@ -193,17 +193,27 @@ impl Net {
         self.wire.poll(&mut self.state) | self.post()
     }
 
+    /// Sends what waits, without a look at what comes in.
+    pub(crate) fn push(&mut self) {
+        self.wire.push(&mut self.state);
+    }
+
     pub(crate) fn busy(&self) -> bool {
         self.state.flying > 0 || self.state.messages.flying() || !self.wire.drained()
     }
 
     /// Sends a frame whose payload, if any, is short or staged.
     fn frame(&mut self, to: usize, frame: &Frame, payload: *const u8, ticket: Ticket) {
+        self.note(to, frame);
+        // SAFETY: payloads are cells of regions that are kept until their tickets are back, or short, or the input of a call or a
+        // message, kept until then or until it is let go.
+        unsafe { self.wire.send(to, frame, payload, ticket) };
+    }
+
+    /// Something is sent to a rank.
+    fn note(&mut self, to: usize, frame: &Frame) {
         self.state.peers[to].met = true;
         self.state.peers[to].used |= 1 << frame.class();
-        // SAFETY: payloads are cells of regions that are kept until their tickets are back, or short, or the call's input, kept
-        // until then or until it is let go.
-        unsafe { self.wire.send(to, frame, payload, ticket) };
     }
 
     /// The channels of the operations to come.
@@ -302,9 +312,10 @@ impl Net {
         state.landings[inlet] = Some(Landing { at, bytes, stride });
     }
 
-    /// The memory of the call under way is its caller's again.
+    /// The memory of the calls under way is their callers' again.
     pub(crate) fn let_go(&mut self) {
         self.state.landings.clear();
+        self.state.messages.let_go();
         self.wire.let_go();
     }
 
@@ -627,8 +638,15 @@ impl Net {
     /// Sends what messages have to; whether there was anything.
     fn post(&mut self) -> bool {
         let mut any = false;
-        while let Some((to, frame, payload, ticket)) = self.state.messages.due() {
-            self.frame(to, &frame, payload, P2P | ticket);
+        while let Some(Due { to, frame, payload, ticket }) = self.state.messages.due() {
+            match ticket {
+                Some(ticket) => self.frame(to, &frame, payload, P2P | ticket),
+                None => {
+                    self.note(to, &frame);
+                    // SAFETY: memory of the message's sender, who is told that it is sent after this.
+                    unsafe { self.wire.post(to, &frame, payload) };
+                }
+            }
             any = true;
         }
         any
@@ -852,6 +870,10 @@ impl Sink for Inbound {
             Kind::Ready => self.messages.granted(peer, frame),
             Kind::Piece => self.messages.arrived(peer, frame),
         }
+    }
+
+    fn awaited(&self) -> u8 {
+        u8::from(self.open) << COLLECTIVES | u8::from(self.messages.wants()) << MESSAGES
     }
 
     fn sent(&mut self, ticket: Ticket) {

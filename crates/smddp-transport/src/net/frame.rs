@@ -70,6 +70,7 @@ const MAGIC: u32 = 0x5d0d_0001;
 pub(crate) const CLASSES: usize = 2;
 /// The one of messages, and of bad news.
 pub(crate) const MESSAGES: usize = 1;
+pub(crate) const COLLECTIVES: usize = 0;
 
 impl Frame {
     /// What waits on one class holds up nothing on the other: a collective's data may have to wait for its reader to

@@ -2,12 +2,13 @@
 //!
 //! The sender announces each message. A short one follows at once and is kept by the receiver until it is asked for, as
 //! long as not too many of them are; any other one waits until the receiver asks for it and has cells for its pieces.
-//! So no message ever stands in the way of another, or of a collective.
+//! So no message ever stands in the way of another, or of a collective. Where the wire takes messages from any memory and
+//! brings them to any, they leave from the sender's own, and those that the receiver has asked for arrive in its own.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use super::frame::{Frame, Kind};
-use super::wire::{Destination, Ticket};
+use super::wire::{Destination, EAGER, Ticket};
 use crate::process::{Owner, Region};
 use crate::{Envelope, MessageId, PointToPoint};
 
@@ -31,16 +32,28 @@ struct Outgoing {
     /// It was announced as one that follows at once.
     short: bool,
     region: Option<Region>,
+    /// Instead: its pieces leave from where the sender has them.
+    lent: Option<*const u8>,
     granted: u64,
     sent: u64,
     busy: [u32; DEPTH as usize],
     closed: bool,
 }
 
+/// Where a message lies that needs no cells.
+enum Landing {
+    At(*mut u8),
+    /// It was let go: what still comes is dropped.
+    Over,
+}
+
 struct Incoming {
     bytes: usize,
     follows: bool,
     region: Option<Region>,
+    landing: Option<Landing>,
+    /// It was put off for a look, in which whoever waits for it may say where it belongs.
+    deferred: bool,
     /// Pieces that were given room, that are here, and that are read: none is read that is not here, so the region is not
     /// given back while somebody writes to it.
     placed: u64,
@@ -61,39 +74,51 @@ impl Incoming {
 
 pub(super) struct FarMessages {
     owner: Owner,
+    /// The wire takes messages from any memory and brings them to any.
+    direct: bool,
     next: MessageId,
-    outgoing: HashMap<MessageId, Outgoing>,
+    outgoing: BTreeMap<MessageId, Outgoing>,
     /// Short messages' bytes that each rank keeps for this one.
     kept: Vec<u64>,
     /// Bytes of short messages that were taken and that their sender has not been told of.
     untold: Vec<u64>,
     announced: Vec<VecDeque<(Envelope, MessageId)>>,
-    incoming: HashMap<(usize, MessageId), Incoming>,
+    incoming: BTreeMap<(usize, MessageId), Incoming>,
     /// Ranks whose announcements were looked for in vain.
     wanted: Vec<bool>,
+    /// Announcements were looked for in vain since the last that was found.
+    seeks: bool,
     due: VecDeque<Due>,
 }
 
-/// A frame that has to be sent to a rank, with its payload.
-pub(super) type Due = (usize, Frame, *const u8, Ticket);
+/// A frame that has to be sent to a rank.
+pub(super) struct Due {
+    pub(super) to: usize,
+    pub(super) frame: Frame,
+    pub(super) payload: *const u8,
+    /// `None`: the payload is the sender's again as soon as it is sent.
+    pub(super) ticket: Option<Ticket>,
+}
 
 /// One without a payload.
 fn tell(due: &mut VecDeque<Due>, to: usize, frame: Frame) {
-    due.push_back((to, frame, std::ptr::null(), 0));
+    due.push_back(Due { to, frame, payload: std::ptr::null(), ticket: Some(0) });
 }
 
 impl FarMessages {
-    pub(super) fn new(size: usize, owner: Owner) -> Self {
+    pub(super) fn new(size: usize, owner: Owner, direct: bool) -> Self {
         Self {
             owner,
+            direct,
             // Ticket 0 is nobody's.
             next: 1,
-            outgoing: HashMap::new(),
+            outgoing: BTreeMap::new(),
             kept: vec![0; size],
             untold: vec![0; size],
             announced: vec![VecDeque::new(); size],
-            incoming: HashMap::new(),
+            incoming: BTreeMap::new(),
             wanted: vec![false; size],
+            seeks: false,
             due: VecDeque::new(),
         }
     }
@@ -108,10 +133,25 @@ impl FarMessages {
         self.outgoing.values().any(|out| out.closed) || !self.due.is_empty()
     }
 
+    /// Whether anything should come.
+    pub(super) fn wants(&self) -> bool {
+        self.seeks || !self.outgoing.is_empty() || !self.incoming.is_empty()
+    }
+
+    /// A short message of `from` was taken.
+    fn took(&mut self, from: usize, bytes: u64) {
+        self.untold[from] += bytes;
+        if self.untold[from] >= WORD {
+            let total = std::mem::take(&mut self.untold[from]);
+            tell(&mut self.due, from, Frame { channel: TAKEN, total, ..Frame::new(Kind::Ready, 0) });
+        }
+    }
+
     /// Ranks from which something should come.
     pub(super) fn awaited(&self) -> Vec<usize> {
         let mut ranks: Vec<usize> = self.outgoing.values().map(|out| out.to).collect();
-        ranks.extend(self.incoming.iter().filter(|(_, i)| i.region.is_some()).map(|((from, _), _)| *from));
+        let asked = |incoming: &Incoming| incoming.region.is_some() || incoming.landing.is_some();
+        ranks.extend(self.incoming.iter().filter(|(_, i)| asked(i)).map(|((from, _), _)| *from));
         ranks.extend(self.wanted.iter().enumerate().filter(|(_, wanted)| **wanted).map(|(rank, _)| rank));
         ranks
     }
@@ -160,6 +200,8 @@ impl FarMessages {
                 bytes: envelope.bytes as usize,
                 follows,
                 region: None,
+                landing: None,
+                deferred: false,
                 placed: 0,
                 there: 0,
                 taken: 0,
@@ -172,10 +214,32 @@ impl FarMessages {
     /// `None`: no such piece is awaited.
     pub(super) fn place(&mut self, peer: usize, frame: &Frame) -> Option<Destination> {
         let incoming = self.incoming.get_mut(&(peer, frame.seq))?;
-        let room = if incoming.follows { 1 } else { incoming.taken + DEPTH };
+        let whole = incoming.follows || incoming.landing.is_some();
+        let room = if whole { incoming.pieces() } else { incoming.taken + DEPTH };
         let next = frame.index == incoming.placed && incoming.placed < incoming.pieces().min(room);
         if !next || frame.bytes != incoming.next() as u64 {
             return None;
+        }
+        match incoming.landing {
+            Some(Landing::At(at)) => {
+                incoming.placed += 1;
+                return Some(Destination::Here(at.wrapping_add(frame.index as usize * PIECE)));
+            }
+            Some(Landing::Over) => {
+                incoming.placed += 1;
+                return Some(Destination::Drop);
+            }
+            // A few bytes are copied sooner than looked for again.
+            None if self.direct
+                && incoming.follows
+                && incoming.bytes > EAGER
+                && self.wanted[peer]
+                && !incoming.deferred =>
+            {
+                incoming.deferred = true;
+                return Some(Destination::Later);
+            }
+            None => {}
         }
         if incoming.follows && incoming.region.is_none() {
             incoming.region = self.owner.take(incoming.bytes);
@@ -215,6 +279,7 @@ impl PointToPoint for FarMessages {
                 bytes: envelope.bytes as usize,
                 short,
                 region: None,
+                lent: None,
                 granted: u64::from(short),
                 sent: 0,
                 busy: [0; DEPTH as usize],
@@ -256,8 +321,38 @@ impl PointToPoint for FarMessages {
             let frame = Frame { index: out.sent, bytes: bytes as u64, ..Frame::new(Kind::Piece, stream) };
             out.sent += 1;
             out.busy[slot as usize] += 1;
-            self.due.push_back((out.to, frame, payload, stream << 8 | slot));
+            self.due.push_back(Due { to: out.to, frame, payload, ticket: Some(stream << 8 | slot) });
         }
+    }
+
+    fn lend(&mut self, stream: MessageId, at: *const u8) -> bool {
+        let Some(out) = self.outgoing.get_mut(&stream).filter(|out| self.direct && out.bytes > 0) else {
+            return false;
+        };
+        if out.short {
+            // Its sender goes on at once, whether the reader has room for it or not.
+            out.sent = 1;
+            let frame = Frame { bytes: out.bytes as u64, ..Frame::new(Kind::Piece, stream) };
+            self.due.push_back(Due { to: out.to, frame, payload: at, ticket: None });
+        } else {
+            out.lent = Some(at);
+        }
+        true
+    }
+
+    fn gone(&mut self, stream: MessageId) -> bool {
+        let Some(out) = self.outgoing.get_mut(&stream) else { return true };
+        let Some(at) = out.lent else { return true };
+        let pieces = out.bytes.div_ceil(PIECE) as u64;
+        while out.sent < out.granted.min(pieces) && out.busy[(out.sent % DEPTH) as usize] == 0 {
+            let (slot, from) = (out.sent % DEPTH, out.sent as usize * PIECE);
+            let bytes = (out.bytes - from).min(PIECE) as u64;
+            let frame = Frame { index: out.sent, bytes, ..Frame::new(Kind::Piece, stream) };
+            (out.sent, out.busy[slot as usize]) = (out.sent + 1, 1);
+            let payload = at.wrapping_add(from);
+            self.due.push_back(Due { to: out.to, frame, payload, ticket: Some(stream << 8 | slot) });
+        }
+        out.sent == pieces && out.busy.iter().all(|&busy| busy == 0)
     }
 
     fn close(&mut self, stream: MessageId) {
@@ -270,7 +365,33 @@ impl PointToPoint for FarMessages {
     fn next(&mut self, from: usize) -> Option<(Envelope, MessageId)> {
         let found = self.announced[from].pop_front();
         self.wanted[from] = found.is_none();
+        self.seeks = found.is_none();
         found
+    }
+
+    fn land(&mut self, from: usize, stream: MessageId, at: *mut u8) -> bool {
+        let Some(incoming) = self.incoming.get_mut(&(from, stream)) else { return false };
+        if !self.direct || incoming.region.is_some() {
+            return false;
+        }
+        incoming.landing = Some(Landing::At(at));
+        if !incoming.follows {
+            let granted = Frame { index: incoming.pieces(), ..Frame::new(Kind::Ready, stream) };
+            tell(&mut self.due, from, granted);
+        }
+        true
+    }
+
+    fn landed(&mut self, from: usize, stream: MessageId) -> bool {
+        let Some(incoming) = self.incoming.get(&(from, stream)) else { return true };
+        if incoming.there < incoming.pieces() {
+            return false;
+        }
+        if incoming.follows {
+            self.took(from, incoming.bytes as u64);
+        }
+        self.incoming.remove(&(from, stream));
+        true
     }
 
     fn piece(&mut self, from: usize, stream: MessageId) -> Option<(*const u8, usize)> {
@@ -294,26 +415,31 @@ impl PointToPoint for FarMessages {
     fn release(&mut self, from: usize, stream: MessageId) {
         let Some(incoming) = self.incoming.get_mut(&(from, stream)) else { return };
         incoming.taken += 1;
-        if incoming.follows {
-            self.untold[from] += incoming.bytes as u64;
-            if self.untold[from] >= WORD {
-                let total = std::mem::take(&mut self.untold[from]);
-                let frame = Frame { channel: TAKEN, total, ..Frame::new(Kind::Ready, stream) };
-                tell(&mut self.due, from, frame);
-            }
-        } else if incoming.taken + DEPTH <= incoming.pieces() {
+        let (bytes, follows, over) =
+            (incoming.bytes as u64, incoming.follows, incoming.taken >= incoming.pieces());
+        if !follows && incoming.taken + DEPTH <= incoming.pieces() {
             let granted = Frame { index: incoming.taken + DEPTH, ..Frame::new(Kind::Ready, stream) };
             tell(&mut self.due, from, granted);
         }
-        if incoming.taken >= incoming.pieces()
-            && let Some(region) = self.incoming.remove(&(from, stream)).and_then(|i| i.region)
-        {
+        if over && let Some(region) = self.incoming.remove(&(from, stream)).and_then(|i| i.region) {
             self.owner.give(region);
+        }
+        if follows {
+            self.took(from, bytes);
         }
     }
 }
 
 impl FarMessages {
+    /// Memory of senders and receivers is theirs again: no more is sent of it, and what still comes for it is dropped.
+    pub(super) fn let_go(&mut self) {
+        self.due.retain(|due| due.frame.kind != Kind::Piece);
+        self.outgoing.values_mut().for_each(|out| out.lent = None);
+        for landing in self.incoming.values_mut().filter_map(|incoming| incoming.landing.as_mut()) {
+            *landing = Landing::Over;
+        }
+    }
+
     /// Leaves all memory to whoever may still write into it.
     pub(super) fn abandon(&mut self) {
         self.outgoing.clear();
@@ -323,8 +449,8 @@ impl FarMessages {
 
 impl Drop for FarMessages {
     fn drop(&mut self) {
-        let sent = self.outgoing.drain().filter_map(|(_, out)| out.region);
-        let came = self.incoming.drain().filter_map(|(_, incoming)| incoming.region);
+        let sent = std::mem::take(&mut self.outgoing).into_values().filter_map(|out| out.region);
+        let came = std::mem::take(&mut self.incoming).into_values().filter_map(|incoming| incoming.region);
         sent.chain(came).for_each(|region| self.owner.give(region));
     }
 }
@@ -335,6 +461,12 @@ impl FarMessages {
     pub(super) fn holds(&self, at: *const u8, bytes: usize) -> bool {
         let regions = self.outgoing.values().filter_map(|out| out.region);
         let mut regions = regions.chain(self.incoming.values().filter_map(|incoming| incoming.region));
-        regions.any(|region| self.owner.inside(region, at, bytes))
+        let lands = self.incoming.values().filter_map(|incoming| match incoming.landing {
+            Some(Landing::At(base)) => Some((base.cast_const(), incoming.bytes)),
+            _ => None,
+        });
+        let mut own = lands.chain(self.outgoing.values().filter_map(|out| Some((out.lent?, out.bytes))));
+        let lies = |(base, size): (*const u8, usize)| at >= base && at.addr() + bytes <= base.addr() + size;
+        own.any(lies) || regions.any(|region| self.owner.inside(region, at, bytes))
     }
 }

@@ -35,6 +35,10 @@ pub(crate) trait Sink {
     fn arrived(&mut self, peer: usize, frame: &Frame);
     /// The payload's memory is free again.
     fn sent(&mut self, ticket: Ticket);
+    /// Classes (bits) on which something is waited for; what comes on others may wait for a few looks.
+    fn awaited(&self) -> u8 {
+        u8::MAX
+    }
 }
 
 /// A peer that cannot be reached any more, and why.
@@ -56,9 +60,19 @@ pub(crate) trait Wire: Send {
     /// # Safety
     /// `payload` points at `frame.bytes` readable bytes, which keep to the rule of [`EAGER`].
     unsafe fn send(&mut self, peer: usize, frame: &Frame, payload: *const u8, ticket: Ticket);
+    /// Sends a frame whose payload may lie anywhere, whatever its size, and is copied or gone when this returns. For wires that
+    /// [`Wire::copies`].
+    ///
+    /// # Safety
+    /// `payload` points at `frame.bytes` readable bytes.
+    unsafe fn post(&mut self, _peer: usize, _frame: &Frame, _payload: *const u8) {
+        debug_assert!(false, "this wire takes messages from the staging memory alone");
+    }
     /// Moves on what can be moved on, and tells the sink; whether anything moved. Looks at no clock: what needs the time waits
     /// for [`Wire::check`].
     fn poll(&mut self, sink: &mut dyn Sink) -> bool;
+    /// Sends at once what can be sent at once, without a look at what comes in.
+    fn push(&mut self, _sink: &mut dyn Sink) {}
     /// Makes sure that the death of `peer` will be noticed though nothing is sent to it: this rank waits for it. `elsewhere`:
     /// something besides the wire tells of it, too.
     fn watch(&mut self, peer: usize, elsewhere: bool, now: Instant);

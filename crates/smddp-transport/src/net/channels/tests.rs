@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 use super::{HAIL, Net, Uplink};
 use crate::fuzzing::{endpoint, line};
 use crate::net::frame::{Frame, Kind, MESSAGES};
+use crate::net::messages::FarMessages;
 use crate::net::wire::{Destination, Sink};
 use crate::net::wiring::NetWiring;
 use crate::process::layout::LONGEST_ERROR;
-use crate::{Fault, Head, Inlet};
+use crate::{Envelope, Fault, Head, Inlet};
 
 /// Rank 0 of two, over a wire on which nothing comes by itself.
 fn rank() -> (Net, line::Shared) {
@@ -89,5 +90,92 @@ fn why_a_group_is_dead_goes_over_the_connection_on_which_a_rank_was_heard_too() 
         }
         net.poison("calls differ", &[1]);
         assert_eq!(line.with(|line| line.going.len()), told, "heard: {heard}");
+    }
+}
+
+/// A frame of rank 1's comes; where its payload goes.
+fn comes(net: &mut Net, frame: Frame) -> Destination {
+    let place = net.state.place(1, &frame);
+    if place != Destination::Later {
+        net.state.arrived(1, &frame);
+    }
+    place
+}
+
+const PIECE: usize = 128 << 10;
+
+#[test]
+fn a_message_leaves_from_where_it_lies_and_arrives_where_it_belongs_until_that_is_let_go() {
+    let (mut net, line) = rank();
+    line.with(|line| line.copies = true);
+    net.state.messages = FarMessages::new(2, net.state.owner.sibling(), true);
+    let going = || line.with(|line| line.going.iter().map(|&(_, at, bytes)| (at, bytes)).collect::<Vec<_>>());
+    let (bytes, piece) =
+        (PIECE + 5, |index, bytes: usize| Frame { index, bytes: bytes as u64, ..Frame::new(Kind::Piece, 0) });
+    let mut memory = vec![0u8; bytes];
+    let at = memory.as_mut_ptr();
+    for let_go in [false, true] {
+        // It comes.
+        let total = bytes as u64;
+        assert_eq!(comes(&mut net, Frame { total, ..Frame::new(Kind::Announce, 0) }), Destination::Drop);
+        let (_, stream) = net.p2p(|mail| mail.next(1)).unwrap();
+        assert!(net.p2p(|mail| mail.land(1, stream, at)));
+        assert_eq!(comes(&mut net, piece(0, PIECE)), Destination::Here(at));
+        assert!(!net.p2p(|mail| mail.landed(1, stream)));
+        // Another one goes, as far as its receiver has said.
+        let envelope = Envelope { tag: 0, what: 0, bytes: total };
+        let sent = net.p2p(|mail| mail.open(1, envelope)).unwrap();
+        assert!(net.p2p(|mail| mail.lend(sent, at)));
+        assert!(!net.p2p(|mail| mail.gone(sent)));
+        comes(&mut net, Frame { index: 1, ..Frame::new(Kind::Ready, sent) });
+        assert!(!net.p2p(|mail| mail.gone(sent)));
+        assert_eq!(going().last(), Some(&(at.cast_const(), PIECE)));
+        if let_go {
+            net.let_go();
+            comes(&mut net, Frame { index: 2, ..Frame::new(Kind::Ready, sent) });
+            net.p2p(|mail| mail.gone(sent));
+            assert_eq!(going().last().map(|&(_, bytes)| bytes), Some(0), "it is copied, and no more is sent");
+            assert_eq!(comes(&mut net, piece(1, 5)), Destination::Drop);
+            break;
+        }
+        comes(&mut net, Frame { index: 2, ..Frame::new(Kind::Ready, sent) });
+        assert!(!net.p2p(|mail| mail.gone(sent)));
+        assert_eq!(going().last(), Some(&(at.wrapping_add(PIECE).cast_const(), 5)));
+        line.with(|line| std::mem::take(&mut line.going))
+            .iter()
+            .for_each(|&(ticket, ..)| net.state.sent(ticket));
+        assert!(net.p2p(|mail| mail.gone(sent)), "all of it is out of hands");
+        net.p2p(|mail| mail.close(sent));
+        assert_eq!(comes(&mut net, piece(1, 5)), Destination::Here(at.wrapping_add(PIECE)));
+        assert!(net.p2p(|mail| mail.landed(1, stream)));
+    }
+    assert_eq!(net.faults(Instant::now()), []);
+}
+
+/// Whoever waits for a short message may say where it belongs before it has a place; whoever does not keeps nothing waiting.
+#[test]
+fn a_short_message_that_is_waited_for_is_put_off_once() {
+    for waits in [false, true] {
+        let (mut net, _line) = rank();
+        net.state.messages = FarMessages::new(2, net.state.owner.sibling(), true);
+        let mut memory = vec![0u8; 50_000];
+        if waits {
+            assert!(net.p2p(|mail| mail.next(1)).is_none());
+        }
+        let total = memory.len() as u64;
+        comes(&mut net, Frame { index: Frame::FOLLOWS, total, ..Frame::new(Kind::Announce, 4) });
+        let piece = Frame { bytes: total, ..Frame::new(Kind::Piece, 4) };
+        if waits {
+            assert_eq!(comes(&mut net, piece), Destination::Later);
+            let (_, stream) = net.p2p(|mail| mail.next(1)).unwrap();
+            assert!(net.p2p(|mail| mail.land(1, stream, memory.as_mut_ptr())));
+            assert_eq!(comes(&mut net, piece), Destination::Here(memory.as_mut_ptr()));
+            assert!(net.p2p(|mail| mail.landed(1, stream)));
+        } else {
+            assert!(matches!(comes(&mut net, piece), Destination::Here(at) if at != memory.as_mut_ptr()));
+            let (_, stream) = net.p2p(|mail| mail.next(1)).unwrap();
+            assert!(!net.p2p(|mail| mail.land(1, stream, memory.as_mut_ptr())), "it lies elsewhere already");
+            assert_eq!(net.p2p(|mail| mail.piece(1, stream)).map(|(_, bytes)| bytes), Some(50_000));
+        }
     }
 }

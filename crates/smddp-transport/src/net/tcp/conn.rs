@@ -28,6 +28,15 @@ struct QueuedFrame {
     ticket: Option<Ticket>,
 }
 
+impl QueuedFrame {
+    /// What is lent is its owner's again.
+    fn keep(&mut self) {
+        if let QueuedPayload::Lent(..) = self.payload {
+            self.payload = QueuedPayload::Owned(self.payload.bytes().into());
+        }
+    }
+}
+
 enum QueuedPayload {
     Owned(Box<[u8]>),
     /// Memory that stays as it is until the ticket is told, or all of it is let go.
@@ -204,11 +213,27 @@ impl Conn {
         copied
     }
 
+    /// Sends a frame behind what waits already, all at once as far as the kernel takes it; what is left of it is copied.
+    ///
+    /// # Safety
+    /// As for `Wire::post`.
+    pub(super) unsafe fn post(&mut self, frame: &Frame, payload: *const u8, gone: &mut dyn FnMut(Ticket)) {
+        if self.deaf {
+            return;
+        }
+        let payload = QueuedPayload::Lent(payload, frame.bytes as usize);
+        self.queue.push_back(QueuedFrame { head: frame.encode(), payload, written: 0, ticket: None });
+        self.flush(gone);
+        if let Some(item) = self.queue.back_mut() {
+            item.keep();
+        }
+    }
+
     /// Writes what waits; tells the tickets of what is gone. Whether anything moved.
-    pub(super) fn flush(&mut self, sink: &mut dyn Sink) -> bool {
+    pub(super) fn flush(&mut self, gone: &mut dyn FnMut(Ticket)) -> bool {
         let mut moved = false;
         if self.seal.is_some() {
-            return self.flush_sealed(sink);
+            return self.flush_sealed(gone);
         }
         let Line::Open(socket) = &self.line else { return false };
         while !self.queue.is_empty() {
@@ -221,7 +246,7 @@ impl Conn {
                 wanted += pair[0].len() + pair[1].len();
             }
             let Ok(written) = retried(send(&**socket, &slices)) else {
-                self.deafen(sink);
+                self.deafen(gone);
                 return true;
             };
             moved |= written > 0;
@@ -233,9 +258,7 @@ impl Conn {
                     break;
                 }
                 left -= rest;
-                if let Some(ticket) = item.ticket {
-                    sink.sent(ticket);
-                }
+                item.ticket.into_iter().for_each(&mut *gone);
                 self.queue.pop_front();
             }
             if written < wanted {
@@ -246,14 +269,14 @@ impl Conn {
     }
 
     /// The same, sealed: whose records hold a frame's last byte, that frame's memory is free.
-    fn flush_sealed(&mut self, sink: &mut dyn Sink) -> bool {
+    fn flush_sealed(&mut self, gone: &mut dyn FnMut(Ticket)) -> bool {
         let mut moved = false;
         loop {
             let (Line::Open(socket), Some(seal)) = (&self.line, &mut self.seal) else { return moved };
             match seal.sealer.push(socket) {
                 Ok(pushed) => moved |= pushed > 0,
                 Err(_) => {
-                    self.deafen(sink);
+                    self.deafen(gone);
                     return true;
                 }
             }
@@ -269,28 +292,22 @@ impl Conn {
                 if taken < length {
                     break;
                 }
-                if let Some(ticket) = item.ticket {
-                    sink.sent(ticket);
-                }
+                item.ticket.into_iter().for_each(&mut *gone);
                 self.queue.pop_front();
             }
         }
     }
 
     /// The peer takes nothing any more.
-    fn deafen(&mut self, sink: &mut dyn Sink) {
+    fn deafen(&mut self, gone: &mut dyn FnMut(Ticket)) {
         self.deaf = true;
-        self.queue.drain(..).filter_map(|item| item.ticket).for_each(|ticket| sink.sent(ticket));
+        self.queue.drain(..).filter_map(|item| item.ticket).for_each(gone);
         self.seal.iter_mut().for_each(|seal| seal.sealer.clear());
     }
 
     /// Lent memory is its owner's again.
     pub(super) fn let_go(&mut self) {
-        for item in &mut self.queue {
-            if let QueuedPayload::Lent(..) = item.payload {
-                item.payload = QueuedPayload::Owned(item.payload.bytes().into());
-            }
-        }
+        self.queue.iter_mut().for_each(QueuedFrame::keep);
         self.reader.let_go();
     }
 
@@ -580,7 +597,7 @@ mod tests {
         let (mut sink, until) = (Tickets(Vec::new()), Instant::now() + Duration::from_secs(20));
         while !ours.idle() {
             assert!(Instant::now() < until, "it does not get out");
-            ours.flush(&mut sink);
+            ours.flush(&mut |ticket| sink.sent(ticket));
         }
         let got = reader.join().unwrap().unwrap();
         assert!(got[HEADER..].iter().all(|&byte| byte == 7), "it was read after it was let go");

@@ -47,10 +47,10 @@ impl Reader {
         matches!(self.state, Reading::Unplaced(_))
     }
 
-    /// The memory of a collective is its owner's again: the rest of a payload for it is dropped.
+    /// The memory of collectives and messages is their owners' again: the rest of a payload for it is dropped.
     pub(super) fn let_go(&mut self) {
         if let Reading::Payload(frame, address, _) = &mut self.state
-            && frame.kind == Kind::Data
+            && matches!(frame.kind, Kind::Data | Kind::Piece)
         {
             *address = None;
         }
@@ -192,15 +192,17 @@ mod tests {
     #[test]
     fn memory_that_is_let_go_is_not_written_any_more() {
         const BYTES: usize = 100_000;
-        let frame = Frame { bytes: BYTES as u64, ..Frame::new(Kind::Data, 0) };
-        let stream = [&frame.encode()[..], &[7; BYTES]].concat();
-        let (first, rest) = stream.split_at(HEADER + BYTES / 2);
-        let mut memory = vec![0u8; BYTES];
-        let (mut reader, mut place) = (Reader::new(), Place(memory.as_mut_ptr(), 0));
-        reader.turn(&mut Some(first), 0, &mut place);
-        reader.let_go();
-        reader.turn(&mut Some(rest), 0, &mut place);
-        assert_eq!(place.1, 1, "the frame itself is delivered");
-        assert_eq!(memory.iter().filter(|&&byte| byte == 7).count(), BYTES / 2);
+        for kind in [Kind::Data, Kind::Piece] {
+            let frame = Frame { bytes: BYTES as u64, ..Frame::new(kind, 0) };
+            let stream = [&frame.encode()[..], &[7; BYTES]].concat();
+            let (first, rest) = stream.split_at(HEADER + BYTES / 2);
+            let mut memory = vec![0u8; BYTES];
+            let (mut reader, mut place) = (Reader::new(), Place(memory.as_mut_ptr(), 0));
+            reader.turn(&mut Some(first), 0, &mut place);
+            reader.let_go();
+            reader.turn(&mut Some(rest), 0, &mut place);
+            assert_eq!(place.1, 1, "the frame itself is delivered");
+            assert_eq!(memory.iter().filter(|&&byte| byte == 7).count(), BYTES / 2, "{kind:?}");
+        }
     }
 }

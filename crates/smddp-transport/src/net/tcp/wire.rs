@@ -55,12 +55,15 @@ pub(crate) struct TcpWire {
     done: Vec<Ticket>,
     silence: Silence,
     hung_up: bool,
+    looks: u32,
     /// What connections ask their kernel for, on long ways.
     room: Option<usize>,
 }
 
 /// From so many connections on, one system call asks which of them have something.
 const FEW: usize = 2;
+/// Where none asks, a connection on which nothing is waited for is tried at one look of so many.
+const SELDOM: u32 = 8;
 /// It tells of so many at once.
 const READY: usize = 256;
 /// Who is waited for is named again and again, at intervals shorter than this.
@@ -84,6 +87,7 @@ impl TcpWire {
             done: Vec::new(),
             silence: Silence::new(limits),
             hung_up: false,
+            looks: 0,
             room: None,
         })
     }
@@ -270,6 +274,15 @@ impl Wire for TcpWire {
         }
     }
 
+    unsafe fn post(&mut self, peer: usize, frame: &Frame, payload: *const u8) {
+        if let Some(at) = self.outgoing(peer, frame.class())
+            && let Some(conn) = self.conns[at].as_mut()
+        {
+            // SAFETY: the caller's promise, which is the same.
+            unsafe { conn.post(frame, payload, &mut |ticket| self.done.push(ticket)) };
+        }
+    }
+
     fn poll(&mut self, sink: &mut dyn Sink) -> bool {
         let mut moved = self.welcome();
         for ticket in self.done.drain(..) {
@@ -277,15 +290,25 @@ impl Wire for TcpWire {
             moved = true;
         }
         let asked = self.look();
+        self.looks = self.looks.wrapping_add(1);
+        let awaited = match sink.awaited() {
+            // Each of these tries would be a system call.
+            some if some != 0 && !asked && !self.looks.is_multiple_of(SELDOM) => some,
+            _ => u8::MAX,
+        };
         for at in 0..self.conns.len() {
             if !self.step(at) {
                 continue;
             }
             let Some(conn) = &mut self.conns[at] else { continue };
             if !conn.idle() {
-                moved |= conn.flush(sink);
+                moved |= conn.flush(&mut |ticket| sink.sent(ticket));
             }
-            if asked && conn.enlisted() && !std::mem::take(&mut conn.ready) {
+            let silent = match asked && conn.enlisted() {
+                true => !std::mem::take(&mut conn.ready),
+                false => awaited >> conn.class & 1 == 0 && !conn.has_more(),
+            };
+            if silent {
                 continue;
             }
             let (peer, class) = (conn.peer, conn.class);
@@ -328,6 +351,12 @@ impl Wire for TcpWire {
             }
         }
         moved
+    }
+
+    fn push(&mut self, sink: &mut dyn Sink) {
+        for conn in self.conns.iter_mut().flatten().filter(|conn| !conn.idle()) {
+            conn.flush(&mut |ticket| sink.sent(ticket));
+        }
     }
 
     fn watch(&mut self, peer: usize, _: bool, now: Instant) {
