@@ -9,7 +9,7 @@
 
 use std::cell::Cell;
 use std::mem::offset_of;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
@@ -28,18 +28,35 @@ use crate::{fork, lock};
 /// What one call can wait for; further processes are told of by their pidfds alone.
 const MOST: usize = 128;
 
-struct Shared {
-    /// Changes where there is something else to do than to wait.
-    turn: AtomicU32,
-    stop: AtomicBool,
-    more: Mutex<Vec<Weak<PeerProcess>>>,
+/// Changes where there is something else to do than to wait. That the thread is to stop is told by the same word: whoever sleeps at
+/// a value of before does not sleep through it.
+#[derive(Default)]
+struct Turn(AtomicU32);
+
+impl Turn {
+    const STOP: u32 = 1;
+
+    /// The value to sleep at; `None`: there is no turn any more.
+    fn now(&self) -> Option<u32> {
+        let turn = self.0.load(Ordering::Acquire);
+        (turn & Self::STOP == 0).then_some(turn)
+    }
+
+    fn next(&self) {
+        self.0.fetch_add(2, Ordering::Release);
+        let _ = futex::wake(&self.0, Flags::PRIVATE, 1);
+    }
+
+    fn stop(&self) {
+        self.0.fetch_or(Self::STOP, Ordering::Release);
+        let _ = futex::wake(&self.0, Flags::PRIVATE, 1);
+    }
 }
 
-impl Shared {
-    fn wake(&self) {
-        self.turn.fetch_add(1, Ordering::Release);
-        let _ = futex::wake(&self.turn, Flags::PRIVATE, 1);
-    }
+#[derive(Default)]
+struct Shared {
+    turn: Turn,
+    more: Mutex<Vec<Weak<PeerProcess>>>,
 }
 
 /// The thread that holds this process's word and watches those of others.
@@ -52,11 +69,7 @@ pub(crate) struct Deaths {
 impl Deaths {
     /// `memory`, `bell`: this process's; it rings where a peer has died. Without a thread deaths are known later.
     pub(crate) fn start(memory: Arc<Memory>, bell: Bell) -> Self {
-        let shared = Arc::new(Shared {
-            turn: AtomicU32::new(0),
-            stop: AtomicBool::new(false),
-            more: Mutex::default(),
-        });
+        let shared = Arc::new(Shared::default());
         let theirs = shared.clone();
         let (ready, held) = sync_channel(1);
         let thread = std::thread::Builder::new()
@@ -77,7 +90,7 @@ impl Deaths {
 
     /// Once for all peers that were met together, since the thread then hands the kernel all of its words anew.
     pub(crate) fn look(&self) {
-        self.shared.wake();
+        self.shared.turn.next();
     }
 }
 
@@ -87,8 +100,7 @@ impl Drop for Deaths {
         if self.forks != fork::generation() {
             return;
         }
-        self.shared.stop.store(true, Ordering::Release);
-        self.shared.wake();
+        self.shared.turn.stop();
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
         {
@@ -147,10 +159,9 @@ fn hold(shared: &Shared, memory: &Memory, bell: &Bell, ready: &SyncSender<()>) {
 fn watch(shared: &Shared, bell: &Bell) {
     let mut watched: Vec<Weak<PeerProcess>> = Vec::new();
     let mut able = true;
-    while !shared.stop.load(Ordering::Acquire) {
-        let turn = shared.turn.load(Ordering::Acquire);
+    while let Some(turn) = shared.turn.now() {
         watched.append(&mut lock(&shared.more));
-        let mut list = vec![entry(&shared.turn, turn, WaitFlags::PRIVATE)];
+        let mut list = vec![entry(&shared.turn.0, turn, WaitFlags::PRIVATE)];
         let mut died = false;
         watched.retain(|peer| {
             let Some(peer) = peer.upgrade() else { return false };
@@ -185,7 +196,7 @@ fn watch(shared: &Shared, bell: &Bell) {
             }
         } else {
             // This process is watched by others at best.
-            let _ = futex::wait(&shared.turn, Flags::PRIVATE, turn, None);
+            let _ = futex::wait(&shared.turn.0, Flags::PRIVATE, turn, None);
         }
     }
 }
@@ -197,4 +208,23 @@ fn entry(word: &AtomicU32, value: u32, flags: WaitFlags) -> Wait {
     wait.uaddr = WaitPtr::new(word.as_ptr().cast());
     wait.flags = WaitFlags::SIZE_U32 | flags;
     wait
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Between a look and the sleep anything may happen.
+    #[test]
+    fn nobody_sleeps_at_the_value_of_before_a_turn_or_the_end() {
+        let turn = Turn::default();
+        let before = turn.now().unwrap();
+        turn.next();
+        let after = turn.now().unwrap();
+        assert_ne!(before, after);
+        turn.stop();
+        assert!(turn.0.load(Ordering::Relaxed) != after && turn.now().is_none());
+        turn.next();
+        assert_eq!(turn.now(), None, "a later turn takes nothing back");
+    }
 }
