@@ -40,6 +40,8 @@ class Row:
     status: tuple[int, ...] = (0,)
     #: in `make test-pages` alone
     slow: bool = False
+    #: options that make it short, behind it in `make test`; `make test-pages` runs it as it is written
+    shorter: str = ""
 
 
 ROWS = {
@@ -56,8 +58,8 @@ ROWS = {
     "smddp info": Row("libfabric"),
     # Other jobs may be there, or none.
     "smddp status": Row("group", status=(0, 1)),
-    "smddp-bench all_reduce --nproc 4 -b 8 -e 64M -f 8": Row("# Out of bounds values : 0 OK"),
-    "smddp-bench all_reduce --torch smddp,gloo --nproc 2": Row("gloo"),
+    "smddp-bench all_reduce --nproc 4 -b 8 -e 64M -f 8": Row("# Out of bounds values : 0 OK", shorter="-n 2 -w 1"),
+    "smddp-bench all_reduce --torch smddp,gloo --nproc 2": Row("gloo", shorter="-n 2 -w 1"),
     "smddp-bench startup --nproc 64": Row("64"),
     "smddp-bench explain all_gather --bytes 64M --nodes 4 --ppn 8 --draw plan.svg": Row("all_gather"),
     "smddp-bench replay dumps/*.json": Row(
@@ -151,13 +153,17 @@ def holds(page: str, command: str, row: Row, place: Path) -> None:
 
 
 def told_by(rows: dict[str, Row]) -> list:
-    """Each command once, of the first page that has it."""
+    """Each command once, of the first page that has it; one with a shorter form twice."""
     pages = {command: page for page in reversed(PAGES) for command in reading.commands(page)}
-    return [
-        pytest.param(pages[command], command, id=command, marks=[pytest.mark.slow] * row.slow)
-        for command, row in rows.items()
-        if command in pages
-    ]
+    runs = []
+    for command, row in rows.items():
+        if command not in pages:
+            continue
+        if row.shorter:
+            runs.append(pytest.param(pages[command], command, row.shorter, id=f"{command} {row.shorter}"))
+        marks = [pytest.mark.slow] * (row.slow or bool(row.shorter))
+        runs.append(pytest.param(pages[command], command, "", id=command, marks=marks))
+    return runs
 
 
 def test_each_command_of_the_pages_is_run_by_a_test():
@@ -168,9 +174,9 @@ def test_each_command_of_the_pages_is_run_by_a_test():
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("page, command", told_by(ROWS))
-def test_a_command_does_what_the_page_says(page: str, command: str, place: Path):
-    holds(page, command, ROWS[command], place)
+@pytest.mark.parametrize("page, command, more", told_by(ROWS))
+def test_a_command_does_what_the_page_says(page: str, command: str, more: str, place: Path):
+    holds(page, f"{command} {more}".strip(), ROWS[command], place)
 
 
 PRINTED = {
@@ -199,8 +205,9 @@ def clone(tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("page, command", told_by(SLOW_ROWS))
-def test_a_long_command_does_what_the_page_says(page: str, command: str, clone: Path):
+@pytest.mark.parametrize("page, command, more", told_by(SLOW_ROWS))
+def test_a_long_command_does_what_the_page_says(page: str, command: str, more: str, clone: Path):
+    assert not more
     row = SLOW_ROWS[command]
     if row.needs and shutil.which(row.needs) is None:
         pytest.skip(f"no {row.needs} on this machine")

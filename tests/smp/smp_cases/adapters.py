@@ -72,9 +72,11 @@ def case_adapters_of_shared_layers_have_the_gradients_of_one_process():
         (2, "gpt2", {}, {}),
         (2, "llama", {"dropout": 0.3, "only": ("q_proj", "v_proj", "gate_proj")}, {}),
     ]
-    for degree, family, adapters, config in rows:
+    for number, (degree, family, adapters, config) in enumerate(rows):
         with initialized(tensor_parallel_degree=degree):
-            for order in both_orders(family, config or None, **adapters):
+            orders = list(both_orders(family, config or None, **adapters))
+            # Both of llama at both degrees, which differ most; then by turns.
+            for order in orders if number < 2 else orders[number % 2 :][:1]:
                 plain, model = adapted(family, **adapters).train(), order().train()
                 losses = []
                 for each in (plain, model):

@@ -47,26 +47,27 @@ def _reshard(family: str, wrap, config: dict, to: tuple[dict, ...]) -> None:
             shutil.rmtree(where[0], ignore_errors=True)
 
 
-def _both_ways(family: str) -> None:
-    for wrap in (wrap1, wrap2):
-        _reshard(family, wrap, {"hybrid_shard_degree": 2, "tensor_parallel_degree": 2}, TO)
-        _reshard(family, wrap, {"hybrid_shard_degree": 4}, TO[1:])
+def _both_ways(family: str, *engines) -> None:
+    """From shards of both kinds under the first engine to others, and into shards of tensors alone under the last."""
+    _reshard(family, engines[0], {"hybrid_shard_degree": 2, "tensor_parallel_degree": 2}, TO)
+    _reshard(family, engines[-1], {"hybrid_shard_degree": 4}, TO[1:])
 
 
 def case_llama_reshards():
-    _both_ways("llama")
+    _both_ways("llama", wrap1)
+    _both_ways("llama", wrap2)
 
 
 def case_fused_and_tied_weights_reshard():
-    _both_ways("gpt2")
+    _both_ways("gpt2", wrap1, wrap2)
 
 
 def case_stacked_experts_reshard():
-    _both_ways("mixtral")
+    _both_ways("mixtral", wrap2, wrap1)
 
 
 def case_tied_weights_reshard():
-    _both_ways("gemma")
+    _both_ways("gemma", wrap1, wrap2)
 
 
 def case_a_weight_that_is_split_in_two_says_what_to_use():
