@@ -86,7 +86,7 @@ pub(super) struct FarMessages {
     incoming: BTreeMap<(usize, MessageId), Incoming>,
     /// Ranks whose announcements were looked for in vain.
     wanted: Vec<bool>,
-    /// Announcements were looked for in vain since the last that was found.
+    /// The last look for announcements was in vain.
     seeks: bool,
     due: VecDeque<Due>,
 }
