@@ -196,6 +196,11 @@ impl PointToPoint {
         self.waiting.keys().flatten().copied().collect()
     }
 
+    /// The first of them from `rank` on.
+    fn sought_from(&self, rank: usize) -> Option<usize> {
+        self.waiting.range(Some(rank)..).next().and_then(|(&from, _)| from)
+    }
+
     /// What `rank`, which has left, sent with other tags than those that a recv here waits for.
     pub(crate) fn unclaimed(&self, rank: usize, group: &Group, name: &str) -> Option<Error> {
         let (_, recv) = self.waiting.get(&Some(rank))?.values().next()?.front()?;
@@ -281,13 +286,15 @@ impl PointToPoint {
         if self.waiting.is_empty() {
             return false;
         }
-        let ranks: Vec<usize> = match self.waiting.contains_key(&None) {
-            true => (0..self.size).collect(),
-            false => self.sought(),
-        };
-        let (me, mut moved) = (group.rank(), false);
-        for from in ranks.into_iter().filter(|&from| from != me) {
-            moved |= self.take_announced(from, group);
+        let any = self.waiting.contains_key(&None);
+        let (me, mut next, mut moved) = (group.rank(), 0, false);
+        while let Some(from) = if any { Some(next) } else { self.sought_from(next) }
+            && from < self.size
+        {
+            if from != me {
+                moved |= self.take_announced(from, group);
+            }
+            next = from + 1;
         }
         moved
     }

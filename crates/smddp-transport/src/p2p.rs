@@ -41,7 +41,7 @@ pub trait PointToPoint {
     fn landed(&mut self, _from: usize, _message: MessageId) -> bool {
         true
     }
-    /// Next piece of an incoming message.
+    /// Next piece of an incoming message; it is there until the next call.
     fn piece(&mut self, from: usize, message: MessageId) -> Option<(*const u8, usize)>;
     /// That piece is read.
     fn release(&mut self, from: usize, message: MessageId);

@@ -12,6 +12,7 @@ use crate::device::Completion;
 use crate::driver::{Driver, Item};
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
+use crate::p2p::Request;
 use crate::recorder;
 use crate::sync::lock;
 use crate::wait::{AboutToSleep, Backoff, Rounds};
@@ -135,9 +136,10 @@ impl Inner {
         self.moved(driver, outcome)
     }
 
-    /// The same for messages that were just submitted, which only set out.
-    fn set_out(&self, driver: &mut Driver) -> bool {
+    /// The same with a message, where those that are under way only set out.
+    fn set_out(&self, driver: &mut Driver, message: Request) -> bool {
         self.collect(driver);
+        driver.messages.post(message);
         if self.poison.get().is_some() {
             return self.look(driver);
         }
@@ -163,25 +165,38 @@ impl Inner {
 
     /// Gets a submitted collective going, here if nobody drives.
     pub(super) fn get_going(self: &Arc<Self>) {
-        self.nudge(Self::look);
-    }
-
-    /// Gets a submitted message going, here if nobody drives.
-    pub(super) fn get_message_going(self: &Arc<Self>) {
-        self.nudge(Self::set_out);
-    }
-
-    fn nudge(self: &Arc<Self>, how: fn(&Self, &mut Driver) -> bool) {
-        if let Some(mut driver) = self.try_drive() {
-            // Where it panics, the group is dead.
-            let _ = self.guard(&mut driver, |driver| how(self, driver));
-            driver.group.flush();
-            self.leave(driver);
-        } else {
-            // The one who drives sleeps perhaps; and if it leaves now, the progress thread takes over.
-            progress::register(self);
-            self.sleeper.ring();
+        match self.try_drive() {
+            Some(driver) => self.nudge(driver, Self::look),
+            None => self.hand_over(),
         }
+    }
+
+    /// Gets a message going, here if nobody drives: behind what was submitted before.
+    pub(super) fn get_message_going(self: &Arc<Self>, message: Request) {
+        match self.try_drive() {
+            Some(driver) => self.nudge(driver, |inner, driver| inner.set_out(driver, message)),
+            None => {
+                self.submit(|| Item::Request(message));
+                self.hand_over();
+            }
+        }
+    }
+
+    fn nudge(
+        self: &Arc<Self>,
+        mut driver: MutexGuard<'_, Driver>,
+        how: impl FnOnce(&Self, &mut Driver) -> bool,
+    ) {
+        // Where it panics, the group is dead.
+        let _ = self.guard(&mut driver, |driver| how(self, driver));
+        driver.group.flush();
+        self.leave(driver);
+    }
+
+    /// The one who drives sleeps perhaps; and if it leaves now, the progress thread takes over.
+    fn hand_over(self: &Arc<Self>) {
+        progress::register(self);
+        self.sleeper.ring();
     }
 
     /// Hands what was submitted to the driver, in its order.

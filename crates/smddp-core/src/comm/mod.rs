@@ -481,8 +481,7 @@ impl Communicator {
             submitted: Instant::now(),
             work: shared.clone(),
         };
-        inner.submit(|| Item::Request(post));
-        inner.get_message_going();
+        inner.get_message_going(post);
         Ok(Work { shared, comm: inner.clone(), call: Asked::Message(direction), completion: None })
     }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::rank::endpoint;
 use super::script::Script;
+use crate::process::layout::BESIDE;
 use crate::shm::Near;
 use crate::shm::fuzzing::{Words, pair};
 use crate::{Envelope, Head, Inlet, MessageId, Outlet, Wiring};
@@ -199,7 +200,10 @@ impl Pair {
                 let Some((piece, room)) = self.link.p2p().piece(1, stream) else { break };
                 let length = room.min((bytes - moved) as usize);
                 assert!(length > 0, "a piece of nothing would be taken for ever");
-                self.within(piece, length);
+                // What lies beside an announcement was taken with it.
+                if bytes > BESIDE as u64 {
+                    self.within(piece, length);
+                }
                 self.link.p2p().release(1, stream);
                 moved += length as u64;
             }

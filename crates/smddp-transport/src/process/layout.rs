@@ -16,6 +16,8 @@
 //! slot       tag (seq + 1, written last), what, count, stage (offset of the operation's region, 0: none), payload
 //! region     one ENTRY per channel, then per channel a line `published` and a line per reader `read`,
 //!            then the cells
+//! mail ring  line 0 messages taken (told now and then); per entry: number + 1, tag, what, bytes of a message, and its region's
+//!            offset, bytes of a cell and depth, or in their place all that it says
 //! ```
 
 use crate::LONGEST_WHY;
@@ -86,6 +88,10 @@ pub(crate) const IN_FOREIGN: u64 = 2;
 
 pub(crate) const RING_ENTRIES: u64 = 16;
 pub(crate) const RING_BYTES: usize = LINE * (1 + RING_ENTRIES as usize);
+/// Where in an entry the place of a message's cells is written, or the message itself.
+pub(crate) const BODY: usize = 32;
+/// Messages up to this many bytes lie beside their announcement.
+pub(crate) const BESIDE: usize = LINE - BODY;
 
 pub(crate) const fn slots_at(size: usize) -> usize {
     (MAIL + 8 * size).next_multiple_of(LINE)

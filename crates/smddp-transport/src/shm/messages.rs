@@ -2,11 +2,13 @@
 //!
 //! A sender announces each message in its ring to that receiver: tag, size and where the pieces will lie. The
 //! receiver takes announcements off the ring as it looks, so that messages may be received in any order of tags.
-//! Short messages are written whole and need nobody to be there; long ones go through a few cells.
+//! Short messages are written whole, before they are announced, and need nobody to be there; the shortest lie beside
+//! their announcement. Long ones go through a few cells.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+
+use slab::Slab;
 
 use super::ranks::{Home, Ranks};
 use crate::process::layout::*;
@@ -22,10 +24,25 @@ const PIECES: usize = 4;
 const LEAST_PIECE: usize = 16 << 10;
 
 /// Region of a message: line `published`, line `read`, cells from the second grain on.
-const CELLS: usize = GRAIN;
+const FIRST_CELL: usize = GRAIN;
+
+/// My ring to a receiver.
+#[derive(Clone, Copy, Default)]
+struct Ring {
+    /// 0: none yet.
+    at: usize,
+    /// Messages that have a place in it.
+    used: u64,
+    /// Those of them that were taken when this was last looked at.
+    taken: u64,
+}
 
 struct Outgoing {
     to: usize,
+    envelope: Envelope,
+    /// Its place among all to that receiver.
+    number: u64,
+    /// `None`: it has no bytes, or they lie beside its announcement.
     region: Option<Region>,
     cell: usize,
     depth: u64,
@@ -33,8 +50,14 @@ struct Outgoing {
     sent: u64,
 }
 
+/// Where an announced message lies.
+enum Incoming {
+    Beside { body: [u64; BESIDE / 8], bytes: usize },
+    In(Cells),
+}
+
 #[derive(Clone, Copy)]
-struct Incoming {
+struct Cells {
     region: usize,
     cell: usize,
     depth: u64,
@@ -61,25 +84,29 @@ pub(super) struct NearMessages {
     /// A group of one rank has none.
     home: Option<Home>,
     ranks: Arc<Ranks>,
-    next: MessageId,
-    /// My rings, by receiver: (offset, messages announced).
-    rings: HashMap<usize, (usize, u64)>,
+    /// By receiver.
+    rings: Vec<Ring>,
     /// Others' rings to me, by sender: (offset in its memory, messages taken).
     inbound: Vec<(usize, u64)>,
-    outgoing: HashMap<MessageId, Outgoing>,
-    incoming: HashMap<MessageId, Incoming>,
+    outgoing: Slab<Outgoing>,
+    incoming: Slab<Incoming>,
     /// A sender whose words cannot be true.
     pub(super) nonsense: Option<Fault>,
 }
 
-impl Incoming {
+impl Cells {
+    /// Whether it is one piece, which was there before it was announced.
+    fn whole(&self) -> bool {
+        self.bytes <= self.cell
+    }
+
     /// Whether all of its cells lie in its sender's memory.
     fn lies_in(&self, memory: &Memory) -> bool {
-        let cells = || {
+        let bytes = || {
             let cell = self.cell.checked_next_multiple_of(LINE).filter(|&cell| cell > 0)?;
-            CELLS.checked_add(cell.checked_mul(usize::try_from(self.depth).ok()?)?)
+            FIRST_CELL.checked_add(cell.checked_mul(usize::try_from(self.depth).ok()?)?)
         };
-        cells().is_some_and(|bytes| memory.holds(self.region, bytes))
+        bytes().is_some_and(|bytes| memory.holds(self.region, bytes))
     }
 }
 
@@ -91,12 +118,11 @@ impl NearMessages {
     pub(super) fn new(home: Option<Home>, ranks: Arc<Ranks>) -> Self {
         Self {
             home,
-            next: 0,
-            rings: HashMap::new(),
+            rings: vec![Ring::default(); ranks.remotes.len()],
             inbound: vec![(0, 0); ranks.remotes.len()],
             ranks,
-            outgoing: HashMap::new(),
-            incoming: HashMap::new(),
+            outgoing: Slab::new(),
+            incoming: Slab::new(),
             nonsense: None,
         }
     }
@@ -106,16 +132,31 @@ impl NearMessages {
         Arc::new(AllRead { memory: endpoint.memory.clone(), ranks: self.ranks.clone(), region, pieces, to })
     }
 
+    /// Tells the receiver. What a short message says lies where it belongs by then.
+    fn announce(&self, Home { endpoint, .. }: &Home, out: &Outgoing) {
+        let (memory, at) = (&endpoint.memory, entry(self.rings[out.to].at, out.number));
+        let write = |i: usize, value: u64| memory.word64(at + 8 + 8 * i).store(value, Ordering::Relaxed);
+        let Envelope { tag, what, bytes } = out.envelope;
+        [tag, what, bytes].into_iter().enumerate().for_each(|(i, value)| write(i, value));
+        if let Some(Region { offset, .. }) = out.region {
+            let place = [offset as u64, out.cell as u64, out.depth];
+            place.into_iter().enumerate().for_each(|(i, value)| write(3 + i, value));
+        }
+        // Release: whoever sees the number sees the announcement.
+        memory.count(at).tell(out.number + 1);
+        self.ranks.ring(out.to);
+    }
+
     /// The group is over: everything goes back when its readers are gone.
     pub(super) fn drain(&mut self) {
-        for stream in self.outgoing.keys().copied().collect::<Vec<_>>() {
-            self.close(stream);
+        for message in self.outgoing.iter().map(|(message, _)| message as MessageId).collect::<Vec<_>>() {
+            self.close(message);
         }
         let rings = std::mem::take(&mut self.rings);
         let Some(home @ Home { endpoint, nonce, .. }) = &self.home else { return };
         endpoint.pool.disown(&endpoint.memory, nonce ^ MAIL_OWNER);
-        for (to, (ring, _)) in rings {
-            endpoint.control.give(ring, RING_BYTES, self.read(home, ring, u64::MAX, to));
+        for (to, ring) in rings.iter().enumerate().filter(|(_, ring)| ring.at > 0) {
+            endpoint.control.give(ring.at, RING_BYTES, self.read(home, ring.at, u64::MAX, to));
         }
     }
 }
@@ -127,10 +168,10 @@ impl Home {
             return Some((None, 0));
         }
         let cell = if bytes <= EAGER { bytes } else { PIECE.min(bytes) };
-        let want = CELLS + cell.next_multiple_of(LINE) * if bytes <= EAGER { 1 } else { PIECES };
+        let want = FIRST_CELL + cell.next_multiple_of(LINE) * if bytes <= EAGER { 1 } else { PIECES };
         // Every message may go on, if need be in small pieces and past the cap: the receiver may want the last one
         // announced first.
-        let least = want.min(CELLS + 2 * LEAST_PIECE);
+        let least = want.min(FIRST_CELL + 2 * LEAST_PIECE);
         let memory = &self.endpoint.memory;
         let region = self.endpoint.pool.acquire_mail(memory, self.nonce ^ MAIL_OWNER, want, least)?;
         let cell = if region.bytes < want { LEAST_PIECE.min(bytes) } else { cell };
@@ -142,68 +183,66 @@ impl PointToPoint for NearMessages {
     fn open(&mut self, to: usize, envelope: Envelope) -> Option<MessageId> {
         let home = self.home.as_ref()?;
         let memory = &home.endpoint.memory;
-        let (ring, announced) = match self.rings.get(&to) {
-            Some(&ring) => ring,
-            None => {
-                let ring = home.endpoint.control.take(memory, RING_BYTES)?;
-                memory.count(home.block + MAIL + 8 * to).tell(ring as u64);
-                (ring, 0)
+        let ring = &mut self.rings[to];
+        if ring.at == 0 {
+            ring.at = home.endpoint.control.take(memory, RING_BYTES)?;
+            memory.count(home.block + MAIL + 8 * to).tell(ring.at as u64);
+        }
+        if ring.used.saturating_sub(ring.taken) >= RING_ENTRIES {
+            // Acquire: the receiver has copied the entry that this one takes over.
+            ring.taken = memory.count(ring.at).told();
+            if ring.used.saturating_sub(ring.taken) >= RING_ENTRIES {
+                return None;
             }
-        };
-        self.rings.insert(to, (ring, announced));
-        // Acquire: the receiver has copied the entry that this one takes over.
-        if announced.saturating_sub(memory.count(ring).told()) >= RING_ENTRIES {
-            return None;
         }
         let bytes = usize::try_from(envelope.bytes).ok()?;
-        let (region, cell) = home.region(bytes)?;
+        let (region, cell) = if bytes <= BESIDE { (None, bytes) } else { home.region(bytes)? };
         let depth =
-            region.map_or(1, |r| ((r.bytes - CELLS) / cell.next_multiple_of(LINE).max(1)).max(1)) as u64;
-        let at = entry(ring, announced);
-        let stage = region.map_or(0, |r| r.offset);
-        if region.is_some() {
-            memory.word64(stage).store(0, Ordering::Relaxed);
-            memory.word64(stage + LINE).store(0, Ordering::Relaxed);
+            region.map_or(1, |r| ((r.bytes - FIRST_CELL) / cell.next_multiple_of(LINE).max(1)).max(1)) as u64;
+        if let Some(Region { offset, .. }) = region {
+            memory.word64(offset).store(0, Ordering::Relaxed);
+            memory.word64(offset + LINE).store(0, Ordering::Relaxed);
         }
-        for (i, value) in [envelope.tag, envelope.what, envelope.bytes, stage as u64, cell as u64, depth]
-            .into_iter()
-            .enumerate()
-        {
-            memory.word64(at + 8 + 8 * i).store(value, Ordering::Relaxed);
+        let (number, pieces) = (ring.used, bytes.div_ceil(cell.max(1)) as u64);
+        ring.used += 1;
+        let out = Outgoing { to, envelope, number, region, cell, depth, pieces, sent: 0 };
+        if pieces != 1 {
+            self.announce(home, &out);
         }
-        // Release: whoever sees the number sees the announcement.
-        memory.count(at).tell(announced + 1);
-        self.ranks.ring(to);
-        self.rings.insert(to, (ring, announced + 1));
-        self.next += 1;
-        let pieces = bytes.div_ceil(cell.max(1)) as u64;
-        self.outgoing.insert(self.next, Outgoing { to, region, cell, depth, pieces, sent: 0 });
-        Some(self.next)
+        Some(self.outgoing.insert(out) as MessageId)
     }
 
-    fn cell(&mut self, stream: MessageId) -> Option<(*mut u8, usize)> {
-        let (memory, out) = (&self.home.as_ref()?.endpoint.memory, self.outgoing.get(&stream)?);
-        let region = out.region?;
-        let read = memory.count(region.offset + LINE).told();
-        if out.sent.saturating_sub(read) >= out.depth {
-            return None;
-        }
-        let at = region.offset + CELLS + (out.sent % out.depth) as usize * out.cell.next_multiple_of(LINE);
+    fn cell(&mut self, message: MessageId) -> Option<(*mut u8, usize)> {
+        let (memory, out) = (&self.home.as_ref()?.endpoint.memory, self.outgoing.get(message as usize)?);
+        let at = match out.region {
+            None if out.sent == out.pieces => return None,
+            None => entry(self.rings[out.to].at, out.number) + BODY,
+            Some(region) => {
+                let read = memory.count(region.offset + LINE).told();
+                if out.sent.saturating_sub(read) >= out.depth {
+                    return None;
+                }
+                let cell = (out.sent % out.depth) as usize;
+                region.offset + FIRST_CELL + cell * out.cell.next_multiple_of(LINE)
+            }
+        };
         Some((memory.at(at, out.cell), out.cell))
     }
 
-    fn publish(&mut self, stream: MessageId, _bytes: usize) {
-        if let (Some(home), Some(out)) = (&self.home, self.outgoing.get_mut(&stream))
-            && let Some(region) = out.region
-        {
+    fn publish(&mut self, message: MessageId, _bytes: usize) {
+        if let (Some(home), Some(out)) = (&self.home, self.outgoing.get_mut(message as usize)) {
             out.sent += 1;
-            home.endpoint.memory.count(region.offset).tell(out.sent);
-            self.ranks.ring(out.to);
+            if out.pieces == 1 {
+                self.announce(home, &self.outgoing[message as usize]);
+            } else if let Some(region) = out.region {
+                home.endpoint.memory.count(region.offset).tell(out.sent);
+                self.ranks.ring(out.to);
+            }
         }
     }
 
-    fn close(&mut self, stream: MessageId) {
-        if let (Some(home), Some(out)) = (&self.home, self.outgoing.remove(&stream))
+    fn close(&mut self, message: MessageId) {
+        if let (Some(home), Some(out)) = (&self.home, self.outgoing.try_remove(message as usize))
             && let Some(region) = out.region
         {
             let release = self.read(home, region.offset, out.pieces, out.to);
@@ -232,52 +271,58 @@ impl PointToPoint for NearMessages {
         }
         let field = |i: usize| memory.word64(at + 8 + 8 * i).load(Ordering::Relaxed);
         let envelope = Envelope { tag: field(0), what: field(1), bytes: field(2) };
-        let message = Incoming {
-            region: field(3) as usize,
-            cell: field(4) as usize,
-            depth: field(5).max(1),
-            bytes: envelope.bytes as usize,
-            taken: 0,
-        };
-        // One without bytes has no place.
-        if message.bytes > 0 && !message.lies_in(memory) {
-            return nonsense(&mut self.nonsense, from);
-        }
-        *taken += 1;
-        memory.count(*ring).tell(*taken);
-        self.ranks.ring(from);
-        self.next += 1;
-        if message.bytes > 0 {
-            self.incoming.insert(self.next, message);
-        }
-        Some((envelope, self.next))
-    }
-
-    fn piece(&mut self, from: usize, stream: MessageId) -> Option<(*const u8, usize)> {
-        let message = self.incoming.get(&stream)?;
-        let left = message.bytes - message.taken as usize * message.cell;
-        if left == 0 {
-            return None;
-        }
-        let memory = self.ranks.remotes[from].memory();
-        if memory.count(message.region).told() <= message.taken {
-            return None;
-        }
-        let cell = message.cell.next_multiple_of(LINE);
-        let at = message.region + CELLS + (message.taken % message.depth) as usize * cell;
-        let bytes = left.min(message.cell);
-        Some((memory.at(at, bytes), bytes))
-    }
-
-    fn release(&mut self, from: usize, stream: MessageId) {
-        if let Some(message) = self.incoming.get_mut(&stream) {
-            message.taken += 1;
-            self.ranks.remotes[from].memory().count(message.region + LINE).tell(message.taken);
-            if message.taken as usize * message.cell >= message.bytes {
-                self.incoming.remove(&stream);
+        let bytes = envelope.bytes as usize;
+        let message = if bytes == 0 {
+            None
+        } else if bytes <= BESIDE {
+            Some(Incoming::Beside { body: [3, 4, 5, 6].map(field), bytes })
+        } else {
+            let (region, cell, depth) = (field(3) as usize, field(4) as usize, field(5).max(1));
+            let cells = Cells { region, cell, depth, bytes, taken: 0 };
+            if !cells.lies_in(memory) {
+                return nonsense(&mut self.nonsense, from);
             }
+            Some(Incoming::In(cells))
+        };
+        *taken += 1;
+        // Now and then is enough for a sender who has as many entries, and one line less to fetch for either.
+        if taken.is_multiple_of(RING_ENTRIES / 4) {
+            memory.count(*ring).tell(*taken);
+            self.ranks.ring(from);
         }
-        self.ranks.ring(from);
+        // One without bytes has nothing more to be asked for.
+        let message = message.map_or(MessageId::MAX, |message| self.incoming.insert(message) as MessageId);
+        Some((envelope, message))
+    }
+
+    fn piece(&mut self, from: usize, message: MessageId) -> Option<(*const u8, usize)> {
+        let cells = match self.incoming.get(message as usize)? {
+            Incoming::Beside { body, bytes } => return Some((body.as_ptr().cast(), *bytes)),
+            Incoming::In(cells) => cells,
+        };
+        let memory = self.ranks.remotes[from].memory();
+        if !cells.whole() && memory.count(cells.region).told() <= cells.taken {
+            return None;
+        }
+        let bytes = (cells.bytes - cells.taken as usize * cells.cell).min(cells.cell);
+        let cell = (cells.taken % cells.depth) as usize * cells.cell.next_multiple_of(LINE);
+        Some((memory.at(cells.region + FIRST_CELL + cell, bytes), bytes))
+    }
+
+    fn release(&mut self, from: usize, message: MessageId) {
+        let over = match self.incoming.get_mut(message as usize) {
+            None => return,
+            Some(Incoming::Beside { .. }) => true,
+            Some(Incoming::In(cells)) => {
+                cells.taken += 1;
+                self.ranks.remotes[from].memory().count(cells.region + LINE).tell(cells.taken);
+                self.ranks.ring(from);
+                cells.taken as usize * cells.cell >= cells.bytes
+            }
+        };
+        if over {
+            self.incoming.remove(message as usize);
+        }
     }
 }
 
