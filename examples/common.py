@@ -146,6 +146,7 @@ def arguments(doc, extend=None):
     p.add_argument("--dim", type=int, default=256)
     p.add_argument("--heads", type=int, default=4)
     p.add_argument("--rate", type=float, default=2e-3, help="greatest learning rate")
+    p.add_argument("--seed", type=int, default=1, help="of the weights that training begins with (default: 1)")
     p.add_argument("--probe-every", type=int, default=10, help="steps between two looks at the share of communication")
     if extend:
         extend(p)
@@ -155,7 +156,7 @@ def arguments(doc, extend=None):
 def start(o):
     """The process group. `smddp` needs no import: torch finds it by the wheel's entry points."""
     torch.set_num_threads(1)  # one rank a core
-    torch.manual_seed(1)  # the same weights everywhere
+    torch.manual_seed(o.seed)  # the same weights everywhere
     dist.init_process_group(o.backend)
 
 
