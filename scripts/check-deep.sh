@@ -42,7 +42,8 @@ done
 if [ ${#failed[@]} -gt 0 ]; then
     for target in "${failed[@]}"; do
         echo "FOUND by $target:" >&2
-        grep -aE 'panicked at|ERROR: |Test unit written' -A1 "fuzz/artifacts/$target.log" | head -12 >&2
+        grep -aE 'panicked at|ERROR: |Test unit written' -A1 "fuzz/artifacts/$target.log" | head -12 >&2 ||
+            tail -n 5 "fuzz/artifacts/$target.log" >&2 # not built, say
     done
     exit 1
 fi
