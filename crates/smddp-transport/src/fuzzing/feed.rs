@@ -9,7 +9,9 @@ use crate::interface::{Family, Wanted};
 use crate::joint::{Between, Means, Prepared};
 use crate::net::frame::{Frame, Kind};
 use crate::net::tcp::TcpAddress;
-use crate::net::tcp::hello::{Credential, HELLO, Purpose, TAKEN, hello};
+use crate::net::tcp::hello::{Credential, Purpose, hello};
+#[cfg(test)]
+use crate::net::tcp::hello::{HELLO, TAKEN};
 use crate::token::{Challenge, Claim, REPLY, SALT, Token};
 use crate::{Envelope, Fault, Group, Head, Inlet, Outlet, Wiring};
 
@@ -267,6 +269,7 @@ impl Default for Feed {
 }
 
 /// A frame's header, by the number of its kind (1 to 10) and its fields: channel, seq, index, bytes, what, count, total.
+#[cfg(test)]
 #[must_use]
 pub(crate) fn header(kind: u8, channel: u32, [seq, index, bytes, what, count, total]: [u64; 6]) -> [u8; 64] {
     let kind = Kind::ALL[usize::from(kind.clamp(1, 10)) - 1];
