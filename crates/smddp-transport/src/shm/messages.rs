@@ -162,10 +162,10 @@ impl NearMessages {
 }
 
 impl Home {
-    /// Memory for a message of `bytes` and the size of its pieces.
+    /// Memory for a message of `bytes`, if it does not lie beside its announcement, and the size of its pieces.
     fn region(&self, bytes: usize) -> Option<(Option<Region>, usize)> {
-        if bytes == 0 {
-            return Some((None, 0));
+        if bytes <= BESIDE {
+            return Some((None, bytes));
         }
         let cell = if bytes <= EAGER { bytes } else { PIECE.min(bytes) };
         let want = FIRST_CELL + cell.next_multiple_of(LINE) * if bytes <= EAGER { 1 } else { PIECES };
@@ -196,7 +196,7 @@ impl PointToPoint for NearMessages {
             }
         }
         let bytes = usize::try_from(envelope.bytes).ok()?;
-        let (region, cell) = if bytes <= BESIDE { (None, bytes) } else { home.region(bytes)? };
+        let (region, cell) = home.region(bytes)?;
         let depth =
             region.map_or(1, |r| ((r.bytes - FIRST_CELL) / cell.next_multiple_of(LINE).max(1)).max(1)) as u64;
         if let Some(Region { offset, .. }) = region {
