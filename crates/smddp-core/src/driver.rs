@@ -1,5 +1,6 @@
 //! What one thread at a time does for a communicator: start operations in order, move them on, end them.
 
+mod detach;
 mod faults;
 
 use std::collections::VecDeque;
@@ -23,6 +24,7 @@ use crate::p2p::{PointToPoint, Request};
 use crate::recorder::{Outcome, Recorder, Tally, ticks};
 use crate::report;
 use crate::steps::Progress;
+use crate::work::Shared;
 
 /// What waits to be taken up by the driver.
 pub(crate) enum Item {
@@ -30,6 +32,8 @@ pub(crate) enum Item {
     /// Comes before the first collective on its device.
     Site(Box<Site>),
     Request(Request),
+    /// The caller of this collective was interrupted and takes its buffers back.
+    Detach(Arc<Shared>),
 }
 
 pub(crate) struct Driver {
@@ -49,6 +53,8 @@ pub(crate) struct Driver {
     /// The last poll moved a collective.
     advanced: bool,
     pub(crate) name: String,
+    /// Collectives whose callers take their buffers back, see [`Self::detach`].
+    detaching: Vec<Arc<Shared>>,
     /// A finished operation, to be filled again.
     pub(crate) spare: Option<Box<Operation>>,
     /// Finished ones whose calls may come again, the one that ended last at the end.
@@ -94,6 +100,7 @@ impl Driver {
             recorder,
             advanced: false,
             name,
+            detaching: Vec::new(),
             spare: None,
             kept: Vec::with_capacity(KEPT),
             sites: Vec::new(),
@@ -184,6 +191,7 @@ impl Driver {
             Item::Collective(op) => self.enqueue(op),
             Item::Site(site) => self.sites.push(*site),
             Item::Request(request) => self.messages.post(request),
+            Item::Detach(work) => self.detaching.push(work),
         }
     }
 
@@ -217,6 +225,12 @@ impl Driver {
 
     /// Moves on whatever can be moved; whether anything did.
     pub(crate) fn poll(&mut self) -> Result<bool, Error> {
+        while let Some(work) = self.detaching.pop() {
+            let seq = |op: &&Box<Operation>| op.work.as_ref().is_some_and(|own| Arc::ptr_eq(own, &work));
+            if let Some(seq) = self.queue.iter().find(seq).map(|op| op.seq) {
+                self.detach(seq)?;
+            }
+        }
         // What can be sent goes out before a look at what came in, which may be a system call.
         let mut moved = self.advance()?;
         self.advanced = moved;
@@ -402,12 +416,27 @@ impl Driver {
         }
     }
 
-    /// The group is over: everything that waits ends with `error`, and the others are told.
+    /// Ends the group: releases the callers' memory, notifies the other ranks and ends all pending calls with `error`.
     pub(crate) fn fail(&mut self, error: &Error, now: Instant) {
         let heard = self.heard.take().filter(|(about, _)| about == error);
         self.recorder.failed(&error.to_string());
+        // Before the notice: sending it also reads from the sockets, and those bytes must not reach a caller's memory.
+        self.group.let_go();
         self.group.poison(&heard.map_or_else(|| report::own(self.group.rank(), error), |(_, report)| report));
         self.end(error, now);
+    }
+
+    /// The same because this rank closes the group: the other ranks receive the loss of this rank as the reason, with the
+    /// last error of this process.
+    pub(crate) fn depart(&mut self, error: &Error, now: Instant) {
+        let reason = describe::departure(&self.group, &self.name, &self.oldest());
+        self.heard = Some((error.clone(), report::own(self.group.rank(), &reason)));
+        self.fail(error, now);
+    }
+
+    /// Whether collective `seq` is not over: its buffers are in use.
+    pub(crate) fn holds(&self, seq: u64) -> bool {
+        self.queue.iter().any(|op| op.seq == seq)
     }
 
     /// All that waits here ends with `error`.

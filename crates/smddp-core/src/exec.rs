@@ -62,6 +62,11 @@ fn staying(bound: &Bound, execution: &Execution) -> Vec<Stay> {
         .collect()
 }
 
+/// Whether other ranks may be reading the operation's buffers themselves.
+pub(crate) fn is_read_by_peers(bound: &Bound, execution: &Execution, group: &Group) -> bool {
+    bound.direct.any_stay(group.has_symmetric()) && !staying(bound, execution).is_empty()
+}
+
 /// Says where messages belong that need no cell.
 fn land(bound: &Bound, execution: &Execution, group: &mut Group) {
     for &(inlet, to) in bound.direct.arrives(execution.in_place) {

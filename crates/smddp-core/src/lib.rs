@@ -28,6 +28,7 @@ mod p2p;
 pub mod preview;
 mod recorder;
 mod reduce;
+mod relocation;
 mod report;
 mod startup;
 mod steps;

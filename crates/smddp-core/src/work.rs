@@ -18,6 +18,8 @@ pub(crate) struct Shared {
     done: AtomicBool,
     /// All of it is on a device.
     enqueued: AtomicBool,
+    /// It uses private copies of its buffers.
+    detached: AtomicBool,
     error: OnceLock<Error>,
     source: AtomicI64,
     state: Mutex<State>,
@@ -80,6 +82,23 @@ impl Shared {
         }
         drop(state);
         early.into_iter().for_each(foreign);
+    }
+
+    /// The operation uses `copies` from now on; the caller's buffers are released.
+    pub(crate) fn detach(&self, copies: Keep) {
+        let mut state = self.lock();
+        let keep = state.keep.replace(copies);
+        self.detached.store(true, Ordering::Release);
+        if state.sleepers > 0 {
+            self.changed.notify_all();
+        }
+        drop(state);
+        foreign(|| drop(keep));
+    }
+
+    /// Whether the caller's buffers are released: the operation is over, or it uses copies of them.
+    pub(crate) fn is_released(&self) -> bool {
+        self.is_done() || self.detached.load(Ordering::Acquire)
     }
 
     pub(crate) fn is_done(&self) -> bool {

@@ -102,17 +102,10 @@ impl Arrays {
             over.map_err(|error| raise(py, error))?;
             return Ok(done(py, result));
         }
-        // SAFETY: the caller's frame holds the arrays until this returns, `sides` their addresses; where a signal has it
-        // return before the call is over, both are held for ever.
-        match unsafe { self.comm.run_aside(&call, options, Wait::detached(py)) } {
-            Ok(()) => Ok(done(py, result)),
-            Err(error) => {
-                if error == smddp_core::Error::Interrupted {
-                    std::mem::forget(held(sides));
-                }
-                Err(raise(py, error))
-            }
-        }
+        // SAFETY: the caller's frame holds the arrays, and `sides` their addresses, until this returns.
+        let over = unsafe { self.comm.run_aside(&call, options, Wait::detached(py)) };
+        over.map_err(|error| raise(py, error))?;
+        Ok(done(py, result))
     }
 }
 

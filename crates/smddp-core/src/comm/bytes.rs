@@ -4,7 +4,7 @@ use smddp_plan::Collective;
 
 use super::{Communicator, Options};
 use crate::call::{Blocks, Call};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::types::{DType, RedOp};
 
 impl Communicator {
@@ -19,16 +19,8 @@ impl Communicator {
             input: Blocks::Flat { ptr: mine.as_ptr().cast_mut(), count: mine.len() },
             output: Blocks::Flat { ptr: all.as_mut_ptr(), count: all.len() },
         };
-        // SAFETY: both belong to this thread until the call returns, and the input is only read; where a signal has it return
-        // before it is over, both are kept for ever.
-        match unsafe { self.run(&call, Options::default()) } {
-            Ok(()) => Ok(all),
-            Err(error) => {
-                if error == Error::Interrupted {
-                    std::mem::forget((mine, all));
-                }
-                Err(error)
-            }
-        }
+        // SAFETY: both belong to this thread until the call returns, and the input is only read.
+        unsafe { self.run(&call, Options::default()) }?;
+        Ok(all)
     }
 }

@@ -46,12 +46,16 @@ impl Target<'_> {
     }
 }
 
+/// Time between two looks for a signal.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
+
 /// Each takes some 30 ns.
 const BRIEF_LOOKS: u32 = 24;
 
 /// When a wait gives up.
 pub(crate) struct Limit {
     until: Option<Instant>,
+    /// The last look for a signal; `None`: signals do not end the wait.
     asked: Option<Instant>,
 }
 
@@ -61,13 +65,20 @@ const LOOKS: u32 = 50;
 impl Limit {
     /// `None`: never.
     pub(crate) fn new(until: Option<Instant>) -> Self {
+        Self { until, asked: Some(Instant::now()) }
+    }
+
+    /// The same for a wait that no signal ends: none is looked for, so its handler runs afterwards.
+    fn uninterrupted(until: Option<Instant>) -> Self {
         Self { until, asked: None }
     }
 
     /// Whether the time is up; or a signal waits, which is looked for a few times a second.
     fn over(&mut self, now: Instant) -> Result<bool> {
-        if now.duration_since(*self.asked.get_or_insert(now)) > Duration::from_millis(100) {
-            self.asked = Some(now);
+        if let Some(asked) = &mut self.asked
+            && now.duration_since(*asked) > SIGNAL_INTERVAL
+        {
+            *asked = now;
             if interrupted() {
                 return Err(Error::Interrupted);
             }
@@ -125,8 +136,10 @@ impl Inner {
         self.collect(driver);
         if let Some(error) = self.poison.get() {
             let (had, now) = (driver.waited_for(), Instant::now());
-            if had {
-                driver.fail(error, now);
+            match error {
+                Error::Closed { why, .. } if had && why == super::DESTROYED => driver.depart(error, now),
+                _ if had => driver.fail(error, now),
+                _ => {}
             }
             driver.keep_releasing(now);
             // What tells the others may still be in a queue that moves only when it is looked at.
@@ -249,7 +262,10 @@ impl Inner {
         let dead = self.poison.get();
         match target {
             Target::Number(number) if driver.finished > *number => Some(Ok(())),
-            Target::Number(_) => dead.map(|error| Err(self.tell(error))),
+            // The failed operation may still be queued: then its buffers are in use until the next look.
+            Target::Number(number) => {
+                dead.filter(|_| !driver.holds(*number)).map(|error| Err(self.tell(error)))
+            }
             Target::Work(work) => work.is_done().then(|| work.outcome()),
             Target::Enqueued(work, _) if work.is_done() => Some(work.outcome()),
             Target::Enqueued(_, completion) => completion.enqueued().then_some(Ok(())),
@@ -357,15 +373,36 @@ impl Inner {
         Ok(true)
     }
 
-    /// Drives for so long at most, and only where no other thread waits here. No signal ends it.
+    /// Drives for at most `limit`, and only where no other thread waits in this group. No signal ends it.
     pub(super) fn drive_to(self: &Arc<Self>, target: &Target<'_>, limit: Duration) {
-        let mut limit = Limit::new(Instant::now().checked_add(limit));
-        while let Some(mut driver) = self.drive_soon() {
-            let outcome = self.drive(&mut driver, target, &mut limit);
+        let mut limit = Limit::uninterrupted(Instant::now().checked_add(limit));
+        if let Some(mut driver) = self.drive_soon() {
+            self.drive(&mut driver, target, &mut limit);
             self.leave(driver);
-            if outcome != Some(Err(Error::Interrupted)) {
-                return;
+        }
+    }
+
+    /// Returns when the buffers of an interrupted collective are its caller's again.
+    pub(crate) fn detach(self: &Arc<Self>, work: &Arc<Shared>) {
+        self.submit(|| Item::Detach(work.clone()));
+        while !work.is_released() {
+            match self.try_drive() {
+                Some(mut driver) => {
+                    self.turn(&mut driver);
+                    self.leave(driver);
+                }
+                None => {
+                    self.sleeper.ring();
+                    work.sleep(Duration::from_millis(1));
+                }
             }
+        }
+    }
+
+    /// The same where this thread drives. `keep` is held until then.
+    pub(crate) fn detach_here(&self, driver: &mut Driver, number: u64) {
+        if let Some(Err(error)) = self.guard(driver, |driver| driver.detach(number)) {
+            self.die(driver, error);
         }
     }
 

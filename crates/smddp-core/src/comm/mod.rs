@@ -257,11 +257,12 @@ impl Communicator {
 
     /// Makes `call` with the calling thread driving; returns when it is over.
     ///
-    /// On `Interrupted` the call goes on by itself and `options.keep` is held until it is over.
+    /// After an error no memory of the caller is used any more. On [`Error::Interrupted`] the operation goes on with copies
+    /// of its buffers, so the other ranks can finish; where other ranks read the buffers themselves the group ends instead.
+    /// Only buffers of a device stay in use, in the order of its stream, and `options.keep` is held until then.
     ///
     /// # Safety
-    /// The buffers of `call` are valid, and written by nobody else, until this returns anything but
-    /// `Interrupted`; in that case until the call is over.
+    /// The buffers of `call` are valid and no other thread writes to them until this returns.
     pub unsafe fn run(&self, call: &Call<'_>, options: Options) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { self.run_with(call, options, false, |wait| wait()) }
@@ -323,11 +324,13 @@ impl Communicator {
             if outcome.is_none() {
                 aside(&mut || outcome = inner.drive(&mut driver, &target, &mut Limit::new(None)));
             }
-            let outcome = outcome.unwrap_or(Ok(()));
-            if outcome == Err(Error::Interrupted)
-                && let Some(op) = driver.queue.iter_mut().find(|op| op.seq == number)
-            {
-                op.work = Some(Arc::new(Shared::new(options.keep)));
+            // The buffers are in use until the operation is over, whatever `aside` did.
+            let outcome = match outcome {
+                Some(outcome) => outcome,
+                None => inner.drive(&mut driver, &target, &mut Limit::new(None)).unwrap_or(Ok(())),
+            };
+            if outcome == Err(Error::Interrupted) {
+                inner.detach_here(&mut driver, number);
             }
             if driver.pending() {
                 inner.leave(driver);
@@ -338,8 +341,16 @@ impl Communicator {
         let mut options = Some(options);
         aside(&mut || {
             if let Some(options) = options.take() {
-                // SAFETY: the caller's promise; `wait` returns when the work is over, or the work holds `keep`.
-                outcome = unsafe { self.start(call, options) }.and_then(|work| work.wait(None));
+                let on_device = options.on.is_some();
+                // SAFETY: the caller's promise; `wait` returns when the work is over, or is interrupted: then the work gives
+                // the buffers back, or holds `keep` where they are a device's.
+                outcome = unsafe { self.start(call, options) }.and_then(|work| {
+                    let outcome = work.wait(None);
+                    if outcome == Err(Error::Interrupted) && !on_device {
+                        inner.detach(&work.shared);
+                    }
+                    outcome
+                });
             }
         });
         outcome
@@ -509,10 +520,11 @@ impl Communicator {
     /// Leaves in good order, together with the other ranks, which all do: waits for them for `limit` at most, and holds what
     /// each called against what the others did. [`Error::Mismatch`] where that differs and no call has raised so: another
     /// root, a message that nobody received. Ranks that are late or gone are not held against, which is no error. The group is
-    /// closed in any case.
+    /// closed in any case. [`Error::Interrupted`] if a signal ended the wait: the group is closed then, too.
     pub fn finish(&self, limit: Duration) -> Result<()> {
         let inner = &self.0;
         let mut outcome = Ok(false);
+        let mut interrupted = false;
         if inner.forks == fork::generation() && inner.size > 1 && !inner.closed.load(Ordering::Acquire) {
             inner.drive_to(&Target::Landed, COMPLETION);
             let begun = Instant::now();
@@ -537,6 +549,7 @@ impl Communicator {
                             inner.name
                         ),
                     );
+                    interrupted = *why == Error::Interrupted;
                     inner.forget_leaving();
                 }
             }
@@ -549,7 +562,7 @@ impl Communicator {
             };
         }
         self.close();
-        outcome.map(drop)
+        if interrupted { Err(Error::Interrupted) } else { outcome.map(drop) }
     }
 
     /// Leaves in good order: calls on devices are waited for, other pending calls end with an error, later ones raise.
@@ -560,7 +573,7 @@ impl Communicator {
             return;
         }
         inner.drive_to(&Target::Landed, COMPLETION);
-        let error = Error::Closed { group: inner.name.clone(), why: "it was destroyed".to_owned() };
+        let error = Error::Closed { group: inner.name.clone(), why: DESTROYED.to_owned() };
         // A group that is already dead stays dead for its first reason.
         let fresh = inner.poison.set(error).is_ok();
         inner.sleeper.ring();
@@ -591,6 +604,9 @@ impl Communicator {
         &self.0.cache
     }
 }
+
+/// Reason of calls after [`Communicator::close`].
+const DESTROYED: &str = "it was destroyed";
 
 /// What was called for on devices may take this long to end when its group is closed.
 const COMPLETION: Duration = Duration::from_secs(30);

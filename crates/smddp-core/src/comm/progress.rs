@@ -114,7 +114,8 @@ fn drive(comms: &mut Vec<Arc<Inner>>, seen: &mut u64) {
     // In the background: no spinning beside the threads that compute.
     let spin_policy = SpinPolicy::new(Some(Duration::ZERO), false);
     let mut backoff = Backoff::new(&spin_policy);
-    let Some(sleeper) = comms.first().map(|comm| comm.sleeper.clone()) else { return };
+    // A group of one rank has no bell to sleep at.
+    let sleeper = comms.iter().map(|comm| &comm.sleeper).find(|sleeper| sleeper.can_sleep()).cloned();
     let (mut rounds, mut about_to_sleep) = (Rounds::default(), None::<AboutToSleep<'_>>);
     // About to rest: devices alone have something to end, so no message need end the sleep, and nobody rings for one.
     let mut about_to_rest = false;
@@ -158,10 +159,12 @@ fn drive(comms: &mut Vec<Arc<Inner>>, seen: &mut u64) {
             if !state.incoming.is_empty() {
                 return;
             }
-            if !owned || (about_to_rest && landing) {
-                // All taken by waiters, who register what they leave behind; or whoever has more to do registers.
-                drop(sleep(state, changed, seen, at_most.min(SOON)));
-                (about_to_sleep, about_to_rest) = (None, false);
+            if !owned || (about_to_rest && landing) || sleeper.is_none() {
+                // All groups are driven by waiters, which register what they leave behind, or nothing arrives from other ranks:
+                // a registration ends the sleep.
+                let at_most = if late && sleeper.is_none() { at_most } else { at_most.min(SOON) };
+                drop(sleep(state, changed, seen, at_most));
+                (about_to_sleep, about_to_rest) = (None, sleeper.is_none());
                 continue;
             }
             about_to_rest = landing;
@@ -173,8 +176,11 @@ fn drive(comms: &mut Vec<Arc<Inner>>, seen: &mut u64) {
         if let Some(about_to_sleep) = about_to_sleep.take() {
             about_to_sleep.sleep(&fds, at_most);
             backoff.reset();
-        } else if !moved && backoff.wait() {
-            about_to_sleep = Some(AboutToSleep::new(&sleeper));
+        } else if !moved
+            && backoff.wait()
+            && let Some(sleeper) = &sleeper
+        {
+            about_to_sleep = Some(AboutToSleep::new(sleeper));
         }
     }
 }

@@ -196,13 +196,18 @@ impl Driver {
         })
     }
 
-    /// `moving`: messages still come in, perhaps of those who have left.
-    fn judge(&mut self, faults: &[Fault], moving: bool) -> Result<(), Error> {
-        let what = match (self.queue.front(), self.enqueued.front()) {
+    /// Name of the pending operation that this group waits for.
+    pub(super) fn oldest(&self) -> String {
+        match (self.queue.front(), self.enqueued.front()) {
             (Some(op), _) => numbered(op.collective, op.seq),
             (None, Some(enqueued)) => numbered(enqueued.collective, enqueued.seq),
             (None, None) => self.messages.eldest().unwrap_or_else(|| "send or recv".to_owned()),
-        };
+        }
+    }
+
+    /// `moving`: messages still come in, perhaps of those who have left.
+    fn judge(&mut self, faults: &[Fault], moving: bool) -> Result<(), Error> {
+        let what = self.oldest();
         for fault in faults {
             if let Fault::Differs { seq, mine, found } = *fault {
                 self.differ(seq, mine, found)?;

@@ -8,7 +8,7 @@ use smddp_transport::{Head, Wiring};
 use crate::common::group::world;
 use crate::common::job::Job;
 use crate::common::procs::{Me, start};
-use crate::common::{PATIENCE, Wire, over};
+use crate::common::{Gate, PATIENCE, Wire, over};
 
 fn one(comm: &Communicator, collective: Collective, count: usize, turn: usize) -> smddp_core::Result<()> {
     let mut job = Job::new(comm.rank(), comm.size(), collective, count, turn % comm.size(), turn);
@@ -122,5 +122,41 @@ fn who_sends_to_a_rank_that_left_does_not_wait_for_the_deadline() {
             }
         });
         assert!(begun.elapsed() < PATIENCE / 3, "{:?}", begun.elapsed());
+    }
+}
+
+#[test]
+fn a_rank_that_closes_with_calls_pending_is_lost_to_the_others() {
+    for wire in Wire::EACH {
+        for pending in ["recv", "send", "collective"] {
+            let closed = Gate::new(3);
+            over(wire.links(3), PATIENCE, |comm| {
+                Job::new(comm.rank(), 3, Collective::AllToAll, 10, 0, 0).run(comm).unwrap();
+                let again = || Job::new(comm.rank(), 3, Collective::AllReduce, 7, 0, 0);
+                if comm.rank() > 0 {
+                    closed.wait();
+                    // What rank 0 gave to its pending collective may be enough for the others.
+                    let outcome = again().run(comm).and_then(|()| again().run(comm));
+                    let lost = matches!(&outcome, Err(Error::PeerLost { rank: 0, how, .. }) if how.contains("pending"));
+                    assert!(lost, "{wire:?}, {pending}: {outcome:?}");
+                    return;
+                }
+                let mut message = vec![0_f32; 1 << 20];
+                let (at, count) = (message.as_mut_ptr().cast::<u8>(), message.len());
+                let mut job = again();
+                // SAFETY: the buffer outlives the work, which the close ends.
+                let work = unsafe {
+                    match pending {
+                        "recv" => comm.recv(at, count, DType::F32, Some(1), 0, Options::default()),
+                        "send" => comm.send(at, count, DType::F32, 1, 0, Options::default()),
+                        _ => job.start(comm),
+                    }
+                };
+                comm.close();
+                let outcome = work.unwrap().wait(None);
+                assert!(matches!(outcome, Err(Error::Closed { .. })), "{wire:?}, {pending}: {outcome:?}");
+                closed.wait();
+            });
+        }
     }
 }

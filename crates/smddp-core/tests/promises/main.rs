@@ -30,6 +30,7 @@ mod missing;
 mod p2p;
 mod panics;
 mod probe;
+mod raised;
 mod repeats;
 mod several;
 mod single_copy;

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use super::reach::{InletRoute, OutletRoute, Reach, Routes, Wired};
 use crate::net::channels::Net;
-use crate::process::{Sleeper, questions};
+
+use crate::process::{Sleeper, last_error, questions};
 use crate::shm::{Board, Near, Stay};
 use crate::{Envelope, Fault, Head, MessageId, Mismatch, PointToPoint, Wiring};
 
@@ -159,6 +160,14 @@ impl Group {
         }
     }
 
+    /// The memory of the collective under way has moved, with all that has arrived in it: it lies at `moved(address)` now.
+    pub fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
+        self.near.relocate(moved);
+        if let Some(far) = &mut self.far {
+            far.net.relocate(moved);
+        }
+    }
+
     /// The next unread message of inlet `inlet`, where it lies.
     #[inline]
     pub fn message(&mut self, inlet: usize) -> Result<Option<*const u8>, Mismatch> {
@@ -283,6 +292,9 @@ impl Group {
     /// The last error of the process of `rank`, which names the one that had it, and how long ago that was; `None` if it had
     /// none, or is of another node and has not said goodbye.
     pub fn last_error(&self, rank: usize) -> Option<(Duration, String)> {
+        if rank == self.rank() {
+            return last_error::own();
+        }
         self.way_to(rank).map_or_else(|net| net.last_error(rank), |local| self.near.last_error(local))
     }
 

@@ -128,6 +128,10 @@ impl Wire for Scripted {
         self.wire.iter_mut().for_each(|wire| wire.let_go());
     }
 
+    fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
+        self.wire.iter_mut().for_each(|wire| wire.relocate(moved));
+    }
+
     fn round_trip(&self, peer: usize) -> Option<Duration> {
         self.wire.as_ref()?.round_trip(peer)
     }

@@ -319,6 +319,12 @@ impl Net {
         self.wire.let_go();
     }
 
+    /// The memory of the collective under way has moved: it lies at `moved(address)` now.
+    pub(crate) fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
+        self.state.landings.iter_mut().flatten().for_each(|landing| landing.at = moved(landing.at));
+        self.wire.relocate(moved);
+    }
+
     pub(crate) fn message(&mut self, inlet: usize) -> Result<Option<*const u8>, Mismatch> {
         let came = &self.state.flow.came[inlet];
         match came.bad {

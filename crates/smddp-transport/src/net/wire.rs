@@ -100,6 +100,9 @@ pub(crate) trait Wire: Send {
     /// Memory outside the staging memory is its owner's again: what is still to be sent from there is copied, and what
     /// still comes for it is dropped.
     fn let_go(&mut self) {}
+    /// Memory outside the staging memory has moved: what is still to be sent from there is copied, and what still comes for a
+    /// collective arrives at the new address.
+    fn relocate(&mut self, _moved: &dyn Fn(*mut u8) -> *mut u8) {}
     /// The quickest there and back to `peer` that the kernel has seen, if one sees any.
     fn round_trip(&self, _peer: usize) -> Option<Duration> {
         None

@@ -1,4 +1,4 @@
-//! Where messages come to lie that the kernel reads.
+//! Receive targets for `process_vm_readv`.
 
 /// By inlet: in the call's memory, if that was named, or in memory of its own.
 #[derive(Default)]
@@ -29,6 +29,13 @@ impl Landings {
     pub(super) fn name(&mut self, inlet: usize, at: *mut u8, bytes: usize, stride: usize) {
         let landing = self.of(inlet);
         (landing.at, landing.bytes, landing.stride) = (at.expose_provenance(), bytes, stride);
+    }
+
+    /// Named memory has moved.
+    pub(super) fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
+        for landing in self.0.iter_mut().filter(|landing| landing.bytes > 0) {
+            landing.at = moved(std::ptr::with_exposed_provenance_mut(landing.at)).expose_provenance();
+        }
     }
 
     /// Room for `bytes` of the inlet's payload, `first` bytes behind its beginning, of messages `cell` bytes from one to the next.

@@ -311,6 +311,12 @@ impl Conn {
         self.reader.let_go();
     }
 
+    /// Memory of collectives has moved.
+    pub(super) fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
+        self.queue.iter_mut().for_each(QueuedFrame::keep);
+        self.reader.relocate(moved);
+    }
+
     pub(super) fn read(&mut self, sink: &mut dyn Sink) -> ReadOutcome {
         match (&self.line, &mut self.seal) {
             (Line::Open(socket), None) => self.reader.turn(&mut &**socket, self.peer, sink),

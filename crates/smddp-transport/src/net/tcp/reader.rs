@@ -56,6 +56,15 @@ impl Reader {
         }
     }
 
+    /// Memory of collectives has moved, with what has arrived in it: the rest of a payload arrives at the new address.
+    pub(super) fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
+        if let Reading::Payload(frame, Some(address), _) = &mut self.state
+            && frame.kind == Kind::Data
+        {
+            *address = moved(*address);
+        }
+    }
+
     /// Reads and delivers what is there.
     pub(super) fn turn(&mut self, socket: &mut impl Read, peer: usize, sink: &mut dyn Sink) -> ReadOutcome {
         let (mut moved, mut read) = (false, 0);

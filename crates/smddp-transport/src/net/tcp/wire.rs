@@ -406,6 +406,10 @@ impl Wire for TcpWire {
         self.conns.iter_mut().flatten().for_each(Conn::let_go);
     }
 
+    fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
+        self.conns.iter_mut().flatten().for_each(|conn| conn.relocate(moved));
+    }
+
     fn round_trip(&self, peer: usize) -> Option<Duration> {
         let conns = self.conns.iter().flatten().filter(|conn| conn.peer == peer);
         conns.filter_map(Conn::round_trip).min()

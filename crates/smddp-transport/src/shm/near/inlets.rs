@@ -90,6 +90,11 @@ impl Near {
         self.landings.name(inlet, at, bytes, stride);
     }
 
+    /// The memory of the collective under way has moved.
+    pub(crate) fn relocate(&mut self, moved: &dyn Fn(*mut u8) -> *mut u8) {
+        self.landings.relocate(moved);
+    }
+
     /// The next message of an inlet whose writer does not share what it sends; `None` once it cannot be had.
     fn fetch(&mut self, inlet: usize) -> Option<*const u8> {
         let NearInlet { at, taken, fetched, .. } = self.ins[inlet];

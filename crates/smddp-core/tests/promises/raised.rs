@@ -1,0 +1,265 @@
+//! A call that has raised never touches its caller's memory again, whatever ended it and whatever the peers still send.
+
+use std::cell::Cell;
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use smddp_core::{
+    Blocks, Call, Collective, Communicator, DType, Error, Options, RedOp, Result, set_interrupt,
+};
+
+use crate::common::job::Job;
+use crate::common::{Gate, PATIENCE, SOON, Wire, over, value};
+
+/// Elements of a block: messages between nodes go directly to and from callers' memory.
+const COUNT: usize = 70_000;
+/// The caller's value of every output element after the call has raised.
+const SENTINEL: u32 = 0x5a5a_5a5a;
+
+/// Event that ends a call.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    /// Another thread of the rank aborts the group.
+    Abort,
+    /// Another thread of the rank closes the group.
+    Close,
+    /// One rank never calls.
+    Deadline,
+    /// One rank makes another call.
+    Mismatch,
+    /// One rank dies after a few messages.
+    Death,
+}
+
+const COLLECTIVES: [Collective; 5] = [
+    Collective::AllGather,
+    Collective::AllToAll,
+    Collective::ReduceScatter,
+    Collective::AllReduce,
+    Collective::Broadcast,
+];
+
+thread_local! {
+    /// Set while a signal waits for this thread.
+    static SIGNAL: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Buffers of one call with the value of every element.
+struct Buffers {
+    collective: Collective,
+    dtype: DType,
+    input: Vec<f32>,
+    output: Vec<f32>,
+    want: Vec<f32>,
+}
+
+impl Buffers {
+    fn new(comm: &Communicator, collective: Collective) -> Self {
+        let (me, n) = (comm.rank(), comm.size());
+        let data = |rank: usize, count: usize| (0..count).map(|i| value(rank, i)).collect::<Vec<_>>();
+        let sum = |i: usize| (0..n).map(|rank| value(rank, i)).sum::<f32>();
+        let (input, want) = match collective {
+            Collective::AllGather => (data(me, COUNT), (0..n).flat_map(|rank| data(rank, COUNT)).collect()),
+            Collective::AllToAll => (
+                data(me, n * COUNT),
+                (0..n).flat_map(|rank| (0..COUNT).map(move |i| value(rank, me * COUNT + i))).collect(),
+            ),
+            Collective::ReduceScatter => {
+                (data(me, n * COUNT), (0..COUNT).map(|i| sum(me * COUNT + i)).collect())
+            }
+            Collective::AllReduce => (data(me, COUNT), (0..COUNT).map(sum).collect()),
+            // The root is the last rank, which the first one receives from.
+            _ => (data(me, COUNT), data(n - 1, COUNT)),
+        };
+        let want: Vec<f32> = want;
+        Self { collective, dtype: DType::F32, input, output: vec![f32::NAN; want.len()], want }
+    }
+
+    fn call(&mut self, size: usize) -> Call<'static> {
+        let flat =
+            |data: &mut Vec<f32>| Blocks::Flat { ptr: data.as_mut_ptr().cast(), count: data.len() };
+        let root = size - 1;
+        let input = flat(&mut self.input);
+        let output = flat(&mut self.output);
+        Call { collective: self.collective, dtype: self.dtype, redop: RedOp::Sum, root, input, output }
+    }
+
+    fn run(&mut self, comm: &Communicator, asynchronous: bool) -> Result<()> {
+        let mut call = self.call(comm.size());
+        if call.collective == Collective::Broadcast && comm.rank() != call.root {
+            call.input = Blocks::None;
+        }
+        // SAFETY: the vectors outlive the call; what has raised has to leave them alone, which is what is tested.
+        unsafe {
+            match asynchronous {
+                true => comm.start(&call, Options::default()).and_then(|work| work.wait(None)),
+                false => comm.run(&call, Options::default()),
+            }
+        }
+    }
+
+    /// The caller writes to the memory of a call that has raised.
+    fn reuse(&mut self) {
+        self.output.fill(f32::from_bits(SENTINEL));
+        self.input.fill(-1.0);
+    }
+
+    /// Elements that the library has changed since.
+    fn changed(&self) -> usize {
+        self.output.iter().filter(|value| value.to_bits() != SENTINEL).count()
+    }
+
+    fn is_right(&self) -> bool {
+        self.output.iter().zip(&self.want).all(|(got, want)| got.to_bits() == want.to_bits())
+    }
+}
+
+/// Makes the call on three ranks and ends it; returns (calls that raised, elements written afterwards).
+fn ended(wire: Wire, collective: Collective, end: End, asynchronous: bool, turn: u64) -> (usize, usize) {
+    let deadline = match end {
+        End::Deadline => Duration::from_millis(40),
+        _ => PATIENCE,
+    };
+    let (raised_all, begun) = (Gate::new(3), Gate::new(2));
+    let found = over(wire.links(3), PATIENCE, |comm| {
+        let me = comm.rank();
+        // Between nodes an abort is announced to ranks that have exchanged something.
+        if end != End::Death {
+            Job::new(me, 3, Collective::AllToAll, 10, 0, 0).run(comm).unwrap();
+        }
+        comm.set_timeout(deadline);
+        let mut buffers = Buffers::new(comm, collective);
+        if end == End::Mismatch && me == 2 {
+            buffers.dtype = DType::I32;
+        }
+        let outcome = std::thread::scope(|scope| {
+            if me == 0 && matches!(end, End::Abort | End::Close) {
+                let (comm, begun) = (comm.clone(), &begun);
+                scope.spawn(move || {
+                    begun.wait();
+                    // Different moments of the transfer; every one must do.
+                    std::thread::park_timeout(Duration::from_micros(300 * turn));
+                    match end {
+                        End::Abort => comm.abort("enough"),
+                        _ => comm.close(),
+                    }
+                });
+            }
+            if me == 0 && matches!(end, End::Abort | End::Close) {
+                begun.wait();
+            }
+            if end == End::Deadline && me == 2 {
+                return Err(Error::Interrupted);
+            }
+            buffers.run(comm, asynchronous)
+        });
+        let raised = outcome.is_err();
+        if raised {
+            buffers.reuse();
+        }
+        raised_all.wait();
+        comm.close();
+        (usize::from(raised), if raised { buffers.changed() } else { 0 })
+    });
+    found.into_iter().fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1))
+}
+
+#[test]
+fn a_call_that_has_raised_leaves_its_memory_alone() {
+    let mut cells = 0;
+    for wire in [Wire::Nodes(1), Wire::Sealed(1), Wire::Shm, Wire::Srd(7)] {
+        for end in [End::Abort, End::Close, End::Deadline, End::Mismatch] {
+            for (at, collective) in COLLECTIVES.into_iter().enumerate() {
+                // An abort meets the call at a different moment each time.
+                let turns = if matches!(end, End::Abort | End::Close) { 4 } else { 1 };
+                let mut raised = 0;
+                for turn in 0..turns {
+                    let asynchronous = (at + turn) % 2 == 1;
+                    let (calls, written) = ended(wire, collective, end, asynchronous, turn as u64);
+                    raised += calls;
+                    assert_eq!(
+                        written, 0,
+                        "{wire:?}, {end:?}, {collective:?}, turn {turn}: elements written after the call had raised"
+                    );
+                }
+                assert!(raised > 0 || turns > 1, "{wire:?}, {end:?}, {collective:?}: no call raised");
+                cells += 1;
+            }
+        }
+    }
+    for collective in COLLECTIVES {
+        for at in [1, 5, 9] {
+            let (_, written) = ended(Wire::Dying(2, at), collective, End::Death, false, 0);
+            assert_eq!(written, 0, "{collective:?}: elements written after a death at message {at}");
+            cells += 1;
+        }
+    }
+    println!("{cells} cells");
+}
+
+/// Waits until `done`, at most [`SOON`].
+fn until(what: &str, done: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !done() {
+        assert!(begun.elapsed() < SOON, "{what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Rank 0 is interrupted in a call to which rank 2 has not come yet: ranks 1 and 2 still get right results, rank 0's buffers
+/// are its own, and the group works afterwards.
+fn interrupted(wire: Wire, collective: Collective, busy: bool) {
+    let came = OnceLock::new();
+    let over_all = Gate::new(3);
+    over(wire.links(3), PATIENCE, |comm| {
+        let mut buffers = Buffers::new(comm, collective);
+        match comm.rank() {
+            0 => std::thread::scope(|scope| {
+                if busy {
+                    // Another thread of this rank drives the group while the call is interrupted.
+                    scope.spawn(|| {
+                        let mut waiting = Buffers::new(comm, Collective::AllReduce);
+                        waiting.run(comm, false).unwrap();
+                        assert!(waiting.is_right());
+                    });
+                    until("the first call is submitted", || comm.sequence() > 0);
+                }
+                SIGNAL.set(true);
+                let outcome = buffers.run(comm, false);
+                SIGNAL.set(false);
+                assert_eq!(outcome, Err(Error::Interrupted), "{wire:?}, {collective:?}");
+                buffers.reuse();
+                came.get_or_init(|| ());
+            }),
+            rank => {
+                if rank == 2 {
+                    until("rank 0 was interrupted", || came.get().is_some());
+                }
+                if busy {
+                    Buffers::new(comm, Collective::AllReduce).run(comm, false).unwrap();
+                }
+                buffers.run(comm, false).unwrap();
+                assert!(buffers.is_right(), "{wire:?}, {collective:?}: rank {rank}");
+            }
+        }
+        over_all.wait();
+        // Behind the interrupted operation, so that it is over.
+        let mut again = Buffers::new(comm, Collective::AllReduce);
+        again.run(comm, false).unwrap();
+        assert!(again.is_right());
+        if comm.rank() == 0 {
+            assert_eq!(buffers.changed(), 0, "{wire:?}, {collective:?}: written after the interruption");
+        }
+    });
+}
+
+#[test]
+fn an_interrupted_call_gives_its_memory_back_and_the_other_ranks_finish() {
+    set_interrupt(|| SIGNAL.get());
+    for wire in [Wire::Nodes(1), Wire::Sealed(1), Wire::Shm, Wire::Srd(7)] {
+        for collective in COLLECTIVES {
+            interrupted(wire, collective, false);
+        }
+        interrupted(wire, Collective::AllGather, true);
+    }
+}
