@@ -1,5 +1,6 @@
 """Groups: many, overlapping, made and destroyed, used from threads, inherited by forked children."""
 
+import contextlib
 import datetime
 import os
 import threading
@@ -118,6 +119,33 @@ def test_destroyed_groups_are_collected():
     del group
     gc.collect()
     assert watched() is None
+
+
+def sockets() -> int:
+    """Open sockets of this process."""
+    links = []
+    for entry in os.scandir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            links.append(os.readlink(entry.path))
+    return sum(link.startswith("socket:") for link in links)
+
+
+@on_ranks(2)
+def test_a_destroyed_group_that_is_still_referenced_has_no_connection():
+    # What the process opens once.
+    dist.send(torch.ones(1), 1) if dist.get_rank() == 0 else dist.recv(torch.ones(1), 0)
+    dist.barrier()
+    before = sockets()
+    groups = [dist.new_group([0, 1]) for _ in range(4)]
+    for group in groups:
+        dist.all_reduce(torch.ones(1000), group=group)
+    for group in groups:
+        dist.destroy_process_group(group)
+    until = time.monotonic() + 20
+    while sockets() > before:
+        assert time.monotonic() < until, f"{sockets()} sockets, {before} before"
+        time.sleep(0.01)
+    dist.barrier()
 
 
 @on_ranks(2)

@@ -183,7 +183,8 @@ pub(crate) fn last_error(group: &Group, rank: usize) -> String {
 /// Reason for the other ranks when this rank closes the group while `pending` is not over.
 pub(crate) fn departure(group: &Group, name: &str, pending: &str) -> Error {
     let me = group.rank();
-    let how = format!("left the group (destroyed it or exited) with {pending} pending{}", last_error(group, me));
+    let how =
+        format!("left the group (destroyed it or exited) with {pending} pending{}", last_error(group, me));
     lost(group, name, pending.to_owned(), me, &how)
 }
 

@@ -29,7 +29,8 @@ impl Region {
 impl Relocation {
     /// Copies the buffers of the operation; the error is the number of bytes for which there is no memory.
     pub(crate) fn new(bound: &Bound, execution: &Execution) -> Result<Self, usize> {
-        let mut ranges: Vec<_> = [Buffer::In, Buffer::Out].map(|buffer| ranges(bound, execution, buffer)).concat();
+        let mut ranges: Vec<_> =
+            [Buffer::In, Buffer::Out].map(|buffer| ranges(bound, execution, buffer)).concat();
         ranges.sort_unstable();
         let mut regions: Vec<Region> = Vec::new();
         for (start, end) in ranges {

@@ -76,8 +76,7 @@ impl Buffers {
     }
 
     fn call(&mut self, size: usize) -> Call<'static> {
-        let flat =
-            |data: &mut Vec<f32>| Blocks::Flat { ptr: data.as_mut_ptr().cast(), count: data.len() };
+        let flat = |data: &mut Vec<f32>| Blocks::Flat { ptr: data.as_mut_ptr().cast(), count: data.len() };
         let root = size - 1;
         let input = flat(&mut self.input);
         let output = flat(&mut self.output);
@@ -171,7 +170,7 @@ fn a_call_that_has_raised_leaves_its_memory_alone() {
         for end in [End::Abort, End::Close, End::Deadline, End::Mismatch] {
             for (at, collective) in COLLECTIVES.into_iter().enumerate() {
                 // An abort meets the call at a different moment each time.
-                let turns = if matches!(end, End::Abort | End::Close) { 4 } else { 1 };
+                let turns = if matches!(end, End::Abort | End::Close) { 3 } else { 1 };
                 let mut raised = 0;
                 for turn in 0..turns {
                     let asynchronous = (at + turn) % 2 == 1;

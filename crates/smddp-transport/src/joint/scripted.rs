@@ -155,4 +155,8 @@ impl Wire for Scripted {
     fn finish(&mut self) -> bool {
         self.wire.as_mut().is_none_or(|wire| wire.finish())
     }
+
+    fn close(&mut self) {
+        self.wire.iter_mut().for_each(|wire| wire.close());
+    }
 }

@@ -602,6 +602,7 @@ impl Net {
             }
             now = Instant::now();
         }
+        self.wire.close();
     }
 
     /// Whether no message of that rank is still to be announced.

@@ -124,4 +124,6 @@ pub(crate) trait Wire: Send {
     fn finish(&mut self) -> bool {
         self.drained()
     }
+    /// Frees the connections of a group that this rank has left, although the group may still be referenced.
+    fn close(&mut self) {}
 }

@@ -107,8 +107,8 @@ impl TcpWire {
     /// The connection to send to `peer` over, made if need be.
     fn outgoing(&mut self, peer: usize, class: usize) -> Option<usize> {
         let known = &self.peers[peer];
-        // A connection that has ended is not made anew: what went over it is lost.
-        if known.broken.is_some() || known.unable.is_some() || known.ended.is_some() {
+        // A connection that has ended is not made anew: what went over it is lost. Nor is one made after the group was left.
+        if self.hung_up || known.broken.is_some() || known.unable.is_some() || known.ended.is_some() {
             return None;
         }
         if let Some(found) = known.sends[class] {
@@ -452,6 +452,12 @@ impl Wire for TcpWire {
             self.conns.iter().flatten().for_each(Conn::hang_up);
         }
         self.conns.iter().flatten().all(Conn::acknowledged)
+    }
+
+    fn close(&mut self) {
+        self.hung_up = true;
+        (0..self.conns.len()).for_each(|at| drop(self.drop_conn(at)));
+        self.listeners.door.inbox.end();
     }
 }
 
