@@ -434,7 +434,7 @@ impl Driver {
         self.fail(error, now);
     }
 
-    /// Whether collective `seq` is not over: its buffers are in use.
+    /// True while collective `seq` is not over: its buffers are in use.
     pub(crate) fn holds(&self, seq: u64) -> bool {
         self.queue.iter().any(|op| op.seq == seq)
     }

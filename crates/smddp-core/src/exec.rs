@@ -62,7 +62,7 @@ fn staying(bound: &Bound, execution: &Execution) -> Vec<Stay> {
         .collect()
 }
 
-/// Whether other ranks may be reading the operation's buffers themselves.
+/// True if other ranks may be reading the operation's buffers themselves.
 pub(crate) fn is_read_by_peers(bound: &Bound, execution: &Execution, group: &Group) -> bool {
     bound.direct.any_stay(group.has_symmetric()) && !staying(bound, execution).is_empty()
 }

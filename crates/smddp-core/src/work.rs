@@ -96,7 +96,7 @@ impl Shared {
         foreign(|| drop(keep));
     }
 
-    /// Whether the caller's buffers are released: the operation is over, or it uses copies of them.
+    /// True once the caller's buffers are released: the operation is over, or it uses copies of them.
     pub(crate) fn is_released(&self) -> bool {
         self.is_done() || self.detached.load(Ordering::Acquire)
     }
