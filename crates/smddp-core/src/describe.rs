@@ -81,6 +81,22 @@ pub(crate) fn stuck(name: &str, enqueued: &Enqueued) -> Error {
 
 /// The ranks that operation `seq` is known to lack, and that in words. A rank that has begun it and does not answer any
 /// more is one of them: its host may be without power.
+/// Diagnosis of ranks that answer and yet receive nothing of what is sent to them: large packets are lost on the way.
+fn undelivered(group: &Group, silent: &[usize]) -> Option<String> {
+    let mut ranks = group.unacknowledged();
+    ranks.retain(|(rank, _)| !silent.contains(rank));
+    let &(first, payload) = ranks.first()?;
+    Some(format!(
+        "{} does not acknowledge data although its host answers: packets with {payload} bytes of data do not arrive there, \
+         smaller ones do; compare the MTU of the interfaces on both hosts and of tunnels between them (ip link), and try \
+         ping -M do -s {}",
+        group.describe(first),
+        // The headers of TCP with its timestamps, less that of ICMP.
+        payload + 24
+    ))
+}
+
+/// Ranks that have not arrived, and the text of a timeout.
 fn absent(group: &Group, name: &str, op: &Operation) -> (Vec<usize>, String) {
     let seq = op.seq;
     let (me, size, silent, stalled) = (group.rank(), group.size(), group.silent(), group.stalled());
@@ -125,6 +141,7 @@ fn absent(group: &Group, name: &str, op: &Operation) -> (Vec<usize>, String) {
         others.extend((0..size).filter(|rank| *rank != me && !others.contains(rank)).collect::<Vec<_>>());
         parts.extend(doing(group, name, &others));
     }
+    parts.extend(undelivered(group, &silent));
     for (rank, words) in stalled.iter().filter(|(rank, _)| !late.contains(rank)).take(ASKED) {
         parts.push(format!("{} {words}", group.describe(*rank)));
     }

@@ -446,6 +446,11 @@ impl Group {
         self.far.as_ref().map_or_else(String::new, |far| far.net.name())
     }
 
+    /// Ranks of other nodes that do not acknowledge what is sent to them, and the largest payload of a packet to them, in bytes.
+    pub fn unacknowledged(&self) -> Vec<(usize, u32)> {
+        self.far.as_ref().map_or_else(Vec::new, |far| far.net.unacknowledged())
+    }
+
     /// The way to `rank` as this process's kernel sees it, once something has gone there and back; `None` where no kernel
     /// does.
     pub fn round_trip(&self, rank: usize) -> Option<Duration> {

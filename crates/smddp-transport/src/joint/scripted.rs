@@ -136,6 +136,10 @@ impl Wire for Scripted {
         self.wire.as_ref()?.round_trip(peer)
     }
 
+    fn unacknowledged(&self) -> Vec<(usize, u32)> {
+        self.wire.as_ref().map_or_else(Vec::new, |wire| wire.unacknowledged())
+    }
+
     fn expect(&mut self, bytes: usize) {
         self.wire.iter_mut().for_each(|wire| wire.expect(bytes));
     }

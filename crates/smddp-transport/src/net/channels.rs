@@ -627,6 +627,10 @@ impl Net {
         self.wire.interest(fds)
     }
 
+    pub(crate) fn unacknowledged(&self) -> Vec<(usize, u32)> {
+        self.wire.unacknowledged()
+    }
+
     pub(crate) fn round_trip(&self, rank: usize) -> Option<Duration> {
         self.wire.round_trip(rank)
     }

@@ -107,6 +107,11 @@ pub(crate) trait Wire: Send {
     fn round_trip(&self, _peer: usize) -> Option<Duration> {
         None
     }
+    /// Peers that do not acknowledge what is sent to them, however often the kernel sends it again, and the largest payload of
+    /// a packet to them, in bytes.
+    fn unacknowledged(&self) -> Vec<(usize, u32)> {
+        Vec::new()
+    }
     /// So many bytes may be on their way to a peer at once.
     fn expect(&mut self, _bytes: usize) {}
     /// Descriptors whose readiness (`events`: libc::POLLIN, POLLOUT) ends a sleep. `false`: this wire has to be

@@ -407,6 +407,12 @@ impl Conn {
         Some(Duration::from_millis(heard.into()))
     }
 
+    /// Largest payload of a packet, in bytes, if the kernel has sent one again at least twice without an acknowledgement.
+    pub(super) fn retransmitted_packet(&self) -> Option<u32> {
+        let info = tcp_info(self.open()?.as_raw_fd())?;
+        (info.tcpi_unacked > 0 && info.tcpi_retransmits >= 2).then_some(info.tcpi_snd_mss)
+    }
+
     /// The quickest there and back that the kernel has seen on this connection.
     pub(super) fn round_trip(&self) -> Option<Duration> {
         /// Where the kernel's account has it, in microseconds; all ones: nothing was acknowledged yet.

@@ -415,6 +415,11 @@ impl Wire for TcpWire {
         conns.filter_map(Conn::round_trip).min()
     }
 
+    fn unacknowledged(&self) -> Vec<(usize, u32)> {
+        let conns = self.conns.iter().flatten();
+        conns.filter_map(|conn| Some((conn.peer, conn.retransmitted_packet()?))).collect()
+    }
+
     fn expect(&mut self, bytes: usize) {
         self.room = room(bytes);
         if let Some(bytes) = self.room {

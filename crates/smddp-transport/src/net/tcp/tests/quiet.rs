@@ -105,9 +105,31 @@ impl Lonely {
 
 /// From now on nothing reaches that socket, and nothing is answered for it: its host is without power.
 fn cut_off(socket: &impl AsRawFd) {
-    let mut nothing = libc::sock_filter { code: (libc::BPF_RET | libc::BPF_K) as u16, jt: 0, jf: 0, k: 0 };
-    let filter = libc::sock_fprog { len: 1, filter: &raw mut nothing };
-    // SAFETY: the kernel copies a filter of one instruction, which lives until the call is over.
+    filter(socket, &mut [instruction(libc::BPF_RET | libc::BPF_K, 0)]);
+}
+
+/// From now on packets of more than `bytes` do not reach that socket.
+fn drop_large_packets(socket: &impl AsRawFd, bytes: u32) {
+    let larger =
+        libc::sock_filter { jt: 0, jf: 1, ..instruction(libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K, bytes) };
+    filter(
+        socket,
+        &mut [
+            instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_LEN, 0),
+            larger,
+            instruction(libc::BPF_RET | libc::BPF_K, 0),
+            instruction(libc::BPF_RET | libc::BPF_K, u32::MAX),
+        ],
+    );
+}
+
+fn instruction(code: u32, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code: code as u16, jt: 0, jf: 0, k }
+}
+
+fn filter(socket: &impl AsRawFd, instructions: &mut [libc::sock_filter]) {
+    let filter = libc::sock_fprog { len: instructions.len() as u16, filter: instructions.as_mut_ptr() };
+    // SAFETY: the kernel copies the filter, which lives until the call is over.
     let set = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -169,6 +191,28 @@ fn a_host_that_answers_nothing_is_noticed_while_bytes_are_under_way() {
     // SAFETY: no payload.
     unsafe { rank.wire.send(1, &frame, std::ptr::null(), 0) };
     assert_eq!(rank.turn_for(DEADLINE), lost());
+}
+
+#[test]
+fn lost_large_packets_are_diagnosed_while_small_ones_arrive() {
+    let mut rank = Lonely::new();
+    let frame = Frame::new(Kind::Credit, 0);
+    // SAFETY: no payload.
+    unsafe { rank.wire.send(1, &frame, std::ptr::null(), 0) };
+    let peer = rank.accept();
+    drop_large_packets(&peer, 1000);
+    // SAFETY: no payload.
+    unsafe { rank.wire.send(1, &frame, std::ptr::null(), 0) };
+    assert_eq!(rank.turn_for(Duration::from_millis(50)), []);
+    assert_eq!(rank.wire.unacknowledged(), [], "small packets arrive");
+    rank.send();
+    let begun = Instant::now();
+    while rank.wire.unacknowledged().is_empty() {
+        assert!(begun.elapsed() < DEADLINE);
+        rank.turn();
+    }
+    let [(1, payload)] = rank.wire.unacknowledged()[..] else { panic!("one connection") };
+    assert!(payload > 1000, "{payload}");
 }
 
 #[test]
