@@ -2,13 +2,13 @@
 
 mod coded;
 
-use smddp_plan::Association;
+use smddp_plan::{Association, Buffer};
 use smddp_transport::{Group, Mismatch, Stay};
 
 use self::coded::Coded;
 use crate::bind::{Bound, Incoming, Reduce, Run, Staying};
 use crate::reduce;
-use crate::steps::{Execution, Mover, Outcome, Progress, walk, with_room};
+use crate::steps::{Execution, InputCopy, Mover, Outcome, Progress, walk, with_room};
 use crate::team::share_out;
 
 /// Runs operation `seq` until done or blocked.
@@ -21,6 +21,9 @@ pub(crate) fn advance(
 ) -> Result<Progress, Mismatch> {
     let mut moved = false;
     if !*begun {
+        if let Some(copy) = execution.input_copy.take() {
+            copy_input(execution, &copy);
+        }
         let symmetric = group.has_symmetric();
         if bound.direct.matters(symmetric) {
             execution.in_place = execution.overlaps(bound);
@@ -43,6 +46,23 @@ pub(crate) fn advance(
         return Ok(Progress::Done);
     }
     Ok(Progress::moved(moved || ran))
+}
+
+/// Copies the input to where the operation reads it. Only now: calls before this one may have written it.
+fn copy_input(execution: &Execution, copy: &InputCopy) {
+    let (dtype, mut to) = (execution.dtype, execution.bases[Buffer::In as usize] as *mut u8);
+    for &(from, bytes) in &copy.pieces {
+        let from = from as *const u8;
+        // SAFETY: the caller's blocks are valid until the operation is over; `Inner::own_input` reserved the operation's own memory at
+        // `to` for all of them, so both cannot overlap. Only this thread drives the operation.
+        unsafe {
+            match copy.factor {
+                Some(factor) => drop(reduce::premultiply(dtype, to, from, bytes / dtype.size(), factor)),
+                None => reduce::copy(to, from, bytes, false),
+            }
+        }
+        to = to.wrapping_add(bytes);
+    }
 }
 
 /// Messages that need no cell if the others can read them where they lie.
