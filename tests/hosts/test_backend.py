@@ -34,6 +34,7 @@ QUICK["tcp"] = {
     "test_reduce_scatter_gives_each_rank_its_block",
     "test_messages_go_round_in_every_type_and_size",
     "test_overlapping_groups_work_side_by_side",
+    "test_overlapping_input_and_output_give_the_results_of_separate_tensors",
     "test_objects_travel",
     "case_one_dimension",
     "case_hsdp",

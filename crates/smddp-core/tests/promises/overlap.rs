@@ -261,10 +261,9 @@ impl Cell {
     }
 }
 
-/// Small messages, messages in several cells, and messages that go from memory to memory.
-const COUNTS: [usize; 3] = [3, 16_384, 66_001];
-/// The same with one of more than a MiB.
-const LARGE: [usize; 4] = [3, 16_384, 66_001, 270_011];
+/// Elements of a block: a short message, several cells, 264 KB that go from memory to memory between nodes, and more than a MiB.
+const COUNTS: [usize; 4] = [3, 16_384, 66_001, 270_011];
+const SHORT_AND_LONG: [usize; 2] = [COUNTS[0], COUNTS[2]];
 
 /// Cells that a rank made, and a description of each that was wrong.
 fn run_all(comm: &Communicator, counts: &[usize], symmetric: bool) -> (usize, Vec<String>) {
@@ -310,21 +309,24 @@ fn all_right((made, wrong): (usize, Vec<String>)) {
 #[test]
 fn overlapping_input_and_output_give_the_results_of_separate_buffers() {
     all_right(over_wires(&[
-        (Wire::Shm, 1, &COUNTS, false),
-        (Wire::Shm, 3, &COUNTS, false),
-        (Wire::Shm, 3, &COUNTS, true),
-        (Wire::Nodes(1), 2, &LARGE, false),
-        (Wire::Nodes(2), 4, &COUNTS, false),
-        (Wire::Nodes(2), 3, &COUNTS, true),
-        (Wire::Sealed(1), 2, &COUNTS, false),
-        (Wire::Srd(7), 2, &COUNTS, false),
+        (Wire::Shm, 1, &SHORT_AND_LONG, false),
+        (Wire::Shm, 3, &COUNTS[..3], false),
+        (Wire::Shm, 3, &SHORT_AND_LONG, true),
+        (Wire::Nodes(1), 2, &COUNTS, false),
+        (Wire::Nodes(2), 4, &SHORT_AND_LONG, false),
+        (Wire::Nodes(2), 3, &SHORT_AND_LONG, true),
+        (Wire::Sealed(1), 2, &SHORT_AND_LONG, false),
+        (Wire::Srd(7), 2, &SHORT_AND_LONG, false),
     ]));
 }
 
 /// A process with settings of its own: ranks as threads between nodes, or as processes on one node.
 pub(crate) fn rank(me: &Me) {
     let (made, wrong) = if me.size == 1 {
-        over_wires(&[(Wire::Nodes(1), 2, &COUNTS, false), (Wire::Nodes(2), 4, &COUNTS, false)])
+        over_wires(&[
+            (Wire::Nodes(1), 2, &SHORT_AND_LONG, false),
+            (Wire::Nodes(2), 4, &SHORT_AND_LONG, false),
+        ])
     } else {
         let comm = world(me, PATIENCE);
         let found = run_all(&comm, &[3, 140_003], false);
