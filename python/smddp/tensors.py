@@ -102,7 +102,7 @@ def check_apart(what: str, parts: Sequence[tuple[Sequence[Tensor], Tensor | None
         if after[0] < before[1]:
             first, second = sorted((before[2:], after[2:]))
             raise ValueError(
-                f"{what}: {_entry(first, parts)} and {_entry(second, parts)} overlap in memory: give each output memory of its own"
+                f"{what}: {_entry(first, parts)} and {_entry(second, parts)} overlap in memory: give each output separate memory"
             )
     for part, (_, tensor) in enumerate(parts):
         if tensor is None or not tensor.numel() or len(parts) == 1:
@@ -115,7 +115,7 @@ def check_apart(what: str, parts: Sequence[tuple[Sequence[Tensor], Tensor | None
             if spans[at][2] != part:
                 raise ValueError(
                     f"{what}: input {part} and {_entry(spans[at][2:], parts)} overlap in memory: an input may overlap its own "
-                    "outputs only; give it memory of its own"
+                    "outputs only; give it separate memory"
                 )
 
 

@@ -23,7 +23,7 @@ pub enum Blocks<'a> {
 /// Input and output may share memory in any way. The plans support the forms in place, in which one block has the same address on both
 /// sides: the whole buffer (all_reduce, broadcast, reduce), this rank's block of the output (all_gather, gather) or of the input
 /// (reduce_scatter, scatter). In every other form, and in every all_to_all whose sides overlap, the operation first copies the input
-/// into memory of its own. Outputs that overlap each other are [`Error::Invalid`]: no order of writing gives both their results.
+/// into private memory. Outputs that overlap each other are [`Error::Invalid`]: no order of writing gives both their results.
 ///
 /// | collective | input | output |
 /// |---|---|---|

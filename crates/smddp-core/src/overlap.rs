@@ -34,8 +34,7 @@ fn ranges(blocks: Blocks<'_>, element: usize) -> Vec<(Range, usize)> {
 }
 
 impl Call<'_> {
-    /// Whether the call needs a copy of its input: the input overlaps the output in another form than those that the plans support
-    /// in place (see [`Call`]). The call has passed `call::check`. Constant time unless blocks are given as a list.
+    /// Returns true if the input overlaps the output in a form that the plans do not support in place (see [`Call`]). The call has passed `call::check`. Constant time unless blocks are given as a list.
     #[inline]
     pub(crate) fn needs_input_copy(&self, rank: usize, size: usize) -> bool {
         use Collective::{
@@ -72,7 +71,7 @@ impl Call<'_> {
         }
     }
 
-    /// Whether any block of the input overlaps any block of the output. The outputs are disjoint.
+    /// Returns true if any block of the input overlaps any block of the output. The outputs are disjoint.
     fn sides_overlap(&self) -> bool {
         let element = self.dtype.size();
         if let (Blocks::Flat { ptr: from, count }, Blocks::Flat { ptr: to, count: room }) =
@@ -98,8 +97,8 @@ impl Call<'_> {
         let found = outputs.windows(2).find(|pair| overlap(pair[0].0, pair[1].0));
         let Some(&[(a, first), (b, second)]) = found else { return Ok(()) };
         Err(Error::Invalid(format!(
-            "{}: entries {} and {} of the output list overlap ({} bytes at {:#x} and {} bytes at {:#x}); give each rank's block memory \
-             of its own",
+            "{}: entries {} and {} of the output list overlap ({} bytes at {:#x} and {} bytes at {:#x}); give each block separate \
+             memory",
             name_of(self.collective),
             first.min(second),
             first.max(second),

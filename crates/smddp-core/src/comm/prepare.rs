@@ -65,7 +65,7 @@ impl Inner {
         Ok(op)
     }
 
-    /// Sets what every call has of its own, even a repeated one: addresses and deadline.
+    /// Sets the addresses, deadline and progress of this call, also in a repeated operation.
     fn point(&self, op: &mut Operation, call: &Call<'_>, timeout: Duration) -> Result<()> {
         let (input, output) = (base(&call.input), base(&call.output));
         op.begun = false;
@@ -156,7 +156,7 @@ fn base(blocks: &Blocks<'_>) -> usize {
     }
 }
 
-/// The blocks' addresses where they do not lie in a row.
+/// The addresses of blocks that are given as a list.
 fn list(blocks: &Blocks<'_>) -> Option<Vec<usize>> {
     match blocks {
         Blocks::List { parts } => Some(parts.iter().map(|part| part.0 as usize).collect()),

@@ -9,7 +9,7 @@ use crate::common::group::world;
 use crate::common::procs::{Me, start};
 use crate::common::{PATIENCE, Wire, over};
 
-/// How a call gives the side that has one block for each rank.
+/// Layout of the side that has one block for each rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Many {
     Flat,
@@ -179,7 +179,7 @@ impl Cell {
         }
     }
 
-    /// What `from` gives as its block number `block`: small whole numbers, exact in every sum and in bfloat16.
+    /// Values of `from` for its block number `block`: small whole numbers, exact in every sum and in bfloat16.
     fn given<'a>(&self, numbers: &'a [f32], from: usize, block: usize, length: usize) -> &'a [f32] {
         let block = if self.many == Many::Same { 0 } else { block };
         &numbers[8 * from + block..][..length]
@@ -239,7 +239,7 @@ impl Cell {
         let side = |index: usize, there: bool, is_one: bool| match self.many {
             _ if !there => Blocks::None,
             Many::Cut if !is_one => Blocks::Cut { ptr: lists[index][0].0, counts: &lengths[index] },
-            // Only inputs are the same block; the outputs lie in a row.
+            // Only inputs are the same block; the outputs are contiguous.
             Many::List if !is_one => Blocks::List { parts: &lists[index] },
             Many::Same if !is_one && index == 0 => Blocks::List { parts: &lists[index] },
             _ => Blocks::Flat { ptr: lists[index][0].0, count: lengths[index].iter().sum() },
@@ -320,7 +320,7 @@ fn overlapping_input_and_output_give_the_results_of_separate_buffers() {
     ]));
 }
 
-/// A process with settings of its own: ranks as threads between nodes, or as processes on one node.
+/// A process with its own settings: ranks as threads between nodes, or as processes on one node.
 pub(crate) fn rank(me: &Me) {
     let (made, wrong) = if me.size == 1 {
         over_wires(&[
