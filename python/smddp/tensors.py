@@ -89,8 +89,8 @@ def check_writable(tensor: Tensor) -> None:
 def check_apart(what: str, parts: Sequence[tuple[Sequence[Tensor], Tensor | None]]) -> None:
     """Raises ValueError where outputs share memory, or the input of one part shares memory with an output of another.
 
-    parts: the outputs and the input of each part of one call. Exact for contiguous tensors; of other tensors only a shared first
-    element is found.
+    parts: the outputs and the input of each part of one call. Exact for contiguous tensors; of other tensors only a
+    shared first element is found.
     """
     spans = sorted(
         (*_span(output), part, index)
@@ -102,7 +102,8 @@ def check_apart(what: str, parts: Sequence[tuple[Sequence[Tensor], Tensor | None
         if after[0] < before[1]:
             first, second = sorted((before[2:], after[2:]))
             raise ValueError(
-                f"{what}: {_entry(first, parts)} and {_entry(second, parts)} overlap in memory: give each output separate memory"
+                f"{what}: {_entry(first, parts)} and {_entry(second, parts)} overlap in memory: give each output "
+                "separate memory"
             )
     for part, (_, tensor) in enumerate(parts):
         if tensor is None or not tensor.numel() or len(parts) == 1:
@@ -114,8 +115,8 @@ def check_apart(what: str, parts: Sequence[tuple[Sequence[Tensor], Tensor | None
                 break
             if spans[at][2] != part:
                 raise ValueError(
-                    f"{what}: input {part} and {_entry(spans[at][2:], parts)} overlap in memory: an input may overlap its own "
-                    "outputs only; give it separate memory"
+                    f"{what}: input {part} and {_entry(spans[at][2:], parts)} overlap in memory: an input may overlap "
+                    "its own outputs only; give it separate memory"
                 )
 
 

@@ -1,4 +1,7 @@
-"""Input and output that are the same memory, or overlap; crates/smddp-core/tests/promises/overlap.rs has all forms of the core's calls."""
+"""Input and output that are the same memory, or overlap.
+
+crates/smddp-core/tests/promises/overlap.rs has all forms of the core's calls.
+"""
 
 import numpy as np
 import pytest

@@ -14,7 +14,17 @@ from smddp.collectives.base import ALL_GATHER, DONE, After, Base, Call, check_pa
 from smddp.doors import collective
 from smddp.dtypes import code_of
 from smddp.options import gather_options
-from smddp.tensors import block, check_apart, check_length, check_memory, check_writable, describe, landing, one, readable
+from smddp.tensors import (
+    block,
+    check_apart,
+    check_length,
+    check_memory,
+    check_writable,
+    describe,
+    landing,
+    one,
+    readable,
+)
 from smddp.work import join
 
 

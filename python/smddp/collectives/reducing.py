@@ -16,7 +16,17 @@ from smddp.collectives.sparse import SparseAllReduce
 from smddp.doors import collective
 from smddp.dtypes import code_of, reduction
 from smddp.options import gather_options
-from smddp.tensors import block, check_apart, check_length, check_memory, check_writable, describe, landing, one, readable
+from smddp.tensors import (
+    block,
+    check_apart,
+    check_length,
+    check_memory,
+    check_writable,
+    describe,
+    landing,
+    one,
+    readable,
+)
 from smddp.work import join
 
 

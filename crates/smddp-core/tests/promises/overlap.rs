@@ -103,7 +103,7 @@ impl Cell {
         let stride = self.count + n + 3 + GAP;
         let base = stride;
         let apart = base + (n + 2) * stride;
-        let at = if self.odd_only && rank % 2 == 0 { At::Apart } else { self.at };
+        let at = if self.odd_only && rank.is_multiple_of(2) { At::Apart } else { self.at };
         // Side by side, or as a list.
         let place = |lengths: Vec<usize>| -> Vec<Span> {
             let mut next = base;
