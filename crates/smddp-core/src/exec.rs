@@ -1,4 +1,8 @@
 //! The executor for host memory.
+//!
+//! The SAFETY comments rest on this: a call's input and output are disjoint, or share memory in one of the forms that the plans support in
+//! place. `Call::needs_input_copy` finds every other form, and such an operation reads a private copy of its input. `call::check` refuses
+//! outputs that overlap each other.
 
 mod coded;
 

@@ -433,7 +433,7 @@ impl Communicator {
     /// Receives `count` elements from `src`, or from any rank.
     ///
     /// # Safety
-    /// As for [`Communicator::start`].
+    /// As for [`Communicator::start`]: no pending call reads or writes the memory, which is not checked.
     pub unsafe fn recv(
         &self,
         ptr: *mut u8,
