@@ -6,7 +6,10 @@ conjugated, negated) is read through a copy and written through one.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import pairwise
+from operator import itemgetter
 from typing import TypeVar
 
 import torch
@@ -81,6 +84,53 @@ def check_writable(tensor: Tensor) -> None:
         raise ValueError(
             f"the output of shape {tuple(tensor.shape)} and strides {tensor.stride()} has several elements in one place"
         )
+
+
+def check_apart(what: str, parts: Sequence[tuple[Sequence[Tensor], Tensor | None]]) -> None:
+    """Raises ValueError where outputs share memory, or the input of one part shares memory with an output of another.
+
+    parts: the outputs and the input of each part of one call. Exact for contiguous tensors; of other tensors only a
+    shared first element is found.
+    """
+    spans = sorted(
+        (*_span(output), part, index)
+        for part, (outputs, _) in enumerate(parts)
+        for index, output in enumerate(outputs)
+        if output.numel()
+    )
+    for before, after in pairwise(spans):
+        if after[0] < before[1]:
+            first, second = sorted((before[2:], after[2:]))
+            raise ValueError(
+                f"{what}: {_entry(first, parts)} and {_entry(second, parts)} overlap in memory: give each output "
+                "separate memory"
+            )
+    for part, (_, tensor) in enumerate(parts):
+        if tensor is None or not tensor.numel() or len(parts) == 1:
+            continue
+        start, end = _span(tensor)
+        # The outputs are disjoint, so their ends have the order of their starts.
+        for at in range(bisect_right(spans, start, key=itemgetter(1)), len(spans)):
+            if spans[at][0] >= end:
+                break
+            if spans[at][2] != part:
+                raise ValueError(
+                    f"{what}: input {part} and {_entry(spans[at][2:], parts)} overlap in memory: an input may overlap "
+                    "its own outputs only; give it separate memory"
+                )
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """First address and end of a tensor that has elements; only its first element counts where it is not plain."""
+    start = tensor.data_ptr()
+    return start, start + (tensor.numel() if is_plain(tensor) else 1) * tensor.element_size()
+
+
+def _entry(at: tuple[int, ...], parts: Sequence[tuple[Sequence[Tensor], Tensor | None]]) -> str:
+    part, index = at
+    if len(parts) == 1:
+        return f"output {index}"
+    return f"output {part}" if len(parts[part][0]) == 1 else f"output {part} of rank {index}"
 
 
 def landing(tensor: Tensor, after: list[Callable[[], None]], *, keep_values: bool = False) -> Tensor:

@@ -35,6 +35,7 @@ QUICK["tcp"] = {
     "test_messages_go_round_in_every_type_and_size",
     "test_overlapping_groups_work_side_by_side",
     "test_a_destroyed_group_that_is_still_referenced_has_no_connection",
+    "test_overlapping_input_and_output_give_the_results_of_separate_tensors",
     "test_objects_travel",
     "case_one_dimension",
     "case_hsdp",

@@ -18,8 +18,12 @@ pub enum Blocks<'a> {
     List { parts: &'a [(*mut u8, usize)] },
 }
 
-/// One collective call. In place means that a block of input and output has the same address; any other overlap
-/// is the caller's error.
+/// One collective call.
+///
+/// Input and output may share memory in any way. The plans support the forms in place, in which one block has the same address on both
+/// sides: the whole buffer (all_reduce, broadcast, reduce), this rank's block of the output (all_gather, gather) or of the input
+/// (reduce_scatter, scatter). In every other form, and in every all_to_all whose sides overlap, the operation first copies the input
+/// into private memory. Outputs that overlap each other are [`Error::Invalid`]: no order of writing gives both their results.
 ///
 /// | collective | input | output |
 /// |---|---|---|
@@ -154,6 +158,9 @@ pub(crate) fn check(call: &Call<'_>, rank: usize, size: usize) -> Result<Counts>
         each.holds(each.flat()?, block(&counts, rank), "this rank's block of the", &other)?;
         Ok(counts)
     };
+    if here {
+        call.check_outputs()?;
+    }
     match call.collective {
         Collective::AllGather | Collective::Gather => blocks(input, output),
         Collective::ReduceScatter | Collective::Scatter => blocks(output, input),

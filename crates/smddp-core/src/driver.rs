@@ -331,6 +331,9 @@ impl Driver {
             }
         }
         if !op.worth_keeping() {
+            if op.overlaps {
+                op.input_copy = Vec::new();
+            }
             self.spare = Some(op);
             return;
         }

@@ -1,8 +1,12 @@
 //! The executor for host memory.
+//!
+//! The SAFETY comments rest on this: a call's input and output are disjoint, or share memory in one of the forms that the plans support in
+//! place. `Call::needs_input_copy` finds every other form, and such an operation reads a private copy of its input. `call::check` refuses
+//! outputs that overlap each other.
 
 mod coded;
 
-use smddp_plan::Association;
+use smddp_plan::{Association, Buffer};
 use smddp_transport::{Group, Mismatch, Stay};
 
 use self::coded::Coded;
@@ -21,6 +25,7 @@ pub(crate) fn advance(
 ) -> Result<Progress, Mismatch> {
     let mut moved = false;
     if !*begun {
+        copy_input(execution);
         let symmetric = group.has_symmetric();
         if bound.direct.matters(symmetric) {
             execution.in_place = execution.overlaps(bound);
@@ -43,6 +48,24 @@ pub(crate) fn advance(
         return Ok(Progress::Done);
     }
     Ok(Progress::moved(moved || ran))
+}
+
+/// Copies the input to where the operation reads it, if it reads a copy. Only now: calls before this one may have written it.
+pub(crate) fn copy_input(execution: &mut Execution) {
+    let Some(copy) = execution.input_copy.take() else { return };
+    let (dtype, mut to) = (execution.dtype, execution.bases[Buffer::In as usize] as *mut u8);
+    for &(from, bytes) in &copy.pieces {
+        let from = from as *const u8;
+        // SAFETY: the caller's blocks are valid until the operation is over; `Inner::own_input` reserved the operation's own memory at
+        // `to` for all of them, so both cannot overlap. Only this thread drives the operation.
+        unsafe {
+            match copy.factor {
+                Some(factor) => drop(reduce::premultiply(dtype, to, from, bytes / dtype.size(), factor)),
+                None => reduce::copy(to, from, bytes, false),
+            }
+        }
+        to = to.wrapping_add(bytes);
+    }
 }
 
 /// Messages that need no cell if the others can read them where they lie.

@@ -24,6 +24,7 @@ mod ledger;
 pub mod log;
 pub mod network;
 mod op;
+mod overlap;
 mod p2p;
 pub mod preview;
 mod recorder;

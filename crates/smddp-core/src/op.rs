@@ -56,9 +56,12 @@ pub(crate) struct Operation {
     pub(crate) seq: u64,
     pub(crate) bound: Arc<Bound>,
     pub(crate) execution: Execution,
-    /// The program's Scratch and the premultiplied input; aligned for every element type.
+    /// The program's Scratch; aligned for every element type.
     pub(crate) scratch: Vec<u128>,
-    pub(crate) scaled: Vec<u128>,
+    /// Room for the input's copy, see [`crate::steps::InputCopy`]; empty, since only its capacity is used.
+    pub(crate) input_copy: Vec<u128>,
+    /// The call in progress copies its input because it overlaps the output.
+    pub(crate) overlaps: bool,
     pub(crate) begun: bool,
     pub(crate) timeout: Duration,
     pub(crate) submitted: Option<Instant>,
@@ -78,7 +81,8 @@ impl Operation {
             bound,
             execution: Execution::default(),
             scratch: Vec::new(),
-            scaled: Vec::new(),
+            input_copy: Vec::new(),
+            overlaps: false,
             begun: false,
             timeout: Duration::ZERO,
             submitted: None,
@@ -90,7 +94,7 @@ impl Operation {
 
     /// Whether it is worth its memory until its call comes again.
     pub(crate) fn worth_keeping(&self) -> bool {
-        let own = self.scratch.capacity() + self.scaled.capacity();
+        let own = self.scratch.capacity() + self.input_copy.capacity();
         self.repeat.is_some() && own * size_of::<u128>() <= WORTH_KEEPING
     }
 }
@@ -133,6 +137,6 @@ mod tests {
         // Empty again, and as large as before.
         let large = || Vec::with_capacity(WORTH_KEEPING / size_of::<u128>() + 1);
         assert!(!Operation { scratch: large(), ..of(&plain) }.worth_keeping());
-        assert!(!Operation { scaled: large(), ..of(&plain) }.worth_keeping());
+        assert!(!Operation { input_copy: large(), ..of(&plain) }.worth_keeping());
     }
 }

@@ -73,6 +73,16 @@ impl Relocation {
     }
 }
 
+/// True if `writer`, an operation that is not over, writes memory that the caller gave as input of `reader`.
+pub(crate) fn writes_input(writer: (&Bound, &Execution), reader: (&Bound, &Execution)) -> bool {
+    let inputs = match &reader.1.input_copy {
+        Some(copy) => copy.pieces.iter().map(|&(start, bytes)| (start, start + bytes)).collect(),
+        None => ranges(reader.0, reader.1, Buffer::In),
+    };
+    let outputs = ranges(writer.0, writer.1, Buffer::Out);
+    inputs.iter().any(|input| outputs.iter().any(|output| input.0 < output.1 && output.0 < input.1))
+}
+
 /// Address ranges of a buffer: one if its blocks are in a row, else one for each block.
 fn ranges(bound: &Bound, execution: &Execution, buffer: Buffer) -> Vec<(usize, usize)> {
     let table = buffer as usize;

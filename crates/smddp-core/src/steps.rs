@@ -19,6 +19,8 @@ pub(crate) struct Execution {
     /// Address of each flat buffer; 0 where `lists` has the blocks' addresses.
     pub(crate) bases: [usize; 3],
     pub(crate) lists: [Option<Vec<usize>>; 2],
+    /// Until the operation begins.
+    pub(crate) input_copy: Option<InputCopy>,
     /// In and Out overlap. Known where that matters, see `bind::Direct`.
     pub(crate) in_place: bool,
     /// Outputs go past the caches.
@@ -51,6 +53,14 @@ impl Execution {
         });
         input.0 < output.1 && output.0 < input.1
     }
+}
+
+/// A copy of the input, into memory of the operation's own, that precedes everything else: the input overlaps the output, or each
+/// element is multiplied by a factor first.
+pub(crate) struct InputCopy {
+    /// Address and bytes of the caller's blocks, which lie one behind the other in the copy.
+    pub(crate) pieces: Vec<(usize, usize)>,
+    pub(crate) factor: Option<f64>,
 }
 
 /// Where a lane stands.

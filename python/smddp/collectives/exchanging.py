@@ -14,7 +14,7 @@ from smddp.collectives.base import ALL_TO_ALL, BARRIER, DONE, UINT8, After, Base
 from smddp.doors import collective
 from smddp.dtypes import code_of
 from smddp.options import gather_options
-from smddp.tensors import block, check_length, cut, describe, landing, readable, split_counts
+from smddp.tensors import block, check_apart, check_length, cut, describe, landing, readable, split_counts
 
 
 class Exchanging(Base):
@@ -99,6 +99,8 @@ class Exchanging(Base):
             )
         after: After = []
         buffers = [landing(output, after) for output in output_tensors]
+        if after:  # the core checks the others
+            check_apart("all_to_all", [(output_tensors, None)])
         sources = [readable(tensor) for tensor in input_tensors]
         return self._start(
             Call(

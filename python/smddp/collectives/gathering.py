@@ -14,7 +14,17 @@ from smddp.collectives.base import ALL_GATHER, DONE, After, Base, Call, check_pa
 from smddp.doors import collective
 from smddp.dtypes import code_of
 from smddp.options import gather_options
-from smddp.tensors import block, check_length, check_memory, check_writable, describe, landing, one, readable
+from smddp.tensors import (
+    block,
+    check_apart,
+    check_length,
+    check_memory,
+    check_writable,
+    describe,
+    landing,
+    one,
+    readable,
+)
 from smddp.work import join
 
 
@@ -50,6 +60,8 @@ class Gathering(Base):
             )
         after: After = []
         buffers = [landing(output, after) for output in outputs]
+        if after:  # the core checks the others
+            check_apart(what, [(outputs, None)])
         source = readable(tensor)
         return self._start(
             Call(
@@ -131,6 +143,10 @@ class Gathering(Base):
                     raise ValueError(
                         f"all_gather_coalesced: output {describe(output)} does not fit input {describe(tensor)}"
                     )
+        check_apart(
+            "all_gather_coalesced",
+            [([of_rank[index] for of_rank in output_lists], tensor) for index, tensor in enumerate(input_list)],
+        )
         works = [
             self._allgather("all_gather_coalesced", [of_rank[index] for of_rank in output_lists], tensor, opts)
             for index, tensor in enumerate(input_list)
@@ -158,6 +174,7 @@ class Gathering(Base):
                     f"{what}: output {describe(output)} must have {self._size} times the elements of input "
                     f"{describe(tensor)}"
                 )
+        check_apart(what, [((output,), tensor) for output, tensor in zip(output_lists, input_list, strict=True)])
         works = [
             self._all_gather_single(what, output, tensor, opts)
             for output, tensor in zip(output_lists, input_list, strict=True)

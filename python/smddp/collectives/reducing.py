@@ -16,7 +16,17 @@ from smddp.collectives.sparse import SparseAllReduce
 from smddp.doors import collective
 from smddp.dtypes import code_of, reduction
 from smddp.options import gather_options
-from smddp.tensors import block, check_length, check_memory, check_writable, describe, landing, one, readable
+from smddp.tensors import (
+    block,
+    check_apart,
+    check_length,
+    check_memory,
+    check_writable,
+    describe,
+    landing,
+    one,
+    readable,
+)
 from smddp.work import join
 
 
@@ -63,6 +73,7 @@ class Reducing(SparseAllReduce):
             self._check_all_here("all_reduce_coalesced", tensors[0], (tensor,))
             check_memory(tensor)
             check_writable(tensor)
+        check_apart("all_reduce_coalesced", [((tensor,), None) for tensor in tensors])
         return join([self._allreduce(tensor, opts) for tensor in tensors], list(tensors))
 
     @collective("reduce")
@@ -208,6 +219,7 @@ class Reducing(SparseAllReduce):
                     f"{what}: input {describe(tensor)} must have {self._size} times the elements of output "
                     f"{describe(output)}"
                 )
+        check_apart(what, [((output,), tensor) for output, tensor in zip(outputTensors, inputTensors, strict=True)])
         works = [
             self._reduce_scatter_single(what, output, tensor, opts)
             for output, tensor in zip(outputTensors, inputTensors, strict=True)

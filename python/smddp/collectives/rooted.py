@@ -14,7 +14,7 @@ from smddp.collectives.base import BROADCAST, DONE, GATHER, SCATTER, After, Base
 from smddp.doors import collective
 from smddp.dtypes import code_of
 from smddp.options import gather_options
-from smddp.tensors import block, check_length, describe, landing, one, readable
+from smddp.tensors import block, check_apart, check_length, describe, landing, one, readable
 
 
 class Rooted(Base):
@@ -90,6 +90,8 @@ class Rooted(Base):
                     f"as the root's input, {describe(tensor)}"
                 )
             buffers = [landing(output, after) for output in outputs]
+            if after:  # the core checks the others
+                check_apart("gather", [(outputs, None)])
             target = [block(buffer) for buffer in buffers]
         elif any(len(outputs) for outputs in output_tensors):
             raise ValueError(f"gather: only the root (rank {chief}) has outputs, this is rank {self._rank}")

@@ -10,7 +10,7 @@ mod others;
 mod prepare;
 mod progress;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
@@ -73,6 +73,8 @@ pub(crate) struct Inner {
     pub(crate) size: usize,
     pub(crate) facts: GroupFacts,
     board: Option<Arc<Board>>,
+    /// Collectives, by bit, of which a copied input has been logged.
+    overlaps: AtomicU16,
     /// The devices that this group has been used on.
     handles: Mutex<Vec<Arc<SiteHandle>>>,
     /// How other nodes are reached; empty where there are none.
@@ -139,6 +141,7 @@ impl Communicator {
             size,
             facts,
             board,
+            overlaps: AtomicU16::new(0),
             handles: Mutex::default(),
             name: name.to_owned(),
             forks: fork::generation(),
@@ -441,7 +444,7 @@ impl Communicator {
     /// Receives `count` elements from `src`, or from any rank.
     ///
     /// # Safety
-    /// As for [`Communicator::start`].
+    /// As for [`Communicator::start`]: no pending call reads or writes the memory, which is not checked.
     pub unsafe fn recv(
         &self,
         ptr: *mut u8,

@@ -1,20 +1,21 @@
 //! From a call to an operation: the binding, kept and used again, and the addresses.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use smddp_plan::Counts;
+use smddp_plan::{Collective, Counts};
 
 use super::Inner;
 use crate::bind::{self, bind};
 use crate::call::{self, Blocks, Call, name_of};
 use crate::device::DeviceOp;
 use crate::driver::Driver;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::key::Key;
+use crate::log::{self, Level};
 use crate::op::{Operation, Repeat};
-use crate::reduce;
-use crate::steps::Cursor;
+use crate::steps::{Cursor, InputCopy};
 use crate::sync::lock;
 use crate::types::RedOp;
 
@@ -28,7 +29,7 @@ impl Inner {
     ) -> Result<Box<Operation>> {
         let repeat = Repeat::of(call);
         if let Some(mut op) = repeat.as_ref().and_then(|repeat| driver.again(repeat)) {
-            self.point(&mut op, (base(&call.input), base(&call.output)), timeout);
+            self.point(&mut op, call, timeout)?;
             return Ok(op);
         }
         let counts = call::check(call, self.rank, self.size)?;
@@ -60,12 +61,13 @@ impl Inner {
             op.bound = bound.clone();
         }
         drop(cache);
-        self.fill(&mut op, call, timeout, device);
+        self.fill(&mut op, call, timeout, device)?;
         Ok(op)
     }
 
-    /// An operation whose call comes again meets the addresses of this one.
-    pub(crate) fn point(&self, op: &mut Operation, (input, output): (usize, usize), timeout: Duration) {
+    /// Sets the addresses, deadline and progress of this call, also in a repeated operation.
+    fn point(&self, op: &mut Operation, call: &Call<'_>, timeout: Duration) -> Result<()> {
+        let (input, output) = (base(&call.input), base(&call.output));
         op.begun = false;
         op.timeout = timeout;
         op.submitted = None;
@@ -75,28 +77,74 @@ impl Inner {
         run.stream = bound.bytes >= self.config.stream && !(input == output && self.size == 2);
         run.lanes.clear();
         run.lanes.resize(bound.lanes.len(), Cursor::default());
+        run.input_copy = None;
+        op.overlaps = call.needs_input_copy(self.rank, self.size);
+        match call.redop {
+            RedOp::PremulSum(factor) if call.collective.reduces() => self.own_input(op, call, Some(factor)),
+            _ if op.overlaps => self.own_input(op, call, None),
+            _ => Ok(()),
+        }
     }
 
-    fn fill(&self, op: &mut Operation, call: &Call<'_>, timeout: Duration, device: Option<Box<DeviceOp>>) {
+    fn fill(
+        &self,
+        op: &mut Operation,
+        call: &Call<'_>,
+        timeout: Duration,
+        device: Option<Box<DeviceOp>>,
+    ) -> Result<()> {
         let reducing = call.collective.reduces();
         let scale = (reducing && call.redop == RedOp::Avg).then_some(self.size as u32);
-        let (in_base, in_list) = place(&call.input);
-        let (out_base, out_list) = place(&call.output);
         op.collective = call.collective;
         op.repeat = None;
         op.scratch.clear();
         op.scratch.resize(if device.is_none() { op.bound.scratch.div_ceil(16) } else { 0 }, 0);
         op.execution.dtype = call.dtype;
         op.execution.scale = scale;
-        op.execution.lists = [in_list, out_list];
-        self.point(op, (in_base, out_base), timeout);
-        if let RedOp::PremulSum(factor) = call.redop
-            && reducing
-            && device.is_none()
-        {
-            premultiply(op, factor);
-        }
+        op.execution.lists = [list(&call.input), list(&call.output)];
         op.device = device;
+        self.point(op, call, timeout)
+    }
+
+    /// Reserves memory for a copy of the input; the operation copies when it begins, and reads the copy.
+    #[cold]
+    fn own_input(&self, op: &mut Operation, call: &Call<'_>, factor: Option<f64>) -> Result<()> {
+        let pieces = call.input_pieces();
+        let bytes: usize = pieces.iter().map(|piece| piece.1).sum();
+        if op.overlaps {
+            self.report_overlap(call.collective, bytes);
+        }
+        if let Some(device) = &mut op.device {
+            // The stream copies.
+            device.overlaps = op.overlaps;
+            return Ok(());
+        }
+        op.input_copy.try_reserve_exact(bytes.div_ceil(size_of::<u128>())).map_err(|error| {
+            Error::System {
+                what: format!("{} on group `{}`", name_of(call.collective), self.name),
+                why: format!("cannot allocate {bytes} bytes for a copy of the input: {error}"),
+            }
+        })?;
+        let run = &mut op.execution;
+        run.bases[0] = op.input_copy.as_mut_ptr() as usize;
+        run.lists[0] = None;
+        run.input_copy = Some(InputCopy { pieces, factor });
+        Ok(())
+    }
+
+    /// Logs the first such call of each collective.
+    fn report_overlap(&self, collective: Collective, bytes: usize) {
+        let bit = 1 << collective as u16;
+        if self.overlaps.fetch_or(bit, Ordering::Relaxed) & bit == 0 {
+            log::say(
+                Level::Info,
+                &format!(
+                    "group `{}`: {} copies its input first, because it overlaps the output: bytes={bytes}",
+                    self.name,
+                    name_of(collective)
+                ),
+            );
+        }
     }
 }
 
@@ -108,30 +156,12 @@ fn base(blocks: &Blocks<'_>) -> usize {
     }
 }
 
-/// Base address, and the blocks' addresses where they do not lie in a row.
-fn place(blocks: &Blocks<'_>) -> (usize, Option<Vec<usize>>) {
-    let list = match blocks {
+/// The addresses of blocks that are given as a list.
+fn list(blocks: &Blocks<'_>) -> Option<Vec<usize>> {
+    match blocks {
         Blocks::List { parts } => Some(parts.iter().map(|part| part.0 as usize).collect()),
         _ => None,
-    };
-    (base(blocks), list)
-}
-
-/// The input times the caller's factor, in memory of the operation's own.
-fn premultiply(op: &mut Operation, factor: f64) {
-    let bound = op.bound.clone();
-    let total: usize = bound.lengths[0].iter().sum();
-    op.scaled.clear();
-    op.scaled.resize(total.div_ceil(16), 0);
-    let base = op.scaled.as_mut_ptr() as usize;
-    for (block, (&offset, &length)) in bound.offsets[0].iter().zip(&bound.lengths[0]).enumerate() {
-        let from = op.execution.bases[0] + op.execution.lists[0].as_ref().map_or(offset, |list| list[block]);
-        let (dtype, from, to) = (op.execution.dtype, from as *const u8, (base + offset) as *mut u8);
-        // SAFETY: the input block is valid (the caller's promise); `scaled` has room for all blocks in a row.
-        unsafe { reduce::premultiply(dtype, to, from, length / dtype.size(), factor) };
     }
-    op.execution.bases[0] = base;
-    op.execution.lists[0] = None;
 }
 
 #[cfg(test)]

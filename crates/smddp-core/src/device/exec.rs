@@ -70,6 +70,8 @@ pub(crate) struct DeviceOp {
     /// Where the caller's stream stood.
     after: Option<PooledEvent>,
     redop: RedOp,
+    /// The input overlaps the output in a form that no plan supports in place.
+    pub(crate) overlaps: bool,
     stage: Stage,
     /// The input is there when this rank's progress word has reached it.
     ready: u64,
@@ -87,6 +89,7 @@ impl DeviceOp {
             end: Arc::default(),
             after: Some(after),
             redop,
+            overlaps: false,
             stage: Stage::Opening,
             ready: 0,
             unpublished: Vec::new(),
@@ -218,8 +221,9 @@ impl Turn<'_> {
         Ok(at)
     }
 
-    /// Takes a copy of the input where it is to be multiplied first, or would be overwritten under its readers: the
-    /// mesh overwrites a block only with what its last reader made of it, other plans may be earlier.
+    /// Copies the input where it is to be multiplied first, or would be overwritten under its readers. That is so where it overlaps the
+    /// output in a form that no plan supports, and where another algorithm than the mesh works in place: the mesh overwrites a block
+    /// only with the result of its last reader.
     fn stage_input(&mut self) -> Result<(), Trouble> {
         if let Some(coding) = self.bound.coding.as_ref().filter(|coding| coding.rounds_inputs) {
             return self.round_input(coding.format);
@@ -235,12 +239,16 @@ impl Turn<'_> {
             collective => collective.reduces() && !ordered,
         };
         let near = self.bound.near[0].contains(&true);
-        if factor.is_none() && !(near && overwrites && self.in_place()) {
+        if factor.is_none() && !self.op.overlaps && !(near && overwrites && self.in_place()) {
             return Ok(());
         }
-        let lengths = &self.bound.lengths[0];
-        let base = self.slab(lengths.iter().sum())?;
-        for block in 0..lengths.len() {
+        // An input that is only this rank's block has it at its beginning.
+        let blocks = match self.collective {
+            Collective::AllGather | Collective::Gather => self.group.rank()..self.group.rank() + 1,
+            _ => 0..self.bound.lengths[0].len(),
+        };
+        let base = self.slab(self.bound.lengths[0][blocks.clone()].iter().sum())?;
+        for block in blocks {
             let from = self.execution.address(self.bound, Buffer::In, block, 0) as Address;
             let to = base + self.bound.offsets[0][block] as u64;
             let bytes = self.bound.lengths[0][block];

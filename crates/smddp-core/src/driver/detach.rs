@@ -7,14 +7,22 @@ use crate::call::numbered;
 use crate::error::Error;
 use crate::exec;
 use crate::op::Operation;
-use crate::relocation::Relocation;
+use crate::relocation::{self, Relocation};
 use crate::work::Shared;
 
 impl Driver {
     /// Moves collective `seq`, if it is not over, to private memory, which its work holds until the end. Fails where that is
-    /// impossible: other ranks read the buffers themselves, or there is no memory for the copies. The error ends the group.
+    /// impossible: other ranks read the buffers themselves, a pending call still writes the input, or the copies do not fit in
+    /// memory. The error ends the group.
     pub(crate) fn detach(&mut self, seq: u64) -> Result<(), Error> {
-        let Some(op) = self.queue.iter_mut().find(|op| op.seq == seq) else { return Ok(()) };
+        let Some(at) = self.queue.iter().position(|op| op.seq == seq) else { return Ok(()) };
+        let mut earlier = self.queue.range(..at).filter(|op| op.device.is_none());
+        let op = &self.queue[at];
+        let writes = |op: &Operation, earlier: &Operation| {
+            relocation::writes_input((&earlier.bound, &earlier.execution), (&op.bound, &op.execution))
+        };
+        let unready = earlier.any(|earlier| writes(op, earlier));
+        let op = &mut self.queue[at];
         // Buffers of a device are used in the order of its streams.
         if op.device.is_some() {
             return Ok(());
@@ -27,8 +35,12 @@ impl Driver {
         if *begun && exec::is_read_by_peers(bound, execution, &self.group) {
             return Err(refused("other ranks were reading its buffers"));
         }
+        if unready {
+            return Err(refused("a call before it, which is pending, writes its input"));
+        }
+        exec::copy_input(execution);
         let relocation = Relocation::new(bound, execution)
-            .map_err(|bytes| refused(&format!("there is no memory for a copy of its {bytes} bytes")))?;
+            .map_err(|bytes| refused(&format!("a copy of its {bytes} bytes does not fit in memory")))?;
         relocation.apply(execution);
         self.group.relocate(&|address| relocation.address(address));
         let work = work.get_or_insert_with(|| Arc::new(Shared::new(None)));

@@ -40,6 +40,23 @@ fn every_collective_is_right_on_devices_over_every_wire() {
     }
 }
 
+/// Forms that no plan supports in place: the stream copies the input first.
+#[test]
+fn overlapping_input_and_output_on_devices_give_the_results_of_separate_buffers() {
+    for wire in [Wire::Shm, Wire::Nodes(2)] {
+        let world = world(3);
+        ranks(&world, wire.links(3), PATIENCE, |rank| {
+            for (i, collective) in ALL.into_iter().enumerate() {
+                for (count, at) in [(8, (0, 0)), (8, (0, 4)), (40_001, (20_000, 0)), (40_001, (40_001, 0))] {
+                    let job = Job::overlapping(rank, collective, count, i % 3, at);
+                    job.run().unwrap_or_else(|e| panic!("{wire:?} {collective:?} {count} {at:?}: {e}"));
+                }
+            }
+        });
+        clean(&world, &format!("{wire:?}"));
+    }
+}
+
 #[test]
 fn every_type_and_reduction_has_the_bits_of_the_processors_collective() {
     let world = world(1);

@@ -207,9 +207,11 @@ pub(crate) struct Job<'a> {
     redop: RedOp,
     root: usize,
     input: Option<(Buffer<'a>, usize)>,
+    /// The buffer, the first byte of the output there, and its elements.
     output: Option<(Buffer<'a>, usize, usize)>,
     pub(crate) want: Vec<u8>,
-    in_place: bool,
+    /// First byte and elements of an input that is in the output's buffer.
+    shared: Option<(usize, usize)>,
 }
 
 impl<'a> Job<'a> {
@@ -226,7 +228,7 @@ impl<'a> Job<'a> {
         let data = given.map(|count| numbers(dtype, me, count));
         let want = by_processor(&rank.comm, collective, (dtype, redop), root, data.as_deref(), taken);
         let mut job =
-            Self { rank, collective, dtype, redop, root, input: None, output: None, want, in_place: false };
+            Self { rank, collective, dtype, redop, root, input: None, output: None, want, shared: None };
         let buffer = |count: usize| Buffer::new(rank, site.memory, count * dtype.size());
         if let Some(count) = taken {
             let output = buffer(count);
@@ -245,8 +247,7 @@ impl<'a> Job<'a> {
             match (site.in_place, place, &job.output) {
                 (true, Some(offset), Some((output, ..))) => {
                     output.fill(&data, offset);
-                    job.in_place = true;
-                    job.input = None;
+                    job.shared = Some((offset, count));
                 }
                 _ => {
                     let input = buffer(count);
@@ -258,6 +259,30 @@ impl<'a> Job<'a> {
         job
     }
 
+    /// Input and output in one buffer, at these elements, on the ranks that have both.
+    pub(crate) fn overlapping(
+        rank: &'a Rank,
+        collective: Collective,
+        count: usize,
+        root: usize,
+        (input_at, output_at): (usize, usize),
+    ) -> Self {
+        let (n, me) = (rank.comm.size(), rank.comm.rank());
+        let (dtype, redop) = (DType::F32, RedOp::Sum);
+        let (Some(given), Some(taken)) = shape(collective, me == root, n, count) else {
+            return Self::new(rank, collective, (dtype, redop), count, root, PLAIN);
+        };
+        let data = numbers(dtype, me, given);
+        let want = by_processor(&rank.comm, collective, (dtype, redop), root, Some(&data), Some(taken));
+        let end = (input_at + given).max(output_at + taken);
+        let buffer = Buffer::new(rank, Memory::Legacy, end * dtype.size());
+        buffer.spoil();
+        let [from, to] = [input_at, output_at].map(|element| element * dtype.size());
+        buffer.fill(&data, from);
+        let (output, shared) = (Some((buffer, to, taken)), Some((from, given)));
+        Self { rank, collective, dtype, redop, root, input: None, output, want, shared }
+    }
+
     /// The caller's stream makes the input again.
     pub(crate) fn refill(&self) {
         if let Some((input, _)) = &self.input {
@@ -266,17 +291,16 @@ impl<'a> Job<'a> {
     }
 
     pub(crate) fn start(&self) -> Result<Work> {
-        let (n, me) = (self.rank.comm.size(), self.rank.comm.rank());
         let flat = |at: Address, count: usize| Blocks::Flat { ptr: at as *mut u8, count };
-        let output = self.output.as_ref().map_or(Blocks::None, |(buffer, _, count)| flat(buffer.at, *count));
+        let output = self
+            .output
+            .as_ref()
+            .map_or(Blocks::None, |(buffer, offset, count)| flat(buffer.at + *offset as u64, *count));
         let input = match (&self.input, &self.output) {
             (Some((buffer, count)), _) => flat(buffer.at, *count),
-            (None, Some((buffer, _, count))) if self.in_place => match self.collective {
-                Collective::AllGather | Collective::Gather => {
-                    let block = count / n;
-                    flat(buffer.at + (me * block * self.dtype.size()) as u64, block)
-                }
-                _ => flat(buffer.at, *count),
+            (None, Some((buffer, ..))) => match self.shared {
+                Some((offset, count)) => flat(buffer.at + offset as u64, count),
+                None => Blocks::None,
             },
             _ => Blocks::None,
         };
@@ -304,18 +328,18 @@ impl<'a> Job<'a> {
     }
 
     pub(crate) fn check(&self) {
-        let Some((output, ..)) = &self.output else { return };
-        let found = output.read();
+        let Some((output, first, _)) = &self.output else { return };
+        let found = &output.read()[*first..][..self.want.len()];
         if let Some(at) = (0..found.len()).find(|&i| found[i] != self.want[i]) {
             panic!(
-                "{:?} of {:?} by {:?}, rank {} of {}, root {}, in place {}: byte {at} of {} is {}, not {}",
+                "{:?} of {:?} by {:?}, rank {} of {}, root {}, shared {:?}: byte {at} of {} is {}, not {}",
                 self.collective,
                 self.dtype,
                 self.redop,
                 self.rank.comm.rank(),
                 self.rank.comm.size(),
                 self.root,
-                self.in_place,
+                self.shared,
                 found.len(),
                 found[at],
                 self.want[at]

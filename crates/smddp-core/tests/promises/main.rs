@@ -27,6 +27,7 @@ mod leaving;
 mod matrix;
 mod mismatch;
 mod missing;
+mod overlap;
 mod p2p;
 mod panics;
 mod probe;
@@ -53,6 +54,7 @@ fn rank_process() {
         "dying" => dying::rank(&me),
         "fork" => fork::rank(&me),
         "leaving" => leaving::rank(&me),
+        "overlap" => overlap::rank(&me),
         "p2p" => p2p::rank(&me),
         "algorithm" => algorithms::rank(&me),
         "canonical" => canonical::rank(&me),

@@ -262,3 +262,37 @@ fn an_interrupted_call_gives_its_memory_back_and_the_other_ranks_finish() {
         interrupted(wire, Collective::AllGather, true);
     }
 }
+
+/// The input of the interrupted call is the output of a pending one: a copy of it would be stale.
+#[test]
+fn an_interrupted_call_whose_input_is_still_written_ends_the_group() {
+    set_interrupt(|| SIGNAL.get());
+    for wire in [Wire::Nodes(1), Wire::Shm] {
+        let came = Gate::new(2);
+        over(wire.links(2), PATIENCE, |comm| {
+            let mut buffers = Buffers::new(comm, Collective::AllReduce);
+            let mut second = Buffers::new(comm, Collective::AllReduce);
+            let mut call = second.call(2);
+            call.input = buffers.call(2).output;
+            if comm.rank() == 0 {
+                let first = buffers.call(2);
+                // SAFETY: the vectors outlive both calls.
+                let work = unsafe { comm.start(&first, Options::default()) }.unwrap();
+                SIGNAL.set(true);
+                // SAFETY: as above.
+                let outcome = unsafe { comm.run(&call, Options::default()) };
+                SIGNAL.set(false);
+                assert_eq!(outcome, Err(Error::Interrupted));
+                assert!(work.wait(None).is_err());
+                came.wait();
+            } else {
+                came.wait();
+                let outcome = buffers.run(comm, false).and_then(|()| {
+                    // SAFETY: as above.
+                    unsafe { comm.run(&call, Options::default()) }
+                });
+                assert!(matches!(outcome, Err(Error::Closed { .. })), "{wire:?}: {outcome:?}");
+            }
+        });
+    }
+}
