@@ -13,9 +13,9 @@ use crate::token::SALT;
 
 pub(crate) fn hello(bytes: &[u8]) {
     let Some(bytes) = bytes.first_chunk::<HELLO>() else { return };
-    if let Some((door, rank, purpose)) = hello::parse(bytes) {
+    if let Some(hello) = hello::parse(bytes) {
         assert!(hello::heeds(bytes) && hello::heeds(&bytes[..9]));
-        assert_eq!(hello::parse(&hello::hello(&door, rank, purpose)), Some((door, rank, purpose)));
+        assert_eq!(hello.to_bytes(), *bytes);
     }
 }
 
