@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, Once, Weak};
 
 use rustix::process::{PidfdFlags, pidfd_open};
 
@@ -126,10 +126,13 @@ impl Endpoint {
         let gone = Arc::new(AtomicBool::new(false));
         let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         if pid.is_none() {
-            note(
-                "a process of this node is in another PID namespace: memory is shared with it, but large messages from it take \
-                 two copies, and its end is detected by its connection",
-            );
+            static ONCE: Once = Once::new();
+            ONCE.call_once(|| {
+                note(
+                    "ranks of this node are in other PID namespaces: memory is shared with them, but large messages from them \
+                     take two copies, and their ends are detected by their connections",
+                );
+            });
         }
         let watch: OwnedFd = match pidfd {
             Some(pidfd) => {
