@@ -20,6 +20,8 @@
 mod address;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
+#[cfg(test)]
+mod identity_tests;
 mod knock;
 mod shape;
 mod talk;

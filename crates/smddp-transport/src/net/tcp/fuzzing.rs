@@ -77,3 +77,18 @@ pub(crate) fn survey(script: &mut Script<'_>) {
     drop(survey);
     while listener.accept().is_ok() {}
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kept_first_messages_are_of_this_protocol() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/hello");
+        for file in std::fs::read_dir(folder).unwrap() {
+            let path = file.unwrap().path();
+            let bytes = std::fs::read(&path).unwrap();
+            assert!(hello::parse(bytes.first_chunk().unwrap()).is_some(), "{}", path.display());
+        }
+    }
+}

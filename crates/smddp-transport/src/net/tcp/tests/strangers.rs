@@ -146,6 +146,11 @@ fn without_the_token_nothing_that_is_said_reaches_the_group() {
         let unknown = Hello { door: [9; 16], ..to_rank_1(&door, purpose) };
         let unknown = Claim::new(&pair.token, &unknown.to_bytes()).unwrap();
         assert_eq!(told(&door, unknown.words()).len(), 0, "a door that nobody has");
+        for to in [0, 2, u32::MAX as usize] {
+            let other = Hello { to, ..to_rank_1(&door, purpose) };
+            let other = Claim::new(&pair.token, &other.to_bytes()).unwrap();
+            assert_eq!(told(&door, other.words()).len(), 0, "rank 1 answers for rank {to}");
+        }
     }
     // The rank itself is not shut out by all that, nor taken for connected.
     pair.goes_on();
