@@ -1,4 +1,4 @@
-"""Ranks of one host in PID, mount, UTS, IPC and user namespaces of their own, on one network (containers with `--network host`)."""
+"""Ranks of one host in PID, mount, UTS, IPC and user namespaces of their own, on one network."""
 
 import os
 import subprocess

@@ -20,8 +20,6 @@
 mod address;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzzing;
-#[cfg(test)]
-mod identity_tests;
 mod knock;
 mod shape;
 mod talk;
@@ -682,6 +680,8 @@ fn downward(outcome: &Outcome) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    mod identity;
+
     use std::io::Write;
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::UnixStream;

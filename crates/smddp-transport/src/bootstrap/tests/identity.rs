@@ -5,37 +5,12 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::thread::JoinHandle;
 
-use super::talk::WORDS;
+use super::super::talk::{WORDS, hello_of};
 use super::*;
-use crate::fuzzing::feed::means;
-use crate::joint::Prepared;
 use crate::token::{PROOF, REPLY};
 
 const SECRET: &[u8] = b"a job secret of 32 bytes or more";
 const DEADLINE: Duration = Duration::from_secs(60);
-
-fn prepared(size: usize) -> Vec<Prepared> {
-    (0..size).map(|rank| Prepared::new(rank, size, Vec::new(), &means(rank)).unwrap()).collect()
-}
-
-fn trees(size: usize) -> Vec<CardTree> {
-    prepared(size).into_iter().map(|mut one| one.tree().unwrap()).collect()
-}
-
-/// Runs all ranks until each has an outcome.
-fn outcomes(trees: &mut [CardTree]) -> Vec<Outcome> {
-    let begun = Instant::now();
-    let mut found = vec![None; trees.len()];
-    while found.iter().any(Option::is_none) {
-        assert!(begun.elapsed() < DEADLINE, "no outcome");
-        for (tree, found) in trees.iter_mut().zip(&mut found) {
-            let now = Instant::now();
-            tree.wait(Duration::from_micros(100), now);
-            *found = tree.go_on(now).cloned().or(found.take());
-        }
-    }
-    found.into_iter().flatten().collect()
-}
 
 fn connect(socket: &[u8]) -> UnixStream {
     UnixStream::connect_addr(&SocketAddr::from_abstract_name(socket).unwrap()).unwrap()
@@ -198,7 +173,7 @@ fn startup_sockets_answer_no_other_user() {
         return;
     }
     let mut tree = trees(2).swap_remove(0);
-    let words = talk::hello_of(1, &tree.address.id);
+    let words = hello_of(1, &tree.address.id);
     // Both are made before the fork: the child must not allocate what another thread holds.
     let mut stream = UnixStream::pair().unwrap().0;
     let address = SocketAddr::from_abstract_name(&tree.address.socket).unwrap();
