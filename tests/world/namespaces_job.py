@@ -1,4 +1,4 @@
-"""One rank of a job whose ranks are in namespaces of their own: shared memory, questions, a late rank, a death."""
+"""One rank of a job whose ranks are in separate namespaces: shared memory, questions, a late rank, a death."""
 
 import os
 import sys
@@ -36,7 +36,7 @@ def main(comm: smddp.Communicator) -> None:
     if comm.rank != LATE:
         try:
             half.barrier(timeout=1)
-            raise AssertionError("nobody was late")
+            raise AssertionError("no rank was late")
         except smddp.CollectiveTimeoutError as error:
             text = str(error)
             assert f"rank {LATE}" in text and "is in no call of this group" in text, text
@@ -46,7 +46,7 @@ def main(comm: smddp.Communicator) -> None:
         os._exit(9)
     try:
         comm.all_reduce(data)
-        raise AssertionError("nobody missed it")
+        raise AssertionError("the death was not reported")
     except smddp.PeerLostError as error:
         assert error.ranks == [DYING], error
     print(f"rank {comm.rank} is well", flush=True)

@@ -1,4 +1,4 @@
-"""Ranks of one host in PID, mount, UTS, IPC and user namespaces of their own, on one network."""
+"""Ranks of one host in PID, mount, UTS, IPC and user namespaces that differ, on one network."""
 
 import os
 import subprocess

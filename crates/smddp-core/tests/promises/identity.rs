@@ -6,7 +6,7 @@ use smddp_transport::joint::{Joined, Means, Prepared};
 
 use crate::common::{Gate, PATIENCE, means, over, try_one};
 
-/// Where a card holds the number of its group's end at 127.0.0.1, which is 16 bytes behind the port.
+/// Byte range of the group's 16-byte endpoint number in a card: behind the address 127.0.0.1 and the port.
 fn door(card: &[u8]) -> std::ops::Range<usize> {
     let address = card.windows(4).position(|bytes| bytes == [127, 0, 0, 1]).unwrap() + 4;
     let port = card[address..].iter().position(|byte| byte & 0x80 == 0).unwrap() + 1;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::process::Id;
 use crate::token::{PROTOCOL, Token};
 
-/// Where a rank's children find it: the rank's address record in the store.
+/// The address record of a rank in the store, by which its children connect to it.
 #[derive(Serialize, Deserialize)]
 pub(super) struct TreeAddress {
     pub(super) protocol: u32,
@@ -20,7 +20,7 @@ pub(super) struct TreeAddress {
     pub(super) id: Id,
     /// When it was made, in nanoseconds since the boot.
     pub(super) made: u64,
-    /// Where its unix socket can be reached: kernel boot, network namespace and user id.
+    /// Reach of its unix socket: kernel boot, network namespace and user id.
     pub(super) boot: String,
     pub(super) netns: u64,
     pub(super) uid: u32,
@@ -36,12 +36,12 @@ impl TreeAddress {
         self.is_near(other) && self.made >= other.made
     }
 
-    /// Whether both ranks use the same loopback interface and the same abstract unix sockets.
+    /// Returns true if both ranks use the same loopback interface and the same abstract unix sockets.
     fn shares_network(&self, other: &Self) -> bool {
         (&self.boot, self.netns) == (&other.boot, other.netns)
     }
 
-    /// Whether its unix socket can be reached from there and accepts that rank's user.
+    /// Returns true if its unix socket can be reached from there and accepts that rank's user.
     pub(super) fn is_near(&self, other: &Self) -> bool {
         self.shares_network(other) && self.uid == other.uid
     }

@@ -38,7 +38,7 @@ enum Other {
 }
 
 impl Other {
-    /// What he says to these words, if anything.
+    /// Returns the answer to these bytes, if there is one.
     fn answer(&mut self, words: &[u8]) -> Option<Vec<u8>> {
         let (session, said) = match self {
             Self::Child(claim) => {

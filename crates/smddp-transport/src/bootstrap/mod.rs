@@ -119,7 +119,7 @@ enum Above {
         call: ParentCall,
         talk: Talk,
     },
-    /// There is no connection to it; `carried`: the authentication code of what went up through the store.
+    /// It cannot be reached; `carried`: the authentication code of what went up through the store.
     Unreached {
         carried: Option<[u8; TAG]>,
     },
@@ -344,7 +344,7 @@ impl CardTree {
         self.take(child, text);
     }
 
-    /// Children that have no connection here, each with what it is to hear; once it is known.
+    /// Messages for the children without a connection here, once the outcome is known.
     pub fn to_carry_down(&self) -> Vec<(usize, Vec<u8>)> {
         let (Some(outcome), Some(token)) = (&self.outcome, &self.token) else { return Vec::new() };
         let text = downward(outcome);
@@ -457,7 +457,7 @@ impl CardTree {
                     self.children.insert(child, Child { talk: Some(talk), heard: false, carried: None });
                 }
                 Err(error) if is_stranger(&error) => self.reject(&error),
-                // One that was heard before, or hung up.
+                // A second connection of a child, or one that was closed.
                 Ok(_) | Err(_) => {}
             }
         }

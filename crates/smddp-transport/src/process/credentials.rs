@@ -78,7 +78,7 @@ pub(super) fn pid_namespace() -> u64 {
     std::fs::metadata("/proc/self/ns/pid").map_or(0, |found| std::os::unix::fs::MetadataExt::ino(&found))
 }
 
-/// Whether `/proc` shows processes under the ids that they have for this one. A process may enter a PID namespace and keep
+/// Returns true if `/proc` shows processes under the ids that they have for this one. A process may enter a PID namespace and keep
 /// the `/proc` of its parent's.
 pub(super) fn proc_is_ours() -> bool {
     let me = std::fs::read_link("/proc/self");

@@ -181,7 +181,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Of a process that does not run.
 pub(crate) const STOPPED: &str = "is stopped (by a signal or a debugger)";
 
-/// Whether the kernel says that a process with that id in this PID namespace is stopped.
+/// Returns true if the process with that id in this PID namespace is stopped.
 pub(crate) fn stopped(pid: Pid) -> bool {
     if !proc_is_ours() {
         return false;

@@ -23,7 +23,7 @@ fn pass(from: &mut UnixStream, to: &mut UnixStream, bytes: usize) -> Option<Vec<
     Some(words)
 }
 
-/// What a relay does to the first frame of a child. It has the text behind its length, and an authentication code behind that.
+/// Change of the first frame of a child by a relay: length, text and authentication code.
 type Tamper = fn(&mut Vec<u8>);
 
 /// Passes on the proofs of a child and its parent, then the child's frame as changed, then whatever the parent says.
@@ -52,7 +52,7 @@ fn over_a_relay(tamper: Tamper) -> Vec<Outcome> {
     let name = [b"smddp-cards-", &random::<16>()[..]].concat();
     let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
     let token = trees[0].token.clone().unwrap();
-    // Without a job secret, whoever writes the store may change addresses.
+    // Without a job secret, a writer of the store may change addresses.
     let mut address = trees[0].records.open(0, &trees[0].address()).unwrap();
     let parent = std::mem::replace(&mut address.socket, name);
     let record = trees[0].records.seal(0, &address);
@@ -120,7 +120,7 @@ fn address_records_are_bound_to_job_secret_rank_and_size() {
         record[at] ^= 1;
         assert!(reader.records.open(8, &record).is_err(), "byte {at}");
     }
-    // A rank of another attempt has a record of its own.
+    // A rank of another attempt has another record.
     assert_ne!(record, tree(8, 20, Some(SECRET)).address());
 }
 
@@ -186,9 +186,9 @@ fn startup_sockets_answer_no_other_user() {
         let connected = UnixStream::connect_addr(&address).map(|other| stream = other).is_ok();
         let _ = stream.write_all(&words);
         let _ = stream.write_all(&[3; crate::token::SALT]);
-        let heard = matches!(stream.read(&mut answer), Ok(1..));
+        let received = matches!(stream.read(&mut answer), Ok(1..));
         // SAFETY: ends the child at once.
-        unsafe { libc::_exit(i32::from(!changed || !connected || heard)) };
+        unsafe { libc::_exit(i32::from(!changed || !connected || received)) };
     }
     let (mut status, begun) = (0, Instant::now());
     // SAFETY: our own child; `status` is this thread's.

@@ -88,7 +88,7 @@ pub(super) fn heeds(bytes: &[u8]) -> bool {
     bytes[..both] == expected[..both]
 }
 
-/// `None`: another protocol or another version. Versions were compared when the group was made, so there is nobody to tell.
+/// Returns `None` for another protocol or version. Versions were compared when the group was made, so no reply is needed.
 pub(super) fn parse(bytes: &[u8; HELLO]) -> Option<Hello> {
     let number = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     if &bytes[..8] != MAGIC || number(8) != PROTOCOL {

@@ -7,7 +7,7 @@ use super::*;
 use crate::fuzzing::feed::header;
 use crate::token::{Claim, PROOF, REPLY, SALT};
 
-/// What rank 0 says to rank 1, whose door that is.
+/// First message of rank 0 to rank 1 at that endpoint.
 fn to_rank_1(door: &TcpAddress, purpose: Purpose) -> Hello {
     Hello { door: door.door, from: 0, to: 1, purpose }
 }
