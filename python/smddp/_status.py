@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import struct
 import sys
@@ -13,36 +14,94 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from smddp import stragglers
 
-_NAME = "smddp-status-"
+_NAME = re.compile(r"@(smddp-status-(\d+)-(\d+)-[0-9a-f]{16})$")
 _MAGIC = b"smddp-q1"
 _STATUS, _DUMP = 2, 3
 _PATIENCE = 3.0
 
 
+class Process(NamedTuple):
+    """A process that answers questions."""
+
+    #: its id here; its id in its own PID namespace where it has none here
+    pid: int
+    #: whether it has an id in this PID namespace
+    visible: bool
+    #: name of its abstract socket
+    socket: str
+
+
+def _sockets() -> list[tuple[int, int, str]]:
+    """Process id, PID namespace and name of each socket for questions in this network namespace."""
+    # Names of sockets are any bytes. Accepted connections have the listener's name.
+    lines = Path("/proc/net/unix").read_bytes().decode(errors="replace").split("\n")
+    found = {match[1]: match for line in lines if (match := _NAME.search(line))}
+    return [(int(match[2]), int(match[3]), name) for name, match in found.items()]
+
+
+def _own_namespace() -> int:
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
 def pids() -> list[int]:
-    """The processes of this network namespace that can be asked, this user's or not."""
-    found = set()
-    # Names of sockets are any bytes.
-    for line in Path("/proc/net/unix").read_bytes().decode(errors="replace").split("\n"):
-        name = line.rpartition(" ")[2]
-        if name.startswith(f"@{_NAME}") and name[len(_NAME) + 1 :].isdecimal():
-            found.add(int(name[len(_NAME) + 1 :]))
+    """The processes of this network and PID namespace that can be asked, this user's or not."""
+    own = _own_namespace()
+    return sorted(pid for pid, namespace, _ in _sockets() if namespace == own)
+
+
+def processes() -> list[Process]:
+    """All processes of this network namespace that can be asked, this user's or not."""
+    own, found = _own_namespace(), []
+    for pid, namespace, name in _sockets():
+        here = pid
+        if namespace != own:
+            try:
+                with _connect(name) as connection:
+                    here = _credentials(connection)[0]
+            except OSError:
+                continue
+        found.append(Process(here or pid, here > 0, name))
     return sorted(found)
 
 
+def _connect(name: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(_PATIENCE)
+    try:
+        connection.connect(f"\0{name}")
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def _credentials(connection: socket.socket) -> tuple[int, int]:
+    """Process id and user id of the listener. The process id is 0 for a process of another PID namespace."""
+    read = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, _ = struct.unpack("3i", read)
+    return pid, uid
+
+
 def ask(pid: int, what: int = _STATUS) -> dict[str, Any]:
-    """What that process tells. Raises OSError where it does not answer within 3 seconds or is another user's,
+    """The answer of that process. Raises OSError where it does not answer within 3 seconds or is another user's,
     ValueError where its answer is none."""
+    for one in processes():
+        if one.pid == pid and one.visible:
+            return _ask(one, what)
+    raise ConnectionRefusedError(f"process {pid} has no socket for questions")
+
+
+def _ask(process: Process, what: int) -> dict[str, Any]:
     until = time.monotonic() + _PATIENCE
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(_PATIENCE)
-        connection.connect(f"\0{_NAME}{pid}")
-        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        owner = struct.unpack("3i", credentials)[1]
+    with _connect(process.socket) as connection:
+        owner = _credentials(connection)[1]
         if owner != os.geteuid():
             raise PermissionError(f"it is user {owner}'s")
         connection.sendall(_MAGIC + struct.pack("<QQ", what, 0))
@@ -55,6 +114,9 @@ def ask(pid: int, what: int = _STATUS) -> dict[str, Any]:
     found = json.loads(b"".join(parts))
     if not isinstance(found, dict):
         raise ValueError("an answer of another version")
+    found["pid"] = process.pid
+    if not process.visible:
+        found["other_pid_namespace"] = True
     return found
 
 
@@ -87,7 +149,7 @@ def _jobs(told: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """The processes by their parent: a launcher starts the ranks of one job."""
     jobs: dict[str, list[dict[str, Any]]] = {}
     for one in told:
-        jobs.setdefault(_stat(one["pid"], 1), []).append(one)
+        jobs.setdefault(_parent(one), []).append(one)
     return list(jobs.values())
 
 
@@ -99,21 +161,28 @@ def job() -> list[dict[str, Any]]:
 
 
 def _gather(asked: Sequence[int], what: int) -> tuple[list[dict[str, Any]], dict[int, str]]:
-    told, failed = [], {}
-    for pid in asked or pids():
+    found = [one for one in processes() if not asked or one.pid in asked]
+    told: list[dict[str, Any]] = []
+    failed = {pid: _why(pid, ConnectionRefusedError()) for pid in set(asked) - {one.pid for one in found}}
+    for one in found:
         try:
             # Its socket would take the question up all the same.
-            if _state(pid) in ("T", "t"):
-                failed[pid] = "stopped (by a signal or a debugger)"
+            if one.visible and _state(one.pid) in ("T", "t"):
+                failed[one.pid] = "stopped (by a signal or a debugger)"
                 continue
-            told.append(ask(pid, what))
+            told.append(_ask(one, what))
         except PermissionError as error:
             if asked:
-                failed[pid] = str(error)
+                failed[one.pid] = str(error)
         except (OSError, ValueError) as error:
-            failed[pid] = _why(pid, error)
+            failed[one.pid] = _why(one.pid, error) if one.visible else f"no answer: {error}"
     told.sort(key=lambda one: (one["rank"] is None, one["rank"] or 0, one["pid"]))
     return told, failed
+
+
+def _parent(one: dict[str, Any]) -> str:
+    """The parent of an answering process; "" where it is not known."""
+    return "" if one.get("other_pid_namespace") else _stat(one["pid"], 1)
 
 
 def _state(pid: int) -> str:
@@ -124,6 +193,9 @@ def _state(pid: int) -> str:
 def _stat(pid: int, field: int) -> str:
     """Of what the kernel says behind a process's name, the state first and then the parent."""
     try:
+        # /proc may belong to the PID namespace of a parent.
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return ""
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[field]
     except (OSError, IndexError):
         return ""
@@ -139,7 +211,7 @@ def _write(told: Sequence[dict[str, Any]], folder: Path) -> None:
     """A file for each process, and a folder for each job where there are several: a trace or a replay is of one."""
     jobs = _jobs(told)
     for job in jobs:
-        place = folder if len(jobs) == 1 else folder / f"job-{_stat(job[0]['pid'], 1) or 'gone'}"
+        place = folder if len(jobs) == 1 else folder / f"job-{_parent(job[0]) or 'gone'}"
         place.mkdir(parents=True, exist_ok=True)
         for one in job:
             path = place / f"smddp-{one['host']}-{one['pid']}.json"

@@ -94,13 +94,39 @@ def _a_file_that_cannot_be_used_is_named() -> None:
     dist.barrier()
 
 
+def _a_record_that_was_changed_in_the_store_is_refused() -> None:
+    """Rank 1 reads rank 0's address as a writer of the store would leave it."""
+    get = dist.Store.get
+
+    def changed(store: dist.Store, key: str) -> bytes:
+        value = get(store, key)
+        return value[:-80] + bytes([value[-80] ^ 1]) + value[-79:] if key.endswith("smddp/card/0") else value
+
+    write(mine(), SECRET)
+    try:
+        if dist.get_rank() == 1:
+            dist.Store.get = changed
+        text = _error_of_a_group()
+    finally:
+        dist.Store.get = get
+    assert "does not verify under SMDDP_JOB_TOKEN_FILE" in text and "changed in the store" in text, text
+    dist.barrier()
+
+
 the_same_file_lets_all_in = _Cases(_the_same_file_lets_all_in)
 another_file_is_told_to_all = _Cases(_another_file_is_told_to_all)
+a_changed_record_is_refused = _Cases(_a_record_that_was_changed_in_the_store_is_refused)
 a_file_that_cannot_be_used_is_named = _Cases(_a_file_that_cannot_be_used_is_named)
 
 
 @pytest.mark.parametrize(
-    "case", ["the_same_file_lets_all_in", "another_file_is_told_to_all", "a_file_that_cannot_be_used_is_named"]
+    "case",
+    [
+        "the_same_file_lets_all_in",
+        "another_file_is_told_to_all",
+        "a_changed_record_is_refused",
+        "a_file_that_cannot_be_used_is_named",
+    ],
 )
 def test_job_token(pool: Pool, case: str):
     pool.run(__name__, case, 60.0)

@@ -196,7 +196,7 @@ def _a_waiting_rank_is_seen() -> None:
     foreign.bind(b"\0\xa1\xff\r" + bytes(str(os.getpid()), "ascii"))
     if dist.get_rank() == 0:
         for one in silent:
-            one.connect(f"\0smddp-status-{pids[1]}")
+            one.connect("\0" + next(p.socket for p in _status.processes() if p.pid == pids[1]))
             one.sendall(b"smddp-q1" + bytes(16))
         until = time.monotonic() + 20
         while True:

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::fabric;
 use crate::net::tcp::TcpAddress;
-use crate::process::{PROTOCOL, UnixAddress};
+use crate::process::{PROTOCOL, UnixAddress, outer_uid};
 use crate::token::Token;
 
 /// How a rank is reached from other nodes; errors say why it is not.
@@ -35,6 +35,7 @@ pub struct Card {
     pub boot: String,
     pub netns: u64,
     pub pid: u32,
+    /// As the parent of its user namespace numbers it.
     pub uid: u32,
     pub(crate) process: UnixAddress,
     /// Its control block in there.
@@ -83,7 +84,7 @@ impl Card {
                 .map(|m| std::os::unix::fs::MetadataExt::ino(&m))
                 .unwrap_or(0),
             pid: std::process::id(),
-            uid: rustix::process::geteuid().as_raw(),
+            uid: outer_uid(),
             process,
             block,
             nonce,

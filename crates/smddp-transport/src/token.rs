@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
 /// Changes with every change of the shared layout, of the first words of a connection or of what they lead to.
-pub const PROTOCOL: u32 = 8;
+pub const PROTOCOL: u32 = 9;
 const NONCE: usize = 32;
 /// What a listener answers: magic, version, nonce, MAC.
 pub(crate) const REPLY: usize = 12 + NONCE + 32;
@@ -25,6 +25,8 @@ pub(crate) const REPLY: usize = 12 + NONCE + 32;
 pub(crate) const PROOF: usize = 32;
 /// By so much a caller's words are longer than its hello.
 pub(crate) const SALT: usize = NONCE;
+/// Bytes of a message authentication code.
+pub(crate) const TAG: usize = 32;
 
 /// Shared by the ranks of one group, and by nobody else. It travels through the group's store alone.
 #[derive(Clone, Serialize, Deserialize)]
@@ -58,6 +60,11 @@ impl Token {
         Self(self.mac(&[b"smddp job token", secret]).finalize().into_bytes().into())
     }
 
+    /// The key for address records of ranks that share that job secret. It does not depend on anything in the store.
+    pub(crate) fn of_secret(secret: &[u8]) -> Self {
+        Self([0; 32]).with(secret)
+    }
+
     /// Names it without giving it away.
     pub(crate) fn name(&self) -> [u8; 16] {
         let mut id = [0; 16];
@@ -65,13 +72,14 @@ impl Token {
         id
     }
 
-    /// By which another rank sees whether it has the same.
-    pub(crate) fn check(&self) -> [u8; 32] {
-        self.mac(&[b"smddp check"]).finalize().into_bytes().into()
+    /// The authentication code of these parts; the first one is a label for their purpose.
+    pub(crate) fn tag(&self, parts: &[&[u8]]) -> [u8; TAG] {
+        self.mac(parts).finalize().into_bytes().into()
     }
 
-    pub(crate) fn fits(&self, check: &[u8; 32]) -> bool {
-        self.mac(&[b"smddp check"]).verify_slice(check).is_ok()
+    /// Checks such a code in constant time.
+    pub(crate) fn verifies(&self, parts: &[&[u8]], tag: &[u8]) -> bool {
+        self.mac(parts).verify_slice(tag).is_ok()
     }
 
     /// Over all parts, each with its length: no two lists of parts are the same bytes.
@@ -95,23 +103,32 @@ impl Token {
     }
 
     fn keys(&self, words: &[u8], nonce: &[u8]) -> Keys {
-        let key = |label: &[u8]| Key(self.mac(&[label, words, nonce]).finalize().into_bytes().into());
+        let key = |label: &[u8]| Key(Self(self.tag(&[label, words, nonce])));
         Keys { caller: key(b"smddp caller's key"), listener: key(b"smddp listener's key") }
     }
 }
 
-/// What one end of a connection encrypts with.
+/// The secret of one direction of a connection: it encrypts tcp frames, or authenticates messages of the bootstrap.
 #[derive(Clone)]
-pub(crate) struct Key([u8; 32]);
+pub(crate) struct Key(Token);
 
 impl Key {
     pub(crate) fn bytes(&self) -> &[u8] {
-        &self.0
+        &self.0.0
+    }
+
+    /// The authentication code of message `number` in this direction.
+    pub(crate) fn tag(&self, number: u64, message: &[u8]) -> [u8; TAG] {
+        self.0.tag(&[b"smddp message", &number.to_le_bytes(), message])
+    }
+
+    pub(crate) fn verifies(&self, number: u64, message: &[u8], tag: &[u8]) -> bool {
+        self.0.verifies(&[b"smddp message", &number.to_le_bytes(), message], tag)
     }
 
     /// Another one, of which this one cannot be found out.
     pub(crate) fn next(&self) -> Self {
-        Self(Token(self.0).mac(&[b"smddp next key"]).finalize().into_bytes().into())
+        Self(Token(self.0.tag(&[b"smddp next key"])))
     }
 }
 
@@ -232,7 +249,6 @@ mod tests {
         let (ours, theirs) = (token(), token());
         assert!(meet(&ours, &ours).unwrap());
         assert!(is_stranger(&meet(&ours, &theirs).unwrap_err()));
-        assert!(!ours.fits(&theirs.check()) && ours.fits(&ours.check()));
         assert_ne!(ours.name(), theirs.name());
         // Both halves count.
         let mixed = Arc::new(ours.with(b"a secret of the job's"));

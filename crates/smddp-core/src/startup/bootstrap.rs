@@ -284,8 +284,8 @@ impl Meeting<'_> {
     }
 
     fn carry_down(&self, tree: &CardTree) -> Result<()> {
-        let Some((children, words)) = tree.to_carry_down() else { return Ok(()) };
-        children.into_iter().try_for_each(|child| self.store.set(&key("down", child), &words))
+        let carried = tree.to_carry_down();
+        carried.into_iter().try_for_each(|(child, words)| self.store.set(&key("down", child), &words))
     }
 
     fn there(&self, key: &str) -> Result<bool> {

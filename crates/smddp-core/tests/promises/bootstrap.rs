@@ -156,7 +156,7 @@ impl Store for Elsewhere {
             let at = value.windows(8).position(|bytes| bytes == &boot[..8]).unwrap();
             value[at] ^= 1;
             // Behind the TCP address, if there is one, is what rank 0 shares.
-            let shared = value.split_off(value.len() - if key.ends_with("/0") { 65 } else { 1 });
+            let shared = value.split_off(value.len() - if key.ends_with("/0") { 33 } else { 1 });
             if !self.tcp {
                 let name = b"smddp-cards-";
                 let socket = value.windows(name.len()).position(|bytes| bytes == name).unwrap();

@@ -20,6 +20,7 @@ mod dying;
 mod fork;
 mod formats;
 mod groups;
+mod identity;
 mod kill;
 mod lacking;
 mod late;

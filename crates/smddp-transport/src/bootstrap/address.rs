@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::process::Id;
 use crate::token::{PROTOCOL, Token};
 
-/// Where a rank's children find it.
+/// The address record of a rank in the store, by which its children connect to it.
 #[derive(Serialize, Deserialize)]
 pub(super) struct TreeAddress {
     pub(super) protocol: u32,
@@ -20,13 +20,14 @@ pub(super) struct TreeAddress {
     pub(super) id: Id,
     /// When it was made, in nanoseconds since the boot.
     pub(super) made: u64,
-    /// Where its unix socket can be reached: kernel boot and network namespace.
+    /// Reach of its unix socket: kernel boot, network namespace and user id.
     pub(super) boot: String,
     pub(super) netns: u64,
+    pub(super) uid: u32,
     pub(super) socket: Vec<u8>,
     pub(super) tcp: Option<SocketAddr>,
-    /// Rank 0's.
-    pub(super) shared: Option<Shared>,
+    /// Rank 0's: the group token, which a job secret still changes where there is one.
+    pub(super) shared: Option<Token>,
 }
 
 impl TreeAddress {
@@ -35,38 +36,65 @@ impl TreeAddress {
         self.is_near(other) && self.made >= other.made
     }
 
-    /// Whether its unix socket can be reached from there.
-    pub(super) fn is_near(&self, other: &Self) -> bool {
+    /// Returns true if both ranks use the same loopback interface and the same abstract unix sockets.
+    fn shares_network(&self, other: &Self) -> bool {
         (&self.boot, self.netns) == (&other.boot, other.netns)
     }
-}
 
-/// What rank 0 shares with all, by way of the store.
-#[derive(Clone, Serialize, Deserialize)]
-pub struct Shared {
-    pub(super) token: Token,
-    /// Of what the token is with the job's own secret.
-    pub(super) check: [u8; 32],
-}
-
-/// What rank 0 shares, out of its address.
-pub(crate) fn shared(address: &[u8]) -> Result<Shared, String> {
-    parse_address(address)?.shared.ok_or_else(|| "an address without a token".to_owned())
-}
-
-impl Shared {
-    pub(crate) fn token(&self) -> &Token {
-        &self.token
+    /// Returns true if its unix socket can be reached from there and accepts that rank's user.
+    pub(super) fn is_near(&self, other: &Self) -> bool {
+        self.shares_network(other) && self.uid == other.uid
     }
 
-    /// Whether that came of it at rank 0, too.
-    pub(crate) fn came_to(&self, token: &Token) -> bool {
-        token.fits(&self.check)
+    /// Its TCP address, if that can be reached from there: a loopback address leads to the own network namespace.
+    pub(super) fn tcp_from(&self, other: &Self) -> Option<SocketAddr> {
+        self.tcp.filter(|tcp| !tcp.ip().is_loopback() || self.shares_network(other))
     }
 }
 
-/// Versions are compared before anybody is called.
-pub(super) fn parse_address(bytes: &[u8]) -> Result<TreeAddress, String> {
+/// Seals and verifies the address records of one group with the job secret. Without a job secret, records are not authenticated.
+pub(super) struct Records {
+    pub(super) size: usize,
+    pub(super) key: Option<Token>,
+}
+
+impl Records {
+    fn parts<'a>(size: &'a [u8; 8], rank: &'a [u8; 8], record: &'a [u8]) -> [&'a [u8]; 4] {
+        [b"smddp address record", size, rank, record]
+    }
+
+    /// The record of `rank` as the store holds it: with its authentication code behind it.
+    pub(super) fn seal(&self, rank: usize, address: &TreeAddress) -> Vec<u8> {
+        let mut record = postcard::to_allocvec(address).unwrap_or_default();
+        if let Some(key) = &self.key {
+            let (size, rank) = ((self.size as u64).to_le_bytes(), (rank as u64).to_le_bytes());
+            let tag = key.tag(&Self::parts(&size, &rank, &record));
+            record.extend(tag);
+        }
+        record
+    }
+
+    /// The address in a record of `rank`. An error continues "rank 3 has ...".
+    pub(super) fn open(&self, rank: usize, bytes: &[u8]) -> Result<TreeAddress, String> {
+        let (address, tag) = parse_address(bytes)?;
+        let record = &bytes[..bytes.len() - tag.len()];
+        let (size, rank) = ((self.size as u64).to_le_bytes(), (rank as u64).to_le_bytes());
+        let differs = match &self.key {
+            None if tag.is_empty() => return Ok(address),
+            Some(key) if key.verifies(&Self::parts(&size, &rank, record), tag) => return Ok(address),
+            None => "SMDDP_JOB_TOKEN_FILE is set there and not here",
+            Some(_) if tag.is_empty() => "SMDDP_JOB_TOKEN_FILE is set here and not there",
+            Some(_) => {
+                "its address record does not verify under SMDDP_JOB_TOKEN_FILE of this rank: the files differ, or the record was \
+                 changed in the store"
+            }
+        };
+        Err(format!("another job token: {differs}"))
+    }
+}
+
+/// The address in a record, and the authentication code behind it. Versions are compared before anything else.
+pub(super) fn parse_address(bytes: &[u8]) -> Result<(TreeAddress, &[u8]), String> {
     let nonsense = |_| format!("{} bytes that are no address", bytes.len());
     let ((protocol, version), _) = postcard::take_from_bytes::<(u32, &str)>(bytes).map_err(nonsense)?;
     let mine = env!("CARGO_PKG_VERSION");
@@ -75,7 +103,7 @@ pub(super) fn parse_address(bytes: &[u8]) -> Result<TreeAddress, String> {
             "another version of smddp: {version} with protocol {protocol} there, {mine} with protocol {PROTOCOL} here"
         ));
     }
-    postcard::from_bytes(bytes).map_err(nonsense)
+    postcard::take_from_bytes(bytes).map_err(nonsense)
 }
 
 /// Nanoseconds since the boot.
@@ -87,7 +115,7 @@ pub(super) fn now() -> u64 {
 /// "rank 3 (host h1, pid 812)", out of its address.
 pub fn who(rank: usize, address: &[u8]) -> String {
     match parse_address(address) {
-        Ok(TreeAddress { host, pid, .. }) => format!("rank {rank} (host {host}, pid {pid})"),
+        Ok((TreeAddress { host, pid, .. }, _)) => format!("rank {rank} (host {host}, pid {pid})"),
         Err(_) => format!("rank {rank}"),
     }
 }

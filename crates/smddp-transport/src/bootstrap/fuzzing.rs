@@ -5,12 +5,13 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::OnceLock;
 
+use super::talk::Session;
 use super::talk::{WORDS, hello_of};
 use super::*;
-use crate::fuzzing::feed::{answer, known_token};
+use crate::fuzzing::feed::known_token;
 use crate::fuzzing::{Script, endpoint};
 use crate::shm::Prepared;
-use crate::token::Claim;
+use crate::token::{Challenge, Claim};
 
 /// A rank that has a parent and a child.
 const ME: usize = 8;
@@ -32,25 +33,35 @@ enum Other {
     Child(Claim),
     Parent,
     Stranger,
+    /// Past the proof: its frames have right codes.
+    Known(Session),
 }
 
 impl Other {
-    /// What he says to these words.
-    fn answer(&self, words: &[u8]) -> Option<Vec<u8>> {
-        match self {
+    /// Returns the answer to these bytes, if there is one.
+    fn answer(&mut self, words: &[u8]) -> Option<Vec<u8>> {
+        let (session, said) = match self {
             Self::Child(claim) => {
-                words.first_chunk().and_then(|reply| Some(claim.prove(reply).ok()?.to_vec()))
+                let reply = words.first_chunk()?;
+                let (said, keys) = (claim.prove(reply).ok()?, claim.keys(reply));
+                (Session::new(keys.caller, keys.listener), said.to_vec())
             }
-            Self::Parent if words.len() == WORDS => Some(answer(words).to_vec()),
-            _ => None,
-        }
+            Self::Parent if words.len() == WORDS => {
+                let (challenge, reply) = Challenge::new(known_token(), words.to_vec()).ok()?;
+                let keys = challenge.keys();
+                (Session::new(keys.listener, keys.caller), reply.to_vec())
+            }
+            _ => return None,
+        };
+        *self = Self::Known(session);
+        Some(said)
     }
 }
 
 /// Several callers, a parent and a store that say anything, in any order.
 pub fn bootstrap(bytes: &[u8]) {
     let mut script = Script::new(bytes);
-    let (token, new) = (known_token(), || CardTree::new(card(), None));
+    let (token, new) = (known_token(), || CardTree::new(card(), None, None));
     let Ok(mut tree) = new() else { return };
     let parent = TreeAddress { id: random(), ..new().expect("sockets").address };
     let address = std::os::unix::net::SocketAddr::from_abstract_name(&parent.socket).expect("a name");
@@ -73,22 +84,25 @@ pub fn bootstrap(bytes: &[u8]) {
                 };
                 others.push((stream, other));
             }
-            1 => drop(tree.call(
-                token.clone(),
-                &postcard::to_allocvec(&parent).expect("bytes"),
-                Instant::now(),
-            )),
-            2 => tree.carried_up(CHILD, script.take(usize::from(step))),
+            1 => drop(tree.call(token.clone(), &tree.records.seal(0, &parent), Instant::now())),
+            2 => {
+                let text = script.take(usize::from(step));
+                let tag = token.tag(&[UP, &rank_bytes(CHILD), text]);
+                tree.carried_up(CHILD, &[text, &tag[..if script.yes() { TAG } else { 0 }]].concat());
+            }
             3 if tree.outcome.is_none() => tree.carried_down(script.take(usize::from(step))),
             4 if !others.is_empty() => drop(others.remove(script.below(others.len()))),
             _ if !others.is_empty() => {
-                let (stream, _) = &others[script.below(others.len())];
+                let at = script.below(others.len());
+                let (stream, other) = &mut others[at];
                 let words = script.take(usize::from(step));
-                let length = if script.yes() { words.len() as u32 } else { script.number() as u32 };
-                let mut frame = length.to_le_bytes().to_vec();
-                frame.extend_from_slice(words);
+                let mut frame = Vec::new();
+                match other {
+                    Other::Known(session) if script.yes() => session.seal(words, &mut frame),
+                    _ => frame.extend([&(script.number() as u32).to_le_bytes(), words].concat()),
+                }
                 frame.truncate(if script.yes() { frame.len() } else { script.below(frame.len()) });
-                let _ = crate::send::send_all(stream, &frame);
+                let _ = crate::send::send_all(&*stream, &frame);
             }
             _ => {}
         }
@@ -109,5 +123,5 @@ pub fn bootstrap(bytes: &[u8]) {
         assert!(tree.callers.len() <= CALLERS && tree.children.keys().all(|&child| child == CHILD));
     }
     // Nobody is called there.
-    let _ = (tree.call(token, bytes, Instant::now()), shared(bytes).is_ok());
+    let _ = (tree.call(token, bytes, Instant::now()), tree.shared(bytes).is_ok());
 }

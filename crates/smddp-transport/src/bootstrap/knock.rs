@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use super::address::{TreeAddress, parse_address};
+use super::address::TreeAddress;
 use super::talk::{dial, waits};
 use crate::own::Uninherited;
 
@@ -21,10 +21,9 @@ pub(super) struct Knock {
 }
 
 impl Knock {
-    /// At that address. An error says what is wrong with it.
-    pub(super) fn new(bytes: &[u8]) -> Result<Self, String> {
-        let address = parse_address(bytes)?;
-        Ok(Self { bytes: bytes.to_vec(), address, socket: None, stood: false, refused: None })
+    /// For the rank with that address, which `bytes` held.
+    pub(super) fn new(bytes: &[u8], address: TreeAddress) -> Self {
+        Self { bytes: bytes.to_vec(), address, socket: None, stood: false, refused: None }
     }
 
     pub(super) fn is_of(&self, bytes: &[u8]) -> bool {

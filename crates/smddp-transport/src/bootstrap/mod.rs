@@ -12,6 +12,10 @@
 //!
 //! Rank 0's address also has what makes the group's token, which nothing else carries. Both ends of each connection show that
 //! they have it before a card moves, from the root down: so what the store still has of an earlier attempt unites nobody.
+//!
+//! Nobody without the token changes what ranks learn of each other: address records carry a code under the job secret
+//! ([`address::Records`]), frames one under a key of their connection ([`talk`]), and cards that go through the store one under
+//! the token.
 
 mod address;
 #[cfg(any(test, fuzzing))]
@@ -33,11 +37,10 @@ use serde::{Deserialize, Serialize};
 use crate::Card;
 use crate::own::Uninherited;
 use crate::process::{Id, listen, random};
-use crate::token::{PROTOCOL, Token, is_stranger};
+use crate::token::{PROTOCOL, TAG, Token, is_stranger};
 use crate::warn::warn;
-pub(crate) use address::shared;
-pub use address::{Shared, who};
-use address::{TreeAddress, parse_address};
+pub use address::who;
+use address::{Records, TreeAddress};
 use knock::Knock;
 use talk::Talk;
 
@@ -99,6 +102,8 @@ struct Child {
     talk: Option<Talk>,
     /// Whether it has said what it has.
     heard: bool,
+    /// Authentication code of what the store carried up for it, which the answer refers to.
+    carried: Option<[u8; TAG]>,
 }
 
 enum Above {
@@ -114,9 +119,9 @@ enum Above {
         call: ParentCall,
         talk: Talk,
     },
-    /// There is no connection to it; `carried`: what goes up was taken.
+    /// It cannot be reached; `carried`: the authentication code of what went up through the store.
     Unreached {
-        carried: bool,
+        carried: Option<[u8; TAG]>,
     },
 }
 
@@ -135,8 +140,9 @@ pub struct CardTree {
     rank: usize,
     size: usize,
     address: TreeAddress,
+    records: Records,
     token: Option<Arc<Token>>,
-    /// A stranger was sent away, and that was said.
+    /// A connection was rejected, and that was logged.
     met: bool,
     listeners: Vec<Uninherited<OwnedFd>>,
     callers: Vec<Talk>,
@@ -154,20 +160,16 @@ pub struct CardTree {
 }
 
 impl CardTree {
-    /// For the rank with that card. Nobody is called yet. `token`: rank 0's.
-    pub(crate) fn new(card: &Card, token: Option<Arc<Token>>) -> io::Result<Self> {
+    /// For the rank with that card. Nobody is called yet. `token`: rank 0's; `secret`: the job's own, if there is one.
+    pub(crate) fn new(card: &Card, token: Option<Arc<Token>>, secret: Option<&[u8]>) -> io::Result<Self> {
         let (rank, size, id) = (card.rank as usize, card.size as usize, random());
         let socket = [b"smddp-cards-", Id::as_slice(&id)].concat();
         let mut listeners = vec![Uninherited::new(listen(&socket)?.into())];
-        // The way that the group's own connections will take; a loopback address says nothing to other hosts.
+        // The path that the group's own connections will take.
         let ip = card.offer.tcp.as_ref().ok().map(|(address, _)| address.socket.ip());
-        let tcp = ip.filter(|ip| !ip.is_loopback()).and_then(|ip| listen_at(ip).ok());
+        let tcp = ip.and_then(|ip| listen_at(ip).ok());
         let address = tcp.as_ref().and_then(|listener| listener.local_addr().ok());
         listeners.extend(tcp.map(|listener| Uninherited::new(listener.into())));
-        let shared = match (&card.token, &token) {
-            (Some(shared), Some(token)) => Some(Shared { token: shared.clone(), check: token.check() }),
-            _ => None,
-        };
         let (boot, netns, version) = (card.boot.clone(), card.netns, card.version.clone());
         Ok(Self {
             rank,
@@ -181,10 +183,12 @@ impl CardTree {
                 id,
                 boot,
                 netns,
+                uid: card.uid,
                 socket,
                 tcp: address,
-                shared,
+                shared: card.token.clone(),
             },
+            records: Records { size, key: secret.map(Token::of_secret) },
             token,
             met: false,
             listeners,
@@ -201,7 +205,12 @@ impl CardTree {
 
     /// What this rank's children must get, for [`CardTree::call`].
     pub fn address(&self) -> Vec<u8> {
-        postcard::to_allocvec(&self.address).unwrap_or_default()
+        self.records.seal(self.rank, &self.address)
+    }
+
+    /// The token that rank 0 shares, out of its address. An error continues "rank 0 has ...".
+    pub(crate) fn shared(&self, first: &[u8]) -> Result<Token, String> {
+        self.records.open(0, first)?.shared.ok_or_else(|| "an address without a token".to_owned())
     }
 
     pub fn parent(&self) -> Option<usize> {
@@ -219,7 +228,7 @@ impl CardTree {
 
     /// `token`: what came of what rank 0 shares; `parent`: the address of the parent. Whether it is a new one.
     pub(crate) fn call(&mut self, token: Arc<Token>, parent: &[u8], now: Instant) -> Result<bool, String> {
-        let address = parse_address(parent)?;
+        let address = self.records.open(self.parent().unwrap_or(0), parent)?;
         self.token = Some(token);
         // The same again is no new beginning.
         let (since, next, stood, new) = match &self.above {
@@ -273,7 +282,7 @@ impl CardTree {
             _ => false,
         };
         if !self.knocks.get(&rank).is_some_and(|knock| knock.is_of(bytes)) {
-            self.knocks.insert(rank, Knock::new(bytes)?);
+            self.knocks.insert(rank, Knock::new(bytes, self.records.open(rank, bytes)?));
         }
         if let Some(knock) = self.knocks.get_mut(&rank) {
             knock.stood |= stood || knock.came_after(&self.address);
@@ -296,22 +305,29 @@ impl CardTree {
 
     /// What goes up, once, and why: where there is no connection to the parent.
     pub fn to_carry_up(&mut self) -> Option<(Vec<u8>, String)> {
-        let unreached = matches!(self.above, Above::Unreached { carried: false });
+        let unreached = matches!(self.above, Above::Unreached { carried: None });
         if !unreached || !self.awaited().is_empty() {
             return None;
         }
-        (self.above, self.told) = (Above::Unreached { carried: true }, true);
-        Some((self.upward(), std::mem::take(&mut self.trouble)))
+        let mut bytes = self.upward();
+        let tag = self.token.as_ref()?.tag(&[UP, &rank_bytes(self.rank), &bytes]);
+        bytes.extend(tag);
+        (self.above, self.told) = (Above::Unreached { carried: Some(tag) }, true);
+        Some((bytes, std::mem::take(&mut self.trouble)))
     }
 
     /// Whether what comes down has to be carried here.
     pub fn is_unreached(&self) -> bool {
-        matches!(self.above, Above::Unreached { carried: true }) && self.outcome.is_none()
+        matches!(self.above, Above::Unreached { carried: Some(_) }) && self.outcome.is_none()
     }
 
     /// What the parent says, where there is no connection to it.
     pub fn carried_down(&mut self, bytes: &[u8]) {
-        self.settle(bytes);
+        let Above::Unreached { carried: Some(up) } = self.above else { return };
+        match self.verified(DOWN, &up, bytes) {
+            Some((text, _)) => self.settle(text),
+            None => self.fail(altered(self.parent().unwrap_or(0))),
+        }
     }
 
     /// Why there will be no group, as far as it is known.
@@ -321,14 +337,30 @@ impl CardTree {
 
     /// What that child says, which has no connection here.
     pub fn carried_up(&mut self, child: usize, bytes: &[u8]) {
-        self.children.insert(child, Child { talk: None, heard: true });
-        self.take(child, bytes);
+        let Some((text, tag)) = self.verified(UP, &rank_bytes(child), bytes) else {
+            return self.fail(altered(child));
+        };
+        self.children.insert(child, Child { talk: None, heard: true, carried: Some(*tag) });
+        self.take(child, text);
     }
 
-    /// Children that have no connection here, and what they are to hear; once it is known.
-    pub fn to_carry_down(&self) -> Option<(Vec<usize>, Vec<u8>)> {
-        let carried = self.children.iter().filter(|(_, child)| child.talk.is_none()).map(|(rank, _)| *rank);
-        self.outcome.as_ref().map(|outcome| (carried.collect(), downward(outcome)))
+    /// Messages for the children without a connection here, once the outcome is known.
+    pub fn to_carry_down(&self) -> Vec<(usize, Vec<u8>)> {
+        let (Some(outcome), Some(token)) = (&self.outcome, &self.token) else { return Vec::new() };
+        let text = downward(outcome);
+        let carried = self.children.iter().filter_map(|(rank, child)| Some((*rank, child.carried?)));
+        carried.map(|(rank, up)| (rank, [&text[..], &token.tag(&[DOWN, &up, &text])].concat())).collect()
+    }
+
+    /// The text and the authentication code of what the store carried, if the code is right for that label and subject.
+    fn verified<'a>(
+        &self,
+        label: &[u8],
+        subject: &[u8],
+        bytes: &'a [u8],
+    ) -> Option<(&'a [u8], &'a [u8; TAG])> {
+        let (text, tag) = bytes.split_last_chunk::<TAG>()?;
+        self.token.as_ref()?.verifies(&[label, subject, text], tag).then_some((text, tag))
     }
 
     /// Moves on what can be moved; what came of it, once all children have it too.
@@ -397,14 +429,19 @@ impl CardTree {
 
     /// Callers that say whose child they are, and what it has.
     fn admit(&mut self, now: Instant) {
+        let mut strangers = Vec::new();
         for listener in &self.listeners {
             // What this process lacks (descriptors) may come back: whoever waits goes on waiting.
             while self.callers.len() < CALLERS
                 && let Ok(talk) = Talk::accept(listener.as_fd(), now)
             {
-                self.callers.push(talk);
+                match talk.check_user() {
+                    Ok(()) => self.callers.push(talk),
+                    Err(error) => strangers.push(error),
+                }
             }
         }
+        strangers.iter().for_each(|error| self.reject(error));
         if !self.hears(now) {
             return;
         }
@@ -417,21 +454,26 @@ impl CardTree {
                     if let Some(outcome) = &self.outcome {
                         talk.say(&downward(outcome));
                     }
-                    self.children.insert(child, Child { talk: Some(talk), heard: false });
+                    self.children.insert(child, Child { talk: Some(talk), heard: false, carried: None });
                 }
-                Err(error) if is_stranger(&error) && !std::mem::replace(&mut self.met, true) => {
-                    warn(&format!(
-                        "a stranger at a socket of process {} where ranks exchange cards is refused: {error}. Nothing has come of \
-                         it; further ones are refused without a word (docs/security.md)",
-                        std::process::id(),
-                    ));
-                }
-                // One that was heard before, or another stranger.
+                Err(error) if is_stranger(&error) => self.reject(&error),
+                // A second connection of a child, or one that was closed.
                 Ok(_) | Err(_) => {}
             }
         }
         if self.callers.len() == CALLERS {
             self.callers.retain(|caller| now.duration_since(caller.since) < SILENCE);
+        }
+    }
+
+    /// Logs the first rejected connection: repeated ones must not fill the log.
+    fn reject(&mut self, why: &io::Error) {
+        if !std::mem::replace(&mut self.met, true) {
+            warn(&format!(
+                "rejected a connection to rank {} while the group is made: {why}. The job continues; further rejected \
+                 connections are not logged (docs/security.md)",
+                self.rank,
+            ));
         }
     }
 
@@ -477,14 +519,14 @@ impl CardTree {
             && now.duration_since(call.since) >= UNREACHED
         {
             self.trouble = "it does not answer".to_owned();
-            self.above = Above::Unreached { carried: false };
+            self.above = Above::Unreached { carried: None };
         }
         if let (Above::Calling { call: ParentCall { address, .. }, next }, Some(token)) =
             (&self.above, &self.token)
             && now >= *next
         {
             let talk = Talk::call(address, &self.address, self.rank, token, now);
-            let above = std::mem::replace(&mut self.above, Above::Unreached { carried: false });
+            let above = std::mem::replace(&mut self.above, Above::Unreached { carried: None });
             let Above::Calling { call, .. } = above else { return };
             match talk {
                 Ok(talk) => self.above = Above::Talking { call, talk },
@@ -608,7 +650,24 @@ fn parse(from: usize, bytes: &[u8]) -> Words {
     postcard::from_bytes(bytes).unwrap_or_else(|_| Err(nonsense()))
 }
 
+/// Parts of the authentication code of what the store carries from a child to its parent, and of the answer to it.
+const UP: &[u8] = b"smddp carried up";
+const DOWN: &[u8] = b"smddp carried down";
+
+fn rank_bytes(rank: usize) -> [u8; 8] {
+    (rank as u64).to_le_bytes()
+}
+
+fn altered(rank: usize) -> Failure {
+    Failure::of(format!(
+        "the cards of rank {rank} in the store do not verify under the group's token: they were changed there"
+    ))
+}
+
 fn hung_up(rank: usize, error: &io::Error) -> Failure {
+    if is_stranger(error) {
+        return Failure::of(format!("cards of rank {rank}: {error}"));
+    }
     Failure::lost(rank, format!("hung up before all cards were there ({error}): it ended, or gave up"))
 }
 
@@ -621,6 +680,8 @@ fn downward(outcome: &Outcome) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    mod identity;
+
     use std::io::Write;
     use std::os::linux::net::SocketAddrExt;
     use std::os::unix::net::UnixStream;
@@ -692,7 +753,7 @@ mod tests {
             call_parents(&mut trees);
             // In the name of rank 9, whose parent is rank 8.
             let (token, address) = (trees[0].token.clone().unwrap(), trees[8].address());
-            let address = parse_address(&address).unwrap();
+            let address = trees[8].records.open(8, &address).unwrap();
             let mut child = Talk::call(&address, &trees[9].address, 9, &token, Instant::now()).unwrap();
             child.say(words);
             trees.truncate(9);

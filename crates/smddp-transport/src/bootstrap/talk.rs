@@ -1,4 +1,10 @@
-//! One connection of the bootstrap: both ends show that they have the group's token, then frames go both ways. Nothing blocks.
+//! One connection of the bootstrap: both ends prove that they have the group's token, then frames go both ways. Nothing blocks.
+//!
+//! ```text
+//! length of the text (u32, little endian) | the text | authentication code: key of this connection and direction, number, text
+//! ```
+//!
+//! A relay that passes on the proofs therefore cannot change, repeat or omit a frame.
 
 use std::io::{self, ErrorKind, IoSlice};
 use std::net::SocketAddr;
@@ -13,9 +19,9 @@ use super::address::TreeAddress;
 use crate::net::reached;
 use crate::net::tcp::connect;
 use crate::own::Uninherited;
-use crate::process::Id;
+use crate::process::{Id, check_user};
 use crate::send::send;
-use crate::token::{Challenge, Claim, PROOF, PROTOCOL, REPLY, SALT, Token};
+use crate::token::{Challenge, Claim, Key, PROOF, PROTOCOL, REPLY, SALT, TAG, Token};
 
 /// Of a frame: the bytes that follow.
 const HEAD: usize = 4;
@@ -35,7 +41,34 @@ enum Standing {
     /// This end calls.
     Calling(Claim),
     /// It has the token.
-    Known,
+    Known(Box<Session>),
+}
+
+/// Keys of a proved connection, and the number of the next frame in each direction.
+pub(super) struct Session {
+    send: (Key, u64),
+    receive: (Key, u64),
+}
+
+impl Session {
+    pub(super) fn new(send: Key, receive: Key) -> Self {
+        Self { send: (send, 0), receive: (receive, 0) }
+    }
+
+    /// Appends the frame with that text.
+    pub(super) fn seal(&mut self, text: &[u8], out: &mut Vec<u8>) {
+        let (key, number) = &mut self.send;
+        out.extend_from_slice(&(text.len() as u32).to_le_bytes());
+        out.extend_from_slice(text);
+        out.extend_from_slice(&key.tag(*number, text));
+        *number += 1;
+    }
+
+    fn verifies(&mut self, text: &[u8], tag: &[u8]) -> bool {
+        let (key, number) = &mut self.receive;
+        *number += 1;
+        key.verifies(*number - 1, text, tag)
+    }
 }
 
 pub(super) struct Talk {
@@ -46,8 +79,8 @@ pub(super) struct Talk {
     pub(super) since: Instant,
     out: Vec<u8>,
     sent: usize,
-    /// Frames for whoever is known.
-    later: Vec<u8>,
+    /// Texts of frames that wait for the other end's proof.
+    later: Vec<Vec<u8>>,
     heard: Vec<u8>,
 }
 
@@ -72,10 +105,18 @@ impl Talk {
         Self { socket, standing, from: 0, since: now, out, sent: 0, later, heard }
     }
 
-    /// Whoever waits at that listener, which does not block; an error: nobody, or this process lacks something.
+    /// Accepts a connection at that listener, which does not block; an error: there is none, or this process lacks something.
     pub(super) fn accept(listener: impl AsFd, now: Instant) -> io::Result<Self> {
         let socket = Uninherited::new(rustix::net::accept_with(listener, FLAGS)?);
         Ok(Self::new(socket, Standing::Called, now))
+    }
+
+    /// Checks that the process at the other end of a unix socket runs as this process's user.
+    pub(super) fn check_user(&self) -> io::Result<()> {
+        match sockopt::socket_domain(&*self.socket)? {
+            AddressFamily::UNIX => check_user(&*self.socket).map(drop),
+            _ => Ok(()),
+        }
     }
 
     /// Rank `from`, with the address `mine`, calls whoever has that one.
@@ -92,15 +133,15 @@ impl Talk {
 
     /// One frame, which goes to nobody who has not the token.
     pub(super) fn say(&mut self, bytes: &[u8]) {
-        let known = self.known();
-        let out = if known { &mut self.out } else { &mut self.later };
-        out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
-        out.extend_from_slice(bytes);
+        match &mut self.standing {
+            Standing::Known(session) => session.seal(bytes, &mut self.out),
+            _ => self.later.push(bytes.to_vec()),
+        }
     }
 
     /// Whether the other end has shown that it has the token.
     pub(super) fn known(&self) -> bool {
-        matches!(self.standing, Standing::Known)
+        matches!(self.standing, Standing::Known(_))
     }
 
     /// Whether somebody took a connection from here: bytes went out.
@@ -134,7 +175,7 @@ impl Talk {
     pub(super) fn greet(&mut self, me: &Id, token: Option<&Arc<Token>>) -> io::Result<bool> {
         loop {
             match &self.standing {
-                Standing::Known => return Ok(true),
+                Standing::Known(_) => return Ok(true),
                 Standing::Called => {
                     let Some(token) = token else { return Ok(false) };
                     let whole = self.hear_words(WORDS)?;
@@ -153,13 +194,13 @@ impl Talk {
                     if !self.hear_words(PROOF)? {
                         return Ok(false);
                     }
-                    let proof = std::mem::take(&mut self.heard);
-                    if let Standing::Challenged(challenge) = &self.standing
-                        && !challenge.is_met_by(&proof)
-                    {
+                    let Standing::Challenged(challenge) = &self.standing else { continue };
+                    if !challenge.is_met_by(&self.heard) {
                         return Err(stranger("it does not know the token of this job"));
                     }
-                    self.become_known();
+                    let keys = challenge.keys();
+                    self.heard = Vec::new();
+                    self.become_known(Session::new(keys.listener, keys.caller));
                 }
                 Standing::Calling(_) => {
                     self.write()?;
@@ -168,21 +209,22 @@ impl Talk {
                     claim.heeds(&self.heard)?;
                     let Some(reply) = self.heard.first_chunk().filter(|_| whole) else { return Ok(false) };
                     self.out.extend_from_slice(&claim.prove(reply)?);
+                    let keys = claim.keys(reply);
                     self.heard = Vec::new();
-                    self.become_known();
+                    self.become_known(Session::new(keys.caller, keys.listener));
                 }
             }
         }
     }
 
-    fn become_known(&mut self) {
+    fn become_known(&mut self, mut session: Session) {
         if let Ok(Some(other)) = rustix::net::getpeername(&*self.socket)
             && let Ok(address) = SocketAddr::try_from(other)
         {
             reached::note(address.ip());
         }
-        self.out.append(&mut self.later);
-        self.standing = Standing::Known;
+        self.later.drain(..).for_each(|text| session.seal(&text, &mut self.out));
+        self.standing = Standing::Known(Box::new(session));
     }
 
     /// Whether what came so far may begin a caller's words.
@@ -239,12 +281,17 @@ impl Talk {
         if length > most {
             return Err(stranger("its words are longer than all cards"));
         }
-        let end = HEAD + length;
+        let (text, end) = (HEAD + length, HEAD + length + TAG);
         if self.heard.len() < end {
             return Ok(None);
         }
+        let Standing::Known(session) = &mut self.standing else { return Ok(None) };
+        if !session.verifies(&self.heard[HEAD..text], &self.heard[text..end]) {
+            return Err(stranger("a message was changed in transit"));
+        }
         let rest = self.heard.split_off(end);
         let mut bytes = std::mem::replace(&mut self.heard, rest);
+        bytes.truncate(text);
         bytes.drain(..HEAD);
         Ok(Some(bytes))
     }
@@ -265,8 +312,8 @@ pub(super) fn dial(to: &TreeAddress, mine: &TreeAddress) -> io::Result<Uninherit
         return Ok(Uninherited::new(socket));
     }
     let nowhere =
-        || io::Error::new(ErrorKind::AddrNotAvailable, "it is on another host and has no TCP address");
-    Ok(connect(to.tcp.ok_or_else(nowhere)?)?.map(OwnedFd::from))
+        || io::Error::new(ErrorKind::AddrNotAvailable, "it has no TCP address that this rank reaches");
+    Ok(connect(to.tcp_from(mine).ok_or_else(nowhere)?)?.map(OwnedFd::from))
 }
 
 pub(super) fn waits(error: &io::Error) -> bool {

@@ -9,7 +9,7 @@ use crate::interface::{Family, Wanted};
 use crate::joint::{Between, Means, Prepared};
 use crate::net::frame::{Frame, Kind};
 use crate::net::tcp::TcpAddress;
-use crate::net::tcp::hello::{Credential, Purpose, hello};
+use crate::net::tcp::hello::{Credential, Hello, Purpose};
 #[cfg(test)]
 use crate::net::tcp::hello::{HELLO, TAKEN};
 use crate::token::{Challenge, Claim, REPLY, SALT, Token};
@@ -91,10 +91,15 @@ pub(crate) fn door(prepared: &Prepared) -> TcpAddress {
 }
 
 /// A call to that door by somebody who has the token, heard.
-pub(crate) fn call(door: &TcpAddress, token: &Arc<Token>, from: usize, class: usize) -> TcpStream {
-    let stream = prove(door, token, from, Purpose::Class(class)).0;
+pub(crate) fn call(
+    door: &TcpAddress,
+    token: &Arc<Token>,
+    (from, to): (usize, usize),
+    class: usize,
+) -> TcpStream {
+    let stream = prove(door, token, (from, to), Purpose::Class(class)).0;
     // Callers are heard in the order in which they come.
-    let mut asked = prove(door, token, from, Purpose::Ask).0;
+    let mut asked = prove(door, token, (from, to), Purpose::Ask).0;
     let _ = asked.read(&mut [0; 8]);
     stream
 }
@@ -103,11 +108,11 @@ pub(crate) fn call(door: &TcpAddress, token: &Arc<Token>, from: usize, class: us
 pub(crate) fn prove(
     door: &TcpAddress,
     token: &Arc<Token>,
-    from: usize,
+    (from, to): (usize, usize),
     purpose: Purpose,
 ) -> (TcpStream, Vec<u8>) {
     let said = || {
-        let claim = Claim::new(token, &hello(&door.door, from, purpose))?;
+        let claim = Claim::new(token, &Hello { door: door.door, from, to, purpose }.to_bytes())?;
         let (mut stream, mut reply) = (say(door, claim.words()), [0; REPLY]);
         stream.read_exact(&mut reply)?;
         let proof = claim.prove(&reply)?;
@@ -177,7 +182,7 @@ impl Feed {
     /// A connection in rank 0's name that carries frames of this class (0 or 1).
     #[must_use]
     pub(crate) fn call(&self, class: usize) -> TcpStream {
-        call(&self.door, &self.token, 0, class)
+        call(&self.door, &self.token, (0, 1), class)
     }
 
     /// A connection that begins with any bytes; a hello that is right has 40, and 32 of a nonce behind them.
@@ -189,7 +194,8 @@ impl Feed {
     /// The first words of somebody who carries frames of this class, in any rank's name.
     #[must_use]
     pub(crate) fn hello(&self, from: usize, class: usize) -> Vec<u8> {
-        [&hello(&self.door.door, from, Purpose::Class(class))[..], &[5; SALT]].concat()
+        let hello = Hello { door: self.door.door, from, to: 1, purpose: Purpose::Class(class) };
+        [&hello.to_bytes()[..], &[5; SALT]].concat()
     }
 
     /// One round of what a rank does that waits; what is wrong by now.

@@ -285,7 +285,10 @@ impl Group {
     pub fn doing(&self, rank: usize, about: u64) -> String {
         match self.way_to(rank) {
             Err(net) => net.doing(rank).to_owned(),
-            Ok(local) => self.near.pid(local).map_or_else(String::new, |pid| questions::doing(pid, about)),
+            Ok(local) => {
+                let process = self.near.process(local);
+                process.map_or_else(String::new, |one| questions::doing(one, self.near.pid(local), about))
+            }
         }
     }
 

@@ -10,7 +10,7 @@ use super::offer::Ends;
 use super::reach::Reach;
 use super::scripted::{Scripted, WireScript};
 use crate::Card;
-use crate::bootstrap::{self, CardTree};
+use crate::bootstrap::CardTree;
 use crate::net::channels::{Net, Uplink};
 use crate::process::Endpoint;
 use crate::shm::{self, Unreachable};
@@ -77,7 +77,7 @@ impl Prepared {
     pub fn tree(&mut self) -> io::Result<CardTree> {
         let shared = self.card().token.clone();
         let token = shared.map(|shared| self.trust(&shared));
-        CardTree::new(self.card(), token)
+        CardTree::new(self.card(), token, self.secret.as_deref())
     }
 
     /// Has it call its parent: `first` is rank 0's address in the tree, `parent` the parent's. Whether that is a new one; an
@@ -89,15 +89,8 @@ impl Prepared {
         parent: &[u8],
         now: Instant,
     ) -> Result<bool, String> {
-        let shared = bootstrap::shared(first).map_err(|why| format!("rank 0 has {why}"))?;
-        let token = self.trust(shared.token());
-        if !shared.came_to(&token) {
-            let mine = if self.secret.is_some() { "is set" } else { "is not set" };
-            return Err(format!(
-                "rank 0 has another job token: SMDDP_JOB_TOKEN_FILE {mine} here, and there it is otherwise or names a file \
-                 with other contents"
-            ));
-        }
+        let shared = tree.shared(first).map_err(|why| format!("rank 0 has {why}"))?;
+        let token = self.trust(&shared);
         tree.call(token, parent, now).map_err(|why| format!("rank {} has {why}", tree.parent().unwrap_or(0)))
     }
 

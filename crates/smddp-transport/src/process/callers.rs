@@ -28,9 +28,9 @@ const TOLD: Duration = Duration::from_secs(10);
 pub(crate) trait Host: Send {
     /// Bytes of a caller's first words.
     fn words(&self) -> usize;
-    /// Whether somebody who has connected is heard at all.
-    fn admits(&self, _caller: BorrowedFd<'_>) -> bool {
-        true
+    /// Checks who has connected, before anything is read; an error is the reason to reject the connection.
+    fn admits(&self, _caller: BorrowedFd<'_>) -> io::Result<()> {
+        Ok(())
     }
     /// Whether these may be the first of such words: whoever speaks something else need not say all of it.
     fn heeds(&self, _words: &[u8]) -> bool {
@@ -88,7 +88,7 @@ pub(crate) struct Callers {
     /// Nobody can be taken in before.
     rests: Option<Instant>,
     told: Option<Instant>,
-    /// Somebody was sent away who is none of this job's, and that was said.
+    /// A connection was rejected, and that was logged.
     met: bool,
 }
 
@@ -202,19 +202,19 @@ impl Callers {
 
     /// Somebody has connected, over a socket that does not block.
     pub(crate) fn admit(&mut self, socket: OwnedFd, now: Instant) {
-        if !self.host.admits(socket.as_fd()) {
-            return self.turn_away(socket.as_fd(), "runs as another user");
+        if let Err(error) = self.host.admits(socket.as_fd()) {
+            return self.reject(socket.as_fd(), &error.to_string());
         }
         let stage = Stage::Words(Vec::new());
         self.serve(Caller { socket: Uninherited::new(socket), since: now, stage }, now);
     }
 
-    /// Once is enough: whoever calls again and again does not fill the log.
-    fn turn_away(&mut self, caller: BorrowedFd<'_>, why: &str) {
+    /// Logs the first rejected connection: repeated ones must not fill the log.
+    fn reject(&mut self, caller: BorrowedFd<'_>, why: &str) {
         if !std::mem::replace(&mut self.met, true) {
             warn(&format!(
-                "a stranger at a socket of process {} is refused: {} {why}. Nothing has come of it; further ones are refused \
-                 without a word (docs/security.md)",
+                "rejected a connection to process {} from {}: {why}. The job continues; further rejected connections are not \
+                 logged (docs/security.md)",
                 std::process::id(),
                 self.host.name(caller),
             ));
@@ -238,8 +238,10 @@ impl Callers {
                         Ok(None) => return self.keep(caller, now),
                         Ok(Some(1..)) if self.host.heeds(words) => {}
                         Ok(Some(1..)) => {
-                            return self
-                                .turn_away(caller.socket.as_fd(), "speaks no smddp, or of another version");
+                            return self.reject(
+                                caller.socket.as_fd(),
+                                "it speaks another protocol or another version of smddp",
+                            );
                         }
                         _ => return,
                     }
@@ -272,7 +274,8 @@ impl Callers {
                         continue;
                     }
                     if !challenge.is_met_by(proof) {
-                        return self.turn_away(caller.socket.as_fd(), "does not know the token of this job");
+                        return self
+                            .reject(caller.socket.as_fd(), "it does not know the token of this group");
                     }
                     let answer = self.host.answer(caller.socket, challenge.words(), Some(challenge));
                     let Some((socket, stage)) = answer else { return };

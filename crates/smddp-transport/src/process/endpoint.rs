@@ -4,10 +4,13 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, Once, Weak};
+
+use rustix::process::{PidfdFlags, pidfd_open};
 
 use super::bell::Bell;
 use super::control::Control;
+use super::credentials::pid_namespace;
 use super::deaths::Deaths;
 use super::handshake::{self, Answer, Host, Id, UnixAddress};
 use super::layout::{OWN_ADDRESS, STAGING, SYMMETRIC_BYTES};
@@ -24,6 +27,7 @@ use crate::lock;
 use crate::own::Uninherited;
 use crate::send::send_all;
 use crate::token::Token;
+use crate::warn::note;
 
 pub struct Endpoint {
     pub(crate) address: UnixAddress,
@@ -76,7 +80,7 @@ impl Endpoint {
         own.store(own.as_ptr() as u64, Ordering::Release);
         let id: Id = random();
         let digits: String = id[..8].iter().map(|byte| format!("{byte:02x}")).collect();
-        let socket = format!("smddp-{}-{digits}", std::process::id()).into_bytes();
+        let socket = format!("smddp-{}-{}-{digits}", std::process::id(), pid_namespace()).into_bytes();
         let listener = handshake::listen(&socket)?;
         let bell = Bell::new(memory.clone())?;
         let (lending, trusted) = (Arc::<Lending>::default(), Arc::<Trusted>::default());
@@ -92,11 +96,12 @@ impl Endpoint {
                 trusted: trusted.clone(),
             },
         );
-        if let Some((listener, host)) = questions::open() {
+        let address = UnixAddress { id, socket, memory: bytes as u64 };
+        if let Some((listener, host)) = questions::open(&address) {
             service.answer(listener, host);
         }
         Ok(Self {
-            address: UnixAddress { id, socket, memory: bytes as u64 },
+            address,
             memory,
             bell,
             control: Control::default(),
@@ -119,17 +124,22 @@ impl Endpoint {
         }
         let Answer { memory, event, pid, stream } = handshake::call(address, &self.address.id, token)?;
         let gone = Arc::new(AtomicBool::new(false));
-        let mut known = None;
-        // Its pid may mean nothing here (another pid namespace): then the open stream tells of its end.
-        let watch: OwnedFd = match rustix::process::Pid::from_raw(pid.cast_signed())
-            .map(|pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()))
-        {
-            Some(Ok(pidfd)) => {
+        let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+        if pid.is_none() {
+            static ONCE: Once = Once::new();
+            ONCE.call_once(|| {
+                note(
+                    "ranks of this node are in other PID namespaces: memory is shared with them, but large messages from them \
+                     take two copies, and their ends are detected by their connections",
+                );
+            });
+        }
+        let watch: OwnedFd = match pidfd {
+            Some(pidfd) => {
                 drop(stream);
-                known = rustix::process::Pid::from_raw(pid.cast_signed());
                 pidfd
             }
-            _ => {
+            None => {
                 send_all(&stream, b"k")?;
                 stream.into()
             }
@@ -137,7 +147,7 @@ impl Endpoint {
         let memory =
             Memory::open(memory.as_fd(), usize::try_from(address.memory).map_err(io::Error::other)?)?;
         self.service.watch(watch, &gone);
-        let peer = Arc::new(PeerProcess::new(memory, event, gone, known));
+        let peer = Arc::new(PeerProcess::new(memory, event, gone, pid));
         self.deaths.watch(&peer);
         let mut peers = lock(&self.peers);
         peers.retain(|_, known| known.strong_count() > 0);

@@ -136,7 +136,7 @@ pub(crate) fn answered(script: &mut Script<'_>) {
     let _ = rustix::net::sendmsg(&theirs, &[IoSlice::new(&words)], &mut control, SendFlags::NOSIGNAL);
     drop(theirs);
     match memory {
-        true => drop(handshake::handed(ours, 1, &ME)),
+        true => drop(handshake::handed(ours, None, &ME)),
         false => drop(handshake::lent(&ours, &ME)),
     }
 }

@@ -16,10 +16,12 @@ use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags,
 };
+use rustix::process::Pid;
 use serde::{Deserialize, Serialize};
 
 use super::bell::Bell;
 use super::callers::{self, Stage};
+use super::credentials::{PeerCredentials, check_user};
 use super::lending::{Lending, Lent};
 use super::trusted::Trusted;
 use crate::own::Uninherited;
@@ -68,22 +70,9 @@ fn parse(bytes: &[u8; HELLO]) -> io::Result<(Id, Id)> {
     Ok((from, to))
 }
 
-/// The other end's pid, if it is this user's, as the kernel saw them.
-pub(super) fn same_user(stream: impl AsFd) -> io::Result<u32> {
-    let found = rustix::net::sockopt::socket_peercred(stream)?;
-    let (uid, mine) = (found.uid.as_raw(), rustix::process::geteuid().as_raw());
-    if uid == mine {
-        return Ok(found.pid.as_raw_nonzero().get().cast_unsigned());
-    }
-    Err(io::Error::other(format!("the other end runs as user {uid}, this process as user {mine}")))
-}
-
-/// Who is at the other end of a unix socket, for a log.
+/// Credentials of the other end of a unix socket, for a log.
 pub(super) fn name_of(caller: BorrowedFd<'_>) -> String {
-    match rustix::net::sockopt::socket_peercred(caller) {
-        Ok(found) => format!("user {}, pid {}", found.uid.as_raw(), found.pid.as_raw_nonzero()),
-        Err(_) => "somebody".to_owned(),
-    }
+    PeerCredentials::of(caller).map_or_else(|error| error.to_string(), |found| found.to_string())
 }
 
 /// A listener that does not block.
@@ -107,8 +96,8 @@ impl callers::Host for Host {
         WORDS + SALT
     }
 
-    fn admits(&self, caller: BorrowedFd<'_>) -> bool {
-        same_user(caller).is_ok()
+    fn admits(&self, caller: BorrowedFd<'_>) -> io::Result<()> {
+        check_user(caller).map(drop)
     }
 
     /// Whoever means another process is not answered either.
@@ -162,7 +151,8 @@ impl callers::Host for Host {
 pub(crate) struct Answer {
     pub(crate) memory: OwnedFd,
     pub(crate) event: OwnedFd,
-    pub(crate) pid: u32,
+    /// `None` in another PID namespace.
+    pub(crate) pid: Option<Pid>,
     pub(crate) stream: UnixStream,
 }
 
@@ -241,9 +231,14 @@ fn length(words: &[u8]) -> usize {
 }
 
 /// Connects, says what is wanted and proves that it may be; the other end's pid comes back too.
-fn reach(address: &UnixAddress, me: &Id, token: &Arc<Token>, wanted: u64) -> io::Result<(UnixStream, u32)> {
+fn reach(
+    address: &UnixAddress,
+    me: &Id,
+    token: &Arc<Token>,
+    wanted: u64,
+) -> io::Result<(UnixStream, Option<Pid>)> {
     let mut stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(&address.socket)?)?;
-    let pid = same_user(&stream)?;
+    let pid = check_user(&stream)?.pid;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let claim = Claim::new(token, &words(me, &address.id, wanted, token))?;
@@ -280,7 +275,7 @@ pub(crate) fn call(address: &UnixAddress, me: &Id, token: &Arc<Token>) -> io::Re
 }
 
 /// What comes of a question for the memory.
-pub(crate) fn handed(stream: UnixStream, pid: u32, them: &Id) -> io::Result<Answer> {
+pub(crate) fn handed(stream: UnixStream, pid: Option<Pid>, them: &Id) -> io::Result<Answer> {
     let mut bytes = [0; HELLO];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -14,6 +14,8 @@ use super::memory::Memory;
 pub(crate) struct PeerProcess {
     pub(crate) memory: Memory,
     event: OwnedFd,
+    /// `None` in another PID namespace.
+    pub(crate) pid: Option<Pid>,
     /// By which the kernel reads the rest of its memory for this process, where it does.
     pub(crate) readable: Option<Pid>,
     /// Set by the service thread when the process is gone.
@@ -29,7 +31,7 @@ impl PeerProcess {
     /// `event`: what wakes those who poll there. `gone`: as whoever watches it sets it. `pid`: if it has one here.
     pub(super) fn new(memory: Memory, event: OwnedFd, gone: Arc<AtomicBool>, pid: Option<Pid>) -> Self {
         let readable = pid.filter(|&pid| foreign::permitted(pid, &memory));
-        Self { memory, event, readable, gone, death: AtomicU64::new(0) }
+        Self { memory, event, pid, readable, gone, death: AtomicU64::new(0) }
     }
 
     pub(crate) fn event(&self) -> BorrowedFd<'_> {

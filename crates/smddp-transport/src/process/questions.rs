@@ -1,5 +1,6 @@
 //! Questions to a process about itself: its service thread answers, whatever the other threads do. Over an abstract unix
-//! socket that processes of the same user find by this one's pid; ranks of other nodes ask over their group's listener.
+//! socket whose name has the process's pid, its PID namespace and a random number; ranks of other nodes ask over their group's
+//! listener.
 
 use std::io::{self, Read};
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -8,8 +9,11 @@ use std::os::unix::net::{SocketAddr, UnixStream};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use rustix::process::Pid;
+
 use super::callers::{self, Stage};
-use super::handshake::{listen, name_of, same_user};
+use super::credentials::{check_user, proc_is_ours};
+use super::handshake::{UnixAddress, listen, name_of};
 use crate::own::Uninherited;
 use crate::send::send_all;
 use crate::token::{Challenge, Token};
@@ -76,8 +80,10 @@ pub(crate) fn tell(question: Question) -> String {
     text
 }
 
-fn name(pid: u32) -> Vec<u8> {
-    format!("smddp-status-{pid}").into_bytes()
+/// The name of a process's socket for questions.
+fn name(process: &UnixAddress) -> Vec<u8> {
+    let own = process.socket.strip_prefix(b"smddp").unwrap_or(&process.socket);
+    [b"smddp-status", own].concat()
 }
 
 /// Those of the same user may ask.
@@ -88,8 +94,8 @@ impl callers::Host for Asked {
         WORDS
     }
 
-    fn admits(&self, caller: BorrowedFd<'_>) -> bool {
-        same_user(caller).is_ok()
+    fn admits(&self, caller: BorrowedFd<'_>) -> io::Result<()> {
+        check_user(caller).map(drop)
     }
 
     fn heeds(&self, words: &[u8]) -> bool {
@@ -125,29 +131,20 @@ impl callers::Host for Asked {
     }
 }
 
-/// The socket where this process is asked, if it has the name.
-pub(super) fn open() -> Option<(Uninherited<OwnedFd>, impl callers::Host)> {
-    let begun = Instant::now();
-    let mut listener = listen(&name(std::process::id()));
-    // The last endpoint of this process may be on its way out in another thread.
-    while listener.is_err() && begun.elapsed() < Duration::from_millis(100) {
-        std::thread::sleep(Duration::from_millis(2));
-        listener = listen(&name(std::process::id()));
-    }
-    let listener = listener.inspect_err(|error| {
-        warn(&format!("`smddp status` does not see this process: its socket's name is taken ({error})"));
+/// The socket where this process, which has that address, is asked.
+pub(super) fn open(me: &UnixAddress) -> Option<(Uninherited<OwnedFd>, impl callers::Host + use<>)> {
+    let listener = listen(&name(me)).inspect_err(|error| {
+        warn(&format!("`smddp status` does not see this process: it cannot listen at its socket ({error})"));
     });
     Some((Uninherited::new(OwnedFd::from(listener.ok()?)), Asked))
 }
 
 /// Asks a process of this machine and user. Its thread may be stopped, or the process another user's: then it is an error,
 /// after that time at most.
-pub fn ask(pid: u32, question: Question, patience: Duration) -> io::Result<String> {
+fn ask(process: &UnixAddress, question: Question, patience: Duration) -> io::Result<String> {
     let until = Instant::now() + patience;
-    let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name(pid))?)?;
-    if same_user(&stream)? != pid {
-        return Err(io::Error::other("another process has that name"));
-    }
+    let stream = UnixStream::connect_addr(&SocketAddr::from_abstract_name(name(process))?)?;
+    check_user(&stream)?;
     stream.set_write_timeout(Some(patience))?;
     send_all(&stream, &question.words())?;
     let (mut text, mut part) = (Vec::new(), [0; 4096]);
@@ -167,11 +164,11 @@ pub fn ask(pid: u32, question: Question, patience: Duration) -> io::Result<Strin
 }
 
 /// What a process of this node does, as far as it can be known: `about` names the rank and its group.
-pub(crate) fn doing(pid: u32, about: u64) -> String {
-    if stopped(pid) {
+pub(crate) fn doing(process: &UnixAddress, pid: Option<Pid>, about: u64) -> String {
+    if pid.is_some_and(stopped) {
         return STOPPED.to_owned();
     }
-    match ask(pid, Question::Doing(about), PATIENCE) {
+    match ask(process, Question::Doing(about), PATIENCE) {
         Ok(text) if !text.is_empty() => text,
         Ok(_) => "does not say what it does".to_owned(),
         Err(_) => "does not answer (stopped, or without time?)".to_owned(),
@@ -184,9 +181,12 @@ const PATIENCE: Duration = Duration::from_secs(1);
 /// Of a process that does not run.
 pub(crate) const STOPPED: &str = "is stopped (by a signal or a debugger)";
 
-/// Whether the kernel says that a process of this host is stopped.
-pub(crate) fn stopped(pid: u32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+/// Returns true if the process with that id in this PID namespace is stopped.
+pub(crate) fn stopped(pid: Pid) -> bool {
+    if !proc_is_ours() {
+        return false;
+    }
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_pid())).unwrap_or_default();
     // Its name, in brackets, may have any characters.
     stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with(['T', 't']))
 }
@@ -214,7 +214,7 @@ mod tests {
     #[test]
     fn a_process_that_is_not_there_is_an_error_at_once() {
         let begun = Instant::now();
-        assert!(ask(u32::MAX, Question::Status, Duration::from_secs(9)).is_err());
-        assert!(begun.elapsed() < Duration::from_secs(3) && !stopped(u32::MAX));
+        assert!(ask(&UnixAddress::default(), Question::Status, Duration::from_secs(9)).is_err());
+        assert!(begun.elapsed() < Duration::from_secs(3) && !Pid::from_raw(i32::MAX).is_some_and(stopped));
     }
 }

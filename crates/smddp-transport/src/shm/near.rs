@@ -8,6 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use rustix::process::Pid;
+
 use self::inlets::NearInlet;
 use self::outlets::NearOutlet;
 pub use self::outlets::Stay;
@@ -19,7 +21,7 @@ use super::ranks::{AllDone, Home, Ranks};
 use crate::fork;
 use crate::process::layout::*;
 use crate::process::order::Slot;
-use crate::process::{Endpoint, Region, Sleeper};
+use crate::process::{Endpoint, Region, Sleeper, UnixAddress};
 use crate::{Fault, Head, LONGEST_WHY, Mismatch, PointToPoint, Wiring};
 
 /// An operation that is over here and read nobody's header: held against the others' when the next one begins.
@@ -289,9 +291,14 @@ impl Near {
         }
     }
 
-    /// The process of a rank.
-    pub(crate) fn pid(&self, rank: usize) -> Option<u32> {
-        self.ranks.remotes.get(rank).map(|remote| remote.card.pid)
+    /// The process id of a rank; `None` in another PID namespace.
+    pub(crate) fn pid(&self, rank: usize) -> Option<Pid> {
+        self.ranks.remotes.get(rank)?.pid()
+    }
+
+    /// The address of a rank's process.
+    pub(crate) fn process(&self, rank: usize) -> Option<&UnixAddress> {
+        self.ranks.remotes.get(rank).map(|remote| &remote.card.process)
     }
 
     /// The last error of a rank's process, and how long ago that was.

@@ -44,6 +44,10 @@ impl RemoteRank {
     pub(super) fn memory(&self) -> &Memory {
         self.peer.as_ref().map_or_else(|| self.home.memory(), |p| &p.memory)
     }
+    /// The id of its process; `None` in another PID namespace.
+    pub(super) fn pid(&self) -> Option<Pid> {
+        self.peer.as_ref().map_or_else(|| Some(getpid()), |peer| peer.pid)
+    }
     /// By which the kernel reads its process's memory, where it does.
     pub(super) fn readable(&self) -> Option<Pid> {
         self.peer.as_ref().map_or_else(|| Some(getpid()), |peer| peer.readable)

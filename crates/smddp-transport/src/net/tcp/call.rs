@@ -33,6 +33,7 @@ pub(super) type Made = (Option<Box<Seal>>, Uninherited<TcpStream>);
 
 pub(super) struct Call {
     credential: Credential,
+    peer: usize,
     address: TcpAddress,
     purpose: Purpose,
     /// A host that answers no call for so long is gone.
@@ -60,11 +61,20 @@ enum Attempt {
 impl Call {
     pub(super) fn new(
         credential: Credential,
-        address: TcpAddress,
+        (peer, address): (usize, TcpAddress),
         purpose: Purpose,
         patience: Duration,
     ) -> Self {
-        Self { credential, address, purpose, patience, attempt: Attempt::Due, known: false, failing: None }
+        Self {
+            credential,
+            peer,
+            address,
+            purpose,
+            patience,
+            attempt: Attempt::Due,
+            known: false,
+            failing: None,
+        }
     }
 
     fn dialled(&self) -> Option<&Dial> {
@@ -144,7 +154,7 @@ impl Call {
     }
 
     fn dial(&self) -> io::Result<Dial> {
-        Dial::new(&self.credential, &self.address, self.purpose, self.patience)
+        Dial::new(&self.credential, (self.peer, &self.address), self.purpose, self.patience)
     }
 
     /// What may pass is held against the time at the next check.

@@ -521,7 +521,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = TcpAddress { socket: listener.local_addr().unwrap(), door: crate::process::random() };
         let patience = Duration::from_secs(10);
-        let dialled = Dial::new(&credential(0), &address, Purpose::Watch, patience).unwrap();
+        let dialled = Dial::new(&credential(0), (1, &address), Purpose::Watch, patience).unwrap();
         assert!(given_up(&dialled.socket) <= patience);
         let accepted = Conn::answer(
             CallOfClass {
@@ -533,7 +533,7 @@ mod tests {
             patience,
         );
         assert!(given_up(accepted.unwrap().open().unwrap()) >= 4 * patience);
-        let mut calling = Call::new(credential(0), address, Purpose::Class(0), patience);
+        let mut calling = Call::new(credential(0), (1, address), Purpose::Class(0), patience);
         let called = std::thread::scope(|scope| {
             let answering = scope.spawn(|| welcome(listener.accept().unwrap().0));
             let until = Instant::now() + Duration::from_secs(10);

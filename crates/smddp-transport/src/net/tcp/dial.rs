@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use super::hello::{CLOSED, Credential, Purpose, REFUSED, TAKEN, TcpAddress, hello};
+use super::hello::{CLOSED, Credential, Hello, Purpose, REFUSED, TAKEN, TcpAddress};
 use crate::net::reached;
 use crate::own::Uninherited;
 use crate::token::{Claim, Keys, PROOF, REPLY};
@@ -82,17 +82,18 @@ pub(super) struct Dial {
 }
 
 impl Dial {
-    /// By whoever has that credential. A host that answers nothing for `patience` is not there.
+    /// From the rank with that credential to rank `to`. A host that answers nothing for `patience` is not there.
     pub(super) fn new(
         credential: &Credential,
-        address: &TcpAddress,
+        (to, address): (usize, &TcpAddress),
         purpose: Purpose,
         patience: Duration,
     ) -> io::Result<Self> {
         let socket = connect(address.socket)?;
         prepare(&socket, patience, Probes::Soon)?;
         end_after(&socket, Some(patience))?;
-        let claim = Claim::new(&credential.token, &hello(&address.door, credential.rank, purpose))?;
+        let hello = Hello { door: address.door, from: credential.rank, to, purpose };
+        let claim = Claim::new(&credential.token, &hello.to_bytes())?;
         Ok(Self {
             socket,
             host: address.socket.ip(),

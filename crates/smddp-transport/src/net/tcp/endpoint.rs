@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, Once, Weak};
 use std::time::Duration;
 
 use super::dial::advice;
-use super::hello::{self, CLOSED, HELLO, Purpose, REFUSED, TAKEN, TcpAddress, parse};
+use super::hello::{self, CLOSED, HELLO, Hello, Purpose, REFUSED, TAKEN, TcpAddress, parse};
 use super::seal::Seal;
 use super::survey;
 use crate::fork::{self, PerProcess};
@@ -184,6 +184,8 @@ impl Drop for Door {
 /// What the thread that answers callers knows of a door. Its token outlives the group for a while: who comes late is told that
 /// the group is closed, and by nobody else.
 struct Entrance {
+    /// The group's rank here.
+    me: usize,
     inbox: Weak<Inbox>,
     token: SharedToken,
 }
@@ -215,8 +217,11 @@ impl Host for Reception {
     }
 
     fn token(&self, words: &[u8]) -> Option<Arc<Token>> {
-        let (door, ..) = parse(words.first_chunk()?)?;
-        lock(&lock(&self.inboxes.by_door).get(&door)?.token).clone()
+        let hello = parse(words.first_chunk()?)?;
+        let inboxes = lock(&self.inboxes.by_door);
+        // A caller that means another rank has wrong addresses: its messages must not reach this one.
+        let entrance = inboxes.get(&hello.door).filter(|entrance| entrance.me == hello.to)?;
+        lock(&entrance.token).clone()
     }
 
     fn name(&self, caller: BorrowedFd<'_>) -> String {
@@ -233,7 +238,7 @@ impl Host for Reception {
         met: Option<&Challenge>,
     ) -> Option<(Uninherited<OwnedFd>, Stage)> {
         let keys = met.filter(|_| self.encrypts).map(Challenge::keys);
-        let (door, rank, purpose) = parse(words.first_chunk()?)?;
+        let Hello { door, from: rank, purpose, .. } = parse(words.first_chunk()?)?;
         let stream = caller.map(TcpStream::from);
         let inbox = lock(&self.inboxes.by_door).get(&door).and_then(|entrance| entrance.inbox.upgrade());
         let Some(inbox) = inbox else {
@@ -348,7 +353,7 @@ impl TcpEndpoint {
         if inboxes.len() >= REMEMBERED {
             inboxes.retain(|_, entrance| entrance.inbox.strong_count() > 0);
         }
-        inboxes.insert(door, Entrance { inbox: Arc::downgrade(&inbox), token: token.clone() });
+        inboxes.insert(door, Entrance { me, inbox: Arc::downgrade(&inbox), token: token.clone() });
         let address = TcpAddress { socket: self.socket, door };
         Door { endpoint: self.clone(), inbox, token, address }
     }

@@ -13,9 +13,9 @@ use crate::token::SALT;
 
 pub(crate) fn hello(bytes: &[u8]) {
     let Some(bytes) = bytes.first_chunk::<HELLO>() else { return };
-    if let Some((door, rank, purpose)) = hello::parse(bytes) {
+    if let Some(hello) = hello::parse(bytes) {
         assert!(hello::heeds(bytes) && hello::heeds(&bytes[..9]));
-        assert_eq!(hello::parse(&hello::hello(&door, rank, purpose)), Some((door, rank, purpose)));
+        assert_eq!(hello.to_bytes(), *bytes);
     }
 }
 
@@ -76,4 +76,19 @@ pub(crate) fn survey(script: &mut Script<'_>) {
     // Those that nobody took up are not the next input's.
     drop(survey);
     while listener.accept().is_ok() {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kept_first_messages_are_of_this_protocol() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/hello");
+        for file in std::fs::read_dir(folder).unwrap() {
+            let path = file.unwrap().path();
+            let bytes = std::fs::read(&path).unwrap();
+            assert!(hello::parse(bytes.first_chunk().unwrap()).is_some(), "{}", path.display());
+        }
+    }
 }

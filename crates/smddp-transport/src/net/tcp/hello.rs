@@ -43,20 +43,34 @@ pub(crate) enum Purpose {
 const ASK: u32 = u32::MAX;
 const WATCH: u32 = u32::MAX - 1;
 
-/// The caller is rank `from` of the group whose end at the listener is that door.
-pub(crate) fn hello(door: &Id, from: usize, purpose: Purpose) -> [u8; HELLO] {
-    let mut bytes = [0; HELLO];
-    bytes[..8].copy_from_slice(MAGIC);
-    bytes[8..12].copy_from_slice(&PROTOCOL.to_le_bytes());
-    bytes[12..16].copy_from_slice(&(from as u32).to_le_bytes());
-    bytes[16..32].copy_from_slice(door);
-    let purpose = match purpose {
-        Purpose::Class(class) => class as u32,
-        Purpose::Ask => ASK,
-        Purpose::Watch => WATCH,
-    };
-    bytes[32..36].copy_from_slice(&purpose.to_le_bytes());
-    bytes
+/// Both ends of a connection and its purpose. Both ends' proofs cover it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Hello {
+    /// The group's end at the listener.
+    pub(crate) door: Id,
+    /// Rank of the caller.
+    pub(crate) from: usize,
+    /// Rank of the listener.
+    pub(crate) to: usize,
+    pub(crate) purpose: Purpose,
+}
+
+impl Hello {
+    pub(crate) fn to_bytes(self) -> [u8; HELLO] {
+        let mut bytes = [0; HELLO];
+        bytes[..8].copy_from_slice(MAGIC);
+        bytes[8..12].copy_from_slice(&PROTOCOL.to_le_bytes());
+        bytes[12..16].copy_from_slice(&(self.from as u32).to_le_bytes());
+        bytes[16..32].copy_from_slice(&self.door);
+        let purpose = match self.purpose {
+            Purpose::Class(class) => class as u32,
+            Purpose::Ask => ASK,
+            Purpose::Watch => WATCH,
+        };
+        bytes[32..36].copy_from_slice(&purpose.to_le_bytes());
+        bytes[36..40].copy_from_slice(&(self.to as u32).to_le_bytes());
+        bytes
+    }
 }
 
 /// What a listener says to a caller that has shown who it is: its connection is taken up. Until then it may be hung up on
@@ -74,9 +88,8 @@ pub(super) fn heeds(bytes: &[u8]) -> bool {
     bytes[..both] == expected[..both]
 }
 
-/// (door, rank of the caller, what it wants); `None`: a stranger, or another version. Versions were compared when the group was
-/// made, so there is nobody to tell.
-pub(super) fn parse(bytes: &[u8; HELLO]) -> Option<(Id, usize, Purpose)> {
+/// Returns `None` for another protocol or version. Versions were compared when the group was made, so no reply is needed.
+pub(super) fn parse(bytes: &[u8; HELLO]) -> Option<Hello> {
     let number = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
     if &bytes[..8] != MAGIC || number(8) != PROTOCOL {
         return None;
@@ -89,5 +102,5 @@ pub(super) fn parse(bytes: &[u8; HELLO]) -> Option<(Id, usize, Purpose)> {
         class if (class as usize) < CLASSES => Purpose::Class(class as usize),
         _ => return None,
     };
-    Some((door, number(12) as usize, purpose))
+    Some(Hello { door, from: number(12) as usize, to: number(36) as usize, purpose })
 }

@@ -73,7 +73,7 @@ impl Silence {
             if room
                 && !self.watches.iter().any(|(other, _)| *other == peer)
                 && let Some(address) = listeners.address(peer)
-                && let Ok(watch) = Watch::call(listeners.credential(), address, gone)
+                && let Ok(watch) = Watch::call(listeners.credential(), (peer, address), gone)
             {
                 self.watches.push((peer, watch));
             }

@@ -69,7 +69,7 @@ pub(crate) struct Answer {
 impl Question {
     /// Without waiting for the connection.
     fn new(credential: &Credential, peer: usize, address: TcpAddress, now: Instant) -> io::Result<Self> {
-        let dial = Dial::new(credential, &address, Purpose::Ask, ANSWER)?;
+        let dial = Dial::new(credential, (peer, &address), Purpose::Ask, ANSWER)?;
         Ok(Self { peer, address, dial, since: now, answer: Vec::new(), opener: None })
     }
 

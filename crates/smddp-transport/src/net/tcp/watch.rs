@@ -68,10 +68,10 @@ impl Watch {
     /// Nobody being there is found within `patience`.
     pub(super) fn call(
         credential: &Credential,
-        address: &TcpAddress,
+        peer: (usize, &TcpAddress),
         patience: Duration,
     ) -> io::Result<Self> {
-        Dial::new(credential, address, Purpose::Watch, patience).map(Self)
+        Dial::new(credential, peer, Purpose::Watch, patience).map(Self)
     }
 
     pub(super) fn look(&mut self) -> Found {
@@ -132,7 +132,7 @@ impl Watches {
     fn call(&mut self, peer: usize, now: Instant) {
         let Some(address) = self.listeners.address(peer) else { return };
         let (credential, patience) = (self.listeners.credential(), self.listeners.peer_timeout());
-        self.peers[peer] = match Watch::call(credential, address, patience) {
+        self.peers[peer] = match Watch::call(credential, (peer, address), patience) {
             Ok(watch) => {
                 self.held += 1;
                 Known::Held(watch)
@@ -294,7 +294,7 @@ mod tests {
     #[test]
     fn who_was_hung_up_on_before_its_first_word_has_seen_no_death() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let mut watch = Watch::call(&credential(0), &address(&listener), DEADLINE).unwrap();
+        let mut watch = Watch::call(&credential(0), (1, &address(&listener)), DEADLINE).unwrap();
         drop(listener.accept().unwrap());
         assert!(matches!(watch.look(), Found::Ended(_)));
         assert!(!watch.0.connected());

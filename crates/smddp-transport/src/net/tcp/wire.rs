@@ -125,7 +125,7 @@ impl TcpWire {
                 let address = self.listeners.address(peer)?.clone();
                 let (credential, patience) =
                     (self.listeners.credential().clone(), self.listeners.peer_timeout());
-                let call = Call::new(credential, address, Purpose::Class(class), patience);
+                let call = Call::new(credential, (peer, address), Purpose::Class(class), patience);
                 self.keep(Conn::call(peer, class, call))
             }
         };

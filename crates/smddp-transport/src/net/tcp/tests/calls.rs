@@ -13,7 +13,7 @@ use crate::token::{Challenge, SALT};
 
 fn to(address: SocketAddr) -> Call {
     let address = TcpAddress { socket: address, door: Default::default() };
-    Call::new(credential(0), address, Purpose::Class(0), PEER_TIMEOUT)
+    Call::new(credential(0), (1, address), Purpose::Class(0), PEER_TIMEOUT)
 }
 
 /// Goes on until something comes of it. Time passes between attempts only.
@@ -113,7 +113,7 @@ fn a_group_that_is_closed_says_so_to_who_calls_late() {
     let (door, token) = (pair.doors[1].clone(), pair.token.clone());
     drop(pair);
     let credential = Credential { rank: 0, token, encrypts: false };
-    let mut call = Call::new(credential, door, Purpose::Class(1), DEADLINE);
+    let mut call = Call::new(credential, (1, door), Purpose::Class(1), DEADLINE);
     // At once: the time does not matter.
     let outcome = loop {
         match call.go_on() {

@@ -2,10 +2,15 @@
 
 use std::io::Write;
 
-use super::super::hello::{HELLO, Purpose, hello};
+use super::super::hello::{HELLO, Hello, Purpose};
 use super::*;
 use crate::fuzzing::feed::header;
 use crate::token::{Claim, PROOF, REPLY, SALT};
+
+/// First message of rank 0 to rank 1 at that endpoint.
+fn to_rank_1(door: &TcpAddress, purpose: Purpose) -> Hello {
+    Hello { door: door.door, from: 0, to: 1, purpose }
+}
 
 /// Frames of a stranger: poison, goodbye, data of the next operation, a stream that turns elsewhere.
 fn frames(seq: u64) -> Vec<(usize, Vec<u8>)> {
@@ -90,7 +95,7 @@ fn silent_callers_keep_nobody_from_being_heard_and_are_bounded() {
     let door = pair.doors[1].clone();
     let mut silent: Vec<TcpStream> = (0..300).map(|_| TcpStream::connect(door.socket).unwrap()).collect();
     // Whoever says all but the last byte has said nothing.
-    let half = hello(&door.door, 0, Purpose::Class(0));
+    let half = to_rank_1(&door, Purpose::Class(0)).to_bytes();
     let _ = silent[299].write_all(&half[..39]);
     pair.goes_on();
     assert!(is_hung_up_on(&silent[0]), "the oldest of 300 silent callers is kept");
@@ -117,7 +122,8 @@ fn without_the_token_nothing_that_is_said_reaches_the_group() {
     for (_, frame) in frames(pair.seq) {
         // Frames alone, and behind a hello with which a rank would begin: they are no proof.
         let (class, later) = (frame.len() % 2, frame.clone());
-        for words in [frame, [&hello(&door.door, 0, Purpose::Class(class))[..], &[0; SALT], &later].concat()]
+        for words in
+            [frame, [&to_rank_1(&door, Purpose::Class(class)).to_bytes()[..], &[0; SALT], &later].concat()]
         {
             let stream = TcpStream::connect(door.socket).unwrap();
             (&stream).write_all(&words).unwrap();
@@ -129,16 +135,22 @@ fn without_the_token_nothing_that_is_said_reaches_the_group() {
     }
     for purpose in purposes {
         // A whole exchange that was recorded, said again: as it was, and to another door.
-        let (recorded, said) = feed::prove(&door, &pair.token, 0, purpose);
+        let (recorded, said) = feed::prove(&door, &pair.token, (0, 1), purpose);
         drop(recorded);
         assert_eq!(said.len(), HELLO + SALT + PROOF);
         assert_eq!(told(&door, &said).len(), REPLY, "{purpose:?}: heard more than the listener's own proof");
         assert_eq!(told(&pair.doors[0], &said).len(), REPLY);
         // Another token, and one that is right for another purpose, another rank, another door.
-        let claim = Claim::new(&feed::known_token(), &hello(&door.door, 0, purpose)).unwrap();
+        let claim = Claim::new(&feed::known_token(), &to_rank_1(&door, purpose).to_bytes()).unwrap();
         assert_eq!(told(&door, &[claim.words(), &[9; PROOF]].concat()).len(), REPLY);
-        let unknown = Claim::new(&pair.token, &hello(&[9; 16], 0, purpose)).unwrap();
+        let unknown = Hello { door: [9; 16], ..to_rank_1(&door, purpose) };
+        let unknown = Claim::new(&pair.token, &unknown.to_bytes()).unwrap();
         assert_eq!(told(&door, unknown.words()).len(), 0, "a door that nobody has");
+        for to in [0, 2, u32::MAX as usize] {
+            let other = Hello { to, ..to_rank_1(&door, purpose) };
+            let other = Claim::new(&pair.token, &other.to_bytes()).unwrap();
+            assert_eq!(told(&door, other.words()).len(), 0, "rank 1 answers for rank {to}");
+        }
     }
     // The rank itself is not shut out by all that, nor taken for connected.
     pair.goes_on();
@@ -149,7 +161,7 @@ fn a_crowd_of_strangers_leaves_the_job_as_it_is() {
     let mut pair = Pair::new();
     pair.goes_on();
     let door = pair.doors[1].clone();
-    let half = [&hello(&door.door, 0, Purpose::Watch)[..], &[1; SALT]].concat();
+    let half = [&to_rank_1(&door, Purpose::Watch).to_bytes()[..], &[1; SALT]].concat();
     let callers: Vec<TcpStream> = (0..500)
         .map(|one| {
             let mut stream = TcpStream::connect(door.socket).unwrap();
@@ -173,7 +185,7 @@ fn a_crowd_of_strangers_leaves_the_job_as_it_is() {
         pair.goes_on();
     }
     // Whoever has the token comes in beside them.
-    let mut asked = feed::prove(&door, &pair.token, 0, Purpose::Ask).0;
+    let mut asked = feed::prove(&door, &pair.token, (0, 1), Purpose::Ask).0;
     asked.read_exact(&mut [0; 8]).unwrap();
     drop(callers);
     pair.goes_on();

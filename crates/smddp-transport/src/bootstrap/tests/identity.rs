@@ -1,0 +1,203 @@
+//! An attacker between the ranks, or with write access to the store, who lacks the token: the group is refused with a reason.
+
+use std::io::{Read, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::thread::JoinHandle;
+
+use super::super::talk::{WORDS, hello_of};
+use super::*;
+use crate::token::{PROOF, REPLY};
+
+const SECRET: &[u8] = b"a job secret of 32 bytes or more";
+const DEADLINE: Duration = Duration::from_secs(60);
+
+fn connect(socket: &[u8]) -> UnixStream {
+    UnixStream::connect_addr(&SocketAddr::from_abstract_name(socket).unwrap()).unwrap()
+}
+
+fn pass(from: &mut UnixStream, to: &mut UnixStream, bytes: usize) -> Option<Vec<u8>> {
+    let mut words = vec![0; bytes];
+    from.read_exact(&mut words).ok()?;
+    to.write_all(&words).ok()?;
+    Some(words)
+}
+
+/// Change of the first frame of a child by a relay: length, text and authentication code.
+type Tamper = fn(&mut Vec<u8>);
+
+/// Passes on the proofs of a child and its parent, then the child's frame as changed, then whatever the parent says.
+fn relay(listener: UnixListener, parent: Vec<u8>, tamper: Tamper) -> JoinHandle<Option<()>> {
+    std::thread::spawn(move || {
+        let mut child = listener.accept().ok()?.0;
+        let mut parent = connect(&parent);
+        pass(&mut child, &mut parent, WORDS)?;
+        pass(&mut parent, &mut child, REPLY)?;
+        pass(&mut child, &mut parent, PROOF)?;
+        let mut frame = vec![0; 4];
+        child.read_exact(&mut frame).ok()?;
+        let length = u32::from_le_bytes(*frame.first_chunk()?) as usize;
+        frame.resize(4 + length + TAG, 0);
+        child.read_exact(&mut frame[4..]).ok()?;
+        tamper(&mut frame);
+        parent.write_all(&frame).ok()?;
+        std::io::copy(&mut parent, &mut child).ok()?;
+        Some(())
+    })
+}
+
+/// Two ranks whose only connection goes through a relay.
+fn over_a_relay(tamper: Tamper) -> Vec<Outcome> {
+    let mut trees = trees(2);
+    let name = [b"smddp-cards-", &random::<16>()[..]].concat();
+    let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+    let token = trees[0].token.clone().unwrap();
+    // Without a job secret, a writer of the store may change addresses.
+    let mut address = trees[0].records.open(0, &trees[0].address()).unwrap();
+    let parent = std::mem::replace(&mut address.socket, name);
+    let record = trees[0].records.seal(0, &address);
+    trees[1].call(token, &record, Instant::now()).unwrap();
+    let relay = relay(listener, parent, tamper);
+    let outcomes = outcomes(&mut trees);
+    drop(trees);
+    relay.join().unwrap();
+    outcomes
+}
+
+#[test]
+fn relayed_frames_that_are_not_as_sent_end_the_group() {
+    assert!(over_a_relay(|_| {}).iter().all(Result::is_ok));
+    let changes: [Tamper; 5] = [
+        |frame| frame[10] ^= 1,
+        |frame| *frame.last_mut().unwrap() ^= 0x80,
+        // A text that is one byte shorter.
+        |frame| {
+            let length = u32::try_from(frame.len() - 4 - TAG - 1).unwrap();
+            frame[..4].copy_from_slice(&length.to_le_bytes());
+            let _ = frame.remove(4);
+        },
+        // Another text of that length.
+        |frame| frame[4..].reverse(),
+        // The same frame twice: the first is taken, so the second changes nothing.
+        |frame| frame.extend(frame.clone()),
+    ];
+    for (case, tamper) in changes.into_iter().enumerate() {
+        for outcome in over_a_relay(tamper) {
+            match outcome {
+                Err(failure) if case < 4 => {
+                    assert!(failure.why.contains("changed in transit"), "{case}: {failure:?}");
+                }
+                Ok(cards) if case == 4 => assert_eq!(cards.len(), 2),
+                other => panic!("case {case}: {other:?}"),
+            }
+        }
+    }
+}
+
+/// A tree of one rank with that secret.
+fn tree(rank: usize, size: usize, secret: Option<&[u8]>) -> CardTree {
+    let one = Prepared::new(rank, size, Vec::new(), &means(rank)).unwrap();
+    CardTree::new(one.card(), None, secret).unwrap()
+}
+
+#[test]
+fn address_records_are_bound_to_job_secret_rank_and_size() {
+    let (reader, writer) = (tree(9, 20, Some(SECRET)), tree(8, 20, Some(SECRET)));
+    let record = writer.address();
+    assert!(reader.records.open(8, &record).is_ok());
+    let refused = |reader: &CardTree, rank: usize, record: &[u8]| {
+        let why = reader.records.open(rank, record).err().expect("it is accepted");
+        assert!(why.starts_with("another job token: ") && why.contains("SMDDP_JOB_TOKEN_FILE"), "{why}");
+    };
+    refused(&reader, 7, &record);
+    refused(&tree(9, 21, Some(SECRET)), 8, &record);
+    refused(&tree(9, 20, Some(b"another secret of 32 bytes, or more")), 8, &record);
+    refused(&tree(9, 20, None), 8, &record);
+    refused(&reader, 8, &tree(8, 20, None).address());
+    refused(&reader, 8, &record[..record.len() - TAG]);
+    for at in 0..record.len() {
+        let mut record = record.clone();
+        record[at] ^= 1;
+        assert!(reader.records.open(8, &record).is_err(), "byte {at}");
+    }
+    // A rank of another attempt has another record.
+    assert_ne!(record, tree(8, 20, Some(SECRET)).address());
+}
+
+/// Both ranks of a group that the store carries, up to what the child says.
+fn carried() -> (Vec<CardTree>, Vec<u8>) {
+    let mut trees = trees(2);
+    let token = trees[0].token.clone();
+    trees[1].token = token;
+    trees[1].above = Above::Unreached { carried: None };
+    let up = trees[1].to_carry_up().unwrap().0;
+    (trees, up)
+}
+
+#[test]
+fn cards_that_the_store_carries_cannot_be_changed_exchanged_or_repeated() {
+    let why = |tree: &CardTree| tree.failure().map(|failure| failure.why.clone()).unwrap_or_default();
+    let (mut trees, up) = carried();
+    trees[0].carried_up(1, &up);
+    let _ = trees[0].go_on(Instant::now());
+    let (child, down) = trees[0].to_carry_down().swap_remove(0);
+    assert_eq!(child, 1);
+    for (tampered, at) in [(&up, 5), (&up, up.len() - 1), (&down, 5), (&down, down.len() - 1)] {
+        let (mut trees, _) = carried();
+        let mut bytes = tampered.clone();
+        bytes[at] ^= 1;
+        let rank = usize::from(tampered == &down);
+        match rank {
+            0 => trees[0].carried_up(1, &bytes),
+            _ => trees[1].carried_down(&bytes),
+        }
+        assert!(why(&trees[rank]).contains("do not verify under the group's token"), "byte {at}");
+    }
+    // In another rank's name, and the answer to another attempt.
+    let (mut other, _) = carried();
+    other[0].token = trees[0].token.clone();
+    other[0].carried_up(2, &up);
+    assert!(why(&other[0]).contains("rank 2"), "{}", why(&other[0]));
+    let (mut other, _) = carried();
+    other[1].token = trees[0].token.clone();
+    other[1].carried_down(&down);
+    assert!(why(&other[1]).contains("do not verify"), "{}", why(&other[1]));
+    trees[1].carried_down(&down);
+    assert_eq!(trees[1].go_on(Instant::now()).unwrap().as_ref().unwrap().len(), 2);
+}
+
+#[test]
+fn startup_sockets_answer_no_other_user() {
+    if !rustix::process::geteuid().is_root() {
+        println!("not tried: only root can become another user");
+        return;
+    }
+    let mut tree = trees(2).swap_remove(0);
+    let words = hello_of(1, &tree.address.id);
+    // Both are made before the fork: the child must not allocate what another thread holds.
+    let mut stream = UnixStream::pair().unwrap().0;
+    let address = SocketAddr::from_abstract_name(&tree.address.socket).unwrap();
+    let mut answer = [0; REPLY];
+    // SAFETY: the child makes system calls and leaves by `_exit`; it does not return into the test.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        // SAFETY: changes this child only.
+        let changed = unsafe { libc::setuid(65534) } == 0;
+        let connected = UnixStream::connect_addr(&address).map(|other| stream = other).is_ok();
+        let _ = stream.write_all(&words);
+        let _ = stream.write_all(&[3; crate::token::SALT]);
+        let received = matches!(stream.read(&mut answer), Ok(1..));
+        // SAFETY: ends the child at once.
+        unsafe { libc::_exit(i32::from(!changed || !connected || received)) };
+    }
+    let (mut status, begun) = (0, Instant::now());
+    // SAFETY: our own child; `status` is this thread's.
+    while unsafe { libc::waitpid(pid, &raw mut status, libc::WNOHANG) } == 0 {
+        assert!(begun.elapsed() < DEADLINE, "the child is held");
+        let now = Instant::now();
+        tree.wait(Duration::from_millis(1), now);
+        let _ = tree.go_on(now);
+    }
+    assert_eq!(status, 0, "a process of another user got an answer");
+    assert!(tree.met && tree.callers.is_empty());
+}
