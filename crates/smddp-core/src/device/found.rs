@@ -1,13 +1,15 @@
 //! The process's CUDA devices.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use smddp_cuda::Device;
 use smddp_cuda::driver::Cuda;
+use smddp_transport::fork::PerProcess;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::sync::lock;
 
 const TENSORS: &str = "CUDA tensors";
 
@@ -18,8 +20,8 @@ pub(crate) fn refused(what: &str, error: &smddp_cuda::Error) -> Error {
 
 /// The driver, opened and initialised once. After that a forked child cannot use CUDA.
 pub fn cuda() -> Result<&'static Arc<Cuda>> {
-    static CUDA: OnceLock<Result<Arc<Cuda>>> = OnceLock::new();
-    let found = CUDA.get_or_init(|| {
+    static CUDA: PerProcess<OnceLock<Result<Arc<Cuda>>>> = PerProcess::new();
+    let found = CUDA.get().get_or_init(|| {
         let config = Config::get()?;
         Cuda::open(config.cuda.as_deref()).map_err(|error| refused(TENSORS, &error))
     });
@@ -33,9 +35,8 @@ pub fn look_for_cuda() -> Result<(i32, i32)> {
 
 /// A device in its primary context, which torch uses too. `ordinal` counts as torch does.
 pub fn device(ordinal: i32) -> Result<Arc<Device>> {
-    static DEVICES: Mutex<Option<HashMap<i32, Arc<Device>>>> = Mutex::new(None);
-    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
-    let devices = devices.get_or_insert_default();
+    static DEVICES: PerProcess<Mutex<HashMap<i32, Arc<Device>>>> = PerProcess::new();
+    let mut devices = lock(DEVICES.get());
     if let Some(known) = devices.get(&ordinal) {
         return Ok(known.clone());
     }

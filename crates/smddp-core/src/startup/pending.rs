@@ -1,6 +1,6 @@
 //! Making a communicator, in two halves with the exchange of cards between them.
 
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use smddp_transport::Card;
@@ -182,8 +182,9 @@ fn unjoined(call: &str, name: &str, error: JoinError) -> Error {
 
 /// The ways between nodes are the same for all groups of a process.
 fn tell_once(lines: &[String]) {
-    static TOLD: Once = Once::new();
-    if !lines.is_empty() {
-        TOLD.call_once(|| lines.iter().for_each(|line| log::say(Level::Info, line)));
+    // No `Once`: a fork while another thread writes the lines would leave it locked in the child.
+    static LOGGED: AtomicBool = AtomicBool::new(false);
+    if !lines.is_empty() && !LOGGED.swap(true, Ordering::Relaxed) {
+        lines.iter().for_each(|line| log::say(Level::Info, line));
     }
 }
