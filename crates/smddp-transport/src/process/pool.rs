@@ -26,6 +26,13 @@ pub(crate) struct Region {
     pub(crate) bytes: usize,
 }
 
+/// A region for an operation.
+enum Chosen {
+    Used(Region),
+    /// Its pages are to be populated.
+    Fresh(Region),
+}
+
 struct Idle {
     region: Region,
     owner: u64,
@@ -156,6 +163,10 @@ impl Pool {
     /// `want` bytes for `owner`, or at least `least`; `None` while the owner should rather wait for its own
     /// regions to come back, or while even the reserve is used up.
     pub(crate) fn acquire(&self, memory: &Memory, owner: u64, want: usize, least: usize) -> Option<Region> {
+        self.populated(memory, self.choose(owner, want, least)?)
+    }
+
+    fn choose(&self, owner: u64, want: usize, least: usize) -> Option<Chosen> {
         let (want, least) = (want.next_multiple_of(COARSE), least.next_multiple_of(GRAIN));
         let mut state = lock(&self.state);
         let state = &mut *state;
@@ -177,24 +188,22 @@ impl Pool {
         if let Some(i) = mine
             && (total > rotate || !takes_new_pages(state.turn))
         {
-            return Some(state.idle.swap_remove(i).region);
+            return Some(Chosen::Used(state.idle.swap_remove(i).region));
         }
         if waiting > 0 && waiting + want > rotate {
             return None;
         }
-        if let Some(region) = self.carve(state, memory, want) {
-            return Some(region);
+        if let Some(region) = self.carve(state, want) {
+            return Some(Chosen::Fresh(region));
         }
         if let Some(i) = mine {
-            return Some(state.idle.swap_remove(i).region);
+            return Some(Chosen::Used(state.idle.swap_remove(i).region));
         }
         self.evict(state, None);
-        if let Some(region) = self.carve(state, memory, want).or_else(|| self.carve(state, memory, least)) {
-            return Some(region);
+        if let Some(region) = self.carve(state, want).or_else(|| self.carve(state, least)) {
+            return Some(Chosen::Fresh(region));
         }
-        let offset = take(&mut state.reserve, least)?;
-        self.reserve_used.fetch_add(least, Ordering::Relaxed);
-        Some(Region { offset, bytes: least })
+        self.from_reserve(state, least)
     }
 
     /// Memory of one message: as `acquire`, but never by waiting for one's own: messages are read in any order.
@@ -205,30 +214,51 @@ impl Pool {
         want: usize,
         least: usize,
     ) -> Option<Region> {
+        self.populated(memory, self.choose_mail(owner, want, least)?)
+    }
+
+    fn choose_mail(&self, owner: u64, want: usize, least: usize) -> Option<Chosen> {
         let (want, least) = (want.next_multiple_of(GRAIN), least.next_multiple_of(GRAIN));
         let mut state = lock(&self.state);
         let state = &mut *state;
         let fits = |i: &Idle| i.owner == owner && i.region.bytes >= want && i.region.bytes <= 2 * want;
         for i in 0..state.idle.len() {
             if fits(&state.idle[i]) && state.idle[i].released() {
-                return Some(state.idle.swap_remove(i).region);
+                return Some(Chosen::Used(state.idle.swap_remove(i).region));
             }
         }
-        if let Some(region) = self.carve(state, memory, want) {
-            return Some(region);
+        if let Some(region) = self.carve(state, want) {
+            return Some(Chosen::Fresh(region));
         }
         self.evict(state, None);
-        if let Some(region) = self.carve(state, memory, want) {
-            return Some(region);
+        if let Some(region) = self.carve(state, want) {
+            return Some(Chosen::Fresh(region));
         }
-        let offset = take(&mut state.reserve, least)?;
-        self.reserve_used.fetch_add(least, Ordering::Relaxed);
-        Some(Region { offset, bytes: least })
+        self.from_reserve(state, least)
     }
 
-    fn carve(&self, state: &mut Ranges, memory: &Memory, bytes: usize) -> Option<Region> {
+    fn from_reserve(&self, state: &mut Ranges, bytes: usize) -> Option<Chosen> {
+        let offset = take(&mut state.reserve, bytes)?;
+        self.reserve_used.fetch_add(bytes, Ordering::Relaxed);
+        Some(Chosen::Used(Region { offset, bytes }))
+    }
+
+    /// Touches the pages of a fresh region. Without the lock: that takes milliseconds for a large one, and other threads take
+    /// regions meanwhile.
+    fn populated(&self, memory: &Memory, chosen: Chosen) -> Option<Region> {
+        match chosen {
+            Chosen::Used(region) => Some(region),
+            Chosen::Fresh(region) => {
+                #[cfg(test)]
+                assert!(self.state.try_lock().is_ok(), "the pool is locked while pages are populated");
+                memory.populate(region.offset, region.bytes, true);
+                Some(region)
+            }
+        }
+    }
+
+    fn carve(&self, state: &mut Ranges, bytes: usize) -> Option<Region> {
         let offset = take(&mut state.free, bytes)?;
-        memory.populate(offset, bytes, true);
         self.resident.fetch_max(offset + bytes - STAGING, Ordering::Relaxed);
         Some(Region { offset, bytes })
     }

@@ -134,8 +134,9 @@ impl Engine {
             return Err(format!("a place for {bytes} bytes lies outside the staging memory"));
         };
         if let Some((piece, count)) = self.by_writes(offered, bytes) {
-            self.numbers += count;
             let places = self.places(offset, bytes)?.into_iter().flat_map(|r| [r.address, r.key]);
+            // Behind the registration, which may fail: only writes that will come are counted.
+            self.numbers += count;
             let slot = self.grants.insert(Grant { peer, group, rank, seq, left: count });
             let body: Vec<u8> = [offered.id, slot, piece as u64]
                 .into_iter()
