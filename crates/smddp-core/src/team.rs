@@ -301,7 +301,7 @@ mod tests {
         }
         let total = AtomicUsize::new(0);
         // SAFETY: an atomic.
-        unsafe { team.share_out(WORTH_SHARING, &|_, bytes| drop(total.fetch_add(bytes, Ordering::Relaxed))) };
+        unsafe { team.share_out(WORTH_SHARING, &|_, bytes| _ = total.fetch_add(bytes, Ordering::Relaxed)) };
         assert_eq!(total.into_inner(), WORTH_SHARING);
     }
 
