@@ -26,8 +26,13 @@ _PATIENCE = 3.0
 def pids() -> list[int]:
     """The processes of this network namespace that can be asked, this user's or not."""
     found = set()
-    # Names of sockets are any bytes.
-    for line in Path("/proc/net/unix").read_bytes().decode(errors="replace").split("\n"):
+    try:
+        # Names of sockets are any bytes.
+        sockets = Path("/proc/net/unix").read_bytes().decode(errors="replace")
+    except OSError as error:
+        print(f"smddp status: the processes cannot be listed ({error}): give their pids, or mount /proc", file=sys.stderr)
+        return []
+    for line in sockets.split("\n"):
         name = line.rpartition(" ")[2]
         if name.startswith(f"@{_NAME}") and name[len(_NAME) + 1 :].isdecimal():
             found.add(int(name[len(_NAME) + 1 :]))

@@ -96,13 +96,12 @@ pub fn say(level: Level, text: &str) {
             return;
         }
     }
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let (host, pid) = (host.trim(), std::process::id());
+    let (host, pid) = (smddp_transport::host_name(), std::process::id());
     let rank = log.rank.as_deref().unwrap_or("?");
     let (now, name) = (jiff::Timestamp::now(), format!("{level:?}").to_uppercase());
     let line = format!("{now:.6} {host}:{pid} [{rank}] SMDDP {name} {text}\n");
     let to_file = log.file.as_ref().and_then(|pattern| {
-        let path = pattern.replace("%h", host).replace("%p", &pid.to_string());
+        let path = pattern.replace("%h", &host).replace("%p", &pid.to_string());
         let opened = std::fs::OpenOptions::new().create(true).append(true).open(&path);
         let failed = |error| format!("smddp: SMDDP_DEBUG_FILE {path}: {error}; told here instead\n");
         opened.map_err(|error| to_stderr(&failed(error))).ok()

@@ -30,8 +30,7 @@ pub(crate) fn info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let config = Config::get().map_err(|error| raise(py, error))?;
     let found = PyDict::new(py);
     found.set_item("version", env!("CARGO_PKG_VERSION"))?;
-    found
-        .set_item("host", std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim())?;
+    found.set_item("host", smddp_core::host_name())?;
     found.set_item("pid", std::process::id())?;
     found.set_item("cores", smddp_core::cores())?;
     found.set_item("simd", smddp_core::simd_level())?;

@@ -44,9 +44,11 @@ impl Pending {
             let level = if told == Told::Warning { Level::Warn } else { Level::Info };
             log::say(level, text);
         });
-        let mut prepared = Prepared::new(rank, size, config.shared(), &config.means()).map_err(|error| {
-            Error::System { what: format!("group `{name}`: no shared memory"), why: error.to_string() }
-        })?;
+        let mut prepared =
+            Prepared::new(rank, size, config.shared(), &config.means()).map_err(|error| Error::System {
+                what: format!("group `{name}`: rank {rank} cannot take part"),
+                why: error.to_string(),
+            })?;
         if size > 1
             && let Some(secret) = config.job_secret()?
         {

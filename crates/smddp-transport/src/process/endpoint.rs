@@ -10,12 +10,13 @@ use super::bell::Bell;
 use super::control::Control;
 use super::deaths::Deaths;
 use super::handshake::{self, Answer, Host, Id, UnixAddress};
-use super::layout::{OWN_ADDRESS, STAGING, SYMMETRIC_BYTES};
+use super::layout::{OWN_ADDRESS, RESERVE_BYTES, STAGING};
 use super::lending::{Lending, Lent};
 use super::memory::Memory;
 use super::peer::PeerProcess;
 use super::pool::Pool;
 use super::questions;
+use super::room::{Limits, Room};
 use super::service::Service;
 use super::symmetric::Symmetric;
 use super::trusted::Trusted;
@@ -24,6 +25,7 @@ use crate::lock;
 use crate::own::Uninherited;
 use crate::send::send_all;
 use crate::token::Token;
+use crate::warn::warn;
 
 pub struct Endpoint {
     pub(crate) address: UnixAddress,
@@ -39,9 +41,32 @@ pub struct Endpoint {
     pub(crate) lending: Arc<Lending>,
     pub(crate) trusted: Arc<Trusted>,
     peers: Mutex<HashMap<Id, Weak<PeerProcess>>>,
+    /// Whether other processes can map `memory`.
+    shared: bool,
 }
 
 static CURRENT: PerProcess<Mutex<Weak<Endpoint>>> = PerProcess::new();
+
+/// Ranks of a host where nobody says how many there are.
+const RANKS: usize = 8;
+
+/// Memory that other processes can map, as large as the limits of this one allow; where they or a forbidden system call allow none,
+/// memory of this process alone.
+fn allocate(cap: usize, ranks: usize) -> io::Result<(Memory, Option<OwnedFd>, Room)> {
+    let limits = Limits::of_this_process();
+    let shared = Room::fitting(cap, ranks, limits).map_err(io::Error::other).and_then(|room| {
+        let (memory, fd) = Memory::create(room.bytes(cap))?;
+        Ok((memory, Some(fd), room))
+    });
+    shared.or_else(|why| {
+        let room = Room::private(cap, limits);
+        let memory = Memory::private(room.bytes(cap))?;
+        warn(&format!(
+            "this process shares no memory with the other ranks of its host and reaches them over the network, which is slower: {why}"
+        ));
+        Ok((memory, None, room))
+    })
+}
 
 /// Bytes from the system's generator.
 pub(crate) fn random<const N: usize>() -> [u8; N] {
@@ -53,13 +78,23 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
 impl Endpoint {
     /// The process's endpoint, made on first use. `cap`: bytes of the staging pool.
     pub fn get(cap: usize) -> io::Result<Arc<Self>> {
+        Self::among(cap, RANKS)
+    }
+
+    /// The same, in a process whose host has `ranks` ranks: a limit of its address space must hold the memory of all of them.
+    pub(crate) fn among(cap: usize, ranks: usize) -> io::Result<Arc<Self>> {
         let mut cell = lock(CURRENT.get());
         if let Some(endpoint) = cell.upgrade() {
             return Ok(endpoint);
         }
-        let endpoint = Arc::new(Self::new(cap)?);
+        let endpoint = Arc::new(Self::new(cap, ranks)?);
         *cell = Arc::downgrade(&endpoint);
         Ok(endpoint)
+    }
+
+    /// Whether other processes of its host can map this one's memory. If not, they are reached over the network.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared
     }
 
     /// The endpoint if there is one.
@@ -67,11 +102,10 @@ impl Endpoint {
         lock(CURRENT.get()).upgrade()
     }
 
-    fn new(cap: usize) -> io::Result<Self> {
-        let symmetric = Symmetric::new(STAGING + Pool::span(cap));
-        let bytes = STAGING + Pool::span(cap) + SYMMETRIC_BYTES;
-        let (memory, fd) = Memory::create(bytes)?;
-        let memory = Arc::new(memory);
+    fn new(cap: usize, ranks: usize) -> io::Result<Self> {
+        let (memory, fd, room) = allocate(cap, ranks)?;
+        let (memory, bytes, shared) = (Arc::new(memory), room.bytes(cap), fd.is_some());
+        let symmetric = Symmetric::new(STAGING + Pool::span(cap, room.reserve), room.symmetric);
         let own = memory.word64(OWN_ADDRESS);
         own.store(own.as_ptr() as u64, Ordering::Release);
         let id: Id = random();
@@ -82,16 +116,18 @@ impl Endpoint {
         let (lending, trusted) = (Arc::<Lending>::default(), Arc::<Trusted>::default());
         let service = Service::start(bell.clone())?;
         let deaths = Deaths::start(memory.clone(), bell.clone());
-        service.answer(
-            Uninherited::new(listener.into()),
-            Host {
-                me: id,
-                memory: fd,
-                bell: bell.clone(),
-                lending: lending.clone(),
-                trusted: trusted.clone(),
-            },
-        );
+        if let Some(fd) = fd {
+            service.answer(
+                Uninherited::new(listener.into()),
+                Host {
+                    me: id,
+                    memory: fd,
+                    bell: bell.clone(),
+                    lending: lending.clone(),
+                    trusted: trusted.clone(),
+                },
+            );
+        }
         if let Some((listener, host)) = questions::open() {
             service.answer(listener, host);
         }
@@ -100,7 +136,7 @@ impl Endpoint {
             memory,
             bell,
             control: Control::default(),
-            pool: Pool::new(cap),
+            pool: Pool::new(cap, room.reserve),
             symmetric,
             single_copies: AtomicU64::new(0),
             service,
@@ -108,6 +144,7 @@ impl Endpoint {
             lending,
             trusted,
             peers: Mutex::default(),
+            shared,
         })
     }
 
@@ -152,7 +189,7 @@ impl Endpoint {
 
     /// The largest piece of staging memory that an operation can ever have where the cap is `cap`.
     pub fn most_at_once(cap: usize) -> usize {
-        Pool::most_at_once(cap)
+        Self::existing().map_or_else(|| cap.max(RESERVE_BYTES), |endpoint| endpoint.pool.most_at_once())
     }
 
     /// (cap, resident, reserve in use) of the staging pool, bytes.

@@ -95,10 +95,15 @@ impl Source {
 
 /// Whether the process has a handler for that signal.
 fn caught(signal: i32) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    (1..=64).contains(&signal) && mask >> (signal - 1) & 1 == 1
+    let mut action = std::mem::MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: reads the action of a signal into a value of this function; any thread may do so.
+    let found = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
+    if found != 0 {
+        return false;
+    }
+    // SAFETY: the call above has filled it.
+    let handler = unsafe { action.assume_init() }.sa_sigaction;
+    handler != libc::SIG_DFL && handler != libc::SIG_IGN
 }
 
 /// What faulthandler wrote, in one line.

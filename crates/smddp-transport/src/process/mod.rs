@@ -20,6 +20,7 @@ mod owner;
 pub(crate) mod peer;
 pub(crate) mod pool;
 pub(crate) mod questions;
+mod room;
 mod service;
 mod symmetric;
 mod sync;

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use super::layout::{GRAIN, RESERVE_BYTES, STAGING};
+use super::layout::{GRAIN, STAGING};
 use super::memory::Memory;
 use crate::lock;
 
@@ -62,6 +62,7 @@ struct Ranges {
 pub(crate) struct Pool {
     state: Mutex<Ranges>,
     cap: usize,
+    reserve: usize,
     /// Bytes ever handed out below the cap and still resident, and bytes in use of the reserve.
     resident: AtomicUsize,
     reserve_used: AtomicUsize,
@@ -129,30 +130,31 @@ pub(super) fn give(free: &mut BTreeMap<usize, usize>, mut offset: usize, mut byt
 }
 
 impl Pool {
-    /// A pool that may grow to `cap` bytes (rounded up to its grain).
-    pub(crate) fn new(cap: usize) -> Self {
+    /// A pool that may grow to `cap` bytes (rounded up to its grain), with `reserve` bytes behind them.
+    pub(crate) fn new(cap: usize, reserve: usize) -> Self {
         let cap = cap.next_multiple_of(COARSE);
         let mut state = Ranges::default();
         if cap > 0 {
             state.free.insert(STAGING, cap);
         }
-        state.reserve.insert(STAGING + cap, RESERVE_BYTES);
+        state.reserve.insert(STAGING + cap, reserve);
         Self {
             state: Mutex::new(state),
             cap,
+            reserve,
             resident: AtomicUsize::new(0),
             reserve_used: AtomicUsize::new(0),
         }
     }
 
     /// Bytes of address space behind `STAGING`.
-    pub(crate) fn span(cap: usize) -> usize {
-        cap.next_multiple_of(COARSE) + RESERVE_BYTES
+    pub(crate) fn span(cap: usize, reserve: usize) -> usize {
+        cap.next_multiple_of(COARSE) + reserve
     }
 
     /// The largest region that can ever be had: all that lies under the cap, or all of the reserve.
-    pub(crate) fn most_at_once(cap: usize) -> usize {
-        cap.max(RESERVE_BYTES)
+    pub(crate) fn most_at_once(&self) -> usize {
+        self.cap.max(self.reserve)
     }
 
     /// (cap, resident under the cap, in use of the reserve), bytes.
@@ -328,6 +330,7 @@ impl Pool {
 mod tests {
     use std::sync::atomic::AtomicBool;
 
+    use super::super::layout::RESERVE_BYTES;
     use super::*;
 
     struct Flag(AtomicBool);
@@ -338,13 +341,13 @@ mod tests {
     }
 
     fn memory(cap: usize) -> Memory {
-        Memory::create(STAGING + Pool::span(cap)).unwrap().0
+        Memory::create(STAGING + Pool::span(cap, RESERVE_BYTES)).unwrap().0
     }
 
     #[test]
     fn every_started_operation_gets_its_least_memory_when_the_cap_is_used_up() {
         let memory = memory(1 << 20);
-        let pool = Pool::new(1 << 20);
+        let pool = Pool::new(1 << 20, RESERVE_BYTES);
         let regions: Vec<_> =
             (1..40).map(|owner| pool.acquire(&memory, owner, 256 << 10, 32 << 10).unwrap()).collect();
         for (i, a) in regions.iter().enumerate() {
@@ -363,7 +366,7 @@ mod tests {
     #[test]
     fn a_region_is_not_used_again_before_its_readers_are_done() {
         let memory = memory(8 << 20);
-        let pool = Pool::new(8 << 20);
+        let pool = Pool::new(8 << 20, RESERVE_BYTES);
         let first = pool.acquire(&memory, 1, 3 << 20, 4096).unwrap();
         let flag = Arc::new(Flag(AtomicBool::new(false)));
         pool.retire(&memory, 1, first, flag.clone());
@@ -375,7 +378,7 @@ mod tests {
     #[test]
     fn a_group_goes_through_its_memory_and_comes_to_new_pages_now_and_then() {
         let memory = memory(64 << 20);
-        let pool = Pool::new(64 << 20);
+        let pool = Pool::new(64 << 20, RESERVE_BYTES);
         let mut seen = Vec::new();
         let mut operations = |count: usize| {
             for _ in 0..count {

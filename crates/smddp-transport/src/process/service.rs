@@ -15,6 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::bell::Bell;
 use super::callers::{Callers, Host};
+use super::memory::refused;
 use crate::own::Uninherited;
 use crate::warn::{note, warn};
 use crate::{fork, lock};
@@ -38,7 +39,7 @@ impl Ends {
     const WAKE: u64 = u64::MAX;
 
     fn new(wake: OwnedFd) -> io::Result<Self> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
+        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|why| refused("epoll_create1", why))?;
         epoll::add(&epoll, &wake, EventData::new_u64(Self::WAKE), EventFlags::IN)?;
         Ok(Self { epoll, wake, watched: Mutex::default(), next: AtomicU64::new(0) })
     }
@@ -109,7 +110,8 @@ pub(crate) struct Service {
 impl Service {
     /// `bell` rings where a peer has died.
     pub(crate) fn start(bell: Bell) -> io::Result<Self> {
-        let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let event = || eventfd(0, flags).map_err(|why| refused("eventfd2", why));
         let shared = Arc::new(Shared {
             wake: event()?,
             stop: AtomicBool::new(false),
