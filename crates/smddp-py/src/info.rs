@@ -98,6 +98,12 @@ pub(crate) fn fabric(py: Python<'_>) -> PyResult<Vec<String>> {
     Ok(py.detach(|| config.fabric()).unwrap_or_else(|why| vec![format!("none: {why}")]))
 }
 
+/// What `load` returns, which loads and initializes `library`. Signal handlers and the floating-point mode are as before afterwards.
+#[pyfunction]
+pub(crate) fn undisturbed(py: Python<'_>, library: &str, load: Py<PyAny>) -> PyResult<Py<PyAny>> {
+    smddp_core::undisturbed(library, || load.call0(py))
+}
+
 /// Leaves all groups in good order.
 #[pyfunction]
 pub(crate) fn shutdown(py: Python<'_>) {

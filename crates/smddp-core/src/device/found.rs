@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex, OnceLock};
 use smddp_cuda::Device;
 use smddp_cuda::driver::Cuda;
 use smddp_transport::fork::PerProcess;
+use smddp_transport::process::undisturbed;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
 use crate::sync::lock;
 
 const TENSORS: &str = "CUDA tensors";
+const DRIVER: &str = "the CUDA driver";
 
 /// What the driver refused.
 pub(crate) fn refused(what: &str, error: &smddp_cuda::Error) -> Error {
@@ -23,14 +25,15 @@ pub fn cuda() -> Result<&'static Arc<Cuda>> {
     static CUDA: PerProcess<OnceLock<Result<Arc<Cuda>>>> = PerProcess::new();
     let found = CUDA.get().get_or_init(|| {
         let config = Config::get()?;
-        Cuda::open(config.cuda.as_deref()).map_err(|error| refused(TENSORS, &error))
+        undisturbed(DRIVER, || Cuda::open(config.cuda.as_deref())).map_err(|error| refused(TENSORS, &error))
     });
     found.as_ref().map_err(Clone::clone)
 }
 
 /// The version of the driver, if there is one; initialises nothing.
 pub fn look_for_cuda() -> Result<(i32, i32)> {
-    Cuda::look(Config::get()?.cuda.as_deref()).map_err(|error| refused(TENSORS, &error))
+    let config = Config::get()?;
+    undisturbed(DRIVER, || Cuda::look(config.cuda.as_deref())).map_err(|error| refused(TENSORS, &error))
 }
 
 /// A device in its primary context, which torch uses too. `ordinal` counts as torch does.
@@ -40,7 +43,8 @@ pub fn device(ordinal: i32) -> Result<Arc<Device>> {
     if let Some(known) = devices.get(&ordinal) {
         return Ok(known.clone());
     }
-    let device = cuda()?.device(ordinal).map_err(|error| refused(TENSORS, &error))?;
+    let cuda = cuda()?;
+    let device = undisturbed(DRIVER, || cuda.device(ordinal)).map_err(|error| refused(TENSORS, &error))?;
     device.take_at_most(Config::get()?.multiprocessors as u32);
     devices.insert(ordinal, device.clone());
     Ok(device)

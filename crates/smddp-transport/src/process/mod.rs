@@ -25,6 +25,7 @@ mod service;
 mod symmetric;
 mod sync;
 mod trusted;
+mod undisturbed;
 
 pub use crate::token::PROTOCOL;
 pub(crate) use bell::Bell;
@@ -40,3 +41,4 @@ pub use lending::{Lent, Maker};
 pub(crate) use owner::Owner;
 pub(crate) use pool::Region;
 pub use questions::{Question, answer_with, ask};
+pub use undisturbed::undisturbed;
