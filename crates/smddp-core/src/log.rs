@@ -103,10 +103,11 @@ pub fn say(level: Level, text: &str) {
     let to_file = log.file.as_ref().and_then(|pattern| {
         let path = pattern.replace("%h", &host).replace("%p", &pid.to_string());
         let opened = std::fs::OpenOptions::new().create(true).append(true).open(&path);
-        let failed = |error| format!("smddp: SMDDP_DEBUG_FILE {path}: {error}; told here instead\n");
+        let failed =
+            |error| format!("smddp: SMDDP_DEBUG_FILE {path}: {error}; writing to standard error instead\n");
         opened.map_err(|error| to_stderr(&failed(error))).ok()
     });
-    // There is no other place for a log line that cannot be written.
+    // A log line that cannot be written is lost.
     let _ = match to_file {
         Some(mut file) => file.write_all(line.as_bytes()),
         None => {

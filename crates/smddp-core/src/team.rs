@@ -37,7 +37,7 @@ pub(crate) fn stay_alone() {
 /// Calls `part` with (first byte, bytes) for parts that make up `bytes` bytes: on this thread, and on others where it pays.
 ///
 /// # Safety
-/// `part` may run on several threads at a time, each with bytes of its own.
+/// `part` may run on several threads at a time, each with other bytes.
 ///
 /// # Panics
 /// If a part panics, on this thread or on a helper: the call is incomplete then.
@@ -95,7 +95,7 @@ struct Team {
     taken: AtomicUsize,
     /// Whoever has it leads.
     lead: Mutex<()>,
-    /// Why a part failed on a helper.
+    /// Payload of a part that panicked on a helper.
     panic: Mutex<Option<Box<dyn Any + Send>>>,
     helpers: Vec<Helper>,
 }

@@ -98,7 +98,7 @@ pub(crate) fn fabric(py: Python<'_>) -> PyResult<Vec<String>> {
     Ok(py.detach(|| config.fabric()).unwrap_or_else(|why| vec![format!("none: {why}")]))
 }
 
-/// What `load` returns, which loads and initializes `library`. Signal handlers and the floating-point mode are as before afterwards.
+/// Calls `load`, which loads or initializes `library`, and returns its result. Restores signal handlers and the floating-point mode.
 #[pyfunction]
 pub(crate) fn undisturbed(py: Python<'_>, library: &str, load: Py<PyAny>) -> PyResult<Py<PyAny>> {
     smddp_core::undisturbed(library, || load.call0(py))

@@ -64,7 +64,7 @@ pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// The identifier of this boot. Without /proc the host's name has its place, so that two hosts do not look like one.
+/// The identifier of this boot. Without /proc the host's name has its place, so that two hosts differ.
 fn boot_of(found: Option<String>) -> String {
     let found = found.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
     found.unwrap_or_else(|| format!("unknown boot of {}", host_name()))

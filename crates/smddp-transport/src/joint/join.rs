@@ -48,7 +48,7 @@ pub struct Prepared {
 
 impl Prepared {
     pub fn new(rank: usize, size: usize, settings: Vec<(String, String)>, means: &Means) -> io::Result<Self> {
-        // Held, so that the endpoint that is made here is the one that is found below.
+        // Made before `shm::Prepared` asks for it without the number of ranks.
         let here = means.local.map_or(size, |(_, ranks)| ranks.min(size));
         let endpoint = (size > 1)
             .then(|| Endpoint::among(means.staging, if means.shm { here } else { 1 }))

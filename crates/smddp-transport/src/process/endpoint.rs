@@ -41,13 +41,13 @@ pub struct Endpoint {
     pub(crate) lending: Arc<Lending>,
     pub(crate) trusted: Arc<Trusted>,
     peers: Mutex<HashMap<Id, Weak<PeerProcess>>>,
-    /// Whether other processes can map `memory`.
+    /// Other processes can map `memory`.
     shared: bool,
 }
 
 static CURRENT: PerProcess<Mutex<Weak<Endpoint>>> = PerProcess::new();
 
-/// Ranks of a host where nobody says how many there are.
+/// Ranks of a host where the launcher does not give their number.
 const RANKS: usize = 8;
 
 /// Memory that other processes can map, as large as the limits of this one allow; where they or a forbidden system call allow none,
@@ -92,7 +92,7 @@ impl Endpoint {
         Ok(endpoint)
     }
 
-    /// Whether other processes of its host can map this one's memory. If not, they are reached over the network.
+    /// Returns true if other processes of this host can map its memory. If not, the network reaches them.
     pub(crate) fn is_shared(&self) -> bool {
         self.shared
     }

@@ -30,7 +30,7 @@ struct Source {
     known: Option<(Instant, String)>,
 }
 
-/// Per process: a forked child inherits the handler, but has no pipe of its own, and another thread may hold the parent's lock.
+/// Per process: a forked child inherits the handler but has no pipe, and another thread may hold the parent's lock.
 static SOURCE: PerProcess<Mutex<Option<Source>>> = PerProcess::new();
 
 /// From now on this signal has the main thread write its frames into the other end of `pipe`. Files under `inner` are not

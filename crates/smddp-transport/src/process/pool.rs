@@ -252,7 +252,7 @@ impl Pool {
             Chosen::Used(region) => Some(region),
             Chosen::Fresh(region) => {
                 #[cfg(test)]
-                assert!(self.state.try_lock().is_ok(), "the pool is locked while pages are populated");
+                tests::POPULATING.with(|hook| hook.get().map(|hook| hook(self)));
                 memory.populate(region.offset, region.bytes, true);
                 Some(region)
             }
@@ -328,10 +328,33 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::sync::atomic::AtomicBool;
 
     use super::super::layout::RESERVE_BYTES;
     use super::*;
+
+    thread_local! {
+        /// Called by this thread before it populates pages.
+        pub(super) static POPULATING: Cell<Option<fn(&Pool)>> = const { Cell::new(None) };
+    }
+
+    #[test]
+    fn pages_are_populated_without_the_lock_of_the_pool() {
+        thread_local! {
+            static SEEN: Cell<usize> = const { Cell::new(0) };
+        }
+        let memory = memory(8 << 20);
+        let pool = Pool::new(8 << 20, RESERVE_BYTES);
+        POPULATING.set(Some(|pool| {
+            assert!(pool.state.try_lock().is_ok(), "another thread would wait for the pages");
+            SEEN.set(SEEN.get() + 1);
+        }));
+        pool.acquire(&memory, 1, 1 << 20, 4096).unwrap();
+        pool.acquire_mail(&memory, 1, 1 << 20, 4096).unwrap();
+        POPULATING.set(None);
+        assert_eq!(SEEN.get(), 2);
+    }
 
     struct Flag(AtomicBool);
     impl Release for Flag {

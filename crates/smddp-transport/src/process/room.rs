@@ -30,7 +30,7 @@ pub(super) struct Limits {
 
 impl Limits {
     pub(super) fn of_this_process() -> Self {
-        // Where /proc does not tell what is in use, half of the limit counts as used.
+        // Without /proc half of the limit counts as used.
         let left = |limit: u64| limit.saturating_sub(address_space_in_use().unwrap_or(limit / 2));
         let space = getrlimit(Resource::As).current.map(left);
         Self { space, file: getrlimit(Resource::Fsize).current }

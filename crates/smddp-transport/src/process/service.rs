@@ -91,7 +91,7 @@ impl Ends {
 }
 
 struct Shared {
-    /// Wakes the thread that answers; that of [`Ends`] wakes the one that watches.
+    /// Wakes the answering thread. [`Ends`] has the eventfd of the watching thread.
     wake: OwnedFd,
     stop: AtomicBool,
     ends: Ends,
@@ -204,8 +204,8 @@ fn answer_callers(shared: &Shared) {
         for (callers, count) in callers.iter_mut().zip(counts) {
             let ready: Vec<bool> = ready.by_ref().take(count).collect();
             // The callers that were being served lose their connections; the listener goes on.
-            let turn = AssertUnwindSafe(|| callers.turn(ready.into_iter(), now));
-            if let Err(panic) = catch_unwind(turn) {
+            let answer = AssertUnwindSafe(|| callers.turn(ready.into_iter(), now));
+            if let Err(panic) = catch_unwind(answer) {
                 let text = panic.downcast_ref::<String>().map(String::as_str);
                 let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
                 warn(&format!(

@@ -21,7 +21,7 @@ const LIMITS: [(libc::__rlimit_resource_t, &str); 5] = [
 ];
 
 /// Calls `load`, which loads or initializes `library`. Afterwards signal handlers, and the floating-point mode of this thread, are as
-/// before; the log tells what was restored.
+/// before; the log names what was restored.
 pub fn undisturbed<T>(library: &str, load: impl FnOnce() -> T) -> T {
     let before = State::new();
     let loaded = load();

@@ -11,7 +11,7 @@ from smddp.machine import size
 _OWN_FILES = 64
 # Two connections to each other rank.
 _FILES_OF_A_PEER = 2
-# What an interpreter maps.
+# Bytes that an interpreter maps.
 _OWN_SPACE_WITHOUT_TORCH = 512 << 20
 # Of crates/smddp-transport/src/process: layout.rs and room.rs.
 _CONTROL = 256 << 20
@@ -53,8 +53,8 @@ def address_space(facts: Facts) -> Finding:
     remedy = "ulimit -v unlimited"
     if limit < _OWN_SPACE_WITHOUT_TORCH + least:
         means = "ranks of a node reach each other over the network, which is slower, or no group is made"
-        return fail(f"{found}; {local} ranks need {size(least)} to share memory, besides the program's own", means, remedy)
-    means = "ranks reserve less shared memory: less room for smddp.empty and for calls at once; an allocation may fail later"
+        return fail(f"{found}; {local} ranks need {size(least)} more to share memory", means, remedy)
+    means = "ranks reserve less shared memory, for smddp.empty and for calls at once; an allocation may fail later"
     return warn(found, means, remedy)
 
 

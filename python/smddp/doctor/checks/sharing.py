@@ -28,7 +28,7 @@ def system_calls(facts: Facts) -> Finding:
             "no group is made: `the system call ... failed`",
             "a seccomp profile or a sandbox forbids them: allow them, or try outside the container",
         )
-    return ok("those that a group needs are permitted")
+    return ok("all that a group needs are permitted")
 
 
 @of_rank("unix sockets")

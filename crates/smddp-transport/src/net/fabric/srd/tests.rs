@@ -445,21 +445,21 @@ fn messages_of_other_programs_are_dropped_and_end_no_group() {
     let memory = Memory::new(2);
     // The third device is not smddp's.
     let srd = Srd::new(3, SrdScript::default());
-    let mut stranger = SrdRail::new(srd.0.clone(), 2);
+    let mut outsider = SrdRail::new(srd.0.clone(), 2);
     let engines: Vec<_> = (0..2).map(|rank| srd.engine(rank, memory.staging(), 2).unwrap()).collect();
     let mut wires = connect(&engines).unwrap();
-    let to = stranger.insert(&lock(&engines[1]).rails[0].address()).unwrap();
+    let to = outsider.insert(&lock(&engines[1]).rails[0].address()).unwrap();
     let mut garbage: Vec<u8> = (0..300).map(|i| (i * 7) as u8).collect();
     // SAFETY: `garbage` lives until the end of this test, and nothing writes to it.
-    let desc = unsafe { stranger.register(garbage.as_mut_ptr(), garbage.len()) }.unwrap().desc;
+    let desc = unsafe { outsider.register(garbage.as_mut_ptr(), garbage.len()) }.unwrap().desc;
     let mut last = Last(0);
     for round in 1..=8 {
         for bytes in [0, 1, 20, 300] {
             let local = LocalMemory { at: garbage.as_mut_ptr(), bytes, desc };
             let mut events = Vec::new();
             // SAFETY: as above.
-            while unsafe { stranger.send(to, local, 0) } == Ok(Posted::Again) {
-                stranger.poll(&mut events);
+            while unsafe { outsider.send(to, local, 0) } == Ok(Posted::Again) {
+                outsider.poll(&mut events);
             }
         }
         // SAFETY: no payload.
