@@ -53,14 +53,14 @@ const RANKS: usize = 8;
 /// Memory that other processes can map, as large as the limits of this one allow; where they or a forbidden system call allow none,
 /// memory of this process alone.
 fn allocate(cap: usize, ranks: usize) -> io::Result<(Memory, Option<OwnedFd>, Room)> {
-    let limits = Limits::of_this_process();
-    let shared = Room::fitting(cap, ranks, limits).map_err(io::Error::other).and_then(|room| {
-        let (memory, fd) = Memory::create(room.bytes(cap))?;
+    let (fixed, limits) = (STAGING + Pool::span(cap, 0), Limits::of_this_process());
+    let shared = Room::fitting(fixed, ranks, limits).map_err(io::Error::other).and_then(|room| {
+        let (memory, fd) = Memory::create(room.bytes(fixed))?;
         Ok((memory, Some(fd), room))
     });
     shared.or_else(|why| {
-        let room = Room::private(cap, limits);
-        let memory = Memory::private(room.bytes(cap))?;
+        let room = Room::private(fixed, limits);
+        let memory = Memory::private(room.bytes(fixed))?;
         warn(&format!(
             "this process shares no memory with the other ranks of its host and reaches them over the network, which is slower: {why}"
         ));
@@ -104,7 +104,8 @@ impl Endpoint {
 
     fn new(cap: usize, ranks: usize) -> io::Result<Self> {
         let (memory, fd, room) = allocate(cap, ranks)?;
-        let (memory, bytes, shared) = (Arc::new(memory), room.bytes(cap), fd.is_some());
+        let (bytes, shared) = (memory.len(), fd.is_some());
+        let memory = Arc::new(memory);
         let symmetric = Symmetric::new(STAGING + Pool::span(cap, room.reserve), room.symmetric);
         let own = memory.word64(OWN_ADDRESS);
         own.store(own.as_ptr() as u64, Ordering::Release);

@@ -5,7 +5,7 @@
 
 use rustix::process::{Resource, getrlimit};
 
-use super::layout::{RESERVE_BYTES, STAGING, SYMMETRIC_BYTES};
+use super::layout::{RESERVE_BYTES, SYMMETRIC_BYTES};
 
 /// The smallest reserve that groups work with.
 const LEAST_RESERVE: usize = 32 << 20;
@@ -38,18 +38,18 @@ impl Limits {
 }
 
 impl Room {
-    /// Room for a process whose host has `ranks` ranks that all map each other's memory. Half of the address space that is left
+    /// Room beside `fixed` bytes for a process whose host has `ranks` ranks that all map each other's memory. Half of the address space that is left
     /// stays for the program.
-    pub(super) fn fitting(cap: usize, ranks: usize, limits: Limits) -> Result<Self, String> {
+    pub(super) fn fitting(fixed: usize, ranks: usize, limits: Limits) -> Result<Self, String> {
         let full = Self { reserve: RESERVE_BYTES, symmetric: SYMMETRIC_BYTES };
         let share = limits.space.map_or(u64::MAX, |space| space / 2 / ranks.max(1) as u64);
         let most = usize::try_from(share.min(limits.file.unwrap_or(u64::MAX))).unwrap_or(usize::MAX);
-        if most >= full.bytes(cap) {
+        if most >= full.bytes(fixed) {
             return Ok(full);
         }
         let least = Self::least();
-        let Some(rest) = most.checked_sub(least.bytes(cap)) else {
-            return Err(too_small(&format!("{} of shared memory", mib(least.bytes(cap))), ranks));
+        let Some(rest) = most.checked_sub(least.bytes(fixed)) else {
+            return Err(too_small(&format!("{} of shared memory", mib(least.bytes(fixed))), ranks));
         };
         let reserve = (LEAST_RESERVE + rest).min(RESERVE_BYTES);
         let symmetric = (LEAST_RESERVE + rest - reserve).min(SYMMETRIC_BYTES);
@@ -59,8 +59,8 @@ impl Room {
     }
 
     /// Room for a process that shares nothing: for what goes to other nodes.
-    pub(super) fn private(cap: usize, limits: Limits) -> Self {
-        let fitting = Self::fitting(cap, 1, Limits { file: None, ..limits });
+    pub(super) fn private(fixed: usize, limits: Limits) -> Self {
+        let fitting = Self::fitting(fixed, 1, Limits { file: None, ..limits });
         Self { symmetric: 0, ..fitting.unwrap_or(Self::least()) }
     }
 
@@ -68,9 +68,9 @@ impl Room {
         Self { reserve: LEAST_RESERVE, symmetric: 0 }
     }
 
-    /// Bytes of all of the memory.
-    pub(super) fn bytes(self, cap: usize) -> usize {
-        STAGING + super::pool::Pool::span(cap, self.reserve) + self.symmetric
+    /// Bytes of all of the memory, of which `fixed` do not adapt.
+    pub(super) fn bytes(self, fixed: usize) -> usize {
+        fixed + self.reserve + self.symmetric
     }
 }
 
@@ -110,15 +110,16 @@ fn address_space_in_use() -> Option<u64> {
 mod tests {
     use super::*;
 
-    const CAP: usize = 64 << 20;
+    /// Control blocks, and a staging pool of 64 MiB.
+    const FIXED: usize = 320 << 20;
     const GIB: u64 = 1 << 30;
 
     #[test]
     fn unlimited_process_reserves_all_and_a_limited_one_what_fits_each_rank() {
         let full = Room { reserve: RESERVE_BYTES, symmetric: SYMMETRIC_BYTES };
         let space = |space| Limits { space: Some(space), file: None };
-        assert_eq!(Room::fitting(CAP, 128, Limits::default()), Ok(full));
-        assert_eq!(Room::fitting(CAP, 2, space(80 * GIB)), Ok(full));
+        assert_eq!(Room::fitting(FIXED, 128, Limits::default()), Ok(full));
+        assert_eq!(Room::fitting(FIXED, 2, space(80 * GIB)), Ok(full));
         for (limits, ranks) in [
             (space(2 * GIB), 2),
             (space(34 * GIB), 2),
@@ -126,8 +127,8 @@ mod tests {
             (Limits { space: None, file: Some(GIB / 2) }, 2),
             (Limits { space: Some(8 * GIB), file: Some(GIB / 2) }, 8),
         ] {
-            let room = Room::fitting(CAP, ranks, limits).unwrap();
-            let all = room.bytes(CAP) as u64;
+            let room = Room::fitting(FIXED, ranks, limits).unwrap();
+            let all = room.bytes(FIXED) as u64;
             assert!(all <= limits.file.unwrap_or(u64::MAX), "{room:?}");
             assert!(all * ranks as u64 <= limits.space.unwrap_or(u64::MAX) / 2, "{room:?}");
             assert!(room.reserve >= LEAST_RESERVE, "{room:?}");
@@ -137,7 +138,7 @@ mod tests {
     #[test]
     fn too_little_is_an_error_that_names_what_is_needed() {
         for limits in [Limits { space: Some(GIB), file: None }, Limits { space: None, file: Some(0) }] {
-            let text = Room::fitting(CAP, 2, limits).unwrap_err();
+            let text = Room::fitting(FIXED, 2, limits).unwrap_err();
             assert!(
                 text.contains("352 MiB of shared memory for each of 2 ranks") && text.contains("ulimit"),
                 "{text}"
