@@ -205,7 +205,7 @@ impl Pool {
         if let Some(region) = self.carve(state, want).or_else(|| self.carve(state, least)) {
             return Some(Chosen::Fresh(region));
         }
-        self.from_reserve(state, least)
+        self.take_reserve(state, least)
     }
 
     /// Memory of one message: as `acquire`, but never by waiting for one's own: messages are read in any order.
@@ -236,10 +236,10 @@ impl Pool {
         if let Some(region) = self.carve(state, want) {
             return Some(Chosen::Fresh(region));
         }
-        self.from_reserve(state, least)
+        self.take_reserve(state, least)
     }
 
-    fn from_reserve(&self, state: &mut Ranges, bytes: usize) -> Option<Chosen> {
+    fn take_reserve(&self, state: &mut Ranges, bytes: usize) -> Option<Chosen> {
         let offset = take(&mut state.reserve, bytes)?;
         self.reserve_used.fetch_add(bytes, Ordering::Relaxed);
         Some(Chosen::Used(Region { offset, bytes }))
