@@ -62,7 +62,9 @@ if __name__ == "__main__":
     import numpy  # noqa: F401
     import smddp  # noqa: F401
 
-    CONFINEMENTS[sys.argv[1]]()
+    # CONFINED_RANK leaves the other ranks as they are.
+    if os.environ.get("CONFINED_RANK", os.environ["RANK"]) == os.environ["RANK"]:
+        CONFINEMENTS[sys.argv[1]]()
     sys.argv = sys.argv[2:]
     sys.path.insert(0, os.path.dirname(sys.argv[0]))
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -39,6 +39,13 @@ def test_a_group_without_shared_memory_needs_no_memfd():
         assert status == 0 and "over tcp" in text, text
 
 
+def test_a_rank_that_cannot_map_an_unlimited_peer_names_its_own_limit():
+    for status, text in confined("address-space-2-gib", CONFINED_RANK="1"):
+        last = text.strip().splitlines()[-1]
+        assert status == 1 and "ulimit -v" in last and "SMDDP_SHM=0" in last, text
+        assert "does not answer" not in last, "the peer is blamed: " + text
+
+
 @pytest.mark.parametrize(
     ("how", "words"),
     [

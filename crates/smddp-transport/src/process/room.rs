@@ -76,23 +76,25 @@ impl Room {
 
 /// "1 GiB of shared memory do not fit into ...": the limits of this process with their values.
 pub(super) fn too_small(what: &str, ranks: usize) -> String {
-    let mut limits = Vec::new();
+    let (mut limits, mut remedies) = (Vec::new(), Vec::new());
     if let Some(limit) = getrlimit(Resource::As).current {
         let used = address_space_in_use().map_or("an unknown part".to_owned(), |used| mib(used as usize));
         limits.push(format!(
             "address space is limited to {} (ulimit -v), of which {used} is in use",
             mib(limit as usize)
         ));
+        remedies.push("ulimit -v unlimited");
     }
     if let Some(limit) = getrlimit(Resource::Fsize).current {
         limits.push(format!("files are limited to {} (ulimit -f)", mib(limit as usize)));
+        remedies.push("ulimit -f unlimited");
     }
-    let limits =
-        if limits.is_empty() { "the system has no memory for it".to_owned() } else { limits.join("; ") };
     let each = if ranks > 1 { format!(" for each of {ranks} ranks") } else { String::new() };
-    format!(
-        "{what}{each} does not fit into the limits of this process: {limits}; raise them (ulimit -v unlimited, ulimit -f unlimited)"
-    )
+    if limits.is_empty() {
+        return format!("{what}{each}: the system has no memory for it");
+    }
+    let (limits, remedies) = (limits.join("; "), remedies.join(", "));
+    format!("{what}{each} does not fit into the limits of this process: {limits}; raise them ({remedies})")
 }
 
 fn mib(bytes: usize) -> String {
