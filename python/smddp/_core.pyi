@@ -1,7 +1,7 @@
 """The native core: conversions only; the behaviour is documented where it lives, in the Rust crates."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, final
+from typing import Any, Protocol, TypeVar, final
 
 from typing_extensions import Never, Self, disjoint_base
 
@@ -37,9 +37,12 @@ __all__ = [
     "tells",
     "tensorflow",
     "tensorflow_waits",
+    "undisturbed",
 ]
 
 __version__: str
+
+_T = TypeVar("_T")
 
 # (address, elements): a flat buffer; a list of them: blocks that lie anywhere;
 # (address, [elements, ...]): one buffer cut in uneven blocks; None: nothing on this rank.
@@ -464,6 +467,9 @@ def leave_error(text: str) -> None:
 
     text: whose error, and what it is; 1,200 bytes of it count.
     """
+
+def undisturbed(library: str, load: Callable[[], _T], /) -> _T:
+    """Call `load` and return its result; restore signal handlers and the floating-point mode."""
 
 def shutdown() -> None:
     """Leave all groups in good order and stop the helper threads (the interpreter's exit hook)."""

@@ -37,8 +37,13 @@ class Process(NamedTuple):
 
 def _sockets() -> list[tuple[int, int, str]]:
     """Process id, PID namespace and name of each socket for questions in this network namespace."""
-    # Names of sockets are any bytes. Accepted connections have the listener's name.
-    lines = Path("/proc/net/unix").read_bytes().decode(errors="replace").split("\n")
+    try:
+        # Names of sockets are any bytes. Accepted connections have the listener's name.
+        lines = Path("/proc/net/unix").read_bytes().decode(errors="replace").split("\n")
+    except OSError as error:
+        text = f"smddp status: cannot list the processes ({error}): give their pids, or mount /proc"
+        print(text, file=sys.stderr)
+        return []
     found = {match[1]: match for line in lines if (match := _NAME.search(line))}
     return [(int(match[2]), int(match[3]), name) for name, match in found.items()]
 

@@ -10,6 +10,7 @@ import fcntl
 import mmap
 import os
 import resource
+import select
 import socket
 import threading
 from collections.abc import Callable
@@ -66,6 +67,7 @@ def limits() -> dict[str, int | None]:
         "open files": soft(resource.RLIMIT_NOFILE),
         "locked memory": soft(resource.RLIMIT_MEMLOCK),
         "address space": soft(resource.RLIMIT_AS),
+        "file size": soft(resource.RLIMIT_FSIZE),
     }
 
 
@@ -136,6 +138,23 @@ def memfd() -> str | None:
     except OSError as error:
         return str(error)
     return None
+
+
+def refused_calls() -> dict[str, str]:
+    """System calls of the core that fail here (a seccomp filter, a sandbox), with the reason."""
+    calls: dict[str, Callable[[], Any]] = {
+        "memfd_create": lambda: os.close(os.memfd_create("smddp-doctor", os.MFD_CLOEXEC)),
+        "epoll_create1": lambda: select.epoll().close(),
+    }
+    if hasattr(os, "eventfd"):  # Python 3.10
+        calls["eventfd2"] = lambda: os.close(os.eventfd(0))
+    refused = {}
+    for name, call in calls.items():
+        try:
+            call()
+        except OSError as error:
+            refused[name] = str(error)
+    return refused
 
 
 def abstract_socket() -> str | None:

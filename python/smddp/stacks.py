@@ -10,6 +10,7 @@ import signal
 import sys
 from pathlib import Path
 
+from smddp import machine
 from smddp._native import core
 
 _pid: int | None = None
@@ -35,9 +36,12 @@ def offer() -> None:
 
 
 def _free_signal() -> int | None:
-    """A real-time signal for which nobody has a handler, in C or in Python."""
+    """A real-time signal without a handler, in C or in Python; None where /proc does not show the handlers."""
+    status = machine.read("/proc/self/status")
+    if not status:
+        return None
     handled = 0
-    for line in Path("/proc/self/status").read_text().splitlines():
+    for line in status.splitlines():
         name, _, mask = line.partition(":")
         if name in ("SigCgt", "SigIgn", "SigBlk"):
             handled |= int(mask, 16)

@@ -159,7 +159,7 @@ def job(here: dict[str, Any], *others: Callable[[dict[str, Any]], None], hosts: 
         its["identity"]["user"] = 0
         its["processors"] |= {"usable": 8, "quota": None}
         its["memory"] |= {"cgroup": None, "/dev/shm": 8 << 30, "/dev/shm free": 8 << 30}
-        its["limits"] |= {"open files": 65536, "address space": None}
+        its["limits"] |= {"open files": 65536, "address space": None, "file size": None}
         its["meeting place"] = {"name": "h0", "addresses": ["10.0.0.1"], "error": None}
         its["host name"] = {"name": f"h{rank}", "addresses": [f"10.0.0.{rank + 1}"], "error": None}
         its["core"] |= {"between_nodes": "tcp eth0 10.0.0.1 (the only one between hosts)"}
@@ -209,6 +209,11 @@ def test_a_job_on_two_hosts_that_is_well_is_healthy(here):
         ("/dev/shm", WARN, "64 MiB", 1, changed("memory", "/dev/shm", to=64 << 20)),
         ("/dev/shm", WARN, "does not exist", 1, changed("memory", "/dev/shm", to=None)),
         ("shared memory", FAIL, "Operation not permitted", 1, changed("memfd", to="[Errno 1] Operation not permitted")),
+        ("system calls", FAIL, "eventfd2: refused", 1, changed("refused calls", to={"eventfd2": "refused"})),
+        ("address space", FAIL, "2 ranks need", 1, changed("limits", "address space", to=1 << 30)),
+        ("address space", WARN, "11.44 GiB", 1, changed("limits", "address space", to=12_288_000_000)),
+        ("file size", FAIL, "0 B", 1, changed("limits", "file size", to=0)),
+        ("file size", WARN, "1 GiB", 1, changed("limits", "file size", to=1 << 30)),
         ("unix sockets", FAIL, "Permission denied", 1, changed("abstract socket", to="[Errno 13] Permission denied")),
         ("ptrace scope", WARN, "is 3", 1, changed("kernel", "ptrace scope", to=3)),
         ("names", WARN, "127.0.1.1", 2, changed("host name", to=LOOPBACK)),

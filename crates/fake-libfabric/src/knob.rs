@@ -21,5 +21,12 @@ pub const WRONG: u64 = 9;
 /// 1: a write's number takes a receive buffer of its target, as on older devices.
 pub const TAKES: u64 = 10;
 
-pub const VARIABLES: [(u64, &str); 3] =
-    [(DEVICES, "FAKE_EFA_DEVICES"), (EMULATED_WRITE, "FAKE_EFA_EMULATED_WRITE"), (TAKES, "FAKE_EFA_TAKES")];
+/// 1: `fi_getinfo` installs a handler of SIGSTKFLT and flushes denormal numbers.
+pub const RUDE: u64 = 11;
+
+pub const VARIABLES: [(u64, &str); 4] = [
+    (RUDE, "FAKE_EFA_RUDE"),
+    (DEVICES, "FAKE_EFA_DEVICES"),
+    (EMULATED_WRITE, "FAKE_EFA_EMULATED_WRITE"),
+    (TAKES, "FAKE_EFA_TAKES"),
+];

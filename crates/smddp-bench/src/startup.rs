@@ -38,13 +38,13 @@ pub(crate) fn run(cli: &Cli, launched: &Launched) -> Result<()> {
     let made = since_the_epoch();
     team.sum_u64(1)?;
     let used = since_the_epoch();
-    let status =
-        std::fs::read_to_string("/proc/self/status").map_err(Error::io("reading /proc/self/status"))?;
+    // Not a number where /proc is not mounted.
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let of = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok()).unwrap_or(f64::NAN)
     };
-    let descriptors = std::fs::read_dir("/proc/self/fd").map_err(Error::io("reading /proc/self/fd"))?.count();
+    let descriptors = std::fs::read_dir("/proc/self/fd").map_or(f64::NAN, |found| found.count() as f64);
     let seconds = |from: Duration, to: Duration| to.saturating_sub(from).as_secs_f64();
     let mine = [
         seconds(began.unwrap_or(here), made),
@@ -52,7 +52,7 @@ pub(crate) fn run(cli: &Cli, launched: &Launched) -> Result<()> {
         seconds(made, used),
         traffic as f64,
         // Without the one that reads the others.
-        descriptors as f64 - 1.0,
+        descriptors - 1.0,
         of("Threads"),
         of("RssAnon") / 1024.0,
     ];

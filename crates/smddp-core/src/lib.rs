@@ -52,8 +52,9 @@ pub use smddp_cuda::Stream;
 pub use smddp_plan::format::named;
 pub use smddp_plan::{Algorithm, Collective, Format, Network};
 pub use smddp_transport::fork::PerProcess;
+pub use smddp_transport::host_name;
 pub use smddp_transport::process::{
-    Endpoint, SingleCopy, SymmetricBuffer, SymmetricUsage, frames_from, leave_error,
+    Endpoint, SingleCopy, SymmetricBuffer, SymmetricUsage, frames_from, leave_error, undisturbed,
 };
 pub use startup::{Known, Pending, Store};
 pub use types::{DType, RedOp};

@@ -9,6 +9,7 @@
 //! | TRACE | each collective's begin and end |
 
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Mutex, OnceLock};
@@ -95,21 +96,30 @@ pub fn say(level: Level, text: &str) {
             return;
         }
     }
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let (host, pid) = (host.trim(), std::process::id());
+    let (host, pid) = (smddp_transport::host_name(), std::process::id());
     let rank = log.rank.as_deref().unwrap_or("?");
     let (now, name) = (jiff::Timestamp::now(), format!("{level:?}").to_uppercase());
     let line = format!("{now:.6} {host}:{pid} [{rank}] SMDDP {name} {text}\n");
     let to_file = log.file.as_ref().and_then(|pattern| {
-        let path = pattern.replace("%h", host).replace("%p", &pid.to_string());
+        let path = pattern.replace("%h", &host).replace("%p", &pid.to_string());
         let opened = std::fs::OpenOptions::new().create(true).append(true).open(&path);
-        opened
-            .inspect_err(|error| eprintln!("smddp: SMDDP_DEBUG_FILE {path}: {error}; told here instead"))
-            .ok()
+        let failed =
+            |error| format!("smddp: SMDDP_DEBUG_FILE {path}: {error}; writing to standard error instead\n");
+        opened.map_err(|error| to_stderr(&failed(error))).ok()
     });
-    // Nobody is left to tell if this fails.
+    // A log line that cannot be written is lost.
     let _ = match to_file {
         Some(mut file) => file.write_all(line.as_bytes()),
-        None => std::io::stderr().write_all(line.as_bytes()),
+        None => {
+            to_stderr(&line);
+            Ok(())
+        }
     };
+}
+
+/// Writes without the standard library's lock, which a forked child may have inherited locked.
+fn to_stderr(text: &str) {
+    let copy = std::io::stderr().as_fd().try_clone_to_owned();
+    // As above.
+    let _ = copy.and_then(|fd| std::fs::File::from(fd).write_all(text.as_bytes()));
 }

@@ -3,15 +3,17 @@
 //!
 //! Only a thread that waits is helped: what the progress thread does goes on beside a computation, which has the cores.
 
+use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
-use std::panic::{RefUnwindSafe, UnwindSafe};
+use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, TryLockError};
 use std::thread::{self, Thread};
 
 use smddp_transport::fork::PerProcess;
 
 use crate::config::Config;
+use crate::sync::lock;
 use crate::turns::Turns;
 use crate::wait;
 
@@ -35,7 +37,10 @@ pub(crate) fn stay_alone() {
 /// Calls `part` with (first byte, bytes) for parts that make up `bytes` bytes: on this thread, and on others where it pays.
 ///
 /// # Safety
-/// `part` may run on several threads at a time, each with bytes of its own, and does not panic.
+/// `part` may run on several threads at a time, each with other bytes.
+///
+/// # Panics
+/// If a part panics, on this thread or on a helper: the call is incomplete then.
 #[inline]
 pub(crate) unsafe fn share_out(bytes: usize, part: impl Fn(usize, usize)) {
     if bytes < WORTH_SHARING || ALONE.get() {
@@ -90,6 +95,8 @@ struct Team {
     taken: AtomicUsize,
     /// Whoever has it leads.
     lead: Mutex<()>,
+    /// Payload of a part that panicked on a helper.
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
     helpers: Vec<Helper>,
 }
 
@@ -117,6 +124,7 @@ impl Team {
             job: UnsafeCell::new(None),
             taken: AtomicUsize::new(0),
             lead: Mutex::new(()),
+            panic: Mutex::default(),
             helpers: (0..helpers).map(|_| Helper::default()).collect(),
         });
         let start = |place| {
@@ -135,7 +143,12 @@ impl Team {
     /// As of the function of that name.
     unsafe fn share_out(&self, bytes: usize, part: &dyn Fn(usize, usize)) {
         // Of two threads that wait for different groups one is helped.
-        let Ok(_lead) = self.lead.try_lock() else { return part(0, bytes) };
+        let _lead = match self.lead.try_lock() {
+            Ok(lead) => lead,
+            // A part of an earlier job panicked, which is over.
+            Err(TryLockError::Poisoned(lead)) => lead.into_inner(),
+            Err(TryLockError::WouldBlock) => return part(0, bytes),
+        };
         let each = (bytes / (2 * (self.helpers.len() + 1))).next_multiple_of(PART);
         // SAFETY: `part` outlives its job, which is over before this returns.
         let part =
@@ -144,7 +157,11 @@ impl Team {
         // SAFETY: whoever led before waited until nobody was inside.
         unsafe { *self.job.get() = Some(job) };
         self.taken.store(0, Ordering::Relaxed);
+        // Of a job that also panicked here.
+        *lock(&self.panic) = None;
         self.turns.open();
+        // Waits for the helpers, though a part panics here: they use `part`.
+        let standing = Standing(self);
         for helper in &self.helpers {
             if helper.asleep.load(Ordering::Relaxed)
                 && let Some(thread) = helper.thread.get()
@@ -154,11 +171,10 @@ impl Team {
         }
         // SAFETY: the caller's promise.
         unsafe { self.take_part(job) };
-        self.turns.close();
-        let mut looks = 0;
-        while !self.turns.empty() {
-            looks += 1;
-            if looks < LOOKS { std::hint::spin_loop() } else { thread::yield_now() }
+        drop(standing);
+        let panic = lock(&self.panic).take();
+        if let Some(panic) = panic {
+            resume_unwind(panic);
         }
     }
 
@@ -187,7 +203,11 @@ impl Team {
                 (last, looks) = (turn, 0);
                 if self.turns.enter(turn) {
                     // SAFETY: it stands until this has left.
-                    unsafe { (*self.job.get()).into_iter().for_each(|job| self.take_part(job)) };
+                    let parts =
+                        || unsafe { (*self.job.get()).into_iter().for_each(|job| self.take_part(job)) };
+                    if let Err(panic) = catch_unwind(AssertUnwindSafe(parts)) {
+                        lock(&self.panic).get_or_insert(panic);
+                    }
                     self.turns.leave();
                 }
                 continue;
@@ -204,6 +224,21 @@ impl Team {
                 thread::park();
             }
             helper.asleep.store(false, Ordering::Relaxed);
+        }
+    }
+}
+
+/// A job that stands; dropping it ends the job and waits for the helpers.
+struct Standing<'a>(&'a Team);
+
+impl Drop for Standing<'_> {
+    fn drop(&mut self) {
+        let turns = &self.0.turns;
+        turns.close();
+        let mut looks = 0;
+        while !turns.empty() {
+            looks += 1;
+            if looks < LOOKS { std::hint::spin_loop() } else { thread::yield_now() }
         }
     }
 }
@@ -236,6 +271,38 @@ mod tests {
             }
         }
         assert!(team.helpers.iter().all(|helper| helper.thread.get().is_some()), "all helpers came");
+    }
+
+    /// Whichever thread panics, the leader returns with the panic, and the team works afterwards.
+    #[test]
+    fn panicking_part_ends_the_call_on_every_thread() {
+        let team = Team::new(2).unwrap();
+        for round in 0..200 {
+            let leader = thread::current().id();
+            let on_helper = round % 2 == 0;
+            let fail = AtomicBool::new(true);
+            let part = |_: usize, _: usize| {
+                if (thread::current().id() != leader) == on_helper {
+                    if fail.swap(false, Ordering::Relaxed) {
+                        resume_unwind(Box::new("a part failed"));
+                    }
+                } else {
+                    // Leaves the rest to the other side, which is to fail.
+                    while fail.load(Ordering::Relaxed) {
+                        thread::yield_now();
+                    }
+                }
+            };
+            // SAFETY: the parts use no bytes.
+            let outcome =
+                catch_unwind(AssertUnwindSafe(|| unsafe { team.share_out(WORTH_SHARING * 8, &part) }));
+            assert_eq!(outcome.unwrap_err().downcast_ref(), Some(&"a part failed"), "round {round}");
+            assert!(team.turns.empty(), "a helper is still inside");
+        }
+        let total = AtomicUsize::new(0);
+        // SAFETY: an atomic.
+        unsafe { team.share_out(WORTH_SHARING, &|_, bytes| _ = total.fetch_add(bytes, Ordering::Relaxed)) };
+        assert_eq!(total.into_inner(), WORTH_SHARING);
     }
 
     #[test]

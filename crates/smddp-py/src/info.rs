@@ -30,8 +30,7 @@ pub(crate) fn info(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     let config = Config::get().map_err(|error| raise(py, error))?;
     let found = PyDict::new(py);
     found.set_item("version", env!("CARGO_PKG_VERSION"))?;
-    found
-        .set_item("host", std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim())?;
+    found.set_item("host", smddp_core::host_name())?;
     found.set_item("pid", std::process::id())?;
     found.set_item("cores", smddp_core::cores())?;
     found.set_item("simd", smddp_core::simd_level())?;
@@ -97,6 +96,12 @@ pub(crate) fn cuda(py: Python<'_>, start: bool) -> PyResult<Bound<'_, PyDict>> {
 pub(crate) fn fabric(py: Python<'_>) -> PyResult<Vec<String>> {
     let config = Config::get().map_err(|error| raise(py, error))?;
     Ok(py.detach(|| config.fabric()).unwrap_or_else(|why| vec![format!("none: {why}")]))
+}
+
+/// Calls `load`, which loads or initializes `library`, and returns its result. Restores signal handlers and the floating-point mode.
+#[pyfunction]
+pub(crate) fn undisturbed(py: Python<'_>, library: &str, load: Py<PyAny>) -> PyResult<Py<PyAny>> {
+    smddp_core::undisturbed(library, || load.call0(py))
 }
 
 /// Leaves all groups in good order.

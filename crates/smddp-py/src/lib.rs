@@ -51,6 +51,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(log::tells, module)?)?;
     module.add_function(wrap_pyfunction!(info::cuda, module)?)?;
     module.add_function(wrap_pyfunction!(info::fabric, module)?)?;
+    module.add_function(wrap_pyfunction!(info::undisturbed, module)?)?;
     module.add_function(wrap_pyfunction!(info::shutdown, module)?)?;
     module.add_function(wrap_pyfunction!(info::leave_error, module)?)?;
     module.add_function(wrap_pyfunction!(info::dump, module)?)?;

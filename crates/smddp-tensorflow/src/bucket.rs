@@ -3,6 +3,8 @@
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use smddp_core::PerProcess;
+
 /// Of TensorFlow's own tensors (Eigen's greatest): what is aligned less would be copied.
 pub(crate) const ALIGN: usize = 64;
 
@@ -26,14 +28,14 @@ struct Pool {
     most: usize,
 }
 
-static POOL: Mutex<Pool> = Mutex::new(Pool { free: Vec::new(), free_bytes: 0, used: 0, most: 0 });
+static POOL: PerProcess<Mutex<Pool>> = PerProcess::new();
 
 impl Bucket {
     /// Of at least `bytes`.
     pub(crate) fn of(bytes: usize) -> Arc<Self> {
         // A multiple of a page's part, so that steps that differ a little find each other's.
         let bytes = bytes.max(1).next_multiple_of(if bytes > 1 << 16 { 1 << 12 } else { ALIGN });
-        let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pool = POOL.get().lock().unwrap_or_else(PoisonError::into_inner);
         let fits = |bucket: &Self| bucket.bytes >= bytes && bucket.bytes <= bytes + bytes / 4;
         let found = pool.free.iter().rposition(fits).map(|at| pool.free.swap_remove(at));
         let found = match found {
@@ -74,7 +76,7 @@ fn layout(bytes: usize) -> Layout {
 
 impl Drop for Bucket {
     fn drop(&mut self) {
-        let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pool = POOL.get().lock().unwrap_or_else(PoisonError::into_inner);
         pool.used = pool.used.saturating_sub(self.bytes);
         if pool.used + pool.free_bytes + self.bytes <= pool.most {
             pool.free_bytes += self.bytes;
@@ -102,7 +104,7 @@ mod tests {
         let other = Bucket::of(1 << 20);
         assert_ne!(other.at(0) as usize, address);
         drop((again, other));
-        let pool = POOL.lock().unwrap();
+        let pool = POOL.get().lock().unwrap();
         assert!(pool.free_bytes <= pool.most && pool.used == 0);
     }
 }

@@ -2,25 +2,26 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use smddp_core::Communicator;
+use smddp_core::{Communicator, PerProcess};
 
 use crate::kernel::Failure;
 use crate::ticket;
 
-static GROUP: Mutex<Option<Communicator>> = Mutex::new(None);
+static GROUP: PerProcess<Mutex<Option<Communicator>>> = PerProcess::new();
 
 /// From now on the ops use this group; `None`: they fail. What was started over another one and never waited for is
 /// forgotten.
 pub fn set_group(group: Option<Communicator>) {
-    *GROUP.lock().unwrap_or_else(PoisonError::into_inner) = group;
+    *GROUP.get().lock().unwrap_or_else(PoisonError::into_inner) = group;
     ticket::forget();
 }
 
 pub(crate) fn group() -> Result<Communicator, Failure> {
-    let group = GROUP.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let group = GROUP.get().lock().unwrap_or_else(PoisonError::into_inner).clone();
     group.ok_or_else(|| {
         Failure::precondition(
-            "smddp is not initialized: call smdistributed.dataparallel.tensorflow.init() before the first step",
+            "smddp is not initialized: call smdistributed.dataparallel.tensorflow.init() before the first step (a forked child \
+             does not inherit the group)",
         )
     })
 }

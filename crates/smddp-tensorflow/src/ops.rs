@@ -1,9 +1,10 @@
 //! The ops: their definitions, and what each does.
 
 use std::ffi::{CStr, CString};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp};
+use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, PerProcess, RedOp};
 
 use crate::bucket::Bucket;
 use crate::group::group;
@@ -77,16 +78,18 @@ const DEFINITIONS: [Definition; 4] = [
 /// # Errors
 /// No TensorFlow is loaded, or one without a function that is needed, or it refuses one.
 pub fn register() -> Result<(), String> {
-    static DONE: Mutex<bool> = Mutex::new(false);
-    let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
-    if *done {
+    // A forked child inherits TensorFlow's registry, but not a thread that holds the parent's lock.
+    static REGISTERED: AtomicBool = AtomicBool::new(false);
+    static REGISTERING: PerProcess<Mutex<()>> = PerProcess::new();
+    let _registering = REGISTERING.get().lock().unwrap_or_else(PoisonError::into_inner);
+    if REGISTERED.load(Ordering::Acquire) {
         return Ok(());
     }
     load()?;
     for definition in &DEFINITIONS {
         definition.register()?;
     }
-    *done = true;
+    REGISTERED.store(true, Ordering::Release);
     Ok(())
 }
 

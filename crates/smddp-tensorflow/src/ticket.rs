@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicI64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use smddp_core::Work;
+use smddp_core::{PerProcess, Work};
 
 use crate::bucket::Bucket;
 use crate::pack::Place;
@@ -17,20 +17,20 @@ pub(crate) struct Pending {
 }
 
 static NEXT: AtomicI64 = AtomicI64::new(1);
-static PENDING: LazyLock<Mutex<HashMap<i64, Pending>>> = LazyLock::new(Mutex::default);
+static PENDING: PerProcess<Mutex<HashMap<i64, Pending>>> = PerProcess::new();
 
 pub(crate) fn issue(pending: Pending) -> i64 {
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    PENDING.lock().unwrap_or_else(PoisonError::into_inner).insert(number, pending);
+    PENDING.get().lock().unwrap_or_else(PoisonError::into_inner).insert(number, pending);
     number
 }
 
 pub(crate) fn redeem(number: i64) -> Option<Pending> {
-    PENDING.lock().unwrap_or_else(PoisonError::into_inner).remove(&number)
+    PENDING.get().lock().unwrap_or_else(PoisonError::into_inner).remove(&number)
 }
 
 /// The calls go on; who started them does not wait for them any more.
 pub(crate) fn forget() {
-    let forgotten = std::mem::take(&mut *PENDING.lock().unwrap_or_else(PoisonError::into_inner));
+    let forgotten = std::mem::take(&mut *PENDING.get().lock().unwrap_or_else(PoisonError::into_inner));
     drop(forgotten);
 }

@@ -60,6 +60,17 @@ pub enum CardError {
     NotACard(usize),
 }
 
+/// The name of this host; reads no file.
+pub fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+/// The identifier of this boot. Without /proc the host's name has its place, so that two hosts differ.
+fn boot_of(found: Option<String>) -> String {
+    let found = found.map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+    found.unwrap_or_else(|| format!("unknown boot of {}", host_name()))
+}
+
 impl Card {
     pub(crate) fn new(
         rank: usize,
@@ -75,11 +86,8 @@ impl Card {
             settings,
             rank: rank as u32,
             size: size as u32,
-            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            boot: std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
-                .unwrap_or_default()
-                .trim()
-                .to_owned(),
+            host: host_name(),
+            boot: boot_of(std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()),
             netns: std::fs::metadata("/proc/self/ns/net")
                 .map(|m| std::os::unix::fs::MetadataExt::ino(&m))
                 .unwrap_or(0),

@@ -20,7 +20,7 @@ pub mod warn;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use card::{Card, CardError};
+pub use card::{Card, CardError, host_name};
 pub use joint::{Group, Reach, Wired};
 pub use net::{fabric, interface};
 pub use p2p::{Envelope, MessageId, PointToPoint};

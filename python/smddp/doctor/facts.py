@@ -54,6 +54,7 @@ def collect(launch: dict[str, int]) -> dict[str, Any]:
         "processors": machine.processors(),
         "memory": machine.memory(),
         "memfd": machine.memfd(),
+        "refused calls": machine.refused_calls(),
         "abstract socket": machine.abstract_socket(),
         "kernel": machine.kernel(),
         "host name": machine.addresses(machine.identity()["host"]),

@@ -8,7 +8,8 @@ import re
 HINTS: tuple[tuple[str, str], ...] = (
     ("no file descriptor left", "open files"),
     ("Too many open files", "open files"),
-    ("no shared memory", "shared memory"),
+    ("does not fit into the limits of this process", "address space"),
+    ("the system call ", "system calls"),
     ("matches no network interface", "interfaces"),
     ("leaves no network interface", "interfaces"),
     ("no network interface of this host", "interfaces"),

@@ -17,6 +17,9 @@ import ctypes
 import os
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
+
+from smddp._native import core
 
 #: Seconds that Hydra's other ranks may take to come.
 _PATIENCE = 60.0
@@ -93,14 +96,15 @@ def _ask_pmix() -> str:
     reasons = []
     for name in _libraries():
         try:
-            library = ctypes.CDLL(name)
+            library = core().undisturbed("PMIx", partial(ctypes.CDLL, name))
             break
         except OSError as error:
             reasons.append(str(error))
     else:
         raise OSError(reasons[-1])
     this, first = _Process(), _Process()
-    status = library.PMIx_Init(ctypes.byref(this), None, ctypes.c_size_t(0))
+    begin = partial(library.PMIx_Init, ctypes.byref(this), None, ctypes.c_size_t(0))
+    status = core().undisturbed("PMIx", begin)
     if status != 0:
         raise OSError(f"PMIx_Init of {library._name} returns {status}")
     _owes(lambda: library.PMIx_Finalize(None, ctypes.c_size_t(0)))

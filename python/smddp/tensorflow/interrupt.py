@@ -25,6 +25,15 @@ _handled = threading.Event()
 _ended = threading.Event()
 
 
+def _after_fork() -> None:
+    """Another thread may have held an event's lock at the fork, and the child inherits the handler."""
+    global _handled, _ended
+    _handled, _ended = threading.Event(), threading.Event()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def watch() -> None:
     """In the main thread, where SIGINT has a handler of Python's; else a waiting step lasts to its deadline."""
     global _writes, _before

@@ -6,7 +6,8 @@ mod direct;
 mod staging;
 
 use std::ops::Range;
-use std::sync::{Arc, Once, OnceLock};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use smddp_plan::format::{Way, named};
 use smddp_plan::{
@@ -323,15 +324,16 @@ pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<Bou
 
 /// Whoever gathers parameters to save them may not think of it.
 fn warn_of_gathers(format: Format) {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
+    // No `Once`: see `startup::pending`.
+    static WARNED: AtomicBool = AtomicBool::new(false);
+    if !WARNED.swap(true, Ordering::Relaxed) {
         let text = format!(
             "SMDDP_WIRE_FORMAT: what all_gather brings of float32 is rounded to {} between nodes; gather whole checkpoints within \
              `with smddp.exact():`",
             format.name()
         );
         log::say(Level::Warn, &text);
-    });
+    }
 }
 
 /// Messages of a node that go by reference are a few words each.

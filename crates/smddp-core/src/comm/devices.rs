@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use smddp_cuda::{Address, Uuid};
+use smddp_cuda::Uuid;
 use smddp_plan::Memory;
 use smddp_transport::Board;
 
@@ -107,13 +107,13 @@ fn agree(
     );
     let words = Words::new(device.clone(), pages, (rank, size), index).map_err(failed)?;
     let handle = SiteHandle::new(device.clone(), (index, memory), path, words).map_err(failed)?;
-    let site =
-        Site::new(handle.clone(), board.filter(|_| memory == Memory::Reference && size > 1), size, sample);
+    let board = board.filter(|_| memory == Memory::Reference && size > 1);
+    let site = Site::new(handle.clone(), board, size, sample.and_then(Sample::keep));
     Ok((handle, site))
 }
 
 /// A way, in words too, and what it needs: the node's pages, and memory that was allocated to find out.
-type Found = (Memory, String, Option<Arc<Pages>>, Option<Address>);
+type Found = (Memory, String, Option<Arc<Pages>>, Option<Sample>);
 
 /// All ranks say what their devices can do, and come to the same.
 fn meet(
@@ -124,7 +124,7 @@ fn meet(
     unable: Option<String>,
 ) -> Result<Found> {
     let device = &on.device;
-    let asked = match (&board, comm.config().device_path) {
+    let mut asked = match (&board, comm.config().device_path) {
         (_, DevicePath::Host) => Err("SMDDP_CUDA_PATH=host".to_owned()),
         (None, _) => Err("it shares no memory with the ranks of its node".to_owned()),
         (Some(_), _) if unable.is_some() => Err(String::new()),
@@ -152,21 +152,17 @@ fn meet(
     verdict.extend(why.bytes().take(VERDICT - 1));
     verdict.resize(VERDICT, 0);
     let verdicts = comm.bytes_of_all(verdict.to_vec())?;
-    if let (Some(board), Ok(sample)) = (&board, &asked) {
+    if let Ok(sample) = &mut asked {
         // All have tried it.
-        board.withdraw(sample.token);
+        sample.withdraw();
     }
     let first = |kind: u8| {
         let rank = verdicts.chunks_exact(VERDICT).position(|verdict| verdict[0] == kind)?;
         let text = String::from_utf8_lossy(&verdicts[rank * VERDICT + 1..(rank + 1) * VERDICT]);
         Some(format!("rank {rank}: {}", text.trim_end_matches('\0')))
     };
-    let sample = asked.ok().map(|sample| sample.at);
+    let sample = asked.ok();
     if let Some(why) = first(NOT_AT_ALL) {
-        if let Some(at) = sample {
-            // SAFETY: allocated for this, and nobody has it any more: all ranks have given their verdict.
-            unsafe { device.free(at) };
-        }
         return Err(impossible(comm, &why));
     }
     Ok(match first(HOST) {

@@ -1,15 +1,19 @@
 //! The process's CUDA devices.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use smddp_cuda::Device;
 use smddp_cuda::driver::Cuda;
+use smddp_transport::fork::PerProcess;
+use smddp_transport::process::undisturbed;
 
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::sync::lock;
 
 const TENSORS: &str = "CUDA tensors";
+const DRIVER: &str = "the CUDA driver";
 
 /// What the driver refused.
 pub(crate) fn refused(what: &str, error: &smddp_cuda::Error) -> Error {
@@ -18,28 +22,29 @@ pub(crate) fn refused(what: &str, error: &smddp_cuda::Error) -> Error {
 
 /// The driver, opened and initialised once. After that a forked child cannot use CUDA.
 pub fn cuda() -> Result<&'static Arc<Cuda>> {
-    static CUDA: OnceLock<Result<Arc<Cuda>>> = OnceLock::new();
-    let found = CUDA.get_or_init(|| {
+    static CUDA: PerProcess<OnceLock<Result<Arc<Cuda>>>> = PerProcess::new();
+    let found = CUDA.get().get_or_init(|| {
         let config = Config::get()?;
-        Cuda::open(config.cuda.as_deref()).map_err(|error| refused(TENSORS, &error))
+        undisturbed(DRIVER, || Cuda::open(config.cuda.as_deref())).map_err(|error| refused(TENSORS, &error))
     });
     found.as_ref().map_err(Clone::clone)
 }
 
 /// The version of the driver, if there is one; initialises nothing.
 pub fn look_for_cuda() -> Result<(i32, i32)> {
-    Cuda::look(Config::get()?.cuda.as_deref()).map_err(|error| refused(TENSORS, &error))
+    let config = Config::get()?;
+    undisturbed(DRIVER, || Cuda::look(config.cuda.as_deref())).map_err(|error| refused(TENSORS, &error))
 }
 
 /// A device in its primary context, which torch uses too. `ordinal` counts as torch does.
 pub fn device(ordinal: i32) -> Result<Arc<Device>> {
-    static DEVICES: Mutex<Option<HashMap<i32, Arc<Device>>>> = Mutex::new(None);
-    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
-    let devices = devices.get_or_insert_default();
+    static DEVICES: PerProcess<Mutex<HashMap<i32, Arc<Device>>>> = PerProcess::new();
+    let mut devices = lock(DEVICES.get());
     if let Some(known) = devices.get(&ordinal) {
         return Ok(known.clone());
     }
-    let device = cuda()?.device(ordinal).map_err(|error| refused(TENSORS, &error))?;
+    let cuda = cuda()?;
+    let device = undisturbed(DRIVER, || cuda.device(ordinal)).map_err(|error| refused(TENSORS, &error))?;
     device.take_at_most(Config::get()?.multiprocessors as u32);
     devices.insert(ordinal, device.clone());
     Ok(device)

@@ -227,23 +227,37 @@ fn ask(board: &Board, rank: usize, token: u64) -> Result<Lent, String> {
     board.borrow(rank, token).map_err(|error| format!("rank {rank} does not hand over its memory: {error}"))
 }
 
-/// Memory of a device's own that is lent to find out who can have it.
+/// Memory of a device that is lent to find out which ranks can map it. Dropping it withdraws and frees it.
 pub(crate) struct Sample {
-    pub(crate) at: Address,
+    device: Arc<Device>,
+    board: Arc<Board>,
+    /// `None`: it belongs to the caller of [`Sample::keep`].
+    at: Option<Address>,
     /// 0 where no other process can have it.
     pub(crate) token: u64,
 }
 
 impl Sample {
-    /// Allocates `bytes`, which stay the caller's.
-    pub(crate) fn new(device: &Arc<Device>, board: &Board, bytes: usize) -> smddp_cuda::Result<Self> {
+    /// Allocates `bytes`.
+    pub(crate) fn new(device: &Arc<Device>, board: &Arc<Board>, bytes: usize) -> smddp_cuda::Result<Self> {
         let at = device.allocate(bytes)?;
+        let mut sample = Self { device: device.clone(), board: board.clone(), at: Some(at), token: 0 };
         let region = device.region(at)?;
-        if matches!(region.kind, Kind::Private | Kind::Host) || device.export(&region).is_err() {
-            return Ok(Self { at, token: 0 });
+        if !matches!(region.kind, Kind::Private | Kind::Host) && device.export(&region).is_ok() {
+            let lender = device.clone();
+            sample.token = board.lend(Box::new(move || show(&lender, &[region])));
         }
-        let lender = device.clone();
-        Ok(Self { at, token: board.lend(Box::new(move || show(&lender, &[region]))) })
+        Ok(sample)
+    }
+
+    /// No rank asks for it any more.
+    pub(crate) fn withdraw(&mut self) {
+        self.board.withdraw(std::mem::take(&mut self.token));
+    }
+
+    /// Its memory, which is the caller's from now on.
+    pub(crate) fn keep(mut self) -> Option<Address> {
+        self.at.take()
     }
 
     /// Whether `rank`'s can be had here.
@@ -252,6 +266,16 @@ impl Sample {
             return Err(format!("memory of rank {rank}'s device cannot be had by other processes"));
         }
         fetch(device, board, rank, token).map(drop)
+    }
+}
+
+impl Drop for Sample {
+    fn drop(&mut self) {
+        self.withdraw();
+        if let Some(at) = self.at.take() {
+            // SAFETY: allocated in `new` and owned by this value. Peers map it to see whether they can, and never access it.
+            unsafe { self.device.free(at) };
+        }
     }
 }
 

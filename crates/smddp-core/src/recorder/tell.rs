@@ -21,10 +21,6 @@ pub(super) fn whereabouts() -> String {
     smddp_transport::process::whereabouts()
 }
 
-fn host() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default().trim().to_owned()
-}
-
 /// This process with its groups; `all`: with every operation that is kept, else with the present and the last one.
 pub(super) fn process(all: bool) -> Value {
     let clock = Clock::now();
@@ -32,7 +28,7 @@ pub(super) fn process(all: bool) -> Value {
     let groups: Vec<Value> = live().iter().map(|recorder| group(recorder, &clock, all)).collect();
     json!({
         "version": env!("CARGO_PKG_VERSION"),
-        "host": host(),
+        "host": smddp_transport::host_name(),
         "pid": std::process::id(),
         "rank": launch.and_then(|rank| rank.parse::<u64>().ok()),
         "time_ns": clock.wall(super::ticks()),
@@ -137,7 +133,7 @@ static WRITING: PerProcess<Writing> = PerProcess::new();
 pub(crate) fn write(folder: &Path) {
     // The newest is the last one.
     let _one = lock(&WRITING.get().now);
-    let name = format!("smddp-{}-{}.json", host(), std::process::id());
+    let name = format!("smddp-{}-{}.json", smddp_transport::host_name(), std::process::id());
     let (path, part) = (folder.join(&name), folder.join(format!(".{name}.part")));
     let written = std::fs::create_dir_all(folder)
         .and_then(|()| std::fs::write(&part, process(true).to_string()))

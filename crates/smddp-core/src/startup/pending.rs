@@ -1,6 +1,6 @@
 //! Making a communicator, in two halves with the exchange of cards between them.
 
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use smddp_transport::Card;
@@ -44,9 +44,11 @@ impl Pending {
             let level = if told == Told::Warning { Level::Warn } else { Level::Info };
             log::say(level, text);
         });
-        let mut prepared = Prepared::new(rank, size, config.shared(), &config.means()).map_err(|error| {
-            Error::System { what: format!("group `{name}`: no shared memory"), why: error.to_string() }
-        })?;
+        let mut prepared =
+            Prepared::new(rank, size, config.shared(), &config.means()).map_err(|error| Error::System {
+                what: format!("group `{name}`: rank {rank} cannot take part"),
+                why: error.to_string(),
+            })?;
         if size > 1
             && let Some(secret) = config.job_secret()?
         {
@@ -182,8 +184,9 @@ fn unjoined(call: &str, name: &str, error: JoinError) -> Error {
 
 /// The ways between nodes are the same for all groups of a process.
 fn tell_once(lines: &[String]) {
-    static TOLD: Once = Once::new();
-    if !lines.is_empty() {
-        TOLD.call_once(|| lines.iter().for_each(|line| log::say(Level::Info, line)));
+    // No `Once`: a fork while another thread writes the lines would leave it locked in the child.
+    static LOGGED: AtomicBool = AtomicBool::new(false);
+    if !lines.is_empty() && !LOGGED.swap(true, Ordering::Relaxed) {
+        lines.iter().for_each(|line| log::say(Level::Info, line));
     }
 }

@@ -250,3 +250,17 @@ fn a_group_closed_at_once_lets_what_is_on_the_device_end() {
         clean(&world, "closed at once");
     }
 }
+
+/// A sample of each device's memory is lent while the ranks find out who can map it.
+#[test]
+fn device_memory_is_freed_where_the_group_fails_at_its_first_call() {
+    let world = world(7);
+    ranks(&world, Wire::Shm.links(3), PATIENCE, |rank| {
+        if rank.comm.rank() == 1 {
+            rank.comm.close();
+        } else {
+            rank.comm.prepare_device(&rank.on()).unwrap_err();
+        }
+    });
+    clean(&world, "a rank that left before the first call on a device");
+}

@@ -48,11 +48,15 @@ pub struct Prepared {
 
 impl Prepared {
     pub fn new(rank: usize, size: usize, settings: Vec<(String, String)>, means: &Means) -> io::Result<Self> {
+        // Made before `shm::Prepared` asks for it without the number of ranks.
+        let here = means.local.map_or(size, |(_, ranks)| ranks.min(size));
+        let endpoint = (size > 1)
+            .then(|| Endpoint::among(means.staging, if means.shm { here } else { 1 }))
+            .transpose()?;
         let mut shm = shm::Prepared::new(rank, size, means.staging, settings)?;
         let mut ends = Ends::default();
-        if size > 1 {
-            let endpoint = Endpoint::get(means.staging)?;
-            let alone = (!means.shm).then(|| format!("rank {rank}"));
+        if let Some(endpoint) = endpoint {
+            let alone = (!means.shm || !endpoint.is_shared()).then(|| format!("rank {rank}"));
             shm.card_mut().node = alone.or_else(|| means.node.clone()).unwrap_or_default();
             (ends, shm.card_mut().offer) = Ends::open(&endpoint, rank, size, means);
         }
@@ -198,6 +202,6 @@ fn apart(a: &Card, b: &Card) -> &'static str {
     } else if a.uid != b.uid {
         "they run as different users"
     } else {
-        "SMDDP_NODE or SMDDP_SHM says so"
+        "SMDDP_NODE or SMDDP_SHM says so, or a limit of one of these processes, which logged a warning"
     }
 }

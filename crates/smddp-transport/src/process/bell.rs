@@ -10,7 +10,7 @@ use rustix::event::{EventfdFlags, Timespec, eventfd};
 use rustix::thread::futex;
 
 use super::layout::{BELL_POLLERS, BELL_SLEEPERS, BELL_WORD};
-use super::memory::Memory;
+use super::memory::{Memory, refused};
 use super::order;
 use crate::lock;
 
@@ -34,7 +34,8 @@ struct Pollers {
 impl Bell {
     /// The bell in that memory, this process's.
     pub(crate) fn new(memory: Arc<Memory>) -> io::Result<Self> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let event = event.map_err(|why| refused("eventfd2", why))?;
         Ok(Self { memory, event: Arc::new(event), pollers: Arc::default() })
     }
 

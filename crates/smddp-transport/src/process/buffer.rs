@@ -49,11 +49,11 @@ impl SymmetricBuffer {
     }
 
     pub fn usage() -> SymmetricUsage {
-        let most = SYMMETRIC_BYTES;
-        Endpoint::existing().map_or(SymmetricUsage { most, ..SymmetricUsage::default() }, |endpoint| {
-            let Symmetric { used, messages, .. } = &endpoint.symmetric;
+        let unused = SymmetricUsage { most: SYMMETRIC_BYTES, ..SymmetricUsage::default() };
+        Endpoint::existing().map_or(unused, |endpoint| {
+            let Symmetric { used, bytes, messages, .. } = &endpoint.symmetric;
             let (used, messages) = (used.load(Ordering::Relaxed), messages.load(Ordering::Relaxed));
-            SymmetricUsage { used, most, messages }
+            SymmetricUsage { used, most: *bytes, messages }
         })
     }
 

@@ -13,12 +13,13 @@ use super::control::Control;
 use super::credentials::pid_namespace;
 use super::deaths::Deaths;
 use super::handshake::{self, Answer, Host, Id, UnixAddress};
-use super::layout::{OWN_ADDRESS, STAGING, SYMMETRIC_BYTES};
+use super::layout::{OWN_ADDRESS, RESERVE_BYTES, STAGING};
 use super::lending::{Lending, Lent};
 use super::memory::Memory;
 use super::peer::PeerProcess;
 use super::pool::Pool;
 use super::questions;
+use super::room::{Limits, Room};
 use super::service::Service;
 use super::symmetric::Symmetric;
 use super::trusted::Trusted;
@@ -27,7 +28,7 @@ use crate::lock;
 use crate::own::Uninherited;
 use crate::send::send_all;
 use crate::token::Token;
-use crate::warn::note;
+use crate::warn::{note, warn};
 
 pub struct Endpoint {
     pub(crate) address: UnixAddress,
@@ -43,9 +44,32 @@ pub struct Endpoint {
     pub(crate) lending: Arc<Lending>,
     pub(crate) trusted: Arc<Trusted>,
     peers: Mutex<HashMap<Id, Weak<PeerProcess>>>,
+    /// Other processes can map `memory`.
+    shared: bool,
 }
 
 static CURRENT: PerProcess<Mutex<Weak<Endpoint>>> = PerProcess::new();
+
+/// Ranks of a host where the launcher does not give their number.
+const RANKS: usize = 8;
+
+/// Memory that other processes can map, as large as the limits of this one allow; where they or a forbidden system call allow none,
+/// memory of this process alone.
+fn allocate(cap: usize, ranks: usize) -> io::Result<(Memory, Option<OwnedFd>, Room)> {
+    let (fixed, limits) = (STAGING + Pool::span(cap, 0), Limits::of_this_process());
+    let shared = Room::fitting(fixed, ranks, limits).map_err(io::Error::other).and_then(|room| {
+        let (memory, fd) = Memory::create(room.bytes(fixed))?;
+        Ok((memory, Some(fd), room))
+    });
+    shared.or_else(|why| {
+        let room = Room::private(fixed, limits);
+        let memory = Memory::private(room.bytes(fixed))?;
+        warn(&format!(
+            "this process shares no memory with the other ranks of its host and reaches them over the network, which is slower: {why}"
+        ));
+        Ok((memory, None, room))
+    })
+}
 
 /// Bytes from the system's generator.
 pub(crate) fn random<const N: usize>() -> [u8; N] {
@@ -57,13 +81,23 @@ pub(crate) fn random<const N: usize>() -> [u8; N] {
 impl Endpoint {
     /// The process's endpoint, made on first use. `cap`: bytes of the staging pool.
     pub fn get(cap: usize) -> io::Result<Arc<Self>> {
+        Self::among(cap, RANKS)
+    }
+
+    /// The same, in a process whose host has `ranks` ranks: a limit of its address space must hold the memory of all of them.
+    pub(crate) fn among(cap: usize, ranks: usize) -> io::Result<Arc<Self>> {
         let mut cell = lock(CURRENT.get());
         if let Some(endpoint) = cell.upgrade() {
             return Ok(endpoint);
         }
-        let endpoint = Arc::new(Self::new(cap)?);
+        let endpoint = Arc::new(Self::new(cap, ranks)?);
         *cell = Arc::downgrade(&endpoint);
         Ok(endpoint)
+    }
+
+    /// Returns true if other processes of this host can map its memory. If not, the network reaches them.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.shared
     }
 
     /// The endpoint if there is one.
@@ -71,11 +105,11 @@ impl Endpoint {
         lock(CURRENT.get()).upgrade()
     }
 
-    fn new(cap: usize) -> io::Result<Self> {
-        let symmetric = Symmetric::new(STAGING + Pool::span(cap));
-        let bytes = STAGING + Pool::span(cap) + SYMMETRIC_BYTES;
-        let (memory, fd) = Memory::create(bytes)?;
+    fn new(cap: usize, ranks: usize) -> io::Result<Self> {
+        let (memory, fd, room) = allocate(cap, ranks)?;
+        let (bytes, shared) = (memory.len(), fd.is_some());
         let memory = Arc::new(memory);
+        let symmetric = Symmetric::new(STAGING + Pool::span(cap, room.reserve), room.symmetric);
         let own = memory.word64(OWN_ADDRESS);
         own.store(own.as_ptr() as u64, Ordering::Release);
         let id: Id = random();
@@ -86,17 +120,19 @@ impl Endpoint {
         let (lending, trusted) = (Arc::<Lending>::default(), Arc::<Trusted>::default());
         let service = Service::start(bell.clone())?;
         let deaths = Deaths::start(memory.clone(), bell.clone());
-        service.answer(
-            Uninherited::new(listener.into()),
-            Host {
-                me: id,
-                memory: fd,
-                bell: bell.clone(),
-                lending: lending.clone(),
-                trusted: trusted.clone(),
-            },
-        );
         let address = UnixAddress { id, socket, memory: bytes as u64 };
+        if let Some(fd) = fd {
+            service.answer(
+                Uninherited::new(listener.into()),
+                Host {
+                    me: id,
+                    memory: fd,
+                    bell: bell.clone(),
+                    lending: lending.clone(),
+                    trusted: trusted.clone(),
+                },
+            );
+        }
         if let Some((listener, host)) = questions::open(&address) {
             service.answer(listener, host);
         }
@@ -105,7 +141,7 @@ impl Endpoint {
             memory,
             bell,
             control: Control::default(),
-            pool: Pool::new(cap),
+            pool: Pool::new(cap, room.reserve),
             symmetric,
             single_copies: AtomicU64::new(0),
             service,
@@ -113,6 +149,7 @@ impl Endpoint {
             lending,
             trusted,
             peers: Mutex::default(),
+            shared,
         })
     }
 
@@ -162,7 +199,7 @@ impl Endpoint {
 
     /// The largest piece of staging memory that an operation can ever have where the cap is `cap`.
     pub fn most_at_once(cap: usize) -> usize {
-        Pool::most_at_once(cap)
+        Self::existing().map_or_else(|| cap.max(RESERVE_BYTES), |endpoint| endpoint.pool.most_at_once())
     }
 
     /// (cap, resident, reserve in use) of the staging pool, bytes.

@@ -9,6 +9,7 @@ use rustix::process::Pid;
 
 use super::layout::OWN_ADDRESS;
 use super::memory::Memory;
+use crate::fork::PerProcess;
 
 /// What may be read where it lies by the ranks of the node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -28,8 +29,8 @@ impl SingleCopy {
 
     /// Whether the kernel's copy is quicker on this machine than the two of staging; measured once, in a few milliseconds.
     pub fn is_quicker() -> bool {
-        static FOUND: OnceLock<bool> = OnceLock::new();
-        *FOUND.get_or_init(quicker)
+        static FOUND: PerProcess<OnceLock<bool>> = PerProcess::new();
+        *FOUND.get().get_or_init(quicker)
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
+use crate::fork::PerProcess;
 use crate::lock;
 
 /// A thread that has not written by then is in a system call that nothing interrupts, or has the signal blocked.
@@ -26,24 +27,23 @@ struct Source {
     pipe: OwnedFd,
     /// Files under these are no user's: torch's, and this library's.
     inner: Vec<String>,
-    /// A forked child has the handler and not a pipe of its own.
-    pid: u32,
     known: Option<(Instant, String)>,
 }
 
-static SOURCE: Mutex<Option<Source>> = Mutex::new(None);
+/// Per process: a forked child inherits the handler but has no pipe, and another thread may hold the parent's lock.
+static SOURCE: PerProcess<Mutex<Option<Source>>> = PerProcess::new();
 
 /// From now on this signal has the main thread write its frames into the other end of `pipe`. Files under `inner` are not
 /// told where others are.
 pub fn frames_from(signal: i32, pipe: OwnedFd, inner: Vec<String>) {
     let _ = rustix::io::ioctl_fionbio(&pipe, true);
-    *lock(&SOURCE) = Some(Source { signal, pipe, inner, pid: std::process::id(), known: None });
+    *lock(SOURCE.get()) = Some(Source { signal, pipe, inner, known: None });
 }
 
 /// "/home/me/train.py:88 in step < /home/me/train.py:120 in main": the innermost frame of the user's first, or why there is none.
 pub fn whereabouts() -> String {
-    let mut source = lock(&SOURCE);
-    let Some(source) = source.as_mut().filter(|source| source.pid == std::process::id()) else {
+    let mut source = lock(SOURCE.get());
+    let Some(source) = source.as_mut() else {
         return "an unknown line (no stacks are taken in this process)".to_owned();
     };
     if let Some((at, text)) = &source.known
@@ -95,10 +95,15 @@ impl Source {
 
 /// Whether the process has a handler for that signal.
 fn caught(signal: i32) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    (1..=64).contains(&signal) && mask >> (signal - 1) & 1 == 1
+    let mut action = std::mem::MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: reads the action of a signal into a value of this function; any thread may do so.
+    let found = unsafe { libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) };
+    if found != 0 {
+        return false;
+    }
+    // SAFETY: the call above has filled it.
+    let handler = unsafe { action.assume_init() }.sa_sigaction;
+    handler != libc::SIG_DFL && handler != libc::SIG_IGN
 }
 
 /// What faulthandler wrote, in one line.
@@ -147,5 +152,27 @@ mod tests {
     #[test]
     fn a_signal_that_nobody_handles_is_not_sent() {
         assert!(!caught(50) && !caught(0) && !caught(65));
+    }
+
+    /// A question may hold the lock for [`PATIENCE`], and a fork may happen at any time.
+    #[test]
+    fn forked_child_answers_while_the_parent_holds_the_lock() {
+        // Created before the fork, as in a process that has a group.
+        drop(whereabouts());
+        let held = lock(SOURCE.get());
+        // SAFETY: the child calls `whereabouts`, which takes no lock of the parent, and ends without the parent's exit handlers.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends the child by a signal if it waits for a lock that no thread of it holds.
+            unsafe { libc::alarm(10) };
+            let known = whereabouts().contains("no stacks are taken in this process");
+            // SAFETY: as above.
+            unsafe { libc::_exit(i32::from(!known)) };
+        }
+        let mut status = 0;
+        // SAFETY: a child of this test.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the forked child waited for the parent's lock");
+        drop(held);
     }
 }

@@ -1,14 +1,29 @@
 //! Memory that several processes map: a sealed memfd and typed, bounds-checked windows into it.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 use rustix::param::page_size;
+use rustix::process::{Resource, getrlimit};
 
 use super::order::Count;
+use super::room::too_small;
+
+/// An error that names the system call.
+pub(crate) fn refused(call: &str, why: Errno) -> io::Error {
+    let advice = match why {
+        Errno::PERM | Errno::ACCESS | Errno::NOSYS => {
+            "; a seccomp filter or sandbox forbids it: allow this system call"
+        }
+        Errno::MFILE | Errno::NFILE => "; raise the limit of open files (ulimit -n)",
+        _ => "",
+    };
+    io::Error::new(io::Error::from(why).kind(), format!("the system call {call} failed: {why}{advice}"))
+}
 
 /// A shared mapping. Everything in it is reached as atomics or by raw pointer, never as plain references, so
 /// that another process may write at any time.
@@ -29,10 +44,21 @@ unsafe impl Sync for Memory {}
 impl Memory {
     /// New anonymous memory of `len` bytes whose size nobody can change. Pages appear when first touched.
     pub(crate) fn create(len: usize) -> io::Result<(Self, OwnedFd)> {
-        let fd = rustix::fs::memfd_create("smddp", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-        rustix::fs::ftruncate(&fd, len as u64)?;
-        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Ok((Self::map(&fd, len)?, fd))
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let fd = rustix::fs::memfd_create("smddp", flags).map_err(|why| refused("memfd_create", why))?;
+        // The kernel would send SIGXFSZ, which ends a process that does not ignore it.
+        if getrlimit(Resource::Fsize).current.is_some_and(|most| most < len as u64) {
+            return Err(io::Error::other(too_small(&format!("{} MiB of shared memory", len >> 20), 1)));
+        }
+        rustix::fs::ftruncate(&fd, len as u64).map_err(|why| refused("ftruncate", why))?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&fd, seals).map_err(|why| refused("fcntl(F_ADD_SEALS)", why))?;
+        Ok((Self::map(Some(fd.as_fd()), len)?, fd))
+    }
+
+    /// New memory of this process alone: for what goes to other nodes.
+    pub(crate) fn private(len: usize) -> io::Result<Self> {
+        Self::map(None, len)
     }
 
     /// Maps another process's memory. A descriptor that could shrink under us is refused: it would be SIGBUS.
@@ -44,21 +70,29 @@ impl Memory {
                 "shared memory of {size} bytes is not sealed or not of {len} bytes"
             )));
         }
-        Self::map(fd, len)
+        Self::map(Some(fd.as_fd()), len)
     }
 
-    fn map(fd: impl AsFd, len: usize) -> io::Result<Self> {
+    fn map(fd: Option<BorrowedFd<'_>>, len: usize) -> io::Result<Self> {
         // SAFETY: a fresh mapping at an address the kernel picks; owned by the value returned; any thread.
         let base = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::NORESERVE,
-                fd,
-                0,
-            )?
+            let (protection, flags) =
+                (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::NORESERVE);
+            match fd {
+                Some(fd) => rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, fd, 0),
+                None => rustix::mm::mmap_anonymous(std::ptr::null_mut(), len, protection, flags),
+            }
         };
+        let base = base.map_err(|why| match why {
+            Errno::NOMEM => {
+                let text = too_small(&format!("a mapping of {} MiB", len >> 20), 1);
+                io::Error::new(io::ErrorKind::OutOfMemory, text)
+            }
+            why => refused("mmap", why),
+        })?;
+        // A core dump would contain the whole reserve once for each rank of the host, and reading its holes would allocate them.
+        // SAFETY: the mapping made above; the advice changes no bytes.
+        let _ = unsafe { rustix::mm::madvise(base, len, Advice::LinuxDontDump) };
         Ok(Self { base: base.cast(), len, pinned: AtomicBool::new(false) })
     }
 
@@ -196,6 +230,34 @@ impl Drop for Memory {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// (first address, flags) of each mapping of this process whose name contains `name`.
+    fn mappings(name: &str) -> Vec<(usize, String)> {
+        let text = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let (mut found, mut first) = (Vec::new(), None);
+        for line in text.lines() {
+            if let Some(flags) = line.strip_prefix("VmFlags:") {
+                found.extend(first.take().map(|first| (first, flags.to_owned())));
+            } else if let Some((start, _)) = line.split_once('-')
+                && let Ok(start) = usize::from_str_radix(start, 16)
+            {
+                first = line.contains(name).then_some(start);
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn no_mapping_of_shared_memory_is_in_a_core_dump() {
+        let (own, fd) = Memory::create(3 * page_size()).unwrap();
+        let peers = Memory::open(&fd, 3 * page_size()).unwrap();
+        let found = mappings("/memfd:smddp");
+        for memory in [&own, &peers] {
+            let (_, flags) =
+                found.iter().find(|(first, _)| *first == memory.base as usize).expect("it is mapped");
+            assert!(flags.split_whitespace().any(|flag| flag == "dd"), "{flags}");
+        }
+    }
 
     #[test]
     fn only_whole_pages_are_given_back() {

@@ -21,10 +21,12 @@ mod owner;
 pub(crate) mod peer;
 pub(crate) mod pool;
 pub(crate) mod questions;
+mod room;
 mod service;
 mod symmetric;
 mod sync;
 mod trusted;
+mod undisturbed;
 
 pub use crate::token::PROTOCOL;
 pub(crate) use bell::Bell;
@@ -41,3 +43,4 @@ pub use lending::{Lent, Maker};
 pub(crate) use owner::Owner;
 pub(crate) use pool::Region;
 pub use questions::{Question, answer_with};
+pub use undisturbed::undisturbed;

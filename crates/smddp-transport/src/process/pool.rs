@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use super::layout::{GRAIN, RESERVE_BYTES, STAGING};
+use super::layout::{GRAIN, STAGING};
 use super::memory::Memory;
 use crate::lock;
 
@@ -24,6 +24,13 @@ pub(crate) trait Release: Send + Sync {
 pub(crate) struct Region {
     pub(crate) offset: usize,
     pub(crate) bytes: usize,
+}
+
+/// A region for an operation.
+enum Chosen {
+    Used(Region),
+    /// Its pages are to be populated.
+    Fresh(Region),
 }
 
 struct Idle {
@@ -55,6 +62,7 @@ struct Ranges {
 pub(crate) struct Pool {
     state: Mutex<Ranges>,
     cap: usize,
+    reserve: usize,
     /// Bytes ever handed out below the cap and still resident, and bytes in use of the reserve.
     resident: AtomicUsize,
     reserve_used: AtomicUsize,
@@ -122,30 +130,31 @@ pub(super) fn give(free: &mut BTreeMap<usize, usize>, mut offset: usize, mut byt
 }
 
 impl Pool {
-    /// A pool that may grow to `cap` bytes (rounded up to its grain).
-    pub(crate) fn new(cap: usize) -> Self {
+    /// A pool that may grow to `cap` bytes (rounded up to its grain), with `reserve` bytes behind them.
+    pub(crate) fn new(cap: usize, reserve: usize) -> Self {
         let cap = cap.next_multiple_of(COARSE);
         let mut state = Ranges::default();
         if cap > 0 {
             state.free.insert(STAGING, cap);
         }
-        state.reserve.insert(STAGING + cap, RESERVE_BYTES);
+        state.reserve.insert(STAGING + cap, reserve);
         Self {
             state: Mutex::new(state),
             cap,
+            reserve,
             resident: AtomicUsize::new(0),
             reserve_used: AtomicUsize::new(0),
         }
     }
 
     /// Bytes of address space behind `STAGING`.
-    pub(crate) fn span(cap: usize) -> usize {
-        cap.next_multiple_of(COARSE) + RESERVE_BYTES
+    pub(crate) fn span(cap: usize, reserve: usize) -> usize {
+        cap.next_multiple_of(COARSE) + reserve
     }
 
     /// The largest region that can ever be had: all that lies under the cap, or all of the reserve.
-    pub(crate) fn most_at_once(cap: usize) -> usize {
-        cap.max(RESERVE_BYTES)
+    pub(crate) fn most_at_once(&self) -> usize {
+        self.cap.max(self.reserve)
     }
 
     /// (cap, resident under the cap, in use of the reserve), bytes.
@@ -156,6 +165,10 @@ impl Pool {
     /// `want` bytes for `owner`, or at least `least`; `None` while the owner should rather wait for its own
     /// regions to come back, or while even the reserve is used up.
     pub(crate) fn acquire(&self, memory: &Memory, owner: u64, want: usize, least: usize) -> Option<Region> {
+        self.populated(memory, self.choose(owner, want, least)?)
+    }
+
+    fn choose(&self, owner: u64, want: usize, least: usize) -> Option<Chosen> {
         let (want, least) = (want.next_multiple_of(COARSE), least.next_multiple_of(GRAIN));
         let mut state = lock(&self.state);
         let state = &mut *state;
@@ -177,24 +190,22 @@ impl Pool {
         if let Some(i) = mine
             && (total > rotate || !takes_new_pages(state.turn))
         {
-            return Some(state.idle.swap_remove(i).region);
+            return Some(Chosen::Used(state.idle.swap_remove(i).region));
         }
         if waiting > 0 && waiting + want > rotate {
             return None;
         }
-        if let Some(region) = self.carve(state, memory, want) {
-            return Some(region);
+        if let Some(region) = self.carve(state, want) {
+            return Some(Chosen::Fresh(region));
         }
         if let Some(i) = mine {
-            return Some(state.idle.swap_remove(i).region);
+            return Some(Chosen::Used(state.idle.swap_remove(i).region));
         }
         self.evict(state, None);
-        if let Some(region) = self.carve(state, memory, want).or_else(|| self.carve(state, memory, least)) {
-            return Some(region);
+        if let Some(region) = self.carve(state, want).or_else(|| self.carve(state, least)) {
+            return Some(Chosen::Fresh(region));
         }
-        let offset = take(&mut state.reserve, least)?;
-        self.reserve_used.fetch_add(least, Ordering::Relaxed);
-        Some(Region { offset, bytes: least })
+        self.take_reserve(state, least)
     }
 
     /// Memory of one message: as `acquire`, but never by waiting for one's own: messages are read in any order.
@@ -205,30 +216,51 @@ impl Pool {
         want: usize,
         least: usize,
     ) -> Option<Region> {
+        self.populated(memory, self.choose_mail(owner, want, least)?)
+    }
+
+    fn choose_mail(&self, owner: u64, want: usize, least: usize) -> Option<Chosen> {
         let (want, least) = (want.next_multiple_of(GRAIN), least.next_multiple_of(GRAIN));
         let mut state = lock(&self.state);
         let state = &mut *state;
         let fits = |i: &Idle| i.owner == owner && i.region.bytes >= want && i.region.bytes <= 2 * want;
         for i in 0..state.idle.len() {
             if fits(&state.idle[i]) && state.idle[i].released() {
-                return Some(state.idle.swap_remove(i).region);
+                return Some(Chosen::Used(state.idle.swap_remove(i).region));
             }
         }
-        if let Some(region) = self.carve(state, memory, want) {
-            return Some(region);
+        if let Some(region) = self.carve(state, want) {
+            return Some(Chosen::Fresh(region));
         }
         self.evict(state, None);
-        if let Some(region) = self.carve(state, memory, want) {
-            return Some(region);
+        if let Some(region) = self.carve(state, want) {
+            return Some(Chosen::Fresh(region));
         }
-        let offset = take(&mut state.reserve, least)?;
-        self.reserve_used.fetch_add(least, Ordering::Relaxed);
-        Some(Region { offset, bytes: least })
+        self.take_reserve(state, least)
     }
 
-    fn carve(&self, state: &mut Ranges, memory: &Memory, bytes: usize) -> Option<Region> {
+    fn take_reserve(&self, state: &mut Ranges, bytes: usize) -> Option<Chosen> {
+        let offset = take(&mut state.reserve, bytes)?;
+        self.reserve_used.fetch_add(bytes, Ordering::Relaxed);
+        Some(Chosen::Used(Region { offset, bytes }))
+    }
+
+    /// Touches the pages of a fresh region. Without the lock: that takes milliseconds for a large one, and other threads take
+    /// regions meanwhile.
+    fn populated(&self, memory: &Memory, chosen: Chosen) -> Option<Region> {
+        match chosen {
+            Chosen::Used(region) => Some(region),
+            Chosen::Fresh(region) => {
+                #[cfg(test)]
+                tests::POPULATING.with(|hook| hook.get().map(|hook| hook(self)));
+                memory.populate(region.offset, region.bytes, true);
+                Some(region)
+            }
+        }
+    }
+
+    fn carve(&self, state: &mut Ranges, bytes: usize) -> Option<Region> {
         let offset = take(&mut state.free, bytes)?;
-        memory.populate(offset, bytes, true);
         self.resident.fetch_max(offset + bytes - STAGING, Ordering::Relaxed);
         Some(Region { offset, bytes })
     }
@@ -296,9 +328,33 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::sync::atomic::AtomicBool;
 
+    use super::super::layout::RESERVE_BYTES;
     use super::*;
+
+    thread_local! {
+        /// Called by this thread before it populates pages.
+        pub(super) static POPULATING: Cell<Option<fn(&Pool)>> = const { Cell::new(None) };
+    }
+
+    #[test]
+    fn pages_are_populated_without_the_lock_of_the_pool() {
+        thread_local! {
+            static SEEN: Cell<usize> = const { Cell::new(0) };
+        }
+        let memory = memory(8 << 20);
+        let pool = Pool::new(8 << 20, RESERVE_BYTES);
+        POPULATING.set(Some(|pool| {
+            assert!(pool.state.try_lock().is_ok(), "another thread would wait for the pages");
+            SEEN.set(SEEN.get() + 1);
+        }));
+        pool.acquire(&memory, 1, 1 << 20, 4096).unwrap();
+        pool.acquire_mail(&memory, 1, 1 << 20, 4096).unwrap();
+        POPULATING.set(None);
+        assert_eq!(SEEN.get(), 2);
+    }
 
     struct Flag(AtomicBool);
     impl Release for Flag {
@@ -308,13 +364,13 @@ mod tests {
     }
 
     fn memory(cap: usize) -> Memory {
-        Memory::create(STAGING + Pool::span(cap)).unwrap().0
+        Memory::create(STAGING + Pool::span(cap, RESERVE_BYTES)).unwrap().0
     }
 
     #[test]
     fn every_started_operation_gets_its_least_memory_when_the_cap_is_used_up() {
         let memory = memory(1 << 20);
-        let pool = Pool::new(1 << 20);
+        let pool = Pool::new(1 << 20, RESERVE_BYTES);
         let regions: Vec<_> =
             (1..40).map(|owner| pool.acquire(&memory, owner, 256 << 10, 32 << 10).unwrap()).collect();
         for (i, a) in regions.iter().enumerate() {
@@ -333,7 +389,7 @@ mod tests {
     #[test]
     fn a_region_is_not_used_again_before_its_readers_are_done() {
         let memory = memory(8 << 20);
-        let pool = Pool::new(8 << 20);
+        let pool = Pool::new(8 << 20, RESERVE_BYTES);
         let first = pool.acquire(&memory, 1, 3 << 20, 4096).unwrap();
         let flag = Arc::new(Flag(AtomicBool::new(false)));
         pool.retire(&memory, 1, first, flag.clone());
@@ -345,7 +401,7 @@ mod tests {
     #[test]
     fn a_group_goes_through_its_memory_and_comes_to_new_pages_now_and_then() {
         let memory = memory(64 << 20);
-        let pool = Pool::new(64 << 20);
+        let pool = Pool::new(64 << 20, RESERVE_BYTES);
         let mut seen = Vec::new();
         let mut operations = |count: usize| {
             for _ in 0..count {

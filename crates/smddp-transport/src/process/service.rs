@@ -1,10 +1,10 @@
-//! The one helper thread of an endpoint: answers callers and notices dead peers. It sleeps in `poll`. Whoever is only watched is
-//! behind an epoll of its own: hundreds are, and looking at each in every turn would cost a third of the time that they take to
-//! meet.
+//! The helper threads of an endpoint: one answers callers, one reports dead peers. Watched processes are behind an epoll: there are
+//! hundreds, and passing each to `poll` again would cost a third of the time that they take to meet.
 
 use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
@@ -15,8 +15,9 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::bell::Bell;
 use super::callers::{Callers, Host};
+use super::memory::refused;
 use crate::own::Uninherited;
-use crate::warn::note;
+use crate::warn::{note, warn};
 use crate::{fork, lock};
 
 struct Watched {
@@ -27,6 +28,7 @@ struct Watched {
 /// Processes and connections whose ends are waited for, and the thread's own eventfd.
 struct Ends {
     epoll: OwnedFd,
+    wake: OwnedFd,
     watched: Mutex<HashMap<u64, Watched>>,
     /// Numbers given, of which epoll tells.
     next: AtomicU64,
@@ -36,10 +38,10 @@ impl Ends {
     /// The number of the eventfd.
     const WAKE: u64 = u64::MAX;
 
-    fn new(wake: &OwnedFd) -> io::Result<Self> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, wake, EventData::new_u64(Self::WAKE), EventFlags::IN)?;
-        Ok(Self { epoll, watched: Mutex::default(), next: AtomicU64::new(0) })
+    fn new(wake: OwnedFd) -> io::Result<Self> {
+        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|why| refused("epoll_create1", why))?;
+        epoll::add(&epoll, &wake, EventData::new_u64(Self::WAKE), EventFlags::IN)?;
+        Ok(Self { epoll, wake, watched: Mutex::default(), next: AtomicU64::new(0) })
     }
 
     fn add(&self, new: Watched) {
@@ -66,16 +68,16 @@ impl Ends {
         });
     }
 
-    /// Marks those that have ended; whether there were any. What woke the thread is read off.
-    fn mark(&self, wake: &OwnedFd) -> bool {
+    /// Sleeps until a process has ended or the thread is woken, and marks the processes that ended; whether there were any.
+    fn wait(&self) -> bool {
         let mut events =
             [const { epoll::Event { flags: EventFlags::empty(), data: EventData::new_u64(0) } }; 16];
         let mut died = false;
         // Of more the next turn hears.
-        let count = epoll::wait(&self.epoll, &mut events, Some(&Timespec::default())).unwrap_or(0);
+        let count = epoll::wait(&self.epoll, &mut events, None).unwrap_or(0);
         for event in &events[..count] {
             if event.data.u64() == Self::WAKE {
-                let _ = rustix::io::read(wake, &mut [0u8; 8]);
+                let _ = rustix::io::read(&self.wake, &mut [0u8; 8]);
             }
             let Some(ended) = lock(&self.watched).remove(&event.data.u64()) else { continue };
             let _ = epoll::delete(&self.epoll, &ended.fd);
@@ -89,30 +91,40 @@ impl Ends {
 }
 
 struct Shared {
+    /// Wakes the answering thread. [`Ends`] has the eventfd of the watching thread.
     wake: OwnedFd,
     stop: AtomicBool,
     ends: Ends,
-    /// Callers to be heard from now on.
+    /// Listeners to serve from now on.
     more: Mutex<Vec<Callers>>,
 }
 
+/// Two threads: one reports the ends of peers, the other one answers callers. An answer may take long (the main thread's frames, the
+/// export of device memory) or panic in code of others; a death is reported meanwhile.
 pub(crate) struct Service {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    threads: [Option<JoinHandle<()>>; 2],
     forks: u32,
 }
 
 impl Service {
     /// `bell` rings where a peer has died.
     pub(crate) fn start(bell: Bell) -> io::Result<Self> {
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let ends = Ends::new(&wake)?;
-        let shared = Arc::new(Shared { wake, stop: AtomicBool::new(false), ends, more: Mutex::default() });
-        let theirs = shared.clone();
-        let thread = std::thread::Builder::new()
-            .name("smddp-service".to_owned())
-            .spawn(move || serve(&theirs, &bell))?;
-        Ok(Self { shared, thread: Some(thread), forks: fork::generation() })
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK;
+        let event = || eventfd(0, flags).map_err(|why| refused("eventfd2", why));
+        let shared = Arc::new(Shared {
+            wake: event()?,
+            stop: AtomicBool::new(false),
+            ends: Ends::new(event()?)?,
+            more: Mutex::default(),
+        });
+        let mut service = Self { shared, threads: [None, None], forks: fork::generation() };
+        // Dropping the service joins the first thread where the second one cannot be started.
+        let theirs = service.shared.clone();
+        service.threads[0] = Some(spawn("smddp-ends", move || watch_ends(&theirs, &bell))?);
+        let theirs = service.shared.clone();
+        service.threads[1] = Some(spawn("smddp-service", move || answer_callers(&theirs))?);
+        Ok(service)
     }
 
     /// Sets `gone` and rings when the process or the connection behind `fd` ends; forgets it when nobody else
@@ -129,36 +141,50 @@ impl Service {
 
     /// Something may be over.
     pub(crate) fn wake(&self) {
-        let _ = rustix::io::write(&self.shared.wake, &1u64.to_ne_bytes());
+        for wake in [&self.shared.wake, &self.shared.ends.wake] {
+            let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
+        }
     }
 }
 
 impl Drop for Service {
     fn drop(&mut self) {
-        // A forked child has no such thread, and shares the parent's eventfd.
+        // A forked child has no such threads, and shares the parent's eventfds.
         if self.forks != fork::generation() {
             return;
         }
         self.shared.stop.store(true, Ordering::Release);
         self.wake();
-        if let Some(thread) = self.thread.take()
-            && thread.thread().id() != std::thread::current().id()
-        {
-            let _ = thread.join();
+        for thread in self.threads.iter_mut().filter_map(Option::take) {
+            if thread.thread().id() != std::thread::current().id() {
+                let _ = thread.join();
+            }
         }
     }
 }
 
-fn serve(shared: &Shared, bell: &Bell) {
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(run)
+}
+
+fn watch_ends(shared: &Shared, bell: &Bell) {
+    while !shared.stop.load(Ordering::Acquire) {
+        shared.ends.forget();
+        if shared.ends.wait() {
+            bell.ring();
+        }
+    }
+}
+
+fn answer_callers(shared: &Shared) {
     let mut callers: Vec<Callers> = Vec::new();
     while !shared.stop.load(Ordering::Acquire) {
         callers.append(&mut lock(&shared.more));
-        shared.ends.forget();
         callers.retain(|callers| callers.host.open());
         let now = Instant::now();
         let nap = callers.iter().filter_map(|callers| callers.nap(now)).min();
         let nap = nap.and_then(|nap| Timespec::try_from(nap).ok());
-        let mut fds = vec![PollFd::new(&shared.ends.epoll, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&shared.wake, PollFlags::IN)];
         let mut counts = Vec::with_capacity(callers.len());
         for callers in &mut callers {
             let before = fds.len();
@@ -171,12 +197,107 @@ fn serve(shared: &Shared, bell: &Bell) {
         let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
         drop(fds);
         let mut ready = ready.into_iter();
-        if ready.next() == Some(true) && shared.ends.mark(&shared.wake) {
-            bell.ring();
+        if ready.next() == Some(true) {
+            let _ = rustix::io::read(&shared.wake, &mut [0u8; 8]);
         }
         let now = Instant::now();
         for (callers, count) in callers.iter_mut().zip(counts) {
-            callers.turn(ready.by_ref().take(count), now);
+            let ready: Vec<bool> = ready.by_ref().take(count).collect();
+            // The callers that were being served lose their connections; the listener goes on.
+            let answer = AssertUnwindSafe(|| callers.turn(ready.into_iter(), now));
+            if let Err(panic) = catch_unwind(answer) {
+                let text = panic.downcast_ref::<String>().map(String::as_str);
+                let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+                warn(&format!(
+                    "process {} could not answer another process: internal error: {text}; it goes on (please report this)",
+                    std::process::id()
+                ));
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::BorrowedFd;
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Duration;
+
+    use super::super::callers::Stage;
+    use super::super::handshake::listen;
+    use super::super::layout::PAGE;
+    use super::super::memory::Memory;
+    use super::*;
+    use crate::token::{Challenge, Token};
+
+    /// A host whose answers wait until they are let go, and then panic.
+    struct Stuck {
+        begun: Sender<()>,
+        go: Receiver<()>,
+    }
+
+    impl Host for Stuck {
+        fn words(&self) -> usize {
+            8
+        }
+        fn admits(&self, _: BorrowedFd<'_>) -> bool {
+            self.begun.send(()).unwrap();
+            let _ = self.go.recv();
+            panic!("an answer failed (expected by this test)");
+        }
+        fn token(&self, _: &[u8]) -> Option<Arc<Token>> {
+            None
+        }
+        fn name(&self, _: BorrowedFd<'_>) -> String {
+            String::new()
+        }
+        fn answer(
+            &self,
+            _: Uninherited<OwnedFd>,
+            _: &[u8],
+            _: Option<&Challenge>,
+        ) -> Option<(Uninherited<OwnedFd>, Stage)> {
+            None
+        }
+        fn lacking(&self, error: &io::Error) -> String {
+            error.to_string()
+        }
+    }
+
+    /// A peer that ends, and whether that is known within the time that every wait of this test has.
+    fn death_is_reported(service: &Service) -> bool {
+        let (peer, watched) = UnixStream::pair().unwrap();
+        let gone = Arc::new(AtomicBool::new(false));
+        service.watch(watched.into(), &gone);
+        drop(peer);
+        let until = Instant::now() + Duration::from_secs(20);
+        while !gone.load(Ordering::Acquire) && Instant::now() < until {
+            std::thread::yield_now();
+        }
+        gone.load(Ordering::Acquire)
+    }
+
+    #[test]
+    fn deaths_are_reported_while_an_answer_is_stuck_and_after_it_panicked() {
+        let name = format!("smddp-test-stuck-{}", std::process::id());
+        let service = Service::start(Bell::new(Arc::new(Memory::create(PAGE).unwrap().0)).unwrap()).unwrap();
+        let (begun, seen) = channel();
+        let (go, wait) = channel();
+        let listener = Uninherited::new(OwnedFd::from(listen(name.as_bytes()).unwrap()));
+        service.answer(listener, Stuck { begun, go: wait });
+        let address =
+            <std::os::unix::net::SocketAddr as std::os::linux::net::SocketAddrExt>::from_abstract_name(
+                name.as_bytes(),
+            )
+            .unwrap();
+        // The second caller is served after the first one's answer panicked.
+        for _ in 0..2 {
+            let _caller = UnixStream::connect_addr(&address).unwrap();
+            seen.recv_timeout(Duration::from_secs(20)).expect("the listener serves callers");
+            assert!(death_is_reported(&service), "a stuck answer held the report of a death up");
+            go.send(()).unwrap();
+        }
+        assert!(death_is_reported(&service));
     }
 }

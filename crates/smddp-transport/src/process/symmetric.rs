@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-use super::layout::SYMMETRIC_BYTES;
 use super::memory::Memory;
 use super::pool::{give, take};
 use crate::lock;
@@ -25,6 +24,8 @@ struct Ranges {
 pub(crate) struct Symmetric {
     state: Mutex<Ranges>,
     first: usize,
+    /// Bytes that buffers may have together.
+    pub(super) bytes: usize,
     /// Bytes of buffers.
     pub(super) used: AtomicUsize,
     /// Messages that were read where they lay.
@@ -32,11 +33,11 @@ pub(crate) struct Symmetric {
 }
 
 impl Symmetric {
-    /// From `first` on, [`SYMMETRIC_BYTES`].
-    pub(crate) fn new(first: usize) -> Self {
-        let free = BTreeMap::from([(first, SYMMETRIC_BYTES)]);
+    /// `bytes` from `first` on.
+    pub(crate) fn new(first: usize, bytes: usize) -> Self {
+        let free = if bytes > 0 { BTreeMap::from([(first, bytes)]) } else { BTreeMap::new() };
         let state = Mutex::new(Ranges { free, ..Ranges::default() });
-        Self { state, first, used: AtomicUsize::new(0), messages: AtomicU64::new(0) }
+        Self { state, first, bytes, used: AtomicUsize::new(0), messages: AtomicU64::new(0) }
     }
 
     /// Whether anything can lie in here.
@@ -79,7 +80,7 @@ mod tests {
     #[test]
     fn pages_of_buffers_that_are_gone_are_kept_up_to_a_bound() {
         let memory = Memory::create(4 * IDLE).unwrap().0;
-        let symmetric = Symmetric { state: Mutex::default(), ..Symmetric::new(0) };
+        let symmetric = Symmetric { state: Mutex::default(), ..Symmetric::new(0, 0) };
         let word = |offset: usize| memory.word64(offset).load(Ordering::Relaxed);
         for (offset, stays) in [(0, true), (IDLE, false)] {
             memory.word64(offset).store(7, Ordering::Relaxed);

@@ -138,7 +138,10 @@ fn reach(
             ErrorKind::ConnectionRefused | ErrorKind::ConnectionReset | ErrorKind::UnexpectedEof
         );
         let here = (card.netns, card.uid) == (mine.netns, mine.uid);
-        let why = if card.netns != mine.netns {
+        // A limit of this process: the other one is well.
+        let why = if error.kind() == ErrorKind::OutOfMemory {
+            format!("{error}; or set SMDDP_SHM=0 for all ranks to go over the network")
+        } else if card.netns != mine.netns {
             format!("its network namespace differs, so its unix socket is out of reach ({error})")
         } else if card.uid != mine.uid {
             format!("it runs as user {}, this process as user {} ({error})", card.uid, mine.uid)

@@ -11,9 +11,11 @@ from smddp.machine import size
 _OWN_FILES = 64
 # Two connections to each other rank.
 _FILES_OF_A_PEER = 2
-# What an interpreter with torch maps.
-_OWN_SPACE = 4 << 30
+# Bytes that an interpreter maps.
 _OWN_SPACE_WITHOUT_TORCH = 512 << 20
+# Of crates/smddp-transport/src/process: layout.rs and room.rs.
+_CONTROL = 256 << 20
+_LEAST_RESERVE = 32 << 20
 
 
 def staging(facts: Facts) -> int:
@@ -35,20 +37,36 @@ def open_files(facts: Facts) -> Finding:
     return ok(found)
 
 
+def _least(facts: Facts) -> int:
+    """Bytes of a rank's shared memory where limits leave no room for more."""
+    return _CONTROL + staging(facts) + _LEAST_RESERVE
+
+
 @of_rank("address space")
 def address_space(facts: Facts) -> Finding:
     limit, local = facts["limits"]["address space"], facts["launch"]["local size"]
     if limit is None:
         return ok("no limit")
-    # A rank maps the staging memory of all ranks of its node.
-    shared = local * staging(facts)
+    # A rank maps the memory of all ranks of its node, and half of the address space stays for the program.
+    least = 2 * local * _least(facts)
     found = f"limited to {size(limit)} (ulimit -v)"
-    means = "`no shared memory: Cannot allocate memory`, or an allocation that fails later"
-    if limit < _OWN_SPACE_WITHOUT_TORCH + shared:
-        return fail(f"{found}; a rank maps {size(shared)} of shared memory alone", means, "ulimit -v unlimited")
-    if limit < _OWN_SPACE + shared:
-        return warn(found, means, "ulimit -v unlimited")
-    return ok(found)
+    remedy = "ulimit -v unlimited"
+    if limit < _OWN_SPACE_WITHOUT_TORCH + least:
+        means = "ranks of a node reach each other over the network, which is slower, or no group is made"
+        return fail(f"{found}; {local} ranks need {size(least)} more to share memory", means, remedy)
+    means = "ranks reserve less shared memory, for smddp.empty and for calls at once; an allocation may fail later"
+    return warn(found, means, remedy)
+
+
+@of_rank("file size")
+def file_size(facts: Facts) -> Finding:
+    limit = facts["limits"]["file size"]
+    if limit is None:
+        return ok("no limit")
+    found, remedy = f"limited to {size(limit)} (ulimit -f); shared memory counts as a file", "ulimit -f unlimited"
+    if limit < _least(facts):
+        return fail(found, "ranks of a node reach each other over the network, which is slower", remedy)
+    return warn(found, "ranks reserve less shared memory: less room for smddp.empty; checkpoints may not fit", remedy)
 
 
 @of_rank("locked memory")

@@ -13,10 +13,22 @@ def shared_memory(facts: Facts) -> Finding:
     if facts["memfd"]:
         return fail(
             f"memfd_create, sealing or mapping failed: {facts['memfd']}",
-            "ranks of a node cannot share memory: no group is made",
+            "ranks of a node cannot share memory and reach each other over the network, which is slower",
             "memory or a limit is exhausted, or a seccomp profile forbids it: try outside the container",
         )
     return ok("memfd can be made, sealed and mapped")
+
+
+@of_rank("system calls")
+def system_calls(facts: Facts) -> Finding:
+    refused = {name: why for name, why in facts["refused calls"].items() if name != "memfd_create"}
+    if refused:
+        return fail(
+            "; ".join(f"{name}: {why}" for name, why in refused.items()),
+            "no group is made: `the system call ... failed`",
+            "a seccomp profile or a sandbox forbids them: allow them, or try outside the container",
+        )
+    return ok("all that a group needs are permitted")
 
 
 @of_rank("unix sockets")

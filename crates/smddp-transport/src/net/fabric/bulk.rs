@@ -134,8 +134,9 @@ impl Engine {
             return Err(format!("a place for {bytes} bytes lies outside the staging memory"));
         };
         if let Some((piece, count)) = self.by_writes(offered, bytes) {
-            self.numbers += count;
             let places = self.places(offset, bytes)?.into_iter().flat_map(|r| [r.address, r.key]);
+            // Behind the registration, which may fail: only writes that will come are counted.
+            self.numbers += count;
             let slot = self.grants.insert(Grant { peer, group, rank, seq, left: count });
             let body: Vec<u8> = [offered.id, slot, piece as u64]
                 .into_iter()
@@ -333,7 +334,67 @@ impl Engine {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::RawFd;
+    use std::sync::Arc;
+
+    use super::super::provider::{Context, Event, Limits, Rail, Registered};
+    use super::super::staging::Staging;
     use super::*;
+
+    /// A device that cannot register memory (its limit is reached).
+    struct Exhausted;
+
+    impl Rail for Exhausted {
+        fn limits(&self) -> Limits {
+            let (operations, receives, completions) = (64, 64, 256);
+            let (message, one_sided) = (8192, 1 << 20);
+            Limits { message, one_sided, operations, receives, completions, writes: true, patient: false }
+        }
+        fn address(&self) -> Vec<u8> {
+            Vec::new()
+        }
+        unsafe fn register(&mut self, _: *mut u8, _: usize) -> Result<Registered, String> {
+            Err("no memory region is left".to_owned())
+        }
+        fn insert(&mut self, _: &[u8]) -> Result<u64, String> {
+            Ok(0)
+        }
+        unsafe fn receive(&mut self, _: LocalMemory, _: Context) -> Result<Posted, String> {
+            Ok(Posted::Again)
+        }
+        unsafe fn send(&mut self, _: u64, _: LocalMemory, _: Context) -> Result<Posted, String> {
+            Ok(Posted::Again)
+        }
+        unsafe fn one_sided(
+            &mut self,
+            _: u64,
+            _: LocalMemory,
+            _: RemoteMemory,
+            _: Option<u32>,
+            _: Context,
+        ) -> Result<Posted, String> {
+            Ok(Posted::Again)
+        }
+        fn poll(&mut self, _: &mut Vec<Event>) {}
+        fn interest(&mut self) -> Option<RawFd> {
+            None
+        }
+    }
+
+    #[test]
+    fn failed_registrations_leave_room_for_later_payloads() {
+        let memory = Arc::new(vec![0u64; 1 << 10]);
+        let (at, bytes) = (memory.as_ptr().cast::<u8>().cast_mut(), 8 << 10);
+        let staging = Staging::new(at, bytes, memory.clone());
+        let mut engine = Engine::new("exhausted".to_owned(), vec![Exhausted], staging, 1, 1 << 20).unwrap();
+        let offered = Offered { id: 1, writes: Some(1 << 20), at: Vec::new() };
+        for _ in 0..200 {
+            let failed = engine.fetch(0, 1, 0, 0, bytes, (&offered, at));
+            assert_eq!(failed, Err("no memory region is left".to_owned()));
+            assert!(engine.may_fetch(&offered, bytes), "{} numbers are taken", engine.numbers);
+        }
+        assert_eq!(engine.numbers, 0);
+    }
 
     #[test]
     fn pieces_cover_a_payload_and_none_is_too_large() {

@@ -10,6 +10,8 @@ use libfabric_sys::{
     FI_MR_VIRT_ADDR, FI_MSG, FI_RMA, FI_THREAD_DOMAIN, Info, InfoList, Library, Missing, Version,
 };
 
+use crate::process::undisturbed;
+
 /// What the user and the machine say about it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
@@ -80,7 +82,7 @@ const EFA_NEEDS: Version = Version::new(1, 18);
 /// Looks for a fabric. The lines say what was found and why it is used or not, whatever the result.
 pub fn choose_provider(settings: &Settings) -> (Result<Provider, Unusable>, Vec<String>) {
     let mut lines = Vec::new();
-    let result = choose(settings, &mut lines);
+    let result = undisturbed("libfabric", || choose(settings, &mut lines));
     lines.push(match &result {
         Ok(choice) => {
             let why = match &settings.provider {

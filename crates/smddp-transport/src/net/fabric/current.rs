@@ -9,7 +9,7 @@ use super::staging::Staging;
 use super::wire::SharedEngine;
 use crate::fork::PerProcess;
 use crate::lock;
-use crate::process::Endpoint;
+use crate::process::{Endpoint, undisturbed};
 
 #[derive(Default)]
 struct Current {
@@ -33,7 +33,8 @@ pub(crate) fn shared(
     }
     let (choice, lines) = choose_provider(&settings()?);
     *found = lines;
-    let (name, rails) = ofi::open(&choice.map_err(|e| e.to_string())?)?;
+    let choice = choice.map_err(|e| e.to_string())?;
+    let (name, rails) = undisturbed("libfabric", || ofi::open(&choice))?;
     let new = Engine::new(name, rails, Staging::of(endpoint), peers, budget)?;
     let shared = Arc::new(Mutex::new(new));
     *engine = Arc::downgrade(&shared);

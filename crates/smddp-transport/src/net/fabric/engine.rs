@@ -169,6 +169,8 @@ pub(crate) struct Engine {
     pub(super) turn: usize,
     pub(super) events: Vec<Event>,
     pub(super) dead: Option<String>,
+    /// Messages without the magic number, which were dropped.
+    pub(super) foreign: u64,
     forks: u32,
     #[cfg(test)]
     pub(crate) careless: Option<Careless>,
@@ -251,6 +253,7 @@ impl Engine {
             turn: 0,
             events: Vec::new(),
             dead: None,
+            foreign: 0,
             forks: crate::fork::generation(),
             rails: boxed,
             #[cfg(test)]

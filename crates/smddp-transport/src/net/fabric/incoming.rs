@@ -7,6 +7,7 @@ use super::message::{HEAD, MessageHead, What};
 use super::pair::{Arrival, Item, Payload, split};
 use super::provider::Event;
 use crate::net::wire::{Destination, Sink};
+use crate::warn::warn;
 
 /// Frames of a class whose payloads are brought over at once.
 const AHEAD: usize = 4;
@@ -128,8 +129,16 @@ impl Engine {
         // SAFETY: the device has filled these bytes of the buffer and is done with it; nobody else uses it until it
         // is posted again, after this.
         let message = unsafe { std::slice::from_raw_parts(local.at.cast_const(), local.bytes) };
+        // Any process that the fabric lets send to this endpoint may have sent it: it must not end the groups of this process.
         let Some(head) = MessageHead::decode(message) else {
-            self.die("a message arrived that is none of ours");
+            self.foreign += 1;
+            if self.foreign == 1 {
+                warn(&format!(
+                    "dropped a message of {bytes} bytes that is not from smddp; further ones are dropped silently. Another program \
+                     can send to this rank's endpoint ({}): docs/security.md",
+                    self.name()
+                ));
+            }
             return;
         };
         let peer = self.peer(head.engine);

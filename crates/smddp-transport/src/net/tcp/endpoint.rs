@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Once, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use super::dial::advice;
@@ -20,7 +20,7 @@ use crate::process::callers::{Host, Stage};
 use crate::process::questions::{Question, tell};
 use crate::process::{Bell, Endpoint, Id, random};
 use crate::token::{Challenge, SALT, Token};
-use crate::warn::warn;
+use crate::warn::{note, warn};
 
 /// A connection that is not wanted, and why.
 type Refused = (Uninherited<TcpStream>, &'static str);
@@ -379,13 +379,22 @@ impl Drop for TcpEndpoint {
     }
 }
 
-/// A rank of a large group may need a connection to every other one; many systems allow 1,024 by default.
+/// Raises the soft limit on open files to the hard one: a rank of a large group may need a connection to every other one, and many
+/// systems allow 1,024 by default. The limit is never lowered again, since other code may hold descriptors above the old one.
 fn raise_descriptor_limit() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        use rustix::process::{Resource, getrlimit, setrlimit};
-        let mut limit = getrlimit(Resource::Nofile);
-        limit.current = limit.maximum;
-        let _ = setrlimit(Resource::Nofile, limit);
-    });
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    let before = limit.current;
+    if before == limit.maximum {
+        return;
+    }
+    limit.current = limit.maximum;
+    if setrlimit(Resource::Nofile, limit).is_ok() {
+        let number = |limit: Option<u64>| limit.map_or_else(|| "unlimited".to_owned(), |n| n.to_string());
+        note(&format!(
+            "raised the soft limit on open files of this process from {} to {}, its hard limit; child processes inherit it",
+            number(before),
+            number(limit.maximum)
+        ));
+    }
 }

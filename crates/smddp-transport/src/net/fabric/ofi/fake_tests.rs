@@ -41,7 +41,7 @@ impl Fake {
                 _turn: turn,
             }
         };
-        for what in 0..=knob::TAKES {
+        for what in 0..=knob::RUDE {
             (fake.set)(what, 0);
         }
         (fake.set)(knob::VERSION, version.packed().into());
@@ -73,6 +73,20 @@ fn efa_is_chosen_unasked_and_its_devices_are_rails_in_the_order_of_the_bus() {
     assert!(lines[0].starts_with(&format!("libfabric 2.1 at {PATH}")), "{lines:?}");
     assert!(lines.iter().any(|l| l.contains("rail rdmap16s27 (0000:10:1b.0), 100 Gbit/s")), "{lines:?}");
     assert!(lines.last().unwrap().contains("efa, the default where it is present"), "{lines:?}");
+}
+
+#[test]
+fn a_library_that_replaces_handlers_and_the_floating_point_mode_leaves_them_to_the_program() {
+    extern "C" fn handler(_: i32) {}
+    let fake = Fake::new(NEW, 1);
+    (fake.set)(knob::RUDE, 1);
+    let handler = handler as *const () as libc::sighandler_t;
+    // SAFETY: a handler that does nothing, for a signal that nothing sends.
+    unsafe { libc::signal(libc::SIGSTKFLT, handler) };
+    choose(&settings(None, None));
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::signal(libc::SIGSTKFLT, libc::SIG_DFL) }, handler);
+    assert!(std::hint::black_box(f32::MIN_POSITIVE) / 2.0 > 0.0, "denormals are flushed");
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::world::Random;
 use super::*;
 use crate::net::fabric::engine::{Careless, PING};
+use crate::net::fabric::provider::{LocalMemory, Posted, Rail as _};
 use crate::net::frame::{Frame, Kind};
 use crate::net::wire::{Destination, Sink, Ticket, Wire};
 
@@ -426,6 +427,50 @@ fn groups_share_an_engine_and_keep_their_frames_apart() {
         }
         assert_eq!(srd.violations(), []);
     }
+}
+
+/// Any program of the machine may be able to send to an endpoint of the fabric.
+#[test]
+fn messages_of_other_programs_are_dropped_and_end_no_group() {
+    struct Last(u64);
+    impl Sink for Last {
+        fn place(&mut self, _: usize, _: &Frame) -> Destination {
+            Destination::Drop
+        }
+        fn arrived(&mut self, _: usize, frame: &Frame) {
+            self.0 = frame.index;
+        }
+        fn sent(&mut self, _: Ticket) {}
+    }
+    let memory = Memory::new(2);
+    // The third device is not smddp's.
+    let srd = Srd::new(3, SrdScript::default());
+    let mut outsider = SrdRail::new(srd.0.clone(), 2);
+    let engines: Vec<_> = (0..2).map(|rank| srd.engine(rank, memory.staging(), 2).unwrap()).collect();
+    let mut wires = connect(&engines).unwrap();
+    let to = outsider.insert(&lock(&engines[1]).rails[0].address()).unwrap();
+    let mut garbage: Vec<u8> = (0..300).map(|i| (i * 7) as u8).collect();
+    // SAFETY: `garbage` lives until the end of this test, and nothing writes to it.
+    let desc = unsafe { outsider.register(garbage.as_mut_ptr(), garbage.len()) }.unwrap().desc;
+    let mut last = Last(0);
+    for round in 1..=8 {
+        for bytes in [0, 1, 20, 300] {
+            let local = LocalMemory { at: garbage.as_mut_ptr(), bytes, desc };
+            let mut events = Vec::new();
+            // SAFETY: as above.
+            while unsafe { outsider.send(to, local, 0) } == Ok(Posted::Again) {
+                outsider.poll(&mut events);
+            }
+        }
+        // SAFETY: no payload.
+        unsafe {
+            wires[0].send(1, &Frame { index: round, ..Frame::new(Kind::Credit, 1) }, std::ptr::null(), 0)
+        };
+        (0..500).for_each(|_| wires.iter_mut().for_each(|wire| _ = wire.poll(&mut last)));
+        assert_eq!(wires.iter().map(|wire| wire.broken().len()).collect::<Vec<_>>(), [0, 0]);
+        assert_eq!(last.0, round, "the group goes on");
+    }
+    assert_eq!(lock(&engines[1]).foreign, 8 * 4);
 }
 
 #[test]

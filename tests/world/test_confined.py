@@ -1,0 +1,60 @@
+"""Ranks under limits, seccomp filters and in sandboxes: there is a group, or the error names the limit."""
+
+from pathlib import Path
+
+import pytest
+from launching import outputs, ranks
+
+CONFINED = str(Path(__file__).with_name("confined.py"))
+GROUP = str(Path(__file__).with_name("small_group.py"))
+
+
+def confined(how: str, **environment: str) -> list[tuple[int, str]]:
+    ended = outputs(ranks([CONFINED, how, GROUP], 2, **environment))
+    if any(status == 77 for status, _ in ended):
+        pytest.skip("this user may not make a mount namespace")
+    return ended
+
+
+@pytest.mark.parametrize(
+    ("how", "path", "logged"),
+    [
+        ("no-proc", "shm", None),
+        ("address-space-34-gib", "shm", None),
+        ("address-space-2-gib", "shm", None),
+        ("file-size-512-mib", "shm", None),
+        ("address-space-1-gib", "tcp", "ulimit -v"),
+        ("no-files", "tcp", "ulimit -f"),
+        ("no-memfd", "tcp", "the system call memfd_create failed: Operation not permitted"),
+    ],
+)
+def test_a_confined_rank_gets_a_group_and_logs_why_it_shares_no_memory(how, path, logged):
+    for status, text in confined(how):
+        assert status == 0 and f"over {path}" in text, text
+        assert ("SMDDP WARN" in text) == (logged is not None) and (logged or "") in text, text
+
+
+def test_a_group_without_shared_memory_needs_no_memfd():
+    for status, text in confined("no-memfd", SMDDP_SHM="0"):
+        assert status == 0 and "over tcp" in text, text
+
+
+def test_a_rank_that_cannot_map_an_unlimited_peer_names_its_own_limit():
+    for status, text in confined("address-space-2-gib", CONFINED_RANK="1"):
+        last = text.strip().splitlines()[-1]
+        assert status == 1 and "ulimit -v" in last and "SMDDP_SHM=0" in last, text
+        assert "does not answer" not in last, "the peer is blamed: " + text
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("address-space-256-mib", ["ulimit -v", "MiB", "is in use"]),
+        ("no-eventfd", ["the system call eventfd2 failed", "seccomp"]),
+        ("no-epoll", ["the system call epoll_create1 failed", "seccomp"]),
+    ],
+)
+def test_no_group_is_an_error_that_names_the_limit_or_the_system_call(how, words):
+    for status, text in confined(how):
+        last = text.strip().splitlines()[-1]
+        assert status == 1 and all(word in last for word in words), text
