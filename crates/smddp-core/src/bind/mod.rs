@@ -25,7 +25,7 @@ use crate::head;
 use crate::key::Key;
 use crate::log::{self, Level};
 use crate::network::Known;
-use crate::reduce::Kernel;
+use crate::reduce::{DefaultFloatMode, Kernel};
 use crate::team::has_helpers;
 use crate::types::RedOp;
 
@@ -236,6 +236,8 @@ impl GroupFacts {
 
 /// What the planner decides about a call.
 pub(crate) fn decided(key: &Key, facts: &GroupFacts, config: &Config) -> Decision {
+    // Ranks in different modes must agree on costs, too.
+    let _mode = DefaultFloatMode::enter();
     let settings = config.plans();
     let formats = if key.exact { Formats::default() } else { settings.formats };
     decide(&key.shape(), &facts.group(), &Settings { formats, ..settings })

@@ -3,12 +3,14 @@
 //! A [`Kernel`] is resolved once, when a plan is bound, and then reduces any number of inputs in one pass, in
 //! the order given, with the same bits at every SIMD level. The only exception is the payload of a NaN where
 //! several inputs hold different NaNs at one place. Streaming (non-temporal) stores are the caller's choice.
+//! All arithmetic runs in the default floating-point mode ([`DefaultFloatMode`]), whatever the calling thread has set.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 mod coding;
 mod copy;
 mod element;
+mod float_mode;
 mod half;
 mod kernel;
 mod level;
@@ -20,6 +22,7 @@ mod tree;
 
 pub(crate) use self::coding::{decode, encode, round};
 use self::element::Finish;
+pub(crate) use self::float_mode::{DefaultFloatMode, set_default_float_mode};
 use self::kernel::{Call, Loop};
 use self::level::Level;
 use crate::team::share_out;
@@ -110,6 +113,25 @@ impl Kernel {
         scale: Option<u32>,
         stream: bool,
     ) {
+        let _mode = DefaultFloatMode::enter();
+        // SAFETY: the caller's contract.
+        unsafe { self.run_in_mode(dst, also, srcs, n, scale, stream) }
+    }
+
+    /// As [`Kernel::run`], in the mode of the calling thread.
+    ///
+    /// # Safety
+    /// As [`Kernel::run`].
+    #[inline]
+    unsafe fn run_in_mode(
+        &self,
+        dst: *mut u8,
+        also: *mut u8,
+        srcs: &[*const u8],
+        n: usize,
+        scale: Option<u32>,
+        stream: bool,
+    ) {
         debug_assert!(!srcs.is_empty());
         let finish = match scale {
             // A division by nobody cannot be meant; by one it is the identity.
@@ -136,6 +158,7 @@ pub(crate) unsafe fn premultiply(dtype: DType, dst: *mut u8, src: *const u8, n: 
     };
     let finish = Finish::Times(factor);
     let also = std::ptr::null_mut();
+    let _mode = DefaultFloatMode::enter();
     // SAFETY: one source; the caller's contract; the loop was resolved for a detected level.
     unsafe { run(&Call { dst, also, srcs: &[src], n: n * per, finish, stream: false }) };
     true
