@@ -17,6 +17,7 @@ mod consequence;
 mod deadline;
 mod death;
 mod dying;
+mod float_modes;
 mod fork;
 mod formats;
 mod groups;
@@ -50,6 +51,7 @@ fn rank_process() {
     match me.role.as_str() {
         "consequence" => consequence::rank(&me),
         "dying" => dying::rank(&me),
+        "float_modes" => float_modes::rank(&me),
         "fork" => fork::rank(&me),
         "leaving" => leaving::rank(&me),
         "p2p" => p2p::rank(&me),
