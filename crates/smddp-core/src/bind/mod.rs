@@ -19,7 +19,7 @@ pub(crate) use self::cache::Cache;
 pub(crate) use self::direct::{Direct, Staying};
 pub(crate) use self::staging::check;
 use crate::call::name_of;
-use crate::config::Config;
+use crate::config::{CanonicalOrder, Config};
 use crate::error::{Error, Result};
 use crate::head;
 use crate::key::Key;
@@ -27,7 +27,7 @@ use crate::log::{self, Level};
 use crate::network::Known;
 use crate::reduce::{DefaultFloatMode, Kernel};
 use crate::team::has_helpers;
-use crate::types::RedOp;
+use crate::types::{DType, RedOp};
 
 /// Blocks of one buffer, ready to be walked: numbers into the tables of [`Bound`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -215,6 +215,8 @@ pub(crate) struct GroupFacts {
     pub(crate) assumed: Network,
     /// What is known of the network between nodes; set before the first call, if at all, and to the same on all ranks.
     pub(crate) network: OnceLock<Known>,
+    /// Reductions are in canonical order, whatever the setting says; set as `network` is.
+    pub(crate) canonical: OnceLock<bool>,
 }
 
 impl GroupFacts {
@@ -229,6 +231,10 @@ impl GroupFacts {
         self.network.get().map_or(self.assumed, |known| Network { incast, ..known.network })
     }
 
+    fn is_canonical(&self) -> bool {
+        self.canonical.get().is_some_and(|&canonical| canonical)
+    }
+
     pub(crate) fn group(&self) -> Group<'_> {
         Group { topology: &self.topology, slot: self.slot, network: self.network() }
     }
@@ -240,7 +246,10 @@ pub(crate) fn decided(key: &Key, facts: &GroupFacts, config: &Config) -> Decisio
     let _mode = DefaultFloatMode::enter();
     let settings = config.plans();
     let formats = if key.exact { Formats::default() } else { settings.formats };
-    decide(&key.shape(), &facts.group(), &Settings { formats, ..settings })
+    // Integers and bools have the same bits in any order.
+    let by_order = !key.dtype.is_integer() && key.dtype != DType::Bool;
+    let canonical = settings.canonical || by_order && facts.is_canonical();
+    decide(&key.shape(), &facts.group(), &Settings { formats, canonical, ..settings })
 }
 
 /// A decision in words, as `smddp info` and tables have it.
@@ -293,11 +302,7 @@ pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<Bou
         ))
     })?;
     if decision.canonical && key.memory != Memory::Host {
-        return Err(Error::Invalid(format!(
-            "{}: SMDDP_CANONICAL_ORDER=1 is for memory of the host, and this is a device's, which reduces in the order of the ranks \
-             of each node",
-            name_of(key.collective)
-        )));
+        return Err(not_canonical_on_device(name_of(key.collective), config));
     }
     if key.memory == Memory::Reference && rewrites(&program) {
         return Err(Error::Invalid(format!(
@@ -321,6 +326,21 @@ pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<Bou
         bound.direct = Direct::new(&bound, key.collective, single_copy);
     }
     Ok(bound)
+}
+
+fn not_canonical_on_device(call: &str, config: &Config) -> Error {
+    Error::Invalid(if config.canonical == CanonicalOrder::Always {
+        format!(
+            "{call}: SMDDP_CANONICAL_ORDER=1 is for memory of the host, and this is a device's, which reduces in the order of the \
+             ranks of each node"
+        )
+    } else {
+        format!(
+            "{call}: nodes divide the ranks of this group differently from those of its sibling groups, so equal inputs would give \
+             them different bits; the canonical order, which prevents this, is for host memory only. Choose a mesh whose groups \
+             nodes divide alike, or set SMDDP_CANONICAL_ORDER=0 on all ranks to accept different bits"
+        )
+    })
 }
 
 /// Whoever gathers parameters to save them may not think of it.

@@ -1,4 +1,8 @@
-//! With SMDDP_CANONICAL_ORDER=1 a reduction has the same bits for every layout: those of a tree over the ranks.
+//! With SMDDP_CANONICAL_ORDER=1 a reduction has the same bits for every layout: those of a tree over the ranks. Without it, sibling
+//! groups have the same bits: those of one mesh dimension, made by one split.
+
+use std::collections::HashMap;
+use std::sync::Mutex;
 
 use half::{bf16, f16};
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp};
@@ -113,5 +117,56 @@ fn the_canonical_order_has_the_same_bits_for_every_algorithm_cut_split_and_wire(
         let mut ranks = start("canonical", 1, &environment, 4 * PATIENCE);
         ranks.hear(0, "done");
         ranks.finish([0]);
+    }
+}
+
+/// Worlds by the node of each rank: in a row, unevenly, and dealt in turns.
+const WORLDS: [(usize, [usize; 8]); 7] = [
+    (6, [0, 0, 0, 1, 1, 1, 9, 9]),
+    (6, [0, 1, 1, 2, 2, 2, 9, 9]),
+    (6, [0, 1, 0, 1, 0, 1, 9, 9]),
+    (8, [0, 0, 0, 0, 1, 1, 1, 1]),
+    (8, [0, 0, 0, 0, 0, 0, 1, 1]),
+    (8, [0, 0, 0, 1, 1, 1, 2, 2]),
+    (8, [0, 1, 2, 0, 1, 2, 0, 1]),
+];
+
+#[test]
+fn sibling_groups_have_the_same_bits_however_nodes_divide_them() {
+    for (n, nodes) in WORLDS {
+        let seen: Mutex<HashMap<_, Vec<u8>>> = Mutex::default();
+        over(Wire::Placed(nodes).links(n), PATIENCE, |comm| {
+            let me = comm.rank();
+            for columns in [n / 2, 2] {
+                // Groups of the mesh's columns, then of its rows.
+                for (dim, length, color, key) in
+                    [(0, n / columns, me % columns, me / columns), (1, columns, me / columns, me % columns)]
+                {
+                    let group = comm.split(Some(color as i64), key as i64).unwrap().unwrap();
+                    let at = |color: usize, key: usize| {
+                        nodes[if dim == 0 { key * columns + color } else { color * columns + key }]
+                    };
+                    let division = |color: usize| {
+                        let labels: Vec<usize> = (0..length).map(|key| at(color, key)).collect();
+                        let first = |label| labels.iter().position(|other| *other == label);
+                        labels.iter().map(|&label| first(label)).collect::<Vec<_>>()
+                    };
+                    let alike = (0..n / length).all(|other| division(other) == division(color));
+                    let path = group.path(Collective::AllReduce, DType::F32, 4096);
+                    let what = format!("nodes {nodes:?}, {columns} columns, dimension {dim}: {path}");
+                    assert_eq!(path.contains("canonical"), !alike && length > 2, "{what}");
+                    for (dtype, redop) in [(DType::F32, RedOp::Sum), (DType::BF16, RedOp::Avg)] {
+                        for collective in [Collective::AllReduce, Collective::ReduceScatter] {
+                            let found = reduced(&group, collective, dtype, redop, COUNTS[1], 0).unwrap().1;
+                            let place = if collective == Collective::AllReduce { 0 } else { group.rank() };
+                            let case = (columns, dim, dtype as u8, collective, place);
+                            let mut seen = seen.lock().unwrap();
+                            let first = seen.entry(case).or_insert_with(|| found.clone());
+                            assert!(*first == found, "{collective:?} {dtype:?} of rank {me}, {what}");
+                        }
+                    }
+                }
+            }
+        });
     }
 }
