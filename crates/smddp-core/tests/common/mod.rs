@@ -79,8 +79,6 @@ pub(crate) enum Wire {
     Far,
     /// Nodes of so many ranks: shared memory inside, sockets between them.
     Nodes(usize),
-    /// The same with the node of each rank.
-    Placed([usize; 8]),
     /// The same with what goes between nodes encrypted.
     Sealed(usize),
     /// Nodes of one rank over a simulated fabric of this seed, where messages are late and overtake each other.
@@ -103,7 +101,6 @@ impl Wire {
                 links
             }
             Wire::Nodes(each) => joined(size, |rank| node(rank, each), |_| None),
-            Wire::Placed(nodes) => joined(size, |rank| node(nodes[rank], 1), |_| None),
             Wire::Sealed(each) => joined(size, |rank| Means { encrypts: true, ..node(rank, each) }, |_| None),
             // A group of one rank has no wire.
             Wire::Srd(_) if size == 1 => Wire::Shm.links(size),

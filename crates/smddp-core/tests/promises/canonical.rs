@@ -1,13 +1,13 @@
 //! With SMDDP_CANONICAL_ORDER=1 a reduction has the same bits for every layout: those of a tree over the ranks. Without it, sibling
 //! groups have the same bits: those of one mesh dimension, made by one split.
 
-use std::collections::HashMap;
-use std::sync::Mutex;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use half::{bf16, f16};
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp};
 
 use crate::bits::data;
+use crate::common::group::world as world_of;
 use crate::common::procs::{Me, start};
 use crate::common::{PATIENCE, Wire, over};
 
@@ -121,52 +121,59 @@ fn the_canonical_order_has_the_same_bits_for_every_algorithm_cut_split_and_wire(
 }
 
 /// Worlds by the node of each rank: in a row, unevenly, and dealt in turns.
-const WORLDS: [(usize, [usize; 8]); 7] = [
-    (6, [0, 0, 0, 1, 1, 1, 9, 9]),
-    (6, [0, 1, 1, 2, 2, 2, 9, 9]),
-    (6, [0, 1, 0, 1, 0, 1, 9, 9]),
-    (8, [0, 0, 0, 0, 1, 1, 1, 1]),
-    (8, [0, 0, 0, 0, 0, 0, 1, 1]),
-    (8, [0, 0, 0, 1, 1, 1, 2, 2]),
-    (8, [0, 1, 2, 0, 1, 2, 0, 1]),
-];
+const WORLDS: [&str; 6] = ["000111", "000011", "012012", "00000011", "00011122", "01201201"];
+
+/// All ranks' values of one number.
+fn gathered(comm: &Communicator, mut value: u64) -> Vec<u64> {
+    let mut all = vec![0u64; comm.size()];
+    let input = Blocks::Flat { ptr: (&raw mut value).cast(), count: 1 };
+    let output = Blocks::Flat { ptr: all.as_mut_ptr().cast(), count: all.len() };
+    let (collective, dtype, redop) = (Collective::AllGather, DType::U64, RedOp::Sum);
+    let call = Call { collective, dtype, redop, root: 0, input, output };
+    // SAFETY: the buffers outlive the call, which is synchronous.
+    unsafe { comm.run(&call, Options::default()) }.unwrap();
+    all
+}
+
+/// One rank of a world whose nodes are named: every dimension of two meshes, equal inputs by place in the group.
+pub(crate) fn sibling(me: &Me) {
+    let world = std::env::var("SMDDP_TEST_NODES").unwrap();
+    let nodes: Vec<char> = world.chars().collect();
+    // SAFETY: nothing else of this process reads or writes its environment yet.
+    unsafe { std::env::set_var("SMDDP_NODE", nodes[me.rank].to_string()) };
+    let (comm, n) = (world_of(me, PATIENCE), me.size);
+    for columns in [n / 2, 2] {
+        let (row, column) = (me.rank / columns, me.rank % columns);
+        for (length, color, key) in [(n / columns, column, row), (columns, row, column)] {
+            let group = comm.split(Some(color as i64), key as i64).unwrap().unwrap();
+            // By the node of the group's ranks, numbered as they appear.
+            let division = group.nodes().iter().fold(0, |all, node| 8 * all + *node as u64);
+            let alike = gathered(&comm, division).iter().all(|other| *other == division);
+            let path = group.path(Collective::AllReduce, DType::F32, 4096);
+            let what = format!("nodes {world}, {columns} columns, groups of {length}: {path}");
+            assert_eq!(path.contains("canonical"), !alike && length > 2, "{what}");
+            let keys = gathered(&comm, key as u64);
+            for (dtype, redop) in [(DType::F32, RedOp::Sum), (DType::BF16, RedOp::Avg)] {
+                for collective in [Collective::AllReduce, Collective::ReduceScatter] {
+                    let found = reduced(&group, collective, dtype, redop, COUNTS[2], 0).unwrap().1;
+                    let mut hasher = DefaultHasher::new();
+                    found.hash(&mut hasher);
+                    let hash = hasher.finish();
+                    let others = gathered(&comm, hash);
+                    let compared = |k: u64| k == key as u64 || collective == Collective::AllReduce;
+                    let same = keys.iter().zip(others).all(|(k, other)| !compared(*k) || other == hash);
+                    assert!(same, "{collective:?} {dtype:?}, {what}");
+                }
+            }
+        }
+    }
+    comm.close();
+}
 
 #[test]
 fn sibling_groups_have_the_same_bits_however_nodes_divide_them() {
-    for (n, nodes) in WORLDS {
-        let seen: Mutex<HashMap<_, Vec<u8>>> = Mutex::default();
-        over(Wire::Placed(nodes).links(n), PATIENCE, |comm| {
-            let me = comm.rank();
-            for columns in [n / 2, 2] {
-                // Groups of the mesh's columns, then of its rows.
-                for (dim, length, color, key) in
-                    [(0, n / columns, me % columns, me / columns), (1, columns, me / columns, me % columns)]
-                {
-                    let group = comm.split(Some(color as i64), key as i64).unwrap().unwrap();
-                    let at = |color: usize, key: usize| {
-                        nodes[if dim == 0 { key * columns + color } else { color * columns + key }]
-                    };
-                    let division = |color: usize| {
-                        let labels: Vec<usize> = (0..length).map(|key| at(color, key)).collect();
-                        let first = |label| labels.iter().position(|other| *other == label);
-                        labels.iter().map(|&label| first(label)).collect::<Vec<_>>()
-                    };
-                    let alike = (0..n / length).all(|other| division(other) == division(color));
-                    let path = group.path(Collective::AllReduce, DType::F32, 4096);
-                    let what = format!("nodes {nodes:?}, {columns} columns, dimension {dim}: {path}");
-                    assert_eq!(path.contains("canonical"), !alike && length > 2, "{what}");
-                    for (dtype, redop) in [(DType::F32, RedOp::Sum), (DType::BF16, RedOp::Avg)] {
-                        for collective in [Collective::AllReduce, Collective::ReduceScatter] {
-                            let found = reduced(&group, collective, dtype, redop, COUNTS[1], 0).unwrap().1;
-                            let place = if collective == Collective::AllReduce { 0 } else { group.rank() };
-                            let case = (columns, dim, dtype as u8, collective, place);
-                            let mut seen = seen.lock().unwrap();
-                            let first = seen.entry(case).or_insert_with(|| found.clone());
-                            assert!(*first == found, "{collective:?} {dtype:?} of rank {me}, {what}");
-                        }
-                    }
-                }
-            }
-        });
+    for nodes in WORLDS {
+        let ranks = start("sibling", nodes.len(), &[("SMDDP_TEST_NODES", nodes)], PATIENCE);
+        ranks.finish(0..nodes.len());
     }
 }

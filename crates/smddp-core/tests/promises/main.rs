@@ -57,6 +57,7 @@ fn rank_process() {
         "p2p" => p2p::rank(&me),
         "algorithm" => algorithms::rank(&me),
         "canonical" => canonical::rank(&me),
+        "sibling" => canonical::sibling(&me),
         "formats" => formats::rank(&me),
         "alone" => groups::alone(&me),
         "groups" => groups::many(&me),
