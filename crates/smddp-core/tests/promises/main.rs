@@ -55,6 +55,7 @@ fn rank_process() {
         "fork" => fork::rank(&me),
         "leaving" => leaving::rank(&me),
         "p2p" => p2p::rank(&me),
+        "averages" => types::averages(&me),
         "algorithm" => algorithms::rank(&me),
         "canonical" => canonical::rank(&me),
         "sibling" => canonical::sibling(&me),
