@@ -360,7 +360,7 @@ def _device_of_default_group() -> torch.device | None:
 
 
 def _in_default_group(ranks: Sequence[int]) -> tuple[Any, list[int], list[list[int]]] | None:
-    """Return the default group's communicator, these ranks in it, and their sibling groups in a mesh (empty: none known).
+    """Return the default group's communicator, these ranks in it, and all groups of their mesh dimension, if known.
 
     None without a default group of smddp.
     """

@@ -1,4 +1,4 @@
-"""Groups of one mesh dimension give equal inputs equal bits, however nodes divide them: replicas stay replicas."""
+"""Groups of one mesh dimension give equal inputs equal bits, however nodes divide them."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ use smddp_plan::Formats;
 use crate::config::{CanonicalOrder, Config};
 use crate::log::{self, Level};
 
-/// Whether the group of `ranks` of a job needs the canonical order, and its siblings with it.
+/// Decides if the group of `ranks` of a job needs the canonical order, and its siblings with it.
 ///
-/// `nodes`: the node of each rank of the job. `siblings`: the ranks of all sibling groups; none: those that a mesh
-/// in rank order has. The answer is the same for all siblings.
+/// `nodes`: the node of each rank of the job. `siblings`: the ranks of all sibling groups; none: the groups of a
+/// mesh in rank order. The answer is the same for all siblings.
 pub(super) fn need_canonical_order(
     config: &Config,
     name: &str,

@@ -138,8 +138,8 @@ fn reduced(
     let collective = Collective::AllReduce;
     let call = Call { collective, dtype, redop, root: 0, input: given, output: taken };
     set_mode(set);
-    // SAFETY: the buffers outlive the call, which is over before this function returns or the test has failed.
     let outcome = match wait {
+        // SAFETY: the buffers outlive the call, which is over before this function returns or the test has failed.
         Wait::InCall => unsafe { comm.run(&call, Options::default()) },
         // SAFETY: as above.
         _ => unsafe { comm.start(&call, Options::default()) }.and_then(|work| {
