@@ -12,7 +12,7 @@ use std::thread::{self, Thread};
 use smddp_transport::fork::PerProcess;
 
 use crate::config::Config;
-use crate::reduce;
+use crate::float_mode::set_default_float_mode;
 use crate::turns::Turns;
 use crate::wait;
 
@@ -182,7 +182,7 @@ impl Team {
         let helper = &self.helpers[place];
         let _ = helper.thread.set(thread::current());
         stay_alone();
-        reduce::set_default_float_mode();
+        set_default_float_mode();
         let (mut last, mut looks) = (0, 0);
         loop {
             if let Some(turn) = self.turns.news(last) {

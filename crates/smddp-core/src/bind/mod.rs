@@ -21,11 +21,12 @@ pub(crate) use self::staging::check;
 use crate::call::name_of;
 use crate::config::{CanonicalOrder, Config};
 use crate::error::{Error, Result};
+use crate::float_mode::DefaultFloatMode;
 use crate::head;
 use crate::key::Key;
 use crate::log::{self, Level};
 use crate::network::Known;
-use crate::reduce::{DefaultFloatMode, Kernel};
+use crate::reduce::Kernel;
 use crate::team::has_helpers;
 use crate::types::{DType, RedOp};
 

@@ -8,11 +8,11 @@ use smddp_plan::format::GROUP;
 
 #[cfg(target_arch = "x86_64")]
 use super::avx2::Avx2;
-use super::float_mode::DefaultFloatMode;
 use super::half::Half;
 use super::level::{Isa, Level, Scalar};
 #[cfg(target_arch = "aarch64")]
 use super::neon::Neon;
+use crate::float_mode::DefaultFloatMode;
 
 /// Elements that are converted at a time.
 const WIDTH: usize = 16;

@@ -10,7 +10,6 @@ mod avx2;
 mod coding;
 mod copy;
 mod element;
-mod float_mode;
 mod half;
 mod kernel;
 mod level;
@@ -22,9 +21,9 @@ mod tree;
 
 pub(crate) use self::coding::{decode, encode, round};
 use self::element::Finish;
-pub(crate) use self::float_mode::{DefaultFloatMode, set_default_float_mode};
 use self::kernel::{Call, Loop};
 use self::level::Level;
+use crate::float_mode::DefaultFloatMode;
 use crate::team::share_out;
 use crate::types::{DType, RedOp};
 

@@ -5,7 +5,8 @@
 
 use std::mem::MaybeUninit;
 
-use super::{DefaultFloatMode, Kernel};
+use super::Kernel;
+use crate::float_mode::DefaultFloatMode;
 
 /// Bytes of a piece; whole cache lines, and elements.
 const PIECE: usize = 4 << 10;
