@@ -395,3 +395,33 @@ fn rewrites(program: &Program) -> bool {
     written.dedup();
     written.len() < all
 }
+
+#[cfg(test)]
+mod tests {
+    use smddp_plan::{Collective, Counts, Topology};
+
+    use super::*;
+
+    #[test]
+    fn device_sums_are_refused_where_sibling_groups_need_the_canonical_order() {
+        let topology = Topology::from_labels(&[0, 0, 1]);
+        let (reach, assumed) = (Arc::new(Reach::near(0, 3)), GroupFacts::assumed(""));
+        let (network, canonical) = (OnceLock::new(), OnceLock::from(true));
+        let facts = GroupFacts { rank: 0, topology, slot: 0, reach, assumed, network, canonical };
+        let key = |collective, dtype, memory| {
+            let counts = Counts::Even(1000);
+            Key { collective, dtype, redop: 0, root: 0, factor: 0, counts, memory, site: 0, exact: false }
+        };
+        let bound = |collective, dtype, memory| {
+            bind(&key(collective, dtype, memory), &facts, &Config::default()).map(drop)
+        };
+        let error = bound(Collective::AllReduce, DType::F32, Memory::Bounced).unwrap_err().to_string();
+        for part in ["all_reduce", "sibling groups", "SMDDP_CANONICAL_ORDER=0"] {
+            assert!(error.contains(part), "{error}");
+        }
+        // Their bits depend on no order.
+        assert_eq!(bound(Collective::AllReduce, DType::I32, Memory::Bounced), Ok(()));
+        assert_eq!(bound(Collective::AllGather, DType::F32, Memory::Bounced), Ok(()));
+        assert_eq!(bound(Collective::AllReduce, DType::F32, Memory::Host), Ok(()));
+    }
+}
