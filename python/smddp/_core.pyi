@@ -103,12 +103,14 @@ class Comm:
         rank: int,
         size: int,
         timeout: float,
-        known: tuple[Comm, Sequence[int]] | None = None,
+        known: tuple[Comm, Sequence[int], Sequence[Sequence[int]]] | None = None,
     ) -> Comm:
         """This rank's end of a group whose ranks all do this over the same store.
 
         call: what the user called for it, as errors name it. known: a group in which all of them are already, and their
-        ranks there; it knows who is dead, and who does what.
+        ranks there; it knows who is dead, and who does what. Then the ranks there of all groups of the same mesh
+        dimension; empty: those of a mesh in rank order. Where nodes divide these groups differently, reductions are in
+        canonical order.
         Raises CollectiveTimeoutError naming the ranks that did not come within `timeout` seconds, PeerLostError naming
         one that came and is gone, TopologyError where ranks cannot reach each other or one of them could not make the
         group at all, and whatever the store raises.
@@ -192,7 +194,10 @@ _Array = Any
 """numpy.ndarray, or anything with the buffer protocol or __dlpack__, contiguous, on the host or a CUDA device."""
 
 _Reduction = str | tuple[str, float]
-"""sum, avg, min, max, prod, band, bor, bxor, or ("premul_sum", factor)."""
+"""sum, avg, min, max, prod, band, bor, bxor, or ("premul_sum", factor).
+
+avg of integers divides the wrapped sum, truncating: partial sums travel in the array's own type.
+"""
 
 @final
 class AtOnce:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import FrameType
@@ -57,6 +57,24 @@ def current_request() -> Request:
             return Request(backends, names.get("pg"), names.get("device_id"))
         frame = frame.f_back
     return Request()
+
+
+def mesh_siblings(ranks: Sequence[int]) -> list[list[int]]:
+    """Return the ranks of all groups of the mesh dimension for which torch is making the group of `ranks`.
+
+    torch's DeviceMesh keeps them in a local variable. Empty for other callers.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        is_mesh = frame.f_globals.get("__name__") == "torch.distributed.device_mesh"
+        rows = frame.f_locals.get("pg_ranks_by_dim") if is_mesh else None
+        if isinstance(rows, torch.Tensor):
+            listed = rows.tolist()
+            for groups in (listed, [sorted(group) for group in listed]):
+                if list(ranks) in groups:
+                    return groups
+        frame = frame.f_back
+    return []
 
 
 def others(

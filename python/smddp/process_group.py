@@ -24,7 +24,7 @@ from smddp._register import NAME
 from smddp.abilities import answering
 from smddp.at_once import at_once
 from smddp.collectives import SmddpCollectives
-from smddp.devices import Request, current_request, device_backend, others
+from smddp.devices import Request, current_request, device_backend, mesh_siblings, others
 from smddp.ending import hear_of_ends
 from smddp.listening import Listened
 from smddp.options import gather_options, seconds
@@ -359,11 +359,14 @@ def _device_of_default_group() -> torch.device | None:
     return default._request.device_id if isinstance(default, SmddpProcessGroup) else None
 
 
-def _in_default_group(ranks: Sequence[int]) -> tuple[Any, list[int]] | None:
-    """The communicator of the default group and these ranks in it, where there is one: it knows who of them is dead."""
+def _in_default_group(ranks: Sequence[int]) -> tuple[Any, list[int], list[list[int]]] | None:
+    """Return the default group's communicator, these ranks in it, and all groups of their mesh dimension, if known.
+
+    None without a default group of smddp.
+    """
     default = dist_c10d.GroupMember.WORLD
     comm = default.communicator if isinstance(default, SmddpProcessGroup) else None
-    return (comm, list(ranks)) if isinstance(comm, core().Comm) else None
+    return (comm, list(ranks), mesh_siblings(ranks)) if isinstance(comm, core().Comm) else None
 
 
 def _ordinal(device: torch.device | None) -> int | None:

@@ -46,12 +46,12 @@ def connect(
     size: int,
     timeout: float,
     global_ranks: Sequence[int] | None,
-    known: tuple[Any, Sequence[int]] | None = None,
+    known: tuple[Any, Sequence[int], Sequence[Sequence[int]]] | None = None,
 ) -> Any:
     """Make this rank's communicator of the group `name`.
 
     call: what the user called for it, as errors name it. known: the communicator of a group in which all of them are
-    already, and their ranks there; it knows who is dead, and who does what.
+    already, their ranks there, and the ranks there of all groups of the same mesh dimension (see `Comm.make`).
     Raises CollectiveTimeoutError naming the ranks that did not come within `timeout` seconds, PeerLostError naming one
     that came and is gone, TopologyError where ranks cannot reach each other or one of them could not make the group at
     all.

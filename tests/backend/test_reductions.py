@@ -185,3 +185,34 @@ def test_sparse_tensors_are_summed_whatever_the_default_device_is():
     with torch.device("meta"):
         dist.group.WORLD.allreduce([tensor]).wait()
     same(tensor.to_dense(), torch.eye(2) * 2)
+
+
+@on_ranks(2)
+def test_denormals_are_kept_where_torch_flushes_them():
+    """torch's own kernels of this thread flush them; a sum that other ranks get, too, is the same on all."""
+    tiny = torch.finfo(torch.float32).tiny
+    source = torch.full((1000,), tiny / 4)
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor cannot flush denormals")
+    try:
+        for async_op in (False, True):
+            tensor = source.view(torch.int32).clone().view(torch.float32)
+            work = dist.all_reduce(tensor, async_op=async_op)
+            if async_op:
+                work.wait()
+            # As bits: torch takes the flushed for zeros.
+            assert tensor.view(torch.int32).unique().tolist() == [1 << 22]
+            assert (torch.ones(1) * tiny / 2).item() == 0, "the caller's mode"
+    finally:
+        torch.set_flush_denormal(False)
+
+
+@on_ranks(2)
+def test_integer_averages_divide_the_wrapped_sum():
+    """Partial sums travel in the tensor's own type, as in NCCL."""
+    tensor = torch.tensor([60_000, 3], dtype=torch.uint16)
+    dist.all_reduce(tensor, dist.ReduceOp.AVG)
+    assert tensor.tolist() == [(120_000 - 65_536) // 2, 3]
+    tensor = torch.tensor([100, -3], dtype=torch.int8)
+    dist.all_reduce(tensor, dist.ReduceOp.AVG)
+    assert tensor.tolist() == [-28, -3]

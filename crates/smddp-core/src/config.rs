@@ -14,7 +14,7 @@ use smddp_transport::SingleCopy;
 use smddp_transport::interface::{Family, Wanted};
 use smddp_transport::joint::Between;
 
-pub use self::values::{DevicePath, parse_bytes};
+pub use self::values::{CanonicalOrder, DevicePath, parse_bytes};
 use self::values::{
     Written, a_second_or_more, algorithm, as_it_is, bytes, micros, named, operations, port, seconds, some,
     tune, up_to_64, wanted,
@@ -100,8 +100,9 @@ settings! {
     /// all_gather:64k-4m:@hier#all_reduce:0-32k:host:[8]:@tree; or the name of a file with such lines
     SMDDP_TUNE = "", shared, tune: Table = tune;
     /// 1: reductions combine the ranks' values in one order, a tree over the group's ranks, whatever the algorithm, the size, the
-    /// wire and the split into nodes: the same bits on any of them (docs/reproducibility.md)
-    SMDDP_CANONICAL_ORDER = "0", shared, canonical: bool = named;
+    /// wire and the split into nodes: the same bits on any of them; auto: in groups of a mesh dimension or a split that nodes divide
+    /// differently; 0: never (docs/reproducibility.md)
+    SMDDP_CANONICAL_ORDER = "auto", shared, canonical: CanonicalOrder = named;
     /// how all_gather, reduce_scatter and all_reduce of 32-bit floats, 64 KiB and more, travel between nodes: bf16, f16 or int8
     /// (a scale for each 256), or by collective: all_gather=bf16,reduce_scatter=int8; empty: as they are (docs/formats.md)
     SMDDP_WIRE_FORMAT = "", shared, formats: Formats = Formats::parse;
@@ -266,7 +267,7 @@ impl Config {
             tune: Some(&self.tune),
             segment: self.segment,
             staging: self.staging,
-            canonical: self.canonical,
+            canonical: self.canonical == CanonicalOrder::Always,
             formats: self.formats,
         }
     }
@@ -286,7 +287,7 @@ impl Config {
             );
             return Err(bad("SMDDP_SEGMENT_BYTES", &get("SMDDP_SEGMENT_BYTES").unwrap_or_default(), &want));
         }
-        if config.canonical && config.formats != Formats::default() {
+        if config.canonical == CanonicalOrder::Always && config.formats != Formats::default() {
             let want =
                 "nothing with SMDDP_CANONICAL_ORDER=1: what is rounded depends on the split into nodes";
             return Err(bad("SMDDP_WIRE_FORMAT", &config.formats.to_string(), want));

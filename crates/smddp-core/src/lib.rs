@@ -13,6 +13,7 @@ mod driver;
 mod error;
 mod exact;
 mod exec;
+mod float_mode;
 #[cfg(test)]
 mod for_tests;
 #[cfg(any(test, fuzzing))]

@@ -115,7 +115,15 @@ mod tests {
         let topology = Topology::single(2);
         let reach = Arc::new(Reach::near(0, 2));
         let assumed = GroupFacts::assumed("");
-        let facts = GroupFacts { rank: 0, topology, slot: 0, reach, assumed, network: OnceLock::new() };
+        let facts = GroupFacts {
+            rank: 0,
+            topology,
+            slot: 0,
+            reach,
+            assumed,
+            network: OnceLock::new(),
+            canonical: OnceLock::new(),
+        };
         let key = Key::of(call, Counts::Whole(3), (Memory::Host, 0));
         let bound = bind(&key, &facts, &Config::default()).unwrap();
         Operation { repeat: Repeat::of(call), ..Operation::new(Arc::new(bound)) }

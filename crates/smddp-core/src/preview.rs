@@ -57,7 +57,15 @@ impl<'a> Absent<'a> {
         // Nothing goes any way.
         let reach = Arc::new(Reach::near(0, topology.size()));
         Self {
-            facts: GroupFacts { rank: 0, topology, slot, reach, assumed: network, network: OnceLock::new() },
+            facts: GroupFacts {
+                rank: 0,
+                topology,
+                slot,
+                reach,
+                assumed: network,
+                network: OnceLock::new(),
+                canonical: OnceLock::new(),
+            },
             config,
         }
     }

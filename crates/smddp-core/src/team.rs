@@ -13,6 +13,7 @@ use std::thread::{self, Thread};
 use smddp_transport::fork::PerProcess;
 
 use crate::config::Config;
+use crate::float_mode::set_default_float_mode;
 use crate::sync::lock;
 use crate::turns::Turns;
 use crate::wait;
@@ -197,6 +198,7 @@ impl Team {
         let helper = &self.helpers[place];
         let _ = helper.thread.set(thread::current());
         stay_alone();
+        set_default_float_mode();
         let (mut last, mut looks) = (0, 0);
         loop {
             if let Some(turn) = self.turns.news(last) {

@@ -70,6 +70,7 @@ impl DType {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RedOp {
     Sum,
+    /// Integers: the sum modulo 2^bits, divided, truncating. Partial sums travel in the element type, so none is wider.
     Avg,
     PremulSum(f64),
     Min,

@@ -22,6 +22,9 @@ pub(crate) struct Comm {
     comm: Communicator,
 }
 
+/// A group in which all ranks of a new one are, their ranks there, and those of its sibling groups.
+type KnownGroup<'py> = (PyRef<'py, Comm>, Vec<usize>, Vec<Vec<usize>>);
+
 pub(crate) fn collective_of(code: u8) -> PyResult<Collective> {
     Collective::ALL
         .get(code as usize)
@@ -55,12 +58,13 @@ impl Comm {
         rank: usize,
         size: usize,
         timeout: f64,
-        known: Option<(PyRef<'_, Self>, Vec<usize>)>,
+        known: Option<KnownGroup<'_>>,
     ) -> PyResult<Self> {
-        let known = known.map(|(group, ranks)| (group.comm.clone(), ranks));
+        let siblings = known.as_ref().map(|(_, _, siblings)| siblings.clone()).unwrap_or_default();
+        let known = known.map(|(group, ranks, _)| (group.comm.clone(), ranks));
         let store = PyStore::new(store, (call, name), seconds(timeout), known.clone());
         let made = py.detach(|| {
-            let known = known.as_ref().map(|(group, ranks)| Known { group, ranks });
+            let known = known.as_ref().map(|(group, ranks)| Known { group, ranks, siblings: &siblings });
             Communicator::make(&store, (call, name), rank, size, seconds(timeout), known)
         });
         let comm = made.map_err(|error| store.raised(&error).unwrap_or_else(|| raise(py, error)))?;

@@ -149,7 +149,7 @@ impl PyStore {
         let (group, ranks) = self.known.as_ref()?;
         let (call, name, ..) = &self.making;
         let first: Vec<usize> = (0..ranks.len().min(WATCHED)).collect();
-        Known { group, ranks }.lost((call, name), &first)
+        Known { group, ranks, siblings: &[] }.lost((call, name), &first)
     }
 
     /// Nothing more is asked; what the thread is in ends with the process at the latest.

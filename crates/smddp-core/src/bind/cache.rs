@@ -89,7 +89,15 @@ mod tests {
         let topology = Topology::single(256);
         let reach = Arc::new(Reach::near(0, topology.size()));
         let assumed = GroupFacts::assumed("");
-        let facts = GroupFacts { rank: 0, topology, slot: 0, reach, assumed, network: OnceLock::new() };
+        let facts = GroupFacts {
+            rank: 0,
+            topology,
+            slot: 0,
+            reach,
+            assumed,
+            network: OnceLock::new(),
+            canonical: OnceLock::new(),
+        };
         let key = |count: usize| {
             let (collective, dtype, memory) = (Collective::AllToAll, DType::F32, Memory::Host);
             let counts = Counts::Even(count);

@@ -220,8 +220,15 @@ mod tests {
             .map(|rank| {
                 let (reach, network) = (Arc::new(Reach::near(rank, topology.size())), OnceLock::new());
                 let assumed = GroupFacts::assumed("");
-                let facts =
-                    GroupFacts { rank, topology: topology.clone(), slot: 4096, reach, assumed, network };
+                let facts = GroupFacts {
+                    rank,
+                    topology: topology.clone(),
+                    slot: 4096,
+                    reach,
+                    assumed,
+                    network,
+                    canonical: OnceLock::new(),
+                };
                 let (counts, memory, dtype) = (Counts::Even(count), Memory::Host, DType::F32);
                 let key = Key {
                     collective,
@@ -278,8 +285,15 @@ mod tests {
     fn all_stay(collective: Collective, algorithm: Algorithm) -> bool {
         let topology = Topology::from_labels(&[0, 1, 2, 3]);
         let (reach, network) = (Arc::new(Reach::near(0, 4)), OnceLock::new());
-        let facts =
-            GroupFacts { rank: 0, topology, slot: 0, reach, assumed: GroupFacts::assumed(""), network };
+        let facts = GroupFacts {
+            rank: 0,
+            topology,
+            slot: 0,
+            reach,
+            assumed: GroupFacts::assumed(""),
+            network,
+            canonical: OnceLock::new(),
+        };
         let redop = if collective.reduces() { RedOp::Sum.code() } else { 0 };
         let (counts, memory, dtype) = (Counts::Even(1 << 20), Memory::Host, DType::F32);
         let key = Key { collective, dtype, redop, root: 0, factor: 0, counts, memory, site: 0, exact: false };

@@ -20,15 +20,16 @@ pub(crate) use self::cache::Cache;
 pub(crate) use self::direct::{Direct, Staying};
 pub(crate) use self::staging::check;
 use crate::call::name_of;
-use crate::config::Config;
+use crate::config::{CanonicalOrder, Config};
 use crate::error::{Error, Result};
+use crate::float_mode::DefaultFloatMode;
 use crate::head;
 use crate::key::Key;
 use crate::log::{self, Level};
 use crate::network::Known;
 use crate::reduce::Kernel;
 use crate::team::has_helpers;
-use crate::types::RedOp;
+use crate::types::{DType, RedOp};
 
 /// Blocks of one buffer, ready to be walked: numbers into the tables of [`Bound`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,6 +217,8 @@ pub(crate) struct GroupFacts {
     pub(crate) assumed: Network,
     /// What is known of the network between nodes; set before the first call, if at all, and to the same on all ranks.
     pub(crate) network: OnceLock<Known>,
+    /// Reductions are in canonical order, whatever the setting says; set as `network` is.
+    pub(crate) canonical: OnceLock<bool>,
 }
 
 impl GroupFacts {
@@ -230,6 +233,10 @@ impl GroupFacts {
         self.network.get().map_or(self.assumed, |known| Network { incast, ..known.network })
     }
 
+    fn is_canonical(&self) -> bool {
+        self.canonical.get().is_some_and(|&canonical| canonical)
+    }
+
     pub(crate) fn group(&self) -> Group<'_> {
         Group { topology: &self.topology, slot: self.slot, network: self.network() }
     }
@@ -237,9 +244,14 @@ impl GroupFacts {
 
 /// What the planner decides about a call.
 pub(crate) fn decided(key: &Key, facts: &GroupFacts, config: &Config) -> Decision {
+    // Ranks in different modes must agree on costs, too.
+    let _mode = DefaultFloatMode::enter();
     let settings = config.plans();
     let formats = if key.exact { Formats::default() } else { settings.formats };
-    decide(&key.shape(), &facts.group(), &Settings { formats, ..settings })
+    // Integers and bools have the same bits in any order.
+    let by_order = !key.dtype.is_integer() && key.dtype != DType::Bool;
+    let canonical = settings.canonical || by_order && facts.is_canonical();
+    decide(&key.shape(), &facts.group(), &Settings { formats, canonical, ..settings })
 }
 
 /// A decision in words, as `smddp info` and tables have it.
@@ -292,11 +304,7 @@ pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<Bou
         ))
     })?;
     if decision.canonical && key.memory != Memory::Host {
-        return Err(Error::Invalid(format!(
-            "{}: SMDDP_CANONICAL_ORDER=1 is for memory of the host, and this is a device's, which reduces in the order of the ranks \
-             of each node",
-            name_of(key.collective)
-        )));
+        return Err(not_canonical_on_device(name_of(key.collective), config));
     }
     if key.memory == Memory::Reference && rewrites(&program) {
         return Err(Error::Invalid(format!(
@@ -320,6 +328,21 @@ pub(crate) fn bind(key: &Key, facts: &GroupFacts, config: &Config) -> Result<Bou
         bound.direct = Direct::new(&bound, key.collective, single_copy);
     }
     Ok(bound)
+}
+
+fn not_canonical_on_device(call: &str, config: &Config) -> Error {
+    Error::Invalid(if config.canonical == CanonicalOrder::Always {
+        format!(
+            "{call}: SMDDP_CANONICAL_ORDER=1 is for memory of the host, and this is a device's, which reduces in the order of the \
+             ranks of each node"
+        )
+    } else {
+        format!(
+            "{call}: nodes divide the ranks of this group differently from those of its sibling groups, so equal inputs would give \
+             them different bits; the canonical order, which prevents this, is for host memory only. Choose a mesh whose groups \
+             nodes divide alike, or set SMDDP_CANONICAL_ORDER=0 on all ranks to accept different bits"
+        )
+    })
 }
 
 /// Whoever gathers parameters to save them may not think of it.
@@ -373,4 +396,34 @@ fn rewrites(program: &Program) -> bool {
     written.sort_unstable();
     written.dedup();
     written.len() < all
+}
+
+#[cfg(test)]
+mod tests {
+    use smddp_plan::{Collective, Counts, Topology};
+
+    use super::*;
+
+    #[test]
+    fn device_sums_are_refused_where_sibling_groups_need_the_canonical_order() {
+        let topology = Topology::from_labels(&[0, 0, 1]);
+        let (reach, assumed) = (Arc::new(Reach::near(0, 3)), GroupFacts::assumed(""));
+        let (network, canonical) = (OnceLock::new(), OnceLock::from(true));
+        let facts = GroupFacts { rank: 0, topology, slot: 0, reach, assumed, network, canonical };
+        let key = |collective, dtype, memory| {
+            let counts = Counts::Even(1000);
+            Key { collective, dtype, redop: 0, root: 0, factor: 0, counts, memory, site: 0, exact: false }
+        };
+        let bound = |collective, dtype, memory| {
+            bind(&key(collective, dtype, memory), &facts, &Config::default()).map(drop)
+        };
+        let error = bound(Collective::AllReduce, DType::F32, Memory::Bounced).unwrap_err().to_string();
+        for part in ["all_reduce", "sibling groups", "SMDDP_CANONICAL_ORDER=0"] {
+            assert!(error.contains(part), "{error}");
+        }
+        // Their bits depend on no order.
+        assert_eq!(bound(Collective::AllReduce, DType::I32, Memory::Bounced), Ok(()));
+        assert_eq!(bound(Collective::AllGather, DType::F32, Memory::Bounced), Ok(()));
+        assert_eq!(bound(Collective::AllReduce, DType::F32, Memory::Host), Ok(()));
+    }
 }

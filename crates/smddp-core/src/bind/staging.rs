@@ -55,8 +55,15 @@ mod tests {
         let nodes: Vec<usize> = (0..40).map(|rank| rank / each).collect();
         let topology = Topology::from_labels(&nodes);
         let (reach, network) = (Arc::new(Reach::near(0, topology.size())), OnceLock::new());
-        let facts =
-            GroupFacts { rank: 0, topology, slot: 0, reach, assumed: GroupFacts::assumed(""), network };
+        let facts = GroupFacts {
+            rank: 0,
+            topology,
+            slot: 0,
+            reach,
+            assumed: GroupFacts::assumed(""),
+            network,
+            canonical: OnceLock::new(),
+        };
         let counts = Counts::Even(16 << 20);
         let (collective, dtype, memory) = (Collective::AllToAll, DType::F32, Memory::Host);
         let key =

@@ -115,7 +115,8 @@ impl Communicator {
         let topology = Topology::from_labels(nodes);
         let (slot, assumed) = (group.slot_bytes(), GroupFacts::assumed(&way));
         let reach = group.reach().clone();
-        let facts = GroupFacts { rank, topology, slot, reach, assumed, network: OnceLock::new() };
+        let (network, canonical) = (OnceLock::new(), OnceLock::new());
+        let facts = GroupFacts { rank, topology, slot, reach, assumed, network, canonical };
         let (sleeper, board) = (group.sleeper(), group.board());
         let config = Config::get().unwrap_or_else(|_| {
             static FALLBACK: OnceLock<Config> = OnceLock::new();

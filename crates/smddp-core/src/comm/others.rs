@@ -10,6 +10,11 @@ use crate::error::Error;
 use crate::report;
 
 impl Communicator {
+    /// Reductions are in canonical order, whatever the setting says. Before the first call, and the same on all ranks.
+    pub(crate) fn set_canonical_order(&self) {
+        let _ = self.0.facts.canonical.set(true);
+    }
+
     /// Ranks that ended without a goodbye, as far as this process knows, each as errors name it. `awaited`: looked after from
     /// now on.
     pub fn dead(&self, awaited: &[usize]) -> Vec<(usize, String)> {

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use smddp_transport::fork::PerProcess;
 
 use super::Inner;
+use crate::float_mode::set_default_float_mode;
 use crate::sync::lock;
 use crate::team;
 use crate::wait::{AboutToSleep, Backoff, Rounds, SpinPolicy, longest};
@@ -79,6 +80,7 @@ const SOON: Duration = Duration::from_millis(2);
 
 fn run() {
     team::stay_alone();
+    set_default_float_mode();
     let mut comms: Vec<Arc<Inner>> = Vec::new();
     let mut seen = 0;
     loop {

@@ -128,6 +128,20 @@ impl Named for SingleCopy {
         &[("auto", Self::Auto), ("0", Self::Never), ("1", Self::Always)];
 }
 
+/// Groups whose reductions are in canonical order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CanonicalOrder {
+    /// Sibling groups that nodes divide differently.
+    Auto,
+    Never,
+    Always,
+}
+
+impl Named for CanonicalOrder {
+    const NAMES: &'static [(&'static str, Self)] =
+        &[("auto", Self::Auto), ("0", Self::Never), ("1", Self::Always)];
+}
+
 /// How device memory goes within a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DevicePath {

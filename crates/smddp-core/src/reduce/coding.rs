@@ -12,6 +12,7 @@ use super::half::Half;
 use super::level::{Isa, Level, Scalar};
 #[cfg(target_arch = "aarch64")]
 use super::neon::Neon;
+use crate::float_mode::DefaultFloatMode;
 
 /// Elements that are converted at a time.
 const WIDTH: usize = 16;
@@ -21,6 +22,7 @@ const WIDTH: usize = 16;
 /// # Safety
 /// `src` is readable for `n` f32, `dst` writable for `format.bytes(n)` bytes, and they do not overlap. No alignment is needed.
 pub(crate) unsafe fn encode(format: Format, dst: *mut u8, src: *const u8, n: usize) {
+    let _mode = DefaultFloatMode::enter();
     // SAFETY: the caller's contract; the level was detected.
     unsafe { encode_at(Level::best(), format, dst, src, n) }
 }
@@ -30,6 +32,7 @@ pub(crate) unsafe fn encode(format: Format, dst: *mut u8, src: *const u8, n: usi
 /// # Safety
 /// `src` is readable for `format.bytes(n)` bytes, `dst` writable for `n` f32, and they do not overlap. No alignment is needed.
 pub(crate) unsafe fn decode(format: Format, dst: *mut u8, src: *const u8, n: usize) {
+    let _mode = DefaultFloatMode::enter();
     // SAFETY: the caller's contract; the level was detected.
     unsafe { decode_at(Level::best(), format, dst, src, n) }
 }
@@ -39,14 +42,15 @@ pub(crate) unsafe fn decode(format: Format, dst: *mut u8, src: *const u8, n: usi
 /// # Safety
 /// `src` is readable and `dst` writable for `n` f32; they are the same or do not overlap. No alignment is needed.
 pub(crate) unsafe fn round(format: Format, dst: *mut u8, src: *const u8, n: usize) {
+    let (level, _mode) = (Level::best(), DefaultFloatMode::enter());
     let mut coded = [0u8; Format::Bf16.bytes(GROUP)];
     for first in (0..n).step_by(GROUP) {
         let (count, byte) = (GROUP.min(n - first), size_of::<f32>() * first);
         // SAFETY: elements `first..first + count` of both, by the caller's contract; a group in any format is no longer
-        // than in 16 bits. What is read of a group is read before it is written.
+        // than in 16 bits. The level was detected. What is read of a group is read before it is written.
         unsafe {
-            encode(format, coded.as_mut_ptr(), src.wrapping_add(byte), count);
-            decode(format, dst.wrapping_add(byte), coded.as_ptr(), count);
+            encode_at(level, format, coded.as_mut_ptr(), src.wrapping_add(byte), count);
+            decode_at(level, format, dst.wrapping_add(byte), coded.as_ptr(), count);
         }
     }
 }

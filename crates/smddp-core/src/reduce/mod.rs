@@ -3,6 +3,7 @@
 //! A [`Kernel`] is resolved once, when a plan is bound, and then reduces any number of inputs in one pass, in
 //! the order given, with the same bits at every SIMD level. The only exception is the payload of a NaN where
 //! several inputs hold different NaNs at one place. Streaming (non-temporal) stores are the caller's choice.
+//! All arithmetic runs in the default floating-point mode ([`DefaultFloatMode`]), whatever the calling thread has set.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -22,6 +23,7 @@ pub(crate) use self::coding::{decode, encode, round};
 use self::element::Finish;
 use self::kernel::{Call, Loop};
 use self::level::Level;
+use crate::float_mode::DefaultFloatMode;
 use crate::team::share_out;
 use crate::types::{DType, RedOp};
 
@@ -110,6 +112,25 @@ impl Kernel {
         scale: Option<u32>,
         stream: bool,
     ) {
+        let _mode = DefaultFloatMode::enter();
+        // SAFETY: the caller's contract.
+        unsafe { self.run_in_mode(dst, also, srcs, n, scale, stream) }
+    }
+
+    /// As [`Kernel::run`], in the mode of the calling thread.
+    ///
+    /// # Safety
+    /// As [`Kernel::run`].
+    #[inline]
+    unsafe fn run_in_mode(
+        &self,
+        dst: *mut u8,
+        also: *mut u8,
+        srcs: &[*const u8],
+        n: usize,
+        scale: Option<u32>,
+        stream: bool,
+    ) {
         debug_assert!(!srcs.is_empty());
         let finish = match scale {
             // A division by nobody cannot be meant; by one it is the identity.
@@ -136,6 +157,7 @@ pub(crate) unsafe fn premultiply(dtype: DType, dst: *mut u8, src: *const u8, n: 
     };
     let finish = Finish::Times(factor);
     let also = std::ptr::null_mut();
+    let _mode = DefaultFloatMode::enter();
     // SAFETY: one source; the caller's contract; the loop was resolved for a detected level.
     unsafe { run(&Call { dst, also, srcs: &[src], n: n * per, finish, stream: false }) };
     true

@@ -6,6 +6,7 @@
 use std::mem::MaybeUninit;
 
 use super::Kernel;
+use crate::float_mode::DefaultFloatMode;
 
 /// Bytes of a piece; whole cache lines, and elements.
 const PIECE: usize = 4 << 10;
@@ -28,9 +29,10 @@ impl Kernel {
         stream: bool,
     ) {
         debug_assert_eq!(srcs.len(), joins.len());
+        let _mode = DefaultFloatMode::enter();
         if srcs.len() <= 2 {
             // SAFETY: the caller's contract; of two there is one combination.
-            return unsafe { self.run(dst, also, srcs, n, scale, stream) };
+            return unsafe { self.run_in_mode(dst, also, srcs, n, scale, stream) };
         }
         // Memory for what is combined and not the result: a piece for each place of the stack.
         let mut room = [const { MaybeUninit::<u8>::uninit() }; PIECE * HIGH];
@@ -52,10 +54,10 @@ impl Kernel {
                     // written where at most the left of the two lies, exactly.
                     unsafe {
                         if last {
-                            self.run(dst.wrapping_add(byte), also, &two, count, scale, stream);
+                            self.run_in_mode(dst.wrapping_add(byte), also, &two, count, scale, stream);
                         } else {
                             let place = room.as_mut_ptr().add(PIECE * (high - 1)).cast::<u8>();
-                            self.run(place, std::ptr::null_mut(), &two, count, None, false);
+                            self.run_in_mode(place, std::ptr::null_mut(), &two, count, None, false);
                             stack[high - 1] = place;
                         }
                     }

@@ -11,6 +11,7 @@ use smddp_transport::bootstrap::{CardTree, Failure, UNREACHED, who};
 use smddp_transport::process::leave_error;
 
 use super::pending::{LOST_WHILE_MADE, Pending};
+use super::siblings::need_canonical_order;
 use crate::comm::{Communicator, Options};
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -54,6 +55,8 @@ fn key(what: &str, rank: usize) -> String {
 pub struct Known<'a> {
     pub group: &'a Communicator,
     pub ranks: &'a [usize],
+    /// The ranks there of all groups of the new one's mesh dimension; empty: as a mesh in rank order has them.
+    pub siblings: &'a [Vec<usize>],
 }
 
 impl Known<'_> {
@@ -92,11 +95,15 @@ impl Communicator {
         timeout: Duration,
         known: Option<Known<'_>>,
     ) -> Result<Communicator> {
-        let begun = Instant::now();
-        let patience = Config::get()?.means().peer_timeout;
+        let (begun, config) = (Instant::now(), Config::get()?);
+        let patience = config.means().peer_timeout;
         let deadline = begun + timeout;
         let meeting = Meeting { store, call, name, rank, size, timeout, known, patience, begun, deadline };
-        let pending = match Pending::new(name, rank, size, timeout).map(|pending| pending.called(call)) {
+        let canonical = known.is_some_and(|Known { group, ranks, siblings }| {
+            need_canonical_order(config, name, &group.nodes(), ranks, siblings)
+        });
+        let made = Pending::ordered(name, rank, size, timeout, canonical);
+        let pending = match made.map(|pending| pending.called(call)) {
             Ok(pending) if size == 1 => {
                 let card = pending.card();
                 return pending.connect(&[card]);
@@ -339,7 +346,7 @@ impl Meeting<'_> {
 
     /// What the first of these ranks do: they are asked where there is a group in which they can be.
     fn doing(&self, late: &[usize]) -> String {
-        let Some(Known { group, ranks }) = self.known else { return String::new() };
+        let Some(Known { group, ranks, .. }) = self.known else { return String::new() };
         let there: Vec<usize> = late.iter().filter_map(|&rank| ranks.get(rank).copied()).collect();
         let said = group.doing(&there);
         let as_there = || format!("; as group `{}` knows them: {}", group.name(), said.join("; "));

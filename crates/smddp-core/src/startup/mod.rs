@@ -3,6 +3,7 @@
 mod bootstrap;
 mod pending;
 mod probe;
+mod siblings;
 mod split;
 
 pub use bootstrap::{Known, Store};

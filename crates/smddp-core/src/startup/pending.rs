@@ -27,6 +27,8 @@ pub struct Pending {
     name: String,
     timeout: Duration,
     prepared: Prepared,
+    /// Reductions are in canonical order, whatever the setting says.
+    canonical: bool,
     /// When it was begun, and when the card was written.
     begun: Instant,
     prepared_at: Instant,
@@ -35,6 +37,17 @@ pub struct Pending {
 impl Pending {
     /// `timeout`: the deadline of every call that has none of its own.
     pub fn new(name: &str, rank: usize, size: usize, timeout: Duration) -> Result<Self> {
+        Self::ordered(name, rank, size, timeout, false)
+    }
+
+    /// As [`Pending::new`]; `canonical`: reductions are in canonical order, whatever the setting says.
+    pub(super) fn ordered(
+        name: &str,
+        rank: usize,
+        size: usize,
+        timeout: Duration,
+        canonical: bool,
+    ) -> Result<Self> {
         if rank >= size {
             return Err(Error::Invalid(format!("rank {rank} is not in a group of {size}")));
         }
@@ -44,8 +57,11 @@ impl Pending {
             let level = if told == Told::Warning { Level::Warn } else { Level::Info };
             log::say(level, text);
         });
+        let mut settings = config.shared();
+        // Compared with the other ranks' as a setting.
+        settings.push(("the order of its reductions".to_owned(), order(canonical).to_owned()));
         let mut prepared =
-            Prepared::new(rank, size, config.shared(), &config.means()).map_err(|error| Error::System {
+            Prepared::new(rank, size, settings, &config.means()).map_err(|error| Error::System {
                 what: format!("group `{name}`: rank {rank} cannot take part"),
                 why: error.to_string(),
             })?;
@@ -56,7 +72,7 @@ impl Pending {
         }
         prepared.set_note(network::note());
         let (call, name) = ("making it".to_owned(), name.to_owned());
-        Ok(Self { call, name, timeout, prepared, begun, prepared_at: Instant::now() })
+        Ok(Self { call, name, timeout, prepared, canonical, begun, prepared_at: Instant::now() })
     }
 
     /// What the user called for it, as errors name it.
@@ -108,16 +124,20 @@ impl Pending {
         wait::note_group(crowd);
         tell_once(&told);
         let comm = Communicator::over(group, &nodes, &self.name, self.timeout);
+        if self.canonical {
+            comm.set_canonical_order();
+        }
         let count = nodes.iter().max().map_or(0, |last| last + 1);
         log::say(
             Level::Info,
             &format!(
-                "group `{}`: rank {} of {} on {count} node(s), over {}; memory and listener {:.1?}, exchange of cards {:.1?}, \
+                "group `{}`: rank {} of {} on {count} node(s), over {}{}; memory and listener {:.1?}, exchange of cards {:.1?}, \
                  links {:.1?}",
                 self.name,
                 comm.rank(),
                 comm.size(),
                 comm.way(),
+                if self.canonical { CANONICAL } else { "" },
                 self.prepared_at - self.begun,
                 here_at - self.prepared_at,
                 here_at.elapsed(),
@@ -165,6 +185,13 @@ impl Pending {
         }
         Ok(checked)
     }
+}
+
+/// Reason for the canonical order in the log.
+const CANONICAL: &str = "; reductions in canonical order, because nodes divide sibling groups differently (SMDDP_CANONICAL_ORDER=auto)";
+
+fn order(canonical: bool) -> &'static str {
+    if canonical { "canonical" } else { "default" }
 }
 
 /// Why ranks that know of each other do not come together.

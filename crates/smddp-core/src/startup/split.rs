@@ -1,7 +1,11 @@
 //! Groups made of a group's ranks, without a store: cards travel by the group's own collectives.
 
+use std::collections::BTreeSet;
+
 use super::Pending;
+use super::siblings::need_canonical_order;
 use crate::comm::{Communicator, Options};
+use crate::config::Config;
 use crate::error::{Error, Result};
 
 /// What a rank asks of a split: its color, if it wants a group, and its key.
@@ -26,6 +30,20 @@ impl Asked {
     }
 }
 
+/// The ranks of one color in the order of the new group.
+fn members(asked: &[Asked], color: Option<i64>) -> Vec<usize> {
+    let mut members: Vec<usize> =
+        (0..asked.len()).filter(|&rank| color.is_some() && asked[rank].color == color).collect();
+    members.sort_by_key(|&rank| (asked[rank].key, rank));
+    members
+}
+
+/// All groups of the split.
+fn groups(asked: &[Asked]) -> Vec<Vec<usize>> {
+    let colors: BTreeSet<i64> = asked.iter().filter_map(|asked| asked.color).collect();
+    colors.into_iter().map(|color| members(asked, Some(color))).collect()
+}
+
 impl Communicator {
     /// Cuts the group into new ones, as `MPI_Comm_split` does: ranks of one `color` are a group, in the order of their
     /// `key`, and of their rank here where keys are equal. With no color a rank is in none. All ranks of the group call
@@ -34,15 +52,16 @@ impl Communicator {
     /// # Errors
     /// As a collective of this group; what keeps a rank from its part of a group is raised on every rank of that.
     pub fn split(&self, color: Option<i64>, key: i64) -> Result<Option<Communicator>> {
-        let (me, size) = (self.rank(), self.size());
+        let me = self.rank();
         let asked = self.bytes_of_all(Asked { color, key }.to_bytes())?;
         let asked: Vec<Asked> = asked.chunks(Asked::BYTES).map(Asked::from_bytes).collect();
-        let mut members: Vec<usize> =
-            (0..size).filter(|&rank| color.is_some() && asked[rank].color == color).collect();
-        members.sort_by_key(|&rank| (asked[rank].key, rank));
+        let members = members(&asked, color);
         let name = format!("{}/split {} of color {}", self.name(), self.sequence(), color.unwrap_or(0));
+        let siblings = groups(&asked);
         let pending = members.iter().position(|&rank| rank == me).map(|rank| {
-            let made = Pending::new(&name, rank, members.len(), self.timeout(&Options::default()));
+            let canonical = need_canonical_order(Config::get()?, &name, &self.nodes(), &members, &siblings);
+            let timeout = self.timeout(&Options::default());
+            let made = Pending::ordered(&name, rank, members.len(), timeout, canonical);
             made.map(|pending| pending.called("split"))
         });
         let text = match &pending {

@@ -1,9 +1,13 @@
-//! With SMDDP_CANONICAL_ORDER=1 a reduction has the same bits for every layout: those of a tree over the ranks.
+//! With SMDDP_CANONICAL_ORDER=1 a reduction has the same bits for every layout: those of a tree over the ranks. Without it, sibling
+//! groups have the same bits: those of one mesh dimension, made by one split.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use half::{bf16, f16};
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, Options, RedOp};
 
 use crate::bits::data;
+use crate::common::group::world as world_of;
 use crate::common::procs::{Me, start};
 use crate::common::{PATIENCE, Wire, over};
 
@@ -113,5 +117,63 @@ fn the_canonical_order_has_the_same_bits_for_every_algorithm_cut_split_and_wire(
         let mut ranks = start("canonical", 1, &environment, 4 * PATIENCE);
         ranks.hear(0, "done");
         ranks.finish([0]);
+    }
+}
+
+/// Worlds by the node of each rank: in a row, unevenly, and dealt in turns.
+const WORLDS: [&str; 4] = ["000111", "012012", "00000011", "00011122"];
+
+/// All ranks' values of one number.
+fn gathered(comm: &Communicator, mut value: u64) -> Vec<u64> {
+    let mut all = vec![0u64; comm.size()];
+    let input = Blocks::Flat { ptr: (&raw mut value).cast(), count: 1 };
+    let output = Blocks::Flat { ptr: all.as_mut_ptr().cast(), count: all.len() };
+    let (collective, dtype, redop) = (Collective::AllGather, DType::U64, RedOp::Sum);
+    let call = Call { collective, dtype, redop, root: 0, input, output };
+    // SAFETY: the buffers outlive the call, which is synchronous.
+    unsafe { comm.run(&call, Options::default()) }.unwrap();
+    all
+}
+
+/// One rank of a world whose nodes are named: every dimension of two meshes, equal inputs by place in the group.
+pub(crate) fn sibling(me: &Me) {
+    let world = std::env::var("SMDDP_TEST_NODES").unwrap();
+    let nodes: Vec<char> = world.chars().collect();
+    // SAFETY: nothing else of this process reads or writes its environment yet.
+    unsafe { std::env::set_var("SMDDP_NODE", nodes[me.rank].to_string()) };
+    let (comm, n) = (world_of(me, PATIENCE), me.size);
+    for columns in [n / 2, 2] {
+        let (row, column) = (me.rank / columns, me.rank % columns);
+        for (length, color, key) in [(n / columns, column, row), (columns, row, column)] {
+            let group = comm.split(Some(color as i64), key as i64).unwrap().unwrap();
+            // By the node of the group's ranks, numbered as they appear.
+            let division = group.nodes().iter().fold(0, |all, node| 8 * all + *node as u64);
+            let alike = gathered(&comm, division).iter().all(|other| *other == division);
+            let path = group.path(Collective::AllReduce, DType::F32, 4096);
+            let what = format!("nodes {world}, {columns} columns, groups of {length}: {path}");
+            assert_eq!(path.contains("canonical"), !alike && length > 2, "{what}");
+            let keys = gathered(&comm, key as u64);
+            for (dtype, redop) in [(DType::F32, RedOp::Sum), (DType::BF16, RedOp::Avg)] {
+                for collective in [Collective::AllReduce, Collective::ReduceScatter] {
+                    let found = reduced(&group, collective, dtype, redop, COUNTS[2], 0).unwrap().1;
+                    let mut hasher = DefaultHasher::new();
+                    found.hash(&mut hasher);
+                    let hash = hasher.finish();
+                    let others = gathered(&comm, hash);
+                    let compared = |k: u64| k == key as u64 || collective == Collective::AllReduce;
+                    let same = keys.iter().zip(others).all(|(k, other)| !compared(*k) || other == hash);
+                    assert!(same, "{collective:?} {dtype:?}, {what}");
+                }
+            }
+        }
+    }
+    comm.close();
+}
+
+#[test]
+fn sibling_groups_have_the_same_bits_however_nodes_divide_them() {
+    for nodes in WORLDS {
+        let ranks = start("sibling", nodes.len(), &[("SMDDP_TEST_NODES", nodes)], PATIENCE);
+        ranks.finish(0..nodes.len());
     }
 }

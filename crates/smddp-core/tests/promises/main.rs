@@ -17,6 +17,7 @@ mod consequence;
 mod deadline;
 mod death;
 mod dying;
+mod float_modes;
 mod fork;
 mod formats;
 mod groups;
@@ -53,12 +54,15 @@ fn rank_process() {
     match me.role.as_str() {
         "consequence" => consequence::rank(&me),
         "dying" => dying::rank(&me),
+        "float_modes" => float_modes::rank(&me),
         "fork" => fork::rank(&me),
         "leaving" => leaving::rank(&me),
         "overlap" => overlap::rank(&me),
         "p2p" => p2p::rank(&me),
+        "averages" => types::averages(&me),
         "algorithm" => algorithms::rank(&me),
         "canonical" => canonical::rank(&me),
+        "sibling" => canonical::sibling(&me),
         "formats" => formats::rank(&me),
         "alone" => groups::alone(&me),
         "groups" => groups::many(&me),

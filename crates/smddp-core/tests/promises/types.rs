@@ -1,8 +1,9 @@
 //! Every element type and reduction, and every uneven form, against plain arithmetic.
 
 use half::{bf16, f16};
-use smddp_core::{Blocks, Call, Collective, Communicator, DType, Error, Options, RedOp, Result};
+use smddp_core::{Algorithm, Blocks, Call, Collective, Communicator, DType, Error, Options, RedOp, Result};
 
+use crate::common::procs::{Me, start};
 use crate::common::{PATIENCE, Wire, over};
 
 const REDOPS: [RedOp; 9] = [
@@ -311,5 +312,56 @@ fn uneven_all_to_alls_move_each_pairs_own_size() {
                 }
             });
         }
+    }
+}
+
+/// Rank `r`'s element `i`, so large that sums wrap in every type.
+fn large(r: usize, i: usize) -> u64 {
+    (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(r as u64 * 0x7f7f_7f7f_7f7f_7f7f)
+        | 0x40 << 56
+}
+
+/// The sum modulo 2^bits, then divided, truncating.
+fn wrapped_average(dtype: DType, n: usize, i: usize) -> Vec<u8> {
+    let sum = (0..n).map(|r| large(r, i)).fold(0, u64::wrapping_add);
+    let unused = 64 - 8 * dtype.size();
+    let signed = matches!(dtype, DType::I8 | DType::I16 | DType::I32 | DType::I64);
+    let average = if signed {
+        (((sum << unused) as i64 >> unused) / n as i64) as u64
+    } else {
+        (sum << unused >> unused) / n as u64
+    };
+    average.to_le_bytes()[..dtype.size()].to_vec()
+}
+
+/// This process has its algorithm from the environment, and all ranks as threads.
+pub(crate) fn averages(me: &Me) {
+    let n = 3;
+    for wire in [Wire::Shm, Wire::Nodes(1), Wire::Nodes(2)] {
+        over(wire.links(n), PATIENCE, |comm| {
+            for dtype in DType::ALL.into_iter().filter(|dtype| dtype.is_integer()) {
+                for count in [5, 3_000] {
+                    let element = |i| large(comm.rank(), i).to_le_bytes()[..dtype.size()].to_vec();
+                    let mut data: Vec<u8> = (0..count).flat_map(element).collect();
+                    let place = flat(&mut data, dtype);
+                    let (collective, redop) = (Collective::AllReduce, RedOp::Avg);
+                    let call = Call { collective, dtype, redop, root: 0, input: place, output: place };
+                    // SAFETY: the buffer outlives the call, which is synchronous.
+                    unsafe { comm.run(&call, Options::default()) }.unwrap();
+                    let want: Vec<u8> = (0..count).flat_map(|i| wrapped_average(dtype, n, i)).collect();
+                    assert!(data == want, "{dtype:?}, {count} elements over {wire:?}");
+                }
+            }
+        });
+    }
+    me.say("done");
+}
+
+#[test]
+fn integer_averages_divide_the_wrapped_sum_for_every_algorithm_and_wire() {
+    for algorithm in Algorithm::ALL {
+        let mut ranks = start("averages", 1, &[("SMDDP_ALGO", algorithm.name())], PATIENCE);
+        ranks.hear(0, "done");
+        ranks.finish([0]);
     }
 }

@@ -1,0 +1,165 @@
+//! The floating-point mode of reductions: the IEEE 754 default on every thread.
+//!
+//! The mode belongs to a thread: `torch.set_flush_denormal`, `fesetround` and `feenableexcept` set it. A reduction may run on
+//! a caller's thread, the progress thread or a helper, so a mode of the caller would give ranks different bits.
+
+/// Runs the current thread in the default mode until dropped: denormals kept, rounding to nearest even, exceptions masked.
+///
+/// Dropping it restores the caller's mode and exception flags. Registers are written only where they differ.
+#[must_use]
+pub(crate) struct DefaultFloatMode {
+    saved: Registers,
+}
+
+impl DefaultFloatMode {
+    #[inline]
+    pub(crate) fn enter() -> Self {
+        let saved = Registers::read();
+        let wanted = saved.with_default_mode();
+        if wanted != saved {
+            wanted.write();
+        }
+        Self { saved }
+    }
+}
+
+impl Drop for DefaultFloatMode {
+    #[inline]
+    fn drop(&mut self) {
+        if Registers::read() != self.saved {
+            self.saved.write();
+        }
+    }
+}
+
+/// Sets the default mode on a thread of the library, which inherits the mode of the thread that starts it.
+pub(crate) fn set_default_float_mode() {
+    Registers::read().with_default_mode().write();
+}
+
+/// MXCSR: mode, and exception flags in the lowest six bits.
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy, PartialEq)]
+struct Registers(u32);
+
+#[cfg(target_arch = "x86_64")]
+impl Registers {
+    const FLAGS: u32 = 0x3f;
+    /// The value at process start: all exceptions masked, round to nearest even, neither FTZ nor DAZ.
+    const DEFAULT: u32 = 0x1f80;
+
+    #[inline]
+    fn read() -> Self {
+        let mut value = 0u32;
+        // SAFETY: stores MXCSR of this thread to a local. Without `nomem`, no access to memory moves across it.
+        unsafe {
+            std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut value, options(nostack, preserves_flags));
+        }
+        Self(value)
+    }
+
+    #[inline]
+    fn with_default_mode(self) -> Self {
+        Self(self.0 & Self::FLAGS | Self::DEFAULT)
+    }
+
+    #[inline]
+    fn write(self) {
+        // SAFETY: a value that was read from MXCSR, or one with its flags and the default mode: no reserved bit is set. The
+        // mode affects this thread alone; only the caller's own mode is ever left in place. Without `nomem`, no access to
+        // memory moves across it, so operands are loaded and results stored in the mode that is meant for them.
+        unsafe {
+            std::arch::asm!("ldmxcsr [{}]", in(reg) &raw const self.0, options(nostack, preserves_flags));
+        }
+    }
+}
+
+/// FPCR (mode, traps) and FPSR (exception flags).
+#[cfg(target_arch = "aarch64")]
+#[derive(Clone, Copy, PartialEq)]
+struct Registers {
+    mode: u64,
+    flags: u64,
+}
+
+#[cfg(target_arch = "aarch64")]
+impl Registers {
+    #[inline]
+    fn read() -> Self {
+        let (mode, flags): (u64, u64);
+        // SAFETY: reads this thread's floating-point registers. Without `nomem`, no access to memory moves across it.
+        unsafe {
+            std::arch::asm!("mrs {}, fpcr", "mrs {}, fpsr", out(reg) mode, out(reg) flags,
+                options(nostack, preserves_flags));
+        }
+        Self { mode, flags }
+    }
+
+    #[inline]
+    fn with_default_mode(self) -> Self {
+        Self { mode: 0, ..self }
+    }
+
+    #[inline]
+    fn write(self) {
+        // SAFETY: values that were read from these registers, or the zero mode that every thread starts with. They affect
+        // this thread alone; only the caller's own mode is ever left in place. Without `nomem`, no access to memory moves
+        // across it, so operands are loaded and results stored in the mode that is meant for them.
+        unsafe {
+            std::arch::asm!("msr fpcr, {}", "msr fpsr, {}", in(reg) self.mode, in(reg) self.flags,
+                options(nostack, preserves_flags));
+        }
+    }
+}
+
+/// Other processors: the mode of the calling thread.
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+#[derive(Clone, Copy, PartialEq)]
+struct Registers;
+
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+impl Registers {
+    fn read() -> Self {
+        Self
+    }
+
+    fn with_default_mode(self) -> Self {
+        self
+    }
+
+    fn write(self) {}
+}
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    use std::hint::black_box;
+
+    use super::{DefaultFloatMode, Registers, set_default_float_mode};
+
+    /// FTZ, DAZ, three rounding directions, all exceptions unmasked; each with and without an exception flag.
+    const MODES: [u32; 7] = [0x1f80, 0x9f80, 0x1fc0, 0x3f80, 0x5f80, 0x7f80, 0x0000];
+
+    #[test]
+    fn mode_and_flags_of_the_caller_are_restored() {
+        for mode in MODES {
+            for flags in [0, 0x01, 0x20] {
+                let caller = Registers(mode | flags);
+                caller.write();
+                let mode = DefaultFloatMode::enter();
+                let inside = Registers::read();
+                // Inexact, underflow, division by zero, overflow: traps where exceptions are unmasked.
+                black_box(black_box(1.0f32) / black_box(3.0));
+                black_box(black_box(f32::MIN_POSITIVE) * black_box(0.3));
+                black_box(black_box(1.0f32) / black_box(0.0));
+                drop(mode);
+                let after = Registers::read();
+                Registers(Registers::DEFAULT).write();
+                assert!(inside.0 == Registers::DEFAULT | flags, "{:#x} inside of {:#x}", inside.0, caller.0);
+                assert!(after == caller, "{:#x} after {:#x}", after.0, caller.0);
+            }
+        }
+        Registers(0x8000).write();
+        set_default_float_mode();
+        assert!(Registers::read().0 == Registers::DEFAULT);
+    }
+}
