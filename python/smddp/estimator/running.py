@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from smddp import validation
 from smddp.estimator.commands import Command, Host
 
 #: After a first failure is known, others may turn out to have been earlier.
@@ -224,7 +225,7 @@ class _Agent:
         here = host in (*_HERE, socket.gethostname())
         words = [python, "-m", "smddp.estimator.agent"]
         self._process = subprocess.Popen(
-            words if here else [*shlex.split(rsh), host, shlex.join(words)],
+            words if here else [*remote_shell(rsh), validation.host_name(host), shlex.join(words)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -301,6 +302,17 @@ def _packed(folder: Path) -> str:
     with tarfile.open(fileobj=data, mode="w:gz") as archive:
         archive.add(folder, ".")
     return base64.b64encode(data.getvalue()).decode()
+
+
+def remote_shell(rsh: str) -> list[str]:
+    """The words before a host's name. ssh takes what follows `--` for no option. Raises ValueError."""
+    try:
+        words = shlex.split(validation.variable_value(rsh, "rsh"))
+    except ValueError as error:
+        raise ValueError(f"rsh: invalid value {rsh!r}: {error}") from None
+    if not words:
+        raise ValueError(f"rsh: invalid value {rsh!r}: expected a command, as ssh")
+    return [*words, "--"] if os.path.basename(words[0]) == "ssh" else words
 
 
 def _listed(ranks: list[int]) -> str:
