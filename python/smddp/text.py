@@ -11,7 +11,7 @@ _CUTOFF = 0.6
 
 
 def nearest(word: object, words: Iterable[str]) -> str | None:
-    """Returns the known name that `word` is most likely a misspelling of, or None if no name is near.
+    """Returns the known name that `word` is most likely a misspelling of, or None if no known name is similar.
 
     A prefix that all names share, such as SMDDP_, says nothing and is not compared.
     """
@@ -20,20 +20,20 @@ def nearest(word: object, words: Iterable[str]) -> str | None:
     if not given.startswith(prefix):
         prefix = ""
     ends = {name.removeprefix(prefix): name for name in known}
-    near = difflib.get_close_matches(given.removeprefix(prefix), ends, 1, _CUTOFF)
-    return ends[near[0]] if near else None
+    found = difflib.get_close_matches(given.removeprefix(prefix), ends, 1, _CUTOFF)
+    return ends[found[0]] if found else None
 
 
 def did_you_mean(word: object, words: Iterable[str]) -> str:
-    """Returns "; did you mean 'NAME'?" for a misspelt `word`, or "" if no name is near."""
-    near = nearest(word, words)
-    return f"; did you mean {near!r}?" if near else ""
+    """Returns "; did you mean 'NAME'?" for a misspelt `word`, or "" if no known name is similar."""
+    found = nearest(word, words)
+    return f"; did you mean {found!r}?" if found else ""
 
 
 def printable(text: object) -> str:
     """Returns `text` with control, format and unpaired surrogate characters as escapes such as \\x1b.
 
-    Text of another process can otherwise move the cursor, hide lines or make a file that is no XML.
+    Text of another process can otherwise move the cursor, hide lines or make invalid XML.
     """
     given = str(text)
     if given.isprintable():

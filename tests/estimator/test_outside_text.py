@@ -20,7 +20,7 @@ from smddp.launching import programs
 TORCHRUN = {"torch_distributed": {"enabled": True}}
 MPI = {"mpi": {"enabled": True, "processes_per_host": 2}}
 
-#: No name, whatever it names.
+#: Invalid as a name of any kind.
 HOSTILE = (
     "../../escaped",
     "..",
@@ -41,7 +41,7 @@ HOSTILE = (
     "x" * 600,
     "",
 )
-#: Of those, the texts that are no value of a batch script either.
+#: The texts that cannot be values in a batch script either.
 CONTROL = tuple(text for text in HOSTILE if not text.isprintable())
 
 
@@ -169,7 +169,7 @@ def test_a_port_is_a_number_of_a_port(place: Path, port: Any):
             estimator(place).fit(dry_run=True, port=port, **engine)
 
 
-def test_ssh_is_told_where_its_options_end():
+def test_options_of_ssh_end_before_the_host():
     assert running.remote_shell("ssh -p 22") == ["ssh", "-p", "22", "--"]
     assert running.remote_shell("/usr/bin/ssh") == ["/usr/bin/ssh", "--"]
     assert running.remote_shell("kubectl exec") == ["kubectl", "exec"]
@@ -231,7 +231,7 @@ def kubernetes(text: str) -> str:
 
 
 def of_torchrun(words: list[str]) -> list[str]:
-    """What torchrun starts."""
+    """The command that torchrun starts."""
     return [template(word) for word in words[words.index("--no-python") + 1 :]]
 
 

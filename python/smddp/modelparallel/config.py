@@ -142,9 +142,9 @@ def check(values: Any, source: str) -> dict[str, Any]:
         if name in _V2:
             raise ValueError(f"{source}: {given!r} is a key of SMP v2, whose import is torch.sagemaker, not of SMP v1")
         if name not in KEYS:
-            near = did_you_mean(name, [*KEYS, *ALIASES])
+            hint = did_you_mean(name, [*KEYS, *ALIASES])
             raise ValueError(
-                f"{source}: unknown key {given!r}{near or '.'} The keys are {', '.join([*ALIASES, *KEYS])}."
+                f"{source}: unknown key {given!r}{hint or '.'} The keys are {', '.join([*ALIASES, *KEYS])}."
             )
         value = _checked(name, given, value, source)
         if name in checked and checked[name] != value:

@@ -101,8 +101,8 @@ def check(values: dict[str, Any], source: str) -> dict[str, Any]:
             log.warning("%s: %r is a key of SMP v1 and has no effect here (value %r)", source, given, value)
             continue
         if name not in KEYS:
-            near = did_you_mean(name, [*KEYS, *OLDER_NAMES, *V1_ONLY])
-            raise ValueError(f"{source}: unknown key {given!r}{near or '.'} The keys are {', '.join(KEYS)}.")
+            hint = did_you_mean(name, [*KEYS, *OLDER_NAMES, *V1_ONLY])
+            raise ValueError(f"{source}: unknown key {given!r}{hint or '.'} The keys are {', '.join(KEYS)}.")
         if name in checked and checked[name] != value:
             raise ValueError(f"{source}: {given!r} is the older name of {name!r}, and both are given: keep {name!r}")
         checked[name] = _checked(KEYS[name], given, value, source)

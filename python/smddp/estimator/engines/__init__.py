@@ -45,7 +45,7 @@ class Work:
         return [*words, "--nproc_per_node", str(self.ranks_per_node), *place, "--no-python", *self.torchrun_words()]
 
     def torchrun_words(self) -> list[str]:
-        """What each rank runs, for torchrun, which replaces ${local_rank} in words."""
+        """The command of each rank, escaped for torchrun, which replaces ${local_rank} in words."""
         return [escape_dollars(word) for word in self.command]
 
 
@@ -94,8 +94,8 @@ def known(engine: str, options: Mapping[str, Any], names: Iterable[str]) -> None
     names = sorted(names)
     for name in options:
         if name not in names:
-            near = did_you_mean(name, names)
-            raise ValueError(f"engine_options: {engine} has no {name!r}{near} (options: {', '.join(names)})")
+            hint = did_you_mean(name, names)
+            raise ValueError(f"engine_options: {engine} has no {name!r}{hint} (options: {', '.join(names)})")
 
 
 def needed(module: str, package: str, engine: str) -> Any:

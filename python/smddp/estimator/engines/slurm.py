@@ -51,7 +51,7 @@ class Slurm:
         for name, instead in _OURS.items():
             if name in options:
                 raise ValueError(f"engine_options: slurm has no {name!r}: give {instead}")
-        # A line break in a value would begin a line of its own in the batch script.
+        # A line break in a value would start another line of the batch script.
         for name, value in options.items():
             if name not in _SCRIPTS:
                 lines(value, f"engine_options: {name}")

@@ -45,7 +45,7 @@ def run(command: Sequence[str], env: Mapping[str, str], folder: str, instance_ty
 
 
 def placed(command: Sequence[str], own: Mapping[str, str]) -> list[str]:
-    """The command with what this task knows in torchrun's own options; the rank's words stay as they are."""
+    """Replaces placeholders in torchrun's options; the words of the rank's command are not changed."""
     at = command.index("--no-python") if "torch.distributed.run" in command[:3] else 0
     return [*(own.get(word, word) for word in command[:at]), *command[at:]]
 

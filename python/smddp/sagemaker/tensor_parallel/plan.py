@@ -59,8 +59,8 @@ def style_name(style: Any, where: str) -> str:
             'give a plan without it, config={"tp_plan": {...}}; else set tensor_parallel_degree=1 for this model'
         )
     if name not in STYLES and name != hf.LISTED_EXPERTS:
-        near = did_you_mean(style, [*STYLES, *hf.STYLE_NAMES])
-        raise ValueError(f"plan entry {where!r}: unknown style {style!r}{near or '.'} Styles: {', '.join(STYLES)}")
+        hint = did_you_mean(style, [*STYLES, *hf.STYLE_NAMES])
+        raise ValueError(f"plan entry {where!r}: unknown style {style!r}{hint or '.'} Styles: {', '.join(STYLES)}")
     return name
 
 
@@ -77,8 +77,8 @@ def expand(model: nn.Module, plan: Mapping[str, Any], strict: bool) -> dict[str,
         match = re.compile(r"\.".join("[^.]+" if atom == "*" else re.escape(atom) for atom in pattern.split(".")))
         hits = [name for name in names if match.fullmatch(name)]
         if not hits and strict:
-            near = did_you_mean(pattern, names)
-            raise ValueError(f"plan entry {pattern!r} names no module or parameter of {type(model).__name__}{near}")
+            hint = did_you_mean(pattern, names)
+            raise ValueError(f"plan entry {pattern!r} names no module or parameter of {type(model).__name__}{hint}")
         found.update(dict.fromkeys(hits, style))
     return found
 
