@@ -21,6 +21,8 @@ COLLECTIVES = (
     "all_to_all",
     "barrier",
 )
+#: Ranks of the group that `smddp info` makes of threads to learn its paths.
+MOST_RANKS = 256
 _SMALL = 4 << 10
 _LARGE = 64 << 20
 _F32 = 0

@@ -115,6 +115,14 @@ def environment(variables: Mapping[Any, Any]) -> dict[str, str]:
     }
 
 
+def seconds(text: str) -> float:
+    """A time of a command line: more than zero, at most a year."""
+    number = float(text)
+    if not 0 < number <= 366 * 24 * 3600:
+        raise ValueError(f"invalid time {text!r}: expected more than 0 seconds and at most a year")
+    return number
+
+
 def escape_dollars(text: str) -> str:
     """Doubles each `$`, for a launcher that replaces variables and reads `$$` as `$`: torchrun, torchx, Kubernetes."""
     return text.replace("$", "$$")

@@ -12,6 +12,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from smddp import files
 from smddp.joining import LAUNCHER, read_json
 from smddp.text import did_you_mean
 
@@ -137,8 +138,7 @@ def read(argument: dict[str, Any] | str | os.PathLike | None, assigned: dict[str
     if isinstance(argument, (str, os.PathLike)):
         source = f"the file {os.fspath(argument)!r} given to init()"
         try:
-            with open(argument, encoding="utf-8") as file:
-                text = file.read()
+            text = files.read_text(argument)
         except FileNotFoundError as error:
             raise FileNotFoundError(error.errno, f"{source} is not there, seen from {os.getcwd()}") from None
         script = check(read_json(text, source), f"{argument}")
