@@ -17,10 +17,10 @@ def read_text(path: str | os.PathLike[str], limit: int = LIMIT) -> str:
     bytes, and for text that is not UTF-8. A pipe without a writer does not block.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(f"{os.fspath(path)} is not a regular file")
     with open(descriptor, "rb") as file:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode):
-            raise ValueError(f"{os.fspath(path)} is not a regular file")
         # The size may grow meanwhile, and is 0 for files of /proc.
         data = file.read(limit + 1)
     if len(data) > limit:
