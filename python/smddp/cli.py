@@ -67,8 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command == "info":
         from smddp._info import MOST_RANKS
 
-        if ranks > MOST_RANKS:
-            parser.error(f"--ranks must be at most {MOST_RANKS}, got {ranks}")
+        if arguments.ranks > MOST_RANKS:
+            parser.error(f"--ranks must be at most {MOST_RANKS}, got {arguments.ranks}")
     try:
         if arguments.command == "doctor":
             return command.run(arguments, _columns())

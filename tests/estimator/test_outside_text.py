@@ -192,6 +192,15 @@ def _folder(path: Path) -> Any:
     return job.Folder(path)
 
 
+def test_a_line_that_only_looks_like_a_failure_is_a_line():
+    right = {"rank": 1, "host": "h", "pid": 2, "status": -40, "ended": 1.5, "last": ""}
+    assert running.Failure.parse(json.dumps(right)).how == "was ended by signal 40"
+    wrong = [{**right, name: value} for name in right for value in (None, [], "x" if name != "host" else 1, True)]
+    wrong = [each for each in wrong if each != {**right, "last": "x"}]
+    for found in (*map(json.dumps, wrong), "", "{", "[]", "7", '{"rank": 1}', "[" * 100_000):
+        assert running.Failure.parse(found) is None, found
+
+
 # ---- free text arrives as it was given ----
 
 FREE = (

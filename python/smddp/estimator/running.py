@@ -9,7 +9,6 @@ import os
 import queue
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -23,6 +22,7 @@ from typing import IO, Any
 
 from smddp import validation
 from smddp.estimator.commands import Command, Host
+from smddp.launching.local import signal_name
 
 #: After a first failure is known, others may turn out to have been earlier.
 _EARLIER = 1.0
@@ -46,10 +46,21 @@ class Failure:
     #: Its last lines on stderr.
     last: str
 
+    @classmethod
+    def parse(cls, found: Any) -> Failure | None:
+        """The failure that a rank reported, as JSON text or parsed; None for anything else, such as a script's line."""
+        try:
+            given = cls(**(json.loads(found) if isinstance(found, str) else found))
+            texts, numbers = (given.host, given.last), (given.rank, given.pid, given.status)
+            right = all(type(each) is str for each in texts) and all(type(each) is int for each in numbers)
+            return given if right and type(given.ended) is float and -65 < given.status < 256 else None
+        except (ValueError, TypeError, RecursionError):
+            return None
+
     @property
     def how(self) -> str:
         if self.status < 0:
-            return f"was ended by signal {signal.Signals(-self.status).name}"
+            return f"was ended by signal {signal_name(-self.status)}"
         return f"ended with exit status {self.status}"
 
     @property
@@ -191,8 +202,8 @@ class Run:
             agent.last = [*agent.last[-19:], what["line"]]
             self._tell(what["line"])
         elif "failed" in what:
-            failure = Failure(**what["failed"])
-            if failure.rank not in self._failures:
+            failure = Failure.parse(what["failed"])
+            if failure is not None and failure.rank not in self._failures:
                 self._failures[failure.rank] = failure
                 self._tell(f"smddp: rank {failure.rank} (host {failure.host}, pid {failure.pid}) {failure.how}")
         elif "unable" in what:

@@ -226,7 +226,9 @@ class _Run:
     def _is_failure(self, line: str) -> bool:
         if not line.startswith(pod.FAILED):
             return False
-        failure = Failure(**json.loads(line.removeprefix(pod.FAILED)))
+        failure = Failure.parse(line.removeprefix(pod.FAILED))
+        if failure is None:
+            return False
         self._failures[failure.rank] = failure
         self._tell(f"smddp: rank {failure.rank} (host {failure.host}, pid {failure.pid}) {failure.how}")
         return True
