@@ -56,7 +56,7 @@ def _bar(op: dict[str, Any], place: int, line: int, first: int, now: int) -> dic
 def main(names: Sequence[str], output: str) -> int:
     """Writes the trace of the dumps in `names`, files or folders of them.
 
-    Returns 1 for a name that is no dump, 2 if `output` cannot be written, each with a line on standard error.
+    Returns 1 for a name that is not a dump, 2 if `output` cannot be written, each with a line on standard error.
     """
     found = []
     try:
@@ -86,7 +86,7 @@ def _files(path: Path) -> list[Path]:
     """The dumps that a name stands for. Raises ValueError for a folder without dumps, or with those of several jobs."""
     if not path.is_dir():
         return [path]
-    # The names that `smddp status --dump` and SMDDP_DUMP_DIR give; a trace may lie beside them.
+    # The names that `smddp status --dump` and SMDDP_DUMP_DIR give; a trace may be in the same folder.
     found = sorted(path.glob("smddp-*.json")) or sorted(path.glob("*.json"))
     jobs = sorted(folder for folder in path.glob("job-*") if any(folder.glob("*.json")))
     if found or len(jobs) == 1:

@@ -20,7 +20,7 @@ def read_json(text: str, source: str) -> Any:
     """What ``text`` says; ValueError names ``source`` where it is no JSON."""
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{source} is not JSON ({error}): {text[:200]!r}") from None
 
 

@@ -1,4 +1,4 @@
-"""The HTTP port of metrics: a bounded number of connections, each for a bounded time, whoever opens them."""
+"""The HTTP port of metrics: a bounded number of connections, each for a bounded time."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class MetricsServer(ThreadingMixIn, WSGIServer):
         threading.Thread(target=self.serve_forever, name="smddp-metrics", daemon=True).start()
 
     def server_bind(self) -> None:
-        # HTTPServer would also look up the host's name, which may take seconds.
+        # HTTPServer would also resolve the host's name, which may take seconds.
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
         self.setup_environ()

@@ -242,7 +242,7 @@ def test_clients_of_the_port_cannot_take_more_than_their_share(monkeypatch: pyte
         with urllib.request.urlopen(url, timeout=20) as scraped:
             assert len(scraped.read()) == 8 << 20
         for client in clients:
-            # Whatever it asked, it is over: the answer so far, then the end.
+            # Each connection ends, after a part of its answer or none.
             while client.recv(1 << 20) if client.fileno() >= 0 else b"":
                 pass
             client.close()

@@ -115,6 +115,6 @@ def _options(given: Sequence[str]) -> dict[str, Any]:
             raise ValueError(f"--option takes NAME=VALUE, not {text!r}")
         try:
             found[name] = json.loads(value)
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             found[name] = value
     return found

@@ -95,7 +95,7 @@ def _sm_hosts() -> list[str]:
 
     try:
         return list(json.loads(os.environ.get("SM_HOSTS", "[]")))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return []
 
 
@@ -119,7 +119,7 @@ def _configured_host() -> str | None:
     try:
         name: str = json.loads(read_text(os.path.join(base, "input/config/resourceconfig.json")))["current_host"]
         return name
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
