@@ -113,7 +113,7 @@ def dump(path: str | None = None) -> dict[str, Any]:
     """What the recorder has: each open group's newest operations (SMDDP_RECORDER of them), their times and ends.
 
     path: a file that gets the same as JSON, for `smddp trace`. Times end in _ns, nanoseconds since 1970; a call that
-    is not over has none for its end. Raises OSError where the file cannot be written.
+    is not over has none for its end. Raises OSError where the file cannot be written; the old one is still there.
     """
     import json
 
@@ -121,8 +121,9 @@ def dump(path: str | None = None) -> dict[str, Any]:
 
     text = core().dump()
     if path is not None:
-        with open(path, "w") as file:
-            file.write(text)
+        from smddp.files import write_text
+
+        write_text(path, text)
     found: dict[str, Any] = json.loads(text)
     return found
 

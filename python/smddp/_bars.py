@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape as _escape
+
+from smddp.text import printable
 
 _LEFT, _WIDTH, _ROW, _TOP, _MARKS = 190, 780, 22, 34, 10
 _COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#9d755d", "#72b7b2", "#eeca3b", "#bab0ac")
 _FAILED = "#d00000"
 # The picture's time by that of what is over, at most.
 _ROOM = 1.25
+
+
+def escape(text: str) -> str:
+    """XML takes no control characters, not even escaped ones."""
+    return _escape(printable(text))
 
 
 def drawn(trace: Mapping[str, Any]) -> str:

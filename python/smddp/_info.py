@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 from typing import Any
 
 from smddp import telling
 from smddp._native import core
+from smddp.text import nearest
 
 COLLECTIVES = (
     "all_gather",
@@ -21,6 +21,8 @@ COLLECTIVES = (
     "all_to_all",
     "barrier",
 )
+#: Ranks of the group that `smddp info` makes of threads to learn its paths.
+MOST_RANKS = 256
 _SMALL = 4 << 10
 _LARGE = 64 << 20
 _F32 = 0
@@ -78,11 +80,7 @@ def _unknown(settings: dict[str, Any]) -> dict[str, str | None]:
     """Variables of the environment that no setting is called by, as the core warns of them, each with the nearest."""
     others = ("SMDDP_TEST_", "SMDDP_AG_")
     names = [name for name in os.environ if name.startswith("SMDDP_") and name not in settings]
-    return {
-        name: next(iter(difflib.get_close_matches(name, settings, 1)), None)
-        for name in sorted(names)
-        if not name.startswith(others)
-    }
+    return {name: nearest(name, settings) for name in sorted(names) if not name.startswith(others)}
 
 
 def cuda(start: bool = False) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from smddp import files
+
 Bench = Callable[[Sequence[str]], int]
 
 #: Times of both halves of a row; where there is no in-place form only the first counts.
@@ -36,7 +38,7 @@ def plotted(bench: Bench, argv: list[str], target: str) -> int:
     if argv[:1] == ["compare"]:
         status = bench(argv)
         if status in (0, 1):
-            draw([(Path(path).stem, json.loads(Path(path).read_text())) for path in argv[1:3]], target)
+            draw([(Path(path).stem, json.loads(files.read_text(path))) for path in argv[1:3]], target)
         return status
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "figures.json")
@@ -49,7 +51,7 @@ def plotted(bench: Bench, argv: list[str], target: str) -> int:
         status = bench(argv)
         # Ranks that a launcher started draw nothing but on rank 0, which alone writes the file.
         if status == 0 and os.path.exists(path):
-            draw([("", json.loads(Path(path).read_text()))], target)
+            draw([("", json.loads(files.read_text(path)))], target)
     return status
 
 

@@ -16,12 +16,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from smddp import stragglers
+from smddp import dumps, files, stragglers
+from smddp.text import printable
 
 _NAME = re.compile(r"@(smddp-status-(\d+)-(\d+)-[0-9a-f]{16})$")
 _MAGIC = b"smddp-q1"
 _STATUS, _DUMP = 2, 3
 _PATIENCE = 3.0
+#: Bytes of the largest answer: the recorders of some hundred groups.
+_LARGEST = 64 << 20
 
 
 class Process(NamedTuple):
@@ -76,6 +79,11 @@ def processes() -> list[Process]:
     return sorted(found)
 
 
+def _shares_namespace(process: Process) -> bool:
+    match = _NAME.search(f"@{process.socket}")
+    return match is not None and int(match[3]) == _own_namespace()
+
+
 def _connect(name: str) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(_PATIENCE)
@@ -95,8 +103,11 @@ def _credentials(connection: socket.socket) -> tuple[int, int]:
 
 
 def ask(pid: int, what: int = _STATUS) -> dict[str, Any]:
-    """The answer of that process. Raises OSError where it does not answer within 3 seconds or is another user's,
-    ValueError where its answer is none."""
+    """Returns the answer of a process.
+
+    Raises OSError if it does not answer within 3 seconds or belongs to another user, ValueError for an answer of
+    another format or of more than 64 MiB.
+    """
     for one in processes():
         if one.pid == pid and one.visible:
             return _ask(one, what)
@@ -110,15 +121,21 @@ def _ask(process: Process, what: int) -> dict[str, Any]:
         if owner != os.geteuid():
             raise PermissionError(f"it is user {owner}'s")
         connection.sendall(_MAGIC + struct.pack("<QQ", what, 0))
-        parts = []
+        answer = bytearray()
         while part := connection.recv(1 << 16):
-            parts.append(part)
-            connection.settimeout(max(until - time.monotonic(), 0.001))
-    if not parts:
-        raise ConnectionError("it hung up")
-    found = json.loads(b"".join(parts))
-    if not isinstance(found, dict):
-        raise ValueError("an answer of another version")
+            answer += part
+            if len(answer) > _LARGEST:
+                raise ValueError(f"its answer has more than {_LARGEST >> 20} MiB")
+            left = until - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(f"its answer is not complete after {_PATIENCE:g} s")
+            connection.settimeout(left)
+    if not answer:
+        raise ConnectionError("no group is complete there: init or new_group still waits for other ranks")
+    found = dumps.parse(bytes(answer), what == _DUMP)
+    # In another PID namespace it has another pid.
+    if process.visible and found["pid"] != process.pid and _shares_namespace(process):
+        raise ValueError(f"its answer is of pid {found['pid']}")
     found["pid"] = process.pid
     if not process.visible:
         found["other_pid_namespace"] = True
@@ -126,12 +143,31 @@ def _ask(process: Process, what: int) -> dict[str, Any]:
 
 
 def main(asked: Sequence[int], as_json: bool, watch: float | None, folder: str | None) -> int:
-    """Tells what the processes `asked`, or all, are doing; every `watch` seconds until interrupted. Returns 1 where
-    one of them does not answer, 0 else."""
+    """Prints the state of the processes `asked`, or of all; every `watch` seconds until interrupted.
+
+    Returns 1 if one of them does not answer or a dump cannot be written, 2 if `folder` cannot be used, else 0.
+    """
+    if folder:
+        try:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            print(f"smddp status: --dump {printable(folder)}: {error.strerror}", file=sys.stderr)
+            return 2
+    try:
+        return _shown(asked, as_json, watch, folder)
+    except KeyboardInterrupt:
+        return 0 if watch else 130
+
+
+def _shown(asked: Sequence[int], as_json: bool, watch: float | None, folder: str | None) -> int:
     while True:
         told, failed = _gather(asked, _DUMP)
         if folder:
-            _write(told, Path(folder))
+            try:
+                _write(told, Path(folder))
+            except OSError as error:
+                print(f"smddp status: {printable(error.filename)}: {error.strerror}", file=sys.stderr)
+                return 1
         late = [one for job in _jobs(told) for one in stragglers.told(job)]
         if as_json:
             for group in (group for one in told for group in one["groups"] if not folder):
@@ -140,14 +176,11 @@ def main(asked: Sequence[int], as_json: bool, watch: float | None, folder: str |
             print(json.dumps(found, indent=None if watch else 2))
         else:
             clear = "\033[H\033[2J" if watch and sys.stdout.isatty() else ""
-            print(clear + "\n".join(lines(told, failed) + [str(one) for one in late]))
+            print(clear + "\n".join(lines(told, failed) + [printable(one) for one in late]))
         if watch is None:
             return 1 if failed else 0
         sys.stdout.flush()
-        try:
-            time.sleep(watch)
-        except KeyboardInterrupt:
-            return 0
+        time.sleep(watch)
 
 
 def _jobs(told: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -219,9 +252,10 @@ def _write(told: Sequence[dict[str, Any]], folder: Path) -> None:
         place = folder if len(jobs) == 1 else folder / f"job-{_parent(job[0]) or 'gone'}"
         place.mkdir(parents=True, exist_ok=True)
         for one in job:
-            path = place / f"smddp-{one['host']}-{one['pid']}.json"
-            path.write_text(json.dumps(one))
-            print(path, file=sys.stderr)
+            # The host's name comes from the process: no folder of its choice.
+            path = place / f"smddp-{re.sub('[^A-Za-z0-9._-]', '_', one['host'])[:128]}-{one['pid']}.json"
+            files.write_text(path, json.dumps(one))
+            print(printable(path), file=sys.stderr)
 
 
 def lines(told: Sequence[dict[str, Any]], failed: dict[int, str]) -> list[str]:
@@ -232,9 +266,10 @@ def lines(told: Sequence[dict[str, Any]], failed: dict[int, str]) -> list[str]:
     for one in told:
         for group in one["groups"] or [None]:
             rows.append(_row(one, group))
+    rows = [tuple(printable(cell) for cell in row) for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     table = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
-    silent = [f"pid {pid}: {why}" for pid, why in failed.items()]
+    silent = [printable(f"pid {pid}: {why}") for pid, why in failed.items()]
     if len(rows) == 1:
         return silent or ["no process of this user has a group of smddp open here"]
     return table + silent

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from smddp import files
+
 #: How often backends take turns within a row.
 _ROUNDS = 5
 _TYPES = ("int8", "uint8", "int32", "int64", "half", "float", "double", "bfloat16")
@@ -136,7 +138,8 @@ class _Bench:
         if given.json and self.rank == 0:
             for name in given.backends:
                 path = Path(given.json)
-                path.with_name(f"{path.stem}-{name}{path.suffix}").write_text(json.dumps(self.document(name), indent=1))
+                place = path.with_name(f"{path.stem}-{name}{path.suffix}")
+                files.write_text(place, json.dumps(self.document(name), indent=1))
         dist.destroy_process_group()
         return 1 if self.wrong else 0
 

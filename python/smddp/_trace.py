@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from smddp import stragglers
+from smddp import dumps, files, stragglers
 from smddp._bars import drawn
+from smddp.text import printable
 
 
 def merged(dumps: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -53,21 +54,52 @@ def _bar(op: dict[str, Any], place: int, line: int, first: int, now: int) -> dic
 
 
 def main(names: Sequence[str], output: str) -> int:
-    """Returns 1, with a line about the file, where one is no dump."""
-    dumps = []
-    for name in names:
+    """Writes the trace of the dumps in `names`, files or folders of them.
+
+    Returns 1 for a name that is not a dump, 2 if `output` cannot be written, each with a line on standard error.
+    """
+    found = []
+    try:
+        paths = [path for name in names for path in _files(Path(name))]
+    except (OSError, ValueError) as error:
+        return _failed(_reason(error), 1)
+    for path in paths:
         try:
-            dumps.append(json.loads(Path(name).read_text()))
-            merged(dumps[-1:])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            print(f"smddp trace: {name} is no dump: {type(error).__name__}: {error}", file=sys.stderr)
-            return 1
-    trace = merged(dumps)
+            found.append(dumps.parse(files.read_text(path)))
+        except (OSError, ValueError) as error:
+            return _failed(f"{path} is no dump: {_reason(error)}", 1)
+    trace = merged(found)
     picture = output.endswith(".svg")
-    Path(output).write_text(drawn(trace) if picture else json.dumps(trace))
+    try:
+        files.write_text(output, drawn(trace) if picture else json.dumps(trace))
+    except OSError as error:
+        return _failed(f"--output {output}: {_reason(error)}", 2)
     bars = sum(event["ph"] == "X" for event in trace["traceEvents"])
     where = "" if picture else "; open it at https://ui.perfetto.dev"
-    print(f"{output}: {bars} operations of {len(dumps)} processes{where}")
-    for late in stragglers.told(dumps):
-        print(late)
+    print(printable(f"{output}: {bars} operations of {len(found)} processes{where}"))
+    for late in stragglers.told(found):
+        print(printable(late))
     return 0
+
+
+def _files(path: Path) -> list[Path]:
+    """The dumps that a name stands for. Raises ValueError for a folder without dumps, or with those of several jobs."""
+    if not path.is_dir():
+        return [path]
+    # The names that `smddp status --dump` and SMDDP_DUMP_DIR give; a trace may be in the same folder.
+    found = sorted(path.glob("smddp-*.json")) or sorted(path.glob("*.json"))
+    jobs = sorted(folder for folder in path.glob("job-*") if any(folder.glob("*.json")))
+    if found or len(jobs) == 1:
+        return found or _files(jobs[0])
+    if jobs:
+        raise ValueError(f"{path} has dumps of {len(jobs)} jobs: give one of {', '.join(map(str, jobs))}")
+    raise ValueError(f"{path} has no dump (*.json)")
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+
+
+def _failed(text: str, status: int) -> int:
+    print(f"smddp trace: {printable(text)}", file=sys.stderr)
+    return status

@@ -69,7 +69,7 @@ def _no(self: Any) -> bool:
 
 
 def _refusal(name: str, instead: str) -> Callable[..., Any]:
-    def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def refuse(self: Any, *_args: Any, **_kwargs: Any) -> Any:
         raise NotImplementedError(f"{name}: {instead}")
 
     refuse.__name__ = name

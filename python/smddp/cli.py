@@ -10,6 +10,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 
+from smddp import validation
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """`smddp info`, `doctor`, `status`, `trace`, `launch` and `bench`. Returns the exit status."""
@@ -29,12 +31,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     status.add_argument("pid", nargs="*", type=int, help="these processes alone")
     status.add_argument("--all", action="store_true", help="every process of this user (as without PID)")
     status.add_argument("--json", action="store_true", help="the same for programs")
-    status.add_argument("--watch", nargs="?", type=float, const=2.0, metavar="SECONDS", help="again every 2 seconds")
+    status.add_argument(
+        "--watch", nargs="?", type=validation.seconds, const=2.0, metavar="SECONDS", help="again every 2 seconds"
+    )
     status.add_argument(
         "--dump", metavar="DIR", help="write what their recorders have there, one file for each; a folder for each job"
     )
     trace = commands.add_parser("trace", help="the ranks' dumps as one trace for Perfetto or chrome://tracing")
-    trace.add_argument("dumps", nargs="+", metavar="DUMP", help="files of smddp.dump(), --dump or SMDDP_DUMP_DIR")
+    trace.add_argument(
+        "dumps", nargs="+", metavar="DUMP", help="files of smddp.dump(), or folders of --dump or SMDDP_DUMP_DIR"
+    )
     trace.add_argument("-o", "--output", default="trace.json", help="FILE.svg: a picture instead")
     text = "run a script on ranks here or on several hosts, as an estimator does"
     commands.add_parser("launch", help=text, add_help=False)
@@ -58,6 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     ranks = getattr(arguments, "ranks", None)
     if ranks is not None and ranks < 1:
         parser.error(f"--ranks must be at least 1, got {ranks}")
+    if arguments.command == "info":
+        from smddp._info import MOST_RANKS
+
+        if arguments.ranks > MOST_RANKS:
+            parser.error(f"--ranks must be at most {MOST_RANKS}, got {arguments.ranks}")
     try:
         if arguments.command == "doctor":
             return command.run(arguments, _columns())

@@ -48,8 +48,10 @@ class Exposition:
             self._serve(*listener(settings[PORT], int(os.environ.get("LOCAL_RANK") or 0)))
 
     def _serve(self, host: str, port: int) -> None:
+        from smddp.metrics_server import MetricsServer
+
         try:
-            server, _ = self._prometheus.start_http_server(port, host, self._registry)
+            server = MetricsServer(host, port, self._prometheus.make_wsgi_app(self._registry))
         except OSError as error:
             self._warn(f"{PORT}: {host}:{port}: {error}")
             return

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
 import socket
-from collections.abc import Iterable
 from typing import Any
 
 import torch.distributed as dist
@@ -22,14 +20,8 @@ def read_json(text: str, source: str) -> Any:
     """What ``text`` says; ValueError names ``source`` where it is no JSON."""
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{source} is not JSON ({error}): {text[:200]!r}") from None
-
-
-def hint(name: object, known: Iterable[str]) -> str:
-    """The end of an error about an unknown ``name``: the nearest of the ``known`` ones, if any is near."""
-    near = difflib.get_close_matches(str(name), list(known), 1, 0.5)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def make_default_group(caller: str, backend: str = "smddp") -> None:

@@ -8,6 +8,8 @@ import re
 import socket
 import subprocess
 import sys
+import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from smddp import watch
+from smddp import metrics_server, watch
 from smddp.exposition import Exposition, listener, place
 
 from backend.ranks import Pool
@@ -218,3 +220,36 @@ def test_each_rank_has_a_file_of_its_own(name: str, file: str):
 )
 def test_each_rank_of_a_host_has_a_port_of_its_own(text: str, where: tuple[str, int]):
     assert listener(text, 2) == where
+
+
+def test_clients_of_the_port_cannot_take_more_than_their_share(monkeypatch: pytest.MonkeyPatch):
+    """Half requests, silent connections and clients that read no answer: threads are bounded, and each ends."""
+    monkeypatch.setattr(metrics_server, "REQUEST_SECONDS", 0.5)
+
+    def answer(_: dict[str, Any], start: Any) -> list[bytes]:
+        start("200 OK", [("Content-Type", "text/plain")])
+        return [b"x" * (8 << 20)]
+
+    server = metrics_server.MetricsServer("127.0.0.1", 0, answer)
+    url = f"http://127.0.0.1:{server.server_port}/metrics"
+    before = threading.active_count()
+    try:
+        clients = []
+        for number in range(30):
+            clients.append(socket.create_connection(("127.0.0.1", server.server_port), timeout=20))
+            clients[-1].sendall((b"", b"G", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")[number % 3])
+            assert threading.active_count() - before <= metrics_server.CONNECTIONS
+        with urllib.request.urlopen(url, timeout=20) as scraped:
+            assert len(scraped.read()) == 8 << 20
+        for client in clients:
+            # Each connection ends, after a part of its answer or none.
+            while client.recv(1 << 20) if client.fileno() >= 0 else b"":
+                pass
+            client.close()
+    finally:
+        server.shutdown()
+        server.server_close()
+    until = time.monotonic() + 20
+    while threading.active_count() > before and time.monotonic() < until:
+        time.sleep(0.01)
+    assert threading.active_count() <= before

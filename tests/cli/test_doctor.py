@@ -33,13 +33,15 @@ assert checks
 # ---- machines that are really so ----
 
 
-def started(*arguments: str, limit: tuple[int, int] | None = None, **environment: str) -> subprocess.Popen[str]:
+def started(*arguments: str, limit: tuple[int, int] | None = None, **environment: str | None) -> subprocess.Popen[str]:
+    """environment: None removes a variable."""
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
     return subprocess.Popen(
         [sys.executable, "-m", "smddp", "doctor", "--json", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        env={name: value for name, value in variables.items() if value is not None},
         preexec_fn=None if limit is None else lambda: resource.setrlimit(limit[0], (limit[1], limit[1])),
     )
 
@@ -77,6 +79,7 @@ def runs() -> Iterator[dict[str, Any]]:
     ports = [free_port() for _ in range(3)]
     processes = {name: started("--quick", "-n", "2", **broken) for name, (broken, *_) in ALONE.items()}
     processes["misspelt"] = started("--quick", "-n", "2", SMDDP_SEGMENT_BYTE="1M")
+    processes["fresh"] = started("--quick", "-n", "2", OMP_NUM_THREADS=None)
     processes["differs 1"] = launched(1, ports[0], SMDDP_ALGO="publish", SMDDP_SPIN_US="7")
     processes["differs"] = launched(0, ports[0])
     processes["absent"] = launched(0, ports[1], "--wait", "0.5")
@@ -109,6 +112,11 @@ def test_a_name_that_is_no_setting_is_a_warning_and_ends_no_job(runs):
     status, found, _ = runs["misspelt"]
     assert (status, failing(found)) == (0, set())
     assert found["settings"]["status"] == WARN and "SMDDP_SEGMENT_BYTE" in found["settings"]["found"]
+
+
+def test_ranks_that_the_doctor_started_need_no_number_of_threads(runs):
+    status, found, errors = runs["fresh"]
+    assert (status, found["threads"]["status"], found["threads"]["ranks"]) == (0, OK, [0, 1]), errors
 
 
 def test_settings_that_differ_between_ranks_are_named_with_their_ranks(runs):
@@ -240,6 +248,11 @@ def test_a_change_of_one_fact_is_named_with_its_rank(here, line, status, words, 
         assert found[0].ranks == (1,)
     text = "\n".join(report.lines("head", judge(broken), 2, 100))
     assert f"{'FAIL' if status == FAIL else 'warn'}  {line}" in text
+
+
+def test_threads_of_a_rank_are_its_share_of_the_processors(here):
+    broken = job(here, changed("environment", to={"LOCAL_WORLD_SIZE": "2"}))
+    assert [it.do for it in judge(broken) if it.name == "threads" and it.do] == ["export OMP_NUM_THREADS=4"]
 
 
 def test_a_check_that_meets_a_strange_machine_keeps_no_other_from_being_told(here):

@@ -27,3 +27,9 @@ def test_links_lead_to_files_that_are_there(page):
         target = (words[0] or words[1]).partition("#")[0]
         if target and "://" not in target and not target.startswith("mailto:"):
             assert (page.parent / target).exists(), f"{page.name} leads to {target}"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_no_page_has_a_placeholder(page):
+    text = FENCE.sub("", page.read_text())
+    assert re.findall(r"^(?:[A-Z][A-Z_]{2,}|.*\b(?:TODO|FIXME|TBD)\b.*)$", text, re.M) == []

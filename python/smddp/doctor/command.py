@@ -8,9 +8,9 @@ import json
 import sys
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
+from smddp import files, validation
 from smddp.doctor import checks as _checks  # registers them
 from smddp.doctor import heat, launch, report, visit
 from smddp.doctor.finding import FAIL, Finding, fail, judge
@@ -26,7 +26,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="the same for programs")
     parser.add_argument("--quick", action="store_true", help="no measurements")
     parser.add_argument("--svg", metavar="FILE", help="draw a heat map of the pairs")
-    parser.add_argument("--wait", type=float, default=20.0, metavar="SECONDS", help="for ranks that come late (20)")
+    parser.add_argument(
+        "--wait", type=validation.seconds, default=20.0, metavar="SECONDS", help="for ranks that come late (20)"
+    )
+    parser.add_argument("--by-doctor", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("-n", "--ranks", type=int, help="processes to start here, without a launcher (2 to 4)")
 
 
@@ -36,7 +39,7 @@ def run(given: argparse.Namespace, columns: int) -> int:
     On all ranks but the first it prints nothing unless it finds nobody, and then returns 1.
     """
     try:
-        found = launch.launched()
+        found = launch.launched(given.by_doctor)
     except ValueError as error:
         print(f"smddp doctor: {error}", file=sys.stderr)
         return 2
@@ -48,7 +51,24 @@ def run(given: argparse.Namespace, columns: int) -> int:
             print(f"smddp doctor: rank {found.rank}: {error}", file=sys.stderr)
             return 1
         return 0
-    return _first(found or launch.alone(given.ranks), found is None, wishes, given, columns)
+    try:
+        here = found or launch.alone(given.ranks)
+        if given.svg:
+            _check_svg(given)
+    except ValueError as error:
+        print(f"smddp doctor: {error}", file=sys.stderr)
+        return 2
+    return _first(here, found is None, wishes, given, columns)
+
+
+def _check_svg(given: argparse.Namespace) -> None:
+    """Before the measurements, of which the file is the result."""
+    if given.quick:
+        raise ValueError("--svg draws what is measured: leave out --quick")
+    try:
+        files.check_writable(given.svg)
+    except OSError as error:
+        raise ValueError(f"--svg {given.svg}: {error.strerror}") from None
 
 
 def _first(here: launch.Launch, starts: bool, wishes: visit.Wishes, given: argparse.Namespace, columns: int) -> int:
@@ -87,12 +107,17 @@ def _listening(here: launch.Launch) -> Server:
 
 def _tell(job: dict[str, Any], findings: list[Finding], took: float, given: argparse.Namespace, columns: int) -> None:
     came, rows = job["came"], (job["pairs"] or {}).get("rows", [])
+    if given.svg and not rows:
+        print(f"smddp doctor: --svg {given.svg} is not written: no pair of ranks was measured", file=sys.stderr)
     if given.svg and rows:
         nodes, ranks = job["group"]["nodes"], list(came)
         place = {rank: at for at, rank in enumerate(ranks)}
         placed = [{**row, "ranks": [place[rank] for rank in row["ranks"]]} for row in rows]
         hosts = [came[rank]["identity"]["host"] for rank in ranks]
-        Path(given.svg).write_text(heat.drawn(placed, nodes, hosts))
+        try:
+            files.write_text(given.svg, heat.drawn(placed, nodes, hosts))
+        except OSError as error:
+            print(f"smddp doctor: --svg {given.svg}: {error.strerror}", file=sys.stderr)
     if given.json:
         about = [{"rank": rank, "host": facts["identity"]["host"], "pid": facts["pid"]} for rank, facts in came.items()]
         each = [asdict(finding) for finding in findings]

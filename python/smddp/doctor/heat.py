@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
-from xml.sax.saxutils import escape
 
+from smddp._bars import escape
 from smddp.doctor.checks.pairs import slow
 
 _CELL, _LEFT, _TOP, _GAP = 44, 90, 70, 80

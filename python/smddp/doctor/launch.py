@@ -12,6 +12,8 @@ from smddp.launching import variables
 
 #: Processes that it starts: enough to compare pairs, where there are processors for them.
 _FEWEST, _MOST = 2, 4
+#: Processes that it starts on request, whatever the processors; 4 on each where those are more.
+_MOST_RANKS = 16
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class Launch:
     host: str
     #: Of the meeting; 0: any that is free.
     port: int
+    #: Whether the doctor started the ranks, and no launcher, so that they compute nothing.
+    by_doctor: bool = False
 
     def told(self) -> dict[str, int]:
         return {
@@ -30,11 +34,12 @@ class Launch:
             "size": self.size,
             "local rank": self.local_rank,
             "local size": self.local_size,
+            "by doctor": self.by_doctor,
         }
 
 
-def launched() -> Launch | None:
-    """What this process's launcher says, as for every job ; None where there is none.
+def launched(by_doctor: bool = False) -> Launch | None:
+    """This process's rank as its launcher's variables say, or the doctor's; None without them.
 
     Raises smddp.ConfigError, a ValueError, where the variables make no sense.
     """
@@ -43,14 +48,20 @@ def launched() -> Launch | None:
         return None
     rank, size, local_rank, local_size, meet = found
     host, port, _ = meet or ("127.0.0.1", 0, True)
-    return Launch(rank, size, local_rank, local_size or 1, host, port)
+    return Launch(rank, size, local_rank, local_size or 1, host, port, by_doctor)
 
 
 def alone(ranks: int | None) -> Launch:
-    """Rank 0 of so many processes here (None: as many as there are processors for, 2 to 4)."""
+    """Rank 0 of so many processes here (None: as many as there are processors for, 2 to 4).
+
+    Raises ValueError for more than this machine can run.
+    """
     usable = len(os.sched_getaffinity(0))
+    most = max(_MOST_RANKS, 4 * usable)
+    if ranks is not None and ranks > most:
+        raise ValueError(f"--ranks {ranks}: the doctor starts at most {most} processes on {usable} processors")
     size = ranks if ranks is not None else max(_FEWEST, min(_MOST, usable))
-    return Launch(0, size, 0, size, "127.0.0.1", 0)
+    return Launch(0, size, 0, size, "127.0.0.1", 0, by_doctor=True)
 
 
 def start(launch: Launch, port: int, arguments: Sequence[str]) -> list[subprocess.Popen[bytes]]:
@@ -71,7 +82,7 @@ def start(launch: Launch, port: int, arguments: Sequence[str]) -> list[subproces
                 "MASTER_ADDR": launch.host,
                 "MASTER_PORT": port,
             }
-            command = [sys.executable, "-m", "smddp.cli", "doctor", *arguments]
+            command = [sys.executable, "-m", "smddp.cli", "doctor", "--by-doctor", *arguments]
             environment = {**kept, **{name: str(value) for name, value in own.items()}}
             started.append(
                 subprocess.Popen(

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from smddp.doctor.checks.ranks import named
 from smddp.doctor.finding import FAIL, OK, WARN, Finding
+from smddp.text import printable
 
 _NAME = 24
 _HEAD = 8 + _NAME
@@ -52,5 +53,8 @@ def _few(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _row(name: str, text: str, columns: int) -> list[str]:
-    wrapped = textwrap.wrap(text, max(columns - _HEAD, _LEAST), break_long_words=False, break_on_hyphens=False)
+    # Facts of other hosts are not trusted to be plain text.
+    wrapped = textwrap.wrap(
+        printable(" ".join(text.split())), max(columns - _HEAD, _LEAST), break_long_words=False, break_on_hyphens=False
+    )
     return [f"  {name if at == 0 else '':<{_HEAD - 2}}{line}".rstrip() for at, line in enumerate(wrapped or [""])]

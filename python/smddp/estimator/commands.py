@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 
+from smddp import validation
 from smddp.estimator import machines
 from smddp.estimator.rules import Given
 
@@ -53,15 +54,17 @@ def hosts_of(given: Given, hosts: Sequence[str] | None, instance_count: int | No
                 f"(hosts=['a:{each}', 'b:{each}']), or give instance_count=1"
             )
         hosts = ["localhost"]
+    if not hosts:
+        raise ValueError("hosts: the list is empty: give NAME or NAME:RANKS, or leave it out for this machine")
     found = []
     for text in hosts:
         name, _, number = text.partition(":")
-        if not name or (number and (not number.isdecimal() or int(number) < 1)):
+        if not name or (number and (not number.isdecimal() or len(number) > 6 or int(number) < 1)):
             raise ValueError(f"hosts: {text!r} is no host: give NAME or NAME:RANKS")
-        found.append(Host(name, int(number or each)))
+        found.append(Host(validation.host_name(name), int(number or each)))
     if len({host.name for host in found}) != len(found):
         raise ValueError(f"hosts: one is named twice in {list(hosts)}")
-    if hosts and count not in (1, len(found)):
+    if count not in (1, len(found)):
         raise ValueError(f"instance_count is {count}, and {len(found)} hosts are named: {', '.join(hosts)}")
     return found
 
@@ -243,5 +246,6 @@ def _torchrun(
         where = ["--master_addr", hosts[0].name, "--master_port", str(port)]
         place = [*where, "--node_rank", str(number)] if len(hosts) > 1 else ["--standalone"]
         own = {**more, "SM_CURRENT_HOST": host.name}
-        made.append(Command(host.name, [*start, *place, "--no-python", *program], own))
+        words = [validation.escape_dollars(word) for word in program]
+        made.append(Command(host.name, [*start, *place, "--no-python", *words], own))
     return made

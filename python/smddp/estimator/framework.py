@@ -14,10 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from smddp import validation
 from smddp.estimator import engines, job, rules, running
 from smddp.estimator.commands import MASTER_PORT, Command, Host, build, hosts_of
 from smddp.estimator.engines.work import work as engine_work
 from smddp.estimator.training_job import Job
+from smddp.text import did_you_mean
 
 #: Keywords of the SDK that say what a machine of AWS's is to be like, or what is kept where: they change nothing here.
 _NO_EFFECT = frozenset(
@@ -70,16 +72,24 @@ class _Framework:
             raise ValueError("compiler_config: SageMaker's Training Compiler is not here: leave it out")
         for name in more:
             if name not in _NO_EFFECT:
-                raise TypeError(f"{type(self).__name__}: unknown argument {name!r}{rules._near(name, _NO_EFFECT)}")
-        self.entry_point, self.source_dir = str(entry_point), source_dir
+                raise TypeError(f"{type(self).__name__}: unknown argument {name!r}{did_you_mean(name, _NO_EFFECT)}")
+        self.entry_point, self.source_dir = validation.line(str(entry_point), "entry_point"), source_dir
+        if source_dir is not None:
+            validation.relative_path(self.entry_point, "entry_point")
+        if instance_type is not None:
+            validation.label(instance_type, "instance_type")
+        if image_uri is not None:
+            validation.image_name(image_uri)
         self.framework_version, self.py_version, self.image_uri = framework_version, py_version, image_uri
         self.instance_type, self.instance_count = instance_type, instance_count
         self.instance_groups = instance_groups
         self.base_job_name, self.output_path = base_job_name, output_path
         self.dependencies = list(dependencies or [])
-        self.environment = dict(environment or {})
+        self.environment = validation.environment(environment or {})
         self.container_log_level = container_log_level
         self._hyperparameters = dict(hyperparameters or {})
+        for name in self._hyperparameters:
+            validation.variable_name(str(name), "hyperparameters")
         self.given = rules.validate(
             distribution,
             instance_type=instance_type,
@@ -155,7 +165,7 @@ class _Framework:
         port: where torchrun's ranks of several hosts meet, on the first of them.
         Raises ValueError where the hosts do not fit the job.
         """
-        name = job_name or self._new_name()
+        name = self._name(job_name)
         return self._plan(hosts, job.channels(inputs), name, interface, port, python)[2]
 
     def fit(
@@ -192,7 +202,7 @@ class _Framework:
         the package of an engine; smddp.estimator.LaunchError, a RuntimeError, where the job fails, with the first rank
         that did, its host, how it ended and its last lines.
         """
-        name = job_name or self._new_name()
+        name = self._name(job_name)
         places = job.channels(inputs)
         tell = _print if logs not in (False, None, "None") else _quiet
         if engine is not None:
@@ -215,6 +225,7 @@ class _Framework:
             raise ValueError("engine_options: there is no engine: give engine=, or leave them out")
         if processes_per_host is not None and (hosts or (self.instance_count or 1) == 1):
             hosts = [host if ":" in host else f"{host}:{processes_per_host}" for host in hosts or ["localhost"]]
+        running.remote_shell(rsh)
         folder, there, found, env = self._plan(hosts, places, name, interface, port, python)
         if dry_run:
             for command in found:
@@ -295,11 +306,13 @@ class _Framework:
         port: int,
         python: str,
     ) -> tuple[job.Folder, list[Host], list[Command], dict[str, str]]:
+        validation.port(port)
         there = hosts_of(self.given, hosts, self.instance_count)
         folder = job.Folder(self._root() / name)
         env = self.variables(folder, [host.name for host in there], there[0].slots, places, name, interface)
         path = os.environ.get("PATH", os.defpath)
         env |= {"PATH": f"{Path(python).parent}:{path}", "PYTHONPATH": job.python_path(folder.code), **self.environment}
+        env = validation.environment(env)
         found = build(
             self.given,
             there,
@@ -322,6 +335,8 @@ class _Framework:
         interface: str | None,
     ) -> dict[str, str]:
         """SM_* of every rank, in a job whose folder is `folder`."""
+        if interface is not None:
+            validation.interface_name(interface)
         return job.variables(
             folder,
             hosts=hosts,
@@ -341,7 +356,8 @@ class _Framework:
     def script(self, folder: job.Folder) -> list[str]:
         """What each rank's Python runs: the script and its arguments."""
         own = {key: value for key, value in self._whole().items() if key != "mp_parameters"}
-        return [str(folder.code / self.entry_point_name), *job.arguments(own), *self.script_arguments]
+        words = [*job.arguments(own), *self.script_arguments]
+        return [str(folder.code / self.entry_point_name), *(validation.variable_value(w, "arguments") for w in words)]
 
     @property
     def entry_point_name(self) -> str:
@@ -367,7 +383,10 @@ class _Framework:
         output = self.output_path or "smddp-jobs"
         if output.startswith("s3://"):
             raise ValueError(f"output_path is {output!r}: jobs that run here write to a path or file://")
-        return Path(output.removeprefix("file://")).absolute()
+        return Path(validation.line(output, "output_path").removeprefix("file://")).absolute()
+
+    def _name(self, given: str | None) -> str:
+        return validation.job_name(self._new_name() if given is None else given)
 
     def _new_name(self) -> str:
         base = self.base_job_name or f"{self._framework_name}-training"

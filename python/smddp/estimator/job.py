@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from smddp import validation
+
 #: Hyperparameters that are for whoever starts the script, not for the script.
 _OURS = "sagemaker_"
 
@@ -81,8 +83,12 @@ def copy_code(source_dir: str | None, entry_point: str, dependencies: list[str],
     for each in dependencies:
         if not Path(each).exists():
             raise ValueError(f"dependencies: there is nothing at {each!r}")
+        # "." and "x/.." have names only once they are resolved.
+        name = Path(each).resolve().name
+        if not name:
+            raise ValueError(f"dependencies: {each!r} is the root folder: give a folder or a file")
         if Path(each).is_dir():
-            shutil.copytree(each, folder.code / Path(each).name, dirs_exist_ok=True)
+            shutil.copytree(each, folder.code / name, dirs_exist_ok=True)
         else:
             shutil.copy(each, folder.code)
 
@@ -103,7 +109,9 @@ def channels(inputs: Any) -> dict[str, str]:
             place = value.config.get("DataSource", {}).get("S3DataSource", {}).get("S3Uri")
         if not isinstance(place, (str, os.PathLike)):
             raise ValueError(f"inputs: channel {name!r} is {value!r}: give a path, file://... or s3://...")
-        found[str(name)] = os.fspath(place)
+        found[validation.path_name(str(name), "inputs: channel")] = validation.line(
+            os.fspath(place), f"inputs: channel {name!r}"
+        )
     return found
 
 

@@ -11,12 +11,14 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from smddp import files
 from smddp.estimator import machines
+from smddp.text import did_you_mean
 
 #: What each strategy's dict may have.
 STRATEGIES: dict[str, tuple[str, ...]] = {
@@ -93,11 +95,11 @@ class Given:
         if isinstance(found, str):
             if not os.path.exists(found):
                 raise ValueError(f"there is no file {found!r}: give a dict or the path of a JSON file")
-            with open(found, encoding="utf-8") as file:
-                try:
-                    found = json.load(file)
-                except json.JSONDecodeError as error:
-                    raise ValueError(f"the file {found!r} is not JSON ({error})") from None
+            text = files.read_text(found)
+            try:
+                found = json.loads(text)
+            except (json.JSONDecodeError, RecursionError) as error:
+                raise ValueError(f"the file {found!r} is not JSON ({error})") from None
         if not isinstance(found, dict):
             raise ValueError(f"they are {found!r}: give a dict or the path of a JSON file")
         return found
@@ -177,12 +179,6 @@ def validate(
     return given
 
 
-def _near(name: object, known: Iterable[str]) -> str:
-    from smddp.joining import hint
-
-    return hint(name, known)
-
-
 @_rule("distribution and each strategy in it are dicts")
 def _shape(given: Given) -> str | None:
     whole = given.distribution
@@ -204,7 +200,7 @@ def _keys(given: Given) -> str | None:
         if name == "instance_groups":
             continue
         if name not in STRATEGIES:
-            return f"{name!r} is none{_near(name, STRATEGIES)}; there are {', '.join(STRATEGIES)}"
+            return f"{name!r} is none{did_you_mean(name, STRATEGIES)} (strategies: {', '.join(STRATEGIES)})"
         tables = [(name, value, STRATEGIES[name])]
         if name == "smdistributed":
             known = [library for library in value if library in LIBRARIES]
@@ -212,7 +208,7 @@ def _keys(given: Given) -> str | None:
         for where, part, keys in tables:
             for key in part:
                 if key not in keys:
-                    return f"{key!r} in {where!r} is none{_near(key, keys)}; there are {', '.join(keys)}"
+                    return f"{key!r} in {where!r} is none{did_you_mean(key, keys)} (known keys: {', '.join(keys)})"
     return None
 
 

@@ -9,7 +9,6 @@ import os
 import queue
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from smddp import validation
 from smddp.estimator.commands import Command, Host
+from smddp.launching.local import signal_name
 
 #: After a first failure is known, others may turn out to have been earlier.
 _EARLIER = 1.0
@@ -45,10 +46,21 @@ class Failure:
     #: Its last lines on stderr.
     last: str
 
+    @classmethod
+    def parse(cls, found: Any) -> Failure | None:
+        """The failure that a rank reported, as JSON text or parsed; None for anything else, such as a script's line."""
+        try:
+            given = cls(**(json.loads(found) if isinstance(found, str) else found))
+            texts, numbers = (given.host, given.last), (given.rank, given.pid, given.status)
+            right = all(type(each) is str for each in texts) and all(type(each) is int for each in numbers)
+            return given if right and type(given.ended) is float and -65 < given.status < 256 else None
+        except (ValueError, TypeError, RecursionError):
+            return None
+
     @property
     def how(self) -> str:
         if self.status < 0:
-            return f"was ended by signal {signal.Signals(-self.status).name}"
+            return f"was ended by signal {signal_name(-self.status)}"
         return f"ended with exit status {self.status}"
 
     @property
@@ -190,8 +202,8 @@ class Run:
             agent.last = [*agent.last[-19:], what["line"]]
             self._tell(what["line"])
         elif "failed" in what:
-            failure = Failure(**what["failed"])
-            if failure.rank not in self._failures:
+            failure = Failure.parse(what["failed"])
+            if failure is not None and failure.rank not in self._failures:
                 self._failures[failure.rank] = failure
                 self._tell(f"smddp: rank {failure.rank} (host {failure.host}, pid {failure.pid}) {failure.how}")
         elif "unable" in what:
@@ -224,7 +236,7 @@ class _Agent:
         here = host in (*_HERE, socket.gethostname())
         words = [python, "-m", "smddp.estimator.agent"]
         self._process = subprocess.Popen(
-            words if here else [*shlex.split(rsh), host, shlex.join(words)],
+            words if here else [*remote_shell(rsh), validation.host_name(host), shlex.join(words)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -301,6 +313,17 @@ def _packed(folder: Path) -> str:
     with tarfile.open(fileobj=data, mode="w:gz") as archive:
         archive.add(folder, ".")
     return base64.b64encode(data.getvalue()).decode()
+
+
+def remote_shell(rsh: str) -> list[str]:
+    """The words before a host's name. ssh takes what follows `--` for no option. Raises ValueError."""
+    try:
+        words = shlex.split(validation.variable_value(rsh, "rsh"))
+    except ValueError as error:
+        raise ValueError(f"rsh: invalid value {rsh!r}: {error}") from None
+    if not words:
+        raise ValueError(f"rsh: invalid value {rsh!r}: expected a command, as ssh")
+    return [*words, "--"] if os.path.basename(words[0]) == "ssh" else words
 
 
 def _listed(ranks: list[int]) -> str:

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from smddp import files
 from smddp.estimator.commands import MASTER_PORT
-from smddp.estimator.engines import ENGINES
+from smddp.estimator.engines import ENGINES, NO_IMAGE
 from smddp.estimator.framework import PyTorch
 from smddp.estimator.running import LaunchError
 
@@ -25,7 +26,7 @@ def main(argv: Sequence[str]) -> int:
             given.script,
             source_dir=given.source_dir,
             instance_type=given.instance_type,
-            image_uri=given.image or "here",
+            image_uri=given.image or NO_IMAGE,
             distribution=_distribution(given.distribution),
             output_path=given.output,
         )
@@ -90,11 +91,10 @@ def _distribution(text: str | None) -> dict[str, Any]:
     if text is None:
         return {"torch_distributed": {"enabled": True}}
     if not text.lstrip().startswith("{"):
-        with open(text, encoding="utf-8") as file:
-            text = file.read()
+        text = files.read_text(text)
     try:
         return dict(json.loads(text))
-    except (json.JSONDecodeError, TypeError) as error:
+    except (json.JSONDecodeError, RecursionError, TypeError) as error:
         raise ValueError(f"--distribution is no JSON object ({error}): {text[:200]!r}") from None
 
 
@@ -115,6 +115,6 @@ def _options(given: Sequence[str]) -> dict[str, Any]:
             raise ValueError(f"--option takes NAME=VALUE, not {text!r}")
         try:
             found[name] = json.loads(value)
-        except json.JSONDecodeError:
+        except (json.JSONDecodeError, RecursionError):
             found[name] = value
     return found

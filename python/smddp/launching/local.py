@@ -27,6 +27,11 @@ def count_devices() -> int:
     return len(core().cuda(True)["devices"])
 
 
+def signal_name(number: int) -> str:
+    """SIGKILL, or the number of a real-time signal, which has no name."""
+    return next((each.name for each in signal.Signals if each == number), str(number))
+
+
 def run(command: Sequence[str], size: int, program: str) -> int:
     """Start `size` ranks of `command` and wait for all of them. Returns the exit status.
 
@@ -84,7 +89,7 @@ def _wait(ranks: list[subprocess.Popen[bytes]], asked: list[int], program: str) 
                 continue
             del running[rank]
             if ended != 0 and status == 0:
-                how = f"by signal {signal.Signals(-ended).name}" if ended < 0 else f"with exit status {ended}"
+                how = f"by signal {signal_name(-ended)}" if ended < 0 else f"with exit status {ended}"
                 sys.stderr.write(f"{program}: rank {rank} (pid {process.pid}) ended {how}; the others follow\n")
                 status, until = (128 - ended if ended < 0 else ended), time.monotonic() + _GRACE
         if until is not None and time.monotonic() > until:

@@ -86,7 +86,9 @@ def _parse(program: str, argv: Sequence[str], valued: Sequence[str], flags: Sequ
             variable, assigned, value = given.partition("=")
             # Without a value it is the caller's own, which ranks have anyway.
             if assigned:
-                asked.variables[variable] = value
+                from smddp.validation import variable_name  # a launcher's ranks seldom need it
+
+                asked.variables[variable_name(variable, "-x")] = value
         elif name not in valued:
             if not given.isdecimal() or int(given) < 1:
                 raise ValueError(f"{name} must be a number of ranks, 1 or more, not {given!r}")

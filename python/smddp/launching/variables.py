@@ -95,7 +95,7 @@ def _sm_hosts() -> list[str]:
 
     try:
         return list(json.loads(os.environ.get("SM_HOSTS", "[]")))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):
         return []
 
 
@@ -113,13 +113,13 @@ def _configured_host() -> str | None:
     """What the service calls this host."""
     import json  # as above
 
+    from smddp.files import read_text
+
+    base = os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml")
     try:
-        with open(
-            os.path.join(os.environ.get("SAGEMAKER_BASE_DIR", "/opt/ml"), "input/config/resourceconfig.json")
-        ) as file:
-            name: str = json.load(file)["current_host"]
-            return name
-    except (OSError, ValueError, KeyError, TypeError):
+        name: str = json.loads(read_text(os.path.join(base, "input/config/resourceconfig.json")))["current_host"]
+        return name
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from smddp import files
 from smddp.modelparallel import model_state, sharded, sharded_state
 from smddp.modelparallel.objects import barrier
 from smddp.modelparallel.optimizer_state import HELD
@@ -133,9 +134,7 @@ def save_checkpoint(
     # The newest is whole: all parts are there before it is named.
     barrier()
     if ranks.rank == 0:
-        unfinished = folder / f".newest.{os.getpid()}"
-        unfinished.write_text(tag, encoding="utf-8")
-        os.replace(unfinished, folder / "newest")
+        files.write_text(folder / "newest", tag)
         if partial and num_kept_partial_checkpoints is not None:
             _keep(folder, num_kept_partial_checkpoints)
     barrier()
@@ -213,7 +212,7 @@ def resume_from_checkpoint(
 
 def _newest(folder: Path) -> str:
     try:
-        return (folder / "newest").read_text(encoding="utf-8").strip()
+        return files.read_text(folder / "newest", 4096).strip()
     except FileNotFoundError:
         raise FileNotFoundError(f"no checkpoint in {folder}: there is no file {folder / 'newest'}") from None
 

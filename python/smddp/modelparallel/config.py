@@ -12,7 +12,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from smddp.joining import LAUNCHER, hint, read_json
+from smddp.joining import LAUNCHER, read_json
+from smddp.text import did_you_mean
 
 log = logging.getLogger("smddp.modelparallel")
 
@@ -141,8 +142,10 @@ def check(values: Any, source: str) -> dict[str, Any]:
         if name in _V2:
             raise ValueError(f"{source}: {given!r} is a key of SMP v2, whose import is torch.sagemaker, not of SMP v1")
         if name not in KEYS:
-            near = hint(name, [*KEYS, *ALIASES])
-            raise ValueError(f"{source}: unknown key {given!r}{near} The keys are {', '.join([*ALIASES, *KEYS])}.")
+            hint = did_you_mean(name, [*KEYS, *ALIASES])
+            raise ValueError(
+                f"{source}: unknown key {given!r}{hint or '.'} The keys are {', '.join([*ALIASES, *KEYS])}."
+            )
         value = _checked(name, given, value, source)
         if name in checked and checked[name] != value:
             names = " and ".join(repr(key) for key in values if ALIASES.get(key, key) == name)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from smddp import _bars
+from smddp import _bars, files
 from smddp.modelparallel import lanes, schedule
 from smddp.modelparallel.state import state
 
@@ -85,4 +85,4 @@ def _write(file: Path, cfg: Any, ranks: Any, pieces: list[lanes.Piece]) -> None:
         )
 
     found = lanes.trace([name for name, _ in told], [own for _, own in told], simulate)
-    file.write_text(_bars.drawn(found) if file.suffix == ".svg" else json.dumps(found))
+    files.write_text(file, _bars.drawn(found) if file.suffix == ".svg" else json.dumps(found))

@@ -174,7 +174,7 @@ class DistributedModel(Answers, nn.Module):
 
     def local_parameters(self, *args: Any, **kwargs: Any) -> Iterator[nn.Parameter]:
         """This stage's parameters: before the cut, all."""
-        return (q for _, q in self.local_named_parameters())
+        return (q for _, q in self.local_named_parameters(*args, **kwargs))
 
     def local_named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """This stage's modules: its parts, what is in them, and what lies on no stage."""
@@ -207,20 +207,26 @@ class DistributedModel(Answers, nn.Module):
         """The stage of a parameter by its name in the module; 0 before the cut."""
         return self._stage_of.get(id(self.module.get_parameter(name)), 0)
 
-    def state_dict(self, *args: Any, gather_to_rank0: bool = False, **kwargs: Any) -> Any:
+    def state_dict(
+        self, destination: Any = None, prefix: str = "", keep_vars: bool = False, *, gather_to_rank0: bool = False
+    ) -> Any:
         """The whole model's state, under the names of one process. Collective over the pipeline after the cut.
 
         ``gather_to_rank0``: only the first rank of a tensor group keeps it, others get nothing.
+        Raises ValueError for other values of ``destination``, ``prefix`` and ``keep_vars`` than the defaults.
         """
+        _refuse("state_dict", destination=destination, prefix=prefix, keep_vars=keep_vars)
         found = model_state.whole(self)
         return {} if gather_to_rank0 and self._ranks.tp_rank else found
 
-    def local_state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """This stage's part of the state."""
+    def local_state_dict(self, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> dict[str, Any]:
+        """This stage's part of the state. Raises ValueError as `state_dict` does."""
+        _refuse("local_state_dict", destination=destination, prefix=prefix, keep_vars=keep_vars)
         return model_state.local(self)
 
-    def load_state_dict(self, state_dict: Any, strict: bool = True, *args: Any, **kwargs: Any) -> Any:
-        """Load a whole state, or this stage's part of one."""
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """Load a whole state, or this stage's part of one. Raises ValueError for ``assign=True``."""
+        _refuse("load_state_dict", assign=assign)
         return model_state.load(self, state_dict, strict)
 
     # ---- hooks ----
@@ -344,3 +350,10 @@ class DistributedModel(Answers, nn.Module):
         """The step failed in this pipeline."""
         if self.replicas is not None and self.replicas.owed:
             self.replicas.fail(error)
+
+
+def _refuse(method: str, **options: Any) -> None:
+    """Options of torch's method that are not supported for a model of several stages must have their defaults."""
+    for name, value in options.items():
+        if value:
+            raise ValueError(f"DistributedModel.{method}({name}={value!r}): only the default is supported")

@@ -5,6 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 
-def same(state_dict: dict[str, Any], *more: Any, **options: Any) -> dict[str, Any]:
+def same(state_dict: dict[str, Any], *_more: Any, **_options: Any) -> dict[str, Any]:
     """``state_dict`` as it is: a pipeline's modules keep their names and shapes."""
     return state_dict

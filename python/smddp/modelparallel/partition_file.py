@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 from torch import nn
 
+from smddp import files
+
 
 def write(file: str, where: dict[str, int]) -> None:
-    """Keep a cut for jobs to come. Whole or not at all: who reads never sees half of it."""
-    path = Path(file)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    unfinished.write_text(json.dumps(where, indent=1), encoding="utf-8")
-    os.replace(unfinished, path)
+    """Writes a cut for later jobs, as a whole."""
+    files.write_text(file, json.dumps(where, indent=1))
 
 
 def read(file: str, model: nn.Module, stages: int) -> dict[str, int]:
@@ -24,8 +21,8 @@ def read(file: str, model: nn.Module, stages: int) -> dict[str, int]:
     Raises ValueError for a file that is not such a cut, or one of another model or of more stages.
     """
     try:
-        where: Any = json.loads(Path(file).read_text(encoding="utf-8"))
-    except ValueError as error:
+        where: Any = json.loads(files.read_text(file))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"'partition_file' {file} is no JSON: {error}") from None
     if not isinstance(where, dict) or not where or not all(type(stage) is int for stage in where.values()):
         raise ValueError(f"'partition_file' {file} must hold an object of modules' names and stages")

@@ -12,7 +12,9 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from smddp.joining import LAUNCHER, hint, read_json
+from smddp import files
+from smddp.joining import LAUNCHER, read_json
+from smddp.text import did_you_mean
 
 log = logging.getLogger("smddp.sagemaker")
 
@@ -100,8 +102,8 @@ def check(values: dict[str, Any], source: str) -> dict[str, Any]:
             log.warning("%s: %r is a key of SMP v1 and has no effect here (value %r)", source, given, value)
             continue
         if name not in KEYS:
-            near = hint(name, [*KEYS, *OLDER_NAMES, *V1_ONLY])
-            raise ValueError(f"{source}: unknown key {given!r}{near} The keys are {', '.join(KEYS)}.")
+            hint = did_you_mean(name, [*KEYS, *OLDER_NAMES, *V1_ONLY])
+            raise ValueError(f"{source}: unknown key {given!r}{hint or '.'} The keys are {', '.join(KEYS)}.")
         if name in checked and checked[name] != value:
             raise ValueError(f"{source}: {given!r} is the older name of {name!r}, and both are given: keep {name!r}")
         checked[name] = _checked(KEYS[name], given, value, source)
@@ -136,8 +138,7 @@ def read(argument: dict[str, Any] | str | os.PathLike | None, assigned: dict[str
     if isinstance(argument, (str, os.PathLike)):
         source = f"the file {os.fspath(argument)!r} given to init()"
         try:
-            with open(argument, encoding="utf-8") as file:
-                text = file.read()
+            text = files.read_text(argument)
         except FileNotFoundError as error:
             raise FileNotFoundError(error.errno, f"{source} is not there, seen from {os.getcwd()}") from None
         script = check(read_json(text, source), f"{argument}")

@@ -29,11 +29,13 @@ def installation(facts: Facts) -> Finding:
 @of_rank("threads")
 def threads(facts: Facts) -> Finding:
     threads, local = facts["environment"].get("OMP_NUM_THREADS"), facts["launch"]["local size"]
-    # Only a launcher's ranks compute; those that the doctor started for itself do not.
-    if threads is None and local > 1 and facts["torch"] and "LOCAL_WORLD_SIZE" in facts["environment"]:
+    # Ranks of a launcher compute; ranks that the doctor started do not.
+    by_launcher = "LOCAL_WORLD_SIZE" in facts["environment"] and not facts["launch"].get("by doctor")
+    if threads is None and local > 1 and facts["torch"] and by_launcher:
+        share = max(facts["processors"]["usable"] // local, 1)
         return warn(
             f"OMP_NUM_THREADS is not set, with {local} ranks on this host",
             "each rank starts a thread for every processor, and they take turns",
-            "OMP_NUM_THREADS=processors / ranks",
+            f"export OMP_NUM_THREADS={share}",
         )
     return ok(f"OMP_NUM_THREADS={threads}" if threads else "OMP_NUM_THREADS is not set")

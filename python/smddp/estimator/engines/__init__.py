@@ -9,7 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from smddp.text import did_you_mean
+from smddp.validation import escape_dollars
+
 ENGINES = ("slurm", "kubernetes", "torchx")
+#: The image_uri of a job without a container image: the Python that calls `fit` runs the script.
+NO_IMAGE = "here"
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,11 @@ class Work:
     def torchrun_command(self, *place: str) -> list[str]:
         """torchrun on one node; place: the options that say which."""
         words = [self.python, "-m", "torch.distributed.run", "--nnodes", str(self.nodes)]
-        return [*words, "--nproc_per_node", str(self.ranks_per_node), *place, "--no-python", *self.command]
+        return [*words, "--nproc_per_node", str(self.ranks_per_node), *place, "--no-python", *self.torchrun_words()]
+
+    def torchrun_words(self) -> list[str]:
+        """The command of each rank, escaped for torchrun, which replaces ${local_rank} in words."""
+        return [escape_dollars(word) for word in self.command]
 
 
 class Started(Protocol):
@@ -75,9 +84,7 @@ class Engine(Protocol):
 def find(name: str, options: Mapping[str, Any] | None) -> Engine:
     """An engine, with its options. Raises ValueError for an unknown one or options that it does not have."""
     if name not in ENGINES:
-        from smddp.joining import hint
-
-        raise ValueError(f"engine: {name!r} is none{hint(name, ENGINES)}; there are {', '.join(ENGINES)}")
+        raise ValueError(f"engine: {name!r} is none{did_you_mean(name, ENGINES)} (engines: {', '.join(ENGINES)})")
     made: Engine = importlib.import_module(f"smddp.estimator.engines.{name}").make(dict(options or {}))
     return made
 
@@ -87,9 +94,8 @@ def known(engine: str, options: Mapping[str, Any], names: Iterable[str]) -> None
     names = sorted(names)
     for name in options:
         if name not in names:
-            from smddp.joining import hint
-
-            raise ValueError(f"engine_options: {engine} has no {name!r}{hint(name, names)}; it has {', '.join(names)}")
+            hint = did_you_mean(name, names)
+            raise ValueError(f"engine_options: {engine} has no {name!r}{hint} (options: {', '.join(names)})")
 
 
 def needed(module: str, package: str, engine: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +18,7 @@ class Follower:
         self._tell = tell
         self._read: dict[Path, int] = {}
         self._parts: dict[Path, bytes] = {}
+        self._known: set[str] = set()
         self.failures: dict[int, Failure] = {}
 
     def look(self) -> None:
@@ -26,11 +26,11 @@ class Follower:
         for file in sorted(self._logs.glob("rank-*.*")):
             self._pass_on(file)
         for file in sorted(self._failed.glob("*.json")):
-            rank = int(file.stem)
-            if rank not in self.failures:
-                failure = Failure(**json.loads(file.read_text()))
-                self.failures[rank] = failure
-                self._tell(f"smddp: rank {rank} (host {failure.host}, pid {failure.pid}) {failure.how}")
+            failure = None if file.stem in self._known else Failure.parse(file.read_text(errors="replace"))
+            if failure is not None:
+                self._known.add(file.stem)
+                self.failures[failure.rank] = failure
+                self._tell(f"smddp: rank {failure.rank} (host {failure.host}, pid {failure.pid}) {failure.how}")
 
     def last_look(self, failed: bool) -> None:
         """After the job's end. Where it failed, until a rank says why or none does."""

@@ -16,6 +16,7 @@ from typing import Any
 from smddp.estimator import engines
 from smddp.estimator.engines import pod
 from smddp.estimator.running import Failure, LaunchError, launch_error
+from smddp.validation import dns_name, escape_dollars
 
 API, PLURAL = ("trainer.kubeflow.org", "v1alpha1"), "trainjobs"
 #: What the TrainJob's schema takes, and one variable of Linux'.
@@ -37,7 +38,10 @@ class Kubernetes:
 
     def __init__(self, options: dict[str, Any]) -> None:
         engines.known("kubernetes", options, ("runtime", "namespace", "resources"))
-        self._runtime, self._namespace = options.get("runtime", "torch-distributed"), options.get("namespace")
+        self._runtime = dns_name(options.get("runtime", "torch-distributed"), "engine_options: runtime")
+        self._namespace = options.get("namespace")
+        if self._namespace is not None:
+            dns_name(self._namespace, "engine_options: namespace")
         self._resources = options.get("resources")
         if self._resources is not None and not isinstance(self._resources, dict):
             raise ValueError(f'engine_options: resources is {self._resources!r}: give {{"limits": {{"cpu": 8}}}}')
@@ -62,12 +66,12 @@ class Kubernetes:
 
     def manifest(self, work: engines.Work) -> dict[str, Any]:
         """The TrainJob, without the job's files. Raises ValueError for what its schema would not take."""
-        if not work.image or not set("/:") & set(work.image):
+        if work.image in (None, engines.NO_IMAGE):
             raise ValueError(
                 f"image_uri is {work.image!r}: give the image that the pods run, with smddp in it (docs/containers.md)"
             )
-        # The runtime's controller tells torchrun the rest by PET_* variables.
-        torchrun = [work.python, "-m", "torch.distributed.run", "--no-python", *work.command]
+        # The runtime's controller passes torchrun the rest in PET_* variables.
+        torchrun = [work.python, "-m", "torch.distributed.run", "--no-python", *work.torchrun_words()]
         words = [work.python, "-m", "smddp.estimator.engines.pod", str(self.folder), *torchrun]
         if len(words) > _MOST_WORDS or max(map(len, words)) > _LONGEST_WORD:
             raise ValueError(
@@ -80,7 +84,7 @@ class Kubernetes:
                 "hyperparameters and environment: put hyperparameters into a file of source_dir"
             )
         trainer: dict[str, Any] = {"image": work.image, "numNodes": work.nodes, "numProcPerNode": work.ranks_per_node}
-        trainer |= {"command": [_plain(word) for word in words], "env": _variables(work.env)}
+        trainer |= {"command": [escape_dollars(word) for word in words], "env": _variables(work.env)}
         resources = self._resources
         if resources is None and work.gpus:
             resources = {"limits": {"nvidia.com/gpu": work.gpus}}
@@ -119,12 +123,7 @@ class Kubernetes:
 
 
 def _variables(env: Mapping[str, str]) -> list[dict[str, str]]:
-    return [{"name": name, "value": _plain(value)} for name, value in env.items()]
-
-
-def _plain(text: str) -> str:
-    """Kubernetes puts in variables for $(NAME)."""
-    return text.replace("$(", "$$(")
+    return [{"name": name, "value": escape_dollars(value)} for name, value in env.items()]
 
 
 def _packed(folder: Path) -> str:
@@ -227,7 +226,9 @@ class _Run:
     def _is_failure(self, line: str) -> bool:
         if not line.startswith(pod.FAILED):
             return False
-        failure = Failure(**json.loads(line.removeprefix(pod.FAILED)))
+        failure = Failure.parse(line.removeprefix(pod.FAILED))
+        if failure is None:
+            return False
         self._failures[failure.rank] = failure
         self._tell(f"smddp: rank {failure.rank} (host {failure.host}, pid {failure.pid}) {failure.how}")
         return True

@@ -14,6 +14,7 @@ from smddp.estimator import engines
 from smddp.estimator.engines import slurm_task
 from smddp.estimator.engines.following import Follower
 from smddp.estimator.running import LaunchError, launch_error, need
+from smddp.validation import lines
 
 #: The SDK's max_run, in minutes.
 _DAY = 24 * 60
@@ -32,6 +33,10 @@ _OURS = {
 }
 
 
+#: Options of submitit that are lines of shell.
+_SCRIPTS = ("setup", "teardown")
+
+
 def make(options: dict[str, Any]) -> Slurm:
     return Slurm(options)
 
@@ -46,6 +51,10 @@ class Slurm:
         for name, instead in _OURS.items():
             if name in options:
                 raise ValueError(f"engine_options: slurm has no {name!r}: give {instead}")
+        # A line break in a value would start another line of the batch script.
+        for name, value in options.items():
+            if name not in _SCRIPTS:
+                lines(value, f"engine_options: {name}")
         self._options = options
 
     def hosts(self, job_name: str, nodes: int) -> list[str]:

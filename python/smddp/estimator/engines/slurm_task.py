@@ -30,7 +30,7 @@ def run(command: Sequence[str], env: Mapping[str, str], folder: str, instance_ty
     tasks.mkdir(exist_ok=True)
     try:
         status = subprocess.run(
-            [own.get(word, word) for word in command], env=whole, cwd=Path(folder, "code"), stdin=subprocess.DEVNULL
+            placed(command, own), env=whole, cwd=Path(folder, "code"), stdin=subprocess.DEVNULL
         ).returncode
     except OSError as error:
         print(f"{command[0]}: {error}", flush=True)
@@ -42,6 +42,12 @@ def run(command: Sequence[str], env: Mapping[str, str], folder: str, instance_ty
     part.rename(tasks / task)
     if status != 0:
         raise RuntimeError(f"{command[0]} ended with {status}")
+
+
+def placed(command: Sequence[str], own: Mapping[str, str]) -> list[str]:
+    """Replaces placeholders in torchrun's options; the words of the rank's command are not changed."""
+    at = command.index("--no-python") if "torch.distributed.run" in command[:3] else 0
+    return [*(own.get(word, word) for word in command[:at]), *command[at:]]
 
 
 def statuses(folder: Path) -> dict[str, int]:

@@ -13,6 +13,7 @@ from typing import Any
 from smddp.estimator import engines
 from smddp.estimator.engines.following import Follower
 from smddp.estimator.running import LaunchError, launch_error
+from smddp.validation import escape_dollars
 
 #: Of torchx.components.dist.ddp, what the estimator does not say itself.
 _COMPONENT = ("cpu", "gpu", "memMB", "h", "max_retries", "mounts", "rdzv_backend", "debug")
@@ -83,15 +84,19 @@ class Torchx:
             given["tee"] = 0
         at = work.command.index("-m")
         app = ddp(
-            *work.command[at + 2 :],
+            *(self._escaped(word) for word in work.torchrun_words()[at + 2 :]),
             m=work.command[at + 1],
             image=work.image or str(work.folder),
             name=f"/{work.name}",
             j=f"{work.nodes}x{work.ranks_per_node}",
-            env=dict(work.env),
+            env={name: self._escaped(value) for name, value in work.env.items()},
             **given,
         )
         return runner.dryrun(app, self._scheduler, self._cfg)
+
+    def _escaped(self, text: str) -> str:
+        """torchx replaces ${app_id} and others; its schedulers for Kubernetes leave $(NAME) to Kubernetes."""
+        return escape_dollars(escape_dollars(text) if self._scheduler.startswith("kubernetes") else text)
 
 
 @contextlib.contextmanager

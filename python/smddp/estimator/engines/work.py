@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from smddp import validation
 from smddp.estimator import engines, job, machines
 from smddp.estimator.commands import MASTER_PORT, efa_variables, exported_variables
 
@@ -31,6 +32,8 @@ def work(
         if given.on(strategy):
             raise ValueError(f"{strategy} is not started here: use smdistributed.dataparallel or mpi")
     nodes = estimator.instance_count or 1
+    if nodes < 1:
+        raise ValueError(f"instance_count is {nodes}: give 1 or more")
     each = given.processes_per_host or 1 if processes_per_host is None else processes_per_host
     if each < 1:
         raise ValueError(f"processes_per_host is {each}: give 1 or more")
@@ -44,6 +47,7 @@ def work(
         if path is not None:
             env[f"SM_CHANNEL_{channel.upper()}"] = path
     env |= {**exported_variables(given), **efa_variables(given)}
+    validation.port(port)
     if interface is not None:
         env["NCCL_SOCKET_IFNAME"] = interface
     if engine.folder is None:
@@ -57,7 +61,7 @@ def work(
         ranks_per_node=each,
         torchrun=given.on("torch_distributed"),
         command=[*job.rank_program(there, python), python, *estimator.script(there)],
-        env={**env, **estimator.environment},
+        env=validation.environment({**env, **estimator.environment}),
         python=python,
         instance_type=estimator.instance_type or "local",
         gpus=machines.GPUS.get(estimator.instance_type or ""),

@@ -13,7 +13,7 @@ class MoELayer(nn.Module):
     Raises TypeError when constructed: `transform` makes the model's own layers instances of it.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         raise TypeError(
             "MoELayer is not made by hand: tsm.transform(model, config=MoEConfig(...)) makes the model's own layers of "
             "experts instances of it"

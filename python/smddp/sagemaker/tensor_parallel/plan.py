@@ -3,7 +3,6 @@ moves."""
 
 from __future__ import annotations
 
-import difflib
 import re
 import warnings
 from collections.abc import Iterator, Mapping
@@ -18,6 +17,7 @@ from smddp.sagemaker.tensor_parallel import adapters, styles
 from smddp.sagemaker.tensor_parallel.block import Block, is_random
 from smddp.sagemaker.tensor_parallel.heads import Degrees, Heads
 from smddp.sagemaker.tensor_parallel.regions import TensorGroup
+from smddp.text import did_you_mean
 
 STYLES = (
     "colwise",
@@ -59,9 +59,8 @@ def style_name(style: Any, where: str) -> str:
             'give a plan without it, config={"tp_plan": {...}}; else set tensor_parallel_degree=1 for this model'
         )
     if name not in STYLES and name != hf.LISTED_EXPERTS:
-        near = difflib.get_close_matches(style, [*STYLES, *hf.STYLE_NAMES], 1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"plan entry {where!r}: unknown style {style!r}{hint} Styles: {', '.join(STYLES)}")
+        hint = did_you_mean(style, [*STYLES, *hf.STYLE_NAMES])
+        raise ValueError(f"plan entry {where!r}: unknown style {style!r}{hint or '.'} Styles: {', '.join(STYLES)}")
     return name
 
 
@@ -78,8 +77,7 @@ def expand(model: nn.Module, plan: Mapping[str, Any], strict: bool) -> dict[str,
         match = re.compile(r"\.".join("[^.]+" if atom == "*" else re.escape(atom) for atom in pattern.split(".")))
         hits = [name for name in names if match.fullmatch(name)]
         if not hits and strict:
-            near = difflib.get_close_matches(pattern, names, 1)
-            hint = f"; the nearest is {near[0]!r}" if near else ""
+            hint = did_you_mean(pattern, names)
             raise ValueError(f"plan entry {pattern!r} names no module or parameter of {type(model).__name__}{hint}")
         found.update(dict.fromkeys(hits, style))
     return found

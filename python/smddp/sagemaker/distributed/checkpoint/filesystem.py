@@ -205,7 +205,7 @@ class DistributedFileSystemReader(FileSystemReader):
         super().reset(checkpoint_id)
         self._metadata = None
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
         """DCP's metadata of the checkpoint; read and checked once.
 
         Raises:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+
+from smddp.text import nearest
 
 _SHOWN = 6
 # What tensor parallelism splits off where key and value heads do not divide by the degree.
@@ -66,7 +67,7 @@ def check_same(names: list[list[str]], ranks: list[int]) -> None:
 def _list(names: list[str], near: Any) -> str:
     shown = []
     for name in names[:_SHOWN]:
-        close = difflib.get_close_matches(name, list(near), 1, 0.6)
-        shown.append(f"{name} (nearest: {close[0]})" if close else name)
+        close = nearest(name, near)
+        shown.append(f"{name} (nearest: {close})" if close else name)
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(shown) + more

@@ -181,7 +181,7 @@ class SafetensorsReader(dcp.StorageReader):
         if checkpoint_id is not None:
             self.path = Path(checkpoint_id)
 
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
         """Every tensor as one chunk.
 
         Raises:
@@ -200,7 +200,7 @@ class SafetensorsReader(dcp.StorageReader):
                 self._file_of[name] = path
         return Metadata(entries, storage_data={MetadataIndex(n, e.chunks[0].offsets): n for n, e in entries.items()})
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *_args: Any, **_kwargs: Any) -> None:
         """Nothing."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:

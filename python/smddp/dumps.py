@@ -1,0 +1,103 @@
+"""Recorder dumps of other processes, from a socket or a file: parsed and checked against the recorder's format.
+
+`smddp status` and `smddp trace` read them, so one process with an answer that does not fit must be an error about that
+process, not a traceback. Needs neither torch nor the core.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+_LARGEST = 1 << 63
+_DEEPEST = 32
+
+
+def _or_null(kind: Any) -> Any:
+    return (kind,)
+
+
+_SHOWN = {"what": str, "algorithm": _or_null(str), "seconds": float}
+_OPERATION = {
+    **_SHOWN,
+    "seq": int,
+    "call": str,
+    "bytes": int,
+    "outcome": str,
+    "submitted_ns": int,
+    "started_ns": _or_null(int),
+    "ended_ns": _or_null(int),
+}
+_GROUP = {
+    "name": str,
+    "rank": int,
+    "size": int,
+    "way": str,
+    "error": _or_null(str),
+    "present": _or_null(_SHOWN),
+    "last": _or_null(_SHOWN),
+    "taken": [{"algorithm": str, "bytes": int}],
+}
+_PROCESS = {"host": str, "pid": int, "rank": _or_null(int), "time_ns": int, "at": str, "groups": [_GROUP]}
+#: With the newest operations of each group.
+_DUMP = {**_PROCESS, "groups": [{**_GROUP, "operations": [_OPERATION], "messages": [_OPERATION]}]}
+
+
+def parse(text: str | bytes, operations: bool = True) -> dict[str, Any]:
+    """Returns the dump that `text` holds as JSON; operations: with the operations of each group.
+
+    Raises ValueError with the place, the expected type and the value.
+    """
+    try:
+        found = json.loads(text)
+        if _depth(found) > _DEEPEST:
+            raise RecursionError
+    except RecursionError:
+        raise ValueError(f"its JSON is nested more than {_DEEPEST} levels deep") from None
+    except ValueError as error:
+        raise ValueError(f"invalid JSON: {error}") from None
+    _check(found, _DUMP if operations else _PROCESS, "")
+    for group in found["groups"] if operations else ():
+        for op in group["operations"]:
+            if op["outcome"] == "ok" and op["ended_ns"] is None:
+                raise ValueError(f"operation {op['seq']} of group {group['name']!r} succeeded and has no ended_ns")
+    checked: dict[str, Any] = found
+    return checked
+
+
+def _depth(found: Any) -> int:
+    deepest, left = 0, [(found, 1)]
+    while left and deepest <= _DEEPEST:
+        value, depth = left.pop()
+        if isinstance(value, (dict, list)):
+            deepest = max(deepest, depth)
+            left += [(each, depth + 1) for each in (value.values() if isinstance(value, dict) else value)]
+    return deepest
+
+
+def _check(value: Any, kind: Any, place: str) -> None:
+    if isinstance(kind, tuple):
+        if value is not None:
+            _check(value, kind[0], place)
+    elif isinstance(kind, dict):
+        _expect(isinstance(value, dict), "an object", value, place)
+        for name, inner in kind.items():
+            if name not in value:
+                raise ValueError(f"{place.lstrip('.') or 'the dump'} has no {name!r}")
+            _check(value[name], inner, f"{place}.{name}")
+    elif isinstance(kind, list):
+        _expect(isinstance(value, list), "a list", value, place)
+        for number, each in enumerate(value):
+            _check(each, kind[0], f"{place}[{number}]")
+    elif kind is str:
+        _expect(isinstance(value, str), "text", value, place)
+    else:
+        # An integer is a number, too; True, NaN and infinity are none.
+        right = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
+        _expect(right and abs(value) < _LARGEST, "a 64-bit integer" if kind is int else "a number", value, place)
+
+
+def _expect(holds: bool, kind: str, value: Any, place: str) -> None:
+    if not holds:
+        shown = type(value).__name__ if isinstance(value, (dict, list)) else repr(value)
+        raise ValueError(f"{place.lstrip('.') or 'the dump'}: expected {kind}, got {shown[:80]}")

@@ -1,0 +1,76 @@
+"""An unknown name is answered with a known one only if both are similar, by one function."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from smddp import _info, joining, text
+from smddp.estimator import PyTorch, engines
+from smddp.modelparallel import config as v1
+from smddp.sagemaker import config as v2
+from smddp.sagemaker.tensor_parallel import plan
+
+ROOT = Path(__file__).parents[2] / "python"
+
+
+def test_suggestions_are_made_in_one_module():
+    users = [file.name for file in ROOT.rglob("*.py") if "get_close_matches" in file.read_text()]
+    assert users == ["text.py"] and not hasattr(joining, "hint")
+
+
+def estimator(name: str) -> object:
+    return PyTorch("a.py", image_uri="train", distribution={name: {"enabled": True}})
+
+
+def strategy(name: str) -> object:
+    return PyTorch("a.py", image_uri="train", distribution={"mpi": {"enabled": True, name: 1}})
+
+
+def argument(name: str) -> object:
+    return PyTorch("a.py", image_uri="train", **{name: 1})
+
+
+def pattern(name: str) -> object:
+    return plan.expand(torch.nn.ModuleDict({"linear": torch.nn.ReLU()}), {name: "colwise"}, True)
+
+
+#: A function that refuses an unknown name, and a misspelt name with the right one.
+ENTRIES: dict[str, tuple[Callable[[str], object], str, str]] = {
+    "SMP v1": (lambda name: v1.check({name: 2}, "init()"), "microbatchs", "microbatches"),
+    "SMP v2": (lambda name: v2.check({name: 2}, "init()"), "hybrid_shard_degre", "hybrid_shard_degree"),
+    "style": (lambda name: plan.style_name(name, "a.*"), "colwis", "colwise"),
+    "pattern": (pattern, "linaer", "linear"),
+    "strategy": (estimator, "torch_distribute", "torch_distributed"),
+    "key of a strategy": (strategy, "process_per_host", "processes_per_host"),
+    "argument": (argument, "volume_sizes", "volume_size"),
+    "engine": (lambda name: engines.find(name, None), "slrum", "slurm"),
+    "engine option": (lambda name: engines.find("kubernetes", {name: 1}), "namespaces", "namespace"),
+}
+
+
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_only_a_similar_name_is_suggested_and_the_sentence_is_whole(entry: str):
+    call, misspelt, right = ENTRIES[entry]
+    with pytest.raises((ValueError, TypeError)) as told:
+        call(misspelt)
+    assert f"{misspelt!r}" in str(told.value) and f"did you mean {right!r}?" in str(told.value)
+    for far in ("zzzqqq", "FOO_BAR_BAZ", "x"):
+        with pytest.raises((ValueError, TypeError)) as told:
+            call(far)
+        assert "did you mean" not in str(told.value)
+        # No two sentences without a mark between them.
+        assert not re.search(r"'[\w.]+' [A-Z]\w+", str(told.value)), told.value
+
+
+def test_a_prefix_that_all_names_share_is_not_compared(monkeypatch: pytest.MonkeyPatch):
+    settings = dict.fromkeys(("SMDDP_TUNE", "SMDDP_PEER_TIMEOUT", "SMDDP_WIRE_FORMAT", "SMDDP_STAGING_BYTES"))
+    for name in ("SMDDP_TIMEOUT", "SMDDP_FOO_BAR_BAZ", "SMDDP_STAGING_BYTE"):
+        monkeypatch.setenv(name, "1")
+    found = _info._unknown(settings)
+    assert found["SMDDP_TIMEOUT"] == "SMDDP_PEER_TIMEOUT" and found["SMDDP_STAGING_BYTE"] == "SMDDP_STAGING_BYTES"
+    assert found["SMDDP_FOO_BAR_BAZ"] is None
+    assert text.did_you_mean("tune", ["tune"]) == "; did you mean 'tune'?" and text.did_you_mean("", []) == ""
