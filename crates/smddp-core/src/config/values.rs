@@ -74,13 +74,17 @@ pub(super) fn up_to_64(text: &str) -> Read<usize> {
         .ok_or_else(|| "a number from 1 to 64".to_owned())
 }
 
+/// Longest time that a setting may give. A larger one cannot be added to every clock.
+const MAX_TIME: Duration = Duration::from_secs(1_000_000_000);
+
 pub(super) fn micros(text: &str) -> Read<Duration> {
-    text.parse().map(Duration::from_micros).map_err(|_| "whole microseconds".to_owned())
+    let found = text.parse().ok().map(Duration::from_micros).filter(|time| *time <= MAX_TIME);
+    found.ok_or_else(|| format!("whole microseconds, at most {}", MAX_TIME.as_micros()))
 }
 
 pub(super) fn seconds(text: &str) -> Read<Duration> {
     let found = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    found.ok_or_else(|| "seconds, 0 or more".to_owned())
+    found.filter(|time| *time <= MAX_TIME).ok_or_else(|| format!("seconds, from 0 to {}", MAX_TIME.as_secs()))
 }
 
 pub(super) fn a_second_or_more(text: &str) -> Read<Duration> {

@@ -5,6 +5,7 @@
 //! What a rank has to say that cannot connect to its parent goes through the store, too. Keys lie under whatever prefix the
 //! store has for this group; a rank takes its own away in the end, so a later group of the same name never meets an old one.
 
+use std::cell::RefCell;
 use std::time::{Duration, Instant};
 
 use smddp_transport::bootstrap::{CardTree, Failure, UNREACHED, who};
@@ -13,6 +14,7 @@ use smddp_transport::process::leave_error;
 use super::pending::{LOST_WHILE_MADE, Pending};
 use crate::comm::{Communicator, Options};
 use crate::config::Config;
+use crate::deadline::after;
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
 use crate::report::{ROOM, ranges};
@@ -37,6 +39,13 @@ const FAIL_TOGETHER: Duration = Duration::from_secs(2);
 
 /// Between two questions whether a rank that others wait for is still there.
 const KNOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// Pause between two checks that no other process has claimed this rank, at first and at most.
+const FIRST_CHECK: Duration = Duration::from_millis(20);
+const LONGEST_CHECK: Duration = Duration::from_secs(1);
+
+/// Most ranks of a group. A larger number is a mistake, and would only exhaust memory.
+pub const MAX_RANKS: usize = 1 << 17;
 
 /// So many ranks are named with host and pid where they are late.
 const FEW: usize = 4;
@@ -92,10 +101,13 @@ impl Communicator {
         timeout: Duration,
         known: Option<Known<'_>>,
     ) -> Result<Communicator> {
+        check_size(name, size)?;
         let begun = Instant::now();
         let patience = Config::get()?.means().peer_timeout;
-        let deadline = begun + timeout;
-        let meeting = Meeting { store, call, name, rank, size, timeout, known, patience, begun, deadline };
+        let deadline = after(begun, timeout);
+        let found = RefCell::default();
+        let meeting =
+            Meeting { store, call, name, rank, size, timeout, known, patience, begun, deadline, found };
         let pending = match Pending::new(name, rank, size, timeout).map(|pending| pending.called(call)) {
             Ok(pending) if size == 1 => {
                 let card = pending.card();
@@ -120,8 +132,10 @@ impl Communicator {
             }
             _ => {}
         }
-        // In the end: others may still have to read it, and to find this rank there.
-        let _ = store.delete(&key("card", rank));
+        // Last: other ranks may still have to read the address. With a conflict it may be another process's.
+        if meeting.found.borrow().is_none() {
+            let _ = store.delete(&key("card", rank));
+        }
         drop(tree);
         if let Err(error) = &made {
             leave_error(&format!("rank {rank} (pid {}) of group `{name}`: {error}", std::process::id()));
@@ -143,6 +157,8 @@ struct Meeting<'a> {
     patience: Duration,
     begun: Instant,
     deadline: Instant,
+    /// A contradiction between ranks that this process or another one found. It is reported as it is.
+    found: RefCell<Option<Failure>>,
 }
 
 impl Meeting<'_> {
@@ -153,6 +169,10 @@ impl Meeting<'_> {
             why: error.to_string(),
         })?;
         let tree = tree.insert(new);
+        // An earlier attempt of this rank may have left it. From now on a refusal is of this attempt.
+        if matches!(self.refused()?, Some((Some(by), _)) if by == self.rank) {
+            self.store.set(REFUSED, b"")?;
+        }
         self.store.set(&key("card", self.rank), &tree.address())?;
         let outcome = self.exchange(&mut pending, tree);
         if let Err(error) = &outcome {
@@ -174,6 +194,8 @@ impl Meeting<'_> {
         let longest = LONGEST_PAUSE.max(FOR_EACH_RANK * self.size as u32);
         let (mut pause, mut next) = (FIRST_PAUSE, Instant::now());
         let mut next_knock = self.begun + KNOCK_PAUSE;
+        let mut check_pause = FIRST_CHECK;
+        let mut next_check = self.begun + check_pause;
         loop {
             let now = Instant::now();
             if now >= self.deadline {
@@ -191,6 +213,11 @@ impl Meeting<'_> {
             if now >= next_knock {
                 self.knock(tree, now)?;
                 next_knock = Instant::now() + KNOCK_PAUSE.max(FOR_EACH_RANK * self.size as u32);
+            }
+            if now >= next_check {
+                self.check_claim(tree)?;
+                check_pause = (2 * check_pause).min(LONGEST_CHECK).max(FOR_EACH_RANK * self.size as u32);
+                next_check = Instant::now() + check_pause;
             }
             if interrupted() {
                 return Err(Error::Interrupted);
@@ -216,6 +243,11 @@ impl Meeting<'_> {
             if self.store.has(&keys)? {
                 let addresses = keys.iter().map(|key| self.store.get(key)).collect::<Result<Vec<_>>>()?;
                 let (first, last) = (&addresses[0], &addresses[addresses.len() - 1]);
+                if let Some(why) =
+                    tree.contradicted_by(0, first).or_else(|| tree.contradicted_by(parent, last))
+                {
+                    return Err(self.conflict(format!("group '{}' {why}", self.name)));
+                }
                 moved = pending.call_parent(tree, first, last, now)?;
             }
         }
@@ -245,6 +277,28 @@ impl Meeting<'_> {
         Ok(moved)
     }
 
+    /// Reads this rank's own address again: another process that claims the rank has replaced it.
+    fn check_claim(&self, tree: &CardTree) -> Result<()> {
+        let mine = key("card", self.rank);
+        if !self.there(&mine)? {
+            return Ok(());
+        }
+        match tree.claimed_by(&self.store.get(&mine)?) {
+            None => Ok(()),
+            Some(both) => Err(self.conflict(format!(
+                "two processes claim rank {} of group '{}': {both}",
+                self.rank, self.name
+            ))),
+        }
+    }
+
+    /// The error of ranks that contradict each other, which all ranks raise in these words.
+    fn conflict(&self, why: String) -> Error {
+        let failure = Failure::of(why);
+        self.found.replace(Some(failure.clone()));
+        self.told(failure)
+    }
+
     /// Whether those of whom nothing is heard are still there. Who gave up and said so may come again.
     fn knock(&self, tree: &mut CardTree, now: Instant) -> Result<()> {
         for (rank, how) in self.known.map_or_else(Vec::new, |known| known.dead(&tree.waits_for())) {
@@ -264,17 +318,17 @@ impl Meeting<'_> {
     /// What others hear of this rank's error.
     fn failure(&self, error: &Error) -> Failure {
         match error {
+            Error::Topology(_) if self.found.borrow().is_some() => {
+                self.found.borrow().clone().unwrap_or_else(|| Failure::of(error.to_string()))
+            }
             Error::PeerLost { rank, how, .. } => Failure::lost(*rank, how.clone()),
             other => Failure::of(format!("rank {} could not: {other}", self.rank)),
         }
     }
 
-    /// Why another rank cannot make the group. What this one said in an earlier attempt does not hold any more.
+    /// Why there will be no group: from another rank, or from another process that claims this one.
     fn refusal(&self) -> Result<Option<Failure>> {
-        match self.refused()? {
-            Some((Some(by), _)) if by == self.rank => self.store.set(REFUSED, b"").map(|()| None),
-            refused => Ok(refused.map(|(_, failure)| failure)),
-        }
+        Ok(self.refused()?.map(|(_, failure)| failure))
     }
 
     /// Who said that there will be no group, and why.
@@ -305,16 +359,18 @@ impl Meeting<'_> {
         let detail = if missing.is_empty() {
             missing = tree.waits_for();
             format!(
-                "all ranks came, but rank {} still waits for {}{}",
+                "all ranks joined, but rank {} still waits for {}{}",
                 self.rank,
                 self.known(&missing)?,
                 self.doing(&missing)
             )
         } else {
             format!(
-                "no card from {}; {} of {} ranks came{}. Did all ranks of the group call init_process_group or new_group, \
-                 with the same arguments and in the same order?",
+                "{} did not join group '{}' within {} s ({} of {} ranks joined{}). Did all ranks of the group call \
+                 init_process_group or new_group, with the same arguments and in the same order?",
                 named(&missing),
+                self.name,
+                self.timeout.as_secs_f64(),
                 self.size - missing.len(),
                 self.size,
                 self.doing(&missing)
@@ -384,6 +440,10 @@ impl Meeting<'_> {
             };
         }
         match failure.missing.is_empty() {
+            true if failure.why.contains(&format!("group '{group}'")) => {
+                self.found.replace(Some(failure.clone()));
+                Error::Topology(failure.why)
+            }
             true => Error::Topology(format!("making group `{group}`: {}", failure.why)),
             false => self.timeout(failure.missing, failure.why),
         }
@@ -408,7 +468,8 @@ impl Meeting<'_> {
         let others =
             |(by, cause): &(Option<usize>, Failure)| *by != Some(self.rank) && cause.lost != Some(self.rank);
         let cause = failure.lost.and_then(|_| self.refused().ok()?.filter(others)).map(|(_, cause)| cause);
-        if all && first && cause.is_none() {
+        // A conflict stays: two processes share this rank, and the other one may not have read it.
+        if all && first && cause.is_none() && self.found.borrow().is_none() {
             let _ = self.store.set(REFUSED, b"");
         }
         cause
@@ -434,6 +495,15 @@ impl Meeting<'_> {
         }
         false
     }
+}
+
+/// # Errors
+/// [`Error::Invalid`] for a group that has more ranks than any machine.
+pub(super) fn check_size(name: &str, size: usize) -> Result<()> {
+    if size <= MAX_RANKS {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!("group '{name}' has {size} ranks: expected at most {MAX_RANKS}")))
 }
 
 /// "rank 5", "ranks 5, 7-9".

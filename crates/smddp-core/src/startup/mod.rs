@@ -5,5 +5,5 @@ mod pending;
 mod probe;
 mod split;
 
-pub use bootstrap::{Known, Store};
+pub use bootstrap::{Known, MAX_RANKS, Store};
 pub use pending::Pending;

@@ -9,6 +9,7 @@ use smddp_transport::joint::{JoinError, Joined, Prepared};
 use smddp_transport::shm::Unreachable;
 use smddp_transport::warn::Told;
 
+use super::bootstrap::check_size;
 use super::probe;
 use crate::comm::Communicator;
 use crate::config::Config;
@@ -35,6 +36,7 @@ pub struct Pending {
 impl Pending {
     /// `timeout`: the deadline of every call that has none of its own.
     pub fn new(name: &str, rank: usize, size: usize, timeout: Duration) -> Result<Self> {
+        check_size(name, size)?;
         if rank >= size {
             return Err(Error::Invalid(format!("rank {rank} is not in a group of {size}")));
         }

@@ -16,6 +16,8 @@ pub(super) struct TreeAddress {
     /// Whose it is, for people.
     pub(super) host: String,
     pub(super) pid: u32,
+    /// Ranks of its group.
+    pub(super) size: u32,
     /// Which rank of which attempt this is.
     pub(super) id: Id,
     /// When it was made, in nanoseconds since the boot.
@@ -30,6 +32,11 @@ pub(super) struct TreeAddress {
 }
 
 impl TreeAddress {
+    /// "pid 812 on host h1".
+    pub(super) fn process(&self) -> String {
+        format!("pid {} on host {}", self.pid, self.host)
+    }
+
     /// Whether its rank came after the one with that address: then it is none of an earlier attempt. Only a host's own clock tells.
     pub(super) fn came_after(&self, other: &Self) -> bool {
         self.is_near(other) && self.made >= other.made

@@ -177,6 +177,7 @@ impl CardTree {
                 version,
                 host: card.host.clone(),
                 pid: card.pid,
+                size: card.size,
                 made: address::now(),
                 id,
                 boot,
@@ -202,6 +203,27 @@ impl CardTree {
     /// What this rank's children must get, for [`CardTree::call`].
     pub fn address(&self) -> Vec<u8> {
         postcard::to_allocvec(&self.address).unwrap_or_default()
+    }
+
+    /// Another process that has stored its address as this rank's, and this one: "pid 5 on host a and pid 7 on host b".
+    pub fn claimed_by(&self, stored: &[u8]) -> Option<String> {
+        let other = parse_address(stored).ok().filter(|other| other.id != self.address.id)?;
+        Some(format!("{} and {}", self.address.process(), other.process()))
+    }
+
+    /// The difference, where the address of `rank` belongs to a group of another size than this one.
+    pub fn contradicted_by(&self, rank: usize, address: &[u8]) -> Option<String> {
+        let (mine, other) = (&self.address, parse_address(address).ok()?);
+        (mine.size != other.size).then(|| {
+            format!(
+                "has two world sizes: {} on rank {rank} ({}) and {} on rank {} ({})",
+                other.size,
+                other.process(),
+                mine.size,
+                self.rank,
+                mine.process()
+            )
+        })
     }
 
     pub fn parent(&self) -> Option<usize> {
