@@ -17,6 +17,8 @@ use crate::sizes::parse_size;
 pub(crate) const BUILT_IN: [&str; 3] = ["p4d", "p5", "sockets"];
 
 /// A file may name more than any machine can hold.
+/// Largest file.
+const MAX_FILE: usize = 1 << 20;
 const MOST_RANKS: usize = 1 << 20;
 
 /// A cluster by name or from a file; how many nodes it has comes from the file or is 1.
@@ -26,7 +28,7 @@ pub(crate) fn load(name: &str) -> Result<Cluster> {
         "p5" => Ok(Cluster::p5(1)),
         "sockets" => Ok(Cluster::sockets(1, 1)),
         file => {
-            let text = std::fs::read_to_string(Path::new(file)).map_err(|error| {
+            let text = smddp_core::files::read_text(Path::new(file), MAX_FILE).map_err(|error| {
                 let names = BUILT_IN.join(", ");
                 Error::Usage(format!("--cluster {file}: {error}; give one of {names}, or a file"))
             })?;

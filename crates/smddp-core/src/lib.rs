@@ -14,6 +14,7 @@ mod driver;
 mod error;
 mod exact;
 mod exec;
+pub mod files;
 #[cfg(test)]
 mod for_tests;
 #[cfg(any(test, fuzzing))]

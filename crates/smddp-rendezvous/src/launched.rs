@@ -213,7 +213,7 @@ fn slurm_tasks_here(env: &Env) -> Result<Option<usize>> {
         let (Ok(tasks), Ok(times)) = (tasks.parse(), times.trim_end_matches(')').parse::<usize>()) else {
             return Ok(None);
         };
-        before += times;
+        before = usize::saturating_add(before, times);
         if node < before {
             return Ok(Some(tasks));
         }

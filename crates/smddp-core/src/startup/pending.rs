@@ -4,7 +4,7 @@ use std::sync::Once;
 use std::time::{Duration, Instant};
 
 use smddp_transport::Card;
-use smddp_transport::bootstrap::CardTree;
+use smddp_transport::bootstrap::{CardTree, MAX_RECORD};
 use smddp_transport::joint::{JoinError, Joined, Prepared};
 use smddp_transport::shm::Unreachable;
 use smddp_transport::warn::Told;
@@ -55,6 +55,9 @@ impl Pending {
             prepared.set_secret(secret);
         }
         prepared.set_note(network::note());
+        if size > 1 {
+            fits(name, rank, prepared.card(), config)?;
+        }
         let (call, name) = ("making it".to_owned(), name.to_owned());
         Ok(Self { call, name, timeout, prepared, begun, prepared_at: Instant::now() })
     }
@@ -165,6 +168,22 @@ impl Pending {
         }
         Ok(checked)
     }
+}
+
+/// # Errors
+/// [`Error::Config`] naming the longest setting in a card that other ranks would refuse.
+fn fits(name: &str, rank: usize, card: &Card, config: &Config) -> Result<()> {
+    let bytes = card.to_bytes().len();
+    if bytes <= MAX_RECORD {
+        return Ok(());
+    }
+    let node = ("SMDDP_NODE", config.node.as_ref().map_or(0, String::len));
+    let shared = card.settings.iter().map(|(setting, value)| (setting.as_str(), value.len()));
+    let (setting, length) = shared.chain([node]).max_by_key(|(_, length)| *length).unwrap_or(node);
+    Err(Error::Config(format!(
+        "{setting} is too long on rank {rank} of group '{name}': {length} bytes. It is part of the address record that each rank \
+         sends to the others, which has {bytes} bytes: expected at most {MAX_RECORD} in total"
+    )))
 }
 
 /// Why ranks that know of each other do not come together.

@@ -43,6 +43,8 @@ use talk::Talk;
 
 /// Largest card; that of an EFA rank with 32 rails takes a tenth.
 const LARGEST_CARD: usize = 32 << 10;
+/// The same without what a frame adds to each, for the rank that makes it.
+pub const MAX_RECORD: usize = LARGEST_CARD - 64;
 /// Callers that have not shown who they are. The others wait in the listeners' queues.
 const CALLERS: usize = 256;
 /// One that has kept others waiting for so long makes room.
