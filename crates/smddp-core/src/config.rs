@@ -206,7 +206,7 @@ impl Launch {
 }
 
 fn bad(name: &str, value: &str, want: &str) -> Error {
-    Error::Config(format!("{name}={value:?} is not valid: {want}; `smddp info` lists all settings"))
+    Error::Config(format!("{name}={value:?} is not valid: {want} (`smddp info` lists all settings)"))
 }
 
 impl Default for Config {

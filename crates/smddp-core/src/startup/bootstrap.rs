@@ -6,6 +6,8 @@
 //! store has for this group; a rank takes its own away in the end, so a later group of the same name never meets an old one.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use smddp_transport::bootstrap::{CardTree, Failure, UNREACHED, who};
@@ -43,6 +45,9 @@ const KNOCK_PAUSE: Duration = Duration::from_millis(20);
 /// Pause between two checks that no other process has claimed this rank, at first and at most.
 const FIRST_CHECK: Duration = Duration::from_millis(20);
 const LONGEST_CHECK: Duration = Duration::from_secs(1);
+
+/// Time to find out which ranks did not join, once the deadline has passed.
+const LOOK_FOR_ABSENT: Duration = Duration::from_secs(5);
 
 /// Most ranks of a group. A larger number is a mistake, and would only exhaust memory.
 pub const MAX_RANKS: usize = 1 << 17;
@@ -355,7 +360,7 @@ impl Meeting<'_> {
     /// The deadline has passed: who did not come.
     fn late(&self, tree: &CardTree) -> Result<Error> {
         let mut missing = Vec::new();
-        self.absent(0..self.size, &mut missing)?;
+        let complete = self.absent(0..self.size, &mut missing, Instant::now() + LOOK_FOR_ABSENT)?;
         let detail = if missing.is_empty() {
             missing = tree.waits_for();
             format!(
@@ -365,14 +370,16 @@ impl Meeting<'_> {
                 self.doing(&missing)
             )
         } else {
+            let joined = match complete {
+                true => format!("{} of {} ranks joined", self.size - missing.len(), self.size),
+                false => format!("the search among {} ranks was not complete", self.size),
+            };
             format!(
-                "{} did not join group '{}' within {} s ({} of {} ranks joined{}). Did all ranks of the group call \
+                "{} did not join group '{}' within {} s ({joined}{}). Did all ranks of the group call \
                  init_process_group or new_group, with the same arguments and in the same order?",
                 named(&missing),
                 self.name,
-                self.timeout.as_secs_f64(),
-                self.size - missing.len(),
-                self.size,
+                (self.timeout.as_secs_f64() * 100.0).round() / 100.0,
                 self.doing(&missing)
             )
         };
@@ -407,19 +414,22 @@ impl Meeting<'_> {
         Error::Timeout { what, group, after: self.timeout, missing, detail }
     }
 
-    /// Halves, so that few questions find few ranks.
-    fn absent(&self, ranks: std::ops::Range<usize>, missing: &mut Vec<usize>) -> Result<()> {
+    /// Finds ranks without an address, by halves: few requests find few ranks. `false`: it was still looking at `until`.
+    fn absent(&self, ranks: Range<usize>, missing: &mut Vec<usize>, until: Instant) -> Result<bool> {
+        if !missing.is_empty() && Instant::now() >= until {
+            return Ok(false);
+        }
         let keys: Vec<String> = ranks.clone().map(|rank| key("card", rank)).collect();
         if self.store.has(&keys)? {
-            return Ok(());
+            return Ok(true);
         }
         if ranks.len() == 1 {
             missing.push(ranks.start);
-            return Ok(());
+            return Ok(true);
         }
         let middle = ranks.start + ranks.len() / 2;
-        self.absent(ranks.start..middle, missing)?;
-        self.absent(middle..ranks.end, missing)
+        Ok(self.absent(ranks.start..middle, missing, until)?
+            && self.absent(middle..ranks.end, missing, until)?)
     }
 
     /// Another rank found out why there will be no group.
@@ -482,6 +492,7 @@ impl Meeting<'_> {
     fn fail_together(&self, missing: &[usize]) -> bool {
         let begun = Instant::now();
         let _ = self.store.set(&key("failed", self.rank), b"");
+        let missing: BTreeSet<usize> = missing.iter().copied().collect();
         let all: Vec<String> =
             (0..self.size).filter(|rank| !missing.contains(rank)).map(|rank| key("failed", rank)).collect();
         let mut pause = FIRST_PAUSE;

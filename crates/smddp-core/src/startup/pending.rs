@@ -181,8 +181,8 @@ fn fits(name: &str, rank: usize, card: &Card, config: &Config) -> Result<()> {
     let shared = card.settings.iter().map(|(setting, value)| (setting.as_str(), value.len()));
     let (setting, length) = shared.chain([node]).max_by_key(|(_, length)| *length).unwrap_or(node);
     Err(Error::Config(format!(
-        "{setting} is too long on rank {rank} of group '{name}': {length} bytes. It is part of the address record that each rank \
-         sends to the others, which has {bytes} bytes: expected at most {MAX_RECORD} in total"
+        "{setting} has {length} bytes on rank {rank} of group '{name}', which makes the address record that each rank sends to \
+         the others {bytes} bytes long: expected at most {MAX_RECORD}"
     )))
 }
 
