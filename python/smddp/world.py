@@ -249,7 +249,7 @@ def _split(address: str) -> tuple[str, str]:
     """Host and port of "host", "host:port", "[IPv6]" or "[IPv6]:port"; a bare IPv6 address has no port."""
     if address.startswith("["):
         host, closed, rest = address[1:].partition("]")
-        return (host, rest[1:]) if closed and (not rest or rest[0] == ":" and rest[1:]) else ("", "")
+        return (host, rest[1:]) if closed and (not rest or (rest[0] == ":" and rest[1:])) else ("", "")
     host, _, port = address.rpartition(":") if address.count(":") == 1 else (address, "", "")
     return host, port
 
