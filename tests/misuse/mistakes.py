@@ -317,6 +317,17 @@ def _programs() -> dict[str, Case]:
         "smddprun with another's option": (program("smddprun", "--gpus", "2", "true"), "--gpus", "usage"),
         "smddprun that knows no number of ranks": (program("smddprun", "true"), "--nproc N"),
         "smddprun of less than no ranks": (program("smddprun", "--nproc", "-3", "true"), "'-3'"),
+        "smddprun of a billion ranks": (program("smddprun", "--nproc", "1000000000", "true"), "from 1 to 4096"),
+        "a simulation of four billion nodes": (
+            bench("simulate", "all_gather", "--nodes", "4000000000"),
+            "--nodes 4000000000",
+            "1048576 ranks",
+        ),
+        "an explanation of a billion nodes": (
+            bench("explain", "all_gather", "--nodes", "1000000000"),
+            "--nodes 1000000000",
+            "1048576 ranks",
+        ),
     }
     found = {name: Case(does, USAGE, tuple(words)) for name, (does, *words) in usage.items()}
     found["smddprun of no program"] = Case(
