@@ -183,7 +183,7 @@ def init(
     host alone with `port`.
     store: in place of an address one of torch's stores, or any object with set(key, bytes), check([keys]), get(key) and
     delete_key(key) that all ranks share.
-    timeout: seconds or a timedelta, to form the group, and the deadline of every call that has none of its own;
+    timeout: seconds or a timedelta, to form the group, and the default deadline of the group's calls;
     `float("inf")` is none.
 
     Raises smddp.ConfigError, a ValueError, where the environment names no meeting point or makes no sense; ValueError
@@ -262,7 +262,7 @@ def _integer(name: str, value: Any) -> int:
 
 
 def _deadline(timeout: float | timedelta) -> float:
-    """Seconds of a deadline. Raises ValueError where they are not positive, TypeError for what is no time."""
+    """Seconds of a deadline. Raises ValueError where they are not positive, TypeError for another type."""
     if isinstance(timeout, timedelta):
         timeout = timeout.total_seconds()
     if isinstance(timeout, bool) or not isinstance(timeout, Real):

@@ -183,9 +183,9 @@ def _meeting() -> dict[str, Case]:
         "two ports": Case(init(0, 2, "h:1", port=3), "ValueError", ("'h:1' has a port", "3")),
         "a store that is none": Case(init(0, 2, store=3), "TypeError", ("set, get, check", "int")),
         "no time at all": Case(init(timeout=0), "ValueError", ("positive", "0")),
-        "a time that is no number": Case(init(timeout=float("nan")), "ValueError", ("timeout", "positive", "nan")),
-        "less than no time": Case(init(timeout=timedelta(seconds=-1)), "ValueError", ("timeout", "positive", "-1")),
-        "a time in words": Case(init(timeout="30"), "TypeError", ("timeout", "timedelta", "str", "'30'")),
+        "a timeout of NaN": Case(init(timeout=float("nan")), "ValueError", ("timeout", "positive", "nan")),
+        "a negative timeout": Case(init(timeout=timedelta(seconds=-1)), "ValueError", ("timeout", "positive", "-1")),
+        "a timeout in quotes": Case(init(timeout="30"), "TypeError", ("timeout", "timedelta", "str", "'30'")),
         "a rank in quotes": Case(init("0", 2, "127.0.0.1:1"), "TypeError", ("rank", "integer", "str", "'0'")),
         "more ranks than any machine has": Case(
             init(0, 10**9, "127.0.0.1:1"), "ValueError", ("1000000000 ranks", "at most 131072")

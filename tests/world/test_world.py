@@ -126,7 +126,7 @@ def test_an_argument_of_a_wrong_type_is_named_by_every_call():
                 comm.all_reduce(ones, timeout=timeout)
 
 
-def test_a_second_process_of_a_rank_that_has_joined_is_named_at_once():
+def test_a_second_process_of_a_joined_rank_is_reported_immediately():
     """Before the group exists: meeting.rs. Here once it does."""
     script = "import smddp, sys; comm = smddp.init(timeout=60); print('in', flush=True); sys.stdin.read(); comm.close()"
     port = free_port()

@@ -299,15 +299,15 @@ impl Config {
     }
 }
 
-/// A warning for every `SMDDP_*` name that no setting has, with a near one that exists.
+/// A warning for every `SMDDP_*` name that no setting has, with the setting whose name is similar.
 fn unknown_names(names: impl Iterator<Item = String>) -> Vec<String> {
     names
         .filter(|name| name.starts_with("SMDDP_") && !SETTINGS.iter().any(|s| s.name == name))
         // The tests' and the historic library's own names are nobody's typo.
         .filter(|name| !name.starts_with("SMDDP_TEST_") && !name.starts_with("SMDDP_AG_"))
         .map(|name| {
-            let near = did_you_mean(&name, SETTINGS.iter().map(|setting| setting.name));
-            format!("{name} is not a setting and is ignored{near} (`smddp info` lists all settings)")
+            let hint = did_you_mean(&name, SETTINGS.iter().map(|setting| setting.name));
+            format!("{name} is not a setting and is ignored{hint} (`smddp info` lists all settings)")
         })
         .collect()
 }
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_near_or_another_librarys_is_suggested() {
+    fn similar_values_and_names_of_other_libraries_are_suggested() {
         for (name, value, meant) in [
             ("SMDDP_DEBUG", "DEBUG", "TRACE"),
             ("SMDDP_DEBUG", "warning", "WARN"),
@@ -416,7 +416,7 @@ mod tests {
         let told = unknown_names(["SMDDP_STAGING_BYTE".to_owned(), "SMDDP_DEBUG".to_owned()].into_iter());
         assert_eq!(told.len(), 1);
         assert!(told[0].contains("did you mean SMDDP_STAGING_BYTES"), "{}", told[0]);
-        let told = unknown_names(["SMDDP_TIMEOUT".to_owned()].into_iter());
-        assert!(!told[0].contains("did you mean") && told[0].contains("smddp info"), "{}", told[0]);
+        let warning = unknown_names(["SMDDP_TIMEOUT".to_owned()].into_iter()).concat();
+        assert!(!warning.contains("did you mean") && warning.contains("smddp info"), "{warning}");
     }
 }

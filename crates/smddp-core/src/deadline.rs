@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 /// Substitute for a deadline that the clock cannot represent: longer than any job.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// The instant `timeout` after `begun`; for a longer timeout than the clock can represent, one that no job reaches.
+/// The instant `timeout` after `begun`; a timeout that the clock cannot represent becomes 100 years.
 pub fn after(begun: Instant, timeout: Duration) -> Instant {
     begun.checked_add(timeout.min(FOREVER)).unwrap_or(begun)
 }

@@ -1,6 +1,6 @@
 //! Suggestions for misspelt names.
 
-/// The one of `names` that is so near to `name` that it may be meant.
+/// Returns the most similar of `names`, if it differs from `name` in at most two letters, or a quarter of them.
 pub fn nearest<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let most = 2.max(name.len() / 4);
     let distances = names.into_iter().map(|known| (distance(known, name), known));
@@ -10,9 +10,9 @@ pub fn nearest<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> Opti
         .map(|(_, known)| known)
 }
 
-/// "; did you mean NAME?", or nothing where no name is near.
+/// "; did you mean NAME?", or an empty text without a similar name.
 pub fn did_you_mean<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) -> String {
-    nearest(name, names).map_or_else(String::new, |near| format!("; did you mean {near}?"))
+    nearest(name, names).map_or_else(String::new, |similar| format!("; did you mean {similar}?"))
 }
 
 /// Levenshtein distance of two names, without regard to case.
@@ -34,9 +34,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_near_names_are_suggested() {
+    fn only_similar_names_are_suggested() {
         let names = ["SMDDP_TUNE", "SMDDP_WIRE_FORMAT", "SMDDP_STAGING_BYTES", "ring"];
-        for (name, near) in [
+        for (name, similar) in [
             ("SMDDP_STAGING_BYTE", Some("SMDDP_STAGING_BYTES")),
             ("SMDDP_WIREFORMAT", Some("SMDDP_WIRE_FORMAT")),
             ("smddp_tune", Some("SMDDP_TUNE")),
@@ -46,7 +46,7 @@ mod tests {
             ("zz", None),
             ("", None),
         ] {
-            assert_eq!(nearest(name, names), near, "{name}");
+            assert_eq!(nearest(name, names), similar, "{name}");
         }
         assert_eq!(nearest("ring", []), None);
     }

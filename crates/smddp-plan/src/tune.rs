@@ -253,7 +253,7 @@ fn size(bytes: u64) -> String {
 fn unknown(what: &str, name: &str, names: impl Iterator<Item = &'static str>) -> String {
     let names: Vec<&str> = names.collect();
     match nearest(name, names.iter().copied()) {
-        Some(near) => format!("there is no {what} '{name}'; did you mean {near}?"),
+        Some(similar) => format!("there is no {what} '{name}'; did you mean {similar}?"),
         None => format!("there is no {what} '{name}': expected one of {}", names.join(", ")),
     }
 }

@@ -64,7 +64,7 @@ pub fn join(
     comm.set_timeout(timeout);
     let traffic = meeting.values.traffic();
     meeting.leave(launched, me.as_bytes());
-    meeting.stay(launched, deadline)?;
+    meeting.serve_last_requests(launched, deadline)?;
     Ok(Joined { comm, traffic })
 }
 
@@ -146,10 +146,10 @@ impl Meeting {
     /// A signal's.
     pub fn end(&self, launched: &Launched, deadline: Instant) -> Result<()> {
         self.leave(launched, b"");
-        self.stay(launched, deadline)
+        self.serve_last_requests(launched, deadline)
     }
 
-    fn stay(&self, launched: &Launched, deadline: Instant) -> Result<()> {
+    fn serve_last_requests(&self, launched: &Launched, deadline: Instant) -> Result<()> {
         let Some(serves) = &self.serves else { return Ok(()) };
         let until = deadline.min(Instant::now() + LAST_QUESTIONS);
         for rank in 0..launched.size {
@@ -294,7 +294,7 @@ fn serve(meet: &Meet, launched: &Launched) -> Result<Server> {
     )))
 }
 
-/// What to do where the meeting point is a loopback address.
+/// Advice for a meeting point that is a loopback address.
 fn remedy() -> String {
     format!(
         "set MASTER_ADDR (or address= of smddp.init) to an address of this host that they reach, the same on all ranks; this \
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_that_contradict_each_other_are_named_at_once_and_alike_on_all_ranks() {
+    fn contradicting_ranks_are_named_immediately_and_alike_on_all_ranks() {
         let host = format!("pid {} on host {}", std::process::id(), host());
         let twice = format!("two processes claim rank 1 of group 'test': {host} and {host}");
         // Ranks with their world sizes; what each of them says.

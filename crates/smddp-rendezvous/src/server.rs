@@ -571,7 +571,7 @@ mod tests {
     fn a_flood_of_silent_connections_keeps_no_rank_out_and_costs_a_bounded_number_of_descriptors() {
         let server = Server::bind("127.0.0.1:0", 4).unwrap();
         let mut early = member(&server);
-        early.set("card/0", b"early").unwrap();
+        early.set("key/0", b"early").unwrap();
         let before = threads();
         let flood: Vec<TcpStream> = (0..2 * MAX_SILENT + 40)
             .map(|index| {
@@ -586,10 +586,10 @@ mod tests {
         let begun = Instant::now();
         for rank in 1..4 {
             let mut client = member(&server);
-            client.set(&format!("card/{rank}"), b"late").unwrap();
-            assert_eq!(client.get("card/0", soon()).unwrap().as_deref(), Some(&b"early"[..]));
+            client.set(&format!("key/{rank}"), b"late").unwrap();
+            assert_eq!(client.get("key/0", soon()).unwrap().as_deref(), Some(&b"early"[..]));
         }
-        assert_eq!(early.get("card/3", soon()).unwrap().as_deref(), Some(&b"late"[..]));
+        assert_eq!(early.get("key/3", soon()).unwrap().as_deref(), Some(&b"late"[..]));
         assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
         assert_eq!(threads(), before, "a thread for each connection");
         // A fifth of them ended by what they sent.
@@ -629,7 +629,7 @@ mod tests {
         let server = Server::bind("127.0.0.1:0", 1).unwrap();
         let max = server.shared.max_bytes.load(Ordering::Relaxed);
         let mut good = member(&server);
-        good.set("card/0", b"kept").unwrap();
+        good.set("key/0", b"kept").unwrap();
         // One largest value fits, and a second one does not, be it stored or only half sent.
         let mut greedy = member(&server);
         greedy.set("a", &vec![1; MAX_VALUE]).unwrap();
@@ -648,7 +648,7 @@ mod tests {
         let one_more =
             Client::connect(&server.addr().to_string(), Instant::now() + Duration::from_millis(100));
         assert!(one_more.is_err(), "{} members", members.len());
-        assert_eq!(good.get("card/0", soon()).unwrap().as_deref(), Some(&b"kept"[..]));
+        assert_eq!(good.get("key/0", soon()).unwrap().as_deref(), Some(&b"kept"[..]));
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl Client {
                 Err(error) => {
                     closed += u32::from(error.kind() == io::ErrorKind::UnexpectedEof);
                     if closed > CLOSED {
-                        return Err(Error::NotMet(format!("no rendezvous at {addr}: {}", stranger())));
+                        return Err(Error::NotMet(format!("no rendezvous at {addr}: {}", other_program())));
                     }
                     if Instant::now() + RETRY >= deadline {
                         return Err(Error::NotMet(format!(
@@ -63,7 +63,7 @@ impl Client {
         let mut client = Client { stream, addr: addr.into(), traffic: 0 };
         // With the first request the server counts this connection as a member's.
         client.greet().and_then(|()| client.ask("", 0)).map_err(|error| match error.kind() {
-            io::ErrorKind::WouldBlock => stranger(),
+            io::ErrorKind::WouldBlock => other_program(),
             io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => io::ErrorKind::UnexpectedEof.into(),
             _ => error,
         })?;
@@ -75,7 +75,7 @@ impl Client {
         self.stream.write_all(GREETING)?;
         let mut greeting = [0; GREETING.len()];
         self.stream.read_exact(&mut greeting)?;
-        if greeting == *GREETING { Ok(()) } else { Err(stranger()) }
+        if greeting == *GREETING { Ok(()) } else { Err(other_program()) }
     }
 
     /// A connection to the first of the host's addresses that has one. One that drops what is sent to it costs an attempt's time.
@@ -139,7 +139,7 @@ impl Client {
     }
 }
 
-fn stranger() -> io::Error {
+fn other_program() -> io::Error {
     let text = "another program listens there, not smddp of this version (choose another port)";
     io::Error::new(io::ErrorKind::InvalidData, text)
 }

@@ -51,8 +51,8 @@ pub(super) fn as_it_is<T: for<'a> From<&'a str>>(text: &str) -> Read<T> {
 
 pub(super) fn algorithm(text: &str) -> Read<Algorithm> {
     let names = || {
-        let near = did_you_mean(text, Algorithm::ALL.into_iter().flat_map(Algorithm::spellings));
-        format!("one of {}{near}", Algorithm::ALL.map(Algorithm::name).join(", "))
+        let hint = did_you_mean(text, Algorithm::ALL.into_iter().flat_map(Algorithm::spellings));
+        format!("one of {}{hint}", Algorithm::ALL.map(Algorithm::name).join(", "))
     };
     Algorithm::from_name(&text.to_ascii_lowercase()).ok_or_else(names)
 }
@@ -114,7 +114,7 @@ pub(super) fn wanted(text: &str) -> Read<Wanted> {
 /// A setting with a few values, each with a name.
 pub(super) trait Named: Copy + PartialEq + 'static {
     const NAMES: &'static [(&'static str, Self)];
-    /// Names that other libraries use, and the one that is meant here.
+    /// Names that other libraries use, each with the equivalent name.
     const FOREIGN: &'static [(&'static str, &'static str)] = &[];
 }
 
@@ -123,11 +123,11 @@ pub(super) fn named<T: Named>(text: &str) -> Read<T> {
     let names = || T::NAMES.iter().map(|(name, _)| *name).filter(|name| !name.is_empty()).collect::<Vec<_>>();
     let foreign = || T::FOREIGN.iter().find(|(name, _)| name.eq_ignore_ascii_case(text));
     found.map(|(_, value)| *value).ok_or_else(|| {
-        let near = foreign().map_or_else(
+        let hint = foreign().map_or_else(
             || did_you_mean(text, names().iter().copied()),
             |(_, meant)| format!("; did you mean {meant}?"),
         );
-        format!("one of {}{near}", names().join(", "))
+        format!("one of {}{hint}", names().join(", "))
     })
 }
 

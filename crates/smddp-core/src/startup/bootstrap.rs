@@ -232,7 +232,7 @@ impl Meeting<'_> {
             if let Some(outcome) = tree.go_on(now) {
                 let outcome = outcome.clone();
                 self.carry_down(tree)?;
-                return outcome.map_err(|failure| self.told(failure));
+                return outcome.map_err(|failure| self.explained(tree, failure));
             }
             tree.wait(next.saturating_duration_since(now), now);
         }
@@ -285,16 +285,33 @@ impl Meeting<'_> {
     /// Reads this rank's own address again: another process that claims the rank has replaced it.
     fn check_claim(&self, tree: &CardTree) -> Result<()> {
         let mine = key("card", self.rank);
-        if !self.there(&mine)? {
-            return Ok(());
+        // Only a process of this rank deletes it, when it leaves.
+        let both = match self.there(&mine)? {
+            true => tree.claimed_by(&self.store.get(&mine)?),
+            false => Some(format!("{} and another one, which has left", tree.process())),
+        };
+        let text = |both| format!("two processes claim rank {} of group '{}': {both}", self.rank, self.name);
+        both.map_or(Ok(()), |both| Err(self.conflict(text(both))))
+    }
+
+    /// The error of a failure that reached this rank. A lost peer may be the consequence of a contradiction between ranks.
+    fn explained(&self, tree: &CardTree, failure: Failure) -> Error {
+        if failure.lost.is_some() {
+            if let Err(conflict @ Error::Topology(_)) = self.check_claim(tree) {
+                return conflict;
+            }
+            if let Ok(Some(refusal)) = self.refusal()
+                && self.is_conflict(&refusal)
+            {
+                return self.told(refusal);
+            }
         }
-        match tree.claimed_by(&self.store.get(&mine)?) {
-            None => Ok(()),
-            Some(both) => Err(self.conflict(format!(
-                "two processes claim rank {} of group '{}': {both}",
-                self.rank, self.name
-            ))),
-        }
+        self.told(failure)
+    }
+
+    /// Whether a failure is a contradiction between ranks, which all ranks report in the same words.
+    fn is_conflict(&self, failure: &Failure) -> bool {
+        failure.why.contains(&format!("group '{}'", self.name))
     }
 
     /// The error of ranks that contradict each other, which all ranks raise in these words.
@@ -331,7 +348,7 @@ impl Meeting<'_> {
         }
     }
 
-    /// Why there will be no group: from another rank, or from another process that claims this one.
+    /// Reason why the group cannot be made, as another process has stored it: another rank, or a second process of this rank.
     fn refusal(&self) -> Result<Option<Failure>> {
         Ok(self.refused()?.map(|(_, failure)| failure))
     }
@@ -450,7 +467,7 @@ impl Meeting<'_> {
             };
         }
         match failure.missing.is_empty() {
-            true if failure.why.contains(&format!("group '{group}'")) => {
+            true if self.is_conflict(&failure) => {
                 self.found.replace(Some(failure.clone()));
                 Error::Topology(failure.why)
             }

@@ -171,7 +171,7 @@ impl Pending {
 }
 
 /// # Errors
-/// [`Error::Config`] naming the longest setting in a card that other ranks would refuse.
+/// [`Error::Config`] naming the longest setting, if other ranks would refuse the address record.
 fn fits(name: &str, rank: usize, card: &Card, config: &Config) -> Result<()> {
     let bytes = card.to_bytes().len();
     if bytes <= MAX_RECORD {

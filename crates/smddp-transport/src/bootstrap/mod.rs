@@ -37,7 +37,7 @@ use crate::token::{PROTOCOL, Token, is_stranger};
 use crate::warn::warn;
 pub(crate) use address::shared;
 pub use address::{Shared, who};
-use address::{TreeAddress, parse_address};
+use address::{TreeAddress, parse_address, stated};
 use knock::Knock;
 use talk::Talk;
 
@@ -142,6 +142,8 @@ pub struct CardTree {
     met: bool,
     listeners: Vec<Uninherited<OwnedFd>>,
     callers: Vec<Talk>,
+    /// Connections of second processes of connected ranks. They are kept open and not read.
+    duplicates: Vec<Talk>,
     children: BTreeMap<usize, Child>,
     above: Above,
     /// Ranks that have no connection here and may be gone.
@@ -192,6 +194,7 @@ impl CardTree {
             met: false,
             listeners,
             callers: Vec::new(),
+            duplicates: Vec::new(),
             children: BTreeMap::new(),
             above: if rank == 0 { Above::Nobody } else { Above::Unknown },
             knocks: BTreeMap::new(),
@@ -207,15 +210,20 @@ impl CardTree {
         postcard::to_allocvec(&self.address).unwrap_or_default()
     }
 
+    /// This process, as errors name it.
+    pub fn process(&self) -> String {
+        self.address.process()
+    }
+
     /// Another process that has stored its address as this rank's, and this one: "pid 5 on host a and pid 7 on host b".
     pub fn claimed_by(&self, stored: &[u8]) -> Option<String> {
-        let other = parse_address(stored).ok().filter(|other| other.id != self.address.id)?;
+        let other = stated(stored).filter(|other| other.id != self.address.id)?;
         Some(format!("{} and {}", self.address.process(), other.process()))
     }
 
     /// The difference, where the address of `rank` belongs to a group of another size than this one.
     pub fn contradicted_by(&self, rank: usize, address: &[u8]) -> Option<String> {
-        let (mine, other) = (&self.address, parse_address(address).ok()?);
+        let (mine, other) = (&self.address, stated(address)?);
         (mine.size != other.size).then(|| {
             format!(
                 "has two world sizes: {} on rank {rank} ({}) and {} on rank {} ({})",
@@ -259,6 +267,10 @@ impl CardTree {
     fn awaited(&self) -> Vec<usize> {
         let heard = |child: &usize| self.children.get(child).is_some_and(|child| child.heard);
         shape::children(self.rank, self.size).filter(|child| !heard(child)).collect()
+    }
+
+    fn is_connected(&self, child: usize) -> bool {
+        self.children.get(&child).is_some_and(|child| child.talk.is_some())
     }
 
     /// Children that have not been heard and have no connection here.
@@ -435,8 +447,7 @@ impl CardTree {
         for mut talk in std::mem::take(&mut self.callers) {
             match talk.greet(&self.address.id, self.token.as_ref()).map(|known| (known, talk.from)) {
                 Ok((false, _)) => self.callers.push(talk),
-                // In place of an earlier connection of its own that came to nothing.
-                Ok((true, child)) if self.awaited().contains(&child) => {
+                Ok((true, child)) if self.awaited().contains(&child) && !self.is_connected(child) => {
                     // It comes too late for a group that there will not be.
                     if let Some(outcome) = &self.outcome {
                         talk.say(&downward(outcome));
@@ -450,7 +461,9 @@ impl CardTree {
                         std::process::id(),
                     ));
                 }
-                // One that was heard before, or another stranger.
+                // A second process of that rank: the store shows it, and the end of either connection would look like a lost parent.
+                Ok((true, _)) if self.duplicates.len() < CALLERS => self.duplicates.push(talk),
+                // Another stranger.
                 Ok(_) | Err(_) => {}
             }
         }
