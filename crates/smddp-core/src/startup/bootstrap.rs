@@ -14,6 +14,7 @@ use smddp_transport::bootstrap::{CardTree, Failure, UNREACHED, who};
 use smddp_transport::process::leave_error;
 
 use super::pending::{LOST_WHILE_MADE, Pending};
+use super::size::check_size;
 use crate::comm::{Communicator, Options};
 use crate::config::Config;
 use crate::deadline::after;
@@ -48,9 +49,6 @@ const LONGEST_CHECK: Duration = Duration::from_secs(1);
 
 /// Time to find out which ranks did not join, once the deadline has passed.
 const LOOK_FOR_ABSENT: Duration = Duration::from_secs(5);
-
-/// Most ranks of a group. A larger number is a mistake, and would only exhaust memory.
-pub const MAX_RANKS: usize = 1 << 17;
 
 /// So many ranks are named with host and pid where they are late.
 const FEW: usize = 4;
@@ -523,15 +521,6 @@ impl Meeting<'_> {
         }
         false
     }
-}
-
-/// # Errors
-/// [`Error::Invalid`] for a group that has more ranks than any machine.
-pub(super) fn check_size(name: &str, size: usize) -> Result<()> {
-    if size <= MAX_RANKS {
-        return Ok(());
-    }
-    Err(Error::Invalid(format!("group '{name}' has {size} ranks: expected at most {MAX_RANKS}")))
 }
 
 /// "rank 5", "ranks 5, 7-9".

@@ -3,7 +3,9 @@
 mod bootstrap;
 mod pending;
 mod probe;
+mod size;
 mod split;
 
-pub use bootstrap::{Known, MAX_RANKS, Store};
+pub use bootstrap::{Known, Store};
 pub use pending::Pending;
+pub use size::MAX_RANKS;

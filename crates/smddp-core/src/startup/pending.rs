@@ -9,8 +9,8 @@ use smddp_transport::joint::{JoinError, Joined, Prepared};
 use smddp_transport::shm::Unreachable;
 use smddp_transport::warn::Told;
 
-use super::bootstrap::check_size;
 use super::probe;
+use super::size::check_size;
 use crate::comm::Communicator;
 use crate::config::Config;
 use crate::error::{Error, Result};
