@@ -3,7 +3,8 @@
 //! A connection begins with a fixed greeting in both directions, so that another program on the port (torch's own store, for
 //! example) is recognised. A request is `operation, key length, number, key, value`; the number is the value's length (set), the
 //! milliseconds to wait (get) or nothing (delete). The answer to a get is `found, length, value`; the other requests have none. All
-//! numbers are little-endian. The first request is a get.
+//! numbers are little-endian. The first request is a get, and a client
+//! sends nothing between a get and its answer.
 
 use std::time::Duration;
 

@@ -318,6 +318,7 @@ struct Serving {
     /// In order of arrival.
     connections: BTreeMap<u64, Connection>,
     silent: BTreeSet<u64>,
+    max_silent: usize,
     pending: BTreeSet<u64>,
     next: u64,
     /// End of a pause of the listener.
@@ -336,6 +337,7 @@ impl Serving {
             shared,
             connections: BTreeMap::new(),
             silent: BTreeSet::new(),
+            max_silent: max_silent(),
             pending: BTreeSet::new(),
             next: 0,
             paused: None,
@@ -437,7 +439,7 @@ impl Serving {
         }
         self.connections.insert(id, connection);
         self.silent.insert(id);
-        if self.silent.len() > MAX_SILENT
+        if self.silent.len() > self.max_silent
             && let Some(oldest) = self.silent.first().copied()
         {
             self.close(oldest);
@@ -508,6 +510,12 @@ impl Serving {
     }
 }
 
+/// A quarter of the process's descriptors at most, so that it can open its own.
+fn max_silent() -> usize {
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
+    limit.map_or(MAX_SILENT, |limit| MAX_SILENT.min(limit as usize / 4).max(1))
+}
+
 /// Receives, processes and answers; `stored`: keys that were set.
 fn advance(
     connection: &mut Connection,
@@ -515,7 +523,8 @@ fn advance(
     chunk: &mut [u8],
     stored: &mut Vec<Vec<u8>>,
 ) -> io::Result<()> {
-    for _ in 0..CHUNKS_PER_TURN {
+    let mut chunks = 0..CHUNKS_PER_TURN;
+    loop {
         connection.send()?;
         if connection.is_sending() {
             return Ok(());
@@ -530,11 +539,11 @@ fn advance(
         }
         match connection.process(shared)? {
             Some(key) => stored.extend(key),
-            None if connection.receive(shared, chunk)? => {}
+            // The socket stays readable, so the next turn goes on.
+            None if chunks.next().is_some() && connection.receive(shared, chunk)? => {}
             None => return Ok(()),
         }
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -31,7 +31,6 @@ fn a_flood_of_silent_connections_keeps_no_rank_out_and_costs_a_bounded_number_of
     let server = Server::bind("127.0.0.1:0", 4).unwrap();
     let mut early = member(&server);
     early.set("key/0", b"early").unwrap();
-    let before = threads();
     let flood: Vec<TcpStream> = (0..2 * MAX_SILENT + 40)
         .map(|index| {
             let mut stream = TcpStream::connect(server.addr()).unwrap();
@@ -50,7 +49,8 @@ fn a_flood_of_silent_connections_keeps_no_rank_out_and_costs_a_bounded_number_of
     }
     assert_eq!(early.get("key/3", soon()).unwrap().as_deref(), Some(&b"late"[..]));
     assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
-    assert_eq!(threads(), before, "a thread for each connection");
+    // Other tests serve, too.
+    assert!(threads() < MAX_SILENT / 4, "a thread for each connection");
     // A fifth of them ended by what they sent.
     let evicted = flood.len() * 4 / 5 - MAX_SILENT;
     assert!(flood[..evicted].iter().all(is_closed), "the oldest ones are kept");
@@ -89,6 +89,12 @@ fn members_and_bytes_are_bounded_and_a_member_that_exceeds_them_ends_alone() {
     let max = server.shared.max_bytes.load(Ordering::Relaxed);
     let mut good = member(&server);
     good.set("key/0", b"kept").unwrap();
+    // The end of a request that comes alone is processed, whatever was received before it.
+    for size in (CHUNKS_PER_TURN - 1) * CHUNK..(CHUNKS_PER_TURN - 1) * CHUNK + 8 {
+        good.set("odd", &vec![1; size]).unwrap();
+        assert_eq!(good.get("odd", soon()).unwrap().map(|value| value.len()), Some(size));
+    }
+    good.delete("odd").unwrap();
     // One largest value fits, and a second one does not, be it stored or only half sent.
     let mut greedy = member(&server);
     greedy.set("a", &vec![1; MAX_VALUE]).unwrap();
