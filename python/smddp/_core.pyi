@@ -1,6 +1,7 @@
 """The native core: conversions only; the behaviour is documented where it lives, in the Rust crates."""
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any, Protocol, TypeVar, final
 
 from typing_extensions import Never, Self, disjoint_base
@@ -116,8 +117,17 @@ class Comm:
         group at all, and whatever the store raises.
         """
     @staticmethod
-    def join(call: str, name: str, rank: int, size: int, meet: tuple[str, int, bool] | None, timeout: float) -> Comm:
+    def join(
+        call: str,
+        name: str,
+        rank: int,
+        size: int,
+        meet: tuple[str, int, bool] | None,
+        timeout: float,
+        local_size: int | None = None,
+    ) -> Comm:
         """The same where rank 0 serves a store of its own at `meet`: host, port, whether all ranks are on that host.
+        `local_size`: number of ranks on this host, where the launcher says it.
 
         None is for one rank alone. The deadline of calls that have none of their own is `timeout` from then on.
         Raises as `make`, and TopologyError where rank 0 cannot listen there, or nobody answers within `timeout`.
@@ -272,7 +282,7 @@ class Arrays:
     out: where the result goes; it has the array's element type. Without it a new numpy array, or the array itself (in
     place) where it has the result's size.
     async_op: True returns a Work at once; arrays must be left alone until it is over, and are held until then.
-    timeout: seconds; None is the group's.
+    timeout: seconds or a timedelta; None is the group's.
     stream: for arrays on a CUDA device the raw handle of the caller's stream: the call comes after what that holds, and
     what comes next on it after the call; None is the default stream, with the host waiting for the end.
     Raises TypeError for element types that differ or do not move, ValueError for shapes that do not fit, arrays that
@@ -291,7 +301,7 @@ class Arrays:
         *,
         out: _Array | None = None,
         async_op: bool = False,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
         stream: int | None = None,
     ) -> Any:
         """All ranks' arrays, reduced element by element (their sum); in place without `out`."""
@@ -303,7 +313,7 @@ class Arrays:
         *,
         out: _Array | None = None,
         async_op: bool = False,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
         stream: int | None = None,
     ) -> Any:
         """The same on rank `root` alone; None on the others, whose arrays stay as they are."""
@@ -313,7 +323,7 @@ class Arrays:
         root: int = 0,
         *,
         async_op: bool = False,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
         stream: int | None = None,
     ) -> Any:
         """Rank `root`'s array into all others'."""
@@ -324,7 +334,7 @@ class Arrays:
         out: _Array | None = None,
         counts: Sequence[int] | None = None,
         async_op: bool = False,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
         stream: int | None = None,
     ) -> Any:
         """All ranks' arrays in rank order: of shape (size, *shape), or `out`, which has size times as many elements.
@@ -338,7 +348,7 @@ class Arrays:
         *,
         out: _Array | None = None,
         async_op: bool = False,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
         stream: int | None = None,
     ) -> Any:
         """The same on rank `root` alone, with blocks of one size; None on the others."""
@@ -350,7 +360,7 @@ class Arrays:
         out: _Array | None = None,
         counts: Sequence[int] | None = None,
         async_op: bool = False,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
         stream: int | None = None,
     ) -> Any:
         """This rank's block of the arrays' reduction: the first dimension cut in `size` equal blocks.
@@ -364,7 +374,7 @@ class Arrays:
         root: int = 0,
         *,
         async_op: bool = False,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
         stream: int | None = None,
     ) -> Any:
         """This rank's block of rank `root`'s array, which no other rank needs to give, into `out`."""
@@ -375,17 +385,17 @@ class Arrays:
         out: _Array | None = None,
         counts: tuple[Sequence[int], Sequence[int]] | None = None,
         async_op: bool = False,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
         stream: int | None = None,
     ) -> Any:
         """Block r of this rank's array to rank r, and rank r's for this rank into block r: the first dimension is cut.
 
         counts: elements to each rank and from each rank where these differ; the result is flat.
         """
-    def barrier(self, *, async_op: bool = False, timeout: float | None = None) -> Work | None:
+    def barrier(self, *, async_op: bool = False, timeout: float | timedelta | None = None) -> Work | None:
         """Returns when all ranks have called it."""
     def send(
-        self, array: _Array, dst: int, tag: int = 0, *, async_op: bool = False, timeout: float | None = None
+        self, array: _Array, dst: int, tag: int = 0, *, async_op: bool = False, timeout: float | timedelta | None = None
     ) -> Work | None:
         """Send an array of the host to rank `dst`, which receives as many elements of that type with that tag."""
     def recv(
@@ -395,7 +405,7 @@ class Arrays:
         tag: int = 0,
         *,
         async_op: bool = False,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
     ) -> Any:
         """Receive from rank `src`, or from whoever sends first (None); returns `out`, or a Work whose `source()` says
         who it was.

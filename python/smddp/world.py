@@ -6,10 +6,13 @@ with smddp.init() as comm:  # one rank of those that mpirun, torchrun or srun st
 
 from __future__ import annotations
 
+import operator
 import os
 import pickle
 import weakref
 from array import array
+from datetime import timedelta
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from smddp import stacks
@@ -51,7 +54,7 @@ class Communicator(Arrays):
     local_size: int
 
     @classmethod
-    def from_env(cls, timeout: float = DEFAULT_TIMEOUT) -> Communicator:
+    def from_env(cls, timeout: float | timedelta = DEFAULT_TIMEOUT) -> Communicator:
         """This process's rank among those that a launcher started. As `smddp.init()` without arguments."""
         return init(timeout=timeout)
 
@@ -103,7 +106,7 @@ class Communicator(Arrays):
         starts = [sum(lengths[:rank]) for rank in range(self.size)]
         return [pickle.loads(buffer[start : start + length]) for start, length in zip(starts, lengths)]
 
-    def set_timeout(self, timeout: float) -> None:
+    def set_timeout(self, timeout: float | timedelta) -> None:
         """Deadline of the calls from now on that have none of their own. Raises ValueError where it is not positive."""
         self.communicator.set_timeout(_deadline(timeout))
 
@@ -168,7 +171,7 @@ def init(
     *,
     port: int | None = None,
     store: Any = None,
-    timeout: float = DEFAULT_TIMEOUT,
+    timeout: float | timedelta = DEFAULT_TIMEOUT,
 ) -> Communicator:
     """Meet all other ranks. Each further call makes another group of the same ranks.
 
@@ -176,17 +179,19 @@ def init(
     MPICH, Intel MPI, Slurm or smddprun; a process that nobody started as one of several is the one rank of its group.
     Rank 0 serves there; `port` chooses another port than MASTER_PORT or one derived from the job.
 
-    rank, size, address: the same said by the caller; address is "host:port" of rank 0.
+    rank, size, address: the same given by the caller; address is "host:port" of rank 0 ("[::1]:29500" for IPv6), or its
+    host alone with `port`.
     store: in place of an address one of torch's stores, or any object with set(key, bytes), check([keys]), get(key) and
     delete_key(key) that all ranks share.
-    timeout: seconds, for meeting, and the deadline of every call that has none of its own.
+    timeout: seconds or a timedelta, to form the group, and the default deadline of the group's calls;
+    `float("inf")` is none.
 
     Raises smddp.ConfigError, a ValueError, where the environment names no meeting point or makes no sense; ValueError
     where the arguments do not; smddp.CollectiveTimeoutError naming the ranks that did not come; smddp.TopologyError
     where rank 0 does not serve or ranks cannot reach each other.
     """
     global _made
-    _deadline(timeout)
+    seconds = _deadline(timeout)
     if store is not None and (address is not None or port is not None):
         raise ValueError(f"smddp.init: ranks meet at the store or at an address, not both ({address=}, {port=})")
     if store is not None and not all(callable(getattr(store, name, None)) for name in _STORE):
@@ -203,15 +208,16 @@ def init(
         if store is None and (size != 1 or address is not None):
             meet = _meeting_point(address, port)
     assert rank is not None and size is not None
+    rank, size = _integer("rank", rank), _integer("size", size)
     if not 0 <= rank < size:
         raise ValueError(f"smddp.init: rank {rank} is not in a group of {size}")
     name = f"world {_made + 1}" if _made else "world"
     native = core()
     if store is not None:
-        comm = native.Comm.make(store, "init", name, rank, size, timeout)
-        comm.set_timeout(timeout)
+        comm = native.Comm.make(store, "init", name, rank, size, seconds)
+        comm.set_timeout(seconds)
     else:
-        comm = native.Comm.join("init", name, rank, size, meet, timeout)
+        comm = native.Comm.join("init", name, rank, size, meet, seconds, local[1] if local else None)
     _made += 1
     return Communicator.over(comm, local)
 
@@ -227,17 +233,41 @@ def _let_go(comm: Comm, owner: int) -> None:
 
 
 def _meeting_point(address: str | None, port: int | None) -> tuple[str, int, bool]:
-    host, _, written = (address or "").rpartition(":") if ":" in (address or "") else (address or "", "", "")
+    host, written = _split(address or "")
     if written and port is not None:
         raise ValueError(f"smddp.init: address {address!r} has a port, and port {port} is given as well")
     number = written or (str(port) if port is not None else "")
     if not host or not number.isdecimal() or not 0 < int(number) < 65536:
-        raise ValueError(f'smddp.init: address must be "host:port" of rank 0 ("10.0.0.5:29500"), not {address!r}')
-    host = host.strip("[]")
+        raise ValueError(
+            'smddp.init: address must be "host:port" of rank 0 ("10.0.0.5:29500", "[::1]:29500"), '
+            f"or its host with port=, not {address!r}" + (f" with port {port}" if port is not None else "")
+        )
     return host, int(number), host in ("localhost", "::1") or host.startswith("127.")
 
 
-def _deadline(timeout: float) -> float:
+def _split(address: str) -> tuple[str, str]:
+    """Host and port of "host", "host:port", "[IPv6]" or "[IPv6]:port"; a bare IPv6 address has no port."""
+    if address.startswith("["):
+        host, closed, rest = address[1:].partition("]")
+        return (host, rest[1:]) if closed and (not rest or (rest[0] == ":" and rest[1:])) else ("", "")
+    host, _, port = address.rpartition(":") if address.count(":") == 1 else (address, "", "")
+    return host, port
+
+
+def _integer(name: str, value: Any) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"smddp.init: {name} must be an integer, not {type(value).__name__} ({value!r})") from None
+
+
+def _deadline(timeout: float | timedelta) -> float:
+    """Seconds of a deadline. Raises ValueError where they are not positive, TypeError for another type."""
+    if isinstance(timeout, timedelta):
+        timeout = timeout.total_seconds()
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):
+        kind = type(timeout).__name__
+        raise TypeError(f"timeout must be a number of seconds or a datetime.timedelta, not {kind} ({timeout!r})")
     if not timeout > 0:
         raise ValueError(f"timeout must be a positive number of seconds, not {timeout!r}")
-    return timeout
+    return min(timeout, 1e18)  # a larger int has no float

@@ -183,6 +183,22 @@ def _meeting() -> dict[str, Case]:
         "two ports": Case(init(0, 2, "h:1", port=3), "ValueError", ("'h:1' has a port", "3")),
         "a store that is none": Case(init(0, 2, store=3), "TypeError", ("set, get, check", "int")),
         "no time at all": Case(init(timeout=0), "ValueError", ("positive", "0")),
+        "a timeout of NaN": Case(init(timeout=float("nan")), "ValueError", ("timeout", "positive", "nan")),
+        "a negative timeout": Case(init(timeout=timedelta(seconds=-1)), "ValueError", ("timeout", "positive", "-1")),
+        "a timeout in quotes": Case(init(timeout="30"), "TypeError", ("timeout", "timedelta", "str", "'30'")),
+        "a rank in quotes": Case(init("0", 2, "127.0.0.1:1"), "TypeError", ("rank", "integer", "str", "'0'")),
+        "more ranks than any machine has": Case(
+            init(0, 10**9, "127.0.0.1:1"), "ValueError", ("1000000000 ranks", "at most 131072")
+        ),
+        "an IPv6 address with two ports": Case(
+            init(0, 2, "[::1]:1", port=3), "ValueError", ("'[::1]:1' has a port", "3")
+        ),
+        "an IPv6 address that is not closed": Case(
+            init(0, 2, "[::1:29500"), "ValueError", ("[::1]:29500", "'[::1:29500'")
+        ),
+        "WORLD_SIZE of a billion": launched(
+            "ConfigError", "WORLD_SIZE is 1000000000", "at most 131072", **{**RANK_0, "WORLD_SIZE": "1000000000"}
+        ),
         "a host that does not exist": Case(
             init(1, 2, "no.such.host.invalid:29500"), "TopologyError", ("rank 0", "no.such.host.invalid")
         ),
@@ -209,6 +225,18 @@ def _torch() -> dict[str, Case]:
         "a rank that does not come": Case(
             partial(torch_group, world_size=2, timeout=second), "CollectiveTimeoutError", ("rank 1", "1 of 2", "doctor")
         ),
+        "a setting that no address record holds": Case(
+            partial(torch_group, world_size=2, timeout=second),
+            "ConfigError",
+            ("SMDDP_NODE has 40000 bytes on rank 0", "at most"),
+            {"SMDDP_NODE": "n" * 40000},
+        ),
+        "a secret that is a device": Case(
+            partial(torch_group, world_size=2, timeout=second),
+            "ConfigError",
+            ("SMDDP_JOB_TOKEN_FILE", "not a regular file"),
+            {"SMDDP_JOB_TOKEN_FILE": "/dev/zero"},
+        ),
         "a group made before a fork": Case(forked_torch, "RuntimeError", ("forked later", "spawn")),
     }
 
@@ -217,14 +245,14 @@ def _settings() -> dict[str, Case]:
     values = {
         "SMDDP_STAGING_BYTES": ("lots", "65536"),
         "SMDDP_ALGO": ("rign", "hier-ring"),
-        "SMDDP_TUNE": ("/no/such/table", "neither a table nor a file"),
+        "SMDDP_TUNE": ("/dev/zero", "neither a table nor a file"),
         "SMDDP_SEGMENT_BYTES": ("8G", "SMDDP_STAGING_BYTES"),
         "SMDDP_PROBE": ("yes", "one of 0, 1"),
         "SMDDP_NETWORK": ("gbit=fast", "latency_us"),
         "SMDDP_STREAM_BYTES": ("-1", "a size"),
         "SMDDP_THREADS": ("0", "1 to 64"),
         "SMDDP_SPIN_US": ("1.5", "whole microseconds"),
-        "SMDDP_LEAVE_SECONDS": ("soon", "seconds"),
+        "SMDDP_LEAVE_SECONDS": ("1e18", "seconds, from 0 to 1000000000"),
         "SMDDP_PEER_TIMEOUT": ("0", "1 or more"),
         "SMDDP_TRANSPORT": ("udp", "auto, tcp, fabric, shm"),
         "SMDDP_SHM": ("no", "one of 0, 1"),
@@ -232,7 +260,7 @@ def _settings() -> dict[str, Case]:
         "SMDDP_ENCRYPT": ("true", "one of 0, 1"),
         "SMDDP_CUDA_PATH": ("peer", "auto, ipc, host"),
         "SMDDP_CUDA_SMS": ("0", "1 to 64"),
-        "SMDDP_DEBUG": ("loud", "WARN, INFO"),
+        "SMDDP_DEBUG": ("DEBUG", "did you mean TRACE?"),
         "SMDDP_RECORDER": ("many", "a number"),
         "SMDDP_METRICS_PORT": ("http", "a port"),
         "SMDDP_STRAGGLERS": ("2", "one of 0, 1"),
@@ -289,6 +317,17 @@ def _programs() -> dict[str, Case]:
         "smddprun with another's option": (program("smddprun", "--gpus", "2", "true"), "--gpus", "usage"),
         "smddprun that knows no number of ranks": (program("smddprun", "true"), "--nproc N"),
         "smddprun of less than no ranks": (program("smddprun", "--nproc", "-3", "true"), "'-3'"),
+        "smddprun of a billion ranks": (program("smddprun", "--nproc", "1000000000", "true"), "from 1 to 4096"),
+        "a simulation of four billion nodes": (
+            bench("simulate", "all_gather", "--nodes", "4000000000"),
+            "--nodes 4000000000",
+            "1048576 ranks",
+        ),
+        "an explanation of a billion nodes": (
+            bench("explain", "all_gather", "--nodes", "1000000000"),
+            "--nodes 1000000000",
+            "1048576 ranks",
+        ),
     }
     found = {name: Case(does, USAGE, tuple(words)) for name, (does, *words) in usage.items()}
     found["smddprun of no program"] = Case(

@@ -1,8 +1,11 @@
 """Groups without torch: `smddp.init()` and the collectives on arrays, by ranks that are processes of their own."""
 
+import math
 import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import job
@@ -88,6 +91,64 @@ def test_arguments_that_make_no_sense_are_named(arguments: dict, says: str):
 
 
 @pytest.mark.parametrize(
+    ("form", "port"),
+    [("[::1]:{port}", False), ("[::1]", True), ("::1", True), ("127.0.0.1:{port}", False), ("localhost", True)],
+)
+@pytest.mark.parametrize("timeout", [timedelta(seconds=30), math.inf, 2**70])
+def test_every_form_of_an_address_and_of_a_timeout_makes_a_group(form: str, port: bool, timeout):
+    """Two threads as ranks."""
+    number = free_port()
+    address, named = form.format(port=number), {"port": number} if port else {}
+    with ThreadPoolExecutor(2) as pool:
+        groups = list(pool.map(lambda rank: smddp.init(rank, 2, address, timeout=timeout, **named), range(2)))
+        for group in groups:
+            group.set_timeout(timeout)
+        calls = [pool.submit(group.all_reduce, bytearray(b"\1"), timeout=timeout) for group in groups]
+        assert [call.result()[0] for call in calls] == [2, 2]
+        list(pool.map(lambda group: group.close(), groups))
+
+
+def test_an_argument_of_a_wrong_type_is_named_by_every_call():
+    with smddp.init(0, 1) as comm:
+        ones = bytearray(b"\1")
+        for call, says in (
+            (lambda: comm.broadcast(ones, root="0"), "root must be an integer, not str"),
+            (lambda: comm.send(ones, None), "dst must be an integer, not NoneType"),
+            (lambda: comm.recv(ones, 1.5), "src must be an integer, not float"),
+            (lambda: comm.send(ones, 0, "7"), "tag must be an integer, not str"),
+            (lambda: comm.all_reduce(ones, timeout="1"), "timeout must be a number of seconds or a datetime.timedelta"),
+            (lambda: comm.set_timeout("1"), "timeout must be a number of seconds or a datetime.timedelta"),
+        ):
+            with pytest.raises(TypeError, match=says):
+                call()
+        for timeout in (math.nan, -1, timedelta(0)):
+            with pytest.raises(ValueError, match="positive number of seconds"):
+                comm.all_reduce(ones, timeout=timeout)
+
+
+def test_a_second_process_of_a_joined_rank_is_reported_immediately():
+    """Before the group exists: meeting.rs. Here once it does."""
+    script = "import smddp, sys; comm = smddp.init(timeout=60); print('in', flush=True); sys.stdin.read(); comm.close()"
+    port = free_port()
+
+    def process(rank: int) -> subprocess.Popen[str]:
+        environment = {**clean(), **torchrun(rank, 2, port)}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen([sys.executable, "-c", script], env=environment, text=True, **pipes)
+
+    joined = [process(0), process(1)]
+    try:
+        assert [one.stdout.readline() for one in joined] == ["in\n", "in\n"]
+        late = process(1)
+        _, text = late.communicate(timeout=40)
+        assert f"two processes claim rank 1 of group 'world': pid {joined[1].pid} on host" in text, text
+        assert f"and pid {late.pid} on host" in text, text
+    finally:
+        for one in joined:
+            one.communicate("")
+
+
+@pytest.mark.parametrize(
     ("environment", "says"),
     [
         ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR is not set"),
@@ -107,8 +168,6 @@ def test_an_environment_that_makes_no_sense_is_named(environment: dict, says: st
 
 def test_ranks_meet_at_a_store_of_torch_or_of_their_own(tmp_path):
     """Threads as ranks: torch's FileStore, and the least that a store can be."""
-    from concurrent.futures import ThreadPoolExecutor
-
     from smddp._info import _Values
     from torch.distributed import HashStore
 

@@ -17,6 +17,8 @@ use crate::sizes::parse_size;
 pub(crate) const BUILT_IN: [&str; 3] = ["p4d", "p5", "sockets"];
 
 /// A file may name more than any machine can hold.
+/// Largest file.
+const MAX_FILE: usize = 1 << 20;
 const MOST_RANKS: usize = 1 << 20;
 
 /// A cluster by name or from a file; how many nodes it has comes from the file or is 1.
@@ -26,7 +28,7 @@ pub(crate) fn load(name: &str) -> Result<Cluster> {
         "p5" => Ok(Cluster::p5(1)),
         "sockets" => Ok(Cluster::sockets(1, 1)),
         file => {
-            let text = std::fs::read_to_string(Path::new(file)).map_err(|error| {
+            let text = smddp_core::files::read_text(Path::new(file), MAX_FILE).map_err(|error| {
                 let names = BUILT_IN.join(", ");
                 Error::Usage(format!("--cluster {file}: {error}; give one of {names}, or a file"))
             })?;
@@ -148,25 +150,28 @@ impl<'de> Deserialize<'de> for Size {
     }
 }
 
+/// Refuses more ranks than can be simulated, before a list of all nodes exists; `None` is an overflow.
+pub(crate) fn check_size(ranks: Option<usize>) -> std::result::Result<(), String> {
+    match ranks.filter(|ranks| *ranks <= MOST_RANKS) {
+        Some(_) => Ok(()),
+        None => Err(format!("more than {MOST_RANKS} ranks: so many cannot be simulated")),
+    }
+}
+
 /// The error is a text with line and reason.
 pub(crate) fn parse(text: &str, file: &str) -> std::result::Result<Cluster, String> {
     let read: File = toml::from_str(text).map_err(|error| error.to_string().trim_end().to_owned())?;
-    // Of all nodes, before there is a list of them.
-    let few = |total: Option<usize>| match total.filter(|total| *total <= MOST_RANKS) {
-        Some(_) => Ok(()),
-        None => Err(format!("more than {MOST_RANKS} ranks: so many cannot be simulated")),
-    };
     let ranks = match (&read.ranks, read.nodes, read.ranks_per_node) {
         (Some(_), Some(_), _) | (Some(_), _, Some(_)) => {
             return Err("'ranks' lists every node, so 'nodes' and 'ranks_per_node' must not be there".into());
         }
         (Some(ranks), None, None) => {
-            few(ranks.iter().try_fold(0, |sum: usize, n| sum.checked_add(n.get())))?;
+            check_size(ranks.iter().try_fold(0, |sum: usize, n| sum.checked_add(n.get())))?;
             ranks.iter().map(|n| n.get()).collect()
         }
         (None, nodes, Some(each)) => {
             let nodes = nodes.map_or(1, NonZeroUsize::get);
-            few(nodes.checked_mul(each.get()))?;
+            check_size(nodes.checked_mul(each.get()))?;
             vec![each.get(); nodes]
         }
         (None, _, None) => {

@@ -144,8 +144,12 @@ pub(crate) fn run(cli: &Cli) -> Result<i32> {
     Ok(i32::from(bad))
 }
 
+/// Largest file of a run.
+const MAX_RUN: usize = 256 << 20;
+
 fn read(path: &Path) -> Result<Run> {
-    let text = std::fs::read_to_string(path).map_err(Error::io(format!("reading {}", path.display())))?;
+    let text = smddp_core::files::read_text(path, MAX_RUN)
+        .map_err(Error::io(format!("reading {}", path.display())))?;
     serde_json::from_str(&text).map_err(|error| {
         Error::Usage(format!(
             "{} is no file of -J ({error}): give what smddp-bench or nccl-tests wrote",

@@ -54,7 +54,7 @@ pub(crate) fn launch_with(
     let Some((program, first)) = spawn.split_first() else {
         return Err(Error::Usage("there is no command that starts a rank".into()));
     };
-    let server = Server::bind("127.0.0.1:0").map_err(Error::io("listening for the ranks"))?;
+    let server = Server::bind("127.0.0.1:0", count as usize).map_err(Error::io("listening for the ranks"))?;
     let mut ranks = Ranks(Vec::new());
     let began = since_the_epoch().as_nanos().to_string();
     for index in 0..count {

@@ -224,6 +224,8 @@ pub(crate) fn clusters(base: &Cluster, nodes: &[usize], ppn: Option<usize>) -> R
     let ppn = ppn.unwrap_or(base.ranks[0]);
     let counts = if nodes.is_empty() { vec![base.nodes()] } else { nodes.to_vec() };
     let one = |nodes: usize| {
+        cluster_file::check_size(nodes.checked_mul(ppn))
+            .map_err(|reason| usage(format!("--nodes {nodes}: {reason}")))?;
         let mut cluster = base.with_nodes(nodes, ppn);
         cluster.overrides.retain(|node, _| *node < nodes);
         cluster.check().map(|()| cluster).map_err(|reason| usage(format!("--nodes, --ppn: {reason}")))

@@ -8,7 +8,8 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use smddp_plan::tune::{Table, distance};
+use smddp_plan::names::did_you_mean;
+use smddp_plan::tune::Table;
 use smddp_plan::{Algorithm, Formats, Network, Settings};
 use smddp_transport::SingleCopy;
 use smddp_transport::interface::{Family, Wanted};
@@ -20,6 +21,7 @@ use self::values::{
     tune, up_to_64, wanted,
 };
 use crate::error::{Error, Result};
+use crate::files;
 use crate::log::{self, Level};
 use crate::network;
 
@@ -205,7 +207,7 @@ impl Launch {
 }
 
 fn bad(name: &str, value: &str, want: &str) -> Error {
-    Error::Config(format!("{name}={value:?} is not valid: {want}; `smddp info` lists all settings"))
+    Error::Config(format!("{name}={value:?} is not valid: {want} (`smddp info` lists all settings)"))
 }
 
 impl Default for Config {
@@ -237,10 +239,12 @@ impl Config {
     pub(crate) fn job_secret(&self) -> Result<Option<Vec<u8>>> {
         /// Half of it may be guessed.
         const FEWEST: usize = 32;
+        const MOST: usize = 64 << 10;
         let Some(path) = &self.token_file else { return Ok(None) };
         let wrong = |want: String| bad("SMDDP_JOB_TOKEN_FILE", &path.to_string_lossy(), &want);
-        let bytes = std::fs::read(path).map_err(|error| wrong(format!("it cannot be read: {error}")))?;
-        let mode = std::fs::metadata(path).map_or(0, |about| about.permissions().mode());
+        let read = files::read(path, MOST).map_err(|error| wrong(format!("it cannot be read: {error}")));
+        let (bytes, about) = read?;
+        let mode = about.permissions().mode();
         // A group may be let in to read: secrets are mounted so for those who may have them.
         if mode & 0o026 != 0 {
             let want = format!(
@@ -296,15 +300,15 @@ impl Config {
     }
 }
 
-/// A warning for every `SMDDP_*` name that no setting has, with the nearest that exists.
+/// A warning for every `SMDDP_*` name that no setting has, with the setting whose name is similar.
 fn unknown_names(names: impl Iterator<Item = String>) -> Vec<String> {
     names
         .filter(|name| name.starts_with("SMDDP_") && !SETTINGS.iter().any(|s| s.name == name))
         // The tests' and the historic library's own names are nobody's typo.
         .filter(|name| !name.starts_with("SMDDP_TEST_") && !name.starts_with("SMDDP_AG_"))
-        .filter_map(|name| {
-            let nearest = SETTINGS.iter().min_by_key(|s| distance(s.name, &name))?;
-            Some(format!("{name} is not a setting and is ignored; did you mean {}?", nearest.name))
+        .map(|name| {
+            let hint = did_you_mean(&name, SETTINGS.iter().map(|setting| setting.name));
+            format!("{name} is not a setting and is ignored{hint} (`smddp info` lists all settings)")
         })
         .collect()
 }
@@ -363,11 +367,35 @@ mod tests {
             ("SMDDP_STAGING_BYTES", "lots"),
             ("SMDDP_ALGO", "rign"),
             ("SMDDP_DEBUG", "loud"),
+            ("SMDDP_LEAVE_SECONDS", "1e300"),
+            ("SMDDP_LEAVE_SECONDS", "1e18"),
+            ("SMDDP_PEER_TIMEOUT", "inf"),
+            ("SMDDP_SPIN_US", "18446744073709551615"),
+            ("SMDDP_TUNE", "/dev/zero"),
+            ("SMDDP_TUNE", "/dev"),
             ("SMDDP_PROBE", "no"),
             ("SMDDP_NETWORK", "gbit=fast"),
         ] {
             let text = with(&[(name, value)]).unwrap_err().to_string();
             assert!(text.contains(name) && text.to_lowercase().contains(value), "{text}");
+        }
+    }
+
+    #[test]
+    fn similar_values_and_names_of_other_libraries_are_suggested() {
+        for (name, value, meant) in [
+            ("SMDDP_DEBUG", "DEBUG", "TRACE"),
+            ("SMDDP_DEBUG", "warning", "WARN"),
+            ("SMDDP_DEBUG", "INFOS", "INFO"),
+            ("SMDDP_ALGO", "rign", "ring"),
+            ("SMDDP_TRANSPORT", "fabrik", "fabric"),
+        ] {
+            let text = with(&[(name, value)]).unwrap_err().to_string();
+            assert!(text.contains(&format!("did you mean {meant}?")), "{text}");
+        }
+        for (name, value) in [("SMDDP_DEBUG", "loudest"), ("SMDDP_ALGO", "something")] {
+            let text = with(&[(name, value)]).unwrap_err().to_string();
+            assert!(!text.contains("did you mean"), "{text}");
         }
     }
 
@@ -389,5 +417,7 @@ mod tests {
         let told = unknown_names(["SMDDP_STAGING_BYTE".to_owned(), "SMDDP_DEBUG".to_owned()].into_iter());
         assert_eq!(told.len(), 1);
         assert!(told[0].contains("did you mean SMDDP_STAGING_BYTES"), "{}", told[0]);
+        let warning = unknown_names(["SMDDP_TIMEOUT".to_owned()].into_iter()).concat();
+        assert!(!warning.contains("did you mean") && warning.contains("smddp info"), "{warning}");
     }
 }

@@ -7,12 +7,14 @@ mod bind;
 mod call;
 mod comm;
 pub mod config;
+mod deadline;
 mod describe;
 pub mod device;
 mod driver;
 mod error;
 mod exact;
 mod exec;
+pub mod files;
 mod float_mode;
 #[cfg(test)]
 mod for_tests;
@@ -44,6 +46,7 @@ mod work;
 pub use call::{Blocks, Call, name_of};
 pub use comm::{Communicator, Options, Work, shutdown};
 pub use config::Config;
+pub use deadline::{after, duration};
 pub use device::On;
 pub use error::{Error, Result};
 pub use exact::set_exact;
@@ -57,10 +60,21 @@ pub use smddp_transport::host_name;
 pub use smddp_transport::process::{
     Endpoint, SingleCopy, SymmetricBuffer, SymmetricUsage, frames_from, leave_error, undisturbed,
 };
-pub use startup::{Known, Pending, Store};
+pub use startup::{Known, MAX_RANKS, Pending, Store};
 pub use types::{DType, RedOp};
 pub use wait::cores;
 pub use work::{Keep, interrupted, set_interrupt};
+
+/// `port` at the address of the network interface that groups use between nodes (`SMDDP_SOCKET_IFNAME`).
+///
+/// # Errors
+/// [`Error::Config`] for bad settings, and where no interface fits them.
+pub fn network_address(port: u16) -> Result<std::net::SocketAddr> {
+    let config = Config::get()?;
+    let chosen = smddp_transport::interface::choose(&config.interface, config.family);
+    let chosen = chosen.map_err(|error| Error::Config(error.to_string()))?;
+    Ok(chosen.address.with_port(port))
+}
 
 /// The network interfaces of this machine with their addresses, in one line.
 pub fn interfaces() -> String {

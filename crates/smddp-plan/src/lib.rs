@@ -12,6 +12,7 @@ pub mod format;
 #[cfg(any(test, fuzzing))]
 pub mod fuzzing;
 pub mod ir;
+pub mod names;
 pub mod sim;
 pub mod topology;
 pub mod tune;

@@ -15,6 +15,7 @@ use std::ops::RangeInclusive;
 
 use crate::algorithms::Algorithm;
 use crate::ir::Collective;
+use crate::names::nearest;
 
 /// One entry: sizes `from..to` of a collective.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -250,21 +251,11 @@ fn size(bytes: u64) -> String {
 }
 
 fn unknown(what: &str, name: &str, names: impl Iterator<Item = &'static str>) -> String {
-    let nearest = names.min_by_key(|known| distance(known, name)).unwrap_or_default();
-    format!("there is no {what} '{name}'; did you mean {nearest}?")
-}
-
-/// Levenshtein's distance: how far a name is from one that exists.
-pub fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, y) in b.bytes().enumerate() {
-            let next = (diagonal + usize::from(x != y)).min(row[j] + 1).min(row[j + 1] + 1);
-            diagonal = std::mem::replace(&mut row[j + 1], next);
-        }
+    let names: Vec<&str> = names.collect();
+    match nearest(name, names.iter().copied()) {
+        Some(similar) => format!("there is no {what} '{name}'; did you mean {similar}?"),
+        None => format!("there is no {what} '{name}': expected one of {}", names.join(", ")),
     }
-    row[b.len()]
 }
 
 #[cfg(test)]

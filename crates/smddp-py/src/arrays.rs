@@ -5,13 +5,15 @@ use std::sync::{Mutex, PoisonError};
 
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
+use smddp_core::duration as seconds;
 use smddp_core::{Blocks, Call, Collective, Communicator, DType, On, Options, RedOp, Stream};
 
+use crate::arguments::{dst_of, root_of, src_of, tag_of, timeout_of};
 use crate::buffers::Elements;
 use crate::comm::{Comm, Sendable, Wait};
 use crate::errors::raise;
 use crate::sides::{How, Side, agreed, held};
-use crate::work::{Work, seconds};
+use crate::work::Work;
 
 /// One group's ranks, for arrays. `smddp.Communicator` is made of it.
 #[pyclass(subclass, frozen)]
@@ -131,7 +133,7 @@ impl Arrays {
         op: Option<&Bound<'_, PyAny>>,
         out: Option<&Bound<'_, PyAny>>,
         async_op: bool,
-        timeout: Option<f64>,
+        #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
         stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How::new("all_reduce", async_op, timeout, stream)?;
@@ -147,10 +149,10 @@ impl Arrays {
         py: Python<'_>,
         array: &Bound<'_, PyAny>,
         op: Option<&Bound<'_, PyAny>>,
-        root: i64,
+        #[pyo3(from_py_with = root_of)] root: i64,
         out: Option<&Bound<'_, PyAny>>,
         async_op: bool,
-        timeout: Option<f64>,
+        #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
         stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How::new("reduce", async_op, timeout, stream)?;
@@ -168,9 +170,9 @@ impl Arrays {
         &self,
         py: Python<'_>,
         array: &Bound<'_, PyAny>,
-        root: i64,
+        #[pyo3(from_py_with = root_of)] root: i64,
         async_op: bool,
-        timeout: Option<f64>,
+        #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
         stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How::new("broadcast", async_op, timeout, stream)?;
@@ -194,7 +196,7 @@ impl Arrays {
         out: Option<&Bound<'_, PyAny>>,
         counts: Option<Vec<i64>>,
         async_op: bool,
-        timeout: Option<f64>,
+        #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
         stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How::new("all_gather", async_op, timeout, stream)?;
@@ -212,10 +214,10 @@ impl Arrays {
         &self,
         py: Python<'_>,
         array: &Bound<'_, PyAny>,
-        root: i64,
+        #[pyo3(from_py_with = root_of)] root: i64,
         out: Option<&Bound<'_, PyAny>>,
         async_op: bool,
-        timeout: Option<f64>,
+        #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
         stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How::new("gather", async_op, timeout, stream)?;
@@ -239,7 +241,7 @@ impl Arrays {
         out: Option<&Bound<'_, PyAny>>,
         counts: Option<Vec<i64>>,
         async_op: bool,
-        timeout: Option<f64>,
+        #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
         stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How::new("reduce_scatter", async_op, timeout, stream)?;
@@ -265,9 +267,9 @@ impl Arrays {
         py: Python<'_>,
         array: Option<&Bound<'_, PyAny>>,
         out: &Bound<'_, PyAny>,
-        root: i64,
+        #[pyo3(from_py_with = root_of)] root: i64,
         async_op: bool,
-        timeout: Option<f64>,
+        #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
         stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How::new("scatter", async_op, timeout, stream)?;
@@ -293,7 +295,7 @@ impl Arrays {
         out: Option<&Bound<'_, PyAny>>,
         counts: Option<(Vec<i64>, Vec<i64>)>,
         async_op: bool,
-        timeout: Option<f64>,
+        #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
         stream: Option<u64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How::new("all_to_all", async_op, timeout, stream)?;
@@ -313,7 +315,12 @@ impl Arrays {
     }
 
     #[pyo3(signature = (*, async_op=false, timeout=None))]
-    fn barrier(&self, py: Python<'_>, async_op: bool, timeout: Option<f64>) -> PyResult<Py<PyAny>> {
+    fn barrier(
+        &self,
+        py: Python<'_>,
+        async_op: bool,
+        #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
+    ) -> PyResult<Py<PyAny>> {
         let how = How::new("barrier", async_op, timeout, None)?;
         self.make(py, how, Collective::Barrier, (RedOp::Sum, 0), [None, None], None)
     }
@@ -323,10 +330,10 @@ impl Arrays {
         &self,
         py: Python<'_>,
         array: &Bound<'_, PyAny>,
-        dst: i64,
-        tag: i64,
+        #[pyo3(from_py_with = dst_of)] dst: i64,
+        #[pyo3(from_py_with = tag_of)] tag: i64,
         async_op: bool,
-        timeout: Option<f64>,
+        #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
     ) -> PyResult<Option<Work>> {
         let how = How::new("send", async_op, timeout, None)?;
         let (dst, tag) = (how.number("dst", dst)?, how.number("tag", tag)? as u64);
@@ -351,10 +358,10 @@ impl Arrays {
         &self,
         py: Python<'_>,
         out: &Bound<'_, PyAny>,
-        src: Option<i64>,
-        tag: i64,
+        #[pyo3(from_py_with = src_of)] src: Option<i64>,
+        #[pyo3(from_py_with = tag_of)] tag: i64,
         async_op: bool,
-        timeout: Option<f64>,
+        #[pyo3(from_py_with = timeout_of)] timeout: Option<f64>,
     ) -> PyResult<Py<PyAny>> {
         let how = How::new("recv", async_op, timeout, None)?;
         let src = src.map(|src| how.number("src", src)).transpose()?;

@@ -12,7 +12,7 @@ use smddp_core::{Call, Collective, Communicator, DType, Options, RedOp, Work};
 use crate::blocks::{Given, parse};
 use crate::comm::{Comm, Sendable, Wait, collective_of, dtype_of, redop_of};
 use crate::errors::raise;
-use crate::work::seconds;
+use smddp_core::duration as seconds;
 
 /// A tensor, and where its elements are.
 struct Placed {

@@ -8,7 +8,8 @@ use smddp_rendezvous::{Launched, Meet};
 use crate::blocks::parse;
 use crate::errors::{not_met, raise};
 use crate::store::PyStore;
-use crate::work::{Work, seconds};
+use crate::work::Work;
+use smddp_core::duration as seconds;
 
 /// One group's ranks.
 #[pyclass(frozen)]
@@ -72,7 +73,8 @@ impl Comm {
     }
 
     #[staticmethod]
-    #[pyo3(signature = (call, name, rank, size, meet, timeout))]
+    #[expect(clippy::too_many_arguments, reason = "the call as Python makes it, documented in _core.pyi")]
+    #[pyo3(signature = (call, name, rank, size, meet, timeout, local_size=None))]
     fn join(
         py: Python<'_>,
         call: &str,
@@ -81,9 +83,10 @@ impl Comm {
         size: usize,
         meet: Option<(String, u16, bool)>,
         timeout: f64,
+        local_size: Option<usize>,
     ) -> PyResult<Self> {
         let meet = meet.map(|(host, port, local)| Meet { host, port, local });
-        let launched = Launched { rank, size, local_rank: 0, local_size: None, meet };
+        let launched = Launched { rank, size, local_rank: 0, local_size, meet };
         let joined = py.detach(|| smddp_rendezvous::join((call, name), &launched, None, seconds(timeout)));
         joined.map(|joined| Self::over(joined.comm)).map_err(|error| not_met(py, error))
     }

@@ -1,5 +1,6 @@
 //! The Python module `smddp._core`: conversions only.
 
+mod arguments;
 mod arrays;
 mod at_once;
 mod blocks;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyCFunction};
-use smddp_core::{Communicator, Error, Known, Result, Store, interrupted, log};
+use smddp_core::{Communicator, Error, Known, Result, Store, after, interrupted, log};
 
 const ASKING: &str = "asking the store";
 /// Between two looks whether Ctrl-C came, or a rank is known to be dead.
@@ -50,7 +50,7 @@ impl PyStore {
         Self {
             store: Arc::new(store),
             known,
-            making: (call.to_owned(), group.to_owned(), timeout, Instant::now() + timeout),
+            making: (call.to_owned(), group.to_owned(), timeout, after(Instant::now(), timeout)),
             raised: Mutex::default(),
             asker: OnceLock::new(),
             ended: Arc::default(),

@@ -2,10 +2,9 @@
 
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use pyo3::prelude::*;
-use smddp_core::PerProcess;
+use smddp_core::{PerProcess, duration as seconds};
 
 use crate::errors::raise;
 
@@ -52,11 +51,6 @@ impl Work {
     fn on_done(&self, callback: Py<PyAny>) {
         self.0.on_done(Box::new(move || enqueue(callback)));
     }
-}
-
-/// Seconds of a deadline; what is no time at all is none.
-pub(crate) fn seconds(value: f64) -> Duration {
-    Duration::try_from_secs_f64(value.max(0.0)).unwrap_or(Duration::MAX)
 }
 
 static CALLBACKS: PerProcess<Mutex<Option<Sender<Py<PyAny>>>>> = PerProcess::new();

@@ -84,6 +84,13 @@ impl Launched {
                 launcher.size.join(", ")
             )));
         }
+        if size > smddp_core::MAX_RANKS {
+            return Err(Error::Usage(format!(
+                "{} is {size}: expected at most {} ranks",
+                launcher.size.iter().find(|name| env.has(name)).copied().unwrap_or_default(),
+                smddp_core::MAX_RANKS
+            )));
+        }
         let local_rank = env.number(launcher.local_rank)?.unwrap_or(0);
         let local_size = match env.number(launcher.local_size)? {
             None if launcher.rank == "SLURM_PROCID" => slurm_tasks_here(&env)?,
@@ -206,7 +213,7 @@ fn slurm_tasks_here(env: &Env) -> Result<Option<usize>> {
         let (Ok(tasks), Ok(times)) = (tasks.parse(), times.trim_end_matches(')').parse::<usize>()) else {
             return Ok(None);
         };
-        before += times;
+        before = usize::saturating_add(before, times);
         if node < before {
             return Ok(Some(tasks));
         }
@@ -403,6 +410,7 @@ mod tests {
         says(&[("RANK", "0"), ("WORLD_SIZE", "2")], "MASTER_ADDR is not set");
         says(&[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "h")], "MASTER_PORT is not set");
         says(&[("RANK", "2"), ("WORLD_SIZE", "2")], "RANK is 2, but there are 2 ranks");
+        says(&[("RANK", "0"), ("WORLD_SIZE", "1000000000")], "WORLD_SIZE is 1000000000: expected at most");
         says(&[("RANK", "x"), ("WORLD_SIZE", "2")], "RANK is 'x'");
         says(&[("PMI_RANK", "0"), ("PMI_SIZE", "2")], "MASTER_ADDR is not set");
         let mut vars = TORCHRUN.to_vec();

@@ -6,9 +6,11 @@
 mod error;
 mod launched;
 mod meeting;
+mod protocol;
+mod server;
 mod store;
 
 pub use error::{Error, Result};
 pub use launched::{Launched, Meet};
 pub use meeting::{Joined, Meeting, Prefixed, Values, join};
-pub use store::Server;
+pub use server::Server;

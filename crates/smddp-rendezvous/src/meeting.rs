@@ -5,11 +5,12 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use smddp_core::{Communicator, Pending, PerProcess, Store, interrupted};
+use smddp_core::{Communicator, Pending, PerProcess, Store, after, interrupted};
 
 use crate::error::{Error, Result};
 use crate::launched::{Launched, Meet};
-use crate::store::{Client, Server};
+use crate::server::Server;
+use crate::store::Client;
 
 /// How long rank 0 stays for the others' last questions; who has vanished by then is the group's to find.
 const LAST_QUESTIONS: Duration = Duration::from_secs(10);
@@ -36,7 +37,7 @@ pub fn join(
     store: Option<&str>,
     timeout: Duration,
 ) -> Result<Joined> {
-    let deadline = Instant::now() + timeout;
+    let deadline = after(Instant::now(), timeout);
     let (rank, size) = (launched.rank, launched.size);
     if let (None, None) = (store, &launched.meet) {
         let pending = Pending::new(name, rank, size, timeout)?;
@@ -44,12 +45,26 @@ pub fn join(
         return Ok(Joined { comm: pending.connect(&[card])?, traffic: 0 });
     }
     let meeting = Meeting::open(launched, store, deadline)?;
+    let me = format!("pid {} on host {}", std::process::id(), host());
+    if let Some(first) = meeting.values.wait(&taken(rank), Instant::now())?
+        && !first.is_empty()
+    {
+        let first = String::from_utf8_lossy(&first);
+        let text = format!(
+            "two processes claim rank {rank} of group '{name}': {first}, which has joined already, and {me}"
+        );
+        return Err(smddp_core::Error::Topology(text).into());
+    }
     let left = deadline.saturating_duration_since(Instant::now());
     let comm = Communicator::make(&meeting.values, (call, name), rank, size, left, None);
-    let comm = comm.inspect_err(|_| meeting.leave(launched))?;
+    let comm = comm.map_err(|error| {
+        meeting.leave(launched, b"");
+        meeting.explained(launched, error)
+    })?;
     comm.set_timeout(timeout);
     let traffic = meeting.values.traffic();
-    meeting.end(launched, deadline)?;
+    meeting.leave(launched, me.as_bytes());
+    meeting.serve_last_requests(launched, deadline)?;
     Ok(Joined { comm, traffic })
 }
 
@@ -84,7 +99,7 @@ impl Meeting {
             (Some(addr), _) => (None, addr.to_owned(), addr.to_owned()),
             (None, Some(meet)) if launched.rank == 0 => {
                 let at = join_host(&meet.host, meet.port);
-                let addr = served(&at, meet)?;
+                let addr = served(&at, meet, launched)?;
                 (Some(at.clone()), local(addr).to_string(), at)
             }
             (None, Some(meet)) => {
@@ -100,17 +115,41 @@ impl Meeting {
         Ok(Meeting { values: Values { client: Mutex::new(client), round: *round }, serves })
     }
 
-    /// This rank asks nothing more.
-    fn leave(&self, launched: &Launched) {
-        let _ = self.values.set(&taken(launched.rank), b"");
+    /// This rank sends no further request; `who` joined, if it did.
+    fn leave(&self, launched: &Launched, who: &[u8]) {
+        let _ = self.values.set(&taken(launched.rank), who);
     }
 
-    /// The same, and rank 0, which may be about to exit, stays for the others' last questions.
+    /// Adds to a timeout that ranks of other hosts cannot reach this store, where that may be the cause.
+    fn explained(&self, launched: &Launched, error: smddp_core::Error) -> smddp_core::Error {
+        let (Some(serves), Some(meet)) = (&self.serves, &launched.meet) else { return error };
+        let at = process().servers.get(serves).map(Server::addr);
+        let Some(at) = at.filter(|at| at.ip().is_loopback() && !meet.local) else { return error };
+        match error {
+            smddp_core::Error::Timeout { what, group, after, missing, detail } => {
+                let detail = format!(
+                    "{detail} Rank 0 listens at {}, which '{}' means on this host and other hosts cannot reach: for ranks on \
+                     other hosts {}",
+                    at.ip(),
+                    meet.host,
+                    remedy()
+                );
+                smddp_core::Error::Timeout { what, group, after, missing, detail }
+            }
+            other => other,
+        }
+    }
+
+    /// Ends this rank's part. Rank 0, which may be about to exit, serves the others' last requests first.
     ///
     /// # Errors
     /// A signal's.
     pub fn end(&self, launched: &Launched, deadline: Instant) -> Result<()> {
-        self.leave(launched);
+        self.leave(launched, b"");
+        self.serve_last_requests(launched, deadline)
+    }
+
+    fn serve_last_requests(&self, launched: &Launched, deadline: Instant) -> Result<()> {
         let Some(serves) = &self.serves else { return Ok(()) };
         let until = deadline.min(Instant::now() + LAST_QUESTIONS);
         for rank in 0..launched.size {
@@ -226,17 +265,28 @@ impl Store for Prefixed<'_> {
     }
 }
 
-/// Listens at the meeting point only, not on every interface of the host: except where its name means a
-/// loopback address here while other hosts must reach it, or an address that is not this host's own (behind
-/// address translation).
-fn serve(meet: &Meet) -> Result<Server> {
-    let addr = join_host(&meet.host, meet.port);
-    let found = addr.to_socket_addrs().map_err(Error::io(format!("looking up {}", meet.host)))?.next();
-    let found = found.ok_or_else(|| Error::NotMet(format!("{} has no address", meet.host)))?;
-    let anywhere = SocketAddr::from(([0, 0, 0, 0], meet.port));
-    let at = if found.ip().is_loopback() && !meet.local { anywhere } else { found };
-    let bound = match Server::bind(at) {
-        Err(e) if e.kind() == std::io::ErrorKind::AddrNotAvailable => Server::bind(anywhere),
+/// Listens at the meeting point's address only. Where its name is a loopback address here, only ranks of this host get in. Where
+/// its address is not one of this host's own (behind address translation), the chosen network interface's address is used.
+fn serve(meet: &Meet, launched: &Launched) -> Result<Server> {
+    let (host, addr) = (&meet.host, join_host(&meet.host, meet.port));
+    let listed: Vec<SocketAddr> =
+        addr.to_socket_addrs().map_err(Error::io(format!("resolving the host name '{host}'")))?.collect();
+    let outer = listed.iter().find(|found| meet.local || !found.ip().is_loopback());
+    let at = outer.or(listed.first()).ok_or_else(|| Error::NotMet(format!("{host} has no address")))?;
+    if let (None, Some(here)) = (outer, launched.local_size) {
+        let elsewhere = launched.size.saturating_sub(here);
+        return Err(Error::Usage(format!(
+            "rank 0's address '{host}' is the loopback address {} on this host, and {elsewhere} of the {} ranks are on other \
+             hosts: {}",
+            at.ip(),
+            launched.size,
+            remedy()
+        )));
+    }
+    let bound = match Server::bind(at, launched.size) {
+        Err(e) if e.kind() == std::io::ErrorKind::AddrNotAvailable => {
+            Server::bind(smddp_core::network_address(meet.port)?, launched.size)
+        }
         bound => bound,
     };
     bound.map_err(Error::io(format!(
@@ -244,13 +294,28 @@ fn serve(meet: &Meet) -> Result<Server> {
     )))
 }
 
+/// Advice for a meeting point that is a loopback address.
+fn remedy() -> String {
+    format!(
+        "set MASTER_ADDR (or address= of smddp.init) to an address of this host that they reach, the same on all ranks; this \
+         host has {}",
+        smddp_core::interfaces()
+    )
+}
+
+/// The name of this host.
+fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
 /// Where this process listens for those that meet at `at`: from the first time on.
-fn served(at: &str, meet: &Meet) -> Result<SocketAddr> {
+fn served(at: &str, meet: &Meet, launched: &Launched) -> Result<SocketAddr> {
     let mut process = process();
     if let Some(server) = process.servers.get(at) {
+        server.expect(launched.size);
         return Ok(server.addr());
     }
-    let server = serve(meet)?;
+    let server = serve(meet, launched)?;
     let addr = server.addr();
     process.servers.insert(at.to_owned(), server);
     Ok(addr)
@@ -288,7 +353,7 @@ mod tests {
 
     #[test]
     fn all_ranks_meet_over_the_server() {
-        let server = Server::bind("127.0.0.1:0").unwrap();
+        let server = Server::bind("127.0.0.1:0", 5).unwrap();
         thread::scope(|scope| {
             let server = &server;
             let rank = |rank| scope.spawn(move || make(server, rank, 5, Duration::from_secs(60)).unwrap());
@@ -301,9 +366,41 @@ mod tests {
 
     #[test]
     fn ranks_that_do_not_arrive_are_named() {
-        let server = Server::bind("127.0.0.1:0").unwrap();
+        let server = Server::bind("127.0.0.1:0", 5).unwrap();
         let error = make(&server, 1, 3, Duration::from_millis(500)).err().unwrap().to_string();
-        assert!(error.contains("no card from ranks 0, 2"), "{error}");
+        assert!(
+            error.contains("ranks 0, 2 did not join group 'test' within 0.5 s (1 of 3 ranks joined"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn contradicting_ranks_are_named_immediately_and_alike_on_all_ranks() {
+        let host = format!("pid {} on host {}", std::process::id(), host());
+        let twice = format!("two processes claim rank 1 of group 'test': {host} and {host}");
+        // Ranks with their world sizes; what each of them says.
+        for (ranks, says) in [
+            (vec![(0, 3), (1, 3), (1, 3)], twice.clone()),
+            (vec![(1, 2), (1, 2)], twice),
+            (vec![(0, 2), (1, 3), (2, 3)], "group 'test' has two world sizes: 2 on rank 0 (pid ".to_owned()),
+            (vec![(0, 12), (1, 12), (8, 12), (9, 10)], "has two world sizes: 12 on rank ".to_owned()),
+        ] {
+            let server = Server::bind("127.0.0.1:0", 3).unwrap();
+            let begun = Instant::now();
+            thread::scope(|scope| {
+                let make = |&(rank, size)| {
+                    let server = &server;
+                    scope.spawn(move || make(server, rank, size, Duration::from_secs(60)).err().unwrap())
+                };
+                let ranks: Vec<_> = ranks.iter().map(make).collect();
+                for error in ranks.into_iter().map(|rank| rank.join().unwrap()) {
+                    assert!(matches!(error, smddp_core::Error::Topology(_)), "{error:?}");
+                    assert!(error.to_string().contains(&says), "{says}: {error}");
+                    assert!(error.to_string().matches("group 'test'").count() == 1, "{error}");
+                }
+            });
+            assert!(begun.elapsed() < Duration::from_secs(20), "{says}: {:?}", begun.elapsed());
+        }
     }
 
     #[test]
@@ -330,7 +427,46 @@ mod tests {
     fn a_taken_port_is_named() {
         let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let port = other.local_addr().unwrap().port();
-        let error = serve(&Meet { host: "127.0.0.1".into(), port, local: true }).err().unwrap().to_string();
+        let error = serve(&at("127.0.0.1", port, true), &two(None)).err().unwrap().to_string();
         assert!(error.contains(&port.to_string()) && error.contains("--port"), "{error}");
+    }
+
+    fn at(host: &str, port: u16, local: bool) -> Meet {
+        Meet { host: host.into(), port, local }
+    }
+
+    fn two(local_size: Option<usize>) -> Launched {
+        Launched { rank: 0, size: 2, local_rank: 0, local_size, meet: None }
+    }
+
+    #[test]
+    fn the_store_never_listens_on_all_interfaces() {
+        // (host, all ranks are on this host, ranks of this host, whether the store may listen)
+        for (host, local, here, listens) in [
+            ("127.0.0.1", true, Some(2), true),
+            ("127.0.1.1", false, None, true),
+            ("::1", false, None, true),
+            ("127.0.1.1", false, Some(1), false),
+            // An address for documentation, which no host has.
+            ("192.0.2.1", false, Some(1), true),
+        ] {
+            match (serve(&at(host, 0, local), &two(here)), listens) {
+                (Ok(server), true) => {
+                    let found = server.addr().ip();
+                    assert!(!found.is_unspecified(), "{host}: {found}");
+                    assert_eq!(host.parse() == Ok(found), host != "192.0.2.1", "{host}: {found}");
+                }
+                (Err(error), false) => {
+                    let text = error.to_string();
+                    for part in
+                        [host, "1 of the 2 ranks are on other hosts", "set MASTER_ADDR", "lo (127.0.0.1"]
+                    {
+                        assert!(text.contains(part), "{text}");
+                    }
+                }
+                (Err(error), true) => panic!("{host}: {error}"),
+                (Ok(server), false) => panic!("{host}: listens at {}", server.addr()),
+            }
+        }
     }
 }

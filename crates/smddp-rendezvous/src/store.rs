@@ -1,165 +1,21 @@
-//! A small key-value store over TCP, for the ranks to find each other.
-//!
-//! One process serves; every rank sets its keys once and waits for the others' keys until a deadline. A
-//! connection begins with a fixed greeting in both directions, so that a stranger on the port (torch's own
-//! store, say) is recognised and named. A request is `op, key length, number, key, value`, where the number is
-//! the value's length (set), the milliseconds to wait (get) or nothing (delete); the answer to a get is
-//! `found, length, value`. All numbers are little-endian.
+//! Client of the rendezvous store ([`crate::Server`]): each rank sets its keys once and waits for the others' keys until a deadline.
 
-use std::collections::HashMap;
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::net::{TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use smddp_core::interrupted;
 
 use crate::error::{Error, Result};
+use crate::protocol::{DELETE, GET, GREETING, MAX_KEY, MAX_VALUE, PATIENCE, SET};
 
-const GREETING: &[u8; 16] = b"smddp kv store 2";
-const SET: u8 = 1;
-const GET: u8 = 2;
-const DELETE: u8 = 3;
-const MAX_KEY: usize = 256;
-/// The cards of all ranks of a large job.
-const MAX_VALUE: usize = 64 << 20;
-/// How long a server waits for the greeting, a client for an answer beyond the time it asked to wait.
-const PATIENCE: Duration = Duration::from_secs(5);
-/// How long one attempt to reach the server may take; the next asks anew where its host is.
+/// Time for one attempt to connect; the next one resolves the host's name again.
 const ATTEMPT: Duration = Duration::from_secs(1);
-/// Between two attempts to connect to a server that may not be up yet.
+/// Pause between two attempts.
 const RETRY: Duration = Duration::from_millis(20);
-
-#[derive(Default)]
-struct Shared {
-    values: Mutex<HashMap<Vec<u8>, Vec<u8>>>,
-    changed: Condvar,
-    closing: AtomicBool,
-}
-
-impl Shared {
-    /// No code panics with the lock held, so what it protects is whole.
-    fn values(&self) -> MutexGuard<'_, HashMap<Vec<u8>, Vec<u8>>> {
-        self.values.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set(&self, key: Vec<u8>, value: Vec<u8>) {
-        self.values().insert(key, value);
-        self.changed.notify_all();
-    }
-
-    fn delete(&self, key: &[u8]) {
-        self.values().remove(key);
-    }
-
-    fn get(&self, key: &[u8], wait: Duration) -> Option<Vec<u8>> {
-        let missing = |values: &mut HashMap<Vec<u8>, Vec<u8>>| !values.contains_key(key);
-        let (values, _) = self
-            .changed
-            .wait_timeout_while(self.values(), wait, missing)
-            .unwrap_or_else(PoisonError::into_inner);
-        values.get(key).cloned()
-    }
-}
-
-/// The serving side; it stops taking connections when dropped.
-pub struct Server {
-    shared: Arc<Shared>,
-    addr: SocketAddr,
-}
-
-impl Server {
-    /// Listens at `addr`; port 0 is any that is free.
-    ///
-    /// # Errors
-    /// The system's, where it cannot.
-    pub fn bind(addr: impl ToSocketAddrs) -> io::Result<Server> {
-        let listener = TcpListener::bind(addr)?;
-        let addr = listener.local_addr()?;
-        let shared = Arc::new(Shared::default());
-        let state = Arc::clone(&shared);
-        thread::Builder::new().name("smddp-store".into()).spawn(move || {
-            for stream in listener.incoming() {
-                if state.closing.load(Ordering::Acquire) {
-                    break;
-                }
-                let Ok(stream) = stream else { continue };
-                let state = Arc::clone(&state);
-                // A client that misbehaves or is gone ends its own thread, nothing else.
-                let _ = thread::Builder::new().spawn(move || drop(serve(stream, &state)));
-            }
-        })?;
-        Ok(Server { shared, addr })
-    }
-
-    /// Where it listens.
-    pub fn addr(&self) -> SocketAddr {
-        self.addr
-    }
-
-    /// For who waits for a value in the serving process itself, without holding the server.
-    pub(crate) fn waiter(&self) -> Waiter {
-        Waiter(Arc::clone(&self.shared))
-    }
-}
-
-pub(crate) struct Waiter(Arc<Shared>);
-
-impl Waiter {
-    pub(crate) fn get(&self, key: &str, wait: Duration) -> Option<Vec<u8>> {
-        self.0.get(key.as_bytes(), wait)
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.shared.closing.store(true, Ordering::Release);
-        // A connection wakes the accepting thread, which then sees that it shall end.
-        let _ = TcpStream::connect_timeout(&self.addr, PATIENCE);
-    }
-}
-
-fn serve(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    let mut greeting = [0; GREETING.len()];
-    stream.read_exact(&mut greeting)?;
-    if greeting != *GREETING {
-        return Ok(());
-    }
-    stream.write_all(GREETING)?;
-    stream.set_read_timeout(None)?;
-    loop {
-        let mut head = [0; 7];
-        stream.read_exact(&mut head)?;
-        let key_len = usize::from(u16::from_le_bytes([head[1], head[2]]));
-        let number = u32::from_le_bytes([head[3], head[4], head[5], head[6]]);
-        if key_len > MAX_KEY {
-            return Ok(());
-        }
-        let mut key = vec![0; key_len];
-        stream.read_exact(&mut key)?;
-        match head[0] {
-            SET if number as usize <= MAX_VALUE => {
-                let mut value = vec![0; number as usize];
-                stream.read_exact(&mut value)?;
-                shared.set(key, value);
-            }
-            GET => {
-                let found = shared.get(&key, Duration::from_millis(number.into()));
-                let value = found.as_deref().unwrap_or_default();
-                let mut answer = vec![u8::from(found.is_some())];
-                answer.extend_from_slice(&(value.len() as u32).to_le_bytes());
-                answer.extend_from_slice(value);
-                stream.write_all(&answer)?;
-            }
-            DELETE => shared.delete(&key),
-            _ => return Ok(()),
-        }
-    }
-}
+/// Connections that the server may close unanswered. A server under a flood closes some; another program closes all.
+const CLOSED: u32 = 50;
 
 /// One rank's connection.
 pub(crate) struct Client {
@@ -172,6 +28,7 @@ pub(crate) struct Client {
 impl Client {
     /// Connects to `host:port`, again and again until `deadline`, for the server may start after us.
     pub(crate) fn connect(addr: &str, deadline: Instant) -> Result<Client> {
+        let mut closed = 0;
         loop {
             if interrupted() {
                 return Err(smddp_core::Error::Interrupted.into());
@@ -182,35 +39,43 @@ impl Client {
                 Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                     return Err(Error::NotMet(format!("no rendezvous at {addr}: {error}")));
                 }
-                Err(error) if Instant::now() + RETRY >= deadline => {
-                    return Err(Error::NotMet(format!(
-                        "rank 0 does not answer at {addr} ({error}); is it running, and is the address right?"
-                    )));
+                Err(error) => {
+                    closed += u32::from(error.kind() == io::ErrorKind::UnexpectedEof);
+                    if closed > CLOSED {
+                        return Err(Error::NotMet(format!("no rendezvous at {addr}: {}", other_program())));
+                    }
+                    if Instant::now() + RETRY >= deadline {
+                        return Err(Error::NotMet(format!(
+                            "rank 0 does not answer at {addr} ({error}); is it running, and is the address right?"
+                        )));
+                    }
+                    thread::sleep(RETRY);
                 }
-                Err(_) => thread::sleep(RETRY),
             }
         }
     }
 
     fn attempt(addr: &str, left: Duration) -> io::Result<Client> {
-        let mut stream = Self::reach(addr, left)?;
+        let stream = Self::reach(addr, left)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(left + PATIENCE))?;
-        stream.write_all(GREETING)?;
-        let stranger = || {
-            let text = "another program listens there, not smddp of this version (choose another port)";
-            io::Error::new(io::ErrorKind::InvalidData, text)
-        };
+        let mut client = Client { stream, addr: addr.into(), traffic: 0 };
+        // With the first request the server counts this connection as a member's.
+        client.greet().and_then(|()| client.ask("", 0)).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => other_program(),
+            io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => io::ErrorKind::UnexpectedEof.into(),
+            _ => error,
+        })?;
+        client.traffic = 0;
+        Ok(client)
+    }
+
+    fn greet(&mut self) -> io::Result<()> {
+        self.stream.write_all(GREETING)?;
         let mut greeting = [0; GREETING.len()];
-        match stream.read_exact(&mut greeting) {
-            Ok(()) if greeting == *GREETING => Ok(Client { stream, addr: addr.into(), traffic: 0 }),
-            Ok(()) => Err(stranger()),
-            Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::UnexpectedEof) => {
-                Err(stranger())
-            }
-            Err(e) => Err(e),
-        }
+        self.stream.read_exact(&mut greeting)?;
+        if greeting == *GREETING { Ok(()) } else { Err(other_program()) }
     }
 
     /// A connection to the first of the host's addresses that has one. One that drops what is sent to it costs an attempt's time.
@@ -274,6 +139,11 @@ impl Client {
     }
 }
 
+fn other_program() -> io::Error {
+    let text = "another program listens there, not smddp of this version (choose another port)";
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
 fn request(op: u8, key: &str, number: u32) -> Vec<u8> {
     let mut message = vec![op];
     message.extend_from_slice(&(key.len() as u16).to_le_bytes());
@@ -284,7 +154,10 @@ fn request(op: u8, key: &str, number: u32) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
+    use crate::Server;
 
     fn soon() -> Instant {
         Instant::now() + Duration::from_secs(20)
@@ -292,7 +165,7 @@ mod tests {
 
     #[test]
     fn a_get_waits_for_the_set() {
-        let server = Server::bind("127.0.0.1:0").unwrap();
+        let server = Server::bind("127.0.0.1:0", 2).unwrap();
         let addr = server.addr().to_string();
         let other = addr.clone();
         let waiting =
@@ -307,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_get_ends_at_its_deadline() {
-        let server = Server::bind("127.0.0.1:0").unwrap();
+        let server = Server::bind("127.0.0.1:0", 2).unwrap();
         let mut client = Client::connect(&server.addr().to_string(), soon()).unwrap();
         assert_eq!(client.get("card/7", Instant::now() + Duration::from_millis(30)).unwrap(), None);
         client.set("card/7", b"late").unwrap();
@@ -316,7 +189,7 @@ mod tests {
 
     #[test]
     fn what_is_deleted_is_gone() {
-        let server = Server::bind("127.0.0.1:0").unwrap();
+        let server = Server::bind("127.0.0.1:0", 2).unwrap();
         let mut client = Client::connect(&server.addr().to_string(), soon()).unwrap();
         client.set("card/0", b"x").unwrap();
         client.delete("card/0").unwrap();
@@ -328,7 +201,7 @@ mod tests {
         // A port that was free a moment ago: nobody listens there yet.
         let addr = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let early = thread::spawn(move || Client::connect(&addr.to_string(), soon()));
-        let _server = Server::bind(addr).unwrap();
+        let _server = Server::bind(addr, 2).unwrap();
         assert!(early.join().unwrap().is_ok());
     }
 
@@ -361,7 +234,7 @@ mod tests {
 
     #[test]
     fn values_have_a_limit() {
-        let server = Server::bind("127.0.0.1:0").unwrap();
+        let server = Server::bind("127.0.0.1:0", 2).unwrap();
         let mut client = Client::connect(&server.addr().to_string(), soon()).unwrap();
         assert!(client.set("card/0", &vec![0; MAX_VALUE + 1]).is_err());
         assert!(client.set("card/0", &vec![0; MAX_VALUE]).is_ok());

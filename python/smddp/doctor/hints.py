@@ -18,7 +18,7 @@ HINTS: tuple[tuple[str, str], ...] = (
     ("their network namespaces differ", "nodes"),
     ("they run as different users", "nodes"),
     ("cannot share memory with this process", "nodes"),
-    ("no card from", "ranks"),
+    ("did not join group", "ranks"),
 )
 _SETTING = re.compile(r"\bSMDDP_[A-Z_]+ differs: ")
 SETTING = "settings between ranks"

@@ -13,6 +13,9 @@ from collections.abc import Sequence
 
 from smddp.launching import variables
 
+#: Most ranks that one host starts, as smddp-bench.
+MAX_RANKS = 4096
+
 
 class _Asked:
     """A command line: options of ours, then the rank's command."""
@@ -90,8 +93,8 @@ def _parse(program: str, argv: Sequence[str], valued: Sequence[str], flags: Sequ
 
                 asked.variables[variable_name(variable, "-x")] = value
         elif name not in valued:
-            if not given.isdecimal() or int(given) < 1:
-                raise ValueError(f"{name} must be a number of ranks, 1 or more, not {given!r}")
+            if not given.isdecimal() or len(given) > 9 or not 1 <= int(given) <= MAX_RANKS:
+                raise ValueError(f"{name} must be a number of ranks from 1 to {MAX_RANKS}, not {given!r}")
             asked.size = int(given)
     if not rest:
         raise ValueError(f"a command is missing; usage: {program} [--nproc N] [-x NAME[=VALUE]] COMMAND ...")

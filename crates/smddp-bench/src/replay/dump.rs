@@ -69,12 +69,16 @@ impl Operation {
     }
 }
 
+/// Largest file of dumps.
+const MAX_DUMP: usize = 1 << 30;
+
 /// The processes of all files, in the order of their ranks. Of two dumps of one process the later one counts.
 pub(crate) fn read(files: &[PathBuf]) -> Result<Vec<Process>> {
     let mut found: BTreeMap<(String, u64), Process> = BTreeMap::new();
     for file in files {
         let name = file.display();
-        let text = std::fs::read_to_string(file).map_err(Error::io(format!("reading {name}")))?;
+        let text =
+            smddp_core::files::read_text(file, MAX_DUMP).map_err(Error::io(format!("reading {name}")))?;
         let processes = parse(&text).map_err(|why| Error::Usage(format!("{name} is no dump: {why}")))?;
         for process in processes {
             let which = (process.host.clone(), process.pid);

@@ -151,7 +151,7 @@ fn play(cli: &Cli, script: &Script, launched: &Launched, timeout: Duration) -> R
     let (rank, size) = (launched.rank, launched.size);
     let begun = Instant::now();
     let patience = timeout.max(STARTS);
-    let meeting = Meeting::open(launched, cli.store.as_deref(), begun + patience)?;
+    let meeting = Meeting::open(launched, cli.store.as_deref(), smddp_core::after(begun, patience))?;
     let values = &meeting.values;
     let make = |which: usize, name: &str, rank: usize, size: usize| {
         let store = Prefixed { values, prefix: which.to_string() };
@@ -173,8 +173,8 @@ fn play(cli: &Cli, script: &Script, launched: &Launched, timeout: Duration) -> R
     let player = Player { comms: &comms, speed: cli.speed(), timeout };
     let played = player.play(&script.steps[rank]);
     // Who is through is still there for those who wait, until all have given up or are through.
-    let lasts = script.lasts().div_f64(cli.speed().min(1.0)) + timeout * 2 + Duration::from_secs(30);
-    let deadline = Instant::now() + lasts;
+    let lasts = script.lasts().div_f64(cli.speed().min(1.0)) + Duration::from_secs(30);
+    let deadline = smddp_core::after(Instant::now(), timeout.saturating_mul(2).saturating_add(lasts));
     meet(values, "through", launched, b"", deadline)?;
     let dumped = smddp_core::dump();
     comms.values().for_each(Communicator::close);

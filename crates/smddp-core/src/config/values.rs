@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
+use smddp_plan::names::did_you_mean;
 use smddp_plan::tune::Table;
 use smddp_plan::{Algorithm, Formats, Network};
 use smddp_transport::SingleCopy;
 use smddp_transport::interface::{self, Family, Wanted};
 use smddp_transport::joint::Between;
 
+use crate::files;
 use crate::log::Level;
 
 /// A value, or what is wanted instead of the text.
@@ -48,15 +50,22 @@ pub(super) fn as_it_is<T: for<'a> From<&'a str>>(text: &str) -> Read<T> {
 }
 
 pub(super) fn algorithm(text: &str) -> Read<Algorithm> {
-    let names = || format!("one of {}", Algorithm::ALL.map(Algorithm::name).join(", "));
+    let names = || {
+        let hint = did_you_mean(text, Algorithm::ALL.into_iter().flat_map(Algorithm::spellings));
+        format!("one of {}{hint}", Algorithm::ALL.map(Algorithm::name).join(", "))
+    };
     Algorithm::from_name(&text.to_ascii_lowercase()).ok_or_else(names)
 }
+
+/// Largest file of a tuning table. It travels in address records, whose bound is smaller.
+const MAX_TABLE: usize = 1 << 20;
 
 /// A table says which algorithm, a file has a name.
 pub(super) fn tune(text: &str) -> Read<Table> {
     let lines = match text.is_empty() || text.contains(":@") {
         true => text.to_owned(),
-        false => std::fs::read_to_string(text).map_err(|e| format!("neither a table nor a file ({e})"))?,
+        false => files::read_text(text.as_ref(), MAX_TABLE)
+            .map_err(|error| format!("neither a table nor a file that can be read ({error})"))?,
     };
     Table::parse(&lines).map_err(|e| e.to_string())
 }
@@ -74,13 +83,17 @@ pub(super) fn up_to_64(text: &str) -> Read<usize> {
         .ok_or_else(|| "a number from 1 to 64".to_owned())
 }
 
+/// Longest time that a setting may give. A larger one cannot be added to every clock.
+const MAX_TIME: Duration = Duration::from_secs(1_000_000_000);
+
 pub(super) fn micros(text: &str) -> Read<Duration> {
-    text.parse().map(Duration::from_micros).map_err(|_| "whole microseconds".to_owned())
+    let found = text.parse().ok().map(Duration::from_micros).filter(|time| *time <= MAX_TIME);
+    found.ok_or_else(|| format!("whole microseconds, at most {}", MAX_TIME.as_micros()))
 }
 
 pub(super) fn seconds(text: &str) -> Read<Duration> {
     let found = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    found.ok_or_else(|| "seconds, 0 or more".to_owned())
+    found.filter(|time| *time <= MAX_TIME).ok_or_else(|| format!("seconds, from 0 to {}", MAX_TIME.as_secs()))
 }
 
 pub(super) fn a_second_or_more(text: &str) -> Read<Duration> {
@@ -98,15 +111,24 @@ pub(super) fn wanted(text: &str) -> Read<Wanted> {
     Ok(Wanted { value: some(as_it_is)(text)?, from: interface::NAMES[0] })
 }
 
-/// What has a few values, each with a name.
+/// A setting with a few values, each with a name.
 pub(super) trait Named: Copy + PartialEq + 'static {
     const NAMES: &'static [(&'static str, Self)];
+    /// Names that other libraries use, each with the equivalent name.
+    const FOREIGN: &'static [(&'static str, &'static str)] = &[];
 }
 
 pub(super) fn named<T: Named>(text: &str) -> Read<T> {
     let found = T::NAMES.iter().find(|(name, _)| name.eq_ignore_ascii_case(text));
     let names = || T::NAMES.iter().map(|(name, _)| *name).filter(|name| !name.is_empty()).collect::<Vec<_>>();
-    found.map(|(_, value)| *value).ok_or_else(|| format!("one of {}", names().join(", ")))
+    let foreign = || T::FOREIGN.iter().find(|(name, _)| name.eq_ignore_ascii_case(text));
+    found.map(|(_, value)| *value).ok_or_else(|| {
+        let hint = foreign().map_or_else(
+            || did_you_mean(text, names().iter().copied()),
+            |(_, meant)| format!("; did you mean {meant}?"),
+        );
+        format!("one of {}{hint}", names().join(", "))
+    })
 }
 
 impl Named for bool {
@@ -167,6 +189,8 @@ impl Named for Level {
         ("NONE", Self::None),
         ("0", Self::None),
     ];
+    const FOREIGN: &'static [(&'static str, &'static str)] =
+        &[("DEBUG", "TRACE"), ("DETAIL", "TRACE"), ("WARNING", "WARN"), ("ERROR", "WARN"), ("OFF", "NONE")];
 }
 
 pub(super) trait Written {

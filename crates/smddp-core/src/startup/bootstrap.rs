@@ -5,6 +5,9 @@
 //! What a rank has to say that cannot connect to its parent goes through the store, too. Keys lie under whatever prefix the
 //! store has for this group; a rank takes its own away in the end, so a later group of the same name never meets an old one.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use smddp_transport::bootstrap::{CardTree, Failure, UNREACHED, who};
@@ -12,8 +15,10 @@ use smddp_transport::process::leave_error;
 
 use super::pending::{LOST_WHILE_MADE, Pending};
 use super::siblings::need_canonical_order;
+use super::size::check_size;
 use crate::comm::{Communicator, Options};
 use crate::config::Config;
+use crate::deadline::after;
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
 use crate::report::{ROOM, ranges};
@@ -38,6 +43,13 @@ const FAIL_TOGETHER: Duration = Duration::from_secs(2);
 
 /// Between two questions whether a rank that others wait for is still there.
 const KNOCK_PAUSE: Duration = Duration::from_millis(20);
+
+/// Pause between two checks that no other process has claimed this rank, at first and at most.
+const FIRST_CHECK: Duration = Duration::from_millis(20);
+const LONGEST_CHECK: Duration = Duration::from_secs(1);
+
+/// Time to find out which ranks did not join, once the deadline has passed.
+const LOOK_FOR_ABSENT: Duration = Duration::from_secs(5);
 
 /// So many ranks are named with host and pid where they are late.
 const FEW: usize = 4;
@@ -95,10 +107,13 @@ impl Communicator {
         timeout: Duration,
         known: Option<Known<'_>>,
     ) -> Result<Communicator> {
+        check_size(name, size)?;
         let (begun, config) = (Instant::now(), Config::get()?);
         let patience = config.means().peer_timeout;
-        let deadline = begun + timeout;
-        let meeting = Meeting { store, call, name, rank, size, timeout, known, patience, begun, deadline };
+        let deadline = after(begun, timeout);
+        let found = RefCell::default();
+        let meeting =
+            Meeting { store, call, name, rank, size, timeout, known, patience, begun, deadline, found };
         let canonical = known.is_some_and(|Known { group, ranks, siblings }| {
             need_canonical_order(config, name, &group.nodes(), ranks, siblings)
         });
@@ -127,8 +142,10 @@ impl Communicator {
             }
             _ => {}
         }
-        // In the end: others may still have to read it, and to find this rank there.
-        let _ = store.delete(&key("card", rank));
+        // Last: other ranks may still have to read the address. With a conflict it may be another process's.
+        if meeting.found.borrow().is_none() {
+            let _ = store.delete(&key("card", rank));
+        }
         drop(tree);
         if let Err(error) = &made {
             leave_error(&format!("rank {rank} (pid {}) of group `{name}`: {error}", std::process::id()));
@@ -150,6 +167,8 @@ struct Meeting<'a> {
     patience: Duration,
     begun: Instant,
     deadline: Instant,
+    /// A contradiction between ranks that this process or another one found. It is reported as it is.
+    found: RefCell<Option<Failure>>,
 }
 
 impl Meeting<'_> {
@@ -160,6 +179,10 @@ impl Meeting<'_> {
             why: error.to_string(),
         })?;
         let tree = tree.insert(new);
+        // An earlier attempt of this rank may have left it. From now on a refusal is of this attempt.
+        if matches!(self.refused()?, Some((Some(by), _)) if by == self.rank) {
+            self.store.set(REFUSED, b"")?;
+        }
         self.store.set(&key("card", self.rank), &tree.address())?;
         let outcome = self.exchange(&mut pending, tree);
         if let Err(error) = &outcome {
@@ -181,6 +204,8 @@ impl Meeting<'_> {
         let longest = LONGEST_PAUSE.max(FOR_EACH_RANK * self.size as u32);
         let (mut pause, mut next) = (FIRST_PAUSE, Instant::now());
         let mut next_knock = self.begun + KNOCK_PAUSE;
+        let mut check_pause = FIRST_CHECK;
+        let mut next_check = self.begun + check_pause;
         loop {
             let now = Instant::now();
             if now >= self.deadline {
@@ -199,6 +224,11 @@ impl Meeting<'_> {
                 self.knock(tree, now)?;
                 next_knock = Instant::now() + KNOCK_PAUSE.max(FOR_EACH_RANK * self.size as u32);
             }
+            if now >= next_check {
+                self.check_claim(tree)?;
+                check_pause = (2 * check_pause).min(LONGEST_CHECK).max(FOR_EACH_RANK * self.size as u32);
+                next_check = Instant::now() + check_pause;
+            }
             if interrupted() {
                 return Err(Error::Interrupted);
             }
@@ -207,7 +237,7 @@ impl Meeting<'_> {
             if let Some(outcome) = tree.go_on(now) {
                 let outcome = outcome.clone();
                 self.carry_down(tree)?;
-                return outcome.map_err(|failure| self.told(failure));
+                return outcome.map_err(|failure| self.explained(tree, failure));
             }
             tree.wait(next.saturating_duration_since(now), now);
         }
@@ -223,6 +253,11 @@ impl Meeting<'_> {
             if self.store.has(&keys)? {
                 let addresses = keys.iter().map(|key| self.store.get(key)).collect::<Result<Vec<_>>>()?;
                 let (first, last) = (&addresses[0], &addresses[addresses.len() - 1]);
+                if let Some(why) =
+                    tree.contradicted_by(0, first).or_else(|| tree.contradicted_by(parent, last))
+                {
+                    return Err(self.conflict(format!("group '{}' {why}", self.name)));
+                }
                 moved = pending.call_parent(tree, first, last, now)?;
             }
         }
@@ -252,6 +287,45 @@ impl Meeting<'_> {
         Ok(moved)
     }
 
+    /// Reads this rank's own address again: another process that claims the rank has replaced it.
+    fn check_claim(&self, tree: &CardTree) -> Result<()> {
+        let mine = key("card", self.rank);
+        // Only a process of this rank deletes it, when it leaves.
+        let both = match self.there(&mine)? {
+            true => tree.claimed_by(&self.store.get(&mine)?),
+            false => Some(format!("{} and another one, which has left", tree.process())),
+        };
+        let text = |both| format!("two processes claim rank {} of group '{}': {both}", self.rank, self.name);
+        both.map_or(Ok(()), |both| Err(self.conflict(text(both))))
+    }
+
+    /// The error of a failure that reached this rank. A lost peer may be the consequence of a contradiction between ranks.
+    fn explained(&self, tree: &CardTree, failure: Failure) -> Error {
+        if failure.lost.is_some() {
+            if let Err(conflict @ Error::Topology(_)) = self.check_claim(tree) {
+                return conflict;
+            }
+            if let Ok(Some(refusal)) = self.refusal()
+                && self.is_conflict(&refusal)
+            {
+                return self.told(refusal);
+            }
+        }
+        self.told(failure)
+    }
+
+    /// Whether a failure is a contradiction between ranks, which all ranks report in the same words.
+    fn is_conflict(&self, failure: &Failure) -> bool {
+        failure.why.contains(&format!("group '{}'", self.name))
+    }
+
+    /// The error of ranks that contradict each other, which all ranks raise in these words.
+    fn conflict(&self, why: String) -> Error {
+        let failure = Failure::of(why);
+        self.found.replace(Some(failure.clone()));
+        self.told(failure)
+    }
+
     /// Whether those of whom nothing is heard are still there. Who gave up and said so may come again.
     fn knock(&self, tree: &mut CardTree, now: Instant) -> Result<()> {
         for (rank, how) in self.known.map_or_else(Vec::new, |known| known.dead(&tree.waits_for())) {
@@ -271,17 +345,17 @@ impl Meeting<'_> {
     /// What others hear of this rank's error.
     fn failure(&self, error: &Error) -> Failure {
         match error {
+            Error::Topology(_) if self.found.borrow().is_some() => {
+                self.found.borrow().clone().unwrap_or_else(|| Failure::of(error.to_string()))
+            }
             Error::PeerLost { rank, how, .. } => Failure::lost(*rank, how.clone()),
             other => Failure::of(format!("rank {} could not: {other}", self.rank)),
         }
     }
 
-    /// Why another rank cannot make the group. What this one said in an earlier attempt does not hold any more.
+    /// Reason why the group cannot be made, as another process has stored it: another rank, or a second process of this rank.
     fn refusal(&self) -> Result<Option<Failure>> {
-        match self.refused()? {
-            Some((Some(by), _)) if by == self.rank => self.store.set(REFUSED, b"").map(|()| None),
-            refused => Ok(refused.map(|(_, failure)| failure)),
-        }
+        Ok(self.refused()?.map(|(_, failure)| failure))
     }
 
     /// Who said that there will be no group, and why.
@@ -308,22 +382,26 @@ impl Meeting<'_> {
     /// The deadline has passed: who did not come.
     fn late(&self, tree: &CardTree) -> Result<Error> {
         let mut missing = Vec::new();
-        self.absent(0..self.size, &mut missing)?;
+        let complete = self.absent(0..self.size, &mut missing, Instant::now() + LOOK_FOR_ABSENT)?;
         let detail = if missing.is_empty() {
             missing = tree.waits_for();
             format!(
-                "all ranks came, but rank {} still waits for {}{}",
+                "all ranks joined, but rank {} still waits for {}{}",
                 self.rank,
                 self.known(&missing)?,
                 self.doing(&missing)
             )
         } else {
+            let joined = match complete {
+                true => format!("{} of {} ranks joined", self.size - missing.len(), self.size),
+                false => format!("the search among {} ranks was not complete", self.size),
+            };
             format!(
-                "no card from {}; {} of {} ranks came{}. Did all ranks of the group call init_process_group or new_group, \
-                 with the same arguments and in the same order?",
+                "{} did not join group '{}' within {} s ({joined}{}). Did all ranks of the group call \
+                 init_process_group or new_group, with the same arguments and in the same order?",
                 named(&missing),
-                self.size - missing.len(),
-                self.size,
+                self.name,
+                (self.timeout.as_secs_f64() * 100.0).round() / 100.0,
                 self.doing(&missing)
             )
         };
@@ -358,19 +436,22 @@ impl Meeting<'_> {
         Error::Timeout { what, group, after: self.timeout, missing, detail }
     }
 
-    /// Halves, so that few questions find few ranks.
-    fn absent(&self, ranks: std::ops::Range<usize>, missing: &mut Vec<usize>) -> Result<()> {
+    /// Finds ranks without an address, by halves: few requests find few ranks. `false`: it was still looking at `until`.
+    fn absent(&self, ranks: Range<usize>, missing: &mut Vec<usize>, until: Instant) -> Result<bool> {
+        if !missing.is_empty() && Instant::now() >= until {
+            return Ok(false);
+        }
         let keys: Vec<String> = ranks.clone().map(|rank| key("card", rank)).collect();
         if self.store.has(&keys)? {
-            return Ok(());
+            return Ok(true);
         }
         if ranks.len() == 1 {
             missing.push(ranks.start);
-            return Ok(());
+            return Ok(true);
         }
         let middle = ranks.start + ranks.len() / 2;
-        self.absent(ranks.start..middle, missing)?;
-        self.absent(middle..ranks.end, missing)
+        Ok(self.absent(ranks.start..middle, missing, until)?
+            && self.absent(middle..ranks.end, missing, until)?)
     }
 
     /// Another rank found out why there will be no group.
@@ -391,6 +472,10 @@ impl Meeting<'_> {
             };
         }
         match failure.missing.is_empty() {
+            true if self.is_conflict(&failure) => {
+                self.found.replace(Some(failure.clone()));
+                Error::Topology(failure.why)
+            }
             true => Error::Topology(format!("making group `{group}`: {}", failure.why)),
             false => self.timeout(failure.missing, failure.why),
         }
@@ -415,7 +500,8 @@ impl Meeting<'_> {
         let others =
             |(by, cause): &(Option<usize>, Failure)| *by != Some(self.rank) && cause.lost != Some(self.rank);
         let cause = failure.lost.and_then(|_| self.refused().ok()?.filter(others)).map(|(_, cause)| cause);
-        if all && first && cause.is_none() {
+        // A conflict stays: two processes share this rank, and the other one may not have read it.
+        if all && first && cause.is_none() && self.found.borrow().is_none() {
             let _ = self.store.set(REFUSED, b"");
         }
         cause
@@ -428,6 +514,7 @@ impl Meeting<'_> {
     fn fail_together(&self, missing: &[usize]) -> bool {
         let begun = Instant::now();
         let _ = self.store.set(&key("failed", self.rank), b"");
+        let missing: BTreeSet<usize> = missing.iter().copied().collect();
         let all: Vec<String> =
             (0..self.size).filter(|rank| !missing.contains(rank)).map(|rank| key("failed", rank)).collect();
         let mut pause = FIRST_PAUSE;

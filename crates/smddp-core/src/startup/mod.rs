@@ -4,7 +4,9 @@ mod bootstrap;
 mod pending;
 mod probe;
 mod siblings;
+mod size;
 mod split;
 
 pub use bootstrap::{Known, Store};
 pub use pending::Pending;
+pub use size::MAX_RANKS;

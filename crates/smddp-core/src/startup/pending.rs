@@ -4,12 +4,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use smddp_transport::Card;
-use smddp_transport::bootstrap::CardTree;
+use smddp_transport::bootstrap::{CardTree, MAX_RECORD};
 use smddp_transport::joint::{JoinError, Joined, Prepared};
 use smddp_transport::shm::Unreachable;
 use smddp_transport::warn::Told;
 
 use super::probe;
+use super::size::check_size;
 use crate::comm::Communicator;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -48,6 +49,7 @@ impl Pending {
         timeout: Duration,
         canonical: bool,
     ) -> Result<Self> {
+        check_size(name, size)?;
         if rank >= size {
             return Err(Error::Invalid(format!("rank {rank} is not in a group of {size}")));
         }
@@ -71,6 +73,9 @@ impl Pending {
             prepared.set_secret(secret);
         }
         prepared.set_note(network::note());
+        if size > 1 {
+            fits(name, rank, prepared.card(), config)?;
+        }
         let (call, name) = ("making it".to_owned(), name.to_owned());
         Ok(Self { call, name, timeout, prepared, canonical, begun, prepared_at: Instant::now() })
     }
@@ -192,6 +197,22 @@ const CANONICAL: &str = "; reductions in canonical order, because nodes divide s
 
 fn order(canonical: bool) -> &'static str {
     if canonical { "canonical" } else { "default" }
+}
+
+/// # Errors
+/// [`Error::Config`] naming the longest setting, if other ranks would refuse the address record.
+fn fits(name: &str, rank: usize, card: &Card, config: &Config) -> Result<()> {
+    let bytes = card.to_bytes().len();
+    if bytes <= MAX_RECORD {
+        return Ok(());
+    }
+    let node = ("SMDDP_NODE", config.node.as_ref().map_or(0, String::len));
+    let shared = card.settings.iter().map(|(setting, value)| (setting.as_str(), value.len()));
+    let (setting, length) = shared.chain([node]).max_by_key(|(_, length)| *length).unwrap_or(node);
+    Err(Error::Config(format!(
+        "{setting} has {length} bytes on rank {rank} of group '{name}', which makes the address record that each rank sends to \
+         the others {bytes} bytes long: expected at most {MAX_RECORD}"
+    )))
 }
 
 /// Why ranks that know of each other do not come together.

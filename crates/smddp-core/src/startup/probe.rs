@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use smddp_plan::{Network, Topology};
 
 use crate::comm::{Communicator, Options, Work};
+use crate::deadline::after;
 use crate::error::{Error, Result};
 use crate::log::{self, Level};
 use crate::network::{self, Known, Origin, WORDS, coarse, slower};
@@ -42,7 +43,7 @@ pub(crate) fn learn(comm: &Communicator, noted: Option<Network>, timeout: Durati
         (None, false, _) => (Network::ASSUMED, Origin::Assumed),
         (None, true, Some(network)) => (network, Origin::Before),
         (None, true, None) => {
-            let until = begun + timeout;
+            let until = after(begun, timeout);
             let found =
                 measure(&Talk { comm, until }, comm.topology()).map_err(named).inspect_err(|error| {
                     comm.abort(&error.to_string());

@@ -63,7 +63,7 @@ impl Algorithm {
     }
 
     /// As it may be written.
-    pub(crate) fn spellings(self) -> impl Iterator<Item = &'static str> {
+    pub fn spellings(self) -> impl Iterator<Item = &'static str> {
         std::iter::once(self.name()).chain(self.name().strip_prefix("hier-"))
     }
 

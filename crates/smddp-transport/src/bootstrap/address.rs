@@ -16,6 +16,8 @@ pub(super) struct TreeAddress {
     /// Whose it is, for people.
     pub(super) host: String,
     pub(super) pid: u32,
+    /// Ranks of its group.
+    pub(super) size: u32,
     /// Which rank of which attempt this is.
     pub(super) id: Id,
     /// When it was made, in nanoseconds since the boot.
@@ -31,6 +33,11 @@ pub(super) struct TreeAddress {
 }
 
 impl TreeAddress {
+    /// "pid 812 on host h1".
+    pub(super) fn process(&self) -> String {
+        format!("pid {} on host {}", self.pid, self.host)
+    }
+
     /// Whether its rank came after the one with that address: then it is none of an earlier attempt. Only a host's own clock tells.
     pub(super) fn came_after(&self, other: &Self) -> bool {
         self.is_near(other) && self.made >= other.made
@@ -104,6 +111,11 @@ pub(super) fn parse_address(bytes: &[u8]) -> Result<(TreeAddress, &[u8]), String
         ));
     }
     postcard::take_from_bytes(bytes).map_err(nonsense)
+}
+
+/// The address as it is stored, which nothing verifies: for messages to people.
+pub(super) fn stated(bytes: &[u8]) -> Option<TreeAddress> {
+    parse_address(bytes).ok().map(|(address, _)| address)
 }
 
 /// Nanoseconds since the boot.

@@ -40,12 +40,14 @@ use crate::process::{Id, listen, random};
 use crate::token::{PROTOCOL, TAG, Token, is_stranger};
 use crate::warn::warn;
 pub use address::who;
-use address::{Records, TreeAddress};
+use address::{Records, TreeAddress, stated};
 use knock::Knock;
 use talk::Talk;
 
 /// Largest card; that of an EFA rank with 32 rails takes a tenth.
 const LARGEST_CARD: usize = 32 << 10;
+/// The same without what a frame adds to each, for the rank that makes it.
+pub const MAX_RECORD: usize = LARGEST_CARD - 64;
 /// Callers that have not shown who they are. The others wait in the listeners' queues.
 const CALLERS: usize = 256;
 /// One that has kept others waiting for so long makes room.
@@ -146,6 +148,8 @@ pub struct CardTree {
     met: bool,
     listeners: Vec<Uninherited<OwnedFd>>,
     callers: Vec<Talk>,
+    /// Connections of second processes of connected ranks. They are kept open and not read.
+    duplicates: Vec<Talk>,
     children: BTreeMap<usize, Child>,
     above: Above,
     /// Ranks that have no connection here and may be gone.
@@ -179,6 +183,7 @@ impl CardTree {
                 version,
                 host: card.host.clone(),
                 pid: card.pid,
+                size: card.size,
                 made: address::now(),
                 id,
                 boot,
@@ -193,6 +198,7 @@ impl CardTree {
             met: false,
             listeners,
             callers: Vec::new(),
+            duplicates: Vec::new(),
             children: BTreeMap::new(),
             above: if rank == 0 { Above::Nobody } else { Above::Unknown },
             knocks: BTreeMap::new(),
@@ -211,6 +217,32 @@ impl CardTree {
     /// The token that rank 0 shares, out of its address. An error continues "rank 0 has ...".
     pub(crate) fn shared(&self, first: &[u8]) -> Result<Token, String> {
         self.records.open(0, first)?.shared.ok_or_else(|| "an address without a token".to_owned())
+    }
+
+    /// This process, as errors name it.
+    pub fn process(&self) -> String {
+        self.address.process()
+    }
+
+    /// Another process that has stored its address as this rank's, and this one: "pid 5 on host a and pid 7 on host b".
+    pub fn claimed_by(&self, stored: &[u8]) -> Option<String> {
+        let other = stated(stored).filter(|other| other.id != self.address.id)?;
+        Some(format!("{} and {}", self.address.process(), other.process()))
+    }
+
+    /// The difference, where the address of `rank` belongs to a group of another size than this one.
+    pub fn contradicted_by(&self, rank: usize, address: &[u8]) -> Option<String> {
+        let (mine, other) = (&self.address, stated(address)?);
+        (mine.size != other.size).then(|| {
+            format!(
+                "has two world sizes: {} on rank {rank} ({}) and {} on rank {} ({})",
+                other.size,
+                other.process(),
+                mine.size,
+                self.rank,
+                mine.process()
+            )
+        })
     }
 
     pub fn parent(&self) -> Option<usize> {
@@ -244,6 +276,10 @@ impl CardTree {
     fn awaited(&self) -> Vec<usize> {
         let heard = |child: &usize| self.children.get(child).is_some_and(|child| child.heard);
         shape::children(self.rank, self.size).filter(|child| !heard(child)).collect()
+    }
+
+    fn is_connected(&self, child: usize) -> bool {
+        self.children.get(&child).is_some_and(|child| child.talk.is_some())
     }
 
     /// Children that have not been heard and have no connection here.
@@ -448,8 +484,7 @@ impl CardTree {
         for mut talk in std::mem::take(&mut self.callers) {
             match talk.greet(&self.address.id, self.token.as_ref()).map(|known| (known, talk.from)) {
                 Ok((false, _)) => self.callers.push(talk),
-                // In place of an earlier connection of its own that came to nothing.
-                Ok((true, child)) if self.awaited().contains(&child) => {
+                Ok((true, child)) if self.awaited().contains(&child) && !self.is_connected(child) => {
                     // It comes too late for a group that there will not be.
                     if let Some(outcome) = &self.outcome {
                         talk.say(&downward(outcome));
@@ -457,6 +492,8 @@ impl CardTree {
                     self.children.insert(child, Child { talk: Some(talk), heard: false, carried: None });
                 }
                 Err(error) if is_stranger(&error) => self.reject(&error),
+                // A second process of that rank: the store shows it, and the end of either connection would look like a lost parent.
+                Ok((true, _)) if self.duplicates.len() < CALLERS => self.duplicates.push(talk),
                 // A second connection of a child, or one that was closed.
                 Ok(_) | Err(_) => {}
             }
