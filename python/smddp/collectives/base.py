@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd import _profiler_enabled
 from torch.distributed import Work
 
 from smddp import profiling
+from smddp.compat import profiler_enabled
 from smddp.dtypes import CODES, SUM
 from smddp.errors import translate
 from smddp.estimating import Estimating
@@ -85,7 +85,7 @@ class Base(Estimating):
 
     def _short_way(self) -> Any:
         """That of this moment: not in a coalescing block, nor under a profiler, nor while times are only estimated."""
-        if self._batch is not None or self._estimate is not None or (profiling.seen and _profiler_enabled()):
+        if self._batch is not None or self._estimate is not None or (profiling.seen and profiler_enabled()):
             return None
         return self._at_once
 
@@ -190,7 +190,7 @@ class Base(Estimating):
             return self._note(DoneWork(call.outputs))
         # Not a `with` around a method of its own: that takes as long as both doors together.
         way = None
-        if profiling.seen and _profiler_enabled():
+        if profiling.seen and profiler_enabled():
             way = profiling.way_range(self._comm, call, self._size)
             way.__enter__()
         try:
