@@ -57,7 +57,7 @@ def current_request() -> Request:
         if frame.f_globals.get("__name__", "").startswith("torch.distributed."):
             by_torch = True
             names = frame.f_locals
-            config = names.get(HELPER_LOCALS[0])
+            config: Any = names.get(HELPER_LOCALS[0])
             if hasattr(config, "get_device_backend_map"):
                 backends = {str(device): str(backend) for device, backend in config.get_device_backend_map().items()}
                 return Request(backends, names.get(HELPER_LOCALS[1]), names.get(HELPER_LOCALS[2]))

@@ -24,8 +24,10 @@ from smddp._register import NAME
 from smddp.abilities import answering
 from smddp.at_once import at_once
 from smddp.collectives import SmddpCollectives
+from smddp.collectives.base import BARRIER, PLAIN, UINT8
 from smddp.devices import Request, current_request, device_backend, others
 from smddp.ending import hear_of_ends
+from smddp.errors import translate
 from smddp.listening import Listened
 from smddp.options import gather_options, seconds
 from smddp.reconfigure import Reconfigurable, instance
@@ -134,14 +136,14 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
         self._mailbox = Mailbox(rank)
         self._sent: dict[int, tuple[int, int]] = {}
         self._cuda = None
-        self._batch = None
+        self._forget_threads()
 
     def _connect(self, store: Any, call: str, name: str, limit: timedelta, known: Any = None) -> None:
         """Meets the group's other ranks at the store. call, known, errors: as those of `rendezvous.connect`."""
         comm = connect(store, call, name, self._rank, self._size, limit.total_seconds(), self._ranks, known)
         comm.set_timeout(self._timeout.total_seconds())
         self._hold(comm)
-        self._monitored = MonitoredBarrier(store, self._rank, self._size, self._ranks)
+        self._monitored = MonitoredBarrier(store, self._rank, self._size, self._ranks, self._own_barrier)
 
     def _opened(self, connected: bool = True) -> None:
         """The group is in use from now on, `connected` or to be so later."""
@@ -253,6 +255,13 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
         else:
             limit = seconds(options) or self._timeout.total_seconds()
         self._monitored(limit, wait_all_ranks)
+
+    def _own_barrier(self, limit: float) -> None:
+        """A barrier of the group with a deadline of `limit` seconds. Raises as any collective."""
+        try:
+            self._comm.collective(BARRIER, UINT8, *PLAIN, 0, None, None, (), limit, False)
+        except core().Error as error:
+            raise translate(error, self._ranks) from None
 
     # Leaving
 

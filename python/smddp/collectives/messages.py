@@ -35,7 +35,7 @@ class Messages(Base):
             return self._elsewhere(tensor).send(tensors, dstRank, tag)
         self._check_strided(tensor)
         self._check_peer("send", dstRank, tag)
-        if self._estimate is not None and self._estimate.is_mine():
+        if self._estimate is not None:
             self._estimate.message(dstRank, tensor.nbytes)
             return self._note(DoneWork([tensor]))
         staged = not tensor.is_cpu
@@ -72,7 +72,7 @@ class Messages(Base):
 
     def _receive(self, tensor: Tensor, source: int, tag: int) -> Work:
         self._check_strided(tensor)
-        if self._estimate is not None and self._estimate.is_mine():
+        if self._estimate is not None:
             self._estimate.message(source, tensor.nbytes)
             return self._note(DoneWork([tensor]))
         staged = not tensor.is_cpu
