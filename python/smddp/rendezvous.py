@@ -20,7 +20,7 @@ _FIRST_PAUSE = 0.0002
 _LONGEST_PAUSE = 0.02
 #: Seconds for which rank 0 waits until the other ranks have read its verdict.
 _READ_SECONDS = 1.0
-#: Errors of a store whose server is gone.
+#: Errors of a store whose server has exited.
 _STORE_ERRORS = (DistError, ConnectionError)
 
 
@@ -116,12 +116,12 @@ class MonitoredBarrier:
                 self._report(number, timeout)
         except _STORE_ERRORS as error:
             raise RuntimeError(
-                f"monitored_barrier on rank {self._global_ranks[self._rank]}: the process that serves the group's store "
+                f"monitored_barrier on rank {self._global_ranks[self._rank]}: the process of the store "
                 f"exited during the call ({error}); the next call does without the store"
             ) from error
 
     def _check_in(self, number: int) -> None:
-        """Raises RuntimeError where the store is gone."""
+        """Raises RuntimeError where the store has exited."""
         if self._rank != 0:
             self._store.set(self._key(number, self._rank), "here")
         # An answer, which a set has not: the first one after the server has exited is lost without an error.

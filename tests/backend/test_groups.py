@@ -292,7 +292,7 @@ def test_monitored_barrier_names_who_is_missing_in_torchs_words():
 
 
 @on_ranks(2)
-def test_monitored_barrier_works_after_the_store_is_gone():
+def test_monitored_barrier_works_after_the_store_has_exited():
     rank, group = dist.get_rank(), dist.new_group([0, 1])
     short = datetime.timedelta(seconds=0.3)
     server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
