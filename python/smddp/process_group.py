@@ -19,9 +19,10 @@ from torch.distributed import distributed_c10d as dist_c10d
 
 from smddp import resharding, watch
 from smddp._info import say_paths
-from smddp._native import core, shut_down_at_exit
+from smddp._native import core
 from smddp._register import NAME
 from smddp.abilities import answering
+from smddp.at_exit import shut_down_at_exit
 from smddp.at_once import at_once
 from smddp.collectives import SmddpCollectives
 from smddp.collectives.base import BARRIER, PLAIN, UINT8

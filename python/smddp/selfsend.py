@@ -80,12 +80,13 @@ class Received:
     def source(self) -> int:
         return self._rank if self._done.is_set() else -1
 
-    def on_done(self, callback: Callable[[], object]) -> None:
+    def on_done(self, callback: Callable[[], object]) -> bool:
         with self._lock:
             if not self._done.is_set():
                 self._callbacks.append(callback)
-                return
+                return True
         callback()
+        return True
 
 
 class Mailbox:

@@ -212,11 +212,12 @@ class Native:
     def is_enqueued(self) -> bool:
         return True
 
-    def on_done(self, callback: Callable[[], Any]) -> None:
+    def on_done(self, callback: Callable[[], Any]) -> bool:
         if self._done:
             callback()
         else:
             self._callbacks.append(callback)
+        return True
 
 
 class Comm:

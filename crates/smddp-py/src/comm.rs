@@ -234,13 +234,13 @@ impl Comm {
             self.comm.prepare_device(&on)
         });
         found.map_err(|error| raise(py, error))?;
-        let stream = self.comm.on_device(device).map(|(stream, _)| stream.0);
+        let stream = py.detach(|| self.comm.on_device(device)).map(|(stream, _)| stream.0);
         stream.ok_or_else(|| PyRuntimeError::new_err(format!("group {}: it is closed", self.name)))
     }
 
     /// How device memory goes within a node, in words; `None` before the first call on that device.
-    fn device_path(&self, device: i32) -> Option<String> {
-        self.comm.on_device(device).map(|(_, path)| path)
+    fn device_path(&self, py: Python<'_>, device: i32) -> Option<String> {
+        py.detach(|| self.comm.on_device(device)).map(|(_, path)| path)
     }
 
     fn way(&self) -> String {

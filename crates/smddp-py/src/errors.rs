@@ -4,6 +4,8 @@ use pyo3::create_exception;
 use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::callbacks;
+
 create_exception!(_core, Error, PyRuntimeError, "An operation or a group failed.");
 create_exception!(_core, CollectiveTimeoutError, Error, "A deadline passed; the text names who is missing.");
 create_exception!(_core, MismatchError, Error, "Two ranks made different calls; the text names both.");
@@ -42,7 +44,11 @@ pub(crate) fn raise(py: Python<'_>, error: smddp_core::Error) -> PyErr {
         E::Timeout { missing, .. } => (CollectiveTimeoutError::new_err(text), missing.clone()),
         E::Mismatch { rank, .. } => (MismatchError::new_err(text), vec![*rank]),
         E::PeerLost { rank, .. } => (PeerLostError::new_err(text), vec![*rank]),
-        E::Closed { .. } | E::Forked { .. } => (ClosedError::new_err(text), Vec::new()),
+        E::Closed { .. } => {
+            callbacks::hold_back(py);
+            (ClosedError::new_err(text), Vec::new())
+        }
+        E::Forked { .. } => (ClosedError::new_err(text), Vec::new()),
         E::Topology(_) => (TopologyError::new_err(text), Vec::new()),
         _ => (Error::new_err(text), Vec::new()),
     };

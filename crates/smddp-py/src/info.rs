@@ -8,6 +8,7 @@ use smddp_core::config::SETTINGS;
 use smddp_core::{Config, Endpoint, SingleCopy, SymmetricBuffer, SymmetricUsage};
 use smddp_rendezvous::Launched;
 
+use crate::callbacks;
 use crate::errors::{not_met, raise};
 
 /// (name, value, default, source, what it does) of every setting.
@@ -99,10 +100,14 @@ pub(crate) fn fabric(py: Python<'_>) -> PyResult<Vec<String>> {
     Ok(py.detach(|| config.fabric()).unwrap_or_else(|why| vec![format!("none: {why}")]))
 }
 
-/// Leaves all groups in good order.
+/// Ends the callbacks of futures, within `seconds`, then leaves all groups in good order.
 #[pyfunction]
-pub(crate) fn shutdown(py: Python<'_>) {
-    py.detach(smddp_core::shutdown);
+pub(crate) fn shutdown(py: Python<'_>, seconds: f64) {
+    py.detach(|| {
+        callbacks::stop(crate::work::seconds(seconds));
+        callbacks::exit_here();
+        smddp_core::shutdown();
+    });
 }
 
 /// Has those who see this process go say that this was its last error.
