@@ -28,7 +28,7 @@ from smddp.collectives import SmddpCollectives
 from smddp.collectives.base import BARRIER, PLAIN, UINT8
 from smddp.devices import Request, current_request, device_backend, others
 from smddp.ending import hear_of_ends
-from smddp.errors import translate
+from smddp.errors import translated
 from smddp.listening import Listened
 from smddp.options import gather_options, seconds
 from smddp.reconfigure import Reconfigurable, instance
@@ -259,10 +259,8 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
 
     def _own_barrier(self, limit: float) -> None:
         """A barrier of the group with a deadline of `limit` seconds. Raises as any collective."""
-        try:
+        with translated(self._ranks):
             self._comm.collective(BARRIER, UINT8, *PLAIN, 0, None, None, (), limit, False)
-        except core().Error as error:
-            raise translate(error, self._ranks) from None
 
     # Leaving
 
@@ -275,7 +273,8 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
         first = self._forget()
         try:
             if first and sys.exc_info()[0] is None:
-                _leave_together(self._comm)
+                with translated(self._ranks):
+                    _leave_together(self._comm)
         finally:
             self._comm.close()
             self._mailbox.close()

@@ -14,7 +14,7 @@ from torch.distributed import DistError, Store
 
 from smddp import stacks
 from smddp._native import core
-from smddp.errors import CollectiveTimeoutError, translate
+from smddp.errors import CollectiveTimeoutError, translated
 
 _FIRST_PAUSE = 0.0002
 _LONGEST_PAUSE = 0.02
@@ -62,10 +62,8 @@ def connect(
     """
     native = core()
     stacks.offer()
-    try:
+    with translated(global_ranks):
         return native.Comm.make(store, call, name, rank, size, timeout, known)
-    except native.Error as error:
-        raise translate(error, global_ranks) from None
 
 
 class MonitoredBarrier:

@@ -72,8 +72,9 @@ def test_a_rank_ends_with_its_own_status_and_its_peer_is_told(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rank_ends_with_its_own_status_in_every_state_over_every_wire(tmp_path):
-    cells = list(itertools.product(STATES, ENDS, WIRES))
+@pytest.mark.parametrize("state", STATES)
+def test_a_rank_ends_with_its_own_status_in_every_way_over_every_wire(tmp_path, state):
+    cells = list(itertools.product([state], ENDS, WIRES))
     found = [each for each in map(wrong, program(cells, tmp_path)) if each]
     assert not found, f"{len(found)} of {len(cells)}:\n" + "\n".join(found)
 
