@@ -53,6 +53,7 @@ pub use smddp_transport::fork::PerProcess;
 pub use smddp_transport::process::{
     Endpoint, SingleCopy, SymmetricBuffer, SymmetricUsage, frames_from, leave_error,
 };
+pub use smddp_transport::threads::spawn;
 pub use startup::{Known, Pending, Store};
 pub use types::{DType, RedOp};
 pub use wait::cores;

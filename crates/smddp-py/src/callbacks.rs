@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::{Builder, ThreadId};
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
@@ -33,15 +33,11 @@ fn queue() -> (MutexGuard<'static, Queue>, &'static Condvar) {
 pub(crate) fn start() -> bool {
     let (mut queue, _) = queue();
     if !queue.started && !queue.stopped {
-        match Builder::new().name("smddp-callbacks".to_owned()).spawn(run) {
+        match smddp_core::spawn("smddp-callbacks", run) {
             Ok(_) => queue.started = true,
-            Err(error) => log::say(
-                Level::Warn,
-                &format!(
-                    "cannot start the thread for callbacks of futures ({error}): whoever takes a future waits for its call; raise \
-                     the limit of threads (ulimit -u, or the container's pids limit)"
-                ),
-            ),
+            Err(error) => {
+                log::say(Level::Warn, &format!("{error}; get_future() waits for its call meanwhile"))
+            }
         }
     }
     queue.started && !queue.stopped

@@ -7,8 +7,8 @@ use std::time::Duration;
 use smddp_plan::Collective;
 use smddp_transport::fork;
 
-use super::{Inner, progress};
 use super::drive::Target;
+use super::{Inner, progress};
 use crate::call;
 use crate::device::Completion;
 use crate::error::{Error, Result};

@@ -109,9 +109,7 @@ impl Service {
         let ends = Ends::new(&wake)?;
         let shared = Arc::new(Shared { wake, stop: AtomicBool::new(false), ends, more: Mutex::default() });
         let theirs = shared.clone();
-        let thread = std::thread::Builder::new()
-            .name("smddp-service".to_owned())
-            .spawn(move || serve(&theirs, &bell))?;
+        let thread = crate::threads::spawn("smddp-service", move || serve(&theirs, &bell))?;
         Ok(Self { shared, thread: Some(thread), forks: fork::generation() })
     }
 
