@@ -23,7 +23,7 @@ import torch.distributed as dist
 
 # Cells that run at the same time, and seconds until the ranks of one are killed.
 TOGETHER = 4
-SECONDS = 40.0
+SECONDS = 120.0
 WIRES = ("shm", "tcp")
 
 Keep = list[Any]
@@ -77,7 +77,7 @@ def last_collective() -> None:
     print("the hook's sum is", tensor[0].item(), flush=True)
 
 
-# What rank 0 has under way when it ends. "no group" and "exit hook" begin before the group is made.
+# Operations of rank 0 that are pending when it ends. "no group" and "exit hook" begin before the group is made.
 STATES: dict[str, Callable[[Keep], None]] = {
     "no group": idle,
     "idle": idle,
@@ -104,7 +104,7 @@ def by_signal(number: int) -> Callable[[], None]:
     return end
 
 
-# How rank 0 ends, and the status of that.
+# Ends of rank 0, each with its status.
 ENDS: dict[str, tuple[Callable[[], Any], int]] = {
     "return": (lambda: None, 0),
     "exit 0": (lambda: sys.exit(0), 0),
@@ -139,7 +139,7 @@ def victim(state: str, end: str, store: str) -> None:
 
 def witness(state: str, end: str, store: str) -> None:
     """Rank 1: prints the class and the ranks of the error that it gets, or "none"."""
-    told = "none"
+    report = "none"
     if state != "no group":
         init(store, 1)
         if state == "destroyed":
@@ -150,8 +150,8 @@ def witness(state: str, end: str, store: str) -> None:
             try:
                 dist.recv(torch.ones(3), 0)
             except RuntimeError as error:
-                told = f"{type(error).__name__} {error.ranks}"  # type: ignore[attr-defined]
-    print(f"told: {told}", flush=True)
+                report = f"{type(error).__name__} {error.ranks}"  # type: ignore[attr-defined]
+    print(f"error: {report}", flush=True)
     os._exit(0)
 
 

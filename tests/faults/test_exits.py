@@ -1,4 +1,4 @@
-"""A rank ends with its own status in every state, and its peer is told so at once."""
+"""A rank ends with its own status in every state, and its peer gets the right error."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from faults.exits import ENDS, SOFT, STATES, WIRES
 
 pytestmark = pytest.mark.skipif(BACKEND != "smddp", reason="what smddp promises")
 
-# A process that ends itself says so; of one that is killed others say that it died.
+# Errors that the peer may get where the process was killed, and where its exit hooks ran.
 KILLED, LEFT = {"PeerLostError"}, {"PeerLostError", "ClosedError"}
 CRASHES = ("Fatal Python error", "panicked", "terminate called", "SystemError")
 
@@ -31,23 +31,28 @@ def program(cells: list[Cell], folder: Path) -> list[dict[str, Any]]:
 
 
 def wrong(found: dict[str, Any]) -> str | None:
-    """What a cell did that it must not; None: nothing."""
+    """Describes a cell that broke a promise; None for one that kept all."""
     state, end, wire = found["cell"]
     (status, others), (mine, theirs) = found["status"], found["said"]
-    told = theirs.rpartition("told: ")[2].split()
-    right = [status == ENDS[end][1], others == 0, bool(told), not any(crash in mine + theirs for crash in CRASHES)]
+    error_of_peer = theirs.rpartition("error: ")[2].split()
+    right = [
+        status == ENDS[end][1],
+        others == 0,
+        bool(error_of_peer),
+        not any(crash in mine + theirs for crash in CRASHES),
+    ]
     if state in ("no group", "destroyed"):
-        right.append(told == ["none"])
-    elif told:
+        right.append(error_of_peer == ["none"])
+    elif error_of_peer:
         allowed = (LEFT if end in SOFT else KILLED) | ({"MismatchError"} if state == "isend" and end in SOFT else set())
-        right.append(told[0] in allowed)
-        if told[0] == "PeerLostError":
-            right.append(told[1:] == ["[0]"])
+        right.append(error_of_peer[0] in allowed)
+        if error_of_peer[0] == "PeerLostError":
+            right.append(error_of_peer[1:] == ["[0]"])
     if state == "exit hook" and end in SOFT:
         right.append("the hook's sum is 2.0" in mine)
     if all(right):
         return None
-    facts = f"status {status} and {others}, told {told}, checks {right}"
+    facts = f"status {status} and {others}, peer {error_of_peer}, checks {right}"
     return f"{state}, {end}, {wire}: {facts}\n{mine[-1500:]}\n{theirs[-800:]}"
 
 
@@ -55,8 +60,8 @@ def covering() -> list[Cell]:
     """Every state over each wire, every end over each wire, and each state with a soft and a hard end."""
     ends, cells = list(ENDS), []
     for number, state in enumerate(STATES):
-        for turn, wire in enumerate(WIRES):
-            cells.append((state, ends[(2 * number + 3 * turn + number // 4) % len(ends)], wire))
+        for number_of_wire, wire in enumerate(WIRES):
+            cells.append((state, ends[(2 * number + 3 * number_of_wire + number // 4) % len(ends)], wire))
     return cells
 
 
@@ -66,7 +71,7 @@ def test_the_covering_cells_have_every_state_and_every_end_over_each_wire():
     assert {end for _, end, _ in cells} == set(ENDS)
 
 
-def test_a_rank_ends_with_its_own_status_and_its_peer_is_told(tmp_path):
+def test_a_rank_ends_with_its_own_status_and_its_peer_gets_an_error(tmp_path):
     found = [each for each in map(wrong, program(covering(), tmp_path)) if each]
     assert not found, "\n".join(found)
 

@@ -97,7 +97,8 @@ impl Shared {
     /// Sleeps until the call is done, or on a device where that is what the caller waits for (`enqueued`), or the time is up.
     pub(crate) fn sleep(&self, at_most: Duration, enqueued: bool) {
         let mut state = self.lock();
-        if !self.is_done() && !(enqueued && self.enqueued.load(Ordering::Acquire)) {
+        let reached = enqueued && self.enqueued.load(Ordering::Acquire);
+        if !self.is_done() && !reached {
             state.sleepers += 1;
             let (mut state, _) =
                 self.changed.wait_timeout(state, at_most).unwrap_or_else(PoisonError::into_inner);
