@@ -276,6 +276,9 @@ class Group(SmddpCollectives):
         self._sent = {}
         self._timeout = timedelta(seconds=5)
 
+    def _dispatched(self, method: str) -> None:
+        """This fake has no group of torch's to dispatch calls."""
+
     @property
     def native(self) -> Native:
         """The handle of the newest call."""
