@@ -13,7 +13,7 @@ or, without torch, on numpy arrays:
 
 from __future__ import annotations
 
-from smddp import _alias
+from smddp import _alias, at_exit
 
 # Without the import of typing, which takes longer than all else here.
 TYPE_CHECKING = False
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 # `import torch.sagemaker` works after `import smddp`, too, where torch's discovery of backends is off.
 _alias.install()
+
+# Before the exit hooks of the program, which then run earlier than this one and may use its groups.
+at_exit.register()
 
 # The errors and the version come from the native core; `__getattr__` fetches them on first use.
 _FROM_CORE = (

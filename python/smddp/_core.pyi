@@ -86,10 +86,13 @@ class Work:
         """The rank a receive got its message from; -1 before that and for all other calls."""
     def is_enqueued(self) -> bool:
         """Whether wait_stream would wait, now, for the other ranks to make the call."""
-    def on_enqueued(self, callback: Callable[[], Any]) -> None:
-        """Call back once from a helper thread when all of it is on the device, or done; at once if it is already."""
-    def on_done(self, callback: Callable[[], Any]) -> None:
-        """Call back once from a helper thread when done (well or not); at once if it is done already."""
+    def on_enqueued(self, callback: Callable[[], Any]) -> bool:
+        """Call back once from a helper thread when all of it is on the device, or done; at once if it is already.
+
+        False: it will not, since the interpreter exits or the process may not have another thread.
+        """
+    def on_done(self, callback: Callable[[], Any]) -> bool:
+        """Call back once from a helper thread when done (well or not); at once if it is already. False as above."""
 
 @final
 class Comm:
@@ -486,8 +489,8 @@ def leave_error(text: str) -> None:
 def undisturbed(library: str, load: Callable[[], _T], /) -> _T:
     """Call `load` and return its result; restore signal handlers and the floating-point mode."""
 
-def shutdown() -> None:
-    """Leave all groups in good order and stop the helper threads (the interpreter's exit hook)."""
+def shutdown(seconds: float) -> None:
+    """End the callbacks of futures, within `seconds`, then leave all groups in good order: the exit hook."""
 
 def tensorflow(comm: Comm | None) -> None:
     """Tell the TensorFlow that is loaded of the ops, and which group they use from now on; None: they fail.

@@ -6,8 +6,6 @@ the latter to fall back to another backend in silence, which is right only where
 
 from __future__ import annotations
 
-import atexit
-import os
 from types import ModuleType
 
 _core: ModuleType | None = None
@@ -33,32 +31,3 @@ def core() -> ModuleType:
             name="smddp._core",
         )
     return _core
-
-
-_exit_hook_pid: int | None = None
-
-
-def shut_down_at_exit() -> None:
-    """Have this process leave its groups in good order when the interpreter exits, and not before a peer whose end it
-    follows. Idempotent.
-
-    A child that was forked later inherits the hook but not the groups, so the hook looks at the pid.
-    """
-    global _exit_hook_pid
-    if _exit_hook_pid == os.getpid():
-        return
-    _exit_hook_pid = owner = os.getpid()
-    native = core()
-    # Here and not above, because they ask this module for the core.
-    from smddp import last_error
-    from smddp.first_cause import give_way
-
-    def leave() -> None:
-        if os.getpid() == owner:
-            try:
-                last_error.leave()
-            finally:
-                give_way()
-                native.shutdown()
-
-    atexit.register(leave)

@@ -31,7 +31,7 @@ def register() -> None:
     import torch.distributed as dist
 
     _alias.install()
-    if not dist.is_available() or NAME.upper() in dist.Backend._plugins:
+    if not dist.is_available() or NAME in dist.Backend.backend_list:
         return
     # Naming the devices keeps torch's default backends: it fills only devices that have none.
     dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu", "cuda"])

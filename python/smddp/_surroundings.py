@@ -54,7 +54,7 @@ def torch() -> str:
         return f"{version}, which cannot be imported: {type(error).__name__}: {error}"
     if not dist.is_available():
         return f"{version}, built without torch.distributed"
-    if "SMDDP" in dist.Backend._plugins:
+    if "smddp" in dist.Backend.backend_list:
         return f'{version}, has backend="smddp"'
     autoload = os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD")
     return (

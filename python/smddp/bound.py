@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -31,11 +30,7 @@ class _Taken:
     nothing."""
 
     def __init__(self) -> None:
-        self._thread = threading.get_ident()
         self.calls: list[Call] = []
-
-    def is_mine(self) -> bool:
-        return self._thread == threading.get_ident()
 
     def collective(self, call: Call) -> None:
         self.calls.append(call)
@@ -115,9 +110,9 @@ def _ours(group: Any) -> SmddpProcessGroup:
 def _taken(group: SmddpProcessGroup, call: Callable[[], Any]) -> Call:
     """What the group would do for that."""
     if group._estimate is not None:
-        raise RuntimeError("bind: times are being estimated on this group, or another thread binds a call of it")
+        raise RuntimeError("bind: this thread has a time estimate open on this group")
     taken = _Taken()
-    group._estimate = taken  # type: ignore[assignment]
+    group._estimate = taken
     try:
         call()
     finally:

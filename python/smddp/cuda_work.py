@@ -127,8 +127,9 @@ class CudaWork(DeviceWork):
         # waits for futures (the DDP reducer, hooks) counts on it to run ahead of the device.
         if self._native.is_enqueued():
             callback()
-        else:
-            self._native.on_enqueued(callback)
+        elif not self._native.on_enqueued(callback):
+            self._drive()
+            callback()
 
 
 class StagedWork(DeviceWork):

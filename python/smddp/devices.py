@@ -21,6 +21,7 @@ from torch._C import _distributed_c10d as c10d
 from smddp import symmetric
 from smddp._register import NAME
 from smddp.abilities import answering
+from smddp.compat import backend_plugins, warn_missing
 from smddp.doors import arrive
 
 DEFAULT_DEVICES = {"cpu": NAME, "cuda": NAME}
@@ -38,25 +39,43 @@ class Request:
     device_id: torch.device | None = None
 
 
-def current_request() -> Request:
-    """Read the backend string from torch's `_new_process_group_helper`, which is calling us.
+#: Local variables of `torch.distributed.distributed_c10d._new_process_group_helper`: the parsed backend string, torch's
+#: own group, and the device that the group is bound to.
+HELPER_LOCALS = ("backend_config", "pg", "device_id")
 
-    A creator is told its own device alone. torch keeps the parsed string in a local variable; without it
-    (other callers) all devices are taken to be ours.
+
+def current_request() -> Request:
+    """Reads the backend string from the frame of torch's that calls our creator.
+
+    A creator gets its own device only. torch keeps the parsed string in a local variable of the function that calls
+    the creator, whatever the function is called. Warns where torch has no such variable: all devices are then served
+    by smddp.
     """
+    by_torch = False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "_new_process_group_helper" and frame.f_globals.get("__name__", "").startswith(
-            "torch.distributed."
-        ):
+        if frame.f_globals.get("__name__", "").startswith("torch.distributed."):
+            by_torch = True
             names = frame.f_locals
-            config = names.get("backend_config")
-            if config is None:
-                break
-            backends = {str(device): str(backend) for device, backend in config.get_device_backend_map().items()}
-            return Request(backends, names.get("pg"), names.get("device_id"))
+            config: Any = names.get(HELPER_LOCALS[0])
+            if hasattr(config, "get_device_backend_map"):
+                backends = {str(device): str(backend) for device, backend in config.get_device_backend_map().items()}
+                return Request(backends, names.get(HELPER_LOCALS[1]), names.get(HELPER_LOCALS[2]))
         frame = frame.f_back
+    if by_torch and not _Warned.request:
+        _Warned.request = True
+        warn_missing(
+            f"local variable {HELPER_LOCALS[0]!r} in the function that makes process groups",
+            "smddp serves the CPU and CUDA devices of every group, also of one with several backends, such as "
+            "'cpu:gloo,cuda:smddp'",
+        )
     return Request()
+
+
+class _Warned:
+    """Warnings that this process has given."""
+
+    request = False
 
 
 def mesh_siblings(ranks: Sequence[int]) -> list[list[int]]:
@@ -113,7 +132,7 @@ def _registered(group: Any, device: str) -> Any:
 
 def _make(backend: str, store: Any, rank: int, size: int, timeout: timedelta, name: str, ranks: list[int]) -> Any:
     """One backend, as torch's own helper would make it."""
-    plugin = dist.Backend._plugins.get(backend.upper())
+    plugin = backend_plugins().get(backend.upper())
     if plugin is not None:
         if plugin.extended_api:
             options: Any = c10d._DistributedBackendOptions()

@@ -11,24 +11,26 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
-from torch._C import _len_torch_dispatch_stack as _dispatch_modes
-from torch.autograd import _profiler_enabled
+from torch import Tensor
 
+from smddp.compat import dispatch_modes as _dispatch_modes
+from smddp.compat import profiler_enabled as _profiler_enabled
 from smddp.profiling import call_range
 from smddp.tensors import NoMemoryError
 from smddp.waiting import waited_for
+from smddp.work import join
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 class _OnTheWay(threading.local):
-    """The handles of this thread's calls in the dispatcher, the innermost last."""
+    """The handles that each of this thread's calls in the dispatcher got from its backend, the innermost call last."""
 
     def __init__(self) -> None:
-        self.works: list[Any] = []
+        self.works: list[list[Any]] = []
 
 
 _on_the_way = _OnTheWay()
@@ -50,14 +52,14 @@ def collective(name: str) -> Callable[[Method], Method]:
             try:
                 return method(self, *args, **kwargs)
             except BaseException as error:
-                return failed(self, error, args, kwargs)
+                return failed(self, error, args, kwargs, heard)
 
         def heard(self: Any, *args: Any, **kwargs: Any) -> Any:
             through = self._dispatched(method.__name__)
             if through is None:
                 return direct(self, *args, **kwargs)
             works = _on_the_way.works
-            works.append(None)
+            works.append([])
             try:
                 answer = through(*args, **kwargs)
             except BaseException as error:
@@ -67,11 +69,13 @@ def collective(name: str) -> Callable[[Method], Method]:
                     raise
                 raise translated from None
             finally:
-                work = works.pop()
-            if work is not None:
-                return work  # torch's own handle of it knows less
-            # It did not come to the backend. A mode may want that; torch's answer to tensors without memory is silence.
-            return answer if _dispatch_modes() else direct(self, *args, **kwargs)
+                arrived = works.pop()
+            own_dispatch = _has_own_dispatch(args)
+            if arrived:
+                # torch's own handle of it knows less. A wrapper subclass makes one call for each tensor inside it.
+                return join(arrived) if own_dispatch else arrived[-1]
+            # It did not reach the backend. A mode or a subclass may want that; torch ignores tensors without memory.
+            return answer if own_dispatch or _dispatch_modes() else direct(self, *args, **kwargs)
 
         def direct(self: Any, *args: Any, **kwargs: Any) -> Any:
             try:
@@ -82,11 +86,20 @@ def collective(name: str) -> Callable[[Method], Method]:
             except BaseException as error:
                 return failed(self, error, args, kwargs)
 
-        def failed(self: Any, error: BaseException, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            waited = waited_for(args) if isinstance(error, NoMemoryError) else None
-            if waited is not None:
-                # Nothing has moved yet.
-                return direct(self, *waited, **kwargs)
+        def failed(
+            self: Any,
+            error: BaseException,
+            args: tuple[Any, ...],
+            kwargs: dict[str, Any],
+            dispatch: Callable[..., Any] | None = None,
+        ) -> Any:
+            if isinstance(error, NoMemoryError):  # nothing has moved yet
+                waited = waited_for(args)
+                if waited is not None:
+                    return direct(self, *waited, **kwargs)
+                if dispatch is not None:
+                    # torch's dispatcher unwraps the tensors of torch.func's transforms and of wrapper subclasses.
+                    return dispatch(self, *args, **kwargs)
             translated = self._failed(error)
             if translated is error:
                 raise
@@ -105,13 +118,24 @@ def arrive(group: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any
     found = getattr(type(group), method)
     work = getattr(found, "direct", found)(group, *args, **kwargs)
     if _on_the_way.works:
-        _on_the_way.works[-1] = work
+        _on_the_way.works[-1].append(work)
     return work
 
 
 def current_work() -> Any:
     """The handle of this thread's call that is in the dispatcher and has been to its backend; else None."""
-    return _on_the_way.works[-1] if _on_the_way.works else None
+    return _on_the_way.works[-1][-1] if _on_the_way.works and _on_the_way.works[-1] else None
+
+
+def _has_own_dispatch(arguments: Iterable[Any]) -> bool:
+    """Returns whether a tensor among the arguments is of a class that implements `__torch_dispatch__`."""
+    for argument in arguments:
+        if isinstance(argument, Tensor):
+            if type(argument).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+                return True
+        elif isinstance(argument, (list, tuple)) and _has_own_dispatch(argument):
+            return True
+    return False
 
 
 def _never_traced(function: Callable[..., Any]) -> None:

@@ -6,7 +6,8 @@ so `except` clauses written for either see it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from torch.distributed import DistBackendError
@@ -74,6 +75,15 @@ def translate(error: BaseException, ranks: Sequence[int] | None) -> BaseExceptio
     about = getattr(error, "ranks", ())
     made.ranks = [ranks[rank] for rank in about] if ranks is not None else list(about)
     return made
+
+
+@contextmanager
+def translated(ranks: Sequence[int] | None) -> Iterator[None]:
+    """Raises the core's errors of the block as the classes above. ranks: as in `translate`."""
+    try:
+        yield
+    except CoreError as error:
+        raise translate(error, ranks) from None
 
 
 def rank_note(ranks: Sequence[int] | None) -> str:

@@ -4,25 +4,20 @@ answered at once by the cost model. A torch that has `torch.distributed._time_es
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
+from smddp.per_thread import PerThread
 from smddp.profiling import buffer_bytes
 
 
 class Estimate:
-    """What the calls of one thread on one group would take, from its beginning on."""
+    """Expected time of the calls of one thread on one group."""
 
     def __init__(self, comm: Any, size: int) -> None:
-        self._thread = threading.get_ident()
         self._comm = comm
         self._size = size
         self._known: dict[tuple[int, int, int, int], float] = {}
         self.seconds = 0.0
-
-    def is_mine(self) -> bool:
-        """Whether the calls of this thread are estimated."""
-        return self._thread == threading.get_ident()
 
     def collective(self, call: Any) -> None:
         """call: a `collectives.base.Call`."""
@@ -36,12 +31,11 @@ class Estimate:
         self.seconds += self._comm.estimate_message(peer, nbytes)
 
 
-class Estimating:
+class Estimating(PerThread):
     """The part of a group that torch asks for estimates."""
 
     _comm: Any
     _size: int
-    _estimate: Estimate | None = None
 
     def _start_time_estimate(self) -> None:
         """This thread's calls are estimated from now on; an estimate that an exception left open is forgotten."""
@@ -51,5 +45,7 @@ class Estimating:
         """Microseconds of the calls since then, one after the other. Raises RuntimeError where nothing was begun."""
         estimate, self._estimate = self._estimate, None
         if estimate is None:
-            raise RuntimeError("smddp: no time estimate was begun on this group, or a call in it raised and ended it")
-        return estimate.seconds * 1e6
+            raise RuntimeError(
+                "smddp: this thread began no time estimate on this group, or a call in it raised and ended it"
+            )
+        return float(estimate.seconds * 1e6)

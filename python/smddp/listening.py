@@ -141,7 +141,7 @@ def _nan_check(attach: Callable[..., Any], pg: Any) -> Any:
 
 def _recorder(attach: Callable[..., Any], pg: Any, global_ranks: Sequence[int] = ()) -> Any:
     own = pg._torchs_group() if isinstance(pg, Listened) else None
-    if own is None or not _recorder_wanted(sys._getframe(1).f_code.co_name):
+    if own is None or not _recorder_wanted(sys._getframe(1).f_globals.get("__name__", "")):
         return attach(pg, global_ranks)
     handle = attach(own, global_ranks or list(pg._all_ranks))
     key = object()
@@ -159,11 +159,11 @@ def _drop_listener(group: Any, key: object) -> None:
 
 
 def _recorder_wanted(caller: str) -> bool:
-    """Whether torch's recorder was asked for.
+    """Returns whether the program asked for torch's recorder. caller: the module that attaches it.
 
-    torch attaches one to every group, asked or not; each call would take twice as long for it. So it counts where the
-    size of its buffer is set, or where the program attaches it.
+    torch.distributed attaches a recorder to every group, and each call takes twice as long with one. So it counts only
+    where the size of its buffer is set, or where another module attaches it.
     """
-    if caller != "_maybe_attach_flight_recorder":
+    if not caller.startswith("torch.distributed."):
         return True
     return any(os.environ.get(name) for name in ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"))

@@ -19,13 +19,16 @@ from torch.distributed import distributed_c10d as dist_c10d
 
 from smddp import resharding, watch
 from smddp._info import say_paths
-from smddp._native import core, shut_down_at_exit
+from smddp._native import core
 from smddp._register import NAME
 from smddp.abilities import answering
+from smddp.at_exit import shut_down_at_exit
 from smddp.at_once import at_once
 from smddp.collectives import SmddpCollectives
+from smddp.collectives.base import BARRIER, PLAIN, UINT8
 from smddp.devices import Request, current_request, device_backend, mesh_siblings, others
 from smddp.ending import hear_of_ends
+from smddp.errors import translated
 from smddp.listening import Listened
 from smddp.options import gather_options, seconds
 from smddp.reconfigure import Reconfigurable, instance
@@ -134,14 +137,14 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
         self._mailbox = Mailbox(rank)
         self._sent: dict[int, tuple[int, int]] = {}
         self._cuda = None
-        self._batch = None
+        self._forget_threads()
 
     def _connect(self, store: Any, call: str, name: str, limit: timedelta, known: Any = None) -> None:
         """Meets the group's other ranks at the store. call, known, errors: as those of `rendezvous.connect`."""
         comm = connect(store, call, name, self._rank, self._size, limit.total_seconds(), self._ranks, known)
         comm.set_timeout(self._timeout.total_seconds())
         self._hold(comm)
-        self._monitored = MonitoredBarrier(store, self._rank, self._size, self._ranks)
+        self._monitored = MonitoredBarrier(store, self._rank, self._size, self._ranks, self._own_barrier)
 
     def _opened(self, connected: bool = True) -> None:
         """The group is in use from now on, `connected` or to be so later."""
@@ -254,6 +257,11 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
             limit = seconds(options) or self._timeout.total_seconds()
         self._monitored(limit, wait_all_ranks)
 
+    def _own_barrier(self, limit: float) -> None:
+        """A barrier of the group with a deadline of `limit` seconds. Raises as any collective."""
+        with translated(self._ranks):
+            self._comm.collective(BARRIER, UINT8, *PLAIN, 0, None, None, (), limit, False)
+
     # Leaving
 
     def shutdown(self) -> None:
@@ -265,7 +273,8 @@ class SmddpProcessGroup(Reconfigurable, Shrinkable, SmddpCollectives, Listened, 
         first = self._forget()
         try:
             if first and sys.exc_info()[0] is None:
-                _leave_together(self._comm)
+                with translated(self._ranks):
+                    _leave_together(self._comm)
         finally:
             self._comm.close()
             self._mailbox.close()

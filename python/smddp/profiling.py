@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
-from torch._C._profiler import _RecordFunctionFast
 from torch.profiler import record_function
 
 from smddp._info import COLLECTIVES
+from smddp.compat import record_range
 
 # Collectives of which most ranks hold one part only.
 _IN_PARTS = ("gather", "scatter")
@@ -62,7 +62,7 @@ def _way(comm: Any, path: str, nbytes: int, what: str) -> Any:
 
 def _range(name: str, tensors: list[Tensor], values: dict[str, Any]) -> Any:
     try:
-        return _RecordFunctionFast(name, tensors, values)
+        return record_range(name, tensors, values)
     except TypeError:  # an older torch takes a name and no more
         return record_function(name)
 

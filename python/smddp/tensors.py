@@ -15,6 +15,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from smddp.compat import without_transforms
+
 Block = tuple[int, int]
 # No storage is as large as this.
 _LOW = 1 << 40
@@ -40,8 +42,15 @@ def readable(tensor: Tensor) -> Tensor:
 
 
 def block(tensor: Tensor) -> Block:
-    """(address, elements) of a plain tensor. Raises NoMemoryError for one whose memory was given back."""
-    address, count = tensor.data_ptr(), tensor.numel()
+    """(address, elements) of a plain tensor. Raises NoMemoryError for one without memory, and for wrappers."""
+    count = tensor.numel()
+    try:
+        address = tensor.data_ptr()
+    except RuntimeError as error:
+        raise NoMemoryError(
+            f"a tensor of {describe(tensor)} has no memory ({error}). Inside a torch.func transform use the "
+            "calls that take single tensors, such as all_gather_into_tensor: torch does not unwrap lists of lists"
+        ) from None
     # A view into memory that was given back says how far into it, so its address is low and not 0.
     if address < _LOW and count and address == tensor.storage_offset() * tensor.element_size():
         raise NoMemoryError(
@@ -73,7 +82,8 @@ class CopyBack:
 
     def __call__(self) -> None:
         # May run on a helper thread, where grad mode is on; and inference tensors only change in inference mode.
-        with torch.inference_mode(self._tensor.is_inference()), torch.no_grad():
+        # A wait inside a torch.func transform comes here too: these tensors are already unwrapped.
+        with torch.inference_mode(self._tensor.is_inference()), torch.no_grad(), without_transforms():
             self._tensor.detach().copy_(self._buffer)
 
 

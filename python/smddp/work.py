@@ -164,8 +164,9 @@ class CoreWork(Handle):
         # The core's helper thread runs one callback at a time, and this may be one of them.
         if self._native.is_done():
             callback()
-        else:
-            self._native.on_done(callback)
+        elif not self._native.on_done(callback):
+            self._drive()
+            callback()
 
 
 class SmddpWork(CoreWork):

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from smddp import stacks
 from smddp._info import COLLECTIVES, say_paths
-from smddp._native import core, shut_down_at_exit
+from smddp._native import core
+from smddp.at_exit import shut_down_at_exit
 from smddp.launching.variables import launched
 
 if TYPE_CHECKING:

@@ -1,5 +1,10 @@
 """Several calls behind one handle."""
 
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import smddp
 import torch
 import torch.distributed as dist
 
@@ -81,3 +86,48 @@ def test_both_spellings_of_the_block_are_there():
         world.allreduce([tensor])
         assert getattr(world, end)(torch.device("cpu")).wait()
         same(tensor, torch.full((2,), 2.0))
+
+
+def elsewhere(what: Callable[[], object]) -> object:
+    """Runs `what` on another thread. Returns its value, or its exception."""
+    found: list[object] = []
+
+    def run() -> None:
+        try:
+            found.append(what())
+        except Exception as error:
+            found.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@on_ranks(1)
+def test_blocks_and_estimates_of_a_thread_are_not_another_threads():
+    """Two threads, each with what the other may open, end or fail meanwhile."""
+    group, cpu = dist.group.WORLD, torch.device("cpu")
+    opened: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {
+        "block": (lambda: group._start_coalescing(cpu), lambda: group._end_coalescing(cpu).wait()),
+        "estimate": (group._start_time_estimate, group._end_time_estimate),
+    }
+
+    def refused() -> None:
+        group.all_gather_single(torch.empty(4), torch.ones(3))
+
+    for name, (begin, end) in opened.items():
+        begin()
+        group.allreduce([torch.ones(2)])
+        assert isinstance(elsewhere(refused), ValueError), name
+        # The other thread has none open, and may open its own.
+        assert isinstance(elsewhere(end), RuntimeError), name
+        for other in opened:
+            failed = elsewhere(lambda other=other: [step() for step in opened[other]])
+            assert not isinstance(failed, Exception), (name, other, failed)
+        group.allreduce([torch.ones(2)])
+        end()
+    bound = elsewhere(lambda: smddp.bind(dist.all_reduce, torch.ones(2)))
+    assert not isinstance(bound, Exception), bound
+    group.allreduce([tensor := torch.full((2,), 5.0)]).wait()
+    assert tensor.tolist() == [5.0, 5.0]

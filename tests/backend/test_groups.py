@@ -322,6 +322,29 @@ def test_monitored_barrier_names_who_is_missing_in_torchs_words():
 
 
 @on_ranks(2)
+def test_monitored_barrier_works_after_the_store_has_exited():
+    rank, group = dist.get_rank(), dist.new_group([0, 1])
+    short = datetime.timedelta(seconds=0.3)
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False) if rank == 0 else None
+    port = [server.port if server else 0]
+    dist.broadcast_object_list(port, 0)
+    store = server or dist.TCPStore("127.0.0.1", port[0], is_master=False)
+    group._monitored._store = dist.PrefixStore("group", store)
+    group.monitored_barrier()
+    if rank == 0:
+        # A rank of another host would see the connection close; here it is the server's own process.
+        group._monitored._store = dist.PrefixStore("group", dist.TCPStore("127.0.0.1", port[0], is_master=False))
+        del server, store
+    dist.barrier()
+    group.monitored_barrier()
+    group.monitored_barrier(wait_all_ranks=True)
+    if rank == 0:
+        with pytest.raises(RuntimeError, match="Rank 1 failed to pass monitoredBarrier in 300 ms"):
+            group.monitored_barrier(short)
+    dist.barrier()
+
+
+@on_ranks(2)
 def test_detail_debug_mode_is_served():
     dist.set_debug_level(dist.DebugLevel.DETAIL)
     try:

@@ -1,7 +1,12 @@
 """Sends and receives."""
 
+import datetime
+import time
+
+import pytest
 import torch
 import torch.distributed as dist
+from smddp import CollectiveTimeoutError
 
 from backend.oracle import MOVING, contribution, same
 from backend.ranks import on_ranks
@@ -149,3 +154,58 @@ def test_objects_go_from_rank_to_rank():
         listed = [None, None]
         dist.recv_object_list(listed, 0)
         assert listed == ["a", {"b": 1}]
+
+
+@on_ranks(1, 2)
+def test_a_message_to_the_own_rank_arrives_in_a_leaf_that_requires_grad():
+    rank = dist.get_rank()
+    for buffer in (torch.zeros(4, requires_grad=True), torch.zeros(2, 2, requires_grad=True)):
+        work = dist.irecv(buffer, rank)
+        dist.isend(torch.full((4,), 3.0), rank).wait()
+        work.wait()
+        assert torch.equal(buffer.detach().view(-1), torch.full((4,), 3.0))
+
+
+@on_ranks(1)
+def test_a_receive_from_the_own_rank_that_timed_out_takes_no_later_message():
+    seconds = datetime.timedelta(seconds=0.05)
+    first, second = torch.zeros(2), torch.zeros(2)
+    late = dist.irecv(first, 0, tag=5)
+    for _ in range(2):  # a second wait raises the same
+        with pytest.raises(CollectiveTimeoutError, match="sent nothing to itself"):
+            late.wait(seconds)
+    assert late.is_completed() and not late.is_success()
+    dist.isend(torch.full((2,), 7.0), 0, tag=5).wait()
+    dist.irecv(second, 0, tag=5).wait(datetime.timedelta(seconds=5))
+    assert first.tolist() == [0.0, 0.0] and second.tolist() == [7.0, 7.0]
+
+
+@on_ranks(1)
+def test_a_receive_from_the_own_rank_ends_at_its_deadline_without_a_wait():
+    group = dist.new_group([0], timeout=datetime.timedelta(seconds=0.05))
+    first, second = torch.zeros(2), torch.zeros(2)
+    late = [dist.irecv(each, 0, group=group) for each in (first, torch.zeros(2))]
+    while not late[0].is_completed():
+        time.sleep(0.01)
+    dist.isend(torch.full((2,), 7.0), 0, group=group)
+    assert late[1].is_completed() and not late[1].is_success()
+    dist.irecv(second, 0, group=group).wait()
+    assert first.tolist() == [0.0, 0.0] and second.tolist() == [7.0, 7.0]
+
+
+@on_ranks(2)
+def test_a_receive_whose_wait_timed_out_is_still_the_first_in_line():
+    """wait(timeout) gives up the wait, not the receive: the next message is its, and a second wait gets it."""
+    if dist.get_rank() == 0:
+        first, second = torch.zeros(2), torch.zeros(2)
+        work = dist.irecv(first, 1, tag=5)
+        with pytest.raises(CollectiveTimeoutError, match="wait again"):
+            work.wait(datetime.timedelta(seconds=0.05))
+        dist.barrier()
+        work.wait()
+        dist.recv(second, 1, tag=5)
+        assert first.tolist() == [1.0, 1.0] and second.tolist() == [2.0, 2.0]
+    else:
+        dist.barrier()
+        dist.send(torch.full((2,), 1.0), 0, tag=5)
+        dist.send(torch.full((2,), 2.0), 0, tag=5)

@@ -6,7 +6,9 @@ import os
 import signal
 import threading
 import time
+from typing import Any
 
+import smddp
 import torch
 import torch.distributed as dist
 
@@ -58,3 +60,52 @@ def test_ctrl_c_ends_a_wait_within_half_a_second_and_the_call_goes_on() -> None:
         dist.all_reduce(again)
         assert again.tolist() == [1.0, 1.0]
     assert not late or min(late) < 0.5, late
+
+
+class Stopped(Exception):
+    """Raised by a signal handler."""
+
+
+def stop(number: int, frame: object) -> None:
+    raise Stopped
+
+
+def leave_torch(group: Any) -> None:
+    dist.destroy_process_group(group)
+
+
+def leave_in_a_with(group: smddp.Communicator) -> None:
+    with group:
+        pass
+
+
+@on_ranks(2)
+def test_a_signal_while_a_group_is_left_raises_its_handlers_exception() -> None:
+    store = dist.distributed_c10d._get_default_store()
+    rank, handlers = dist.get_rank(), [(signal.default_int_handler, KeyboardInterrupt), (stop, Stopped)]
+    ways = {"destroy": leave_torch, "close": smddp.Communicator.close, "with": leave_in_a_with}
+    for number, (way, leave) in enumerate(ways.items()):
+        for turn, (handler, error) in enumerate(handlers):
+            name = f"leaving {number} {turn}"
+            if way == "destroy":
+                group: Any = dist.new_group([0, 1])
+            else:
+                group = smddp.init(rank, 2, store=dist.PrefixStore(name, store))
+            if rank == 0:
+                before = signal.signal(signal.SIGINT, handler)
+                timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+                timer.start()
+                try:
+                    leave(group)
+                    raise AssertionError(f"{name}: the other rank has not come yet")
+                except error:
+                    pass
+                finally:
+                    timer.join()
+                    signal.signal(signal.SIGINT, before)
+                    store.set(name, "left")
+            else:
+                store.wait([name])
+                leave(group)
+    dist.all_reduce(tensor := torch.ones(2))
+    assert tensor.tolist() == [2.0, 2.0]

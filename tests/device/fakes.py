@@ -212,11 +212,12 @@ class Native:
     def is_enqueued(self) -> bool:
         return True
 
-    def on_done(self, callback: Callable[[], Any]) -> None:
+    def on_done(self, callback: Callable[[], Any]) -> bool:
         if self._done:
             callback()
         else:
             self._callbacks.append(callback)
+        return True
 
 
 class Comm:
@@ -274,6 +275,9 @@ class Group(SmddpCollectives):
         self._mailbox = Mailbox(0)
         self._sent = {}
         self._timeout = timedelta(seconds=5)
+
+    def _dispatched(self, method: str) -> None:
+        """This fake has no group of torch's to dispatch calls."""
 
     @property
     def native(self) -> Native:

@@ -3,6 +3,7 @@
 import datetime
 import os
 import signal
+import threading
 import time
 from unittest import mock
 
@@ -663,3 +664,25 @@ def test_the_death_of_a_rank_is_told_to_the_others_and_no_stream_is_stuck(machin
     pool.close()
     assert list(said) == [1], said
     assert "status -9" in said[1]
+
+
+@on_machines("reference")
+def test_python_goes_on_while_a_group_prepares_a_device_on_another_thread():
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    group = dist.new_group(list(range(dist.get_world_size())))
+    if rank == 0:
+        preparing = threading.Thread(target=lambda: dist.all_reduce(mine(3), group=group))
+        preparing.start()
+        began = time.monotonic()
+        # The other ranks have not come, so the thread waits for them.
+        while time.monotonic() - began < 0.5:
+            assert group.communicator.device_path(0) is None
+            time.sleep(0.01)
+        store.set("looked", "yes")
+        preparing.join()
+        # Questions were answered at once: half a second and not the deadline.
+        assert time.monotonic() - began < 20
+    else:
+        store.wait(["looked"])
+        dist.all_reduce(mine(3), group=group)
+    assert group.communicator.device_path(0) is not None

@@ -60,6 +60,7 @@ pub use smddp_transport::host_name;
 pub use smddp_transport::process::{
     Endpoint, SingleCopy, SymmetricBuffer, SymmetricUsage, frames_from, leave_error, undisturbed,
 };
+pub use smddp_transport::threads::spawn;
 pub use startup::{Known, MAX_RANKS, Pending, Store};
 pub use types::{DType, RedOp};
 pub use wait::cores;

@@ -113,10 +113,11 @@ impl Shared {
         usize::try_from(self.source.load(Ordering::Relaxed)).ok()
     }
 
-    /// Sleeps until it is on a device or done, or the time is up.
-    pub(crate) fn sleep(&self, at_most: Duration) {
+    /// Sleeps until the call is done, or on a device where that is what the caller waits for (`enqueued`), or the time is up.
+    pub(crate) fn sleep(&self, at_most: Duration, enqueued: bool) {
         let mut state = self.lock();
-        if !self.is_done() {
+        let reached = enqueued && self.enqueued.load(Ordering::Acquire);
+        if !self.is_done() && !reached {
             state.sleepers += 1;
             let (mut state, _) =
                 self.changed.wait_timeout(state, at_most).unwrap_or_else(PoisonError::into_inner);
@@ -163,4 +164,23 @@ pub fn set_interrupt(check: fn() -> bool) {
 /// Whether a signal's handler wants to run: for who waits outside the core.
 pub fn interrupted() -> bool {
     INTERRUPT.get().is_some_and(|check| check())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+
+    #[test]
+    fn a_sleep_until_a_call_is_on_a_device_ends_at_once_where_it_is() {
+        let shared = Shared::new(None);
+        shared.enqueued();
+        let begun = Instant::now();
+        shared.sleep(Duration::from_secs(60), true);
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        // The same call is not done.
+        shared.sleep(Duration::from_millis(1), false);
+        assert!(!shared.is_done());
+    }
 }

@@ -6,7 +6,7 @@ use smddp_core::{Call, Collective, Communicator, DType, Known, On, Options, RedO
 use smddp_rendezvous::{Launched, Meet};
 
 use crate::blocks::parse;
-use crate::errors::{not_met, raise};
+use crate::errors::{not_met, raise, waited};
 use crate::store::PyStore;
 use crate::work::Work;
 use smddp_core::duration as seconds;
@@ -93,7 +93,7 @@ impl Comm {
 
     #[pyo3(signature = (color, key))]
     fn split(&self, py: Python<'_>, color: Option<i64>, key: i64) -> PyResult<Option<Self>> {
-        let made = py.detach(|| self.comm.split(color, key)).map_err(|error| raise(py, error))?;
+        let made = waited(py, || self.comm.split(color, key))?;
         Ok(made.map(Self::over))
     }
 
@@ -189,7 +189,7 @@ impl Comm {
     }
 
     fn finish(&self, py: Python<'_>, limit: f64) -> PyResult<()> {
-        py.detach(|| self.comm.finish(seconds(limit))).map_err(|error| raise(py, error))
+        waited(py, || self.comm.finish(seconds(limit)))
     }
 
     /// Seconds that leaving the group may take by default.
@@ -198,12 +198,18 @@ impl Comm {
         smddp_core::Config::get().map_or(0.0, |config| config.leave.as_secs_f64())
     }
 
-    fn close(&self, py: Python<'_>) {
-        py.detach(|| self.comm.close());
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        waited(py, || {
+            self.comm.close();
+            Ok(())
+        })
     }
 
-    fn let_go(&self, py: Python<'_>) {
-        py.detach(|| self.comm.let_go());
+    fn let_go(&self, py: Python<'_>) -> PyResult<()> {
+        waited(py, || {
+            self.comm.let_go();
+            Ok(())
+        })
     }
 
     fn error(&self, py: Python<'_>) -> Option<Py<PyAny>> {
@@ -236,18 +242,17 @@ impl Comm {
 
     /// The stream on which the group moves memory of a device. The first call on a device meets all ranks.
     fn device_stream(&self, py: Python<'_>, device: i32) -> PyResult<u64> {
-        let found = py.detach(|| {
+        waited(py, || {
             let on = On { device: smddp_core::device::device(device)?, stream: Stream(0) };
             self.comm.prepare_device(&on)
-        });
-        found.map_err(|error| raise(py, error))?;
-        let stream = self.comm.on_device(device).map(|(stream, _)| stream.0);
+        })?;
+        let stream = py.detach(|| self.comm.on_device(device)).map(|(stream, _)| stream.0);
         stream.ok_or_else(|| PyRuntimeError::new_err(format!("group {}: it is closed", self.name)))
     }
 
     /// How device memory goes within a node, in words; `None` before the first call on that device.
-    fn device_path(&self, device: i32) -> Option<String> {
-        self.comm.on_device(device).map(|(_, path)| path)
+    fn device_path(&self, py: Python<'_>, device: i32) -> Option<String> {
+        py.detach(|| self.comm.on_device(device)).map(|(_, path)| path)
     }
 
     fn way(&self) -> String {

@@ -4,18 +4,21 @@ use pyo3::create_exception;
 use pyo3::exceptions::{PyKeyboardInterrupt, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-create_exception!(_core, Error, PyRuntimeError, "An operation or a group failed.");
-create_exception!(_core, CollectiveTimeoutError, Error, "A deadline passed; the text names who is missing.");
-create_exception!(_core, MismatchError, Error, "Two ranks made different calls; the text names both.");
-create_exception!(_core, PeerLostError, Error, "A rank died or left while it was needed.");
-create_exception!(_core, ClosedError, Error, "The group was aborted or destroyed.");
+use crate::callbacks;
+
+// Named as they are documented; `smddp._core` only holds them.
+create_exception!(smddp, Error, PyRuntimeError, "An operation or a group failed.");
+create_exception!(smddp, CollectiveTimeoutError, Error, "A deadline passed; the text names who is missing.");
+create_exception!(smddp, MismatchError, Error, "Two ranks made different calls; the text names both.");
+create_exception!(smddp, PeerLostError, Error, "A rank died or left while it was needed.");
+create_exception!(smddp, ClosedError, Error, "The group was aborted or destroyed.");
 create_exception!(
-    _core,
+    smddp,
     TopologyError,
     Error,
     "Ranks cannot reach each other, or differ in version or settings."
 );
-create_exception!(_core, ConfigError, PyValueError, "A setting is not valid.");
+create_exception!(smddp, ConfigError, PyValueError, "A setting is not valid.");
 
 pub(crate) fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
@@ -42,12 +45,27 @@ pub(crate) fn raise(py: Python<'_>, error: smddp_core::Error) -> PyErr {
         E::Timeout { missing, .. } => (CollectiveTimeoutError::new_err(text), missing.clone()),
         E::Mismatch { rank, .. } => (MismatchError::new_err(text), vec![*rank]),
         E::PeerLost { rank, .. } => (PeerLostError::new_err(text), vec![*rank]),
-        E::Closed { .. } | E::Forked { .. } => (ClosedError::new_err(text), Vec::new()),
+        E::Closed { .. } => {
+            callbacks::hold_back(py);
+            (ClosedError::new_err(text), Vec::new())
+        }
+        E::Forked { .. } => (ClosedError::new_err(text), Vec::new()),
         E::Topology(_) => (TopologyError::new_err(text), Vec::new()),
         _ => (Error::new_err(text), Vec::new()),
     };
     let _ = exception.value(py).setattr("ranks", ranks);
     exception
+}
+
+/// Runs what waits in the core, without the interpreter's lock.
+///
+/// The exception of a signal handler that ran meanwhile is raised also where the core had to end its work first.
+pub(crate) fn waited<T: Send>(
+    py: Python<'_>,
+    wait: impl FnOnce() -> smddp_core::Result<T> + Send,
+) -> PyResult<T> {
+    let outcome = py.detach(wait).map_err(|error| raise(py, error));
+    PyErr::take(py).map_or(outcome, Err)
 }
 
 /// The exception of ranks that did not meet.

@@ -8,6 +8,7 @@ use smddp_core::config::SETTINGS;
 use smddp_core::{Config, Endpoint, SingleCopy, SymmetricBuffer, SymmetricUsage};
 use smddp_rendezvous::Launched;
 
+use crate::callbacks;
 use crate::errors::{not_met, raise};
 
 /// (name, value, default, source, what it does) of every setting.
@@ -104,10 +105,14 @@ pub(crate) fn undisturbed(py: Python<'_>, library: &str, load: Py<PyAny>) -> PyR
     smddp_core::undisturbed(library, || load.call0(py))
 }
 
-/// Leaves all groups in good order.
+/// Ends the callbacks of futures, within `seconds`, then leaves all groups in good order.
 #[pyfunction]
-pub(crate) fn shutdown(py: Python<'_>) {
-    py.detach(smddp_core::shutdown);
+pub(crate) fn shutdown(py: Python<'_>, seconds: f64) {
+    py.detach(|| {
+        callbacks::stop(smddp_core::duration(seconds));
+        callbacks::exit_here();
+        smddp_core::shutdown();
+    });
 }
 
 /// Has those who see this process go say that this was its last error.

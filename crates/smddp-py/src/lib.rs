@@ -6,6 +6,7 @@ mod at_once;
 mod blocks;
 mod bound;
 mod buffers;
+mod callbacks;
 mod comm;
 mod errors;
 mod info;
@@ -18,15 +19,18 @@ mod work;
 
 use pyo3::prelude::*;
 
-/// Whether a signal handler wants to run: asked by threads that wait in the core.
+/// Returns whether a signal handler wants to run; threads that wait in the core call it a few times a second.
+///
+/// Python runs handlers on the main thread only. Another thread must not wait for the interpreter here: it holds a group's
+/// driver, and is stopped for ever where the interpreter has exited meanwhile.
 fn signal_waits() -> bool {
-    if smddp_tensorflow::in_kernel() {
+    if smddp_tensorflow::in_kernel() || rustix::thread::gettid() != rustix::process::getpid() {
         return false;
     }
     Python::attach(|py| match py.check_signals() {
         Ok(()) => false,
         Err(error) => {
-            // Raised again by whoever gets `Interrupted` from the core.
+            // `errors::raise` takes it for the core's `Interrupted`.
             error.restore(py);
             true
         }

@@ -134,10 +134,7 @@ impl PyStore {
                     questions.into_iter().for_each(|question| question());
                     ended.store(true, Ordering::Release);
                 };
-                std::thread::Builder::new()
-                    .name("smddp-store".to_owned())
-                    .spawn(run)
-                    .map_err(|error| gone(&error))?;
+                smddp_core::spawn("smddp-store", run).map_err(|error| gone(&error))?;
                 self.asker.get_or_init(|| sender)
             }
         };

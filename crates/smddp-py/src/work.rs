@@ -1,11 +1,9 @@
 //! `Work`, and how waits give way to Ctrl-C and to other Python threads.
 
-use std::sync::mpsc::{Sender, channel};
-use std::sync::{Mutex, PoisonError};
-
 use pyo3::prelude::*;
-use smddp_core::{PerProcess, duration as seconds};
+use smddp_core::duration as seconds;
 
+use crate::callbacks;
 use crate::errors::raise;
 
 /// One call under way. Thread-safe; dropping it does not cancel the call.
@@ -28,8 +26,8 @@ impl Work {
         py.detach(|| self.0.wait_stream(smddp_core::Stream(stream))).map_err(|error| raise(py, error))
     }
 
-    fn is_done(&self) -> bool {
-        self.0.is_done()
+    fn is_done(&self, py: Python<'_>) -> bool {
+        self.0.is_done() || (self.0.needs_polling() && py.detach(|| self.0.poll()))
     }
 
     fn error(&self, py: Python<'_>) -> Option<Py<PyAny>> {
@@ -44,42 +42,21 @@ impl Work {
         self.0.is_enqueued()
     }
 
-    fn on_enqueued(&self, callback: Py<PyAny>) {
-        self.0.on_enqueued(Box::new(move || enqueue(callback)));
-    }
-
-    fn on_done(&self, callback: Py<PyAny>) {
-        self.0.on_done(Box::new(move || enqueue(callback)));
-    }
-}
-
-static CALLBACKS: PerProcess<Mutex<Option<Sender<Py<PyAny>>>>> = PerProcess::new();
-
-/// Hands a callback to the one thread that runs them: the thread that ends a call may hold locks that Python code
-/// must not meet.
-fn enqueue(callback: Py<PyAny>) {
-    let mut guard = CALLBACKS.get().lock().unwrap_or_else(PoisonError::into_inner);
-    if guard.is_none() {
-        let (sender, receiver) = channel::<Py<PyAny>>();
-        let spawned = std::thread::Builder::new().name("smddp-callbacks".to_owned()).spawn(move || {
-            for callback in receiver {
-                let ran = Python::try_attach(|py| {
-                    if let Err(error) = callback.call0(py) {
-                        error.write_unraisable(py, None);
-                    }
-                    drop(callback);
-                });
-                if ran.is_none() {
-                    return;
-                }
-            }
-        });
-        if spawned.is_err() {
-            return;
+    /// `false`: callbacks do not run any more, and the caller has to wait itself.
+    fn on_enqueued(&self, callback: Py<PyAny>) -> bool {
+        let runs = callbacks::start();
+        if runs {
+            self.0.on_enqueued(Box::new(move || callbacks::enqueue(callback)));
         }
-        *guard = Some(sender);
+        runs
     }
-    if let Some(sender) = guard.as_ref() {
-        let _ = sender.send(callback);
+
+    /// As `on_enqueued`.
+    fn on_done(&self, callback: Py<PyAny>) -> bool {
+        let runs = callbacks::start();
+        if runs {
+            self.0.on_done(Box::new(move || callbacks::enqueue(callback)));
+        }
+        runs
     }
 }

@@ -15,6 +15,7 @@ mod p2p;
 pub mod process;
 mod send;
 pub mod shm;
+pub mod threads;
 mod token;
 pub mod warn;
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd import _profiler_enabled
 from torch.distributed import Work
 
 from smddp import profiling
+from smddp.compat import profiler_enabled
 from smddp.dtypes import CODES, SUM
 from smddp.errors import translate
 from smddp.estimating import Estimating
@@ -58,14 +57,6 @@ class Call:
     root: int = 0
 
 
-class _Batch:
-    """An open coalescing block: what its thread started since."""
-
-    def __init__(self) -> None:
-        self.thread = threading.get_ident()
-        self.works: list[Work] = []
-
-
 class Base(Estimating):
     """One group, as its collectives see it. The class that uses it sets the attributes below."""
 
@@ -81,11 +72,10 @@ class Base(Estimating):
     _cuda: DeviceSide | None = None
     # The short way of calls that are quite ordinary, if there is one; smddp._core.AtOnce.
     _at_once: Any = None
-    _batch: _Batch | None = None
 
     def _short_way(self) -> Any:
-        """That of this moment: not in a coalescing block, nor under a profiler, nor while times are only estimated."""
-        if self._batch is not None or self._estimate is not None or (profiling.seen and _profiler_enabled()):
+        """Returns the fast path, or None in a coalescing block, in a time estimate and under a profiler."""
+        if (self._states is not None and self._has_thread_state()) or (profiling.seen and profiler_enabled()):
             return None
         return self._at_once
 
@@ -94,7 +84,7 @@ class Base(Estimating):
         return self._device_side().handle(native, output, self._ranks)
 
     def _failed(self, error: BaseException) -> BaseException:
-        """Called with everything that a public method raises; returns what is to be raised."""
+        """Ends this thread's block and estimate. error: raised by a public method. Returns the exception to raise."""
         if self._batch is not None:
             self._batch = None
             self._forget_coalescing()
@@ -185,12 +175,12 @@ class Base(Estimating):
 
     def _start(self, call: Call, options: Any) -> Work:
         """Hand one call to the core; a caller that would wait at once is served on the spot."""
-        if self._estimate is not None and self._estimate.is_mine():
+        if self._estimate is not None:
             self._estimate.collective(call)
             return self._note(DoneWork(call.outputs))
         # Not a `with` around a method of its own: that takes as long as both doors together.
         way = None
-        if profiling.seen and _profiler_enabled():
+        if profiling.seen and profiler_enabled():
             way = profiling.way_range(self._comm, call, self._size)
             way.__enter__()
         try:
@@ -223,21 +213,21 @@ class Base(Estimating):
 
     def _note(self, work: Work) -> Work:
         batch = self._batch
-        if batch is not None and batch.thread == threading.get_ident():
-            batch.works.append(work)
+        if batch is not None:
+            batch.append(work)
         return work
 
     # Coalescing. torch's own spelling in Python has an underscore; its C++ side looks for the one without.
 
     def _start_coalescing(self, device: torch.device) -> None:
-        """Calls of this thread on this group are one handle, up to `_end_coalescing`."""
+        """Makes the calls of this thread on this group one handle, up to `_end_coalescing`."""
         other = self._others.get(device.type)
         if other is not None:
             other._start_coalescing()
             return
         if self._batch is not None:
-            raise RuntimeError("smddp: a coalescing block is open in this group already")
-        self._batch = _Batch()
+            raise RuntimeError("smddp: this thread has a coalescing block open in this group already")
+        self._batch = []
 
     def _end_coalescing(self, device: torch.device) -> Work:
         other = self._others.get(device.type)
@@ -245,8 +235,8 @@ class Base(Estimating):
             return other._end_coalescing()
         batch, self._batch = self._batch, None
         if batch is None:
-            raise RuntimeError("smddp: no coalescing block is open in this group")
-        return join(batch.works) if batch.works else DONE
+            raise RuntimeError("smddp: this thread has no coalescing block open in this group")
+        return join(batch) if batch else DONE
 
     start_coalescing = _start_coalescing
     end_coalescing = _end_coalescing

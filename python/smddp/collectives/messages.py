@@ -7,11 +7,11 @@ from datetime import timedelta
 from typing import Any
 
 from torch import Tensor
-from torch.autograd import _profiler_enabled
 from torch.distributed import Work
 
 from smddp import profiling
 from smddp.collectives.base import After, Base
+from smddp.compat import profiler_enabled
 from smddp.doors import collective
 from smddp.dtypes import code_of
 from smddp.selfsend import Mailbox
@@ -35,7 +35,7 @@ class Messages(Base):
             return self._elsewhere(tensor).send(tensors, dstRank, tag)
         self._check_strided(tensor)
         self._check_peer("send", dstRank, tag)
-        if self._estimate is not None and self._estimate.is_mine():
+        if self._estimate is not None:
             self._estimate.message(dstRank, tensor.nbytes)
             return self._note(DoneWork([tensor]))
         staged = not tensor.is_cpu
@@ -72,7 +72,7 @@ class Messages(Base):
 
     def _receive(self, tensor: Tensor, source: int, tag: int) -> Work:
         self._check_strided(tensor)
-        if self._estimate is not None and self._estimate.is_mine():
+        if self._estimate is not None:
             self._estimate.message(source, tensor.nbytes)
             return self._note(DoneWork([tensor]))
         staged = not tensor.is_cpu
@@ -92,7 +92,7 @@ class Messages(Base):
         return self._note(SmddpWork(native, [tensor], after, self._ranks))
 
     def _begin(self, what: str, tensor: Tensor, begin: Callable[..., Any], *arguments: Any) -> Any:
-        if profiling.seen and _profiler_enabled():
+        if profiling.seen and profiler_enabled():
             with profiling.message_range(self._comm, tensor, what):
                 return begin(*arguments)
         return begin(*arguments)

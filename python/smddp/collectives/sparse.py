@@ -35,7 +35,7 @@ class SparseAllReduce(Base):
         The sizes must be known before the entries can move, so this runs to its end also where the caller
         asked for a handle.
         """
-        if self._estimate is not None and self._estimate.is_mine():
+        if self._estimate is not None:
             raise NotImplementedError("smddp cannot estimate a sparse all_reduce: its sizes come from the other ranks")
         if tensor.layout != torch.sparse_coo:
             self._check_strided(tensor)

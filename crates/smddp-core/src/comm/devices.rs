@@ -48,21 +48,33 @@ impl Communicator {
 
     fn handle(&self, on: &On) -> Result<Arc<SiteHandle>> {
         let inner = &self.0;
-        let mut handles = lock(&inner.handles);
-        if let Some(known) = handles.iter().find(|handle| handle.device.ordinal() == on.device.ordinal()) {
-            return Ok(known.clone());
+        if let Some(known) = self.prepared(on.device.ordinal()) {
+            return Ok(known);
         }
-        let (handle, site) = agree(self, on, handles.len(), handles.first(), inner.board.clone())?;
+        let _preparing = lock(&inner.preparing);
+        if let Some(known) = self.prepared(on.device.ordinal()) {
+            return Ok(known);
+        }
+        let (count, first) = {
+            let handles = lock(&inner.handles);
+            (handles.len(), handles.first().cloned())
+        };
+        // Two collectives: other threads may ask for the devices that are prepared meanwhile.
+        let (handle, site) = agree(self, on, count, first.as_ref(), inner.board.clone())?;
         inner.submit(|| Item::Site(Box::new(site)));
-        handles.push(handle.clone());
+        lock(&inner.handles).push(handle.clone());
         Ok(handle)
+    }
+
+    /// The group's handle of a device that it has been used on.
+    fn prepared(&self, ordinal: i32) -> Option<Arc<SiteHandle>> {
+        lock(&self.0.handles).iter().find(|handle| handle.device.ordinal() == ordinal).cloned()
     }
 
     /// The stream on which this group moves memory of that device, and the way it goes, in words; `None` before the first
     /// call there.
     pub fn on_device(&self, ordinal: i32) -> Option<(smddp_cuda::Stream, String)> {
-        let handles = lock(&self.0.handles);
-        let handle = handles.iter().find(|handle| handle.device.ordinal() == ordinal)?;
+        let handle = self.prepared(ordinal)?;
         Some((handle.stream, handle.path.clone()))
     }
 }

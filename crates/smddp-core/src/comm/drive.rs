@@ -363,7 +363,7 @@ impl Inner {
                     // Whoever drives sleeps, and has not seen what this thread waits for.
                     self.sleeper.ring();
                 }
-                work.sleep(nap);
+                work.sleep(nap, matches!(target, Target::Enqueued(..)));
                 nap = (nap * 2).min(Duration::from_millis(5));
             }
             if limit.over(Instant::now())? && !target.is_seen() {

@@ -5,9 +5,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use smddp_plan::Collective;
+use smddp_transport::fork;
 
-use super::Inner;
 use super::drive::Target;
+use super::{Inner, progress};
 use crate::call;
 use crate::device::Completion;
 use crate::error::{Error, Result};
@@ -74,6 +75,23 @@ impl Work {
             completion.handle.is_done(completion.number) && !completion.handle.released()
         };
         self.shared.is_done() || self.completion.as_ref().is_some_and(through)
+    }
+
+    /// Returns whether only calls such as [`Self::poll`] move the call on: no thread could be started for that.
+    pub fn needs_polling(&self) -> bool {
+        !progress::runs()
+    }
+
+    /// Moves the call on, where no other thread does so, without waiting. Returns whether it is over.
+    pub fn poll(&self) -> bool {
+        if self.comm.forks == fork::generation()
+            && let Some(mut driver) = self.comm.try_drive()
+        {
+            self.comm.turn(&mut driver);
+            driver.group.flush();
+            self.comm.leave(driver);
+        }
+        self.is_done()
     }
 
     /// Whether the host has nothing to add to it any more; on host memory: whether it is over.

@@ -77,6 +77,8 @@ pub(crate) struct Inner {
     overlaps: AtomicU16,
     /// The devices that this group has been used on.
     handles: Mutex<Vec<Arc<SiteHandle>>>,
+    /// Held while all ranks prepare another device; `handles` is not.
+    preparing: Mutex<()>,
     /// How other nodes are reached; empty where there are none.
     way: String,
     pub(crate) name: String,
@@ -144,6 +146,7 @@ impl Communicator {
             board,
             overlaps: AtomicU16::new(0),
             handles: Mutex::default(),
+            preparing: Mutex::default(),
             name: name.to_owned(),
             forks: fork::generation(),
             spin_policy: SpinPolicy::new(config.spin, !way.is_empty()),

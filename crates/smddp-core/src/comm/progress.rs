@@ -55,6 +55,12 @@ pub(crate) fn register(comm: &Arc<Inner>) {
     }
 }
 
+/// Returns whether the progress thread exists. It does wherever a call is pending that no thread waits for, unless the
+/// process may not have another thread.
+pub(super) fn runs() -> bool {
+    progress().0.running
+}
+
 /// Who calls and waits at once, again and again, registers each time what it then drives itself. Waking the thread for that costs two
 /// system calls, and the caller's processor where that is the thread's, too.
 const REST: Duration = Duration::from_micros(50);

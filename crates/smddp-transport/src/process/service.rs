@@ -17,6 +17,7 @@ use super::bell::Bell;
 use super::callers::{Callers, Host};
 use super::memory::refused;
 use crate::own::Uninherited;
+use crate::threads::spawn;
 use crate::warn::{note, warn};
 use crate::{fork, lock};
 
@@ -161,10 +162,6 @@ impl Drop for Service {
             }
         }
     }
-}
-
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
-    std::thread::Builder::new().name(name.to_owned()).spawn(run)
 }
 
 fn watch_ends(shared: &Shared, bell: &Bell) {

@@ -1,0 +1,122 @@
+//! The thread that runs the callbacks of futures, and its end when the interpreter exits.
+//!
+//! A thread of the core that finishes a call may hold locks that Python code must not meet. So it only queues the
+//! callback, and a thread of its own runs it. Python ends threads that need the interpreter after its exit has begun; inside
+//! C++ frames, such as those of torch's futures, that aborts the process. So no callback starts after [`stop`].
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use smddp_core::PerProcess;
+use smddp_core::log::{self, Level};
+
+#[derive(Default)]
+struct Queue {
+    waiting: VecDeque<Py<PyAny>>,
+    started: bool,
+    running: bool,
+    stopped: bool,
+}
+
+static CALLBACKS: PerProcess<(Mutex<Queue>, Condvar)> = PerProcess::new();
+
+fn queue() -> (MutexGuard<'static, Queue>, &'static Condvar) {
+    let (queue, changed) = CALLBACKS.get();
+    (queue.lock().unwrap_or_else(PoisonError::into_inner), changed)
+}
+
+/// Starts the thread where it does not run. `false`: callbacks do not run, since the interpreter exits or the process may not
+/// have another thread.
+pub(crate) fn start() -> bool {
+    let (mut queue, _) = queue();
+    if !queue.started && !queue.stopped {
+        match smddp_core::spawn("smddp-callbacks", run) {
+            Ok(_) => queue.started = true,
+            Err(error) => {
+                log::say(Level::Warn, &format!("{error}; get_future() waits for its call meanwhile"))
+            }
+        }
+    }
+    queue.started && !queue.stopped
+}
+
+/// Queues a callback; called by any thread, with or without the interpreter's lock.
+pub(crate) fn enqueue(callback: Py<PyAny>) {
+    let (mut queue, changed) = queue();
+    if queue.stopped {
+        // Its reference count cannot be changed any more.
+        std::mem::forget(callback);
+        return;
+    }
+    queue.waiting.push_back(callback);
+    changed.notify_all();
+}
+
+fn run() {
+    loop {
+        let (mut queue, changed) = queue();
+        queue.running = false;
+        changed.notify_all();
+        while queue.waiting.is_empty() && !queue.stopped {
+            queue = changed.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+        let Some(callback) = queue.waiting.pop_front() else { return };
+        queue.running = true;
+        drop(queue);
+        let ran = Python::try_attach(|py| {
+            if let Err(error) = callback.call0(py) {
+                error.write_unraisable(py, None);
+            }
+            drop(callback);
+        });
+        if ran.is_none() {
+            return;
+        }
+    }
+}
+
+/// Lets the queued callbacks end within `limit`, and starts none afterwards. Called at the interpreter's exit, without its lock.
+pub(crate) fn stop(limit: Duration) {
+    let until = Instant::now() + limit;
+    let (mut queue, changed) = queue();
+    while queue.started && (queue.running || !queue.waiting.is_empty()) {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            log::say(
+                Level::Warn,
+                &format!(
+                    "the interpreter exits while a callback of a future runs, for more than {limit:?}; {} more are dropped",
+                    queue.waiting.len()
+                ),
+            );
+            break;
+        }
+        queue = changed.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0;
+    }
+    queue.stopped = true;
+    queue.waiting.drain(..).for_each(std::mem::forget);
+    changed.notify_all();
+}
+
+/// The thread in which the interpreter exits.
+static EXITING: OnceLock<ThreadId> = OnceLock::new();
+
+/// From now on [`hold_back`] holds all other threads back.
+pub(crate) fn exit_here() {
+    let _ = EXITING.set(std::thread::current().id());
+}
+
+/// Keeps a thread whose group has been left because the interpreter exits from returning to Python: it would be ended there, and
+/// the process aborts where that happens inside C++. Only daemon threads still run at that time.
+pub(crate) fn hold_back(py: Python<'_>) {
+    if EXITING.get().is_some_and(|&exits| exits != std::thread::current().id()) {
+        py.detach(|| {
+            loop {
+                std::thread::park();
+            }
+        });
+    }
+}

@@ -1,0 +1,85 @@
+"""A torch without a private name that smddp uses loses one feature with one warning, and no group."""
+
+from __future__ import annotations
+
+import inspect
+
+import forked
+import pytest
+import torch.distributed as dist
+from smddp.devices import HELPER_LOCALS
+from torch.distributed import distributed_c10d as dist_c10d
+
+# Each removes one name that smddp uses, as a later torch might.
+NAMES = {
+    "dispatch modes": "del torch._C._len_torch_dispatch_stack",
+    "profiler": "del torch.autograd._profiler_enabled",
+    "ranges": "del torch._C._profiler._RecordFunctionFast",
+    "transforms": "del torch._C._DisableFuncTorch",
+    "request": "from smddp import devices; devices.HELPER_LOCALS = ('renamed', 'pg', 'device_id')",
+}
+# Names are read when smddp's modules are first imported.
+PROGRAM = """
+import tempfile, warnings
+warnings.simplefilter("always")
+{remove}
+import torch.distributed as dist
+with warnings.catch_warnings(record=True) as found:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        dist.init_process_group("smddp", init_method="file://" + tempfile.mktemp(), rank=0, world_size=1)
+        dist.all_reduce(tensor := torch.ones(3))
+        with torch.profiler.profile():
+            dist.all_reduce(tensor)
+        assert tensor.tolist() == [1.0] * 3
+        dist.destroy_process_group()
+print("\\n".join(str(each.message) for each in found if "which smddp uses" in str(each.message)))
+"""
+
+
+def test_each_missing_name_of_torch_costs_one_warning_and_no_group():
+    done = forked.run_all(
+        [
+            (PROGRAM.format(remove=f"import torch, torch.autograd, torch._C._profiler\n{each}"), {})
+            for each in NAMES.values()
+        ]
+    )
+    for name, one in zip(NAMES, done, strict=True):
+        assert one.returncode == 0, (name, one.stderr)
+        assert len(one.stdout.splitlines()) == 1, (name, one.stdout)
+
+
+RENAMED = """
+import inspect, tempfile, torch, torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+for name in ("_new_process_group_helper", "_maybe_attach_flight_recorder"):
+    function = inspect.unwrap(getattr(c10d, name, c10d.new_group))
+    function.__code__ = function.__code__.replace(co_name="renamed")
+dist.init_process_group("cpu:gloo,cuda:smddp", init_method="file://" + tempfile.mktemp(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(2))
+world = dist.group.WORLD
+print(world._request.backends["cpu"], world.communicator.sequence(), world._heard)
+"""
+
+
+def test_renamed_functions_of_torch_change_nothing():
+    (done,) = forked.run_all([(RENAMED, {})])
+    assert done.stdout.split() == ["gloo", "0", "False"], (done.stdout, done.stderr)
+
+
+def test_this_torch_has_the_names_that_smddp_reads():
+    helper = inspect.unwrap(dist_c10d._new_process_group_helper)
+    assert set(HELPER_LOCALS) <= set(helper.__code__.co_varnames)
+    assert isinstance(dist.Backend._plugins, dict)
+    assert set(dist.Backend.backend_list) >= {"gloo", "smddp"}
+
+
+def test_other_backends_are_found_without_the_table_of_plugins(monkeypatch: pytest.MonkeyPatch):
+    from smddp.compat import backend_plugins
+
+    class Backend:
+        """As torch's, without the table."""
+
+    monkeypatch.setattr(dist, "Backend", Backend)
+    with pytest.warns(RuntimeWarning, match="_plugins, which smddp uses"):
+        assert backend_plugins() == {}
