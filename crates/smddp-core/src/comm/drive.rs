@@ -393,7 +393,7 @@ impl Inner {
                 }
                 None => {
                     self.sleeper.ring();
-                    work.sleep(Duration::from_millis(1));
+                    work.sleep(Duration::from_millis(1), false);
                 }
             }
         }

@@ -238,7 +238,7 @@ mod tests {
         fn words(&self) -> usize {
             8
         }
-        fn admits(&self, _: BorrowedFd<'_>) -> bool {
+        fn admits(&self, _: BorrowedFd<'_>) -> io::Result<()> {
             self.begun.send(()).unwrap();
             let _ = self.go.recv();
             panic!("an answer failed (expected by this test)");
