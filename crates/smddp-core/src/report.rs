@@ -112,7 +112,11 @@ pub(crate) fn heard(group: &Group, name: &str, what: String, from: usize, report
                 group: in_group,
                 rank,
                 who: group.describe(rank),
-                how: if rank == origin { text.to_owned() } else { format!("{text}, as {who} reports") },
+                how: if ranks.first() == Some(&origin) {
+                    text.to_owned()
+                } else {
+                    format!("{text}, as {who} reports")
+                },
                 advice: "its own log says why; destroy the group and make a new one without it to go on",
             }
         }
