@@ -20,6 +20,7 @@ ALLOWED = {
     ("smddp-core/src/config.rs", "CONFIG"): "a child keeps its parent's settings; read by the first call",
     ("smddp-core/src/reduce/level.rs", "BEST"): "reads processor flags",
     ("smddp-core/src/comm/mod.rs", "FALLBACK"): "defaults of a table",
+    ("smddp-py/src/callbacks.rs", "EXITING"): "set once with the id of a thread",
     ("smddp-py/src/buffers/numpy.rs", "TYPE"): "initialized under the interpreter lock, which fork holds",
     ("smddp-tensorflow/src/interface.rs", "FOUND"): "the initializer returns a value that was made before",
     ("smddp-transport/src/fork.rs", "HOOK"): "one call of pthread_atfork",

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Once, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use rustix::process::{PidfdFlags, pidfd_open};
 
@@ -163,13 +163,13 @@ impl Endpoint {
         let gone = Arc::new(AtomicBool::new(false));
         let pidfd = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
         if pid.is_none() {
-            static ONCE: Once = Once::new();
-            ONCE.call_once(|| {
+            static NOTED: AtomicBool = AtomicBool::new(false);
+            if !NOTED.swap(true, Ordering::Relaxed) {
                 note(
                     "ranks of this node are in other PID namespaces: memory is shared with them, but large messages from them \
                      take two copies, and their ends are detected by their connections",
                 );
-            });
+            }
         }
         let watch: OwnedFd = match pidfd {
             Some(pidfd) => {
